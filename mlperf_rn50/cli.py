@@ -1,0 +1,219 @@
+"""The command line, and the only place that prints an error."""
+import os
+import re
+import sys
+import traceback
+from argparse import RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
+
+import mlperf_rn50
+from mlperf_rn50 import config as cfg
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, UserError
+
+_DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
+_EPILOG = """examples:
+  mlperf-rn50 prepare digits --out data/digits
+  mlperf-rn50 train --config launch/configs/digits_cpu.yaml --dry-run
+  mpirun -np 2 mlperf-rn50 train --config launch/configs/digits_cpu.yaml
+  mlperf-rn50 check logs/digits_cpu/result_0.txt
+
+exit codes: 0 done, 1 the run failed or the check did not pass, 2 a mistake in what was asked for,
+75 interrupted and resumable"""
+_TRAIN_EPILOG = """examples:
+  mlperf-rn50 train --config launch/configs/c4140_v100_4node.yaml --dry-run
+  mpirun -np 2 mlperf-rn50 train --config launch/configs/digits_cpu.yaml --run.seed 1
+  mpirun -np 2 mlperf-rn50 train --resume logs/digits_cpu
+
+Defaults < --config FILE < options. A resumed run takes its configuration from its own folder."""
+_PREPARE_EPILOG = """examples:
+  mlperf-rn50 prepare digits --out data/digits
+  mlperf-rn50 prepare cifar10 --out data/cifar10
+  mlperf-rn50 prepare imagenet --source /data/ILSVRC2012 --out data/imagenet
+  mlperf-rn50 prepare folder --source pictures --out data/pictures   (pictures/{train,val}/<class>/*)"""
+_CHECK_EPILOG = """examples:
+  mlperf-rn50 check logs/digits_cpu/result_0.txt
+  mlperf-rn50 check result_*.txt --ruleset v0.5
+  mlperf-rn50 check result_0.txt --ruleset 4.0.0 --division open"""
+
+
+class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
+    """Defaults beside the options, examples left as they are written."""
+
+
+def _parser(**keys: str) -> ArgumentParser:
+    return ArgumentParser(exit_on_error=False, formatter_class=_HelpFormatter, **keys)
+
+
+def _train_parser() -> ArgumentParser:
+    parser = _parser(description='Train until the target is reached, and log the run the MLPerf way.',
+                     epilog=_TRAIN_EPILOG)
+    parser.add_argument('--config', metavar='FILE', type=str, help='YAML file: only what differs from the defaults')
+    parser.add_argument('--resume', metavar='DIR', type=str, help='go on with the run in this folder')
+    parser.add_argument('--dry-run', action='store_true', help='print the plan of the run and stop; reads no data')
+    parser.add_argument('--ranks', type=int, metavar='N', help='number of ranks for --dry-run')
+    for name, section in cfg.SECTIONS.items():
+        parser.add_class_arguments(section, name)
+    return parser
+
+
+def _prepare_parser() -> ArgumentParser:
+    parser = _parser(description='Make RecordIO files and a manifest from images.', epilog=_PREPARE_EPILOG)
+    parser.add_argument('dataset', choices=['digits', 'cifar10', 'imagenet', 'folder'], help='kind of the source')
+    parser.add_argument('--out', metavar='DIR', type=str, required=True, help='where the files go')
+    parser.add_argument('--source', metavar='PATH', type=str,
+                        help='imagenet: folder with the two tars, or with train/ and val/; folder: the same; '
+                             'cifar10: archive, .tgz or folder (fetched when not given)')
+    parser.add_argument('--ground-truth', metavar='FILE', type=str,
+                        help='imagenet: synset of each validation image, for a flat validation tar or folder')
+    parser.add_argument('--name', type=str, help='folder: name of the data set, shown beside its accuracy')
+    parser.add_argument('--resize-shorter', type=int, metavar='PIXELS',
+                        help='re-encode with this shorter side (default: keep the files byte for byte)')
+    parser.add_argument('--workers', type=int, metavar='N', help='processes (default: the cores of this machine)')
+    parser.add_argument('--skip-corrupt', action='store_true', help='leave damaged images out and list them')
+    parser.add_argument('--allow-partial', action='store_true', help='imagenet: accept another number of images')
+    return parser
+
+
+def _check_parser() -> ArgumentParser:
+    from mlperf_rn50.mlperf.check import DIVISIONS, RULESETS
+    parser = _parser(description='Run the official checkers on logs and say what each log can claim.',
+                     epilog=_CHECK_EPILOG)
+    parser.add_argument('files', nargs='+', metavar='FILE', type=str, help='result_<k>.txt')
+    parser.add_argument('--ruleset', choices=RULESETS, help='default: every round whose lines the log holds')
+    parser.add_argument('--division', choices=DIVISIONS, help='default: the one the log names')
+    return parser
+
+
+def _top_parser() -> ArgumentParser:
+    parser = _parser(prog='mlperf-rn50', description=_DESCRIPTION, epilog=_EPILOG)
+    parser.add_argument('--version', action='version', version=f'mlperf-rn50 {mlperf_rn50.__version__}')
+    parser.add_argument('--debug', action='store_true', help='show the traceback of an error')
+    commands = parser.add_subcommands(metavar='COMMAND')
+    commands.add_subcommand('train', _train_parser(), help='train until the target is reached')
+    commands.add_subcommand('prepare', _prepare_parser(), help='make RecordIO files from images')
+    commands.add_subcommand('check', _check_parser(), help='run the official checkers on logs')
+    return parser
+
+
+def _option_error(message: str, argv: Sequence[str]) -> ConfigError:
+    """The parser's complaint in one line, with the nearest option for a misspelt one."""
+    text = ' '.join(message.split())
+    if m := re.search(r'[Uu]nrecognized arguments: (\S+)', text):
+        word = m[1].lstrip('-').partition('=')[0]
+        known = [f'{s}.{k}' for s, section in cfg.SECTIONS.items() for k in section.__dataclass_fields__]
+        return ConfigError(f'{m[1]}: unknown option{cfg.nearest(word, known)}')
+    return ConfigError(f'{text}; see mlperf-rn50 {argv[0] if argv else ""} --help')
+
+
+def parse(argv: Sequence[str]) -> Namespace:
+    """The command and its options.
+
+    Raises:
+        ConfigError: an option is unknown or its value has the wrong type.
+    """
+    try:
+        return _top_parser().parse_args(list(argv))
+    except ArgumentError as e:
+        raise _option_error(str(e), argv) from e
+
+
+def resolve_config(yaml_path: Path | None, argv: Sequence[str]) -> cfg.Config:
+    """Defaults < YAML < command line, as one checked tree.
+
+    Args:
+        yaml_path: the configuration file, None for the defaults.
+        argv: the options of the train command.
+
+    Raises:
+        ConfigError: a key, type or value is wrong.
+    """
+    parser = _train_parser()
+    tree = cfg.load_yaml(yaml_path) if yaml_path else {}
+    try:
+        base = parser.parse_object(tree, defaults=True)
+    except ArgumentError as e:
+        raise ConfigError(f'{yaml_path}: {" ".join(str(e).split())}') from e
+    try:
+        options = parser.parse_args(list(argv), namespace=base)
+    except ArgumentError as e:
+        raise _option_error(str(e), ['train']) from e
+    sections = {name: section(**{k: tuple(v) if isinstance(v, list) else v for k, v in vars(options[name]).items()})
+                for name, section in cfg.SECTIONS.items()}
+    result = cfg.Config(**sections)
+    cfg.check_values(result)
+    return result
+
+
+def _run_train(options: Namespace, argv: Sequence[str]) -> int:
+    from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
+    if options.resume and options.config:
+        raise ConfigError('--resume, --config: got both, expected one; a resumed run has its own configuration')
+    if options.dry_run:
+        config = resolve_config(Path(options.config) if options.config else None, argv)
+        ranks = options.ranks or config_world_size(config) or 1
+        print(cfg.render_yaml(config) + '\n' + render_plan(make_plan(config, ranks)))
+        return EXIT_OK
+    # MXNet reads this once, when it is imported; unset, it spins as many threads as the machine has.
+    os.environ.setdefault('OMP_NUM_THREADS', str(len(os.sched_getaffinity(0))))
+    resume = None
+    if options.resume:
+        from mlperf_rn50.train.run_folder import find_run
+        resume = find_run(Path(options.resume))
+        config = resolve_config(resume[0].config, argv)
+    else:
+        config = resolve_config(Path(options.config) if options.config else None, argv)
+    from mlperf_rn50.train.comm import open_comm
+    from mlperf_rn50.train.loop import train
+    return train(config, open_comm(config.comm.compression), resume).exit_code
+
+
+def _run_prepare(options: Namespace) -> int:
+    from mlperf_rn50.data.prepare import prepare
+    return prepare(options)
+
+
+def _run_check(options: Namespace) -> int:
+    from mlperf_rn50.mlperf import check
+    all_passed = True
+    for name in options.files:
+        path = Path(name)
+        facts = check.find_facts(path)
+        rulesets = (options.ruleset,) if options.ruleset else check.applicable_rulesets(facts)
+        verdicts = check.check_log(path, rulesets, options.division)
+        all_passed &= all(v.passed for v in verdicts)
+        print(check.render_verdicts(path, facts, verdicts))
+    return EXIT_OK if all_passed else EXIT_FAILED
+
+
+def _print_error(error: UserError) -> None:
+    """One line; under a launcher, from a rank other than 0 with its number."""
+    from mlperf_rn50.train.comm import launched_rank
+    rank = launched_rank()
+    if rank == 0 or error.exit_code == EXIT_FAILED:
+        where = f'rank {rank}: ' if rank else ''
+        print(f'mlperf-rn50: {where}{error}', file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        options = parse(argv)
+        command = options.subcommand
+        if command == 'train':
+            return _run_train(options.train, argv[argv.index('train') + 1:])
+        return {'prepare': _run_prepare, 'check': _run_check}[command](options[command])
+    except UserError as e:
+        if '--debug' in argv:
+            traceback.print_exc()
+        _print_error(e)
+        return e.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (| head); that is not an error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_USAGE

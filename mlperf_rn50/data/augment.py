@@ -1,0 +1,54 @@
+"""Training crops as a function of random numbers and image sizes. Pure, vectorised over a batch."""
+import numpy as np
+
+# Uniforms one image consumes: this many tries of (area, aspect, x, y), then the mirror.
+NUM_TRIES = 10
+NUM_DRAWS = 4 * NUM_TRIES + 1
+
+
+def random_resized_crops(uniforms: np.ndarray, heights: np.ndarray, widths: np.ndarray,
+                         area: tuple[float, float], aspect: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Crop windows of random area and aspect, as Inception training draws them.
+
+    Each image takes its first try that fits; where none does, the centre crop nearest in aspect.
+
+    Args:
+        uniforms: in [0, 1), shape (batch, 4 * NUM_TRIES).
+        heights: of the images, pixels, shape (batch,).
+        widths: of the images, pixels, shape (batch,).
+        area: smallest and largest share of the image's area.
+        aspect: smallest and largest width / height, drawn log-uniformly.
+
+    Returns:
+        Anchors (y, x) and shapes (height, width) as fractions of the image, float32, shape (batch, 2) each.
+    """
+    u = uniforms.reshape(len(uniforms), NUM_TRIES, 4)
+    h, w = heights[:, None].astype(float), widths[:, None].astype(float)
+    pixels = (area[0] + (area[1] - area[0]) * u[..., 0]) * h * w
+    ratio = np.exp(np.log(aspect[0]) + np.log(aspect[1] / aspect[0]) * u[..., 1])
+    crop_w, crop_h = np.rint(np.sqrt(pixels * ratio)), np.rint(np.sqrt(pixels / ratio))
+    fits = (crop_w >= 1) & (crop_h >= 1) & (crop_w <= w) & (crop_h <= h)
+    x, y = np.floor(u[..., 2] * (w - crop_w + 1)), np.floor(u[..., 3] * (h - crop_h + 1))
+
+    rows, first = np.arange(len(u)), fits.argmax(axis=1)
+    picked = [a[rows, first] for a in (y, x, crop_h, crop_w)]
+    h, w = h[:, 0], w[:, 0]
+    centre_w = np.minimum(w, np.rint(h * np.clip(w / h, *aspect)))
+    centre_h = np.minimum(h, np.rint(w / np.clip(w / h, *aspect)))
+    centre = [np.floor((h - centre_h) / 2), np.floor((w - centre_w) / 2), centre_h, centre_w]
+    y0, x0, height, width = (np.where(fits.any(axis=1), a, b) for a, b in zip(picked, centre))
+    return (np.stack([y0 / h, x0 / w], axis=1).astype(np.float32),
+            np.stack([height / h, width / w], axis=1).astype(np.float32))
+
+
+def padded_crop_anchors(uniforms: np.ndarray, padding: int) -> np.ndarray:
+    """Anchors (y, x) of a full-size window over an image with a border, relative to the image's corner.
+
+    Args:
+        uniforms: in [0, 1), shape (batch, 2).
+        padding: width of the border, pixels.
+
+    Returns:
+        Pixels from -padding to padding, float32, shape (batch, 2).
+    """
+    return (np.floor(uniforms * (2 * padding + 1)) - padding).astype(np.float32)

@@ -1,0 +1,206 @@
+"""From images to RecordIO: <out>/{train,validation}.{rec,idx} and manifest.json.
+
+Images are packed in parts of PART_SIZE by parallel workers; finished parts are kept until the end, so an
+interrupted preparation goes on where it was, and the parts are then joined.
+"""
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import BinaryIO
+
+from jsonargparse import Namespace
+from tqdm import tqdm
+
+from mlperf_rn50.data import sources
+from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME
+from mlperf_rn50.data.sources import Dataset, Sample
+from mlperf_rn50.errors import EXIT_OK, DataError
+from mlperf_rn50.files import write_atomically
+
+PART_SIZE = 1000
+_COPY_BYTES = 1 << 24
+_JPEG_QUALITY = 95
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How images are packed: the shorter side to re-encode to, None to keep the files byte for byte."""
+
+    resize_shorter: int | None
+
+
+def pack_image(encoded: bytes, packing: Packing) -> bytes:
+    """The bytes to store of an encoded image, which is decoded whole to see that it can be.
+
+    Raises:
+        Exception: whatever Pillow says of an image it cannot decode.
+    """
+    from PIL import Image
+    with Image.open(io.BytesIO(encoded)) as image:
+        image.load()
+        if packing.resize_shorter is None or min(image.size) == packing.resize_shorter:
+            return encoded
+        scale = packing.resize_shorter / min(image.size)
+        size = tuple(max(packing.resize_shorter, round(s * scale)) for s in image.size)
+        buffer = io.BytesIO()
+        image.convert('RGB').resize(size, Image.Resampling.BICUBIC).save(buffer, 'JPEG', quality=_JPEG_QUALITY)
+        return buffer.getvalue()
+
+
+def write_part(stem: Path, first_id: int, samples: list[Sample], packing: Packing) -> int:
+    """Writes <stem>.rec, .idx and, last, .json with the damaged images; returns how many images it read."""
+    import mxnet as mx
+    damaged = []
+    record = mx.recordio.MXIndexedRecordIO(f'{stem}.idx', f'{stem}.rec', 'w')
+    for sample_id, sample in enumerate(samples, start=first_id):
+        try:
+            stored = pack_image(sample.read(), packing)
+        except Exception as e:  # Pillow's decoders raise errors of many kinds
+            damaged.append([sample.name, f'{type(e).__name__}: {" ".join(str(e).split())[:120]}'])
+            continue
+        header = mx.recordio.IRHeader(0, sample.label, sample_id, 0)
+        record.write_idx(sample_id, mx.recordio.pack(header, stored))
+    record.close()
+    write_atomically(stem.with_suffix('.json'), json.dumps(damaged))
+    return len(samples)
+
+
+def _write_parts(folder: Path, split: str, samples: list[Sample], packing: Packing, num_workers: int) -> list[Path]:
+    """Writes the parts of a split that are not there yet; returns the stems of all."""
+    starts = range(0, len(samples), PART_SIZE)
+    stems = [folder / f'{split}_{i:05d}' for i in range(len(starts))]
+    missing = [(stem, start, samples[start:start + PART_SIZE], packing)
+               for stem, start in zip(stems, starts) if not stem.with_suffix('.json').exists()]
+    num_done = len(samples) - sum(len(m[2]) for m in missing)
+    with tqdm(total=len(samples), initial=num_done, desc=split, unit='img', disable=None) as bar:
+        if len(missing) <= 1 or num_workers == 1:
+            for part in missing:
+                bar.update(write_part(*part))
+            return stems
+        # MXNet has threads; a forked copy of it may hang.
+        with ProcessPoolExecutor(num_workers, get_context('spawn')) as pool:
+            for done in as_completed([pool.submit(write_part, *part) for part in missing]):
+                bar.update(done.result())
+    return stems
+
+
+def _damaged(stems: Iterable[Path]) -> list[list[str]]:
+    return [entry for stem in stems for entry in json.loads(stem.with_suffix('.json').read_text())]
+
+
+def _append(source: BinaryIO, target: BinaryIO, digest) -> int:
+    """Copies a file to the end of another; returns the bytes copied."""
+    num_bytes = 0
+    while block := source.read(_COPY_BYTES):
+        target.write(block)
+        digest.update(block)
+        num_bytes += len(block)
+    return num_bytes
+
+
+def _join(stems: list[Path], target: Path) -> dict:
+    """Joins parts into target.rec and target.idx; returns their manifest entry."""
+    digest, offset, lines = hashlib.sha256(), 0, []
+    temporary = target.with_suffix('.rec.tmp')
+    with open(temporary, 'wb') as rec:
+        for stem in stems:
+            for line in stem.with_suffix('.idx').read_text().splitlines():
+                key, start = line.split()
+                lines.append(f'{key}\t{int(start) + offset}\n')
+            with open(stem.with_suffix('.rec'), 'rb') as part:
+                offset += _append(part, rec, digest)
+        rec.flush()
+        os.fsync(rec.fileno())
+    index = ''.join(lines)
+    write_atomically(target.with_suffix('.idx'), index)
+    temporary.replace(target.with_suffix('.rec'))
+    return {'num_images': len(lines), 'rec_bytes': offset, 'rec_sha256': digest.hexdigest(),
+            'idx_sha256': hashlib.sha256(index.encode()).hexdigest()}
+
+
+def _fingerprint(dataset: Dataset, packing: Packing) -> str:
+    """What the parts on disk must have been made from to be used again."""
+    digest = hashlib.sha256(repr((PART_SIZE, packing)).encode())
+    for split in (dataset.train, dataset.validation):
+        for s in split:
+            digest.update(f'{s.label} {s.name} {s.size}\n'.encode())
+    return digest.hexdigest()
+
+
+def _open_parts(folder: Path, fingerprint: str) -> None:
+    """Makes the folder of parts, emptied if they were made from something else."""
+    note = folder / 'fingerprint'
+    if folder.exists() and not (note.exists() and note.read_text() == fingerprint):
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(note, fingerprint)
+
+
+def is_prepared(out: Path, dataset_name: str) -> bool:
+    """Whether a folder already holds this data set, whole.
+
+    Raises:
+        DataError: it holds another one.
+    """
+    path = out / MANIFEST_NAME
+    if not path.exists():
+        return False
+    manifest = json.loads(path.read_text())
+    if manifest.get('dataset') != dataset_name:
+        raise DataError(f'--out: {out} holds {manifest.get("dataset")}, not {dataset_name}; choose another folder')
+    return all((out / f'{name}.rec').exists() and (out / f'{name}.rec').stat().st_size == split['rec_bytes']
+               for name, split in manifest['splits'].items())
+
+
+def pack(dataset: Dataset, out: Path, packing: Packing, num_workers: int, skip_damaged: bool) -> dict:
+    """Packs a data set into a folder; returns the manifest, which is written last.
+
+    Raises:
+        DataError: images are damaged and skip_damaged is false.
+    """
+    parts = out / '.parts'
+    _open_parts(parts, _fingerprint(dataset, packing))
+    splits = {'train': dataset.train, 'validation': dataset.validation}
+    stems = {name: _write_parts(parts, name, samples, packing, num_workers) for name, samples in splits.items()}
+    damaged = _damaged(s for group in stems.values() for s in group)
+    if damaged and not skip_damaged:
+        listed = out / 'damaged.txt'
+        write_atomically(listed, ''.join(f'{name}\t{why}\n' for name, why in damaged))
+        shown = '; '.join(f'{name} ({why})' for name, why in damaged[:5])
+        raise DataError(f'{len(damaged)} images cannot be decoded: {shown}{"; ..." if len(damaged) > 5 else ""}; '
+                        f'all are listed in {listed}; replace them, or leave them out with --skip-corrupt')
+    manifest = {'format': MANIFEST_FORMAT, 'dataset': dataset.name, 'source': dataset.source,
+                'resize_shorter': packing.resize_shorter, 'classes': dataset.classes,
+                'splits': {name: _join(group, out / name) for name, group in stems.items()},
+                'skipped': [name for name, _ in damaged]}
+    write_atomically(out / MANIFEST_NAME, json.dumps(manifest, indent=1) + '\n')
+    shutil.rmtree(parts)
+    return manifest
+
+
+def prepare(options: Namespace) -> int:
+    """The prepare command; returns its exit code."""
+    out = Path(options.out)
+    name = options.name if options.dataset == 'folder' and options.name else options.dataset
+    if is_prepared(out, name):
+        print(f'{out}: {name} is already prepared')
+        return EXIT_OK
+    dataset = sources.find(options, name)
+    num_workers = options.workers or len(os.sched_getaffinity(0))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        manifest = pack(dataset, out, Packing(options.resize_shorter), num_workers, options.skip_corrupt)
+    except OSError as e:
+        raise DataError(f'--out: {e.filename or out}: {e.strerror}; finished parts are kept, run it again') from e
+    for split, entry in manifest['splits'].items():
+        print(f'{out}/{split}.rec: {entry["num_images"]:,} images of {name}, {entry["rec_bytes"] / 1e6:,.1f} MB')
+    if manifest['skipped']:
+        print(f'left out {len(manifest["skipped"])} damaged images, listed in {out / MANIFEST_NAME}')
+    return EXIT_OK

@@ -1,0 +1,137 @@
+"""Random access to the images of an MXNet RecordIO file, and the manifest of a prepared folder.
+
+Source: dmlc-core recordio.h (framing) and mxnet.recordio.IRHeader (the 24-byte header of an image).
+"""
+import json
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mlperf_rn50.config import DataConfig
+from mlperf_rn50.errors import DataError
+
+MANIFEST_NAME = 'manifest.json'
+MANIFEST_FORMAT = 1
+MAGIC = struct.pack('<I', 0xCED7230A)
+_FRAME = struct.Struct('<4sI')
+_HEADER = struct.Struct('<IfQQ')
+_LENGTH_BITS = 29
+
+
+@dataclass(frozen=True)
+class Record:
+    """One image: its encoded bytes (uint8, 1-D), class label and id."""
+
+    image: np.ndarray
+    label: int
+    sample_id: int
+
+
+def _payload(frames: bytes, where: str) -> bytes:
+    """A record without its framing; one that contains the magic number was written in several parts."""
+    parts, offset = [], 0
+    while True:
+        if offset + _FRAME.size > len(frames):
+            raise DataError(f'{where}: the record is cut off; prepare the data again')
+        magic, word = _FRAME.unpack_from(frames, offset)
+        kind, length = word >> _LENGTH_BITS, word & ((1 << _LENGTH_BITS) - 1)
+        offset += _FRAME.size
+        if magic != MAGIC or offset + length > len(frames):
+            raise DataError(f'{where}: not a RecordIO record; the .idx does not belong to the .rec, '
+                            'or the file is damaged: prepare the data again')
+        parts.append(frames[offset:offset + length])
+        offset += (length + 3) & ~3
+        if kind in (0, 3):  # whole, or the last part
+            return MAGIC.join(parts)
+
+
+class RecordFile:
+    """An open .rec file. read() uses pread, so threads share one object and the GIL is free meanwhile."""
+
+    def __init__(self, rec_path: Path):
+        """Opens a .rec and the .idx beside it.
+
+        Raises:
+            DataError: one of them is missing or the index cannot be right.
+        """
+        self.path = rec_path
+        index_path = rec_path.with_suffix('.idx')
+        try:
+            index = np.fromfile(index_path, dtype=np.int64, sep=' ')
+            self._file = open(rec_path, 'rb', buffering=0)
+        except OSError as e:
+            raise DataError(f'{e.filename}: {e.strerror}; make it with: mlperf-rn50 prepare') from e
+        size = os.fstat(self._file.fileno()).st_size
+        if not index.size or index.size % 2:
+            raise DataError(f'{index_path}: got {index.size} numbers, expected two per image; prepare the data again')
+        self._starts = index[1::2]
+        starts = np.sort(self._starts)
+        if starts[0] != 0 or starts[-1] >= size or np.any(starts[1:] == starts[:-1]):
+            raise DataError(f'{index_path}: its offsets do not fit {rec_path.name} of {size} bytes; '
+                            'prepare the data again')
+        ends = np.append(starts[1:], size)
+        self._lengths = ends[np.searchsorted(starts, self._starts)] - self._starts
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def read(self, position: int) -> Record:
+        """The record at a position of the index (not its key)."""
+        where = f'{self.path}, record {position}'
+        frames = os.pread(self._file.fileno(), int(self._lengths[position]), int(self._starts[position]))
+        payload = _payload(frames, where)
+        if len(payload) < _HEADER.size:
+            raise DataError(f'{where}: got {len(payload)} bytes, expected an image header; prepare the data again')
+        num_labels, label, sample_id, _ = _HEADER.unpack_from(payload)
+        start = _HEADER.size
+        if num_labels:  # the label is then a vector after the header; its first entry is the class
+            label = float(np.frombuffer(payload, np.float32, num_labels, start)[0])
+            start += 4 * num_labels
+        return Record(np.frombuffer(payload, np.uint8, offset=start), int(label), sample_id)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def load_manifest(folder: Path) -> dict:
+    """The manifest of a prepared folder.
+
+    Raises:
+        DataError: there is none, or it is damaged.
+    """
+    path = folder / MANIFEST_NAME
+    try:
+        manifest = json.loads(path.read_text())
+        if manifest['format'] != MANIFEST_FORMAT:
+            raise DataError(f'{path}: got format {manifest["format"]}, expected {MANIFEST_FORMAT}; prepare the data again')
+        return manifest
+    except FileNotFoundError as e:
+        raise DataError(f'{path}: no such file; make the data with: mlperf-rn50 prepare') from e
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise DataError(f'{path}: not a manifest ({type(e).__name__}); prepare the data again') from e
+
+
+def open_split(data: DataConfig, split: str) -> RecordFile:
+    """The records of a split ('train' or 'validation'), checked against configuration and manifest.
+
+    Raises:
+        DataError: data, manifest and configuration disagree.
+    """
+    folder = Path(data.dir)
+    manifest = load_manifest(folder)
+    found = manifest['splits'][split]['num_images']
+    wanted = data.num_train if split == 'train' else data.num_val
+    key = 'num_train' if split == 'train' else 'num_val'
+    for name, got, expected in [('dataset', manifest['dataset'], data.dataset), (key, found, wanted),
+                                ('num_classes', len(manifest['classes']), data.num_classes)]:
+        if got != expected:
+            raise DataError(f'data.{name}: {folder / MANIFEST_NAME} says {got}, the configuration {expected}; '
+                            f'set data.{name} or data.dir')
+    records = RecordFile(folder / f'{split}.rec')
+    if len(records) != found:
+        raise DataError(f'{records.path}: its index has {len(records)} images, the manifest {found}; '
+                        'prepare the data again')
+    return records

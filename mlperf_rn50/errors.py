@@ -1,0 +1,30 @@
+"""The errors a person can do something about; anything else is a bug and keeps its traceback."""
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_RESUMABLE = 75  # EX_TEMPFAIL of sysexits.h: run it again with --resume
+
+
+class UserError(Exception):
+    """A mistake in what was asked for: one line saying what, got, expected and fix."""
+
+    exit_code = EXIT_USAGE
+
+
+class ConfigError(UserError):
+    """A key, value or combination of values that cannot be run."""
+
+
+class DataError(UserError):
+    """A data set that is missing, incomplete or damaged."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is missing, damaged or made by another run."""
+
+
+class RunFailed(UserError):
+    """A run that started and cannot end well, such as one whose loss is no longer finite."""
+
+    exit_code = EXIT_FAILED

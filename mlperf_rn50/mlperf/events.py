@@ -1,0 +1,114 @@
+"""Log lines and what they say: one Event type and the three line formats of the rounds.
+
+The vocabularies themselves are the official ones (mlperf_logging.mllog.constants, mlperf_compliance.tags);
+keys of our own, which every checker ignores, are named here. Epochs in an Event are as the line has them:
+from 0 in v0.5 lines, from 1 in the others.
+"""
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+LineFormat = Literal['MLPv0.5.0', 'MLL', 'MLLOG']
+
+# Keys of our own, in MLLOG and MLL lines.
+DATASET = 'dataset'                  # value: name; metadata: is_imagenet, synthetic
+TARGET_ACCURACY = 'target_accuracy'  # value: fraction
+NUM_RANKS = 'number_of_ranks'
+NUM_NODES = 'number_of_nodes'
+RUN_RESUMED = 'run_resumed'          # value: step; metadata: epoch_num, clock_s, submittable (false)
+TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second}; metadata: epoch_num
+
+_V05 = re.compile(r':::MLPv0\.5\.0 (?P<benchmark>[a-z]+) (?P<time>\d+\.\d+) \((?P<file>[^: ]+):(?P<line>\d+)\) '
+                  r'(?P<key>[A-Za-z0-9_]+)\s?(?::\s+(?P<value>.+))?$')
+_V06 = re.compile(r':::MLL (?P<time>[\d.]+) (?P<key>[A-Za-z0-9_]+) ?:\s+(?P<value>.+)$')
+_TOKEN = re.compile(r':::ML(?:Pv0\.5\.0|LOG|L) ')
+
+
+@dataclass(frozen=True)
+class Event:
+    """One log line.
+
+    Args:
+        line_format: which of the three it was or will be.
+        key: of the vocabulary.
+        time_s: seconds since 1970.
+        value: any JSON value; None where there is none.
+        metadata: a JSON object; for v0.5 lines, file and lineno only.
+    """
+
+    line_format: LineFormat
+    key: str
+    time_s: float
+    value: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def _object(value: Any, what: str) -> dict:
+    if not isinstance(value, dict):
+        raise ValueError(f'{what} is not an object')
+    return value
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f'{what} is not a number')
+    return float(value)
+
+
+def _key(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError('key is not a string')
+    return value
+
+
+def decode_line(line: str) -> Event | None:
+    """The event of a log line, whatever stands before it; None for a line that holds none.
+
+    Raises:
+        ValueError: the line starts like a log line and is not one (torn, for example).
+    """
+    starts = list(_TOKEN.finditer(line))
+    if not starts:
+        return None
+    text = line[starts[-1].start():].strip()
+    try:
+        if text.startswith(':::MLPv0.5.0'):
+            return _decode_v05(text)
+        if text.startswith(':::MLLOG'):
+            return _decode_mllog(text)
+        return _decode_v06(text)
+    except RecursionError as e:
+        raise ValueError('nested too deeply') from e
+
+
+def _decode_v05(text: str) -> Event:
+    m = _V05.match(text)
+    if m is None:
+        raise ValueError('not a :::MLPv0.5.0 line')
+    value = None if m['value'] is None else json.loads(m['value'])
+    return Event('MLPv0.5.0', m['key'], float(m['time']), value, {'file': m['file'], 'lineno': int(m['line'])})
+
+
+def _decode_mllog(text: str) -> Event:
+    record = _object(json.loads(text[len(':::MLLOG '):]), 'the line')
+    for name in ('key', 'time_ms', 'metadata'):
+        if name not in record:
+            raise ValueError(f'no {name}')
+    return Event('MLLOG', _key(record['key']), _number(record['time_ms'], 'time_ms') / 1e3, record.get('value'),
+                 _object(record['metadata'], 'metadata'))
+
+
+def _decode_v06(text: str) -> Event:
+    m = _V06.match(text)
+    if m is None:
+        raise ValueError('not a :::MLL line')
+    record = _object(json.loads(m['value']), 'the value')
+    return Event('MLL', m['key'], float(m['time']), record.get('value'),
+                 _object(record.get('metadata', {}), 'metadata'))
+
+
+def encode_v06(event: Event) -> str:
+    """A 0.6.0 line (the official logger of that round is no longer published)."""
+    body = json.dumps({'value': event.value, 'metadata': event.metadata}, allow_nan=False)
+    return f':::MLL {event.time_s:.3f} {event.key}: {body}'

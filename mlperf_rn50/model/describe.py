@@ -1,0 +1,79 @@
+"""The network in the words of the v0.5 log: model_hp_* tags, one per layer. Pure."""
+from typing import Any
+
+from mlperf_compliance import tags
+
+from mlperf_rn50.config import Config
+from mlperf_rn50.model.resnet import Unit, units
+
+
+def _shape(channels: int, side: int) -> str:
+    return f'({channels}, {side}, {side})'
+
+
+def _half(side: int) -> int:
+    return -(-side // 2)
+
+
+class _Describer:
+    """Collects tags layer by layer while it follows the shape of the activations."""
+
+    def __init__(self, config: Config):
+        self._model = config.model
+        self.parts: list[tuple[str, Any]] = []
+        self.channels, self.side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
+
+    def add(self, tag: str, value: Any = None) -> None:
+        self.parts.append((tag, value))
+
+    def conv(self, channels: int, stride: int) -> None:
+        before = _shape(self.channels, self.side)
+        self.channels, self.side = channels, self.side if stride == 1 else _half(self.side)
+        self.add(tags.MODEL_HP_CONV2D_FIXED_PADDING, f'{before} -> {_shape(self.channels, self.side)}')
+        self.add(tags.MODEL_HP_CONV2D_FIXED_PADDING, {
+            'stride': stride, 'filters': channels, 'initializer': 'xavier_gaussian_fan_in', 'use_bias': False})
+
+    def norm(self) -> None:
+        shape = _shape(self.channels, self.side)
+        self.add(tags.MODEL_HP_BATCH_NORM, {
+            'shape': f'{shape} -> {shape}', 'momentum': self._model.bn_momentum, 'epsilon': self._model.bn_epsilon,
+            'center': True, 'scale': True, 'training': True})
+
+    def unit(self, unit: Unit) -> None:
+        kind = 'bottleneck_block' if unit.is_bottleneck else 'basic_block'
+        inside = _shape(self.channels, self.side)
+        self.add(tags.MODEL_HP_BEGIN_BLOCK, {'block_type': kind})
+        self.add(tags.MODEL_HP_BLOCK_TYPE, kind)
+        self.add(tags.MODEL_HP_RESNET_TOPOLOGY, f'Block Input: {inside}')
+        if unit.is_bottleneck:
+            layers = [(unit.channels, 1), (unit.channels, unit.stride), (unit.out_channels, 1)]
+        else:
+            layers = [(unit.channels, unit.stride), (unit.out_channels, 1)]
+        for i, (channels, stride) in enumerate(layers):
+            self.conv(channels, stride)
+            self.norm()
+            if i < len(layers) - 1:
+                self.add(tags.MODEL_HP_RELU)
+        outside = _shape(self.channels, self.side)
+        if unit.has_projection:
+            self.add(tags.MODEL_HP_PROJECTION_SHORTCUT, f'{inside} -> {outside}')
+            self.norm()
+        self.add(tags.MODEL_HP_END_BLOCK, f'Block Output: {outside}')
+        self.add(tags.MODEL_HP_SHORTCUT_ADD)
+        self.add(tags.MODEL_HP_RELU)
+
+
+def describe(config: Config) -> list[tuple[str, Any]]:
+    """(tag, value) for the configured network, in the order of its layers."""
+    d = _Describer(config)
+    d.add(tags.MODEL_HP_INITIAL_SHAPE, [d.channels, d.side, d.side])
+    d.conv(64, 2)
+    d.norm()
+    d.add(tags.MODEL_HP_RELU)
+    before, d.side = _shape(d.channels, d.side), _half(d.side)
+    d.add(tags.MODEL_HP_INITIAL_MAX_POOL, f'{before} -> {_shape(d.channels, d.side)}')
+    for unit in units(config.model.depth):
+        d.unit(unit)
+    d.add(tags.MODEL_HP_DENSE, config.data.num_classes)
+    d.add(tags.MODEL_HP_FINAL_SHAPE, config.data.num_classes)
+    return d.parts

@@ -1,0 +1,171 @@
+"""ResNet v1.5 in Gluon: the stride of a downsampling block sits on its 3x3 convolution and its projection.
+
+Parameters carry the names of MLPerf's weights_initialization events (conv0_weight, stage1_unit1_bn1_gamma, ...).
+Source: He et al. 2015 (https://arxiv.org/abs/1512.03385) with the v1.5 stride; initialisation as in MLPerf's
+MXNet submissions.
+"""
+import json
+import math
+from dataclasses import dataclass
+
+import mxnet as mx
+from mxnet.gluon import nn
+
+from mlperf_rn50.config import Config, ModelConfig
+
+# depth: (units per stage, whether units are bottlenecks)
+STAGES: dict[int, tuple[tuple[int, ...], bool]] = {
+    18: ((2, 2, 2, 2), False), 34: ((3, 4, 6, 3), False),
+    50: ((3, 4, 6, 3), True), 101: ((3, 4, 23, 3), True), 152: ((3, 8, 36, 3), True)}
+STAGE_CHANNELS = (64, 128, 256, 512)
+EXPANSION = 4
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One residual unit, as build and log describe it.
+
+    Args:
+        name: such as stage1_unit1.
+        in_channels: of its input.
+        channels: of its inner convolutions.
+        out_channels: of its output.
+        stride: of its 3x3 convolution (the first one in a basic unit) and projection.
+        has_projection: whether the shortcut is a 1x1 convolution.
+        is_bottleneck: 1x1, 3x3, 1x1 instead of 3x3, 3x3.
+    """
+
+    name: str
+    in_channels: int
+    channels: int
+    out_channels: int
+    stride: int
+    has_projection: bool
+    is_bottleneck: bool
+
+
+def units(depth: int) -> list[Unit]:
+    """The residual units of a depth, in order."""
+    counts, is_bottleneck = STAGES[depth]
+    result, in_channels = [], STAGE_CHANNELS[0]
+    for stage, (num_units, channels) in enumerate(zip(counts, STAGE_CHANNELS), start=1):
+        out_channels = channels * (EXPANSION if is_bottleneck else 1)
+        for unit in range(1, num_units + 1):
+            stride = 2 if unit == 1 and stage > 1 else 1
+            result.append(Unit(f'stage{stage}_unit{unit}', in_channels, channels, out_channels, stride,
+                               stride > 1 or in_channels != out_channels, is_bottleneck))
+            in_channels = out_channels
+    return result
+
+
+def _conv(config: ModelConfig, name: str, in_channels: int, channels: int, kernel: int, stride: int) -> nn.Conv2D:
+    init = mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2)
+    return nn.Conv2D(channels, kernel, stride, kernel // 2, use_bias=False, in_channels=in_channels,
+                     layout=config.layout, weight_initializer=init, prefix=f'{name}_')
+
+
+def _norm(config: ModelConfig, name: str, channels: int, is_last: bool = False, relu: bool = False) -> nn.HybridBlock:
+    """BatchNorm, with ReLU after it where asked; is_last marks the last one of a unit (zero_gamma)."""
+    gamma = 'zeros' if is_last and config.zero_gamma else 'ones'
+    keys = dict(axis=config.layout.index('C'), momentum=config.bn_momentum, epsilon=config.bn_epsilon,
+                in_channels=channels, gamma_initializer=gamma, prefix=f'{name}_')
+    if not relu:
+        return nn.BatchNorm(**keys)
+    if config.fused_bn_relu:
+        return nn.BatchNormReLU(**keys)
+    block = nn.HybridSequential(prefix='')
+    block.add(nn.BatchNorm(**keys), nn.Activation('relu'))
+    return block
+
+
+class ResidualUnit(nn.HybridBlock):
+    """One residual unit: body plus shortcut, then ReLU."""
+
+    def __init__(self, unit: Unit, config: ModelConfig):
+        super().__init__(prefix=f'{unit.name}_')
+        if unit.is_bottleneck:
+            layers = [(1, 1, unit.channels), (3, unit.stride, unit.channels), (1, 1, unit.out_channels)]
+        else:
+            layers = [(3, unit.stride, unit.channels), (3, 1, unit.out_channels)]
+        with self.name_scope():
+            self.body, channels = nn.HybridSequential(prefix=''), unit.in_channels
+            with self.body.name_scope():
+                for i, (kernel, stride, out_channels) in enumerate(layers, start=1):
+                    is_last = i == len(layers)
+                    self.body.add(_conv(config, f'conv{i}', channels, out_channels, kernel, stride),
+                                  _norm(config, f'bn{i}', out_channels, is_last, relu=not is_last))
+                    channels = out_channels
+            self.shortcut = None
+            if unit.has_projection:
+                self.shortcut = nn.HybridSequential(prefix='')
+                with self.shortcut.name_scope():
+                    self.shortcut.add(
+                        _conv(config, 'conv1sc', unit.in_channels, unit.out_channels, 1, unit.stride),
+                        _norm(config, 'bnsc', unit.out_channels))
+
+    def hybrid_forward(self, F, x):
+        shortcut = x if self.shortcut is None else self.shortcut(x)
+        return F.relu(self.body(x) + shortcut)
+
+
+class ResNet(nn.HybridBlock):
+    """ResNet v1.5: images in the configured layout to logits, float32 whatever the layers compute in."""
+
+    def __init__(self, config: ModelConfig, num_classes: int, in_channels: int = 3):
+        """in_channels is 3, or 4 with data.pad_to_4_channels; the rest is as in the configuration."""
+        super().__init__(prefix='')
+        with self.name_scope():
+            self.features = nn.HybridSequential(prefix='')
+            with self.features.name_scope():
+                self.features.add(_conv(config, 'conv0', in_channels, 64, 7, 2), _norm(config, 'bn0', 64, relu=True),
+                                  nn.MaxPool2D(3, 2, 1, layout=config.layout))
+                for unit in units(config.depth):
+                    self.features.add(ResidualUnit(unit, config))
+                self.features.add(nn.GlobalAvgPool2D(layout=config.layout), nn.Flatten())
+            self.fc = nn.Dense(num_classes, in_units=units(config.depth)[-1].out_channels,
+                               weight_initializer=mx.init.Normal(0.01), bias_initializer='zeros', prefix='fc1_')
+
+    def hybrid_forward(self, F, x):
+        return F.cast(self.fc(self.features(x)), 'float32')
+
+
+def build_resnet(config: Config, context: mx.Context, seed: int) -> ResNet:
+    """An initialised, hybridized network of the configured precision on a device."""
+    if config.train.precision == 'bfloat16':
+        from mxnet.contrib import amp
+        # Casts are put in by operator; weights stay float32. No loss scaling: bfloat16 has float32's range.
+        amp.init('bfloat16')
+    mx.random.seed(seed)
+    net = ResNet(config.model, config.data.num_classes, 4 if config.data.pad_to_4_channels else 3)
+    net.initialize(ctx=context)
+    if config.train.precision == 'float16':
+        net.cast('float16')
+    net.hybridize(static_alloc=True, static_shape=True)
+    return net
+
+
+def count_parameters(net: nn.HybridBlock) -> int:
+    """Trained parameters (running statistics not counted)."""
+    return sum(p.data().size for p in net.collect_params().values() if p.grad_req != 'null')
+
+
+def count_flops(net: nn.HybridBlock, image_shape: tuple[int, int, int]) -> int:
+    """Floating-point operations of one image's forward pass: two per multiply-add of convolutions and FC.
+
+    Args:
+        net: any initialised network.
+        image_shape: of one input, without the batch dimension.
+    """
+    symbol = net(mx.sym.var('data'))
+    internals = symbol.get_internals()
+    _, shapes, _ = internals.infer_shape(data=(1, *image_shape))
+    shape_of = dict(zip(internals.list_outputs(), shapes))
+    graph = json.loads(symbol.tojson())['nodes']
+    total = 0
+    for node in graph:
+        if node['op'] in ('Convolution', 'FullyConnected'):
+            weight = shape_of[graph[node['inputs'][1][0]]['name']]
+            output = shape_of[f'{node["name"]}_output']
+            total += 2 * math.prod(output) * math.prod(weight) // weight[0]
+    return total
+

@@ -1,0 +1,146 @@
+"""What the training loop needs of Horovod, and a stand-in for one process.
+
+Without a launcher (mpirun, horovodrun, srun) there is one rank and Horovod is not touched: MPI cannot
+always start alone.
+"""
+import os
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import mxnet as mx
+import numpy as np
+
+from mlperf_rn50.errors import ConfigError
+
+# Set by Open MPI, MPICH and Slurm's PMI, and horovodrun with Gloo, for each process they start.
+_SIZE_VARIABLES = ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'PMIX_SIZE', 'HOROVOD_SIZE')
+_RANK_VARIABLES = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'PMIX_RANK', 'HOROVOD_RANK')
+
+
+def launched_rank() -> int:
+    """This process's rank as its launcher's environment says, before any communication; 0 without a launcher."""
+    return next((int(os.environ[v]) for v in _RANK_VARIABLES if v in os.environ), 0)
+
+
+class Comm(Protocol):
+    """The ranks of a run. Every method but the properties is called by all ranks, in the same order."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_size: int
+
+    def broadcast(self, arrays: Mapping[str, mx.nd.NDArray]) -> None:
+        """Gives every rank the arrays of rank 0, in place."""
+
+    def broadcast_number(self, value: int) -> int:
+        """Rank 0's value."""
+
+    def sum_gradients(self, grads: Sequence[mx.nd.NDArray]) -> None:
+        """Sums over ranks in place, as one fused exchange, without waiting for it."""
+
+    def sum_in_background(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
+        """The sum over ranks of a small array, without waiting for it."""
+
+    def average(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+        """Averages over ranks in place."""
+
+    def sum_counts(self, counts: Sequence[int]) -> list[int]:
+        """Exact sums of integers over ranks."""
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        """One row per rank of a float array that is 1-D and equally long on every rank."""
+
+    def barrier(self) -> None:
+        """Returns once every rank has called it."""
+
+
+class LocalComm:
+    """One rank: nothing to exchange."""
+
+    rank, world_size, local_rank, local_size = 0, 1, 0, 1
+
+    def broadcast(self, arrays):
+        pass
+
+    def broadcast_number(self, value):
+        return value
+
+    def sum_gradients(self, grads):
+        pass
+
+    def sum_in_background(self, array):
+        return array
+
+    def average(self, arrays):
+        pass
+
+    def sum_counts(self, counts):
+        return [int(c) for c in counts]
+
+    def gather(self, array):
+        return array[None]
+
+    def barrier(self):
+        pass
+
+
+class HorovodComm:
+    """The ranks Horovod knows."""
+
+    def __init__(self, compression: str = 'none'):
+        """compression is comm.compression of the configuration."""
+        import horovod.mxnet as hvd
+        hvd.init()
+        self._hvd, self._compression = hvd, compression
+        self.rank, self.world_size = hvd.rank(), hvd.size()
+        self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
+
+    def broadcast(self, arrays):
+        for name, array in sorted(arrays.items()):
+            self._hvd.broadcast_(array, root_rank=0, name=f'broadcast/{name}')
+
+    def broadcast_number(self, value):
+        # Every other rank contributes 0, so the sum is rank 0's value.
+        return self.sum_counts([value if self.rank == 0 else 0])[0]
+
+    def sum_gradients(self, grads):
+        if self._compression == 'none':
+            self._hvd.grouped_allreduce_(grads, op=self._hvd.Sum, name='gradients')
+            return
+        small = [g.astype('float16') for g in grads]
+        self._hvd.grouped_allreduce_(small, op=self._hvd.Sum, name='gradients')
+        for grad, reduced in zip(grads, small):
+            grad[:] = reduced.astype(grad.dtype)
+
+    def sum_in_background(self, array):
+        return self._hvd.allreduce(array, op=self._hvd.Sum, name='pulse')
+
+    def average(self, arrays):
+        self._hvd.grouped_allreduce_(arrays, op=self._hvd.Average, name='average')
+
+    def sum_counts(self, counts):
+        total = self._hvd.allreduce(mx.nd.array(list(counts), dtype='int64'), op=self._hvd.Sum, name='counts')
+        return [int(c) for c in total.asnumpy()]
+
+    def gather(self, array):
+        return self._hvd.allgather(mx.nd.array(array[None], dtype=array.dtype), name='gather').asnumpy()
+
+    def barrier(self):
+        self.sum_counts([0])
+
+
+def open_comm(compression: str) -> Comm:
+    """The ranks of this run: Horovod's under a launcher, else the stand-in.
+
+    Raises:
+        ConfigError: a launcher started several processes and Horovod is missing or has no MXNet support.
+    """
+    sizes = [int(os.environ[v]) for v in _SIZE_VARIABLES if v in os.environ]
+    if not sizes:
+        return LocalComm()
+    try:
+        return HorovodComm(compression)
+    except ImportError as e:
+        raise ConfigError(f'horovod: got {" ".join(str(e).split())}, expected Horovod built with MXNet for {sizes[0]} '
+                          'processes; run launch/setup.sh') from e

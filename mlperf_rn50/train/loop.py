@@ -1,0 +1,400 @@
+"""The training program: from a configuration to a logged run."""
+import logging
+import math
+import secrets
+import signal
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+
+from mlperf_rn50.config import Config, check_values, render_yaml
+from mlperf_rn50.data.pipeline import Batch, eval_batches, train_batches
+from mlperf_rn50.errors import (EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, CheckpointError, ConfigError, RunFailed)
+from mlperf_rn50.mlperf.writer import RunLog
+from mlperf_rn50.model.describe import describe
+from mlperf_rn50.model.resnet import count_flops, count_parameters
+from mlperf_rn50.system.environment import dump_environment
+from mlperf_rn50.system.page_cache import drop_page_cache
+from mlperf_rn50.train import checkpoint
+from mlperf_rn50.train.comm import Comm
+from mlperf_rn50.train.evaluate import Accuracy, evaluate
+from mlperf_rn50.train.plan import Plan, make_plan
+from mlperf_rn50.train.progress import EpochProgress, open_console
+from mlperf_rn50.train.run_folder import RunFolder, new_run
+from mlperf_rn50.train.trainer import Trainer
+
+# Steps the loop may be ahead of the device: enough to keep it busy, few enough to bound memory.
+_STEPS_AHEAD = 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Args:
+        status: converged, aborted (gave up) or interrupted (asked to stop, and can be resumed).
+        epochs_to_converge: epochs trained when the target was reached; None where it was not.
+        time_to_train_s: seconds on the run's clock, from run_start to run_stop.
+        best_top1: best Top-1, a fraction.
+        images_per_s: training throughput over all ranks, evaluations not counted.
+        run: where the files are.
+        exit_code: of the program.
+    """
+
+    status: str
+    epochs_to_converge: int | None
+    time_to_train_s: float
+    best_top1: float
+    images_per_s: float
+    run: RunFolder
+
+    @property
+    def exit_code(self) -> int:
+        return {'converged': EXIT_OK, 'interrupted': EXIT_RESUMABLE}.get(self.status, EXIT_FAILED)
+
+
+class StopRequest:
+    """Whether SIGTERM or SIGUSR1 asked this rank to stop."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._set)
+
+    def _set(self, *_: object) -> None:
+        self.is_set = True
+
+
+class Clock:
+    """The run's clock: monotonic, and going on from an earlier part of the run."""
+
+    def __init__(self, before_s: float):
+        self._start = time.monotonic() - before_s
+
+    def now_s(self) -> float:
+        return time.monotonic() - self._start
+
+
+def train(config: Config, comm: Comm, resume: tuple[RunFolder, Path] | None = None) -> Outcome:
+    """Trains until the target is reached, the epochs are used up, or the run is asked to stop.
+
+    Args:
+        config: checked for values here; for a resume, that of the run folder.
+        comm: the ranks.
+        resume: run and checkpoint to go on from; None starts a new run.
+
+    Raises:
+        UserError: the configuration, the data or the checkpoint cannot be used.
+        RunFailed: the loss is no longer finite, or an evaluation did not see every image once.
+    """
+    check_values(config)
+    stop = StopRequest()
+    plan = make_plan(config, comm.world_size)
+    state = _load_state(resume, plan) if resume else None
+    seed = state.seed if state else config.run.seed
+    seed = comm.broadcast_number(secrets.randbelow(2**31) if seed is None else seed)
+    plan = replace(plan, config=replace(config, run=replace(config.run, seed=seed)))
+    run = resume[0] if resume else _claim_run(config, comm)
+    is_first = comm.rank == 0
+    log = RunLog(run.result if is_first else None, run.result_v06 if is_first and config.run.log_v06 else None,
+                 is_resumed=resume is not None)
+    console = open_console(run.train_log if is_first else None)
+    try:
+        program = Program(plan, comm, run, log, console, stop, seed)
+        return program.run_to_end(state, resume[1] if resume else None)
+    finally:
+        log.close()
+
+
+def _claim_run(config: Config, comm: Comm) -> RunFolder:
+    """The run's folder and number, which rank 0 chooses."""
+    folder = Path(config.run.dir)
+    index = new_run(folder).index if comm.rank == 0 else 0
+    return RunFolder(folder, comm.broadcast_number(index))
+
+
+def _load_state(resume: tuple[RunFolder, Path], plan: Plan) -> checkpoint.State:
+    """The state to resume from, if it fits the ranks and the configuration."""
+    state, _ = checkpoint.load_state(resume[1])
+    for name, got, expected, fix in [
+            ('ranks', plan.world_size, state.world_size, f'start {state.world_size} ranks'),
+            ('train.global_batch_size', plan.global_batch_size, state.global_batch_size, 'leave the batch as it was'),
+            ('data.num_train', plan.config.data.num_train, state.num_train, 'use the same data')]:
+        if got != expected:
+            raise CheckpointError(f'{resume[1]}: {name}: got {got}, the checkpoint has {expected}; {fix}')
+    if state.step >= plan.max_epochs * plan.steps_per_epoch:
+        raise ConfigError(f'train.max_epochs: got {plan.max_epochs}, and the checkpoint has taken all of them; '
+                          'raise it to go on')
+    return state
+
+
+class Program:
+    """One run on one rank: what it works with, and its parts in the order they happen."""
+
+    def __init__(self, plan: Plan, comm: Comm, run: RunFolder, log: RunLog, console: logging.Logger,
+                 stop: StopRequest, seed: int):
+        self.plan, self.config, self.comm, self.run, self.log = plan, plan.config, comm, run, log
+        self.console, self.stop, self.seed = console, stop, seed
+        self.is_first = comm.rank == 0
+        self.device_id = _device_id(self.config, comm)
+        self.best_top1, self.num_resumes, self.train_s, self.num_images = 0.0, 0, 0.0, 0
+
+    def run_to_end(self, state: checkpoint.State | None, checkpoint_path: Path | None) -> Outcome:
+        """Initialisation (off the clock), then training to the end."""
+        is_new = state is None
+        if is_new:
+            self._describe_run()
+        self.trainer = self._build(is_new)
+        self.first_step = 0
+        if state is not None and checkpoint_path is not None:
+            self._restore(state, checkpoint_path)
+        if is_new:
+            self.log.init_stop()
+        self.comm.barrier()
+        self.clock = Clock(state.clock_s if state else 0.0)
+        if is_new:
+            self.log.run_start()
+        else:
+            self.log.run_resumed(self.first_step, self.first_step // self.plan.steps_per_epoch, self.clock.now_s())
+            self._metrics(event='resumed', step=self.first_step)
+        return self._train()
+
+    def _describe_run(self) -> None:
+        """The run's own files, and who runs it, before initialisation."""
+        ranks_per_node = self._ranks_per_node()
+        if self.is_first:
+            self.run.config.write_text(render_yaml(self.config))
+            dump_environment(self.run.env, ranks_per_node)
+        self.log.submission(self.config)
+        self.log.cache_clear(*self._clear_caches())
+
+    def _ranks_per_node(self) -> list[int]:
+        """Ranks on each node, nodes in the order of their first rank."""
+        rows = self.comm.gather(np.array([self.comm.local_rank, self.comm.local_size], np.float32))
+        return [int(size) for local_rank, size in rows if local_rank == 0]
+
+    def _clear_caches(self) -> tuple[bool, str]:
+        """Flushes the page cache of every node if asked to; whether all of them did, and why not."""
+        if not self.config.run.clear_caches:
+            return False, 'not asked for (run.clear_caches)'
+        problem = drop_page_cache() if self.comm.local_rank == 0 else None
+        num_failed = self.comm.sum_counts([problem is not None])[0]
+        if num_failed:
+            return False, problem or f'{num_failed} nodes could not (needs root)'
+        return True, 'sync; echo 3 > /proc/sys/vm/drop_caches on every node'
+
+    def _build(self, is_new: bool) -> Trainer:
+        """Network and optimizer, equal on all ranks, and everything the log says of them."""
+        if is_new:
+            self.log.init_start()
+            self.log.seed(self.seed)
+            self.log.hyperparameters(self.config, self.plan.global_batch_size, self.plan.local_batch_size,
+                                     self.plan.decay_steps,
+                                     round(self.config.schedule.warmup_epochs * self.plan.steps_per_epoch))
+        trainer = Trainer(self.plan, self.comm, self.seed, self.device_id)
+        trainer.broadcast()
+        if is_new:
+            self.log.model(describe(self.config), trainer.tensor_names)
+            self._introduce(trainer)
+        mx.nd.waitall()
+        return trainer
+
+    def _introduce(self, trainer: Trainer) -> None:
+        data, side = self.config.data, self.config.data.image_size
+        channels = 4 if data.pad_to_4_channels else 3
+        shape = (channels, side, side) if self.config.model.layout == 'NCHW' else (side, side, channels)
+        self.console.info('%s -> %s', self.config.data.dataset, self.run.result)
+        self.console.info('ResNet-%d v1.5: %s parameters, %.2f GFLOP per image; %d ranks x %d = global batch %d; seed %d',
+                          self.config.model.depth, f'{count_parameters(trainer.net):,}',
+                          count_flops(trainer.net, shape) / 1e9, self.plan.world_size,
+                          self.plan.global_batch_size // self.plan.world_size, self.plan.global_batch_size, self.seed)
+
+    def _restore(self, state: checkpoint.State, path: Path) -> None:
+        """Goes back to a checkpoint, which only rank 0 needs to see."""
+        arrays = None
+        if self.is_first:
+            arrays = checkpoint.load_arrays(path)
+            checkpoint.check_arrays(path, arrays, self.trainer.array_shapes())
+        self.trainer.restore(arrays)
+        self.first_step, self.best_top1, self.num_resumes = state.step, state.best_top1, state.num_resumes + 1
+        self.trainer.optimizer.last_lr = self.plan.learning_rate(state.step - 1) if state.step else None
+        self.console.info('resumed from %s at step %d; this log can no longer be submitted', path, state.step)
+
+    def _train(self) -> Outcome:
+        """Epoch after epoch, until the target is reached or the run ends otherwise."""
+        plan = self.plan
+        self.train_data = train_batches(self.config, plan.train_shard(self.comm.rank), self.seed, self.first_step,
+                                        self.device_id)
+        self.eval_data = eval_batches(self.config, plan.eval_shard(self.comm.rank), self.device_id)
+        if not self.num_resumes:
+            self.log.data(self.config, self.comm.world_size, len(self._ranks_per_node()))
+        self.block = -1
+        for epoch in range(self.first_step // plan.steps_per_epoch, plan.max_epochs):
+            is_interrupted = self._train_epoch(epoch)
+            if is_interrupted:
+                return self._finish('interrupted', None)
+            if plan.is_eval_epoch(epoch) and self._evaluate(epoch).top1 >= self.config.train.target_accuracy:
+                return self._finish('converged', epoch + 1)
+            step = (epoch + 1) * plan.steps_per_epoch
+            is_asked = self._any_asked_to_stop()
+            if is_asked or self._is_checkpoint_due(step):
+                self._save(step)
+            if is_asked and epoch + 1 < plan.max_epochs:
+                return self._finish('interrupted', None)
+        return self._finish('aborted', None)
+
+    def _train_epoch(self, epoch: int) -> bool:
+        """The steps of an epoch; True if the run was asked to stop in the middle of it (a checkpoint is written)."""
+        plan, pulses = self.plan, deque[tuple[int, mx.nd.NDArray]]()
+        if self.block < 0:
+            self.block = epoch
+            self.log.block_start(epoch, plan.block_epochs(epoch))
+        self.log.epoch_start(epoch)
+        begin, end = max(self.first_step, epoch * plan.steps_per_epoch), (epoch + 1) * plan.steps_per_epoch
+        shown = EpochProgress(self.console, epoch, plan.steps_per_epoch, begin % plan.steps_per_epoch, self.is_first)
+        meter = Meter(plan.global_batch_size)
+        try:
+            for step in range(begin, end):
+                pulse = self.trainer.step(self.train_data, step % plan.steps_per_epoch, plan.learning_rate(step),
+                                          self.stop.is_set)
+                pulses.append((step, pulse))
+                is_asked = False
+                while len(pulses) > (_STEPS_AHEAD if step < end - 1 else 0):
+                    is_asked |= self._read_pulse(*pulses.popleft(), shown, meter)
+                # At the last step, the end of the epoch handles both.
+                if step < end - 1 and (is_asked or self._is_step_checkpoint_due(step + 1)):
+                    self._save(step + 1)
+                    if is_asked:
+                        return True
+        finally:
+            shown.close()
+        self.train_s += meter.elapsed_s()
+        num_images = plan.config.data.num_train - (begin % plan.steps_per_epoch) * plan.global_batch_size
+        self.num_images += num_images
+        self.log.epoch_stop(epoch, num_images / meter.elapsed_s())
+        return False
+
+    def _read_pulse(self, step: int, pulse: mx.nd.NDArray, shown: EpochProgress, meter: 'Meter') -> bool:
+        """Waits for a step's loss and reports it; whether any rank was asked to stop by then."""
+        loss, num_asked = (float(v) for v in pulse.asnumpy())
+        plan = self.plan
+        if not math.isfinite(loss):
+            raise RunFailed(f'the loss is {loss} at step {step} (epoch {step // plan.steps_per_epoch + 1}), the steps '
+                            f'before it were finite; lower schedule.base_lr={self.config.schedule.base_lr} or '
+                            'lengthen schedule.warmup_epochs')
+        meter.add(loss)
+        lr = plan.learning_rate(step)
+        shown.update(loss, lr, meter.images_per_s())
+        if (step + 1) % self.config.run.metrics_period_steps == 0:
+            self._metrics(event='train', step=step + 1, epoch=(step + 1) / plan.steps_per_epoch,
+                          time_s=self.clock.now_s(), loss=meter.take_mean_loss(), learning_rate=lr,
+                          images_per_s=meter.images_per_s())
+        return num_asked > 0
+
+    def _evaluate(self, epoch: int) -> Accuracy:
+        """Evaluates after an epoch, and ends the block."""
+        self.log.eval_start(epoch)
+        self.trainer.average_statistics()
+        data = self.config.data
+        result = evaluate(self.trainer.net, self.eval_data(), data.num_val, self.comm)
+        self.log.eval_stop(epoch, result.top1)
+        self.log.block_stop(self.block)
+        self.block = -1
+        self.best_top1 = max(self.best_top1, result.top1)
+        self._metrics(event='eval', epoch=epoch + 1, time_s=self.clock.now_s(), num_top1=result.num_top1,
+                      num_top5=result.num_top5, num_images=result.num_images, dataset=data.dataset)
+        self.console.info('epoch %d  Top-1 %.2f %%  Top-5 %.2f %%  of %d images (%s%s)  target %.2f %%  %.0f s',
+                          epoch + 1, 100 * result.top1, 100 * result.top5, result.num_images, data.dataset,
+                          ', synthetic' if data.synthetic else '', 100 * self.config.train.target_accuracy,
+                          self.clock.now_s())
+        return result
+
+    def _any_asked_to_stop(self) -> bool:
+        return self.comm.sum_counts([self.stop.is_set])[0] > 0
+
+    def _is_step_checkpoint_due(self, step: int) -> bool:
+        period = self.config.checkpoint.period_steps
+        return bool(period) and step % period == 0
+
+    def _is_checkpoint_due(self, step: int) -> bool:
+        """Whether a checkpoint follows the end of an epoch that ends with a step (from 1)."""
+        period = self.config.checkpoint.period_epochs
+        epoch_is_due = bool(period) and step // self.plan.steps_per_epoch % period == 0
+        return epoch_is_due or self._is_step_checkpoint_due(step)
+
+    def _save(self, step: int) -> None:
+        """Writes a checkpoint after a step (from 1)."""
+        arrays = self.trainer.snapshot()
+        if self.is_first:
+            state = checkpoint.State(step, self.seed, self.comm.world_size, self.best_top1, self.clock.now_s(),
+                                     self.plan.global_batch_size, self.config.data.num_train, self.run.index,
+                                     self.num_resumes)
+            checkpoint.save(self.run.checkpoints, state, arrays, self.config.checkpoint.keep)
+
+    def _metrics(self, **values: object) -> None:
+        if self.is_first:
+            self.run.append_metrics(**values)
+
+    def _finish(self, status: str, epochs_to_converge: int | None) -> Outcome:
+        """The end of the run, in the log and on the screen."""
+        time_s = self.clock.now_s()
+        self.log.run_stop(status == 'converged')
+        outcome = Outcome(status, epochs_to_converge, time_s, self.best_top1,
+                          self.num_images / self.train_s if self.train_s else 0.0, self.run)
+        self._metrics(event='end', status=status, epochs_to_converge=epochs_to_converge, time_to_train_s=time_s,
+                      best_top1=self.best_top1, images_per_s=outcome.images_per_s)
+        self.console.info('%s', render_outcome(outcome, self.config))
+        self.comm.barrier()  # nobody leaves before the files are written: a launcher may end the others
+        return outcome
+
+
+class Meter:
+    """Mean loss since the last report, and throughput over the epoch so far."""
+
+    def __init__(self, global_batch_size: int):
+        self._batch, self._start = global_batch_size, time.monotonic()
+        self._losses: list[float] = []
+        self._num_steps = 0
+
+    def add(self, loss: float) -> None:
+        self._losses.append(loss)
+        self._num_steps += 1
+
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._start
+
+    def images_per_s(self) -> float:
+        return self._num_steps * self._batch / self.elapsed_s()
+
+    def take_mean_loss(self) -> float:
+        mean = sum(self._losses) / len(self._losses)
+        self._losses.clear()
+        return mean
+
+
+def _device_id(config: Config, comm: Comm) -> int | None:
+    """The GPU of this rank: its local rank modulo the GPUs of the node, so that ranks may share one."""
+    if config.train.device == 'cpu':
+        return None
+    num_gpus = mx.context.num_gpus()
+    if not num_gpus:
+        raise ConfigError('train.device: got gpu, and MXNet sees none; install a cu112 or cu117 build and its driver, '
+                          'or set train.device=cpu')
+    return comm.local_rank % num_gpus
+
+
+def render_outcome(outcome: Outcome, config: Config) -> str:
+    """One line that says how a run ended, with its data set wherever an accuracy stands."""
+    name = config.data.dataset + (' (synthetic)' if config.data.synthetic else '')
+    if outcome.status == 'converged':
+        head = f'converged: {outcome.epochs_to_converge} epochs to Top-1 {100 * outcome.best_top1:.2f} % on {name}'
+    elif outcome.status == 'interrupted':
+        head = f'interrupted: go on with --resume {outcome.run.dir}; best Top-1 {100 * outcome.best_top1:.2f} % on {name}'
+    else:
+        head = (f'aborted: not converged, best Top-1 {100 * outcome.best_top1:.2f} % on {name}, '
+                f'target {100 * config.train.target_accuracy:.2f} %')
+    return f'{head}; time to train {outcome.time_to_train_s:.1f} s; {outcome.images_per_s:.0f} images/s'

@@ -1,0 +1,118 @@
+"""What a configuration means for a number of ranks: batches, steps, evaluations. Pure."""
+from dataclasses import dataclass
+
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.shards import Shard
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.train.schedule import is_eval_epoch, learning_rate
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers of a run, made by make_plan.
+
+    Args:
+        config: where they come from.
+        world_size: number of ranks.
+        local_batch_size: images per rank and forward pass.
+        eval_batch_size: images per rank and evaluation pass.
+        max_epochs: epochs after which the run gives up.
+    """
+
+    config: Config
+    world_size: int
+    local_batch_size: int
+    eval_batch_size: int
+    max_epochs: int
+
+    def train_shard(self, rank: int = 0) -> Shard:
+        """A rank's share of the training set."""
+        return Shard(self.config.data.num_train, rank, self.world_size, self.local_batch_size,
+                     self.config.train.gradient_accumulation_steps)
+
+    def eval_shard(self, rank: int = 0) -> Shard:
+        """A rank's share of the validation set."""
+        return Shard(self.config.data.num_val, rank, self.world_size, self.eval_batch_size)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Images per optimizer step over all ranks."""
+        return self.train_shard().global_batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of an epoch."""
+        return self.train_shard().steps_per_epoch
+
+    @property
+    def decay_steps(self) -> int:
+        """Steps from the end of the warm-up to the end of the schedule."""
+        s = self.config.schedule
+        return round((s.decay_epochs - s.warmup_epochs) * self.steps_per_epoch)
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of a global step (from 0)."""
+        return learning_rate(self.config.schedule, step, self.steps_per_epoch)
+
+    def is_eval_epoch(self, epoch: int) -> bool:
+        """Whether an evaluation follows an epoch (from 0)."""
+        t = self.config.train
+        return is_eval_epoch(epoch, t.eval_period, t.eval_offset, self.max_epochs)
+
+    def block_epochs(self, epoch: int) -> int:
+        """Epochs from an epoch (from 0) up to and including the one its next evaluation follows."""
+        return next(e for e in range(epoch, self.max_epochs) if self.is_eval_epoch(e)) - epoch + 1
+
+
+def make_plan(config: Config, world_size: int) -> Plan:
+    """The plan of a configuration for a number of ranks.
+
+    Raises:
+        ConfigError: the global batch cannot be shared evenly, or the ranks are not those configured.
+    """
+    t, r = config.train, config.run
+    wanted = config_world_size(config)
+    if wanted not in (None, world_size):
+        raise ConfigError(f'run.num_nodes x run.ranks_per_node: got {r.num_nodes} x {r.ranks_per_node} = {wanted} '
+                          f'ranks, but {world_size} were started; start {wanted}, or set both to null')
+    local = t.local_batch_size
+    if local is None:
+        assert t.global_batch_size is not None  # check_values: exactly one of the two is given
+        passes = world_size * t.gradient_accumulation_steps
+        local, rest = divmod(t.global_batch_size, passes)
+        if rest or not local:
+            fit = max(1, round(t.global_batch_size / passes)) * passes
+            raise ConfigError(f'train.global_batch_size: got {t.global_batch_size}, expected a multiple of {passes} '
+                              f'({world_size} ranks x {t.gradient_accumulation_steps} accumulation steps), such as {fit}')
+    max_epochs = t.max_epochs or max(1, int(config.schedule.decay_epochs))
+    return Plan(config, world_size, local, t.eval_batch_size or local, max_epochs)
+
+
+def config_world_size(config: Config) -> int | None:
+    """The number of ranks a configuration asks for, None where it leaves that open."""
+    if config.run.num_nodes is None or config.run.ranks_per_node is None:
+        return None
+    return config.run.num_nodes * config.run.ranks_per_node
+
+
+def render_plan(plan: Plan) -> str:
+    """The plan as text: batches, steps, evaluations, padding, and the learning rate at every epoch."""
+    c, train, val = plan.config, plan.train_shard(), plan.eval_shard()
+    evals = [str(e + 1) for e in range(plan.max_epochs) if plan.is_eval_epoch(e)]
+    lines = [
+        f'data set              {c.data.dataset}{" (synthetic images)" if c.data.synthetic else ""}: '
+        f'{c.data.num_train:,} training, {c.data.num_val:,} validation images, {c.data.num_classes} classes',
+        f'ranks                 {plan.world_size}',
+        f'local batch           {plan.local_batch_size} per rank and pass, {train.num_micro} passes per step',
+        f'global batch          {plan.global_batch_size}',
+        f'steps per epoch       {plan.steps_per_epoch}',
+        f'padded, per epoch     {train.num_padded} training positions (weight 0), '
+        f'{val.num_padded} validation positions (not counted)',
+        f'target                Top-1 >= {c.train.target_accuracy} on {c.data.dataset}',
+        f'gives up after        {plan.max_epochs} epochs, {plan.max_epochs * plan.steps_per_epoch} steps',
+        f'evaluations           after epochs {" ".join(evals)} (counted from 1)',
+        'learning rate         at the first and last step of each epoch (counted from 1):']
+    for epoch in range(plan.max_epochs):
+        first, last = epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch - 1
+        lines.append(f'  {epoch + 1:4d}  {plan.learning_rate(first):.6g} .. {plan.learning_rate(last):.6g}')
+    return '\n'.join(lines)

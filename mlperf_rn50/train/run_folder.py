@@ -1,0 +1,105 @@
+"""The files of a run. A folder may hold several runs, numbered; nothing is ever overwritten.
+
+Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log and checkpoints/; run k owns
+result_k.txt, config_k.yaml and so on.
+"""
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
+from mlperf_rn50.train.checkpoint import list_checkpoints, load_state
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of run number `index` in folder `dir`."""
+
+    dir: Path
+    index: int
+
+    def _own(self, stem: str, suffix: str) -> Path:
+        return self.dir / f'{stem}{f"_{self.index}" if self.index else ""}{suffix}'
+
+    @property
+    def result(self) -> Path:
+        return self.dir / f'result_{self.index}.txt'
+
+    @property
+    def result_v06(self) -> Path:
+        return self.dir / f'result_{self.index}_v0.6.txt'
+
+    @property
+    def config(self) -> Path:
+        return self._own('config', '.yaml')
+
+    @property
+    def metrics(self) -> Path:
+        return self._own('metrics', '.jsonl')
+
+    @property
+    def env(self) -> Path:
+        return self._own('env', '.json')
+
+    @property
+    def train_log(self) -> Path:
+        return self._own('train', '.log')
+
+    @property
+    def checkpoints(self) -> Path:
+        return self._own('checkpoints', '')
+
+    def append_metrics(self, **values: Any) -> None:
+        """Adds one line to metrics.jsonl."""
+        with open(self.metrics, 'a') as f:
+            f.write(json.dumps(values) + '\n')
+
+
+def new_run(folder: Path) -> RunFolder:
+    """The next free run number of a folder, which is made if missing.
+
+    Raises:
+        UserError: the folder cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = [int(m[1]) for p in folder.iterdir()
+                 if (m := re.fullmatch(r'(?:result|config|metrics|env|train|checkpoints)_(\d+).*', p.name))]
+        if any((folder / n).exists() for n in ('config.yaml', 'metrics.jsonl', 'train.log')):
+            taken.append(0)
+        run = RunFolder(folder, max(taken, default=-1) + 1)
+        run.result.touch(exist_ok=False)  # claims the number
+        run.result.unlink()
+        return run
+    except OSError as e:
+        raise UserError(f'run.dir: {folder}: {e.strerror}; choose a folder that can be written') from e
+
+
+def find_run(path: Path) -> tuple[RunFolder, Path]:
+    """The run and the checkpoint that --resume PATH means: a run folder, a checkpoints folder or one checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or the newest is damaged (the one before it is named).
+    """
+    checkpoint = path
+    if not (path / 'state.json').exists() and not path.name.startswith('step_'):
+        folders = [path] if path.name.startswith('checkpoints') else sorted(path.glob('checkpoints*'), key=_run_index)
+        found = [c for f in folders for c in list_checkpoints(f)]
+        if not found:
+            raise CheckpointError(f'{path}: no checkpoint in it; expected a run folder with checkpoints/step_<n>')
+        checkpoint = found[-1]
+    if not checkpoint.is_dir():
+        raise CheckpointError(f'{checkpoint}: no such checkpoint')
+    state, _ = load_state(checkpoint)
+    run = RunFolder(checkpoint.parent.parent, state.result_index)
+    for needed in (run.config, run.result):
+        if not needed.exists():
+            raise ConfigError(f'{needed}: missing; a run is resumed in the folder it ran in')
+    return run, checkpoint
+
+
+def _run_index(path: Path) -> int:
+    digits = path.name.rpartition('_')[2]
+    return int(digits) if digits.isdecimal() else 0
