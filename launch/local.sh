@@ -10,16 +10,4 @@ if [ $# -lt 1 ] || ! [[ $1 =~ ^[1-9][0-9]*$ ]]; then
 fi
 ranks=$1
 shift
-if [ "$(id -u)" = 0 ]; then
-    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-fi
-threads=$(($(nproc) / ranks))
-# A rank that waits must leave its core to the others: MPI yields, and Horovod looks for work every 5 ms.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
-export HOROVOD_CYCLE_TIME=${HOROVOD_CYCLE_TIME:-5}
-# Large pages for the allocator: fewer page faults on batches and gradients.
-export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
-# After SIGTERM a rank writes a checkpoint; give it the time.
-exec "$here/.venv/bin/mpirun" --quiet -np "$ranks" --oversubscribe --bind-to none \
-    --mca mpi_yield_when_idle 1 --mca btl_vader_single_copy_mechanism none --mca odls_base_sigkill_timeout 60 \
-    "$here/.venv/bin/mlperf-rn50" train "$@"
+exec "$here/launch/ranks.sh" "$ranks" "$here/.venv/bin/mlperf-rn50" train "$@"

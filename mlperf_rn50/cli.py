@@ -6,6 +6,7 @@ import traceback
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 
@@ -43,7 +44,7 @@ class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
     """Defaults beside the options, examples left as they are written."""
 
 
-def _parser(**keys: str) -> ArgumentParser:
+def _parser(**keys: Any) -> ArgumentParser:
     return ArgumentParser(exit_on_error=False, formatter_class=_HelpFormatter, **keys)
 
 
@@ -103,7 +104,7 @@ def _option_error(message: str, argv: Sequence[str]) -> ConfigError:
     text = ' '.join(message.split())
     if m := re.search(r'[Uu]nrecognized arguments: (\S+)', text):
         word = m[1].lstrip('-').partition('=')[0]
-        known = [f'{s}.{k}' for s, section in cfg.SECTIONS.items() for k in section.__dataclass_fields__]
+        known = [f'{s}.{k}' for s, section in cfg.SECTIONS.items() for k in cfg.field_names(section)]
         return ConfigError(f'{m[1]}: unknown option{cfg.nearest(word, known)}')
     return ConfigError(f'{text}; see mlperf-rn50 {argv[0] if argv else ""} --help')
 

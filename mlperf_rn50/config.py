@@ -246,6 +246,11 @@ class Config:
 SECTIONS: dict[str, type] = {f.name: f.type for f in dataclasses.fields(Config)}  # type: ignore[misc]
 
 
+def field_names(section: type) -> list[str]:
+    """The keys of a section."""
+    return [f.name for f in dataclasses.fields(section)]
+
+
 def nearest(word: str, known: list[str]) -> str:
     """The hint for a misspelt word: '; did you mean X?', or nothing where none is close."""
     match = difflib.get_close_matches(word, known, n=1)
@@ -261,7 +266,7 @@ def check_keys(tree: Any, where: str = '') -> None:
             raise ConfigError(f'{where}{section}: unknown section{nearest(str(section), list(SECTIONS))}')
         if not isinstance(values, dict):
             raise ConfigError(f'{where}{section}: got {values!r}, expected keys under it')
-        known = [f.name for f in dataclasses.fields(SECTIONS[section])]
+        known = field_names(SECTIONS[section])
         for key in values:
             if key not in known:
                 raise ConfigError(f'{where}{section}.{key}: unknown key{nearest(str(key), known)}')

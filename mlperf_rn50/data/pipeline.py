@@ -4,17 +4,20 @@ Python decides which records are read and where they are cropped (shards.py, aug
 crops, resizes, mirrors and normalises in its own threads. A batch reaches MXNet through DLPack without a
 copy: DALI's outputs stay alive as long as an NDArray refers to them.
 """
+import dataclasses
 import io
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import imagesize
 import mxnet as mx
 import numpy as np
-from nvidia.dali import fn, types
+from nvidia.dali import fn
+from nvidia.dali import types as dali_types
 from nvidia.dali.pipeline import Pipeline
 
 from mlperf_rn50.config import Config, DataConfig
@@ -23,6 +26,12 @@ from mlperf_rn50.data.records import Record, RecordFile, open_split
 from mlperf_rn50.data.shards import Shard, augmentation_uniforms, epoch_order
 from mlperf_rn50.errors import DataError
 
+# DALI makes these at run time, where a type checker does not see them.
+types: Any = dali_types
+_DTYPES = {'images': types.UINT8, 'labels': types.INT32, 'mirrors': types.INT32,
+           'anchors': types.FLOAT, 'shapes': types.FLOAT}
+# What a training crop needs of Inputs.
+_WINDOW = {'random_resized': ('anchors', 'shapes'), 'padded': ('anchors',), 'none': ()}
 _INTERPOLATION = {'nearest': types.INTERP_NN, 'linear': types.INTERP_LINEAR, 'cubic': types.INTERP_CUBIC,
                   'triangular': types.INTERP_TRIANGULAR, 'lanczos3': types.INTERP_LANCZOS3}
 
@@ -69,7 +78,7 @@ def _fill(records: list[Record], uniforms: np.ndarray | None, data: DataConfig, 
     mirrors = np.zeros((len(records), 1), np.int32)
     if uniforms is not None:
         if data.crop == 'random_resized':
-            widths, heights = np.array([imagesize.get(io.BytesIO(i)) for i in images]).T
+            widths, heights = np.array([imagesize.get(io.BytesIO(i.data)) for i in images]).T
             if min(widths.min(), heights.min()) < 1:
                 raise DataError(f'{where}: an image whose size cannot be read; prepare the data again')
             anchors, shapes = random_resized_crops(uniforms[:, :-1], heights, widths, (data.min_area, data.max_area),
@@ -95,18 +104,24 @@ def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is
     interpolation = {'interp_type': _INTERPOLATION[data.interpolation]}
     side = data.image_size
 
+    # DALI wants only what the graph uses.
+    window = _WINDOW[data.crop] if is_training else ()
+    used = [f for f in dataclasses.fields(Inputs) if f.name in ('images', 'labels', 'mirrors', *window)]
+
     def feed() -> Iterator[tuple]:
         for i in source:
-            yield i.images, i.labels, i.anchors, i.shapes, i.mirrors
+            yield tuple(getattr(i, f.name) for f in used)
 
+    images: Any
     pipe = Pipeline(batch_size, data.num_threads, device_id, prefetch_queue_depth=data.prefetch_depth)
     with pipe:
-        encoded, labels, anchors, shapes, mirrors = fn.external_source(
-            source=feed(), num_outputs=5, batch=True,
-            dtype=[types.UINT8, types.INT32, types.FLOAT, types.FLOAT, types.INT32], ndim=[1, 1, 1, 1, 1])
-        if is_training and data.crop == 'random_resized':
-            images = fn.decoders.image_slice(encoded, anchors, shapes, axis_names='HW', device=data.decoder,
-                                             output_type=types.RGB)
+        outputs = fn.external_source(source=feed(), num_outputs=len(used), batch=True,
+                                     dtype=[_DTYPES[f.name] for f in used], ndim=[1] * len(used))
+        given = dict(zip((f.name for f in used), outputs))
+        encoded, labels = given['images'], given['labels']
+        if 'shapes' in given:
+            images = fn.decoders.image_slice(encoded, given['anchors'], given['shapes'], axis_names='HW',
+                                             device=data.decoder, output_type=types.RGB)
         else:
             images = fn.decoders.image(encoded, device=data.decoder, output_type=types.RGB)
         if on_gpu and data.decoder == 'cpu':
@@ -116,10 +131,10 @@ def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is
         else:
             images = fn.resize(images, size=[side, side], **interpolation)
             if data.crop == 'padded':
-                images = fn.slice(images, start=fn.cast(anchors, dtype=types.INT32), shape=[side, side], axes=[0, 1],
-                                  out_of_bounds_policy='pad', fill_values=0)
+                images = fn.slice(images, start=fn.cast(given['anchors'], dtype=types.INT32), shape=[side, side],
+                                  axes=[0, 1], out_of_bounds_policy='pad', fill_values=0)
         images = fn.crop_mirror_normalize(
-            images, crop=[side, side], mirror=mirrors, mean=list(data.mean), std=list(data.std),
+            images, crop=[side, side], mirror=given['mirrors'], mean=list(data.mean), std=list(data.std),
             dtype=types.FLOAT16 if config.train.precision == 'float16' else types.FLOAT,
             output_layout='CHW' if config.model.layout == 'NCHW' else 'HWC', pad_output=data.pad_to_4_channels)
         pipe.set_outputs(images, labels.gpu() if on_gpu else labels)
@@ -129,19 +144,22 @@ def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is
 
 def _read_ahead(records: RecordFile, data: DataConfig,
                 wanted: Iterator[tuple[np.ndarray, np.ndarray | None]]) -> Iterator[Inputs]:
-    """Reads the wanted (samples, uniforms) in order, prefetch_depth batches ahead, with read_threads threads."""
-    with ThreadPoolExecutor(data.read_threads, 'read') as pool:
-        def submit(item: tuple[np.ndarray, np.ndarray | None]) -> tuple[list[Future], np.ndarray | None]:
-            return [pool.submit(records.read, s) for s in item[0]], item[1]
+    """Reads the wanted (samples, uniforms), which never end, in order, prefetch_depth batches ahead, with read_threads threads."""
+    pool = ThreadPoolExecutor(data.read_threads, 'read')
 
-        pending: deque = deque()
+    def submit(item: tuple[np.ndarray, np.ndarray | None]) -> tuple[list[Future], np.ndarray | None]:
+        return [pool.submit(records.read, s) for s in item[0]], item[1]
+
+    pending: deque = deque()
+    try:
         for item in wanted:
             pending.append(submit(item))
             if len(pending) > data.prefetch_depth:
                 futures, uniforms = pending.popleft()
                 yield _fill([f.result() for f in futures], uniforms, data, str(records.path))
-        for futures, uniforms in pending:
-            yield _fill([f.result() for f in futures], uniforms, data, str(records.path))
+    finally:
+        # Not waited for: a forgotten generator may be closed in one of these very threads.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _to_mxnet(tensor_list) -> mx.nd.NDArray:

@@ -48,9 +48,10 @@ def pack_image(encoded: bytes, packing: Packing) -> bytes:
         if packing.resize_shorter is None or min(image.size) == packing.resize_shorter:
             return encoded
         scale = packing.resize_shorter / min(image.size)
-        size = tuple(max(packing.resize_shorter, round(s * scale)) for s in image.size)
+        width, height = (max(packing.resize_shorter, round(side * scale)) for side in image.size)
         buffer = io.BytesIO()
-        image.convert('RGB').resize(size, Image.Resampling.BICUBIC).save(buffer, 'JPEG', quality=_JPEG_QUALITY)
+        resized = image.convert('RGB').resize((width, height), Image.Resampling.BICUBIC)
+        resized.save(buffer, 'JPEG', quality=_JPEG_QUALITY)
         return buffer.getvalue()
 
 

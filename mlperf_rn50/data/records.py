@@ -106,7 +106,8 @@ def load_manifest(folder: Path) -> dict:
     try:
         manifest = json.loads(path.read_text())
         if manifest['format'] != MANIFEST_FORMAT:
-            raise DataError(f'{path}: got format {manifest["format"]}, expected {MANIFEST_FORMAT}; prepare the data again')
+            raise DataError(f'{path}: got format {manifest["format"]}, expected {MANIFEST_FORMAT}; '
+                            'prepare the data again')
         return manifest
     except FileNotFoundError as e:
         raise DataError(f'{path}: no such file; make the data with: mlperf-rn50 prepare') from e

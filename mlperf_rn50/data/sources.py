@@ -90,7 +90,8 @@ def digits() -> Dataset:
     parts = train_test_split(pixels, bunch.target, test_size=360, stratify=bunch.target, random_state=0)
     train, validation, train_labels, validation_labels = parts
     return Dataset('digits', f'sklearn.datasets.load_digits, scikit-learn {sklearn.__version__}', list('0123456789'),
-                   _from_pixels(train, train_labels, 'train'), _from_pixels(validation, validation_labels, 'validation'))
+                   _from_pixels(train, train_labels, 'train'),
+                   _from_pixels(validation, validation_labels, 'validation'))
 
 
 class _ArrayUnpickler(pickle.Unpickler):

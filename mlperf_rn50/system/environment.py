@@ -32,8 +32,8 @@ def git_commit() -> str | None:
     """Commit of the program's checkout, with '-dirty' where files differ from it; None outside one."""
     folder = Path(mlperf_rn50.__file__).parent
     try:
-        done = subprocess.run(['git', '-C', str(folder), 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*'],
-                              capture_output=True, text=True, timeout=10)
+        command = ['git', '-C', str(folder), 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None

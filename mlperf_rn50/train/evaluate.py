@@ -63,9 +63,10 @@ def evaluate(net: mx.gluon.HybridBlock, batches: Iterable[Batch], num_images: in
     Raises:
         RunFailed: the ranks together did not see each image once.
     """
-    num_seen, counts = 0, 0
+    num_seen, counts = 0, mx.nd.zeros((2,))
     for batch in batches:
-        counts = correct_counts(net(batch.images), batch.labels, batch.num_valid) + counts
+        counts = counts.as_in_context(batch.labels.context) + correct_counts(net(batch.images), batch.labels,
+                                                                              batch.num_valid)
         num_seen += batch.num_valid
     top1, top5 = counts.asnumpy()
     num_top1, num_top5, total = comm.sum_counts([int(top1), int(top5), num_seen])

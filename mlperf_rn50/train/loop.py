@@ -12,8 +12,8 @@ import mxnet as mx
 import numpy as np
 
 from mlperf_rn50.config import Config, check_values, render_yaml
-from mlperf_rn50.data.pipeline import Batch, eval_batches, train_batches
-from mlperf_rn50.errors import (EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, CheckpointError, ConfigError, RunFailed)
+from mlperf_rn50.data.pipeline import eval_batches, train_batches
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, CheckpointError, ConfigError, RunFailed
 from mlperf_rn50.mlperf.writer import RunLog
 from mlperf_rn50.model.describe import describe
 from mlperf_rn50.model.resnet import count_flops, count_parameters
@@ -208,8 +208,8 @@ class Program:
         channels = 4 if data.pad_to_4_channels else 3
         shape = (channels, side, side) if self.config.model.layout == 'NCHW' else (side, side, channels)
         self.console.info('%s -> %s', self.config.data.dataset, self.run.result)
-        self.console.info('ResNet-%d v1.5: %s parameters, %.2f GFLOP per image; %d ranks x %d = global batch %d; seed %d',
-                          self.config.model.depth, f'{count_parameters(trainer.net):,}',
+        self.console.info('ResNet-%d v1.5: %s parameters, %.2f GFLOP per image; %d ranks x %d = global batch %d; '
+                          'seed %d', self.config.model.depth, f'{count_parameters(trainer.net):,}',
                           count_flops(trainer.net, shape) / 1e9, self.plan.world_size,
                           self.plan.global_batch_size // self.plan.world_size, self.plan.global_batch_size, self.seed)
 
@@ -393,7 +393,8 @@ def render_outcome(outcome: Outcome, config: Config) -> str:
     if outcome.status == 'converged':
         head = f'converged: {outcome.epochs_to_converge} epochs to Top-1 {100 * outcome.best_top1:.2f} % on {name}'
     elif outcome.status == 'interrupted':
-        head = f'interrupted: go on with --resume {outcome.run.dir}; best Top-1 {100 * outcome.best_top1:.2f} % on {name}'
+        head = (f'interrupted: go on with --resume {outcome.run.dir}; '
+                f'best Top-1 {100 * outcome.best_top1:.2f} % on {name}')
     else:
         head = (f'aborted: not converged, best Top-1 {100 * outcome.best_top1:.2f} % on {name}, '
                 f'target {100 * config.train.target_accuracy:.2f} %')

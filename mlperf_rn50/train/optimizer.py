@@ -34,7 +34,8 @@ class Optimizer:
         weights = [params[n].data() for n in self.names]
         self._weights, self._grads = weights, [params[n].grad() for n in self.names]
         self._num_weights = sum(n.endswith('_weight') for n in self.names)
-        self._decays = [config.weight_decay if n.endswith('_weight') or config.decay_bn_and_bias else 0.0 for n in self.names]
+        self._decays = [config.weight_decay if n.endswith('_weight') or config.decay_bn_and_bias else 0.0
+                        for n in self.names]
         self._decay = mx.nd.array(self._decays, weights[0].context)
         self._ones = mx.nd.ones_like(self._decay)
         is_mixed = [w.dtype == np.float16 for w in weights]

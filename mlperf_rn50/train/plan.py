@@ -83,7 +83,8 @@ def make_plan(config: Config, world_size: int) -> Plan:
         if rest or not local:
             fit = max(1, round(t.global_batch_size / passes)) * passes
             raise ConfigError(f'train.global_batch_size: got {t.global_batch_size}, expected a multiple of {passes} '
-                              f'({world_size} ranks x {t.gradient_accumulation_steps} accumulation steps), such as {fit}')
+                              f'({world_size} ranks x {t.gradient_accumulation_steps} accumulation steps), '
+                              f'such as {fit}')
     max_epochs = t.max_epochs or max(1, int(config.schedule.decay_epochs))
     return Plan(config, world_size, local, t.eval_batch_size or local, max_epochs)
 

@@ -7,7 +7,6 @@ from mxnet import autograd
 from mxnet.gluon import HybridBlock
 
 from mlperf_rn50.data.pipeline import Batch, device_context
-from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.model.resnet import build_resnet
 from mlperf_rn50.train.comm import Comm
 from mlperf_rn50.train.optimizer import Optimizer

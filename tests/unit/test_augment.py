@@ -1,0 +1,63 @@
+"""Crop windows: inside the image, of the asked area and aspect, and as drawn."""
+import numpy as np
+import pytest
+
+from mlperf_rn50.data.augment import NUM_TRIES, padded_crop_anchors, random_resized_crops
+
+AREA, ASPECT = (0.08, 1.0), (0.75, 4 / 3)
+
+
+def crops(n=2000, h=375, w=500, area=AREA, aspect=ASPECT):
+    uniforms = np.random.default_rng(0).random((n, 4 * NUM_TRIES))
+    anchor, shape = random_resized_crops(uniforms, np.full(n, h), np.full(n, w), area, aspect)
+    return anchor * [h, w], shape * [h, w]
+
+
+def test_inside_the_image():
+    anchor, shape = crops()
+    assert (anchor >= 0).all() and (shape >= 0.99).all()
+    assert (anchor + shape <= [375.01, 500.01]).all()
+
+
+def test_area_and_aspect_cover_their_ranges_and_stay_in_them():
+    _, shape = crops()
+    area, aspect = shape.prod(axis=1) / (375 * 500), shape[:, 1] / shape[:, 0]
+    assert 0.078 < area.min() < 0.1 and 0.9 < area.max() <= 1.0
+    assert 0.72 < aspect.min() < 0.78 and 1.3 < aspect.max() < 1.37
+    assert abs(np.log(aspect).mean()) < 0.05
+
+
+def test_windows_reach_every_border():
+    anchor, shape = crops()
+    assert anchor.min() < 0.01
+    assert ((anchor + shape).max(axis=0) > [374.9, 499.9]).all()
+
+
+def test_first_try_that_fits_is_taken():
+    u = np.zeros((1, 4 * NUM_TRIES))
+    u[0, 0:4] = [0.999, 0.999, 0, 0]  # the whole area at aspect 4/3 does not fit into a square
+    u[0, 4:8] = [0.0, 0.5, 0.5, 0.5]  # a tenth of the side at aspect 1, in the middle
+    anchor, shape = random_resized_crops(u, np.array([100]), np.array([100]), (0.01, 1.0), (0.75, 4 / 3))
+    np.testing.assert_allclose(shape, [[0.1, 0.1]], atol=1e-6)
+    np.testing.assert_allclose(anchor, [[0.45, 0.45]], atol=1e-6)
+
+
+@pytest.mark.parametrize('h, w', [(100, 1000), (1000, 100)])
+def test_centre_crop_where_nothing_fits(h, w):
+    anchor, shape = crops(1, h, w, area=(1.0, 1.0))
+    assert shape.min() == pytest.approx(100)
+    assert shape.max() == pytest.approx(133, abs=1)
+    np.testing.assert_allclose(anchor * 2 + shape, [[h, w]], atol=1.01)
+
+
+def test_one_pixel_image():
+    anchor, shape = crops(5, 1, 1)
+    np.testing.assert_allclose(anchor, 0)
+    np.testing.assert_allclose(shape, 1)
+
+
+def test_padded_anchors_take_every_shift_equally():
+    anchors = padded_crop_anchors(np.random.default_rng(0).random((9000, 2)), 4)
+    values, counts = np.unique(anchors[:, 0], return_counts=True)
+    assert list(values) == list(range(-4, 5))
+    assert counts.min() > 850

@@ -1,0 +1,195 @@
+"""What DALI delivers: every sample once over all ranks, the right pixels, and memory that stays valid."""
+import io
+from dataclasses import replace
+from itertools import islice
+
+import mxnet as mx
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlperf_rn50.config import Config, DataConfig, ModelConfig
+from mlperf_rn50.data.pipeline import eval_batches, train_batches
+from mlperf_rn50.data.prepare import Packing, pack
+from mlperf_rn50.data.shards import Shard
+from mlperf_rn50.data.sources import Dataset, Sample
+from mlperf_rn50.errors import DataError
+
+
+def png(pixels) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, 'PNG')
+    return buffer.getvalue()
+
+
+def make_config(folder, images, num_val=1, **data) -> Config:
+    """A prepared data set whose i-th training image has label i, so that labels tell which samples came."""
+    samples = [Sample(i, f'{i}', png(image)) for i, image in enumerate(images)]
+    pack(Dataset('numbered', 'test', [str(i) for i in range(max(2, len(samples)))], samples, samples[:num_val]),
+         folder, Packing(None), 1, False)
+    side = images[0].shape[0]
+    keys = dict(dir=str(folder), dataset='numbered', num_train=len(images), num_val=num_val,
+                num_classes=max(2, len(images)), image_size=side, resize_shorter=side, crop='none',
+                mirror_probability=0.0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), num_threads=1, read_threads=2)
+    return Config(data=DataConfig(**{**keys, **data}))
+
+
+def ramp(n, side=8):
+    """Images that all differ, and whose left and right halves do."""
+    base = np.arange(side * side * 3, dtype=np.uint8).reshape(side, side, 3)
+    return [base + np.uint8(i) for i in range(n)]
+
+
+@pytest.fixture(scope='module')
+def numbered(tmp_path_factory):
+    """Configurations of 21, 22 and 23 numbered images: around multiples of the batches below."""
+    return {n: make_config(tmp_path_factory.mktemp('numbered') / str(n), ramp(n), num_val=n) for n in (21, 22, 23, 24)}
+
+
+@pytest.mark.parametrize('num_samples', [21, 22, 23, 24])
+@pytest.mark.parametrize('world_size', [1, 2, 3, 4, 7])
+def test_an_epoch_is_exactly_the_data_set(numbered, world_size, num_samples):
+    config, epochs = numbered[num_samples], []
+    for epoch in (0, 1):
+        counted, padded, num_steps = [], 0, set()
+        for rank in range(world_size):
+            shard = Shard(num_samples, rank, world_size, 2)
+            steps = shard.steps_per_epoch
+            batches = train_batches(config, shard, 9, epoch * steps, None)
+            for batch in islice(batches, steps):
+                labels = batch.labels.asnumpy()
+                counted.extend(labels[:batch.num_valid])
+                padded += len(labels) - batch.num_valid
+            num_steps.add(steps)
+        assert sorted(counted) == list(range(num_samples))
+        assert padded == Shard(num_samples, 0, world_size, 2).num_padded
+        assert len(num_steps) == 1
+        epochs.append(counted)
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize('world_size', [1, 2, 3, 4, 7])
+def test_an_evaluation_is_exactly_the_validation_set_each_time(numbered, world_size):
+    for num_samples, config in numbered.items():
+        passes = [eval_batches(config, Shard(num_samples, r, world_size, 2), None) for r in range(world_size)]
+        for _ in range(2):
+            counted = [label for start in passes for b in start() for label in b.labels.asnumpy()[:b.num_valid]]
+            assert sorted(counted) == list(range(num_samples))
+
+
+def test_batches_from_a_later_step_are_those_of_a_run_from_the_start(numbered):
+    config = replace(numbered[23], data=replace(numbered[23].data, crop='random_resized', mirror_probability=0.5))
+    shard = Shard(23, 1, 2, 4)
+    whole = list(islice(train_batches(config, shard, 9, 0, None), 8))
+    later = list(islice(train_batches(config, shard, 9, 5, None), 3))
+    for a, b in zip(whole[5:], later):
+        np.testing.assert_array_equal(a.images.asnumpy(), b.images.asnumpy())
+        np.testing.assert_array_equal(a.labels.asnumpy(), b.labels.asnumpy())
+        assert a.num_valid == b.num_valid
+
+
+def test_the_ranks_of_a_step_augment_as_one_rank_would(numbered):
+    config = replace(numbered[24], data=replace(numbered[24].data, crop='random_resized', mirror_probability=0.5))
+    one = next(train_batches(config, Shard(24, 0, 1, 8), 9, 0, None)).images.asnumpy()
+    two = [next(train_batches(config, Shard(24, r, 2, 4), 9, 0, None)).images.asnumpy() for r in (0, 1)]
+    np.testing.assert_array_equal(np.stack(two, axis=1).reshape(one.shape), one)
+
+
+def test_pixels_arrive_unchanged_and_normalised(numbered):
+    batch = next(train_batches(numbered[21], Shard(21, 0, 1, 5), 1, 0, None))
+    images, expected = batch.images.asnumpy(), ramp(21)
+    for image, label in zip(images, batch.labels.asnumpy()):
+        np.testing.assert_array_equal(image.transpose(1, 2, 0), expected[label])
+    data = replace(numbered[21].data, mean=(10.0, 20.0, 30.0), std=(2.0, 4.0, 8.0))
+    scaled = next(train_batches(Config(data=data), Shard(21, 0, 1, 5), 1, 0, None)).images.asnumpy()
+    mean, std = np.array([10, 20, 30]).reshape(1, 3, 1, 1), np.array([2, 4, 8]).reshape(1, 3, 1, 1)
+    np.testing.assert_allclose(scaled, (images - mean) / std, atol=1e-5)
+
+
+def test_channels_last_and_fourth_channel(numbered):
+    data = replace(numbered[21].data, pad_to_4_channels=True)
+    config = Config(data=data, model=ModelConfig(layout='NHWC'))
+    batch = next(train_batches(config, Shard(21, 0, 1, 5), 1, 0, None))
+    images = batch.images.asnumpy()
+    assert images.shape == (5, 8, 8, 4)
+    assert not images[..., 3].any()
+    np.testing.assert_array_equal(images[0, ..., :3], ramp(21)[batch.labels.asnumpy()[0]])
+
+
+def test_mirror_flips_all_or_none(numbered):
+    for probability in (0.0, 1.0):
+        data = replace(numbered[21].data, mirror_probability=probability)
+        batch = next(train_batches(Config(data=data), Shard(21, 0, 1, 5), 1, 0, None))
+        expected = ramp(21)[batch.labels.asnumpy()[0]]
+        got = batch.images.asnumpy()[0].transpose(1, 2, 0)
+        np.testing.assert_array_equal(got, expected[:, ::-1] if probability else expected)
+
+
+def test_padded_crop_is_a_shift_with_black_borders(numbered):
+    data = replace(numbered[24].data, crop='padded', crop_padding=2)
+    batch = next(train_batches(Config(data=data), Shard(24, 0, 1, 24), 1, 0, None))
+    shifts = set()
+    for image, label in zip(batch.images.asnumpy(), batch.labels.asnumpy()):
+        padded = np.pad(ramp(24)[label], ((2, 2), (2, 2), (0, 0)))
+        places = [(y, x) for y in range(5) for x in range(5)
+                  if (padded[y:y + 8, x:x + 8] == image.transpose(1, 2, 0)).all()]
+        assert len(places) == 1
+        shifts.update(places)
+    assert len(shifts) > 5
+
+
+def test_random_crop_cuts_the_drawn_window(tmp_path):
+    # An image whose red is its column and green its row, so that a crop tells where it was cut.
+    y, x = np.mgrid[0:64, 0:64].astype(np.uint8)
+    image = np.stack([x, y, np.zeros_like(x)], axis=2)
+    config = make_config(tmp_path, [image] * 2, crop='random_resized', min_area=0.25, max_area=0.25,
+                         min_aspect=1.0, max_aspect=1.0)
+    images = next(train_batches(config, Shard(2, 0, 1, 2), 4, 0, None)).images.asnumpy()
+    for red, green, _ in images:
+        assert 29 < red.max() - red.min() < 33  # half the side
+        assert 29 < green.max() - green.min() < 33
+
+
+def test_evaluation_crops_the_centre_of_the_resized_image(tmp_path):
+    y, x = np.mgrid[0:64, 0:64].astype(np.uint8)
+    image = np.stack([x, y, np.zeros_like(x)], axis=2)
+    config = make_config(tmp_path, [image] * 2, image_size=32, resize_shorter=64)
+    red = next(eval_batches(config, Shard(1, 0, 1, 1), None)()).images.asnumpy()[0, 0]
+    np.testing.assert_array_equal(red[0], np.arange(16, 48))
+
+
+def test_batches_share_dalis_memory_and_outlive_its_queue(numbered):
+    config = numbered[24]
+    batches = list(islice(train_batches(config, Shard(24, 0, 1, 2), 9, 0, None), 12))
+    mx.nd.waitall()
+    for batch in batches:
+        for image, label in zip(batch.images.asnumpy(), batch.labels.asnumpy()):
+            np.testing.assert_array_equal(image.transpose(1, 2, 0), ramp(24)[label])
+
+
+def test_a_damaged_image_stops_with_one_line(tmp_path):
+    config = make_config(tmp_path, ramp(4))
+    rec = tmp_path / 'train.rec'
+    content = bytearray(rec.read_bytes())
+    start = content.find(b'\x89PNG')
+    content[start:start + 60] = b'\0' * 60
+    rec.write_bytes(content)
+    with pytest.raises(DataError, match='the input pipeline failed') as e:
+        for batch in islice(train_batches(config, Shard(4, 0, 1, 2), 1, 0, None), 2):
+            batch.images.asnumpy()
+    assert '\n' not in str(e.value)
+
+
+def test_a_label_outside_the_classes_is_refused(tmp_path):
+    config = make_config(tmp_path, ramp(4))
+    config = replace(config, data=replace(config.data, num_classes=3))
+    with pytest.raises(DataError, match='num_classes'):
+        next(train_batches(config, Shard(4, 0, 1, 4), 1, 0, None))
+
+
+def test_synthetic_needs_no_file():
+    config = Config(data=DataConfig(synthetic=True, image_size=16, resize_shorter=16, num_classes=5))
+    batches = list(islice(train_batches(config, Shard(10, 0, 1, 4), 1, 0, None), 3))
+    assert [b.num_valid for b in batches] == [4, 4, 2]
+    assert batches[0].images.shape == (4, 3, 16, 16)
+    assert sum(b.num_valid for b in eval_batches(config, Shard(10, 0, 1, 4), None)()) == 10
