@@ -45,7 +45,7 @@ class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 
 
 def _parser(**keys: Any) -> ArgumentParser:
-    return ArgumentParser(exit_on_error=False, formatter_class=_HelpFormatter, **keys)
+    return ArgumentParser(exit_on_error=False, allow_abbrev=False, formatter_class=_HelpFormatter, **keys)
 
 
 def _train_parser() -> ArgumentParser:
@@ -167,8 +167,12 @@ def _run_train(options: Namespace, argv: Sequence[str]) -> int:
     else:
         config = resolve_config(Path(options.config) if options.config else None, argv)
     from mlperf_rn50.train.comm import open_comm
-    from mlperf_rn50.train.loop import train
-    return train(config, open_comm(config.comm.compression), resume).exit_code
+    from mlperf_rn50.train.loop import render_outcome, train
+    comm = open_comm(config.comm.compression)
+    outcome = train(config, comm, resume)
+    if comm.rank == 0:
+        print(render_outcome(outcome, config), flush=True)
+    return outcome.exit_code
 
 
 def _run_prepare(options: Namespace) -> int:

@@ -84,11 +84,11 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
 def augmentation_uniforms(shard: Shard, seed: int, epoch: int, step: int, micro: int, num_draws: int) -> np.ndarray:
     """Random numbers for the augmentation of this rank's samples of one forward pass.
 
-    They are drawn for the whole micro-batch and then cut, so an image is augmented in the same way
-    whatever the number of ranks, and a resumed run needs no random state.
+    They are drawn for the whole global batch and then cut, so an image is augmented in the same way
+    whatever the number of ranks and passes, and a resumed run needs no random state.
 
     Returns:
         float64 in [0, 1), shape (local_batch_size, num_draws).
     """
-    draws = _generator(_AUGMENT_STREAM, seed, epoch, step, micro).random((shard.micro_batch_size, num_draws))
-    return draws[shard.rank::shard.world_size]
+    draws = _generator(_AUGMENT_STREAM, seed, epoch, step).random((shard.global_batch_size, num_draws))
+    return draws[shard.positions(0, micro)]

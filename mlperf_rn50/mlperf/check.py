@@ -204,6 +204,9 @@ def _explain(message: str, lines: list) -> str:
         best = [a for line in lines if line.key == m[1] and (a := line.value['value']) is not None]
         hint = f'; the best is {max(best)}' if best and all(isinstance(a, (int, float)) for a in best) else ''
         return f'{m[1]}: no line passes the test {_plain(m[2])}{hint}'
+    if "s['sgd_decay']" in message:
+        return ('optimizer keys: expected opt_learning_rate_decay_boundary_epochs for sgd, or the decay steps, decay '
+                'power, weight decay and epsilon of lars, and none of the other')
     if 'initialized_tensors' in message:
         return 'weights_initialization: the tensors are not exactly those of ResNet-50 as the rules name them'
     return ' '.join(message.split('\ncurrent context')[0].split())[:200]

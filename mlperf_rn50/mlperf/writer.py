@@ -35,6 +35,8 @@ class _Sink(logging.Handler):
     def __init__(self, path: Path | None, mode: str):
         super().__init__()
         self._file = open(path, mode, buffering=1) if path else None
+        if self._file and path and mode == 'a' and not path.read_bytes().endswith(b'\n'):
+            self._file.write('\n')  # the run that is resumed was killed in the middle of a line
 
     def emit(self, record):
         if self._file:

@@ -11,7 +11,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 
-from mlperf_rn50.config import Config, check_values, render_yaml
+from mlperf_rn50.config import IMAGENET, Config, check_values, render_yaml
 from mlperf_rn50.data.pipeline import eval_batches, train_batches
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, CheckpointError, ConfigError, RunFailed
 from mlperf_rn50.mlperf.writer import RunLog
@@ -347,7 +347,8 @@ class Program:
                           self.num_images / self.train_s if self.train_s else 0.0, self.run)
         self._metrics(event='end', status=status, epochs_to_converge=epochs_to_converge, time_to_train_s=time_s,
                       best_top1=self.best_top1, images_per_s=outcome.images_per_s)
-        self.console.info('%s', render_outcome(outcome, self.config))
+        self.console.info('%s after %.1f s, best Top-1 %.2f %% on %s', status, time_s, 100 * self.best_top1,
+                          self.config.data.dataset)
         self.comm.barrier()  # nobody leaves before the files are written: a launcher may end the others
         return outcome
 
@@ -388,14 +389,20 @@ def _device_id(config: Config, comm: Comm) -> int | None:
 
 
 def render_outcome(outcome: Outcome, config: Config) -> str:
-    """One line that says how a run ended, with its data set wherever an accuracy stands."""
-    name = config.data.dataset + (' (synthetic)' if config.data.synthetic else '')
-    if outcome.status == 'converged':
-        head = f'converged: {outcome.epochs_to_converge} epochs to Top-1 {100 * outcome.best_top1:.2f} % on {name}'
-    elif outcome.status == 'interrupted':
-        head = (f'interrupted: go on with --resume {outcome.run.dir}; '
-                f'best Top-1 {100 * outcome.best_top1:.2f} % on {name}')
-    else:
-        head = (f'aborted: not converged, best Top-1 {100 * outcome.best_top1:.2f} % on {name}, '
-                f'target {100 * config.train.target_accuracy:.2f} %')
-    return f'{head}; time to train {outcome.time_to_train_s:.1f} s; {outcome.images_per_s:.0f} images/s'
+    """How a run ended, with its data set wherever an accuracy stands."""
+    data, train_ = config.data, config.train
+    name = data.dataset + (', synthetic images' if data.synthetic else '')
+    if data.dataset != IMAGENET:
+        name += ' (not ImageNet)'
+    end = {'converged': 'converged', 'aborted': 'aborted: the target was not reached',
+           'interrupted': f'interrupted; go on with: mlperf-rn50 train --resume {outcome.run.dir}'}[outcome.status]
+    epochs = 'none' if outcome.epochs_to_converge is None else str(outcome.epochs_to_converge)
+    return '\n'.join([
+        f'status              {end}',
+        f'best Top-1          {100 * outcome.best_top1:.2f} % on {name}, target {100 * train_.target_accuracy:.2f} %',
+        f'epochs to converge  {epochs}',
+        f'time to train       {outcome.time_to_train_s:.1f} s{"" if outcome.epochs_to_converge else " so far"}',
+        f'throughput          {outcome.images_per_s:.0f} images/s in training',
+        f'log                 {outcome.run.result}',
+        f'beside it           {", ".join(p.name for p in (outcome.run.config, outcome.run.metrics, outcome.run.env))}, '
+        f'{outcome.run.train_log.name}'])

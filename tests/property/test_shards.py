@@ -58,11 +58,14 @@ def test_orders_are_permutations_that_change_with_seed_and_epoch(seed, epoch):
 
 @settings(deadline=None)
 @given(world_size=st.integers(1, 5), local=st.integers(1, 6), step=st.integers(0, 5))
-def test_an_image_is_augmented_the_same_whatever_the_number_of_ranks(world_size, local, step):
+def test_an_image_is_augmented_the_same_whatever_the_number_of_ranks_and_passes(world_size, local, step):
     whole = augmentation_uniforms(Shard(1000, 0, 1, local * world_size), 5, 1, step, 0, 7)
     for shard in shards(1000, world_size, local, 1):
         mine = augmentation_uniforms(shard, 5, 1, step, 0, 7)
         np.testing.assert_array_equal(mine, whole[shard.rank::world_size])
+    for shard in shards(1000, 1, world_size, local):  # the same batch in `local` passes of world_size images
+        parts = [augmentation_uniforms(shard, 5, 1, step, m, 7) for m in range(local)]
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
     assert ((whole >= 0) & (whole < 1)).all()
 
 

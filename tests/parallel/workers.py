@@ -1,0 +1,123 @@
+"""What the ranks of the parallel tests run: python workers.py NAME OUT ARGUMENTS...; rank r writes OUT/r.json."""
+import json
+import sys
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+
+from mlperf_rn50.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from mlperf_rn50.data.pipeline import eval_batches, train_batches
+from mlperf_rn50.train.comm import open_comm
+from mlperf_rn50.train.evaluate import evaluate
+from mlperf_rn50.train.plan import make_plan
+from mlperf_rn50.train.trainer import Trainer
+
+
+def collectives(comm):
+    """Every method of Comm, each with a result that tells which ranks took part."""
+    r = comm.rank
+    shared = {'b': mx.nd.full((3,), r), 'a': mx.nd.full((2,), 10 + r)}
+    comm.broadcast(shared)
+    grads = [mx.nd.full((4,), 1.0 + r), mx.nd.full((2, 2), 10.0 * (r + 1))]
+    comm.sum_gradients(grads)
+    means = [mx.nd.full((2,), float(r))]
+    comm.average(means)
+    pulse = mx.nd.array([float(r), 1.0])
+    total = comm.sum_in_background(pulse)
+    comm.barrier()
+    return {'rank': r, 'world_size': comm.world_size, 'local': [comm.local_rank, comm.local_size],
+            'broadcast': [shared[n].asnumpy().tolist() for n in 'ab'], 'number': comm.broadcast_number(2**40 + r),
+            'grads': [g.asnumpy().ravel().tolist() for g in grads], 'mean': means[0].asnumpy().tolist(),
+            'pulse': total.asnumpy().tolist(), 'kept': pulse.asnumpy().tolist(),
+            'counts': comm.sum_counts([r, 2**40, r == 0]),
+            'gather': comm.gather(np.array([r, -r], np.float32)).tolist()}
+
+
+def _config(data_dir, optimizer, micro, compression='none', world_size=1) -> Config:
+    return Config(
+        data=DataConfig(dir=data_dir, dataset='digits', num_train=1437, num_val=360, num_classes=10, image_size=32,
+                        resize_shorter=32, crop='random_resized', num_threads=1, read_threads=1),
+        model=ModelConfig(depth=18, zero_gamma=True), optimizer=OptimizerConfig(optimizer, weight_decay=1e-3, lars_eta=0.1),
+        schedule=ScheduleConfig(base_lr=0.02, warmup_epochs=0, decay='step'),
+        train=TrainConfig(global_batch_size=48, gradient_accumulation_steps=micro, label_smoothing=0.1))
+
+
+def _freeze_statistics(block):
+    """BatchNorm with its running statistics, so that a sample does not depend on its batch."""
+    if isinstance(block, (mx.gluon.nn.BatchNorm, mx.gluon.nn.BatchNormReLU)):
+        block._kwargs['use_global_stats'] = True
+    for child in block._children.values():
+        _freeze_statistics(child)
+
+
+def steps(comm, data_dir, optimizer, micro, first_step):
+    """Weights after three steps of 48 images, among them the padded last step of an epoch (step 29)."""
+    plan = make_plan(_config(data_dir, optimizer, int(micro)), comm.world_size)
+    trainer = Trainer(plan, comm, comm.rank, None)  # another seed on every rank: rank 0's weights must win
+    trainer.broadcast()
+    _freeze_statistics(trainer.net)
+    first = int(first_step)
+    batches = train_batches(plan.config, plan.train_shard(comm.rank), 5, first, None)
+    losses = []
+    for step in range(first, first + 3):
+        pulse = trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step), False)
+        losses.append(float(pulse.asnumpy()[0]))
+    params = trainer.net.collect_params()
+    names = ('conv0_weight', 'stage3_unit1_conv1_weight', 'bn0_gamma', 'fc1_weight', 'fc1_bias')
+    return {'losses': losses, **{n: params[n].data().asnumpy().ravel()[:200].tolist() for n in names}}
+
+
+def statistics(comm, data_dir):
+    """Running statistics before and after averaging, and through a snapshot and back."""
+    plan = make_plan(_config(data_dir, 'sgd', 1), comm.world_size)
+    trainer = Trainer(plan, comm, 0, None)
+    trainer.broadcast()
+    batches = train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None)
+    for step in range(2):
+        trainer.step(batches, step, 0.01, False)
+    mean = trainer.net.collect_params()['bn0_running_mean']
+    own = mean.data().asnumpy().tolist()
+    arrays = trainer.snapshot()
+    untouched = mean.data().asnumpy().tolist()
+    trainer.average_statistics()
+    averaged = mean.data().asnumpy().tolist()
+    trainer.restore(arrays if comm.rank == 0 else None)
+    return {'own': own, 'untouched': untouched, 'averaged': averaged, 'restored': mean.data().asnumpy().tolist(),
+            'in_snapshot': arrays['model/bn0_running_mean'].tolist()}
+
+
+def evaluation(comm, data_dir, batch_size):
+    """Counts over the validation set by all ranks."""
+    config = _config(data_dir, 'sgd', 1)
+    config = replace(config, train=replace(config.train, eval_batch_size=int(batch_size)))
+    plan = make_plan(config, comm.world_size)
+    trainer = Trainer(plan, comm, 0, None)
+    batches = eval_batches(config, plan.eval_shard(comm.rank), None)
+    results = [evaluate(trainer.net, batches(), 360, comm) for _ in range(2)]
+    return {'counts': [[r.num_top1, r.num_top5, r.num_images] for r in results]}
+
+
+def shards(comm, data_dir):
+    """Labels and counts of an epoch, through DALI."""
+    plan = make_plan(_config(data_dir, 'sgd', 1), comm.world_size)
+    shard = plan.train_shard(comm.rank)
+    batches = islice(train_batches(plan.config, shard, 3, 0, None), shard.steps_per_epoch)
+    counts = np.zeros(10, int)
+    for batch in batches:
+        counts += np.bincount(batch.labels.asnumpy()[:batch.num_valid], minlength=10)
+    return {'counts': comm.sum_counts(counts.tolist()), 'num_steps': shard.steps_per_epoch}
+
+
+def main():
+    name, out, compression, *arguments = sys.argv[1:]
+    comm = open_comm(compression)
+    result = globals()[name](comm, *arguments)
+    (Path(out) / f'{comm.rank}.json').write_text(json.dumps(result))
+    comm.barrier()
+
+
+if __name__ == '__main__':
+    main()

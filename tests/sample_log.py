@@ -1,0 +1,37 @@
+"""Logs of runs that never were, written by the real writer."""
+from dataclasses import replace
+
+from mlperf_rn50.config import Config, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
+from mlperf_rn50.mlperf.writer import RunLog
+from mlperf_rn50.model.describe import describe
+from mlperf_rn50.model.resnet import ResNet
+
+SGD = Config(run=RunConfig(submission_org='us', submission_platform='here'),
+             train=TrainConfig(local_batch_size=8), schedule=ScheduleConfig(base_lr=0.5, warmup_epochs=5))
+LARS = replace(SGD, optimizer=OptimizerConfig('lars'))
+TENSORS = sorted(n for n, p in ResNet(ModelConfig(), 10).collect_params().items() if p.grad_req != 'null')
+
+
+def write_run(path, config=SGD, accuracies=(0.1, 0.7595), is_success=True, v06=None, cache_clear=True):
+    """The log of a run with an evaluation per block of two epochs."""
+    log = RunLog(path, v06)
+    log.submission(config)
+    log.cache_clear(cache_clear, 'a reason')
+    log.init_start()
+    log.seed(7)
+    log.hyperparameters(config, 64, 8, 1000, 100)
+    log.model(describe(config), TENSORS)
+    log.init_stop()
+    log.run_start()
+    log.data(config, 8, 2)
+    for block, accuracy in enumerate(accuracies):
+        log.block_start(2 * block, 2)
+        for epoch in (2 * block, 2 * block + 1):
+            log.epoch_start(epoch)
+            log.epoch_stop(epoch, 123.4)
+        log.eval_start(epoch)
+        log.eval_stop(epoch, accuracy)
+        log.block_stop(2 * block)
+    log.run_stop(is_success)
+    log.close()
+    return path

@@ -1,0 +1,104 @@
+"""Configurations: what is accepted, and how a mistake is said."""
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+from mlperf_rn50.cli import resolve_config
+from mlperf_rn50.config import Config, check_values, load_yaml, render_yaml, to_tree
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
+
+CONFIGS = sorted((ROOT / 'launch/configs').glob('*.yaml'))
+BATCH = ['--train.local_batch_size', '8']
+
+
+@pytest.mark.parametrize('path', CONFIGS, ids=lambda p: p.stem)
+def test_shipped_configurations_make_a_plan_and_open_with_their_command(path):
+    config = resolve_config(path, [])
+    assert render_plan(make_plan(config, config_world_size(config) or 2))
+    head = path.read_text().split('\n')[:3]
+    assert any(f'mlperf-rn50 train --config launch/configs/{path.name}' in line for line in head)
+    assert any(word in path.read_text() for word in ('ublished', 'easured'))
+
+
+def test_recipes_are_those_published():
+    def numbers(name):
+        c = resolve_config(ROOT / f'launch/configs/{name}.yaml', [])
+        plan = make_plan(c, config_world_size(c))
+        return plan.global_batch_size, c.optimizer.name, c.schedule.base_lr, c.train.target_accuracy
+    assert numbers('dgx1_v05') == (1664, 'sgd', 0.6, 0.749)
+    assert numbers('dgx2_v05') == (4096, 'sgd', 1.8, 0.749)
+    assert numbers('dgx1_v07') == (1664, 'lars', 7.4, 0.759)
+    assert numbers('dgxa100_v07') == (3264, 'sgd', 6, 0.759)
+    assert numbers('dgxa100_v10_8node') == (13056, 'lars', 12.8, 0.759)
+    assert [numbers(f'c4140_v100_{n}node')[0] for n in (1, 2, 4, 8)] == [832, 1664, 3328, 6656]
+
+
+def test_defaults_then_file_then_command_line(tmp_path):
+    path = tmp_path / 'c.yaml'
+    path.write_text('train: {local_batch_size: 16, eval_period: 2}\n')
+    config = resolve_config(path, ['--train.eval_period', '3', '--data.mean', '[1,2,3]'])
+    assert (config.train.local_batch_size, config.train.eval_period, config.train.max_epochs) == (16, 3, None)
+    assert config.data.mean == (1.0, 2.0, 3.0)
+
+
+def test_a_resolved_configuration_reads_back_the_same(tmp_path):
+    config = resolve_config(CONFIGS[0], ['--run.seed', '7'])
+    path = tmp_path / 'config.yaml'
+    path.write_text(render_yaml(config))
+    assert resolve_config(path, []) == config
+    assert to_tree(config) == load_yaml(path)
+
+
+@pytest.mark.parametrize('text, message', [
+    ('optimizer: {warmup_epoch: 5}', 'optimizer.warmup_epoch: unknown key'),
+    ('schedule: {warmup_epoch: 5}', 'schedule.warmup_epoch: unknown key; did you mean warmup_epochs?'),
+    ('shedule: {base_lr: 5}', 'shedule: unknown section; did you mean schedule?'),
+    ('train: 5', 'train: got 5, expected keys under it'),
+    ('- 1', 'got list, expected sections'),
+    ('a: [', 'not a YAML file'),
+    ('train: !!python/object/apply:os.system [ls]', 'not a YAML file'),
+])
+def test_mistakes_in_a_file(tmp_path, text, message):
+    path = tmp_path / 'c.yaml'
+    path.write_text(text)
+    with pytest.raises(ConfigError) as e:
+        load_yaml(path)
+    assert message in str(e.value) and str(path) in str(e.value) and '\n' not in str(e.value)
+
+
+def test_a_missing_file():
+    with pytest.raises(ConfigError, match='none.yaml: cannot read the configuration'):
+        load_yaml(Path('none.yaml'))
+
+
+@pytest.mark.parametrize('options, message', [
+    (['--train.local_batch_siz', '8'], 'did you mean train.local_batch_size?'),
+    ([*BATCH, '--schedule.base_lr', 'x'], 'schedule.base_lr'),
+    ([], 'expected exactly one of them'),
+    ([*BATCH, '--train.global_batch_size', '8'], 'expected exactly one of them'),
+    ([*BATCH, '--train.eval_offset', '4'], 'train.eval_offset: got 4, expected 0 to 3'),
+    ([*BATCH, '--train.target_accuracy', '74.9'], 'expected a fraction such as 0.749'),
+    ([*BATCH, '--train.precision', 'float16'], 'expected float32 or bfloat16 on a CPU'),
+    ([*BATCH, '--train.precision', 'bfloat16', '--train.device', 'gpu'], 'expected float32 or float16 on a GPU'),
+    ([*BATCH, '--data.decoder', 'mixed'], 'nvJPEG needs train.device=gpu'),
+    ([*BATCH, '--model.layout', 'NHWC'], 'expected NCHW'),
+    ([*BATCH, '--schedule.warmup_epochs', '90'], 'expected less than decay_epochs=90.0'),
+    ([*BATCH, '--data.resize_shorter', '200'], 'expected at least image_size=224'),
+    ([*BATCH, '--data.min_area', '0'], 'expected 0 < min_area'),
+    ([*BATCH, '--optimizer.momentum', '1'], 'optimizer.momentum: got 1.0'),
+    (['--train.local_batch_size', '0'], 'train.local_batch_size: got 0, expected a number above 0'),
+    ([*BATCH, '--optimizer.weight_decay', '-1'], 'expected 0 or more'),
+    ([*BATCH, '--model.depth', '51'], 'model.depth'),
+])
+def test_mistakes_on_the_command_line_take_one_line(options, message):
+    with pytest.raises(ConfigError) as e:
+        resolve_config(None, options)
+    assert message in str(e.value) and '\n' not in str(e.value)
+
+
+def test_defaults_need_only_a_batch():
+    with pytest.raises(ConfigError):
+        check_values(Config())
+    assert resolve_config(None, BATCH).train.local_batch_size == 8

@@ -1,0 +1,51 @@
+"""Imports point one way, and the analysis half needs none of the heavy packages."""
+import ast
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT
+
+PACKAGE = ROOT / 'mlperf_rn50'
+# A module may import from its own room and from those below it.
+ROOMS = [{'__main__'}, {'cli'}, {'train'}, {'mlperf', 'data', 'model', 'system'}, {'config'}, {'errors', 'files'}]
+HEAVY = ('mxnet', 'nvidia', 'horovod', 'pandas', 'matplotlib', 'sklearn')
+
+
+def room_of(module: str) -> str:
+    parts = module.split('.')
+    return parts[1] if len(parts) > 1 else '__init__'
+
+
+def level(room: str) -> int:
+    return next(i for i, rooms in enumerate(ROOMS) if room in rooms)
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            if node.module == 'mlperf_rn50':
+                yield from (f'mlperf_rn50.{a.name}' for a in node.names)
+
+
+def test_arrows_point_down():
+    wrong = []
+    for path in PACKAGE.rglob('*.py'):
+        here = path.relative_to(PACKAGE).with_suffix('').parts[0]
+        if here == '__init__':
+            continue
+        for module in imports(path):
+            there = room_of(module) if module.startswith('mlperf_rn50.') else None
+            if there and there != '__version__' and there != here and level(there) <= level(here):
+                wrong.append(f'{path.relative_to(ROOT)} imports {module}')
+    assert not wrong
+
+
+@pytest.mark.parametrize('module', ['cli', 'mlperf.events', 'mlperf.check', 'mlperf.writer', 'train.plan', 'config'])
+def test_light_modules_import_nothing_heavy(module):
+    code = f'import sys, mlperf_rn50.{module}; print([m for m in {HEAVY!r} if m in sys.modules])'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == '[]'

@@ -1,0 +1,146 @@
+"""The network: known sizes, names and strides, and a forward pass against plain NumPy."""
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import mlperf_logging
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mlperf_rn50.config import Config, DataConfig, ModelConfig
+from mlperf_rn50.model.describe import describe
+from mlperf_rn50.model.resnet import ResNet, build_resnet, count_flops, count_parameters, units
+
+
+def net_of(num_classes=10, in_channels=3, **model) -> ResNet:
+    mx.random.seed(0)
+    net = ResNet(ModelConfig(**model), num_classes, in_channels)
+    net.initialize()
+    return net
+
+
+# Parameters as published for torchvision's networks; multiply-adds of v1.5 (ResNet-50: 4.09 G).
+@pytest.mark.parametrize('depth, parameters, giga_macs', [
+    (18, 11_689_512, 1.81), (34, 21_797_672, 3.66), (50, 25_557_032, 4.09),
+    (101, 44_549_160, 7.80), (152, 60_192_808, 11.51)])
+def test_parameters_and_flops(depth, parameters, giga_macs):
+    net = net_of(1000, depth=depth)
+    assert count_parameters(net) == parameters
+    assert count_flops(net, (3, 224, 224)) / 2e9 == pytest.approx(giga_macs, abs=0.01)
+
+
+def test_tensor_names_are_those_of_the_rules():
+    rules = Path(mlperf_logging.__file__).parent / 'compliance_checker/training_2.1.0/closed_resnet.yaml'
+    names = {n for n, p in net_of().collect_params().items() if p.grad_req != 'null'}
+    assert names == set(re.findall(r'"(\w+)"', rules.read_text()))
+
+
+def test_downsampling_sits_on_the_3x3_convolution_and_the_projection():
+    params = net_of().collect_params()
+    strides = {b.name: b._kwargs['stride'] for b in _blocks(net_of()) if isinstance(b, mx.gluon.nn.Conv2D)}
+    for stage in (2, 3, 4):
+        unit = f'stage{stage}_unit1'
+        assert strides[f'{unit}_conv1'] == (1, 1)
+        assert strides[f'{unit}_conv2'] == strides[f'{unit}_conv1sc'] == (2, 2)
+    assert not [n for n in params if n.endswith('conv1_bias')]
+
+
+def _blocks(block):
+    yield block
+    for child in block._children.values():
+        yield from _blocks(child)
+
+
+def test_initialisation():
+    params = net_of(1000).collect_params()
+    assert params['fc1_weight'].data().asnumpy().std() == pytest.approx(0.01, rel=0.02)
+    assert not params['fc1_bias'].data().asnumpy().any()
+    conv = params['stage4_unit1_conv2_weight'].data().asnumpy()
+    assert conv.std() == pytest.approx(np.sqrt(2 / (512 * 9)), rel=0.01)  # Xavier, fan-in, magnitude 2
+    assert (params['stage1_unit1_bn3_gamma'].data().asnumpy() == 1).all()
+
+
+def test_zero_gamma_is_on_the_last_norm_of_each_unit_only():
+    params = net_of(zero_gamma=True).collect_params()
+    zero = {n for n, p in params.items() if n.endswith('gamma') and not p.data().asnumpy().any()}
+    assert zero == {f'{u.name}_bn3_gamma' for u in units(50)}
+
+
+def test_the_seed_decides_the_weights():
+    config = Config(model=ModelConfig(depth=18), data=DataConfig(num_classes=4))
+    nets = [build_resnet(config, mx.cpu(), seed) for seed in (1, 1, 2)]
+    weights = [n.collect_params()['fc1_weight'].data().asnumpy() for n in nets]
+    assert (weights[0] == weights[1]).all() and (weights[0] != weights[2]).any()
+
+
+def test_fused_norm_and_relu_is_the_same_function():
+    x = mx.nd.random.normal(shape=(2, 3, 32, 32))
+    outputs = [net_of(depth=18, fused_bn_relu=fused)(x).asnumpy() for fused in (False, True)]
+    np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
+
+
+def test_four_input_channels():
+    assert net_of(in_channels=4, depth=18)(mx.nd.ones((1, 4, 32, 32))).shape == (1, 10)
+
+
+# --- an independent forward pass -------------------------------------------------------------------
+
+def conv(x, w, stride):
+    """Cross-correlation with padding k // 2, by sliding windows: (n, c, h, w), (o, c, k, k)."""
+    pad = w.shape[2] // 2
+    x = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], axis=(2, 3))[:, :, ::stride, ::stride]
+    return np.einsum('ncyxij,ocij->noyx', windows, w)
+
+
+def norm(x, p, name):
+    g, b, m, v = (p[f'{name}_{k}'].reshape(1, -1, 1, 1) for k in ('gamma', 'beta', 'running_mean', 'running_var'))
+    return (x - m) / np.sqrt(v + 1e-5) * g + b
+
+
+def unit_forward(x, p, unit):
+    layers = [(1, unit.stride), (2, 1)]
+    if unit.is_bottleneck:
+        layers = [(1, 1), (2, unit.stride), (3, 1)]
+    y = x
+    for i, stride in layers:
+        y = norm(conv(y, p[f'{unit.name}_conv{i}_weight'], stride), p, f'{unit.name}_bn{i}')
+        y = np.maximum(y, 0) if i < len(layers) else y
+    if unit.has_projection:
+        x = norm(conv(x, p[f'{unit.name}_conv1sc_weight'], unit.stride), p, f'{unit.name}_bnsc')
+    return np.maximum(x + y, 0)
+
+
+def resnet_forward(x, p, depth):
+    x = np.maximum(norm(conv(x, p['conv0_weight'], 2), p, 'bn0'), 0)
+    x = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
+    x = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3))[:, :, ::2, ::2].max(axis=(4, 5))
+    for unit in units(depth):
+        x = unit_forward(x, p, unit)
+    return x.mean(axis=(2, 3)) @ p['fc1_weight'].T + p['fc1_bias']
+
+
+@pytest.mark.parametrize('depth', [18, 50])
+def test_forward_pass_against_numpy(depth):
+    net, random = net_of(depth=depth), np.random.default_rng(0)
+    for name, p in net.collect_params().items():
+        if name.endswith(('gamma', 'running_var')):
+            p.set_data(mx.nd.array(random.uniform(0.5, 1.5, p.shape)))
+        elif name.endswith(('beta', 'running_mean', 'bias')):
+            p.set_data(mx.nd.array(random.normal(0, 0.1, p.shape)))
+    x = random.standard_normal((2, 3, 32, 32)).astype(np.float32)
+    params = {n: p.data().asnumpy().astype(np.float64) for n, p in net.collect_params().items()}
+    expected = resnet_forward(x.astype(np.float64), params, depth)
+    net.hybridize(static_alloc=True, static_shape=True)
+    np.testing.assert_allclose(net(mx.nd.array(x)).asnumpy(), expected, rtol=1e-3, atol=1e-4 * abs(expected).max())
+
+
+def test_described_for_the_v05_log_layer_by_layer():
+    tags = [tag for tag, _ in describe(Config())]
+    assert tags.count('model_hp_begin_block') == tags.count('model_hp_end_block') == 16
+    assert tags.count('model_hp_projection_shortcut') == 4
+    last = [v for t, v in describe(Config()) if t == 'model_hp_end_block'][-1]
+    assert last == 'Block Output: (2048, 7, 7)'
+    small = describe(replace(Config(), model=ModelConfig(depth=18)))
+    assert [v for t, v in small if t == 'model_hp_block_type'][0] == 'basic_block'

@@ -1,0 +1,111 @@
+"""The log of a run: every event of the rules, once, in order, in every vocabulary."""
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sample_log import LARS, SGD, write_run
+
+from mlperf_rn50.config import ScheduleConfig
+from mlperf_rn50.mlperf import check
+from mlperf_rn50.mlperf.writer import RunLog
+
+def events(path, line_format='MLLOG'):
+    return [e for _, e in check.read_events(path) if e.line_format == line_format]
+
+
+def values(path, key, line_format='MLLOG'):
+    return [e.value for e in events(path, line_format) if e.key == key]
+
+
+def test_epochs_count_from_one_and_in_v05_from_zero(tmp_path):
+    path = write_run(tmp_path / 'result_0.txt')
+    assert [e.metadata['epoch_num'] for e in events(path) if e.key == 'epoch_start'] == [1, 2, 3, 4]
+    assert values(path, 'train_epoch', 'MLPv0.5.0') == [0, 1, 2, 3]
+    assert values(path, 'eval_accuracy') == [0.1, 0.7595]
+    assert values(path, 'eval_accuracy', 'MLPv0.5.0') == [{'epoch': 1, 'value': 0.1}, {'epoch': 3, 'value': 0.7595}]
+    blocks = [e.metadata for e in events(path) if e.key == 'block_start']
+    assert [(b['first_epoch_num'], b['epoch_count']) for b in blocks] == [(1, 2), (3, 2)]
+
+
+def test_order_of_the_rules(tmp_path):
+    keys = [e.key for e in events(write_run(tmp_path / 'result_0.txt'))]
+    order = ['submission_benchmark', 'cache_clear', 'init_start', 'seed', 'global_batch_size', 'init_stop',
+             'run_start', 'train_samples', 'block_start', 'epoch_start', 'epoch_stop', 'eval_start', 'eval_accuracy',
+             'eval_stop', 'block_stop', 'run_stop']
+    places = [keys.index(k) for k in order]
+    assert places == sorted(places)
+    v05 = [e.key for e in events(tmp_path / 'result_0.txt', 'MLPv0.5.0')]
+    assert v05[:2] == ['run_clear_caches', 'run_start'] and v05[-2:] == ['run_stop', 'run_final']
+
+
+def test_lines_name_the_place_that_logged_them(tmp_path):
+    path = write_run(tmp_path / 'result_0.txt')
+    for line_format in ('MLLOG', 'MLPv0.5.0'):
+        assert {e.metadata['file'] for e in events(path, line_format)} == {'tests/sample_log.py'}
+
+
+def test_optimizer_keys_are_those_of_the_optimizer_that_ran(tmp_path):
+    sgd = write_run(tmp_path / 'sgd.txt')
+    lars = write_run(tmp_path / 'lars.txt', LARS)
+    assert {e.key for e in events(sgd) if 'lars' in e.key} == set()
+    assert {e.key for e in events(lars) if e.key.startswith('sgd')} == set()
+    assert values(lars, 'lars_opt_learning_rate_decay_poly_power') == [2.0]
+    assert values(lars, 'lars_epsilon') == [0.0]
+    step = replace(SGD, schedule=ScheduleConfig(decay='step'))
+    path = write_run(tmp_path / 'step.txt', step)
+    assert values(path, 'opt_learning_rate_decay_boundary_epochs') == [[30.0, 60.0, 80.0]]
+    assert values(path, 'sgd_opt_learning_rate_decay_poly_power') == []
+
+
+def test_cache_clear_says_what_was_done(tmp_path):
+    path = write_run(tmp_path / 'result_0.txt', cache_clear=False)
+    event = next(e for e in events(path) if e.key == 'cache_clear')
+    assert (event.value, event.metadata['reason']) == (False, 'a reason')
+    assert values(path, 'run_clear_caches', 'MLPv0.5.0') == [False]
+
+
+def test_a_result_is_never_overwritten(tmp_path):
+    path = write_run(tmp_path / 'result_0.txt')
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError):
+        RunLog(path, None)
+    assert path.read_bytes() == before
+
+
+def test_other_ranks_write_nothing(tmp_path, capfd):
+    write_run(None)
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr() == ('', '')
+
+
+def test_nothing_reaches_the_terminal_and_each_line_stands_once(tmp_path, capfd):
+    path = write_run(tmp_path / 'result_0.txt')
+    assert capfd.readouterr() == ('', '')
+    lines = path.read_text().splitlines()
+    assert len(lines) == len(set(lines))
+
+
+def test_a_torn_end_does_not_swallow_the_next_line(tmp_path):
+    path = tmp_path / 'result_0.txt'
+    path.write_text(':::MLLOG {"namespace": "", "ti')
+    log = RunLog(path, None, is_resumed=True)
+    log.run_resumed(10, 2, 33.0)
+    log.close()
+    last = path.read_text().splitlines()[-1]
+    assert json.loads(last.removeprefix(':::MLLOG '))['key'] == 'run_resumed'
+
+
+def test_a_full_disk_is_an_error(tmp_path):
+    log = RunLog(tmp_path / 'result_0.txt', None)
+    log._sink._file.close()
+    log._sink._file = open('/dev/full', 'w', buffering=1)
+    with pytest.raises(OSError):
+        log.seed(1)
+
+
+def test_values_are_plain_numbers(tmp_path):
+    log = RunLog(tmp_path / 'result_0.txt', None)
+    log.eval_stop(0, np.float32(0.5))
+    log.close()
+    assert values(tmp_path / 'result_0.txt', 'eval_accuracy') == [0.5]
