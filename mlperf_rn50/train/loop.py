@@ -1,6 +1,7 @@
 """The training program: from a configuration to a logged run."""
 import logging
 import math
+import platform
 import secrets
 import signal
 import time
@@ -14,6 +15,7 @@ import numpy as np
 from mlperf_rn50.config import IMAGENET, Config, check_values, render_yaml
 from mlperf_rn50.data.pipeline import eval_batches, train_batches
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, CheckpointError, ConfigError, RunFailed
+from mlperf_rn50.files import write_atomically
 from mlperf_rn50.mlperf.writer import RunLog
 from mlperf_rn50.model.describe import describe
 from mlperf_rn50.model.resnet import count_flops, count_parameters
@@ -29,6 +31,8 @@ from mlperf_rn50.train.trainer import Trainer
 
 # Steps the loop may be ahead of the device: enough to keep it busy, few enough to bound memory.
 _STEPS_AHEAD = 2
+# Longest host name of Linux.
+_NAME_LENGTH = 64
 
 
 @dataclass(frozen=True)
@@ -165,17 +169,19 @@ class Program:
 
     def _describe_run(self) -> None:
         """The run's own files, and who runs it, before initialisation."""
-        ranks_per_node = self._ranks_per_node()
+        ranks_of_hosts = self._ranks_of_hosts()
         if self.is_first:
-            self.run.config.write_text(render_yaml(self.config))
-            dump_environment(self.run.env, ranks_per_node)
+            write_atomically(self.run.config, render_yaml(self.config))
+            dump_environment(self.run.env, ranks_of_hosts)
         self.log.submission(self.config)
         self.log.cache_clear(*self._clear_caches())
 
-    def _ranks_per_node(self) -> list[int]:
-        """Ranks on each node, nodes in the order of their first rank."""
-        rows = self.comm.gather(np.array([self.comm.local_rank, self.comm.local_size], np.float32))
-        return [int(size) for local_rank, size in rows if local_rank == 0]
+    def _ranks_of_hosts(self) -> list[tuple[str, int]]:
+        """Name and number of ranks of each node, nodes in the order of their first rank."""
+        # Names travel as code points: the ranks exchange numbers only.
+        name = [float(ord(c)) for c in platform.node()[:_NAME_LENGTH].ljust(_NAME_LENGTH)]
+        rows = self.comm.gather(np.array([self.comm.local_rank, self.comm.local_size, *name], np.float32))
+        return [(''.join(chr(int(c)) for c in row[2:]).strip(), int(row[1])) for row in rows if row[0] == 0]
 
     def _clear_caches(self) -> tuple[bool, str]:
         """Flushes the page cache of every node if asked to; whether all of them did, and why not."""
@@ -231,7 +237,7 @@ class Program:
                                         self.device_id)
         self.eval_data = eval_batches(self.config, plan.eval_shard(self.comm.rank), self.device_id)
         if not self.num_resumes:
-            self.log.data(self.config, self.comm.world_size, len(self._ranks_per_node()))
+            self.log.data(self.config, self.comm.world_size, len(self._ranks_of_hosts()))
         self.block = -1
         for epoch in range(self.first_step // plan.steps_per_epoch, plan.max_epochs):
             is_interrupted = self._train_epoch(epoch)

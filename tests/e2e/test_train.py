@@ -1,6 +1,9 @@
 """The whole program through its command line, on a few real digits."""
 import json
 import os
+import platform
+import pty
+import re
 import signal
 import subprocess
 import time
@@ -32,7 +35,8 @@ def command(run_dir, data_dir, *options):
     keys = {'run.dir': run_dir, 'run.seed': 3, 'run.metrics_period_steps': 1, 'data.dir': data_dir,
             'data.dataset': 'tiny-digits', 'data.num_train': NUM_TRAIN, 'data.num_val': NUM_VAL, 'data.num_classes': 10,
             'data.image_size': 32, 'data.resize_shorter': 32, 'data.crop': 'padded', 'data.num_threads': 1,
-            'model.depth': 18, 'model.zero_gamma': 'true', 'schedule.base_lr': 0.02, 'schedule.warmup_epochs': 1,
+            'model.depth': 18, 'model.zero_gamma': 'true',
+            'optimizer.name': 'lars', 'optimizer.lars_eta': 0.02, 'schedule.base_lr': 0.02, 'schedule.warmup_epochs': 1,
             'schedule.decay_epochs': 4, 'train.global_batch_size': 32, 'train.eval_period': 1,
             'train.target_accuracy': 1.0, 'train.max_epochs': 4}
     return [*CLI, 'train', *(f'--{k}={v}' for k, v in keys.items()), *options]
@@ -76,7 +80,8 @@ def test_the_run_folder_holds_what_a_reader_needs(whole_run):
     assert {p.name for p in run_dir.iterdir()} == {'result_0.txt', 'config.yaml', 'metrics.jsonl', 'env.json',
                                                   'train.log', 'checkpoints'}
     env = json.loads((run_dir / 'env.json').read_text())
-    assert env['ranks_per_node'] == [2] and env['packages']['mxnet'] and env['host']['cpu_cores'] > 0
+    assert env['nodes'] == [{'hostname': platform.node(), 'num_ranks': 2}]
+    assert env['packages']['mxnet'] and env['host']['cpu_cores'] > 0
     steps = metrics(run_dir, 'train')
     assert [m['step'] for m in steps] == list(range(1, 21))
     assert steps[4]['learning_rate'] == pytest.approx(0.02)
@@ -103,8 +108,8 @@ def test_a_second_run_takes_the_next_number(whole_run, tiny, tmp_path):
 
 
 @pytest.mark.parametrize('options', [
-    [], ['--optimizer.name=lars', '--optimizer.lars_eta=0.01', '--train.label_smoothing=0.1'],
-    ['--schedule.decay=step', '--schedule.step_epochs=[2]'],
+    ['--optimizer.name=sgd'], ['--train.label_smoothing=0.1'],
+    ['--optimizer.name=sgd', '--schedule.decay=step', '--schedule.step_epochs=[2]'],
     ['--train.gradient_accumulation_steps=2', '--data.crop=random_resized', '--data.mirror_probability=0.5'],
     ['--train.precision=bfloat16'],
     ['--comm.compression=fp16', '--model.fused_bn_relu=true', '--train.eval_batch_size=7'],
@@ -121,7 +126,7 @@ def test_every_way_to_train_writes_a_log_that_passes(tiny, tmp_path, options):
     v06 = run([*CLI, 'check', tmp_path / 'result_0_v0.6.txt']).stdout
     is_cleared = '"value": true' in next(line for line in (tmp_path / 'result_0.txt').read_text().splitlines()
                                          if 'cache_clear' in line)
-    knows_schedule = bool({'--optimizer.name=lars', '--schedule.decay=step'} & set(options))
+    knows_schedule = '--optimizer.name=sgd' not in options or '--schedule.decay=step' in options
     assert ('0.6.0  open   pass' in v06) == (is_cleared and knows_schedule)
 
 
@@ -147,12 +152,28 @@ def test_dry_run_needs_neither_data_nor_a_gpu_and_writes_nothing(tmp_path):
     (['--resume=/nonexistent'], 2, 'no checkpoint in it'),
 ])
 def test_mistakes_take_one_line_from_rank_0(tiny, tmp_path, options, code, message):
-    import re
     done = run(under_ranks(2, command(tmp_path, tiny, *options)))
     assert done.returncode == code, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith('mlperf-rn50:') and 'rank 1' not in line]
     assert len(said) == 1 and re.search(message, said[0]), done.stderr
     assert 'Traceback' not in done.stderr
+
+
+def test_a_terminal_shows_a_bar_with_the_time_left(tiny, tmp_path):
+    reader, terminal = pty.openpty()
+    process = subprocess.Popen([str(a) for a in command(tmp_path, tiny, '--train.max_epochs=1')],
+                               stdout=subprocess.DEVNULL, stderr=terminal)
+    os.close(terminal)
+    shown = b''
+    try:
+        while block := os.read(reader, 65536):
+            shown += block
+    except OSError:  # Linux ends a pty with EIO
+        pass
+    assert process.wait() == 1
+    text = shown.decode()
+    assert re.search(r'epoch 1:\s+\d+%\|.*/5 \[\d+:\d+<\d+:\d+.*img/s, loss [\d.]+, lr ', text)
+    assert 'Top-1' in text
 
 
 # --- checkpoint and resume --------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlperf_rn50.errors import CheckpointError
-from mlperf_rn50.train.checkpoint import (State, check_arrays, list_checkpoints, load_arrays, load_state, save)
+from mlperf_rn50.train.checkpoint import State, check_arrays, list_checkpoints, load_arrays, load_state, save
 
 ARRAYS = {'model/a': np.arange(6, dtype=np.float32).reshape(2, 3), 'optimizer/a': np.ones(3, np.float16)}
 

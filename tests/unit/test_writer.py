@@ -10,6 +10,7 @@ from mlperf_rn50.config import ScheduleConfig
 from mlperf_rn50.mlperf import check
 from mlperf_rn50.mlperf.writer import RunLog
 
+
 def events(path, line_format='MLLOG'):
     return [e for _, e in check.read_events(path) if e.line_format == line_format]
 

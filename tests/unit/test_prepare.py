@@ -1,0 +1,264 @@
+"""From images to RecordIO: every source, interruptions, and damage."""
+import hashlib
+import io
+import json
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+from helpers import CLI, run
+from PIL import Image
+
+from mlperf_rn50.cli import parse
+from mlperf_rn50.data import prepare as packing
+from mlperf_rn50.data import sources
+from mlperf_rn50.data.records import RecordFile, load_manifest
+from mlperf_rn50.errors import DataError
+
+
+def picture(seed, size=(40, 30), kind='JPEG') -> bytes:
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def prepare(*arguments) -> int:
+    return packing.prepare(parse(['prepare', *map(str, arguments)]).prepare)
+
+
+def contents(folder, split):
+    """(label, bytes) of every record."""
+    records = RecordFile(folder / f'{split}.rec')
+    return [(r.label, r.image.tobytes()) for r in map(records.read, range(len(records)))]
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """source/{train,val}/<class>/<picture>, two classes."""
+    root = tmp_path / 'source'
+    for split, num in (('train', 3), ('val', 2)):
+        for label, name in enumerate(('n01', 'n02')):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for i in range(num):
+                (folder / f'{name}_{i}.JPEG').write_bytes(picture(100 * label + i))
+    return root
+
+
+def test_digits_are_a_fixed_stratified_split(digits):
+    manifest = load_manifest(digits)
+    assert [manifest['splits'][s]['num_images'] for s in ('train', 'validation')] == [1437, 360]
+    counts = np.bincount([label for label, _ in contents(digits, 'validation')])
+    assert counts.min() >= 35 and counts.max() <= 37
+    assert manifest['splits']['validation']['rec_sha256'] == hashlib.sha256(
+        (digits / 'validation.rec').read_bytes()).hexdigest()
+    seen = {image for _, image in contents(digits, 'train')} & {image for _, image in contents(digits, 'validation')}
+    assert len(seen) <= 2  # scikit-learn's set holds a few equal images
+
+
+def test_folder_keeps_the_bytes_and_numbers_classes_by_name(pictures, tmp_path):
+    assert prepare('folder', '--source', pictures, '--out', tmp_path / 'out', '--name', 'mine') == 0
+    expected = [(label, picture(100 * label + i)) for label in range(2) for i in range(3)]
+    assert contents(tmp_path / 'out', 'train') == expected
+    manifest = load_manifest(tmp_path / 'out')
+    assert (manifest['dataset'], manifest['classes']) == ('mine', ['n01', 'n02'])
+
+
+def test_twice_is_once(pictures, tmp_path, capsys):
+    arguments = ('folder', '--source', pictures, '--out', tmp_path / 'out')
+    assert prepare(*arguments) == 0
+    before = (tmp_path / 'out/train.rec').stat().st_mtime_ns
+    assert prepare(*arguments) == 0
+    assert 'already prepared' in capsys.readouterr().out
+    assert (tmp_path / 'out/train.rec').stat().st_mtime_ns == before
+    with pytest.raises(DataError, match='holds folder, not digits; choose another folder'):
+        prepare('digits', '--out', tmp_path / 'out')
+
+
+def test_shorter_side_is_resized(pictures, tmp_path):
+    prepare('folder', '--source', pictures, '--out', tmp_path / 'out', '--resize-shorter', '15')
+    sizes = {Image.open(io.BytesIO(image)).size for _, image in contents(tmp_path / 'out', 'train')}
+    assert sizes == {(20, 15)}
+
+
+def test_an_interrupted_preparation_goes_on(pictures, tmp_path, monkeypatch):
+    arguments = ('folder', '--source', pictures, '--out', tmp_path / 'out', '--workers', '1')
+    monkeypatch.setattr(packing, 'PART_SIZE', 2)
+    written, write_part = [], packing.write_part
+
+    def stop_at_third(stem, *rest):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(stem.name)
+        return write_part(stem, *rest)
+    monkeypatch.setattr(packing, 'write_part', stop_at_third)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(*arguments)
+    assert not (tmp_path / 'out/manifest.json').exists()
+    more = []
+    monkeypatch.setattr(packing, 'write_part', lambda stem, *rest: (more.append(stem.name), write_part(stem, *rest))[1])
+    assert prepare(*arguments) == 0
+    assert not set(more) & set(written) and len(more) + len(written) == 5
+    assert len(contents(tmp_path / 'out', 'train')) == 6
+    assert not (tmp_path / 'out/.parts').exists()
+
+
+def test_parallel_workers_write_the_same_file(pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, 'PART_SIZE', 2)
+    for workers in (1, 2):
+        prepare('folder', '--source', pictures, '--out', tmp_path / str(workers), '--workers', workers)
+    for name in ('train.rec', 'train.idx', 'validation.rec'):
+        assert (tmp_path / '1' / name).read_bytes() == (tmp_path / '2' / name).read_bytes()
+
+
+def test_damaged_images_are_listed_and_stop_it_unless_skipped(pictures, tmp_path):
+    victim = pictures / 'train/n02/n02_1.JPEG'
+    victim.write_bytes(victim.read_bytes()[:-200])
+    arguments = ('folder', '--source', pictures, '--out', tmp_path / 'out')
+    with pytest.raises(DataError, match=r'1 images cannot be decoded: train/n02/n02_1.JPEG .*--skip-corrupt'):
+        prepare(*arguments)
+    assert 'train/n02/n02_1.JPEG' in (tmp_path / 'out/damaged.txt').read_text()
+    assert prepare(*arguments, '--skip-corrupt') == 0
+    assert load_manifest(tmp_path / 'out')['skipped'] == ['train/n02/n02_1.JPEG']
+    assert len(contents(tmp_path / 'out', 'train')) == 5
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode='w') as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def imagenet_tars(tmp_path):
+    """The two tars of ILSVRC2012, with three synsets."""
+    source = tmp_path / 'ILSVRC2012'
+    source.mkdir()
+    inner = {f'{s}.tar': tar_of({f'{s}_{i}.JPEG': picture(10 * k + i) for i in range(2)})
+             for k, s in enumerate(('n03', 'n01', 'n02'))}
+    (source / 'ILSVRC2012_img_train.tar').write_bytes(tar_of(inner))
+    val = {f'ILSVRC2012_val_{i:08d}.JPEG': picture(90 + i) for i in (2, 1, 3)}
+    (source / 'ILSVRC2012_img_val.tar').write_bytes(tar_of(val))
+    (source / 'truth.txt').write_text('n02\nn01\nn03\n')
+    return source
+
+
+def test_imagenet_from_tars(imagenet_tars, tmp_path):
+    out = tmp_path / 'out'
+    arguments = ('imagenet', '--source', imagenet_tars, '--out', out, '--ground-truth', imagenet_tars / 'truth.txt')
+    with pytest.raises(DataError, match='got 6 training and 3 validation images of 3 classes, expected 1,281,167'):
+        prepare(*arguments)
+    assert prepare(*arguments, '--allow-partial') == 0
+    # Labels follow the sorted synsets: n01 was the second tar, n02 the third, n03 the first.
+    assert contents(out, 'train') == [(k, picture(10 * t + i)) for k, t in ((0, 1), (1, 2), (2, 0)) for i in range(2)]
+    assert contents(out, 'validation') == [(1, picture(91)), (0, picture(92)), (2, picture(93))]
+
+
+@pytest.mark.parametrize('text, message', [
+    ('1\n2\n3\n', 'got .1., expected a synset such as n01 .class numbers of the development kit follow another order'),
+    ('n01\nn02\n', 'got 2 lines, expected 3'),
+    ('n01\nn02\nn99\n', "got 'n99', expected a synset"),
+    ('ILSVRC2012_val_00000001.JPEG n01\nILSVRC2012_val_00000002.JPEG n02\nx n03\n', "got 'no line'"),
+])
+def test_a_wrong_ground_truth_is_refused(imagenet_tars, tmp_path, text, message):
+    (imagenet_tars / 'truth.txt').write_text(text)
+    with pytest.raises(DataError, match=message):
+        prepare('imagenet', '--source', imagenet_tars, '--out', tmp_path / 'out', '--allow-partial',
+                '--ground-truth', imagenet_tars / 'truth.txt')
+
+
+def test_imagenet_from_folders(pictures, tmp_path):
+    assert prepare('imagenet', '--source', pictures, '--out', tmp_path / 'out', '--allow-partial') == 0
+    assert [label for label, _ in contents(tmp_path / 'out', 'validation')] == [0, 0, 1, 1]
+
+
+def test_a_missing_source_is_named(tmp_path):
+    with pytest.raises(DataError, match='--source: missing'):
+        prepare('imagenet', '--out', tmp_path / 'out')
+    with pytest.raises(DataError, match='expected ILSVRC2012_img_train.tar or train/<synset>/'):
+        prepare('imagenet', '--source', tmp_path, '--out', tmp_path / 'out')
+
+
+# --- CIFAR-10 in its three forms -------------------------------------------------------------------
+
+PIXELS = np.random.default_rng(0).integers(0, 255, (6, 4, 32, 32, 3), dtype=np.uint8)  # six files of four images
+LABELS = np.random.default_rng(1).integers(0, 10, (6, 4))
+FILES = [f'data_batch_{i}' for i in range(1, 6)] + ['test_batch']
+
+
+def as_binary():
+    def rows(k):
+        planes = PIXELS[k].transpose(0, 3, 1, 2).reshape(4, -1)
+        return np.concatenate([LABELS[k][:, None].astype(np.uint8), planes], axis=1).tobytes()
+    return {f'{n}.bin': rows(k) for k, n in enumerate(FILES)}
+
+
+def as_python():
+    # The official batches are Python 2 pickles: byte strings for keys.
+    return {n: pickle.dumps({b'data': PIXELS[k].transpose(0, 3, 1, 2).reshape(4, -1), b'labels': LABELS[k].tolist()},
+                            protocol=2) for k, n in enumerate(FILES)}
+
+
+def as_png():
+    def sheet(k):
+        buffer = io.BytesIO()
+        Image.fromarray(PIXELS[k].reshape(4, 1024, 3)).save(buffer, 'PNG')
+        return buffer.getvalue()
+    labels = {'train_lables.json': json.dumps(LABELS[:5].ravel().tolist()).encode(),
+              'test_lables.json': json.dumps(LABELS[5].tolist()).encode()}
+    return {**{f'{n}.png': sheet(k) for k, n in enumerate(FILES)}, **labels}
+
+
+@pytest.mark.parametrize('form', [as_binary, as_python, as_png])
+@pytest.mark.parametrize('is_archive', [True, False], ids=['archive', 'folder'])
+def test_cifar10_in_every_form(tmp_path, form, is_archive):
+    if is_archive:
+        source = tmp_path / 'cifar.tar.gz'
+        with tarfile.open(source, 'w:gz') as tar:
+            for name, content in form().items():
+                info = tarfile.TarInfo(f'cifar-10/{name}')
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    else:
+        source = tmp_path / 'cifar'
+        source.mkdir()
+        for name, content in form().items():
+            (source / name).write_bytes(content)
+    data = sources.cifar10(source)
+    assert [s.label for s in data.train] == LABELS[:5].ravel().tolist()
+    decoded = np.stack([np.asarray(Image.open(io.BytesIO(s.read()))) for s in data.train + data.validation])
+    np.testing.assert_array_equal(decoded, PIXELS.reshape(-1, 32, 32, 3))
+
+
+class _Trap:
+    def __reduce__(self):
+        return (print, ('must not run',))
+
+
+def test_a_batch_that_could_run_code_is_refused(tmp_path, capsys):
+    for name, content in as_python().items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / 'data_batch_3').write_bytes(pickle.dumps(_Trap(), protocol=2))
+    with pytest.raises(DataError, match='which CIFAR-10 does not need; refused'):
+        sources.cifar10(tmp_path)
+    assert 'must not run' not in capsys.readouterr().out
+
+
+def test_a_missing_batch_is_named(tmp_path):
+    for name, content in as_binary().items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / 'data_batch_4.bin').unlink()
+    with pytest.raises(DataError, match='data_batch_4'):
+        sources.cifar10(tmp_path)
+
+
+def test_the_command_line_says_what_it_made(pictures, tmp_path):
+    done = run([*CLI, 'prepare', 'folder', '--source', pictures, '--out', tmp_path / 'out'])
+    assert done.returncode == 0 and 'train.rec: 6 images of folder' in done.stdout
+    assert '\r' not in done.stderr  # no progress bar without a terminal
