@@ -18,6 +18,13 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
 export HOROVOD_CYCLE_TIME=${HOROVOD_CYCLE_TIME:-5}
 # Large pages for the allocator: fewer page faults on batches and gradients.
 export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
-# After SIGTERM a rank writes a checkpoint; give it the time.
-exec "$here/.venv/bin/mpirun" --quiet -np "$ranks" --oversubscribe --bind-to none \
-    --mca mpi_yield_when_idle 1 --mca btl_vader_single_copy_mechanism none --mca odls_base_sigkill_timeout 60 "$@"
+"$here/.venv/bin/mpirun" --quiet -np "$ranks" --oversubscribe --bind-to none \
+    --mca mpi_yield_when_idle 1 --mca btl_vader_single_copy_mechanism none "$@" &
+mpirun=$!
+# mpirun kills its ranks a second after SIGTERM, but hands SIGUSR1 on to them and waits for their checkpoint.
+trap 'kill -USR1 "$mpirun" 2>/dev/null' TERM USR1
+while :; do
+    code=0
+    wait "$mpirun" || code=$?
+    kill -0 "$mpirun" 2>/dev/null || exit "$code"
+done

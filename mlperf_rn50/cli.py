@@ -172,6 +172,7 @@ def _run_train(options: Namespace, argv: Sequence[str]) -> int:
     outcome = train(config, comm, resume)
     if comm.rank == 0:
         print(render_outcome(outcome, config), flush=True)
+    comm.barrier()  # a launcher ends the other ranks when one leaves with a code other than 0
     return outcome.exit_code
 
 
@@ -202,6 +203,15 @@ def _print_error(error: UserError) -> None:
         print(f'mlperf-rn50: {where}{error}', file=sys.stderr, flush=True)
 
 
+def _leave(code: int) -> int:
+    """Returns the exit code; among other ranks it leaves at once, as closing down would wait for their exchanges."""
+    if 'horovod.mxnet' in sys.modules:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -215,10 +225,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if '--debug' in argv:
             traceback.print_exc()
         _print_error(e)
-        return e.exit_code
+        return _leave(e.exit_code)
     except KeyboardInterrupt:
-        return 130
+        return _leave(130)
     except BrokenPipeError:
         # The reader of our output went away (| head); that is not an error of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_USAGE
+    except Exception:  # a bug: show where, and still take the other ranks down
+        traceback.print_exc()
+        return _leave(EXIT_FAILED)

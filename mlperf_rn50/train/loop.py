@@ -355,7 +355,6 @@ class Program:
                       best_top1=self.best_top1, images_per_s=outcome.images_per_s)
         self.console.info('%s after %.1f s, best Top-1 %.2f %% on %s', status, time_s, 100 * self.best_top1,
                           self.config.data.dataset)
-        self.comm.barrier()  # nobody leaves before the files are written: a launcher may end the others
         return outcome
 
 
