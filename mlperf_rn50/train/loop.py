@@ -278,10 +278,12 @@ class Program:
                         return True
         finally:
             shown.close()
-        self.train_s += meter.elapsed_s()
+        self.trainer.settle()  # clocks are read when the work is done, not when it is ordered
+        elapsed_s = meter.elapsed_s()
+        self.train_s += elapsed_s
         num_images = plan.config.data.num_train - (begin % plan.steps_per_epoch) * plan.global_batch_size
         self.num_images += num_images
-        self.log.epoch_stop(epoch, num_images / meter.elapsed_s())
+        self.log.epoch_stop(epoch, num_images / elapsed_s)
         return False
 
     def _read_pulse(self, step: int, pulse: mx.nd.NDArray, shown: EpochProgress, meter: 'Meter') -> bool:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
+from mlperf_rn50.mlperf.check import read_events
+from mlperf_rn50.mlperf.events import Event
 from mlperf_rn50.train.checkpoint import list_checkpoints, load_state
 
 
@@ -97,7 +99,16 @@ def find_run(path: Path) -> tuple[RunFolder, Path]:
     for needed in (run.config, run.result):
         if not needed.exists():
             raise ConfigError(f'{needed}: missing; a run is resumed in the folder it ran in')
+    if _has_converged(run.result):
+        raise UserError(f'--resume: {run.result} is the log of a run that reached its target; there is nothing to go '
+                        'on with, and its log stays as it is')
     return run, checkpoint
+
+
+def _has_converged(result: Path) -> bool:
+    """Whether a log ends its run with success."""
+    return any(e.key == 'run_stop' and e.metadata.get('status') == 'success'
+               for _, e in read_events(result) if isinstance(e, Event))
 
 
 def _run_index(path: Path) -> int:

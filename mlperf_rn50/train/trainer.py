@@ -100,10 +100,10 @@ class Trainer:
 
     def average_statistics(self) -> None:
         """Averages BatchNorm's running statistics over ranks, in place."""
-        self._settle()
+        self.settle()
         self._comm.average(list(self._statistics.values()))
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Waits for every step pushed so far.
 
         Reading one array is not enough: a static graph updates the running statistics, and keeps weights in
@@ -127,7 +127,7 @@ class Trainer:
 
         model/ has the running statistics averaged over ranks, statistics_of_ranks each rank's own.
         """
-        self._settle()
+        self.settle()
         own = np.concatenate([a.asnumpy().ravel() for a in self._statistics.values()])
         rows = self._comm.gather(own)
         arrays = {n: a.asnumpy() for n, a in self._live_arrays().items()}
@@ -137,7 +137,7 @@ class Trainer:
 
     def restore(self, arrays: dict[str, np.ndarray] | None) -> None:
         """Goes back to a snapshot. Rank 0 has it; the other ranks pass None and receive it."""
-        self._settle()
+        self.settle()
         rows = mx.nd.zeros(self.array_shapes()['statistics_of_ranks'])
         if arrays is not None:
             for name, array in self._live_arrays().items():

@@ -244,6 +244,15 @@ def test_asked_to_stop_and_resumed(whole_run, tiny, tmp_path, number):
     assert_same_end(tmp_path, whole_run[0])
 
 
+def test_a_run_that_reached_its_target_is_not_resumed_and_its_log_not_touched(tiny, tmp_path):
+    options = ['--train.target_accuracy=0.01', '--checkpoint.period_steps=2']
+    assert run(command(tmp_path, tiny, *options)).returncode == 0
+    log = (tmp_path / 'result_0.txt').read_bytes()
+    done = run([*CLI, 'train', '--resume', tmp_path])
+    assert done.returncode == 2 and 'a run that reached its target; there is nothing to go on with' in done.stderr
+    assert (tmp_path / 'result_0.txt').read_bytes() == log
+
+
 def test_resumes_that_cannot_be_are_refused(whole_run, tiny, tmp_path):
     run_dir = tmp_path / 'copy'
     subprocess.run(['cp', '-r', whole_run[0], run_dir], check=True)
