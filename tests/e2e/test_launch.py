@@ -1,0 +1,65 @@
+"""The launch scripts: what is missing is named, and how to get it."""
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, run
+
+TOOLS = ('bash', 'env', 'cat', 'cut', 'dirname', 'sed', 'sha256sum', 'id', 'nproc', 'head', 'find')
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A checkout without .venv, and a PATH with nothing but the usual small tools."""
+    checkout, tools = tmp_path / 'checkout', tmp_path / 'bin'
+    shutil.copytree(ROOT / 'launch', checkout / 'launch')
+    shutil.copy(ROOT / 'setup.cfg', checkout)
+    tools.mkdir()
+    for name in TOOLS:
+        (tools / name).symlink_to(shutil.which(name))
+    return checkout, tools
+
+
+def setup(checkout, tools, **variables):
+    return run([checkout / 'launch/setup.sh'], env={'PATH': str(tools), 'HOME': str(checkout), **variables})
+
+
+def test_a_missing_python_is_named(bare):
+    done = setup(*bare)
+    assert done.returncode == 2
+    assert 'python3.11 is missing; install it (Debian 12: apt-get install python3.11' in done.stderr
+
+
+def test_a_missing_compiler_is_named(bare):
+    (bare[1] / 'python3.11').symlink_to(Path(sys.base_prefix) / 'bin/python3.11')
+    done = setup(*bare)
+    assert done.returncode == 2 and 'apt-get install g++ make' in done.stderr
+
+
+def test_an_unknown_variant_is_named(bare):
+    done = setup(*bare, MLPERF_RN50_VARIANT='cu999')
+    assert done.returncode == 2 and 'got cu999, expected cpu, cu112 or cu117' in done.stderr
+
+
+def test_a_repeated_setup_changes_nothing():
+    done = run([ROOT / 'launch/setup.sh'])
+    assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
+
+
+@pytest.mark.parametrize('script, arguments', [('local.sh', []), ('local.sh', ['two']), ('ranks.sh', ['2']),
+                                               ('ranks.sh', ['0', 'true'])])
+def test_usage(script, arguments):
+    done = run([ROOT / 'launch' / script, *arguments])
+    assert done.returncode == 2 and f'Usage: launch/{script} RANKS' in done.stderr
+
+
+@pytest.mark.parametrize('code', [0, 1, 75])
+def test_ranks_hand_on_the_exit_code(code):
+    assert run([ROOT / 'launch/ranks.sh', 2, 'sh', '-c', f'exit {code}']).returncode == code
+
+
+def test_ranks_have_their_number_and_their_cores():
+    done = run([ROOT / 'launch/ranks.sh', 2, 'sh', '-c', 'echo $OMPI_COMM_WORLD_RANK $OMP_NUM_THREADS'])
+    assert sorted(line.split()[0] for line in done.stdout.splitlines()) == ['0', '1']
+    assert all(int(line.split()[1]) >= 1 for line in done.stdout.splitlines())
