@@ -79,6 +79,7 @@ def statistics(comm, data_dir):
     batches = train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None)
     for step in range(2):
         trainer.step(batches, step, 0.01, False)
+    trainer.settle()
     mean = trainer.net.collect_params()['bn0_running_mean']
     own = mean.data().asnumpy().tolist()
     arrays = trainer.snapshot()
