@@ -4,9 +4,14 @@ from pathlib import Path
 
 import pytest
 from helpers import CLI, run
+from hypothesis import HealthCheck, settings
 
 # MXNet reads it at import; without it every process spins as many threads as there are cores.
 os.environ.setdefault('OMP_NUM_THREADS', '1')
+
+# A slow machine is no failure.
+settings.register_profile('untimed', deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile('untimed')
 
 
 @pytest.fixture(scope='session')
