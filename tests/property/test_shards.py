@@ -68,6 +68,12 @@ def test_an_image_is_augmented_the_same_whatever_the_number_of_ranks_and_passes(
     assert ((whole >= 0) & (whole < 1)).all()
 
 
+def test_padding_comes_from_the_front_of_the_same_epoch():
+    order = epoch_order(10, 1, 0)
+    filled = np.stack([s.samples(order, 2) for s in shards(10, 2, 2, 1)], axis=1).ravel()
+    np.testing.assert_array_equal(filled, [*order[8:], *order[:2]])
+
+
 def test_order_and_augmentation_are_different_streams():
     shard = Shard(100, 0, 1, 10)
     first = augmentation_uniforms(shard, 0, 0, 0, 0, 3)

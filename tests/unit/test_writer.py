@@ -22,6 +22,10 @@ def values(path, key, line_format='MLLOG'):
 def test_epochs_count_from_one_and_in_v05_from_zero(tmp_path):
     path = write_run(tmp_path / 'result_0.txt')
     assert [e.metadata['epoch_num'] for e in events(path) if e.key == 'epoch_start'] == [1, 2, 3, 4]
+    for key in ('epoch_stop', 'tracked_stats'):
+        assert [e.metadata['epoch_num'] for e in events(path) if e.key == key] == [1, 2, 3, 4]
+    for key in ('eval_start', 'eval_accuracy', 'eval_stop'):
+        assert [e.metadata['epoch_num'] for e in events(path) if e.key == key] == [2, 4]
     assert values(path, 'train_epoch', 'MLPv0.5.0') == [0, 1, 2, 3]
     assert values(path, 'eval_accuracy') == [0.1, 0.7595]
     assert values(path, 'eval_accuracy', 'MLPv0.5.0') == [{'epoch': 1, 'value': 0.1}, {'epoch': 3, 'value': 0.7595}]
