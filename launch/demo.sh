@@ -6,5 +6,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 launch/setup.sh
 .venv/bin/mlperf-rn50 prepare digits --out data/digits
 run=logs/digits_cpu/$(date +%Y%m%d-%H%M%S)
-launch/local.sh 2 --config launch/configs/digits_cpu.yaml --run.dir "$run" "$@"
+launch/local.sh --ranks-per-node 2 --config launch/configs/digits_cpu.yaml --run-dir "$run" "$@"
 .venv/bin/mlperf-rn50 check "$run/result_0.txt"

@@ -1,10 +1,13 @@
 """The command line, and the only place that prints an error."""
+import json
 import os
 import re
 import sys
+import time
 import traceback
 from argparse import RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Na
 
 import mlperf_rn50
 from mlperf_rn50 import config as cfg
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, UserError
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, RankLost, RunFailed, UserError
+from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name
+from mlperf_rn50.train.watch import Position, watched
 
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
 _EPILOG = """examples:
@@ -40,6 +45,12 @@ _CHECK_EPILOG = """examples:
   mlperf-rn50 check result_0.txt --ruleset 4.0.0 --division open"""
 
 
+_DOCTOR_EPILOG = """examples:
+  mlperf-rn50 doctor
+  mpirun -np 2 mlperf-rn50 doctor --config launch/configs/digits_cpu.yaml
+  mlperf-rn50 doctor --config launch/configs/c4140_v100_1node.yaml --format json"""
+
+
 class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
     """Defaults beside the options, examples left as they are written."""
 
@@ -53,10 +64,22 @@ def _train_parser() -> ArgumentParser:
                      epilog=_TRAIN_EPILOG)
     parser.add_argument('--config', metavar='FILE', type=str, help='YAML file: only what differs from the defaults')
     parser.add_argument('--resume', metavar='DIR', type=str, help='go on with the run in this folder')
+    parser.add_argument('--elastic', action='store_true', help='--resume with another number of ranks than before')
     parser.add_argument('--dry-run', action='store_true', help='print the plan of the run and stop; reads no data')
+    parser.add_argument('--print', metavar='KEY', action='append', type=str,
+                        help='print the value of run.dir, for example, and stop; for scripts')
     parser.add_argument('--ranks', type=int, metavar='N', help='number of ranks for --dry-run')
     for name, section in cfg.SECTIONS.items():
         parser.add_class_arguments(section, name)
+    return parser
+
+
+def _doctor_parser() -> ArgumentParser:
+    parser = _train_parser()
+    parser.description = 'Check every rank: program, packages, GPUs, data, disk, clocks, threads, network.'
+    parser.epilog = _DOCTOR_EPILOG
+    parser.add_argument('--format', choices=['table', 'json'], default='table', help='how to print the checks')
+    parser.add_argument('--quiet', action='store_true', help='print what is not right, and the sum')
     return parser
 
 
@@ -88,14 +111,25 @@ def _check_parser() -> ArgumentParser:
     return parser
 
 
+def _report_parser() -> ArgumentParser:
+    parser = _parser(description='Epochs to converge and time to train of each layout of a study.',
+                     epilog='examples:\n  mlperf-rn50 report logs/digits_sweep\n'
+                            '  mlperf-rn50 report logs/digits_sweep --format markdown')
+    parser.add_argument('folder', metavar='DIR', type=str, help='folder with result_<k>.txt in folders below it')
+    parser.add_argument('--format', choices=['table', 'markdown'], default='table', help='how to print it')
+    return parser
+
+
 def _top_parser() -> ArgumentParser:
     parser = _parser(prog='mlperf-rn50', description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument('--version', action='version', version=f'mlperf-rn50 {mlperf_rn50.__version__}')
     parser.add_argument('--debug', action='store_true', help='show the traceback of an error')
     commands = parser.add_subcommands(metavar='COMMAND')
     commands.add_subcommand('train', _train_parser(), help='train until the target is reached')
+    commands.add_subcommand('doctor', _doctor_parser(), help='check the machines before a run')
     commands.add_subcommand('prepare', _prepare_parser(), help='make RecordIO files from images')
     commands.add_subcommand('check', _check_parser(), help='run the official checkers on logs')
+    commands.add_subcommand('report', _report_parser(), help='epochs to converge and time to train per layout')
     return parser
 
 
@@ -121,17 +155,18 @@ def parse(argv: Sequence[str]) -> Namespace:
         raise _option_error(str(e), argv) from e
 
 
-def resolve_config(yaml_path: Path | None, argv: Sequence[str]) -> cfg.Config:
+def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: ArgumentParser | None = None) -> cfg.Config:
     """Defaults < YAML < command line, as one checked tree.
 
     Args:
         yaml_path: the configuration file, None for the defaults.
-        argv: the options of the train command.
+        argv: the options of the command.
+        parser: of the command, train where it is None.
 
     Raises:
         ConfigError: a key, type or value is wrong.
     """
-    parser = _train_parser()
+    parser = parser or _train_parser()
     tree = cfg.load_yaml(yaml_path) if yaml_path else {}
     try:
         base = parser.parse_object(tree, defaults=True)
@@ -157,23 +192,88 @@ def _run_train(options: Namespace, argv: Sequence[str]) -> int:
         ranks = options.ranks or config_world_size(config) or 1
         print(cfg.render_yaml(config) + '\n' + render_plan(make_plan(config, ranks)))
         return EXIT_OK
+    if options.print:
+        config = _load_config(options, argv)[0]
+        for key in options.print:
+            print(_value_of(config, key))
+        return EXIT_OK
+    config, resume = _load_config(options, argv)
+    return _in_rank(lambda position: _train(config, resume, options.elastic, position), config)
+
+
+def _in_rank(program: Callable[[Position], int], config: cfg.Config) -> int:
+    """Runs this rank's part of a command, watched where a launcher started it."""
     # MXNet reads this once, when it is imported; unset, it spins as many threads as the machine has.
     os.environ.setdefault('OMP_NUM_THREADS', str(len(os.sched_getaffinity(0))))
-    resume = None
-    if options.resume:
-        from mlperf_rn50.train.run_folder import find_run
-        resume = find_run(Path(options.resume))
-        config = resolve_config(resume[0].config, argv)
-    else:
-        config = resolve_config(Path(options.config) if options.config else None, argv)
+    return program(Position()) if launched_size() is None else watched(program, config.comm.stall_limit_s)
+
+
+def _load_config(options: Namespace, argv: Sequence[str],
+                 parser: ArgumentParser | None = None) -> tuple[cfg.Config, Any]:
+    """The configuration of a run, and for one that is resumed its folder and checkpoint."""
+    if not options.resume:
+        return resolve_config(Path(options.config) if options.config else None, argv, parser), None
+    from mlperf_rn50.train.run_folder import find_run
+    resume = find_run(Path(options.resume))
+    return resolve_config(resume[0].config, argv, parser), resume
+
+
+def _value_of(config: cfg.Config, key: str) -> Any:
+    """The value of 'section.key'; nothing for null.
+
+    Raises:
+        ConfigError: there is no such key.
+    """
+    section, _, name = key.partition('.')
+    if section not in cfg.SECTIONS or name not in cfg.field_names(cfg.SECTIONS[section]):
+        raise ConfigError(f'--print: got {key}, expected a section and a key, such as run.dir')
+    value = getattr(getattr(config, section), name)
+    return '' if value is None else value
+
+
+def _train(config: cfg.Config, resume: Any, is_elastic: bool, position: Position) -> int:
+    """One rank's part of a run."""
     from mlperf_rn50.train.comm import open_comm
     from mlperf_rn50.train.loop import render_outcome, train
     comm = open_comm(config.comm.compression)
-    outcome = train(config, comm, resume)
+    try:
+        outcome = train(config, comm, position, resume, is_elastic)
+    except UserError as e:
+        e.where = f'{rank_name()}, {position}: ' if position.has_started else ''
+        raise
     if comm.rank == 0:
         print(render_outcome(outcome, config), flush=True)
     comm.barrier()  # a launcher ends the other ranks when one leaves with a code other than 0
     return outcome.exit_code
+
+
+def _run_doctor(options: Namespace, argv: Sequence[str]) -> int:
+    has_config = bool(options.config or options.resume)
+    if not has_config:  # any batch will do: nothing is trained
+        argv = [*argv, '--train.local_batch_size=1']
+    config, _ = _load_config(options, argv, _doctor_parser())
+    return _in_rank(lambda _: _examine(config, has_config, options.format, options.quiet), config)
+
+
+def _examine(config: cfg.Config, has_config: bool, output_format: str, is_quiet: bool) -> int:
+    """One rank's part of the doctor."""
+    from mlperf_rn50.system import doctor
+    try:
+        from mlperf_rn50.train.comm import open_comm
+        from mlperf_rn50.train.examine import examine
+        comm = open_comm(config.comm.compression)
+    except (ImportError, OSError) as e:
+        raise RunFailed(f'{rank_name()}: MXNet, DALI or Horovod does not import: {e}; run launch/setup.sh --check '
+                        'there') from e
+    rows, checks = examine(config, has_config, comm)
+    if comm.rank == 0:
+        if output_format == 'json':
+            print(json.dumps({'passed': not doctor.has_failed(checks), 'checks': [asdict(c) for c in checks],
+                              'ranks': rows}, indent=1), flush=True)
+        else:
+            print(doctor.render_checks(checks, is_quiet), file=sys.stderr if is_quiet else sys.stdout, flush=True)
+    comm.barrier()
+    return EXIT_FAILED if doctor.has_failed(checks) else EXIT_OK
 
 
 def _run_prepare(options: Namespace) -> int:
@@ -194,13 +294,19 @@ def _run_check(options: Namespace) -> int:
     return EXIT_OK if all_passed else EXIT_FAILED
 
 
+def _run_report(options: Namespace) -> int:
+    from mlperf_rn50.study.convergence import find_layouts, render_layouts
+    print(render_layouts(find_layouts(Path(options.folder)), {'table': 'simple', 'markdown': 'github'}[options.format]))
+    return EXIT_OK
+
+
 def _print_error(error: UserError) -> None:
-    """One line; under a launcher, from a rank other than 0 with its number."""
-    from mlperf_rn50.train.comm import launched_rank
+    """One line; what all ranks would say before they start is said by rank 0."""
     rank = launched_rank()
-    if rank == 0 or error.exit_code == EXIT_FAILED:
-        where = f'rank {rank}: ' if rank else ''
-        print(f'mlperf-rn50: {where}{error}', file=sys.stderr, flush=True)
+    if rank == 0 or error.where or error.exit_code == EXIT_FAILED:
+        # What several ranks found is said by the lowest, whose end is theirs; a lost one is given time to say why.
+        time.sleep(0.3 * min(rank, 10) + 2 * isinstance(error, RankLost))
+        print(f'mlperf-rn50: {error.where}{error}', file=sys.stderr, flush=True)
 
 
 def _leave(code: int) -> int:
@@ -220,7 +326,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = options.subcommand
         if command == 'train':
             return _run_train(options.train, argv[argv.index('train') + 1:])
-        return {'prepare': _run_prepare, 'check': _run_check}[command](options[command])
+        if command == 'doctor':
+            return _run_doctor(options.doctor, argv[argv.index('doctor') + 1:])
+        return {'prepare': _run_prepare, 'check': _run_check, 'report': _run_report}[command](options[command])
     except UserError as e:
         if '--debug' in argv:
             traceback.print_exc()

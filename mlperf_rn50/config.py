@@ -24,6 +24,7 @@ class RunConfig:
         seed: seed of initialisation, order and augmentation; null draws a fresh one for every run.
         num_nodes: nodes the run is made for; checked at start when given.
         ranks_per_node: ranks on each node; checked at start when given.
+        ranks_per_device: neighbouring ranks of a node that share a GPU, or a core set without GPUs.
         submission_org: organisation named in the log.
         submission_platform: system named in the log.
         submission_division: open or closed.
@@ -38,6 +39,7 @@ class RunConfig:
     seed: int | None = None
     num_nodes: int | None = None
     ranks_per_node: int | None = None
+    ranks_per_device: int = 1
     submission_org: str = 'unnamed'
     submission_platform: str = 'unnamed'
     submission_division: Literal['open', 'closed'] = 'open'
@@ -181,7 +183,7 @@ class TrainConfig:
         label_smoothing: probability spread evenly over all classes.
         precision: float32, bfloat16 (CPU) or float16 with float32 master weights (GPU).
         loss_scale: static factor on the loss, for float16.
-        device: cpu or gpu; a rank takes GPU number local_rank modulo the number of GPUs.
+        device: cpu or gpu; a rank takes GPU number local_rank // run.ranks_per_device.
         target_accuracy: stop when Top-1 is at least this fraction.
         max_epochs: give up after this many epochs; null means schedule.decay_epochs.
         eval_period: epochs between two evaluations.
@@ -209,9 +211,11 @@ class CommConfig:
 
     Args:
         compression: none, or fp16 (gradients travel in 16 bits).
+        stall_limit_s: a rank without a sign of life for so long is ended, and the run with it; 0 for never.
     """
 
     compression: Literal['none', 'fp16'] = 'none'
+    stall_limit_s: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -322,6 +326,7 @@ def check_values(c: Config) -> None:
                 'data.prefetch_depth': d.prefetch_depth, 'schedule.base_lr': s.base_lr,
                 'schedule.decay_epochs': s.decay_epochs, 'checkpoint.keep': c.checkpoint.keep,
                 'run.num_nodes': c.run.num_nodes, 'run.ranks_per_node': c.run.ranks_per_node,
+                'run.ranks_per_device': c.run.ranks_per_device,
                 'run.metrics_period_steps': c.run.metrics_period_steps, 'model.bn_epsilon': c.model.bn_epsilon}
     for name, value in positive.items():
         _require(value is None or value > 0, f'{name}: got {value}, expected a number above 0')
@@ -329,7 +334,7 @@ def check_values(c: Config) -> None:
                     'optimizer.weight_decay': o.weight_decay, 'data.crop_padding': d.crop_padding,
                     'checkpoint.period_epochs': c.checkpoint.period_epochs,
                     'checkpoint.period_steps': c.checkpoint.period_steps,
-                    'run.seed': c.run.seed}
+                    'run.seed': c.run.seed, 'comm.stall_limit_s': c.comm.stall_limit_s}
     for name, value in not_negative.items():
         _require(value is None or value >= 0, f'{name}: got {value}, expected 0 or more')
     fractions = {'train.label_smoothing': t.label_smoothing, 'optimizer.momentum': o.momentum,
@@ -340,6 +345,9 @@ def check_values(c: Config) -> None:
              f'data.mirror_probability: got {d.mirror_probability}, expected a fraction from 0 to 1')
     _require(0 < t.target_accuracy <= 1,
              f'train.target_accuracy: got {t.target_accuracy}, expected a fraction such as 0.749, not per cent')
+    _require((c.run.ranks_per_node or c.run.ranks_per_device) % c.run.ranks_per_device == 0,
+             f'run.ranks_per_node: got {c.run.ranks_per_node}, expected a multiple of '
+             f'run.ranks_per_device={c.run.ranks_per_device}')
     _require(d.num_classes >= 2, f'data.num_classes: got {d.num_classes}, expected 2 or more')
     _require(0 <= t.eval_offset < t.eval_period,
              f'train.eval_offset: got {t.eval_offset}, expected 0 to {t.eval_period - 1} (train.eval_period - 1)')

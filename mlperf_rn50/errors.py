@@ -10,6 +10,7 @@ class UserError(Exception):
     """A mistake in what was asked for: one line saying what, got, expected and fix."""
 
     exit_code = EXIT_USAGE
+    where = ''  # the rank, host, step and phase it happened at, once the run has started
 
 
 class ConfigError(UserError):
@@ -26,5 +27,11 @@ class CheckpointError(UserError):
 
 class RunFailed(UserError):
     """A run that started and cannot end well, such as one whose loss is no longer finite."""
+
+    exit_code = EXIT_FAILED
+
+
+class RankLost(UserError):
+    """Another rank, its host or its network is gone."""
 
     exit_code = EXIT_FAILED

@@ -12,8 +12,8 @@ LARS = replace(SGD, optimizer=OptimizerConfig('lars'))
 TENSORS = sorted(n for n, p in ResNet(ModelConfig(), 10).collect_params().items() if p.grad_req != 'null')
 
 
-def write_run(path, config=SGD, accuracies=(0.1, 0.7595), is_success=True, v06=None, cache_clear=True):
-    """The log of a run with an evaluation per block of two epochs."""
+def write_run(path, config=SGD, accuracies=(0.1, 0.7595), end='converged', v06=None, cache_clear=True):
+    """The log of a run with an evaluation per block of two epochs; end None leaves it cut short."""
     log = RunLog(path, v06)
     log.submission(config)
     log.cache_clear(cache_clear, 'a reason')
@@ -32,6 +32,7 @@ def write_run(path, config=SGD, accuracies=(0.1, 0.7595), is_success=True, v06=N
         log.eval_start(epoch)
         log.eval_stop(epoch, accuracy)
         log.block_stop(2 * block)
-    log.run_stop(is_success)
+    if end:
+        log.run_stop(end)
     log.close()
     return path

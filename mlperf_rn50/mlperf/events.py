@@ -16,7 +16,8 @@ DATASET = 'dataset'                  # value: name; metadata: is_imagenet, synth
 TARGET_ACCURACY = 'target_accuracy'  # value: fraction
 NUM_RANKS = 'number_of_ranks'
 NUM_NODES = 'number_of_nodes'
-RUN_RESUMED = 'run_resumed'          # value: step; metadata: epoch_num, clock_s, submittable (false)
+RUN_RESUMED = 'run_resumed'          # value: step; metadata: epoch_num, clock_s, submittable (false),
+                                     # number_of_ranks, number_of_nodes, global_batch_size, lr_scale
 TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second}; metadata: epoch_num
 
 _V05 = re.compile(r':::MLPv0\.5\.0 (?P<benchmark>[a-z]+) (?P<time>\d+\.\d+) \((?P<file>[^: ]+):(?P<line>\d+)\) '

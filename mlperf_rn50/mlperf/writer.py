@@ -174,9 +174,9 @@ class RunLog:
         """The clock starts."""
         self._event(keys.RUN_START, kind=keys.INTERVAL_START)
 
-    def run_resumed(self, step: int, epoch: int, clock_s: float) -> None:
-        """The run goes on from a checkpoint: from here on the log is no longer one timed run."""
-        self._event(events.RUN_RESUMED, step, epoch_num=epoch + 1, clock_s=clock_s, submittable=False)
+    def run_resumed(self, step: int, epoch: int, clock_s: float, **plan: Any) -> None:
+        """The run goes on from a checkpoint, with what is planned for it: the log is no longer one timed run."""
+        self._event(events.RUN_RESUMED, step, epoch_num=epoch + 1, clock_s=clock_s, submittable=False, **plan)
 
     def data(self, config: Config, num_ranks: int, num_nodes: int) -> None:
         """The data set, how it is fed, and the ranks that share it."""
@@ -235,8 +235,10 @@ class RunLog:
         self._tag(tags.EVAL_ACCURACY, {'epoch': epoch, 'value': float(top1)})
         self._tag(tags.EVAL_STOP, epoch)
 
-    def run_stop(self, is_success: bool) -> None:
-        """The target is reached, or the run was given up."""
-        self._event(keys.RUN_STOP, kind=keys.INTERVAL_END, status=keys.SUCCESS if is_success else keys.ABORTED)
+    def run_stop(self, reason: str) -> None:
+        """The target is reached ('converged'), or why the run ends without it: aborted, interrupted or failed."""
+        is_success = reason == 'converged'
+        self._event(keys.RUN_STOP, kind=keys.INTERVAL_END, status=keys.SUCCESS if is_success else keys.ABORTED,
+                    reason=reason)
         self._tag(tags.RUN_STOP, {'success': is_success})
         self._tag(tags.RUN_FINAL)

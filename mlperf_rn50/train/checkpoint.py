@@ -16,7 +16,7 @@ import numpy as np
 from mlperf_rn50.errors import CheckpointError
 from mlperf_rn50.files import write_atomically
 
-FORMAT = 1
+FORMAT = 2
 _PREFIX = 'step_'
 
 
@@ -31,6 +31,7 @@ class State:
         best_top1: best Top-1 so far, a fraction.
         clock_s: seconds on the run's clock so far.
         global_batch_size: images per step.
+        lr_batch_size: images per step that the configured learning rate is for.
         num_train: images per epoch.
         result_index: number of the result file the run writes.
         num_resumes: how often the run was resumed before.
@@ -42,6 +43,7 @@ class State:
     best_top1: float
     clock_s: float
     global_batch_size: int
+    lr_batch_size: int
     num_train: int
     result_index: int
     num_resumes: int

@@ -3,7 +3,6 @@
 Without a launcher (mpirun, horovodrun, srun) there is one rank and Horovod is not touched: MPI cannot
 always start alone.
 """
-import os
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -11,15 +10,7 @@ import mxnet as mx
 import numpy as np
 
 from mlperf_rn50.errors import ConfigError
-
-# Set by Open MPI, MPICH and Slurm's PMI, and horovodrun with Gloo, for each process they start.
-_SIZE_VARIABLES = ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'PMIX_SIZE', 'HOROVOD_SIZE')
-_RANK_VARIABLES = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'PMIX_RANK', 'HOROVOD_RANK')
-
-
-def launched_rank() -> int:
-    """This process's rank as its launcher's environment says, before any communication; 0 without a launcher."""
-    return next((int(os.environ[v]) for v in _RANK_VARIABLES if v in os.environ), 0)
+from mlperf_rn50.system.launched import launched_size
 
 
 class Comm(Protocol):
@@ -49,10 +40,18 @@ class Comm(Protocol):
         """Exact sums of integers over ranks."""
 
     def gather(self, array: np.ndarray) -> np.ndarray:
-        """One row per rank of a float array that is 1-D and equally long on every rank."""
+        """One row per rank of an array that is 1-D and equally long on every rank."""
 
     def barrier(self) -> None:
         """Returns once every rank has called it."""
+
+
+def gather_texts(comm: Comm, text: str) -> list[str]:
+    """The texts of all ranks, in their order; called by all."""
+    own = np.frombuffer(text.encode(), np.uint8)
+    lengths = comm.gather(np.array([own.size], np.float32)).ravel().astype(int)
+    rows = comm.gather(np.pad(own, (0, lengths.max() - own.size)))
+    return [row[:n].astype(np.uint8).tobytes().decode() for row, n in zip(rows, lengths)]
 
 
 class LocalComm:
@@ -136,11 +135,11 @@ def open_comm(compression: str) -> Comm:
     Raises:
         ConfigError: a launcher started several processes and Horovod is missing or has no MXNet support.
     """
-    sizes = [int(os.environ[v]) for v in _SIZE_VARIABLES if v in os.environ]
-    if not sizes:
+    size = launched_size()
+    if size is None:
         return LocalComm()
     try:
         return HorovodComm(compression)
     except ImportError as e:
-        raise ConfigError(f'horovod: got {" ".join(str(e).split())}, expected Horovod built with MXNet for {sizes[0]} '
+        raise ConfigError(f'horovod: got {" ".join(str(e).split())}, expected Horovod built with MXNet for {size} '
                           'processes; run launch/setup.sh') from e

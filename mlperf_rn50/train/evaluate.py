@@ -1,5 +1,5 @@
 """Exact Top-1 and Top-5 over all ranks: integer counts, summed, divided once."""
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import mxnet as mx
@@ -51,7 +51,8 @@ def correct_counts(logits: mx.nd.NDArray, labels: mx.nd.NDArray, num_valid: int)
     return mx.nd.stack(((place < 1) * valid).sum(), ((place < 5) * valid).sum()).reshape((2,))
 
 
-def evaluate(net: mx.gluon.HybridBlock, batches: Iterable[Batch], num_images: int, comm: Comm) -> Accuracy:
+def evaluate(net: mx.gluon.HybridBlock, batches: Iterable[Batch], num_images: int, comm: Comm,
+             on_batch: Callable[[], None] = lambda: None) -> Accuracy:
     """The accuracy of a network on the whole validation set.
 
     Args:
@@ -59,12 +60,14 @@ def evaluate(net: mx.gluon.HybridBlock, batches: Iterable[Batch], num_images: in
         batches: this rank's share.
         num_images: size of the validation set over all ranks.
         comm: the ranks.
+        on_batch: called for each batch.
 
     Raises:
         RunFailed: the ranks together did not see each image once.
     """
     num_seen, counts = 0, mx.nd.zeros((2,))
     for batch in batches:
+        on_batch()
         counts = counts.as_in_context(batch.labels.context) + correct_counts(net(batch.images), batch.labels,
                                                                               batch.num_valid)
         num_seen += batch.num_valid

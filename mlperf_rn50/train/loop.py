@@ -1,4 +1,5 @@
 """The training program: from a configuration to a logged run."""
+import json
 import logging
 import math
 import platform
@@ -10,11 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mxnet as mx
-import numpy as np
 
 from mlperf_rn50.config import IMAGENET, Config, check_values, render_yaml
 from mlperf_rn50.data.pipeline import eval_batches, train_batches
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, CheckpointError, ConfigError, RunFailed
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, CheckpointError, ConfigError, RankLost, RunFailed
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.mlperf.writer import RunLog
 from mlperf_rn50.model.describe import describe
@@ -22,17 +22,16 @@ from mlperf_rn50.model.resnet import count_flops, count_parameters
 from mlperf_rn50.system.environment import dump_environment
 from mlperf_rn50.system.page_cache import drop_page_cache
 from mlperf_rn50.train import checkpoint
-from mlperf_rn50.train.comm import Comm
+from mlperf_rn50.train.comm import Comm, gather_texts
 from mlperf_rn50.train.evaluate import Accuracy, evaluate
-from mlperf_rn50.train.plan import Plan, make_plan
+from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
 from mlperf_rn50.train.progress import EpochProgress, open_console
 from mlperf_rn50.train.run_folder import RunFolder, new_run
 from mlperf_rn50.train.trainer import Trainer
+from mlperf_rn50.train.watch import Position
 
 # Steps the loop may be ahead of the device: enough to keep it busy, few enough to bound memory.
 _STEPS_AHEAD = 2
-# Longest host name of Linux.
-_NAME_LENGTH = 64
 
 
 @dataclass(frozen=True)
@@ -83,13 +82,16 @@ class Clock:
         return time.monotonic() - self._start
 
 
-def train(config: Config, comm: Comm, resume: tuple[RunFolder, Path] | None = None) -> Outcome:
+def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolder, Path] | None = None,
+          is_elastic: bool = False) -> Outcome:
     """Trains until the target is reached, the epochs are used up, or the run is asked to stop.
 
     Args:
         config: checked for values here; for a resume, that of the run folder.
         comm: the ranks.
+        position: where this rank says how far it is.
         resume: run and checkpoint to go on from; None starts a new run.
+        is_elastic: whether a resumed run may have another number of ranks than before.
 
     Raises:
         UserError: the configuration, the data or the checkpoint cannot be used.
@@ -97,8 +99,18 @@ def train(config: Config, comm: Comm, resume: tuple[RunFolder, Path] | None = No
     """
     check_values(config)
     stop = StopRequest()
-    plan = make_plan(config, comm.world_size)
-    state = _load_state(resume, plan) if resume else None
+    position.now('start-up')
+    state = checkpoint.load_state(resume[1])[0] if resume else None
+    if state and is_elastic:
+        plan = make_elastic_plan(config, comm.world_size, state.lr_batch_size)
+    else:
+        plan = make_plan(config, comm.world_size)
+    if resume and state:
+        _check_state(resume[1], state, plan, is_elastic)
+        step = resumed_step(plan, state.step, state.global_batch_size)
+        if step >= plan.max_epochs * plan.steps_per_epoch:
+            raise ConfigError(f'train.max_epochs: got {plan.max_epochs}, and the checkpoint has taken all of them; '
+                              'raise it to go on')
     seed = state.seed if state else config.run.seed
     seed = comm.broadcast_number(secrets.randbelow(2**31) if seed is None else seed)
     plan = replace(plan, config=replace(config, run=replace(config.run, seed=seed)))
@@ -107,9 +119,16 @@ def train(config: Config, comm: Comm, resume: tuple[RunFolder, Path] | None = No
     log = RunLog(run.result if is_first else None, run.result_v06 if is_first and config.run.log_v06 else None,
                  is_resumed=resume is not None)
     console = open_console(run.train_log if is_first else None)
+    program = Program(plan, comm, run, log, console, stop, seed, position)
     try:
-        program = Program(plan, comm, run, log, console, stop, seed)
         return program.run_to_end(state, resume[1] if resume else None)
+    except RunFailed:
+        program.give_up()
+        raise
+    except mx.MXNetError as e:
+        if 'Horovod has been shut down' not in str(e):
+            raise
+        raise RankLost('another rank is gone') from e
     finally:
         log.close()
 
@@ -121,26 +140,26 @@ def _claim_run(config: Config, comm: Comm) -> RunFolder:
     return RunFolder(folder, comm.broadcast_number(index))
 
 
-def _load_state(resume: tuple[RunFolder, Path], plan: Plan) -> checkpoint.State:
-    """The state to resume from, if it fits the ranks and the configuration."""
-    state, _ = checkpoint.load_state(resume[1])
-    for name, got, expected, fix in [
-            ('ranks', plan.world_size, state.world_size, f'start {state.world_size} ranks'),
-            ('train.global_batch_size', plan.global_batch_size, state.global_batch_size, 'leave the batch as it was'),
-            ('data.num_train', plan.config.data.num_train, state.num_train, 'use the same data')]:
+def _check_state(path: Path, state: checkpoint.State, plan: Plan, is_elastic: bool) -> None:
+    """Raise CheckpointError where a checkpoint does not fit the ranks and the configuration."""
+    facts = [('data.num_train', plan.config.data.num_train, state.num_train, 'use the same data')]
+    if not is_elastic:
+        facts += [('ranks', plan.world_size, state.world_size,
+                   f'start {state.world_size} ranks, or give --elastic to go on with {plan.world_size}'),
+                  ('train.global_batch_size', plan.global_batch_size, state.global_batch_size,
+                   'leave the batch as it was')]
+    for name, got, expected, fix in facts:
         if got != expected:
-            raise CheckpointError(f'{resume[1]}: {name}: got {got}, the checkpoint has {expected}; {fix}')
-    if state.step >= plan.max_epochs * plan.steps_per_epoch:
-        raise ConfigError(f'train.max_epochs: got {plan.max_epochs}, and the checkpoint has taken all of them; '
-                          'raise it to go on')
-    return state
+            raise CheckpointError(f'{path}: {name}: got {got}, the checkpoint has {expected}; {fix}')
 
 
 class Program:
     """One run on one rank: what it works with, and its parts in the order they happen."""
 
     def __init__(self, plan: Plan, comm: Comm, run: RunFolder, log: RunLog, console: logging.Logger,
-                 stop: StopRequest, seed: int):
+                 stop: StopRequest, seed: int, position: Position):
+        self.position = position
+        self.lr_batch_size = plan.global_batch_size
         self.plan, self.config, self.comm, self.run, self.log = plan, plan.config, comm, run, log
         self.console, self.stop, self.seed = console, stop, seed
         self.is_first = comm.rank == 0
@@ -163,8 +182,7 @@ class Program:
         if is_new:
             self.log.run_start()
         else:
-            self.log.run_resumed(self.first_step, self.first_step // self.plan.steps_per_epoch, self.clock.now_s())
-            self._metrics(event='resumed', step=self.first_step)
+            self._describe_resume()
         return self._train()
 
     def _describe_run(self) -> None:
@@ -176,12 +194,18 @@ class Program:
         self.log.submission(self.config)
         self.log.cache_clear(*self._clear_caches())
 
+    def _describe_resume(self) -> None:
+        """From where and with what a resumed run goes on."""
+        now = {'number_of_ranks': self.plan.world_size, 'number_of_nodes': len(self._ranks_of_hosts()),
+               'global_batch_size': self.plan.global_batch_size, 'lr_scale': self.plan.lr_scale}
+        self.log.run_resumed(self.first_step, self.first_step // self.plan.steps_per_epoch, self.clock.now_s(), **now)
+        self._metrics(event='resumed', step=self.first_step, **now)
+
     def _ranks_of_hosts(self) -> list[tuple[str, int]]:
         """Name and number of ranks of each node, nodes in the order of their first rank."""
-        # Names travel as code points: the ranks exchange numbers only.
-        name = [float(ord(c)) for c in platform.node()[:_NAME_LENGTH].ljust(_NAME_LENGTH)]
-        rows = self.comm.gather(np.array([self.comm.local_rank, self.comm.local_size, *name], np.float32))
-        return [(''.join(chr(int(c)) for c in row[2:]).strip(), int(row[1])) for row in rows if row[0] == 0]
+        rows = [json.loads(t) for t in gather_texts(self.comm, json.dumps(
+            [platform.node(), self.comm.local_rank, self.comm.local_size]))]
+        return [(name, local_size) for name, local_rank, local_size in rows if local_rank == 0]
 
     def _clear_caches(self) -> tuple[bool, str]:
         """Flushes the page cache of every node if asked to; whether all of them did, and why not."""
@@ -190,6 +214,7 @@ class Program:
         problem = drop_page_cache() if self.comm.local_rank == 0 else None
         num_failed = self.comm.sum_counts([problem is not None])[0]
         if num_failed:
+            self.console.warning('the page cache was not flushed: %s', problem or f'{num_failed} nodes could not')
             return False, problem or f'{num_failed} nodes could not (needs root)'
         return True, 'sync; echo 3 > /proc/sys/vm/drop_caches on every node'
 
@@ -224,11 +249,18 @@ class Program:
         arrays = None
         if self.is_first:
             arrays = checkpoint.load_arrays(path)
-            checkpoint.check_arrays(path, arrays, self.trainer.array_shapes())
+            checkpoint.check_arrays(path, arrays, self.trainer.array_shapes(state.world_size))
         self.trainer.restore(arrays)
-        self.first_step, self.best_top1, self.num_resumes = state.step, state.best_top1, state.num_resumes + 1
-        self.trainer.optimizer.last_lr = self.plan.learning_rate(state.step - 1) if state.step else None
-        self.console.info('resumed from %s at step %d; this log can no longer be submitted', path, state.step)
+        plan = self.plan
+        self.first_step = resumed_step(plan, state.step, state.global_batch_size)
+        self.best_top1, self.num_resumes, self.lr_batch_size = (state.best_top1, state.num_resumes + 1,
+                                                                state.lr_batch_size)
+        self.trainer.optimizer.last_lr = plan.learning_rate(self.first_step - 1) if self.first_step else None
+        self.console.info('resumed from %s at step %d; this log can no longer be submitted', path, self.first_step)
+        if plan.world_size != state.world_size:
+            self.console.info('planned again: %d ranks (before: %d), global batch %d (before: %d), rate times %.4g',
+                              plan.world_size, state.world_size, plan.global_batch_size, state.global_batch_size,
+                              plan.lr_scale)
 
     def _train(self) -> Outcome:
         """Epoch after epoch, until the target is reached or the run ends otherwise."""
@@ -239,6 +271,7 @@ class Program:
         if not self.num_resumes:
             self.log.data(self.config, self.comm.world_size, len(self._ranks_of_hosts()))
         self.block = -1
+        self.position.now('training', self.first_step)
         for epoch in range(self.first_step // plan.steps_per_epoch, plan.max_epochs):
             is_interrupted = self._train_epoch(epoch)
             if is_interrupted:
@@ -295,6 +328,7 @@ class Program:
                             f'before it were finite; lower schedule.base_lr={self.config.schedule.base_lr} or '
                             'lengthen schedule.warmup_epochs')
         meter.add(loss)
+        self.position.now('training', step + 1)
         lr = plan.learning_rate(step)
         shown.update(loss, lr, meter.images_per_s())
         if (step + 1) % self.config.run.metrics_period_steps == 0:
@@ -305,10 +339,11 @@ class Program:
 
     def _evaluate(self, epoch: int) -> Accuracy:
         """Evaluates after an epoch, and ends the block."""
+        self.position.now('evaluation')
         self.log.eval_start(epoch)
         self.trainer.average_statistics()
         data = self.config.data
-        result = evaluate(self.trainer.net, self.eval_data(), data.num_val, self.comm)
+        result = evaluate(self.trainer.net, self.eval_data(), data.num_val, self.comm, self.position.now)
         self.log.eval_stop(epoch, result.top1)
         self.log.block_stop(self.block)
         self.block = -1
@@ -336,21 +371,28 @@ class Program:
 
     def _save(self, step: int) -> None:
         """Writes a checkpoint after a step (from 1)."""
+        self.position.now('writing a checkpoint')
         arrays = self.trainer.snapshot()
         if self.is_first:
             state = checkpoint.State(step, self.seed, self.comm.world_size, self.best_top1, self.clock.now_s(),
-                                     self.plan.global_batch_size, self.config.data.num_train, self.run.index,
-                                     self.num_resumes)
+                                     self.plan.global_batch_size, self.lr_batch_size, self.config.data.num_train,
+                                     self.run.index, self.num_resumes)
             checkpoint.save(self.run.checkpoints, state, arrays, self.config.checkpoint.keep)
+        self.position.now('training')
 
     def _metrics(self, **values: object) -> None:
         if self.is_first:
             self.run.append_metrics(**values)
 
+    def give_up(self) -> None:
+        """The end of a run that cannot go on, in the log."""
+        self.log.run_stop('failed')
+        self._metrics(event='end', status='failed', epochs_to_converge=None)
+
     def _finish(self, status: str, epochs_to_converge: int | None) -> Outcome:
         """The end of the run, in the log and on the screen."""
         time_s = self.clock.now_s()
-        self.log.run_stop(status == 'converged')
+        self.log.run_stop(status)
         outcome = Outcome(status, epochs_to_converge, time_s, self.best_top1,
                           self.num_images / self.train_s if self.train_s else 0.0, self.run)
         self._metrics(event='end', status=status, epochs_to_converge=epochs_to_converge, time_to_train_s=time_s,
@@ -385,14 +427,18 @@ class Meter:
 
 
 def _device_id(config: Config, comm: Comm) -> int | None:
-    """The GPU of this rank: its local rank modulo the GPUs of the node, so that ranks may share one."""
+    """The GPU of this rank: run.ranks_per_device neighbours share one."""
     if config.train.device == 'cpu':
         return None
     num_gpus = mx.context.num_gpus()
     if not num_gpus:
         raise ConfigError('train.device: got gpu, and MXNet sees none; install a cu112 or cu117 build and its driver, '
                           'or set train.device=cpu')
-    return comm.local_rank % num_gpus
+    device_id = comm.local_rank // config.run.ranks_per_device
+    if device_id >= num_gpus:
+        raise ConfigError(f'run.ranks_per_device: got {config.run.ranks_per_device} with {comm.local_size} ranks on a '
+                          f'node of {num_gpus} GPUs, expected at least {-(-comm.local_size // num_gpus)}')
+    return device_id
 
 
 def render_outcome(outcome: Outcome, config: Config) -> str:

@@ -1,5 +1,5 @@
 """What a configuration means for a number of ranks: batches, steps, evaluations. Pure."""
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.shards import Shard
@@ -17,6 +17,7 @@ class Plan:
         local_batch_size: images per rank and forward pass.
         eval_batch_size: images per rank and evaluation pass.
         max_epochs: epochs after which the run gives up.
+        lr_scale: factor on the scheduled learning rate, other than 1 when the batch changed with the ranks.
     """
 
     config: Config
@@ -24,6 +25,7 @@ class Plan:
     local_batch_size: int
     eval_batch_size: int
     max_epochs: int
+    lr_scale: float = 1.0
 
     def train_shard(self, rank: int = 0) -> Shard:
         """A rank's share of the training set."""
@@ -52,7 +54,7 @@ class Plan:
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a global step (from 0)."""
-        return learning_rate(self.config.schedule, step, self.steps_per_epoch)
+        return self.lr_scale * learning_rate(self.config.schedule, step, self.steps_per_epoch)
 
     def is_eval_epoch(self, epoch: int) -> bool:
         """Whether an evaluation follows an epoch (from 0)."""
@@ -87,6 +89,41 @@ def make_plan(config: Config, world_size: int) -> Plan:
                               f'such as {fit}')
     max_epochs = t.max_epochs or max(1, int(config.schedule.decay_epochs))
     return Plan(config, world_size, local, t.eval_batch_size or local, max_epochs)
+
+
+def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Plan:
+    """The plan of a run that goes on with another number of ranks.
+
+    A configured local batch stays; a configured global batch is rounded down to what the ranks can share evenly.
+    The learning rate follows the global batch in proportion.
+
+    Args:
+        config: of the run; its own numbers of nodes and ranks are not looked at.
+        world_size: number of ranks now.
+        lr_batch_size: global batch that the configured learning rate is for.
+
+    Raises:
+        ConfigError: there are more ranks than images in the global batch.
+    """
+    train, passes = config.train, world_size * config.train.gradient_accumulation_steps
+    if train.global_batch_size is not None and train.global_batch_size >= passes:
+        train = replace(train, global_batch_size=train.global_batch_size // passes * passes)
+    run = replace(config.run, num_nodes=None, ranks_per_node=None)
+    plan = make_plan(replace(config, train=train, run=run), world_size)
+    return replace(plan, config=config, lr_scale=plan.global_batch_size / lr_batch_size)
+
+
+def resumed_step(plan: Plan, step: int, global_batch_size: int) -> int:
+    """The step of a plan up to which a run with another global batch has come: no image of the epoch is left out.
+
+    Args:
+        plan: to go on with.
+        step: steps taken before.
+        global_batch_size: of those steps.
+    """
+    num_train = plan.config.data.num_train
+    epoch, step_in_epoch = divmod(step, -(-num_train // global_batch_size))
+    return epoch * plan.steps_per_epoch + step_in_epoch * global_batch_size // plan.global_batch_size
 
 
 def config_world_size(config: Config) -> int | None:

@@ -116,11 +116,11 @@ class Trainer:
         return {**{f'model/{n}': a for n, a in {**self._weights, **self._statistics}.items()},
                 **{f'optimizer/{n}': a for n, a in self.optimizer.state().items()}}
 
-    def array_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of what snapshot returns."""
+    def array_shapes(self, num_ranks: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of what snapshot returns when there are so many ranks."""
         size = sum(a.size for a in self._statistics.values())
         return {**{n: a.shape for n, a in self._live_arrays().items()},
-                'statistics_of_ranks': (self._comm.world_size, size)}
+                'statistics_of_ranks': (num_ranks, size)}
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Everything a checkpoint holds; called by all ranks, complete on each. Changes nothing.
@@ -136,13 +136,18 @@ class Trainer:
         return {**arrays, 'statistics_of_ranks': rows}
 
     def restore(self, arrays: dict[str, np.ndarray] | None) -> None:
-        """Goes back to a snapshot. Rank 0 has it; the other ranks pass None and receive it."""
+        """Goes back to a snapshot. Rank 0 has it; the other ranks pass None and receive it.
+
+        A snapshot of another number of ranks has no statistics of their own for these: all take the average.
+        """
         self.settle()
-        rows = mx.nd.zeros(self.array_shapes()['statistics_of_ranks'])
+        rows = mx.nd.zeros(self.array_shapes(self._comm.world_size)['statistics_of_ranks'])
         if arrays is not None:
             for name, array in self._live_arrays().items():
                 array[:] = arrays[name]
-            rows[:] = arrays['statistics_of_ranks']
+            own = arrays['statistics_of_ranks']
+            average = np.concatenate([arrays[f'model/{n}'].ravel() for n in self._statistics])
+            rows[:] = own if own.shape == rows.shape else np.broadcast_to(average, rows.shape)
         self.broadcast()
         self._comm.broadcast({'statistics_of_ranks': rows})
         for name, values in self._cut(rows[self._comm.rank].asnumpy()).items():

@@ -62,6 +62,15 @@ def test_running_statistics_are_averaged_and_survive_a_snapshot(tmp_path, digits
     assert all(r['averaged'] == results[0]['averaged'] for r in results)
 
 
+@pytest.mark.parametrize('before, now', [(3, 2), (2, 0), (0, 2)])
+def test_a_snapshot_is_restored_by_another_number_of_ranks(tmp_path, digits, before, now):
+    path = tmp_path / 'snapshot.npz'
+    on_ranks(tmp_path, before, 'save_snapshot', digits, path)
+    for got in on_ranks(tmp_path, now, 'restored', digits, path):
+        for name, (live, saved) in got.items():
+            assert live == saved, name
+
+
 def test_an_evaluation_counts_every_image_once_for_any_ranks_and_batch(tmp_path, digits):
     counts = []
     for num_ranks, batch_size in [(0, 360), (0, 7), (2, 50), (3, 7)]:

@@ -91,6 +91,30 @@ def statistics(comm, data_dir):
             'in_snapshot': arrays['model/bn0_running_mean'].tolist()}
 
 
+def save_snapshot(comm, data_dir, path):
+    """A snapshot after two steps, written by rank 0."""
+    plan = make_plan(_config(data_dir, 'sgd', 1), comm.world_size)
+    trainer = Trainer(plan, comm, 0, None)
+    trainer.broadcast()
+    batches = train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None)
+    for step in range(2):
+        trainer.step(batches, step, 0.01, False)
+    arrays = trainer.snapshot()
+    if comm.rank == 0:
+        np.savez(path, **arrays)
+    return {}
+
+
+def restored(comm, data_dir, path):
+    """Running statistics and a weight of each rank after going back to a snapshot of other ranks."""
+    trainer = Trainer(make_plan(_config(data_dir, 'sgd', 1), comm.world_size), comm, 0, None)
+    arrays = dict(np.load(path))
+    trainer.restore(arrays if comm.rank == 0 else None)
+    params = trainer.net.collect_params()
+    return {name: [params[name].data().asnumpy().ravel()[:50].tolist(), arrays[f'model/{name}'].ravel()[:50].tolist()]
+            for name in ('bn0_running_mean', 'bn0_running_var', 'fc1_weight')}
+
+
 def evaluation(comm, data_dir, batch_size):
     """Counts over the validation set by all ranks."""
     config = _config(data_dir, 'sgd', 1)

@@ -21,7 +21,7 @@ def good(tmp_path):
 
 @pytest.fixture
 def missed(tmp_path):
-    return write_run(tmp_path / 'result_0.txt', accuracies=(0.1, 0.7489), is_success=False,
+    return write_run(tmp_path / 'result_0.txt', accuracies=(0.1, 0.7489), end='aborted',
                      v06=tmp_path / 'result_0_v0.6.txt')
 
 

@@ -8,7 +8,8 @@ from helpers import ROOT
 
 PACKAGE = ROOT / 'mlperf_rn50'
 # A module may import from its own room and from those below it.
-ROOMS = [{'__main__'}, {'cli'}, {'train'}, {'mlperf', 'data', 'model', 'system'}, {'config'}, {'errors', 'files'}]
+ROOMS = [{'__main__'}, {'cli'}, {'train', 'study'}, {'mlperf', 'data', 'model', 'system'}, {'config'},
+         {'errors', 'files'}]
 HEAVY = ('mxnet', 'nvidia', 'horovod', 'pandas', 'matplotlib', 'sklearn')
 
 
@@ -44,7 +45,9 @@ def test_arrows_point_down():
     assert not wrong
 
 
-@pytest.mark.parametrize('module', ['cli', 'mlperf.events', 'mlperf.check', 'mlperf.writer', 'train.plan', 'config'])
+@pytest.mark.parametrize('module', [
+    'cli', 'config', 'mlperf.events', 'mlperf.check', 'mlperf.reader', 'mlperf.writer', 'study.convergence',
+    'study.layouts', 'system.doctor', 'system.topology', 'train.plan', 'train.watch'])
 def test_light_modules_import_nothing_heavy(module):
     code = f'import sys, mlperf_rn50.{module}; print([m for m in {HEAVY!r} if m in sys.modules])'
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)

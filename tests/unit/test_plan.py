@@ -5,7 +5,7 @@ import pytest
 
 from mlperf_rn50.config import Config, DataConfig, RunConfig, ScheduleConfig, TrainConfig
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.train.plan import make_plan, render_plan
+from mlperf_rn50.train.plan import make_elastic_plan, make_plan, render_plan, resumed_step
 
 
 def config(**train):
@@ -56,3 +56,36 @@ def test_rendered_plan_says_what_is_padded():
     assert '35 training positions (weight 0), 24 validation positions' in text
     assert 'after epochs 1 2 ' in text
     assert text.count(' .. ') == 2
+
+
+# --- going on with another number of ranks ------------------------------------------------------------
+
+@pytest.mark.parametrize('train, world_size, batch, scale', [
+    ({'global_batch_size': 64}, 2, 64, 1.0),            # evenly shared: nothing changes
+    ({'global_batch_size': 64}, 3, 63, 63 / 64),
+    ({'global_batch_size': 64, 'gradient_accumulation_steps': 2}, 3, 60, 60 / 64),
+    ({'local_batch_size': 16}, 3, 48, 48 / 64),         # 4 ranks of 16 before
+])
+def test_an_elastic_plan_keeps_what_it_can_and_scales_the_rate(train, world_size, batch, scale):
+    c = replace(config(**train), run=RunConfig(num_nodes=4, ranks_per_node=1))
+    plan = make_elastic_plan(c, world_size, 64)
+    assert (plan.global_batch_size, plan.lr_scale, plan.config) == (batch, pytest.approx(scale), c)
+    steady = plan.steps_per_epoch * 20
+    assert plan.learning_rate(steady) == pytest.approx(scale * replace(plan, lr_scale=1.0).learning_rate(steady))
+
+
+def test_an_elastic_plan_without_an_image_per_rank_is_refused():
+    with pytest.raises(ConfigError, match='got 2, expected a multiple of 3'):
+        make_elastic_plan(config(global_batch_size=2), 3, 2)
+
+
+@pytest.mark.parametrize('before, now', [(64, 64), (64, 63), (64, 48), (48, 64), (7, 5)])
+def test_a_resumed_step_leaves_no_image_out_and_repeats_less_than_a_batch(before, now):
+    data = DataConfig(num_train=1000, num_val=10, num_classes=10)
+    plan = make_plan(Config(data=data, train=TrainConfig(global_batch_size=now)), 1)
+    steps_before = -(-1000 // before)
+    for step in range(3 * steps_before + 1):
+        epoch, seen = step // steps_before, step % steps_before * before
+        got = resumed_step(plan, step, before)
+        assert got // plan.steps_per_epoch == epoch
+        assert 0 <= seen - got % plan.steps_per_epoch * now < now

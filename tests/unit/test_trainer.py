@@ -5,7 +5,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mlperf_rn50.config import Config, TrainConfig
+from mlperf_rn50.config import Config, RunConfig, TrainConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train import loop
 from mlperf_rn50.train.trainer import SmoothedCrossEntropy
@@ -23,11 +23,20 @@ def test_smoothed_cross_entropy_by_hand(smoothing):
     np.testing.assert_allclose(got.asnumpy(), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize('num_gpus, expected', [(4, [0, 1, 2, 3, 0, 1]), (2, [0, 1, 0, 1, 0, 1]), (1, [0] * 6)])
-def test_ranks_share_the_gpus_of_their_node(monkeypatch, num_gpus, expected):
+@pytest.mark.parametrize('num_gpus, per_device, expected', [(4, 1, [0, 1, 2, 3]), (2, 2, [0, 0, 1, 1]),
+                                                           (2, 3, [0, 0, 0, 1]), (1, 4, [0] * 4)])
+def test_neighbouring_ranks_share_a_gpu(monkeypatch, num_gpus, per_device, expected):
     monkeypatch.setattr(mx.context, 'num_gpus', lambda: num_gpus)
-    config = Config(train=TrainConfig(device='gpu'))
-    assert [loop._device_id(config, SimpleNamespace(local_rank=r)) for r in range(6)] == expected
+    config = Config(train=TrainConfig(device='gpu'), run=RunConfig(ranks_per_device=per_device))
+    ranks = [SimpleNamespace(local_rank=r, local_size=4) for r in range(4)]
+    assert [loop._device_id(config, r) for r in ranks] == expected
+
+
+def test_too_few_gpus_are_named(monkeypatch):
+    monkeypatch.setattr(mx.context, 'num_gpus', lambda: 2)
+    with pytest.raises(ConfigError, match='got 1 with 4 ranks on a node of 2 GPUs, expected at least 2'):
+        loop._device_id(Config(train=TrainConfig(device='gpu')), SimpleNamespace(local_rank=2, local_size=4))
+
 
 
 def test_no_gpu_is_an_error_that_says_so(monkeypatch):

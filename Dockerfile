@@ -1,0 +1,42 @@
+# The program and everything it needs in user space; the NVIDIA driver comes from the host.
+#   docker build -t mlperf_rn50:cpu .
+#   docker build -t mlperf_rn50:cu117 --build-arg VARIANT=cu117 .        (or cu112)
+#   docker run --rm -v "$PWD/data:/data" mlperf_rn50:cpu prepare digits --out /data/digits
+# BASE is any Debian 12 with its usual package sources; python:3.11-slim-bookworm serves as well.
+ARG BASE=debian:bookworm-slim
+
+FROM ${BASE} AS build
+ARG VARIANT=cpu
+ENV DEBIAN_FRONTEND=noninteractive
+RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv python3-dev g++ make \
+    && rm -rf /var/lib/apt/lists/*
+# To build Horovod for GPUs: nvcc. To see that everything resolves: the driver's library. NCCL is a PyPI wheel.
+RUN [ "$VARIANT" = cpu ] || { \
+        find /etc/apt -name '*.list' -o -name '*.sources' | xargs sed -i -E 's/^((deb|Components:) .*main)$/\1 contrib non-free/' \
+        && apt-get update \
+        && apt-get install -y --no-install-recommends nvidia-cuda-toolkit libcuda1 \
+        && rm -rf /var/lib/apt/lists/*; }
+WORKDIR /opt/mlperf_rn50
+# The packages first: a change of the program alone does not build Horovod again.
+COPY setup.cfg pyproject.toml README.md LICENSE ./
+COPY launch/setup.sh launch/requirements.lock launch/
+COPY mlperf_rn50/__init__.py mlperf_rn50/
+RUN MLPERF_RN50_VARIANT="$VARIANT" MLPERF_RN50_EXTRAS=demo launch/setup.sh \
+    && .venv/bin/pip uninstall -q -y cmake ninja && rm -rf /root/.cache
+COPY launch launch
+COPY mlperf_rn50 mlperf_rn50
+# Every library resolves and the three that matter import, without a GPU.
+RUN MLPERF_RN50_VARIANT="$VARIANT" launch/setup.sh --check && rm -rf mlperf_rn50/__pycache__
+
+FROM ${BASE}
+ARG VARIANT=cpu
+# Open MPI and horovodrun reach other nodes with ssh; libgomp and libquadmath are MXNet's.
+RUN apt-get update && apt-get install -y --no-install-recommends python3 libgomp1 libquadmath0 openssh-client \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 1000 rn50
+COPY --from=build /opt/mlperf_rn50 /opt/mlperf_rn50
+RUN MLPERF_RN50_VARIANT="$VARIANT" /opt/mlperf_rn50/launch/setup.sh --check
+ENV PATH=/opt/mlperf_rn50/.venv/bin:$PATH NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
+USER rn50
+WORKDIR /home/rn50
+ENTRYPOINT ["mlperf-rn50"]

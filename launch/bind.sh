@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Runs a rank on its share of the node: cores of one NUMA node, OMP_NUM_THREADS, nearest GPU and NIC; says which.
+# Usage: launch/bind.sh PROGRAM [ARGUMENTS...]     every launcher puts it before its ranks
+# MLPERF_RN50_BIND=off leaves the rank unbound. An OMP_NUM_THREADS that is set already stays.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+exec "$here/.venv/bin/python" -m mlperf_rn50.system.topology "$@"

@@ -1,0 +1,138 @@
+"""The layouts of a sweep: nodes x ranks, and the batch and learning rate of each. Pure; launch/sweep.sh runs it."""
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlperf_rn50.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One layout of a sweep.
+
+    Args:
+        num_nodes: nodes.
+        ranks_per_node: ranks on each.
+        global_batch_size: images per step.
+        base_lr: at the end of the warm-up.
+        warmup_epochs: linear warm-up.
+    """
+
+    num_nodes: int
+    ranks_per_node: int
+    global_batch_size: int
+    base_lr: float
+    warmup_epochs: float
+
+    @property
+    def name(self) -> str:
+        return f'{self.num_nodes}x{self.ranks_per_node}'
+
+
+def parse_layouts(words: Sequence[str]) -> list[tuple[int, int]]:
+    """(nodes, ranks per node) of words such as '2x4'.
+
+    Raises:
+        ConfigError: a word is something else, or comes twice.
+    """
+    result = []
+    for word in words:
+        m = re.fullmatch(r'([1-9]\d*)x([1-9]\d*)', word)
+        if not m:
+            raise ConfigError(f'--layouts: got {word}, expected nodes x ranks, such as 2x4')
+        if (int(m[1]), int(m[2])) in result:
+            raise ConfigError(f'--layouts: {word} is named twice')
+        result.append((int(m[1]), int(m[2])))
+    return result
+
+
+def parse_lr_table(text: str) -> dict[int, tuple[float, float]]:
+    """Learning rate and warm-up epochs by global batch: lines of 'global_batch base_lr warmup_epochs'.
+
+    Raises:
+        ConfigError: a line is something else.
+    """
+    table = {}
+    for line in text.splitlines():
+        words = line.partition('#')[0].split()
+        try:
+            if words:
+                batch, lr, warmup = words
+                table[int(batch)] = (float(lr), float(warmup))
+        except ValueError as e:
+            raise ConfigError(f'--lr-table: got {line!r}, expected: global_batch base_lr warmup_epochs') from e
+    return table
+
+
+def plan_layouts(splits: Sequence[tuple[int, int]], batch_size: int, is_local: bool, is_weak: bool, base_lr: float,
+                 warmup_epochs: float, lr_table: Mapping[int, tuple[float, float]] | None) -> list[Layout]:
+    """Batch, learning rate and warm-up of each layout.
+
+    The configured batch and learning rate belong to the first layout. Weak scaling keeps the images per rank,
+    strong scaling the images per step; the learning rate follows the global batch in proportion and the warm-up
+    keeps its epochs, unless a table says otherwise.
+
+    Args:
+        splits: (nodes, ranks per node), at least one.
+        batch_size: of the configuration.
+        is_local: whether that is the local batch size.
+        is_weak: weak scaling.
+        base_lr: of the configuration.
+        warmup_epochs: of the configuration.
+        lr_table: (base_lr, warmup_epochs) by global batch size, instead of the rule.
+
+    Raises:
+        ConfigError: the batch cannot be shared evenly, or the table lacks one.
+    """
+    first = splits[0][0] * splits[0][1]
+    reference = batch_size * first if is_local else batch_size
+    result = []
+    for num_nodes, ranks_per_node in splits:
+        world_size = num_nodes * ranks_per_node
+        if is_weak and reference % first:
+            raise ConfigError(f'train.global_batch_size: got {reference}, expected a multiple of the {first} ranks of '
+                              'the first layout')
+        global_batch_size = reference // first * world_size if is_weak else reference
+        if global_batch_size % world_size:
+            raise ConfigError(f'train.global_batch_size: got {global_batch_size}, which {num_nodes}x{ranks_per_node} = '
+                              f'{world_size} ranks cannot share evenly; choose a multiple, or --weak')
+        if lr_table is not None and global_batch_size not in lr_table:
+            raise ConfigError(f'--lr-table: no line for a global batch of {global_batch_size} '
+                              f'({num_nodes}x{ranks_per_node})')
+        lr, warmup = (lr_table[global_batch_size] if lr_table is not None
+                      else (base_lr * global_batch_size / reference, warmup_epochs))
+        result.append(Layout(num_nodes, ranks_per_node, global_batch_size, lr, warmup))
+    return result
+
+
+def main(argv: Sequence[str]) -> None:
+    """Prints a line per layout: name, nodes, ranks, then the training options."""
+    parser = argparse.ArgumentParser(prog='launch/sweep.sh', allow_abbrev=False)
+    parser.add_argument('--layouts', required=True)
+    parser.add_argument('--scaling', choices=['weak', 'strong'], required=True)
+    parser.add_argument('--local-batch-size', default='')
+    parser.add_argument('--global-batch-size', default='')
+    parser.add_argument('--base-lr', type=float, required=True)
+    parser.add_argument('--warmup-epochs', type=float, required=True)
+    parser.add_argument('--lr-table', default='')
+    o = parser.parse_args(argv)
+    try:
+        table = parse_lr_table(Path(o.lr_table).read_text()) if o.lr_table else None
+        layouts = plan_layouts(parse_layouts(o.layouts.replace(',', ' ').split()),
+                               int(o.local_batch_size or o.global_batch_size), bool(o.local_batch_size),
+                               o.scaling == 'weak', o.base_lr, o.warmup_epochs, table)
+    except OSError as e:
+        sys.exit(f'launch/sweep.sh: --lr-table: {e.filename}: {e.strerror}')
+    except ConfigError as e:
+        sys.exit(f'launch/sweep.sh: {e}')
+    for x in layouts:
+        print(x.name, x.num_nodes, x.ranks_per_node, f'--train.global_batch_size={x.global_batch_size}',
+              '--train.local_batch_size=null', f'--schedule.base_lr={x.base_lr:.10g}',
+              f'--schedule.warmup_epochs={x.warmup_epochs:.10g}')
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

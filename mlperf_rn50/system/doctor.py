@@ -1,0 +1,289 @@
+"""What every rank says of its machine, and the checks that follow: is this fit for the run?
+
+Facts are plain JSON, one object per rank, gathered by train/examine.py; the checks are pure.
+"""
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+import mlperf_rn50
+from mlperf_rn50.system.environment import package_versions
+from mlperf_rn50.system.topology import usable_cpus
+
+Facts = dict[str, Any]
+Status = Literal['ok', 'warning', 'failed', 'not needed']
+
+# Compute capabilities the published mxnet-cu112 and mxnet-cu117 wheels hold machine code for; no PTX.
+MXNET_ARCHITECTURES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
+CUDA_LIBRARIES = ('libcudart.so.11.0', 'libcublas.so.11', 'libcudnn.so.8', 'libnccl.so.2', 'libcufft.so.10',
+                  'libcurand.so.10', 'libcusolver.so.11', 'libnvrtc.so.11.2', 'libcuda.so.1')
+# Oldest driver that runs CUDA 11 programs on any Linux; NVIDIA's compatibility table.
+_OLDEST_DRIVER = 450
+_MAX_CLOCK_SKEW_S = 1.0
+_MIN_MEMORY_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: what was looked at, how it came out, what was found, and what to do where it failed."""
+
+    name: str
+    status: Status
+    found: str
+    fix: str = ''
+
+
+def _version_of(library: ctypes.CDLL, name: str) -> str:
+    """A library's own version number, where it has a simple way to ask; '' otherwise."""
+    number = ctypes.c_int()
+    if name.startswith('libcudnn'):
+        return str(library.cudnnGetVersion())
+    asked = {'libcudart': 'cudaRuntimeGetVersion', 'libnccl': 'ncclGetVersion', 'libcuda': 'cuDriverGetVersion'}
+    function = asked.get(name.partition('.')[0])
+    return str(number.value) if function and getattr(library, function)(ctypes.byref(number)) == 0 else ''
+
+
+def cuda_libraries() -> dict[str, str | None]:
+    """Version of each CUDA library the loader finds ('' where it does not say), None for those it does not find."""
+    result: dict[str, str | None] = {}
+    for name in CUDA_LIBRARIES:
+        try:
+            result[name] = _version_of(ctypes.CDLL(name), name)
+        except (OSError, AttributeError):
+            result[name] = None
+    return result
+
+
+def gpus() -> list[dict[str, str]]:
+    """Name, compute capability and driver of each GPU, from nvidia-smi; none without it."""
+    keys = ('name', 'compute_cap', 'driver_version')
+    try:
+        done = subprocess.run(['nvidia-smi', f'--query-gpu={",".join(keys)}', '--format=csv,noheader'],
+                              capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    return [dict(zip(keys, (w.strip() for w in line.split(',')))) for line in lines]
+
+
+def code_digest() -> str:
+    """A digest of the program's own files."""
+    folder, digest = Path(mlperf_rn50.__file__).parent, hashlib.sha256()
+    for path in sorted(folder.rglob('*.py')):
+        digest.update(f'{path.relative_to(folder)}\0'.encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _free_bytes(folder: Path) -> int:
+    """Free disk where a folder is or would be made."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def own_facts(run_dir: Path) -> Facts:
+    """What this process finds on its machine without any other rank."""
+    return {'host': platform.node(), 'python': sys.version.split()[0], 'packages': package_versions(),
+            'code': code_digest(), 'gpus': gpus(), 'cuda_libraries': cuda_libraries(),
+            'disk_free_bytes': _free_bytes(run_dir.absolute()),
+            'memory_available_bytes': psutil.virtual_memory().available,
+            'num_cpus': usable_cpus(), 'omp_num_threads': os.environ.get('OMP_NUM_THREADS', '')}
+
+
+def _who(rows: Sequence[Facts]) -> str:
+    return ', '.join(dict.fromkeys(r['host'] for r in rows))
+
+
+def _same(name: str, rows: Sequence[Facts], value: Callable[[Facts], str], shown: str, fix: str) -> Check:
+    """A check that all ranks have the same value; those that differ from most are named."""
+    values = [value(r) for r in rows]
+    usual = Counter(values).most_common(1)[0][0]
+    odd = {v: [r for r, x in zip(rows, values) if x == v] for v in dict.fromkeys(values) if v != usual}
+    if not odd:
+        return Check(name, 'ok', shown)
+    differences = '; '.join(f'{v} on {_who(rs)}' for v, rs in odd.items())
+    usual_rows = [r for r, x in zip(rows, values) if x == usual]
+    return Check(name, 'failed', f'{differences}, but {usual} on {_who(usual_rows)}', fix.format(_who([
+        r for rs in odd.values() for r in rs])))
+
+
+def _packages(rows: Sequence[Facts]) -> Check:
+    names = sorted({n for r in rows for n in r['packages']})
+    differing = [n for n in names if len({r['packages'].get(n) for r in rows}) > 1]
+    first = rows[0]['packages']
+    main = ', '.join(f'{n} {first[n]}' for n in names if n.startswith(('mxnet', 'horovod', 'numpy')))
+    return _same('packages', rows, lambda r: ', '.join(f'{n} {r["packages"].get(n, "missing")}' for n in differing),
+                 f'{main} on all ranks', 'run launch/setup.sh on {}')
+
+
+def can_run(capability: str) -> bool:
+    """Whether the published MXNet wheels have code for a compute capability such as '8.9'."""
+    major, _, minor = capability.partition('.')
+    return any(major == str(a) and int(minor or 0) >= b for a, b in MXNET_ARCHITECTURES)
+
+
+def _gpu(rows: Sequence[Facts], device: str) -> Check:
+    if device != 'gpu':
+        return Check('GPU', 'not needed', 'train.device=cpu')
+    for row in rows:
+        if not row['mxnet_has_cuda']:
+            return Check('GPU', 'failed', f'MXNet on {row["host"]} is a CPU build',
+                         'set it up with MLPERF_RN50_VARIANT=cu117 launch/setup.sh')
+        if not row['gpus']:
+            return Check('GPU', 'failed', f'nvidia-smi finds none on {row["host"]}', 'install the NVIDIA driver there')
+        for gpu in row['gpus']:
+            if not can_run(gpu['compute_cap']):
+                return Check('GPU', 'failed', f'{gpu["name"]} on {row["host"]} has compute capability '
+                             f'{gpu["compute_cap"]}; the published mxnet-cu wheels hold code up to 8.6 (and so 8.9)',
+                             'use V100, A100, A10, RTX 30 or 40, or build MXNet for this card')
+            if int(gpu['driver_version'].partition('.')[0]) < _OLDEST_DRIVER:
+                return Check('GPU', 'failed', f'driver {gpu["driver_version"]} on {row["host"]}',
+                             f'CUDA 11 needs {_OLDEST_DRIVER} or newer')
+    names = Counter(g['name'] for r in rows if r['local_rank'] == 0 for g in r['gpus'])
+    return Check('GPU', 'ok', ', '.join(f'{n} x {name}' for name, n in names.items()))
+
+
+def _cuda_libraries(rows: Sequence[Facts], device: str) -> Check:
+    if device != 'gpu':
+        return Check('CUDA libraries', 'not needed', 'train.device=cpu')
+    for row in rows:
+        missing = [n for n, version in row['cuda_libraries'].items() if version is None]
+        if missing:
+            return Check('CUDA libraries', 'failed', f'not found on {row["host"]}: {", ".join(missing)}',
+                         'run launch/setup.sh --check there; libcuda.so.1 comes with the driver')
+    found = rows[0]['cuda_libraries']
+    return Check('CUDA libraries', 'ok', ', '.join(f'{n} {v}'.strip() for n, v in found.items()))
+
+
+def _horovod(rows: Sequence[Facts], device: str) -> Check:
+    found = rows[0]['horovod']
+    text = (f'controllers {"+".join(found["controllers"]) or "none"}, operations {"+".join(found["operations"])}, '
+            f'this run: {found["in_use"]}')
+    if device == 'gpu' and 'NCCL' not in found['operations']:
+        return Check('Horovod', 'failed', text, 'build it with NCCL: MLPERF_RN50_VARIANT=cu117 launch/setup.sh')
+    return Check('Horovod', 'ok', text)
+
+
+def _layout(rows: Sequence[Facts], num_nodes: int | None, ranks_per_node: int | None) -> Check:
+    nodes = [r for r in rows if r['local_rank'] == 0]
+    counts = ', '.join(f'{r["host"]}: {r["local_size"]}' for r in nodes[:8]) + (', …' if len(nodes) > 8 else '')
+    found = f'{len(rows)} ranks on {len(nodes)} nodes ({counts})'
+    if num_nodes not in (None, len(nodes)):
+        return Check('ranks and nodes', 'failed', found, f'run.num_nodes is {num_nodes}; start ranks on so many hosts')
+    odd = [r for r in nodes if ranks_per_node not in (None, r['local_size'])]
+    if odd:
+        return Check('ranks and nodes', 'failed', found,
+                     f'run.ranks_per_node is {ranks_per_node}; {odd[0]["host"]} has {odd[0]["local_size"]}')
+    return Check('ranks and nodes', 'ok', found)
+
+
+def _data(rows: Sequence[Facts]) -> list[Check]:
+    if rows[0]['data'] is None:
+        return [Check('data set', 'not needed', 'synthetic images, or no configuration')]
+    for row in rows:
+        if row['data']['problem']:
+            return [Check('data set', 'failed', f'on {row["host"]}: {row["data"]["problem"]}',
+                          'see mlperf-rn50 prepare --help')]
+    first = rows[0]['data']
+    same = _same('data set', rows, lambda r: f'manifest {r["data"]["manifest"]} with {r["data"]["num_images"]} images',
+                 f'{first["dataset"]}, {first["num_images"]} images, the same manifest on all ranks',
+                 'copy the prepared folder to {} again')
+    return [same, Check('.idx and .rec', 'ok', f'{first["num_probed"]} records looked at on each rank')]
+
+
+def _room(rows: Sequence[Facts], needed_disk_bytes: int) -> list[Check]:
+    disk = min(rows, key=lambda r: r['disk_free_bytes'])
+    memory = min(rows, key=lambda r: r['memory_available_bytes'] / r['local_size'])
+    share = memory['memory_available_bytes'] // memory['local_size']
+    return [
+        Check('disk', 'ok' if disk['disk_free_bytes'] >= needed_disk_bytes else 'failed',
+              f'{disk["disk_free_bytes"] / 1e9:.1f} GB free for the run folder on {disk["host"]}, '
+              f'{needed_disk_bytes / 1e9:.1f} GB needed', 'make room, or choose another run.dir or checkpoint.keep'),
+        Check('memory', 'ok' if share >= _MIN_MEMORY_BYTES else 'warning',
+              f'{share / 1e9:.1f} GB available per rank on {memory["host"]}',
+              f'{_MIN_MEMORY_BYTES / 1e9:.1f} GB per rank is little; start fewer ranks')]
+
+
+def _clocks(rows: Sequence[Facts]) -> Check:
+    skew, row = max((abs(r['clock_offset_s']), i) for i, r in enumerate(rows))
+    return Check('clocks', 'ok' if skew <= _MAX_CLOCK_SKEW_S else 'failed',
+                 f'{1e3 * skew:.0f} ms apart at most ({rows[row]["host"]} and {rows[0]["host"]})',
+                 f'set the clock of {rows[row]["host"]}, for example with chrony')
+
+
+def _threads(rows: Sequence[Facts]) -> Check:
+    unset = [r for r in rows if not r['omp_num_threads'].isdecimal()]
+    if unset:
+        return Check('threads', 'warning', f'OMP_NUM_THREADS is not set on {_who(unset)}',
+                     'start the ranks with the scripts in launch/, which set it')
+    for node in [r for r in rows if r['local_rank'] == 0]:
+        on_node = [r for r in rows if r['host'] == node['host']]
+        wanted, cpus = sum(int(r['omp_num_threads']) for r in on_node), node['num_cpus']
+        if wanted > cpus:
+            return Check('threads', 'warning', f'{wanted} threads on the {cpus} CPUs of {node["host"]}',
+                         'start fewer ranks there or lower OMP_NUM_THREADS')
+    return Check('threads', 'ok', f'{rows[0]["omp_num_threads"]} per rank')
+
+
+def _all_reduce(rows: Sequence[Facts]) -> Check:
+    if len(rows) == 1:
+        return Check('all-reduce', 'not needed', 'one rank')
+    size, seconds = rows[0]['all_reduce_bytes'], max(r['all_reduce_s'] for r in rows)
+    bandwidth = size / seconds
+    return Check('all-reduce', 'ok', f'{size / 1e6:.0f} MB in {1e3 * seconds:.0f} ms: {bandwidth / 1e9:.2f} GB/s, '
+                 f'bus {bandwidth * 2 * (len(rows) - 1) / len(rows) / 1e9:.2f} GB/s')
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the configuration asks of the machines; None where it leaves that open."""
+
+    device: str = 'cpu'
+    num_nodes: int | None = None
+    ranks_per_node: int | None = None
+    needed_disk_bytes: int = 0
+
+
+def check_facts(rows: Sequence[Facts], expected: Expected) -> list[Check]:
+    """All checks on the facts of all ranks, rank 0 first."""
+    return [
+        _same('program', rows, lambda r: f'code {r["code"]}', f'code {rows[0]["code"]} on all ranks',
+              'bring the checkout on {} to the same commit'),
+        _same('configuration', rows, lambda r: f'digest {r["config"]}', f'digest {rows[0]["config"]} on all ranks',
+              'copy the configuration file to {} again'),
+        _same('Python', rows, lambda r: r['python'], rows[0]['python'], 'run launch/setup.sh on {}'),
+        _packages(rows), _gpu(rows, expected.device), _cuda_libraries(rows, expected.device),
+        Check('DALI', 'ok', f'{rows[0]["dali"]} imports'), _horovod(rows, expected.device),
+        _layout(rows, expected.num_nodes, expected.ranks_per_node), *_data(rows),
+        *_room(rows, expected.needed_disk_bytes), _clocks(rows), _threads(rows), _all_reduce(rows)]
+
+
+def has_failed(checks: Sequence[Check]) -> bool:
+    """Whether any check failed; warnings do not count."""
+    return any(c.status == 'failed' for c in checks)
+
+
+def render_checks(checks: Sequence[Check], is_quiet: bool) -> str:
+    """One line per check, with the fix below what is not right; is_quiet leaves out what is right."""
+    lines = []
+    for c in checks:
+        if is_quiet and c.status in ('ok', 'not needed'):
+            continue
+        lines.append(f'{c.status:10}  {c.name:15}  {c.found}')
+        if c.status in ('warning', 'failed') and c.fix:
+            lines.append(f'{"":29}fix: {c.fix}')
+    num_ok = sum(c.status == 'ok' for c in checks)
+    num_failed = sum(c.status == 'failed' for c in checks)
+    return '\n'.join([*lines, f'doctor: {num_ok} checks passed, {num_failed} failed, '
+                              f'{sum(c.status == "warning" for c in checks)} warnings'])

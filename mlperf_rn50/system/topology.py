@@ -1,0 +1,192 @@
+"""Which cores, GPU and NIC a rank of this node should use, and the program that binds it to them (launch/bind.sh).
+
+Source: /sys/devices/system (cpu, node), /sys/class/infiniband, /sys/class/net, nvidia-smi for GPUs.
+"""
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mlperf_rn50.system.launched import launched_local, rank_name
+from mlperf_rn50.system.rendezvous import rank_variables
+
+SYS = Path('/sys')
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """A NUMA node: its number, and its physical cores, each as its logical CPUs."""
+
+    number: int
+    cores: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What a node offers: NUMA nodes with at least one core, the NUMA node of each GPU, and that of each NIC."""
+
+    nodes: tuple[NumaNode, ...]
+    gpus: tuple[int, ...] = ()
+    nics: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What one rank uses: logical CPUs, threads, NUMA node, GPU and NIC (None where there is none)."""
+
+    cpus: tuple[int, ...]
+    num_threads: int
+    numa_node: int
+    gpu: int | None
+    nic: str | None
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """The numbers of '0-3,8', Linux' notation."""
+    parts = [p.partition('-') for p in text.strip().split(',') if p]
+    return [cpu for first, _, last in parts for cpu in range(int(first), int(last or first) + 1)]
+
+
+def render_cpu_list(cpus: Sequence[int]) -> str:
+    """The notation that parse_cpu_list reads."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and cpu == ranges[-1][1] + 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ','.join(str(a) if a == b else f'{a}-{b}' for a, b in ranges)
+
+
+def _number(path: Path) -> int:
+    """The number in a file; 0 where there is none, as for a NUMA node of -1 (unknown)."""
+    try:
+        return max(0, int(path.read_text()))
+    except (OSError, ValueError):
+        return 0
+
+
+def _cores(sys: Path, cpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Logical CPUs grouped by physical core."""
+    cores: dict[tuple[int, ...], None] = {}
+    for cpu in cpus:
+        path = sys / f'devices/system/cpu/cpu{cpu}/topology/thread_siblings_list'
+        siblings = parse_cpu_list(path.read_text()) if path.exists() else [cpu]
+        cores[tuple(c for c in siblings if c in cpus) or (cpu,)] = None
+    return tuple(cores)
+
+
+def _nics(sys: Path) -> tuple[tuple[str, int], ...]:
+    """InfiniBand devices, or else Ethernet devices that are hardware, with their NUMA nodes."""
+    for kind in ('infiniband', 'net'):
+        found = [p for p in sorted((sys / 'class' / kind).glob('*')) if (p / 'device').exists()]
+        if found:
+            return tuple((p.name, _number(p / 'device/numa_node')) for p in found)
+    return ()
+
+
+def gpu_bus_ids() -> list[str]:
+    """PCI addresses of the GPUs, in nvidia-smi's order and Linux' notation; none without it."""
+    try:
+        done = subprocess.run(['nvidia-smi', '--query-gpu=pci.bus_id', '--format=csv,noheader'],
+                              capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = done.stdout.split() if done.returncode == 0 else []
+    return [f'{int(line.partition(":")[0], 16):04x}:{line.partition(":")[2].lower()}' for line in lines]
+
+
+def usable_cpus() -> int:
+    """Logical CPUs of this node that its ranks may use together."""
+    return os.cpu_count() or 1
+
+
+def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> Topology:
+    """The topology of a node.
+
+    Args:
+        sys: /sys, or a copy of it.
+        allowed: logical CPUs that may be used.
+        bus_ids: PCI addresses of the GPUs.
+    """
+    nodes = []
+    for path in sorted((sys / 'devices/system/node').glob('node[0-9]*'), key=lambda p: int(p.name[4:])):
+        cpus = [c for c in parse_cpu_list((path / 'cpulist').read_text()) if c in allowed]
+        if cpus:
+            nodes.append(NumaNode(int(path.name[4:]), _cores(sys, cpus)))
+    if not nodes:
+        nodes = [NumaNode(0, _cores(sys, sorted(allowed)))]
+    return Topology(tuple(nodes), tuple(_number(sys / f'bus/pci/devices/{b}/numa_node') for b in bus_ids), _nics(sys))
+
+
+def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
+    """One of several neighbouring parts of a sequence, as even as can be; parts share where there are too few."""
+    if num_parts > len(items):
+        return [items[part * len(items) // num_parts]]
+    return items[part * len(items) // num_parts:(part + 1) * len(items) // num_parts]
+
+
+def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_per_device: int) -> Binding:
+    """The binding of one rank.
+
+    A device is a GPU or, without GPUs, a core set; `ranks_per_device` neighbouring ranks share one. A device has
+    the cores of its NUMA node, shared evenly with the devices beside it; without GPUs the devices are spread
+    over the NUMA nodes.
+
+    Args:
+        topology: of the node.
+        local_rank: from 0.
+        local_size: ranks of the node.
+        ranks_per_device: ranks that share a device.
+    """
+    num_devices = -(-local_size // ranks_per_device)
+    device = local_rank // ranks_per_device
+    by_number = {n.number: i for i, n in enumerate(topology.nodes)}
+    if topology.gpus:
+        places = [by_number.get(topology.gpus[d % len(topology.gpus)], 0) for d in range(num_devices)]
+    else:
+        places = [d * len(topology.nodes) // num_devices for d in range(num_devices)]
+    node = topology.nodes[places[device]]
+    beside = [d for d in range(num_devices) if places[d] == places[device]]
+    cores: Sequence[tuple[int, ...]]
+    if not topology.gpus and num_devices < len(topology.nodes):  # fewer devices than nodes: a device spans several
+        cores = [c for n in _share(topology.nodes, device, num_devices) for c in n.cores]
+    else:
+        cores = _share(node.cores, beside.index(device), len(beside))
+    near = [name for name, number in topology.nics if number == node.number] or [n for n, _ in topology.nics]
+    sharers = min(ranks_per_device, local_size - device * ranks_per_device)
+    return Binding(tuple(sorted(cpu for core in cores for cpu in core)), max(1, len(cores) // sharers), node.number,
+                   device if topology.gpus else None, near[beside.index(device) % len(near)] if near else None)
+
+
+def render_binding(binding: Binding) -> str:
+    """One line for people."""
+    return ', '.join([f'cores {render_cpu_list(binding.cpus)}', f'{binding.num_threads} threads',
+                      f'NUMA node {binding.numa_node}',
+                      'no GPU' if binding.gpu is None else f'GPU {binding.gpu}', f'NIC {binding.nic or "none"}'])
+
+
+def _bind(command: Sequence[str]) -> None:
+    """Binds this process and becomes the command."""
+    os.environ.update(rank_variables(os.environ))
+    if os.environ.get('MLPERF_RN50_BIND') == 'off':
+        os.execvp(command[0], list(command))
+    local_rank, local_size = launched_local()
+    topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), gpu_bus_ids())
+    binding = choose_binding(topology, local_rank, local_size, int(os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE', 1)))
+    os.sched_setaffinity(0, binding.cpus)
+    threads = int(os.environ.setdefault('OMP_NUM_THREADS', str(binding.num_threads)))
+    if binding.nic and (SYS / 'class/infiniband' / binding.nic).exists():
+        os.environ.setdefault('UCX_NET_DEVICES', f'{binding.nic}:1')
+    if command[1:2] == ['train']:
+        said = render_binding(replace(binding, num_threads=threads))
+        print(f'{rank_name()} (local {local_rank}): {said}', file=sys.stderr, flush=True)
+    os.execvp(command[0], list(command))
+
+
+if __name__ == '__main__':
+    if len(sys.argv) < 2:
+        sys.exit('usage: launch/bind.sh PROGRAM [ARGUMENTS...]')
+    _bind(sys.argv[1:])

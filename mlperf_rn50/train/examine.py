@@ -1,0 +1,110 @@
+"""Looks at every rank's machine, data and network before a run: gathers the facts that system/doctor.py checks."""
+import hashlib
+import json
+import time
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+
+from mlperf_rn50.config import Config, render_yaml
+from mlperf_rn50.data.pipeline import device_context
+from mlperf_rn50.data.records import MANIFEST_NAME, load_manifest, open_split
+from mlperf_rn50.errors import DataError
+from mlperf_rn50.model.resnet import build_resnet, count_parameters
+from mlperf_rn50.system.doctor import Check, Expected, Facts, check_facts, own_facts
+from mlperf_rn50.train.comm import Comm, gather_texts
+
+_NUM_PROBED = 64
+_NUM_CLOCK_READINGS = 5
+_ALL_REDUCE_FLOATS = 4 << 20
+# Weights, and the velocity beside them, in float32.
+_BYTES_PER_PARAMETER = 8
+
+
+def _data_facts(config: Config) -> dict:
+    """The data set as this rank sees it, with a sample of its records read."""
+    folder = Path(config.data.dir)
+    try:
+        manifest = load_manifest(folder)
+        num_probed = 0
+        for split in ('train', 'validation'):
+            records = open_split(config.data, split)
+            for position in np.unique(np.linspace(0, len(records) - 1, _NUM_PROBED).astype(int)):
+                records.read(int(position))
+                num_probed += 1
+            records.close()
+    except DataError as e:
+        return {'problem': str(e)}
+    return {'problem': '', 'dataset': manifest['dataset'], 'num_probed': num_probed,
+            'manifest': hashlib.sha256((folder / MANIFEST_NAME).read_bytes()).hexdigest()[:12],
+            'num_images': sum(s['num_images'] for s in manifest['splits'].values())}
+
+
+def _horovod_facts(comm: Comm) -> dict:
+    """What Horovod was built with, and what this run uses of it."""
+    import horovod.mxnet as hvd
+    built = {'MPI': hvd.mpi_built(), 'Gloo': hvd.gloo_built()}
+    in_use = 'no Horovod (one process)'
+    if comm.world_size > 1:
+        in_use = 'MPI controller' if hvd.mpi_enabled() else 'Gloo controller'
+    return {'controllers': [k for k, v in built.items() if v], 'in_use': in_use,
+            'operations': [k for k, v in {**built, 'NCCL': hvd.nccl_built()}.items() if v]}
+
+
+def _clock_offset_s(comm: Comm) -> float:
+    """This rank's wall clock minus rank 0's, as well as a barrier can tell."""
+    offsets = []
+    for _ in range(_NUM_CLOCK_READINGS):
+        comm.barrier()
+        now = np.array([time.time()])
+        offsets.append(float(now[0] - comm.gather(now)[0, 0]))
+    return min(offsets, key=abs)
+
+
+def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
+    """Median time of three all-reduces, after one to warm up."""
+    array, times = mx.nd.zeros((_ALL_REDUCE_FLOATS,), context), []
+    for _ in range(4):
+        comm.barrier()
+        start = time.monotonic()
+        comm.sum_gradients([array])
+        array.wait_to_read()
+        times.append(time.monotonic() - start)
+    return sorted(times[1:])[1]
+
+
+def _checkpoint_bytes(config: Config) -> int:
+    return _BYTES_PER_PARAMETER * count_parameters(build_resnet(config, mx.cpu(), 0))
+
+
+def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
+    """The facts of all ranks, on every rank."""
+    import nvidia.dali
+    config_digest = hashlib.sha256(render_yaml(config).encode()).hexdigest()[:12]
+    on_gpu = config.train.device == 'gpu' and mx.context.num_gpus() > 0
+    context = device_context(comm.local_rank // config.run.ranks_per_device if on_gpu else None)
+    facts = own_facts(Path(config.run.dir)) | {
+        'rank': comm.rank, 'local_rank': comm.local_rank, 'local_size': comm.local_size, 'config': config_digest,
+        'dali': nvidia.dali.__version__,
+        'mxnet_has_cuda': mx.runtime.Features().is_enabled('CUDA'), 'horovod': _horovod_facts(comm),
+        'data': _data_facts(config) if has_config and not config.data.synthetic else None,
+        'clock_offset_s': _clock_offset_s(comm), 'all_reduce_s': _all_reduce_s(comm, context),
+        'all_reduce_bytes': 4 * _ALL_REDUCE_FLOATS}
+    return [json.loads(text) for text in gather_texts(comm, json.dumps(facts))]
+
+
+def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], list[Check]]:
+    """Facts of all ranks and the checks on them.
+
+    Args:
+        config: of the run; defaults where has_config is False, and then not held against the machines.
+        has_config: whether there is a configuration.
+        comm: the ranks.
+    """
+    rows = gather_facts(config, has_config, comm)
+    expected = Expected()
+    if has_config:
+        expected = Expected(config.train.device, config.run.num_nodes, config.run.ranks_per_node,
+                            _checkpoint_bytes(config) * (config.checkpoint.keep + 1))
+    return rows, check_facts(rows, expected)

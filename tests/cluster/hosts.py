@@ -1,0 +1,141 @@
+"""Hosts made of network, UTS and mount namespaces: own address, own name, own sshd, one shared disk.
+
+They stand on one bridge, as machines on one switch. Needs root, iproute2, openssh-server and util-linux.
+"""
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_SUBNET = '10.213.77'
+_SSHD = '/usr/sbin/sshd'
+
+
+def _call(*command: object, **keys) -> None:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, **keys)
+    assert done.returncode == 0, f'{command}: {done.stdout}{done.stderr}'
+
+
+@dataclass
+class Host:
+    """One host: its name, its address, and the process that keeps its namespaces."""
+
+    name: str
+    address: str
+    keeper: subprocess.Popen
+    sshd: subprocess.Popen | None = None
+
+    def inside(self, command: Sequence[object]) -> list[str]:
+        """The command that runs another one on this host."""
+        return ['nsenter', '-t', str(self.keeper.pid), '-n', '-u', '-m', f'--wdns={os.getcwd()}', '--',
+                *(str(c) for c in command)]
+
+    def call(self, *command: object) -> None:
+        """Runs a command on this host, which must succeed."""
+        _call(*self.inside(command))
+
+    def pids(self) -> list[int]:
+        """Processes of this host, but for its keeper and its sshd."""
+        return [p for p in _pids() if _namespace(p) == _namespace(self.keeper.pid) and p != self.keeper.pid
+                and _words(p)[:1] not in ([_SSHD], ['sshd:'])]
+
+    def ranks(self) -> list[int]:
+        """Processes of this host that train, supervisors included."""
+        return [p for p in self.pids() if 'train' in _words(p) and any('mlperf' in w for w in _words(p))]
+
+
+def _pids() -> list[int]:
+    return [int(p) for p in os.listdir('/proc') if p.isdecimal()]
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return os.readlink(f'/proc/{pid}/ns/net')
+    except OSError:
+        return ''
+
+
+def _words(pid: int) -> list[str]:
+    try:
+        return re.split(r'[\0 ]', Path(f'/proc/{pid}/cmdline').read_text())
+    except OSError:
+        return []
+
+
+class Cluster:
+    """Hosts h1 to hN, reached from each other with ssh."""
+
+    def __init__(self, folder: Path, num_hosts: int):
+        self.folder, self.bridge = folder, f'rn50-{os.getpid() % 100000}'
+        self.hosts: list[Host] = []
+        self._make_keys()
+        _call('ip', 'link', 'add', self.bridge, 'type', 'bridge')
+        _call('ip', 'addr', 'add', f'{_SUBNET}.254/24', 'dev', self.bridge)
+        _call('ip', 'link', 'set', self.bridge, 'up')
+        names = [(f'h{i}', f'{_SUBNET}.{i}') for i in range(1, num_hosts + 1)]
+        (folder / 'etc_hosts').write_text('127.0.0.1 localhost\n' + ''.join(f'{a} {n}\n' for n, a in names)
+                                          + f'{_SUBNET}.254 control\n')
+        for name, address in names:
+            self._add_host(name, address)
+        for host in self.hosts:
+            self._start_sshd(host)
+
+    def _make_keys(self) -> None:
+        for name in ('user', 'server'):
+            _call('ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', self.folder / name)
+        shutil.copy(self.folder / 'user.pub', self.folder / 'authorized_keys')
+        (self.folder / 'ssh_config').write_text(
+            f'Host *\n User root\n IdentityFile {self.folder}/user\n StrictHostKeyChecking no\n LogLevel ERROR\n'
+            f' UserKnownHostsFile {self.folder}/known_hosts\n')
+        tools = self.folder / 'bin'
+        tools.mkdir()
+        (tools / 'ssh').write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {self.folder}/ssh_config "$@"\n')
+        (tools / 'ssh').chmod(0o755)
+
+    def _add_host(self, name: str, address: str) -> None:
+        keeper = subprocess.Popen(['unshare', '--net', '--uts', '--mount', '--propagation', 'private',
+                                   'sleep', 'infinity'])
+        host = Host(name, address, keeper)
+        self.hosts.append(host)
+        while _namespace(keeper.pid) == _namespace(os.getpid()):
+            time.sleep(0.01)
+        link = f'{self.bridge}-{name}'[-15:]
+        _call('ip', 'link', 'add', link, 'type', 'veth', 'peer', 'name', 'eth0', 'netns', keeper.pid)
+        _call('ip', 'link', 'set', link, 'master', self.bridge, 'up')
+        host.call('hostname', name)
+        host.call('ip', 'addr', 'add', f'{address}/24', 'dev', 'eth0')
+        host.call('ip', 'link', 'set', 'eth0', 'up')
+        host.call('ip', 'link', 'set', 'lo', 'up')
+        host.call('mount', '--bind', self.folder / 'etc_hosts', '/etc/hosts')
+
+    def _start_sshd(self, host: Host) -> None:
+        Path('/run/sshd').mkdir(exist_ok=True)
+        options = [f'HostKey={self.folder}/server', f'AuthorizedKeysFile={self.folder}/authorized_keys',
+                   'StrictModes=no', 'PermitRootLogin=yes', 'UsePAM=no', 'PidFile=none',
+                   f'ListenAddress={host.address}', 'MaxStartups=100']
+        host.sshd = subprocess.Popen(host.inside([_SSHD, '-D', '-e', *(w for o in options for w in ('-o', o))]),
+                                     stderr=open(self.folder / f'sshd_{host.name}.log', 'w'))
+
+    def environment(self) -> dict[str, str]:
+        """What a command on a host needs to reach the others."""
+        return {**os.environ, 'PATH': f'{self.folder}/bin:{os.environ["PATH"]}'}
+
+    def set_link(self, host: Host, is_up: bool) -> None:
+        """Cuts or heals a host's link: nothing arrives, nobody is told."""
+        link = f'{self.bridge}-{host.name}'[-15:]
+        _call('ip', 'link', 'set', link, *(['master', self.bridge] if is_up else ['nomaster']))
+
+    def close(self) -> None:
+        for host in self.hosts:
+            for pid in host.pids():
+                os.kill(pid, signal.SIGKILL)
+            for process in (host.sshd, host.keeper):
+                if process:
+                    process.kill()
+                    process.wait()
+        subprocess.run(['ip', 'link', 'del', self.bridge], check=False)

@@ -1,0 +1,116 @@
+"""Who is bound to what, on made-up machines."""
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlperf_rn50.system.topology import (
+    Binding,
+    NumaNode,
+    Topology,
+    choose_binding,
+    find_topology,
+    parse_cpu_list,
+    render_binding,
+    render_cpu_list,
+)
+
+
+def node(number, first, num_cores, sibling=None):
+    """Cores first, first + 1, ...; with their second threads from `sibling` on."""
+    return NumaNode(number, tuple((first + i,) if sibling is None else (first + i, sibling + i)
+                                  for i in range(num_cores)))
+
+
+# Two sockets of 20 cores with two threads each, two GPUs and one InfiniBand card beside each.
+C4140 = Topology((node(0, 0, 20, 40), node(1, 20, 20, 60)), (0, 0, 1, 1), (('mlx5_0', 0), ('mlx5_1', 1)))
+PLAIN = Topology((node(0, 0, 2),), (), (('eth0', 0),))
+
+
+@pytest.mark.parametrize('text, cpus', [('0-3,8', [0, 1, 2, 3, 8]), ('5\n', [5]), ('', []), ('0,2-3', [0, 2, 3])])
+def test_cpu_lists(text, cpus):
+    assert parse_cpu_list(text) == cpus
+    assert parse_cpu_list(render_cpu_list(cpus)) == cpus
+
+
+@given(st.sets(st.integers(0, 500)))
+def test_cpu_lists_survive_both_ways(cpus):
+    assert set(parse_cpu_list(render_cpu_list(sorted(cpus)))) == cpus
+
+
+def test_a_rank_per_gpu_takes_its_socket_and_card():
+    bindings = [choose_binding(C4140, r, 4, 1) for r in range(4)]
+    assert [(b.gpu, b.numa_node, b.num_threads, b.nic) for b in bindings] == [
+        (0, 0, 10, 'mlx5_0'), (1, 0, 10, 'mlx5_0'), (2, 1, 10, 'mlx5_1'), (3, 1, 10, 'mlx5_1')]
+    assert bindings[0].cpus == (*range(10), *range(40, 50))
+    assert bindings[3].cpus == (*range(30, 40), *range(70, 80))
+
+
+def test_ranks_that_share_a_gpu_share_its_cores():
+    bindings = [choose_binding(C4140, r, 8, 2) for r in range(8)]
+    assert [b.gpu for b in bindings] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert all(b.num_threads == 5 for b in bindings)
+    assert bindings[0].cpus == bindings[1].cpus and bindings[1].cpus != bindings[2].cpus
+
+
+def test_without_gpus_ranks_share_a_core_set_in_the_same_way():
+    bindings = [choose_binding(PLAIN, r, 4, 2) for r in range(4)]
+    assert [(b.cpus, b.num_threads, b.gpu) for b in bindings] == [((0,), 1, None)] * 2 + [((1,), 1, None)] * 2
+
+
+@pytest.mark.parametrize('local_size, cpus', [(1, [(0, 1)]), (2, [(0,), (1,)]), (4, [(0,), (0,), (1,), (1,)]),
+                                              (3, [(0,), (0,), (1,)])])
+def test_a_plain_machine(local_size, cpus):
+    assert [choose_binding(PLAIN, r, local_size, 1).cpus for r in range(local_size)] == cpus
+
+
+def test_one_rank_on_two_sockets_has_both():
+    two = Topology((node(0, 0, 4), node(1, 4, 4)))
+    assert choose_binding(two, 0, 1, 1).cpus == tuple(range(8))
+    assert [choose_binding(two, r, 2, 1).cpus for r in range(2)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+
+
+@given(nodes=st.lists(st.integers(1, 9), min_size=1, max_size=4), per_device=st.integers(1, 3),
+       devices=st.integers(1, 9), has_gpus=st.booleans())
+def test_no_core_is_idle_or_crowded_while_another_is_not(nodes, per_device, devices, has_gpus):
+    made = tuple(node(i, 100 * i, n) for i, n in enumerate(nodes))
+    gpus = tuple(d * len(nodes) // devices for d in range(devices)) if has_gpus else ()
+    local_size = devices * per_device
+    bindings = [choose_binding(Topology(made, gpus), r, local_size, per_device) for r in range(local_size)]
+    for r, b in enumerate(bindings):
+        assert b.cpus == bindings[r // per_device * per_device].cpus
+        assert b.num_threads == max(1, len(b.cpus) // per_device)
+    used = [c for b in bindings[::per_device] for c in b.cpus]
+    assert len(used) == len(set(used)) or devices > min(nodes)
+    if devices >= len(nodes) and all(n * devices >= devices for n in nodes):
+        assert {b.numa_node for b in bindings} == set(range(len(nodes)))
+
+
+def test_a_machine_is_read_from_sys(tmp_path):
+    for number, cpus in enumerate(('0-1,4-5', '2-3,6-7')):
+        folder = tmp_path / f'devices/system/node/node{number}'
+        folder.mkdir(parents=True)
+        (folder / 'cpulist').write_text(cpus + '\n')
+    for cpu in range(8):
+        folder = tmp_path / f'devices/system/cpu/cpu{cpu}/topology'
+        folder.mkdir(parents=True)
+        (folder / 'thread_siblings_list').write_text(f'{cpu % 4},{cpu % 4 + 4}\n')
+    for name, number in (('mlx5_0', 1), ('mlx5_1', -1)):
+        folder = tmp_path / f'class/infiniband/{name}/device'
+        folder.mkdir(parents=True)
+        (folder / 'numa_node').write_text(f'{number}\n')
+    gpu = tmp_path / 'bus/pci/devices/0000:3b:00.0'
+    gpu.mkdir(parents=True)
+    (gpu / 'numa_node').write_text('1\n')
+    found = find_topology(tmp_path, [0, 1, 2, 3, 4, 6, 7], ['0000:3b:00.0'])
+    assert found == Topology((NumaNode(0, ((0, 4), (1,))), NumaNode(1, ((2, 6), (3, 7)))), (1,),
+                             (('mlx5_0', 1), ('mlx5_1', 0)))
+
+
+def test_a_machine_without_numa_folders_is_one_node(tmp_path):
+    assert find_topology(tmp_path, [0, 3], []) == Topology((NumaNode(0, ((0,), (3,))),))
+
+
+def test_what_is_printed():
+    assert render_binding(Binding((0, 1, 2, 40), 3, 0, 1, 'mlx5_0')) == (
+        'cores 0-2,40, 3 threads, NUMA node 0, GPU 1, NIC mlx5_0')
+    assert render_binding(Binding((1,), 1, 0, None, None)) == 'cores 1, 1 threads, NUMA node 0, no GPU, NIC none'
