@@ -4,4 +4,5 @@
 # MLPERF_RN50_BIND=off leaves the rank unbound. An OMP_NUM_THREADS that is set already stays.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+[ "${MLPERF_RN50_RANKS_PER_DEVICE:-1}" = 1 ] || "$here/launch/mps.sh" start
 exec "$here/.venv/bin/python" -m mlperf_rn50.system.topology "$@"

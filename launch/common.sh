@@ -3,7 +3,7 @@
 #
 # A launcher sources this file, defines start_ranks PROGRAM..., which runs a program with $ranks_per_node ranks
 # on each of the $num_nodes nodes (on "${hosts[@]}" where it takes hosts) and returns its exit code, and calls
-# launch "$@". It may replace engine_option and answering_hosts.
+# launch "$@". It may replace engine_option, before_start, start_guards and answering_hosts.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 me=launch/$(basename "$0")
@@ -11,9 +11,9 @@ program=$here/.venv/bin/mlperf-rn50
 ranks=("$here/launch/bind.sh" "$program") # what every rank runs; containers put themselves before it
 num_nodes='' ranks_per_node='' ranks_per_device=1 seeds=1 restarts=0
 config='' run_dir='' has_doctor=1 is_elastic='' is_resumed='' asked='' engine='' stop_signal=USR1
-hosts=() train_options=()
+hosts=() train_options=() new_run=() guards=()
 
-read -r -d '' contract <<'EOT' || true
+IFS= read -r -d '' contract <<'EOT' || true
   --config FILE         the configuration of the run
   --run-dir DIR         where its files go (default: run.dir of the configuration)
   --nodes N             nodes (default: those given as hosts, or run.num_nodes of the configuration, or 1)
@@ -83,9 +83,9 @@ settle_layout() {
         [ -n "$run_dir" ] || fail '--resume: got no --run-dir, expected the folder of the run to go on with'
         return
     fi
-    train_options=(--config "$config" "${train_options[@]}")
-    [ -z "$run_dir" ] || train_options+=(--run.dir "$run_dir")
-    values=$("$program" train "${train_options[@]}" --print run.dir --print run.num_nodes --print run.ranks_per_node) || exit 2
+    new_run=(--config "$config")
+    [ -z "$run_dir" ] || new_run+=(--run.dir "$run_dir")
+    values=$("$program" train "${new_run[@]}" "${train_options[@]}" --print run.dir --print run.num_nodes --print run.ranks_per_node) || exit 2
     mapfile -t values <<<"$values"
     run_dir=${values[0]}
     num_nodes=${num_nodes:-${values[1]:-}}
@@ -103,6 +103,7 @@ settle_hosts() {
 # Names of the variables that reach every rank, wherever it runs.
 rank_variables() {
     compgen -e | grep -E '^(OMP_|KMP_|HOROVOD_|MXNET_|DALI_|NCCL_|UCX_|CUDA_|MLPERF_RN50_|GLIBC_TUNABLES$)' || true
+    echo MLPERF_RN50_JOB
 }
 set_environment() {
     # A rank that waits must leave its core to the others: Horovod looks for work every 5 ms.
@@ -110,15 +111,26 @@ set_environment() {
     # Large pages for the allocator: fewer page faults on batches and gradients.
     export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
     export MLPERF_RN50_RANKS_PER_DEVICE=$ranks_per_device
+    if [ "$ranks_per_device" != 1 ]; then
+        export CUDA_MPS_PIPE_DIRECTORY=${CUDA_MPS_PIPE_DIRECTORY:-/tmp/mlperf_rn50-mps-$(id -u)}
+        export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-$((100 / ranks_per_device))}
+    fi
 }
 
+# Engines without hosts need no guards: their ranks see themselves that their launcher is gone.
+start_guards() {
+    :
+}
 # Runs the engine's command, and ends with it: killed launchers leave nothing behind.
 run_engine() {
-    local guard=() code
+    local with=() code
+    job=$$-$SRANDOM
+    start_guards
     if setpriv --pdeathsig TERM true 2>/dev/null; then
-        guard=(setpriv --pdeathsig TERM)
+        with=(setpriv --pdeathsig TERM)
     fi
-    "${guard[@]}" "$@" &
+    # Not exported here: the guards end whatever carries it.
+    "${with[@]}" env MLPERF_RN50_JOB="$job" "$@" &
     engine=$!
     while :; do
         code=0
@@ -126,6 +138,8 @@ run_engine() {
         kill -0 "$engine" 2>/dev/null || break
     done
     engine=''
+    [ ${#guards[@]} -eq 0 ] || kill "${guards[@]}" 2>/dev/null || true
+    guards=()
     return "$code"
 }
 on_stop() {
@@ -133,6 +147,13 @@ on_stop() {
     [ -z "$engine" ] || kill "-$stop_signal" "$engine" 2>/dev/null || true
 }
 trap on_stop TERM USR1
+# A host is cut off: the engine may wait for it forever.
+on_lost() {
+    [ -n "$engine" ] || return 0
+    kill "$engine" 2>/dev/null || true
+    { sleep 5; kill -KILL "$engine"; } 2>/dev/null &
+}
+trap on_lost USR2
 
 # Number of the newest run in the run folder, -1 for none.
 newest_run() {
@@ -229,15 +250,12 @@ train_once() {
 
 # One run to its end, through its restarts. Exit codes: 0 converged, 1 not, 2 a mistake, 75 can be resumed.
 run_to_end() {
-    local attempt=0 code number before how=("${train_options[@]}")
-    number=$(newest_run)
-    if [ -n "$is_resumed" ]; then
-        resume_run "$number"
-    fi
+    local attempt=0 code number before how=("${new_run[@]}")
+    [ -z "$is_resumed" ] || resume_run "$(newest_run)"
     while :; do
         before=$(newest_run) code=0
-        if examine "${how[@]}"; then
-            train_once "${how[@]}" || code=$?
+        if examine "${how[@]}" "${train_options[@]}"; then
+            train_once "${how[@]}" "${train_options[@]}" || code=$?
         else
             return $?
         fi
@@ -258,12 +276,12 @@ run_to_end() {
         ((attempt += 1))
         regroup || { say "${silent[*]} did not come back"; return 1; }
         resume_run "$number"
-        say "restart $attempt of $restarts: ${how[*]:0:2}"
+        say "restart $attempt of $restarts: ${how[*]}"
     done
 }
 # Sets how: to go on with a run, or to begin anew where it left no checkpoint.
 resume_run() {
-    how=("${train_options[@]}")
+    how=("${new_run[@]}")
     if [ "$1" -ge 0 ] && has_checkpoint "$1"; then
         how=(--resume "$(run_file checkpoints "$1" '')" ${is_elastic:+--elastic})
     elif [ -n "$is_resumed" ] && [ -z "$config" ]; then
@@ -271,13 +289,17 @@ resume_run() {
     fi
 }
 
+# For what a launcher must have been given.
+before_start() {
+    :
+}
 launch() {
     local worst=0 code i
     parse_options "$@"
+    before_start
     settle_layout
     settle_hosts
     set_environment
-    [ "$ranks_per_device" = 1 ] || on_every_node "$here/launch/mps.sh" start
     for ((i = 0; i < seeds; i++)); do
         code=0
         run_to_end || code=$?

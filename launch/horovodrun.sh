@@ -7,6 +7,9 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source-path=SCRIPTDIR source=hosts.sh
 source "$here/launch/hosts.sh"
+engine_option() {
+    host_option "$@"
+}
 # horovodrun hands SIGTERM on to its ranks and gives them 5 s for their checkpoint.
 stop_signal=TERM
 

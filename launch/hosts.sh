@@ -8,7 +8,7 @@ add_hosts() {
         hosts+=("$name")
     done
 }
-engine_option() {
+host_option() {
     local names
     num_taken=2
     case $1 in
@@ -24,6 +24,14 @@ engine_option() {
             add_hosts "${names[@]}" ;;
         *) num_taken=0 ;;
     esac
+}
+# A guard per host ends the ranks there when this launcher is gone or cut off, and tells it when the host is.
+start_guards() {
+    local host
+    for host in "${hosts[@]}"; do
+        "$here/launch/guard.sh" --host "$host" --launcher $$ "$job" &
+        guards+=($!)
+    done
 }
 answering_hosts() {
     local host

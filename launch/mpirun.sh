@@ -7,6 +7,9 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # shellcheck source-path=SCRIPTDIR source=hosts.sh
 source "$here/launch/hosts.sh"
+engine_option() {
+    host_option "$@"
+}
 # shellcheck source-path=SCRIPTDIR source=openmpi.sh
 source "$here/launch/openmpi.sh"
 launch "$@"

@@ -1,12 +1,16 @@
 """Hosts made of network, UTS and mount namespaces: own address, own name, own sshd, one shared disk.
 
 They stand on one bridge, as machines on one switch. Needs root, iproute2, openssh-server and util-linux.
+As a program it runs a command on the first of some hosts, h1, h2 and so on:
+  python tests/cluster/hosts.py 8 launch/sweep.sh --hosts h1,h2,h3,h4,h5,h6,h7,h8 ...
 """
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,15 +79,13 @@ class Cluster:
         self.hosts: list[Host] = []
         self._make_keys()
         _call('ip', 'link', 'add', self.bridge, 'type', 'bridge')
-        _call('ip', 'addr', 'add', f'{_SUBNET}.254/24', 'dev', self.bridge)
         _call('ip', 'link', 'set', self.bridge, 'up')
         names = [(f'h{i}', f'{_SUBNET}.{i}') for i in range(1, num_hosts + 1)]
-        (folder / 'etc_hosts').write_text('127.0.0.1 localhost\n' + ''.join(f'{a} {n}\n' for n, a in names)
-                                          + f'{_SUBNET}.254 control\n')
+        (folder / 'etc_hosts').write_text('127.0.0.1 localhost\n' + ''.join(f'{a} {n}\n' for n, a in names))
         for name, address in names:
             self._add_host(name, address)
         for host in self.hosts:
-            self._start_sshd(host)
+            self.start_sshd(host)
 
     def _make_keys(self) -> None:
         for name in ('user', 'server'):
@@ -113,7 +115,8 @@ class Cluster:
         host.call('ip', 'link', 'set', 'lo', 'up')
         host.call('mount', '--bind', self.folder / 'etc_hosts', '/etc/hosts')
 
-    def _start_sshd(self, host: Host) -> None:
+    def start_sshd(self, host: Host) -> None:
+        """Lets a host be reached with ssh."""
         Path('/run/sshd').mkdir(exist_ok=True)
         options = [f'HostKey={self.folder}/server', f'AuthorizedKeysFile={self.folder}/authorized_keys',
                    'StrictModes=no', 'PermitRootLogin=yes', 'UsePAM=no', 'PidFile=none',
@@ -130,12 +133,35 @@ class Cluster:
         link = f'{self.bridge}-{host.name}'[-15:]
         _call('ip', 'link', 'set', link, *(['master', self.bridge] if is_up else ['nomaster']))
 
-    def close(self) -> None:
+    def reset(self) -> None:
+        """Ends what runs on the hosts and heals every link."""
         for host in self.hosts:
             for pid in host.pids():
-                os.kill(pid, signal.SIGKILL)
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            self.set_link(host, True)
+
+    def close(self) -> None:
+        self.reset()
+        for host in self.hosts:
             for process in (host.sshd, host.keeper):
                 if process:
                     process.kill()
                     process.wait()
         subprocess.run(['ip', 'link', 'del', self.bridge], check=False)
+
+
+def main(num_hosts: int, command: Sequence[str]) -> int:
+    """Runs a command on the first of some hosts; returns its exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = Cluster(Path(folder), num_hosts)
+        try:
+            return subprocess.call(cluster.hosts[0].inside(command), env=cluster.environment())
+        finally:
+            cluster.close()
+
+
+if __name__ == '__main__':
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

@@ -5,7 +5,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from hosts import Cluster, Host
+from cluster.hosts import Cluster, Host
 
 
 class Slurm:
@@ -46,7 +46,7 @@ class Slurm:
 SlurmctldHost={self.controller.name}({self.controller.address})
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={self.folder}/munge/socket
+AuthInfo=socket={self.folder}/munge/socket,cred_expire=5
 CredType=cred/munge
 MpiDefault=none
 ProctrackType=proctrack/linuxproc

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Trains on this node in a container, with docker or podman; the image is built from the Dockerfile.
+# Usage: launch/docker.sh [--image IMAGE] [--mount DIR]... --config FILE --ranks-per-node R [OPTIONS...]
+# Example: launch/docker.sh --image mlperf_rn50:cu117 --mount /data --ranks-per-node 4
+#              --config launch/configs/c4140_v100_1node.yaml
+#   --image IMAGE   default mlperf_rn50:cpu
+#   --mount DIR     a folder the run needs beside the current one, such as the data; at the same path inside
+# The other options are those of launch/local.sh. MLPERF_RN50_DOCKER names the engine (default: docker, else podman).
+
+set -euo pipefail
+fail() {
+    echo "launch/docker.sh: $*" >&2
+    exit 2
+}
+engine=${MLPERF_RN50_DOCKER:-$(command -v docker || command -v podman || fail 'neither docker nor podman is there; install one')}
+image=mlperf_rn50:cpu options=(--volume "$PWD:$PWD") rest=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        --help | -h) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --image | --mount) [ $# -gt 1 ] || fail "$1: a value is missing" ;;&
+        --image) image=$2; shift ;;
+        --mount)
+            [ -d "$2" ] || fail "--mount: $2 is no folder"
+            options+=(--volume "$(realpath "$2"):$(realpath "$2")")
+            shift ;;
+        *) rest+=("$1") ;;
+    esac
+    shift
+done
+for name in $(compgen -e | grep -E '^(OMP_|KMP_|HOROVOD_|MXNET_|DALI_|NCCL_|CUDA_|MLPERF_RN50_|GLIBC_TUNABLES$)' || true); do
+    options+=(--env "$name")
+done
+if command -v nvidia-smi >/dev/null; then
+    case $(basename "$engine") in
+        podman) options+=(--device nvidia.com/gpu=all) ;; # the Container Device Interface
+        *) options+=(--gpus all) ;;
+    esac
+    options+=(--ulimit memlock=-1)
+fi
+# Shared memory, and the files of whoever started it.
+exec "$engine" run --rm --init --network host --ipc host --user "$(id -u):$(id -g)" --env HOME=/tmp \
+    --workdir "$PWD" "${options[@]}" --entrypoint /opt/mlperf_rn50/launch/local.sh "$image" "${rest[@]}"

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Guards the ranks of a job on one host; the launchers that use ssh start one for each host.
+# Usage: launch/guard.sh --host HOST --launcher PID JOB    beside the launcher: keeps in touch with the host, and
+#                                                          sends USR2 to the launcher when the host is cut off
+#        launch/guard.sh JOB                               on the host: ends the ranks when the launcher is gone
+
+set -u
+# With a line from the launcher every 5 s on its input; after 20 s of silence, the ranks are ended.
+guard_here() {
+    local signal pid
+    while read -r -t 20 _; do
+        :
+    done
+    trap '' HUP TERM PIPE
+    for signal in TERM KILL; do # first a chance for a checkpoint
+        for pid in $(ranks); do
+            kill "-$signal" "$pid" 2>/dev/null
+        done
+        for _ in {1..15}; do
+            [ -n "$(ranks)" ] || return
+            sleep 1
+        done
+    done
+}
+ranks() {
+    grep -lsz "^MLPERF_RN50_JOB=$job\$" /proc/[0-9]*/environ | cut -d/ -f3
+}
+reach() { # HOST JOB
+    if [ "$1" = localhost ] || [ "$1" = "$(hostname)" ]; then
+        exec "$0" "$2"
+    fi
+    exec ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "$1" \
+        "$(printf '%q ' "$0" "$2")"
+}
+keep_in_touch() { # HOST LAUNCHER JOB
+    local pipe guard
+    exec {pipe}> >(reach "$1" "$3" >/dev/null 2>&1)
+    guard=$!
+    trap 'exit 0' TERM # closes the pipe, which tells the host
+    trap '' PIPE
+    while kill -0 "$2" 2>/dev/null; do
+        echo >&"$pipe" || break
+        kill -0 "$guard" || break
+        sleep 5 {pipe}>&- &
+        wait -n $! "$guard"
+    done 2>/dev/null
+    kill -USR2 "$2" 2>/dev/null
+}
+
+case $# in
+    1) job=$1; guard_here ;;
+    5) keep_in_touch "$2" "$4" "$5" ;;
+    *) sed -n '2,/^$/s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+esac

@@ -1,0 +1,142 @@
+"""Hosts, a small training and jobs on them, for all cluster tests."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+from cluster.hosts import Cluster
+from mlperf_rn50.data.prepare import Packing, pack
+from mlperf_rn50.data.sources import Dataset, digits
+
+TOOLS = ('ip', 'nsenter', 'unshare', 'ssh', 'sshd', 'munged', 'slurmctld', 'slurmd', 'sbatch', 'debootstrap', 'buildah',
+         'podman', 'runc')
+# Everything gone on every host, and the launcher back.
+END_LIMIT_S = 60
+
+
+def missing_tools() -> str:
+    """Why the cluster tests cannot run here; '' where they can."""
+    if os.geteuid() != 0:
+        return 'not root'
+    path = f'{os.environ["PATH"]}:/usr/sbin:/sbin'
+    missing = [t for t in TOOLS if not shutil.which(t, path=path)]
+    return f'{", ".join(missing)} missing; tests/cluster/install.sh installs them' if missing else ''
+
+
+@pytest.fixture(scope='session', autouse=True)
+def _tools():
+    reason = missing_tools()
+    if reason and os.environ.get('MLPERF_RN50_NEED_CLUSTER'):
+        pytest.fail(f'the cluster tests must run here: {reason}')
+    if reason:
+        pytest.skip(f'cluster tests: {reason}')
+
+
+@pytest.fixture(scope='session')
+def cluster(tmp_path_factory):
+    """Hosts h1 to h4."""
+    made = Cluster(tmp_path_factory.mktemp('hosts'), 4)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _clean(request):
+    """No test leaves a process or a cut link to the next one."""
+    yield
+    if 'cluster' in request.fixturenames:
+        request.getfixturevalue('cluster').reset()
+
+
+@pytest.fixture(scope='session')
+def tiny_config(tmp_path_factory) -> Path:
+    """A training of ResNet-18 on 200 digits that goes on until it is stopped."""
+    folder = tmp_path_factory.mktemp('tiny')
+    whole = digits()
+    pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:150], whole.validation[:50]), folder / 'data',
+         Packing(None), 1, False)
+    path = folder / 'tiny.yaml'
+    path.write_text(f"""
+run: {{seed: 3, metrics_period_steps: 1}}
+data: {{dir: {folder}/data, dataset: tiny-digits, num_train: 150, num_val: 50, num_classes: 10, image_size: 32,
+       resize_shorter: 32, crop: none, num_threads: 1, read_threads: 1}}
+model: {{depth: 18, zero_gamma: true}}
+schedule: {{base_lr: 0.02, warmup_epochs: 1, decay_epochs: 1000}}
+train: {{global_batch_size: 24, eval_period: 1, target_accuracy: 1.0}}
+comm: {{stall_limit_s: 15}}
+checkpoint: {{period_steps: 5}}
+""")
+    return path
+
+
+def run_metrics(run_dir: Path, event: str, name: str = 'metrics.jsonl') -> list[dict]:
+    """The lines of one kind in metrics.jsonl."""
+    try:
+        lines = [json.loads(line) for line in (run_dir / name).read_text().splitlines() if line.endswith('}')]
+    except FileNotFoundError:
+        return []
+    return [m for m in lines if m['event'] == event]
+
+
+class Job:
+    """A launcher that runs on the first host."""
+
+    def __init__(self, cluster: Cluster, launcher: str, arguments, run_dir: Path):
+        self.cluster, self.run_dir = cluster, run_dir
+        self.output_path = run_dir.parent / f'{run_dir.name}.out'
+        self._start = time.monotonic()
+        environment = {**cluster.environment(), 'OMP_NUM_THREADS': '1', 'OMPI_MCA_pml': 'ob1',
+                       'OMPI_MCA_btl': 'tcp,self,vader'}
+        command = [ROOT / 'launch' / launcher, *arguments, '--run-dir', run_dir]
+        with open(self.output_path, 'w') as output:
+            self.process = subprocess.Popen(cluster.hosts[0].inside(command), env=environment, stdout=output,
+                                            stderr=subprocess.STDOUT)
+
+    @property
+    def output(self) -> str:
+        return self.output_path.read_text()
+
+    def wait_for(self, is_reached, what: str, timeout_s: float = 120) -> None:
+        """Waits until a condition holds while the launcher runs."""
+        deadline = time.monotonic() + timeout_s
+        while not is_reached():
+            assert self.process.poll() is None and time.monotonic() < deadline, f'{what} not reached: {self.output}'
+            time.sleep(0.02)
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_for(lambda: any(m['step'] >= step for m in run_metrics(self.run_dir, 'train')), f'step {step}')
+
+    def rank_pid(self, number: int) -> int:
+        """The process that trains on host number (from 0) when there is one rank per host: the watcher's child."""
+        return max(self.cluster.hosts[number].ranks())
+
+    def end(self, limit_s: float = END_LIMIT_S) -> tuple[int, str]:
+        """Exit code and output; the launcher and every rank on every host must be gone within the limit."""
+        deadline = time.monotonic() + limit_s
+        while self.process.poll() is None or any(h.ranks() for h in self.cluster.hosts):
+            left = {h.name: h.ranks() for h in self.cluster.hosts}
+            assert time.monotonic() < deadline, f'still there after {limit_s} s: {left}\n{self.output}'
+            time.sleep(0.1)
+        return self.process.returncode, self.output
+
+
+@pytest.fixture
+def start(cluster, tiny_config, tmp_path):
+    """Starts a launcher on some of the hosts; its run folder is tmp_path/run."""
+    jobs = []
+
+    def start_job(*arguments, launcher='mpirun.sh', num_hosts=4) -> Job:
+        hosts = ['--hosts', ','.join(h.name for h in cluster.hosts[:num_hosts])]
+        jobs.append(Job(cluster, launcher, [*hosts, '--config', tiny_config, *arguments], tmp_path / 'run'))
+        return jobs[-1]
+    yield start_job
+    for job in jobs:
+        if job.process.poll() is None:
+            job.process.send_signal(signal.SIGKILL)
+            job.process.wait()

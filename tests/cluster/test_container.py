@@ -1,0 +1,97 @@
+"""The image, really built from the Dockerfile and run: buildah without a container engine, and podman."""
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, run
+
+BASE, IMAGE = 'localhost/mlperf_rn50-base', 'localhost/mlperf_rn50:test'
+BUILD_LIMIT_S = 1800
+# pip and apt must find the package sources this machine uses.
+HOST_SETTINGS = [p for p in ('/etc/ssl/certs', '/etc/pip.conf') if Path(p).exists()]
+
+
+def buildah(*arguments, timeout=BUILD_LIMIT_S):
+    done = run(['buildah', *arguments], timeout=timeout, env={**os.environ, 'BUILDAH_ISOLATION': 'chroot'})
+    assert done.returncode == 0, f'{arguments}: {done.stdout[-3000:]}{done.stderr[-3000:]}'
+    return done.stdout.strip()
+
+
+def debian_mirror() -> str:
+    """Where this machine gets Debian from."""
+    for path in [Path('/etc/apt/sources.list'), *Path('/etc/apt/sources.list.d').glob('debian.*')]:
+        found = re.search(r'https?://\S+/debian(?=/?\s)', path.read_text()) if path.exists() else None
+        if found:
+            return found[0]
+    return 'http://deb.debian.org/debian'
+
+
+@pytest.fixture(scope='session')
+def image(tmp_path_factory):
+    """The CPU image, built from a debootstrap base."""
+    root = tmp_path_factory.mktemp('debian') / 'root'
+    done = run(['debootstrap', '--variant=minbase', 'bookworm', root, debian_mirror()], timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    container = buildah('from', 'scratch')
+    buildah('add', '--quiet', container, root, '/')
+    buildah('commit', '--quiet', '--rm', container, BASE)
+    shutil.rmtree(root)
+    mounts = [word for path in HOST_SETTINGS for word in ('--volume', f'{path}:{path}:ro')]
+    buildah('bud', '--quiet', '--isolation', 'chroot', '--build-arg', f'BASE={BASE}', *mounts, '--tag', IMAGE, ROOT)
+    yield IMAGE
+    for name in (IMAGE, BASE):
+        buildah('rmi', name)
+
+
+@pytest.fixture
+def container(image):
+    made = buildah('from', image)
+    yield made
+    buildah('rm', made)
+
+
+def test_the_image_is_small_enough_and_starts_as_a_user(image, container):
+    size = int(run(['podman', 'image', 'inspect', '--format', '{{.Size}}', image]).stdout)
+    assert size < 2.5e9, size  # DALI alone is 1 GB
+    config = run(['podman', 'image', 'inspect', '--format', '{{.Config.User}} {{.Config.Entrypoint}}', image]).stdout
+    assert config.split() == ['rn50', '[mlperf-rn50]']
+    assert buildah('run', container, '--', 'id', '-un') == 'rn50'
+    assert buildah('run', container, '--', 'mlperf-rn50', '--version').startswith('mlperf-rn50 ')
+    said = buildah('run', container, '--', '/opt/mlperf_rn50/launch/setup.sh', '--check')
+    assert 'every library resolves' in said and 'with MPI, Gloo import' in said
+
+
+def test_the_image_trains_digits_to_the_target(container, tmp_path):
+    tmp_path.chmod(0o777)
+    mount = ('--volume', f'{tmp_path}:/work')
+    buildah('run', *mount, container, '--', 'mlperf-rn50', 'prepare', 'digits', '--out', '/work/digits')
+    said = buildah('run', *mount, container, '--', '/opt/mlperf_rn50/launch/local.sh', '--ranks-per-node', '2',
+                   '--config', '/opt/mlperf_rn50/launch/configs/digits_cpu.yaml', '--data.dir', '/work/digits',
+                   '--run-dir', '/work/run')
+    assert 'status              converged' in said
+    checked = run([ROOT / '.venv/bin/mlperf-rn50', 'check', tmp_path / 'run/result_0.txt', '--ruleset', '4.0.0'])
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.fixture
+def podman_settings(tmp_path, monkeypatch):
+    """podman as it runs on machines that allow little: another runtime, low limits."""
+    path = tmp_path / 'containers.conf'
+    path.write_text('[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
+                    '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\n')
+    monkeypatch.setenv('CONTAINERS_CONF', str(path))
+
+
+def test_docker_sh_trains_with_podman(image, podman_settings, digits, tmp_path):
+    done = subprocess.run(
+        [ROOT / 'launch/docker.sh', '--image', image, '--mount', digits, '--config',
+         '/opt/mlperf_rn50/launch/configs/digits_cpu.yaml', '--ranks-per-node', '2', '--run-dir', tmp_path / 'run',
+         '--data.dir', digits, '--train.target_accuracy', '0.05'],
+        cwd=tmp_path, capture_output=True, text=True, timeout=600, env={**os.environ, 'MLPERF_RN50_DOCKER': 'podman',
+                                                                     'OMP_NUM_THREADS': '1'})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'status              converged' in done.stdout
+    assert (tmp_path / 'run/result_0.txt').exists() and '"OMP_NUM_THREADS": "1"' in (tmp_path / 'run/env.json').read_text()

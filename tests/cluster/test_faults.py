@@ -1,0 +1,228 @@
+"""What can go wrong between hosts: the run ends everywhere within a minute and says who, where and when, or goes on."""
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster.conftest import run_metrics
+from mlperf_rn50.train.checkpoint import list_checkpoints, load_state
+
+BARE = ('--no-doctor',)
+PHASE = '(training|evaluation|writing a checkpoint)'
+
+
+def assert_nothing_lost(run_dir):
+    """What was written is there and whole: the newest checkpoint loads, the log has its start."""
+    assert '"run_start"' in (run_dir / 'result_0.txt').read_text()
+    newest = list_checkpoints(run_dir / 'checkpoints')[-1]
+    assert load_state(newest)[0].step == int(newest.name[5:])
+    assert [m['step'] for m in run_metrics(run_dir, 'train')] == list(range(1, 1 + len(run_metrics(run_dir, 'train'))))
+
+
+def assert_ended(job, *said, code=None):
+    got, output = job.end()
+    assert got != 0 and (code is None or got == code), output
+    for pattern in said:
+        assert re.search(pattern, output), f'{pattern!r} is not in: {output}'
+    return output
+
+
+@pytest.mark.parametrize('victim', [0, 2])
+def test_a_rank_is_killed(start, victim):
+    job = start(*BARE)
+    job.wait_for_step(8)
+    os.kill(job.rank_pid(victim), signal.SIGKILL)
+    assert_ended(job, rf'rank {victim} on h{victim + 1}, step \d+, {PHASE}: killed by signal 9 \(SIGKILL\)')
+    assert_nothing_lost(job.run_dir)
+
+
+def test_a_rank_is_killed_under_horovodrun(start):
+    job = start(*BARE, launcher='horovodrun.sh', num_hosts=3)
+    job.wait_for_step(8)
+    os.kill(job.rank_pid(2), signal.SIGKILL)
+    assert_ended(job, rf'rank 2 on h3, step \d+, {PHASE}: killed by signal 9 \(SIGKILL\)')
+    assert_nothing_lost(job.run_dir)
+
+
+def test_a_rank_is_stopped_longer_than_the_stall_limit(start):
+    job = start(*BARE)
+    job.wait_for_step(8)
+    os.kill(job.rank_pid(2), signal.SIGSTOP)
+    assert_ended(job, rf'rank 2 on h3, step \d+, {PHASE}: stopped \(SIGSTOP\) for 15 s')
+    assert_nothing_lost(job.run_dir)
+
+
+def test_a_link_is_cut_while_training(start, cluster):
+    job = start(*BARE, '--comm.stall_limit_s', 300)
+    job.wait_for_step(8)
+    cluster.set_link(cluster.hosts[2], False)
+    assert_ended(job, r'host h3 \(with rank 2\) does not answer; last recorded: step \d+, (training|evaluation)')
+    assert_nothing_lost(job.run_dir)
+
+
+def test_a_link_is_cut_during_an_evaluation(start, cluster):
+    job = start(*BARE)
+
+    def is_evaluating():
+        path = job.run_dir / 'result_0.txt'
+        log = path.read_text() if path.exists() else ''
+        return log.count('"eval_start"') > max(1, log.count('"eval_stop"'))
+    job.wait_for(is_evaluating, 'an evaluation')
+    # The evaluation itself takes a moment: stopping its rank keeps it there until the link is cut.
+    pid = job.rank_pid(2)
+    os.kill(pid, signal.SIGSTOP)
+    cluster.set_link(cluster.hosts[2], False)
+    os.kill(pid, signal.SIGCONT)
+    assert_ended(job, r'host h3 \(with rank 2\) does not answer; last recorded: step \d+, (evaluation|training)')
+
+
+def test_a_link_is_cut_during_start_up(start, cluster):
+    job = start(*BARE)
+    job.wait_for(lambda: all(h.ranks() for h in cluster.hosts), 'ranks on every host')
+    cluster.set_link(cluster.hosts[2], False)
+    assert_ended(job, r'host h3 \(with rank 2\) does not answer; (before a run began|last recorded: step 0, start-up)')
+
+
+def test_a_link_that_heals_in_time_does_no_harm(start, cluster):
+    job = start(*BARE, '--checkpoint.period_epochs', 0, '--train.max_epochs', 6)
+    job.wait_for_step(8)
+    cluster.set_link(cluster.hosts[2], False)
+    time.sleep(5)
+    cluster.set_link(cluster.hosts[2], True)
+    code, output = job.end(120)
+    assert code == 1 and 'aborted: the target was not reached' in output, output  # its own end
+    assert len(run_metrics(job.run_dir, 'eval')) == 6
+
+
+def test_the_disk_of_the_run_folder_fills_up(start, cluster, tmp_path):
+    disk = tmp_path / 'run'
+    disk.mkdir()
+    for host in cluster.hosts:
+        host.call('mount', '-t', 'tmpfs', '-o', 'size=150m', 'tmpfs', disk)
+    try:
+        job = start(*BARE, '--checkpoint.keep', 9)
+        output = assert_ended(job, r'rank 0 on h1, step \d+, writing a checkpoint: .*step_\d+: cannot write the '
+                                   r'checkpoint: No space left on device; earlier ones are kept', code=2)
+        assert 'Traceback' not in output
+        inside = Path(f'/proc/{cluster.hosts[0].keeper.pid}/root{disk}')
+        assert_nothing_lost(inside)
+    finally:
+        for host in cluster.hosts:
+            host.call('umount', disk)
+
+
+def test_the_data_is_truncated_while_training(start, tiny_config, tmp_path):
+    data = tmp_path / 'data'
+    shutil.copytree(tiny_config.parent / 'data', data)
+    job = start(*BARE, '--data.dir', data)
+    job.wait_for_step(8)
+    os.truncate(data / 'train.rec', 1000)
+    output = assert_ended(job, r'rank \d on h\d, step \d+, \w+: .*train\.rec, record \d+: .*prepare the data again')
+    assert 'Traceback' not in output
+    assert_nothing_lost(job.run_dir)
+
+
+def test_the_checkpoint_folder_becomes_read_only(start, cluster):
+    job = start(*BARE)
+    job.wait_for_step(8)
+    folder = job.run_dir / 'checkpoints'
+    for host in cluster.hosts:  # root writes wherever it is allowed to; not where the mount forbids it
+        host.call('mount', '--bind', folder, folder)
+        host.call('mount', '-o', 'remount,ro,bind', folder)
+    try:
+        assert_ended(job, r'rank 0 on h1, step \d+, writing a checkpoint: .*Read-only file system; earlier ones are kept',
+                     code=2)
+        assert_nothing_lost(job.run_dir)
+    finally:
+        for host in cluster.hosts:
+            host.call('umount', folder)
+
+
+def test_a_host_with_another_package_version_is_refused(start, cluster, tmp_path):
+    import numpy
+    info = next(Path(numpy.__file__).parent.parent.glob('numpy-*.dist-info'))
+    (tmp_path / 'METADATA').write_text((info / 'METADATA').read_text().replace(f'Version: {numpy.__version__}',
+                                                                               'Version: 1.22.0', 1))
+    cluster.hosts[2].call('mount', '--bind', tmp_path / 'METADATA', info / 'METADATA')
+    try:
+        assert_ended(start(), r'failed +packages +numpy 1\.22\.0 on h3, but numpy \S+ on h1, h2, h4', code=1)
+        assert not (tmp_path / 'run').exists()
+    finally:
+        cluster.hosts[2].call('umount', info / 'METADATA')
+
+
+def test_a_host_with_another_data_set_is_refused(start, cluster, tiny_config, tmp_path):
+    data, other = tiny_config.parent / 'data', tmp_path / 'other'
+    shutil.copytree(data, other)
+    manifest = other / 'manifest.json'
+    manifest.write_text(manifest.read_text().replace('"digits"', '"figures"', 1) + '\n')
+    cluster.hosts[3].call('mount', '--bind', other, data)
+    try:
+        assert_ended(start(), r'failed +data set +manifest \w+ with 200 images on h4, but manifest \w+', code=1)
+    finally:
+        cluster.hosts[3].call('umount', data)
+
+
+def test_a_host_refuses_ssh(start, cluster):
+    sshd = cluster.hosts[1].sshd
+    sshd.terminate()
+    sshd.wait()
+    try:
+        assert_ended(start(*BARE), r'host h2 \(with rank 1\) does not answer; before a run began')
+    finally:
+        cluster.start_sshd(cluster.hosts[1])
+
+
+@pytest.mark.parametrize('launcher', ['mpirun.sh', 'horovodrun.sh'])
+def test_the_launcher_is_killed(start, cluster, launcher):
+    job = start(*BARE, launcher=launcher)
+    job.wait_for_step(8)
+    shell = next(p for p in cluster.hosts[0].pids()
+                 if any(w.endswith(f'launch/{launcher}') for w in Path(f'/proc/{p}/cmdline').read_text().split('\0')))
+    os.kill(shell, signal.SIGKILL)
+    job.end()
+    assert_nothing_lost(job.run_dir)
+
+
+def test_a_killed_rank_is_started_again_and_the_run_reaches_its_target(start):
+    job = start(*BARE, '--restarts', 2, '--train.target_accuracy', 0.6)
+    job.wait_for_step(8)
+    os.kill(job.rank_pid(2), signal.SIGKILL)
+    code, output = job.end(240)
+    assert code == 0, output
+    assert 'restart 1 of 2: --resume ' in output and 'converged' in output
+    [resumed] = run_metrics(job.run_dir, 'resumed')
+    assert resumed['step'] >= 5 and resumed['number_of_ranks'] == 4
+
+
+def test_a_lost_host_is_left_out_and_the_run_reaches_its_target(start, cluster):
+    job = start(*BARE, '--restarts', 1, '--elastic', '--train.target_accuracy', 0.6)
+    job.wait_for_step(8)
+    cluster.set_link(cluster.hosts[2], False)
+    code, output = job.end(240)
+    assert code == 0, output
+    assert 'going on without h3' in output and 'planned again: 3 ranks (before: 4), global batch 24 (before: 24)' in output
+    [resumed] = run_metrics(job.run_dir, 'resumed')
+    assert (resumed['number_of_ranks'], resumed['number_of_nodes'], resumed['lr_scale']) == (3, 3, 1.0)
+    assert '"key": "run_resumed"' in (job.run_dir / 'result_0.txt').read_text()
+
+
+def test_without_elastic_a_lost_host_is_waited_for(start, cluster):
+    job = start(*BARE, '--restarts', 1, '--train.target_accuracy', 0.6)
+    job.wait_for_step(8)
+    cluster.set_link(cluster.hosts[2], False)
+    job.wait_for(lambda: 'does not answer' in job.output, 'the message')
+    cluster.set_link(cluster.hosts[2], True)
+    code, output = job.end(240)
+    assert code == 0, output
+    assert run_metrics(job.run_dir, 'resumed')[0]['number_of_ranks'] == 4
+
+
+def test_a_run_that_ended_by_itself_is_not_started_again(start):
+    job = start(*BARE, '--restarts', 3, '--train.max_epochs', 1, num_hosts=2)
+    code, output = job.end(120)
+    assert code == 1 and 'restart' not in output and 'aborted: the target was not reached' in output

@@ -1,0 +1,105 @@
+"""Slurm's own controller and nodes: a job trains on two nodes, is interrupted and goes on."""
+import time
+
+import pytest
+from helpers import ROOT
+
+from cluster.conftest import run_metrics
+from cluster.slurm import Slurm
+from mlperf_rn50.train.checkpoint import list_checkpoints, load_state
+
+
+@pytest.fixture(scope='module')
+def slurm(cluster, tmp_path_factory):
+    made = Slurm(cluster, tmp_path_factory.mktemp('slurm'))
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _clean():
+    """Slurm's daemons run on the hosts: they stay between these tests."""
+
+
+class SlurmJob:
+    """A job that trains on two nodes."""
+
+    def __init__(self, slurm, config, folder, *arguments, sbatch=()):
+        self.slurm, self.run_dir, self.output_path = slurm, folder / 'run', folder / 'job.out'
+        self.number = slurm.call('sbatch', '--parsable', '--nodes', 2, '--output', self.output_path, *sbatch,
+                                 ROOT / 'launch/slurm.sbatch', '--config', config, '--ranks-per-node', 1,
+                                 '--run-dir', self.run_dir, *arguments).strip()
+
+    @property
+    def output(self):
+        return self.output_path.read_text() if self.output_path.exists() else ''
+
+    def wait_for(self, is_reached, what, timeout_s=180):
+        deadline = time.monotonic() + timeout_s
+        while not is_reached():
+            assert time.monotonic() < deadline, f'{what} not reached, {self.state}: {self.output}'
+            time.sleep(0.2)
+
+    def wait_for_step(self, step):
+        self.wait_for(lambda: any(m['step'] >= step for m in run_metrics(self.run_dir, 'train')), f'step {step}')
+
+    def wait_for_state(self, *states, timeout_s=180):
+        self.wait_for(lambda: self.state in states, f'one of {states}', timeout_s)
+
+    @property
+    def state(self):
+        return self.slurm.state(self.number)
+
+
+@pytest.fixture
+def submit(slurm, tiny_config, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv('OMP_NUM_THREADS', '1')
+    jobs = []
+
+    def submit_job(*arguments, sbatch=()):
+        jobs.append(SlurmJob(slurm, tiny_config, tmp_path, *arguments, sbatch=sbatch))
+        return jobs[-1]
+    yield submit_job
+    for job in jobs:
+        slurm.call('scancel', job.number)
+        job.wait_for_state('COMPLETED', 'CANCELLED', 'FAILED', 'TIMEOUT', 'NODE_FAIL')
+
+
+def test_trains_on_two_nodes(submit):
+    job = submit('--train.target_accuracy', '0.01')
+    job.wait_for_state('COMPLETED', 'FAILED')
+    assert job.state == 'COMPLETED', job.output
+    assert 'doctor: ' in job.output and 'converged' in job.output
+    assert '"key": "number_of_nodes", "value": 2,' in (job.run_dir / 'result_0.txt').read_text()
+
+
+def test_scancel_leaves_a_checkpoint(submit):
+    job = submit('--no-doctor', '--checkpoint.period_epochs', 0, '--checkpoint.period_steps', 0)
+    job.wait_for_step(10)
+    job.slurm.call('scancel', job.number)
+    job.wait_for_state('CANCELLED')
+    job.wait_for(lambda: run_metrics(job.run_dir, 'end'), 'the end of the run')
+    [path] = list_checkpoints(job.run_dir / 'checkpoints')
+    assert load_state(path)[0].step >= 10
+    assert run_metrics(job.run_dir, 'end')[0]['status'] == 'interrupted'
+
+
+def test_the_signal_before_the_time_limit_requeues_the_job_which_reaches_its_target(submit):
+    job = submit('--no-doctor', '--checkpoint.period_epochs', 0, '--checkpoint.period_steps', 0,
+                 '--train.target_accuracy', '0.6')
+    job.wait_for_step(10)
+    job.slurm.call('scancel', '--batch', '--signal', 'USR1', job.number)  # what --signal=B:USR1@90 sends
+    job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
+    job.wait_for_state('COMPLETED', 'FAILED')
+    assert job.state == 'COMPLETED', job.output
+    assert 'time is up; requeued' in job.output and 'resumed from' in job.output
+    assert [m['status'] for m in run_metrics(job.run_dir, 'end')] == ['interrupted', 'converged']
+
+
+def test_the_time_limit_leaves_a_checkpoint_and_requeues(submit):
+    job = submit('--no-doctor', '--checkpoint.period_epochs', 0, '--checkpoint.period_steps', 0,
+                 sbatch=('--time', 2, '--signal', 'B:USR1@100'))
+    job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start', 300)
+    assert run_metrics(job.run_dir, 'end')[0]['status'] == 'interrupted'
+    assert run_metrics(job.run_dir, 'resumed')[0]['step'] > 0

@@ -1,0 +1,170 @@
+"""docker.sh, apptainer.sh, slurm.sbatch with Pyxis and mps.sh, with stand-ins for the programs this machine lacks."""
+import os
+import subprocess
+import time
+
+import pytest
+from helpers import ROOT, run
+
+DIGITS = ROOT / 'launch/configs/digits_cpu.yaml'
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Puts a shell program of a name before all others on the PATH; it may use $LOG."""
+    folder = tmp_path / 'bin'
+    folder.mkdir()
+    monkeypatch.setenv('PATH', f'{folder}:{os.environ["PATH"]}')
+    monkeypatch.setenv('LOG', str(tmp_path / 'log'))
+
+    def make(name, body):
+        (folder / name).write_text(f'#!/usr/bin/env bash\n{body}\n')
+        (folder / name).chmod(0o755)
+    return make
+
+
+def called(tmp_path):
+    """What the stand-ins wrote down: one call a line."""
+    path = tmp_path / 'log'
+    return path.read_text().splitlines() if path.exists() else []
+
+
+WRITE_DOWN = 'echo "$(basename "$0") $*" >>"$LOG"'
+
+
+@pytest.mark.parametrize('engine, gpu', [('docker', '--gpus all'), ('podman', '--device nvidia.com/gpu=all')])
+def test_docker_sh_gives_the_gpus_the_folders_and_the_environment(stand_in, tmp_path, monkeypatch, engine, gpu):
+    stand_in(engine, WRITE_DOWN)
+    stand_in('nvidia-smi', '')
+    monkeypatch.setenv('MLPERF_RN50_DOCKER', engine)
+    monkeypatch.setenv('NCCL_DEBUG', 'WARN')
+    data = tmp_path / 'data'
+    data.mkdir()
+    done = run([ROOT / 'launch/docker.sh', '--image', 'rn50:x', '--mount', data, '--config', 'c.yaml', '--seeds', 2],
+               cwd=tmp_path)
+    [line] = called(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert line.startswith(f'{engine} run --rm --init ') and gpu in line and '--ulimit memlock=-1' in line
+    assert f'--volume {tmp_path}:{tmp_path}' in line and f'--volume {data}:{data}' in line
+    assert f'--user {os.getuid()}:{os.getgid()}' in line and '--env NCCL_DEBUG' in line
+    assert line.endswith('--entrypoint /opt/mlperf_rn50/launch/local.sh rn50:x --config c.yaml --seeds 2')
+
+
+def test_docker_sh_without_a_gpu_asks_for_none(stand_in, tmp_path, monkeypatch):
+    stand_in('docker', WRITE_DOWN)
+    monkeypatch.setenv('MLPERF_RN50_DOCKER', 'docker')
+    assert run([ROOT / 'launch/docker.sh', '--config', 'c.yaml'], cwd=tmp_path).returncode == 0
+    assert '--gpus' not in called(tmp_path)[0] and ' mlperf_rn50:cpu --config' in called(tmp_path)[0]
+
+
+@pytest.mark.parametrize('script, arguments, said', [
+    ('docker.sh', ['--mount', '/nowhere'], '--mount: /nowhere is no folder'),
+    ('docker.sh', ['--image'], '--image: a value is missing'),
+    ('apptainer.sh', ['--config', DIGITS], '--image: got nothing, expected an Apptainer image'),
+    ('apptainer.sh', ['--image', 'none.sif'], '--image: none.sif does not exist; build it with'),
+    ('local.sh', ['--seeds', '0'], '--seeds: got 0, expected a number from 1'),
+    ('local.sh', ['--nodes'], '--nodes: a number is missing'),
+    ('local.sh', [], '--config: got nothing, expected a file of launch/configs'),
+    ('local.sh', ['--resume'], '--resume: got no --run-dir'),
+    ('mpirun.sh', ['--hostfile', '/nowhere', '--config', DIGITS], '--hostfile: cannot read /nowhere'),
+    ('sweep.sh', ['--study', '../x'], "--study: got '../x', expected a name"),
+    ('sweep.sh', ['--study', 'x', '--config', DIGITS], '--layouts: got nothing'),
+    ('sweep.sh', ['--study', 'x', '--config', DIGITS, '--layouts', '1x'], 'expected nodes x ranks, such as 2x4'),
+    ('sweep.sh', ['--study', 'x', '--config', DIGITS, '--layouts', '1x1', '--lr-table', '/no'], '--lr-table: /no'),
+    ('sweep.sh', ['--run-dir', 'x'], '--run-dir: the sweep sets it itself'),
+])
+def test_mistakes(stand_in, script, arguments, said, monkeypatch):
+    stand_in('docker', WRITE_DOWN)
+    done = run([ROOT / 'launch' / script, *arguments])
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr and 'Traceback' not in done.stderr
+
+
+@pytest.mark.parametrize('script', ['local.sh', 'mpirun.sh', 'horovodrun.sh', 'apptainer.sh', 'sweep.sh', 'docker.sh'])
+def test_help_has_an_example(script):
+    done = run([ROOT / 'launch' / script, '--help'])
+    assert done.returncode == 0 and 'Example: ' in done.stdout and f'Usage: launch/{script} ' in done.stdout
+    assert script == 'docker.sh' or '--ranks-per-device K' in done.stdout
+
+
+def test_apptainer_sh_runs_every_rank_in_the_image(stand_in, digits, tmp_path):
+    # Runs what stands after the image, from this checkout.
+    stand_in('apptainer', f'''{WRITE_DOWN}
+while [ "$1" != {tmp_path}/rn50.sif ]; do shift; done
+shift
+for word; do set -- "$@" "${{word/#\\/opt\\/mlperf_rn50/{ROOT}}}"; shift; done
+exec "$@"''')
+    (tmp_path / 'rn50.sif').touch()
+    done = run([ROOT / 'launch/apptainer.sh', '--image', tmp_path / 'rn50.sif', '--config', DIGITS, '--data.dir', digits,
+                '--run-dir', tmp_path / 'run', '--ranks-per-node', 2, '--model.depth', 18,
+                '--train.target_accuracy', 0.01])
+    assert done.returncode == 0, done.stderr
+    lines = called(tmp_path)
+    assert len(lines) == 4  # two ranks of the doctor, two of the training
+    assert all(f'apptainer exec --bind {os.getcwd()} --bind {ROOT} --pwd {os.getcwd()} {tmp_path}/rn50.sif '
+               '/opt/mlperf_rn50/launch/bind.sh /opt/mlperf_rn50/.venv/bin/mlperf-rn50 ' in line for line in lines)
+
+
+def test_slurm_with_pyxis_runs_every_rank_in_the_image(stand_in, tmp_path):
+    stand_in('srun', WRITE_DOWN)
+    stand_in('scontrol', 'echo n1; echo n2')
+    done = run(['bash', ROOT / 'launch/slurm.sbatch', '--container', 'registry#rn50:cu117', '--config', DIGITS, '--no-doctor',
+                '--run-dir', tmp_path / 'run', '--ranks-per-node', 2], cwd=ROOT,
+               env={**os.environ, 'SLURM_SUBMIT_DIR': str(ROOT), 'SLURM_JOB_NUM_NODES': '2', 'SLURM_JOB_ID': '7',
+                    'SLURM_JOB_NODELIST': 'n[1-2]'})
+    [line] = called(tmp_path)
+    assert line.startswith('srun --nodes 2 --ntasks 4 --ntasks-per-node 2 --kill-on-bad-exit=1 --export=ALL '
+                           f'--container-image registry#rn50:cu117 --container-mounts {ROOT}:{ROOT} '
+                           f'--container-workdir {ROOT} /opt/mlperf_rn50/launch/bind.sh '
+                           '/opt/mlperf_rn50/.venv/bin/mlperf-rn50 train --config'), done.stderr
+
+
+# --- several ranks per GPU ----------------------------------------------------------------------------
+
+# A daemon is there from the call with -d to the word quit.
+CONTROL = '''
+if [ "${1:-}" = -d ]; then echo started >>"$LOG"; sleep 0.2; touch "$LOG.alive"; exit 0; fi
+read -r word
+[ -e "$LOG.alive" ] || exit 1
+echo "$word" >>"$LOG"
+[ "$word" != quit ] || rm "$LOG.alive"
+'''
+
+
+@pytest.fixture
+def mps(stand_in, tmp_path, monkeypatch):
+    monkeypatch.setenv('CUDA_MPS_PIPE_DIRECTORY', str(tmp_path / 'mps'))
+    stand_in('nvidia-smi', '')
+    stand_in('nvidia-cuda-mps-control', CONTROL)
+    return ROOT / 'launch/mps.sh'
+
+
+def test_one_daemon_is_started_for_all_ranks_of_a_node(mps, tmp_path):
+    ranks = [subprocess.Popen([mps, 'start']) for _ in range(4)]
+    assert [r.wait(30) for r in ranks] == [0] * 4
+    assert called(tmp_path).count('started') == 1
+    assert run([mps, 'stop']).returncode == 0 and called(tmp_path)[-1] == 'quit'
+    assert run([mps, 'stop']).returncode == 0  # nothing left to stop
+    assert run([mps, 'start']).returncode == 0 and called(tmp_path).count('started') == 2
+
+
+def test_mps_that_is_missing_is_said(stand_in, monkeypatch, tmp_path):
+    stand_in('nvidia-smi', '')
+    done = run([ROOT / 'launch/mps.sh', 'start'])
+    assert done.returncode == 2 and 'nvidia-cuda-mps-control is missing on ' in done.stderr
+
+
+def test_without_a_gpu_there_is_nothing_to_start(stand_in):
+    stand_in('nvidia-smi', 'exit 9')
+    assert run([ROOT / 'launch/mps.sh', 'start']).returncode == 0
+
+
+def test_ranks_per_device_starts_mps_and_splits_the_threads(mps, tmp_path):
+    done = run([ROOT / 'launch/local.sh', '--config', DIGITS, '--ranks-per-node', 2, '--ranks-per-device', 2,
+                '--no-doctor', '--run-dir', tmp_path / 'run', '--data.dir', tmp_path / 'none'])
+    assert 'no such file; make the data with' in done.stderr  # the ranks themselves fail, for want of data
+    assert called(tmp_path)[0] == 'started' and called(tmp_path)[-1] == 'quit'
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and (tmp_path / 'log.alive').exists():
+        time.sleep(0.05)
+    assert not (tmp_path / 'log.alive').exists()

@@ -1,0 +1,52 @@
+"""launch/sweep.sh with local ranks: what is complete is skipped, what fails is shown, and the table says all of it."""
+import re
+
+import pytest
+from helpers import ROOT, run
+
+from mlperf_rn50.data.prepare import Packing, pack
+from mlperf_rn50.data.sources import Dataset, digits
+from mlperf_rn50.mlperf.reader import read_run
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Runs a sweep of two layouts in a folder of its own."""
+    whole = digits()
+    pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:60], whole.validation[:50]), tmp_path / 'data',
+         Packing(None), 1, False)
+    (tmp_path / 'tiny.yaml').write_text(
+        'data: {dir: data, dataset: tiny-digits, num_train: 60, num_val: 50, num_classes: 10, image_size: 32,\n'
+        '       resize_shorter: 32, crop: none, num_threads: 1}\n'
+        'model: {depth: 18}\nschedule: {base_lr: 0.02, warmup_epochs: 1, decay_epochs: 9}\n'
+        'train: {global_batch_size: 20, eval_period: 1, target_accuracy: 0.01}\n')
+
+    def run_sweep(*options):
+        return run([ROOT / 'launch/sweep.sh', '--study', 'tiny', '--layouts', '1x1 2x1', '--config', 'tiny.yaml', '--weak',
+                    '--no-doctor', *options], cwd=tmp_path, timeout=300)
+    return run_sweep
+
+
+def row(output, name):
+    return next(line.split() for line in output.splitlines() if line.startswith(name))
+
+
+def test_a_sweep(sweep, tmp_path):
+    failed = sweep('--schedule.base_lr', '1e30', '--schedule.warmup_epochs', '0', '--train.target_accuracy', '1')
+    assert failed.returncode == 1, failed.stderr
+    assert failed.stderr.count('this run did not converge') == 2  # the second layout ran all the same
+    assert row(failed.stdout, '1x1')[1:8] == ['20', '1e+30', '0', '/', '1', '-', '-']
+
+    done = sweep('--seeds', 2)
+    assert done.returncode == 0, done.stderr
+    assert row(done.stdout, '1x1')[1] == '20' and row(done.stdout, '2x1')[1] == '40'
+    assert '2 / 3' in done.stdout and 'logs/tiny/1x1/result_0.txt: failed' in done.stdout
+    runs = [read_run(tmp_path / f'logs/tiny/2x1/result_{k}.txt') for k in (1, 2)]
+    assert len({r.seed for r in runs}) == 2
+    assert [r.base_lr for r in runs] == [pytest.approx(0.04)] * 2
+    assert all(re.match('2 nodes of 1 ranks, simulated by local ranks of ', r.platform) for r in runs)
+
+    before = sorted(tmp_path.rglob('result_*'))
+    again = sweep('--seeds', 2)
+    assert again.returncode == 0 and again.stderr.count('complete, skipped') == 2
+    assert sorted(tmp_path.rglob('result_*')) == before
