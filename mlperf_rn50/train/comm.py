@@ -4,6 +4,7 @@ Without a launcher (mpirun, horovodrun, srun) there is one rank and Horovod is n
 always start alone.
 """
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Protocol
 
 import mxnet as mx
@@ -11,6 +12,9 @@ import numpy as np
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.launched import launched_size
+
+# More sums than are ever under way at once, and few enough names for Horovod's cache.
+_MAX_IN_BACKGROUND = 16
 
 
 class Comm(Protocol):
@@ -92,6 +96,7 @@ class HorovodComm:
         import horovod.mxnet as hvd
         hvd.init()
         self._hvd, self._compression = hvd, compression
+        self._turns = cycle(range(_MAX_IN_BACKGROUND))
         self.rank, self.world_size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
 
@@ -113,7 +118,9 @@ class HorovodComm:
             grad[:] = reduced.astype(grad.dtype)
 
     def sum_in_background(self, array):
-        return self._hvd.allreduce(array, op=self._hvd.Sum, name='pulse')
+        # Horovod refuses a name that is still under way, and several of these are when the network is slow.
+        name = f'background/{next(self._turns)}'
+        return self._hvd.allreduce(array, op=self._hvd.Sum, name=name)
 
     def average(self, arrays):
         self._hvd.grouped_allreduce_(arrays, op=self._hvd.Average, name='average')

@@ -30,6 +30,10 @@ def test_collectives(tmp_path, num_ranks):
             'counts': [sum(range(n)), n * 2**40, 1], 'gather': [[k, -k] for k in range(n)]}
 
 
+def test_several_sums_may_be_under_way_at_once(tmp_path):
+    assert on_ranks(tmp_path, 2, 'background') == [[[1.0, 2.0 * k] for k in range(8)]] * 2
+
+
 @pytest.mark.parametrize('optimizer', ['sgd', 'lars'])
 @pytest.mark.parametrize('first_step', [0, 28], ids=['whole', 'padded'])
 def test_two_ranks_take_the_step_of_one_rank_with_twice_the_batch(tmp_path, digits, optimizer, first_step):

@@ -1,6 +1,7 @@
 """What the ranks of the parallel tests run: python workers.py NAME OUT ARGUMENTS...; rank r writes OUT/r.json."""
 import json
 import sys
+import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -89,6 +90,16 @@ def statistics(comm, data_dir):
     trainer.restore(arrays if comm.rank == 0 else None)
     return {'own': own, 'untouched': untouched, 'averaged': averaged, 'restored': mean.data().asnumpy().tolist(),
             'in_snapshot': arrays['model/bn0_running_mean'].tolist()}
+
+
+def background(comm):
+    """Sums that are all under way before the first one is waited for; rank 1 comes late to each."""
+    sums = []
+    for k in range(8):
+        if comm.rank == 1:
+            time.sleep(0.05)
+        sums.append(comm.sum_in_background(mx.nd.array([comm.rank, k])))
+    return [s.asnumpy().tolist() for s in sums]
 
 
 def save_snapshot(comm, data_dir, path):
