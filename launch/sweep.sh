@@ -28,6 +28,8 @@ parse_sweep() {
             --engine) needs_value "$@"; launcher=$2; shift ;;
             --hosts | --hostfile) needs_value "$@"; has_hosts=1; rest+=("$1" "$2"); shift ;;
             --run-dir | --nodes | --ranks-per-node | --resume) fail "$1: the sweep sets it itself; leave it out" ;;
+            --train.local_batch_size* | --train.global_batch_size* | --schedule.base_lr* | --schedule.warmup_epochs*)
+                fail "${1%%=*}: each layout has its own; set the first layout's in the configuration" ;;
             *) rest+=("$1") ;;
         esac
         shift

@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import signal
 import sys
 import time
 import traceback
@@ -17,7 +18,7 @@ import mlperf_rn50
 from mlperf_rn50 import config as cfg
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, RankLost, RunFailed, UserError
 from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name
-from mlperf_rn50.train.watch import Position, watched
+from mlperf_rn50.train.watch import STOP_SIGNALS, Position, watched
 
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
 _EPILOG = """examples:
@@ -233,6 +234,8 @@ def _value_of(config: cfg.Config, key: str) -> Any:
 
 def _train(config: cfg.Config, resume: Any, is_elastic: bool, position: Position) -> int:
     """One rank's part of a run."""
+    # Asked to stop while it starts, it stops after its first step; StopRequest lets the signals in.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     from mlperf_rn50.train.comm import open_comm
     from mlperf_rn50.train.loop import render_outcome, train
     comm = open_comm(config.comm.compression)

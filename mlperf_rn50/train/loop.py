@@ -28,7 +28,7 @@ from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_s
 from mlperf_rn50.train.progress import EpochProgress, open_console
 from mlperf_rn50.train.run_folder import RunFolder, new_run
 from mlperf_rn50.train.trainer import Trainer
-from mlperf_rn50.train.watch import Position
+from mlperf_rn50.train.watch import STOP_SIGNALS, Position
 
 # Steps the loop may be ahead of the device: enough to keep it busy, few enough to bound memory.
 _STEPS_AHEAD = 2
@@ -65,8 +65,9 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.is_set = False
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def _set(self, *_: object) -> None:
         self.is_set = True

@@ -16,6 +16,8 @@ from pathlib import Path
 from mlperf_rn50.errors import EXIT_FAILED
 from mlperf_rn50.system.launched import launched_rank, rank_name
 
+# Either asks a run to stop: it writes a checkpoint and can be resumed.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 PHASES = ('start-up', 'training', 'evaluation', 'writing a checkpoint')
 # How long a rank may take to write its checkpoint once its launcher is gone.
 _LAST_WORDS_S = 15.0
@@ -66,7 +68,7 @@ class Watcher:
 
     def wait(self) -> int:
         """Watches the rank to its end; returns the exit code for the launcher."""
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        for number in (*STOP_SIGNALS, signal.SIGINT):
             signal.signal(number, self._hand_on)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         while True:

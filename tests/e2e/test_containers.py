@@ -71,6 +71,7 @@ def test_docker_sh_without_a_gpu_asks_for_none(stand_in, tmp_path, monkeypatch):
     ('sweep.sh', ['--study', 'x', '--config', DIGITS], '--layouts: got nothing'),
     ('sweep.sh', ['--study', 'x', '--config', DIGITS, '--layouts', '1x'], 'expected nodes x ranks, such as 2x4'),
     ('sweep.sh', ['--study', 'x', '--config', DIGITS, '--layouts', '1x1', '--lr-table', '/no'], '--lr-table: /no'),
+    ('sweep.sh', ['--schedule.base_lr=1'], "--schedule.base_lr: each layout has its own"),
     ('sweep.sh', ['--run-dir', 'x'], '--run-dir: the sweep sets it itself'),
 ])
 def test_mistakes(stand_in, script, arguments, said, monkeypatch):

@@ -21,8 +21,10 @@ def sweep(tmp_path):
         'model: {depth: 18}\nschedule: {base_lr: 0.02, warmup_epochs: 1, decay_epochs: 9}\n'
         'train: {global_batch_size: 20, eval_period: 1, target_accuracy: 0.01}\n')
 
-    def run_sweep(*options):
-        return run([ROOT / 'launch/sweep.sh', '--study', 'tiny', '--layouts', '1x1 2x1', '--config', 'tiny.yaml', '--weak',
+    (tmp_path / 'wild.yaml').write_text((tmp_path / 'tiny.yaml').read_text().replace('base_lr: 0.02', 'base_lr: 1e30'))
+
+    def run_sweep(name, *options):
+        return run([ROOT / 'launch/sweep.sh', '--study', 'tiny', '--layouts', '1x1 2x1', '--config', name, '--weak',
                     '--no-doctor', *options], cwd=tmp_path, timeout=300)
     return run_sweep
 
@@ -32,12 +34,12 @@ def row(output, name):
 
 
 def test_a_sweep(sweep, tmp_path):
-    failed = sweep('--schedule.base_lr', '1e30', '--schedule.warmup_epochs', '0', '--train.target_accuracy', '1')
+    failed = sweep('wild.yaml', '--train.target_accuracy', '1')
     assert failed.returncode == 1, failed.stderr
     assert failed.stderr.count('this run did not converge') == 2  # the second layout ran all the same
     assert row(failed.stdout, '1x1')[1:8] == ['20', '1e+30', '0', '/', '1', '-', '-']
 
-    done = sweep('--seeds', 2)
+    done = sweep('tiny.yaml', '--seeds', 2)
     assert done.returncode == 0, done.stderr
     assert row(done.stdout, '1x1')[1] == '20' and row(done.stdout, '2x1')[1] == '40'
     assert '2 / 3' in done.stdout and 'logs/tiny/1x1/result_0.txt: failed' in done.stdout
@@ -47,6 +49,6 @@ def test_a_sweep(sweep, tmp_path):
     assert all(re.match('2 nodes of 1 ranks, simulated by local ranks of ', r.platform) for r in runs)
 
     before = sorted(tmp_path.rglob('result_*'))
-    again = sweep('--seeds', 2)
+    again = sweep('tiny.yaml', '--seeds', 2)
     assert again.returncode == 0 and again.stderr.count('complete, skipped') == 2
     assert sorted(tmp_path.rglob('result_*')) == before

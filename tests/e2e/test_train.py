@@ -244,6 +244,29 @@ def test_asked_to_stop_and_resumed(whole_run, tiny, tmp_path, number):
     assert_same_end(tmp_path, whole_run[0])
 
 
+def blocks(process, number):
+    """Whether a process has a signal wait, as a rank does while it starts."""
+    try:
+        line = next(s for s in Path(f'/proc/{process.pid}/status').read_text().splitlines() if s.startswith('SigBlk'))
+    except OSError:
+        return False
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_asked_to_stop_while_it_starts_it_stops_after_its_first_steps(tiny, tmp_path):
+    process = start(under_ranks(2, command(tmp_path, tiny)))
+    deadline = time.monotonic() + 60
+    while sum(blocks(p, signal.SIGUSR1) for p in psutil.Process(process.pid).children(recursive=True)) < 2:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    assert not (tmp_path / 'metrics.jsonl').exists()
+    process.send_signal(signal.SIGUSR1)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 75, out + err
+    [path] = list_checkpoints(tmp_path / 'checkpoints')
+    assert load_state(path)[0].step <= 3  # the first, and those already under way
+
+
 def test_a_run_that_reached_its_target_is_not_resumed_and_its_log_not_touched(tiny, tmp_path):
     options = ['--train.target_accuracy=0.01', '--checkpoint.period_steps=2']
     assert run(command(tmp_path, tiny, *options)).returncode == 0
