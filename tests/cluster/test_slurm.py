@@ -93,7 +93,7 @@ def test_the_signal_before_the_time_limit_requeues_the_job_which_reaches_its_tar
     job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
     job.wait_for_state('COMPLETED', 'FAILED')
     assert job.state == 'COMPLETED', job.output
-    assert 'time is up; requeued' in job.output and 'resumed from' in job.output
+    assert 'requeued, and goes on' in job.output and 'resumed from' in job.output
     assert [m['status'] for m in run_metrics(job.run_dir, 'end')] == ['interrupted', 'converged']
 
 
