@@ -106,8 +106,6 @@ rank_variables() {
     echo MLPERF_RN50_JOB
 }
 set_environment() {
-    # A rank that waits must leave its core to the others: Horovod looks for work every 5 ms.
-    export HOROVOD_CYCLE_TIME=${HOROVOD_CYCLE_TIME:-5}
     # Large pages for the allocator: fewer page faults on batches and gradients.
     export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
     export MLPERF_RN50_RANKS_PER_DEVICE=$ranks_per_device

@@ -10,4 +10,5 @@ source "$here/launch/openmpi.sh"
 num_nodes=1 ranks_per_node=$1
 shift
 set_environment
+export HOROVOD_CYCLE_TIME=${HOROVOD_CYCLE_TIME:-5} # as the program sets it on CPUs
 start_ranks "$here/launch/bind.sh" "$@"

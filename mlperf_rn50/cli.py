@@ -206,6 +206,8 @@ def _in_rank(program: Callable[[Position], int], config: cfg.Config) -> int:
     """Runs this rank's part of a command, watched where a launcher started it."""
     # MXNet reads this once, when it is imported; unset, it spins as many threads as the machine has.
     os.environ.setdefault('OMP_NUM_THREADS', str(len(os.sched_getaffinity(0))))
+    if config.train.device == 'cpu':  # a rank that waits must leave its core to the others: look for work every 5 ms
+        os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')
     return program(Position()) if launched_size() is None else watched(program, config.comm.stall_limit_s)
 
 

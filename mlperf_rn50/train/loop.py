@@ -259,9 +259,9 @@ class Program:
         self.trainer.optimizer.last_lr = plan.learning_rate(self.first_step - 1) if self.first_step else None
         self.console.info('resumed from %s at step %d; this log can no longer be submitted', path, self.first_step)
         if plan.world_size != state.world_size:
-            self.console.info('planned again: %d ranks (before: %d), global batch %d (before: %d), rate times %.4g',
-                              plan.world_size, state.world_size, plan.global_batch_size, state.global_batch_size,
-                              plan.lr_scale)
+            self.console.info('planned again: %d ranks (before: %d), global batch %d (before: %d), '
+                              'learning rate times %.4g', plan.world_size, state.world_size, plan.global_batch_size,
+                              state.global_batch_size, plan.lr_scale)
 
     def _train(self) -> Outcome:
         """Epoch after epoch, until the target is reached or the run ends otherwise."""

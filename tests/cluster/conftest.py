@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from cluster.hosts import Cluster
 from helpers import ROOT
 
-from cluster.hosts import Cluster
 from mlperf_rn50.data.prepare import Packing, pack
 from mlperf_rn50.data.sources import Dataset, digits
 

@@ -3,8 +3,8 @@ import json
 import signal
 
 import pytest
-
 from cluster.conftest import run_metrics
+
 from mlperf_rn50.train.checkpoint import list_checkpoints
 
 QUICK = ('--train.target_accuracy', '0.01')  # reached by the first evaluation

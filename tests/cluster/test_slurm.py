@@ -2,10 +2,10 @@
 import time
 
 import pytest
-from helpers import ROOT
-
 from cluster.conftest import run_metrics
 from cluster.slurm import Slurm
+from helpers import ROOT
+
 from mlperf_rn50.train.checkpoint import list_checkpoints, load_state
 
 

@@ -96,8 +96,8 @@ shift
 for word; do set -- "$@" "${{word/#\\/opt\\/mlperf_rn50/{ROOT}}}"; shift; done
 exec "$@"''')
     (tmp_path / 'rn50.sif').touch()
-    done = run([ROOT / 'launch/apptainer.sh', '--image', tmp_path / 'rn50.sif', '--config', DIGITS, '--data.dir', digits,
-                '--run-dir', tmp_path / 'run', '--ranks-per-node', 2, '--model.depth', 18,
+    done = run([ROOT / 'launch/apptainer.sh', '--image', tmp_path / 'rn50.sif', '--config', DIGITS,
+                '--data.dir', digits, '--run-dir', tmp_path / 'run', '--ranks-per-node', 2, '--model.depth', 18,
                 '--train.target_accuracy', 0.01])
     assert done.returncode == 0, done.stderr
     lines = called(tmp_path)
@@ -109,8 +109,8 @@ exec "$@"''')
 def test_slurm_with_pyxis_runs_every_rank_in_the_image(stand_in, tmp_path):
     stand_in('srun', WRITE_DOWN)
     stand_in('scontrol', 'echo n1; echo n2')
-    done = run(['bash', ROOT / 'launch/slurm.sbatch', '--container', 'registry#rn50:cu117', '--config', DIGITS, '--no-doctor',
-                '--run-dir', tmp_path / 'run', '--ranks-per-node', 2], cwd=ROOT,
+    done = run(['bash', ROOT / 'launch/slurm.sbatch', '--container', 'registry#rn50:cu117', '--config', DIGITS,
+                '--no-doctor', '--run-dir', tmp_path / 'run', '--ranks-per-node', 2], cwd=ROOT,
                env={**os.environ, 'SLURM_SUBMIT_DIR': str(ROOT), 'SLURM_JOB_NUM_NODES': '2', 'SLURM_JOB_ID': '7',
                     'SLURM_JOB_NODELIST': 'n[1-2]'})
     [line] = called(tmp_path)
