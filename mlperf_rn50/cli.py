@@ -306,12 +306,11 @@ def _run_report(options: Namespace) -> int:
 
 
 def _print_error(error: UserError) -> None:
-    """One line; what all ranks would say before they start is said by rank 0."""
+    """One line: what several ranks found is said by the lowest, whose end is theirs."""
     rank = launched_rank()
-    if rank == 0 or error.where or error.exit_code == EXIT_FAILED:
-        # What several ranks found is said by the lowest, whose end is theirs; a lost one is given time to say why.
-        time.sleep(0.3 * min(rank, 10) + 2 * isinstance(error, RankLost))
-        print(f'mlperf-rn50: {error.where}{error}', file=sys.stderr, flush=True)
+    time.sleep(0.5 * min(rank, 10) + 2 * isinstance(error, RankLost))  # a lost rank is given time to say why
+    where = error.where or (f'{rank_name()}: ' if rank else '')
+    print(f'mlperf-rn50: {where}{error}', file=sys.stderr, flush=True)
 
 
 def _leave(code: int) -> int:

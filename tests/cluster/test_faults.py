@@ -167,6 +167,16 @@ def test_a_host_with_another_data_set_is_refused(start, cluster, tiny_config, tm
         cluster.hosts[3].call('umount', data)
 
 
+def test_a_host_without_the_data_set_says_so_even_without_the_doctor(start, cluster, tiny_config, tmp_path):
+    data = tiny_config.parent / 'data'
+    (tmp_path / 'empty').mkdir()
+    cluster.hosts[2].call('mount', '--bind', tmp_path / 'empty', data)
+    try:
+        assert_ended(start(*BARE), r'rank 2 on h3: \S+manifest\.json: no such file; make the data with', code=2)
+    finally:
+        cluster.hosts[2].call('umount', data)
+
+
 def test_a_host_refuses_ssh(start, cluster):
     sshd = cluster.hosts[1].sshd
     sshd.terminate()
