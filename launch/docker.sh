@@ -38,5 +38,5 @@ if command -v nvidia-smi >/dev/null; then
     options+=(--ulimit memlock=-1)
 fi
 # Shared memory, and the files of whoever started it.
-exec "$engine" run --rm --init --network host --ipc host --user "$(id -u):$(id -g)" --env HOME=/tmp \
+exec "$engine" run --rm --network host --ipc host --user "$(id -u):$(id -g)" --env HOME=/tmp \
     --workdir "$PWD" "${options[@]}" --entrypoint /opt/mlperf_rn50/launch/local.sh "$image" "${rest[@]}"
