@@ -83,6 +83,8 @@ def test_scancel_leaves_a_checkpoint(submit):
     [path] = list_checkpoints(job.run_dir / 'checkpoints')
     assert load_state(path)[0].step >= 10
     assert run_metrics(job.run_dir, 'end')[0]['status'] == 'interrupted'
+    job.wait_for(lambda: 'cancelled; its checkpoint is in' in job.output, 'the last word')
+    assert job.state == 'CANCELLED'  # and not pending again
 
 
 def test_the_signal_before_the_time_limit_requeues_the_job_which_reaches_its_target(submit):
