@@ -7,7 +7,6 @@ import hashlib
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import Any, Literal
 import psutil
 
 import mlperf_rn50
-from mlperf_rn50.system.environment import package_versions
+from mlperf_rn50.system.environment import package_versions, query_gpus
 from mlperf_rn50.system.topology import usable_cpus
 
 Facts = dict[str, Any]
@@ -65,18 +64,6 @@ def cuda_libraries() -> dict[str, str | None]:
     return result
 
 
-def gpus() -> list[dict[str, str]]:
-    """Name, compute capability and driver of each GPU, from nvidia-smi; none without it."""
-    keys = ('name', 'compute_cap', 'driver_version')
-    try:
-        done = subprocess.run(['nvidia-smi', f'--query-gpu={",".join(keys)}', '--format=csv,noheader'],
-                              capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    lines = done.stdout.splitlines() if done.returncode == 0 else []
-    return [dict(zip(keys, (w.strip() for w in line.split(',')))) for line in lines]
-
-
 def code_digest() -> str:
     """A digest of the program's own files."""
     folder, digest = Path(mlperf_rn50.__file__).parent, hashlib.sha256()
@@ -95,7 +82,8 @@ def _free_bytes(folder: Path) -> int:
 def own_facts(run_dir: Path) -> Facts:
     """What this process finds on its machine without any other rank."""
     return {'host': platform.node(), 'python': sys.version.split()[0], 'packages': package_versions(),
-            'code': code_digest(), 'gpus': gpus(), 'cuda_libraries': cuda_libraries(),
+            'code': code_digest(), 'gpus': query_gpus('name', 'compute_cap', 'driver_version'),
+            'cuda_libraries': cuda_libraries(),
             'disk_free_bytes': _free_bytes(run_dir.absolute()),
             'memory_available_bytes': psutil.virtual_memory().available,
             'num_cpus': usable_cpus(), 'omp_num_threads': os.environ.get('OMP_NUM_THREADS', '')}

@@ -50,21 +50,22 @@ def cpu_model() -> str:
     return names[0] if names else platform.machine()
 
 
-def gpu_names() -> list[str]:
-    """Names of the GPUs of this host, from nvidia-smi; none without it."""
+def query_gpus(*keys: str) -> list[dict[str, str]]:
+    """What nvidia-smi says of each GPU of this host, under its own names (such as name); none without it."""
     try:
-        done = subprocess.run(['nvidia-smi', '--query-gpu=name', '--format=csv,noheader'],
-                              capture_output=True, text=True, timeout=30)
+        done = subprocess.run(['nvidia-smi', f'--query-gpu={",".join(keys)}', '--format=csv,noheader'],
+                              capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return done.stdout.splitlines() if done.returncode == 0 else []
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    return [dict(zip(keys, (w.strip() for w in line.split(',')))) for line in lines]
 
 
 def host_facts() -> dict[str, Any]:
     """Hardware and system of this host."""
     return {'hostname': platform.node(), 'os': platform.platform(), 'cpu': cpu_model(),
             'cpu_cores': len(os.sched_getaffinity(0)), 'memory_bytes': psutil.virtual_memory().total,
-            'gpus': gpu_names()}
+            'gpus': [g['name'] for g in query_gpus('name')]}
 
 
 def dump_environment(path: Path, ranks_of_hosts: list[tuple[str, int]]) -> None:

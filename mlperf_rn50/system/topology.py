@@ -3,12 +3,12 @@
 Source: /sys/devices/system (cpu, node), /sys/class/infiniband, /sys/class/net, nvidia-smi for GPUs.
 """
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mlperf_rn50.system.environment import query_gpus
 from mlperf_rn50.system.launched import launched_local, rank_name
 from mlperf_rn50.system.rendezvous import rank_variables
 
@@ -89,12 +89,7 @@ def _nics(sys: Path) -> tuple[tuple[str, int], ...]:
 
 def gpu_bus_ids() -> list[str]:
     """PCI addresses of the GPUs, in nvidia-smi's order and Linux' notation; none without it."""
-    try:
-        done = subprocess.run(['nvidia-smi', '--query-gpu=pci.bus_id', '--format=csv,noheader'],
-                              capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    lines = done.stdout.split() if done.returncode == 0 else []
+    lines = [g['pci.bus_id'] for g in query_gpus('pci.bus_id')]
     return [f'{int(line.partition(":")[0], 16):04x}:{line.partition(":")[2].lower()}' for line in lines]
 
 

@@ -72,14 +72,19 @@ def steps(comm, data_dir, optimizer, micro, first_step):
     return {'losses': losses, **{n: params[n].data().asnumpy().ravel()[:200].tolist() for n in names}}
 
 
-def statistics(comm, data_dir):
-    """Running statistics before and after averaging, and through a snapshot and back."""
+def _after_two_steps(comm, data_dir):
     plan = make_plan(_config(data_dir, 'sgd', 1), comm.world_size)
     trainer = Trainer(plan, comm, 0, None)
     trainer.broadcast()
     batches = train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None)
     for step in range(2):
         trainer.step(batches, step, 0.01, False)
+    return trainer
+
+
+def statistics(comm, data_dir):
+    """Running statistics before and after averaging, and through a snapshot and back."""
+    trainer = _after_two_steps(comm, data_dir)
     trainer.settle()
     mean = trainer.net.collect_params()['bn0_running_mean']
     own = mean.data().asnumpy().tolist()
@@ -104,12 +109,7 @@ def background(comm):
 
 def save_snapshot(comm, data_dir, path):
     """A snapshot after two steps, written by rank 0."""
-    plan = make_plan(_config(data_dir, 'sgd', 1), comm.world_size)
-    trainer = Trainer(plan, comm, 0, None)
-    trainer.broadcast()
-    batches = train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None)
-    for step in range(2):
-        trainer.step(batches, step, 0.01, False)
+    trainer = _after_two_steps(comm, data_dir)
     arrays = trainer.snapshot()
     if comm.rank == 0:
         np.savez(path, **arrays)
