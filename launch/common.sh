@@ -228,24 +228,19 @@ regroup() {
     done
 }
 
+# A command of the program on every rank, with the layout it is started in.
+start_program() {
+    start_ranks "${ranks[@]}" "$@" --run.num_nodes "$num_nodes" --run.ranks_per_node "$ranks_per_node" \
+        --run.ranks_per_device "$ranks_per_device"
+}
 # Every node is looked at before the run starts on it.
 examine() {
-    local code=0
-    [ -n "$has_doctor" ] || return 0
-    start_ranks "${ranks[@]}" doctor --quiet "$@" --run.num_nodes "$num_nodes" \
-        --run.ranks_per_node "$ranks_per_node" --run.ranks_per_device "$ranks_per_device" || code=$?
-    return "$code"
+    [ -z "$has_doctor" ] || start_program doctor --quiet "$@"
 }
 on_every_node() {
     local ranks_per_node=1
     start_ranks "$@"
 }
-train_once() {
-    local layout=(--run.num_nodes "$num_nodes" --run.ranks_per_node "$ranks_per_node"
-        --run.ranks_per_device "$ranks_per_device")
-    start_ranks "${ranks[@]}" train "$@" "${layout[@]}"
-}
-
 # One run to its end, through its restarts. Exit codes: 0 converged, 1 not, 2 a mistake, 75 can be resumed.
 run_to_end() {
     local attempt=0 code number before how=("${new_run[@]}")
@@ -253,7 +248,7 @@ run_to_end() {
     while :; do
         before=$(newest_run) code=0
         if examine "${how[@]}" "${train_options[@]}"; then
-            train_once "${how[@]}" "${train_options[@]}" || code=$?
+            start_program train "${how[@]}" "${train_options[@]}" || code=$?
         else
             return $?
         fi
