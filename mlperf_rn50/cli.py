@@ -17,6 +17,7 @@ from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Na
 import mlperf_rn50
 from mlperf_rn50 import config as cfg
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, RankLost, RunFailed, UserError
+from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name
 from mlperf_rn50.train.watch import STOP_SIGNALS, Position, watched
 
@@ -50,6 +51,15 @@ _DOCTOR_EPILOG = """examples:
   mlperf-rn50 doctor
   mpirun -np 2 mlperf-rn50 doctor --config launch/configs/digits_cpu.yaml
   mlperf-rn50 doctor --config launch/configs/c4140_v100_1node.yaml --format json"""
+
+
+_REPORT_EPILOG = """examples:
+  mlperf-rn50 report logs/digits_sweep
+  mlperf-rn50 report training_results_v0.7/NVIDIA --format json
+  mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4
+
+A run that did not converge is shown, never left out. Runs that differ in batch, optimizer, target or number of nodes
+are refused in one folder."""
 
 
 class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -113,11 +123,16 @@ def _check_parser() -> ArgumentParser:
 
 
 def _report_parser() -> ArgumentParser:
-    parser = _parser(description='Epochs to converge and time to train of each layout of a study.',
-                     epilog='examples:\n  mlperf-rn50 report logs/digits_sweep\n'
-                            '  mlperf-rn50 report logs/digits_sweep --format markdown')
-    parser.add_argument('folder', metavar='DIR', type=str, help='folder with result_<k>.txt in folders below it')
-    parser.add_argument('--format', choices=['table', 'markdown'], default='table', help='how to print it')
+    parser = _parser(description='Epochs to converge, time to train and speed-up, from MLPerf logs of any round.',
+                     epilog=_REPORT_EPILOG)
+    parser.add_argument('paths', nargs='+', metavar='PATH', type=str,
+                        help='log, or folder with result_<k>.txt in it or below it; a folder of logs is one system')
+    parser.add_argument('--format', choices=['table', 'markdown', 'csv', 'json', 'html'], default='table',
+                        help='what goes to the standard output')
+    parser.add_argument('--out', metavar='DIR', type=str,
+                        help='write report.html, report.json, report.csv, report.md and the pictures (SVG, PNG) there')
+    parser.add_argument('--baseline', metavar='SYSTEM', type=str,
+                        help='compare with this system (default: the smallest of each study)')
     return parser
 
 
@@ -130,7 +145,7 @@ def _top_parser() -> ArgumentParser:
     commands.add_subcommand('doctor', _doctor_parser(), help='check the machines before a run')
     commands.add_subcommand('prepare', _prepare_parser(), help='make RecordIO files from images')
     commands.add_subcommand('check', _check_parser(), help='run the official checkers on logs')
-    commands.add_subcommand('report', _report_parser(), help='epochs to converge and time to train per layout')
+    commands.add_subcommand('report', _report_parser(), help='epochs to converge, time to train, speed-up')
     return parser
 
 
@@ -300,8 +315,22 @@ def _run_check(options: Namespace) -> int:
 
 
 def _run_report(options: Namespace) -> int:
-    from mlperf_rn50.study.convergence import find_layouts, render_layouts
-    print(render_layouts(find_layouts(Path(options.folder)), {'table': 'simple', 'markdown': 'github'}[options.format]))
+    from mlperf_rn50.study import render
+    from mlperf_rn50.study.convergence import load_systems
+    from mlperf_rn50.study.scaling import make_studies
+    studies = make_studies(load_systems([Path(p) for p in options.paths]), options.baseline)
+    if options.out:
+        from mlperf_rn50.study.page import dump_report
+        print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out))}', file=sys.stderr)
+        if options.format == 'html':
+            return EXIT_OK
+    if options.format == 'html':
+        from mlperf_rn50.study.page import render_html
+        from mlperf_rn50.study.plots import draw_study
+        print(render_html(studies, [draw_study(s) for s in studies], Path.cwd()))
+    else:
+        print({'table': render.render_table, 'markdown': render.render_markdown, 'csv': render.render_csv,
+               'json': render.render_json}[options.format](studies))
     return EXIT_OK
 
 
@@ -310,7 +339,7 @@ def _print_error(error: UserError) -> None:
     rank = launched_rank()
     time.sleep(0.5 * min(rank, 10) + 2 * isinstance(error, RankLost))  # a lost rank is given time to say why
     where = error.where or (f'{rank_name()}: ' if rank else '')
-    print(f'mlperf-rn50: {where}{error}', file=sys.stderr, flush=True)
+    print(f'mlperf-rn50: {where}{printable(str(error))}', file=sys.stderr, flush=True)
 
 
 def _leave(code: int) -> int:

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+PUBLISHED = ROOT.parent / 'shared/published'  # real logs; tests that need them are skipped without
 CLI = [sys.executable, '-m', 'mlperf_rn50']
 
 

@@ -28,7 +28,7 @@ def write_run(path, config=SGD, accuracies=(0.1, 0.7595), end='converged', v06=N
         log.block_start(2 * block, 2)
         for epoch in (2 * block, 2 * block + 1):
             log.epoch_start(epoch)
-            log.epoch_stop(epoch, 123.4)
+            log.epoch_stop(epoch, 123.4, 0.25)
         log.eval_start(epoch)
         log.eval_stop(epoch, accuracy)
         log.block_stop(2 * block)

@@ -7,13 +7,13 @@ evaluates the files it finds, so those values are checked first.
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf import events
 from mlperf_rn50.mlperf.events import Event
+from mlperf_rn50.mlperf.reader import read_events
 
 V05 = 'v0.5'
 RULESETS = (V05, '0.6.0', '0.7.0', '1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
@@ -67,26 +67,6 @@ class LogFacts:
     num_resumes: int
     best_top1: float | None
     torn: tuple[str, ...]
-
-
-def read_events(path: Path) -> Iterator[tuple[int, Event | ValueError]]:
-    """The events of a file with their line numbers; for a torn line, the error instead.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    try:
-        with open(path, encoding='utf-8', errors='replace') as f:
-            for number, line in enumerate(f, start=1):
-                try:
-                    event = events.decode_line(line)
-                except ValueError as e:
-                    yield number, e
-                    continue
-                if event:
-                    yield number, event
-    except OSError as e:
-        raise UserError(f'{path}: cannot read the log: {e.strerror}') from e
 
 
 def _accuracy(event: Event) -> float | None:
@@ -258,5 +238,4 @@ def render_verdicts(path: Path, facts: LogFacts, verdicts: list[Verdict]) -> str
     if facts.num_resumes:
         lines.append(f'  but: the run was resumed {facts.num_resumes} times; a log that spans a resume '
                      'cannot be submitted')
-    # A log is not trusted: what it says must not steer the terminal.
-    return '\n'.join(''.join(c if c.isprintable() else '?' for c in line) for line in lines)
+    return '\n'.join(map(events.printable, lines))

@@ -6,6 +6,7 @@ from 0 in v0.5 lines, from 1 in the others.
 """
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,9 +17,11 @@ DATASET = 'dataset'                  # value: name; metadata: is_imagenet, synth
 TARGET_ACCURACY = 'target_accuracy'  # value: fraction
 NUM_RANKS = 'number_of_ranks'
 NUM_NODES = 'number_of_nodes'
+ACCELERATORS_PER_NODE = 'accelerators_per_node'  # 0 where the ranks train on CPUs
 RUN_RESUMED = 'run_resumed'          # value: step; metadata: epoch_num, clock_s, submittable (false),
                                      # number_of_ranks, number_of_nodes, global_batch_size, lr_scale
-TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second}; metadata: epoch_num
+TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second, "learning_rate": of the epoch's last
+                                     # step}; metadata: epoch_num
 
 _V05 = re.compile(r':::MLPv0\.5\.0 (?P<benchmark>[a-z]+) (?P<time>\d+\.\d+) \((?P<file>[^: ]+):(?P<line>\d+)\) '
                   r'(?P<key>[A-Za-z0-9_]+)\s?(?::\s+(?P<value>.+))?$')
@@ -51,10 +54,13 @@ def _object(value: Any, what: str) -> dict:
     return value
 
 
-def _number(value: Any, what: str) -> float:
+def _seconds(value: Any, ticks_per_s: float = 1.0) -> float:
+    """A time since 1970 that a calendar knows, in seconds."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f'{what} is not a number')
-    return float(value)
+        raise ValueError('the time is not a number')
+    if not 0 <= value < 1e11 * ticks_per_s:  # NaN too
+        raise ValueError('the time is out of range')
+    return value / ticks_per_s
 
 
 def _key(value: Any) -> str:
@@ -64,15 +70,28 @@ def _key(value: Any) -> str:
 
 
 def decode_line(line: str) -> Event | None:
-    """The event of a log line, whatever stands before it; None for a line that holds none.
+    """The last event of a log line, whatever stands before it, as the official parsers do; None without one.
 
     Raises:
         ValueError: the line starts like a log line and is not one (torn, for example).
     """
     starts = list(_TOKEN.finditer(line))
-    if not starts:
-        return None
-    text = line[starts[-1].start():].strip()
+    return _decode(line[starts[-1].start():]) if starts else None
+
+
+def decode_events(line: str) -> Iterator[Event | ValueError]:
+    """Every event of a line that several processes, or a progress bar, may share; for a torn one, its error."""
+    for part in line.split('\r'):
+        starts = [m.start() for m in _TOKEN.finditer(part)]
+        for start, end in zip(starts, [*starts[1:], None]):
+            try:
+                yield _decode(part[start:end])
+            except ValueError as e:
+                yield e
+
+
+def _decode(text: str) -> Event:
+    text = text.strip()
     try:
         if text.startswith(':::MLPv0.5.0'):
             return _decode_v05(text)
@@ -88,7 +107,8 @@ def _decode_v05(text: str) -> Event:
     if m is None:
         raise ValueError('not a :::MLPv0.5.0 line')
     value = None if m['value'] is None else json.loads(m['value'])
-    return Event('MLPv0.5.0', m['key'], float(m['time']), value, {'file': m['file'], 'lineno': int(m['line'])})
+    return Event('MLPv0.5.0', m['key'], _seconds(float(m['time'])), value,
+                 {'file': m['file'], 'lineno': int(m['line'])})
 
 
 def _decode_mllog(text: str) -> Event:
@@ -96,7 +116,7 @@ def _decode_mllog(text: str) -> Event:
     for name in ('key', 'time_ms', 'metadata'):
         if name not in record:
             raise ValueError(f'no {name}')
-    return Event('MLLOG', _key(record['key']), _number(record['time_ms'], 'time_ms') / 1e3, record.get('value'),
+    return Event('MLLOG', _key(record['key']), _seconds(record['time_ms'], 1e3), record.get('value'),
                  _object(record['metadata'], 'metadata'))
 
 
@@ -105,7 +125,7 @@ def _decode_v06(text: str) -> Event:
     if m is None:
         raise ValueError('not a :::MLL line')
     record = _object(json.loads(m['value']), 'the value')
-    return Event('MLL', m['key'], float(m['time']), record.get('value'),
+    return Event('MLL', m['key'], _seconds(float(m['time'])), record.get('value'),
                  _object(record.get('metadata', {}), 'metadata'))
 
 
@@ -113,3 +133,8 @@ def encode_v06(event: Event) -> str:
     """A 0.6.0 line (the official logger of that round is no longer published)."""
     body = json.dumps({'value': event.value, 'metadata': event.metadata}, allow_nan=False)
     return f':::MLL {event.time_s:.3f} {event.key}: {body}'
+
+
+def printable(text: str) -> str:
+    """Text of a log as it may be shown: a log is not trusted, and must not steer a terminal."""
+    return ''.join(c if c.isprintable() else '?' for c in text)

@@ -1,108 +1,385 @@
-"""From a log file of this program to a Run."""
-from collections.abc import Iterable
-from dataclasses import dataclass
+"""From a log file of any round to a Run: v0.5 (:::MLPv0.5.0), v0.6 (:::MLL), v0.7 to v4.0 (:::MLLOG).
+
+A log is not trusted. It is read as a stream; what it says is taken only where it has the right type and range;
+what is odd about it becomes a warning with its line.
+"""
+import bisect
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any
 
 from mlperf_logging.mllog import constants as keys
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf import events
-from mlperf_rn50.mlperf.events import Event, decode_line
+from mlperf_rn50.mlperf.collect import INPUT_BATCH_SIZE, MAX_WARNINGS, Found, integer, number
+from mlperf_rn50.mlperf.description import Description, find_description
+from mlperf_rn50.mlperf.events import Event, LineFormat, decode_events
+from mlperf_rn50.mlperf.run import (
+    IMAGENET_TRAIN,
+    IMAGENET_VAL,
+    TARGET,
+    V05_TARGET,
+    Evaluation,
+    LogWarning,
+    Run,
+    RunStatus,
+    Source,
+    Stretch,
+)
 
-RunStatus = Literal['converged', 'aborted', 'interrupted', 'failed']
+_MAX_LINE_BYTES = 1 << 20
+_MAX_METRICS = 100_000
+_ROUNDS: dict[LineFormat, str] = {'MLPv0.5.0': 'v0.5', 'MLL': 'v0.6', 'MLLOG': 'v0.7+'}
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run, as its log tells it; None where the log does not say.
+def read_events(path: Path) -> Iterator[tuple[int, Event | ValueError]]:
+    """The events of a file with their line numbers; for a torn line, the error instead.
 
-    Args:
-        path: the log.
-        status: converged; aborted, where the epochs were used up; interrupted, where it was asked to stop; failed,
-            where the log ends without run_stop or the run gave up.
-        evaluations: (epoch from 1, Top-1 as a fraction) in their order.
-        epochs_to_converge: epochs trained when the target was reached.
-        time_to_train_s: from run_start to run_stop, without the gaps of resumes.
+    Raises:
+        UserError: the file cannot be read.
     """
-
-    path: Path
-    status: RunStatus
-    dataset: str | None
-    is_imagenet: bool
-    platform: str | None
-    num_nodes: int | None
-    num_ranks: int | None
-    global_batch_size: int | None
-    base_lr: float | None
-    seed: int | None
-    target_accuracy: float | None
-    evaluations: tuple[tuple[int, float], ...]
-    epochs_to_converge: int | None
-    time_to_train_s: float | None
-    num_resumes: int
-
-
-def _clock_s(found: list[Event]) -> float | None:
-    """Seconds on the run's clock at its end; None for a run without run_start and run_stop."""
-    start, before_s, last = None, 0.0, None
-    for event in found:
-        if event.key == keys.RUN_START:
-            start = event.time_s
-        elif event.key == events.RUN_RESUMED:
-            start, before_s, last = event.time_s, float(event.metadata.get('clock_s', 0)), None
-        elif event.key == keys.RUN_STOP and start is not None:
-            last = before_s + event.time_s - start
-    return last
-
-
-def _status(found: list[Event]) -> RunStatus:
-    ends = [e for e in found if e.key in (keys.RUN_STOP, events.RUN_RESUMED)]
-    if not ends or ends[-1].key != keys.RUN_STOP:
-        return 'failed'
-    if ends[-1].metadata.get('status') == keys.SUCCESS:
-        return 'converged'
-    reason = ends[-1].metadata.get('reason')
-    return reason if reason in ('interrupted', 'failed') else 'aborted'
-
-
-def _events(path: Path) -> Iterable[Event]:
     try:
-        with open(path, errors='replace') as f:
-            for line in f:
-                try:
-                    event = decode_line(line)
-                except ValueError:  # a torn line, as a killed run leaves
-                    continue
-                if event and event.line_format == 'MLLOG':
-                    yield event
+        with open(path, 'rb') as f:
+            line_number = 0
+            while line := f.readline(_MAX_LINE_BYTES):
+                line_number += 1
+                if b':::ML' in line:
+                    for event in decode_events(line.decode('utf-8', 'replace')):
+                        yield line_number, event
+                while line and not line.endswith(b'\n'):  # the rest of what is too long to be a log line
+                    line = f.readline(_MAX_LINE_BYTES)
     except OSError as e:
         raise UserError(f'{path}: cannot read the log: {e.strerror}') from e
+
+
+def _collect(path: Path) -> tuple[dict[LineFormat, Found], int]:
+    """What the lines of each format say, and the last line of the log.
+
+    Raises:
+        UserError: the file cannot be read or holds more than one run.
+    """
+    found: dict[LineFormat, Found] = {}
+    torn: list[LogWarning] = []
+    last_line = 0
+    for last_line, event in read_events(path):
+        if isinstance(event, ValueError):
+            if len(torn) < MAX_WARNINGS:
+                torn.append(LogWarning(last_line, f'torn line, left out: {str(event)[:200]}'))
+            continue
+        try:
+            found.setdefault(event.line_format, Found(event.line_format)).add(last_line, event)
+        except ValueError as e:
+            raise UserError(f'{path}: {e}') from e
+    for half in found.values():
+        half.warnings[:0] = torn
+    return found, last_line
 
 
 def read_run(path: Path) -> Run:
     """The run of a log file.
 
     Raises:
-        UserError: the file cannot be read or holds no line of an MLPerf log.
+        UserError: the file cannot be read, or is no log of one ResNet run.
     """
-    found = list(_events(path))
+    found, last_line = _collect(path)
     if not found:
-        raise UserError(f'{path}: no :::MLLOG line in it; expected a result_<k>.txt of this program')
-    last: dict[str, Event] = {e.key: e for e in found}
+        raise UserError(f'{path}: no MLPerf log line in it; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0')
+    for half in found.values():
+        benchmark = half.value(keys.SUBMISSION_BENCHMARK)
+        if benchmark not in (None, keys.RESNET):
+            raise UserError(f'{path}: a log of the benchmark {benchmark!r:.80}, expected resnet')
+    # Our own logs hold two formats of the same run: the later one says more.
+    order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
+    best = max((found[f] for f in order if f in found), key=lambda half: keys.RUN_START in half.single)
+    description, trouble = find_description(path)
+    if trouble:
+        best.warn(None, trouble)
+    return _Facts(path, best, description, last_line).run()
 
-    def value(key: str, kind: type) -> Any:
-        v = last[key].value if key in last else None
-        return v if isinstance(v, kind) else None
-    evaluations = tuple((int(e.metadata.get('epoch_num', 0)), float(e.value)) for e in found
-                        if e.key == keys.EVAL_ACCURACY)
-    status = _status(found)
-    resumed = last[events.RUN_RESUMED].metadata if events.RUN_RESUMED in last else {}
-    dataset = last.get(events.DATASET)
-    return Run(path, status, value(events.DATASET, str), bool(dataset and dataset.metadata.get('is_imagenet')),
-               value(keys.SUBMISSION_PLATFORM, str), resumed.get('number_of_nodes', value(events.NUM_NODES, int)),
-               resumed.get('number_of_ranks', value(events.NUM_RANKS, int)),
-               resumed.get('global_batch_size', value(keys.GLOBAL_BATCH_SIZE, int)),
-               value(keys.OPT_BASE_LR, float), value(keys.SEED, int), value(events.TARGET_ACCURACY, float), evaluations,
-               evaluations[-1][0] if status == 'converged' and evaluations else None,
-               _clock_s(found), sum(e.key == events.RUN_RESUMED for e in found))
+
+def _text(value: Any) -> str | None:
+    return value[:1000] if isinstance(value, str) else None
+
+
+def _is_share(accuracy: float, num_images: int) -> bool:
+    """Whether a fraction, as a log prints it, can be a whole number of images out of so many."""
+    digits = len(repr(accuracy).partition('.')[2])
+    rounding = num_images * (0.5 * 10.0 ** -digits + 1e-7)  # of the print, and of a float32
+    return abs(accuracy * num_images - round(accuracy * num_images)) <= rounding
+
+
+class _Facts:
+    """Turns what was found in a log, and what lies beside it, into a Run."""
+
+    def __init__(self, path: Path, found: Found, description: Description | None, last_line: int):
+        self.path, self.found, self.description, self.last_line = path, found, description, last_line
+        self.sources: dict[str, Source] = {}
+
+    def _logged(self, key: str) -> Source:
+        return Source('logged', key, self.found.line(key))
+
+    def _described(self) -> Source:
+        return Source('described', self.description.path.name if self.description else '')
+
+    def _settle(self, name: str, unit: str, *evidence: tuple[int | None, Source]) -> int | None:
+        """The first of several statements on one fact; says what contradicts it.
+
+        A resumed run may have gone on with other ranks: what its last resume says counts alone.
+        """
+        if self.found.resumes:
+            key = {'num_nodes': events.NUM_NODES, 'num_ranks': events.NUM_RANKS}.get(name, name)
+            resumed = integer(self.found.resumes[-1][1].metadata.get(key), 1)
+            evidence = ((resumed, self._logged(events.RUN_RESUMED)), *evidence)
+        known = [(value, source) for value, source in evidence if value is not None]
+        if not known:
+            return None
+        value, source = known[0]
+        self.sources[name] = source
+        for other, where in known[1:] if not self.found.resumes else []:
+            if other != value:
+                self.found.warn(where.line, f'{where.text} says {other} {unit}, {source.text} {value}; {value} counts')
+                break
+        return value
+
+    def _of_entry(self, name: str) -> int | None:
+        """A number of the system description that v0.6 logs hold as text."""
+        m = re.search(rf"'{name}': \\?'(\d{{1,9}})", _text(self.found.value(keys.SUBMISSION_ENTRY)) or '')
+        return int(m[1]) if m else None
+
+    def _nodes(self) -> int | None:
+        found, platform = self.found, _text(self.found.value(keys.SUBMISSION_PLATFORM)) or ''
+        clears, times = found.counts[keys.CACHE_CLEAR], re.match(r'(\d{1,6})x(?=\D)', platform)
+        return self._settle(
+            'num_nodes', 'nodes',
+            (integer(found.value(events.NUM_NODES), 1), self._logged(events.NUM_NODES)),
+            (self._of_entry('num_nodes'), self._logged(keys.SUBMISSION_ENTRY)),
+            (int(times[1]) if times else None,
+             Source('implied', keys.SUBMISSION_PLATFORM, found.line(keys.SUBMISSION_PLATFORM))),
+            (clears if clears > 1 else None, Source('implied', f'the {clears} lines that clear a cache')),
+            (self.description.num_nodes if self.description else None, self._described()))
+
+    def _ranks(self) -> int | None:
+        found = self.found
+        inits, seeds = found.counts[keys.INIT_START], found.counts[keys.SEED]
+        return self._settle(
+            'num_ranks', 'ranks', (integer(found.value(events.NUM_RANKS), 1), self._logged(events.NUM_RANKS)),
+            (inits if inits > 1 else None, Source('implied', f'the {inits} lines of init_start')),
+            (seeds if seeds > 1 and found.format == 'MLPv0.5.0' else None,
+             Source('implied', f'the {seeds} lines of seeds')))
+
+    def _accelerators(self, num_nodes: int | None, num_ranks: int | None) -> int | None:
+        found, description = self.found, self.description
+        per_node = integer(found.value(events.ACCELERATORS_PER_NODE))
+        span = integer(found.optimizer.get('model_bn_span'), 1)
+        nodes_of_entry, of_entry = self._of_entry('num_nodes'), self._of_entry('num_accelerators')
+        batch, is_ours = integer(found.value(keys.GLOBAL_BATCH_SIZE), 1), events.NUM_RANKS in found.single
+        described = description.num_accelerators if description else None
+        if described is not None and description and description.is_of_one_node:
+            described *= num_nodes or 1
+        # A rank drives an accelerator in every published log; ours says it itself.
+        ranks = num_ranks if described != 0 and not is_ours else None
+        by_span = batch // span if batch and span and not is_ours and ranks is None and described is None else None
+        return self._settle(
+            'num_accelerators', 'accelerators',
+            (per_node * num_nodes if per_node is not None and num_nodes else None,
+             self._logged(events.ACCELERATORS_PER_NODE)),
+            (of_entry * nodes_of_entry if of_entry is not None and nodes_of_entry else None,
+             self._logged(keys.SUBMISSION_ENTRY)),
+            (ranks, self.sources.get('num_ranks', Source('implied', ''))),
+            (described, self._described()),
+            (by_span, Source('implied', 'global_batch_size / model_bn_span', found.line(keys.GLOBAL_BATCH_SIZE))))
+
+    def _batch(self, num_accelerators: int | None) -> int | None:
+        found = self.found
+        local = integer(found.value(INPUT_BATCH_SIZE), 1)
+        return self._settle(
+            keys.GLOBAL_BATCH_SIZE, 'images a step',
+            (integer(found.value(keys.GLOBAL_BATCH_SIZE), 1), self._logged(keys.GLOBAL_BATCH_SIZE)),
+            (local * num_accelerators if local and num_accelerators else None,
+             Source('implied', 'input_batch_size x num_accelerators', found.line(INPUT_BATCH_SIZE))))
+
+    def _target(self, round_name: str, division: str | None) -> float | None:
+        logged = number(self.found.value(events.TARGET_ACCURACY), 0, 1)
+        if logged is not None:
+            self.sources[events.TARGET_ACCURACY] = self._logged(events.TARGET_ACCURACY)
+            return float(logged)
+        if division == keys.OPEN:
+            return None
+        self.sources[events.TARGET_ACCURACY] = Source('implied', f'the rules of {round_name}')
+        return V05_TARGET if round_name == 'v0.5' else TARGET
+
+    def _data(self) -> tuple[str | None, bool, int | None, int | None]:
+        """Name of the data set, whether it is ImageNet, training and evaluation images."""
+        found = self.found
+        num_train, num_val = integer(found.value(keys.TRAIN_SAMPLES), 1), integer(found.value(keys.EVAL_SAMPLES), 1)
+        if events.DATASET in found.single:
+            event = found.single[events.DATASET][1]
+            return _text(event.value), event.metadata.get('is_imagenet') is True, num_train, num_val
+        is_imagenet = num_train in (None, IMAGENET_TRAIN)
+        if not is_imagenet:
+            found.warn(found.line(keys.TRAIN_SAMPLES), f'{num_train} training images, ImageNet has {IMAGENET_TRAIN}: '
+                                                       'this is another data set')
+        elif num_val not in (None, IMAGENET_VAL):
+            found.warn(found.line(keys.EVAL_SAMPLES), f'evaluations over {num_val} images, ImageNet has {IMAGENET_VAL}')
+        return (None, is_imagenet, num_train or (IMAGENET_TRAIN if is_imagenet else None),
+                num_val or (IMAGENET_VAL if is_imagenet else None))
+
+    def _evaluations(self) -> tuple[Evaluation, ...]:
+        found, clock_s = self.found, self.found.clock_s
+        return tuple(Evaluation(epoch, accuracy, mark.line, clock_s(mark), clock_s(found.eval_starts.get(epoch)),
+                                clock_s(found.eval_stops.get(epoch, mark)))
+                     for epoch, (mark, accuracy) in sorted(found.accuracies.items()))
+
+    def _stretches(self, end_s: float | None) -> tuple[Stretch, ...]:
+        """Training in one piece: an epoch where the log has epochs, else a block up to its evaluation."""
+        found, clock_s = self.found, self.found.clock_s
+        starts = found.epochs or found.blocks
+        borders = sorted(t for t in [end_s, *(clock_s(mark) for mark, _ in starts.values()),
+                                     *map(clock_s, found.eval_starts.values())] if t is not None)
+        result = []
+        for epoch, (mark, num_epochs) in sorted(starts.items()):
+            start_s, stop_s = clock_s(mark), clock_s(found.epoch_stops.get(epoch + num_epochs - 1))
+            if start_s is None:
+                continue
+            following = bisect.bisect_right(borders, start_s)
+            if stop_s is None and following < len(borders):
+                stop_s = borders[following]
+            rate = found.stats[epoch][1].get('throughput') if epoch in found.stats else None
+            if stop_s is not None and stop_s >= start_s >= 0:
+                result.append(Stretch(epoch, num_epochs, start_s, stop_s, number(rate, 0, 1e12), mark.line))
+        return tuple(result)
+
+    def _learning_rates(self) -> tuple[tuple[float, float], ...]:
+        pairs = [(self.found.clock_s(mark), number(stats.get('learning_rate'), 0, 1e9))
+                 for mark, stats in self.found.stats.values()]
+        return tuple(sorted((t, lr) for t, lr in pairs if t is not None and lr is not None))
+
+    def _status(self, evaluations: tuple[Evaluation, ...], target: float | None, time_s: float | None) -> RunStatus:
+        """How the run ended, which is a success only where the evaluations bear it out."""
+        found = self.found
+        if keys.RUN_START not in found.single:
+            found.warn(None, 'no run_start: the time to train is not known')
+        if keys.RUN_STOP not in found.single:
+            found.warn(self.last_line, 'no run_stop: the log ends here')
+            return 'failed'
+        mark, stop = found.single[keys.RUN_STOP]
+        reason, is_v05 = stop.metadata.get('reason'), found.format == 'MLPv0.5.0'
+        if is_v05:  # published v0.5 logs say nothing, which is no objection
+            says_success = not (isinstance(stop.value, dict) and stop.value.get('success') is False)
+        else:
+            says_success = stop.metadata.get('status') == keys.SUCCESS
+        if not says_success:
+            return reason if reason in ('interrupted', 'failed') else 'aborted'
+        if not evaluations or time_s is None or time_s <= 0:
+            found.warn(mark.line, 'says success, but ' + ('run_stop does not stand after run_start' if evaluations else
+                                                          'has no evaluation'))
+            return 'failed'
+        last = evaluations[-1].accuracy
+        if target is not None and last < target:
+            found.warn(mark.line, f'{"" if is_v05 else "says success, but "}the last evaluation, {last:g}, is below '
+                                  f'the target of {target:g}')
+            return 'aborted'
+        return 'converged'
+
+    def _round(self) -> str:
+        """The round of the lines; of later ones the lines do not say which, but a folder may."""
+        name = _ROUNDS[self.found.format]
+        named = [m[1] for part in self.path.absolute().parts
+                 if (m := re.fullmatch(r'(?:training_results_)?(v\d\.\d)(?:\.0)?', part))]
+        if named and name == 'v0.7+' and named[-1] >= 'v0.7':
+            self.sources['round'] = Source('implied', 'the name of a folder')
+            return named[-1]
+        if named and named[-1] != name:
+            self.found.warn(None, f'lies in a folder {named[-1]}, but has the lines of {name}')
+        self.sources['round'] = Source('implied', 'the format of the lines')
+        return name
+
+    def _flag(self, target: float | None, num_val: int | None, evaluations: tuple[Evaluation, ...]) -> None:
+        """Says what a reader of the numbers must know."""
+        found = self.found
+        early = [e for e in evaluations[:-1] if target is not None and e.accuracy >= target]
+        if early:
+            found.warn(early[0].line, f'epoch {early[0].epoch} had reached the target; the run went on to epoch '
+                                      f'{evaluations[-1].epoch}, which counts')
+        odd = [e for e in evaluations if num_val and not _is_share(e.accuracy, num_val)]
+        if odd and num_val:
+            fits = [n for n in range(num_val - num_val // 20, num_val + num_val // 10)
+                    if all(_is_share(e.accuracy, n) for e in evaluations)] if len(evaluations) <= 100 else []
+            of_images = f', but of {fits[0]}' if len(fits) == 1 else ''
+            found.warn(odd[0].line, f'{len(odd)} of {len(evaluations)} accuracies are not shares of {num_val} '
+                                    f'images{of_images}')
+        if found.resumes:
+            found.warn(found.resumes[0][0].line, f'the run was resumed {len(found.resumes)} times: its log is not that '
+                                                 'of one timed run and cannot be submitted')
+
+    def _init_s(self) -> float | None:
+        stop, start = self.found.single.get(keys.INIT_STOP), self.found.first_init
+        return max(stop[0].time_s - start.time_s, 0.0) if stop and start else None
+
+    def _optimizer(self) -> Mapping[str, Any]:
+        plain = (int, float, str, bool, type(None))
+        return MappingProxyType({k: v if isinstance(v, plain) else repr(v)[:200]
+                                 for k, v in sorted(self.found.optimizer.items())})
+
+    def run(self) -> Run:
+        """The Run."""
+        found = self.found
+        round_name, num_nodes, num_ranks = self._round(), self._nodes(), self._ranks()
+        num_accelerators = self._accelerators(num_nodes, num_ranks)
+        division = found.value(keys.SUBMISSION_DIVISION)
+        division = division if division in (keys.OPEN, keys.CLOSED) else None
+        target, optimizer = self._target(round_name, division), self._optimizer()
+        dataset, is_imagenet, num_train, num_val = self._data()
+        evaluations = self._evaluations()
+        stop = found.single.get(keys.RUN_STOP)
+        time_s = found.clock_s(stop[0]) if stop else None
+        status = self._status(evaluations, target, time_s)
+        self._flag(target, num_val, evaluations)
+        if found.seed:
+            self.sources['seed'] = Source('logged', keys.SEED, found.seed[0])
+        return Run(
+            self.path, round_name, status,
+            org=_text(found.value(keys.SUBMISSION_ORG)) or (self.description.org if self.description else None),
+            platform=_text(found.value(keys.SUBMISSION_PLATFORM)), division=division, dataset=dataset,
+            is_imagenet=is_imagenet, num_nodes=num_nodes, num_ranks=num_ranks, num_accelerators=num_accelerators,
+            global_batch_size=self._batch(num_accelerators), opt_name=_text(optimizer.get(keys.OPT_NAME)),
+            optimizer=optimizer, seed=integer(found.seed[1], -2**63, 2**64) if found.seed else None,
+            target_accuracy=target, train_samples=num_train, eval_samples=num_val, evaluations=evaluations,
+            stretches=self._stretches(time_s), learning_rates=self._learning_rates(), init_s=self._init_s(),
+            epochs_to_converge=evaluations[-1].epoch if status == 'converged' else None,
+            time_to_train_s=time_s if time_s is not None and time_s >= 0 else None, num_resumes=len(found.resumes),
+            sources=MappingProxyType(self.sources),
+            lines=MappingProxyType({key: mark.line for key, (mark, _) in found.single.items()}),
+            warnings=tuple(found.warnings))
+
+
+def read_learning_rates(run: Run) -> tuple[tuple[float, float], ...]:
+    """(seconds since run_start, learning rate) as it was applied: from metrics.jsonl beside one of our logs, which has
+    more of them than the log, else as the log has it; nothing where neither does."""
+    m = re.fullmatch(r'result_(\d+)\.txt', run.path.name)
+    path = run.path.with_name(f'metrics{f"_{m[1]}" if m and m[1] != "0" else ""}.jsonl')
+    pairs = []
+    try:
+        with open(path, encoding='utf-8', errors='replace') as f:
+            for line in itertools.islice(iter(lambda: f.readline(_MAX_LINE_BYTES), ''), _MAX_METRICS):
+                pairs.append(_learning_rate(line))
+    except OSError:
+        return run.learning_rates
+    return tuple(p for p in pairs if p) or run.learning_rates
+
+
+def _learning_rate(line: str) -> tuple[float, float] | None:
+    """The time and learning rate of a line of metrics.jsonl; None where it has none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    time_s, learning_rate = number(record.get('time_s'), 0, 1e9), number(record.get('learning_rate'), 0, 1e9)
+    return None if time_s is None or learning_rate is None else (time_s, learning_rate)

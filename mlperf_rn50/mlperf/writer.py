@@ -185,6 +185,8 @@ class RunLog:
                     synthetic=d.synthetic)
         self._event(events.NUM_RANKS, num_ranks)
         self._event(events.NUM_NODES, num_nodes)
+        per_device = num_nodes * config.run.ranks_per_device
+        self._event(events.ACCELERATORS_PER_NODE, num_ranks // per_device if config.train.device == 'gpu' else 0)
         self._event(keys.TRAIN_SAMPLES, d.num_train)
         self._event(keys.EVAL_SAMPLES, d.num_val)
         self._tag(tags.PREPROC_NUM_TRAIN_EXAMPLES, d.num_train)
@@ -218,10 +220,11 @@ class RunLog:
         self._event(keys.EPOCH_START, kind=keys.INTERVAL_START, epoch_num=epoch + 1)
         self._tag(tags.TRAIN_EPOCH, epoch)
 
-    def epoch_stop(self, epoch: int, images_per_s: float) -> None:
-        """An epoch's last step is done; images_per_s is its throughput over all ranks."""
+    def epoch_stop(self, epoch: int, images_per_s: float, learning_rate: float) -> None:
+        """An epoch's last step is done, at a learning rate; images_per_s is its throughput over all ranks."""
         self._event(keys.EPOCH_STOP, kind=keys.INTERVAL_END, epoch_num=epoch + 1)
-        self._event(events.TRACKED_STATS, {'throughput': float(images_per_s)}, epoch_num=epoch + 1)
+        self._event(events.TRACKED_STATS, {'throughput': float(images_per_s), 'learning_rate': float(learning_rate)},
+                    epoch_num=epoch + 1)
 
     def eval_start(self, epoch: int) -> None:
         """The evaluation after an epoch begins."""

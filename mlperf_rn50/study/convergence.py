@@ -1,71 +1,326 @@
-"""Epochs to converge and time to train of each layout of a study. Pure."""
+"""Epochs to converge and time to train per system: a set of runs that may be pooled. Pure, but for finding logs."""
 import re
+import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tabulate import tabulate
-
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf.reader import Run, read_run
+from mlperf_rn50.mlperf.reader import read_run
+from mlperf_rn50.mlperf.run import LogWarning, Run
+
+RUNS_OF_A_SCORE = 5
+# What runs must share to be one set, beside the keys of their optimizer.
+_SHARED = ('global_batch_size', 'opt_name', 'target_accuracy', 'num_nodes', 'num_accelerators', 'dataset')
+
+
+def score_minutes(times_s: Sequence[float | None]) -> float | None:
+    """The MLPerf score in minutes; None where the set has none.
+
+    Args:
+        times_s: time to train of each run in seconds, None for a run that did not converge.
+
+    Source: MLPerf training rules: five runs, fastest and slowest dropped; one run without convergence counts as the
+        slowest, two make the set invalid.
+    """
+    if len(times_s) != RUNS_OF_A_SCORE or sum(t is None for t in times_s) > 1:
+        return None
+    kept = sorted(float('inf') if t is None else t for t in times_s)[1:-1]
+    return statistics.fmean(kept) / 60
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The runs of one folder."""
+class Parts:
+    """Where the time of a run goes, in seconds; all but init_s is on the clock.
+
+    Args:
+        init_s: before run_start; None where it is not logged.
+        first_s: the first epoch, or the first piece of training that is logged.
+        training_s: the epochs after it.
+        evaluation_s: the evaluations.
+        other_s: what lies between them.
+    """
+
+    init_s: float | None
+    first_s: float
+    training_s: float
+    evaluation_s: float
+    other_s: float
+
+    @property
+    def on_clock_s(self) -> float:
+        return self.first_s + self.training_s + self.evaluation_s + self.other_s
+
+
+def _covered_s(intervals: list[tuple[float, float]]) -> float:
+    """Length of the union of intervals."""
+    total, end = 0.0, float('-inf')
+    for start, stop in sorted(intervals):
+        total += max(stop - max(start, end), 0.0)
+        end = max(end, stop)
+    return total
+
+
+def parts_of(run: Run) -> Parts | None:
+    """Where a run's time goes; None where the log has no epochs or no end."""
+    if not run.stretches or run.time_to_train_s is None:
+        return None
+    training = [(s.start_s, s.stop_s) for s in run.stretches]
+    evaluation = [(e.start_s, e.stop_s) for e in run.evaluations
+                  if e.start_s is not None and e.stop_s is not None and e.stop_s >= e.start_s]
+    first, rest = training[0], training[1:]
+    return Parts(run.init_s, first[1] - first[0], sum(b - a for a, b in rest), sum(b - a for a, b in evaluation),
+                 run.time_to_train_s - _covered_s(training + evaluation))
+
+
+def mean_parts(runs: Sequence[Run]) -> Parts | None:
+    """The mean of the parts of several runs; None where one of them has none."""
+    parts = [p for p in map(parts_of, runs) if p]
+    if not parts or len(parts) < len(runs):
+        return None
+    inits = [p.init_s for p in parts if p.init_s is not None]
+
+    def mean(name: str) -> float:
+        return statistics.fmean(getattr(p, name) for p in parts)
+    return Parts(statistics.fmean(inits) if inits else None, mean('first_s'), mean('training_s'), mean('evaluation_s'),
+                 mean('other_s'))
+
+
+def seconds_per_epoch(runs: Sequence[Run]) -> float | None:
+    """Seconds of an epoch of several runs, without the first one of each where there are others."""
+    stretches = [s for r in runs for s in (r.stretches[1:] or r.stretches)]
+    epochs = sum(s.num_epochs for s in stretches)
+    return sum(s.stop_s - s.start_s for s in stretches) / epochs if epochs else None
+
+
+@dataclass(frozen=True)
+class System:
+    """The runs of one folder, which agree in everything but their seeds.
+
+    Args:
+        name: of the system; for our sweeps, of the layout.
+        folder: of the runs.
+        study: folder of the systems that are compared.
+    """
 
     name: str
+    folder: Path
+    study: Path
     runs: tuple[Run, ...]
+
+    def _first(self, name: str):
+        return next((v for r in self.runs if (v := r.fact(name)) is not None), None)
+
+    @property
+    def study_name(self) -> str:
+        """Of the folder that holds the systems; for a submission, of its round and organisation."""
+        is_submission = self.study.name == 'results'
+        return '/'.join(self.study.parts[-3:-1]) if is_submission else self.study.name
+
+    @property
+    def round(self) -> str:
+        return next((r.round for r in self.runs if r.status != 'unreadable'), 'unknown')
+
+    @property
+    def org(self) -> str | None:
+        return self._first('org')
+
+    @property
+    def num_nodes(self) -> int | None:
+        return self._first('num_nodes')
+
+    @property
+    def num_accelerators(self) -> int | None:
+        return self._first('num_accelerators')
+
+    @property
+    def num_units(self) -> int | None:
+        """What shares the work: accelerators, or ranks where there are none."""
+        return self.num_accelerators or self._first('num_ranks')
+
+    @property
+    def global_batch_size(self) -> int | None:
+        return self._first('global_batch_size')
+
+    @property
+    def target_accuracy(self) -> float | None:
+        return self._first('target_accuracy')
+
+    @property
+    def train_samples(self) -> int | None:
+        return self._first('train_samples')
+
+    @property
+    def dataset(self) -> str | None:
+        return self._first('dataset')
+
+    @property
+    def is_imagenet(self) -> bool:
+        return all(r.is_imagenet for r in self.runs)
+
+    @property
+    def platform(self) -> str | None:
+        return self._first('platform')
 
     @property
     def converged(self) -> tuple[Run, ...]:
         return tuple(r for r in self.runs if r.status == 'converged')
 
+    @property
+    def score_minutes(self) -> float | None:
+        return score_minutes([r.time_to_train_s if r.status == 'converged' else None for r in self.runs])
 
-def find_layouts(folder: Path) -> list[Layout]:
-    """The folders below one that hold result_<k>.txt, in the order of their ranks, and what is in them.
+    @property
+    def scored(self) -> tuple[Run, ...]:
+        """The runs whose mean is the time of the system: the three of the MLPerf score, else all that converged."""
+        if self.score_minutes is None:
+            return self.converged
+        ordered = sorted(self.converged, key=lambda r: r.time_to_train_s or 0.0)
+        return tuple(ordered[1:RUNS_OF_A_SCORE - 1])
+
+    @property
+    def time_s(self) -> float | None:
+        """The time of the system in seconds: the score, or the mean of the runs that converged."""
+        times = [r.time_to_train_s for r in self.scored if r.time_to_train_s is not None]
+        return statistics.fmean(times) if times else None
+
+    @property
+    def spread_s(self) -> float | None:
+        """Standard deviation of the times of all runs that converged, in seconds; None with fewer than two."""
+        times = [r.time_to_train_s for r in self.converged if r.time_to_train_s is not None]
+        return statistics.stdev(times) if len(times) > 1 else None
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        return tuple(r.epochs_to_converge for r in self.converged if r.epochs_to_converge is not None)
+
+    @property
+    def epochs_mean(self) -> float | None:
+        return statistics.fmean(self.epochs) if self.epochs else None
+
+    @property
+    def scored_epochs_mean(self) -> float | None:
+        epochs = [r.epochs_to_converge for r in self.scored if r.epochs_to_converge is not None]
+        return statistics.fmean(epochs) if epochs else None
+
+    @property
+    def parts(self) -> Parts | None:
+        return mean_parts(self.scored)
+
+    @property
+    def epoch_s(self) -> float | None:
+        return seconds_per_epoch(self.scored or self.runs)
+
+    @property
+    def images_per_s(self) -> float | None:
+        """Training images a second over all ranks, without evaluations and without the first epoch."""
+        epoch_s = self.epoch_s
+        if epoch_s and self.train_samples:
+            return self.train_samples / epoch_s
+        return None
+
+    @property
+    def eval_period(self) -> int | None:
+        """Epochs between two evaluations, the most frequent."""
+        gaps = [b.epoch - a.epoch for r in self.runs for a, b in zip(r.evaluations, r.evaluations[1:])]
+        return Counter(gaps).most_common(1)[0][0] if gaps else None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What weakens the numbers of the set, and what is odd about its logs: once where it is true of all."""
+        counts = Counter(text for r in self.runs for text in dict.fromkeys(w.text for w in r.warnings))
+        shared = [t for t, count in counts.items() if count == len(self.runs) > 1]
+        single = [render_warning(r, w) for r in self.runs for w in r.warnings if w.text not in shared]
+        return (*_weaknesses(self), *(f'all {len(self.runs)} logs: {t}' for t in shared), *single)
+
+
+def render_warning(run: Run, warning: LogWarning) -> str:
+    """A warning with its file and line."""
+    line = '' if warning.line is None else f':{warning.line}'
+    return f'{run.path.name}{line}: {warning.text}'
+
+
+def _weaknesses(system: System) -> list[str]:
+    result = []
+    runs, done = system.runs, system.converged
+    if len(done) < len(runs):
+        result.append(f'{len(runs) - len(done)} of {len(runs)} runs did not converge')
+    if len(runs) == RUNS_OF_A_SCORE and system.score_minutes is None:
+        result.append('no MLPerf score: two or more runs without convergence make the set invalid')
+    elif len(runs) != RUNS_OF_A_SCORE:
+        result.append(f'no MLPerf score: it takes {RUNS_OF_A_SCORE} runs, here are {len(runs)}'
+                      + ('; one run says nothing about the spread' if len(runs) == 1 else ''))
+    seeds = Counter(r.seed for r in runs if r.seed is not None)
+    result += [f'{count} runs have the same seed {seed}' for seed, count in seeds.items() if count > 1]
+    period, epochs = system.eval_period, system.epochs
+    if period and epochs and 0 < max(epochs) - min(epochs) <= period:
+        result.append('the runs differ by one evaluation, earlier or later: a finer grid would tell more')
+    if not system.is_imagenet:
+        result.append(f'the data is {system.dataset or "another set"}, not ImageNet')
+    return result
+
+
+def _is_log_name(path: Path) -> bool:
+    return re.fullmatch(r'result_\d+\.txt', path.name) is not None
+
+
+def _find_logs(paths: Sequence[Path]) -> dict[Path, list[Path]]:
+    """The logs that are named, or lie in or below a folder that is, by folder.
 
     Raises:
-        UserError: there are none.
+        UserError: a path holds none.
     """
-    logs: dict[Path, list[Path]] = {}
-    for path in sorted(folder.rglob('result_*.txt')):
-        if re.fullmatch(r'result_\d+\.txt', path.name):
-            logs.setdefault(path.parent, []).append(path)
-    if not logs:
-        raise UserError(f'{folder}: no result_<k>.txt in it or below it')
-    found = [Layout(p.name, tuple(read_run(log) for log in sorted(paths, key=lambda q: int(q.stem[7:]))))
-             for p, paths in logs.items()]
-    return sorted(found, key=lambda lay: (max((r.num_ranks or 0) for r in lay.runs), lay.name))
+    found: dict[Path, dict[Path, None]] = {}
+    for path in paths:
+        logs = [path] if path.is_file() else sorted(p for p in path.rglob('result_*.txt') if _is_log_name(p))
+        if not logs:
+            raise UserError(f'{path}: {"no result_<k>.txt in it or below it" if path.exists() else "no such folder"}; '
+                            'expected a log or a folder of logs')
+        for log in logs:
+            found.setdefault(log.parent, {})[log] = None
+    return {folder: sorted(logs, key=lambda p: (len(p.name), p.name)) for folder, logs in found.items()}
 
 
-def _each(values: Sequence[str]) -> str:
-    return ', '.join(dict.fromkeys(values)) or '-'
+def _load_run(path: Path, is_only: bool) -> Run:
+    """A run; a file of a set that is no log is one that did not converge, and says why."""
+    try:
+        return read_run(path)
+    except UserError as e:
+        if is_only:
+            raise
+        return Run(path, 'unknown', 'unreadable', warnings=(LogWarning(None, str(e).removeprefix(f'{path}: ')),))
 
 
-def _mean(values: Sequence[float]) -> str:
-    return f'{sum(values) / len(values):.1f}' if values else '-'
+def _check_pool(folder: Path, runs: Sequence[Run]) -> None:
+    """Refuses to pool runs that were not made alike.
+
+    Raises:
+        UserError: names the field.
+    """
+    fields = [(name, [(r, r.fact(name)) for r in runs]) for name in _SHARED]
+    names = dict.fromkeys(k for r in runs for k in r.optimizer)
+    fields += [(key, [(r, r.optimizer.get(key)) for r in runs]) for key in names]
+    for name, pairs in fields:
+        known = [(r, value) for r, value in pairs if value is not None]
+        other = next(((r, value) for r, value in known if value != known[0][1]), None)
+        if other:
+            raise UserError(f'{folder}: {name} is {known[0][1]} in {known[0][0].path.name} and {other[1]} in '
+                            f'{other[0].path.name}; runs that differ in it are no set: report them apart')
 
 
-def render_layouts(layouts: Sequence[Layout], table_format: str = 'simple') -> str:
-    """The table of a study: one row per layout, runs that did not converge included, data and hosts named."""
-    rows = []
-    for layout in layouts:
-        runs, done = layout.runs, layout.converged
-        epochs = [r.epochs_to_converge for r in done if r.epochs_to_converge is not None]
-        times = [r.time_to_train_s for r in done if r.time_to_train_s is not None]
-        rows.append([
-            layout.name, _each([str(r.global_batch_size) for r in runs]), _each([f'{r.base_lr:g}' for r in runs
-                                                                              if r.base_lr is not None]),
-            f'{len(done)} / {len(runs)}', ', '.join(map(str, epochs)) or '-', _mean(epochs),
-            ', '.join(f'{t:.1f}' for t in times) or '-', _mean(times)])
-    head = ['nodes x ranks', 'global batch', 'base LR', 'converged / started', 'epochs to converge', 'mean',
-            'time to train, s', 'mean']
-    every = [r for layout in layouts for r in layout.runs]
-    notes = [f'data: {_each([f"{r.dataset}" for r in every])}'
-             + ('' if all(r.is_imagenet for r in every) else ' (not ImageNet)'),
-             f'target: Top-1 {_each([f"{100 * r.target_accuracy:.2f} %" for r in every if r.target_accuracy])}',
-             f'ran on: {_each([str(r.platform) for r in every])}']
-    notes += [f'{r.path}: {r.status}' for r in every if r.status != 'converged']
-    notes += [f'{r.path}: resumed {r.num_resumes} times' for r in every if r.num_resumes]
-    return tabulate(rows, head, table_format, disable_numparse=True) + '\n\n' + '\n'.join(notes)
+def load_systems(paths: Sequence[Path]) -> list[System]:
+    """The systems whose logs lie under some paths, smallest first within a study.
+
+    Raises:
+        UserError: a path holds no log, or a folder's runs differ in what a set must share.
+    """
+    systems = []
+    for folder, logs in _find_logs(paths).items():
+        runs = tuple(_load_run(log, len(logs) == 1) for log in logs)
+        _check_pool(folder, runs)
+        home = folder.absolute()
+        if home.name == 'resnet':  # <system>/resnet/result_<k>.txt of a submission
+            home = home.parent
+        systems.append(System(home.name, folder, home.parent, runs))
+    return sorted(systems, key=lambda s: (str(s.study), s.num_units or 0, s.num_nodes or 0, s.name))

@@ -317,7 +317,7 @@ class Program:
         self.train_s += elapsed_s
         num_images = plan.config.data.num_train - (begin % plan.steps_per_epoch) * plan.global_batch_size
         self.num_images += num_images
-        self.log.epoch_stop(epoch, num_images / elapsed_s)
+        self.log.epoch_stop(epoch, num_images / elapsed_s, plan.learning_rate(end - 1))
         return False
 
     def _read_pulse(self, step: int, pulse: mx.nd.NDArray, shown: EpochProgress, meter: 'Meter') -> bool:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
-from mlperf_rn50.mlperf.check import read_events
 from mlperf_rn50.mlperf.events import Event
+from mlperf_rn50.mlperf.reader import read_events
 from mlperf_rn50.train.checkpoint import list_checkpoints, load_state
 
 

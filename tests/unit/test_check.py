@@ -3,14 +3,13 @@ import sys
 from dataclasses import replace
 
 import pytest
-from helpers import CLI, ROOT, run
+from helpers import CLI, PUBLISHED, run
 from sample_log import LARS, SGD, write_run
 
 from mlperf_rn50.config import DataConfig, ScheduleConfig
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf import check
 
-PUBLISHED = ROOT.parent / 'shared/published'
 LATER = check.RULESETS[2:]
 
 

@@ -7,12 +7,12 @@ import pytest
 from sample_log import LARS, SGD, write_run
 
 from mlperf_rn50.config import ScheduleConfig
-from mlperf_rn50.mlperf import check
+from mlperf_rn50.mlperf.reader import read_events
 from mlperf_rn50.mlperf.writer import RunLog
 
 
 def events(path, line_format='MLLOG'):
-    return [e for _, e in check.read_events(path) if e.line_format == line_format]
+    return [e for _, e in read_events(path) if e.line_format == line_format]
 
 
 def values(path, key, line_format='MLLOG'):

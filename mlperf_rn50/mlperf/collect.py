@@ -1,0 +1,191 @@
+"""What the lines of a log say, taken in one at a time and kept in memory that does not grow with the log."""
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlperf_logging.mllog import constants as keys
+
+from mlperf_rn50.mlperf import events
+from mlperf_rn50.mlperf.events import Event, LineFormat
+from mlperf_rn50.mlperf.run import LogWarning
+
+MAX_WARNINGS = 50
+_MAX_KEPT = 10_000  # evaluations, epochs, ... of a log; a real one has a hundred
+_MAX_KEYS = 64
+_MAX_EPOCH = 10**6
+_OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_bn_span|gradient_accumulation_steps')
+INPUT_BATCH_SIZE = 'input_batch_size'  # v0.5: of one accelerator
+# Keys of which a run has one value, whatever the number of ranks.
+_SINGLE = frozenset([
+    keys.SUBMISSION_BENCHMARK, keys.SUBMISSION_ORG, keys.SUBMISSION_DIVISION, keys.SUBMISSION_PLATFORM,
+    keys.SUBMISSION_ENTRY, keys.GLOBAL_BATCH_SIZE, keys.TRAIN_SAMPLES, keys.EVAL_SAMPLES, keys.INIT_STOP,
+    keys.RUN_START, keys.RUN_STOP, events.TARGET_ACCURACY, events.DATASET, events.NUM_NODES, events.NUM_RANKS,
+    events.ACCELERATORS_PER_NODE, INPUT_BATCH_SIZE])
+_COUNTED = frozenset([keys.INIT_START, keys.SEED, keys.CACHE_CLEAR])
+# v0.5 tags that mean what a later key means.
+_V05_KEYS = {'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED,
+             'preproc_num_train_examples': keys.TRAIN_SAMPLES, 'eval_size': keys.EVAL_SAMPLES,
+             'eval_target': events.TARGET_ACCURACY, 'opt_learning_rate': keys.OPT_BASE_LR,
+             'train_epoch': keys.EPOCH_START}
+
+
+def number(value: Any, low: float, high: float) -> float | None:
+    """A value that is a number in a range, else None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and low <= value <= high else None
+
+
+def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:
+    """A value that is a whole number in a range, else None."""
+    found = number(value, low, high)
+    return int(found) if found is not None and found == int(found) else None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An event's place in time and in the file; part is how many resumes stand before it."""
+
+    time_s: float
+    line: int
+    part: int
+
+
+class Found:
+    """What the lines of one format say. Epochs are counted from 1; of each the first mention counts."""
+
+    def __init__(self, line_format: LineFormat):
+        self.format = line_format
+        self.single: dict[str, tuple[Mark, Event]] = {}
+        self.optimizer: dict[str, Any] = {}
+        self.counts = dict.fromkeys(_COUNTED, 0)
+        self.first_init: Mark | None = None
+        self.seed: tuple[int, Any] | None = None
+        self.resumes: list[tuple[Mark, Event]] = []
+        self.epochs: dict[int, tuple[Mark, int]] = {}  # first epoch: its start, how many
+        self.blocks: dict[int, tuple[Mark, int]] = {}
+        self.epoch_stops: dict[int, Mark] = {}
+        self.eval_starts: dict[int, Mark] = {}
+        self.eval_stops: dict[int, Mark] = {}
+        self.accuracies: dict[int, tuple[Mark, float]] = {}
+        self.stats: dict[int, tuple[Mark, Mapping[str, Any]]] = {}
+        self.warnings: list[LogWarning] = []
+        self._epoch_now = 0
+
+    def warn(self, line: int | None, text: str) -> None:
+        """Notes what is odd, as long as there is not too much of it."""
+        if len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append(LogWarning(line, text))
+        elif len(self.warnings) == MAX_WARNINGS:
+            self.warnings.append(LogWarning(line, 'more warnings follow; they are left out'))
+
+    def value(self, key: str) -> Any:
+        """The value of a key of which a run has one, None without it."""
+        return self.single[key][1].value if key in self.single else None
+
+    def line(self, key: str) -> int | None:
+        """The line of a key of which a run has one."""
+        return self.single[key][0].line if key in self.single else None
+
+    def clock_s(self, mark: Mark | None) -> float | None:
+        """Seconds on the run's clock, which stands still between a run's end and its resume."""
+        if mark is None:
+            return None
+        if mark.part:
+            start, event = self.resumes[mark.part - 1]
+            return mark.time_s - start.time_s + (number(event.metadata.get('clock_s'), 0, 1e9) or 0.0)
+        if keys.RUN_START not in self.single:
+            return None
+        return mark.time_s - self.single[keys.RUN_START][0].time_s
+
+    def add(self, line: int, event: Event) -> None:
+        """Takes one event in.
+
+        Raises:
+            ValueError: the log goes on with another run.
+        """
+        mark = Mark(event.time_s, line, len(self.resumes))
+        key = _V05_KEYS.get(event.key, event.key) if self.format == 'MLPv0.5.0' else event.key
+        if key in _COUNTED:
+            self._add_counted(mark, key, event)
+        elif key in _SINGLE:
+            self._add_single(mark, key, event)
+        elif key == events.RUN_RESUMED and len(self.resumes) < _MAX_KEPT:
+            self.resumes.append((mark, event))
+            self.single.pop(keys.RUN_STOP, None)
+        elif _OPTIMIZER_KEY.fullmatch(key):
+            if len(self.optimizer) < _MAX_KEYS:
+                self.optimizer.setdefault(key, event.value)
+        else:
+            self._add_progress(mark, key, event)
+
+    def _add_counted(self, mark: Mark, key: str, event: Event) -> None:
+        """A line that every rank or node may write."""
+        self.counts[key] += 1
+        if key == keys.INIT_START and (self.first_init is None or mark.time_s < self.first_init.time_s):
+            self.first_init = mark
+        if key == keys.SEED and self.seed is None:
+            self.seed = mark.line, event.value
+
+    def _add_single(self, mark: Mark, key: str, event: Event) -> None:
+        if key not in self.single:
+            self.single[key] = mark, event
+            return
+        first, before = self.single[key]
+        if key == keys.RUN_START and keys.RUN_STOP in self.single:
+            raise ValueError(f'holds more than one run: line {self.line(keys.RUN_STOP)} is run_stop, line {mark.line} '
+                             'run_start again')
+        says = 'repeats' if before.value == event.value else f'is {event.value!r:.80}, not {before.value!r:.80} as in'
+        self.warn(mark.line, f'{event.key} {says} line {first.line}; the first counts')
+
+    def _add_progress(self, mark: Mark, key: str, event: Event) -> None:
+        epoch = self._epoch(event)
+        if key == keys.EPOCH_START:
+            if self._keep(self.epochs, epoch, (mark, 1), mark, key):
+                self._epoch_now = epoch or 0
+        elif key == keys.BLOCK_START:
+            first = integer(event.metadata.get('first_epoch_num'), 0, _MAX_EPOCH)
+            count = integer(event.metadata.get('epoch_count'), 1, _MAX_EPOCH) or 1
+            self._keep(self.blocks, first, (mark, count), mark, key)
+        elif key in (keys.EPOCH_STOP, keys.EVAL_START, keys.EVAL_STOP):
+            where = {keys.EPOCH_STOP: self.epoch_stops, keys.EVAL_START: self.eval_starts,
+                     keys.EVAL_STOP: self.eval_stops}[key]
+            self._keep(where, epoch, mark, mark, key)
+        elif key == keys.EVAL_ACCURACY:
+            self._add_accuracy(mark, epoch, event)
+        elif key == events.TRACKED_STATS and isinstance(event.value, dict) and len(self.stats) < _MAX_KEPT:
+            self.stats.setdefault(epoch or self._epoch_now, (mark, event.value))
+
+    def _epoch(self, event: Event) -> int | None:
+        """The epoch an event is about; v0.5 counts from 0, and leaves it out where it is the current one."""
+        if self.format != 'MLPv0.5.0':
+            return integer(event.metadata.get('epoch_num'), 0, _MAX_EPOCH)
+        value = event.value.get('epoch') if isinstance(event.value, dict) else event.value
+        epoch = integer(value, 0, _MAX_EPOCH)
+        return self._epoch_now if epoch is None else epoch + 1
+
+    def _add_accuracy(self, mark: Mark, epoch: int | None, event: Event) -> None:
+        value = event.value.get('value') if isinstance(event.value, dict) else event.value
+        accuracy = number(value, 0, 1)
+        before = self.accuracies.get(epoch or 0)
+        if accuracy is None:
+            self.warn(mark.line, f'eval_accuracy is {value!r:.80}, expected a fraction from 0 to 1; left out')
+        elif before and before[1] != accuracy:
+            self.warn(mark.line, f'eval_accuracy of epoch {epoch} is {accuracy}, not {before[1]} as in line '
+                                 f'{before[0].line}; the first counts')
+        else:
+            self._keep(self.accuracies, epoch, (mark, float(accuracy)), mark, event.key)
+
+    def _keep(self, where: dict[int, Any], epoch: int | None, value: Any, mark: Mark, key: str) -> bool:
+        """Notes the first value of an epoch, and says what is wrong with another one."""
+        if epoch is None:
+            self.warn(mark.line, f'{key} names no epoch; left out')
+        elif epoch in where:
+            if not self.resumes:  # a resumed run repeats what came after its checkpoint
+                self.warn(mark.line, f'{key} of epoch {epoch} stands before, too; the first counts')
+        elif len(where) >= _MAX_KEPT:
+            self.warn(mark.line, f'more than {_MAX_KEPT} {key}; the rest is left out')
+        else:
+            where[epoch] = value
+            return True
+        return False

@@ -1,0 +1,78 @@
+"""The system description beside a log: entry.json of v0.5, systems/<system>.json of later rounds, our env.json."""
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a system description says of the hardware.
+
+    Args:
+        path: the file.
+        org: who submitted.
+        num_nodes: number of nodes.
+        num_accelerators: of all nodes, or of one.
+        is_of_one_node: whether num_accelerators is of one node.
+    """
+
+    path: Path
+    org: str | None
+    num_nodes: int | None
+    num_accelerators: int | None
+    is_of_one_node: bool = False
+
+
+def _count(value: Any) -> int | None:
+    """A count, which later rounds write as text."""
+    if isinstance(value, str) and re.fullmatch(r'\d{1,9}', value.strip()):
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9 else None
+
+
+def _places(log: Path) -> list[Path]:
+    """Where the description of a log may lie, the nearest first."""
+    m = re.fullmatch(r'result_(\d+)(?:_v0\.6)?', log.stem)
+    number = f'_{m[1]}' if m and m[1] != '0' else ''
+    system = log.parent.parent
+    return [log.parent / f'env{number}.json', system / 'entry.json',
+            system.parent.parent / 'systems' / f'{system.name}.json']
+
+
+def find_description(log: Path) -> tuple[Description | None, str | None]:
+    """The description of a log, and what is wrong with its file; None for what there is not."""
+    path = next((p for p in _places(log.absolute()) if p.is_file()), None)
+    if path is None:
+        return None, None
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            return None, f'{path.name} is larger than {_MAX_BYTES} bytes; left out'
+        content = json.loads(path.read_text('utf-8', 'replace'))
+        if not isinstance(content, dict):
+            return None, f'{path.name} is not a JSON object; left out'
+        return _describe(path, content), None
+    except (OSError, ValueError, RecursionError) as e:
+        return None, f'{path.name} cannot be read: {str(e)[:200]}; left out'
+
+
+def _describe(path: Path, content: dict[str, Any]) -> Description:
+    if path.name == 'entry.json':
+        listed = content.get('nodes')
+        nodes = [n for n in listed if isinstance(n, dict)] if isinstance(listed, list) else []
+        counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]
+        known = [(n, a) for n, a in counts if n is not None and a is not None]
+        return Description(path, path.parent.parent.parent.name, sum(n for n, _ in known) if known else None,
+                           sum(n * a for n, a in known) if known else None)
+    if path.parent.name == 'systems':
+        num_nodes, per_node = _count(content.get('number_of_nodes')), _count(content.get('accelerators_per_node'))
+        org = content.get('submitter')
+        return Description(path, org if isinstance(org, str) else None, num_nodes,
+                           num_nodes * per_node if num_nodes is not None and per_node is not None else None)
+    host = content.get('host')
+    gpus = host.get('gpus') if isinstance(host, dict) else None
+    return Description(path, None, _count(content.get('num_nodes')), len(gpus) if isinstance(gpus, list) else None,
+                       is_of_one_node=True)

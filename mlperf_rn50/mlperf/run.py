@@ -1,0 +1,115 @@
+"""One run, as its log tells it."""
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from mlperf_logging.mllog import constants as keys
+
+RunStatus = Literal['converged', 'aborted', 'interrupted', 'failed', 'unreadable']
+Basis = Literal['logged', 'implied', 'described']
+
+# Top-1 that the rules of the closed division ask for: in v0.5, and later.
+V05_TARGET, TARGET = 0.749, 0.759
+IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a fact comes from: logged, implied by what is logged, or the system description beside the log."""
+
+    basis: Basis
+    text: str
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class LogWarning:
+    """What is odd about a log, and the line it is about, None where it is the whole file."""
+
+    line: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Top-1, a fraction, after a number of epochs; times in seconds since run_start."""
+
+    epoch: int
+    accuracy: float
+    line: int
+    time_s: float | None
+    start_s: float | None
+    stop_s: float | None
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Epochs trained in one piece, one of them where the log has epochs; seconds since run_start, first from 1."""
+
+    first_epoch: int
+    num_epochs: int
+    start_s: float
+    stop_s: float
+    images_per_s: float | None
+    line: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as its log tells it; None where neither log nor description say.
+
+    Args:
+        path: the log.
+        round: v0.5, v0.6, or what the folders name for later ones, v0.7+ without it.
+        status: converged; aborted, where it ended short of the target; interrupted, where it was asked to stop;
+            failed, where the log ends without run_stop or the run gave up; unreadable, where it is no log.
+        target_accuracy: Top-1 as a fraction.
+        optimizer: its keys as logged.
+        num_accelerators: 0 for a run on CPUs.
+        init_s: from the first init_start to init_stop, before the clock.
+        epochs_to_converge: epochs trained when the target was reached.
+        time_to_train_s: from run_start to run_stop, without the gaps of resumes.
+        learning_rates: (seconds since run_start, learning rate) as logged.
+        sources: of each field that is a fact, by its name.
+        lines: of run_start, run_stop and the like, by key.
+    """
+
+    path: Path
+    round: str
+    status: RunStatus
+    org: str | None = None
+    platform: str | None = None
+    division: str | None = None
+    dataset: str | None = None
+    is_imagenet: bool = True
+    num_nodes: int | None = None
+    num_ranks: int | None = None
+    num_accelerators: int | None = None
+    global_batch_size: int | None = None
+    opt_name: str | None = None
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    target_accuracy: float | None = None
+    train_samples: int | None = None
+    eval_samples: int | None = None
+    evaluations: tuple[Evaluation, ...] = ()
+    stretches: tuple[Stretch, ...] = ()
+    learning_rates: tuple[tuple[float, float], ...] = ()
+    init_s: float | None = None
+    epochs_to_converge: int | None = None
+    time_to_train_s: float | None = None
+    num_resumes: int = 0
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[LogWarning, ...] = ()
+
+    def fact(self, name: str) -> Any:
+        """A field, but None for one that was counted in a log that is cut short."""
+        source = self.sources.get(name)
+        is_cut = keys.RUN_STOP not in self.lines
+        return None if is_cut and source and source.basis == 'implied' else getattr(self, name)
+
+    @property
+    def final_accuracy(self) -> float | None:
+        return self.evaluations[-1].accuracy if self.evaluations else None

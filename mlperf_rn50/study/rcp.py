@@ -1,0 +1,86 @@
+"""Epochs against MLPerf's reference convergence points, with the official checker's data and statistics."""
+import functools
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from mlperf_rn50.mlperf.run import TARGET
+from mlperf_rn50.study.convergence import RUNS_OF_A_SCORE, System
+
+_RULESETS = ('1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
+
+
+@dataclass(frozen=True)
+class RcpVerdict:
+    """What the official rcp_checker says of a set.
+
+    Args:
+        ruleset: whose points; the newest where the round has none.
+        is_of_round: whether the round of the set had points at all.
+        reference_epochs: mean of the reference at this batch, interpolated between batches; None where it has none.
+        min_epochs: the fewest epochs that pass.
+        epochs: the set's mean without fastest and slowest.
+        passed: of the check.
+        text: the verdict in a sentence.
+    """
+
+    ruleset: str
+    is_of_round: bool
+    reference_epochs: float | None
+    min_epochs: float | None
+    epochs: float
+    passed: bool
+    text: str
+
+
+def is_applicable(system: System) -> bool:
+    """Whether there are points for a set: five runs on ImageNet to 75.9 %, four or more converged."""
+    return (system.target_accuracy == TARGET and system.is_imagenet and len(system.runs) == RUNS_OF_A_SCORE
+            and len(system.epochs) >= RUNS_OF_A_SCORE - 1 and system.global_batch_size is not None)
+
+
+def olympic_epochs(system: System) -> float:
+    """Mean epochs without fewest and most; a run without convergence counts as the most."""
+    return statistics.fmean(sorted(system.epochs)[1:RUNS_OF_A_SCORE - 1])
+
+
+@functools.cache
+def _checker(ruleset: str) -> Any:
+    """The official checker with its points; scipy takes a second to import."""
+    from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
+    return RCP_Checker('training', ruleset, 'resnet', False)
+
+
+def check_rcp(system: System) -> RcpVerdict:
+    """The verdict on a set that is_applicable.
+
+    Source: mlperf_logging.rcp_checker, pruned points.
+    """
+    ruleset = f'{system.round[1:]}.0'
+    is_of_round = ruleset in _RULESETS
+    return _verdict(ruleset if is_of_round else _RULESETS[-1], is_of_round, system.global_batch_size or 0,
+                    olympic_epochs(system))
+
+
+@functools.cache
+def _verdict(ruleset: str, is_of_round: bool, batch: int, epochs: float) -> RcpVerdict:
+    checker = _checker(ruleset)
+    points = sorted(checker.pruned_rcp_data.values(), key=lambda r: r['BS'])
+    below = [r for r in points if r['BS'] <= batch]
+    above = [r for r in points if r['BS'] >= batch]
+    if not above:
+        text = f'fails: no reference for a batch of {batch}, above {points[-1]["BS"]}; one must be submitted'
+        return RcpVerdict(ruleset, is_of_round, None, None, epochs, False, text)
+    if below and below[-1]['BS'] < batch < above[0]['BS']:
+        point = checker._create_interp_rcp(batch, below[-1], above[0])[1]
+    else:
+        point = above[0]  # of this batch, or the smallest one where the batch is smaller still
+    mean, least = float(point['RCP Mean']), float(point['RCP Mean'] / point['Max Speedup'])
+    if epochs < least:
+        text = f'fails: {epochs:.2f} epochs, at least {least:.2f} are credible (reference {mean:.2f})'
+        if not below:
+            text += f'; a reference for a batch of {batch} must be submitted'
+        return RcpVerdict(ruleset, is_of_round, mean, least, epochs, False, text)
+    scale = f'; the score is scaled by {mean / epochs:.4f}' if epochs < mean else ''
+    return RcpVerdict(ruleset, is_of_round, mean, least, epochs, True,
+                      f'passes: {epochs:.2f} epochs, reference {mean:.2f}, at least {least:.2f}{scale}')

@@ -1,0 +1,205 @@
+"""Speed-up and efficiency across systems, and what they are made of. Pure."""
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.study.convergence import System
+
+# The factors of a speed-up must give it back to this share, else the log's intervals overlap or miss.
+IDENTITY_TOLERANCE = 0.01
+
+
+def speedup(base_s: float, time_s: float) -> float:
+    """How many times as fast as the base: base_s / time_s."""
+    return base_s / time_s
+
+
+def efficiency(base_s: float, base_units: int, time_s: float, units: int) -> float:
+    """Speed-up over the ratio of accelerators (or ranks): 1 is ideal."""
+    return speedup(base_s, time_s) * base_units / units
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Throughput against the ideal of so many times the smallest system's, as scaling studies print it.
+
+    Args:
+        units: accelerators, or ranks where there are none.
+        ideal: images/s if every unit did what one of the smallest system's does.
+        real: images/s.
+    """
+
+    units: int
+    ideal: float
+    real: float
+
+    @property
+    def efficiency(self) -> float:
+        return self.real / self.ideal
+
+
+def scale_rate(base_units: int, base_rate: float, units: int, rate: float) -> Rate:
+    """The row of the scaling-efficiency table for a number of units."""
+    return Rate(units, base_rate / base_units * units, rate)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A system against the baseline of its study; every factor above 1 makes it faster.
+
+    Args:
+        speedup: time of the baseline over that of the system.
+        efficiency: speedup over the ratio of units.
+        throughput_gain: ratio of images/s, hardware and software.
+        hardware_efficiency: throughput_gain over the ratio of units.
+        epoch_ratio: epochs of the baseline over those of the system, statistics.
+        share_ratio: ratio of the shares of the time that training at full speed takes; the rest is the first epoch's
+            extra, evaluations and what lies between.
+        identity_error: |throughput_gain x epoch_ratio x share_ratio / speedup - 1|.
+    """
+
+    system: System
+    baseline: System
+    speedup: float
+    efficiency: float | None
+    throughput_gain: float | None
+    hardware_efficiency: float | None
+    epoch_ratio: float | None
+    share_ratio: float | None
+    identity_error: float | None
+
+
+def full_speed_share(system: System) -> float | None:
+    """Share of the time on the clock that its epochs take at the speed of those after the first."""
+    parts, epoch_s, epochs = system.parts, system.epoch_s, system.scored_epochs_mean
+    if parts is None or epoch_s is None or epochs is None or not parts.on_clock_s:
+        return None
+    return epochs * epoch_s / parts.on_clock_s
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None
+
+
+def compare(system: System, baseline: System) -> Comparison | None:
+    """A system against a baseline; None where one of them has no time."""
+    time_s, base_s = system.time_s, baseline.time_s
+    if not time_s or not base_s:
+        return None
+    units = _ratio(system.num_units, baseline.num_units)
+    total = speedup(base_s, time_s)
+    gain = _ratio(system.images_per_s, baseline.images_per_s)
+    epochs = _ratio(baseline.scored_epochs_mean, system.scored_epochs_mean)
+    share = _ratio(full_speed_share(system), full_speed_share(baseline))
+    error = abs(gain * epochs * share / total - 1) if gain and epochs and share else None
+    return Comparison(system, baseline, total, _ratio(total, units), gain, _ratio(gain, units), epochs, share, error)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Two node splits of the same number of units: how much the slower one loses.
+
+    Args:
+        difference: images/s of the faster over that of the slower, minus 1.
+        time_difference: the same of the times to train: slower over faster minus 1; None where one has none.
+    """
+
+    units: int
+    faster: System
+    slower: System
+    difference: float
+    time_difference: float | None
+
+
+def _compare_pair(a: System, b: System) -> Split | None:
+    rate_a, rate_b = a.images_per_s, b.images_per_s
+    if not a.num_units or a.num_units != b.num_units or a.num_nodes == b.num_nodes or not rate_a or not rate_b:
+        return None
+    fast, slow = (a, b) if rate_a >= rate_b else (b, a)
+    times = _ratio(slow.time_s, fast.time_s)
+    return Split(a.num_units, fast, slow, max(rate_a, rate_b) / min(rate_a, rate_b) - 1, times - 1 if times else None)
+
+
+def compare_splits(systems: Sequence[System]) -> list[Split]:
+    """Systems of the same number of units on different numbers of nodes, each pair once."""
+    pairs = (_compare_pair(a, b) for i, a in enumerate(systems) for b in systems[i + 1:])
+    return [split for split in pairs if split]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Systems that may be compared: the same data and target, side by side in one folder.
+
+    Args:
+        name: of the folder.
+        comparisons: of each system, None where it has no time.
+        notes: what the comparison cannot say.
+    """
+
+    name: str
+    systems: tuple[System, ...]
+    baseline: System
+    comparisons: tuple[Comparison | None, ...]
+    splits: tuple[Split, ...]
+    rates: tuple[Rate | None, ...]
+    notes: tuple[str, ...]
+
+
+def _notes(systems: Sequence[System], comparisons: Sequence[Comparison | None], baseline: System) -> list[str]:
+    notes = []
+    for c in comparisons:
+        if c is None or c.system is baseline:
+            continue
+        if c.identity_error is not None and c.identity_error > IDENTITY_TOLERANCE:
+            notes.append(f'{c.system.name}: throughput, epochs and share give {100 * c.identity_error:.1f} % more or '
+                         'less than the speed-up: intervals of its logs overlap or miss')
+        period = max((s.eval_period or 0) for s in (c.system, baseline))
+        difference = abs((c.system.epochs_mean or 0) - (baseline.epochs_mean or 0))
+        if 0 < difference < period:
+            notes.append(f'{c.system.name}: {difference:.1f} epochs from {baseline.name} on average, less than the '
+                         f'{period} between two evaluations: weak evidence')
+        if c.system.round != baseline.round:
+            notes.append(f'{c.system.name} is of {c.system.round}, {baseline.name} of {baseline.round}')
+    platforms = {s.platform for s in systems if s.platform}
+    if len(platforms) == 1 and len({s.num_nodes for s in systems}) > 1:
+        notes.append(f'all ran on: {platforms.pop()}')
+    return notes
+
+
+def _make_study(systems: Sequence[System], baseline: System) -> Study:
+    comparisons = tuple(compare(s, baseline) for s in systems)
+    base_units, base_rate = baseline.num_units, baseline.images_per_s
+    rates = tuple(scale_rate(base_units, base_rate, s.num_units, s.images_per_s)
+                  if base_units and base_rate and s.num_units and s.images_per_s else None for s in systems)
+    return Study(baseline.study_name, tuple(systems), baseline, comparisons, tuple(compare_splits(systems)), rates,
+                 tuple(_notes(systems, comparisons, baseline)))
+
+
+def _kind(system: System) -> tuple:
+    return system.is_imagenet, system.dataset if not system.is_imagenet else None, system.target_accuracy
+
+
+def make_studies(systems: Sequence[System], baseline: str | None = None) -> list[Study]:
+    """The studies of some systems, each against its smallest that converged.
+
+    Args:
+        systems: smallest first.
+        baseline: name of a system that all with its data and target are compared with instead.
+
+    Raises:
+        UserError: there is no such system.
+    """
+    groups: dict[tuple, list[System]] = {}
+    chosen = [s for s in systems if s.name == baseline]
+    if baseline is not None and len(chosen) != 1:
+        names = ', '.join(s.name for s in systems)
+        raise UserError(f'--baseline: got {baseline}, expected one of: {names}' if not chosen else
+                        f'--baseline: {baseline} names {len(chosen)} systems; report on fewer folders')
+    for system in systems:
+        is_with_chosen = chosen and _kind(system) == _kind(chosen[0])
+        groups.setdefault(('chosen',) if is_with_chosen else (system.study, _kind(system)), []).append(system)
+    studies = []
+    for key, members in groups.items():
+        base = chosen[0] if key == ('chosen',) else next((s for s in members if s.time_s), members[0])
+        studies.append(_make_study(members, base))
+    return studies

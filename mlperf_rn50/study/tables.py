@@ -1,0 +1,230 @@
+"""The tables of a report: cells that know their value and the log lines they come from. Pure."""
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlperf_logging.mllog import constants as keys
+
+from mlperf_rn50.mlperf.run import Run
+from mlperf_rn50.study import rcp
+from mlperf_rn50.study.convergence import System
+from mlperf_rn50.study.scaling import Study
+
+Ref = tuple[Path, int]  # a log and a line of it
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a table shows, what it sorts by, and where it comes from."""
+
+    text: str
+    value: float | None = None
+    refs: tuple[Ref, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its title, and a sentence that says how to read it."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ''
+
+
+def _number(value: float | None, digits: int = 0, refs: tuple[Ref, ...] = ()) -> Cell:
+    return Cell('-' if value is None else f'{value:,.{digits}f}', value, refs)
+
+
+def _percent(value: float | None, digits: int = 0, refs: tuple[Ref, ...] = ()) -> Cell:
+    return Cell('-' if value is None else f'{100 * value:.{digits}f} %', value, refs)
+
+
+def _minutes(seconds: float | None) -> str:
+    return '-' if seconds is None else f'{seconds / 60:.2f}'
+
+
+def _each(values: Sequence[str]) -> str:
+    """Values one after another; '63 x5' where all are the same."""
+    if len(values) > 2 and len(set(values)) == 1:
+        return f'{values[0]} x{len(values)}'
+    return ', '.join(values) or '-'
+
+
+def _lines(run: Run, *names: str) -> tuple[Ref, ...]:
+    return tuple((run.path, run.lines[n]) for n in names if n in run.lines)
+
+
+def _source(systems_runs: Sequence[Run], field: str) -> tuple[Ref, ...]:
+    """The line of the first run that a fact of the system is from."""
+    refs = [(r.path, s.line) for r in systems_runs if (s := r.sources.get(field)) and s.line is not None]
+    return tuple(refs[:1])
+
+
+def _last_evaluation(run: Run) -> tuple[Ref, ...]:
+    return ((run.path, run.evaluations[-1].line),) if run.evaluations else ()
+
+
+def _clock(run: Run) -> tuple[Ref, ...]:
+    return _lines(run, keys.RUN_START, keys.RUN_STOP)
+
+
+def _times(*systems: System | None) -> tuple[Ref, ...]:
+    """Where the times of systems come from."""
+    return tuple(ref for s in systems if s for r in s.scored for ref in _clock(r))
+
+
+def _training(*systems: System | None) -> tuple[Ref, ...]:
+    """Where the training times of systems come from: the first and the last epoch of each run, and what follows."""
+    refs = []
+    for run in (r for s in systems if s for r in s.scored or s.runs):
+        refs += [(run.path, s.line) for s in (run.stretches[:1] + run.stretches[-1:])]
+        refs += [*_last_evaluation(run)]
+    return tuple(refs)
+
+
+def data_name(system: System) -> str:
+    """The data set, said to be another than ImageNet where it is."""
+    return 'ImageNet' if system.is_imagenet else f'{system.dataset or "another data set"} (not ImageNet)'
+
+
+def unit_name(study: Study) -> str:
+    """What the systems are counted in."""
+    return 'accelerators' if any(s.num_accelerators for s in study.systems) else 'ranks'
+
+
+def heading(study: Study) -> str:
+    """What a study is about."""
+    target = study.baseline.target_accuracy
+    goal = f'Top-1 {100 * target:.2f} %' if target is not None else 'a target that is not logged'
+    return f'{study.name}: {goal} on {data_name(study.baseline)}'
+
+
+def answer_table(study: Study) -> Table:
+    """Epochs to converge and time to train of each system."""
+    rows = []
+    for system, comparison in zip(study.systems, study.comparisons):
+        done = system.converged
+        epoch_refs = tuple(ref for r in done for ref in _last_evaluation(r))
+        time_text = _minutes(system.time_s)
+        if system.score_minutes is None and system.spread_s is not None:
+            time_text += f' ± {_minutes(system.spread_s)}'
+        speedup = comparison.speedup if comparison else None
+        rows.append((
+            Cell(system.name), _number(system.num_nodes, refs=_source(system.runs, 'num_nodes')),
+            _number(system.num_units, refs=_source(system.runs, 'num_accelerators' if system.num_accelerators
+                                                   else 'num_ranks')),
+            _number(system.global_batch_size, refs=_source(system.runs, 'global_batch_size')),
+            Cell(f'{len(done)} / {len(system.runs)}', len(done) / len(system.runs)),
+            Cell(_each([str(e) for e in system.epochs]), system.epochs_mean, epoch_refs),
+            _number(system.epochs_mean, 1, epoch_refs), Cell(time_text, system.time_s, _times(system)),
+            Cell('score' if system.score_minutes is not None else f'mean of {len(done)}' if done else '-'),
+            _number(system.images_per_s, 0 if (system.images_per_s or 0) >= 1000 else 1, _training(system)),
+            _number(system.epoch_s, 2, _training(system)), _number(speedup, 1, _times(system, study.baseline)),
+            _percent(comparison.efficiency if comparison else None, 0, _times(system, study.baseline))))
+    return Table('Epochs to converge and time to train', (
+        'system', 'nodes', unit_name(study), 'batch', 'converged', 'epochs to converge', 'mean', 'time, min',
+        'which is', 'images/s', 's/epoch', 'speed-up', 'efficiency'), tuple(rows),
+        f'Speed-up and efficiency against {study.baseline.name}. The time is the MLPerf score (five runs, fastest and '
+        'slowest dropped), else the mean of the runs that converged ± standard deviation.')
+
+
+def runs_table(study: Study) -> Table:
+    """Every run that was started."""
+    rows = tuple((Cell(s.name), Cell(r.path.name), Cell(r.status),
+                  _number(r.epochs_to_converge, refs=_last_evaluation(r)),
+                  Cell(_minutes(r.time_to_train_s), r.time_to_train_s, _clock(r)),
+                  _percent(r.final_accuracy, 2, _last_evaluation(r)),
+                  Cell('-' if r.seed is None else str(r.seed), r.seed,
+                       ((r.path, r.sources['seed'].line or 0),) if 'seed' in r.sources else ()),
+                  Cell(str(len(r.warnings) or '-'), len(r.warnings)))
+                 for s in study.systems for r in s.runs)
+    return Table('Runs', ('system', 'log', 'status', 'epochs', 'time, min',
+                          f'last Top-1, {data_name(study.baseline)}', 'seed', 'warnings'), rows)
+
+
+def scaling_table(study: Study) -> Table | None:
+    """The speed-up and its causes; None with nothing to compare."""
+    rows = []
+    for c in study.comparisons:
+        if c and c.system is not study.baseline:
+            times, training = _times(c.system, c.baseline), _training(c.system, c.baseline)
+            rows.append((Cell(c.system.name), _number(c.speedup, 2, times), _number(c.throughput_gain, 2, training),
+                         _number(c.epoch_ratio, 3, training), _number(c.share_ratio, 3, times + training),
+                         _percent(c.efficiency, 1, times), _percent(c.hardware_efficiency, 1, training)))
+    if not rows:
+        return None
+    return Table('Why: speed-up = throughput gain x epoch ratio x share ratio', (
+        'system', 'speed-up', 'throughput gain', 'epoch ratio', 'share ratio', 'efficiency',
+        f'images/s per {unit_name(study)[:-1]}'), tuple(rows),
+        f'Against {study.baseline.name}, over the runs of the time. Throughput: hardware. Epochs: statistics. Share: '
+        'of the time that epochs at full speed take; the rest is the first epoch, evaluations and what lies between.')
+
+
+def rates_table(study: Study) -> Table | None:
+    """Throughput against the ideal."""
+    rows = tuple((Cell(s.name), _number(r.units), _number(r.ideal, 1, _training(study.baseline)),
+                  _number(r.real, 1, _training(s)), _percent(r.efficiency, 0, _training(s, study.baseline)))
+                 for s, r in zip(study.systems, study.rates) if r)
+    if len(rows) < 2:
+        return None
+    return Table('Scaling efficiency of the throughput', ('system', unit_name(study), 'ideal images/s', 'real images/s',
+                                                          'efficiency'), rows)
+
+
+def splits_table(study: Study) -> Table | None:
+    """The same number of accelerators on different numbers of nodes."""
+    rows = tuple((_number(x.units),
+                  Cell(f'{x.faster.name}: {x.faster.num_nodes} nodes'),
+                  _number(x.faster.images_per_s, 1, _training(x.faster)),
+                  Cell(f'{x.slower.name}: {x.slower.num_nodes} nodes'),
+                  _number(x.slower.images_per_s, 1, _training(x.slower)),
+                  _percent(x.difference, 1, _training(x.faster, x.slower)),
+                  _percent(x.time_difference, 1, _times(x.faster, x.slower)))
+                 for x in study.splits)
+    if not rows:
+        return None
+    return Table(f'The same number of {unit_name(study)}, other nodes', (
+        unit_name(study), 'faster', 'images/s', 'slower', 'images/s', 'faster by', 'time to train shorter by'), rows)
+
+
+def parts_table(study: Study) -> Table | None:
+    """Where the time goes."""
+    rows = tuple((Cell(s.name), _number(p.init_s, 1, tuple(x for r in s.scored for x in _lines(r, keys.INIT_STOP))),
+                  *(_number(seconds, 1, _times(s) + _training(s))
+                    for seconds in (p.first_s, p.training_s, p.evaluation_s, p.other_s)),
+                  _number(p.on_clock_s, 1, _times(s)))
+                 for s in study.systems if (p := s.parts))
+    if not rows:
+        return None
+    return Table('Where the time goes, seconds a run', ('system', 'initialisation (before the clock)', 'first epoch',
+                                                        'later epochs', 'evaluation', 'other', 'on the clock'), rows)
+
+
+def rcp_table(study: Study) -> Table | None:
+    """Epochs against the reference convergence points."""
+    verdicts = [(s, rcp.check_rcp(s)) for s in study.systems if rcp.is_applicable(s)]
+    if not verdicts:
+        return None
+    rows = tuple((Cell(s.name), _number(s.global_batch_size), _number(v.epochs, 2), _number(v.reference_epochs, 2),
+                  _number(v.min_epochs, 2),
+                  Cell(f'{v.ruleset}{"" if v.is_of_round else f" ({s.round} has none)"}'), Cell(v.text))
+                 for s, v in verdicts)
+    return Table('Epochs against the reference convergence points', (
+        'system', 'global batch', 'epochs', 'reference', 'at least', 'points of', 'the official check'), rows)
+
+
+def tables_of(study: Study) -> list[Table]:
+    """All tables that a study has something to say in."""
+    tables = [answer_table(study), scaling_table(study), splits_table(study), rates_table(study), parts_table(study),
+              rcp_table(study), runs_table(study)]
+    return [t for t in tables if t]
+
+
+def notes_of(study: Study) -> list[str]:
+    """What weakens the numbers: of each system, then of the comparison."""
+    named: dict[str, list[str]] = {}
+    for system in study.systems:
+        for text in system.warnings:
+            named.setdefault(text, []).append(system.name)
+    return [*(f'{", ".join(names)}: {text}' for text, names in named.items()), *study.notes]

@@ -1,0 +1,50 @@
+"""Sweeps: batch and learning rate of a layout."""
+import pytest
+
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.study.layouts import parse_layouts, parse_lr_table, plan_layouts
+
+SPLITS = [(1, 4), (2, 4), (8, 4)]
+
+
+def numbers(layouts):
+    return [(x.name, x.global_batch_size, x.base_lr, x.warmup_epochs) for x in layouts]
+
+
+def test_strong_scaling_keeps_the_global_batch():
+    assert numbers(plan_layouts(SPLITS, 256, False, False, 0.1, 5, None)) == [
+        ('1x4', 256, 0.1, 5), ('2x4', 256, 0.1, 5), ('8x4', 256, 0.1, 5)]
+
+
+@pytest.mark.parametrize('batch_size, is_local', [(256, False), (64, True)])
+def test_weak_scaling_keeps_the_local_batch_and_scales_the_rate(batch_size, is_local):
+    assert numbers(plan_layouts(SPLITS, batch_size, is_local, True, 0.1, 5, None)) == [
+        ('1x4', 256, 0.1, 5), ('2x4', 512, 0.2, 5), ('8x4', 2048, 0.8, 5)]
+
+
+def test_a_table_names_rate_and_warm_up():
+    table = parse_lr_table('# batch rate warm-up\n256 0.1 2\n512 0.15 3  # tuned\n')
+    assert numbers(plan_layouts(SPLITS[:2], 256, False, True, 9.0, 9, table)) == [('1x4', 256, 0.1, 2),
+                                                                                ('2x4', 512, 0.15, 3)]
+    with pytest.raises(ConfigError, match='no line for a global batch of 2048'):
+        plan_layouts(SPLITS, 256, False, True, 9.0, 9, table)
+    with pytest.raises(ConfigError, match='expected: global_batch base_lr warmup_epochs'):
+        parse_lr_table('256 0.1')
+
+
+def test_a_batch_that_cannot_be_shared_is_refused():
+    with pytest.raises(ConfigError, match='3x1 = 3 ranks cannot share evenly'):
+        plan_layouts([(1, 1), (3, 1)], 64, False, False, 0.1, 5, None)
+    with pytest.raises(ConfigError, match='multiple of the 3 ranks'):
+        plan_layouts([(3, 1), (6, 1)], 64, False, True, 0.1, 5, None)
+
+
+@pytest.mark.parametrize('word', ['4', '0x4', '2x', 'x2', '2x4x1', '-1x2'])
+def test_layouts_are_nodes_times_ranks(word):
+    with pytest.raises(ConfigError, match='expected nodes x ranks'):
+        parse_layouts([word])
+
+
+def test_a_layout_comes_once():
+    with pytest.raises(ConfigError, match='named twice'):
+        parse_layouts(['1x2', '1x2'])

@@ -1,0 +1,144 @@
+"""Speed-up and efficiency, and their causes."""
+import pytest
+from lines import write_set
+
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.study import scaling
+from mlperf_rn50.study.convergence import load_systems
+from mlperf_rn50.study.render import render_table
+from mlperf_rn50.study.scaling import make_studies
+
+
+def study_of(folder, baseline=None):
+    studies = make_studies(load_systems([folder]), baseline)
+    assert len(studies) == 1
+    return studies[0]
+
+
+def rows_of(text, title):
+    """The rows of a table as lists of words."""
+    lines = text.partition(f'{title}\n')[2].split('\n\n')[0].splitlines()
+    return [line.split() for line in lines[2:]]
+
+
+def test_speedup_and_efficiency():
+    assert scaling.speedup(300, 100) == 3
+    assert scaling.efficiency(300, 4, 100, 16) == 0.75
+
+
+@pytest.mark.parametrize('units, rate, ideal, percent', [(4, 2425, 2504, 97), (8, 4500, 5008, 90)])
+def test_the_scaling_efficiency_of_study_3_v100(units, rate, ideal, percent):
+    row = scaling.scale_rate(1, 626, units, rate)
+    assert (row.ideal, row.real, round(100 * row.efficiency)) == (ideal, rate, percent)
+
+
+@pytest.mark.parametrize('units, rate, percent', [(4, 1099, 97), (8, 2075, 92)])
+def test_the_scaling_efficiency_of_study_3_p100(units, rate, percent):
+    assert round(100 * scaling.scale_rate(1, 283, units, rate).efficiency) == percent
+
+
+# Study 1: 4 V100 a node; the study gives epochs and speed-ups, from which the times follow for any time of one node.
+STUDY_1 = {1: (61, 1.0), 2: (62, 1.8), 4: (65, 3.3), 8: (81, 4.9)}
+
+
+def test_study_1_epochs_and_speedups(tmp_path):
+    for nodes, (epochs, factor) in STUDY_1.items():
+        epoch_s = 6000.0 / factor / epochs
+        write_set(tmp_path / f'{nodes}x4', 1, nodes=nodes, ranks=4 * nodes, accuracies=(0.749,), period=epochs,
+                  epoch_s=epoch_s, eval_s=0.0, batch=256 * nodes, target=0.749)
+    study = study_of(tmp_path)
+    text = render_table([study])
+    rows = rows_of(text, 'Epochs to converge and time to train')
+    table = {row[0]: row for row in rows if 'x4' in row[0]}
+    assert [table[f'{n}x4'][-3] for n in STUDY_1] == ['1.0', '1.8', '3.3', '4.9']
+    assert [table[f'{n}x4'][7] for n in STUDY_1] == ['61', '62', '65', '81']
+    assert [s.epochs_mean for s in study.systems] == [61, 62, 65, 81]
+    for comparison in study.comparisons:
+        assert comparison.identity_error < 1e-6
+    # 8 nodes: eight times the accelerators, 4.9 times as fast; 81 epochs for 61 cost a quarter, hardware the rest.
+    last = study.comparisons[-1]
+    assert last.epoch_ratio == pytest.approx(61 / 81) and last.efficiency == pytest.approx(4.9 / 8, rel=1e-3)
+    assert last.throughput_gain == pytest.approx(4.9 * 81 / 61, rel=1e-3)
+
+
+def test_the_speedup_is_the_product_of_its_causes(tmp_path):
+    write_set(tmp_path / '1x4', 5, epoch_s=lambda k: 100.0 + k, first_s=150, eval_s=5, accuracies=(0.5, 0.6, 0.76))
+    write_set(tmp_path / '4x4', 5, epoch_s=lambda k: 30.0 + k, first_s=100, eval_s=4, nodes=4, ranks=16, batch=256,
+              accuracies=lambda k: (0.4, 0.5, 0.6, 0.76) if k else (0.3, 0.4, 0.5, 0.6, 0.76))
+    study = study_of(tmp_path)
+    base, c = study.comparisons
+    assert (base.speedup, base.efficiency, base.throughput_gain, base.epoch_ratio, base.share_ratio) == (1, 1, 1, 1, 1)
+    product = c.throughput_gain * c.epoch_ratio * c.share_ratio
+    assert product == pytest.approx(c.speedup) and c.identity_error < 1e-9
+    assert c.throughput_gain == pytest.approx(c.hardware_efficiency * 4)
+    assert c.share_ratio < 1  # the first epoch weighs more in the shorter run
+    assert c.speedup == pytest.approx(study.systems[0].score_minutes / study.systems[1].score_minutes)
+
+
+def test_intervals_that_overlap_break_the_identity_and_are_said(tmp_path):
+    write_set(tmp_path / '1x1', 1, ranks=1, accuracies=(0.5, 0.76))
+    folder = write_set(tmp_path / '2x1', 1, nodes=2, ranks=2, accuracies=(0.5, 0.76))
+    log = folder / 'result_0.txt'
+    # An evaluation that seems to last from the start of the run.
+    lines = [line.replace('"time_ms": 1600000021000', '"time_ms": 1600000000500') if '"eval_start"' in line else line
+             for line in log.read_text().splitlines()]
+    log.write_text('\n'.join(lines))
+    study = study_of(tmp_path)
+    assert study.comparisons[1].identity_error > scaling.IDENTITY_TOLERANCE
+    assert any('intervals of its logs overlap or miss' in note for note in study.notes)
+
+
+def test_node_splits_of_the_same_accelerators(tmp_path):
+    for nodes, epoch_s in ((1, 10.0), (2, 10.85), (4, 12.0)):
+        write_set(tmp_path / f'{nodes}n', 1, nodes=nodes, ranks=16, epoch_s=epoch_s, eval_s=0.0)
+    study = study_of(tmp_path)
+    assert [(x.faster.name, x.slower.name) for x in study.splits] == [('1n', '2n'), ('1n', '4n'), ('2n', '4n')]
+    first = study.splits[0]
+    assert (first.difference, first.time_difference) == pytest.approx((0.085, 0.085))
+    assert '8.5 %' in render_table([study])
+
+
+def test_a_difference_finer_than_the_grid_of_evaluations_is_weak(tmp_path):
+    write_set(tmp_path / 'a', 3, accuracies=(0.5, 0.76), period=4)
+    write_set(tmp_path / 'b', 3, accuracies=lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76), period=4, nodes=2,
+              ranks=8)
+    assert 'b: 1.3 epochs from a on average, less than the 4 between two evaluations: weak evidence' in study_of(
+        tmp_path).notes
+
+
+def test_other_targets_and_data_are_other_studies(tmp_path):
+    write_set(tmp_path / 'a', 1)
+    write_set(tmp_path / 'b', 1, target=0.749)
+    write_set(tmp_path / 'c', 1, train_samples=1437)
+    assert len(make_studies(load_systems([tmp_path]))) == 3
+
+
+def test_the_baseline_is_the_smallest_that_converged_or_the_one_that_is_named(tmp_path):
+    write_set(tmp_path / 's/1n', 2, status='aborted')
+    write_set(tmp_path / 's/2n', 2, nodes=2, ranks=8, epoch_s=6.0)
+    write_set(tmp_path / 's/4n', 2, nodes=4, ranks=16, epoch_s=3.0)
+    study = study_of(tmp_path)
+    assert study.baseline.name == '2n' and study.comparisons[0] is None
+    assert study.comparisons[2].speedup == pytest.approx(14 / 8)
+    named = study_of(tmp_path, '4n')
+    assert named.comparisons[1].speedup == pytest.approx(8 / 14)
+    with pytest.raises(UserError, match='--baseline: got 3n, expected one of: 1n, 2n, 4n'):
+        study_of(tmp_path, '3n')
+    write_set(tmp_path / 't/4n', 1, nodes=4, ranks=16)
+    with pytest.raises(UserError, match='4n names 2 systems'):
+        make_studies(load_systems([tmp_path]), '4n')
+
+
+def test_nothing_converged_and_still_shown(tmp_path):
+    write_set(tmp_path / '1x4', 2, status='aborted')
+    text = render_table([study_of(tmp_path)])
+    row = next(line.split() for line in text.splitlines() if line.startswith('1x4'))
+    assert row[4:8] == ['0', '/', '2', '-'] and '2 of 2 runs did not converge' in text
+
+
+def test_cpu_runs_are_counted_in_ranks(tmp_path):
+    write_set(tmp_path / '1x2', 1, ranks=2, accelerators=False)
+    write_set(tmp_path / '2x2', 1, ranks=4, nodes=2, accelerators=False, epoch_s=5.0, eval_s=0.5)
+    study = study_of(tmp_path)
+    assert [(s.num_accelerators, s.num_units) for s in study.systems] == [(0, 2), (0, 4)]
+    assert study.comparisons[1].efficiency == pytest.approx(1)
