@@ -1,0 +1,149 @@
+"""The HTML page and the pictures: whole in themselves, and safe whatever a log says."""
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from lines import write_set
+
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.study.convergence import load_systems
+from mlperf_rn50.study.page import dump_report, render_html
+from mlperf_rn50.study.plots import draw_study, render_svg
+from mlperf_rn50.study.scaling import make_studies
+
+HOSTILE = '</title><script>alert(1)</script><img src=x onerror=alert(1)>$x^{$ "\'&'
+PICTURES = ['accuracy', 'speedup', 'throughput', 'time_and_epochs', 'time_parts']
+
+
+def studies_of(folder):
+    return make_studies(load_systems([folder]))
+
+
+def page_of(studies, folder='.'):
+    return render_html(studies, [draw_study(s) for s in studies], Path(folder))
+
+
+class Elements(HTMLParser):
+    """Every element's name with its attributes, and the text that is outside of script and style."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.found, self.text, self._open = [], '', []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in self._open:
+            while self._open.pop() != tag:
+                pass
+
+    def handle_data(self, data):
+        if not {'script', 'style'} & set(self._open):
+            self.text += data
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    write_set(tmp_path / 'sweep/1x4', 5, epoch_s=60.0)
+    write_set(tmp_path / 'sweep/2x4', 5, nodes=2, ranks=8, batch=128, epoch_s=35.0,
+              status=lambda k: 'aborted' if k == 3 else 'success')
+    return tmp_path / 'sweep'
+
+
+def test_the_answer_comes_first(sweep):
+    text = Elements(page_of(studies_of(sweep))).text
+    assert text.index('2x4 (2 nodes): 2.0 epochs, 1.20 min (MLPerf score), 1.7 times as fast as 1x4, efficiency 85 %'
+                      ) < text.index('Pictures')
+    assert '1 of 5 runs did not converge' in text
+
+
+def test_every_link_of_a_number_leads_to_its_line(sweep):
+    page = page_of(studies_of(sweep), sweep)
+    elements = Elements(page).found
+    ids = [a['id'] for _, a in elements if 'id' in a]
+    assert len(ids) == len(set(ids))
+    links = [a['href'] for tag, a in elements if tag == 'a']
+    assert all(href[1:] in ids for href in links if href.startswith('#'))
+    assert sum(href.startswith('#source-') for href in links) > 80
+    assert {href for href in links if not href.startswith('#')} == {
+        f'{name}/result_{k}.txt' for name in ('1x4', '2x4') for k in range(5)}
+    quoted = re.search(r'<a href="1x4/result_0.txt">1x4/result_0.txt</a>:(\d+) <code>(.*?)</code>', page)
+    line = (sweep / '1x4/result_0.txt').read_text().splitlines()[int(quoted[1]) - 1]
+    assert quoted[2][:60] == line.replace('"', '&#34;')[:60]
+
+
+def test_nothing_is_fetched(sweep):
+    elements = Elements(page_of(studies_of(sweep))).found
+    assert not [a for tag, a in elements if tag in ('link', 'img', 'iframe', 'object', 'source')]
+    assert not [a for _, a in elements if 'src' in a]
+    policy = next(a['content'] for tag, a in elements if a.get('http-equiv') == 'Content-Security-Policy')
+    assert policy.startswith("default-src 'none'")
+    assert not [a for _, a in elements for k, v in a.items() if k.endswith('href') and v.startswith(('http', '//', 'file'))]
+
+
+def test_a_log_and_a_folder_cannot_write_html(tmp_path):
+    write_set(tmp_path / HOSTILE.replace('/', '_'), 1, submission_org=HOSTILE, seed=HOSTILE, dataset=HOSTILE,
+              optimizer={'opt_x': HOSTILE}, accuracies=(0.4, 0.5))
+    elements = Elements(page_of(studies_of(tmp_path)))
+    assert not [tag for tag, _ in elements.found if tag == 'img']
+    assert sum(tag == 'script' for tag, _ in elements.found) == 1
+    assert not [k for _, a in elements.found for k in a if k.startswith('on')]
+    assert '<script>alert(1)' in elements.text.replace('<_', '</')
+
+
+def test_no_name_of_a_log_becomes_a_file(tmp_path):
+    write_set(tmp_path / 'logs/../logs/x$(y)', 2, submission_platform='../../evil', submission_org='/etc/evil')
+    dump_report(studies_of(tmp_path / 'logs'), tmp_path / 'out')
+    names = sorted(p.name for p in (tmp_path / 'out').iterdir())
+    assert set(names) <= {f'report.{s}' for s in ('html', 'json', 'csv', 'md')} | {
+        f'{p}.{s}' for p in [*PICTURES, 'learning_rate'] for s in ('svg', 'png')}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ['logs', 'out']
+
+
+def test_several_studies_have_pictures_of_their_own(sweep, tmp_path):
+    write_set(tmp_path / 'other/1x1', 1)
+    dump_report(studies_of(tmp_path), tmp_path / 'out')
+    names = {p.name for p in (tmp_path / 'out').iterdir()}
+    assert {f'study{i}_accuracy.svg' for i in (1, 2)} <= names and {f'study2_{p}.png' for p in PICTURES} <= names
+
+
+def test_the_same_logs_give_the_same_report(sweep, tmp_path):
+    for name in ('a', 'b'):
+        dump_report(studies_of(sweep), tmp_path / name)
+    for path in (tmp_path / 'a').iterdir():
+        assert path.read_bytes() == (tmp_path / 'b' / path.name).read_bytes(), path.name
+
+
+def test_a_folder_that_cannot_be_written_is_said(sweep, tmp_path):
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(UserError, match='--out: .*choose a folder that can be written'):
+        dump_report(studies_of(sweep), tmp_path / 'file/out')
+
+
+def test_pictures_tell_the_value_of_every_mark(sweep):
+    pictures = {p.name: render_svg(p) for p in draw_study(studies_of(sweep)[0])}
+    assert sorted(pictures) == PICTURES
+    titles = {name: [t.text for t in ElementTree.fromstring(svg).iter('{http://www.w3.org/2000/svg}title')]
+              for name, svg in pictures.items()}
+    assert '2x4/result_3.txt: 1.20 min, aborted' in titles['time_and_epochs']
+    assert titles['speedup'] == ['1 node: 1.00 times as fast on 4 accelerators, efficiency 100 %',
+                                 '2 nodes: 1.69 times as fast on 8 accelerators, efficiency 85 %']
+    # 10 runs of two evaluations, on two pictures.
+    assert len(titles['accuracy']) == 40
+    assert '1x4/result_0.txt: 76.00 % after 2 epochs, 2.03 min' in titles['accuracy']
+
+
+def test_other_data_than_imagenet_is_named_in_every_picture(tmp_path):
+    write_set(tmp_path / '1x1', 2, train_samples=1437, dataset='digits')
+    for picture in draw_study(studies_of(tmp_path)[0]):
+        assert 'digits (not ImageNet)' in render_svg(picture), picture.name
+
+
+def test_runs_without_evaluations_or_ends_still_have_a_page(tmp_path):
+    write_set(tmp_path / '1x1', 2, accuracies=(), status=None)
+    assert 'none of 2 runs reached the target' in page_of(studies_of(tmp_path))
