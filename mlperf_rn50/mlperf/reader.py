@@ -157,11 +157,11 @@ class _Facts:
         return self._settle(
             'num_nodes', 'nodes',
             (integer(found.value(events.NUM_NODES), 1), self._logged(events.NUM_NODES)),
-            (self._of_entry('num_nodes'), self._logged(keys.SUBMISSION_ENTRY)),
-            (int(times[1]) if times else None,
+            (integer(self._of_entry('num_nodes'), 1), self._logged(keys.SUBMISSION_ENTRY)),
+            (integer(int(times[1]), 1) if times else None,
              Source('implied', keys.SUBMISSION_PLATFORM, found.line(keys.SUBMISSION_PLATFORM))),
             (clears if clears > 1 else None, Source('implied', f'the {clears} lines that clear a cache')),
-            (self.description.num_nodes if self.description else None, self._described()))
+            (integer(self.description.num_nodes, 1) if self.description else None, self._described()))
 
     def _ranks(self) -> int | None:
         found = self.found

@@ -130,7 +130,8 @@ def draw_speedup(study: Study) -> Picture | None:
     for u, value, c, i in known:
         points = axes.scatter([u], [value], s=34, color=_colour(i), zorder=3)
         share = f', efficiency {100 * c.efficiency:.0f} %' if c.efficiency is not None else ''
-        picture.tip(points, f'{labels(study)[i]}: {value:.2f} times as fast on {u} {unit_name(study)}{share}')
+        units_of = unit_name(study) if u > 1 else unit_name(study)[:-1]
+        picture.tip(points, f'{labels(study)[i]}: {value:.2f} times as fast on {u} {units_of}{share}')
         axes.annotate(f'{value:.1f}', (u, value), xytext=(5, 5), textcoords='offset points')
     axes.set_xscale('log', base=2)
     axes.set_yscale('log', base=2)

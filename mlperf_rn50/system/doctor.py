@@ -17,7 +17,8 @@ from typing import Any, Literal
 import psutil
 
 import mlperf_rn50
-from mlperf_rn50.system.environment import package_versions, query_gpus
+from mlperf_rn50.system.environment import package_versions
+from mlperf_rn50.system.hardware import query_gpus
 from mlperf_rn50.system.topology import usable_cpus
 
 Facts = dict[str, Any]

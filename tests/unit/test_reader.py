@@ -235,6 +235,12 @@ def test_a_description_fills_in_and_is_said_to_contradict(tmp_path, read):
                           'entry.json says 288 accelerators, the 24 lines of seeds 24; 24 counts']
 
 
+@pytest.mark.parametrize('platform', ['0xbox', '2 x box', '12x34', 'box', '', 7])
+def test_a_platform_that_names_no_nodes(read, platform):
+    run = read([mllog('submission_platform', -7, platform), *drop(run_lines(), 'submission_platform')])
+    assert (run.num_nodes, run.num_accelerators) == (None, 4)
+
+
 def test_a_later_description(tmp_path, read):
     name = describe(tmp_path, {'submitter': 'them', 'number_of_nodes': '2', 'accelerators_per_node': '0'}, 'system')
     run = read(drop(run_lines(ranks=8, nodes=1), 'submission_platform', 'submission_org'), name)

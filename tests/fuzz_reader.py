@@ -1,0 +1,28 @@
+"""Fuzzes the reader with atheris, guided by coverage: python tests/fuzz_reader.py [libFuzzer options] [CORPUS]"""
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=['mlperf_rn50']):
+    from invariants import check_report, check_run
+
+FILE = Path(tempfile.mkdtemp(dir='/dev/shm' if os.path.isdir('/dev/shm') else None)) / 'result_0.txt'
+
+
+def fuzz(data: bytes) -> None:
+    """One input."""
+    FILE.write_bytes(data)
+    if check_run(FILE):
+        check_report(FILE)
+
+
+if __name__ == '__main__':
+    try:
+        atheris.Setup(sys.argv, fuzz)
+        atheris.Fuzz()
+    finally:
+        FILE.unlink(missing_ok=True)
+        FILE.parent.rmdir()

@@ -1,0 +1,44 @@
+"""What must hold of the Run of any file whatever."""
+import math
+from pathlib import Path
+
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.mlperf.reader import read_run
+from mlperf_rn50.study.convergence import Parts, load_systems, parts_of
+from mlperf_rn50.study.render import render_csv, render_json, render_markdown, render_table
+from mlperf_rn50.study.scaling import make_studies
+
+
+def check_run(path: Path):
+    """Reads a file and asserts what must hold; None for a file that is refused as no log."""
+    try:
+        run = read_run(path)
+    except UserError as e:
+        assert str(path) in str(e) and '\n' not in str(e)
+        return None
+    assert len(run.evaluations) <= 10_000 and len(run.stretches) <= 10_000 and len(run.warnings) <= 200
+    assert all(0 <= e.accuracy <= 1 for e in run.evaluations)
+    assert [e.epoch for e in run.evaluations] == sorted({e.epoch for e in run.evaluations})
+    for value in (run.time_to_train_s, run.init_s):
+        assert value is None or (math.isfinite(value) and value >= 0)
+    for count in (run.num_nodes, run.num_ranks, run.global_batch_size):
+        assert count is None or count >= 1
+    if run.status == 'converged':
+        data = path.read_bytes()
+        assert b'run_start' in data or b'run_resumed' in data
+        assert b'run_stop' in data and b'eval_accuracy' in data
+        assert run.time_to_train_s and run.epochs_to_converge == run.evaluations[-1].epoch
+        assert run.target_accuracy is None or run.evaluations[-1].accuracy >= run.target_accuracy
+    else:
+        assert run.epochs_to_converge is None
+    parts = parts_of(run)
+    assert parts is None or isinstance(parts, Parts)
+    return run
+
+
+def check_report(path: Path) -> None:
+    """A report of any file that is a log can be written, and steers no terminal."""
+    studies = make_studies(load_systems([path]))
+    for render in (render_table, render_markdown, render_csv, render_json):
+        text = render(studies)
+        assert all(c.isprintable() or c == '\n' for c in text)
