@@ -27,6 +27,7 @@ _EPILOG = """examples:
   mlperf-rn50 train --config launch/configs/digits_cpu.yaml --dry-run
   mpirun -np 2 mlperf-rn50 train --config launch/configs/digits_cpu.yaml
   mlperf-rn50 check logs/digits_cpu/result_0.txt
+  mlperf-rn50 report logs/digits_sweep
 
 exit codes: 0 done, 1 the run failed or the check did not pass, 2 a mistake in what was asked for,
 75 interrupted and resumable"""
@@ -60,6 +61,13 @@ _REPORT_EPILOG = """examples:
 
 A run that did not converge is shown, never left out. Runs that differ in batch, optimizer, target or number of nodes
 are refused in one folder."""
+
+
+_PACKAGE_EPILOG = """examples:
+  mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission
+  mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission --round v0.5 --poc-email us@example.com
+
+Results are copied byte for byte. A set that a rule refuses is refused, with the rule, and nothing is written."""
 
 
 class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -136,16 +144,38 @@ def _report_parser() -> ArgumentParser:
     return parser
 
 
-def _top_parser() -> ArgumentParser:
+def _package_parser() -> ArgumentParser:
+    from mlperf_rn50.mlperf.package import RULESETS
+    parser = _parser(description='Build a submission tree from five runs and have the official checkers look at it.',
+                     epilog=_PACKAGE_EPILOG)
+    parser.add_argument('runs', nargs='+', metavar='RUNS', type=str, help='folder of result_<k>.txt, or the five logs')
+    parser.add_argument('--org', type=str, required=True, help='who submits')
+    parser.add_argument('--system', type=str, required=True, help='name of the system')
+    parser.add_argument('--out', metavar='DIR', type=str, required=True, help='where the tree of the organisation goes')
+    parser.add_argument('--round', choices=list(RULESETS), default='v4.0', help='whose layout and rules')
+    parser.add_argument('--poc-email', metavar='EMAIL', type=str, default='', help='v0.5: whom to ask')
+    parser.add_argument('--redact', action='store_true',
+                        help='leave host names and paths out of what is taken from env.json and config.yaml')
+    return parser
+
+
+_COMMANDS = {
+    'train': (_train_parser, 'train until the target is reached'),
+    'doctor': (_doctor_parser, 'check the machines before a run'),
+    'prepare': (_prepare_parser, 'make RecordIO files from images'),
+    'check': (_check_parser, 'run the official checkers on logs'),
+    'report': (_report_parser, 'epochs to converge, time to train, speed-up'),
+    'package': (_package_parser, 'build a submission tree and check it')}
+
+
+def _top_parser(command: str | None) -> ArgumentParser:
+    """The parser of a command; the others are named only, as building them all takes longer than most answers."""
     parser = _parser(prog='mlperf-rn50', description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument('--version', action='version', version=f'mlperf-rn50 {mlperf_rn50.__version__}')
     parser.add_argument('--debug', action='store_true', help='show the traceback of an error')
     commands = parser.add_subcommands(metavar='COMMAND')
-    commands.add_subcommand('train', _train_parser(), help='train until the target is reached')
-    commands.add_subcommand('doctor', _doctor_parser(), help='check the machines before a run')
-    commands.add_subcommand('prepare', _prepare_parser(), help='make RecordIO files from images')
-    commands.add_subcommand('check', _check_parser(), help='run the official checkers on logs')
-    commands.add_subcommand('report', _report_parser(), help='epochs to converge, time to train, speed-up')
+    for name, (make_parser, text) in _COMMANDS.items():
+        commands.add_subcommand(name, make_parser() if name == command else _parser(), help=text)
     return parser
 
 
@@ -166,7 +196,7 @@ def parse(argv: Sequence[str]) -> Namespace:
         ConfigError: an option is unknown or its value has the wrong type.
     """
     try:
-        return _top_parser().parse_args(list(argv))
+        return _top_parser(next((a for a in argv if a in _COMMANDS), None)).parse_args(list(argv))
     except ArgumentError as e:
         raise _option_error(str(e), argv) from e
 
@@ -334,6 +364,19 @@ def _run_report(options: Namespace) -> int:
     return EXIT_OK
 
 
+def _run_package(options: Namespace) -> int:
+    from mlperf_rn50.mlperf import package
+    from mlperf_rn50.study.convergence import load_systems
+    systems = load_systems([Path(p) for p in options.runs])
+    if len(systems) != 1:
+        raise UserError(f'RUNS: got {len(systems)} sets ({", ".join(s.name for s in systems)}), expected one')
+    order = package.Order(options.org, options.system, options.round, Path(options.out), options.poc_email,
+                          options.redact)
+    made = package.make_package(systems[0].runs, order)
+    print(package.render_package(made, order, systems[0].score_minutes))
+    return EXIT_OK if made.home else EXIT_FAILED
+
+
 def _print_error(error: UserError) -> None:
     """One line: what several ranks found is said by the lowest, whose end is theirs."""
     rank = launched_rank()
@@ -361,7 +404,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run_train(options.train, argv[argv.index('train') + 1:])
         if command == 'doctor':
             return _run_doctor(options.doctor, argv[argv.index('doctor') + 1:])
-        return {'prepare': _run_prepare, 'check': _run_check, 'report': _run_report}[command](options[command])
+        return {'prepare': _run_prepare, 'check': _run_check, 'report': _run_report,
+                'package': _run_package}[command](options[command])
     except UserError as e:
         if '--debug' in argv:
             traceback.print_exc()

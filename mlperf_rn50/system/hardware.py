@@ -43,7 +43,8 @@ def parse_cpu(text: str) -> dict[str, Any]:
 
     def count(name: str) -> int | None:
         return int(fields[name]) if re.fullmatch(r'\d+', fields.get(name) or '') else None
-    caches = ', '.join(f'{name.removesuffix(" cache")} {size}' for name, size in fields.items() if name.endswith(' cache'))
+    caches = ', '.join(f'{name.removesuffix(" cache")} {size}' for name, size in fields.items()
+                       if name.endswith(' cache'))
     return {'model': fields.get('Model name'), 'sockets': count('Socket(s)'),
             'cores_per_socket': count('Core(s) per socket'), 'threads_per_core': count('Thread(s) per core'),
             'max_mhz': fields.get('CPU max MHz'), 'caches': caches or None}
@@ -52,7 +53,8 @@ def parse_cpu(text: str) -> dict[str, Any]:
 def parse_storage(text: str) -> list[dict[str, Any]]:
     """Kind, model and size of each disk from what `lsblk --json` prints."""
     disks = [d for d in _object(text).get('blockdevices', []) if d.get('type') == 'disk' and int(d.get('size') or 0)]
-    return [{'kind': _disk_kind(d), 'model': (d.get('model') or '').strip() or None, 'bytes': int(d['size'])} for d in disks]
+    return [{'kind': _disk_kind(d), 'model': (d.get('model') or '').strip() or None, 'bytes': int(d['size'])}
+            for d in disks]
 
 
 def _disk_kind(disk: dict[str, Any]) -> str:

@@ -13,7 +13,8 @@ def browser():
     path = shutil.which('chromium')
     skip_for('' if path else 'chromium missing; tests/install.sh installs it')
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=['--no-sandbox'])  # containers have no namespaces
+        # Its sandbox wants namespaces, which root in a container has not.
+        browser = playwright.chromium.launch(executable_path=path, args=['--no-sandbox'])
         yield browser
         browser.close()
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from invariants import check_report, check_run
 from lines import mllog, run_lines, v05, v06, write_lines
 
-KEYS = ['submission_benchmark', 'submission_entry', 'submission_platform', 'cache_clear', 'init_start', 'init_stop', 'seed',
-        'global_batch_size', 'model_bn_span', 'opt_name', 'opt_x', 'target_accuracy', 'number_of_nodes', 'number_of_ranks',
-        'accelerators_per_node', 'dataset', 'run_start', 'run_resumed', 'train_samples', 'eval_samples', 'block_start',
-        'epoch_start', 'epoch_stop', 'tracked_stats', 'eval_start', 'eval_stop', 'eval_accuracy', 'run_stop']
+KEYS = ['submission_benchmark', 'submission_entry', 'submission_platform', 'cache_clear', 'init_start', 'init_stop',
+        'seed', 'global_batch_size', 'model_bn_span', 'opt_name', 'opt_x', 'target_accuracy', 'number_of_nodes',
+        'number_of_ranks', 'accelerators_per_node', 'dataset', 'run_start', 'run_resumed', 'train_samples',
+        'eval_samples', 'block_start', 'epoch_start', 'epoch_stop', 'tracked_stats', 'eval_start', 'eval_stop',
+        'eval_accuracy', 'run_stop']
 V05_KEYS = ['run_clear_caches', 'run_set_random_seed', 'input_batch_size', 'eval_size', 'eval_target', 'train_epoch',
             'eval_start', 'eval_accuracy', 'eval_stop', 'opt_learning_rate', 'run_start', 'run_stop', 'run_final']
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
@@ -21,8 +22,9 @@ VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | 
                       lambda inner: st.lists(inner, max_size=2) | st.dictionaries(
                           st.sampled_from(['epoch', 'value', 'throughput', 'learning_rate', 'success', 'x']), inner,
                           max_size=3), max_leaves=4)
-METADATA = st.dictionaries(st.sampled_from(['epoch_num', 'first_epoch_num', 'epoch_count', 'status', 'reason', 'clock_s',
-                                            'is_imagenet', 'number_of_nodes', 'number_of_ranks', 'global_batch_size']),
+METADATA = st.dictionaries(st.sampled_from(['epoch_num', 'first_epoch_num', 'epoch_count', 'status', 'reason',
+                                            'is_imagenet', 'clock_s', 'number_of_nodes', 'number_of_ranks',
+                                            'global_batch_size']),
                            VALUES | st.sampled_from([1, 2, 3, 'success', True]), max_size=3)
 TIMES = st.floats(-1e5, 1e5)
 LINES = (st.builds(lambda k, t, v, m: mllog(k, t, v, **m), st.sampled_from(KEYS), TIMES, VALUES, METADATA)

@@ -8,13 +8,14 @@ from mlperf_rn50.study.rcp import check_rcp, is_applicable
 
 
 def system_of(folder, batch, epochs, round_name='v4.0', **keys):
-    write_set(folder / round_name / 'us/results/box/resnet', batch=batch, accuracies=(0.76,), period=lambda k: epochs[k],
-              **keys)
+    write_set(folder / round_name / 'us/results/box/resnet', batch=batch, accuracies=(0.76,),
+              period=lambda k: epochs[k], **keys)
     return load_systems([folder])[0]
 
 
 @pytest.mark.parametrize('batch', [512, 1632, 3264, 4096, 5000, 13056, 60000, 67840, 80000])
-@pytest.mark.parametrize('epochs', [[33, 34, 34, 34, 35], [35] * 5, [40, 44, 45, 46, 60], [78, 78, 80, 80, 85], [90] * 5])
+@pytest.mark.parametrize('epochs', [[33, 34, 34, 34, 35], [35] * 5, [40, 44, 45, 46, 60], [78, 78, 80, 80, 85],
+                                    [90] * 5])
 def test_the_verdict_is_the_official_one(tmp_path, batch, epochs):
     system = system_of(tmp_path, batch, epochs)
     ours = check_rcp(system)

@@ -51,13 +51,14 @@ def test_json_has_the_documented_keys(studies):
     assert list(found) == ['format', 'version', 'systems']
     first, second = found['systems']
     assert set(first) == {
-        'round', 'org', 'system', 'study', 'platform', 'num_nodes', 'num_accelerators', 'num_ranks', 'global_batch_size',
-        'target_accuracy', 'optimizer', 'dataset', 'is_imagenet', 'num_runs', 'num_converged', 'runs',
+        'round', 'org', 'system', 'study', 'platform', 'num_nodes', 'num_accelerators', 'num_ranks',
+        'global_batch_size', 'target_accuracy',
+        'optimizer', 'dataset', 'is_imagenet', 'num_runs', 'num_converged', 'runs',
         'epochs_to_converge_mean', 'score_minutes', 'time_to_train_mean_s', 'time_to_train_spread_s', 'images_per_s',
         'seconds_per_epoch', 'time_parts_s', 'baseline', 'speedup', 'efficiency', 'throughput_gain', 'epoch_ratio',
         'share_ratio', 'rcp', 'warnings'}
-    assert set(first['runs'][0]) == {'file', 'status', 'epochs_to_converge', 'time_to_train_s', 'final_accuracy', 'seed',
-                                     'warnings', 'evaluations', 'lines', 'sources'}
+    assert set(first['runs'][0]) == {'file', 'status', 'epochs_to_converge', 'time_to_train_s', 'final_accuracy',
+                                     'seed', 'warnings', 'evaluations', 'lines', 'sources'}
     assert (second['num_runs'], second['num_converged'], second['score_minutes']) == (2, 1, None)
     assert second['runs'][0]['epochs_to_converge'] is None and second['runs'][0]['status'] == 'aborted'
     assert first['time_parts_s'] == {'init': 4.0, 'first_epoch': 63.0, 'later_epochs': 63.0, 'evaluation': 0.0,
@@ -103,6 +104,7 @@ def test_help_does_not_wait_for_heavy_imports():
     code = ("import sys; sys.argv = ['mlperf-rn50', 'report', '--help']\n"
             'from mlperf_rn50.cli import main\n'
             'try: main()\nexcept SystemExit: pass\n'
-            "print([m for m in ('mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2') if m in sys.modules])")
+            "print([m for m in ('mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2') "
+            'if m in sys.modules])')
     done = run([CLI[0], '-c', code])
     assert done.stdout.splitlines()[-1] == '[]' and 'examples:' in done.stdout

@@ -1,0 +1,228 @@
+"""Submission trees: accepted by the official checkers, or refused with the rule; results untouched."""
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from helpers import CLI, ROOT, run
+from sample_log import LARS, SGD, write_run
+
+from mlperf_rn50.config import DataConfig
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.mlperf.package import Order, make_package, redact
+from mlperf_rn50.study.convergence import load_systems
+
+DIGITS = ROOT / 'logs/digits_five'  # five real runs
+ENV = {'git_commit': None, 'packages': {'mxnet-cu117': '1.9.1', 'horovod': '0.28.1'}, 'num_nodes': 2,
+       'nodes': [{'hostname': 'alpha', 'num_ranks': 4}, {'hostname': 'beta', 'num_ranks': 4}],
+       'host': {'hostname': 'alpha', 'os': 'Linux-6', 'os_name': 'Debian GNU/Linux 12', 'memory_bytes': 512_000_000_000,
+                'gpus': ['V100'] * 4, 'hardware': {
+                    'cpu': {'model': 'Xeon', 'sockets': 2, 'cores_per_socket': 20, 'threads_per_core': 2,
+                            'max_mhz': '3700', 'caches': 'L3 55 MiB'},
+                    'storage': [{'kind': 'NVMe SSD', 'model': 'x', 'bytes': 1_600_000_000_000}] * 2,
+                    'networks': [{'name': 'mlx5_0', 'rate': '100 Gb/sec'}],
+                    'gpus': [{'name': 'V100', 'memory.total': '32510 MiB', 'clocks.max.sm': '1530 MHz'}] * 4}},
+       'variables': {'CUDA_CACHE': '/home/me/cache'}}
+
+
+@cache  # writing one takes a second
+def log_of(config, end, seed, accuracies):
+    """A log for the rules of v0.5 and v0.7+, and one for those of v0.6."""
+    with TemporaryDirectory() as place:
+        v06 = Path(place) / 'v06'
+        return write_run(Path(place) / 'log', config, end=end, seed=seed, accuracies=accuracies,
+                         v06=v06).read_text(), v06.read_text()
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Makes a set of five logs of ImageNet with env.json, and reads it."""
+    def runs(config=SGD, num=5, seeds=range(1, 9), env=ENV, ends=(), v06=False, accuracies=(0.1, 0.7595)):
+        folder = tmp_path / 'runs'
+        folder.mkdir()
+        for k in range(num):
+            end = ends[k] if k < len(ends) else 'converged'
+            log, log_v06 = log_of(config, end, seeds[k], accuracies)
+            (folder / f'result_{k}.txt').write_text(log)
+            if v06:
+                (folder / f'result_{k}_v0.6.txt').write_text(log_v06)
+            (folder / f'env{f"_{k}" if k else ""}.json').write_text(json.dumps(env))
+            (folder / f'config{f"_{k}" if k else ""}.yaml').write_text('data:\n  dir: /home/me/imagenet\n')
+        return load_systems([folder])[0].runs
+    return runs
+
+
+def order(tmp_path, **keys):
+    return Order(**{'org': 'us', 'system': 'box', 'round': 'v4.0', 'out': tmp_path / 'out', **keys})
+
+
+def official(tool, *args, cwd):
+    done = subprocess.run([sys.executable, '-m', f'mlperf_logging.{tool}', *map(str, args)], cwd=cwd, text=True,
+                          capture_output=True)
+    return done.stdout + done.stderr
+
+
+def closed(config):
+    return replace(config, run=replace(config.run, submission_division='closed'))
+
+
+def test_five_real_runs_pass_the_official_checkers_and_are_labelled(tmp_path):
+    done = run([*CLI, 'package', DIGITS, '--org', 'us', '--system', 'vm', '--out', tmp_path / 'out'])
+    assert done.returncode == 0, done.stdout + done.stderr
+    label = 'Trained on digits, not ImageNet: a check of the format, not a result'
+    assert 'package_checker     found no errors (4.0.0)' in done.stdout and label in done.stdout
+    home = tmp_path / 'out/us'
+    checked = official('package_checker', home, 'training', '4.0.0', cwd=tmp_path)
+    assert 'PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !' in checked
+    described = official('system_desc_checker', home / 'systems/vm.json', 'training', '4.0.0', cwd=tmp_path)
+    assert 'checker passed' in described
+    official('result_summarizer', home, 'training', '4.0.0', '--csv', 'summary.csv', cwd=tmp_path)
+    summary = (tmp_path / 'summary.csv').read_text()
+    score = load_systems([DIGITS])[0].score_minutes
+    assert f'result_summarizer   {score:.2f} min' in done.stdout and ',vm,' in summary
+    for k in range(5):
+        assert (home / f'results/vm/resnet/result_{k}.txt').read_bytes() == (DIGITS / f'result_{k}.txt').read_bytes()
+    assert label in json.loads((home / 'systems/vm.json').read_text())['sw_notes']
+    code = home / 'benchmarks/resnet/implementations/mlperf_rn50'
+    assert label in (code / 'README.md').read_text() and (code / 'code/mlperf_rn50/cli.py').is_file()
+    assert sorted(p.name for p in (code / 'runs_vm').iterdir()) == sorted(
+        f'{stem}_{k}.{suffix}' for k in range(5) for stem, suffix in (('config', 'yaml'), ('env', 'json')))
+    shellcheck = run([CLI[0].replace('python', 'shellcheck'), *code.glob('*.sh')])
+    assert shellcheck.returncode == 0, shellcheck.stdout
+
+
+@pytest.mark.parametrize('round_name', ['v1.0', 'v2.1', 'v3.1', 'v4.0'])
+def test_open_sets_of_every_round(tmp_path, runs, round_name):
+    assert make_package(runs(), order(tmp_path, round=round_name)).refusals == ()
+
+
+def test_v05_has_a_layout_of_its_own(tmp_path, runs):
+    made = make_package(runs(), order(tmp_path, round='v0.5', poc_email='me@us'))
+    names = {str(p.relative_to(made.home)) for p in made.home.rglob('*') if 'code/resnet/code' not in str(p)
+             and 'runs_box' not in str(p) and p.is_file()}
+    assert names == {'submission.json', 'results/box/entry.json',
+                     *(f'code/resnet/{n}' for n in ('README.md', 'preproc_dataset.sh', 'setup_box.sh',
+                                                    'run_and_time_box.sh')),
+                     *(f'results/box/resnet/result_{k}.txt' for k in range(5))}
+    assert json.loads((made.home / 'submission.json').read_text()) == {'org': 'us', 'poc_email': 'me@us'}
+    entry = json.loads((made.home / 'results/box/entry.json').read_text())
+    assert {'division', 'status', 'hardware', 'framework', 'interconnect', 'nodes', 'os', 'libraries',
+            'compilers'} <= set(entry)
+    assert [entry['nodes'][0][k] for k in ('num_nodes', 'num_cores', 'num_vcpus')] == [2, 40, 80]
+
+
+def test_v06_takes_the_logs_that_its_rules_read(tmp_path, runs):
+    made = make_package(runs(closed(LARS), v06=True), order(tmp_path, round='v0.6'))
+    assert made.refusals == ()
+    assert ':::MLLOG' not in (made.home / 'results/box/resnet/result_0.txt').read_text()
+    assert 'SUCCESS' in official('package_checker', made.home, 'training', '0.6.0', cwd=tmp_path)
+
+
+def test_the_description_is_that_of_the_machine(tmp_path, runs):
+    gpu = replace(SGD, train=replace(SGD.train, device='gpu'))
+    made = make_package(runs(gpu), order(tmp_path))
+    found = json.loads((made.home / 'systems/box.json').read_text())
+    assert len(found) == 33
+    assert [found[k] for k in ('number_of_nodes', 'accelerators_per_node', 'accelerator_model_name',
+                               'accelerator_memory_capacity', 'host_processors_per_node', 'host_processor_core_count',
+                               'host_processor_vcpu_count', 'host_memory_capacity', 'host_storage_type',
+                               'host_storage_capacity', 'host_networking', 'operating_system', 'framework')] == [
+        '2', '4', 'V100', '32510 MiB', '2', '20', '40', '512 GB', '2x NVMe SSD', '2x 1600 GB', 'mlx5_0 100 Gb/sec',
+        'Debian GNU/Linux 12', 'MXNet 1.9.1 Gluon']
+    assert any('the machine does not say: ' in n and 'cooling' in n for n in made.notes)
+
+
+@pytest.mark.parametrize('keys, rule', [
+    ({'num': 4}, 'a ResNet result is 5 runs; here are 4'),
+    ({'num': 6}, 'a ResNet result is 5 runs; here are 6'),
+    ({'ends': ['aborted', None]}, 'one run of five may fail; here 2 did: result_0.txt (aborted), result_1.txt (failed)'),
+    ({'seeds': [1, 2, 3, 4, 4]}, 'every run has a seed of its own; here some share one'),
+    ({'config': closed(replace(SGD, data=DataConfig(dataset='digits', num_train=1437, num_val=360)))},
+     'the closed division trains on ImageNet; these logs are of other data'),
+    ({'config': closed(LARS)}, 'package_checker: RCP Test Failed: Missing RCP, please submit RCP with BS = 64')])
+def test_a_set_that_a_rule_refuses_leaves_nothing_behind(tmp_path, runs, keys, rule):
+    made = make_package(runs(**keys), order(tmp_path))
+    assert made.home is None and rule in made.refusals
+    assert not list((tmp_path / 'out').rglob('*'))
+
+
+def test_logs_that_break_the_rules_are_said_in_words(tmp_path, runs):
+    found = runs(closed(SGD), accuracies=(0.1, 0.75))  # enough for 74.9 %, and for v0.5
+    later = make_package(found, order(tmp_path))
+    assert later.home is None and len(later.refusals) == 5
+    assert later.refusals[0].startswith('result_0.txt: eval_accuracy: no line passes the test')
+    assert later.refusals[0].endswith('; the best is 0.75')
+    assert make_package(found, order(tmp_path, round='v0.5')).refusals == ()
+
+
+def test_v06_without_its_logs_is_refused(tmp_path, runs):
+    made = make_package(runs(), order(tmp_path, round='v0.6'))
+    assert made.home is None and made.refusals[0] == (
+        'result_0_v0.6.txt is missing: the 0.6.0 rules read :::MLL lines only; run with --run.log_v06 true')
+
+
+def test_one_failed_run_is_accepted(tmp_path, runs):
+    assert make_package(runs(ends=['aborted']), order(tmp_path)).refusals == ()
+
+
+def test_a_resumed_run_is_refused(tmp_path, runs):
+    found = runs()
+    changed = (replace(found[0], num_resumes=1), *found[1:])
+    made = make_package(changed, order(tmp_path))
+    assert made.refusals == ('result_0.txt: a log that spans a resume is not that of one timed run',)
+
+
+def test_a_second_system_joins_the_tree_and_nothing_is_overwritten(tmp_path, runs):
+    found = runs()
+    make_package(found, order(tmp_path))
+    home = make_package(found, order(tmp_path, system='box2')).home
+    assert sorted(p.name for p in (home / 'results').iterdir()) == ['box', 'box2']
+    assert (home / 'benchmarks/resnet/implementations/mlperf_rn50/run_and_time_box2.sh').is_file()
+    assert 'SUCCESS' in official('package_checker', home, 'training', '4.0.0', cwd=tmp_path)
+    with pytest.raises(UserError, match='is there already and is not overwritten'):
+        make_package(found, order(tmp_path))
+    assert not [p for p in (tmp_path / 'out').iterdir() if p.name.startswith('.')]
+
+
+@pytest.mark.parametrize('name', ['', '..', '../x', 'a/b', '-x', '.x', 'a b', 'x' * 200, 'ü'])
+@pytest.mark.parametrize('option', ['org', 'system'])
+def test_a_name_cannot_leave_the_folder(tmp_path, option, name):
+    with pytest.raises(UserError, match=f'--{option}: got'):
+        make_package((), order(tmp_path, **{option: name}))
+
+
+def test_redacted_trees_name_no_host_and_no_path_but_in_results(tmp_path, runs):
+    config = replace(SGD, run=replace(SGD.run, submission_platform='2xbox of alpha'))
+    made = make_package(runs(config), order(tmp_path, is_redacted=True))
+    for path in made.home.rglob('*'):
+        if path.is_file() and 'code/' not in str(path.relative_to(made.home)):
+            text = path.read_text()
+            assert ('alpha' in text) == ('results' in path.parts), path
+            assert '/home/me' not in text, path
+    assert '2xbox of node1' == json.loads((made.home / 'systems/box.json').read_text())['hw_notes']
+
+
+def test_redaction():
+    assert redact({'a': ['/home/me/x.bin:/lib', 'on alpha.', 'alphabet', 'GNU/Linux', 3, None]}, ['alpha']) == {
+        'a': ['x.bin:lib', 'on node1.', 'alphabet', 'GNU/Linux', 3, None]}
+
+
+@pytest.mark.parametrize('env', [{}, {'host': 3},
+                                 {'host': {'hardware': {'cpu': [], 'storage': {}, 'gpus': [1], 'networks': 'x'}}},
+                                 {'git_commit': '$(touch evil)', 'packages': []}, {'nodes': [{'hostname': '../..'}]}])
+def test_whatever_stands_in_env_json(tmp_path, runs, env):
+    made = make_package(runs(env=env), order(tmp_path))
+    assert made.refusals == () and not (tmp_path / 'evil').exists()
+
+
+def test_the_command_wants_one_set(tmp_path, runs):
+    runs()
+    done = run([*CLI, 'package', tmp_path / 'runs', DIGITS, '--org', 'us', '--system', 'x', '--out', tmp_path / 'out'])
+    assert (done.returncode, done.stdout) == (2, '') and 'RUNS: got 2 sets' in done.stderr
+    done = run([*CLI, 'package', tmp_path / 'runs/result_0.txt', '--org', 'us', '--system', 'x', '--out',
+                tmp_path / 'o'])
+    assert done.returncode == 1 and 'refused by the rules of v4.0; nothing was written:' in done.stdout
