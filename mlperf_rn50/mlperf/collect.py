@@ -18,7 +18,7 @@ _OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_b
 INPUT_BATCH_SIZE = 'input_batch_size'  # v0.5: of one accelerator
 # Keys of which a run has one value, whatever the number of ranks.
 _SINGLE = frozenset([
-    keys.SUBMISSION_BENCHMARK, keys.SUBMISSION_ORG, keys.SUBMISSION_DIVISION, keys.SUBMISSION_STATUS,
+    keys.SUBMISSION_ORG, keys.SUBMISSION_DIVISION, keys.SUBMISSION_STATUS,
     keys.SUBMISSION_PLATFORM,
     keys.SUBMISSION_ENTRY, keys.GLOBAL_BATCH_SIZE, keys.TRAIN_SAMPLES, keys.EVAL_SAMPLES, keys.INIT_STOP,
     keys.RUN_START, keys.RUN_STOP, events.TARGET_ACCURACY, events.DATASET, events.NUM_NODES, events.NUM_RANKS,
@@ -60,6 +60,7 @@ class Found:
         self.single: dict[str, tuple[Mark, Event]] = {}
         self.optimizer: dict[str, Any] = {}
         self.counts = dict.fromkeys(_COUNTED, 0)
+        self.first_lines: dict[str, int] = {}  # of what is counted
         self.first_init: Mark | None = None
         self.seed: tuple[int, Any] | None = None
         self.resumes: list[tuple[Mark, Event]] = []
@@ -70,6 +71,7 @@ class Found:
         self.eval_stops: dict[int, Mark] = {}
         self.accuracies: dict[int, tuple[Mark, float]] = {}
         self.stats: dict[int, tuple[Mark, Mapping[str, Any]]] = {}
+        self.rates: list[tuple[Mark, Any]] = []  # learning rates as they are logged
         self.warnings: list[LogWarning] = []
         self._epoch_now = 0
 
@@ -117,12 +119,15 @@ class Found:
         elif _OPTIMIZER_KEY.fullmatch(key):
             if len(self.optimizer) < _MAX_KEYS:
                 self.optimizer.setdefault(key, event.value)
+            if event.key == 'opt_learning_rate' and len(self.rates) < _MAX_KEPT:  # v0.5: again whenever it changes
+                self.rates.append((mark, event.value))
         else:
             self._add_progress(mark, key, event)
 
     def _add_counted(self, mark: Mark, key: str, event: Event) -> None:
         """A line that every rank or node may write."""
         self.counts[key] += 1
+        self.first_lines.setdefault(key, mark.line)
         if key == keys.INIT_START and (self.first_init is None or mark.time_s < self.first_init.time_s):
             self.first_init = mark
         if key == keys.SEED and self.seed is None:
@@ -156,6 +161,8 @@ class Found:
             self._add_accuracy(mark, epoch, event)
         elif key == events.TRACKED_STATS and isinstance(event.value, dict) and len(self.stats) < _MAX_KEPT:
             self.stats.setdefault(epoch or self._epoch_now, (mark, event.value))
+            if 'learning_rate' in event.value and len(self.rates) < _MAX_KEPT:
+                self.rates.append((mark, event.value['learning_rate']))
 
     def _epoch(self, event: Event) -> int | None:
         """The epoch an event is about; v0.5 counts from 0, and leaves it out where it is the current one."""

@@ -1,7 +1,7 @@
 """The system description beside a log: entry.json of v0.5, systems/<system>.json of later rounds, our env.json."""
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ class Description:
         num_nodes: number of nodes.
         num_accelerators: of all nodes, or of one.
         is_of_one_node: whether num_accelerators is of one node.
+        nodes_line, accelerators_line: where the file says so.
     """
 
     path: Path
@@ -25,6 +26,8 @@ class Description:
     num_nodes: int | None
     num_accelerators: int | None
     is_of_one_node: bool = False
+    nodes_line: int | None = None
+    accelerators_line: int | None = None
 
 
 def _count(value: Any) -> int | None:
@@ -79,9 +82,18 @@ def find_description(log: Path) -> tuple[Description | None, str | None]:
     if path is None:
         return None, None
     try:
-        return _describe(path, _load(path)), None
+        found = _describe(path, _load(path))
+        text = path.read_text('utf-8', 'replace')
+        nodes, accelerators = (_line_of(text, *keys) for keys in (('number_of_nodes', 'num_nodes'), (
+            'accelerators_per_node', 'num_accelerators', 'gpus')))
+        return replace(found, nodes_line=nodes, accelerators_line=accelerators), None
     except (OSError, ValueError) as e:
         return None, f'{path.name} cannot be read: {str(e)[:200]}; left out'
+
+
+def _line_of(text: str, *keys: str) -> int | None:
+    """The first line that holds one of some keys."""
+    return next((i for i, line in enumerate(text.splitlines(), start=1) if any(f'"{k}"' in line for k in keys)), None)
 
 
 def _describe(path: Path, content: dict[str, Any]) -> Description:

@@ -38,7 +38,7 @@ class Event:
         key: of the vocabulary.
         time_s: seconds since 1970.
         value: any JSON value; None where there is none.
-        metadata: a JSON object; for v0.5 lines, file and lineno only.
+        metadata: a JSON object; for v0.5 lines, file, lineno and benchmark.
     """
 
     line_format: LineFormat
@@ -108,7 +108,7 @@ def _decode_v05(text: str) -> Event:
         raise ValueError('not a :::MLPv0.5.0 line')
     value = None if m['value'] is None else json.loads(m['value'])
     return Event('MLPv0.5.0', m['key'], _seconds(float(m['time'])), value,
-                 {'file': m['file'], 'lineno': int(m['line'])})
+                 {'file': m['file'], 'lineno': int(m['line']), 'benchmark': m['benchmark']})
 
 
 def _decode_mllog(text: str) -> Event:

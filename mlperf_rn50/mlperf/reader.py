@@ -58,11 +58,24 @@ def read_events(path: Path) -> Iterator[tuple[int, Event | ValueError]]:
         raise UserError(f'{path}: cannot read the log: {e.strerror}') from e
 
 
+class OtherBenchmark(UserError):
+    """A log, but of another benchmark than ResNet."""
+
+
+def _check_benchmark(path: Path, event: Event) -> None:
+    if event.line_format == 'MLPv0.5.0':
+        benchmark = event.metadata['benchmark']
+    else:
+        benchmark = event.value if event.key == keys.SUBMISSION_BENCHMARK else keys.RESNET
+    if benchmark != keys.RESNET:
+        raise OtherBenchmark(f'{path}: a log of the benchmark {benchmark!r:.80}, expected resnet')
+
+
 def _collect(path: Path) -> tuple[dict[LineFormat, Found], int]:
     """What the lines of each format say, and the last line of the log.
 
     Raises:
-        UserError: the file cannot be read or holds more than one run.
+        UserError: the file cannot be read, is of another benchmark or holds more than one run.
     """
     found: dict[LineFormat, Found] = {}
     torn: list[LogWarning] = []
@@ -72,6 +85,7 @@ def _collect(path: Path) -> tuple[dict[LineFormat, Found], int]:
             if len(torn) < MAX_WARNINGS:
                 torn.append(LogWarning(last_line, f'torn line, left out: {str(event)[:200]}'))
             continue
+        _check_benchmark(path, event)
         try:
             found.setdefault(event.line_format, Found(event.line_format)).add(last_line, event)
         except ValueError as e:
@@ -90,10 +104,6 @@ def read_run(path: Path) -> Run:
     found, last_line = _collect(path)
     if not found:
         raise UserError(f'{path}: no MLPerf log line in it; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0')
-    for half in found.values():
-        benchmark = half.value(keys.SUBMISSION_BENCHMARK)
-        if benchmark not in (None, keys.RESNET):
-            raise UserError(f'{path}: a log of the benchmark {benchmark!r:.80}, expected resnet')
     # Our own logs hold two formats of the same run: the later one says more.
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
     best = max((found[f] for f in order if f in found), key=lambda half: keys.RUN_START in half.single)
@@ -124,8 +134,12 @@ class _Facts:
     def _logged(self, key: str) -> Source:
         return Source('logged', key, self.found.line(key))
 
-    def _described(self) -> Source:
-        return Source('described', self.description.path.name if self.description else '')
+    def _counted(self, key: str, name: str) -> Source:
+        return Source('implied', f'the {self.found.counts[key]} lines {name}', self.found.first_lines.get(key))
+
+    def _described(self, line: int | None) -> Source:
+        path = self.description.path if self.description else None
+        return Source('described', path.name if path else '', line, path)
 
     def _settle(self, name: str, unit: str, *evidence: tuple[int | None, Source]) -> int | None:
         """The first of several statements on one fact; says what contradicts it.
@@ -143,7 +157,8 @@ class _Facts:
         self.sources[name] = source
         for other, where in known[1:] if not self.found.resumes else []:
             if other != value:
-                self.found.warn(where.line, f'{where.text} says {other} {unit}, {source.text} {value}; {value} counts')
+                line = None if where.path else where.line
+                self.found.warn(line, f'{where.text} says {other} {unit}, {source.text} {value}; {value} counts')
                 break
         return value
 
@@ -153,7 +168,8 @@ class _Facts:
         return int(m[1]) if m else None
 
     def _nodes(self) -> int | None:
-        found, platform = self.found, _text(self.found.value(keys.SUBMISSION_PLATFORM)) or ''
+        found, description = self.found, self.description
+        platform = _text(found.value(keys.SUBMISSION_PLATFORM)) or ''
         clears, times = found.counts[keys.CACHE_CLEAR], re.match(r'(\d{1,6})x(?=\D)', platform)
         return self._settle(
             'num_nodes', 'nodes',
@@ -161,17 +177,17 @@ class _Facts:
             (integer(self._of_entry('num_nodes'), 1), self._logged(keys.SUBMISSION_ENTRY)),
             (integer(int(times[1]), 1) if times else None,
              Source('implied', keys.SUBMISSION_PLATFORM, found.line(keys.SUBMISSION_PLATFORM))),
-            (clears if clears > 1 else None, Source('implied', f'the {clears} lines that clear a cache')),
-            (integer(self.description.num_nodes, 1) if self.description else None, self._described()))
+            (clears if clears > 1 else None, self._counted(keys.CACHE_CLEAR, 'that clear a cache')),
+            (integer(description.num_nodes, 1) if description else None,
+             self._described(description.nodes_line if description else None)))
 
     def _ranks(self) -> int | None:
         found = self.found
         inits, seeds = found.counts[keys.INIT_START], found.counts[keys.SEED]
         return self._settle(
             'num_ranks', 'ranks', (integer(found.value(events.NUM_RANKS), 1), self._logged(events.NUM_RANKS)),
-            (inits if inits > 1 else None, Source('implied', f'the {inits} lines of init_start')),
-            (seeds if seeds > 1 and found.format == 'MLPv0.5.0' else None,
-             Source('implied', f'the {seeds} lines of seeds')))
+            (inits if inits > 1 else None, self._counted(keys.INIT_START, 'of init_start')),
+            (seeds if seeds > 1 and found.format == 'MLPv0.5.0' else None, self._counted(keys.SEED, 'of seeds')))
 
     def _accelerators(self, num_nodes: int | None, num_ranks: int | None) -> int | None:
         found, description = self.found, self.description
@@ -192,7 +208,7 @@ class _Facts:
             (of_entry * nodes_of_entry if of_entry is not None and nodes_of_entry else None,
              self._logged(keys.SUBMISSION_ENTRY)),
             (ranks, self.sources.get('num_ranks', Source('implied', ''))),
-            (described, self._described()),
+            (described, self._described(description.accelerators_line if description else None)),
             (by_span, Source('implied', 'global_batch_size / model_bn_span', found.line(keys.GLOBAL_BATCH_SIZE))))
 
     def _batch(self, num_accelerators: int | None) -> int | None:
@@ -256,8 +272,7 @@ class _Facts:
         return tuple(result)
 
     def _learning_rates(self) -> tuple[tuple[float, float], ...]:
-        pairs = [(self.found.clock_s(mark), number(stats.get('learning_rate'), 0, 1e9))
-                 for mark, stats in self.found.stats.values()]
+        pairs = [(self.found.clock_s(mark), number(rate, 0, 1e9)) for mark, rate in self.found.rates]
         return tuple(sorted((t, lr) for t, lr in pairs if t is not None and lr is not None))
 
     def _status(self, evaluations: tuple[Evaluation, ...], target: float | None, time_s: float | None) -> RunStatus:

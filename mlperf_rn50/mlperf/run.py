@@ -16,11 +16,18 @@ IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
 
 @dataclass(frozen=True)
 class Source:
-    """Where a fact comes from: logged, implied by what is logged, or the system description beside the log."""
+    """Where a fact comes from: logged, implied by what is logged, or the system description beside the log.
+
+    Args:
+        text: which key, lines or file.
+        line: of the log, or of path.
+        path: the description; None for the log.
+    """
 
     basis: Basis
     text: str
     line: int | None = None
+    path: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf.reader import read_run
+from mlperf_rn50.mlperf.reader import OtherBenchmark, read_run
 from mlperf_rn50.mlperf.run import LogWarning, Run
 
 RUNS_OF_A_SCORE = 5
@@ -286,6 +286,8 @@ def _load_run(path: Path, is_only: bool) -> Run:
     """A run; a file of a set that is no log is one that did not converge, and says why."""
     try:
         return read_run(path)
+    except OtherBenchmark:
+        raise
     except UserError as e:
         if is_only:
             raise
@@ -310,17 +312,26 @@ def _check_pool(folder: Path, runs: Sequence[Run]) -> None:
 
 
 def load_systems(paths: Sequence[Path]) -> list[System]:
-    """The systems whose logs lie under some paths, smallest first within a study.
+    """The systems whose ResNet logs lie under some paths, smallest first within a study.
+
+    Folders of other benchmarks, of which a round has many, are left out.
 
     Raises:
         UserError: a path holds no log, or a folder's runs differ in what a set must share.
     """
     systems = []
+    others: list[OtherBenchmark] = []
     for folder, logs in _find_logs(paths).items():
-        runs = tuple(_load_run(log, len(logs) == 1) for log in logs)
+        try:
+            runs = tuple(_load_run(log, len(logs) == 1) for log in logs)
+        except OtherBenchmark as e:
+            others.append(e)
+            continue
         _check_pool(folder, runs)
         home = folder.absolute()
         if home.name == 'resnet':  # <system>/resnet/result_<k>.txt of a submission
             home = home.parent
         systems.append(System(home.name, folder, home.parent, runs))
+    if not systems:
+        raise others[0]
     return sorted(systems, key=lambda s: (str(s.study), s.num_units or 0, s.num_nodes or 0, s.name))

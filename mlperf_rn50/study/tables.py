@@ -57,7 +57,7 @@ def _lines(run: Run, *names: str) -> tuple[Ref, ...]:
 
 def _source(systems_runs: Sequence[Run], field: str) -> tuple[Ref, ...]:
     """The line of the first run that a fact of the system is from."""
-    refs = [(r.path, s.line) for r in systems_runs if (s := r.sources.get(field)) and s.line is not None]
+    refs = [(s.path or r.path, s.line) for r in systems_runs if (s := r.sources.get(field)) and s.line is not None]
     return tuple(refs[:1])
 
 

@@ -1,7 +1,7 @@
 """Sets of runs: which may be pooled, their score, and how weak their evidence is."""
 import pytest
 from helpers import CLI, run
-from lines import run_lines, write_lines, write_set
+from lines import mllog, run_lines, write_lines, write_set
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.study.convergence import load_systems, parts_of, score_minutes
@@ -113,6 +113,14 @@ def test_systems_of_a_submission_are_named_after_their_folders(tmp_path):
     write_set(tmp_path / 'v2.0/us/results/big/resnet', 1)
     system = only(tmp_path)
     assert (system.name, system.study_name, system.round, system.org) == ('big', 'v2.0/us', 'v2.0', 'us')
+
+
+def test_folders_of_other_benchmarks_are_left_out(tmp_path):
+    write_set(tmp_path / 'v1.0/us/results/box/resnet', 2)
+    write_lines(tmp_path / 'v1.0/us/results/box/bert/result_0.txt', [mllog('submission_benchmark', 0, 'bert')])
+    assert len(only(tmp_path).runs) == 2
+    with pytest.raises(UserError, match="benchmark 'bert', expected resnet"):
+        load_systems([tmp_path / 'v1.0/us/results/box/bert'])
 
 
 def test_only_numbered_results_are_looked_for(tmp_path):

@@ -209,6 +209,8 @@ def test_what_is_no_log_of_one_run_is_refused(read, tmp_path):
         read_run(tmp_path / 'result_9.txt')
     with pytest.raises(UserError, match="a log of the benchmark 'ssd', expected resnet"):
         read([mllog('submission_benchmark', 0, 'ssd')])
+    with pytest.raises(UserError, match="a log of the benchmark 'ssd', expected resnet"):
+        read([line.replace(' resnet ', ' ssd ') for line in v05_log()])
     with pytest.raises(UserError, match='holds more than one run: line 27 is run_stop, line 40 run_start again'):
         read(run_lines() * 2)
 
@@ -275,6 +277,11 @@ def test_applied_learning_rates_come_from_the_metrics_beside_the_log(tmp_path):
     (tmp_path / 'metrics_1.jsonl').write_text('{"event": "train", "time_s": 2.0, "learning_rate": 0.5}\nno\n[1]\n'
                                               '{"time_s": "x", "learning_rate": 1}\n{"event": "eval", "time_s": 3}\n')
     assert read_learning_rates(run) == ((2.0, 0.5),)
+
+
+def test_v05_learning_rates_are_those_that_were_logged(read):
+    run = read([*v05_log()[:-2], v05('opt_learning_rate', 15, 0.01), *v05_log()[-2:]])
+    assert run.learning_rates == ((1.0, 0.1), (15.0, 0.01)) and run.optimizer['opt_base_learning_rate'] == 0.1
 
 
 def test_memory_does_not_grow_with_the_log(tmp_path):

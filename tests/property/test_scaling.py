@@ -1,0 +1,45 @@
+"""The identity of the speed-up and the bounds of its parts, for any durations."""
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lines import write_set
+
+from mlperf_rn50.study.convergence import load_systems, parts_of, score_minutes
+from mlperf_rn50.study.scaling import make_studies
+
+SECONDS = st.integers(1, 5000).map(lambda n: n / 10)
+RUNS = st.fixed_dictionaries({'epoch_s': SECONDS, 'first_s': SECONDS, 'eval_s': SECONDS, 'num_runs': st.integers(1, 5),
+                              'accuracies': st.integers(1, 5).map(lambda n: (0.5,) * (n - 1) + (0.76,)),
+                              'period': st.integers(1, 4)})
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp('study')
+
+
+@given(small=RUNS, large=RUNS)
+def test_throughput_epochs_and_share_give_the_speedup(folder, small, large):
+    for path in folder.rglob('*.txt'):
+        path.unlink()
+    write_set(folder / 'a', **small)
+    write_set(folder / 'b', nodes=2, ranks=8, batch=128, **large)
+    study = make_studies(load_systems([folder]))[0]
+    c = study.comparisons[1]
+    assert c.throughput_gain * c.epoch_ratio * c.share_ratio == pytest.approx(c.speedup, rel=1e-6)
+    assert c.efficiency == pytest.approx(c.speedup / 2)
+    for system in study.systems:
+        for run in system.runs:
+            parts = parts_of(run)
+            assert parts.on_clock_s == pytest.approx(run.time_to_train_s, abs=0.01)
+            assert min(parts.first_s, parts.training_s, parts.evaluation_s) >= 0 and parts.other_s > -0.01
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(1, 1e6)), min_size=5, max_size=5))
+def test_the_score_lies_within_the_middle_runs(times):
+    score = score_minutes(times)
+    if sum(t is None for t in times) > 1:
+        assert score is None
+    else:
+        middle = sorted(t if t is not None else float('inf') for t in times)[1:4]
+        assert min(middle) <= score * 60 * (1 + 1e-9) and score * 60 <= max(middle) * (1 + 1e-9)
