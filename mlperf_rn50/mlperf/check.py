@@ -137,6 +137,23 @@ def _v05_target(found: list[Event], evaluations: list[Event]) -> list[str]:
     return []
 
 
+def _find_danger(lines: list) -> str | None:
+    """What of parsed lines must not reach the official checker, as it would steer it; None where nothing does."""
+    for line in lines:
+        if not isinstance(line.value, dict) or not isinstance(line.value.get('metadata'), dict):
+            return f'{line.key}: its value or metadata is missing'
+        allowed = _ENQUEUED.get(line.key)
+        if allowed and line.value.get('value') not in allowed:
+            return f'{line.key}: got {line.value.get("value")!r:.200}, expected {" or ".join(allowed)}'
+    return None
+
+
+def find_danger(path: Path, ruleset: str) -> str | None:
+    """What of a log must not reach any official tool; None where nothing does."""
+    from mlperf_logging.compliance_checker import mlp_parser
+    return _find_danger(mlp_parser.parse_file(str(path), ruleset=ruleset)[0])
+
+
 def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str, ...]:
     """What the official compliance checker says of a log, one sentence per violation.
 
@@ -151,14 +168,11 @@ def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str,
         return (f'there is no {":::MLL" if ruleset == "0.6.0" else ":::MLLOG"} line',)
     if errors:
         return tuple(f'not a log line of {ruleset} ({why}): {line[:80]}' for line, why in errors)
+    if danger := _find_danger(lines):
+        return (danger,)
     for line in lines:
-        if not isinstance(line.value, dict) or not isinstance(line.value.get('metadata'), dict):
-            return (f'{line.key}: its value or metadata is missing',)
         if line.key == 'submission_division' and division:
             line.value['value'] = division
-        allowed = _ENQUEUED.get(line.key)
-        if allowed and line.value.get('value') not in allowed:
-            return (f'{line.key}: got {line.value.get("value")!r}, expected {" or ".join(allowed)}',)
     checker = mlp_compliance.make_checker('training', ruleset, quiet=True, werror=False)
     logging.disable(logging.CRITICAL)
     try:

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import mlperf_rn50
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import write_atomically
@@ -124,7 +122,14 @@ def check_set(runs: Sequence[Run], order: Order) -> list[str]:
 
 
 def check_results(runs: Sequence[Run], order: Order) -> list[str]:
-    """What the round's checker says of the logs, where more than the one run that may fail do."""
+    """What the round's checker says of the logs, where more than the one run that may fail do.
+
+    A log that could steer the official tools is refused whatever the others are.
+    """
+    if order.ruleset != check.V05:
+        dangers = [(r, check.find_danger(_result_of(r, order), order.ruleset)) for r in runs]
+        if any(danger for _, danger in dangers):
+            return [f'{r.path.name}: {danger}' for r, danger in dangers if danger]
     verdicts = [(r, check.check_log(_result_of(r, order), (order.ruleset,), None)[0]) for r in runs
                 if r.status != 'unreadable']
     failed = [(r, v) for r, v in verdicts if not v.passed]
@@ -196,7 +201,7 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], order: Order) -> d
         'host_processor_model_name': str(cpu.get('model') or _find(env, 'host', 'cpu')),
         'host_processor_core_count': str(cores or ''),
         'host_processor_vcpu_count': str(cores * threads) if cores and threads else '',
-        'host_processor_frequency': f'{cpu["max_mhz"]} MHz' if cpu.get('max_mhz') else '',
+        'host_processor_frequency': f'{mhz:.0f} MHz' if isinstance(mhz := cpu.get('max_mhz'), float) else '',
         'host_processor_caches': str(cpu.get('caches') or ''), 'host_processor_interconnect': '',
         'host_memory_capacity': _size(_find(env, 'host', 'memory_bytes')),
         'host_storage_type': _each([str(d.get('kind') or '') for d in disks]),
@@ -217,7 +222,7 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], order: Order) -> d
         'sw_notes': _data_note(runs)}
 
 
-def describe_entry(description: dict[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
+def describe_entry(description: dict[str, Any]) -> dict[str, Any]:
     """entry.json of v0.5, from the later rounds' description."""
     d = description
     per_node = int(d['accelerators_per_node'] or 0)
@@ -254,8 +259,8 @@ _RUN = '''#!/usr/bin/env bash
 # Runs the benchmark five times. Options are those of code/launch/LAUNCHER.sh, such as --hosts h1,h2
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/code"
-exec launch/LAUNCHER.sh --config ../runs_SYSTEM/config_0.yaml --run-dir logs/SYSTEM --ranks-per-node RANKS --seeds 5 \\
-    --clear-caches "$@"
+exec launch/LAUNCHER.sh --config ../runs_SYSTEM/config_0.yaml --run-dir logs/SYSTEM --run.seed null --seeds 5 \\
+    --ranks-per-node RANKS --clear-caches "$@"
 '''
 
 
@@ -321,16 +326,18 @@ def _write_runs(folder: Path, runs: Sequence[Run], is_redacted: bool) -> None:
         hosts = _hosts(env) if is_redacted else []
         if env:
             _dump(folder / f'env_{k}.json', redact(env, hosts) if is_redacted else env)
-        if config.is_file() and is_redacted:
-            tree = redact(yaml.safe_load(config.read_text()), hosts)
-            (folder / f'config_{k}.yaml').write_text(yaml.safe_dump(tree, sort_keys=False))
-        elif config.is_file():
-            shutil.copyfile(config, folder / f'config_{k}.yaml')
+        if config.is_file():
+            text = config.read_text('utf-8', 'replace')
+            (folder / f'config_{k}.yaml').write_text(redact(text, hosts) if is_redacted else text)
 
 
 def _dump(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(content, indent=2) + '\n')
+
+
+def _code_folder(order: Order) -> str:
+    return 'code/resnet' if order.round == 'v0.5' else 'benchmarks/resnet/implementations/mlperf_rn50'
 
 
 def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
@@ -344,18 +351,17 @@ def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
     for k, run in enumerate(runs):
         shutil.copyfile(_result_of(run, order), results / f'result_{k}.txt')
     if order.round == 'v0.5':
-        _dump(results.parent / 'entry.json', describe_entry(description, runs))
+        _dump(results.parent / 'entry.json', describe_entry(description))
         _dump(home / 'submission.json', {'org': order.org, 'poc_email': order.poc_email})
-        code = home / 'code/resnet'
     else:
         _dump(home / 'systems' / f'{order.system}.json', description)
-        code = home / 'benchmarks/resnet/implementations/mlperf_rn50'
+    code = home / _code_folder(order)
     code.mkdir(parents=True)
     _write_scripts(code, runs, order.system)
     _write_runs(code / f'runs_{order.system}', runs, order.is_redacted)
     notes = [_copy_code(code / 'code', env), _data_note(runs)]
-    empty = [k for k, v in description.items() if v in ('', {})
-             and not (k.startswith('accelerator_') and description['accelerators_per_node'] == '0') and k != 'sw_notes']
+    irrelevant = ('hw_notes', 'sw_notes', 'accelerator_' if description['accelerators_per_node'] == '0' else 'sw_notes')
+    empty = [k for k, v in description.items() if v in ('', {}) and not k.startswith(irrelevant)]
     if empty:
         notes.append(f'the machine does not say: {", ".join(empty)}; fill them in by hand')
     orgs = sorted({str(r.org) for r in runs if r.org} - {order.org})
@@ -427,6 +433,8 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
             refusals = check_tree(new, order.ruleset)
             if refusals:
                 return Package(None, tuple(refusals), tuple(notes))
+            if (order.home / _code_folder(order) / 'code').exists():
+                notes.append(f'{_code_folder(order)}/code is there already and stays as it is')
             _merge(new, order.home)
     except OSError as e:
         raise UserError(f'--out: {order.out}: {e.strerror}; choose a folder that can be written') from e

@@ -43,11 +43,12 @@ def parse_cpu(text: str) -> dict[str, Any]:
 
     def count(name: str) -> int | None:
         return int(fields[name]) if re.fullmatch(r'\d+', fields.get(name) or '') else None
+    mhz = fields.get('CPU max MHz') or ''
     caches = ', '.join(f'{name.removesuffix(" cache")} {size}' for name, size in fields.items()
                        if name.endswith(' cache'))
     return {'model': fields.get('Model name'), 'sockets': count('Socket(s)'),
             'cores_per_socket': count('Core(s) per socket'), 'threads_per_core': count('Thread(s) per core'),
-            'max_mhz': fields.get('CPU max MHz'), 'caches': caches or None}
+            'max_mhz': float(mhz) if re.fullmatch(r'[\d.]+', mhz) else None, 'caches': caches or None}
 
 
 def parse_storage(text: str) -> list[dict[str, Any]]:

@@ -1,10 +1,9 @@
 """Damaged, shuffled and made-up logs: no crash, no success that is not there."""
 import json
-import subprocess
 import sys
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, run
 from hypothesis import given
 from hypothesis import strategies as st
 from invariants import check_report, check_run
@@ -65,15 +64,15 @@ def test_a_damaged_log_never_becomes_another_success(path, data):
                 lines[i] = lines[i][:data.draw(st.integers(0, len(lines[i])))]
             case 'join':
                 lines[i] += lines[j]
-    run = check_run(write(path, lines))
-    assert run is None or run.status != 'converged' or run.division != 'closed'
+    found = check_run(write(path, lines))
+    assert found is None or found.status != 'converged' or found.division != 'closed'
 
 
 @given(noise=st.binary(max_size=400), marker=st.sampled_from([':::MLLOG ', ':::MLL ', ':::MLPv0.5.0 resnet ']))
 def test_noise_is_no_success(path, noise, marker):
     path.write_bytes(marker.encode() + noise)
-    run = check_run(path)
-    assert run is None or run.status == 'failed'
+    found = check_run(path)
+    assert found is None or found.status == 'failed'
 
 
 def test_a_coverage_guided_fuzzer_finds_nothing(tmp_path):
@@ -85,7 +84,8 @@ def test_a_coverage_guided_fuzzer_finds_nothing(tmp_path):
     words = tmp_path / 'words'
     words.write_text('\n'.join(json.dumps(w) for w in [*KEYS, *V05_KEYS, ':::MLLOG ', ':::MLL ', ':::MLPv0.5.0 resnet ',
                                                        'epoch_num', 'metadata', 'success']) + '\n')
-    done = subprocess.run([sys.executable, ROOT / 'tests/fuzz_reader.py', '-runs=15000', '-seed=1', '-max_len=6000',
-                           f'-dict={words}', f'-artifact_prefix={tmp_path}/', corpus], capture_output=True, text=True)
+    # Started by another process: the fuzzer takes the peak memory of the one it was forked from, the tests, for its own.
+    done = run(['timeout', 600, sys.executable, ROOT / 'tests/fuzz_reader.py', '-runs=15000', '-seed=1', '-max_len=6000',
+                f'-dict={words}', f'-artifact_prefix={tmp_path}/', corpus], timeout=700)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert 'Done 15000 runs' in done.stderr

@@ -11,7 +11,7 @@ def test_lscpu():
               'CPU max MHz:': '3900.0000', 'L1d cache:': '1.5 MiB (48 instances)', 'L3 cache:': '66 MiB (2 instances)'}
     text = json.dumps({'lscpu': [{'field': k, 'data': v} for k, v in fields.items()]})
     assert parse_cpu(text) == {'model': 'Xeon 8174', 'sockets': 2, 'cores_per_socket': 24, 'threads_per_core': 2,
-                               'max_mhz': '3900.0000', 'caches': 'L1d 1.5 MiB (48 instances), L3 66 MiB (2 instances)'}
+                               'max_mhz': 3900.0, 'caches': 'L1d 1.5 MiB (48 instances), L3 66 MiB (2 instances)'}
 
 
 def test_lsblk():

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from helpers import CLI, ROOT, run
+from lines import mllog
 from sample_log import LARS, SGD, write_run
 
 from mlperf_rn50.config import DataConfig
@@ -22,7 +23,7 @@ ENV = {'git_commit': None, 'packages': {'mxnet-cu117': '1.9.1', 'horovod': '0.28
        'host': {'hostname': 'alpha', 'os': 'Linux-6', 'os_name': 'Debian GNU/Linux 12', 'memory_bytes': 512_000_000_000,
                 'gpus': ['V100'] * 4, 'hardware': {
                     'cpu': {'model': 'Xeon', 'sockets': 2, 'cores_per_socket': 20, 'threads_per_core': 2,
-                            'max_mhz': '3700', 'caches': 'L3 55 MiB'},
+                            'max_mhz': 3700.0, 'caches': 'L3 55 MiB'},
                     'storage': [{'kind': 'NVMe SSD', 'model': 'x', 'bytes': 1_600_000_000_000}] * 2,
                     'networks': [{'name': 'mlx5_0', 'rate': '100 Gb/sec'}],
                     'gpus': [{'name': 'V100', 'memory.total': '32510 MiB', 'clocks.max.sm': '1530 MHz'}] * 4}},
@@ -164,6 +165,16 @@ def test_v06_without_its_logs_is_refused(tmp_path, runs):
     made = make_package(runs(), order(tmp_path, round='v0.6'))
     assert made.home is None and made.refusals[0] == (
         'result_0_v0.6.txt is missing: the 0.6.0 rules read :::MLL lines only; run with --run.log_v06 true')
+
+
+@pytest.mark.parametrize('key', ['opt_name', 'submission_division'])
+def test_one_log_that_would_steer_the_official_tools_is_refused(tmp_path, runs, key):
+    found = runs(ends=['aborted'])
+    with open(found[0].path, 'a') as f:
+        f.write(mllog(key, 0, 'adam/../../../tmp/x') + '\n')
+    made = make_package(load_systems([found[0].path.parent])[0].runs, order(tmp_path))
+    assert made.home is None
+    assert made.refusals[0].startswith(f"result_0.txt: {key}: got 'adam/../../../tmp/x', expected")
 
 
 def test_one_failed_run_is_accepted(tmp_path, runs):
