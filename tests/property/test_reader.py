@@ -84,8 +84,8 @@ def test_a_coverage_guided_fuzzer_finds_nothing(tmp_path):
     words = tmp_path / 'words'
     words.write_text('\n'.join(json.dumps(w) for w in [*KEYS, *V05_KEYS, ':::MLLOG ', ':::MLL ', ':::MLPv0.5.0 resnet ',
                                                        'epoch_num', 'metadata', 'success']) + '\n')
-    # Started by another process: the fuzzer takes the peak memory of the one it was forked from, the tests, for its own.
-    done = run(['timeout', 600, sys.executable, ROOT / 'tests/fuzz_reader.py', '-runs=15000', '-seed=1', '-max_len=6000',
-                f'-dict={words}', f'-artifact_prefix={tmp_path}/', corpus], timeout=700)
+    # Started by another process: the fuzzer takes the peak memory of the one it was forked from for its own.
+    done = run(['timeout', 600, sys.executable, ROOT / 'tests/fuzz_reader.py', '-runs=15000', '-seed=1',
+                '-max_len=6000', f'-dict={words}', f'-artifact_prefix={tmp_path}/', corpus], timeout=700)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert 'Done 15000 runs' in done.stderr
