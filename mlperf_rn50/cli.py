@@ -181,7 +181,7 @@ def _top_parser(command: str | None) -> ArgumentParser:
 
 def _option_error(message: str, argv: Sequence[str]) -> ConfigError:
     """The parser's complaint in one line, with the nearest option for a misspelt one."""
-    text = ' '.join(message.split())
+    text = re.sub(r'(?<=required: )\w+\.', '', ' '.join(message.split()))  # the command's own name
     if m := re.search(r'[Uu]nrecognized arguments: (\S+)', text):
         word = m[1].lstrip('-').partition('=')[0]
         known = [f'{s}.{k}' for s, section in cfg.SECTIONS.items() for k in cfg.field_names(section)]

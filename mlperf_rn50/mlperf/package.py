@@ -406,13 +406,14 @@ def summarize(home: Path, system: str, ruleset: str) -> float | None:
 
 
 def _merge(source: Path, target: Path) -> None:
-    """Moves the tree of one system into that of its organisation; the code of another system stays as it is."""
-    for path in sorted(source.rglob('*')):
-        place = target / path.relative_to(source)
-        if path.is_dir():
-            place.mkdir(parents=True, exist_ok=True)
-        elif not place.exists():
-            shutil.move(path, place)
+    """Moves the tree of one system into that of its organisation, results last; what is there stays as it is."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.iterdir(), key=lambda p: (p.name == 'results', p.name)):
+        place = target / path.name
+        if not place.exists():
+            path.rename(place)
+        elif path.is_dir():
+            _merge(path, place)
 
 
 def make_package(runs: Sequence[Run], order: Order) -> Package:

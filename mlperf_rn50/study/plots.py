@@ -235,7 +235,8 @@ def draw_time_parts(study: Study) -> Picture | None:
 
 def draw_learning_rate(study: Study) -> Picture | None:
     """The learning rate over time, where it was written down."""
-    curves = [(i, r, rates) for i, s in enumerate(study.systems) for r in s.runs if (rates := read_learning_rates(r))]
+    curves = [(i, r, rates) for i, s in enumerate(study.systems) for r in s.runs
+              if len(rates := read_learning_rates(r)) > 1]
     if not curves:
         return None
     picture, (axes,) = _picture(study, 'learning_rate', 'Learning rate as it was applied', 1)

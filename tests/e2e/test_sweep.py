@@ -23,8 +23,8 @@ def sweep(tmp_path):
 
     (tmp_path / 'wild.yaml').write_text((tmp_path / 'tiny.yaml').read_text().replace('base_lr: 0.02', 'base_lr: 1e30'))
 
-    def run_sweep(name, *options):
-        return run([ROOT / 'launch/sweep.sh', '--study', 'tiny', '--layouts', '1x1 2x1', '--config', name, '--weak',
+    def run_sweep(name, *options, study='tiny'):
+        return run([ROOT / 'launch/sweep.sh', '--study', study, '--layouts', '1x1 2x1', '--config', name, '--weak',
                     '--no-doctor', *options], cwd=tmp_path, timeout=300)
     return run_sweep
 
@@ -34,18 +34,19 @@ def row(output, name):
 
 
 def test_a_sweep(sweep, tmp_path):
-    failed = sweep('wild.yaml', '--train.target_accuracy', '1')
+    failed = sweep('wild.yaml', '--train.target_accuracy', '1', study='wild')
     assert failed.returncode == 1, failed.stderr
     assert failed.stderr.count('this run did not converge') == 2  # the second layout ran all the same
-    assert row(failed.stdout, '1x1')[1:8] == ['20', '1e+30', '0', '/', '1', '-', '-']
+    assert row(failed.stdout, '1x1')[1:8] == ['1', '1', '20', '0', '/', '1', '-']
+    assert '1x1, 2x1: 1 of 1 runs did not converge' in failed.stdout
 
     done = sweep('tiny.yaml', '--seeds', 2)
     assert done.returncode == 0, done.stderr
-    assert row(done.stdout, '1x1')[1] == '20' and row(done.stdout, '2x1')[1] == '40'
-    assert '2 / 3' in done.stdout and 'logs/tiny/1x1/result_0.txt: failed' in done.stdout
-    runs = [read_run(tmp_path / f'logs/tiny/2x1/result_{k}.txt') for k in (1, 2)]
+    assert row(done.stdout, '1x1')[1:7] == ['1', '1', '20', '2', '/', '2']
+    assert row(done.stdout, '2x1')[1:7] == ['1', '2', '40', '2', '/', '2']  # one host, as the log says
+    runs = [read_run(tmp_path / f'logs/tiny/2x1/result_{k}.txt') for k in (0, 1)]
     assert len({r.seed for r in runs}) == 2
-    assert [r.base_lr for r in runs] == [pytest.approx(0.04)] * 2
+    assert [r.optimizer['sgd_opt_base_learning_rate'] for r in runs] == [pytest.approx(0.04)] * 2
     assert all(re.match('2 nodes of 1 ranks, simulated by local ranks of ', r.platform) for r in runs)
 
     before = sorted(tmp_path.rglob('result_*'))

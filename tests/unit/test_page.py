@@ -139,6 +139,16 @@ def test_pictures_tell_the_value_of_every_mark(sweep):
     assert '1x4/result_0.txt: 76.00 % after 2 epochs, 2.03 min' in titles['accuracy']
 
 
+def test_a_picture_stays_a_picture_whatever_a_folder_is_called(tmp_path):
+    name = HOSTILE.replace('/', '_')
+    write_set(tmp_path / name, 2, submission_org=HOSTILE, dataset=HOSTILE)
+    for picture in draw_study(studies_of(tmp_path)[0]):
+        elements = list(ElementTree.fromstring(render_svg(picture)).iter())
+        assert not [e for e in elements if e.tag.endswith(('}script', '}img'))], picture.name
+        if picture.name == 'accuracy':
+            assert [e for e in elements if name in (e.text or '')]
+
+
 def test_other_data_than_imagenet_is_named_in_every_picture(tmp_path):
     write_set(tmp_path / '1x1', 2, train_samples=1437, dataset='digits')
     for picture in draw_study(studies_of(tmp_path)[0]):
