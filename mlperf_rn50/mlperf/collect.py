@@ -23,6 +23,8 @@ _SINGLE = frozenset([
     keys.SUBMISSION_ENTRY, keys.GLOBAL_BATCH_SIZE, keys.TRAIN_SAMPLES, keys.EVAL_SAMPLES, keys.INIT_STOP,
     keys.RUN_START, keys.RUN_STOP, events.TARGET_ACCURACY, events.DATASET, events.NUM_NODES, events.NUM_RANKS,
     events.ACCELERATORS_PER_NODE, INPUT_BATCH_SIZE])
+# Of these, events of which a run has one; of the others, some log the value again and again.
+_ONCE = frozenset([keys.INIT_STOP, keys.RUN_START, keys.RUN_STOP])
 _COUNTED = frozenset([keys.INIT_START, keys.SEED, keys.CACHE_CLEAR])
 # v0.5 tags that mean what a later key means.
 _V05_KEYS = {'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED,
@@ -74,6 +76,8 @@ class Found:
         self.rates: list[tuple[Mark, Any]] = []  # learning rates as they are logged
         self.warnings: list[LogWarning] = []
         self._epoch_now = 0
+        self._open_eval: list[Mark] = []  # v0.5: start, and stop, of an evaluation whose epoch is not yet said
+        self._evaluated = 0
 
     def warn(self, line: int | None, text: str) -> None:
         """Notes what is odd, as long as there is not too much of it."""
@@ -141,8 +145,11 @@ class Found:
         if key == keys.RUN_START and keys.RUN_STOP in self.single:
             raise ValueError(f'holds more than one run: line {self.line(keys.RUN_STOP)} is run_stop, line {mark.line} '
                              'run_start again')
-        says = 'repeats' if before.value == event.value else f'is {event.value!r:.80}, not {before.value!r:.80} as in'
-        self.warn(mark.line, f'{event.key} {says} line {first.line}; the first counts')
+        if before.value != event.value:
+            self.warn(mark.line, f'{event.key} is {event.value!r:.80}, not {before.value!r:.80} as in line '
+                                 f'{first.line}; the first counts')
+        elif key in _ONCE:
+            self.warn(mark.line, f'{event.key} repeats line {first.line}; the first counts')
 
     def _add_progress(self, mark: Mark, key: str, event: Event) -> None:
         epoch = self._epoch(event)
@@ -153,6 +160,8 @@ class Found:
             first = integer(event.metadata.get('first_epoch_num'), 0, _MAX_EPOCH)
             count = integer(event.metadata.get('epoch_count'), 1, _MAX_EPOCH) or 1
             self._keep(self.blocks, first, (mark, count), mark, key)
+        elif self.format == 'MLPv0.5.0' and key in (keys.EVAL_START, keys.EVAL_STOP) and event.value is None:
+            self._add_bare(mark, key)
         elif key in (keys.EPOCH_STOP, keys.EVAL_START, keys.EVAL_STOP):
             where = {keys.EPOCH_STOP: self.epoch_stops, keys.EVAL_START: self.eval_starts,
                      keys.EVAL_STOP: self.eval_stops}[key]
@@ -160,9 +169,19 @@ class Found:
         elif key == keys.EVAL_ACCURACY:
             self._add_accuracy(mark, epoch, event)
         elif key == events.TRACKED_STATS and isinstance(event.value, dict) and len(self.stats) < _MAX_KEPT:
-            self.stats.setdefault(epoch or self._epoch_now, (mark, event.value))
+            of_step = integer(event.metadata.get('step'), 1, _MAX_EPOCH)  # so some rounds call the epoch
+            self.stats.setdefault(epoch or of_step or self._epoch_now, (mark, event.value))
             if 'learning_rate' in event.value and len(self.rates) < _MAX_KEPT:
                 self.rates.append((mark, event.value['learning_rate']))
+
+    def _add_bare(self, mark: Mark, key: str) -> None:
+        """A start or stop of v0.5 that names no epoch: that of the accuracy between or after them."""
+        if key == keys.EVAL_START:
+            self._open_eval = [mark]
+        elif self._open_eval:
+            self._open_eval = [self._open_eval[0], mark]
+        elif self._evaluated:
+            self.eval_stops.setdefault(self._evaluated, mark)
 
     def _epoch(self, event: Event) -> int | None:
         """The epoch an event is about; v0.5 counts from 0, and leaves it out where it is the current one."""
@@ -181,8 +200,11 @@ class Found:
         elif before and before[1] != accuracy:
             self.warn(mark.line, f'eval_accuracy of epoch {epoch} is {accuracy}, not {before[1]} as in line '
                                  f'{before[0].line}; the first counts')
-        else:
-            self._keep(self.accuracies, epoch, (mark, float(accuracy)), mark, event.key)
+        elif self._keep(self.accuracies, epoch, (mark, float(accuracy)), mark, event.key):
+            self._evaluated = epoch or 0
+            for where, open_mark in zip((self.eval_starts, self.eval_stops), self._open_eval):
+                where.setdefault(self._evaluated, open_mark)
+            self._open_eval = []
 
     def _keep(self, where: dict[int, Any], epoch: int | None, value: Any, mark: Mark, key: str) -> bool:
         """Notes the first value of an epoch, and says what is wrong with another one."""

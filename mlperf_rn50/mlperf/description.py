@@ -91,6 +91,15 @@ def find_description(log: Path) -> tuple[Description | None, str | None]:
         return None, f'{path.name} cannot be read: {str(e)[:200]}; left out'
 
 
+def _org_of(submission: Path) -> str:
+    """Who made a v0.5 submission: its submission.json, else the name of its folder."""
+    try:
+        org = _load(submission / 'submission.json').get('org')
+    except (OSError, ValueError):
+        org = None
+    return org if isinstance(org, str) else submission.name
+
+
 def _line_of(text: str, *keys: str) -> int | None:
     """The first line that holds one of some keys."""
     return next((i for i, line in enumerate(text.splitlines(), start=1) if any(f'"{k}"' in line for k in keys)), None)
@@ -102,7 +111,7 @@ def _describe(path: Path, content: dict[str, Any]) -> Description:
         nodes = [n for n in listed if isinstance(n, dict)] if isinstance(listed, list) else []
         counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]
         known = [(n, a) for n, a in counts if n is not None and a is not None]
-        return Description(path, path.parent.parent.parent.name, sum(n for n, _ in known) if known else None,
+        return Description(path, _org_of(path.parent.parent.parent), sum(n for n, _ in known) if known else None,
                            sum(n * a for n, a in known) if known else None)
     if path.parent.name == 'systems':
         num_nodes, per_node = _count(content.get('number_of_nodes')), _count(content.get('accelerators_per_node'))

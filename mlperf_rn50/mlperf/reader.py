@@ -34,6 +34,8 @@ from mlperf_rn50.mlperf.run import (
 
 _MAX_LINE_BYTES = 1 << 20
 _MAX_METRICS = 100_000
+# v0.5 logs an accelerator's batch, some organisations the global one; no accelerator of that round held so many.
+_NOT_LOCAL = 1024
 _SUBMISSION_STATUSES = ('cloud', 'onprem', 'preview', 'research')
 _ROUNDS: dict[LineFormat, str] = {'MLPv0.5.0': 'v0.5', 'MLL': 'v0.6', 'MLLOG': 'v0.7+'}
 
@@ -175,11 +177,11 @@ class _Facts:
             'num_nodes', 'nodes',
             (integer(found.value(events.NUM_NODES), 1), self._logged(events.NUM_NODES)),
             (integer(self._of_entry('num_nodes'), 1), self._logged(keys.SUBMISSION_ENTRY)),
-            (integer(int(times[1]), 1) if times else None,
-             Source('implied', keys.SUBMISSION_PLATFORM, found.line(keys.SUBMISSION_PLATFORM))),
             (clears if clears > 1 else None, self._counted(keys.CACHE_CLEAR, 'that clear a cache')),
             (integer(description.num_nodes, 1) if description else None,
-             self._described(description.nodes_line if description else None)))
+             self._described(description.nodes_line if description else None)),
+            (integer(int(times[1]), 1) if times else None,
+             Source('implied', keys.SUBMISSION_PLATFORM, found.line(keys.SUBMISSION_PLATFORM))))
 
     def _ranks(self) -> int | None:
         found = self.found
@@ -192,15 +194,12 @@ class _Facts:
     def _accelerators(self, num_nodes: int | None, num_ranks: int | None) -> int | None:
         found, description = self.found, self.description
         per_node = integer(found.value(events.ACCELERATORS_PER_NODE))
-        span = integer(found.optimizer.get('model_bn_span'), 1)
         nodes_of_entry, of_entry = self._of_entry('num_nodes'), self._of_entry('num_accelerators')
-        batch, is_ours = integer(found.value(keys.GLOBAL_BATCH_SIZE), 1), events.NUM_RANKS in found.single
         described = description.num_accelerators if description else None
         if described is not None and description and description.is_of_one_node:
             described *= num_nodes or 1
         # A rank drives an accelerator in every published log; ours says it itself.
-        ranks = num_ranks if described != 0 and not is_ours else None
-        by_span = batch // span if batch and span and not is_ours and ranks is None and described is None else None
+        ranks = num_ranks if described != 0 and events.NUM_RANKS not in found.single else None
         return self._settle(
             'num_accelerators', 'accelerators',
             (per_node * num_nodes if per_node is not None and num_nodes else None,
@@ -208,17 +207,18 @@ class _Facts:
             (of_entry * nodes_of_entry if of_entry is not None and nodes_of_entry else None,
              self._logged(keys.SUBMISSION_ENTRY)),
             (ranks, self.sources.get('num_ranks', Source('implied', ''))),
-            (described, self._described(description.accelerators_line if description else None)),
-            (by_span, Source('implied', 'global_batch_size / model_bn_span', found.line(keys.GLOBAL_BATCH_SIZE))))
+            (described, self._described(description.accelerators_line if description else None)))
 
     def _batch(self, num_accelerators: int | None) -> int | None:
         found = self.found
-        local = integer(found.value(INPUT_BATCH_SIZE), 1)
-        return self._settle(
-            keys.GLOBAL_BATCH_SIZE, 'images a step',
-            (integer(found.value(keys.GLOBAL_BATCH_SIZE), 1), self._logged(keys.GLOBAL_BATCH_SIZE)),
-            (local * num_accelerators if local and num_accelerators else None,
-             Source('implied', 'input_batch_size x num_accelerators', found.line(INPUT_BATCH_SIZE))))
+        local, line = integer(found.value(INPUT_BATCH_SIZE), 1), found.line(INPUT_BATCH_SIZE)
+        logged = integer(found.value(keys.GLOBAL_BATCH_SIZE), 1), self._logged(keys.GLOBAL_BATCH_SIZE)
+        if local and local >= _NOT_LOCAL:
+            whole = Source('implied', 'input_batch_size, too large for one accelerator', line)
+            return self._settle(keys.GLOBAL_BATCH_SIZE, 'images a step', logged, (local, whole))
+        return self._settle(keys.GLOBAL_BATCH_SIZE, 'images a step', logged,
+                            (local * num_accelerators if local and num_accelerators else None,
+                             Source('implied', 'input_batch_size x num_accelerators', line)))
 
     def _target(self, round_name: str, division: str | None) -> float | None:
         logged = number(self.found.value(events.TARGET_ACCURACY), 0, 1)
@@ -253,9 +253,12 @@ class _Facts:
                      for epoch, (mark, accuracy) in sorted(found.accuracies.items()))
 
     def _stretches(self, end_s: float | None) -> tuple[Stretch, ...]:
-        """Training in one piece: an epoch where the log has epochs, else a block up to its evaluation."""
+        """Training in one piece: an epoch, where the log has none a block up to its evaluation, without blocks what
+        lies between evaluations."""
         found, clock_s = self.found, self.found.clock_s
         starts = found.epochs or found.blocks
+        if not starts:
+            return self._between_evaluations()
         borders = sorted(t for t in [end_s, *(clock_s(mark) for mark, _ in starts.values()),
                                      *map(clock_s, found.eval_starts.values())] if t is not None)
         result = []
@@ -266,9 +269,19 @@ class _Facts:
             following = bisect.bisect_right(borders, start_s)
             if stop_s is None and following < len(borders):
                 stop_s = borders[following]
-            rate = found.stats[epoch][1].get('throughput') if epoch in found.stats else None
+            stats = found.stats[epoch][1] if epoch in found.stats else {}
+            rate = stats.get('throughput', stats.get('imgs_sec'))
             if stop_s is not None and stop_s >= start_s >= 0:
                 result.append(Stretch(epoch, num_epochs, start_s, stop_s, number(rate, 0, 1e12), mark.line))
+        return tuple(result)
+
+    def _between_evaluations(self) -> tuple[Stretch, ...]:
+        result, epoch, start_s = [], 0, 0.0
+        for e in self._evaluations():
+            if e.epoch <= epoch or e.start_s is None or e.stop_s is None or not start_s <= e.start_s <= e.stop_s:
+                return ()
+            result.append(Stretch(epoch + 1, e.epoch - epoch, start_s, e.start_s, None, e.line))
+            epoch, start_s = e.epoch, e.stop_s
         return tuple(result)
 
     def _learning_rates(self) -> tuple[tuple[float, float], ...]:
@@ -286,7 +299,7 @@ class _Facts:
         mark, stop = found.single[keys.RUN_STOP]
         reason, is_v05 = stop.metadata.get('reason'), found.format == 'MLPv0.5.0'
         if is_v05:  # published v0.5 logs say nothing, which is no objection
-            says_success = not (isinstance(stop.value, dict) and stop.value.get('success') is False)
+            says_success = not (isinstance(stop.value, dict) and stop.value.get('success') in (False, 'false'))
         else:
             says_success = stop.metadata.get('status') == keys.SUCCESS
         if not says_success:

@@ -255,11 +255,6 @@ def test_a_broken_description_is_left_out(tmp_path, read, content):
     assert read(run_lines(), describe(tmp_path, content)).status == 'converged'
 
 
-def test_without_anything_else_the_batch_norm_span_tells_the_accelerators(read):
-    run = read(drop(run_lines(ranks=1, batch=64, model_bn_span=16), 'submission_platform'))
-    assert (run.num_accelerators, run.sources['num_accelerators'].basis, run.num_nodes) == (4, 'implied', None)
-
-
 @pytest.mark.parametrize('folder, expected', [('v2.1', 'v2.1'), ('training_results_v3.0', 'v3.0'), ('v1.0.0', 'v1.0'),
                                               ('version', 'v0.7+')])
 def test_the_round_of_a_later_log_is_that_of_its_folder(read, folder, expected):
@@ -277,6 +272,51 @@ def test_applied_learning_rates_come_from_the_metrics_beside_the_log(tmp_path):
     (tmp_path / 'metrics_1.jsonl').write_text('{"event": "train", "time_s": 2.0, "learning_rate": 0.5}\nno\n[1]\n'
                                               '{"time_s": "x", "learning_rate": 1}\n{"event": "eval", "time_s": 3}\n')
     assert read_learning_rates(run) == ((2.0, 0.5),)
+
+
+def test_v05_evaluations_that_name_no_epoch_and_values_that_come_again(read):
+    """As some organisations logged v0.5: no epochs, the global batch, the target again at every evaluation."""
+    lines = [v05('run_start', 0), v05('input_batch_size', 1, 4096), v05('run_set_random_seed', 1, 'none'),
+             v05('input_batch_size', 2, 4096)]
+    for k, accuracy in enumerate((0.4, 0.6, 0.7505800127983093)):
+        lines += [v05('eval_start', 50 + 40 * k), v05('eval_size', 58 + 40 * k, 50000), v05('eval_stop', 58 + 40 * k),
+                  v05('eval_accuracy', 59 + 40 * k, {'value': accuracy, 'epoch': 3 + 4 * k}),
+                  v05('eval_target', 60 + 40 * k, 0.749)]
+    run = read([*lines, v05('run_stop', 150, {'success': 'true'})])
+    assert (run.status, run.epochs_to_converge, run.global_batch_size, run.seed) == ('converged', 12, 4096, None)
+    assert run.sources['global_batch_size'].text == 'input_batch_size, too large for one accelerator'
+    assert [(e.epoch, e.start_s, e.stop_s) for e in run.evaluations] == [(4, 50, 58), (8, 90, 98), (12, 130, 138)]
+    assert [(s.first_epoch, s.num_epochs, s.start_s, s.stop_s) for s in run.stretches] == [
+        (1, 4, 0, 50), (5, 4, 58, 90), (9, 4, 98, 130)]
+    assert texts(run) == []
+    assert read([*lines, v05('run_stop', 150, {'success': 'false'})]).status == 'aborted'
+
+
+def test_v05_stops_may_follow_the_accuracy(read):
+    run = read(v05_log())
+    assert [(e.start_s, e.stop_s) for e in run.evaluations] == [(21, 22)]
+    lines = [line for line in v05_log() if 'eval_stop' not in line]
+    run = read([*lines[:-2], v05('eval_stop', 22.5), *lines[-2:]])
+    assert [(e.start_s, e.stop_s) for e in run.evaluations] == [(21, 22.5)] and texts(run) == []
+
+
+def test_throughput_under_its_other_names(read):
+    stats = mllog('tracked_stats', 10, {'imgs_sec': 35769.9}, step=1), mllog('throughput', 10, 35769.9)
+    run = read([*run_lines(status=None), *stats, mllog('run_stop', 22, status='success')])
+    assert [s.images_per_s for s in run.stretches] == [35769.9, None] and texts(run) == []
+
+
+def test_blocks_without_evaluation_starts(read):
+    lines = drop(run_lines(), 'epoch_start', 'epoch_stop', 'eval_start', 'eval_stop')
+    run = read([*lines, mllog('block_start', 0, first_epoch_num=1, epoch_count=1),
+                mllog('block_start', 11, first_epoch_num=2, epoch_count=1)])
+    assert [(s.start_s, s.stop_s) for s in run.stretches] == [(0, 11), (11, 22)]
+
+
+def test_a_description_counts_before_the_name_of_a_platform(tmp_path, read):
+    name = describe(tmp_path, {'number_of_nodes': '1', 'accelerators_per_node': '4'}, 'system')
+    run = read(run_lines(nodes=4, ranks=4), name)  # "4xbox": four accelerators, not nodes
+    assert run.num_nodes == 1 and texts(run) == ['submission_platform says 4 nodes, box.json 1; 1 counts']
 
 
 def test_v05_learning_rates_are_those_that_were_logged(read):
