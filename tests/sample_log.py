@@ -12,14 +12,15 @@ LARS = replace(SGD, optimizer=OptimizerConfig('lars'))
 TENSORS = sorted(n for n, p in ResNet(ModelConfig(), 10).collect_params().items() if p.grad_req != 'null')
 
 
-def write_run(path, config=SGD, accuracies=(0.1, 0.7595), end='converged', v06=None, cache_clear=True, seed=7):
+def write_run(path, config=SGD, accuracies=(0.1, 0.7595), end='converged', v06=None, cache_clear=True, seed=7,
+              batch=64):
     """The log of a run with an evaluation per block of two epochs; end None leaves it cut short."""
     log = RunLog(path, v06)
     log.submission(config)
     log.cache_clear(cache_clear, 'a reason')
     log.init_start()
     log.seed(seed)
-    log.hyperparameters(config, 64, 8, 1000, 100)
+    log.hyperparameters(config, batch, 8, 1000, 100)
     log.model(describe(config), TENSORS)
     log.init_stop()
     log.run_start()

@@ -16,6 +16,7 @@ from mlperf_rn50.config import DataConfig
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf.package import Order, make_package, redact
 from mlperf_rn50.study.convergence import load_systems
+from mlperf_rn50.study.rcp import check_rcp
 
 DIGITS = ROOT / 'logs/digits_five'  # five real runs
 ENV = {'git_commit': None, 'packages': {'mxnet-cu117': '1.9.1', 'horovod': '0.28.1'}, 'num_nodes': 2,
@@ -31,23 +32,23 @@ ENV = {'git_commit': None, 'packages': {'mxnet-cu117': '1.9.1', 'horovod': '0.28
 
 
 @cache  # writing one takes a second
-def log_of(config, end, seed, accuracies):
+def log_of(config, end, seed, accuracies, batch):
     """A log for the rules of v0.5 and v0.7+, and one for those of v0.6."""
     with TemporaryDirectory() as place:
         v06 = Path(place) / 'v06'
         return write_run(Path(place) / 'log', config, end=end, seed=seed, accuracies=accuracies,
-                         v06=v06).read_text(), v06.read_text()
+                         batch=batch, v06=v06).read_text(), v06.read_text()
 
 
 @pytest.fixture
 def runs(tmp_path):
     """Makes a set of five logs of ImageNet with env.json, and reads it."""
-    def runs(config=SGD, num=5, seeds=range(1, 9), env=ENV, ends=(), v06=False, accuracies=(0.1, 0.7595)):
+    def runs(config=SGD, num=5, seeds=range(1, 9), env=ENV, ends=(), v06=False, accuracies=(0.1, 0.7595), batch=64):
         folder = tmp_path / 'runs'
         folder.mkdir()
         for k in range(num):
             end = ends[k] if k < len(ends) else 'converged'
-            log, log_v06 = log_of(config, end, seeds[k], accuracies)
+            log, log_v06 = log_of(config, end, seeds[k], accuracies, batch)
             (folder / f'result_{k}.txt').write_text(log)
             if v06:
                 (folder / f'result_{k}_v0.6.txt').write_text(log_v06)
@@ -75,7 +76,9 @@ def test_five_real_runs_pass_the_official_checkers_and_are_labelled(tmp_path):
     done = run([*CLI, 'package', DIGITS, '--org', 'us', '--system', 'vm', '--out', tmp_path / 'out'])
     assert done.returncode == 0, done.stdout + done.stderr
     label = 'Trained on digits, not ImageNet: a check of the format, not a result'
-    assert 'package_checker     found no errors (4.0.0)' in done.stdout and label in done.stdout
+    for finding in ('logs                5 of 5 pass the rules of 4.0.0', 'system description  passed',
+                    'package_checker     found no errors (4.0.0)', label):
+        assert finding in done.stdout
     home = tmp_path / 'out/us'
     checked = official('package_checker', home, 'training', '4.0.0', cwd=tmp_path)
     assert 'PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !' in checked
@@ -178,7 +181,22 @@ def test_one_log_that_would_steer_the_official_tools_is_refused(tmp_path, runs, 
 
 
 def test_one_failed_run_is_accepted(tmp_path, runs):
-    assert make_package(runs(ends=['aborted']), order(tmp_path)).refusals == ()
+    found = runs()
+    lines = found[2].path.read_text().splitlines(keepends=True)
+    found[2].path.write_text(''.join(lines[:-10]))  # killed before its end
+    made = make_package(load_systems([found[2].path.parent])[0].runs, order(tmp_path))
+    assert made.refusals == () and made.findings[0] == ('logs', '4 of 5 pass the rules of 4.0.0; one may fail')
+
+
+def test_a_closed_set_that_converged_as_the_reference_does(tmp_path, runs):
+    """36 epochs at a batch of 1632, where the reference has 35."""
+    made = make_package(runs(closed(LARS), accuracies=(0.5,) * 17 + (0.7595,), batch=1632), order(tmp_path))
+    assert ('convergence', 'RCP found') in made.findings, made.refusals
+    folder = made.home / 'results/box/resnet'
+    said = official('rcp_checker', folder, '--rcp_version', '4.0.0', cwd=tmp_path)
+    assert 'RCP found, RCP test PASSED' in said
+    verdict = check_rcp(load_systems([folder])[0])
+    assert verdict.passed and verdict.text.startswith('passes: 36.00 epochs, reference 35.00')
 
 
 def test_a_resumed_run_is_refused(tmp_path, runs):
