@@ -85,6 +85,7 @@ class Run:
     path: Path
     round: str
     status: RunStatus
+    benchmark: str = keys.RESNET  # no other is read
     org: str | None = None
     platform: str | None = None
     division: str | None = None

@@ -51,7 +51,7 @@ def test_json_has_the_documented_keys(studies):
     assert list(found) == ['format', 'version', 'systems']
     first, second = found['systems']
     assert set(first) == {
-        'round', 'org', 'system', 'study', 'platform', 'num_nodes', 'num_accelerators', 'num_ranks',
+        'round', 'benchmark', 'org', 'system', 'study', 'platform', 'num_nodes', 'num_accelerators', 'num_ranks',
         'global_batch_size', 'target_accuracy',
         'optimizer', 'dataset', 'is_imagenet', 'num_runs', 'num_converged', 'runs',
         'epochs_to_converge_mean', 'score_minutes', 'time_to_train_mean_s', 'time_to_train_spread_s', 'images_per_s',
@@ -92,7 +92,7 @@ def test_a_log_steers_neither_terminal_nor_markdown_nor_spreadsheet(hostile):
 
 def test_the_command_prints_text_and_nothing_else(tmp_path):
     write_set(tmp_path / 'box', 5)
-    for form, start in [('table', 'test_the'), ('markdown', '## '), ('csv', 'round,org'), ('json', '{'),
+    for form, start in [('table', 'test_the'), ('markdown', '## '), ('csv', 'round,benchmark'), ('json', '{'),
                         ('html', '<!DOCTYPE html>')]:
         done = run([*CLI, 'report', tmp_path, '--format', form])
         assert (done.returncode, done.stderr) == (0, '') and done.stdout.startswith(start)
