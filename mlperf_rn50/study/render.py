@@ -69,7 +69,8 @@ def system_object(study: Study, system: System, comparison: Comparison | None) -
     verdict = rcp.check_rcp(system) if rcp.is_applicable(system) else None
     return {
         'round': system.round, 'benchmark': system.runs[0].benchmark, 'org': system.org, 'system': system.name,
-        'study': study.name, 'platform': system.platform, 'num_nodes': system.num_nodes, 'num_accelerators': system.num_accelerators,
+        'study': study.name, 'platform': system.platform,
+        'num_nodes': system.num_nodes, 'num_accelerators': system.num_accelerators,
         'num_ranks': next((r.num_ranks for r in system.runs if r.num_ranks), None),
         'global_batch_size': system.global_batch_size, 'target_accuracy': system.target_accuracy,
         'optimizer': next((dict(r.optimizer) for r in system.runs if r.optimizer), {}),
