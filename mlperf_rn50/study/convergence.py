@@ -282,15 +282,13 @@ def _find_logs(paths: Sequence[Path]) -> dict[Path, list[Path]]:
     return {folder: sorted(logs, key=lambda p: (len(p.name), p.name)) for folder, logs in found.items()}
 
 
-def _load_run(path: Path, is_only: bool) -> Run:
-    """A run; a file of a set that is no log is one that did not converge, and says why."""
+def _load_run(path: Path) -> Run:
+    """A run; a file that is no log is one that did not converge, and says why."""
     try:
         return read_run(path)
     except OtherBenchmark:
         raise
     except UserError as e:
-        if is_only:
-            raise
         return Run(path, 'unknown', 'unreadable', warnings=(LogWarning(None, str(e).removeprefix(f'{path}: ')),))
 
 
@@ -323,7 +321,7 @@ def load_systems(paths: Sequence[Path]) -> list[System]:
     others: list[OtherBenchmark] = []
     for folder, logs in _find_logs(paths).items():
         try:
-            runs = tuple(_load_run(log, len(logs) == 1) for log in logs)
+            runs = tuple(map(_load_run, logs))
         except OtherBenchmark as e:
             others.append(e)
             continue
@@ -334,4 +332,7 @@ def load_systems(paths: Sequence[Path]) -> list[System]:
         systems.append(System(home.name, folder, home.parent, runs))
     if not systems:
         raise others[0]
+    unreadable = [r for s in systems for r in s.runs if r.status == 'unreadable']
+    if len(unreadable) == sum(len(s.runs) for s in systems):
+        raise UserError(f'{unreadable[0].path}: {unreadable[0].warnings[0].text}')
     return sorted(systems, key=lambda s: (str(s.study), s.num_units or 0, s.num_nodes or 0, s.name))

@@ -175,6 +175,11 @@ def _make_study(systems: Sequence[System], baseline: System) -> Study:
                  tuple(_notes(systems, comparisons, baseline)))
 
 
+def _is_unknown(system: System) -> bool:
+    """Whether none of its files is a log."""
+    return all(r.status == 'unreadable' for r in system.runs)
+
+
 def _kind(system: System) -> tuple:
     return system.is_imagenet, system.dataset if not system.is_imagenet else None, system.target_accuracy
 
@@ -195,9 +200,13 @@ def make_studies(systems: Sequence[System], baseline: str | None = None) -> list
         names = ', '.join(s.name for s in systems)
         raise UserError(f'--baseline: got {baseline}, expected one of: {names}' if not chosen else
                         f'--baseline: {baseline} names {len(chosen)} systems; report on fewer folders')
-    for system in systems:
-        is_with_chosen = chosen and _kind(system) == _kind(chosen[0])
-        groups.setdefault(('chosen',) if is_with_chosen else (system.study, _kind(system)), []).append(system)
+    for system in sorted(systems, key=_is_unknown):
+        key: tuple = system.study, _kind(system)
+        if chosen and _kind(system) == _kind(chosen[0]):
+            key = ('chosen',)
+        elif _is_unknown(system):  # shown with those it lies beside
+            key = next((k for k in groups if k[0] == system.study), key)
+        groups.setdefault(key, []).append(system)
     studies = []
     for key, members in groups.items():
         base = chosen[0] if key == ('chosen',) else next((s for s in members if s.time_s), members[0])

@@ -60,8 +60,11 @@ def test_a_file_that_is_no_log_is_a_run_that_did_not_converge(tmp_path):
     system = only(folder)
     assert [r.status for r in system.runs] == ['converged'] * 4 + ['unreadable'] and system.score_minutes is not None
     assert any(w.startswith('result_4.txt: no MLPerf log line in it') for w in system.warnings)
-    with pytest.raises(UserError, match='no MLPerf log line'):
+    with pytest.raises(UserError, match='result_4.txt: no MLPerf log line'):
         load_systems([folder / 'result_4.txt'])
+    (tmp_path / '2x1').mkdir()
+    (tmp_path / '2x1/result_0.txt').write_text('')  # killed before its first line
+    assert sorted(len(s.runs) for s in load_systems([tmp_path])) == [1, 5]
 
 
 @pytest.mark.parametrize('field, values', [

@@ -136,6 +136,15 @@ def test_nothing_converged_and_still_shown(tmp_path):
     assert row[4:8] == ['0', '/', '2', '-'] and '2 of 2 runs did not converge' in text
 
 
+def test_a_system_without_a_log_is_shown_with_its_study(tmp_path):
+    write_set(tmp_path / '1x4', 2)
+    (tmp_path / '2x4').mkdir()
+    (tmp_path / '2x4/result_0.txt').write_text('killed before the first line of a log\n')
+    study = study_of(tmp_path)
+    assert [s.name for s in study.systems] == ['1x4', '2x4'] and study.comparisons[1] is None
+    assert '2x4: 1 of 1 runs did not converge' in render_table([study])
+
+
 def test_cpu_runs_are_counted_in_ranks(tmp_path):
     write_set(tmp_path / '1x2', 1, ranks=2, accelerators=False)
     write_set(tmp_path / '2x2', 1, ranks=4, nodes=2, accelerators=False, epoch_s=5.0, eval_s=0.5)
