@@ -2,7 +2,8 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tabulate import tabulate
@@ -21,34 +22,49 @@ def _markdown(text: str) -> str:
     return printable(text).replace('\\', '\\\\').replace('|', '\\|').replace('<', '&lt;').replace('`', "'")
 
 
-def _render_table(table: Table, table_format: str, clean) -> str:
-    rows = [[clean(cell.text) for cell in row] for row in table.rows]
-    numeric = ['right' if all(row[i].value is not None or row[i].text == '-' for row in table.rows) else 'left'
-               for i in range(len(table.head))]
-    text = tabulate(rows, [clean(h) for h in table.head], table_format, disable_numparse=True, colalign=numeric)
-    return text + (f'\n{"" if table_format == "simple" else chr(10)}{clean(table.note)}' if table.note else '')
+@dataclass(frozen=True)
+class _Style:
+    """A way to write text: what a text of a log is made to be, tabulate's name, headings of two levels, a gap."""
+
+    clean: Callable[[str], str]
+    table_format: str
+    study: Callable[[str], str]
+    section: Callable[[str], str]
+    gap: str
+
+
+_TERMINAL = _Style(printable, 'simple', lambda text: f'{text}\n{"=" * len(text)}', lambda text: f'{text}\n', '\n')
+_MARKDOWN = _Style(_markdown, 'github', lambda text: f'## {text}', lambda text: f'### {text}\n\n', '\n\n')
+
+
+def _render_table(table: Table, style: _Style) -> str:
+    rows = [[style.clean(cell.text) for cell in row] for row in table.rows]
+    sides = ['right' if all(row[i].value is not None or row[i].text == '-' for row in table.rows) else 'left'
+             for i in range(len(table.head))]
+    head = [style.clean(h) for h in table.head]
+    text = tabulate(rows, head, style.table_format, disable_numparse=True, colalign=sides)
+    note = f'{style.gap}{style.clean(table.note)}' if table.note else ''
+    return f'{style.section(style.clean(table.title))}{text}{note}'
+
+
+def _render(studies: Sequence[Study], style: _Style) -> str:
+    parts = []
+    for study in studies:
+        parts.append(style.study(style.clean(heading(study))))
+        parts += [_render_table(t, style) for t in tables_of(study)]
+        if notes := notes_of(study):
+            parts.append(style.section('Mind') + '\n'.join(f'- {style.clean(n)}' for n in notes))
+    return '\n\n'.join(parts)
 
 
 def render_table(studies: Sequence[Study]) -> str:
     """The tables of every study for a terminal."""
-    parts = []
-    for study in studies:
-        parts.append(f'{printable(heading(study))}\n{"=" * len(heading(study))}')
-        parts += [f'{printable(t.title)}\n{_render_table(t, "simple", printable)}' for t in tables_of(study)]
-        if notes := notes_of(study):
-            parts.append('Mind\n' + '\n'.join(f'- {printable(n)}' for n in notes))
-    return '\n\n'.join(parts)
+    return _render(studies, _TERMINAL)
 
 
 def render_markdown(studies: Sequence[Study]) -> str:
     """The same as Markdown."""
-    parts = []
-    for study in studies:
-        parts.append(f'## {_markdown(heading(study))}')
-        parts += [f'### {_markdown(t.title)}\n\n{_render_table(t, "github", _markdown)}' for t in tables_of(study)]
-        if notes := notes_of(study):
-            parts.append('### Mind\n\n' + '\n'.join(f'- {_markdown(n)}' for n in notes))
-    return '\n\n'.join(parts)
+    return _render(studies, _MARKDOWN)
 
 
 def _run_object(run: Run) -> dict[str, Any]:
