@@ -13,6 +13,7 @@ import mlperf_rn50
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.mlperf.events import printable
+from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.plots import GRID, INK, Picture, draw_study, dump_picture, render_svg
 from mlperf_rn50.study.render import render_csv, render_json, render_markdown
 from mlperf_rn50.study.scaling import Comparison, Study
@@ -76,11 +77,11 @@ def _href(path: Path, folder: Path) -> str:
 
 def _answer(study: Study) -> list[str]:
     """The answer in a sentence per system."""
-    return [_answer_of(study, s.name, c) for s, c in zip(study.systems, study.comparisons)]
+    return [_answer_of(study, s, c) for s, c in zip(study.systems, study.comparisons)]
 
 
-def _answer_of(study: Study, name: str, comparison: Comparison | None) -> str:
-    system = next(s for s in study.systems if s.name == name)
+def _answer_of(study: Study, system: System, comparison: Comparison | None) -> str:
+    name = system.name
     nodes = '' if system.num_nodes is None else f' ({system.num_nodes} node{"s" if system.num_nodes > 1 else ""})'
     if system.time_s is None or system.epochs_mean is None:
         return f'{name}{nodes}: none of {len(system.runs)} runs reached the target'
