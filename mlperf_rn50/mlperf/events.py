@@ -69,16 +69,6 @@ def _key(value: Any) -> str:
     return value
 
 
-def decode_line(line: str) -> Event | None:
-    """The last event of a log line, whatever stands before it, as the official parsers do; None without one.
-
-    Raises:
-        ValueError: the line starts like a log line and is not one (torn, for example).
-    """
-    starts = list(_TOKEN.finditer(line))
-    return _decode(line[starts[-1].start():]) if starts else None
-
-
 def decode_events(line: str) -> Iterator[Event | ValueError]:
     """Every event of a line that several processes, or a progress bar, may share; for a torn one, its error."""
     for part in line.split('\r'):

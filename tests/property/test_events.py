@@ -11,7 +11,7 @@ from mlperf_compliance import mlperf_log as v05
 from mlperf_compliance import tags
 from mlperf_logging.mllog.mllog import MLLogger
 
-from mlperf_rn50.mlperf.events import Event, decode_line, encode_v06
+from mlperf_rn50.mlperf.events import Event, decode_events, encode_v06
 
 KEYS = st.text(string.ascii_letters + string.digits + '_', min_size=1)
 # Within a value, a marker would start another line: the official parsers cannot read that either.
@@ -23,6 +23,14 @@ VALUES = st.recursive(st.none() | st.booleans() | st.integers(-2**53, 2**53) | T
 METADATA = st.dictionaries(KEYS.filter(lambda k: k not in ('file', 'lineno')), VALUES, max_size=3)
 # What other programs leave on the line before ours; a log line itself would be another event.
 PREFIXES = st.text(max_size=20).filter(lambda s: ':' not in s and '\n' not in s)
+
+
+def decode_line(line):
+    """The last event of a line, None without one; raises its error."""
+    found = [*decode_events(line)][-1:] or [None]
+    if isinstance(found[0], ValueError):
+        raise found[0]
+    return found[0]
 
 
 def logger_into(buffer) -> logging.Logger:
