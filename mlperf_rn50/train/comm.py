@@ -101,8 +101,14 @@ class HorovodComm:
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
 
     def broadcast(self, arrays):
-        for name, array in sorted(arrays.items()):
-            self._hvd.broadcast_(array, root_rank=0, name=f'broadcast/{name}')
+        # Not Horovod's own broadcast, which may read a tensor's name after the tensor was sent and its name freed
+        # (0.28.1, EnqueueTensorBroadcast). Every other rank contributes -0, so the sum is rank 0's array to the bit.
+        ordered = [array for _, array in sorted(arrays.items())]
+        if self.rank:
+            for array in ordered:
+                array[:] = 0
+                array *= -1
+        self._hvd.grouped_allreduce_(ordered, op=self._hvd.Sum, name=f'broadcast/{min(arrays)}')
 
     def broadcast_number(self, value):
         # Every other rank contributes 0, so the sum is rank 0's value.

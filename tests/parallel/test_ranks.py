@@ -22,10 +22,11 @@ def on_ranks(tmp_path, num_ranks, name, *arguments, compression='none'):
 @pytest.mark.parametrize('num_ranks', [0, 1, 2, 3])
 def test_collectives(tmp_path, num_ranks):
     results, n = on_ranks(tmp_path, num_ranks, 'collectives'), max(1, num_ranks)
+    special = [np.array([-0.0, 0.0, np.inf, 1e-40, 1.5], t).tobytes().hex() for t in (np.float32, np.float16)]
     for r, got in enumerate(results):
         assert got == {
             'rank': r, 'world_size': n, 'local': [r, n], 'broadcast': [[10.0, 10.0], [0.0, 0.0, 0.0]],
-            'number': 2**40, 'grads': [[sum(range(1, n + 1))] * 4, [10.0 * sum(range(1, n + 1))] * 4],
+            'special': special, 'number': 2**40, 'grads': [[sum(range(1, n + 1))] * 4, [10.0 * sum(range(1, n + 1))] * 4],
             'mean': [(n - 1) / 2] * 2, 'pulse': [sum(range(n)), n], 'kept': [r, 1.0],
             'counts': [sum(range(n)), n * 2**40, 1], 'gather': [[k, -k] for k in range(n)]}
 

@@ -20,7 +20,9 @@ from mlperf_rn50.train.trainer import Trainer
 def collectives(comm):
     """Every method of Comm, each with a result that tells which ranks took part."""
     r = comm.rank
-    shared = {'b': mx.nd.full((3,), r), 'a': mx.nd.full((2,), 10 + r)}
+    special = np.array([-0.0, 0.0, np.inf, 1e-40, 1.5]) if r == 0 else np.full(5, np.nan)
+    shared = {'b': mx.nd.full((3,), r), 'a': mx.nd.full((2,), 10 + r),
+              'c': mx.nd.array(special, dtype='float32'), 'd': mx.nd.array(special, dtype='float16')}
     comm.broadcast(shared)
     grads = [mx.nd.full((4,), 1.0 + r), mx.nd.full((2, 2), 10.0 * (r + 1))]
     comm.sum_gradients(grads)
@@ -30,7 +32,8 @@ def collectives(comm):
     total = comm.sum_in_background(pulse)
     comm.barrier()
     return {'rank': r, 'world_size': comm.world_size, 'local': [comm.local_rank, comm.local_size],
-            'broadcast': [shared[n].asnumpy().tolist() for n in 'ab'], 'number': comm.broadcast_number(2**40 + r),
+            'broadcast': [shared[n].asnumpy().tolist() for n in 'ab'],
+            'special': [shared[n].asnumpy().tobytes().hex() for n in 'cd'], 'number': comm.broadcast_number(2**40 + r),
             'grads': [g.asnumpy().ravel().tolist() for g in grads], 'mean': means[0].asnumpy().tolist(),
             'pulse': total.asnumpy().tolist(), 'kept': pulse.asnumpy().tolist(),
             'counts': comm.sum_counts([r, 2**40, r == 0]),
