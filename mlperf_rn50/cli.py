@@ -63,11 +63,24 @@ A run that did not converge is shown, never left out. Runs that differ in batch,
 are refused in one folder."""
 
 
+_BENCH_EPILOG = """examples:
+  mlperf-rn50 bench train --models alexnet,resnet50 --batch-sizes 8,16 --steps 20
+  launch/ranks.sh 2 mlperf-rn50 bench train --ranks 1,2 --precisions float32,bfloat16 --data.pad_to_4_channels true
+  mlperf-rn50 bench data --config launch/configs/cifar10_cpu.yaml --threads 1,2 --batch-sizes 128
+  launch/ranks.sh 2 mlperf-rn50 bench allreduce --batch-sizes 8
+  mlperf-rn50 bench ops --batch-sizes 32 --precisions float32,bfloat16
+
+Every option of train is one of bench, too: a bench runs the code of training with its configuration."""
+
+
 _PACKAGE_EPILOG = """examples:
   mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission
   mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission --round v0.5 --poc-email us@example.com
 
 Results are copied byte for byte. A set that a rule refuses is refused, with the rule, and nothing is written."""
+
+
+_BENCHES = ['train', 'data', 'allreduce', 'ops']
 
 
 class _HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -79,15 +92,22 @@ def _parser(**keys: Any) -> ArgumentParser:
 
 
 def _train_parser() -> ArgumentParser:
-    parser = _parser(description='Train until the target is reached, and log the run the MLPerf way.',
-                     epilog=_TRAIN_EPILOG)
-    parser.add_argument('--config', metavar='FILE', type=str, help='YAML file: only what differs from the defaults')
+    parser = _config_parser()
+    parser.description = 'Train until the target is reached, and log the run the MLPerf way.'
+    parser.epilog = _TRAIN_EPILOG
     parser.add_argument('--resume', metavar='DIR', type=str, help='go on with the run in this folder')
     parser.add_argument('--elastic', action='store_true', help='--resume with another number of ranks than before')
     parser.add_argument('--dry-run', action='store_true', help='print the plan of the run and stop; reads no data')
     parser.add_argument('--print', metavar='KEY', action='append', type=str,
                         help='print the value of run.dir, for example, and stop; for scripts')
     parser.add_argument('--ranks', type=int, metavar='N', help='number of ranks for --dry-run')
+    return parser
+
+
+def _config_parser() -> ArgumentParser:
+    """The options that make a configuration."""
+    parser = _parser()
+    parser.add_argument('--config', metavar='FILE', type=str, help='YAML file: only what differs from the defaults')
     for name, section in cfg.SECTIONS.items():
         parser.add_class_arguments(section, name)
     return parser
@@ -99,6 +119,28 @@ def _doctor_parser() -> ArgumentParser:
     parser.epilog = _DOCTOR_EPILOG
     parser.add_argument('--format', choices=['table', 'json'], default='table', help='how to print the checks')
     parser.add_argument('--quiet', action='store_true', help='print what is not right, and the sum')
+    return parser
+
+
+def _bench_parser() -> ArgumentParser:
+    parser = _config_parser()
+    parser.description = 'Short measurements: training steps, input pipeline, all-reduce, operators.'
+    parser.epilog = _BENCH_EPILOG
+    # Not required by the parser, which also reads YAML files.
+    parser.add_argument('kind', nargs='?', choices=_BENCHES, help='what is measured')
+    parser.add_argument('--models', metavar='A,B', type=str, help='train: networks (default: model.name)')
+    parser.add_argument('--precisions', metavar='A,B', type=str, help='train, ops (default: train.precision)')
+    parser.add_argument('--inputs', metavar='A,B', type=str, default='synthetic', help='train: synthetic, real')
+    parser.add_argument('--batch-sizes', metavar='N,M', type=str,
+                        help='images per rank (default: train.local_batch_size, or 32)')
+    parser.add_argument('--ranks', metavar='N,M', type=str, help='train: how many of the ranks started (default: all)')
+    parser.add_argument('--threads', metavar='N,M', type=str, help='data: DALI threads (default: data.num_threads)')
+    parser.add_argument('--caches', metavar='A,B', type=str, default='cold,warm', help='data: page cache, cold and warm')
+    parser.add_argument('--node-images-per-s', metavar='X', type=float,
+                        help='data: training speed of a node, for the storage it needs (default: the pipeline\'s)')
+    parser.add_argument('--warmup-steps', metavar='N', type=int, default=10, help='steps before the clock starts')
+    parser.add_argument('--steps', metavar='N', type=int, default=100, help='steps, batches or repetitions measured')
+    parser.add_argument('--format', choices=['table', 'json'], default='table', help='how to print the results')
     return parser
 
 
@@ -162,6 +204,7 @@ def _package_parser() -> ArgumentParser:
 _COMMANDS = {
     'train': (_train_parser, 'train until the target is reached'),
     'doctor': (_doctor_parser, 'check the machines before a run'),
+    'bench': (_bench_parser, 'measure training steps, input pipeline, all-reduce, operators'),
     'prepare': (_prepare_parser, 'make RecordIO files from images'),
     'check': (_check_parser, 'run the official checkers on logs'),
     'report': (_report_parser, 'epochs to converge, time to train, speed-up'),
@@ -326,6 +369,28 @@ def _examine(config: cfg.Config, has_config: bool, output_format: str, is_quiet:
     return EXIT_FAILED if doctor.has_failed(checks) else EXIT_OK
 
 
+def _run_bench(options: Namespace, argv: Sequence[str]) -> int:
+    if not options.kind:
+        raise ConfigError(f'bench: got nothing to measure, expected one of {", ".join(_BENCHES)}; see mlperf-rn50 bench '
+                          '--help')
+    for name in ('warmup_steps', 'steps'):
+        if options[name] < (name == 'steps'):
+            raise ConfigError(f'--{name.replace("_", "-")}: got {options[name]}, expected {int(name == "steps")} or more')
+    if not options.config:  # the batch is an option of its own
+        argv = [*argv, '--train.local_batch_size=32']
+    config = resolve_config(Path(options.config) if options.config else None, argv, _bench_parser())
+    return _in_rank(lambda position: _bench(config, options, position), config)
+
+
+def _bench(config: cfg.Config, options: Namespace, position: Position) -> int:
+    """One rank's part of a bench."""
+    from mlperf_rn50.bench.program import run_bench
+    text = run_bench(config, options, position)
+    if text:
+        print(text, flush=True)
+    return EXIT_OK
+
+
 def _run_prepare(options: Namespace) -> int:
     from mlperf_rn50.data.prepare import prepare
     return prepare(options)
@@ -404,6 +469,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run_train(options.train, argv[argv.index('train') + 1:])
         if command == 'doctor':
             return _run_doctor(options.doctor, argv[argv.index('doctor') + 1:])
+        if command == 'bench':
+            return _run_bench(options.bench, argv[argv.index('bench') + 1:])
         return {'prepare': _run_prepare, 'check': _run_check, 'report': _run_report,
                 'package': _run_package}[command](options[command])
     except UserError as e:

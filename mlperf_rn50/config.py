@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -77,7 +77,7 @@ class DataConfig:
         num_threads: DALI threads of a rank.
         read_threads: threads of a rank that read records from storage.
         prefetch_depth: batches kept ready.
-        pad_to_4_channels: add a channel of zeros, for tensor cores.
+        pad_to_4_channels: add a channel of zeros, for tensor cores and for bfloat16 on a CPU.
     """
 
     dir: str = 'data/imagenet'
@@ -110,7 +110,7 @@ class ModelConfig:
     """The network.
 
     Args:
-        depth: ResNet v1.5 with this many layers.
+        name: resnet50 is the benchmark (ResNet v1.5, as the other depths); the others are for throughput studies.
         layout: NCHW or NHWC; the CPU wheel wants NCHW.
         zero_gamma: start the last BatchNorm of each block at gamma = 0.
         fused_bn_relu: BatchNorm and ReLU as one operator (CPU builds have it).
@@ -118,7 +118,8 @@ class ModelConfig:
         bn_epsilon: added to the variance.
     """
 
-    depth: Literal[18, 34, 50, 101, 152] = 50
+    name: Literal['resnet18', 'resnet34', 'resnet50', 'resnet101', 'resnet152', 'alexnet', 'googlenet', 'inception_v3',
+                  'inception_v4', 'vgg16', 'vgg19'] = 'resnet50'
     layout: Literal['NCHW', 'NHWC'] = 'NCHW'
     zero_gamma: bool = False
     fused_bn_relu: bool = False
@@ -255,6 +256,11 @@ def field_names(section: type) -> list[str]:
     return [f.name for f in dataclasses.fields(section)]
 
 
+def choices_of(section: str, key: str) -> list[str]:
+    """The values that a key with fixed choices may have."""
+    return list(get_args(SECTIONS[section].__dataclass_fields__[key].type))
+
+
 def nearest(word: str, known: list[str]) -> str:
     """The hint for a misspelt word: '; did you mean X?', or nothing where none is close."""
     match = difflib.get_close_matches(word, known, n=1)
@@ -367,5 +373,7 @@ def check_values(c: Config) -> None:
              'train.precision: got bfloat16 with train.device=gpu, expected float32 or float16 on a GPU')
     _require(t.device == 'gpu' or c.model.layout == 'NCHW',
              'model.layout: got NHWC with train.device=cpu, expected NCHW; the CPU convolutions have no NHWC')
+    _require(c.model.layout == 'NCHW' or c.model.name.startswith('resnet'),
+             f'model.layout: got NHWC with model.name={c.model.name}, expected NCHW; only the ResNets have NHWC')
     _require(t.device == 'cpu' or not c.model.fused_bn_relu,
              'model.fused_bn_relu: got true with train.device=gpu, expected false; the operator is in CPU builds only')

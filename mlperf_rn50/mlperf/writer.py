@@ -102,7 +102,8 @@ class RunLog:
     def submission(self, config: Config) -> None:
         """Who ran what, where."""
         run = config.run
-        for key, value in [(keys.SUBMISSION_BENCHMARK, keys.RESNET), (keys.SUBMISSION_ORG, run.submission_org),
+        benchmark = keys.RESNET if config.model.name.startswith(keys.RESNET) else config.model.name
+        for key, value in [(keys.SUBMISSION_BENCHMARK, benchmark), (keys.SUBMISSION_ORG, run.submission_org),
                            (keys.SUBMISSION_DIVISION, run.submission_division),
                            (keys.SUBMISSION_STATUS, run.submission_status),
                            (keys.SUBMISSION_PLATFORM, run.submission_platform)]:

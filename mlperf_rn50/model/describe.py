@@ -4,7 +4,7 @@ from typing import Any
 from mlperf_compliance import tags
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.model.resnet import Unit, units
+from mlperf_rn50.model.resnet import Unit, depth_of, units
 
 
 def _shape(channels: int, side: int) -> str:
@@ -64,7 +64,9 @@ class _Describer:
 
 
 def describe(config: Config) -> list[tuple[str, Any]]:
-    """(tag, value) for the configured network, in the order of its layers."""
+    """(tag, value) for the configured network, in the order of its layers; none for those that are no ResNet."""
+    if not config.model.name.startswith('resnet'):
+        return []
     d = _Describer(config)
     d.add(tags.MODEL_HP_INITIAL_SHAPE, [d.channels, d.side, d.side])
     d.conv(64, 2)
@@ -72,7 +74,7 @@ def describe(config: Config) -> list[tuple[str, Any]]:
     d.add(tags.MODEL_HP_RELU)
     before, d.side = _shape(d.channels, d.side), _half(d.side)
     d.add(tags.MODEL_HP_INITIAL_MAX_POOL, f'{before} -> {_shape(d.channels, d.side)}')
-    for unit in units(config.model.depth):
+    for unit in units(depth_of(config.model)):
         d.unit(unit)
     d.add(tags.MODEL_HP_DENSE, config.data.num_classes)
     d.add(tags.MODEL_HP_FINAL_SHAPE, config.data.num_classes)

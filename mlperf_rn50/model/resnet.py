@@ -4,14 +4,12 @@ Parameters carry the names of MLPerf's weights_initialization events (conv0_weig
 Source: He et al. 2015 (https://arxiv.org/abs/1512.03385) with the v1.5 stride; initialisation as in MLPerf's
 MXNet submissions.
 """
-import json
-import math
 from dataclasses import dataclass
 
 import mxnet as mx
 from mxnet.gluon import nn
 
-from mlperf_rn50.config import Config, ModelConfig
+from mlperf_rn50.config import ModelConfig
 
 # depth: (units per stage, whether units are bottlenecks)
 STAGES: dict[int, tuple[tuple[int, ...], bool]] = {
@@ -42,6 +40,11 @@ class Unit:
     stride: int
     has_projection: bool
     is_bottleneck: bool
+
+
+def depth_of(config: ModelConfig) -> int:
+    """The number of layers in the name of a ResNet."""
+    return int(config.name.removeprefix('resnet'))
 
 
 def units(depth: int) -> list[Unit]:
@@ -105,7 +108,8 @@ class ResidualUnit(nn.HybridBlock):
 
     def hybrid_forward(self, F, x):
         shortcut = x if self.shortcut is None else self.shortcut(x)
-        return F.relu(self.body(x) + shortcut)
+        # Activation, not relu: on a CPU only that one stays in oneDNN and its layout (bfloat16: a third of the step).
+        return F.Activation(self.body(x) + shortcut, act_type='relu')
 
 
 class ResNet(nn.HybridBlock):
@@ -119,53 +123,11 @@ class ResNet(nn.HybridBlock):
             with self.features.name_scope():
                 self.features.add(_conv(config, 'conv0', in_channels, 64, 7, 2), _norm(config, 'bn0', 64, relu=True),
                                   nn.MaxPool2D(3, 2, 1, layout=config.layout))
-                for unit in units(config.depth):
+                for unit in units(depth_of(config)):
                     self.features.add(ResidualUnit(unit, config))
                 self.features.add(nn.GlobalAvgPool2D(layout=config.layout), nn.Flatten())
-            self.fc = nn.Dense(num_classes, in_units=units(config.depth)[-1].out_channels,
+            self.fc = nn.Dense(num_classes, in_units=units(depth_of(config))[-1].out_channels,
                                weight_initializer=mx.init.Normal(0.01), bias_initializer='zeros', prefix='fc1_')
 
     def hybrid_forward(self, F, x):
         return F.cast(self.fc(self.features(x)), 'float32')
-
-
-def build_resnet(config: Config, context: mx.Context, seed: int) -> ResNet:
-    """An initialised, hybridized network of the configured precision on a device."""
-    if config.train.precision == 'bfloat16':
-        from mxnet.contrib import amp
-        # Casts are put in by operator; weights stay float32. No loss scaling: bfloat16 has float32's range.
-        amp.init('bfloat16')
-    mx.random.seed(seed)
-    net = ResNet(config.model, config.data.num_classes, 4 if config.data.pad_to_4_channels else 3)
-    net.initialize(ctx=context)
-    if config.train.precision == 'float16':
-        net.cast('float16')
-    net.hybridize(static_alloc=True, static_shape=True)
-    return net
-
-
-def count_parameters(net: nn.HybridBlock) -> int:
-    """Trained parameters (running statistics not counted)."""
-    return sum(p.data().size for p in net.collect_params().values() if p.grad_req != 'null')
-
-
-def count_flops(net: nn.HybridBlock, image_shape: tuple[int, int, int]) -> int:
-    """Floating-point operations of one image's forward pass: two per multiply-add of convolutions and FC.
-
-    Args:
-        net: any initialised network.
-        image_shape: of one input, without the batch dimension.
-    """
-    symbol = net(mx.sym.var('data'))
-    internals = symbol.get_internals()
-    _, shapes, _ = internals.infer_shape(data=(1, *image_shape))
-    shape_of = dict(zip(internals.list_outputs(), shapes))
-    graph = json.loads(symbol.tojson())['nodes']
-    total = 0
-    for node in graph:
-        if node['op'] in ('Convolution', 'FullyConnected'):
-            weight = shape_of[graph[node['inputs'][1][0]]['name']]
-            output = shape_of[f'{node["name"]}_output']
-            total += 2 * math.prod(output) * math.prod(weight) // weight[0]
-    return total
-

@@ -4,6 +4,7 @@ Without a launcher (mpirun, horovodrun, srun) there is one rank and Horovod is n
 always start alone.
 """
 from collections.abc import Mapping, Sequence
+from copy import copy
 from itertools import cycle
 from typing import Protocol
 
@@ -49,6 +50,9 @@ class Comm(Protocol):
     def barrier(self) -> None:
         """Returns once every rank has called it."""
 
+    def subset(self, size: int) -> 'Comm | None':
+        """The first `size` ranks, one of the sizes named to open_comm; None on the others."""
+
 
 def gather_texts(comm: Comm, text: str) -> list[str]:
     """The texts of all ranks, in their order; called by all."""
@@ -87,15 +91,21 @@ class LocalComm:
     def barrier(self):
         pass
 
+    def subset(self, size):
+        return self
+
 
 class HorovodComm:
     """The ranks Horovod knows."""
 
-    def __init__(self, compression: str = 'none'):
-        """compression is comm.compression of the configuration."""
+    def __init__(self, compression: str = 'none', subset_sizes: Sequence[int] = ()):
+        """compression is comm.compression of the configuration; subset_sizes are what subset() will be asked for."""
         import horovod.mxnet as hvd
-        hvd.init()
-        self._hvd, self._compression = hvd, compression
+        size = launched_size() or 1
+        sets = {n: hvd.ProcessSet(list(range(n))) for n in subset_sizes if n < size}
+        hvd.init(process_sets=list(sets.values()))
+        self._hvd, self._compression, self._sets = hvd, compression, sets
+        self._among = {'process_set': hvd.global_process_set}
         self._turns = cycle(range(_MAX_IN_BACKGROUND))
         self.rank, self.world_size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
@@ -108,7 +118,7 @@ class HorovodComm:
             for array in ordered:
                 array[:] = 0
                 array *= -1
-        self._hvd.grouped_allreduce_(ordered, op=self._hvd.Sum, name=f'broadcast/{min(arrays)}')
+        self._hvd.grouped_allreduce_(ordered, op=self._hvd.Sum, **self._among, name=f'broadcast/{min(arrays)}')
 
     def broadcast_number(self, value):
         # Every other rank contributes 0, so the sum is rank 0's value.
@@ -116,34 +126,49 @@ class HorovodComm:
 
     def sum_gradients(self, grads):
         if self._compression == 'none':
-            self._hvd.grouped_allreduce_(grads, op=self._hvd.Sum, name='gradients')
+            self._hvd.grouped_allreduce_(grads, op=self._hvd.Sum, **self._among, name='gradients')
             return
         small = [g.astype('float16') for g in grads]
-        self._hvd.grouped_allreduce_(small, op=self._hvd.Sum, name='gradients')
+        self._hvd.grouped_allreduce_(small, op=self._hvd.Sum, **self._among, name='gradients')
         for grad, reduced in zip(grads, small):
             grad[:] = reduced.astype(grad.dtype)
 
     def sum_in_background(self, array):
         # Horovod refuses a name that is still under way, and several of these are when the network is slow.
         name = f'background/{next(self._turns)}'
-        return self._hvd.allreduce(array, op=self._hvd.Sum, name=name)
+        return self._hvd.allreduce(array, op=self._hvd.Sum, **self._among, name=name)
 
     def average(self, arrays):
-        self._hvd.grouped_allreduce_(arrays, op=self._hvd.Average, name='average')
+        self._hvd.grouped_allreduce_(arrays, op=self._hvd.Average, **self._among, name='average')
 
     def sum_counts(self, counts):
-        total = self._hvd.allreduce(mx.nd.array(list(counts), dtype='int64'), op=self._hvd.Sum, name='counts')
+        own = mx.nd.array(list(counts), dtype='int64')
+        total = self._hvd.allreduce(own, op=self._hvd.Sum, **self._among, name='counts')
         return [int(c) for c in total.asnumpy()]
 
     def gather(self, array):
-        return self._hvd.allgather(mx.nd.array(array[None], dtype=array.dtype), name='gather').asnumpy()
+        return self._hvd.allgather(mx.nd.array(array[None], dtype=array.dtype), name='gather', **self._among).asnumpy()
 
     def barrier(self):
         self.sum_counts([0])
 
+    def subset(self, size):
+        if size == self.world_size:
+            return self
+        if self.rank >= size:
+            return None
+        part = copy(self)
+        part.world_size, part._among = size, {'process_set': self._sets[size]}
+        part.local_size = min(self.local_size, size - (self.rank - self.local_rank))
+        return part
 
-def open_comm(compression: str) -> Comm:
+
+def open_comm(compression: str, subset_sizes: Sequence[int] = ()) -> Comm:
     """The ranks of this run: Horovod's under a launcher, else the stand-in.
+
+    Args:
+        compression: comm.compression of the configuration.
+        subset_sizes: how many ranks some parts of the work will be done by, see Comm.subset.
 
     Raises:
         ConfigError: a launcher started several processes and Horovod is missing or has no MXNet support.
@@ -152,7 +177,7 @@ def open_comm(compression: str) -> Comm:
     if size is None:
         return LocalComm()
     try:
-        return HorovodComm(compression)
+        return HorovodComm(compression, subset_sizes)
     except ImportError as e:
         raise ConfigError(f'horovod: got {" ".join(str(e).split())}, expected Horovod built with MXNet for {size} '
                           'processes; run launch/setup.sh') from e

@@ -11,7 +11,7 @@ from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.data.pipeline import device_context
 from mlperf_rn50.data.records import MANIFEST_NAME, load_manifest, open_split
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.model.resnet import build_resnet, count_parameters
+from mlperf_rn50.model.zoo import build_model, count_parameters
 from mlperf_rn50.system.doctor import Check, Expected, Facts, check_facts, own_facts
 from mlperf_rn50.train.comm import Comm, gather_texts
 
@@ -75,7 +75,7 @@ def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
 
 
 def _checkpoint_bytes(config: Config) -> int:
-    return _BYTES_PER_PARAMETER * count_parameters(build_resnet(config, mx.cpu(), 0))
+    return _BYTES_PER_PARAMETER * count_parameters(build_model(config, mx.cpu(), 0))
 
 
 def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:

@@ -18,7 +18,7 @@ from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, CheckpointE
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.mlperf.writer import RunLog
 from mlperf_rn50.model.describe import describe
-from mlperf_rn50.model.resnet import count_flops, count_parameters
+from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
 from mlperf_rn50.system.environment import dump_environment
 from mlperf_rn50.system.page_cache import drop_page_cache
 from mlperf_rn50.train import checkpoint
@@ -31,7 +31,7 @@ from mlperf_rn50.train.trainer import Trainer
 from mlperf_rn50.train.watch import STOP_SIGNALS, Position
 
 # Steps the loop may be ahead of the device: enough to keep it busy, few enough to bound memory.
-_STEPS_AHEAD = 2
+STEPS_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Program:
         self.plan, self.config, self.comm, self.run, self.log = plan, plan.config, comm, run, log
         self.console, self.stop, self.seed = console, stop, seed
         self.is_first = comm.rank == 0
-        self.device_id = _device_id(self.config, comm)
+        self.device_id = device_id_of(self.config, comm)
         self.best_top1, self.num_resumes, self.train_s, self.num_images = 0.0, 0, 0.0, 0
 
     def run_to_end(self, state: checkpoint.State | None, checkpoint_path: Path | None) -> Outcome:
@@ -236,13 +236,10 @@ class Program:
         return trainer
 
     def _introduce(self, trainer: Trainer) -> None:
-        data, side = self.config.data, self.config.data.image_size
-        channels = 4 if data.pad_to_4_channels else 3
-        shape = (channels, side, side) if self.config.model.layout == 'NCHW' else (side, side, channels)
         self.console.info('%s -> %s', self.config.data.dataset, self.run.result)
-        self.console.info('ResNet-%d v1.5: %s parameters, %.2f GFLOP per image; %d ranks x %d = global batch %d; '
-                          'seed %d', self.config.model.depth, f'{count_parameters(trainer.net):,}',
-                          count_flops(trainer.net, shape) / 1e9, self.plan.world_size,
+        self.console.info('%s: %s parameters, %.2f GFLOP per image; %d ranks x %d = global batch %d; '
+                          'seed %d', self.config.model.name, f'{count_parameters(trainer.net):,}',
+                          count_flops(trainer.net, image_shape(self.config)) / 1e9, self.plan.world_size,
                           self.plan.global_batch_size // self.plan.world_size, self.plan.global_batch_size, self.seed)
 
     def _restore(self, state: checkpoint.State, path: Path) -> None:
@@ -303,7 +300,7 @@ class Program:
                                           self.stop.is_set)
                 pulses.append((step, pulse))
                 is_asked = False
-                while len(pulses) > (_STEPS_AHEAD if step < end - 1 else 0):
+                while len(pulses) > (STEPS_AHEAD if step < end - 1 else 0):
                     is_asked |= self._read_pulse(*pulses.popleft(), shown, meter)
                 # At the last step, the end of the epoch handles both.
                 if step < end - 1 and (is_asked or self._is_step_checkpoint_due(step + 1)):
@@ -427,7 +424,7 @@ class Meter:
         return mean
 
 
-def _device_id(config: Config, comm: Comm) -> int | None:
+def device_id_of(config: Config, comm: Comm) -> int | None:
     """The GPU of this rank: run.ranks_per_device neighbours share one."""
     if config.train.device == 'cpu':
         return None

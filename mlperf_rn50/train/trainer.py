@@ -7,7 +7,7 @@ from mxnet import autograd
 from mxnet.gluon import HybridBlock
 
 from mlperf_rn50.data.pipeline import Batch, device_context
-from mlperf_rn50.model.resnet import build_resnet
+from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.comm import Comm
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.plan import Plan
@@ -40,7 +40,7 @@ class Trainer:
         config = plan.config
         self._comm, self._shard = comm, plan.train_shard(comm.rank)
         self._context = device_context(device_id)
-        self.net = build_resnet(config, self._context, seed)
+        self.net = build_model(config, self._context, seed)
         self._loss = SmoothedCrossEntropy(config.train.label_smoothing)
         self._loss.hybridize(static_alloc=True, static_shape=True)
         params = self.net.collect_params()
@@ -79,21 +79,33 @@ class Trainer:
         """
         loss = 0.0
         for _ in range(self.num_micro):
-            batch = next(batches)
-            weights = self._loss_weights(batch.num_valid, self._shard.num_valid_global(step_in_epoch))
-            with autograd.record():
-                losses = self._loss(self.net(batch.images), batch.labels, weights)
+            losses = self.forward(next(batches), step_in_epoch)
             losses.backward()
             loss = losses.detach().sum() + loss
+        pulse = self.exchange(loss, stop_requested)
+        self.update(lr)
+        return pulse
+
+    def forward(self, batch: Batch, step_in_epoch: int) -> mx.nd.NDArray:
+        """The weighted losses of a batch's images, ready for backward(); float32 (local batch,)."""
+        weights = self._loss_weights(batch.num_valid, self._shard.num_valid_global(step_in_epoch))
+        with autograd.record():
+            return self._loss(self.net(batch.images), batch.labels, weights)
+
+    def exchange(self, loss: mx.nd.NDArray, stop_requested: bool) -> mx.nd.NDArray:
+        """Sums gradients, and what step() returns, over the ranks. loss: this rank's, (1,)."""
         # The pulse goes first: it is ready before the gradients are.
         pulse = mx.nd.concat(loss / self._loss_scale, mx.nd.full((1,), float(stop_requested), self._context), dim=0)
         pulse = self._comm.sum_in_background(pulse)
         self._comm.sum_gradients(self._grads)
+        return pulse
+
+    def update(self, lr: float) -> None:
+        """Applies the gradients."""
         self.optimizer.step(lr)
         if self.num_micro > 1:
             for grad in self._grads:
                 grad[:] = 0
-        return pulse
 
     def _loss_weights(self, num_valid: int, num_valid_global: int) -> mx.nd.NDArray:
         return (self._positions < num_valid) * (self._loss_scale / num_valid_global)
@@ -101,7 +113,8 @@ class Trainer:
     def average_statistics(self) -> None:
         """Averages BatchNorm's running statistics over ranks, in place."""
         self.settle()
-        self._comm.average(list(self._statistics.values()))
+        if self._statistics:
+            self._comm.average(list(self._statistics.values()))
 
     def settle(self) -> None:
         """Waits for every step pushed so far.
@@ -118,9 +131,9 @@ class Trainer:
 
     def array_shapes(self, num_ranks: int) -> dict[str, tuple[int, ...]]:
         """Names and shapes of what snapshot returns when there are so many ranks."""
+        shapes = {n: a.shape for n, a in self._live_arrays().items()}
         size = sum(a.size for a in self._statistics.values())
-        return {**{n: a.shape for n, a in self._live_arrays().items()},
-                'statistics_of_ranks': (num_ranks, size)}
+        return {**shapes, 'statistics_of_ranks': (num_ranks, size)} if size else shapes
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Everything a checkpoint holds; called by all ranks, complete on each. Changes nothing.
@@ -128,9 +141,11 @@ class Trainer:
         model/ has the running statistics averaged over ranks, statistics_of_ranks each rank's own.
         """
         self.settle()
+        arrays = {n: a.asnumpy() for n, a in self._live_arrays().items()}
+        if not self._statistics:
+            return arrays
         own = np.concatenate([a.asnumpy().ravel() for a in self._statistics.values()])
         rows = self._comm.gather(own)
-        arrays = {n: a.asnumpy() for n, a in self._live_arrays().items()}
         averaged = rows.mean(axis=0, dtype=np.float64).astype(own.dtype)
         arrays.update({f'model/{n}': a for n, a in self._cut(averaged).items()})
         return {**arrays, 'statistics_of_ranks': rows}
@@ -141,14 +156,19 @@ class Trainer:
         A snapshot of another number of ranks has no statistics of their own for these: all take the average.
         """
         self.settle()
-        rows = mx.nd.zeros(self.array_shapes(self._comm.world_size)['statistics_of_ranks'])
         if arrays is not None:
             for name, array in self._live_arrays().items():
                 array[:] = arrays[name]
+        self.broadcast()
+        if self._statistics:
+            self._restore_statistics(arrays)
+
+    def _restore_statistics(self, arrays: dict[str, np.ndarray] | None) -> None:
+        rows = mx.nd.zeros(self.array_shapes(self._comm.world_size)['statistics_of_ranks'])
+        if arrays is not None:
             own = arrays['statistics_of_ranks']
             average = np.concatenate([arrays[f'model/{n}'].ravel() for n in self._statistics])
             rows[:] = own if own.shape == rows.shape else np.broadcast_to(average, rows.shape)
-        self.broadcast()
         self._comm.broadcast({'statistics_of_ranks': rows})
         for name, values in self._cut(rows[self._comm.rank].asnumpy()).items():
             self._statistics[name][:] = values

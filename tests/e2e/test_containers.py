@@ -97,7 +97,7 @@ for word; do set -- "$@" "${{word/#\\/opt\\/mlperf_rn50/{ROOT}}}"; shift; done
 exec "$@"''')
     (tmp_path / 'rn50.sif').touch()
     done = run([ROOT / 'launch/apptainer.sh', '--image', tmp_path / 'rn50.sif', '--config', DIGITS,
-                '--data.dir', digits, '--run-dir', tmp_path / 'run', '--ranks-per-node', 2, '--model.depth', 18,
+                '--data.dir', digits, '--run-dir', tmp_path / 'run', '--ranks-per-node', 2, '--model.name', 'resnet18',
                 '--train.target_accuracy', 0.01])
     assert done.returncode == 0, done.stderr
     lines = called(tmp_path)

@@ -18,7 +18,7 @@ def sweep(tmp_path):
     (tmp_path / 'tiny.yaml').write_text(
         'data: {dir: data, dataset: tiny-digits, num_train: 60, num_val: 50, num_classes: 10, image_size: 32,\n'
         '       resize_shorter: 32, crop: none, num_threads: 1}\n'
-        'model: {depth: 18}\nschedule: {base_lr: 0.02, warmup_epochs: 1, decay_epochs: 9}\n'
+        'model: {name: resnet18}\nschedule: {base_lr: 0.02, warmup_epochs: 1, decay_epochs: 9}\n'
         'train: {global_batch_size: 20, eval_period: 1, target_accuracy: 0.01}\n')
 
     (tmp_path / 'wild.yaml').write_text((tmp_path / 'tiny.yaml').read_text().replace('base_lr: 0.02', 'base_lr: 1e30'))

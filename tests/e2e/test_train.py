@@ -37,7 +37,7 @@ def command(run_dir, data_dir, *options):
     keys = {'run.dir': run_dir, 'run.seed': 3, 'run.metrics_period_steps': 1, 'data.dir': data_dir,
             'data.dataset': 'tiny-digits', 'data.num_train': NUM_TRAIN, 'data.num_val': NUM_VAL, 'data.num_classes': 10,
             'data.image_size': 32, 'data.resize_shorter': 32, 'data.crop': 'padded', 'data.num_threads': 1,
-            'model.depth': 18, 'model.zero_gamma': 'true',
+            'model.name': 'resnet18', 'model.zero_gamma': 'true',
             'optimizer.name': 'lars', 'optimizer.lars_eta': 0.02, 'schedule.base_lr': 0.02, 'schedule.warmup_epochs': 1,
             'schedule.decay_epochs': 4, 'train.global_batch_size': 32, 'train.eval_period': 1,
             'train.target_accuracy': 1.0, 'train.max_epochs': 4}
@@ -290,7 +290,7 @@ def test_resumes_that_cannot_be_are_refused(whole_run, tiny, tmp_path):
     assert code == 2 and 'ranks: got 1, the checkpoint has 2; start 2 ranks' in said
     code, said = resume(2, '--train.max_epochs=5', '--train.global_batch_size=16')
     assert code == 2 and 'train.global_batch_size: got 16, the checkpoint has 32' in said
-    code, said = resume(2, '--train.max_epochs=5', '--model.depth=34')
+    code, said = resume(2, '--train.max_epochs=5', '--model.name=resnet34')
     assert code == 2 and 'is missing; this checkpoint is of another model or optimizer' in said
     code, said = resume(2, '--config', 'x.yaml')
     assert code == 2 and 'got both, expected one' in said

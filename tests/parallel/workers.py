@@ -44,7 +44,7 @@ def _config(data_dir, optimizer, micro, compression='none', world_size=1) -> Con
     return Config(
         data=DataConfig(dir=data_dir, dataset='digits', num_train=1437, num_val=360, num_classes=10, image_size=32,
                         resize_shorter=32, crop='random_resized', num_threads=1, read_threads=1),
-        model=ModelConfig(depth=18, zero_gamma=True),
+        model=ModelConfig(name='resnet18', zero_gamma=True),
         optimizer=OptimizerConfig(optimizer, weight_decay=1e-3, lars_eta=0.1),
         schedule=ScheduleConfig(base_lr=0.02, warmup_epochs=0, decay='step'),
         train=TrainConfig(global_batch_size=48, gradient_accumulation_steps=micro, label_smoothing=0.1))

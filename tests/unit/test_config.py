@@ -92,7 +92,7 @@ def test_a_missing_file():
     ([*BATCH, '--optimizer.momentum', '1'], 'optimizer.momentum: got 1.0'),
     (['--train.local_batch_size', '0'], 'train.local_batch_size: got 0, expected a number above 0'),
     ([*BATCH, '--optimizer.weight_decay', '-1'], 'expected 0 or more'),
-    ([*BATCH, '--model.depth', '51'], 'model.depth'),
+    ([*BATCH, '--model.name', 'resnet51'], 'model.name'),
 ])
 def test_mistakes_on_the_command_line_take_one_line(options, message):
     with pytest.raises(ConfigError) as e:

@@ -10,7 +10,8 @@ import pytest
 
 from mlperf_rn50.config import Config, DataConfig, ModelConfig
 from mlperf_rn50.model.describe import describe
-from mlperf_rn50.model.resnet import ResNet, build_resnet, count_flops, count_parameters, units
+from mlperf_rn50.model.resnet import ResNet, units
+from mlperf_rn50.model.zoo import build_model, count_flops, count_parameters
 
 
 def net_of(num_classes=10, in_channels=3, **model) -> ResNet:
@@ -25,7 +26,7 @@ def net_of(num_classes=10, in_channels=3, **model) -> ResNet:
     (18, 11_689_512, 1.81), (34, 21_797_672, 3.66), (50, 25_557_032, 4.09),
     (101, 44_549_160, 7.80), (152, 60_192_808, 11.51)])
 def test_parameters_and_flops(depth, parameters, giga_macs):
-    net = net_of(1000, depth=depth)
+    net = net_of(1000, name=f'resnet{depth}')
     assert count_parameters(net) == parameters
     assert count_flops(net, (3, 224, 224)) / 2e9 == pytest.approx(giga_macs, abs=0.01)
 
@@ -68,20 +69,20 @@ def test_zero_gamma_is_on_the_last_norm_of_each_unit_only():
 
 
 def test_the_seed_decides_the_weights():
-    config = Config(model=ModelConfig(depth=18), data=DataConfig(num_classes=4))
-    nets = [build_resnet(config, mx.cpu(), seed) for seed in (1, 1, 2)]
+    config = Config(model=ModelConfig(name='resnet18'), data=DataConfig(num_classes=4))
+    nets = [build_model(config, mx.cpu(), seed) for seed in (1, 1, 2)]
     weights = [n.collect_params()['fc1_weight'].data().asnumpy() for n in nets]
     assert (weights[0] == weights[1]).all() and (weights[0] != weights[2]).any()
 
 
 def test_fused_norm_and_relu_is_the_same_function():
     x = mx.nd.random.normal(shape=(2, 3, 32, 32))
-    outputs = [net_of(depth=18, fused_bn_relu=fused)(x).asnumpy() for fused in (False, True)]
+    outputs = [net_of(name='resnet18', fused_bn_relu=fused)(x).asnumpy() for fused in (False, True)]
     np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
 
 
 def test_four_input_channels():
-    assert net_of(in_channels=4, depth=18)(mx.nd.ones((1, 4, 32, 32))).shape == (1, 10)
+    assert net_of(in_channels=4, name='resnet18')(mx.nd.ones((1, 4, 32, 32))).shape == (1, 10)
 
 
 # --- an independent forward pass -------------------------------------------------------------------
@@ -123,7 +124,7 @@ def resnet_forward(x, p, depth):
 
 @pytest.mark.parametrize('depth', [18, 50])
 def test_forward_pass_against_numpy(depth):
-    net, random = net_of(depth=depth), np.random.default_rng(0)
+    net, random = net_of(name=f'resnet{depth}'), np.random.default_rng(0)
     for name, p in net.collect_params().items():
         if name.endswith(('gamma', 'running_var')):
             p.set_data(mx.nd.array(random.uniform(0.5, 1.5, p.shape)))
@@ -142,5 +143,5 @@ def test_described_for_the_v05_log_layer_by_layer():
     assert tags.count('model_hp_projection_shortcut') == 4
     last = [v for t, v in describe(Config()) if t == 'model_hp_end_block'][-1]
     assert last == 'Block Output: (2048, 7, 7)'
-    small = describe(replace(Config(), model=ModelConfig(depth=18)))
+    small = describe(replace(Config(), model=ModelConfig(name='resnet18')))
     assert [v for t, v in small if t == 'model_hp_block_type'][0] == 'basic_block'

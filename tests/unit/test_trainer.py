@@ -29,18 +29,18 @@ def test_neighbouring_ranks_share_a_gpu(monkeypatch, num_gpus, per_device, expec
     monkeypatch.setattr(mx.context, 'num_gpus', lambda: num_gpus)
     config = Config(train=TrainConfig(device='gpu'), run=RunConfig(ranks_per_device=per_device))
     ranks = [SimpleNamespace(local_rank=r, local_size=4) for r in range(4)]
-    assert [loop._device_id(config, r) for r in ranks] == expected
+    assert [loop.device_id_of(config, r) for r in ranks] == expected
 
 
 def test_too_few_gpus_are_named(monkeypatch):
     monkeypatch.setattr(mx.context, 'num_gpus', lambda: 2)
     with pytest.raises(ConfigError, match='got 1 with 4 ranks on a node of 2 GPUs, expected at least 2'):
-        loop._device_id(Config(train=TrainConfig(device='gpu')), SimpleNamespace(local_rank=2, local_size=4))
+        loop.device_id_of(Config(train=TrainConfig(device='gpu')), SimpleNamespace(local_rank=2, local_size=4))
 
 
 
 def test_no_gpu_is_an_error_that_says_so(monkeypatch):
     monkeypatch.setattr(mx.context, 'num_gpus', lambda: 0)
     with pytest.raises(ConfigError, match='MXNet sees none'):
-        loop._device_id(Config(train=TrainConfig(device='gpu')), SimpleNamespace(local_rank=0))
-    assert loop._device_id(Config(), SimpleNamespace(local_rank=0)) is None
+        loop.device_id_of(Config(train=TrainConfig(device='gpu')), SimpleNamespace(local_rank=0))
+    assert loop.device_id_of(Config(), SimpleNamespace(local_rank=0)) is None

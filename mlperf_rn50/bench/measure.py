@@ -1,0 +1,183 @@
+"""What every bench shares: the machine it ran on, medians, peaks, and how results are shown."""
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+import tabulate as tables
+
+import mlperf_rn50
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.mlperf.events import printable
+from mlperf_rn50.system.environment import git_commit, host_facts, package_versions
+
+_GEMM_SIDE = 2048
+_STATUS = '/proc/self/status'
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Several measurements of one thing, in seconds.
+
+    Args:
+        median_s: of all.
+        low_s: first quartile.
+        high_s: third quartile.
+        least_s: the shortest.
+        num: how many.
+    """
+
+    median_s: float
+    low_s: float
+    high_s: float
+    least_s: float
+    num: int
+
+    @property
+    def relative(self) -> float:
+        """Half the distance between the quartiles, as a fraction of the median."""
+        return (self.high_s - self.low_s) / 2 / self.median_s if self.median_s else 0.0
+
+
+def spread_of(seconds: Sequence[float]) -> Spread:
+    """Median and quartiles of at least one measurement."""
+    if len(seconds) == 1:
+        return Spread(seconds[0], seconds[0], seconds[0], seconds[0], 1)
+    low, median, high = statistics.quantiles(seconds, n=4, method='inclusive')
+    return Spread(median, low, high, min(seconds), len(seconds))
+
+
+def time_repeated(action: Callable[[], Any], num_warmup: int, num: int) -> Spread:
+    """Times an action that waits for its own work."""
+    for _ in range(num_warmup):
+        action()
+    seconds = []
+    for _ in range(num):
+        start = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - start)
+    return spread_of(seconds)
+
+
+def cast(array: mx.nd.NDArray, precision: str) -> mx.nd.NDArray:
+    """An array in a precision of the configuration."""
+    if precision == 'bfloat16':  # no NumPy type: the operator wants MXNet's own
+        from mxnet.contrib.amp.amp import bfloat16
+        return mx.nd.amp_cast(array, dtype=bfloat16)
+    return array.astype(precision)
+
+
+def measure_gemm(side: int, precision: str, context: mx.Context, num: int = 12) -> Spread:
+    """Times a product of two square matrices."""
+    a, b = (cast(mx.nd.random.normal(shape=(side, side), ctx=context), precision) for _ in range(2))
+    return time_repeated(
+        lambda: mx.nd.FullyConnected(a, b, num_hidden=side, no_bias=True).wait_to_read(), 2, num)
+
+
+def measure_peak(precision: str, context: mx.Context) -> float:
+    """FLOP/s of this process: those of the fastest of several matrix products.
+
+    bfloat16 after amp.init only, float32 before it only: it changes the operators of the whole process.
+    """
+    return 2 * _GEMM_SIDE**3 / measure_gemm(_GEMM_SIDE, precision, context).least_s
+
+
+def reset_peak_memory() -> None:
+    """Lets peak_memory_bytes count from here on."""
+    try:
+        with open('/proc/self/clear_refs', 'w') as f:
+            f.write('5')
+    except OSError:  # then it counts from the start of the process
+        pass
+
+
+def peak_memory_bytes(device_id: int | None) -> int:
+    """The most memory this process has used: its resident set, or what its GPU has in use now."""
+    if device_id is not None:
+        free, total = mx.context.gpu_memory_info(device_id)
+        return total - free
+    with open(_STATUS) as f:
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith('VmHWM:'))
+
+
+def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> list[str]:
+    """The words of 'a,b'.
+
+    Raises:
+        ConfigError: a word is empty, or not among the known ones.
+    """
+    words = [w.strip() for w in text.split(',')]
+    for word in words:
+        if not word or (known and word not in known):
+            expected = f'some of {",".join(known)}' if known else 'a,b,…'
+            raise ConfigError(f'{option}: got {word!r}, expected {expected}')
+    return words
+
+
+def parse_numbers(option: str, text: str) -> list[int]:
+    """The numbers of '8,16', each above 0.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    words = parse_list(option, text)
+    for word in words:
+        if not word.isdecimal() or int(word) < 1:
+            raise ConfigError(f'{option}: got {word}, expected whole numbers above 0, such as 8,16')
+    return [int(w) for w in words]
+
+
+def describe_machine(num_hosts: int) -> dict[str, Any]:
+    """What the numbers were measured on."""
+    host = host_facts()
+    return {'hostname': host['hostname'], 'cpu': host['cpu'], 'cpu_cores': host['cpu_cores'], 'gpus': host['gpus'],
+            'memory_bytes': host['memory_bytes'], 'os': host['os'], 'num_hosts': num_hosts,
+            'omp_threads_per_rank': int(os.environ.get('OMP_NUM_THREADS', 0)) or None,
+            'packages': package_versions(), 'git_commit': git_commit()}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table of a bench: keys of its rows in the JSON form, and how the table shows them.
+
+    Args:
+        title: above the table.
+        columns: (key, heading, format of the value).
+        rows: by key; a value of None is shown as '-'.
+        note: how to read it.
+    """
+
+    title: str
+    columns: tuple[tuple[str, str, str], ...]
+    rows: list[dict[str, Any]]
+    note: str = ''
+
+
+def _cell(value: Any, form: str) -> str:
+    return '-' if value is None else format(value, form) if not isinstance(value, str) else printable(value)
+
+
+def render_tables(machine: dict[str, Any], shown: Sequence[Shown]) -> str:
+    """For people."""
+    packages = machine['packages']
+    mxnet = next((f'{n} {v}' for n, v in packages.items() if n.startswith('mxnet')), 'no MXNet')
+    where = ', '.join([machine['cpu'], f'{machine["cpu_cores"]} cores', *machine['gpus'],
+                       f'{machine["omp_threads_per_rank"]} threads per rank', f'{machine["num_hosts"]} hosts'])
+    lines = [f'{where}; mlperf-rn50 {packages["mlperf-rn50"]}, {mxnet}']
+    for s in shown:
+        body = [[_cell(row[key], form) for key, _, form in s.columns] for row in s.rows]
+        lines += ['', s.title, tables.tabulate(body, [heading for _, heading, _ in s.columns], disable_numparse=True,
+                                               colalign=['left' if form == 's' else 'right' for *_, form in s.columns])]
+        if s.note:
+            lines.append(s.note)
+    return '\n'.join(lines)
+
+
+def render_json(kind: str, machine: dict[str, Any], shown: Sequence[Shown]) -> str:
+    """For programs: every value of every row, by title of the table."""
+    return json.dumps({'format': f'mlperf-rn50 bench {kind} 1', 'version': mlperf_rn50.__version__, 'machine': machine,
+                       'tables': [{'title': s.title, 'note': s.note, 'rows': s.rows} for s in shown]}, indent=1)

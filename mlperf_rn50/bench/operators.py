@@ -1,0 +1,129 @@
+"""bench ops: matrix products, and the convolutions of a ResNet forward and backward, against the peak."""
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+from mxnet import autograd
+
+from mlperf_rn50.bench.measure import Shown, cast, measure_gemm, measure_peak, time_repeated
+from mlperf_rn50.config import Config
+from mlperf_rn50.model.resnet import depth_of, units
+
+GEMM_SIDES = (512, 1024, 2048, 4096)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of a network: channels, side of the input in pixels, kernel and stride."""
+
+    in_channels: int
+    channels: int
+    side: int
+    kernel: int
+    stride: int
+
+    @property
+    def out_side(self) -> int:
+        return -(-self.side // self.stride)
+
+    def flops(self, batch_size: int) -> int:
+        """Of one pass forward; two per multiply-add."""
+        return 2 * batch_size * self.out_side**2 * self.channels * self.in_channels * self.kernel**2
+
+
+def convolutions(config: Config) -> Counter[Convolution]:
+    """The convolutions of a ResNet, and how often each occurs."""
+    channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
+    found = Counter([Convolution(channels, 64, side, 7, 2)])
+    side = -(-side // 4)
+    for unit in units(depth_of(config.model)):
+        if unit.is_bottleneck:
+            layers = [(unit.in_channels, unit.channels, 1, 1), (unit.channels, unit.channels, 3, unit.stride),
+                      (unit.channels, unit.out_channels, 1, 1)]
+        else:
+            layers = [(unit.in_channels, unit.channels, 3, unit.stride), (unit.channels, unit.channels, 3, 1)]
+        inside = side
+        for in_channels, out_channels, kernel, stride in layers:
+            found[Convolution(in_channels, out_channels, inside, kernel, stride)] += 1
+            inside = -(-inside // stride)
+        if unit.has_projection:
+            found[Convolution(unit.in_channels, unit.out_channels, side, 1, unit.stride)] += 1
+        side = inside
+    return found
+
+
+def _native(channels: int, side: int, batch_size: int, precision: str, context: mx.Context) -> mx.nd.NDArray:
+    """Activations as a network has them in its middle: in the layout that the library's convolutions put out."""
+    plain = cast(mx.nd.random.normal(shape=(batch_size, channels, side, side), ctx=context), precision)
+    if channels < 16:
+        return plain
+    eye = cast(mx.nd.eye(channels, ctx=context).reshape((channels, channels, 1, 1)), precision)
+    return mx.nd.Convolution(plain, eye, kernel=(1, 1), num_filter=channels, no_bias=True)
+
+
+def measure_convolution(c: Convolution, batch_size: int, precision: str, context: mx.Context, num_warmup: int,
+                        num: int) -> dict[str, float]:
+    """Seconds of one convolution: forward, and backward to its weights and (but for the image) to its input."""
+    x = _native(c.in_channels, c.side, batch_size, precision, context)
+    w = mx.nd.random.normal(shape=(c.channels, c.in_channels, c.kernel, c.kernel), ctx=context)
+    w = cast(w, precision)
+    out_grad = _native(c.channels, c.out_side, batch_size, precision, context)
+    for array in (x, w) if c.in_channels >= 16 else (w,):
+        array.attach_grad()
+    keys = dict(kernel=(c.kernel,) * 2, stride=(c.stride,) * 2, pad=(c.kernel // 2,) * 2, num_filter=c.channels,
+                no_bias=True)
+    mx.nd.waitall()
+
+    def forward() -> mx.nd.NDArray:
+        with autograd.record():
+            return mx.nd.Convolution(x, w, **keys)
+    forward_s = time_repeated(lambda: forward().wait_to_read(), num_warmup, num).median_s
+
+    def both() -> None:
+        forward().backward(out_grad)
+        mx.nd.waitall()
+    return {'forward_s': forward_s, 'backward_s': time_repeated(both, num_warmup, num).median_s - forward_s}
+
+
+def _convolution_row(c: Convolution, count: int, batch_size: int, precision: str, context: mx.Context, peak: float,
+                     num_warmup: int, num: int) -> dict[str, Any]:
+    s = measure_convolution(c, batch_size, precision, context, num_warmup, num)
+    flops = c.flops(batch_size)
+    backward_flops = flops * (2 if c.in_channels >= 16 else 1)
+    return {'layer': f'{c.kernel}x{c.kernel}/{c.stride} {c.in_channels} -> {c.channels}', 'side': c.side, 'count': count,
+            'precision': precision, 'gflop': flops / 1e9, 'forward_ms': 1000 * s['forward_s'],
+            'forward_gflops': flops / s['forward_s'] / 1e9, 'forward_share': flops / s['forward_s'] / peak,
+            'backward_ms': 1000 * s['backward_s'], 'backward_gflops': backward_flops / s['backward_s'] / 1e9,
+            'backward_share': backward_flops / s['backward_s'] / peak}
+
+
+def _gemm_row(side: int, precision: str, context: mx.Context, peak: float, num: int) -> dict[str, Any]:
+    seconds, flops = measure_gemm(side, precision, context, num), 2 * side**3
+    return {'side': side, 'precision': precision, 'time_ms': 1000 * seconds.median_s, 'spread': seconds.relative,
+            'gflops': flops / seconds.median_s / 1e9, 'share': flops / seconds.median_s / peak}
+
+
+def bench_operators(config: Config, precisions: list[str], batch_size: int, device_id: int | None, num_warmup: int,
+                    num: int) -> list[Shown]:
+    """Matrix products and convolutions of the configured ResNet, for each precision (float32 first)."""
+    context, shown = mx.cpu() if device_id is None else mx.gpu(device_id), []
+    for precision in sorted(precisions, key=lambda p: p == 'bfloat16'):
+        if precision == 'bfloat16':
+            from mxnet.contrib import amp
+            amp.init('bfloat16')
+        peak = measure_peak(precision, context)
+        gemms = [_gemm_row(n, precision, context, peak, num) for n in GEMM_SIDES]
+        rows = [_convolution_row(c, count, batch_size, precision, context, peak, num_warmup, num)
+                for c, count in convolutions(config).items()]
+        shown += [
+            Shown(f'Matrix products, {precision}', (
+                ('side', 'side', 'd'), ('time_ms', 'ms', ',.2f'), ('spread', '±', '.0%'), ('gflops', 'GFLOP/s', ',.0f'),
+                ('share', 'of peak', '.0%')), gemms, f'Peak: {peak / 1e9:,.0f} GFLOP/s, the fastest of 12.'),
+            Shown(f'Convolutions of {config.model.name}, batch {batch_size}, {precision}', (
+                ('layer', 'layer', 's'), ('side', 'pixels', 'd'), ('count', 'times', 'd'), ('gflop', 'GFLOP', '.2f'),
+                ('forward_ms', 'forward ms', ',.2f'), ('forward_gflops', 'GFLOP/s', ',.0f'),
+                ('forward_share', 'of peak', '.0%'), ('backward_ms', 'backward ms', ',.2f'),
+                ('backward_gflops', 'GFLOP/s', ',.0f'), ('backward_share', 'of peak', '.0%')), rows,
+                f'Medians of {num}. Backward: to the weights and the input (the first layer: to the weights).')]
+    return shown

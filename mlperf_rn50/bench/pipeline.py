@@ -1,0 +1,99 @@
+"""bench data: the input pipeline alone, and the storage that training will need."""
+import gc
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlperf_rn50.bench.measure import Shown, time_repeated
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.pipeline import train_batches
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.train.plan import make_plan
+
+CACHES = ('cold', 'warm')
+NODE_COUNTS = (1, 2, 4, 8, 16, 32)
+
+
+def storage_bytes() -> int:
+    """Bytes this process had fetched from storage so far; what came from the page cache is not among them."""
+    with open('/proc/self/io') as f:
+        return next(int(line.split()[1]) for line in f if line.startswith('read_bytes:'))
+
+
+def forget_file(path: Path) -> None:
+    """Drops a file's clean pages from this host's page cache, which needs no root."""
+    with open(path, 'rb') as f:
+        os.fsync(f.fileno())
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def load_file(path: Path) -> None:
+    """Reads a file into the page cache."""
+    with open(path, 'rb') as f:
+        while f.read(2**24):
+            pass
+
+
+def measure_pipeline(config: Config, cache: str, device_id: int | None, num_warmup: int, num: int) -> dict[str, Any]:
+    """One row: training batches of one rank, made and thrown away.
+
+    Warm reads go over the whole file first; cold ones start with none of it in the page cache.
+    """
+    plan = make_plan(config, 1)
+    path = Path(config.data.dir) / 'train.rec'
+    (forget_file if cache == 'cold' else load_file)(path)
+    start, before = time.perf_counter(), storage_bytes()
+    batches = train_batches(config, plan.train_shard(), 0, 0, device_id)
+    seconds = time_repeated(lambda: next(batches).images.wait_to_read(), num_warmup, num)
+    wall_s, read_bytes = time.perf_counter() - start, storage_bytes() - before
+    del batches
+    gc.collect()
+    size = plan.local_batch_size
+    record_bytes = path.stat().st_size / config.data.num_train
+    return {'num_threads': config.data.num_threads, 'local_batch_size': size, 'cache': cache, 'num_batches': seconds.num,
+            'images_per_s': size / seconds.median_s, 'batch_ms': 1000 * seconds.median_s, 'spread': seconds.relative,
+            'record_bytes': record_bytes, 'mb_per_s': size / seconds.median_s * record_bytes / 1e6,
+            'storage_mb_per_s': read_bytes / wall_s / 1e6}
+
+
+def bench_pipeline(config: Config, threads: list[int], batch_sizes: list[int], caches: list[str],
+                   node_images_per_s: float | None, device_id: int | None, num_warmup: int, num: int) -> list[Shown]:
+    """Measures the grid; then what nodes of a training speed read.
+
+    Args:
+        node_images_per_s: training speed of a node; None for the fastest pipeline measured.
+
+    Raises:
+        ConfigError: the configuration has no files to read.
+    """
+    if config.data.synthetic:
+        raise ConfigError('data.synthetic: got true, expected false: bench data reads the files of data.dir')
+    rows = []
+    for num_threads in threads:
+        for size in batch_sizes:
+            for cache in caches:
+                case = replace(config, data=replace(config.data, num_threads=num_threads),
+                               train=replace(config.train, local_batch_size=size, global_batch_size=None),
+                               run=replace(config.run, num_nodes=None, ranks_per_node=None))
+                rows.append(measure_pipeline(case, cache, device_id, num_warmup, num))
+    speed = node_images_per_s or max(r['images_per_s'] for r in rows)
+    return [
+        Shown(f'Input pipeline: {config.data.dataset}, {config.data.image_size} pixels', (
+            ('num_threads', 'threads', 'd'), ('local_batch_size', 'batch', 'd'), ('cache', 'page cache', 's'),
+            ('num_batches', 'n', 'd'), ('images_per_s', 'images/s', ',.0f'), ('batch_ms', 'ms/batch', ',.1f'),
+            ('spread', '±', '.1%'), ('mb_per_s', 'MB/s of records', ',.1f'),
+            ('storage_mb_per_s', 'MB/s from storage', ',.1f')), rows,
+            'One rank, with DALI threads as given. From storage: what the kernel fetched for this process, over the '
+            'whole measurement.'),
+        Shown('Storage that training needs until the data is in the page cache', (
+            ('num_nodes', 'nodes', 'd'), ('images_per_s', 'images/s', ',.0f'), ('mb_per_s', 'MB/s to read', ',.1f')),
+            need_rows(speed, rows[0]['record_bytes']),
+            f'For {speed:,.0f} images/s per node and {rows[0]["record_bytes"]:,.0f} bytes per record.')]
+
+
+def need_rows(node_images_per_s: float, record_bytes: float) -> list[dict[str, Any]]:
+    """The read bandwidth that numbers of nodes of a training speed need together."""
+    return [{'num_nodes': n, 'images_per_s': n * node_images_per_s,
+             'mb_per_s': n * node_images_per_s * record_bytes / 1e6} for n in NODE_COUNTS]

@@ -1,0 +1,189 @@
+"""bench train: training steps through the code of training, on a grid of networks, precisions, batches and ranks.
+
+Source: tf_cnn_benchmarks' short test, 10 warm-up steps and the mean of 100.
+"""
+import gc
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mxnet as mx
+
+from mlperf_rn50.bench.measure import Shown, measure_peak, peak_memory_bytes, reset_peak_memory, spread_of
+from mlperf_rn50.config import Config, DataConfig, check_values
+from mlperf_rn50.data.pipeline import Batch, train_batches
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.model.zoo import build_model, count_flops, count_parameters, image_shape, image_size_of
+from mlperf_rn50.train.comm import Comm
+from mlperf_rn50.train.loop import STEPS_AHEAD
+from mlperf_rn50.train.plan import Plan, make_plan
+from mlperf_rn50.train.trainer import Trainer
+from mlperf_rn50.train.watch import Position
+
+PARTS = ('data', 'forward', 'backward', 'all_reduce', 'update')
+_NUM_SPLIT_STEPS = 5  # how many steps are taken apart, at most
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: what is measured."""
+
+    model: str
+    precision: str
+    source: str
+    local_batch_size: int
+    num_ranks: int
+
+
+def make_cases(models: list[str], precisions: list[str], sources: list[str], batch_sizes: list[int],
+               rank_counts: list[int]) -> list[Case]:
+    """The grid, float32 first: bfloat16 changes the operators of the whole process."""
+    return [Case(m, p, s, b, n) for p in sorted(precisions, key=lambda p: p == 'bfloat16') for m in models
+            for s in sources for b in batch_sizes for n in rank_counts]
+
+
+def case_config(config: Config, case: Case) -> Config:
+    """The configuration of a case; made-up images have the size the network was made for, unless one is configured.
+
+    Raises:
+        ConfigError: its values do not go together.
+    """
+    is_synthetic = case.source == 'synthetic'
+    data = replace(config.data, synthetic=is_synthetic)
+    if is_synthetic and data.image_size == DataConfig.image_size:
+        side = image_size_of(case.model)
+        data = replace(data, image_size=side, resize_shorter=max(data.resize_shorter, side))
+    train = replace(config.train, precision=case.precision, local_batch_size=case.local_batch_size,
+                    global_batch_size=None)
+    result = replace(config, data=data, train=train, model=replace(config.model, name=case.model),
+                     run=replace(config.run, num_nodes=None, ranks_per_node=None))
+    check_values(result)
+    return result
+
+
+def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, num_warmup: int, num: int,
+               position: Position) -> list[float]:
+    """Seconds of each of `num` steps, taken as the training loop takes them: a few ahead of the device."""
+    pulses, stamps = deque[mx.nd.NDArray](), []
+    for step in range(num_warmup + num):
+        pulses.append(trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step), False))
+        while len(pulses) > (STEPS_AHEAD if step < num_warmup + num - 1 else 0):
+            pulses.popleft().wait_to_read()
+            stamps.append(time.perf_counter())
+            position.now('training', len(stamps))
+        if step == num_warmup - 1:  # the clock starts with nothing under way
+            mx.nd.waitall()
+            pulses.clear()
+            stamps = [time.perf_counter()]
+    mx.nd.waitall()
+    stamps[-1] = time.perf_counter()  # the last step ends with its update
+    return [b - a for a, b in zip(stamps, stamps[1:])]
+
+
+def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int) -> dict[str, float]:
+    """Seconds of the parts of one step, each waited for; together they take longer than a step, which overlaps them."""
+    stamps = [time.perf_counter()]
+
+    def done() -> None:
+        mx.nd.waitall()
+        stamps.append(time.perf_counter())
+    batch = next(batches)
+    done()
+    losses = trainer.forward(batch, step % plan.steps_per_epoch)
+    done()
+    losses.backward()
+    done()
+    trainer.exchange(losses.detach().sum(), False)
+    done()
+    trainer.update(plan.learning_rate(step))
+    done()
+    return {part: b - a for part, a, b in zip(PARTS, stamps, stamps[1:])}
+
+
+def measure_case(config: Config, case: Case, comm: Comm, device_id: int | None, num_warmup: int, num: int,
+                 position: Position) -> dict[str, Any]:
+    """One row, measured by the ranks of a case; the numbers are rank 0's, memory is the largest of all."""
+    plan = make_plan(config, comm.world_size)
+    reset_peak_memory()
+    trainer = Trainer(plan, comm, 0, device_id)
+    trainer.broadcast()
+    batches = train_batches(config, plan.train_shard(comm.rank), 0, 0, device_id)
+    seconds = spread_of(time_steps(trainer, batches, plan, num_warmup, num, position))
+    splits = [split_step(trainer, batches, plan, step) for step in range(min(num, _NUM_SPLIT_STEPS))]
+    peak = measure_peak(config.train.precision, mx.cpu() if device_id is None else mx.gpu(device_id))
+    flops = 3 * count_flops(trainer.net, image_shape(config)) * plan.local_batch_size
+    memory = max(int(m) for m in comm.gather(mx.nd.array([peak_memory_bytes(device_id) / 2**20]).asnumpy()).ravel())
+    return {
+        'model': case.model, 'precision': case.precision, 'input': case.source, 'image_size': config.data.image_size,
+        'local_batch_size': case.local_batch_size, 'num_ranks': comm.world_size,
+        'num_hosts': comm.sum_counts([comm.local_rank == 0])[0], 'num_steps': seconds.num,
+        'images_per_s': plan.global_batch_size / seconds.median_s, 'step_ms': 1000 * seconds.median_s,
+        'step_low_ms': 1000 * seconds.low_s, 'step_high_ms': 1000 * seconds.high_s, 'spread': seconds.relative,
+        **{f'{part}_ms': 1000 * spread_of([s[part] for s in splits]).median_s for part in PARTS},
+        'num_parameters': count_parameters(trainer.net), 'gflop_per_step': flops / 1e9,
+        'gflops': flops / seconds.median_s / 1e9, 'peak_gflops': peak / 1e9,
+        'share_of_peak': flops / seconds.median_s / peak, 'memory_mib': memory}
+
+
+def bench_steps(config: Config, cases: list[Case], comm: Comm, device_id: int | None, num_warmup: int, num: int,
+                position: Position) -> list[Shown]:
+    """Measures the cases one after another; ranks that a case does not need wait. Complete on rank 0.
+
+    Raises:
+        ConfigError: there are fewer ranks than a case needs, or its values do not go together.
+    """
+    for case in cases:
+        if case.num_ranks > comm.world_size:
+            raise ConfigError(f'--ranks: got {case.num_ranks}, and {comm.world_size} were started; start it with a '
+                              f'launcher, such as launch/ranks.sh {case.num_ranks} mlperf-rn50 bench train …')
+    configs = [case_config(config, case) for case in cases]
+    rows = []
+    for case, case_config_ in zip(cases, configs):
+        part = comm.subset(case.num_ranks)
+        if part:
+            rows.append(measure_case(case_config_, case, part, device_id, num_warmup, num, position))
+            gc.collect()
+        comm.barrier()
+    return [_steps_table(rows), *_scaling_tables(rows)] if comm.rank == 0 else []
+
+
+def _steps_table(rows: list[dict[str, Any]]) -> Shown:
+    return Shown('Training steps', (
+        ('model', 'model', 's'), ('precision', 'precision', 's'), ('input', 'input', 's'),
+        ('image_size', 'pixels', 'd'), ('local_batch_size', 'batch', 'd'), ('num_ranks', 'ranks', 'd'),
+        ('num_hosts', 'hosts', 'd'), ('num_steps', 'n', 'd'), ('images_per_s', 'images/s', ',.1f'),
+        ('step_ms', 'ms/step', ',.1f'), ('spread', '±', '.1%'), *((f'{p}_ms', p.replace('_', '-'), ',.1f')
+                                                                  for p in PARTS),
+        ('gflops', 'GFLOP/s', ',.0f'), ('share_of_peak', 'of peak', '.0%'), ('memory_mib', 'MiB', ',d')), rows,
+        'Batch, MiB and GFLOP/s per rank; ms/step is the median of n steps, ± half the distance of its quartiles. '
+        'Data to update: ms of each part in steps that wait after each, without overlap. GFLOP: two per multiply-add '
+        'of convolutions and dense layers, forward once and backward twice. Peak: the fastest of 12 matrix products.')
+
+
+def _scaling_tables(rows: list[dict[str, Any]]) -> list[Shown]:
+    """Study 3's table, for what was measured on several numbers of ranks."""
+    names = ('model', 'precision', 'input', 'local_batch_size')
+    result = []
+    for case in dict.fromkeys(tuple(r[n] for n in names) for r in rows):
+        same = sorted((r for r in rows if tuple(r[n] for n in names) == case), key=lambda r: r['num_ranks'])
+        if len(same) > 1:
+            result.append(Shown(
+                f'Scaling efficiency: {case[0]}, {case[1]}, {case[2]}, {case[3]} images per rank',
+                (('num_ranks', 'ranks', 'd'), ('num_hosts', 'hosts', 'd'), ('ideal', 'ideal images/s', ',.1f'),
+                 ('real', 'real images/s', ',.1f'), ('efficiency', 'efficiency', '.0%')), scaling_rows(same)))
+    return result
+
+
+def scaling_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ideal and real throughput of each number of ranks, against the smallest. rows: by number of ranks."""
+    each = rows[0]['images_per_s'] / rows[0]['num_ranks']
+    return [{'num_ranks': r['num_ranks'], 'num_hosts': r['num_hosts'], 'ideal': each * r['num_ranks'],
+             'real': r['images_per_s'], 'efficiency': r['images_per_s'] / (each * r['num_ranks'])} for r in rows]
+
+
+def gradient_shapes(config: Config) -> list[tuple[int, ...]]:
+    """The shapes of a network's gradients."""
+    net = build_model(config, mx.cpu(), 0)
+    return [p.shape for p in net.collect_params().values() if p.grad_req != 'null']

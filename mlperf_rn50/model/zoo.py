@@ -1,0 +1,206 @@
+"""The networks of the throughput studies beside ResNet, and what is common to all: building and counting.
+
+From the Gluon model zoo where it has them. Sources: AlexNet, Krizhevsky 2014 (https://arxiv.org/abs/1404.5997); VGG,
+Simonyan and Zisserman 2014 (https://arxiv.org/abs/1409.1556); GoogLeNet, Szegedy et al. 2014
+(https://arxiv.org/abs/1409.4842), without local response normalisation and auxiliary classifiers; Inception-v3,
+Szegedy et al. 2015 (https://arxiv.org/abs/1512.00567); Inception-v4, Szegedy et al. 2016
+(https://arxiv.org/abs/1602.07261), both without auxiliary classifiers.
+"""
+import json
+import math
+from collections.abc import Callable
+
+import mxnet as mx
+from mxnet.gluon import nn
+from mxnet.gluon.contrib.nn import HybridConcurrent
+from mxnet.gluon.model_zoo import vision
+
+from mlperf_rn50.config import Config, ModelConfig
+from mlperf_rn50.model.resnet import ResNet
+
+# Side of the image that a network was made for, where it is not 224.
+_IMAGE_SIZE = {'inception_v3': 299, 'inception_v4': 299}
+
+# GoogLeNet, table 1: 1x1; reduction and 3x3; reduction and 5x5; projection after the pool.
+_GOOGLENET = {
+    '3a': (64, 96, 128, 16, 32, 32), '3b': (128, 128, 192, 32, 96, 64),
+    '4a': (192, 96, 208, 16, 48, 64), '4b': (160, 112, 224, 24, 64, 64), '4c': (128, 128, 256, 24, 64, 64),
+    '4d': (112, 144, 288, 32, 64, 64), '4e': (256, 160, 320, 32, 128, 128),
+    '5a': (256, 160, 320, 32, 128, 128), '5b': (384, 192, 384, 48, 128, 128)}
+
+Kernel = int | tuple[int, int]
+
+
+def image_size_of(name: str) -> int:
+    """Side of the square image, pixels, that a network was made for."""
+    return _IMAGE_SIZE.get(name, 224)
+
+
+def _chain(*blocks: nn.HybridBlock) -> nn.HybridSequential:
+    chain = nn.HybridSequential(prefix='')
+    chain.add(*blocks)
+    return chain
+
+
+def _branches(*blocks: nn.HybridBlock) -> HybridConcurrent:
+    """Several paths from one input, their channels one after another."""
+    result = HybridConcurrent(axis=1, prefix='')
+    result.add(*blocks)
+    return result
+
+
+def _same(kernel: Kernel) -> Kernel:
+    """The padding that keeps the size."""
+    return kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2)
+
+
+def _conv(channels: int, kernel: Kernel, stride: int = 1, padding: Kernel | None = None) -> nn.HybridBlock:
+    """Convolution with bias and ReLU, as GoogLeNet has them."""
+    return nn.Conv2D(channels, kernel, stride, _same(kernel) if padding is None else padding, activation='relu')
+
+
+def _googlenet_unit(a: int, b0: int, b: int, c0: int, c: int, d: int) -> nn.HybridBlock:
+    return _branches(_conv(a, 1), _chain(_conv(b0, 1), _conv(b, 3)), _chain(_conv(c0, 1), _conv(c, 5)),
+                     _chain(nn.MaxPool2D(3, 1, 1), _conv(d, 1)))
+
+
+def _googlenet(num_classes: int) -> nn.HybridBlock:
+    def pool() -> nn.HybridBlock:
+        return nn.MaxPool2D(3, 2, ceil_mode=True)
+    unit = {name: _googlenet_unit(*sizes) for name, sizes in _GOOGLENET.items()}
+    return _chain(
+        _conv(64, 7, 2), pool(), _conv(64, 1), _conv(192, 3), pool(), unit['3a'], unit['3b'], pool(), unit['4a'],
+        unit['4b'], unit['4c'], unit['4d'], unit['4e'], pool(), unit['5a'], unit['5b'], nn.GlobalAvgPool2D(),
+        nn.Flatten(), nn.Dropout(0.4), nn.Dense(num_classes))
+
+
+def _norm_conv(channels: int, kernel: Kernel, stride: int = 1, padding: Kernel | None = None) -> nn.HybridBlock:
+    """Convolution, BatchNorm, ReLU, as the later Inceptions have them; no padding unless it is asked for."""
+    return _chain(nn.Conv2D(channels, kernel, stride, 0 if padding is None else padding, use_bias=False),
+                  nn.BatchNorm(epsilon=0.001), nn.Activation('relu'))
+
+
+def _path(*layers: tuple[int, Kernel]) -> nn.HybridBlock:
+    """Convolutions of (channels, kernel) that keep the size."""
+    return _chain(*(_norm_conv(channels, kernel, 1, _same(kernel)) for channels, kernel in layers))
+
+
+def _pooled(channels: int) -> nn.HybridBlock:
+    return _chain(nn.AvgPool2D(3, 1, 1, count_include_pad=False), _path((channels, 1)))
+
+
+def _inception_v4_stem() -> nn.HybridBlock:
+    """Figure 3."""
+    return _chain(
+        _norm_conv(32, 3, 2), _norm_conv(32, 3), _path((64, 3)),
+        _branches(nn.MaxPool2D(3, 2), _norm_conv(96, 3, 2)),
+        _branches(_chain(_path((64, 1)), _norm_conv(96, 3)),
+                  _chain(_path((64, 1), (64, (7, 1)), (64, (1, 7))), _norm_conv(96, 3))),
+        _branches(_norm_conv(192, 3, 2), nn.MaxPool2D(3, 2)))
+
+
+def _inception_v4_a() -> nn.HybridBlock:
+    """Figure 4."""
+    return _branches(_pooled(96), _path((96, 1)), _path((64, 1), (96, 3)), _path((64, 1), (96, 3), (96, 3)))
+
+
+def _inception_v4_b() -> nn.HybridBlock:
+    """Figure 5."""
+    return _branches(_pooled(128), _path((384, 1)), _path((192, 1), (224, (1, 7)), (256, (7, 1))),
+                     _path((192, 1), (192, (1, 7)), (224, (7, 1)), (224, (1, 7)), (256, (7, 1))))
+
+
+def _inception_v4_c() -> nn.HybridBlock:
+    """Figure 6."""
+    def split() -> nn.HybridBlock:
+        return _branches(_path((256, (1, 3))), _path((256, (3, 1))))
+    return _branches(_pooled(256), _path((256, 1)), _chain(_path((384, 1)), split()),
+                     _chain(_path((384, 1), (448, (1, 3)), (512, (3, 1))), split()))
+
+
+def _inception_v4(num_classes: int) -> nn.HybridBlock:
+    """Figure 9, with the reductions of figures 7 and 8."""
+    reduction_a = _branches(nn.MaxPool2D(3, 2), _norm_conv(384, 3, 2),
+                            _chain(_path((192, 1), (224, 3)), _norm_conv(256, 3, 2)))
+    reduction_b = _branches(nn.MaxPool2D(3, 2), _chain(_path((192, 1)), _norm_conv(192, 3, 2)),
+                            _chain(_path((256, 1), (256, (1, 7)), (320, (7, 1))), _norm_conv(320, 3, 2)))
+    return _chain(_inception_v4_stem(), *(_inception_v4_a() for _ in range(4)), reduction_a,
+                  *(_inception_v4_b() for _ in range(7)), reduction_b, *(_inception_v4_c() for _ in range(3)),
+                  nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.2), nn.Dense(num_classes))
+
+
+def _inception_v3(num_classes: int) -> nn.HybridBlock:
+    """Gluon's, for images of any size."""
+    features = vision.inception_v3(prefix='').features[:-2]
+    return _chain(features, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.5), nn.Dense(num_classes))
+
+
+_MAKERS: dict[str, Callable[[int], nn.HybridBlock]] = {
+    'alexnet': lambda n: vision.alexnet(classes=n, prefix=''), 'vgg16': lambda n: vision.vgg16(classes=n, prefix=''),
+    'vgg19': lambda n: vision.vgg19(classes=n, prefix=''), 'googlenet': _googlenet, 'inception_v3': _inception_v3,
+    'inception_v4': _inception_v4}
+
+
+class Classifier(nn.HybridBlock):
+    """Any network of the zoo: images to logits, float32 whatever the layers compute in."""
+
+    def __init__(self, config: ModelConfig, num_classes: int):
+        super().__init__(prefix=f'{config.name}_')
+        with self.name_scope():
+            self.net = _MAKERS[config.name](num_classes)
+
+    def hybrid_forward(self, F, x):
+        return F.cast(self.net(x), 'float32')
+
+
+def image_shape(config: Config) -> tuple[int, int, int]:
+    """The shape of one image as the network gets it."""
+    channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
+    return (channels, side, side) if config.model.layout == 'NCHW' else (side, side, channels)
+
+
+def build_model(config: Config, context: mx.Context, seed: int) -> nn.HybridBlock:
+    """An initialised, hybridized network of the configured kind and precision on a device."""
+    if config.train.precision == 'bfloat16':
+        from mxnet.contrib import amp
+        # Casts are put in by operator; weights stay float32. No loss scaling: bfloat16 has float32's range.
+        amp.init('bfloat16')
+    mx.random.seed(seed)
+    if config.model.name.startswith('resnet'):
+        net = ResNet(config.model, config.data.num_classes, 4 if config.data.pad_to_4_channels else 3)
+        net.initialize(ctx=context)
+    else:
+        net = Classifier(config.model, config.data.num_classes)
+        net.initialize(mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2), ctx=context)
+        net(mx.nd.zeros((1, *image_shape(config)), context))  # tells every layer its shape
+    if config.train.precision == 'float16':
+        net.cast('float16')
+    net.hybridize(static_alloc=True, static_shape=True)
+    return net
+
+
+def count_parameters(net: nn.HybridBlock) -> int:
+    """Trained parameters (running statistics not counted)."""
+    return sum(p.data().size for p in net.collect_params().values() if p.grad_req != 'null')
+
+
+def count_flops(net: nn.HybridBlock, shape: tuple[int, int, int]) -> int:
+    """Floating-point operations of one image's forward pass: two per multiply-add of convolutions and FC.
+
+    Args:
+        net: any initialised network.
+        shape: of one input, without the batch dimension.
+    """
+    symbol = net(mx.sym.var('data'))
+    internals = symbol.get_internals()
+    _, shapes, _ = internals.infer_shape(data=(1, *shape))
+    shape_of = dict(zip(internals.list_outputs(), shapes))
+    graph = json.loads(symbol.tojson())['nodes']
+    total = 0
+    for node in graph:
+        if node['op'] in ('Convolution', 'FullyConnected'):
+            weight = shape_of[graph[node['inputs'][1][0]]['name']]
+            output = shape_of[f'{node["name"]}_output']
+            total += 2 * math.prod(output) * math.prod(weight) // weight[0]
+    return total
+
