@@ -8,7 +8,7 @@ import time
 import traceback
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,7 @@ def _config_parser() -> ArgumentParser:
     """The options that make a configuration."""
     parser = _parser()
     parser.add_argument('--config', metavar='FILE', type=str, help='YAML file: only what differs from the defaults')
+    parser.add_argument('--telemetry', metavar='BOOL', type=bool | None, help='the short form of --run.telemetry')
     for name, section in cfg.SECTIONS.items():
         parser.add_class_arguments(section, name)
     return parser
@@ -135,7 +136,7 @@ def _bench_parser() -> ArgumentParser:
                         help='images per rank (default: train.local_batch_size, or 32)')
     parser.add_argument('--ranks', metavar='N,M', type=str, help='train: how many of the ranks started (default: all)')
     parser.add_argument('--threads', metavar='N,M', type=str, help='data: DALI threads (default: data.num_threads)')
-    parser.add_argument('--caches', metavar='A,B', type=str, default='cold,warm', help='data: page cache, cold and warm')
+    parser.add_argument('--caches', metavar='A,B', type=str, default='cold,warm', help='data: page cache')
     parser.add_argument('--node-images-per-s', metavar='X', type=float,
                         help='data: training speed of a node, for the storage it needs (default: the pipeline\'s)')
     parser.add_argument('--warmup-steps', metavar='N', type=int, default=10, help='steps before the clock starts')
@@ -267,6 +268,8 @@ def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: Argument
         raise _option_error(str(e), ['train']) from e
     sections = {name: section(**{k: tuple(v) if isinstance(v, list) else v for k, v in vars(options[name]).items()})
                 for name, section in cfg.SECTIONS.items()}
+    if options.telemetry is not None:
+        sections['run'] = replace(sections['run'], telemetry=options.telemetry)
     result = cfg.Config(**sections)
     cfg.check_values(result)
     return result
@@ -371,11 +374,12 @@ def _examine(config: cfg.Config, has_config: bool, output_format: str, is_quiet:
 
 def _run_bench(options: Namespace, argv: Sequence[str]) -> int:
     if not options.kind:
-        raise ConfigError(f'bench: got nothing to measure, expected one of {", ".join(_BENCHES)}; see mlperf-rn50 bench '
-                          '--help')
+        raise ConfigError(f'bench: got nothing to measure, expected one of {", ".join(_BENCHES)}; '
+                          'see mlperf-rn50 bench --help')
     for name in ('warmup_steps', 'steps'):
         if options[name] < (name == 'steps'):
-            raise ConfigError(f'--{name.replace("_", "-")}: got {options[name]}, expected {int(name == "steps")} or more')
+            option, least = name.replace('_', '-'), int(name == 'steps')
+            raise ConfigError(f'--{option}: got {options[name]}, expected {least} or more')
     if not options.config:  # the batch is an option of its own
         argv = [*argv, '--train.local_batch_size=32']
     config = resolve_config(Path(options.config) if options.config else None, argv, _bench_parser())

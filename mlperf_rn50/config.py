@@ -33,6 +33,7 @@ class RunConfig:
         clear_caches: flush the page cache on every node before initialisation (needs root).
         log_v06: also write a 0.6.0 log, as result_<k>_v0.6.txt.
         metrics_period_steps: steps between two lines of metrics.jsonl.
+        telemetry: sample every node once a second into telemetry_<k>_<host>.jsonl (--telemetry true).
     """
 
     dir: str = 'logs/run'
@@ -48,6 +49,7 @@ class RunConfig:
     clear_caches: bool = False
     log_v06: bool = False
     metrics_period_steps: int = 20
+    telemetry: bool = False
 
 
 @dataclass(frozen=True)
@@ -258,7 +260,7 @@ def field_names(section: type) -> list[str]:
 
 def choices_of(section: str, key: str) -> list[str]:
     """The values that a key with fixed choices may have."""
-    return list(get_args(SECTIONS[section].__dataclass_fields__[key].type))
+    return list(get_args(next(f.type for f in dataclasses.fields(SECTIONS[section]) if f.name == key)))
 
 
 def nearest(word: str, known: list[str]) -> str:

@@ -69,8 +69,8 @@ def measure_convolution(c: Convolution, batch_size: int, precision: str, context
     w = mx.nd.random.normal(shape=(c.channels, c.in_channels, c.kernel, c.kernel), ctx=context)
     w = cast(w, precision)
     out_grad = _native(c.channels, c.out_side, batch_size, precision, context)
-    for array in (x, w) if c.in_channels >= 16 else (w,):
-        array.attach_grad()
+    wanted = [x, w] if c.in_channels >= 16 else [w]
+    autograd.mark_variables(wanted, [cast(mx.nd.zeros(a.shape, context), precision) for a in wanted])
     keys = dict(kernel=(c.kernel,) * 2, stride=(c.stride,) * 2, pad=(c.kernel // 2,) * 2, num_filter=c.channels,
                 no_bias=True)
     mx.nd.waitall()
@@ -91,8 +91,8 @@ def _convolution_row(c: Convolution, count: int, batch_size: int, precision: str
     s = measure_convolution(c, batch_size, precision, context, num_warmup, num)
     flops = c.flops(batch_size)
     backward_flops = flops * (2 if c.in_channels >= 16 else 1)
-    return {'layer': f'{c.kernel}x{c.kernel}/{c.stride} {c.in_channels} -> {c.channels}', 'side': c.side, 'count': count,
-            'precision': precision, 'gflop': flops / 1e9, 'forward_ms': 1000 * s['forward_s'],
+    return {'layer': f'{c.kernel}x{c.kernel}/{c.stride} {c.in_channels} -> {c.channels}', 'side': c.side,
+            'count': count, 'precision': precision, 'gflop': flops / 1e9, 'forward_ms': 1000 * s['forward_s'],
             'forward_gflops': flops / s['forward_s'] / 1e9, 'forward_share': flops / s['forward_s'] / peak,
             'backward_ms': 1000 * s['backward_s'], 'backward_gflops': backward_flops / s['backward_s'] / 1e9,
             'backward_share': backward_flops / s['backward_s'] / peak}

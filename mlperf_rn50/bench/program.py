@@ -1,5 +1,5 @@
 """The benches as programs: from the options of the command line to a text, on every rank."""
-from types import SimpleNamespace
+from typing import Any
 
 from mlperf_rn50.bench.exchange import bench_exchange
 from mlperf_rn50.bench.measure import Shown, describe_machine, parse_list, parse_numbers, render_json, render_tables
@@ -9,8 +9,9 @@ from mlperf_rn50.bench.steps import Case, bench_steps, make_cases
 from mlperf_rn50.config import Config, choices_of
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.launched import launched_size
+from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train.comm import Comm, open_comm
-from mlperf_rn50.train.loop import device_id_of
+from mlperf_rn50.train.loop import claim_run, device_id_of, open_telemetry
 from mlperf_rn50.train.watch import Position
 
 
@@ -18,11 +19,11 @@ def _words(option: str, given: str | None, default: str, known: list[str]) -> li
     return parse_list(option, given or default, known)
 
 
-def _batch_sizes(config: Config, options: SimpleNamespace) -> list[int]:
+def _batch_sizes(config: Config, options: Any) -> list[int]:
     return parse_numbers('--batch-sizes', options.batch_sizes or str(config.train.local_batch_size or 32))
 
 
-def run_bench(config: Config, options: SimpleNamespace, position: Position) -> str:
+def run_bench(config: Config, options: Any, position: Position) -> str:
     """Measures what was asked for; called by all ranks.
 
     Args:
@@ -38,7 +39,12 @@ def run_bench(config: Config, options: SimpleNamespace, position: Position) -> s
     """
     counts = parse_numbers('--ranks', options.ranks) if options.ranks else [launched_size() or 1]
     comm = open_comm(config.comm.compression, counts)
-    shown = _measure(config, options, counts, comm, position)
+    telemetry = open_telemetry(config, comm, claim_run(config, comm)) if config.run.telemetry else Telemetry(None)
+    try:
+        telemetry.run_start(0.0)
+        shown = _measure(config, options, counts, comm, position)
+    finally:
+        telemetry.close()
     num_hosts = comm.sum_counts([comm.local_rank == 0])[0]
     if comm.rank:
         return ''
@@ -48,7 +54,7 @@ def run_bench(config: Config, options: SimpleNamespace, position: Position) -> s
     return render_tables(machine, shown)
 
 
-def _measure(config: Config, options: SimpleNamespace, counts: list[int], comm: Comm,
+def _measure(config: Config, options: Any, counts: list[int], comm: Comm,
              position: Position) -> list[Shown]:
     device_id = device_id_of(config, comm)
     sizes, num_warmup, num = _batch_sizes(config, options), options.warmup_steps, options.steps

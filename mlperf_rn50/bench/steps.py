@@ -55,9 +55,10 @@ def case_config(config: Config, case: Case) -> Config:
     if is_synthetic and data.image_size == DataConfig.image_size:
         side = image_size_of(case.model)
         data = replace(data, image_size=side, resize_shorter=max(data.resize_shorter, side))
-    train = replace(config.train, precision=case.precision, local_batch_size=case.local_batch_size,
-                    global_batch_size=None)
-    result = replace(config, data=data, train=train, model=replace(config.model, name=case.model),
+    train = replace(config.train, precision=case.precision,  # type: ignore[arg-type]
+                    local_batch_size=case.local_batch_size, global_batch_size=None)
+    model = replace(config.model, name=case.model)  # type: ignore[arg-type]
+    result = replace(config, data=data, train=train, model=model,
                      run=replace(config.run, num_nodes=None, ranks_per_node=None))
     check_values(result)
     return result

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.mlperf.reader import read_learning_rates
 from mlperf_rn50.mlperf.run import Run
+from mlperf_rn50.mlperf.telemetry import read_telemetry
 from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.scaling import Study
 from mlperf_rn50.study.tables import data_name, heading, unit_name
@@ -252,11 +253,38 @@ def draw_learning_rate(study: Study) -> Picture | None:
     return picture
 
 
+def draw_telemetry(study: Study, index: int) -> Picture | None:
+    """Disk and network of every node over a system's first run that has them, a panel each; epochs and evaluations."""
+    system = study.systems[index]
+    run, nodes = next(((r, nodes) for r in system.runs if (nodes := read_telemetry(r))), (None, []))
+    if run is None:
+        return None
+    figure = Figure(figsize=(6.8, 1.4 + 1.7 * len(nodes)), layout='constrained')
+    figure.suptitle(printable(f'{_name(run)}, {data_name(system)}'), fontsize=9)
+    picture = Picture(f'telemetry_{index}', f'Disk and network of every node, {printable(system.name)}', figure)
+    panels = figure.subplots(len(nodes), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, node in zip(panels, nodes):
+        for k, (label, rates) in enumerate(node.rates.items()):
+            line, = axes.plot(node.times_s, [r / 1e6 for r in rates], color=_colour(k), linewidth=1, label=label)
+            picture.tip(line, f'{printable(node.host)}: {label}, at most {max(rates) / 1e6:,.1f} MB/s')
+        for stretch in run.stretches:
+            axes.axvline(stretch.start_s, color=GRID, linewidth=0.8, linestyle='--')
+        for e in run.evaluations:
+            if e.start_s is not None and e.stop_s is not None:
+                axes.axvspan(e.start_s, e.stop_s, color=GRID, alpha=0.4, linewidth=0)
+        axes.set(title=printable(node.host), ylabel='MB/s')
+        axes.set_ylim(bottom=0)
+    panels[-1].set_xlabel('seconds since run_start (dashed: an epoch begins; grey: evaluation)')
+    figure.legend(*panels[0].get_legend_handles_labels(), loc='outside lower center', ncols=4)
+    return picture
+
+
 def draw_study(study: Study) -> list[Picture]:
     """All pictures that a study has something to show in."""
     with matplotlib.rc_context(_STYLE):
         drawn = [draw(study) for draw in (draw_time_and_epochs, draw_speedup, draw_accuracy, draw_throughput,
                                           draw_time_parts, draw_learning_rate)]
+        drawn += [draw_telemetry(study, i) for i in range(len(study.systems))]
     return [p for p in drawn if p]
 
 

@@ -158,6 +158,7 @@ class HorovodComm:
         if self.rank >= size:
             return None
         part = copy(self)
+        part._turns = cycle(range(_MAX_IN_BACKGROUND))  # its own: the names must agree among its ranks
         part.world_size, part._among = size, {'process_set': self._sets[size]}
         part.local_size = min(self.local_size, size - (self.rank - self.local_rank))
         return part

@@ -21,6 +21,7 @@ from mlperf_rn50.model.describe import describe
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
 from mlperf_rn50.system.environment import dump_environment
 from mlperf_rn50.system.page_cache import drop_page_cache
+from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train import checkpoint
 from mlperf_rn50.train.comm import Comm, gather_texts
 from mlperf_rn50.train.evaluate import Accuracy, evaluate
@@ -115,12 +116,13 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
     seed = state.seed if state else config.run.seed
     seed = comm.broadcast_number(secrets.randbelow(2**31) if seed is None else seed)
     plan = replace(plan, config=replace(config, run=replace(config.run, seed=seed)))
-    run = resume[0] if resume else _claim_run(config, comm)
+    run = resume[0] if resume else claim_run(config, comm)
     is_first = comm.rank == 0
     log = RunLog(run.result if is_first else None, run.result_v06 if is_first and config.run.log_v06 else None,
                  is_resumed=resume is not None)
     console = open_console(run.train_log if is_first else None)
-    program = Program(plan, comm, run, log, console, stop, seed, position)
+    telemetry = open_telemetry(config, comm, run)
+    program = Program(plan, comm, run, log, console, telemetry, stop, seed, position)
     try:
         return program.run_to_end(state, resume[1] if resume else None)
     except RunFailed:
@@ -131,10 +133,19 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
             raise
         raise RankLost('another rank is gone') from e
     finally:
+        telemetry.close()
         log.close()
 
 
-def _claim_run(config: Config, comm: Comm) -> RunFolder:
+def open_telemetry(config: Config, comm: Comm, run: RunFolder) -> Telemetry:
+    """The telemetry of this rank's node, which its first rank writes, if it is asked for."""
+    if not config.run.telemetry or comm.local_rank:
+        return Telemetry(None)
+    run.dir.mkdir(parents=True, exist_ok=True)  # a node may have a folder of its own there
+    return Telemetry(run.telemetry(platform.node()))
+
+
+def claim_run(config: Config, comm: Comm) -> RunFolder:
     """The run's folder and number, which rank 0 chooses."""
     folder = Path(config.run.dir)
     index = new_run(folder).index if comm.rank == 0 else 0
@@ -158,11 +169,11 @@ class Program:
     """One run on one rank: what it works with, and its parts in the order they happen."""
 
     def __init__(self, plan: Plan, comm: Comm, run: RunFolder, log: RunLog, console: logging.Logger,
-                 stop: StopRequest, seed: int, position: Position):
+                 telemetry: Telemetry, stop: StopRequest, seed: int, position: Position):
         self.position = position
         self.lr_batch_size = plan.global_batch_size
         self.plan, self.config, self.comm, self.run, self.log = plan, plan.config, comm, run, log
-        self.console, self.stop, self.seed = console, stop, seed
+        self.console, self.telemetry, self.stop, self.seed = console, telemetry, stop, seed
         self.is_first = comm.rank == 0
         self.device_id = device_id_of(self.config, comm)
         self.best_top1, self.num_resumes, self.train_s, self.num_images = 0.0, 0, 0.0, 0
@@ -180,6 +191,7 @@ class Program:
             self.log.init_stop()
         self.comm.barrier()
         self.clock = Clock(state.clock_s if state else 0.0)
+        self.telemetry.run_start(self.clock.now_s())
         if is_new:
             self.log.run_start()
         else:

@@ -12,6 +12,7 @@ from typing import Any
 from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
 from mlperf_rn50.mlperf.events import Event
 from mlperf_rn50.mlperf.reader import read_events
+from mlperf_rn50.system.telemetry import host_file_name
 from mlperf_rn50.train.checkpoint import list_checkpoints, load_state
 
 
@@ -49,6 +50,10 @@ class RunFolder:
     def train_log(self) -> Path:
         return self._own('train', '.log')
 
+    def telemetry(self, host: str) -> Path:
+        """The samples of a node."""
+        return self.dir / f'telemetry_{self.index}_{host_file_name(host)}.jsonl'
+
     @property
     def checkpoints(self) -> Path:
         return self._own('checkpoints', '')
@@ -68,7 +73,7 @@ def new_run(folder: Path) -> RunFolder:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         taken = [int(m[1]) for p in folder.iterdir()
-                 if (m := re.fullmatch(r'(?:result|config|metrics|env|train|checkpoints)_(\d+).*', p.name))]
+                 if (m := re.fullmatch(r'(?:result|config|metrics|env|train|telemetry|checkpoints)_(\d+).*', p.name))]
         if any((folder / n).exists() for n in ('config.yaml', 'metrics.jsonl', 'train.log')):
             taken.append(0)
         run = RunFolder(folder, max(taken, default=-1) + 1)

@@ -26,7 +26,8 @@ def test_collectives(tmp_path, num_ranks):
     for r, got in enumerate(results):
         assert got == {
             'rank': r, 'world_size': n, 'local': [r, n], 'broadcast': [[10.0, 10.0], [0.0, 0.0, 0.0]],
-            'special': special, 'number': 2**40, 'grads': [[sum(range(1, n + 1))] * 4, [10.0 * sum(range(1, n + 1))] * 4],
+            'special': special, 'number': 2**40,
+            'grads': [[sum(range(1, n + 1))] * 4, [10.0 * sum(range(1, n + 1))] * 4],
             'mean': [(n - 1) / 2] * 2, 'pulse': [sum(range(n)), n], 'kept': [r, 1.0],
             'counts': [sum(range(n)), n * 2**40, 1], 'gather': [[k, -k] for k in range(n)]}
 

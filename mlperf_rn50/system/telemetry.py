@@ -1,0 +1,118 @@
+"""What a node is doing, once a second, as JSON lines beside the log of a run.
+
+A sample has rates since the sample before. Lines are aligned to the run by this node's own clock: at run_start, a
+line says so. Source: psutil (/proc/stat, meminfo, diskstats, net/dev), /sys/class/infiniband, NVML.
+"""
+import json
+import platform
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SYS = Path('/sys')
+PERIOD_S = 1.0
+# InfiniBand counts data in words of 4 bytes.
+_WORD_BYTES = 4
+
+Counters = dict[str, dict[str, int]]
+
+
+def host_file_name(host: str) -> str:
+    """A host's name as part of a file name."""
+    return re.sub(r'[^\w.-]', '_', host)
+
+
+def read_counters(sys: Path = SYS) -> Counters:
+    """Bytes that passed each disk, network interface and InfiniBand port of this host since it started."""
+    disks = {name: d for name, d in (psutil.disk_io_counters(perdisk=True) or {}).items()
+             if (sys / 'block' / name / 'device').exists()}
+    nets = psutil.net_io_counters(pernic=True)
+    ports = {f'{p.parts[-4]}/{p.name}': p / 'counters' for p in sorted((sys / 'class/infiniband').glob('*/ports/*'))}
+    return {'disk_read': {n: d.read_bytes for n, d in disks.items()},
+            'disk_write': {n: d.write_bytes for n, d in disks.items()},
+            'net_receive': {n: i.bytes_recv for n, i in nets.items()},
+            'net_send': {n: i.bytes_sent for n, i in nets.items()},
+            'infiniband_receive': {n: _words(p / 'port_rcv_data') for n, p in ports.items()},
+            'infiniband_send': {n: _words(p / 'port_xmit_data') for n, p in ports.items()}}
+
+
+def _words(path: Path) -> int:
+    try:
+        return _WORD_BYTES * int(path.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def make_rates(before: Counters, after: Counters, seconds: float) -> dict[str, dict[str, float]]:
+    """Bytes per second of each device between two readings; 0 for one whose counter was reset or is new."""
+    return {f'{kind}_bytes_per_s': {n: max(0, value - before.get(kind, {}).get(n, value)) / seconds
+                                    for n, value in values.items()}
+            for kind, values in after.items() if values}
+
+
+def open_gpus() -> Callable[[], list[dict[str, Any]]]:
+    """A function that reads all GPUs of this host through NVML; one that finds none without a driver."""
+    try:
+        import pynvml
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    except Exception:  # no package, no driver, no right to ask: a node without GPUs, as far as this is concerned
+        return list
+
+    def read() -> list[dict[str, Any]]:
+        return [{'utilization_percent': pynvml.nvmlDeviceGetUtilizationRates(h).gpu,
+                 'memory_used_bytes': pynvml.nvmlDeviceGetMemoryInfo(h).used,
+                 'power_w': pynvml.nvmlDeviceGetPowerUsage(h) / 1000,
+                 'sm_clock_mhz': pynvml.nvmlDeviceGetClockInfo(h, pynvml.NVML_CLOCK_SM)} for h in handles]
+    return read
+
+
+class Telemetry:
+    """Samples this node in a thread of its own, from the start to close()."""
+
+    def __init__(self, path: Path | None):
+        """Appends to path, which a resumed run has; None samples nothing (ranks other than the first of a node)."""
+        self._file = path.open('a') if path else None
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._sample_all, name='telemetry', daemon=True)
+        if self._file:
+            self._write({'event': 'start', 'host': platform.node(), 'cpu_cores': psutil.cpu_count(),
+                         'memory_bytes': psutil.virtual_memory().total})
+            self._thread.start()
+
+    def run_start(self, clock_s: float) -> None:
+        """The run's clock stands at clock_s now."""
+        self._write({'event': 'run_start', 'clock_s': clock_s})
+
+    def close(self) -> None:
+        """Stops sampling."""
+        if self._file:
+            self._stop.set()
+            self._thread.join()
+            self._file.close()
+            self._file = None
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        if self._file:
+            with self._lock:
+                self._file.write(json.dumps({'time_ms': round(1000 * time.time()), **record}) + '\n')
+                self._file.flush()
+
+    def _sample_all(self) -> None:
+        read_gpus, before, then = open_gpus(), read_counters(), time.monotonic()
+        psutil.cpu_percent()  # counts from here
+        while not self._stop.wait(PERIOD_S):
+            after, now = read_counters(), time.monotonic()
+            memory = psutil.virtual_memory()
+            rates = {kind: {n: round(v) for n, v in values.items()}
+                     for kind, values in make_rates(before, after, now - then).items()}
+            gpus = read_gpus()
+            self._write({'cpu_percent': psutil.cpu_percent(), 'memory_used_bytes': memory.used,
+                         'page_cache_bytes': memory.cached, **rates, **({'gpus': gpus} if gpus else {})})
+            before, then = after, now
