@@ -28,6 +28,7 @@ class Spread:
         low_s: first quartile.
         high_s: third quartile.
         least_s: the shortest.
+        mean_s: total time over how many.
         num: how many.
     """
 
@@ -35,6 +36,7 @@ class Spread:
     low_s: float
     high_s: float
     least_s: float
+    mean_s: float
     num: int
 
     @property
@@ -45,10 +47,9 @@ class Spread:
 
 def spread_of(seconds: Sequence[float]) -> Spread:
     """Median and quartiles of at least one measurement."""
-    if len(seconds) == 1:
-        return Spread(seconds[0], seconds[0], seconds[0], seconds[0], 1)
-    low, median, high = statistics.quantiles(seconds, n=4, method='inclusive')
-    return Spread(median, low, high, min(seconds), len(seconds))
+    several = seconds if len(seconds) > 1 else [*seconds, *seconds]
+    low, median, high = statistics.quantiles(several, n=4, method='inclusive')
+    return Spread(median, low, high, min(seconds), statistics.fmean(seconds), len(seconds))
 
 
 def time_repeated(action: Callable[[], Any], num_warmup: int, num: int) -> Spread:
@@ -165,8 +166,9 @@ def render_tables(machine: dict[str, Any], shown: Sequence[Shown]) -> str:
     """For people."""
     packages = machine['packages']
     mxnet = next((f'{n} {v}' for n, v in packages.items() if n.startswith('mxnet')), 'no MXNet')
+    hosts = f'{machine["num_hosts"]} host{"" if machine["num_hosts"] == 1 else "s"}'
     where = ', '.join([machine['cpu'], f'{machine["cpu_cores"]} cores', *machine['gpus'],
-                       f'{machine["omp_threads_per_rank"]} threads per rank', f'{machine["num_hosts"]} hosts'])
+                       f'{machine["omp_threads_per_rank"]} threads per rank', hosts])
     lines = [f'{where}; mlperf-rn50 {packages["mlperf-rn50"]}, {mxnet}']
     for s in shown:
         body = [[_cell(row[key], form) for key, _, form in s.columns] for row in s.rows]

@@ -67,10 +67,12 @@ def _googlenet_unit(a: int, b0: int, b: int, c0: int, c: int, d: int) -> nn.Hybr
 def _googlenet(num_classes: int) -> nn.HybridBlock:
     def pool() -> nn.HybridBlock:
         return nn.MaxPool2D(3, 2, ceil_mode=True)
-    unit = {name: _googlenet_unit(*sizes) for name, sizes in _GOOGLENET.items()}
+
+    def unit(name: str) -> nn.HybridBlock:
+        return _googlenet_unit(*_GOOGLENET[name])
     return _chain(
-        _conv(64, 7, 2), pool(), _conv(64, 1), _conv(192, 3), pool(), unit['3a'], unit['3b'], pool(), unit['4a'],
-        unit['4b'], unit['4c'], unit['4d'], unit['4e'], pool(), unit['5a'], unit['5b'], nn.GlobalAvgPool2D(),
+        _conv(64, 7, 2), pool(), _conv(64, 1), _conv(192, 3), pool(), unit('3a'), unit('3b'), pool(), unit('4a'),
+        unit('4b'), unit('4c'), unit('4d'), unit('4e'), pool(), unit('5a'), unit('5b'), nn.GlobalAvgPool2D(),
         nn.Flatten(), nn.Dropout(0.4), nn.Dense(num_classes))
 
 
@@ -118,14 +120,22 @@ def _inception_v4_c() -> nn.HybridBlock:
                      _chain(_path((384, 1), (448, (1, 3)), (512, (3, 1))), split()))
 
 
+def _reduction_a() -> nn.HybridBlock:
+    """Figure 7, with the sizes of table 1."""
+    return _branches(nn.MaxPool2D(3, 2), _norm_conv(384, 3, 2),
+                     _chain(_path((192, 1), (224, 3)), _norm_conv(256, 3, 2)))
+
+
+def _reduction_b() -> nn.HybridBlock:
+    """Figure 8."""
+    return _branches(nn.MaxPool2D(3, 2), _chain(_path((192, 1)), _norm_conv(192, 3, 2)),
+                     _chain(_path((256, 1), (256, (1, 7)), (320, (7, 1))), _norm_conv(320, 3, 2)))
+
+
 def _inception_v4(num_classes: int) -> nn.HybridBlock:
-    """Figure 9, with the reductions of figures 7 and 8."""
-    reduction_a = _branches(nn.MaxPool2D(3, 2), _norm_conv(384, 3, 2),
-                            _chain(_path((192, 1), (224, 3)), _norm_conv(256, 3, 2)))
-    reduction_b = _branches(nn.MaxPool2D(3, 2), _chain(_path((192, 1)), _norm_conv(192, 3, 2)),
-                            _chain(_path((256, 1), (256, (1, 7)), (320, (7, 1))), _norm_conv(320, 3, 2)))
-    return _chain(_inception_v4_stem(), *(_inception_v4_a() for _ in range(4)), reduction_a,
-                  *(_inception_v4_b() for _ in range(7)), reduction_b, *(_inception_v4_c() for _ in range(3)),
+    """Figure 9."""
+    return _chain(_inception_v4_stem(), *(_inception_v4_a() for _ in range(4)), _reduction_a(),
+                  *(_inception_v4_b() for _ in range(7)), _reduction_b(), *(_inception_v4_c() for _ in range(3)),
                   nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.2), nn.Dense(num_classes))
 
 

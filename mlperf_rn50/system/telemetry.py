@@ -32,7 +32,7 @@ def read_counters(sys: Path = SYS) -> Counters:
     disks = {name: d for name, d in (psutil.disk_io_counters(perdisk=True) or {}).items()
              if (sys / 'block' / name / 'device').exists()}
     nets = psutil.net_io_counters(pernic=True)
-    ports = {f'{p.parts[-4]}/{p.name}': p / 'counters' for p in sorted((sys / 'class/infiniband').glob('*/ports/*'))}
+    ports = {f'{p.parts[-3]}/{p.name}': p / 'counters' for p in sorted((sys / 'class/infiniband').glob('*/ports/*'))}
     return {'disk_read': {n: d.read_bytes for n, d in disks.items()},
             'disk_write': {n: d.write_bytes for n, d in disks.items()},
             'net_receive': {n: i.bytes_recv for n, i in nets.items()},

@@ -300,3 +300,25 @@ def test_resumes_that_cannot_be_are_refused(whole_run, tiny, tmp_path):
     assert code == 2 and 'is damaged' in said and f'--resume {before}' in said
     code, said = resume(2, '--train.max_epochs=5', path=before)
     assert code == 1 and 'resumed from' in said  # the offered one works
+
+
+def test_every_node_writes_its_telemetry_and_goes_on_after_a_resume(tiny, tmp_path):
+    done = run(under_ranks(2, command(tmp_path, tiny, '--telemetry=true', '--train.max_epochs=1')))
+    assert done.returncode == 1, done.stderr
+    done = run(under_ranks(2, [*CLI, 'train', '--resume', tmp_path, '--train.max_epochs=2']))
+    assert done.returncode == 1, done.stderr
+    [path] = tmp_path.glob('telemetry_*')
+    assert path.name == f'telemetry_0_{platform.node()}.jsonl'
+    starts = [r for line in path.read_text().splitlines() if (r := json.loads(line)).get('event') == 'run_start']
+    assert starts[0]['clock_s'] < 1 < starts[1]['clock_s']
+
+
+def test_a_network_without_norms_trains_goes_on_and_is_another_benchmark(tiny, tmp_path):
+    done = run(under_ranks(2, command(tmp_path, tiny, '--model.name=googlenet', '--train.max_epochs=1')))
+    assert done.returncode == 1, done.stderr
+    done = run(under_ranks(2, [*CLI, 'train', '--resume', tmp_path, '--train.max_epochs=2']))
+    assert done.returncode == 1, done.stderr
+    assert [m['epoch'] for m in metrics(tmp_path, 'eval')] == [1, 2]
+    assert '"submission_benchmark", "value": "googlenet"' in (tmp_path / 'result_0.txt').read_text()
+    report = run([*CLI, 'report', tmp_path])
+    assert 'googlenet' in report.stdout + report.stderr

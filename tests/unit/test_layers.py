@@ -8,7 +8,7 @@ from helpers import ROOT
 
 PACKAGE = ROOT / 'mlperf_rn50'
 # A module may import from its own room and from those below it.
-ROOMS = [{'__main__'}, {'cli'}, {'train', 'study'}, {'mlperf', 'data', 'model', 'system'}, {'config'},
+ROOMS = [{'__main__'}, {'cli'}, {'bench'}, {'train', 'study'}, {'mlperf', 'data', 'model', 'system'}, {'config'},
          {'errors', 'files'}]
 HEAVY = ('mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'sklearn')
 

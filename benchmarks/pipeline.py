@@ -1,0 +1,81 @@
+"""Input pipelines on 2 threads: 95 KB JPEGs, random crop to 224, mirror, normalise, batch 32, warm; images/s.
+
+Usage: python benchmarks/pipeline.py [dali|recorditer]    (those two: one measurement, as JSON)
+"""
+import json
+import sys
+import time
+
+from compare import OURS, PEER, ROOT, TORCH, bench, compare, run_json
+
+BATCH, NUM_TRAIN, MEAN, STD = 32, 2000, (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+RECORDS = {'path': str(ROOT / 'data/photos/train.rec'), 'index_path': str(ROOT / 'data/photos/train.idx')}
+EPOCHS = 3
+
+
+def timed(next_batch, per_epoch: int) -> float:
+    for _ in range(per_epoch):  # fills queues and page cache
+        next_batch()
+    start = time.perf_counter()
+    for _ in range(EPOCHS * per_epoch):
+        next_batch()
+    return EPOCHS * per_epoch * BATCH / (time.perf_counter() - start)
+
+
+def dali_rate() -> float:
+    """DALI alone, with its own reader and random crop."""
+    from nvidia.dali import fn, pipeline_def, types
+
+    @pipeline_def(batch_size=BATCH, num_threads=2, device_id=None, prefetch_queue_depth=2)
+    def pipeline():
+        encoded, labels = fn.readers.mxnet(path=[RECORDS['path']], index_path=[RECORDS['index_path']],
+                                           random_shuffle=True, initial_fill=256)
+        images = fn.decoders.image_random_crop(encoded, output_type=types.RGB, random_area=[0.05, 1.0],
+                                               random_aspect_ratio=[0.75, 4 / 3])
+        images = fn.resize(images, size=[224, 224], interp_type=types.INTERP_LINEAR)
+        images = fn.crop_mirror_normalize(images, crop=[224, 224], mirror=fn.random.coin_flip(), mean=list(MEAN),
+                                          std=list(STD), dtype=types.FLOAT, output_layout='CHW')
+        return images, labels
+    made = pipeline()
+    made.build()
+    return timed(made.run, NUM_TRAIN // BATCH)
+
+
+def record_iter_rate() -> float:
+    """MXNet's own."""
+    import mxnet as mx
+    reader = mx.io.ImageRecordIter(
+        path_imgrec=RECORDS['path'], path_imgidx=RECORDS['index_path'], data_shape=(3, 224, 224), batch_size=BATCH,
+        shuffle=True, preprocess_threads=2, prefetch_buffer=2, rand_mirror=True, random_resized_crop=True,
+        min_random_area=0.05, max_random_area=1.0, min_aspect_ratio=0.75, max_aspect_ratio=4 / 3, inter_method=1,
+        mean_r=MEAN[0], mean_g=MEAN[1], mean_b=MEAN[2], std_r=STD[0], std_g=STD[1], std_b=STD[2])
+
+    def next_batch():
+        try:
+            batch = reader.next()
+        except StopIteration:
+            reader.reset()
+            batch = reader.next()
+        batch.data[0].wait_to_read()
+    return timed(next_batch, NUM_TRAIN // BATCH)
+
+
+def ours_rate() -> float:
+    rows = bench('data', '--config', 'benchmarks/photos.yaml', '--batch-sizes', BATCH, '--caches', 'warm',
+                 '--warmup-steps', NUM_TRAIN // BATCH, '--steps', EPOCHS * NUM_TRAIN // BATCH)
+    return rows[0]['images_per_s']
+
+
+if __name__ == '__main__':
+    if sys.argv[1:]:
+        rate = {'dali': dali_rate, 'recorditer': record_iter_rate}[sys.argv[1]]()
+        print(json.dumps({'images_per_s': rate}))
+    else:
+        def bare() -> float:
+            return run_json([OURS, __file__, 'dali'])['images_per_s']
+        compare('pipeline against bare DALI', {'mlperf-rn50 bench data': ours_rate, 'bare DALI': bare}, 5, 0.95)
+        compare('pipeline against the others', {
+            'mlperf-rn50 bench data': ours_rate,
+            'MXNet ImageRecordIter': lambda: run_json([OURS, __file__, 'recorditer'])['images_per_s'],
+            'torch DataLoader with Pillow': lambda: run_json(
+                [TORCH, PEER, 'loader', '--folder', 'data/photos_files/train'])['images_per_s']}, 3, 1.5)

@@ -1,0 +1,98 @@
+"""The benches through their command line, as short as they go."""
+import json
+
+import pytest
+from helpers import CLI, run, under_ranks
+
+MODELS = ['alexnet', 'googlenet', 'inception_v3', 'inception_v4', 'vgg16', 'vgg19', 'resnet50']
+SHORT = ['--warmup-steps', '0', '--steps', '1', '--comm.stall_limit_s', '60']
+SMALL = ['--model.name', 'resnet18', '--data.image_size', '32', '--data.resize_shorter', '32']
+
+
+def rows(done, table=0):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)['tables'][table]['rows']
+
+
+def test_every_network_of_the_study_is_measured():
+    done = run([*CLI, 'bench', 'train', '--models', ','.join(MODELS), '--batch-sizes', '1', '--data.image_size', '96',
+                *SHORT])
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [words[0] for words in lines if words and words[0] in MODELS] == MODELS
+    assert 'n' in next(words for words in lines if words and words[0] == 'model')
+    assert 'Traceback' not in done.stderr
+
+
+def test_a_row_says_all_of_a_step():
+    [row] = rows(run([*CLI, 'bench', 'train', '--batch-sizes', '2', '--format', 'json', *SHORT, *SMALL,
+                      '--steps', '3']))
+    assert (row['model'], row['num_ranks'], row['num_steps'], row['local_batch_size']) == ('resnet18', 1, 3, 2)
+    assert row['images_per_s'] == pytest.approx(2000 / row['step_ms'])
+    assert row['gflops'] == pytest.approx(row['gflop_per_step'] / row['step_ms'] * 1000)
+    assert row['share_of_peak'] == pytest.approx(row['gflops'] / row['peak_gflops'])
+    assert min(row[f'{part}_ms'] for part in ('forward', 'backward', 'update')) > 0
+    assert row['memory_mib'] > 100
+
+
+def test_numbers_of_ranks_and_precisions_make_a_grid():
+    done = run(under_ranks(2, [*CLI, 'bench', 'train', '--ranks', '1,2', '--precisions', 'bfloat16,float32',
+                               '--batch-sizes', '2', '--format', 'json', *SHORT, *SMALL]))
+    assert [(r['precision'], r['num_ranks']) for r in rows(done)] == [
+        ('float32', 1), ('float32', 2), ('bfloat16', 1), ('bfloat16', 2)]
+    tables = json.loads(done.stdout)['tables']
+    assert [t['title'].split(',')[1] for t in tables[1:]] == [' float32', ' bfloat16']
+    for table in tables[1:]:
+        one, two = table['rows']
+        assert two['ideal'] == pytest.approx(2 * one['real']) and one['efficiency'] == 1
+
+
+def test_real_data_and_telemetry(digits, tmp_path):
+    [row] = rows(run([*CLI, 'bench', 'train', '--config', 'launch/configs/digits_cpu.yaml', '--data.dir', digits,
+                      '--inputs', 'real', '--batch-sizes', '8', '--format', 'json', '--telemetry', 'true',
+                      '--run.dir', tmp_path, '--model.name', 'resnet18', *SHORT]))
+    assert (row['input'], row['image_size']) == ('real', 32)
+    assert [p.name.startswith('telemetry_0_') for p in tmp_path.iterdir()] == [True]
+
+
+def test_the_pipeline_alone(digits):
+    done = run([*CLI, 'bench', 'data', '--config', 'launch/configs/digits_cpu.yaml', '--data.dir', digits,
+                '--threads', '1,2', '--batch-sizes', '16', '--node-images-per-s', '1000', '--format', 'json', *SHORT])
+    assert [(r['num_threads'], r['cache']) for r in rows(done)] == [(1, 'cold'), (1, 'warm'), (2, 'cold'), (2, 'warm')]
+    need = rows(done, 1)
+    assert need[1]['images_per_s'] == 2000
+    assert need[1]['mb_per_s'] == pytest.approx(2000 * rows(done)[0]['record_bytes'] / 1e6)
+
+
+def test_the_exchange_alone():
+    done = run(under_ranks(2, [*CLI, 'bench', 'allreduce', '--batch-sizes', '2', '--format', 'json', *SHORT, *SMALL]))
+    sizes = rows(done)
+    assert [r['bytes'] for r in sizes][::8] == [4096, 2**28]
+    assert all(r['bus_gb_per_s'] == pytest.approx(r['algorithm_gb_per_s']) for r in sizes)  # 2 (n - 1) / n = 1
+    [grads] = rows(done, 1)
+    assert grads['bytes'] == 4 * 11_689_512 and grads['measured_share'] > 0
+
+
+def test_the_operators_alone():
+    done = run([*CLI, 'bench', 'ops', '--batch-sizes', '1', '--precisions', 'float32,bfloat16', '--format', 'json',
+                *SHORT, *SMALL])
+    tables = json.loads(done.stdout)['tables']
+    assert [t['title'].rpartition(' ')[2] for t in tables] == ['float32'] * 2 + ['bfloat16'] * 2
+    for table in (tables[1], tables[3]):
+        assert sum(r['count'] for r in table['rows']) == 20
+        assert all(r['forward_gflops'] > 0 and r['backward_ms'] > 0 for r in table['rows'])
+
+
+@pytest.mark.parametrize('options, said', [
+    ([], 'bench: got nothing to measure, expected one of train, data, allreduce, ops'),
+    (['train', '--ranks', '2'], '--ranks: got 2, and 1 were started'),
+    (['train', '--models', 'lenet'], "--models: got 'lenet', expected some of resnet18"),
+    (['train', '--steps', '0'], '--steps: got 0, expected 1 or more'),
+    (['train', '--batch-sizes', 'x'], '--batch-sizes: got x'),
+    (['allreduce'], 'ranks: got 1, expected 2 or more'),
+    (['data', '--data.synthetic', 'true'], 'data.synthetic: got true, expected false'),
+    (['ops', '--model.name', 'vgg16'], 'model.name: got vgg16, expected a ResNet')])
+def test_mistakes_are_one_line(options, said):
+    done = run([*CLI, 'bench', *options])
+    assert done.returncode == 2 and said in done.stderr and 'Traceback' not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,109 @@
+"""The arithmetic of the benches and the text they print."""
+import json
+
+import mxnet as mx
+import pytest
+
+from mlperf_rn50.bench.exchange import SIZES, bus_bandwidth, predict_s
+from mlperf_rn50.bench.measure import Shown, cast, parse_list, parse_numbers, render_json, render_tables, spread_of
+from mlperf_rn50.bench.operators import Convolution, convolutions
+from mlperf_rn50.bench.pipeline import need_rows
+from mlperf_rn50.bench.steps import Case, case_config, make_cases, scaling_rows
+from mlperf_rn50.config import Config, DataConfig, ModelConfig
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.model.zoo import build_model, count_flops
+
+
+def test_spread():
+    s = spread_of([4.0, 1.0, 3.0, 2.0, 5.0])
+    assert (s.low_s, s.median_s, s.high_s, s.least_s, s.mean_s, s.num) == (2, 3, 4, 1, 3, 5)
+    assert s.relative == pytest.approx(1 / 3)
+    one = spread_of([2.0])
+    assert (one.median_s, one.relative, one.num) == (2, 0, 1)
+
+
+def test_lists():
+    assert parse_numbers('--ranks', '1, 2,4') == [1, 2, 4]
+    assert parse_list('--models', 'a,b', ['a', 'b', 'c']) == ['a', 'b']
+    for text in ('', '1,', '0', '-1', '1.5', 'x'):
+        with pytest.raises(ConfigError, match='--ranks: got'):
+            parse_numbers('--ranks', text)
+    with pytest.raises(ConfigError, match="--models: got 'd', expected some of a,b,c"):
+        parse_list('--models', 'a,d', ['a', 'b', 'c'])
+
+
+def test_bfloat16_keeps_its_shape():
+    assert cast(mx.nd.ones((2, 3)), 'float32').shape == cast(mx.nd.ones((2, 3)), 'bfloat16').shape == (2, 3)
+
+
+def test_the_grid_has_float32_first():
+    cases = make_cases(['a', 'b'], ['bfloat16', 'float32'], ['synthetic'], [8], [1, 2])
+    assert [(c.precision, c.model, c.num_ranks) for c in cases] == [
+        (p, m, n) for p in ('float32', 'bfloat16') for m in 'ab' for n in (1, 2)]
+
+
+@pytest.mark.parametrize('name, configured, expected', [
+    ('resnet50', 224, 224), ('inception_v3', 224, 299), ('inception_v3', 128, 128)])
+def test_made_up_images_have_the_size_of_the_network(name, configured, expected):
+    config = Config(data=DataConfig(image_size=configured))
+    case = case_config(config, Case(name, 'float32', 'synthetic', 8, 1))
+    assert (case.data.image_size, case.train.local_batch_size, case.data.synthetic) == (expected, 8, True)
+    assert case_config(config, Case(name, 'float32', 'real', 8, 1)).data.image_size == configured
+
+
+@pytest.mark.parametrize('one, real, efficiencies', [
+    (626, {4: 2425, 8: 4500}, {4: 97, 8: 90}), (283, {4: 1099, 8: 2075}, {4: 97, 8: 92})])
+def test_scaling_efficiency_of_study_3(one, real, efficiencies):
+    rows = scaling_rows([{'num_ranks': 1, 'num_hosts': 1, 'images_per_s': one},
+                         *({'num_ranks': n, 'num_hosts': n // 4, 'images_per_s': v} for n, v in real.items())])
+    assert rows[0]['efficiency'] == 1
+    assert {r['num_ranks']: r['ideal'] for r in rows[1:]} == {n: n * one for n in real}
+    assert {r['num_ranks']: round(100 * r['efficiency']) for r in rows[1:]} == efficiencies
+
+
+def test_bus_bandwidth_as_nccl_tests_define_it():
+    assert bus_bandwidth(1000, 0.5, 2) == 2000
+    assert bus_bandwidth(1000, 0.5, 8) == 2000 * 7 / 4
+    assert (SIZES[0], SIZES[-1]) == (4 * 1024, 256 * 1024**2)
+
+
+def test_prediction_goes_through_the_sizes_measured():
+    rows = [{'bytes': 100, 'time_ms': 2.0}, {'bytes': 300, 'time_ms': 4.0}, {'bytes': 400, 'time_ms': 8.0}]
+    assert [1000 * predict_s(rows, n) for n in (10, 100, 200, 300, 350, 400, 800)] == pytest.approx(
+        [2, 2, 3, 4, 6, 8, 16])
+
+
+def test_storage_that_nodes_need():
+    rows = need_rows(1000, 110_000)
+    assert [(r['num_nodes'], r['images_per_s'], r['mb_per_s']) for r in rows[:3]] == [
+        (1, 1000, pytest.approx(110)), (2, 2000, pytest.approx(220)), (4, 4000, pytest.approx(440))]
+
+
+@pytest.mark.parametrize('name, image_size', [('resnet50', 224), ('resnet18', 224), ('resnet50', 96)])
+def test_the_convolutions_are_those_of_the_network(name, image_size):
+    config = Config(model=ModelConfig(name=name), data=DataConfig(image_size=image_size, num_classes=10))
+    found = convolutions(config)
+    dense = 2 * 10 * (2048 if name == 'resnet50' else 512)
+    net = build_model(config, mx.cpu(), 0)
+    assert sum(c.flops(1) * n for c, n in found.items()) + dense == count_flops(net, (3, image_size, image_size))
+    assert sum(found.values()) == {'resnet50': 53, 'resnet18': 20}[name]
+    assert found[Convolution(3, 64, image_size, 7, 2)] == 1
+
+
+MACHINE = {'hostname': 'n1', 'cpu': 'A CPU', 'cpu_cores': 2, 'gpus': [], 'memory_bytes': 1, 'os': 'x', 'num_hosts': 1,
+           'omp_threads_per_rank': 2, 'packages': {'mlperf-rn50': '1.2', 'mxnet': '1.9.1'}, 'git_commit': None}
+SHOWN = [Shown('Steps', (('name', 'model', 's'), ('ms', 'ms', ',.1f'), ('share', 'of peak', '.0%')),
+               [{'name': 'a\x1b[1m', 'ms': 1234.56, 'share': 0.5}, {'name': 'b', 'ms': None, 'share': 1}], 'Read so.')]
+
+
+def test_tables_say_what_they_were_measured_on():
+    assert render_tables(MACHINE, SHOWN) == (
+        'A CPU, 2 cores, 2 threads per rank, 1 host; mlperf-rn50 1.2, mxnet 1.9.1\n\nSteps\n'
+        'model         ms    of peak\n-------  -------  ---------\n'
+        'a?[1m    1,234.6        50%\nb              -       100%\nRead so.')
+
+
+def test_json_has_every_value():
+    found = json.loads(render_json('train', MACHINE, SHOWN))
+    assert found['format'] == 'mlperf-rn50 bench train 1' and found['machine'] == MACHINE
+    assert found['tables'] == [{'title': 'Steps', 'note': 'Read so.', 'rows': SHOWN[0].rows}]

@@ -1,0 +1,105 @@
+"""Samples of a node, and the way back from their file."""
+import json
+import time
+
+import pytest
+from sample_log import write_run
+
+from mlperf_rn50.mlperf.reader import read_run
+from mlperf_rn50.mlperf.telemetry import read_node, read_telemetry
+from mlperf_rn50.study.convergence import load_systems
+from mlperf_rn50.study.plots import draw_study, render_svg
+from mlperf_rn50.study.scaling import make_studies
+from mlperf_rn50.system import telemetry
+from mlperf_rn50.system.telemetry import Telemetry, host_file_name, make_rates, read_counters
+
+
+def test_rates_are_of_bytes_per_second():
+    before = {'disk_read': {'a': 100, 'b': 50}, 'net_send': {'eth0': 0}, 'infiniband_send': {}}
+    after = {'disk_read': {'a': 300, 'b': 40, 'new': 900}, 'net_send': {'eth0': 10}, 'infiniband_send': {}}
+    assert make_rates(before, after, 2.0) == {
+        'disk_read_bytes_per_s': {'a': 100, 'b': 0, 'new': 0}, 'net_send_bytes_per_s': {'eth0': 5}}
+
+
+def test_infiniband_counts_words_of_four_bytes(tmp_path):
+    counters = tmp_path / 'class/infiniband/mlx5_0/ports/1/counters'
+    counters.mkdir(parents=True)
+    (counters / 'port_rcv_data').write_text('1000\n')
+    found = read_counters(tmp_path)
+    assert found['infiniband_receive'] == {'mlx5_0/1': 4000}
+    assert found['infiniband_send'] == {'mlx5_0/1': 0}  # not readable
+    assert found['disk_read'] == {}  # no block device has hardware there
+    assert 'lo' in found['net_send']
+
+
+def test_a_node_is_sampled_until_it_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(telemetry, 'PERIOD_S', 0.02)
+    path = tmp_path / 'telemetry_0_n1.jsonl'
+    for _ in range(2):  # a resumed run goes on in the same file
+        sampler = Telemetry(path)
+        sampler.run_start(100.0)
+        end = time.monotonic() + 30
+        wanted = path.read_text().count('cpu_percent') + 3
+        while path.read_text().count('cpu_percent') < wanted and time.monotonic() < end:
+            time.sleep(0.02)
+        sampler.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [x['event'] for x in lines if 'event' in x] == ['start', 'run_start'] * 2
+    sample = next(x for x in lines if 'cpu_percent' in x)
+    assert {'time_ms', 'memory_used_bytes', 'page_cache_bytes', 'net_send_bytes_per_s'} <= set(sample)
+    node = read_node(path)
+    assert node.host == 'n1' and len(node.times_s) >= 4 and 100 <= node.times_s[0] < 130
+
+
+def test_no_file_no_samples():
+    sampler = Telemetry(None)
+    sampler.run_start(0.0)
+    sampler.close()
+
+
+def test_names_of_hosts_are_names_of_files():
+    assert host_file_name('../n1 x') == '.._n1_x'
+
+
+def sample(time_s, **values):
+    return json.dumps({'time_ms': round(1000 * (5000 + time_s)), **values})
+
+
+def write_node(folder, host, *lines):
+    path = folder / f'telemetry_0_{host}.jsonl'
+    path.write_text('\n'.join(lines) + '\n')
+    return path
+
+
+def test_reading_aligns_to_the_clock_of_the_run_and_survives_rubbish(tmp_path):
+    path = write_node(
+        tmp_path, 'n_1', sample(-3, event='start'), sample(-2, cpu_percent=1.0),
+        sample(0, event='run_start', clock_s=0.0),
+        sample(1, cpu_percent=50.0, disk_read_bytes_per_s={'sda': 7, 'sdb': 1},
+               net_send_bytes_per_s={'lo': 100, 'eth0': 3}, infiniband_send_bytes_per_s={'mlx5_0/1': 4}),
+        'not json', '[' * 100_000, '[]', '{"time_ms": "x"}', '{"time_ms": 1e400}',
+        sample(2, cpu_percent='many', disk_read_bytes_per_s=[1], net_send_bytes_per_s={'eth0': None}),
+        sample(60, event='run_start', clock_s=10.0), sample(61, page_cache_bytes=5))
+    node = read_node(path)
+    assert node.host == 'n_1'
+    assert node.times_s == pytest.approx((1, 2, 11))
+    assert node.rates['disk read'] == (8, 0, 0) and node.rates['network send'] == (7, 0, 0)
+    assert node.cpu_percent == (50, 0, 0) and node.page_cache_bytes == (0, 0, 5)
+
+
+@pytest.mark.parametrize('lines', [[], [sample(0, event='run_start', clock_s=0)], [sample(1, cpu_percent=1.0)]])
+def test_a_file_without_samples_of_the_run_is_none(tmp_path, lines):
+    assert read_node(write_node(tmp_path, 'n1', *lines)) is None
+
+
+def test_the_report_draws_every_node(tmp_path):
+    log = write_run(tmp_path / 'result_0.txt')
+    assert read_telemetry(read_run(log)) == []
+    for host in ('n1', 'n<2'):
+        write_node(tmp_path, host, sample(0, event='run_start', clock_s=0.0),
+                   *(sample(t, disk_read_bytes_per_s={'sda': 2e6 / t}) for t in (1, 2, 3)))
+    assert [n.host for n in read_telemetry(read_run(log))] == ['n1', 'n<2']
+    [study] = make_studies(load_systems([tmp_path]), None)
+    picture = next(p for p in draw_study(study) if p.name == 'telemetry_0')
+    svg = render_svg(picture)
+    assert 'n1: disk read, at most 2.0 MB/s' in svg and 'n&lt;2' in svg

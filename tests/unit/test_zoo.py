@@ -1,0 +1,72 @@
+"""The networks of the throughput studies: size, work, and that they can be trained."""
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+
+from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig, check_values, choices_of
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.model.zoo import build_model, count_flops, count_parameters, image_shape, image_size_of
+
+
+def config_of(name, num_classes=1000, image_size=None, **data):
+    return Config(model=ModelConfig(name=name), train=TrainConfig(local_batch_size=1),
+                  data=DataConfig(num_classes=num_classes, image_size=image_size or image_size_of(name), **data))
+
+
+# Parameters: torchvision's (AlexNet, VGG, Inception-v3 without its auxiliary part), BVLC's GoogLeNet, timm's
+# Inception-v4. Multiply-adds, G: as published with them, counted without biases and norms.
+@pytest.mark.parametrize('name, parameters, giga_macs', [
+    ('alexnet', 61_100_840, 0.714), ('googlenet', 6_998_552, 1.58), ('inception_v3', 23_834_568, 5.71),
+    ('inception_v4', 42_679_816, 12.25), ('vgg16', 138_357_544, 15.47), ('vgg19', 143_667_240, 19.63),
+    ('resnet50', 25_557_032, 4.09)])
+def test_parameters_and_flops(name, parameters, giga_macs):
+    config = config_of(name)
+    net = build_model(config, mx.cpu(), 0)
+    assert count_parameters(net) == parameters
+    assert count_flops(net, image_shape(config)) / 2e9 == pytest.approx(giga_macs, abs=0.006)
+
+
+def test_the_networks_of_the_study_are_there():
+    wanted = {'alexnet', 'googlenet', 'inception_v3', 'inception_v4', 'vgg16', 'vgg19', 'resnet50'}
+    assert wanted <= set(choices_of('model', 'name'))
+
+
+@pytest.mark.parametrize('name', ['alexnet', 'googlenet', 'inception_v3', 'inception_v4', 'vgg16'])
+def test_every_parameter_gets_a_gradient(name):
+    # AlexNet's first layer is slow where its images are small.
+    config = config_of(name, num_classes=4, image_size=224 if name == 'alexnet' else 96)
+    net = build_model(config, mx.cpu(), 0)
+    x = mx.nd.random.normal(shape=(2, *image_shape(config)))
+    with autograd.record():
+        logits = net(x)
+        loss = mx.nd.softmax_cross_entropy(logits, mx.nd.array([0, 3]))
+    loss.backward()
+    assert logits.shape == (2, 4) and logits.dtype == np.float32
+    mx.nd.waitall()
+    grads = {n: p.grad().asnumpy() for n, p in net.collect_params().items() if p.grad_req != 'null'}
+    # A ReLU may have died; a layer that is not connected has no gradient in any of its weights.
+    assert all(np.isfinite(g).all() for g in grads.values())
+    assert [n for n, g in grads.items() if n.endswith('weight') and not g.any()] == []
+
+
+def test_names_of_parameters_do_not_depend_on_what_was_built_before():
+    names = [sorted(build_model(config_of('googlenet', 4), mx.cpu(), 0).collect_params()) for _ in range(2)]
+    assert names[0] == names[1] and all(n.startswith('googlenet_') for n in names[0])
+
+
+def test_the_seed_decides_the_weights():
+    weights = [build_model(config_of('googlenet', 4), mx.cpu(), seed).collect_params()['googlenet_conv0_weight'].data()
+               for seed in (1, 1, 2)]
+    assert (weights[0] == weights[1]).asnumpy().all() and (weights[0] != weights[2]).asnumpy().any()
+
+
+def test_four_input_channels():
+    config = config_of('googlenet', 4, pad_to_4_channels=True)
+    assert build_model(config, mx.cpu(), 0).collect_params()['googlenet_conv0_weight'].shape[1] == 4
+
+
+def test_channels_last_is_for_the_resnets():
+    config = Config(model=ModelConfig(name='vgg16', layout='NHWC'), train=TrainConfig(local_batch_size=1, device='gpu'))
+    with pytest.raises(ConfigError, match='got NHWC with model.name=vgg16, expected NCHW'):
+        check_values(config)
