@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet
 from PIL import Image
 
-NUM_CLASSES, NUM_TRAIN, NUM_VAL = 10, 2000, 200
+NUM_CLASSES, NUM_TRAIN, NUM_VAL = 10, 960, 96
 
 
 def load_photos() -> list[Image.Image]:

@@ -8,9 +8,9 @@ import time
 
 from compare import OURS, PEER, ROOT, TORCH, bench, compare, run_json
 
-BATCH, NUM_TRAIN, MEAN, STD = 32, 2000, (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+BATCH, NUM_TRAIN, MEAN, STD = 32, 960, (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 RECORDS = {'path': str(ROOT / 'data/photos/train.rec'), 'index_path': str(ROOT / 'data/photos/train.idx')}
-EPOCHS = 3
+EPOCHS = 6
 
 
 def timed(next_batch, per_epoch: int) -> float:

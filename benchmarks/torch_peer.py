@@ -151,7 +151,7 @@ def loader_rate(options: argparse.Namespace) -> float:
     for _ in loader:  # starts the workers and fills the page cache
         pass
     start, count = time.perf_counter(), 0
-    for _ in range(2):
+    for _ in range(3):
         for batch in loader:
             count += len(batch)
     return count / (time.perf_counter() - start)

@@ -67,7 +67,7 @@ def case_config(config: Config, case: Case) -> Config:
 def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, num_warmup: int, num: int,
                position: Position) -> list[float]:
     """Seconds of each of `num` steps, taken as the training loop takes them: a few ahead of the device."""
-    pulses, stamps = deque[mx.nd.NDArray](), []
+    pulses, stamps = deque[mx.nd.NDArray](), [time.perf_counter()]
     for step in range(num_warmup + num):
         pulses.append(trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step), False))
         while len(pulses) > (STEPS_AHEAD if step < num_warmup + num - 1 else 0):
