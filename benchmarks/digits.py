@@ -33,6 +33,6 @@ def torch_rate() -> float:
 
 
 compare('digits, one rank with 2 threads', {'mlperf-rn50, 1 rank': lambda: ours(1, SEEDS['one']),
-                                            'torch eager': torch_rate}, 5, 2)
+                                            'torch eager': torch_rate}, 3, 2)
 compare('digits demo, 2 ranks', {'mlperf-rn50, 2 ranks': lambda: ours(2, SEEDS['two']),
                                  'torch eager': torch_rate}, 3, 2)
