@@ -16,6 +16,7 @@ from mxnet.gluon.contrib.nn import HybridConcurrent
 from mxnet.gluon.model_zoo import vision
 
 from mlperf_rn50.config import Config, ModelConfig
+from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.resnet import ResNet
 
 # Side of the image that a network was made for, where it is not 224.
@@ -169,8 +170,24 @@ def image_shape(config: Config) -> tuple[int, int, int]:
     return (channels, side, side) if config.model.layout == 'NCHW' else (side, side, channels)
 
 
+def _tell_shapes(net: nn.HybridBlock, config: Config) -> None:
+    """Tells every layer the shape of its input, without a forward pass, which would change the layout of weights."""
+    try:
+        net.infer_shape(mx.nd.zeros((1, *image_shape(config))))
+    except (mx.MXNetError, ValueError) as e:
+        if 'exceed' not in str(e):  # a kernel that is larger than its input
+            raise
+        name = config.model.name
+        raise ConfigError(f'data.image_size: got {config.data.image_size}, too small for {name}, which was made for '
+                          f'{image_size_of(name)}; raise it') from e
+
+
 def build_model(config: Config, context: mx.Context, seed: int) -> nn.HybridBlock:
-    """An initialised, hybridized network of the configured kind and precision on a device."""
+    """An initialised, hybridized network of the configured kind and precision on a device.
+
+    Raises:
+        ConfigError: the images are too small for it.
+    """
     if config.train.precision == 'bfloat16':
         from mxnet.contrib import amp
         # Casts are put in by operator; weights stay float32. No loss scaling: bfloat16 has float32's range.
@@ -181,8 +198,8 @@ def build_model(config: Config, context: mx.Context, seed: int) -> nn.HybridBloc
         net.initialize(ctx=context)
     else:
         net = Classifier(config.model, config.data.num_classes)
+        _tell_shapes(net, config)
         net.initialize(mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2), ctx=context)
-        net(mx.nd.zeros((1, *image_shape(config)), context))  # tells every layer its shape
     if config.train.precision == 'float16':
         net.cast('float16')
     net.hybridize(static_alloc=True, static_shape=True)

@@ -314,7 +314,8 @@ def test_every_node_writes_its_telemetry_and_goes_on_after_a_resume(tiny, tmp_pa
 
 
 def test_a_network_without_norms_trains_goes_on_and_is_another_benchmark(tiny, tmp_path):
-    done = run(under_ranks(2, command(tmp_path, tiny, '--model.name=googlenet', '--train.max_epochs=1')))
+    options = ['--model.name=googlenet', '--data.image_size=64', '--data.resize_shorter=64', '--optimizer.name=sgd']
+    done = run(under_ranks(2, command(tmp_path, tiny, *options, '--train.max_epochs=1')))
     assert done.returncode == 1, done.stderr
     done = run(under_ranks(2, [*CLI, 'train', '--resume', tmp_path, '--train.max_epochs=2']))
     assert done.returncode == 1, done.stderr

@@ -66,6 +66,12 @@ def test_four_input_channels():
     assert build_model(config, mx.cpu(), 0).collect_params()['googlenet_conv0_weight'].shape[1] == 4
 
 
+@pytest.mark.parametrize('name', ['alexnet', 'googlenet', 'inception_v3', 'inception_v4', 'vgg16'])
+def test_images_that_are_too_small_are_refused(name):
+    with pytest.raises(ConfigError, match=f'data.image_size: got 16, too small for {name}, which was made for '):
+        build_model(config_of(name, 4, image_size=16), mx.cpu(), 0)
+
+
 def test_channels_last_is_for_the_resnets():
     config = Config(model=ModelConfig(name='vgg16', layout='NHWC'), train=TrainConfig(local_batch_size=1, device='gpu'))
     with pytest.raises(ConfigError, match='got NHWC with model.name=vgg16, expected NCHW'):
