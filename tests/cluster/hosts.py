@@ -114,6 +114,10 @@ class Cluster:
         host.call('ip', 'link', 'set', 'eth0', 'up')
         host.call('ip', 'link', 'set', 'lo', 'up')
         host.call('mount', '--bind', self.folder / 'etc_hosts', '/etc/hosts')
+        # A shell over ssh reads it: what it starts may take a minute (a lock left by a killed shell), and is not ours.
+        start_up = Path.home() / '.bashrc'
+        if start_up.exists():
+            host.call('mount', '--bind', '/dev/null', start_up)
 
     def start_sshd(self, host: Host) -> None:
         """Lets a host be reached with ssh."""
