@@ -26,7 +26,7 @@ def run_json(command: Sequence[object], **variables: str) -> dict:
 
 def bench(*arguments: object) -> list[dict]:
     """The rows of the first table of `mlperf-rn50 bench`."""
-    command = [OURS, '-m', 'mlperf_rn50', 'bench', *arguments, '--format', 'json']
+    command = [ROOT / 'launch/bind.sh', OURS, '-m', 'mlperf_rn50', 'bench', *arguments, '--format', 'json']
     return run_json(command, **ENVIRONMENT)['tables'][0]['rows']
 
 

@@ -32,7 +32,7 @@ def dali_rate() -> float:
                                            random_shuffle=True, initial_fill=256)
         images = fn.decoders.image_random_crop(encoded, output_type=types.RGB, random_area=[0.05, 1.0],
                                                random_aspect_ratio=[0.75, 4 / 3])
-        images = fn.resize(images, size=[224, 224], interp_type=types.INTERP_LINEAR)
+        images = fn.resize(images, size=[224, 224], interp_type=types.INTERP_LINEAR, antialias=False)
         images = fn.crop_mirror_normalize(images, crop=[224, 224], mirror=fn.random.coin_flip(), mean=list(MEAN),
                                           std=list(STD), dtype=types.FLOAT, output_layout='CHW')
         return images, labels

@@ -71,7 +71,7 @@ class DataConfig:
         max_area: largest crop, as a share of the image's area.
         min_aspect: smallest width / height of a crop.
         max_aspect: largest width / height of a crop.
-        interpolation: resize filter.
+        interpolation: resize filter; triangular and lanczos3 average what they shrink, the others do not.
         mirror_probability: chance of a horizontal flip in training.
         mean: per channel, in 0..255.
         std: per channel, in 0..255.

@@ -6,6 +6,7 @@ copy: DALI's outputs stay alive as long as an NDArray refers to them.
 """
 import dataclasses
 import io
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -89,6 +90,11 @@ def _fill(records: list[Record], uniforms: np.ndarray | None, data: DataConfig, 
     return Inputs(images, labels, anchors, shapes, mirrors)
 
 
+def _has_own_cpus(num_threads: int) -> bool:
+    """Whether the launcher gave DALI a logical CPU for each thread: threads that may move leave a core idle at times."""
+    return num_threads <= len([c for c in os.environ.get('DALI_AFFINITY_MASK', '').split(',') if c])
+
+
 def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool,
                    device_id: int | None) -> Pipeline:
     """The DALI graph of training or evaluation.
@@ -101,21 +107,28 @@ def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is
         device_id: GPU number, None for the CPU.
     """
     data, on_gpu = config.data, device_id is not None
-    interpolation = {'interp_type': _INTERPOLATION[data.interpolation]}
+    # linear and cubic as in the recipes, which are older than DALI's antialias and its being the default.
+    interpolation = {'interp_type': _INTERPOLATION[data.interpolation],
+                     'antialias': data.interpolation in ('triangular', 'lanczos3')}
     side = data.image_size
 
     # DALI wants only what the graph uses.
     window = _WINDOW[data.crop] if is_training else ()
     used = [f for f in dataclasses.fields(Inputs) if f.name in ('images', 'labels', 'mirrors', *window)]
 
+    # DALI reads them where they are, so they live until their outputs have been handed out.
+    alive: deque[Inputs] = deque(maxlen=data.prefetch_depth + 2)
+
     def feed() -> Iterator[tuple]:
         for i in source:
+            alive.append(i)
             yield tuple(getattr(i, f.name) for f in used)
 
     images: Any
-    pipe = Pipeline(batch_size, data.num_threads, device_id, prefetch_queue_depth=data.prefetch_depth)
+    pipe = Pipeline(batch_size, data.num_threads, device_id, prefetch_queue_depth=data.prefetch_depth,
+                    set_affinity=_has_own_cpus(data.num_threads))
     with pipe:
-        outputs = fn.external_source(source=feed(), num_outputs=len(used), batch=True,
+        outputs = fn.external_source(source=feed(), num_outputs=len(used), batch=True, no_copy=True,
                                      dtype=[_DTYPES[f.name] for f in used], ndim=[1] * len(used))
         given = dict(zip((f.name for f in used), outputs))
         encoded, labels = given['images'], given['labels']
@@ -146,20 +159,19 @@ def _read_ahead(records: RecordFile, data: DataConfig,
                 wanted: Iterator[tuple[np.ndarray, np.ndarray | None]]) -> Iterator[Inputs]:
     """Reads the wanted (samples, uniforms), which never end, in order.
 
-    It is prefetch_depth batches ahead, with read_threads threads.
+    Each of read_threads threads reads a batch; prefetch_depth more are ready.
     """
     pool = ThreadPoolExecutor(data.read_threads, 'read')
 
-    def submit(item: tuple[np.ndarray, np.ndarray | None]) -> tuple[list[Future], np.ndarray | None]:
-        return [pool.submit(records.read, s) for s in item[0]], item[1]
+    def read(samples: np.ndarray, uniforms: np.ndarray | None) -> Inputs:
+        return _fill([records.read(s) for s in samples], uniforms, data, str(records.path))
 
-    pending: deque = deque()
+    pending: deque[Future[Inputs]] = deque()
     try:
-        for item in wanted:
-            pending.append(submit(item))
-            if len(pending) > data.prefetch_depth:
-                futures, uniforms = pending.popleft()
-                yield _fill([f.result() for f in futures], uniforms, data, str(records.path))
+        for samples, uniforms in wanted:
+            pending.append(pool.submit(read, samples, uniforms))
+            if len(pending) > data.prefetch_depth + data.read_threads:
+                yield pending.popleft().result()
     finally:
         # Not waited for: a forgotten generator may be closed in one of these very threads.
         pool.shutdown(wait=False, cancel_futures=True)

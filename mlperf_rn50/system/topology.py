@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 
 from mlperf_rn50.system.hardware import query_gpus
@@ -34,9 +35,20 @@ class Topology:
 
 @dataclass(frozen=True)
 class Binding:
-    """What one rank uses: logical CPUs, threads, NUMA node, GPU and NIC (None where there is none)."""
+    """What one rank uses.
+
+    Args:
+        cpus: logical CPUs it may run on.
+        pinning: the same in the order in which threads that stay in place take them: first a physical core each,
+            beginning with those that no other rank begins with.
+        num_threads: physical cores that are its own.
+        numa_node: their NUMA node.
+        gpu: number of its GPU, None where there is none.
+        nic: name of its NIC, None where there is none.
+    """
 
     cpus: tuple[int, ...]
+    pinning: tuple[int, ...]
     num_threads: int
     numa_node: int
     gpu: int | None
@@ -152,7 +164,10 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
         cores = _share(node.cores, beside.index(device), len(beside))
     near = [name for name, number in topology.nics if number == node.number] or [n for n, _ in topology.nics]
     sharers = min(ranks_per_device, local_size - device * ranks_per_device)
-    return Binding(tuple(sorted(cpu for core in cores for cpu in core)), max(1, len(cores) // sharers), node.number,
+    num_threads = max(1, len(cores) // sharers)
+    first = local_rank % ranks_per_device * num_threads % len(cores)
+    pinning = [cpu for nth in zip_longest(*cores[first:], *cores[:first]) for cpu in nth if cpu is not None]
+    return Binding(tuple(sorted(pinning)), tuple(pinning), num_threads, node.number,
                    device if topology.gpus else None, near[beside.index(device) % len(near)] if near else None)
 
 
@@ -173,6 +188,7 @@ def _bind(command: Sequence[str]) -> None:
     binding = choose_binding(topology, local_rank, local_size, int(os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE', 1)))
     os.sched_setaffinity(0, binding.cpus)
     threads = int(os.environ.setdefault('OMP_NUM_THREADS', str(binding.num_threads)))
+    os.environ.setdefault('DALI_AFFINITY_MASK', ','.join(map(str, binding.pinning)))
     if binding.nic and (SYS / 'class/infiniband' / binding.nic).exists():
         os.environ.setdefault('UCX_NET_DEVICES', f'{binding.nic}:1')
     if command[1:2] == ['train']:

@@ -52,6 +52,14 @@ def test_ranks_that_share_a_gpu_share_its_cores():
     assert bindings[0].cpus == bindings[1].cpus and bindings[1].cpus != bindings[2].cpus
 
 
+def test_pinned_threads_take_a_physical_core_each_and_keep_clear_of_the_rank_beside():
+    alone, shared = choose_binding(C4140, 1, 4, 1), choose_binding(C4140, 3, 8, 2)
+    assert alone.pinning == (*range(10, 20), *range(50, 60))
+    assert shared.pinning == (*range(15, 20), *range(10, 15), *range(55, 60), *range(50, 55))
+    crowded = [choose_binding(PLAIN, r, 5, 5) for r in range(5)]
+    assert [b.pinning for b in crowded] == [(0, 1), (1, 0), (0, 1), (1, 0), (0, 1)]
+
+
 def test_without_gpus_ranks_share_a_core_set_in_the_same_way():
     bindings = [choose_binding(PLAIN, r, 4, 2) for r in range(4)]
     assert [(b.cpus, b.num_threads, b.gpu) for b in bindings] == [((0,), 1, None)] * 2 + [((1,), 1, None)] * 2
@@ -111,6 +119,6 @@ def test_a_machine_without_numa_folders_is_one_node(tmp_path):
 
 
 def test_what_is_printed():
-    assert render_binding(Binding((0, 1, 2, 40), 3, 0, 1, 'mlx5_0')) == (
+    assert render_binding(Binding((0, 1, 2, 40), (0, 1, 2, 40), 3, 0, 1, 'mlx5_0')) == (
         'cores 0-2,40, 3 threads, NUMA node 0, GPU 1, NIC mlx5_0')
-    assert render_binding(Binding((1,), 1, 0, None, None)) == 'cores 1, 1 threads, NUMA node 0, no GPU, NIC none'
+    assert render_binding(Binding((1,), (1,), 1, 0, None, None)) == 'cores 1, 1 threads, NUMA node 0, no GPU, NIC none'
