@@ -158,6 +158,24 @@ def test_evaluation_crops_the_centre_of_the_resized_image(tmp_path):
     np.testing.assert_array_equal(red[0], np.arange(16, 48))
 
 
+@pytest.mark.parametrize('interpolation', ['linear', 'triangular'])
+def test_only_triangular_averages_what_it_shrinks(tmp_path, interpolation):
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    config = make_config(tmp_path, [pixels], image_size=8, resize_shorter=8, interpolation=interpolation)
+    image = next(eval_batches(config, Shard(1, 0, 1, 1), None)()).images.asnumpy()[0].transpose(1, 2, 0)
+    between = [4 * np.arange(8) + i for i in (1, 2)]  # the pixels beside the centre of each small one
+    linear = np.mean([pixels[np.ix_(y, x)].astype(float) for y in between for x in between], axis=0)
+    assert (np.abs(image - linear).max() <= 1) == (interpolation == 'linear')
+
+
+def test_inputs_live_until_they_are_decoded(tmp_path):
+    images = list(np.random.default_rng(0).integers(0, 256, (20, 200, 200, 3), np.uint8))
+    config = make_config(tmp_path, images, prefetch_depth=4)
+    for batch in islice(train_batches(config, Shard(20, 0, 1, 8), 1, 0, None), 12):
+        for image, label in zip(batch.images.asnumpy(), batch.labels.asnumpy()):
+            np.testing.assert_array_equal(image.transpose(1, 2, 0), images[label])
+
+
 def test_batches_share_dalis_memory_and_outlive_its_queue(numbered):
     config = numbered[24]
     batches = list(islice(train_batches(config, Shard(24, 0, 1, 2), 9, 0, None), 12))
