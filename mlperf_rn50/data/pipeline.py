@@ -91,7 +91,7 @@ def _fill(records: list[Record], uniforms: np.ndarray | None, data: DataConfig, 
 
 
 def _has_own_cpus(num_threads: int) -> bool:
-    """Whether the launcher gave DALI a logical CPU for each thread: threads that may move leave a core idle at times."""
+    """Whether the launcher gave each DALI thread a logical CPU: free to move, two share one while others are idle."""
     return num_threads <= len([c for c in os.environ.get('DALI_AFFINITY_MASK', '').split(',') if c])
 
 

@@ -1,4 +1,5 @@
 """The launch scripts: what is missing is named, and how to get it."""
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -59,6 +60,11 @@ def test_ranks_hand_on_the_exit_code(code):
 
 
 def test_ranks_have_their_number_and_their_cores():
-    done = run([ROOT / 'launch/ranks.sh', 2, 'sh', '-c', 'echo $OMPI_COMM_WORLD_RANK $OMP_NUM_THREADS'])
-    assert sorted(line.split()[0] for line in done.stdout.splitlines()) == ['0', '1']
-    assert all(int(line.split()[1]) >= 1 for line in done.stdout.splitlines())
+    said = run([ROOT / 'launch/ranks.sh', 2, 'sh', '-c',
+                'echo $OMPI_COMM_WORLD_RANK $OMP_NUM_THREADS $DALI_AFFINITY_MASK']).stdout.splitlines()
+    ranks = sorted(line.split() for line in said)
+    assert [rank for rank, _, _ in ranks] == ['0', '1']
+    assert all(int(num_threads) >= 1 for _, num_threads, _ in ranks)
+    first, second = ({int(cpu) for cpu in cpus.split(',')} for _, _, cpus in ranks)
+    assert first | second <= os.sched_getaffinity(0)
+    assert not first & second or len(os.sched_getaffinity(0)) == 1

@@ -1,7 +1,9 @@
 """What DALI delivers: every sample once over all ranks, the right pixels, and memory that stays valid."""
 import io
+import os
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -174,6 +176,22 @@ def test_inputs_live_until_they_are_decoded(tmp_path):
     for batch in islice(train_batches(config, Shard(20, 0, 1, 8), 1, 0, None), 12):
         for image, label in zip(batch.images.asnumpy(), batch.labels.asnumpy()):
             np.testing.assert_array_equal(image.transpose(1, 2, 0), images[label])
+
+
+@pytest.mark.parametrize('num_threads, is_pinned', [(1, True), (2, False)])
+def test_threads_are_pinned_where_each_has_a_cpu(numbered, monkeypatch, num_threads, is_pinned):
+    def dali_threads():
+        tasks = Path('/proc/self/task').iterdir()
+        return {int(t.name) for t in tasks if (t / 'comm').read_text().startswith('[DALI][TP')}
+    cpus = os.sched_getaffinity(0)
+    monkeypatch.setenv('DALI_AFFINITY_MASK', f'{max(cpus)}')
+    config = replace(numbered[21], data=replace(numbered[21].data, num_threads=num_threads))
+    before = dali_threads()
+    batches = train_batches(config, Shard(21, 0, 1, 5), 1, 0, None)
+    next(batches)
+    threads = dali_threads() - before
+    assert len(threads) == num_threads
+    assert all(os.sched_getaffinity(t) == ({max(cpus)} if is_pinned else cpus) for t in threads)
 
 
 def test_batches_share_dalis_memory_and_outlive_its_queue(numbered):
