@@ -290,6 +290,8 @@ def _run_train(options: Namespace, argv: Sequence[str]) -> int:
             print(_value_of(config, key))
         return EXIT_OK
     config, resume = _load_config(options, argv)
+    # Asked to stop while it starts, it stops after its first step; StopRequest lets the signals in.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     return _in_rank(lambda position: _train(config, resume, options.elastic, position), config)
 
 
@@ -327,8 +329,6 @@ def _value_of(config: cfg.Config, key: str) -> Any:
 
 def _train(config: cfg.Config, resume: Any, is_elastic: bool, position: Position) -> int:
     """One rank's part of a run."""
-    # Asked to stop while it starts, it stops after its first step; StopRequest lets the signals in.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     from mlperf_rn50.train.comm import open_comm
     from mlperf_rn50.train.loop import render_outcome, train
     comm = open_comm(config.comm.compression)

@@ -70,6 +70,7 @@ class Watcher:
         """Watches the rank to its end; returns the exit code for the launcher."""
         for number in (*STOP_SIGNALS, signal.SIGINT):
             signal.signal(number, self._hand_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         while True:
             signal.sigtimedwait([signal.SIGCHLD], _POLL_S)
@@ -135,6 +136,8 @@ def _state(pid: int) -> str:
 
 def watched(program: Callable[[Position], int], stall_limit_s: float) -> int:
     """Runs a rank in a process of its own and watches it; returns its exit code (in both processes).
+
+    STOP_SIGNALS that the caller blocked reach the rank when it unblocks them; the watcher only hands them on.
 
     Args:
         program: the rank.

@@ -77,6 +77,15 @@ def test_signals_are_handed_on():
     assert process.returncode == 75
 
 
+def test_a_signal_at_the_start_waits_for_the_rank():
+    body = """signal.signal(signal.SIGUSR1, lambda *_: os._exit(75))
+    os.kill(os.getppid(), signal.SIGUSR1)  # as early as can be: the watcher may not have its handlers yet
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1]); time.sleep(60)"""
+    code = PROGRAM.format(body=body, limit=0).replace(
+        'sys.exit(', 'signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\nsys.exit(')
+    assert subprocess.run([sys.executable, '-c', code], timeout=60).returncode == 75
+
+
 def test_a_rank_dies_with_its_watcher():
     process = start('print("ready", flush=True); time.sleep(60)')
     assert process.stdout.readline() == 'ready\n'
