@@ -122,6 +122,7 @@ start_guards() {
 # Runs the engine's command, and ends with it: killed launchers leave nothing behind.
 run_engine() {
     local with=() code
+    [ -z "$asked" ] || return 1 # asked before there was an engine to tell
     job=$$-$SRANDOM
     start_guards
     if setpriv --pdeathsig TERM true 2>/dev/null; then
@@ -247,11 +248,9 @@ run_to_end() {
     [ -z "$is_resumed" ] || resume_run "$(newest_run)"
     while :; do
         before=$(newest_run) code=0
-        if examine "${how[@]}" "${train_options[@]}"; then
-            start_program train "${how[@]}" "${train_options[@]}" || code=$?
-        else
-            return $?
-        fi
+        examine "${how[@]}" "${train_options[@]}" || code=$?
+        [ "$code" = 0 ] || [ -n "$asked" ] || return "$code"
+        [ -n "$asked" ] || start_program train "${how[@]}" "${train_options[@]}" || code=$?
         number=$(newest_run)
         [ "$number" != "$before" ] || [ "${how[0]}" = --resume ] || number=-1
         case $([ "$number" -lt 0 ] || run_end "$number") in
@@ -299,6 +298,7 @@ launch() {
         ((code <= worst)) || worst=$code
         [ -z "$asked" ] && [ "$code" != 2 ] || break
     done
+    asked='' # what follows must run all the same
     [ "$ranks_per_device" = 1 ] || on_every_node "$here/launch/mps.sh" stop
     exit "$worst"
 }

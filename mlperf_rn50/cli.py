@@ -291,12 +291,15 @@ def _run_train(options: Namespace, argv: Sequence[str]) -> int:
         return EXIT_OK
     config, resume = _load_config(options, argv)
     # Asked to stop while it starts, it stops after its first step; StopRequest lets the signals in.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    return _in_rank(lambda position: _train(config, resume, options.elastic, position), config)
+    return _in_rank(lambda position: _train(config, resume, options.elastic, position), config, signal.SIG_BLOCK)
 
 
-def _in_rank(program: Callable[[Position], int], config: cfg.Config) -> int:
-    """Runs this rank's part of a command, watched where a launcher started it."""
+def _in_rank(program: Callable[[Position], int], config: cfg.Config, stops: int = signal.SIG_UNBLOCK) -> int:
+    """Runs this rank's part of a command, watched where a launcher started it.
+
+    Signals that ask to stop end it, or wait (`stops`: SIG_BLOCK) until it lets them in.
+    """
+    signal.pthread_sigmask(stops, STOP_SIGNALS)
     # MXNet reads this once, when it is imported; unset, it spins as many threads as the machine has.
     os.environ.setdefault('OMP_NUM_THREADS', str(len(os.sched_getaffinity(0))))
     if config.train.device == 'cpu':  # a rank that waits must leave its core to the others: look for work every 5 ms

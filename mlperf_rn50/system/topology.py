@@ -3,6 +3,7 @@
 Source: /sys/devices/system (cpu, node), /sys/class/infiniband, /sys/class/net, nvidia-smi for GPUs.
 """
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -180,6 +181,8 @@ def render_binding(binding: Binding) -> str:
 
 def _bind(command: Sequence[str]) -> None:
     """Binds this process and becomes the command."""
+    # The launcher's word to stop, which would end a program that only starts: it waits until training lets it in.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     os.environ.update(rank_variables(os.environ))
     if os.environ.get('MLPERF_RN50_BIND') == 'off':
         os.execvp(command[0], list(command))

@@ -1,6 +1,7 @@
 """The launch scripts: what is missing is named, and how to get it."""
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -68,3 +69,27 @@ def test_ranks_have_their_number_and_their_cores():
     first, second = ({int(cpu) for cpu in cpus.split(',')} for _, _, cpus in ranks)
     assert first | second <= os.sched_getaffinity(0)
     assert not first & second or len(os.sched_getaffinity(0)) == 1
+
+
+def test_bound_ranks_hold_back_the_word_to_stop_until_they_train():
+    done = run([ROOT / 'launch/bind.sh', 'grep', 'SigBlk', '/proc/self/status'])
+    assert int(done.stdout.split()[1], 16) == 1 << (signal.SIGUSR1 - 1), done.stderr
+
+
+@pytest.mark.parametrize('when', ['before the engine', 'during the doctor', 'during training'])
+def test_a_launcher_that_is_asked_to_stop_starts_nothing_more(tmp_path, when):
+    launcher = tmp_path / 'launcher.sh'
+    launcher.write_text(f"""source {ROOT}/launch/common.sh
+        start_ranks() {{
+            echo "$3"
+            case {when!r}/$3 in
+                'before the engine/'*) kill -USR1 $$; run_engine sleep 60 ;;
+                'during the doctor/doctor' | 'during training/train') (sleep 1; kill -USR1 $$) & run_engine sleep 60 ;;
+            esac
+        }}
+        launch "$@"
+        """)
+    done = run(['bash', launcher, '--config', ROOT / 'launch/configs/digits_cpu.yaml', '--run-dir', tmp_path / 'run'],
+               timeout=40)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.split() == (['doctor', 'train'] if when == 'during training' else ['doctor'])
