@@ -1,4 +1,6 @@
 """bench ops: matrix products, and the convolutions of a ResNet forward and backward, against the peak."""
+import statistics
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +8,7 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
-from mlperf_rn50.bench.measure import Shown, cast, measure_gemm, measure_peak, time_repeated
+from mlperf_rn50.bench.measure import Shown, cast, measure_gemm, measure_peak
 from mlperf_rn50.config import Config
 from mlperf_rn50.model.resnet import depth_of, units
 
@@ -75,15 +77,17 @@ def measure_convolution(c: Convolution, batch_size: int, precision: str, context
                 no_bias=True)
     mx.nd.waitall()
 
-    def forward() -> mx.nd.NDArray:
+    def passes() -> tuple[float, float]:
+        start = time.perf_counter()
         with autograd.record():
-            return mx.nd.Convolution(x, w, **keys)
-    forward_s = time_repeated(lambda: forward().wait_to_read(), num_warmup, num).median_s
-
-    def both() -> None:
-        forward().backward(out_grad)
+            y = mx.nd.Convolution(x, w, **keys)
+        y.wait_to_read()
+        middle = time.perf_counter()
+        y.backward(out_grad)
         mx.nd.waitall()
-    return {'forward_s': forward_s, 'backward_s': time_repeated(both, num_warmup, num).median_s - forward_s}
+        return middle - start, time.perf_counter() - middle
+    forward, backward = zip(*[passes() for _ in range(num_warmup + num)][num_warmup:])
+    return {'forward_s': statistics.median(forward), 'backward_s': statistics.median(backward)}
 
 
 def _convolution_row(c: Convolution, count: int, batch_size: int, precision: str, context: mx.Context, peak: float,

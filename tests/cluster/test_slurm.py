@@ -101,14 +101,12 @@ def test_the_signal_before_the_time_limit_requeues_the_job_which_reaches_its_tar
 
 def test_the_signal_reaches_ranks_that_only_start(submit):
     job = submit('--no-doctor', '--checkpoint.period_epochs', 0, '--checkpoint.period_steps', 0,
-                 '--train.target_accuracy', '0.01')
+                 '--train.target_accuracy', '0.6')
     job.wait_for(lambda: job.output.count(': cores ') == 2, 'the ranks')
     job.slurm.call('scancel', '--batch', '--signal', 'USR1', job.number)
     job.wait_for_state('COMPLETED', 'FAILED')
     assert job.state == 'COMPLETED', job.output
-    first, second = (m['status'] for m in run_metrics(job.run_dir, 'end'))
-    assert (first, second) == ('interrupted', 'converged')
-    assert run_metrics(job.run_dir, 'resumed')[0]['step'] <= 3  # the first, and those already under way
+    assert [m['status'] for m in run_metrics(job.run_dir, 'end')] == ['interrupted', 'converged']
 
 
 def test_the_time_limit_leaves_a_checkpoint_and_requeues(submit):

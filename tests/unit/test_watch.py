@@ -11,6 +11,9 @@ import pytest
 PROGRAM = '''
 import os, signal, sys, time
 from mlperf_rn50.train.watch import watched
+def rest():  # not one long sleep: a handler whose signal comes just before it would wait for its end
+    for _ in range(600):
+        time.sleep(0.1)
 def rank(position):
     position.now('training', 41)
     position.now('training', 42)
@@ -64,12 +67,12 @@ def test_a_stopped_rank_is_ended_and_said_to_be_stopped():
 
 
 def test_signs_of_life_keep_it_going():
-    process = start('[(time.sleep(0.2), position.now()) for _ in range(20)]', limit=1)
+    process = start('[(time.sleep(0.2), position.now()) for _ in range(30)]', limit=3)
     assert process.communicate()[1] == '' and process.returncode == 7
 
 
 def test_signals_are_handed_on():
-    body = 'signal.signal(signal.SIGUSR1, lambda *_: os._exit(75)); print("ready", flush=True); time.sleep(60)'
+    body = 'signal.signal(signal.SIGUSR1, lambda *_: os._exit(75)); print("ready", flush=True); rest()'
     process = start(body)
     assert process.stdout.readline() == 'ready\n'
     process.send_signal(signal.SIGUSR1)
@@ -80,7 +83,7 @@ def test_signals_are_handed_on():
 def test_a_signal_at_the_start_waits_for_the_rank():
     body = """signal.signal(signal.SIGUSR1, lambda *_: os._exit(75))
     os.kill(os.getppid(), signal.SIGUSR1)  # as early as can be: the watcher may not have its handlers yet
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1]); time.sleep(60)"""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1]); rest()"""
     code = PROGRAM.format(body=body, limit=0).replace(
         'sys.exit(', 'signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\nsys.exit(')
     assert subprocess.run([sys.executable, '-c', code], timeout=60).returncode == 75
@@ -96,7 +99,7 @@ def test_a_rank_dies_with_its_watcher():
 
 
 def test_without_a_launcher_the_rank_is_asked_to_stop():
-    body = 'signal.signal(signal.SIGTERM, lambda *_: os._exit(75)); print(os.getppid(), flush=True); time.sleep(60)'
+    body = 'signal.signal(signal.SIGTERM, lambda *_: os._exit(75)); print(os.getppid(), flush=True); rest()'
     launcher = start(body, command=['sh', '-c', '"$@" & wait', 'sh'])
     watcher = psutil.Process(int(launcher.stdout.readline()))
     assert watcher.ppid() == launcher.pid
