@@ -8,7 +8,7 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
-from mlperf_rn50.bench.measure import Shown, cast, measure_gemm, measure_peak
+from mlperf_rn50.bench.measure import Shown, cast, measure_gemm, measure_peak, time_repeated
 from mlperf_rn50.config import Config
 from mlperf_rn50.model.resnet import depth_of, units
 
@@ -77,17 +77,22 @@ def measure_convolution(c: Convolution, batch_size: int, precision: str, context
                 no_bias=True)
     mx.nd.waitall()
 
-    def passes() -> tuple[float, float]:
-        start = time.perf_counter()
+    def convolve(**more: mx.nd.NDArray) -> mx.nd.NDArray:
+        return mx.nd.Convolution(x, w, **keys, **more)
+
+    def backward_s() -> float:
         with autograd.record():
-            y = mx.nd.Convolution(x, w, **keys)
+            y = convolve()
         y.wait_to_read()
-        middle = time.perf_counter()
+        start = time.perf_counter()
         y.backward(out_grad)
         mx.nd.waitall()
-        return middle - start, time.perf_counter() - middle
-    forward, backward = zip(*[passes() for _ in range(num_warmup + num)][num_warmup:])
-    return {'forward_s': statistics.median(forward), 'backward_s': statistics.median(backward)}
+        return time.perf_counter() - start
+    out = convolve()  # into the same memory each time, as in a network: new memory costs more than many a convolution
+    with autograd.train_mode():
+        forward = time_repeated(lambda: convolve(out=out).wait_to_read(), num_warmup, num)
+    backward = [backward_s() for _ in range(num_warmup + num)][num_warmup:]
+    return {'forward_s': forward.median_s, 'backward_s': statistics.median(backward)}
 
 
 def _convolution_row(c: Convolution, count: int, batch_size: int, precision: str, context: mx.Context, peak: float,
