@@ -2,6 +2,7 @@
 # Runs a rank on its share of the node: cores of one NUMA node, OMP_NUM_THREADS, nearest GPU and NIC; says which.
 # Usage: launch/bind.sh PROGRAM [ARGUMENTS...]     every launcher puts it before its ranks
 # MLPERF_RN50_BIND=off leaves the rank unbound. An OMP_NUM_THREADS that is set already stays.
+# SIGUSR1, the word to stop, waits until the program lets it in.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 [ "${MLPERF_RN50_RANKS_PER_DEVICE:-1}" = 1 ] || "$here/launch/mps.sh" start
