@@ -102,7 +102,7 @@ settle_hosts() {
 
 # Names of the variables that reach every rank, wherever it runs.
 rank_variables() {
-    compgen -e | grep -E '^(OMP_|KMP_|HOROVOD_|MXNET_|DALI_|NCCL_|UCX_|CUDA_|MLPERF_RN50_|GLIBC_TUNABLES$)' || true
+    compgen -e | grep -E '^(OMP_|KMP_|HOROVOD_|MXNET_|DNNL_|DALI_|NCCL_|UCX_|CUDA_|MLPERF_RN50_|GLIBC_TUNABLES$)' || true
     echo MLPERF_RN50_JOB
 }
 set_environment() {

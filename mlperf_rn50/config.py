@@ -4,6 +4,9 @@ Every section is owned here; derived numbers (global batch, steps per epoch) are
 """
 import dataclasses
 import difflib
+import math
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,6 +16,29 @@ import yaml
 from mlperf_rn50.errors import ConfigError
 
 IMAGENET = 'imagenet'
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Which numbers a key takes: in words, and as a test."""
+
+    text: str
+    holds: Callable[[float], bool]
+
+
+FINITE = Bounds('a finite number', lambda v: True)
+ABOVE_0 = Bounds('a number above 0', lambda v: v > 0)
+FROM_0 = Bounds('0 or more', lambda v: v >= 0)
+FROM_2 = Bounds('2 or more', lambda v: v >= 2)
+FRACTION = Bounds('a fraction from 0 to 1', lambda v: 0 <= v <= 1)
+FRACTION_ABOVE_0 = Bounds('a fraction above 0, up to 1', lambda v: 0 < v <= 1)
+FRACTION_BELOW_1 = Bounds('a fraction from 0 to below 1', lambda v: 0 <= v < 1)
+ACCURACY = Bounds('a fraction such as 0.749, not per cent', lambda v: 0 < v <= 1)
+
+
+def _key(default: Any, bounds: Bounds, unit: str = '') -> Any:
+    """A key that takes numbers: its default, bounds and unit."""
+    return field(default=default, metadata={'bounds': bounds, 'unit': unit})
 
 
 @dataclass(frozen=True)
@@ -37,10 +63,10 @@ class RunConfig:
     """
 
     dir: str = 'logs/run'
-    seed: int | None = None
-    num_nodes: int | None = None
-    ranks_per_node: int | None = None
-    ranks_per_device: int = 1
+    seed: int | None = _key(None, FROM_0)
+    num_nodes: int | None = _key(None, ABOVE_0, 'nodes')
+    ranks_per_node: int | None = _key(None, ABOVE_0, 'ranks')
+    ranks_per_device: int = _key(1, ABOVE_0, 'ranks')
     submission_org: str = 'unnamed'
     submission_platform: str = 'unnamed'
     submission_division: Literal['open', 'closed'] = 'open'
@@ -48,7 +74,7 @@ class RunConfig:
     submission_poc_name: str = 'unnamed'
     clear_caches: bool = False
     log_v06: bool = False
-    metrics_period_steps: int = 20
+    metrics_period_steps: int = _key(20, ABOVE_0, 'steps')
     telemetry: bool = False
 
 
@@ -84,26 +110,26 @@ class DataConfig:
 
     dir: str = 'data/imagenet'
     dataset: str = IMAGENET
-    num_train: int = 1_281_167
-    num_val: int = 50_000
-    num_classes: int = 1000
+    num_train: int = _key(1_281_167, ABOVE_0, 'images')
+    num_val: int = _key(50_000, ABOVE_0, 'images')
+    num_classes: int = _key(1000, FROM_2, 'classes')
     synthetic: bool = False
-    image_size: int = 224
-    resize_shorter: int = 256
+    image_size: int = _key(224, ABOVE_0, 'pixels')
+    resize_shorter: int = _key(256, ABOVE_0, 'pixels')
     crop: Literal['random_resized', 'padded', 'none'] = 'random_resized'
-    crop_padding: int = 4
-    min_area: float = 0.05
-    max_area: float = 1.0
-    min_aspect: float = 0.75
-    max_aspect: float = 4 / 3
+    crop_padding: int = _key(4, FROM_0, 'pixels')
+    min_area: float = _key(0.05, FRACTION_ABOVE_0, 'fraction')
+    max_area: float = _key(1.0, FRACTION_ABOVE_0, 'fraction')
+    min_aspect: float = _key(0.75, ABOVE_0, 'width / height')
+    max_aspect: float = _key(4 / 3, ABOVE_0, 'width / height')
     interpolation: Literal['nearest', 'linear', 'cubic', 'triangular', 'lanczos3'] = 'linear'
-    mirror_probability: float = 0.5
-    mean: tuple[float, float, float] = (123.675, 116.28, 103.53)
-    std: tuple[float, float, float] = (58.395, 57.12, 57.375)
+    mirror_probability: float = _key(0.5, FRACTION, 'fraction')
+    mean: tuple[float, float, float] = _key((123.675, 116.28, 103.53), FINITE, '0..255')
+    std: tuple[float, float, float] = _key((58.395, 57.12, 57.375), ABOVE_0, '0..255')
     decoder: Literal['cpu', 'mixed'] = 'cpu'
-    num_threads: int = 2
-    read_threads: int = 4
-    prefetch_depth: int = 2
+    num_threads: int = _key(2, ABOVE_0, 'threads')
+    read_threads: int = _key(4, ABOVE_0, 'threads')
+    prefetch_depth: int = _key(2, ABOVE_0, 'batches')
     pad_to_4_channels: bool = False
 
 
@@ -125,8 +151,8 @@ class ModelConfig:
     layout: Literal['NCHW', 'NHWC'] = 'NCHW'
     zero_gamma: bool = False
     fused_bn_relu: bool = False
-    bn_momentum: float = 0.9
-    bn_epsilon: float = 1e-5
+    bn_momentum: float = _key(0.9, FRACTION_BELOW_1, 'fraction')
+    bn_epsilon: float = _key(1e-5, ABOVE_0)
 
 
 @dataclass(frozen=True)
@@ -143,11 +169,11 @@ class OptimizerConfig:
     """
 
     name: Literal['sgd', 'lars'] = 'sgd'
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
+    momentum: float = _key(0.9, FRACTION_BELOW_1, 'fraction')
+    weight_decay: float = _key(1e-4, FROM_0)
     decay_bn_and_bias: bool = False
-    lars_eta: float = 0.001
-    lars_epsilon: float = 0.0
+    lars_eta: float = _key(0.001, ABOVE_0)
+    lars_epsilon: float = _key(0.0, FROM_0)
 
 
 @dataclass(frozen=True)
@@ -165,14 +191,14 @@ class ScheduleConfig:
         step_factor: see step_epochs.
     """
 
-    base_lr: float = 0.1
-    warmup_epochs: float = 5.0
+    base_lr: float = _key(0.1, ABOVE_0)
+    warmup_epochs: float = _key(5.0, FROM_0, 'epochs')
     decay: Literal['poly', 'cosine', 'step'] = 'poly'
-    decay_epochs: float = 90.0
-    end_lr: float = 1e-4
-    poly_power: float = 2.0
-    step_epochs: tuple[float, ...] = (30.0, 60.0, 80.0)
-    step_factor: float = 0.1
+    decay_epochs: float = _key(90.0, ABOVE_0, 'epochs')
+    end_lr: float = _key(1e-4, FROM_0)
+    poly_power: float = _key(2.0, FROM_0)
+    step_epochs: tuple[float, ...] = _key((30.0, 60.0, 80.0), ABOVE_0, 'epochs')
+    step_factor: float = _key(0.1, ABOVE_0)
 
 
 @dataclass(frozen=True)
@@ -194,18 +220,18 @@ class TrainConfig:
         eval_batch_size: images per rank and evaluation pass; null means local_batch_size.
     """
 
-    local_batch_size: int | None = None
-    global_batch_size: int | None = None
-    gradient_accumulation_steps: int = 1
-    label_smoothing: float = 0.0
+    local_batch_size: int | None = _key(None, ABOVE_0, 'images')
+    global_batch_size: int | None = _key(None, ABOVE_0, 'images')
+    gradient_accumulation_steps: int = _key(1, ABOVE_0, 'passes')
+    label_smoothing: float = _key(0.0, FRACTION_BELOW_1, 'fraction')
     precision: Literal['float32', 'bfloat16', 'float16'] = 'float32'
-    loss_scale: float = 1024.0
+    loss_scale: float = _key(1024.0, ABOVE_0)
     device: Literal['cpu', 'gpu'] = 'cpu'
-    target_accuracy: float = 0.749
-    max_epochs: int | None = None
-    eval_period: int = 4
-    eval_offset: int = 0
-    eval_batch_size: int | None = None
+    target_accuracy: float = _key(0.749, ACCURACY, 'fraction')
+    max_epochs: int | None = _key(None, ABOVE_0, 'epochs')
+    eval_period: int = _key(4, ABOVE_0, 'epochs')
+    eval_offset: int = _key(0, FROM_0, 'epochs')
+    eval_batch_size: int | None = _key(None, ABOVE_0, 'images')
 
 
 @dataclass(frozen=True)
@@ -218,7 +244,7 @@ class CommConfig:
     """
 
     compression: Literal['none', 'fp16'] = 'none'
-    stall_limit_s: float = 300.0
+    stall_limit_s: float = _key(300.0, FROM_0, 's')
 
 
 @dataclass(frozen=True)
@@ -231,9 +257,9 @@ class CheckpointConfig:
         keep: how many to keep.
     """
 
-    period_epochs: int = 1
-    period_steps: int = 0
-    keep: int = 2
+    period_epochs: int = _key(1, FROM_0, 'epochs')
+    period_steps: int = _key(0, FROM_0, 'steps')
+    keep: int = _key(2, ABOVE_0, 'checkpoints')
 
 
 @dataclass(frozen=True)
@@ -267,6 +293,19 @@ def nearest(word: str, known: list[str]) -> str:
     """The hint for a misspelt word: '; did you mean X?', or nothing where none is close."""
     match = difflib.get_close_matches(word, known, n=1)
     return f'; did you mean {match[0]}?' if match else ''
+
+
+def option_error(message: str, prog: str, known: list[str]) -> ConfigError:
+    """A parser's complaint in one line.
+
+    Args:
+        message: the parser's own words.
+        prog: the command, to ask for --help.
+        known: options without their dashes; the nearest is named where one is misspelt.
+    """
+    if m := re.search(r'[Uu]nrecognized arguments: (\S+)', message):
+        return ConfigError(f'{m[1]}: unknown option{nearest(m[1].lstrip("-").partition("=")[0], known)}')
+    return ConfigError(f'{" ".join(message.split())}; see {prog} --help')
 
 
 def check_keys(tree: Any, where: str = '') -> None:
@@ -319,52 +358,35 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def _check_bounds(c: Config) -> None:
+    """Raise ConfigError for the first number that is out of its key's bounds."""
+    for section in SECTIONS:
+        values = getattr(c, section)
+        for f in dataclasses.fields(values):
+            bounds, value = f.metadata.get('bounds'), getattr(values, f.name)
+            for number in value if isinstance(value, tuple) else (value,):
+                _require(bounds is None or number is None or (math.isfinite(number) and bounds.holds(number)),
+                         f'{section}.{f.name}: got {number}, expected {bounds and bounds.text}')
+
+
 def check_values(c: Config) -> None:
     """Raise ConfigError for values that cannot be run, each with the numbers and a fix."""
-    t, d, s, o = c.train, c.data, c.schedule, c.optimizer
+    _check_bounds(c)
+    t, d, s = c.train, c.data, c.schedule
     _require((t.local_batch_size is None) != (t.global_batch_size is None),
              f'train: got local_batch_size={t.local_batch_size} and global_batch_size={t.global_batch_size}, '
              'expected exactly one of them; set the other to null')
-    positive = {'train.local_batch_size': t.local_batch_size, 'train.global_batch_size': t.global_batch_size,
-                'train.gradient_accumulation_steps': t.gradient_accumulation_steps,
-                'train.eval_period': t.eval_period, 'train.eval_batch_size': t.eval_batch_size,
-                'train.max_epochs': t.max_epochs, 'train.loss_scale': t.loss_scale,
-                'data.num_train': d.num_train, 'data.num_val': d.num_val, 'data.image_size': d.image_size,
-                'data.num_threads': d.num_threads, 'data.read_threads': d.read_threads,
-                'data.prefetch_depth': d.prefetch_depth, 'schedule.base_lr': s.base_lr,
-                'schedule.decay_epochs': s.decay_epochs, 'checkpoint.keep': c.checkpoint.keep,
-                'run.num_nodes': c.run.num_nodes, 'run.ranks_per_node': c.run.ranks_per_node,
-                'run.ranks_per_device': c.run.ranks_per_device,
-                'run.metrics_period_steps': c.run.metrics_period_steps, 'model.bn_epsilon': c.model.bn_epsilon}
-    for name, value in positive.items():
-        _require(value is None or value > 0, f'{name}: got {value}, expected a number above 0')
-    not_negative = {'schedule.warmup_epochs': s.warmup_epochs, 'schedule.end_lr': s.end_lr,
-                    'optimizer.weight_decay': o.weight_decay, 'data.crop_padding': d.crop_padding,
-                    'checkpoint.period_epochs': c.checkpoint.period_epochs,
-                    'checkpoint.period_steps': c.checkpoint.period_steps,
-                    'run.seed': c.run.seed, 'comm.stall_limit_s': c.comm.stall_limit_s}
-    for name, value in not_negative.items():
-        _require(value is None or value >= 0, f'{name}: got {value}, expected 0 or more')
-    fractions = {'train.label_smoothing': t.label_smoothing, 'optimizer.momentum': o.momentum,
-                 'model.bn_momentum': c.model.bn_momentum}
-    for name, value in fractions.items():
-        _require(0 <= value < 1, f'{name}: got {value}, expected a fraction from 0 to below 1')
-    _require(0 <= d.mirror_probability <= 1,
-             f'data.mirror_probability: got {d.mirror_probability}, expected a fraction from 0 to 1')
-    _require(0 < t.target_accuracy <= 1,
-             f'train.target_accuracy: got {t.target_accuracy}, expected a fraction such as 0.749, not per cent')
     _require((c.run.ranks_per_node or c.run.ranks_per_device) % c.run.ranks_per_device == 0,
              f'run.ranks_per_node: got {c.run.ranks_per_node}, expected a multiple of '
              f'run.ranks_per_device={c.run.ranks_per_device}')
-    _require(d.num_classes >= 2, f'data.num_classes: got {d.num_classes}, expected 2 or more')
     _require(0 <= t.eval_offset < t.eval_period,
              f'train.eval_offset: got {t.eval_offset}, expected 0 to {t.eval_period - 1} (train.eval_period - 1)')
     _require(s.warmup_epochs < s.decay_epochs,
              f'schedule.warmup_epochs: got {s.warmup_epochs}, expected less than decay_epochs={s.decay_epochs}')
-    _require(0 < d.min_area <= d.max_area <= 1,
-             f'data.min_area, max_area: got {d.min_area}, {d.max_area}, expected 0 < min_area <= max_area <= 1')
-    _require(0 < d.min_aspect <= d.max_aspect,
-             f'data.min_aspect, max_aspect: got {d.min_aspect}, {d.max_aspect}, expected 0 < min <= max')
+    _require(d.min_area <= d.max_area,
+             f'data.min_area, max_area: got {d.min_area}, {d.max_area}, expected min_area <= max_area')
+    _require(d.min_aspect <= d.max_aspect,
+             f'data.min_aspect, max_aspect: got {d.min_aspect}, {d.max_aspect}, expected min_aspect <= max_aspect')
     _require(d.resize_shorter >= d.image_size,
              f'data.resize_shorter: got {d.resize_shorter}, expected at least image_size={d.image_size}')
     _require(t.device == 'gpu' or d.decoder == 'cpu',

@@ -13,7 +13,8 @@ import tabulate as tables
 import mlperf_rn50
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.system.environment import git_commit, host_facts, package_versions
+from mlperf_rn50.system.environment import host_facts
+from mlperf_rn50.system.stack import git_commit, package_versions
 
 _GEMM_SIDE = 2048
 _STATUS = '/proc/self/status'
@@ -135,7 +136,8 @@ def parse_numbers(option: str, text: str) -> list[int]:
 def describe_machine(num_hosts: int) -> dict[str, Any]:
     """What the numbers were measured on."""
     host = host_facts()
-    return {'hostname': host['hostname'], 'cpu': host['cpu'], 'cpu_cores': host['cpu_cores'], 'gpus': host['gpus'],
+    return {'hostname': host['hostname'], 'cpu': host['cpu'], 'cpu_cores': host['cpu_cores'],
+            'processor': host['processor'], 'gpus': host['gpus'],
             'memory_bytes': host['memory_bytes'], 'os': host['os'], 'num_hosts': num_hosts,
             'omp_threads_per_rank': int(os.environ.get('OMP_NUM_THREADS', 0)) or None,
             'packages': package_versions(), 'git_commit': git_commit()}
@@ -167,8 +169,8 @@ def render_tables(machine: dict[str, Any], shown: Sequence[Shown]) -> str:
     packages = machine['packages']
     mxnet = next((f'{n} {v}' for n, v in packages.items() if n.startswith('mxnet')), 'no MXNet')
     hosts = f'{machine["num_hosts"]} host{"" if machine["num_hosts"] == 1 else "s"}'
-    where = ', '.join([machine['cpu'], f'{machine["cpu_cores"]} cores', *machine['gpus'],
-                       f'{machine["omp_threads_per_rank"]} threads per rank', hosts])
+    where = ', '.join([f'{machine["cpu"]} ({machine["processor"]["uses"]})', f'{machine["cpu_cores"]} cores',
+                       *machine['gpus'], f'{machine["omp_threads_per_rank"]} threads per rank', hosts])
     lines = [f'{where}; mlperf-rn50 {packages["mlperf-rn50"]}, {mxnet}']
     for s in shown:
         body = [[_cell(row[key], form) for key, _, form in s.columns] for row in s.rows]

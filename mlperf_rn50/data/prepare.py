@@ -8,6 +8,7 @@ import io
 import json
 import os
 import shutil
+from argparse import Namespace
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import BinaryIO
 
-from jsonargparse import Namespace
 from tqdm import tqdm
 
 from mlperf_rn50.data import sources

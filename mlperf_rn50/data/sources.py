@@ -9,12 +9,12 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jsonargparse import Namespace
 
 from mlperf_rn50.errors import DataError
 

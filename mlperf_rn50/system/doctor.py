@@ -10,15 +10,17 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 
 import mlperf_rn50
-from mlperf_rn50.system.environment import package_versions
+from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.hardware import query_gpus
+from mlperf_rn50.system.processor import Processor, check_precision, find_processor
+from mlperf_rn50.system.stack import package_versions
 from mlperf_rn50.system.topology import usable_cpus
 
 Facts = dict[str, Any]
@@ -83,8 +85,8 @@ def _free_bytes(folder: Path) -> int:
 def own_facts(run_dir: Path) -> Facts:
     """What this process finds on its machine without any other rank."""
     return {'host': platform.node(), 'python': sys.version.split()[0], 'packages': package_versions(),
-            'code': code_digest(), 'gpus': query_gpus('name', 'compute_cap', 'driver_version'),
-            'cuda_libraries': cuda_libraries(),
+            'code': code_digest(), 'processor': asdict(find_processor()),
+            'gpus': query_gpus('name', 'compute_cap', 'driver_version'), 'cuda_libraries': cuda_libraries(),
             'disk_free_bytes': _free_bytes(run_dir.absolute()),
             'memory_available_bytes': psutil.virtual_memory().available,
             'num_cpus': usable_cpus(), 'omp_num_threads': os.environ.get('OMP_NUM_THREADS', '')}
@@ -114,6 +116,19 @@ def _packages(rows: Sequence[Facts]) -> Check:
     main = ', '.join(f'{n} {first[n]}' for n in names if n.startswith(('mxnet', 'horovod', 'numpy')))
     return _same('packages', rows, lambda r: ', '.join(f'{n} {r["packages"].get(n, "missing")}' for n in differing),
                  f'{main} on all ranks', 'run launch/setup.sh on {}')
+
+
+def _processor(rows: Sequence[Facts], precision: str) -> Check:
+    """Whether the kernels of the precision are there; ranks with fewer instructions than the others hold all back."""
+    found = [Processor(**r['processor']) for r in rows]
+    for row, processor in zip(rows, found):
+        try:
+            check_precision('train.precision', precision, processor)
+        except ConfigError as e:
+            return Check('processor', 'failed', f'{processor.name}, {processor.uses} on {row["host"]}', str(e))
+    same = _same('processor', rows, lambda r: f'{r["processor"]["name"]}, {r["processor"]["uses"]}',
+                 f'{found[0].name}, {found[0].uses} on all ranks', 'a step takes as long as on the slowest of them')
+    return replace(same, status='warning') if same.status == 'failed' else same
 
 
 def can_run(capability: str) -> bool:
@@ -239,6 +254,7 @@ class Expected:
     """What the configuration asks of the machines; None where it leaves that open."""
 
     device: str = 'cpu'
+    precision: str = 'float32'
     num_nodes: int | None = None
     ranks_per_node: int | None = None
     needed_disk_bytes: int = 0
@@ -252,7 +268,8 @@ def check_facts(rows: Sequence[Facts], expected: Expected) -> list[Check]:
         _same('configuration', rows, lambda r: f'digest {r["config"]}', f'digest {rows[0]["config"]} on all ranks',
               'copy the configuration file to {} again'),
         _same('Python', rows, lambda r: r['python'], rows[0]['python'], 'run launch/setup.sh on {}'),
-        _packages(rows), _gpu(rows, expected.device), _cuda_libraries(rows, expected.device),
+        _packages(rows), _processor(rows, expected.precision), _gpu(rows, expected.device),
+        _cuda_libraries(rows, expected.device),
         Check('DALI', 'ok', f'{rows[0]["dali"]} imports'), _horovod(rows, expected.device),
         _layout(rows, expected.num_nodes, expected.ranks_per_node), *_data(rows),
         *_room(rows, expected.needed_disk_bytes), _clocks(rows), _threads(rows), _all_reduce(rows)]

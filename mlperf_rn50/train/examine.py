@@ -105,6 +105,6 @@ def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], 
     rows = gather_facts(config, has_config, comm)
     expected = Expected()
     if has_config:
-        expected = Expected(config.train.device, config.run.num_nodes, config.run.ranks_per_node,
-                            _checkpoint_bytes(config) * (config.checkpoint.keep + 1))
+        expected = Expected(config.train.device, config.train.precision, config.run.num_nodes,
+                            config.run.ranks_per_node, _checkpoint_bytes(config) * (config.checkpoint.keep + 1))
     return rows, check_facts(rows, expected)

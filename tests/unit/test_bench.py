@@ -90,7 +90,8 @@ def test_the_convolutions_are_those_of_the_network(name, image_size):
     assert found[Convolution(3, 64, image_size, 7, 2)] == 1
 
 
-MACHINE = {'hostname': 'n1', 'cpu': 'A CPU', 'cpu_cores': 2, 'gpus': [], 'memory_bytes': 1, 'os': 'x', 'num_hosts': 1,
+MACHINE = {'hostname': 'n1', 'cpu': 'A CPU', 'processor': {'uses': 'AVX2'}, 'cpu_cores': 2,
+           'gpus': [], 'memory_bytes': 1, 'os': 'x', 'num_hosts': 1,
            'omp_threads_per_rank': 2, 'packages': {'mlperf-rn50': '1.2', 'mxnet': '1.9.1'}, 'git_commit': None}
 SHOWN = [Shown('Steps', (('name', 'model', 's'), ('ms', 'ms', ',.1f'), ('share', 'of peak', '.0%')),
                [{'name': 'a\x1b[1m', 'ms': 1234.56, 'share': 0.5}, {'name': 'b', 'ms': None, 'share': 1}], 'Read so.')]
@@ -98,7 +99,7 @@ SHOWN = [Shown('Steps', (('name', 'model', 's'), ('ms', 'ms', ',.1f'), ('share',
 
 def test_tables_say_what_they_were_measured_on():
     assert render_tables(MACHINE, SHOWN) == (
-        'A CPU, 2 cores, 2 threads per rank, 1 host; mlperf-rn50 1.2, mxnet 1.9.1\n\nSteps\n'
+        'A CPU (AVX2), 2 cores, 2 threads per rank, 1 host; mlperf-rn50 1.2, mxnet 1.9.1\n\nSteps\n'
         'model         ms    of peak\n-------  -------  ---------\n'
         'a?[1m    1,234.6        50%\nb              -       100%\nRead so.')
 

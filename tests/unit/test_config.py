@@ -5,18 +5,20 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
-from mlperf_rn50.cli import resolve_config
+from mlperf_rn50.cli.train import make_parser
 from mlperf_rn50.config import Config, check_values, load_yaml, render_yaml, to_tree
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.options import resolve_config
 from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
 
 CONFIGS = sorted((ROOT / 'launch/configs').glob('*.yaml'))
 BATCH = ['--train.local_batch_size', '8']
+PARSER = make_parser()
 
 
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda p: p.stem)
 def test_shipped_configurations_make_a_plan_and_open_with_their_command(path):
-    config = resolve_config(path, [])
+    config = resolve_config(path, [], PARSER)
     assert render_plan(make_plan(config, config_world_size(config) or 2))
     head = path.read_text().split('\n')[:4]
     command = rf'(mlperf-rn50 train|launch/\w+\.sh) (.* )?--config launch/configs/{re.escape(path.name)}'
@@ -26,7 +28,7 @@ def test_shipped_configurations_make_a_plan_and_open_with_their_command(path):
 
 def test_recipes_are_those_published():
     def numbers(name):
-        c = resolve_config(ROOT / f'launch/configs/{name}.yaml', [])
+        c = resolve_config(ROOT / f'launch/configs/{name}.yaml', [], PARSER)
         plan = make_plan(c, config_world_size(c))
         return plan.global_batch_size, c.optimizer.name, c.schedule.base_lr, c.train.target_accuracy
     assert numbers('dgx1_v05') == (1664, 'sgd', 0.6, 0.749)
@@ -40,16 +42,16 @@ def test_recipes_are_those_published():
 def test_defaults_then_file_then_command_line(tmp_path):
     path = tmp_path / 'c.yaml'
     path.write_text('train: {local_batch_size: 16, eval_period: 2}\n')
-    config = resolve_config(path, ['--train.eval_period', '3', '--data.mean', '[1,2,3]'])
+    config = resolve_config(path, ['--train.eval_period', '3', '--data.mean', '[1,2,3]'], PARSER)
     assert (config.train.local_batch_size, config.train.eval_period, config.train.max_epochs) == (16, 3, None)
     assert config.data.mean == (1.0, 2.0, 3.0)
 
 
 def test_a_resolved_configuration_reads_back_the_same(tmp_path):
-    config = resolve_config(CONFIGS[0], ['--run.seed', '7'])
+    config = resolve_config(CONFIGS[0], ['--run.seed', '7'], PARSER)
     path = tmp_path / 'config.yaml'
     path.write_text(render_yaml(config))
-    assert resolve_config(path, []) == config
+    assert resolve_config(path, [], PARSER) == config
     assert to_tree(config) == load_yaml(path)
 
 
@@ -88,7 +90,11 @@ def test_a_missing_file():
     ([*BATCH, '--model.layout', 'NHWC'], 'expected NCHW'),
     ([*BATCH, '--schedule.warmup_epochs', '90'], 'expected less than decay_epochs=90.0'),
     ([*BATCH, '--data.resize_shorter', '200'], 'expected at least image_size=224'),
-    ([*BATCH, '--data.min_area', '0'], 'expected 0 < min_area'),
+    ([*BATCH, '--data.min_area', '0'], 'data.min_area: got 0.0, expected a fraction above 0, up to 1'),
+    ([*BATCH, '--data.min_area', '0.5', '--data.max_area', '0.4'], 'expected min_area <= max_area'),
+    ([*BATCH, '--data.std', '[1,0,1]'], 'data.std: got 0.0, expected a number above 0'),
+    ([*BATCH, '--schedule.base_lr', '.inf'], 'schedule.base_lr: got inf, expected a number above 0'),
+    ([*BATCH, '--data.mean', '[.nan,0,1]'], 'data.mean: got nan, expected a finite number'),
     ([*BATCH, '--optimizer.momentum', '1'], 'optimizer.momentum: got 1.0'),
     (['--train.local_batch_size', '0'], 'train.local_batch_size: got 0, expected a number above 0'),
     ([*BATCH, '--optimizer.weight_decay', '-1'], 'expected 0 or more'),
@@ -96,11 +102,11 @@ def test_a_missing_file():
 ])
 def test_mistakes_on_the_command_line_take_one_line(options, message):
     with pytest.raises(ConfigError) as e:
-        resolve_config(None, options)
+        resolve_config(None, options, PARSER)
     assert message in str(e.value) and '\n' not in str(e.value)
 
 
 def test_defaults_need_only_a_batch():
     with pytest.raises(ConfigError):
         check_values(Config())
-    assert resolve_config(None, BATCH).train.local_batch_size == 8
+    assert resolve_config(None, BATCH, PARSER).train.local_batch_size == 8

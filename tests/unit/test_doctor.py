@@ -6,11 +6,14 @@ import pytest
 from mlperf_rn50.system.doctor import Expected, can_run, check_facts, has_failed, render_checks
 
 EXPECTED = Expected()
+EPYC = {'name': 'EPYC', 'vendor': 'AuthenticAMD', 'family': 25, 'model': 17, 'has': 'AVX-512 BF16',
+        'uses': 'AVX-512 BF16', 'limit': ''}
 V100 = {'name': 'Tesla V100-SXM2-16GB', 'compute_cap': '7.0', 'driver_version': '470.82.01'}
 
 
 def facts(rank, host, **changes):
     row = {'rank': rank, 'host': host, 'local_rank': rank % 2, 'local_size': 2, 'python': '3.11.7', 'code': 'aaaa',
+           'processor': EPYC,
            'config': 'cccc', 'packages': {'mxnet': '1.9.1', 'horovod': '0.28.1', 'numpy': '1.23.5'}, 'dali': '2.4.0',
            'gpus': [], 'cuda_libraries': {'libcudart.so.11.0': '11080'}, 'mxnet_has_cuda': False,
            'horovod': {'controllers': ['MPI', 'Gloo'], 'operations': ['MPI', 'Gloo'], 'in_use': 'MPI controller'},
@@ -30,9 +33,9 @@ def check(name, made, expected=EXPECTED):
 
 
 def test_good_machines_pass():
-    checks = check_facts(rows(), Expected('cpu', 2, 2, 10**9))
+    checks = check_facts(rows(), Expected('cpu', 'bfloat16', 2, 2, 10**9))
     assert not has_failed(checks)
-    assert render_checks(checks, is_quiet=True) == 'doctor: 14 checks passed, 0 failed, 0 warnings'
+    assert render_checks(checks, is_quiet=True) == 'doctor: 15 checks passed, 0 failed, 0 warnings'
     assert '100 MB in 10 ms: 10.00 GB/s, bus 15.00 GB/s' in render_checks(checks, is_quiet=False)
 
 
@@ -51,9 +54,21 @@ def test_good_machines_pass():
     ('disk', {'disk_free_bytes': 10}, '0.0 GB free for the run folder on h2, 1.0 GB needed', 'make room'),
 ])
 def test_a_host_that_is_different_is_named(name, changes, found, fix):
-    c = check(name, rows(**changes), Expected('cpu', 2, 2, 10**9))
+    c = check(name, rows(**changes), Expected('cpu', 'bfloat16', 2, 2, 10**9))
     assert c.status == 'failed'
     assert found in c.found and fix in c.fix
+
+
+@pytest.mark.parametrize('precision, uses, status, found', [
+    ('bfloat16', 'AVX2', 'failed', 'EPYC, AVX2 on h2'),
+    ('bfloat16', 'AVX-512', 'warning', 'EPYC, AVX-512 on h2, but EPYC, AVX-512 BF16 on h1'),
+    ('float32', 'AVX2', 'warning', 'EPYC, AVX2 on h2, but EPYC, AVX-512 BF16 on h1'),
+    ('float32', 'AVX-512 BF16', 'ok', 'EPYC, AVX-512 BF16 on all ranks')])
+def test_the_slowest_processor_is_named(precision, uses, status, found):
+    c = check('processor', rows(processor={**EPYC, 'has': uses, 'uses': uses}), Expected(precision=precision))
+    assert c.status == status and found in c.found
+    said = 'train.precision: got bfloat16, this processor has no AVX-512, only AVX2; use float32'
+    assert status != 'failed' or c.fix == said
 
 
 def test_the_wrong_number_of_nodes_fails():

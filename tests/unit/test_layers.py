@@ -8,8 +8,8 @@ from helpers import ROOT
 
 PACKAGE = ROOT / 'mlperf_rn50'
 # A module may import from its own room and from those below it.
-ROOMS = [{'__main__'}, {'cli'}, {'bench'}, {'train', 'study'}, {'mlperf', 'data', 'model', 'system'}, {'config'},
-         {'errors', 'files'}]
+ROOMS = [{'__main__'}, {'cli'}, {'bench'}, {'train', 'study'}, {'mlperf', 'data', 'model', 'system'}, {'options'},
+         {'config'}, {'errors', 'files'}]
 HEAVY = ('mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'sklearn')
 
 
@@ -46,9 +46,10 @@ def test_arrows_point_down():
 
 
 @pytest.mark.parametrize('module', [
-    'cli', 'config', 'mlperf.events', 'mlperf.check', 'mlperf.package', 'mlperf.reader', 'mlperf.writer',
-    'study.convergence', 'study.layouts', 'study.render', 'study.scaling', 'study.tables', 'system.doctor',
-    'system.environment', 'system.topology', 'train.plan', 'train.watch'])
+    'cli', 'cli.bench', 'cli.check', 'cli.doctor', 'cli.package', 'cli.prepare', 'cli.report', 'cli.train', 'config',
+    'mlperf.events', 'mlperf.check', 'mlperf.package', 'mlperf.reader', 'mlperf.writer', 'options', 'study.convergence',
+    'study.layouts', 'study.render', 'study.scaling', 'study.tables', 'system.doctor', 'system.environment',
+    'system.stack', 'system.topology', 'train.plan', 'train.watch'])
 def test_light_modules_import_nothing_heavy(module):
     code = f'import sys, mlperf_rn50.{module}; print([m for m in {HEAVY!r} if m in sys.modules])'
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ import pytest
 from helpers import CLI, run
 from PIL import Image
 
-from mlperf_rn50.cli import parse
+from mlperf_rn50.cli.prepare import make_parser
 from mlperf_rn50.data import prepare as packing
 from mlperf_rn50.data import sources
 from mlperf_rn50.data.records import RecordFile, load_manifest
@@ -25,7 +25,7 @@ def picture(seed, size=(40, 30), kind='JPEG') -> bytes:
 
 
 def prepare(*arguments) -> int:
-    return packing.prepare(parse(['prepare', *map(str, arguments)]).prepare)
+    return packing.prepare(make_parser().parse_args([*map(str, arguments)]))
 
 
 def contents(folder, split):

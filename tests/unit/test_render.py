@@ -99,7 +99,7 @@ def test_the_command_prints_text_and_nothing_else(tmp_path):
     done = run([*CLI, 'report', tmp_path, '--baseline', 'nobody'])
     assert (done.returncode, done.stdout) == (2, '') and 'expected one of: box' in done.stderr
     done = run([*CLI, 'report'])
-    assert done.returncode == 2 and 'the following arguments are required: paths' in done.stderr
+    assert done.returncode == 2 and 'the following arguments are required: PATH' in done.stderr
 
 
 def test_help_does_not_wait_for_heavy_imports():

@@ -1,0 +1,110 @@
+"""The command line: a module of this folder per command, and the only place that prints an error.
+
+A command is a module whose docstring opens with its one line of help, and which has run(argv) -> exit code.
+Modules whose name begins with _ are what several commands share.
+"""
+import importlib
+import os
+import pkgutil
+import sys
+import time
+import traceback
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+
+from mlperf_rn50.config import nearest
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_USAGE, ConfigError, RankLost, UserError
+from mlperf_rn50.mlperf.events import printable
+from mlperf_rn50.system.launched import launched_rank, rank_name
+
+_DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
+_EPILOG = """examples:
+  mlperf-rn50 prepare digits --out data/digits
+  mlperf-rn50 train --config launch/configs/digits_cpu.yaml --dry-run
+  mpirun -np 2 mlperf-rn50 train --config launch/configs/digits_cpu.yaml
+  mlperf-rn50 check logs/digits_cpu/result_0.txt
+  mlperf-rn50 report logs/digits_sweep
+
+mlperf-rn50 COMMAND --help says more of each.
+
+exit codes: 0 done, 1 the run failed or the check did not pass, 2 a mistake in what was asked for,
+75 interrupted and resumable"""
+
+
+def command_names() -> list[str]:
+    """The commands: the modules of this folder."""
+    return [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith('_')]
+
+
+def _summary(name: str) -> str:
+    """What a command is for, in a line."""
+    doc = importlib.import_module(f'{__name__}.{name}').__doc__ or ''
+    return f'  {name:10} {doc.partition(chr(10))[0]}'
+
+
+def _own_parser(has_list: bool) -> ArgumentParser:
+    """The parser of what stands before the command; has_list: with the commands, which it imports for that."""
+    listed = '\n'.join(['commands:', *map(_summary, command_names()), '', '']) if has_list else ''
+    parser = ArgumentParser('mlperf-rn50', usage='mlperf-rn50 [--version] [--debug] COMMAND [OPTIONS...]',
+                            description=_DESCRIPTION, epilog=listed + _EPILOG, allow_abbrev=False,
+                            exit_on_error=False, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument('--version', action='store_true', help='version, packages and processor, to name in a report')
+    parser.add_argument('--debug', action='store_true', help='show the traceback of an error')
+    return parser
+
+
+def _run(argv: Sequence[str]) -> int:
+    """Runs the command that the words name."""
+    place = next((i for i, word in enumerate(argv) if not word.startswith('-')), len(argv))
+    own, unknown = _own_parser('-h' in argv[:place] or '--help' in argv[:place]).parse_known_args(argv[:place])
+    if unknown:
+        raise ConfigError(f'{unknown[0]}: unknown option; see mlperf-rn50 --help')
+    if own.version:
+        from mlperf_rn50.system.stack import render_stack
+        print(render_stack())
+        return 0
+    names = command_names()
+    if place == len(argv):
+        raise ConfigError(f'got no command, expected one of {", ".join(names)}; see mlperf-rn50 --help')
+    if argv[place] not in names:
+        raise ConfigError(f'{argv[place]}: unknown command{nearest(argv[place], names)}; expected one of '
+                          f'{", ".join(names)}')
+    return importlib.import_module(f'{__name__}.{argv[place]}').run(argv[place + 1:])
+
+
+def _print_error(error: UserError) -> None:
+    """One line: what several ranks found is said by the lowest, whose end is theirs."""
+    rank = launched_rank()
+    time.sleep(0.5 * min(rank, 10) + 2 * isinstance(error, RankLost))  # a lost rank is given time to say why
+    where = error.where or (f'{rank_name()}: ' if rank else '')
+    print(f'mlperf-rn50: {where}{printable(str(error))}', file=sys.stderr, flush=True)
+
+
+def _leave(code: int) -> int:
+    """Returns the exit code; among other ranks it leaves at once, as closing down would wait for their exchanges."""
+    if 'horovod.mxnet' in sys.modules:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(argv)
+    except UserError as e:
+        if '--debug' in argv:
+            traceback.print_exc()
+        _print_error(e)
+        return _leave(e.exit_code)
+    except KeyboardInterrupt:
+        return _leave(130)
+    except BrokenPipeError:
+        # The reader of our output went away (| head); that is not an error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_USAGE
+    except Exception:  # a bug: show where, and still take the other ranks down
+        traceback.print_exc()
+        return _leave(EXIT_FAILED)

@@ -1,0 +1,46 @@
+"""Parsers of commands: a mistake is one line, examples are shown as they are written."""
+from __future__ import annotations
+
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from typing import TYPE_CHECKING, NoReturn
+
+from mlperf_rn50.config import option_error
+
+if TYPE_CHECKING:
+    import jsonargparse
+
+
+class Parser(ArgumentParser):
+    """The parser of a command that needs no configuration.
+
+    Args:
+        name: of the command.
+        doc: docstring of its module; the first paragraph describes it.
+        epilog: examples.
+    """
+
+    def __init__(self, name: str, doc: str | None, epilog: str):
+        super().__init__(f'mlperf-rn50 {name}', description=_describe(doc), epilog=epilog, allow_abbrev=False,
+                         formatter_class=RawDescriptionHelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError for a mistake."""
+        raise option_error(message, self.prog, [word.lstrip('-') for word in self._option_string_actions])
+
+
+def config_parser(name: str, doc: str | None, epilog: str) -> jsonargparse.ArgumentParser:
+    """The parser of a command that takes a configuration: --config, and an option for every key."""
+    from jsonargparse import ArgumentParser, DefaultHelpFormatter  # takes longer to import than most answers
+
+    from mlperf_rn50.options import add_config_options
+
+    class HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
+        """Defaults beside the options, examples left as they are written."""
+    parser = ArgumentParser(f'mlperf-rn50 {name}', description=_describe(doc), epilog=epilog, allow_abbrev=False,
+                            exit_on_error=False, formatter_class=HelpFormatter)
+    add_config_options(parser)
+    return parser
+
+
+def _describe(doc: str | None) -> str:
+    return (doc or '').partition('\n\n')[0].strip()

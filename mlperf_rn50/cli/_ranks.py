@@ -1,0 +1,41 @@
+"""What the commands that run on every rank share: their configuration, and the rank itself."""
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from mlperf_rn50.config import Config
+from mlperf_rn50.options import resolve_config
+from mlperf_rn50.system.launched import launched_size
+from mlperf_rn50.train.watch import STOP_SIGNALS, Position, watched
+
+
+def load_config(options: Namespace, argv: Sequence[str], parser: ArgumentParser) -> tuple[Config, Any]:
+    """The configuration of a run, and for one that is resumed its folder and checkpoint."""
+    if not options.resume:
+        return resolve_config(Path(options.config) if options.config else None, argv, parser), None
+    from mlperf_rn50.train.run_folder import find_run
+    resume = find_run(Path(options.resume))
+    return resolve_config(resume[0].config, argv, parser), resume
+
+
+def add_resume_options(parser: ArgumentParser) -> None:
+    """Adds the options of a run that goes on."""
+    parser.add_argument('--resume', metavar='DIR', type=str, help='go on with the run in this folder')
+    parser.add_argument('--elastic', action='store_true', help='--resume with another number of ranks than before')
+
+
+def in_rank(program: Callable[[Position], int], config: Config, stops: int = signal.SIG_UNBLOCK) -> int:
+    """Runs this rank's part of a command, watched where a launcher started it.
+
+    Signals that ask to stop end it, or wait (`stops`: SIG_BLOCK) until it lets them in.
+    """
+    signal.pthread_sigmask(stops, STOP_SIGNALS)
+    # MXNet reads this once, when it is imported; unset, it spins as many threads as the machine has.
+    os.environ.setdefault('OMP_NUM_THREADS', str(len(os.sched_getaffinity(0))))
+    if config.train.device == 'cpu':  # a rank that waits must leave its core to the others: look for work every 5 ms
+        os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')
+    return program(Position()) if launched_size() is None else watched(program, config.comm.stall_limit_s)

@@ -1,0 +1,84 @@
+"""Measure training steps, the input pipeline, the all-reduce or single operators, for a short time."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlperf_rn50.cli._parsers import config_parser
+from mlperf_rn50.errors import EXIT_OK, ConfigError
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+
+    from mlperf_rn50.config import Config
+    from mlperf_rn50.train.watch import Position
+
+EPILOG = """examples:
+  mlperf-rn50 bench train --models alexnet,resnet50 --batch-sizes 8,16 --steps 20
+  launch/ranks.sh 2 mlperf-rn50 bench train --ranks 1,2 --precisions float32,bfloat16 --data.pad_to_4_channels true
+  mlperf-rn50 bench data --config launch/configs/cifar10_cpu.yaml --threads 1,2 --batch-sizes 128
+  launch/ranks.sh 2 mlperf-rn50 bench allreduce --batch-sizes 8
+  mlperf-rn50 bench ops --batch-sizes 32 --precisions float32,bfloat16
+
+Every option of train is one of bench, too: a bench runs the code of training with its configuration."""
+KINDS = ['train', 'data', 'allreduce', 'ops']
+
+
+def make_parser() -> ArgumentParser:
+    """The options of the command."""
+    parser = config_parser('bench', __doc__, EPILOG)
+    # Not required by the parser, which also reads YAML files.
+    parser.add_argument('kind', nargs='?', choices=KINDS, help='what is measured')
+    parser.add_argument('--models', metavar='A,B', type=str, help='train: networks (default: model.name)')
+    parser.add_argument('--precisions', metavar='A,B', type=str, help='train, ops (default: train.precision)')
+    parser.add_argument('--inputs', metavar='A,B', type=str, default='synthetic', help='train: synthetic, real')
+    parser.add_argument('--batch-sizes', metavar='N,M', type=str,
+                        help='images per rank (default: train.local_batch_size, or 32)')
+    parser.add_argument('--ranks', metavar='N,M', type=str, help='train: how many of the ranks started (default: all)')
+    parser.add_argument('--threads', metavar='N,M', type=str, help='data: DALI threads (default: data.num_threads)')
+    parser.add_argument('--caches', metavar='A,B', type=str, default='cold,warm', help='data: page cache')
+    parser.add_argument('--node-images-per-s', metavar='X', type=float,
+                        help='data: training speed of a node, for the storage it needs (default: the pipeline\'s)')
+    parser.add_argument('--warmup-steps', metavar='N', type=int, default=10, help='steps before the clock starts')
+    parser.add_argument('--steps', metavar='N', type=int, default=100, help='steps, batches or repetitions measured')
+    parser.add_argument('--format', choices=['table', 'json'], default='table', help='how to print the results')
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    from mlperf_rn50.cli._ranks import in_rank
+    from mlperf_rn50.options import parse_options, resolve_config
+    from mlperf_rn50.system.processor import check_precision, find_processor
+    parser = make_parser()
+    options = parse_options(parser, argv)
+    _check(options)
+    if not options.config:  # the batch is an option of its own
+        argv = [*argv, '--train.local_batch_size=32']
+    config = resolve_config(Path(options.config) if options.config else None, argv, parser)
+    if options.kind in ('train', 'ops') and options.precisions:
+        for precision in options.precisions.split(','):
+            check_precision('--precisions', precision.strip(), find_processor())
+    else:
+        check_precision('train.precision', config.train.precision, find_processor())
+    return in_rank(lambda position: _bench(config, options, position), config)
+
+
+def _check(options: Namespace) -> None:
+    """Raise ConfigError where nothing can be measured."""
+    if not options.kind:
+        raise ConfigError(f'bench: got nothing to measure, expected one of {", ".join(KINDS)}; '
+                          'see mlperf-rn50 bench --help')
+    for name, least in (('warmup_steps', 0), ('steps', 1)):
+        if options[name] < least:
+            raise ConfigError(f'--{name.replace("_", "-")}: got {options[name]}, expected {least} or more')
+
+
+def _bench(config: Config, options: Namespace, position: Position) -> int:
+    """One rank's part of a bench."""
+    from mlperf_rn50.bench.program import run_bench
+    text = run_bench(config, options, position)
+    if text:
+        print(text, flush=True)
+    return EXIT_OK

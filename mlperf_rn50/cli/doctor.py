@@ -1,0 +1,57 @@
+"""Check every rank: program, packages, processor, GPUs, data, disk, clocks, threads, network."""
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from mlperf_rn50.cli._parsers import config_parser
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, RunFailed
+
+if TYPE_CHECKING:
+    from mlperf_rn50.config import Config
+
+EPILOG = """examples:
+  mlperf-rn50 doctor
+  mpirun -np 2 mlperf-rn50 doctor --config launch/configs/digits_cpu.yaml
+  mlperf-rn50 doctor --config launch/configs/c4140_v100_1node.yaml --format json"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    from mlperf_rn50.cli._ranks import add_resume_options, in_rank, load_config
+    from mlperf_rn50.options import parse_options
+    parser = config_parser('doctor', __doc__, EPILOG)
+    add_resume_options(parser)
+    parser.add_argument('--format', choices=['table', 'json'], default='table', help='how to print the checks')
+    parser.add_argument('--quiet', action='store_true', help='print what is not right, and the sum')
+    options = parse_options(parser, argv)
+    has_config = bool(options.config or options.resume)
+    if not has_config:  # any batch will do: nothing is trained
+        argv = [*argv, '--train.local_batch_size=1']
+    config, _ = load_config(options, argv, parser)
+    return in_rank(lambda _: _examine(config, has_config, options.format, options.quiet), config)
+
+
+def _examine(config: Config, has_config: bool, output_format: str, is_quiet: bool) -> int:
+    """One rank's part of the doctor."""
+    from mlperf_rn50.system import doctor
+    from mlperf_rn50.system.launched import rank_name
+    try:
+        from mlperf_rn50.train.comm import open_comm
+        from mlperf_rn50.train.examine import examine
+        comm = open_comm(config.comm.compression)
+    except (ImportError, OSError) as e:
+        raise RunFailed(f'{rank_name()}: MXNet, DALI or Horovod does not import: {e}; run launch/setup.sh --check '
+                        'there') from e
+    rows, checks = examine(config, has_config, comm)
+    if comm.rank == 0:
+        if output_format == 'json':
+            print(json.dumps({'passed': not doctor.has_failed(checks), 'checks': [asdict(c) for c in checks],
+                              'ranks': rows}, indent=1), flush=True)
+        else:
+            print(doctor.render_checks(checks, is_quiet), file=sys.stderr if is_quiet else sys.stdout, flush=True)
+    comm.barrier()
+    return EXIT_FAILED if doctor.has_failed(checks) else EXIT_OK

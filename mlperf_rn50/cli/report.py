@@ -1,0 +1,51 @@
+"""Work out epochs to converge, time to train and speed-up, from MLPerf logs of any round."""
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlperf_rn50.cli._parsers import Parser
+from mlperf_rn50.errors import EXIT_OK
+
+EPILOG = """examples:
+  mlperf-rn50 report logs/digits_sweep
+  mlperf-rn50 report training_results_v0.7/NVIDIA --format json
+  mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4
+
+A run that did not converge is shown, never left out. Runs that differ in batch, optimizer, target or number of nodes
+are refused in one folder."""
+
+
+def make_parser() -> Parser:
+    """The options of the command."""
+    parser = Parser('report', __doc__, EPILOG)
+    parser.add_argument('paths', nargs='+', metavar='PATH',
+                        help='log, or folder with result_<k>.txt in it or below it; a folder of logs is one system')
+    parser.add_argument('--format', choices=['table', 'markdown', 'csv', 'json', 'html'], default='table',
+                        help='what goes to the standard output (default: table)')
+    parser.add_argument('--out', metavar='DIR',
+                        help='write report.html, report.json, report.csv, report.md and the pictures (SVG, PNG) there')
+    parser.add_argument('--baseline', metavar='SYSTEM',
+                        help='compare with this system (default: the smallest of each study)')
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    options = make_parser().parse_args(argv)
+    from mlperf_rn50.study import render
+    from mlperf_rn50.study.convergence import load_systems
+    from mlperf_rn50.study.scaling import make_studies
+    studies = make_studies(load_systems([Path(p) for p in options.paths]), options.baseline)
+    if options.out:
+        from mlperf_rn50.study.page import dump_report
+        print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out))}', file=sys.stderr)
+        if options.format == 'html':
+            return EXIT_OK
+    if options.format == 'html':
+        from mlperf_rn50.study.page import render_html
+        from mlperf_rn50.study.plots import draw_study
+        print(render_html(studies, [draw_study(s) for s in studies], Path.cwd()))
+    else:
+        print({'table': render.render_table, 'markdown': render.render_markdown, 'csv': render.render_csv,
+               'json': render.render_json}[options.format](studies))
+    return EXIT_OK

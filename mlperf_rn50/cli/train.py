@@ -1,0 +1,92 @@
+"""Train until the target is reached, and log the run the MLPerf way."""
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mlperf_rn50 import config as cfg
+from mlperf_rn50.cli._parsers import config_parser
+from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+
+    from mlperf_rn50.train.watch import Position
+
+EPILOG = """examples:
+  mlperf-rn50 train --config launch/configs/c4140_v100_4node.yaml --dry-run
+  mpirun -np 2 mlperf-rn50 train --config launch/configs/digits_cpu.yaml --run.seed 1
+  mpirun -np 2 mlperf-rn50 train --resume logs/digits_cpu
+
+Defaults < --config FILE < options. A resumed run takes its configuration from its own folder."""
+
+
+def make_parser() -> ArgumentParser:
+    """The options of the command."""
+    from mlperf_rn50.cli._ranks import add_resume_options
+    parser = config_parser('train', __doc__, EPILOG)
+    add_resume_options(parser)
+    parser.add_argument('--dry-run', action='store_true', help='print the plan of the run and stop; reads no data')
+    parser.add_argument('--print', metavar='KEY', action='append', type=str,
+                        help='print the value of run.dir, for example, and stop; for scripts')
+    parser.add_argument('--ranks', type=int, metavar='N', help='number of ranks for --dry-run')
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    from mlperf_rn50.cli._ranks import in_rank, load_config
+    from mlperf_rn50.options import parse_options
+    from mlperf_rn50.system.processor import check_precision, find_processor
+    parser = make_parser()
+    options = parse_options(parser, argv)
+    if options.resume and options.config:
+        raise ConfigError('--resume, --config: got both, expected one; a resumed run has its own configuration')
+    config, resume = load_config(options, argv, parser)
+    if options.dry_run:
+        return _print_plan(config, options)
+    if options.print:
+        print('\n'.join(str(_value_of(config, key)) for key in options.print))
+        return EXIT_OK
+    check_precision('train.precision', config.train.precision, find_processor())
+    # Asked to stop while it starts, it stops after its first step; StopRequest lets the signals in.
+    return in_rank(lambda position: _train(config, resume, options.elastic, position), config, signal.SIG_BLOCK)
+
+
+def _print_plan(config: cfg.Config, options: Namespace) -> int:
+    """Every value, and what follows from them."""
+    from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
+    ranks = options.ranks or config_world_size(config) or 1
+    print(cfg.render_yaml(config) + '\n' + render_plan(make_plan(config, ranks)))
+    return EXIT_OK
+
+
+def _value_of(config: cfg.Config, key: str) -> Any:
+    """The value of 'section.key'; nothing for null.
+
+    Raises:
+        ConfigError: there is no such key.
+    """
+    section, _, name = key.partition('.')
+    if section not in cfg.SECTIONS or name not in cfg.field_names(cfg.SECTIONS[section]):
+        raise ConfigError(f'--print: got {key}, expected a section and a key, such as run.dir')
+    value = getattr(getattr(config, section), name)
+    return '' if value is None else value
+
+
+def _train(config: cfg.Config, resume: Any, is_elastic: bool, position: Position) -> int:
+    """One rank's part of a run."""
+    from mlperf_rn50.system.launched import rank_name
+    from mlperf_rn50.train.comm import open_comm
+    from mlperf_rn50.train.loop import render_outcome, train
+    comm = open_comm(config.comm.compression)
+    try:
+        outcome = train(config, comm, position, resume, is_elastic)
+    except UserError as e:
+        e.where = f'{rank_name()}, {position}: ' if position.has_started else ''
+        raise
+    if comm.rank == 0:
+        print(render_outcome(outcome, config), flush=True)
+    comm.barrier()  # a launcher ends the other ranks when one leaves with a code other than 0
+    return outcome.exit_code

