@@ -17,12 +17,15 @@ RUN [ "$VARIANT" = cpu ] || { \
         && apt-get install -y --no-install-recommends nvidia-cuda-toolkit libcuda1 \
         && rm -rf /var/lib/apt/lists/*; }
 WORKDIR /opt/mlperf_rn50
-# The packages first: a change of the program alone does not build Horovod again.
-COPY setup.cfg pyproject.toml README.md LICENSE ./
+# The packages first: a change of the program alone does not install them again; downloads and the built Horovod are
+# kept beside the images, not in them.
+COPY setup.cfg pyproject.toml LICENSE ./
 COPY launch/setup.sh launch/requirements.lock launch/
 COPY mlperf_rn50/__init__.py mlperf_rn50/
-RUN MLPERF_RN50_VARIANT="$VARIANT" MLPERF_RN50_EXTRAS=demo launch/setup.sh \
-    && .venv/bin/pip uninstall -q -y cmake ninja && rm -rf /root/.cache
+RUN --mount=type=cache,target=/root/.cache \
+    touch README.md && MLPERF_RN50_VARIANT="$VARIANT" MLPERF_RN50_EXTRAS=demo launch/setup.sh \
+    && .venv/bin/pip uninstall -q -y cmake ninja
+COPY README.md ./
 COPY launch launch
 COPY mlperf_rn50 mlperf_rn50
 # Every library resolves and the three that matter import, without a GPU.

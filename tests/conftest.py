@@ -1,10 +1,13 @@
-"""What the tests share."""
+"""What the tests share: data, time limits, and what is left out of a run, which its last lines say."""
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from helpers import CLI, run
 from hypothesis import HealthCheck, settings
+
+from mlperf_rn50.system.processor import find_processor
 
 # MXNet reads it at import; without it every process spins as many threads as there are cores.
 os.environ.setdefault('OMP_NUM_THREADS', '1')
@@ -12,6 +15,53 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 # A slow machine is no failure.
 settings.register_profile('untimed', deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile('untimed')
+
+# Marks of tests that a run may leave out, and why it does.
+LEFT_OUT = {'cluster': 'real hosts, Slurm and containers, which need root: launch/test.sh --all',
+            'browser': 'headless Chromium: launch/test.sh --all',
+            'slow': 'minutes each: launch/test.sh --all',
+            'needs_avx512': f'AVX-512, and there is {find_processor().uses}'}
+_COUNTS = pytest.StashKey[Counter]()
+
+
+def pytest_configure(config):
+    config.stash[_COUNTS] = Counter()
+    for mark, why in LEFT_OUT.items():
+        config.addinivalue_line('markers', f'{mark}: {why}')
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what this processor cannot run; keeps what shares a cluster on one worker."""
+    for item in items:
+        if Path(item.path).parent.name == 'cluster':
+            item.add_marker('cluster')
+    if not find_processor().can_train_bfloat16:
+        impossible = [i for i in items if i.get_closest_marker('needs_avx512')]
+        items[:] = [i for i in items if i not in impossible]
+        config.hook.pytest_deselected(items=impossible)
+
+
+def pytest_deselected(items):
+    for item in items:
+        mark = next((m for m in reversed(LEFT_OUT) if item.get_closest_marker(m)), None)
+        item.config.stash[_COUNTS][mark] += mark is not None
+
+
+def pytest_sessionfinish(session):
+    """Workers tell the process that prints what they left out; each of them has left out the same."""
+    if hasattr(session.config, 'workeroutput'):
+        session.config.workeroutput['left_out'] = dict(session.config.stash[_COUNTS])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[_COUNTS] = Counter(getattr(node, 'workeroutput', {}).get('left_out', {}))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    for mark, number in config.stash[_COUNTS].items():
+        if number:
+            terminalreporter.write_line(f'left out: {number} tests that need {LEFT_OUT[mark]}')
 
 
 @pytest.fixture(scope='session')

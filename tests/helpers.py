@@ -1,19 +1,56 @@
 """Programs as the tests start them."""
+import contextlib
+import io
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from mlperf_rn50.cli import main
+from mlperf_rn50.train.watch import STOP_SIGNALS
+
 ROOT = Path(__file__).parent.parent
+# Only guards against hanging: what a test is about is what happens, and in which order.
+HANG_LIMIT_S = 900
 PUBLISHED = ROOT.parent / 'shared/published'  # real logs; tests that need them are skipped without
 CLI = [sys.executable, '-m', 'mlperf_rn50']
 
 
-def run(command, *, timeout=300, **keys) -> subprocess.CompletedProcess:
+def run(command, *, timeout=HANG_LIMIT_S, **keys) -> subprocess.CompletedProcess:
     """Runs a command to its end; output as text."""
     return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout, **keys)
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Lets a program handle signals as it likes, and goes back to how they were."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def call(*arguments) -> subprocess.CompletedProcess:
+    """Runs a command of the program as one process without a launcher, in this one: a start takes seconds.
+
+    Not for bfloat16, which changes the operators of a whole process.
+    """
+    words = [str(a) for a in arguments]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _own_signals():
+        try:
+            code = main(words)
+        except SystemExit as e:  # --help
+            code = e.code
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def skip_for(reason: str) -> None:

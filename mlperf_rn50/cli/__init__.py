@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from mlperf_rn50.config import nearest
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_USAGE, ConfigError, RankLost, UserError
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.system.launched import launched_rank, rank_name
+from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name
 
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
 _EPILOG = """examples:
@@ -82,7 +82,7 @@ def _print_error(error: UserError) -> None:
 
 def _leave(code: int) -> int:
     """Returns the exit code; among other ranks it leaves at once, as closing down would wait for their exchanges."""
-    if 'horovod.mxnet' in sys.modules:
+    if launched_size() is not None and 'horovod.mxnet' in sys.modules:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

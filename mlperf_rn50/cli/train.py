@@ -81,6 +81,7 @@ def _train(config: cfg.Config, resume: Any, is_elastic: bool, position: Position
     from mlperf_rn50.train.comm import open_comm
     from mlperf_rn50.train.loop import render_outcome, train
     comm = open_comm(config.comm.compression)
+    position.now()  # the imports took their time
     try:
         outcome = train(config, comm, position, resume, is_elastic)
     except UserError as e:

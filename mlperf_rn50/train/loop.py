@@ -184,6 +184,7 @@ class Program:
         if is_new:
             self._describe_run()
         self.trainer = self._build(is_new)
+        self.position.now()
         self.first_step = 0
         if state is not None and checkpoint_path is not None:
             self._restore(state, checkpoint_path)

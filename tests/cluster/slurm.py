@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from cluster.hosts import Cluster, Host
+from helpers import HANG_LIMIT_S
 
 
 class Slurm:
@@ -82,7 +83,7 @@ SlurmdLogFile={self.folder}/slurmd_%n.log
         return done.stdout
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_LIMIT_S
         while time.monotonic() < deadline:
             done = subprocess.run(self.controller.inside(['sinfo', '-h', '-o', '%D %t']), env=self.environment(),
                                   capture_output=True, text=True)

@@ -7,15 +7,15 @@ from cluster.conftest import run_metrics
 
 from mlperf_rn50.train.checkpoint import list_checkpoints
 
-# A target that the first evaluation reaches, and time for eight ranks to start on few cores.
-QUICK = ('--train.target_accuracy', '0.01', '--comm.stall_limit_s', '120')
+# A target that the first evaluation reaches.
+QUICK = ('--train.target_accuracy', '0.01')
 
 
 @pytest.mark.parametrize('launcher', ['mpirun.sh', 'horovodrun.sh'])
-@pytest.mark.parametrize('num_hosts', [1, 2, 4])
+@pytest.mark.parametrize('num_hosts', [1, 3])
 def test_trains_on_hosts(start, cluster, launcher, num_hosts):
     job = start(*QUICK, launcher=launcher, num_hosts=num_hosts)
-    code, output = job.end(180)
+    code, output = job.end()
     assert code == 0, output
     assert 'doctor: ' in output and ' 0 failed' in output
     env = json.loads((job.run_dir / 'env.json').read_text())
@@ -30,17 +30,17 @@ def test_trains_on_hosts(start, cluster, launcher, num_hosts):
 
 
 def test_two_ranks_a_host_share_a_device_and_hosts_come_from_a_file(start, cluster, tiny_config, tmp_path):
-    (tmp_path / 'hosts').write_text('# two of them\nh3 slots=2\n\nh4\n')
+    (tmp_path / 'hosts').write_text('# one of them\nh3 slots=2\n\n')
     job = start(*QUICK, '--ranks-per-node', 2, '--ranks-per-device', 2, '--seeds', 2, '--run.seed', 'null',
-                '--clear-caches', '--hostfile', tmp_path / 'hosts', '--nodes', 4, num_hosts=2)
-    code, output = job.end(240)
+                '--clear-caches', '--hostfile', tmp_path / 'hosts', '--nodes', 2, num_hosts=1)
+    code, output = job.end()
     assert code == 0, output
     assert [n['hostname'] for n in json.loads((job.run_dir / 'env_1.json').read_text())['nodes']] == [
-        'h1', 'h2', 'h3', 'h4']
+        'h1', 'h3']
     logs = [(job.run_dir / f'result_{k}.txt').read_text() for k in range(2)]
     assert len({log.split('"key": "seed", "value": ')[1].split(',')[0] for log in logs}) == 2
     assert all('"key": "cache_clear", "value": true' in log for log in logs)
-    assert all('"key": "number_of_ranks", "value": 8,' in log for log in logs)
+    assert all('"key": "number_of_ranks", "value": 4,' in log for log in logs)
 
 
 @pytest.mark.parametrize('launcher', ['mpirun.sh', 'horovodrun.sh'])
@@ -53,13 +53,13 @@ def test_asked_to_stop_it_leaves_a_checkpoint_and_goes_on(start, launcher):
     assert code == 75, output
     [path] = list_checkpoints(job.run_dir / 'checkpoints')
     again = start('--no-doctor', '--resume', '--train.target_accuracy', '0.01', launcher=launcher, num_hosts=2)
-    code, output = again.end(120)
+    code, output = again.end()
     assert code == 0 and f'resumed from {path}' in output, output
     assert run_metrics(job.run_dir, 'resumed')
 
 
 def test_mistakes_are_said_before_anything_starts(start):
-    for arguments, said in [(['--nodes', 9], '--nodes: got 9 and 4 hosts, expected as many hosts'),
+    for arguments, said in [(['--nodes', 9], '--nodes: got 9 and 3 hosts, expected as many hosts'),
                             (['--ranks-per-node', 'x'], '--ranks-per-node: got x, expected a number from 1'),
                             (['--train.target_acuracy', 1], 'did you mean'),
                             (['--hosts', '-oProxyCommand=x'], 'host: got -oProxyCommand=x')]:

@@ -41,7 +41,7 @@ def test_a_rank_is_killed(start, victim):
 
 
 def test_a_rank_is_killed_under_horovodrun(start):
-    job = start(*BARE, launcher='horovodrun.sh', num_hosts=3)
+    job = start(*BARE, launcher='horovodrun.sh')
     job.wait_for_step(8)
     os.kill(job.rank_pid(2), signal.SIGKILL)
     assert_ended(job, rf'rank 2 on h3, step \d+, {PHASE}: killed by signal 9 \(SIGKILL\)')
@@ -49,15 +49,15 @@ def test_a_rank_is_killed_under_horovodrun(start):
 
 
 def test_a_rank_is_stopped_longer_than_the_stall_limit(start):
-    job = start(*BARE)
+    job = start(*BARE, '--comm.stall_limit_s', 40)
     job.wait_for_step(8)
     os.kill(job.rank_pid(2), signal.SIGSTOP)
-    assert_ended(job, rf'rank 2 on h3, step \d+, {PHASE}: stopped \(SIGSTOP\) for 15 s')
+    assert_ended(job, rf'rank 2 on h3, step \d+, {PHASE}: stopped \(SIGSTOP\) for \d+ s')
     assert_nothing_lost(job.run_dir)
 
 
 def test_a_link_is_cut_while_training(start, cluster):
-    job = start(*BARE, '--comm.stall_limit_s', 300)
+    job = start(*BARE)
     job.wait_for_step(8)
     cluster.set_link(cluster.hosts[2], False)
     assert_ended(job, r'host h3 \(with rank 2\) does not answer; last recorded: step \d+, (training|evaluation)')
@@ -88,14 +88,14 @@ def test_a_link_is_cut_during_start_up(start, cluster):
 
 
 def test_a_link_that_heals_in_time_does_no_harm(start, cluster):
-    job = start(*BARE, '--checkpoint.period_epochs', 0, '--train.max_epochs', 6)
+    job = start(*BARE, '--checkpoint.period_epochs', 0, '--train.max_epochs', 3)
     job.wait_for_step(8)
     cluster.set_link(cluster.hosts[2], False)
     time.sleep(5)
     cluster.set_link(cluster.hosts[2], True)
-    code, output = job.end(120)
+    code, output = job.end()
     assert code == 1 and 'aborted: the target was not reached' in output, output  # its own end
-    assert len(run_metrics(job.run_dir, 'eval')) == 6
+    assert len(run_metrics(job.run_dir, 'eval')) == 3
 
 
 def test_the_disk_of_the_run_folder_fills_up(start, cluster, tmp_path):
@@ -149,7 +149,7 @@ def test_a_host_with_another_package_version_is_refused(start, cluster, tmp_path
                                                                                'Version: 1.22.0', 1))
     cluster.hosts[2].call('mount', '--bind', tmp_path / 'METADATA', info / 'METADATA')
     try:
-        assert_ended(start(), r'failed +packages +numpy 1\.22\.0 on h3, but numpy \S+ on h1, h2, h4', code=1)
+        assert_ended(start(), r'failed +packages +numpy 1\.22\.0 on h3, but numpy \S+ on h1, h2', code=1)
         assert not (tmp_path / 'run').exists()
     finally:
         cluster.hosts[2].call('umount', info / 'METADATA')
@@ -160,11 +160,11 @@ def test_a_host_with_another_data_set_is_refused(start, cluster, tiny_config, tm
     shutil.copytree(data, other)
     manifest = other / 'manifest.json'
     manifest.write_text(manifest.read_text().replace('"digits"', '"figures"', 1) + '\n')
-    cluster.hosts[3].call('mount', '--bind', other, data)
+    cluster.hosts[2].call('mount', '--bind', other, data)
     try:
-        assert_ended(start(), r'failed +data set +manifest \w+ with 200 images on h4, but manifest \w+', code=1)
+        assert_ended(start(), r'failed +data set +manifest \w+ with 200 images on h3, but manifest \w+', code=1)
     finally:
-        cluster.hosts[3].call('umount', data)
+        cluster.hosts[2].call('umount', data)
 
 
 def test_a_host_without_the_data_set_says_so_even_without_the_doctor(start, cluster, tiny_config, tmp_path):
@@ -202,23 +202,23 @@ def test_a_killed_rank_is_started_again_and_the_run_reaches_its_target(start):
     job = start(*BARE, '--restarts', 2, '--train.target_accuracy', 0.6)
     job.wait_for_step(8)
     os.kill(job.rank_pid(2), signal.SIGKILL)
-    code, output = job.end(240)
+    code, output = job.end()
     assert code == 0, output
     assert 'restart 1 of 2: --resume ' in output and 'converged' in output
     [resumed] = run_metrics(job.run_dir, 'resumed')
-    assert resumed['step'] >= 5 and resumed['number_of_ranks'] == 4
+    assert resumed['step'] >= 5 and resumed['number_of_ranks'] == 3
 
 
 def test_a_lost_host_is_left_out_and_the_run_reaches_its_target(start, cluster):
     job = start(*BARE, '--restarts', 1, '--elastic', '--train.target_accuracy', 0.6)
     job.wait_for_step(8)
     cluster.set_link(cluster.hosts[2], False)
-    code, output = job.end(240)
+    code, output = job.end()
     assert code == 0, output
     assert 'going on without h3' in output
-    assert 'planned again: 3 ranks (before: 4), global batch 24 (before: 24), learning rate times 1' in output
+    assert 'planned again: 2 ranks (before: 3), global batch 24 (before: 24), learning rate times 1' in output
     [resumed] = run_metrics(job.run_dir, 'resumed')
-    assert (resumed['number_of_ranks'], resumed['number_of_nodes'], resumed['lr_scale']) == (3, 3, 1.0)
+    assert (resumed['number_of_ranks'], resumed['number_of_nodes'], resumed['lr_scale']) == (2, 2, 1.0)
     assert '"key": "run_resumed"' in (job.run_dir / 'result_0.txt').read_text()
 
 
@@ -228,12 +228,12 @@ def test_without_elastic_a_lost_host_is_waited_for(start, cluster):
     cluster.set_link(cluster.hosts[2], False)
     job.wait_for(lambda: 'does not answer' in job.output, 'the message')
     cluster.set_link(cluster.hosts[2], True)
-    code, output = job.end(240)
+    code, output = job.end()
     assert code == 0, output
-    assert run_metrics(job.run_dir, 'resumed')[0]['number_of_ranks'] == 4
+    assert run_metrics(job.run_dir, 'resumed')[0]['number_of_ranks'] == 3
 
 
 def test_a_run_that_ended_by_itself_is_not_started_again(start):
     job = start(*BARE, '--restarts', 3, '--train.max_epochs', 1, num_hosts=2)
-    code, output = job.end(120)
+    code, output = job.end()
     assert code == 1 and 'restart' not in output and 'aborted: the target was not reached' in output

@@ -4,7 +4,7 @@ import time
 import pytest
 from cluster.conftest import run_metrics
 from cluster.slurm import Slurm
-from helpers import ROOT
+from helpers import HANG_LIMIT_S, ROOT
 
 from mlperf_rn50.train.checkpoint import list_checkpoints, load_state
 
@@ -34,8 +34,8 @@ class SlurmJob:
     def output(self):
         return self.output_path.read_text() if self.output_path.exists() else ''
 
-    def wait_for(self, is_reached, what, timeout_s=180):
-        deadline = time.monotonic() + timeout_s
+    def wait_for(self, is_reached, what):
+        deadline = time.monotonic() + HANG_LIMIT_S
         while not is_reached():
             assert time.monotonic() < deadline, f'{what} not reached, {self.state}: {self.output}'
             time.sleep(0.2)
@@ -43,8 +43,8 @@ class SlurmJob:
     def wait_for_step(self, step):
         self.wait_for(lambda: any(m['step'] >= step for m in run_metrics(self.run_dir, 'train')), f'step {step}')
 
-    def wait_for_state(self, *states, timeout_s=180):
-        self.wait_for(lambda: self.state in states, f'one of {states}', timeout_s)
+    def wait_for_state(self, *states):
+        self.wait_for(lambda: self.state in states, f'one of {states}')
 
     @property
     def state(self):
@@ -112,6 +112,6 @@ def test_the_signal_reaches_ranks_that_only_start(submit):
 def test_the_time_limit_leaves_a_checkpoint_and_requeues(submit):
     job = submit('--no-doctor', '--checkpoint.period_epochs', 0, '--checkpoint.period_steps', 0,
                  sbatch=('--time', 2, '--signal', 'B:USR1@60'))  # which Slurm may send 30 s earlier
-    job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start', 300)
+    job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
     assert run_metrics(job.run_dir, 'end')[0]['status'] == 'interrupted'
     assert run_metrics(job.run_dir, 'resumed')[0]['step'] > 0

@@ -2,9 +2,10 @@
 import shutil
 
 import pytest
-from helpers import CLI, ROOT, run, skip_for
+from helpers import ROOT, call, skip_for
 from playwright.sync_api import sync_playwright
 
+pytestmark = pytest.mark.browser
 PHONE, DESK = {'width': 390, 'height': 844}, {'width': 1280, 'height': 900}
 
 
@@ -23,7 +24,7 @@ def browser():
 def path(tmp_path_factory):
     """The page of the committed sweep."""
     out = tmp_path_factory.mktemp('report')
-    done = run([*CLI, 'report', ROOT / 'logs/digits_sweep', '--out', out, '--format', 'html'])
+    done = call('report', ROOT / 'logs/digits_sweep', '--out', out, '--format', 'html')
     assert (done.returncode, done.stdout) == (0, ''), done.stderr
     return out / 'report.html'
 

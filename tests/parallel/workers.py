@@ -1,4 +1,7 @@
-"""What the ranks of the parallel tests run: python workers.py NAME OUT ARGUMENTS...; rank r writes OUT/r.json."""
+"""What the ranks of the parallel tests run, several functions in one start: python workers.py OUT COMPRESSION CALLS.
+
+CALLS is a JSON list of [key, function, arguments]; rank r writes the results by key to OUT/r.json.
+"""
 import json
 import sys
 import time
@@ -152,10 +155,10 @@ def shards(comm, data_dir):
 
 
 def main():
-    name, out, compression, *arguments = sys.argv[1:]
+    out, compression, calls = sys.argv[1:]
     comm = open_comm(compression)
-    result = globals()[name](comm, *arguments)
-    (Path(out) / f'{comm.rank}.json').write_text(json.dumps(result))
+    results = {key: globals()[name](comm, *arguments) for key, name, arguments in json.loads(calls)}
+    (Path(out) / f'{comm.rank}.json').write_text(json.dumps(results))
     comm.barrier()
 
 

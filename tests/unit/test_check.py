@@ -3,7 +3,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from helpers import CLI, PUBLISHED, run
+from helpers import PUBLISHED, call
 from sample_log import LARS, SGD, write_run
 
 from mlperf_rn50.config import DataConfig, ScheduleConfig
@@ -140,11 +140,11 @@ def test_a_file_without_log_lines_is_an_error(tmp_path):
 
 def test_the_command_says_what_can_be_claimed_and_that_digits_are_not_imagenet(tmp_path):
     path = write_run(tmp_path / 'result_0.txt', replace(SGD, data=DataConfig(dataset='digits')))
-    done = run([*CLI, 'check', path])
+    done = call('check', path)
     assert done.returncode == 0
     assert 'can claim: v0.5 open, 0.7.0 open' in done.stdout
     assert 'the data set is digits, not ImageNet' in done.stdout
-    assert run([*CLI, 'check', path, '--ruleset', '0.6.0']).returncode == 1
+    assert call('check', path, '--ruleset', '0.6.0').returncode == 1
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason='the published logs are not here')

@@ -1,6 +1,6 @@
 """Sets of runs: which may be pooled, their score, and how weak their evidence is."""
 import pytest
-from helpers import CLI, run
+from helpers import call
 from lines import mllog, run_lines, write_lines, write_set
 
 from mlperf_rn50.errors import UserError
@@ -78,7 +78,7 @@ def test_runs_that_differ_are_not_pooled(tmp_path, field, values):
     write_set(tmp_path, 3, **values)
     with pytest.raises(UserError, match=f': {field} is .* in result_0.txt and .* in result_1.txt; .* report them'):
         load_systems([tmp_path])
-    done = run([*CLI, 'report', tmp_path])
+    done = call('report', tmp_path)
     assert (done.returncode, done.stdout) == (2, '') and field in done.stderr and done.stderr.count('\n') == 1
     assert len(load_systems([tmp_path / 'result_1.txt'])) == 1
 

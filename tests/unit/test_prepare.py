@@ -7,7 +7,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from helpers import CLI, run
+from helpers import call
 from PIL import Image
 
 from mlperf_rn50.cli.prepare import make_parser
@@ -259,6 +259,6 @@ def test_a_missing_batch_is_named(tmp_path):
 
 
 def test_the_command_line_says_what_it_made(pictures, tmp_path):
-    done = run([*CLI, 'prepare', 'folder', '--source', pictures, '--out', tmp_path / 'out'])
+    done = call('prepare', 'folder', '--source', pictures, '--out', tmp_path / 'out')
     assert done.returncode == 0 and 'train.rec: 6 images of folder' in done.stdout
     assert '\r' not in done.stderr  # no progress bar without a terminal

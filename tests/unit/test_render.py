@@ -4,7 +4,7 @@ import io
 import json
 
 import pytest
-from helpers import CLI, run
+from helpers import CLI, call, run
 from lines import write_set
 
 from mlperf_rn50.study import render
@@ -94,11 +94,11 @@ def test_the_command_prints_text_and_nothing_else(tmp_path):
     write_set(tmp_path / 'box', 5)
     for form, start in [('table', 'test_the'), ('markdown', '## '), ('csv', 'round,benchmark'), ('json', '{'),
                         ('html', '<!DOCTYPE html>')]:
-        done = run([*CLI, 'report', tmp_path, '--format', form])
+        done = call('report', tmp_path, '--format', form)
         assert (done.returncode, done.stderr) == (0, '') and done.stdout.startswith(start)
-    done = run([*CLI, 'report', tmp_path, '--baseline', 'nobody'])
+    done = call('report', tmp_path, '--baseline', 'nobody')
     assert (done.returncode, done.stdout) == (2, '') and 'expected one of: box' in done.stderr
-    done = run([*CLI, 'report'])
+    done = call('report')
     assert done.returncode == 2 and 'the following arguments are required: PATH' in done.stderr
 
 

@@ -1,0 +1,17 @@
+"""A data set of 200 digits, and trainings on it that take seconds."""
+import pytest
+from e2e.training import command, pack_tiny
+from helpers import run, under_ranks
+
+
+@pytest.fixture(scope='session')
+def tiny(tmp_path_factory):
+    """200 of the digits: 5 steps an epoch, the last one padded."""
+    return pack_tiny(tmp_path_factory.mktemp('tiny'))
+
+
+@pytest.fixture(scope='session')
+def whole_run(tiny, tmp_path_factory):
+    """An uninterrupted run of two ranks, to its last epoch: its folder, and how it ended."""
+    run_dir = tmp_path_factory.mktemp('whole')
+    return run_dir, run(under_ranks(2, command(run_dir, tiny)))

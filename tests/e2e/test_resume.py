@@ -1,0 +1,138 @@
+"""Checkpoints: a run that was killed, or asked to stop, ends as one that was not."""
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from e2e.training import arguments, command, metrics, start, wait_for_step
+from helpers import CLI, HANG_LIMIT_S, call, run, under_ranks
+
+from mlperf_rn50.train.checkpoint import list_checkpoints, load_arrays, load_state
+
+
+def assert_same_end(run_dir, whole_dir):
+    """The last checkpoints are equal to the bit, and so is every evaluation."""
+    ends = [list_checkpoints(d / 'checkpoints')[-1] for d in (run_dir, whole_dir)]
+    states = [load_state(e)[0] for e in ends]
+    assert states[0].step == states[1].step == 20
+    assert states[0].best_top1 == states[1].best_top1
+    arrays = [load_arrays(e) for e in ends]
+    assert set(arrays[0]) == set(arrays[1])
+    for name, array in arrays[0].items():
+        np.testing.assert_array_equal(array, arrays[1][name], err_msg=name)
+    by_epoch = [{m['epoch']: m for m in metrics(d, 'eval')} for d in (run_dir, whole_dir)]
+    assert by_epoch[0] == by_epoch[1]
+
+
+def test_killed_between_two_checkpoints_and_resumed(whole_run, tiny, tmp_path):
+    options = ['--checkpoint.period_epochs=0', '--checkpoint.period_steps=4', '--checkpoint.keep=3']
+    process = start(under_ranks(2, command(tmp_path, tiny, *options)))
+    wait_for_step(tmp_path, 10, process)  # 8 is on disk, 12 not yet
+    for victim in [*psutil.Process(process.pid).children(recursive=True), process]:
+        victim.kill()
+    process.communicate()
+    done = run(under_ranks(2, [*CLI, 'train', '--resume', tmp_path]))
+    assert done.returncode == 1, done.stderr  # the target is out of reach, as in the whole run
+    resumed_at = metrics(tmp_path, 'resumed')[0]['step']
+    assert resumed_at >= 8 and resumed_at % 4 == 0
+    assert_same_end(tmp_path, whole_run[0])
+    said = call('check', tmp_path / 'result_0.txt', '--ruleset', 'v0.5').stdout
+    assert 'a log that spans a resume cannot be submitted' in said
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)],
+                         ids=['SIGTERM', 'SIGUSR1'])
+def test_asked_to_stop_and_resumed(whole_run, tiny, tmp_path, number):
+    process = start(under_ranks(2, command(tmp_path, tiny, '--checkpoint.period_epochs=0')))
+    wait_for_step(tmp_path, 6, process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=HANG_LIMIT_S)
+    assert process.returncode == 75, err
+    assert f'mlperf-rn50 train --resume {tmp_path}' in out
+    [path] = list_checkpoints(tmp_path / 'checkpoints')
+    assert 6 < load_state(path)[0].step < 20
+    log = (tmp_path / 'result_0.txt').read_text()
+    assert '"run_stop"' in log and '"aborted"' in log
+    done = run(under_ranks(2, [*CLI, 'train', '--resume', tmp_path, '--checkpoint.period_epochs=1']))
+    assert done.returncode == 1, done.stderr
+    assert_same_end(tmp_path, whole_run[0])
+
+
+def blocks(process, number):
+    """Whether a process has a signal wait, as a rank does while it starts."""
+    try:
+        line = next(s for s in Path(f'/proc/{process.pid}/status').read_text().splitlines() if s.startswith('SigBlk'))
+    except OSError:
+        return False
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+
+
+def num_starting(launcher):
+    """Ranks that wait with SIGUSR1: a rank's own process, or its watcher before it."""
+    waiting = [p for p in psutil.Process(launcher.pid).children(recursive=True) if blocks(p, signal.SIGUSR1)]
+    return len([p for p in waiting if p.ppid() not in {w.pid for w in waiting}])
+
+
+def test_asked_to_stop_while_it_starts_it_stops_after_its_first_steps(tiny, tmp_path):
+    process = start(under_ranks(2, command(tmp_path, tiny)))
+    deadline = time.monotonic() + HANG_LIMIT_S
+    while num_starting(process) < 2:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    assert not (tmp_path / 'metrics.jsonl').exists()
+    process.send_signal(signal.SIGUSR1)
+    out, err = process.communicate(timeout=HANG_LIMIT_S)
+    assert process.returncode == 75, out + err
+    [path] = list_checkpoints(tmp_path / 'checkpoints')
+    assert load_state(path)[0].step <= 3  # the first, and those already under way
+
+
+def test_a_run_that_reached_its_target_is_not_resumed_and_its_log_not_touched(tiny, tmp_path):
+    options = ['--train.target_accuracy=0.01', '--checkpoint.period_steps=2']
+    assert call(*arguments(tmp_path, tiny, *options)).returncode == 0
+    log = (tmp_path / 'result_0.txt').read_bytes()
+    done = call('train', '--resume', tmp_path)
+    assert done.returncode == 2 and 'a run that reached its target; there is nothing to go on with' in done.stderr
+    assert (tmp_path / 'result_0.txt').read_bytes() == log
+
+
+@pytest.fixture
+def ended(tiny, tmp_path):
+    """The folder of a run of one process that took its two epochs."""
+    assert call(*arguments(tmp_path, tiny, '--train.max_epochs=2')).returncode == 1
+    return tmp_path
+
+
+@pytest.mark.parametrize('options, said', [
+    ([], 'train.max_epochs: got 2, and the checkpoint has taken all of them'),
+    (['--train.max_epochs=5', '--train.global_batch_size=16'], 'train.global_batch_size: got 16, the checkpoint has 32'),
+    (['--train.max_epochs=5', '--model.name=resnet34'], 'is missing; this checkpoint is of another model or optimizer'),
+    (['--config', 'x.yaml'], 'got both, expected one')])
+def test_resumes_that_cannot_be_are_refused(ended, options, said):
+    done = call('train', '--resume', ended, *options)
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+
+
+def test_another_number_of_ranks_is_refused(whole_run):
+    done = call('train', '--resume', whole_run[0], '--train.max_epochs=5')
+    assert done.returncode == 2 and 'ranks: got 1, the checkpoint has 2; start 2 ranks' in done.stderr
+
+
+def test_of_a_damaged_checkpoint_the_one_before_is_offered(ended, tmp_path):
+    last, before = list_checkpoints(ended / 'checkpoints')[::-1]
+    (last / 'arrays.npz').write_bytes(b'x')
+    done = call('train', '--resume', ended)
+    assert done.returncode == 2 and 'is damaged' in done.stderr and f'--resume {before}' in done.stderr
+    done = call('train', '--resume', before, '--train.max_epochs=2')
+    assert done.returncode == 1 and 'resumed from' in done.stderr  # the offered one works
+
+
+def test_a_damaged_checkpoint_is_said_once_by_two_ranks(whole_run, tmp_path):
+    run_dir = tmp_path / 'copy'
+    shutil.copytree(whole_run[0], run_dir)
+    (list_checkpoints(run_dir / 'checkpoints')[-1] / 'arrays.npz').write_bytes(b'x')
+    done = run(under_ranks(2, [*CLI, 'train', '--resume', run_dir, '--train.max_epochs=5']))
+    assert done.returncode == 2 and 'is damaged' in done.stderr and 'Traceback' not in done.stderr

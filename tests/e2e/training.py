@@ -1,0 +1,61 @@
+"""A training that takes seconds, and what it leaves behind."""
+import json
+import subprocess
+import time
+from pathlib import Path
+
+from helpers import CLI, HANG_LIMIT_S
+
+from mlperf_rn50.data.prepare import Packing, pack
+from mlperf_rn50.data.sources import Dataset, digits
+
+NUM_TRAIN, NUM_VAL, STEPS_PER_EPOCH = 150, 50, 5
+_VOLATILE = ('time_s', 'images_per_s', 'time_to_train_s')
+
+
+def pack_tiny(out: Path) -> Path:
+    """Prepares 200 of the digits in a folder."""
+    whole = digits()
+    pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:NUM_TRAIN], whole.validation[:NUM_VAL]),
+         out, Packing(None), 1, False)
+    return out
+
+
+def arguments(run_dir, data_dir, *options) -> list[str]:
+    """A training of ResNet-18 whose target is out of reach, unless the options say otherwise."""
+    keys = {'run.dir': run_dir, 'run.seed': 3, 'run.metrics_period_steps': 1, 'data.dir': data_dir,
+            'data.dataset': 'tiny-digits', 'data.num_train': NUM_TRAIN, 'data.num_val': NUM_VAL, 'data.num_classes': 10,
+            'data.image_size': 32, 'data.resize_shorter': 32, 'data.crop': 'padded', 'data.num_threads': 1,
+            'model.name': 'resnet18', 'model.zero_gamma': 'true',
+            'optimizer.name': 'lars', 'optimizer.lars_eta': 0.02, 'schedule.base_lr': 0.02, 'schedule.warmup_epochs': 1,
+            'schedule.decay_epochs': 4, 'train.global_batch_size': 32, 'train.eval_period': 1,
+            'train.target_accuracy': 1.0, 'train.max_epochs': 4}
+    return ['train', *(f'--{k}={v}' for k, v in keys.items()), *options]
+
+
+def command(run_dir, data_dir, *options) -> list[str]:
+    """The same as a command of its own."""
+    return [*CLI, *arguments(run_dir, data_dir, *options)]
+
+
+def metrics(run_dir, event=None, name='metrics.jsonl') -> list[dict]:
+    """What metrics.jsonl says, without what differs between two equal runs."""
+    lines = [json.loads(line) for line in (Path(run_dir) / name).read_text().splitlines()]
+    return [{k: v for k, v in m.items() if k not in _VOLATILE} for m in lines if event in (None, m['event'])]
+
+
+def start(words) -> subprocess.Popen:
+    """Starts a command in a session of its own."""
+    return subprocess.Popen([str(a) for a in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            start_new_session=True)
+
+
+def wait_for_step(run_dir, step, process) -> None:
+    """Waits until a step was reported."""
+    path, deadline = run_dir / 'metrics.jsonl', time.monotonic() + HANG_LIMIT_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        if path.exists() and any(f'"step": {step},' in line for line in path.read_text().splitlines()):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f'step {step} was not reached')
