@@ -67,7 +67,7 @@ def exit_code_of(block: Block) -> int | None:
 
 def programs_of(text: str) -> set[str]:
     """What a block starts: scripts of launch/ by their names, commands of mlperf-rn50."""
-    words = shlex.split(text, comments=True)
+    words = shlex.split(text.replace('\\\n', ' '), comments=True)
     commands = {b for a, b in zip(words, words[1:]) if a.endswith('mlperf-rn50') and not b.startswith('-')}
     return commands | {Path(w).name for w in words if re.fullmatch(r'(\./)?launch/\w+\.(sh|sbatch)', w)}
 
