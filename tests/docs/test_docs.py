@@ -1,4 +1,4 @@
-"""The documentation: the site builds, links lead somewhere, and every block of commands is run here or accounted for."""
+"""The documentation: the site builds, links lead somewhere, and every block of commands is run or accounted for."""
 import os
 import re
 import shlex
@@ -13,9 +13,9 @@ from helpers import ROOT, run
 
 PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').glob('*.md'))]
 LANGUAGES = {'bash', 'text', 'yaml', 'python', 'cfg', 'sh'}  # sh: a file, not commands
-REASONS = {'needs GPUs', 'needs ImageNet', 'needs a cluster', 'needs root', 'needs a container engine', 'needs the network',
-           'takes minutes', 'takes hours', 'changes the environment', 'runs until it is stopped', 'runs these tests',
-           'is a pattern to fill in'}
+REASONS = {'needs GPUs', 'needs ImageNet', 'needs a cluster', 'needs root', 'needs a container engine',
+           'needs the network', 'takes minutes', 'takes hours', 'changes the environment', 'runs until it is stopped',
+           'runs these tests', 'is a pattern to fill in'}
 MARK = re.compile(r'\s*<!-- (.*) -->')
 RUN_IN = re.compile(r'run in (tests/\S+\.py)::(test_\w+)')
 README_LINES = 150
@@ -104,7 +104,8 @@ def test_every_block_is_accounted_for():
     ('bash', 'run in tests/e2e/test_bench.py::test_x', 'true', 'tests/e2e/test_bench.py has no test_x'),
     ('bash', 'run in tests/e2e/test_bench.py::test_the_exchange_alone', 'launch/x.sh', 'does not run x.sh'),
     ('bash', 'run in tests/e2e/test_bench.py::test_the_exchange_alone', 'mlperf-rn50 bench allreduce', ''),
-    ('bash', 'not run: needs root, takes hours', 'true', ''), ('bash', 'exits 1', 'false', ''), ('text', '', '$ x', '')])
+    ('bash', 'not run: needs root, takes hours', 'true', ''), ('bash', 'exits 1', 'false', ''),
+    ('text', '', '$ x', '')])
 def test_what_is_not_accounted_for_is_said(language, mark, text, said):
     trouble = trouble_with(Block(ROOT / 'README.md', 1, language, mark, text))
     assert said in trouble and bool(said) == bool(trouble)
