@@ -14,7 +14,8 @@ from sample_log import LARS, SGD, write_run
 
 from mlperf_rn50.config import DataConfig
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf.package import Order, make_package, redact
+from mlperf_rn50.mlperf.package import Order, make_package
+from mlperf_rn50.mlperf.redact import redact
 from mlperf_rn50.study.convergence import load_systems
 from mlperf_rn50.study.rcp import check_rcp
 
