@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.mlperf.reader import read_learning_rates
+from mlperf_rn50.mlperf.metrics import read_learning_rates
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.telemetry import read_telemetry
 from mlperf_rn50.study.convergence import System
