@@ -417,28 +417,28 @@ def _run_check(options: Namespace) -> int:
 
 
 def _run_report(options: Namespace) -> int:
-    from mlperf_rn50.study import render
-    from mlperf_rn50.study.convergence import load_systems
+    from mlperf_rn50.study import report_data, report_text
     from mlperf_rn50.study.scaling import make_studies
+    from mlperf_rn50.study.systems import load_systems
     studies = make_studies(load_systems([Path(p) for p in options.paths]), options.baseline)
     if options.out:
-        from mlperf_rn50.study.page import dump_report
+        from mlperf_rn50.study.report_folder import dump_report
         print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out))}', file=sys.stderr)
         if options.format == 'html':
             return EXIT_OK
     if options.format == 'html':
-        from mlperf_rn50.study.page import render_html
-        from mlperf_rn50.study.plots import draw_study
+        from mlperf_rn50.study.report_page import render_html
+        from mlperf_rn50.study.report_plots import draw_study
         print(render_html(studies, [draw_study(s) for s in studies], Path.cwd()))
     else:
-        print({'table': render.render_table, 'markdown': render.render_markdown, 'csv': render.render_csv,
-               'json': render.render_json}[options.format](studies))
+        print({'table': report_text.render_table, 'markdown': report_text.render_markdown,
+               'csv': report_data.render_csv, 'json': report_data.render_json}[options.format](studies))
     return EXIT_OK
 
 
 def _run_package(options: Namespace) -> int:
     from mlperf_rn50.mlperf import package
-    from mlperf_rn50.study.convergence import load_systems
+    from mlperf_rn50.study.systems import load_systems
     systems = load_systems([Path(p) for p in options.runs])
     if len(systems) != 1:
         raise UserError(f'RUNS: got {len(systems)} sets ({", ".join(s.name for s in systems)}), expected one')

@@ -16,8 +16,8 @@ from mlperf_rn50.config import DataConfig
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf.package import Order, make_package
 from mlperf_rn50.mlperf.redact import redact
-from mlperf_rn50.study.convergence import load_systems
 from mlperf_rn50.study.rcp import check_rcp
+from mlperf_rn50.study.systems import load_systems
 
 DIGITS = ROOT / 'logs/digits_five'  # five real runs
 ENV = {'git_commit': None, 'packages': {'mxnet-cu117': '1.9.1', 'horovod': '0.28.1'}, 'num_nodes': 2,
