@@ -2,11 +2,15 @@
 
 Source: mlperf_logging; the layouts of v0.6 and later rounds.
 """
+import contextlib
 import csv
+import importlib
+import io
+import logging
 import re
-import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 from mlperf_rn50.mlperf import check
@@ -14,11 +18,29 @@ from mlperf_rn50.mlperf import check
 Finding = tuple[str, str]  # a checker, and what it says
 
 
-def _official(*command: str) -> str:
-    """What one of the official tools says; it writes its own log where it runs."""
-    with tempfile.TemporaryDirectory() as place:
-        done = subprocess.run([sys.executable, '-m', *command], cwd=place, capture_output=True, text=True)
-    return done.stdout + done.stderr
+def _official(tool: str, *arguments: str) -> str:
+    """What an official tool prints and logs, its traceback too: run as its command is, but in this process.
+
+    Importing pandas and scipy takes longer than all that the tools do. For this time the process has the arguments,
+    the output and the root logger of the command; so does every thread of it.
+    """
+    from mlperf_logging.compliance_checker import mlp_compliance
+    main = importlib.import_module(f'mlperf_logging.{tool}.{tool}').main
+    mlp_compliance.enqueued_configs.clear()  # a crash may have left some
+    said, root, argv = io.StringIO(), logging.getLogger(), sys.argv
+    handlers, level = root.handlers, root.level
+    root.handlers, sys.argv = [], [tool, *arguments]
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            main()
+    except (Exception, SystemExit):
+        said.write(traceback.format_exc())
+    finally:
+        for handler in root.handlers:
+            handler.close()
+        root.handlers, sys.argv = handlers, argv
+        root.setLevel(level)
+    return said.getvalue()
 
 
 def check_tree(home: Path, ruleset: str) -> tuple[list[str], list[Finding]]:
@@ -28,7 +50,8 @@ def check_tree(home: Path, ruleset: str) -> tuple[list[str], list[Finding]]:
     """
     if ruleset == check.V05:
         return [], []
-    text = _official('mlperf_logging.package_checker', str(home.absolute()), 'training', ruleset)
+    with tempfile.TemporaryDirectory() as place:
+        text = _official('package_checker', str(home.absolute()), 'training', ruleset, '--log_output', f'{place}/log')
     lines = [' '.join(line.replace(f'{home.absolute()}/', '').split()) for line in text.splitlines()]
     if 'PACKAGE CHECKER FOUND NO ERRORS' not in text:
         errors = [line.removeprefix('ERROR - ') for line in lines if line.startswith('ERROR - ')]
@@ -43,8 +66,7 @@ def summarize(home: Path, system: str, ruleset: str) -> float | None:
     if ruleset == check.V05:
         return None
     with tempfile.TemporaryDirectory() as place:
-        _official('mlperf_logging.result_summarizer', str(home.absolute()), 'training', ruleset, '--csv',
-                  f'{place}/summary.csv')
+        _official('result_summarizer', str(home.absolute()), 'training', ruleset, '--csv', f'{place}/summary.csv')
         path = Path(place) / 'summary.csv'
         rows = path.read_text().splitlines() if path.is_file() else []
     if len(rows) < 2:
