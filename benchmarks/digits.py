@@ -1,6 +1,6 @@
-"""Training digits to 74.9 % with ours against torch, run_start to run_stop: same network, data, schedule, precision.
+"""Ours against torch: training digits to 74.9 %, run_start to run_stop; network, data, batch, precision the same.
 
-The batch is the same, too. Usage: python benchmarks/digits.py    (rates: runs per minute, so that more is better)
+The schedule, too. Usage: python benchmarks/digits.py    (rates: runs per minute, so that more is better)
 """
 import json
 import subprocess

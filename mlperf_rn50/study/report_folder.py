@@ -4,9 +4,9 @@ from pathlib import Path
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import write_atomically
-from mlperf_rn50.study.picture import dump_picture
 from mlperf_rn50.study.report_data import render_csv, render_json
 from mlperf_rn50.study.report_page import render_html
+from mlperf_rn50.study.report_picture import dump_picture
 from mlperf_rn50.study.report_plots import draw_study
 from mlperf_rn50.study.report_text import render_markdown
 from mlperf_rn50.study.scaling import Study

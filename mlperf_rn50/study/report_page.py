@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 import mlperf_rn50
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.picture import GRID, INK, Picture, render_svg
+from mlperf_rn50.study.report_picture import GRID, INK, Picture, render_svg
 from mlperf_rn50.study.report_tables import Ref, heading, notes_of, tables_of
 from mlperf_rn50.study.scaling import Comparison, Study
 

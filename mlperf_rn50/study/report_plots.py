@@ -11,7 +11,7 @@ from mlperf_rn50.mlperf.metrics import read_learning_rates
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.telemetry import read_telemetry
 from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.picture import GRID, INK, STYLE, Picture
+from mlperf_rn50.study.report_picture import GRID, INK, STYLE, Picture
 from mlperf_rn50.study.report_tables import data_name, heading, unit_name
 from mlperf_rn50.study.scaling import Study
 

@@ -8,9 +8,9 @@ import pytest
 from lines import write_set
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.study.picture import render_svg
 from mlperf_rn50.study.report_folder import dump_report
 from mlperf_rn50.study.report_page import render_html
+from mlperf_rn50.study.report_picture import render_svg
 from mlperf_rn50.study.report_plots import draw_study
 from mlperf_rn50.study.scaling import make_studies
 from mlperf_rn50.study.systems import load_systems
