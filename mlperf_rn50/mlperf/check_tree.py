@@ -25,14 +25,13 @@ def _official(tool: str, *arguments: str) -> str:
     the output and the root logger of the command; so does every thread of it.
     """
     from mlperf_logging.compliance_checker import mlp_compliance
-    main = importlib.import_module(f'mlperf_logging.{tool}.{tool}').main
     mlp_compliance.enqueued_configs.clear()  # a crash may have left some
     said, root, argv = io.StringIO(), logging.getLogger(), sys.argv
     handlers, level = root.handlers, root.level
     root.handlers, sys.argv = [], [tool, *arguments]
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            main()
+            importlib.import_module(f'mlperf_logging.{tool}.{tool}').main()
     except (Exception, SystemExit):
         said.write(traceback.format_exc())
     finally:
