@@ -1,4 +1,4 @@
-"""Runs two programs alternately and prints medians and their ratio; every benchmark here is one call of it."""
+"""Ours against other programs, in turn: medians, and their ratio to the fastest; what every comparison here calls."""
 import json
 import os
 import statistics

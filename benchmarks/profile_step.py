@@ -1,5 +1,6 @@
-"""Where one training step goes: ResNet-50 v1.5, 224x224, batch 32, 2 threads.
+"""Parts and operations of one training step of ours against each other, and their FLOP/s against the measured peak.
 
+ResNet-50 v1.5, 224x224, batch 32, 2 threads.
 Usage: python benchmarks/profile_step.py PRECISION
 The parts are those of `mlperf-rn50 bench train`; the operations are what oneDNN says of its own (DNNL_VERBOSE).
 """

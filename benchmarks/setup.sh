@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up what the benchmarks compare with, in benchmarks/.venv, and the pictures they read, in data/photos.
+# Sets up what ours is compared with, PyTorch in benchmarks/.venv, and the pictures that all sides read, in data/photos.
 # Usage: benchmarks/setup.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

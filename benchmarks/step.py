@@ -1,4 +1,7 @@
-"""Training step, ResNet-50 v1.5, 224x224, batch 32, 2 threads, images/s. Usage: python benchmarks/step.py PRECISION"""
+"""Our training step against torch's, eager and compiled: ResNet-50 v1.5, 224x224, batch 32, 2 threads; images/s.
+
+Usage: python benchmarks/step.py PRECISION
+"""
 import sys
 
 from compare import HUGE_PAGES, PEER, TORCH, bench, compare, run_json

@@ -1,4 +1,4 @@
-"""The same work in PyTorch on a CPU: a training step, the training of digits to the target, a data loader.
+"""PyTorch's side of step.py, digits.py and pipeline.py: a training step, digits to the target, a data loader on a CPU.
 
 Each prints one JSON line. Usage: python torch_peer.py step|digits|loader [OPTIONS]
 """

@@ -1,6 +1,8 @@
 """Writing files so that nothing half-written is ever found."""
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -11,3 +13,9 @@ def write_atomically(path: Path, text: str) -> None:
         f.flush()
         os.fsync(f.fileno())
     temporary.replace(path)
+
+
+def dump_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes an object as indented JSON, in a folder that is made where there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(content, indent=2) + '\n')

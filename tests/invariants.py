@@ -4,9 +4,11 @@ from pathlib import Path
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.study.convergence import Parts, load_systems, parts_of
-from mlperf_rn50.study.render import render_csv, render_json, render_markdown, render_table
+from mlperf_rn50.study.report_data import render_csv, render_json
+from mlperf_rn50.study.report_text import render_markdown, render_table
 from mlperf_rn50.study.scaling import make_studies
+from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.study.time_parts import Parts, parts_of
 
 
 def check_run(path: Path):

@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     options = make_parser().parse_args(argv)
     from mlperf_rn50.mlperf import package
-    from mlperf_rn50.study.convergence import load_systems
+    from mlperf_rn50.study.systems import load_systems
     systems = load_systems([Path(p) for p in options.runs])
     if len(systems) != 1:
         raise UserError(f'RUNS: got {len(systems)} sets ({", ".join(s.name for s in systems)}), expected one')

@@ -32,20 +32,21 @@ def make_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     options = make_parser().parse_args(argv)
-    from mlperf_rn50.study import render
-    from mlperf_rn50.study.convergence import load_systems
+    from mlperf_rn50.study.report_data import render_csv, render_json
+    from mlperf_rn50.study.report_text import render_markdown, render_table
     from mlperf_rn50.study.scaling import make_studies
+    from mlperf_rn50.study.systems import load_systems
     studies = make_studies(load_systems([Path(p) for p in options.paths]), options.baseline)
     if options.out:
-        from mlperf_rn50.study.page import dump_report
+        from mlperf_rn50.study.report_folder import dump_report
         print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out))}', file=sys.stderr)
         if options.format == 'html':
             return EXIT_OK
     if options.format == 'html':
-        from mlperf_rn50.study.page import render_html
-        from mlperf_rn50.study.plots import draw_study
+        from mlperf_rn50.study.report_page import render_html
+        from mlperf_rn50.study.report_plots import draw_study
         print(render_html(studies, [draw_study(s) for s in studies], Path.cwd()))
     else:
-        print({'table': render.render_table, 'markdown': render.render_markdown, 'csv': render.render_csv,
-               'json': render.render_json}[options.format](studies))
+        print({'table': render_table, 'markdown': render_markdown, 'csv': render_csv,
+               'json': render_json}[options.format](studies))
     return EXIT_OK

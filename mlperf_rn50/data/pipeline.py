@@ -95,6 +95,34 @@ def _has_own_cpus(num_threads: int) -> bool:
     return num_threads <= len([c for c in os.environ.get('DALI_AFFINITY_MASK', '').split(',') if c])
 
 
+def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu: bool) -> Any:
+    """The part of the graph from encoded images to normalised ones of the size that the network takes."""
+    data = config.data
+    # linear and cubic as in the recipes, which are older than DALI's antialias and its being the default.
+    interpolation = {'interp_type': _INTERPOLATION[data.interpolation],
+                     'antialias': data.interpolation in ('triangular', 'lanczos3')}
+    side = data.image_size
+    images: Any
+    if 'shapes' in given:
+        images = fn.decoders.image_slice(given['images'], given['anchors'], given['shapes'], axis_names='HW',
+                                         device=data.decoder, output_type=types.RGB)
+    else:
+        images = fn.decoders.image(given['images'], device=data.decoder, output_type=types.RGB)
+    if on_gpu and data.decoder == 'cpu':
+        images = images.gpu()
+    if not is_training:
+        images = fn.resize(images, resize_shorter=data.resize_shorter, **interpolation)
+    else:
+        images = fn.resize(images, size=[side, side], **interpolation)
+        if data.crop == 'padded':
+            images = fn.slice(images, start=fn.cast(given['anchors'], dtype=types.INT32), shape=[side, side],
+                              axes=[0, 1], out_of_bounds_policy='pad', fill_values=0)
+    return fn.crop_mirror_normalize(
+        images, crop=[side, side], mirror=given['mirrors'], mean=list(data.mean), std=list(data.std),
+        dtype=types.FLOAT16 if config.train.precision == 'float16' else types.FLOAT,
+        output_layout='CHW' if config.model.layout == 'NCHW' else 'HWC', pad_output=data.pad_to_4_channels)
+
+
 def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool,
                    device_id: int | None) -> Pipeline:
     """The DALI graph of training or evaluation.
@@ -107,10 +135,6 @@ def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is
         device_id: GPU number, None for the CPU.
     """
     data, on_gpu = config.data, device_id is not None
-    # linear and cubic as in the recipes, which are older than DALI's antialias and its being the default.
-    interpolation = {'interp_type': _INTERPOLATION[data.interpolation],
-                     'antialias': data.interpolation in ('triangular', 'lanczos3')}
-    side = data.image_size
 
     # DALI wants only what the graph uses.
     window = _WINDOW[data.crop] if is_training else ()
@@ -124,32 +148,13 @@ def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is
             alive.append(i)
             yield tuple(getattr(i, f.name) for f in used)
 
-    images: Any
     pipe = Pipeline(batch_size, data.num_threads, device_id, prefetch_queue_depth=data.prefetch_depth,
                     set_affinity=_has_own_cpus(data.num_threads))
     with pipe:
         outputs = fn.external_source(source=feed(), num_outputs=len(used), batch=True, no_copy=True,
                                      dtype=[_DTYPES[f.name] for f in used], ndim=[1] * len(used))
         given = dict(zip((f.name for f in used), outputs))
-        encoded, labels = given['images'], given['labels']
-        if 'shapes' in given:
-            images = fn.decoders.image_slice(encoded, given['anchors'], given['shapes'], axis_names='HW',
-                                             device=data.decoder, output_type=types.RGB)
-        else:
-            images = fn.decoders.image(encoded, device=data.decoder, output_type=types.RGB)
-        if on_gpu and data.decoder == 'cpu':
-            images = images.gpu()
-        if not is_training:
-            images = fn.resize(images, resize_shorter=data.resize_shorter, **interpolation)
-        else:
-            images = fn.resize(images, size=[side, side], **interpolation)
-            if data.crop == 'padded':
-                images = fn.slice(images, start=fn.cast(given['anchors'], dtype=types.INT32), shape=[side, side],
-                                  axes=[0, 1], out_of_bounds_policy='pad', fill_values=0)
-        images = fn.crop_mirror_normalize(
-            images, crop=[side, side], mirror=given['mirrors'], mean=list(data.mean), std=list(data.std),
-            dtype=types.FLOAT16 if config.train.precision == 'float16' else types.FLOAT,
-            output_layout='CHW' if config.model.layout == 'NCHW' else 'HWC', pad_output=data.pad_to_4_channels)
+        images, labels = _transform(given, config, is_training, on_gpu), given['labels']
         pipe.set_outputs(images, labels.gpu() if on_gpu else labels)
     pipe.build()
     return pipe

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from mlperf_rn50.data import sources
 from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME
-from mlperf_rn50.data.sources import Dataset, Sample
+from mlperf_rn50.data.samples import Dataset, Sample
 from mlperf_rn50.errors import EXIT_OK, DataError
 from mlperf_rn50.files import write_atomically
 

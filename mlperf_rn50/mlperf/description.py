@@ -1,4 +1,4 @@
-"""The system description beside a log: entry.json of v0.5, systems/<system>.json of later rounds, our env.json."""
+"""Reads the system description beside a log: entry.json (v0.5), systems/<system>.json (later), our env.json."""
 import json
 import re
 from dataclasses import dataclass, replace
@@ -74,6 +74,19 @@ def load_env(log: Path) -> dict[str, Any]:
         return _load(beside(log, 'env', '.json'))
     except (OSError, ValueError):
         return {}
+
+
+def value_at(env: dict[str, Any], *names: str) -> Any:
+    """What lies at the end of some names in a tree of objects; '' where it does not."""
+    for name in names:
+        env = env.get(name) if isinstance(env, dict) else None  # type: ignore[assignment]
+    return '' if env is None else env
+
+
+def objects_at(env: dict[str, Any], *names: str) -> list[dict[str, Any]]:
+    """The objects of a list that lies there; none where there is no list."""
+    found = value_at(env, *names)
+    return [x for x in found if isinstance(x, dict)] if isinstance(found, list) else []
 
 
 def find_description(log: Path) -> tuple[Description | None, str | None]:

@@ -1,18 +1,14 @@
-"""Epochs to converge and time to train per system: a set of runs that may be pooled. Pure, but for finding logs."""
-import re
+"""How many epochs, and how long, until the target? Of a system: a set of runs that differ in their seeds. Pure."""
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf.reader import OtherBenchmark, read_run
 from mlperf_rn50.mlperf.run import LogWarning, Run
+from mlperf_rn50.study.time_parts import Parts, mean_parts, seconds_per_epoch
 
 RUNS_OF_A_SCORE = 5
-# What runs must share to be one set, beside the keys of their optimizer.
-_SHARED = ('global_batch_size', 'opt_name', 'target_accuracy', 'num_nodes', 'num_accelerators', 'dataset')
 
 
 def score_minutes(times_s: Sequence[float | None]) -> float | None:
@@ -28,70 +24,6 @@ def score_minutes(times_s: Sequence[float | None]) -> float | None:
         return None
     kept = sorted(float('inf') if t is None else t for t in times_s)[1:-1]
     return statistics.fmean(kept) / 60
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Where the time of a run goes, in seconds; all but init_s is on the clock.
-
-    Args:
-        init_s: before run_start; None where it is not logged.
-        first_s: the first epoch, or the first piece of training that is logged.
-        training_s: the epochs after it.
-        evaluation_s: the evaluations.
-        other_s: what lies between them.
-    """
-
-    init_s: float | None
-    first_s: float
-    training_s: float
-    evaluation_s: float
-    other_s: float
-
-    @property
-    def on_clock_s(self) -> float:
-        return self.first_s + self.training_s + self.evaluation_s + self.other_s
-
-
-def _covered_s(intervals: list[tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
-    total, end = 0.0, float('-inf')
-    for start, stop in sorted(intervals):
-        total += max(stop - max(start, end), 0.0)
-        end = max(end, stop)
-    return total
-
-
-def parts_of(run: Run) -> Parts | None:
-    """Where a run's time goes; None where the log has no epochs or no end."""
-    if not run.stretches or run.time_to_train_s is None:
-        return None
-    training = [(s.start_s, s.stop_s) for s in run.stretches]
-    evaluation = [(e.start_s, e.stop_s) for e in run.evaluations
-                  if e.start_s is not None and e.stop_s is not None and e.stop_s >= e.start_s]
-    first, rest = training[0], training[1:]
-    return Parts(run.init_s, first[1] - first[0], sum(b - a for a, b in rest), sum(b - a for a, b in evaluation),
-                 run.time_to_train_s - _covered_s(training + evaluation))
-
-
-def mean_parts(runs: Sequence[Run]) -> Parts | None:
-    """The mean of the parts of several runs; None where one of them has none."""
-    parts = [p for p in map(parts_of, runs) if p]
-    if not parts or len(parts) < len(runs):
-        return None
-    inits = [p.init_s for p in parts if p.init_s is not None]
-
-    def mean(name: str) -> float:
-        return statistics.fmean(getattr(p, name) for p in parts)
-    return Parts(statistics.fmean(inits) if inits else None, mean('first_s'), mean('training_s'), mean('evaluation_s'),
-                 mean('other_s'))
-
-
-def seconds_per_epoch(runs: Sequence[Run]) -> float | None:
-    """Seconds of an epoch of several runs, without the first one of each where there are others."""
-    stretches = [s for r in runs for s in (r.stretches[1:] or r.stretches)]
-    epochs = sum(s.num_epochs for s in stretches)
-    return sum(s.stop_s - s.start_s for s in stretches) / epochs if epochs else None
 
 
 @dataclass(frozen=True)
@@ -259,80 +191,3 @@ def _weaknesses(system: System) -> list[str]:
     if not system.is_imagenet:
         result.append(f'the data is {system.dataset or "another set"}, not ImageNet')
     return result
-
-
-def _is_log_name(path: Path) -> bool:
-    return re.fullmatch(r'result_\d+\.txt', path.name) is not None
-
-
-def _find_logs(paths: Sequence[Path]) -> dict[Path, list[Path]]:
-    """The logs that are named, or lie in or below a folder that is, by folder.
-
-    Raises:
-        UserError: a path holds none.
-    """
-    found: dict[Path, dict[Path, None]] = {}
-    for path in paths:
-        logs = [path] if path.is_file() else sorted(p for p in path.rglob('result_*.txt') if _is_log_name(p))
-        if not logs:
-            raise UserError(f'{path}: {"no result_<k>.txt in it or below it" if path.exists() else "no such folder"}; '
-                            'expected a log or a folder of logs')
-        for log in logs:
-            found.setdefault(log.parent, {})[log] = None
-    return {folder: sorted(logs, key=lambda p: (len(p.name), p.name)) for folder, logs in found.items()}
-
-
-def _load_run(path: Path) -> Run:
-    """A run; a file that is no log is one that did not converge, and says why."""
-    try:
-        return read_run(path)
-    except OtherBenchmark:
-        raise
-    except UserError as e:
-        return Run(path, 'unknown', 'unreadable', warnings=(LogWarning(None, str(e).removeprefix(f'{path}: ')),))
-
-
-def _check_pool(folder: Path, runs: Sequence[Run]) -> None:
-    """Refuses to pool runs that were not made alike.
-
-    Raises:
-        UserError: names the field.
-    """
-    fields = [(name, [(r, r.fact(name)) for r in runs]) for name in _SHARED]
-    names = dict.fromkeys(k for r in runs for k in r.optimizer)
-    fields += [(key, [(r, r.optimizer.get(key)) for r in runs]) for key in names]
-    for name, pairs in fields:
-        known = [(r, value) for r, value in pairs if value is not None]
-        other = next(((r, value) for r, value in known if value != known[0][1]), None)
-        if other:
-            raise UserError(f'{folder}: {name} is {known[0][1]} in {known[0][0].path.name} and {other[1]} in '
-                            f'{other[0].path.name}; runs that differ in it are no set: report them apart')
-
-
-def load_systems(paths: Sequence[Path]) -> list[System]:
-    """The systems whose ResNet logs lie under some paths, smallest first within a study.
-
-    Folders of other benchmarks, of which a round has many, are left out.
-
-    Raises:
-        UserError: a path holds no log, or a folder's runs differ in what a set must share.
-    """
-    systems = []
-    others: list[OtherBenchmark] = []
-    for folder, logs in _find_logs(paths).items():
-        try:
-            runs = tuple(map(_load_run, logs))
-        except OtherBenchmark as e:
-            others.append(e)
-            continue
-        _check_pool(folder, runs)
-        home = folder.absolute()
-        if home.name == 'resnet':  # <system>/resnet/result_<k>.txt of a submission
-            home = home.parent
-        systems.append(System(home.name, folder, home.parent, runs))
-    if not systems:
-        raise others[0]
-    unreadable = [r for s in systems for r in s.runs if r.status == 'unreadable']
-    if len(unreadable) == sum(len(s.runs) for s in systems):
-        raise UserError(f'{unreadable[0].path}: {unreadable[0].warnings[0].text}')
-    return sorted(systems, key=lambda s: (str(s.study), s.num_units or 0, s.num_nodes or 0, s.name))

@@ -1,4 +1,4 @@
-"""The layouts of a sweep: nodes x ranks, and the batch and learning rate of each. Pure; launch/sweep.sh runs it."""
+"""Which batch and learning rate does each layout (nodes x ranks) of a sweep train with? Pure; launch/sweep.sh asks."""
 import argparse
 import re
 import sys

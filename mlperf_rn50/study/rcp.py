@@ -1,4 +1,4 @@
-"""Epochs against MLPerf's reference convergence points, with the official checker's data and statistics."""
+"""Are the epochs credible? Against MLPerf's reference convergence points, with the official data and statistics."""
 import functools
 import statistics
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Speed-up and efficiency across systems, and what they are made of. Pure."""
+"""How much faster, and how efficient, are more accelerators, and why? Speed-up and its factors. Pure."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 

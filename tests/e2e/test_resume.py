@@ -108,7 +108,8 @@ def ended(tiny, tmp_path):
 
 @pytest.mark.parametrize('options, said', [
     ([], 'train.max_epochs: got 2, and the checkpoint has taken all of them'),
-    (['--train.max_epochs=5', '--train.global_batch_size=16'], 'train.global_batch_size: got 16, the checkpoint has 32'),
+    (['--train.max_epochs=5', '--train.global_batch_size=16'],
+     'train.global_batch_size: got 16, the checkpoint has 32'),
     (['--train.max_epochs=5', '--model.name=resnet34'], 'is missing; this checkpoint is of another model or optimizer'),
     (['--config', 'x.yaml'], 'got both, expected one')])
 def test_resumes_that_cannot_be_are_refused(ended, options, said):

@@ -1,6 +1,6 @@
 """Real Horovod ranks: what they exchange, and that a step does not depend on how many share it.
 
-A start of ranks takes seconds, so each number of ranks is started once, runs everything, and is looked at by many tests.
+Each number of ranks is started once, as a start takes seconds, runs everything, and is looked at by many tests.
 """
 import json
 import sys

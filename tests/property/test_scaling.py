@@ -4,8 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lines import write_set
 
-from mlperf_rn50.study.convergence import load_systems, parts_of, score_minutes
+from mlperf_rn50.study.convergence import score_minutes
 from mlperf_rn50.study.scaling import make_studies
+from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.study.time_parts import parts_of
 
 SECONDS = st.integers(1, 5000).map(lambda n: n / 10)
 RUNS = st.fixed_dictionaries({'epoch_s': SECONDS, 'first_s': SECONDS, 'eval_s': SECONDS, 'num_runs': st.integers(1, 5),

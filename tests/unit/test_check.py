@@ -3,7 +3,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from helpers import PUBLISHED, call
+from helpers import PUBLISHED, call, run
 from sample_log import LARS, SGD, write_run
 
 from mlperf_rn50.config import DataConfig, ScheduleConfig

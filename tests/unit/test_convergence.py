@@ -4,7 +4,9 @@ from helpers import call
 from lines import mllog, run_lines, write_lines, write_set
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.study.convergence import load_systems, parts_of, score_minutes
+from mlperf_rn50.study.convergence import score_minutes
+from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.study.time_parts import parts_of
 
 MINUTES = 60.0
 

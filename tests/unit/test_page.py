@@ -8,10 +8,12 @@ import pytest
 from lines import write_set
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.study.convergence import load_systems
-from mlperf_rn50.study.page import dump_report, render_html
-from mlperf_rn50.study.plots import draw_study, render_svg
+from mlperf_rn50.study.report_folder import dump_report
+from mlperf_rn50.study.report_page import render_html
+from mlperf_rn50.study.report_picture import render_svg
+from mlperf_rn50.study.report_plots import draw_study
 from mlperf_rn50.study.scaling import make_studies
+from mlperf_rn50.study.systems import load_systems
 
 HOSTILE = '</title><script>alert(1)</script><img src=x onerror=alert(1)>$x^{$ "\'&'
 PICTURES = ['accuracy', 'speedup', 'throughput', 'time_and_epochs', 'time_parts']

@@ -13,8 +13,8 @@ from PIL import Image
 from mlperf_rn50.config import Config, DataConfig, ModelConfig
 from mlperf_rn50.data.pipeline import eval_batches, train_batches
 from mlperf_rn50.data.prepare import Packing, pack
+from mlperf_rn50.data.samples import Dataset, Sample
 from mlperf_rn50.data.shards import Shard
-from mlperf_rn50.data.sources import Dataset, Sample
 from mlperf_rn50.errors import DataError
 
 

@@ -3,8 +3,8 @@ import pytest
 from lines import write_set
 from mlperf_logging.rcp_checker.rcp_checker import check_directory
 
-from mlperf_rn50.study.convergence import load_systems
 from mlperf_rn50.study.rcp import check_rcp, is_applicable
+from mlperf_rn50.study.systems import load_systems
 
 
 def system_of(folder, batch, epochs, round_name='v4.0', **keys):

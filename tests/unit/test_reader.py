@@ -7,7 +7,8 @@ from lines import mllog, run_lines, v05, v06, write_lines
 from sample_log import write_run
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf.reader import read_events, read_learning_rates, read_run
+from mlperf_rn50.mlperf.metrics import read_learning_rates
+from mlperf_rn50.mlperf.reader import read_events, read_run
 
 
 @pytest.fixture

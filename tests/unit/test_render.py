@@ -7,9 +7,10 @@ import pytest
 from helpers import CLI, call, run
 from lines import write_set
 
-from mlperf_rn50.study import render
-from mlperf_rn50.study.convergence import load_systems
+from mlperf_rn50.study.report_data import render_csv, render_json
+from mlperf_rn50.study.report_text import render_markdown, render_table
 from mlperf_rn50.study.scaling import make_studies
+from mlperf_rn50.study.systems import load_systems
 
 HOSTILE = '<script>alert(1)</script>|`=1+1\x1b[31m"'
 
@@ -23,7 +24,7 @@ def studies(tmp_path):
 
 
 def test_the_answer_to_the_letter(studies):
-    assert render.render_table(studies).startswith('''\
+    assert render_table(studies).startswith('''\
 sweep: Top-1 75.90 % on ImageNet
 ================================
 
@@ -36,7 +37,7 @@ system      nodes    accelerators    batch    converged    epochs to converge   
 
 
 def test_every_run_is_shown_and_what_weakens_it_said(studies):
-    text = render.render_table(studies)
+    text = render_table(studies)
     assert [line.split()[:3] for line in text.splitlines() if 'result_' in line][:4] == [
         ['1x4', 'result_0.txt', 'converged'], ['1x4', 'result_1.txt', 'converged'],
         ['2x4', 'result_0.txt', 'aborted'], ['2x4', 'result_1.txt', 'converged']]
@@ -47,7 +48,7 @@ def test_every_run_is_shown_and_what_weakens_it_said(studies):
 
 
 def test_json_has_the_documented_keys(studies):
-    found = json.loads(render.render_json(studies))
+    found = json.loads(render_json(studies))
     assert list(found) == ['format', 'version', 'systems']
     first, second = found['systems']
     assert set(first) == {
@@ -66,13 +67,13 @@ def test_json_has_the_documented_keys(studies):
 
 
 def test_csv_has_a_row_per_system(studies):
-    rows = list(csv.DictReader(io.StringIO(render.render_csv(studies))))
+    rows = list(csv.DictReader(io.StringIO(render_csv(studies))))
     assert [(r['system'], r['num_nodes'], r['runs_epochs_to_converge']) for r in rows] == [
         ('1x4', '1', '2 2'), ('2x4', '2', 'None 2')]
 
 
 def test_markdown(studies):
-    text = render.render_markdown(studies)
+    text = render_markdown(studies)
     assert text.startswith('## sweep: Top-1 75.90 % on ImageNet\n\n### Epochs') and '| 2x4      |' in text
 
 
@@ -83,10 +84,10 @@ def hostile(tmp_path):
 
 
 def test_a_log_steers_neither_terminal_nor_markdown_nor_spreadsheet(hostile):
-    assert '\x1b' not in render.render_table(hostile) + render.render_markdown(hostile) + render.render_csv(hostile)
-    markdown = render.render_markdown(hostile)
+    assert '\x1b' not in render_table(hostile) + render_markdown(hostile) + render_csv(hostile)
+    markdown = render_markdown(hostile)
     assert '<script' not in markdown and '\\|' in markdown
-    row = next(csv.DictReader(io.StringIO(render.render_csv(hostile))))
+    row = next(csv.DictReader(io.StringIO(render_csv(hostile))))
     assert row['system'] == "'=cmd|x"
 
 

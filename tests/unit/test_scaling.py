@@ -4,9 +4,9 @@ from lines import write_set
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.study import scaling
-from mlperf_rn50.study.convergence import load_systems
-from mlperf_rn50.study.render import render_table
+from mlperf_rn50.study.report_text import render_table
 from mlperf_rn50.study.scaling import make_studies
+from mlperf_rn50.study.systems import load_systems
 
 
 def study_of(folder, baseline=None):

@@ -7,9 +7,10 @@ from sample_log import write_run
 
 from mlperf_rn50.mlperf.reader import read_run
 from mlperf_rn50.mlperf.telemetry import read_node, read_telemetry
-from mlperf_rn50.study.convergence import load_systems
-from mlperf_rn50.study.plots import draw_study, render_svg
+from mlperf_rn50.study.report_picture import render_svg
+from mlperf_rn50.study.report_plots import draw_study
 from mlperf_rn50.study.scaling import make_studies
+from mlperf_rn50.study.systems import load_systems
 from mlperf_rn50.system import telemetry
 from mlperf_rn50.system.telemetry import Telemetry, host_file_name, make_rates, read_counters
 

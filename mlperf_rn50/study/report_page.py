@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else, and the folder with all forms of a report."""
+"""The report as one HTML page that needs nothing else, for a browser: every number leads to its log line."""
 import os
 import re
 from collections.abc import Sequence
@@ -10,14 +10,11 @@ from urllib.parse import quote
 from jinja2 import Environment, StrictUndefined
 
 import mlperf_rn50
-from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import write_atomically
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.plots import GRID, INK, Picture, draw_study, dump_picture, render_svg
-from mlperf_rn50.study.render import render_csv, render_json, render_markdown
+from mlperf_rn50.study.report_picture import GRID, INK, Picture, render_svg
+from mlperf_rn50.study.report_tables import Ref, heading, notes_of, tables_of
 from mlperf_rn50.study.scaling import Comparison, Study
-from mlperf_rn50.study.tables import Ref, heading, notes_of, tables_of
 
 _MAX_QUOTE = 240
 
@@ -120,27 +117,7 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
     """The report as a page with the pictures of each study; its links are relative to the folder it will lie in."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
                               finalize=lambda v: printable(v) if type(v) is str else v)
-    template = environment.from_string(resources.files('mlperf_rn50.study').joinpath('page.html').read_text())
+    template = environment.from_string(resources.files('mlperf_rn50.study').joinpath('report_page.html').read_text())
     sources = _Sources()
     sections = _sections(studies, drawn, sources)
     return template.render(sections=sections, quotes=sources.quotes(folder), version=mlperf_rn50.__version__)
-
-
-def dump_report(studies: Sequence[Study], folder: Path) -> Path:
-    """Writes the report in every form, and the pictures; returns the page.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
-    drawn = [draw_study(study) for study in studies]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for suffix, text in [('json', render_json(studies)), ('csv', render_csv(studies)),
-                             ('md', render_markdown(studies)), ('html', render_html(studies, drawn, folder))]:
-            write_atomically(folder / f'report.{suffix}', text + '\n')
-        for i, pictures in enumerate(drawn, start=1):
-            for picture in pictures:
-                dump_picture(picture, folder, f'study{i}_' if len(studies) > 1 else '')
-    except OSError as e:
-        raise UserError(f'--out: {folder}: {e.strerror}; choose a folder that can be written') from e
-    return folder / 'report.html'

@@ -1,4 +1,4 @@
-"""The tables of a report: cells that know their value and the log lines they come from. Pure."""
+"""What the report says, for every form of it: tables whose cells know their value and their log lines. Pure."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

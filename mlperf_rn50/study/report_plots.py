@@ -1,10 +1,5 @@
-"""The pictures of a study, drawn with matplotlib, and what each of their points says when it is pointed at."""
-import io
-import re
+"""Which pictures does a study have? Draws them with matplotlib, for whoever reads the page or shows a slide."""
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from html import escape
-from pathlib import Path
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -12,45 +7,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.mlperf.reader import read_learning_rates
+from mlperf_rn50.mlperf.metrics import read_learning_rates
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.telemetry import read_telemetry
 from mlperf_rn50.study.convergence import System
+from mlperf_rn50.study.report_picture import GRID, INK, STYLE, Picture
+from mlperf_rn50.study.report_tables import data_name, heading, unit_name
 from mlperf_rn50.study.scaling import Study
-from mlperf_rn50.study.tables import data_name, heading, unit_name
 
-INK, GRID = '#1b1e23', '#c9ced6'  # text and lines; a page in the dark has its own
 # Okabe and Ito's colours, which the colour-blind tell apart, on white and on black.
 _COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#8a8f98')
-_STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9, 'text.color': INK,
-          'axes.edgecolor': GRID, 'axes.labelcolor': INK,
-          'xtick.color': INK, 'ytick.color': INK, 'axes.grid': True, 'grid.color': GRID,
-          'grid.linewidth': 0.5, 'axes.axisbelow': True, 'axes.spines.top': False, 'axes.spines.right': False,
-          'legend.frameon': False, 'figure.facecolor': 'none', 'axes.facecolor': 'none', 'axes.titlesize': 10,
-          'text.parse_math': False}  # what a log says is no formula
-
-
-@dataclass
-class Picture:
-    """A drawing.
-
-    Args:
-        name: of its files.
-        title: what it shows.
-        figure: the drawing.
-        tips: by the id of a group of the SVG, what its points (or the whole of it) say.
-    """
-
-    name: str
-    title: str
-    figure: Figure
-    tips: dict[str, Sequence[str]] = field(default_factory=dict)
-
-    def tip(self, artist, *texts: str) -> None:
-        """What the points of an artist say."""
-        gid = f'tip{len(self.tips)}'
-        artist.set_gid(gid)
-        self.tips[gid] = texts
 
 
 def _picture(study: Study, name: str, title: str, num_axes: int) -> tuple[Picture, Sequence[Axes]]:
@@ -281,42 +247,8 @@ def draw_telemetry(study: Study, index: int) -> Picture | None:
 
 def draw_study(study: Study) -> list[Picture]:
     """All pictures that a study has something to show in."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         drawn = [draw(study) for draw in (draw_time_and_epochs, draw_speedup, draw_accuracy, draw_throughput,
                                           draw_time_parts, draw_learning_rate)]
         drawn += [draw_telemetry(study, i) for i in range(len(study.systems))]
     return [p for p in drawn if p]
-
-
-def render_svg(picture: Picture) -> str:
-    """A picture as SVG, the same every time; its points have titles."""
-    out = io.StringIO()
-    with matplotlib.rc_context({**_STYLE, 'svg.hashsalt': picture.name}):
-        picture.figure.savefig(out, format='svg', metadata={'Date': None, 'Creator': None})
-    picture.figure.set_layout_engine('none')  # it is laid out now
-    text = re.sub(r'<metadata>.*?</metadata>', '', out.getvalue(), flags=re.DOTALL)
-    for gid, texts in picture.tips.items():
-        text = _add_titles(text, gid, texts)
-    return text
-
-
-def _add_titles(svg: str, gid: str, texts: Sequence[str]) -> str:
-    """Gives the marks of a group their titles, one each, or the whole group the first."""
-    start = svg.index(f'<g id="{gid}">')
-    end = svg.find('<g id="', start + 1)
-    group = svg[start:end if end >= 0 else None]
-    marks = re.findall(r'<use [^>]*/>', group)
-    titles = iter([f'<title>{escape(printable(t))}</title>' for t in texts])
-    if len(marks) == len(texts):
-        new = re.sub(r'<use ([^>]*)/>', lambda m: f'<use {m[1]}>{next(titles)}</use>', group)
-    else:
-        new = group.replace(f'<g id="{gid}">', f'<g id="{gid}">{next(titles)}', 1)
-    return svg[:start] + new + svg[start + len(group):]
-
-
-def dump_picture(picture: Picture, folder: Path, prefix: str) -> None:
-    """Writes a picture as SVG and PNG."""
-    (folder / f'{prefix}{picture.name}.svg').write_text(render_svg(picture))
-    with matplotlib.rc_context(_STYLE):
-        picture.figure.savefig(folder / f'{prefix}{picture.name}.png', dpi=150, facecolor='white',
-                               metadata={'Software': None})
