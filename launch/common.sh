@@ -16,7 +16,7 @@ hosts=() train_options=() new_run=() guards=()
 IFS= read -r -d '' contract <<'EOT' || true
   --config FILE         the configuration of the run
   --run-dir DIR         where its files go (default: run.dir of the configuration)
-  --nodes N             nodes (default: those given as hosts, or run.num_nodes of the configuration, or 1)
+  --nodes N             nodes (default: run.num_nodes of the configuration, or all hosts given, or 1)
   --ranks-per-node R    ranks on each node (default: run.ranks_per_node of the configuration, or 1)
   --ranks-per-device K  K ranks share a GPU through NVIDIA MPS, or a core set without GPUs (default 1)
   --seeds N             N runs one after another, each with a fresh seed (default 1)

@@ -53,7 +53,7 @@ def system_object(study: Study, system: System, comparison: Comparison | None) -
 
 
 def report_object(studies: Sequence[Study]) -> dict[str, Any]:
-    """The JSON report; README.md documents its keys."""
+    """The JSON report; docs/results.md says what its keys mean."""
     return {'format': 'mlperf-rn50 report 1', 'version': mlperf_rn50.__version__,
             'systems': [system_object(study, s, c) for study in studies
                         for s, c in zip(study.systems, study.comparisons)]}
