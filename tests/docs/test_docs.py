@@ -124,6 +124,7 @@ def checkout(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('page', [p for p in PAGES if any(b.page == p and exit_code_of(b) is not None for b in BLOCKS)],
                          ids=lambda p: p.name)
 def test_commands_do_what_the_page_says(page, checkout):

@@ -14,6 +14,7 @@ def rows(done, table=0):
     return json.loads(done.stdout)['tables'][table]['rows']
 
 
+@pytest.mark.slow
 def test_every_network_of_the_study_is_measured():
     done = call('bench', 'train', '--models', ','.join(MODELS), '--batch-sizes', '1', '--data.image_size', '96',
                 *SHORT)
@@ -34,6 +35,7 @@ def test_a_row_says_all_of_a_step():
     assert row['memory_mib'] > 100
 
 
+@pytest.mark.slow
 @pytest.mark.needs_avx512
 def test_numbers_of_ranks_and_precisions_make_a_grid():
     done = run(under_ranks(2, [*CLI, 'bench', 'train', '--ranks', '1,2', '--precisions', 'bfloat16,float32',
@@ -64,6 +66,7 @@ def test_the_pipeline_alone(digits):
     assert need[1]['mb_per_s'] == pytest.approx(2000 * rows(done)[0]['record_bytes'] / 1e6)
 
 
+@pytest.mark.slow
 def test_the_exchange_alone():
     done = run(under_ranks(2, [*CLI, 'bench', 'allreduce', '--batch-sizes', '2', '--format', 'json', *SHORT, *SMALL]))
     sizes = rows(done)
@@ -74,7 +77,8 @@ def test_the_exchange_alone():
 
 
 @pytest.mark.parametrize('precisions', [['float32'],
-                                        pytest.param(['float32', 'bfloat16'], marks=pytest.mark.needs_avx512)])
+                                        pytest.param(['float32', 'bfloat16'], marks=[pytest.mark.slow,
+                                                                                      pytest.mark.needs_avx512])])
 def test_the_operators_alone(precisions):
     done = run([*CLI, 'bench', 'ops', '--batch-sizes', '1', '--precisions', ','.join(precisions), '--format', 'json',
                 *SHORT, *SMALL])

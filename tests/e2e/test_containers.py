@@ -88,6 +88,7 @@ def test_help_has_an_example(script):
     assert script == 'docker.sh' or '--ranks-per-device K' in done.stdout
 
 
+@pytest.mark.slow
 def test_apptainer_sh_runs_every_rank_in_the_image(stand_in, digits, tmp_path):
     # Runs what stands after the image, from this checkout.
     stand_in('apptainer', f'''{WRITE_DOWN}

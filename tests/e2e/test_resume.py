@@ -43,8 +43,8 @@ def test_killed_between_two_checkpoints_and_resumed(whole_run, tiny, tmp_path):
     assert 'a log that spans a resume cannot be submitted' in said
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)],
-                         ids=['SIGTERM', 'SIGUSR1'])
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGUSR1], ids=['SIGTERM', 'SIGUSR1'])
 def test_asked_to_stop_and_resumed(whole_run, tiny, tmp_path, number):
     process = start(under_ranks(2, command(tmp_path, tiny, '--checkpoint.period_epochs=0')))
     wait_for_step(tmp_path, 6, process)
@@ -99,11 +99,12 @@ def test_a_run_that_reached_its_target_is_not_resumed_and_its_log_not_touched(ti
     assert (tmp_path / 'result_0.txt').read_bytes() == log
 
 
-@pytest.fixture
-def ended(tiny, tmp_path):
-    """The folder of a run of one process that took its two epochs."""
-    assert call(*arguments(tmp_path, tiny, '--train.max_epochs=2')).returncode == 1
-    return tmp_path
+@pytest.fixture(scope='module')
+def ended(tiny, tmp_path_factory):
+    """The folder of a run of one process that took its two epochs; not to be changed."""
+    run_dir = tmp_path_factory.mktemp('ended')
+    assert call(*arguments(run_dir, tiny, '--train.max_epochs=2')).returncode == 1
+    return run_dir
 
 
 @pytest.mark.parametrize('options, said', [
@@ -123,9 +124,11 @@ def test_another_number_of_ranks_is_refused(whole_run):
 
 
 def test_of_a_damaged_checkpoint_the_one_before_is_offered(ended, tmp_path):
-    last, before = list_checkpoints(ended / 'checkpoints')[::-1]
+    run_dir = tmp_path / 'copy'
+    shutil.copytree(ended, run_dir)
+    last, before = list_checkpoints(run_dir / 'checkpoints')[::-1]
     (last / 'arrays.npz').write_bytes(b'x')
-    done = call('train', '--resume', ended)
+    done = call('train', '--resume', run_dir)
     assert done.returncode == 2 and 'is damaged' in done.stderr and f'--resume {before}' in done.stderr
     done = call('train', '--resume', before, '--train.max_epochs=2')
     assert done.returncode == 1 and 'resumed from' in done.stderr  # the offered one works

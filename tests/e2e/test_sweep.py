@@ -33,6 +33,7 @@ def row(output, name):
     return next(line.split() for line in output.splitlines() if line.startswith(name))
 
 
+@pytest.mark.slow
 def test_a_sweep(sweep, tmp_path):
     failed = sweep('wild.yaml', '--train.target_accuracy', '1', study='wild')
     assert failed.returncode == 1, failed.stderr

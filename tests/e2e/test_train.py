@@ -57,10 +57,10 @@ def test_the_same_seed_gives_the_same_run(whole_run, tiny, tmp_path):
 
 
 def test_another_seed_gives_another_run(tiny, tmp_path):
-    for seed in (3, 3, 4):
+    for seed in (3, 4):
         call(*arguments(tmp_path, tiny, f'--run.seed={seed}', '--train.max_epochs=1'))
-    first, second, other = (metrics(tmp_path, 'train', f'metrics{k}.jsonl') for k in ('', '_1', '_2'))
-    assert len(first) == STEPS_PER_EPOCH and first == second != other
+    one, other = (metrics(tmp_path, 'train', f'metrics{k}.jsonl') for k in ('', '_1'))
+    assert len(one) == len(other) == STEPS_PER_EPOCH and one != other
 
 
 def test_a_second_run_takes_the_next_number(tiny, tmp_path):

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from helpers import run, under_ranks
 
-pytestmark = pytest.mark.xdist_group('ranks')
 WORKERS = Path(__file__).parent / 'workers.py'
 OPTIMIZERS, FIRST_STEPS = ['sgd', 'lars'], {'whole': 0, 'padded': 28}
 # Passes a step, for each number of ranks; 0 starts one process without a launcher.

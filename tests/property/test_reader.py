@@ -3,7 +3,7 @@ import json
 import sys
 
 import pytest
-from helpers import ROOT, run
+from helpers import HANG_LIMIT_S, ROOT, run
 from hypothesis import given
 from hypothesis import strategies as st
 from invariants import check_report, check_run
@@ -75,7 +75,8 @@ def test_noise_is_no_success(path, noise, marker):
     assert found is None or found.status == 'failed'
 
 
-def test_a_coverage_guided_fuzzer_finds_nothing(tmp_path):
+@pytest.mark.parametrize('num_runs', [1000, pytest.param(15000, marks=pytest.mark.slow)])
+def test_a_coverage_guided_fuzzer_finds_nothing(tmp_path, num_runs):
     """tests/fuzz_reader.py runs as long as one likes; here for a number of inputs."""
     corpus = tmp_path / 'corpus'
     for i, lines in enumerate([run_lines((0.76,)), [v05(k, n, 1) for n, k in enumerate(V05_KEYS)],
@@ -85,7 +86,7 @@ def test_a_coverage_guided_fuzzer_finds_nothing(tmp_path):
     words.write_text('\n'.join(json.dumps(w) for w in [*KEYS, *V05_KEYS, ':::MLLOG ', ':::MLL ', ':::MLPv0.5.0 resnet ',
                                                        'epoch_num', 'metadata', 'success']) + '\n')
     # Started by another process: the fuzzer takes the peak memory of the one it was forked from for its own.
-    done = run(['timeout', 600, sys.executable, ROOT / 'tests/fuzz_reader.py', '-runs=15000', '-seed=1',
-                '-max_len=6000', f'-dict={words}', f'-artifact_prefix={tmp_path}/', corpus], timeout=700)
+    done = run(['timeout', HANG_LIMIT_S, sys.executable, ROOT / 'tests/fuzz_reader.py', f'-runs={num_runs}', '-seed=1',
+                '-max_len=6000', f'-dict={words}', f'-artifact_prefix={tmp_path}/', corpus])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert 'Done 15000 runs' in done.stderr
+    assert f'Done {num_runs} runs' in done.stderr

@@ -32,7 +32,8 @@ def test_the_networks_of_the_study_are_there():
     assert wanted <= set(choices_of('model', 'name'))
 
 
-@pytest.mark.parametrize('name', ['alexnet', 'googlenet', 'inception_v3', 'inception_v4', 'vgg16'])
+@pytest.mark.parametrize('name', [pytest.param('alexnet', marks=pytest.mark.slow), 'googlenet', 'inception_v3',
+                                  'inception_v4', 'vgg16'])
 def test_every_parameter_gets_a_gradient(name):
     # AlexNet's first layer is slow where its images are small.
     config = config_of(name, num_classes=4, image_size=224 if name == 'alexnet' else 96)
