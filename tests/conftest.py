@@ -17,10 +17,10 @@ settings.register_profile('untimed', deadline=None, suppress_health_check=[Healt
 settings.load_profile('untimed')
 
 # Marks of tests that a run may leave out, and why it does.
-LEFT_OUT = {'needs_avx512': f'AVX-512, and there is {find_processor().uses}',
-            'cluster': 'real hosts, Slurm and containers, which need root: launch/test.sh --all',
-            'browser': 'headless Chromium: launch/test.sh --all',
-            'slow': 'longer: launch/test.sh --all'}
+LEFT_OUT = {'needs_avx512': f'need AVX-512, and this processor may use {find_processor().uses}',
+            'cluster': 'need root, for hosts, Slurm and containers: launch/test.sh --all',
+            'browser': 'need headless Chromium: launch/test.sh --all',
+            'slow': 'take longer: launch/test.sh --all'}
 _COUNTS = pytest.StashKey[Counter]()
 
 
@@ -59,9 +59,8 @@ def pytest_testnodedown(node):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    for mark, number in config.stash[_COUNTS].items():
-        if number:
-            terminalreporter.write_line(f'left out: {number} tests that need {LEFT_OUT[mark]}')
+    for mark, number in sorted(config.stash[_COUNTS].items()):
+        terminalreporter.write_line(f'left out: {number} tests that {LEFT_OUT[mark]}')
 
 
 @pytest.fixture(scope='session')
