@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 import re
+from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -295,17 +296,13 @@ def nearest(word: str, known: list[str]) -> str:
     return f'; did you mean {match[0]}?' if match else ''
 
 
-def option_error(message: str, prog: str, known: list[str]) -> ConfigError:
-    """A parser's complaint in one line.
-
-    Args:
-        message: the parser's own words.
-        prog: the command, to ask for --help.
-        known: options without their dashes; the nearest is named where one is misspelt.
-    """
-    if m := re.search(r'[Uu]nrecognized arguments: (\S+)', message):
-        return ConfigError(f'{m[1]}: unknown option{nearest(m[1].lstrip("-").partition("=")[0], known)}')
-    return ConfigError(f'{" ".join(message.split())}; see {prog} --help')
+def option_error(message: str, parser: ArgumentParser) -> ConfigError:
+    """A parser's complaint in one line, with the nearest option for a misspelt one."""
+    text, help_ = ' '.join(message.split()), f'; see {parser.prog} --help'
+    if m := re.search(r'[Uu]nrecognized arguments: (\S+)', text):
+        known = [word.lstrip('-') for word in parser._option_string_actions]
+        return ConfigError(f'{m[1]}: unknown option{nearest(m[1].lstrip("-").partition("=")[0], known) or help_}')
+    return ConfigError(text + help_)
 
 
 def check_keys(tree: Any, where: str = '') -> None:

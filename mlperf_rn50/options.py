@@ -27,8 +27,7 @@ def parse_options(parser: ArgumentParser, argv: Sequence[str], namespace: Namesp
     try:
         return parser.parse_args(list(argv), namespace=namespace)
     except ArgumentError as e:
-        known = [f'{s}.{k}' for s, section in cfg.SECTIONS.items() for k in cfg.field_names(section)]
-        raise cfg.option_error(str(e), parser.prog, known) from e
+        raise cfg.option_error(str(e), parser) from e
 
 
 def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: ArgumentParser) -> cfg.Config:

@@ -25,7 +25,7 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError for a mistake."""
-        raise option_error(message, self.prog, [word.lstrip('-') for word in self._option_string_actions])
+        raise option_error(message, self)
 
 
 def config_parser(name: str, doc: str | None, epilog: str) -> jsonargparse.ArgumentParser:

@@ -1,0 +1,49 @@
+"""The command line before any command does its work: what is misspelt is answered in one line."""
+import pytest
+from helpers import call
+
+from mlperf_rn50 import __version__
+from mlperf_rn50.cli import command_names
+
+
+@pytest.mark.parametrize('words, said', [
+    ([], 'got no command, expected one of bench, check, '), (['--degub', 'report'], '--degub: unknown option; see'),
+    (['raport'], 'raport: unknown command; did you mean report?; expected one of'),
+    (['report'], 'the following arguments are required: PATH; see mlperf-rn50 report --help'),
+    (['report', 'x', '--fromat', 'csv'], '--fromat: unknown option; did you mean format?'),
+    (['report', 'x', '--format', 'pdf'], "invalid choice: 'pdf'"),
+    (['train', '--train.local_batch_siz=8'], 'did you mean train.local_batch_size?'),
+    (['doctor', '--formt', 'json'], '--formt: unknown option; did you mean format?'),
+    (['check', '--xyzzy', 'x'], '--xyzzy: unknown option; see mlperf-rn50 check --help'),
+    (['bench', 'trian'], "invalid choice: 'trian'"), (['package', 'x'], 'required: --org, --system, --out')])
+def test_mistakes_are_one_line(words, said):
+    done = call(*words)
+    assert (done.returncode, done.stdout) == (2, '')
+    assert said in done.stderr and done.stderr.startswith('mlperf-rn50: ') and done.stderr.count('\n') == 1
+
+
+def test_the_help_lists_every_command_with_its_line():
+    done = call('--help')
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and {'train', 'bench', 'report'} < set(command_names())
+    for name in command_names():
+        [line] = [x for x in lines if x.startswith(f'  {name} ')]
+        assert line.endswith('.') and len(line) > 30
+
+
+@pytest.mark.parametrize('name', command_names())
+def test_the_help_of_a_command_has_its_line_and_examples(name):
+    done = call(name, '--help')
+    assert done.returncode == 0 and f'examples:\n  mlperf-rn50 {name}' in done.stdout
+    assert f'usage: mlperf-rn50 {name} ' in done.stdout
+
+
+def test_the_version_names_the_stack():
+    first, packages, system, processor = call('--version').stdout.splitlines()
+    assert first.startswith(f'mlperf-rn50 {__version__}') and system.startswith('Python 3.11.')
+    assert all(f'{name} ' in packages for name in ('MXNet', 'DALI', 'Horovod', 'Open MPI')) and ', ' in processor
+
+
+def test_debug_shows_the_traceback():
+    assert 'Traceback' in call('--debug', 'report', '/nonexistent').stderr
+    assert 'Traceback' not in call('report', '/nonexistent').stderr
