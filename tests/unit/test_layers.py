@@ -1,10 +1,10 @@
 """Imports point one way, and the analysis half needs none of the heavy packages."""
-import ast
 import subprocess
 import sys
 
 import pytest
 from helpers import ROOT
+from reach import imports
 
 PACKAGE = ROOT / 'mlperf_rn50'
 # A module may import from its own room and from those below it.
@@ -20,16 +20,6 @@ def room_of(module: str) -> str:
 
 def level(room: str) -> int:
     return next(i for i, rooms in enumerate(ROOMS) if room in rooms)
-
-
-def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (a.name for a in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            if node.module == 'mlperf_rn50':
-                yield from (f'mlperf_rn50.{a.name}' for a in node.names)
 
 
 def test_arrows_point_down():
