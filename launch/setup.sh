@@ -67,7 +67,7 @@ clean_up() {
     trap '' INT TERM HUP
     local job
     for job in $(jobs -p); do
-        kill -- "-$job" 2>/dev/null || true
+        kill -KILL -- "-$job" 2>/dev/null || true # a shell that is just starting would miss TERM
     done
     wait 2>/dev/null || true
     for _ in {1..50}; do # a compiler that is just ending may write once more
@@ -113,7 +113,7 @@ step() {
     start tick "$at"
     ticker=$!
     "${@:3}"
-    kill -- "-$ticker"
+    kill -KILL -- "-$ticker"
     wait "$ticker" 2>/dev/null || true
     touch "$state/step$1"
 }
