@@ -5,8 +5,9 @@
 #   MLPERF_RN50_VARIANT=cpu|cu112|cu117: the MXNet build (default: the one in .venv; cpu for a new one).
 #   MLPERF_RN50_EXTRAS: what is installed beside the variant (default demo,test).
 # Needs Python 3.11, or uv, which gets it, g++ and make; for a GPU variant also nvcc of CUDA 11.
-# Downloads from PyPI 0.8 GB (cpu) or 3.2 GB (GPU variants), which pip keeps in its cache; .venv takes 2.3 GB (cpu).
-# The Horovod wheel, 15 MB, is kept in ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50; without HOME both caches are in .venv/.cache.
+# Downloads from PyPI 0.8 GB (cpu) or 3.2 GB (GPU variants), which pip keeps in its cache; .venv takes 2.2 GB (cpu).
+# The Horovod wheel that it builds, 15 MB (cpu), is kept in ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50.
+# Without HOME and XDG_CACHE_HOME both caches are in .venv/.cache.
 # Interrupted, it goes on where it was; a second one waits for the first. The logs are in .venv/.setup.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -86,7 +87,6 @@ await() { # ID LOG WHAT
 }
 # Says every half minute where the set-up is and how far pip and the compilers are.
 tick() {
-    exec 9>&- # the lock is not its
     while sleep 30 && kill -0 $$ 2>/dev/null; do
         say "$1"
         { tail -n 1 "$state/pip.log"; grep '%]' "$state/horovod.log" | tail -n 1; } 2>/dev/null |
@@ -113,7 +113,7 @@ step() {
     start tick "$at"
     ticker=$!
     "${@:3}"
-    kill -KILL -- "-$ticker"
+    kill -KILL -- "-$ticker" 2>/dev/null || true
     wait "$ticker" 2>/dev/null || true
     touch "$state/step$1"
 }

@@ -185,8 +185,10 @@ def test_the_steps_are_said_and_nothing_else(ready):
     calls = pip_calls(ready)
     assert [call.split()[0] for call in calls].count('wheel') == 1 and calls[-1] == 'check'
     assert any(call.endswith(' -e .[cpu,demo,test]') for call in calls)
+    (ready / '.venv.lock').unlink()
     done = setup(ready)
     assert (done.returncode, done.stdout, done.stderr, pip_calls(ready)) == (0, '', '', [])
+    assert not (ready / '.venv.lock').exists()  # nothing is written where all is done
 
 
 def test_a_pip_that_fails_shows_its_last_lines(ready):
@@ -280,29 +282,43 @@ def test_home_may_be_unset(ready, unset):
     assert (ready.parent / 'calls.cache').read_text().strip() == str(cache)  # pip's too
 
 
+def pipe():
+    """Its two ends, as files; their numbers are none that a shell uses itself."""
+    for end, mode in zip(os.pipe(), 'rw', strict=True):
+        yield os.fdopen(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 200), mode)
+        os.close(end)
+
+
 @pytest.fixture
-def talk(ready):
-    """Starts set-ups whose pip says something to the test (SAYS) and waits for a word of it (HEARS)."""
-    started, ends = [], []
-    for _ in range(2):
-        for end in os.pipe():
-            ends.append(fcntl.fcntl(end, fcntl.F_DUPFD, 200))  # no number that a shell uses
-            os.close(end)
-    heard, says, hears, told = (os.fdopen(end, mode) for end, mode in zip(ends, 'rwrw', strict=True))
+def start(ready):
+    """Starts a set-up whose pip says something to the test (SAYS) and waits for a word of it (HEARS)."""
+    started = []
+
+    def give_up(*_):
+        raise TimeoutError('nothing happens any more')
 
     def start(on_pip):
-        started.append(subprocess.Popen(
-            [ready / 'launch/setup.sh'], text=True, stderr=subprocess.PIPE, pass_fds=(says.fileno(), hears.fileno()),
-            env=environment(ready, ON_PIP=on_pip, SAYS=says.fileno(), HEARS=hears.fileno()),
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)))
-        return started[-1]
+        (heard, says), (hears, told) = pipe(), pipe()
+        ends = {'SAYS': says.fileno(), 'HEARS': hears.fileno()}
+        with says, hears:  # the test keeps the other ends: it sees when nobody has these any more
+            process = subprocess.Popen(
+                [ready / 'launch/setup.sh'], text=True, stderr=subprocess.PIPE, pass_fds=ends.values(),
+                env=environment(ready, ON_PIP=on_pip, **ends),
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        started.append((process, heard, told))
+        return process, heard, told
 
-    yield start, heard, says, told
-    for process in started:
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(120)
+    yield start
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+    for process, heard, told in started:
+        told.close()
         process.kill()
-        process.communicate()
-    for end in (heard, says, hears, told):
-        end.close()
+        process.wait()
+        process.stderr.close()
+        heard.close()
 
 
 def end_of(process):
@@ -314,11 +330,10 @@ def end_of(process):
 ONE_IS_BUSY = '[[ $pip != *numpy* ]] || { echo busy >&$SAYS; read -r _ <&$HEARS; }'
 
 
-def test_a_second_setup_waits_for_the_first_and_finds_all_done(ready, talk):
-    start, heard, _, told = talk
-    first = start(ONE_IS_BUSY)
+def test_a_second_setup_waits_for_the_first_and_finds_all_done(ready, start):
+    first, heard, told = start(ONE_IS_BUSY)
     assert heard.readline() == 'busy\n'
-    second = start(ONE_IS_BUSY)
+    second, _, _ = start(ONE_IS_BUSY)
     assert f'waiting for another set-up, process {first.pid} on ' in second.stderr.readline()
     print('go on', file=told, flush=True)
     assert end_of(first)[0] == 0
@@ -327,11 +342,17 @@ def test_a_second_setup_waits_for_the_first_and_finds_all_done(ready, talk):
     assert len(calls) == len(set(calls)) and calls[-1] == 'check'
 
 
-def test_a_waiting_setup_can_be_stopped(ready, talk):
-    start, heard, _, told = talk
-    first = start(ONE_IS_BUSY)
+def test_where_files_cannot_be_locked_nothing_waits(ready):
+    (ready.parent / 'bin/flock').unlink()
+    program(ready.parent / 'bin/flock', 'exit 66')
+    done = setup(ready)
+    assert done.returncode == 0 and said_by(done) == STEPS
+
+
+def test_a_waiting_setup_can_be_stopped(ready, start):
+    first, heard, told = start(ONE_IS_BUSY)
     assert heard.readline() == 'busy\n'
-    second = start(ONE_IS_BUSY)
+    second, _, _ = start(ONE_IS_BUSY)
     assert 'waiting' in second.stderr.readline()
     second.terminate()
     assert end_of(second)[0] == 143
@@ -339,12 +360,11 @@ def test_a_waiting_setup_can_be_stopped(ready, talk):
     assert end_of(first)[0] == 0
 
 
-def test_a_long_step_is_said_again_with_how_far_pip_and_the_compilers_are(ready, talk):
+def test_a_long_step_is_said_again_with_how_far_pip_and_the_compilers_are(ready, start):
     stand_in, sleep = ready.parent / 'bin/sleep', shutil.which('sleep')
     stand_in.unlink()
     program(stand_in, '[ "$1" = 30 ] && read -r _ <&$HEARS')
-    start, heard, _, told = talk
-    process = start(f"""case $pip in
+    process, heard, told = start(f"""case $pip in
         wheel*) echo "  [ 45%] Building"; echo "    a warning"; echo building >&$SAYS; {sleep} 60 ;;
         *-e*) echo "  Downloading"; echo downloading >&$SAYS; {sleep} 60 ;;
     esac""")
@@ -367,9 +387,8 @@ esac"""
 
 
 @pytest.mark.parametrize('how, code', [('pip fails', 1), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_setup_that_ends_early_leaves_nothing_running_or_lying_about(ready, talk, how, code):
-    start, heard, says, told = talk
-    process = start(BUILD_GOES_ON)
+def test_a_setup_that_ends_early_leaves_nothing_running_or_lying_about(ready, start, how, code):
+    process, heard, told = start(BUILD_GOES_ON)
     assert heard.readline() == 'building\n'
     if how == 'pip fails':
         print('fail', file=told, flush=True)
@@ -377,7 +396,6 @@ def test_a_setup_that_ends_early_leaves_nothing_running_or_lying_about(ready, ta
         process.send_signal(how)
     ended, said = end_of(process)
     assert ended == code and ('stopped; launch/setup.sh goes on from here' in said) == (code > 1), said
-    says.close()
     assert heard.read() == ''  # the end of the file: nobody has it open
     assert wheels(ready.parent / 'home') == [] and list((ready.parent / 'tmp').iterdir()) == []
     pip_calls(ready)
