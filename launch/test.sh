@@ -2,30 +2,33 @@
 # Sets up what is missing and runs linters, types and tests; the last lines say what was left out, and why.
 # Usage: launch/test.sh [--all | --changed] [PYTEST OPTIONS...]
 #   without an option: what gives trust within minutes; no root, nothing but launch/setup.sh
-#   --all: also what takes long, real hosts, Slurm, containers and a browser (root; tests/install.sh installs them), and
+#   --all: also what takes longer, real hosts, Slurm, containers and a browser (root; tests/install.sh installs them), and
 #          a part once more as on a processor without AVX-512
-#   --changed: what a change since the last such run can reach
+#   --changed: of the first, what can be reached by the changes that are not committed, or by the last commit
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-scope=${1:-}
-case $scope in
-    --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    --all | --changed) shift ;;
-    *) scope=quick ;;
+scope=quick
+case ${1:-} in
+    --help | -h) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+    --all | --changed) scope=${1#--}; shift ;;
 esac
 launch/setup.sh
+launch/lint.sh
 export PATH="$PWD/.venv/bin:$PATH"
-# ruff does not read setup.cfg.
-ruff check --line-length 120 --target-version py311 --select E,F,W,I,B,UP,S301,S307,S602,S605 --ignore B905 mlperf_rn50 tests benchmarks
-mypy mlperf_rn50
-shellcheck -x launch/*.sh launch/*.sbatch benchmarks/setup.sh tests/install.sh .ci/run
-quick=(-m 'not slow and not cluster and not browser' --numprocesses "$(nproc)")
+# A file of tests stays on one worker, as its tests share what takes long to make.
+run_tests() {
+    pytest --dist loadfile --no-loadscope-reorder "$@"
+}
+quick=(--numprocesses "$(nproc)" -m 'not slow and not cluster and not browser')
 case $scope in
-    quick) exec pytest "${quick[@]}" "$@" ;;
-    --changed) exec pytest "${quick[@]}" --testmon "$@" ;;
+    quick) run_tests "${quick[@]}" "$@" ;;
+    changed)
+        mapfile -t reached < <(python tests/reach.py)
+        [ ${#reached[@]} -gt 0 ] || { echo 'no test can be reached by the change'; exit 0; }
+        run_tests "${quick[@]}" "${reached[@]}" "$@" || [ $? = 5 ] ;; # 5: all of them are left out
+    all)
+        run_tests --numprocesses "$(($(nproc) + 1))" "$@"
+        echo 'again, as on a processor without AVX-512:'
+        DNNL_MAX_CPU_ISA=AVX2 run_tests "${quick[@]}" tests/e2e/test_precision.py tests/e2e/test_bench.py \
+            tests/unit/test_{bench,evaluate,pipeline,resnet,trainer}.py ;;
 esac
-# Much of it waits for other programs: a worker more than there are cores.
-pytest --numprocesses $(($(nproc) + 1)) --dist loadgroup "$@"
-echo 'again, as on a processor without AVX-512:'
-DNNL_MAX_CPU_ISA=AVX2 pytest -m 'not slow' --numprocesses "$(nproc)" tests/e2e/test_precision.py tests/e2e/test_bench.py \
-    tests/unit/test_{bench,trainer,resnet,pipeline,evaluate}.py

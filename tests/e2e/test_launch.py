@@ -1,52 +1,9 @@
-"""The launch scripts: what is missing is named, and how to get it."""
+"""The launch scripts: how they start ranks, and how they are stopped."""
 import os
-import shutil
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 from helpers import ROOT, run
-
-TOOLS = ('bash', 'env', 'cat', 'cut', 'dirname', 'sed', 'sha256sum', 'id', 'nproc', 'head', 'find')
-
-
-@pytest.fixture
-def bare(tmp_path):
-    """A checkout without .venv, and a PATH with nothing but the usual small tools."""
-    checkout, tools = tmp_path / 'checkout', tmp_path / 'bin'
-    shutil.copytree(ROOT / 'launch', checkout / 'launch')
-    shutil.copy(ROOT / 'setup.cfg', checkout)
-    tools.mkdir()
-    for name in TOOLS:
-        (tools / name).symlink_to(shutil.which(name))
-    return checkout, tools
-
-
-def setup(checkout, tools, **variables):
-    return run([checkout / 'launch/setup.sh'], env={'PATH': str(tools), 'HOME': str(checkout), **variables})
-
-
-def test_a_missing_python_is_named(bare):
-    done = setup(*bare)
-    assert done.returncode == 2
-    assert 'python3.11 is missing; install it (Debian 12: apt-get install python3.11' in done.stderr
-
-
-def test_a_missing_compiler_is_named(bare):
-    (bare[1] / 'python3.11').symlink_to(Path(sys.base_prefix) / 'bin/python3.11')
-    done = setup(*bare)
-    assert done.returncode == 2 and 'apt-get install g++ make' in done.stderr
-
-
-def test_an_unknown_variant_is_named(bare):
-    done = setup(*bare, MLPERF_RN50_VARIANT='cu999')
-    assert done.returncode == 2 and 'got cu999, expected cpu, cu112 or cu117' in done.stderr
-
-
-def test_a_repeated_setup_changes_nothing():
-    done = run([ROOT / 'launch/setup.sh'])
-    assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
 
 
 @pytest.mark.parametrize('arguments', [['2'], ['0', 'true'], []])
