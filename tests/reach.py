@@ -1,4 +1,4 @@
-"""Which test files a change can reach; as a program it prints them: those of what is not committed, or of the last commit.
+"""Which test files a change can reach; as a program it prints them, for what is not committed or else the last commit.
 
 pytest-testmon follows what runs in the process of the tests, and most of ours start programs. So a test file reaches
 what it imports and what the commands it names import, however deep, imports inside functions included; a file that is
