@@ -125,7 +125,7 @@ def start(cluster, tiny_config, tmp_path):
     """Starts a launcher on some of the hosts; its run folder is tmp_path/run."""
     jobs = []
 
-    def start_job(*arguments, launcher='mpirun.sh', num_hosts=3) -> Job:
+    def start_job(*arguments, launcher='mpirun.sh', num_hosts=2) -> Job:
         hosts = ['--hosts', ','.join(h.name for h in cluster.hosts[:num_hosts])]
         jobs.append(Job(cluster, launcher, [*hosts, '--config', tiny_config, *arguments], tmp_path / 'run'))
         return jobs[-1]

@@ -33,7 +33,7 @@ def assert_ended(job, *said, code=None):
 
 @pytest.mark.parametrize('victim', [0, 2])
 def test_a_rank_is_killed(start, victim):
-    job = start(*BARE)
+    job = start(*BARE, num_hosts=3)
     job.wait_for_step(8)
     os.kill(job.rank_pid(victim), signal.SIGKILL)
     assert_ended(job, rf'rank {victim} on h{victim + 1}, step \d+, {PHASE}: killed by signal 9 \(SIGKILL\)')
@@ -43,21 +43,21 @@ def test_a_rank_is_killed(start, victim):
 def test_a_rank_is_killed_under_horovodrun(start):
     job = start(*BARE, launcher='horovodrun.sh')
     job.wait_for_step(8)
-    os.kill(job.rank_pid(2), signal.SIGKILL)
-    assert_ended(job, rf'rank 2 on h3, step \d+, {PHASE}: killed by signal 9 \(SIGKILL\)')
+    os.kill(job.rank_pid(1), signal.SIGKILL)
+    assert_ended(job, rf'rank 1 on h2, step \d+, {PHASE}: killed by signal 9 \(SIGKILL\)')
     assert_nothing_lost(job.run_dir)
 
 
 def test_a_rank_is_stopped_longer_than_the_stall_limit(start):
     job = start(*BARE, '--comm.stall_limit_s', 40)
     job.wait_for_step(8)
-    os.kill(job.rank_pid(2), signal.SIGSTOP)
-    assert_ended(job, rf'rank 2 on h3, step \d+, {PHASE}: stopped \(SIGSTOP\) for \d+ s')
+    os.kill(job.rank_pid(1), signal.SIGSTOP)
+    assert_ended(job, rf'rank 1 on h2, step \d+, {PHASE}: stopped \(SIGSTOP\) for \d+ s')
     assert_nothing_lost(job.run_dir)
 
 
 def test_a_link_is_cut_while_training(start, cluster):
-    job = start(*BARE)
+    job = start(*BARE, num_hosts=3)
     job.wait_for_step(8)
     cluster.set_link(cluster.hosts[2], False)
     assert_ended(job, r'host h3 \(with rank 2\) does not answer; last recorded: step \d+, (training|evaluation)')
@@ -73,26 +73,26 @@ def test_a_link_is_cut_during_an_evaluation(start, cluster):
         return log.count('"eval_start"') > max(1, log.count('"eval_stop"'))
     job.wait_for(is_evaluating, 'an evaluation')
     # The evaluation itself takes a moment: stopping its rank keeps it there until the link is cut.
-    pid = job.rank_pid(2)
+    pid = job.rank_pid(1)
     os.kill(pid, signal.SIGSTOP)
-    cluster.set_link(cluster.hosts[2], False)
+    cluster.set_link(cluster.hosts[1], False)
     os.kill(pid, signal.SIGCONT)
-    assert_ended(job, r'host h3 \(with rank 2\) does not answer; last recorded: step \d+, (evaluation|training)')
+    assert_ended(job, r'host h2 \(with rank 1\) does not answer; last recorded: step \d+, (evaluation|training)')
 
 
 def test_a_link_is_cut_during_start_up(start, cluster):
     job = start(*BARE)
     job.wait_for(lambda: all(h.ranks() for h in cluster.hosts), 'ranks on every host')
-    cluster.set_link(cluster.hosts[2], False)
-    assert_ended(job, r'host h3 \(with rank 2\) does not answer; (before a run began|last recorded: step 0, start-up)')
+    cluster.set_link(cluster.hosts[1], False)
+    assert_ended(job, r'host h2 \(with rank 1\) does not answer; (before a run began|last recorded: step 0, start-up)')
 
 
 def test_a_link_that_heals_in_time_does_no_harm(start, cluster):
     job = start(*BARE, '--checkpoint.period_epochs', 0, '--train.max_epochs', 3)
     job.wait_for_step(8)
-    cluster.set_link(cluster.hosts[2], False)
+    cluster.set_link(cluster.hosts[1], False)
     time.sleep(5)
-    cluster.set_link(cluster.hosts[2], True)
+    cluster.set_link(cluster.hosts[1], True)
     code, output = job.end()
     assert code == 1 and 'aborted: the target was not reached' in output, output  # its own end
     assert len(run_metrics(job.run_dir, 'eval')) == 3
@@ -147,12 +147,12 @@ def test_a_host_with_another_package_version_is_refused(start, cluster, tmp_path
     info = next(Path(numpy.__file__).parent.parent.glob('numpy-*.dist-info'))
     (tmp_path / 'METADATA').write_text((info / 'METADATA').read_text().replace(f'Version: {numpy.__version__}',
                                                                                'Version: 1.22.0', 1))
-    cluster.hosts[2].call('mount', '--bind', tmp_path / 'METADATA', info / 'METADATA')
+    cluster.hosts[1].call('mount', '--bind', tmp_path / 'METADATA', info / 'METADATA')
     try:
-        assert_ended(start(), r'failed +packages +numpy 1\.22\.0 on h3, but numpy \S+ on h1, h2', code=1)
+        assert_ended(start(), r'failed +packages +numpy 1\.22\.0 on h2, but numpy \S+ on h1', code=1)
         assert not (tmp_path / 'run').exists()
     finally:
-        cluster.hosts[2].call('umount', info / 'METADATA')
+        cluster.hosts[1].call('umount', info / 'METADATA')
 
 
 def test_a_host_with_another_data_set_is_refused(start, cluster, tiny_config, tmp_path):
@@ -160,21 +160,21 @@ def test_a_host_with_another_data_set_is_refused(start, cluster, tiny_config, tm
     shutil.copytree(data, other)
     manifest = other / 'manifest.json'
     manifest.write_text(manifest.read_text().replace('"digits"', '"figures"', 1) + '\n')
-    cluster.hosts[2].call('mount', '--bind', other, data)
+    cluster.hosts[1].call('mount', '--bind', other, data)
     try:
-        assert_ended(start(), r'failed +data set +manifest \w+ with 200 images on h3, but manifest \w+', code=1)
+        assert_ended(start(), r'failed +data set +manifest \w+ with 200 images on h2, but manifest \w+', code=1)
     finally:
-        cluster.hosts[2].call('umount', data)
+        cluster.hosts[1].call('umount', data)
 
 
 def test_a_host_without_the_data_set_says_so_even_without_the_doctor(start, cluster, tiny_config, tmp_path):
     data = tiny_config.parent / 'data'
     (tmp_path / 'empty').mkdir()
-    cluster.hosts[2].call('mount', '--bind', tmp_path / 'empty', data)
+    cluster.hosts[1].call('mount', '--bind', tmp_path / 'empty', data)
     try:
-        assert_ended(start(*BARE), r'rank 2 on h3: \S+manifest\.json: no such file; make the data with', code=2)
+        assert_ended(start(*BARE), r'rank 1 on h2: \S+manifest\.json: no such file; make the data with', code=2)
     finally:
-        cluster.hosts[2].call('umount', data)
+        cluster.hosts[1].call('umount', data)
 
 
 def test_a_host_refuses_ssh(start, cluster):
@@ -201,16 +201,16 @@ def test_the_launcher_is_killed(start, cluster, launcher):
 def test_a_killed_rank_is_started_again_and_the_run_reaches_its_target(start):
     job = start(*BARE, '--restarts', 2, '--train.target_accuracy', 0.6)
     job.wait_for_step(8)
-    os.kill(job.rank_pid(2), signal.SIGKILL)
+    os.kill(job.rank_pid(1), signal.SIGKILL)
     code, output = job.end()
     assert code == 0, output
     assert 'restart 1 of 2: --resume ' in output and 'converged' in output
     [resumed] = run_metrics(job.run_dir, 'resumed')
-    assert resumed['step'] >= 5 and resumed['number_of_ranks'] == 3
+    assert resumed['step'] >= 5 and resumed['number_of_ranks'] == 2
 
 
 def test_a_lost_host_is_left_out_and_the_run_reaches_its_target(start, cluster):
-    job = start(*BARE, '--restarts', 1, '--elastic', '--train.target_accuracy', 0.6)
+    job = start(*BARE, '--restarts', 1, '--elastic', '--train.target_accuracy', 0.6, num_hosts=3)
     job.wait_for_step(8)
     cluster.set_link(cluster.hosts[2], False)
     code, output = job.end()
@@ -225,12 +225,12 @@ def test_a_lost_host_is_left_out_and_the_run_reaches_its_target(start, cluster):
 def test_without_elastic_a_lost_host_is_waited_for(start, cluster):
     job = start(*BARE, '--restarts', 1, '--train.target_accuracy', 0.6)
     job.wait_for_step(8)
-    cluster.set_link(cluster.hosts[2], False)
+    cluster.set_link(cluster.hosts[1], False)
     job.wait_for(lambda: 'does not answer' in job.output, 'the message')
-    cluster.set_link(cluster.hosts[2], True)
+    cluster.set_link(cluster.hosts[1], True)
     code, output = job.end()
     assert code == 0, output
-    assert run_metrics(job.run_dir, 'resumed')[0]['number_of_ranks'] == 3
+    assert run_metrics(job.run_dir, 'resumed')[0]['number_of_ranks'] == 2
 
 
 def test_a_run_that_ended_by_itself_is_not_started_again(start):
