@@ -3,13 +3,9 @@
 Every section is owned here; derived numbers (global batch, steps per epoch) are in train/plan.py.
 """
 import dataclasses
-import difflib
 import math
-import re
-from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
@@ -288,52 +284,6 @@ def field_names(section: type) -> list[str]:
 def choices_of(section: str, key: str) -> list[str]:
     """The values that a key with fixed choices may have."""
     return list(get_args(next(f.type for f in dataclasses.fields(SECTIONS[section]) if f.name == key)))
-
-
-def nearest(word: str, known: list[str]) -> str:
-    """The hint for a misspelt word: '; did you mean X?', or nothing where none is close."""
-    match = difflib.get_close_matches(word, known, n=1)
-    return f'; did you mean {match[0]}?' if match else ''
-
-
-def option_error(message: str, parser: ArgumentParser) -> ConfigError:
-    """A parser's complaint in one line, with the nearest option for a misspelt one."""
-    text, help_ = ' '.join(message.split()), f'; see {parser.prog} --help'
-    if m := re.search(r'[Uu]nrecognized arguments: (\S+)', text):
-        known = [word.lstrip('-') for word in parser._option_string_actions]
-        return ConfigError(f'{m[1]}: unknown option{nearest(m[1].lstrip("-").partition("=")[0], known) or help_}')
-    return ConfigError(text + help_)
-
-
-def check_keys(tree: Any, where: str = '') -> None:
-    """Raise ConfigError for the first section or key of a parsed YAML tree that does not exist."""
-    if not isinstance(tree, dict):
-        raise ConfigError(f'{where or "the file"}: got {type(tree).__name__}, expected sections with keys')
-    for section, values in tree.items():
-        if section not in SECTIONS:
-            raise ConfigError(f'{where}{section}: unknown section{nearest(str(section), list(SECTIONS))}')
-        if not isinstance(values, dict):
-            raise ConfigError(f'{where}{section}: got {values!r}, expected keys under it')
-        known = field_names(SECTIONS[section])
-        for key in values:
-            if key not in known:
-                raise ConfigError(f'{where}{section}.{key}: unknown key{nearest(str(key), known)}')
-
-
-def load_yaml(path: Path) -> dict:
-    """The tree in a YAML file, its keys known to exist.
-
-    Raises:
-        ConfigError: the file is missing, is not YAML, or holds an unknown key.
-    """
-    try:
-        tree = yaml.safe_load(path.read_text()) or {}
-    except OSError as e:
-        raise ConfigError(f'{path}: cannot read the configuration: {e.strerror}') from e
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise ConfigError(f'{path}: not a YAML file: {" ".join(str(e).split())}') from e
-    check_keys(tree, f'{path}: ')
-    return tree
 
 
 def to_tree(config: Config) -> dict:

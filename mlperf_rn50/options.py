@@ -1,24 +1,80 @@
-"""A configuration from its parts: defaults < YAML file < options of the command line."""
+"""A configuration from its parts: defaults < YAML file < options; and how a mistake in them is said."""
+from __future__ import annotations
+
+import difflib
+import re
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+import yaml
 
 from mlperf_rn50 import config as cfg
+from mlperf_rn50.config import SECTIONS, field_names
 from mlperf_rn50.errors import ConfigError
 
+if TYPE_CHECKING:
+    import jsonargparse
 
-def add_config_options(parser: ArgumentParser) -> None:
+
+def nearest(word: str, known: list[str]) -> str:
+    """The hint for a misspelt word: '; did you mean X?', or nothing where none is close."""
+    match = difflib.get_close_matches(word, known, n=1)
+    return f'; did you mean {match[0]}?' if match else ''
+
+
+def option_error(message: str, parser: ArgumentParser) -> ConfigError:
+    """A parser's complaint in one line, with the nearest option for a misspelt one."""
+    text, help_ = ' '.join(message.split()), f'; see {parser.prog} --help'
+    if m := re.search(r'[Uu]nrecognized arguments: (\S+)', text):
+        known = [word.lstrip('-') for word in parser._option_string_actions]
+        return ConfigError(f'{m[1]}: unknown option{nearest(m[1].lstrip("-").partition("=")[0], known) or help_}')
+    return ConfigError(text + help_)
+
+
+def check_keys(tree: Any, where: str = '') -> None:
+    """Raise ConfigError for the first section or key of a parsed YAML tree that does not exist."""
+    if not isinstance(tree, dict):
+        raise ConfigError(f'{where or "the file"}: got {type(tree).__name__}, expected sections with keys')
+    for section, values in tree.items():
+        if section not in SECTIONS:
+            raise ConfigError(f'{where}{section}: unknown section{nearest(str(section), list(SECTIONS))}')
+        if not isinstance(values, dict):
+            raise ConfigError(f'{where}{section}: got {values!r}, expected keys under it')
+        known = field_names(SECTIONS[section])
+        for key in values:
+            if key not in known:
+                raise ConfigError(f'{where}{section}.{key}: unknown key{nearest(str(key), known)}')
+
+
+def load_yaml(path: Path) -> dict:
+    """The tree in a YAML file, its keys known to exist.
+
+    Raises:
+        ConfigError: the file is missing, is not YAML, or holds an unknown key.
+    """
+    try:
+        tree = yaml.safe_load(path.read_text()) or {}
+    except OSError as e:
+        raise ConfigError(f'{path}: cannot read the configuration: {e.strerror}') from e
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise ConfigError(f'{path}: not a YAML file: {" ".join(str(e).split())}') from e
+    check_keys(tree, f'{path}: ')
+    return tree
+
+
+def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
     """Adds --config, and an option for every key of the configuration."""
     parser.add_argument('--config', metavar='FILE', type=str, help='YAML file: only what differs from the defaults')
     parser.add_argument('--telemetry', metavar='BOOL', type=bool | None, help='the short form of --run.telemetry')
-    for name, section in cfg.SECTIONS.items():
+    for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
 
 
-def parse_options(parser: ArgumentParser, argv: Sequence[str], namespace: Namespace | None = None) -> Namespace:
+def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
+                  namespace: jsonargparse.Namespace | None = None) -> jsonargparse.Namespace:
     """What a parser with the options of a configuration makes of the words of a command line.
 
     Raises:
@@ -27,10 +83,10 @@ def parse_options(parser: ArgumentParser, argv: Sequence[str], namespace: Namesp
     try:
         return parser.parse_args(list(argv), namespace=namespace)
     except ArgumentError as e:
-        raise cfg.option_error(str(e), parser) from e
+        raise option_error(str(e), parser) from e
 
 
-def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: ArgumentParser) -> cfg.Config:
+def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
     """Defaults < YAML < command line, as one checked tree.
 
     Args:
@@ -41,19 +97,19 @@ def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: Argument
     Raises:
         ConfigError: a key, type or value is wrong.
     """
-    tree = cfg.load_yaml(yaml_path) if yaml_path else {}
+    tree = load_yaml(yaml_path) if yaml_path else {}
     try:
         base = parser.parse_object(tree, defaults=True)
     except ArgumentError as e:
         raise ConfigError(f'{yaml_path}: {" ".join(str(e).split())}') from e
     options = parse_options(parser, argv, base)
-    result = cfg.Config(**{name: section(**_plain(options[name])) for name, section in cfg.SECTIONS.items()})
+    result = cfg.Config(**{name: section(**_plain(options[name])) for name, section in SECTIONS.items()})
     if options.telemetry is not None:
         result = replace(result, run=replace(result.run, telemetry=options.telemetry))
     cfg.check_values(result)
     return result
 
 
-def _plain(section: Namespace) -> dict[str, Any]:
+def _plain(section: jsonargparse.Namespace) -> dict[str, Any]:
     """The values of a section, lists as the tuples of the dataclass."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(section).items()}

@@ -12,9 +12,9 @@ import traceback
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 
-from mlperf_rn50.config import nearest
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_USAGE, ConfigError, RankLost, UserError
 from mlperf_rn50.mlperf.events import printable
+from mlperf_rn50.options import nearest
 from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name
 
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'

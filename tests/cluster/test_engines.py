@@ -59,7 +59,7 @@ def test_asked_to_stop_it_leaves_a_checkpoint_and_goes_on(start, launcher):
 
 
 def test_mistakes_are_said_before_anything_starts(start):
-    for arguments, said in [(['--nodes', 9], '--nodes: got 9 and 3 hosts, expected as many hosts'),
+    for arguments, said in [(['--nodes', 9], '--nodes: got 9 and 2 hosts, expected as many hosts'),
                             (['--ranks-per-node', 'x'], '--ranks-per-node: got x, expected a number from 1'),
                             (['--train.target_acuracy', 1], 'did you mean'),
                             (['--hosts', '-oProxyCommand=x'], 'host: got -oProxyCommand=x')]:

@@ -6,9 +6,9 @@ import pytest
 from helpers import ROOT
 
 from mlperf_rn50.cli.train import make_parser
-from mlperf_rn50.config import Config, check_values, load_yaml, render_yaml, to_tree
+from mlperf_rn50.config import Config, check_values, render_yaml, to_tree
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.options import resolve_config
+from mlperf_rn50.options import load_yaml, resolve_config
 from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
 
 CONFIGS = sorted((ROOT / 'launch/configs').glob('*.yaml'))
