@@ -136,7 +136,7 @@ find_python() {
   Debian 12: apt-get install python3.11 python3.11-venv
   Ubuntu: add-apt-repository ppa:deadsnakes/ppa && apt-get install python3.11 python3.11-venv
   RHEL, Fedora: dnf install python3.11
-  uv, which this script uses where it is: pip install uv
+  uv, which this script uses where it is (Debian 13, for one, has no other): pipx install uv
   conda: conda create -n python3.11 python=3.11 && conda activate python3.11'
 }
 make_venv() {

@@ -23,12 +23,13 @@ quick=(--numprocesses "$(nproc)" -m 'not slow and not cluster and not browser')
 case $scope in
     quick) run_tests "${quick[@]}" "$@" ;;
     changed)
-        mapfile -t reached < <(python tests/reach.py)
-        [ ${#reached[@]} -gt 0 ] || { echo 'no test can be reached by the change'; exit 0; }
+        reached=$(python tests/reach.py)
+        [ -n "$reached" ] || { echo 'no test can be reached by the change'; exit 0; }
+        mapfile -t reached <<<"$reached"
         run_tests "${quick[@]}" "${reached[@]}" "$@" || [ $? = 5 ] ;; # 5: all of them are left out
     all)
         run_tests --numprocesses "$(($(nproc) + 1))" "$@"
         echo 'again, as on a processor without AVX-512:'
-        DNNL_MAX_CPU_ISA=AVX2 run_tests "${quick[@]}" tests/e2e/test_precision.py tests/e2e/test_bench.py \
+        DNNL_MAX_CPU_ISA=AVX2 run_tests --numprocesses "$(nproc)" tests/e2e/test_precision.py tests/e2e/test_bench.py \
             tests/unit/test_{bench,evaluate,pipeline,resnet,trainer}.py ;;
 esac

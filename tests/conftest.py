@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers import CLI, run
+from helpers import CLI, PUBLISHED, run
 from hypothesis import HealthCheck, settings
 
 from mlperf_rn50.system.processor import find_processor
@@ -18,6 +18,7 @@ settings.load_profile('untimed')
 
 # Marks of tests that a run may leave out, and why it does.
 LEFT_OUT = {'needs_avx512': f'need AVX-512, and this processor may use {find_processor().uses}',
+            'needs_published': 'need the published logs of MLPerf rounds, in ../shared/published',
             'cluster': 'need root, for hosts, Slurm and containers: launch/test.sh --all',
             'browser': 'need headless Chromium: launch/test.sh --all',
             'slow': 'take longer: launch/test.sh --all'}
@@ -31,19 +32,19 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what this processor cannot run; keeps what shares a cluster on one worker."""
+    """Leaves out what cannot run here, whatever is installed."""
     for item in items:
         if Path(item.path).parent.name == 'cluster':
             item.add_marker('cluster')
-    if not find_processor().can_train_bfloat16:
-        impossible = [i for i in items if i.get_closest_marker('needs_avx512')]
-        items[:] = [i for i in items if i not in impossible]
-        config.hook.pytest_deselected(items=impossible)
+    missing = {'needs_avx512': not find_processor().can_train_bfloat16, 'needs_published': not PUBLISHED.is_dir()}
+    impossible = [i for i in items if any(is_missing and i.get_closest_marker(m) for m, is_missing in missing.items())]
+    items[:] = [i for i in items if i not in impossible]
+    config.hook.pytest_deselected(items=impossible)
 
 
 def pytest_deselected(items):
     for item in items:
-        marks = [m.name for m in item.iter_markers()] if hasattr(item, 'iter_markers') else []  # not those of testmon
+        marks = [m.name for m in item.iter_markers()]
         item.config.stash[_COUNTS].update([m for m in LEFT_OUT if m in marks][:1])
 
 

@@ -16,7 +16,7 @@ from mlperf_rn50.train.watch import STOP_SIGNALS
 ROOT = Path(__file__).parent.parent
 # Only guards against hanging: what a test is about is what happens, and in which order.
 HANG_LIMIT_S = 900
-PUBLISHED = ROOT.parent / 'shared/published'  # real logs; tests that need them are skipped without
+PUBLISHED = ROOT.parent / 'shared/published'  # real logs, for tests marked needs_published
 CLI = [sys.executable, '-m', 'mlperf_rn50']
 
 

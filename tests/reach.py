@@ -53,9 +53,9 @@ def started_by(path: Path) -> Iterator[Path]:
 
 
 def reached_by(test: Path) -> set[Path]:
-    """The Python files that a test file reaches."""
+    """The Python files that a test file reaches; those of the tests also by their names, as it may start them."""
     found: set[Path] = set()
-    left = [test]
+    left = [test, *test.parent.glob('conftest.py')]
     while left:
         path = left.pop()
         if path not in found:
@@ -63,6 +63,8 @@ def reached_by(test: Path) -> set[Path]:
             left += [f for m in imports(path) if (f := file_of(m))]
             if path.is_relative_to(TESTS):
                 left += started_by(path)
+                left += [p for s in strings(path) for p in (TESTS / s.removeprefix('tests/'), path.parent / s)
+                         if s.endswith('.py') and p.is_file()]
     return found
 
 
@@ -72,7 +74,7 @@ def is_reached(changed: Path, test: Path) -> bool:
     if str(name) in EVERYTHING:
         return True
     reached = reached_by(test)
-    if changed.suffix == '.py' and changed.is_relative_to(PACKAGE) or changed.is_relative_to(TESTS):
+    if changed.suffix == '.py' and (changed.is_relative_to(PACKAGE) or changed.is_relative_to(TESTS)):
         return changed in reached
     words = [s for path in reached if path.is_relative_to(TESTS) for s in strings(path)]
     return any(name.name in s or s.startswith(name.parts[0]) for s in words)
@@ -84,7 +86,7 @@ def changed_files() -> list[Path]:
         done = subprocess.run(['git', '-C', str(ROOT), *words, '-z'], capture_output=True, text=True, check=True)
         return [name for name in done.stdout.split('\0') if name]
     names = git('diff', '--name-only', 'HEAD') + git('ls-files', '--others', '--exclude-standard')
-    return [ROOT / name for name in names or git('diff', '--name-only', 'HEAD~1', 'HEAD')]
+    return [ROOT / name for name in names or git('show', '--name-only', '--format=', '-m', '--first-parent', 'HEAD')]
 
 
 if __name__ == '__main__':

@@ -9,12 +9,12 @@ import pkgutil
 import sys
 import time
 import traceback
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_USAGE, ConfigError, RankLost, UserError
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.options import nearest
+from mlperf_rn50.options import nearest, option_error
 from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name
 
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
@@ -56,9 +56,13 @@ def _own_parser(has_list: bool) -> ArgumentParser:
 def _run(argv: Sequence[str]) -> int:
     """Runs the command that the words name."""
     place = next((i for i, word in enumerate(argv) if not word.startswith('-')), len(argv))
-    own, unknown = _own_parser('-h' in argv[:place] or '--help' in argv[:place]).parse_known_args(argv[:place])
+    parser = _own_parser('-h' in argv[:place] or '--help' in argv[:place])
+    try:
+        own, unknown = parser.parse_known_args(argv[:place])
+    except ArgumentError as e:
+        raise option_error(str(e), parser) from e
     if unknown:
-        raise ConfigError(f'{unknown[0]}: unknown option; see mlperf-rn50 --help')
+        raise option_error(f'unrecognized arguments: {unknown[0]}', parser)
     if own.version:
         from mlperf_rn50.system.stack import render_stack
         print(render_stack())

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from mlperf_rn50.cli._parsers import Parser
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
+from mlperf_rn50.mlperf.rulesets import DIVISIONS, RULESETS
 
 EPILOG = """examples:
   mlperf-rn50 check logs/digits_cpu/result_0.txt
@@ -13,12 +14,12 @@ EPILOG = """examples:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    from mlperf_rn50.mlperf import check
     parser = Parser('check', __doc__, EPILOG)
     parser.add_argument('files', nargs='+', metavar='FILE', help='result_<k>.txt')
-    parser.add_argument('--ruleset', choices=check.RULESETS, help='default: every round whose lines the log holds')
-    parser.add_argument('--division', choices=check.DIVISIONS, help='default: the one the log names')
+    parser.add_argument('--ruleset', choices=RULESETS, help='default: every round whose lines the log holds')
+    parser.add_argument('--division', choices=DIVISIONS, help='default: the one the log names')
     options = parser.parse_args(argv)
+    from mlperf_rn50.mlperf import check
     all_passed = True
     for path in map(Path, options.files):
         facts = check.find_facts(path)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from mlperf_rn50.cli._parsers import Parser
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, UserError
+from mlperf_rn50.mlperf.rulesets import ROUNDS
 
 EPILOG = """examples:
   mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission
@@ -14,13 +15,12 @@ Results are copied byte for byte. A set that a rule refuses is refused, with the
 
 def make_parser() -> Parser:
     """The options of the command."""
-    from mlperf_rn50.mlperf.package import RULESETS
     parser = Parser('package', __doc__, EPILOG)
     parser.add_argument('runs', nargs='+', metavar='RUNS', help='folder of result_<k>.txt, or the five logs')
     parser.add_argument('--org', required=True, help='who submits')
     parser.add_argument('--system', required=True, help='name of the system')
     parser.add_argument('--out', metavar='DIR', required=True, help='where the tree of the organisation goes')
-    parser.add_argument('--round', choices=list(RULESETS), default='v4.0',
+    parser.add_argument('--round', choices=list(ROUNDS), default='v4.0',
                         help='whose layout and rules (default: v4.0)')
     parser.add_argument('--poc-email', metavar='EMAIL', default='', help='v0.5: whom to ask')
     parser.add_argument('--redact', action='store_true',

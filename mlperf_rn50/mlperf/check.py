@@ -14,10 +14,7 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf import events
 from mlperf_rn50.mlperf.events import Event
 from mlperf_rn50.mlperf.reader import read_events
-
-V05 = 'v0.5'
-RULESETS = (V05, '0.6.0', '0.7.0', '1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
-DIVISIONS = ('open', 'closed')
+from mlperf_rn50.mlperf.rulesets import DIVISIONS, RULESETS, V05
 
 _V05_LEVEL2 = ('run_clear_caches', 'train_loop', 'train_epoch', 'opt_learning_rate', 'eval_start', 'eval_size',
                'eval_target', 'eval_accuracy', 'eval_stop', 'eval_offset', 'model_hp_initial_max_pool',

@@ -18,10 +18,10 @@ from mlperf_rn50.mlperf.describe_system import data_note, describe_entry, descri
 from mlperf_rn50.mlperf.description import load_env
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.mlperf.redact import hosts_of, redact
+from mlperf_rn50.mlperf.rulesets import ROUNDS
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.submitted_code import copy_code, write_runs, write_scripts
 
-RULESETS = {'v0.5': check.V05, **{f'v{r[:3]}': r for r in check.RULESETS[1:]}}
 NUM_RESULTS = 5
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
 
@@ -33,7 +33,7 @@ class Order:
     Args:
         org: who submits.
         system: name of the system, of its folder and of its description.
-        round: v0.5 to v4.0, one of RULESETS.
+        round: v0.5 to v4.0, one of ROUNDS.
         out: the folder that holds the tree of the organisation.
         poc_email: v0.5 only: whom to ask.
         is_redacted: whether host names and paths are left out of what is taken from env.json and config.yaml.
@@ -48,7 +48,7 @@ class Order:
 
     @property
     def ruleset(self) -> str:
-        return RULESETS[self.round]
+        return ROUNDS[self.round]
 
     @property
     def home(self) -> Path:

@@ -74,7 +74,9 @@ def copy_code(folder: Path, env: dict[str, Any]) -> str:
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns('__pycache__'))
         elif source.is_file():
             shutil.copy2(source, folder / name)
-    return f'the code is that of now; the runs were made by commit {str(commit)[:50] or "unknown"}'
+    missing = [name for name in _CODE if not (home / name).exists()]
+    lacks = f', without {", ".join(missing)}: copy them from a checkout' if missing else ''
+    return f'the code is that of now{lacks}; the runs were made by commit {str(commit)[:50] or "unknown"}'
 
 
 def write_runs(folder: Path, runs: Sequence[Run], is_redacted: bool) -> None:

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, run
+from helpers import HANG_LIMIT_S, ROOT, run
 
 IMAGE = 'localhost/mlperf_rn50:test'
 BUILD_LIMIT_S = 3600
@@ -105,8 +105,8 @@ def test_docker_sh_trains_with_podman(image, podman_settings, digits, tmp_path):
         [ROOT / 'launch/docker.sh', '--image', image, '--mount', digits, '--config',
          '/opt/mlperf_rn50/launch/configs/digits_cpu.yaml', '--ranks-per-node', '2', '--run-dir', tmp_path / 'run',
          '--data.dir', digits, *QUICK],
-        cwd=tmp_path, capture_output=True, text=True, timeout=600, env={**os.environ, 'MLPERF_RN50_DOCKER': 'podman',
-                                                                     'OMP_NUM_THREADS': '1'})
+        cwd=tmp_path, capture_output=True, text=True, timeout=HANG_LIMIT_S,
+        env={**os.environ, 'MLPERF_RN50_DOCKER': 'podman', 'OMP_NUM_THREADS': '1'})
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'status              converged' in done.stdout
     assert (tmp_path / 'run/result_0.txt').exists()

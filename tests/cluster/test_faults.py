@@ -1,4 +1,4 @@
-"""What can go wrong between hosts: the run ends everywhere within a minute and says who, where and when, or goes on."""
+"""What can go wrong between hosts: the run ends everywhere and says who, where and when, or goes on."""
 import os
 import re
 import shutil
@@ -57,7 +57,7 @@ def test_a_rank_is_stopped_longer_than_the_stall_limit(start):
 
 
 def test_a_link_is_cut_while_training(start, cluster):
-    job = start(*BARE, num_hosts=3)
+    job = start(*BARE, '--comm.stall_limit_s', 0, num_hosts=3)
     job.wait_for_step(8)
     cluster.set_link(cluster.hosts[2], False)
     assert_ended(job, r'host h3 \(with rank 2\) does not answer; last recorded: step \d+, (training|evaluation)')
@@ -65,7 +65,7 @@ def test_a_link_is_cut_while_training(start, cluster):
 
 
 def test_a_link_is_cut_during_an_evaluation(start, cluster):
-    job = start(*BARE)
+    job = start(*BARE, '--comm.stall_limit_s', 0)
 
     def is_evaluating():
         path = job.run_dir / 'result_0.txt'
@@ -81,7 +81,7 @@ def test_a_link_is_cut_during_an_evaluation(start, cluster):
 
 
 def test_a_link_is_cut_during_start_up(start, cluster):
-    job = start(*BARE)
+    job = start(*BARE, '--comm.stall_limit_s', 0)
     job.wait_for(lambda: all(h.ranks() for h in cluster.hosts[:2]), 'ranks on both hosts')
     cluster.set_link(cluster.hosts[1], False)
     assert_ended(job, r'host h2 \(with rank 1\) does not answer; (before a run began|last recorded: step 0, start-up)')

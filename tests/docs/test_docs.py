@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, run
+from helpers import HANG_LIMIT_S, ROOT, run
 
 PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').glob('*.md'))]
 LANGUAGES = {'bash', 'text', 'yaml', 'python', 'cfg', 'sh'}  # sh: a file, not commands
@@ -133,7 +133,7 @@ def test_commands_do_what_the_page_says(page, checkout):
         code = exit_code_of(block)
         if block.page == page and code is not None:
             done = subprocess.run(['bash', '-euo', 'pipefail', '-c', block.text], cwd=checkout, env=environment,
-                                  capture_output=True, text=True, timeout=600)
+                                  capture_output=True, text=True, timeout=HANG_LIMIT_S)
             assert done.returncode == code, f'{block}\n{block.text}\n{done.stdout[-2000:]}{done.stderr[-2000:]}'
 
 

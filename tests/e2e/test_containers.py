@@ -4,7 +4,7 @@ import subprocess
 import time
 
 import pytest
-from helpers import ROOT, run
+from helpers import HANG_LIMIT_S, ROOT, run
 
 DIGITS = ROOT / 'launch/configs/digits_cpu.yaml'
 
@@ -166,7 +166,7 @@ def test_ranks_per_device_starts_mps_and_splits_the_threads(mps, tmp_path):
                 '--no-doctor', '--run-dir', tmp_path / 'run', '--data.dir', tmp_path / 'none'])
     assert 'no such file; make the data with' in done.stderr  # the ranks themselves fail, for want of data
     assert called(tmp_path)[0] == 'started' and called(tmp_path)[-1] == 'quit'
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + HANG_LIMIT_S
     while time.monotonic() < deadline and (tmp_path / 'log.alive').exists():
         time.sleep(0.05)
     assert not (tmp_path / 'log.alive').exists()

@@ -3,7 +3,7 @@ import os
 import signal
 
 import pytest
-from helpers import ROOT, run
+from helpers import HANG_LIMIT_S, ROOT, run
 
 
 @pytest.mark.parametrize('arguments', [['2'], ['0', 'true'], []])
@@ -47,6 +47,6 @@ def test_a_launcher_that_is_asked_to_stop_starts_nothing_more(tmp_path, when):
         launch "$@"
         """)
     done = run(['bash', launcher, '--config', ROOT / 'launch/configs/digits_cpu.yaml', '--run-dir', tmp_path / 'run'],
-               timeout=40)
+               timeout=HANG_LIMIT_S)
     assert done.returncode == 1, done.stderr
     assert done.stdout.split() == (['doctor', 'train'] if when == 'during training' else ['doctor'])

@@ -2,7 +2,7 @@
 import re
 
 import pytest
-from helpers import ROOT, run
+from helpers import HANG_LIMIT_S, ROOT, run
 
 from mlperf_rn50.data.prepare import Packing, pack
 from mlperf_rn50.data.sources import Dataset, digits
@@ -25,7 +25,7 @@ def sweep(tmp_path):
 
     def run_sweep(name, *options, study='tiny'):
         return run([ROOT / 'launch/sweep.sh', '--study', study, '--layouts', '1x1 2x1', '--config', name, '--weak',
-                    '--no-doctor', *options], cwd=tmp_path, timeout=300)
+                    '--no-doctor', *options], cwd=tmp_path, timeout=HANG_LIMIT_S)
     return run_sweep
 
 

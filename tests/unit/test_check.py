@@ -147,7 +147,7 @@ def test_the_command_says_what_can_be_claimed_and_that_digits_are_not_imagenet(t
     assert call('check', path, '--ruleset', '0.6.0').returncode == 1
 
 
-@pytest.mark.skipif(not PUBLISHED.exists(), reason='the published logs are not here')
+@pytest.mark.needs_published
 @pytest.mark.parametrize('name, ruleset, passes', [
     ('v0.5/NVIDIA/results/dgx1_ngc18.11_mxnet/resnet/result_0.txt', 'v0.5', True),
     ('v0.5/NVIDIA/results/dgx2h_multi_ngc18.11_mxnet/resnet/result_3.txt', 'v0.5', True),

@@ -7,7 +7,9 @@ from mlperf_rn50.cli import command_names
 
 
 @pytest.mark.parametrize('words, said', [
-    ([], 'got no command, expected one of bench, check, '), (['--degub', 'report'], '--degub: unknown option; see'),
+    ([], 'got no command, expected one of bench, check, '), (['-x'], '-x: unknown option; see mlperf-rn50 --help'),
+    (['--degub', 'report'], '--degub: unknown option; did you mean debug?'),
+    (['--version=1'], 'argument --version: ignored explicit argument'),
     (['raport'], 'raport: unknown command; did you mean report?; expected one of'),
     (['report'], 'the following arguments are required: PATH; see mlperf-rn50 report --help'),
     (['report', 'x', '--fromat', 'csv'], '--fromat: unknown option; did you mean format?'),

@@ -4,7 +4,7 @@ import json
 import pytest
 from helpers import CLI, PUBLISHED, run
 
-pytestmark = pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f'{PUBLISHED} is not there')
+pytestmark = pytest.mark.needs_published
 
 # round, system: nodes, accelerators, global batch, target, epochs of each run, minutes of each run, score in minutes
 EXPECTED = {

@@ -14,6 +14,11 @@ from reach import ROOT, is_reached
      'parallel/test_ranks.py unit/test_watch.py'),
     ('launch/common.sh', 'e2e/test_containers.py cluster/test_engines.py', 'unit/test_schedule.py unit/test_reader.py'),
     ('docs/launch.md', 'docs/test_docs.py', 'unit/test_schedule.py e2e/test_train.py'),
+    # Of the tests' own: a conftest.py, and what a test starts.
+    ('tests/e2e/conftest.py', 'e2e/test_train.py', 'unit/test_reader.py'),
+    ('tests/parallel/workers.py', 'parallel/test_ranks.py', 'unit/test_reader.py'),
+    ('tests/fuzz_reader.py', 'property/test_reader.py', 'unit/test_schedule.py'),
+    ('tests/install.sh', 'cluster/test_engines.py', 'unit/test_schedule.py'),
     ('tests/lines.py', 'unit/test_reader.py property/test_reader.py', 'unit/test_schedule.py'),
     ('tests/unit/test_reader.py', 'unit/test_reader.py', 'property/test_reader.py'),
     ('setup.cfg', 'unit/test_schedule.py cluster/test_slurm.py', '')])

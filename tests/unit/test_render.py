@@ -103,11 +103,13 @@ def test_the_command_prints_text_and_nothing_else(tmp_path):
     assert done.returncode == 2 and 'the following arguments are required: PATH' in done.stderr
 
 
-def test_help_does_not_wait_for_heavy_imports():
-    code = ("import sys; sys.argv = ['mlperf-rn50', 'report', '--help']\n"
+@pytest.mark.parametrize('name', ['check', 'package', 'prepare', 'report'])
+def test_help_does_not_wait_for_heavy_imports(name):
+    code = (f"import sys; sys.argv = ['mlperf-rn50', {name!r}, '--help']\n"
             'from mlperf_rn50.cli import main\n'
             'try: main()\nexcept SystemExit: pass\n'
-            "print([m for m in ('mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2') "
+            "print([m for m in ('mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'numpy', "
+            "'jsonargparse', 'mlperf_logging') "
             'if m in sys.modules])')
     done = run([CLI[0], '-c', code])
     assert done.stdout.splitlines()[-1] == '[]' and 'examples:' in done.stdout

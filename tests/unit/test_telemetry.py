@@ -3,6 +3,7 @@ import json
 import time
 
 import pytest
+from helpers import HANG_LIMIT_S
 from sample_log import write_run
 
 from mlperf_rn50.mlperf.reader import read_run
@@ -39,7 +40,7 @@ def test_a_node_is_sampled_until_it_is_closed(tmp_path, monkeypatch):
     for _ in range(2):  # a resumed run goes on in the same file
         sampler = Telemetry(path)
         sampler.run_start(100.0)
-        end = time.monotonic() + 30
+        end = time.monotonic() + HANG_LIMIT_S
         wanted = path.read_text().count('cpu_percent') + 3
         while path.read_text().count('cpu_percent') < wanted and time.monotonic() < end:
             time.sleep(0.02)
