@@ -8,7 +8,7 @@ import pytest
 from mlperf_rn50.config import Config, RunConfig, TrainConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train import loop
-from mlperf_rn50.train.trainer import SmoothedCrossEntropy
+from mlperf_rn50.train.trainer import SmoothedCrossEntropy, Trainer
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
@@ -21,6 +21,12 @@ def test_smoothed_cross_entropy_by_hand(smoothing):
     expected = -(target * log_p).sum(axis=1) * weights
     got = SmoothedCrossEntropy(smoothing)(mx.nd.array(logits), mx.nd.array(labels, dtype='int32'), mx.nd.array(weights))
     np.testing.assert_allclose(got.asnumpy(), expected, rtol=1e-5)
+
+
+def test_what_is_padded_weighs_nothing():
+    rank = SimpleNamespace(_positions=mx.nd.arange(4), _loss_scale=1.0)
+    weights = Trainer._loss_weights(rank, 3, 8)  # 3 of this rank's 4 images are real, 8 of all ranks'
+    np.testing.assert_allclose(weights.asnumpy(), [1 / 8, 1 / 8, 1 / 8, 0])
 
 
 @pytest.mark.parametrize('num_gpus, per_device, expected', [(4, 1, [0, 1, 2, 3]), (2, 2, [0, 0, 1, 1]),
@@ -36,7 +42,6 @@ def test_too_few_gpus_are_named(monkeypatch):
     monkeypatch.setattr(mx.context, 'num_gpus', lambda: 2)
     with pytest.raises(ConfigError, match='got 1 with 4 ranks on a node of 2 GPUs, expected at least 2'):
         loop.device_id_of(Config(train=TrainConfig(device='gpu')), SimpleNamespace(local_rank=2, local_size=4))
-
 
 
 def test_no_gpu_is_an_error_that_says_so(monkeypatch):
