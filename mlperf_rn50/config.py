@@ -57,6 +57,7 @@ class RunConfig:
         log_v06: also write a 0.6.0 log, as result_<k>_v0.6.txt.
         metrics_period_steps: steps between two lines of metrics.jsonl.
         telemetry: sample every node once a second into telemetry_<k>_<host>.jsonl (--telemetry true).
+        tensorboard: also write losses, rates, norms and times for TensorBoard, into tensorboard/.
     """
 
     dir: str = 'logs/run'
@@ -73,6 +74,7 @@ class RunConfig:
     log_v06: bool = False
     metrics_period_steps: int = _key(20, ABOVE_0, 'steps')
     telemetry: bool = False
+    tensorboard: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,13 +210,15 @@ class TrainConfig:
         gradient_accumulation_steps: forward passes per optimizer step.
         label_smoothing: probability spread evenly over all classes.
         precision: float32, bfloat16 (CPU) or float16 with float32 master weights (GPU).
-        loss_scale: static factor on the loss, for float16.
+        loss_scale: float16: factor on the loss to begin with; halved on overflow, doubled after 2,000 steps without.
         device: cpu or gpu; a rank takes GPU number local_rank // run.ranks_per_device.
         target_accuracy: stop when Top-1 is at least this fraction.
         max_epochs: give up after this many epochs; null means schedule.decay_epochs.
         eval_period: epochs between two evaluations.
         eval_offset: evaluate after epoch e (from 0) when e modulo eval_period is this.
         eval_batch_size: images per rank and evaluation pass; null means local_batch_size.
+        num_warmup_steps: steps on made-up images before the clock starts, that leave no trace.
+        init_weights: start from kept weights (a run folder or file; --init-weights); null draws fresh ones.
     """
 
     local_batch_size: int | None = _key(None, ABOVE_0, 'images')
@@ -222,13 +226,15 @@ class TrainConfig:
     gradient_accumulation_steps: int = _key(1, ABOVE_0, 'passes')
     label_smoothing: float = _key(0.0, FRACTION_BELOW_1, 'fraction')
     precision: Literal['float32', 'bfloat16', 'float16'] = 'float32'
-    loss_scale: float = _key(1024.0, ABOVE_0)
+    loss_scale: float = _key(65536.0, ABOVE_0)
     device: Literal['cpu', 'gpu'] = 'cpu'
     target_accuracy: float = _key(0.749, ACCURACY, 'fraction')
     max_epochs: int | None = _key(None, ABOVE_0, 'epochs')
     eval_period: int = _key(4, ABOVE_0, 'epochs')
     eval_offset: int = _key(0, FROM_0, 'epochs')
     eval_batch_size: int | None = _key(None, ABOVE_0, 'images')
+    num_warmup_steps: int = _key(2, FROM_0, 'steps')
+    init_weights: str | None = None
 
 
 @dataclass(frozen=True)
@@ -237,10 +243,12 @@ class CommConfig:
 
     Args:
         compression: none, or fp16 (gradients travel in 16 bits).
+        num_buckets: parts in which gradients are exchanged, each as soon as backward has it.
         stall_limit_s: a rank without a sign of life for so long is ended, and the run with it; 0 for never.
     """
 
     compression: Literal['none', 'fp16'] = 'none'
+    num_buckets: int = _key(8, ABOVE_0, 'buckets')
     stall_limit_s: float = _key(300.0, FROM_0, 's')
 
 
@@ -342,6 +350,9 @@ def check_values(c: Config) -> None:
              'train.precision: got float16 with train.device=cpu, expected float32 or bfloat16 on a CPU')
     _require(t.precision != 'bfloat16' or t.device == 'cpu',
              'train.precision: got bfloat16 with train.device=gpu, expected float32 or float16 on a GPU')
+    _require(t.init_weights is None or c.run.submission_division == 'open',
+             f'train.init_weights: got {t.init_weights} with run.submission_division=closed, expected null; the closed '
+             'division starts from drawn weights')
     _require(t.device == 'gpu' or c.model.layout == 'NCHW',
              'model.layout: got NHWC with train.device=cpu, expected NCHW; the CPU convolutions have no NHWC')
     _require(c.model.layout == 'NCHW' or c.model.name.startswith('resnet'),

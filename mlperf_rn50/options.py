@@ -69,6 +69,7 @@ def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
     """Adds --config, and an option for every key of the configuration."""
     parser.add_argument('--config', metavar='FILE', type=str, help='YAML file: only what differs from the defaults')
     parser.add_argument('--telemetry', metavar='BOOL', type=bool | None, help='the short form of --run.telemetry')
+    parser.add_argument('--init-weights', metavar='PATH', type=str, help='the short form of --train.init_weights')
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
 
@@ -106,6 +107,8 @@ def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargp
     result = cfg.Config(**{name: section(**_plain(options[name])) for name, section in SECTIONS.items()})
     if options.telemetry is not None:
         result = replace(result, run=replace(result.run, telemetry=options.telemetry))
+    if options.init_weights is not None:
+        result = replace(result, train=replace(result.train, init_weights=options.init_weights))
     cfg.check_values(result)
     return result
 

@@ -40,15 +40,10 @@ def convolutions(config: Config) -> Counter[Convolution]:
     found = Counter([Convolution(channels, 64, side, 7, 2)])
     side = -(-side // 4)
     for unit in units(depth_of(config.model)):
-        if unit.is_bottleneck:
-            layers = [(unit.in_channels, unit.channels, 1, 1), (unit.channels, unit.channels, 3, unit.stride),
-                      (unit.channels, unit.out_channels, 1, 1)]
-        else:
-            layers = [(unit.in_channels, unit.channels, 3, unit.stride), (unit.channels, unit.channels, 3, 1)]
-        inside = side
-        for in_channels, out_channels, kernel, stride in layers:
-            found[Convolution(in_channels, out_channels, inside, kernel, stride)] += 1
-            inside = -(-inside // stride)
+        in_channels, inside = unit.in_channels, side
+        for layer in unit.layers:
+            found[Convolution(in_channels, layer.out_channels, inside, layer.kernel, layer.stride)] += 1
+            in_channels, inside = layer.out_channels, -(-inside // layer.stride)
         if unit.has_projection:
             found[Convolution(unit.in_channels, unit.out_channels, side, 1, unit.stride)] += 1
         side = inside

@@ -1,4 +1,5 @@
 """The benches as programs: from the options of the command line to a text, on every rank."""
+from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.bench.exchange import bench_exchange
@@ -11,7 +12,8 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.launched import launched_size
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train.comm import Comm, open_comm
-from mlperf_rn50.train.loop import claim_run, device_id_of, open_telemetry
+from mlperf_rn50.train.run_folder import RunFolder
+from mlperf_rn50.train.start import claim_index, device_id_of, open_telemetry
 from mlperf_rn50.train.watch import Position
 
 
@@ -39,19 +41,26 @@ def run_bench(config: Config, options: Any, position: Position) -> str:
     """
     counts = parse_numbers('--ranks', options.ranks) if options.ranks else [launched_size() or 1]
     comm = open_comm(config.comm.compression, counts)
-    telemetry = open_telemetry(config, comm, claim_run(config, comm)) if config.run.telemetry else Telemetry(None)
+    telemetry = _open_telemetry(config, comm)
     try:
         telemetry.run_start(0.0)
         shown = _measure(config, options, counts, comm, position)
     finally:
         telemetry.close()
-    num_hosts = comm.sum_counts([comm.local_rank == 0])[0]
+    num_hosts = comm.sum([comm.local_rank == 0])[0]
     if comm.rank:
         return ''
     machine = describe_machine(num_hosts)
     if options.format == 'json':
         return render_json(options.kind, machine, shown)
     return render_tables(machine, shown)
+
+
+def _open_telemetry(config: Config, comm: Comm) -> Telemetry:
+    if not config.run.telemetry:
+        return Telemetry(None)
+    index = comm.gather_object(claim_index(config, comm))[0]
+    return open_telemetry(config, comm, RunFolder(Path(config.run.dir), index))
 
 
 def _measure(config: Config, options: Any, counts: list[int], comm: Comm,

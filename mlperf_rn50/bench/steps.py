@@ -19,7 +19,7 @@ from mlperf_rn50.model.zoo import build_model, count_flops, count_parameters, im
 from mlperf_rn50.train.comm import Comm
 from mlperf_rn50.train.loop import STEPS_AHEAD
 from mlperf_rn50.train.plan import Plan, make_plan
-from mlperf_rn50.train.trainer import Trainer
+from mlperf_rn50.train.trainer import Pulse, Trainer
 from mlperf_rn50.train.watch import Position
 
 PARTS = ('data', 'forward', 'backward', 'all_reduce', 'update')
@@ -67,11 +67,11 @@ def case_config(config: Config, case: Case) -> Config:
 def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, num_warmup: int, num: int,
                position: Position) -> list[float]:
     """Seconds of each of `num` steps, taken as the training loop takes them: a few ahead of the device."""
-    pulses, stamps = deque[mx.nd.NDArray](), [time.perf_counter()]
+    pulses, stamps = deque[Pulse](), [time.perf_counter()]
     for step in range(num_warmup + num):
         pulses.append(trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step), False))
         while len(pulses) > (STEPS_AHEAD if step < num_warmup + num - 1 else 0):
-            pulses.popleft().wait_to_read()
+            pulses.popleft().sums.wait_to_read()
             stamps.append(time.perf_counter())
             position.now('training', len(stamps))
         if step == num_warmup - 1:  # the clock starts with nothing under way
@@ -92,13 +92,14 @@ def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int
         stamps.append(time.perf_counter())
     batch = next(batches)
     done()
-    losses = trainer.forward(batch, step % plan.steps_per_epoch)
+    step_in_epoch = step % plan.steps_per_epoch
+    losses = trainer.forward(batch)
     done()
     losses.backward()
     done()
-    trainer.exchange(losses.detach().sum(), False)
+    sums = trainer.exchange(losses.detach().sum(), step_in_epoch, False)
     done()
-    trainer.update(plan.learning_rate(step))
+    trainer.update(sums, step_in_epoch, plan.learning_rate(step))
     done()
     return {part: b - a for part, a, b in zip(PARTS, stamps, stamps[1:])}
 
@@ -115,11 +116,11 @@ def measure_case(config: Config, case: Case, comm: Comm, device_id: int | None, 
     splits = [split_step(trainer, batches, plan, step) for step in range(min(num, _NUM_SPLIT_STEPS))]
     peak = measure_peak(config.train.precision, mx.cpu() if device_id is None else mx.gpu(device_id))
     flops = 3 * count_flops(trainer.net, image_shape(config)) * plan.local_batch_size
-    memory = max(int(m) for m in comm.gather(mx.nd.array([peak_memory_bytes(device_id) / 2**20]).asnumpy()).ravel())
+    memory = max(comm.gather_object(round(peak_memory_bytes(device_id) / 2**20)))
     return {
         'model': case.model, 'precision': case.precision, 'input': case.source, 'image_size': config.data.image_size,
         'local_batch_size': case.local_batch_size, 'num_ranks': comm.world_size,
-        'num_hosts': comm.sum_counts([comm.local_rank == 0])[0], 'num_steps': seconds.num,
+        'num_hosts': comm.sum([comm.local_rank == 0])[0], 'num_steps': seconds.num,
         'images_per_s': plan.global_batch_size / seconds.median_s, 'step_ms': 1000 * seconds.median_s,
         'step_low_ms': 1000 * seconds.low_s, 'step_high_ms': 1000 * seconds.high_s, 'spread': seconds.relative,
         **{f'{part}_ms': 1000 * spread_of([s[part] for s in splits]).median_s for part in PARTS},

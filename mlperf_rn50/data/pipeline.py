@@ -45,11 +45,13 @@ class Batch:
         images: float32 or float16, (batch, channels, side, side), or channels last for layout=NHWC.
         labels: int32, (batch,).
         num_valid: images that count; they come first, the rest is padding.
+        num_bytes: of the records that were read for it.
     """
 
     images: mx.nd.NDArray
     labels: mx.nd.NDArray
     num_valid: int
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -245,6 +247,11 @@ def eval_batches(config: Config, shard: Shard, device_id: int | None) -> Callabl
                 yield shard.samples(order, step), None
     pipe = build_pipeline(_read_ahead(records, config.data, wanted()), shard.local_batch_size, config, False, device_id)
     return lambda: _run(pipe, (shard.num_valid(s) for s in steps))
+
+
+def made_up_batches(config: Config, shard: Shard, device_id: int | None) -> Iterator[Batch]:
+    """Batches of made-up images without end, as for training with data.synthetic."""
+    return _synthetic_batches(config, shard, train_steps(shard, 0), device_id)
 
 
 def _synthetic_batches(config: Config, shard: Shard, steps: Iterator[tuple[int, int, int]],

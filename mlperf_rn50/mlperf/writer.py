@@ -167,6 +167,10 @@ class RunLog:
         for name in tensor_names:
             self._event(keys.WEIGHTS_INITIALIZATION, None, tensor=name)
 
+    def initial_weights(self, source: str, notes: Sequence[str]) -> None:
+        """The weights were not drawn but taken over, which the open division allows only."""
+        self._event(events.INITIAL_WEIGHTS, source, notes=list(notes))
+
     def init_stop(self) -> None:
         """Initialisation is over; nothing of the data was touched yet."""
         self._event(keys.INIT_STOP, kind=keys.INTERVAL_END)

@@ -45,14 +45,10 @@ class _Describer:
         self.add(tags.MODEL_HP_BEGIN_BLOCK, {'block_type': kind})
         self.add(tags.MODEL_HP_BLOCK_TYPE, kind)
         self.add(tags.MODEL_HP_RESNET_TOPOLOGY, f'Block Input: {inside}')
-        if unit.is_bottleneck:
-            layers = [(unit.channels, 1), (unit.channels, unit.stride), (unit.out_channels, 1)]
-        else:
-            layers = [(unit.channels, unit.stride), (unit.out_channels, 1)]
-        for i, (channels, stride) in enumerate(layers):
-            self.conv(channels, stride)
+        for layer in unit.layers:
+            self.conv(layer.out_channels, layer.stride)
             self.norm()
-            if i < len(layers) - 1:
+            if layer.has_relu:
                 self.add(tags.MODEL_HP_RELU)
         outside = _shape(self.channels, self.side)
         if unit.has_projection:

@@ -20,6 +20,23 @@ EXPANSION = 4
 
 
 @dataclass(frozen=True)
+class Layer:
+    """A convolution of a unit and the norm after it, by the numbers in their names.
+
+    Args:
+        kernel: side.
+        stride: of both axes.
+        out_channels: of its output.
+        has_relu: whether a ReLU follows the norm.
+    """
+
+    kernel: int
+    stride: int
+    out_channels: int
+    has_relu: bool
+
+
+@dataclass(frozen=True)
 class Unit:
     """One residual unit, as build and log describe it.
 
@@ -41,6 +58,14 @@ class Unit:
     has_projection: bool
     is_bottleneck: bool
 
+    @property
+    def layers(self) -> list[Layer]:
+        """The convolutions of its body, in order."""
+        if self.is_bottleneck:
+            return [Layer(1, 1, self.channels, True), Layer(3, self.stride, self.channels, True),
+                    Layer(1, 1, self.out_channels, False)]
+        return [Layer(3, self.stride, self.channels, True), Layer(3, 1, self.out_channels, False)]
+
 
 def depth_of(config: ModelConfig) -> int:
     """The number of layers in the name of a ResNet."""
@@ -61,50 +86,50 @@ def units(depth: int) -> list[Unit]:
     return result
 
 
-def _conv(config: ModelConfig, name: str, in_channels: int, channels: int, kernel: int, stride: int) -> nn.Conv2D:
-    init = mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2)
-    return nn.Conv2D(channels, kernel, stride, kernel // 2, use_bias=False, in_channels=in_channels,
-                     layout=config.layout, weight_initializer=init, prefix=f'{name}_')
+@dataclass(frozen=True)
+class _Layers:
+    """Makes the layers of a network: convolutions with norms, or (folded, for evaluations) with a bias instead."""
 
+    config: ModelConfig
+    is_folded: bool
 
-def _norm(config: ModelConfig, name: str, channels: int, is_last: bool = False, relu: bool = False) -> nn.HybridBlock:
-    """BatchNorm, with ReLU after it where asked; is_last marks the last one of a unit (zero_gamma)."""
-    gamma = 'zeros' if is_last and config.zero_gamma else 'ones'
-    keys = dict(axis=config.layout.index('C'), momentum=config.bn_momentum, epsilon=config.bn_epsilon,
-                in_channels=channels, gamma_initializer=gamma, prefix=f'{name}_')
-    if not relu:
-        return nn.BatchNorm(**keys)
-    if config.fused_bn_relu:
-        return nn.BatchNormReLU(**keys)
-    block = nn.HybridSequential(prefix='')
-    block.add(nn.BatchNorm(**keys), nn.Activation('relu'))
-    return block
+    def conv(self, name: str, in_channels: int, layer: Layer) -> nn.Conv2D:
+        init = mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2)
+        return nn.Conv2D(layer.out_channels, layer.kernel, layer.stride, layer.kernel // 2, use_bias=self.is_folded,
+                         in_channels=in_channels, layout=self.config.layout, weight_initializer=init,
+                         prefix=f'{name}_')
+
+    def norm(self, name: str, layer: Layer, is_last: bool = False) -> list[nn.HybridBlock]:
+        """BatchNorm, with ReLU after it where the layer has one; is_last marks the last of a unit (zero_gamma)."""
+        config = self.config
+        relu = [nn.Activation('relu')] if layer.has_relu else []
+        if self.is_folded:
+            return relu
+        gamma = 'zeros' if is_last and config.zero_gamma else 'ones'
+        keys = dict(axis=config.layout.index('C'), momentum=config.bn_momentum, epsilon=config.bn_epsilon,
+                    in_channels=layer.out_channels, gamma_initializer=gamma, prefix=f'{name}_')
+        if layer.has_relu and config.fused_bn_relu:
+            return [nn.BatchNormReLU(**keys)]
+        return [nn.BatchNorm(**keys), *relu]
 
 
 class ResidualUnit(nn.HybridBlock):
     """One residual unit: body plus shortcut, then ReLU."""
 
-    def __init__(self, unit: Unit, config: ModelConfig):
+    def __init__(self, unit: Unit, make: _Layers):
         super().__init__(prefix=f'{unit.name}_')
-        if unit.is_bottleneck:
-            layers = [(1, 1, unit.channels), (3, unit.stride, unit.channels), (1, 1, unit.out_channels)]
-        else:
-            layers = [(3, unit.stride, unit.channels), (3, 1, unit.out_channels)]
         with self.name_scope():
             self.body, channels = nn.HybridSequential(prefix=''), unit.in_channels
             with self.body.name_scope():
-                for i, (kernel, stride, out_channels) in enumerate(layers, start=1):
-                    is_last = i == len(layers)
-                    self.body.add(_conv(config, f'conv{i}', channels, out_channels, kernel, stride),
-                                  _norm(config, f'bn{i}', out_channels, is_last, relu=not is_last))
-                    channels = out_channels
+                for i, layer in enumerate(unit.layers, start=1):
+                    self.body.add(make.conv(f'conv{i}', channels, layer),
+                                  *make.norm(f'bn{i}', layer, is_last=i == len(unit.layers)))
+                    channels = layer.out_channels
             self.shortcut = None
             if unit.has_projection:
-                self.shortcut = nn.HybridSequential(prefix='')
+                self.shortcut, layer = nn.HybridSequential(prefix=''), Layer(1, unit.stride, unit.out_channels, False)
                 with self.shortcut.name_scope():
-                    self.shortcut.add(
-                        _conv(config, 'conv1sc', unit.in_channels, unit.out_channels, 1, unit.stride),
-                        _norm(config, 'bnsc', unit.out_channels))
+                    self.shortcut.add(make.conv('conv1sc', unit.in_channels, layer), *make.norm('bnsc', layer))
 
     def hybrid_forward(self, F, x):
         shortcut = x if self.shortcut is None else self.shortcut(x)
@@ -115,16 +140,17 @@ class ResidualUnit(nn.HybridBlock):
 class ResNet(nn.HybridBlock):
     """ResNet v1.5: images in the configured layout to logits, float32 whatever the layers compute in."""
 
-    def __init__(self, config: ModelConfig, num_classes: int, in_channels: int = 3):
-        """in_channels is 3, or 4 with data.pad_to_4_channels; the rest is as in the configuration."""
+    def __init__(self, config: ModelConfig, num_classes: int, in_channels: int = 3, is_folded: bool = False):
+        """in_channels is 3, or 4 with data.pad_to_4_channels; is_folded leaves the norms out, for evaluations."""
         super().__init__(prefix='')
+        make, stem = _Layers(config, is_folded), Layer(7, 2, STAGE_CHANNELS[0], True)
         with self.name_scope():
             self.features = nn.HybridSequential(prefix='')
             with self.features.name_scope():
-                self.features.add(_conv(config, 'conv0', in_channels, 64, 7, 2), _norm(config, 'bn0', 64, relu=True),
+                self.features.add(make.conv('conv0', in_channels, stem), *make.norm('bn0', stem),
                                   nn.MaxPool2D(3, 2, 1, layout=config.layout))
                 for unit in units(depth_of(config)):
-                    self.features.add(ResidualUnit(unit, config))
+                    self.features.add(ResidualUnit(unit, make))
                 self.features.add(nn.GlobalAvgPool2D(layout=config.layout), nn.Flatten())
             self.fc = nn.Dense(num_classes, in_units=units(depth_of(config))[-1].out_channels,
                                weight_initializer=mx.init.Normal(0.01), bias_initializer='zeros', prefix='fc1_')

@@ -1,52 +1,26 @@
 """Everything a resumed run needs, written atomically and read without trusting it.
 
-A checkpoint is a folder step_<n> holding arrays.npz and state.json; state.json is small, lists every
-array with its shape and dtype, and carries the SHA-256 of arrays.npz. Order and augmentation are
-functions of (seed, epoch, step), so the global step is the whole position in the data.
+A checkpoint is a folder step_<n> holding arrays.npz and state.json; state.json is small and carries the SHA-256
+of arrays.npz. Order and augmentation are functions of (seed, epoch, step), so the global step is the whole position
+in the data.
 """
 import hashlib
+import io
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from mlperf_rn50.errors import CheckpointError
 from mlperf_rn50.files import write_atomically
+from mlperf_rn50.train.progress import Progress, dump_progress, parse_progress
 
-FORMAT = 2
+FORMAT = 3
 _PREFIX = 'step_'
-
-
-@dataclass(frozen=True)
-class State:
-    """The small part of a checkpoint.
-
-    Args:
-        step: optimizer steps taken.
-        seed: of the run.
-        world_size: number of ranks that wrote it.
-        best_top1: best Top-1 so far, a fraction.
-        clock_s: seconds on the run's clock so far.
-        global_batch_size: images per step.
-        lr_batch_size: images per step that the configured learning rate is for.
-        num_train: images per epoch.
-        result_index: number of the result file the run writes.
-        num_resumes: how often the run was resumed before.
-    """
-
-    step: int
-    seed: int
-    world_size: int
-    best_top1: float
-    clock_s: float
-    global_batch_size: int
-    lr_batch_size: int
-    num_train: int
-    result_index: int
-    num_resumes: int
 
 
 def _sync_folder(path: Path) -> None:
@@ -57,35 +31,56 @@ def _sync_folder(path: Path) -> None:
         os.close(fd)
 
 
-def _sha256(path: Path) -> str:
-    with open(path, 'rb') as f:
-        return hashlib.file_digest(f, 'sha256').hexdigest()
+class _Hashed:
+    """A file that is written from its start to its end, and hashed meanwhile."""
+
+    def __init__(self, file: BinaryIO):
+        self._file, self._sha256 = file, hashlib.sha256()
+
+    def write(self, data) -> int:
+        self._sha256.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def read(self, *_) -> bytes:
+        """Only here because NumPy takes nothing without it for a file."""
+        raise io.UnsupportedOperation
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
 
 
-def save(folder: Path, state: State, arrays: dict[str, np.ndarray], keep: int) -> Path:
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
+    """Writes a new .npz through to the disk; returns its SHA-256."""
+    with open(path, 'xb') as f:
+        hashed = _Hashed(f)
+        np.savez(hashed, **arrays)
+        f.flush()
+        os.fsync(f.fileno())
+    return hashed.hexdigest()
+
+
+def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], keep: int) -> Path:
     """Writes a checkpoint and drops all but the last `keep`.
 
     Args:
         folder: where checkpoints live; made if missing.
-        state: the small part.
+        progress: the small part.
         arrays: the large part, by name.
         keep: how many to keep.
 
     Raises:
         CheckpointError: it cannot be written; earlier ones are untouched.
     """
-    final = folder / f'{_PREFIX}{state.step:08d}'
+    final = folder / f'{_PREFIX}{progress.step:08d}'
     temporary = folder / f'.{final.name}.{os.getpid()}.tmp'
     try:
         temporary.mkdir(parents=True)
-        with open(temporary / 'arrays.npz', 'wb') as f:
-            np.savez(f, **arrays)
-            f.flush()
-            os.fsync(f.fileno())
-        described = {n: [str(a.dtype), list(a.shape)] for n, a in arrays.items()}
+        digest = write_arrays(temporary / 'arrays.npz', arrays)
         write_atomically(temporary / 'state.json', json.dumps(
-            {'format': FORMAT, 'state': asdict(state), 'sha256': _sha256(temporary / 'arrays.npz'),
-             'arrays': described}, indent=1))
+            {'format': FORMAT, 'state': dump_progress(progress), 'sha256': digest}, indent=1))
         _sync_folder(temporary)
         if final.exists():  # the same step of the same run: written again after a resume
             shutil.rmtree(final)
@@ -100,14 +95,20 @@ def save(folder: Path, state: State, arrays: dict[str, np.ndarray], keep: int) -
     return final
 
 
+def clear_unfinished(folder: Path) -> None:
+    """Removes what a run that was killed while it wrote has left."""
+    for path in folder.glob(f'.{_PREFIX}*.tmp'):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """The finished checkpoints of a folder, oldest first."""
     found = [p for p in folder.glob(f'{_PREFIX}*') if p.is_dir() and p.name[len(_PREFIX):].isdecimal()]
     return sorted(found, key=lambda p: int(p.name[len(_PREFIX):]))
 
 
-def load_state(path: Path) -> tuple[State, dict[str, list]]:
-    """The small part of a checkpoint, and dtype and shape of every array, after checking the whole for damage.
+def load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
+    """A checkpoint, read once and checked whole for damage: the small part, and the arrays by name.
 
     Raises:
         CheckpointError: it is damaged or not one of ours; names the one before it, if there is one.
@@ -116,25 +117,14 @@ def load_state(path: Path) -> tuple[State, dict[str, list]]:
         described = json.loads((path / 'state.json').read_text())
         if described['format'] != FORMAT:
             raise ValueError(f'got format {described["format"]}, expected {FORMAT}')
-        state = State(**described['state'])
-        wanted, got = described['sha256'], _sha256(path / 'arrays.npz')
+        progress = parse_progress(described['state'])
+        data, wanted = (path / 'arrays.npz').read_bytes(), str(described['sha256'])
+        got = hashlib.sha256(data).hexdigest()
         if wanted != got:
-            raise ValueError(f'arrays.npz is damaged: got SHA-256 {got[:12]}…, expected {str(wanted)[:12]}…')
-        return state, dict(described['arrays'])
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise CheckpointError(f'{path}: {_reason(e)}{_previous_hint(path)}') from e
-
-
-def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The large part of a checkpoint that load_state accepted.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    try:
-        with np.load(path / 'arrays.npz', allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, KeyError, EOFError) as e:
+            raise ValueError(f'arrays.npz is damaged: got SHA-256 {got[:12]}…, expected {wanted[:12]}…')
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            return progress, {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as e:
         raise CheckpointError(f'{path}: {_reason(e)}{_previous_hint(path)}') from e
 
 

@@ -3,10 +3,12 @@
 Without a launcher (mpirun, horovodrun, srun) there is one rank and Horovod is not touched: MPI cannot
 always start alone.
 """
+import json
+import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import cycle
-from typing import Protocol
+from typing import Any, Protocol
 
 import mxnet as mx
 import numpy as np
@@ -29,11 +31,11 @@ class Comm(Protocol):
     def broadcast(self, arrays: Mapping[str, mx.nd.NDArray]) -> None:
         """Gives every rank the arrays of rank 0, in place."""
 
-    def broadcast_number(self, value: int) -> int:
-        """Rank 0's value."""
+    def sum_gradients(self, grads: Sequence[mx.nd.NDArray], bucket: int = 0) -> None:
+        """Sums a bucket of gradients over ranks in place, as one exchange, without waiting for it.
 
-    def sum_gradients(self, grads: Sequence[mx.nd.NDArray]) -> None:
-        """Sums over ranks in place, as one fused exchange, without waiting for it."""
+        Buckets with other numbers may be under way at the same time.
+        """
 
     def sum_in_background(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
         """The sum over ranks of a small array, without waiting for it."""
@@ -41,11 +43,11 @@ class Comm(Protocol):
     def average(self, arrays: Sequence[mx.nd.NDArray]) -> None:
         """Averages over ranks in place."""
 
-    def sum_counts(self, counts: Sequence[int]) -> list[int]:
+    def sum(self, counts: Sequence[int]) -> list[int]:
         """Exact sums of integers over ranks."""
 
-    def gather(self, array: np.ndarray) -> np.ndarray:
-        """One row per rank of an array that is 1-D and equally long on every rank."""
+    def gather_object(self, value: Any) -> list[Any]:
+        """The values of all ranks, in their order: anything that JSON can hold."""
 
     def barrier(self) -> None:
         """Returns once every rank has called it."""
@@ -54,12 +56,13 @@ class Comm(Protocol):
         """The first `size` ranks, one of the sizes named to open_comm; None on the others."""
 
 
-def gather_texts(comm: Comm, text: str) -> list[str]:
-    """The texts of all ranks, in their order; called by all."""
-    own = np.frombuffer(text.encode(), np.uint8)
-    lengths = comm.gather(np.array([own.size], np.float32)).ravel().astype(int)
-    rows = comm.gather(np.pad(own, (0, lengths.max() - own.size)))
-    return [row[:n].astype(np.uint8).tobytes().decode() for row, n in zip(rows, lengths)]
+def fp16_scale(world_size: int) -> float:
+    """What gradients are multiplied with before they travel in 16 bits: a power of two.
+
+    Large, so that small values do not flush to zero; but a sum over all ranks of values up to 16 stays below
+    float16's 65,504.
+    """
+    return 2.0 ** max(0, 12 - math.ceil(math.log2(world_size)))
 
 
 class LocalComm:
@@ -70,10 +73,7 @@ class LocalComm:
     def broadcast(self, arrays):
         pass
 
-    def broadcast_number(self, value):
-        return value
-
-    def sum_gradients(self, grads):
+    def sum_gradients(self, grads, bucket=0):
         pass
 
     def sum_in_background(self, array):
@@ -82,11 +82,11 @@ class LocalComm:
     def average(self, arrays):
         pass
 
-    def sum_counts(self, counts):
+    def sum(self, counts):
         return [int(c) for c in counts]
 
-    def gather(self, array):
-        return array[None]
+    def gather_object(self, value):
+        return [json.loads(json.dumps(value))]
 
     def barrier(self):
         pass
@@ -120,18 +120,16 @@ class HorovodComm:
                 array *= -1
         self._hvd.grouped_allreduce_(ordered, op=self._hvd.Sum, **self._among, name=f'broadcast/{min(arrays)}')
 
-    def broadcast_number(self, value):
-        # Every other rank contributes 0, so the sum is rank 0's value.
-        return self.sum_counts([value if self.rank == 0 else 0])[0]
-
-    def sum_gradients(self, grads):
+    def sum_gradients(self, grads, bucket=0):
+        name = f'gradients/{bucket}'
         if self._compression == 'none':
-            self._hvd.grouped_allreduce_(grads, op=self._hvd.Sum, **self._among, name='gradients')
+            self._hvd.grouped_allreduce_(list(grads), op=self._hvd.Sum, **self._among, name=name)
             return
-        small = [g.astype('float16') for g in grads]
-        self._hvd.grouped_allreduce_(small, op=self._hvd.Sum, **self._among, name='gradients')
+        scale = fp16_scale(self.world_size)
+        small = [(g * scale).astype('float16') for g in grads]
+        self._hvd.grouped_allreduce_(small, op=self._hvd.Sum, **self._among, name=name)
         for grad, reduced in zip(grads, small):
-            grad[:] = reduced.astype(grad.dtype)
+            grad[:] = reduced.astype(grad.dtype) / scale
 
     def sum_in_background(self, array):
         # Horovod refuses a name that is still under way, and several of these are when the network is slow.
@@ -141,16 +139,24 @@ class HorovodComm:
     def average(self, arrays):
         self._hvd.grouped_allreduce_(arrays, op=self._hvd.Average, **self._among, name='average')
 
-    def sum_counts(self, counts):
+    def sum(self, counts):
         own = mx.nd.array(list(counts), dtype='int64')
         total = self._hvd.allreduce(own, op=self._hvd.Sum, **self._among, name='counts')
         return [int(c) for c in total.asnumpy()]
 
-    def gather(self, array):
-        return self._hvd.allgather(mx.nd.array(array[None], dtype=array.dtype), name='gather', **self._among).asnumpy()
+    def gather_object(self, value):
+        own = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        lengths = self._gather(np.array([own.size], np.int64), 'lengths')
+        texts = self._gather(own, 'texts').tobytes()
+        ends = np.cumsum(lengths)
+        return [json.loads(texts[end - n:end]) for n, end in zip(lengths, ends)]
+
+    def _gather(self, array, name):
+        """The 1-D arrays of all ranks, one after another; they may differ in length."""
+        return self._hvd.allgather(mx.nd.array(array, dtype=array.dtype), name=name, **self._among).asnumpy()
 
     def barrier(self):
-        self.sum_counts([0])
+        self.sum([0])
 
     def subset(self, size):
         if size == self.world_size:

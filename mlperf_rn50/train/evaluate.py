@@ -72,7 +72,7 @@ def evaluate(net: mx.gluon.HybridBlock, batches: Iterable[Batch], num_images: in
                                                                               batch.num_valid)
         num_seen += batch.num_valid
     top1, top5 = counts.asnumpy()
-    num_top1, num_top5, total = comm.sum_counts([int(top1), int(top5), num_seen])
+    num_top1, num_top5, total = comm.sum([int(top1), int(top5), num_seen])
     if total != num_images:
         raise RunFailed(f'evaluation: got {total} images over all ranks, expected {num_images}')
     return Accuracy(num_top1, num_top5, total)

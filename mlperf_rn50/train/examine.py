@@ -1,6 +1,5 @@
 """Looks at every rank's machine, data and network before a run: gathers the facts that system/doctor.py checks."""
 import hashlib
-import json
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from mlperf_rn50.data.records import MANIFEST_NAME, load_manifest, open_split
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.model.zoo import build_model, count_parameters
 from mlperf_rn50.system.doctor import Check, Expected, Facts, check_facts, own_facts
-from mlperf_rn50.train.comm import Comm, gather_texts
+from mlperf_rn50.train.comm import Comm
 
 _NUM_PROBED = 64
 _NUM_CLOCK_READINGS = 5
@@ -57,8 +56,8 @@ def _clock_offset_s(comm: Comm) -> float:
     offsets = []
     for _ in range(_NUM_CLOCK_READINGS):
         comm.barrier()
-        now = np.array([time.time()])
-        offsets.append(float(now[0] - comm.gather(now)[0, 0]))
+        now = time.time()
+        offsets.append(now - comm.gather_object(now)[0])
     return min(offsets, key=abs)
 
 
@@ -91,7 +90,7 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
         'data': _data_facts(config) if has_config and not config.data.synthetic else None,
         'clock_offset_s': _clock_offset_s(comm), 'all_reduce_s': _all_reduce_s(comm, context),
         'all_reduce_bytes': 4 * _ALL_REDUCE_FLOATS}
-    return [json.loads(text) for text in gather_texts(comm, json.dumps(facts))]
+    return comm.gather_object(facts)
 
 
 def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], list[Check]]:

@@ -4,7 +4,9 @@ mx.optimizer.LARS is not used: it corrects the momentum for the first few tensor
 Source: LARS, You et al. 2017 (https://arxiv.org/abs/1708.03888), with the momentum scaled by lr_now /
 lr_previous as in Goyal et al. 2017 (https://arxiv.org/abs/1706.02677, section 3).
 """
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import mxnet as mx
 import numpy as np
@@ -16,84 +18,184 @@ from mlperf_rn50.config import OptimizerConfig
 _GROUP_SIZE = 4
 
 
+@dataclass(frozen=True)
+class Tensor:
+    """A trained tensor with all that its update needs, the live arrays.
+
+    Args:
+        name: of the parameter.
+        weight: float32 or float16.
+        grad: of the weight's shape and dtype.
+        velocity: float32, of the weight's shape.
+        master: float32 copy of a float16 weight, else None.
+        decay: its weight decay.
+    """
+
+    name: str
+    weight: mx.nd.NDArray
+    grad: mx.nd.NDArray
+    velocity: mx.nd.NDArray
+    master: mx.nd.NDArray | None
+    decay: float
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether LARS gives it a rate of its own."""
+        return self.name.endswith('_weight')
+
+    @property
+    def updated(self) -> list[mx.nd.NDArray]:
+        """What an update changes."""
+        return [a for a in (self.weight, self.velocity, self.master) if a is not None]
+
+
+class Bucket:
+    """Tensors whose gradients travel together, all of one dtype."""
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        # Weights first, as the LARS operators want them, then neighbours of like size.
+        self.tensors = sorted(tensors, key=lambda t: (not t.is_adapted, -t.weight.size, t.name))
+        self.grads = [t.grad for t in self.tensors]
+        self.num_adapted = sum(t.is_adapted for t in self.tensors)
+        context = self.tensors[0].weight.context
+        self.decays = mx.nd.array([t.decay for t in self.tensors], context)
+        self.ones = mx.nd.ones_like(self.decays)
+
+
 class Optimizer:
     """Updates parameters in place.
 
     Velocity and update are those of MXNet's sgd_mom_update: v = m v - lr (g + wd w), w = w + v; for LARS
-    lr is the tensor's own.
+    lr is the tensor's own. A step of which only a fraction is filled takes that fraction of lr, so every image
+    moves the weights alike; what earlier images left in v moves them in full.
     """
 
-    def __init__(self, params: Mapping[str, mx.gluon.Parameter], config: OptimizerConfig, grad_scale: float = 1.0):
-        """Params by name, initialised; grad_scale is what their gradients were multiplied with (loss scale)."""
-        # Weights first, as the LARS operators want them, then neighbours of one dtype and like size.
-        def order(name: str) -> tuple:
-            p = params[name]
-            return not name.endswith('_weight'), np.dtype(p.dtype) != np.float16, -int(np.prod(p.shape)), name
-        self.names = sorted(params, key=order)
-        self._config, self._rescale = config, 1.0 / grad_scale
-        weights = [params[n].data() for n in self.names]
-        self._weights, self._grads = weights, [params[n].grad() for n in self.names]
-        self._num_weights = sum(n.endswith('_weight') for n in self.names)
-        self._decays = [config.weight_decay if n.endswith('_weight') or config.decay_bn_and_bias else 0.0
-                        for n in self.names]
-        self._decay = mx.nd.array(self._decays, weights[0].context)
-        self._ones = mx.nd.ones_like(self._decay)
-        is_mixed = [w.dtype == np.float16 for w in weights]
-        self._groups = _groups_of(is_mixed)
-        self._velocity = [mx.nd.zeros(w.shape, w.context) for w in weights]
-        self._masters = [w.astype('float32') if m else None for w, m in zip(weights, is_mixed)]
+    def __init__(self, params: Mapping[str, mx.gluon.Parameter], config: OptimizerConfig, num_buckets: int = 1):
+        """Params by name, initialised, in the order of the forward pass; backward yields their gradients reversed."""
+        self._config = config
+        self.tensors = [_make_tensor(n, p, config) for n, p in reversed(list(params.items()))]
+        cuts = cut_buckets([t.weight.size * np.dtype(t.weight.dtype).itemsize for t in self.tensors],
+                           [np.dtype(t.weight.dtype).name for t in self.tensors], num_buckets)
+        self.buckets = [Bucket([self.tensors[i] for i in cut]) for cut in cuts]
         self.last_lr: float | None = None
+        self.is_batch_new = False
+        self._applied: list[tuple[Bucket, mx.nd.NDArray, float]] = []
 
     def state(self) -> dict[str, mx.nd.NDArray]:
         """Every array a resumed run needs, by name; they are the live ones."""
-        arrays = {f'velocity/{n}': v for n, v in zip(self.names, self._velocity)}
-        arrays.update({f'master/{n}': m for n, m in zip(self.names, self._masters) if m is not None})
+        arrays = {f'velocity/{t.name}': t.velocity for t in self.tensors}
+        arrays.update({f'master/{t.name}': t.master for t in self.tensors if t.master is not None})
         return arrays
 
-    def step(self, lr: float) -> None:
-        """One update from the gradients as they stand, with a learning rate for the whole network."""
-        momentum = self._config.momentum
-        if self._config.name == 'sgd':
-            self._update_with_one_rate(lr, momentum)
-        else:
-            if self.last_lr:
-                momentum *= lr / self.last_lr
-            self._update_with_rates(self._lars_rates(lr), momentum)
-        self.last_lr = lr
+    def reset_masters(self) -> None:
+        """Takes over float16 weights that were set from outside."""
+        for tensor in self.tensors:
+            if tensor.master is not None:
+                tensor.master[:] = tensor.weight.astype('float32')
 
-    def _update_with_one_rate(self, lr: float, momentum: float) -> None:
+    def step(self, lr: float, fraction: float = 1.0, rescale: float = 1.0,
+             is_finite: mx.nd.NDArray | None = None) -> None:
+        """One update from the gradients as they stand, each bucket as soon as its gradients are there.
+
+        Args:
+            lr: learning rate of the schedule, for the whole network.
+            fraction: of the global batch that is filled, above 0, up to 1.
+            rescale: what gradients are multiplied with to be those of the mean loss.
+            is_finite: (1,), 0 where the step must change nothing; None where it cannot be.
+        """
+        momentum = self._momentum(lr)
+        before = [[a.copy() for a in t.updated] for t in self.tensors] if is_finite is not None else []
+        update = self._update_with_one_rate if self._config.name == 'sgd' else self._update_with_rates
+        self._applied.clear()
+        for bucket in self.buckets:
+            update(bucket, lr * fraction, momentum, rescale)
+        if is_finite is not None:
+            for tensor, kept in zip(self.tensors, before):
+                _keep_if(is_finite, tensor.updated, kept)
+        self.last_lr, self.is_batch_new = lr, False
+
+    def _momentum(self, lr: float) -> float:
+        """The momentum of a step: LARS follows every change of the learning rate, SGD one that a new batch made."""
+        is_corrected = self.last_lr and (self._config.name == 'lars' or self.is_batch_new)
+        return self._config.momentum * (lr / self.last_lr if is_corrected and self.last_lr else 1.0)
+
+    def all_finite(self) -> mx.nd.NDArray:
+        """(1,): 1 where every gradient is a number, 0 where one overflowed."""
+        result = mx.nd.ones((1,), self.tensors[0].weight.context)
+        for bucket in self.buckets:
+            mx.nd.multi_all_finite(*bucket.grads, num_arrays=len(bucket.grads), init_output=False, out=result)
+        return result
+
+    def squared_norms(self) -> mx.nd.NDArray:
+        """(tensors,): the sum of squares of every gradient as it stands, bucket after bucket."""
+        return mx.nd.concat(*(mx.nd.multi_sum_sq(*b.grads, num_arrays=len(b.grads)) for b in self.buckets), dim=0)
+
+    def trust_ratios(self) -> list[tuple[list[str], mx.nd.NDArray]]:
+        """LARS: names of tensors with what the last step multiplied its learning rate with for them, (names,)."""
+        return [([t.name for t in b.tensors[:b.num_adapted]], rates[:b.num_adapted] / lr)
+                for b, rates, lr in self._applied if b.num_adapted]
+
+    def _update_with_one_rate(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
         """SGD: tensor by tensor, which is fastest where the rate is a plain number."""
-        keys = {'lr': lr, 'momentum': momentum, 'rescale_grad': self._rescale, 'lazy_update': False}
-        for w, g, v, master, wd in zip(self._weights, self._grads, self._velocity, self._masters, self._decays):
-            if master is None:
-                mx.nd.sgd_mom_update(w, g, v, out=w, wd=wd, **keys)
+        keys = {'lr': lr, 'momentum': momentum, 'rescale_grad': rescale, 'lazy_update': False}
+        for t in bucket.tensors:
+            if t.master is None:
+                mx.nd.sgd_mom_update(t.weight, t.grad, t.velocity, out=t.weight, wd=t.decay, **keys)
             else:
-                mx.nd.mp_sgd_mom_update(w, g, v, master, out=w, wd=wd, **keys)
+                mx.nd.mp_sgd_mom_update(t.weight, t.grad, t.velocity, t.master, out=t.weight, wd=t.decay, **keys)
 
-    def _lars_rates(self, lr: float) -> mx.nd.NDArray:
+    def _lars_rates(self, bucket: Bucket, lr: float, rescale: float) -> mx.nd.NDArray:
         """The rate of every tensor: lr, for the weights times eta |w| / (|g| + wd |w| + eps)."""
-        n, rates = self._num_weights, self._ones * lr
-        sums = [mx.nd.multi_sum_sq(*arrays, num_arrays=n) for arrays in (self._weights[:n], self._grads[:n])]
-        mx.nd.multi_lars(rates[:n], *sums, self._decay[:n], eta=self._config.lars_eta, eps=self._config.lars_epsilon,
-                         rescale_grad=self._rescale, out=rates[:n])
+        n, rates = bucket.num_adapted, bucket.ones * lr
+        if n:
+            arrays = [t.weight for t in bucket.tensors[:n]], bucket.grads[:n]
+            sums = [mx.nd.multi_sum_sq(*a, num_arrays=n) for a in arrays]
+            mx.nd.multi_lars(rates[:n], *sums, bucket.decays[:n], eta=self._config.lars_eta,
+                             eps=self._config.lars_epsilon, rescale_grad=rescale, out=rates[:n])
         return rates
 
-    def _update_with_rates(self, lrs: mx.nd.NDArray, momentum: float) -> None:
+    def _update_with_rates(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
         """LARS: groups of tensors with their rates, which never leave the device."""
-        for group in self._groups:
-            rows = [(self._weights[i], self._grads[i], self._velocity[i], self._masters[i]) for i in group]
-            inputs = [a for row in rows for a in row if a is not None]
-            is_mixed = rows[0][3] is not None
+        rates = self._lars_rates(bucket, lr, rescale)
+        self._applied.append((bucket, rates, lr))
+        for start in range(0, len(bucket.tensors), _GROUP_SIZE):
+            group = slice(start, min(start + _GROUP_SIZE, len(bucket.tensors)))
+            tensors = bucket.tensors[group]
+            inputs = [a for t in tensors for a in (t.weight, t.grad, t.velocity, t.master) if a is not None]
+            is_mixed = tensors[0].master is not None
             update = mx.nd.preloaded_multi_mp_sgd_mom_update if is_mixed else mx.nd.preloaded_multi_sgd_mom_update
-            update(*inputs, lrs[group.start:group.stop], self._decay[group.start:group.stop],
-                   out=[row[0] for row in rows], num_weights=len(rows), momentum=momentum, rescale_grad=self._rescale)
+            update(*inputs, rates[group], bucket.decays[group], out=[t.weight for t in tensors],
+                   num_weights=len(tensors), momentum=momentum, rescale_grad=rescale)
 
 
-def _groups_of(kinds: list[bool]) -> list[range]:
-    """Cuts range(len(kinds)) into groups of at most _GROUP_SIZE neighbours of one kind."""
-    groups, start = [], 0
-    for i in range(1, len(kinds) + 1):
-        if i == len(kinds) or kinds[i] != kinds[start] or i - start == _GROUP_SIZE:
-            groups.append(range(start, i))
-            start = i
-    return groups
+def _keep_if(condition: mx.nd.NDArray, arrays: Sequence[mx.nd.NDArray], before: Sequence[mx.nd.NDArray]) -> None:
+    """Leaves arrays as they are where the condition, (1,), is 1, and as they were before where it is 0."""
+    for array, old in zip(arrays, before):
+        array[:] = mx.nd.where(mx.nd.broadcast_like(condition.reshape((1,) * array.ndim), array), array, old)
+
+
+def _make_tensor(name: str, param: mx.gluon.Parameter, config: OptimizerConfig) -> Tensor:
+    weight = param.data()
+    is_decayed = name.endswith('_weight') or config.decay_bn_and_bias
+    return Tensor(name, weight, param.grad(), mx.nd.zeros(weight.shape, weight.context),
+                  weight.astype('float32') if weight.dtype == np.float16 else None,
+                  config.weight_decay if is_decayed else 0.0)
+
+
+def cut_buckets(num_bytes: Sequence[int], kinds: Sequence[str], num_buckets: int) -> list[list[int]]:
+    """Cuts tensors into at most so many stretches of about equal size, and each of these by kind. Pure.
+
+    Args:
+        num_bytes: of each tensor, in the order their gradients come.
+        kinds: dtype of each tensor: an exchange has one.
+        num_buckets: how many stretches.
+
+    Returns:
+        The numbers of the tensors of each bucket; every tensor in one, none empty.
+    """
+    total, before, stretches = sum(num_bytes), 0, [0] * len(num_bytes)
+    for i, n in enumerate(num_bytes):
+        stretches[i] = math.floor(num_buckets * before / total)
+        before += n
+    keys = list(zip(stretches, kinds))
+    return [[i for i, k in enumerate(keys) if k == key] for key in dict.fromkeys(keys)]

@@ -47,6 +47,19 @@ class Plan:
         return self.train_shard().steps_per_epoch
 
     @property
+    def loss_weight(self) -> float:
+        """The weight of an image in its rank's loss: of a mean over the rank's images, whatever the global batch."""
+        return 1 / (self.local_batch_size * self.config.train.gradient_accumulation_steps)
+
+    def rescale(self, step_in_epoch: int) -> float:
+        """What makes the sum over ranks of losses and gradients that of the mean over the images of a step."""
+        return 1 / (self.loss_weight * self.train_shard().num_valid_global(step_in_epoch))
+
+    def fraction(self, step_in_epoch: int) -> float:
+        """How much of the global batch of a step is filled: below 1 in the last step of an epoch only."""
+        return self.train_shard().num_valid_global(step_in_epoch) / self.global_batch_size
+
+    @property
     def decay_steps(self) -> int:
         """Steps from the end of the warm-up to the end of the schedule."""
         s = self.config.schedule

@@ -1,64 +1,68 @@
-"""What the person at the terminal sees: rank 0 speaks, the others are quiet.
-
-On a terminal, a bar per epoch; otherwise plain lines. Everything that is a line also goes to train.log.
-"""
-import logging
-import sys
-import time
-from pathlib import Path
-
-from tqdm import tqdm
-
-# Without a terminal, a line at most this often.
-_PLAIN_PERIOD_S = 30.0
+"""How far a run is: what a checkpoint holds beside the arrays."""
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 
-def open_console(log_path: Path | None) -> logging.Logger:
-    """A logger that writes to stderr and to train.log; a silent one for log_path None (ranks other than 0)."""
-    logger = logging.getLogger('mlperf_rn50.train')
-    logger.handlers[:] = []
-    logger.propagate = False
-    logger.setLevel(logging.INFO)
-    if log_path is None:
-        logger.addHandler(logging.NullHandler())
-        return logger
-    formatter = logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S')
-    for handler in (logging.StreamHandler(sys.stderr), logging.FileHandler(log_path)):
-        handler.setFormatter(formatter)
-        logger.addHandler(handler)
-    return logger
-
-
-class EpochProgress:
-    """The progress of one epoch on rank 0.
+@dataclass
+class Progress:
+    """The one mutable record of a run, the same on every rank.
 
     Args:
-        console: for plain lines.
-        epoch: from 0; shown from 1.
-        num_steps: steps of the epoch.
-        first_step: steps of it already done (after a resume).
-        is_shown: rank 0.
+        step: optimizer steps taken.
+        seed: of the run.
+        world_size: number of ranks.
+        best_top1: best Top-1 so far, a fraction.
+        clock_s: seconds on the run's clock so far.
+        global_batch_size: images per step.
+        lr_batch_size: images per step that the configured learning rate is for.
+        num_train: images per epoch.
+        result_index: number of the result file the run writes.
+        num_resumes: how often the run was resumed.
+        last_lr: learning rate of the last step, 0 before the first.
+        loss_scale: of the next step, see LossScale.
+        num_finite_steps: see LossScale.
+        images: that training took part in, since the start or the last resume.
+        train_s: seconds of training, since the start or the last resume.
     """
 
-    def __init__(self, console: logging.Logger, epoch: int, num_steps: int, first_step: int, is_shown: bool):
-        self._console, self._epoch, self._num_steps = console, epoch, num_steps
-        self._is_plain = is_shown and not sys.stderr.isatty()
-        self._done, self._first = first_step, first_step
-        self._start = self._last_line = time.monotonic()
-        self._bar = tqdm(total=num_steps, initial=first_step, desc=f'epoch {epoch + 1}', unit='step', leave=False,
-                         dynamic_ncols=True, disable=not is_shown or self._is_plain)
+    step: int
+    seed: int
+    world_size: int
+    best_top1: float
+    clock_s: float
+    global_batch_size: int
+    lr_batch_size: int
+    num_train: int
+    result_index: int
+    num_resumes: int = 0
+    last_lr: float = 0.0
+    loss_scale: float = 1.0
+    num_finite_steps: int = 0
+    images: int = 0
+    train_s: float = 0.0
 
-    def update(self, loss: float, lr: float, images_per_s: float) -> None:
-        """One more step is done."""
-        self._done += 1
-        self._bar.set_postfix_str(f'{images_per_s:.0f} img/s, loss {loss:.3f}, lr {lr:.4g}', refresh=False)
-        self._bar.update()
-        now = time.monotonic()
-        if self._is_plain and now - self._last_line >= _PLAIN_PERIOD_S and self._done < self._num_steps:
-            self._last_line = now
-            left_s = (now - self._start) / (self._done - self._first) * (self._num_steps - self._done)
-            self._console.info('epoch %d  step %d/%d  %.0f img/s  loss %.3f  lr %.4g  %.0f s left in the epoch',
-                               self._epoch + 1, self._done, self._num_steps, images_per_s, loss, lr, left_s)
+    @property
+    def images_per_s(self) -> float:
+        """Training throughput over all ranks, evaluations not counted; 0 before the first epoch is over."""
+        return self.images / self.train_s if self.train_s else 0.0
 
-    def close(self) -> None:
-        self._bar.close()
+
+def dump_progress(progress: Progress) -> dict[str, Any]:
+    """The record as a dict for JSON."""
+    return asdict(progress)
+
+
+def parse_progress(tree: Any) -> Progress:
+    """The record from what JSON held.
+
+    Raises:
+        ValueError: a key is missing, unknown or of another type.
+    """
+    kinds = {f.name: f.type for f in fields(Progress)}
+    if not isinstance(tree, dict) or set(tree) != set(kinds):
+        raise ValueError(f'its state has other keys than {", ".join(kinds)}')
+    for name, value in tree.items():
+        wanted = (int,) if kinds[name] is int else (int, float)
+        if not isinstance(value, wanted) or isinstance(value, bool) or value < 0:
+            raise ValueError(f'{name}: got {value!r}, expected a number')
+    return Progress(**tree)

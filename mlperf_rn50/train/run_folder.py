@@ -13,7 +13,10 @@ from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
 from mlperf_rn50.mlperf.events import Event
 from mlperf_rn50.mlperf.reader import read_events
 from mlperf_rn50.system.telemetry import host_file_name
-from mlperf_rn50.train.checkpoint import list_checkpoints, load_state
+from mlperf_rn50.train.checkpoint import list_checkpoints
+
+# Files and folders of a run that say its number.
+_OWN = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboard|checkpoints)_(\d+).*')
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,10 @@ class RunFolder:
         return self.dir / f'telemetry_{self.index}_{host_file_name(host)}.jsonl'
 
     @property
+    def tensorboard(self) -> Path:
+        return self._own('tensorboard', '')
+
+    @property
     def checkpoints(self) -> Path:
         return self._own('checkpoints', '')
 
@@ -72,8 +79,7 @@ def new_run(folder: Path) -> RunFolder:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = [int(m[1]) for p in folder.iterdir()
-                 if (m := re.fullmatch(r'(?:result|config|metrics|env|train|telemetry|checkpoints)_(\d+).*', p.name))]
+        taken = [int(m[1]) for p in folder.iterdir() if (m := _OWN.fullmatch(p.name))]
         if any((folder / n).exists() for n in ('config.yaml', 'metrics.jsonl', 'train.log')):
             taken.append(0)
         run = RunFolder(folder, max(taken, default=-1) + 1)
@@ -87,8 +93,10 @@ def new_run(folder: Path) -> RunFolder:
 def find_run(path: Path) -> tuple[RunFolder, Path]:
     """The run and the checkpoint that --resume PATH means: a run folder, a checkpoints folder or one checkpoint.
 
+    Reads no checkpoint: rank 0 alone does that.
+
     Raises:
-        CheckpointError: there is none, or the newest is damaged (the one before it is named).
+        CheckpointError: there is none.
     """
     checkpoint = path
     if not (path / 'state.json').exists() and not path.name.startswith('step_'):
@@ -99,8 +107,7 @@ def find_run(path: Path) -> tuple[RunFolder, Path]:
         checkpoint = found[-1]
     if not checkpoint.is_dir():
         raise CheckpointError(f'{checkpoint}: no such checkpoint')
-    state, _ = load_state(checkpoint)
-    run = RunFolder(checkpoint.parent.parent, state.result_index)
+    run = RunFolder(checkpoint.parent.parent, _run_index(checkpoint.parent))
     for needed in (run.config, run.result):
         if not needed.exists():
             raise ConfigError(f'{needed}: missing; a run is resumed in the folder it ran in')

@@ -1,5 +1,7 @@
 """The network, its optimizer and the step that ties them to the ranks."""
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import mxnet as mx
 import numpy as np
@@ -7,9 +9,12 @@ from mxnet import autograd
 from mxnet.gluon import HybridBlock
 
 from mlperf_rn50.data.pipeline import Batch, device_context
+from mlperf_rn50.model.folded import FoldedResNet
 from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.comm import Comm
+from mlperf_rn50.train.loss_scale import LossScale
 from mlperf_rn50.train.optimizer import Optimizer
+from mlperf_rn50.train.pace import Pace
 from mlperf_rn50.train.plan import Plan
 
 
@@ -28,44 +33,83 @@ class SmoothedCrossEntropy(HybridBlock):
         return loss * weights
 
 
+@dataclass(frozen=True)
+class Norms:
+    """Sizes of a step's gradients, on their way.
+
+    Args:
+        rescale: what the gradients are multiplied with to be those of the mean loss.
+        squared: float32, (tensors,): sums of squares of the gradients.
+        trust_ratios: LARS: names of tensors, and what the learning rate was multiplied with for them.
+    """
+
+    rescale: float
+    squared: mx.nd.NDArray
+    trust_ratios: list[tuple[list[str], mx.nd.NDArray]]
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What a step will have found once it is done; nothing waits for it.
+
+    Args:
+        sums: float32, (2,): the mean loss of the global batch, and how many ranks were asked to stop.
+        loss_scale: the step used.
+        is_finite: float32, (1,): whether no gradient overflowed; None where they are not float16.
+        norms: where they were asked for.
+    """
+
+    sums: mx.nd.NDArray
+    loss_scale: float
+    is_finite: mx.nd.NDArray | None
+    norms: Norms | None
+
+
 class Trainer:
     """One rank's part of the training.
 
-    The gradients of all ranks are sums over images of weighted losses, the weights of a global batch adding
-    up to 1: so their sum over ranks is the gradient of the batch's mean loss, padding weighs nothing, and
-    the split over ranks and passes does not matter.
+    The loss of a rank is the mean over its full batch, whatever the number of ranks, so that float16 gradients do not
+    shrink with the global batch; padding weighs nothing. The update divides the sum over ranks by what is missing to
+    the mean over the images of the step.
     """
 
     def __init__(self, plan: Plan, comm: Comm, seed: int, device_id: int | None):
         config = plan.config
-        self._comm, self._shard = comm, plan.train_shard(comm.rank)
-        self._context = device_context(device_id)
-        self.net = build_model(config, self._context, seed)
+        self._plan, self._comm = plan, comm
+        self.context = device_context(device_id)
+        self.net = build_model(config, self.context, seed)
+        self._folded = FoldedResNet(config, self.context) if config.model.name.startswith('resnet') else None
         self._loss = SmoothedCrossEntropy(config.train.label_smoothing)
         self._loss.hybridize(static_alloc=True, static_shape=True)
         params = self.net.collect_params()
         trained = {n: p for n, p in params.items() if p.grad_req != 'null'}
         self._statistics = {n: p.data() for n, p in sorted(params.items()) if p.grad_req == 'null'}
-        self.num_micro = self._shard.num_micro
-        if self.num_micro > 1:
+        self._num_micro = config.train.gradient_accumulation_steps
+        if self._num_micro > 1:
             for p in trained.values():
                 p.grad_req = 'add'
-        self._loss_scale = config.train.loss_scale if config.train.precision == 'float16' else 1.0
-        self.optimizer = Optimizer(trained, config.optimizer, self._loss_scale)
-        self._weights = {n: trained[n].data() for n in self.optimizer.names}
-        self._grads = [trained[n].grad() for n in self.optimizer.names]
-        self._positions = mx.nd.arange(plan.local_batch_size, ctx=self._context)
+        self._is_float16 = config.train.precision == 'float16'
+        self.loss_scale = LossScale(config.train.loss_scale if self._is_float16 else 1.0)
+        self.optimizer = Optimizer(trained, config.optimizer, config.comm.num_buckets)
+        self._positions = mx.nd.arange(plan.local_batch_size, ctx=self.context)
+        self.pace = Pace()
 
     @property
     def tensor_names(self) -> list[str]:
         """Names of the trained tensors, as weights_initialization logs them."""
-        return sorted(self._weights)
+        return sorted(t.name for t in self.optimizer.tensors)
+
+    @property
+    def eval_net(self) -> HybridBlock:
+        """The network of evaluations: as it was at the last average_statistics."""
+        return self._folded.net if self._folded else self.net
 
     def broadcast(self) -> None:
         """Gives every rank the weights, statistics and optimizer state of rank 0."""
         self._comm.broadcast(self._live_arrays())
 
-    def step(self, batches: Iterator[Batch], step_in_epoch: int, lr: float, stop_requested: bool) -> mx.nd.NDArray:
+    def step(self, batches: Iterator[Batch], step_in_epoch: int, lr: float, stop_requested: bool,
+             with_norms: bool = False) -> Pulse:
         """One optimizer step, pushed to the device and not waited for.
 
         Args:
@@ -73,48 +117,76 @@ class Trainer:
             step_in_epoch: from 0.
             lr: learning rate of this step.
             stop_requested: whether this rank was asked to stop.
-
-        Returns:
-            float32 (2,): the mean loss of the global batch, and how many ranks were asked to stop.
+            with_norms: whether the sizes of the gradients are wanted.
         """
         loss = 0.0
-        for _ in range(self.num_micro):
-            losses = self.forward(next(batches), step_in_epoch)
+        for _ in range(self._num_micro):
+            batch = next(batches)
+            self.pace.has_data(batch.num_bytes)
+            losses = self.forward(batch)
             losses.backward()
             loss = losses.detach().sum() + loss
-        pulse = self.exchange(loss, stop_requested)
-        self.update(lr)
-        return pulse
+        sums = self.exchange(loss, step_in_epoch, stop_requested)
+        return self.update(sums, step_in_epoch, lr, with_norms)
 
-    def forward(self, batch: Batch, step_in_epoch: int) -> mx.nd.NDArray:
+    def forward(self, batch: Batch) -> mx.nd.NDArray:
         """The weighted losses of a batch's images, ready for backward(); float32 (local batch,)."""
-        weights = self._loss_weights(batch.num_valid, self._shard.num_valid_global(step_in_epoch))
         with autograd.record():
-            return self._loss(self.net(batch.images), batch.labels, weights)
+            return self._loss(self.net(batch.images), batch.labels, self._loss_weights(batch.num_valid))
 
-    def exchange(self, loss: mx.nd.NDArray, stop_requested: bool) -> mx.nd.NDArray:
-        """Sums gradients, and what step() returns, over the ranks. loss: this rank's, (1,)."""
+    def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, stop_requested: bool) -> mx.nd.NDArray:
+        """Sums gradients, and what Pulse.sums holds, over the ranks. loss: this rank's, (1,)."""
+        last = self.optimizer.tensors[-1].grad
+        computed = last.copy()
         # The pulse goes first: it is ready before the gradients are.
-        pulse = mx.nd.concat(loss / self._loss_scale, mx.nd.full((1,), float(stop_requested), self._context), dim=0)
-        pulse = self._comm.sum_in_background(pulse)
-        self._comm.sum_gradients(self._grads)
-        return pulse
+        mean = loss * self._rescale(step_in_epoch)
+        sums = mx.nd.concat(mean, mx.nd.full((1,), float(stop_requested), self.context), dim=0)
+        sums = self._comm.sum_in_background(sums)
+        for number, bucket in enumerate(self.optimizer.buckets):
+            self._comm.sum_gradients(bucket.grads, number)
+        self.pace.stepped(computed, last.copy())
+        return sums
 
-    def update(self, lr: float) -> None:
-        """Applies the gradients."""
-        self.optimizer.step(lr)
-        if self.num_micro > 1:
-            for grad in self._grads:
-                grad[:] = 0
+    def update(self, sums: mx.nd.NDArray, step_in_epoch: int, lr: float, with_norms: bool = False) -> Pulse:
+        """Applies the gradients, bucket after bucket as they come."""
+        used, rescale = self.loss_scale.value, self._rescale(step_in_epoch)
+        is_finite = self.optimizer.all_finite() if self._is_float16 else None
+        self.optimizer.step(lr, self._plan.fraction(step_in_epoch), rescale, is_finite)
+        norms = Norms(rescale, self.optimizer.squared_norms(), self.optimizer.trust_ratios()) if with_norms else None
+        if self._num_micro > 1:
+            for tensor in self.optimizer.tensors:
+                tensor.grad[:] = 0
+        return Pulse(sums, used, is_finite, norms)
 
-    def _loss_weights(self, num_valid: int, num_valid_global: int) -> mx.nd.NDArray:
-        return (self._positions < num_valid) * (self._loss_scale / num_valid_global)
+    def _loss_weights(self, num_valid: int) -> mx.nd.NDArray:
+        """The weight of each image of a batch in this rank's loss, float32, (local batch,)."""
+        return (self._positions < num_valid) * (self.loss_scale.value * self._plan.loss_weight)
+
+    def _rescale(self, step_in_epoch: int) -> float:
+        return self._plan.rescale(step_in_epoch) / self.loss_scale.value
+
+    def read(self, pulse: Pulse) -> tuple[float, bool]:
+        """Waits for a step: its mean loss, and whether any rank was asked to stop.
+
+        Raises:
+            MXNetError: the step failed.
+        """
+        loss, num_asked = (float(v) for v in pulse.sums.asnumpy())
+        self.pace.check()
+        if pulse.is_finite is not None:
+            self.loss_scale.read(pulse.loss_scale, bool(pulse.is_finite.asscalar()))
+        return loss, num_asked > 0
 
     def average_statistics(self) -> None:
-        """Averages BatchNorm's running statistics over ranks, in place."""
+        """Averages BatchNorm's running statistics over ranks, in place, and gives eval_net the network as it is.
+
+        Statistics are linear in what they have seen, so averaging them early or late gives the same average.
+        """
         self.settle()
         if self._statistics:
             self._comm.average(list(self._statistics.values()))
+        if self._folded:
+            self._folded.take(self.net)
 
     def settle(self) -> None:
         """Waits for every step pushed so far.
@@ -126,55 +198,55 @@ class Trainer:
 
     def _live_arrays(self) -> dict[str, mx.nd.NDArray]:
         """What all ranks share, by name in a checkpoint."""
-        return {**{f'model/{n}': a for n, a in {**self._weights, **self._statistics}.items()},
+        weights = {t.name: t.weight for t in self.optimizer.tensors}
+        return {**{f'model/{n}': a for n, a in {**weights, **self._statistics}.items()},
                 **{f'optimizer/{n}': a for n, a in self.optimizer.state().items()}}
 
-    def array_shapes(self, num_ranks: int) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of what snapshot returns when there are so many ranks."""
-        shapes = {n: a.shape for n, a in self._live_arrays().items()}
-        size = sum(a.size for a in self._statistics.values())
-        return {**shapes, 'statistics_of_ranks': (num_ranks, size)} if size else shapes
+    def array_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of what snapshot returns."""
+        return {n: a.shape for n, a in self._live_arrays().items()}
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Everything a checkpoint holds; called by all ranks, complete on each. Changes nothing.
-
-        model/ has the running statistics averaged over ranks, statistics_of_ranks each rank's own.
-        """
+        """A copy of everything a checkpoint holds, as it stands: on all ranks the same after average_statistics."""
         self.settle()
-        arrays = {n: a.asnumpy() for n, a in self._live_arrays().items()}
-        if not self._statistics:
-            return arrays
-        own = np.concatenate([a.asnumpy().ravel() for a in self._statistics.values()])
-        rows = self._comm.gather(own)
-        averaged = rows.mean(axis=0, dtype=np.float64).astype(own.dtype)
-        arrays.update({f'model/{n}': a for n, a in self._cut(averaged).items()})
-        return {**arrays, 'statistics_of_ranks': rows}
+        return {n: a.asnumpy() for n, a in self._live_arrays().items()}
 
-    def restore(self, arrays: dict[str, np.ndarray] | None) -> None:
-        """Goes back to a snapshot. Rank 0 has it; the other ranks pass None and receive it.
+    def digests(self) -> dict[str, int]:
+        """CRC-32 of every array of a snapshot, by name."""
+        self.settle()
+        return {n: zlib.crc32(a.asnumpy().view(np.uint8).ravel()) for n, a in self._live_arrays().items()}
 
-        A snapshot of another number of ranks has no statistics of their own for these: all take the average.
-        """
+    def restore(self, arrays: Mapping[str, np.ndarray] | None) -> None:
+        """Goes back to a snapshot. Rank 0 has it; the other ranks pass None and receive it."""
         self.settle()
         if arrays is not None:
-            for name, array in self._live_arrays().items():
-                array[:] = arrays[name]
+            self._set(arrays)
         self.broadcast()
-        if self._statistics:
-            self._restore_statistics(arrays)
 
-    def _restore_statistics(self, arrays: dict[str, np.ndarray] | None) -> None:
-        rows = mx.nd.zeros(self.array_shapes(self._comm.world_size)['statistics_of_ranks'])
-        if arrays is not None:
-            own = arrays['statistics_of_ranks']
-            average = np.concatenate([arrays[f'model/{n}'].ravel() for n in self._statistics])
-            rows[:] = own if own.shape == rows.shape else np.broadcast_to(average, rows.shape)
-        self._comm.broadcast({'statistics_of_ranks': rows})
-        for name, values in self._cut(rows[self._comm.rank].asnumpy()).items():
-            self._statistics[name][:] = values
+    def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
+        for name, array in self._live_arrays().items():
+            array[:] = arrays[name]
 
-    def _cut(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        """A rank's running statistics by name, from one row of statistics_of_ranks."""
-        ends = np.cumsum([a.size for a in self._statistics.values()])
-        return {n: part.reshape(a.shape)
-                for (n, a), part in zip(self._statistics.items(), np.split(flat, ends[:-1]))}
+    def warm_up(self, batches: Iterator[Batch], eval_batch: Batch, num_steps: int) -> None:
+        """Steps and an evaluation on made-up images, then everything as it was before.
+
+        They compile graphs, choose kernels, allocate memory and open the connections of the exchange.
+
+        Args:
+            batches: of made-up images, a pass each.
+            eval_batch: the same for an evaluation.
+            num_steps: how many; 0 for nothing at all.
+        """
+        if not num_steps:
+            return
+        before, scale = self.snapshot(), self.loss_scale
+        self.loss_scale = LossScale(scale.value)
+        for _ in range(num_steps):
+            self.read(self.step(batches, 0, 1e-3, False))
+        self.average_statistics()
+        self.eval_net(eval_batch.images).wait_to_read()
+        self.settle()
+        self._set(before)
+        self.settle()
+        self.loss_scale, self.optimizer.last_lr = scale, None
+        self.pace.take()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cluster.conftest import run_metrics
 
-from mlperf_rn50.train.checkpoint import list_checkpoints, load_state
+from mlperf_rn50.train.checkpoint import list_checkpoints, load
 
 BARE = ('--no-doctor',)
 PHASE = '(training|evaluation|writing a checkpoint)'
@@ -19,7 +19,7 @@ def assert_nothing_lost(run_dir):
     """What was written is there and whole: the newest checkpoint loads, the log has its start."""
     assert '"run_start"' in (run_dir / 'result_0.txt').read_text()
     newest = list_checkpoints(run_dir / 'checkpoints')[-1]
-    assert load_state(newest)[0].step == int(newest.name[5:])
+    assert load(newest)[0].step == int(newest.name[5:])
     assert [m['step'] for m in run_metrics(run_dir, 'train')] == list(range(1, 1 + len(run_metrics(run_dir, 'train'))))
 
 

@@ -6,7 +6,7 @@ from cluster.conftest import run_metrics
 from cluster.slurm import Slurm
 from helpers import HANG_LIMIT_S, ROOT
 
-from mlperf_rn50.train.checkpoint import list_checkpoints, load_state
+from mlperf_rn50.train.checkpoint import list_checkpoints, load
 
 
 @pytest.fixture(scope='module')
@@ -81,7 +81,7 @@ def test_scancel_leaves_a_checkpoint(submit):
     job.wait_for_state('CANCELLED')
     job.wait_for(lambda: run_metrics(job.run_dir, 'end'), 'the end of the run')
     [path] = list_checkpoints(job.run_dir / 'checkpoints')
-    assert load_state(path)[0].step >= 10
+    assert load(path)[0].step >= 10
     assert run_metrics(job.run_dir, 'end')[0]['status'] == 'interrupted'
     job.wait_for(lambda: 'cancelled; its checkpoint is in' in job.output, 'the last word')
     assert job.state == 'CANCELLED'  # and not pending again

@@ -10,19 +10,21 @@ import pytest
 from e2e.training import arguments, command, metrics, start, wait_for_step
 from helpers import CLI, HANG_LIMIT_S, call, run, under_ranks
 
-from mlperf_rn50.train.checkpoint import list_checkpoints, load_arrays, load_state
+from mlperf_rn50.train.checkpoint import list_checkpoints, load
 
 
 def assert_same_end(run_dir, whole_dir):
-    """The last checkpoints are equal to the bit, and so is every evaluation."""
+    """The last checkpoints are equal, what was learned to the bit, and so is every evaluation."""
     ends = [list_checkpoints(d / 'checkpoints')[-1] for d in (run_dir, whole_dir)]
-    states = [load_state(e)[0] for e in ends]
+    states = [load(e)[0] for e in ends]
     assert states[0].step == states[1].step == 20
     assert states[0].best_top1 == states[1].best_top1
-    arrays = [load_arrays(e) for e in ends]
+    arrays = [load(e)[1] for e in ends]
     assert set(arrays[0]) == set(arrays[1])
     for name, array in arrays[0].items():
-        np.testing.assert_array_equal(array, arrays[1][name], err_msg=name)
+        # Running statistics are averaged at every checkpoint, which the two runs have at different steps.
+        tolerance = 1e-6 if 'running' in name else 0
+        np.testing.assert_allclose(array, arrays[1][name], rtol=tolerance, atol=tolerance, err_msg=name)
     by_epoch = [{m['epoch']: m for m in metrics(d, 'eval')} for d in (run_dir, whole_dir)]
     assert by_epoch[0] == by_epoch[1]
 
@@ -53,7 +55,7 @@ def test_asked_to_stop_and_resumed(whole_run, tiny, tmp_path, number):
     assert process.returncode == 75, err
     assert f'mlperf-rn50 train --resume {tmp_path}' in out
     [path] = list_checkpoints(tmp_path / 'checkpoints')
-    assert 6 < load_state(path)[0].step < 20
+    assert 6 < load(path)[0].step < 20
     log = (tmp_path / 'result_0.txt').read_text()
     assert '"run_stop"' in log and '"aborted"' in log
     done = run(under_ranks(2, [*CLI, 'train', '--resume', tmp_path, '--checkpoint.period_epochs=1']))
@@ -87,7 +89,7 @@ def test_asked_to_stop_while_it_starts_it_stops_after_its_first_steps(tiny, tmp_
     out, err = process.communicate(timeout=HANG_LIMIT_S)
     assert process.returncode == 75, out + err
     [path] = list_checkpoints(tmp_path / 'checkpoints')
-    assert load_state(path)[0].step <= 3  # the first, and those already under way
+    assert load(path)[0].step <= 3  # the first, and those already under way
 
 
 def test_a_run_that_reached_its_target_is_not_resumed_and_its_log_not_touched(tiny, tmp_path):

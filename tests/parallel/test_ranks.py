@@ -41,7 +41,9 @@ def calls_of(num_ranks, data, snapshots):
     calls += [[step_key(*case), 'steps', [data, case[0], case[2], FIRST_STEPS[case[1]]]]
               for case in product(OPTIMIZERS, FIRST_STEPS, PASSES[num_ranks])]
     calls += [[f'evaluation {n}', 'evaluation', [data, n]] for n in EVAL_BATCHES[num_ranks]]
-    return [*calls, ['background', 'background', []]] if num_ranks == 2 else calls
+    if num_ranks == 2:
+        calls += [['background', 'background', []], ['buckets', 'buckets', [data]]]
+    return [*calls, ['divergence', 'divergence', [data]]] if num_ranks > 1 else calls
 
 
 @pytest.fixture(scope='module')
@@ -70,10 +72,10 @@ def test_collectives(results, num_ranks):
     for r, got in enumerate(results(num_ranks)):
         assert got['collectives'] == {
             'rank': r, 'world_size': n, 'local': [r, n], 'broadcast': [[10.0, 10.0], [0.0, 0.0, 0.0]],
-            'special': special, 'number': 2**40,
+            'special': special, 'gathered': [{'rank': k, 'text': 'ü' * k} for k in range(n)],
             'grads': [[sum(range(1, n + 1))] * 4, [10.0 * sum(range(1, n + 1))] * 4],
             'mean': [(n - 1) / 2] * 2, 'pulse': [sum(range(n)), n], 'kept': [r, 1.0],
-            'counts': [sum(range(n)), n * 2**40, 1], 'gather': [[k, -k] for k in range(n)]}
+            'counts': [sum(range(n)), n * 2**40, 1]}
 
 
 def test_several_sums_may_be_under_way_at_once(results):
@@ -101,23 +103,38 @@ def test_compressed_gradients_are_nearly_the_same(results):
 
 
 @pytest.mark.parametrize('num_ranks', [2, THREE])
-def test_running_statistics_are_averaged_and_survive_a_snapshot(results, num_ranks):
+def test_averaging_the_statistics_in_the_middle_changes_nothing(results, num_ranks):
     found = [r['statistics'] for r in results(num_ranks)]
     own = np.array([r['own'] for r in found])
     assert (own[0] != own[1]).any()
     for r in found:
-        assert r['untouched'] == r['restored'] == r['own']
-        np.testing.assert_allclose(r['averaged'], own.mean(axis=0), rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(r['in_snapshot'], own.mean(axis=0), rtol=1e-5, atol=1e-6)
-    assert all(r['averaged'] == found[0]['averaged'] for r in found)
+        np.testing.assert_allclose(r['middle'], own.mean(axis=0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(r['twice'], r['once'], rtol=1e-5, atol=1e-6)
+        assert r['is_learning_the_same'] and r['is_restored']
+    assert all(r['once'] == found[0]['once'] and r['middle'] == found[0]['middle'] for r in found)
+
+
+def test_several_buckets_give_the_bits_of_one(results):
+    """With two ranks a sum has one order; with more it may depend on a gradient's place in the exchange."""
+    for rank in results(2):
+        sgd_one, sgd_five, lars_one, lars_five = rank['buckets']['ends']
+        assert [n for n, _ in rank['buckets']['ends']] == [1, 5, 1, 5]
+        assert sgd_one[1] == sgd_five[1] != lars_one[1] == lars_five[1]
+
+
+@pytest.mark.parametrize('num_ranks, blamed', [(2, 'rank 0, 1 of 2'), pytest.param(3, 'rank 1 of 3',
+                                                                                  marks=pytest.mark.slow)])
+def test_a_flipped_bit_is_found_and_named(results, num_ranks, blamed):
+    for rank in results(num_ranks):
+        before, after = rank['divergence']['said']
+        assert before == '' and f'after epoch 4: {blamed}, first in model/stage2_unit1_conv1_weight (1 of ' in after
 
 
 @pytest.mark.parametrize('before, now', [pytest.param(3, 2, marks=pytest.mark.slow),
                                          pytest.param(2, 0, marks=pytest.mark.slow), (0, 2)])
 def test_a_snapshot_is_restored_by_another_number_of_ranks(results, before, now):
     for got in results.others(now, before, 'fp16'):
-        for name, (live, saved) in got['restored'].items():
-            assert live == saved, name
+        assert got['restored']['num'] > 100 and got['restored']['different'] == []
 
 
 @pytest.mark.parametrize('num_ranks', [0, 2, THREE])

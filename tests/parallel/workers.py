@@ -5,6 +5,7 @@ CALLS is a JSON list of [key, function, arguments]; rank r writes the results by
 import json
 import sys
 import time
+import zlib
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,8 +13,10 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 
-from mlperf_rn50.config import Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from mlperf_rn50.config import CommConfig, Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from mlperf_rn50.data.pipeline import eval_batches, train_batches
+from mlperf_rn50.errors import RunFailed
+from mlperf_rn50.train.agreement import check_agreement
 from mlperf_rn50.train.comm import open_comm
 from mlperf_rn50.train.evaluate import evaluate
 from mlperf_rn50.train.plan import make_plan
@@ -36,11 +39,11 @@ def collectives(comm):
     comm.barrier()
     return {'rank': r, 'world_size': comm.world_size, 'local': [comm.local_rank, comm.local_size],
             'broadcast': [shared[n].asnumpy().tolist() for n in 'ab'],
-            'special': [shared[n].asnumpy().tobytes().hex() for n in 'cd'], 'number': comm.broadcast_number(2**40 + r),
+            'special': [shared[n].asnumpy().tobytes().hex() for n in 'cd'],
+            'gathered': comm.gather_object({'rank': r, 'text': 'ü' * r}),
             'grads': [g.asnumpy().ravel().tolist() for g in grads], 'mean': means[0].asnumpy().tolist(),
             'pulse': total.asnumpy().tolist(), 'kept': pulse.asnumpy().tolist(),
-            'counts': comm.sum_counts([r, 2**40, r == 0]),
-            'gather': comm.gather(np.array([r, -r], np.float32)).tolist()}
+            'counts': comm.sum([r, 2**40, r == 0])}
 
 
 def _config(data_dir, optimizer, micro, compression='none', world_size=1) -> Config:
@@ -72,35 +75,51 @@ def steps(comm, data_dir, optimizer, micro, first_step):
     losses = []
     for step in range(first, first + 3):
         pulse = trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step), False)
-        losses.append(float(pulse.asnumpy()[0]))
+        losses.append(float(pulse.sums.asnumpy()[0]))
     params = trainer.net.collect_params()
     names = ('conv0_weight', 'stage3_unit1_conv1_weight', 'bn0_gamma', 'fc1_weight', 'fc1_bias')
     return {'losses': losses, **{n: params[n].data().asnumpy().ravel()[:200].tolist() for n in names}}
 
 
-def _after_two_steps(comm, data_dir):
+def _trainer(comm, data_dir):
     plan = make_plan(_config(data_dir, 'sgd', 1), comm.world_size)
     trainer = Trainer(plan, comm, 0, None)
     trainer.broadcast()
-    batches = train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None)
-    for step in range(2):
+    return trainer, train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None)
+
+
+def _take(trainer, batches, num_steps):
+    for step in range(num_steps):
         trainer.step(batches, step, 0.01, False)
-    return trainer
+    trainer.settle()
+
+
+def _statistics_of(arrays):
+    return np.concatenate([a.ravel() for n, a in sorted(arrays.items()) if 'running' in n])
 
 
 def statistics(comm, data_dir):
-    """Running statistics before and after averaging, and through a snapshot and back."""
-    trainer = _after_two_steps(comm, data_dir)
-    trainer.settle()
-    mean = trainer.net.collect_params()['bn0_running_mean']
-    own = mean.data().asnumpy().tolist()
-    arrays = trainer.snapshot()
-    untouched = mean.data().asnumpy().tolist()
+    """Running statistics that are averaged once, at the end, and those that a checkpoint averaged in the middle."""
+    trainer, batches = _trainer(comm, data_dir)
+    _take(trainer, batches, 2)
+    own = _statistics_of(trainer.snapshot())
+    _take(trainer, batches, 2)
     trainer.average_statistics()
-    averaged = mean.data().asnumpy().tolist()
-    trainer.restore(arrays if comm.rank == 0 else None)
-    return {'own': own, 'untouched': untouched, 'averaged': averaged, 'restored': mean.data().asnumpy().tolist(),
-            'in_snapshot': arrays['model/bn0_running_mean'].tolist()}
+    once = trainer.snapshot()
+    trainer, batches = _trainer(comm, data_dir)
+    _take(trainer, batches, 2)
+    trainer.average_statistics()
+    middle = trainer.snapshot()
+    _take(trainer, batches, 2)
+    trainer.average_statistics()
+    twice = trainer.snapshot()
+    trainer.restore(middle if comm.rank == 0 else None)
+    back = trainer.snapshot()
+    learned = [n for n in once if 'running' not in n]
+    return {'own': own.tolist(), 'middle': _statistics_of(middle).tolist(), 'once': _statistics_of(once).tolist(),
+            'twice': _statistics_of(twice).tolist(),
+            'is_learning_the_same': all((once[n] == twice[n]).all() for n in learned),
+            'is_restored': all((middle[n] == back[n]).all() for n in middle)}
 
 
 def background(comm):
@@ -115,21 +134,54 @@ def background(comm):
 
 def save_snapshot(comm, data_dir, path):
     """A snapshot after two steps, written by rank 0."""
-    trainer = _after_two_steps(comm, data_dir)
-    arrays = trainer.snapshot()
+    trainer, batches = _trainer(comm, data_dir)
+    _take(trainer, batches, 2)
+    trainer.average_statistics()
     if comm.rank == 0:
-        np.savez(path, **arrays)
+        np.savez(path, **trainer.snapshot())
     return {}
 
 
 def restored(comm, data_dir, path):
-    """Running statistics and a weight of each rank after going back to a snapshot of other ranks."""
-    trainer = Trainer(make_plan(_config(data_dir, 'sgd', 1), comm.world_size), comm, 0, None)
+    """Whether each rank has everything of a snapshot of other ranks."""
+    trainer, _ = _trainer(comm, data_dir)
     arrays = dict(np.load(path))
     trainer.restore(arrays if comm.rank == 0 else None)
-    params = trainer.net.collect_params()
-    return {name: [params[name].data().asnumpy().ravel()[:50].tolist(), arrays[f'model/{name}'].ravel()[:50].tolist()]
-            for name in ('bn0_running_mean', 'bn0_running_var', 'fc1_weight')}
+    return {'different': [n for n, a in trainer.snapshot().items() if (a != arrays[n]).any()], 'num': len(arrays)}
+
+
+def buckets(comm, data_dir):
+    """Digests of the weights after two steps whose gradients travel in one bucket and in several."""
+    ends = []
+    for optimizer in ('sgd', 'lars'):
+        for num_buckets in (1, 5):
+            config = _config(data_dir, optimizer, 1)
+            plan = make_plan(replace(config, comm=CommConfig(num_buckets=num_buckets)), comm.world_size)
+            trainer = Trainer(plan, comm, 0, None)
+            trainer.broadcast()
+            _take(trainer, train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None), 2)
+            ends.append([len(trainer.optimizer.buckets), zlib.crc32(json.dumps(trainer.digests()).encode())])
+    return {'ends': ends}
+
+
+def divergence(comm, data_dir):
+    """What is said of ranks before and after a bit of one array of rank 1 was flipped."""
+    trainer, batches = _trainer(comm, data_dir)
+    _take(trainer, batches, 1)
+    trainer.average_statistics()
+    said = []
+    for _ in range(2):
+        try:
+            check_agreement(comm, trainer.digests(), 3)
+            said.append('')
+        except RunFailed as e:
+            said.append(str(e))
+        if comm.rank == 1:
+            weight = trainer.net.collect_params()['stage2_unit1_conv1_weight'].data()
+            bits = weight.asnumpy()
+            bits.view(np.uint32).ravel()[1234] ^= 1
+            weight[:] = bits
+    return {'said': said}
 
 
 def evaluation(comm, data_dir, batch_size):
@@ -151,7 +203,7 @@ def shards(comm, data_dir):
     counts = np.zeros(10, int)
     for batch in batches:
         counts += np.bincount(batch.labels.asnumpy()[:batch.num_valid], minlength=10)
-    return {'counts': comm.sum_counts(counts.tolist()), 'num_steps': shard.steps_per_epoch}
+    return {'counts': comm.sum(counts.tolist()), 'num_steps': shard.steps_per_epoch}
 
 
 def main():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlperf_rn50.config import OptimizerConfig
-from mlperf_rn50.train.optimizer import Optimizer, _groups_of
+from mlperf_rn50.train.optimizer import Optimizer, cut_buckets
 
 SHAPES = {'conv0_weight': (4, 3, 3, 3), 'fc1_weight': (5, 6), 'zero_weight': (2, 2), 'fc1_bias': (5,),
           'bn0_gamma': (4,), 'bn0_beta': (4,), 'a_weight': (7,), 'b_weight': (3, 1)}
@@ -29,22 +29,22 @@ def set_grads(params, seed, scale=1.0):
     return grads
 
 
-def reference(config, weights, all_grads, lrs):
-    """The update, tensor by tensor, in float64."""
+def reference(config, weights, all_grads, lrs, fractions=None):
+    """The update, tensor by tensor, in float64. Fractions: of each step's global batch that is filled."""
     weights = {n: w.astype(np.float64) for n, w in weights.items()}
     velocity = {n: np.zeros_like(w) for n, w in weights.items()}
     last = None
-    for grads, lr in zip(all_grads, lrs):
+    for grads, lr, fraction in zip(all_grads, lrs, fractions or [1] * len(lrs)):
         momentum = config.momentum * (lr / last if config.name == 'lars' and last else 1)
         last = lr
         for n, w in weights.items():
             g = grads[n].astype(np.float64)
             is_weight = n.endswith('_weight')
             wd = config.weight_decay if is_weight or config.decay_bn_and_bias else 0.0
-            own = lr
+            own = lr * fraction
             norm_w, norm_g = np.linalg.norm(w), np.linalg.norm(g)
             if config.name == 'lars' and is_weight and norm_w > 0 and norm_g > 0:
-                own = lr * config.lars_eta * norm_w / (norm_g + wd * norm_w + config.lars_epsilon)
+                own = lr * fraction * config.lars_eta * norm_w / (norm_g + wd * norm_w + config.lars_epsilon)
             velocity[n] = momentum * velocity[n] - own * (g + wd * w)
             weights[n] = w + velocity[n]
     return weights
@@ -54,16 +54,16 @@ def reference(config, weights, all_grads, lrs):
     OptimizerConfig(), OptimizerConfig(momentum=0.0), OptimizerConfig(weight_decay=0.1, decay_bn_and_bias=True),
     OptimizerConfig('lars', weight_decay=0.01), OptimizerConfig('lars', momentum=0.94, lars_eta=0.1),
     OptimizerConfig('lars', momentum=0.0, decay_bn_and_bias=True)], ids=str)
-@pytest.mark.parametrize('scale', [1.0, 128.0])
-def test_four_steps_with_a_changing_rate(config, scale):
+@pytest.mark.parametrize('scale, num_buckets', [(1.0, 1), (128.0, 3)])
+def test_four_steps_with_a_changing_rate(config, scale, num_buckets):
     params = make_params()
     start = {n: p.data().asnumpy() for n, p in params.items()}
-    optimizer = Optimizer(params, config, scale)
-    lrs, grads = [0.1, 0.5, 0.5, 0.05], []
+    optimizer = Optimizer(params, config, num_buckets)
+    lrs, fractions, grads = [0.1, 0.5, 0.5, 0.05], [1.0, 0.25, 1.0, 0.5], []
     for step, lr in enumerate(lrs):
         grads.append(set_grads(params, step, scale))
-        optimizer.step(lr)
-    expected = reference(config, start, grads, lrs)
+        optimizer.step(lr, fractions[step], 1 / scale)
+    expected = reference(config, start, grads, lrs, fractions)
     for n, p in params.items():
         np.testing.assert_allclose(p.data().asnumpy(), expected[n], rtol=2e-4, atol=2e-5, err_msg=n)
 
@@ -73,12 +73,12 @@ def test_float16_weights_follow_their_float32_masters(name):
     params = make_params('float16')
     start = {n: p.data().asnumpy() for n, p in params.items()}
     config = OptimizerConfig(name, weight_decay=0.01)
-    optimizer = Optimizer(params, config, 8.0)
+    optimizer = Optimizer(params, config, 2)
     lrs = [1e-4] * 20  # steps too small for float16 alone
     grads = []
     for step, lr in enumerate(lrs):
         grads.append(set_grads(params, step, 8.0))
-        optimizer.step(lr)
+        optimizer.step(lr, rescale=1 / 8)
     expected, state = reference(config, start, grads, lrs), optimizer.state()
     for n in SHAPES:
         if np.dtype(params[n].dtype) == np.float16:
@@ -97,8 +97,67 @@ def test_state_is_the_live_velocity():
     assert optimizer.state()['velocity/fc1_weight'].asnumpy().any()
 
 
-@pytest.mark.parametrize('kinds, expected', [
-    ([], []), ([True], [(0, 1)]), ([True] * 5, [(0, 4), (4, 5)]),
-    ([True, True, False], [(0, 2), (2, 3)]), ([False] * 4 + [True] * 4, [(0, 4), (4, 8)])])
-def test_groups(kinds, expected):
-    assert [(g.start, g.stop) for g in _groups_of(kinds)] == expected
+@pytest.mark.parametrize('name', ['sgd', 'lars'])
+@pytest.mark.parametrize('dtype', ['float32', 'float16'])
+def test_any_number_of_buckets_gives_the_same_bits(name, dtype):
+    ends = []
+    for num_buckets in (1, 3, 20):
+        params = make_params(dtype)
+        optimizer = Optimizer(params, OptimizerConfig(name, weight_decay=0.01), num_buckets)
+        assert len({t.name for b in optimizer.buckets for t in b.tensors}) == len(SHAPES)
+        for step in range(3):
+            set_grads(params, step)
+            optimizer.step(0.1)
+        ends.append({n: p.data().asnumpy() for n, p in params.items()})
+    for n in SHAPES:
+        assert len({end[n].tobytes() for end in ends}) == 1, n
+
+
+@pytest.mark.parametrize('name', ['sgd', 'lars'])
+def test_a_step_that_overflowed_changes_nothing_and_the_next_one_does(name):
+    params = make_params('float16')
+    optimizer = Optimizer(params, OptimizerConfig(name, weight_decay=0.01), 2)
+    set_grads(params, 0)
+    optimizer.step(0.1, is_finite=optimizer.all_finite())
+    arrays = {**optimizer.state(), **{n: p.data() for n, p in params.items()}}
+    before = {n: a.asnumpy() for n, a in arrays.items()}
+    set_grads(params, 1)
+    params['fc1_bias'].grad()[2] = np.inf
+    optimizer.step(0.1, is_finite=optimizer.all_finite())
+    for n, a in arrays.items():
+        np.testing.assert_array_equal(a.asnumpy(), before[n], err_msg=n)
+    set_grads(params, 1)
+    optimizer.step(0.1, is_finite=optimizer.all_finite())
+    assert all((a.asnumpy() != before[n]).any() for n, a in optimizer.state().items())
+
+
+@pytest.mark.parametrize('name, corrected', [('sgd', 0.9 * 0.5), ('lars', 0.9 * 0.5)])
+def test_after_a_change_of_the_batch_the_momentum_follows_the_rate_that_was_applied_last(name, corrected):
+    optimizer = Optimizer(make_params(), OptimizerConfig(name))
+    optimizer.last_lr, optimizer.is_batch_new = 0.2, True
+    assert optimizer._momentum(0.1) == pytest.approx(corrected)
+    optimizer.step(0.1)
+    assert optimizer._momentum(0.1) == 0.9
+    assert optimizer._momentum(0.05) == pytest.approx(0.9 if name == 'sgd' else 0.45)
+
+
+def test_what_lars_did_is_told():
+    params = make_params()
+    optimizer = Optimizer(params, OptimizerConfig('lars', lars_eta=0.1, weight_decay=0.0), 2)
+    grads = set_grads(params, 0)
+    weight = params['fc1_weight'].data().asnumpy()
+    optimizer.step(0.5, 0.5)
+    told = {n: float(r) for names, ratios in optimizer.trust_ratios() for n, r in zip(names, ratios.asnumpy())}
+    assert set(told) == {n for n in SHAPES if n.endswith('_weight')}
+    assert told['fc1_weight'] == pytest.approx(
+        0.1 * np.linalg.norm(weight) / np.linalg.norm(grads['fc1_weight']), rel=1e-4)
+    assert optimizer.squared_norms().asnumpy().sum() == pytest.approx(
+        sum((g.astype(float)**2).sum() for g in grads.values()), rel=1e-5)
+
+
+@pytest.mark.parametrize('sizes, kinds, num, expected', [
+    ([4], 'a', 1, [[0]]), ([4], 'a', 8, [[0]]), ([1, 1, 1, 1], 'aaaa', 2, [[0, 1], [2, 3]]),
+    ([8, 1, 1, 1, 1], 'aaaaa', 2, [[0], [1, 2, 3, 4]]), ([1, 1, 10], 'aaa', 3, [[0, 1, 2]]),
+    ([1, 1, 1, 1], 'abab', 1, [[0, 2], [1, 3]]), ([1, 1, 1, 1], 'abab', 2, [[0], [1], [2], [3]])])
+def test_cutting_buckets(sizes, kinds, num, expected):
+    assert cut_buckets(sizes, kinds, num) == expected

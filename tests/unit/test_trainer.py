@@ -7,8 +7,8 @@ import pytest
 
 from mlperf_rn50.config import Config, RunConfig, TrainConfig
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.train import loop
-from mlperf_rn50.train.trainer import SmoothedCrossEntropy, Trainer
+from mlperf_rn50.train import start
+from mlperf_rn50.train.trainer import SmoothedCrossEntropy
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
@@ -23,29 +23,23 @@ def test_smoothed_cross_entropy_by_hand(smoothing):
     np.testing.assert_allclose(got.asnumpy(), expected, rtol=1e-5)
 
 
-def test_what_is_padded_weighs_nothing():
-    rank = SimpleNamespace(_positions=mx.nd.arange(4), _loss_scale=1.0)
-    weights = Trainer._loss_weights(rank, 3, 8)  # 3 of this rank's 4 images are real, 8 of all ranks'
-    np.testing.assert_allclose(weights.asnumpy(), [1 / 8, 1 / 8, 1 / 8, 0])
-
-
 @pytest.mark.parametrize('num_gpus, per_device, expected', [(4, 1, [0, 1, 2, 3]), (2, 2, [0, 0, 1, 1]),
                                                            (2, 3, [0, 0, 0, 1]), (1, 4, [0] * 4)])
 def test_neighbouring_ranks_share_a_gpu(monkeypatch, num_gpus, per_device, expected):
     monkeypatch.setattr(mx.context, 'num_gpus', lambda: num_gpus)
     config = Config(train=TrainConfig(device='gpu'), run=RunConfig(ranks_per_device=per_device))
     ranks = [SimpleNamespace(local_rank=r, local_size=4) for r in range(4)]
-    assert [loop.device_id_of(config, r) for r in ranks] == expected
+    assert [start.device_id_of(config, r) for r in ranks] == expected
 
 
 def test_too_few_gpus_are_named(monkeypatch):
     monkeypatch.setattr(mx.context, 'num_gpus', lambda: 2)
     with pytest.raises(ConfigError, match='got 1 with 4 ranks on a node of 2 GPUs, expected at least 2'):
-        loop.device_id_of(Config(train=TrainConfig(device='gpu')), SimpleNamespace(local_rank=2, local_size=4))
+        start.device_id_of(Config(train=TrainConfig(device='gpu')), SimpleNamespace(local_rank=2, local_size=4))
 
 
 def test_no_gpu_is_an_error_that_says_so(monkeypatch):
     monkeypatch.setattr(mx.context, 'num_gpus', lambda: 0)
     with pytest.raises(ConfigError, match='MXNet sees none'):
-        loop.device_id_of(Config(train=TrainConfig(device='gpu')), SimpleNamespace(local_rank=0))
-    assert loop.device_id_of(Config(), SimpleNamespace(local_rank=0)) is None
+        start.device_id_of(Config(train=TrainConfig(device='gpu')), SimpleNamespace(local_rank=0))
+    assert start.device_id_of(Config(), SimpleNamespace(local_rank=0)) is None

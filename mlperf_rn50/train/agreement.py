@@ -1,0 +1,58 @@
+"""Whether all ranks are the same, and which of them is slow. Pure but for the gathering."""
+import json
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median_low
+from typing import Any
+
+from mlperf_rn50.errors import RunFailed
+from mlperf_rn50.train.comm import Comm
+
+# A rank is a straggler when it computes longer than the median of all by this factor.
+STRAGGLER_FACTOR = 1.15
+
+
+def check_agreement(comm: Comm, digests: Mapping[str, int], epoch: int) -> None:
+    """Raise RunFailed where the arrays of a rank are not those of the others; called by all ranks.
+
+    Args:
+        digests: of this rank's arrays, by name.
+        epoch: they are after, from 0.
+    """
+    own = zlib.crc32(json.dumps(sorted(digests.items())).encode())
+    if len(set(comm.gather_object(own))) > 1:
+        raise RunFailed(describe_divergence(comm.gather_object(dict(digests)), epoch))
+
+
+def describe_divergence(digests: Sequence[Mapping[str, int]], epoch: int) -> str:
+    """Which ranks differ from most of the others, and in what first.
+
+    Args:
+        digests: of each rank's arrays, by name; not all the same.
+        epoch: they are after, from 0.
+    """
+    usual = {name: Counter(d[name] for d in digests).most_common(1)[0] for name in digests[0]}
+    names = [n for n in usual if len({d[n] for d in digests}) > 1]
+    # Where most agree, the others are wrong; where not, nobody can tell.
+    has_most = all(2 * count > len(digests) for _, count in usual.values())
+    ranks = [r for r, d in enumerate(digests) if not has_most or any(d[n] != usual[n][0] for n in names)]
+    return (f'the ranks no longer agree after epoch {epoch + 1}: rank {", ".join(map(str, ranks))} of {len(digests)}, '
+            f'first in {names[0]} ({len(names)} of {len(usual)} arrays differ); memory or network of a rank changed '
+            'data silently: test the node, then resume from a checkpoint before this epoch')
+
+
+def find_stragglers(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is to be said of ranks that compute much longer than the others, slowest first.
+
+    Args:
+        ranks: per rank: rank, host, cores, num_steps, compute_s.
+    """
+    if len(ranks) < 2:
+        return []
+    usual_s = median_low(r['compute_s'] for r in ranks)
+    slow = sorted((r for r in ranks if usual_s and r['compute_s'] > STRAGGLER_FACTOR * usual_s),
+                  key=lambda r: -r['compute_s'])
+    return [f'rank {r["rank"]} on {r["host"]} (cores {r["cores"]}) is slow: '
+            f'{1000 * r["compute_s"] / r["num_steps"]:.0f} ms a step to compute, the median is {1000 * usual_s / r["num_steps"]:.0f}; all ranks wait for it, '
+            f'{100 * (1 - usual_s / r["compute_s"]):.0f} % of its compute time is lost' for r in slow]

@@ -1,0 +1,226 @@
+"""What happens in a run, as the sinks read it. Epochs count from 0, steps are steps taken."""
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mlperf_rn50.config import Config
+from mlperf_rn50.train.plan import Plan
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A new run begins: its configuration, the (name, ranks) of its hosts, and whether their page caches are empty."""
+
+    config: Config
+    hosts: Sequence[tuple[str, int]]
+    is_cache_clear: bool
+    cache_reason: str
+
+
+@dataclass(frozen=True)
+class InitStarted:
+    """The network is about to be built."""
+
+    plan: Plan
+    seed: int
+
+
+@dataclass(frozen=True)
+class Built:
+    """The network is there.
+
+    Args:
+        plan: of the run.
+        seed: of the run.
+        tensor_names: of the trained tensors.
+        num_parameters: trained ones.
+        flops_per_image: of a forward pass.
+        initial_weights: where weights came from that were not drawn, '' for drawn ones.
+        notes: what is worth saying of those.
+    """
+
+    plan: Plan
+    seed: int
+    tensor_names: Sequence[str]
+    num_parameters: int
+    flops_per_image: int
+    initial_weights: str = ''
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class InitStopped:
+    """All is ready and nothing of the data was touched."""
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The clock starts: a new run's."""
+
+    plan: Plan
+    num_hosts: int
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The clock goes on: a run's that goes on from a checkpoint, with the world size and batch it had before."""
+
+    plan: Plan
+    num_hosts: int
+    step: int
+    clock_s: float
+    checkpoint: str
+    world_size_before: int
+    batch_before: int
+
+
+@dataclass(frozen=True)
+class EpochStarted:
+    """An epoch begins, at a step of it; block_epochs: epochs up to the next evaluation, where a block begins too."""
+
+    epoch: int
+    num_steps: int
+    first_step: int
+    block_epochs: int | None
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A step is done.
+
+    Args:
+        step: steps taken.
+        epoch: epochs taken, with a fraction.
+        time_s: on the run's clock.
+        loss: of the global batch.
+        learning_rate: of the step.
+        images_per_s: over the epoch so far.
+        is_reported: whether a report is due.
+        mean_loss: since the last report, where one is due.
+        gradient_norm: of all gradients, where it was measured.
+        trust_ratios: LARS: by tensor, where they were measured.
+    """
+
+    step: int
+    epoch: float
+    time_s: float
+    loss: float
+    learning_rate: float
+    images_per_s: float
+    is_reported: bool = False
+    mean_loss: float = 0.0
+    gradient_norm: float | None = None
+    trust_ratios: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EpochDone:
+    """An epoch's last step is done."""
+
+    epoch: int
+    time_s: float
+    images_per_s: float
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class EvalStarted:
+    """The evaluation after an epoch begins."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The evaluation after an epoch is over; first_epoch: of the block that ends with it."""
+
+    epoch: int
+    first_epoch: int
+    time_s: float
+    num_top1: int
+    num_top5: int
+    num_images: int
+
+    @property
+    def top1(self) -> float:
+        return self.num_top1 / self.num_images
+
+    @property
+    def top5(self) -> float:
+        return self.num_top5 / self.num_images
+
+
+@dataclass(frozen=True)
+class RanksTimed:
+    """What the steps since the last evaluation took each rank.
+
+    Args:
+        epoch: the last of them.
+        time_s: on the run's clock.
+        ranks: per rank: rank, host, cores, num_steps, data_s, compute_s, wait_s, num_bytes.
+        stragglers: what is to be said of ranks that are slower than the others.
+    """
+
+    epoch: int
+    time_s: float
+    ranks: Sequence[Mapping[str, Any]]
+    stragglers: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A checkpoint is being taken."""
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Something went on in an evaluation."""
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something that does not stop the run."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The run is over: converged, aborted, interrupted or failed."""
+
+    status: str
+    epochs_to_converge: int | None
+    time_s: float
+    best_top1: float
+    images_per_s: float
+
+
+Event = (Opened | InitStarted | Built | InitStopped | RunStarted | Resumed | EpochStarted | StepDone | EpochDone
+         | EvalStarted | Evaluated | RanksTimed | Saving | Alive | Warned | Ended)
+
+
+class Sink(Protocol):
+    """What keeps or shows events, and changes nothing of the run."""
+
+    def see(self, event: Event) -> None:
+        """An event has happened."""
+
+    def close(self) -> None:
+        """There will be no more."""
+
+
+class Sinks:
+    """All sinks of a rank."""
+
+    def __init__(self, sinks: Sequence[Sink]):
+        self._sinks = list(sinks)
+
+    def see(self, event: Event) -> None:
+        """An event has happened."""
+        for sink in self._sinks:
+            sink.see(event)
+
+    def close(self) -> None:
+        """There will be no more."""
+        for sink in self._sinks:
+            sink.close()

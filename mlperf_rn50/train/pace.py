@@ -1,0 +1,98 @@
+"""Where the time of a rank's steps goes: waiting for data, computing, waiting for the other ranks.
+
+The loop runs ahead of the device, so it cannot tell. A thread waits for two small copies of each step, one made when
+backward is done and one when the last gradients are summed, and reads the clock when they are there: the steps
+themselves wait for nothing more than before.
+"""
+import queue
+import threading
+import time
+from dataclasses import dataclass
+
+import mxnet as mx
+
+
+@dataclass(frozen=True)
+class Times:
+    """What some steps of a rank took, in seconds, and what it read for them.
+
+    Args:
+        num_steps: how many.
+        data_s: waiting for images.
+        compute_s: forward and backward.
+        wait_s: from the end of backward to that of the exchange: the exchange itself and the slower ranks.
+        num_bytes: of the records that were read.
+    """
+
+    num_steps: int
+    data_s: float
+    compute_s: float
+    wait_s: float
+    num_bytes: int
+
+
+class Pace:
+    """The clock of a rank's steps: has_data once a pass, then stepped; take when the steps are done."""
+
+    def __init__(self) -> None:
+        self._steps = queue.SimpleQueue[tuple[float, mx.nd.NDArray, mx.nd.NDArray]]()
+        self._data_at, self._num_bytes, self._is_begun = 0.0, 0, False
+        self._last_end = time.monotonic()
+        self._times = [0, 0.0, 0.0, 0.0]
+        self._num_pushed = self._num_seen = 0
+        self._error: mx.MXNetError | None = None
+        threading.Thread(target=self._watch, name='pace', daemon=True).start()
+
+    def has_data(self, num_bytes: int) -> None:
+        """The images of a pass have come; only the first pass of a step is waited for by an idle device."""
+        if not self._is_begun:
+            self._data_at, self._is_begun = time.monotonic(), True
+        self._num_bytes += num_bytes
+
+    def stepped(self, computed: mx.nd.NDArray, exchanged: mx.nd.NDArray) -> None:
+        """A step was pushed: copies that are there when backward, and when the exchange, is done."""
+        self._num_pushed += 1
+        self._steps.put((self._data_at, computed, exchanged))
+        self._is_begun = False
+
+    def _watch(self) -> None:
+        while True:
+            data_at, computed, exchanged = self._steps.get()
+            try:
+                computed.wait_to_read()
+                computed_at = time.monotonic()
+                exchanged.wait_to_read()
+                self._add(data_at, computed_at, time.monotonic())
+            except mx.MXNetError as e:
+                self._error = e
+            self._num_seen += 1
+
+    def _add(self, data_at: float, computed_at: float, exchanged_at: float) -> None:
+        start = max(self._last_end, data_at)
+        self._times[0] += 1
+        self._times[1] += start - self._last_end
+        self._times[2] += max(0.0, computed_at - start)
+        self._times[3] += exchanged_at - max(start, computed_at)
+        self._last_end = exchanged_at
+
+    def check(self) -> None:
+        """Raise what a step raised: the engine tells of a failure only once, to whoever waits first."""
+        if self._error:
+            raise self._error
+
+    def take(self) -> Times:
+        """The times since the last call; what comes until the next step is of no step. Called when steps are done."""
+        self._drain()
+        num_steps, data_s, compute_s, wait_s = self._times
+        result = Times(int(num_steps), data_s, compute_s, wait_s, self._num_bytes)
+        self._times, self._num_bytes = [0, 0.0, 0.0, 0.0], 0
+        return result
+
+    def _drain(self) -> None:
+        while self._num_seen < self._num_pushed:
+            time.sleep(0.001)
+
+    def start(self) -> None:
+        """The clock of the next step begins now, when those before are done."""
+        self._drain()
+        self._last_end = time.monotonic()

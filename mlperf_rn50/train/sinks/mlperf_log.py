@@ -1,0 +1,61 @@
+"""The MLPerf log of a run."""
+from mlperf_rn50.mlperf.writer import RunLog
+from mlperf_rn50.model.describe import describe
+from mlperf_rn50.train import events
+from mlperf_rn50.train.plan import Plan
+
+
+class MlperfLog:
+    """Writes the events that the rules ask for."""
+
+    def __init__(self, log: RunLog):
+        self._log = log
+
+    def see(self, event: events.Event) -> None:
+        log = self._log
+        match event:
+            case events.Opened():
+                log.submission(event.config)
+                log.cache_clear(event.is_cache_clear, event.cache_reason)
+            case events.InitStarted():
+                self._init_start(event.plan, event.seed)
+            case events.Built():
+                log.model(describe(event.plan.config), event.tensor_names)
+                if event.initial_weights:
+                    log.initial_weights(event.initial_weights, event.notes)
+            case events.InitStopped():
+                log.init_stop()
+            case events.RunStarted():
+                log.run_start()
+                log.data(event.plan.config, event.plan.world_size, event.num_hosts)
+            case events.Resumed():
+                log.run_resumed(event.step, event.step // event.plan.steps_per_epoch, event.clock_s,
+                                **ranks_now(event.plan, event.num_hosts))
+            case events.EpochStarted():
+                if event.block_epochs:
+                    log.block_start(event.epoch, event.block_epochs)
+                log.epoch_start(event.epoch)
+            case events.EpochDone():
+                log.epoch_stop(event.epoch, event.images_per_s, event.learning_rate)
+            case events.EvalStarted():
+                log.eval_start(event.epoch)
+            case events.Evaluated():
+                log.eval_stop(event.epoch, event.top1)
+                log.block_stop(event.first_epoch)
+            case events.Ended():
+                log.run_stop(event.status)
+
+    def _init_start(self, plan: Plan, seed: int) -> None:
+        self._log.init_start()
+        self._log.seed(seed)
+        self._log.hyperparameters(plan.config, plan.global_batch_size, plan.local_batch_size, plan.decay_steps,
+                                  round(plan.config.schedule.warmup_epochs * plan.steps_per_epoch))
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def ranks_now(plan: Plan, num_hosts: int) -> dict[str, float]:
+    """With what a resumed run goes on."""
+    return {'number_of_ranks': plan.world_size, 'number_of_nodes': num_hosts,
+            'global_batch_size': plan.global_batch_size, 'lr_scale': plan.lr_scale}

@@ -1,0 +1,138 @@
+"""What the person at the terminal sees: rank 0 speaks, the others are quiet.
+
+On a terminal, a bar per epoch; otherwise plain lines. Everything that is a line also goes to train.log.
+"""
+import logging
+import sys
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+from mlperf_rn50.train import events
+from mlperf_rn50.train.run_folder import RunFolder
+
+# Without a terminal, a line at most this often.
+_PLAIN_PERIOD_S = 30.0
+
+
+def _open_console(log_path: Path) -> logging.Logger:
+    """A logger that writes to stderr and to train.log."""
+    logger = logging.getLogger('mlperf_rn50.train')
+    logger.handlers[:] = []
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    formatter = logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S')
+    for handler in (logging.StreamHandler(sys.stderr), logging.FileHandler(log_path)):
+        handler.setFormatter(formatter)
+        logger.addHandler(handler)
+    return logger
+
+
+class Terminal:
+    """Says how the run goes."""
+
+    def __init__(self, run: RunFolder):
+        self._run, self._console = run, _open_console(run.train_log)
+        self._epoch: EpochProgress | None = None
+        self._dataset, self._target = '', 0.0
+
+    def see(self, event: events.Event) -> None:
+        say = self._console.info
+        match event:
+            case events.Built():
+                self._introduce(event)
+            case events.RunStarted():
+                self._start(event)
+            case events.Resumed():
+                self._start(event)
+                self._resume(event)
+            case events.EpochStarted():
+                self._epoch = EpochProgress(self._console, event.epoch, event.num_steps, event.first_step
+                                            % event.num_steps)
+            case events.StepDone():
+                if self._epoch:
+                    self._epoch.update(event.loss, event.learning_rate, event.images_per_s)
+            case events.EpochDone():
+                self._end_bar()
+            case events.Evaluated():
+                say('epoch %d  Top-1 %.2f %%  Top-5 %.2f %%  of %d images (%s)  target %.2f %%  %.0f s',
+                    event.epoch + 1, 100 * event.top1, 100 * event.top5, event.num_images, self._dataset,
+                    100 * self._target, event.time_s)
+            case events.RanksTimed():
+                for text in event.stragglers:
+                    self._console.warning('%s', text)
+            case events.Warned():
+                self._console.warning('%s', event.text)
+            case events.Ended():
+                self._end_bar()
+                if event.status != 'failed':  # the error says it
+                    say('%s after %.1f s, best Top-1 %.2f %% on %s', event.status, event.time_s, 100 * event.best_top1,
+                        self._dataset)
+
+    def _start(self, event: events.RunStarted | events.Resumed) -> None:
+        config = event.plan.config
+        self._dataset = config.data.dataset + (', synthetic' if config.data.synthetic else '')
+        self._target = config.train.target_accuracy
+
+    def _introduce(self, event: events.Built) -> None:
+        plan = event.plan
+        self._console.info('%s -> %s', plan.config.data.dataset, self._run.result)
+        self._console.info('%s: %s parameters, %.2f GFLOP per image; %d ranks x %d = global batch %d; seed %d',
+                           plan.config.model.name, f'{event.num_parameters:,}', event.flops_per_image / 1e9,
+                           plan.world_size, plan.global_batch_size // plan.world_size, plan.global_batch_size,
+                           event.seed)
+        if event.initial_weights:
+            self._console.info('%s', '; '.join([f'starts from {event.initial_weights}', *event.notes]))
+
+    def _resume(self, event: events.Resumed) -> None:
+        plan = event.plan
+        self._console.info('resumed from %s at step %d; this log can no longer be submitted', event.checkpoint,
+                           event.step)
+        if plan.world_size != event.world_size_before:
+            self._console.info('planned again: %d ranks (before: %d), global batch %d (before: %d), '
+                               'learning rate times %.4g', plan.world_size, event.world_size_before,
+                               plan.global_batch_size, event.batch_before, plan.lr_scale)
+
+    def _end_bar(self) -> None:
+        """Takes the bar of an epoch away."""
+        if self._epoch:
+            self._epoch.close()
+            self._epoch = None
+
+    def close(self) -> None:
+        self._end_bar()
+
+
+class EpochProgress:
+    """The progress of one epoch on rank 0.
+
+    Args:
+        console: for plain lines.
+        epoch: from 0; shown from 1.
+        num_steps: steps of the epoch.
+        first_step: steps of it already done (after a resume).
+    """
+
+    def __init__(self, console: logging.Logger, epoch: int, num_steps: int, first_step: int):
+        self._console, self._epoch, self._num_steps = console, epoch, num_steps
+        self._is_plain = not sys.stderr.isatty()
+        self._done, self._first = first_step, first_step
+        self._start = self._last_line = time.monotonic()
+        self._bar = tqdm(total=num_steps, initial=first_step, desc=f'epoch {epoch + 1}', unit='step', leave=False,
+                         dynamic_ncols=True, disable=self._is_plain)
+
+    def update(self, loss: float, lr: float, images_per_s: float) -> None:
+        """One more step is done."""
+        self._done += 1
+        self._bar.set_postfix_str(f'{images_per_s:.0f} img/s, loss {loss:.3f}, lr {lr:.4g}', refresh=False)
+        self._bar.update()
+        now = time.monotonic()
+        if self._is_plain and now - self._last_line >= _PLAIN_PERIOD_S and self._done < self._num_steps:
+            self._last_line = now
+            left_s = (now - self._start) / (self._done - self._first) * (self._num_steps - self._done)
+            self._console.info('epoch %d  step %d/%d  %.0f img/s  loss %.3f  lr %.4g  %.0f s left in the epoch',
+                               self._epoch + 1, self._done, self._num_steps, images_per_s, loss, lr, left_s)
+
+    def close(self) -> None:
+        self._bar.close()

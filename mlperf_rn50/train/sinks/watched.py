@@ -1,0 +1,44 @@
+"""What this rank's watcher and its node's telemetry are told."""
+from mlperf_rn50.system.telemetry import Telemetry
+from mlperf_rn50.train import events
+from mlperf_rn50.train.watch import Position
+
+
+class Watched:
+    """Signs of life of a rank."""
+
+    def __init__(self, position: Position):
+        self._position = position
+
+    def see(self, event: events.Event) -> None:
+        match event:
+            case events.StepDone():
+                self._position.now('training', event.step)
+            case events.EpochStarted():
+                self._position.now('training', event.first_step)
+            case events.EvalStarted():
+                self._position.now('evaluation')
+            case events.Saving():
+                self._position.now('writing a checkpoint')
+            case _:
+                self._position.now()
+
+    def close(self) -> None:
+        pass
+
+
+class Sampled:
+    """Samples of this node, on the run's clock."""
+
+    def __init__(self, telemetry: Telemetry):
+        self._telemetry = telemetry
+
+    def see(self, event: events.Event) -> None:
+        match event:
+            case events.RunStarted():
+                self._telemetry.run_start(0.0)
+            case events.Resumed():
+                self._telemetry.run_start(event.clock_s)
+
+    def close(self) -> None:
+        self._telemetry.close()

@@ -1,0 +1,324 @@
+"""Everything before the clock of a run starts: ranks, plan, sinks, network, pipelines, warm-up."""
+import os
+import platform
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.pipeline import Batch, eval_batches, made_up_batches, train_batches
+from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
+from mlperf_rn50.mlperf.writer import RunLog
+from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
+from mlperf_rn50.system.page_cache import drop_page_cache
+from mlperf_rn50.system.telemetry import Telemetry
+from mlperf_rn50.train import checkpoint, events
+from mlperf_rn50.train.comm import Comm
+from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
+from mlperf_rn50.train.progress import Progress, parse_progress
+from mlperf_rn50.train.run_folder import RunFolder, new_run
+from mlperf_rn50.train.saver import Saver
+from mlperf_rn50.train.sinks.metrics import Metrics
+from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
+from mlperf_rn50.train.sinks.terminal import Terminal
+from mlperf_rn50.train.sinks.watched import Sampled, Watched
+from mlperf_rn50.train.trainer import Trainer
+from mlperf_rn50.train.watch import STOP_SIGNALS, Position
+
+
+class StopRequest:
+    """Whether SIGTERM or SIGUSR1 asked this rank to stop."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+    def _set(self, *_: object) -> None:
+        self.is_set = True
+
+
+class Clock:
+    """The run's clock: monotonic, and going on from an earlier part of the run."""
+
+    def __init__(self, before_s: float):
+        self._start = time.monotonic() - before_s
+
+    def now_s(self) -> float:
+        return time.monotonic() - self._start
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a rank is: the host's name, the rank's number there, how many there are, and its cores."""
+
+    name: str
+    local_rank: int
+    local_size: int
+    cores: str
+
+
+@dataclass
+class Run:
+    """One run on one rank: what it works with.
+
+    Args:
+        plan: with the run's own seed in its configuration.
+        comm: the ranks.
+        hosts: of all ranks.
+        folder: where the files are.
+        sinks: read every event.
+        stop: whether this rank was asked to stop.
+        saver: writes in the background.
+        progress: how far it is.
+        trainer: network and optimizer.
+        train_data: training batches without end, from progress.step on.
+        eval_data: starts a pass over the validation set.
+        clock: stands still before begin().
+    """
+
+    plan: Plan
+    comm: Comm
+    hosts: Sequence[Host]
+    folder: RunFolder
+    sinks: events.Sinks
+    stop: StopRequest
+    saver: Saver
+    progress: Progress
+    trainer: Trainer
+    train_data: Iterator[Batch]
+    eval_data: Callable[[], Iterator[Batch]]
+    clock: Clock
+
+    @property
+    def num_hosts(self) -> int:
+        return len(_ranks_of_hosts(self.hosts))
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """What a resumed run goes on from. Arrays: on rank 0 only."""
+
+    path: Path
+    before: Progress
+    arrays: dict[str, np.ndarray] | None
+
+
+def load_resumption(comm: Comm, path: Path) -> Resumption:
+    """A checkpoint that rank 0 reads for all.
+
+    Raises:
+        CheckpointError: rank 0 cannot use it; on every rank.
+    """
+    loaded: tuple[Progress, dict[str, np.ndarray]] | None = None
+    said: dict[str, Any] = {}
+    if comm.rank == 0:
+        try:
+            loaded = checkpoint.load(path)
+            said = {'progress': asdict(loaded[0])}
+        except CheckpointError as e:
+            said = {'error': str(e)}
+    said = comm.gather_object(said)[0]
+    if 'error' in said:
+        raise CheckpointError(said['error'])
+    return Resumption(path, parse_progress(said['progress']), loaded[1] if loaded else None)
+
+
+def plan_run(config: Config, comm: Comm, resumption: Resumption | None, is_elastic: bool) -> tuple[Plan, Progress]:
+    """The plan of a run and how far it is, the same on all ranks.
+
+    Raises:
+        UserError: configuration, ranks and checkpoint do not go together.
+    """
+    if not resumption:
+        plan = make_plan(config, comm.world_size)
+        drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
+        seed, index = comm.gather_object([drawn, claim_index(config, comm)])[0]
+        batch = plan.global_batch_size
+        progress = Progress(0, seed, plan.world_size, 0.0, 0.0, batch, batch, config.data.num_train, index)
+        return _with_seed(plan, seed), progress
+    before = resumption.before
+    plan = make_elastic_plan(config, comm.world_size, before.lr_batch_size) if is_elastic \
+        else make_plan(config, comm.world_size)
+    _check_resumption(resumption, plan, is_elastic)
+    step = resumed_step(plan, before.step, before.global_batch_size)
+    if step >= plan.max_epochs * plan.steps_per_epoch:
+        raise ConfigError(f'train.max_epochs: got {plan.max_epochs}, and the checkpoint has taken all of them; '
+                          'raise it to go on')
+    return _with_seed(plan, before.seed), replace(
+        before, step=step, world_size=plan.world_size, global_batch_size=plan.global_batch_size,
+        num_resumes=before.num_resumes + 1, images=0, train_s=0.0)
+
+
+def _with_seed(plan: Plan, seed: int) -> Plan:
+    return replace(plan, config=replace(plan.config, run=replace(plan.config.run, seed=seed)))
+
+
+def claim_index(config: Config, comm: Comm) -> int:
+    """The number of a new run, which rank 0 chooses; 0 on the others."""
+    return new_run(Path(config.run.dir)).index if comm.rank == 0 else 0
+
+
+def _check_resumption(resumption: Resumption, plan: Plan, is_elastic: bool) -> None:
+    """Raise CheckpointError where a checkpoint does not fit the ranks and the configuration."""
+    before = resumption.before
+    facts = [('data.num_train', plan.config.data.num_train, before.num_train, 'use the same data')]
+    if not is_elastic:
+        facts += [('ranks', plan.world_size, before.world_size,
+                   f'start {before.world_size} ranks, or give --elastic to go on with {plan.world_size}'),
+                  ('train.global_batch_size', plan.global_batch_size, before.global_batch_size,
+                   'leave the batch as it was')]
+    for name, got, expected, fix in facts:
+        if got != expected:
+            raise CheckpointError(f'{resumption.path}: {name}: got {got}, the checkpoint has {expected}; {fix}')
+
+
+def open_sinks(config: Config, comm: Comm, folder: RunFolder, position: Position, is_resumed: bool) -> events.Sinks:
+    """What reads the events on this rank: most of it on rank 0 only."""
+    sinks: list[events.Sink] = [Watched(position), Sampled(open_telemetry(config, comm, folder))]
+    if comm.rank == 0:
+        log = RunLog(folder.result, folder.result_v06 if config.run.log_v06 else None, is_resumed)
+        sinks += [MlperfLog(log), Metrics(folder), Terminal(folder)]
+        if config.run.tensorboard:
+            from mlperf_rn50.train.sinks.tensorboard import TensorBoard
+            sinks.append(TensorBoard(folder.tensorboard))
+    return events.Sinks(sinks)
+
+
+def open_telemetry(config: Config, comm: Comm, run: RunFolder) -> Telemetry:
+    """The telemetry of this rank's node, which its first rank writes, if it is asked for."""
+    if not config.run.telemetry or comm.local_rank:
+        return Telemetry(None)
+    run.dir.mkdir(parents=True, exist_ok=True)  # a node may have a folder of its own there
+    return Telemetry(run.telemetry(platform.node()))
+
+
+def find_hosts(comm: Comm) -> list[Host]:
+    """Where every rank is."""
+    cores = sorted(os.sched_getaffinity(0))
+    text = f'{cores[0]}-{cores[-1]}' if len(cores) == cores[-1] - cores[0] + 1 > 1 else ','.join(map(str, cores))
+    return [Host(*row) for row in comm.gather_object([platform.node(), comm.local_rank, comm.local_size, text])]
+
+
+def _ranks_of_hosts(hosts: Sequence[Host]) -> list[tuple[str, int]]:
+    """Name and number of ranks of each host, in the order of their first rank."""
+    return [(h.name, h.local_size) for h in hosts if h.local_rank == 0]
+
+
+def _clear_caches(config: Config, comm: Comm, sinks: events.Sinks) -> tuple[bool, str]:
+    """Flushes the page cache of every node if asked to; whether all of them did, and why not."""
+    if not config.run.clear_caches:
+        return False, 'not asked for (run.clear_caches)'
+    problem = drop_page_cache() if comm.local_rank == 0 else None
+    num_failed = comm.sum([problem is not None])[0]
+    if num_failed:
+        text = problem or f'{num_failed} nodes could not (needs root)'
+        sinks.see(events.Warned(f'the page cache was not flushed: {text}'))
+        return False, text
+    return True, 'sync; echo 3 > /proc/sys/vm/drop_caches on every node'
+
+
+def start(config: Config, comm: Comm, position: Position, stop: StopRequest, resumption: Resumption | None,
+          folder: RunFolder, plan: Plan, progress: Progress, sinks: events.Sinks) -> Run:
+    """Builds and warms up everything, off the clock; the clock starts when it returns.
+
+    Raises:
+        UserError: the data or the weights cannot be used.
+    """
+    hosts = find_hosts(comm)
+    if not resumption:
+        sinks.see(events.Opened(plan.config, _ranks_of_hosts(hosts), *_clear_caches(config, comm, sinks)))
+        sinks.see(events.InitStarted(plan, progress.seed))
+    device_id = device_id_of(config, comm)
+    trainer = Trainer(plan, comm, progress.seed, device_id)
+    source, notes = _initial_weights(config, comm, trainer) if not resumption else ('', [])
+    trainer.broadcast()
+    train_data = train_batches(plan.config, plan.train_shard(comm.rank), progress.seed, progress.step, device_id)
+    eval_data = eval_batches(plan.config, plan.eval_shard(comm.rank), device_id)
+    made_up = made_up_batches(plan.config, plan.train_shard(comm.rank), device_id)
+    trainer.warm_up(made_up, next(made_up_batches(plan.config, plan.eval_shard(comm.rank), device_id)),
+                    config.train.num_warmup_steps)
+    if resumption:
+        _restore(trainer, resumption, progress)
+    else:
+        sinks.see(events.Built(plan, progress.seed, trainer.tensor_names, count_parameters(trainer.net),
+                               count_flops(trainer.net, image_shape(config)), source, notes))
+    mx.nd.waitall()
+    mx.random.seed(progress.seed)  # dropout, the same with and without a warm-up
+    saver = Saver(position.now)
+    if comm.rank == 0:
+        checkpoint.clear_unfinished(folder.checkpoints)
+    if not resumption:
+        sinks.see(events.InitStopped())
+    comm.barrier()
+    run = Run(plan, comm, hosts, folder, sinks, stop, saver, progress, trainer, train_data, eval_data,
+              Clock(progress.clock_s))
+    sinks.see(_began(run, resumption))
+    return run
+
+
+def _began(run: Run, resumption: Resumption | None) -> events.Event:
+    """What the start of the clock is in the log."""
+    if not resumption:
+        return events.RunStarted(run.plan, run.num_hosts)
+    before = resumption.before
+    return events.Resumed(run.plan, run.num_hosts, run.progress.step, run.progress.clock_s, str(resumption.path),
+                          before.world_size, before.global_batch_size)
+
+
+def _initial_weights(config: Config, comm: Comm, trainer: Trainer) -> tuple[str, list[str]]:
+    """Puts kept weights into rank 0's network, where asked for; where they came from, and notes.
+
+    Raises:
+        UserError: rank 0 cannot use them; on every rank.
+    """
+    path = config.train.init_weights
+    if path is None:
+        return '', []
+    said: dict[str, Any] = {}
+    if comm.rank == 0:
+        from mlperf_rn50.model.weights import load_weights, set_weights
+        try:
+            kept, arrays = load_weights(Path(path))
+            said = {'source': f'{path} ({kept.model["name"]}, Top-1 {100 * kept.top1:.2f} % on {kept.data["dataset"]}, '
+                              f'SHA-256 {kept.sha256[:12]}…)', 'notes': set_weights(trainer.net, arrays)}
+            trainer.optimizer.reset_masters()
+        except UserError as e:
+            said = {'error': str(e)}
+    said = comm.gather_object(said)[0]
+    if 'error' in said:
+        raise UserError(said['error'])
+    return said['source'], said['notes']
+
+
+def _restore(trainer: Trainer, resumption: Resumption, progress: Progress) -> None:
+    """Goes back to a checkpoint, which only rank 0 has read."""
+    if resumption.arrays is not None:
+        checkpoint.check_arrays(resumption.path, resumption.arrays, trainer.array_shapes())
+    trainer.restore(resumption.arrays)
+    trainer.optimizer.last_lr = progress.last_lr or None
+    trainer.optimizer.is_batch_new = resumption.before.global_batch_size != progress.global_batch_size
+    trainer.loss_scale.value, trainer.loss_scale.num_finite_steps = progress.loss_scale, progress.num_finite_steps
+
+
+def device_id_of(config: Config, comm: Comm) -> int | None:
+    """The GPU of this rank: run.ranks_per_device neighbours share one."""
+    if config.train.device == 'cpu':
+        return None
+    num_gpus = mx.context.num_gpus()
+    if not num_gpus:
+        raise ConfigError('train.device: got gpu, and MXNet sees none; install a cu112 or cu117 build and its driver, '
+                          'or set train.device=cpu')
+    device_id = comm.local_rank // config.run.ranks_per_device
+    if device_id >= num_gpus:
+        raise ConfigError(f'run.ranks_per_device: got {config.run.ranks_per_device} with {comm.local_size} ranks on a '
+                          f'node of {num_gpus} GPUs, expected at least {-(-comm.local_size // num_gpus)}')
+    return device_id

@@ -1,0 +1,49 @@
+"""What is written in the background: in order, and its errors are told."""
+import threading
+
+import pytest
+
+from mlperf_rn50.errors import CheckpointError
+from mlperf_rn50.train.saver import Saver
+
+
+def test_training_goes_on_meanwhile_and_a_second_one_waits():
+    gate, written, waits = threading.Event(), [], []
+
+    def open_gate():  # said while the second one waits
+        waits.append(1)
+        gate.set()
+    saver = Saver(open_gate)
+
+    def write(k):
+        gate.wait()
+        written.append(k)
+    saver.submit(lambda: write(1))
+    saver.check()
+    assert written == []
+    saver.submit(lambda: write(2))
+    assert written[0] == 1 and waits
+    saver.finish()
+    assert written == [1, 2]
+
+
+def fail():
+    raise CheckpointError('the disk is full')
+
+
+def test_an_error_is_told_once_at_the_next_step():
+    saver = Saver()
+    saver.submit(fail)
+    with pytest.raises(CheckpointError, match='the disk is full'):
+        while True:
+            saver.check()
+    saver.check()
+    saver.finish()
+
+
+@pytest.mark.parametrize('method', ['finish', 'submit'])
+def test_an_error_is_not_lost_at_the_end_nor_by_the_next_one(method):
+    saver = Saver()
+    saver.submit(fail)
+    with pytest.raises(CheckpointError, match='the disk is full'):
+        saver.finish() if method == 'finish' else saver.submit(lambda: None)
