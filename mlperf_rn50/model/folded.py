@@ -20,6 +20,7 @@ class FoldedResNet:
         self.net.initialize(mx.init.Zero(), ctx=context)
         if config.train.precision == 'float16':
             self.net.cast('float16')
+        # Not with the MKLDNN backend, which would fuse more: it keeps weights of an evaluation for the next one.
         self.net.hybridize(static_alloc=True, static_shape=True)
 
     def take(self, trained: mx.gluon.HybridBlock) -> None:

@@ -22,38 +22,38 @@ class TensorBoard:
             case events.StepDone(is_reported=True):
                 self._train(event)
             case events.Evaluated():
-                self._add(f'accuracy/Top-1 on {self._dataset}', event.top1)
-                self._add(f'accuracy/Top-5 on {self._dataset}', event.top5)
+                self._add(f'accuracy/top1_{self._dataset}', event.top1)
+                self._add(f'accuracy/top5_{self._dataset}', event.top5)
             case events.EpochDone():
-                self._add('speed/images per s, epoch', event.images_per_s)
+                self._add('speed/images_per_s_of_epoch', event.images_per_s)
             case events.RanksTimed():
                 self._ranks(event)
             case events.Ended():
-                self._add('run/epochs to converge', event.epochs_to_converge or 0)
-                self._add('run/time s', event.time_s)
+                self._add('run/epochs_to_converge', event.epochs_to_converge or 0)
+                self._add('run/time_s', event.time_s)
 
     def _add(self, tag: str, value: float) -> None:
         self._writer.add_scalar(tag, value, self._step)
 
     def _start(self, config: Config) -> None:
-        self._dataset = config.data.dataset + (', synthetic' if config.data.synthetic else '')
+        self._dataset = config.data.dataset + ('_synthetic' if config.data.synthetic else '')
         rows = [f'| {s}.{k} | {v} |' for s, keys in to_tree(config).items() for k, v in keys.items()]
         self._writer.add_text('configuration', '\n'.join(['| key | value |', '|---|---|', *rows]))
 
     def _train(self, event: events.StepDone) -> None:
         self._step = event.step
         self._add('train/loss', event.mean_loss)
-        self._add('train/learning rate', event.learning_rate)
-        self._add('speed/images per s', event.images_per_s)
+        self._add('train/learning_rate', event.learning_rate)
+        self._add('speed/images_per_s', event.images_per_s)
         if event.gradient_norm is not None:
-            self._add('train/gradient norm', event.gradient_norm)
+            self._add('train/gradient_norm', event.gradient_norm)
         for name, ratio in event.trust_ratios.items():
-            self._add(f'LARS ratio/{name}', ratio)
+            self._add(f'lars_ratio/{name}', ratio)
 
     def _ranks(self, event: events.RanksTimed) -> None:
         for rank in event.ranks:
             for part in ('data', 'compute', 'wait'):
-                self._add(f'ms per step, {part}/rank {rank["rank"]} on {rank["host"]}',
+                self._add(f'{part}_ms_per_step/rank_{rank["rank"]}_{rank["host"]}',
                           1000 * rank[f'{part}_s'] / max(1, rank['num_steps']))
 
     def close(self) -> None:

@@ -1,0 +1,101 @@
+"""How much of the gradient exchange hides behind backward. Usage: sudo python benchmarks/overlap.py [BATCH...]
+
+Two hosts (network namespaces of tests/cluster, a core each, Open MPI over TCP) whose links tc shapes to some rates; ResNet-50,
+224x224, float32, made-up images. Steps with one bucket and with the default number take turns; the exchange alone is
+timed after a backward that was waited for.
+"""
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RATES = ['', '10gbit', '1gbit', '500mbit']  # '': not shaped
+ROUNDS = {8: 7, 32: 4}
+
+
+def take_turns(batch: int) -> None:
+    """One rank: prints medians of the steps, in ms, as rank 0."""
+    import mxnet as mx
+
+    from mlperf_rn50.config import CommConfig, Config, ModelConfig, TrainConfig
+    from mlperf_rn50.data.pipeline import made_up_batches
+    from mlperf_rn50.train.comm import open_comm
+    from mlperf_rn50.train.optimizer import Optimizer
+    from mlperf_rn50.train.plan import make_plan
+    from mlperf_rn50.train.trainer import Trainer
+    config, comm = Config(model=ModelConfig(fused_bn_relu=True), train=TrainConfig(local_batch_size=batch)), open_comm('none')
+    plan = make_plan(config, comm.world_size)
+    trainer = Trainer(plan, comm, 0, None)
+    params = {n: p for n, p in trainer.net.collect_params().items() if p.grad_req != 'null'}
+    optimizers = {n: Optimizer(params, config.optimizer, n) for n in (1, CommConfig.num_buckets)}
+    batches = made_up_batches(config, plan.train_shard(comm.rank), None)
+    found: dict[str, list[float]] = {**{str(n): [] for n in optimizers}, 'exchange': []}
+
+    def timed(name: str, work) -> None:
+        mx.nd.waitall()
+        comm.barrier()
+        start = time.perf_counter()
+        work()
+        mx.nd.waitall()
+        found[name].append(1000 * (time.perf_counter() - start))
+    for _ in range(1 + ROUNDS.get(batch, 4)):
+        for n, trainer.optimizer in optimizers.items():
+            timed(str(n), lambda: trainer.step(batches, 0, 1e-6, False))
+        trainer.optimizer = optimizers[1]
+        loss = trainer.forward(next(batches))
+        loss.backward()
+        timed('exchange', lambda: trainer.exchange(loss.detach().sum(), 0, False))
+    if comm.rank == 0:
+        print('found', *(f'{statistics.median(v[1:]):.0f}' for v in found.values()), flush=True)
+
+
+def on_two_hosts(cluster, rate: str, batch: int) -> list[float]:
+    """Medians in ms: a step with one bucket, with the default, and the exchange alone."""
+    for host in cluster.hosts:
+        subprocess.run(host.inside(['tc', 'qdisc', 'del', 'dev', 'eth0', 'root']), capture_output=True, check=False)
+        if rate:
+            host.call('tc', 'qdisc', 'add', 'dev', 'eth0', 'root', 'tbf', 'rate', rate, 'burst', '512kb', 'latency', '100ms')
+    variables = {'OMP_NUM_THREADS': '1', 'HOROVOD_CYCLE_TIME': '5', 'PYTHONPATH': str(ROOT),
+                 'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
+    core = 'exec taskset -c $(( $(hostname | tr -d h) - 1 )) "$@"'
+    command = [ROOT / '.venv/bin/mpirun', '--allow-run-as-root', '--quiet', '--bind-to', 'none', '--mca', 'mpi_yield_when_idle', '1',
+               '--mca', 'pml', 'ob1', '--mca', 'btl', 'tcp,self', '--host', 'h1:1,h2:1', '-np', '2',
+               *(w for name in variables for w in ('-x', name)),
+               'bash', '-c', core, 'bash', ROOT / '.venv/bin/python', __file__, 'rank', batch]
+    done = subprocess.run(cluster.hosts[0].inside(command), env={**cluster.environment(), **variables}, text=True,
+                          capture_output=True, check=False)
+    line = next((line for line in done.stdout.splitlines() if line.startswith('found')), '')
+    if not line:
+        sys.exit(done.stdout + done.stderr)
+    return [float(v) for v in line.split()[1:]]
+
+
+def main(batches: list[int]) -> None:
+    sys.path.insert(0, str(ROOT / 'tests'))
+    from cluster.hosts import Cluster
+    print('| batch | link | one bucket, ms | default, ms | exchange alone, ms | of what the link adds to the exchange, hidden |')
+    print('|---|---|---|---|---|---|')
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = Cluster(Path(folder), 2)
+        try:
+            for batch in batches:
+                rows = {rate: on_two_hosts(cluster, rate, batch) for rate in RATES}
+                one0, own0, exchange0 = rows['']
+                for rate, (one, own, exchange) in rows.items():
+                    added = exchange - exchange0
+                    hidden = f'{1 - (own - own0) / added:.0%} (one bucket {1 - (one - one0) / added:.0%})' if rate else ''
+                    print(f'| {batch} | {rate or "not shaped"} | {one:,.0f} | {own:,.0f} | {exchange:,.0f} | {hidden} |', flush=True)
+        finally:
+            cluster.close()
+
+
+if __name__ == '__main__':
+    os.chdir(ROOT)
+    if sys.argv[1:2] == ['rank']:
+        take_turns(int(sys.argv[2]))
+    else:
+        main([int(n) for n in sys.argv[1:]] or list(ROUNDS))
