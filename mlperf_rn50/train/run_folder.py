@@ -1,7 +1,7 @@
 """The files of a run. A folder may hold several runs, numbered; nothing is ever overwritten.
 
-Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log and checkpoints/; run k owns
-result_k.txt, config_k.yaml and so on.
+Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log, checkpoints/ and weights/; run k
+owns result_k.txt, config_k.yaml and so on.
 """
 import json
 import re
@@ -14,6 +14,8 @@ from mlperf_rn50.mlperf.events import Event
 from mlperf_rn50.mlperf.reader import read_events
 from mlperf_rn50.system.telemetry import host_file_name
 from mlperf_rn50.train.checkpoint import list_checkpoints, load_state
+
+_NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|checkpoints|weights)_(\d+).*')
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self._own('checkpoints', '')
 
+    @property
+    def weights(self) -> Path:
+        return self._own('weights', '')
+
     def append_metrics(self, **values: Any) -> None:
         """Adds one line to metrics.jsonl."""
         with open(self.metrics, 'a') as f:
@@ -72,8 +78,7 @@ def new_run(folder: Path) -> RunFolder:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = [int(m[1]) for p in folder.iterdir()
-                 if (m := re.fullmatch(r'(?:result|config|metrics|env|train|telemetry|checkpoints)_(\d+).*', p.name))]
+        taken = [int(m[1]) for p in folder.iterdir() if (m := _NUMBERED.fullmatch(p.name))]
         if any((folder / n).exists() for n in ('config.yaml', 'metrics.jsonl', 'train.log')):
             taken.append(0)
         run = RunFolder(folder, max(taken, default=-1) + 1)
