@@ -40,6 +40,6 @@ def weights_config(description: Description, path: Path, argv: Sequence[str],
 
 def render_weights(description: Description, path: Path) -> str:
     """Which weights these are, in a line."""
-    kind = 'best' if description.is_best else 'last'
+    kind = ' and '.join(['best'] * description.is_best + ['last'] * description.is_last) or 'none of best and last'
     return (f'{path}: {description.model["name"]}, {kind} of its run, {description.epoch} epochs on '
             f'{description.data["dataset"]}')

@@ -111,7 +111,12 @@ def _class_names(config: Config, description: Description) -> Sequence[str]:
 
 
 def _is_as_trained(config: Config, description: Description) -> bool:
-    """Whether the run's own evaluation was of the same images in the same arithmetic."""
+    """Whether the run's own evaluation was of the same images in the same arithmetic.
+
+    Synthetic images are other ones for another number of ranks.
+    """
+    if config.data.synthetic:
+        return False
     tree = to_tree(config)
     keys = {'model': set(description.model), 'data': set(description.data) - {'dir'}, 'train': {'precision', 'device'}}
     return all(tree[s][k] == getattr(description, s)[k] for s, names in keys.items() for k in names)
@@ -140,12 +145,13 @@ def render_table(config: Config, kept: Kept, accuracy: Accuracy, logged: float |
     from mlperf_rn50.mlperf.events import printable
     from mlperf_rn50.train.evaluate import data_name
     name = printable(data_name(config.data))
-    known = 'not compared: the weights do not say it, or they were evaluated on other images or in another precision'
+    known = 'not compared: the run had no evaluation of them, or it was of other images or in another precision'
     if logged is not None:
-        known = f'{100 * logged:.2f} %: ' + ('the same' if logged == accuracy.top1 else 'NOT THE SAME')
+        known = f'{100 * logged:.2f} %, ' + ('the same' if logged == accuracy.top1 else 'NOT THE SAME')
+    of_all = f'of {accuracy.num_images:,} images of {name}'
     lines = [f'weights      {printable(render_weights(kept.description, kept.path))}',
-             f'Top-1        {100 * accuracy.top1:.2f} %: {accuracy.num_top1:,} of {accuracy.num_images:,} images, {name}',
-             f'Top-5        {100 * accuracy.top5:.2f} %: {accuracy.num_top5:,} of {accuracy.num_images:,} images, {name}',
+             f'Top-1        {100 * accuracy.top1:.2f} %, {accuracy.num_top1:,} {of_all}',
+             f'Top-5        {100 * accuracy.top5:.2f} %, {accuracy.num_top5:,} {of_all}',
              f'in the log   {known}']
     if confusions:
         rows = [[printable(c.true_class), printable(c.taken_for), c.num_images, f'{100 * c.share:.1f} %']

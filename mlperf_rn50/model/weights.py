@@ -138,7 +138,7 @@ def save_weights(folder: Path, stem: str, description: Description, arrays: dict
         folder.mkdir(parents=True, exist_ok=True)
         with open(temporary, 'wb') as f:
             hashed = _Hashed(f)
-            np.savez(hashed, **arrays)  # type: ignore[arg-type]
+            np.savez(hashed, **arrays)
             f.flush()
             os.fsync(f.fileno())
         temporary.replace(path)
@@ -234,7 +234,7 @@ def _describe(npz: Path) -> Description:
 
 def _checked(content: dict[str, Any]) -> Description:
     """Raise ValueError or ConfigError unless it holds each field in its type, and no key that is not known."""
-    values = {f.name: content.get(f.name) for f in fields(Description)}
+    values: dict[str, Any] = {f.name: content.get(f.name) for f in fields(Description)}
     for name, types in _TYPES.items():
         if type(values[name]) not in types:
             raise ValueError(f'{name}: got {str(values[name])[:40]}, expected {types[0].__name__}')
