@@ -96,7 +96,7 @@ def test_other_images_are_evaluated_and_not_compared(kept, tmp_path):
     pack(Dataset('others', 'digits', whole.classes, whole.train[:5], whole.validation[60:87]), tmp_path, Packing(None),
          1, False)
     done = call('evaluate', kept / 'weights/best.npz', f'--data.dir={tmp_path}', '--data.dataset=others',
-                '--data.num_val=27', '--data.num_train=5')
+                '--data.num_val=27')
     assert done.returncode == 0, done.stderr
     assert 'of 27 images of others (not ImageNet)' in done.stdout and 'not compared' in done.stdout
 
