@@ -28,7 +28,6 @@ def encode_picture(path: Path) -> bytes:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # of large ones; twice that size is an error
             with Image.open(io.BytesIO(encoded)) as image:
-                image.load()
                 if image.format in _AS_THEY_ARE:
                     return encoded
                 return _png(ImageOps.exif_transpose(image))

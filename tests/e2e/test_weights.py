@@ -151,7 +151,9 @@ def test_five_pictures_are_named_as_the_evaluation_does(kept, pictures):
 def test_a_file_that_is_no_picture_is_named_and_the_others_are_answered(kept, pictures, tmp_path):
     (tmp_path / 'text.png').write_text('no picture')
     (tmp_path / 'cut.png').write_bytes(pictures[0].read_bytes()[:60])
-    wrong = [tmp_path / 'text.png', tmp_path / 'cut.png', tmp_path / 'none.png', tmp_path]
+    Image.effect_noise((64, 64), 50).save(tmp_path / 'whole.jpg')
+    (tmp_path / 'cut.jpg').write_bytes((tmp_path / 'whole.jpg').read_bytes()[:-600])  # decoders fill up what is missing
+    wrong = [tmp_path / 'text.png', tmp_path / 'cut.png', tmp_path / 'cut.jpg', tmp_path / 'none.png', tmp_path]
     done = call('classify', kept, wrong[0], pictures[0], *wrong[1:], pictures[1])
     assert done.returncode == 2
     assert [line.split(': ')[1] for line in done.stderr.splitlines()] == [str(p) for p in wrong]
@@ -270,14 +272,14 @@ def test_every_kind_of_picture_is_the_one_that_it_shows(kept, picture, mode, nam
     assert np.abs(got - right).mean() < (0.05 if name.endswith('jpg') else 1e-6)
 
 
-@pytest.mark.parametrize('name', ['x.jpg', 'x.tiff'])
-def test_a_picture_is_turned_as_it_says(kept, picture, name):
+@pytest.mark.parametrize('name, keys', [('x.jpg', {'quality': 100, 'subsampling': 0}), ('x.webp', {'lossless': True})])
+def test_a_picture_is_turned_as_it_says(kept, picture, name, keys):
     image, folder = picture
     image = image.resize((64, 64))  # whole blocks of a JPEG
     config = config_of(kept)
     exif = Image.Exif()
     exif[0x0112] = 6
-    image.save(folder / name, exif=exif, quality=100, **({'subsampling': 0} if name == 'x.jpg' else {}))
+    image.save(folder / name, exif=exif, **keys)
     image.rotate(-90).save(folder / 'wanted.png')
     got, right = (transform_picture(encode_picture(folder / n), config).asnumpy() for n in (name, 'wanted.png'))
     assert np.abs(got - right).mean() < 0.05
