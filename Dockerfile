@@ -23,7 +23,7 @@ COPY setup.cfg pyproject.toml LICENSE ./
 COPY launch/setup.sh launch/requirements.lock launch/
 COPY mlperf_rn50/__init__.py mlperf_rn50/
 RUN --mount=type=cache,target=/root/.cache \
-    touch README.md && MLPERF_RN50_VARIANT="$VARIANT" MLPERF_RN50_EXTRAS=demo launch/setup.sh \
+    touch README.md && MLPERF_RN50_VARIANT="$VARIANT" MLPERF_RN50_EXTRAS=demo,export launch/setup.sh \
     && .venv/bin/pip uninstall -q -y cmake ninja
 COPY README.md ./
 COPY launch launch

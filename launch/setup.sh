@@ -3,7 +3,7 @@
 # Usage: launch/setup.sh [--check | --help]
 #   --check: only see that every library resolves, and (GPU variants: where the driver is) imports.
 #   MLPERF_RN50_VARIANT=cpu|cu112|cu117: the MXNet build (default: the one in .venv; cpu for a new one).
-#   MLPERF_RN50_EXTRAS: what is installed beside the variant (default demo,test).
+#   MLPERF_RN50_EXTRAS: what is installed beside the variant (default demo,export,test).
 # Needs Python 3.11, or uv, which gets it, g++ and make; for a GPU variant also nvcc of CUDA 11.
 # Downloads from PyPI 0.8 GB (cpu) or 3.2 GB (GPU variants), which pip keeps in its cache; .venv takes 2.2 GB (cpu).
 # The Horovod wheel that it builds, 15 MB (cpu), is kept in ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50.
@@ -39,7 +39,7 @@ read_state() {
         cu112 | cu117) mxnet=mxnet-$variant ;;
         *) fail "MLPERF_RN50_VARIANT: got $variant, expected cpu, cu112 or cu117" ;;
     esac
-    extras=${MLPERF_RN50_EXTRAS-demo,test}
+    extras=${MLPERF_RN50_EXTRAS-demo,export,test}
     key=$(cat setup.cfg "$lock" launch/setup.sh | sha256sum | cut -c1-16)-$variant-$extras
 }
 # Why .venv has to be made anew, if it has to.

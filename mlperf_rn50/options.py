@@ -98,11 +98,25 @@ def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargp
     Raises:
         ConfigError: a key, type or value is wrong.
     """
-    tree = load_yaml(yaml_path) if yaml_path else {}
+    return resolve_tree(load_yaml(yaml_path) if yaml_path else {}, str(yaml_path), argv, parser)
+
+
+def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
+    """The same for what a file held.
+
+    Args:
+        tree: sections with keys, known to exist.
+        where: it comes from.
+        argv: the options of the command.
+        parser: see resolve_config.
+
+    Raises:
+        ConfigError: a type or value is wrong.
+    """
     try:
         base = parser.parse_object(tree, defaults=True)
     except ArgumentError as e:
-        raise ConfigError(f'{yaml_path}: {" ".join(str(e).split())}') from e
+        raise ConfigError(f'{where}: {" ".join(str(e).split())}') from e
     options = parse_options(parser, argv, base)
     result = cfg.Config(**{name: section(**_plain(options[name])) for name, section in SECTIONS.items()})
     if options.telemetry is not None:

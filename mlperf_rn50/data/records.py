@@ -115,6 +115,22 @@ def load_manifest(folder: Path) -> dict:
         raise DataError(f'{path}: not a manifest ({type(e).__name__}); prepare the data again') from e
 
 
+def class_names(data: DataConfig) -> list[str]:
+    """The names of the classes, by their numbers, which stand in where nobody named them.
+
+    Raises:
+        DataError: there is a manifest, and it is damaged or of other classes.
+    """
+    folder = Path(data.dir)
+    if data.synthetic or not (folder / MANIFEST_NAME).exists():
+        return [str(i) for i in range(data.num_classes)]
+    names = [str(name) for name in load_manifest(folder)['classes']]
+    if len(names) != data.num_classes:
+        raise DataError(f'data.num_classes: {folder / MANIFEST_NAME} says {len(names)}, the configuration '
+                        f'{data.num_classes}; set data.num_classes or data.dir')
+    return names
+
+
 def open_split(data: DataConfig, split: str) -> RecordFile:
     """The records of a split ('train' or 'validation'), checked against configuration and manifest.
 

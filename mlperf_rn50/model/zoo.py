@@ -11,13 +11,15 @@ import math
 from collections.abc import Callable
 
 import mxnet as mx
+import numpy as np
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import HybridConcurrent
 from mxnet.gluon.model_zoo import vision
 
 from mlperf_rn50.config import Config, ModelConfig
-from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.resnet import ResNet
+from mlperf_rn50.model.weights import set_weights
 
 # Side of the image that a network was made for, where it is not 224.
 _IMAGE_SIZE = {'inception_v3': 299, 'inception_v4': 299}
@@ -203,6 +205,28 @@ def build_model(config: Config, context: mx.Context, seed: int) -> nn.HybridBloc
     if config.train.precision == 'float16':
         net.cast('float16')
     net.hybridize(static_alloc=True, static_shape=True)
+    return net
+
+
+def restore_model(config: Config, context: mx.Context, arrays: dict[str, np.ndarray], where: str) -> nn.HybridBlock:
+    """A network on a device with weights that must be whole.
+
+    Args:
+        config: see build_model.
+        context: the device.
+        arrays: by parameter.
+        where: they come from.
+
+    Raises:
+        DataError: they are not of the configured network.
+    """
+    net = build_model(config, context, 0)
+    try:
+        notes = set_weights(net, arrays)
+    except UserError as e:
+        raise DataError(f'{where}: {e}') from e
+    if notes:
+        raise DataError(f'{where}: {notes[0]}; expected weights of all layers')
     return net
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import mxnet as mx
 
+from mlperf_rn50.config import IMAGENET, DataConfig
 from mlperf_rn50.data.pipeline import Batch
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.train.comm import Comm
@@ -24,6 +25,12 @@ class Accuracy:
     @property
     def top5(self) -> float:
         return self.num_top5 / self.num_images
+
+
+def data_name(data: DataConfig) -> str:
+    """The data set as it stands beside an accuracy."""
+    return (data.dataset + (', synthetic images' if data.synthetic else '')
+            + ('' if data.dataset == IMAGENET else ' (not ImageNet)'))
 
 
 def correct_counts(logits: mx.nd.NDArray, labels: mx.nd.NDArray, num_valid: int) -> mx.nd.NDArray:
@@ -52,7 +59,8 @@ def correct_counts(logits: mx.nd.NDArray, labels: mx.nd.NDArray, num_valid: int)
 
 
 def evaluate(net: mx.gluon.HybridBlock, batches: Iterable[Batch], num_images: int, comm: Comm,
-             on_batch: Callable[[], None] = lambda: None) -> Accuracy:
+             on_batch: Callable[[], None] = lambda: None,
+             on_logits: Callable[[mx.nd.NDArray, Batch], None] = lambda logits, batch: None) -> Accuracy:
     """The accuracy of a network on the whole validation set.
 
     Args:
@@ -61,6 +69,7 @@ def evaluate(net: mx.gluon.HybridBlock, batches: Iterable[Batch], num_images: in
         num_images: size of the validation set over all ranks.
         comm: the ranks.
         on_batch: called for each batch.
+        on_logits: called with what the network says of each.
 
     Raises:
         RunFailed: the ranks together did not see each image once.
@@ -68,8 +77,9 @@ def evaluate(net: mx.gluon.HybridBlock, batches: Iterable[Batch], num_images: in
     num_seen, counts = 0, mx.nd.zeros((2,))
     for batch in batches:
         on_batch()
-        counts = counts.as_in_context(batch.labels.context) + correct_counts(net(batch.images), batch.labels,
-                                                                              batch.num_valid)
+        logits = net(batch.images)
+        on_logits(logits, batch)
+        counts = counts.as_in_context(batch.labels.context) + correct_counts(logits, batch.labels, batch.num_valid)
         num_seen += batch.num_valid
     top1, top5 = counts.asnumpy()
     num_top1, num_top5, total = comm.sum([int(top1), int(top5), num_seen])

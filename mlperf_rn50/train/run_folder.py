@@ -1,7 +1,7 @@
 """The files of a run. A folder may hold several runs, numbered; nothing is ever overwritten.
 
-Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log and checkpoints/; run k owns
-result_k.txt, config_k.yaml and so on.
+Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log, checkpoints/ and weights/; run k
+owns result_k.txt, config_k.yaml and so on.
 """
 import json
 import re
@@ -16,7 +16,7 @@ from mlperf_rn50.system.telemetry import host_file_name
 from mlperf_rn50.train.checkpoint import list_checkpoints
 
 # Files and folders of a run that say its number.
-_OWN = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboard|checkpoints)_(\d+).*')
+_OWN = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboard|checkpoints|weights)_(\d+).*')
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,10 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self._own('checkpoints', '')
+
+    @property
+    def weights(self) -> Path:
+        return self._own('weights', '')
 
     def append_metrics(self, **values: Any) -> None:
         """Adds one line to metrics.jsonl."""

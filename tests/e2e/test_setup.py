@@ -184,7 +184,7 @@ def test_the_steps_are_said_and_nothing_else(ready):
     assert [line for line in done.stderr.splitlines() if not line.startswith('setting up')] == ['all of it imports']
     calls = pip_calls(ready)
     assert [call.split()[0] for call in calls].count('wheel') == 1 and calls[-1] == 'check'
-    assert any(call.endswith(' -e .[cpu,demo,test]') for call in calls)
+    assert any(call.endswith(' -e .[cpu,demo,export,test]') for call in calls)
     (ready / '.venv.lock').unlink()
     done = setup(ready)
     assert (done.returncode, done.stdout, done.stderr, pip_calls(ready)) == (0, '', '', [])
@@ -223,7 +223,7 @@ def test_a_change_is_set_up_without_building_horovod_again(ready, changed):
     if changed != 'extras':
         with (ready / changed).open('a') as file:
             file.write('\n# changed\n')
-    done = setup(ready, MLPERF_RN50_EXTRAS='demo' if changed == 'extras' else 'demo,test')
+    done = setup(ready, MLPERF_RN50_EXTRAS='demo' if changed == 'extras' else 'demo,export,test')
     assert said_by(done) == [STEPS[1], 'step 3 of 5, the other packages', *STEPS[3:]]
     assert not any(call.startswith('wheel') for call in pip_calls(ready))
 
@@ -234,7 +234,7 @@ def test_a_change_taken_back_halfway_is_set_up_again(ready):
     setup(ready, MLPERF_RN50_EXTRAS='demo', ON_PIP='[[ $pip != *force-reinstall* ]] || exit 1')
     assert any('.[cpu,demo]' in call for call in pip_calls(ready))
     assert setup(ready).returncode == 0
-    assert any('.[cpu,demo,test]' in call for call in pip_calls(ready))
+    assert any('.[cpu,demo,export,test]' in call for call in pip_calls(ready))
 
 
 def test_another_variant_is_made_anew_and_then_the_default(ready):

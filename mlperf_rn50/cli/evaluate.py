@@ -1,0 +1,172 @@
+"""Evaluate kept weights exactly, over any number of ranks, and say which classes they confuse."""
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlperf_rn50.cli._parsers import config_parser
+from mlperf_rn50.config import IMAGENET, Config, to_tree
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, RunFailed
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jsonargparse import ArgumentParser, Namespace
+
+    from mlperf_rn50.model.weights import Description
+    from mlperf_rn50.train.confusions import Confusion
+    from mlperf_rn50.train.evaluate import Accuracy
+    from mlperf_rn50.train.watch import Position
+
+EPILOG = """examples:
+  mlperf-rn50 evaluate logs/digits_cpu
+  launch/ranks.sh 2 mlperf-rn50 evaluate logs/digits_cpu --which last --confusions 20
+  mlperf-rn50 evaluate weights/best.npz --data.dir data/digits --train.eval_batch_size 100 --format json
+
+Weights bring their configuration along; options named like its keys go before it. The exit code is 1 where the run's
+log says another Top-1."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The weights that are evaluated."""
+
+    path: Path
+    description: Description
+    arrays: dict[str, np.ndarray]
+
+
+def make_parser() -> ArgumentParser:
+    """The options of the command."""
+    parser = config_parser('evaluate', __doc__, EPILOG)
+    # Not required by the parser, which also reads the weights' configuration.
+    parser.add_argument('path', nargs='?', metavar='RUN|WEIGHTS', type=str,
+                        help='run folder (its newest run), weights folder, or .npz')
+    parser.add_argument('--which', choices=['best', 'last'], default='best', help='network of a run')
+    parser.add_argument('--confusions', metavar='N', type=int, default=10, help='how many confusions are listed')
+    parser.add_argument('--format', choices=['table', 'json'], default='table', help='how to print the result')
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    from mlperf_rn50.cli._ranks import in_rank
+    from mlperf_rn50.cli._weights import weights_config
+    from mlperf_rn50.model.weights import find_weights, load_weights
+    from mlperf_rn50.options import parse_options
+    from mlperf_rn50.system.processor import check_precision, find_processor
+    parser = make_parser()
+    options = parse_options(parser, argv)
+    if not options.path:
+        raise ConfigError('evaluate: got no weights, expected a run folder or an .npz; see mlperf-rn50 evaluate --help')
+    if options.config:
+        raise ConfigError('--config: weights have their own configuration; set single keys with options')
+    if options.confusions < 0:
+        raise ConfigError(f'--confusions: got {options.confusions}, expected 0 or more')
+    path = find_weights(Path(options.path), options.which)
+    kept = Kept(path, *load_weights(path))
+    config = weights_config(kept.description, path, argv, parser)
+    check_precision('train.precision', config.train.precision, find_processor())
+    return in_rank(lambda position: _evaluate(config, kept, options, position), config)
+
+
+def _evaluate(config: Config, kept: Kept, options: Namespace, position: Position) -> int:
+    """One rank's part of the evaluation."""
+    from mlperf_rn50.data.pipeline import device_context, eval_batches
+    from mlperf_rn50.data.shards import Shard
+    from mlperf_rn50.model.zoo import restore_model
+    from mlperf_rn50.train.comm import open_comm
+    from mlperf_rn50.train.confusions import ConfusionMatrix
+    from mlperf_rn50.train.evaluate import evaluate
+    from mlperf_rn50.train.loop import device_id_of
+    position.now('start-up')
+    comm = open_comm(config.comm.compression)
+    data, device_id = config.data, device_id_of(config, comm)
+    shard = Shard(data.num_val, comm.rank, comm.world_size, config.train.eval_batch_size or 1)
+    batches = eval_batches(config, shard, device_id)
+    net = restore_model(config, device_context(device_id), kept.arrays, str(kept.path))
+    matrix = ConfusionMatrix(data.num_classes)
+    position.now('evaluation')
+    accuracy = evaluate(net, batches(), data.num_val, comm, position.now, matrix.add)
+    matrix.sum(comm)
+    if matrix.counts.trace() != accuracy.num_top1:
+        raise RunFailed(f'evaluation: {matrix.counts.trace()} images were taken for their own class, and '
+                        f'{accuracy.num_top1} are right')
+    logged = _logged_top1(kept) if _is_as_trained(config, kept.description) else None
+    if comm.rank == 0:
+        classes = _class_names(config, kept.description)
+        confusions = matrix.largest(options.confusions, classes)
+        render = render_json if options.format == 'json' else render_table
+        print(render(config, kept, accuracy, logged, confusions), flush=True)
+    comm.barrier()
+    return EXIT_OK if logged in (None, accuracy.top1) else EXIT_FAILED
+
+
+def _class_names(config: Config, description: Description) -> Sequence[str]:
+    """Those of the weights; where another data set is evaluated, that one's."""
+    from mlperf_rn50.data.records import class_names
+    return description.classes if config.data.dataset == description.data['dataset'] else class_names(config.data)
+
+
+def _is_as_trained(config: Config, description: Description) -> bool:
+    """Whether the run's own evaluation was of the same images in the same arithmetic.
+
+    Synthetic images are other ones for another number of ranks.
+    """
+    if config.data.synthetic:
+        return False
+    tree = to_tree(config)
+    keys = {'model': set(description.model), 'data': set(description.data) - {'dir'}, 'train': {'precision', 'device'}}
+    return all(tree[s][k] == getattr(description, s)[k] for s, names in keys.items() for k in names)
+
+
+def _logged_top1(kept: Kept) -> float | None:
+    """Top-1 in the log of the run that left the weights; without one, what they say themselves."""
+    from mlperf_rn50.mlperf.reader import read_run
+    from mlperf_rn50.model.weights import run_index
+    from mlperf_rn50.train.run_folder import RunFolder
+    folder = kept.path.absolute().parent
+    log = RunFolder(folder.parent, run_index(folder)).result
+    if folder.name.startswith('weights') and log.is_file():
+        found = [e.accuracy for e in read_run(log).evaluations if e.epoch == kept.description.epoch]
+        if found:
+            return found[-1]
+    return kept.description.top1
+
+
+def render_table(config: Config, kept: Kept, accuracy: Accuracy, logged: float | None,
+                 confusions: list[Confusion]) -> str:
+    """The result for a person."""
+    from tabulate import tabulate
+
+    from mlperf_rn50.cli._weights import render_weights
+    from mlperf_rn50.mlperf.events import printable
+    from mlperf_rn50.train.evaluate import data_name
+    name = printable(data_name(config.data))
+    known = 'not compared: the run had no evaluation of them, or it was of other images or in another precision'
+    if logged is not None:
+        known = f'{100 * logged:.2f} %, ' + ('the same' if logged == accuracy.top1 else 'NOT THE SAME')
+    of_all = f'of {accuracy.num_images:,} images of {name}'
+    lines = [f'weights      {printable(render_weights(kept.description, kept.path))}',
+             f'Top-1        {100 * accuracy.top1:.2f} %, {accuracy.num_top1:,} {of_all}',
+             f'Top-5        {100 * accuracy.top5:.2f} %, {accuracy.num_top5:,} {of_all}',
+             f'in the log   {known}']
+    if confusions:
+        rows = [[printable(c.true_class), printable(c.taken_for), c.num_images, f'{100 * c.share:.1f} %']
+                for c in confusions]
+        lines += ['', tabulate(rows, ['class', 'taken for', 'images', 'of the class'], disable_numparse=True,
+                               colalign=('left', 'left', 'right', 'right'))]
+    return '\n'.join(lines)
+
+
+def render_json(config: Config, kept: Kept, accuracy: Accuracy, logged: float | None,
+                confusions: list[Confusion]) -> str:
+    """The result for a program."""
+    return json.dumps({
+        'weights': str(kept.path), 'epoch': kept.description.epoch, 'dataset': config.data.dataset,
+        'is_imagenet': config.data.dataset == IMAGENET, 'is_synthetic': config.data.synthetic, **asdict(accuracy),
+        'top1': accuracy.top1, 'top5': accuracy.top5, 'logged_top1': logged,
+        'is_as_logged': None if logged is None else logged == accuracy.top1,
+        'confusions': [asdict(c) for c in confusions]}, indent=1)

@@ -1,0 +1,93 @@
+"""Export kept weights as ONNX or as Gluon's symbol and parameters, checked against the network."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlperf_rn50.cli._parsers import Parser
+from mlperf_rn50.errors import EXIT_OK, DataError
+
+if TYPE_CHECKING:
+    import mxnet as mx
+
+    from mlperf_rn50.config import Config
+    from mlperf_rn50.model.weights import Description
+
+EPILOG = """examples:
+  mlperf-rn50 export logs/digits_cpu --format onnx --out exported
+  mlperf-rn50 export weights/best.npz --format gluon --out exported --data.dir data/digits
+
+The network is written in float32, for images (batch, 3, side, side) that are normalised already: the .json beside it
+says how. What was written is loaded again and must compute what the network does, on images of the validation set."""
+_NUM_IMAGES = 64
+
+
+def make_parser() -> Parser:
+    """The options of the command."""
+    parser = Parser('export', __doc__, EPILOG)
+    parser.add_argument('path', metavar='RUN|WEIGHTS', help='run folder (its newest run), weights folder, or .npz')
+    parser.add_argument('--format', choices=['onnx', 'gluon'], required=True,
+                        help='onnx, or gluon: what mxnet.gluon.SymbolBlock.imports loads')
+    parser.add_argument('--out', metavar='DIR', default='.', help='where the files go (default: here)')
+    parser.add_argument('--which', choices=['best', 'last'], default='best', help='network of a run (default: best)')
+    parser.add_argument('--data.dir', metavar='DIR', dest='data_dir',
+                        help='validation images for the check (default: where the run had them)')
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    options = make_parser().parse_args(argv)
+    import mxnet as mx
+
+    from mlperf_rn50.cli._weights import render_weights, weights_config
+    from mlperf_rn50.mlperf.events import printable
+    from mlperf_rn50.model.export import export, need_onnx
+    from mlperf_rn50.model.weights import find_weights, load_weights, portable
+    from mlperf_rn50.model.zoo import restore_model
+    from mlperf_rn50.train.evaluate import data_name
+    if options.format == 'onnx':
+        need_onnx()
+    path = find_weights(Path(options.path), options.which)
+    description, arrays = load_weights(path)
+    given = [f'--data.dir={options.data_dir}'] if options.data_dir else []
+    config, arrays = portable(weights_config(description, path, given), arrays)
+    net = restore_model(config, mx.cpu(), arrays, str(path))
+    files, found = export(net, _images(config), Path(options.out), f'{config.model.name}_{path.stem}', options.format,
+                          _facts(description, config))
+    name = printable(data_name(config.data))
+    print(f'weights      {printable(render_weights(description, path))}\n'
+          f'checked      on {found.num_images} validation images of {name}\n'
+          f'difference   at most {found.absolute:.3g}, {found.relative:.3g} of the largest logit\n'
+          f'wrote        {", ".join(str(f) for f in files)}')
+    return EXIT_OK
+
+
+def _images(config: Config) -> mx.nd.NDArray:
+    """The first images of the validation set.
+
+    Raises:
+        DataError: it is not there.
+    """
+    from mlperf_rn50.data.pipeline import eval_batches
+    from mlperf_rn50.data.shards import Shard
+    size = min(_NUM_IMAGES, config.data.num_val)
+    try:
+        batch = next(eval_batches(config, Shard(config.data.num_val, 0, 1, size), None)())
+    except DataError as e:
+        raise DataError(f'{e}; the export is checked on validation images: say where they are with '
+                        '--data.dir DIR') from e
+    return batch.images
+
+
+def _facts(description: Description, config: Config) -> dict:
+    """What whoever uses the network has to know."""
+    data, side = config.data, config.data.image_size
+    return {'model': config.model.name, 'input': {
+        'name': 'data', 'shape': ['batch', 3, side, side], 'dtype': 'float32', 'layout': 'NCHW', 'colours': 'RGB',
+        'resize_shorter': data.resize_shorter, 'interpolation': data.interpolation, 'centre_crop': side,
+        'mean': list(data.mean), 'std': list(data.std), 'values': '(pixel in 0..255 - mean) / std'},
+        'output': 'logits, (batch, classes), float32', 'classes': list(description.classes),
+        'dataset': data.dataset, 'top1': description.top1, 'epoch': description.epoch,
+        'weights_sha256': description.sha256, 'program_version': description.program_version}

@@ -1,0 +1,70 @@
+"""Single files of pictures, brought to the network by the evaluation's own pipeline."""
+import io
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+from PIL import Image, ImageOps
+
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.pipeline import Inputs, build_pipeline
+from mlperf_rn50.errors import DataError
+
+# What prepared data is made of, and DALI decodes: any depth, grey, CMYK, with alpha (which is left out), turned as
+# its EXIF says, the first of several.
+_AS_THEY_ARE = ('JPEG', 'PNG')
+
+
+def encode_picture(path: Path) -> bytes:
+    """A picture as JPEG or PNG: the file's own bytes where it is one of them, else as a PNG of its first frame.
+
+    Raises:
+        DataError: it cannot be read, or is no picture that Pillow knows.
+    """
+    try:
+        encoded = path.read_bytes()
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # of large ones; twice that size is an error
+            with Image.open(io.BytesIO(encoded)) as image:
+                if image.format in _AS_THEY_ARE:
+                    return encoded
+                return _png(ImageOps.exif_transpose(image))
+    except OSError as e:
+        reason = e.strerror or 'not a picture that Pillow can read'
+        raise DataError(f'{path}: {reason}; expected a picture, such as a JPEG or PNG') from e
+    except Exception as e:  # Pillow's decoders raise errors of many kinds
+        raise DataError(f'{path}: {type(e).__name__}: {" ".join(str(e).split())[:120]}; expected a picture, such as a '
+                        'JPEG or PNG') from e
+
+
+def _png(image: Image.Image) -> bytes:
+    """8 bits of red, green and blue; 16 bits of grey are scaled, not cut off."""
+    if image.mode.startswith('I'):
+        image = Image.fromarray(np.rint(np.clip(np.asarray(image, np.float64), 0, 65535) / 257).astype(np.uint8))
+    buffer = io.BytesIO()
+    image.convert('RGB').save(buffer, 'PNG')
+    return buffer.getvalue()
+
+
+def transform_picture(encoded: bytes, config: Config) -> mx.nd.NDArray:
+    """A picture as the network takes it: float32, (1, 3, side, side).
+
+    Args:
+        encoded: JPEG or PNG.
+        config: for the CPU; its data section says what is done to an image of an evaluation.
+
+    Raises:
+        DataError: it cannot be decoded.
+    """
+    # Fed without end: DALI reads ahead.
+    def source() -> Iterator[Inputs]:
+        while True:
+            yield Inputs([np.frombuffer(encoded, np.uint8)], np.zeros((1, 1), np.int32), np.zeros((1, 2), np.float32),
+                         np.ones((1, 2), np.float32), np.zeros((1, 1), np.int32))
+    try:
+        images, _ = build_pipeline(source(), 1, config, False, None).run()
+    except RuntimeError as e:  # DALI wraps whatever a decoder says in many lines
+        raise DataError(f'DALI cannot decode it: {" ".join(str(e).split())[:200]}') from e
+    return mx.nd.array(np.asarray(images.as_tensor()))

@@ -1,0 +1,312 @@
+"""The network that a run leaves behind: its arrays beside what one has to know to use them.
+
+weights/ of a run folder holds best.npz and best.json, and last.npz and last.json where the last network is another
+one. Read without trusting it: no pickle, and nothing that the digest does not cover.
+"""
+import hashlib
+import json
+import os
+import re
+import zipfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from mlperf_rn50 import __version__
+from mlperf_rn50.config import Config, to_tree
+from mlperf_rn50.errors import DataError, UserError
+from mlperf_rn50.files import write_atomically
+from mlperf_rn50.options import check_keys
+
+FORMAT = 1
+BEST, LAST = 'best', 'last'
+# What is done to an image before the network sees it, and which images its accuracy is of.
+DATA_KEYS = ('dir', 'dataset', 'num_val', 'num_classes', 'synthetic', 'image_size', 'resize_shorter', 'interpolation',
+             'mean', 'std', 'decoder', 'pad_to_4_channels')
+TRAIN_KEYS = ('precision', 'device', 'eval_batch_size')
+_FOLDER = re.compile(r'weights(?:_(\d+))?')
+_NUMBER = (int, float, type(None))
+_COUNT = (int, type(None))
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the arrays are, and where they come from.
+
+    Args:
+        program_version: of the program that wrote them.
+        model: section of the configuration.
+        data: the keys of its section that an inference needs, DATA_KEYS.
+        train: those of its section, TRAIN_KEYS.
+        classes: name of each class, by its number.
+        epoch: epochs trained.
+        seed: of the run.
+        is_best: whether no evaluation of the run was better.
+        is_last: whether the run ended with these.
+        top1: of the run's own evaluation of them, a fraction; None where there was none, as for the counts.
+        num_top1: images of the validation set whose class was right.
+        num_top5: images whose class was among the first five.
+        num_images: of the validation set.
+        sha256: of the .npz.
+    """
+
+    program_version: str
+    model: dict[str, Any]
+    data: dict[str, Any]
+    train: dict[str, Any]
+    classes: tuple[str, ...]
+    epoch: int
+    seed: int
+    is_best: bool
+    is_last: bool
+    top1: float | None = None
+    num_top1: int | None = None
+    num_top5: int | None = None
+    num_images: int | None = None
+    sha256: str = ''
+
+    def tree(self) -> dict[str, Any]:
+        """The configuration that uses them, as sections with keys."""
+        return {'model': self.model, 'data': self.data,
+                'train': {**self.train, 'local_batch_size': self.train['eval_batch_size']}}
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    'program_version': (str,), 'model': (dict,), 'data': (dict,), 'train': (dict,), 'classes': (list,),
+    'epoch': (int,), 'seed': (int,), 'is_best': (bool,), 'is_last': (bool,), 'top1': _NUMBER, 'num_top1': _COUNT,
+    'num_top5': _COUNT, 'num_images': _COUNT, 'sha256': (str,)}
+
+
+def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: int, epoch: int, seed: int, *,
+                     is_best: bool, is_last: bool, counts: tuple[int, int, int] | None = None) -> Description:
+    """The description of a run's network.
+
+    Args:
+        config: of the run.
+        classes: their names, see data.records.class_names.
+        eval_batch_size: images per rank of an evaluation pass, as planned.
+        epoch: epochs trained.
+        seed: of the run.
+        is_best: whether no evaluation was better.
+        is_last: whether the run ended with it.
+        counts: images right, right within five, and all, of its evaluation.
+    """
+    tree = to_tree(config)
+    train = {**tree['train'], 'eval_batch_size': eval_batch_size}
+    top1, top5, total = counts or (None, None, None)
+    return Description(__version__, tree['model'], {k: tree['data'][k] for k in DATA_KEYS},
+                       {k: train[k] for k in TRAIN_KEYS}, tuple(classes), epoch, seed, is_best, is_last,
+                       top1 / total if top1 is not None and total else None, top1, top5, total)
+
+
+class _Hashed:
+    """A file that is written from front to back, and its digest."""
+
+    def __init__(self, file: BinaryIO):
+        self._file, self.digest = file, hashlib.sha256()
+
+    def write(self, block: bytes) -> int:
+        self.digest.update(block)
+        return self._file.write(block)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def read(self, *_: int) -> bytes:
+        """NumPy asks whether there is one."""
+        raise OSError('written only')
+
+
+def save_weights(folder: Path, stem: str, description: Description, arrays: dict[str, np.ndarray]) -> Path:
+    """Writes <stem>.npz and <stem>.json, each whole or not at all; returns the path of the .npz.
+
+    Args:
+        folder: made if missing.
+        stem: best or last.
+        description: without its digest.
+        arrays: by parameter.
+
+    Raises:
+        UserError: they cannot be written.
+    """
+    path = folder / f'{stem}.npz'
+    temporary = folder / f'.{path.name}.{os.getpid()}.tmp'
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(temporary, 'wb') as f:
+            hashed = _Hashed(f)
+            np.savez(hashed, **arrays)
+            f.flush()
+            os.fsync(f.fileno())
+        temporary.replace(path)
+        written = replace(description, sha256=hashed.digest.hexdigest())
+        write_atomically(path.with_suffix('.json'), json.dumps({'format': FORMAT, **asdict(written)}, indent=1) + '\n')
+    except OSError as e:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f'{path}: cannot write the weights: {e.strerror}; make room or fix the permissions') from e
+    return path
+
+
+def find_weights(path: Path, which: str = BEST) -> Path:
+    """The .npz that is meant by a run folder (its newest run that kept any), a folder of weights, or the .npz itself.
+
+    Args:
+        path: one of these.
+        which: best or last, for a folder.
+
+    Raises:
+        UserError: there are none.
+    """
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise UserError(f'{path}: no such file or folder; expected a run folder, its weights folder or an .npz')
+    folder = path
+    if not (path / f'{BEST}.npz').is_file():
+        kept = [p for p in path.iterdir() if _FOLDER.fullmatch(p.name) and (p / f'{BEST}.npz').is_file()]
+        if not kept:
+            raise UserError(f'{path}: no weights in it, expected weights/{BEST}.npz; a run keeps its network when it '
+                            'ends: one that was interrupted goes on with train --resume')
+        folder = max(kept, key=run_index)
+    last = folder / f'{LAST}.npz'
+    return last if which == LAST and last.is_file() and not _describe(folder / f'{BEST}.npz').is_last else (
+        folder / f'{BEST}.npz')
+
+
+def run_index(folder: Path) -> int:
+    """Number of the run that a folder of weights is of."""
+    found = _FOLDER.fullmatch(folder.name)
+    return int(found[1]) if found and found[1] else 0
+
+
+def load_weights(path: Path, which: str = BEST) -> tuple[Description, dict[str, np.ndarray]]:
+    """The weights that a path means (find_weights), float32 or float16 by parameter, and what they are.
+
+    Raises:
+        UserError: there are none.
+        DataError: they are damaged or not of this program.
+    """
+    npz = find_weights(path, which)
+    description = _describe(npz)
+    try:
+        with open(npz, 'rb') as f:
+            got = hashlib.file_digest(f, 'sha256').hexdigest()
+        if got != description.sha256:
+            raise DataError(f'{npz}: damaged, or not of the {npz.stem}.json beside it: got SHA-256 {got[:12]}…, '
+                            f'expected {description.sha256[:12]}…; copy both again')
+        with np.load(npz, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, TypeError, AttributeError, NotImplementedError,
+            zipfile.BadZipFile) as e:
+        raise _damaged(npz, e) from e
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float16):
+            raise DataError(f'{npz}: {name}: got {getattr(array, "dtype", type(array).__name__)}, expected float32 or '
+                            'float16; these are not weights of this program')
+    return description, arrays
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    reason = ' '.join(str(error).split())[:200] or type(error).__name__
+    if isinstance(error, FileNotFoundError):
+        return DataError(f'{error.filename}: missing; weights are an .npz and a .json of the same name')
+    return DataError(f'{path}: not weights of this program ({reason}); expected what a run leaves in its weights/')
+
+
+def _describe(npz: Path) -> Description:
+    """The description beside an .npz.
+
+    Raises:
+        DataError: it is missing, damaged or of another format.
+    """
+    path = npz.with_suffix('.json')
+    try:
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict) or content.get('format') != FORMAT:
+            raise ValueError(f'expected format {FORMAT}')
+        return _checked(content)
+    except (OSError, ValueError, RecursionError, UserError) as e:
+        raise _damaged(path, e) from e
+
+
+def _checked(content: dict[str, Any]) -> Description:
+    """Raise ValueError or ConfigError unless it holds each field in its type, and no key that is not known."""
+    values: dict[str, Any] = {f.name: content.get(f.name) for f in fields(Description)}
+    for name, types in _TYPES.items():
+        if type(values[name]) not in types:
+            raise ValueError(f'{name}: got {str(values[name])[:40]}, expected {types[0].__name__}')
+    for section, keys in (('data', DATA_KEYS), ('train', TRAIN_KEYS), ('model', ('name', 'layout'))):
+        for key in keys:
+            if key not in values[section]:
+                raise ValueError(f'{section}.{key} is missing')
+    check_keys({s: values[s] for s in ('model', 'data', 'train')})
+    classes = values['classes']
+    if not all(isinstance(c, str) for c in classes) or len(classes) != values['data']['num_classes']:
+        raise ValueError(f'classes: got {len(classes)}, expected data.num_classes={values["data"]["num_classes"]} '
+                         'names')
+    return Description(**{**values, 'classes': tuple(classes)})
+
+
+def portable(config: Config, arrays: dict[str, np.ndarray]) -> tuple[Config, dict[str, np.ndarray]]:
+    """The same network for any machine: float32, NCHW, three channels, ordinary operators, on the CPU.
+
+    Args:
+        config: of the weights.
+        arrays: by parameter.
+    """
+    data = replace(config.data, pad_to_4_channels=False, decoder='cpu')
+    model = replace(config.model, layout='NCHW', fused_bn_relu=False)
+    train = replace(config.train, precision='float32', device='cpu')
+    has_padding, is_nhwc = config.data.pad_to_4_channels, config.model.layout == 'NHWC'
+
+    def convert(array: np.ndarray) -> np.ndarray:
+        if array.ndim == 4 and is_nhwc:
+            array = array.transpose(0, 3, 1, 2)
+        if array.ndim == 4 and has_padding and array.shape[1] == 4:  # the first convolution: its fourth channel is 0
+            array = array[:, :3]
+        return np.ascontiguousarray(array, np.float32)
+    return (replace(config, data=data, model=model, train=train), {n: convert(a) for n, a in arrays.items()})
+
+
+def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
+    """Puts arrays into an initialised network, in place; returns what a person has to be told.
+
+    Where only the number of classes differs, the last layer keeps its fresh values, which is told.
+
+    Args:
+        net: a Gluon block.
+        arrays: by parameter.
+
+    Raises:
+        UserError: a name or a shape differs otherwise.
+    """
+    import mxnet as mx
+    params = dict(net.collect_params().items())
+    for names, fault in ((sorted(set(params) - set(arrays)), 'is missing in the weights'),
+                         (sorted(set(arrays) - set(params)), 'is in the weights, and not in this network')):
+        if names:
+            raise UserError(f'weights: {names[0]} {fault} ({len(names)} such names); they are of another model.name')
+    fresh = _fresh_layer(params, arrays)
+    for name, param in params.items():
+        if name not in fresh and arrays[name].shape != param.shape:
+            raise UserError(f'weights: {name}: got shape {arrays[name].shape}, expected {param.shape}; they are of '
+                            'another model.name, model.layout or data.pad_to_4_channels')
+    for name in set(params) - set(fresh):
+        for array in params[name].list_data():
+            # By way of MXNet's own copy: an array that a graph has used may be in oneDNN's layout.
+            mx.nd.array(arrays[name], dtype=array.dtype).copyto(array)
+    if not fresh:
+        return []
+    return [f'the weights are for {arrays[fresh[0]].shape[0]} classes, the data has {params[fresh[0]].shape[0]}: the '
+            f'last layer ({", ".join(fresh)}) starts with fresh values']
+
+
+def _fresh_layer(params: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[str]:
+    """Weight and bias of the last layer, where the weights have another number of classes; else nothing."""
+    last = list(params)[-2:]
+    old, new = [arrays[n].shape for n in last], [params[n].shape for n in last]
+    differs = all(a and b and a[0] != b[0] and a[1:] == b[1:] for a, b in zip(old, new))
+    return last if differs and old[0][0] == old[1][0] else []

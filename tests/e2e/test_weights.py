@@ -1,0 +1,285 @@
+"""What a run leaves behind is used: evaluated again over any ranks, asked about pictures, exported."""
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+from e2e.training import NUM_VAL, metrics
+from helpers import CLI, call, run, under_ranks
+from PIL import Image
+
+from mlperf_rn50.cli._parsers import config_parser
+from mlperf_rn50.data.pictures import encode_picture, transform_picture
+from mlperf_rn50.data.pipeline import eval_batches
+from mlperf_rn50.data.prepare import Packing, pack
+from mlperf_rn50.data.records import class_names
+from mlperf_rn50.data.samples import Dataset
+from mlperf_rn50.data.shards import Shard
+from mlperf_rn50.data.sources import digits
+from mlperf_rn50.model.weights import describe_weights, load_weights, portable, save_weights
+from mlperf_rn50.model.zoo import build_model, restore_model
+from mlperf_rn50.options import load_yaml, resolve_tree
+
+
+def config_of(run_dir):
+    return resolve_tree(load_yaml(run_dir / 'config.yaml'), '', [], config_parser('', '', ''))
+
+
+def keep_last_checkpoint(run_dir):
+    """What the end of a run does, from its last checkpoint."""
+    [*_, checkpoint] = sorted((run_dir / 'checkpoints').iterdir())
+    with np.load(checkpoint / 'arrays.npz') as f:
+        arrays = {n.removeprefix('model/'): f[n] for n in f.files if n.startswith('model/')}
+    config, last = config_of(run_dir), metrics(run_dir, 'eval')[-1]
+    counts = last['num_top1'], last['num_top5'], last['num_images']
+    save_weights(run_dir / 'weights', 'best', describe_weights(
+        config, class_names(config.data), 16, last['epoch'], config.run.seed, is_best=True, is_last=True,
+        counts=counts), arrays)
+
+
+@pytest.fixture(scope='module')
+def kept(whole_run, tmp_path_factory):
+    """The folder of a run of two ranks, with its weights."""
+    run_dir = tmp_path_factory.mktemp('kept') / 'run'
+    shutil.copytree(whole_run[0], run_dir)
+    if not (run_dir / 'weights/best.npz').exists():
+        keep_last_checkpoint(run_dir)
+    return run_dir
+
+
+def evaluation(done) -> dict:
+    """What evaluate --format json printed."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize('num_ranks', [0, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_accuracy_of_the_log_over_any_number_of_ranks(kept, num_ranks):
+    found = evaluation(run(under_ranks(num_ranks, [*CLI, 'evaluate', kept, '--format', 'json'])))
+    [logged] = [m for m in metrics(kept, 'eval') if m['epoch'] == found['epoch']]
+    assert [found[k] for k in ('num_top1', 'num_top5', 'num_images')] == [
+        logged[k] for k in ('num_top1', 'num_top5', 'num_images')]
+    assert found['is_as_logged'] is True and found['logged_top1'] == found['top1']
+    assert found['is_imagenet'] is False and found['num_images'] == NUM_VAL
+    everything = evaluation(call('evaluate', kept, '--format', 'json', '--confusions', 1000))['confusions']
+    assert sum(c['num_images'] for c in everything) == NUM_VAL - found['num_top1']  # each that is wrong, once
+    assert found['confusions'] == everything[:10]
+
+
+def test_a_person_is_told_the_data_set_the_log_and_the_confusions(kept):
+    done = call('evaluate', kept, '--confusions=2', '--train.eval_batch_size=7')
+    assert done.returncode == 0, done.stderr
+    first, top1, _, log, _, title, _, *rows = done.stdout.splitlines()
+    assert 'weights/best.npz: resnet18, best' in first and 'of 50 images of tiny-digits (not ImageNet)' in top1
+    assert log.startswith('in the log') and log.endswith(' %, the same')
+    assert title.split() == ['class', 'taken', 'for', 'images', 'of', 'the', 'class'] and len(rows) == 2
+
+
+def test_another_top1_than_the_logs_is_a_failure(kept, tmp_path):
+    shutil.copytree(kept, tmp_path / 'run')
+    description, arrays = load_weights(kept)
+    arrays['fc1_bias'][3] += 100  # everything is a 3 now
+    save_weights(tmp_path / 'run/weights', 'best', description, arrays)
+    done = call('evaluate', tmp_path / 'run')
+    assert done.returncode == 1 and 'NOT THE SAME' in done.stdout
+    assert ' 3 ' in done.stdout.splitlines()[-1]
+    shutil.rmtree(tmp_path / 'run/checkpoints')
+    (tmp_path / 'run/result_0.txt').unlink()  # without the log, what the weights say themselves
+    assert call('evaluate', tmp_path / 'run').returncode == 1
+
+
+def test_other_images_are_evaluated_and_not_compared(kept, tmp_path):
+    whole = digits()
+    pack(Dataset('others', 'digits', whole.classes, whole.train[:5], whole.validation[60:87]), tmp_path, Packing(None),
+         1, False)
+    done = call('evaluate', kept / 'weights/best.npz', f'--data.dir={tmp_path}', '--data.dataset=others',
+                '--data.num_val=27')
+    assert done.returncode == 0, done.stderr
+    assert 'of 27 images of others (not ImageNet)' in done.stdout and 'not compared' in done.stdout
+
+
+@pytest.mark.parametrize('words, message', [
+    ([], 'evaluate: got no weights, expected a run folder'), (['--config=x.yaml'], 'weights have their own config'),
+    (['--confusions=-1'], '--confusions: got -1, expected 0 or more'), (['--data.num_val=49'], 'set data.num_val'),
+    (['--data.image_siz=3'], 'did you mean data.image_size?')])
+def test_mistakes_of_evaluate(kept, words, message):
+    done = call('evaluate', *([kept] if words else []), *words)
+    assert (done.returncode, done.stdout) == (2, '') and message in done.stderr and done.stderr.count('\n') == 1
+
+
+def test_a_description_with_a_value_of_a_wrong_type_is_one_line(kept, tmp_path):
+    shutil.copytree(kept / 'weights', tmp_path / 'weights')
+    path = tmp_path / 'weights/best.json'
+    content = json.loads(path.read_text())
+    content['data']['image_size'] = 'large'
+    path.write_text(json.dumps(content))
+    for command in (['evaluate', tmp_path], ['classify', tmp_path, 'x.png'], ['export', tmp_path, '--format=gluon']):
+        done = call(*command)
+        assert done.returncode == 2 and str(path) in done.stderr and done.stderr.count('\n') == 1, done.stderr
+
+
+@pytest.fixture(scope='module')
+def pictures(tmp_path_factory) -> list[Path]:
+    """The first five validation images of the digits, as they were prepared, in files."""
+    folder = tmp_path_factory.mktemp('pictures')
+    for i, sample in enumerate(digits().validation[:5]):
+        (folder / f'{i}.png').write_bytes(sample.read())
+    return sorted(folder.iterdir())
+
+
+def test_five_pictures_are_named_as_the_evaluation_does(kept, pictures):
+    done = call('classify', kept, *pictures, '--format=json')
+    assert done.returncode == 0, done.stderr
+    description, arrays = load_weights(kept)
+    config = config_of(kept)
+    batch = next(eval_batches(config, Shard(NUM_VAL, 0, 1, 5), None)())
+    logits = restore_model(config, mx.cpu(), arrays, '')(batch.images).asnumpy().astype(np.float64)
+    wanted = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    for i, image in enumerate(json.loads(done.stdout)['images']):
+        np.testing.assert_array_equal(transform_picture(pictures[i].read_bytes(), config).asnumpy()[0],
+                                      batch.images[i].asnumpy())
+        assert image['file'] == str(pictures[i])
+        found = image['classes']
+        assert [c['number'] for c in found] == list(np.argsort(-wanted[i])[:5])
+        assert [c['name'] for c in found] == [description.classes[c['number']] for c in found]
+        np.testing.assert_allclose([c['probability'] for c in found], np.sort(wanted[i])[:-6:-1], rtol=1e-4, atol=1e-7)
+
+
+def test_a_file_that_is_no_picture_is_named_and_the_others_are_answered(kept, pictures, tmp_path):
+    (tmp_path / 'text.png').write_text('no picture')
+    (tmp_path / 'cut.png').write_bytes(pictures[0].read_bytes()[:60])
+    Image.effect_noise((64, 64), 50).save(tmp_path / 'whole.jpg')
+    (tmp_path / 'cut.jpg').write_bytes((tmp_path / 'whole.jpg').read_bytes()[:-600])  # decoders fill up what is missing
+    wrong = [tmp_path / 'text.png', tmp_path / 'cut.png', tmp_path / 'cut.jpg', tmp_path / 'none.png', tmp_path]
+    done = call('classify', kept, wrong[0], pictures[0], *wrong[1:], pictures[1])
+    assert done.returncode == 2
+    assert [line.split(': ')[1] for line in done.stderr.splitlines()] == [str(p) for p in wrong]
+    title, _, *rows = done.stdout.splitlines()
+    assert title.split()[:2] == ['file', 'likeliest'] and [r.split()[0] for r in rows] == [str(p) for p in pictures[:2]]
+    found = json.loads(call('classify', kept, wrong[0], pictures[0], '--format=json').stdout)['images']
+    assert 'not a picture' in found[0]['error'] and len(found[1]['classes']) == 5
+    assert call('classify', kept, wrong[0]).stdout == ''
+
+
+def export(*words):
+    done = call('export', *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_onnx_computes_the_same_for_any_number_of_images(kept, tmp_path):
+    import onnxruntime
+    said = export(kept, '--format=onnx', '--out', tmp_path / 'out')
+    assert 'on 50 validation images of tiny-digits (not ImageNet)' in said and 'difference   at most' in said
+    assert {p.name for p in (tmp_path / 'out').iterdir()} == {'resnet18_best.onnx', 'resnet18_best.onnx.json'}
+    facts = json.loads((tmp_path / 'out/resnet18_best.onnx.json').read_text())
+    assert facts['classes'] == list('0123456789') and facts['input']['shape'] == ['batch', 3, 32, 32]
+    assert 0 < facts['check']['max_relative_difference'] < 1e-4
+    session = onnxruntime.InferenceSession(tmp_path / 'out/resnet18_best.onnx')
+    images = np.random.default_rng(0).normal(size=(7, 3, 32, 32)).astype(np.float32)
+    net = restore_model(config_of(kept), mx.cpu(), load_weights(kept)[1], '')
+    np.testing.assert_allclose(session.run(None, {facts['input']['name']: images})[0],
+                               net(mx.nd.array(images)).asnumpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_gluon_is_loaded_by_its_own_block(kept, tmp_path):
+    export(kept, '--format=gluon', '--out', tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {f'resnet18_best{s}' for s in (
+        '-symbol.json', '-0000.params', '.gluon.json')}
+    block = mx.gluon.SymbolBlock.imports(str(tmp_path / 'resnet18_best-symbol.json'), ['data'],
+                                         str(tmp_path / 'resnet18_best-0000.params'))
+    images = mx.nd.random.normal(shape=(7, 3, 32, 32))
+    net = restore_model(config_of(kept), mx.cpu(), load_weights(kept)[1], '')
+    np.testing.assert_allclose(block(images).asnumpy(), net(images).asnumpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('output_format', ['onnx', 'gluon'])
+def test_fused_operators_and_a_fourth_channel_are_left_out(kept, tmp_path, output_format):
+    config = config_of(kept)
+    config = replace(config, model=replace(config.model, fused_bn_relu=True),
+                     data=replace(config.data, pad_to_4_channels=True))
+    net = build_model(config, mx.cpu(), 2)
+    save_weights(tmp_path, 'best', describe_weights(config, list('0123456789'), 10, 1, 2, is_best=True, is_last=True),
+                 {n: p.data().asnumpy() for n, p in net.collect_params().items()})
+    export(tmp_path, f'--format={output_format}', '--out', tmp_path / 'out')
+    assert '"channels": 4' not in (tmp_path / f'out/resnet18_best.{output_format}.json').read_text()
+
+
+def test_what_is_there_is_not_overwritten(kept, tmp_path):
+    export(kept, '--format=gluon', '--out', tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    done = call('export', kept, '--format=gluon', '--out', tmp_path)
+    assert done.returncode == 2 and 'exists already; remove it, or choose another folder with --out' in done.stderr
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_an_export_that_computes_something_else_is_refused_and_removed(kept, tmp_path, monkeypatch):
+    from mlperf_rn50.model import export as module
+    right = module._run_onnx
+    monkeypatch.setattr(module, '_run_onnx', lambda stem, images: right(stem, images) * 1.001)
+    done = call('export', kept, '--format=onnx', '--out', tmp_path)
+    assert done.returncode == 1 and 'differs from the network by' in done.stderr and done.stderr.count('\n') == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_images_for_the_check_may_be_elsewhere(kept, tmp_path, tiny):
+    shutil.copytree(kept / 'weights', tmp_path / 'weights')
+    path = tmp_path / 'weights/best.json'
+    content = json.loads(path.read_text())
+    content['data']['dir'] = '/nonexistent'
+    path.write_text(json.dumps(content))
+    done = call('export', tmp_path, '--format=onnx', '--out', tmp_path / 'out')
+    assert done.returncode == 2 and 'say where they are with --data.dir DIR' in done.stderr
+    assert not (tmp_path / 'out').exists()
+    export(tmp_path, '--format=onnx', '--out', tmp_path / 'out', '--data.dir', tiny)
+
+
+def test_weights_for_any_machine_are_those_of_the_run(kept):
+    config, arrays = portable(config_of(kept), load_weights(kept)[1])
+    assert config == config_of(kept)
+    assert all(np.array_equal(a, b) for a, b in zip(arrays.values(), load_weights(kept)[1].values()))
+
+
+@pytest.fixture
+def picture(tmp_path):
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)).resize((40, 32)), tmp_path
+
+
+@pytest.mark.parametrize('mode, name, keys', [
+    ('RGB', 'x.bmp', {}), ('RGB', 'x.tiff', {}), ('RGB', 'x.ppm', {}), ('RGBA', 'x.tiff', {}), ('RGBA', 'x.png', {}),
+    ('L', 'x.bmp', {}), ('L', 'x.png', {}), ('LA', 'x.png', {}), ('CMYK', 'x.tiff', {}), ('P', 'x.gif', {}),
+    ('P', 'x.png', {}), ('1', 'x.tiff', {}), ('I;16', 'x.tiff', {}), ('I;16', 'x.png', {}), ('F', 'x.tiff', {}),
+    ('RGB', 'x.webp', {'lossless': True}), ('RGB', 'x.webp', {'lossless': True, 'save_all': True}),
+    ('RGB', 'x.png', {'save_all': True}), ('P', 'x.gif', {'save_all': True}), ('CMYK', 'x.jpg', {'quality': 100}),
+    ('L', 'x.jpg', {'quality': 100}), ('RGB', 'x.jpg', {'quality': 100, 'subsampling': 0})])
+def test_every_kind_of_picture_is_the_one_that_it_shows(kept, picture, mode, name, keys):
+    image, folder = picture
+    path, config = folder / name, config_of(kept)
+    shown = image.convert('L' if mode == 'I;16' else mode)
+    wanted = np.asarray(shown.convert('RGB'))
+    if mode == 'I;16':
+        shown = Image.fromarray(np.asarray(shown).astype(np.uint16) * 257)
+    if keys.get('save_all'):
+        keys = {**keys, 'append_images': [shown.rotate(180)]}
+    shown.save(path, **keys)
+    buffer = folder / 'wanted.png'
+    Image.fromarray(wanted).save(buffer)
+    got, right = (transform_picture(b, config).asnumpy() for b in (encode_picture(path), buffer.read_bytes()))
+    assert got.shape == (1, 3, 32, 32)
+    assert np.abs(got - right).mean() < (0.05 if name.endswith('jpg') else 1e-6)
+
+
+@pytest.mark.parametrize('name, keys', [('x.jpg', {'quality': 100, 'subsampling': 0}), ('x.webp', {'lossless': True})])
+def test_a_picture_is_turned_as_it_says(kept, picture, name, keys):
+    image, folder = picture
+    image = image.resize((64, 64))  # whole blocks of a JPEG
+    config = config_of(kept)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.save(folder / name, exif=exif, **keys)
+    image.rotate(-90).save(folder / 'wanted.png')
+    got, right = (transform_picture(encode_picture(folder / n), config).asnumpy() for n in (name, 'wanted.png'))
+    assert np.abs(got - right).mean() < 0.05

@@ -1,0 +1,72 @@
+"""Which class is taken for which: counts that agree with the accuracy, whatever the logits are."""
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mlperf_rn50.cli.classify import likeliest
+from mlperf_rn50.data.pipeline import Batch
+from mlperf_rn50.train.comm import LocalComm
+from mlperf_rn50.train.confusions import NO_CLASS, Confusion, ConfusionMatrix
+from mlperf_rn50.train.evaluate import evaluate
+
+
+def batch(logits, labels, num_valid=None) -> Batch:
+    return Batch(mx.nd.array(logits), mx.nd.array(labels, dtype='int32'),
+                 len(labels) if num_valid is None else num_valid)
+
+
+def matrix_of(*batches) -> ConfusionMatrix:
+    matrix = ConfusionMatrix(batches[0].images.shape[1])
+    accuracy = evaluate(lambda images: images, batches, sum(b.num_valid for b in batches), LocalComm(),
+                        on_logits=matrix.add)
+    assert matrix.counts.trace() == accuracy.num_top1 and matrix.counts.sum() == accuracy.num_images
+    return matrix
+
+
+@pytest.mark.parametrize('kind', ['normal', 'ties', 'infinite', 'nan'])
+def test_the_diagonal_is_what_is_right(kind):
+    random = np.random.default_rng(0)
+    logits, labels = random.normal(size=(300, 7)), random.integers(0, 7, 300)
+    if kind == 'ties':
+        logits = np.round(logits)
+    elif kind == 'infinite':
+        logits[np.abs(logits) > 1] *= np.inf
+    elif kind == 'nan':
+        logits[random.random(logits.shape) < 0.1] = np.nan
+    matrix = matrix_of(batch(logits, labels))
+    np.testing.assert_array_equal(matrix.counts.sum(axis=1), np.bincount(labels, minlength=7))
+    assert (matrix.counts[:, -1].sum() > 0) == (kind == 'nan')
+
+
+def test_padding_is_not_counted():
+    assert matrix_of(batch(np.eye(4), [1, 1, 2, 3], 2)).counts.sum() == 2
+
+
+def test_the_most_frequent_come_first_and_equal_ones_by_class():
+    taken = [(0, 1), (2, 1), (2, 1), (1, 0), (1, 0), (1, 2), (0, 0), (2, 2)]
+    matrix = matrix_of(batch(np.eye(3)[[t for _, t in taken]], [c for c, _ in taken]))
+    assert matrix.largest(3, 'xyz') == [
+        Confusion('y', 'x', 2, 2 / 3), Confusion('z', 'y', 2, 2 / 3), Confusion('x', 'y', 1, 1 / 2)]
+    assert [c.num_images for c in matrix.largest(100, 'xyz')] == [2, 2, 1, 1]
+    assert matrix.largest(0, 'xyz') == []
+
+
+def test_what_is_not_a_number_is_no_class():
+    [found] = matrix_of(batch(np.full((2, 3), np.nan), [1, 1])).largest(5, 'xyz')
+    assert found == Confusion('y', NO_CLASS, 2, 1.0)
+
+
+def test_ranks_add_up_exactly():
+    class TwoRanks(LocalComm):
+        def sum_counts(self, counts):
+            return [c + 2**53 for c in counts]
+    matrix = matrix_of(batch(np.eye(3), [0, 1, 1]))
+    matrix.sum(TwoRanks())
+    assert matrix.counts[1, 2] == 2**53 + 1 and matrix.counts[0, 3] == 2**53
+
+
+def test_the_likeliest_classes_of_logits():
+    found = likeliest(np.array([0, 1000, 1, 1000, -5, 999], np.float32), 'abcdef')
+    assert [(g.name, g.number) for g in found] == [('b', 1), ('d', 3), ('f', 5), ('c', 2), ('a', 0)]
+    assert found[0].probability == pytest.approx(1 / (2 + np.exp(-1))) and found[4].probability == 0
+    assert len(likeliest(np.zeros(3, np.float32), 'abc')) == 3

@@ -1,0 +1,266 @@
+"""The kept weights: whole or refused, never a trap, and the same network after the way there and back."""
+import hashlib
+import json
+import pickle
+from dataclasses import replace
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
+from mlperf_rn50.data.records import class_names
+from mlperf_rn50.errors import DataError, UserError
+from mlperf_rn50.model.weights import (
+    describe_weights,
+    find_weights,
+    load_weights,
+    portable,
+    save_weights,
+    set_weights,
+)
+from mlperf_rn50.model.zoo import build_model, restore_model
+from mlperf_rn50.train.run_folder import RunFolder, new_run
+
+CONFIG = Config(data=DataConfig(dataset='squares', num_val=40, num_classes=3, image_size=32, resize_shorter=36),
+                model=ModelConfig(name='resnet18', zero_gamma=True), train=TrainConfig(local_batch_size=4))
+ARRAYS = {'a_weight': np.arange(6, dtype=np.float32).reshape(2, 3), 'a_bias': np.ones(2, np.float16)}
+DESCRIPTION = describe_weights(CONFIG, ['x', 'y', 'z'], 8, 5, 7, is_best=True, is_last=False, counts=(30, 38, 40))
+
+
+def arrays_of(net):
+    return {n: p.data().asnumpy() for n, p in net.collect_params().items()}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """The weights folder of a run."""
+    save_weights(tmp_path / 'weights', 'best', DESCRIPTION, ARRAYS)
+    return tmp_path / 'weights'
+
+
+def test_there_and_back(saved):
+    description, arrays = load_weights(saved)
+    assert replace(description, sha256='') == DESCRIPTION and list(arrays) == list(ARRAYS)
+    for name, array in arrays.items():
+        assert array.dtype == ARRAYS[name].dtype
+        np.testing.assert_array_equal(array, ARRAYS[name])
+    assert description.sha256 == hashlib.sha256((saved / 'best.npz').read_bytes()).hexdigest()
+    assert {p.name for p in saved.iterdir()} == {'best.npz', 'best.json'}
+
+
+def test_what_is_described():
+    assert (DESCRIPTION.top1, DESCRIPTION.num_top5, DESCRIPTION.epoch) == (0.75, 38, 5)
+    assert DESCRIPTION.train == {'precision': 'float32', 'device': 'cpu', 'eval_batch_size': 8}
+    assert DESCRIPTION.data['resize_shorter'] == 36 and DESCRIPTION.data['mean'] == [123.675, 116.28, 103.53]
+    assert DESCRIPTION.tree()['train']['local_batch_size'] == 8
+    bare = describe_weights(CONFIG, ['x', 'y', 'z'], 8, 0, 7, is_best=False, is_last=True)
+    assert bare.top1 is None and bare.num_images is None
+
+
+def test_the_newest_run_of_a_folder_that_kept_any(tmp_path):
+    for k in (0, 2, 10):
+        run = RunFolder(tmp_path, k)
+        save_weights(run.weights, 'best', replace(DESCRIPTION, seed=k), ARRAYS)
+    RunFolder(tmp_path, 11).weights.mkdir()
+    (tmp_path / 'weights_of_mine').mkdir()
+    assert load_weights(tmp_path)[0].seed == 10
+    assert load_weights(tmp_path / 'weights')[0].seed == 0
+    assert load_weights(tmp_path / 'weights_2/best.npz')[0].seed == 2
+    assert new_run(tmp_path).index == 12  # the folder of run 11 is taken, too
+
+
+def test_the_last_ones_are_the_best_where_these_say_so(saved):
+    assert find_weights(saved, 'last').name == 'best.npz'
+    save_weights(saved, 'last', replace(DESCRIPTION, is_best=False, is_last=True), ARRAYS)
+    assert find_weights(saved, 'last').name == 'last.npz' and find_weights(saved).name == 'best.npz'
+    save_weights(saved, 'best', replace(DESCRIPTION, is_last=True), ARRAYS)  # last.npz is of an earlier end of the run
+    assert find_weights(saved, 'last').name == 'best.npz'
+
+
+def test_a_folder_without_weights_says_what_to_do(tmp_path):
+    with pytest.raises(UserError, match=r'no weights in it, expected weights/best.npz; .* train --resume'):
+        load_weights(tmp_path)
+    with pytest.raises(UserError, match='no such file or folder; expected a run folder'):
+        load_weights(tmp_path / 'none')
+
+
+class _Trap:
+    def __reduce__(self):
+        return (open, ('/nonexistent/must-not-run', 'w'))
+
+
+def _sign(folder):
+    """Makes the digest right again, as whoever changed the arrays on purpose would."""
+    content = json.loads((folder / 'best.json').read_text())
+    content['sha256'] = hashlib.sha256((folder / 'best.npz').read_bytes()).hexdigest()
+    (folder / 'best.json').write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize('damage', [lambda b: b[:-1], lambda b: b[:100] + bytes([b[100] ^ 1]) + b[101:], lambda b: b''])
+def test_damaged_arrays_are_refused(saved, damage):
+    path = saved / 'best.npz'
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError, match='damaged, or not of the best.json beside it: got SHA-256') as e:
+        load_weights(saved)
+    assert '\n' not in str(e.value)
+
+
+def test_arrays_that_were_signed_again_are_whole_or_refused(saved):
+    """Cut off or changed anywhere: never another kind of error."""
+    whole = (saved / 'best.npz').read_bytes()
+    random = np.random.default_rng(0)
+    kinds = set()
+    for i in range(400):
+        place = int(random.integers(len(whole)))
+        changed = whole[:place] if i % 2 else whole[:place] + bytes([random.integers(256)]) + whole[place + 1:]
+        (saved / 'best.npz').write_bytes(changed)
+        _sign(saved)
+        try:
+            load_weights(saved)
+            kinds.add('loaded')
+        except DataError as e:
+            assert '\n' not in str(e)
+            kinds.add('refused')
+    assert kinds == {'loaded', 'refused'}  # a byte of a name or a number may well change
+
+
+@pytest.mark.parametrize('content, said', [
+    (lambda path: np.savez(path, a=np.array([_Trap()], dtype=object)), 'allow_pickle=False'),
+    (lambda path: path.write_bytes(pickle.dumps(_Trap())), 'allow_pickle=False|pickled'),
+    (lambda path: np.savez(path, a=np.arange(3)), 'a: got int64, expected float32 or float16'),
+    (lambda path: np.savez(path, a=np.array(['x'])), 'a: got <U1, expected float32'),
+    (lambda path: path.write_bytes(b'no archive'), 'not weights of this program'),
+], ids=['object', 'pickle', 'integers', 'text', 'bytes'])
+def test_what_is_no_weights_is_refused_though_its_digest_is_right(saved, content, said):
+    content(saved / 'best.npz')
+    _sign(saved)
+    with pytest.raises(DataError, match=said):
+        load_weights(saved)
+
+
+@pytest.mark.parametrize('change, said', [
+    ({'format': 2}, 'expected format 1'), ({'epoch': '5'}, 'epoch: got 5, expected int'),
+    ({'epoch': True}, 'epoch: got True, expected int'), ({'classes': 'xyz'}, 'classes: got xyz, expected list'),
+    ({'classes': ['x', 'y', 3]}, 'classes: got 3, expected data.num_classes=3 names'),
+    ({'classes': ['x', 'y']}, 'classes: got 2, expected data.num_classes=3 names'),
+    ({'model': []}, 'model: got'), ({'model': {'name': 'resnet18'}}, 'model.layout is missing'),
+    ({'data': {}}, 'data.dir is missing'), ({'is_best': None}, 'is_best: got None, expected bool'),
+    ({'top1': 'high'}, 'top1: got high'), ({'sha256': None}, 'sha256: got None'),
+    ({'model': {'name': 'resnet18', 'layout': 'NCHW', 'depth': 18}}, 'model.depth: unknown key')])
+def test_a_description_of_wrong_types_is_refused(saved, change, said):
+    path = saved / 'best.json'
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(DataError, match=said) as e:
+        load_weights(saved)
+    assert str(path) in str(e.value)
+
+
+@pytest.mark.parametrize('text', [b'', b'[]', b'\xff\xfe', b'{"format": 1', b'[' * 100_000, b'null', b'{"format": 1}'])
+def test_a_damaged_description_is_refused(saved, text):
+    (saved / 'best.json').write_bytes(text)
+    with pytest.raises(DataError, match='best.json: not weights of this program'):
+        load_weights(saved)
+
+
+def test_a_missing_half_is_named(saved):
+    (saved / 'best.json').unlink()
+    with pytest.raises(DataError, match=r'best.json: missing; weights are an .npz and a .json'):
+        load_weights(saved)
+
+
+def test_a_failed_write_leaves_what_was_there(saved, monkeypatch):
+    before = {p.name: p.read_bytes() for p in saved.iterdir()}
+
+    def full(*_, **__):
+        raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(np, 'savez', full)
+    with pytest.raises(UserError, match='cannot write the weights: No space left on device'):
+        save_weights(saved, 'best', DESCRIPTION, ARRAYS)
+    assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
+
+
+def build(seed=1, **data):
+    return build_model(replace(CONFIG, data=replace(CONFIG.data, **data)), mx.cpu(), seed)
+
+
+def test_a_network_takes_weights_in_place():
+    other = arrays_of(build(2))
+    net = build(1)
+    net(mx.nd.zeros((1, 3, 32, 32)))  # the graph is compiled and keeps its arrays
+    assert set_weights(net, other) == []
+    images = mx.nd.random.normal(shape=(2, 3, 32, 32))
+    np.testing.assert_array_equal(net(images).asnumpy(), build(2)(images).asnumpy())
+
+
+@pytest.mark.parametrize('name', ['resnet18', 'alexnet'])
+def test_another_number_of_classes_starts_a_fresh_last_layer_and_says_so(name):
+    config = replace(CONFIG, model=replace(CONFIG.model, name=name), data=replace(
+        CONFIG.data, image_size=64, resize_shorter=64))
+    old = arrays_of(build_model(config, mx.cpu(), 2))
+    net = build_model(replace(config, data=replace(config.data, num_classes=5)), mx.cpu(), 1)
+    before = arrays_of(net)
+    [note] = set_weights(net, old)
+    assert 'for 3 classes, the data has 5: the last layer' in note
+    after, last = arrays_of(net), list(old)[-2:]
+    for key in after:
+        np.testing.assert_array_equal(after[key], before[key] if key in last else old[key])
+    assert not np.array_equal(before['conv0_weight' if name == 'resnet18' else list(old)[0]], list(old.values())[0])
+
+
+@pytest.mark.parametrize('change, said', [
+    (lambda a: a.pop('bn0_gamma'), r'bn0_gamma is missing in the weights \(1 such names\); they are of another model'),
+    (lambda a: a.update(x=a['bn0_gamma']), 'x is in the weights, and not in this network'),
+    (lambda a: a.update(conv0_weight=a['conv0_weight'][:, :2]),
+     r'conv0_weight: got shape \(64, 2, 7, 7\), expected \(64, 3, 7, 7\)'),
+    (lambda a: a.update(fc1_weight=a['fc1_weight'][:2]), r'fc1_weight: got shape \(2, 512\), expected \(3, 512\)'),
+    (lambda a: a.update(fc1_weight=a['fc1_weight'][:2], fc1_bias=np.ones(4, np.float32)), 'fc1_weight: got shape')])
+def test_any_other_difference_is_refused_and_nothing_is_changed(change, said):
+    net, arrays = build(1), arrays_of(build(2))
+    change(arrays)
+    before = arrays_of(net)
+    with pytest.raises(UserError, match=said):
+        set_weights(net, arrays)
+    for key, array in arrays_of(net).items():
+        np.testing.assert_array_equal(array, before[key])
+
+
+def test_a_network_is_restored_whole_or_not_at_all():
+    arrays = arrays_of(build(2))
+    images = mx.nd.random.normal(shape=(2, 3, 32, 32))
+    net = restore_model(CONFIG, mx.cpu(), arrays, 'w.npz')
+    np.testing.assert_array_equal(net(images).asnumpy(), build(2)(images).asnumpy())
+    with pytest.raises(DataError, match='w.npz: the weights are for 3 classes, the data has 4'):
+        restore_model(replace(CONFIG, data=replace(CONFIG.data, num_classes=4)), mx.cpu(), arrays, 'w.npz')
+
+
+def test_four_channels_and_fused_operators_are_the_same_network_without_them():
+    config = replace(CONFIG, data=replace(CONFIG.data, pad_to_4_channels=True),
+                     model=replace(CONFIG.model, fused_bn_relu=True, zero_gamma=False))
+    net = build_model(config, mx.cpu(), 2)
+    images = np.random.default_rng(0).normal(size=(2, 3, 32, 32)).astype(np.float32)
+    wanted = net(mx.nd.array(np.pad(images, ((0, 0), (0, 1), (0, 0), (0, 0))))).asnumpy()
+    plain, arrays = portable(config, arrays_of(net))
+    got = restore_model(plain, mx.cpu(), arrays, '')(mx.nd.array(images)).asnumpy()
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_channels_last_and_float16_become_channels_first_and_float32():
+    config = replace(CONFIG, model=replace(CONFIG.model, layout='NHWC'))
+    arrays = arrays_of(build(2))
+    nhwc = {n: (a.transpose(0, 2, 3, 1) if a.ndim == 4 else a).astype(np.float16) for n, a in arrays.items()}
+    plain, got = portable(config, nhwc)
+    assert (plain.model.layout, plain.train.precision) == ('NCHW', 'float32')
+    for name, array in got.items():
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, arrays[name].astype(np.float16))
+
+
+def test_classes_without_names_are_numbers(tmp_path):
+    data = replace(CONFIG.data, dir=str(tmp_path))
+    assert class_names(data) == ['0', '1', '2']
+    (tmp_path / 'manifest.json').write_text(json.dumps({'format': 1, 'classes': ['x', 'y', 'z']}))
+    assert class_names(data) == ['x', 'y', 'z']
+    assert class_names(replace(data, synthetic=True)) == ['0', '1', '2']
+    with pytest.raises(DataError, match='says 3, the configuration 4; set data.num_classes or data.dir'):
+        class_names(replace(data, num_classes=4))
