@@ -1,4 +1,6 @@
-"""Evaluation with BatchNorm folded into the convolutions against the trained network. Usage: python benchmarks/evaluation.py
+"""Evaluation with BatchNorm folded into the convolutions against the trained network.
+
+Usage: python benchmarks/evaluation.py
 
 ResNet-50, 224x224, batch 32, float32, 2 threads, in turn; and what it costs to fold, and to compare the ranks.
 """

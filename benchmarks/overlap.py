@@ -1,8 +1,8 @@
 """How much of the gradient exchange hides behind backward. Usage: sudo python benchmarks/overlap.py [BATCH...]
 
-Two hosts (network namespaces of tests/cluster, a core each, Open MPI over TCP) whose links tc shapes to some rates; ResNet-50,
-224x224, float32, made-up images. Steps with one bucket and with the default number take turns; the exchange alone is
-timed after a backward that was waited for.
+Two hosts (network namespaces of tests/cluster, a core each, Open MPI over TCP) whose links tc shapes to some rates;
+ResNet-50, 224x224, float32, made-up images. Steps with one bucket and with the default number take turns; the exchange
+alone is timed after a backward that was waited for.
 """
 import os
 import statistics
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +28,8 @@ def take_turns(batch: int) -> None:
     from mlperf_rn50.train.optimizer import Optimizer
     from mlperf_rn50.train.plan import make_plan
     from mlperf_rn50.train.trainer import Trainer
-    config, comm = Config(model=ModelConfig(fused_bn_relu=True), train=TrainConfig(local_batch_size=batch)), open_comm('none')
+    config = Config(model=ModelConfig(fused_bn_relu=True), train=TrainConfig(local_batch_size=batch))
+    comm = open_comm('none')
     plan = make_plan(config, comm.world_size)
     trainer = Trainer(plan, comm, 0, None)
     params = {n: p for n, p in trainer.net.collect_params().items() if p.grad_req != 'null'}
@@ -48,7 +50,7 @@ def take_turns(batch: int) -> None:
         trainer.optimizer = optimizers[1]
         loss = trainer.forward(next(batches))
         loss.backward()
-        timed('exchange', lambda: trainer.exchange(loss.detach().sum(), 0, False))
+        timed('exchange', partial(trainer.exchange, loss.detach().sum(), 0, False))
     if comm.rank == 0:
         print('found', *(f'{statistics.median(v[1:]):.0f}' for v in found.values()), flush=True)
 
@@ -58,12 +60,13 @@ def on_two_hosts(cluster, rate: str, batch: int) -> list[float]:
     for host in cluster.hosts:
         subprocess.run(host.inside(['tc', 'qdisc', 'del', 'dev', 'eth0', 'root']), capture_output=True, check=False)
         if rate:
-            host.call('tc', 'qdisc', 'add', 'dev', 'eth0', 'root', 'tbf', 'rate', rate, 'burst', '512kb', 'latency', '100ms')
+            host.call('tc', 'qdisc', 'add', 'dev', 'eth0', 'root', 'tbf', 'rate', rate, 'burst', '512kb', 'latency',
+                      '100ms')
     variables = {'OMP_NUM_THREADS': '1', 'HOROVOD_CYCLE_TIME': '5', 'PYTHONPATH': str(ROOT),
                  'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
     core = 'exec taskset -c $(( $(hostname | tr -d h) - 1 )) "$@"'
-    command = [ROOT / '.venv/bin/mpirun', '--allow-run-as-root', '--quiet', '--bind-to', 'none', '--mca', 'mpi_yield_when_idle', '1',
-               '--mca', 'pml', 'ob1', '--mca', 'btl', 'tcp,self', '--host', 'h1:1,h2:1', '-np', '2',
+    command = [ROOT / '.venv/bin/mpirun', '--allow-run-as-root', '--quiet', '--bind-to', 'none',
+               *('--mca mpi_yield_when_idle 1 --mca pml ob1 --mca btl tcp,self --host h1:1,h2:1 -np 2'.split()),
                *(w for name in variables for w in ('-x', name)),
                'bash', '-c', core, 'bash', ROOT / '.venv/bin/python', __file__, 'rank', batch]
     done = subprocess.run(cluster.hosts[0].inside(command), env={**cluster.environment(), **variables}, text=True,
@@ -77,7 +80,7 @@ def on_two_hosts(cluster, rate: str, batch: int) -> list[float]:
 def main(batches: list[int]) -> None:
     sys.path.insert(0, str(ROOT / 'tests'))
     from cluster.hosts import Cluster
-    print('| batch | link | one bucket, ms | default, ms | exchange alone, ms | of what the link adds to the exchange, hidden |')
+    print('| batch | link | one bucket, ms | default, ms | exchange alone, ms | hidden of what the link adds to it |')
     print('|---|---|---|---|---|---|')
     with tempfile.TemporaryDirectory() as folder:
         cluster = Cluster(Path(folder), 2)
@@ -87,8 +90,9 @@ def main(batches: list[int]) -> None:
                 one0, own0, exchange0 = rows['']
                 for rate, (one, own, exchange) in rows.items():
                     added = exchange - exchange0
-                    hidden = f'{1 - (own - own0) / added:.0%} (one bucket {1 - (one - one0) / added:.0%})' if rate else ''
-                    print(f'| {batch} | {rate or "not shaped"} | {one:,.0f} | {own:,.0f} | {exchange:,.0f} | {hidden} |', flush=True)
+                    hidden = f'{1 - (own - own0) / added:.0%} (one bucket {1 - (one - one0) / added:.0%})'
+                    print(f'| {batch} | {rate or "not shaped"} | {one:,.0f} | {own:,.0f} | {exchange:,.0f} | '
+                          f'{hidden if rate else ""} |', flush=True)
         finally:
             cluster.close()
 

@@ -1,7 +1,7 @@
-"""How long training stands still for a checkpoint, and what an evaluation costs. Usage: python benchmarks/stall.py [CHECKOUT...]
+"""How long training stands still for a checkpoint. Usage: python benchmarks/stall.py [CHECKOUT...]
 
-ResNet-50 at 64x64 on made-up images, one rank with 2 threads, a checkpoint (204 MB) every 10 of 60 steps; the stall is the time
-between the steps around a checkpoint less the usual one. Other checkouts of the program take turns with this one.
+ResNet-50 at 64x64 on made-up images, one rank with 2 threads, a checkpoint (204 MB) every 10 of 128 steps; the stall
+is the time between the steps around a checkpoint less the usual one. Other checkouts take turns with this one.
 """
 import json
 import os
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from compare import ENVIRONMENT, OURS, ROOT
 
-KEYS = {'data.synthetic': 'true', 'data.num_train': 4096, 'data.num_val': 64, 'data.image_size': 64, 'data.resize_shorter': 64,
-        'train.local_batch_size': 32, 'train.max_epochs': 1, 'schedule.warmup_epochs': 0, 'run.metrics_period_steps': 1,
-        'checkpoint.period_steps': 10, 'checkpoint.period_epochs': 0}
+KEYS = {'data.synthetic': 'true', 'data.num_train': 4096, 'data.num_val': 64, 'data.image_size': 64,
+        'data.resize_shorter': 64, 'train.local_batch_size': 32, 'train.max_epochs': 1,
+        'schedule.warmup_epochs': 0, 'run.metrics_period_steps': 1, 'checkpoint.period_steps': 10, 'checkpoint.period_epochs': 0}
 
 
 def stalls_s(checkout: Path) -> list[float]:

@@ -76,17 +76,19 @@ def _evaluate(config: Config, kept: Kept, options: Namespace, position: Position
     """One rank's part of the evaluation."""
     from mlperf_rn50.data.pipeline import device_context, eval_batches
     from mlperf_rn50.data.shards import Shard
+    from mlperf_rn50.model.folded import eval_network
     from mlperf_rn50.model.zoo import restore_model
     from mlperf_rn50.train.comm import open_comm
     from mlperf_rn50.train.confusions import ConfusionMatrix
     from mlperf_rn50.train.evaluate import evaluate
-    from mlperf_rn50.train.loop import device_id_of
+    from mlperf_rn50.train.start import device_id_of
     position.now('start-up')
     comm = open_comm(config.comm.compression)
     data, device_id = config.data, device_id_of(config, comm)
     shard = Shard(data.num_val, comm.rank, comm.world_size, config.train.eval_batch_size or 1)
     batches = eval_batches(config, shard, device_id)
-    net = restore_model(config, device_context(device_id), kept.arrays, str(kept.path))
+    context = device_context(device_id)
+    net = eval_network(config, context, restore_model(config, context, kept.arrays, str(kept.path)))
     matrix = ConfusionMatrix(data.num_classes)
     position.now('evaluation')
     accuracy = evaluate(net, batches(), data.num_val, comm, position.now, matrix.add)

@@ -43,3 +43,12 @@ class FoldedResNet:
         factor = gamma / mx.nd.sqrt(var + self._epsilon)
         weight = source[f'{layer}_weight'].astype('float32') * factor.reshape((-1, 1, 1, 1))
         return weight, beta - mean * factor
+
+
+def eval_network(config: Config, context: mx.Context, trained: mx.gluon.HybridBlock) -> mx.gluon.HybridBlock:
+    """What evaluations use of a trained network: a ResNet is folded, any other is taken as it is."""
+    if not config.model.name.startswith('resnet'):
+        return trained
+    folded = FoldedResNet(config, context)
+    folded.take(trained)
+    return folded.net

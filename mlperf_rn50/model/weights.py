@@ -11,14 +11,14 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from mlperf_rn50 import __version__
 from mlperf_rn50.config import Config, to_tree
 from mlperf_rn50.errors import DataError, UserError
-from mlperf_rn50.files import write_atomically
+from mlperf_rn50.files import HashedFile, sync, write_atomically
 from mlperf_rn50.options import check_keys
 
 FORMAT = 1
@@ -102,24 +102,6 @@ def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: in
                        top1 / total if top1 is not None and total else None, top1, top5, total)
 
 
-class _Hashed:
-    """A file that is written from front to back, and its digest."""
-
-    def __init__(self, file: BinaryIO):
-        self._file, self.digest = file, hashlib.sha256()
-
-    def write(self, block: bytes) -> int:
-        self.digest.update(block)
-        return self._file.write(block)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def read(self, *_: int) -> bytes:
-        """NumPy asks whether there is one."""
-        raise OSError('written only')
-
-
 def save_weights(folder: Path, stem: str, description: Description, arrays: dict[str, np.ndarray]) -> Path:
     """Writes <stem>.npz and <stem>.json, each whole or not at all; returns the path of the .npz.
 
@@ -137,12 +119,11 @@ def save_weights(folder: Path, stem: str, description: Description, arrays: dict
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(temporary, 'wb') as f:
-            hashed = _Hashed(f)
+            hashed = HashedFile(f)
             np.savez(hashed, **arrays)
-            f.flush()
-            os.fsync(f.fileno())
+            sync(f)
         temporary.replace(path)
-        written = replace(description, sha256=hashed.digest.hexdigest())
+        written = replace(description, sha256=hashed.hexdigest())
         write_atomically(path.with_suffix('.json'), json.dumps({'format': FORMAT, **asdict(written)}, indent=1) + '\n')
     except OSError as e:
         temporary.unlink(missing_ok=True)

@@ -53,6 +53,10 @@ def find_stragglers(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
     usual_s = median_low(r['compute_s'] for r in ranks)
     slow = sorted((r for r in ranks if usual_s and r['compute_s'] > STRAGGLER_FACTOR * usual_s),
                   key=lambda r: -r['compute_s'])
-    return [f'rank {r["rank"]} on {r["host"]} (cores {r["cores"]}) is slow: '
-            f'{1000 * r["compute_s"] / r["num_steps"]:.0f} ms a step to compute, the median is {1000 * usual_s / r["num_steps"]:.0f}; all ranks wait for it, '
-            f'{100 * (1 - usual_s / r["compute_s"]):.0f} % of its compute time is lost' for r in slow]
+    return [_describe_straggler(r, usual_s) for r in slow]
+
+
+def _describe_straggler(rank: Mapping[str, Any], usual_s: float) -> str:
+    own_ms, usual_ms = (1000 * s / rank['num_steps'] for s in (rank['compute_s'], usual_s))
+    return (f'rank {rank["rank"]} on {rank["host"]} (cores {rank["cores"]}) is slow: {own_ms:.0f} ms a step to '
+            f'compute, the median is {usual_ms:.0f}; all ranks wait for it, {1 - usual_ms / own_ms:.0%} of each step is lost')

@@ -11,12 +11,11 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from mlperf_rn50.errors import CheckpointError
-from mlperf_rn50.files import write_atomically
+from mlperf_rn50.files import HashedFile, sync, write_atomically
 from mlperf_rn50.train.progress import Progress, dump_progress, parse_progress
 
 FORMAT = 3
@@ -31,34 +30,12 @@ def _sync_folder(path: Path) -> None:
         os.close(fd)
 
 
-class _Hashed:
-    """A file that is written from its start to its end, and hashed meanwhile."""
-
-    def __init__(self, file: BinaryIO):
-        self._file, self._sha256 = file, hashlib.sha256()
-
-    def write(self, data) -> int:
-        self._sha256.update(data)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def read(self, *_) -> bytes:
-        """Only here because NumPy takes nothing without it for a file."""
-        raise io.UnsupportedOperation
-
-    def hexdigest(self) -> str:
-        return self._sha256.hexdigest()
-
-
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
+def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
     """Writes a new .npz through to the disk; returns its SHA-256."""
     with open(path, 'xb') as f:
-        hashed = _Hashed(f)
+        hashed = HashedFile(f)
         np.savez(hashed, **arrays)
-        f.flush()
-        os.fsync(f.fileno())
+        sync(f)
     return hashed.hexdigest()
 
 
@@ -78,7 +55,7 @@ def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], kee
     temporary = folder / f'.{final.name}.{os.getpid()}.tmp'
     try:
         temporary.mkdir(parents=True)
-        digest = write_arrays(temporary / 'arrays.npz', arrays)
+        digest = _write_arrays(temporary / 'arrays.npz', arrays)
         write_atomically(temporary / 'state.json', json.dumps(
             {'format': FORMAT, 'state': dump_progress(progress), 'sha256': digest}, indent=1))
         _sync_folder(temporary)

@@ -39,7 +39,7 @@ class ConfusionMatrix:
 
     def sum(self, comm: Comm) -> None:
         """Adds up the counts of all ranks, on each."""
-        self.counts[:] = np.reshape(comm.sum_counts(self.counts.ravel().tolist()), self.counts.shape)
+        self.counts[:] = np.reshape(comm.sum(self.counts.ravel().tolist()), self.counts.shape)
 
     def largest(self, number: int, classes: Sequence[str]) -> list[Confusion]:
         """The most frequent confusions, at most so many; equally frequent ones by their class.

@@ -2,6 +2,7 @@
 import math
 import time
 from collections import deque
+from contextlib import ExitStack
 from copy import copy
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import mxnet as mx
 
-from mlperf_rn50.config import IMAGENET, Config, check_values
+from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, RankLost, RunFailed
 from mlperf_rn50.train import checkpoint, events
 from mlperf_rn50.train.agreement import check_agreement, find_stragglers
 from mlperf_rn50.train.comm import Comm
-from mlperf_rn50.train.evaluate import Accuracy, evaluate
+from mlperf_rn50.train.evaluate import Accuracy, data_name, evaluate
+from mlperf_rn50.train.keep import Network
 from mlperf_rn50.train.run_folder import RunFolder
 from mlperf_rn50.train.start import Run, StopRequest, load_resumption, open_sinks, plan_run, start
 from mlperf_rn50.train.trainer import Norms, Pulse
@@ -147,6 +149,8 @@ def evaluate_epoch(run: Run, epoch: int, first_epoch: int) -> Accuracy:
     time_s = run.clock.now_s()
     run.sinks.see(events.Evaluated(epoch, first_epoch, time_s, result.num_top1, result.num_top5, result.num_images))
     check_agreement(run.comm, trainer.digests(), epoch)
+    if run.comm.rank == 0 and result.top1 > run.progress.best_top1:
+        run.keeper.is_best(Network(run.progress.step, result, trainer.copy_network()))
     run.progress.best_top1 = max(run.progress.best_top1, result.top1)
     time_ranks(run, epoch)
     return result
@@ -182,16 +186,25 @@ def save(run: Run) -> None:
     progress.loss_scale, progress.num_finite_steps = asdict(trainer.loss_scale).values()
     if run.comm.rank == 0:
         keep = run.plan.config.checkpoint.keep
-        run.saver.submit(partial(checkpoint.save, run.folder.checkpoints, copy(progress), trainer.snapshot(), keep))
+        write = partial(checkpoint.save, run.folder.checkpoints, copy(progress), trainer.snapshot(), keep)
+        run.saver.submit(write, run.keeper.write_best)
     trainer.pace.start()
 
 
 def end(run: Run, status: str, epochs_to_converge: int | None) -> Outcome:
     """The end of the run: in the log, then what is kept of it is written, off the clock."""
     time_s, progress = run.clock.now_s(), run.progress
-    run.sinks.see(events.Ended(status, epochs_to_converge, time_s, progress.best_top1, progress.images_per_s))
-    run.saver.finish()
+    with ExitStack() as after:  # the last first, whatever fails
+        after.callback(keep_networks, run, status)
+        after.callback(run.saver.finish)
+        run.sinks.see(events.Ended(status, epochs_to_converge, time_s, progress.best_top1, progress.images_per_s))
     return Outcome(status, epochs_to_converge, time_s, progress.best_top1, progress.images_per_s, run.folder)
+
+
+def keep_networks(run: Run, status: str) -> None:
+    """Writes the networks of a run that is over; one that can go on has written its best with its checkpoint."""
+    if run.comm.rank == 0 and status != 'interrupted':
+        run.keeper.write_at_end(Network(run.progress.step, None, run.trainer.copy_network()))
 
 
 class Reports:
@@ -245,16 +258,13 @@ def _read_norms(norms: Norms) -> tuple[float, dict[str, float]]:
 
 def render_outcome(outcome: Outcome, config: Config) -> str:
     """How a run ended, with its data set wherever an accuracy stands."""
-    data, train_ = config.data, config.train
-    name = data.dataset + (', synthetic images' if data.synthetic else '')
-    if data.dataset != IMAGENET:
-        name += ' (not ImageNet)'
     end = {'converged': 'converged', 'aborted': 'aborted: the target was not reached',
            'interrupted': f'interrupted; go on with: mlperf-rn50 train --resume {outcome.run.dir}'}[outcome.status]
     epochs = 'none' if outcome.epochs_to_converge is None else str(outcome.epochs_to_converge)
+    of_data = f'on {data_name(config.data)}, target {100 * config.train.target_accuracy:.2f} %'
     return '\n'.join([
         f'status              {end}',
-        f'best Top-1          {100 * outcome.best_top1:.2f} % on {name}, target {100 * train_.target_accuracy:.2f} %',
+        f'best Top-1          {100 * outcome.best_top1:.2f} % {of_data}',
         f'epochs to converge  {epochs}',
         f'time to train       {outcome.time_to_train_s:.1f} s{"" if outcome.epochs_to_converge else " so far"}',
         f'throughput          {outcome.images_per_s:.0f} images/s in training',

@@ -11,14 +11,14 @@ class Saver:
         self._pool, self._on_wait = ThreadPoolExecutor(1, 'save'), on_wait
         self._pending: Future[object] | None = None
 
-    def submit(self, write: Callable[[], object]) -> None:
-        """Writes in the background, when what was submitted before is written.
+    def submit(self, *writes: Callable[[], object]) -> None:
+        """Writes in the background, one after the other, when what was submitted before is written.
 
         Raises:
             CheckpointError: that could not be written.
         """
         self.finish()
-        self._pending = self._pool.submit(write)
+        self._pending = self._pool.submit(lambda: [write() for write in writes])
 
     def check(self) -> None:
         """Raise the error of what was written, if it is done and there was one."""

@@ -16,11 +16,13 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.data.pipeline import Batch, eval_batches, made_up_batches, train_batches
 from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
 from mlperf_rn50.mlperf.writer import RunLog
+from mlperf_rn50.model.weights import load_weights, set_weights
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
 from mlperf_rn50.system.page_cache import drop_page_cache
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train import checkpoint, events
 from mlperf_rn50.train.comm import Comm
+from mlperf_rn50.train.keep import Keeper
 from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
 from mlperf_rn50.train.progress import Progress, parse_progress
 from mlperf_rn50.train.run_folder import RunFolder, new_run
@@ -78,6 +80,7 @@ class Run:
         sinks: read every event.
         stop: whether this rank was asked to stop.
         saver: writes in the background.
+        keeper: the networks worth keeping.
         progress: how far it is.
         trainer: network and optimizer.
         train_data: training batches without end, from progress.step on.
@@ -92,6 +95,7 @@ class Run:
     sinks: events.Sinks
     stop: StopRequest
     saver: Saver
+    keeper: Keeper
     progress: Progress
     trainer: Trainer
     train_data: Iterator[Batch]
@@ -259,8 +263,8 @@ def start(config: Config, comm: Comm, position: Position, stop: StopRequest, res
     if not resumption:
         sinks.see(events.InitStopped())
     comm.barrier()
-    run = Run(plan, comm, hosts, folder, sinks, stop, saver, progress, trainer, train_data, eval_data,
-              Clock(progress.clock_s))
+    run = Run(plan, comm, hosts, folder, sinks, stop, saver, Keeper(folder, plan), progress, trainer, train_data,
+              eval_data, Clock(progress.clock_s))
     sinks.see(_began(run, resumption))
     return run
 
@@ -285,10 +289,9 @@ def _initial_weights(config: Config, comm: Comm, trainer: Trainer) -> tuple[str,
         return '', []
     said: dict[str, Any] = {}
     if comm.rank == 0:
-        from mlperf_rn50.model.weights import load_weights, set_weights
         try:
             kept, arrays = load_weights(Path(path))
-            said = {'source': f'{path} ({kept.model["name"]}, Top-1 {100 * kept.top1:.2f} % on {kept.data["dataset"]}, '
+            said = {'source': f'{path} ({kept.model["name"]}, {kept.epoch} epochs on {kept.data["dataset"]}, '
                               f'SHA-256 {kept.sha256[:12]}…)', 'notes': set_weights(trainer.net, arrays)}
             trainer.optimizer.reset_masters()
         except UserError as e:

@@ -211,6 +211,10 @@ class Trainer:
         self.settle()
         return {n: a.asnumpy() for n, a in self._live_arrays().items()}
 
+    def copy_network(self) -> dict[str, mx.nd.NDArray]:
+        """A copy of the network's own arrays on the device, by parameter."""
+        return {n: p.data().copy() for n, p in self.net.collect_params().items()}
+
     def digests(self) -> dict[str, int]:
         """CRC-32 of every array of a snapshot, by name."""
         self.settle()
@@ -225,7 +229,8 @@ class Trainer:
 
     def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
         for name, array in self._live_arrays().items():
-            array[:] = arrays[name]
+            # By way of MXNet's own copy: an array that a graph has used may be in oneDNN's layout.
+            mx.nd.array(arrays[name], self.context, array.dtype).copyto(array)
 
     def warm_up(self, batches: Iterator[Batch], eval_batch: Batch, num_steps: int) -> None:
         """Steps and an evaluation on made-up images, then everything as it was before.

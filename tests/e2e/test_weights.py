@@ -15,7 +15,6 @@ from mlperf_rn50.cli._parsers import config_parser
 from mlperf_rn50.data.pictures import encode_picture, transform_picture
 from mlperf_rn50.data.pipeline import eval_batches
 from mlperf_rn50.data.prepare import Packing, pack
-from mlperf_rn50.data.records import class_names
 from mlperf_rn50.data.samples import Dataset
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.data.sources import digits
@@ -28,25 +27,11 @@ def config_of(run_dir):
     return resolve_tree(load_yaml(run_dir / 'config.yaml'), '', [], config_parser('', '', ''))
 
 
-def keep_last_checkpoint(run_dir):
-    """What the end of a run does, from its last checkpoint."""
-    [*_, checkpoint] = sorted((run_dir / 'checkpoints').iterdir())
-    with np.load(checkpoint / 'arrays.npz') as f:
-        arrays = {n.removeprefix('model/'): f[n] for n in f.files if n.startswith('model/')}
-    config, last = config_of(run_dir), metrics(run_dir, 'eval')[-1]
-    counts = last['num_top1'], last['num_top5'], last['num_images']
-    save_weights(run_dir / 'weights', 'best', describe_weights(
-        config, class_names(config.data), 16, last['epoch'], config.run.seed, is_best=True, is_last=True,
-        counts=counts), arrays)
-
-
 @pytest.fixture(scope='module')
 def kept(whole_run, tmp_path_factory):
     """The folder of a run of two ranks, with its weights."""
     run_dir = tmp_path_factory.mktemp('kept') / 'run'
     shutil.copytree(whole_run[0], run_dir)
-    if not (run_dir / 'weights/best.npz').exists():
-        keep_last_checkpoint(run_dir)
     return run_dir
 
 

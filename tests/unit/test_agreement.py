@@ -21,7 +21,7 @@ def test_a_rank_that_computes_longer_than_the_median_is_named():
     assert find_stragglers(times(1, 1.14, 1, 1)) == []
     [said] = find_stragglers(times(1, 1, 1.25, 1))
     assert said.startswith('rank 2 on h2 (cores 0-3) is slow: 125 ms a step to compute, the median is 100')
-    assert '20 % of its compute time is lost' in said
+    assert '20% of each step is lost' in said
 
 
 def test_of_two_ranks_the_faster_is_the_measure():

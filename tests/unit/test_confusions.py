@@ -58,7 +58,7 @@ def test_what_is_not_a_number_is_no_class():
 
 def test_ranks_add_up_exactly():
     class TwoRanks(LocalComm):
-        def sum_counts(self, counts):
+        def sum(self, counts):
             return [c + 2**53 for c in counts]
     matrix = matrix_of(batch(np.eye(3), [0, 1, 1]))
     matrix.sum(TwoRanks())

@@ -1,0 +1,119 @@
+"""What is left of a training: its networks, whatever fails after the clock stopped; and a start from them."""
+import json
+
+import numpy as np
+import pytest
+from e2e.training import NUM_VAL, arguments, command, metrics, start, wait_for_step
+from helpers import HANG_LIMIT_S, call, run, under_ranks
+
+from mlperf_rn50.errors import CheckpointError
+from mlperf_rn50.model.weights import load_weights
+from mlperf_rn50.train.checkpoint import list_checkpoints, load
+from mlperf_rn50.train.events import Ended
+from mlperf_rn50.train.saver import Saver
+from mlperf_rn50.train.sinks.metrics import Metrics
+
+CONVERGES = ['--train.target_accuracy=0.01', '--checkpoint.period_epochs=0']
+
+
+def events_of(run_dir, key):
+    lines = [line for line in (run_dir / 'result_0.txt').read_text().splitlines() if line.startswith(':::MLLOG')]
+    return [e for line in lines if (e := json.loads(line.removeprefix(':::MLLOG ')))['key'] == key]
+
+
+@pytest.fixture(scope='module')
+def converged(tiny, tmp_path_factory):
+    """The folder of a run that reached its target; not to be changed."""
+    run_dir = tmp_path_factory.mktemp('converged') / 'run'
+    assert call(*arguments(run_dir, tiny, *CONVERGES)).returncode == 0
+    return run_dir
+
+
+def test_a_run_that_converged_keeps_one_network_its_best_and_last(converged):
+    assert {p.name for p in (converged / 'weights').iterdir()} == {'best.npz', 'best.json'}
+    kept, _ = load_weights(converged)
+    [evaluated] = metrics(converged, 'eval')
+    assert (kept.is_best, kept.is_last, kept.epoch, kept.seed) == (True, True, 1, 3)
+    assert (kept.num_top1, kept.num_top5, kept.num_images) == (evaluated['num_top1'], evaluated['num_top5'], NUM_VAL)
+    assert kept.classes == tuple('0123456789')
+
+
+def test_a_run_that_gave_up_keeps_its_best_and_its_last(whole_run):
+    run_dir, _ = whole_run
+    evaluations = metrics(run_dir, 'eval')
+    best, best_arrays = load_weights(run_dir)
+    top = max(evaluations, key=lambda m: (m['num_top1'], -m['epoch']))
+    assert (best.epoch, best.num_top1) == (top['epoch'], top['num_top1']) and not best.is_last
+    last, arrays = load_weights(run_dir, 'last')
+    assert (last.epoch, last.is_last, last.is_best, last.num_top1) == (4, True, False, None)
+    _, checkpoint = load(list_checkpoints(run_dir / 'checkpoints')[-1])
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, checkpoint[f'model/{name}'], err_msg=name)
+    assert any((array != best_arrays[name]).any() for name, array in arrays.items())
+
+
+@pytest.mark.parametrize('broken', [(Saver, 'finish'), (Metrics, 'see')], ids=['the writer', 'metrics'])
+def test_the_network_outlives_what_fails_after_the_clock_stopped(tiny, tmp_path, monkeypatch, broken):
+    owner, name = broken
+    usual = getattr(owner, name)
+
+    def fail(self, *event):
+        if not event or isinstance(event[0], Ended):
+            raise CheckpointError('the disk is full')
+        usual(self, *event)
+    monkeypatch.setattr(owner, name, fail)
+    done = call(*arguments(tmp_path, tiny, *CONVERGES))
+    assert done.returncode == 2 and 'the disk is full' in done.stderr
+    assert [e['metadata']['status'] for e in events_of(tmp_path, 'run_stop')] == ['success']
+    assert load_weights(tmp_path)[0].is_last
+
+
+def test_weights_that_cannot_be_written_do_not_stop_the_clock_from_stopping(tiny, tmp_path):
+    (tmp_path / 'weights').write_text('a file in the way')
+    done = call(*arguments(tmp_path, tiny, *CONVERGES))
+    assert done.returncode == 2 and 'cannot write the weights' in done.stderr
+    assert [e['metadata']['status'] for e in events_of(tmp_path, 'run_stop')] == ['success']
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_has_its_best_beside_its_checkpoint(tiny, tmp_path):
+    process = start(under_ranks(2, command(tmp_path, tiny, '--train.max_epochs=1000', '--schedule.decay_epochs=1000')))
+    wait_for_step(tmp_path, 12, process)
+    process.terminate()
+    _, err = process.communicate(timeout=HANG_LIMIT_S)
+    assert process.returncode == 75, err
+    kept, _ = load_weights(tmp_path)
+    best = max(m['num_top1'] for m in metrics(tmp_path, 'eval'))
+    assert kept.num_top1 == best and not kept.is_last
+    assert not (tmp_path / 'weights/last.npz').exists()
+
+
+def test_a_run_starts_from_the_weights_of_another(converged, tiny, tmp_path):
+    done = call(*arguments(tmp_path, tiny, '--train.max_epochs=1', f'--init-weights={converged}',
+                           '--schedule.base_lr=1e-9', '--optimizer.weight_decay=0'))
+    assert done.returncode == 1 and f'starts from {converged}' in done.stderr, done.stderr
+    [event] = events_of(tmp_path, 'initial_weights')
+    assert str(converged) in event['value'] and 'SHA-256' in event['value'] and event['metadata']['notes'] == []
+    (before, after) = (load_weights(p)[1] for p in (converged, tmp_path))
+    for name, array in before.items():
+        if 'running' not in name:
+            np.testing.assert_allclose(after[name], array, atol=1e-6, err_msg=name)
+
+
+def test_another_number_of_classes_starts_a_fresh_last_layer_on_every_rank(converged, tiny, tmp_path):
+    done = run(under_ranks(2, command(tmp_path, tiny, '--train.max_epochs=1', f'--init-weights={converged}',
+                                      '--data.synthetic=true', '--data.num_classes=7')))
+    assert done.returncode == 1, done.stderr
+    note = ('the weights are for 10 classes, the data has 7: the last layer (fc1_weight, fc1_bias) starts with fresh '
+            'values')
+    assert note in done.stderr and events_of(tmp_path, 'initial_weights')[0]['metadata']['notes'] == [note]
+
+
+@pytest.mark.parametrize('options, said', [
+    (['--init-weights=/nonexistent'], '/nonexistent: no such file or folder'),
+    (['--model.name=resnet34'], 'they are of another model.name'),
+    (['--run.submission_division=closed'], 'the closed division starts from drawn weights')])
+def test_weights_that_cannot_be_taken_are_refused_in_one_line(converged, tiny, tmp_path, options, said):
+    done = call(*arguments(tmp_path, tiny, f'--init-weights={converged}', *options))
+    said_lines = [line for line in done.stderr.splitlines() if line.startswith('mlperf-rn50:')]
+    assert done.returncode == 2 and len(said_lines) == 1 and said in said_lines[0], done.stderr
