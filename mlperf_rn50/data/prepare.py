@@ -217,7 +217,7 @@ def prepare(options: Namespace) -> int:
         try:
             added = add_indexes(out)
         except OSError as e:
-            raise DataError(f'--out: {e.filename or out}: {e.strerror}; the images are whole, their index is not') from e
+            raise DataError(f'--out: {e.filename or out}: {e.strerror}; the images are there, an index is not') from e
         print(f'{out}: {name} is already prepared'
               + (f'; added {", ".join(p.name for p in added)}, the images are as they were' if added else ''))
         return EXIT_OK

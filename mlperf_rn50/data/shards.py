@@ -114,7 +114,7 @@ def epoch_order(shard: Shard, seed: int, epoch: int) -> np.ndarray:
     dealt = _generator(_PART_STREAM).permutation(shard.num_samples)
     for place in range(num_nodes):
         mine = shard.node_positions((place - epoch // shard.rotation_epochs) % num_nodes)
-        stop = start + np.searchsorted(mine, shard.num_samples)
+        stop = start + int(np.searchsorted(mine, shard.num_samples))
         # A node whose positions are all padded has no part: np.resize gives it sample 0, which does not count.
         order[mine] = np.resize(random.permutation(np.sort(dealt[start:stop])), len(mine))
         start = stop

@@ -182,9 +182,11 @@ class RunLog:
     def data(self, config: Config, num_ranks: int, num_nodes: int) -> None:
         """The data set, how it is fed, and the ranks that share it."""
         d, t = config.data, config.train
+        shuffle: dict[str, Any] = {'shuffle': d.shuffle}
+        if d.shuffle == 'node':
+            shuffle['node_rotation_epochs'] = d.node_rotation_epochs
         self._event(events.DATASET, d.dataset, is_imagenet=d.dataset == IMAGENET and not d.synthetic,
-                    synthetic=d.synthetic, shuffle=d.shuffle,
-                    **({'node_rotation_epochs': d.node_rotation_epochs} if d.shuffle == 'node' else {}))
+                    synthetic=d.synthetic, **shuffle)
         self._event(events.NUM_RANKS, num_ranks)
         self._event(events.NUM_NODES, num_nodes)
         per_device = num_nodes * config.run.ranks_per_device

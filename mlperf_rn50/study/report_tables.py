@@ -211,8 +211,8 @@ def _share(part: float | None, whole: float | None) -> float | None:
 
 def _reads_row(system: System, node: NodeReads) -> tuple[Cell, ...]:
     first, later = ((node.path, node.first_line),), ((node.path, node.last_line),)
-    return (Cell(system.name), Cell(node.host),
-            _number(node.first_bytes / 1e6, 2, first), _percent(_share(node.first_new_bytes, node.first_bytes), 1, first),
+    return (Cell(system.name), Cell(node.host), _number(node.first_bytes / 1e6, 2, first),
+            _percent(_share(node.first_new_bytes, node.first_bytes), 1, first),
             _number(None if node.later_bytes is None else node.later_bytes / 1e6, 2, later),
             _percent(_share(node.later_new_bytes, node.later_bytes), 1, later))
 

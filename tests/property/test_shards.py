@@ -146,11 +146,6 @@ def test_a_part_is_spread_over_the_file():
         assert counts.min() > 150 and counts.max() < 350
 
 
-def first_read_counts(shard, order_of, num_epochs):
-    is_known = np.zeros(shard.num_samples, bool)
-    return [int(first_reads(shard, order_of(e), is_known).sum()) for e in range(num_epochs)]
-
-
 @given(num_samples=st.integers(1, 200), layout=LAYOUTS, local=st.integers(1, 8), data=st.data(),
        rotation_epochs=st.sampled_from([None, 1, 2]))
 def test_first_reads_are_those_of_samples_that_the_node_did_not_have(num_samples, layout, local, data,
@@ -173,7 +168,8 @@ def test_most_of_a_second_epoch_is_new_to_a_node_unless_it_keeps_its_part():
     nodes = nodes_of([2] * 8)
     for rotation_epochs, second, third in [(None, 0.875, 0.766), (10, 0, 0), (2, 0, 1)]:
         shard = Shard(16_000, 0, 16, 8, 1, nodes, rotation_epochs)
-        counts = first_read_counts(shard, lambda e: epoch_order(shard, 3, e), 3)
+        is_known = np.zeros(shard.num_samples, bool)
+        counts = [first_reads(shard, epoch_order(shard, 3, e), is_known).sum() for e in range(3)]
         np.testing.assert_allclose(np.array(counts) / 2000, [1, second, third], atol=0.03)
 
 

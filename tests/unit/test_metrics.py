@@ -50,7 +50,8 @@ def test_a_single_epoch_has_no_later_ones(run_of):
 
 
 def test_rubbish_is_left_out(run_of):
-    run = run_of('not json', '[' * 100_000, '[]', epoch(0, n1=5), epoch(1.5, n1=5), epoch('1', n1=5), epoch(10**7, n1=5),
+    run = run_of('not json', '[' * 100_000, '[]',
+                 epoch(0, n1=5), epoch(1.5, n1=5), epoch('1', n1=5), epoch(10**7, n1=5),
                  epoch(1, n1=-1, n2='many', n3=None, n4=True, n5=1e400, n6=0.5, n7=10**19),
                  json.dumps({'event': 'epoch', 'epoch': 1, 'record_bytes': [1]}),
                  json.dumps({'event': 'eval', 'epoch': 1, 'record_bytes': {'n1': 3}}),
