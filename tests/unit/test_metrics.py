@@ -54,7 +54,7 @@ def test_rubbish_is_left_out(run_of):
                  epoch(0, n1=5), epoch(1.5, n1=5), epoch('1', n1=5), epoch(10**7, n1=5),
                  epoch(1, n1=-1, n2='many', n3=None, n4=True, n5=1e400, n6=0.5, n7=10**19),
                  json.dumps({'event': 'epoch', 'epoch': 1, 'record_bytes': [1]}),
-                 json.dumps({'event': 'eval', 'epoch': 1, 'record_bytes': {'n1': 3}}),
+                 json.dumps({'event': 'eval', 'epoch': 9, 'record_bytes': {'n1': 3}}),
                  epoch(1, ['no', 'object'], n1=6), epoch(2, {'n1': 'x'}, n1=6))
     assert [summary(n) for n in read_node_reads(run)] == [('n1', 6, None, 6, None, 11, 12)]
 
