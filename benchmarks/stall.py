@@ -14,8 +14,8 @@ from pathlib import Path
 from compare import ENVIRONMENT, OURS, ROOT
 
 KEYS = {'data.synthetic': 'true', 'data.num_train': 4096, 'data.num_val': 64, 'data.image_size': 64,
-        'data.resize_shorter': 64, 'train.local_batch_size': 32, 'train.max_epochs': 1,
-        'schedule.warmup_epochs': 0, 'run.metrics_period_steps': 1, 'checkpoint.period_steps': 10, 'checkpoint.period_epochs': 0}
+        'data.resize_shorter': 64, 'train.local_batch_size': 32, 'train.max_epochs': 1, 'schedule.warmup_epochs': 0,
+        'run.metrics_period_steps': 1, 'checkpoint.period_steps': 10, 'checkpoint.period_epochs': 0}
 
 
 def stalls_s(checkout: Path) -> list[float]:

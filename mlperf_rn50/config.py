@@ -88,6 +88,8 @@ class DataConfig:
         num_val: validation images; must agree with the manifest in dir.
         num_classes: classes; must agree with the manifest in dir.
         synthetic: train on made-up images, without any file.
+        shuffle: global (every node comes to read all records) or node (each keeps to a part of them for a while).
+        node_rotation_epochs: epochs a node keeps the same part with shuffle=node; a part is cold in its first one.
         image_size: side of the square network input, pixels.
         resize_shorter: evaluation: shorter side before the centre crop, pixels.
         crop: training crop: random_resized (area and aspect), padded (shift by up to crop_padding), or none.
@@ -113,6 +115,8 @@ class DataConfig:
     num_val: int = _key(50_000, ABOVE_0, 'images')
     num_classes: int = _key(1000, FROM_2, 'classes')
     synthetic: bool = False
+    shuffle: Literal['global', 'node'] = 'global'
+    node_rotation_epochs: int = _key(10, ABOVE_0, 'epochs')
     image_size: int = _key(224, ABOVE_0, 'pixels')
     resize_shorter: int = _key(256, ABOVE_0, 'pixels')
     crop: Literal['random_resized', 'padded', 'none'] = 'random_resized'

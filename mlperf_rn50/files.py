@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a text file so that it is either the old or the new one, whatever happens."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes a file so that it is either the old or the new one, whatever happens."""
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
-    with open(temporary, 'w') as f:
-        f.write(text)
+    with open(temporary, 'wb') as f:
+        f.write(content.encode() if isinstance(content, str) else content)
         f.flush()
         os.fsync(f.fileno())
     temporary.replace(path)

@@ -8,11 +8,11 @@ import dataclasses
 import io
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count
-from typing import Any
+from itertools import count, repeat
+from typing import Any, NamedTuple, TypeVar
 
 import imagesize
 import mxnet as mx
@@ -24,8 +24,10 @@ from nvidia.dali.pipeline import Pipeline
 from mlperf_rn50.config import Config, DataConfig
 from mlperf_rn50.data.augment import NUM_DRAWS, padded_crop_anchors, random_resized_crops
 from mlperf_rn50.data.records import Record, RecordFile, open_split
-from mlperf_rn50.data.shards import Shard, augmentation_uniforms, epoch_order
+from mlperf_rn50.data.shards import Shard, augmentation_uniforms, epoch_order, file_order, first_reads
 from mlperf_rn50.errors import DataError
+
+T = TypeVar('T')
 
 # DALI makes these at run time, where a type checker does not see them.
 types: Any = dali_types
@@ -45,18 +47,34 @@ class Batch:
         images: float32 or float16, (batch, channels, side, side), or channels last for layout=NHWC.
         labels: int32, (batch,).
         num_valid: images that count; they come first, the rest is padding.
-        num_bytes: of the records that were read for it.
+        num_bytes: of the records that were read for it, padding included; 0 for synthetic images.
+        num_new_bytes: of those that this rank's node had not read before, since training started or was resumed.
     """
 
     images: mx.nd.NDArray
     labels: mx.nd.NDArray
     num_valid: int
     num_bytes: int = 0
+    num_new_bytes: int = 0
+
+
+class Request(NamedTuple):
+    """What a forward pass reads.
+
+    Args:
+        samples: numbers of the records, int64, (batch,).
+        is_new: whether this rank's node reads it for the first time, bool, (batch,).
+        uniforms: random numbers of the augmentation, (batch, draws); None for an evaluation.
+    """
+
+    samples: np.ndarray
+    is_new: np.ndarray
+    uniforms: np.ndarray | None
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one run of a pipeline is fed with, one entry per image.
+    """What one run of a pipeline is fed with, one entry per image, and the bytes that were read for all of them.
 
     anchor and shape are the crop (y, x) and (height, width): fractions of the image for
     random_resized, pixels of the resized image for padded.
@@ -67,6 +85,8 @@ class Inputs:
     anchors: np.ndarray
     shapes: np.ndarray
     mirrors: np.ndarray
+    num_bytes: int = 0
+    num_new_bytes: int = 0
 
 
 def _fill(records: list[Record], uniforms: np.ndarray | None, data: DataConfig, where: str) -> Inputs:
@@ -162,21 +182,22 @@ def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is
     return pipe
 
 
-def _read_ahead(records: RecordFile, data: DataConfig,
-                wanted: Iterator[tuple[np.ndarray, np.ndarray | None]]) -> Iterator[Inputs]:
-    """Reads the wanted (samples, uniforms), which never end, in order.
+def _read_ahead(records: RecordFile, data: DataConfig, wanted: Iterator[Request]) -> Iterator[Inputs]:
+    """Reads what is wanted, which never ends, in order.
 
     Each of read_threads threads reads a batch; prefetch_depth more are ready.
     """
     pool = ThreadPoolExecutor(data.read_threads, 'read')
 
-    def read(samples: np.ndarray, uniforms: np.ndarray | None) -> Inputs:
-        return _fill([records.read(s) for s in samples], uniforms, data, str(records.path))
+    def read(request: Request) -> Inputs:
+        inputs = _fill([records.read(s) for s in request.samples], request.uniforms, data, str(records.path))
+        return dataclasses.replace(inputs, num_bytes=records.num_bytes(request.samples),
+                                   num_new_bytes=records.num_bytes(request.samples[request.is_new]))
 
     pending: deque[Future[Inputs]] = deque()
     try:
-        for samples, uniforms in wanted:
-            pending.append(pool.submit(read, samples, uniforms))
+        for request in wanted:
+            pending.append(pool.submit(read, request))
             if len(pending) > data.prefetch_depth + data.read_threads:
                 yield pending.popleft().result()
     finally:
@@ -188,14 +209,21 @@ def _to_mxnet(tensor_list) -> mx.nd.NDArray:
     return mx.nd.from_dlpack(tensor_list.as_tensor().__dlpack__())
 
 
-def _run(pipe: Pipeline, num_valid: Iterator[int]) -> Iterator[Batch]:
-    """Batches of a pipeline, paired with how many of each count."""
+def _note_sizes(source: Iterator[Inputs], sizes: deque[tuple[int, int]]) -> Iterator[Inputs]:
+    """Hands inputs on, and notes their bytes until their batch comes out of the pipeline."""
+    for inputs in source:
+        sizes.append((inputs.num_bytes, inputs.num_new_bytes))
+        yield inputs
+
+
+def _run(pipe: Pipeline, sizes: deque[tuple[int, int]], num_valid: Iterable[int]) -> Iterator[Batch]:
+    """Batches of a pipeline, paired with how many of each count and the bytes read for it."""
     for valid in num_valid:
         try:
             images, labels = pipe.run()
         except RuntimeError as e:  # DALI wraps whatever a decoder says in many lines
             raise DataError(f'the input pipeline failed: {" ".join(str(e).split())[:300]}') from e
-        yield Batch(_to_mxnet(images), _to_mxnet(labels).reshape((-1,)), valid)
+        yield Batch(_to_mxnet(images), _to_mxnet(labels).reshape((-1,)), valid, *sizes.popleft())
 
 
 def train_steps(shard: Shard, first_step: int) -> Iterator[tuple[int, int, int]]:
@@ -205,58 +233,99 @@ def train_steps(shard: Shard, first_step: int) -> Iterator[tuple[int, int, int]]
             yield *divmod(step, shard.steps_per_epoch), micro
 
 
-def train_requests(shard: Shard, seed: int, first_step: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The (samples, uniforms) of every forward pass from a global step on."""
-    current, order = -1, np.empty(0)
-    for epoch, step, micro in train_steps(shard, first_step):
-        if epoch != current:
-            current, order = epoch, epoch_order(shard.num_samples, seed, epoch)
-        yield shard.samples(order, step, micro), augmentation_uniforms(shard, seed, epoch, step, micro, NUM_DRAWS)
+def make_ahead(make: Callable[[int], T], first: int) -> Iterator[T]:
+    """make(first), make(first + 1), ... without end: each in a thread while the one before is used, the first at once.
+    """
+    pool = ThreadPoolExecutor(1, 'ahead')
+    first_made = pool.submit(make, first)
+
+    def results() -> Iterator[T]:
+        made = first_made
+        for number in count(first + 1):
+            result, made = made.result(), pool.submit(make, number)
+            yield result
+    return results()
+
+
+def train_requests(shard: Shard, seed: int, first_step: int) -> Iterator[Request]:
+    """What every forward pass reads from a global step on; the order of its epoch is drawn from this call on."""
+    is_known = np.zeros(shard.num_samples, bool)
+
+    def draw(epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        order = epoch_order(shard, seed, epoch)
+        return order, first_reads(shard, order, is_known)
+    orders = make_ahead(draw, first_step // shard.steps_per_epoch)
+
+    def requests() -> Iterator[Request]:
+        current = -1
+        for epoch, step, micro in train_steps(shard, first_step):
+            if epoch != current:
+                current, (order, is_first) = epoch, next(orders)
+            yield Request(shard.samples(order, step, micro), shard.samples(is_first, step, micro),
+                          augmentation_uniforms(shard, seed, epoch, step, micro, NUM_DRAWS))
+    return requests()
+
+
+def eval_requests(shard: Shard) -> Iterator[Request]:
+    """What every pass reads, evaluation after evaluation."""
+    order, none_new = file_order(shard), np.zeros(shard.local_batch_size, bool)
+    while True:
+        for step in range(shard.steps_per_epoch):
+            yield Request(shard.samples(order, step), none_new, None)
 
 
 def train_batches(config: Config, shard: Shard, seed: int, first_step: int, device_id: int | None) -> Iterator[Batch]:
     """Training batches without end, from a global step on.
 
+    Everything is built when this is called; the first image is read when the first batch is asked for.
+
     Raises:
         DataError: the data is missing, damaged or not the configured one.
     """
+    steps = train_steps(shard, first_step)
+    num_valid = (shard.num_valid(step, micro) for _, step, micro in steps)
     if config.data.synthetic:
-        return _synthetic_batches(config, shard, train_steps(shard, first_step), device_id)
+        return _synthetic_batches(config, shard, device_id)(num_valid)
     records = open_split(config.data, 'train')
-    source = _read_ahead(records, config.data, train_requests(shard, seed, first_step))
-    pipe = build_pipeline(source, shard.local_batch_size, config, True, device_id)
-    return _run(pipe, (shard.num_valid(s, m) for _, s, m in train_steps(shard, first_step)))
+    return _build_batches(records, train_requests(shard, seed, first_step), shard, config, True, device_id)(num_valid)
 
 
 def eval_batches(config: Config, shard: Shard, device_id: int | None) -> Callable[[], Iterator[Batch]]:
     """A function that starts a pass over this rank's share of the validation set.
 
+    Everything is built when this is called; the first image is read when the first batch is asked for.
+
     Raises:
         DataError: the data is missing, damaged or not the configured one.
     """
-    steps = range(shard.steps_per_epoch)
+    num_valid = [shard.num_valid(step) for step in range(shard.steps_per_epoch)]
     if config.data.synthetic:
-        return lambda: _synthetic_batches(config, shard, ((0, s, 0) for s in steps), device_id)
-    records = open_split(config.data, 'validation')
-    order = np.arange(shard.num_samples)
-
-    # One endless pipeline for all evaluations: its first batches are decoded while training goes on.
-    def wanted() -> Iterator[tuple[np.ndarray, None]]:
-        while True:
-            for step in steps:
-                yield shard.samples(order, step), None
-    pipe = build_pipeline(_read_ahead(records, config.data, wanted()), shard.local_batch_size, config, False, device_id)
-    return lambda: _run(pipe, (shard.num_valid(s) for s in steps))
+        batches = _synthetic_batches(config, shard, device_id)
+    else:
+        # One endless pipeline for all evaluations: its first batches are decoded while training goes on.
+        records = open_split(config.data, 'validation')
+        batches = _build_batches(records, eval_requests(shard), shard, config, False, device_id)
+    return lambda: batches(num_valid)
 
 
 def made_up_batches(config: Config, shard: Shard, device_id: int | None) -> Iterator[Batch]:
     """Batches of made-up images without end, as for training with data.synthetic."""
-    return _synthetic_batches(config, shard, train_steps(shard, 0), device_id)
+    return _synthetic_batches(config, shard, device_id)(repeat(shard.num_valid(0)))
 
 
-def _synthetic_batches(config: Config, shard: Shard, steps: Iterator[tuple[int, int, int]],
-                       device_id: int | None) -> Iterator[Batch]:
-    """The same random images and labels again and again, already on the device."""
+def _build_batches(records: RecordFile, wanted: Iterator[Request], shard: Shard, config: Config, is_training: bool,
+                   device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
+    """A pipeline over what is wanted, as a function that gives its next batches, one for each number of valid images.
+    """
+    sizes: deque[tuple[int, int]] = deque()
+    source = _note_sizes(_read_ahead(records, config.data, wanted), sizes)
+    pipe = build_pipeline(source, shard.local_batch_size, config, is_training, device_id)
+    return lambda num_valid: _run(pipe, sizes, num_valid)
+
+
+def _synthetic_batches(config: Config, shard: Shard,
+                       device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
+    """The same random images and labels again and again, already on the device; as _build_batches."""
     data, side, size = config.data, config.data.image_size, shard.local_batch_size
     channels = 4 if data.pad_to_4_channels else 3
     shape = (size, channels, side, side) if config.model.layout == 'NCHW' else (size, side, side, channels)
@@ -265,8 +334,7 @@ def _synthetic_batches(config: Config, shard: Shard, steps: Iterator[tuple[int, 
     context = device_context(device_id)
     images = mx.nd.array(random.standard_normal(shape, np.float32), context, dtype)
     labels = mx.nd.array(random.integers(0, data.num_classes, size), context, 'int32')
-    for _, step, micro in steps:
-        yield Batch(images, labels, shard.num_valid(step, micro))
+    return lambda num_valid: (Batch(images, labels, valid) for valid in num_valid)
 
 
 def device_context(device_id: int | None) -> mx.Context:

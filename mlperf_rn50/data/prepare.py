@@ -1,4 +1,4 @@
-"""From images to RecordIO: <out>/{train,validation}.{rec,idx} and manifest.json.
+"""From images to RecordIO: <out>/{train,validation}.{rec,idx,index.npy} and manifest.json.
 
 Images are packed in parts of PART_SIZE by parallel workers; finished parts are kept until the end, so an
 interrupted preparation goes on where it was, and the parts are then joined.
@@ -16,10 +16,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 from tqdm import tqdm
 
 from mlperf_rn50.data import sources
-from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME
+from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, parse_index
 from mlperf_rn50.data.samples import Dataset, Sample
 from mlperf_rn50.errors import EXIT_OK, DataError
 from mlperf_rn50.files import write_atomically
@@ -106,8 +107,16 @@ def _append(source: BinaryIO, target: BinaryIO, digest) -> int:
     return num_bytes
 
 
+def _write_index(rec_path: Path) -> str:
+    """Writes the mapped index of a .rec from its .idx; returns its SHA-256."""
+    buffer = io.BytesIO()
+    np.save(buffer, parse_index(rec_path.with_suffix('.idx'), rec_path.stat().st_size))
+    write_atomically(index_path(rec_path), buffer.getvalue())
+    return hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
 def _join(stems: list[Path], target: Path) -> dict:
-    """Joins parts into target.rec and target.idx; returns their manifest entry."""
+    """Joins parts into target.rec and its indexes; returns their manifest entry."""
     digest, offset, lines = hashlib.sha256(), 0, []
     temporary = target.with_suffix('.rec.tmp')
     with open(temporary, 'wb') as rec:
@@ -121,9 +130,10 @@ def _join(stems: list[Path], target: Path) -> dict:
         os.fsync(rec.fileno())
     index = ''.join(lines)
     write_atomically(target.with_suffix('.idx'), index)
-    temporary.replace(target.with_suffix('.rec'))
+    rec_path = target.with_suffix('.rec')
+    temporary.replace(rec_path)
     return {'num_images': len(lines), 'rec_bytes': offset, 'rec_sha256': digest.hexdigest(),
-            'idx_sha256': hashlib.sha256(index.encode()).hexdigest()}
+            'idx_sha256': hashlib.sha256(index.encode()).hexdigest(), 'index_sha256': _write_index(rec_path)}
 
 
 def _fingerprint(dataset: Dataset, packing: Packing) -> str:
@@ -160,6 +170,19 @@ def is_prepared(out: Path, dataset_name: str) -> bool:
                for name, split in manifest['splits'].items())
 
 
+def add_indexes(out: Path) -> list[Path]:
+    """Writes the mapped indexes that a prepared folder lacks, or has damaged ones of; returns them."""
+    manifest, added = json.loads((out / MANIFEST_NAME).read_text()), []
+    for name, split in manifest['splits'].items():
+        path = index_path(out / f'{name}.rec')
+        if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != split.get('index_sha256'):
+            split['index_sha256'] = _write_index(out / f'{name}.rec')
+            added.append(path)
+    if added:
+        write_atomically(out / MANIFEST_NAME, json.dumps(manifest, indent=1) + '\n')
+    return added
+
+
 def pack(dataset: Dataset, out: Path, packing: Packing, num_workers: int, skip_damaged: bool) -> dict:
     """Packs a data set into a folder; returns the manifest, which is written last.
 
@@ -191,7 +214,12 @@ def prepare(options: Namespace) -> int:
     out = Path(options.out)
     name = options.name if options.dataset == 'folder' and options.name else options.dataset
     if is_prepared(out, name):
-        print(f'{out}: {name} is already prepared')
+        try:
+            added = add_indexes(out)
+        except OSError as e:
+            raise DataError(f'--out: {e.filename or out}: {e.strerror}; the images are there, an index is not') from e
+        print(f'{out}: {name} is already prepared'
+              + (f'; added {", ".join(p.name for p in added)}, the images are as they were' if added else ''))
         return EXIT_OK
     dataset = sources.find(options, name)
     num_workers = options.workers or len(os.sched_getaffinity(0))

@@ -5,6 +5,7 @@ Source: dmlc-core recordio.h (framing) and mxnet.recordio.IRHeader (the 24-byte 
 import json
 import os
 import struct
+import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,32 +49,66 @@ def _payload(frames: bytes, where: str) -> bytes:
             return MAGIC.join(parts)
 
 
+def index_path(rec_path: Path) -> Path:
+    """The mapped index of a .rec: int64 in NumPy's format, (2, num_images), starts and lengths in bytes."""
+    return rec_path.with_suffix('.index.npy')
+
+
+def _map_index(path: Path, size: int) -> np.ndarray:
+    """A mapped index, held against the size of its .rec without a look at all of it.
+
+    Raises:
+        DataError: it is damaged, or of another .rec.
+    """
+    try:
+        index = np.lib.format.open_memmap(path, mode='r')
+    # What NumPy lets out of a header that is cut off or overwritten.
+    except (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError, tokenize.TokenError) as e:
+        raise DataError(f'{path}: not an index ({type(e).__name__}); make it again with: mlperf-rn50 prepare') from e
+    is_index = index.dtype == np.int64 and index.ndim == 2 and index.shape[0] == 2 and index.shape[1] > 0
+    if not is_index or index[0, 0] != 0 or index[:, -1].sum() != size:
+        raise DataError(f'{path}: does not fit its .rec of {size} bytes; make it again with: mlperf-rn50 prepare')
+    return index
+
+
+def parse_index(path: Path, size: int) -> np.ndarray:
+    """A text index (.idx) of a .rec of some bytes, as index_path() has it.
+
+    Raises:
+        DataError: it is missing, or cannot be right.
+    """
+    try:
+        numbers = np.fromfile(path, dtype=np.int64, sep=' ')
+    except OSError as e:
+        raise DataError(f'{path}: {e.strerror}; make it with: mlperf-rn50 prepare') from e
+    if not numbers.size or numbers.size % 2:
+        raise DataError(f'{path}: got {numbers.size} numbers, expected two per image; prepare the data again')
+    starts = numbers[1::2]
+    ordered = np.sort(starts)
+    if ordered[0] != 0 or ordered[-1] >= size or np.any(ordered[1:] == ordered[:-1]):
+        raise DataError(f'{path}: its offsets do not fit the .rec of {size} bytes; prepare the data again')
+    ends = np.append(ordered[1:], size)
+    return np.stack([starts, ends[np.searchsorted(ordered, starts)] - starts])
+
+
 class RecordFile:
     """An open .rec file. read() uses pread, so threads share one object and the GIL is free meanwhile."""
 
     def __init__(self, rec_path: Path):
-        """Opens a .rec and the .idx beside it.
+        """Opens a .rec and the index beside it: mapped where there is one (index_path), else its .idx parsed.
 
         Raises:
             DataError: one of them is missing or the index cannot be right.
         """
         self.path = rec_path
-        index_path = rec_path.with_suffix('.idx')
         try:
-            index = np.fromfile(index_path, dtype=np.int64, sep=' ')
             self._file = open(rec_path, 'rb', buffering=0)
         except OSError as e:
             raise DataError(f'{e.filename}: {e.strerror}; make it with: mlperf-rn50 prepare') from e
-        size = os.fstat(self._file.fileno()).st_size
-        if not index.size or index.size % 2:
-            raise DataError(f'{index_path}: got {index.size} numbers, expected two per image; prepare the data again')
-        self._starts = index[1::2]
-        starts = np.sort(self._starts)
-        if starts[0] != 0 or starts[-1] >= size or np.any(starts[1:] == starts[:-1]):
-            raise DataError(f'{index_path}: its offsets do not fit {rec_path.name} of {size} bytes; '
-                            'prepare the data again')
-        ends = np.append(starts[1:], size)
-        self._lengths = ends[np.searchsorted(starts, self._starts)] - self._starts
+        self._size = os.fstat(self._file.fileno()).st_size
+        mapped = index_path(rec_path)
+        self._starts, self._lengths = (_map_index(mapped, self._size) if mapped.exists()
+                                       else parse_index(rec_path.with_suffix('.idx'), self._size))
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -81,7 +116,11 @@ class RecordFile:
     def read(self, position: int) -> Record:
         """The record at a position of the index (not its key)."""
         where = f'{self.path}, record {position}'
-        frames = os.pread(self._file.fileno(), int(self._lengths[position]), int(self._starts[position]))
+        start, length = int(self._starts[position]), int(self._lengths[position])
+        if start < 0 or length < 0 or start + length > self._size:
+            raise DataError(f'{where}: its index says {length} bytes from {start} on, the file has {self._size}; '
+                            'prepare the data again')
+        frames = os.pread(self._file.fileno(), length, start)
         payload = _payload(frames, where)
         if len(payload) < _HEADER.size:
             raise DataError(f'{where}: got {len(payload)} bytes, expected an image header; prepare the data again')
@@ -91,6 +130,10 @@ class RecordFile:
             label = float(np.frombuffer(payload, np.float32, num_labels, start)[0])
             start += 4 * num_labels
         return Record(np.frombuffer(payload, np.uint8, offset=start), int(label), sample_id)
+
+    def num_bytes(self, positions: np.ndarray) -> int:
+        """Bytes in the file of the records at some positions of the index."""
+        return int(self._lengths[positions].sum())
 
     def close(self) -> None:
         self._file.close()

@@ -7,13 +7,21 @@ last global batch is filled up with samples from the front of the same permutati
 positions are the last of the batch, are counted, and weigh nothing in the loss. So every rank takes
 the same number of steps, each sample counts exactly once an epoch, and the samples of a step do not
 depend on the number of ranks that share it.
+
+Where a node keeps to a part of the samples, positions and steps are the same. The samples are dealt into
+parts as large as the unpadded positions of the nodes, and each node has a permutation of its own part at
+its positions. Every few epochs the parts move on to the next node.
 """
 from dataclasses import dataclass
 
 import numpy as np
 
 # Domain separation of the random streams drawn from one seed.
-_ORDER_STREAM, _AUGMENT_STREAM = 1, 2
+_ORDER_STREAM, _AUGMENT_STREAM, _PART_STREAM = 1, 2, 3
+# Source: Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators (OOPSLA 2014): the increment of
+# SplitMix64; its mix is variant 13 of Stafford, Better Bit Mixing (2011).
+_INCREMENT, _MIX_1, _MIX_2 = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,8 @@ class Shard:
         world_size: number of ranks.
         local_batch_size: samples per rank and forward pass.
         num_micro: forward passes per step (gradient accumulation).
+        nodes: node of every rank, counted from 0; empty where all are on one.
+        rotation_epochs: epochs a node keeps to the same part of the samples; None for one order over all nodes.
     """
 
     num_samples: int
@@ -33,6 +43,8 @@ class Shard:
     world_size: int
     local_batch_size: int
     num_micro: int = 1
+    nodes: tuple[int, ...] = ()
+    rotation_epochs: int | None = None
 
     @property
     def micro_batch_size(self) -> int:
@@ -50,9 +62,14 @@ class Shard:
         return -(-self.num_samples // self.global_batch_size)
 
     @property
+    def num_positions(self) -> int:
+        """Positions of an epoch, padded ones included, over all ranks."""
+        return self.steps_per_epoch * self.global_batch_size
+
+    @property
     def num_padded(self) -> int:
         """Padded positions of an epoch, over all ranks."""
-        return self.steps_per_epoch * self.global_batch_size - self.num_samples
+        return self.num_positions - self.num_samples
 
     def num_valid_global(self, step: int) -> int:
         """Unpadded samples of a step of an epoch (step counts from 0 within the epoch), over all ranks."""
@@ -68,27 +85,85 @@ class Shard:
         return int(np.count_nonzero(self.positions(step, micro) < self.num_samples))
 
     def samples(self, order: np.ndarray, step: int, micro: int = 0) -> np.ndarray:
-        """The samples this rank reads: positions(step, micro) looked up in the epoch's order, wrapped around."""
-        return order[self.positions(step, micro) % self.num_samples]
+        """What this rank reads of an epoch's order, or of other values of its positions: those of positions()."""
+        return order[self.positions(step, micro)]
+
+    def node_positions(self, node: int) -> np.ndarray:
+        """Positions that the ranks of a node read in an epoch, ascending, padded ones included. int64."""
+        nodes = self.nodes or (0,) * self.world_size
+        return np.flatnonzero(np.tile(np.equal(nodes, node), self.num_positions // self.world_size))
 
 
 def _generator(stream: int, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((stream, *key))))
 
 
-def epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
-    """The global order of an epoch: a permutation of range(num_samples), int64, the same on every rank."""
-    return _generator(_ORDER_STREAM, seed, epoch).permutation(num_samples)
+def file_order(shard: Shard) -> np.ndarray:
+    """The samples as they are stored, at the padded positions of an epoch. int64, shape (num_positions,)."""
+    return np.resize(np.arange(shard.num_samples), shard.num_positions)
+
+
+def epoch_order(shard: Shard, seed: int, epoch: int) -> np.ndarray:
+    """The samples at the padded positions of an epoch, the same on every rank. int64, shape (num_positions,)."""
+    random = _generator(_ORDER_STREAM, seed, epoch)
+    if shard.rotation_epochs is None:
+        return np.resize(random.permutation(shard.num_samples), shard.num_positions)
+    num_nodes = max(shard.nodes, default=0) + 1
+    order, start = np.empty(shard.num_positions, np.int64), 0
+    # The same for every run, whose reads may still be in the page cache; dealt, as files are sorted by class.
+    dealt = _generator(_PART_STREAM).permutation(shard.num_samples)
+    for place in range(num_nodes):
+        mine = shard.node_positions((place - epoch // shard.rotation_epochs) % num_nodes)
+        stop = start + int(np.searchsorted(mine, shard.num_samples))
+        # A node whose positions are all padded has no part: np.resize gives it sample 0, which does not count.
+        order[mine] = np.resize(random.permutation(np.sort(dealt[start:stop])), len(mine))
+        start = stop
+    return order
+
+
+def first_reads(shard: Shard, order: np.ndarray, is_known: np.ndarray) -> np.ndarray:
+    """Where in an epoch's order this rank's node reads a sample for the first time.
+
+    Args:
+        shard: of the rank.
+        order: of the epoch.
+        is_known: samples that the node has read before, bool, shape (num_samples,); those of the epoch are added.
+
+    Returns:
+        bool, shape (num_positions,); False where another node reads.
+    """
+    mine = shard.node_positions(shard.nodes[shard.rank] if shard.nodes else 0)
+    samples, places = np.unique(order[mine], return_index=True)
+    is_first = np.zeros(shard.num_positions, bool)
+    is_first[mine[places[~is_known[samples]]]] = True
+    is_known[samples] = True
+    return is_first
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's mix of 64 bits, uint64."""
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))
+
+
+def _hash(state: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """The index-th number (from 0) of SplitMix64 generators in given states; uint64, broadcast over both."""
+    return _mix(state + (index + np.uint64(1)) * _INCREMENT)
 
 
 def augmentation_uniforms(shard: Shard, seed: int, epoch: int, step: int, micro: int, num_draws: int) -> np.ndarray:
     """Random numbers for the augmentation of this rank's samples of one forward pass.
 
-    They are drawn for the whole global batch and then cut, so an image is augmented in the same way
-    whatever the number of ranks and passes, and a resumed run needs no random state.
+    Each is a hash of (seed, epoch, position in the epoch, draw), so an image is augmented in the same way
+    whatever the number of ranks and passes and the batch, and a resumed run needs no random state.
 
     Returns:
         float64 in [0, 1), shape (local_batch_size, num_draws).
     """
-    draws = _generator(_AUGMENT_STREAM, seed, epoch, step).random((shard.global_batch_size, num_draws))
-    return draws[shard.positions(0, micro)]
+    state = np.array([_AUGMENT_STREAM], np.uint64)
+    for key in (seed, epoch):
+        state = _hash(state, np.array([key & _WORD], np.uint64))
+    images = _hash(state, shard.positions(step, micro).astype(np.uint64))
+    draws = _hash(images[:, None], np.arange(num_draws, dtype=np.uint64))
+    return (draws >> np.uint64(11)) * 2.0**-53

@@ -186,8 +186,11 @@ class RunLog:
     def data(self, config: Config, num_ranks: int, num_nodes: int) -> None:
         """The data set, how it is fed, and the ranks that share it."""
         d, t = config.data, config.train
+        shuffle: dict[str, Any] = {'shuffle': d.shuffle}
+        if d.shuffle == 'node':
+            shuffle['node_rotation_epochs'] = d.node_rotation_epochs
         self._event(events.DATASET, d.dataset, is_imagenet=d.dataset == IMAGENET and not d.synthetic,
-                    synthetic=d.synthetic)
+                    synthetic=d.synthetic, **shuffle)
         self._event(events.NUM_RANKS, num_ranks)
         self._event(events.NUM_NODES, num_nodes)
         per_device = num_nodes * config.run.ranks_per_device
@@ -197,7 +200,9 @@ class RunLog:
         self._tag(tags.PREPROC_NUM_TRAIN_EXAMPLES, d.num_train)
         self._tag(tags.PREPROC_NUM_EVAL_EXAMPLES, d.num_val)
         self._tag(tags.INPUT_SIZE, d.num_train)
-        self._tag(tags.INPUT_ORDER, 'a new global permutation every epoch')
+        self._tag(tags.INPUT_ORDER, 'a new global permutation every epoch' if d.shuffle == 'global' else
+                  'a new permutation every epoch of the part of each node, which gets a new part every '
+                  f'{d.node_rotation_epochs} epochs')
         self._tag(tags.INPUT_SHARD, num_ranks)
         self._tag(tags.INPUT_CENTRAL_CROP, d.resize_shorter > d.image_size)
         if d.crop == 'random_resized':

@@ -1,10 +1,14 @@
-"""What the report says, for every form of it: tables whose cells know their value and their log lines. Pure."""
+"""What the report says, for every form of it: tables whose cells know their value and their log lines.
+
+Pure, but for what lies beside a log.
+"""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_logging.mllog import constants as keys
 
+from mlperf_rn50.mlperf.metrics import NodeReads, read_node_reads
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.study import rcp
 from mlperf_rn50.study.convergence import System
@@ -201,6 +205,30 @@ def parts_table(study: Study) -> Table | None:
                                                         'later epochs', 'evaluation', 'other', 'on the clock'), rows)
 
 
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+def _reads_row(system: System, node: NodeReads) -> tuple[Cell, ...]:
+    first, later = ((node.path, node.first_line),), ((node.path, node.last_line),)
+    return (Cell(system.name), Cell(node.host), _number(node.first_bytes / 1e6, 2, first),
+            _percent(_share(node.first_new_bytes, node.first_bytes), 1, first),
+            _number(None if node.later_bytes is None else node.later_bytes / 1e6, 2, later),
+            _percent(_share(node.later_new_bytes, node.later_bytes), 1, later))
+
+
+def reads_table(study: Study) -> Table | None:
+    """Bytes that each node read of the training set, of a system's first run whose metrics have them."""
+    rows = tuple(_reads_row(s, node) for s in study.systems
+                 for node in next(filter(None, map(read_node_reads, s.runs)), []))
+    if not rows:
+        return None
+    return Table('Training records that each node read, an epoch', (
+        'system', 'node', 'first epoch, MB', 'of them new', 'later epochs, MB', 'of them new'), rows,
+        'Of the first run that has them; later epochs are a mean. New: not read before by this node since its run '
+        'started or was resumed; the others may come from its page cache.')
+
+
 def rcp_table(study: Study) -> Table | None:
     """Epochs against the reference convergence points."""
     verdicts = [(s, rcp.check_rcp(s)) for s in study.systems if rcp.is_applicable(s)]
@@ -217,7 +245,7 @@ def rcp_table(study: Study) -> Table | None:
 def tables_of(study: Study) -> list[Table]:
     """All tables that a study has something to say in."""
     tables = [answer_table(study), scaling_table(study), splits_table(study), rates_table(study), parts_table(study),
-              rcp_table(study), runs_table(study)]
+              reads_table(study), rcp_table(study), runs_table(study)]
     return [t for t in tables if t]
 
 

@@ -59,4 +59,5 @@ def find_stragglers(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
 def _describe_straggler(rank: Mapping[str, Any], usual_s: float) -> str:
     own_ms, usual_ms = (1000 * s / rank['num_steps'] for s in (rank['compute_s'], usual_s))
     return (f'rank {rank["rank"]} on {rank["host"]} (cores {rank["cores"]}) is slow: {own_ms:.0f} ms a step to '
-            f'compute, the median is {usual_ms:.0f}; all ranks wait for it, {1 - usual_ms / own_ms:.0%} of each step is lost')
+            f'compute, the median is {usual_ms:.0f}; all ranks wait for it, {1 - usual_ms / own_ms:.0%} of each step '
+            'is lost')

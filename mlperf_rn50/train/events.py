@@ -124,6 +124,15 @@ class EpochDone:
 
 
 @dataclass(frozen=True)
+class RecordsRead:
+    """What an epoch read: bytes of records by host, and of those that the host had not read before."""
+
+    epoch: int
+    num_bytes: Mapping[str, int]
+    num_new_bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class EvalStarted:
     """The evaluation after an epoch begins."""
 
@@ -157,7 +166,7 @@ class RanksTimed:
     Args:
         epoch: the last of them.
         time_s: on the run's clock.
-        ranks: per rank: rank, host, cores, num_steps, data_s, compute_s, wait_s, num_bytes.
+        ranks: per rank: rank, host, cores, num_steps, data_s, compute_s, wait_s.
         stragglers: what is to be said of ranks that are slower than the others.
     """
 
@@ -196,7 +205,7 @@ class Ended:
 
 
 Event = (Opened | InitStarted | Built | InitStopped | RunStarted | Resumed | EpochStarted | StepDone | EpochDone
-         | EvalStarted | Evaluated | RanksTimed | Saving | Alive | Warned | Ended)
+         | RecordsRead | EvalStarted | Evaluated | RanksTimed | Saving | Alive | Warned | Ended)
 
 
 class Sink(Protocol):

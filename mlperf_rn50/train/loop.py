@@ -1,7 +1,7 @@
 """The training program: epoch -> evaluate -> checkpoint, until the target is reached."""
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ from mlperf_rn50.train.comm import Comm
 from mlperf_rn50.train.evaluate import Accuracy, data_name, evaluate
 from mlperf_rn50.train.keep import Network
 from mlperf_rn50.train.run_folder import RunFolder
-from mlperf_rn50.train.start import Run, StopRequest, load_resumption, open_sinks, plan_run, start
+from mlperf_rn50.train.start import Run, StopRequest, find_hosts, load_resumption, nodes_of, open_sinks, plan_run, start
 from mlperf_rn50.train.trainer import Norms, Pulse
 from mlperf_rn50.train.watch import Position
 
@@ -72,11 +72,13 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
     stop = StopRequest()
     position.now('start-up')
     resumption = load_resumption(comm, resume[1]) if resume else None
-    plan, progress = plan_run(config, comm, resumption, is_elastic)
+    hosts = find_hosts(comm)
+    plan, progress = plan_run(config, comm, nodes_of(hosts), resumption, is_elastic)
     folder = resume[0] if resume else RunFolder(Path(config.run.dir), progress.result_index)
     sinks = open_sinks(config, comm, folder, position, resume is not None)
     try:
-        return train_to_target(start(config, comm, position, stop, resumption, folder, plan, progress, sinks))
+        return train_to_target(start(config, comm, hosts, position, stop, resumption, folder, plan, progress,
+                                     sinks))
     except RunFailed:
         sinks.see(events.Ended('failed', None, 0.0, progress.best_top1, 0.0))
         raise
@@ -95,6 +97,7 @@ def train_to_target(run: Run) -> Outcome:
     for epoch in range(first_epoch, plan.max_epochs):
         if train_epoch(run, epoch, is_block_start=epoch == first_epoch):
             return end(run, 'interrupted', None)
+        tell_reads(run, epoch)
         if plan.is_eval_epoch(epoch):
             accuracy = evaluate_epoch(run, epoch, first_epoch)
             if accuracy.top1 >= plan.config.train.target_accuracy:
@@ -138,6 +141,15 @@ def train_epoch(run: Run, epoch: int, is_block_start: bool) -> bool:
     run.sinks.see(events.EpochDone(epoch, run.clock.now_s(), num_images / reports.elapsed_s(),
                                    plan.learning_rate(last - 1)))
     return False
+
+
+def tell_reads(run: Run, epoch: int) -> None:
+    """Tells what each host has read for an epoch."""
+    num_bytes, num_new_bytes = Counter[str](), Counter[str]()
+    for host, (own, new) in zip(run.hosts, run.comm.gather_object(run.trainer.take_bytes())):
+        num_bytes[host.name] += own
+        num_new_bytes[host.name] += new
+    run.sinks.see(events.RecordsRead(epoch, num_bytes, num_new_bytes))
 
 
 def evaluate_epoch(run: Run, epoch: int, first_epoch: int) -> Accuracy:

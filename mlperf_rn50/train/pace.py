@@ -14,21 +14,19 @@ import mxnet as mx
 
 @dataclass(frozen=True)
 class Times:
-    """What some steps of a rank took, in seconds, and what it read for them.
+    """What some steps of a rank took, in seconds.
 
     Args:
         num_steps: how many.
         data_s: waiting for images.
         compute_s: forward and backward.
         wait_s: from the end of backward to that of the exchange: the exchange itself and the slower ranks.
-        num_bytes: of the records that were read.
     """
 
     num_steps: int
     data_s: float
     compute_s: float
     wait_s: float
-    num_bytes: int
 
 
 class Pace:
@@ -36,18 +34,17 @@ class Pace:
 
     def __init__(self) -> None:
         self._steps = queue.SimpleQueue[tuple[float, mx.nd.NDArray, mx.nd.NDArray]]()
-        self._data_at, self._num_bytes, self._is_begun = 0.0, 0, False
+        self._data_at, self._is_begun = 0.0, False
         self._last_end = time.monotonic()
         self._times = [0, 0.0, 0.0, 0.0]
         self._num_pushed = self._num_seen = 0
         self._error: mx.MXNetError | None = None
         threading.Thread(target=self._watch, name='pace', daemon=True).start()
 
-    def has_data(self, num_bytes: int) -> None:
+    def has_data(self) -> None:
         """The images of a pass have come; only the first pass of a step is waited for by an idle device."""
         if not self._is_begun:
             self._data_at, self._is_begun = time.monotonic(), True
-        self._num_bytes += num_bytes
 
     def stepped(self, computed: mx.nd.NDArray, exchanged: mx.nd.NDArray) -> None:
         """A step was pushed: copies that are there when backward, and when the exchange, is done."""
@@ -84,9 +81,8 @@ class Pace:
         """The times since the last call; what comes until the next step is of no step. Called when steps are done."""
         self._drain()
         num_steps, data_s, compute_s, wait_s = self._times
-        result = Times(int(num_steps), data_s, compute_s, wait_s, self._num_bytes)
-        self._times, self._num_bytes = [0, 0.0, 0.0, 0.0], 0
-        return result
+        self._times = [0, 0.0, 0.0, 0.0]
+        return Times(int(num_steps), data_s, compute_s, wait_s)
 
     def _drain(self) -> None:
         while self._num_seen < self._num_pushed:

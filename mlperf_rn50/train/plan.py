@@ -18,6 +18,7 @@ class Plan:
         eval_batch_size: images per rank and evaluation pass.
         max_epochs: epochs after which the run gives up.
         lr_scale: factor on the scheduled learning rate, other than 1 when the batch changed with the ranks.
+        nodes: node of every rank, counted from 0; empty where they are not known, or all on one.
     """
 
     config: Config
@@ -26,11 +27,14 @@ class Plan:
     eval_batch_size: int
     max_epochs: int
     lr_scale: float = 1.0
+    nodes: tuple[int, ...] = ()
 
     def train_shard(self, rank: int = 0) -> Shard:
         """A rank's share of the training set."""
-        return Shard(self.config.data.num_train, rank, self.world_size, self.local_batch_size,
-                     self.config.train.gradient_accumulation_steps)
+        data = self.config.data
+        return Shard(data.num_train, rank, self.world_size, self.local_batch_size,
+                     self.config.train.gradient_accumulation_steps, self.nodes,
+                     data.node_rotation_epochs if data.shuffle == 'node' else None)
 
     def eval_shard(self, rank: int = 0) -> Shard:
         """A rank's share of the validation set."""
@@ -101,7 +105,8 @@ def make_plan(config: Config, world_size: int) -> Plan:
                               f'({world_size} ranks x {t.gradient_accumulation_steps} accumulation steps), '
                               f'such as {fit}')
     max_epochs = t.max_epochs or max(1, int(config.schedule.decay_epochs))
-    return Plan(config, world_size, local, t.eval_batch_size or local, max_epochs)
+    eval_batch_size = min(t.eval_batch_size or local, -(-config.data.num_val // world_size))
+    return Plan(config, world_size, local, eval_batch_size, max_epochs)
 
 
 def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Plan:
@@ -126,16 +131,20 @@ def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Pl
     return replace(plan, config=config, lr_scale=plan.global_batch_size / lr_batch_size)
 
 
-def resumed_step(plan: Plan, step: int, global_batch_size: int) -> int:
+def resumed_step(plan: Plan, step: int, global_batch_size: int, has_same_nodes: bool = True) -> int:
     """The step of a plan up to which a run with another global batch has come: no image of the epoch is left out.
 
     Args:
         plan: to go on with.
         step: steps taken before.
         global_batch_size: of those steps.
+        has_same_nodes: whether each rank was on the same node then; if not, the order of shuffle=node was another,
+            and the epoch begins anew.
     """
     num_train = plan.config.data.num_train
     epoch, step_in_epoch = divmod(step, -(-num_train // global_batch_size))
+    if plan.config.data.shuffle == 'node' and not has_same_nodes:
+        return epoch * plan.steps_per_epoch
     return epoch * plan.steps_per_epoch + step_in_epoch * global_batch_size // plan.global_batch_size
 
 
@@ -144,6 +153,15 @@ def config_world_size(config: Config) -> int | None:
     if config.run.num_nodes is None or config.run.ranks_per_node is None:
         return None
     return config.run.num_nodes * config.run.ranks_per_node
+
+
+def _render_shuffle(plan: Plan) -> str:
+    data = plan.config.data
+    if data.shuffle == 'global':
+        return 'global: every epoch an order over all images; every node comes to read all of them'
+    num_nodes = len(set(plan.nodes)) or plan.config.run.num_nodes
+    share = f'about 1/{num_nodes or "N"} of the images{"" if num_nodes else " (N nodes)"}'
+    return f'node: each node reads {share}, a new part every {data.node_rotation_epochs} epochs'
 
 
 def render_plan(plan: Plan) -> str:
@@ -157,6 +175,7 @@ def render_plan(plan: Plan) -> str:
         f'local batch           {plan.local_batch_size} per rank and pass, {train.num_micro} passes per step',
         f'global batch          {plan.global_batch_size}',
         f'steps per epoch       {plan.steps_per_epoch}',
+        f'shuffle               {_render_shuffle(plan)}',
         f'padded, per epoch     {train.num_padded} training positions (weight 0), '
         f'{val.num_padded} validation positions (not counted)',
         f'target                Top-1 >= {c.train.target_accuracy} on {c.data.dataset}',

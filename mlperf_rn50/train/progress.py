@@ -17,6 +17,7 @@ class Progress:
         lr_batch_size: images per step that the configured learning rate is for.
         num_train: images per epoch.
         result_index: number of the result file the run writes.
+        nodes: node of every rank, counted from 0.
         num_resumes: how often the run was resumed.
         last_lr: learning rate of the last step, 0 before the first.
         loss_scale: of the next step, see LossScale.
@@ -34,6 +35,7 @@ class Progress:
     lr_batch_size: int
     num_train: int
     result_index: int
+    nodes: list[int]
     num_resumes: int = 0
     last_lr: float = 0.0
     loss_scale: float = 1.0
@@ -62,7 +64,8 @@ def parse_progress(tree: Any) -> Progress:
     if not isinstance(tree, dict) or set(tree) != set(kinds):
         raise ValueError(f'its state has other keys than {", ".join(kinds)}')
     for name, value in tree.items():
-        wanted = (int,) if kinds[name] is int else (int, float)
-        if not isinstance(value, wanted) or isinstance(value, bool) or value < 0:
+        numbers = value if isinstance(value, list) and name == 'nodes' else [value]
+        wanted = (int, float) if kinds[name] is float else (int,)
+        if any(not isinstance(n, wanted) or isinstance(n, bool) or n < 0 for n in numbers):
             raise ValueError(f'{name}: got {value!r}, expected a number')
     return Progress(**tree)

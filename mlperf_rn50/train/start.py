@@ -136,30 +136,33 @@ def load_resumption(comm: Comm, path: Path) -> Resumption:
     return Resumption(path, parse_progress(said['progress']), loaded[1] if loaded else None)
 
 
-def plan_run(config: Config, comm: Comm, resumption: Resumption | None, is_elastic: bool) -> tuple[Plan, Progress]:
-    """The plan of a run and how far it is, the same on all ranks.
+def plan_run(config: Config, comm: Comm, nodes: Sequence[int], resumption: Resumption | None,
+             is_elastic: bool) -> tuple[Plan, Progress]:
+    """The plan of a run and how far it is, the same on all ranks; nodes: of every rank, counted from 0.
 
     Raises:
         UserError: configuration, ranks and checkpoint do not go together.
     """
     if not resumption:
-        plan = make_plan(config, comm.world_size)
+        plan = replace(make_plan(config, comm.world_size), nodes=tuple(nodes))
         drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
         seed, index = comm.gather_object([drawn, claim_index(config, comm)])[0]
         batch = plan.global_batch_size
-        progress = Progress(0, seed, plan.world_size, 0.0, 0.0, batch, batch, config.data.num_train, index)
+        progress = Progress(0, seed, plan.world_size, 0.0, 0.0, batch, batch, config.data.num_train, index,
+                            list(nodes))
         return _with_seed(plan, seed), progress
     before = resumption.before
     plan = make_elastic_plan(config, comm.world_size, before.lr_batch_size) if is_elastic \
         else make_plan(config, comm.world_size)
+    plan = replace(plan, nodes=tuple(nodes))
     _check_resumption(resumption, plan, is_elastic)
-    step = resumed_step(plan, before.step, before.global_batch_size)
+    step = resumed_step(plan, before.step, before.global_batch_size, before.nodes == list(nodes))
     if step >= plan.max_epochs * plan.steps_per_epoch:
         raise ConfigError(f'train.max_epochs: got {plan.max_epochs}, and the checkpoint has taken all of them; '
                           'raise it to go on')
     return _with_seed(plan, before.seed), replace(
         before, step=step, world_size=plan.world_size, global_batch_size=plan.global_batch_size,
-        num_resumes=before.num_resumes + 1, images=0, train_s=0.0)
+        nodes=list(nodes), num_resumes=before.num_resumes + 1, images=0, train_s=0.0)
 
 
 def _with_seed(plan: Plan, seed: int) -> Plan:
@@ -230,14 +233,20 @@ def _clear_caches(config: Config, comm: Comm, sinks: events.Sinks) -> tuple[bool
     return True, 'sync; echo 3 > /proc/sys/vm/drop_caches on every node'
 
 
-def start(config: Config, comm: Comm, position: Position, stop: StopRequest, resumption: Resumption | None,
-          folder: RunFolder, plan: Plan, progress: Progress, sinks: events.Sinks) -> Run:
+def nodes_of(hosts: Sequence[Host]) -> list[int]:
+    """The node of every rank, counted from 0 in the order of their first rank."""
+    names = list(dict.fromkeys(h.name for h in hosts))
+    return [names.index(h.name) for h in hosts]
+
+
+def start(config: Config, comm: Comm, hosts: Sequence[Host], position: Position, stop: StopRequest,
+          resumption: Resumption | None, folder: RunFolder, plan: Plan, progress: Progress,
+          sinks: events.Sinks) -> Run:
     """Builds and warms up everything, off the clock; the clock starts when it returns.
 
     Raises:
         UserError: the data or the weights cannot be used.
     """
-    hosts = find_hosts(comm)
     if not resumption:
         sinks.see(events.Opened(plan.config, _ranks_of_hosts(hosts), *_clear_caches(config, comm, sinks)))
         sinks.see(events.InitStarted(plan, progress.seed))

@@ -93,6 +93,7 @@ class Trainer:
         self.optimizer = Optimizer(trained, config.optimizer, config.comm.num_buckets)
         self._positions = mx.nd.arange(plan.local_batch_size, ctx=self.context)
         self.pace = Pace()
+        self._num_bytes = self._num_new_bytes = 0
 
     @property
     def tensor_names(self) -> list[str]:
@@ -122,12 +123,20 @@ class Trainer:
         loss = 0.0
         for _ in range(self._num_micro):
             batch = next(batches)
-            self.pace.has_data(batch.num_bytes)
+            self.pace.has_data()
+            self._num_bytes += batch.num_bytes
+            self._num_new_bytes += batch.num_new_bytes
             losses = self.forward(batch)
             losses.backward()
             loss = losses.detach().sum() + loss
         sums = self.exchange(loss, step_in_epoch, stop_requested)
         return self.update(sums, step_in_epoch, lr, with_norms)
+
+    def take_bytes(self) -> tuple[int, int]:
+        """Bytes of the records of all steps since the last call, and of those that are new to this rank's node."""
+        taken = self._num_bytes, self._num_new_bytes
+        self._num_bytes = self._num_new_bytes = 0
+        return taken
 
     def forward(self, batch: Batch) -> mx.nd.NDArray:
         """The weighted losses of a batch's images, ready for backward(); float32 (local batch,)."""

@@ -3,20 +3,40 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_rn50.data.shards import Shard, augmentation_uniforms, epoch_order
+from mlperf_rn50.data.shards import Shard, augmentation_uniforms, epoch_order, file_order, first_reads
 
 SIZES = dict(num_samples=st.integers(1, 300), world_size=st.integers(1, 9), local=st.integers(1, 20),
              num_micro=st.integers(1, 4))
 
 
-def shards(num_samples, world_size, local, num_micro):
-    return [Shard(num_samples, r, world_size, local, num_micro) for r in range(world_size)]
+# Ranks per node, also unequal.
+LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=7)
+
+
+def shards(num_samples, world_size, local, num_micro, nodes=(), rotation_epochs=None):
+    return [Shard(num_samples, r, world_size, local, num_micro, nodes, rotation_epochs) for r in range(world_size)]
+
+
+def nodes_of(layout):
+    """Node of every rank, ranks of a node side by side."""
+    return tuple(np.repeat(range(len(layout)), layout).tolist())
+
+
+def read(group, order, is_counted=True):
+    """The samples that some ranks read in an epoch; without the padded ones, or only those."""
+    chosen = []
+    for shard in group:
+        for step in range(shard.steps_per_epoch):
+            for micro in range(shard.num_micro):
+                samples, valid = shard.samples(order, step, micro), shard.num_valid(step, micro)
+                chosen.extend(samples[:valid] if is_counted else samples[valid:])
+    return chosen
 
 
 @given(**SIZES)
 def test_every_sample_counts_exactly_once(num_samples, world_size, local, num_micro):
     group = shards(num_samples, world_size, local, num_micro)
-    order = epoch_order(num_samples, seed=3, epoch=2)
+    order = epoch_order(group[0], seed=3, epoch=2)
     counted, padded = [], 0
     for shard in group:
         for step in range(shard.steps_per_epoch):
@@ -41,7 +61,7 @@ def test_every_rank_takes_the_same_steps_and_agrees_on_the_valid_ones(num_sample
 @given(num_samples=st.integers(1, 200), world_size=st.integers(1, 6), local=st.integers(1, 8))
 def test_a_step_has_the_same_samples_whatever_the_number_of_ranks(num_samples, world_size, local):
     one = Shard(num_samples, 0, 1, local * world_size)
-    order = epoch_order(num_samples, 0, 0)
+    order = epoch_order(one, 0, 0)
     for step in range(one.steps_per_epoch):
         together = np.stack([s.samples(order, step) for s in shards(num_samples, world_size, local, 1)], axis=1)
         np.testing.assert_array_equal(together.ravel(), one.samples(order, step))
@@ -49,11 +69,12 @@ def test_a_step_has_the_same_samples_whatever_the_number_of_ranks(num_samples, w
 
 @given(seed=st.integers(0, 2**31), epoch=st.integers(0, 100))
 def test_orders_are_permutations_that_change_with_seed_and_epoch(seed, epoch):
-    order = epoch_order(100, seed, epoch)
+    shard = Shard(100, 0, 1, 10)
+    order = epoch_order(shard, seed, epoch)
     assert sorted(order) == list(range(100))
-    assert (order == epoch_order(100, seed, epoch)).all()
-    assert (order != epoch_order(100, seed, epoch + 1)).any()
-    assert (order != epoch_order(100, seed + 1, epoch)).any()
+    assert (order == epoch_order(shard, seed, epoch)).all()
+    assert (order != epoch_order(shard, seed, epoch + 1)).any()
+    assert (order != epoch_order(shard, seed + 1, epoch)).any()
 
 
 @given(world_size=st.integers(1, 5), local=st.integers(1, 6), step=st.integers(0, 5))
@@ -69,13 +90,148 @@ def test_an_image_is_augmented_the_same_whatever_the_number_of_ranks_and_passes(
 
 
 def test_padding_comes_from_the_front_of_the_same_epoch():
-    order = epoch_order(10, 1, 0)
-    filled = np.stack([s.samples(order, 2) for s in shards(10, 2, 2, 1)], axis=1).ravel()
-    np.testing.assert_array_equal(filled, [*order[8:], *order[:2]])
+    group = shards(10, 2, 2, 1)
+    order = epoch_order(group[0], 1, 0)
+    filled = np.stack([s.samples(order, 2) for s in group], axis=1).ravel()
+    np.testing.assert_array_equal(filled, [*order[8:10], *order[:2]])
+    np.testing.assert_array_equal(file_order(group[0]), [*range(10), 0, 1])
 
 
-def test_order_and_augmentation_are_different_streams():
-    shard = Shard(100, 0, 1, 10)
-    first = augmentation_uniforms(shard, 0, 0, 0, 0, 3)
-    assert (first != augmentation_uniforms(shard, 0, 0, 1, 0, 3)).all()
-    assert (first != augmentation_uniforms(shard, 0, 1, 0, 0, 3)).all()
+# --- nodes that keep to a part of the samples -------------------------------------------------------------
+
+@given(num_samples=st.integers(1, 300), layout=LAYOUTS, local=st.integers(1, 8), num_micro=st.integers(1, 3),
+       rotation_epochs=st.integers(1, 4), epoch=st.integers(0, 20), data=st.data())
+def test_parts_of_nodes_make_an_exact_epoch(num_samples, layout, local, num_micro, rotation_epochs, epoch, data):
+    nodes = tuple(data.draw(st.permutations(nodes_of(layout))))  # ranks need not be side by side
+    group = shards(num_samples, len(nodes), local, num_micro, nodes, rotation_epochs)
+    order = epoch_order(group[0], 3, epoch)
+    assert sorted(read(group, order)) == list(range(num_samples))
+    for node in range(len(layout)):
+        ours = [s for s in group if nodes[s.rank] == node]
+        part, padding = set(read(ours, order)), set(read(ours, order, is_counted=False))
+        assert padding <= (part or {0})
+
+
+@given(num_samples=st.integers(1, 300), world_size=st.integers(1, 9), local=st.integers(1, 8), seed=st.integers(0, 99),
+       epoch=st.integers(0, 20), rotation_epochs=st.integers(1, 4))
+def test_one_node_has_the_order_of_all(num_samples, world_size, local, seed, epoch, rotation_epochs):
+    shard = Shard(num_samples, 0, world_size, local)
+    alone = Shard(num_samples, 0, world_size, local, 1, (0,) * world_size, rotation_epochs)
+    np.testing.assert_array_equal(epoch_order(alone, seed, epoch), epoch_order(shard, seed, epoch))
+
+
+@given(layout=LAYOUTS, rotation_epochs=st.integers(1, 4), num_each=st.integers(2, 9))
+def test_a_node_keeps_its_part_until_the_parts_move_on(layout, rotation_epochs, num_each):
+    num_nodes = len(layout)
+    nodes = nodes_of([2] * num_nodes)  # as many each, so that the parts are the same in every turn
+    shard = Shard(2 * num_nodes * num_each, 0, 2 * num_nodes, 3, 1, nodes, rotation_epochs)
+
+    def part(node, epoch):
+        mine = shard.node_positions(node)
+        return frozenset(epoch_order(shard, 3, epoch)[mine[mine < shard.num_samples]].tolist())
+    turns = [part(0, turn * rotation_epochs) for turn in range(num_nodes)]
+    assert part(0, rotation_epochs - 1) == turns[0]
+    assert len(set(turns)) == num_nodes and set().union(*turns) == set(range(shard.num_samples))
+    assert part(0, num_nodes * rotation_epochs) == turns[0]
+    orders = [epoch_order(shard, 3, epoch) for epoch in (0, 1)]
+    assert num_each < 5 or (orders[0] != orders[1]).any()
+
+
+def test_a_part_is_spread_over_the_file():
+    nodes = nodes_of([4, 4, 4, 4])
+    shard = Shard(16_000, 0, 16, 8, 1, nodes, 10)
+    order = epoch_order(shard, 3, 0)
+    for node in range(4):
+        counts = np.bincount(order[shard.node_positions(node)] // 1000, minlength=16)  # a class a thousand
+        assert counts.min() > 150 and counts.max() < 350
+
+
+@given(num_samples=st.integers(1, 200), layout=LAYOUTS, local=st.integers(1, 8), data=st.data(),
+       rotation_epochs=st.sampled_from([None, 1, 2]))
+def test_first_reads_are_those_of_samples_that_the_node_did_not_have(num_samples, layout, local, data,
+                                                                      rotation_epochs):
+    nodes = nodes_of(layout)
+    group = shards(num_samples, len(nodes), local, 1, nodes, rotation_epochs)
+    shard = group[data.draw(st.integers(0, len(nodes) - 1))]
+    ours, is_known, known = [s for s in group if nodes[s.rank] == nodes[shard.rank]], np.zeros(num_samples, bool), set()
+    for epoch in range(3):
+        order = epoch_order(shard, 3, epoch)
+        is_first = first_reads(shard, order, is_known)
+        samples = {*read(ours, order), *read(ours, order, is_counted=False)}
+        assert sorted(order[is_first]) == sorted(samples - known)
+        assert set(np.flatnonzero(is_first)) <= set(shard.node_positions(nodes[shard.rank]))
+        known |= samples
+        assert set(np.flatnonzero(is_known)) == known
+
+
+def test_most_of_a_second_epoch_is_new_to_a_node_unless_it_keeps_its_part():
+    nodes = nodes_of([2] * 8)
+    for rotation_epochs, second, third in [(None, 0.875, 0.766), (10, 0, 0), (2, 0, 1)]:
+        shard = Shard(16_000, 0, 16, 8, 1, nodes, rotation_epochs)
+        is_known = np.zeros(shard.num_samples, bool)
+        counts = [first_reads(shard, epoch_order(shard, 3, e), is_known).sum() for e in range(3)]
+        np.testing.assert_allclose(np.array(counts) / 2000, [1, second, third], atol=0.03)
+
+
+# --- random numbers ----------------------------------------------------------------------------------------
+
+def draws_of(seed=5, epoch=1, first=0, num=4096, num_draws=8):
+    """Random numbers of positions one after another."""
+    return augmentation_uniforms(Shard(10**9, 0, 1, num), seed, epoch, first // num, 0, num_draws)
+
+
+def splitmix64(state, index):
+    """The index-th number of the generator in a state, in whole numbers of Python."""
+    x = (state + (index + 1) * 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
+
+
+def test_random_numbers_are_the_same_for_ever():
+    assert splitmix64(0, 0) == 0xE220A8397B1DCDAF  # as published
+    shard = Shard(100, 1, 2, 3)
+    known = [[0.7311561440000633, 0.304043554912258], [0.2605973630866445, 0.6171312145731701],
+             [0.17960015863877588, 0.7228269999708723]]
+    np.testing.assert_array_equal(augmentation_uniforms(shard, 7, 2, 4, 0, 2), known)
+    for position, row in zip((25, 27, 29), known):
+        state = splitmix64(splitmix64(splitmix64(2, 7), 2), position)
+        assert row == [(splitmix64(state, draw) >> 11) / 2**53 for draw in (0, 1)]
+
+
+@given(local=st.integers(1, 40), world_size=st.integers(1, 9), epoch=st.integers(0, 90), seed=st.integers(0, 2**40))
+def test_an_image_is_augmented_the_same_whatever_the_batch(local, world_size, epoch, seed):
+    whole = augmentation_uniforms(Shard(300, 0, 1, 300), seed, epoch, 0, 0, 5)
+    for shard in shards(300, world_size, local, 1):
+        for step in range(shard.steps_per_epoch):
+            valid = shard.num_valid(step)
+            mine = augmentation_uniforms(shard, seed, epoch, step, 0, 5)[:valid]
+            np.testing.assert_array_equal(mine, whole[shard.positions(step)[:valid]])
+
+
+def test_random_numbers_are_uniform():
+    draws = draws_of(num=50_000, num_draws=41)
+    assert draws.dtype == np.float64 and draws.min() >= 0 and draws.max() < 1
+    assert abs(draws.mean() - 1 / 2) < 1e-3 and abs(draws.var() - 1 / 12) < 3e-4
+    for low_bits in (draws, draws * 2**20 % 1):
+        counts = np.bincount((low_bits * 256).astype(int).ravel(), minlength=256)
+        chi_square = ((counts - draws.size / 256) ** 2 / (draws.size / 256)).sum()
+        assert 255 - 5 * np.sqrt(2 * 255) < chi_square < 255 + 5 * np.sqrt(2 * 255)
+
+
+def test_neighbours_are_independent():
+    base = draws_of()
+    others = {'position': draws_of(first=0, num=4097)[1:], 'draw': draws_of(num_draws=9)[:, 1:],
+              'epoch': draws_of(epoch=2), 'seed': draws_of(seed=6), 'seed and epoch': draws_of(seed=1, epoch=5),
+              'position and draw': draws_of(num=4097, num_draws=9)[1:, 1:]}
+    for name, other in others.items():
+        assert abs(np.corrcoef(base.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(base.size), name
+    correlations = np.corrcoef(base.T) - np.eye(8)
+    assert np.abs(correlations).max() < 5 / np.sqrt(len(base))
+
+
+def test_each_key_gives_a_stream_of_its_own():
+    first = draws_of(num=10, num_draws=3)
+    for other in (draws_of(seed=6, num=10, num_draws=3), draws_of(epoch=0, num=10, num_draws=3),
+                  draws_of(first=10, num=10, num_draws=3)):
+        assert (first != other).all()

@@ -15,7 +15,8 @@ ARRAYS = {'model/a': np.arange(6, dtype=np.float32).reshape(2, 3), 'optimizer/a'
 
 def progress(step=5, **keys):
     return Progress(**{**dict(step=step, seed=1, world_size=2, best_top1=0.5, clock_s=1.5, global_batch_size=8,
-                           lr_batch_size=8, num_train=100, result_index=0, num_resumes=0, last_lr=0.3), **keys})
+                           lr_batch_size=8, num_train=100, result_index=0, nodes=[0, 0],
+                              num_resumes=0, last_lr=0.3), **keys})
 
 
 def test_round_trip(tmp_path):

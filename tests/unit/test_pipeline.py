@@ -1,6 +1,7 @@
 """What DALI delivers: every sample once over all ranks, the right pixels, and memory that stays valid."""
 import io
 import os
+import threading
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -8,13 +9,16 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import HANG_LIMIT_S
 from PIL import Image
 
 from mlperf_rn50.config import Config, DataConfig, ModelConfig
-from mlperf_rn50.data.pipeline import eval_batches, train_batches
+from mlperf_rn50.data import pipeline
+from mlperf_rn50.data.pipeline import eval_batches, train_batches, train_requests
 from mlperf_rn50.data.prepare import Packing, pack
+from mlperf_rn50.data.records import RecordFile
 from mlperf_rn50.data.samples import Dataset, Sample
-from mlperf_rn50.data.shards import Shard
+from mlperf_rn50.data.shards import Shard, epoch_order
 from mlperf_rn50.errors import DataError
 
 
@@ -77,6 +81,99 @@ def test_an_evaluation_is_exactly_the_validation_set_each_time(numbered, world_s
         for _ in range(2):
             counted = [label for start in passes for b in start() for label in b.labels.asnumpy()[:b.num_valid]]
             assert sorted(counted) == list(range(num_samples))
+
+
+@pytest.mark.parametrize('num_samples', [21, 24])
+@pytest.mark.parametrize('layout', [(1,), (4,), (1, 1), (2, 1), (2, 2, 2), (1, 1, 1), (1,) * 7, (2, 1, 1, 1, 1, 1, 3)])
+def test_an_epoch_is_exactly_the_data_set_where_nodes_keep_their_parts(numbered, num_samples, layout):
+    config, num_nodes = numbered[num_samples], len(layout)
+    nodes = tuple(np.repeat(range(num_nodes), layout).tolist())
+    parts = []
+    for epoch in range(3):  # the parts move on after the second
+        counted, read = [set() for _ in layout], [set() for _ in layout]
+        for rank, node in enumerate(nodes):
+            shard = Shard(num_samples, rank, len(nodes), 2, 1, nodes, 2)
+            steps = shard.steps_per_epoch
+            for batch in islice(train_batches(config, shard, 9, epoch * steps, None), steps):
+                labels = batch.labels.asnumpy().tolist()
+                assert not counted[node] & set(labels[:batch.num_valid])
+                counted[node] |= set(labels[:batch.num_valid])
+                read[node] |= set(labels)
+        assert sorted(label for c in counted for label in c) == list(range(num_samples))
+        assert read == counted
+        parts.append(counted)
+    assert parts[0] == parts[1]
+    assert (parts[1] != parts[2]) == (num_nodes > 1)
+
+
+def size_of(records, labels):
+    return int(sum(records.num_bytes(np.array([label])) for label in labels))
+
+
+def test_batches_say_how_many_bytes_were_read_for_them(numbered):
+    config = numbered[21]
+    records = RecordFile(Path(config.data.dir) / 'train.rec')
+    whole = records.path.stat().st_size
+    assert records.num_bytes(np.arange(21)) == whole
+    for nodes, news in [((0, 0, 0), (whole, 0)), ((0, 1, 2), None)]:
+        known, totals = [set() for _ in nodes], []
+        shards = [Shard(21, r, 3, 2, 1, nodes) for r in range(3)]
+        streams = [train_batches(config, s, 9, 0, None) for s in shards]
+        for _ in range(2):
+            num_new, before = 0, [set(k) for k in known]
+            for rank, (shard, stream) in enumerate(zip(shards, streams)):
+                for batch in islice(stream, shard.steps_per_epoch):
+                    labels = batch.labels.asnumpy().tolist()
+                    assert batch.num_bytes == size_of(records, labels)
+                    num_new += batch.num_new_bytes
+                    known[nodes[rank]] |= set(labels)
+            totals.append(num_new)
+            assert num_new == sum(size_of(records, k - b) for k, b in zip(known, before))
+        assert news is None or tuple(totals) == news
+    batch = next(eval_batches(config, Shard(21, 0, 1, 5), None)())
+    assert (batch.num_bytes, batch.num_new_bytes) == (size_of(records, batch.labels.asnumpy()), 0)
+
+
+def test_building_reads_no_image(numbered, monkeypatch):
+    reads, read = [], RecordFile.read
+    monkeypatch.setattr(RecordFile, 'read', lambda self, position: (reads.append(position), read(self, position))[1])
+    built, build = [], pipeline.build_pipeline
+    monkeypatch.setattr(pipeline, 'build_pipeline', lambda *a: (built.append(0), build(*a))[1])
+    before = set(threading.enumerate())
+    train, evaluate = (train_batches(numbered[21], Shard(21, 0, 1, 5), 1, 0, None),
+                       eval_batches(numbered[21], Shard(21, 0, 1, 5), None))
+    start = evaluate()
+    assert len(built) == 2
+    # The order of the first epoch is drawn, in a thread that is the only one so far.
+    assert [t.name for t in set(threading.enumerate()) - before] == ['ahead_0']
+    for t in set(threading.enumerate()) - before:
+        t.join(0.2)
+    assert not reads
+    next(train)
+    assert len(reads) >= 5
+    num_reads = len(reads)
+    next(start)
+    assert len(reads) > num_reads
+
+
+def test_the_next_order_is_drawn_while_an_epoch_is_read(monkeypatch):
+    drawn, asked = [], [threading.Event() for _ in range(4)]
+
+    def draw(shard, seed, epoch):
+        drawn.append((epoch, threading.current_thread() is threading.main_thread()))
+        asked[epoch].set()
+        return epoch_order(shard, seed, epoch)
+    monkeypatch.setattr(pipeline, 'epoch_order', draw)
+    shard = Shard(20, 0, 1, 10)
+    requests = train_requests(shard, 1, 3)  # the second step of the second epoch
+    assert asked[1].wait(HANG_LIMIT_S)
+    assert not asked[2].is_set()
+    first = next(requests)
+    assert asked[2].wait(HANG_LIMIT_S)
+    np.testing.assert_array_equal(first.samples, epoch_order(shard, 1, 1)[10:])
+    np.testing.assert_array_equal(next(requests).samples, epoch_order(shard, 1, 2)[:10])
+    assert asked[3].wait(HANG_LIMIT_S)
+    assert drawn == [(1, False), (2, False), (3, False)]
 
 
 def test_batches_from_a_later_step_are_those_of_a_run_from_the_start(numbered):
@@ -228,4 +325,5 @@ def test_synthetic_needs_no_file():
     batches = list(islice(train_batches(config, Shard(10, 0, 1, 4), 1, 0, None), 3))
     assert [b.num_valid for b in batches] == [4, 4, 2]
     assert batches[0].images.shape == (4, 3, 16, 16)
+    assert batches[0].num_bytes == batches[0].num_new_bytes == 0
     assert sum(b.num_valid for b in eval_batches(config, Shard(10, 0, 1, 4), None)()) == 10

@@ -56,6 +56,36 @@ def test_rendered_plan_says_what_is_padded():
     assert '35 training positions (weight 0), 24 validation positions' in text
     assert 'after epochs 1 2 ' in text
     assert text.count(' .. ') == 2
+    assert 'shuffle               global: every epoch an order over all images' in text
+
+
+def test_an_evaluation_decodes_no_more_than_a_share_of_the_images_at_once():
+    data = DataConfig(num_train=1000, num_val=50_000)
+    for train, world_size, batch in [({'local_batch_size': 64}, 1024, 49), ({'local_batch_size': 64}, 8, 64),
+                                     ({'local_batch_size': 8, 'eval_batch_size': 500}, 128, 391),
+                                     ({'local_batch_size': 8, 'eval_batch_size': 500}, 100, 500),
+                                     ({'local_batch_size': 8}, 60_000, 1)]:
+        shard = make_plan(Config(data=data, train=TrainConfig(**train)), world_size).eval_shard()
+        assert shard.local_batch_size == batch
+        assert shard.steps_per_epoch > 1 or shard.num_padded < world_size
+
+
+def test_a_shuffle_by_node_reaches_the_shards_and_the_text():
+    c = replace(config(global_batch_size=60), data=DataConfig(shuffle='node', node_rotation_epochs=3))
+    plan = make_plan(c, 4)
+    assert 'shuffle               node: each node reads about 1/N of the images (N nodes), a new part every 3 epochs' \
+        in render_plan(plan)
+    plan = replace(plan, nodes=(0, 0, 1, 1))
+    assert 'node: each node reads about 1/2 of the images, a new part every 3 epochs' in render_plan(plan)
+    assert (plan.train_shard(3).nodes, plan.train_shard(3).rotation_epochs) == ((0, 0, 1, 1), 3)
+    assert make_plan(config(global_batch_size=60), 4).train_shard().rotation_epochs is None
+
+
+def test_an_epoch_shuffled_by_node_begins_anew_on_other_nodes():
+    for shuffle, steps in [('node', (27, 20)), ('global', (27, 27))]:
+        data = DataConfig(num_train=1000, num_val=10, num_classes=10, shuffle=shuffle)
+        plan = make_plan(Config(data=data, train=TrainConfig(global_batch_size=100)), 1)
+        assert tuple(resumed_step(plan, 27, 100, same) for same in (True, False)) == steps
 
 
 # --- going on with another number of ranks ------------------------------------------------------------

@@ -77,6 +77,38 @@ def test_twice_is_once(pictures, tmp_path, capsys):
         prepare('digits', '--out', tmp_path / 'out')
 
 
+def test_a_folder_of_before_gets_its_index_and_keeps_its_images(pictures, tmp_path, capsys):
+    out = tmp_path / 'out'
+    arguments = ('folder', '--source', pictures, '--out', out)
+    assert prepare(*arguments) == 0
+    expected = {s: contents(out, s) for s in ('train', 'validation')}
+    index = {s: (out / f'{s}.index.npy').read_bytes() for s in expected}
+    whole = load_manifest(out)
+    assert {s: whole['splits'][s]['index_sha256'] for s in expected} == {
+        s: hashlib.sha256(content).hexdigest() for s, content in index.items()}
+    before = json.loads(json.dumps(whole))
+    for split in expected:
+        (out / f'{split}.index.npy').unlink()
+        del before['splits'][split]['index_sha256']
+    (out / 'manifest.json').write_text(json.dumps(before))
+    assert {s: contents(out, s) for s in expected} == expected  # from the .idx
+    times = {p.name: p.stat().st_mtime_ns for p in out.glob('*.rec')}
+    capsys.readouterr()
+
+    assert prepare(*arguments) == 0
+    assert 'already prepared; added train.index.npy, validation.index.npy, the images are' in capsys.readouterr().out
+    assert {s: (out / f'{s}.index.npy').read_bytes() for s in expected} == index
+    assert load_manifest(out) == whole
+    assert {p.name: p.stat().st_mtime_ns for p in out.glob('*.rec')} == times
+
+    (out / 'train.index.npy').write_bytes(b'damaged')
+    assert prepare(*arguments) == 0
+    assert 'added train.index.npy, the images' in capsys.readouterr().out
+    assert (out / 'train.index.npy').read_bytes() == index['train']
+    assert prepare(*arguments) == 0
+    assert 'added' not in capsys.readouterr().out
+
+
 def test_shorter_side_is_resized(pictures, tmp_path):
     prepare('folder', '--source', pictures, '--out', tmp_path / 'out', '--resize-shorter', '15')
     sizes = {Image.open(io.BytesIO(image)).size for _, image in contents(tmp_path / 'out', 'train')}
@@ -109,7 +141,7 @@ def test_parallel_workers_write_the_same_file(pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(packing, 'PART_SIZE', 2)
     for workers in (1, 2):
         prepare('folder', '--source', pictures, '--out', tmp_path / str(workers), '--workers', workers)
-    for name in ('train.rec', 'train.idx', 'validation.rec'):
+    for name in ('train.rec', 'train.idx', 'train.index.npy', 'validation.rec'):
         assert (tmp_path / '1' / name).read_bytes() == (tmp_path / '2' / name).read_bytes()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlperf_rn50.config import DataConfig
-from mlperf_rn50.data.records import MAGIC, RecordFile, open_split
+from mlperf_rn50.data.records import MAGIC, RecordFile, index_path, open_split, parse_index
 from mlperf_rn50.errors import DataError
 
 
@@ -59,6 +59,93 @@ def test_damage_is_named(tmp_path, damage, message):
         records = RecordFile(path)
         for i in range(len(records)):
             records.read(i)
+
+
+def write_index(path: Path) -> Path:
+    """The mapped index of a .rec, from its .idx."""
+    np.save(index_path(path), parse_index(path.with_suffix('.idx'), path.stat().st_size))
+    return index_path(path)
+
+
+def test_a_mapped_index_gives_the_same_records_without_the_other(tmp_path):
+    payloads = [bytes([i]) * (7 * i + 1) for i in range(9)]
+    path = write(tmp_path, payloads)
+    parsed = RecordFile(path)
+    index = write_index(path)
+    assert index.name == 'train.index.npy'
+    path.with_suffix('.idx').unlink()
+    mapped = RecordFile(path)
+    assert len(mapped) == 9
+    for i in range(9):
+        assert mapped.read(i).image.tobytes() == parsed.read(i).image.tobytes() == payloads[i]
+    some = np.array([3, 3, 8])
+    assert mapped.num_bytes(some) == parsed.num_bytes(some)
+
+
+def test_an_index_in_another_order_than_the_file_is_parsed(tmp_path):
+    path = write(tmp_path, [b'a' * 4, b'b' * 40, b'c' * 8])
+    lines = path.with_suffix('.idx').read_text().splitlines()
+    path.with_suffix('.idx').write_text('\n'.join(lines[::-1]))
+    records = RecordFile(path)
+    assert [records.read(i).image.tobytes()[:1] for i in range(3)] == [b'c', b'b', b'a']
+    assert records.num_bytes(np.arange(3)) == path.stat().st_size
+
+
+def changed(index, value):
+    def damage(path):
+        content = np.load(path)
+        content[index] = value
+        np.save(path, content)
+    return damage
+
+
+@pytest.mark.parametrize('damage, message', [
+    (lambda p: p.write_bytes(b''), 'not an index .*mlperf-rn50 prepare'),
+    (lambda p: p.write_bytes(p.read_bytes()[:-8]), 'not an index'),
+    (lambda p: p.write_bytes(b'no index at all, but some bytes'), 'not an index'),
+    (lambda p: p.write_bytes(p.read_bytes().replace(b'(2, 3)', b'(2, ((')), 'not an index'),
+    (lambda p: p.write_bytes(p.read_bytes().replace(b'(2, 3)', b'(2,-3)')), 'not an index|does not fit'),
+    (lambda p: np.save(p, np.load(p).astype(np.int32)), 'does not fit its .rec of'),
+    (lambda p: np.save(p, np.load(p)[:1]), 'does not fit'),
+    (lambda p: np.save(p, np.load(p).ravel()), 'does not fit'),
+    (lambda p: np.save(p, np.zeros((2, 0), np.int64)), 'does not fit'),
+    (lambda p: np.save(p, np.load(p)[:, :2]), 'does not fit'),
+    (lambda p: np.save(p, np.load(p)[:, ::-1]), 'does not fit'),
+    (lambda p: np.save(p, np.load(p).astype(object), allow_pickle=True), 'not an index'),
+    (changed((0, 0), 4), 'does not fit'),
+    (changed((1, 2), 4), 'does not fit'),
+    (changed((0, 1), -4), r'record 1: its index says \d+ bytes from -4 on, the file has \d+; prepare'),
+    (changed((1, 1), -4), 'its index says -4 bytes'),
+    (changed((0, 1), 1 << 40), 'its index says'),
+    (changed((0, 1), (1 << 63) - 1), 'its index says'),
+    (changed((1, 1), 1 << 62), 'its index says'),
+    (changed((0, 1), 4), 'not a RecordIO record|cut off'),
+    (changed((1, 1), 3), 'cut off'),
+])
+def test_a_damaged_index_is_named_in_one_line(tmp_path, damage, message):
+    path = write(tmp_path, [b'a' * 40, b'b' * 40, b'c' * 40])
+    damage(write_index(path))
+    with pytest.raises(DataError, match=message) as e:
+        records = RecordFile(path)
+        for i in range(len(records)):
+            records.read(i)
+    assert '\n' not in str(e.value)
+
+
+def test_an_index_with_any_byte_changed_is_right_or_named(tmp_path):
+    payloads = [b'a' * 40, b'b' * 400, b'c' * 4000]
+    path = write(tmp_path, payloads)
+    whole = write_index(path).read_bytes()
+    random, num_named = np.random.default_rng(0), 0
+    for place in range(len(whole)):
+        index_path(path).write_bytes(whole[:place] + random.bytes(1) + whole[place + 1:])
+        try:
+            records = RecordFile(path)
+            for i in range(len(records)):
+                records.read(i)
+        except DataError:
+            num_named += 1
+    assert num_named > 60
 
 
 def test_manifest_and_configuration_must_agree(digits):

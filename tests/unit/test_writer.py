@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sample_log import LARS, SGD, write_run
 
-from mlperf_rn50.config import ScheduleConfig
+from mlperf_rn50.config import DataConfig, ScheduleConfig
 from mlperf_rn50.mlperf.reader import read_events
 from mlperf_rn50.mlperf.writer import RunLog
 
@@ -61,6 +61,18 @@ def test_optimizer_keys_are_those_of_the_optimizer_that_ran(tmp_path):
     path = write_run(tmp_path / 'step.txt', step)
     assert values(path, 'opt_learning_rate_decay_boundary_epochs') == [[30.0, 60.0, 80.0]]
     assert values(path, 'sgd_opt_learning_rate_decay_poly_power') == []
+
+
+def test_the_log_says_how_the_data_is_shuffled(tmp_path):
+    for shuffle, metadata, text in [
+            ('global', {'shuffle': 'global'}, 'a new global permutation every epoch'),
+            ('node', {'shuffle': 'node', 'node_rotation_epochs': 3},
+             'a new permutation every epoch of the part of each node, which gets a new part every 3 epochs')]:
+        path = write_run(tmp_path / f'{shuffle}.txt',
+                         replace(SGD, data=DataConfig(shuffle=shuffle, node_rotation_epochs=3)))
+        logged = next(e.metadata for e in events(path) if e.key == 'dataset')
+        assert {k: v for k, v in logged.items() if 'shuffle' in k or 'rotation' in k} == metadata
+        assert values(path, 'input_order', 'MLPv0.5.0') == [text]
 
 
 def test_cache_clear_says_what_was_done(tmp_path):

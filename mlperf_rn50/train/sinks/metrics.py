@@ -1,6 +1,4 @@
 """metrics.jsonl, config.yaml and env.json: a run for programs."""
-from collections import Counter
-
 from mlperf_rn50.config import render_yaml
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.system.environment import dump_environment
@@ -32,20 +30,17 @@ class Metrics:
             case events.Evaluated():
                 write(event='eval', epoch=event.epoch + 1, time_s=event.time_s, num_top1=event.num_top1,
                       num_top5=event.num_top5, num_images=event.num_images, dataset=self._dataset)
+            case events.RecordsRead():
+                write(event='epoch', epoch=event.epoch + 1, record_bytes=dict(event.num_bytes),
+                      new_record_bytes=dict(event.num_new_bytes))
             case events.RanksTimed():
-                self._ranks(event)
+                write(event='ranks', epoch=event.epoch + 1, time_s=event.time_s, ranks=list(event.ranks),
+                      stragglers=list(event.stragglers))
             case events.Ended(status='failed'):
                 write(event='end', status='failed', epochs_to_converge=None)
             case events.Ended():
                 write(event='end', status=event.status, epochs_to_converge=event.epochs_to_converge,
                       time_to_train_s=event.time_s, best_top1=event.best_top1, images_per_s=event.images_per_s)
-
-    def _ranks(self, event: events.RanksTimed) -> None:
-        num_bytes = Counter[str]()
-        for rank in event.ranks:
-            num_bytes[rank['host']] += rank['num_bytes']
-        self._run.append_metrics(event='ranks', epoch=event.epoch + 1, time_s=event.time_s, ranks=list(event.ranks),
-                                 stragglers=list(event.stragglers), record_bytes=dict(num_bytes))
 
     def close(self) -> None:
         pass
