@@ -72,6 +72,10 @@ def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument('--init-weights', metavar='PATH', type=str, help='the short form of --train.init_weights')
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
+    expected = {f'{name}.{key}': text for name in SECTIONS for key, text in cfg.bounds_of(name).items()}
+    for action in parser._actions:
+        if action.dest in expected:
+            action.help = f'{action.help} Expected: {expected[action.dest]}.'
 
 
 def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],

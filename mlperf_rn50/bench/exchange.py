@@ -9,6 +9,7 @@ import mxnet as mx
 from mlperf_rn50.bench.measure import Shown, time_repeated
 from mlperf_rn50.bench.steps import Case, case_config, gradient_shapes, measure_case
 from mlperf_rn50.config import Config
+from mlperf_rn50.data.pipeline import device_context
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train.comm import Comm
 from mlperf_rn50.train.watch import Position
@@ -66,7 +67,7 @@ def bench_exchange(config: Config, case: Case, comm: Comm, device_id: int | None
     if comm.world_size < 2:
         raise ConfigError('ranks: got 1, expected 2 or more to exchange anything; start it with a launcher, such as '
                           'launch/ranks.sh 2 mlperf-rn50 bench allreduce')
-    context = mx.cpu() if device_id is None else mx.gpu(device_id)
+    context = device_context(device_id)
     rows = measure_sizes(comm, context, num_warmup, num)
     config = case_config(config, case)
     grads = [mx.nd.zeros(shape, context) for shape in gradient_shapes(config)]

@@ -10,6 +10,7 @@ from mxnet import autograd
 
 from mlperf_rn50.bench.measure import Shown, cast, measure_gemm, measure_peak, time_repeated
 from mlperf_rn50.config import Config
+from mlperf_rn50.data.pipeline import device_context
 from mlperf_rn50.model.resnet import depth_of, units
 
 GEMM_SIDES = (512, 1024, 2048, 4096)
@@ -111,7 +112,7 @@ def _gemm_row(side: int, precision: str, context: mx.Context, peak: float, num: 
 def bench_operators(config: Config, precisions: list[str], batch_size: int, device_id: int | None, num_warmup: int,
                     num: int) -> list[Shown]:
     """Matrix products and convolutions of the configured ResNet, for each precision (float32 first)."""
-    context, shown = mx.cpu() if device_id is None else mx.gpu(device_id), []
+    context, shown = device_context(device_id), []
     for precision in sorted(precisions, key=lambda p: p == 'bfloat16'):
         if precision == 'bfloat16':
             from mxnet.contrib import amp

@@ -13,7 +13,7 @@ import mxnet as mx
 
 from mlperf_rn50.bench.measure import Shown, measure_peak, peak_memory_bytes, reset_peak_memory, spread_of
 from mlperf_rn50.config import Config, DataConfig, check_values
-from mlperf_rn50.data.pipeline import Batch, train_batches
+from mlperf_rn50.data.pipeline import Batch, device_context, train_batches
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.zoo import build_model, count_flops, count_parameters, image_shape, image_size_of
 from mlperf_rn50.train.comm import Comm
@@ -114,7 +114,7 @@ def measure_case(config: Config, case: Case, comm: Comm, device_id: int | None, 
     batches = train_batches(config, plan.train_shard(comm.rank), 0, 0, device_id)
     seconds = spread_of(time_steps(trainer, batches, plan, num_warmup, num, position))
     splits = [split_step(trainer, batches, plan, step) for step in range(min(num, _NUM_SPLIT_STEPS))]
-    peak = measure_peak(config.train.precision, mx.cpu() if device_id is None else mx.gpu(device_id))
+    peak = measure_peak(config.train.precision, device_context(device_id))
     flops = 3 * count_flops(trainer.net, image_shape(config)) * plan.local_batch_size
     memory = max(comm.gather_object(round(peak_memory_bytes(device_id) / 2**20)))
     return {

@@ -11,7 +11,7 @@ from mlperf_rn50.mlperf.collect import integer, number
 from mlperf_rn50.mlperf.description import beside
 from mlperf_rn50.mlperf.run import Run
 
-_MAX_LINE_BYTES, _MAX_METRICS, _MAX_NODES = 1 << 20, 100_000, 256
+_MAX_LINE_BYTES, _MAX_METRICS, _MAX_NODES, _MAX_TEXT = 1 << 20, 100_000, 256, 400
 
 
 @dataclass(frozen=True)
@@ -99,3 +99,18 @@ def _node_reads(host: str, path: Path, epochs: list[tuple[int, int, int | None]]
     new = [n for _, _, n in later if n is not None]
     return NodeReads(host, path, first_bytes, first_new, statistics.fmean(n for _, n, _ in later) if later else None,
                      statistics.fmean(new) if new and len(new) == len(later) else None, first_line, epochs[-1][0])
+
+
+def read_stragglers(run: Run) -> list[str]:
+    """What was said of ranks that were slow, the last word on each: from metrics.jsonl beside one of our logs."""
+    told: dict[str, tuple[str, int]] = {}
+    num_records = 0
+    for _, record in _records(beside(run.path, 'metrics', '.jsonl')):
+        if record.get('event') != 'ranks' or not isinstance(record.get('stragglers'), list):
+            continue
+        num_records += 1
+        for text in record['stragglers'][:_MAX_NODES]:
+            rank = text.partition(' is slow')[0] if isinstance(text, str) and len(text) < _MAX_TEXT else ''
+            if rank and (rank in told or len(told) < _MAX_NODES):
+                told[rank] = text, told.get(rank, ('', 0))[1] + 1
+    return [f'{text} (at {count} of {num_records} evaluations)' for text, count in told.values()]

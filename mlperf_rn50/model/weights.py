@@ -9,6 +9,7 @@ import os
 import re
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,8 @@ def save_weights(folder: Path, stem: str, description: Description, arrays: dict
         written = replace(description, sha256=hashed.hexdigest())
         write_atomically(path.with_suffix('.json'), json.dumps({'format': FORMAT, **asdict(written)}, indent=1) + '\n')
     except OSError as e:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise UserError(f'{path}: cannot write the weights: {e.strerror}; make room or fix the permissions') from e
     return path
 

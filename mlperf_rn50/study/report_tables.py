@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlperf_logging.mllog import constants as keys
 
-from mlperf_rn50.mlperf.metrics import NodeReads, read_node_reads
+from mlperf_rn50.mlperf.metrics import NodeReads, read_node_reads, read_stragglers
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.study import rcp
 from mlperf_rn50.study.convergence import System
@@ -253,6 +253,7 @@ def notes_of(study: Study) -> list[str]:
     """What weakens the numbers: of each system, then of the comparison."""
     named: dict[str, list[str]] = {}
     for system in study.systems:
-        for text in system.warnings:
+        slow = (f'{run.path.name}: {text}' for run in system.runs for text in read_stragglers(run))
+        for text in (*system.warnings, *slow):
             named.setdefault(text, []).append(system.name)
     return [*(f'{", ".join(names)}: {text}' for text, names in named.items()), *study.notes]

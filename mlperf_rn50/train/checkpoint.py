@@ -60,7 +60,7 @@ def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], kee
             {'format': FORMAT, 'state': dump_progress(progress), 'sha256': digest}, indent=1))
         _sync_folder(temporary)
         if final.exists():  # the same step of the same run: written again after a resume
-            shutil.rmtree(final)
+            _remove(final)
         temporary.rename(final)
         _sync_folder(folder)
     except OSError as e:
@@ -68,8 +68,15 @@ def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], kee
         raise CheckpointError(f'{final}: cannot write the checkpoint: {e.strerror}; earlier ones are kept, '
                               'make room or fix the permissions and resume') from e
     for old in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
     return final
+
+
+def _remove(path: Path) -> None:
+    """Removes a checkpoint: out of sight first, so that no half of one is ever found."""
+    aside = path.with_name(f'.{path.name}.{os.getpid()}.old.tmp')
+    path.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def clear_unfinished(folder: Path) -> None:

@@ -7,6 +7,7 @@ themselves wait for nothing more than before.
 import queue
 import threading
 import time
+import weakref
 from dataclasses import dataclass
 
 import mxnet as mx
@@ -29,17 +30,48 @@ class Times:
     wait_s: float
 
 
+class _Watch(threading.Thread):
+    """Waits for steps and adds up what they took."""
+
+    def __init__(self) -> None:
+        super().__init__(name='pace', daemon=True)
+        self.steps = queue.SimpleQueue[tuple[float, mx.nd.NDArray, mx.nd.NDArray] | None]()
+        self.num_seen = 0
+        self.last_end = time.monotonic()
+        self.times = [0, 0.0, 0.0, 0.0]
+        self.error: mx.MXNetError | None = None
+
+    def run(self) -> None:
+        while step := self.steps.get():
+            data_at, computed, exchanged = step
+            try:
+                computed.wait_to_read()
+                computed_at = time.monotonic()
+                exchanged.wait_to_read()
+                self.add(data_at, computed_at, time.monotonic())
+            except mx.MXNetError as e:
+                self.error = e
+            del step, computed, exchanged
+            self.num_seen += 1
+
+    def add(self, data_at: float, computed_at: float, exchanged_at: float) -> None:
+        """A step is done: its images came, its backward and its exchange were done, at these times."""
+        start = max(self.last_end, data_at)
+        self.times[0] += 1
+        self.times[1] += start - self.last_end
+        self.times[2] += max(0.0, computed_at - start)
+        self.times[3] += exchanged_at - max(start, computed_at)
+        self.last_end = exchanged_at
+
+
 class Pace:
     """The clock of a rank's steps: has_data once a pass, then stepped; take when the steps are done."""
 
     def __init__(self) -> None:
-        self._steps = queue.SimpleQueue[tuple[float, mx.nd.NDArray, mx.nd.NDArray]]()
-        self._data_at, self._is_begun = 0.0, False
-        self._last_end = time.monotonic()
-        self._times = [0, 0.0, 0.0, 0.0]
-        self._num_pushed = self._num_seen = 0
-        self._error: mx.MXNetError | None = None
-        threading.Thread(target=self._watch, name='pace', daemon=True).start()
+        self._watch = _Watch()
+        self._data_at, self._is_begun, self._num_pushed = 0.0, False, 0
+        self._watch.start()
+        weakref.finalize(self, self._watch.steps.put, None)  # the thread ends with its owner
 
     def has_data(self) -> None:
         """The images of a pass have come; only the first pass of a step is waited for by an idle device."""
@@ -49,46 +81,26 @@ class Pace:
     def stepped(self, computed: mx.nd.NDArray, exchanged: mx.nd.NDArray) -> None:
         """A step was pushed: copies that are there when backward, and when the exchange, is done."""
         self._num_pushed += 1
-        self._steps.put((self._data_at, computed, exchanged))
+        self._watch.steps.put((self._data_at, computed, exchanged))
         self._is_begun = False
-
-    def _watch(self) -> None:
-        while True:
-            data_at, computed, exchanged = self._steps.get()
-            try:
-                computed.wait_to_read()
-                computed_at = time.monotonic()
-                exchanged.wait_to_read()
-                self._add(data_at, computed_at, time.monotonic())
-            except mx.MXNetError as e:
-                self._error = e
-            self._num_seen += 1
-
-    def _add(self, data_at: float, computed_at: float, exchanged_at: float) -> None:
-        start = max(self._last_end, data_at)
-        self._times[0] += 1
-        self._times[1] += start - self._last_end
-        self._times[2] += max(0.0, computed_at - start)
-        self._times[3] += exchanged_at - max(start, computed_at)
-        self._last_end = exchanged_at
 
     def check(self) -> None:
         """Raise what a step raised: the engine tells of a failure only once, to whoever waits first."""
-        if self._error:
-            raise self._error
+        if self._watch.error:
+            raise self._watch.error
 
     def take(self) -> Times:
-        """The times since the last call; what comes until the next step is of no step. Called when steps are done."""
+        """The times since the last call."""
         self._drain()
-        num_steps, data_s, compute_s, wait_s = self._times
-        self._times = [0, 0.0, 0.0, 0.0]
+        num_steps, data_s, compute_s, wait_s = self._watch.times
+        self._watch.times = [0, 0.0, 0.0, 0.0]
         return Times(int(num_steps), data_s, compute_s, wait_s)
-
-    def _drain(self) -> None:
-        while self._num_seen < self._num_pushed:
-            time.sleep(0.001)
 
     def start(self) -> None:
         """The clock of the next step begins now, when those before are done."""
         self._drain()
-        self._last_end = time.monotonic()
+        self._watch.last_end = time.monotonic()
+
+    def _drain(self) -> None:
+        while self._watch.num_seen < self._num_pushed:
+            time.sleep(0.001)

@@ -13,8 +13,8 @@ QUICK = ('--train.target_accuracy', '0.01')
 
 @pytest.mark.parametrize('launcher', ['mpirun.sh', 'horovodrun.sh'])
 @pytest.mark.parametrize('num_hosts', [1, 3])
-def test_trains_on_hosts(start, cluster, launcher, num_hosts):
-    job = start(*QUICK, launcher=launcher, num_hosts=num_hosts)
+def test_trains_on_hosts(start, cluster, tiny_config, launcher, num_hosts):
+    job = start(*QUICK, '--data.shuffle', 'node', launcher=launcher, num_hosts=num_hosts)
     code, output = job.end()
     assert code == 0, output
     assert 'doctor: ' in output and ' 0 failed' in output
@@ -27,6 +27,11 @@ def test_trains_on_hosts(start, cluster, launcher, num_hosts):
     assert f'num_nodes: {num_hosts}, ranks_per_node: 1' in config
     for number, host in enumerate(cluster.hosts[:num_hosts]):
         assert f'rank {number} on {host.name} (local 0): cores ' in output
+    [told] = run_metrics(job.run_dir, 'epoch')
+    assert set(told['record_bytes']) == {h.name for h in cluster.hosts[:num_hosts]}
+    whole = (tiny_config.parent / 'data/train.rec').stat().st_size
+    assert sum(told['new_record_bytes'].values()) == whole
+    assert max(told['new_record_bytes'].values()) < 1.2 * whole / num_hosts
 
 
 def test_two_ranks_a_host_share_a_device_and_hosts_come_from_a_file(start, cluster, tiny_config, tmp_path):

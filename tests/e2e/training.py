@@ -41,7 +41,8 @@ def command(run_dir, data_dir, *options) -> list[str]:
 def metrics(run_dir, event=None, name='metrics.jsonl') -> list[dict]:
     """What metrics.jsonl says, without what differs between two equal runs."""
     lines = [json.loads(line) for line in (Path(run_dir) / name).read_text().splitlines()]
-    return [{k: v for k, v in m.items() if k not in _VOLATILE} for m in lines if event in (None, m['event'])]
+    return [{k: v for k, v in m.items() if k not in _VOLATILE} for m in lines
+            if (m['event'] == event if event else m['event'] != 'ranks')]
 
 
 def start(words) -> subprocess.Popen:

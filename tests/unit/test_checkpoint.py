@@ -2,6 +2,9 @@
 import hashlib
 import json
 import pickle
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -110,3 +113,36 @@ def test_a_folder_that_cannot_be_written_loses_nothing(tmp_path):
         save(tmp_path / 'step_00000005' / 'state.json', progress(6), ARRAYS, keep=2)  # a file in the way
     assert load(first)[0].step == 5
     assert json.loads((first / 'state.json').read_text())
+
+
+WRITER = '''
+import sys
+from pathlib import Path
+from functools import partial
+import numpy as np
+from mlperf_rn50.train.checkpoint import save
+from mlperf_rn50.train.progress import Progress
+from mlperf_rn50.train.saver import Saver
+saver, folder = Saver(), Path(sys.argv[1])
+for step in range(1, 10**6):
+    progress = Progress(step, 1, 1, 0.5, 1.0, 8, 8, 100, 0, [0])
+    saver.submit(partial(save, folder, progress, {'a': np.full(500_000, step, np.float32)}, 2))
+    if step == 3:
+        print('started', flush=True)
+'''
+
+
+@pytest.mark.parametrize('after_s', [0.0, 0.003, 0.007, 0.011, 0.016, 0.022, 0.03])
+def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path, after_s):
+    process = subprocess.Popen([sys.executable, '-c', WRITER, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == 'started\n'
+    time.sleep(after_s)
+    process.kill()
+    process.wait()
+    kept = list_checkpoints(tmp_path)
+    assert kept
+    for path in kept:
+        found, arrays = load(path)
+        assert (arrays['a'] == found.step).all() and path.name == f'step_{found.step:08d}'
+    clear_unfinished(tmp_path)
+    assert sorted(tmp_path.iterdir()) == kept

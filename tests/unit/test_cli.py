@@ -49,3 +49,9 @@ def test_the_version_names_the_stack():
 def test_debug_shows_the_traceback():
     assert 'Traceback' in call('--debug', 'report', '/nonexistent').stderr
     assert 'Traceback' not in call('report', '/nonexistent').stderr
+
+
+def test_the_help_of_a_key_says_what_it_takes():
+    text = ' '.join(call('train', '--help').stdout.split())
+    assert 'Expected: a fraction such as 0.749, not per cent, in fraction.' in text
+    assert 'Expected: a number above 0, in buckets.' in text

@@ -4,7 +4,7 @@ import json
 import pytest
 from sample_log import write_run
 
-from mlperf_rn50.mlperf.metrics import read_learning_rates, read_node_reads
+from mlperf_rn50.mlperf.metrics import read_learning_rates, read_node_reads, read_stragglers
 from mlperf_rn50.mlperf.reader import read_run
 from mlperf_rn50.study.report_page import render_html
 from mlperf_rn50.study.report_tables import reads_table
@@ -93,3 +93,20 @@ def test_a_report_of_metrics_without_new_ones(run_of, tmp_path):
     run_of(epoch(1, n1=2e6))
     [study] = make_studies(load_systems([tmp_path]), None)
     assert [c.text for c in reads_table(study).rows[0][1:]] == ['n1', '2.00', '-', '-', '-']
+
+
+def ranks(*stragglers):
+    return json.dumps({'event': 'ranks', 'epoch': 1, 'stragglers': list(stragglers)})
+
+
+def test_slow_ranks_are_told_once_with_how_often(run_of):
+    run = run_of(ranks(), ranks('rank 1 on h2 is slow: 9 ms'), ranks('rank 1 on h2 is slow: 8 ms', 'rank 0 on h1 is slow'))
+    assert read_stragglers(run) == ['rank 1 on h2 is slow: 8 ms (at 2 of 3 evaluations)',
+                                    'rank 0 on h1 is slow (at 1 of 3 evaluations)']
+    assert '- rank 1 on h2 is slow: 8 ms (at 2 of 3' in render_table(make_studies(load_systems([run.path]))).replace(
+        f'{run.path.parent.name}: result_0.txt: ', '')
+
+
+@pytest.mark.parametrize('wrong', [5, None, {'a': 1}, [5], ['x' * 1000], [None, ['rank']]])
+def test_stragglers_of_any_shape_are_no_reason_to_fail(run_of, wrong):
+    assert read_stragglers(run_of(json.dumps({'event': 'ranks', 'stragglers': wrong}))) == []

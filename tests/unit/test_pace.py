@@ -1,15 +1,16 @@
 """Where the time of steps goes, from clocks that are set by hand."""
 import mxnet as mx
 import pytest
+from helpers import HANG_LIMIT_S
 
 from mlperf_rn50.train.pace import Pace
 
 
 def test_parts_of_a_step():
     pace = Pace()
-    pace._last_end = 10.0
-    pace._add(data_at=10.5, computed_at=12.0, exchanged_at=12.25)  # the images came late
-    pace._add(data_at=11.0, computed_at=13.25, exchanged_at=15.25)  # they came while the step before was computed
+    pace._watch.last_end = 10.0
+    pace._watch.add(data_at=10.5, computed_at=12.0, exchanged_at=12.25)  # the images came late
+    pace._watch.add(data_at=11.0, computed_at=13.25, exchanged_at=15.25)  # they came while the step before was computed
     times = pace.take()
     assert times.num_steps == 2
     assert (times.data_s, times.compute_s, times.wait_s) == (0.5, 1.5 + 1.0, 0.25 + 2.0)
@@ -36,3 +37,12 @@ def test_a_step_that_failed_is_told():
     pace.take()
     with pytest.raises(mx.MXNetError):
         pace.check()
+
+
+def test_its_thread_ends_with_it():
+    pace = Pace()
+    thread = pace._watch
+    assert thread.is_alive()
+    del pace
+    thread.join(HANG_LIMIT_S)
+    assert not thread.is_alive()
