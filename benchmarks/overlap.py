@@ -2,7 +2,7 @@
 
 Two hosts (network namespaces of tests/cluster, a core each, Open MPI over TCP) whose links tc shapes to some rates;
 ResNet-50, 224x224, float32, made-up images. Steps with one bucket and with the default number take turns; the exchange
-alone is timed after a backward that was waited for.
+alone is timed after a backward that was waited for. Rates take turns as well.
 """
 import os
 import statistics
@@ -10,16 +10,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RATES = ['', '10gbit', '1gbit', '500mbit']  # '': not shaped
-ROUNDS = {8: 7, 32: 4}
+ROUNDS = {8: 5, 32: 2}
+
+
+def shape(rate: str) -> None:
+    """Shapes what this host sends."""
+    change = ['replace', 'dev', 'eth0', 'root', 'tbf', 'rate', rate, 'burst', '512kb', 'latency', '100ms']
+    subprocess.run(['tc', 'qdisc', *(change if rate else ['del', 'dev', 'eth0', 'root'])], capture_output=True,
+                   check=False)
 
 
 def take_turns(batch: int) -> None:
-    """One rank: prints medians of the steps, in ms, as rank 0."""
+    """One rank: measures; as rank 0, prints the medians in ms of a step with one bucket, with the default, and of the
+    exchange alone, a line per rate."""
     import mxnet as mx
 
     from mlperf_rn50.config import CommConfig, Config, ModelConfig, TrainConfig
@@ -35,33 +44,36 @@ def take_turns(batch: int) -> None:
     params = {n: p for n, p in trainer.net.collect_params().items() if p.grad_req != 'null'}
     optimizers = {n: Optimizer(params, config.optimizer, n) for n in (1, CommConfig.num_buckets)}
     batches = made_up_batches(config, plan.train_shard(comm.rank), None)
-    found: dict[str, list[float]] = {**{str(n): [] for n in optimizers}, 'exchange': []}
 
-    def timed(name: str, work) -> None:
+    def timed(work: Callable[[], object]) -> float:
         mx.nd.waitall()
         comm.barrier()
         start = time.perf_counter()
         work()
         mx.nd.waitall()
-        found[name].append(1000 * (time.perf_counter() - start))
-    for _ in range(1 + ROUNDS.get(batch, 4)):
-        for n, trainer.optimizer in optimizers.items():
-            timed(str(n), lambda: trainer.step(batches, 0, 1e-6, False))
+        return 1000 * (time.perf_counter() - start)
+
+    def measure() -> list[float]:
+        found = []
+        for trainer.optimizer in optimizers.values():
+            found.append(timed(lambda: trainer.step(batches, 0, 1e-6, False)))
         trainer.optimizer = optimizers[1]
         loss = trainer.forward(next(batches))
         loss.backward()
-        timed('exchange', partial(trainer.exchange, loss.detach().sum(), 0, False))
+        return [*found, timed(partial(trainer.exchange, loss.detach().sum(), 0, False))]
+    measure()
+    found: dict[str, list[list[float]]] = {rate: [] for rate in RATES}
+    for _ in range(ROUNDS.get(batch, 3)):
+        for rate in RATES:
+            shape(rate)
+            found[rate].append(measure())
     if comm.rank == 0:
-        print('found', *(f'{statistics.median(v[1:]):.0f}' for v in found.values()), flush=True)
+        for rows in found.values():
+            print('found', *(f'{statistics.median(column):.0f}' for column in zip(*rows)), flush=True)
 
 
-def on_two_hosts(cluster, rate: str, batch: int) -> list[float]:
-    """Medians in ms: a step with one bucket, with the default, and the exchange alone."""
-    for host in cluster.hosts:
-        subprocess.run(host.inside(['tc', 'qdisc', 'del', 'dev', 'eth0', 'root']), capture_output=True, check=False)
-        if rate:
-            host.call('tc', 'qdisc', 'add', 'dev', 'eth0', 'root', 'tbf', 'rate', rate, 'burst', '512kb', 'latency',
-                      '100ms')
+def on_two_hosts(cluster, batch: int) -> list[list[float]]:
+    """What take_turns printed."""
     variables = {'OMP_NUM_THREADS': '1', 'HOROVOD_CYCLE_TIME': '5', 'PYTHONPATH': str(ROOT),
                  'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
     core = 'exec taskset -c $(( $(hostname | tr -d h) - 1 )) "$@"'
@@ -71,10 +83,10 @@ def on_two_hosts(cluster, rate: str, batch: int) -> list[float]:
                'bash', '-c', core, 'bash', ROOT / '.venv/bin/python', __file__, 'rank', batch]
     done = subprocess.run(cluster.hosts[0].inside(command), env={**cluster.environment(), **variables}, text=True,
                           capture_output=True, check=False)
-    line = next((line for line in done.stdout.splitlines() if line.startswith('found')), '')
-    if not line:
+    lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith('found')]
+    if not lines:
         sys.exit(done.stdout + done.stderr)
-    return [float(v) for v in line.split()[1:]]
+    return [[float(v) for v in line] for line in lines]
 
 
 def main(batches: list[int]) -> None:
@@ -86,13 +98,12 @@ def main(batches: list[int]) -> None:
         cluster = Cluster(Path(folder), 2)
         try:
             for batch in batches:
-                rows = {rate: on_two_hosts(cluster, rate, batch) for rate in RATES}
-                one0, own0, exchange0 = rows['']
-                for rate, (one, own, exchange) in rows.items():
-                    added = exchange - exchange0
-                    hidden = f'{1 - (own - own0) / added:.0%} (one bucket {1 - (one - one0) / added:.0%})'
-                    print(f'| {batch} | {rate or "not shaped"} | {one:,.0f} | {own:,.0f} | {exchange:,.0f} | '
-                          f'{hidden if rate else ""} |', flush=True)
+                rows = on_two_hosts(cluster, batch)
+                for rate, found in zip(RATES, rows):
+                    one, own, added = (a - b for a, b in zip(found, rows[0]))
+                    hidden = f'{1 - own / added:.0%} (one bucket {1 - one / added:.0%})' if added > 100 else ''
+                    print(f'| {batch} | {rate or "not shaped"} | {" | ".join(f"{v:,.0f}" for v in found)} | {hidden} |',
+                          flush=True)
         finally:
             cluster.close()
 

@@ -12,8 +12,8 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.launched import launched_size
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train.comm import Comm, open_comm
-from mlperf_rn50.train.run_folder import RunFolder
-from mlperf_rn50.train.start import claim_index, device_id_of, open_telemetry
+from mlperf_rn50.train.run_folder import RunFolder, new_run
+from mlperf_rn50.train.start import device_id_of, from_rank_0, open_telemetry
 from mlperf_rn50.train.watch import Position
 
 
@@ -59,7 +59,7 @@ def run_bench(config: Config, options: Any, position: Position) -> str:
 def _open_telemetry(config: Config, comm: Comm) -> Telemetry:
     if not config.run.telemetry:
         return Telemetry(None)
-    index = comm.gather_object(claim_index(config, comm))[0]
+    index = from_rank_0(comm, lambda: new_run(Path(config.run.dir)).index)
     return open_telemetry(config, comm, RunFolder(Path(config.run.dir), index))
 
 

@@ -151,12 +151,13 @@ def find_weights(path: Path, which: str = BEST) -> Path:
     if not (path / f'{BEST}.npz').is_file():
         kept = [p for p in path.iterdir() if _FOLDER.fullmatch(p.name) and (p / f'{BEST}.npz').is_file()]
         if not kept:
-            raise UserError(f'{path}: no weights in it, expected weights/{BEST}.npz; a run keeps its network when it '
-                            'ends: one that was interrupted goes on with train --resume')
+            raise UserError(f'{path}: no weights in it, expected weights/{BEST}.npz; a run keeps its network with '
+                            'its first checkpoint after an evaluation, and when it ends')
         folder = max(kept, key=run_index)
     last = folder / f'{LAST}.npz'
-    return last if which == LAST and last.is_file() and not _describe(folder / f'{BEST}.npz').is_last else (
-        folder / f'{BEST}.npz')
+    best = folder / f'{BEST}.npz'
+    # One that is older is of the part of a run before it was resumed.
+    return last if which == LAST and last.is_file() and _describe(last).epoch > _describe(best).epoch else best
 
 
 def run_index(folder: Path) -> int:

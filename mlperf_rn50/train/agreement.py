@@ -46,7 +46,7 @@ def find_stragglers(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
     """What is to be said of ranks that compute much longer than the others, slowest first.
 
     Args:
-        ranks: per rank: rank, host, cores, num_steps, compute_s.
+        ranks: per rank: rank, host, cores, num_steps, data_s, compute_s, wait_s.
     """
     if len(ranks) < 2:
         return []
@@ -58,6 +58,6 @@ def find_stragglers(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _describe_straggler(rank: Mapping[str, Any], usual_s: float) -> str:
     own_ms, usual_ms = (1000 * s / rank['num_steps'] for s in (rank['compute_s'], usual_s))
+    lost = (rank['compute_s'] - usual_s) / (rank['data_s'] + rank['compute_s'] + rank['wait_s'])
     return (f'rank {rank["rank"]} on {rank["host"]} (cores {rank["cores"]}) is slow: {own_ms:.0f} ms a step to '
-            f'compute, the median is {usual_ms:.0f}; all ranks wait for it, {1 - usual_ms / own_ms:.0%} of each step '
-            'is lost')
+            f'compute, the median is {usual_ms:.0f}; all ranks wait for it, {lost:.0%} of each step is lost')

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -79,6 +80,27 @@ def _remove(path: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
+def begin_again(folder: Path, path: Path, progress: Progress, arrays: Mapping[str, np.ndarray]) -> None:
+    """Lets a run that goes on from a checkpoint of a folder find its own ones to be the newest, by their steps.
+
+    With a larger batch it counts fewer steps than before; and it may go on from an older checkpoint than the newest.
+
+    Args:
+        folder: of the run's checkpoints.
+        path: the one it goes on from.
+        progress: as it goes on.
+        arrays: of the checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    if progress.step < _step_of(path):
+        save(folder, progress, arrays, keep=len(list_checkpoints(folder)) + 1)
+    for other in list_checkpoints(folder):
+        if _step_of(other) > progress.step:
+            _remove(other)
+
+
 def clear_unfinished(folder: Path) -> None:
     """Removes what a run that was killed while it wrote has left."""
     for path in folder.glob(f'.{_PREFIX}*.tmp'):
@@ -88,7 +110,11 @@ def clear_unfinished(folder: Path) -> None:
 def list_checkpoints(folder: Path) -> list[Path]:
     """The finished checkpoints of a folder, oldest first."""
     found = [p for p in folder.glob(f'{_PREFIX}*') if p.is_dir() and p.name[len(_PREFIX):].isdecimal()]
-    return sorted(found, key=lambda p: int(p.name[len(_PREFIX):]))
+    return sorted(found, key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name[len(_PREFIX):])
 
 
 def load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
@@ -108,7 +134,7 @@ def load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
             raise ValueError(f'arrays.npz is damaged: got SHA-256 {got[:12]}…, expected {wanted[:12]}…')
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             return progress, {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as e:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as e:
         raise CheckpointError(f'{path}: {_reason(e)}{_previous_hint(path)}') from e
 
 

@@ -60,7 +60,7 @@ def fp16_scale(world_size: int) -> float:
     """What gradients are multiplied with before they travel in 16 bits: a power of two.
 
     Large, so that small values do not flush to zero; but a sum over all ranks of values up to 16 stays below
-    float16's 65,504.
+    float16's 65,504. Larger ones are clipped.
     """
     return 2.0 ** max(0, 12 - math.ceil(math.log2(world_size)))
 
@@ -122,11 +122,11 @@ class HorovodComm:
 
     def sum_gradients(self, grads, bucket=0):
         name = f'gradients/{bucket}'
-        if self._compression == 'none':
+        if self._compression == 'none' or grads[0].dtype == np.float16:  # which has its loss scale
             self._hvd.grouped_allreduce_(list(grads), op=self._hvd.Sum, **self._among, name=name)
             return
-        scale = fp16_scale(self.world_size)
-        small = [(g * scale).astype('float16') for g in grads]
+        scale, most = fp16_scale(self.world_size), np.finfo(np.float16).max / self.world_size
+        small = [mx.nd.clip(g * scale, -most, most).astype('float16') for g in grads]
         self._hvd.grouped_allreduce_(small, op=self._hvd.Sum, **self._among, name=name)
         for grad, reduced in zip(grads, small):
             grad[:] = reduced.astype(grad.dtype) / scale

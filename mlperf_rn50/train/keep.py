@@ -1,9 +1,9 @@
 """The networks that a run keeps: its best and its last."""
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mxnet as mx
 
-from mlperf_rn50.data.records import class_names
 from mlperf_rn50.model.weights import BEST, LAST, describe_weights, save_weights
 from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.plan import Plan
@@ -20,16 +20,26 @@ class Network:
 
 
 class Keeper:
-    """Rank 0's networks that are worth keeping."""
+    """Rank 0's networks that are worth keeping; a thread may write one while a better one comes."""
 
-    def __init__(self, folder: RunFolder, plan: Plan):
-        self._folder, self._plan = folder.weights, plan
+    def __init__(self, folder: RunFolder, plan: Plan, classes: Sequence[str]):
+        """classes: their names, read before they are needed."""
+        self._folder, self._plan, self._classes = folder.weights, plan, classes
         self._best: Network | None = None
-        self._is_written = True
+        self._written: Network | None = None
+        self._last_accuracy: tuple[int, Accuracy] | None = None
+
+    def has_best(self) -> bool:
+        """Whether there is a best network, of this run or of its part before a resume."""
+        return self._best is not None or (self._folder / f'{BEST}.npz').exists()
+
+    def evaluated(self, step: int, accuracy: Accuracy) -> None:
+        """What the network was worth after a step."""
+        self._last_accuracy = step, accuracy
 
     def is_best(self, network: Network) -> None:
         """A network that is better than all before."""
-        self._best, self._is_written = network, False
+        self._best = network
 
     def write_best(self) -> None:
         """Writes the best network so far, unless it is there already.
@@ -37,26 +47,32 @@ class Keeper:
         Raises:
             UserError: it cannot be written.
         """
-        if self._best and not self._is_written:
-            self._write(BEST, self._best, is_last=False)
+        best = self._best
+        if best and best is not self._written:
+            self._write(BEST, best, is_last=False)
+            self._written = best
 
-    def write_at_end(self, last: Network) -> None:
+    def write_at_end(self, step: int, arrays: dict[str, mx.nd.NDArray]) -> None:
         """Writes what is left to write at the end of a run that is over; one file if the last is the best.
+
+        Args:
+            step: the last one.
+            arrays: of the network then, by parameter.
 
         Raises:
             UserError: it cannot be written.
         """
-        if self._best and self._best.step == last.step:
+        if self._best and self._best.step == step:
             self._write(BEST, self._best, is_last=True)
-        else:
-            self.write_best()
-            self._write(LAST, last, is_last=True)
+            return
+        self.write_best()
+        at, accuracy = self._last_accuracy or (step, None)
+        self._write(LAST, Network(step, accuracy if at == step else None, arrays), is_last=True)
 
     def _write(self, stem: str, network: Network, is_last: bool) -> None:
         config, found = self._plan.config, network.accuracy
         description = describe_weights(
-            config, class_names(config.data), self._plan.eval_batch_size, network.step // self._plan.steps_per_epoch,
+            config, self._classes, self._plan.eval_batch_size, network.step // self._plan.steps_per_epoch,
             config.run.seed or 0, is_best=stem == BEST, is_last=is_last,
             counts=(found.num_top1, found.num_top5, found.num_images) if found else None)
         save_weights(self._folder, stem, description, {n: a.asnumpy() for n, a in network.arrays.items()})
-        self._is_written = self._is_written or stem == BEST

@@ -75,13 +75,11 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
     hosts = find_hosts(comm)
     plan, progress = plan_run(config, comm, nodes_of(hosts), resumption, is_elastic)
     folder = resume[0] if resume else RunFolder(Path(config.run.dir), progress.result_index)
-    sinks = open_sinks(config, comm, folder, position, resume is not None)
+    sinks = open_sinks(config, comm, folder, position, resume is not None, progress.step)
     try:
-        return train_to_target(start(config, comm, hosts, position, stop, resumption, folder, plan, progress,
-                                     sinks))
-    except RunFailed:
-        sinks.see(events.Ended('failed', None, 0.0, progress.best_top1, 0.0))
-        raise
+        run = start(config, comm, hosts, position, stop, resumption, folder, plan, progress, sinks)
+        resumption = None  # its arrays are where they belong
+        return train_to_target(run)
     except mx.MXNetError as e:
         if 'Horovod has been shut down' not in str(e):
             raise
@@ -91,6 +89,22 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
 
 
 def train_to_target(run: Run) -> Outcome:
+    """Trains and evaluates; a run that cannot go on leaves its best network, too.
+
+    Raises:
+        RunFailed: see train.
+    """
+    try:
+        return run_epochs(run)
+    except RunFailed:
+        with ExitStack() as after:
+            after.callback(run.keeper.write_best)
+            after.callback(run.saver.finish)
+            run.sinks.see(events.Ended('failed', None, 0.0, run.progress.best_top1, 0.0))
+        raise
+
+
+def run_epochs(run: Run) -> Outcome:
     """Epoch after epoch, until the target is reached or the run ends otherwise."""
     plan, progress = run.plan, run.progress
     first_epoch = progress.step // plan.steps_per_epoch  # of the block: the epochs up to an evaluation
@@ -132,6 +146,8 @@ def train_epoch(run: Run, epoch: int, is_block_start: bool) -> bool:
             is_asked |= reports.read(*under_way.popleft())
         # At the last step, the end of the epoch handles both.
         if step < last - 1 and (is_asked or is_step_checkpoint_due(run)):
+            while under_way:  # what is kept has been looked at
+                reports.read(*under_way.popleft())
             save(run)
             if is_asked:
                 return True
@@ -149,7 +165,8 @@ def tell_reads(run: Run, epoch: int) -> None:
     for host, (own, new) in zip(run.hosts, run.comm.gather_object(run.trainer.take_bytes())):
         num_bytes[host.name] += own
         num_new_bytes[host.name] += new
-    run.sinks.see(events.RecordsRead(epoch, num_bytes, num_new_bytes))
+    if any(num_bytes.values()):
+        run.sinks.see(events.RecordsRead(epoch, num_bytes, num_new_bytes))
 
 
 def evaluate_epoch(run: Run, epoch: int, first_epoch: int) -> Accuracy:
@@ -157,11 +174,13 @@ def evaluate_epoch(run: Run, epoch: int, first_epoch: int) -> Accuracy:
     run.sinks.see(events.EvalStarted(epoch))
     trainer, num_val = run.trainer, run.plan.config.data.num_val
     trainer.average_statistics()
+    trainer.fold()
     result = evaluate(trainer.eval_net, run.eval_data(), num_val, run.comm, lambda: run.sinks.see(events.Alive()))
     time_s = run.clock.now_s()
     run.sinks.see(events.Evaluated(epoch, first_epoch, time_s, result.num_top1, result.num_top5, result.num_images))
     check_agreement(run.comm, trainer.digests(), epoch)
-    if run.comm.rank == 0 and result.top1 > run.progress.best_top1:
+    run.keeper.evaluated(run.progress.step, result)
+    if run.comm.rank == 0 and (result.top1 > run.progress.best_top1 or not run.keeper.has_best()):
         run.keeper.is_best(Network(run.progress.step, result, trainer.copy_network()))
     run.progress.best_top1 = max(run.progress.best_top1, result.top1)
     time_ranks(run, epoch)
@@ -199,7 +218,8 @@ def save(run: Run) -> None:
     if run.comm.rank == 0:
         keep = run.plan.config.checkpoint.keep
         write = partial(checkpoint.save, run.folder.checkpoints, copy(progress), trainer.snapshot(), keep)
-        run.saver.submit(write, run.keeper.write_best)
+        # The best first: a run that is killed between the two comes to its evaluation again.
+        run.saver.submit(run.keeper.write_best, write)
     trainer.pace.start()
 
 
@@ -216,7 +236,7 @@ def end(run: Run, status: str, epochs_to_converge: int | None) -> Outcome:
 def keep_networks(run: Run, status: str) -> None:
     """Writes the networks of a run that is over; one that can go on has written its best with its checkpoint."""
     if run.comm.rank == 0 and status != 'interrupted':
-        run.keeper.write_at_end(Network(run.progress.step, None, run.trainer.copy_network()))
+        run.keeper.write_at_end(run.progress.step, run.trainer.copy_network())
 
 
 class Reports:
@@ -246,6 +266,7 @@ class Reports:
         run, plan = self._run, self._run.plan
         loss, is_asked = run.trainer.read(pulse)
         if not math.isfinite(loss):
+            run.trainer.settle()  # a rank that is lost is no loss of another kind
             raise RunFailed(f'the loss is {loss} at step {step} (epoch {step // plan.steps_per_epoch + 1}), the steps '
                             f'before it were finite; lower schedule.base_lr={plan.config.schedule.base_lr} or '
                             'lengthen schedule.warmup_epochs')

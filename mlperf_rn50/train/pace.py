@@ -39,7 +39,7 @@ class _Watch(threading.Thread):
         self.num_seen = 0
         self.last_end = time.monotonic()
         self.times = [0, 0.0, 0.0, 0.0]
-        self.error: mx.MXNetError | None = None
+        self.error: Exception | None = None
 
     def run(self) -> None:
         while step := self.steps.get():
@@ -49,10 +49,11 @@ class _Watch(threading.Thread):
                 computed_at = time.monotonic()
                 exchanged.wait_to_read()
                 self.add(data_at, computed_at, time.monotonic())
-            except mx.MXNetError as e:
+            except Exception as e:  # whatever it is, the loop has to hear of it
                 self.error = e
-            del step, computed, exchanged
-            self.num_seen += 1
+            finally:
+                del step, computed, exchanged
+                self.num_seen += 1
 
     def add(self, data_at: float, computed_at: float, exchanged_at: float) -> None:
         """A step is done: its images came, its backward and its exchange were done, at these times."""
@@ -65,7 +66,10 @@ class _Watch(threading.Thread):
 
 
 class Pace:
-    """The clock of a rank's steps: has_data once a pass, then stepped; take when the steps are done."""
+    """The clock of a rank's steps: has_data once a pass, then stepped; take when the steps are done.
+
+    With gradient accumulation, what later passes wait for counts as computing.
+    """
 
     def __init__(self) -> None:
         self._watch = _Watch()
@@ -74,7 +78,7 @@ class Pace:
         weakref.finalize(self, self._watch.steps.put, None)  # the thread ends with its owner
 
     def has_data(self) -> None:
-        """The images of a pass have come; only the first pass of a step is waited for by an idle device."""
+        """The images of a pass have come."""
         if not self._is_begun:
             self._data_at, self._is_begun = time.monotonic(), True
 
@@ -91,16 +95,18 @@ class Pace:
 
     def take(self) -> Times:
         """The times since the last call."""
-        self._drain()
+        self.drain()
         num_steps, data_s, compute_s, wait_s = self._watch.times
         self._watch.times = [0, 0.0, 0.0, 0.0]
         return Times(int(num_steps), data_s, compute_s, wait_s)
 
     def start(self) -> None:
         """The clock of the next step begins now, when those before are done."""
-        self._drain()
+        self.drain()
         self._watch.last_end = time.monotonic()
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Waits until all steps are seen; raises what one of them raised."""
         while self._watch.num_seen < self._num_pushed:
             time.sleep(0.001)
+        self.check()

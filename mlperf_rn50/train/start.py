@@ -14,6 +14,7 @@ import numpy as np
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.pipeline import Batch, eval_batches, made_up_batches, train_batches
+from mlperf_rn50.data.records import class_names
 from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
 from mlperf_rn50.mlperf.writer import RunLog
 from mlperf_rn50.model.weights import load_weights, set_weights
@@ -85,7 +86,7 @@ class Run:
         trainer: network and optimizer.
         train_data: training batches without end, from progress.step on.
         eval_data: starts a pass over the validation set.
-        clock: stands still before begin().
+        clock: goes from the start of the run on.
     """
 
     plan: Plan
@@ -116,24 +117,38 @@ class Resumption:
     arrays: dict[str, np.ndarray] | None
 
 
+def from_rank_0(comm: Comm, make: Callable[[], Any]) -> Any:
+    """What rank 0 makes, of JSON's kinds, on all ranks.
+
+    Raises:
+        UserError: rank 0 cannot; on every rank.
+    """
+    said: dict[str, Any] = {}
+    if comm.rank == 0:
+        try:
+            said = {'made': make()}
+        except UserError as e:
+            said = {'error': str(e)}
+    said = comm.gather_object(said)[0]
+    if 'error' in said:
+        raise UserError(said['error'])
+    return said['made']
+
+
 def load_resumption(comm: Comm, path: Path) -> Resumption:
     """A checkpoint that rank 0 reads for all.
 
     Raises:
-        CheckpointError: rank 0 cannot use it; on every rank.
+        UserError: rank 0 cannot use it; on every rank.
     """
-    loaded: tuple[Progress, dict[str, np.ndarray]] | None = None
-    said: dict[str, Any] = {}
-    if comm.rank == 0:
-        try:
-            loaded = checkpoint.load(path)
-            said = {'progress': asdict(loaded[0])}
-        except CheckpointError as e:
-            said = {'error': str(e)}
-    said = comm.gather_object(said)[0]
-    if 'error' in said:
-        raise CheckpointError(said['error'])
-    return Resumption(path, parse_progress(said['progress']), loaded[1] if loaded else None)
+    arrays: dict[str, np.ndarray] = {}
+
+    def load() -> dict[str, Any]:
+        progress, found = checkpoint.load(path)
+        arrays.update(found)
+        return asdict(progress)
+    before = parse_progress(from_rank_0(comm, load))
+    return Resumption(path, before, arrays if comm.rank == 0 else None)
 
 
 def plan_run(config: Config, comm: Comm, nodes: Sequence[int], resumption: Resumption | None,
@@ -146,7 +161,7 @@ def plan_run(config: Config, comm: Comm, nodes: Sequence[int], resumption: Resum
     if not resumption:
         plan = replace(make_plan(config, comm.world_size), nodes=tuple(nodes))
         drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
-        seed, index = comm.gather_object([drawn, claim_index(config, comm)])[0]
+        seed, index = from_rank_0(comm, lambda: [drawn, new_run(Path(config.run.dir)).index])
         batch = plan.global_batch_size
         progress = Progress(0, seed, plan.world_size, 0.0, 0.0, batch, batch, config.data.num_train, index,
                             list(nodes))
@@ -169,11 +184,6 @@ def _with_seed(plan: Plan, seed: int) -> Plan:
     return replace(plan, config=replace(plan.config, run=replace(plan.config.run, seed=seed)))
 
 
-def claim_index(config: Config, comm: Comm) -> int:
-    """The number of a new run, which rank 0 chooses; 0 on the others."""
-    return new_run(Path(config.run.dir)).index if comm.rank == 0 else 0
-
-
 def _check_resumption(resumption: Resumption, plan: Plan, is_elastic: bool) -> None:
     """Raise CheckpointError where a checkpoint does not fit the ranks and the configuration."""
     before = resumption.before
@@ -188,15 +198,16 @@ def _check_resumption(resumption: Resumption, plan: Plan, is_elastic: bool) -> N
             raise CheckpointError(f'{resumption.path}: {name}: got {got}, the checkpoint has {expected}; {fix}')
 
 
-def open_sinks(config: Config, comm: Comm, folder: RunFolder, position: Position, is_resumed: bool) -> events.Sinks:
-    """What reads the events on this rank: most of it on rank 0 only."""
+def open_sinks(config: Config, comm: Comm, folder: RunFolder, position: Position, is_resumed: bool,
+               first_step: int) -> events.Sinks:
+    """What reads the events on this rank, from a step on: most of it on rank 0 only."""
     sinks: list[events.Sink] = [Watched(position), Sampled(open_telemetry(config, comm, folder))]
     if comm.rank == 0:
         log = RunLog(folder.result, folder.result_v06 if config.run.log_v06 else None, is_resumed)
         sinks += [MlperfLog(log), Metrics(folder), Terminal(folder)]
         if config.run.tensorboard:
             from mlperf_rn50.train.sinks.tensorboard import TensorBoard
-            sinks.append(TensorBoard(folder.tensorboard))
+            sinks.append(TensorBoard(folder.tensorboard, first_step))
     return events.Sinks(sinks)
 
 
@@ -260,20 +271,20 @@ def start(config: Config, comm: Comm, hosts: Sequence[Host], position: Position,
     trainer.warm_up(made_up, next(made_up_batches(plan.config, plan.eval_shard(comm.rank), device_id)),
                     config.train.num_warmup_steps)
     if resumption:
-        _restore(trainer, resumption, progress)
+        _restore(trainer, comm, resumption, progress)
     else:
         sinks.see(events.Built(plan, progress.seed, trainer.tensor_names, count_parameters(trainer.net),
                                count_flops(trainer.net, image_shape(config)), source, notes))
     mx.nd.waitall()
     mx.random.seed(progress.seed)  # dropout, the same with and without a warm-up
-    saver = Saver(position.now)
+    saver, classes = Saver(position.now), class_names(config.data) if comm.rank == 0 else []
     if comm.rank == 0:
         checkpoint.clear_unfinished(folder.checkpoints)
     if not resumption:
         sinks.see(events.InitStopped())
     comm.barrier()
-    run = Run(plan, comm, hosts, folder, sinks, stop, saver, Keeper(folder, plan), progress, trainer, train_data,
-              eval_data, Clock(progress.clock_s))
+    run = Run(plan, comm, hosts, folder, sinks, stop, saver, Keeper(folder, plan, classes), progress, trainer,
+              train_data, eval_data, Clock(progress.clock_s))
     sinks.see(_began(run, resumption))
     return run
 
@@ -296,25 +307,25 @@ def _initial_weights(config: Config, comm: Comm, trainer: Trainer) -> tuple[str,
     path = config.train.init_weights
     if path is None:
         return '', []
-    said: dict[str, Any] = {}
-    if comm.rank == 0:
-        try:
-            kept, arrays = load_weights(Path(path))
-            said = {'source': f'{path} ({kept.model["name"]}, {kept.epoch} epochs on {kept.data["dataset"]}, '
-                              f'SHA-256 {kept.sha256[:12]}…)', 'notes': set_weights(trainer.net, arrays)}
-            trainer.optimizer.reset_masters()
-        except UserError as e:
-            said = {'error': str(e)}
-    said = comm.gather_object(said)[0]
-    if 'error' in said:
-        raise UserError(said['error'])
-    return said['source'], said['notes']
+
+    def take() -> list[Any]:
+        kept, arrays = load_weights(Path(path))
+        notes = set_weights(trainer.net, arrays)
+        trainer.optimizer.reset_masters()
+        return [f'{path} ({kept.model["name"]}, {kept.epoch} epochs on {kept.data["dataset"]}, SHA-256 '
+                f'{kept.sha256[:12]}…)', notes]
+    source, notes = from_rank_0(comm, take)
+    return source, notes
 
 
-def _restore(trainer: Trainer, resumption: Resumption, progress: Progress) -> None:
-    """Goes back to a checkpoint, which only rank 0 has read."""
-    if resumption.arrays is not None:
-        checkpoint.check_arrays(resumption.path, resumption.arrays, trainer.array_shapes())
+def _restore(trainer: Trainer, comm: Comm, resumption: Resumption, progress: Progress) -> None:
+    """Goes back to a checkpoint, which only rank 0 has read; off the clock."""
+    path, arrays = resumption.path, resumption.arrays or {}
+
+    def check() -> None:
+        checkpoint.check_arrays(path, arrays, trainer.array_shapes())
+        checkpoint.begin_again(path.parent, path, progress, arrays)
+    from_rank_0(comm, check)
     trainer.restore(resumption.arrays)
     trainer.optimizer.last_lr = progress.last_lr or None
     trainer.optimizer.is_batch_new = resumption.before.global_batch_size != progress.global_batch_size

@@ -102,7 +102,7 @@ class Trainer:
 
     @property
     def eval_net(self) -> HybridBlock:
-        """The network of evaluations: as it was at the last average_statistics."""
+        """The network of evaluations: as it was at the last fold()."""
         return self._folded.net if self._folded else self.net
 
     def broadcast(self) -> None:
@@ -187,13 +187,16 @@ class Trainer:
         return loss, num_asked > 0
 
     def average_statistics(self) -> None:
-        """Averages BatchNorm's running statistics over ranks, in place, and gives eval_net the network as it is.
+        """Averages BatchNorm's running statistics over ranks, in place.
 
         Statistics are linear in what they have seen, so averaging them early or late gives the same average.
         """
         self.settle()
         if self._statistics:
             self._comm.average(list(self._statistics.values()))
+
+    def fold(self) -> None:
+        """Gives eval_net the network as it is."""
         if self._folded:
             self._folded.take(self.net)
 
@@ -204,6 +207,7 @@ class Trainer:
         oneDNN's layout, without the array's own dependencies knowing, so a read may come too early.
         """
         mx.nd.waitall()
+        self.pace.drain()
 
     def _live_arrays(self) -> dict[str, mx.nd.NDArray]:
         """What all ranks share, by name in a checkpoint."""
@@ -226,7 +230,6 @@ class Trainer:
 
     def digests(self) -> dict[str, int]:
         """CRC-32 of every array of a snapshot, by name."""
-        self.settle()
         return {n: zlib.crc32(a.asnumpy().view(np.uint8).ravel()) for n, a in self._live_arrays().items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray] | None) -> None:
@@ -258,6 +261,7 @@ class Trainer:
         for _ in range(num_steps):
             self.read(self.step(batches, 0, 1e-3, False))
         self.average_statistics()
+        self.fold()
         self.eval_net(eval_batch.images).wait_to_read()
         self.settle()
         self._set(before)

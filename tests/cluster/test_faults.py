@@ -105,7 +105,7 @@ def test_the_disk_of_the_run_folder_fills_up(start, cluster, tmp_path):
         host.call('mount', '-t', 'tmpfs', '-o', 'size=150m', 'tmpfs', disk)
     try:
         job = start(*BARE, '--checkpoint.keep', 9)
-        output = assert_ended(job, r'rank 0 on h1, step \d+, writing a checkpoint: .*step_\d+: cannot write the '
+        output = assert_ended(job, rf'rank 0 on h1, step \d+, {PHASE}: .*step_\d+: cannot write the '
                                    r'checkpoint: No space left on device; earlier ones are kept', code=2)
         assert 'Traceback' not in output
         inside = Path(f'/proc/{cluster.hosts[0].keeper.pid}/root{disk}')
@@ -134,7 +134,7 @@ def test_the_checkpoint_folder_becomes_read_only(start, cluster):
         host.call('mount', '--bind', folder, folder)
         host.call('mount', '-o', 'remount,ro,bind', folder)
     try:
-        assert_ended(job, r'rank 0 on h1, step \d+, writing a checkpoint: .*Read-only file system; earlier ones are '
+        assert_ended(job, rf'rank 0 on h1, step \d+, {PHASE}: .*Read-only file system; earlier ones are '
                           r'kept', code=2)
         assert_nothing_lost(job.run_dir)
     finally:

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 from e2e.training import STEPS_PER_EPOCH, arguments, command, metrics
-from helpers import call, run, under_ranks
+from helpers import call, run, skip_for, under_ranks
 
 from mlperf_rn50.data import records
 from mlperf_rn50.train.checkpoint import list_checkpoints, load
@@ -58,8 +58,7 @@ def test_no_image_is_touched_before_the_clock_runs(tiny, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_rank_whose_core_is_busy_is_named(tiny, tmp_path):
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        pytest.skip('one core: every rank is as slow as the other')
+    skip_for('' if len(cores) > 1 else 'one core: every rank is as slow as the other')
     keys = ['--train.max_epochs=2', '--train.global_batch_size=64', '--data.image_size=64', '--data.resize_shorter=64']
     script = f'exec taskset -c $([ "$OMPI_COMM_WORLD_RANK" = 1 ] && echo {cores[1]} || echo {cores[0]}) "$@"'
     spin = ['taskset', '-c', str(cores[1]), sys.executable, '-c', 'while True: pass']

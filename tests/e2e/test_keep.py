@@ -45,7 +45,7 @@ def test_a_run_that_gave_up_keeps_its_best_and_its_last(whole_run):
     top = max(evaluations, key=lambda m: (m['num_top1'], -m['epoch']))
     assert (best.epoch, best.num_top1) == (top['epoch'], top['num_top1']) and not best.is_last
     last, arrays = load_weights(run_dir, 'last')
-    assert (last.epoch, last.is_last, last.is_best, last.num_top1) == (4, True, False, None)
+    assert (last.epoch, last.is_last, last.is_best, last.num_top1) == (4, True, False, evaluations[-1]['num_top1'])
     _, checkpoint = load(list_checkpoints(run_dir / 'checkpoints')[-1])
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, checkpoint[f'model/{name}'], err_msg=name)

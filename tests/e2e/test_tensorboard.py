@@ -33,7 +33,7 @@ def test_its_scalars_are_there(address):
         page.goto(f'{address}?darkMode=false#timeseries')
         for name in ('accuracy', 'train'):
             expect(page.get_by_text(re.compile(rf'^{name}$')).first).to_be_visible(timeout=60_000)
-        page.get_by_placeholder('Filter tags').fill('train/')
+        page.get_by_role('combobox', name='Filter tags').fill('train/')
         for tag in ('loss', 'learning_rate', 'gradient_norm'):
             expect(page.get_by_title(f'train/{tag}').first).to_be_visible(timeout=60_000)
         browser.close()

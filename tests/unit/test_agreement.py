@@ -3,7 +3,7 @@ from mlperf_rn50.train.agreement import describe_divergence, find_stragglers
 
 
 def times(*seconds):
-    return [{'rank': r, 'host': f'h{r}', 'cores': '0-3', 'num_steps': 10, 'compute_s': s}
+    return [{'rank': r, 'host': f'h{r}', 'cores': '0-3', 'num_steps': 10, 'data_s': 0.05, 'compute_s': s, 'wait_s': 1.2}
             for r, s in enumerate(seconds)]
 
 
@@ -21,7 +21,7 @@ def test_a_rank_that_computes_longer_than_the_median_is_named():
     assert find_stragglers(times(1, 1.14, 1, 1)) == []
     [said] = find_stragglers(times(1, 1, 1.25, 1))
     assert said.startswith('rank 2 on h2 (cores 0-3) is slow: 125 ms a step to compute, the median is 100')
-    assert '20% of each step is lost' in said
+    assert '10% of each step is lost' in said
 
 
 def test_of_two_ranks_the_faster_is_the_measure():

@@ -100,7 +100,8 @@ def ranks(*stragglers):
 
 
 def test_slow_ranks_are_told_once_with_how_often(run_of):
-    run = run_of(ranks(), ranks('rank 1 on h2 is slow: 9 ms'), ranks('rank 1 on h2 is slow: 8 ms', 'rank 0 on h1 is slow'))
+    run = run_of(ranks(), ranks('rank 1 on h2 is slow: 9 ms'),
+                 ranks('rank 1 on h2 is slow: 8 ms', 'rank 0 on h1 is slow'))
     assert read_stragglers(run) == ['rank 1 on h2 is slow: 8 ms (at 2 of 3 evaluations)',
                                     'rank 0 on h1 is slow (at 1 of 3 evaluations)']
     assert '- rank 1 on h2 is slow: 8 ms (at 2 of 3' in render_table(make_studies(load_systems([run.path]))).replace(

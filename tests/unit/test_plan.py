@@ -119,3 +119,18 @@ def test_a_resumed_step_leaves_no_image_out_and_repeats_less_than_a_batch(before
         got = resumed_step(plan, step, before)
         assert got // plan.steps_per_epoch == epoch
         assert 0 <= seen - got % plan.steps_per_epoch * now < now
+
+
+@pytest.mark.parametrize('num_train, ranks, local, passes', [(100, 3, 4, 2), (96, 2, 4, 1), (5, 4, 2, 1),
+                                                             (1437, 2, 32, 1)])
+def test_every_image_of_an_epoch_weighs_the_same(num_train, ranks, local, passes):
+    train = TrainConfig(local_batch_size=local, gradient_accumulation_steps=passes)
+    plan = make_plan(Config(data=DataConfig(num_train=num_train), train=train), ranks)
+    shard = plan.train_shard()
+    filled = sum(plan.fraction(s) for s in range(shard.steps_per_epoch))
+    assert filled * plan.global_batch_size == pytest.approx(num_train)
+    for step in range(shard.steps_per_epoch):
+        # An image's weight in the gradient of a step, times the share of the learning rate that the step takes.
+        weight = plan.loss_weight * plan.rescale(step) * plan.fraction(step)
+        assert weight == pytest.approx(1 / plan.global_batch_size)
+    assert plan.loss_weight == 1 / (local * passes)  # whatever the number of ranks

@@ -70,16 +70,18 @@ def test_the_newest_run_of_a_folder_that_kept_any(tmp_path):
     assert new_run(tmp_path).index == 12  # the folder of run 11 is taken, too
 
 
-def test_the_last_ones_are_the_best_where_these_say_so(saved):
+def test_the_last_ones_are_those_with_more_epochs(saved):
     assert find_weights(saved, 'last').name == 'best.npz'
-    save_weights(saved, 'last', replace(DESCRIPTION, is_best=False, is_last=True), ARRAYS)
+    later = DESCRIPTION.epoch + 1
+    save_weights(saved, 'last', replace(DESCRIPTION, epoch=later, is_best=False, is_last=True), ARRAYS)
     assert find_weights(saved, 'last').name == 'last.npz' and find_weights(saved).name == 'best.npz'
-    save_weights(saved, 'best', replace(DESCRIPTION, is_last=True), ARRAYS)  # last.npz is of an earlier end of the run
+    # last.npz is of an earlier end of the run.
+    save_weights(saved, 'best', replace(DESCRIPTION, epoch=later + 1, is_last=True), ARRAYS)
     assert find_weights(saved, 'last').name == 'best.npz'
 
 
 def test_a_folder_without_weights_says_what_to_do(tmp_path):
-    with pytest.raises(UserError, match=r'no weights in it, expected weights/best.npz; .* train --resume'):
+    with pytest.raises(UserError, match='no weights in it, expected weights/best.npz; a run keeps its network with '):
         load_weights(tmp_path)
     with pytest.raises(UserError, match='no such file or folder; expected a run folder'):
         load_weights(tmp_path / 'none')

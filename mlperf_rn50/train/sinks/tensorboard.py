@@ -10,8 +10,9 @@ from mlperf_rn50.train import events
 class TensorBoard:
     """Writes an event file; its step is the number of optimizer steps."""
 
-    def __init__(self, folder: Path):
-        self._writer = SummaryWriter(str(folder), flush_secs=10)
+    def __init__(self, folder: Path, first_step: int):
+        """A run that goes on takes back what was written of later steps."""
+        self._writer = SummaryWriter(str(folder), flush_secs=10, purge_step=first_step + 1 if first_step else None)
         self._step = 0
         self._dataset = ''
 
