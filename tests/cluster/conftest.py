@@ -63,7 +63,7 @@ data: {{dir: {folder}/data, dataset: tiny-digits, num_train: 150, num_val: 50, n
 model: {{name: resnet18, zero_gamma: true}}
 schedule: {{base_lr: 0.02, warmup_epochs: 1, decay_epochs: 1000}}
 train: {{global_batch_size: 24, eval_period: 1, target_accuracy: 1.0}}
-comm: {{stall_limit_s: 120}}
+comm: {{stall_limit_s: 120, num_buckets: 2}}
 checkpoint: {{period_steps: 5}}
 """)
     return path

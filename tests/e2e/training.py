@@ -29,7 +29,8 @@ def arguments(run_dir, data_dir, *options) -> list[str]:
             'model.name': 'resnet18', 'model.zero_gamma': 'true',
             'optimizer.name': 'lars', 'optimizer.lars_eta': 0.02, 'schedule.base_lr': 0.02, 'schedule.warmup_epochs': 1,
             'schedule.decay_epochs': 4, 'train.global_batch_size': 32, 'train.eval_period': 1,
-            'train.target_accuracy': 1.0, 'train.max_epochs': 4}
+            'train.target_accuracy': 1.0, 'train.max_epochs': 4,
+            'comm.num_buckets': 2}
     return ['train', *(f'--{k}={v}' for k, v in keys.items()), *options]
 
 
