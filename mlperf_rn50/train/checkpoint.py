@@ -113,6 +113,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=_step_of)
 
 
+def newest_step(folder: Path) -> int:
+    """The step of a folder's newest checkpoint, by its name; -1 where there is none."""
+    return max(map(_step_of, list_checkpoints(folder)), default=-1)
+
+
 def _step_of(path: Path) -> int:
     return int(path.name[len(_PREFIX):])
 

@@ -75,6 +75,11 @@ class RunFolder:
             f.write(json.dumps(values) + '\n')
 
 
+def run_numbers(folder: Path) -> list[int]:
+    """The numbers of the runs of a folder that have begun a log."""
+    return [int(m[1]) for p in folder.glob('result_*.txt') if (m := re.fullmatch(r'result_(\d+)\.txt', p.name))]
+
+
 def new_run(folder: Path) -> RunFolder:
     """The next free run number of a folder, which is made if missing.
 
