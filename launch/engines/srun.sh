@@ -2,6 +2,8 @@
 # Starts a program with srun on nodes of a Slurm job, as many ranks on each, and becomes srun; they meet over Gloo.
 # Usage: launch/engines/srun.sh HOST:RANKS[,HOST:RANKS...] [SRUN OPTIONS...] PROGRAM [ARGUMENTS...]
 set -euo pipefail
+# Numbers of it are calculated with, which a shell would not do with words of others.
+[[ ${1:-} =~ ^[A-Za-z0-9._-]+:[1-9][0-9]*(,[A-Za-z0-9._-]+:[1-9][0-9]*)*$ ]] || { sed -n '2,3s/^# //p' "$0" >&2; exit 2; }
 here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 slots=$1
 shift

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.launch.hosts import parse_host
 from mlperf_rn50.launch.options import Options
 
 _IN_IMAGE = ('/opt/mlperf_rn50/launch/bind.sh', '/opt/mlperf_rn50/.venv/bin/mlperf-rn50')
@@ -92,7 +93,7 @@ def nodes_of_slurm_job(env: Mapping[str, str]) -> list[str]:
     done = subprocess.run(['scontrol', 'show', 'hostnames', nodes], capture_output=True, text=True)
     if done.returncode:
         raise ConfigError(f'scontrol: {" ".join(done.stderr.split())}')
-    return done.stdout.split()
+    return [parse_host(name) for name in done.stdout.split()]
 
 
 def environment(options: Options, env: Mapping[str, str], job: str) -> dict[str, str]:
