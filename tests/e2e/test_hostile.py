@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import ROOT, run
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mlperf_rn50.config import SECTIONS
@@ -15,7 +15,7 @@ from mlperf_rn50.config import SECTIONS
 DIGITS = ROOT / 'launch/configs/digits_cpu.yaml'
 # What shells evaluate in some place or other; CANARY is a file that must not come to be.
 PAYLOADS = ['$(touch CANARY)', '`touch CANARY`', 'x[$(touch CANARY)]', 'x"; touch CANARY; "', "x'; touch CANARY #",
-            'x\nseeds[$(touch CANARY)]', '${x:-$(touch CANARY)}', '-x; touch CANARY', 'a b\tc', '*', '; touch CANARY',
+            'x\nseeds[$(touch CANARY)]\nseeds[$(touch CANARY)]', '${x:-$(touch CANARY)}', '-x; touch CANARY', 'a b\tc', '*', '; touch CANARY',
             '\x1b]0;x\x07', '$((x[$(touch CANARY)]))', '| touch CANARY', '%n\\n$(touch CANARY)']
 STRINGS = [(name, f.name) for name, section in SECTIONS.items() for f in dataclasses.fields(section)
            if f.type in (str, str | None)]
@@ -39,6 +39,7 @@ def tools(folder):
 @given(st.lists(st.tuples(st.sampled_from(STRINGS), st.sampled_from(PAYLOADS)), min_size=1, max_size=4),
        st.dictionaries(st.sampled_from(VARIABLES), st.sampled_from(PAYLOADS), max_size=2),
        st.sampled_from(['file', 'options']), st.sampled_from(PAYLOADS), st.sampled_from(['', '--hosts', '--study']))
+@example([(('run', 'dir'), PAYLOADS[5])], {}, 'file', '', '')
 def test_no_value_is_a_command(keys, variables, way, word, option):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -58,7 +59,8 @@ def test_no_value_is_a_command(keys, variables, way, word, option):
                 words += [f'--{section}.{key}={armed(payload)}']
         (folder / 'c.yaml').write_text(yaml.safe_dump(tree))
         env = {**os.environ, 'PATH': f'{folder}:{os.environ["PATH"]}', 'SLURM_SUBMIT_DIR': str(ROOT),
-               'SLURM_JOB_ID': '7', 'SLURM_JOB_NODELIST': 'n1', 'MLPERF_RN50_DOCKER': 'docker',
+               'SLURM_JOB_ID': '7', 'SLURM_JOB_NODELIST': 'n1', 'SLURM_JOB_NUM_NODES': '1',
+               'MLPERF_RN50_DOCKER': 'docker',
                **{k: armed(v).replace('\0', '') for k, v in variables.items()}}
         words = ['--config', str(folder / 'c.yaml'), '--no-doctor', *words]
         words += [option, armed(word)] if option else []
