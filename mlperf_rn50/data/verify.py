@@ -89,12 +89,13 @@ def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, s
         DataError: one of them is not what was written.
     """
     checksums = load_checksums(records.path, entry)
-    drawn = np.random.default_rng(seed).choice(len(records), min(num_records, len(records)), replace=False)
-    for position in map(int, {*drawn[1:], len(records) - 1}):
+    last = len(records) - 1
+    drawn = np.random.default_rng(seed).choice(last, min(num_records - 1, last), replace=False) if last else []
+    for position in [*map(int, drawn), last]:
         records.read(position)
         if checksums is not None and checksum(*records.place(position)) != checksums[position]:
             raise DataError(f'{records.path}, record {position}: not what was written; {_AGAIN}')
-    return len({*drawn[1:], len(records) - 1})
+    return len(drawn) + 1
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:

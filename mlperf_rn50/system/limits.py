@@ -116,7 +116,7 @@ def _memory(rows: Sequence[Facts]) -> Check:
     found, fix = f'{share / 1e9:.1f} GB available per rank on {row["host"]}', 'start fewer ranks'
     if limit is not None and _room_bytes(row) < row['memory_available_bytes']:
         found += (f'; their control group allows {limit / 1e9:.1f} GB, '
-                  f'{row["cgroup"]["memory_used_bytes"] / 1e9:.1f} GB of it are in use')
+                  f'{row["cgroup"]["memory_used_bytes"] / 1e9:.1f} GB of it in use')
         fix += ', or raise the limit (--mem of Slurm, --memory of a container): beyond it the kernel kills ranks'
     return Check('memory', 'ok' if share >= _MIN_MEMORY_BYTES else 'warning', found,
                  f'{_MIN_MEMORY_BYTES / 1e9:.1f} GB per rank is little; {fix}')
