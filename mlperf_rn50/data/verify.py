@@ -90,7 +90,7 @@ def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, s
     """
     checksums = load_checksums(records.path, entry)
     last = len(records) - 1
-    drawn = np.random.default_rng(seed).choice(last, min(num_records - 1, last), replace=False) if last else []
+    drawn = np.random.default_rng(seed).permutation(last)[:num_records - 1]
     for position in [*map(int, drawn), last]:
         records.read(position)
         if checksums is not None and checksum(*records.place(position)) != checksums[position]:
