@@ -9,7 +9,9 @@ from jsonargparse import ArgumentParser, Namespace
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.options import resolve_config
-from mlperf_rn50.system.launched import launched_size
+from mlperf_rn50.system.cgroup import find_limits
+from mlperf_rn50.system.launched import launched_local, launched_size
+from mlperf_rn50.system.topology import set_omp_threads, unbound_threads
 from mlperf_rn50.train.watch import STOP_SIGNALS, Position, watched
 
 
@@ -34,8 +36,8 @@ def in_rank(program: Callable[[Position], int], config: Config, stops: int = sig
     Signals that ask to stop end it, or wait (`stops`: SIG_BLOCK) until it lets them in.
     """
     signal.pthread_sigmask(stops, STOP_SIGNALS)
-    # MXNet reads this once, when it is imported; unset, it spins as many threads as the machine has.
-    os.environ.setdefault('OMP_NUM_THREADS', str(len(os.sched_getaffinity(0))))
+    # MXNet reads OMP_NUM_THREADS once, when it is imported; unset, it spins as many threads as the machine has.
+    set_omp_threads(unbound_threads(os.sched_getaffinity(0), os.cpu_count() or 1, launched_local()[1], find_limits()))
     if config.train.device == 'cpu':  # a rank that waits must leave its core to the others: look for work every 5 ms
         os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')
     return program(Position()) if launched_size() is None else watched(program, config.comm.stall_limit_s)

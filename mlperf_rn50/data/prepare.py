@@ -1,4 +1,4 @@
-"""From images to RecordIO: <out>/{train,validation}.{rec,idx,index.npy} and manifest.json.
+"""From images to RecordIO: <out>/{train,validation}.{rec,idx,index.npy,crc.npy} and manifest.json.
 
 Images are packed in parts of PART_SIZE by parallel workers; finished parts are kept until the end, so an
 interrupted preparation goes on where it was, and the parts are then joined.
@@ -22,6 +22,7 @@ from tqdm import tqdm
 from mlperf_rn50.data import sources
 from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, parse_index
 from mlperf_rn50.data.samples import Dataset, Sample
+from mlperf_rn50.data.verify import checksum, dump_checksums, dump_manifest, print_verdict
 from mlperf_rn50.errors import EXIT_OK, DataError
 from mlperf_rn50.files import write_atomically
 
@@ -115,15 +116,30 @@ def _write_index(rec_path: Path) -> str:
     return hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
+def _checksums(part: Path) -> list[int]:
+    """The checksums of the records of a part, in the order of its .idx."""
+    size = part.stat().st_size
+    if not size:  # all of its images are damaged
+        return []
+    index = parse_index(part.with_suffix('.idx'), size)
+    with open(part, 'rb', buffering=0) as f:
+        found = [checksum(f.fileno(), int(start), int(length)) for start, length in index.T]
+    if None in found:
+        raise DataError(f'{part}: shorter than its index says, or it cannot be read; remove {part.parent} and prepare '
+                        'again')
+    return [c for c in found if c is not None]
+
+
 def _join(stems: list[Path], target: Path) -> dict:
-    """Joins parts into target.rec and its indexes; returns their manifest entry."""
-    digest, offset, lines = hashlib.sha256(), 0, []
+    """Joins parts into target.rec, its indexes and checksums; returns their manifest entry."""
+    digest, offset, lines, checksums = hashlib.sha256(), 0, [], []
     temporary = target.with_suffix('.rec.tmp')
     with open(temporary, 'wb') as rec:
         for stem in stems:
             for line in stem.with_suffix('.idx').read_text().splitlines():
                 key, start = line.split()
                 lines.append(f'{key}\t{int(start) + offset}\n')
+            checksums += _checksums(stem.with_suffix('.rec'))
             with open(stem.with_suffix('.rec'), 'rb') as part:
                 offset += _append(part, rec, digest)
         rec.flush()
@@ -133,6 +149,7 @@ def _join(stems: list[Path], target: Path) -> dict:
     rec_path = target.with_suffix('.rec')
     temporary.replace(rec_path)
     return {'num_images': len(lines), 'rec_bytes': offset, 'rec_sha256': digest.hexdigest(),
+            'crc_sha256': dump_checksums(rec_path, checksums),
             'idx_sha256': hashlib.sha256(index.encode()).hexdigest(), 'index_sha256': _write_index(rec_path)}
 
 
@@ -179,7 +196,7 @@ def add_indexes(out: Path) -> list[Path]:
             split['index_sha256'] = _write_index(out / f'{name}.rec')
             added.append(path)
     if added:
-        write_atomically(out / MANIFEST_NAME, json.dumps(manifest, indent=1) + '\n')
+        dump_manifest(out, manifest)
     return added
 
 
@@ -204,13 +221,16 @@ def pack(dataset: Dataset, out: Path, packing: Packing, num_workers: int, skip_d
                 'resize_shorter': packing.resize_shorter, 'classes': dataset.classes,
                 'splits': {name: _join(group, out / name) for name, group in stems.items()},
                 'skipped': [name for name, _ in damaged]}
-    write_atomically(out / MANIFEST_NAME, json.dumps(manifest, indent=1) + '\n')
+    dump_manifest(out, manifest)
     shutil.rmtree(parts)
     return manifest
 
 
 def prepare(options: Namespace) -> int:
     """The prepare command; returns its exit code."""
+    num_workers = options.workers or len(os.sched_getaffinity(0))
+    if options.verify is not None:
+        return print_verdict(Path(options.verify), num_workers)
     out = Path(options.out)
     name = options.name if options.dataset == 'folder' and options.name else options.dataset
     if is_prepared(out, name):
@@ -222,7 +242,6 @@ def prepare(options: Namespace) -> int:
               + (f'; added {", ".join(p.name for p in added)}, the images are as they were' if added else ''))
         return EXIT_OK
     dataset = sources.find(options, name)
-    num_workers = options.workers or len(os.sched_getaffinity(0))
     try:
         out.mkdir(parents=True, exist_ok=True)
         manifest = pack(dataset, out, Packing(options.resize_shorter), num_workers, options.skip_corrupt)

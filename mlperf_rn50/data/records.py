@@ -131,6 +131,10 @@ class RecordFile:
             start += 4 * num_labels
         return Record(np.frombuffer(payload, np.uint8, offset=start), int(label), sample_id)
 
+    def place(self, position: int) -> tuple[int, int, int]:
+        """The number of the open file, and start and length in bytes, of the record at a position of the index."""
+        return self._file.fileno(), int(self._starts[position]), int(self._lengths[position])
+
     def num_bytes(self, positions: np.ndarray) -> int:
         """Bytes in the file of the records at some positions of the index."""
         return int(self._lengths[positions].sum())
