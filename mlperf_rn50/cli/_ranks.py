@@ -26,6 +26,8 @@ def add_resume_options(parser: ArgumentParser) -> None:
     """Adds the options of a run that goes on."""
     parser.add_argument('--resume', metavar='DIR', type=str, help='go on with the run in this folder')
     parser.add_argument('--elastic', action='store_true', help='--resume with another number of ranks than before')
+    parser.add_argument('--allow-changed', metavar='KEYS', type=str,
+                        help='--resume with other values of these keys than before, such as schedule.base_lr,data.crop')
 
 
 def in_rank(program: Callable[[Position], int], config: Config, stops: int = signal.SIG_UNBLOCK) -> int:

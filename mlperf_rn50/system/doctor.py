@@ -19,6 +19,7 @@ import psutil
 import mlperf_rn50
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.hardware import query_gpus
+from mlperf_rn50.system.launched import omp_threads
 from mlperf_rn50.system.processor import Processor, check_precision, find_processor
 from mlperf_rn50.system.stack import package_versions
 from mlperf_rn50.system.topology import usable_cpus
@@ -227,17 +228,18 @@ def _clocks(rows: Sequence[Facts]) -> Check:
 
 
 def _threads(rows: Sequence[Facts]) -> Check:
-    unset = [r for r in rows if not r['omp_num_threads'].isdecimal()]
+    threads = [omp_threads(r['omp_num_threads']) for r in rows]
+    unset = [r for r, n in zip(rows, threads) if n is None]
     if unset:
         return Check('threads', 'warning', f'OMP_NUM_THREADS is not set on {_who(unset)}',
                      'start the ranks with the scripts in launch/, which set it')
     for node in [r for r in rows if r['local_rank'] == 0]:
         on_node = [r for r in rows if r['host'] == node['host']]
-        wanted, cpus = sum(int(r['omp_num_threads']) for r in on_node), node['num_cpus']
+        wanted, cpus = sum(omp_threads(r['omp_num_threads']) or 0 for r in on_node), node['num_cpus']
         if wanted > cpus:
             return Check('threads', 'warning', f'{wanted} threads on the {cpus} CPUs of {node["host"]}',
                          'start fewer ranks there or lower OMP_NUM_THREADS')
-    return Check('threads', 'ok', f'{rows[0]["omp_num_threads"]} per rank')
+    return Check('threads', 'ok', f'{threads[0]} per rank')
 
 
 def _all_reduce(rows: Sequence[Facts]) -> Check:

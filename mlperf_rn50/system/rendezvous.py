@@ -11,6 +11,9 @@ from collections.abc import Mapping
 
 import psutil
 
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.system.launched import environment_number
+
 
 def serve(ranks_per_node: int, hosts: list[str]) -> None:
     """Serves until the reader of its output goes away; prints the address as host:port."""
@@ -36,6 +39,18 @@ def nearest_interface(host: str, port: int) -> tuple[str, str]:
     return address, names[0]
 
 
+def _count(name: str, env: Mapping[str, str]) -> int:
+    """A number from 1 that Slurm sets.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    count = environment_number(name, env)
+    if not count:
+        raise ConfigError(f'{name}: got {env.get(name, "nothing")} in the environment, expected a number from 1')
+    return count
+
+
 def rank_variables(env: Mapping[str, str]) -> dict[str, str]:
     """What Horovod reads, for a task of a Slurm step; nothing outside one.
 
@@ -45,8 +60,11 @@ def rank_variables(env: Mapping[str, str]) -> dict[str, str]:
     if 'MLPERF_RN50_RENDEZVOUS' not in env or 'SLURM_PROCID' not in env:
         return {}
     host, _, port = env['MLPERF_RN50_RENDEZVOUS'].rpartition(':')
+    if not port.isdecimal():
+        raise ConfigError(f'MLPERF_RN50_RENDEZVOUS: got {env["MLPERF_RN50_RENDEZVOUS"]!r} in the environment, expected '
+                          'host:port')
     address, interface = nearest_interface(host, int(port))
-    num_nodes, size = int(env['SLURM_STEP_NUM_NODES']), int(env['SLURM_STEP_NUM_TASKS'])
+    num_nodes, size = _count('SLURM_STEP_NUM_NODES', env), _count('SLURM_STEP_NUM_TASKS', env)
     return {'HOROVOD_RANK': env['SLURM_PROCID'], 'HOROVOD_SIZE': str(size), 'HOROVOD_LOCAL_RANK': env['SLURM_LOCALID'],
             'HOROVOD_LOCAL_SIZE': str(size // num_nodes), 'HOROVOD_CROSS_RANK': env['SLURM_NODEID'],
             'HOROVOD_CROSS_SIZE': str(num_nodes), 'HOROVOD_HOSTNAME': platform.node(),

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
+from mlperf_rn50.errors import UserError
 from mlperf_rn50.system.hardware import query_gpus
-from mlperf_rn50.system.launched import launched_local, rank_name
+from mlperf_rn50.system.launched import environment_number, launched_local, omp_threads, rank_name
 from mlperf_rn50.system.rendezvous import rank_variables
 
 SYS = Path('/sys')
@@ -188,9 +189,9 @@ def _bind(command: Sequence[str]) -> None:
         os.execvp(command[0], list(command))
     local_rank, local_size = launched_local()
     topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), gpu_bus_ids())
-    binding = choose_binding(topology, local_rank, local_size, int(os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE', 1)))
+    binding = choose_binding(topology, local_rank, local_size, environment_number('MLPERF_RN50_RANKS_PER_DEVICE') or 1)
     os.sched_setaffinity(0, binding.cpus)
-    threads = int(os.environ.setdefault('OMP_NUM_THREADS', str(binding.num_threads)))
+    threads = omp_threads(os.environ.setdefault('OMP_NUM_THREADS', str(binding.num_threads))) or binding.num_threads
     os.environ.setdefault('DALI_AFFINITY_MASK', ','.join(map(str, binding.pinning)))
     if binding.nic and (SYS / 'class/infiniband' / binding.nic).exists():
         os.environ.setdefault('UCX_NET_DEVICES', f'{binding.nic}:1')
@@ -203,4 +204,8 @@ def _bind(command: Sequence[str]) -> None:
 if __name__ == '__main__':
     if len(sys.argv) < 2:
         sys.exit('usage: launch/bind.sh PROGRAM [ARGUMENTS...]')
-    _bind(sys.argv[1:])
+    try:
+        _bind(sys.argv[1:])
+    except UserError as e:
+        print(f'mlperf-rn50: {e}', file=sys.stderr)
+        sys.exit(e.exit_code)
