@@ -6,6 +6,7 @@ import json
 import math
 import os
 import stat
+import tokenize
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -96,7 +97,7 @@ def read_arrays(file: BinaryIO, num_bytes: int) -> dict[str, np.ndarray]:
             return {m.filename.removesuffix('.npy'): _read_array(archive, m) for m in members}
     # What zipfile and NumPy let out of headers that are overwritten.
     except (zipfile.BadZipFile, EOFError, KeyError, TypeError, AttributeError, SyntaxError, OverflowError, MemoryError,
-            RecursionError, NotImplementedError) as e:
+            RecursionError, NotImplementedError, tokenize.TokenError) as e:
         raise ValueError(f'not an .npz ({" ".join(str(e).split())[:200] or type(e).__name__})') from e
 
 

@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.options import resolve_config
-from mlperf_rn50.system.launched import launched_size
+from mlperf_rn50.system.launched import launched_local, launched_rank, launched_size
 from mlperf_rn50.train.watch import STOP_SIGNALS, Position, watched
 
 
@@ -35,6 +35,7 @@ def in_rank(program: Callable[[Position], int], config: Config, stops: int = sig
 
     Signals that ask to stop end it, or wait (`stops`: SIG_BLOCK) until it lets them in.
     """
+    launched_rank(), launched_local()  # what a launcher got wrong is said before anything starts
     signal.pthread_sigmask(stops, STOP_SIGNALS)
     # MXNet reads this once, when it is imported; unset, it spins as many threads as the machine has.
     os.environ.setdefault('OMP_NUM_THREADS', str(len(os.sched_getaffinity(0))))

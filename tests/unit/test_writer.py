@@ -1,12 +1,15 @@
 """The log of a run: every event of the rules, once, in order, in every vocabulary."""
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from sample_log import LARS, SGD, write_run
 
 from mlperf_rn50.config import DataConfig, ScheduleConfig
+from mlperf_rn50.errors import StorageError
+from mlperf_rn50.files import LineFile
 from mlperf_rn50.mlperf.reader import read_events
 from mlperf_rn50.mlperf.writer import RunLog
 
