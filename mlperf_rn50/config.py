@@ -4,6 +4,7 @@ Every section is owned here; derived numbers (global batch, steps per epoch) are
 """
 import dataclasses
 import math
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -13,6 +14,8 @@ import yaml
 from mlperf_rn50.errors import ConfigError
 
 IMAGENET = 'imagenet'
+# Unicode's categories of control characters, surrogates, and line and paragraph separators.
+_UNPRINTED = ('Cc', 'Cs', 'Zl', 'Zp')
 
 
 @dataclass(frozen=True)
@@ -334,8 +337,17 @@ def _check_bounds(c: Config) -> None:
                          f'{section}.{f.name}: got {number}, expected {bounds and bounds.text}')
 
 
+def _check_texts(c: Config) -> None:
+    """Raise ConfigError for the first text that holds what steers a terminal, ends a line or has no encoding."""
+    for section in SECTIONS:
+        for key, value in vars(getattr(c, section)).items():
+            _require(not isinstance(value, str) or not any(unicodedata.category(x) in _UNPRINTED for x in value),
+                     f'{section}.{key}: got {value!a}, expected text without control characters')
+
+
 def check_values(c: Config) -> None:
     """Raise ConfigError for values that cannot be run, each with the numbers and a fix."""
+    _check_texts(c)
     _check_bounds(c)
     t, d, s = c.train, c.data, c.schedule
     _require((t.local_batch_size is None) != (t.global_batch_size is None),

@@ -25,8 +25,18 @@ class CheckpointError(UserError):
     """A checkpoint that is missing, damaged or made by another run."""
 
 
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint whose content is not what was written; one before it may be whole."""
+
+
 class RunFailed(UserError):
     """A run that started and cannot end well, such as one whose loss is no longer finite."""
+
+    exit_code = EXIT_FAILED
+
+
+class StorageError(UserError):
+    """A disk that takes nothing more; what was written before is whole."""
 
     exit_code = EXIT_FAILED
 

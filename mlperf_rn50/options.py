@@ -14,9 +14,13 @@ import yaml
 from mlperf_rn50 import config as cfg
 from mlperf_rn50.config import SECTIONS, field_names
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.files import read_text
 
 if TYPE_CHECKING:
     import jsonargparse
+
+
+_MAX_BYTES, _MAX_DEPTH = 1 << 18, 8  # of a configuration file
 
 
 def nearest(word: str, known: list[str]) -> str:
@@ -42,11 +46,28 @@ def check_keys(tree: Any, where: str = '') -> None:
         if section not in SECTIONS:
             raise ConfigError(f'{where}{section}: unknown section{nearest(str(section), list(SECTIONS))}')
         if not isinstance(values, dict):
-            raise ConfigError(f'{where}{section}: got {values!r}, expected keys under it')
+            raise ConfigError(f'{where}{section}: got {repr(values)[:80]}, expected keys under it')
         known = field_names(SECTIONS[section])
         for key in values:
             if key not in known:
                 raise ConfigError(f'{where}{section}.{key}: unknown key{nearest(str(key), known)}')
+
+
+def _parse_yaml(text: str) -> Any:
+    """What YAML holds, which stays as small as it is written.
+
+    Raises:
+        ValueError: it has aliases, or is nested deeper than a configuration.
+        yaml.YAMLError: it is no YAML.
+    """
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f'got the alias *{event.anchor}, expected every value written out')
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise ValueError(f'is nested deeper than {_MAX_DEPTH}')
+    return yaml.safe_load(text)
 
 
 def load_yaml(path: Path) -> dict:
@@ -56,10 +77,10 @@ def load_yaml(path: Path) -> dict:
         ConfigError: the file is missing, is not YAML, or holds an unknown key.
     """
     try:
-        tree = yaml.safe_load(path.read_text()) or {}
+        tree = _parse_yaml(read_text(path, _MAX_BYTES)) or {}
     except OSError as e:
         raise ConfigError(f'{path}: cannot read the configuration: {e.strerror}') from e
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
+    except (yaml.YAMLError, ValueError) as e:  # the latter also for a date or number that there is not
         raise ConfigError(f'{path}: not a YAML file: {" ".join(str(e).split())}') from e
     check_keys(tree, f'{path}: ')
     return tree
@@ -89,6 +110,8 @@ def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
         return parser.parse_args(list(argv), namespace=namespace)
     except ArgumentError as e:
         raise option_error(str(e), parser) from e
+    except RecursionError as e:
+        raise ConfigError(f'an option is nested too deeply; see {parser.prog} --help') from e
 
 
 def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:

@@ -78,7 +78,10 @@ def _run(argv: Sequence[str]) -> int:
 
 def _print_error(error: UserError) -> None:
     """One line: what several ranks found is said by the lowest, whose end is theirs."""
-    rank = launched_rank()
+    try:
+        rank = launched_rank()
+    except UserError:  # the error is about just that
+        rank = 0
     time.sleep(0.5 * min(rank, 10) + 2 * isinstance(error, RankLost))  # a lost rank is given time to say why
     where = error.where or (f'{rank_name()}: ' if rank else '')
     print(f'mlperf-rn50: {where}{printable(str(error))}', file=sys.stderr, flush=True)
@@ -86,7 +89,7 @@ def _print_error(error: UserError) -> None:
 
 def _leave(code: int) -> int:
     """Returns the exit code; among other ranks it leaves at once, as closing down would wait for their exchanges."""
-    if launched_size() is not None and 'horovod.mxnet' in sys.modules:
+    if 'horovod.mxnet' in sys.modules and launched_size() is not None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

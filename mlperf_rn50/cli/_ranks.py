@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser, Namespace
 from mlperf_rn50.config import Config
 from mlperf_rn50.options import resolve_config
 from mlperf_rn50.system.cgroup import find_limits
-from mlperf_rn50.system.launched import launched_local, launched_size
+from mlperf_rn50.system.launched import launched_local, launched_rank, launched_size
 from mlperf_rn50.system.topology import set_omp_threads, unbound_threads
 from mlperf_rn50.train.watch import STOP_SIGNALS, Position, watched
 
@@ -28,6 +28,8 @@ def add_resume_options(parser: ArgumentParser) -> None:
     """Adds the options of a run that goes on."""
     parser.add_argument('--resume', metavar='DIR', type=str, help='go on with the run in this folder')
     parser.add_argument('--elastic', action='store_true', help='--resume with another number of ranks than before')
+    parser.add_argument('--allow-changed', metavar='KEYS', type=str,
+                        help='--resume with other values of these keys than before, such as schedule.base_lr,data.crop')
 
 
 def in_rank(program: Callable[[Position], int], config: Config, stops: int = signal.SIG_UNBLOCK) -> int:
@@ -35,6 +37,7 @@ def in_rank(program: Callable[[Position], int], config: Config, stops: int = sig
 
     Signals that ask to stop end it, or wait (`stops`: SIG_BLOCK) until it lets them in.
     """
+    launched_rank(), launched_local()  # what a launcher got wrong is said before anything starts
     signal.pthread_sigmask(stops, STOP_SIGNALS)
     # MXNet reads OMP_NUM_THREADS once, when it is imported; unset, it spins as many threads as the machine has.
     set_omp_threads(unbound_threads(os.sched_getaffinity(0), os.cpu_count() or 1, launched_local()[1], find_limits()))

@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mlperf_rn50.data import sources
-from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, parse_index
+from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, load_manifest, parse_index
 from mlperf_rn50.data.samples import Dataset, Sample
 from mlperf_rn50.data.verify import checksum, dump_checksums, dump_manifest, print_verdict
 from mlperf_rn50.errors import EXIT_OK, DataError
@@ -180,16 +180,16 @@ def is_prepared(out: Path, dataset_name: str) -> bool:
     path = out / MANIFEST_NAME
     if not path.exists():
         return False
-    manifest = json.loads(path.read_text())
-    if manifest.get('dataset') != dataset_name:
-        raise DataError(f'--out: {out} holds {manifest.get("dataset")}, not {dataset_name}; choose another folder')
+    manifest = load_manifest(out)
+    if manifest['dataset'] != dataset_name:
+        raise DataError(f'--out: {out} holds {manifest["dataset"]}, not {dataset_name}; choose another folder')
     return all((out / f'{name}.rec').exists() and (out / f'{name}.rec').stat().st_size == split['rec_bytes']
                for name, split in manifest['splits'].items())
 
 
 def add_indexes(out: Path) -> list[Path]:
     """Writes the mapped indexes that a prepared folder lacks, or has damaged ones of; returns them."""
-    manifest, added = json.loads((out / MANIFEST_NAME).read_text()), []
+    manifest, added = load_manifest(out), []
     for name, split in manifest['splits'].items():
         path = index_path(out / f'{name}.rec')
         if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != split.get('index_sha256'):

@@ -13,8 +13,7 @@ import psutil
 
 from mlperf_rn50.system.cgroup import find_limits
 from mlperf_rn50.system.checks import Check, Facts, by_node, hosts_of
-from mlperf_rn50.system.launched import launched_local
-from mlperf_rn50.system.topology import parse_omp_threads
+from mlperf_rn50.system.launched import launched_local, omp_threads
 
 SHARED_MEMORY = Path('/dev/shm')
 _SESSION_BYTES = 10 << 20
@@ -90,13 +89,13 @@ def _cpus(rows: Sequence[Facts]) -> Check:
 
 
 def _threads(rows: Sequence[Facts]) -> Check:
-    threads = [parse_omp_threads(r['omp_num_threads']) for r in rows]
+    threads = [omp_threads(r['omp_num_threads']) for r in rows]
     unset = [r for r, n in zip(rows, threads) if n is None]
     if unset:
         return Check('threads', 'warning', f'OMP_NUM_THREADS is not set on {hosts_of(unset)}',
                      'start the ranks with the scripts in launch/, which set it')
     for node in by_node(rows):
-        wanted, allowed = sum(parse_omp_threads(r['omp_num_threads']) or 0 for r in node), _allowed_cpus(node)
+        wanted, allowed = sum(omp_threads(r['omp_num_threads']) or 0 for r in node), _allowed_cpus(node)
         if wanted > max(allowed, len(node)):
             return Check('threads', 'warning', f'{wanted} threads on the {allowed:g} CPUs that ranks of '
                          f'{node[0]["host"]} may use', 'start fewer ranks there or lower OMP_NUM_THREADS')

@@ -3,6 +3,7 @@
 Source: /sys/devices/system (cpu, node), /sys/class/infiniband, /sys/class/net, nvidia-smi for GPUs.
 """
 import os
+import platform
 import signal
 import sys
 from collections.abc import Collection, Sequence
@@ -14,7 +15,7 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.system.cgroup import Limits, find_limits
 from mlperf_rn50.system.cpu_list import parse_cpu_list, render_cpu_list
 from mlperf_rn50.system.hardware import query_gpus
-from mlperf_rn50.system.launched import launched_local, rank_name
+from mlperf_rn50.system.launched import environment_number, launched_local, omp_threads, rank_name
 from mlperf_rn50.system.meeting import SECRET_VARIABLE
 from mlperf_rn50.system.rendezvous import rank_variables
 
@@ -154,13 +155,6 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
                    device if topology.gpus else None, near[beside.index(device) % len(near)] if near else None)
 
 
-def parse_omp_threads(text: str) -> int | None:
-    """The threads that OMP_NUM_THREADS asks for at the outermost level: 2 for '2' and '2,1'; None for no number from 1.
-    """
-    first = text.partition(',')[0].strip()
-    return int(first) or None if first.isdecimal() else None
-
-
 def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
     """So many threads, or what a rank's share of the node's quota of CPU time has time for; at least one.
 
@@ -185,7 +179,7 @@ def unbound_threads(cpus: Collection[int], num_machine_cpus: int, local_size: in
 
 def set_omp_threads(num_threads: int) -> int:
     """Sets OMP_NUM_THREADS where it does not say a number yet; returns what it says."""
-    given = parse_omp_threads(os.environ.get('OMP_NUM_THREADS', ''))
+    given = omp_threads(os.environ.get('OMP_NUM_THREADS', ''))
     if given is None:
         os.environ['OMP_NUM_THREADS'] = str(num_threads)
     return given or num_threads
@@ -208,7 +202,7 @@ def _bind(command: Sequence[str]) -> None:
         os.execvp(command[0], list(command))
     local_rank, local_size = launched_local()
     topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), gpu_bus_ids())
-    binding = choose_binding(topology, local_rank, local_size, int(os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE', 1)))
+    binding = choose_binding(topology, local_rank, local_size, environment_number('MLPERF_RN50_RANKS_PER_DEVICE') or 1)
     os.sched_setaffinity(0, binding.cpus)
     threads = set_omp_threads(quota_threads(binding.num_threads, local_size, find_limits()))
     os.environ.setdefault('DALI_AFFINITY_MASK', ','.join(map(str, binding.pinning)))
@@ -226,5 +220,5 @@ if __name__ == '__main__':
     try:
         _bind(sys.argv[1:])
     except UserError as e:
-        print(f'mlperf-rn50: {rank_name()}: {e}', file=sys.stderr, flush=True)
+        print(f'mlperf-rn50: {platform.node()}: {e}', file=sys.stderr, flush=True)
         sys.exit(e.exit_code)

@@ -34,6 +34,7 @@ class Sampled:
         self._telemetry = telemetry
 
     def see(self, event: events.Event) -> None:
+        self._telemetry.check()
         match event:
             case events.RunStarted():
                 self._telemetry.run_start(0.0)
