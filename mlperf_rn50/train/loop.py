@@ -69,7 +69,7 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
             once.
     """
     check_values(config)
-    stop = StopRequest()
+    stop = StopRequest(position)
     position.now('start-up')
     resumption = load_resumption(comm, resume[1]) if resume else None
     hosts = find_hosts(comm)
