@@ -172,7 +172,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def dump_stacks(pid: int, stack_fd: int) -> str:
-    """The stacks of a process: native ones, too, with py-spy, else Python's own; and its threads as the kernel sees them.
+    """The stacks of a process, native ones too where py-spy is; and its threads as the kernel sees them.
 
     Args:
         pid: of the process, a child of this one's parent.
