@@ -251,12 +251,19 @@ class CommConfig:
     Args:
         compression: none, or fp16 (gradients travel in 16 bits).
         num_buckets: parts in which gradients are exchanged, each as soon as backward has it.
-        stall_limit_s: a rank without a sign of life for so long is ended, and the run with it; 0 for never.
+        stall_limit_s: a rank without a sign of life for so long while training is ended, and the run with it; 0 for
+            never.
+        start_limit_s: the same for everything before the first step; 0 for never.
+        eval_limit_s: the same for an evaluation; 0 for never.
+        checkpoint_limit_s: the same for a checkpoint and the first step after it; 0 for never.
     """
 
     compression: Literal['none', 'fp16'] = 'none'
     num_buckets: int = _key(8, ABOVE_0, 'buckets')
     stall_limit_s: float = _key(300.0, FROM_0, 's')
+    start_limit_s: float = _key(900.0, FROM_0, 's')
+    eval_limit_s: float = _key(300.0, FROM_0, 's')
+    checkpoint_limit_s: float = _key(900.0, FROM_0, 's')
 
 
 @dataclass(frozen=True)
@@ -264,7 +271,7 @@ class CheckpointConfig:
     """What is kept to go on from.
 
     Args:
-        period_epochs: write one every so many epochs; 0 writes only on SIGTERM and SIGUSR1.
+        period_epochs: write one every so many epochs; 0 writes only when asked to stop.
         period_steps: write one every so many steps, beside those; 0 for none.
         keep: how many to keep.
     """

@@ -4,6 +4,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_RESUMABLE = 75  # EX_TEMPFAIL of sysexits.h: run it again with --resume
+EXIT_AT_ONCE = 130  # asked twice to stop, or a command that has nothing to finish: as shells say of Ctrl-C
 
 
 class UserError(Exception):

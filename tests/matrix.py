@@ -1,4 +1,4 @@
-"""Writes tests/cluster/README.md: every fault in every phase of a run, what must happen, the test that shows it, its time.
+"""Writes tests/cluster/README.md: every fault in every phase of a run, what must happen, its test and its time.
 
   python tests/matrix.py                 from the marks of the tests: @pytest.mark.fault(FAULT, PHASE, PHASE...)
   python tests/matrix.py --times FILE    with the times of a run: pytest --junitxml FILE

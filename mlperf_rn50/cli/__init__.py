@@ -11,11 +11,14 @@ import time
 import traceback
 from argparse import ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from typing import NoReturn
 
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_USAGE, ConfigError, RankLost, UserError
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_USAGE, ConfigError, RankLost, RunFailed, UserError
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.options import nearest, option_error
 from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name
+from mlperf_rn50.system.out_of_memory import explain_error
+from mlperf_rn50.train.stop import AT_ONCE_SIGNALS, catch, end_at_once
 
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
 _EPILOG = """examples:
@@ -28,7 +31,7 @@ _EPILOG = """examples:
 mlperf-rn50 COMMAND --help says more of each.
 
 exit codes: 0 done, 1 the run failed or the check did not pass, 2 a mistake in what was asked for,
-75 interrupted and resumable"""
+75 interrupted and resumable, 130 ended at once"""
 
 
 def command_names() -> list[str]:
@@ -96,9 +99,14 @@ def _leave(code: int) -> int:
     return code
 
 
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    catch(_interrupt, AT_ONCE_SIGNALS)
     try:
         return _run(argv)
     except UserError as e:
@@ -107,11 +115,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_error(e)
         return _leave(e.exit_code)
     except KeyboardInterrupt:
-        return _leave(130)
+        end_at_once()
     except BrokenPipeError:
         # The reader of our output went away (| head); that is not an error of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_USAGE
-    except Exception:  # a bug: show where, and still take the other ranks down
-        traceback.print_exc()
+    except Exception as e:
+        said = explain_error(e)
+        if not said or '--debug' in argv:  # a bug: show where, and still take the other ranks down
+            traceback.print_exc()
+        if said:
+            _print_error(RunFailed(said))
+            end_at_once(EXIT_FAILED)  # what has no memory does not close down without a word
         return _leave(EXIT_FAILED)

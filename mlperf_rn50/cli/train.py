@@ -1,7 +1,6 @@
 """Train until the target is reached, and log the run the MLPerf way."""
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +51,8 @@ def run(argv: Sequence[str]) -> int:
         print('\n'.join(str(_value_of(config, key)) for key in options.print))
         return EXIT_OK
     check_precision('train.precision', config.train.precision, find_processor())
-    # Asked to stop while it starts, it stops after its first step; StopRequest lets the signals in.
-    return in_rank(lambda position: _train(config, resume, options.elastic, allowed, position), config,
-                   signal.SIG_BLOCK)
+    return in_rank(lambda position: _train(config, resume, options.elastic, allowed, position), config, can_stop=True,
+                   run_dir=resume[0].dir if resume else None)
 
 
 def _print_plan(config: cfg.Config, options: Namespace) -> int:
@@ -83,7 +81,7 @@ def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[
     from mlperf_rn50.system.launched import rank_name
     from mlperf_rn50.train.comm import open_comm
     from mlperf_rn50.train.loop import render_outcome, train
-    comm = open_comm(config.comm.compression)
+    comm = open_comm(config.comm.compression, exchange=position.exchange)
     position.now()  # the imports took their time
     try:
         outcome = train(config, comm, position, resume, is_elastic, allowed)

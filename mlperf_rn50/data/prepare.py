@@ -3,16 +3,18 @@
 Images are packed in parts of PART_SIZE by parallel workers; finished parts are kept until the end, so an
 interrupted preparation goes on where it was, and the parts are then joined.
 """
+import ctypes
 import hashlib
 import io
 import json
 import os
 import shutil
+import signal
 from argparse import Namespace
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import BinaryIO
 
@@ -88,10 +90,29 @@ def _write_parts(folder: Path, split: str, samples: list[Sample], packing: Packi
                 bar.update(write_part(*part))
             return stems
         # MXNet has threads; a forked copy of it may hang.
-        with ProcessPoolExecutor(num_workers, get_context('spawn')) as pool:
-            for done in as_completed([pool.submit(write_part, *part) for part in missing]):
-                bar.update(done.result())
+        with ProcessPoolExecutor(num_workers, get_context('spawn'), _follow_parent) as pool:
+            try:
+                for done in as_completed(_submit(pool, missing)):
+                    bar.update(done.result())
+            except KeyboardInterrupt:  # leaving the pool would wait for all that is under way
+                for worker in active_children():
+                    worker.kill()
+                raise
     return stems
+
+
+def _submit(pool: ProcessPoolExecutor, parts: list) -> list[Future]:
+    """Starts the workers, which a Ctrl-C of the terminal does not reach: their parent ends them."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        return [pool.submit(write_part, *part) for part in parts]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _follow_parent() -> None:
+    """A worker ends with its parent, however that ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _damaged(stems: Iterable[Path]) -> list[list[str]]:

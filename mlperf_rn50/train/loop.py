@@ -86,7 +86,7 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
         StorageError: the disk takes nothing more.
     """
     check_values(config)
-    stop = StopRequest()
+    stop = StopRequest(position)
     position.now('start-up')
     with ExitStack() as held:
         if resume:

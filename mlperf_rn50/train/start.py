@@ -2,7 +2,6 @@
 import os
 import platform
 import secrets
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,23 +34,23 @@ from mlperf_rn50.train.sinks.metrics import Metrics
 from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
 from mlperf_rn50.train.sinks.terminal import Terminal
 from mlperf_rn50.train.sinks.watched import Sampled, Watched
+from mlperf_rn50.train.stop import catch
 from mlperf_rn50.train.trainer import Trainer
-from mlperf_rn50.train.watch import STOP_SIGNALS, Position
+from mlperf_rn50.train.watch import Position
 
 _LOCK_PERIOD_S = 0.5
 
 
 class StopRequest:
-    """Whether SIGTERM or SIGUSR1 asked this rank to stop."""
+    """Whether a signal asked this rank to stop."""
 
-    def __init__(self) -> None:
-        self.is_set = False
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._set)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    def __init__(self, position: Position) -> None:
+        self._position = position
+        catch(position.ask)
 
-    def _set(self, *_: object) -> None:
-        self.is_set = True
+    @property
+    def is_set(self) -> bool:
+        return self._position.is_asked
 
 
 class Clock:
@@ -309,10 +308,11 @@ def start(config: Config, comm: Comm, hosts: Sequence[Host], position: Position,
         sinks.see(events.Opened(plan.config, _ranks_of_hosts(hosts), *_clear_caches(config, comm, sinks)))
         sinks.see(events.InitStarted(plan, progress.seed))
     device_id = device_id_of(config, comm)
-    trainer = Trainer(plan, comm, progress.seed, device_id)
+    trainer = Trainer(plan, comm, progress.seed, device_id, position.computed)
     source, notes = _initial_weights(config, comm, trainer) if not resumption else ('', [])
     trainer.broadcast()
-    train_data = train_batches(plan.config, plan.train_shard(comm.rank), progress.seed, progress.step, device_id)
+    train_data = position.told(
+        train_batches(plan.config, plan.train_shard(comm.rank), progress.seed, progress.step, device_id))
     eval_data = eval_batches(plan.config, plan.eval_shard(comm.rank), device_id)
     made_up = made_up_batches(plan.config, plan.train_shard(comm.rank), device_id)
     trainer.warm_up(made_up, next(made_up_batches(plan.config, plan.eval_shard(comm.rank), device_id)),
@@ -329,7 +329,7 @@ def start(config: Config, comm: Comm, hosts: Sequence[Host], position: Position,
         sinks.see(events.InitStopped())
     comm.barrier()
     run = Run(plan, comm, hosts, folder, sinks, stop, saver, Keeper(folder, plan, classes), progress, trainer,
-              train_data, eval_data, Clock(progress.clock_s))
+              train_data, lambda: position.told(eval_data()), Clock(progress.clock_s))
     if resumption and resumption.damaged:
         reasons = '; '.join(reason for _, reason in resumption.damaged)
         sinks.see(events.Warned(f'{reasons}; put aside, the run goes on from {resumption.path}'))

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlperf_rn50.system.cgroup import Limits
+from mlperf_rn50.system.launched import omp_threads
 from mlperf_rn50.system.topology import (
     Binding,
     NumaNode,
@@ -13,7 +14,6 @@ from mlperf_rn50.system.topology import (
     choose_binding,
     find_topology,
     parse_cpu_list,
-    parse_omp_threads,
     quota_threads,
     render_binding,
     render_cpu_list,
@@ -134,7 +134,7 @@ def test_what_is_printed():
 @pytest.mark.parametrize('text, threads', [('2', 2), ('2,1', 2), (' 16 , 4,2', 16), ('', None), ('0', None),
                                            ('-1', None), ('many', None), (',2', None), ('1.5', None)])
 def test_threads_of_the_outermost_level(text, threads, monkeypatch):
-    assert parse_omp_threads(text) == threads
+    assert omp_threads(text) == threads
     monkeypatch.setenv('OMP_NUM_THREADS', text)
     assert set_omp_threads(7) == (threads or 7)
     assert os.environ['OMP_NUM_THREADS'] == (text if threads else '7')
