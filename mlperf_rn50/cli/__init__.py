@@ -18,7 +18,7 @@ from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.options import nearest, option_error
 from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name
 from mlperf_rn50.system.out_of_memory import explain_error
-from mlperf_rn50.train.stop import AT_ONCE_SIGNALS, catch, end_at_once
+from mlperf_rn50.train.stop import END_SIGNALS, catch, end_at_once
 
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
 _EPILOG = """examples:
@@ -106,7 +106,7 @@ def _interrupt(*_: object) -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    catch(_interrupt, AT_ONCE_SIGNALS)
+    catch(_interrupt, END_SIGNALS)
     try:
         return _run(argv)
     except UserError as e:

@@ -15,7 +15,6 @@ from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
 from mlperf_rn50.train.checkpoint import newest_step
 from mlperf_rn50.train.run_folder import RunFolder, run_numbers
 
-EXIT_AT_ONCE = 130  # as shells say it of SIGINT
 # Attempts in a row that leave no newer checkpoint, after which nothing is started any more.
 MAX_STUCK = 3
 _MAX_PAUSE_S = 60.0

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
-_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+from mlperf_rn50.train.stop import STOP_SIGNALS, Asked
+
+_SIGNALS = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
 _PR_SET_PDEATHSIG = 1
 # After the word to stop, the ranks have so long for their checkpoint; after SIGTERM, the engine for its end.
 STOP_LIMIT_S = 600.0
@@ -36,7 +37,7 @@ class Event(Enum):
     """What happens while an engine runs."""
 
     STOP = 'a word to stop'
-    AT_ONCE = 'the second Ctrl-C'
+    AT_ONCE = 'Ctrl-C once more'
     LOST = 'a host is cut off'
     LATE = 'the time of the stage is over'
 
@@ -59,28 +60,29 @@ class Signals:
 
     Args:
         is_asked: to stop, with a checkpoint.
-        is_at_once: to stop at once: the second SIGINT.
+        is_at_once: to stop at once: Ctrl-C once more.
     """
 
     is_asked: bool = False
     is_at_once: bool = False
 
     def __post_init__(self) -> None:
-        # Blocked, they wait to be read: none is lost, also where they were ignored before, and for PID 1.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        self._num_interrupts = 0
+        # Blocked, they wait to be read: none is lost, also where they were ignored before, and for PID 1. But nohup
+        # keeps its word.
+        has_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        self._numbers = [n for n in _SIGNALS if n != signal.SIGHUP or not has_nohup]
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
+        self._asked = Asked()
 
     def next(self, timeout_s: float) -> Event | None:
         """Waits for a signal or the end of a child, or so long; what it means, if anything."""
-        info = signal.sigtimedwait(_SIGNALS, max(0.0, timeout_s))
+        info = signal.sigtimedwait(self._numbers, max(0.0, timeout_s))
         if info is None or info.si_signo == signal.SIGCHLD:
             return None
         if info.si_signo == signal.SIGUSR2:
             return Event.LOST
         self.is_asked = True
-        if info.si_signo == signal.SIGINT:
-            self._num_interrupts += 1
-            self.is_at_once = self._num_interrupts > 1
+        self.is_at_once |= self._asked.means_at_once(info.si_signo, time.monotonic())
         return Event.AT_ONCE if self.is_at_once else Event.STOP
 
     def pause(self, seconds: float) -> None:
@@ -92,7 +94,7 @@ class Signals:
 
 def as_child() -> None:
     """In the new process: signals as a program expects them, and an end with the launcher's."""
-    for number in (*_STOPS, signal.SIGUSR2):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -122,8 +124,9 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals,
         if event is None:
             continue
         after = react(stage, event)
-        since = time.monotonic() if after is not stage or event is Event.LATE else since
-        stage = after
+        if after is stage and event is not Event.LATE:
+            continue  # said already
+        stage, since = after, time.monotonic()
         if stage is Stage.STOPPING:
             process.send_signal(stop_signal)
         elif stage is Stage.TERMINATING:

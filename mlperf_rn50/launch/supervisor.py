@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE, ConfigError
+from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE, ConfigError
 from mlperf_rn50.launch.attempts import (
-    EXIT_AT_ONCE,
     Attempt,
     end_of,
     judge,

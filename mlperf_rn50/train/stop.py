@@ -1,4 +1,4 @@
-"""Signals that ask to stop. Asked once, a run writes a checkpoint and can be resumed; asked twice, it ends at once.
+"""Signals that ask to stop. Asked once, a run writes a checkpoint and can be resumed; by Ctrl-C again, it ends at once.
 
 Handlers are always set: the first process of a container has no default actions, and a shell that is not interactive
 starts what runs in its background with SIGINT ignored.
@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 from mlperf_rn50.errors import EXIT_AT_ONCE
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-# Slurm may repeat its SIGUSR1; each of the others, when it comes again, means at once.
-AT_ONCE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# What ends a program that has nothing to finish: a launcher's SIGUSR1 is for those that have.
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # One Ctrl-C may come twice: the terminal signals a whole process group, and a launcher hands it on as well.
 _SAME_S = 1.0
 
@@ -28,10 +28,13 @@ class Asked:
         self._first_at: float | None = None
 
     def means_at_once(self, number: int, now_s: float) -> bool:
-        """Counts a signal; whether it asks to end at once: it does when another one came a while before."""
+        """Counts a signal; whether it asks to end at once: Ctrl-C does when a word to stop came a while before.
+
+        The others may be repeated by whoever sends them, Slurm or a closing terminal, and a checkpoint takes its time.
+        """
         if self._first_at is None:
             self._first_at = now_s
-        return number in AT_ONCE_SIGNALS and now_s - self._first_at >= _SAME_S
+        return number == signal.SIGINT and now_s - self._first_at >= _SAME_S
 
 
 def catch(handler: Callable[[int, Any], Any], numbers: tuple[signal.Signals, ...] = STOP_SIGNALS) -> None:
@@ -86,7 +89,7 @@ def alone(stop: Callable[[], None] | None) -> Callable[[int], None]:
             end_at_once()
         if stop:
             stop()
-        elif number in AT_ONCE_SIGNALS:
+        elif number in END_SIGNALS:
             time.sleep(2 * _SAME_S)
             end_at_once()
     return heard
