@@ -1,42 +1,21 @@
 """Whose fault was it? What an attempt that failed says of the hosts, and which of them are left out of the next."""
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_rn50.launch.attempts import whole_lines
+from mlperf_rn50.train.failures import FAILURES, Failure
 
-# The watchers and the launcher add a line for each rank or host that failed.
-FAILURES = 'failures.jsonl'
 # Failures of a host, in attempts in a row that gained nothing, after which --elastic leaves it out.
 MAX_FAILURES = 2
-
-
-@dataclass(frozen=True)
-class Failure:
-    """One rank or host that failed, and why."""
-
-    job: str
-    host: str
-    cause: str
 
 
 def read_failures(folder: Path) -> list[Failure]:
     """All failures of a run folder, the oldest first."""
     return [Failure(*(str(v.get(key, '')) for key in ('job', 'host', 'cause')))
             for v in whole_lines(folder / FAILURES)]
-
-
-def note_failure(folder: Path, failure: Failure) -> None:
-    """Adds a failure to the list of a run folder."""
-    try:
-        with open(folder / FAILURES, 'a') as f:
-            f.write(json.dumps(vars(failure)) + '\n')
-    except OSError:
-        pass  # no folder yet, or a full disk: said elsewhere
 
 
 def count_failures(failures: Sequence[Failure]) -> dict[tuple[str, str], int]:

@@ -19,9 +19,10 @@ from mlperf_rn50.launch.attempts import (
     read_metrics,
     stuck_attempts,
 )
-from mlperf_rn50.launch.blame import Failure, bad_hosts, note_failure, ranks_of, read_failures
+from mlperf_rn50.launch.blame import bad_hosts, ranks_of, read_failures
 from mlperf_rn50.launch.options import Options
 from mlperf_rn50.train.checkpoint import newest_step
+from mlperf_rn50.train.failures import Failure, note_failure
 from mlperf_rn50.train.run_folder import RunFolder, run_numbers
 
 # Hosts that do not answer are waited for so long before a restart.

@@ -5,6 +5,7 @@ folder. All of it is done in a process of its own and within a time limit: stora
 """
 import json
 import os
+import platform
 import re
 import select
 import shutil
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mlperf_rn50.files import write_atomically
+from mlperf_rn50.train.failures import Failure, note_failure
 
 # In the rank, faulthandler writes its Python stacks on this one, which nothing else uses.
 STACK_SIGNAL = signal.SIGSTKFLT
@@ -84,6 +86,12 @@ def within(limit_s: float, work: Callable[[], str]) -> str | None:
         return None
     finally:
         os.close(reader)
+
+
+def note(folder: Path, reason: str) -> str:
+    """Adds this host to the failures of the run whose folder for stalls this is; a launcher counts them."""
+    note_failure(folder.parent.parent, Failure(os.environ.get('MLPERF_RN50_JOB', ''), platform.node(), reason))
+    return ''
 
 
 def _kill_group(pid: int) -> None:

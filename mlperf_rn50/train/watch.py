@@ -248,6 +248,8 @@ class Watcher:
         self._say(reason, position)
 
     def _say(self, reason: str, position: str | None = None) -> None:
+        if self._folder and self._orphaned_at is None:
+            stalled.within(_READ_LIMIT_S, partial(stalled.note, self._folder, reason.partition(';')[0]))
         try:
             print(f'mlperf-rn50: {rank_name()}, {position or self._position}: {reason}', file=sys.stderr, flush=True)
         except OSError:  # nobody listens any more

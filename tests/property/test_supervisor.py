@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
 from mlperf_rn50.launch.attempts import MAX_STUCK
-from mlperf_rn50.launch.blame import Failure, note_failure
 from mlperf_rn50.launch.options import make_parser, parse_options
 from mlperf_rn50.launch.supervisor import Layout, Supervisor, World
+from mlperf_rn50.train.failures import Failure, note_failure
 from mlperf_rn50.train.run_folder import RunFolder
 
 HOSTS = ('h1', 'h2', 'h3')

@@ -17,6 +17,7 @@ from mlperf_rn50.launch.engines import ENGINES, environment
 from mlperf_rn50.launch.hosts import Host, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.lock import folder_lock
 from mlperf_rn50.launch.options import make_parser, parse_options
+from mlperf_rn50.train.failures import Failure, note_failure
 from mlperf_rn50.train.run_folder import RunFolder
 
 
@@ -178,7 +179,7 @@ def test_attempts_of_a_job_are_counted_across_its_starts(tmp_path):
 def test_a_host_that_failed_twice_without_progress_is_bad(tmp_path):
     for job, host, cause in [('a', 'h1', 'does not answer'), ('b', 'h2', 'killed'), ('c', 'h2', 'does not answer'),
                              ('c', 'h2', 'killed'), ('c', 'h3', 'killed')]:
-        blame.note_failure(tmp_path, blame.Failure(job, host, cause))
+        note_failure(tmp_path, Failure(job, host, cause))
     failures = blame.read_failures(tmp_path)
     assert blame.count_failures(failures)[('h2', 'killed')] == 2
     assert blame.bad_hosts(failures, ['b', 'c'], ['h1', 'h2', 'h3']) == {'h2': 'killed'}
