@@ -218,7 +218,7 @@ def test_a_rank_that_does_not_start_is_told_which_folder_is_full():
 def test_a_rank_that_aborts_for_want_of_address_space_says_which_limit():
     body = '''import resource
     resource.setrlimit(resource.RLIMIT_AS, (3 << 29, 3 << 29))
-    held = __import__('mmap').mmap(-1, 11 << 27)
+    held = __import__('mmap').mmap(-1, 10 << 27)
     time.sleep(1.5)
     os.abort()'''
     code = PROGRAM.format(body=body, limit=0).replace('sys.exit(', 'import resource\nresource.setrlimit('
