@@ -76,7 +76,8 @@ def test_the_wrong_number_of_nodes_fails():
     assert c.status == 'failed' and 'run.num_nodes is 4' in c.fix
 
 
-@pytest.mark.parametrize('threads, status', [('4', 'ok'), ('5', 'warning'), ('', 'warning')])
+@pytest.mark.parametrize('threads, status', [('4', 'ok'), ('5', 'warning'), ('', 'warning'), ('4,2', 'ok'),
+                                             ('5,1', 'warning'), ('x', 'warning')])
 def test_threads_against_cores(threads, status):
     assert check('threads', rows(omp_num_threads=threads)).status == status
 
