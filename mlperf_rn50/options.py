@@ -53,21 +53,34 @@ def check_keys(tree: Any, where: str = '') -> None:
                 raise ConfigError(f'{where}{section}.{key}: unknown key{nearest(str(key), known)}')
 
 
-def _parse_yaml(text: str) -> Any:
-    """What YAML holds, which stays as small as it is written.
+def _check_size(text: str) -> None:
+    """Raise unless what YAML holds is as small as it is written.
 
     Raises:
-        ValueError: it has aliases, or is nested deeper than a configuration.
+        ValueError: it repeats a part of itself, or is nested deeper than a configuration.
         yaml.YAMLError: it is no YAML.
     """
-    depth = 0
+    depth, anchors = 0, set()
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f'got the alias *{event.anchor}, expected every value written out')
+            if event.anchor in anchors:
+                raise ValueError(f'got the alias *{event.anchor}, expected every value written out')
+        elif isinstance(event, yaml.NodeEvent):
+            anchors.add(event.anchor)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MAX_DEPTH:
             raise ValueError(f'is nested deeper than {_MAX_DEPTH}')
-    return yaml.safe_load(text)
+
+
+def _check_words(argv: Sequence[str]) -> None:
+    """Raise ConfigError for an option whose value, which may be YAML, is larger than it is written."""
+    for word in argv:
+        try:
+            _check_size(word.partition('=')[2] if word.startswith('--') else word)
+        except yaml.YAMLError:  # just a text
+            pass
+        except ValueError as e:
+            raise ConfigError(f'{word[:40]}…: {e}') from e
 
 
 def load_yaml(path: Path) -> dict:
@@ -77,7 +90,9 @@ def load_yaml(path: Path) -> dict:
         ConfigError: the file is missing, is not YAML, or holds an unknown key.
     """
     try:
-        tree = _parse_yaml(read_text(path, _MAX_BYTES)) or {}
+        text = read_text(path, _MAX_BYTES)
+        _check_size(text)
+        tree = yaml.safe_load(text) or {}
     except OSError as e:
         raise ConfigError(f'{path}: cannot read the configuration: {e.strerror}') from e
     except (yaml.YAMLError, ValueError) as e:  # the latter also for a date or number that there is not
@@ -106,12 +121,11 @@ def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
     Raises:
         ConfigError: an option is unknown or its value has the wrong type.
     """
+    _check_words(argv)
     try:
         return parser.parse_args(list(argv), namespace=namespace)
     except ArgumentError as e:
         raise option_error(str(e), parser) from e
-    except RecursionError as e:
-        raise ConfigError(f'an option is nested too deeply; see {parser.prog} --help') from e
 
 
 def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
@@ -142,8 +156,8 @@ def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargpar
     """
     try:
         base = parser.parse_object(tree, defaults=True)
-    except ArgumentError as e:
-        raise ConfigError(f'{where}: {" ".join(str(e).split())}') from e
+    except (ArgumentError, RecursionError) as e:
+        raise ConfigError(f'{where}: {" ".join(str(e).split())[:500]}') from e
     options = parse_options(parser, argv, base)
     result = cfg.Config(**{name: section(**_plain(options[name])) for name, section in SECTIONS.items()})
     if options.telemetry is not None:

@@ -26,7 +26,7 @@ from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path,
 from mlperf_rn50.data.samples import Dataset, Sample
 from mlperf_rn50.data.verify import checksum, dump_checksums, dump_manifest, print_verdict
 from mlperf_rn50.errors import EXIT_OK, DataError
-from mlperf_rn50.files import write_atomically
+from mlperf_rn50.files import parse_json, write_atomically
 
 PART_SIZE = 1000
 _COPY_BYTES = 1 << 24
@@ -116,7 +116,10 @@ def _follow_parent() -> None:
 
 
 def _damaged(stems: Iterable[Path]) -> list[list[str]]:
-    return [entry for stem in stems for entry in json.loads(stem.with_suffix('.json').read_text())]
+    try:
+        return [entry for stem in stems for entry in parse_json(stem.with_suffix('.json').read_text())]
+    except (ValueError, TypeError) as e:
+        raise DataError(f'{stem.with_suffix(".json")}: damaged ({e}); remove {stem.parent} and run it again') from e
 
 
 def _append(source: BinaryIO, target: BinaryIO, digest) -> int:

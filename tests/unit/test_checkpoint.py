@@ -147,7 +147,8 @@ def test_the_newest_whole_one_is_found(tmp_path):
     found = load_newest(tmp_path)
     assert (found.path, found.progress.step, set(found.arrays)) == (paths[0], 5, set(ARRAYS))
     assert [p for p, _ in found.damaged] == paths[:0:-1]
-    assert 'state.json is missing' in found.damaged[0][1] and 'arrays.npz is missing' in found.damaged[1][1]
+    reasons = [reason for _, reason in found.damaged]
+    assert 'state.json is missing' in reasons[0] and 'arrays.npz is missing' in reasons[1]
     (paths[0] / 'arrays.npz').write_bytes(b'x')
     with pytest.raises(CheckpointError, match=f'none of its 4 checkpoints is whole; the newest: {paths[3]}'):
         load_newest(tmp_path)

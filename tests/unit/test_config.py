@@ -160,7 +160,24 @@ def test_all_other_texts_are_taken(key, value):
     check_values(replace(config, **{section: replace(getattr(config, section), **{name: value})}))
 
 
-def test_an_option_that_is_nested_too_deeply_is_one_line():
+@pytest.mark.parametrize('value, said', [('[' * 5000, 'nested deeper than 8'),
+                                         (LAUGHS[len('run: {dir: '):-1], 'got the alias *a')])
+@pytest.mark.parametrize('words', [('--data.mean', '{}'), ('--data.mean={}',), ('--run.dir', '{}')])
+def test_an_option_that_is_larger_than_it_is_written_is_one_line(words, value, said):
     with pytest.raises(ConfigError) as e:
-        resolve_config(None, [*BATCH, '--data.mean', '[' * 5000], PARSER)
-    assert '\n' not in str(e.value)
+        resolve_config(None, [*BATCH, *(w.replace('{}', value) for w in words)], PARSER)
+    assert said in str(e.value) and '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize('name', ['*a', '[x', '&a', 'a: b: c', '{'])
+def test_a_name_that_is_no_yaml_is_taken_as_it_is(name):
+    assert resolve_config(None, [*BATCH, '--run.dir', name], PARSER).run.dir == name
+
+
+def test_a_tree_that_is_nested_too_deeply_is_one_line():
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(ConfigError, match='best.json: ') as e:
+        resolve_tree({'data': {'mean': deep}}, 'best.json', BATCH, PARSER)
+    assert len(str(e.value)) < 1000 and '\n' not in str(e.value)
