@@ -262,9 +262,9 @@ set_up() {
     say 'done'
 }
 
-# Where programs of .venv cannot be started, as their first lines name its path, or PATH cannot hold it.
+# What PATH, the first lines of programs in .venv (sh reads those with a space) or CMake take for something else.
 [[ $PWD != *[$'\n:"$`\\']* ]] ||
-    fail "${PWD@Q}: got a path with one of : \" \$ \` \\ or a line break, which Python cannot start programs in; move the checkout"
+    fail "${PWD@Q}: got a path with one of : \" \$ \` \\ or a line break, which PATH, programs of .venv or CMake cannot take; move the checkout"
 case ${1:-} in
     '') ;;
     --check)

@@ -61,6 +61,10 @@ def test_version_1_with_a_group_in_each_hierarchy(tree):
     assert found == Limits(4 * GB, 2 * GB, 2.5, (2,))
 
 
+def test_no_limit_of_version_1_is_a_large_number(tree):
+    assert tree('4:memory:/job\n', V1, {'memory/job/memory.limit_in_bytes': 9223372036854771712}) == Limits()
+
+
 def test_a_container_sees_its_own_group_as_the_outermost(tree):
     # With a name space of its own, and without: then the path is the host's, and the mount begins at the group.
     own = {'memory.max': 4 * GB, 'memory.current': GB}
@@ -72,7 +76,7 @@ def test_a_container_sees_its_own_group_as_the_outermost(tree):
         **files, 'memory/below/memory.limit_in_bytes': GB, 'memory/below/memory.usage_in_bytes': 0,
         'memory/memory.usage_in_bytes': 0}).memory_limit_bytes == GB
     assert tree('4:memory:/elsewhere\n', v1, files).memory_limit_bytes == 2 * GB
-    assert tree('4:memory:/../other\n', v1, files).memory_limit_bytes == 2 * GB
+    assert tree('0::/../other\n', V2, {'../other/memory.max': GB, **own}).memory_limit_bytes == 4 * GB
 
 
 def test_a_mount_with_a_space(tree):

@@ -151,6 +151,9 @@ def test_a_folder_of_before_is_held_against_what_it_has(folder):
 
 def test_a_folder_that_gets_an_index_keeps_a_right_manifest(folder):
     (folder / 'train.index.npy').unlink()
+    manifest = load_manifest(folder)
+    del manifest['splits']['train']['index_sha256']
+    dump_manifest(folder, manifest)
     assert call('prepare', 'digits', '--out', folder).returncode == 0
     assert verify(folder, 2)[1] == []
 
