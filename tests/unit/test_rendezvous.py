@@ -50,7 +50,7 @@ def test_the_store_keeps_bytes_until_they_are_taken_back(server):
     assert ask(server, 'DELETE')[0] == 200 and ask(server, 'GET')[0] == 404
 
 
-@pytest.mark.parametrize('secret', [None, 'another', SECRET + 'x', ''])
+@pytest.mark.parametrize('secret', [None, 'another', SECRET + 'x', SECRET[:-1], ''])
 @pytest.mark.parametrize('method', ['GET', 'PUT', 'DELETE', 'HEAD', 'POST'])
 def test_who_does_not_know_the_secret_gets_and_changes_nothing(server, secret, method):
     ask(server, 'PUT', body=b'kept')
@@ -203,6 +203,18 @@ def test_a_name_that_leads_to_the_loopback_is_not_offered(monkeypatch):
     monkeypatch.setattr(rendezvous, 'find_interfaces', lambda: {'lo': ['127.0.0.1']})
     with pytest.raises(rendezvous.UserError, match='no network interface but the loopback'):
         rendezvous.offer(['h1', 'h3'])
+
+
+@pytest.mark.parametrize('found, address, is_refused', [
+    (['127.0.1.1'], '10.0.0.1', True), ([], '10.0.0.1', True), (['::1', '10.0.0.2'], 'fd00::1', True),
+    (['10.0.0.2'], '10.0.0.1', False), (['127.0.1.1'], '127.0.0.1', False)])
+def test_a_host_whose_own_name_leads_nowhere_says_so(found, address, is_refused):
+    """Instead of the abort of Gloo on another host, which names neither."""
+    if is_refused:
+        with pytest.raises(ConfigError, match='h1: got .* for the own name of this host'):
+            rendezvous.check_own_name('h1', found, address)
+    else:
+        rendezvous.check_own_name('h1', found, address)
 
 
 @pytest.mark.parametrize('env', [TASK, PLACE])
