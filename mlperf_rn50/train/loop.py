@@ -20,7 +20,7 @@ from mlperf_rn50.train.evaluate import Accuracy, data_name, evaluate
 from mlperf_rn50.train.keep import Network
 from mlperf_rn50.train.plan import Plan
 from mlperf_rn50.train.progress import Progress
-from mlperf_rn50.train.run_folder import RunFolder
+from mlperf_rn50.train.run_folder import RunFolder, check_is_there
 from mlperf_rn50.train.start import (
     Host,
     Resumption,
@@ -250,7 +250,7 @@ def save(run: Run) -> None:
         keep = run.plan.config.checkpoint.keep
         write = partial(checkpoint.save, run.folder.checkpoints, copy(progress), trainer.snapshot(), keep)
         # The best first: a run that is killed between the two comes to its evaluation again.
-        run.saver.submit(run.keeper.write_best, write)
+        run.saver.submit(partial(check_is_there, run.folder), run.keeper.write_best, write)
     trainer.pace.start()
 
 
@@ -267,6 +267,7 @@ def end(run: Run, status: str, epochs_to_converge: int | None) -> Outcome:
 def keep_networks(run: Run, status: str) -> None:
     """Writes the networks of a run that is over; one that can go on has written its best with its checkpoint."""
     if run.comm.rank == 0 and status != 'interrupted':
+        check_is_there(run.folder)
         run.keeper.write_at_end(run.progress.step, run.trainer.copy_network())
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
+from mlperf_rn50.errors import CheckpointError, ConfigError, StorageError, UserError
 from mlperf_rn50.files import temporaries_in
 from mlperf_rn50.mlperf.events import Event
 from mlperf_rn50.mlperf.reader import read_events
@@ -79,6 +79,13 @@ class RunFolder:
         for path in (*temporaries_in(self.weights), *temporaries_in(self.dir, self.config.name),
                      *temporaries_in(self.dir, self.env.name)):
             path.unlink(missing_ok=True)
+
+
+def check_is_there(run: RunFolder) -> None:
+    """Raise StorageError where a run's log is no longer in its folder: a mount that is gone leaves an empty one."""
+    if not run.result.exists():
+        raise StorageError(f'{run.dir}: is not the folder that this run writes to, {run.result.name} is not in it; '
+                           'mount it again, and go on with the last checkpoint')
 
 
 def run_numbers(folder: Path) -> list[int]:
