@@ -116,10 +116,18 @@ def _follow_parent() -> None:
 
 
 def _damaged(stems: Iterable[Path]) -> list[list[str]]:
-    try:
-        return [entry for stem in stems for entry in parse_json(stem.with_suffix('.json').read_text())]
-    except (ValueError, TypeError) as e:
-        raise DataError(f'{stem.with_suffix(".json")}: damaged ({e}); remove {stem.parent} and run it again') from e
+    """(name, reason) of the images of some parts that cannot be decoded.
+
+    Raises:
+        DataError: a part is damaged itself.
+    """
+    found: list[list[str]] = []
+    for path in (stem.with_suffix('.json') for stem in stems):
+        try:
+            found += [[str(name), str(reason)] for name, reason in parse_json(path.read_text())]
+        except (ValueError, TypeError) as e:
+            raise DataError(f'{path}: damaged ({str(e)[:100]}); remove {path.parent} and run it again') from e
+    return found
 
 
 def _append(source: BinaryIO, target: BinaryIO, digest) -> int:

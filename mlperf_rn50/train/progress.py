@@ -1,5 +1,4 @@
 """How far a run is: what a checkpoint holds beside the arrays."""
-import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -79,7 +78,7 @@ def _check(name: str, kind: Any, value: Any) -> None:
     """Raise ValueError unless a value is of its field's kind, and a number that a run can have."""
     if kind in (int, float):
         least, types = int(name in _FROM_1), (int, float) if kind is float else (int,)
-        if type(value) not in types or not math.isfinite(value) or not least <= value < 2**63:
+        if type(value) not in types or not least <= value < 2**63:  # nor NaN
             raise ValueError(f'{name}: got {str(value)[:40]!r}, expected a number from {least}')
     elif name == 'nodes':
         if not isinstance(value, list) or any(type(n) is not int or not 0 <= n < 2**31 for n in value):

@@ -16,7 +16,7 @@ from mlperf_rn50.system.telemetry import host_file_name
 from mlperf_rn50.train.checkpoint import clear_unfinished, is_checkpoint_name, list_checkpoints
 
 # Files and folders of a run that say its number.
-_OWN = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboard|checkpoints|weights|\.run)_(\d+).*')
+_OWN = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboard|checkpoints|weights)_(\d+).*')
 
 
 @dataclass(frozen=True)
