@@ -56,8 +56,7 @@ class Job:
             return now['"eval_start"'] > now['"eval_stop"']
         if phase == 'checkpoint':
             return bool(list(self.run_dir.glob('checkpoints/.step_*.tmp')))
-        steps = metrics(self.run_dir, 'train')
-        return bool(steps)
+        return bool(list_checkpoints(self.run_dir / 'checkpoints'))  # to go on from
 
     def wait_for(self, phase, num_starts):
         deadline = time.monotonic() + HANG_LIMIT_S
