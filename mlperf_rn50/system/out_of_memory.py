@@ -154,8 +154,8 @@ def explain_error(error: BaseException) -> str:
     if limit is not None:
         # Where not even that can be read, it is all in use.
         return (f'out of memory: the address space of this process is limited to {gigabytes(limit)} (ulimit -v), of '
-                f'which it used {gigabytes(used.get("VmPeak", limit))}; raise the limit (ulimit -v unlimited), or lower '
-                'train.local_batch_size')
+                f'which it used {gigabytes(used.get("VmPeak", limit))}; raise the limit (ulimit -v unlimited), or '
+                'lower train.local_batch_size')
     host = parse_sizes(_read(_PROC / 'meminfo'))
     return (f'out of memory: an allocation failed ({" ".join(text.split())[:120] or type(error).__name__}); this '
             f'process used {gigabytes(used.get("VmHWM", 0))}, the host has {gigabytes(host.get("MemAvailable", 0))} of '

@@ -26,7 +26,8 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_a_rank_whose_data_does_not_come_is_named_by_the_one_that_waits(tiny, tmp_path):
-    words = [sys.executable, '-c', PROGRAM, *arguments(tmp_path, tiny, '--comm.stall_limit_s=20', '--checkpoint.period_epochs=0')]
+    options = ['--comm.stall_limit_s=20', '--checkpoint.period_epochs=0']
+    words = [sys.executable, '-c', PROGRAM, *arguments(tmp_path, tiny, *options)]
     done = run(under_ranks(2, words))
     assert done.returncode == 1
     [folder] = (tmp_path / 'stalled').iterdir()
