@@ -10,7 +10,7 @@ _PROC = Path('/proc')
 # Limits of version 1 that mean none are the largest number of whole pages.
 _NO_LIMIT = 1 << 60
 _FAILED_ALLOCATION = re.compile(r'bad_alloc|Memory allocation failed|Failed to allocate CPU Memory|'
-                                r'Cannot allocate memory', re.IGNORECASE)
+                                r'Cannot allocate memory|failed to map segment|start new thread', re.IGNORECASE)
 
 
 def parse_counts(text: str) -> dict[str, int]:
@@ -46,7 +46,7 @@ def _has_memory(folder: Path) -> bool:
 def _read(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:
+    except (OSError, MemoryError):
         return ''
 
 
@@ -147,12 +147,15 @@ def explain_error(error: BaseException) -> str:
     text = str(error)
     if not isinstance(error, MemoryError) and not _FAILED_ALLOCATION.search(text):
         return ''
-    used = parse_sizes(_read(_PROC / 'self' / 'status'))
     limit = address_space_limit()
+    if limit is None and 'start new thread' in text:  # of another limit
+        return ''
+    used = parse_sizes(_read(_PROC / 'self' / 'status'))
     if limit is not None:
+        # Where not even that can be read, it is all in use.
         return (f'out of memory: the address space of this process is limited to {gigabytes(limit)} (ulimit -v), of '
-                f'which it used {gigabytes(used.get("VmPeak", 0))}; raise the limit (ulimit -v unlimited), or lower '
-                'train.local_batch_size')
+                f'which it used {gigabytes(used.get("VmPeak", limit))}; raise the limit (ulimit -v unlimited), or '
+                'lower train.local_batch_size')
     host = parse_sizes(_read(_PROC / 'meminfo'))
     return (f'out of memory: an allocation failed ({" ".join(text.split())[:120] or type(error).__name__}); this '
             f'process used {gigabytes(used.get("VmHWM", 0))}, the host has {gigabytes(host.get("MemAvailable", 0))} of '

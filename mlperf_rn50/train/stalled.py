@@ -26,7 +26,7 @@ WAITING = 'waiting'
 _PY_SPY_LIMIT_S = 20
 _CLOCK_SKEW_S = 60
 # What names one start of all ranks, in each of them: our launchers, Open MPI, Slurm.
-_JOBS = ('MLPERF_RN50_JOB', 'PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'SLURM_STEP_ID', 'SLURM_JOB_ID')
+_JOBS = ('MLPERF_RN50_JOB', 'PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'SLURM_JOB_ID')
 _FULL_BYTES = 1_000_000
 
 
@@ -52,7 +52,7 @@ class State:
 
 def stalled_folder(run_dir: Path, variables: dict[str, str]) -> Path:
     """Where the ranks of one start tell of a stall."""
-    job = '-'.join(variables[n] for n in _JOBS if n in variables) or 'job'
+    job = next((variables[n] for n in _JOBS if n in variables), 'job')
     return run_dir / 'stalled' / re.sub(r'[^\w.-]', '_', job)
 
 

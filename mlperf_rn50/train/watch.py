@@ -181,7 +181,7 @@ class Watcher:
             return code
         # A signal that asks to stop comes from a launcher that ends its ranks, and says why itself.
         if self._orphaned_at is None and number not in STOP_SIGNALS:
-            self._say('; '.join([f'killed by signal {number} ({_signal_name(number)})', *self._cause(number)]))
+            self._say(': '.join([f'killed by signal {number} ({_signal_name(number)})', *self._cause(number)]))
         return EXIT_FAILED
 
     def _cause(self, number: int) -> list[str]:

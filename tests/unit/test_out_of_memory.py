@@ -70,6 +70,7 @@ def test_errors_for_want_of_memory(error):
 
 def test_other_errors_are_none():
     assert explain_error(ValueError('no such memory cell')) == ''
+    assert explain_error(RuntimeError("can't start new thread")) == ''  # without ulimit -v, of another limit
 
 
 def test_a_sample_keeps_what_a_dead_process_no_longer_tells(tmp_path, monkeypatch):

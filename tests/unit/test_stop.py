@@ -70,12 +70,13 @@ def test_asked_once_in_a_background_job_whose_shell_ignores_ctrl_c():
 
 
 def test_nohup_keeps_its_word():
-    process = start(ASKED, preexec_fn=lambda: signal.signal(HUP, signal.SIG_IGN))
-    process.send_signal(HUP)
-    time.sleep(WAIT_S)
-    process.send_signal(HUP)
-    process.send_signal(USR1)
-    assert end(process) == (75, '')
+    process = start(STUCK, preexec_fn=lambda: signal.signal(HUP, signal.SIG_IGN))
+    for number in (HUP, HUP, INT):
+        process.send_signal(number)
+        time.sleep(WAIT_S)
+        assert process.poll() is None
+    process.send_signal(INT)
+    assert end(process) == (130, '')
 
 
 @pytest.mark.parametrize('variables', [{}, {'HOROVOD_RANK': '0', 'HOROVOD_SIZE': '1'}], ids=['alone', 'watched'])
@@ -135,6 +136,7 @@ def test_a_preparation_is_interrupted_with_its_workers(tmp_path):
     assert len(workers) >= 2
     os.killpg(process.pid, INT)  # as a terminal does
     assert end(process) == (130, '')
+    assert not list(tmp_path.glob('out/**/train_*.json'))  # no part was finished first
     psutil.wait_procs(workers, timeout=HANG_LIMIT_S)
     assert not [w for w in workers if w.is_running()]
 

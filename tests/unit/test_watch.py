@@ -224,7 +224,7 @@ def test_a_rank_that_aborts_for_want_of_address_space_says_which_limit():
     code = PROGRAM.format(body=body, limit=0).replace('sys.exit(', 'import resource\nresource.setrlimit('
                                                       'resource.RLIMIT_AS, (3 << 29, 3 << 29))\nsys.exit(')
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=HANG_LIMIT_S)
-    assert done.returncode == 1 and 'killed by signal 6 (SIGABRT); out of memory: its address space is' in done.stderr
+    assert done.returncode == 1 and 'killed by signal 6 (SIGABRT): out of memory: its address space is' in done.stderr
     assert 'limited to 1.6 GB (ulimit -v), of which it used 1.' in done.stderr
 
 
