@@ -1,0 +1,87 @@
+"""What launch/kubernetes.sh prints, run: each pod as a container of the real image on a host of its own."""
+import pytest
+import yaml
+from cluster import kubelet
+from cluster.conftest import run_metrics
+from cluster.test_container import QUICK, image, podman_settings  # noqa: F401  fixtures
+from helpers import ROOT, run
+
+NAMESPACE = 'lab'
+SOMEBODY = '12345'
+
+
+@pytest.fixture
+def make_manifests(image, digits, tmp_path):  # noqa: F811
+    """The manifests of a training of digits by two nodes of one rank, as somebody the image does not know."""
+    work = tmp_path / 'work'
+    work.mkdir()
+    work.chmod(0o777)
+
+    def make(*options):
+        done = run([ROOT / 'launch/kubernetes.sh', '--image', image, '--nodes', '2', '--ranks-per-node', '1', '--config',
+                    ROOT / 'launch/configs/digits_cpu.yaml', '--volume', 'work:/work', '--volume', 'digits:/data/digits',
+                    '--namespace', NAMESPACE, '--user', SOMEBODY, '--data.dir', '/data/digits', '--run-dir', 'run',
+                    *options])
+        assert (done.returncode, done.stderr) == (0, '')
+        return list(yaml.safe_load_all(done.stdout))
+    return make
+
+
+@pytest.fixture
+def pods(podman_settings):  # noqa: F811
+    """A list of started pods, which are gone afterwards."""
+    started: list[kubelet.Pod] = []
+    yield started
+    for pod in started:
+        run(['podman', 'rm', '--force', '--time', '0', pod.name])
+        pod.process.wait()
+
+
+def objects_of(manifests, kind):
+    return [m for m in manifests if m['kind'] == kind]
+
+
+def test_an_mpijob_trains(cluster, make_manifests, digits, pods, tmp_path):
+    manifests = make_manifests('--mpijob', *QUICK)
+    [job] = objects_of(manifests, 'MPIJob')
+    spec, name = job['spec'], job['metadata']['name']
+    # What the operator makes: names of the workers, the Secret with a key, and the files of the launcher.
+    workers = [f'{name}-worker-{i}' for i in range(spec['mpiReplicaSpecs']['Worker']['replicas'])]
+    full_names = [f'{w}.{name}.{NAMESPACE}.svc' for w in workers]
+    names = dict(zip(full_names, [h.address for h in cluster.hosts[1:]]))
+    node = kubelet.Cluster(tmp_path, manifests, {'work': tmp_path / 'work', 'digits': digits}, names)
+    secret, mpi = tmp_path / 'ssh', tmp_path / 'mpi'
+    secret.mkdir()
+    mpi.mkdir()
+    made = run(['ssh-keygen', '-q', '-t', 'ecdsa', '-b', '521', '-m', 'PEM', '-N', '', '-f', secret / 'id_rsa'])
+    assert made.returncode == 0, made.stderr
+    (secret / 'authorized_keys').write_text((secret / 'id_rsa.pub').read_text())
+    (secret / 'id_rsa').chmod(0o644)  # of root, and read by whoever the pods run as
+    (mpi / 'hostfile').write_text(''.join(f'{w} slots={spec["slotsPerWorker"]}\n' for w in full_names))
+    keys = {spec['sshAuthMountPath']: secret}
+
+    template = spec['mpiReplicaSpecs']['Worker']['template']
+    for worker, host in zip(workers, cluster.hosts[1:]):
+        pods.append(kubelet.start_pod(node, template, host, worker, variables={'K_MPI_JOB_ROLE': 'worker'}, mounts=keys))
+    probe = template['spec']['containers'][0]['readinessProbe']
+    for pod in pods:
+        pod.wait_for_port(probe['tcpSocket']['port'])
+    assert spec['launcherCreationPolicy'] == 'WaitForWorkersReady'
+    launcher = kubelet.start_pod(
+        node, spec['mpiReplicaSpecs']['Launcher']['template'], cluster.hosts[0], f'{name}-launcher',
+        mounts={**keys, '/etc/mpi': mpi}, variables={
+            'K_MPI_JOB_ROLE': 'launcher', 'OMPI_MCA_orte_keep_fqdn_hostnames': 'true',
+            'OMPI_MCA_orte_default_hostfile': '/etc/mpi/hostfile', 'OMPI_MCA_plm_rsh_args': '-o ConnectionAttempts=10',
+            'OMPI_MCA_orte_set_default_slots': str(spec['slotsPerWorker']), 'NVIDIA_VISIBLE_DEVICES': '',
+            'NVIDIA_DRIVER_CAPABILITIES': ''})
+    pods.append(launcher)
+    assert launcher.wait() == 0, launcher.output + ''.join(p.output for p in pods)
+    assert 'status              converged' in launcher.output
+    for rank, worker in enumerate(workers):
+        assert f'rank {rank} on {worker}' in launcher.output
+    result = tmp_path / 'work/run/result_0.txt'
+    assert result.stat().st_uid == int(SOMEBODY) and run_metrics(result.parent, 'end')[-1]['status'] == 'converged'
+    # Asked to go, a worker goes.
+    for pod in pods[:2]:
+        pod.signal('TERM')
+        pod.wait()
