@@ -1,1 +1,1 @@
-"""What launchers decide."""
+"""What launchers decide: how ranks are started, watched, ended and started again."""

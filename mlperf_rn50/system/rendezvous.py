@@ -1,58 +1,132 @@
-"""Where the ranks of a Slurm job meet: Horovod's own rendezvous server for Gloo, and what each rank must know of it.
+"""Where the ranks of a job meet without MPI, PMI or ssh: the store Gloo needs, and what each rank must know of it.
 
-Plain srun says who each rank is but not where the others are; with this, neither MPI nor PMI nor ssh is needed.
+Slurm's srun says who each rank is but not where the others are; a pod of Kubernetes (launch/pod.py) knows its number.
 """
 import os
 import platform
 import select
-import socket
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 
-import psutil
+from mlperf_rn50.errors import ConfigError, RankLost, UserError
+from mlperf_rn50.system.addresses import (
+    LOOPBACK,
+    address_towards,
+    find_interfaces,
+    interface_of,
+    offered_addresses,
+    resolve,
+)
+from mlperf_rn50.system.forwarder import start_forwarder
+from mlperf_rn50.system.meeting import SECRET_VARIABLE, Server, StoreHandler, knows
+
+# ADDRESS,ADDRESS:PORT, to be tried in this order; an address or a name.
+RENDEZVOUS_VARIABLE = 'MLPERF_RN50_RENDEZVOUS'
+_FIND_LIMIT_S = 60.0
 
 
-def serve(ranks_per_node: int, hosts: list[str]) -> None:
-    """Serves until the reader of its output goes away; prints the address as host:port."""
-    from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
-    from horovod.runner.http.http_server import RendezvousServer
-    server = RendezvousServer()
-    port = server.start()
-    server.init(get_host_assignments([HostInfo(h, ranks_per_node) for h in hosts], ranks_per_node * len(hosts)))
-    print(f'{platform.node()}:{port}', flush=True)
+def offer(hosts: Sequence[str]) -> list[str]:
+    """The addresses under which the hosts of a job are to look for this one, the likeliest first.
+
+    Raises:
+        UserError: this host has none that others could reach.
+    """
+    if len(hosts) == 1:
+        return [LOOPBACK]
+    towards = [own for host in hosts for address in resolve(host) if (own := address_towards(address))]
+    found = offered_addresses(towards, [a for addresses in find_interfaces().values() for a in addresses])
+    if not found:
+        raise UserError(f'{platform.node()}: got no network interface but the loopback, expected one that leads to '
+                        f'{", ".join(hosts)}')
+    return found
+
+
+def serve(hosts: Sequence[str], secret: str) -> None:
+    """Serves until the reader of its output goes away; prints the addresses as RENDEZVOUS_VARIABLE wants them."""
+    addresses = offer(hosts)
+    server = Server(StoreHandler, secret, is_local=addresses == [LOOPBACK])
+    server.start()
+    print(f'{",".join(addresses)}:{server.port}', flush=True)
     poller = select.poll()
     poller.register(sys.stdout.fileno(), 0)
     poller.poll()
-    os._exit(0)
 
 
-def nearest_interface(host: str, port: int) -> tuple[str, str]:
-    """Address of a host, and the name of the network interface that leads there."""
-    address = socket.gethostbyname(host)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, port))
-        own = probe.getsockname()[0]
-    names = [name for name, found in psutil.net_if_addrs().items() if any(a.address == own for a in found)]
-    return address, names[0]
+def find_server(addresses: Sequence[str], port: int, secret: str, limit_s: float = _FIND_LIMIT_S) -> str:
+    """The first address at which the server that knows the secret answers.
+
+    Raises:
+        RankLost: none does in time.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        for host in addresses:
+            for address in resolve(host):
+                if knows(address, port, secret):
+                    return address
+        if time.monotonic() > deadline:
+            raise RankLost(f'{RENDEZVOUS_VARIABLE}: nobody who knows {SECRET_VARIABLE} answers at '
+                           f'{", ".join(addresses)}, port {port}; the launcher that serves there is gone, or a '
+                           'firewall is between')
+        time.sleep(0.5)
+
+
+def place_variables(rank: int, size: int, local_rank: int, local_size: int, node: int,
+                    num_nodes: int) -> dict[str, str]:
+    """Who a rank is, as Horovod reads it."""
+    numbers = {'RANK': rank, 'SIZE': size, 'LOCAL_RANK': local_rank, 'LOCAL_SIZE': local_size, 'CROSS_RANK': node,
+               'CROSS_SIZE': num_nodes}
+    return {f'HOROVOD_{name}': str(number) for name, number in numbers.items()}
+
+
+def slurm_place(env: Mapping[str, str]) -> dict[str, str]:
+    """Who a task of a Slurm step is, as Horovod reads it; nothing outside one."""
+    if 'SLURM_PROCID' not in env:
+        return {}
+    num_nodes, size = int(env['SLURM_STEP_NUM_NODES']), int(env['SLURM_STEP_NUM_TASKS'])
+    return place_variables(int(env['SLURM_PROCID']), size, int(env['SLURM_LOCALID']), size // num_nodes,
+                           int(env['SLURM_NODEID']), num_nodes)
 
 
 def rank_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """What Horovod reads, for a task of a Slurm step; nothing outside one.
+    """What Horovod reads, for a rank whose launcher opened a meeting point; nothing for others.
+
+    Finds the meeting point, and starts the forwarder through which the rank asks it.
 
     Args:
-        env: Slurm's variables and MLPERF_RN50_RENDEZVOUS, host:port.
+        env: RENDEZVOUS_VARIABLE, SECRET_VARIABLE, and Slurm's variables or Horovod's own HOROVOD_RANK and so on.
+
+    Raises:
+        ConfigError: there is no secret.
+        RankLost: the meeting point does not answer.
     """
-    if 'MLPERF_RN50_RENDEZVOUS' not in env or 'SLURM_PROCID' not in env:
+    place = slurm_place(env) if 'HOROVOD_RANK' not in env else {'HOROVOD_RANK': env['HOROVOD_RANK']}
+    if RENDEZVOUS_VARIABLE not in env or not place:
         return {}
-    host, _, port = env['MLPERF_RN50_RENDEZVOUS'].rpartition(':')
-    address, interface = nearest_interface(host, int(port))
-    num_nodes, size = int(env['SLURM_STEP_NUM_NODES']), int(env['SLURM_STEP_NUM_TASKS'])
-    return {'HOROVOD_RANK': env['SLURM_PROCID'], 'HOROVOD_SIZE': str(size), 'HOROVOD_LOCAL_RANK': env['SLURM_LOCALID'],
-            'HOROVOD_LOCAL_SIZE': str(size // num_nodes), 'HOROVOD_CROSS_RANK': env['SLURM_NODEID'],
-            'HOROVOD_CROSS_SIZE': str(num_nodes), 'HOROVOD_HOSTNAME': platform.node(),
-            'HOROVOD_CONTROLLER': 'gloo', 'HOROVOD_CPU_OPERATIONS': 'gloo', 'HOROVOD_GLOO_IFACE': interface,
-            'HOROVOD_GLOO_RENDEZVOUS_ADDR': address, 'HOROVOD_GLOO_RENDEZVOUS_PORT': port}
+    if not env.get(SECRET_VARIABLE):
+        raise ConfigError(f'{SECRET_VARIABLE}: got nothing, expected the secret that the meeting point was given')
+    hosts, _, port = env[RENDEZVOUS_VARIABLE].rpartition(':')
+    address = find_server(hosts.split(','), int(port), env[SECRET_VARIABLE])
+    interface = env.get('HOROVOD_GLOO_IFACE') or interface_of(address_towards(address) or '', find_interfaces())
+    if not interface:
+        raise RankLost(f'{platform.node()}: got no network interface that leads to {address}')
+    return {**place, 'HOROVOD_HOSTNAME': platform.node(), 'HOROVOD_CONTROLLER': 'gloo',
+            'HOROVOD_CPU_OPERATIONS': 'gloo', 'HOROVOD_GLOO_IFACE': interface, 'HOROVOD_GLOO_RENDEZVOUS_ADDR': LOOPBACK,
+            'HOROVOD_GLOO_RENDEZVOUS_PORT': str(start_forwarder(address, int(port), env[SECRET_VARIABLE]))}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serves, as a program; its last argument names the hosts. Returns its exit code."""
+    try:
+        if not os.environ.get(SECRET_VARIABLE):
+            raise ConfigError(f'{SECRET_VARIABLE}: got nothing, expected a secret that nobody else knows')
+        serve(argv[-1].split(','), os.environ[SECRET_VARIABLE])
+    except UserError as e:
+        print(f'mlperf_rn50.system.rendezvous: {e}', file=sys.stderr)
+        return e.exit_code
+    return 0
 
 
 if __name__ == '__main__':
-    serve(int(sys.argv[1]), sys.argv[2].split(','))
+    sys.exit(main(sys.argv))

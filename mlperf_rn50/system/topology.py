@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
+from mlperf_rn50.errors import UserError
 from mlperf_rn50.system.hardware import query_gpus
 from mlperf_rn50.system.launched import launched_local, rank_name
+from mlperf_rn50.system.meeting import SECRET_VARIABLE
 from mlperf_rn50.system.rendezvous import rank_variables
 
 SYS = Path('/sys')
@@ -184,6 +186,7 @@ def _bind(command: Sequence[str]) -> None:
     # The launcher's word to stop, which would end a program that only starts: it waits until training lets it in.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     os.environ.update(rank_variables(os.environ))
+    os.environ.pop(SECRET_VARIABLE, None)  # the forwarder has it: what the program records cannot hold it
     if os.environ.get('MLPERF_RN50_BIND') == 'off':
         os.execvp(command[0], list(command))
     local_rank, local_size = launched_local()
@@ -203,4 +206,8 @@ def _bind(command: Sequence[str]) -> None:
 if __name__ == '__main__':
     if len(sys.argv) < 2:
         sys.exit('usage: launch/bind.sh PROGRAM [ARGUMENTS...]')
-    _bind(sys.argv[1:])
+    try:
+        _bind(sys.argv[1:])
+    except UserError as e:
+        print(f'mlperf-rn50: {rank_name()}: {e}', file=sys.stderr, flush=True)
+        sys.exit(e.exit_code)
