@@ -1,39 +1,39 @@
 """Print the manifests of a training on Kubernetes: an Indexed Job, or an MPIJob of Kubeflow's operator.
 
-The manifests are the templates of launch/kubernetes with the fields of one training set; no text is ever pasted.
+The options and the configuration are checked here; mlperf_rn50.launch.manifests makes the rest.
 """
 from __future__ import annotations
 
 import argparse
-import copy
 import posixpath
 import re
 import secrets
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn
-
-import yaml
+from typing import NoReturn
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
+from mlperf_rn50.launch.manifests import (
+    CONFIG_FOLDER,
+    Training,
+    User,
+    Volume,
+    make_indexed_job,
+    make_mpi_job,
+    render_manifests,
+)
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.options import add_config_options, option_error, resolve_config
 
 PROGRAM = 'launch/kubernetes.sh'
 CHECKOUT = Path(__file__).parents[2]
-TEMPLATES = CHECKOUT / 'launch/kubernetes'
 IMAGE_CONFIGS = '/opt/mlperf_rn50/launch/configs/'
-CONFIG_FOLDER = '/etc/mlperf_rn50/config'  # where the ConfigMap is mounted
 # A volume mounted on or above one of these would hide what the pods need.
-NEEDED_PATHS = ('/opt/mlperf_rn50', '/etc/mlperf_rn50', '/etc/mpi', '/dev/shm', '/home/rn50', '/usr', '/bin', '/lib', '/tmp',
-                '/proc', '/sys', '/var/lib/extrausers')
+NEEDED_PATHS = ('/opt/mlperf_rn50', '/etc/mlperf_rn50', '/etc/mpi', '/dev/shm', '/home/rn50', '/usr', '/bin', '/lib',
+                '/tmp', '/proc', '/sys', '/var/lib/extrausers')
 LABEL_LENGTH = 63
-# Text that every reader of YAML, 1.1 or 1.2, takes for text without quotes, if it is none of the words.
-_PLAIN = re.compile(r'[A-Za-z/][A-Za-z0-9/._-]*')
-_WORDS = {'y', 'n', 'yes', 'no', 'on', 'off', 'true', 'false', 'null'}
 
 EPILOG = """examples:
   launch/kubernetes.sh --image registry.example/mlperf_rn50:cu117 --nodes 4 --ranks-per-node 4 \\
@@ -44,191 +44,6 @@ EPILOG = """examples:
 
 Everything else is an option of: mlperf-rn50 train. --config and the options are checked here. Relative paths, of the
 run folder and of the data, are meant in the first volume. The output holds the secret of the job."""
-
-
-@dataclass(frozen=True)
-class Volume:
-    """A PersistentVolumeClaim, and where the pods see it."""
-
-    claim: str
-    path: str
-
-
-@dataclass(frozen=True)
-class User:
-    """Whom the pods run as, and the group that volumes are given to, if any."""
-
-    uid: int
-    volume_group: int | None = None
-
-
-@dataclass(frozen=True)
-class Training:
-    """What runs where.
-
-    Args:
-        name: of the job and all that belongs to it.
-        image: with the program.
-        num_nodes: pods that train.
-        ranks_per_node: ranks in each.
-        gpus_per_node: GPUs of each; 0 asks for none.
-        volumes: what is mounted; the first one is the working folder.
-        config_path: of the configuration in the pods.
-        config_text: its text where it is not in the image.
-        options: the others of the pods' command, exactly as the program is to get them.
-        namespace: None leaves it to kubectl.
-        user: None leaves it to the image or the cluster.
-        memory: limit of each pod that trains, shared memory included; None for none.
-        cpus: the same.
-        shm_size: largest size of shared memory.
-        grace_s: time from SIGTERM to SIGKILL, for a checkpoint.
-    """
-
-    name: str
-    image: str
-    num_nodes: int
-    ranks_per_node: int
-    gpus_per_node: int
-    volumes: tuple[Volume, ...]
-    config_path: str
-    config_text: str | None = None
-    options: tuple[str, ...] = ()
-    namespace: str | None = None
-    user: User | None = None
-    memory: str | None = None
-    cpus: str | None = None
-    shm_size: str = '8Gi'
-    grace_s: int = 120
-
-
-def make_indexed_job(training: Training, secret: str) -> list[dict]:
-    """Manifests of an Indexed Job, in the order in which they are made.
-
-    Args:
-        training: what runs where.
-        secret: with which the pods know each other.
-    """
-    secret_, service, job = _load_template('indexed_job')
-    secret_['stringData']['secret'] = secret
-    service['spec']['selector'] = _labels(training)
-    job['spec'].update(completions=training.num_nodes, parallelism=training.num_nodes)
-    template = job['spec']['template']
-    template['spec']['subdomain'] = training.name
-    [container] = template['spec']['containers']
-    values = {'MLPERF_RN50_NODES': str(training.num_nodes), 'MLPERF_RN50_RANKS_PER_NODE': str(training.ranks_per_node),
-              'MLPERF_RN50_MEETING': f'{training.name}-0.{training.name}'}
-    for variable in container['env']:
-        if variable['name'] in values:
-            variable['value'] = values[variable['name']]
-        elif 'valueFrom' in variable:
-            variable['valueFrom']['secretKeyRef']['name'] = training.name
-    container['args'] = [*_words(['--config', training.config_path, *training.options])]
-    _fill_pod(template, training)
-    _fill_trainer(template, training)
-    return _named([secret_, service, *_config_maps(training), job], training)
-
-
-def make_mpi_job(training: Training) -> list[dict]:
-    """Manifests of an MPIJob, in the order in which they are made."""
-    [job] = _load_template('mpi_job')
-    job['spec']['slotsPerWorker'] = training.ranks_per_node
-    launcher, worker = (job['spec']['mpiReplicaSpecs'][role] for role in ('Launcher', 'Worker'))
-    worker['replicas'] = training.num_nodes
-    launcher['template']['spec']['containers'][0]['args'] += _words(
-        ['--nodes', str(training.num_nodes), '--ranks-per-node', str(training.ranks_per_node),
-         '--config', training.config_path, *training.options])
-    for replica in (launcher, worker):
-        _fill_pod(replica['template'], training)
-    _fill_trainer(worker['template'], training)
-    return _named([*_config_maps(training), job], training)
-
-
-def render_manifests(manifests: Sequence[dict]) -> str:
-    """YAML that kubectl reads as it is meant: what another reader could take for a number or a truth value is quoted."""
-    return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=float('inf'), explicit_start=True)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Never refers back to what was written before."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    is_block = '\n' in text and text.isascii() and text.replace('\n', '').isprintable()
-    is_plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
-    return dumper.represent_scalar('tag:yaml.org,2002:str', text, style='|' if is_block else None if is_plain else '"')
-
-
-_Dumper.add_representer(str, _represent_text)
-
-
-def _load_template(name: str) -> list[dict]:
-    return list(yaml.safe_load_all((TEMPLATES / f'{name}.yaml').read_text()))
-
-
-def _words(words: Sequence[str]) -> list[str]:
-    """Words as a pod's command gets them: Kubernetes makes $ of $$, and variables of $(...)."""
-    return [word.replace('$', '$$') for word in words]
-
-
-def _labels(training: Training) -> dict[str, str]:
-    return {'app.kubernetes.io/name': 'mlperf-rn50', 'app.kubernetes.io/instance': training.name}
-
-
-def _named(manifests: list[dict], training: Training) -> list[dict]:
-    """The same manifests with their names, namespace and labels."""
-    where = {'namespace': training.namespace} if training.namespace else {}
-    for manifest in manifests:
-        manifest['metadata'] = {'name': training.name, **where, 'labels': _labels(training)}
-    return manifests
-
-
-def _config_maps(training: Training) -> list[dict]:
-    if training.config_text is None:
-        return []
-    [config_map] = _load_template('config_map')
-    config_map['data']['config.yaml'] = training.config_text
-    return [config_map]
-
-
-def _fill_pod(template: dict, training: Training) -> None:
-    """Sets what every pod of a training has: image, user, volumes."""
-    template['metadata'] = {'labels': _labels(training)}
-    pod = template['spec']
-    [container] = pod['containers']
-    [shared], [of_container] = _load_template('pod'), _load_template('container')
-    pod.update(shared, terminationGracePeriodSeconds=training.grace_s)
-    container.update(of_container, image=training.image, workingDir=training.volumes[0].path)
-    if training.user:
-        pod['securityContext'].update(runAsUser=training.user.uid, runAsGroup=0)  # the group that the image is made for
-        if training.user.volume_group is not None:
-            pod['securityContext']['fsGroup'] = training.user.volume_group
-    sources: dict[str, dict] = {f'volume-{i}': {'persistentVolumeClaim': {'claimName': v.claim}}
-                                for i, v in enumerate(training.volumes)}
-    paths = {f'volume-{i}': v.path for i, v in enumerate(training.volumes)}
-    if training.config_text is not None:
-        sources['config'] = {'configMap': {'name': training.name}}
-        paths['config'] = CONFIG_FOLDER
-    pod['volumes'] = [{'name': name, **source} for name, source in sources.items()]
-    container['volumeMounts'] = [{'name': name, 'mountPath': path} for name, path in paths.items()]
-
-
-def _fill_trainer(template: dict, training: Training) -> None:
-    """Sets what pods have that train: GPUs, shared memory, a node each where there are enough."""
-    pod = template['spec']
-    [container] = pod['containers']
-    gpus = str(training.gpus_per_node) if training.gpus_per_node else None
-    limits = {'nvidia.com/gpu': gpus, 'cpu': training.cpus, 'memory': training.memory}
-    container['resources'] = {'limits': {name: limit for name, limit in limits.items() if limit}}
-    pod['volumes'].append({'name': 'shm', 'emptyDir': {'medium': 'Memory', 'sizeLimit': training.shm_size}})
-    container['volumeMounts'].append({'name': 'shm', 'mountPath': '/dev/shm'})
-    # Workers alone: a launcher may share its node.
-    template['metadata']['labels']['app.kubernetes.io/component'] = 'trainer'
-    pod['topologySpreadConstraints'] = [
-        {'maxSkew': 1, 'topologyKey': 'kubernetes.io/hostname', 'whenUnsatisfiable': 'ScheduleAnyway',
-         'labelSelector': {'matchLabels': copy.copy(template['metadata']['labels'])}}]
 
 
 def _matching(pattern: str, expected: str) -> Callable[[str], str]:
@@ -325,7 +140,7 @@ def _find_config(file: str) -> Path:
         return Path(file)
     path = CHECKOUT / 'launch/configs' / posixpath.normpath(file.removeprefix(IMAGE_CONFIGS))
     if path.parent != CHECKOUT / 'launch/configs' or not path.is_file():
-        raise ConfigError(f'--config: got {file}, expected a file of launch/configs, as this version of the image has it')
+        raise ConfigError(f'--config: got {file}, expected a file of launch/configs, which this version has')
     return path
 
 
@@ -394,10 +209,10 @@ def plan_training(argv: Sequence[str]) -> tuple[Training, bool, str]:
     import jsonargparse  # takes longer to import than --help
     checker = jsonargparse.ArgumentParser(PROGRAM, allow_abbrev=False, exit_on_error=False)
     add_config_options(checker)
-    of_run = ['--run.dir', own.run_dir] if own.run_dir is not None else []
-    config = resolve_config(path, [*options, *of_run], checker)
-    num_nodes = own.nodes or config.run.num_nodes or 1
-    ranks_per_node = own.ranks_per_node or config.run.ranks_per_node or 1
+    of_run = {'--run.dir': own.run_dir, '--run.num_nodes': own.nodes, '--run.ranks_per_node': own.ranks_per_node}
+    given = [word for option, value in of_run.items() if value is not None for word in (option, str(value))]
+    config = resolve_config(path, [*given, *options], checker)  # in the order of the pods
+    num_nodes, ranks_per_node = config.run.num_nodes or 1, config.run.ranks_per_node or 1
     _check_names(own, num_nodes)
     doubt = _check_paths(config, own.volume)
     is_in_image = own.config.startswith(IMAGE_CONFIGS)

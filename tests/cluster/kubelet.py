@@ -117,7 +117,7 @@ def podman_command(cluster: Cluster, spec: dict, host: Host, name: str, variable
     hosts_file = cluster.folder / f'{name}.hosts'
     own_names = f'{host.address} {name}\n'  # of itself alone is the short name known
     hosts_file.write_text('127.0.0.1 localhost\n' + own_names + ''.join(f'{a} {n}\n' for n, a in cluster.names.items()))
-    words = ['podman', 'run', '--rm', '--pull', 'never', '--name', name, '--hostname', name,
+    words = ['podman', 'run', '--rm', '--pull', 'never', '--passwd=false', '--name', name, '--hostname', name,
              '--network', f'ns:/proc/{host.keeper.pid}/ns/net', '--no-hosts', '--volume', f'{hosts_file}:/etc/hosts:ro',
              '--stop-timeout', str(spec['terminationGracePeriodSeconds']), '--workdir', container['workingDir'],
              *_security(spec['securityContext'], container)]
@@ -172,3 +172,20 @@ def _mount(cluster: Cluster, source: dict, path: str) -> list[str]:
             size = volume['sizeLimit'].replace('Gi', 'g').replace('Mi', 'm')
             return ['--mount', f'type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=1777']
     raise AssertionError(f'a volume that no test has seen: {source}')
+
+
+def action_on(job: dict, code: int) -> str:
+    """What the Job controller does about a pod that ended with a code: Succeed, or the action of its first rule."""
+    if code == 0:
+        return 'Succeed'
+    for rule in job['spec']['podFailurePolicy']['rules']:
+        codes = rule.get('onExitCodes')
+        if codes and (code in codes['values']) == (codes['operator'] == 'In'):
+            return rule['action']
+    return 'Count'
+
+
+def start_indexed_pod(cluster: Cluster, job: dict, index: int, host: Host) -> Pod:
+    """Starts the pod of an index as the Job controller does."""
+    return start_pod(cluster, job['spec']['template'], host, f'{job["metadata"]["name"]}-{index}',
+                     variables={'JOB_COMPLETION_INDEX': str(index)}, mounts={})

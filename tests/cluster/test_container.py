@@ -72,9 +72,13 @@ def test_the_image_is_small_enough_and_starts_as_a_user(image, container):
     size = int(run(['podman', 'image', 'inspect', '--format', '{{.Size}}', image]).stdout)
     assert size < 2.5e9, size  # DALI alone is 1 GB
     config = run(['podman', 'image', 'inspect', '--format', '{{.Config.User}} {{.Config.Entrypoint}}', image]).stdout
-    assert config.split() == ['rn50', '[mlperf-rn50]']
+    assert config.split() == ['1000', '[mlperf-rn50]']
     assert buildah('run', container, '--', 'id', '-un') == 'rn50'
     assert buildah('run', container, '--', 'mlperf-rn50', '--version').startswith('mlperf-rn50 ')
+    somebody = ('run', '--user', '12345:0', container, '--', '/opt/mlperf_rn50/launch/user.sh')
+    home = buildah(*somebody, 'bash', '-c', 'whoami && echo ~ && touch ~/file && ssh -G host | grep ^port')
+    assert home.split() == ['user12345', '/home/rn50', 'port', '22']
+    assert not buildah('run', container, '--', 'find', '/etc/ssh', '-name', 'ssh_host_*')
     said = buildah('run', container, '--', '/opt/mlperf_rn50/launch/setup.sh', '--check')
     assert 'every library resolves' in said and 'with MPI, Gloo import' in said
 

@@ -1,10 +1,12 @@
 """What launch/kubernetes.sh prints, run: each pod as a container of the real image on a host of its own."""
+import time
+
 import pytest
 import yaml
 from cluster import kubelet
 from cluster.conftest import run_metrics
 from cluster.test_container import QUICK, image, podman_settings  # noqa: F401  fixtures
-from helpers import ROOT, run
+from helpers import HANG_LIMIT_S, ROOT, run
 
 NAMESPACE = 'lab'
 SOMEBODY = '12345'
@@ -18,10 +20,10 @@ def make_manifests(image, digits, tmp_path):  # noqa: F811
     work.chmod(0o777)
 
     def make(*options):
-        done = run([ROOT / 'launch/kubernetes.sh', '--image', image, '--nodes', '2', '--ranks-per-node', '1', '--config',
-                    ROOT / 'launch/configs/digits_cpu.yaml', '--volume', 'work:/work', '--volume', 'digits:/data/digits',
-                    '--namespace', NAMESPACE, '--user', SOMEBODY, '--data.dir', '/data/digits', '--run-dir', 'run',
-                    *options])
+        done = run([ROOT / 'launch/kubernetes.sh', '--image', image, '--nodes', '2', '--ranks-per-node', '1',
+                    '--config', ROOT / 'launch/configs/digits_cpu.yaml', '--volume', 'work:/work',
+                    '--volume', 'digits:/data/digits', '--namespace', NAMESPACE, '--user', SOMEBODY,
+                    '--data.dir', '/data/digits', '--run-dir', 'run', *options])
         assert (done.returncode, done.stderr) == (0, '')
         return list(yaml.safe_load_all(done.stdout))
     return make
@@ -62,7 +64,8 @@ def test_an_mpijob_trains(cluster, make_manifests, digits, pods, tmp_path):
 
     template = spec['mpiReplicaSpecs']['Worker']['template']
     for worker, host in zip(workers, cluster.hosts[1:]):
-        pods.append(kubelet.start_pod(node, template, host, worker, variables={'K_MPI_JOB_ROLE': 'worker'}, mounts=keys))
+        pods.append(kubelet.start_pod(node, template, host, worker, mounts=keys,
+                                      variables={'K_MPI_JOB_ROLE': 'worker'}))
     probe = template['spec']['containers'][0]['readinessProbe']
     for pod in pods:
         pod.wait_for_port(probe['tcpSocket']['port'])
@@ -85,3 +88,38 @@ def test_an_mpijob_trains(cluster, make_manifests, digits, pods, tmp_path):
     for pod in pods[:2]:
         pod.signal('TERM')
         pod.wait()
+
+
+def test_an_indexed_job_trains_though_a_pod_is_killed(cluster, make_manifests, digits, pods, tmp_path):
+    # Evaluated late, so that there is something to interrupt.
+    manifests = make_manifests('--checkpoint.period_steps', '5', '--train.eval_period', '4', *QUICK)
+    [job], [service] = objects_of(manifests, 'Job'), objects_of(manifests, 'Service')
+    name, subdomain = job['metadata']['name'], job['spec']['template']['spec']['subdomain']
+    labels = job['spec']['template']['metadata']['labels']
+    assert service['metadata']['name'] == subdomain and service['spec']['selector'].items() <= labels.items()
+    names = {f'{name}-{i}.{subdomain}': h.address for i, h in enumerate(cluster.hosts[:2])}
+    node = kubelet.Cluster(tmp_path, manifests, {'work': tmp_path / 'work', 'digits': digits}, names)
+    run_dir, codes = tmp_path / 'work/run', {i: [] for i in range(job['spec']['completions'])}
+    running = {i: kubelet.start_indexed_pod(node, job, i, cluster.hosts[i]) for i in codes}
+    pods += running.values()
+    deadline, is_killed = time.monotonic() + HANG_LIMIT_S, False
+    while running:
+        assert time.monotonic() < deadline, [p.output for p in pods]
+        if not is_killed and list((run_dir / 'checkpoints').glob('step_*')):
+            running[1].signal('KILL')
+            is_killed = True
+        for i, pod in list(running.items()):
+            if pod.process.poll() is None:
+                continue
+            codes[i].append(running.pop(i).process.returncode)
+            action = kubelet.action_on(job, codes[i][-1])
+            assert action != 'FailJob', pod.output
+            if action != 'Succeed':
+                running[i] = kubelet.start_indexed_pod(node, job, i, cluster.hosts[i])
+                pods.append(running[i])
+        time.sleep(0.1)
+    assert codes == {0: [75, 0], 1: [137, 0]}, [p.output for p in pods]
+    assert [kubelet.action_on(job, c) for c in (75, 137, 1, 2)] == ['Ignore', 'Count', 'FailJob', 'FailJob']
+    assert [m['status'] for m in run_metrics(run_dir, 'end')] == ['converged']
+    assert [m['step'] > 0 for m in run_metrics(run_dir, 'resumed')] == [True]
+    assert (run_dir / 'result_0.txt').stat().st_uid == int(SOMEBODY)
