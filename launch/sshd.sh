@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Lets the launcher of an MPIJob in: an ssh server of whoever starts it, root or not, until it is stopped.
-# Usage: launch/sshd.sh --port PORT --authorized-keys FILE
+# Usage: launch/user.sh launch/sshd.sh --port PORT --authorized-keys FILE
 # Its own key is made anew at each start, in a folder of its own. No password opens it, and no other user's key.
 set -euo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 fail() {
     echo "launch/sshd.sh: $*" >&2
     exit 2
@@ -38,4 +37,4 @@ UsePAM no
 # mpirun and the guards of all launchers come at once.
 MaxStartups 200
 EOF
-exec "$here/launch/user.sh" /usr/sbin/sshd -D -e -f "$folder/sshd_config"
+exec /usr/sbin/sshd -D -e -f "$folder/sshd_config"

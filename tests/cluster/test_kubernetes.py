@@ -9,12 +9,12 @@ from cluster.test_container import QUICK, image, podman_settings  # noqa: F401  
 from helpers import HANG_LIMIT_S, ROOT, run
 
 NAMESPACE = 'lab'
-SOMEBODY = '12345'
+SOMEBODY = 12345  # whom the image does not know
 
 
 @pytest.fixture
 def make_manifests(image, digits, tmp_path):  # noqa: F811
-    """The manifests of a training of digits by two nodes of one rank, as somebody the image does not know."""
+    """The manifests of a training of digits by two nodes of one rank."""
     work = tmp_path / 'work'
     work.mkdir()
     work.chmod(0o777)
@@ -22,8 +22,8 @@ def make_manifests(image, digits, tmp_path):  # noqa: F811
     def make(*options):
         done = run([ROOT / 'launch/kubernetes.sh', '--image', image, '--nodes', '2', '--ranks-per-node', '1',
                     '--config', ROOT / 'launch/configs/digits_cpu.yaml', '--volume', 'work:/work',
-                    '--volume', 'digits:/data/digits', '--namespace', NAMESPACE, '--user', SOMEBODY,
-                    '--data.dir', '/data/digits', '--run-dir', 'run', *options])
+                    '--volume', 'digits:/data/digits', '--namespace', NAMESPACE, '--data.dir', '/data/digits',
+                    '--run-dir', 'run', *options])
         assert (done.returncode, done.stderr) == (0, '')
         return list(yaml.safe_load_all(done.stdout))
     return make
@@ -44,7 +44,7 @@ def objects_of(manifests, kind):
 
 
 def test_an_mpijob_trains(cluster, make_manifests, digits, pods, tmp_path):
-    manifests = make_manifests('--mpijob', *QUICK)
+    manifests = make_manifests('--mpijob', '--user', str(SOMEBODY), *QUICK)
     [job] = objects_of(manifests, 'MPIJob')
     spec, name = job['spec'], job['metadata']['name']
     # What the operator makes: names of the workers, the Secret with a key, and the files of the launcher.
@@ -83,7 +83,7 @@ def test_an_mpijob_trains(cluster, make_manifests, digits, pods, tmp_path):
     for rank, worker in enumerate(workers):
         assert f'rank {rank} on {worker}' in launcher.output
     result = tmp_path / 'work/run/result_0.txt'
-    assert result.stat().st_uid == int(SOMEBODY) and run_metrics(result.parent, 'end')[-1]['status'] == 'converged'
+    assert result.stat().st_uid == SOMEBODY and run_metrics(result.parent, 'end')[-1]['status'] == 'converged'
     # Asked to go, a worker goes.
     for pod in pods[:2]:
         pod.signal('TERM')
@@ -122,4 +122,4 @@ def test_an_indexed_job_trains_though_a_pod_is_killed(cluster, make_manifests, d
     assert [kubelet.action_on(job, c) for c in (75, 137, 1, 2)] == ['Ignore', 'Count', 'FailJob', 'FailJob']
     assert [m['status'] for m in run_metrics(run_dir, 'end')] == ['converged']
     assert [m['step'] > 0 for m in run_metrics(run_dir, 'resumed')] == [True]
-    assert (run_dir / 'result_0.txt').stat().st_uid == int(SOMEBODY)
+    assert (run_dir / 'result_0.txt').stat().st_uid == 1000  # the image's own user
