@@ -394,7 +394,9 @@ def _parser() -> argparse.ArgumentParser:
 def _find_run_dir(words: Sequence[str]) -> Path | int:
     """run.dir of the configuration, which is checked before anything starts; or the exit code of a mistake."""
     done = subprocess.run([PROGRAM, 'train', *words, '--print', 'run.dir'], stdout=subprocess.PIPE, text=True)
-    return done.returncode or Path(done.stdout.strip())
+    if done.returncode:
+        return EXIT_RESUMABLE if done.returncode < 0 else done.returncode
+    return Path(done.stdout.strip())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -417,6 +419,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as e:
         say(str(e))
         return e.exit_code
+    except (FileNotFoundError, PermissionError) as e:
+        say(f'{e.filename}: {e.strerror}')
+        return EXIT_USAGE
+    except OSError as e:  # a disk or a network that may come back
+        say(str(e))
+        return EXIT_RESUMABLE
 
 
 if __name__ == '__main__':

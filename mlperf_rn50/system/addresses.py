@@ -54,6 +54,11 @@ def offered_addresses(towards: Iterable[str], own: Iterable[str]) -> list[str]:
     return [a for a in dict.fromkeys([*likeliest, *own]) if _is_reachable(a)]
 
 
+def is_loopback(address: str) -> bool:
+    """Whether only this host reaches itself at an address."""
+    return ipaddress.ip_address(address).is_loopback
+
+
 def _is_reachable(address: str) -> bool:
     parsed = ipaddress.ip_address(address)
     return not (parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified)

@@ -15,6 +15,7 @@ from mlperf_rn50.system.addresses import (
     address_towards,
     find_interfaces,
     interface_of,
+    is_loopback,
     offered_addresses,
     resolve,
 )
@@ -72,6 +73,23 @@ def find_server(addresses: Sequence[str], port: int, secret: str, limit_s: float
         time.sleep(0.5)
 
 
+def check_own_name(name: str, found: Sequence[str], address: str) -> None:
+    """Raise ConfigError where Horovod would offer the others an address that only this host can reach.
+
+    Source: Horovod 0.28.1, gloo_context.cc, InitializeForProcessSet: its sets of ranks, that of all ranks included, do
+    not know HOROVOD_GLOO_IFACE; Gloo then listens at the address of the host's own name.
+
+    Args:
+        name: of this host.
+        found: the addresses it has here.
+        address: of the meeting point.
+    """
+    if not is_loopback(address) and (not found or is_loopback(found[0])):
+        raise ConfigError(f'{name}: got {found[0] if found else "no address"} for the own name of this host, expected '
+                          'the address at which the others reach it: Horovod listens there; set it in /etc/hosts, '
+                          'where Debian has 127.0.1.1')
+
+
 def place_variables(rank: int, size: int, local_rank: int, local_size: int, node: int,
                     num_nodes: int) -> dict[str, str]:
     """Who a rank is, as Horovod reads it."""
@@ -98,7 +116,7 @@ def rank_variables(env: Mapping[str, str]) -> dict[str, str]:
         env: RENDEZVOUS_VARIABLE, SECRET_VARIABLE, and Slurm's variables or Horovod's own HOROVOD_RANK and so on.
 
     Raises:
-        ConfigError: there is no secret.
+        ConfigError: there is no secret, or this host's own name leads nowhere.
         RankLost: the meeting point does not answer.
     """
     place = slurm_place(env) if 'HOROVOD_RANK' not in env else {'HOROVOD_RANK': env['HOROVOD_RANK']}
@@ -108,6 +126,7 @@ def rank_variables(env: Mapping[str, str]) -> dict[str, str]:
         raise ConfigError(f'{SECRET_VARIABLE}: got nothing, expected the secret that the meeting point was given')
     hosts, _, port = env[RENDEZVOUS_VARIABLE].rpartition(':')
     address = find_server(hosts.split(','), int(port), env[SECRET_VARIABLE])
+    check_own_name(platform.node(), resolve(platform.node()), address)
     interface = env.get('HOROVOD_GLOO_IFACE') or interface_of(address_towards(address) or '', find_interfaces())
     if not interface:
         raise RankLost(f'{platform.node()}: got no network interface that leads to {address}')

@@ -205,6 +205,18 @@ def test_a_name_that_leads_to_the_loopback_is_not_offered(monkeypatch):
         rendezvous.offer(['h1', 'h3'])
 
 
+@pytest.mark.parametrize('found, address, is_refused', [
+    (['127.0.1.1'], '10.0.0.1', True), ([], '10.0.0.1', True), (['::1', '10.0.0.2'], 'fd00::1', True),
+    (['10.0.0.2'], '10.0.0.1', False), (['127.0.1.1'], '127.0.0.1', False)])
+def test_a_host_whose_own_name_leads_nowhere_says_so(found, address, is_refused):
+    """Instead of the abort of Gloo on another host, which names neither."""
+    if is_refused:
+        with pytest.raises(ConfigError, match='h1: got .* for the own name of this host'):
+            rendezvous.check_own_name('h1', found, address)
+    else:
+        rendezvous.check_own_name('h1', found, address)
+
+
 @pytest.mark.parametrize('env', [TASK, PLACE])
 def test_a_rank_knows_its_place_and_the_way_to_the_others(server, env):
     meeting_point = {rendezvous.RENDEZVOUS_VARIABLE: f'no.such.host.,127.0.0.1:{server.port}',
