@@ -2,6 +2,7 @@
 # Lets the launcher of an MPIJob in: an ssh server of whoever starts it, root or not, until it is stopped.
 # Usage: launch/user.sh launch/sshd.sh --port PORT --authorized-keys FILE
 # Its own key is made anew at each start, in a folder of its own. No password opens it, and no other user's key.
+
 set -euo pipefail
 fail() {
     echo "launch/sshd.sh: $*" >&2
@@ -10,7 +11,7 @@ fail() {
 port='' keys=''
 while [ $# -gt 0 ]; do
     case $1 in
-        --help | -h) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+        --help | -h) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit 0 ;;
         --port | --authorized-keys) [ $# -gt 1 ] || fail "$1: a value is missing" ;;&
         --port) port=$2 ;;
         --authorized-keys) keys=$2 ;;

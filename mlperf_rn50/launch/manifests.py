@@ -126,9 +126,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    is_block = '\n' in text and text.isascii() and text.replace('\n', '').isprintable()
     is_plain = _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXTS
-    return dumper.represent_scalar('tag:yaml.org,2002:str', text, style='|' if is_block else None if is_plain else '"')
+    return dumper.represent_scalar('tag:yaml.org,2002:str', text, style='|' if '\n' in text else None if is_plain else '"')
 
 
 _Dumper.add_representer(str, _represent_text)

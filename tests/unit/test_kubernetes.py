@@ -138,7 +138,8 @@ def test_the_pods_of_an_indexed_job_find_each_other():
     assert env == {'MLPERF_RN50_NODES': '3', 'MLPERF_RN50_RANKS_PER_NODE': '4', 'MLPERF_RN50_MEETING': 'rn50-0.rn50',
                    'MLPERF_RN50_MEETING_PORT': '29400'}
     assert pod['spec']['subdomain'] == service['metadata']['name'] == 'rn50'
-    assert service['spec']['selector'].items() <= pod['metadata']['labels'].items()
+    selector = service['spec']['selector']
+    assert 'rn50' in selector.values() and selector.items() <= pod['metadata']['labels'].items()
     assert service['spec']['clusterIP'] == 'None' and service['spec']['publishNotReadyAddresses']
     assert (job['spec']['completions'], job['spec']['parallelism'], pod['spec']['restartPolicy']) == (3, 3, 'Never')
 
