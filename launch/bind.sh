@@ -4,6 +4,8 @@
 # MLPERF_RN50_BIND=off leaves the rank unbound. An OMP_NUM_THREADS that is set already stays.
 # SIGUSR1, the word to stop, waits until the program lets it in.
 set -euo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+# For Open MPI's shared memory, see launch/engines/openmpi.sh.
+[ -z "${MLPERF_RN50_JOB:-}" ] || mkdir -m 700 "/dev/shm/mlperf_rn50-$MLPERF_RN50_JOB" 2>/dev/null || true
 [ "${MLPERF_RN50_RANKS_PER_DEVICE:-1}" = 1 ] || "$here/launch/mps.sh" start
-exec "$here/.venv/bin/python" -m mlperf_rn50.system.topology "$@"
+exec "$here/.venv/bin/python" -P -m mlperf_rn50.system.topology "$@"

@@ -2,7 +2,7 @@
 # Sets up what is missing, trains on scikit-learn's digits with 2 ranks to 74.9 %, and checks the log.
 # Usage: launch/demo.sh [TRAIN OPTIONS...]
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 launch/setup.sh
 .venv/bin/mlperf-rn50 prepare digits --out data/digits
 run=logs/digits_cpu/$(date +%Y%m%d-%H%M%S)

@@ -27,7 +27,7 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-for name in $(compgen -e | grep -E '^(OMP_|KMP_|HOROVOD_|MXNET_|DALI_|NCCL_|CUDA_|MLPERF_RN50_|GLIBC_TUNABLES$)' || true); do
+for name in $("$(dirname -- "${BASH_SOURCE[0]}")/engines/variables.sh"); do
     options+=(--env "$name")
 done
 if command -v nvidia-smi >/dev/null; then

@@ -17,18 +17,20 @@ guard_here() {
             kill "-$signal" "$pid" 2>/dev/null
         done
         for _ in {1..15}; do
-            [ -n "$(ranks)" ] || return
+            [ -n "$(ranks)" ] || break 2
             sleep 1
         done
     done
+    # What Open MPI leaves of a job that was killed, see launch/engines/openmpi.sh.
+    rm -rf -- "/dev/shm/mlperf_rn50-$job" "${TMPDIR:-/tmp}/mlperf_rn50-$job"
 }
 ranks() {
     grep -lsz "^MLPERF_RN50_JOB=$job\$" /proc/[0-9]*/environ | cut -d/ -f3
 }
 reach() { # HOST JOB
-    if [ "$1" = localhost ] || [ "$1" = "$(hostname)" ]; then
-        exec "$0" "$2"
-    fi
+    case $1 in
+        localhost | 127.0.0.1 | "$(hostname)" | "$(hostname -s)") exec "$0" "$2" ;;
+    esac
     exec ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "$1" \
         "$(printf '%q ' "$0" "$2")"
 }
@@ -47,6 +49,10 @@ keep_in_touch() { # HOST LAUNCHER JOB
     kill -USR2 "$2" 2>/dev/null
 }
 
+# A word with anything else in it would reach files of others.
+if [ $# -gt 0 ] && [[ ! ${!#} =~ ^[0-9a-z-]+$ ]]; then
+    set --
+fi
 case $# in
     1) job=$1; guard_here ;;
     5) keep_in_touch "$2" "$4" "$5" ;;

@@ -2,8 +2,8 @@
 # Runs the linters over everything: ruff, mypy, shellcheck. The rules are in pyproject.toml and setup.cfg.
 # Usage: launch/lint.sh
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.venv/bin:$PATH"
 ruff check mlperf_rn50 tests benchmarks docs
 mypy mlperf_rn50
-shellcheck -x launch/*.sh launch/*.sbatch benchmarks/*.sh tests/*.sh .ci/run
+shellcheck -x launch/*.sh launch/engines/*.sh launch/*.sbatch benchmarks/*.sh tests/*.sh .ci/run

@@ -10,7 +10,7 @@
 # Without HOME and XDG_CACHE_HOME both caches are in .venv/.cache.
 # Interrupted, it goes on where it was; a second one waits for the first. The logs are in .venv/.setup.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 lock=launch/requirements.lock
 packages=.venv/lib/python3.11/site-packages
 state=.venv/.setup # what .venv was made for and where, the steps that are done, the logs
@@ -96,6 +96,7 @@ tick() {
 # The processes started here have the lock too: it is free when the last of them has ended.
 take_lock() {
     local failed=0
+    { : >>.venv.lock; } 2>/dev/null || fail "$PWD cannot be written, where .venv goes; use a checkout of yours"
     exec 9>>.venv.lock
     flock -n 9 2>/dev/null || failed=$?
     if [ "$failed" = 1 ]; then # more than 1: no locks on this file system
@@ -181,7 +182,8 @@ need_build_tools() {
     local PATH=$PATH:${HOROVOD_CUDA_HOME:-}/bin:${CUDA_PATH:-}/bin
     [ "$variant" = cpu ] || command -v "${CUDACXX:-nvcc}" >/dev/null ||
         fail 'nvcc is missing, which builds Horovod; put a CUDA 11 toolkit in PATH or set HOROVOD_CUDA_HOME to it'
-    mkdir -p "$cache" || fail "Horovod cannot be kept in $cache; set XDG_CACHE_HOME to another folder"
+    { mkdir -p "$cache" 2>/dev/null && [ -w "$cache" ]; } ||
+        fail "Horovod cannot be kept in $cache; set XDG_CACHE_HOME to another folder"
 }
 build_horovod() {
     export HOROVOD_WITH_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1
@@ -207,6 +209,7 @@ install_horovod() {
 
 check() {
     [ -x .venv/bin/python ] || fail 'nothing is set up here; run launch/setup.sh'
+    [ -d "$packages/mxnet" ] && [ -d "$packages/horovod/mxnet" ] || fail '.venv is unfinished; run launch/setup.sh'
     local missing
     missing=$(find "$packages"/{mxnet,horovod/mxnet} -name '*.so' -exec ldd {} + | sed -n 's/^\s*\(.*\) => not found/\1/p' | sort -u)
     if [ "$missing" = libcuda.so.1 ] && [ "$variant" != cpu ]; then
@@ -229,7 +232,7 @@ check_all() {
 
 set_up() {
     local reason abi
-    scratch=$(mktemp -d)
+    scratch=$(mktemp -d 2>/dev/null) || fail "no folder can be made in ${TMPDIR:-/tmp}; set TMPDIR to another folder"
     export TMPDIR=$scratch
     reason=$(flaw)
     if [ -n "$reason" ]; then
@@ -259,6 +262,9 @@ set_up() {
     say 'done'
 }
 
+# What PATH, the first lines of programs in .venv (sh reads those with a space) or CMake take for something else.
+[[ $PWD != *[$'\n:"$`\\']* ]] ||
+    fail "${PWD@Q}: got a path with one of : \" \$ \` \\ or a line break, which PATH, programs of .venv or CMake cannot take; move the checkout"
 case ${1:-} in
     '') ;;
     --check)

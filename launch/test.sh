@@ -6,7 +6,7 @@
 #          a part once more as on a processor without AVX-512
 #   --changed: of the first, what can be reached by the changes that are not committed, or by the last commit
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 scope=quick
 case ${1:-} in
     --help | -h) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;

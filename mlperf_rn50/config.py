@@ -4,6 +4,7 @@ Every section is owned here; derived numbers (global batch, steps per epoch) are
 """
 import dataclasses
 import math
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -13,6 +14,8 @@ import yaml
 from mlperf_rn50.errors import ConfigError
 
 IMAGENET = 'imagenet'
+# Unicode's categories of control characters, surrogates, and line and paragraph separators.
+_UNPRINTED = ('Cc', 'Cs', 'Zl', 'Zp')
 
 
 @dataclass(frozen=True)
@@ -248,12 +251,19 @@ class CommConfig:
     Args:
         compression: none, or fp16 (gradients travel in 16 bits).
         num_buckets: parts in which gradients are exchanged, each as soon as backward has it.
-        stall_limit_s: a rank without a sign of life for so long is ended, and the run with it; 0 for never.
+        stall_limit_s: a rank without a sign of life for so long while training is ended, and the run with it; 0 for
+            never.
+        start_limit_s: the same for everything before the first step; 0 for never.
+        eval_limit_s: the same for an evaluation; 0 for never.
+        checkpoint_limit_s: the same for a checkpoint and the first step after it; 0 for never.
     """
 
     compression: Literal['none', 'fp16'] = 'none'
     num_buckets: int = _key(8, ABOVE_0, 'buckets')
     stall_limit_s: float = _key(300.0, FROM_0, 's')
+    start_limit_s: float = _key(900.0, FROM_0, 's')
+    eval_limit_s: float = _key(300.0, FROM_0, 's')
+    checkpoint_limit_s: float = _key(900.0, FROM_0, 's')
 
 
 @dataclass(frozen=True)
@@ -261,7 +271,7 @@ class CheckpointConfig:
     """What is kept to go on from.
 
     Args:
-        period_epochs: write one every so many epochs; 0 writes only on SIGTERM and SIGUSR1.
+        period_epochs: write one every so many epochs; 0 writes only when asked to stop.
         period_steps: write one every so many steps, beside those; 0 for none.
         keep: how many to keep.
     """
@@ -334,8 +344,17 @@ def _check_bounds(c: Config) -> None:
                          f'{section}.{f.name}: got {number}, expected {bounds and bounds.text}')
 
 
+def _check_texts(c: Config) -> None:
+    """Raise ConfigError for the first text that holds what steers a terminal, ends a line or has no encoding."""
+    for section in SECTIONS:
+        for key, value in vars(getattr(c, section)).items():
+            _require(not isinstance(value, str) or not any(unicodedata.category(x) in _UNPRINTED for x in value),
+                     f'{section}.{key}: got {value!a}, expected text without control characters')
+
+
 def check_values(c: Config) -> None:
     """Raise ConfigError for values that cannot be run, each with the numbers and a fix."""
+    _check_texts(c)
     _check_bounds(c)
     t, d, s = c.train, c.data, c.schedule
     _require((t.local_batch_size is None) != (t.global_batch_size is None),

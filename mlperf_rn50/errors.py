@@ -4,6 +4,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_RESUMABLE = 75  # EX_TEMPFAIL of sysexits.h: run it again with --resume
+EXIT_AT_ONCE = 130  # asked twice to stop, or a command that has nothing to finish: as shells say of Ctrl-C
 
 
 class UserError(Exception):
@@ -25,8 +26,18 @@ class CheckpointError(UserError):
     """A checkpoint that is missing, damaged or made by another run."""
 
 
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint whose content is not what was written; one before it may be whole."""
+
+
 class RunFailed(UserError):
     """A run that started and cannot end well, such as one whose loss is no longer finite."""
+
+    exit_code = EXIT_FAILED
+
+
+class StorageError(UserError):
+    """A disk that takes nothing more; what was written before is whole."""
 
     exit_code = EXIT_FAILED
 

@@ -1,26 +1,121 @@
-"""Writing files so that nothing half-written is ever found."""
+"""Reading files without trusting them, and writing them so that nothing half-written is ever found."""
+import errno
 import hashlib
 import io
 import json
+import math
 import os
+import stat
+import tokenize
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import numpy as np
+
+from mlperf_rn50.errors import StorageError
+
+# What a disk says that is full, over its quota, failing or no longer to be written.
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+
+
+def temporary_of(path: Path, kind: str = '') -> Path:
+    """Where a file or folder is while it is not whole: hidden beside its place; kind: such as '.old'."""
+    return path.with_name(f'.{path.name}.{os.getpid()}{kind}.tmp')
+
+
+def temporaries_in(folder: Path, name: str = '*') -> list[Path]:
+    """What killed writers left in a folder of the files of a name, a glob pattern; all that temporary_of makes."""
+    return sorted(folder.glob(f'.{name}.*.tmp'))
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file so that it is either the old or the new one, whatever happens."""
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
-    with open(temporary, 'wb') as f:
-        f.write(content.encode() if isinstance(content, str) else content)
-        f.flush()
-        os.fsync(f.fileno())
-    temporary.replace(path)
+    temporary = temporary_of(path)
+    try:
+        with open(temporary, 'wb') as f:
+            f.write(content.encode() if isinstance(content, str) else content)
+            sync(f)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def dump_json(path: Path, content: dict[str, Any]) -> None:
     """Writes an object as indented JSON, in a folder that is made where there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(content, indent=2) + '\n')
+
+
+def read_text(path: Path, max_bytes: int) -> str:
+    """The text of a small file.
+
+    Raises:
+        ValueError: it is larger, or not UTF-8.
+        OSError: it cannot be read.
+    """
+    with open(path, 'rb') as f:
+        content = f.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f'is larger than {max_bytes} bytes')
+    return content.decode()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What JSON from anywhere holds.
+
+    Raises:
+        ValueError: it is none, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as e:
+        raise ValueError('is nested too deeply') from e
+
+
+def read_arrays(file: BinaryIO, num_bytes: int) -> dict[str, np.ndarray]:
+    """The arrays of an .npz as np.savez writes it, by name: numbers only, and never more than the file has.
+
+    Args:
+        file: from its start.
+        num_bytes: its length.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            if any(m.compress_type != zipfile.ZIP_STORED or m.flag_bits & 1 for m in members):
+                raise ValueError('its arrays are compressed or encrypted, which this program never does')
+            if sum(m.file_size for m in members) > num_bytes:
+                raise ValueError(f'its arrays claim more than the {num_bytes} bytes of the file')
+            return {m.filename.removesuffix('.npy'): _read_array(archive, m) for m in members}
+    # What zipfile and NumPy let out of headers that are overwritten.
+    except (zipfile.BadZipFile, EOFError, KeyError, TypeError, AttributeError, SyntaxError, OverflowError, MemoryError,
+            RecursionError, NotImplementedError, tokenize.TokenError) as e:
+        raise ValueError(f'not an .npz ({" ".join(str(e).split())[:200] or type(e).__name__})') from e
+
+
+def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """An array, once its header has shown that the member holds just that."""
+    name = member.filename
+    with archive.open(member) as f:
+        version = np.lib.format.read_magic(f)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f'{name}: got .npy version {version}, expected 1.0 or 2.0')
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read_header(f)
+        if dtype.kind not in 'fiub' or dtype.fields:
+            raise ValueError(f'{name}: holds {str(dtype)[:40]}, expected numbers')
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if min(shape, default=0) < 0 or num_bytes != member.file_size - f.tell():
+            raise ValueError(f'{name}: its header claims {num_bytes} bytes, it has {member.file_size - f.tell()}')
+        return np.frombuffer(f.read(), dtype).reshape(shape, order='F' if is_fortran else 'C')
 
 
 class HashedFile:
@@ -44,6 +139,83 @@ class HashedFile:
     def hexdigest(self) -> str:
         """The SHA-256 of what was written."""
         return self._sha256.hexdigest()
+
+
+class LineFile:
+    """A text file that grows by whole lines; each is handed over at once, so that a kill loses none."""
+
+    def __init__(self, path: Path, is_new: bool = False):
+        """Opens a file, a new one if missing; a last line that a killed writer left torn is cut off.
+
+        Raises:
+            FileExistsError: is_new, and it is there already.
+            StorageError: it cannot be written.
+        """
+        self._path = path
+        try:
+            self._file = open(path, 'x+b' if is_new else 'a+b', buffering=0)
+            if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                self._file.seek(0)
+                content = self._file.read()
+                self._file.truncate(content.rfind(b'\n') + 1)
+                self._file.seek(0, os.SEEK_END)
+        except FileExistsError:
+            raise
+        except OSError as e:
+            raise storage_error(path, e) from e
+
+    def write(self, line: str) -> None:
+        """Adds a line, whole or not at all.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        before, rest = os.fstat(self._file.fileno()).st_size, line.encode('utf-8', 'replace') + b'\n'
+        try:
+            while rest:
+                rest = rest[self._file.write(rest):]
+        except OSError as e:
+            with suppress(OSError):
+                self._file.truncate(before)
+            raise storage_error(self._path, e) from e
+
+    def close(self) -> None:
+        """There will be no more lines.
+
+        Raises:
+            StorageError: the disk is late to say that it has not kept them.
+        """
+        with writing(self._path):
+            self._file.close()
+
+
+def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
+    """What a disk would not take, and which disk that is; what: such as 'the weights'."""
+    return StorageError(f'{path}: cannot write{" " if what else ""}{what}: {error.strerror}; {_disk_of(path)}; make '
+                        'room or repair it, and go on with the last checkpoint')
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an OSError into one that names the file and its disk.
+
+    Raises:
+        StorageError: see storage_error.
+    """
+    try:
+        yield
+    except OSError as e:
+        raise storage_error(path, e) from e
+
+
+def _disk_of(path: Path) -> str:
+    """The disk that a path is on: where it is mounted, and its free bytes."""
+    try:
+        mount = next(p for p in (path.resolve(), *path.resolve().parents) if os.path.ismount(p))
+        free = os.statvfs(mount)
+        return f'the disk at {mount} has {free.f_bavail * free.f_frsize} bytes free'
+    except OSError as e:
+        return f'its disk does not answer ({e.strerror})'
 
 
 def sync(file: BinaryIO) -> None:

@@ -14,9 +14,13 @@ import yaml
 from mlperf_rn50 import config as cfg
 from mlperf_rn50.config import SECTIONS, field_names
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.files import read_text
 
 if TYPE_CHECKING:
     import jsonargparse
+
+
+_MAX_BYTES, _MAX_DEPTH = 1 << 18, 8  # of a configuration file
 
 
 def nearest(word: str, known: list[str]) -> str:
@@ -42,11 +46,41 @@ def check_keys(tree: Any, where: str = '') -> None:
         if section not in SECTIONS:
             raise ConfigError(f'{where}{section}: unknown section{nearest(str(section), list(SECTIONS))}')
         if not isinstance(values, dict):
-            raise ConfigError(f'{where}{section}: got {values!r}, expected keys under it')
+            raise ConfigError(f'{where}{section}: got {repr(values)[:80]}, expected keys under it')
         known = field_names(SECTIONS[section])
         for key in values:
             if key not in known:
                 raise ConfigError(f'{where}{section}.{key}: unknown key{nearest(str(key), known)}')
+
+
+def _check_size(text: str) -> None:
+    """Raise unless what YAML holds is as small as it is written.
+
+    Raises:
+        ValueError: it repeats a part of itself, or is nested deeper than a configuration.
+        yaml.YAMLError: it is no YAML.
+    """
+    depth, anchors = 0, set()
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in anchors:
+                raise ValueError(f'got the alias *{event.anchor}, expected every value written out')
+        elif isinstance(event, yaml.NodeEvent):
+            anchors.add(event.anchor)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise ValueError(f'is nested deeper than {_MAX_DEPTH}')
+
+
+def _check_words(argv: Sequence[str]) -> None:
+    """Raise ConfigError for an option whose value, which may be YAML, is larger than it is written."""
+    for word in argv:
+        try:
+            _check_size(word.partition('=')[2] if word.startswith('--') else word)
+        except yaml.YAMLError:  # just a text
+            pass
+        except ValueError as e:
+            raise ConfigError(f'{word[:40]}…: {e}') from e
 
 
 def load_yaml(path: Path) -> dict:
@@ -56,10 +90,12 @@ def load_yaml(path: Path) -> dict:
         ConfigError: the file is missing, is not YAML, or holds an unknown key.
     """
     try:
-        tree = yaml.safe_load(path.read_text()) or {}
+        text = read_text(path, _MAX_BYTES)
+        _check_size(text)
+        tree = yaml.safe_load(text) or {}
     except OSError as e:
         raise ConfigError(f'{path}: cannot read the configuration: {e.strerror}') from e
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
+    except (yaml.YAMLError, ValueError) as e:  # the latter also for a date or number that there is not
         raise ConfigError(f'{path}: not a YAML file: {" ".join(str(e).split())}') from e
     check_keys(tree, f'{path}: ')
     return tree
@@ -85,6 +121,7 @@ def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
     Raises:
         ConfigError: an option is unknown or its value has the wrong type.
     """
+    _check_words(argv)
     try:
         return parser.parse_args(list(argv), namespace=namespace)
     except ArgumentError as e:
@@ -119,8 +156,8 @@ def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargpar
     """
     try:
         base = parser.parse_object(tree, defaults=True)
-    except ArgumentError as e:
-        raise ConfigError(f'{where}: {" ".join(str(e).split())}') from e
+    except (ArgumentError, RecursionError) as e:
+        raise ConfigError(f'{where}: {" ".join(str(e).split())[:500]}') from e
     options = parse_options(parser, argv, base)
     result = cfg.Config(**{name: section(**_plain(options[name])) for name, section in SECTIONS.items()})
     if options.telemetry is not None:

@@ -28,6 +28,7 @@ _COUNTS = pytest.StashKey[Counter]()
 
 def pytest_configure(config):
     config.stash[_COUNTS] = Counter()
+    config.addinivalue_line('markers', 'fault(name, *phases): what of tests/cluster/README.md a test shows')
     for mark, why in LEFT_OUT.items():
         config.addinivalue_line('markers', f'{mark}: {why}')
 

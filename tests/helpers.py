@@ -27,7 +27,7 @@ def run(command, *, timeout=HANG_LIMIT_S, **keys) -> subprocess.CompletedProcess
 
 
 @contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
+def own_signals() -> Iterator[None]:
     """Lets a program handle signals as it likes, and goes back to how they were."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
@@ -46,7 +46,7 @@ def call(*arguments) -> subprocess.CompletedProcess:
     """
     words = [str(a) for a in arguments]
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _own_signals():
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), own_signals():
         try:
             code = main(words)
         except SystemExit as e:  # --help

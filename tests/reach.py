@@ -50,6 +50,8 @@ def started_by(path: Path) -> Iterator[Path]:
     said = strings(path)
     names = COMMANDS & said | ({'train', 'doctor'} if any('launch/' in s for s in said) else set())
     yield from (PACKAGE / 'cli' / f'{name}.py' for name in names)
+    if any('launch/' in s for s in said):
+        yield PACKAGE / 'launch/__main__.py'
 
 
 def reached_by(test: Path) -> set[Path]:

@@ -14,6 +14,7 @@ import mlperf_rn50
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.system.environment import host_facts
+from mlperf_rn50.system.launched import omp_threads
 from mlperf_rn50.system.stack import git_commit, package_versions
 
 _GEMM_SIDE = 2048
@@ -139,7 +140,7 @@ def describe_machine(num_hosts: int) -> dict[str, Any]:
     return {'hostname': host['hostname'], 'cpu': host['cpu'], 'cpu_cores': host['cpu_cores'],
             'processor': host['processor'], 'gpus': host['gpus'],
             'memory_bytes': host['memory_bytes'], 'os': host['os'], 'num_hosts': num_hosts,
-            'omp_threads_per_rank': int(os.environ.get('OMP_NUM_THREADS', 0)) or None,
+            'omp_threads_per_rank': omp_threads(os.environ.get('OMP_NUM_THREADS', '')),
             'packages': package_versions(), 'git_commit': git_commit()}
 
 

@@ -40,7 +40,7 @@ def run_bench(config: Config, options: Any, position: Position) -> str:
         ConfigError: an option or the number of ranks does not fit.
     """
     counts = parse_numbers('--ranks', options.ranks) if options.ranks else [launched_size() or 1]
-    comm = open_comm(config.comm.compression, counts)
+    comm = open_comm(config.comm.compression, counts, position.exchange)
     telemetry = _open_telemetry(config, comm)
     try:
         telemetry.run_start(0.0)

@@ -11,11 +11,14 @@ import time
 import traceback
 from argparse import ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from typing import NoReturn
 
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_USAGE, ConfigError, RankLost, UserError
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_USAGE, ConfigError, RankLost, RunFailed, UserError
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.options import nearest, option_error
 from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name
+from mlperf_rn50.system.out_of_memory import explain_error
+from mlperf_rn50.train.stop import END_SIGNALS, catch, end_at_once
 
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
 _EPILOG = """examples:
@@ -28,7 +31,7 @@ _EPILOG = """examples:
 mlperf-rn50 COMMAND --help says more of each.
 
 exit codes: 0 done, 1 the run failed or the check did not pass, 2 a mistake in what was asked for,
-75 interrupted and resumable"""
+75 interrupted and resumable, 130 ended at once"""
 
 
 def command_names() -> list[str]:
@@ -78,7 +81,10 @@ def _run(argv: Sequence[str]) -> int:
 
 def _print_error(error: UserError) -> None:
     """One line: what several ranks found is said by the lowest, whose end is theirs."""
-    rank = launched_rank()
+    try:
+        rank = launched_rank()
+    except UserError:  # the error is about just that
+        rank = 0
     time.sleep(0.5 * min(rank, 10) + 2 * isinstance(error, RankLost))  # a lost rank is given time to say why
     where = error.where or (f'{rank_name()}: ' if rank else '')
     print(f'mlperf-rn50: {where}{printable(str(error))}', file=sys.stderr, flush=True)
@@ -86,16 +92,21 @@ def _print_error(error: UserError) -> None:
 
 def _leave(code: int) -> int:
     """Returns the exit code; among other ranks it leaves at once, as closing down would wait for their exchanges."""
-    if launched_size() is not None and 'horovod.mxnet' in sys.modules:
+    if 'horovod.mxnet' in sys.modules and launched_size() is not None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
 
 
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    catch(_interrupt, END_SIGNALS)
     try:
         return _run(argv)
     except UserError as e:
@@ -104,11 +115,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_error(e)
         return _leave(e.exit_code)
     except KeyboardInterrupt:
-        return _leave(130)
+        end_at_once()
     except BrokenPipeError:
         # The reader of our output went away (| head); that is not an error of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_USAGE
-    except Exception:  # a bug: show where, and still take the other ranks down
-        traceback.print_exc()
+    except Exception as e:
+        said = explain_error(e)
+        if not said or '--debug' in argv:  # a bug: show where, and still take the other ranks down
+            traceback.print_exc()
+        if said:
+            _print_error(RunFailed(said))
+            end_at_once(EXIT_FAILED)  # what has no memory does not close down without a word
         return _leave(EXIT_FAILED)

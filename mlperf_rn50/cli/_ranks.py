@@ -9,8 +9,12 @@ from jsonargparse import ArgumentParser, Namespace
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.options import resolve_config
-from mlperf_rn50.system.launched import launched_size
-from mlperf_rn50.train.watch import STOP_SIGNALS, Position, watched
+from mlperf_rn50.system.cgroup import find_limits
+from mlperf_rn50.system.launched import launched_local, launched_rank, launched_size
+from mlperf_rn50.system.topology import set_omp_threads, unbound_threads
+from mlperf_rn50.train.stalled import stalled_folder
+from mlperf_rn50.train.stop import STOP_SIGNALS, alone, catch, listening
+from mlperf_rn50.train.watch import PHASES, Position, watched
 
 
 def load_config(options: Namespace, argv: Sequence[str], parser: ArgumentParser) -> tuple[Config, Any]:
@@ -26,16 +30,38 @@ def add_resume_options(parser: ArgumentParser) -> None:
     """Adds the options of a run that goes on."""
     parser.add_argument('--resume', metavar='DIR', type=str, help='go on with the run in this folder')
     parser.add_argument('--elastic', action='store_true', help='--resume with another number of ranks than before')
+    parser.add_argument('--allow-changed', metavar='KEYS', type=str,
+                        help='--resume with other values of these keys than before, such as schedule.base_lr,data.crop')
 
 
-def in_rank(program: Callable[[Position], int], config: Config, stops: int = signal.SIG_UNBLOCK) -> int:
+def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool = False,
+            run_dir: Path | None = None) -> int:
     """Runs this rank's part of a command, watched where a launcher started it.
 
-    Signals that ask to stop end it, or wait (`stops`: SIG_BLOCK) until it lets them in.
+    Args:
+        program: the rank.
+        config: of the command.
+        can_stop: whether it stops by itself where it is asked to (StopRequest); else it is ended at once.
+        run_dir: the run folder, where it is not that of the configuration.
     """
-    signal.pthread_sigmask(stops, STOP_SIGNALS)
-    # MXNet reads this once, when it is imported; unset, it spins as many threads as the machine has.
-    os.environ.setdefault('OMP_NUM_THREADS', str(len(os.sched_getaffinity(0))))
+    launched_rank(), launched_local()  # what a launcher got wrong is said before anything starts
+    # MXNet reads OMP_NUM_THREADS once, when it is imported; unset, it spins as many threads as the machine has.
+    set_omp_threads(unbound_threads(os.sched_getaffinity(0), os.cpu_count() or 1, launched_local()[1], find_limits()))
     if config.train.device == 'cpu':  # a rank that waits must leave its core to the others: look for work every 5 ms
         os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')
-    return program(Position()) if launched_size() is None else watched(program, config.comm.stall_limit_s)
+    if launched_size() is None:
+        return _run_alone(program, can_stop)
+    limits_s = {phase: getattr(config.comm, key) for phase, key in PHASES.items()}
+    folder = stalled_folder(run_dir or Path(config.run.dir), dict(os.environ))
+    # Asked to stop while it starts, a run stops after its first step: the signals wait until StopRequest lets them in.
+    signal.pthread_sigmask(signal.SIG_BLOCK if can_stop else signal.SIG_UNBLOCK, STOP_SIGNALS)
+    return watched(program, config.comm.stall_limit_s, limits_s, folder, can_stop)
+
+
+def _run_alone(program: Callable[[Position], int], can_stop: bool) -> int:
+    """Runs the one rank there is, without a watcher: this process hears itself what asks it to stop."""
+    position = Position()
+    with listening(alone(position.ask if can_stop else None)):
+        if can_stop:
+            catch(position.ask)  # before the imports, which take seconds
+        return program(position)

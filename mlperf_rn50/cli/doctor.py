@@ -12,6 +12,7 @@ from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, RunFailed
 
 if TYPE_CHECKING:
     from mlperf_rn50.config import Config
+    from mlperf_rn50.train.watch import Position
 
 EPILOG = """examples:
   mlperf-rn50 doctor
@@ -32,17 +33,17 @@ def run(argv: Sequence[str]) -> int:
     if not has_config:  # any batch will do: nothing is trained
         argv = [*argv, '--train.local_batch_size=1']
     config, _ = load_config(options, argv, parser)
-    return in_rank(lambda _: _examine(config, has_config, options.format, options.quiet), config)
+    return in_rank(lambda position: _examine(config, has_config, options.format, options.quiet, position), config)
 
 
-def _examine(config: Config, has_config: bool, output_format: str, is_quiet: bool) -> int:
+def _examine(config: Config, has_config: bool, output_format: str, is_quiet: bool, position: Position) -> int:
     """One rank's part of the doctor."""
     from mlperf_rn50.system import doctor
     from mlperf_rn50.system.launched import rank_name
     try:
         from mlperf_rn50.train.comm import open_comm
         from mlperf_rn50.train.examine import examine
-        comm = open_comm(config.comm.compression)
+        comm = open_comm(config.comm.compression, exchange=position.exchange)
     except (ImportError, OSError) as e:
         raise RunFailed(f'{rank_name()}: MXNet, DALI or Horovod does not import: {e}; run launch/setup.sh --check '
                         'there') from e

@@ -83,7 +83,7 @@ def _evaluate(config: Config, kept: Kept, options: Namespace, position: Position
     from mlperf_rn50.train.evaluate import evaluate
     from mlperf_rn50.train.start import device_id_of
     position.now('start-up')
-    comm = open_comm(config.comm.compression)
+    comm = open_comm(config.comm.compression, exchange=position.exchange)
     data, device_id = config.data, device_id_of(config, comm)
     size = min(config.train.eval_batch_size or 1, -(-data.num_val // comm.world_size))
     shard = Shard(data.num_val, comm.rank, comm.world_size, size)

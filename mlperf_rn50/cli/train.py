@@ -1,7 +1,6 @@
 """Train until the target is reached, and log the run the MLPerf way."""
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +38,12 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli._ranks import in_rank, load_config
     from mlperf_rn50.options import parse_options
     from mlperf_rn50.system.processor import check_precision, find_processor
+    from mlperf_rn50.train.changes import parse_allowed
     parser = make_parser()
     options = parse_options(parser, argv)
     if options.resume and options.config:
         raise ConfigError('--resume, --config: got both, expected one; a resumed run has its own configuration')
+    allowed = parse_allowed(options.allow_changed)
     config, resume = load_config(options, argv, parser)
     if options.dry_run:
         return _print_plan(config, options)
@@ -50,8 +51,8 @@ def run(argv: Sequence[str]) -> int:
         print('\n'.join(str(_value_of(config, key)) for key in options.print))
         return EXIT_OK
     check_precision('train.precision', config.train.precision, find_processor())
-    # Asked to stop while it starts, it stops after its first step; StopRequest lets the signals in.
-    return in_rank(lambda position: _train(config, resume, options.elastic, position), config, signal.SIG_BLOCK)
+    return in_rank(lambda position: _train(config, resume, options.elastic, allowed, position), config, can_stop=True,
+                   run_dir=resume[0].dir if resume else None)
 
 
 def _print_plan(config: cfg.Config, options: Namespace) -> int:
@@ -75,15 +76,15 @@ def _value_of(config: cfg.Config, key: str) -> Any:
     return '' if value is None else value
 
 
-def _train(config: cfg.Config, resume: Any, is_elastic: bool, position: Position) -> int:
+def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[str], position: Position) -> int:
     """One rank's part of a run."""
     from mlperf_rn50.system.launched import rank_name
     from mlperf_rn50.train.comm import open_comm
     from mlperf_rn50.train.loop import render_outcome, train
-    comm = open_comm(config.comm.compression)
+    comm = open_comm(config.comm.compression, exchange=position.exchange)
     position.now()  # the imports took their time
     try:
-        outcome = train(config, comm, position, resume, is_elastic)
+        outcome = train(config, comm, position, resume, is_elastic, allowed)
     except UserError as e:
         e.where = f'{rank_name()}, {position}: ' if position.has_started else ''
         raise

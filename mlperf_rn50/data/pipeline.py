@@ -92,10 +92,11 @@ class Inputs:
 def _fill(records: list[Record], uniforms: np.ndarray | None, data: DataConfig, where: str) -> Inputs:
     """Pairs the records of a batch with their crops; uniforms is None for an evaluation."""
     images = [r.image for r in records]
+    for record in records:
+        if not 0 <= record.label < data.num_classes:
+            raise DataError(f'{where}: got a label of {record.label:g}, expected 0 to {data.num_classes - 1}; '
+                            'set data.num_classes or prepare the data again')
     labels = np.array([[r.label] for r in records], np.int32)
-    if labels.min() < 0 or labels.max() >= data.num_classes:
-        raise DataError(f'{where}: got a label of {labels.max()}, expected 0 to {data.num_classes - 1}; '
-                        'set data.num_classes or prepare the data again')
     anchors = np.zeros((len(records), 2), np.float32)
     shapes = np.ones((len(records), 2), np.float32)
     mirrors = np.zeros((len(records), 1), np.int32)

@@ -1,18 +1,20 @@
-"""From images to RecordIO: <out>/{train,validation}.{rec,idx,index.npy} and manifest.json.
+"""From images to RecordIO: <out>/{train,validation}.{rec,idx,index.npy,crc.npy} and manifest.json.
 
 Images are packed in parts of PART_SIZE by parallel workers; finished parts are kept until the end, so an
 interrupted preparation goes on where it was, and the parts are then joined.
 """
+import ctypes
 import hashlib
 import io
 import json
 import os
 import shutil
+import signal
 from argparse import Namespace
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,10 +22,11 @@ import numpy as np
 from tqdm import tqdm
 
 from mlperf_rn50.data import sources
-from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, parse_index
+from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, load_manifest, parse_index
 from mlperf_rn50.data.samples import Dataset, Sample
+from mlperf_rn50.data.verify import checksum, dump_checksums, dump_manifest, print_verdict
 from mlperf_rn50.errors import EXIT_OK, DataError
-from mlperf_rn50.files import write_atomically
+from mlperf_rn50.files import parse_json, write_atomically
 
 PART_SIZE = 1000
 _COPY_BYTES = 1 << 24
@@ -87,14 +90,44 @@ def _write_parts(folder: Path, split: str, samples: list[Sample], packing: Packi
                 bar.update(write_part(*part))
             return stems
         # MXNet has threads; a forked copy of it may hang.
-        with ProcessPoolExecutor(num_workers, get_context('spawn')) as pool:
-            for done in as_completed([pool.submit(write_part, *part) for part in missing]):
-                bar.update(done.result())
+        with ProcessPoolExecutor(num_workers, get_context('spawn'), _follow_parent) as pool:
+            try:
+                for done in as_completed(_submit(pool, missing)):
+                    bar.update(done.result())
+            except KeyboardInterrupt:  # leaving the pool would wait for all that is under way
+                for worker in active_children():
+                    worker.kill()
+                raise
     return stems
 
 
+def _submit(pool: ProcessPoolExecutor, parts: list) -> list[Future]:
+    """Starts the workers, which a Ctrl-C of the terminal does not reach: their parent ends them."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        return [pool.submit(write_part, *part) for part in parts]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _follow_parent() -> None:
+    """A worker ends with its parent, however that ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def _damaged(stems: Iterable[Path]) -> list[list[str]]:
-    return [entry for stem in stems for entry in json.loads(stem.with_suffix('.json').read_text())]
+    """(name, reason) of the images of some parts that cannot be decoded.
+
+    Raises:
+        DataError: a part is damaged itself.
+    """
+    found: list[list[str]] = []
+    for path in (stem.with_suffix('.json') for stem in stems):
+        try:
+            found += [[str(name), str(reason)] for name, reason in parse_json(path.read_text())]
+        except (ValueError, TypeError) as e:
+            raise DataError(f'{path}: damaged ({str(e)[:100]}); remove {path.parent} and run it again') from e
+    return found
 
 
 def _append(source: BinaryIO, target: BinaryIO, digest) -> int:
@@ -115,15 +148,30 @@ def _write_index(rec_path: Path) -> str:
     return hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
+def _checksums(part: Path) -> list[int]:
+    """The checksums of the records of a part, in the order of its .idx."""
+    size = part.stat().st_size
+    if not size:  # all of its images are damaged
+        return []
+    index = parse_index(part.with_suffix('.idx'), size)
+    with open(part, 'rb', buffering=0) as f:
+        found = [checksum(f.fileno(), int(start), int(length)) for start, length in index.T]
+    if None in found:
+        raise DataError(f'{part}: shorter than its index says, or it cannot be read; remove {part.parent} and prepare '
+                        'again')
+    return [c for c in found if c is not None]
+
+
 def _join(stems: list[Path], target: Path) -> dict:
-    """Joins parts into target.rec and its indexes; returns their manifest entry."""
-    digest, offset, lines = hashlib.sha256(), 0, []
+    """Joins parts into target.rec, its indexes and checksums; returns their manifest entry."""
+    digest, offset, lines, checksums = hashlib.sha256(), 0, [], []
     temporary = target.with_suffix('.rec.tmp')
     with open(temporary, 'wb') as rec:
         for stem in stems:
             for line in stem.with_suffix('.idx').read_text().splitlines():
                 key, start = line.split()
                 lines.append(f'{key}\t{int(start) + offset}\n')
+            checksums += _checksums(stem.with_suffix('.rec'))
             with open(stem.with_suffix('.rec'), 'rb') as part:
                 offset += _append(part, rec, digest)
         rec.flush()
@@ -133,6 +181,7 @@ def _join(stems: list[Path], target: Path) -> dict:
     rec_path = target.with_suffix('.rec')
     temporary.replace(rec_path)
     return {'num_images': len(lines), 'rec_bytes': offset, 'rec_sha256': digest.hexdigest(),
+            'crc_sha256': dump_checksums(rec_path, checksums),
             'idx_sha256': hashlib.sha256(index.encode()).hexdigest(), 'index_sha256': _write_index(rec_path)}
 
 
@@ -163,23 +212,23 @@ def is_prepared(out: Path, dataset_name: str) -> bool:
     path = out / MANIFEST_NAME
     if not path.exists():
         return False
-    manifest = json.loads(path.read_text())
-    if manifest.get('dataset') != dataset_name:
-        raise DataError(f'--out: {out} holds {manifest.get("dataset")}, not {dataset_name}; choose another folder')
+    manifest = load_manifest(out)
+    if manifest['dataset'] != dataset_name:
+        raise DataError(f'--out: {out} holds {manifest["dataset"]}, not {dataset_name}; choose another folder')
     return all((out / f'{name}.rec').exists() and (out / f'{name}.rec').stat().st_size == split['rec_bytes']
                for name, split in manifest['splits'].items())
 
 
 def add_indexes(out: Path) -> list[Path]:
     """Writes the mapped indexes that a prepared folder lacks, or has damaged ones of; returns them."""
-    manifest, added = json.loads((out / MANIFEST_NAME).read_text()), []
+    manifest, added = load_manifest(out), []
     for name, split in manifest['splits'].items():
         path = index_path(out / f'{name}.rec')
         if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != split.get('index_sha256'):
             split['index_sha256'] = _write_index(out / f'{name}.rec')
             added.append(path)
     if added:
-        write_atomically(out / MANIFEST_NAME, json.dumps(manifest, indent=1) + '\n')
+        dump_manifest(out, manifest)
     return added
 
 
@@ -204,13 +253,16 @@ def pack(dataset: Dataset, out: Path, packing: Packing, num_workers: int, skip_d
                 'resize_shorter': packing.resize_shorter, 'classes': dataset.classes,
                 'splits': {name: _join(group, out / name) for name, group in stems.items()},
                 'skipped': [name for name, _ in damaged]}
-    write_atomically(out / MANIFEST_NAME, json.dumps(manifest, indent=1) + '\n')
+    dump_manifest(out, manifest)
     shutil.rmtree(parts)
     return manifest
 
 
 def prepare(options: Namespace) -> int:
     """The prepare command; returns its exit code."""
+    num_workers = options.workers or len(os.sched_getaffinity(0))
+    if options.verify is not None:
+        return print_verdict(Path(options.verify), num_workers)
     out = Path(options.out)
     name = options.name if options.dataset == 'folder' and options.name else options.dataset
     if is_prepared(out, name):
@@ -222,7 +274,6 @@ def prepare(options: Namespace) -> int:
               + (f'; added {", ".join(p.name for p in added)}, the images are as they were' if added else ''))
         return EXIT_OK
     dataset = sources.find(options, name)
-    num_workers = options.workers or len(os.sched_getaffinity(0))
     try:
         out.mkdir(parents=True, exist_ok=True)
         manifest = pack(dataset, out, Packing(options.resize_shorter), num_workers, options.skip_corrupt)

@@ -2,20 +2,22 @@
 
 Source: dmlc-core recordio.h (framing) and mxnet.recordio.IRHeader (the 24-byte header of an image).
 """
-import json
 import os
 import struct
 import tokenize
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mlperf_rn50.config import DataConfig
 from mlperf_rn50.errors import DataError
+from mlperf_rn50.files import parse_json, read_text
 
 MANIFEST_NAME = 'manifest.json'
 MANIFEST_FORMAT = 1
+_MAX_MANIFEST_BYTES = 1 << 28  # it names every image that was left out
 MAGIC = struct.pack('<I', 0xCED7230A)
 _FRAME = struct.Struct('<4sI')
 _HEADER = struct.Struct('<IfQQ')
@@ -63,7 +65,8 @@ def _map_index(path: Path, size: int) -> np.ndarray:
     try:
         index = np.lib.format.open_memmap(path, mode='r')
     # What NumPy lets out of a header that is cut off or overwritten.
-    except (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError, tokenize.TokenError) as e:
+    except (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError, tokenize.TokenError, MemoryError,
+            RecursionError) as e:
         raise DataError(f'{path}: not an index ({type(e).__name__}); make it again with: mlperf-rn50 prepare') from e
     is_index = index.dtype == np.int64 and index.ndim == 2 and index.shape[0] == 2 and index.shape[1] > 0
     if not is_index or index[0, 0] != 0 or index[:, -1].sum() != size:
@@ -126,10 +129,19 @@ class RecordFile:
             raise DataError(f'{where}: got {len(payload)} bytes, expected an image header; prepare the data again')
         num_labels, label, sample_id, _ = _HEADER.unpack_from(payload)
         start = _HEADER.size
+        if 4 * num_labels > len(payload) - start:
+            raise DataError(f'{where}: its header says {num_labels} labels, the record has {len(payload)} bytes; '
+                            'prepare the data again')
         if num_labels:  # the label is then a vector after the header; its first entry is the class
-            label = float(np.frombuffer(payload, np.float32, num_labels, start)[0])
+            label = float(np.frombuffer(payload, np.float32, 1, start)[0])
             start += 4 * num_labels
+        if not label.is_integer():  # nor NaN or infinity
+            raise DataError(f'{where}: got the label {label:g}, expected a whole number; prepare the data again')
         return Record(np.frombuffer(payload, np.uint8, offset=start), int(label), sample_id)
+
+    def place(self, position: int) -> tuple[int, int, int]:
+        """The number of the open file, and start and length in bytes, of the record at a position of the index."""
+        return self._file.fileno(), int(self._starts[position]), int(self._lengths[position])
 
     def num_bytes(self, positions: np.ndarray) -> int:
         """Bytes in the file of the records at some positions of the index."""
@@ -140,22 +152,41 @@ class RecordFile:
 
 
 def load_manifest(folder: Path) -> dict:
-    """The manifest of a prepared folder.
+    """The manifest of a prepared folder: dataset, classes and splits are there, in their types.
 
     Raises:
         DataError: there is none, or it is damaged.
     """
     path = folder / MANIFEST_NAME
     try:
-        manifest = json.loads(path.read_text())
-        if manifest['format'] != MANIFEST_FORMAT:
-            raise DataError(f'{path}: got format {manifest["format"]}, expected {MANIFEST_FORMAT}; '
-                            'prepare the data again')
+        manifest = parse_json(read_text(path, _MAX_MANIFEST_BYTES))
+        _check_manifest(manifest)
         return manifest
     except FileNotFoundError as e:
         raise DataError(f'{path}: no such file; make the data with: mlperf-rn50 prepare') from e
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise DataError(f'{path}: not a manifest ({type(e).__name__}); prepare the data again') from e
+    except OSError as e:
+        raise DataError(f'{path}: {e.strerror}; prepare the data again') from e
+    except (ValueError, MemoryError) as e:
+        raise DataError(f'{path}: not a manifest ({" ".join(str(e).split())[:200]}); remove it and prepare the data '
+                        'again') from e
+
+
+def _check_manifest(manifest: Any) -> None:
+    """Raise ValueError unless what is read of a manifest is there, in its type."""
+    found = manifest.get('format') if isinstance(manifest, dict) else None
+    if found != MANIFEST_FORMAT or isinstance(found, bool):
+        raise ValueError(f'got format {str(found)[:40]}, expected {MANIFEST_FORMAT}')
+    classes, splits = manifest.get('classes'), manifest.get('splits')
+    if not isinstance(manifest.get('dataset'), str):
+        raise ValueError('dataset is not a name')
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise ValueError('classes are not a list of names')
+    if not isinstance(splits, dict) or not all(isinstance(splits.get(n), dict) for n in ('train', 'validation')):
+        raise ValueError('splits are not train and validation')
+    for name, split in splits.items():
+        for key in ('num_images', 'rec_bytes'):
+            if type(split.get(key)) is not int or split[key] < 0:
+                raise ValueError(f'splits.{name}.{key} is not a number')
 
 
 def class_names(data: DataConfig) -> list[str]:
@@ -167,7 +198,7 @@ def class_names(data: DataConfig) -> list[str]:
     folder = Path(data.dir)
     if data.synthetic or not (folder / MANIFEST_NAME).exists():
         return [str(i) for i in range(data.num_classes)]
-    names = [str(name) for name in load_manifest(folder)['classes']]
+    names = load_manifest(folder)['classes']
     if len(names) != data.num_classes:
         raise DataError(f'data.num_classes: {folder / MANIFEST_NAME} says {len(names)}, the configuration '
                         f'{data.num_classes}; set data.num_classes or data.dir')

@@ -1,1 +1,1 @@
-"""What launchers decide: how ranks are started, watched, ended and started again."""
+"""What launchers decide: layout, attempts, ends, blame, regrouping. The scripts of launch/ start what it says."""

@@ -127,7 +127,8 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     is_plain = _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXTS
-    return dumper.represent_scalar('tag:yaml.org,2002:str', text, style='|' if '\n' in text else None if is_plain else '"')
+    style = '|' if '\n' in text else None if is_plain else '"'
+    return dumper.represent_scalar('tag:yaml.org,2002:str', text, style=style)
 
 
 _Dumper.add_representer(str, _represent_text)

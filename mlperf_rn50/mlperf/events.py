@@ -19,7 +19,8 @@ NUM_RANKS = 'number_of_ranks'
 NUM_NODES = 'number_of_nodes'
 ACCELERATORS_PER_NODE = 'accelerators_per_node'  # 0 where the ranks train on CPUs
 RUN_RESUMED = 'run_resumed'          # value: step; metadata: epoch_num, clock_s, submittable (false),
-                                     # number_of_ranks, number_of_nodes, global_batch_size, lr_scale
+                                     # number_of_ranks, number_of_nodes, global_batch_size, lr_scale; changed, where
+                                     # keys of the configuration were: {key: [before, now]}
 INITIAL_WEIGHTS = 'initial_weights'  # value: where they came from; metadata: notes
 TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second, "learning_rate": of the epoch's last
                                      # step}; metadata: epoch_num

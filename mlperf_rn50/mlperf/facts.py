@@ -19,6 +19,8 @@ _NOT_LOCAL = 1024
 _SUBMISSION_STATUSES = ('cloud', 'onprem', 'preview', 'research')
 _ROUNDS: dict[LineFormat, str] = {'MLPv0.5.0': 'v0.5', 'MLL': 'v0.6', 'MLLOG': 'v0.7+'}
 
+_MAX_CHANGES = 20  # keys of a configuration that a resumed run changed
+
 
 def _text(value: Any) -> str | None:
     return value[:1000] if isinstance(value, str) else None
@@ -29,6 +31,13 @@ def _is_share(accuracy: float, num_images: int) -> bool:
     digits = len(repr(accuracy).partition('.')[2])
     rounding = num_images * (0.5 * 10.0 ** -digits + 1e-7)  # of the print, and of a float32
     return abs(accuracy * num_images - round(accuracy * num_images)) <= rounding
+
+
+def _changes(changed: Any) -> str:
+    """The keys of a configuration that a resumed run changed, each with the value before and now; '' for none."""
+    pairs = list(changed.items())[:_MAX_CHANGES] if isinstance(changed, dict) else []
+    return ', '.join(f'{key[:60]} {str(values[0])[:40]} -> {str(values[1])[:40]}' for key, values in pairs
+                     if isinstance(values, list) and len(values) == 2)
 
 
 class Facts:
@@ -208,6 +217,9 @@ class Facts:
         if found.resumes:
             found.warn(found.resumes[0][0].line, f'the run was resumed {len(found.resumes)} times: its log is not that '
                                                  'of one timed run and cannot be submitted')
+        for mark, event in found.resumes:
+            if text := _changes(event.metadata.get('changed')):
+                found.warn(mark.line, f'the run went on with another configuration: {text}')
 
     def _init_s(self) -> float | None:
         stop, start = self.found.single.get(keys.INIT_STOP), self.found.first_init

@@ -14,6 +14,7 @@ from typing import Any
 
 import mlperf_rn50
 from mlperf_rn50.config import IMAGENET, Config
+from mlperf_rn50.files import LineFile
 from mlperf_rn50.mlperf import events
 
 # The v0.5 package sends valued lines to this file alone, so it must not be set when it is imported.
@@ -32,15 +33,13 @@ _DEPTH = 3
 class _Sink(logging.Handler):
     """Writes each message as one line, at once, and lets errors out."""
 
-    def __init__(self, path: Path | None, mode: str):
+    def __init__(self, path: Path | None, is_new: bool):
         super().__init__()
-        self._file = open(path, mode, buffering=1) if path else None
-        if self._file and path and mode == 'a' and not path.read_bytes().endswith(b'\n'):
-            self._file.write('\n')  # the run that is resumed was killed in the middle of a line
+        self._file = LineFile(path, is_new) if path else None
 
     def emit(self, record):
         if self._file:
-            self._file.write(record.getMessage() + '\n')
+            self._file.write(record.getMessage())
 
     def handleError(self, record):
         raise
@@ -68,10 +67,10 @@ class RunLog:
 
         Raises:
             FileExistsError: a new run's file is there already.
+            StorageError: they cannot be written, also from every method.
         """
-        mode = 'a' if is_resumed else 'x'
         self._is_open = path is not None
-        self._sink, self._v06 = _Sink(path, mode), _Sink(v06_path, mode)
+        self._sink, self._v06 = _Sink(path, not is_resumed), _Sink(v06_path, not is_resumed)
         self._has_v06 = v06_path is not None
         self._mllog = MLLogger(_make_logger('mlperf_rn50.mllog', self._sink), root_dir=_ROOT,
                                default_stack_offset=_DEPTH)

@@ -4,10 +4,9 @@ weights/ of a run folder holds best.npz and best.json, and last.npz and last.jso
 one. Read without trusting it: no pickle, and nothing that the digest does not cover.
 """
 import hashlib
+import io
 import json
-import os
 import re
-import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,7 +18,17 @@ import numpy as np
 from mlperf_rn50 import __version__
 from mlperf_rn50.config import Config, to_tree
 from mlperf_rn50.errors import DataError, UserError
-from mlperf_rn50.files import HashedFile, sync, write_atomically
+from mlperf_rn50.files import (
+    DISK_FAULTS,
+    HashedFile,
+    parse_json,
+    read_arrays,
+    read_text,
+    storage_error,
+    sync,
+    temporary_of,
+    write_atomically,
+)
 from mlperf_rn50.options import check_keys
 
 FORMAT = 1
@@ -28,6 +37,7 @@ BEST, LAST = 'best', 'last'
 DATA_KEYS = ('dir', 'dataset', 'num_val', 'num_classes', 'synthetic', 'image_size', 'resize_shorter', 'interpolation',
              'mean', 'std', 'decoder', 'pad_to_4_channels')
 TRAIN_KEYS = ('precision', 'device', 'eval_batch_size')
+_MAX_BYTES = 1 << 26  # of a description: every class has its name there
 _FOLDER = re.compile(r'weights(?:_(\d+))?')
 _NUMBER = (int, float, type(None))
 _COUNT = (int, type(None))
@@ -113,10 +123,11 @@ def save_weights(folder: Path, stem: str, description: Description, arrays: dict
         arrays: by parameter.
 
     Raises:
-        UserError: they cannot be written.
+        StorageError: the disk takes nothing more.
+        UserError: they cannot be written otherwise.
     """
     path = folder / f'{stem}.npz'
-    temporary = folder / f'.{path.name}.{os.getpid()}.tmp'
+    temporary = temporary_of(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(temporary, 'wb') as f:
@@ -129,6 +140,8 @@ def save_weights(folder: Path, stem: str, description: Description, arrays: dict
     except OSError as e:
         with suppress(OSError):
             temporary.unlink()
+        if e.errno in DISK_FAULTS:
+            raise storage_error(path, e, 'the weights') from e
         raise UserError(f'{path}: cannot write the weights: {e.strerror}; make room or fix the permissions') from e
     return path
 
@@ -176,20 +189,18 @@ def load_weights(path: Path, which: str = BEST) -> tuple[Description, dict[str, 
     npz = find_weights(path, which)
     description = _describe(npz)
     try:
-        with open(npz, 'rb') as f:
-            got = hashlib.file_digest(f, 'sha256').hexdigest()
+        data = npz.read_bytes()
+        got = hashlib.sha256(data).hexdigest()
         if got != description.sha256:
             raise DataError(f'{npz}: damaged, or not of the {npz.stem}.json beside it: got SHA-256 {got[:12]}…, '
                             f'expected {description.sha256[:12]}…; copy both again')
-        with np.load(npz, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, KeyError, EOFError, MemoryError, TypeError, AttributeError, NotImplementedError,
-            zipfile.BadZipFile) as e:
+        arrays = read_arrays(io.BytesIO(data), len(data))
+    except (OSError, ValueError, MemoryError) as e:
         raise _damaged(npz, e) from e
     for name, array in arrays.items():
-        if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float16):
-            raise DataError(f'{npz}: {name}: got {getattr(array, "dtype", type(array).__name__)}, expected float32 or '
-                            'float16; these are not weights of this program')
+        if array.dtype not in (np.float32, np.float16):
+            raise DataError(f'{npz}: {name}: got {array.dtype}, expected float32 or float16; these are not weights of '
+                            'this program')
     return description, arrays
 
 
@@ -208,11 +219,11 @@ def _describe(npz: Path) -> Description:
     """
     path = npz.with_suffix('.json')
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(read_text(path, _MAX_BYTES))
         if not isinstance(content, dict) or content.get('format') != FORMAT:
             raise ValueError(f'expected format {FORMAT}')
         return _checked(content)
-    except (OSError, ValueError, RecursionError, UserError) as e:
+    except (OSError, ValueError, UserError) as e:
         raise _damaged(path, e) from e
 
 

@@ -1,10 +1,7 @@
-"""Which batch and learning rate does each layout (nodes x ranks) of a sweep train with? Pure; launch/sweep.sh asks."""
-import argparse
+"""Which batch and learning rate does each layout (nodes x ranks) of a sweep train with? Pure."""
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
 
@@ -106,33 +103,3 @@ def plan_layouts(splits: Sequence[tuple[int, int]], batch_size: int, is_local: b
                       else (base_lr * global_batch_size / reference, warmup_epochs))
         result.append(Layout(num_nodes, ranks_per_node, global_batch_size, lr, warmup))
     return result
-
-
-def main(argv: Sequence[str]) -> None:
-    """Prints a line per layout: name, nodes, ranks, then the training options."""
-    parser = argparse.ArgumentParser(prog='launch/sweep.sh', allow_abbrev=False)
-    parser.add_argument('--layouts', required=True)
-    parser.add_argument('--scaling', choices=['weak', 'strong'], required=True)
-    parser.add_argument('--local-batch-size', default='')
-    parser.add_argument('--global-batch-size', default='')
-    parser.add_argument('--base-lr', type=float, required=True)
-    parser.add_argument('--warmup-epochs', type=float, required=True)
-    parser.add_argument('--lr-table', default='')
-    o = parser.parse_args(argv)
-    try:
-        table = parse_lr_table(Path(o.lr_table).read_text()) if o.lr_table else None
-        layouts = plan_layouts(parse_layouts(o.layouts.replace(',', ' ').split()),
-                               int(o.local_batch_size or o.global_batch_size), bool(o.local_batch_size),
-                               o.scaling == 'weak', o.base_lr, o.warmup_epochs, table)
-    except OSError as e:
-        sys.exit(f'launch/sweep.sh: --lr-table: {e.filename}: {e.strerror}')
-    except ConfigError as e:
-        sys.exit(f'launch/sweep.sh: {e}')
-    for x in layouts:
-        print(x.name, x.num_nodes, x.ranks_per_node, f'--train.global_batch_size={x.global_batch_size}',
-              '--train.local_batch_size=null', f'--schedule.base_lr={x.base_lr:.10g}',
-              f'--schedule.warmup_epochs={x.warmup_epochs:.10g}')
-
-
-if __name__ == '__main__':
-    main(sys.argv[1:])

@@ -4,7 +4,6 @@ Facts are plain JSON, one object per rank, gathered by train/examine.py; the che
 """
 import ctypes
 import hashlib
-import os
 import platform
 import shutil
 import sys
@@ -12,19 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
-
-import psutil
 
 import mlperf_rn50
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.system.checks import Check, Facts, by_node, hosts_of
 from mlperf_rn50.system.hardware import query_gpus
+from mlperf_rn50.system.limits import check_limits, limit_facts
 from mlperf_rn50.system.processor import Processor, check_precision, find_processor
 from mlperf_rn50.system.stack import package_versions
-from mlperf_rn50.system.topology import usable_cpus
-
-Facts = dict[str, Any]
-Status = Literal['ok', 'warning', 'failed', 'not needed']
 
 # Compute capabilities the published mxnet-cu112 and mxnet-cu117 wheels hold machine code for; no PTX.
 MXNET_ARCHITECTURES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
@@ -33,17 +27,6 @@ CUDA_LIBRARIES = ('libcudart.so.11.0', 'libcublas.so.11', 'libcudnn.so.8', 'libn
 # Oldest driver that runs CUDA 11 programs on any Linux; NVIDIA's compatibility table.
 _OLDEST_DRIVER = 450
 _MAX_CLOCK_SKEW_S = 1.0
-_MIN_MEMORY_BYTES = 2 << 30
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check: what was looked at, how it came out, what was found, and what to do where it failed."""
-
-    name: str
-    status: Status
-    found: str
-    fix: str = ''
 
 
 def _version_of(library: ctypes.CDLL, name: str) -> str:
@@ -87,13 +70,7 @@ def own_facts(run_dir: Path) -> Facts:
     return {'host': platform.node(), 'python': sys.version.split()[0], 'packages': package_versions(),
             'code': code_digest(), 'processor': asdict(find_processor()),
             'gpus': query_gpus('name', 'compute_cap', 'driver_version'), 'cuda_libraries': cuda_libraries(),
-            'disk_free_bytes': _free_bytes(run_dir.absolute()),
-            'memory_available_bytes': psutil.virtual_memory().available,
-            'num_cpus': usable_cpus(), 'omp_num_threads': os.environ.get('OMP_NUM_THREADS', '')}
-
-
-def _who(rows: Sequence[Facts]) -> str:
-    return ', '.join(dict.fromkeys(r['host'] for r in rows))
+            'disk_free_bytes': _free_bytes(run_dir.absolute()), **limit_facts()}
 
 
 def _same(name: str, rows: Sequence[Facts], value: Callable[[Facts], str], shown: str, fix: str) -> Check:
@@ -103,9 +80,9 @@ def _same(name: str, rows: Sequence[Facts], value: Callable[[Facts], str], shown
     odd = {v: [r for r, x in zip(rows, values) if x == v] for v in dict.fromkeys(values) if v != usual}
     if not odd:
         return Check(name, 'ok', shown)
-    differences = '; '.join(f'{v} on {_who(rs)}' for v, rs in odd.items())
+    differences = '; '.join(f'{v} on {hosts_of(rs)}' for v, rs in odd.items())
     usual_rows = [r for r, x in zip(rows, values) if x == usual]
-    return Check(name, 'failed', f'{differences}, but {usual} on {_who(usual_rows)}', fix.format(_who([
+    return Check(name, 'failed', f'{differences}, but {usual} on {hosts_of(usual_rows)}', fix.format(hosts_of([
         r for rs in odd.values() for r in rs])))
 
 
@@ -198,25 +175,37 @@ def _data(rows: Sequence[Facts]) -> list[Check]:
     for row in rows:
         if row['data']['problem']:
             return [Check('data set', 'failed', f'on {row["host"]}: {row["data"]["problem"]}',
-                          'see mlperf-rn50 prepare --help')]
+                          'prepare --verify DIR looks at every record; see mlperf-rn50 prepare --help')]
     first = rows[0]['data']
     same = _same('data set', rows, lambda r: f'manifest {r["data"]["manifest"]} with {r["data"]["num_images"]} images',
                  f'{first["dataset"]}, {first["num_images"]} images, the same manifest on all ranks',
                  'copy the prepared folder to {} again')
-    return [same, Check('.idx and .rec', 'ok', f'{first["num_probed"]} records looked at on each rank')]
+    return [same, Check('.idx and .rec', 'ok', f'{first["num_probed"]} records looked at on each rank'
+                        + (', by their checksums' if first['has_checksums'] else
+                           '; a folder of before, without their checksums'))]
 
 
-def _room(rows: Sequence[Facts], needed_disk_bytes: int) -> list[Check]:
-    disk = min(rows, key=lambda r: r['disk_free_bytes'])
-    memory = min(rows, key=lambda r: r['memory_available_bytes'] / r['local_size'])
-    share = memory['memory_available_bytes'] // memory['local_size']
-    return [
-        Check('disk', 'ok' if disk['disk_free_bytes'] >= needed_disk_bytes else 'failed',
-              f'{disk["disk_free_bytes"] / 1e9:.1f} GB free for the run folder on {disk["host"]}, '
-              f'{needed_disk_bytes / 1e9:.1f} GB needed', 'make room, or choose another run.dir or checkpoint.keep'),
-        Check('memory', 'ok' if share >= _MIN_MEMORY_BYTES else 'warning',
-              f'{share / 1e9:.1f} GB available per rank on {memory["host"]}',
-              f'{_MIN_MEMORY_BYTES / 1e9:.1f} GB per rank is little; start fewer ranks')]
+def _disk(rows: Sequence[Facts], needed_bytes: int) -> Check:
+    row = min(rows, key=lambda r: r['disk_free_bytes'])
+    return Check('disk', 'ok' if row['disk_free_bytes'] >= needed_bytes else 'failed',
+                 f'{row["disk_free_bytes"] / 1e9:.1f} GB free for the run folder on {row["host"]}, '
+                 f'{needed_bytes / 1e9:.1f} GB needed', 'make room, or choose another run.dir or checkpoint.keep')
+
+
+def _run_folder(rows: Sequence[Facts]) -> Check:
+    """Whether all hosts see what rank 0 writes in the run folder; it alone writes and reads checkpoints."""
+    name, problem = 'run folder', rows[0]['run_folder_problem']
+    if problem is None:
+        return Check(name, 'not needed', 'one host')
+    if problem:
+        return Check(name, 'failed', f'{problem} on {rows[0]["host"]}, where the files of the run are written',
+                     'choose a run.dir that can be written')
+    blind = [r for r in rows if r['run_folder_problem']]
+    if blind:
+        return Check(name, 'warning', f'what {rows[0]["host"]} writes there is not seen on {hosts_of(blind)}: '
+                     f'{blind[0]["run_folder_problem"]}', 'put run.dir on a shared file system: telemetry stays where '
+                     'it is written, and --resume finds no run on these hosts')
+    return Check(name, 'ok', f'the same on all {len(by_node(rows))} hosts')
 
 
 def _clocks(rows: Sequence[Facts]) -> Check:
@@ -224,20 +213,6 @@ def _clocks(rows: Sequence[Facts]) -> Check:
     return Check('clocks', 'ok' if skew <= _MAX_CLOCK_SKEW_S else 'failed',
                  f'{1e3 * skew:.0f} ms apart at most ({rows[row]["host"]} and {rows[0]["host"]})',
                  f'set the clock of {rows[row]["host"]}, for example with chrony')
-
-
-def _threads(rows: Sequence[Facts]) -> Check:
-    unset = [r for r in rows if not r['omp_num_threads'].isdecimal()]
-    if unset:
-        return Check('threads', 'warning', f'OMP_NUM_THREADS is not set on {_who(unset)}',
-                     'start the ranks with the scripts in launch/, which set it')
-    for node in [r for r in rows if r['local_rank'] == 0]:
-        on_node = [r for r in rows if r['host'] == node['host']]
-        wanted, cpus = sum(int(r['omp_num_threads']) for r in on_node), node['num_cpus']
-        if wanted > cpus:
-            return Check('threads', 'warning', f'{wanted} threads on the {cpus} CPUs of {node["host"]}',
-                         'start fewer ranks there or lower OMP_NUM_THREADS')
-    return Check('threads', 'ok', f'{rows[0]["omp_num_threads"]} per rank')
 
 
 def _all_reduce(rows: Sequence[Facts]) -> Check:
@@ -272,7 +247,8 @@ def check_facts(rows: Sequence[Facts], expected: Expected) -> list[Check]:
         _cuda_libraries(rows, expected.device),
         Check('DALI', 'ok', f'{rows[0]["dali"]} imports'), _horovod(rows, expected.device),
         _layout(rows, expected.num_nodes, expected.ranks_per_node), *_data(rows),
-        *_room(rows, expected.needed_disk_bytes), _clocks(rows), _threads(rows), _all_reduce(rows)]
+        _disk(rows, expected.needed_disk_bytes), _run_folder(rows), *check_limits(rows, expected.device), _clocks(rows),
+        _all_reduce(rows)]
 
 
 def has_failed(checks: Sequence[Check]) -> bool:

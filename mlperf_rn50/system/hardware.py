@@ -2,13 +2,14 @@
 
 Source: lscpu, lsblk, /sys/class/net, /sys/class/infiniband, nvidia-smi (NVML), psutil.
 """
-import json
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from mlperf_rn50.files import parse_json
 
 SYS = Path('/sys')
 _GPU_KEYS = ('name', 'memory.total', 'clocks.max.sm', 'power.limit', 'driver_version')
@@ -31,7 +32,7 @@ def _output(*command: str) -> str:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -1,6 +1,10 @@
 """What the launcher of this process says of it, from the environment and before any communication."""
 import os
 import platform
+import re
+from collections.abc import Mapping
+
+from mlperf_rn50.errors import ConfigError
 
 # Set by Open MPI, MPICH and Slurm's PMI, and horovodrun with Gloo, for each process they start.
 _RANK = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'PMIX_RANK', 'HOROVOD_RANK')
@@ -9,8 +13,31 @@ _LOCAL_RANK = ('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'HOROVOD_LOCAL_R
 _LOCAL_SIZE = ('OMPI_COMM_WORLD_LOCAL_SIZE', 'MPI_LOCALNRANKS', 'HOROVOD_LOCAL_SIZE')
 
 
+def environment_number(name: str, env: Mapping[str, str] = os.environ) -> int | None:
+    """The whole number in an environment variable; None where it is not set.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    text = env.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r'\s*\d{1,9}\s*', text, re.ASCII):
+        raise ConfigError(f'{name}: got {text[:40]!r} in the environment, expected a whole number')
+    return int(text)
+
+
+def omp_threads(text: str) -> int | None:
+    """Threads of a process by OMP_NUM_THREADS, which may list those of nested levels; None where it says none.
+
+    Source: OpenMP 5.2, 21.1.2.
+    """
+    first = text.partition(',')[0].strip()
+    return int(first) if re.fullmatch(r'[1-9]\d{0,8}', first, re.ASCII) else None
+
+
 def _number(names: tuple[str, ...]) -> int | None:
-    return next((int(os.environ[n]) for n in names if n in os.environ), None)
+    return next((environment_number(n) for n in names if n in os.environ), None)
 
 
 def launched_size() -> int | None:

@@ -20,6 +20,7 @@ from mlperf_rn50.system.addresses import (
     resolve,
 )
 from mlperf_rn50.system.forwarder import start_forwarder
+from mlperf_rn50.system.launched import environment_number
 from mlperf_rn50.system.meeting import SECRET_VARIABLE, Server, StoreHandler, knows
 
 # ADDRESS,ADDRESS:PORT, to be tried in this order; an address or a name.
@@ -102,9 +103,21 @@ def slurm_place(env: Mapping[str, str]) -> dict[str, str]:
     """Who a task of a Slurm step is, as Horovod reads it; nothing outside one."""
     if 'SLURM_PROCID' not in env:
         return {}
-    num_nodes, size = int(env['SLURM_STEP_NUM_NODES']), int(env['SLURM_STEP_NUM_TASKS'])
-    return place_variables(int(env['SLURM_PROCID']), size, int(env['SLURM_LOCALID']), size // num_nodes,
-                           int(env['SLURM_NODEID']), num_nodes)
+    num_nodes, size = _count('SLURM_STEP_NUM_NODES', env), _count('SLURM_STEP_NUM_TASKS', env)
+    rank, local_rank, node = (environment_number(f'SLURM_{name}', env) or 0 for name in ('PROCID', 'LOCALID', 'NODEID'))
+    return place_variables(rank, size, local_rank, size // num_nodes, node, num_nodes)
+
+
+def _count(name: str, env: Mapping[str, str]) -> int:
+    """A number from 1 that Slurm sets.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    count = environment_number(name, env)
+    if not count:
+        raise ConfigError(f'{name}: got {env.get(name, "nothing")} in the environment, expected a number from 1')
+    return count
 
 
 def rank_variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -125,6 +138,9 @@ def rank_variables(env: Mapping[str, str]) -> dict[str, str]:
     if not env.get(SECRET_VARIABLE):
         raise ConfigError(f'{SECRET_VARIABLE}: got nothing, expected the secret that the meeting point was given')
     hosts, _, port = env[RENDEZVOUS_VARIABLE].rpartition(':')
+    if not port.isdecimal():
+        raise ConfigError(f'{RENDEZVOUS_VARIABLE}: got {env[RENDEZVOUS_VARIABLE]!r} in the environment, expected '
+                          'host:port')
     address = find_server(hosts.split(','), int(port), env[SECRET_VARIABLE])
     check_own_name(platform.node(), resolve(platform.node()), address)
     interface = env.get('HOROVOD_GLOO_IFACE') or interface_of(address_towards(address) or '', find_interfaces())

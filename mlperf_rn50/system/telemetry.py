@@ -14,6 +14,9 @@ from typing import Any
 
 import psutil
 
+from mlperf_rn50.errors import StorageError
+from mlperf_rn50.files import LineFile
+
 SYS = Path('/sys')
 PERIOD_S = 1.0
 # InfiniBand counts data in words of 4 bytes.
@@ -77,7 +80,8 @@ class Telemetry:
 
     def __init__(self, path: Path | None):
         """Appends to path, which a resumed run has; None samples nothing (ranks other than the first of a node)."""
-        self._file = path.open('a') if path else None
+        self._file = LineFile(path) if path else None
+        self._error: StorageError | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._sample_all, name='telemetry', daemon=True)
@@ -90,6 +94,11 @@ class Telemetry:
         """The run's clock stands at clock_s now."""
         self._write({'event': 'run_start', 'clock_s': clock_s})
 
+    def check(self) -> None:
+        """Raise StorageError if a sample could not be written."""
+        if self._error:
+            raise self._error
+
     def close(self) -> None:
         """Stops sampling."""
         if self._file:
@@ -101,10 +110,15 @@ class Telemetry:
     def _write(self, record: Mapping[str, Any]) -> None:
         if self._file:
             with self._lock:
-                self._file.write(json.dumps({'time_ms': round(1000 * time.time()), **record}) + '\n')
-                self._file.flush()
+                self._file.write(json.dumps({'time_ms': round(1000 * time.time()), **record}))
 
     def _sample_all(self) -> None:
+        try:
+            self._sample()
+        except StorageError as e:
+            self._error = e
+
+    def _sample(self) -> None:
         read_gpus, before, then = open_gpus(), read_counters(), time.monotonic()
         psutil.cpu_percent()  # counts from here
         while not self._stop.wait(PERIOD_S):

@@ -3,16 +3,19 @@
 Source: /sys/devices/system (cpu, node), /sys/class/infiniband, /sys/class/net, nvidia-smi for GPUs.
 """
 import os
+import platform
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.system.cgroup import Limits, find_limits
+from mlperf_rn50.system.cpu_list import parse_cpu_list, render_cpu_list
 from mlperf_rn50.system.hardware import query_gpus
-from mlperf_rn50.system.launched import launched_local, rank_name
+from mlperf_rn50.system.launched import environment_number, launched_local, omp_threads, rank_name
 from mlperf_rn50.system.meeting import SECRET_VARIABLE
 from mlperf_rn50.system.rendezvous import rank_variables
 
@@ -58,23 +61,6 @@ class Binding:
     nic: str | None
 
 
-def parse_cpu_list(text: str) -> list[int]:
-    """The numbers of '0-3,8', Linux' notation."""
-    parts = [p.partition('-') for p in text.strip().split(',') if p]
-    return [cpu for first, _, last in parts for cpu in range(int(first), int(last or first) + 1)]
-
-
-def render_cpu_list(cpus: Sequence[int]) -> str:
-    """The notation that parse_cpu_list reads."""
-    ranges: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if ranges and cpu == ranges[-1][1] + 1:
-            ranges[-1][1] = cpu
-        else:
-            ranges.append([cpu, cpu])
-    return ','.join(str(a) if a == b else f'{a}-{b}' for a, b in ranges)
-
-
 def _number(path: Path) -> int:
     """The number in a file; 0 where there is none, as for a NUMA node of -1 (unknown)."""
     try:
@@ -106,11 +92,6 @@ def gpu_bus_ids() -> list[str]:
     """PCI addresses of the GPUs, in nvidia-smi's order and Linux' notation; none without it."""
     lines = [g['pci.bus_id'] for g in query_gpus('pci.bus_id')]
     return [f'{int(line.partition(":")[0], 16):04x}:{line.partition(":")[2].lower()}' for line in lines]
-
-
-def usable_cpus() -> int:
-    """Logical CPUs of this node that its ranks may use together."""
-    return os.cpu_count() or 1
 
 
 def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> Topology:
@@ -174,6 +155,36 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
                    device if topology.gpus else None, near[beside.index(device) % len(near)] if near else None)
 
 
+def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
+    """So many threads, or what a rank's share of the node's quota of CPU time has time for; at least one.
+
+    Threads beyond the quota do not only wait: the whole group stands still until its next period.
+    """
+    return num_threads if limits.quota_cpus is None else max(1, min(num_threads, int(limits.quota_cpus // local_size)))
+
+
+def unbound_threads(cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: Limits) -> int:
+    """Threads of a rank that launch/bind.sh did not start.
+
+    Args:
+        cpus: logical CPUs it may run on: its own, if something else bound it; all of the node's, shared with the ranks
+            beside it, if nothing did.
+        num_machine_cpus: of the node.
+        local_size: ranks of the node.
+        limits: of the node's control groups.
+    """
+    is_shared = len(cpus) == (len(limits.cpuset) if limits.cpuset else num_machine_cpus)
+    return quota_threads(max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits)
+
+
+def set_omp_threads(num_threads: int) -> int:
+    """Sets OMP_NUM_THREADS where it does not say a number yet; returns what it says."""
+    given = omp_threads(os.environ.get('OMP_NUM_THREADS', ''))
+    if given is None:
+        os.environ['OMP_NUM_THREADS'] = str(num_threads)
+    return given or num_threads
+
+
 def render_binding(binding: Binding) -> str:
     """One line for people."""
     return ', '.join([f'cores {render_cpu_list(binding.cpus)}', f'{binding.num_threads} threads',
@@ -191,9 +202,9 @@ def _bind(command: Sequence[str]) -> None:
         os.execvp(command[0], list(command))
     local_rank, local_size = launched_local()
     topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), gpu_bus_ids())
-    binding = choose_binding(topology, local_rank, local_size, int(os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE', 1)))
+    binding = choose_binding(topology, local_rank, local_size, environment_number('MLPERF_RN50_RANKS_PER_DEVICE') or 1)
     os.sched_setaffinity(0, binding.cpus)
-    threads = int(os.environ.setdefault('OMP_NUM_THREADS', str(binding.num_threads)))
+    threads = set_omp_threads(quota_threads(binding.num_threads, local_size, find_limits()))
     os.environ.setdefault('DALI_AFFINITY_MASK', ','.join(map(str, binding.pinning)))
     if binding.nic and (SYS / 'class/infiniband' / binding.nic).exists():
         os.environ.setdefault('UCX_NET_DEVICES', f'{binding.nic}:1')
@@ -209,5 +220,5 @@ if __name__ == '__main__':
     try:
         _bind(sys.argv[1:])
     except UserError as e:
-        print(f'mlperf-rn50: {rank_name()}: {e}', file=sys.stderr, flush=True)
+        print(f'mlperf-rn50: {platform.node()}: {e}', file=sys.stderr, flush=True)
         sys.exit(e.exit_code)

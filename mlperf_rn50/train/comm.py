@@ -5,7 +5,8 @@ always start alone.
 """
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from itertools import cycle
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from mlperf_rn50.system.launched import launched_size
 
 # More sums than are ever under way at once, and few enough names for Horovod's cache.
 _MAX_IN_BACKGROUND = 16
+Exchange = Callable[[], AbstractContextManager[None]]
 
 
 class Comm(Protocol):
@@ -98,12 +100,14 @@ class LocalComm:
 class HorovodComm:
     """The ranks Horovod knows."""
 
-    def __init__(self, compression: str = 'none', subset_sizes: Sequence[int] = ()):
-        """compression is comm.compression of the configuration; subset_sizes are what subset() will be asked for."""
+    def __init__(self, compression: str = 'none', subset_sizes: Sequence[int] = (), exchange: Exchange = nullcontext):
+        """See open_comm."""
         import horovod.mxnet as hvd
         size = launched_size() or 1
         sets = {n: hvd.ProcessSet(list(range(n))) for n in subset_sizes if n < size}
-        hvd.init(process_sets=list(sets.values()))
+        with exchange():
+            hvd.init(process_sets=list(sets.values()))
+        self._exchange = exchange
         self._hvd, self._compression, self._sets = hvd, compression, sets
         self._among = {'process_set': hvd.global_process_set}
         self._turns = cycle(range(_MAX_IN_BACKGROUND))
@@ -118,7 +122,8 @@ class HorovodComm:
             for array in ordered:
                 array[:] = 0
                 array *= -1
-        self._hvd.grouped_allreduce_(ordered, op=self._hvd.Sum, **self._among, name=f'broadcast/{min(arrays)}')
+        with self._exchange():
+            self._hvd.grouped_allreduce_(ordered, op=self._hvd.Sum, **self._among, name=f'broadcast/{min(arrays)}')
 
     def sum_gradients(self, grads, bucket=0):
         name = f'gradients/{bucket}'
@@ -137,12 +142,14 @@ class HorovodComm:
         return self._hvd.allreduce(array, op=self._hvd.Sum, **self._among, name=name)
 
     def average(self, arrays):
-        self._hvd.grouped_allreduce_(arrays, op=self._hvd.Average, **self._among, name='average')
+        with self._exchange():
+            self._hvd.grouped_allreduce_(arrays, op=self._hvd.Average, **self._among, name='average')
 
     def sum(self, counts):
         own = mx.nd.array(list(counts), dtype='int64')
-        total = self._hvd.allreduce(own, op=self._hvd.Sum, **self._among, name='counts')
-        return [int(c) for c in total.asnumpy()]
+        with self._exchange():
+            total = self._hvd.allreduce(own, op=self._hvd.Sum, **self._among, name='counts').asnumpy()
+        return [int(c) for c in total]
 
     def gather_object(self, value):
         own = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -153,7 +160,8 @@ class HorovodComm:
 
     def _gather(self, array, name):
         """The 1-D arrays of all ranks, one after another; they may differ in length."""
-        return self._hvd.allgather(mx.nd.array(array, dtype=array.dtype), name=name, **self._among).asnumpy()
+        with self._exchange():
+            return self._hvd.allgather(mx.nd.array(array, dtype=array.dtype), name=name, **self._among).asnumpy()
 
     def barrier(self):
         self.sum([0])
@@ -170,12 +178,13 @@ class HorovodComm:
         return part
 
 
-def open_comm(compression: str, subset_sizes: Sequence[int] = ()) -> Comm:
+def open_comm(compression: str, subset_sizes: Sequence[int] = (), exchange: Exchange = nullcontext) -> Comm:
     """The ranks of this run: Horovod's under a launcher, else the stand-in.
 
     Args:
         compression: comm.compression of the configuration.
         subset_sizes: how many ranks some parts of the work will be done by, see Comm.subset.
+        exchange: entered around what waits for all ranks.
 
     Raises:
         ConfigError: a launcher started several processes and Horovod is missing or has no MXNet support.
@@ -184,7 +193,7 @@ def open_comm(compression: str, subset_sizes: Sequence[int] = ()) -> Comm:
     if size is None:
         return LocalComm()
     try:
-        return HorovodComm(compression, subset_sizes)
+        return HorovodComm(compression, subset_sizes, exchange)
     except ImportError as e:
         raise ConfigError(f'horovod: got {" ".join(str(e).split())}, expected Horovod built with MXNet for {size} '
                           'processes; run launch/setup.sh') from e

@@ -1,9 +1,11 @@
 """What happens in a run, as the sinks read it. Epochs count from 0, steps are steps taken."""
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mlperf_rn50.config import Config
+from mlperf_rn50.train.changes import Change
 from mlperf_rn50.train.plan import Plan
 
 
@@ -63,7 +65,10 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The clock goes on: a run's that goes on from a checkpoint, with the world size and batch it had before."""
+    """The clock goes on: a run's that goes on from a checkpoint, with the world size and batch it had before.
+
+    changes: all that its configuration has otherwise than before.
+    """
 
     plan: Plan
     num_hosts: int
@@ -72,6 +77,7 @@ class Resumed:
     checkpoint: str
     world_size_before: int
     batch_before: int
+    changes: Sequence[Change] = ()
 
 
 @dataclass(frozen=True)
@@ -230,6 +236,7 @@ class Sinks:
             sink.see(event)
 
     def close(self) -> None:
-        """There will be no more."""
-        for sink in self._sinks:
-            sink.close()
+        """There will be no more; all are closed, whatever one of them says."""
+        with ExitStack() as closing:
+            for sink in self._sinks:
+                closing.callback(sink.close)

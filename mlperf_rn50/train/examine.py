@@ -1,14 +1,18 @@
 """Looks at every rank's machine, data and network before a run: gathers the facts that system/doctor.py checks."""
 import hashlib
+import os
+import platform
+import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import mxnet as mx
-import numpy as np
 
 from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.data.pipeline import device_context
 from mlperf_rn50.data.records import MANIFEST_NAME, load_manifest, open_split
+from mlperf_rn50.data.verify import check_sample, check_size
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.model.zoo import build_model, count_parameters
 from mlperf_rn50.system.doctor import Check, Expected, Facts, check_facts, own_facts
@@ -21,21 +25,23 @@ _ALL_REDUCE_FLOATS = 4 << 20
 _BYTES_PER_PARAMETER = 8
 
 
-def _data_facts(config: Config) -> dict:
-    """The data set as this rank sees it, with a sample of its records read."""
+def _data_facts(config: Config, rank: int) -> dict:
+    """The data set as this rank sees it, with a sample of its records read: other ones on every rank."""
     folder = Path(config.data.dir)
     try:
         manifest = load_manifest(folder)
-        num_probed = 0
+        num_probed, has_checksums = 0, True
         for split in ('train', 'validation'):
+            entry = manifest['splits'][split]
+            check_size(folder / f'{split}.rec', entry)
             records = open_split(config.data, split)
-            for position in np.unique(np.linspace(0, len(records) - 1, _NUM_PROBED).astype(int)):
-                records.read(int(position))
-                num_probed += 1
+            num_probed += check_sample(records, entry, _NUM_PROBED, rank)
+            has_checksums &= 'crc_sha256' in entry
             records.close()
     except DataError as e:
         return {'problem': str(e)}
     return {'problem': '', 'dataset': manifest['dataset'], 'num_probed': num_probed,
+            'has_checksums': has_checksums,
             'manifest': hashlib.sha256((folder / MANIFEST_NAME).read_bytes()).hexdigest()[:12],
             'num_images': sum(s['num_images'] for s in manifest['splits'].values())}
 
@@ -73,6 +79,43 @@ def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
     return sorted(times[1:])[1]
 
 
+def _write_token(folder: Path, name: str) -> tuple[str, list[Path]]:
+    """Makes a file in a folder; why it could not, '' if it could, and the folders that had to be made for it."""
+    made = [f for f in (folder, *folder.parents) if not f.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    except OSError as e:
+        return f'{e.filename or folder}: {e.strerror}', made
+    return '', made
+
+
+def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
+    """Why this rank does not see what rank 0 writes in the run folder, '' if it does; None on one host.
+
+    Nothing is left behind. To be asked before anything looks for the folder, as NFS remembers what was not there.
+    """
+    if len(set(comm.gather_object(platform.node()))) == 1:
+        return None
+    folder = folder.absolute()
+    token, problem = f'.doctor-{secrets.token_hex(8)}', ''
+    made: list[Path] = []
+    if comm.rank == 0:
+        problem, made = _write_token(folder, token)
+    token, problem_of_0 = comm.gather_object([token, problem])[0]
+    if comm.rank and not problem_of_0:
+        for opened in (folder.parent, folder):  # NFS looks anew at a folder that is opened
+            with suppress(OSError):
+                os.close(os.open(opened, os.O_RDONLY))
+        problem = '' if (folder / token).exists() else f'no {folder / token}'
+    comm.barrier()
+    if comm.rank == 0:
+        for remove in ((folder / token).unlink, *(f.rmdir for f in made)):
+            with suppress(OSError):  # never made, or something was put there meanwhile
+                remove()
+    return problem
+
+
 def _checkpoint_bytes(config: Config) -> int:
     return _BYTES_PER_PARAMETER * count_parameters(build_model(config, mx.cpu(), 0))
 
@@ -83,11 +126,13 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
     config_digest = hashlib.sha256(render_yaml(config).encode()).hexdigest()[:12]
     on_gpu = config.train.device == 'gpu' and mx.context.num_gpus() > 0
     context = device_context(comm.local_rank // config.run.ranks_per_device if on_gpu else None)
+    run_folder_problem = _run_folder_problem(Path(config.run.dir), comm) if has_config else None
     facts = own_facts(Path(config.run.dir)) | {
         'rank': comm.rank, 'local_rank': comm.local_rank, 'local_size': comm.local_size, 'config': config_digest,
         'dali': nvidia.dali.__version__,
         'mxnet_has_cuda': mx.runtime.Features().is_enabled('CUDA'), 'horovod': _horovod_facts(comm),
-        'data': _data_facts(config) if has_config and not config.data.synthetic else None,
+        'run_folder_problem': run_folder_problem,
+        'data': _data_facts(config, comm.rank) if has_config and not config.data.synthetic else None,
         'clock_offset_s': _clock_offset_s(comm), 'all_reduce_s': _all_reduce_s(comm, context),
         'all_reduce_bytes': 4 * _ALL_REDUCE_FLOATS}
     return comm.gather_object(facts)

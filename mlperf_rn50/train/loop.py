@@ -2,6 +2,7 @@
 import math
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import asdict, dataclass
@@ -11,14 +12,28 @@ from pathlib import Path
 import mxnet as mx
 
 from mlperf_rn50.config import Config, check_values
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, RankLost, RunFailed
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, RankLost, RunFailed, StorageError
 from mlperf_rn50.train import checkpoint, events
 from mlperf_rn50.train.agreement import check_agreement, find_stragglers
 from mlperf_rn50.train.comm import Comm
 from mlperf_rn50.train.evaluate import Accuracy, data_name, evaluate
 from mlperf_rn50.train.keep import Network
-from mlperf_rn50.train.run_folder import RunFolder
-from mlperf_rn50.train.start import Run, StopRequest, find_hosts, load_resumption, nodes_of, open_sinks, plan_run, start
+from mlperf_rn50.train.plan import Plan
+from mlperf_rn50.train.progress import Progress
+from mlperf_rn50.train.run_folder import RunFolder, check_is_there
+from mlperf_rn50.train.start import (
+    Host,
+    Resumption,
+    Run,
+    StopRequest,
+    find_hosts,
+    hold_run,
+    load_resumption,
+    nodes_of,
+    open_sinks,
+    plan_run,
+    start,
+)
 from mlperf_rn50.train.trainer import Norms, Pulse
 from mlperf_rn50.train.watch import Position
 
@@ -53,29 +68,42 @@ class Outcome:
 
 
 def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolder, Path] | None = None,
-          is_elastic: bool = False) -> Outcome:
+          is_elastic: bool = False, allowed: Sequence[str] = ()) -> Outcome:
     """Trains until the target is reached, the epochs are used up, or the run is asked to stop.
 
     Args:
         config: checked for values here; for a resume, that of the run folder.
         comm: the ranks.
         position: where this rank says how far it is.
-        resume: run and checkpoint to go on from; None starts a new run.
+        resume: run, and its checkpoints or one of them, to go on from; None starts a new run.
         is_elastic: whether a resumed run may have another number of ranks than before.
+        allowed: keys that a resumed run may have other values for than before, beside those that it always may.
 
     Raises:
         UserError: the configuration, the data or the checkpoint cannot be used.
         RunFailed: the loss is no longer finite, the ranks no longer agree, or an evaluation did not see every image
             once.
+        StorageError: the disk takes nothing more.
     """
     check_values(config)
-    stop = StopRequest()
+    stop = StopRequest(position)
     position.now('start-up')
-    resumption = load_resumption(comm, resume[1]) if resume else None
-    hosts = find_hosts(comm)
-    plan, progress = plan_run(config, comm, nodes_of(hosts), resumption, is_elastic)
-    folder = resume[0] if resume else RunFolder(Path(config.run.dir), progress.result_index)
-    sinks = open_sinks(config, comm, folder, position, resume is not None, progress.step)
+    with ExitStack() as held:
+        if resume:
+            held.enter_context(hold_run(comm, resume[0], position))
+        resumption = load_resumption(comm, *resume) if resume else None
+        hosts = find_hosts(comm)
+        plan, progress = plan_run(config, comm, nodes_of(hosts), resumption, is_elastic, allowed)
+        folder = resume[0] if resume else RunFolder(Path(config.run.dir), progress.result_index)
+        if not resume:
+            held.enter_context(hold_run(comm, folder, position))
+        return train_in(folder, config, comm, hosts, position, stop, resumption, plan, progress)
+
+
+def train_in(folder: RunFolder, config: Config, comm: Comm, hosts: Sequence[Host], position: Position,
+             stop: StopRequest, resumption: Resumption | None, plan: Plan, progress: Progress) -> Outcome:
+    """Trains in a run folder that is held."""
+    sinks = open_sinks(config, comm, folder, position, resumption is not None, progress.step)
     try:
         run = start(config, comm, hosts, position, stop, resumption, folder, plan, progress, sinks)
         resumption = None  # its arrays are where they belong
@@ -101,6 +129,9 @@ def train_to_target(run: Run) -> Outcome:
             after.callback(run.keeper.write_best)
             after.callback(run.saver.finish)
             run.sinks.see(events.Ended('failed', None, 0.0, run.progress.best_top1, 0.0))
+        raise
+    except StorageError:
+        run.saver.finish()  # a checkpoint that filled the disk says more; what it had begun makes room
         raise
 
 
@@ -219,7 +250,7 @@ def save(run: Run) -> None:
         keep = run.plan.config.checkpoint.keep
         write = partial(checkpoint.save, run.folder.checkpoints, copy(progress), trainer.snapshot(), keep)
         # The best first: a run that is killed between the two comes to its evaluation again.
-        run.saver.submit(run.keeper.write_best, write)
+        run.saver.submit(partial(check_is_there, run.folder), run.keeper.write_best, write)
     trainer.pace.start()
 
 
@@ -236,6 +267,7 @@ def end(run: Run, status: str, epochs_to_converge: int | None) -> Outcome:
 def keep_networks(run: Run, status: str) -> None:
     """Writes the networks of a run that is over; one that can go on has written its best with its checkpoint."""
     if run.comm.rank == 0 and status != 'interrupted':
+        check_is_there(run.folder)
         run.keeper.write_at_end(run.progress.step, run.trainer.copy_network())
 
 

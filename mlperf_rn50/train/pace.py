@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mxnet as mx
@@ -33,8 +34,9 @@ class Times:
 class _Watch(threading.Thread):
     """Waits for steps and adds up what they took."""
 
-    def __init__(self) -> None:
+    def __init__(self, computed: Callable[[bool], None]) -> None:
         super().__init__(name='pace', daemon=True)
+        self.computed = computed
         self.steps = queue.SimpleQueue[tuple[float, mx.nd.NDArray, mx.nd.NDArray] | None]()
         self.num_seen = 0
         self.last_end = time.monotonic()
@@ -47,7 +49,9 @@ class _Watch(threading.Thread):
             try:
                 computed.wait_to_read()
                 computed_at = time.monotonic()
+                self.computed(True)
                 exchanged.wait_to_read()
+                self.computed(False)
                 self.add(data_at, computed_at, time.monotonic())
             except Exception as e:  # whatever it is, the loop has to hear of it
                 self.error = e
@@ -71,8 +75,9 @@ class Pace:
     With gradient accumulation, what later passes wait for counts as computing.
     """
 
-    def __init__(self) -> None:
-        self._watch = _Watch()
+    def __init__(self, computed: Callable[[bool], None] = lambda is_exchanging: None) -> None:
+        """computed is called when a step is computed and its exchange begins (True), and when that is done."""
+        self._watch = _Watch(computed)
         self._data_at, self._is_begun, self._num_pushed = 0.0, False, 0
         self._watch.start()
         weakref.finalize(self, self._watch.steps.put, None)  # the thread ends with its owner

@@ -1,6 +1,8 @@
 """How far a run is: what a checkpoint holds beside the arrays."""
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+_FROM_1 = ('world_size', 'global_batch_size', 'lr_batch_size', 'num_train')
 
 
 @dataclass
@@ -24,6 +26,7 @@ class Progress:
         num_finite_steps: see LossScale.
         images: that training took part in, since the start or the last resume.
         train_s: seconds of training, since the start or the last resume.
+        config: what the run goes on with now: the tree of its configuration.
     """
 
     step: int
@@ -42,6 +45,7 @@ class Progress:
     num_finite_steps: int = 0
     images: int = 0
     train_s: float = 0.0
+    config: dict[str, Any] = field(default_factory=dict)
 
     @property
     def images_per_s(self) -> float:
@@ -64,8 +68,20 @@ def parse_progress(tree: Any) -> Progress:
     if not isinstance(tree, dict) or set(tree) != set(kinds):
         raise ValueError(f'its state has other keys than {", ".join(kinds)}')
     for name, value in tree.items():
-        numbers = value if isinstance(value, list) and name == 'nodes' else [value]
-        wanted = (int, float) if kinds[name] is float else (int,)
-        if any(not isinstance(n, wanted) or isinstance(n, bool) or n < 0 for n in numbers):
-            raise ValueError(f'{name}: got {value!r}, expected a number')
+        _check(name, kinds[name], value)
+    if len(tree['nodes']) != tree['world_size']:
+        raise ValueError(f'nodes: got {len(tree["nodes"])}, expected one for each of {tree["world_size"]} ranks')
     return Progress(**tree)
+
+
+def _check(name: str, kind: Any, value: Any) -> None:
+    """Raise ValueError unless a value is of its field's kind, and a number that a run can have."""
+    if kind in (int, float):
+        least, types = int(name in _FROM_1), (int, float) if kind is float else (int,)
+        if type(value) not in types or not least <= value < 2**63:  # nor NaN
+            raise ValueError(f'{name}: got {str(value)[:40]!r}, expected a number from {least}')
+    elif name == 'nodes':
+        if not isinstance(value, list) or any(type(n) is not int or not 0 <= n < 2**31 for n in value):
+            raise ValueError(f'nodes: got {str(value)[:40]}, expected numbers from 0')
+    elif not isinstance(value, dict) or not all(isinstance(keys, dict) for keys in value.values()):
+        raise ValueError(f'{name}: got {str(value)[:40]}, expected sections with keys')

@@ -1,19 +1,19 @@
 """The files of a run. A folder may hold several runs, numbered; nothing is ever overwritten.
 
 Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log, checkpoints/ and weights/; run k
-owns result_k.txt, config_k.yaml and so on.
+owns result_k.txt, config_k.yaml and so on. .run_k.lock claims the number k and is locked by who writes the run.
 """
-import json
 import re
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
 
-from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
+from mlperf_rn50.errors import CheckpointError, ConfigError, StorageError, UserError
+from mlperf_rn50.files import temporaries_in
 from mlperf_rn50.mlperf.events import Event
 from mlperf_rn50.mlperf.reader import read_events
 from mlperf_rn50.system.telemetry import host_file_name
-from mlperf_rn50.train.checkpoint import list_checkpoints
+from mlperf_rn50.train.checkpoint import clear_unfinished, is_checkpoint_name, list_checkpoints
 
 # Files and folders of a run that say its number.
 _OWN = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboard|checkpoints|weights)_(\d+).*')
@@ -69,14 +69,32 @@ class RunFolder:
     def weights(self) -> Path:
         return self._own('weights', '')
 
-    def append_metrics(self, **values: Any) -> None:
-        """Adds one line to metrics.jsonl."""
-        with open(self.metrics, 'a') as f:
-            f.write(json.dumps(values) + '\n')
+    @property
+    def lock(self) -> Path:
+        return self.dir / f'.run_{self.index}.lock'
+
+    def clear_unfinished(self) -> None:
+        """Removes what a part of this run that was killed while it wrote has left; for who holds its lock."""
+        clear_unfinished(self.checkpoints)
+        for path in (*temporaries_in(self.weights), *temporaries_in(self.dir, self.config.name),
+                     *temporaries_in(self.dir, self.env.name)):
+            path.unlink(missing_ok=True)
+
+
+def check_is_there(run: RunFolder) -> None:
+    """Raise StorageError where a run's log is no longer in its folder: a mount that is gone leaves an empty one."""
+    if not run.result.exists():
+        raise StorageError(f'{run.dir}: is not the folder that this run writes to, {run.result.name} is not in it; '
+                           'mount it again, and go on with the last checkpoint')
+
+
+def run_numbers(folder: Path) -> list[int]:
+    """The numbers of the runs of a folder that have begun a log."""
+    return [int(m[1]) for p in folder.glob('result_*.txt') if (m := re.fullmatch(r'result_(\d+)\.txt', p.name))]
 
 
 def new_run(folder: Path) -> RunFolder:
-    """The next free run number of a folder, which is made if missing.
+    """The next free run number of a folder, which is made if missing; nobody else is given the same.
 
     Raises:
         UserError: the folder cannot be made or written.
@@ -86,39 +104,54 @@ def new_run(folder: Path) -> RunFolder:
         taken = [int(m[1]) for p in folder.iterdir() if (m := _OWN.fullmatch(p.name))]
         if any((folder / n).exists() for n in ('config.yaml', 'metrics.jsonl', 'train.log')):
             taken.append(0)
-        run = RunFolder(folder, max(taken, default=-1) + 1)
-        run.result.touch(exist_ok=False)  # claims the number
-        run.result.unlink()
-        return run
+        return next(run for k in count(max(taken, default=-1) + 1) if _is_claimed(run := RunFolder(folder, k)))
     except OSError as e:
         raise UserError(f'run.dir: {folder}: {e.strerror}; choose a folder that can be written') from e
 
 
+def _is_claimed(run: RunFolder) -> bool:
+    """Claims the number of a run; False where somebody else was faster."""
+    try:
+        run.lock.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 def find_run(path: Path) -> tuple[RunFolder, Path]:
-    """The run and the checkpoint that --resume PATH means: a run folder, a checkpoints folder or one checkpoint.
+    """The run that --resume PATH means, and its checkpoints folder, or the one checkpoint that PATH is.
 
     Reads no checkpoint: rank 0 alone does that.
 
     Raises:
         CheckpointError: there is none.
     """
-    checkpoint = path
-    if not (path / 'state.json').exists() and not path.name.startswith('step_'):
+    checkpoints = path.parent
+    if not is_one_checkpoint(path):
         folders = [path] if path.name.startswith('checkpoints') else sorted(path.glob('checkpoints*'), key=_run_index)
-        found = [c for f in folders for c in list_checkpoints(f)]
+        found = [f for f in folders if list_checkpoints(f)]
         if not found:
             raise CheckpointError(f'{path}: no checkpoint in it; expected a run folder with checkpoints/step_<n>')
-        checkpoint = found[-1]
-    if not checkpoint.is_dir():
-        raise CheckpointError(f'{checkpoint}: no such checkpoint')
-    run = RunFolder(checkpoint.parent.parent, _run_index(checkpoint.parent))
+        path = checkpoints = found[-1]
+    if not path.is_dir():
+        raise CheckpointError(f'{path}: no such checkpoint')
+    run = RunFolder(checkpoints.parent, _run_index(checkpoints))
     for needed in (run.config, run.result):
         if not needed.exists():
             raise ConfigError(f'{needed}: missing; a run is resumed in the folder it ran in')
+    return run, path
+
+
+def is_one_checkpoint(path: Path) -> bool:
+    """Whether a path is meant to be a checkpoint, not a folder of some."""
+    return is_checkpoint_name(path.name) or (path / 'state.json').exists()
+
+
+def check_unfinished(run: RunFolder) -> None:
+    """Raise UserError for a run that has reached its target."""
     if _has_converged(run.result):
         raise UserError(f'--resume: {run.result} is the log of a run that reached its target; there is nothing to go '
                         'on with, and its log stays as it is')
-    return run, checkpoint
 
 
 def _has_converged(result: Path) -> bool:

@@ -2,9 +2,9 @@
 import os
 import platform
 import secrets
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from mlperf_rn50.config import Config
+from mlperf_rn50.config import Config, to_tree
 from mlperf_rn50.data.pipeline import Batch, eval_batches, made_up_batches, train_batches
 from mlperf_rn50.data.records import class_names
 from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
@@ -22,31 +22,35 @@ from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
 from mlperf_rn50.system.page_cache import drop_page_cache
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train import checkpoint, events
+from mlperf_rn50.train.changes import check_changes, find_changes
 from mlperf_rn50.train.comm import Comm
 from mlperf_rn50.train.keep import Keeper
 from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
 from mlperf_rn50.train.progress import Progress, parse_progress
-from mlperf_rn50.train.run_folder import RunFolder, new_run
+from mlperf_rn50.train.run_folder import RunFolder, check_unfinished, is_one_checkpoint, new_run
+from mlperf_rn50.train.run_lock import RunLock
 from mlperf_rn50.train.saver import Saver
 from mlperf_rn50.train.sinks.metrics import Metrics
 from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
 from mlperf_rn50.train.sinks.terminal import Terminal
 from mlperf_rn50.train.sinks.watched import Sampled, Watched
+from mlperf_rn50.train.stop import catch
 from mlperf_rn50.train.trainer import Trainer
-from mlperf_rn50.train.watch import STOP_SIGNALS, Position
+from mlperf_rn50.train.watch import Position
+
+_LOCK_PERIOD_S = 0.5
 
 
 class StopRequest:
-    """Whether SIGTERM or SIGUSR1 asked this rank to stop."""
+    """Whether a signal asked this rank to stop."""
 
-    def __init__(self) -> None:
-        self.is_set = False
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._set)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    def __init__(self, position: Position) -> None:
+        self._position = position
+        catch(position.ask)
 
-    def _set(self, *_: object) -> None:
-        self.is_set = True
+    @property
+    def is_set(self) -> bool:
+        return self._position.is_asked
 
 
 class Clock:
@@ -110,11 +114,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a resumed run goes on from. Arrays: on rank 0 only."""
+    """What a resumed run goes on from.
+
+    Args:
+        path: of the checkpoint.
+        before: how far the run was.
+        arrays: of the checkpoint, on rank 0 only.
+        damaged: newer checkpoints that cannot be used, each with what is wrong with it, on rank 0 only.
+    """
 
     path: Path
     before: Progress
     arrays: dict[str, np.ndarray] | None
+    damaged: Sequence[tuple[Path, str]] = ()
 
 
 def from_rank_0(comm: Comm, make: Callable[[], Any]) -> Any:
@@ -135,25 +147,54 @@ def from_rank_0(comm: Comm, make: Callable[[], Any]) -> Any:
     return said['made']
 
 
-def load_resumption(comm: Comm, path: Path) -> Resumption:
-    """A checkpoint that rank 0 reads for all.
+@contextmanager
+def hold_run(comm: Comm, run: RunFolder, position: Position) -> Iterator[None]:
+    """Nobody else writes a run meanwhile; what a killed writer of it has left unfinished is removed.
 
     Raises:
-        UserError: rank 0 cannot use it; on every rank.
+        UserError: somebody else goes on writing it; on every rank.
     """
-    arrays: dict[str, np.ndarray] = {}
+    lock = RunLock(run)
+    try:
+        while not from_rank_0(comm, lock.take):
+            position.now()
+            time.sleep(_LOCK_PERIOD_S)
+        if lock.is_held:
+            run.clear_unfinished()
+        yield
+    finally:
+        lock.close()
 
-    def load() -> dict[str, Any]:
-        progress, found = checkpoint.load(path)
-        arrays.update(found)
-        return asdict(progress)
-    before = parse_progress(from_rank_0(comm, load))
-    return Resumption(path, before, arrays if comm.rank == 0 else None)
+
+def load_resumption(comm: Comm, run: RunFolder, path: Path) -> Resumption:
+    """A checkpoint that rank 0 reads for all: the newest whole one of a folder, or the one that is named.
+
+    Raises:
+        UserError: rank 0 cannot use it, or the run needs no resuming; on every rank.
+    """
+    own: list[Resumption] = []
+
+    def load() -> list[Any]:
+        check_unfinished(run)
+        found = checkpoint.load_newest(path) if not is_one_checkpoint(path) else \
+            checkpoint.Found(path, *checkpoint.load(path))
+        own.append(Resumption(found.path, found.progress, found.arrays, found.damaged))
+        return [str(found.path), asdict(found.progress)]
+    name, before = from_rank_0(comm, load)
+    return own[0] if own else Resumption(Path(name), parse_progress(before), None)
 
 
 def plan_run(config: Config, comm: Comm, nodes: Sequence[int], resumption: Resumption | None,
-             is_elastic: bool) -> tuple[Plan, Progress]:
-    """The plan of a run and how far it is, the same on all ranks; nodes: of every rank, counted from 0.
+             is_elastic: bool, allowed: Sequence[str] = ()) -> tuple[Plan, Progress]:
+    """The plan of a run and how far it is, the same on all ranks.
+
+    Args:
+        config: of the run.
+        comm: the ranks.
+        nodes: of every rank, counted from 0.
+        resumption: what it goes on from, if it does.
+        is_elastic: whether it may go on with another number of ranks.
+        allowed: keys of the configuration that may differ from before, beside those that always may.
 
     Raises:
         UserError: configuration, ranks and checkpoint do not go together.
@@ -165,7 +206,8 @@ def plan_run(config: Config, comm: Comm, nodes: Sequence[int], resumption: Resum
         batch = plan.global_batch_size
         progress = Progress(0, seed, plan.world_size, 0.0, 0.0, batch, batch, config.data.num_train, index,
                             list(nodes))
-        return _with_seed(plan, seed), progress
+        plan = _with_seed(plan, seed)
+        return plan, replace(progress, config=to_tree(plan.config))
     before = resumption.before
     plan = make_elastic_plan(config, comm.world_size, before.lr_batch_size) if is_elastic \
         else make_plan(config, comm.world_size)
@@ -175,9 +217,11 @@ def plan_run(config: Config, comm: Comm, nodes: Sequence[int], resumption: Resum
     if step >= plan.max_epochs * plan.steps_per_epoch:
         raise ConfigError(f'train.max_epochs: got {plan.max_epochs}, and the checkpoint has taken all of them; '
                           'raise it to go on')
-    return _with_seed(plan, before.seed), replace(
+    check_changes(find_changes(before.config, config), allowed, str(resumption.path))
+    plan = _with_seed(plan, before.seed)
+    return plan, replace(
         before, step=step, world_size=plan.world_size, global_batch_size=plan.global_batch_size,
-        nodes=list(nodes), num_resumes=before.num_resumes + 1, images=0, train_s=0.0)
+        nodes=list(nodes), num_resumes=before.num_resumes + 1, images=0, train_s=0.0, config=to_tree(plan.config))
 
 
 def _with_seed(plan: Plan, seed: int) -> Plan:
@@ -187,7 +231,9 @@ def _with_seed(plan: Plan, seed: int) -> Plan:
 def _check_resumption(resumption: Resumption, plan: Plan, is_elastic: bool) -> None:
     """Raise CheckpointError where a checkpoint does not fit the ranks and the configuration."""
     before = resumption.before
-    facts = [('data.num_train', plan.config.data.num_train, before.num_train, 'use the same data')]
+    seed = plan.config.run.seed
+    facts = [('data.num_train', plan.config.data.num_train, before.num_train, 'use the same data'),
+             ('run.seed', before.seed if seed is None else seed, before.seed, 'a run keeps its seed, leave it out')]
     if not is_elastic:
         facts += [('ranks', plan.world_size, before.world_size,
                    f'start {before.world_size} ranks, or give --elastic to go on with {plan.world_size}'),
@@ -262,10 +308,11 @@ def start(config: Config, comm: Comm, hosts: Sequence[Host], position: Position,
         sinks.see(events.Opened(plan.config, _ranks_of_hosts(hosts), *_clear_caches(config, comm, sinks)))
         sinks.see(events.InitStarted(plan, progress.seed))
     device_id = device_id_of(config, comm)
-    trainer = Trainer(plan, comm, progress.seed, device_id)
+    trainer = Trainer(plan, comm, progress.seed, device_id, position.computed)
     source, notes = _initial_weights(config, comm, trainer) if not resumption else ('', [])
     trainer.broadcast()
-    train_data = train_batches(plan.config, plan.train_shard(comm.rank), progress.seed, progress.step, device_id)
+    train_data = position.told(
+        train_batches(plan.config, plan.train_shard(comm.rank), progress.seed, progress.step, device_id))
     eval_data = eval_batches(plan.config, plan.eval_shard(comm.rank), device_id)
     made_up = made_up_batches(plan.config, plan.train_shard(comm.rank), device_id)
     trainer.warm_up(made_up, next(made_up_batches(plan.config, plan.eval_shard(comm.rank), device_id)),
@@ -278,13 +325,14 @@ def start(config: Config, comm: Comm, hosts: Sequence[Host], position: Position,
     mx.nd.waitall()
     mx.random.seed(progress.seed)  # dropout, the same with and without a warm-up
     saver, classes = Saver(position.now), class_names(config.data) if comm.rank == 0 else []
-    if comm.rank == 0:
-        checkpoint.clear_unfinished(folder.checkpoints)
     if not resumption:
         sinks.see(events.InitStopped())
     comm.barrier()
     run = Run(plan, comm, hosts, folder, sinks, stop, saver, Keeper(folder, plan, classes), progress, trainer,
-              train_data, eval_data, Clock(progress.clock_s))
+              train_data, lambda: position.told(eval_data()), Clock(progress.clock_s))
+    if resumption and resumption.damaged:
+        reasons = '; '.join(reason for _, reason in resumption.damaged)
+        sinks.see(events.Warned(f'{reasons}; put aside, the run goes on from {resumption.path}'))
     sinks.see(_began(run, resumption))
     return run
 
@@ -295,7 +343,7 @@ def _began(run: Run, resumption: Resumption | None) -> events.Event:
         return events.RunStarted(run.plan, run.num_hosts)
     before = resumption.before
     return events.Resumed(run.plan, run.num_hosts, run.progress.step, run.progress.clock_s, str(resumption.path),
-                          before.world_size, before.global_batch_size)
+                          before.world_size, before.global_batch_size, find_changes(before.config, run.plan.config))
 
 
 def _initial_weights(config: Config, comm: Comm, trainer: Trainer) -> tuple[str, list[str]]:
@@ -324,6 +372,7 @@ def _restore(trainer: Trainer, comm: Comm, resumption: Resumption, progress: Pro
 
     def check() -> None:
         checkpoint.check_arrays(path, arrays, trainer.array_shapes())
+        checkpoint.put_aside([p for p, _ in resumption.damaged])
         checkpoint.begin_again(path.parent, path, progress, arrays)
     from_rank_0(comm, check)
     trainer.restore(resumption.arrays)

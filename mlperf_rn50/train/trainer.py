@@ -1,6 +1,6 @@
 """The network, its optimizer and the step that ties them to the ranks."""
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import mxnet as mx
@@ -73,7 +73,9 @@ class Trainer:
     the mean over the images of the step.
     """
 
-    def __init__(self, plan: Plan, comm: Comm, seed: int, device_id: int | None):
+    def __init__(self, plan: Plan, comm: Comm, seed: int, device_id: int | None,
+                 computed: Callable[[bool], None] = lambda is_exchanging: None):
+        """computed: see Pace."""
         config = plan.config
         self._plan, self._comm = plan, comm
         self.context = device_context(device_id)
@@ -92,7 +94,7 @@ class Trainer:
         self.loss_scale = LossScale(config.train.loss_scale if self._is_float16 else 1.0)
         self.optimizer = Optimizer(trained, config.optimizer, config.comm.num_buckets)
         self._positions = mx.nd.arange(plan.local_batch_size, ctx=self.context)
-        self.pace = Pace()
+        self.pace = Pace(computed)
         self._num_bytes = self._num_new_bytes = 0
 
     @property

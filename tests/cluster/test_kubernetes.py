@@ -5,7 +5,7 @@ import pytest
 import yaml
 from cluster import kubelet
 from cluster.conftest import run_metrics
-from cluster.test_container import QUICK, image, podman_settings  # noqa: F401  fixtures
+from cluster.images import QUICK
 from helpers import HANG_LIMIT_S, ROOT, run
 
 NAMESPACE = 'lab'
@@ -13,7 +13,7 @@ SOMEBODY = 12345  # whom the image does not know
 
 
 @pytest.fixture
-def make_manifests(image, digits, tmp_path):  # noqa: F811
+def make_manifests(image, digits, tmp_path):
     """The manifests of a training of digits by two nodes of one rank."""
     work = tmp_path / 'work'
     work.mkdir()
@@ -30,7 +30,7 @@ def make_manifests(image, digits, tmp_path):  # noqa: F811
 
 
 @pytest.fixture
-def pods(podman_settings):  # noqa: F811
+def pods(podman_settings):
     """A list of started pods, which are gone afterwards."""
     started: list[kubelet.Pod] = []
     yield started

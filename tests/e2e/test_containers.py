@@ -63,7 +63,7 @@ def test_docker_sh_without_a_gpu_asks_for_none(stand_in, tmp_path, monkeypatch):
     ('apptainer.sh', ['--config', DIGITS], '--image: got nothing, expected an Apptainer image'),
     ('apptainer.sh', ['--image', 'none.sif'], '--image: none.sif does not exist; build it with'),
     ('local.sh', ['--seeds', '0'], '--seeds: got 0, expected a number from 1'),
-    ('local.sh', ['--nodes'], '--nodes: a number is missing'),
+    ('local.sh', ['--nodes'], '--nodes: expected one argument'),
     ('local.sh', [], '--config: got nothing, expected a file of launch/configs'),
     ('local.sh', ['--resume'], '--resume: got no --run-dir'),
     ('mpirun.sh', ['--hostfile', '/nowhere', '--config', DIGITS], '--hostfile: cannot read /nowhere'),

@@ -3,7 +3,7 @@ import os
 import signal
 
 import pytest
-from helpers import HANG_LIMIT_S, ROOT, run
+from helpers import ROOT, run
 
 
 @pytest.mark.parametrize('arguments', [['2'], ['0', 'true'], []])
@@ -31,22 +31,3 @@ def test_ranks_have_their_number_and_their_cores():
 def test_bound_ranks_hold_back_the_word_to_stop_until_they_train():
     done = run([ROOT / 'launch/bind.sh', 'grep', 'SigBlk', '/proc/self/status'])
     assert int(done.stdout.split()[1], 16) == 1 << (signal.SIGUSR1 - 1), done.stderr
-
-
-@pytest.mark.parametrize('when', ['before the engine', 'during the doctor', 'during training'])
-def test_a_launcher_that_is_asked_to_stop_starts_nothing_more(tmp_path, when):
-    launcher = tmp_path / 'launcher.sh'
-    launcher.write_text(f"""source {ROOT}/launch/common.sh
-        start_ranks() {{
-            echo "$3"
-            case {when!r}/$3 in
-                'before the engine/'*) kill -USR1 $$; run_engine sleep 60 ;;
-                'during the doctor/doctor' | 'during training/train') (sleep 1; kill -USR1 $$) & run_engine sleep 60 ;;
-            esac
-        }}
-        launch "$@"
-        """)
-    done = run(['bash', launcher, '--config', ROOT / 'launch/configs/digits_cpu.yaml', '--run-dir', tmp_path / 'run'],
-               timeout=HANG_LIMIT_S)
-    assert done.returncode == 1, done.stderr
-    assert done.stdout.split() == (['doctor', 'train'] if when == 'during training' else ['doctor'])

@@ -10,6 +10,8 @@ import pytest
 from e2e.training import arguments, command, metrics, start, wait_for_step
 from helpers import CLI, HANG_LIMIT_S, call, run, under_ranks
 
+from mlperf_rn50.files import LineFile
+from mlperf_rn50.mlperf.reader import read_events, read_run
 from mlperf_rn50.train.checkpoint import list_checkpoints, load
 
 
@@ -113,7 +115,10 @@ def ended(tiny, tmp_path_factory):
     ([], 'train.max_epochs: got 2, and the checkpoint has taken all of them'),
     (['--train.max_epochs=5', '--train.global_batch_size=16'],
      'train.global_batch_size: got 16, the checkpoint has 32'),
-    (['--train.max_epochs=5', '--model.name=resnet34'], 'is missing; this checkpoint is of another model or optimizer'),
+    (['--train.max_epochs=5', '--model.name=resnet34'], 'model.name resnet18 -> resnet34; leave it as it was'),
+    (['--train.max_epochs=5', '--model.name=resnet34', '--allow-changed=model.name'],
+     'is missing; this checkpoint is of another model or optimizer'),
+    (['--allow-changed=model.nam'], 'did you mean model.name?'),
     (['--config', 'x.yaml'], 'got both, expected one')])
 def test_resumes_that_cannot_be_are_refused(ended, options, said):
     done = call('train', '--resume', ended, *options)
@@ -125,20 +130,82 @@ def test_another_number_of_ranks_is_refused(whole_run):
     assert done.returncode == 2 and 'ranks: got 1, the checkpoint has 2; start 2 ranks' in done.stderr
 
 
-def test_of_a_damaged_checkpoint_the_one_before_is_offered(ended, tmp_path):
+def test_of_a_damaged_checkpoint_the_one_before_is_taken_or_offered(ended, tmp_path):
     run_dir = tmp_path / 'copy'
     shutil.copytree(ended, run_dir)
     last, before = list_checkpoints(run_dir / 'checkpoints')[::-1]
     (last / 'arrays.npz').write_bytes(b'x')
-    done = call('train', '--resume', run_dir)
+    done = call('train', '--resume', last)
     assert done.returncode == 2 and 'is damaged' in done.stderr and f'--resume {before}' in done.stderr
-    done = call('train', '--resume', before, '--train.max_epochs=2')
-    assert done.returncode == 1 and 'resumed from' in done.stderr  # the offered one works
+    done = call('train', '--resume', run_dir, '--train.max_epochs=2')
+    assert done.returncode == 1 and f'resumed from {before} at step 5' in done.stderr, done.stderr
+    said = [line for line in done.stderr.splitlines() if ' is damaged' in line]
+    assert len(said) == 1 and f'{last}: not a checkpoint' in said[0]
+    assert said[0].endswith(f'put aside, the run goes on from {before}')
+    assert load(last)[0].step == 10 and (last.parent / f'damaged_{last.name}').is_dir()
 
 
-def test_a_damaged_checkpoint_is_said_once_by_two_ranks(whole_run, tmp_path):
+def test_where_no_checkpoint_is_whole_one_line_says_so(ended, tmp_path):
+    run_dir = tmp_path / 'copy'
+    shutil.copytree(ended, run_dir)
+    before = sorted(p for p in run_dir.rglob('*') if 'lock' not in p.name)
+    for path in list_checkpoints(run_dir / 'checkpoints'):
+        (path / 'state.json').write_text('[' * 100_000)
+    done = call('train', '--resume', run_dir)
+    assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
+    assert 'none of its 2 checkpoints is whole' in done.stderr
+    assert sorted(p for p in run_dir.rglob('*') if 'lock' not in p.name) == before
+
+
+def test_a_damaged_checkpoint_is_passed_over_by_two_ranks_alike(whole_run, tmp_path):
     run_dir = tmp_path / 'copy'
     shutil.copytree(whole_run[0], run_dir)
-    (list_checkpoints(run_dir / 'checkpoints')[-1] / 'arrays.npz').write_bytes(b'x')
-    done = run(under_ranks(2, [*CLI, 'train', '--resume', run_dir, '--train.max_epochs=5']))
+    last = list_checkpoints(run_dir / 'checkpoints')[-1]
+    (last / 'arrays.npz').write_bytes(b'x')
+    done = run(under_ranks(2, [*CLI, 'train', '--resume', last, '--train.max_epochs=5']))
     assert done.returncode == 2 and 'is damaged' in done.stderr and 'Traceback' not in done.stderr
+    done = run(under_ranks(2, [*CLI, 'train', '--resume', run_dir, '--train.max_epochs=4']))
+    assert done.returncode == 1 and done.stderr.count('is damaged') == 1, done.stderr
+    assert metrics(run_dir, 'resumed')[0]['step'] == 15
+    assert_same_end(run_dir, whole_run[0])
+
+
+def test_another_configuration_is_refused_or_allowed_and_told(ended, tmp_path):
+    run_dir = tmp_path / 'copy'
+    shutil.copytree(ended, run_dir)
+    config = run_dir / 'config.yaml'
+    config.write_text(config.read_text().replace('base_lr: 0.02', 'base_lr: 0.5'))  # unseen, by hand
+    words = ('train', '--resume', run_dir, '--train.max_epochs=3')
+    done = call(*words)
+    assert done.returncode == 2 and 'schedule.base_lr 0.02 -> 0.5; leave it as it was' in done.stderr, done.stderr
+    done = call(*words, '--allow-changed', 'schedule.base_lr')
+    assert done.returncode == 1, done.stderr
+    changed = {'schedule.base_lr': [0.02, 0.5], 'train.max_epochs': [2, 3]}
+    assert metrics(run_dir, 'resumed')[0]['changed'] == changed
+    [resumed] = [e for _, e in read_events(run_dir / 'result_0.txt') if getattr(e, 'key', '') == 'run_resumed']
+    assert resumed.metadata['changed'] == changed
+    assert load(list_checkpoints(run_dir / 'checkpoints')[-1])[0].config['schedule']['base_lr'] == 0.5
+
+
+def test_a_full_disk_ends_the_run_in_one_line_and_it_goes_on_afterwards(tiny, tmp_path, monkeypatch):
+    with monkeypatch.context() as m:
+        whole = LineFile.write
+
+        def fill(self, line):
+            if self._path.name == 'metrics.jsonl' and '"step": 7' in line:
+                self._file = open('/dev/full', 'ab', buffering=0)
+            whole(self, line)
+        m.setattr(LineFile, 'write', fill)
+        done = call(*arguments(tmp_path, tiny, '--train.max_epochs=2', '--checkpoint.period_steps=3',
+                               '--run.tensorboard=true'))
+    said = [line for line in done.stderr.splitlines() if line.startswith('mlperf-rn50:')]
+    assert done.returncode == 1 and 'Traceback' not in done.stderr and len(said) == 1, done.stderr
+    assert 'step 7, training: ' in said[0] and f'{tmp_path}/metrics.jsonl: cannot write: No space left' in said[0]
+    assert [load(p)[0].step for p in list_checkpoints(tmp_path / 'checkpoints')] == [5, 6]
+    for name in ('metrics.jsonl', 'result_0.txt'):  # as a kernel that was killed may leave them
+        with open(tmp_path / name, 'a') as f:
+            f.write('{"event": "tra')
+    done = call('train', '--resume', tmp_path)
+    assert done.returncode == 1 and 'resumed from' in done.stderr, done.stderr
+    assert [m['step'] for m in metrics(tmp_path, 'train')] == [*range(1, 7), *range(7, 11)]
+    assert read_run(tmp_path / 'result_0.txt').num_resumes == 1

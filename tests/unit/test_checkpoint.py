@@ -5,12 +5,26 @@ import pickle
 import subprocess
 import sys
 import time
+import tracemalloc
+import zipfile
 
 import numpy as np
 import pytest
 
-from mlperf_rn50.errors import CheckpointError
-from mlperf_rn50.train.checkpoint import check_arrays, clear_unfinished, list_checkpoints, load, save
+from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint
+from mlperf_rn50.train import checkpoint
+from mlperf_rn50.train.checkpoint import (
+    _seal,
+    check_arrays,
+    clear_unfinished,
+    is_checkpoint_name,
+    list_checkpoints,
+    load,
+    load_newest,
+    put_aside,
+    save,
+    step_of,
+)
 from mlperf_rn50.train.progress import Progress
 
 ARRAYS = {'model/a': np.arange(6, dtype=np.float32).reshape(2, 3), 'optimizer/a': np.ones(3, np.float16)}
@@ -19,7 +33,7 @@ ARRAYS = {'model/a': np.arange(6, dtype=np.float32).reshape(2, 3), 'optimizer/a'
 def progress(step=5, **keys):
     return Progress(**{**dict(step=step, seed=1, world_size=2, best_top1=0.5, clock_s=1.5, global_batch_size=8,
                            lr_batch_size=8, num_train=100, result_index=0, nodes=[0, 0],
-                              num_resumes=0, last_lr=0.3), **keys})
+                              num_resumes=0, last_lr=0.3, config={'schedule': {'base_lr': 0.3}}), **keys})
 
 
 def test_round_trip(tmp_path):
@@ -50,11 +64,13 @@ def test_unfinished_ones_are_not_seen(tmp_path):
     ('arrays.npz', lambda b: b[:100] + bytes([b[100] ^ 1]) + b[101:], 'arrays.npz is damaged'),
     ('state.json', lambda b: b[:50], 'not a checkpoint of this program'),
     ('state.json', lambda b: b'[]', 'not a checkpoint of this program'),
-    ('state.json', lambda b: b'{"format": 99}', 'got format 99'),
-    ('state.json', lambda b: b.replace(b'"seed"', b'"sead"'), 'not a checkpoint of this program'),
-    ('state.json', lambda b: b.replace(b'"seed": 1', b'"seed": "1"'), "seed: got '1', expected a number"),
-    ('state.json', lambda b: b.replace(b'"step": 6', b'"step": true'), 'step: got True, expected a number'),
+    ('state.json', lambda b: b'{"format": 99}', 'state.json is damaged'),
+    ('state.json', lambda b: b.replace(b'"seed": 1', b'"seed": 2'), 'state.json is damaged'),
+    ('state.json', lambda b: b + b'\n', 'state.json is damaged'),
     ('state.json', lambda b: b'\xff\xfe', 'not a checkpoint of this program'),
+    ('state.json', lambda b: b'[' * 100_000, 'nested too deeply'),
+    ('state.json', lambda b: b' ' * (1 << 25), 'is larger than'),
+    ('state.json', lambda b: b'9' * 5000, 'not a checkpoint of this program'),
 ])
 def test_damage_is_refused_and_the_one_before_offered(tmp_path, name, damage, message):
     first = save(tmp_path, progress(5), ARRAYS, keep=2)
@@ -72,28 +88,175 @@ def test_a_missing_part_is_named(tmp_path):
         load(path)
 
 
+def test_any_bit_that_changes_is_seen(tmp_path):
+    path = save(tmp_path, progress(), {'a': np.arange(4, dtype=np.float32)}, keep=2)
+    for name, stride in (('state.json', 1), ('arrays.npz', 9)):
+        whole = (path / name).read_bytes()
+        for bit in range(0, 8 * len(whole), stride):
+            content = bytearray(whole)
+            content[bit // 8] ^= 1 << bit % 8
+            (path / name).write_bytes(content)
+            with pytest.raises(DamagedCheckpoint):
+                load(path)
+        (path / name).write_bytes(whole)
+    assert load(path)[0] == progress()
+
+
+def seal(path, **state):
+    """Makes both checksums of a checkpoint fit what is in it; with other values in its state."""
+    content = json.loads((path / 'state.json').read_text())
+    content.pop('sha256')
+    content['state'].update(state)
+    content['arrays_sha256'] = hashlib.sha256((path / 'arrays.npz').read_bytes()).hexdigest()
+    (path / 'state.json').write_text(_seal(content))
+
+
+@pytest.mark.parametrize('state, message', [
+    ({'seed': '1'}, "seed: got '1', expected a number"), ({'step': True}, "step: got 'True', expected a number"),
+    ({'step': 2.0}, "step: got '2.0'"), ({'step': -1}, "step: got '-1'"), ({'step': 10**30}, 'step: got'),
+    ({'clock_s': float('nan')}, "clock_s: got 'nan'"), ({'last_lr': float('inf')}, "last_lr: got 'inf'"),
+    ({'global_batch_size': 0}, "global_batch_size: got '0', expected a number from 1"),
+    ({'nodes': 2}, 'nodes: got 2'), ({'nodes': [0]}, 'nodes: got 1, expected one for each of 2 ranks'),
+    ({'nodes': [0, 0.5]}, 'nodes: got'), ({'config': []}, 'config: got'), ({'config': {'a': 1}}, 'config: got'),
+    ({'sead': 1}, 'other keys than'),
+])
+def test_a_state_has_its_types_though_its_checksum_fits(tmp_path, state, message):
+    path = save(tmp_path, progress(), ARRAYS, keep=2)
+    seal(path, **state)
+    with pytest.raises(DamagedCheckpoint) as e:
+        load(path)
+    assert message in str(e.value) and '\n' not in str(e.value)
+
+
+def test_another_version_is_refused_and_not_passed_over(tmp_path):
+    save(tmp_path, progress(5), ARRAYS, keep=3)
+    for number, content in ((6, {'format': 3, 'state': {}, 'sha256': 'x'}), (7, json.loads(_seal({'format': 5})))):
+        path = save(tmp_path, progress(number), ARRAYS, keep=3)
+        (path / 'state.json').write_text(json.dumps(content, indent=1))
+        for read in (lambda: load(path), lambda: load_newest(tmp_path)):  # noqa: B023
+            with pytest.raises(CheckpointError, match=f'{path.name}: got format {content["format"]}, expected 4') as e:
+                read()
+            assert not isinstance(e.value, DamagedCheckpoint)
+
+
+def test_the_newest_whole_one_is_found(tmp_path):
+    paths = [save(tmp_path, progress(step), ARRAYS, keep=4) for step in (5, 6, 7, 8)]
+    (paths[1] / 'state.json').write_bytes(b'x')
+    (paths[2] / 'arrays.npz').unlink()
+    (paths[3] / 'state.json').unlink()
+    found = load_newest(tmp_path)
+    assert (found.path, found.progress.step, set(found.arrays)) == (paths[0], 5, set(ARRAYS))
+    assert [p for p, _ in found.damaged] == paths[:0:-1]
+    reasons = [reason for _, reason in found.damaged]
+    assert 'state.json is missing' in reasons[0] and 'arrays.npz is missing' in reasons[1]
+    (paths[0] / 'arrays.npz').write_bytes(b'x')
+    with pytest.raises(CheckpointError, match=f'none of its 4 checkpoints is whole; the newest: {paths[3]}'):
+        load_newest(tmp_path)
+    with pytest.raises(CheckpointError, match='no checkpoint in it'):
+        load_newest(tmp_path / 'none')
+
+
+def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch):
+    for step in (5, 6):
+        save(tmp_path, progress(step), ARRAYS, keep=2)
+
+    def refuse(path, *_):
+        raise PermissionError(13, 'Permission denied', str(path))
+    monkeypatch.setattr(checkpoint, 'read_text', refuse)
+    with pytest.raises(CheckpointError, match='step_00000006: cannot read the checkpoint: Permission denied'):
+        load_newest(tmp_path)
+
+
+def test_damaged_ones_that_are_put_aside_do_not_push_whole_ones_out(tmp_path):
+    whole, *damaged = [save(tmp_path, progress(step), ARRAYS, keep=3) for step in (5, 6, 7)]
+    for _ in range(2):  # the second time in the place of the first
+        put_aside(damaged)
+        assert list_checkpoints(tmp_path) == [whole]
+        for path in damaged:
+            path.mkdir()
+            (path / 'state.json').write_text('again')
+    put_aside(damaged)
+    assert (tmp_path / 'damaged_step_00000007/state.json').read_text() == 'again'
+    save(tmp_path, progress(6), ARRAYS, keep=2)
+    assert [step_of(p) for p in list_checkpoints(tmp_path)] == [5, 6]
+
+
+@pytest.mark.parametrize('name', ['step_x', 'step_', 'step_²', 'step_٣', f'step_{"9" * 5000}', 'damaged_step_5'])
+def test_what_is_no_checkpoint_by_its_name(name):
+    assert not is_checkpoint_name(name)
+
+
 class _Trap:
     def __reduce__(self):
         return (open, ('/nonexistent/must-not-run', 'w'))
 
 
-def forge(path):
-    """Makes the checksum of a checkpoint fit what is in it."""
-    state = json.loads((path / 'state.json').read_text())
-    state['sha256'] = hashlib.sha256((path / 'arrays.npz').read_bytes()).hexdigest()
-    (path / 'state.json').write_text(json.dumps(state))
+def zip_of(path, content, compression=zipfile.ZIP_STORED, names=('a.npy',)):
+    with zipfile.ZipFile(path, 'w', compression) as archive:
+        for name in names:
+            archive.writestr(name, content)
 
 
-def test_pickles_are_not_loaded(tmp_path):
+def npy(header, data=b'', version=b'\x01\x00'):
+    """An array file with a header as it is given."""
+    text = header.encode() + b'\n'
+    return b'\x93NUMPY' + version + len(text).to_bytes(2 if version[0] == 1 else 4, 'little') + text + data
+
+
+HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s,), }"
+
+
+@pytest.mark.parametrize('write, message', [
+    (lambda p: np.savez(p, a=np.array([_Trap()], dtype=object)), 'a.npy: holds object, expected numbers'),
+    (lambda p: p.write_bytes(pickle.dumps(_Trap())), 'not an .npz'),
+    (lambda p: np.savez(p, a=np.array(['text'])), 'a.npy: holds <U4, expected numbers'),
+    (lambda p: np.savez(p, a=np.zeros(3, 'f4,i4')), 'expected numbers'),
+    (lambda p: np.savez_compressed(p, a=np.zeros(10**6)), 'compressed'),
+    (lambda p: zip_of(p, b'\0' * 10**7, zipfile.ZIP_DEFLATED), 'compressed'),
+    (lambda p: zip_of(p, npy(HUGE % 10**12)), 'its header claims 4000000000000 bytes, it has 0'),
+    (lambda p: zip_of(p, npy(HUGE % -4)), 'its header claims'),
+    (lambda p: zip_of(p, npy(HUGE % '-1, -1', b'\0' * 4)), 'its header claims'),
+    (lambda p: zip_of(p, npy(HUGE % ('10**9')), names=['a.npy']), 'not an .npz|malformed'),
+    (lambda p: zip_of(p, npy('(' * 9000)), 'not an .npz|header'),
+    (lambda p: zip_of(p, npy('[' * 60_000, version=b'\x02\x00')), 'not an .npz|header|Header'),
+    (lambda p: zip_of(p, npy(HUGE % 1, version=b'\x03\x00')), 'version'),
+    (lambda p: zip_of(p, b'no array'), 'magic'),
+    (lambda p: zip_of(p, b''), 'magic|EOF|not an .npz'),
+    (lambda p: p.write_bytes(b''), 'not an .npz'),
+])
+def test_hostile_arrays_are_refused_in_one_line_and_little_memory(tmp_path, write, message):
     path = save(tmp_path, progress(), ARRAYS, keep=2)
-    np.savez(path / 'arrays.npz', **{'model/a': np.array([_Trap()], dtype=object)})
-    forge(path)
-    with pytest.raises(CheckpointError, match='allow_pickle=False'):
+    write(path / 'arrays.npz')
+    seal(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamagedCheckpoint, match=message) as e:
+            load(path)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+    assert '\n' not in str(e.value)
+
+
+def test_an_archive_whose_members_overlap_is_no_bomb(tmp_path):
+    path = save(tmp_path, progress(), ARRAYS, keep=2)
+    zip_of(path / 'arrays.npz', npy(HUGE % 1000, bytes(4000)))
+    content = (path / 'arrays.npz').read_bytes()
+    start = content.index(b'PK\x01\x02')
+    end = content.index(b'PK\x05\x06')
+    entry, tail = content[start:end], content[end:]
+    tail = tail[:8] + (1000).to_bytes(2, 'little') * 2 + (1000 * len(entry)).to_bytes(4, 'little') + tail[16:]
+    (path / 'arrays.npz').write_bytes(content[:start] + 1000 * entry + tail)
+    seal(path)
+    with pytest.raises(DamagedCheckpoint, match='claim more than|not an .npz'):
         load(path)
-    (path / 'arrays.npz').write_bytes(pickle.dumps(_Trap()))
-    forge(path)
-    with pytest.raises(CheckpointError, match='pickle'):
-        load(path)
+
+
+@pytest.mark.parametrize('array', [np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.float32(3), np.zeros((0, 3)),
+                                   np.arange(3) > 1, np.arange(5, dtype='>i2')], ids=lambda a: f'{a.dtype}{a.shape}')
+def test_arrays_of_any_numbers_come_back(tmp_path, array):
+    got = load(save(tmp_path, progress(), {'a/b': array}, keep=1))[1]['a/b']
+    assert got.dtype == array.dtype and got.shape == array.shape and (got == array).all()
 
 
 def test_arrays_of_another_model_are_named(tmp_path):

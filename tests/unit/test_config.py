@@ -1,19 +1,27 @@
 """Configurations: what is accepted, and how a mistake is said."""
+import dataclasses
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from helpers import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mlperf_rn50.cli.train import make_parser
-from mlperf_rn50.config import Config, check_values, render_yaml, to_tree
+from mlperf_rn50.config import SECTIONS, Config, TrainConfig, check_values, render_yaml, to_tree
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.options import load_yaml, resolve_config
+from mlperf_rn50.options import load_yaml, resolve_config, resolve_tree
 from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
 
 CONFIGS = sorted((ROOT / 'launch/configs').glob('*.yaml'))
 BATCH = ['--train.local_batch_size', '8']
 PARSER = make_parser()
+# A few lines that would be 10^9 words, were the aliases written out.
+LAUGHS = 'run: {dir: [&a [lol], ' + ', '.join(f'&{chr(98 + i)} [{", ".join(10 * ["*" + chr(97 + i)])}]'
+                                             for i in range(9)) + ']}'
 
 
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda p: p.stem)
@@ -63,6 +71,14 @@ def test_a_resolved_configuration_reads_back_the_same(tmp_path):
     ('- 1', 'got list, expected sections'),
     ('a: [', 'not a YAML file'),
     ('train: !!python/object/apply:os.system [ls]', 'not a YAML file'),
+    ('run: {dir: ' + '[' * 100_000, 'nested deeper than 8'),
+    ('run:\n' + ''.join(' ' * i + 'a:\n' for i in range(1, 400)), 'nested deeper than 8'),
+    (LAUGHS, 'got the alias *a, expected every value written out'),
+    ('run: &a {dir: x}\ndata: *a', 'got the alias *a'),
+    ('run: {seed: ' + '9' * 5000 + '}', 'not a YAML file'),
+    ('run: {dir: 2020-99-99}', 'not a YAML file'),
+    ('run: {dir: "' + 'x' * (1 << 18) + '"}', 'is larger than'),
+    ('train: [' + 'x, ' * 10_000 + ']', 'expected keys under it'),
 ])
 def test_mistakes_in_a_file(tmp_path, text, message):
     path = tmp_path / 'c.yaml'
@@ -70,6 +86,7 @@ def test_mistakes_in_a_file(tmp_path, text, message):
     with pytest.raises(ConfigError) as e:
         load_yaml(path)
     assert message in str(e.value) and str(path) in str(e.value) and '\n' not in str(e.value)
+    assert len(str(e.value)) < 1000
 
 
 def test_a_missing_file():
@@ -110,3 +127,57 @@ def test_defaults_need_only_a_batch():
     with pytest.raises(ConfigError):
         check_values(Config())
     assert resolve_config(None, BATCH, PARSER).train.local_batch_size == 8
+
+
+TEXTS = [(name, f.name) for name, section in SECTIONS.items() for f in dataclasses.fields(section)
+         if f.type in (str, str | None)]
+CONTROLS = st.characters(categories=['Cc', 'Cs', 'Zl', 'Zp'])
+
+
+def test_the_keys_that_take_texts_are_found():
+    assert {('run', 'dir'), ('data', 'dataset'), ('train', 'init_weights')} < set(TEXTS) and len(TEXTS) == 7
+
+
+@given(st.sampled_from(TEXTS), st.text(max_size=5), CONTROLS, st.text(max_size=5), st.booleans())
+def test_control_characters_are_refused_in_every_text(key, before, control, after, is_yaml):
+    section, name = key
+    value = before + control + after
+    with pytest.raises(ConfigError) as e:
+        if is_yaml:
+            tree = yaml.safe_load(yaml.safe_dump({section: {name: value}, 'train': {'local_batch_size': 8, **(
+                {name: value} if section == 'train' else {})}}))
+            resolve_tree(tree, 'c.yaml', [], PARSER)
+        else:
+            config = Config(train=TrainConfig(local_batch_size=8))
+            check_values(replace(config, **{section: replace(getattr(config, section), **{name: value})}))
+    assert f'{section}.{name}' in str(e.value) and all(c.isprintable() for c in str(e.value))
+
+
+@given(st.sampled_from(TEXTS), st.text(st.characters(exclude_categories=['C', 'Zl', 'Zp'])))
+def test_all_other_texts_are_taken(key, value):
+    section, name = key
+    config = Config(train=TrainConfig(local_batch_size=8))
+    check_values(replace(config, **{section: replace(getattr(config, section), **{name: value})}))
+
+
+@pytest.mark.parametrize('value, said', [('[' * 5000, 'nested deeper than 8'),
+                                         (LAUGHS[len('run: {dir: '):-1], 'got the alias *a')])
+@pytest.mark.parametrize('words', [('--data.mean', '{}'), ('--data.mean={}',), ('--run.dir', '{}')])
+def test_an_option_that_is_larger_than_it_is_written_is_one_line(words, value, said):
+    with pytest.raises(ConfigError) as e:
+        resolve_config(None, [*BATCH, *(w.replace('{}', value) for w in words)], PARSER)
+    assert said in str(e.value) and '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize('name', ['*a', '[x', '&a', 'a: b: c', '{'])
+def test_a_name_that_is_no_yaml_is_taken_as_it_is(name):
+    assert resolve_config(None, [*BATCH, '--run.dir', name], PARSER).run.dir == name
+
+
+def test_a_tree_that_is_nested_too_deeply_is_one_line():
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(ConfigError, match='best.json: ') as e:
+        resolve_tree({'data': {'mean': deep}}, 'best.json', BATCH, PARSER)
+    assert len(str(e.value)) < 1000 and '\n' not in str(e.value)

@@ -16,7 +16,7 @@ from mlperf_rn50.config import Config, DataConfig, ModelConfig
 from mlperf_rn50.data import pipeline
 from mlperf_rn50.data.pipeline import eval_batches, train_batches, train_requests
 from mlperf_rn50.data.prepare import Packing, pack
-from mlperf_rn50.data.records import RecordFile
+from mlperf_rn50.data.records import Record, RecordFile
 from mlperf_rn50.data.samples import Dataset, Sample
 from mlperf_rn50.data.shards import Shard, epoch_order
 from mlperf_rn50.errors import DataError
@@ -327,3 +327,11 @@ def test_synthetic_needs_no_file():
     assert batches[0].images.shape == (4, 3, 16, 16)
     assert batches[0].num_bytes == batches[0].num_new_bytes == 0
     assert sum(b.num_valid for b in eval_batches(config, Shard(10, 0, 1, 4), None)()) == 10
+
+
+@pytest.mark.parametrize('label, said', [(-1, '-1'), (2, '2'), (10**30, '1e+30')])
+def test_a_label_that_is_no_class_is_named(label, said):
+    record = Record(np.zeros(1, np.uint8), label, 0)
+    with pytest.raises(DataError) as e:
+        pipeline._fill([record], None, DataConfig(num_classes=2), 'train.rec')
+    assert f'train.rec: got a label of {said}, expected 0 to 1' in str(e.value)

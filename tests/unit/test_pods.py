@@ -59,6 +59,8 @@ def test_a_lost_pod_ends_the_generation_for_all(report, why):
     for index in range(2):
         answer = made.report(Report(index, f'p{index}', made.generation), '', 2.0)
         assert (answer.state, answer.why, answer.orders) == ('over', why, None)
+    made.report(Report(0, 'p0', made.generation, 1), '', 3.0)  # as a consequence
+    assert made.look(4.0).why == why
 
 
 def test_a_silent_pod_ends_the_generation():
@@ -183,8 +185,9 @@ def test_an_unfinished_newest_run_is_gone_on_with(tmp_path, ends, steps, expecte
     attempt, resume = pod_progress.plan_attempt(tmp_path, 'job')
     assert resume == expected and attempt == Attempt('job', 1 if resume is None else 0, 1, (0, steps[-1]) if steps
                                                      else (-1, -1))
+    (tmp_path / 'result_1_v0.6.txt').touch()  # no run's own log
+    assert pod_progress.resumable_run(tmp_path) == expected
     make_run(tmp_path, 1)
-    (tmp_path / 'result_1_v0.6.txt').touch()
     assert pod_progress.resumable_run(tmp_path) is None
 
 
@@ -292,12 +295,14 @@ def test_what_happens_elsewhere_ends_the_ranks(monkeypatch, answer, why):
 def test_the_first_process_takes_in_strangers():
     """What ranks leave behind becomes a child of a container's first process."""
     stranger = os.posix_spawn('/bin/true', ['true'], {})
-    ranks = start_ranks('pass')
-    while not ranks.are_left:
-        ranks.reap()
+    ranks = start_ranks('import time; time.sleep(900)')
     while os.path.exists(f'/proc/{stranger}'):
         ranks.reap()
-    assert ranks.codes == {0: 0}
+    assert ranks.codes == {} and not ranks.are_left
+    ranks.send(signal.SIGKILL)
+    while not ranks.are_left:
+        ranks.reap()
+    assert ranks.codes == {0: -signal.SIGKILL}
 
 
 @pytest.mark.parametrize('change, arguments, code, said', [

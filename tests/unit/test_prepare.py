@@ -294,3 +294,11 @@ def test_the_command_line_says_what_it_made(pictures, tmp_path):
     done = call('prepare', 'folder', '--source', pictures, '--out', tmp_path / 'out')
     assert done.returncode == 0 and 'train.rec: 6 images of folder' in done.stdout
     assert '\r' not in done.stderr  # no progress bar without a terminal
+
+
+@pytest.mark.parametrize('content', ['[' * 100_000, '[["a"', '[1]', '{"a": 1}', '[["a"]]', 'null'])
+def test_a_damaged_part_is_named_in_one_line(tmp_path, content):
+    (tmp_path / 'train_00000.json').write_text(content)
+    with pytest.raises(DataError, match=rf'train_00000.json: damaged .*; remove {tmp_path} and run it again') as e:
+        packing._damaged([tmp_path / 'train_00000'])
+    assert '\n' not in str(e.value)

@@ -12,7 +12,8 @@ from reach import ROOT, is_reached
      'unit/test_reader.py unit/test_schedule.py'),
     ('mlperf_rn50/study/report_page.py', 'unit/test_page.py e2e/test_page.py',
      'parallel/test_ranks.py unit/test_watch.py'),
-    ('launch/common.sh', 'e2e/test_containers.py cluster/test_engines.py', 'unit/test_schedule.py unit/test_reader.py'),
+    ('launch/engines/openmpi.sh',
+     'e2e/test_containers.py cluster/test_engines.py', 'unit/test_schedule.py unit/test_reader.py'),
     ('docs/launch.md', 'docs/test_docs.py', 'unit/test_schedule.py e2e/test_train.py'),
     # Of the tests' own: a conftest.py, and what a test starts.
     ('tests/e2e/conftest.py', 'e2e/test_train.py', 'unit/test_reader.py'),

@@ -1,4 +1,5 @@
 """Reading RecordIO: as MXNet writes it, and damaged."""
+import json
 from pathlib import Path
 
 import mxnet as mx
@@ -6,7 +7,8 @@ import numpy as np
 import pytest
 
 from mlperf_rn50.config import DataConfig
-from mlperf_rn50.data.records import MAGIC, RecordFile, index_path, open_split, parse_index
+from mlperf_rn50.data.prepare import add_indexes, is_prepared
+from mlperf_rn50.data.records import MAGIC, RecordFile, class_names, index_path, load_manifest, open_split, parse_index
 from mlperf_rn50.errors import DataError
 
 
@@ -161,3 +163,49 @@ def test_manifest_and_configuration_must_agree(digits):
 def test_missing_folder_says_how_to_make_it(tmp_path):
     with pytest.raises(DataError, match='mlperf-rn50 prepare'):
         open_split(DataConfig(dir=str(tmp_path / 'none')), 'train')
+
+
+@pytest.mark.parametrize('label', [float('nan'), float('inf'), -float('inf'), 1.5])
+def test_a_label_that_is_no_whole_number_is_named(tmp_path, label):
+    records = RecordFile(write(tmp_path, [b'a', b'b'], labels=[0, label]))
+    assert records.read(0).label == 0
+    with pytest.raises(DataError, match=r'train.rec, record 1: got the label (nan|inf|-inf|1.5), expected a whole'):
+        records.read(1)
+
+
+def test_a_label_vector_that_is_longer_than_its_record_is_named(tmp_path):
+    path = write(tmp_path, [b'image'])
+    content = path.read_bytes()
+    path.write_bytes(content[:8] + (2**32 - 1).to_bytes(4, 'little') + content[12:])
+    with pytest.raises(DataError, match='its header says 4294967295 labels'):
+        RecordFile(path).read(0)
+
+
+GOOD = {'format': 1, 'dataset': 'd', 'classes': ['a', 'b'],
+        'splits': {name: {'num_images': 1, 'rec_bytes': 1} for name in ('train', 'validation')}}
+
+
+def test_a_whole_manifest_is_read(tmp_path):
+    (tmp_path / 'manifest.json').write_text(json.dumps(GOOD))
+    assert load_manifest(tmp_path) == GOOD
+
+
+@pytest.mark.parametrize('content, said', [
+    ('[' * 100_000, 'nested too deeply'), ('[]', 'got format None'), ('{}', 'got format None'), ('nul', 'Expecting'),
+    ({'format': 2}, 'got format 2, expected 1'), ({'format': True}, 'got format True'), ({'format': [1]}, 'got format'),
+    ({'dataset': None}, 'dataset is not a name'), ({'classes': 'ab'}, 'classes are not'), ({'classes': [1]}, 'classes'),
+    ({'splits': []}, 'splits are not'), ({'splits': {'train': {}}}, 'splits are not'),
+    ({'splits': {'train': 1, 'validation': 1}}, 'splits are not'),
+    ({'splits': {**GOOD['splits'], 'train': {'num_images': '1', 'rec_bytes': 1}}}, 'splits.train.num_images is not'),
+    ({'splits': {**GOOD['splits'], 'train': {'num_images': 1.0, 'rec_bytes': 1}}}, 'splits.train.num_images is not'),
+    ({'splits': {**GOOD['splits'], 'validation': {'num_images': 1}}}, 'splits.validation.rec_bytes is not'),
+])
+def test_a_damaged_manifest_is_one_line_wherever_it_is_read(tmp_path, content, said):
+    text = content if isinstance(content, str) else json.dumps({**GOOD, **content})
+    (tmp_path / 'manifest.json').write_text(text)
+    data = DataConfig(dir=str(tmp_path), dataset='d', num_train=1, num_val=1, num_classes=2)
+    for read in (lambda: load_manifest(tmp_path), lambda: class_names(data), lambda: open_split(data, 'train'),
+                 lambda: is_prepared(tmp_path, 'd'), lambda: add_indexes(tmp_path)):
+        with pytest.raises(DataError) as e:
+            read()
+        assert said in str(e.value) and 'prepare the data again' in str(e.value) and '\n' not in str(e.value)

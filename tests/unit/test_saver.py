@@ -1,10 +1,12 @@
 """What is written in the background: in order, and its errors are told."""
 import threading
 from concurrent.futures import wait
+from types import SimpleNamespace
 
 import pytest
 
-from mlperf_rn50.errors import CheckpointError
+from mlperf_rn50.errors import CheckpointError, StorageError
+from mlperf_rn50.train import loop
 from mlperf_rn50.train.saver import Saver
 
 
@@ -48,3 +50,15 @@ def test_an_error_is_not_lost_at_the_end_nor_by_the_next_one(method):
     saver.submit(fail)
     with pytest.raises(CheckpointError, match='the disk is full'):
         saver.finish() if method == 'finish' else saver.submit(lambda: None)
+
+
+def test_a_checkpoint_that_filled_the_disk_is_named_before_what_had_no_room_beside_it(monkeypatch):
+    def write_log(_):
+        raise StorageError('result_0.txt')
+    monkeypatch.setattr(loop, 'run_epochs', write_log)
+    saver = Saver()
+    with pytest.raises(StorageError, match='result_0.txt'):
+        loop.train_to_target(SimpleNamespace(saver=saver))
+    saver.submit(fail)
+    with pytest.raises(CheckpointError, match='the disk is full'):
+        loop.train_to_target(SimpleNamespace(saver=saver))

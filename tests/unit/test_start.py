@@ -1,18 +1,35 @@
 """The plan of a run that begins or goes on, and what the optimizer is told when it goes on."""
+import fcntl
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from mlperf_rn50.config import Config, DataConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
+from mlperf_rn50.config import (
+    SECTIONS,
+    Config,
+    DataConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+    field_names,
+    to_tree,
+)
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.train import checkpoint
+from mlperf_rn50.files import temporary_of
+from mlperf_rn50.train import checkpoint, run_lock, start
+from mlperf_rn50.train.changes import FREE, find_changes, parse_allowed
 from mlperf_rn50.train.comm import LocalComm
 from mlperf_rn50.train.loss_scale import LossScale
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.progress import Progress
-from mlperf_rn50.train.start import Host, Resumption, _restore, load_resumption, nodes_of, plan_run
+from mlperf_rn50.train.run_folder import RunFolder, find_run, new_run
+from mlperf_rn50.train.start import Host, Resumption, _restore, hold_run, load_resumption, nodes_of, plan_run
 
 
 def make_config(folder, **train) -> Config:
@@ -89,15 +106,161 @@ class OtherRank(LocalComm):
         return [self.said, value]
 
 
-def test_rank_0_alone_reads_a_checkpoint_and_the_others_hear_of_its_damage(tmp_path, monkeypatch):
-    path = checkpoint.save(tmp_path, progress_of(make_config(tmp_path), 1, 3), {}, 1)
-    read = load_resumption(LocalComm(), path)
-    assert read.before.step == 3 and read.arrays == {}
-    monkeypatch.setattr(checkpoint, 'load', None)  # whoever reads, fails
-    heard = load_resumption(OtherRank({'made': vars(read.before)}), path)
-    assert heard.before == read.before and heard.arrays is None
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with a log and two checkpoints, at steps 3 and 6."""
+    folder = new_run(tmp_path)
+    folder.result.touch()
+    for step in (3, 6):
+        checkpoint.save(folder.checkpoints, progress_of(make_config(tmp_path), 1, step), {'a': np.ones(2)}, 2)
+    return folder
+
+
+def test_rank_0_alone_reads_a_checkpoint_and_the_others_hear_of_it(run, monkeypatch):
+    older, newer = checkpoint.list_checkpoints(run.checkpoints)
+    read = load_resumption(LocalComm(), run, run.checkpoints)
+    assert (read.path, read.before.step, set(read.arrays)) == (newer, 6, {'a'})
+    monkeypatch.setattr(checkpoint, '_load', None)  # whoever reads, fails
+    heard = load_resumption(OtherRank({'made': [str(older), vars(read.before)]}), run, run.checkpoints)
+    assert (heard.path, heard.before, heard.arrays) == (older, read.before, None)  # what rank 0 chose
     with pytest.raises(UserError, match='it is damaged'):
-        load_resumption(OtherRank({'error': 'it is damaged'}), path)
+        load_resumption(OtherRank({'error': 'it is damaged'}), run, run.checkpoints)
+
+
+def test_of_a_folder_the_newest_whole_one_is_taken_and_a_named_one_is_taken_at_its_word(run):
+    older, newer = checkpoint.list_checkpoints(run.checkpoints)
+    (newer / 'arrays.npz').write_bytes(b'x')
+    found = load_resumption(LocalComm(), run, run.checkpoints)
+    assert (found.path, found.before.step) == (older, 3)
+    [(path, reason)] = found.damaged
+    assert path == newer and reason.startswith(f'{newer}: ') and 'arrays.npz is damaged' in reason
+    with pytest.raises(UserError, match=f'the one before it is {older}: --resume {older}'):
+        load_resumption(LocalComm(), run, newer)
+    assert checkpoint.list_checkpoints(run.checkpoints) == [older, newer]  # nothing was done yet
+    _restore(trainer_with(SimpleNamespace()), LocalComm(), replace(found, arrays={}), found.before)
+    assert checkpoint.list_checkpoints(run.checkpoints) == [older]
+    assert (run.checkpoints / f'damaged_{newer.name}' / 'state.json').exists()
+
+
+def test_the_configuration_is_that_of_the_run_before_or_the_keys_are_named(tmp_path):
+    config = make_config(tmp_path)
+    before = replace(progress_of(config, 4, 10), config=to_tree(config))
+    resumption = Resumption(tmp_path / 'step_00000010', before, {})
+    other = replace(config, schedule=replace(config.schedule, base_lr=0.5), data=replace(config.data, crop='none'),
+                    train=replace(config.train, target_accuracy=0.5, max_epochs=9))
+    with pytest.raises(UserError) as e:
+        plan_run(other, ranks(4), [0] * 4, resumption, False)
+    assert str(e.value).endswith(
+        'the configuration is not that of the run before: data.crop random_resized -> none, schedule.base_lr 0.4 -> '
+        '0.5; leave it as it was, or accept just this with --allow-changed data.crop,schedule.base_lr')
+    with pytest.raises(UserError, match=r'before: schedule.base_lr 0.4 -> 0.5; .* --allow-changed data.crop,sch'):
+        plan_run(other, ranks(4), [0] * 4, resumption, False, ['data.crop'])
+    plan, progress = plan_run(other, ranks(4), [0] * 4, resumption, False, ['schedule.base_lr', 'data.crop'])
+    assert progress.config == to_tree(plan.config) and progress.config['schedule']['base_lr'] == 0.5
+    assert [str(c) for c in find_changes(before.config, plan.config)] == [
+        'data.crop random_resized -> none', 'schedule.base_lr 0.4 -> 0.5', 'train.target_accuracy 0.749 -> 0.5',
+        'train.max_epochs null -> 9']
+
+
+def test_a_run_keeps_its_seed(tmp_path):
+    config = make_config(tmp_path)
+    before = replace(progress_of(config, 4, 10), config=to_tree(config))  # of seed 5, which was drawn
+    resumption = Resumption(tmp_path / 'step_00000010', before, {})
+    plan, _ = plan_run(config, ranks(4), [0] * 4, resumption, False)
+    assert plan.config.run.seed == 5
+    other = replace(config, run=replace(config.run, seed=6))
+    with pytest.raises(UserError, match='run.seed: got 6, the checkpoint has 5'):
+        plan_run(other, ranks(4), [0] * 4, resumption, False, ['run.seed'])
+
+
+def test_keys_that_may_change_freely_exist():
+    known = {f'{name}.{key}' for name, section in SECTIONS.items() for key in field_names(section)}
+    assert FREE < known and {'run.dir', 'data.dir', 'checkpoint.keep', 'train.max_epochs'} <= FREE
+    assert not FREE & {'schedule.base_lr', 'optimizer.momentum', 'data.dataset', 'comm.compression', 'train.precision'}
+
+
+@pytest.mark.parametrize('text, said', [('schedule.base_lrr', 'did you mean schedule.base_lr?'),
+                                        ('', None), ('data.crop,', 'got , expected'), ('crop', 'got crop')])
+def test_allowed_keys_must_exist(text, said):
+    if said is None:
+        assert parse_allowed(text) == ()
+        return
+    with pytest.raises(UserError) as e:
+        parse_allowed(text)
+    assert said in str(e.value)
+
+
+def hold(run):
+    return hold_run(LocalComm(), run, SimpleNamespace(now=lambda: None))
+
+
+def test_who_writes_a_run_holds_it_and_clears_what_a_killed_one_left(run, capsys, monkeypatch):
+    left = [run.checkpoints / '.step_00000009.1.tmp', run.checkpoints / '.step_00000003.1.old.tmp']
+    for path in left:
+        path.mkdir()
+        (path / 'arrays.npz').write_bytes(b'half')
+    run.weights.mkdir()
+    left += [temporary_of(p) for p in (run.weights / 'best.npz', run.weights / 'last.json', run.config, run.env)]
+    others = [temporary_of(RunFolder(run.dir, 1).config), run.dir / '.config.yaml', run.checkpoints / 'step_x']
+    for path in (*left[2:], *others):
+        path.write_text('half')
+    monkeypatch.setattr(run_lock, '_PATIENCE_S', 0.0)
+    monkeypatch.setattr(start, '_LOCK_PERIOD_S', 0.01)
+    with open(run.lock, 'a') as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write('process 7 on h9')
+        other.flush()
+        with pytest.raises(UserError, match=r'\.run_0\.lock: process 7 on h9 writes this run'), hold(run):
+            pass
+        assert capsys.readouterr().err.count('waiting for it') == 1
+        assert all(path.exists() for path in left)  # of a writer that lives
+    with hold(run):
+        assert not any(path.exists() for path in left) and all(path.exists() for path in others)
+        with pytest.raises(UserError, match=f'process {os.getpid()} on'), hold(run):
+            pass
+    with hold(run):  # given back
+        pass
+
+
+def test_it_is_waited_for_until_the_other_one_ends(run, monkeypatch):
+    monkeypatch.setattr(start, '_LOCK_PERIOD_S', 0.0)
+    other = open(run.lock, 'a')
+    fcntl.flock(other, fcntl.LOCK_EX)
+    beats = []
+
+    def now():
+        beats.append(1)
+        if len(beats) == 3:
+            other.close()
+    with hold_run(LocalComm(), run, SimpleNamespace(now=now)):
+        assert len(beats) == 3
+
+
+def test_a_file_system_without_locks_is_said(run, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(95, 'Operation not supported')
+    monkeypatch.setattr(fcntl, 'flock', refuse)
+    left = run.checkpoints / '.step_00000009.1.tmp'
+    left.mkdir()
+    with hold(run):
+        assert 'this file system has no locks (Operation not supported)' in capsys.readouterr().err
+        assert left.exists()  # who knows whose
+
+
+def test_a_number_is_given_once(tmp_path):
+    with ThreadPoolExecutor(16) as pool:
+        runs = list(pool.map(lambda _: new_run(tmp_path), range(64)))
+    assert sorted(run.index for run in runs) == list(range(64))
+    assert not list(tmp_path.glob('result*'))  # no trap for who reads logs
+    (tmp_path / 'result_70.txt').touch()
+    assert new_run(tmp_path).index == 71
+
+
+def test_a_run_without_any_checkpoint_is_named(run, tmp_path):
+    for path in checkpoint.list_checkpoints(run.checkpoints):
+        path.rename(path.with_name(f'damaged_{path.name}'))
+    with pytest.raises(UserError, match='no checkpoint in it'):
+        find_run(tmp_path)
 
 
 @pytest.mark.parametrize('step, kept', [(100, [40, 100]), (400, [40, 200, 300]), (200, [40, 200]), (40, [40])])

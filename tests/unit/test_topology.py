@@ -1,8 +1,12 @@
-"""Who is bound to what, on made-up machines."""
+"""Who is bound to what, and with how many threads, on made-up machines."""
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlperf_rn50.system.cgroup import Limits
+from mlperf_rn50.system.launched import omp_threads
 from mlperf_rn50.system.topology import (
     Binding,
     NumaNode,
@@ -10,8 +14,11 @@ from mlperf_rn50.system.topology import (
     choose_binding,
     find_topology,
     parse_cpu_list,
+    quota_threads,
     render_binding,
     render_cpu_list,
+    set_omp_threads,
+    unbound_threads,
 )
 
 
@@ -122,3 +129,26 @@ def test_what_is_printed():
     assert render_binding(Binding((0, 1, 2, 40), (0, 1, 2, 40), 3, 0, 1, 'mlx5_0')) == (
         'cores 0-2,40, 3 threads, NUMA node 0, GPU 1, NIC mlx5_0')
     assert render_binding(Binding((1,), (1,), 1, 0, None, None)) == 'cores 1, 1 threads, NUMA node 0, no GPU, NIC none'
+
+
+@pytest.mark.parametrize('text, threads', [('2', 2), ('2,1', 2), (' 16 , 4,2', 16), ('', None), ('0', None),
+                                           ('-1', None), ('many', None), (',2', None), ('1.5', None)])
+def test_threads_of_the_outermost_level(text, threads, monkeypatch):
+    assert omp_threads(text) == threads
+    monkeypatch.setenv('OMP_NUM_THREADS', text)
+    assert set_omp_threads(7) == (threads or 7)
+    assert os.environ['OMP_NUM_THREADS'] == (text if threads else '7')
+
+
+@pytest.mark.parametrize('quota, local_size, threads', [(None, 2, 8), (1.5, 2, 1), (0.5, 1, 1), (4.0, 2, 2),
+                                                        (3.9, 1, 3), (64.0, 2, 8)])
+def test_threads_follow_the_share_of_a_quota(quota, local_size, threads):
+    assert quota_threads(8, local_size, Limits(quota_cpus=quota)) == threads
+
+
+@pytest.mark.parametrize('num_cpus, local_size, limits, threads', [
+    (64, 1, Limits(), 64), (64, 4, Limits(), 16), (64, 4, Limits(quota_cpus=6.0), 1),
+    (16, 4, Limits(), 16),  # bound already, by something else
+    (4, 2, Limits(cpuset=(0, 1, 2, 3)), 2), (2, 4, Limits(cpuset=(0, 1)), 1)])
+def test_threads_of_a_rank_that_is_not_bound(num_cpus, local_size, limits, threads):
+    assert unbound_threads(range(num_cpus), 64, local_size, limits) == threads

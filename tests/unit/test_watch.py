@@ -1,5 +1,7 @@
 """A rank and its watcher: what is said of a rank that dies or hangs, and that nothing is left behind."""
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +10,11 @@ import time
 import psutil
 import pytest
 from helpers import HANG_LIMIT_S
+
+from mlperf_rn50.train.watch import PHASES
+
+# A line of the program below in a stack, as py-spy and as faulthandler write it.
+STACK = re.compile(r'rank \(<string>:\d+\)|File "<string>", line \d+ in rank')
 
 PROGRAM = '''
 import os, signal, sys, time
@@ -107,3 +114,120 @@ def test_without_a_launcher_the_rank_is_asked_to_stop():
     launcher.kill()
     psutil.wait_procs([watcher], timeout=HANG_LIMIT_S)
     assert not watcher.is_running()
+
+
+def in_phase(phase, limits, body='time.sleep(600)', **variables):
+    """What is said of a rank that stands still in a phase, with limits of other phases."""
+    process = start(f'position.now("{phase}"); {body}', limit=f'900, {limits}', **variables)
+    err = process.communicate(timeout=HANG_LIMIT_S)[1]
+    assert process.returncode == 1
+    return err
+
+
+@pytest.mark.parametrize('phase, key', [('start-up', 'start_limit_s'), ('training', 'stall_limit_s'),
+                                        ('evaluation', 'eval_limit_s'), ('writing a checkpoint', 'checkpoint_limit_s')])
+def test_each_phase_has_its_own_limit(phase, key):
+    limits = {p: 0.5 if p == phase else 0 for p in PHASES}
+    err = in_phase(phase, limits)
+    assert f'step 42, {phase}: no progress for ' in err and f' s (comm.{key})' in err
+
+
+def test_the_clock_starts_anew_with_a_phase():
+    body = 'time.sleep(2); position.now("evaluation"); time.sleep(2); position.now("training"); time.sleep(2)'
+    process = start(body, limit='900, {"training": 3, "evaluation": 3}')
+    assert process.communicate()[1] == '' and process.returncode == 7
+
+
+def test_a_rank_whose_watcher_is_killed_says_so():
+    process = start('print("ready", flush=True); time.sleep(600)', HOROVOD_RANK='1')
+    assert process.stdout.readline() == 'ready\n'
+    process.kill()
+    err = process.communicate(timeout=HANG_LIMIT_S)[1]
+    assert err == (f'mlperf-rn50: rank 1 on {os.uname().nodename}, step 42, training: its watcher was killed (SIGKILL '
+                   'by somebody, or out of memory); the rank ends with it\n')
+
+
+def test_a_rank_that_holds_pythons_lock_ends_with_its_watcher():
+    process = start('import ctypes; print("ready", flush=True); [ctypes.PyDLL(None).sleep(1000) for _ in range(9)]')
+    assert process.stdout.readline() == 'ready\n'
+    rank = child_of(process)
+    process.kill()
+    psutil.wait_procs([rank], timeout=HANG_LIMIT_S)
+    assert not rank.is_running()
+
+
+def test_ranks_that_their_launcher_ends_do_not_say_that_their_watchers_were_killed():
+    process = start('signal.signal(signal.SIGTERM, signal.SIG_IGN); print("ready", flush=True); rest()')
+    assert process.stdout.readline() == 'ready\n'
+    rank = child_of(process)
+    process.terminate()
+    time.sleep(0.5)  # as mpirun: SIGTERM, and SIGKILL a second later
+    process.kill()
+    assert process.communicate(timeout=HANG_LIMIT_S)[1] == ''
+    psutil.wait_procs([rank], timeout=HANG_LIMIT_S)
+    assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
+
+
+def test_stacks_and_state_of_a_silent_rank_are_written(tmp_path):
+    body = 'import ctypes; next(position.told(map(ctypes.PyDLL(None).sleep, [1000])))'
+    err = in_phase('training', f'{{"training": 0.5}}, __import__("pathlib").Path("{tmp_path}/stalled/4-2")', body,
+                   HOROVOD_RANK='2', HOROVOD_SIZE='4', MLPERF_RN50_JOB='4-2')
+    path = tmp_path / 'stalled/4-2/rank_2.txt'
+    assert f'busy: reading data; nothing is known of ranks 0, 1 and 3; its stacks: {path}\n' in err
+    text = path.read_text()
+    assert STACK.search(text) and 'MainThread' in text and 'nanosleep' in text  # Python's, and native
+    assert json.loads(path.with_suffix('.json').read_text())['doing'] == 'reading data'
+
+
+@pytest.mark.parametrize('body', ['time.sleep(600)', 'os.kill(os.getpid(), signal.SIGSTOP)'])
+def test_without_py_spy_the_rank_tells_its_stacks_itself(tmp_path, body):
+    without = 'import shutil; shutil.which = lambda *a, **k: None; '
+    code = PROGRAM.format(body=body, limit=f'0.5, {{}}, __import__("pathlib").Path("{tmp_path}")')
+    done = subprocess.run([sys.executable, '-c', without + code], capture_output=True, text=True, timeout=HANG_LIMIT_S)
+    text = (tmp_path / 'rank_0.txt').read_text()
+    assert done.returncode == 1
+    if 'SIGSTOP' in body:
+        assert 'The process tells no stack: it is stopped.' in text and 'T (stopped)' in text
+    else:
+        assert STACK.search(text)
+    assert 'Threads, as the kernel sees them:' in text
+
+
+def test_a_stopped_rank_has_its_stack_read(tmp_path):
+    folder = f'__import__("pathlib").Path("{tmp_path}")'
+    process = start('os.kill(os.getpid(), signal.SIGSTOP)', limit=f'0.5, {{}}, {folder}')
+    err = process.communicate(timeout=HANG_LIMIT_S)[1]
+    assert f'; its stacks: {tmp_path}/rank_0.txt' in err
+    assert STACK.search((tmp_path / 'rank_0.txt').read_text())
+
+
+def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path):
+    (tmp_path / 'file').touch()
+    err = in_phase('training', f'{{"training": 0.5}}, __import__("pathlib").Path("{tmp_path}/file")')
+    assert err.endswith('s (comm.stall_limit_s), waiting for another rank or for its data\n')
+
+
+def test_a_rank_that_does_not_start_is_told_which_folder_is_full():
+    full = 'import shutil; from types import SimpleNamespace; ' \
+           'shutil.disk_usage = lambda p: SimpleNamespace(free=0 if p == "/dev/shm" else 10**9, total=64 * 10**6); '
+    code = PROGRAM.format(body='position.now("start-up"); time.sleep(600)', limit='0, {"start-up": 0.5}')
+    done = subprocess.run([sys.executable, '-c', full + code], capture_output=True, text=True, timeout=HANG_LIMIT_S)
+    assert '(comm.start_limit_s)' in done.stderr and '; /dev/shm is full (0 bytes free of 64 MB)\n' in done.stderr
+
+
+def test_a_rank_that_aborts_for_want_of_address_space_says_which_limit():
+    body = '''import resource
+    resource.setrlimit(resource.RLIMIT_AS, (3 << 29, 3 << 29))
+    held = __import__('mmap').mmap(-1, 10 << 27)
+    time.sleep(1.5)
+    os.abort()'''
+    code = PROGRAM.format(body=body, limit=0).replace('sys.exit(', 'import resource\nresource.setrlimit('
+                                                      'resource.RLIMIT_AS, (3 << 29, 3 << 29))\nsys.exit(')
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=HANG_LIMIT_S)
+    assert done.returncode == 1 and 'killed by signal 6 (SIGABRT); out of memory: its address space is' in done.stderr
+    assert 'limited to 1.6 GB (ulimit -v), of which it used 1.' in done.stderr
+
+
+def test_exit_code_137_is_a_kill():
+    process = start('return 137')
+    assert 'killed by signal 9 (SIGKILL)' in process.communicate()[1] and process.returncode == 1

@@ -1,12 +1,15 @@
 """The log of a run: every event of the rules, once, in order, in every vocabulary."""
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from sample_log import LARS, SGD, write_run
 
 from mlperf_rn50.config import DataConfig, ScheduleConfig
+from mlperf_rn50.errors import StorageError
+from mlperf_rn50.files import LineFile
 from mlperf_rn50.mlperf.reader import read_events
 from mlperf_rn50.mlperf.writer import RunLog
 
@@ -105,19 +108,19 @@ def test_nothing_reaches_the_terminal_and_each_line_stands_once(tmp_path, capfd)
 
 def test_a_torn_end_does_not_swallow_the_next_line(tmp_path):
     path = tmp_path / 'result_0.txt'
-    path.write_text(':::MLLOG {"namespace": "", "ti')
+    path.write_text('whole\n:::MLLOG {"namespace": "", "ti')
     log = RunLog(path, None, is_resumed=True)
     log.run_resumed(10, 2, 33.0)
     log.close()
-    last = path.read_text().splitlines()[-1]
-    assert json.loads(last.removeprefix(':::MLLOG '))['key'] == 'run_resumed'
+    first, last = path.read_text().splitlines()
+    assert first == 'whole' and json.loads(last.removeprefix(':::MLLOG '))['key'] == 'run_resumed'
 
 
 def test_a_full_disk_is_an_error(tmp_path):
     log = RunLog(tmp_path / 'result_0.txt', None)
     log._sink._file.close()
-    log._sink._file = open('/dev/full', 'w', buffering=1)
-    with pytest.raises(OSError):
+    log._sink._file = LineFile(Path('/dev/full'))
+    with pytest.raises(StorageError, match='/dev/full: cannot write: No space left on device; the disk at /dev has'):
         log.seed(1)
 
 

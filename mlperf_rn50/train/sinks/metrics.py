@@ -1,10 +1,13 @@
 """metrics.jsonl, config.yaml and env.json: a run for programs."""
+import json
+from typing import Any
+
 from mlperf_rn50.config import render_yaml
-from mlperf_rn50.files import write_atomically
+from mlperf_rn50.files import LineFile, write_atomically, writing
 from mlperf_rn50.system.environment import dump_environment
 from mlperf_rn50.train import events
 from mlperf_rn50.train.run_folder import RunFolder
-from mlperf_rn50.train.sinks.mlperf_log import ranks_now
+from mlperf_rn50.train.sinks.mlperf_log import changed, ranks_now
 
 
 class Metrics:
@@ -12,18 +15,25 @@ class Metrics:
 
     def __init__(self, run: RunFolder):
         self._run, self._dataset = run, ''
+        self._file: LineFile | None = None
+
+    def _write(self, **values: Any) -> None:
+        self._file = self._file or LineFile(self._run.metrics)
+        self._file.write(json.dumps(values))
 
     def see(self, event: events.Event) -> None:
-        write = self._run.append_metrics
+        write = self._write
         match event:
             case events.Opened():
-                write_atomically(self._run.config, render_yaml(event.config))
-                dump_environment(self._run.env, list(event.hosts))
+                with writing(self._run.config):
+                    write_atomically(self._run.config, render_yaml(event.config))
+                with writing(self._run.env):
+                    dump_environment(self._run.env, list(event.hosts))
             case events.RunStarted():
                 self._dataset = event.plan.config.data.dataset
             case events.Resumed():
                 self._dataset = event.plan.config.data.dataset
-                write(event='resumed', step=event.step, **ranks_now(event.plan, event.num_hosts))
+                write(event='resumed', step=event.step, **ranks_now(event.plan, event.num_hosts), **changed(event))
             case events.StepDone(is_reported=True):
                 write(event='train', step=event.step, epoch=event.epoch, time_s=event.time_s, loss=event.mean_loss,
                       learning_rate=event.learning_rate, images_per_s=event.images_per_s)
@@ -43,4 +53,5 @@ class Metrics:
                       time_to_train_s=event.time_s, best_top1=event.best_top1, images_per_s=event.images_per_s)
 
     def close(self) -> None:
-        pass
+        if self._file:
+            self._file.close()

@@ -1,4 +1,6 @@
 """The MLPerf log of a run."""
+from typing import Any
+
 from mlperf_rn50.mlperf.writer import RunLog
 from mlperf_rn50.model.describe import describe
 from mlperf_rn50.train import events
@@ -30,7 +32,7 @@ class MlperfLog:
                 log.data(event.plan.config, event.plan.world_size, event.num_hosts)
             case events.Resumed():
                 log.run_resumed(event.step, event.step // event.plan.steps_per_epoch, event.clock_s,
-                                **ranks_now(event.plan, event.num_hosts))
+                                **ranks_now(event.plan, event.num_hosts), **changed(event))
             case events.EpochStarted():
                 if event.block_epochs:
                     log.block_start(event.epoch, event.block_epochs)
@@ -53,6 +55,11 @@ class MlperfLog:
 
     def close(self) -> None:
         self._log.close()
+
+
+def changed(event: events.Resumed) -> dict[str, dict[str, list[Any]]]:
+    """What the configuration of a resumed run has otherwise, by key as [before, now]; nothing where it is the same."""
+    return {'changed': {c.key: [c.before, c.now] for c in event.changes}} if event.changes else {}
 
 
 def ranks_now(plan: Plan, num_hosts: int) -> dict[str, float]:

@@ -1,22 +1,38 @@
 """The run for TensorBoard: losses, learning rate, norms, LARS ratios, times of ranks, hyper-parameters."""
+import time
 from pathlib import Path
+from typing import Any
 
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar, text
 
 from mlperf_rn50.config import Config, to_tree
+from mlperf_rn50.files import writing
 from mlperf_rn50.train import events
 
 
 class TensorBoard:
-    """Writes an event file; its step is the number of optimizer steps."""
+    """Writes an event file; its step is the number of optimizer steps.
+
+    Not by way of SummaryWriter, whose thread keeps the errors of a full disk to itself.
+    """
 
     def __init__(self, folder: Path, first_step: int):
         """A run that goes on takes back what was written of later steps."""
-        self._writer = SummaryWriter(str(folder), flush_secs=10, purge_step=first_step + 1 if first_step else None)
-        self._step = 0
+        self._folder, self._step = folder, 0
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._writer = EventsWriter(str(folder / 'events'))
+            if first_step:
+                self._put(first_step + 1, session_log=SessionLog(status=SessionLog.START))
         self._dataset = ''
 
     def see(self, event: events.Event) -> None:
+        with writing(self._folder):
+            self._see(event)
+
+    def _see(self, event: events.Event) -> None:
         match event:
             case events.RunStarted() | events.Resumed():
                 self._start(event.plan.config)
@@ -32,14 +48,20 @@ class TensorBoard:
             case events.Ended():
                 self._add('run/epochs_to_converge', event.epochs_to_converge or 0)
                 self._add('run/time_s', event.time_s)
+            case _:
+                return
+        self._writer.flush()
+
+    def _put(self, step: int, **content: Any) -> None:
+        self._writer.write_event(Event(wall_time=time.time(), step=step, **content))
 
     def _add(self, tag: str, value: float) -> None:
-        self._writer.add_scalar(tag, value, self._step)
+        self._put(self._step, summary=scalar(tag, value))
 
     def _start(self, config: Config) -> None:
         self._dataset = config.data.dataset + ('_synthetic' if config.data.synthetic else '')
         rows = [f'| {s}.{k} | {v} |' for s, keys in to_tree(config).items() for k, v in keys.items()]
-        self._writer.add_text('configuration', '\n'.join(['| key | value |', '|---|---|', *rows]))
+        self._put(0, summary=text('configuration', '\n'.join(['| key | value |', '|---|---|', *rows])))
 
     def _train(self, event: events.StepDone) -> None:
         self._step = event.step
@@ -58,4 +80,5 @@ class TensorBoard:
                           1000 * rank[f'{part}_s'] / max(1, rank['num_steps']))
 
     def close(self) -> None:
-        self._writer.close()
+        with writing(self._folder):
+            self._writer.close()

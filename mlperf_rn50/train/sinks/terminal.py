@@ -9,11 +9,27 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from mlperf_rn50.files import LineFile
 from mlperf_rn50.train import events
 from mlperf_rn50.train.run_folder import RunFolder
 
 # Without a terminal, a line at most this often.
 _PLAIN_PERIOD_S = 30.0
+
+
+class _LogFile(logging.Handler):
+    """train.log, whose errors are let out."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self._file = LineFile(path)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._file.write(self.format(record))
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _open_console(log_path: Path) -> logging.Logger:
@@ -23,7 +39,7 @@ def _open_console(log_path: Path) -> logging.Logger:
     logger.propagate = False
     logger.setLevel(logging.INFO)
     formatter = logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S')
-    for handler in (logging.StreamHandler(sys.stderr), logging.FileHandler(log_path)):
+    for handler in (logging.StreamHandler(sys.stderr), _LogFile(log_path)):
         handler.setFormatter(formatter)
         logger.addHandler(handler)
     return logger
@@ -93,6 +109,8 @@ class Terminal:
             self._console.info('planned again: %d ranks (before: %d), global batch %d (before: %d), '
                                'learning rate times %.4g', plan.world_size, event.world_size_before,
                                plan.global_batch_size, event.batch_before, plan.lr_scale)
+        if event.changes:
+            self._console.info('changed: %s', ', '.join(map(str, event.changes)))
 
     def _end_bar(self) -> None:
         """Takes the bar of an epoch away."""
@@ -102,6 +120,8 @@ class Terminal:
 
     def close(self) -> None:
         self._end_bar()
+        for handler in self._console.handlers:
+            handler.close()
 
 
 class EpochProgress:

@@ -14,11 +14,12 @@ class Watched:
         match event:
             case events.StepDone():
                 self._position.now('training', event.step)
-            case events.EpochStarted():
-                self._position.now('training', event.first_step)
+            case events.EpochStarted():  # its first step may have to wait for the rank that writes
+                is_written = self._position.phase != 'writing a checkpoint'
+                self._position.now('training' if is_written else None, event.first_step)
             case events.EvalStarted():
                 self._position.now('evaluation')
-            case events.Saving():
+            case events.Saving() | events.Ended():
                 self._position.now('writing a checkpoint')
             case _:
                 self._position.now()
@@ -34,6 +35,7 @@ class Sampled:
         self._telemetry = telemetry
 
     def see(self, event: events.Event) -> None:
+        self._telemetry.check()
         match event:
             case events.RunStarted():
                 self._telemetry.run_start(0.0)

@@ -1,0 +1,235 @@
+"""The program behind the scripts of launch/: launch/engines/launcher.sh becomes it."""
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE, ConfigError, UserError
+from mlperf_rn50.launch import sweep
+from mlperf_rn50.launch.attempts import MAX_STUCK, stuck_attempts, stuck_text
+from mlperf_rn50.launch.engine import Signals, as_child, run_engine
+from mlperf_rn50.launch.engines import ENGINES, Engine, environment, nodes_of_slurm_job, program_of_ranks, slots_of
+from mlperf_rn50.launch.hosts import common_slots, silent_hosts
+from mlperf_rn50.launch.lock import folder_lock
+from mlperf_rn50.launch.options import Options, count, make_parser, parse_options, usage_of
+from mlperf_rn50.launch.supervisor import Layout, Supervisor, World
+
+# What Open MPI and DALI need for their own files before anything else, on this machine.
+_MIN_FREE_BYTES = 16 << 20
+# The doctor and the start of a run may take so long beyond comm.start_limit_s, which the ranks watch themselves.
+_GRACE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One launch script at work.
+
+    Args:
+        here: the checkout.
+        script: the launch script.
+        engine: starts its ranks.
+        options: it was given.
+        signals: it was sent.
+    """
+
+    here: Path
+    script: Path
+    engine: Engine
+    options: Options
+    signals: Signals
+
+    def say(self, text: str) -> None:
+        """A line for the user."""
+        print(f'launch/{self.script.name}: {text}', file=sys.stderr, flush=True)
+
+    def settle_layout(self) -> Layout:
+        """The layout of the run, from the options or else from the configuration.
+
+        Raises:
+            ConfigError: options, hosts and configuration do not go together.
+        """
+        o = self.options
+        run_dir, nodes, ranks = o.run_dir or '', '', ''
+        if o.config:
+            options = [*(['--run.dir', run_dir] if run_dir else []), *o.train]
+            run_dir, nodes, ranks = values_of(self.here, o.config, options,
+                                              ['run.dir', 'run.num_nodes', 'run.ranks_per_node'])
+        elif not o.resume:
+            raise ConfigError('--config: got nothing, expected a file of launch/configs')
+        elif not run_dir:
+            raise ConfigError('--resume: got no --run-dir, expected the folder of the run to go on with')
+        names = [h.name for h in o.hosts]
+        if self.engine.script == 'srun.sh':
+            names = nodes_of_slurm_job(os.environ)
+        num_nodes = o.nodes or int(nodes or 0) or len(names) or 1
+        if names and len(names) < num_nodes:
+            raise ConfigError(f'--nodes: got {num_nodes} and {len(names)} hosts, expected as many hosts; name more or '
+                              'lower --nodes')
+        ranks_per_node = o.ranks_per_node or common_slots(o.hosts[:num_nodes]) or int(ranks or 0) or 1
+        if not names:  # all on this machine
+            return Layout(Path(run_dir), ('localhost',) * num_nodes, ranks_per_node)
+        return Layout(Path(run_dir), tuple(names[:num_nodes]), ranks_per_node)
+
+    def start(self, layout: Layout, job: str, words: Sequence[str]) -> int:
+        """Starts a command of the program on all ranks; its exit code."""
+        return self.start_ranks(layout, job, [*program_of_ranks(self.here, self.script.stem, self.options), *words])
+
+    def start_ranks(self, layout: Layout, job: str, command: Sequence[str]) -> int:
+        """Starts a program on all ranks; its exit code."""
+        env = environment(self.options, os.environ, job)
+        script = str(self.here / 'launch/engines' / self.engine.script)
+        with self._guards(layout, job):
+            code = run_engine([script, slots_of(layout.hosts, layout.ranks_per_node), *command], env, self.signals,
+                              self.engine.stop_signal, job)
+        for folder in (Path('/dev/shm'), Path(tempfile.gettempdir())):  # what Open MPI leaves of a killed job
+            shutil.rmtree(folder / f'mlperf_rn50-{job}', ignore_errors=True)
+        return code
+
+    @contextmanager
+    def _guards(self, layout: Layout, job: str) -> Iterator[None]:
+        """A guard per host ends the ranks there when this launcher is gone, and tells it when the host is."""
+        guard = str(self.here / 'launch/guard.sh')
+        hosts = layout.hosts if self.options.hosts else ()
+        guards = [subprocess.Popen([guard, '--host', host, '--launcher', str(os.getpid()), job],
+                                   start_new_session=True, preexec_fn=as_child) for host in hosts]
+        try:
+            yield
+        finally:
+            for process in guards:
+                process.terminate()
+            for process in guards:
+                process.wait()
+
+    def run(self) -> int:
+        """Everything that was asked for; the exit code."""
+        if self.options.only_prints:
+            self._print()
+        program_of_ranks(self.here, self.script.stem, self.options)  # a mistake in it is said first
+        layout = self.settle_layout()
+        check_room()
+        token = f'{os.getpid()}-{secrets.token_hex(4)}'
+        world = World(self.start, silent_hosts, self.say, self.signals.pause, lambda: self.signals.is_asked,
+                      lambda: self.signals.is_at_once)
+        batch_job = os.environ.get('SLURM_JOB_ID', token)
+        with folder_lock(layout.run_dir):
+            code = Supervisor(world, self.options, layout, bool(self.options.hosts), batch_job, token).run_all()
+        if self.options.ranks_per_device > 1:
+            calm = Launcher(self.here, self.script, self.engine, self.options, Signals())
+            calm.start_ranks(Layout(layout.run_dir, layout.hosts, 1), f'{token}-m',
+                             [str(self.here / 'launch/mps.sh'), 'stop'])
+        return requeue(code, layout.run_dir, self.say) if self.engine.script == 'srun.sh' else code
+
+    def _print(self) -> None:
+        """Becomes the program that prints what was asked for; no rank is started for it."""
+        o, program = self.options, str(self.here / '.venv/bin/mlperf-rn50')
+        words = [*(['--config', o.config] if o.config else []), *(['--run.dir', o.run_dir] if o.run_dir else []),
+                 *o.train]
+        for key, value in (('num_nodes', o.nodes), ('ranks_per_node', o.ranks_per_node)):
+            words += [f'--run.{key}', str(value)] if value else []
+        as_child()
+        os.execv(program, [program, 'train', *words])
+
+
+class AlreadySaid(ConfigError):
+    """A mistake that another program has told the user of."""
+
+
+def values_of(here: Path, config: str, options: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Values of a configuration, which is checked by this; none of them holds a line break.
+
+    Args:
+        here: the checkout.
+        config: its file.
+        options: of train, which change it.
+        keys: what is asked for.
+
+    Raises:
+        ConfigError: it cannot be run; said already.
+    """
+    command = [str(here / '.venv/bin/mlperf-rn50'), 'train', '--config', config, *options]
+    for key in keys:
+        command += ['--print', key]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_child)
+    values = done.stdout.split('\n')[:-1]
+    if done.returncode or len(values) != len(keys):
+        raise AlreadySaid
+    return values
+
+
+def check_room() -> None:
+    """Raise ConfigError where Open MPI could not even start: it would wait for ever."""
+    for folder, name in ((Path(tempfile.gettempdir()), 'TMPDIR'), (Path('/dev/shm'), '/dev/shm')):
+        if folder.is_dir() and (free := shutil.disk_usage(folder).free) < _MIN_FREE_BYTES:
+            raise ConfigError(f'{name}: {folder} has {free / 1e6:.1f} MB free, expected {_MIN_FREE_BYTES / 1e6:.0f} MB '
+                              'for files of Open MPI; make room there')
+
+
+def requeue(code: int, run_dir: Path, say: Callable[[str], None]) -> int:
+    """What becomes of a Slurm job that can go on: requeued, unless it was cancelled."""
+    if code != EXIT_RESUMABLE:
+        return code
+    job = os.environ['SLURM_JOB_ID']
+    if (num_stuck := stuck_attempts(run_dir, job)) >= MAX_STUCK:
+        say(stuck_text(num_stuck))
+        return EXIT_FAILED
+    shown = subprocess.run(['scontrol', 'show', 'job', job], capture_output=True, text=True).stdout
+    # A job that is ending is shown as COMPLETING, whether it was cancelled or its time was up.
+    if 'JobState=RUNNING' in shown or 'Reason=TimeLimit' in shown:
+        say('stopped before its end; requeued, and goes on from its checkpoint')
+        subprocess.run(['scontrol', 'requeue', job])
+    else:
+        say(f'cancelled; its checkpoint is in {run_dir}')
+    return code
+
+
+def run_ranks(here: Path, script: Path, argv: Sequence[str], signals: Signals) -> int:
+    """launch/ranks.sh: a program with a number of ranks on this machine, and nothing else."""
+    if len(argv) < 2 or not argv[0].isdecimal() or int(argv[0]) < 1:
+        print(usage_of(script), file=sys.stderr)
+        return EXIT_USAGE
+    os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')  # as the program sets it on CPUs
+    options = parse_options(make_parser(script, False, None), [])
+    launcher = Launcher(here, script, ENGINES['local'], options, signals)
+    return launcher.start_ranks(Layout(Path(), ('localhost',), count(argv[0])), f'{os.getpid()}-{secrets.token_hex(4)}',
+                                [str(here / 'launch/bind.sh'), *argv[1:]])
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs a launch script; returns its exit code.
+
+    Args:
+        argv: the script, then its options.
+    """
+    script, words = Path(argv[0]), argv[1:]
+    here, signals = script.parent.parent, Signals()
+    try:
+        if script.name == 'ranks.sh':
+            return run_ranks(here, script, words, signals)
+        if script.name == 'sweep.sh':
+            return sweep.run(here, script, words, signals, partial(values_of, here),
+                             lambda text: print(f'launch/sweep.sh: {text}', file=sys.stderr, flush=True))
+        engine = ENGINES[script.stem]
+        options = parse_options(make_parser(script, engine.has_hosts, engine.image_option), words)
+        if os.environ.get('SLURM_RESTART_COUNT', '0') != '0' and script.stem == 'slurm':
+            options = replace(options, resume=True)  # a requeued job goes on with its run
+        return Launcher(here, script, engine, options, signals).run()
+    except AlreadySaid:
+        return EXIT_USAGE
+    except UserError as e:
+        print(f'launch/{script.name}: {e}', file=sys.stderr)
+        return e.exit_code
+    except SystemExit as e:  # --help
+        return int(e.code or EXIT_OK)
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,163 @@
+"""One start of the ranks as a process: its signals, its end, and what it must not leave behind.
+
+The launcher reads signals itself, one after another; the engine has a session of its own, so that a terminal's Ctrl-C
+reaches the launcher alone, which passes on a word to stop that gives the ranks time for their checkpoint.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from mlperf_rn50.train.stop import STOP_SIGNALS, Asked
+
+_SIGNALS = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
+_PR_SET_PDEATHSIG = 1
+# After the word to stop, the ranks have so long for their checkpoint; after SIGTERM, the engine for its end.
+STOP_LIMIT_S = 600.0
+TERM_LIMIT_S = 10.0
+
+
+class Stage(Enum):
+    """How an engine is being brought to its end."""
+
+    RUNNING = 'running'
+    STOPPING = 'asked to stop'
+    TERMINATING = 'told to end'
+    KILLING = 'killed'
+
+
+class Event(Enum):
+    """What happens while an engine runs."""
+
+    STOP = 'a word to stop'
+    AT_ONCE = 'Ctrl-C once more'
+    LOST = 'a host is cut off'
+    LATE = 'the time of the stage is over'
+
+
+def react(stage: Stage, event: Event) -> Stage:
+    """The stage after an event; it never goes back, and a stage that lasts too long is followed by the next."""
+    order = list(Stage)
+    if event is Event.STOP:
+        wanted = Stage.STOPPING
+    elif event is Event.LATE:
+        wanted = Stage.KILLING if stage in (Stage.TERMINATING, Stage.KILLING) else Stage.TERMINATING
+    else:
+        wanted = Stage.TERMINATING
+    return max(stage, wanted, key=order.index)
+
+
+@dataclass
+class Signals:
+    """The signals of the launcher, and what they have asked for so far.
+
+    Args:
+        is_asked: to stop, with a checkpoint.
+        is_at_once: to stop at once: Ctrl-C once more.
+    """
+
+    is_asked: bool = False
+    is_at_once: bool = False
+
+    def __post_init__(self) -> None:
+        # Blocked, they wait to be read: none is lost, also where they were ignored before, and for PID 1. But nohup
+        # keeps its word.
+        has_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        self._numbers = [n for n in _SIGNALS if n != signal.SIGHUP or not has_nohup]
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
+        self._asked = Asked()
+
+    def next(self, timeout_s: float) -> Event | None:
+        """Waits for a signal or the end of a child, or so long; what it means, if anything."""
+        info = signal.sigtimedwait(self._numbers, max(0.0, timeout_s))
+        if info is None or info.si_signo == signal.SIGCHLD:
+            return None
+        if info.si_signo == signal.SIGUSR2:
+            return Event.LOST
+        self.is_asked = True
+        self.is_at_once |= self._asked.means_at_once(info.si_signo, time.monotonic())
+        return Event.AT_ONCE if self.is_at_once else Event.STOP
+
+    def pause(self, seconds: float) -> None:
+        """Waits so long, or until the launcher is asked to stop."""
+        end = time.monotonic() + seconds
+        while not self.is_asked and time.monotonic() < end:
+            self.next(end - time.monotonic())
+
+
+def as_child() -> None:
+    """In the new process: signals as a program expects them, and an end with the launcher's."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals, stop_signal: signal.Signals,
+               job: str, limit_s: float = 0.0) -> int:
+    """Runs an engine to its end; returns its exit code, that of a shell for one that a signal ended.
+
+    Args:
+        command: starts the ranks.
+        env: of the engine.
+        signals: of the launcher.
+        stop_signal: what the engine hands on to its ranks, which then stop with a checkpoint.
+        job: what every process of the job carries in its environment as MLPERF_RN50_JOB.
+        limit_s: it may run so long; 0 for ever.
+    """
+    process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True,
+                               preexec_fn=as_child)
+    stage, since = Stage.RUNNING, time.monotonic()
+    limits = {Stage.RUNNING: limit_s or float('inf'), Stage.STOPPING: STOP_LIMIT_S, Stage.TERMINATING: TERM_LIMIT_S,
+              Stage.KILLING: 1.0}
+    while process.poll() is None:
+        event = signals.next(min(1.0, since + limits[stage] - time.monotonic()))
+        if event is None and time.monotonic() - since >= limits[stage]:
+            event = Event.LATE
+        if event is None:
+            continue
+        after = react(stage, event)
+        if after is stage and event is not Event.LATE:
+            continue  # said already
+        stage, since = after, time.monotonic()
+        if stage is Stage.STOPPING:
+            process.send_signal(stop_signal)
+        elif stage is Stage.TERMINATING:
+            process.terminate()
+        elif stage is Stage.KILLING:
+            kill_job(job, process.pid)
+    if signals.is_at_once or stage is Stage.KILLING:
+        kill_job(job, process.pid)
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def kill_job(job: str, group: int) -> None:
+    """Ends what is left of a job on this machine."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+    for pid in processes_of(job):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+def processes_of(job: str) -> list[int]:
+    """The processes of this machine that carry a job in their environment."""
+    wanted, found = f'MLPERF_RN50_JOB={job}'.encode(), []
+    for path in Path('/proc').glob('[0-9]*/environ'):
+        try:
+            if wanted in path.read_bytes().split(b'\0'):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue  # gone, or somebody else's
+    return found

@@ -1,0 +1,110 @@
+"""How each launcher starts ranks: the script that does it, what asks it to stop, and what every rank runs."""
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.launch.hosts import parse_host
+from mlperf_rn50.launch.options import Options
+
+_IN_IMAGE = ('/opt/mlperf_rn50/launch/bind.sh', '/opt/mlperf_rn50/.venv/bin/mlperf-rn50')
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What starts the ranks of a launcher.
+
+    Args:
+        script: of launch/engines/, started with HOST:RANKS,HOST:RANKS PROGRAM...
+        stop_signal: the script hands it on to the ranks and waits for their checkpoint.
+        has_hosts: whether it reaches hosts with ssh.
+        image_option: the launcher's option for a container image, if it has one.
+    """
+
+    script: str
+    stop_signal: signal.Signals
+    has_hosts: bool = False
+    image_option: str | None = None
+
+
+# mpirun kills its ranks a second after SIGTERM, but hands SIGUSR1 on to them and waits; srun hands on both, and
+# horovodrun SIGTERM alone.
+ENGINES: Mapping[str, Engine] = {
+    'local': Engine('openmpi.sh', signal.SIGUSR1),
+    'mpirun': Engine('openmpi.sh', signal.SIGUSR1, has_hosts=True),
+    'apptainer': Engine('openmpi.sh', signal.SIGUSR1, has_hosts=True, image_option='--image'),
+    'horovodrun': Engine('horovodrun.sh', signal.SIGTERM, has_hosts=True),
+    'slurm': Engine('srun.sh', signal.SIGUSR1, image_option='--container'),
+}
+
+
+def program_of_ranks(here: Path, name: str, options: Options) -> list[str]:
+    """The words before the command of the program that every rank runs.
+
+    Args:
+        here: the checkout.
+        name: of the launcher.
+        options: of the launcher.
+
+    Raises:
+        ConfigError: the image or a folder for it is missing.
+    """
+    folder = os.getcwd()
+    if name == 'apptainer':
+        if not options.image:
+            raise ConfigError('--image: got nothing, expected an Apptainer image')
+        if not Path(options.image).exists():
+            raise ConfigError(f'--image: {options.image} does not exist; build it with: apptainer build '
+                              f'{options.image} docker-daemon:mlperf_rn50:cpu')
+        gpu = ['--nv'] if shutil.which('nvidia-smi') else []
+        return ['apptainer', 'exec', *gpu, '--bind', folder, '--bind', str(here), '--pwd', folder, options.image,
+                *_IN_IMAGE]
+    if name == 'slurm' and options.image:
+        mounts = [folder, *(_mount(m) for m in options.mounts)]
+        return ['--container-image', options.image, '--container-mounts', ','.join(f'{m}:{m}' for m in mounts),
+                '--container-workdir', folder, *_IN_IMAGE]
+    return [str(here / 'launch/bind.sh'), str(here / '.venv/bin/mlperf-rn50')]
+
+
+def _mount(folder: str) -> str:
+    path = os.path.realpath(folder)
+    if not os.path.isdir(path):
+        raise ConfigError(f'--mount: {folder} is no folder')
+    if set(path) & {',', ':'}:
+        raise ConfigError(f'--mount: got {folder}, expected a path without commas and colons, which Pyxis splits at')
+    return path
+
+
+def nodes_of_slurm_job(env: Mapping[str, str]) -> list[str]:
+    """The nodes of the Slurm job that this is.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    nodes = env.get('SLURM_JOB_NODELIST')
+    if not nodes:
+        raise ConfigError('SLURM_JOB_NODELIST: got nothing; submit this file with sbatch')
+    done = subprocess.run(['scontrol', 'show', 'hostnames', nodes], capture_output=True, text=True)
+    if done.returncode:
+        raise ConfigError(f'scontrol: {" ".join(done.stderr.split())}')
+    return [parse_host(name) for name in done.stdout.split()]
+
+
+def environment(options: Options, env: Mapping[str, str], job: str) -> dict[str, str]:
+    """The environment of the engine, which hands on the variables of launch/engines/variables.sh."""
+    result = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1',  # fewer page faults on batches and gradients
+              **env, 'MLPERF_RN50_RANKS_PER_DEVICE': str(options.ranks_per_device), 'MLPERF_RN50_JOB': job}
+    if options.ranks_per_device > 1:
+        result.setdefault('CUDA_MPS_ACTIVE_THREAD_PERCENTAGE', str(100 // options.ranks_per_device))
+    return result
+
+
+def slots_of(hosts: Sequence[str], ranks_per_node: int) -> str:
+    """Hosts as the scripts of launch/engines/ take them."""
+    return ','.join(f'{host}:{ranks_per_node}' for host in hosts)

@@ -1,0 +1,72 @@
+"""One launcher for a run folder: a lock that the kernel lets go of when its holder is gone, however it went."""
+import fcntl
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from mlperf_rn50.errors import ConfigError
+
+_NAME = '.launcher.lock'
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Holds a run folder; one that was made for it and stayed empty is removed again.
+
+    Raises:
+        ConfigError: another launcher holds it, or it cannot be made.
+    """
+    try:
+        made = _make(folder)
+        file = _take(folder / _NAME)
+    except OSError as e:
+        raise ConfigError(f'--run-dir: {folder}: {e.strerror}; choose a folder that can be written') from e
+    try:
+        yield
+    finally:
+        _let_go(folder / _NAME, file, made)
+
+
+def _make(folder: Path) -> list[Path]:
+    """Makes a folder; those that were missing, the deepest first."""
+    missing = [p for p in (folder, *folder.parents) if not p.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _take(path: Path) -> int:
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(file, 200).decode(errors='replace').strip() or 'another launcher'
+            os.close(file)
+            raise ConfigError(f'--run-dir: {path.parent} is in use by {holder}; wait for it, or choose another '
+                              'folder') from None
+        if _is_still(path, file):
+            break
+        os.close(file)  # its last holder has removed it meanwhile
+    os.ftruncate(file, 0)
+    os.write(file, f'process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}\n'.encode())
+    return file
+
+
+def _is_still(path: Path, file: int) -> bool:
+    try:
+        return os.stat(path).st_ino == os.fstat(file).st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _let_go(path: Path, file: int, made: list[Path]) -> None:
+    path.unlink(missing_ok=True)  # while it is held: nobody takes a file that is about to go
+    os.close(file)
+    for folder in made:
+        try:
+            folder.rmdir()
+        except OSError:
+            return

@@ -1,0 +1,131 @@
+"""What every launcher is asked for; what it does not know itself is an option of mlperf-rn50 train."""
+from __future__ import annotations
+
+import re
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.launch.hosts import Host, load_hostfile, parse_hosts
+
+# Options of train that only print something: no rank is started for them.
+_PRINTING = ('--dry-run', '--print')
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a launcher was asked for. None, where not said otherwise, is what the configuration says."""
+
+    config: str | None
+    run_dir: str | None
+    nodes: int | None
+    ranks_per_node: int | None
+    ranks_per_device: int
+    seeds: int
+    restarts: int
+    elastic: bool
+    resume: bool
+    doctor: bool
+    hosts: tuple[Host, ...]
+    image: str | None
+    mounts: tuple[str, ...]
+    train: tuple[str, ...]
+
+    @property
+    def only_prints(self) -> bool:
+        """Whether an option of train asks for something to be printed, and nothing else."""
+        return any(word.partition('=')[0] in _PRINTING for word in self.train)
+
+
+def count(text: str) -> int:
+    """A number from 1 of an option."""
+    if not re.fullmatch(r'0*[1-9][0-9]{0,5}', text):
+        raise ArgumentTypeError(f'got {text}, expected a number from 1')
+    return int(text)
+
+
+def usage_of(script: Path) -> str:
+    """What the comment at the top of a launch script says."""
+    lines = []
+    for line in script.read_text().splitlines()[1:]:
+        if not line.startswith('#'):
+            break
+        lines.append(line[1:].removeprefix(' '))
+    return '\n'.join(lines)
+
+
+class Parser(ArgumentParser):
+    """The parser of a launch script, whose help begins with the comment at the script's top."""
+
+    def __init__(self, script: Path):
+        super().__init__(f'launch/{script.name}', allow_abbrev=False, usage='', description=usage_of(script),
+                         formatter_class=RawDescriptionHelpFormatter)
+
+    def format_help(self) -> str:
+        """The comment of the script, then the options."""
+        return super().format_help().partition('\n\n')[2]
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError for a mistake."""
+        raise ConfigError(message.removeprefix('argument '))
+
+
+def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Parser:
+    """The options of a launcher.
+
+    Args:
+        script: of launch/.
+        has_hosts: whether it reaches hosts with ssh.
+        image_option: name of the option for a container image, None where ranks run in none.
+    """
+    parser = Parser(script)
+    own = parser.add_argument_group('options of every launcher')
+    add = own.add_argument
+    add('--config', metavar='FILE', help='the configuration of the run')
+    add('--run-dir', metavar='DIR', help='where its files go (default: run.dir of the configuration)')
+    add('--nodes', metavar='N', type=count,
+        help='nodes (default: run.num_nodes of the configuration, or all hosts given, or 1)')
+    add('--ranks-per-node', metavar='R', type=count,
+        help='ranks on each node (default: slots=R of the hosts, or run.ranks_per_node of the configuration, or 1)')
+    add('--ranks-per-device', metavar='K', type=count, default=1,
+        help='K ranks share a GPU through NVIDIA MPS, or a core set without GPUs (default 1)')
+    add('--seeds', metavar='N', type=count, default=1,
+        help='N runs one after another, each with a fresh seed; with --resume, those in the run folder count')
+    add('--clear-caches', action='store_true', help='flush the page cache of every node before each run (needs root)')
+    add('--restarts', metavar='N', type=count, default=0,
+        help='after a failure go on from the last checkpoint, at most N times, and while steps are gained')
+    add('--elastic', action='store_true', help='with --restarts: go on with the hosts that still answer, without those '
+        'that failed twice')
+    add('--resume', action='store_true', help='go on with the newest run of the run folder')
+    add('--no-doctor', dest='doctor', action='store_false', help='do not check the nodes first')
+    if has_hosts:
+        add('--hosts', metavar='h1,h2,…', help='hosts reached with ssh')
+        add('--hostfile', metavar='FILE', help='a file with one host a line, with slots=R or without')
+    if image_option:
+        add(image_option, dest='image', metavar='IMAGE', help='the image that every rank runs in')
+    if image_option == '--container':
+        add('--mount', metavar='DIR', action='append', help='a folder that the run needs beside the current one')
+    parser.epilog = 'Everything else is an option of: mlperf-rn50 train'
+    return parser
+
+
+def parse_options(parser: Parser, argv: Sequence[str]) -> Options:
+    """What the words of a command line ask for.
+
+    Raises:
+        ConfigError: an option of the launcher has no value, or a wrong one.
+    """
+    o, train = parser.parse_known_args(list(argv))
+    hosts: list[Host] = []
+    if getattr(o, 'hosts', None) is not None:
+        hosts += parse_hosts(o.hosts)
+    if getattr(o, 'hostfile', None) is not None:
+        hosts += load_hostfile(Path(o.hostfile))
+    if o.clear_caches:
+        train += ['--run.clear_caches', 'true']
+    return Options(o.config, o.run_dir, o.nodes, o.ranks_per_node, o.ranks_per_device, o.seeds, o.restarts, o.elastic,
+                   o.resume, o.doctor, tuple(hosts), getattr(o, 'image', None), tuple(getattr(o, 'mount', None) or ()),
+                   tuple(train))

@@ -1,0 +1,223 @@
+"""Sees runs through to their end: the layout, the doctor, each attempt, what it came to, and what follows."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE, ConfigError
+from mlperf_rn50.launch.attempts import (
+    Attempt,
+    end_of,
+    judge,
+    look,
+    mark,
+    newest_run,
+    note_attempt,
+    place_of,
+    read_metrics,
+    stuck_attempts,
+)
+from mlperf_rn50.launch.blame import bad_hosts, ranks_of, read_failures
+from mlperf_rn50.launch.options import Options
+from mlperf_rn50.train.checkpoint import newest_step
+from mlperf_rn50.train.failures import Failure, note_failure
+from mlperf_rn50.train.run_folder import RunFolder, run_numbers
+
+# Hosts that do not answer are waited for so long before a restart.
+_WAIT_LIMIT_S = 60.0
+_ASK_AGAIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a run goes, and how its ranks are laid out.
+
+    Args:
+        run_dir: its folder.
+        hosts: with ranks; one that is no host where there is this machine alone.
+        ranks_per_node: ranks on each.
+    """
+
+    run_dir: Path
+    hosts: tuple[str, ...]
+    ranks_per_node: int
+
+
+@dataclass(frozen=True)
+class World:
+    """What the supervisor needs of the outside.
+
+    Args:
+        start: starts a command of the program on all ranks of a layout, as a job of a name; its exit code.
+        silent: which of some hosts do not answer.
+        say: tells the user.
+        pause: waits so many seconds, or until it is asked to stop.
+        is_asked: whether the launcher was asked to stop.
+        is_at_once: whether it was asked to stop at once.
+    """
+
+    start: Callable[[Layout, str, Sequence[str]], int]
+    silent: Callable[[Sequence[str]], list[str]]
+    say: Callable[[str], None]
+    pause: Callable[[float], None]
+    is_asked: Callable[[], bool]
+    is_at_once: Callable[[], bool]
+
+
+@dataclass
+class Supervisor:
+    """One launcher at work.
+
+    Args:
+        world: the outside.
+        options: of the launcher.
+        layout: changes with --elastic.
+        has_ssh: whether the hosts of the layout are asked whether they answer.
+        batch_job: what a requeued job has in common with its earlier starts.
+        token: names this launcher's attempts.
+    """
+
+    world: World
+    options: Options
+    layout: Layout
+    has_ssh: bool
+    batch_job: str
+    token: str
+    _stuck_jobs: list[str] = field(default_factory=list)
+    _num_jobs: int = 0
+
+    def run_all(self) -> int:
+        """All runs that were asked for, one after another; the worst exit code."""
+        worst = 0
+        for is_resumed in plan_runs(self.layout.run_dir, self.options):
+            code = self.run_to_end(is_resumed)
+            worst = max(worst, code)
+            if self.world.is_asked() or code == EXIT_USAGE:
+                break
+        return EXIT_AT_ONCE if self.world.is_at_once() else worst
+
+    def run_to_end(self, is_resumed: bool) -> int:
+        """One run through its restarts; its exit code: 0 converged, 1 not, 2 a mistake, 75 can be resumed."""
+        world, restarts_left = self.world, self.options.restarts
+        self._stuck_jobs.clear()
+        how = self.way_to_begin(newest_run(self.layout.run_dir) if is_resumed else None)
+        while True:
+            job, before = self._next_job(), mark(self.layout.run_dir)
+            code = self._examine(job, how)
+            if code and not world.is_asked():
+                return code
+            if not world.is_asked():
+                code = self._start(job, ['train', *how])
+            attempt = look(self.layout.run_dir, before, code, how[0] == '--resume')
+            num_stuck = self._note(job, attempt)
+            verdict = judge(attempt, world.is_asked(), restarts_left, num_stuck)
+            if not attempt.end and not world.is_asked():
+                self.describe_failure(job, attempt)
+            if verdict.reason:
+                world.say(verdict.reason)
+            if verdict.what == 'end':
+                return verdict.exit_code
+            restarts_left -= 1
+            if verdict.pause_s:
+                world.say(f'waiting {verdict.pause_s:.0f} s: the last attempt gained no steps')
+                world.pause(verdict.pause_s)
+            if not self.regroup():
+                return EXIT_FAILED
+            if world.is_asked():
+                return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED
+            how = self.way_to_begin(RunFolder(self.layout.run_dir, attempt.run) if attempt.run is not None else None)
+            world.say(f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: {" ".join(how)}')
+
+    def way_to_begin(self, run: RunFolder | None) -> list[str]:
+        """The options of train that go on with a run, or begin one where there is no checkpoint to go on from.
+
+        Raises:
+            ConfigError: there is nothing to go on from, and nothing to begin with.
+        """
+        if run and newest_step(run.checkpoints) >= 0:
+            return ['--resume', str(run.checkpoints), *(['--elastic'] if self.options.elastic else [])]
+        if not self.options.config:
+            raise ConfigError(f'--resume: {self.layout.run_dir} holds no checkpoint of its newest run; start it anew '
+                              'with --config')
+        return ['--config', self.options.config, '--run.dir', str(self.layout.run_dir)]
+
+    def _next_job(self) -> str:
+        self._num_jobs += 1
+        return f'{self.token}-{self._num_jobs}'
+
+    def _start(self, job: str, words: Sequence[str]) -> int:
+        """A command of the program on all ranks, with the layout it is started in."""
+        layout = self.layout
+        return self.world.start(layout, job, [
+            *words, *self.options.train, '--run.num_nodes', str(len(layout.hosts)), '--run.ranks_per_node',
+            str(layout.ranks_per_node), '--run.ranks_per_device', str(self.options.ranks_per_device)])
+
+    def _examine(self, job: str, how: Sequence[str]) -> int:
+        """Every node is looked at before the run starts on it."""
+        if not self.options.doctor or self.world.is_asked():
+            return 0
+        return self._start(f'{job}d', ['doctor', '--quiet', *how])  # of its own: its guards end what is left of it
+
+    def _note(self, job: str, attempt: Attempt) -> int:
+        """Writes an attempt down; how many of the last ones gained nothing, those before a requeue included."""
+        note_attempt(self.layout.run_dir, self.batch_job, attempt)
+        self._stuck_jobs = [] if attempt.gained else [*self._stuck_jobs, job]
+        return max(len(self._stuck_jobs), stuck_attempts(self.layout.run_dir, self.batch_job))
+
+    def describe_failure(self, job: str, attempt: Attempt) -> None:
+        """Says where an attempt failed, and which hosts do not answer."""
+        layout = self.layout
+        where = 'before a run began' if attempt.run is None else \
+            f'last recorded: {place_of(RunFolder(layout.run_dir, attempt.run))}'
+        silent = self.world.silent(layout.hosts) if self.has_ssh else []
+        for host in silent:
+            note_failure(layout.run_dir, Failure(job, host, 'does not answer'))
+            self.world.say(f'host {host} (with rank {ranks_of(host, layout.hosts, layout.ranks_per_node)}) does not '
+                           f'answer; {where}')
+        if not silent:
+            self.world.say(f'the ranks ended with exit code {attempt.exit_code}; {where}')
+
+    def regroup(self) -> bool:
+        """Gets ready for another attempt: waits for silent hosts, or goes on without them; whether it can."""
+        if not self.has_ssh:
+            return True
+        if self.options.elastic:
+            bad = bad_hosts(read_failures(self.layout.run_dir), self._stuck_jobs, self.layout.hosts)
+            for host, cause in bad.items():
+                self.world.say(f'going on without {host}, which failed twice and gained no steps ({cause})')
+            self._leave_out(list(bad))
+        deadline = time.monotonic() + _WAIT_LIMIT_S
+        while silent := self.world.silent(self.layout.hosts):
+            if self.options.elastic and len(silent) < len(self.layout.hosts):
+                self.world.say(f'going on without {" ".join(silent)}')
+                self._leave_out(silent)
+                return True
+            if self.world.is_asked():
+                return True
+            if time.monotonic() >= deadline:
+                self.world.say(f'{" ".join(silent)} did not come back')
+                return False
+            self.world.pause(_ASK_AGAIN_S)
+        return True
+
+    def _leave_out(self, hosts: Sequence[str]) -> None:
+        left = tuple(h for h in self.layout.hosts if h not in hosts)
+        self.layout = Layout(self.layout.run_dir, left, self.layout.ranks_per_node)
+
+
+def plan_runs(folder: Path, options: Options) -> list[bool]:
+    """The runs to make, and whether each goes on with the newest one of the folder.
+
+    With --resume, runs that are over count towards --seeds.
+    """
+    if not options.resume:
+        return [False] * options.seeds
+    runs = [RunFolder(folder, number) for number in sorted(run_numbers(folder))]
+    ends = [end_of(read_metrics(run)) for run in runs]
+    if options.seeds == 1:
+        return [True]
+    is_unfinished = bool(runs) and ends[-1] not in ('converged', 'aborted', 'failed')
+    num_over = sum(end in ('converged', 'aborted', 'failed') for end in ends)
+    return [True] * is_unfinished + [False] * (options.seeds - num_over - is_unfinished)

@@ -1,0 +1,152 @@
+"""A list of layouts, with several seeds each: what is complete is left out, what fails is said, and a table ends it."""
+from __future__ import annotations
+
+import os
+import platform
+import re
+import secrets
+import signal
+import subprocess
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mlperf_rn50.errors import EXIT_RESUMABLE, ConfigError
+from mlperf_rn50.launch.attempts import end_of, read_metrics
+from mlperf_rn50.launch.engine import Signals, as_child, run_engine
+from mlperf_rn50.launch.options import Parser, count
+from mlperf_rn50.study.layouts import Layout, parse_layouts, parse_lr_table, plan_layouts
+from mlperf_rn50.train.run_folder import RunFolder, run_numbers
+
+_OF_LAYOUTS = ('--train.local_batch_size', '--train.global_batch_size', '--schedule.base_lr',
+               '--schedule.warmup_epochs')
+_OF_SWEEP = ('--run-dir', '--nodes', '--ranks-per-node', '--resume')
+
+
+def make_parser(script: Path) -> Parser:
+    """The options of a sweep."""
+    parser = Parser(script)
+    add = parser.add_argument_group('options of the sweep').add_argument
+    add('--study', metavar='NAME', default='', help='the folder in logs/')
+    add('--layouts', metavar='LIST', default='', help="nodes x ranks per node, such as '1x4 2x4'")
+    add('--config', metavar='FILE', help='the configuration; its batch and learning rate are those of the first layout')
+    add('--seeds', metavar='N', type=count, default=1, help='runs of each layout, each with a fresh seed (default 1)')
+    add('--weak', dest='is_weak', action='store_true', help='keep the images per rank')
+    add('--strong', dest='is_weak', action='store_false', help='keep the images per step (default)')
+    add('--lr-table', metavar='FILE', help='lines of: global_batch base_lr warmup_epochs. Without it the learning rate '
+        "follows the global batch in proportion, from the first layout's, and the warm-up keeps its epochs")
+    add('--engine', metavar='NAME', default='mpirun', help='mpirun (default) or horovodrun, with hosts; without them '
+        'the ranks of all nodes run on this machine, and the log says so')
+    add('--hosts', metavar='h1,h2,…', help='hosts reached with ssh')
+    add('--hostfile', metavar='FILE', help='a file with one host a line')
+    parser.epilog = ('Everything else is an option of the launcher, such as --ranks-per-device K, or of: mlperf-rn50 '
+                     'train')
+    return parser
+
+
+def check_options(o: Namespace, rest: Sequence[str]) -> None:
+    """Raise ConfigError for the first option that cannot be."""
+    for word in rest:
+        name = word.partition('=')[0]
+        if name in _OF_SWEEP:
+            raise ConfigError(f'{name}: the sweep sets it itself; leave it out')
+        if name in _OF_LAYOUTS:
+            raise ConfigError(f"{name}: each layout has its own; set the first layout's in the configuration")
+    if not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._-]*', o.study):
+        raise ConfigError(f'--study: got {o.study!r}, expected a name for the folder in logs/')
+    if not o.layouts.strip():
+        raise ConfigError("--layouts: got nothing, expected a list such as '1x4 2x4'")
+    if not o.config:
+        raise ConfigError('--config: got nothing, expected a file of launch/configs')
+    if o.engine not in ('mpirun', 'horovodrun'):
+        raise ConfigError(f'--engine: got {o.engine}, expected mpirun or horovodrun')
+
+
+def plan_sweep(o: Namespace, values: Sequence[str]) -> list[Layout]:
+    """Batch and learning rate of each layout.
+
+    Args:
+        o: options of the sweep.
+        values: local and global batch size, base_lr and warmup_epochs of the configuration.
+
+    Raises:
+        ConfigError: the layouts cannot be trained so.
+    """
+    local, whole, base_lr, warmup_epochs = values
+    try:
+        table = parse_lr_table(Path(o.lr_table).read_text()) if o.lr_table else None
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f'--lr-table: {o.lr_table}: {getattr(e, "strerror", None) or "not a text file"}') from e
+    return plan_layouts(parse_layouts(o.layouts.replace(',', ' ').split()), int(local or whole), bool(local),
+                        o.is_weak, float(base_lr), float(warmup_epochs), table)
+
+
+def num_complete(folder: Path) -> int:
+    """How many runs of a layout have ended by their own account."""
+    return sum(end_of(read_metrics(RunFolder(folder, number))) in ('converged', 'aborted')
+               for number in run_numbers(folder))
+
+
+def command_of(here: Path, o: Namespace, layout: Layout, folder: Path) -> list[str]:
+    """Starts a run of a layout; options of the user's follow."""
+    if o.hosts or o.hostfile:
+        words = [f'{here}/launch/{o.engine}.sh', '--nodes', str(layout.num_nodes), '--ranks-per-node',
+                 str(layout.ranks_per_node), *(['--hosts', o.hosts] if o.hosts else []),
+                 *(['--hostfile', o.hostfile] if o.hostfile else [])]
+    else:
+        words = [f'{here}/launch/local.sh', '--ranks-per-node', str(layout.num_nodes * layout.ranks_per_node),
+                 '--run.submission_platform', f'{layout.num_nodes} nodes of {layout.ranks_per_node} ranks, simulated '
+                                              f'by local ranks of {platform.node()}']
+    return [*words, '--config', o.config, '--run-dir', str(folder), f'--train.global_batch_size='
+            f'{layout.global_batch_size}', '--train.local_batch_size=null', f'--schedule.base_lr={layout.base_lr:.10g}',
+            f'--schedule.warmup_epochs={layout.warmup_epochs:.10g}']
+
+
+def run_layout(o: Namespace, layout: Layout, folder: Path, start: Callable[[], int], signals: Signals,
+               say: Callable[[str], None]) -> int:
+    """The runs of a layout that are still missing; the worst exit code."""
+    missing, worst = o.seeds - num_complete(folder), 0
+    if missing <= 0:
+        say(f'{layout.name}: complete, skipped')
+    for number in range(o.seeds - missing, o.seeds):
+        if signals.is_asked:
+            return worst
+        say(f'{layout.name}: run {number + 1} of {o.seeds}')
+        code = start()
+        worst = max(worst, code)
+        if code and not signals.is_asked:
+            say(f'{layout.name}: this run {"did not converge" if code == 1 else f"failed with exit code {code}"}')
+    return worst
+
+
+def run(here: Path, script: Path, argv: Sequence[str], signals: Signals,
+        values_of: Callable[[str, Sequence[str], Sequence[str]], list[str]], say: Callable[[str], None]) -> int:
+    """launch/sweep.sh; its exit code.
+
+    Args:
+        here: the checkout.
+        script: the launch script.
+        argv: its options.
+        signals: it was sent.
+        values_of: of a configuration, given its file, further options and keys.
+        say: tells the user.
+
+    Raises:
+        ConfigError: the sweep cannot be made.
+    """
+    o, rest = make_parser(script).parse_known_args(list(argv))
+    check_options(o, rest)
+    values = values_of(o.config, [], ['train.local_batch_size', 'train.global_batch_size', 'schedule.base_lr',
+                                      'schedule.warmup_epochs'])
+    worst = 0
+    for layout in plan_sweep(o, values):
+        folder = Path('logs', o.study, layout.name)
+        command = [*command_of(here, o, layout, folder), *rest]
+
+        def start(command: Sequence[str] = tuple(command)) -> int:
+            return run_engine(command, os.environ, signals, signal.SIGTERM, f'{os.getpid()}-{secrets.token_hex(4)}')
+        worst = max(worst, run_layout(o, layout, folder, start, signals, say))
+        if signals.is_asked:
+            return EXIT_RESUMABLE
+    subprocess.run([here / '.venv/bin/mlperf-rn50', 'report', f'logs/{o.study}'], preexec_fn=as_child)
+    return worst

@@ -1,0 +1,187 @@
+"""What a machine allows its ranks, whatever it has: CPUs, memory, shared memory, TMPDIR, ulimits. Facts and checks.
+
+Measured with Open MPI 4.1.8, 2 ranks: a session folder of 8.3 MB on each node, in TMPDIR, and 4 MiB a rank in /dev/shm.
+"""
+import os
+import resource
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import psutil
+
+from mlperf_rn50.system.cgroup import find_limits
+from mlperf_rn50.system.checks import Check, Facts, by_node, hosts_of
+from mlperf_rn50.system.launched import launched_local, omp_threads
+
+SHARED_MEMORY = Path('/dev/shm')
+_SESSION_BYTES = 10 << 20
+# btl_vader_segment_size, and a page of its own.
+_SEGMENT_BYTES = (4 << 20) + 4096
+# Source: NVIDIA, NCCL user guide, troubleshooting: docker run --shm-size=1g --ulimit memlock=-1.
+_NCCL_SHARED_BYTES = 1 << 30
+_MIN_MEMORY_BYTES = 2 << 30
+# What a rank has open beside its connections: 31 were measured on 2 ranks; CUDA opens dozens.
+_NUM_OPEN_FILES = 128
+_ULIMITS = {'open_files': resource.RLIMIT_NOFILE, 'address_space_bytes': resource.RLIMIT_AS,
+            'locked_bytes': resource.RLIMIT_MEMLOCK}
+
+
+def _ulimit(kind: int) -> int | None:
+    """A soft limit of this process; None for unlimited."""
+    soft = resource.getrlimit(kind)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _free_bytes(folder: Path) -> int | None:
+    """What can still be written to a file system; None where there is no such folder."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def session_folder() -> Path:
+    """Where Open MPI puts its session folder."""
+    return Path(next((v for n in ('TMPDIR', 'TEMP', 'TMP') if (v := os.environ.get(n))), '/tmp'))
+
+
+def session_problem(folder: Path) -> str:
+    """Why Open MPI's session folder cannot be made somewhere; '' where it can. Full, mpirun hangs without a word."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as f:
+            os.posix_fallocate(f.fileno(), 0, _SESSION_BYTES)
+    except OSError as e:
+        return e.strerror or type(e).__name__
+    return ''
+
+
+def limit_facts() -> Facts:
+    """What this process finds on its machine without any other rank."""
+    folder = session_folder()
+    return {'cpus': sorted(os.sched_getaffinity(0)), 'num_machine_cpus': os.cpu_count() or 1,
+            'omp_num_threads': os.environ.get('OMP_NUM_THREADS', ''), 'cgroup': asdict(find_limits()),
+            'memory_available_bytes': psutil.virtual_memory().available,
+            'shared_memory_free_bytes': _free_bytes(SHARED_MEMORY),
+            'tmp_dir': str(folder), 'tmp_dir_problem': session_problem(folder) if launched_local()[0] == 0 else '',
+            'ulimits': {name: _ulimit(kind) for name, kind in _ULIMITS.items()}}
+
+
+def _allowed_cpus(node: Sequence[Facts]) -> float:
+    """CPUs that the ranks of a node may use together."""
+    cpus = {cpu for r in node for cpu in r['cpus']}
+    return min([len(cpus), *(r['cgroup']['quota_cpus'] for r in node if r['cgroup']['quota_cpus'])])
+
+
+def _cpus(rows: Sequence[Facts]) -> Check:
+    """Whether every rank has a CPU; what taskset, a cpuset or a quota leave is said where it is least."""
+    node = min(by_node(rows), key=lambda n: _allowed_cpus(n) / len(n))
+    allowed, first = _allowed_cpus(node), node[0]
+    quota = first['cgroup']['quota_cpus']
+    found = f'{len(node)} ranks may use {allowed:g} of the {first["num_machine_cpus"]} CPUs of {first["host"]}'
+    if quota == allowed:
+        found += ', the quota of their control group'
+    return Check('CPUs', 'ok' if allowed >= len(node) else 'warning', found,
+                 f'with less than one each they wait for one another; start {max(1, int(allowed))} there, or allow '
+                 'more (taskset, --cpus-per-task of Slurm, --cpus of a container)')
+
+
+def _threads(rows: Sequence[Facts]) -> Check:
+    threads = [omp_threads(r['omp_num_threads']) for r in rows]
+    unset = [r for r, n in zip(rows, threads) if n is None]
+    if unset:
+        return Check('threads', 'warning', f'OMP_NUM_THREADS is not set on {hosts_of(unset)}',
+                     'start the ranks with the scripts in launch/, which set it')
+    for node in by_node(rows):
+        wanted, allowed = sum(omp_threads(r['omp_num_threads']) or 0 for r in node), _allowed_cpus(node)
+        if wanted > max(allowed, len(node)):
+            return Check('threads', 'warning', f'{wanted} threads on the {allowed:g} CPUs that ranks of '
+                         f'{node[0]["host"]} may use', 'start fewer ranks there or lower OMP_NUM_THREADS')
+    return Check('threads', 'ok', f'{threads[0]} per rank')
+
+
+def _room_bytes(row: Facts) -> int:
+    """Memory that is left for the ranks of a node: of the machine and of the control group."""
+    limit = row['cgroup']['memory_limit_bytes']
+    left = row['memory_available_bytes']
+    return left if limit is None else max(0, min(left, limit - row['cgroup']['memory_used_bytes']))
+
+
+def _memory(rows: Sequence[Facts]) -> Check:
+    row = min(rows, key=lambda r: _room_bytes(r) / r['local_size'])
+    share, limit = _room_bytes(row) // row['local_size'], row['cgroup']['memory_limit_bytes']
+    found, fix = f'{share / 1e9:.1f} GB available per rank on {row["host"]}', 'start fewer ranks'
+    if limit is not None and _room_bytes(row) < row['memory_available_bytes']:
+        found += (f'; their control group allows {limit / 1e9:.1f} GB, '
+                  f'{row["cgroup"]["memory_used_bytes"] / 1e9:.1f} GB of it in use')
+        fix += ', or raise the limit (--mem of Slurm, --memory of a container): beyond it the kernel kills ranks'
+    return Check('memory', 'ok' if share >= _MIN_MEMORY_BYTES else 'warning', found,
+                 f'{_MIN_MEMORY_BYTES / 1e9:.1f} GB per rank is little; {fix}')
+
+
+def _shared_memory(rows: Sequence[Facts], device: str) -> Check:
+    name, on_gpu = 'shared memory', device == 'gpu'
+    shared = [n for n in by_node(rows) if len(n) > 1]
+    if not shared:
+        return Check(name, 'not needed', 'one rank on each node')
+
+    def needed(node: Sequence[Facts]) -> int:
+        return max(len(node) * _SEGMENT_BYTES, _NCCL_SHARED_BYTES if on_gpu else 0)
+    node = min(shared, key=lambda n: (n[0]['shared_memory_free_bytes'] or 0) - needed(n))
+    free, host = node[0]['shared_memory_free_bytes'], node[0]['host']
+    found = (f'no {SHARED_MEMORY} on {host}' if free is None else
+             f'{free / 1e6:,.0f} MB free in {SHARED_MEMORY} on {host}') + f', {needed(node) / 1e6:,.0f} MB needed'
+    return Check(name, 'ok' if (free or 0) >= needed(node) else 'warning', found,
+                 'the ranks of a node then exchange more slowly, through TCP; remove vader_segment.* of runs that were '
+                 'killed, or allow more (a container: --shm-size=1g or --ipc=host)')
+
+
+def _tmp_dir(rows: Sequence[Facts]) -> Check:
+    bad = [r for r in rows if r['tmp_dir_problem']]
+    if bad:
+        return Check('TMPDIR', 'failed', f'{bad[0]["tmp_dir"]} on {hosts_of(bad)}: {bad[0]["tmp_dir_problem"]}; '
+                     f'expected a folder with {_SESSION_BYTES / 1e6:.0f} MB free for Open MPI, which hangs without',
+                     'make room there, or set TMPDIR to a folder on a local disk')
+    return Check('TMPDIR', 'ok', f'{rows[0]["tmp_dir"]} has room for Open MPI')
+
+
+def _or_more(limit: int | None) -> float:
+    """A limit as a number that can be compared."""
+    return float('inf') if limit is None else limit
+
+
+def _open_files(rows: Sequence[Facts]) -> Check:
+    # Gloo connects each rank with all others, with those of its node, and with one of each node.
+    needed = _NUM_OPEN_FILES + 2 * len(rows) + 2
+    row = min(rows, key=lambda r: _or_more(r['ulimits']['open_files']))
+    limit, host = row['ulimits']['open_files'], row['host']
+    allowed = 'unlimited' if limit is None else f'{limit:,}'
+    return Check('open files', 'ok' if _or_more(limit) >= needed else 'warning',
+                 f'{allowed} for a rank on {host}, up to {needed:,} needed',
+                 f'ulimit -n {needed} before the launcher, or nofile in /etc/security/limits.conf of {host}')
+
+
+def _unlimited(name: str, rows: Sequence[Facts], ulimit: str, fix: str) -> Check:
+    """A check that a ulimit is none."""
+    limited = [r for r in rows if r['ulimits'][ulimit] is not None]
+    if not limited:
+        return Check(name, 'ok', 'unlimited on all ranks')
+    least = min(r['ulimits'][ulimit] for r in limited)
+    return Check(name, 'warning', f'{least / 1e6:,.1f} MB for a rank on {hosts_of(limited)}, expected unlimited', fix)
+
+
+def _locked_memory(rows: Sequence[Facts], device: str) -> Check:
+    if device != 'gpu':
+        return Check('locked memory', 'not needed', 'train.device=cpu')
+    return _unlimited('locked memory', rows, 'locked_bytes',
+                      'transfers between GPU and network lock memory: ulimit -l unlimited before the launcher, memlock '
+                      'in /etc/security/limits.conf, or --ulimit memlock=-1 of a container')
+
+
+def check_limits(rows: Sequence[Facts], device: str) -> list[Check]:
+    """The checks on what the machines of all ranks allow, rank 0 first; device is train.device."""
+    return [_cpus(rows), _threads(rows), _memory(rows), _shared_memory(rows, device), _tmp_dir(rows), _open_files(rows),
+            _unlimited('address space', rows, 'address_space_bytes', 'a rank maps several times the memory that it '
+                       'uses: ulimit -v unlimited before the launcher'), _locked_memory(rows, device)]

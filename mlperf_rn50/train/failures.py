@@ -1,0 +1,30 @@
+"""Which host failed, and why: a line in the run folder for each rank or host, counted when hosts are chosen again."""
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+FAILURES = 'failures.jsonl'
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank or host that failed.
+
+    Args:
+        job: the start of the ranks that it belongs to, MLPERF_RN50_JOB.
+        host: its name.
+        cause: in a line.
+    """
+
+    job: str
+    host: str
+    cause: str
+
+
+def note_failure(folder: Path, failure: Failure) -> None:
+    """Adds a failure to the list of a run folder; one that cannot be written has been said all the same."""
+    try:
+        with open(folder / FAILURES, 'a') as f:
+            f.write(json.dumps(vars(failure)) + '\n')
+    except OSError:
+        pass

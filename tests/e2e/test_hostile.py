@@ -1,0 +1,95 @@
+"""Nothing in a configuration, an option, a host name, a variable or the folder one stands in is run as a command."""
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import ROOT, run
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from mlperf_rn50.config import SECTIONS
+
+DIGITS = ROOT / 'launch/configs/digits_cpu.yaml'
+# What shells evaluate in some place or other; CANARY is a file that must not come to be.
+PAYLOADS = ['$(touch CANARY)', '`touch CANARY`', 'x[$(touch CANARY)]', 'x"; touch CANARY; "', "x'; touch CANARY #",
+            'x\nseeds[$(touch CANARY)]\nseeds[$(touch CANARY)]', '${x:-$(touch CANARY)}', '-x; touch CANARY',
+            'a b\tc', '*', '; touch CANARY',
+            '\x1b]0;x\x07', '$((x[$(touch CANARY)]))', '| touch CANARY', '%n\\n$(touch CANARY)']
+STRINGS = [(name, f.name) for name, section in SECTIONS.items() for f in dataclasses.fields(section)
+           if f.type in (str, str | None)]
+VARIABLES = ['OMP_NUM_THREADS', 'SLURM_RESTART_COUNT', 'MLPERF_RN50_RANKS_PER_DEVICE', 'MLPERF_RN50_JOB', 'HOROVOD_X',
+             'MLPERF_RN50_BIND', 'CUDA_MPS_PIPE_DIRECTORY', 'TMPDIR', 'SLURM_JOB_ID', 'MLPERF_RN50_DOCKER']
+SRUN = '#!/bin/sh\nwhile [ "${1#*/bind.sh}" = "$1" ]; do shift; done\nexec "$@"\n'
+
+
+def test_every_string_of_the_configuration_is_tried():
+    assert ('run', 'dir') in STRINGS and ('data', 'dataset') in STRINGS and ('train', 'init_weights') in STRINGS
+
+
+def tools(folder):
+    """Stand-ins for Slurm and docker: ranks start here, one at a time."""
+    for name, text in {'srun': SRUN, 'scontrol': '#!/bin/sh\necho n1\n', 'docker': '#!/bin/sh\ntrue\n'}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+
+
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(st.sampled_from(STRINGS), st.sampled_from(PAYLOADS)), min_size=1, max_size=4),
+       st.dictionaries(st.sampled_from(VARIABLES), st.sampled_from(PAYLOADS), max_size=2),
+       st.sampled_from(['file', 'options']), st.sampled_from(PAYLOADS), st.sampled_from(['', '--hosts', '--study']))
+@example([(('run', 'dir'), PAYLOADS[5])], {}, 'file', '', '')
+def test_no_value_is_a_command(keys, variables, way, word, option):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        canary = folder / 'canary'
+        tools(folder)
+
+        def armed(text):
+            return text.replace('CANARY', str(canary))
+        tree = yaml.safe_load(DIGITS.read_text())
+        tree.setdefault('data', {})['dir'] = str(folder / 'none')
+        words = ['--run.dir', str(folder / 'run')]
+        for (section, key), payload in keys:
+            if way == 'file':
+                tree.setdefault(section, {})[key] = armed(payload)
+                words = []
+            else:
+                words += [f'--{section}.{key}={armed(payload)}']
+        (folder / 'c.yaml').write_text(yaml.safe_dump(tree))
+        env = {**os.environ, 'PATH': f'{folder}:{os.environ["PATH"]}', 'SLURM_SUBMIT_DIR': str(ROOT),
+               'SLURM_JOB_ID': '7', 'SLURM_JOB_NODELIST': 'n1', 'SLURM_JOB_NUM_NODES': '1',
+               'MLPERF_RN50_DOCKER': 'docker',
+               **{k: armed(v).replace('\0', '') for k, v in variables.items()}}
+        words = ['--config', str(folder / 'c.yaml'), '--no-doctor', *words]
+        words += [option, armed(word)] if option else []
+        script = {'': 'slurm.sbatch', '--hosts': 'mpirun.sh', '--study': 'sweep.sh'}[option]
+        done = run(['bash', ROOT / 'launch' / script, *words], cwd=folder, env=env)
+        assert not canary.exists(), (script, words, variables)
+        assert done.returncode and 'Traceback' not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize('script, words', [
+    ('bind.sh', ['true']), ('local.sh', ['--help']), ('sweep.sh', ['--help']), ('ranks.sh', []),
+    ('slurm.sbatch', ['--help']), ('docker.sh', ['--help'])])
+def test_the_folder_one_stands_in_is_not_code(tmp_path, script, words):
+    for name in ('psutil', 'json', 'mlperf_rn50', 'yaml', 'sitecustomize'):
+        (tmp_path / f'{name}.py').write_text('open("canary", "w")\nraise SystemExit(9)\n')
+    done = run(['bash', ROOT / 'launch' / script, *words], cwd=tmp_path,
+               env={**os.environ, 'SLURM_SUBMIT_DIR': str(ROOT)})
+    assert not (tmp_path / 'canary').exists()
+    assert done.returncode == (2 if script == 'ranks.sh' else 0), done.stderr
+
+
+@pytest.mark.parametrize('engine', ['openmpi.sh', 'horovodrun.sh', 'srun.sh'])
+@pytest.mark.parametrize('slots', ['', 'h1', 'h1:0', 'h1:x[$(touch canary)]', 'h1:2;touch canary', 'h1:2,,h2:2'])
+def test_engines_calculate_with_numbers_only(tmp_path, engine, slots):
+    done = run([ROOT / 'launch/engines' / engine, slots, 'true'], cwd=tmp_path)
+    assert done.returncode == 2 and 'Usage: launch/engines/' in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_a_guard_takes_no_path_for_a_job(tmp_path):
+    done = run([ROOT / 'launch/guard.sh', f'../../{tmp_path}'], stdin=-3)
+    assert done.returncode == 2 and tmp_path.exists()

@@ -1,0 +1,149 @@
+"""Faults in each phase of a run, in the process of the run: what is lost, what is said, what goes on."""
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from e2e.training import arguments, metrics
+from helpers import call
+
+from mlperf_rn50.train import events, loop
+from mlperf_rn50.train.checkpoint import list_checkpoints, load
+
+PHASES = {'start-up': lambda e: isinstance(e, events.InitStarted),
+          'training': lambda e: isinstance(e, events.StepDone) and e.step == 7,
+          'evaluation': lambda e: isinstance(e, events.EvalStarted) and e.epoch == 1,
+          'checkpoint': lambda e: isinstance(e, events.Saving)}
+TWO_EPOCHS = ('--train.max_epochs=2', '--checkpoint.period_steps=3', '--checkpoint.keep=9')
+
+
+class Saboteur:
+    """A reader of the events of a run that does something when a phase is reached, once each."""
+
+    def __init__(self, phases, harm):
+        self._phases, self._harm = list(phases), harm
+
+    def see(self, event):
+        for phase in [p for p in self._phases if PHASES[p](event)]:
+            self._phases.remove(phase)
+            self._harm()
+
+    def close(self):
+        assert not self._phases, 'a phase was not reached'
+
+
+@pytest.fixture
+def train(tiny, tmp_path, monkeypatch):
+    """Runs a training that is harmed in some phases; its end and its folder."""
+    def run_with(phases, harm, *options, run_dir=tmp_path / 'run'):
+        real = loop.open_sinks
+
+        def open_sinks(*args):
+            sinks = real(*args)
+            return events.Sinks([*sinks._sinks, Saboteur(phases, lambda: harm(run_dir))])
+        monkeypatch.setattr(loop, 'open_sinks', open_sinks)
+        done = call(*arguments(run_dir, tiny, *TWO_EPOCHS, *options))
+        monkeypatch.setattr(loop, 'open_sinks', real)
+        return done, run_dir
+    return run_with
+
+
+def assert_one_line(done, code, *said):
+    assert done.returncode == code, done.stderr
+    assert 'Traceback' not in done.stderr
+    [line] = [s for s in done.stderr.splitlines() if s.startswith('mlperf-rn50: ')]
+    for text in said:
+        assert text in line, line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('phase', [
+    pytest.param('start-up', marks=pytest.mark.fault('full disk', 'start-up')),
+    pytest.param('training', marks=pytest.mark.fault('full disk', 'training')),
+    pytest.param('evaluation', marks=pytest.mark.fault('full disk', 'evaluation'))])
+def test_a_disk_that_is_full_is_named(train, phase):
+    def fill(run_dir):
+        [file] = [p for p in Path('/proc/self/fd').iterdir() if os.path.realpath(p) == f'{run_dir}/metrics.jsonl']
+        os.dup2(os.open('/dev/full', os.O_WRONLY), int(file.name))
+    done, run_dir = train([phase], fill)
+    assert_one_line(done, 1, 'metrics.jsonl', 'No space left on device', 'bytes free')
+    for path in list_checkpoints(run_dir / 'checkpoints'):
+        load(path)
+    assert (len(list_checkpoints(run_dir / 'checkpoints')) > 0) == (phase != 'start-up')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('phase', [
+    pytest.param('start-up', marks=pytest.mark.fault('lost shared folder', 'start-up')),
+    pytest.param('training', marks=pytest.mark.fault('lost shared folder', 'training')),
+    pytest.param('evaluation', marks=pytest.mark.fault('lost shared folder', 'evaluation')),
+    pytest.param('checkpoint', marks=pytest.mark.fault('lost shared folder', 'checkpoint'))])
+def test_a_run_folder_that_vanishes_is_named(train, phase):
+    """What a mount leaves behind when it is gone: an empty folder that nothing of the run may be written to."""
+    def lose(run_dir):
+        run_dir.rename(run_dir.with_name('elsewhere'))
+        run_dir.mkdir()
+    done, run_dir = train([phase], lose)
+    assert_one_line(done, 1, str(run_dir), 'is not the folder')
+    assert not list(run_dir.iterdir())
+    for path in list_checkpoints(run_dir.with_name('elsewhere') / 'checkpoints'):
+        load(path)
+
+
+@pytest.mark.slow
+@pytest.mark.fault('clock jump', 'start-up', 'training', 'evaluation', 'checkpoint')
+def test_the_wall_clock_jumps(train, monkeypatch):
+    real, jumped_s = time.time, [0.0]
+    monkeypatch.setattr(time, 'time', lambda: real() + jumped_s[0])
+
+    def jump(_):
+        jumped_s[0] += 3600 if jumped_s[0] <= 0 else -7200
+    start = time.monotonic()
+    done, run_dir = train(PHASES, jump)
+    took_s = time.monotonic() - start
+    assert done.returncode == 1 and 'aborted: the target was not reached' in done.stdout, done.stderr
+    times = [m['time_s'] for m in metrics_with_times(run_dir) if 'time_s' in m]
+    assert times == sorted(times) and 0 <= times[0] and times[-1] < took_s
+    assert [m['status'] for m in metrics(run_dir, 'end')] == ['aborted']
+
+
+def metrics_with_times(run_dir):
+    return [json.loads(line) for line in (run_dir / 'metrics.jsonl').read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.fault('damaged checkpoint', 'training', 'evaluation', 'checkpoint')
+@pytest.mark.fault('changed configuration', 'training', 'evaluation', 'checkpoint')
+def test_a_run_at_work_is_not_disturbed_and_a_resume_is_careful(train, tiny):
+    def harm(run_dir):
+        config = run_dir / 'config.yaml'
+        config.write_text(config.read_text().replace('base_lr: 0.02', 'base_lr: 0.5'))
+        for path in list_checkpoints(run_dir / 'checkpoints')[-1:]:
+            (path / 'arrays.npz').write_bytes(b'x')
+    done, run_dir = train(['training', 'evaluation', 'checkpoint'], harm)
+    assert done.returncode == 1 and 'aborted: the target was not reached' in done.stdout, done.stderr
+    assert max(m['learning_rate'] for m in metrics(run_dir, 'train')) <= 0.02
+    paths = list_checkpoints(run_dir / 'checkpoints')
+    load(paths[-1])
+    again = call('train', '--resume', run_dir, '--train.max_epochs=3')
+    assert_one_line(again, 2, 'schedule.base_lr', '0.5', '0.02')
+    (paths[-1] / 'arrays.npz').write_bytes(b'x')
+    again = call('train', '--resume', run_dir, '--train.max_epochs=3', '--schedule.base_lr=0.02')
+    assert again.returncode == 1 and paths[-1].name in again.stderr and 'resumed from' in again.stderr, again.stderr
+    assert Path(run_dir / 'result_0.txt').read_text().count('"run_resumed"') == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('phase, name', [
+    pytest.param('start-up', 'train.rec', marks=pytest.mark.fault('damaged data', 'start-up')),
+    pytest.param('evaluation', 'validation.rec', marks=pytest.mark.fault('damaged data', 'evaluation')),
+    pytest.param('checkpoint', 'train.rec', marks=pytest.mark.fault('damaged data', 'checkpoint'))])
+def test_data_that_is_cut_short_is_named(train, tiny, tmp_path, phase, name):
+    data = tmp_path / 'data'
+    shutil.copytree(tiny, data)
+    done, run_dir = train([phase], lambda _: os.truncate(data / name, 1000), f'--data.dir={data}')
+    assert_one_line(done, 2, name)
+    for path in list_checkpoints(run_dir / 'checkpoints'):
+        load(path)

@@ -1,0 +1,152 @@
+"""Every sequence of ends: whatever attempts come to, a launcher ends, with a code that its run folder bears out."""
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from helpers import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
+from mlperf_rn50.launch.attempts import MAX_STUCK
+from mlperf_rn50.launch.options import make_parser, parse_options
+from mlperf_rn50.launch.supervisor import Layout, Supervisor, World
+from mlperf_rn50.train.failures import Failure, note_failure
+from mlperf_rn50.train.run_folder import RunFolder
+
+HOSTS = ('h1', 'h2', 'h3')
+OPTIONS = parse_options(make_parser(ROOT / 'launch/mpirun.sh', True, None), ['--config', 'c.yaml', '--no-doctor'])
+
+# One start of the ranks: steps gained, how the run says it ended, the exit code, whether the user asks meanwhile, and
+# the hosts that are silent afterwards.
+starts = st.builds(dict, begins=st.booleans(), steps=st.integers(0, 2),
+                   end=st.sampled_from([None, None, None, 'converged', 'aborted', 'failed', 'interrupted']),
+                   code=st.sampled_from([0, 1, 2, 75, 137]), asked=st.sampled_from([False, False, False, True]),
+                   silent=st.sets(st.sampled_from(HOSTS), max_size=3))
+
+
+class Fake:
+    """A world in which the ranks do what a list says, and then converge; it writes the files that they would."""
+
+    def __init__(self, folder, script):
+        self.folder, self.script, self.asked, self.silent = folder, list(script), False, set()
+        self.said, self.paused, self.calls = [], 0.0, []
+
+    def start(self, layout, job, words):
+        self.calls.append((layout.hosts, list(words)))
+        todo = self.script.pop(0) if self.script else dict(begins=True, steps=1, end='converged', code=0, asked=False,
+                                                           silent=set())
+        self.asked |= todo['asked']
+        self.silent = todo['silent']
+        if 'blames' in todo:
+            self.folder.mkdir(exist_ok=True)
+            note_failure(self.folder, Failure(job, todo['blames'], 'killed'))
+        if todo['begins']:
+            self.write(words, todo)
+        return todo['code']
+
+    def write(self, words, todo):
+        number = len(list(self.folder.glob('result_*.txt')))
+        run = RunFolder(self.folder, number - ('--resume' in words))
+        self.folder.mkdir(exist_ok=True)
+        run.result.touch()
+        step = len(list(run.checkpoints.glob('step_*')))
+        events = [{'event': 'resumed', 'step': step}] if '--resume' in words else []
+        for k in range(step + 1, step + 1 + todo['steps']):
+            (run.checkpoints / f'step_{k:08d}').mkdir(parents=True)
+            events.append({'event': 'train', 'step': k})
+        events += [{'event': 'end', 'status': todo['end']}] if todo['end'] else []
+        with open(run.metrics, 'a') as f:
+            f.writelines(json.dumps(e) + '\n' for e in events)
+
+    def pause(self, seconds):
+        self.paused += seconds
+        self.silent = set()  # hosts come back when they are waited for
+
+    def supervisor(self, options):
+        world = World(self.start, lambda hosts: [h for h in hosts if h in self.silent], self.said.append, self.pause,
+                      lambda: self.asked, lambda: False)
+        return Supervisor(world, options, Layout(self.folder, HOSTS, 1), True, 'batch', 'token')
+
+
+def fake_run(script, options):
+    with tempfile.TemporaryDirectory() as name:
+        world = Fake(Path(name) / 'run', script)
+        code = world.supervisor(options).run_all()
+        has_checkpoint = bool(list(world.folder.glob('checkpoints*/step_*')))
+    return code, world, has_checkpoint
+
+
+@given(st.lists(starts, max_size=8), st.integers(0, 8), st.booleans())
+def test_a_launcher_ends_with_a_code_that_is_borne_out(script, restarts, is_elastic):
+    code, world, has_checkpoint = fake_run(script, replace(OPTIONS, restarts=restarts, elastic=is_elastic))
+    done = script[:len(world.calls)] + [dict(end='converged', begins=True, code=0, asked=False, steps=1)] * (
+        len(world.calls) - len(script))
+    last = done[-1]
+    assert 1 <= len(world.calls) <= 1 + restarts
+    assert all(not d['asked'] for d in done[:-1])  # nothing more is started for who asked to stop
+    assert all(d['end'] is None or not d['begins'] for d in done[:-1])  # nor after an end of the run's own
+    assert all(d['code'] != EXIT_USAGE for d in done[:-1])  # nor after a mistake
+    end = last['end'] if last['begins'] else None
+    if end:
+        assert code == {'converged': EXIT_OK, 'interrupted': EXIT_RESUMABLE}.get(end, EXIT_FAILED)
+    elif last['asked']:
+        assert code in (EXIT_RESUMABLE, EXIT_FAILED)
+    else:
+        assert code in (EXIT_FAILED, EXIT_USAGE) and (code == EXIT_USAGE) == (last['code'] == EXIT_USAGE)
+    assert code != EXIT_OK or end == 'converged'
+    assert code != EXIT_RESUMABLE or has_checkpoint or end == 'interrupted'
+
+
+@given(st.integers(0, 20))
+def test_attempts_that_gain_nothing_are_few(restarts):
+    stuck = dict(begins=True, steps=0, end=None, code=1, asked=False, silent=set())
+    code, world, *_ = fake_run([stuck] * 30, replace(OPTIONS, restarts=restarts))
+    assert code == EXIT_FAILED and len(world.calls) == min(1 + restarts, MAX_STUCK)
+    assert restarts < MAX_STUCK or 'left no newer checkpoint' in world.said[-1]
+
+
+def test_attempts_that_gain_are_many():
+    gains = dict(begins=True, steps=1, end=None, code=1, asked=False, silent=set())
+    code, world, *_ = fake_run([gains] * 9, replace(OPTIONS, restarts=20))
+    assert code == EXIT_OK and len(world.calls) == 10 and world.paused == 0
+
+
+def test_a_run_that_was_stopped_is_not_taken_for_stopped_again():
+    stop = dict(begins=True, steps=1, end='interrupted', code=75, asked=True, silent=set())
+    fails = dict(begins=False, steps=0, end=None, code=1, asked=False, silent=set())
+    with tempfile.TemporaryDirectory() as name:
+        world = Fake(Path(name) / 'run', [stop, fails])
+        assert world.supervisor(OPTIONS).run_all() == EXIT_RESUMABLE
+        world.asked = False
+        assert world.supervisor(replace(OPTIONS, resume=True)).run_all() == EXIT_FAILED  # and not 75
+
+
+def test_resume_goes_on_with_the_set_of_seeds():
+    cut = dict(begins=True, steps=1, end='interrupted', code=75, asked=True, silent=set())
+    with tempfile.TemporaryDirectory() as name:
+        world = Fake(Path(name) / 'run', [dict(cut, end='converged', code=0, asked=False), cut])
+        assert world.supervisor(replace(OPTIONS, seeds=4)).run_all() == EXIT_RESUMABLE
+        world.asked = False
+        assert world.supervisor(replace(OPTIONS, seeds=4, resume=True)).run_all() == EXIT_OK
+        assert ['--resume' in words for _, words in world.calls] == [False, False, True, False, False]
+        assert len(list(world.folder.glob('result_*'))) == 4
+
+
+def test_elastic_leaves_out_a_host_that_fails_twice():
+    fails = dict(begins=True, steps=0, end=None, code=1, asked=False, silent=set(), blames='h2')
+    _, world, *_ = fake_run([fails, fails], replace(OPTIONS, restarts=5, elastic=True))
+    assert [hosts for hosts, _ in world.calls] == [HOSTS, HOSTS, ('h1', 'h3')]
+    assert 'going on without h2, which failed twice and gained no steps (killed)' in world.said
+    assert '--elastic' in world.calls[2][1] or '--config' in world.calls[2][1]
+    _, world, *_ = fake_run([fails, fails], replace(OPTIONS, restarts=5))
+    assert {hosts for hosts, _ in world.calls} == {HOSTS}
+
+
+def test_who_asks_before_anything_started_starts_nothing():
+    with tempfile.TemporaryDirectory() as name:
+        world = Fake(Path(name) / 'run', [])
+        world.asked = True
+        assert world.supervisor(replace(OPTIONS, doctor=True)).run_all() == EXIT_FAILED
+        assert not world.calls and not world.folder.exists()

@@ -1,0 +1,91 @@
+"""What control groups allow, on made-up trees of every kind."""
+import pytest
+
+from mlperf_rn50.system.cgroup import Limits, find_limits
+
+GB = 10**9
+V2 = '30 23 0:27 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n'
+V1 = ('31 23 0:28 / /sys/fs/cgroup ro - tmpfs tmpfs ro,mode=755\n'
+      '32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n'
+      '33 31 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n'
+      '34 31 0:31 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n'
+      '35 31 0:32 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n')
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Makes a tree: /proc/self/cgroup, mountinfo, and files of groups below /sys/fs/cgroup; returns its limits."""
+    def make(groups, mounts, files):
+        for name, text in (('proc/self/cgroup', groups), ('proc/self/mountinfo', mounts),
+                           *((f'sys/fs/cgroup/{k}', v) for k, v in files.items())):
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(str(text))
+        return find_limits(tmp_path)
+    return make
+
+
+def test_no_groups_allow_everything(tree, tmp_path):
+    assert find_limits(tmp_path) == Limits()  # not even /proc
+    assert tree('0::/\n', V2, {}) == Limits()
+    assert tree('0::/job\n', V2, {'job/memory.max': 'max\n', 'job/memory.current': '5\n', 'job/cpu.max': 'max 100000\n',
+                                  'job/cpuset.cpus.effective': '\n'}) == Limits()
+
+
+def test_the_tightest_of_nested_groups_counts(tree):
+    found = tree('0::/job/step/task\n', V2, {
+        'job/memory.max': 8 * GB, 'job/memory.current': 7 * GB,  # others of the job leave the least room
+        'job/step/memory.max': 4 * GB, 'job/step/memory.current': GB,
+        'job/step/task/memory.max': 'max', 'job/step/task/memory.current': GB,
+        'job/cpu.max': '150000 100000', 'job/step/cpu.max': '800000 100000', 'job/step/task/cpu.max': 'max 100000',
+        'cpuset.cpus.effective': '0-63', 'job/cpuset.cpus.effective': '0-7,16',
+        'job/step/cpuset.cpus.effective': '4-9'})
+    assert found == Limits(8 * GB, 7 * GB, 1.5, (4, 5, 6, 7))
+
+
+def test_page_cache_that_is_given_up_is_not_used(tree):
+    found = tree('0::/job\n', V2, {'job/memory.max': 8 * GB, 'job/memory.current': 8 * GB,
+                                   'job/memory.stat': f'anon {GB}\nfile {7 * GB}\ninactive_file {6 * GB}\n'})
+    assert (found.memory_limit_bytes, found.memory_used_bytes) == (8 * GB, 2 * GB)
+
+
+def test_version_1_with_a_group_in_each_hierarchy(tree):
+    found = tree('4:memory:/slurm/job\n3:cpuset:/slurm\n2:cpu,cpuacct:/slurm/job\n1:name=systemd:/\n0::/\n', V1, {
+        'memory/memory.limit_in_bytes': 9223372036854771712, 'memory/slurm/memory.limit_in_bytes': 6 * GB,
+        'memory/slurm/memory.usage_in_bytes': 3 * GB, 'memory/slurm/job/memory.limit_in_bytes': 4 * GB,
+        'memory/slurm/job/memory.usage_in_bytes': 3 * GB,
+        'memory/slurm/job/memory.stat': f'inactive_file 1\ntotal_inactive_file {GB}\n',
+        'cpu,cpuacct/slurm/cpu.cfs_quota_us': 250000, 'cpu,cpuacct/slurm/cpu.cfs_period_us': 100000,
+        'cpu,cpuacct/slurm/job/cpu.cfs_quota_us': -1, 'cpu,cpuacct/slurm/job/cpu.cfs_period_us': 100000,
+        'cpuset/cpuset.cpus': '0-7', 'cpuset/slurm/cpuset.cpus': '2-3', 'cpuset/slurm/cpuset.effective_cpus': '2'})
+    assert found == Limits(4 * GB, 2 * GB, 2.5, (2,))
+
+
+def test_no_limit_of_version_1_is_a_large_number(tree):
+    assert tree('4:memory:/job\n', V1, {'memory/job/memory.limit_in_bytes': 9223372036854771712}) == Limits()
+
+
+def test_a_container_sees_its_own_group_as_the_outermost(tree):
+    # With a name space of its own, and without: then the path is the host's, and the mount begins at the group.
+    own = {'memory.max': 4 * GB, 'memory.current': GB}
+    assert tree('0::/\n', V2, own).memory_limit_bytes == 4 * GB
+    v1 = '33 31 0:30 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n'
+    files = {'memory/memory.limit_in_bytes': 2 * GB, 'memory/memory.usage_in_bytes': GB}
+    assert tree('4:memory:/docker/abc\n', v1, files).memory_limit_bytes == 2 * GB
+    assert tree('4:memory:/docker/abc/below\n', v1, {
+        **files, 'memory/below/memory.limit_in_bytes': GB, 'memory/below/memory.usage_in_bytes': 0,
+        'memory/memory.usage_in_bytes': 0}).memory_limit_bytes == GB
+    assert tree('4:memory:/elsewhere\n', v1, files).memory_limit_bytes == 2 * GB
+    assert tree('0::/../other\n', V2, {'../other/memory.max': GB, **own}).memory_limit_bytes == 4 * GB
+
+
+def test_a_mount_with_a_space(tree):
+    mounts = r'30 23 0:27 / /sys/fs/cgroup/my\040groups rw - cgroup2 cgroup2 rw'
+    assert tree('0::/a job\n', mounts, {'my groups/a job/memory.max': GB}).memory_limit_bytes == GB
+
+
+@pytest.mark.parametrize('text', ['', 'nonsense', '-5', '12 oxen', '1e9', '100000', '0 0', '5 0', '5-x', '3-1'])
+def test_nonsense_is_no_limit(tree, text):
+    names = ('memory.max', 'cpu.max', 'cpuset.cpus.effective')
+    found = tree('0::/job\nnonsense\n1:\n', 'nonsense\n - \n' + V2, {f'job/{n}': text for n in names})
+    assert found.quota_cpus is None and (found.memory_limit_bytes is None or text.isdecimal())

@@ -1,0 +1,108 @@
+"""Files that grow by lines, on disks that take no more, and files that are read without trust."""
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlperf_rn50.errors import EXIT_FAILED, StorageError
+from mlperf_rn50.files import LineFile, parse_json, read_text, storage_error, temporaries_in, write_atomically, writing
+
+FULL = Path('/dev/full')
+
+
+def test_lines_stand_there_at_once(tmp_path):
+    path = tmp_path / 'lines'
+    lines = LineFile(path)
+    lines.write('first é')
+    assert path.read_text() == 'first é\n'
+    lines.close()
+    again = LineFile(path)
+    again.write('second')
+    assert path.read_text() == 'first é\nsecond\n'
+    again.close()
+    with pytest.raises(FileExistsError):
+        LineFile(path, is_new=True)
+
+
+@pytest.mark.parametrize('before, kept', [('', ''), ('torn', ''), ('whole\n', 'whole\n'), ('a\nb\nto', 'a\nb\n')])
+def test_a_torn_last_line_is_cut_off(tmp_path, before, kept):
+    path = tmp_path / 'lines'
+    path.write_text(before)
+    lines = LineFile(path)
+    lines.write('next')
+    lines.close()
+    assert path.read_text() == kept + 'next\n'
+
+
+def test_a_full_disk_is_named_with_the_file(tmp_path):
+    lines = LineFile(FULL)
+    with pytest.raises(StorageError) as e:
+        lines.write('x')
+    assert str(e.value).startswith('/dev/full: cannot write: No space left on device; the disk at /dev has ')
+    assert 'bytes free; make room' in str(e.value) and e.value.exit_code == EXIT_FAILED
+    lines.close()
+    with pytest.raises(StorageError, match='lines: cannot write: No such file or directory'):
+        LineFile(tmp_path / 'none/lines')
+
+
+PROGRAM = """
+import resource, sys
+from pathlib import Path
+from mlperf_rn50.errors import StorageError
+from mlperf_rn50.files import LineFile
+lines = LineFile(Path(sys.argv[1]))
+try:
+    while True:
+        lines.write(100 * 'x')
+except StorageError as e:
+    lines.close()
+    print(e)
+"""
+
+
+def test_of_a_line_that_does_not_fit_nothing_is_left(tmp_path):
+    path = tmp_path / 'lines'
+    path.write_text('')
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    done = subprocess.run([sys.executable, '-c', PROGRAM, path], capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == 0 and f'{path}: cannot write: File too large' in done.stdout and not done.stderr
+    assert path.read_text() == 9 * (100 * 'x' + '\n')  # 91 bytes of a tenth would have had room
+
+
+def test_what_could_not_be_written_leaves_no_temporary_file(tmp_path, monkeypatch):
+    path = tmp_path / 'config.yaml'
+    write_atomically(path, 'old')
+
+    def fail(_):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+    monkeypatch.setattr(os, 'fsync', fail)
+    with pytest.raises(StorageError, match='config.yaml: cannot write: No space left'), writing(path):
+        write_atomically(path, 'new')
+    assert path.read_text() == 'old' and temporaries_in(tmp_path) == []
+
+
+def test_a_disk_that_does_not_answer_is_said(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError(errno.EIO, 'Input/output error')
+    monkeypatch.setattr(os, 'statvfs', fail)
+    said = str(storage_error(tmp_path / 'x', OSError(errno.EIO, 'Input/output error'), 'the weights'))
+    assert 'x: cannot write the weights: Input/output error; its disk does not answer (Input/output error)' in said
+
+
+def test_untrusted_text_and_json_are_bounded(tmp_path):
+    path = tmp_path / 'x'
+    path.write_text('12345')
+    assert read_text(path, 5) == '12345'
+    with pytest.raises(ValueError, match='larger than 4 bytes'):
+        read_text(path, 4)
+    with pytest.raises(ValueError, match='larger than'):
+        read_text(Path('/dev/zero'), 1000)
+    for text in ('[' * 100_000, '{"a":' * 100_000):
+        with pytest.raises(ValueError, match='nested too deeply'):
+            parse_json(text)

@@ -1,0 +1,21 @@
+"""What every rank does before its part of a command."""
+import os
+
+import pytest
+from helpers import own_signals
+
+from mlperf_rn50.cli import _ranks
+from mlperf_rn50.config import Config
+from mlperf_rn50.system.cgroup import Limits
+
+
+@pytest.mark.parametrize('given, threads', [(None, '1'), ('', '1'), ('3,2', '3,2')])
+def test_threads_follow_the_quota_unless_they_are_given(monkeypatch, given, threads):
+    monkeypatch.setattr(_ranks, 'find_limits', lambda: Limits(quota_cpus=1.5))
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(64)))
+    monkeypatch.setenv('HOROVOD_CYCLE_TIME', '5')  # set beside it, and to be as it was afterwards
+    monkeypatch.delenv('OMP_NUM_THREADS') if given is None else monkeypatch.setenv('OMP_NUM_THREADS', given)
+    seen = []
+    with own_signals():
+        assert _ranks.in_rank(lambda _: seen.append(os.environ['OMP_NUM_THREADS']) or 0, Config()) == 0
+    assert seen == [threads]

@@ -1,0 +1,304 @@
+"""What launchers decide, part by part: hosts, options, attempts, blame, the lock, and how an engine is ended."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import ROOT
+
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.launch import attempts, blame
+from mlperf_rn50.launch.attempts import Attempt, judge, look, mark
+from mlperf_rn50.launch.engine import Event, Stage, processes_of, react
+from mlperf_rn50.launch.engines import ENGINES, environment
+from mlperf_rn50.launch.hosts import Host, common_slots, parse_hostfile, parse_hosts, silent_hosts
+from mlperf_rn50.launch.lock import folder_lock
+from mlperf_rn50.launch.options import make_parser, parse_options
+from mlperf_rn50.train.failures import Failure, note_failure
+from mlperf_rn50.train.run_folder import RunFolder
+
+
+def options(*words, script='mpirun'):
+    path = ROOT / 'launch' / (f'{script}.sbatch' if script == 'slurm' else f'{script}.sh')
+    engine = ENGINES[script]
+    return parse_options(make_parser(path, engine.has_hosts, engine.image_option), [str(w) for w in words])
+
+
+# --- hosts ------------------------------------------------------------------------------------------------
+
+def test_hosts_of_a_line_and_of_a_file():
+    assert parse_hosts('h1, h2') == [Host('h1'), Host('h2')]
+    assert parse_hostfile('# all\nh1 slots=4 # big\n\nh2 max_slots=9 slots=4\n', 'f') == [Host('h1', 4), Host('h2', 4)]
+    assert parse_hostfile('h1\nh1\nh2\nh2\n', 'f') == [Host('h1', 2), Host('h2', 2)]  # a line per rank, as PBS has it
+
+
+@pytest.mark.parametrize('text, said', [
+    ('', 'got nothing, expected host names'), (' ', 'got nothing'), ('h1,,h2', "got '', expected"),
+    ('h1,h1', 'h1 is named twice'), ('-oProxyCommand=x', 'expected a host name or an address'),
+    ('me@h1', 'name the user in ~/.ssh/config'), ('fe80::1', 'give an IPv6 address a name in /etc/hosts'),
+    ('h1\nh2', r"got 'h1\\nh2'"), ('$(id)', 'expected a host name'), ('h1;id', 'expected a host name')])
+def test_hosts_that_are_none(text, said):
+    with pytest.raises(ConfigError, match=said.replace('$', r'\$').replace('(', r'\(') if '$' in said else said):
+        parse_hosts(text)
+
+
+@pytest.mark.parametrize('text', ['', '# nobody\n\n'])
+def test_a_hostfile_without_hosts_is_not_this_machine(text):
+    with pytest.raises(ConfigError, match='no host in it'):
+        parse_hostfile(text, 'f')
+
+
+def test_slots_are_used_where_they_agree():
+    assert common_slots([Host('h1', 4), Host('h2', 4)]) == 4
+    assert common_slots([Host('h1'), Host('h2')]) is None
+    with pytest.raises(ConfigError, match=r'slots=2 for h2 and slots=4 for h1, .* give --ranks-per-node'):
+        common_slots([Host('h1', 4), Host('h2', 2)])
+    with pytest.raises(ConfigError, match='slots=x'):
+        parse_hostfile('h1 slots=x', 'f')
+
+
+def test_this_machine_needs_no_ssh(monkeypatch):
+    monkeypatch.setenv('PATH', '')
+    assert silent_hosts(['localhost', os.uname().nodename, 'h9']) == ['h9']
+    assert silent_hosts([]) == []
+
+
+# --- options ----------------------------------------------------------------------------------------------
+
+def test_what_a_launcher_does_not_know_is_trains():
+    o = options('--config=c.yaml', '--seeds', 2, '--train.max_epochs', -1, '--hosts', 'h1,h2', '--clear-caches')
+    assert (o.config, o.seeds, [h.name for h in o.hosts]) == ('c.yaml', 2, ['h1', 'h2'])
+    assert o.train == ('--train.max_epochs', '-1', '--run.clear_caches', 'true')
+    assert not o.only_prints and options('--dry-run').only_prints and options('--print=run.dir').only_prints
+
+
+def test_only_launchers_with_hosts_take_them():
+    assert options('--hosts', 'h1', script='local').hosts == ()
+    assert options('--container', 'x', '--mount', '/a', '--mount', '/b', script='slurm').mounts == ('/a', '/b')
+
+
+def test_the_environment_of_ranks():
+    env = environment(options('--ranks-per-device', 2), {'GLIBC_TUNABLES': 'mine', 'A': 'b'}, '7-ab')
+    assert env == {'GLIBC_TUNABLES': 'mine', 'A': 'b', 'MLPERF_RN50_RANKS_PER_DEVICE': '2', 'MLPERF_RN50_JOB': '7-ab',
+                   'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE': '50'}
+
+
+# --- attempts ---------------------------------------------------------------------------------------------
+
+def begin(folder, number=0):
+    run = RunFolder(folder, number)
+    run.result.write_text(':::MLLOG {"key": "run_start"}\n')
+    return run
+
+
+def write(run, *events):
+    with open(run.metrics, 'a') as f:
+        for event in events:
+            f.write(json.dumps(event) + '\n')
+
+
+def keep(run, step):
+    (run.checkpoints / f'step_{step:08d}').mkdir(parents=True)
+
+
+def test_the_end_of_an_earlier_part_is_not_believed(tmp_path):
+    run = begin(tmp_path)
+    keep(run, 8)
+    write(run, {'event': 'train', 'step': 8}, {'event': 'end', 'status': 'interrupted'})
+    before = mark(tmp_path)
+    attempt = look(tmp_path, before, 2, is_resumed=True)  # the resume fails at once
+    assert attempt == Attempt(0, 2, None, gained=False, can_resume=True)
+    write(run, {'event': 'resumed', 'step': 8}, {'event': 'train', 'step': 12}, {'event': 'end', 'status': 'converged'})
+    keep(run, 12)
+    assert look(tmp_path, before, 0, is_resumed=True) == Attempt(0, 0, 'converged', gained=True, can_resume=True)
+
+
+def test_an_attempt_that_began_no_run(tmp_path):
+    write(begin(tmp_path), {'event': 'end', 'status': 'converged'})
+    before = mark(tmp_path)
+    assert look(tmp_path, before, 1, is_resumed=False).run is None
+    begin(tmp_path, 1)
+    assert look(tmp_path, before, 1, is_resumed=False) == Attempt(1, 1, None, gained=False, can_resume=False)
+
+
+def test_with_a_larger_batch_fewer_steps_are_more(tmp_path):
+    run = begin(tmp_path)
+    keep(run, 100)
+    before = mark(tmp_path)
+    (run.checkpoints / 'step_00000100').rmdir()
+    keep(run, 50)  # the same images in a larger batch
+    write(run, {'event': 'resumed', 'step': 50})
+    assert not look(tmp_path, before, 1, is_resumed=True).gained
+    keep(run, 60)
+    assert look(tmp_path, before, 1, is_resumed=True).gained
+
+
+def test_torn_and_hostile_lines_say_nothing(tmp_path):
+    run = begin(tmp_path)
+    run.metrics.write_text('{"event": "end", "status": "converged"}\n[1]\n' + '[' * 100_000 + '\n{"event": "end", "st')
+    assert attempts.read_metrics(run) == [{'event': 'end', 'status': 'converged'}]
+    assert attempts.place_of(run) == 'step 0, start-up'
+
+
+@pytest.mark.parametrize('end, code', [('converged', 0), ('aborted', 1), ('failed', 1), ('interrupted', 75)])
+def test_a_run_that_ended_by_its_own_account_is_not_started_again(end, code):
+    verdict = judge(Attempt(0, 1, end, True, True), False, restarts_left=9, num_stuck=0)
+    assert (verdict.what, verdict.exit_code) == ('end', code)
+
+
+@pytest.mark.parametrize('attempt, asked, left, stuck, expected', [
+    (Attempt(0, 1, None, True, True), False, 1, 0, ('again', 0)),
+    (Attempt(0, 1, None, True, True), False, 0, 0, ('end', 1)),
+    (Attempt(0, 1, None, False, True), False, 9, 2, ('again', 0)),
+    (Attempt(0, 1, None, False, True), False, 9, 3, ('end', 1)),
+    (Attempt(0, 2, None, False, True), False, 9, 1, ('end', 2)),
+    (Attempt(0, 1, None, True, True), True, 9, 0, ('end', 75)),
+    (Attempt(None, 1, None, False, False), True, 9, 1, ('end', 1))])
+def test_what_follows_an_attempt_that_was_cut_short(attempt, asked, left, stuck, expected):
+    verdict = judge(attempt, asked, left, stuck)
+    assert (verdict.what, verdict.exit_code) == expected
+
+
+def test_pauses_grow_while_nothing_is_gained():
+    assert [attempts.pause_s(n) for n in (0, 1, 2, 3, 9)] == [0, 5, 10, 20, 60]
+
+
+def test_attempts_of_a_job_are_counted_across_its_starts(tmp_path):
+    for job, gained in [('7', True), ('7', False), ('8', False), ('7', False)]:
+        attempts.note_attempt(tmp_path, job, Attempt(0, 1, None, gained, True))
+    assert [attempts.stuck_attempts(tmp_path, job) for job in ('7', '8', '9')] == [2, 1, 0]
+    attempts.note_attempt(tmp_path / 'none', '7', Attempt(0, 1, None, False, True))
+    assert not (tmp_path / 'none').exists()
+
+
+# --- blame ------------------------------------------------------------------------------------------------
+
+def test_a_host_that_failed_twice_without_progress_is_bad(tmp_path):
+    for job, host, cause in [('a', 'h1', 'does not answer'), ('b', 'h2', 'killed'), ('c', 'h2', 'does not answer'),
+                             ('c', 'h2', 'killed'), ('c', 'h3', 'killed')]:
+        note_failure(tmp_path, Failure(job, host, cause))
+    failures = blame.read_failures(tmp_path)
+    assert blame.count_failures(failures)[('h2', 'killed')] == 2
+    assert blame.bad_hosts(failures, ['b', 'c'], ['h1', 'h2', 'h3']) == {'h2': 'killed'}
+    assert blame.bad_hosts(failures, ['c'], ['h1', 'h2', 'h3']) == {}  # twice in one attempt is once
+    assert blame.bad_hosts(failures, ['b', 'c'], ['h2']) == {}  # the last one stays
+
+
+def test_the_ranks_of_a_host():
+    assert blame.ranks_of('h2', ['h1', 'h2'], 2) == '2, 3'
+
+
+# --- the lock ---------------------------------------------------------------------------------------------
+
+def test_a_second_launcher_is_refused_and_a_crash_lets_go(tmp_path):
+    folder = tmp_path / 'a/run'
+    with folder_lock(folder), pytest.raises(ConfigError, match=rf'is in use by process {os.getpid()} on '), \
+            folder_lock(folder):
+        pass
+    assert not (tmp_path / 'a').exists()  # as it was found
+    code = f'''import time; from pathlib import Path; from mlperf_rn50.launch.lock import folder_lock
+with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
+    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        with pytest.raises(ConfigError, match='is in use by'), folder_lock(folder):
+            pass
+        holder.kill()
+    with folder_lock(folder):  # its file is still there
+        (folder / 'result_0.txt').touch()
+    assert [p.name for p in folder.iterdir()] == ['result_0.txt']
+
+
+def test_a_lock_follows_no_link(tmp_path):
+    (tmp_path / 'precious').write_text('x')
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run/.launcher.lock').symlink_to(tmp_path / 'precious')
+    with pytest.raises(ConfigError), folder_lock(tmp_path / 'run'):
+        pass
+    assert (tmp_path / 'precious').read_text() == 'x'
+
+
+# --- an engine and its end --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('events, expected', [
+    ([], Stage.RUNNING), ([Event.STOP], Stage.STOPPING), ([Event.STOP, Event.STOP], Stage.STOPPING),
+    ([Event.STOP, Event.AT_ONCE], Stage.TERMINATING), ([Event.LOST], Stage.TERMINATING),
+    ([Event.LATE], Stage.TERMINATING), ([Event.STOP, Event.LATE], Stage.TERMINATING),
+    ([Event.LOST, Event.LATE], Stage.KILLING), ([Event.LOST, Event.LATE, Event.STOP], Stage.KILLING),
+    ([Event.STOP, Event.LATE, Event.LATE, Event.LATE], Stage.KILLING)])
+def test_the_stages_of_an_end(events, expected):
+    stage = Stage.RUNNING
+    for event in events:
+        stage = react(stage, event)
+    assert stage is expected
+
+
+# Runs a shell as an engine, as a process of its own: signals are read there.
+ENGINE = '''import os, sys, signal
+from mlperf_rn50.launch import engine
+engine.STOP_LIMIT_S, engine.TERM_LIMIT_S = 2.0, 1.0
+signals = engine.Signals()
+print('ready', flush=True)
+code = engine.run_engine(['bash', '-c', sys.argv[1]], dict(os.environ, MLPERF_RN50_JOB=sys.argv[2]), signals,
+                         signal.SIGUSR1, sys.argv[2], float(sys.argv[3]))
+print(code, signals.is_asked, signals.is_at_once, flush=True)
+'''
+
+
+def engine(script, *numbers, limit_s=0.0, wait_for='up'):
+    job = f'{os.getpid()}-{time.monotonic_ns():x}'
+    with subprocess.Popen([sys.executable, '-c', ENGINE, script, job, str(limit_s)], stdout=subprocess.PIPE,
+                          text=True, start_new_session=True) as process:
+        lines = iter(process.stdout.readline, '')
+        for number in numbers:
+            while wait_for not in next(lines):
+                pass
+            process.send_signal(number)
+            time.sleep(1.1 * (number == signal.SIGINT and len(numbers) > 1))  # sooner, it would be the same one
+        said = [line.strip() for line in lines]
+    return said[-1], processes_of(job)
+
+
+WAITS = 'trap "echo up; exit 75" USR1; echo up; while :; do sleep 0.05; done'
+DEAF = 'trap "" USR1 TERM; trap "echo up" USR1; sleep 600 & echo up; while :; do wait; done'
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_every_word_to_stop_is_handed_on(number):
+    assert engine(WAITS, number) == ('75 True False', [])
+
+
+def test_a_second_interrupt_ends_an_engine_that_would_go_on():
+    assert engine(DEAF, signal.SIGINT, signal.SIGINT) == ('137 True True', [])
+
+
+def test_an_engine_that_does_not_end_is_told_to_and_killed():
+    assert engine(DEAF, signal.SIGTERM) == ('137 True False', [])
+    assert engine('trap "" TERM; while :; do sleep 1; done', limit_s=0.2) == ('137 False False', [])
+
+
+def test_an_interrupt_that_was_ignored_before_is_heard():
+    done = subprocess.run(['bash', '-c', f'trap "" INT; exec {sys.executable} -c "$1" "$2" j 0', '-', ENGINE,
+                           'trap "exit 75" USR1; kill -INT $PPID; while :; do sleep 0.05; done'],
+                          capture_output=True, text=True)
+    assert done.stdout.split()[-3:] == ['75', 'True', 'False'], done.stderr
+
+
+def test_nohup_keeps_its_word():
+    done = subprocess.run(['bash', '-c', f'trap "" HUP; exec {sys.executable} -c "$1" "$2" j 0', '-', ENGINE,
+                           'kill -HUP $PPID; sleep 0.2; exit 7'], capture_output=True, text=True)
+    assert done.stdout.split()[-3:] == ['7', 'False', 'False'], done.stderr
+
+
+def test_signals_wait_to_be_read():
+    code = '''import os, signal, time; from mlperf_rn50.launch.engine import Event, Signals
+s = Signals()
+for n in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT): os.kill(os.getpid(), n)
+print(*sorted(s.next(1).name for _ in range(3)))
+time.sleep(1.1); os.kill(os.getpid(), signal.SIGINT); print(s.next(1).name, s.next(0))'''
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert done.stdout.split() == ['LOST', 'STOP', 'STOP', 'AT_ONCE', 'None'], done.stderr
+
+

@@ -1,0 +1,66 @@
+"""Numbers in the environment: as OpenMP and the launchers write them, or refused in one line."""
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers import call
+
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.system import launched
+from mlperf_rn50.system.launched import environment_number, launched_local, launched_rank, launched_size, omp_threads
+from mlperf_rn50.system.rendezvous import rank_variables
+
+
+@pytest.mark.parametrize('text, threads', [('4', 4), ('2,1', 2), (' 3 , 2,1', 3), ('', None), ('0', None), ('-1', None),
+                                           ('x', None), (',2', None), ('²', None), ('9' * 5000, None)])
+def test_threads_of_nested_levels_count_by_the_first(text, threads):
+    assert omp_threads(text) == threads
+
+
+@pytest.mark.parametrize('text', ['x', '', '1.5', '-1', '1,2', '٣', '9' * 5000])
+def test_a_launcher_that_says_no_number_is_named(monkeypatch, text):
+    for name, ask in (('OMPI_COMM_WORLD_RANK', launched_rank), ('PMI_SIZE', launched_size),
+                      ('OMPI_COMM_WORLD_LOCAL_RANK', launched_local)):
+        with monkeypatch.context() as m:
+            m.setenv(name, text)
+            with pytest.raises(ConfigError, match=f'{name}: got .* in the environment, expected a whole number'):
+                ask()
+
+
+def test_what_is_not_set_is_none(monkeypatch):
+    for name in (*launched._RANK, *launched._SIZE):
+        monkeypatch.delenv(name, raising=False)
+    assert (launched_rank(), launched_size()) == (0, None)
+    assert environment_number('X', {}) is None and environment_number('X', {'X': ' 12 '}) == 12
+
+
+def test_the_program_says_it_in_one_line(monkeypatch):
+    monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '1')
+    monkeypatch.setenv('OMPI_COMM_WORLD_RANK', 'x')
+    for words in (['doctor'], ['train', '--train.local_batch_size=8', '--no-such-option']):
+        done = call(*words)
+        assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'Traceback' not in done.stderr, done.stderr
+    assert "OMPI_COMM_WORLD_RANK: got 'x'" in call('doctor').stderr
+
+
+def test_binding_understands_nested_threads_and_names_a_wrong_number():
+    command = [sys.executable, '-m', 'mlperf_rn50.system.topology', 'true', 'train']
+    done = subprocess.run(command, env={**os.environ, 'OMP_NUM_THREADS': '2,1'}, capture_output=True, text=True)
+    assert done.returncode == 0 and ' 2 threads' in done.stderr, done.stderr
+    done = subprocess.run(command, env={**os.environ, 'MLPERF_RN50_RANKS_PER_DEVICE': 'x'}, capture_output=True,
+                          text=True)
+    assert done.returncode == 2 and done.stderr.startswith("mlperf-rn50: MLPERF_RN50_RANKS_PER_DEVICE: got 'x'")
+    assert done.stderr.count('\n') == 1
+
+
+@pytest.mark.parametrize('changed, said', [
+    ({'SLURM_STEP_NUM_NODES': 'x'}, "SLURM_STEP_NUM_NODES: got 'x'"), ({'SLURM_STEP_NUM_NODES': '0'}, 'got 0'),
+    ({'SLURM_STEP_NUM_TASKS': None}, 'SLURM_STEP_NUM_TASKS: got nothing'),
+    ({'MLPERF_RN50_RENDEZVOUS': '127.0.0.1'}, 'expected host:port')])
+def test_a_slurm_step_whose_numbers_are_wrong_is_named(changed, said):
+    env = {'MLPERF_RN50_RENDEZVOUS': '127.0.0.1:9', 'SLURM_PROCID': '0', 'SLURM_STEP_NUM_NODES': '1',
+           'SLURM_STEP_NUM_TASKS': '1', 'SLURM_LOCALID': '0', 'SLURM_NODEID': '0', **changed}
+    with pytest.raises(ConfigError) as e:
+        rank_variables({k: v for k, v in env.items() if v is not None})
+    assert said in str(e.value)

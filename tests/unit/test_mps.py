@@ -1,0 +1,112 @@
+"""launch/mps.sh: where the service and its clients meet, with stand-ins for NVIDIA's programs."""
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers import HANG_LIMIT_S, ROOT, run, skip_for
+
+SCRIPT = ROOT / 'launch/mps.sh'
+# Writes down its calls, and is a service once it was started: CALLS.
+CONTROL = '''#!/bin/sh
+if [ "$1" = -d ]; then
+    echo "start in $CUDA_MPS_PIPE_DIRECTORY, log in $CUDA_MPS_LOG_DIRECTORY" >>"$CALLS"
+    : >"$CUDA_MPS_PIPE_DIRECTORY/control"
+else
+    read -r asked
+    [ "$asked" != quit ] || echo quit >>"$CALLS"
+    [ -e "$CUDA_MPS_PIPE_DIRECTORY/control" ]
+fi
+'''
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """A PATH with a GPU, and a folder for the service that is not there yet."""
+    programs = tmp_path / 'bin'
+    programs.mkdir()
+    for name, text in (('nvidia-smi', '#!/bin/sh\n'), ('nvidia-cuda-mps-control', CONTROL)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    return {'PATH': f'{programs}:{os.environ["PATH"]}', 'CALLS': str(tmp_path / 'calls'),
+            'CUDA_MPS_PIPE_DIRECTORY': str(tmp_path / 'mps')}
+
+
+def calls(environment) -> list[str]:
+    path = Path(environment['CALLS'])
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_the_service_is_started_once_in_a_folder_of_its_own(environment):
+    folder = Path(environment['CUDA_MPS_PIPE_DIRECTORY'])
+    starts = [subprocess.Popen([SCRIPT, 'start'], env=environment, stderr=subprocess.PIPE) for _ in range(4)]
+    assert [p.wait(HANG_LIMIT_S) for p in starts] == [0] * 4, [p.stderr.read() for p in starts]
+    assert calls(environment) == [f'start in {folder}, log in {folder}/log']
+    assert folder.stat().st_mode & 0o7777 == 0o700
+    assert run([SCRIPT, 'stop'], env=environment).returncode == 0
+    assert calls(environment)[1:] == ['quit']
+
+
+def test_stop_makes_no_folder(environment):
+    assert run([SCRIPT, 'stop'], env=environment).returncode == 0
+    assert not Path(environment['CUDA_MPS_PIPE_DIRECTORY']).exists() and not calls(environment)
+
+
+def planted_link(folder: Path) -> str:
+    (folder.parent / 'target').mkdir(mode=0o700)
+    (folder.parent / 'target/lock').write_text('precious')
+    folder.symlink_to(folder.parent / 'target')
+    return 'got symbolic link, owner'
+
+
+def open_to_all(folder: Path) -> str:
+    folder.mkdir()
+    folder.chmod(0o777)
+    return f'got a folder, owner {os.geteuid()}, mode 777'
+
+
+def of_another(folder: Path) -> str:
+    skip_for('' if os.geteuid() == 0 else 'only root can give a folder away')
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 4242, 4242)
+    return 'owner 4242, mode 700'
+
+
+def a_file(folder: Path) -> str:
+    folder.write_text('precious')
+    return 'got regular file'
+
+
+@pytest.mark.parametrize('plant', [planted_link, open_to_all, a_file, of_another])
+@pytest.mark.parametrize('slash', ['', '//'])
+def test_what_others_could_have_planted_is_refused_and_left_alone(environment, plant, slash):
+    folder = Path(environment['CUDA_MPS_PIPE_DIRECTORY'])
+    found = plant(folder)
+    environment['CUDA_MPS_PIPE_DIRECTORY'] += slash
+    before = sorted((p, p.read_bytes() if p.is_file() else b'') for p in folder.parent.rglob('*'))
+    for command in ('start', 'stop'):
+        done = run([SCRIPT, command], env=environment)
+        assert done.returncode == 2 and done.stdout == ''
+        assert found in done.stderr and 'set CUDA_MPS_PIPE_DIRECTORY' in done.stderr and done.stderr.count('\n') == 1
+    assert sorted((p, p.read_bytes() if p.is_file() else b'') for p in folder.parent.rglob('*')) == before
+    assert not calls(environment)
+
+
+def test_each_user_has_a_folder_of_their_own(environment):
+    skip_for('' if os.geteuid() == 0 else 'only root can become somebody else')
+    environment.pop('CUDA_MPS_PIPE_DIRECTORY')
+    as_another = ['setpriv', '--reuid', '4242', '--regid', '4242', '--clear-groups', 'bash']
+    said = [run([*how, '-s', 'folder'], env=environment, input=SCRIPT.read_text()).stdout.strip()
+            for how in (['bash'], as_another)]  # read from standard input, as another user may not reach the checkout
+    assert said == ['/tmp/mlperf_rn50-mps-0', '/tmp/mlperf_rn50-mps-4242']
+
+
+def test_without_a_gpu_nothing_is_started(environment):
+    (Path(environment['PATH'].partition(':')[0]) / 'nvidia-smi').write_text('#!/bin/sh\nexit 9\n')
+    assert run([SCRIPT, 'start'], env=environment).returncode == 0
+    assert not Path(environment['CUDA_MPS_PIPE_DIRECTORY']).exists()
+
+
+def test_the_usage_is_said_with_or_without_a_gpu(environment):
+    assert run([SCRIPT, 'restart'], env=environment).returncode == 2
+    assert 'Usage: launch/mps.sh start|stop|folder' in run([SCRIPT], env=environment).stderr

@@ -1,0 +1,82 @@
+"""What is said of a process that the kernel ended for want of memory."""
+import signal
+
+import pytest
+
+from mlperf_rn50.system import out_of_memory as oom
+from mlperf_rn50.system.out_of_memory import Sample, explain_abort, explain_error, explain_kill, memory_cgroup
+
+V2 = 'low 0\nhigh 0\nmax 812\noom 3\noom_kill 2\noom_group_kill 0\n'
+V1 = 'oom_kill_disable 0\nunder_oom 0\noom_kill 2\n'
+GB = 10**9
+
+
+def make(root, *files):
+    for name, text in files:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_version_2(tmp_path):
+    make(tmp_path, ('job/memory.max', '4000000000\n'), ('job/rank/memory.max', 'max\n'), ('job/rank/memory.events', V2))
+    folder = memory_cgroup('0::/job/rank\n', tmp_path)
+    assert folder == tmp_path / 'job/rank' and oom.oom_kills(folder) == 2
+    assert oom.memory_limit(folder, tmp_path) == 4 * GB  # of the one around it
+
+
+def test_version_1_and_no_limit(tmp_path):
+    make(tmp_path, ('memory/job/memory.oom_control', V1), ('memory/job/memory.limit_in_bytes', '9223372036854771712\n'))
+    folder = memory_cgroup('9:name=systemd:/\n4:cpu,memory:/job\n1:cpu:/x\n0::/\n', tmp_path)
+    assert folder == tmp_path / 'memory/job' and oom.oom_kills(folder) == 2
+    assert oom.memory_limit(folder, tmp_path) is None
+
+
+@pytest.mark.parametrize('own, mount', [('0::/\n', '.'), ('4:memory:/docker/81af\n0::/\n', 'memory')])
+def test_a_container_sees_its_own_as_the_root(tmp_path, own, mount):
+    make(tmp_path / mount, ('memory.events', V2))
+    assert memory_cgroup(own, tmp_path) == tmp_path / mount
+    assert memory_cgroup('0::/\n', tmp_path / 'nothing') is None
+
+
+BEFORE, AFTER = Sample(int(1.5 * GB), 0, 1), Sample(int(1.5 * GB), 0, 2)
+
+
+@pytest.mark.parametrize('after, limit, num_ranks, said', [
+    (BEFORE, 4 * GB, 4, ''),
+    (AFTER, 4 * GB, 4, 'out of memory: the memory limit of its cgroup is 4.0 GB, its 4 ranks used about 6.0 GB '
+     'together, 1.5 GB each; 2 of this size fit: start at most 2 on a host, or lower train.local_batch_size'),
+    (AFTER, 1 * GB, 1, 'out of memory: the memory limit of its cgroup is 1.0 GB, this rank used 1.5 GB; lower '
+     'train.local_batch_size'),
+    (AFTER, None, 50, 'out of memory: the host has 64.0 GB and ran out of it, its 50 ranks used about 75.0 GB '
+     'together, 1.5 GB each; 42 of this size fit: start at most 42 on a host, or lower train.local_batch_size'),
+    (AFTER, 64 * GB, 2, 'out of memory: the host has 64.0 GB and ran out of it, its 2 ranks used about 3.0 GB '
+     'together, 1.5 GB each; lower train.local_batch_size, or start fewer ranks on a host')])
+def test_what_a_kill_means(after, limit, num_ranks, said):
+    assert explain_kill(BEFORE, after, limit, 64 * GB, num_ranks) == said
+
+
+def test_what_an_abort_means():
+    assert explain_abort(int(3.9 * GB), None) == explain_abort(GB, 4 * GB) == ''
+    assert explain_abort(int(3.9 * GB), 4 * GB).startswith(
+        'out of memory: its address space is limited to 4.0 GB (ulimit -v), of which it used 3.9 GB; raise the limit')
+    assert oom.explain_death(signal.SIGTERM, BEFORE, AFTER, None, 1) == ''
+
+
+@pytest.mark.parametrize('error', [MemoryError(), RuntimeError('std::bad_alloc'), OSError(12, 'Cannot allocate memory'),
+                                   RuntimeError('[x] src/storage: Failed to allocate CPU Memory')])
+def test_errors_for_want_of_memory(error):
+    assert explain_error(error).startswith('out of memory: ')
+
+
+def test_other_errors_are_none():
+    assert explain_error(ValueError('no such memory cell')) == ''
+
+
+def test_a_sample_keeps_what_a_dead_process_no_longer_tells(tmp_path, monkeypatch):
+    monkeypatch.setattr(oom, '_PROC', tmp_path)
+    status = 'Name:\tx\nVmPeak:\t 2000 kB\nVmHWM:\t 1000 kB\n'
+    make(tmp_path, ('7/status', status), ('vmstat', 'pgfault 9\noom_kill 3\n'))
+    sample = oom.take_sample(7, None)
+    assert sample == Sample(1024000, 2048000, 3)
+    (tmp_path / '7/status').write_text('Name:\tx\nState:\tZ (zombie)\n')
+    assert oom.take_sample(7, None, sample) == sample
