@@ -15,10 +15,9 @@ class Metrics:
 
     def __init__(self, run: RunFolder):
         self._run, self._dataset = run, ''
-        self._file: LineFile | None = None
+        self._file = LineFile(run.metrics)
 
     def _write(self, **values: Any) -> None:
-        self._file = self._file or LineFile(self._run.metrics)
         self._file.write(json.dumps(values))
 
     def see(self, event: events.Event) -> None:
@@ -53,5 +52,4 @@ class Metrics:
                       time_to_train_s=event.time_s, best_top1=event.best_top1, images_per_s=event.images_per_s)
 
     def close(self) -> None:
-        if self._file:
-            self._file.close()
+        self._file.close()

@@ -1,0 +1,154 @@
+"""A launcher on this machine, asked to stop or hit in each phase of a run: what it ends with, and that it goes on."""
+import os
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+from e2e.training import arguments, metrics
+from helpers import HANG_LIMIT_S, ROOT
+
+from mlperf_rn50.train.checkpoint import list_checkpoints, load
+
+LOG_KEYS = ('"run_start"', '"run_resumed"', '"eval_start"', '"eval_stop"')
+
+
+class Job:
+    """launch/local.sh with one rank."""
+
+    def __init__(self, folder, data, *options):
+        self.run_dir = folder / 'run'
+        config = folder / 'c.yaml'
+        config.write_text('{}\n')
+        words = [w for w in arguments(self.run_dir, data)[1:] if not w.startswith(('--run.dir', '--train.max_epochs'))]
+        self._before = self._count()
+        self.process = subprocess.Popen(
+            [str(w) for w in (ROOT / 'launch/local.sh', '--no-doctor', '--config', config, '--run-dir', self.run_dir,
+                              *words, '--checkpoint.period_steps=2', '--train.max_epochs=400',
+                              '--schedule.decay_epochs=400', *options)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+    def _count(self):
+        """How often each key is in the log."""
+        path = self.run_dir / 'result_0.txt'
+        text = path.read_text() if path.exists() else ''
+        return {key: text.count(key) for key in LOG_KEYS}
+
+    def num_starts(self):
+        now = self._count()
+        return now['"run_start"'] + now['"run_resumed"']
+
+    def ranks(self):
+        """The processes that train; of each pair the one that does."""
+        found = [p for p in psutil.Process(self.process.pid).children(recursive=True) if 'train' in words_of(p)]
+        return [p for p in found if p.ppid() in {q.pid for q in found}]
+
+    def is_in(self, phase, num_starts):
+        """Whether the run is in a phase, after so many starts."""
+        if phase == 'start-up':
+            return bool(self.ranks()) and self.num_starts() < num_starts
+        if self.num_starts() < num_starts:
+            return False
+        now = self._count()
+        if phase == 'evaluation':
+            return now['"eval_start"'] > now['"eval_stop"']
+        if phase == 'checkpoint':
+            return bool(list(self.run_dir.glob('checkpoints/.step_*.tmp')))
+        steps = metrics(self.run_dir, 'train')
+        return bool(steps)
+
+    def wait_for(self, phase, num_starts):
+        deadline = time.monotonic() + HANG_LIMIT_S
+        while not self.is_in(phase, num_starts):
+            assert self.process.poll() is None and time.monotonic() < deadline, self.process.communicate()[0]
+            time.sleep(0.01)
+
+    def end(self):
+        out = self.process.communicate(timeout=HANG_LIMIT_S)[0]
+        return self.process.returncode, out
+
+
+def words_of(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def assert_whole(run_dir):
+    for path in list_checkpoints(run_dir / 'checkpoints'):
+        load(path)
+    assert not list(run_dir.glob('checkpoints/.*'))
+
+
+@pytest.mark.slow
+@pytest.mark.fault('term', 'start-up', 'training', 'evaluation', 'checkpoint')
+@pytest.mark.fault('int', 'start-up', 'training', 'evaluation', 'checkpoint')
+@pytest.mark.fault('hup', 'start-up', 'training', 'evaluation', 'checkpoint')
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=['TERM', 'INT', 'HUP'])
+def test_asked_to_stop_in_each_phase(tiny, tmp_path, number):
+    for num_starts, phase in enumerate(('training', 'evaluation', 'checkpoint', 'start-up'), 1):
+        job = Job(tmp_path, tiny, *(['--resume'] if num_starts > 1 else []))
+        job.wait_for(phase, num_starts)
+        job.process.send_signal(number)
+        code, out = job.end()
+        assert code == 75, f'{phase}: {out}'
+        assert_whole(job.run_dir)
+        assert [m['status'] for m in metrics(job.run_dir, 'end')] == ['interrupted'] * num_starts
+    steps = [m['step'] for m in metrics(job.run_dir, 'resumed')]
+    assert steps == sorted(set(steps)) and len(steps) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.fault('kill', 'start-up', 'training', 'evaluation', 'checkpoint')
+@pytest.mark.fault('second launcher', 'start-up', 'training', 'evaluation', 'checkpoint')
+@pytest.mark.fault('int', 'training')
+def test_killed_in_each_phase_and_started_again_while_another_launcher_tries(tiny, tmp_path):
+    job = Job(tmp_path, tiny, '--restarts', 9)
+    for num_starts, phase in enumerate(('start-up', 'training', 'evaluation', 'checkpoint'), 1):
+        num_starts = max(1, num_starts - 1)  # the first attempt did not get so far
+        job.wait_for(phase, num_starts)
+        victim = job.ranks()[0]
+        victim.suspend()  # it stays in its phase
+        second = subprocess.run([ROOT / 'launch/local.sh', '--no-doctor', '--resume', '--run-dir', job.run_dir],
+                                capture_output=True, text=True, timeout=HANG_LIMIT_S)
+        assert second.returncode == 2, second.stderr
+        assert f'{job.run_dir} is in use by process {job.process.pid} on ' in second.stderr
+        (victim if phase != 'evaluation' else victim.parent()).kill()  # once the watcher
+    job.wait_for('training', 4)
+    ranks = job.ranks()
+    for _ in range(2):  # and Ctrl-C twice ends it at once
+        job.process.send_signal(signal.SIGINT)
+        time.sleep(1.1)
+    code, out = job.end()
+    assert code == 130 or code == 75 and metrics(job.run_dir, 'end'), out  # it may have been quicker
+    psutil.wait_procs(ranks, timeout=HANG_LIMIT_S)
+    assert not [r for r in ranks if r.is_running()]
+    assert out.count('killed by signal 9 (SIGKILL)') == 3 and out.count('its watcher was killed') == 1, out
+    assert out.count('restart ') == 4
+    for path in list_checkpoints(job.run_dir / 'checkpoints'):
+        load(path)
+    assert not [n for n in os.listdir('/dev/shm') if n.startswith(f'mlperf_rn50-{job.process.pid}-')]
+    failures = (job.run_dir / 'failures.jsonl').read_text()
+    assert failures.count('killed by signal 9 (SIGKILL)') == 3
+
+
+@pytest.mark.slow
+@pytest.mark.fault('damaged checkpoint', 'start-up')
+@pytest.mark.fault('changed configuration', 'start-up')
+def test_a_start_from_damage_goes_on_and_from_another_configuration_does_not(tiny, tmp_path):
+    job = Job(tmp_path, tiny, '--checkpoint.keep=3')
+    job.wait_for('training', 1)
+    while len(list_checkpoints(job.run_dir / 'checkpoints')) < 3:
+        time.sleep(0.05)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 75
+    newest = list_checkpoints(job.run_dir / 'checkpoints')[-1]
+    again = Job(tmp_path, tiny, '--resume', '--schedule.base_lr=0.5')
+    code, out = again.end()
+    assert code == 2 and 'schedule.base_lr' in out and 'Traceback' not in out
+    (newest / 'arrays.npz').write_bytes(b'x')
+    again = Job(tmp_path, tiny, '--resume', '--train.target_accuracy=0.01')
+    code, out = again.end()
+    assert code == 0 and newest.name in out and 'converged' in out, out
