@@ -33,13 +33,21 @@ RUN MLPERF_RN50_VARIANT="$VARIANT" launch/setup.sh --check && rm -rf mlperf_rn50
 
 FROM ${BASE}
 ARG VARIANT=cpu
-# Open MPI and horovodrun reach other nodes with ssh; libgomp and libquadmath are MXNet's.
-RUN apt-get update && apt-get install -y --no-install-recommends python3 libgomp1 libquadmath0 openssh-client \
-    && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home --uid 1000 rn50
+# Open MPI and horovodrun reach other nodes with ssh, and MPIJobs let them in; libgomp and libquadmath are MXNet's.
+# Clusters run it as any user of group 0, whom launch/user.sh names in a folder that libnss-extrausers looks into.
+RUN apt-get update && apt-get install -y --no-install-recommends python3 libgomp1 libquadmath0 \
+        openssh-client openssh-server libnss-extrausers \
+    && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
+    && useradd --create-home --uid 1000 rn50 \
+    && chgrp -R 0 /home/rn50 && chmod -R g=u /home/rn50 \
+    && sed -i 's/^\(passwd\|group\):.*/& extrausers/' /etc/nsswitch.conf \
+    && mkdir -p /var/lib/extrausers && chmod 1777 /var/lib/extrausers \
+    && ln -s /opt/mlperf_rn50/launch/kubernetes/ssh_config /etc/ssh/ssh_config.d/mlperf_rn50.conf
 COPY --from=build /opt/mlperf_rn50 /opt/mlperf_rn50
 RUN MLPERF_RN50_VARIANT="$VARIANT" /opt/mlperf_rn50/launch/setup.sh --check
-ENV PATH=/opt/mlperf_rn50/.venv/bin:$PATH NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
-USER rn50
+ENV PATH=/opt/mlperf_rn50/.venv/bin:$PATH HOME=/home/rn50 \
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
+# A number: Kubernetes cannot see whether a name is root's.
+USER 1000
 WORKDIR /home/rn50
 ENTRYPOINT ["mlperf-rn50"]

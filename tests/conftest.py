@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers import CLI, PUBLISHED, run
+from helpers import CLI, MPIJOB_SCHEMA, PUBLISHED, run
 from hypothesis import HealthCheck, settings
 
 from mlperf_rn50.system.processor import find_processor
@@ -18,6 +18,7 @@ settings.load_profile('untimed')
 
 # Marks of tests that a run may leave out, and why it does.
 LEFT_OUT = {'needs_avx512': f'need AVX-512, and this processor may use {find_processor().uses}',
+            'needs_mpijob_schema': 'need the schema of MPIJobs, ../shared/reference/mpijob-crd.yaml',
             'needs_published': 'need the published logs of MLPerf rounds, in ../shared/published',
             'cluster': 'need root, for hosts, Slurm and containers: launch/test.sh --all',
             'browser': 'need headless Chromium: launch/test.sh --all',
@@ -37,7 +38,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if Path(item.path).parent.name == 'cluster':
             item.add_marker('cluster')
-    missing = {'needs_avx512': not find_processor().can_train_bfloat16, 'needs_published': not PUBLISHED.is_dir()}
+    missing = {'needs_avx512': not find_processor().can_train_bfloat16, 'needs_published': not PUBLISHED.is_dir(),
+               'needs_mpijob_schema': not MPIJOB_SCHEMA.is_file()}
     impossible = [i for i in items if any(is_missing and i.get_closest_marker(m) for m, is_missing in missing.items())]
     items[:] = [i for i in items if i not in impossible]
     config.hook.pytest_deselected(items=impossible)

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 # Only guards against hanging: what a test is about is what happens, and in which order.
 HANG_LIMIT_S = 900
 PUBLISHED = ROOT.parent / 'shared/published'  # real logs, for tests marked needs_published
+MPIJOB_SCHEMA = ROOT.parent / 'shared/reference/mpijob-crd.yaml'  # the operator's, for tests marked needs_mpijob_schema
 CLI = [sys.executable, '-m', 'mlperf_rn50']
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
 from mlperf_rn50.files import dump_json
 from mlperf_rn50.train.checkpoint import list_checkpoints
-from mlperf_rn50.train.run_folder import RunFolder, new_run
+from mlperf_rn50.train.run_folder import RunFolder, next_index
 
 # So many attempts in a row without a newer checkpoint, and the job has failed.
 MAX_ATTEMPTS = 3
@@ -90,7 +90,7 @@ def next_attempt(last: Attempt | None, job: str, run: int, newest: tuple[int, in
 def plan_attempt(run_dir: Path, job: str) -> tuple[Attempt, int | None]:
     """The attempt that comes now, and the number of the run it goes on with, None for a new one."""
     resume = resumable_run(run_dir)
-    run = new_run(run_dir).index if resume is None else resume
+    run = next_index(run_dir) if resume is None else resume
     return next_attempt(read_attempt(run_dir), job, run, newest_checkpoint(run_dir)), resume
 
 

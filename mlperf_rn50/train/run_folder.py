@@ -93,6 +93,22 @@ def run_numbers(folder: Path) -> list[int]:
     return [int(m[1]) for p in folder.glob('result_*.txt') if (m := re.fullmatch(r'result_(\d+)\.txt', p.name))]
 
 
+def next_index(folder: Path) -> int:
+    """The run number that new_run would give now in a folder, which is made if missing.
+
+    Raises:
+        UserError: the folder cannot be made or read.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = [int(m[1]) for p in folder.iterdir() if (m := _OWN.fullmatch(p.name))]
+        if any((folder / n).exists() for n in ('config.yaml', 'metrics.jsonl', 'train.log')):
+            taken.append(0)
+        return next(k for k in count(max(taken, default=-1) + 1) if not RunFolder(folder, k).lock.exists())
+    except OSError as e:
+        raise _useless(folder, e) from e
+
+
 def new_run(folder: Path) -> RunFolder:
     """The next free run number of a folder, which is made if missing; nobody else is given the same.
 
@@ -100,13 +116,15 @@ def new_run(folder: Path) -> RunFolder:
         UserError: the folder cannot be made or written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        taken = [int(m[1]) for p in folder.iterdir() if (m := _OWN.fullmatch(p.name))]
-        if any((folder / n).exists() for n in ('config.yaml', 'metrics.jsonl', 'train.log')):
-            taken.append(0)
-        return next(run for k in count(max(taken, default=-1) + 1) if _is_claimed(run := RunFolder(folder, k)))
+        while not _is_claimed(run := RunFolder(folder, next_index(folder))):
+            pass  # somebody else was faster
+        return run
     except OSError as e:
-        raise UserError(f'run.dir: {folder}: {e.strerror}; choose a folder that can be written') from e
+        raise _useless(folder, e) from e
+
+
+def _useless(folder: Path, e: OSError) -> UserError:
+    return UserError(f'run.dir: {folder}: {e.strerror}; choose a folder that can be written')
 
 
 def _is_claimed(run: RunFolder) -> bool:

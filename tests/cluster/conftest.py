@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster.hosts import Cluster
+from cluster.images import build_image
 from helpers import HANG_LIMIT_S, ROOT, skip_for
 
 from mlperf_rn50.data.prepare import Packing, pack
@@ -46,6 +47,21 @@ def _clean(request):
     yield
     if 'cluster' in request.fixturenames:
         request.getfixturevalue('cluster').reset()
+
+
+@pytest.fixture(scope='session')
+def image(tmp_path_factory) -> str:
+    """The name of the image."""
+    return build_image(tmp_path_factory.mktemp('debian'))
+
+
+@pytest.fixture
+def podman_settings(tmp_path, monkeypatch):
+    """podman as it runs on machines that allow little: another runtime, low limits."""
+    path = tmp_path / 'containers.conf'
+    path.write_text('[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
+                    '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\n')
+    monkeypatch.setenv('CONTAINERS_CONF', str(path))
 
 
 @pytest.fixture(scope='session')

@@ -17,6 +17,7 @@ from mlperf_rn50.launch import pod, pod_door, pod_progress
 from mlperf_rn50.launch.pod_door import LOST_S, Answer, Door, Gathering, Orders, Report
 from mlperf_rn50.launch.pod_progress import MAX_ATTEMPTS, Attempt, exit_code, next_attempt
 from mlperf_rn50.system import meeting
+from mlperf_rn50.train.run_folder import new_run
 
 SECRET = 'abcdefgh' * 4
 ORDERS = Orders(4711, 'of-the-ranks', None)
@@ -189,6 +190,12 @@ def test_an_unfinished_newest_run_is_gone_on_with(tmp_path, ends, steps, expecte
     assert pod_progress.resumable_run(tmp_path) == expected
     make_run(tmp_path, 1)
     assert pod_progress.resumable_run(tmp_path) is None
+
+
+def test_the_ranks_get_the_number_that_was_planned(tmp_path):
+    for lost in range(2):  # a run that was cut short before it wrote anything keeps its number
+        attempt, _ = pod_progress.plan_attempt(tmp_path, 'job')
+        assert new_run(tmp_path).index == attempt.run == lost
 
 
 def test_a_job_that_does_not_get_on_gives_up(tmp_path):

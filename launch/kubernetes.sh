@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Prints the manifests of a training on a Kubernetes cluster. --help says more.
+# Usage: launch/kubernetes.sh --image IMAGE --config FILE --volume CLAIM:PATH [OPTIONS...] | kubectl apply -f -
+
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+exec "$here/.venv/bin/python" -P -m mlperf_rn50.launch.kubernetes "$@"

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Lets the launcher of an MPIJob in: an ssh server of whoever starts it, root or not, until it is stopped.
+# Usage: launch/user.sh launch/sshd.sh --port PORT --authorized-keys FILE
+# Its own key is made anew at each start, in a folder of its own. No password opens it, and no other user's key.
+
+set -euo pipefail
+fail() {
+    echo "launch/sshd.sh: $*" >&2
+    exit 2
+}
+port='' keys=''
+while [ $# -gt 0 ]; do
+    case $1 in
+        --help | -h) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --port | --authorized-keys) [ $# -gt 1 ] || fail "$1: a value is missing" ;;&
+        --port) port=$2 ;;
+        --authorized-keys) keys=$2 ;;
+        *) fail "got $1, expected --port or --authorized-keys" ;;
+    esac
+    shift 2
+done
+[[ $port =~ ^[0-9]{1,5}$ ]] || fail "--port: got ${port:-nothing}, expected a number"
+[ -r "$keys" ] || fail "--authorized-keys: cannot read ${keys:-nothing}"
+[[ $keys =~ ^/[A-Za-z0-9/._-]*$ ]] || fail "--authorized-keys: got $keys, expected an absolute path without spaces"
+
+folder=$(mktemp -d)
+ssh-keygen -q -t ed25519 -N '' -f "$folder/host_key"
+cat >"$folder/sshd_config" <<EOF
+Port $port
+HostKey $folder/host_key
+PidFile none
+AuthorizedKeysFile $keys
+# The keys belong to whoever mounted them.
+StrictModes no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+# mpirun and the guards of all launchers come at once.
+MaxStartups 200
+EOF
+exec /usr/sbin/sshd -D -e -f "$folder/sshd_config"

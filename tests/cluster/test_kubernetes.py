@@ -1,0 +1,125 @@
+"""What launch/kubernetes.sh prints, run: each pod as a container of the real image on a host of its own."""
+import time
+
+import pytest
+import yaml
+from cluster import kubelet
+from cluster.conftest import run_metrics
+from cluster.images import QUICK
+from helpers import HANG_LIMIT_S, ROOT, run
+
+NAMESPACE = 'lab'
+SOMEBODY = 12345  # whom the image does not know
+
+
+@pytest.fixture
+def make_manifests(image, digits, tmp_path):
+    """The manifests of a training of digits by two nodes of one rank."""
+    work = tmp_path / 'work'
+    work.mkdir()
+    work.chmod(0o777)
+
+    def make(*options):
+        done = run([ROOT / 'launch/kubernetes.sh', '--image', image, '--nodes', '2', '--ranks-per-node', '1',
+                    '--config', ROOT / 'launch/configs/digits_cpu.yaml', '--volume', 'work:/work',
+                    '--volume', 'digits:/data/digits', '--namespace', NAMESPACE, '--data.dir', '/data/digits',
+                    '--run-dir', 'run', *options])
+        assert (done.returncode, done.stderr) == (0, '')
+        return list(yaml.safe_load_all(done.stdout))
+    return make
+
+
+@pytest.fixture
+def pods(podman_settings):
+    """A list of started pods, which are gone afterwards."""
+    started: list[kubelet.Pod] = []
+    yield started
+    for pod in started:
+        run(['podman', 'rm', '--force', '--time', '0', pod.name])
+        pod.process.wait()
+
+
+def objects_of(manifests, kind):
+    return [m for m in manifests if m['kind'] == kind]
+
+
+def test_an_mpijob_trains(cluster, make_manifests, digits, pods, tmp_path):
+    manifests = make_manifests('--mpijob', '--user', str(SOMEBODY), *QUICK)
+    [job] = objects_of(manifests, 'MPIJob')
+    spec, name = job['spec'], job['metadata']['name']
+    # What the operator makes: names of the workers, the Secret with a key, and the files of the launcher.
+    workers = [f'{name}-worker-{i}' for i in range(spec['mpiReplicaSpecs']['Worker']['replicas'])]
+    full_names = [f'{w}.{name}.{NAMESPACE}.svc' for w in workers]
+    names = dict(zip(full_names, [h.address for h in cluster.hosts[1:]]))
+    node = kubelet.Cluster(tmp_path, manifests, {'work': tmp_path / 'work', 'digits': digits}, names)
+    secret, mpi = tmp_path / 'ssh', tmp_path / 'mpi'
+    secret.mkdir()
+    mpi.mkdir()
+    made = run(['ssh-keygen', '-q', '-t', 'ecdsa', '-b', '521', '-m', 'PEM', '-N', '', '-f', secret / 'id_rsa'])
+    assert made.returncode == 0, made.stderr
+    (secret / 'authorized_keys').write_text((secret / 'id_rsa.pub').read_text())
+    (secret / 'id_rsa').chmod(0o644)  # of root, and read by whoever the pods run as
+    (mpi / 'hostfile').write_text(''.join(f'{w} slots={spec["slotsPerWorker"]}\n' for w in full_names))
+    keys = {spec['sshAuthMountPath']: secret}
+
+    template = spec['mpiReplicaSpecs']['Worker']['template']
+    for worker, host in zip(workers, cluster.hosts[1:]):
+        pods.append(kubelet.start_pod(node, template, host, worker, mounts=keys,
+                                      variables={'K_MPI_JOB_ROLE': 'worker'}))
+    probe = template['spec']['containers'][0]['readinessProbe']
+    for pod in pods:
+        pod.wait_for_port(probe['tcpSocket']['port'])
+    assert spec['launcherCreationPolicy'] == 'WaitForWorkersReady'
+    launcher = kubelet.start_pod(
+        node, spec['mpiReplicaSpecs']['Launcher']['template'], cluster.hosts[0], f'{name}-launcher',
+        mounts={**keys, '/etc/mpi': mpi}, variables={
+            'K_MPI_JOB_ROLE': 'launcher', 'OMPI_MCA_orte_keep_fqdn_hostnames': 'true',
+            'OMPI_MCA_orte_default_hostfile': '/etc/mpi/hostfile', 'OMPI_MCA_plm_rsh_args': '-o ConnectionAttempts=10',
+            'OMPI_MCA_orte_set_default_slots': str(spec['slotsPerWorker']), 'NVIDIA_VISIBLE_DEVICES': '',
+            'NVIDIA_DRIVER_CAPABILITIES': ''})
+    pods.append(launcher)
+    assert launcher.wait() == 0, launcher.output + ''.join(p.output for p in pods)
+    assert 'status              converged' in launcher.output
+    for rank, worker in enumerate(workers):
+        assert f'rank {rank} on {worker}' in launcher.output
+    result = tmp_path / 'work/run/result_0.txt'
+    assert result.stat().st_uid == SOMEBODY and run_metrics(result.parent, 'end')[-1]['status'] == 'converged'
+    # Asked to go, a worker goes.
+    for pod in pods[:2]:
+        pod.signal('TERM')
+        pod.wait()
+
+
+def test_an_indexed_job_trains_though_a_pod_is_killed(cluster, make_manifests, digits, pods, tmp_path):
+    # Evaluated late, so that there is something to interrupt.
+    manifests = make_manifests('--checkpoint.period_steps', '5', '--train.eval_period', '4', *QUICK)
+    [job], [service] = objects_of(manifests, 'Job'), objects_of(manifests, 'Service')
+    name, subdomain = job['metadata']['name'], job['spec']['template']['spec']['subdomain']
+    labels = job['spec']['template']['metadata']['labels']
+    assert service['metadata']['name'] == subdomain and service['spec']['selector'].items() <= labels.items()
+    names = {f'{name}-{i}.{subdomain}': h.address for i, h in enumerate(cluster.hosts[:2])}
+    node = kubelet.Cluster(tmp_path, manifests, {'work': tmp_path / 'work', 'digits': digits}, names)
+    run_dir, codes = tmp_path / 'work/run', {i: [] for i in range(job['spec']['completions'])}
+    running = {i: kubelet.start_indexed_pod(node, job, i, cluster.hosts[i]) for i in codes}
+    pods += running.values()
+    deadline, is_killed = time.monotonic() + HANG_LIMIT_S, False
+    while running:
+        assert time.monotonic() < deadline, [p.output for p in pods]
+        if not is_killed and list((run_dir / 'checkpoints').glob('step_*')):
+            running[1].signal('KILL')
+            is_killed = True
+        for i, pod in list(running.items()):
+            if pod.process.poll() is None:
+                continue
+            codes[i].append(running.pop(i).process.returncode)
+            action = kubelet.action_on(job, codes[i][-1])
+            assert action != 'FailJob', pod.output
+            if action != 'Succeed':
+                running[i] = kubelet.start_indexed_pod(node, job, i, cluster.hosts[i])
+                pods.append(running[i])
+        time.sleep(0.1)
+    assert codes == {0: [75, 0], 1: [137, 0]}, [p.output for p in pods]
+    assert [kubelet.action_on(job, c) for c in (75, 137, 1, 2)] == ['Ignore', 'Count', 'FailJob', 'FailJob']
+    assert [m['status'] for m in run_metrics(run_dir, 'end')] == ['converged']
+    assert [m['step'] > 0 for m in run_metrics(run_dir, 'resumed')] == [True]
+    assert (run_dir / 'result_0.txt').stat().st_uid == 1000  # the image's own user

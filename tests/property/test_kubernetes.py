@@ -1,0 +1,41 @@
+"""Manifests hold what they were given, whatever is in it."""
+import yaml
+from cluster.kubelet import expand
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from mlperf_rn50.launch.kubernetes import make_parser
+from mlperf_rn50.launch.manifests import Training, Volume, make_indexed_job, make_mpi_job, render_manifests
+
+# All that an argument of a program can hold; and what YAML, a shell or Kubernetes may take for something else.
+TEXTS = (st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\0'))
+         | st.text('$(){}[]\'"\\\n\t #&*!|>%@`:-,?~y', max_size=12))
+TRAININGS = st.builds(Training, name=TEXTS, image=TEXTS, num_nodes=st.integers(1, 99), ranks_per_node=st.integers(1, 9),
+                      gpus_per_node=st.integers(0, 8), volumes=st.lists(st.builds(Volume, TEXTS, TEXTS), min_size=1,
+                                                                        max_size=2).map(tuple),
+                      config_path=TEXTS, config_text=st.none() | TEXTS, options=st.lists(TEXTS, max_size=4).map(tuple),
+                      namespace=st.none() | TEXTS)
+
+
+@given(TRAININGS, TEXTS)
+def test_yaml_holds_every_text_and_pods_get_every_option(training, secret):
+    for manifests in (make_indexed_job(training, secret), make_mpi_job(training)):
+        text = render_manifests(manifests)
+        assert text.isascii() and list(yaml.safe_load_all(text)) == manifests
+        spec = manifests[-1]['spec']
+        pod = (spec.get('template') or spec['mpiReplicaSpecs']['Launcher']['template'])['spec']
+        [container] = pod['containers']
+        words = [expand(w, {'HOME': '/home/rn50'}) for w in container['args']]
+        expected = ['--config', training.config_path, *training.options]
+        assert words[len(words) - len(expected):] == expected
+        assert [m['mountPath'] for m in container['volumeMounts']][:len(training.volumes)] == [
+            v.path for v in training.volumes]
+
+
+@given(st.lists(st.tuples(st.sampled_from(['--data.dir', '--run.submission_org', '--train.max_epochs']),
+                          TEXTS.filter(lambda s: not s.startswith('-')))))
+@example([('--data.dir', '-1'), ('--data.dir', '$(HOME)')])
+def test_what_is_no_option_of_the_launcher_goes_to_the_training(options):
+    words = [w for pair in options for w in pair]
+    _, rest = make_parser().parse_known_args(['--image', 'x', *words, '--volume', 'a:/b', '--config', 'c'])
+    assert rest == words
