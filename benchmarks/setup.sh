@@ -2,7 +2,7 @@
 # Sets up what ours is compared with, PyTorch in benchmarks/.venv, and the pictures that all sides read, in data/photos.
 # Usage: benchmarks/setup.sh
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 launch/setup.sh
 if [ ! -e benchmarks/.venv/.done ]; then
     python3.11 -m venv benchmarks/.venv

@@ -7,5 +7,9 @@ set -euo pipefail
 here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 # For Open MPI's shared memory, see launch/engines/openmpi.sh.
 [ -z "${MLPERF_RN50_JOB:-}" ] || mkdir -m 700 "/dev/shm/mlperf_rn50-$MLPERF_RN50_JOB" 2>/dev/null || true
-[ "${MLPERF_RN50_RANKS_PER_DEVICE:-1}" = 1 ] || "$here/launch/mps.sh" start
+if [ "${MLPERF_RN50_RANKS_PER_DEVICE:-1}" != 1 ]; then
+    "$here/launch/mps.sh" start
+    CUDA_MPS_PIPE_DIRECTORY=$("$here/launch/mps.sh" folder)
+    export CUDA_MPS_PIPE_DIRECTORY
+fi
 exec "$here/.venv/bin/python" -P -m mlperf_rn50.system.topology "$@"

@@ -6,7 +6,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,9 +21,8 @@ from mlperf_rn50.launch.hosts import common_slots, silent_hosts
 from mlperf_rn50.launch.lock import folder_lock
 from mlperf_rn50.launch.options import Options, count, make_parser, parse_options, usage_of
 from mlperf_rn50.launch.supervisor import Layout, Supervisor, World
+from mlperf_rn50.system.limits import session_folder, session_problem
 
-# What Open MPI and DALI need for their own files before anything else, on this machine.
-_MIN_FREE_BYTES = 16 << 20
 # The doctor and the start of a run may take so long beyond comm.start_limit_s, which the ranks watch themselves.
 _GRACE_S = 120.0
 
@@ -90,7 +88,7 @@ class Launcher:
         with self._guards(layout, job):
             code = run_engine([script, slots_of(layout.hosts, layout.ranks_per_node), *command], env, self.signals,
                               self.engine.stop_signal, job)
-        for folder in (Path('/dev/shm'), Path(tempfile.gettempdir())):  # what Open MPI leaves of a killed job
+        for folder in (Path('/dev/shm'), session_folder()):  # what Open MPI leaves of a killed job
             shutil.rmtree(folder / f'mlperf_rn50-{job}', ignore_errors=True)
         return code
 
@@ -167,10 +165,10 @@ def values_of(here: Path, config: str, options: Sequence[str], keys: Sequence[st
 
 def check_room() -> None:
     """Raise ConfigError where Open MPI could not even start: it would wait for ever."""
-    for folder, name in ((Path(tempfile.gettempdir()), 'TMPDIR'), (Path('/dev/shm'), '/dev/shm')):
-        if folder.is_dir() and (free := shutil.disk_usage(folder).free) < _MIN_FREE_BYTES:
-            raise ConfigError(f'{name}: {folder} has {free / 1e6:.1f} MB free, expected {_MIN_FREE_BYTES / 1e6:.0f} MB '
-                              'for files of Open MPI; make room there')
+    folder = session_folder()
+    if problem := session_problem(folder):
+        raise ConfigError(f'TMPDIR: {folder}: {problem}; Open MPI cannot start without its files there, make room or '
+                          'set TMPDIR to another folder')
 
 
 def requeue(code: int, run_dir: Path, say: Callable[[str], None]) -> int:

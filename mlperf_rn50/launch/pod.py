@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE, ConfigError, UserError
+from mlperf_rn50.launch.attempts import MAX_STUCK
 from mlperf_rn50.launch.pod_door import (
     LOST_S,
     REPORT_PERIOD_S,
@@ -28,7 +29,6 @@ from mlperf_rn50.launch.pod_door import (
     report_to,
 )
 from mlperf_rn50.launch.pod_progress import (
-    MAX_ATTEMPTS,
     Attempt,
     exit_code,
     finished_code,
@@ -340,7 +340,7 @@ class Pod:
             answer = tell()
             if gathering.is_complete and attempt is None:
                 attempt, resume = plan_attempt(self._run_dir, settings.job)
-                if attempt.number > MAX_ATTEMPTS:
+                if attempt.number > MAX_STUCK:
                     return self._give_up(attempt)
                 write_attempt(self._run_dir, attempt)
                 store = Server(StoreHandler, secrets.token_hex(32), is_local=is_alone)
@@ -368,7 +368,7 @@ class Pod:
 
     def _give_up(self, attempt: Attempt) -> int:
         """The job has failed; the next one with this secret has all its attempts again."""
-        say(f'{MAX_ATTEMPTS} attempts without a newer checkpoint: this job does not get on')
+        say(f'{MAX_STUCK} attempts without a newer checkpoint: this job does not get on')
         write_attempt(self._run_dir, replace(attempt, number=0))
         return EXIT_FAILED
 

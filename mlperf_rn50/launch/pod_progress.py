@@ -1,17 +1,15 @@
 """Whether a job gets on, judged by its run folder, and what its pods tell Kubernetes when they end."""
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
 from mlperf_rn50.files import dump_json
-from mlperf_rn50.train.checkpoint import list_checkpoints
-from mlperf_rn50.train.run_folder import RunFolder, next_index
+from mlperf_rn50.launch.attempts import MAX_STUCK, end_of, newest_run, read_metrics
+from mlperf_rn50.train.checkpoint import newest_step
+from mlperf_rn50.train.run_folder import RunFolder, next_index, run_numbers
 
-# So many attempts in a row without a newer checkpoint, and the job has failed.
-MAX_ATTEMPTS = 3
 _FINAL = {'converged': EXIT_OK, 'aborted': EXIT_FAILED, 'failed': EXIT_FAILED}
 _NO_CHECKPOINT = (-1, -1)
 
@@ -54,31 +52,21 @@ def write_attempt(run_dir: Path, attempt: Attempt) -> None:
 
 def run_ends(run: RunFolder) -> list[str]:
     """How a run ended, each time it did by its own account: converged, aborted, interrupted or failed."""
-    try:
-        lines = run.metrics.read_text(errors='replace').splitlines()
-    except OSError:
-        return []
-    return [m[1] for line in lines if (m := re.search(r'"event": "end", "status": "([a-z]+)"', line))]
+    return [end for line in read_metrics(run) if (end := end_of([line]))]
 
 
 def newest_checkpoint(run_dir: Path) -> tuple[int, int]:
     """Run and step of the newest checkpoint of the newest run that has one; -1 and -1 where none has."""
-    found = [(run.index, int(list_checkpoints(run.checkpoints)[-1].name.rpartition('_')[2]))
-             for run in _runs(run_dir) if list_checkpoints(run.checkpoints)]
-    return max(found, default=_NO_CHECKPOINT)
-
-
-def _runs(run_dir: Path) -> list[RunFolder]:
-    numbers = [int(m[1]) for p in run_dir.glob('result_*') if (m := re.fullmatch(r'result_(\d+)\.txt', p.name))]
-    return [RunFolder(run_dir, number) for number in sorted(numbers)]
+    steps = [(n, newest_step(RunFolder(run_dir, n).checkpoints)) for n in run_numbers(run_dir)]
+    return max((found for found in steps if found[1] >= 0), default=_NO_CHECKPOINT)
 
 
 def resumable_run(run_dir: Path) -> int | None:
     """Number of the newest run if it has a checkpoint and did not come to its end; None for a new run."""
-    runs = _runs(run_dir)
-    if not runs or not list_checkpoints(runs[-1].checkpoints) or (run_ends(runs[-1]) or [''])[-1] in _FINAL:
+    run = newest_run(run_dir)
+    if not run or newest_step(run.checkpoints) < 0 or (run_ends(run) or [''])[-1] in _FINAL:
         return None
-    return runs[-1].index
+    return run.index
 
 
 def next_attempt(last: Attempt | None, job: str, run: int, newest: tuple[int, int]) -> Attempt:
@@ -128,6 +116,6 @@ def exit_code(index: int, codes: Sequence[int], end: str | None, is_asked: bool,
     worst = pod_code(codes)
     if worst == EXIT_USAGE or (worst == EXIT_OK and index > 0):
         return worst
-    if index == 0 and not is_asked and end != 'interrupted' and num_stuck >= MAX_ATTEMPTS:
+    if index == 0 and not is_asked and end != 'interrupted' and num_stuck >= MAX_STUCK:
         return EXIT_FAILED
     return EXIT_RESUMABLE

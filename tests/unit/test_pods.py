@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch import pod, pod_door, pod_progress
+from mlperf_rn50.launch.attempts import MAX_STUCK
 from mlperf_rn50.launch.pod_door import LOST_S, Answer, Door, Gathering, Orders, Report
-from mlperf_rn50.launch.pod_progress import MAX_ATTEMPTS, Attempt, exit_code, next_attempt
+from mlperf_rn50.launch.pod_progress import Attempt, exit_code, next_attempt
 from mlperf_rn50.system import meeting
 from mlperf_rn50.train.run_folder import new_run
 
@@ -167,12 +168,17 @@ def test_attempts_are_counted_until_a_newer_checkpoint(steps):
     assert next_attempt(last, 'another job', 0, (0, steps[-1])).number == 1
 
 
+def append(run, **values):
+    with open(run.metrics, 'a') as f:
+        f.write(json.dumps(values) + '\n')
+
+
 def make_run(folder, number, *ends, steps=()):
     run = pod_progress.RunFolder(folder, number)
     run.result.write_text('')
     for status in ends:
-        run.append_metrics(event='end', status=status, epochs_to_converge=None)
-    run.append_metrics(event='train', step=5)
+        append(run, event='end', status=status, epochs_to_converge=None)
+    append(run, event='train', step=5)
     for step in steps:
         (run.checkpoints / f'step_{step:08d}').mkdir(parents=True)
     return run
@@ -200,7 +206,7 @@ def test_the_ranks_get_the_number_that_was_planned(tmp_path):
 
 def test_a_job_that_does_not_get_on_gives_up(tmp_path):
     numbers = []
-    for _ in range(MAX_ATTEMPTS + 1):
+    for _ in range(MAX_STUCK + 1):
         attempt, _ = pod_progress.plan_attempt(tmp_path, 'job')
         pod_progress.write_attempt(tmp_path, attempt)
         numbers.append(attempt.number)
