@@ -141,9 +141,9 @@ class Supervisor:
         Args:
             code: of the engine, which ends with its ranks or because the host is lost, whichever is sooner.
         """
-        if self.world.is_asked():
+        if self.world.is_asked() or not self.has_ssh:
             return False
-        return code == EXIT_FAILED or self.has_ssh and bool(self.world.silent(self.layout.hosts))
+        return code == EXIT_FAILED or bool(self.world.silent(self.layout.hosts))
 
     def way_to_begin(self, run: RunFolder | None) -> list[str]:
         """The options of train that go on with a run, or begin one where there is no checkpoint to go on from.
