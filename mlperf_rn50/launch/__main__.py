@@ -14,17 +14,19 @@ from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE, ConfigError, UserError
 from mlperf_rn50.launch import sweep
-from mlperf_rn50.launch.attempts import MAX_STUCK, stuck_attempts, stuck_text
+from mlperf_rn50.launch.attempts import MAX_STUCK, newest_run, stuck_attempts, stuck_text
 from mlperf_rn50.launch.engine import Signals, as_child, run_engine
 from mlperf_rn50.launch.engines import ENGINES, Engine, environment, nodes_of_slurm_job, program_of_ranks, slots_of
 from mlperf_rn50.launch.hosts import common_slots, silent_hosts
 from mlperf_rn50.launch.lock import folder_lock
 from mlperf_rn50.launch.options import Options, count, make_parser, parse_options, usage_of
 from mlperf_rn50.launch.supervisor import Layout, Supervisor, World
-from mlperf_rn50.system.limits import session_folder, session_problem
+from mlperf_rn50.system.limits import SHARED_MEMORY, no_room, tmp_dir
 
-# The doctor and the start of a run may take so long beyond comm.start_limit_s, which the ranks watch themselves.
-_GRACE_S = 120.0
+# What Open MPI and DALI need for their own files before anything else, on this machine.
+_MIN_FREE_BYTES = 16 << 20
+# The doctor and the start of a run may take so long beyond the limit that the ranks watch themselves.
+_START_LIMIT, _GRACE_S = 'comm.start_limit_s', 120.0
 
 
 @dataclass(frozen=True)
@@ -49,22 +51,24 @@ class Launcher:
         """A line for the user."""
         print(f'launch/{self.script.name}: {text}', file=sys.stderr, flush=True)
 
-    def settle_layout(self) -> Layout:
-        """The layout of the run, from the options or else from the configuration.
+    def settle_layout(self) -> tuple[Layout, float]:
+        """The layout of the run, from the options or else from the configuration; and its comm.start_limit_s.
 
         Raises:
             ConfigError: options, hosts and configuration do not go together.
         """
         o = self.options
-        run_dir, nodes, ranks = o.run_dir or '', '', ''
+        run_dir, nodes, ranks, start_limit_s = o.run_dir or '', '', '', '0'
         if o.config:
             options = [*(['--run.dir', run_dir] if run_dir else []), *o.train]
-            run_dir, nodes, ranks = values_of(self.here, o.config, options,
-                                              ['run.dir', 'run.num_nodes', 'run.ranks_per_node'])
+            run_dir, nodes, ranks, start_limit_s = values_of(
+                self.here, o.config, options, ['run.dir', 'run.num_nodes', 'run.ranks_per_node', _START_LIMIT])
         elif not o.resume:
             raise ConfigError('--config: got nothing, expected a file of launch/configs')
         elif not run_dir:
             raise ConfigError('--resume: got no --run-dir, expected the folder of the run to go on with')
+        elif run := newest_run(Path(run_dir)):
+            [start_limit_s] = values_of(self.here, str(run.config), o.train, [_START_LIMIT])
         names = [h.name for h in o.hosts]
         if self.engine.script == 'srun.sh':
             names = nodes_of_slurm_job(os.environ)
@@ -74,21 +78,31 @@ class Launcher:
                               'lower --nodes')
         ranks_per_node = o.ranks_per_node or common_slots(o.hosts[:num_nodes]) or int(ranks or 0) or 1
         if not names:  # all on this machine
-            return Layout(Path(run_dir), ('localhost',) * num_nodes, ranks_per_node)
-        return Layout(Path(run_dir), tuple(names[:num_nodes]), ranks_per_node)
+            names = ['localhost'] * num_nodes
+        return Layout(Path(run_dir), tuple(names[:num_nodes]), ranks_per_node), float(start_limit_s)
 
-    def start(self, layout: Layout, job: str, words: Sequence[str]) -> int:
-        """Starts a command of the program on all ranks; its exit code."""
-        return self.start_ranks(layout, job, [*program_of_ranks(self.here, self.script.stem, self.options), *words])
+    def start(self, start_limit_s: float, layout: Layout, job: str, words: Sequence[str],
+              has_begun: Callable[[], bool]) -> int:
+        """Starts a command of the program on all ranks, and ends it where it has not begun in time; its exit code."""
+        limit_s = start_limit_s + _GRACE_S if start_limit_s else 0.0
 
-    def start_ranks(self, layout: Layout, job: str, command: Sequence[str]) -> int:
-        """Starts a program on all ranks; its exit code."""
+        def is_overdue() -> bool:
+            if has_begun():
+                return False
+            self.say(f'{words[0]}: still starting after {limit_s:.0f} s ({_START_LIMIT} and {_GRACE_S:.0f} s); ended')
+            return True
+        return self.start_ranks(layout, job, [*program_of_ranks(self.here, self.script.stem, self.options), *words],
+                                limit_s, is_overdue)
+
+    def start_ranks(self, layout: Layout, job: str, command: Sequence[str], limit_s: float = 0.0,
+                    is_overdue: Callable[[], bool] = lambda: True) -> int:
+        """Starts a program on all ranks; its exit code. See run_engine for the limit."""
         env = environment(self.options, os.environ, job)
         script = str(self.here / 'launch/engines' / self.engine.script)
         with self._guards(layout, job):
             code = run_engine([script, slots_of(layout.hosts, layout.ranks_per_node), *command], env, self.signals,
-                              self.engine.stop_signal, job)
-        for folder in (Path('/dev/shm'), session_folder()):  # what Open MPI leaves of a killed job
+                              self.engine.stop_signal, job, limit_s, is_overdue)
+        for folder in (SHARED_MEMORY, tmp_dir()):  # what Open MPI leaves of a killed job
             shutil.rmtree(folder / f'mlperf_rn50-{job}', ignore_errors=True)
         return code
 
@@ -106,17 +120,18 @@ class Launcher:
                 process.terminate()
             for process in guards:
                 process.wait()
+            self.signals.forget_lost()
 
     def run(self) -> int:
         """Everything that was asked for; the exit code."""
         if self.options.only_prints:
             self._print()
         program_of_ranks(self.here, self.script.stem, self.options)  # a mistake in it is said first
-        layout = self.settle_layout()
+        layout, start_limit_s = self.settle_layout()
         check_room()
         token = f'{os.getpid()}-{secrets.token_hex(4)}'
-        world = World(self.start, silent_hosts, self.say, self.signals.pause, lambda: self.signals.is_asked,
-                      lambda: self.signals.is_at_once)
+        world = World(partial(self.start, start_limit_s), silent_hosts, self.say, self.signals.pause,
+                      lambda: self.signals.is_asked, lambda: self.signals.is_at_once)
         batch_job = os.environ.get('SLURM_JOB_ID', token)
         with folder_lock(layout.run_dir):
             code = Supervisor(world, self.options, layout, bool(self.options.hosts), batch_job, token).run_all()
@@ -165,10 +180,9 @@ def values_of(here: Path, config: str, options: Sequence[str], keys: Sequence[st
 
 def check_room() -> None:
     """Raise ConfigError where Open MPI could not even start: it would wait for ever."""
-    folder = session_folder()
-    if problem := session_problem(folder):
-        raise ConfigError(f'TMPDIR: {folder}: {problem}; Open MPI cannot start without its files there, make room or '
-                          'set TMPDIR to another folder')
+    for folder, name in ((tmp_dir(), 'TMPDIR'), (SHARED_MEMORY, str(SHARED_MEMORY))):
+        if folder.is_dir() and (free := shutil.disk_usage(folder).free) < _MIN_FREE_BYTES:
+            raise ConfigError(no_room(name, folder, free, _MIN_FREE_BYTES))
 
 
 def requeue(code: int, run_dir: Path, say: Callable[[str], None]) -> int:

@@ -10,11 +10,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from mlperf_rn50.errors import EXIT_FAILED
 from mlperf_rn50.train.stop import STOP_SIGNALS, Asked
 
 _SIGNALS = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
@@ -85,6 +86,10 @@ class Signals:
         self.is_at_once |= self._asked.means_at_once(info.si_signo, time.monotonic())
         return Event.AT_ONCE if self.is_at_once else Event.STOP
 
+    def forget_lost(self) -> None:
+        """A host that was cut off from a job that is over is no reason to end the next one."""
+        signal.sigtimedwait([signal.SIGUSR2], 0)
+
     def pause(self, seconds: float) -> None:
         """Waits so long, or until the launcher is asked to stop."""
         end = time.monotonic() + seconds
@@ -101,8 +106,10 @@ def as_child() -> None:
 
 
 def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals, stop_signal: signal.Signals,
-               job: str, limit_s: float = 0.0) -> int:
+               job: str, limit_s: float = 0.0, is_overdue: Callable[[], bool] = lambda: True) -> int:
     """Runs an engine to its end; returns its exit code, that of a shell for one that a signal ended.
+
+    Where a host was cut off that is EXIT_FAILED, whatever the other ranks made of their end.
 
     Args:
         command: starts the ranks.
@@ -111,18 +118,23 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals,
         stop_signal: what the engine hands on to its ranks, which then stop with a checkpoint.
         job: what every process of the job carries in its environment as MLPERF_RN50_JOB.
         limit_s: it may run so long; 0 for ever.
+        is_overdue: asked once that is over; where it is not, the engine may run for ever.
     """
     process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True,
                                preexec_fn=as_child)
-    stage, since = Stage.RUNNING, time.monotonic()
+    stage, since, is_lost = Stage.RUNNING, time.monotonic(), False
     limits = {Stage.RUNNING: limit_s or float('inf'), Stage.STOPPING: STOP_LIMIT_S, Stage.TERMINATING: TERM_LIMIT_S,
               Stage.KILLING: 1.0}
     while process.poll() is None:
         event = signals.next(min(1.0, since + limits[stage] - time.monotonic()))
         if event is None and time.monotonic() - since >= limits[stage]:
-            event = Event.LATE
+            if stage is Stage.RUNNING and not is_overdue():
+                limits[stage] = float('inf')
+            else:
+                event = Event.LATE
         if event is None:
             continue
+        is_lost |= event is Event.LOST
         after = react(stage, event)
         if after is stage and event is not Event.LATE:
             continue  # said already
@@ -135,6 +147,8 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals,
             kill_job(job, process.pid)
     if signals.is_at_once or stage is Stage.KILLING:
         kill_job(job, process.pid)
+    if is_lost:
+        return EXIT_FAILED
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 

@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE, ConfigError
 from mlperf_rn50.launch.attempts import (
     Attempt,
+    Mark,
     end_of,
     judge,
     look,
@@ -50,7 +52,8 @@ class World:
     """What the supervisor needs of the outside.
 
     Args:
-        start: starts a command of the program on all ranks of a layout, as a job of a name; its exit code.
+        start: starts a command of the program on all ranks of a layout, as a job of a name; its exit code. What has not
+            begun when the limit of a start is over, as the last argument tells, is ended.
         silent: which of some hosts do not answer.
         say: tells the user.
         pause: waits so many seconds, or until it is asked to stop.
@@ -58,7 +61,7 @@ class World:
         is_at_once: whether it was asked to stop at once.
     """
 
-    start: Callable[[Layout, str, Sequence[str]], int]
+    start: Callable[[Layout, str, Sequence[str], Callable[[], bool]], int]
     silent: Callable[[Sequence[str]], list[str]]
     say: Callable[[str], None]
     pause: Callable[[float], None]
@@ -107,10 +110,12 @@ class Supervisor:
             job, before = self._next_job(), mark(self.layout.run_dir)
             code = self._examine(job, how)
             if code and not world.is_asked():
-                return code
+                return code if code == EXIT_USAGE else EXIT_FAILED
             if not world.is_asked():
-                code = self._start(job, ['train', *how])
+                code = self._start(job, ['train', *how], partial(self._has_begun, before))
             attempt = look(self.layout.run_dir, before, code, how[0] == '--resume')
+            if attempt.end == 'interrupted' and self._has_lost_a_host(code):
+                attempt = replace(attempt, end=None)
             num_stuck = self._note(job, attempt)
             verdict = judge(attempt, world.is_asked(), restarts_left, num_stuck)
             if not attempt.end and not world.is_asked():
@@ -130,6 +135,16 @@ class Supervisor:
             how = self.way_to_begin(RunFolder(self.layout.run_dir, attempt.run) if attempt.run is not None else None)
             world.say(f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: {" ".join(how)}')
 
+    def _has_lost_a_host(self, code: int) -> bool:
+        """Whether a run that was interrupted was so because of a host, whose guard asks its ranks to stop, not a user.
+
+        Args:
+            code: of the engine, which ends with its ranks or because the host is lost, whichever is sooner.
+        """
+        if self.world.is_asked() or not self.has_ssh:
+            return False
+        return code == EXIT_FAILED or bool(self.world.silent(self.layout.hosts))
+
     def way_to_begin(self, run: RunFolder | None) -> list[str]:
         """The options of train that go on with a run, or begin one where there is no checkpoint to go on from.
 
@@ -147,18 +162,24 @@ class Supervisor:
         self._num_jobs += 1
         return f'{self.token}-{self._num_jobs}'
 
-    def _start(self, job: str, words: Sequence[str]) -> int:
+    def _has_begun(self, before: Mark) -> bool:
+        """Whether the ranks of an attempt have written something: from then on they watch themselves."""
+        return mark(self.layout.run_dir) != before
+
+    def _start(self, job: str, words: Sequence[str], has_begun: Callable[[], bool]) -> int:
         """A command of the program on all ranks, with the layout it is started in."""
         layout = self.layout
         return self.world.start(layout, job, [
             *words, *self.options.train, '--run.num_nodes', str(len(layout.hosts)), '--run.ranks_per_node',
-            str(layout.ranks_per_node), '--run.ranks_per_device', str(self.options.ranks_per_device)])
+            str(layout.ranks_per_node), '--run.ranks_per_device', str(self.options.ranks_per_device)],
+            has_begun)
 
     def _examine(self, job: str, how: Sequence[str]) -> int:
         """Every node is looked at before the run starts on it."""
         if not self.options.doctor or self.world.is_asked():
             return 0
-        return self._start(f'{job}d', ['doctor', '--quiet', *how])  # of its own: its guards end what is left of it
+        return self._start(f'{job}d', ['doctor', '--quiet', *how],  # of its own: its guards end what is left of it
+                           lambda: False)
 
     def _note(self, job: str, attempt: Attempt) -> int:
         """Writes an attempt down; how many of the last ones gained nothing, those before a requeue included."""

@@ -5,12 +5,13 @@ Measured with Open MPI 4.1.8, 2 ranks: a session folder of 8.3 MB on each node, 
 import os
 import resource
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 
+from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.cgroup import find_limits
 from mlperf_rn50.system.checks import Check, Facts, by_node, hosts_of
 from mlperf_rn50.system.launched import launched_local, omp_threads
@@ -41,6 +42,36 @@ def _free_bytes(folder: Path) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
+
+
+def tmp_dir() -> Path:
+    """TMPDIR as launch/engines/openmpi.sh has it; tempfile goes elsewhere where there is no room."""
+    return Path(os.environ.get('TMPDIR') or '/tmp')
+
+
+def no_room(name: str, folder: Path, free: int, needed: int) -> str:
+    """What is said of a folder without room for Open MPI; free and needed in bytes."""
+    return (f'{name}: {folder} has {free / 1e6:.1f} MB free, expected {needed / 1e6:.0f} MB for files of Open MPI; '
+            'make room there')
+
+
+def check_session(env: Mapping[str, str]) -> None:
+    """Raise ConfigError where Open MPI has started this process and found no room for its files: it would not say so.
+
+    What it has written there already counts as room.
+    """
+    base = env.get('OMPI_MCA_orte_tmpdir_base')
+    free = _free_bytes(Path(base).parent) if base else None
+    if base and free is not None and free < _SESSION_BYTES - _used_bytes(Path(base)):
+        raise ConfigError(no_room('TMPDIR', Path(base).parent, free, _SESSION_BYTES))
+
+
+def _used_bytes(folder: Path) -> int:
+    """What the files below a folder take on its disk."""
+    try:
+        return sum(512 * p.lstat().st_blocks for p in folder.rglob('*'))
+    except OSError:  # some are gone meanwhile: of a job that works
+        return _SESSION_BYTES
 
 
 def session_folder() -> Path:

@@ -16,6 +16,7 @@ from mlperf_rn50.system.cgroup import Limits, find_limits
 from mlperf_rn50.system.cpu_list import parse_cpu_list, render_cpu_list
 from mlperf_rn50.system.hardware import query_gpus
 from mlperf_rn50.system.launched import environment_number, launched_local, omp_threads, rank_name
+from mlperf_rn50.system.limits import check_session
 from mlperf_rn50.system.meeting import SECRET_VARIABLE
 from mlperf_rn50.system.rendezvous import rank_variables
 
@@ -194,6 +195,8 @@ def render_binding(binding: Binding) -> str:
 
 def _bind(command: Sequence[str]) -> None:
     """Binds this process and becomes the command."""
+    if launched_local()[0] == 0:  # one rank of a node says it
+        check_session(os.environ)
     # The launcher's word to stop, which would end a program that only starts: it waits until training lets it in.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     os.environ.update(rank_variables(os.environ))

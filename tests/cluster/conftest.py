@@ -1,10 +1,13 @@
 """Hosts, a small training and jobs on them, for all cluster tests."""
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -97,12 +100,13 @@ def run_metrics(run_dir: Path, event: str, name: str = 'metrics.jsonl') -> list[
 class Job:
     """A launcher that runs on the first host."""
 
-    def __init__(self, cluster: Cluster, launcher: str, arguments, run_dir: Path):
+    def __init__(self, cluster: Cluster, launcher: str, arguments, run_dir: Path, variables=()):
         self.cluster, self.run_dir = cluster, run_dir
         self.output_path = run_dir.parent / f'{run_dir.name}.out'
+        self._num_seen = (0, 0)  # lines of the log and of metrics.jsonl before this attempt
         self._start = time.monotonic()
         environment = {**cluster.environment(), 'OMP_NUM_THREADS': '1', 'OMPI_MCA_pml': 'ob1',
-                       'OMPI_MCA_btl': 'tcp,self,vader'}
+                       'OMPI_MCA_btl': 'tcp,self,vader', **dict(variables)}
         command = [ROOT / 'launch' / launcher, *arguments, '--run-dir', run_dir]
         with open(self.output_path, 'w') as output:
             self.process = subprocess.Popen(cluster.hosts[0].inside(command), env=environment, stdout=output,
@@ -121,6 +125,48 @@ class Job:
 
     def wait_for_step(self, step: int) -> None:
         self.wait_for(lambda: any(m['step'] >= step for m in run_metrics(self.run_dir, 'train')), f'step {step}')
+
+    def wait_for_restart(self, number: int) -> None:
+        """Waits until attempt number (from 1) begins after a failure; phases are then those of this attempt."""
+        self.wait_for(lambda: f'restart {number} of ' in self.output, f'restart {number}')
+        self._num_seen = len(self._log()), len(run_metrics(self.run_dir, 'train'))
+
+    def _log(self) -> list[str]:
+        path = self.run_dir / 'result_0.txt'
+        return path.read_text().splitlines() if path.exists() else []
+
+    def is_in(self, phase: str) -> bool:
+        """Whether this attempt is in a phase: start-up, training, evaluation, or checkpoint, while one is written."""
+        num_lines, num_steps = self._num_seen
+        log = '\n'.join(self._log()[num_lines:])
+        if phase == 'start-up':
+            return bool(self.cluster.hosts[0].ranks()) and not re.search('"run_start"|"run_resumed"', log)
+        is_evaluating = log.count('"eval_start"') > log.count('"eval_stop"')
+        if phase == 'evaluation':
+            return is_evaluating
+        if phase == 'training':  # with a checkpoint behind it
+            return len(run_metrics(self.run_dir, 'train')) >= num_steps + 8 and not is_evaluating
+        return any((self.run_dir / 'checkpoints').glob('.step_*.tmp'))
+
+    def wait_for_phase(self, phase: str) -> None:
+        """Waits until this attempt is in a phase, see is_in."""
+        self.wait_for(lambda: self.is_in(phase), phase)
+
+    @contextmanager
+    def held_in(self, phase: str) -> Iterator[None]:
+        """Stops rank 0, which writes log and checkpoints, in a phase; it goes on after the block."""
+        while True:
+            self.wait_for_phase(phase)
+            pid = self.rank_pid(0)
+            os.kill(pid, signal.SIGSTOP)
+            if self.is_in(phase):  # and not just over
+                break
+            os.kill(pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def rank_pid(self, number: int) -> int:
         """The process that trains on host number (from 0) when there is one rank per host: the watcher's child."""
@@ -141,9 +187,9 @@ def start(cluster, tiny_config, tmp_path):
     """Starts a launcher on some of the hosts; its run folder is tmp_path/run."""
     jobs = []
 
-    def start_job(*arguments, launcher='mpirun.sh', num_hosts=2) -> Job:
+    def start_job(*arguments, launcher='mpirun.sh', num_hosts=2, **variables) -> Job:
         hosts = ['--hosts', ','.join(h.name for h in cluster.hosts[:num_hosts])]
-        jobs.append(Job(cluster, launcher, [*hosts, '--config', tiny_config, *arguments], tmp_path / 'run'))
+        jobs.append(Job(cluster, launcher, [*hosts, '--config', tiny_config, *arguments], tmp_path / 'run', variables))
         return jobs[-1]
     yield start_job
     for job in jobs:

@@ -46,7 +46,7 @@ class Host:
     def pids(self) -> list[int]:
         """Processes of this host, but for its keeper and its sshd."""
         return [p for p in _pids() if _namespace(p) == _namespace(self.keeper.pid) and p != self.keeper.pid
-                and _words(p)[:1] not in ([_SSHD], ['sshd:'])]
+                and not _is_sshd(p)]
 
     def ranks(self) -> list[int]:
         """Processes of this host that train, supervisors included."""
@@ -62,6 +62,11 @@ def _namespace(pid: int) -> str:
         return os.readlink(f'/proc/{pid}/ns/net')
     except OSError:
         return ''
+
+
+def _is_sshd(pid: int) -> bool:
+    """Whether a process is an sshd, or what one made for a connection."""
+    return _words(pid)[:1] in ([_SSHD], ['sshd:'])
 
 
 def _words(pid: int) -> list[str]:
@@ -128,6 +133,14 @@ class Cluster:
         host.sshd = subprocess.Popen(host.inside([_SSHD, '-D', '-e', *(w for o in options for w in ('-o', o))]),
                                      stderr=open(self.folder / f'sshd_{host.name}.log', 'w'))
 
+    def kill_sshd(self, host: Host) -> None:
+        """Ends a host's sshd and all its connections; what was started over them is left alone."""
+        for pid in _pids():
+            if _namespace(pid) == _namespace(host.keeper.pid) and _is_sshd(pid):
+                os.kill(pid, signal.SIGKILL)
+        assert host.sshd
+        host.sshd.wait()
+
     def environment(self) -> dict[str, str]:
         """What a command on a host needs to reach the others."""
         return {**os.environ, 'PATH': f'{self.folder}/bin:{os.environ["PATH"]}'}
@@ -138,7 +151,7 @@ class Cluster:
         _call('ip', 'link', 'set', link, *(['master', self.bridge] if is_up else ['nomaster']))
 
     def reset(self) -> None:
-        """Ends what runs on the hosts and heals every link."""
+        """Ends what runs on the hosts, heals every link, and starts every sshd that is dead."""
         for host in self.hosts:
             for pid in host.pids():
                 try:
@@ -146,6 +159,8 @@ class Cluster:
                 except ProcessLookupError:
                     pass
             self.set_link(host, True)
+            if host.sshd and host.sshd.poll() is not None:
+                self.start_sshd(host)
 
     def close(self) -> None:
         self.reset()

@@ -24,6 +24,7 @@ starts = st.builds(dict, begins=st.booleans(), steps=st.integers(0, 2),
                    end=st.sampled_from([None, None, None, 'converged', 'aborted', 'failed', 'interrupted']),
                    code=st.sampled_from([0, 1, 2, 75, 137]), asked=st.sampled_from([False, False, False, True]),
                    silent=st.sets(st.sampled_from(HOSTS), max_size=3))
+CONVERGES = dict(begins=True, steps=1, end='converged', code=0, asked=False, silent=set())
 
 
 class Fake:
@@ -33,10 +34,9 @@ class Fake:
         self.folder, self.script, self.asked, self.silent = folder, list(script), False, set()
         self.said, self.paused, self.calls = [], 0.0, []
 
-    def start(self, layout, job, words):
+    def start(self, layout, job, words, has_begun):
         self.calls.append((layout.hosts, list(words)))
-        todo = self.script.pop(0) if self.script else dict(begins=True, steps=1, end='converged', code=0, asked=False,
-                                                           silent=set())
+        todo = self.script.pop(0) if self.script else CONVERGES
         self.asked |= todo['asked']
         self.silent = todo['silent']
         if 'blames' in todo:
@@ -70,6 +70,13 @@ class Fake:
         return Supervisor(world, options, Layout(self.folder, HOSTS, 1), True, 'batch', 'token')
 
 
+def end_of(todo, hosts):
+    """How a start on hosts ended by its own account; one that nobody asked to stop was ended with a lost host."""
+    has_lost = todo['code'] == EXIT_FAILED or bool(todo['silent'] & set(hosts))
+    is_lost = todo['end'] == 'interrupted' and has_lost and not todo['asked']
+    return todo['end'] if todo['begins'] and not is_lost else None
+
+
 def fake_run(script, options):
     with tempfile.TemporaryDirectory() as name:
         world = Fake(Path(name) / 'run', script)
@@ -81,14 +88,14 @@ def fake_run(script, options):
 @given(st.lists(starts, max_size=8), st.integers(0, 8), st.booleans())
 def test_a_launcher_ends_with_a_code_that_is_borne_out(script, restarts, is_elastic):
     code, world, has_checkpoint = fake_run(script, replace(OPTIONS, restarts=restarts, elastic=is_elastic))
-    done = script[:len(world.calls)] + [dict(end='converged', begins=True, code=0, asked=False, steps=1)] * (
-        len(world.calls) - len(script))
+    done = script[:len(world.calls)] + [CONVERGES] * (len(world.calls) - len(script))
+    ends = [end_of(d, hosts) for d, (hosts, _) in zip(done, world.calls)]
     last = done[-1]
     assert 1 <= len(world.calls) <= 1 + restarts
     assert all(not d['asked'] for d in done[:-1])  # nothing more is started for who asked to stop
-    assert all(d['end'] is None or not d['begins'] for d in done[:-1])  # nor after an end of the run's own
+    assert all(end is None for end in ends[:-1])  # nor after an end of the run's own
     assert all(d['code'] != EXIT_USAGE for d in done[:-1])  # nor after a mistake
-    end = last['end'] if last['begins'] else None
+    end = ends[-1]
     if end:
         assert code == {'converged': EXIT_OK, 'interrupted': EXIT_RESUMABLE}.get(end, EXIT_FAILED)
     elif last['asked']:
@@ -121,6 +128,38 @@ def test_a_run_that_was_stopped_is_not_taken_for_stopped_again():
         assert world.supervisor(OPTIONS).run_all() == EXIT_RESUMABLE
         world.asked = False
         assert world.supervisor(replace(OPTIONS, resume=True)).run_all() == EXIT_FAILED  # and not 75
+
+
+def test_a_run_that_a_lost_host_interrupted_is_started_again():
+    lost = dict(begins=True, steps=1, end='interrupted', code=EXIT_FAILED, asked=False, silent={'h2'})
+    code, world, _ = fake_run([lost], replace(OPTIONS, restarts=1))
+    assert code == EXIT_OK and len(world.calls) == 2
+    assert any(said.startswith('host h2 (with rank 1) does not answer') for said in world.said)
+    assert fake_run([lost], OPTIONS)[0] == EXIT_FAILED
+    ended_first = dict(lost, code=EXIT_RESUMABLE)
+    assert fake_run([ended_first], replace(OPTIONS, restarts=1))[0] == EXIT_OK
+    assert fake_run([dict(ended_first, silent=set())], replace(OPTIONS, restarts=1))[0] == EXIT_RESUMABLE
+
+
+def test_what_has_begun_is_told_by_its_run_folder():
+    seen = []
+    with tempfile.TemporaryDirectory() as name:
+        world = Fake(Path(name) / 'run', [dict(begins=False, steps=0, end=None, code=0, asked=False, silent=set())])
+        start = world.start
+
+        def ask(layout, job, words, has_begun):
+            before = has_begun()
+            code = start(layout, job, words, has_begun)
+            seen.append((words[0], before, has_begun()))
+            return code
+        world.start = ask
+        assert world.supervisor(replace(OPTIONS, doctor=True)).run_all() == EXIT_OK
+    assert seen == [('doctor', False, False), ('train', False, True)]
+
+
+def test_a_doctor_that_is_ended_is_a_failure():
+    killed = dict(begins=False, steps=0, end=None, code=143, asked=False, silent=set())
+    assert fake_run([killed], replace(OPTIONS, doctor=True))[0] == EXIT_FAILED
 
 
 def test_resume_goes_on_with_the_set_of_seeds():

@@ -7,9 +7,11 @@ from dataclasses import asdict
 
 import pytest
 
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.system import limits as limits_module
 from mlperf_rn50.system.cgroup import Limits
 from mlperf_rn50.system.doctor import Expected, can_run, check_facts, has_failed, render_checks
-from mlperf_rn50.system.limits import limit_facts, session_problem
+from mlperf_rn50.system.limits import check_session, limit_facts, session_problem
 
 EXPECTED = Expected()
 EPYC = {'name': 'EPYC', 'vendor': 'AuthenticAMD', 'family': 25, 'model': 17, 'has': 'AVX-512 BF16',
@@ -194,6 +196,19 @@ def test_a_full_tmpdir_is_found(monkeypatch, tmp_path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(os, 'posix_fallocate', full)
     assert session_problem(tmp_path) == 'No space left on device'
+
+
+def test_open_mpi_without_room_for_its_files_is_said_by_its_ranks(monkeypatch, tmp_path):
+    base = tmp_path / 'mlperf_rn50-1-a'
+    base.mkdir()
+    free = 9 << 20
+    monkeypatch.setattr(limits_module, '_free_bytes', lambda folder: free if folder == tmp_path else None)
+    env = {'OMPI_MCA_orte_tmpdir_base': str(base)}
+    with pytest.raises(ConfigError, match='has 9.4 MB free, expected 10 MB for files of Open MPI'):
+        check_session(env)
+    check_session({})  # horovodrun and srun need none
+    (base / 'segment').write_bytes(bytes(2 << 20))
+    check_session(env)  # it has room, and uses it
 
 
 def test_little_memory_is_a_warning():

@@ -1,16 +1,19 @@
 """What launchers decide, part by part: hosts, options, attempts, blame, the lock, and how an engine is ended."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from helpers import ROOT
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch import attempts, blame
+from mlperf_rn50.launch.__main__ import Launcher, check_room
 from mlperf_rn50.launch.attempts import Attempt, judge, look, mark
 from mlperf_rn50.launch.engine import Event, Stage, processes_of, react
 from mlperf_rn50.launch.engines import ENGINES, environment
@@ -242,14 +245,14 @@ engine.STOP_LIMIT_S, engine.TERM_LIMIT_S = 2.0, 1.0
 signals = engine.Signals()
 print('ready', flush=True)
 code = engine.run_engine(['bash', '-c', sys.argv[1]], dict(os.environ, MLPERF_RN50_JOB=sys.argv[2]), signals,
-                         signal.SIGUSR1, sys.argv[2], float(sys.argv[3]))
+                         signal.SIGUSR1, sys.argv[2], float(sys.argv[3]), lambda: sys.argv[4] == 'overdue')
 print(code, signals.is_asked, signals.is_at_once, flush=True)
 '''
 
 
-def engine(script, *numbers, limit_s=0.0, wait_for='up'):
+def engine(script, *numbers, limit_s=0.0, then='overdue', wait_for='up'):
     job = f'{os.getpid()}-{time.monotonic_ns():x}'
-    with subprocess.Popen([sys.executable, '-c', ENGINE, script, job, str(limit_s)], stdout=subprocess.PIPE,
+    with subprocess.Popen([sys.executable, '-c', ENGINE, script, job, str(limit_s), then], stdout=subprocess.PIPE,
                           text=True, start_new_session=True) as process:
         lines = iter(process.stdout.readline, '')
         for number in numbers:
@@ -283,15 +286,68 @@ def test_an_engine_that_does_not_end_is_told_to_and_killed():
     assert engine('trap "" TERM; while :; do sleep 1; done', limit_s=0.2) == ('137 False False', [])
 
 
+def test_an_engine_whose_ranks_have_begun_has_no_limit():
+    assert engine('sleep 1; exit 7', limit_s=0.2, then='begun') == ('7 False False', [])
+
+
+def test_an_engine_of_a_lost_host_has_failed_however_it_ended():
+    assert engine('trap "exit 75" TERM; echo up; while :; do sleep 0.05; done', signal.SIGUSR2) == ('1 False False', [])
+
+
+def test_a_host_that_was_lost_before_is_no_reason_to_end_the_next_engine():
+    code = '''import os, signal; from mlperf_rn50.launch.engine import Signals
+s = Signals()
+os.kill(os.getpid(), signal.SIGUSR2); os.kill(os.getpid(), signal.SIGTERM); s.forget_lost()
+print(s.next(1).name, s.next(0))'''
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert done.stdout.split() == ['STOP', 'None'], done.stderr
+
+
+def test_a_start_that_takes_too_long_is_said(capfd, monkeypatch):
+    launcher = Launcher(ROOT, ROOT / 'launch/mpirun.sh', ENGINES['mpirun'], options('--config', 'c.yaml'), None)
+    asked = []
+    monkeypatch.setattr(Launcher, 'start_ranks', lambda self, *a: asked.append((a[-2], a[-1]())) or 143)
+    for limit_s, has_begun in ((900.0, False), (900.0, True), (0.0, True)):
+        launcher.start(limit_s, None, '1-2', ['doctor'], lambda has_begun=has_begun: has_begun)
+    assert asked == [(1020.0, True), (1020.0, False), (0.0, False)]
+    assert capfd.readouterr().err == ('launch/mpirun.sh: doctor: still starting after 1020 s (comm.start_limit_s and '
+                                      '120 s); ended\n')
+
+
+def test_the_limit_of_a_start_is_that_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'c.yaml').write_text('{comm: {start_limit_s: 7}, train: {global_batch_size: 8}}')
+
+    def limit(*words):
+        launcher = Launcher(ROOT, ROOT / 'launch/mpirun.sh', ENGINES['mpirun'], options(*words), None)
+        return launcher.settle_layout()[1]
+    assert limit('--config', 'c.yaml') == 7
+    assert limit('--config', 'c.yaml', '--comm.start_limit_s', 8) == 8
+    run = begin(tmp_path)
+    run.config.write_text((tmp_path / 'c.yaml').read_text())
+    assert limit('--resume', '--run-dir', tmp_path) == 7
+    assert limit('--resume', '--run-dir', tmp_path / 'nothing') == 0
+
+
+def test_a_full_tmpdir_is_not_passed_over_for_another_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv('TMPDIR', str(tmp_path))
+    free = {tmp_path: 0}
+    monkeypatch.setattr(shutil, 'disk_usage', lambda p: SimpleNamespace(free=free.get(p, 10**9)))
+    with pytest.raises(ConfigError, match=f'TMPDIR: {tmp_path} has 0.0 MB free, expected 17 MB'):
+        check_room()
+    del free[tmp_path]
+    check_room()
+
+
 def test_an_interrupt_that_was_ignored_before_is_heard():
-    done = subprocess.run(['bash', '-c', f'trap "" INT; exec {sys.executable} -c "$1" "$2" j 0', '-', ENGINE,
+    done = subprocess.run(['bash', '-c', f'trap "" INT; exec {sys.executable} -c "$1" "$2" j 0 x', '-', ENGINE,
                            'trap "exit 75" USR1; kill -INT $PPID; while :; do sleep 0.05; done'],
                           capture_output=True, text=True)
     assert done.stdout.split()[-3:] == ['75', 'True', 'False'], done.stderr
 
 
 def test_nohup_keeps_its_word():
-    done = subprocess.run(['bash', '-c', f'trap "" HUP; exec {sys.executable} -c "$1" "$2" j 0', '-', ENGINE,
+    done = subprocess.run(['bash', '-c', f'trap "" HUP; exec {sys.executable} -c "$1" "$2" j 0 x', '-', ENGINE,
                            'kill -HUP $PPID; sleep 0.2; exit 7'], capture_output=True, text=True)
     assert done.stdout.split()[-3:] == ['7', 'False', 'False'], done.stderr
 

@@ -124,12 +124,22 @@ def in_phase(phase, limits, body='time.sleep(600)', **variables):
     return err
 
 
+@pytest.mark.fault('stop', 'start-up', 'training', 'evaluation', 'checkpoint')
 @pytest.mark.parametrize('phase, key', [('start-up', 'start_limit_s'), ('training', 'stall_limit_s'),
                                         ('evaluation', 'eval_limit_s'), ('writing a checkpoint', 'checkpoint_limit_s')])
 def test_each_phase_has_its_own_limit(phase, key):
     limits = {p: 0.5 if p == phase else 0 for p in PHASES}
     err = in_phase(phase, limits)
     assert f'step 42, {phase}: no progress for ' in err and f' s (comm.{key})' in err
+
+
+@pytest.mark.fault('stop', 'start-up', 'training', 'evaluation', 'checkpoint')
+@pytest.mark.parametrize('phase', PHASES)
+def test_a_stopped_rank_is_ended_in_every_phase_with_its_stacks(tmp_path, phase):
+    limits = {p: 0.5 if p == phase else 0 for p in PHASES}
+    err = in_phase(phase, f'{limits}, __import__("pathlib").Path("{tmp_path}")', 'os.kill(os.getpid(), signal.SIGSTOP)')
+    assert f'step 42, {phase}: stopped (SIGSTOP) for ' in err and f'; its stacks: {tmp_path}/rank_0.txt\n' in err
+    assert 'T (stopped)' in (tmp_path / 'rank_0.txt').read_text()
 
 
 def test_the_clock_starts_anew_with_a_phase():

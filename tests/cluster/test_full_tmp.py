@@ -1,0 +1,86 @@
+"""TMPDIR and /dev/shm without room: a start says so, and a run that is at work goes on."""
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from cluster.conftest import run_metrics
+from cluster.hosts import Host
+from cluster.test_faults import BARE
+
+from mlperf_rn50.train.checkpoint import list_checkpoints, load
+
+SHM = Path('/dev/shm')
+
+
+@contextmanager
+def small_disks(hosts: Sequence[Host], *folders: Path) -> Iterator[None]:
+    """Gives each host a small disk of its own for each folder."""
+    mounted: list[tuple[Host, Path]] = []
+    try:
+        for host in hosts:
+            for folder in folders:
+                host.call('mount', '-t', 'tmpfs', '-o', 'size=64m', 'tmpfs', folder)
+                mounted.append((host, folder))
+        yield
+    finally:
+        for host, folder in mounted:
+            host.call('umount', '--lazy', folder)
+
+
+def fill(host: Host, folder: Path) -> None:
+    """Writes a folder of a host full, to the last byte."""
+    inside = Path(f'/proc/{host.keeper.pid}/root{folder}')
+    with open(inside / 'filler', 'wb', buffering=0) as f, suppress(OSError):
+        while f.write(bytes(4096)):
+            pass
+    assert os.statvfs(inside).f_bavail == 0
+
+
+@pytest.fixture
+def tmp(tmp_path) -> Path:
+    """The TMPDIR of a job."""
+    folder = tmp_path / 'tmp'
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.fault('full tmp', 'start-up')
+@pytest.mark.parametrize('name', ['TMPDIR', '/dev/shm'])
+def test_a_launcher_without_room_says_so(start, cluster, tmp, name):
+    folder = {'TMPDIR': tmp, '/dev/shm': SHM}[name]
+    with small_disks(cluster.hosts[:1], folder):
+        fill(cluster.hosts[0], folder)
+        code, output = start(num_hosts=1, TMPDIR=str(tmp)).end()
+    assert (code, output) == (2, f'launch/mpirun.sh: {name}: {folder} has 0.0 MB free, expected 17 MB for files of '
+                                 'Open MPI; make room there\n')
+
+
+@pytest.mark.fault('full tmp', 'start-up')
+@pytest.mark.parametrize('arguments', [(), BARE])
+def test_another_host_without_room_is_named(start, cluster, tmp, arguments):
+    with small_disks(cluster.hosts[1:2], tmp):
+        fill(cluster.hosts[1], tmp)
+        code, output = start(*arguments, '--ranks-per-node', 2, TMPDIR=str(tmp)).end()
+    own = [line for line in output.splitlines() if line.startswith('mlperf-rn50: ')]
+    assert code == 2, output
+    assert own == [f'mlperf-rn50: h2: TMPDIR: {tmp} has 0.0 MB free, expected 10 MB for files of Open MPI; make room '
+                   'there'], output
+
+
+@pytest.mark.fault('full tmp', 'training', 'evaluation', 'checkpoint')
+def test_a_run_at_work_goes_on(start, cluster, tmp):
+    hosts = cluster.hosts[:2]
+    with small_disks(hosts, tmp, SHM):
+        job = start(*BARE, '--ranks-per-node', 2, '--train.max_epochs', 4, TMPDIR=str(tmp))
+        job.wait_for_phase('training')
+        for host in hosts:
+            for folder in (tmp, SHM):
+                fill(host, folder)
+        num_steps, num_evals = (len(run_metrics(job.run_dir, event)) for event in ('train', 'eval'))
+        code, output = job.end()
+    assert code == 1 and 'aborted: the target was not reached' in output, output  # its own end
+    evals = run_metrics(job.run_dir, 'eval')
+    assert num_evals < len(evals) == 4
+    assert load(list_checkpoints(job.run_dir / 'checkpoints')[-1])[0].step > num_steps
