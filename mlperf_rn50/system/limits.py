@@ -74,11 +74,6 @@ def _used_bytes(folder: Path) -> int:
         return _SESSION_BYTES
 
 
-def session_folder() -> Path:
-    """Where Open MPI puts its session folder."""
-    return Path(next((v for n in ('TMPDIR', 'TEMP', 'TMP') if (v := os.environ.get(n))), '/tmp'))
-
-
 def session_problem(folder: Path) -> str:
     """Why Open MPI's session folder cannot be made somewhere; '' where it can. Full, mpirun hangs without a word."""
     try:
@@ -91,7 +86,7 @@ def session_problem(folder: Path) -> str:
 
 def limit_facts() -> Facts:
     """What this process finds on its machine without any other rank."""
-    folder = session_folder()
+    folder = tmp_dir()
     return {'cpus': sorted(os.sched_getaffinity(0)), 'num_machine_cpus': os.cpu_count() or 1,
             'omp_num_threads': os.environ.get('OMP_NUM_THREADS', ''), 'cgroup': asdict(find_limits()),
             'memory_available_bytes': psutil.virtual_memory().available,
