@@ -31,3 +31,19 @@ def test_ranks_have_their_number_and_their_cores():
 def test_bound_ranks_hold_back_the_word_to_stop_until_they_train():
     done = run([ROOT / 'launch/bind.sh', 'grep', 'SigBlk', '/proc/self/status'])
     assert int(done.stdout.split()[1], 16) == 1 << (signal.SIGUSR1 - 1), done.stderr
+
+
+def test_inside_a_job_of_slurm_ranks_start_on_this_machine_all_the_same():
+    job = {'SLURM_JOB_ID': '1', 'SLURM_JOBID': '1', 'SLURM_NODELIST': 'n1', 'SLURM_JOB_NODELIST': 'n1',
+           'SLURM_NNODES': '1', 'SLURM_TASKS_PER_NODE': '1', 'SLURM_PROCID': '0', 'SLURM_NTASKS': '1'}
+    done = run([ROOT / 'launch/ranks.sh', 2, 'sh', '-c', 'echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE'],
+               env={**os.environ, **job})
+    assert sorted(done.stdout.splitlines()) == ['0 of 2', '1 of 2'], done.stderr
+
+
+def test_a_dry_run_prints_the_plan_of_the_layout_and_starts_nothing(tmp_path):
+    config = ROOT / 'launch/configs/digits_cpu.yaml'
+    done = run([ROOT / 'launch/local.sh', f'--config={config}', '--ranks-per-node', 4, '--dry-run', '--run-dir',
+                tmp_path / 'run'])
+    assert done.returncode == 0, done.stderr
+    assert 'ranks_per_node: 4' in done.stdout and not (tmp_path / 'run').exists()
