@@ -1,5 +1,6 @@
 """What the tests share: data, time limits, and what is left out of a run, which its last lines say."""
 import os
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +24,7 @@ LEFT_OUT = {'needs_avx512': f'need AVX-512, and this processor may use {find_pro
             'cluster': 'need root, for hosts, Slurm and containers: launch/test.sh --all',
             'browser': 'need headless Chromium: launch/test.sh --all',
             'slow': 'take longer: launch/test.sh --all'}
+NO_TIME = 'there was no time left for (launch/test.sh --minutes)'
 _COUNTS = pytest.StashKey[Counter]()
 
 
@@ -63,8 +65,19 @@ def pytest_testnodedown(node):
 
 
 def pytest_terminal_summary(terminalreporter, config):
+    skipped = [r for r in terminalreporter.stats.get('skipped', []) if NO_TIME in str(r.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f'left out: {len(skipped)} tests that {NO_TIME}', red=True)
     for mark, number in sorted(config.stash[_COUNTS].items()):
         terminalreporter.write_line(f'left out: {number} tests that {LEFT_OUT[mark]}')
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Begins no long test when the time is up that launch/test.sh --minutes gives."""
+    deadline = float(os.environ.get('MLPERF_RN50_TEST_DEADLINE') or 'inf')
+    if time.time() > deadline and any(item.get_closest_marker(m) for m in ('slow', 'cluster', 'browser')):
+        pytest.skip(NO_TIME)
 
 
 @pytest.fixture(scope='session')
