@@ -13,9 +13,11 @@ import signal
 from argparse import Namespace
 from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
+from threading import Thread
 from typing import BinaryIO
 
 import numpy as np
@@ -28,6 +30,7 @@ from mlperf_rn50.data.verify import checksum, dump_checksums, dump_manifest, pri
 from mlperf_rn50.errors import EXIT_OK, DataError
 from mlperf_rn50.files import parse_json, write_atomically
 
+_CLOSING_LIMIT_S = 5.0
 PART_SIZE = 1000
 _COPY_BYTES = 1 << 24
 _JPEG_QUALITY = 95
@@ -90,13 +93,20 @@ def _write_parts(folder: Path, split: str, samples: list[Sample], packing: Packi
                 bar.update(write_part(*part))
             return stems
         # MXNet has threads; a forked copy of it may hang.
-        with ProcessPoolExecutor(num_workers, get_context('spawn'), _follow_parent) as pool:
+        pool = ProcessPoolExecutor(num_workers, get_context('spawn'), _follow_parent)
+        with ExitStack() as after:
+            after.callback(pool.shutdown)
             try:
                 for done in as_completed(_submit(pool, missing)):
                     bar.update(done.result())
-            except KeyboardInterrupt:  # leaving the pool would wait for all that is under way
+            except KeyboardInterrupt:
+                after.pop_all()
                 for worker in active_children():
                     worker.kill()
+                # Where a worker was killed while it was sent its work, Python before 3.11.5 waits for ever.
+                closing = Thread(target=pool.shutdown, daemon=True)
+                closing.start()
+                closing.join(_CLOSING_LIMIT_S)
                 raise
     return stems
 

@@ -22,13 +22,13 @@ from mlperf_rn50.files import (
     DISK_FAULTS,
     HashedFile,
     parse_json,
-    read_arrays,
     read_text,
     storage_error,
     sync,
     temporary_of,
     write_atomically,
 )
+from mlperf_rn50.npz import read_arrays
 from mlperf_rn50.options import check_keys
 
 FORMAT = 1

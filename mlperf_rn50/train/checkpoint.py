@@ -21,13 +21,13 @@ from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint
 from mlperf_rn50.files import (
     HashedFile,
     parse_json,
-    read_arrays,
     read_text,
     sync,
     temporaries_in,
     temporary_of,
     write_atomically,
 )
+from mlperf_rn50.npz import read_arrays
 from mlperf_rn50.train.progress import Progress, dump_progress, parse_progress
 
 FORMAT = 4

@@ -36,7 +36,7 @@ def test_only_one_rank_speaks_and_without_a_terminal_in_plain_lines(whole_run):
 
 def test_the_run_folder_holds_what_a_reader_needs(whole_run):
     run_dir, _ = whole_run
-    assert {p.name for p in run_dir.iterdir()} == {'result_0.txt', 'config.yaml', 'metrics.jsonl', 'env.json',
+    assert {p.name for p in run_dir.glob('[!.]*')} == {'result_0.txt', 'config.yaml', 'metrics.jsonl', 'env.json',
                                                   'train.log', 'checkpoints', 'weights'}
     env = json.loads((run_dir / 'env.json').read_text())
     assert env['nodes'] == [{'hostname': platform.node(), 'num_ranks': 2}]

@@ -50,7 +50,7 @@ def test_binding_understands_nested_threads_and_names_a_wrong_number():
     assert done.returncode == 0 and ' 2 threads' in done.stderr, done.stderr
     done = subprocess.run(command, env={**os.environ, 'MLPERF_RN50_RANKS_PER_DEVICE': 'x'}, capture_output=True,
                           text=True)
-    assert done.returncode == 2 and done.stderr.startswith("mlperf-rn50: MLPERF_RN50_RANKS_PER_DEVICE: got 'x'")
+    assert done.returncode == 2 and "MLPERF_RN50_RANKS_PER_DEVICE: got 'x'" in done.stderr
     assert done.stderr.count('\n') == 1
 
 
@@ -59,8 +59,9 @@ def test_binding_understands_nested_threads_and_names_a_wrong_number():
     ({'SLURM_STEP_NUM_TASKS': None}, 'SLURM_STEP_NUM_TASKS: got nothing'),
     ({'MLPERF_RN50_RENDEZVOUS': '127.0.0.1'}, 'expected host:port')])
 def test_a_slurm_step_whose_numbers_are_wrong_is_named(changed, said):
-    env = {'MLPERF_RN50_RENDEZVOUS': '127.0.0.1:9', 'SLURM_PROCID': '0', 'SLURM_STEP_NUM_NODES': '1',
-           'SLURM_STEP_NUM_TASKS': '1', 'SLURM_LOCALID': '0', 'SLURM_NODEID': '0', **changed}
+    env = {'MLPERF_RN50_RENDEZVOUS': '127.0.0.1:9', 'MLPERF_RN50_SECRET': 's' * 32, 'SLURM_PROCID': '0',
+           'SLURM_STEP_NUM_NODES': '1', 'SLURM_STEP_NUM_TASKS': '1', 'SLURM_LOCALID': '0', 'SLURM_NODEID': '0',
+           **changed}
     with pytest.raises(ConfigError) as e:
         rank_variables({k: v for k, v in env.items() if v is not None})
     assert said in str(e.value)

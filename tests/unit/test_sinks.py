@@ -48,7 +48,7 @@ def test_the_configuration_on_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr('os.fsync', fail)
     run = RunFolder(tmp_path, 0)
     assert_named(Metrics(run), events.Opened(PLAN.config, [('h', 1)], False, ''), run.config)
-    assert list(tmp_path.iterdir()) == []
+    assert [p.name for p in tmp_path.iterdir()] == ['metrics.jsonl'] and not run.metrics.read_text()
 
 
 def test_the_words_of_the_terminal_on_a_full_disk(capsys):

@@ -1,0 +1,48 @@
+"""Reading .npz files without trusting them: numbers only, and never more than the file has."""
+import math
+import tokenize
+import zipfile
+from typing import BinaryIO
+
+import numpy as np
+
+
+def read_arrays(file: BinaryIO, num_bytes: int) -> dict[str, np.ndarray]:
+    """The arrays of an .npz as np.savez writes it, by name: numbers only, and never more than the file has.
+
+    Args:
+        file: from its start.
+        num_bytes: its length.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            if any(m.compress_type != zipfile.ZIP_STORED or m.flag_bits & 1 for m in members):
+                raise ValueError('its arrays are compressed or encrypted, which this program never does')
+            if sum(m.file_size for m in members) > num_bytes:
+                raise ValueError(f'its arrays claim more than the {num_bytes} bytes of the file')
+            return {m.filename.removesuffix('.npy'): _read_array(archive, m) for m in members}
+    # What zipfile and NumPy let out of headers that are overwritten.
+    except (zipfile.BadZipFile, EOFError, KeyError, TypeError, AttributeError, SyntaxError, OverflowError, MemoryError,
+            RecursionError, NotImplementedError, tokenize.TokenError) as e:
+        raise ValueError(f'not an .npz ({" ".join(str(e).split())[:200] or type(e).__name__})') from e
+
+
+def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """An array, once its header has shown that the member holds just that."""
+    name = member.filename
+    with archive.open(member) as f:
+        version = np.lib.format.read_magic(f)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f'{name}: got .npy version {version}, expected 1.0 or 2.0')
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read_header(f)
+        if dtype.kind not in 'fiub' or dtype.fields:
+            raise ValueError(f'{name}: holds {str(dtype)[:40]}, expected numbers')
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if min(shape, default=0) < 0 or num_bytes != member.file_size - f.tell():
+            raise ValueError(f'{name}: its header claims {num_bytes} bytes, it has {member.file_size - f.tell()}')
+        return np.frombuffer(f.read(), dtype).reshape(shape, order='F' if is_fortran else 'C')
