@@ -63,6 +63,7 @@ def copy_code(folder: Path, env: dict[str, Any]) -> str:
         done = subprocess.run(['git', '-C', str(home), 'archive', '--format=tar', str(commit), '--', *_CODE],
                               capture_output=True)
         if done.returncode == 0:
+            folder.mkdir(parents=True, exist_ok=True)
             subprocess.run(['tar', '--extract', '--directory', str(folder)], input=done.stdout, check=True)
             return ''
     for name in _CODE:

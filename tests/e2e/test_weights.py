@@ -66,7 +66,7 @@ def test_a_person_is_told_the_data_set_the_log_and_the_confusions(kept):
 def test_another_top1_than_the_logs_is_a_failure(kept, tmp_path):
     shutil.copytree(kept, tmp_path / 'run')
     description, arrays = load_weights(kept)
-    arrays['fc1_bias'] = arrays['fc1_bias'] + 100 * (np.arange(10) == 3)  # everything is a 3 now
+    arrays['fc1_bias'] = arrays['fc1_bias'] + np.float32(100) * (np.arange(10) == 3)  # everything is a 3 now
     save_weights(tmp_path / 'run/weights', 'best', description, arrays)
     done = call('evaluate', tmp_path / 'run')
     assert done.returncode == 1 and 'NOT THE SAME' in done.stdout
