@@ -106,7 +106,7 @@ def _interrupt(*_: object) -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    catch(_interrupt, END_SIGNALS)
+    catch(_interrupt, END_SIGNALS, lets_in=False)  # a launcher's word waits until a run can stop by itself
     try:
         return _run(argv)
     except UserError as e:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from mlperf_rn50 import config as cfg
@@ -89,6 +90,7 @@ def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[
         e.where = f'{rank_name()}, {position}: ' if position.has_started else ''
         raise
     if comm.rank == 0:
-        print(render_outcome(outcome, config), flush=True)
+        with suppress(OSError):  # a closed terminal changes nothing of the run
+            print(render_outcome(outcome, config), flush=True)
     comm.barrier()  # a launcher ends the other ranks when one leaves with a code other than 0
     return outcome.exit_code

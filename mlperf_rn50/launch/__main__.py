@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,8 @@ class Launcher:
 
     def say(self, text: str) -> None:
         """A line for the user."""
-        print(f'launch/{self.script.name}: {text}', file=sys.stderr, flush=True)
+        with suppress(OSError):  # nobody listens any more
+            print(f'launch/{self.script.name}: {text}', file=sys.stderr, flush=True)
 
     def settle_layout(self) -> tuple[Layout, float]:
         """The layout of the run, from the options or else from the configuration; and its comm.start_limit_s.
@@ -68,7 +69,9 @@ class Launcher:
         elif not run_dir:
             raise ConfigError('--resume: got no --run-dir, expected the folder of the run to go on with')
         elif run := newest_run(Path(run_dir)):
-            [start_limit_s] = values_of(self.here, str(run.config), o.train, [_START_LIMIT])
+            nodes, ranks, start_limit_s = values_of(self.here, str(run.config), o.train,
+                                                    ['run.num_nodes', 'run.ranks_per_node', _START_LIMIT])
+            nodes = '' if o.hosts else nodes  # which may be fewer than before
         names = [h.name for h in o.hosts]
         if self.engine.script == 'srun.sh':
             names = nodes_of_slurm_job(os.environ)
@@ -128,7 +131,7 @@ class Launcher:
             self._print()
         program_of_ranks(self.here, self.script.stem, self.options)  # a mistake in it is said first
         layout, start_limit_s = self.settle_layout()
-        check_room()
+        check_room(self.engine)
         token = f'{os.getpid()}-{secrets.token_hex(4)}'
         world = World(partial(self.start, start_limit_s), silent_hosts, self.say, self.signals.pause,
                       lambda: self.signals.is_asked, lambda: self.signals.is_at_once)
@@ -171,15 +174,17 @@ def values_of(here: Path, config: str, options: Sequence[str], keys: Sequence[st
     command = [str(here / '.venv/bin/mlperf-rn50'), 'train', '--config', config, *options]
     for key in keys:
         command += ['--print', key]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_child)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_child, start_new_session=True)
     values = done.stdout.split('\n')[:-1]
     if done.returncode or len(values) != len(keys):
         raise AlreadySaid
     return values
 
 
-def check_room() -> None:
+def check_room(engine: Engine) -> None:
     """Raise ConfigError where Open MPI could not even start: it would wait for ever."""
+    if engine.script != 'openmpi.sh':
+        return
     for folder, name in ((tmp_dir(), 'TMPDIR'), (SHARED_MEMORY, str(SHARED_MEMORY))):
         if folder.is_dir() and (free := shutil.disk_usage(folder).free) < _MIN_FREE_BYTES:
             raise ConfigError(no_room(name, folder, free, _MIN_FREE_BYTES))
@@ -197,7 +202,8 @@ def requeue(code: int, run_dir: Path, say: Callable[[str], None]) -> int:
     # A job that is ending is shown as COMPLETING, whether it was cancelled or its time was up.
     if 'JobState=RUNNING' in shown or 'Reason=TimeLimit' in shown:
         say('stopped before its end; requeued, and goes on from its checkpoint')
-        subprocess.run(['scontrol', 'requeue', job])
+        if subprocess.run(['scontrol', 'requeue', job]).returncode:
+            say(f'Slurm did not requeue it; go on with --resume --run-dir {run_dir}')
     else:
         say(f'cancelled; its checkpoint is in {run_dir}')
     return code

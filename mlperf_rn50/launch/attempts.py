@@ -19,6 +19,7 @@ from mlperf_rn50.train.run_folder import RunFolder, run_numbers
 MAX_STUCK = 3
 _MAX_PAUSE_S = 60.0
 _PHASES = {'eval_start': 'evaluation', 'epoch_start': 'training', 'eval_stop': 'training'}
+_OVER = ('converged', 'aborted', 'failed')  # by the run's own account: nothing is stuck
 _ENDS = {'converged': EXIT_OK, 'aborted': EXIT_FAILED, 'failed': EXIT_FAILED, 'interrupted': EXIT_RESUMABLE}
 
 
@@ -186,4 +187,4 @@ def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
 def stuck_attempts(folder: Path, job: str) -> int:
     """How many attempts of a job, the last ones in a row, gained nothing."""
     own = [a for a in whole_lines(folder / ATTEMPTS) if a.get('job') == job]
-    return next((i for i, a in enumerate(reversed(own)) if a.get('gained')), len(own))
+    return next((i for i, a in enumerate(reversed(own)) if a.get('gained') or a.get('end') in _OVER), len(own))

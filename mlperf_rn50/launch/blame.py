@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mlperf_rn50.launch.attempts import whole_lines
@@ -14,8 +14,8 @@ MAX_FAILURES = 2
 
 def read_failures(folder: Path) -> list[Failure]:
     """All failures of a run folder, the oldest first."""
-    return [Failure(*(str(v.get(key, '')) for key in ('job', 'host', 'cause')))
-            for v in whole_lines(folder / FAILURES)]
+    return [Failure(str(v.get('job', '')), str(v.get('host', '')), str(v.get('cause', '')),
+                    v['rank'] if isinstance(v.get('rank'), int) else None) for v in whole_lines(folder / FAILURES)]
 
 
 def count_failures(failures: Sequence[Failure]) -> dict[tuple[str, str], int]:
@@ -23,16 +23,21 @@ def count_failures(failures: Sequence[Failure]) -> dict[tuple[str, str], int]:
     return dict(Counter((f.host, f.cause) for f in failures))
 
 
-def bad_hosts(failures: Sequence[Failure], stuck_jobs: Sequence[str], hosts: Sequence[str]) -> dict[str, str]:
-    """The hosts that failed too often in the attempts that gained nothing, with their last cause.
+def name_of(failure: Failure, hosts: Sequence[str], ranks_per_node: int) -> str:
+    """The host of a failure as it was named to the launcher, which may not be what it calls itself."""
+    if failure.rank is None or failure.rank >= len(hosts) * ranks_per_node:
+        return failure.host
+    return hosts[failure.rank // ranks_per_node]
+
+
+def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:
+    """The hosts that failed too often, with their last cause.
 
     Args:
-        failures: of the run folder.
-        stuck_jobs: names of the attempts since the last one that gained something.
+        failures: of the attempts that gained nothing.
         hosts: those in use; one is always left.
     """
-    by_host: Mapping[str, set[str]] = {h: {f.job for f in failures if f.host == h and f.job in stuck_jobs}
-                                       for h in hosts}
+    by_host = {h: {f.job for f in failures if f.host == h} for h in hosts}
     bad = [h for h in hosts if len(by_host[h]) >= MAX_FAILURES]
     if len(bad) == len(hosts):
         return {}

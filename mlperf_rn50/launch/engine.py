@@ -106,7 +106,8 @@ def as_child() -> None:
 
 
 def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals, stop_signal: signal.Signals,
-               job: str, limit_s: float = 0.0, is_overdue: Callable[[], bool] = lambda: True) -> int:
+               job: str, limit_s: float = 0.0, is_overdue: Callable[[], bool] = lambda: True,
+               end_signal: signal.Signals = signal.SIGTERM) -> int:
     """Runs an engine to its end; returns its exit code, that of a shell for one that a signal ended.
 
     Where a host was cut off that is EXIT_FAILED, whatever the other ranks made of their end.
@@ -119,6 +120,7 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals,
         job: what every process of the job carries in its environment as MLPERF_RN50_JOB.
         limit_s: it may run so long; 0 for ever.
         is_overdue: asked once that is over; where it is not, the engine may run for ever.
+        end_signal: what tells the engine to end at once.
     """
     process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True,
                                preexec_fn=as_child)
@@ -142,7 +144,7 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals,
         if stage is Stage.STOPPING:
             process.send_signal(stop_signal)
         elif stage is Stage.TERMINATING:
-            process.terminate()
+            process.send_signal(end_signal)
         elif stage is Stage.KILLING:
             kill_job(job, process.pid)
     if signals.is_at_once or stage is Stage.KILLING:

@@ -1,9 +1,11 @@
 """One launcher for a run folder: a lock that the kernel lets go of when its holder is gone, however it went."""
+import errno
 import fcntl
 import os
 import platform
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -39,7 +41,7 @@ def _make(folder: Path) -> list[Path]:
 
 def _take(path: Path) -> int:
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        file = _open(path)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -47,12 +49,28 @@ def _take(path: Path) -> int:
             os.close(file)
             raise ConfigError(f'--run-dir: {path.parent} is in use by {holder}; wait for it, or choose another '
                               'folder') from None
+        except OSError as e:
+            if e.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+                raise
+            print(f'{path}: this file system has no locks ({e.strerror}); see to it that only one launcher uses this '
+                  'folder', file=sys.stderr, flush=True)
+            return file
         if _is_still(path, file):
             break
         os.close(file)  # its last holder has removed it meanwhile
-    os.ftruncate(file, 0)
-    os.write(file, f'process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}\n'.encode())
+    with suppress(OSError):  # only there to be named
+        os.ftruncate(file, 0)
+        who = f'process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}\n'
+        os.write(file, who.encode())
     return file
+
+
+def _open(path: Path) -> int:
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
+    except PermissionError:  # what somebody else's launcher left; a lock needs no more than to read it
+        return os.open(path, os.O_RDONLY | flags)
 
 
 def _is_still(path: Path, file: int) -> bool:
@@ -63,7 +81,8 @@ def _is_still(path: Path, file: int) -> bool:
 
 
 def _let_go(path: Path, file: int, made: list[Path]) -> None:
-    path.unlink(missing_ok=True)  # while it is held: nobody takes a file that is about to go
+    with suppress(OSError):
+        path.unlink(missing_ok=True)  # while it is held: nobody takes a file that is about to go
     os.close(file)
     for folder in made:
         try:

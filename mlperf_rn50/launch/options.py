@@ -112,13 +112,25 @@ def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Pars
     return parser
 
 
+def join_values(parser: Parser, argv: Sequence[str]) -> list[str]:
+    """The words with each of the parser's values at its option: one that begins with a dash is no option, but wrong."""
+    takes_value = {name for action in parser._actions if action.nargs is None for name in action.option_strings}
+    words: list[str] = []
+    for word in argv:
+        if words and words[-1] in takes_value:
+            words[-1] += f'={word}'
+        else:
+            words.append(word)
+    return words
+
+
 def parse_options(parser: Parser, argv: Sequence[str]) -> Options:
     """What the words of a command line ask for.
 
     Raises:
         ConfigError: an option of the launcher has no value, or a wrong one.
     """
-    o, train = parser.parse_known_args(list(argv))
+    o, train = parser.parse_known_args(join_values(parser, argv))
     hosts: list[Host] = []
     if getattr(o, 'hosts', None) is not None:
         hosts += parse_hosts(o.hosts)

@@ -4,6 +4,7 @@ Exit codes, for the job's podFailurePolicy: 0 the target is reached; 1 the run h
 for; 75 to be started again, which goes on from the newest checkpoint.
 """
 import argparse
+import errno
 import os
 import pwd
 import secrets
@@ -422,9 +423,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FileNotFoundError, PermissionError) as e:
         say(f'{e.filename}: {e.strerror}')
         return EXIT_USAGE
-    except OSError as e:  # a disk or a network that may come back
+    except OSError as e:  # a network may come back, a disk does not become larger by itself
         say(str(e))
-        return EXIT_RESUMABLE
+        return EXIT_FAILED if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else EXIT_RESUMABLE
 
 
 if __name__ == '__main__':

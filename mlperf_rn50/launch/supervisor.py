@@ -21,7 +21,7 @@ from mlperf_rn50.launch.attempts import (
     read_metrics,
     stuck_attempts,
 )
-from mlperf_rn50.launch.blame import bad_hosts, ranks_of, read_failures
+from mlperf_rn50.launch.blame import bad_hosts, name_of, ranks_of, read_failures
 from mlperf_rn50.launch.options import Options
 from mlperf_rn50.train.checkpoint import newest_step
 from mlperf_rn50.train.failures import Failure, note_failure
@@ -88,7 +88,7 @@ class Supervisor:
     has_ssh: bool
     batch_job: str
     token: str
-    _stuck_jobs: list[str] = field(default_factory=list)
+    _stuck: dict[str, Layout] = field(default_factory=dict)  # by job, since the last one that gained something
     _num_jobs: int = 0
 
     def run_all(self) -> int:
@@ -104,14 +104,15 @@ class Supervisor:
     def run_to_end(self, is_resumed: bool) -> int:
         """One run through its restarts; its exit code: 0 converged, 1 not, 2 a mistake, 75 can be resumed."""
         world, restarts_left = self.world, self.options.restarts
-        self._stuck_jobs.clear()
+        self._stuck.clear()
         how = self.way_to_begin(newest_run(self.layout.run_dir) if is_resumed else None)
         while True:
             job, before = self._next_job(), mark(self.layout.run_dir)
             code = self._examine(job, how)
-            if code and not world.is_asked():
+            is_fit = not code
+            if not is_fit and not world.is_asked() and (code == EXIT_USAGE or self._num_jobs == 1 or not restarts_left):
                 return code if code == EXIT_USAGE else EXIT_FAILED
-            if not world.is_asked():
+            if is_fit and not world.is_asked():
                 code = self._start(job, ['train', *how], partial(self._has_begun, before))
             attempt = look(self.layout.run_dir, before, code, how[0] == '--resume')
             if attempt.end == 'interrupted' and self._has_lost_a_host(code):
@@ -183,9 +184,10 @@ class Supervisor:
 
     def _note(self, job: str, attempt: Attempt) -> int:
         """Writes an attempt down; how many of the last ones gained nothing, those before a requeue included."""
-        note_attempt(self.layout.run_dir, self.batch_job, attempt)
-        self._stuck_jobs = [] if attempt.gained else [*self._stuck_jobs, job]
-        return max(len(self._stuck_jobs), stuck_attempts(self.layout.run_dir, self.batch_job))
+        if attempt.end or not self.world.is_asked():  # what was stopped as it started says nothing of the next one
+            note_attempt(self.layout.run_dir, self.batch_job, attempt)
+        self._stuck = {} if attempt.gained else {**self._stuck, job: self.layout}
+        return max(len(self._stuck), stuck_attempts(self.layout.run_dir, self.batch_job))
 
     def describe_failure(self, job: str, attempt: Attempt) -> None:
         """Says where an attempt failed, and which hosts do not answer."""
@@ -205,7 +207,7 @@ class Supervisor:
         if not self.has_ssh:
             return True
         if self.options.elastic:
-            bad = bad_hosts(read_failures(self.layout.run_dir), self._stuck_jobs, self.layout.hosts)
+            bad = bad_hosts(self._failures(), self.layout.hosts)
             for host, cause in bad.items():
                 self.world.say(f'going on without {host}, which failed twice and gained no steps ({cause})')
             self._leave_out(list(bad))
@@ -222,6 +224,11 @@ class Supervisor:
                 return False
             self.world.pause(_ASK_AGAIN_S)
         return True
+
+    def _failures(self) -> list[Failure]:
+        """The failures of the attempts that gained nothing, with hosts as they were named to the launcher."""
+        return [replace(f, host=name_of(f, layout.hosts, layout.ranks_per_node))
+                for f in read_failures(self.layout.run_dir) if (layout := self._stuck.get(f.job))]
 
     def _leave_out(self, hosts: Sequence[str]) -> None:
         left = tuple(h for h in self.layout.hosts if h not in hosts)

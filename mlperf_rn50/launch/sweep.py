@@ -11,10 +11,10 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mlperf_rn50.errors import EXIT_RESUMABLE, ConfigError
+from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_RESUMABLE, ConfigError
 from mlperf_rn50.launch.attempts import end_of, read_metrics
 from mlperf_rn50.launch.engine import Signals, as_child, run_engine
-from mlperf_rn50.launch.options import Parser, count
+from mlperf_rn50.launch.options import Parser, count, join_values
 from mlperf_rn50.study.layouts import Layout, parse_layouts, parse_lr_table, plan_layouts
 from mlperf_rn50.train.run_folder import RunFolder, run_numbers
 
@@ -134,7 +134,7 @@ def run(here: Path, script: Path, argv: Sequence[str], signals: Signals,
     Raises:
         ConfigError: the sweep cannot be made.
     """
-    o, rest = make_parser(script).parse_known_args(list(argv))
+    o, rest = (parser := make_parser(script)).parse_known_args(join_values(parser, argv))
     check_options(o, rest)
     values = values_of(o.config, [], ['train.local_batch_size', 'train.global_batch_size', 'schedule.base_lr',
                                       'schedule.warmup_epochs'])
@@ -144,9 +144,11 @@ def run(here: Path, script: Path, argv: Sequence[str], signals: Signals,
         command = [*command_of(here, o, layout, folder), *rest]
 
         def start(command: Sequence[str] = tuple(command)) -> int:
-            return run_engine(command, os.environ, signals, signal.SIGTERM, f'{os.getpid()}-{secrets.token_hex(4)}')
+            # Ctrl-C twice is at once for the launcher, too.
+            return run_engine(command, os.environ, signals, signal.SIGINT, f'{os.getpid()}-{secrets.token_hex(4)}',
+                              end_signal=signal.SIGINT)
         worst = max(worst, run_layout(o, layout, folder, start, signals, say))
         if signals.is_asked:
-            return EXIT_RESUMABLE
+            return EXIT_AT_ONCE if signals.is_at_once else EXIT_RESUMABLE
     subprocess.run([here / '.venv/bin/mlperf-rn50', 'report', f'logs/{o.study}'], preexec_fn=as_child)
     return worst

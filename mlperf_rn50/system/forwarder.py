@@ -24,7 +24,8 @@ _TIMEOUT_S = 30.0
 def start_forwarder(address: str, port: int, secret: str) -> int:
     """Starts the forwarder of this process, and of the program it becomes; returns its port."""
     with socket.create_server((LOOPBACK, 0), backlog=128) as listener:
-        subprocess.Popen([sys.executable, '-m', __name__, str(listener.fileno()), address, str(port), str(os.getpid())],
+        subprocess.Popen([sys.executable, '-P', '-m', __name__, str(listener.fileno()), address, str(port),
+                          str(os.getpid())],
                          env={**os.environ, SECRET_VARIABLE: secret}, pass_fds=[listener.fileno()],
                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                          start_new_session=True)

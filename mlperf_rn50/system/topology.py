@@ -197,8 +197,9 @@ def _bind(command: Sequence[str]) -> None:
     """Binds this process and becomes the command."""
     if launched_local()[0] == 0:  # one rank of a node says it
         check_session(os.environ)
-    # The launcher's word to stop, which would end a program that only starts: it waits until training lets it in.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    if 'train' in command:
+        # The launcher's word to stop, which would end a program that only starts: it waits until training lets it in.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     os.environ.update(rank_variables(os.environ))
     os.environ.pop(SECRET_VARIABLE, None)  # the forwarder has it: what the program records cannot hold it
     if os.environ.get('MLPERF_RN50_BIND') == 'off':

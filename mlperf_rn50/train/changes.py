@@ -14,7 +14,7 @@ FREE = frozenset((
     *(f'run.{key}' for key in field_names(SECTIONS['run'])),
     *(f'checkpoint.{key}' for key in field_names(SECTIONS['checkpoint'])),
     'data.dir', 'data.num_threads', 'data.read_threads', 'data.prefetch_depth',
-    'comm.num_buckets', 'comm.stall_limit_s',
+    'comm.num_buckets', 'comm.stall_limit_s', 'comm.start_limit_s', 'comm.eval_limit_s', 'comm.checkpoint_limit_s',
     'train.local_batch_size', 'train.global_batch_size', 'train.eval_batch_size', 'train.num_warmup_steps',
     'train.max_epochs', 'train.target_accuracy'))
 

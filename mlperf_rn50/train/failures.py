@@ -14,11 +14,13 @@ class Failure:
         job: the start of the ranks that it belongs to, MLPERF_RN50_JOB.
         host: its name.
         cause: in a line.
+        rank: that failed, None for a host.
     """
 
     job: str
     host: str
     cause: str
+    rank: int | None = None
 
 
 def note_failure(folder: Path, failure: Failure) -> None:

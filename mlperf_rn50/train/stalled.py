@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mlperf_rn50.files import write_atomically
+from mlperf_rn50.system.launched import launched_rank
 from mlperf_rn50.train.failures import Failure, note_failure
 
 # In the rank, faulthandler writes its Python stacks on this one, which nothing else uses.
@@ -90,7 +91,8 @@ def within(limit_s: float, work: Callable[[], str]) -> str | None:
 
 def note(folder: Path, reason: str) -> str:
     """Adds this host to the failures of the run whose folder for stalls this is; a launcher counts them."""
-    note_failure(folder.parent.parent, Failure(os.environ.get('MLPERF_RN50_JOB', ''), platform.node(), reason))
+    note_failure(folder.parent.parent, Failure(os.environ.get('MLPERF_RN50_JOB', ''), platform.node(), reason,
+                                                 launched_rank()))
     return ''
 
 

@@ -37,12 +37,14 @@ class Asked:
         return number == signal.SIGINT and now_s - self._first_at >= _SAME_S
 
 
-def catch(handler: Callable[[int, Any], Any], numbers: tuple[signal.Signals, ...] = STOP_SIGNALS) -> None:
-    """Handles signals that ask to stop, and lets them in; nohup keeps its word."""
+def catch(handler: Callable[[int, Any], Any], numbers: tuple[signal.Signals, ...] = STOP_SIGNALS,
+          lets_in: bool = True) -> None:
+    """Handles signals that ask to stop, and lets those in that wait; nohup keeps its word."""
     for number in numbers:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    if lets_in:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def end_at_once(code: int = EXIT_AT_ONCE) -> NoReturn:

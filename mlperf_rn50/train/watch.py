@@ -244,8 +244,10 @@ class Watcher:
     def _end(self, reason: str) -> None:
         position = str(self._position)
         self._signal(signal.SIGKILL)
-        os.waitpid(self._pid, 0)
         self._say(reason, position)
+        end = time.monotonic() + _LAST_WORDS_S  # one that waits for storage may never end
+        while not os.waitpid(self._pid, os.WNOHANG)[0] and time.monotonic() < end:
+            time.sleep(0.05)
 
     def _say(self, reason: str, position: str | None = None) -> None:
         if self._folder and self._orphaned_at is None:

@@ -29,8 +29,11 @@ def test_ranks_have_their_number_and_their_cores():
 
 
 def test_bound_ranks_hold_back_the_word_to_stop_until_they_train():
-    done = run([ROOT / 'launch/bind.sh', 'grep', 'SigBlk', '/proc/self/status'])
-    assert int(done.stdout.split()[1], 16) == 1 << (signal.SIGUSR1 - 1), done.stderr
+    def blocked(word):  # not with a shell in between, which would let it in
+        shown = run([ROOT / 'launch/bind.sh', 'grep', '-s', 'SigBlk', '/proc/self/status', word]).stdout
+        return int(shown.split()[-1], 16)
+    assert blocked('train') == 1 << (signal.SIGUSR1 - 1)
+    assert blocked('another') == 0  # a program that does not know the word is ended by it
 
 
 def test_inside_a_job_of_slurm_ranks_start_on_this_machine_all_the_same():

@@ -183,6 +183,16 @@ def test_elastic_leaves_out_a_host_that_fails_twice():
     assert {hosts for hosts, _ in world.calls} == {HOSTS}
 
 
+def test_a_doctor_that_fails_on_a_restart_is_an_attempt_that_gained_nothing():
+    fails = dict(begins=True, steps=1, end=None, code=1, asked=False, silent=set())
+    fit, unfit = (dict(begins=False, steps=0, end=None, code=code, asked=False, silent=set()) for code in (0, 1))
+    code, world, *_ = fake_run([fit, fails, unfit, fit], replace(OPTIONS, doctor=True, restarts=3))
+    assert code == EXIT_OK
+    assert [words[0] for _, words in world.calls] == ['doctor', 'train', 'doctor', 'doctor', 'train']
+    code, world, *_ = fake_run([unfit], replace(OPTIONS, doctor=True, restarts=3))
+    assert code == EXIT_FAILED and len(world.calls) == 1  # what is unfit from the beginning is said at once
+
+
 def test_who_asks_before_anything_started_starts_nothing():
     with tempfile.TemporaryDirectory() as name:
         world = Fake(Path(name) / 'run', [])

@@ -173,6 +173,8 @@ def test_attempts_of_a_job_are_counted_across_its_starts(tmp_path):
     for job, gained in [('7', True), ('7', False), ('8', False), ('7', False)]:
         attempts.note_attempt(tmp_path, job, Attempt(0, 1, None, gained, True))
     assert [attempts.stuck_attempts(tmp_path, job) for job in ('7', '8', '9')] == [2, 1, 0]
+    attempts.note_attempt(tmp_path, '7', Attempt(1, 0, 'converged', False, False))  # one without a checkpoint
+    assert attempts.stuck_attempts(tmp_path, '7') == 0
     attempts.note_attempt(tmp_path / 'none', '7', Attempt(0, 1, None, False, True))
     assert not (tmp_path / 'none').exists()
 
@@ -185,9 +187,12 @@ def test_a_host_that_failed_twice_without_progress_is_bad(tmp_path):
         note_failure(tmp_path, Failure(job, host, cause))
     failures = blame.read_failures(tmp_path)
     assert blame.count_failures(failures)[('h2', 'killed')] == 2
-    assert blame.bad_hosts(failures, ['b', 'c'], ['h1', 'h2', 'h3']) == {'h2': 'killed'}
-    assert blame.bad_hosts(failures, ['c'], ['h1', 'h2', 'h3']) == {}  # twice in one attempt is once
-    assert blame.bad_hosts(failures, ['b', 'c'], ['h2']) == {}  # the last one stays
+    assert blame.bad_hosts(failures, ['h1', 'h2', 'h3']) == {'h2': 'killed'}
+    assert blame.bad_hosts(failures[2:], ['h1', 'h2', 'h3']) == {}  # twice in one attempt is once
+    assert blame.bad_hosts(failures, ['h2']) == {}  # the last one stays
+    named = Failure('a', 'node7.example', 'killed', 5)
+    hosts = ['10.0.0.1', '10.0.0.2', '10.0.0.3']
+    assert [blame.name_of(f, hosts, 2) for f in (named, failures[0])] == ['10.0.0.3', 'h1']
 
 
 def test_the_ranks_of_a_host():
@@ -212,6 +217,15 @@ with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
     with folder_lock(folder):  # its file is still there
         (folder / 'result_0.txt').touch()
     assert [p.name for p in folder.iterdir()] == ['result_0.txt']
+
+
+def test_without_locks_a_launcher_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
+    def flock(*_):
+        raise OSError(38, 'Function not implemented')
+    monkeypatch.setattr('fcntl.flock', flock)
+    with folder_lock(tmp_path):
+        pass
+    assert 'this file system has no locks' in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_a_lock_follows_no_link(tmp_path):
@@ -334,9 +348,9 @@ def test_a_full_tmpdir_is_not_passed_over_for_another_folder(tmp_path, monkeypat
     free = {tmp_path: 0}
     monkeypatch.setattr(shutil, 'disk_usage', lambda p: SimpleNamespace(free=free.get(p, 10**9)))
     with pytest.raises(ConfigError, match=f'TMPDIR: {tmp_path} has 0.0 MB free, expected 17 MB'):
-        check_room()
+        check_room(ENGINES['local'])
     del free[tmp_path]
-    check_room()
+    check_room(ENGINES['local'])
 
 
 def test_an_interrupt_that_was_ignored_before_is_heard():
