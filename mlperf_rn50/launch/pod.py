@@ -182,8 +182,8 @@ class Ranks:
                 self.codes[self._pids.pop(pid)] = os.waitstatus_to_exitcode(status)
 
     @property
-    def are_left(self) -> bool:
-        """Whether all have ended."""
+    def have_ended(self) -> bool:
+        """Whether all ranks have."""
         return not self._pids
 
     @property
@@ -206,7 +206,7 @@ def watch(ranks: Ranks, tell: Tell, stop: StopRequest) -> str:
     ended, is_asked = None, False
     while True:
         ranks.reap()
-        if ranks.are_left:
+        if ranks.have_ended:
             return why
         now = time.monotonic()
         if ranks.is_one_lost:
