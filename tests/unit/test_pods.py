@@ -311,9 +311,9 @@ def test_the_first_process_takes_in_strangers():
     ranks = start_ranks('import time; time.sleep(900)')
     while os.path.exists(f'/proc/{stranger}'):
         ranks.reap()
-    assert ranks.codes == {} and not ranks.are_left
+    assert ranks.codes == {} and not ranks.have_ended
     ranks.send(signal.SIGKILL)
-    while not ranks.are_left:
+    while not ranks.have_ended:
         ranks.reap()
     assert ranks.codes == {0: -signal.SIGKILL}
 
