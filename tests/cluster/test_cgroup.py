@@ -108,7 +108,7 @@ def group() -> Iterator[Group]:
 def test_a_rank_that_the_kernel_ends_is_told_the_limit_and_what_fits(group, phase):
     group.limit(200 << 20)
     # What it holds is seen now and then; what it takes at last is too much.
-    body = f'position.now("{phase}"); held = b"x" * (120 << 20); time.sleep(1.5); more = b"x" * (120 << 20); rest()'
+    body = f'position.now("{phase}"); held = b"x" * (120 << 20); time.sleep(3); more = b"x" * (120 << 20); rest()'
     process = start_watched(body, command=group.inside(), HOROVOD_SIZE='2', HOROVOD_LOCAL_RANK='0',
                             HOROVOD_LOCAL_SIZE='2')
     err = process.communicate(timeout=HANG_LIMIT_S)[1]
