@@ -96,8 +96,9 @@ def render(cells: Cells, times: dict[str, float]) -> str:
     for name, number in numbers.items():
         seconds = f'{times[name]:.0f}' if name in times else ''
         lines.append(f'| {number} | `{name}` | {seconds} |')
-    return '\n'.join([*lines, '', 'Seconds: as measured once, all parameters of a test together; those of tests/cluster on '
-                      'one core of two, while other work had the second. None of them is asserted.', ''])
+    return '\n'.join([*lines, '', 'Seconds: as measured once, all parameters of a test together; those of '
+                      'tests/cluster on one core of two, while other work had the second. None of them is asserted.',
+                      ''])
 
 
 def empty_cells(cells: Cells) -> list[tuple[str, str]]:
