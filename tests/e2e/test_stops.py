@@ -117,7 +117,11 @@ def test_killed_in_each_phase_and_started_again_while_another_launcher_tries(tin
                                 capture_output=True, text=True, timeout=HANG_LIMIT_S)
         assert second.returncode == 2, second.stderr
         assert f'{job.run_dir} is in use by process {job.process.pid} on ' in second.stderr
-        (victim if phase != 'evaluation' else victim.parent()).kill()  # once the watcher
+        if phase == 'evaluation':  # once the watcher, whose rank must be able to say so
+            victim.resume()
+            victim.parent().kill()
+        else:
+            victim.kill()
     job.wait_for('training', 4)
     ranks = job.ranks()
     for _ in range(2):  # and Ctrl-C twice ends it at once
