@@ -13,11 +13,11 @@ from mlperf_rn50.launch.kubernetes import IMAGE_CONFIGS, main, make_parser, plan
 from mlperf_rn50.launch.manifests import make_indexed_job, make_mpi_job, render_manifests
 
 CONFIG = ROOT / 'launch/configs/digits_cpu.yaml'
-WORDS = ['--image', 'registry.example:5000/a/mlperf_rn50:cpu', '--config', str(CONFIG), '--volume', 'work:/work']
+WORDS = ['--image', 'registry.example:5000/a/mlperf_rn50:cpu', '--config', str(CONFIG), '--volume', 'work:/shared']
 # With everything that can be asked for.
 ALL = [*WORDS, '--volume', 'data.set-1:/data', '--nodes', '3', '--ranks-per-node', '4', '--train.device', 'gpu',
        '--model.fused_bn_relu', 'false', '--name', 'rn50', '--namespace', 'lab', '--memory', '64Gi', '--cpus', '16',
-       '--shm-size', '500Mi', '--grace-seconds', '300', '--user', '12345:678', '--run-dir', '/work/run',
+       '--shm-size', '500Mi', '--grace-seconds', '300', '--user', '12345:678', '--run-dir', '/shared/run',
        '--data.dir', '/data/digits']
 VERSIONS = ['1.31', kubernetes_validate.latest_version()]
 
@@ -105,10 +105,10 @@ def test_the_parts_of_an_mpijob_and_the_image_agree(is_mpi):
         assert pod['spec']['securityContext'] == {
             'runAsNonRoot': True, 'seccompProfile': {'type': 'RuntimeDefault'}, 'runAsUser': 12345, 'runAsGroup': 0,
             'fsGroup': 678}
-        assert pod['spec']['terminationGracePeriodSeconds'] == 300 and container['workingDir'] == '/work'
+        assert pod['spec']['terminationGracePeriodSeconds'] == 300 and container['workingDir'] == '/shared'
         mounted = {m['name']: m['mountPath'] for m in container['volumeMounts']}
         assert mounted.keys() == {v['name'] for v in pod['spec']['volumes']}
-        assert [mounted['volume-0'], mounted['volume-1']] == ['/work', '/data']
+        assert [mounted['volume-0'], mounted['volume-1']] == ['/shared', '/data']
     trainer = pods[-1]['spec']['containers'][0]
     assert trainer['resources'] == {'limits': {'nvidia.com/gpu': '4', 'cpu': '16', 'memory': '64Gi'}}
     assert {'name': 'shm', 'emptyDir': {'medium': 'Memory', 'sizeLimit': '500Mi'}} in pods[-1]['spec']['volumes']
@@ -183,7 +183,7 @@ def test_numbers_and_truths_among_the_words_stay_text():
     (['--nodes', '0'], '--nodes: got 0, expected a number from 1'), (['--nodes', '-1'], '--nodes'),
     (['--volume', 'work'], 'expected CLAIM:/PATH'), (['--volume', 'a:b'], 'an absolute path'),
     (['--volume', 'a:/x/../y'], 'without . .. // and :'), (['--volume', 'a:/x:ro'], 'an absolute path'),
-    (['--volume', 'A:/x'], 'the name of a PersistentVolumeClaim'), (['--volume', 'a:/work'], 'got two at /work'),
+    (['--volume', 'A:/x'], 'the name of a PersistentVolumeClaim'), (['--volume', 'a:/shared'], 'got two at /shared'),
     (['--volume', 'a:/'], 'would hide /opt/mlperf_rn50'), (['--volume', 'a:/opt'], 'would hide /opt/mlperf_rn50'),
     (['--volume', 'a:/dev/shm'], 'would hide /dev/shm'), (['--volume', 'a:/x\ny'], 'an absolute path'),
     (['--memory', '64'], "--memory: got '64', expected a size such as 64Gi"), (['--memory', '0Gi'], '--memory'),
@@ -194,7 +194,7 @@ def test_numbers_and_truths_among_the_words_stay_text():
     (['--run.ranks_per_device', '2', '--ranks-per-node', '3'], 'expected a multiple of run.ranks_per_device=2'),
     (['--train.device', 'gpu', '--model.fused_bn_relu', 'false', '--ranks-per-node', '4', '--gpus-per-node', '2'],
      'expected 4'),
-    (['--run-dir', '/results'], '--run-dir: got /results, expected a folder in a volume: /work; anywhere else'),
+    (['--run-dir', '/results'], '--run-dir: got /results, expected a folder in a volume: /shared; anywhere else'),
     (['--run-dir', '../run'], 'expected a folder in a volume'), (['--run.dir', '/tmp'], 'in a volume'),
     (['--run.dir', '/tmp', '--run-dir', 'run'], '--run-dir: got /tmp'),
     (['--config', '/nowhere.yaml'], 'cannot read the configuration'), (['--resume', 'x'], '--resume: unknown option'),
