@@ -21,7 +21,7 @@ def make_manifests(image, digits, tmp_path):
 
     def make(*options):
         done = run([ROOT / 'launch/kubernetes.sh', '--image', image, '--nodes', '2', '--ranks-per-node', '1',
-                    '--config', ROOT / 'launch/configs/digits_cpu.yaml', '--volume', 'work:/shared',
+                    '--config', ROOT / 'launch/configs/digits_cpu.yaml', '--volume', 'work:/work',
                     '--volume', 'digits:/data/digits', '--namespace', NAMESPACE, '--data.dir', '/data/digits',
                     '--run-dir', 'run', *options])
         assert (done.returncode, done.stderr) == (0, '')
