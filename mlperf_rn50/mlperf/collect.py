@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlperf_logging.mllog import constants as keys
-
-from mlperf_rn50.mlperf import events
+from mlperf_rn50.mlperf import events, keys
 from mlperf_rn50.mlperf.events import Event, LineFormat
 from mlperf_rn50.mlperf.run import LogWarning
 

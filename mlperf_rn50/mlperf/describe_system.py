@@ -2,7 +2,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mlperf_rn50.mlperf.description import objects_at, value_at
+from mlperf_rn50.mlperf.description import framework_of, objects_at, value_at
 from mlperf_rn50.mlperf.run import Run
 
 _STATUS_OF_4 = {'cloud': 'Available cloud', 'onprem': 'Available on-premise', 'preview': 'Preview',
@@ -55,7 +55,6 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
                                for k in ('sockets', 'cores_per_socket', 'threads_per_core'))
     stack = _stack(env)
     status = next((r.submission_status for r in runs if r.submission_status), 'research')
-    framework = next((f'MXNet {v}' for k, v in stack.items() if k.startswith('mxnet')), 'MXNet')
     return {
         'submitter': org, 'division': next((r.division for r in runs if r.division), 'open'),
         'status': _STATUS_OF_4[status] if round_name >= 'v4.0' else status, 'system_name': system,
@@ -80,7 +79,7 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
         'accelerator_memory_capacity': str(gpus[0].get('memory.total') or '') if gpus and accelerators else '',
         'accelerator_interconnect': '', 'accelerator_interconnect_topology': '', 'cooling': '',
         'hw_notes': next((r.platform for r in runs if r.platform and r.platform != 'unnamed'), ''),
-        'framework': f'{framework} Gluon', 'other_software_stack': stack,
+        'framework': f'{framework_of(env) or "MXNet"} Gluon', 'other_software_stack': stack,
         'operating_system': str(value_at(env, 'host', 'os_name') or value_at(env, 'host', 'os')),
         'sw_notes': data_note(runs)}
 

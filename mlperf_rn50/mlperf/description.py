@@ -19,6 +19,8 @@ class Description:
         num_accelerators: of all nodes, or of one.
         is_of_one_node: whether num_accelerators is of one node.
         nodes_line, accelerators_line: where the file says so.
+        accelerator: its model.
+        framework: with its version.
     """
 
     path: Path
@@ -28,6 +30,8 @@ class Description:
     is_of_one_node: bool = False
     nodes_line: int | None = None
     accelerators_line: int | None = None
+    accelerator: str | None = None
+    framework: str | None = None
 
 
 def _count(value: Any) -> int | None:
@@ -35,6 +39,17 @@ def _count(value: Any) -> int | None:
     if isinstance(value, str) and re.fullmatch(r'\d{1,9}', value.strip()):
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9 else None
+
+
+def _name(value: Any) -> str | None:
+    """The name of a thing in one line; None where nothing is named."""
+    text = ' '.join(value[:1000].split()) if isinstance(value, str) else ''
+    return text if text.upper() not in ('', 'N/A', 'NONE', '-') else None
+
+
+def _names(values: list[Any]) -> str | None:
+    """Different names, one after another."""
+    return ' + '.join(dict.fromkeys(name for v in values if (name := _name(v)))) or None
 
 
 def beside(log: Path, stem: str, suffix: str) -> Path:
@@ -89,6 +104,13 @@ def objects_at(env: dict[str, Any], *names: str) -> list[dict[str, Any]]:
     return [x for x in found if isinstance(x, dict)] if isinstance(found, list) else []
 
 
+def framework_of(env: dict[str, Any]) -> str | None:
+    """The framework that an env.json names."""
+    packages = value_at(env, 'packages')
+    versions = packages if isinstance(packages, dict) else {}
+    return next((_name(f'MXNet {v}') for k, v in versions.items() if str(k).startswith('mxnet')), None)
+
+
 def find_description(log: Path) -> tuple[Description | None, str | None]:
     """The description of a log, and what is wrong with its file; None for what there is not."""
     path = next((p for p in _places(log.absolute()) if p.is_file()), None)
@@ -125,13 +147,19 @@ def _describe(path: Path, content: dict[str, Any]) -> Description:
         counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]
         known = [(n, a) for n, a in counts if n is not None and a is not None]
         return Description(path, _org_of(path.parent.parent.parent), sum(n for n, _ in known) if known else None,
-                           sum(n * a for n, a in known) if known else None)
+                           sum(n * a for n, a in known) if known else None,
+                           accelerator=_names([n.get('accelerator') for n in nodes]),
+                           framework=_name(content.get('framework')))
     if path.parent.name == 'systems':
         num_nodes, per_node = _count(content.get('number_of_nodes')), _count(content.get('accelerators_per_node'))
         org = content.get('submitter')
         return Description(path, org if isinstance(org, str) else None, num_nodes,
-                           num_nodes * per_node if num_nodes is not None and per_node is not None else None)
+                           num_nodes * per_node if num_nodes is not None and per_node is not None else None,
+                           accelerator=_name(content.get('accelerator_model_name')),
+                           framework=_name(content.get('framework')))
     host = content.get('host')
     gpus = host.get('gpus') if isinstance(host, dict) else None
     return Description(path, None, _count(content.get('num_nodes')), len(gpus) if isinstance(gpus, list) else None,
-                       is_of_one_node=True)
+                       is_of_one_node=True,
+                       accelerator=_names([g.get('name') for g in objects_at(content, 'host', 'hardware', 'gpus')]),
+                       framework=framework_of(content))

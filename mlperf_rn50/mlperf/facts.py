@@ -5,9 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlperf_logging.mllog import constants as keys
-
-from mlperf_rn50.mlperf import events
+from mlperf_rn50.mlperf import events, keys
 from mlperf_rn50.mlperf.collect import INPUT_BATCH_SIZE, Found, integer, number
 from mlperf_rn50.mlperf.course import evaluations_of, learning_rates_of, stretches_of
 from mlperf_rn50.mlperf.description import Description
@@ -253,6 +251,8 @@ class Facts:
             platform=_text(found.value(keys.SUBMISSION_PLATFORM)), division=division,
             submission_status=submission_status if submission_status in _SUBMISSION_STATUSES else None, dataset=dataset,
             is_imagenet=is_imagenet, num_nodes=num_nodes, num_ranks=num_ranks, num_accelerators=num_accelerators,
+            accelerator=self.description.accelerator if self.description and num_accelerators != 0 else None,
+            framework=self.description.framework if self.description else None,
             global_batch_size=self._batch(num_accelerators), opt_name=_text(optimizer.get(keys.OPT_NAME)),
             optimizer=optimizer, seed=integer(found.seed[1], -2**63, 2**64) if found.seed else None,
             target_accuracy=target, train_samples=num_train, eval_samples=num_val, evaluations=evaluations,

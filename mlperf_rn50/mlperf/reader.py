@@ -6,9 +6,8 @@ what is odd about it becomes a warning with its line.
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlperf_logging.mllog import constants as keys
-
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.collect import MAX_WARNINGS, Found
 from mlperf_rn50.mlperf.description import find_description
 from mlperf_rn50.mlperf.events import Event, LineFormat, decode_events

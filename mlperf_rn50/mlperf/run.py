@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mlperf_logging.mllog import constants as keys
+from mlperf_rn50.mlperf import keys
 
-RunStatus = Literal['converged', 'aborted', 'interrupted', 'failed', 'unreadable']
+RunStatus = Literal['converged', 'aborted', 'interrupted', 'failed', 'running', 'unreadable']
 Basis = Literal['logged', 'implied', 'described']
 
 # Top-1 that the rules of the closed division ask for: in v0.5, and later.
@@ -70,10 +70,13 @@ class Run:
         path: the log.
         round: v0.5, v0.6, or what the folders name for later ones, v0.7+ without it.
         status: converged; aborted, where it ended short of the target; interrupted, where it was asked to stop;
-            failed, where the log ends without run_stop or the run gave up; unreadable, where it is no log.
+            failed, where the log ends without run_stop or the run gave up; running, where it is still being written;
+            unreadable, where it is no log.
         target_accuracy: Top-1 as a fraction.
         optimizer: its keys as logged.
         num_accelerators: 0 for a run on CPUs.
+        accelerator: its model, as the system description names it.
+        framework: with its version, as the system description names it.
         init_s: from the first init_start to init_stop, before the clock.
         epochs_to_converge: epochs trained when the target was reached.
         time_to_train_s: from run_start to run_stop, without the gaps of resumes.
@@ -95,6 +98,8 @@ class Run:
     num_nodes: int | None = None
     num_ranks: int | None = None
     num_accelerators: int | None = None
+    accelerator: str | None = None
+    framework: str | None = None
     global_batch_size: int | None = None
     opt_name: str | None = None
     optimizer: Mapping[str, Any] = field(default_factory=dict)

@@ -15,14 +15,13 @@ from typing import Any
 import mlperf_rn50
 from mlperf_rn50.config import IMAGENET, Config
 from mlperf_rn50.files import LineFile
-from mlperf_rn50.mlperf import events
+from mlperf_rn50.mlperf import events, keys
 
 # The v0.5 package sends valued lines to this file alone, so it must not be set when it is imported.
 os.environ.pop('COMPLIANCE_FILE', None)
 
 from mlperf_compliance import mlperf_log as v05  # noqa: E402
 from mlperf_compliance import tags  # noqa: E402
-from mlperf_logging.mllog import constants as keys  # noqa: E402
 from mlperf_logging.mllog.mllog import MLLogger  # noqa: E402
 
 _ROOT = re.escape(str(Path(mlperf_rn50.__file__).parent.parent))

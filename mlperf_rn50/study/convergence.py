@@ -34,12 +34,14 @@ class System:
         name: of the system; for our sweeps, of the layout.
         folder: of the runs.
         study: folder of the systems that are compared.
+        refusal: why the runs are no set, and have no number in common; None for a set.
     """
 
     name: str
     folder: Path
     study: Path
     runs: tuple[Run, ...]
+    refusal: str | None = None
 
     def _first(self, name: str):
         return next((v for r in self.runs if (v := r.fact(name)) is not None), None)
@@ -65,6 +67,14 @@ class System:
     @property
     def num_accelerators(self) -> int | None:
         return self._first('num_accelerators')
+
+    @property
+    def accelerator(self) -> str | None:
+        return self._first('accelerator')
+
+    @property
+    def framework(self) -> str | None:
+        return self._first('framework')
 
     @property
     def num_units(self) -> int | None:

@@ -33,6 +33,7 @@ def system_object(study: Study, system: System, comparison: Comparison | None) -
         'round': system.round, 'benchmark': system.runs[0].benchmark, 'org': system.org, 'system': system.name,
         'study': study.name, 'platform': system.platform,
         'num_nodes': system.num_nodes, 'num_accelerators': system.num_accelerators,
+        'accelerator': system.accelerator, 'framework': system.framework,
         'num_ranks': next((r.num_ranks for r in system.runs if r.num_ranks), None),
         'global_batch_size': system.global_batch_size, 'target_accuracy': system.target_accuracy,
         'optimizer': next((dict(r.optimizer) for r in system.runs if r.optimizer), {}),

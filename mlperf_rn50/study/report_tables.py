@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlperf_logging.mllog import constants as keys
-
+from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.metrics import NodeReads, read_node_reads, read_stragglers
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.study import rcp

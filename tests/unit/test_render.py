@@ -52,8 +52,8 @@ def test_json_has_the_documented_keys(studies):
     assert list(found) == ['format', 'version', 'systems']
     first, second = found['systems']
     assert set(first) == {
-        'round', 'benchmark', 'org', 'system', 'study', 'platform', 'num_nodes', 'num_accelerators', 'num_ranks',
-        'global_batch_size', 'target_accuracy',
+        'round', 'benchmark', 'org', 'system', 'study', 'platform', 'num_nodes', 'num_accelerators', 'accelerator',
+        'framework', 'num_ranks', 'global_batch_size', 'target_accuracy',
         'optimizer', 'dataset', 'is_imagenet', 'num_runs', 'num_converged', 'runs',
         'epochs_to_converge_mean', 'score_minutes', 'time_to_train_mean_s', 'time_to_train_spread_s', 'images_per_s',
         'seconds_per_epoch', 'time_parts_s', 'baseline', 'speedup', 'efficiency', 'throughput_gain', 'epoch_ratio',
