@@ -68,14 +68,14 @@ clean_up() {
     trap '' INT TERM HUP
     local job
     for job in $(jobs -p); do
-        kill -KILL -- "-$job" 2>/dev/null || true # a shell that is just starting would miss TERM
+        kill -KILL -- "-$job" || true # a shell that is just starting would miss TERM
     done
-    wait 2>/dev/null || true
+    wait || true
     for _ in {1..50}; do # a compiler that is just ending may write once more
-        rm -rf "$scratch" "$partial" 2>/dev/null && break
+        rm -rf "$scratch" "$partial" && break
         sleep 0.1
     done
-}
+} 2>/dev/null # where the shell would say that it has killed what it was told to kill, whenever it sees it
 stop() { # EXIT CODE
     say 'stopped; launch/setup.sh goes on from here'
     exit "$1"
