@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 import mlperf_rn50
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.report_picture import GRID, INK, Picture, render_bare
+from mlperf_rn50.study.report_picture import GRID, INK, Picture, render_svg
 from mlperf_rn50.study.report_tables import Ref, heading, notes_of, tables_of
 from mlperf_rn50.study.scaling import Comparison, Study
 
@@ -93,19 +93,19 @@ def _answer_of(study: Study, system: System, comparison: Comparison | None) -> s
 
 def _inline_svg(picture: Picture, prefix: str) -> str:
     """A picture for the page: ids of its own, colours that follow the page's."""
-    svg = render_bare(picture)
+    svg = render_svg(picture)
     svg = svg[svg.index('<svg'):]
     svg = re.sub(r'\bid="', f'id="{prefix}', svg)
     svg = re.sub(r'(xlink:href="#|url\(#)', rf'\g<1>{prefix}', svg)
     svg = svg.replace(INK, 'currentColor').replace(GRID, 'var(--grid)')
-    view_box = re.search(r'viewBox="[^"]*"', svg)[0]  # type: ignore[index]
-    return re.sub(r'<svg [^>]*>', f'<svg {view_box} role="img" aria-labelledby="{prefix}title" '
+    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups()  # type: ignore[union-attr]
+    return re.sub(r'<svg [^>]*>', f'<svg viewBox="0 0 {width} {height}" role="img" aria-labelledby="{prefix}title" '
                                   'xmlns:xlink="http://www.w3.org/1999/xlink">', svg, count=1)
 
 
 def _sections(studies: Sequence[Study], drawn: Sequence[list[Picture]], sources: _Sources) -> list[dict]:
     return [{'id': f'study-{i}', 'title': heading(study), 'answer': _answer(study), 'notes': notes_of(study),
-             'pictures': [{'id': f'p{i}-{k}-', 'title': p.caption, 'svg': _inline_svg(p, f'p{i}-{k}-')}
+             'pictures': [{'id': f'p{i}-{k}-', 'title': p.title, 'svg': _inline_svg(p, f'p{i}-{k}-')}
                           for k, p in enumerate(pictures)],
              'tables': [{'title': t.title, 'note': t.note, 'head': t.head,
                          'rows': [[(c, sources.anchor(c.refs) if c.refs else None) for c in row] for row in t.rows]}

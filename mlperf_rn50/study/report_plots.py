@@ -33,7 +33,7 @@ _PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('firs
           ('other', 'other_s', '#e3dcb4', ''))
 _DEVICES = (('#a0764a', '-', 2.4), (INK, ':', 1.2), ('#5f8299', '-', 2.4), (INK, '--', 1))  # as in telemetry.KINDS
 _MARKS = {'converged': 'o', 'running': '>'}  # of a run; any other ended short of the target
-_MAX_SYSTEMS, _MAX_RUNS, _MAX_CURVES, _MAX_MARKS, _MAX_POINTS = 24, 480, 120, 1000, 200
+_MAX_SYSTEMS, _MAX_RUNS, _MAX_CURVES, _MAX_MARKS, _MAX_POINTS = 24, 240, 60, 1000, 200
 _MAX_TELEMETRY, _MAX_NODES, _MAX_SAMPLES = 6, 8, 1000
 _MAX_NAME, _MAX_NAMES = 44, 5
 _ROW_IN = 0.46
@@ -97,13 +97,21 @@ def _make_scene(study: Study) -> _Scene:
     places = [i for i, s in enumerate(study.systems) if s.refusal is None]
     if refused := [names[i] for i, s in enumerate(study.systems) if s.refusal is not None]:
         notes.append(f'Not drawn, since their runs are no set: {_some(refused)}')
-    by_time = sorted(places, key=lambda i: (study.systems[i] is not study.baseline, study.systems[i].time_s or inf))
-    if len(places) > _MAX_SYSTEMS:
-        notes.append(f'Drawn are {_MAX_SYSTEMS} of {len(places)} systems: the baseline and the fastest')
-    coloured = sorted(by_time[:len(_COLOURS)])
-    colours = {i: _COLOURS[k] for k, i in enumerate(coloured)}
-    return _Scene(study, tuple(_Shown(i, study.systems[i], _short(names[i]), colours.get(i, INK))
-                               for i in sorted(by_time[:_MAX_SYSTEMS])), tuple(notes))
+    shown = _spread(study, places, _MAX_SYSTEMS)
+    if len(shown) < len(places):
+        notes.append(f'Drawn are {len(shown)} of {len(places)} systems, evenly from the fastest to the slowest')
+    colours = dict(zip(_spread(study, shown, len(_COLOURS)), _COLOURS))
+    return _Scene(study, tuple(_Shown(i, study.systems[i], _short(names[i]), colours.get(i, INK)) for i in shown),
+                  tuple(notes))
+
+
+def _spread(study: Study, places: Sequence[int], most: int) -> list[int]:
+    """At most so many of some systems of a study, evenly from the fastest to the slowest, the baseline among them."""
+    if len(places) <= most:
+        return list(places)
+    base = [i for i in places if study.systems[i] is study.baseline]
+    others = sorted((i for i in places if i not in base), key=lambda i: study.systems[i].time_s or inf)
+    return sorted([*base, *_thin(others, most - len(base))])
 
 
 def _thin(values: Sequence[_T], most: int) -> Sequence[_T]:
@@ -194,8 +202,8 @@ def _draw_values(scene: _Scene, name: str, title: str, unit: str, total: Callabl
                 picture.tip(axes.barh(row, size, 0.5, facecolor=(s.colour, 0.3), edgecolor=s.colour)[0], text)
         for mark, places in _by_mark([r for r, _ in pairs]).items():
             drawn, = axes.plot([pairs[k][1] for k in places],
-                               [row + 0.34 * ((k + 0.5) / len(pairs) - 0.5) for k in places], mark, color=s.colour,
-                               markersize=4.5)
+                               [row + 0.38 * ((k + 0.5) / len(pairs) - 0.5) for k in places], mark, color=s.colour,
+                               markersize=4.5 if len(pairs) <= 40 else 2.5)
             picture.tip(drawn, *(f'{_name(s.system, r)}: {v:.2f} {unit}, {r.status}'
                                  for r, v in (pairs[k] for k in places)))
     if is_log:
@@ -335,7 +343,7 @@ def _draw_target(scene: _Scene, axes: Axes) -> list[Line2D]:
 
 def draw_accuracy_over_time(scene: _Scene) -> Picture | None:
     """Accuracy of every run against time."""
-    picture, axes = scene.picture('accuracy_time', 'Accuracy of every run against time', 3.4)
+    picture, axes = scene.picture('accuracy_time', 'Accuracy against time', 3.4)
     curves = [[_Curve(r, [e.time_s / 60 for e in r.evaluations if e.time_s is not None],
                       [e.accuracy for e in r.evaluations],
                       [f'{_name(s.system, r)}: {100 * e.accuracy:.2f} % after {e.time_s / 60:.2f} min, '
@@ -350,7 +358,7 @@ def draw_accuracy_over_time(scene: _Scene) -> Picture | None:
 
 def draw_accuracy_over_epochs(scene: _Scene) -> Picture | None:
     """Accuracy of every run against epochs."""
-    picture, axes = scene.picture('accuracy_epochs', 'Accuracy of every run against epochs', 3.4)
+    picture, axes = scene.picture('accuracy_epochs', 'Accuracy against epochs', 3.4)
     curves = [[_Curve(r, [float(e.epoch) for e in r.evaluations], [e.accuracy for e in r.evaluations],
                       [f'{_name(s.system, r)}: {100 * e.accuracy:.2f} % after {e.epoch} epochs'
                        + (f', {e.time_s / 60:.2f} min' if e.time_s is not None else '') for e in r.evaluations])
@@ -370,18 +378,20 @@ def draw_throughput(scene: _Scene) -> Picture | None:
     values = [v for r in rates if r for v in (r.ideal, r.real)]
     if not values:
         return None
-    picture, axes = scene.rows('throughput', 'Training throughput and its ideal')
+    has_ideal = sum(r is not None for r in rates) > 1
+    picture, axes = scene.rows('throughput', 'Training throughput' + (' and its ideal' if has_ideal else ''))
     is_log = _differ_tenfold(values)
     for row, (s, rate) in enumerate(zip(scene.shown, rates)):
         if rate is None:
             continue
-        texts = (f'{s.label}: ideal {rate.ideal:,.1f} images/s',
-                 f'{s.label}: {rate.real:,.1f} images/s, {100 * rate.efficiency:.0f} % of the ideal')
+        share = f', {100 * rate.efficiency:.0f} % of the ideal' if has_ideal else ''
+        texts = f'{s.label}: ideal {rate.ideal:,.1f} images/s', f'{s.label}: {rate.real:,.1f} images/s{share}'
         if is_log:
             picture.tip(axes.plot(rate.ideal, row, '|', color=GRID, markersize=18, markeredgewidth=2.5)[0], texts[0])
             picture.tip(axes.plot(rate.real, row, 'D', color=s.colour, markersize=6)[0], texts[1])
         else:
-            picture.tip(axes.barh(row, rate.ideal, 0.5, fill=False, edgecolor=GRID, linestyle='--')[0], texts[0])
+            if has_ideal:
+                picture.tip(axes.barh(row, rate.ideal, 0.5, fill=False, edgecolor=GRID, linestyle='--')[0], texts[0])
             picture.tip(axes.barh(row, rate.real, 0.5, facecolor=(s.colour, 0.3), edgecolor=s.colour)[0], texts[1])
     if is_log:
         _scale_up(axes.xaxis, 'images/s', values)
@@ -393,14 +403,14 @@ def draw_throughput(scene: _Scene) -> Picture | None:
         axes.xaxis.set_major_formatter(_plain)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         _legend(picture, [Patch(fill=False, edgecolor=GRID, linestyle='--', label='ideal'),
-                          Patch(facecolor=(INK, 0.3), edgecolor=INK, label='measured')])
+                          Patch(facecolor=(INK, 0.3), edgecolor=INK, label='measured')] if has_ideal else [])
     return picture
 
 
 def draw_efficiency(scene: _Scene) -> Picture | None:
     """What becomes of the ideal throughput, and of the ideal speed-up."""
     rates = [scene.study.rates[s.place] for s in scene.shown]
-    if not any(rates):
+    if sum(r is not None for r in rates) < 2:
         return None
     picture, axes = scene.rows('efficiency', 'Efficiency')
     for row, (s, rate) in enumerate(zip(scene.shown, rates)):
