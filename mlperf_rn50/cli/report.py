@@ -14,7 +14,8 @@ EPILOG = """examples:
 A run that did not converge is shown, never left out. Runs of one folder that differ in batch, optimizer, target or
 number of nodes are no set: they are shown, with the reason, and compared with nothing.
 
-exit codes: 0 all sets are whole, 1 a set was refused or a folder could not be read, 2 a mistake in what was asked for"""
+exit codes: 0 all sets are whole, 1 a set was refused or a folder could not be read, 2 a mistake in what was asked
+for"""
 
 
 def make_parser() -> Parser:

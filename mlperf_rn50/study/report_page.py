@@ -106,7 +106,8 @@ def _inline_svg(picture: Picture, prefix: str) -> str:
 
 
 def _sections(studies: Sequence[Study], drawn: Sequence[list[Picture]], sources: _Sources) -> list[dict]:
-    return [{'id': f'study-{i}', 'title': heading(study), 'answer': _answer(study), 'notes': [*study.cautions, *notes_of(study)],
+    return [{'id': f'study-{i}', 'title': heading(study), 'answer': _answer(study),
+             'notes': [*study.cautions, *notes_of(study)],
              'pictures': [{'id': f'p{i}-{k}-', 'title': p.title, 'svg': _inline_svg(p, f'p{i}-{k}-')}
                           for k, p in enumerate(pictures)],
              'tables': [{'title': t.title, 'note': t.note, 'head': t.head,

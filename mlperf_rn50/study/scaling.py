@@ -189,8 +189,8 @@ def _notes(systems: Sequence[System], comparisons: Sequence[Comparison | None], 
     for system in systems:
         score, official = system.score_minutes, system.official_score_minutes
         if score and official and official != score:
-            notes.append(f'{system.name}: the official score is {official:.2f} min, {score:.2f} x {official / score:.4f}: '
-                         'it took fewer epochs than the reference')
+            notes.append(f'{system.name}: the official score is {official:.2f} min, {score:.2f} x '
+                         f'{official / score:.4f}: it took fewer epochs than the reference')
     if any(rcp.is_applicable(s) and rcp.check_rcp(s) is None for s in systems):
         notes.append("reference convergence points were not checked: pip install 'mlperf-rn50[check]'")
     return notes
