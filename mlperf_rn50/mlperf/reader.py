@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.files import regular_file
 from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.collect import MAX_WARNINGS, Found
 from mlperf_rn50.mlperf.description import find_description
@@ -24,7 +25,7 @@ def read_events(path: Path) -> Iterator[tuple[int, Event | ValueError]]:
         UserError: the file cannot be read.
     """
     try:
-        with open(path, 'rb') as f:
+        with open(path, 'rb', opener=regular_file) as f:
             line_number = 0
             while line := f.readline(_MAX_LINE_BYTES):
                 line_number += 1

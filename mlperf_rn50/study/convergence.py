@@ -3,9 +3,12 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from mlperf_rn50.mlperf.copies import Copy, find_copies
 from mlperf_rn50.mlperf.run import LogWarning, Run
+from mlperf_rn50.study import rcp
 from mlperf_rn50.study.time_parts import Parts, mean_parts, seconds_per_epoch
 
 RUNS_OF_A_SCORE = 5
@@ -34,7 +37,8 @@ class System:
         name: of the system; for our sweeps, of the layout.
         folder: of the runs.
         study: folder of the systems that are compared.
-        refusal: why the runs are no set, and have no number in common; None for a set.
+        runs: one or more.
+        refusal: why the runs are no set; they have no score, time or mean, and of the rest only what they share.
     """
 
     name: str
@@ -44,7 +48,18 @@ class System:
     refusal: str | None = None
 
     def _first(self, name: str):
-        return next((v for r in self.runs if (v := r.fact(name)) is not None), None)
+        known = [v for r in self.runs if (v := r.fact(name)) is not None]
+        return None if not known or self.refusal and any(v != known[0] for v in known) else known[0]
+
+    @cached_property
+    def copies(self) -> tuple[Copy, ...]:
+        return tuple(find_copies(self.runs))
+
+    @property
+    def counted(self) -> tuple[Run, ...]:
+        """The runs without copies of others."""
+        copied = {c.run.path for c in self.copies}
+        return tuple(r for r in self.runs if r.path not in copied)
 
     @property
     def study_name(self) -> str:
@@ -77,9 +92,13 @@ class System:
         return self._first('framework')
 
     @property
+    def num_ranks(self) -> int | None:
+        return self._first('num_ranks')
+
+    @property
     def num_units(self) -> int | None:
         """What shares the work: accelerators, or ranks where there are none."""
-        return self.num_accelerators or self._first('num_ranks')
+        return self.num_accelerators or self.num_ranks
 
     @property
     def global_batch_size(self) -> int | None:
@@ -102,20 +121,34 @@ class System:
         return all(r.is_imagenet for r in self.runs)
 
     @property
+    def division(self) -> str | None:
+        return self._first('division')
+
+    @property
     def platform(self) -> str | None:
         return self._first('platform')
 
     @property
     def converged(self) -> tuple[Run, ...]:
-        return tuple(r for r in self.runs if r.status == 'converged')
+        return tuple(r for r in self.counted if r.status == 'converged')
 
     @property
     def score_minutes(self) -> float | None:
-        return score_minutes([r.time_to_train_s if r.status == 'converged' else None for r in self.runs])
+        if self.refusal or any(r.status == 'running' for r in self.runs):
+            return None
+        return score_minutes([r.time_to_train_s if r.status == 'converged' else None for r in self.counted])
+
+    @property
+    def official_score_minutes(self) -> float | None:
+        """The score that result_summarizer gives: scaled where the runs took fewer epochs than the reference."""
+        score, verdict = self.score_minutes, rcp.check_rcp(self)
+        return score * verdict.scaling if score is not None and verdict else score
 
     @property
     def scored(self) -> tuple[Run, ...]:
         """The runs whose mean is the time of the system: the three of the MLPerf score, else all that converged."""
+        if self.refusal:
+            return ()
         if self.score_minutes is None:
             return self.converged
         ordered = sorted(self.converged, key=lambda r: r.time_to_train_s or 0.0)
@@ -131,7 +164,7 @@ class System:
     def spread_s(self) -> float | None:
         """Standard deviation of the times of all runs that converged, in seconds; None with fewer than two."""
         times = [r.time_to_train_s for r in self.converged if r.time_to_train_s is not None]
-        return statistics.stdev(times) if len(times) > 1 else None
+        return statistics.stdev(times) if len(times) > 1 and not self.refusal else None
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -139,7 +172,7 @@ class System:
 
     @property
     def epochs_mean(self) -> float | None:
-        return statistics.fmean(self.epochs) if self.epochs else None
+        return statistics.fmean(self.epochs) if self.epochs and not self.refusal else None
 
     @property
     def scored_epochs_mean(self) -> float | None:
@@ -152,7 +185,7 @@ class System:
 
     @property
     def epoch_s(self) -> float | None:
-        return seconds_per_epoch(self.scored or self.runs)
+        return None if self.refusal else seconds_per_epoch(self.scored or self.runs)
 
     @property
     def images_per_s(self) -> float | None:
@@ -170,11 +203,13 @@ class System:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What weakens the numbers of the set, and what is odd about its logs: once where it is true of all."""
+        """What is wrong with the set, what weakens its numbers, and what is odd about its logs: once where it is true
+        of all."""
         counts = Counter(text for r in self.runs for text in dict.fromkeys(w.text for w in r.warnings))
         shared = [t for t, count in counts.items() if count == len(self.runs) > 1]
         single = [render_warning(r, w) for r in self.runs for w in r.warnings if w.text not in shared]
-        return (*_weaknesses(self), *(f'all {len(self.runs)} logs: {t}' for t in shared), *single)
+        wrong = [*([self.refusal] if self.refusal else []), *(f'{c.text}; it counts once' for c in self.copies)]
+        return (*wrong, *_weaknesses(self), *(f'all {len(self.runs)} logs: {t}' for t in shared), *single)
 
 
 def render_warning(run: Run, warning: LogWarning) -> str:
@@ -184,11 +219,16 @@ def render_warning(run: Run, warning: LogWarning) -> str:
 
 
 def _weaknesses(system: System) -> list[str]:
+    if system.refusal:
+        return []
     result = []
-    runs, done = system.runs, system.converged
-    if len(done) < len(runs):
-        result.append(f'{len(runs) - len(done)} of {len(runs)} runs did not converge')
-    if len(runs) == RUNS_OF_A_SCORE and system.score_minutes is None:
+    runs, num_running = system.counted, sum(r.status == 'running' for r in system.runs)
+    num_failed = len(runs) - len(system.converged) - num_running
+    if num_failed:
+        result.append(f'{num_failed} of {len(runs)} runs did not converge')
+    if num_running:
+        result.append(f'no MLPerf score yet: {num_running} of {len(runs)} runs are still running')
+    elif len(runs) == RUNS_OF_A_SCORE and system.score_minutes is None:
         result.append('no MLPerf score: two or more runs without convergence make the set invalid')
     elif len(runs) != RUNS_OF_A_SCORE:
         result.append(f'no MLPerf score: it takes {RUNS_OF_A_SCORE} runs, here are {len(runs)}'

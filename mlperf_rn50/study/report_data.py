@@ -28,29 +28,32 @@ def system_object(study: Study, system: System, comparison: Comparison | None) -
     """A system as the JSON report has it; times in seconds unless the name says otherwise."""
     c = comparison
     parts = system.parts
-    verdict = rcp.check_rcp(system) if rcp.is_applicable(system) else None
+    verdict = rcp.check_rcp(system)
     return {
         'round': system.round, 'benchmark': system.runs[0].benchmark, 'org': system.org, 'system': system.name,
         'study': study.name, 'platform': system.platform,
         'num_nodes': system.num_nodes, 'num_accelerators': system.num_accelerators,
         'accelerator': system.accelerator, 'framework': system.framework,
-        'num_ranks': next((r.num_ranks for r in system.runs if r.num_ranks), None),
+        'num_ranks': system.num_ranks,
         'global_batch_size': system.global_batch_size, 'target_accuracy': system.target_accuracy,
-        'optimizer': next((dict(r.optimizer) for r in system.runs if r.optimizer), {}),
+        'optimizer': next((dict(r.optimizer) for r in system.runs if r.optimizer and not system.refusal), {}),
         'dataset': system.dataset, 'is_imagenet': system.is_imagenet,
         'num_runs': len(system.runs), 'num_converged': len(system.converged),
-        'runs': [_run_object(r) for r in system.runs],
+        'refusal': system.refusal, 'runs': [_run_object(r) for r in system.runs],
         'epochs_to_converge_mean': system.epochs_mean, 'score_minutes': system.score_minutes,
+        'official_score_minutes': system.official_score_minutes,
         'time_to_train_mean_s': system.time_s, 'time_to_train_spread_s': system.spread_s,
         'images_per_s': system.images_per_s, 'seconds_per_epoch': system.epoch_s,
         'time_parts_s': {'init': parts.init_s, 'first_epoch': parts.first_s, 'later_epochs': parts.training_s,
                          'evaluation': parts.evaluation_s, 'other': parts.other_s} if parts else None,
-        'baseline': study.baseline.name, 'speedup': c.speedup if c else None, 'efficiency': c.efficiency if c else None,
+        'baseline': study.baseline.name if any(study.comparisons) else None,
+        'speedup': c.speedup if c else None, 'efficiency': c.efficiency if c else None,
         'throughput_gain': c.throughput_gain if c else None, 'epoch_ratio': c.epoch_ratio if c else None,
         'share_ratio': c.share_ratio if c else None,
         'rcp': {'ruleset': verdict.ruleset, 'reference_epochs': verdict.reference_epochs,
                 'min_epochs': verdict.min_epochs, 'passed': verdict.passed, 'text': verdict.text} if verdict else None,
-        'warnings': [*system.warnings, *(n for n in study.notes if n.startswith(f'{system.name}: '))]}
+        'warnings': [*system.warnings, *(n for n in (*study.cautions, *study.notes)
+                                         if n.startswith(f'{system.name}: '))]}
 
 
 def report_object(studies: Sequence[Study]) -> dict[str, Any]:

@@ -80,6 +80,8 @@ def _answer(study: Study) -> list[str]:
 def _answer_of(study: Study, system: System, comparison: Comparison | None) -> str:
     name = system.name
     nodes = '' if system.num_nodes is None else f' ({system.num_nodes} node{"s" if system.num_nodes > 1 else ""})'
+    if system.refusal:
+        return f'{name}: no set: {system.refusal}'
     if system.time_s is None or system.epochs_mean is None:
         return f'{name}{nodes}: none of {len(system.runs)} runs reached the target'
     what = 'MLPerf score' if system.score_minutes is not None else f'mean of {len(system.converged)} runs'
@@ -104,7 +106,8 @@ def _inline_svg(picture: Picture, prefix: str) -> str:
 
 
 def _sections(studies: Sequence[Study], drawn: Sequence[list[Picture]], sources: _Sources) -> list[dict]:
-    return [{'id': f'study-{i}', 'title': heading(study), 'answer': _answer(study), 'notes': notes_of(study),
+    return [{'id': f'study-{i}', 'title': heading(study), 'answer': _answer(study),
+             'notes': [*study.cautions, *notes_of(study)],
              'pictures': [{'id': f'p{i}-{k}-', 'title': p.title, 'svg': _inline_svg(p, f'p{i}-{k}-')}
                           for k, p in enumerate(pictures)],
              'tables': [{'title': t.title, 'note': t.note, 'head': t.head,

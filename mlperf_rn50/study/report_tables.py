@@ -103,9 +103,20 @@ def heading(study: Study) -> str:
     return f'{study.name}: {goal} on {data_name(study.baseline)}'
 
 
+def _which(system: System) -> str:
+    """What the time of a system is, or why it has none."""
+    if system.refusal:
+        return f'refused: {system.refusal.partition(";")[0]}'
+    score, official = system.score_minutes, system.official_score_minutes
+    if not score or not official:
+        return f'mean of {len(system.converged)}' if system.converged else '-'
+    return 'score' if official == score else f'score; official {official:.2f}, x{official / score:.4f}'
+
+
 def answer_table(study: Study) -> Table:
     """Epochs to converge and time to train of each system."""
     rows = []
+    against = f'Speed-up and efficiency against {study.baseline.name}. ' if any(study.comparisons) else ''
     for system, comparison in zip(study.systems, study.comparisons):
         done = system.converged
         epoch_refs = tuple(ref for r in done for ref in _last_evaluation(r))
@@ -118,18 +129,18 @@ def answer_table(study: Study) -> Table:
             _number(system.num_units, refs=_source(system.runs, 'num_accelerators' if system.num_accelerators
                                                    else 'num_ranks')),
             _number(system.global_batch_size, refs=_source(system.runs, 'global_batch_size')),
-            Cell(f'{len(done)} / {len(system.runs)}', len(done) / len(system.runs)),
+            Cell(f'{len(done)} / {len(system.counted)}', len(done) / len(system.counted)),
             Cell(_each([str(e) for e in system.epochs]), system.epochs_mean, epoch_refs),
             _number(system.epochs_mean, 1, epoch_refs), Cell(time_text, system.time_s, _times(system)),
-            Cell('score' if system.score_minutes is not None else f'mean of {len(done)}' if done else '-'),
+            Cell(_which(system)),
             _number(system.images_per_s, 0 if (system.images_per_s or 0) >= 1000 else 1, _training(system)),
             _number(system.epoch_s, 2, _training(system)), _number(speedup, 1, _times(system, study.baseline)),
             _percent(comparison.efficiency if comparison else None, 0, _times(system, study.baseline))))
     return Table('Epochs to converge and time to train', (
         'system', 'nodes', unit_name(study), 'batch', 'converged', 'epochs to converge', 'mean', 'time, min',
         'which is', 'images/s', 's/epoch', 'speed-up', 'efficiency'), tuple(rows),
-        f'Speed-up and efficiency against {study.baseline.name}. The time is the MLPerf score (five runs, fastest and '
-        'slowest dropped), else the mean of the runs that converged ± standard deviation.')
+        f'{against}The time is the MLPerf score (five runs, fastest and slowest dropped), else the mean of the runs '
+        'that converged ± standard deviation.')
 
 
 def runs_table(study: Study) -> Table:
@@ -230,7 +241,7 @@ def reads_table(study: Study) -> Table | None:
 
 def rcp_table(study: Study) -> Table | None:
     """Epochs against the reference convergence points."""
-    verdicts = [(s, rcp.check_rcp(s)) for s in study.systems if rcp.is_applicable(s)]
+    verdicts = [(s, v) for s in study.systems if (v := rcp.check_rcp(s))]
     if not verdicts:
         return None
     rows = tuple((Cell(s.name), _number(s.global_batch_size), _number(v.epochs, 2), _number(v.reference_epochs, 2),

@@ -43,6 +43,8 @@ def _render(studies: Sequence[Study], style: _Style) -> str:
     parts = []
     for study in studies:
         parts.append(style.study(style.clean(heading(study))))
+        if study.cautions:
+            parts.append('\n'.join(f'- {style.clean(c)}' for c in study.cautions))
         parts += [_render_table(t, style) for t in tables_of(study)]
         if notes := notes_of(study):
             parts.append(style.section('Mind') + '\n'.join(f'- {style.clean(n)}' for n in notes))
