@@ -100,11 +100,6 @@ def _add_titles(part: str, tips: dict[str, Sequence[str]]) -> str:
     return f'{gid}{quote}{rest[0]}{titles[0]}{rest[1:]}'
 
 
-def render_svg(picture: Picture) -> str:
-    """A picture as SVG, with what it is above it."""
-    return picture.svg
-
-
 def _without(svg: str, gid: str) -> str:
     """An SVG without one of its groups."""
     start, depth = svg.index(f'<g id="{gid}">'), 0
@@ -115,12 +110,13 @@ def _without(svg: str, gid: str) -> str:
     return svg
 
 
-def render_bare(picture: Picture) -> str:
+def render_svg(picture: Picture) -> str:
     """A picture as SVG for a page, which has a caption for it and a paper of its own."""
     svg = _without(_without(picture.svg, 'title'), 'paper')
     top = picture.above_in * 72
+    svg = svg.replace('<g id="figure_1">', f'<g id="figure_1" transform="translate(0 {-top:g})">', 1)
     return re.sub(r'viewBox="0 0 ([\d.]+) ([\d.]+)"',
-                  lambda m: f'viewBox="0 {top:g} {m[1]} {float(m[2]) - top:g}"', svg, count=1)
+                  lambda m: f'viewBox="0 0 {m[1]} {float(m[2]) - top:g}"', svg, count=1)
 
 
 def dump_picture(picture: Picture, folder: Path, prefix: str) -> None:
