@@ -66,8 +66,10 @@ def _collect(path: Path) -> tuple[dict[LineFormat, Found], int]:
                 torn.append(LogWarning(last_line, f'torn line, left out: {str(event)[:200]}'))
             continue
         _check_benchmark(path, event)
+        if (half := found.get(event.line_format)) is None:
+            half = found[event.line_format] = Found(event.line_format)
         try:
-            found.setdefault(event.line_format, Found(event.line_format)).add(last_line, event)
+            half.add(last_line, event)
         except ValueError as e:
             raise UserError(f'{path}: {e}') from e
     for half in found.values():

@@ -1,5 +1,5 @@
 """One run, as its log tells it."""
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -105,9 +105,9 @@ class Run:
     target_accuracy: float | None = None
     train_samples: int | None = None
     eval_samples: int | None = None
-    evaluations: tuple[Evaluation, ...] = ()
-    stretches: tuple[Stretch, ...] = ()
-    learning_rates: tuple[tuple[float, float], ...] = ()
+    evaluations: Sequence[Evaluation] = ()
+    stretches: Sequence[Stretch] = ()
+    learning_rates: Sequence[tuple[float, float]] = ()
     init_s: float | None = None
     epochs_to_converge: int | None = None
     time_to_train_s: float | None = None

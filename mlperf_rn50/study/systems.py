@@ -8,9 +8,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.mlperf.packed import pack
 from mlperf_rn50.mlperf.reader import OtherBenchmark, read_run
 from mlperf_rn50.mlperf.run import LogWarning, Run
 from mlperf_rn50.study.convergence import System
+from mlperf_rn50.study.in_processes import map_in_processes
 
 # What runs must share to be one set, beside the keys of their optimizer.
 _SHARED = ('global_batch_size', 'opt_name', 'target_accuracy', 'num_nodes', 'num_accelerators', 'dataset')
@@ -57,16 +59,15 @@ def _unreadable(path: Path, *whys: str) -> Run:
 def _load_run(path: Path) -> Run | OtherBenchmark:
     """A run; a file that is no log is one that did not converge, and says why."""
     try:
-        return read_run(path)
+        return pack(read_run(path))
     except OtherBenchmark as e:
         return e
     except UserError as e:
         return _unreadable(path, str(e).removeprefix(f'{path}: '))
 
 
-def _load_set(logs: Sequence[Path]) -> tuple[Run, ...] | OtherBenchmark:
+def _make_set(logs: Sequence[Path], loaded: Sequence[Run | OtherBenchmark]) -> tuple[Run, ...] | OtherBenchmark:
     """The runs of a folder; a log of another benchmark among those of ResNet is one that cannot be read."""
-    loaded = [_load_run(log) for log in logs]
     others = [x for x in loaded if isinstance(x, OtherBenchmark)]
     if others and not any(isinstance(x, Run) and x.status != 'unreadable' for x in loaded):
         return others[0]
@@ -157,8 +158,9 @@ def load_systems(paths: Sequence[Path]) -> list[System]:
     found, faults = _find_logs(paths)
     systems = [_unread_system(fault) for fault in faults]
     others: list[OtherBenchmark] = []
+    loaded = iter(map_in_processes(_load_run, [log for logs in found.values() for log in logs]))
     for folder, logs in found.items():
-        runs = _load_set(logs)
+        runs = _make_set(logs, [next(loaded) for _ in logs])
         if isinstance(runs, OtherBenchmark):
             others.append(runs)
         else:
