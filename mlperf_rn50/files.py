@@ -14,6 +14,7 @@ from mlperf_rn50.errors import StorageError
 
 # What a disk says that is full, over its quota, failing or no longer to be written.
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+_KINDS = {stat.S_IFDIR: 'a folder', stat.S_IFIFO: 'a named pipe', stat.S_IFCHR: 'a device', stat.S_IFBLK: 'a device'}
 
 
 def temporary_of(path: Path, kind: str = '') -> Path:
@@ -44,6 +45,20 @@ def dump_json(path: Path, content: dict[str, Any]) -> None:
     """Writes an object as indented JSON, in a folder that is made where there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(content, indent=2) + '\n')
+
+
+def regular_file(path: str, flags: int) -> int:
+    """An opener for open() that takes a file alone, nothing that would wait for a writer or never end in its place.
+
+    Raises:
+        OSError: it cannot be opened, or is a folder, named pipe, socket or device.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f'it is {_KINDS.get(stat.S_IFMT(mode), "something else")}, not a file', path)
+    return descriptor
 
 
 def read_text(path: Path, max_bytes: int) -> str:

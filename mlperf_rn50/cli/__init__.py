@@ -6,14 +6,17 @@ Modules whose name begins with _ are what several commands share.
 import importlib
 import os
 import pkgutil
+import signal
 import sys
 import time
 import traceback
 from argparse import ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_USAGE, ConfigError, RankLost, RunFailed, UserError
+from mlperf_rn50.errors import EXIT_FAILED, ConfigError, RankLost, RunFailed, UserError
+from mlperf_rn50.files import DISK_FAULTS
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.options import nearest, option_error
 from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name
@@ -87,7 +90,8 @@ def _print_error(error: UserError) -> None:
         rank = 0
     time.sleep(0.5 * min(rank, 10) + 2 * isinstance(error, RankLost))  # a lost rank is given time to say why
     where = error.where or (f'{rank_name()}: ' if rank else '')
-    print(f'mlperf-rn50: {where}{printable(str(error))}', file=sys.stderr, flush=True)
+    with suppress(OSError):  # nobody reads it
+        print(f'mlperf-rn50: {where}{printable(str(error))}', file=sys.stderr, flush=True)
 
 
 def _leave(code: int) -> int:
@@ -103,9 +107,46 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _drop_output() -> None:
+    """What could not be written is not tried again as the interpreter closes."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _die_of_pipe() -> NoReturn:
+    """Ends as programs do whose reader went away (| head): by SIGPIPE, without a word."""
+    _drop_output()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])
+    signal.raise_signal(signal.SIGPIPE)
+    os._exit(EXIT_FAILED)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit code."""
+    """Runs a command, and hands over all of its output; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _main(argv)
+        finally:
+            if sys.stdout:  # None where it was closed
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        end_at_once()
+    except BrokenPipeError:
+        _die_of_pipe()
+    except OSError as e:
+        _drop_output()
+        _print_error(RunFailed(f'cannot write the output: {e.strerror}'))
+        return _leave(EXIT_FAILED)
+
+
+def _main(argv: list[str]) -> int:
+    """Runs a command, and says what went wrong; returns its exit code.
+
+    Raises:
+        OSError: the output cannot be written.
+    """
     catch(_interrupt, END_SIGNALS, lets_in=False)  # a launcher's word waits until a run can stop by itself
     try:
         return _run(argv)
@@ -114,13 +155,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         _print_error(e)
         return _leave(e.exit_code)
-    except KeyboardInterrupt:
-        end_at_once()
     except BrokenPipeError:
-        # The reader of our output went away (| head); that is not an error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_USAGE
+        raise
     except Exception as e:
+        if isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None:  # of files, others say which
+            raise
         said = explain_error(e)
         if not said or '--debug' in argv:  # a bug: show where, and still take the other ranks down
             traceback.print_exc()

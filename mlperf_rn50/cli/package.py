@@ -36,6 +36,8 @@ def run(argv: Sequence[str]) -> int:
     systems = load_systems([Path(p) for p in options.runs])
     if len(systems) != 1:
         raise UserError(f'RUNS: got {len(systems)} sets ({", ".join(s.name for s in systems)}), expected one')
+    if systems[0].refusal:
+        raise UserError(f'{systems[0].folder}: {systems[0].refusal}')
     order = package.Order(options.org, options.system, options.round, Path(options.out), options.poc_email,
                           options.redact)
     made = package.make_package(systems[0].runs, order)

@@ -4,15 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlperf_rn50.cli._parsers import Parser
-from mlperf_rn50.errors import EXIT_OK
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
 
 EPILOG = """examples:
   mlperf-rn50 report logs/digits_sweep
   mlperf-rn50 report training_results_v0.7/NVIDIA --format json
   mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4
 
-A run that did not converge is shown, never left out. Runs that differ in batch, optimizer, target or number of nodes
-are refused in one folder."""
+A run that did not converge is shown, never left out. Runs of one folder that differ in batch, optimizer, target or
+number of nodes are no set: they are shown, with the reason, and compared with nothing.
+
+exit codes: 0 all sets are whole, 1 a set was refused or a folder could not be read, 2 a mistake in what was asked
+for"""
 
 
 def make_parser() -> Parser:
@@ -36,12 +39,14 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.study.report_text import render_markdown, render_table
     from mlperf_rn50.study.scaling import make_studies
     from mlperf_rn50.study.systems import load_systems
-    studies = make_studies(load_systems([Path(p) for p in options.paths]), options.baseline)
+    systems = load_systems([Path(p) for p in options.paths])
+    code = EXIT_FAILED if any(s.refusal for s in systems) else EXIT_OK
+    studies = make_studies(systems, options.baseline)
     if options.out:
         from mlperf_rn50.study.report_folder import dump_report
         print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out))}', file=sys.stderr)
         if options.format == 'html':
-            return EXIT_OK
+            return code
     if options.format == 'html':
         from mlperf_rn50.study.report_page import render_html
         from mlperf_rn50.study.report_plots import draw_study
@@ -49,4 +54,4 @@ def run(argv: Sequence[str]) -> int:
     else:
         print({'table': render_table, 'markdown': render_markdown, 'csv': render_csv,
                'json': render_json}[options.format](studies))
-    return EXIT_OK
+    return code

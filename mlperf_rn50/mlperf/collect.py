@@ -1,8 +1,7 @@
 """What the lines of a log say, taken in one at a time and kept in memory that does not grow with the log."""
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlperf_rn50.mlperf import events, keys
 from mlperf_rn50.mlperf.events import Event, LineFormat
@@ -43,8 +42,7 @@ def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:
     return int(found) if found is not None and found == int(found) else None
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """An event's place in time and in the file; part is how many resumes stand before it."""
 
     time_s: float

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mlperf_rn50.files import regular_file
+
 _MAX_BYTES = 1 << 20
 
 
@@ -72,10 +74,12 @@ def _load(path: Path) -> dict[str, Any]:
         ValueError: it is too large or no object; says why.
         OSError: it cannot be read.
     """
-    if path.stat().st_size > _MAX_BYTES:
+    with open(path, encoding='utf-8', errors='replace', opener=regular_file) as f:
+        text = f.read(_MAX_BYTES + 1)
+    if len(text) > _MAX_BYTES:
         raise ValueError(f'is larger than {_MAX_BYTES} bytes')
     try:
-        content = json.loads(path.read_text('utf-8', 'replace'))
+        content = json.loads(text)
     except RecursionError as e:
         raise ValueError('is nested too deeply') from e
     if not isinstance(content, dict):
@@ -113,7 +117,10 @@ def framework_of(env: dict[str, Any]) -> str | None:
 
 def find_description(log: Path) -> tuple[Description | None, str | None]:
     """The description of a log, and what is wrong with its file; None for what there is not."""
-    path = next((p for p in _places(log.absolute()) if p.is_file()), None)
+    try:
+        path = next((p for p in _places(log.absolute()) if p.is_file()), None)
+    except OSError as e:  # a folder that may not be entered
+        return None, f'{Path(e.filename).name} cannot be read: {e.strerror}; left out'
     if path is None:
         return None, None
     try:

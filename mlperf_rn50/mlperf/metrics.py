@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlperf_rn50.files import regular_file
 from mlperf_rn50.mlperf.collect import integer, number
 from mlperf_rn50.mlperf.description import beside
 from mlperf_rn50.mlperf.run import Run
@@ -42,7 +43,7 @@ class NodeReads:
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of metrics.jsonl with their lines; none where there is no such file."""
     try:
-        with open(path, encoding='utf-8', errors='replace') as f:
+        with open(path, encoding='utf-8', errors='replace', opener=regular_file) as f:
             lines = itertools.islice(iter(lambda: f.readline(_MAX_LINE_BYTES), ''), _MAX_METRICS)
             for place, line in enumerate(lines, start=1):
                 try:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.files import regular_file
 from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.collect import MAX_WARNINGS, Found
 from mlperf_rn50.mlperf.description import find_description
@@ -24,7 +25,7 @@ def read_events(path: Path) -> Iterator[tuple[int, Event | ValueError]]:
         UserError: the file cannot be read.
     """
     try:
-        with open(path, 'rb') as f:
+        with open(path, 'rb', opener=regular_file) as f:
             line_number = 0
             while line := f.readline(_MAX_LINE_BYTES):
                 line_number += 1
@@ -65,8 +66,10 @@ def _collect(path: Path) -> tuple[dict[LineFormat, Found], int]:
                 torn.append(LogWarning(last_line, f'torn line, left out: {str(event)[:200]}'))
             continue
         _check_benchmark(path, event)
+        if (half := found.get(event.line_format)) is None:
+            half = found[event.line_format] = Found(event.line_format)
         try:
-            found.setdefault(event.line_format, Found(event.line_format)).add(last_line, event)
+            half.add(last_line, event)
         except ValueError as e:
             raise UserError(f'{path}: {e}') from e
     for half in found.values():

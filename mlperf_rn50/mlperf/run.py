@@ -1,8 +1,8 @@
 """One run, as its log tells it."""
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from mlperf_rn50.mlperf import keys
 
@@ -14,7 +14,7 @@ V05_TARGET, TARGET = 0.749, 0.759
 IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Source:
     """Where a fact comes from: logged, implied by what is logged, or the system description beside the log.
 
@@ -30,7 +30,7 @@ class Source:
     path: Path | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LogWarning:
     """What is odd about a log, and the line it is about, None where it is the whole file."""
 
@@ -38,8 +38,7 @@ class LogWarning:
     text: str
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """Top-1, a fraction, after a number of epochs; times in seconds since run_start."""
 
     epoch: int
@@ -50,8 +49,7 @@ class Evaluation:
     stop_s: float | None
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(NamedTuple):
     """Epochs trained in one piece, one of them where the log has epochs; seconds since run_start, first from 1."""
 
     first_epoch: int
@@ -107,9 +105,9 @@ class Run:
     target_accuracy: float | None = None
     train_samples: int | None = None
     eval_samples: int | None = None
-    evaluations: tuple[Evaluation, ...] = ()
-    stretches: tuple[Stretch, ...] = ()
-    learning_rates: tuple[tuple[float, float], ...] = ()
+    evaluations: Sequence[Evaluation] = ()
+    stretches: Sequence[Stretch] = ()
+    learning_rates: Sequence[tuple[float, float]] = ()
     init_s: float | None = None
     epochs_to_converge: int | None = None
     time_to_train_s: float | None = None

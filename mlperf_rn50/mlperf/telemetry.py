@@ -2,10 +2,12 @@
 import itertools
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlperf_rn50.files import regular_file
 from mlperf_rn50.mlperf.collect import number
 from mlperf_rn50.mlperf.run import Run
 
@@ -38,7 +40,7 @@ class NodeTelemetry:
 
 def _records(path: Path) -> list[dict[str, Any]]:
     found = []
-    with open(path, encoding='utf-8', errors='replace') as f:
+    with suppress(OSError), open(path, encoding='utf-8', errors='replace', opener=regular_file) as f:
         for line in itertools.islice(iter(lambda: f.readline(_MAX_LINE_BYTES), ''), _MAX_SAMPLES):
             try:
                 record = json.loads(line)

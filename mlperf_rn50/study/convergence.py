@@ -3,9 +3,12 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from mlperf_rn50.mlperf.copies import Copy, find_copies
 from mlperf_rn50.mlperf.run import LogWarning, Run
+from mlperf_rn50.study import rcp
 from mlperf_rn50.study.time_parts import Parts, mean_parts, seconds_per_epoch
 
 RUNS_OF_A_SCORE = 5
@@ -34,7 +37,8 @@ class System:
         name: of the system; for our sweeps, of the layout.
         folder: of the runs.
         study: folder of the systems that are compared.
-        refusal: why the runs are no set, and have no number in common; None for a set.
+        runs: one or more.
+        refusal: why the runs are no set; they have no score, time or mean, and of the rest only what they share.
     """
 
     name: str
@@ -44,117 +48,146 @@ class System:
     refusal: str | None = None
 
     def _first(self, name: str):
-        return next((v for r in self.runs if (v := r.fact(name)) is not None), None)
+        known = [v for r in self.runs if (v := r.fact(name)) is not None]
+        return None if not known or self.refusal and any(v != known[0] for v in known) else known[0]
 
-    @property
+    @cached_property
+    def copies(self) -> tuple[Copy, ...]:
+        return tuple(find_copies(self.runs))
+
+    @cached_property
+    def counted(self) -> tuple[Run, ...]:
+        """The runs without copies of others."""
+        copied = {c.run.path for c in self.copies}
+        return tuple(r for r in self.runs if r.path not in copied)
+
+    @cached_property
     def study_name(self) -> str:
         """Of the folder that holds the systems; for a submission, of its round and organisation."""
         is_submission = self.study.name == 'results'
         return '/'.join(self.study.parts[-3:-1]) if is_submission else self.study.name
 
-    @property
+    @cached_property
     def round(self) -> str:
         return next((r.round for r in self.runs if r.status != 'unreadable'), 'unknown')
 
-    @property
+    @cached_property
     def org(self) -> str | None:
         return self._first('org')
 
-    @property
+    @cached_property
     def num_nodes(self) -> int | None:
         return self._first('num_nodes')
 
-    @property
+    @cached_property
     def num_accelerators(self) -> int | None:
         return self._first('num_accelerators')
 
-    @property
+    @cached_property
     def accelerator(self) -> str | None:
         return self._first('accelerator')
 
-    @property
+    @cached_property
     def framework(self) -> str | None:
         return self._first('framework')
 
-    @property
+    @cached_property
+    def num_ranks(self) -> int | None:
+        return self._first('num_ranks')
+
+    @cached_property
     def num_units(self) -> int | None:
         """What shares the work: accelerators, or ranks where there are none."""
-        return self.num_accelerators or self._first('num_ranks')
+        return self.num_accelerators or self.num_ranks
 
-    @property
+    @cached_property
     def global_batch_size(self) -> int | None:
         return self._first('global_batch_size')
 
-    @property
+    @cached_property
     def target_accuracy(self) -> float | None:
         return self._first('target_accuracy')
 
-    @property
+    @cached_property
     def train_samples(self) -> int | None:
         return self._first('train_samples')
 
-    @property
+    @cached_property
     def dataset(self) -> str | None:
         return self._first('dataset')
 
-    @property
+    @cached_property
     def is_imagenet(self) -> bool:
         return all(r.is_imagenet for r in self.runs)
 
-    @property
+    @cached_property
+    def division(self) -> str | None:
+        return self._first('division')
+
+    @cached_property
     def platform(self) -> str | None:
         return self._first('platform')
 
-    @property
+    @cached_property
     def converged(self) -> tuple[Run, ...]:
-        return tuple(r for r in self.runs if r.status == 'converged')
+        return tuple(r for r in self.counted if r.status == 'converged')
 
-    @property
+    @cached_property
     def score_minutes(self) -> float | None:
-        return score_minutes([r.time_to_train_s if r.status == 'converged' else None for r in self.runs])
+        if self.refusal or any(r.status == 'running' for r in self.runs):
+            return None
+        return score_minutes([r.time_to_train_s if r.status == 'converged' else None for r in self.counted])
 
-    @property
+    @cached_property
+    def official_score_minutes(self) -> float | None:
+        """The score that result_summarizer gives: scaled where the runs took fewer epochs than the reference."""
+        score, verdict = self.score_minutes, rcp.check_rcp(self)
+        return score * verdict.scaling if score is not None and verdict else score
+
+    @cached_property
     def scored(self) -> tuple[Run, ...]:
         """The runs whose mean is the time of the system: the three of the MLPerf score, else all that converged."""
+        if self.refusal:
+            return ()
         if self.score_minutes is None:
             return self.converged
         ordered = sorted(self.converged, key=lambda r: r.time_to_train_s or 0.0)
         return tuple(ordered[1:RUNS_OF_A_SCORE - 1])
 
-    @property
+    @cached_property
     def time_s(self) -> float | None:
         """The time of the system in seconds: the score, or the mean of the runs that converged."""
         times = [r.time_to_train_s for r in self.scored if r.time_to_train_s is not None]
         return statistics.fmean(times) if times else None
 
-    @property
+    @cached_property
     def spread_s(self) -> float | None:
         """Standard deviation of the times of all runs that converged, in seconds; None with fewer than two."""
         times = [r.time_to_train_s for r in self.converged if r.time_to_train_s is not None]
-        return statistics.stdev(times) if len(times) > 1 else None
+        return statistics.stdev(times) if len(times) > 1 and not self.refusal else None
 
-    @property
+    @cached_property
     def epochs(self) -> tuple[int, ...]:
         return tuple(r.epochs_to_converge for r in self.converged if r.epochs_to_converge is not None)
 
-    @property
+    @cached_property
     def epochs_mean(self) -> float | None:
-        return statistics.fmean(self.epochs) if self.epochs else None
+        return statistics.fmean(self.epochs) if self.epochs and not self.refusal else None
 
-    @property
+    @cached_property
     def scored_epochs_mean(self) -> float | None:
         epochs = [r.epochs_to_converge for r in self.scored if r.epochs_to_converge is not None]
         return statistics.fmean(epochs) if epochs else None
 
-    @property
+    @cached_property
     def parts(self) -> Parts | None:
         return mean_parts(self.scored)
 
-    @property
+    @cached_property
     def epoch_s(self) -> float | None:
-        return seconds_per_epoch(self.scored or self.runs)
+        return None if self.refusal else seconds_per_epoch(self.scored or self.runs)
 
-    @property
+    @cached_property
     def images_per_s(self) -> float | None:
         """Training images a second over all ranks, without evaluations and without the first epoch."""
         epoch_s = self.epoch_s
@@ -162,19 +195,21 @@ class System:
             return self.train_samples / epoch_s
         return None
 
-    @property
+    @cached_property
     def eval_period(self) -> int | None:
         """Epochs between two evaluations, the most frequent."""
         gaps = [b.epoch - a.epoch for r in self.runs for a, b in zip(r.evaluations, r.evaluations[1:])]
         return Counter(gaps).most_common(1)[0][0] if gaps else None
 
-    @property
+    @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What weakens the numbers of the set, and what is odd about its logs: once where it is true of all."""
+        """What is wrong with the set, what weakens its numbers, and what is odd about its logs: once where it is true
+        of all."""
         counts = Counter(text for r in self.runs for text in dict.fromkeys(w.text for w in r.warnings))
-        shared = [t for t, count in counts.items() if count == len(self.runs) > 1]
+        shared = {t: None for t, count in counts.items() if count == len(self.runs) > 1}
         single = [render_warning(r, w) for r in self.runs for w in r.warnings if w.text not in shared]
-        return (*_weaknesses(self), *(f'all {len(self.runs)} logs: {t}' for t in shared), *single)
+        wrong = [*([self.refusal] if self.refusal else []), *(f'{c.text}; it counts once' for c in self.copies)]
+        return (*wrong, *_weaknesses(self), *(f'all {len(self.runs)} logs: {t}' for t in shared), *single)
 
 
 def render_warning(run: Run, warning: LogWarning) -> str:
@@ -184,11 +219,16 @@ def render_warning(run: Run, warning: LogWarning) -> str:
 
 
 def _weaknesses(system: System) -> list[str]:
+    if system.refusal:
+        return []
     result = []
-    runs, done = system.runs, system.converged
-    if len(done) < len(runs):
-        result.append(f'{len(runs) - len(done)} of {len(runs)} runs did not converge')
-    if len(runs) == RUNS_OF_A_SCORE and system.score_minutes is None:
+    runs, num_running = system.counted, sum(r.status == 'running' for r in system.runs)
+    num_failed = len(runs) - len(system.converged) - num_running
+    if num_failed:
+        result.append(f'{num_failed} of {len(runs)} runs did not converge')
+    if num_running:
+        result.append(f'no MLPerf score yet: {num_running} of {len(runs)} runs are still running')
+    elif len(runs) == RUNS_OF_A_SCORE and system.score_minutes is None:
         result.append('no MLPerf score: two or more runs without convergence make the set invalid')
     elif len(runs) != RUNS_OF_A_SCORE:
         result.append(f'no MLPerf score: it takes {RUNS_OF_A_SCORE} runs, here are {len(runs)}'

@@ -1,11 +1,16 @@
 """Are the epochs credible? Against MLPerf's reference convergence points, with the official data and statistics."""
+from __future__ import annotations
+
 import functools
 import statistics
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.run import TARGET
-from mlperf_rn50.study.convergence import RUNS_OF_A_SCORE, System
+
+if TYPE_CHECKING:
+    from mlperf_rn50.study.convergence import System
 
 _RULESETS = ('1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
 
@@ -21,6 +26,7 @@ class RcpVerdict:
         min_epochs: the fewest epochs that pass.
         epochs: the set's mean without fastest and slowest.
         passed: of the check.
+        scaling: what the official score is multiplied by.
         text: the verdict in a sentence.
     """
 
@@ -30,18 +36,20 @@ class RcpVerdict:
     min_epochs: float | None
     epochs: float
     passed: bool
+    scaling: float
     text: str
 
 
 def is_applicable(system: System) -> bool:
     """Whether there are points for a set: five runs on ImageNet to 75.9 %, four or more converged."""
-    return (system.target_accuracy == TARGET and system.is_imagenet and len(system.runs) == RUNS_OF_A_SCORE
-            and len(system.epochs) >= RUNS_OF_A_SCORE - 1 and system.global_batch_size is not None)
+    return (system.target_accuracy == TARGET and system.is_imagenet and system.score_minutes is not None
+            and system.global_batch_size is not None)
 
 
 def olympic_epochs(system: System) -> float:
     """Mean epochs without fewest and most; a run without convergence counts as the most."""
-    return statistics.fmean(sorted(system.epochs)[1:RUNS_OF_A_SCORE - 1])
+    epochs = [float('inf') if r.epochs_to_converge is None else r.epochs_to_converge for r in system.counted]
+    return statistics.fmean(sorted(epochs)[1:-1])
 
 
 @functools.cache
@@ -51,26 +59,33 @@ def _checker(ruleset: str) -> Any:
     return RCP_Checker('training', ruleset, 'resnet', False)
 
 
-def check_rcp(system: System) -> RcpVerdict:
-    """The verdict on a set that is_applicable.
+def check_rcp(system: System) -> RcpVerdict | None:
+    """The verdict on a set; None where it is not applicable, or mlperf-logging is not installed.
 
-    Source: mlperf_logging.rcp_checker, pruned points.
+    Source: mlperf_logging.rcp_checker, pruned points; result_summarizer scales scores of the closed division, in the
+        rounds that have points.
     """
+    if not is_applicable(system):
+        return None
     ruleset = f'{system.round[1:]}.0'
     is_of_round = ruleset in _RULESETS
-    return _verdict(ruleset if is_of_round else _RULESETS[-1], is_of_round, system.global_batch_size or 0,
-                    olympic_epochs(system))
+    is_scaled = is_of_round and {r.division for r in system.runs if r.division} == {keys.CLOSED}
+    try:
+        return _verdict(ruleset if is_of_round else _RULESETS[-1], is_of_round, is_scaled,
+                        system.global_batch_size or 0, olympic_epochs(system))
+    except ImportError:
+        return None
 
 
 @functools.cache
-def _verdict(ruleset: str, is_of_round: bool, batch: int, epochs: float) -> RcpVerdict:
+def _verdict(ruleset: str, is_of_round: bool, is_scaled: bool, batch: int, epochs: float) -> RcpVerdict:
     checker = _checker(ruleset)
     points = sorted(checker.pruned_rcp_data.values(), key=lambda r: r['BS'])
     below = [r for r in points if r['BS'] <= batch]
     above = [r for r in points if r['BS'] >= batch]
     if not above:
         text = f'fails: no reference for a batch of {batch}, above {points[-1]["BS"]}; one must be submitted'
-        return RcpVerdict(ruleset, is_of_round, None, None, epochs, False, text)
+        return RcpVerdict(ruleset, is_of_round, None, None, epochs, False, 1.0, text)
     if below and below[-1]['BS'] < batch < above[0]['BS']:
         point = checker._create_interp_rcp(batch, below[-1], above[0])[1]
     else:
@@ -80,7 +95,8 @@ def _verdict(ruleset: str, is_of_round: bool, batch: int, epochs: float) -> RcpV
         text = f'fails: {epochs:.2f} epochs, at least {least:.2f} are credible (reference {mean:.2f})'
         if not below:
             text += f'; a reference for a batch of {batch} must be submitted'
-        return RcpVerdict(ruleset, is_of_round, mean, least, epochs, False, text)
-    scale = f'; the score is scaled by {mean / epochs:.4f}' if epochs < mean else ''
-    return RcpVerdict(ruleset, is_of_round, mean, least, epochs, True,
-                      f'passes: {epochs:.2f} epochs, reference {mean:.2f}, at least {least:.2f}{scale}')
+        return RcpVerdict(ruleset, is_of_round, mean, least, epochs, False, 1.0, text)
+    text, factor = f'passes: {epochs:.2f} epochs, reference {mean:.2f}, at least {least:.2f}', max(mean / epochs, 1.0)
+    if factor > 1:
+        text += f'; the score {"is" if is_scaled else "would be"} scaled by {factor:.4f}'
+    return RcpVerdict(ruleset, is_of_round, mean, least, epochs, True, factor if is_scaled else 1.0, text)

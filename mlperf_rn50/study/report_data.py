@@ -1,8 +1,8 @@
-"""The report as values for programs: JSON with everything, CSV with a row per system for a spreadsheet."""
+"""The report as values for programs: JSON with everything, CSV with a row per run or per evaluation."""
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mlperf_rn50
@@ -11,6 +11,11 @@ from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.study import rcp
 from mlperf_rn50.study.convergence import System, render_warning
 from mlperf_rn50.study.scaling import Comparison, Study
+
+# Keys of a system that hold a table, or nothing.
+_TABLES = ('time_parts_s', 'rcp')
+# What an evaluation's row says of its system.
+_EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')
 
 
 def _run_object(run: Run) -> dict[str, Any]:
@@ -28,29 +33,32 @@ def system_object(study: Study, system: System, comparison: Comparison | None) -
     """A system as the JSON report has it; times in seconds unless the name says otherwise."""
     c = comparison
     parts = system.parts
-    verdict = rcp.check_rcp(system) if rcp.is_applicable(system) else None
+    verdict = rcp.check_rcp(system)
     return {
         'round': system.round, 'benchmark': system.runs[0].benchmark, 'org': system.org, 'system': system.name,
         'study': study.name, 'platform': system.platform,
         'num_nodes': system.num_nodes, 'num_accelerators': system.num_accelerators,
         'accelerator': system.accelerator, 'framework': system.framework,
-        'num_ranks': next((r.num_ranks for r in system.runs if r.num_ranks), None),
+        'num_ranks': system.num_ranks,
         'global_batch_size': system.global_batch_size, 'target_accuracy': system.target_accuracy,
-        'optimizer': next((dict(r.optimizer) for r in system.runs if r.optimizer), {}),
+        'optimizer': next((dict(r.optimizer) for r in system.runs if r.optimizer and not system.refusal), {}),
         'dataset': system.dataset, 'is_imagenet': system.is_imagenet,
         'num_runs': len(system.runs), 'num_converged': len(system.converged),
-        'runs': [_run_object(r) for r in system.runs],
+        'refusal': system.refusal, 'runs': [_run_object(r) for r in system.runs],
         'epochs_to_converge_mean': system.epochs_mean, 'score_minutes': system.score_minutes,
+        'official_score_minutes': system.official_score_minutes,
         'time_to_train_mean_s': system.time_s, 'time_to_train_spread_s': system.spread_s,
         'images_per_s': system.images_per_s, 'seconds_per_epoch': system.epoch_s,
         'time_parts_s': {'init': parts.init_s, 'first_epoch': parts.first_s, 'later_epochs': parts.training_s,
                          'evaluation': parts.evaluation_s, 'other': parts.other_s} if parts else None,
-        'baseline': study.baseline.name, 'speedup': c.speedup if c else None, 'efficiency': c.efficiency if c else None,
+        'baseline': study.baseline.name if any(study.comparisons) else None,
+        'speedup': c.speedup if c else None, 'efficiency': c.efficiency if c else None,
         'throughput_gain': c.throughput_gain if c else None, 'epoch_ratio': c.epoch_ratio if c else None,
         'share_ratio': c.share_ratio if c else None,
         'rcp': {'ruleset': verdict.ruleset, 'reference_epochs': verdict.reference_epochs,
                 'min_epochs': verdict.min_epochs, 'passed': verdict.passed, 'text': verdict.text} if verdict else None,
-        'warnings': [*system.warnings, *(n for n in study.notes if n.startswith(f'{system.name}: '))]}
+        'warnings': [*system.warnings, *(n for n in (*study.cautions, *study.notes)
+                                         if n.startswith(f'{system.name}: '))]}
 
 
 def report_object(studies: Sequence[Study]) -> dict[str, Any]:
@@ -72,17 +80,44 @@ def _spreadsheet(value: Any) -> Any:
     return f"'{printable(value)}" if value[:1] in ('=', '+', '-', '@') else printable(value)
 
 
-def render_csv(studies: Sequence[Study]) -> str:
-    """One row per system: the plain values of its JSON object, and of its runs one after another."""
-    rows = []
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that fill one cell: neither lists nor tables."""
+    return {k: v for k, v in values.items() if not isinstance(v, (list, dict)) and k not in _TABLES}
+
+
+def _run_rows(studies: Sequence[Study]) -> Iterator[dict[str, Any]]:
     for system in report_object(studies)['systems']:
-        row = {k: v for k, v in system.items() if not isinstance(v, (list, dict)) and k not in ('time_parts_s', 'rcp')}
-        for name in ('status', 'epochs_to_converge', 'time_to_train_s'):
-            row[f'runs_{name}'] = ' '.join(str(r[name]) for r in system['runs'])
-        row['warnings'] = '; '.join(system['warnings'])
-        rows.append({k: _spreadsheet(v) for k, v in row.items()})
+        for run in system['runs']:
+            yield {**_plain(system), **_plain(run), 'num_evaluations': len(run['evaluations']),
+                   'num_warnings': len(run['warnings'])}
+
+
+def _evaluation_rows(studies: Sequence[Study]) -> Iterator[dict[str, Any]]:
+    for study in studies:
+        for system in study.systems:
+            facts = {name: getattr(system, name) for name in _EVALUATION_FACTS}
+            for run in system.runs:
+                for e in run.evaluations:
+                    yield {'study': study.name, 'system': system.name, **facts, 'file': str(run.path),
+                           'status': run.status, 'seed': run.seed, 'epoch': e.epoch, 'accuracy': e.accuracy,
+                           'time_s': e.time_s, 'line': e.line}
+
+
+def _render_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator='\n')
+    writer = csv.DictWriter(out, columns, lineterminator='\n')
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({k: _spreadsheet(v) for k, v in row.items()} for row in rows)
     return out.getvalue().rstrip('\n')
+
+
+def render_csv(studies: Sequence[Study]) -> str:
+    """One row per run: the plain values of its system's JSON object, then its own."""
+    rows = list(_run_rows(studies))
+    return _render_rows(rows, list(dict.fromkeys(k for row in rows for k in row)))
+
+
+def render_evaluations_csv(studies: Sequence[Study]) -> str:
+    """One row per evaluation: which system and run it is of, then its values."""
+    return _render_rows(_evaluation_rows(studies), ['study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed',
+                                                    'epoch', 'accuracy', 'time_s', 'line'])

@@ -13,10 +13,21 @@ import mlperf_rn50
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.report_picture import GRID, INK, Picture, render_svg
-from mlperf_rn50.study.report_tables import Ref, heading, notes_of, tables_of
+from mlperf_rn50.study.report_tables import (
+    Cell,
+    Ref,
+    Table,
+    heading,
+    notes_of,
+    official_minutes,
+    overview_table,
+    tables_of,
+)
 from mlperf_rn50.study.scaling import Comparison, Study
 
-_MAX_QUOTE = 240
+_MAX_QUOTE = 200  # characters of a line
+_MAX_LINES = 24  # lines of an entry; five runs have fewer
+_MAX_ANSWERS = 8  # sentences before the table, which has all
 
 
 @dataclass(frozen=True)
@@ -39,22 +50,23 @@ class _Sources:
         """The id of the entry for some lines."""
         return self.groups.setdefault(refs, f'source-{len(self.groups) + 1}')
 
-    def quotes(self, folder: Path) -> list[tuple[str, list[Quote]]]:
-        """Every entry with its lines, links relative to the page's folder."""
+    def quotes(self, folder: Path) -> list[tuple[str, list[Quote], int]]:
+        """Every entry with its first lines, links relative to the page's folder, and how many more lines it has."""
         wanted: dict[Path, set[int]] = {}
-        for path, line in (ref for refs in self.groups for ref in refs):
+        for path, line in (ref for refs in self.groups for ref in refs[:_MAX_LINES]):
             wanted.setdefault(path, set()).add(line)
-        texts = {path: _read_lines(path, lines) for path, lines in wanted.items()}
-        return [(anchor, [Quote(_short_name(path), _href(path, folder), line, texts[path].get(line, ''))
-                          for path, line in refs]) for refs, anchor in self.groups.items()]
+        logs = {path: (_short_name(path), _href(path, folder), _read_lines(path, lines))
+                for path, lines in wanted.items()}
+        return [(anchor, [Quote(*logs[path][:2], line, logs[path][2].get(line, '')) for path, line in refs[:_MAX_LINES]],
+                 max(0, len(refs) - _MAX_LINES)) for refs, anchor in self.groups.items()]
 
 
 def _read_lines(path: Path, wanted: set[int]) -> dict[int, str]:
     """Lines of a file, cut to what can be read."""
     found = {}
     with open(path, 'rb') as f:
-        number = 0
-        while number < max(wanted) and (line := f.readline(1 << 20)):
+        number, last = 0, max(wanted)
+        while number < last and (line := f.readline(1 << 20)):
             number += 1
             if number in wanted:
                 text = printable(line.decode('utf-8', 'replace').strip())
@@ -73,22 +85,33 @@ def _href(path: Path, folder: Path) -> str:
 
 
 def _answer(study: Study) -> list[str]:
-    """The answer in a sentence per system."""
-    return [_answer_of(study, s, c) for s, c in zip(study.systems, study.comparisons)]
+    """The answer in a sentence per system; of many systems, for the baseline and the fastest."""
+    pairs = list(zip(study.systems, study.comparisons))
+    if len(pairs) <= _MAX_ANSWERS:
+        return [_answer_of(study, s, c) for s, c in pairs]
+    fastest = min((s for s in study.systems if s.time_s), key=lambda s: s.time_s or 0.0, default=None)
+    chosen = [_answer_of(study, s, c) for s, c in pairs if s is study.baseline or s is fastest]
+    return [*chosen, f'{len(pairs)} systems: the smallest that converged and the fastest are above, all are below']
 
 
 def _answer_of(study: Study, system: System, comparison: Comparison | None) -> str:
     name = system.name
+    if system.refusal:
+        return f'{name}: refused, {system.refusal}'
     nodes = '' if system.num_nodes is None else f' ({system.num_nodes} node{"s" if system.num_nodes > 1 else ""})'
+    running = sum(r.status == 'running' for r in system.runs)
+    still = f', {running} still running' if running else ''
     if system.time_s is None or system.epochs_mean is None:
-        return f'{name}{nodes}: none of {len(system.runs)} runs reached the target'
+        return f'{name}{nodes}: none of {len(system.runs)} runs reached the target{still}'
     what = 'MLPerf score' if system.score_minutes is not None else f'mean of {len(system.converged)} runs'
     text = f'{name}{nodes}: {system.epochs_mean:.1f} epochs, {system.time_s / 60:.2f} min ({what})'
+    if (official := official_minutes(system)) is not None:
+        text += f', official score {official:.2f} min'
     if comparison and system is not study.baseline:
         text += f', {comparison.speedup:.1f} times as fast as {study.baseline.name}'
         if comparison.efficiency is not None:
             text += f', efficiency {100 * comparison.efficiency:.0f} %'
-    return text
+    return text + still
 
 
 def _inline_svg(picture: Picture, prefix: str) -> str:
@@ -103,14 +126,39 @@ def _inline_svg(picture: Picture, prefix: str) -> str:
                                   'xmlns:xlink="http://www.w3.org/1999/xlink">', svg, count=1)
 
 
-def _sections(studies: Sequence[Study], drawn: Sequence[list[Picture]], sources: _Sources) -> list[dict]:
-    return [{'id': f'study-{i}', 'title': heading(study), 'answer': _answer(study), 'notes': notes_of(study),
-             'pictures': [{'id': f'p{i}-{k}-', 'title': p.title, 'svg': _inline_svg(p, f'p{i}-{k}-')}
-                          for k, p in enumerate(pictures)],
-             'tables': [{'title': t.title, 'note': t.note, 'head': t.head,
-                         'rows': [[(c, sources.anchor(c.refs) if c.refs else None) for c in row] for row in t.rows]}
-                        for t in tables_of(study)]}
-            for i, (study, pictures) in enumerate(zip(studies, drawn), start=1)]
+def _cell(cell: Cell, sources: _Sources) -> dict:
+    """A cell: where it leads to, and what it is sorted by, the empty text where that is missing."""
+    href = f'study-{cell.study}' if cell.study else sources.anchor(cell.refs) if cell.refs else None
+    is_number = cell.value is not None or cell.text == '-'
+    return {'text': cell.text, 'href': href, 'span': cell.span, 'is_number': is_number,
+            'key': '' if cell.value is None else cell.value, 'is_short': cell.span == 1 and len(cell.text) < 30}
+
+
+def _table(table: Table, name: str, sources: _Sources) -> dict:
+    whole = table.whole_rows
+    columns = [{'head': head, 'is_minor': head in table.minor, 'is_number': is_number}
+               for head, is_number in zip(table.head, table.are_numbers)]
+    texts = [(i, head, sorted({row[i].text for row in whole} - {'-'})) for i, head in enumerate(table.head)
+             if head in table.choices]
+    return {'id': name, 'title': table.title, 'note': table.note, 'columns': columns,
+            'has_long_names': any(len(row[0].text) > 9 for row in table.rows),
+            'has_minor': any(c['is_minor'] for c in columns), 'choices': [x for x in texts if len(x[2]) > 1],
+            'rows': [[_cell(c, sources) for c in row] for row in table.rows]}
+
+
+def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _Sources) -> dict:
+    name = f'study-{number}'
+    return {'id': name, 'title': heading(study), 'answer': _answer(study), 'notes': notes_of(study),
+            'pictures': [{'id': f'p{number}-{k}-', 'title': p.title, 'svg': _inline_svg(p, f'p{number}-{k}-')}
+                         for k, p in enumerate(pictures)],
+            'tables': [_table(t, f'{name}-table-{k}', sources) for k, t in enumerate(tables_of(study), start=1)]}
+
+
+def _title(studies: Sequence[Study]) -> str:
+    """What the page is about."""
+    if len(studies) == 1:
+        return heading(studies[0])
+    return f'ResNet-50 in MLPerf logs: {sum(len(s.systems) for s in studies)} systems in {len(studies)} studies'
 
 
 def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder: Path) -> str:
@@ -119,5 +167,8 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
                               finalize=lambda v: printable(v) if type(v) is str else v)
     template = environment.from_string(resources.files('mlperf_rn50.study').joinpath('report_page.html').read_text())
     sources = _Sources()
-    sections = _sections(studies, drawn, sources)
-    return template.render(sections=sections, quotes=sources.quotes(folder), version=mlperf_rn50.__version__)
+    overview = overview_table(studies)
+    return template.render(
+        title=_title(studies), overview=_table(overview, 'systems', sources) if overview else None,
+        sections=[_section(i, s, p, sources) for i, (s, p) in enumerate(zip(studies, drawn), start=1)],
+        quotes=sources.quotes(folder), version=mlperf_rn50.__version__)

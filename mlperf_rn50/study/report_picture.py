@@ -1,8 +1,10 @@
 """One drawing and what each of its points says when it is pointed at; as SVG for a page, as PNG for a document."""
 import io
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
 from pathlib import Path
 
@@ -11,30 +13,45 @@ from matplotlib.figure import Figure
 
 from mlperf_rn50.mlperf.events import printable
 
-INK, GRID = '#1b1e23', '#c9ced6'  # text and lines; a page in the dark has its own
-STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9, 'text.color': INK,
-          'axes.edgecolor': GRID, 'axes.labelcolor': INK,
-          'xtick.color': INK, 'ytick.color': INK, 'axes.grid': True, 'grid.color': GRID,
-          'grid.linewidth': 0.5, 'axes.axisbelow': True, 'axes.spines.top': False, 'axes.spines.right': False,
-          'legend.frameon': False, 'figure.facecolor': 'none', 'axes.facecolor': 'none', 'axes.titlesize': 10,
-          'text.parse_math': False}  # what a log says is no formula
+# Text and lines; a page in the dark has its own. Grid, ideal lines and outlines have 3:1 on white and on dark paper.
+INK, GRID = '#1b1e23', '#808893'
+WIDTH_IN = 4.6  # on a phone, where a page shows it 360 CSS px wide, text is larger than 9 of them
+STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 'text.color': INK,
+         'axes.edgecolor': GRID, 'axes.labelcolor': INK, 'axes.labelsize': 9.5, 'hatch.linewidth': 0.6,
+         'xtick.color': GRID, 'ytick.color': GRID, 'xtick.labelcolor': INK, 'ytick.labelcolor': INK,
+         'xtick.labelsize': 9.5, 'ytick.labelsize': 9.5, 'legend.fontsize': 9.5, 'axes.titlesize': 9.5,
+         'axes.grid': True, 'grid.color': GRID, 'grid.linewidth': 0.4, 'axes.axisbelow': True,
+         'axes.spines.top': False, 'axes.spines.right': False,
+         'legend.frameon': False, 'figure.facecolor': 'white', 'axes.facecolor': 'none',
+         'text.parse_math': False}  # what a log says is no formula
+_LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # of what stands above a drawing
+_MAX_TIP = 300
 
 
 @dataclass
 class Picture:
-    """A drawing.
+    """A drawing. Its files say above it what it is; a page has a caption for that.
 
     Args:
         name: of its files.
         title: what it shows.
+        heading: what it is about.
         figure: the drawing.
+        notes: what of it is not drawn, and other things to know.
         tips: by the id of a group of the SVG, what its points (or the whole of it) say.
     """
 
     name: str
     title: str
+    heading: str
     figure: Figure
+    notes: list[str] = field(default_factory=list)
     tips: dict[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def caption(self) -> str:
+        """What it shows, and what it does not."""
+        return '. '.join([self.title, *self.notes])
 
     def tip(self, artist, *texts: str) -> None:
         """What the points of an artist say."""
@@ -42,36 +59,68 @@ class Picture:
         artist.set_gid(gid)
         self.tips[gid] = texts
 
+    @property
+    def above(self) -> list[str]:
+        """The lines that stand above the drawing."""
+        return [line for text in (self.heading, self.caption)
+                for line in textwrap.wrap(printable(text), _LINE_LENGTH)][:_MAX_LINES]
+
+    @property
+    def above_in(self) -> float:
+        """Their height."""
+        return _LINE_IN * (len(self.above) + 0.5)
+
+    @cached_property
+    def svg(self) -> str:
+        """It as SVG, the same every time; its points have titles."""
+        out = io.StringIO()
+        width, height = self.figure.get_size_inches()
+        whole = height + self.above_in
+        with matplotlib.rc_context({**STYLE, 'svg.hashsalt': self.name}):
+            self.figure.set_size_inches(width, whole)
+            self.figure.set_layout_engine('constrained', rect=(0, 0, 1, height / whole))
+            self.figure.text(0.02, 1 - 0.3 * _LINE_IN / whole, '\n'.join(self.above), va='top', gid='title')
+            self.figure.patch.set_gid('paper')
+            self.figure.savefig(out, format='svg', metadata={'Date': None, 'Creator': None})
+        self.figure.set_layout_engine('none')  # it is laid out now
+        text = re.sub(r'<metadata>.*?</metadata>', '', out.getvalue(), flags=re.DOTALL)
+        # Each part begins with the id of a group, the first with what stands before all of them.
+        return '<g id="'.join(_add_titles(part, self.tips) for part in text.split('<g id="'))
+
+
+def _add_titles(part: str, tips: dict[str, Sequence[str]]) -> str:
+    """Gives the marks of a group their titles, one each, or the whole group the first."""
+    gid, quote, rest = part.partition('"')
+    if gid not in tips:
+        return part
+    titles = [f'<title>{escape(printable(t[:_MAX_TIP]))}</title>' for t in tips[gid]]
+    if rest.count('<use ') == len(titles):
+        ordered = iter(titles)
+        return gid + quote + re.sub(r'<use ([^>]*)/>', lambda m: f'<use {m[1]}>{next(ordered)}</use>', rest)
+    return f'{gid}{quote}{rest[0]}{titles[0]}{rest[1:]}'
+
+
+def _without(svg: str, gid: str) -> str:
+    """An SVG without one of its groups."""
+    start, depth = svg.index(f'<g id="{gid}">'), 0
+    for mark in re.finditer(r'<g\b|</g>', svg[start:]):
+        depth += 1 if mark[0] == '<g' else -1
+        if not depth:
+            return svg[:start] + svg[start + mark.end():]
+    return svg
+
 
 def render_svg(picture: Picture) -> str:
-    """A picture as SVG, the same every time; its points have titles."""
-    out = io.StringIO()
-    with matplotlib.rc_context({**STYLE, 'svg.hashsalt': picture.name}):
-        picture.figure.savefig(out, format='svg', metadata={'Date': None, 'Creator': None})
-    picture.figure.set_layout_engine('none')  # it is laid out now
-    text = re.sub(r'<metadata>.*?</metadata>', '', out.getvalue(), flags=re.DOTALL)
-    for gid, texts in picture.tips.items():
-        text = _add_titles(text, gid, texts)
-    return text
-
-
-def _add_titles(svg: str, gid: str, texts: Sequence[str]) -> str:
-    """Gives the marks of a group their titles, one each, or the whole group the first."""
-    start = svg.index(f'<g id="{gid}">')
-    end = svg.find('<g id="', start + 1)
-    group = svg[start:end if end >= 0 else None]
-    marks = re.findall(r'<use [^>]*/>', group)
-    titles = iter([f'<title>{escape(printable(t))}</title>' for t in texts])
-    if len(marks) == len(texts):
-        new = re.sub(r'<use ([^>]*)/>', lambda m: f'<use {m[1]}>{next(titles)}</use>', group)
-    else:
-        new = group.replace(f'<g id="{gid}">', f'<g id="{gid}">{next(titles)}', 1)
-    return svg[:start] + new + svg[start + len(group):]
+    """A picture as SVG for a page, which has a caption for it and a paper of its own."""
+    svg = _without(_without(picture.svg, 'title'), 'paper')
+    top = picture.above_in * 72
+    svg = svg.replace('<g id="figure_1">', f'<g id="figure_1" transform="translate(0 {-top:g})">', 1)
+    return re.sub(r'viewBox="0 0 ([\d.]+) ([\d.]+)"',
+                  lambda m: f'viewBox="0 0 {m[1]} {float(m[2]) - top:g}"', svg, count=1)
 
 
 def dump_picture(picture: Picture, folder: Path, prefix: str) -> None:
     """Writes a picture as SVG and PNG."""
-    (folder / f'{prefix}{picture.name}.svg').write_text(render_svg(picture))
+    (folder / f'{prefix}{picture.name}.svg').write_text(picture.svg)  # first: it is laid out then
     with matplotlib.rc_context(STYLE):
-        picture.figure.savefig(folder / f'{prefix}{picture.name}.png', dpi=150, facecolor='white',
-                               metadata={'Software': None})
+        picture.figure.savefig(folder / f'{prefix}{picture.name}.png', dpi=150, metadata={'Software': None})

@@ -1,29 +1,76 @@
-"""Which pictures does a study have? Draws them with matplotlib, for whoever reads the page or shows a slide."""
+"""Which pictures does a study have? Draws them with matplotlib, for whoever reads the page or shows a slide.
+
+A colour is a system's, the same in all pictures of a study; what parts, rates and devices are has palettes of its own.
+A picture shows as many systems and runs as an eye can tell apart, and says which.
+"""
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf, nan
+from typing import TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.mlperf.metrics import read_learning_rates
 from mlperf_rn50.mlperf.run import Run
-from mlperf_rn50.mlperf.telemetry import read_telemetry
+from mlperf_rn50.mlperf.telemetry import NodeTelemetry, read_telemetry
 from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.report_picture import GRID, INK, STYLE, Picture
+from mlperf_rn50.study.report_picture import GRID, INK, STYLE, WIDTH_IN, Picture
 from mlperf_rn50.study.report_tables import data_name, heading, unit_name
 from mlperf_rn50.study.scaling import Study
 
-# Okabe and Ito's colours, which the colour-blind tell apart, on white and on black.
-_COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#8a8f98')
+# After Okabe and Ito, whose colours the colour-blind tell apart; each has 3:1 on white and on dark paper. Systems
+# beyond these are drawn in ink.
+_COLOURS = ('#0072b2', '#d55e00', '#009e73', '#c4649b', '#a67c00', '#7a6fd0')
+_PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('first epoch', 'first_s', '#4a5f78', ''),
+          ('later epochs', 'training_s', '#b4c4d4', ''), ('evaluation', 'evaluation_s', '#9c5563', ''),
+          ('other', 'other_s', '#e3dcb4', ''))
+_DEVICES = (('#a0764a', '-', 2.4), (INK, ':', 1.2), ('#5f8299', '-', 2.4), (INK, '--', 1))  # as in telemetry.KINDS
+_MARKS = {'converged': 'o', 'running': '>'}  # of a run; any other ended short of the target
+_MAX_SYSTEMS, _MAX_RUNS, _MAX_CURVES, _MAX_MARKS, _MAX_POINTS = 24, 240, 60, 1000, 200
+_MAX_TELEMETRY, _MAX_NODES, _MAX_SAMPLES = 6, 8, 1000
+_MAX_NAME, _MAX_NAMES = 44, 5
+_ROW_IN = 0.46
+_T = TypeVar('_T')
 
 
-def _picture(study: Study, name: str, title: str, num_axes: int) -> tuple[Picture, Sequence[Axes]]:
-    """A drawing that says by itself what it is about."""
-    figure = Figure(figsize=(8.4 if num_axes == 2 else 6.8, 3.6), layout='constrained')
-    figure.suptitle(printable(heading(study)), fontsize=9)
-    return Picture(name, title, figure), figure.subplots(1, num_axes, squeeze=False)[0]
+@dataclass(frozen=True)
+class _Shown:
+    """What pictures show of a system: its name and colour."""
+
+    place: int  # in the study
+    system: System
+    label: str
+    colour: str
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """What pictures show of a study, and what they do not."""
+
+    study: Study
+    shown: tuple[_Shown, ...]
+    notes: tuple[str, ...]
+
+    def picture(self, name: str, title: str, height_in: float) -> tuple[Picture, Axes]:
+        """An empty drawing."""
+        figure = Figure(figsize=(WIDTH_IN, height_in))
+        return Picture(name, title, heading(self.study), figure, list(self.notes)), figure.add_subplot()
+
+    def rows(self, name: str, title: str) -> tuple[Picture, Axes]:
+        """A drawing with a row for each system, its name above it."""
+        picture, axes = self.picture(name, title, _ROW_IN * len(self.shown) + 0.9)
+        for row, s in enumerate(self.shown):
+            axes.text(0, row - 0.3, s.label, transform=axes.get_yaxis_transform(), va='bottom')
+        axes.set_ylim(len(self.shown) - 0.5, -0.75)
+        axes.set_yticks([])
+        return picture, axes
 
 
 def labels(study: Study) -> list[str]:
@@ -34,221 +81,455 @@ def labels(study: Study) -> list[str]:
     return [f'{n} node{"" if n == 1 else "s"}' for n in nodes]
 
 
-def _colour(index: int) -> str:
-    return _COLOURS[index % len(_COLOURS)]
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_NAME else text[:_MAX_NAME - 1] + '…'
 
 
-def _name(run: Run) -> str:
-    return printable(f'{run.path.parent.name}/{run.path.name}')
+def _some(names: Sequence[str]) -> str:
+    """The first of many names."""
+    more = f' and {len(names) - _MAX_NAMES} more' if len(names) > _MAX_NAMES else ''
+    return ', '.join(names[:_MAX_NAMES]) + more
 
 
-def _categories(axes: Axes, study: Study) -> None:
-    names = labels(study)
-    long = max(map(len, names)) > 10
-    axes.set_xticks(range(len(names)), names, rotation=20 if long else 0, ha='right' if long else 'center')
-    axes.grid(axis='x', visible=False)
-    axes.set_xlim(-0.6, len(names) - 0.4)
+def _make_scene(study: Study) -> _Scene:
+    """The systems that are sets: all of them, or the baseline and the fastest of very many."""
+    names, notes = labels(study), []
+    places = [i for i, s in enumerate(study.systems) if s.refusal is None]
+    if refused := [names[i] for i, s in enumerate(study.systems) if s.refusal is not None]:
+        notes.append(f'Not drawn, since their runs are no set: {_some(refused)}')
+    shown = _spread(study, places, _MAX_SYSTEMS)
+    if len(shown) < len(places):
+        notes.append(f'Drawn are {len(shown)} of {len(places)} systems, evenly from the fastest to the slowest')
+    colours = dict(zip(_spread(study, shown, len(_COLOURS)), _COLOURS))
+    return _Scene(study, tuple(_Shown(i, study.systems[i], _short(names[i]), colours.get(i, INK)) for i in shown),
+                  tuple(notes))
 
 
-def _bars_and_runs(picture: Picture, axes: Axes, study: Study, total: Callable[[System], float | None],
-                   of_run: Callable[[Run], float | None], unit: str) -> None:
-    """A bar per system, and every run as a point: filled where it converged, a cross where it did not."""
-    for i, (system, label) in enumerate(zip(study.systems, labels(study))):
-        if (height := total(system)) is not None:
-            bar = axes.bar(i, height, 0.6, color=_colour(i), alpha=0.45)[0]
-            picture.tip(bar, f'{label}: {height:.2f} {unit}')
-        for k, run in enumerate(system.runs):
-            value = of_run(run)
-            if value is None:
-                continue
-            is_done = run.status == 'converged'
-            x = i + 0.4 * ((k + 0.5) / len(system.runs) - 0.5)
-            points = axes.scatter([x], [value], s=22, color=_colour(i), marker='o' if is_done else 'x')
-            picture.tip(points, f'{_name(run)}: {value:.2f} {unit}, {run.status}')
-    _categories(axes, study)
-    axes.set_ylim(bottom=0)
+def _spread(study: Study, places: Sequence[int], most: int) -> list[int]:
+    """At most so many of some systems of a study, evenly from the fastest to the slowest, the baseline among them."""
+    if len(places) <= most:
+        return list(places)
+    base = [i for i in places if study.systems[i] is study.baseline]
+    others = sorted((i for i in places if i not in base), key=lambda i: study.systems[i].time_s or inf)
+    return sorted([*base, *_thin(others, most - len(base))])
+
+
+def _thin(values: Sequence[_T], most: int) -> Sequence[_T]:
+    """At most so many of some values, evenly, the first and the last among them."""
+    if len(values) <= most:
+        return values
+    return [values[round(k * (len(values) - 1) / (most - 1))] for k in range(most)]
+
+
+def _time(run: Run) -> float:
+    return inf if run.time_to_train_s is None else run.time_to_train_s
+
+
+def _sampled(picture: Picture, scene: _Scene, most: int) -> list[Sequence[Run]]:
+    """The runs of each system that a picture with room for so many shows; says where they are not all."""
+    each = max(most // max(len(scene.shown), 1), 2)
+    if any(len(s.system.runs) > each for s in scene.shown):
+        picture.notes.append(f'Of each system at most {each} runs are drawn, evenly from the fastest to the slowest')
+    return [_thin(sorted(s.system.runs, key=_time) if len(s.system.runs) > each else s.system.runs, each)
+            for s in scene.shown]
+
+
+def _name(system: System, run: Run) -> str:
+    return f'{system.name}/{run.path.name}'
+
+
+def _differ_tenfold(values: Sequence[float]) -> bool:
+    """Whether there are values of which one is ten times another; all are above 0."""
+    return bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
+
+
+def _plain(value: float, _: int = 0) -> str:
+    """A number beside an axis."""
+    return f'{value:,.10g}'
+
+
+def _scale_up(axis: Axis, name: str, values: Sequence[float]) -> None:
+    """Makes an axis a logarithmic one with numbers that can be read, and says so."""
+    (axis.axes.set_xscale if axis.axis_name == 'x' else axis.axes.set_yscale)('log')
+    axis.set_major_locator(LogLocator(10, (1,) if max(values) > 500 * min(values) else (1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(_plain)
+    axis.set_label_text(f'{name} (logarithmic)')
+
+
+def _legend(picture: Picture, handles: Sequence[Line2D | Patch]) -> None:
+    """What marks and colours mean, below the drawing."""
+    if not handles:
+        return
+    num_columns = max(1, min(len(handles), 58 // (max(len(str(h.get_label())) for h in handles) + 7)))
+    width, height = picture.figure.get_size_inches()
+    picture.figure.set_size_inches(width, height + 0.1 + 0.19 * -(-len(handles) // num_columns))
+    picture.figure.legend(handles=handles, loc='outside lower center', ncols=num_columns, columnspacing=1.2,
+                          handlelength=1.8)
+
+
+def _explain_marks(runs: Sequence[Run]) -> list[Line2D]:
+    """What the marks of runs mean, where there is more than one kind."""
+    kinds = [('converged', 'o', 'converged'), ('short', 'x', 'did not converge'), ('running', '>', 'still running')]
+    found = {r.status if r.status in _MARKS else 'short' for r in runs}
+    return [Line2D([], [], color=INK, marker=mark, markersize=4.5, linestyle='', label=label)
+            for kind, mark, label in kinds if kind in found] if found - {'converged'} else []
+
+
+def _by_mark(runs: Sequence[Run]) -> dict[str, list[int]]:
+    """The places of runs, by the marks of how they ended."""
+    found: dict[str, list[int]] = {}
+    for k, run in enumerate(runs):
+        found.setdefault(_MARKS.get(run.status, 'x'), []).append(k)
+    return found
+
+
+def _draw_values(scene: _Scene, name: str, title: str, unit: str, total: Callable[[System], float | None],
+                 of_run: Callable[[Run], float | None]) -> Picture:
+    """The value of each system as a bar, of each run as a point."""
+    picture, axes = scene.rows(name, title)
+    sampled = _sampled(picture, scene, _MAX_RUNS)
+    sizes = [total(s.system) for s in scene.shown]
+    points = [[(r, v) for r in runs if (v := of_run(r)) is not None] for runs in sampled]
+    values = [v for v in (*sizes, *(v for pairs in points for _, v in pairs)) if v is not None]
+    is_log = _differ_tenfold(values)
+    for row, (s, size, pairs) in enumerate(zip(scene.shown, sizes, points)):
+        if size is not None:
+            text = f'{s.label}: {size:.2f} {unit}'
+            if is_log:  # a bar has no foot there
+                picture.tip(axes.plot(size, row, '|', color=s.colour, markersize=18, markeredgewidth=2.5)[0], text)
+            else:
+                picture.tip(axes.barh(row, size, 0.5, facecolor=(s.colour, 0.3), edgecolor=s.colour)[0], text)
+        for mark, places in _by_mark([r for r, _ in pairs]).items():
+            drawn, = axes.plot([pairs[k][1] for k in places],
+                               [row + 0.38 * ((k + 0.5) / len(pairs) - 0.5) for k in places], mark, color=s.colour,
+                               markersize=4.5 if len(pairs) <= 40 else 2.5)
+            picture.tip(drawn, *(f'{_name(s.system, r)}: {v:.2f} {unit}, {r.status}'
+                                 for r, v in (pairs[k] for k in places)))
+    if is_log:
+        _scale_up(axes.xaxis, unit, values)
+    else:
+        axes.set(xlabel=unit, xlim=(0, max(values, default=0.0) * 1.04 or 1.0))
+    _legend(picture, _explain_marks([r for pairs in points for r, _ in pairs]))
+    return picture
 
 
 def _last_epoch(run: Run) -> float | None:
     return run.evaluations[-1].epoch if run.evaluations else None
 
 
-def draw_time_and_epochs(study: Study) -> Picture:
-    """Time to train and epochs to converge per system."""
-    picture, (left, right) = _picture(study, 'time_and_epochs', 'Time to train and epochs to converge', 2)
-    _bars_and_runs(picture, left, study, lambda s: s.time_s / 60 if s.time_s else None,
-                   lambda r: r.time_to_train_s / 60 if r.time_to_train_s is not None else None, 'min')
-    left.set(title='Time to train', ylabel='minutes')
-    _bars_and_runs(picture, right, study, lambda s: s.epochs_mean, _last_epoch, 'epochs')
-    right.set(title='Epochs to converge', ylabel='epochs')
-    return picture
+def draw_time_to_train(scene: _Scene) -> Picture:
+    """Time to train of every system and run."""
+    return _draw_values(scene, 'time_to_train', 'Time to train', 'minutes', lambda s: s.time_s / 60 if s.time_s else None,
+                        lambda r: r.time_to_train_s / 60 if r.time_to_train_s is not None else None)
 
 
-def draw_speedup(study: Study) -> Picture | None:
+def draw_epochs(scene: _Scene) -> Picture:
+    """Epochs to converge of every system and run."""
+    return _draw_values(scene, 'epochs', 'Epochs to converge', 'epochs', lambda s: s.epochs_mean, _last_epoch)
+
+
+def _ticks(values: Sequence[int]) -> list[int]:
+    """Those of some rising numbers that have room beside each other on a logarithmic axis."""
+    kept: list[int] = []
+    for value in values:
+        if not kept or value >= 1.5 * kept[-1]:
+            kept.append(value)
+    return kept[::-(-len(kept) // 8)]
+
+
+def draw_speedup(scene: _Scene) -> Picture | None:
     """Speed-up against accelerators, with the ideal line; None with nothing to compare."""
-    known = [(c.system.num_units, c.speedup, c, i) for i, c in enumerate(study.comparisons) if c and c.system.num_units]
+    study = scene.study
+    known = [(s, s.system.num_units, c) for s in scene.shown
+             if (c := study.comparisons[s.place]) and s.system.num_units]
     base = study.baseline.num_units
     if len(known) < 2 or not base:
         return None
-    picture, (axes,) = _picture(study, 'speedup', 'Speed-up', 1)
-    units = sorted({k[0] for k in known} | {base})
-    axes.plot(units, [u / base for u in units], '--', color=GRID, label='ideal')
-    axes.plot([k[0] for k in known], [k[1] for k in known], color=_colour(0), linewidth=1)
-    for u, value, c, i in known:
-        points = axes.scatter([u], [value], s=34, color=_colour(i), zorder=3)
+    picture, axes = scene.picture('speedup', 'Speed-up', 3.2)
+    units = sorted({u for _, u, _ in known} | {base})
+    axes.plot(units, [u / base for u in units], '--', color=GRID, linewidth=1.2)
+    for s, u, c in known:
         share = f', efficiency {100 * c.efficiency:.0f} %' if c.efficiency is not None else ''
         units_of = unit_name(study) if u > 1 else unit_name(study)[:-1]
-        picture.tip(points, f'{labels(study)[i]}: {value:.2f} times as fast on {u} {units_of}{share}')
-        axes.annotate(f'{value:.1f}', (u, value), xytext=(5, 5), textcoords='offset points')
+        picture.tip(axes.plot(u, c.speedup, 'o', color=s.colour, markersize=6)[0],
+                    f'{s.label}: {c.speedup:.2f} times as fast on {u} {units_of}{share}')
+        if len(known) <= len(_COLOURS):
+            axes.annotate(f'{c.speedup:.1f}', (u, c.speedup), xytext=(6, -3), textcoords='offset points', va='top')
     axes.set_xscale('log', base=2)
     axes.set_yscale('log', base=2)
     axes.yaxis.set_major_formatter(lambda value, _: f'{value:g}')
     axes.minorticks_off()
-    axes.set_xticks(units, [str(u) for u in units])
-    axes.set(title=f'Speed-up against {printable(study.baseline.name)}', xlabel=unit_name(study),
-             ylabel='times as fast')
-    axes.legend()
+    axes.set_xticks(_ticks(units), [f'{u:,}' for u in _ticks(units)])
+    axes.margins(x=0.1, y=0.1)
+    axes.set(xlabel=f'{unit_name(study)} (logarithmic)',
+             ylabel=f'times as fast as {_short(printable(study.baseline.name))}')
+    _legend(picture, [Line2D([], [], color=GRID, linestyle='--', label='ideal'), *_explain_colours(scene)])
     return picture
 
 
-def _draw_curve(picture: Picture, axes: Axes, xs: list[float], run: Run, colour: str, label: str | None) -> None:
-    """The accuracies of a run, a point each."""
-    points = run.evaluations
-    axes.plot(xs, [e.accuracy for e in points], color=colour, linewidth=0.8, alpha=0.7, label=label)
-    marks = axes.scatter(xs, [e.accuracy for e in points], s=8, color=colour,
-                         marker='o' if run.status == 'converged' else 'x')
-    picture.tip(marks, *(f'{_name(run)}: {100 * e.accuracy:.2f} % after {e.epoch} epochs'
-                         + (f', {e.time_s / 60:.2f} min' if e.time_s is not None else '') for e in points))
+def _explain_colours(scene: _Scene) -> list[Line2D]:
+    """Which colour is which system's."""
+    named = [Line2D([], [], color=s.colour, marker='o', markersize=4.5, linewidth=1, label=s.label)
+             for s in scene.shown if s.colour != INK]
+    return named + [Line2D([], [], color=INK, marker='o', markersize=4.5, linewidth=1, label='other systems')
+                    ] * (len(named) < len(scene.shown))
 
 
-def draw_accuracy(study: Study) -> Picture | None:
-    """Accuracy of every run against time and against epochs."""
-    if not any(r.evaluations for s in study.systems for r in s.runs):
+@dataclass(frozen=True)
+class _Curve:
+    """A curve of a run, and what each of its points says."""
+
+    run: Run
+    xs: Sequence[float]
+    ys: Sequence[float]
+    texts: Sequence[str]
+
+
+def _draw_curves(picture: Picture, axes: Axes, shown: _Shown, curves: Sequence[_Curve], has_all_marks: bool) -> None:
+    """The curves of a system, one artist for those with the same mark; marks at every point or at the last ones."""
+    for mark, places in _by_mark([c.run for c in curves]).items():
+        xs: list[float] = []
+        ys: list[float] = []
+        ends = []
+        for curve in (curves[k] for k in places):
+            xs += [*curve.xs, nan]
+            ys += [*curve.ys, nan]
+            ends.append(len(xs) - 2)
+        line, = axes.plot(xs, ys, color=shown.colour, linewidth=0.8, marker=mark, markersize=3,
+                          markevery=None if has_all_marks else ends)
+        picture.tip(line, *(t for k in places for t in (curves[k].texts if has_all_marks else curves[k].texts[-1:])))
+
+
+def _draw_all_curves(scene: _Scene, picture: Picture, axes: Axes, curves: Sequence[Sequence[_Curve]],
+                     *lines: Line2D) -> None:
+    """The curves of each system against minutes or epochs, with a legend that names other lines, too."""
+    has_all_marks = sum(len(c.xs) for of_system in curves for c in of_system) <= _MAX_MARKS
+    if not has_all_marks:
+        picture.notes.append('Marked is the last point of each curve')
+    for shown, of_system in zip(scene.shown, curves):
+        _draw_curves(picture, axes, shown, of_system, has_all_marks)
+    _legend(picture, [*_explain_colours(scene), *lines, *_explain_marks([c.run for cs in curves for c in cs])])
+
+
+def _after_start(curve: _Curve) -> _Curve:
+    """What of a curve a logarithmic axis can show."""
+    kept = [k for k, x in enumerate(curve.xs) if x > 0]
+    return _Curve(curve.run, *([of[k] for k in kept] for of in (curve.xs, curve.ys, curve.texts)))
+
+
+def _draw_against_time(scene: _Scene, picture: Picture, axes: Axes, curves: Sequence[Sequence[_Curve]],
+                       *lines: Line2D) -> None:
+    """The curves of each system against minutes since run_start."""
+    ends = [c.xs[-1] for of_system in curves for c in of_system]
+    if _differ_tenfold(ends):
+        curves = [[c for c in map(_after_start, of_system) if c.xs] for of_system in curves]
+    _draw_all_curves(scene, picture, axes, curves, *lines)
+    if _differ_tenfold(ends):
+        _scale_up(axes.xaxis, 'minutes since run_start', [c.xs[i] for cs in curves for c in cs for i in (0, -1)])
+    else:
+        axes.set_xlabel('minutes since run_start')
+
+
+def _draw_target(scene: _Scene, axes: Axes) -> list[Line2D]:
+    """Names the accuracy, and draws the target, where there is one; returns its line."""
+    axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
+    axes.set_ylabel(f'Top-1, {_short(printable(data_name(scene.study.baseline)))}')
+    target = scene.study.baseline.target_accuracy
+    if target is None:
+        return []
+    return [axes.axhline(target, color=INK, linewidth=1, linestyle=':', label=f'target {100 * target:.4g} %')]
+
+
+def draw_accuracy_over_time(scene: _Scene) -> Picture | None:
+    """Accuracy of every run against time."""
+    picture, axes = scene.picture('accuracy_time', 'Accuracy against time', 3.4)
+    curves = [[_Curve(r, [e.time_s / 60 for e in r.evaluations if e.time_s is not None],
+                      [e.accuracy for e in r.evaluations],
+                      [f'{_name(s.system, r)}: {100 * e.accuracy:.2f} % after {e.time_s / 60:.2f} min, '
+                       f'{e.epoch} epochs' for e in r.evaluations if e.time_s is not None])
+               for r in runs if r.evaluations and all(e.time_s is not None for e in r.evaluations)]
+              for s, runs in zip(scene.shown, _sampled(picture, scene, _MAX_CURVES))]
+    if not any(curves):  # without run_start there is no time
         return None
-    picture, (left, right) = _picture(study, 'accuracy', f'Top-1 on {data_name(study.baseline)}, every run', 2)
-    for i, (system, label) in enumerate(zip(study.systems, labels(study))):
-        for k, run in enumerate(r for r in system.runs if r.evaluations):
-            times = [e.time_s / 60 for e in run.evaluations if e.time_s is not None]
-            if len(times) == len(run.evaluations):  # without run_start there is no time
-                _draw_curve(picture, left, times, run, _colour(i), None)
-            _draw_curve(picture, right, [float(e.epoch) for e in run.evaluations], run, _colour(i),
-                        None if k else label)
-    for axes, unit in ((left, 'minutes since run_start'), (right, 'epochs')):
-        if study.baseline.target_accuracy is not None:
-            axes.axhline(study.baseline.target_accuracy, color=INK, linewidth=0.8, linestyle=':')
-        axes.yaxis.set_major_formatter(PercentFormatter(1, 0))
-        axes.set(xlabel=unit, ylabel=f'Top-1, {printable(data_name(study.baseline))}')
-    right.xaxis.set_major_locator(MaxNLocator(integer=True))
-    right.legend(loc='lower right')
+    _draw_against_time(scene, picture, axes, curves, *_draw_target(scene, axes))
     return picture
 
 
-def draw_throughput(study: Study) -> Picture | None:
-    """Throughput with its ideal, and what becomes of it."""
-    known = [(i, s, r) for i, (s, r) in enumerate(zip(study.systems, study.rates)) if r]
-    if not known:
+def draw_accuracy_over_epochs(scene: _Scene) -> Picture | None:
+    """Accuracy of every run against epochs."""
+    picture, axes = scene.picture('accuracy_epochs', 'Accuracy against epochs', 3.4)
+    curves = [[_Curve(r, [float(e.epoch) for e in r.evaluations], [e.accuracy for e in r.evaluations],
+                      [f'{_name(s.system, r)}: {100 * e.accuracy:.2f} % after {e.epoch} epochs'
+                       + (f', {e.time_s / 60:.2f} min' if e.time_s is not None else '') for e in r.evaluations])
+               for r in runs if r.evaluations]
+              for s, runs in zip(scene.shown, _sampled(picture, scene, _MAX_CURVES))]
+    if not any(curves):
         return None
-    picture, (left, right) = _picture(study, 'throughput', 'Throughput and efficiency', 2)
-    names = labels(study)
-    for i, _, rate in known:
-        picture.tip(left.bar(i, rate.ideal, 0.6, fill=False, edgecolor=GRID, linestyle='--')[0],
-                    f'{names[i]}: ideal {rate.ideal:,.1f} images/s')
-        picture.tip(left.bar(i, rate.real, 0.6, color=_colour(i), alpha=0.7)[0],
-                    f'{names[i]}: {rate.real:,.1f} images/s, {100 * rate.efficiency:.0f} % of the ideal')
-        picture.tip(right.bar(i - 0.2, rate.efficiency, 0.38, color=_colour(0), alpha=0.7)[0],
-                    f'{names[i]}: {100 * rate.efficiency:.1f} % of the ideal throughput')
-        comparison = study.comparisons[i]
+    _draw_all_curves(scene, picture, axes, curves, *_draw_target(scene, axes))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel('epochs')
+    return picture
+
+
+def draw_throughput(scene: _Scene) -> Picture | None:
+    """Throughput of every system, with its ideal."""
+    rates = [scene.study.rates[s.place] for s in scene.shown]
+    values = [v for r in rates if r for v in (r.ideal, r.real)]
+    if not values:
+        return None
+    has_ideal = sum(r is not None for r in rates) > 1
+    picture, axes = scene.rows('throughput', 'Training throughput' + (' and its ideal' if has_ideal else ''))
+    is_log = _differ_tenfold(values)
+    for row, (s, rate) in enumerate(zip(scene.shown, rates)):
+        if rate is None:
+            continue
+        share = f', {100 * rate.efficiency:.0f} % of the ideal' if has_ideal else ''
+        texts = f'{s.label}: ideal {rate.ideal:,.1f} images/s', f'{s.label}: {rate.real:,.1f} images/s{share}'
+        if is_log:
+            picture.tip(axes.plot(rate.ideal, row, '|', color=GRID, markersize=18, markeredgewidth=2.5)[0], texts[0])
+            picture.tip(axes.plot(rate.real, row, 'D', color=s.colour, markersize=6)[0], texts[1])
+        else:
+            if has_ideal:
+                picture.tip(axes.barh(row, rate.ideal, 0.5, fill=False, edgecolor=GRID, linestyle='--')[0], texts[0])
+            picture.tip(axes.barh(row, rate.real, 0.5, facecolor=(s.colour, 0.3), edgecolor=s.colour)[0], texts[1])
+    if is_log:
+        _scale_up(axes.xaxis, 'images/s', values)
+        _legend(picture, [Line2D([], [], color=GRID, marker='|', markersize=10, markeredgewidth=2.5, linestyle='',
+                                 label='ideal'),
+                          Line2D([], [], color=INK, marker='D', markersize=6, linestyle='', label='measured')])
+    else:
+        axes.set_xlabel('images/s')
+        axes.xaxis.set_major_formatter(_plain)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        _legend(picture, [Patch(fill=False, edgecolor=GRID, linestyle='--', label='ideal'),
+                          Patch(facecolor=(INK, 0.3), edgecolor=INK, label='measured')] if has_ideal else [])
+    return picture
+
+
+def draw_efficiency(scene: _Scene) -> Picture | None:
+    """What becomes of the ideal throughput, and of the ideal speed-up."""
+    rates = [scene.study.rates[s.place] for s in scene.shown]
+    if sum(r is not None for r in rates) < 2:
+        return None
+    picture, axes = scene.rows('efficiency', 'Efficiency')
+    for row, (s, rate) in enumerate(zip(scene.shown, rates)):
+        comparison = scene.study.comparisons[s.place]
+        if rate is not None:
+            picture.tip(axes.barh(row - 0.13, rate.efficiency, 0.24, facecolor=(s.colour, 0.3), edgecolor=s.colour)[0],
+                        f'{s.label}: {100 * rate.efficiency:.1f} % of the ideal throughput')
         if comparison and comparison.efficiency is not None:
-            picture.tip(right.bar(i + 0.2, comparison.efficiency, 0.38, color=_colour(1), alpha=0.7)[0],
-                        f'{names[i]}: {100 * comparison.efficiency:.1f} % of the ideal speed-up')
-    left.set(title='Training throughput (dashed: ideal)', ylabel='images/s')
-    left.yaxis.set_major_formatter(lambda value, _: f'{value:,.0f}')
-    right.set(title='Efficiency')
-    right.bar(0, 0, color=_colour(0), alpha=0.7, label='throughput')
-    right.bar(0, 0, color=_colour(1), alpha=0.7, label='time to train')
-    right.yaxis.set_major_formatter(PercentFormatter(1, 0))
-    right.legend()
-    for axes in (left, right):
-        _categories(axes, study)
+            picture.tip(axes.barh(row + 0.13, comparison.efficiency, 0.24, fill=False, edgecolor=s.colour,
+                                  hatch='/////')[0],
+                        f'{s.label}: {100 * comparison.efficiency:.1f} % of the ideal speed-up')
+    axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
+    axes.set_xlabel(f'share of the ideal, against {_short(printable(scene.study.baseline.name))}')
+    _legend(picture, [Patch(facecolor=(INK, 0.3), edgecolor=INK, label='of the throughput'),
+                      Patch(fill=False, edgecolor=INK, hatch='/////', label='of the time to train')])
     return picture
 
 
-def draw_time_parts(study: Study) -> Picture | None:
+def draw_time_parts(scene: _Scene) -> Picture | None:
     """Where the time goes, per system."""
-    known = [(i, s.parts) for i, s in enumerate(study.systems) if s.parts]
-    if not known:
+    if not any(s.system.parts for s in scene.shown):
         return None
-    picture, (axes,) = _picture(study, 'time_parts', 'Where the time goes', 1)
-    names = labels(study)
-    kinds = [('initialisation, before the clock', 'init_s'), ('first epoch', 'first_s'), ('later epochs', 'training_s'),
-             ('evaluation', 'evaluation_s'), ('other', 'other_s')]
-    for i, parts in known:
-        total, left = parts.on_clock_s + (parts.init_s or 0.0), 0.0
-        for k, (kind, name) in enumerate(kinds):
-            seconds = getattr(parts, name) or 0.0
-            bar = axes.barh(i, seconds / total, 0.6, left, color=_colour((k + 4) % 5), alpha=0.75)[0]
-            picture.tip(bar, f'{names[i]}: {kind} {seconds:,.1f} s, {100 * seconds / total:.1f} %')
-            left += seconds / total
-    for k, (kind, _) in enumerate(kinds):
-        axes.barh(0, 0, color=_colour((k + 4) % 5), alpha=0.75, label=kind)
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.grid(axis='y', visible=False)
-    axes.xaxis.set_major_formatter(PercentFormatter(1, 0))
-    axes.set(xlabel='share of initialisation and time to train')
-    picture.figure.legend(*axes.get_legend_handles_labels(), loc='outside lower center', ncols=3)
+    picture, axes = scene.rows('time_parts', 'Where the time goes')
+    for row, s in enumerate(scene.shown):
+        if (parts := s.system.parts) is None:
+            continue
+        seconds = [max(getattr(parts, name) or 0.0, 0.0) for _, name, _, _ in _PARTS]
+        left = 0.0
+        for (kind, _, colour, hatch), part in zip(_PARTS, seconds):
+            share = part / (sum(seconds) or 1.0)
+            bar = axes.barh(row, share, 0.5, left, facecolor=colour, edgecolor=GRID, hatch=hatch)[0]
+            picture.tip(bar, f'{s.label}: {kind} {part:,.1f} s, {100 * share:.1f} %')
+            left += share
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
+    axes.set_xlabel('share of initialisation and time to train')
+    _legend(picture, [Patch(facecolor=colour, edgecolor=GRID, hatch=hatch, label=kind)
+                      for kind, _, colour, hatch in _PARTS])
     return picture
 
 
-def draw_learning_rate(study: Study) -> Picture | None:
+def draw_learning_rate(scene: _Scene) -> Picture | None:
     """The learning rate over time, where it was written down."""
-    curves = [(i, r, rates) for i, s in enumerate(study.systems) for r in s.runs
-              if len(rates := read_learning_rates(r)) > 1]
-    if not curves:
+    picture, axes = scene.picture('learning_rate', 'Learning rate as it was applied', 3.0)
+    curves = []
+    for s, runs in zip(scene.shown, _sampled(picture, scene, _MAX_CURVES)):
+        found = [(r, _thin(rates, _MAX_POINTS)) for r in runs if len(rates := read_learning_rates(r)) > 1]
+        curves.append([_Curve(r, [t / 60 for t, _ in rates], [lr for _, lr in rates],
+                              [f'{_name(s.system, r)}: learning rate {lr:.4g} after {t / 60:.2f} min'
+                               for t, lr in rates]) for r, rates in found])
+    if not any(curves):
         return None
-    picture, (axes,) = _picture(study, 'learning_rate', 'Learning rate as it was applied', 1)
-    seen: set[int] = set()
-    for i, run, rates in curves:
-        xs, ys = [t / 60 for t, _ in rates], [lr for _, lr in rates]
-        axes.plot(xs, ys, color=_colour(i), linewidth=0.8, label=None if i in seen else labels(study)[i])
-        picture.tip(axes.scatter(xs, ys, s=5, color=_colour(i)),
-                    *(f'{_name(run)}: learning rate {lr:.4g} after {x:.2f} min' for x, lr in zip(xs, ys)))
-        seen.add(i)
-    axes.set(xlabel='minutes since run_start', ylabel='learning rate')
-    axes.legend()
+    _draw_against_time(scene, picture, axes, curves)
+    peaks = [max(c.ys) for of_system in curves for c in of_system]
+    if _differ_tenfold(peaks):
+        _scale_up(axes.yaxis, 'learning rate', peaks)
+        axes.set_ylim(bottom=min(peaks) / 30)
+    else:
+        axes.set_ylabel('learning rate')
     return picture
 
 
-def draw_telemetry(study: Study, index: int) -> Picture | None:
+def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> None:
+    """A node's rates over a run with its epochs and evaluations."""
+    times = _thin(node.times_s, _MAX_SAMPLES)
+    for (colour, style, width), (label, rates) in zip(_DEVICES, node.rates.items()):
+        line, = axes.plot(times, [r / 1e6 for r in _thin(rates, _MAX_SAMPLES)], style, color=colour, linewidth=width)
+        picture.tip(line, f'{printable(node.host)}: {label}, at most {max(rates) / 1e6:,.1f} MB/s')
+    if len(run.stretches) <= _MAX_POINTS:
+        axes.vlines([s.start_s for s in run.stretches], 0, 1, GRID, (0, (1, 2)), linewidth=0.8,
+                    transform=axes.get_xaxis_transform())
+    for e in run.evaluations:
+        if e.start_s is not None and e.stop_s is not None:
+            axes.axvspan(e.start_s, e.stop_s, color=GRID, alpha=0.35, linewidth=0)
+    axes.set(title=_short(printable(node.host)), ylabel='MB/s')
+    axes.set_ylim(bottom=0)
+
+
+def draw_telemetry(scene: _Scene, shown: _Shown) -> Picture | None:
     """Disk and network of every node over a system's first run that has them, a panel each; epochs and evaluations."""
-    system = study.systems[index]
-    run, nodes = next(((r, nodes) for r in system.runs if (nodes := read_telemetry(r))), (None, []))
+    run, nodes = next(((r, nodes) for r in shown.system.runs if (nodes := read_telemetry(r))), (None, []))
     if run is None:
         return None
-    figure = Figure(figsize=(6.8, 1.4 + 1.7 * len(nodes)), layout='constrained')
-    figure.suptitle(printable(f'{_name(run)}, {data_name(system)}'), fontsize=9)
-    picture = Picture(f'telemetry_{index}', f'Disk and network of every node, {printable(system.name)}', figure)
-    panels = figure.subplots(len(nodes), 1, squeeze=False, sharex=True)[:, 0]
-    for axes, node in zip(panels, nodes):
-        for k, (label, rates) in enumerate(node.rates.items()):
-            line, = axes.plot(node.times_s, [r / 1e6 for r in rates], color=_colour(k), linewidth=1, label=label)
-            picture.tip(line, f'{printable(node.host)}: {label}, at most {max(rates) / 1e6:,.1f} MB/s')
-        for stretch in run.stretches:
-            axes.axvline(stretch.start_s, color=GRID, linewidth=0.8, linestyle='--')
-        for e in run.evaluations:
-            if e.start_s is not None and e.stop_s is not None:
-                axes.axvspan(e.start_s, e.stop_s, color=GRID, alpha=0.4, linewidth=0)
-        axes.set(title=printable(node.host), ylabel='MB/s')
-        axes.set_ylim(bottom=0)
-    panels[-1].set_xlabel('seconds since run_start (dashed: an epoch begins; grey: evaluation)')
-    figure.legend(*panels[0].get_legend_handles_labels(), loc='outside lower center', ncols=4)
+    some = nodes[:_MAX_NODES]
+    figure = Figure(figsize=(WIDTH_IN, 1.2 + 1.7 * len(some)))
+    picture = Picture(f'telemetry_{shown.place}', f'Disk and network of every node, {_name(shown.system, run)}',
+                      heading(scene.study), figure)
+    if len(some) < len(nodes):
+        picture.notes.append(f'Drawn are the first {len(some)} of {len(nodes)} nodes')
+    panels = figure.subplots(len(some), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, node in zip(panels, some):
+        _draw_node(picture, axes, run, node)
+    panels[-1].set_xlabel('seconds since run_start')
+    _legend(picture, [*(Line2D([], [], color=colour, linestyle=style, linewidth=width, label=label)
+                        for (colour, style, width), label in zip(_DEVICES, some[0].rates)),
+                      Line2D([], [], color=GRID, linestyle=(0, (1, 2)), label='an epoch begins'),
+                      Patch(color=GRID, alpha=0.35, linewidth=0, label='evaluation')])
     return picture
+
+
+def _draw_all_telemetry(scene: _Scene) -> list[Picture]:
+    """The nodes of the systems that have telemetry, or of the first of them."""
+    drawn = []
+    for shown in scene.shown:
+        if picture := draw_telemetry(scene, shown):
+            drawn.append(picture)
+        if len(drawn) == _MAX_TELEMETRY:
+            drawn[-1].notes.append(f'Of other systems than the first {_MAX_TELEMETRY} there is no such picture')
+            break
+    return drawn
 
 
 def draw_study(study: Study) -> list[Picture]:
     """All pictures that a study has something to show in."""
+    scene = _make_scene(study)
+    if not scene.shown:
+        return []
     with matplotlib.rc_context(STYLE):
-        drawn = [draw(study) for draw in (draw_time_and_epochs, draw_speedup, draw_accuracy, draw_throughput,
-                                          draw_time_parts, draw_learning_rate)]
-        drawn += [draw_telemetry(study, i) for i in range(len(study.systems))]
-    return [p for p in drawn if p]
+        drawn = [draw(scene) for draw in (
+            draw_time_to_train, draw_epochs, draw_speedup, draw_accuracy_over_time, draw_accuracy_over_epochs,
+            draw_throughput, draw_efficiency, draw_time_parts, draw_learning_rate)]
+        return [p for p in (*drawn, *_draw_all_telemetry(scene)) if p]

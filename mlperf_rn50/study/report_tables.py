@@ -2,6 +2,7 @@
 
 Pure, but for what lies beside a log.
 """
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,21 +19,46 @@ Ref = tuple[Path, int]  # a log and a line of it
 
 @dataclass(frozen=True)
 class Cell:
-    """What a table shows, what it sorts by, and where it comes from."""
+    """What a table shows, what it sorts by, and where it comes from.
+
+    Args:
+        span: number of columns that it takes.
+        study: number, from 1, of the study that it leads to.
+    """
 
     text: str
     value: float | None = None
     refs: tuple[Ref, ...] = ()
+    span: int = 1
+    study: int | None = None
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its title, and a sentence that says how to read it."""
+    """A table with its title, and a sentence that says how to read it.
+
+    Args:
+        minor: columns that a narrow screen leaves out until they are asked for.
+        choices: columns by whose texts rows can be chosen.
+    """
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ''
+    minor: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+
+    @property
+    def whole_rows(self) -> list[tuple[Cell, ...]]:
+        """The rows with a cell in each column."""
+        return [row for row in self.rows if len(row) == len(self.head)]
+
+    @property
+    def are_numbers(self) -> list[bool]:
+        """Of each column, whether it has nothing but numbers."""
+        rows = self.whole_rows
+        return [all(row[i].value is not None or row[i].text == '-' for row in rows) for i in range(len(self.head))]
 
 
 def _number(value: float | None, digits: int = 0, refs: tuple[Ref, ...] = ()) -> Cell:
@@ -103,38 +129,137 @@ def heading(study: Study) -> str:
     return f'{study.name}: {goal} on {data_name(study.baseline)}'
 
 
+def _official(system: System) -> float | None:
+    return getattr(system, 'official_score_minutes', None)
+
+
+def official_minutes(system: System) -> float | None:
+    """The official score where it is another than the unscaled one."""
+    official, score = _official(system), system.score_minutes
+    return official if official is not None and score is not None and not math.isclose(official, score) else None
+
+
+def _converged(system: System) -> Cell:
+    running = sum(r.status == 'running' for r in system.runs)
+    done, counted = len(system.converged), len(system.counted)
+    return Cell(f'{done} / {counted}' + (f', {running} running' if running else ''), done / max(1, counted))
+
+
+def _system_cells(system: System, unit: str) -> dict[str, Cell]:
+    """What tables of systems show of one, by column."""
+    runs, done = system.runs, system.converged
+    epoch_refs = tuple(ref for r in done for ref in _last_evaluation(r))
+    is_score = system.score_minutes is not None
+    spread = '' if is_score or system.spread_s is None else f' ± {_minutes(system.spread_s)}'
+    is_count = unit == 'accelerators'
+    return {
+        'system': Cell(system.name),
+        'nodes': _number(system.num_nodes, refs=_source(runs, 'num_nodes')),
+        unit: _number(system.num_accelerators if is_count else system.num_units,
+                      refs=_source(runs, 'num_accelerators' if is_count else 'num_ranks')),
+        'batch': _number(system.global_batch_size, refs=_source(runs, 'global_batch_size')),
+        'converged': _converged(system),
+        'epochs to converge': Cell(_each([str(e) for e in system.epochs]), system.epochs_mean, epoch_refs),
+        'mean epochs': _number(system.epochs_mean, 1, epoch_refs),
+        'time, min': Cell(_minutes(system.time_s) + spread, system.time_s, _times(system)),
+        'which is': Cell('score' if is_score else f'mean of {len(done)}' if done else '-'),
+        'official score, min': _number(_official(system), 2, _times(system)),
+        'images/s': _number(system.images_per_s, 0 if (system.images_per_s or 0) >= 1000 else 1, _training(system)),
+        's/epoch': _number(system.epoch_s, 2, _training(system)),
+        'accelerator': Cell(system.accelerator or '-', refs=_source(runs, 'accelerator')),
+        'framework': Cell(system.framework or '-', refs=_source(runs, 'framework'))}
+
+
+def _systems_table(title: str, systems: Sequence[System], rows: Sequence[dict[str, Cell]], left_out: Sequence[str],
+                   **keys) -> Table:
+    """A table of systems without some columns, and without those that no system has anything to say in.
+
+    A system whose runs are no set has the reason in place of numbers.
+    """
+    empty = [name for name in ('accelerator', 'framework') if not any(getattr(s, name) for s in systems)]
+    if not any(map(official_minutes, systems)):
+        empty.append('official score, min')
+    head = tuple(h for h in rows[0] if h not in {*left_out, *empty})
+    return Table(title, head, tuple(
+        (row['system'], Cell(f'refused: {s.refusal}', span=len(head) - 1)) if s.refusal else
+        tuple(row[h] for h in head) for s, row in zip(systems, rows)), **keys)
+
+
+def has_comparisons(study: Study) -> bool:
+    """Whether a system is compared with another one."""
+    return any(c and c.system is not study.baseline for c in study.comparisons)
+
+
+def _is_other_accelerator(study: Study) -> bool:
+    """Whether an efficiency is missing because accelerators differ."""
+    base = study.baseline.accelerator
+    return any(c and c.efficiency is None and c.system.accelerator and base and c.system.accelerator != base
+               for c in study.comparisons)
+
+
 def answer_table(study: Study) -> Table:
     """Epochs to converge and time to train of each system."""
     rows = []
     for system, comparison in zip(study.systems, study.comparisons):
-        done = system.converged
-        epoch_refs = tuple(ref for r in done for ref in _last_evaluation(r))
-        time_text = _minutes(system.time_s)
-        if system.score_minutes is None and system.spread_s is not None:
-            time_text += f' ± {_minutes(system.spread_s)}'
-        speedup = comparison.speedup if comparison else None
-        rows.append((
-            Cell(system.name), _number(system.num_nodes, refs=_source(system.runs, 'num_nodes')),
-            _number(system.num_units, refs=_source(system.runs, 'num_accelerators' if system.num_accelerators
-                                                   else 'num_ranks')),
-            _number(system.global_batch_size, refs=_source(system.runs, 'global_batch_size')),
-            Cell(f'{len(done)} / {len(system.runs)}', len(done) / len(system.runs)),
-            Cell(_each([str(e) for e in system.epochs]), system.epochs_mean, epoch_refs),
-            _number(system.epochs_mean, 1, epoch_refs), Cell(time_text, system.time_s, _times(system)),
-            Cell('score' if system.score_minutes is not None else f'mean of {len(done)}' if done else '-'),
-            _number(system.images_per_s, 0 if (system.images_per_s or 0) >= 1000 else 1, _training(system)),
-            _number(system.epoch_s, 2, _training(system)), _number(speedup, 1, _times(system, study.baseline)),
-            _percent(comparison.efficiency if comparison else None, 0, _times(system, study.baseline))))
-    return Table('Epochs to converge and time to train', (
-        'system', 'nodes', unit_name(study), 'batch', 'converged', 'epochs to converge', 'mean', 'time, min',
-        'which is', 'images/s', 's/epoch', 'speed-up', 'efficiency'), tuple(rows),
-        f'Speed-up and efficiency against {study.baseline.name}. The time is the MLPerf score (five runs, fastest and '
-        'slowest dropped), else the mean of the runs that converged ± standard deviation.')
+        refs = _times(system, study.baseline)
+        cells = _system_cells(system, unit_name(study))
+        names = {h: cells.pop(h) for h in ('accelerator', 'framework')}
+        rows.append({**cells, 'speed-up': _number(comparison.speedup if comparison else None, 1, refs),
+                     'efficiency': _percent(comparison.efficiency if comparison else None, 0, refs), **names})
+    is_compared = has_comparisons(study)
+    note = (f'Speed-up and efficiency against {study.baseline.name}. ' if is_compared else '') + (
+        'There is no efficiency between different accelerators. ' if _is_other_accelerator(study) else '') + (
+        'The time is the MLPerf score (five runs, fastest and slowest dropped), else the mean of the runs that '
+        'converged ± standard deviation.') + (
+        ' The official score is scaled by the reference convergence points.'
+        if any(map(official_minutes, study.systems)) else '')
+    return _systems_table(
+        'Epochs to converge and time to train', study.systems, rows, () if is_compared else ('speed-up', 'efficiency'),
+        note=note, minor=(unit_name(study), 'batch', 'epochs to converge', 'which is', 'images/s', 's/epoch',
+                          'accelerator', 'framework'))
+
+
+def overview_table(studies: Sequence[Study]) -> Table | None:
+    """All systems of all rounds and organisations; None for a single study, which is one."""
+    if len(studies) < 2:
+        return None
+    rows = []
+    for number, study in enumerate(studies, start=1):
+        for system in study.systems:
+            cells = _system_cells(system, 'accelerators')
+            rows.append({'system': Cell(system.name, study=number), 'round': Cell(system.round),
+                         'organisation': Cell(system.org or '-', refs=_source(system.runs, 'org')),
+                         **{h: cells[h] for h in ('nodes', 'accelerators', 'batch', 'converged', 'mean epochs',
+                                                  'time, min', 'which is', 'official score, min', 'accelerator',
+                                                  'framework')},
+                         'target': _percent(system.target_accuracy, 2, _source(system.runs, 'target_accuracy')),
+                         'data': Cell(data_name(system)), 'study': Cell(study.name)})
+    return _systems_table(
+        'All systems', [s for study in studies for s in study.systems], rows, (),
+        note='Times to different targets or on different data are no comparison; each study below has one target.',
+        minor=('organisation', 'nodes', 'accelerator', 'framework', 'batch', 'converged', 'which is',
+               'official score, min', 'target', 'data', 'study'),
+        choices=('round', 'organisation', 'accelerator'))
+
+
+def _age(seconds: float) -> str:
+    unit, size = next((u, n) for u, n in (('h', 3600), ('min', 60), ('s', 1)) if seconds >= 2 * n or n == 1)
+    return f'{seconds / size:.0f} {unit}'
+
+
+def _status(run: Run) -> str:
+    """The status; of a run that goes on, how far it is."""
+    if run.status != 'running':
+        return run.status
+    age_s = getattr(run, 'age_s', None)
+    best = max((e.accuracy for e in run.evaluations), default=None)
+    return 'running' + (f', epoch {run.evaluations[-1].epoch}, best {100 * best:.2f} %' if best is not None else '') + (
+        f', written {_age(age_s)} ago' if age_s is not None else '')
 
 
 def runs_table(study: Study) -> Table:
     """Every run that was started."""
-    rows = tuple((Cell(s.name), Cell(r.path.name), Cell(r.status),
+    rows = tuple((Cell(s.name), Cell(r.path.name), Cell(_status(r)),
                   _number(r.epochs_to_converge, refs=_last_evaluation(r)),
                   Cell(_minutes(r.time_to_train_s), r.time_to_train_s, _clock(r)),
                   _percent(r.final_accuracy, 2, _last_evaluation(r)),
@@ -143,7 +268,8 @@ def runs_table(study: Study) -> Table:
                   Cell(str(len(r.warnings) or '-'), len(r.warnings)))
                  for s in study.systems for r in s.runs)
     return Table('Runs', ('system', 'log', 'status', 'epochs', 'time, min',
-                          f'last Top-1, {data_name(study.baseline)}', 'seed', 'warnings'), rows)
+                          f'last Top-1, {data_name(study.baseline)}', 'seed', 'warnings'), rows,
+                 minor=('seed', 'warnings'))
 
 
 def scaling_table(study: Study) -> Table | None:
@@ -168,7 +294,7 @@ def rates_table(study: Study) -> Table | None:
     """Throughput against the ideal."""
     rows = tuple((Cell(s.name), _number(r.units), _number(r.ideal, 1, _training(study.baseline)),
                   _number(r.real, 1, _training(s)), _percent(r.efficiency, 0, _training(s, study.baseline)))
-                 for s, r in zip(study.systems, study.rates) if r)
+                 for s, r in zip(study.systems, study.rates) if r and not s.refusal)
     if len(rows) < 2:
         return None
     return Table('Scaling efficiency of the throughput', ('system', unit_name(study), 'ideal images/s', 'real images/s',
@@ -197,7 +323,7 @@ def parts_table(study: Study) -> Table | None:
                   *(_number(seconds, 1, _times(s) + _training(s))
                     for seconds in (p.first_s, p.training_s, p.evaluation_s, p.other_s)),
                   _number(p.on_clock_s, 1, _times(s)))
-                 for s in study.systems if (p := s.parts))
+                 for s in study.systems if not s.refusal and (p := s.parts))
     if not rows:
         return None
     return Table('Where the time goes, seconds a run', ('system', 'initialisation (before the clock)', 'first epoch',
@@ -230,7 +356,7 @@ def reads_table(study: Study) -> Table | None:
 
 def rcp_table(study: Study) -> Table | None:
     """Epochs against the reference convergence points."""
-    verdicts = [(s, rcp.check_rcp(s)) for s in study.systems if rcp.is_applicable(s)]
+    verdicts = [(s, v) for s in study.systems if (v := rcp.check_rcp(s))]
     if not verdicts:
         return None
     rows = tuple((Cell(s.name), _number(s.global_batch_size), _number(v.epochs, 2), _number(v.reference_epochs, 2),

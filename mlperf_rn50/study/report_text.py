@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.study.report_tables import Table, heading, notes_of, tables_of
+from mlperf_rn50.study.report_tables import Cell, Table, heading, notes_of, overview_table, tables_of
 from mlperf_rn50.study.scaling import Study
 
 
@@ -29,21 +29,27 @@ _TERMINAL = _Style(printable, 'simple', lambda text: f'{text}\n{"=" * len(text)}
 _MARKDOWN = _Style(_markdown, 'github', lambda text: f'## {text}', lambda text: f'### {text}\n\n', '\n\n')
 
 
-def _render_table(table: Table, style: _Style) -> str:
-    rows = [[style.clean(cell.text) for cell in row] for row in table.rows]
-    sides = ['right' if all(row[i].value is not None or row[i].text == '-' for row in table.rows) else 'left'
-             for i in range(len(table.head))]
+def _texts(row: Sequence[Cell]) -> list[str]:
+    """The cells of a row; what takes several columns is said below the table."""
+    return [text for cell in row for text in ([cell.text] if cell.span == 1 else ['-'] * cell.span)]
+
+
+def _render_table(table: Table, style: _Style, title: Callable[[str], str]) -> str:
+    rows = [[style.clean(text) for text in _texts(row)] for row in table.rows]
     head = [style.clean(h) for h in table.head]
-    text = tabulate(rows, head, style.table_format, disable_numparse=True, colalign=sides)
-    note = f'{style.gap}{style.clean(table.note)}' if table.note else ''
-    return f'{style.section(style.clean(table.title))}{text}{note}'
+    text = tabulate(rows, head, style.table_format, disable_numparse=True, colalign=['right' if x else 'left' for x in table.are_numbers])
+    notes = [f'{row[0].text}: {cell.text}' for row in table.rows for cell in row if cell.span > 1] + [table.note]
+    return title(style.clean(table.title)) + ''.join([text, *(f'{style.gap}{style.clean(n)}' for n in notes if n)])
 
 
 def _render(studies: Sequence[Study], style: _Style) -> str:
-    parts = []
+    overview = overview_table(studies)
+    parts = [_render_table(overview, style, lambda title: style.study(title) + style.gap)] if overview else []
     for study in studies:
         parts.append(style.study(style.clean(heading(study))))
-        parts += [_render_table(t, style) for t in tables_of(study)]
+        if study.cautions:
+            parts.append('\n'.join(f'- {style.clean(c)}' for c in study.cautions))
+        parts += [_render_table(t, style, style.section) for t in tables_of(study)]
         if notes := notes_of(study):
             parts.append(style.section('Mind') + '\n'.join(f'- {style.clean(n)}' for n in notes))
     return '\n\n'.join(parts)

@@ -3,6 +3,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.study import rcp
 from mlperf_rn50.study.convergence import System
 
 # The factors of a speed-up must give it back to this share, else the log's intervals overlap or miss.
@@ -49,7 +50,7 @@ class Comparison:
 
     Args:
         speedup: time of the baseline over that of the system.
-        efficiency: speedup over the ratio of units.
+        efficiency: speedup over the ratio of units; None where these are of another kind.
         throughput_gain: ratio of images/s, hardware and software.
         hardware_efficiency: throughput_gain over the ratio of units.
         epoch_ratio: epochs of the baseline over those of the system, statistics.
@@ -81,12 +82,18 @@ def _ratio(a: float | None, b: float | None) -> float | None:
     return a / b if a is not None and b else None
 
 
+def has_other_units(system: System, baseline: System) -> bool:
+    """Whether two systems count what is not alike: accelerators of two models, or accelerators and ranks on CPUs."""
+    models, counts = ((system.accelerator, baseline.accelerator), (system.num_accelerators, baseline.num_accelerators))
+    return None not in models and models[0] != models[1] or None not in counts and bool(counts[0]) != bool(counts[1])
+
+
 def compare(system: System, baseline: System) -> Comparison | None:
     """A system against a baseline; None where one of them has no time."""
     time_s, base_s = system.time_s, baseline.time_s
     if not time_s or not base_s:
         return None
-    units = _ratio(system.num_units, baseline.num_units)
+    units = None if has_other_units(system, baseline) else _ratio(system.num_units, baseline.num_units)
     total = speedup(base_s, time_s)
     gain = _ratio(system.images_per_s, baseline.images_per_s)
     epochs = _ratio(baseline.scored_epochs_mean, system.scored_epochs_mean)
@@ -115,6 +122,8 @@ def _compare_pair(a: System, b: System) -> Split | None:
     rate_a, rate_b = a.images_per_s, b.images_per_s
     if not a.num_units or a.num_units != b.num_units or a.num_nodes == b.num_nodes or not rate_a or not rate_b:
         return None
+    if has_other_units(a, b):
+        return None
     fast, slow = (a, b) if rate_a >= rate_b else (b, a)
     times = _ratio(slow.time_s, fast.time_s)
     return Split(a.num_units, fast, slow, max(rate_a, rate_b) / min(rate_a, rate_b) - 1, times - 1 if times else None)
@@ -132,7 +141,8 @@ class Study:
 
     Args:
         name: of the folder.
-        comparisons: of each system, None where it has no time.
+        comparisons: of each system, None where it has no time; none where there is but one that has.
+        cautions: what systems that are compared do not have in common, to be said before any ratio.
         notes: what the comparison cannot say.
     """
 
@@ -142,7 +152,22 @@ class Study:
     comparisons: tuple[Comparison | None, ...]
     splits: tuple[Split, ...]
     rates: tuple[Rate | None, ...]
+    cautions: tuple[str, ...]
     notes: tuple[str, ...]
+
+
+def _cautions_of(system: System, baseline: System) -> list[str]:
+    result = []
+    if has_other_units(system, baseline):
+        kinds = [s.accelerator or ('accelerators' if s.num_accelerators else 'ranks on CPUs')
+                 for s in (system, baseline)]
+        result.append(f'{kinds[0]}, not {kinds[1]} as in {baseline.name}: the speed-up is of other hardware, and there '
+                      'is no efficiency')
+    if system.round != baseline.round:
+        result.append(f'rules of {system.round}, not {baseline.round} as in {baseline.name}')
+    if system.division and baseline.division and system.division != baseline.division:
+        result.append(f'{system.division} division, not {baseline.division} as {baseline.name}')
+    return [f'{system.name}: {text}' for text in result]
 
 
 def _notes(systems: Sequence[System], comparisons: Sequence[Comparison | None], baseline: System) -> list[str]:
@@ -158,26 +183,41 @@ def _notes(systems: Sequence[System], comparisons: Sequence[Comparison | None], 
         if 0 < difference < period:
             notes.append(f'{c.system.name}: {difference:.1f} epochs from {baseline.name} on average, less than the '
                          f'{period} between two evaluations: weak evidence')
-        if c.system.round != baseline.round:
-            notes.append(f'{c.system.name} is of {c.system.round}, {baseline.name} of {baseline.round}')
     platforms = {s.platform for s in systems if s.platform}
     if len(platforms) == 1 and len({s.num_nodes for s in systems}) > 1:
         notes.append(f'all ran on: {platforms.pop()}')
+    for system in systems:
+        score, official = system.score_minutes, system.official_score_minutes
+        if score and official and official != score:
+            notes.append(f'{system.name}: the official score is {official:.2f} min, {score:.2f} x '
+                         f'{official / score:.4f}: it took fewer epochs than the reference')
+    if any(rcp.is_applicable(s) and rcp.check_rcp(s) is None for s in systems):
+        notes.append("reference convergence points were not checked: pip install 'mlperf-rn50[check]'")
     return notes
 
 
+def _rate(system: System, baseline: System) -> Rate | None:
+    """A row of the scaling-efficiency table; None where one of the systems has no rate, or other units."""
+    base_units, base_rate, units, rate = (baseline.num_units, baseline.images_per_s, system.num_units,
+                                          system.images_per_s)
+    if not base_units or not base_rate or not units or not rate or has_other_units(system, baseline):
+        return None
+    return scale_rate(base_units, base_rate, units, rate)
+
+
 def _make_study(systems: Sequence[System], baseline: System) -> Study:
-    comparisons = tuple(compare(s, baseline) for s in systems)
-    base_units, base_rate = baseline.num_units, baseline.images_per_s
-    rates = tuple(scale_rate(base_units, base_rate, s.num_units, s.images_per_s)
-                  if base_units and base_rate and s.num_units and s.images_per_s else None for s in systems)
-    return Study(baseline.study_name, tuple(systems), baseline, comparisons, tuple(compare_splits(systems)), rates,
+    comparisons: tuple[Comparison | None, ...] = tuple(compare(s, baseline) for s in systems)
+    if sum(c is not None for c in comparisons) < 2:
+        comparisons = (None,) * len(systems)
+    cautions = [text for c in comparisons if c for text in _cautions_of(c.system, baseline)]
+    return Study(baseline.study_name, tuple(systems), baseline, comparisons, tuple(compare_splits(systems)),
+                 tuple(_rate(s, baseline) for s in systems), tuple(cautions),
                  tuple(_notes(systems, comparisons, baseline)))
 
 
-def _is_unknown(system: System) -> bool:
-    """Whether none of its files is a log."""
-    return all(r.status == 'unreadable' for r in system.runs)
+def _is_apart(system: System) -> bool:
+    """Whether it is shown, but nothing is compared with it: none of its files is a log, or its runs are no set."""
+    return system.refusal is not None or all(r.status == 'unreadable' for r in system.runs)
 
 
 def _kind(system: System) -> tuple:
@@ -200,11 +240,13 @@ def make_studies(systems: Sequence[System], baseline: str | None = None) -> list
         names = ', '.join(s.name for s in systems)
         raise UserError(f'--baseline: got {baseline}, expected one of: {names}' if not chosen else
                         f'--baseline: {baseline} names {len(chosen)} systems; report on fewer folders')
-    for system in sorted(systems, key=_is_unknown):
+    if chosen and chosen[0].refusal:
+        raise UserError(f'--baseline: {baseline} is no set: {chosen[0].refusal}')
+    for system in sorted(systems, key=_is_apart):
         key: tuple = system.study, _kind(system)
         if chosen and _kind(system) == _kind(chosen[0]):
             key = ('chosen',)
-        elif _is_unknown(system):  # shown with those it lies beside
+        elif _is_apart(system) and key not in groups:  # shown with those it lies beside
             key = next((k for k in groups if k[0] == system.study), key)
         groups.setdefault(key, []).append(system)
     studies = []

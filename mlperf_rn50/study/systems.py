@@ -1,54 +1,126 @@
 """Which logs are one set? Finds those under some paths, and refuses to pool runs that were not made alike."""
+import os
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.mlperf.packed import pack
 from mlperf_rn50.mlperf.reader import OtherBenchmark, read_run
 from mlperf_rn50.mlperf.run import LogWarning, Run
 from mlperf_rn50.study.convergence import System
+from mlperf_rn50.study.in_processes import map_in_processes
 
 # What runs must share to be one set, beside the keys of their optimizer.
 _SHARED = ('global_batch_size', 'opt_name', 'target_accuracy', 'num_nodes', 'num_accelerators', 'dataset')
+# What may be counted in lines of which every rank or node writes one; the share of them that a log may lose.
+_COUNTED, _MAX_LOST = ('num_nodes', 'num_ranks', 'num_accelerators', 'global_batch_size'), 0.1
+_MAX_VALUE = 80  # characters of a value in a sentence
 
 
-def _is_log_name(path: Path) -> bool:
-    return re.fullmatch(r'result_\d+\.txt', path.name) is not None
+def _logs_below(path: Path) -> tuple[list[Path], list[OSError]]:
+    """The logs in or below a folder, or the log itself, and what could not be listed."""
+    if os.path.isfile(path):
+        return [path], []
+    faults: list[OSError] = []
+    logs = [Path(folder, name) for folder, folders, names in os.walk(path, onerror=faults.append)
+            for name in (*folders, *names) if re.fullmatch(r'result_\d+\.txt', name)]
+    return sorted(logs), faults
 
 
-def _find_logs(paths: Sequence[Path]) -> dict[Path, list[Path]]:
-    """The logs that are named, or lie in or below a folder that is, by folder.
+def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSError]]:
+    """The logs that are named, or lie in or below a folder that is, by folder; and what could not be listed.
 
     Raises:
         UserError: a path holds none.
     """
     found: dict[Path, dict[Path, None]] = {}
+    faults: dict[str, OSError] = {}
     for path in paths:
-        logs = [path] if path.is_file() else sorted(p for p in path.rglob('result_*.txt') if _is_log_name(p))
-        if not logs:
-            raise UserError(f'{path}: {"no result_<k>.txt in it or below it" if path.exists() else "no such folder"}; '
-                            'expected a log or a folder of logs')
+        logs, own_faults = _logs_below(path)
+        if not logs and all(isinstance(e, (FileNotFoundError, NotADirectoryError)) for e in own_faults):
+            why = ('no such folder' if not os.path.lexists(path) else 'neither a file nor a folder' if own_faults else
+                   'no result_<k>.txt in it or below it')
+            raise UserError(f'{path}: {why}; expected a log or a folder of logs')
         for log in logs:
             found.setdefault(log.parent, {})[log] = None
-    return {folder: sorted(logs, key=lambda p: (len(p.name), p.name)) for folder, logs in found.items()}
+        faults.update((e.filename, e) for e in own_faults)
+    return ({folder: sorted(logs, key=lambda p: (len(p.name), p.name)) for folder, logs in found.items()},
+            list(faults.values()))
 
 
-def _load_run(path: Path) -> Run:
+def _unreadable(path: Path, *whys: str) -> Run:
+    return Run(path, 'unknown', 'unreadable', warnings=tuple(LogWarning(None, why) for why in whys))
+
+
+def _load_run(path: Path) -> Run | OtherBenchmark:
     """A run; a file that is no log is one that did not converge, and says why."""
     try:
-        return read_run(path)
-    except OtherBenchmark:
-        raise
+        return pack(read_run(path))
+    except OtherBenchmark as e:
+        return e
     except UserError as e:
-        return Run(path, 'unknown', 'unreadable', warnings=(LogWarning(None, str(e).removeprefix(f'{path}: ')),))
+        return _unreadable(path, str(e).removeprefix(f'{path}: '))
 
 
-def _check_pool(folder: Path, runs: Sequence[Run]) -> None:
-    """Refuses to pool runs that were not made alike.
+def _make_set(logs: Sequence[Path], loaded: Sequence[Run | OtherBenchmark]) -> tuple[Run, ...] | OtherBenchmark:
+    """The runs of a folder; a log of another benchmark among those of ResNet is one that cannot be read."""
+    others = [x for x in loaded if isinstance(x, OtherBenchmark)]
+    if others and not any(isinstance(x, Run) and x.status != 'unreadable' for x in loaded):
+        return others[0]
+    return tuple(x if isinstance(x, Run) else _unreadable(log, str(x).removeprefix(f'{log}: '))
+                 for log, x in zip(logs, loaded))
 
-    Raises:
-        UserError: names the field.
-    """
+
+def _common(values: Sequence[int | None]) -> int | None:
+    """The number that most runs have, and none exceeds; None where there is none."""
+    known = [v for v in values if v is not None]
+    value, times = Counter(known).most_common(1)[0] if known else (0, 0)
+    return value if times > max(1, len(known) / 2) and value == max(known) else None
+
+
+def _lost(run: Run, common: Mapping[str, int | None]) -> dict[str, int]:
+    """What was counted in a log and is a little less than in the others of its set: the numbers of those."""
+    least = 1 - (_MAX_LOST if run.num_nodes else _MAX_LOST / 10)
+    return {name: whole for name, whole in common.items() if whole and (value := run.fact(name)) is not None
+            and least * whole <= value < whole and name in run.sources and run.sources[name].basis == 'implied'}
+
+
+def _is_smaller(run: Run, lost: Mapping[str, int], common: Mapping[str, int | None]) -> bool:
+    """Whether a run was made with less than the others, rather than lost some lines of its log."""
+    unit = next((name for name in ('num_accelerators', 'num_ranks') if name in lost), None)
+    if unit is None:  # where all accelerators are, all nodes are
+        units = [run.fact(name) == common[name] for name in ('num_accelerators', 'num_ranks') if common[name]]
+        return 'global_batch_size' in lost or not any(units)
+    count, whole, nodes, batch = run.fact(unit), lost[unit], run.num_nodes or 1, lost.get('global_batch_size')
+    return ('num_nodes' in lost or nodes > 1 and count % nodes == 0
+            or batch is not None and run.fact('global_batch_size') * whole != batch * count)
+
+
+def _restored(run: Run, common: Mapping[str, int | None]) -> Run:
+    """A run whose log lost a few of the lines that are counted, with the numbers of the others of its set."""
+    lost = _lost(run, common)
+    if not lost or _is_smaller(run, lost, common):
+        return run
+    counted = next(run.sources[name] for name in _COUNTED if name in lost)
+    text = (f'{counted.text} are fewer than in the other logs of the set: some are lost, and what those say counts: '
+            + ', '.join(f'{name} {whole}, not {run.fact(name)}' for name, whole in lost.items()))
+    sources = {name: replace(run.sources[name], text=f'{run.sources[name].text}, and the other logs of the set')
+               for name in lost}
+    return replace(run, **lost, sources=MappingProxyType({**run.sources, **sources}),  # type: ignore[arg-type]
+                   warnings=(LogWarning(counted.line, text), *run.warnings))
+
+
+def _restore(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    common = {name: _common([r.fact(name) for r in runs]) for name in _COUNTED}
+    return tuple(_restored(r, common) for r in runs)
+
+
+def _find_difference(runs: Sequence[Run]) -> str | None:
+    """What says that runs were not made alike: the field, its values and the files."""
     fields = [(name, [(r, r.fact(name)) for r in runs]) for name in _SHARED]
     names = dict.fromkeys(k for r in runs for k in r.optimizer)
     fields += [(key, [(r, r.optimizer.get(key)) for r in runs]) for key in names]
@@ -56,34 +128,47 @@ def _check_pool(folder: Path, runs: Sequence[Run]) -> None:
         known = [(r, value) for r, value in pairs if value is not None]
         other = next(((r, value) for r, value in known if value != known[0][1]), None)
         if other:
-            raise UserError(f'{folder}: {name} is {known[0][1]} in {known[0][0].path.name} and {other[1]} in '
-                            f'{other[0].path.name}; runs that differ in it are no set: report them apart')
+            first, second = (f'{str(value)[:_MAX_VALUE]} in {r.path.name}' for r, value in (known[0], other))
+            return f'{name} is {first} and {second}; runs that differ in it are no set: report them apart'
+    return None
+
+
+def _make_system(folder: Path, runs: tuple[Run, ...], refusal: str | None) -> System:
+    home = folder.absolute()
+    if home.name == 'resnet':  # <system>/resnet/result_<k>.txt of a submission
+        home = home.parent
+    return System(home.name, folder, home.parent, runs, refusal)
+
+
+def _unread_system(fault: OSError) -> System:
+    """A folder that could not be listed, in the place of what may be in it."""
+    folder = Path(fault.filename)
+    return _make_system(folder, (_unreadable(folder),), f'the folder cannot be read: {fault.strerror}')
 
 
 def load_systems(paths: Sequence[Path]) -> list[System]:
     """The systems whose ResNet logs lie under some paths, smallest first within a study.
 
-    Folders of other benchmarks, of which a round has many, are left out.
+    Folders of other benchmarks, of which a round has many, are left out. One whose runs differ in what a set must
+    share, or that cannot be read, is a system with a refusal.
 
     Raises:
-        UserError: a path holds no log, or a folder's runs differ in what a set must share.
+        UserError: a path holds no log, or there is nothing but what is no log.
     """
-    systems = []
+    found, faults = _find_logs(paths)
+    systems = [_unread_system(fault) for fault in faults]
     others: list[OtherBenchmark] = []
-    for folder, logs in _find_logs(paths).items():
-        try:
-            runs = tuple(map(_load_run, logs))
-        except OtherBenchmark as e:
-            others.append(e)
-            continue
-        _check_pool(folder, runs)
-        home = folder.absolute()
-        if home.name == 'resnet':  # <system>/resnet/result_<k>.txt of a submission
-            home = home.parent
-        systems.append(System(home.name, folder, home.parent, runs))
+    loaded = iter(map_in_processes(_load_run, [log for logs in found.values() for log in logs]))
+    for folder, logs in found.items():
+        runs = _make_set(logs, [next(loaded) for _ in logs])
+        if isinstance(runs, OtherBenchmark):
+            others.append(runs)
+        else:
+            runs = _restore(runs)
+            systems.append(_make_system(folder, runs, _find_difference(runs)))
     if not systems:
         raise others[0]
-    unreadable = [r for s in systems for r in s.runs if r.status == 'unreadable']
-    if len(unreadable) == sum(len(s.runs) for s in systems):
-        raise UserError(f'{unreadable[0].path}: {unreadable[0].warnings[0].text}')
+    if all(r.status == 'unreadable' for s in systems for r in s.runs) and not faults:
+        run = systems[0].runs[0]
+        raise UserError(f'{run.path}: {run.warnings[0].text}')
     return sorted(systems, key=lambda s: (str(s.study), s.num_units or 0, s.num_nodes or 0, s.name))

@@ -1,0 +1,92 @@
+"""How long `mlperf-rn50 report --out` takes for many logs, and how much memory.
+
+Trees of made-up v0.7 logs (62 to 90 epochs, an evaluation after each, one run in 20 short of the target)
+are written once; the report of each is made by a process of its own. CPU: of that process and those that it starts.
+Memory: the most that all of them held at once (PSS, looked at every 0.2 s), and the largest process alone.
+Usage: .venv/bin/python benchmarks/report.py [SYSTEMSxRUNS ...] [CHECKOUT ...]
+"""
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from compare import OURS, ROOT
+
+sys.path.append(str(ROOT / 'tests'))
+from lines import write_set  # noqa: E402  (beside the tests)
+
+SIZES = ('1x125', '1x250', '1x500', '150x1', '300x1', '600x1', '300x5', '100x50', '100x100', '1x10000')
+NODES = (1, 2, 4, 8, 16, 32, 64, 96)
+
+
+def accuracies(rng: random.Random) -> list[float]:
+    """Of a run that reaches 75.9 % after 62 to 90 epochs; one in 20 does not."""
+    count, end = rng.randint(62, 90), 0.7585 if rng.random() < 0.05 else 0.7592
+    return [round((end - 0.68 * (1 - (i + 1) / count) ** 2) * 50_000) / 50_000 for i in range(count)]
+
+
+def write_tree(folder: Path, num_systems: int, num_runs: int) -> Path:
+    """Systems of 1 to 96 nodes, each with its runs."""
+    for s in range(num_systems):
+        rng, nodes = random.Random(s), NODES[s % len(NODES)]
+        curves = [accuracies(rng) for _ in range(num_runs)]
+        write_set(folder / f'box{s:03d}_n{nodes}/resnet', num_runs, nodes=nodes, ranks=8 * nodes, batch=256 * nodes,
+                  accuracies=curves.__getitem__, eval_s=2.0, seed=lambda k, s=s: 100_000 * s + k,
+                  epoch_s=lambda k, rng=rng, nodes=nodes: rng.uniform(60.0, 66.0) / nodes ** 0.9,
+                  first_s=lambda k, rng=rng, nodes=nodes: rng.uniform(70.0, 75.0) / nodes ** 0.9,
+                  status=lambda k, curves=curves: 'success' if curves[k][-1] >= 0.759 else 'aborted')
+    return folder
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all below it."""
+    try:
+        children = Path(f'/proc/{pid}/task/{pid}/children').read_text().split()
+    except OSError:
+        return []
+    return [pid, *(d for c in children for d in descendants(int(c)))]
+
+
+def pss_mb(pid: int) -> float:
+    """Memory of a process, of what it shares with others its share."""
+    try:
+        found = re.search(r'^Pss: +(\d+) kB', Path(f'/proc/{pid}/smaps_rollup').read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def measure(checkout: Path, tree: Path, out: Path) -> str:
+    """Seconds and MB of a report."""
+    start = time.perf_counter()
+    program = subprocess.Popen([OURS, '-m', 'mlperf_rn50', 'report', tree, '--out', out, '--format', 'html'],
+                               cwd=checkout, env={**os.environ, 'PYTHONPATH': str(checkout)}, stderr=subprocess.DEVNULL)
+    peak, ended = 0.0, 0
+    while not ended:
+        peak = max(peak, sum(map(pss_mb, descendants(program.pid))))
+        time.sleep(0.2)
+        ended, code, usage = os.wait4(program.pid, os.WNOHANG)
+    wall = time.perf_counter() - start
+    program.returncode = os.waitstatus_to_exitcode(code)
+    pages = sum(p.stat().st_size for p in out.glob('report.html')) / 1e6
+    return (f'wall {wall:7.1f} s  CPU {usage.ru_utime + usage.ru_stime:7.1f} s  all {peak:5.0f} MB  '
+            f'largest {usage.ru_maxrss / 1024:5.0f} MB  page {pages:5.1f} MB  exit code {program.returncode}')
+
+
+def main(words: list[str]) -> None:
+    sizes = [w for w in words if re.fullmatch(r'\d+x\d+', w)] or SIZES
+    checkouts = [Path(w).resolve() for w in words if w not in sizes] or [ROOT]
+    for size in sizes:
+        num_systems, num_runs = map(int, size.split('x'))
+        with tempfile.TemporaryDirectory() as folder:
+            tree = write_tree(Path(folder) / 'made_up', num_systems, num_runs)
+            for checkout in checkouts:
+                print(f'{size:>8s}  {checkout.name:10s} {measure(checkout, tree, Path(folder) / "report")}', flush=True)
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

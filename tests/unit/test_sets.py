@@ -1,0 +1,208 @@
+"""Sets are judged one by one: a bad one is refused and the others are reported; copies and lost lines are found."""
+import csv
+import io
+import json
+import os
+import re
+import socket
+
+import pytest
+from helpers import call
+from lines import mllog, v05_run_lines, write_lines, write_set
+
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.study.report_text import render_table
+from mlperf_rn50.study.scaling import make_studies
+from mlperf_rn50.study.systems import load_systems
+
+
+def by_name(folder):
+    return {s.name: s for s in load_systems([folder])}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A study of two sets, and a folder between them whose runs differ in their batch and end at other times."""
+    for nodes in (1, 2, 4):
+        write_set(tmp_path / f'study/{nodes}n', nodes=nodes, ranks=4 * nodes, epoch_s=40.0 / nodes,
+                  batch=lambda k, nodes=nodes: 32 if nodes == 2 and k == 3 else 64 * nodes)
+    return tmp_path
+
+
+REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt; runs that differ in it are no set: report '
+           'them apart')
+
+
+def test_a_refused_set_is_a_row_with_its_reason_and_the_others_are_reported(tree):
+    whole = json.loads(call('report', tree / 'study/1n', tree / 'study/4n', '--format', 'json').stdout)['systems']
+    done = call('report', tree, '--format', 'json')
+    assert (done.returncode, done.stderr) == (1, '')
+    first, last, refused = json.loads(done.stdout)['systems']
+    assert [first, last] == whole and (first['refusal'], refused['refusal']) == (None, REFUSAL)
+    assert refused['warnings'][0] == REFUSAL and [r['status'] for r in refused['runs']] == ['converged'] * 5
+    for key in ('global_batch_size', 'score_minutes', 'official_score_minutes', 'epochs_to_converge_mean', 'speedup',
+                'time_to_train_mean_s', 'time_to_train_spread_s', 'images_per_s', 'time_parts_s', 'efficiency'):
+        assert refused[key] is None and (first[key] is not None or key == 'dataset'), key
+    assert (refused['num_nodes'], refused['num_converged']) == (2, 5)
+
+
+@pytest.mark.parametrize('form', ['table', 'markdown', 'csv', 'html'])
+def test_every_form_has_the_reason(tree, form):
+    done = call('report', tree, '--format', form)
+    assert (done.returncode, done.stderr) == (1, '') and REFUSAL in done.stdout
+    if form == 'csv':
+        assert [r['refusal'] for r in csv.DictReader(io.StringIO(done.stdout))] == ['', '', REFUSAL]
+    else:
+        assert 'refused: global_batch_size is 128 in result_0.txt and 32 in result_3.txt' in done.stdout
+
+
+def test_a_refused_set_is_compared_with_nothing(tree):
+    study, = make_studies(load_systems([tree]))
+    assert [s.name for s in study.systems] == ['1n', '4n', '2n'] and study.baseline.name == '1n'
+    assert study.comparisons[2] is None and study.rates[2] is None and not study.splits
+    with pytest.raises(UserError, match='--baseline: 2n is no set: global_batch_size is 128'):
+        make_studies(load_systems([tree]), '2n')
+    alone, = make_studies(load_systems([tree / 'study/2n']))
+    assert alone.comparisons == (None,) and 'Speed-up and efficiency against' not in render_table([alone])
+    done = call('package', tree / 'study/2n', '--org', 'us', '--system', 'x', '--out', tree / 'out')
+    assert done.returncode == 2 and f'2n: {REFUSAL}' in done.stderr and not (tree / 'out').exists()
+
+
+def test_a_report_of_a_refused_set_has_its_folder(tree):
+    done = call('report', tree, '--out', tree / 'out', '--format', 'html')
+    assert done.returncode == 1 and (tree / 'out/report.html').is_file()
+    assert 'no set: global_batch_size is 128' in (tree / 'out/report.html').read_text()
+
+
+def test_a_log_of_another_benchmark_among_those_of_resnet_does_not_hide_them(tmp_path):
+    write_set(tmp_path, 2)
+    write_lines(tmp_path / 'result_2.txt', [mllog('submission_benchmark', 0, 'bert')])
+    system, = load_systems([tmp_path])
+    assert [r.status for r in system.runs] == ['converged'] * 2 + ['unreadable']
+    assert "result_2.txt: a log of the benchmark 'bert', expected resnet" in system.warnings
+
+
+def v05_set(folder, **keys):
+    """Five v0.5 runs; keys of v05_run_lines, of the run alone that is lost."""
+    for k in range(5):
+        write_lines(folder / f'result_{k}.txt', v05_run_lines(seed=k + 1, epoch_s=10.0 + k, **(keys if k == 0 else {})))
+    system, = load_systems([folder])
+    return system
+
+
+def test_two_of_640_lines_that_are_lost_are_no_other_batch(tmp_path):
+    system = v05_set(tmp_path / 'results/big/resnet', ranks=638)
+    assert system.refusal is None and system.score_minutes == pytest.approx(24 / 60)
+    assert (system.num_ranks, system.num_accelerators, system.global_batch_size) == (640, 640, 16640)
+    assert {(r.num_ranks, r.num_accelerators, r.global_batch_size) for r in system.runs} == {(640, 640, 16640)}
+    said, = [w for w in system.warnings if 'lost' in w]
+    assert re.fullmatch(r'result_0.txt:\d+: the 638 lines of seeds are fewer than in the other logs of the set: some '
+                        r'are lost, and what those say counts: num_ranks 640, not 638, num_accelerators 640, not 638, '
+                        r'global_batch_size 16640, not 16588', said)
+    done = call('report', tmp_path, '--format', 'json')
+    run = json.loads(done.stdout)['systems'][0]['runs'][0]
+    assert done.returncode == 0 and 'the other logs of the set' in run['sources']['global_batch_size']
+
+
+def test_a_lost_line_of_a_node_is_no_other_number_of_nodes(tmp_path):
+    system = v05_set(tmp_path, nodes=79)
+    assert system.refusal is None and {r.num_nodes for r in system.runs} == {80}
+
+
+@pytest.mark.parametrize('keys, field', [
+    ({'ranks': 320}, 'global_batch_size'), ({'local_batch': 25}, 'global_batch_size'),
+    ({'nodes': 76, 'ranks': 608}, 'global_batch_size'),  # four nodes fewer
+    ({'ranks': 560, 'nodes': 70}, 'global_batch_size'), ({'nodes': 40}, 'num_nodes'),
+    ({'ranks': 638, 'local_batch': 25}, 'global_batch_size'), ({'ranks': 642}, 'global_batch_size')])
+def test_what_was_made_with_less_is_another_set(tmp_path, keys, field):
+    assert v05_set(tmp_path, **keys).refusal.startswith(f'{field} is ')
+
+
+def test_two_logs_against_two_say_nothing_of_lost_lines(tmp_path):
+    for k in range(4):
+        write_lines(tmp_path / f'result_{k}.txt', v05_run_lines(seed=k, ranks=638 if k < 2 else 640))
+    assert load_systems([tmp_path])[0].refusal.startswith('global_batch_size is 16588 in result_0.txt and 16640 in re')
+
+
+def test_a_copy_with_another_seed_is_no_run_of_its_own(tmp_path):
+    write_set(tmp_path, epoch_s=lambda k: 10.123 + k, eval_s=1.01)
+    copied = (tmp_path / 'result_1.txt').read_text().replace('"key": "seed", "value": 2', '"key": "seed", "value": 77')
+    (tmp_path / 'result_3.txt').write_text(copied)
+    system, = load_systems([tmp_path])
+    assert (len(system.runs), len(system.counted), len(system.converged), system.score_minutes) == (5, 4, 4, None)
+    assert system.runs[3].seed == 77 and system.warnings[0].startswith('result_3.txt is a copy of result_1.txt')
+    assert 'no MLPerf score: it takes 5 runs, here are 4' in system.warnings
+    assert system.time_s == pytest.approx(2 * (10.123 + (0 + 1 + 2 + 4) / 4 + 1.01))
+    found = json.loads(call('report', tmp_path, '--format', 'json').stdout)['systems'][0]
+    assert (found['num_runs'], found['num_converged'], found['score_minutes']) == (5, 4, None)
+
+
+def test_a_folder_that_cannot_be_read_is_named(tree, monkeypatch):
+    scan = os.scandir
+
+    def refuse(path):
+        if str(path).endswith('2n'):
+            raise PermissionError(13, 'Permission denied', str(path))
+        return scan(path)
+    monkeypatch.setattr(os, 'scandir', refuse)
+    done = call('report', tree)
+    assert (done.returncode, done.stderr) == (1, '')
+    assert 'refused: the folder cannot be read: Permission denied' in done.stdout
+    assert by_name(tree)['2n'].refusal == 'the folder cannot be read: Permission denied'
+    study, = make_studies(load_systems([tree]))
+    assert study.baseline.name == '1n' and [c is None for c in study.comparisons] == [False, False, True]
+    done = call('report', tree / 'study/2n')  # alone, too
+    assert done.returncode == 1 and 'Permission denied' in done.stdout
+
+
+def test_a_description_in_a_folder_that_may_not_be_entered_is_left_out(tmp_path, monkeypatch):
+    folder = write_set(tmp_path / 'us/results/box/resnet', 1)
+    stat = os.stat
+
+    def refuse(path, **keys):
+        if 'systems' in str(path):
+            raise PermissionError(13, 'Permission denied', str(path))
+        return stat(path, **keys)
+    monkeypatch.setattr(os, 'stat', refuse)
+    assert any('box.json cannot be read: Permission denied; left out' in w for w in load_systems([folder])[0].warnings)
+
+
+def make_socket(path):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.bind(os.path.relpath(path))
+
+
+@pytest.mark.parametrize('make, why', [
+    (os.mkfifo, 'it is a named pipe, not a file'), (os.mkdir, 'it is a folder, not a file'),
+    (lambda p: os.symlink('/dev/zero', p), 'it is a device, not a file'), (make_socket, 'No such device or address'),
+    (lambda p: os.symlink(p.name, p), 'Too many levels of symbolic links')])
+def test_what_is_no_file_is_not_waited_for(tmp_path, monkeypatch, make, why):
+    write_set(tmp_path / 'runs', 2)
+    monkeypatch.chdir(tmp_path)  # the name of a socket is short
+    make(tmp_path / 'runs/result_2.txt')
+    done = call('report', 'runs')
+    assert done.returncode == 0 and f'result_2.txt: cannot read the log: {why}' in done.stdout
+    done = call('check', 'runs/result_2.txt')
+    assert done.returncode == 2 and done.stderr.endswith(f'result_2.txt: cannot read the log: {why}\n')
+
+
+@pytest.mark.parametrize('name', ['env.json', 'metrics.jsonl', 'telemetry_0_alpha.jsonl'])
+def test_named_pipes_beside_a_log_are_not_waited_for(tmp_path, name):
+    write_set(tmp_path / 'runs', 5)
+    os.mkfifo(tmp_path / 'runs' / name)
+    assert call('report', tmp_path / 'runs', '--out', tmp_path / 'out').returncode == 0
+    if name == 'env.json':
+        call('package', tmp_path / 'runs', '--org', 'us', '--system', 'x', '--out', tmp_path / 'o')
+
+
+def test_paths_that_lead_nowhere_are_one_line(tmp_path):
+    os.symlink('loop', tmp_path / 'loop')
+    os.mkfifo(tmp_path / 'pipe')
+    os.symlink(tmp_path, tmp_path / 'again')  # a loop of folders is walked once
+    write_set(tmp_path / 'runs', 1)
+    assert len(load_systems([tmp_path])) == 1
+    for name, why in [('pipe', 'neither a file nor a folder'), ('none', 'no such folder')]:
+        done = call('report', tmp_path / name)
+        assert (done.returncode, done.stdout) == (2, '') and f'{name}: {why}; expected' in done.stderr
+    done = call('report', tmp_path / 'loop')
+    assert done.returncode == 1 and 'Too many levels of symbolic links' in done.stdout
