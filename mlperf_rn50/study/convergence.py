@@ -141,8 +141,8 @@ class System:
     @property
     def official_score_minutes(self) -> float | None:
         """The score that result_summarizer gives: scaled where the runs took fewer epochs than the reference."""
-        score, verdict = self.score_minutes, rcp.check_rcp(self)
-        return score * verdict.scaling if score is not None and verdict else score
+        verdict = rcp.check_rcp(self) if rcp.is_applicable(self) else None
+        return self.score_minutes * verdict.scaling if self.score_minutes and verdict else self.score_minutes
 
     @property
     def scored(self) -> tuple[Run, ...]:
