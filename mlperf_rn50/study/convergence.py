@@ -203,13 +203,17 @@ class System:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is wrong with the set, what weakens its numbers, and what is odd about its logs: once where it is true
-        of all."""
-        counts = Counter(text for r in self.runs for text in dict.fromkeys(w.text for w in r.warnings))
-        shared = [t for t, count in counts.items() if count == len(self.runs) > 1]
-        single = [render_warning(r, w) for r in self.runs for w in r.warnings if w.text not in shared]
+        """Why it is no set, its copies and contradictions, what weakens its numbers, and what is odd about its logs."""
         wrong = [*([self.refusal] if self.refusal else []), *(f'{c.text}; it counts once' for c in self.copies)]
-        return (*wrong, *_weaknesses(self), *(f'all {len(self.runs)} logs: {t}' for t in shared), *single)
+        return (*wrong, *self._of_logs(True), *_weaknesses(self), *self._of_logs(False))
+
+    def _of_logs(self, is_contradiction: bool) -> list[str]:
+        """What the logs are warned of, once where it is true of all."""
+        found = [(r, w) for r in self.runs for w in r.warnings if w.is_contradiction == is_contradiction]
+        counts = Counter(text for text, _ in dict.fromkeys((w.text, r.path) for r, w in found))
+        shared = [text for text, count in counts.items() if count == len(self.runs) > 1]
+        return [*(f'all {len(self.runs)} logs: {text}' for text in shared),
+                *(render_warning(r, w) for r, w in found if w.text not in shared)]
 
 
 def render_warning(run: Run, warning: LogWarning) -> str:
@@ -227,7 +231,7 @@ def _weaknesses(system: System) -> list[str]:
     if num_failed:
         result.append(f'{num_failed} of {len(runs)} runs did not converge')
     if num_running:
-        result.append(f'no MLPerf score yet: {num_running} of {len(runs)} runs are still running')
+        result.append(f'no MLPerf score yet: {num_running} of {len(runs)} runs still running')
     elif len(runs) == RUNS_OF_A_SCORE and system.score_minutes is None:
         result.append('no MLPerf score: two or more runs without convergence make the set invalid')
     elif len(runs) != RUNS_OF_A_SCORE:
