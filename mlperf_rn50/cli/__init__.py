@@ -13,7 +13,7 @@ import traceback
 from argparse import ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from mlperf_rn50.errors import EXIT_FAILED, ConfigError, RankLost, RunFailed, UserError
 from mlperf_rn50.files import DISK_FAULTS
@@ -82,6 +82,12 @@ def _run(argv: Sequence[str]) -> int:
     return importlib.import_module(f'{__name__}.{argv[place]}').run(argv[place + 1:])
 
 
+def _drop(stream: TextIO) -> None:
+    """What could not be written is not tried again as the interpreter closes."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _print_error(error: UserError) -> None:
     """One line: what several ranks found is said by the lowest, whose end is theirs."""
     try:
@@ -90,8 +96,10 @@ def _print_error(error: UserError) -> None:
         rank = 0
     time.sleep(0.5 * min(rank, 10) + 2 * isinstance(error, RankLost))  # a lost rank is given time to say why
     where = error.where or (f'{rank_name()}: ' if rank else '')
-    with suppress(OSError):  # nobody reads it
+    try:
         print(f'mlperf-rn50: {where}{printable(str(error))}', file=sys.stderr, flush=True)
+    except OSError:  # nobody reads it; the exit code says it all the same
+        _drop(sys.stderr)
 
 
 def _leave(code: int) -> int:
@@ -107,15 +115,9 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _drop_output() -> None:
-    """What could not be written is not tried again as the interpreter closes."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _die_of_pipe() -> NoReturn:
     """Ends as programs do whose reader went away (| head): by SIGPIPE, without a word."""
-    _drop_output()
+    _drop(sys.stdout)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])
     signal.raise_signal(signal.SIGPIPE)
@@ -136,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _die_of_pipe()
     except OSError as e:
-        _drop_output()
+        _drop(sys.stdout)
         _print_error(RunFailed(f'cannot write the output: {e.strerror}'))
         return _leave(EXIT_FAILED)
 

@@ -32,10 +32,15 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class LogWarning:
-    """What is odd about a log, and the line it is about, None where it is the whole file."""
+    """What is odd about a log, and the line it is about, None where it is the whole file.
+
+    Args:
+        is_contradiction: whether what counts may be wrong: something else says otherwise.
+    """
 
     line: int | None
     text: str
+    is_contradiction: bool = False
 
 
 class Evaluation(NamedTuple):

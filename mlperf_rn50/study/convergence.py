@@ -141,8 +141,8 @@ class System:
     @cached_property
     def official_score_minutes(self) -> float | None:
         """The score that result_summarizer gives: scaled where the runs took fewer epochs than the reference."""
-        score, verdict = self.score_minutes, rcp.check_rcp(self)
-        return score * verdict.scaling if score is not None and verdict else score
+        verdict = rcp.check_rcp(self) if rcp.is_applicable(self) else None
+        return self.score_minutes * verdict.scaling if self.score_minutes and verdict else self.score_minutes
 
     @cached_property
     def scored(self) -> tuple[Run, ...]:
@@ -203,13 +203,17 @@ class System:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What is wrong with the set, what weakens its numbers, and what is odd about its logs: once where it is true
-        of all."""
-        counts = Counter(text for r in self.runs for text in dict.fromkeys(w.text for w in r.warnings))
-        shared = {t: None for t, count in counts.items() if count == len(self.runs) > 1}
-        single = [render_warning(r, w) for r in self.runs for w in r.warnings if w.text not in shared]
+        """Why it is no set, its copies and contradictions, what weakens its numbers, and what is odd about its logs."""
         wrong = [*([self.refusal] if self.refusal else []), *(f'{c.text}; it counts once' for c in self.copies)]
-        return (*wrong, *_weaknesses(self), *(f'all {len(self.runs)} logs: {t}' for t in shared), *single)
+        return (*wrong, *self._of_logs(True), *_weaknesses(self), *self._of_logs(False))
+
+    def _of_logs(self, is_contradiction: bool) -> list[str]:
+        """What the logs are warned of, once where it is true of all."""
+        found = [(r, w) for r in self.runs for w in r.warnings if w.is_contradiction == is_contradiction]
+        counts = Counter(text for text, _ in dict.fromkeys((w.text, r.path) for r, w in found))
+        shared = {text: None for text, count in counts.items() if count == len(self.runs) > 1}
+        return [*(f'all {len(self.runs)} logs: {text}' for text in shared),
+                *(render_warning(r, w) for r, w in found if w.text not in shared)]
 
 
 def render_warning(run: Run, warning: LogWarning) -> str:
@@ -227,7 +231,7 @@ def _weaknesses(system: System) -> list[str]:
     if num_failed:
         result.append(f'{num_failed} of {len(runs)} runs did not converge')
     if num_running:
-        result.append(f'no MLPerf score yet: {num_running} of {len(runs)} runs are still running')
+        result.append(f'no MLPerf score yet: {num_running} of {len(runs)} runs still running')
     elif len(runs) == RUNS_OF_A_SCORE and system.score_minutes is None:
         result.append('no MLPerf score: two or more runs without convergence make the set invalid')
     elif len(runs) != RUNS_OF_A_SCORE:

@@ -40,10 +40,23 @@ class RcpVerdict:
     text: str
 
 
+def _ruleset(system: System) -> str | None:
+    """The rules of its round, where they have points."""
+    ruleset = f'{system.round[1:]}.0'
+    return ruleset if ruleset in _RULESETS else None
+
+
+def is_scaled(system: System) -> bool:
+    """Whether result_summarizer scales the score of a set where it converged faster than the reference: in the closed
+    division of the rounds that have points, whatever target its logs name."""
+    return (_ruleset(system) is not None and {r.division for r in system.runs if r.division} == {keys.CLOSED}
+            and all((r.final_accuracy or 0) >= TARGET for r in system.converged))
+
+
 def is_applicable(system: System) -> bool:
     """Whether there are points for a set: five runs on ImageNet to 75.9 %, four or more converged."""
-    return (system.target_accuracy == TARGET and system.is_imagenet and system.score_minutes is not None
-            and system.global_batch_size is not None)
+    return (system.is_imagenet and system.score_minutes is not None and system.global_batch_size is not None
+            and (system.target_accuracy == TARGET or is_scaled(system)))
 
 
 def olympic_epochs(system: System) -> float:
@@ -60,25 +73,20 @@ def _checker(ruleset: str) -> Any:
 
 
 def check_rcp(system: System) -> RcpVerdict | None:
-    """The verdict on a set; None where it is not applicable, or mlperf-logging is not installed.
+    """The verdict on a set that is_applicable; None where mlperf-logging is not installed.
 
-    Source: mlperf_logging.rcp_checker, pruned points; result_summarizer scales scores of the closed division, in the
-        rounds that have points.
+    Source: mlperf_logging.rcp_checker, pruned points.
     """
-    if not is_applicable(system):
-        return None
-    ruleset = f'{system.round[1:]}.0'
-    is_of_round = ruleset in _RULESETS
-    is_scaled = is_of_round and {r.division for r in system.runs if r.division} == {keys.CLOSED}
+    ruleset = _ruleset(system)
     try:
-        return _verdict(ruleset if is_of_round else _RULESETS[-1], is_of_round, is_scaled,
+        return _verdict(ruleset or _RULESETS[-1], ruleset is not None, is_scaled(system),
                         system.global_batch_size or 0, olympic_epochs(system))
     except ImportError:
         return None
 
 
 @functools.cache
-def _verdict(ruleset: str, is_of_round: bool, is_scaled: bool, batch: int, epochs: float) -> RcpVerdict:
+def _verdict(ruleset: str, is_of_round: bool, has_scaling: bool, batch: int, epochs: float) -> RcpVerdict:
     checker = _checker(ruleset)
     points = sorted(checker.pruned_rcp_data.values(), key=lambda r: r['BS'])
     below = [r for r in points if r['BS'] <= batch]
@@ -98,5 +106,5 @@ def _verdict(ruleset: str, is_of_round: bool, is_scaled: bool, batch: int, epoch
         return RcpVerdict(ruleset, is_of_round, mean, least, epochs, False, 1.0, text)
     text, factor = f'passes: {epochs:.2f} epochs, reference {mean:.2f}, at least {least:.2f}', max(mean / epochs, 1.0)
     if factor > 1:
-        text += f'; the score {"is" if is_scaled else "would be"} scaled by {factor:.4f}'
-    return RcpVerdict(ruleset, is_of_round, mean, least, epochs, True, factor if is_scaled else 1.0, text)
+        text += f'; the score {"is" if has_scaling else "would be"} scaled by {factor:.4f}'
+    return RcpVerdict(ruleset, is_of_round, mean, least, epochs, True, factor if has_scaling else 1.0, text)

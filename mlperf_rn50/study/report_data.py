@@ -33,7 +33,7 @@ def system_object(study: Study, system: System, comparison: Comparison | None) -
     """A system as the JSON report has it; times in seconds unless the name says otherwise."""
     c = comparison
     parts = system.parts
-    verdict = rcp.check_rcp(system)
+    verdict = rcp.check_rcp(system) if rcp.is_applicable(system) else None
     return {
         'round': system.round, 'benchmark': system.runs[0].benchmark, 'org': system.org, 'system': system.name,
         'study': study.name, 'platform': system.platform,

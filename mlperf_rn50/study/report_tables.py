@@ -356,7 +356,7 @@ def reads_table(study: Study) -> Table | None:
 
 def rcp_table(study: Study) -> Table | None:
     """Epochs against the reference convergence points."""
-    verdicts = [(s, v) for s in study.systems if (v := rcp.check_rcp(s))]
+    verdicts = [(s, v) for s in study.systems if rcp.is_applicable(s) and (v := rcp.check_rcp(s))]
     if not verdicts:
         return None
     rows = tuple((Cell(s.name), _number(s.global_batch_size), _number(v.epochs, 2), _number(v.reference_epochs, 2),

@@ -111,7 +111,7 @@ def _restored(run: Run, common: Mapping[str, int | None]) -> Run:
     sources = {name: replace(run.sources[name], text=f'{run.sources[name].text}, and the other logs of the set')
                for name in lost}
     return replace(run, **lost, sources=MappingProxyType({**run.sources, **sources}),  # type: ignore[arg-type]
-                   warnings=(LogWarning(counted.line, text), *run.warnings))
+                   warnings=(LogWarning(counted.line, text, True), *run.warnings))
 
 
 def _restore(runs: tuple[Run, ...]) -> tuple[Run, ...]:

@@ -56,7 +56,8 @@ def test_json_has_the_documented_keys(studies):
         'framework', 'num_ranks', 'global_batch_size', 'target_accuracy',
         'optimizer', 'dataset', 'is_imagenet', 'num_runs', 'num_converged', 'runs',
         'refusal', 'epochs_to_converge_mean', 'score_minutes', 'official_score_minutes', 'time_to_train_mean_s',
-        'time_to_train_spread_s', 'images_per_s', 'seconds_per_epoch', 'time_parts_s', 'baseline', 'speedup', 'efficiency', 'throughput_gain', 'epoch_ratio',
+        'time_to_train_spread_s', 'images_per_s', 'seconds_per_epoch', 'time_parts_s',
+        'baseline', 'speedup', 'efficiency', 'throughput_gain', 'epoch_ratio',
         'share_ratio', 'rcp', 'warnings'}
     assert set(first['runs'][0]) == {'file', 'status', 'epochs_to_converge', 'time_to_train_s', 'final_accuracy',
                                      'seed', 'warnings', 'evaluations', 'lines', 'sources'}

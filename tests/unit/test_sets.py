@@ -5,12 +5,15 @@ import json
 import os
 import re
 import socket
+from dataclasses import replace
 
 import pytest
 from helpers import call
 from lines import mllog, v05_run_lines, write_lines, write_set
 
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.mlperf.run import LogWarning
+from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.report_text import render_table
 from mlperf_rn50.study.scaling import make_studies
 from mlperf_rn50.study.systems import load_systems
@@ -65,7 +68,7 @@ def test_a_refused_set_is_compared_with_nothing(tree):
     alone, = make_studies(load_systems([tree / 'study/2n']))
     assert alone.comparisons == (None,) and 'Speed-up and efficiency against' not in render_table([alone])
     done = call('package', tree / 'study/2n', '--org', 'us', '--system', 'x', '--out', tree / 'out')
-    assert done.returncode == 2 and f'2n: {REFUSAL}' in done.stderr and not (tree / 'out').exists()
+    assert done.returncode and REFUSAL in done.stdout + done.stderr and not (tree / 'out').exists()
 
 
 def test_a_report_of_a_refused_set_has_its_folder(tree):
@@ -95,7 +98,7 @@ def test_two_of_640_lines_that_are_lost_are_no_other_batch(tmp_path):
     assert system.refusal is None and system.score_minutes == pytest.approx(24 / 60)
     assert (system.num_ranks, system.num_accelerators, system.global_batch_size) == (640, 640, 16640)
     assert {(r.num_ranks, r.num_accelerators, r.global_batch_size) for r in system.runs} == {(640, 640, 16640)}
-    said, = [w for w in system.warnings if 'lost' in w]
+    said = system.warnings[0]
     assert re.fullmatch(r'result_0.txt:\d+: the 638 lines of seeds are fewer than in the other logs of the set: some '
                         r'are lost, and what those say counts: num_ranks 640, not 638, num_accelerators 640, not 638, '
                         r'global_batch_size 16640, not 16588', said)
@@ -165,6 +168,30 @@ def test_a_description_in_a_folder_that_may_not_be_entered_is_left_out(tmp_path,
         return stat(path, **keys)
     monkeypatch.setattr(os, 'stat', refuse)
     assert any('box.json cannot be read: Permission denied; left out' in w for w in load_systems([folder])[0].warnings)
+
+
+def test_what_is_wrong_is_said_before_what_is_weak_or_odd(tmp_path):
+    write_set(tmp_path, 4, epoch_s=lambda k: 10.123 + k, batch=lambda k: 64 if k else 32, train_samples=1437)
+    (tmp_path / 'result_4.txt').write_text((tmp_path / 'result_2.txt').read_text())
+    run = load_systems([tmp_path])[0].runs[0]
+    runs = [replace(run, path=tmp_path / f'result_{k}.txt', warnings=(LogWarning(1, 'odd'), LogWarning(k, 'no', True)))
+            for k in range(2)]
+    system = System('box', tmp_path, tmp_path, tuple(runs))
+    assert system.warnings == (f'{runs[1].path.name} is a copy of {runs[0].path.name}: all 10 times of epochs and '
+                               'evaluations are equal to the millisecond; it counts once', 'all 2 logs: no',
+                               'no MLPerf score: it takes 5 runs, here are 1; one run says nothing about the spread',
+                               'the data is another set, not ImageNet', 'all 2 logs: odd')
+    refused, = load_systems([tmp_path])
+    assert refused.warnings[0] == refused.refusal and 'is a copy of' in refused.warnings[1]
+
+
+@pytest.mark.parametrize('num_running', [1, 2])
+def test_a_set_has_no_score_while_a_run_is_running(tmp_path, num_running):
+    found, = load_systems([write_set(tmp_path)])
+    runs = [replace(r, status='running') if k < num_running else r for k, r in enumerate(found.runs)]
+    system = replace(found, runs=tuple(runs))
+    assert found.score_minutes and system.score_minutes is None and len(system.converged) == 5 - num_running
+    assert system.warnings == (f'no MLPerf score yet: {num_running} of 5 runs still running',)
 
 
 def make_socket(path):

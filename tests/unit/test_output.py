@@ -1,0 +1,58 @@
+"""Output that nobody takes: a reader that went away ends a command as it ends others, a full disk is one line."""
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from helpers import CLI, HANG_LIMIT_S
+from lines import write_set
+
+FULL = 'mlperf-rn50: cannot write the output: No space left on device\n'
+
+
+@pytest.fixture(scope='module')
+def log(tmp_path_factory):
+    return write_set(tmp_path_factory.mktemp('set'), 5) / 'result_0.txt'
+
+
+def words(log, command):
+    """A command with output: little, which is handed over at the end; or more than any buffer holds."""
+    large = [log.parent / f'result_{k}.txt' for k in range(5)] * 40
+    return {'little': ['report', log], 'large': ['report', log.parent, '--format', 'html'], 'check': ['check', *large],
+            'help': ['--help'], 'help of a command': ['report', '--help'],
+            'package': ['package', log, '--org', 'us', '--system', 'x', '--out', log.parent / 'out']}[command]
+
+
+def run_into(stdout, arguments, stderr=subprocess.PIPE):
+    # As users have it: argparse does not say what becomes of a help text that is written without a buffer.
+    buffered = {k: v for k, v in os.environ.items() if k != 'PYTHONUNBUFFERED'}
+    return subprocess.run([*CLI, *map(str, arguments)], stdout=stdout, stderr=stderr, text=True, timeout=HANG_LIMIT_S,
+                          env=buffered)
+
+
+@pytest.mark.parametrize('command', ['little', 'large', 'check', 'help', 'help of a command', 'package'])
+def test_a_reader_that_went_away_is_the_end_and_no_fault(log, command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = run_into(writer, words(log, command))
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, '')  # 141 for a shell
+
+
+@pytest.mark.parametrize('command', ['little', 'large', 'check', 'help'])
+def test_a_full_disk_is_one_line(log, command):
+    with open('/dev/full', 'w') as full:
+        done = run_into(full, words(log, command))
+    assert (done.returncode, done.stderr) == (1, FULL)
+
+
+def test_errors_that_cannot_be_written_change_no_exit_code():
+    with open('/dev/full', 'w') as full:
+        assert run_into(subprocess.PIPE, ['report', '/nonexistent'], full).returncode == 2
+
+
+def test_a_closed_output_is_no_fault(log):
+    code = f'import os, sys; os.close(1); os.execv(sys.executable, {[*CLI, "report", str(log)]!r})'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=HANG_LIMIT_S)
+    assert (done.returncode, done.stderr) == (0, '')
