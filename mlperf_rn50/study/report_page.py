@@ -149,7 +149,9 @@ def _table(table: Table, name: str, sources: _Sources) -> dict:
 def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _Sources) -> dict:
     name = f'study-{number}'
     return {'id': name, 'title': heading(study), 'answer': _answer(study), 'notes': notes_of(study),
-            'pictures': [{'id': f'p{number}-{k}-', 'title': p.title, 'svg': _inline_svg(p, f'p{number}-{k}-')}
+            'cautions': getattr(study, 'cautions', ()),
+            'pictures': [{'id': f'p{number}-{k}-', 'title': p.title, 'notes': getattr(p, 'notes', ()),
+                          'svg': _inline_svg(p, f'p{number}-{k}-')}
                          for k, p in enumerate(pictures)],
             'tables': [_table(t, f'{name}-table-{k}', sources) for k, t in enumerate(tables_of(study), start=1)]}
 

@@ -141,8 +141,8 @@ def official_minutes(system: System) -> float | None:
 
 def _converged(system: System) -> Cell:
     running = sum(r.status == 'running' for r in system.runs)
-    text = f'{len(system.converged)} / {len(system.runs)}' + (f', {running} running' if running else '')
-    return Cell(text, len(system.converged) / max(1, len(system.runs)))
+    done, counted = len(system.converged), len(getattr(system, 'counted', system.runs))
+    return Cell(f'{done} / {counted}' + (f', {running} running' if running else ''), done / max(1, counted))
 
 
 def _system_cells(system: System, unit: str) -> dict[str, Cell]:

@@ -44,9 +44,11 @@ def _render_table(table: Table, style: _Style, title: Callable[[str], str]) -> s
 
 def _render(studies: Sequence[Study], style: _Style) -> str:
     overview = overview_table(studies)
-    parts = [_render_table(overview, style, lambda title: style.study(title) + style.gap)] if overview else []
+    parts = [_render_table(overview, style, lambda title: style.study(title) + '\n\n')] if overview else []
     for study in studies:
         parts.append(style.study(style.clean(heading(study))))
+        if cautions := getattr(study, 'cautions', ()):
+            parts.append('\n'.join(f'- {style.clean(c)}' for c in cautions))
         parts += [_render_table(t, style, style.section) for t in tables_of(study)]
         if notes := notes_of(study):
             parts.append(style.section('Mind') + '\n'.join(f'- {style.clean(n)}' for n in notes))
