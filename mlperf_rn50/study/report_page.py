@@ -57,7 +57,8 @@ class _Sources:
             wanted.setdefault(path, set()).add(line)
         logs = {path: (_short_name(path), _href(path, folder), _read_lines(path, lines))
                 for path, lines in wanted.items()}
-        return [(anchor, [Quote(*logs[path][:2], line, logs[path][2].get(line, '')) for path, line in refs[:_MAX_LINES]],
+        return [(anchor, [Quote(name, href, line, texts.get(line, ''))
+                          for path, line in refs[:_MAX_LINES] for name, href, texts in (logs[path],)],
                  max(0, len(refs) - _MAX_LINES)) for refs, anchor in self.groups.items()]
 
 

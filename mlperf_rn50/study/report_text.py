@@ -37,7 +37,8 @@ def _texts(row: Sequence[Cell]) -> list[str]:
 def _render_table(table: Table, style: _Style, title: Callable[[str], str]) -> str:
     rows = [[style.clean(text) for text in _texts(row)] for row in table.rows]
     head = [style.clean(h) for h in table.head]
-    text = tabulate(rows, head, style.table_format, disable_numparse=True, colalign=['right' if x else 'left' for x in table.are_numbers])
+    sides = ['right' if is_number else 'left' for is_number in table.are_numbers]
+    text = tabulate(rows, head, style.table_format, disable_numparse=True, colalign=sides)
     notes = [f'{row[0].text}: {cell.text}' for row in table.rows for cell in row if cell.span > 1] + [table.note]
     return title(style.clean(table.title)) + ''.join([text, *(f'{style.gap}{style.clean(n)}' for n in notes if n)])
 
