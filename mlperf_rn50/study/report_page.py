@@ -57,7 +57,8 @@ class _Sources:
             wanted.setdefault(path, set()).add(line)
         logs = {path: (_short_name(path), _href(path, folder), _read_lines(path, lines))
                 for path, lines in wanted.items()}
-        return [(anchor, [Quote(*logs[path][:2], line, logs[path][2].get(line, '')) for path, line in refs[:_MAX_LINES]],
+        return [(anchor, [Quote(name, href, line, texts.get(line, ''))
+                          for path, line in refs[:_MAX_LINES] for name, href, texts in (logs[path],)],
                  max(0, len(refs) - _MAX_LINES)) for refs, anchor in self.groups.items()]
 
 
@@ -149,7 +150,9 @@ def _table(table: Table, name: str, sources: _Sources) -> dict:
 def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _Sources) -> dict:
     name = f'study-{number}'
     return {'id': name, 'title': heading(study), 'answer': _answer(study), 'notes': notes_of(study),
-            'pictures': [{'id': f'p{number}-{k}-', 'title': p.title, 'svg': _inline_svg(p, f'p{number}-{k}-')}
+            'cautions': getattr(study, 'cautions', ()),
+            'pictures': [{'id': f'p{number}-{k}-', 'title': p.title, 'notes': getattr(p, 'notes', ()),
+                          'svg': _inline_svg(p, f'p{number}-{k}-')}
                          for k, p in enumerate(pictures)],
             'tables': [_table(t, f'{name}-table-{k}', sources) for k, t in enumerate(tables_of(study), start=1)]}
 

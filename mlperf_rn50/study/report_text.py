@@ -37,14 +37,15 @@ def _texts(row: Sequence[Cell]) -> list[str]:
 def _render_table(table: Table, style: _Style, title: Callable[[str], str]) -> str:
     rows = [[style.clean(text) for text in _texts(row)] for row in table.rows]
     head = [style.clean(h) for h in table.head]
-    text = tabulate(rows, head, style.table_format, disable_numparse=True, colalign=['right' if x else 'left' for x in table.are_numbers])
+    sides = ['right' if is_number else 'left' for is_number in table.are_numbers]
+    text = tabulate(rows, head, style.table_format, disable_numparse=True, colalign=sides)
     notes = [f'{row[0].text}: {cell.text}' for row in table.rows for cell in row if cell.span > 1] + [table.note]
     return title(style.clean(table.title)) + ''.join([text, *(f'{style.gap}{style.clean(n)}' for n in notes if n)])
 
 
 def _render(studies: Sequence[Study], style: _Style) -> str:
     overview = overview_table(studies)
-    parts = [_render_table(overview, style, lambda title: style.study(title) + style.gap)] if overview else []
+    parts = [_render_table(overview, style, lambda title: style.study(title) + '\n\n')] if overview else []
     for study in studies:
         parts.append(style.study(style.clean(heading(study))))
         if study.cautions:

@@ -1,12 +1,24 @@
-"""The report's page in a real browser: headless Chromium from Debian."""
+"""The report's page in a real browser: headless Chromium from Debian, as wide as a desk and as a phone."""
 import shutil
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from helpers import ROOT, call, skip_for
+from lines import write_set
+from made_systems import changed, refused
 from playwright.sync_api import sync_playwright
 
+from mlperf_rn50.study.report_page import render_html
+from mlperf_rn50.study.report_plots import draw_study
+from mlperf_rn50.study.scaling import make_studies
+from mlperf_rn50.study.systems import load_systems
+
 pytestmark = pytest.mark.browser
-PHONE, DESK = {'width': 390, 'height': 844}, {'width': 1280, 'height': 900}
+DESK = {'viewport': {'width': 1400, 'height': 900}}
+PHONE = {'viewport': {'width': 400, 'height': 860}, 'has_touch': True, 'is_mobile': True}
+SCREENS = pytest.mark.parametrize('screen', [DESK, PHONE], ids=['desk', 'phone'])
+SCHEMES = pytest.mark.parametrize('scheme', ['light', 'dark'])
+PAGES = pytest.mark.parametrize('name', ['sweep', 'rounds'])
 
 
 @pytest.fixture(scope='module')
@@ -20,80 +32,302 @@ def browser():
         browser.close()
 
 
+def write_rounds(folder):
+    """A page of two studies: accelerators of two kinds, a system that is no set, one that did not converge."""
+    for name, nodes, accuracy in [('a-rather-long-name_of_a_system_v100', 1, 0.8), ('b', 2, 0.8), ('c', 4, 0.1),
+                                  ('d', 8, 0.8)]:
+        write_set(folder / 'old' / name, 1, epoch_s=60.0 / nodes, nodes=nodes, accuracies=(0.1, accuracy),
+                  status='success' if accuracy > 0.5 else 'aborted')
+    write_set(folder / 'new/e10', 5, epoch_s=20.0)
+    write_set(folder / 'new/e9', 5, epoch_s=10.0)
+    models = {'a-rather-long-name_of_a_system_v100': 'V100', 'b': 'V100', 'c': 'V100', 'e10': 'A100', 'e9': 'A100'}
+    systems = [changed(s, accelerator=models.get(s.name), framework='MXNet 1.9.1', round='v0.7' if s.name[0] < 'e'
+                       else 'v1.0') for s in load_systems([folder])]
+    studies = make_studies([refused(s, 'seeds are lost') if s.name == 'd' else s for s in systems])
+    path = folder / 'report.html'
+    path.write_text(render_html(studies, [draw_study(s) for s in studies], folder))
+    return path
+
+
 @pytest.fixture(scope='module')
-def path(tmp_path_factory):
-    """The page of the committed sweep."""
+def paths(tmp_path_factory):
+    """The page of the committed sweep, and one of two rounds."""
     out = tmp_path_factory.mktemp('report')
     done = call('report', ROOT / 'logs/digits_sweep', '--out', out, '--format', 'html')
     assert (done.returncode, done.stdout) == (0, ''), done.stderr
-    return out / 'report.html'
+    return {'sweep': out / 'report.html', 'rounds': write_rounds(tmp_path_factory.mktemp('rounds'))}
 
 
 @pytest.fixture
-def open_page(browser, path):
-    """Opens the page; fails if it asks for anything but itself or has anything to complain of."""
+def open_page(browser, paths):
+    """Opens a page; fails if it asks for anything but itself or has anything to complain of."""
     requests, complaints, contexts = [], [], []
 
-    def open_page(**options):
-        contexts.append(browser.new_context(**{'viewport': DESK, **options}))
+    def open_page(name='sweep', **options):
+        contexts.append(browser.new_context(**{**DESK, **options}))
         page = contexts[-1].new_page()
         page.on('request', lambda r: requests.append(r.url))
         page.on('console', lambda m: complaints.append(m.text))
         page.on('pageerror', lambda e: complaints.append(str(e)))
-        page.goto(path.as_uri())
+        page.goto(paths[name].as_uri())
         return page
     yield open_page
     for context in contexts:
         context.close()
-    assert complaints == [] and requests == [path.as_uri()] * len(contexts)
+    assert complaints == [] and set(requests) <= {p.as_uri() for p in paths.values()}
+    assert len(requests) == len(contexts)
 
 
-def column(page, number):
-    return page.locator(f'table >> nth=0 >> tbody tr td:nth-child({number})').all_inner_texts()
+def column(table, head):
+    """The texts of a column that are shown, first row first."""
+    number = [text.strip() for text in table.locator('th').all_inner_texts()].index(head) + 1
+    cells = table.locator(f'tbody tr:not([hidden]) td:nth-child({number}):not([colspan])')
+    return [cell.inner_text() for cell in cells.all()]
 
 
-def test_tables_sort(open_page):
-    page = open_page()
-    heads = page.locator('table >> nth=0 >> th')
-    assert column(page, 4) == ['16', '32', '64', '128']
-    heads.nth(3).get_by_role('button').click()
-    heads.nth(3).get_by_role('button').click()
-    assert column(page, 4) == ['128', '64', '32', '16'] and heads.nth(3).get_attribute('aria-sort') == 'descending'
-    heads.nth(0).get_by_role('button').focus()
-    page.keyboard.press('Enter')  # with the keyboard, by name
-    assert column(page, 1) == ['1x1', '2x1', '4x1', '8x1'] and heads.nth(3).get_attribute('aria-sort') is None
+def frame(page, title, number=0):
+    """A table with its title and what belongs to it."""
+    return page.locator('.frame', has=page.get_by_role('heading', name=title, exact=True)).nth(number)
+
+
+ANSWER, ALL = 'Epochs to converge and time to train', 'All systems'
+
+
+def test_numbers_sort_as_numbers_and_names_with_theirs(open_page):
+    table = frame(open_page(), ANSWER).locator('table')
+    batch = table.get_by_role('button', name='batch')
+    assert column(table, 'batch') == ['16', '32', '64', '128']
+    batch.click()
+    batch.click()
+    assert column(table, 'batch') == ['128', '64', '32', '16']
+    assert table.locator('th[aria-sort]').evaluate_all('l => l.map(h => [h.textContent, h.ariaSort])') == [
+        ['batch', 'descending']]
+    assert table.page.locator('#said').inner_text() == 'sorted by batch, descending'
+    table.get_by_role('button', name='system').press('Enter')
+    assert column(table, 'system') == ['1x1', '2x1', '4x1', '8x1']
+    names = frame(open_page('rounds'), ALL).locator('table')
+    names.get_by_role('button', name='system').click()
+    assert column(names, 'system')[-2:] == ['e9', 'e10']
+
+
+def test_what_is_missing_is_last_both_ways_and_equal_rows_stay(open_page):
+    table = frame(open_page('rounds'), ALL).locator('table')
+    time, seen = table.get_by_role('button', name='time, min'), []
+    for _ in range(2):
+        time.click()
+        seen.append(column(table, 'time, min'))
+        assert column(table, 'system')[-2:] == ['c', 'd']  # without a time; no set
+    assert seen[0] == ['0.37', '0.70', '1.03', '2.03', '-'] and seen[1] == [*seen[0][-2::-1], '-']
+    target = table.get_by_role('button', name='target')
+    ties = column(table, 'system')
+    for _ in range(2):
+        target.click()
+        assert column(table, 'system') == ties
+    model = table.get_by_role('button', name='accelerator', exact=True)
+    for way in (1, -1):
+        model.click()
+        assert column(table, 'accelerator') == [*['A100', 'A100', 'V100', 'V100', 'V100'][::way]]
+
+
+def test_rows_are_chosen_by_words_and_lists(open_page):
+    page = open_page('rounds')
+    box = frame(page, ALL)
+    form, table = box.get_by_role('search'), box.locator('table')
+    said = form.locator('output')
+    assert said.inner_text() == '6 of 6 systems' and said.evaluate('o => o.role || o.localName') == 'output'
+    form.get_by_label('find').fill('MXNET v1.0')
+    assert sorted(column(table, 'system')) == ['e10', 'e9'] and said.inner_text() == '2 of 6 systems'
+    form.get_by_role('button', name='Show all').click()
+    page.wait_for_function("document.querySelector('output').textContent === '6 of 6 systems'")
+    form.get_by_label('accelerator').select_option('V100')
+    form.get_by_label('round').select_option('v0.7')
+    assert said.inner_text() == '3 of 6 systems' and 'b' in column(table, 'system')
+    table.get_by_role('button', name='system').click()  # what is not chosen stays away
+    assert len(column(table, 'system')) == 3
+    form.get_by_label('find').fill('nobody')
+    assert said.inner_text() == '0 of 6 systems'
+    form.get_by_label('find').press('Enter')
+    assert page.evaluate('location.search') == ''
+
+
+def test_a_row_of_all_systems_leads_to_its_study(open_page):
+    page = open_page('rounds')
+    frame(page, ALL).get_by_role('link', name='b', exact=True).click()
+    assert page.locator(':target h2').inner_text().startswith('old:')
+
+
+TAB_STOPS = '''() => [...document.querySelectorAll('a, button, input, select, summary, [tabindex]')]
+    .filter(e => e.tabIndex >= 0 && e.checkVisibility()).length'''
+
+
+@PAGES
+def test_a_table_is_one_stop_of_the_tab_key(open_page, name):
+    page = open_page(name)
+    num_tables, num_figures = page.locator('table').count(), page.locator('figure').count()
+    assert page.locator('td a, th button').count() > 100
+    assert page.evaluate(TAB_STOPS) <= num_tables + num_figures + 8
+    seen = []
+    for _ in range(num_tables + num_figures + 8):
+        page.keyboard.press('Tab')
+        seen.append(page.evaluate("document.activeElement.closest('.frame, figure, details')?.outerHTML.slice(0, 80)"))
+    assert len(set(filter(None, seen))) >= num_tables + num_figures + 1
+
+
+def test_the_arrow_keys_move_within_a_table(open_page):
+    page = open_page('rounds')
+    table = frame(page, ALL).locator('table')
+    def at():
+        return page.evaluate('document.activeElement.textContent')
+    page.keyboard.press('Tab')
+    page.locator('.filter button').focus()
+    page.keyboard.press('Tab')
+    assert at() == 'system'
+    for key, text in [('ArrowRight', 'round'), ('ArrowDown', 'round'), ('End', 'study'), ('Home', 'system'),
+                      ('ArrowDown', column(table, 'system')[0]), ('ArrowRight', '1'), ('ArrowUp', 'nodes'),
+                      ('ArrowLeft', 'organisation')]:
+        page.keyboard.press(key)
+        assert at() == text, key
+    page.keyboard.press('Tab')
+    page.keyboard.press('Shift+Tab')
+    assert at() == 'organisation'  # where it was left
+    page.get_by_label('find').fill('nobody')
+    page.locator('.filter button').focus()
+    page.keyboard.press('Tab')
+    assert at() == 'organisation'
+
+
+def test_no_stop_is_lost_with_its_row_or_column(open_page):
+    page = open_page('rounds', **PHONE)
+    box = frame(page, ALL)
+    box.get_by_role('checkbox').check()
+    box.get_by_role('button', name='framework').focus()
+    box.get_by_role('checkbox').uncheck()
+    page.wait_for_function("document.querySelector('table').stop.textContent === 'system'")
+    box.get_by_role('link', name='b', exact=True).focus()
+    box.get_by_label('find').fill('e9')
+    assert box.locator('table [tabindex="0"]').inner_text() == 'system'
+
+
+@SCREENS
+def test_sources_are_folded_until_a_number_asks_for_them(open_page, screen):
+    page = open_page(**screen)
+    folded = page.evaluate('document.documentElement.scrollHeight')
+    sources = page.locator('details.sources')
+    assert not sources.evaluate('d => d.open') and not page.locator('#source-1').is_visible()
+    link = frame(page, ANSWER).get_by_role('link', name='2.7')
+    link.click()
+    entry = page.locator(':target')
+    assert '"key": "eval_accuracy"' in entry.inner_text() and entry.is_visible()
+    assert page.evaluate('document.documentElement.scrollHeight') > 2 * folded
+    box = entry.bounding_box()
+    assert 0 <= box['y'] < screen['viewport']['height']
+    page.get_by_role('button', name='Back to the number').click()
+    assert link.evaluate('a => a === document.activeElement')
+    assert 0 < link.bounding_box()['y'] < screen['viewport']['height']
+    sources.evaluate('d => { d.open = false; }')
+    link.click()  # the same number again
+    assert entry.is_visible()
+
+
+def test_an_address_with_an_entry_opens_it_with_and_without_scripts(open_page, paths):
+    for scripts in (True, False):
+        page = open_page(java_script_enabled=scripts)
+        assert page.locator('.filter:visible').count() == 0
+        page.locator('td a').first.click()
+        page.wait_for_url('**#source-*')
+        entry = page.locator(page.url[page.url.index('#'):])
+        entry.wait_for(state='visible')
+        number = entry.get_attribute('id')
+        other = open_page('rounds', java_script_enabled=scripts)
+        other.goto(f'{paths["rounds"].as_uri()}#{number}')
+        other.locator(f'#{number}').wait_for(state='visible')
+
+
+def test_a_wide_table_says_that_it_goes_on_and_keeps_its_first_column(open_page):
+    page = open_page('rounds', **PHONE)
+    box = frame(page, ANSWER, 1)
+    box.get_by_role('checkbox').check()
+    cue, scroll = box.locator('.cue'), box.locator('.scroll')
+    assert cue.is_visible()
+    assert box.locator('.edge').evaluate("e => getComputedStyle(e, '::after').opacity") == '1'
+    cell = box.locator('tbody td').first
+    x = cell.bounding_box()['x']
+    scroll.evaluate('s => s.scrollTo(s.scrollWidth, 0)')
+    page.wait_for_function("e => !e.classList.contains('more')", arg=box.element_handle())
+    assert not cue.is_visible() and abs(cell.bounding_box()['x'] - x) < 2
+    assert cell.evaluate("c => getComputedStyle(c).backgroundColor") != 'rgba(0, 0, 0, 0)'
+    assert box.locator('tbody td').nth(1).bounding_box()['x'] < 0
+
+
+def test_a_phone_shows_what_matters_first(open_page):
+    page = open_page('rounds', **PHONE)
+    for title, number, most in [(ANSWER, 1, ['system', 'nodes', 'converged', 'mean epochs', 'time, min']),
+                                (ALL, 0, ['system', 'round', 'accelerators', 'mean epochs', 'time, min'])]:
+        box = frame(page, title, number)
+        def shown(box=box):
+            heads = [h for h in box.locator('th').all() if h.is_visible()]
+            return [h.inner_text().strip() for h in heads if h.bounding_box()['x'] + h.bounding_box()['width'] <= 400]
+        assert shown()[:5] == most
+        box.get_by_role('checkbox').check()
+        assert box.locator('th:visible').count() == box.locator('th').count() > 10
+    page.set_viewport_size(DESK['viewport'])
+    assert not page.locator('.columns').first.is_visible()
+    assert frame(page, ANSWER).get_by_role('columnheader').count() == frame(page, ANSWER).locator('th:visible').count()
+
+
+def test_a_refused_set_is_no_number(open_page):
+    page = open_page('rounds')
+    for table in (frame(page, ALL), frame(page, ANSWER, 1)):
+        row = table.locator('tr', has_text='refused').locator('td')
+        assert row.all_inner_texts() == ['d', 'refused: seeds are lost']
+        assert row.nth(1).evaluate('c => c.colSpan') == table.locator('th').count() - 1
 
 
 def test_pictures_tell_their_values_to_mouse_and_keyboard(open_page):
     page = open_page()
     tip = page.locator('#tip')
-    mark = page.locator('figure >> nth=1 >> use:has(title)').first
+    figure = page.locator('figure', has_text='Speed-up').first
+    mark = figure.locator('use:has(title)').first
     mark.scroll_into_view_if_needed()
     box = mark.bounding_box()
     page.mouse.move(box['x'] + box['width'] / 2, box['y'] + box['height'] / 2)
     assert tip.inner_text() == '1 node: 1.00 times as fast on 1 rank, efficiency 100 %'
     page.mouse.move(0, 0)
     assert tip.inner_text() == ''
-    page.locator('figure >> nth=2').focus()
+    figure.focus()
     page.keyboard.press('ArrowRight')
+    first = tip.inner_text()
     page.keyboard.press('ArrowRight')
-    assert tip.inner_text() == '1x1/result_0.txt: 60.56 % after 2 epochs, 0.50 min'
+    assert first and tip.inner_text() not in ('', first)
+    page.keyboard.press('ArrowLeft')
+    assert tip.inner_text() == first
     page.keyboard.press('Escape')
     assert tip.inner_text() == ''
 
 
-def test_a_number_leads_to_its_line(open_page):
-    page = open_page()
-    page.locator('table >> nth=0 >> tbody tr >> nth=0 >> td:nth-child(4) a').click()
-    entry = page.locator(':target')
-    assert '"key": "global_batch_size", "value": 16' in entry.inner_text()
+def test_pictures_tell_their_values_to_a_finger(open_page):
+    page = open_page(**PHONE)
+    tip = page.locator('#tip')
+    mark = page.locator('figure', has_text='Speed-up').first.locator('use:has(title)').first
+    mark.scroll_into_view_if_needed()
+    box = mark.bounding_box()
+    page.touchscreen.tap(box['x'] + box['width'] / 2 + 9, box['y'] + box['height'] / 2 + 9)  # near it
+    assert tip.inner_text() == '1 node: 1.00 times as fast on 1 rank, efficiency 100 %'
+    shown = tip.bounding_box()
+    assert shown['x'] >= 0 and shown['x'] + shown['width'] <= 400
+    heading = page.get_by_role('heading', name='Pictures')
+    heading.scroll_into_view_if_needed()
+    box = heading.bounding_box()
+    page.touchscreen.tap(box['x'] + 5, box['y'] + 5)
+    assert tip.inner_text() == ''
 
 
-@pytest.mark.parametrize('options', [{}, {'viewport': PHONE, 'has_touch': True, 'is_mobile': True}])
-def test_nothing_is_wider_than_the_screen(open_page, options):
-    page = open_page(**options)
+@PAGES
+@SCREENS
+def test_nothing_is_wider_than_the_screen(open_page, name, screen):
+    page = open_page(name, **screen)
     width = page.evaluate('innerWidth')
-    assert page.evaluate('document.documentElement.scrollWidth') <= width
+    assert width == screen['viewport']['width'] and page.evaluate('document.documentElement.scrollWidth') <= width
     for box in (f.bounding_box() for f in page.locator('figure').all()):
         assert box['x'] >= 0 and box['x'] + box['width'] <= width
 
@@ -108,28 +342,56 @@ def contrast(colours):
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize('scheme', ['light', 'dark'])
-def test_text_can_be_read_in_light_and_dark(open_page, scheme):
-    page = open_page(color_scheme=scheme)
-    paper = page.evaluate('getComputedStyle(document.body).backgroundColor')
-    for place in ('body', 'td a', '.note', 'figcaption', '.sources code'):
-        ink = page.evaluate(f"getComputedStyle(document.querySelector('{place}')).color")
-        assert contrast((ink, paper)) >= 4.5, place  # AA
-    text = page.locator('figure >> nth=0 >> svg text').first
-    ink = text.evaluate('e => getComputedStyle(e).fill')
-    assert contrast((ink, paper)) >= 4.5 and (paper == 'rgb(255, 255, 255)') == (scheme == 'light')
+@SCHEMES
+def test_text_lines_and_focus_can_be_seen_in_light_and_dark(open_page, scheme):
+    page = open_page('rounds', color_scheme=scheme)
+    def style(place, name, pseudo='null'):
+        return page.evaluate(f"getComputedStyle(document.querySelector('{place}'), {pseudo}).{name}")
+    paper, stripe = style('body', 'backgroundColor'), style('tbody tr:nth-child(2)', 'backgroundColor')
+    assert (paper == 'rgb(255, 255, 255)') == (scheme == 'light')
+    for place in ('body', 'td a', '.note', 'figcaption', '.sources code', '.refused', '.filter label', 'figure text'):
+        ink = style(place, 'fill' if place.endswith('text') else 'color')
+        assert min(contrast((ink, paper)), contrast((ink, stripe))) >= 4.5, place  # AA
+    for place, name in [('.filter input', 'borderTopColor'), ('.filter select', 'borderTopColor'),
+                        ('.filter button', 'borderTopColor'), ('th', 'borderBottomColor')]:
+        assert contrast((style(place, name), paper)) >= 3, place
+    assert contrast((style('th button', 'color', "'::after'"), paper)) >= 3
+    lines = page.evaluate("[...document.querySelectorAll('figure path')].map(p => getComputedStyle(p).stroke)")
+    grid = page.evaluate("(() => { const d = document.body.appendChild(document.createElement('i')); "
+                         "d.style.color = 'var(--grid)'; return getComputedStyle(d).color; })()")
+    assert grid in lines and contrast((grid, paper)) >= 3
+    for key in range(6):
+        page.keyboard.press('Tab')
+        outline = page.evaluate('(({outlineStyle, outlineColor, outlineWidth}) => [outlineStyle, outlineColor, '
+                                'parseFloat(outlineWidth)])(getComputedStyle(document.activeElement))')
+        assert outline[0] != 'none' and outline[2] >= 2 and contrast((outline[1], paper)) >= 3, key
+
+
+@PAGES
+@SCREENS
+@SCHEMES
+def test_axe_has_nothing_serious_to_say(open_page, name, screen, scheme):
+    page = open_page(name, color_scheme=scheme, bypass_csp=True, **screen)
+    page.locator('details').evaluate_all('all => all.forEach(d => { d.open = true; })')
+    found = Axe().run(page).response['violations']
+    assert not [(v['id'], v['help'], [n['target'] for n in v['nodes']][:3]) for v in found
+                if v['impact'] in ('serious', 'critical')]
 
 
 def test_a_screen_reader_finds_its_way(open_page):
-    tree = open_page().locator('body').aria_snapshot()
-    for text in ('heading "Epochs to converge and time to train" [level=1]', 'columnheader "batch"', 'cell "16"',
-                 'region "Epochs to converge and time to train"', 'figure "Speed-up"', 'rowgroup'):
+    tree = open_page('rounds').locator('body').aria_snapshot()
+    for text in ('heading "ResNet-50 in MLPerf logs: 6 systems in 2 studies" [level=1]', 'table "All systems"',
+                 'search "Choose systems"', 'combobox "round"', 'columnheader "batch"', 'cell "A100"',
+                 'region "new: Top-1 75.90 % on ImageNet"', 'figure "Speed-up"', 'rowgroup'):
         assert text in tree, text
 
 
 def test_it_prints(open_page, tmp_path):
-    page = open_page()
+    page = open_page('rounds')
     page.emulate_media(media='print')
-    assert page.locator('.keys').is_hidden()
+    for place in ('.keys', '.filter', '.cue', '.sources'):
+        assert page.locator(place).first.is_hidden(), place
+    page.locator('.sources').evaluate('d => { d.open = true; }')  # who opens them prints them
+    assert page.locator('#source-1').is_visible()
     page.pdf(path=tmp_path / 'report.pdf', format='A4')
     assert (tmp_path / 'report.pdf').read_bytes().startswith(b'%PDF')
