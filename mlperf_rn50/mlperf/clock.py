@@ -137,4 +137,4 @@ def _other_evaluations(found: Found, other: Found) -> Iterator[Oddity]:
                          f'{accuracy:g} in line {mine.line}', f'eval_accuracy differs in the {other.format} lines')
         if (apart_s := abs(mine.time_s - its.time_s)) > _APART_S:
             yield Oddity(its.line, f'eval_accuracy of epoch {epoch} stands {apart_s:.1f} s apart in the {other.format} '
-                         f'lines and in line {mine.line}', f'eval_accuracy is at another time in the {other.format} lines')
+                         f'lines and in line {mine.line}', f'eval_accuracy stands apart in the {other.format} lines')

@@ -61,6 +61,7 @@ class Found:
         self.single: dict[str, tuple[Mark, Event]] = {}
         self.optimizer: dict[str, Any] = {}
         self.counts = dict.fromkeys(_COUNTED, 0)
+        self._distinct = dict.fromkeys(_COUNTED, 0)  # v0.5: of them, those that differ
         self.first_lines: dict[str, int] = {}  # of what is counted
         self.first_init: Mark | None = None
         self.seed: tuple[int, Any] | None = None
@@ -94,8 +95,11 @@ class Found:
         return self.single[key][0].line if key in self.single else None
 
     def count(self, key: str) -> int:
-        """The lines of what every rank or node may write, of each once where a whole file was written several times."""
+        """The lines of what every rank or node may write; of each once where the whole log was written several times."""
         times = 1 + self._copies[keys.RUN_START]
+        if self.format == 'MLPv0.5.0':
+            return self._distinct[key] if times > 1 else self.counts[key]
+        # Ranks that share a clock of milliseconds write equal lines, too.
         is_whole = times == 1 + self._copies[keys.INIT_STOP] and self.counts[key] % times == 0
         return self.counts[key] // times if is_whole and self.counts[key] > times else self.counts[key]
 
@@ -131,7 +135,7 @@ class Found:
         key = event.key
         if self.format == 'MLPv0.5.0':
             key = _V05_KEYS.get(key, key)
-            if self._is_copy(mark, event):
+            if self._is_copy(mark, key, event):
                 return
         self._keep_time(event)
         if key in _COUNTED:
@@ -149,15 +153,23 @@ class Found:
         else:
             self._add_progress(mark, key, event)
 
-    def _is_copy(self, mark: Mark, event: Event) -> bool:
-        """Whether a v0.5 line stands before, too: its stamp has nine digits, so that equal ones are of one event."""
-        name = event.key, mark.time_s, hash(repr(event.value))
-        if name in self._seen:
-            self._warn_copy(mark)
-            return True
-        if len(self._seen) < _MAX_KEPT:
+    def _is_copy(self, mark: Mark, key: str, event: Event) -> bool:
+        """Whether a v0.5 line stands before, too: its stamp has nine digits, so that equal ones are of one event.
+
+        Lines of ranks are kept: some clocks have fewer digits. Where run_start is there twice, the different ones count.
+        """
+        name = key, mark.time_s, hash(repr(event.value))
+        is_new = name not in self._seen
+        if is_new and len(self._seen) < _MAX_KEPT:
             self._seen.add(name)
-        return False
+        if key in _COUNTED:
+            self._distinct[key] += is_new
+            return False
+        if not is_new:
+            self._warn_copy(mark)
+        if not is_new and key in _ONCE:
+            self._copies[key] += 1
+        return not is_new
 
     def _warn_copy(self, mark: Mark) -> None:
         text = 'equal to an earlier line in time, key and value; it counts once'

@@ -123,7 +123,9 @@ class Layout:
                    and self._count == filled.value * self._of_a_node.value)
         first = _known(logged, cleared, filled) if is_full else _known(logged, cleared)
         weighed = [*first, *(s for s in said if s not in first), *(_known(filled) if not is_full else [])]
-        return self._settle('num_nodes', 'nodes', weigh(weighed), said)
+        chosen = weigh(weighed)
+        return self._settle('num_nodes', 'nodes',
+                            next((s for s in said if chosen and s.value == chosen.value), chosen), said)
 
     def _filled_nodes(self) -> Statement | None:
         """The nodes that the lines of ranks fill, the last one perhaps in part, at a rank an accelerator."""
