@@ -95,7 +95,7 @@ class Found:
         return self.single[key][0].line if key in self.single else None
 
     def count(self, key: str) -> int:
-        """The lines of what every rank or node may write; of each once where the whole log was written several times."""
+        """The lines that every rank or node may write; each once where the whole log was written several times."""
         times = 1 + self._copies[keys.RUN_START]
         if self.format == 'MLPv0.5.0':
             return self._distinct[key] if times > 1 else self.counts[key]
@@ -156,7 +156,7 @@ class Found:
     def _is_copy(self, mark: Mark, key: str, event: Event) -> bool:
         """Whether a v0.5 line stands before, too: its stamp has nine digits, so that equal ones are of one event.
 
-        Lines of ranks are kept: some clocks have fewer digits. Where run_start is there twice, the different ones count.
+        Lines of ranks are kept, as some clocks have fewer digits: where run_start is there twice, what differs counts.
         """
         name = key, mark.time_s, hash(repr(event.value))
         is_new = name not in self._seen
