@@ -5,21 +5,22 @@ from typing import Any, NamedTuple
 
 from mlperf_rn50.mlperf import events, keys
 from mlperf_rn50.mlperf.events import Event, LineFormat
-from mlperf_rn50.mlperf.run import LogWarning
+from mlperf_rn50.mlperf.notes import Notes
 
-MAX_WARNINGS = 50
 _MAX_KEPT = 10_000  # evaluations, epochs, ... of a log; a real one has a hundred
 _MAX_KEYS = 64
+_SAME_MOMENT_S = 2.0  # of one event that several ranks log
 _MAX_EPOCH = 10**6
 _OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_bn_span|gradient_accumulation_steps')
 INPUT_BATCH_SIZE = 'input_batch_size'  # v0.5: of one accelerator
+RUN_FINAL = 'run_final'  # v0.5: after run_stop
 # Keys of which a run has one value, whatever the number of ranks.
 _SINGLE = frozenset([
     keys.SUBMISSION_ORG, keys.SUBMISSION_DIVISION, keys.SUBMISSION_STATUS,
     keys.SUBMISSION_PLATFORM,
     keys.SUBMISSION_ENTRY, keys.GLOBAL_BATCH_SIZE, keys.TRAIN_SAMPLES, keys.EVAL_SAMPLES, keys.INIT_STOP,
     keys.RUN_START, keys.RUN_STOP, events.TARGET_ACCURACY, events.DATASET, events.NUM_NODES, events.NUM_RANKS,
-    events.ACCELERATORS_PER_NODE, INPUT_BATCH_SIZE])
+    events.ACCELERATORS_PER_NODE, INPUT_BATCH_SIZE, RUN_FINAL])
 # Of these, events of which a run has one; of the others, some log the value again and again.
 _ONCE = frozenset([keys.INIT_STOP, keys.RUN_START, keys.RUN_STOP])
 _COUNTED = frozenset([keys.INIT_START, keys.SEED, keys.CACHE_CLEAR])
@@ -58,6 +59,7 @@ class Found:
         self.single: dict[str, tuple[Mark, Event]] = {}
         self.optimizer: dict[str, Any] = {}
         self.counts = dict.fromkeys(_COUNTED, 0)
+        self._distinct = dict.fromkeys(_COUNTED, 0)  # v0.5: of them, those that differ
         self.first_lines: dict[str, int] = {}  # of what is counted
         self.first_init: Mark | None = None
         self.seed: tuple[int, Any] | None = None
@@ -70,17 +72,17 @@ class Found:
         self.accuracies: dict[int, tuple[Mark, float]] = {}
         self.stats: dict[int, tuple[Mark, Mapping[str, Any]]] = {}
         self.rates: list[tuple[Mark, Any]] = []  # learning rates as they are logged
-        self.warnings: list[LogWarning] = []
+        self.notes = Notes()
+        self.warn, self.contradict = self.notes.warn, self.notes.contradict
+        self.has_other_end = False  # a second run_stop says that the run ended in another way
+        self.after_start_s: float | None = None  # when the first event after run_start happened
+        self.longest_gap_s = 0.0  # between two events
+        self.last_s: float | None = None  # when the last event happened
+        self._seen: set[tuple[str, float, int]] = set()  # v0.5: see _is_copy
+        self._copies = dict.fromkeys(_ONCE, 0)
         self._epoch_now = 0
         self._open_eval: list[Mark] = []  # v0.5: start, and stop, of an evaluation whose epoch is not yet said
         self._evaluated = 0
-
-    def warn(self, line: int | None, text: str) -> None:
-        """Notes what is odd, as long as there is not too much of it."""
-        if len(self.warnings) < MAX_WARNINGS:
-            self.warnings.append(LogWarning(line, text))
-        elif len(self.warnings) == MAX_WARNINGS:
-            self.warnings.append(LogWarning(line, 'more warnings follow; they are left out'))
 
     def value(self, key: str) -> Any:
         """The value of a key of which a run has one, None without it."""
@@ -89,6 +91,26 @@ class Found:
     def line(self, key: str) -> int | None:
         """The line of a key of which a run has one."""
         return self.single[key][0].line if key in self.single else None
+
+    def count(self, key: str) -> int:
+        """The lines that every rank or node may write; each once where the whole log was written several times."""
+        times = 1 + self._copies[keys.RUN_START]
+        if self.format == 'MLPv0.5.0':
+            return self._distinct[key] if times > 1 else self.counts[key]
+        # Ranks that share a clock of milliseconds write equal lines, too.
+        is_whole = times == 1 + self._copies[keys.INIT_STOP] and self.counts[key] % times == 0
+        return self.counts[key] // times if is_whole and self.counts[key] > times else self.counts[key]
+
+    def says_success(self, event: Event) -> bool:
+        """Whether a run_stop calls the run a success; published v0.5 logs say nothing, which is no objection."""
+        if self.format == 'MLPv0.5.0':
+            return not (isinstance(event.value, dict) and event.value.get('success') in (False, 'false'))
+        return event.metadata.get('status') == keys.SUCCESS
+
+    @property
+    def last_epoch(self) -> int | None:
+        """The last epoch that is named."""
+        return max([k for where in (self.epochs, self.blocks, self.accuracies) for k in where], default=None)
 
     def clock_s(self, mark: Mark | None) -> float | None:
         """Seconds on the run's clock, which stands still between a run's end and its resume."""
@@ -108,7 +130,12 @@ class Found:
             ValueError: the log goes on with another run.
         """
         mark = Mark(event.time_s, line, len(self.resumes))
-        key = _V05_KEYS.get(event.key, event.key) if self.format == 'MLPv0.5.0' else event.key
+        key = event.key
+        if self.format == 'MLPv0.5.0':
+            key = _V05_KEYS.get(key, key)
+            if self._is_copy(mark, key, event):
+                return
+        self._keep_time(event)
         if key in _COUNTED:
             self._add_counted(mark, key, event)
         elif key in _SINGLE:
@@ -123,6 +150,37 @@ class Found:
                 self.rates.append((mark, event.value))
         else:
             self._add_progress(mark, key, event)
+
+    def _is_copy(self, mark: Mark, key: str, event: Event) -> bool:
+        """Whether a v0.5 line stands before, too: its stamp has nine digits, so that equal ones are of one event.
+
+        Lines of ranks are kept, as some clocks have fewer digits: where run_start is there twice, what differs counts.
+        """
+        name = key, mark.time_s, hash(repr(event.value))
+        is_new = name not in self._seen
+        if is_new and len(self._seen) < _MAX_KEPT:
+            self._seen.add(name)
+        if key in _COUNTED:
+            self._distinct[key] += is_new
+            return False
+        if not is_new:
+            self._warn_copy(mark)
+        if not is_new and key in _ONCE:
+            self._copies[key] += 1
+        return not is_new
+
+    def _warn_copy(self, mark: Mark) -> None:
+        text = 'equal to an earlier line in time, key and value; it counts once'
+        self.warn(mark.line, text, text)
+
+    def _keep_time(self, event: Event) -> None:
+        """Notes how far apart events lie."""
+        now = event.time_s
+        if self.last_s is not None and event.key != events.RUN_RESUMED:
+            self.longest_gap_s = max(self.longest_gap_s, now - self.last_s)
+        self.last_s = now
+        if keys.RUN_START in self.single and now >= self.single[keys.RUN_START][0].time_s:
+            self.after_start_s = now if self.after_start_s is None else min(now, self.after_start_s)
 
     def _add_counted(self, mark: Mark, key: str, event: Event) -> None:
         """A line that every rank or node may write."""
@@ -141,11 +199,37 @@ class Found:
         if key == keys.RUN_START and keys.RUN_STOP in self.single:
             raise ValueError(f'holds more than one run: line {self.line(keys.RUN_STOP)} is run_stop, line {mark.line} '
                              'run_start again')
+        if key == keys.RUN_STOP:
+            self._compare_end(mark, event)
         if before.value != event.value:
-            self.warn(mark.line, f'{event.key} is {event.value!r:.80}, not {before.value!r:.80} as in line '
-                                 f'{first.line}; the first counts')
+            self.contradict(mark.line, f'{event.key} is {event.value!r:.80}, not {before.value!r:.80} as in line '
+                                       f'{first.line}; the first counts',
+                            f'{event.key} is another one again; the first counts')
         elif key in _ONCE:
-            self.warn(mark.line, f'{event.key} repeats line {first.line}; the first counts')
+            self._repeat(mark, key, first)
+
+    def _compare_end(self, mark: Mark, event: Event) -> None:
+        """Says where a second run_stop tells of another end."""
+        first, before = self.single[keys.RUN_STOP]
+        ends = [str(e.metadata.get('status') if self.format != 'MLPv0.5.0' else self.says_success(e))[:80]
+                for e in (before, event)]
+        if ends[0] != ends[1]:
+            self.has_other_end = True
+            self.contradict(mark.line, f'run_stop says {ends[1]!r}, but {ends[0]!r} in line {first.line}: this is no '
+                                       'success; the time is that of the first')
+
+    def _repeat(self, mark: Mark, key: str, first: Mark) -> None:
+        """Says that an event of which a run has one is there again."""
+        text = f'{key} repeats line {first.line}; the first counts'
+        if mark.time_s == first.time_s:
+            self._copies[key] += 1
+            self._warn_copy(mark)
+        elif abs(mark.time_s - first.time_s) <= _SAME_MOMENT_S:
+            self.warn(mark.line, text, text)
+        else:
+            self.contradict(mark.line, f'{key} repeats line {first.line} at another time '
+                                       f'({mark.time_s - first.time_s:+.1f} s); the first counts',
+                            f'{key} repeats line {first.line} at another time; the first counts')
 
     def _add_progress(self, mark: Mark, key: str, event: Event) -> None:
         epoch = self._epoch(event)
@@ -192,10 +276,12 @@ class Found:
         accuracy = number(value, 0, 1)
         before = self.accuracies.get(epoch or 0)
         if accuracy is None:
-            self.warn(mark.line, f'eval_accuracy is {value!r:.80}, expected a fraction from 0 to 1; left out')
+            self.warn(mark.line, f'eval_accuracy is {value!r:.80}, expected a fraction from 0 to 1; left out',
+                      'eval_accuracy is no fraction from 0 to 1; left out')
         elif before and before[1] != accuracy:
-            self.warn(mark.line, f'eval_accuracy of epoch {epoch} is {accuracy}, not {before[1]} as in line '
-                                 f'{before[0].line}; the first counts')
+            self.contradict(mark.line, f'eval_accuracy of epoch {epoch} is {accuracy}, not {before[1]} as in line '
+                                       f'{before[0].line}; the first counts',
+                            'eval_accuracy of an epoch is another one again; the first counts')
         elif self._keep(self.accuracies, epoch, (mark, float(accuracy)), mark, event.key):
             self._evaluated = epoch or 0
             for where, open_mark in zip((self.eval_starts, self.eval_stops), self._open_eval):
@@ -207,11 +293,21 @@ class Found:
         if epoch is None:
             self.warn(mark.line, f'{key} names no epoch; left out')
         elif epoch in where:
-            if not self.resumes:  # a resumed run repeats what came after its checkpoint
-                self.warn(mark.line, f'{key} of epoch {epoch} stands before, too; the first counts')
+            self._keep_first(where[epoch], mark, epoch, key)
         elif len(where) >= _MAX_KEPT:
             self.warn(mark.line, f'more than {_MAX_KEPT} {key}; the rest is left out')
         else:
             where[epoch] = value
             return True
         return False
+
+    def _keep_first(self, kept: Any, mark: Mark, epoch: int, key: str) -> None:
+        """Says that an epoch has the same event again, unless a resumed run repeats what came after its checkpoint."""
+        first = kept if isinstance(kept, Mark) else kept[0]
+        if self.resumes:
+            return
+        if first.time_s == mark.time_s:
+            self._warn_copy(mark)
+        else:
+            self.warn(mark.line, f'{key} of epoch {epoch} stands before, too; the first counts',
+                      f'{key} of an epoch stands before, too; the first counts')

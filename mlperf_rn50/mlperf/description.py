@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.files import regular_file
+from mlperf_rn50.mlperf.run import Source
 
 _MAX_BYTES = 1 << 20
 
@@ -16,7 +17,7 @@ class Description:
 
     Args:
         path: the file.
-        org: who submitted.
+        org: who submitted, and where that is said.
         num_nodes: number of nodes.
         num_accelerators: of all nodes, or of one.
         is_of_one_node: whether num_accelerators is of one node.
@@ -26,7 +27,7 @@ class Description:
     """
 
     path: Path
-    org: str | None
+    org: tuple[str, Source] | None
     num_nodes: int | None
     num_accelerators: int | None
     is_of_one_node: bool = False
@@ -133,13 +134,36 @@ def find_description(log: Path) -> tuple[Description | None, str | None]:
         return None, f'{path.name} cannot be read: {str(e)[:200]}; left out'
 
 
-def _org_of(submission: Path) -> str:
+def _named_org(file: Path, content: dict[str, Any], key: str) -> tuple[str, Source] | None:
+    """Who submits, as a file says."""
+    org = _name(content.get(key))
+    if org is None:
+        return None
+    return org, Source('described', file.name, _line_of(file.read_text('utf-8', 'replace'), key), file)
+
+
+def _org_of(submission: Path) -> tuple[str, Source]:
     """Who made a v0.5 submission: its submission.json, else the name of its folder."""
+    file = submission / 'submission.json'
     try:
-        org = _load(submission / 'submission.json').get('org')
+        named = _named_org(file, _load(file), 'org')
     except (OSError, ValueError):
-        org = None
-    return org if isinstance(org, str) else submission.name
+        named = None
+    return named or (submission.name, Source('implied', 'the name of a folder'))
+
+
+def org_of_folder(log: Path) -> tuple[str, Source] | None:
+    """Who submits, as the tree of a round is named: v0.6/<org>/results/<system>/resnet/result_0.txt."""
+    folders = log.absolute().parents
+    if len(folders) < 5 or folders[0].name != 'resnet' or folders[2].name != 'results' or not round_of(folders[4].name):
+        return None
+    return folders[3].name, Source('implied', 'the name of a folder')
+
+
+def round_of(folder: str) -> str | None:
+    """The round that a folder is named after: v2.1, v1.0.0, training_results_v3.0."""
+    m = re.fullmatch(r'(?:training_results_)?(v\d\.\d)(?:\.0)?', folder)
+    return m[1] if m else None
 
 
 def _line_of(text: str, *keys: str) -> int | None:
@@ -159,8 +183,7 @@ def _describe(path: Path, content: dict[str, Any]) -> Description:
                            framework=_name(content.get('framework')))
     if path.parent.name == 'systems':
         num_nodes, per_node = _count(content.get('number_of_nodes')), _count(content.get('accelerators_per_node'))
-        org = content.get('submitter')
-        return Description(path, org if isinstance(org, str) else None, num_nodes,
+        return Description(path, _named_org(path, content, 'submitter'), num_nodes,
                            num_nodes * per_node if num_nodes is not None and per_node is not None else None,
                            accelerator=_name(content.get('accelerator_model_name')),
                            framework=_name(content.get('framework')))

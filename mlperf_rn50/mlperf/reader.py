@@ -3,17 +3,19 @@
 A log is not trusted. It is read as a stream; what it says is taken only where it has the right type and range;
 what is odd about it becomes a warning with its line.
 """
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.mlperf import keys
-from mlperf_rn50.mlperf.collect import MAX_WARNINGS, Found
+from mlperf_rn50.mlperf.collect import Found
 from mlperf_rn50.mlperf.description import find_description
 from mlperf_rn50.mlperf.events import Event, LineFormat, decode_events
 from mlperf_rn50.mlperf.facts import Facts
-from mlperf_rn50.mlperf.run import LogWarning, Run
+from mlperf_rn50.mlperf.notes import Notes
+from mlperf_rn50.mlperf.run import Run
 
 _MAX_LINE_BYTES = 1 << 20
 
@@ -51,19 +53,18 @@ def _check_benchmark(path: Path, event: Event) -> None:
         raise OtherBenchmark(f'{path}: a log of the benchmark {benchmark!r:.80}, expected resnet')
 
 
-def _collect(path: Path) -> tuple[dict[LineFormat, Found], int]:
-    """What the lines of each format say, and the last line of the log.
+def _collect(path: Path) -> tuple[dict[LineFormat, Found], Notes, int]:
+    """What the lines of each format say, what is wrong with others, and the last line of the log.
 
     Raises:
         UserError: the file cannot be read, is of another benchmark or holds more than one run.
     """
     found: dict[LineFormat, Found] = {}
-    torn: list[LogWarning] = []
+    torn = Notes()
     last_line = 0
     for last_line, event in read_events(path):
         if isinstance(event, ValueError):
-            if len(torn) < MAX_WARNINGS:
-                torn.append(LogWarning(last_line, f'torn line, left out: {str(event)[:200]}'))
+            torn.warn(last_line, f'torn line, left out: {str(event)[:200]}', 'torn line, left out')
             continue
         _check_benchmark(path, event)
         if (half := found.get(event.line_format)) is None:
@@ -72,24 +73,27 @@ def _collect(path: Path) -> tuple[dict[LineFormat, Found], int]:
             half.add(last_line, event)
         except ValueError as e:
             raise UserError(f'{path}: {e}') from e
-    for half in found.values():
-        half.warnings[:0] = torn
-    return found, last_line
+    return found, torn, last_line
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path, now_s: float | None = None) -> Run:
     """The run of a log file.
+
+    Args:
+        now_s: seconds since 1970, by which a log without run_stop is still being written; the present where None.
 
     Raises:
         UserError: the file cannot be read, or is no log of one ResNet run.
     """
-    found, last_line = _collect(path)
+    found, torn, last_line = _collect(path)
     if not found:
         raise UserError(f'{path}: no MLPerf log line in it; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0')
     # Our own logs hold two formats of the same run: the later one says more.
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
     best = max((found[f] for f in order if f in found), key=lambda half: keys.RUN_START in half.single)
+    best.notes.include(torn)
     description, trouble = find_description(path)
     if trouble:
-        best.warn(None, trouble)
-    return Facts(path, best, description, last_line).run()
+        best.notes.warn(None, trouble)
+    others = [half for half in found.values() if half is not best]
+    return Facts(path, best, others, description, last_line, time.time() if now_s is None else now_s).run()

@@ -16,7 +16,7 @@ IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a fact comes from: logged, implied by what is logged, or the system description beside the log.
+    """Where a fact comes from: logged, implied by what is logged, or a system description, in the log or beside it.
 
     Args:
         text: which key, lines or file.
@@ -73,8 +73,8 @@ class Run:
         path: the log.
         round: v0.5, v0.6, or what the folders name for later ones, v0.7+ without it.
         status: converged; aborted, where it ended short of the target; interrupted, where it was asked to stop;
-            failed, where the log ends without run_stop or the run gave up; running, where it is still being written;
-            unreadable, where it is no log.
+            failed, where the log ends without run_stop, contradicts itself or the run gave up; running, where it has no
+            run_stop yet and is still being written; unreadable, where it is no log.
         target_accuracy: Top-1 as a fraction.
         optimizer: its keys as logged.
         num_accelerators: 0 for a run on CPUs.
@@ -82,10 +82,14 @@ class Run:
         framework: with its version, as the system description names it.
         init_s: from the first init_start to init_stop, before the clock.
         epochs_to_converge: epochs trained when the target was reached.
-        time_to_train_s: from run_start to run_stop, without the gaps of resumes.
+        last_epoch: the last one that the log names.
+        time_to_train_s: from run_start to run_stop, without the gaps of resumes; None where the clock contradicts
+            itself.
+        age_s: of a running run, since its log was written.
         learning_rates: (seconds since run_start, learning rate) as logged.
         sources: of each field that is a fact, by its name.
         lines: of run_start, run_stop and the like, by key.
+        warnings: contradictions first; what is true of many lines is said once.
     """
 
     path: Path
@@ -115,7 +119,9 @@ class Run:
     learning_rates: Sequence[tuple[float, float]] = ()
     init_s: float | None = None
     epochs_to_converge: int | None = None
+    last_epoch: int | None = None
     time_to_train_s: float | None = None
+    age_s: float | None = None
     num_resumes: int = 0
     sources: Mapping[str, Source] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
@@ -130,3 +136,7 @@ class Run:
     @property
     def final_accuracy(self) -> float | None:
         return self.evaluations[-1].accuracy if self.evaluations else None
+
+    @property
+    def best_accuracy(self) -> float | None:
+        return max((e.accuracy for e in self.evaluations), default=None)

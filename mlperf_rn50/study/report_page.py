@@ -150,7 +150,7 @@ def _table(table: Table, name: str, sources: _Sources) -> dict:
 def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _Sources) -> dict:
     name = f'study-{number}'
     return {'id': name, 'title': heading(study), 'answer': _answer(study), 'notes': notes_of(study),
-            'cautions': getattr(study, 'cautions', ()),
+            'cautions': study.cautions,
             'pictures': [{'id': f'p{number}-{k}-', 'title': p.title, 'notes': getattr(p, 'notes', ()),
                           'svg': _inline_svg(p, f'p{number}-{k}-')}
                          for k, p in enumerate(pictures)],

@@ -1,0 +1,140 @@
+"""Do the times of a log nest? run_start, epochs and evaluations in their order, run_stop. Pure."""
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mlperf_rn50.mlperf import keys
+from mlperf_rn50.mlperf.collect import RUN_FINAL, Found, Mark
+from mlperf_rn50.mlperf.run import Evaluation, Stretch
+
+# Clocks of nodes and of processes may differ by so much; published logs have milliseconds.
+SKEW_S = 2.0
+# The lines of an event in two formats are stamped one after another, and a disk may stall in between.
+_APART_S = 10.0
+# A gap that is worth a word, however short the epochs are.
+_GAP_S = 60.0
+_SAME_ACCURACY = 1e-4  # some formats print fewer digits
+
+
+class Oddity(NamedTuple):
+    """A line, what is odd about it, and how to say it of many such lines."""
+
+    line: int
+    text: str
+    many: str = ''
+
+
+def _moments(found: Found) -> list[tuple[Mark, str]]:
+    """What happens on the clock."""
+    named = [('epoch', {k: mark for k, (mark, _) in found.epochs.items()}),
+             ('block', {k: mark for k, (mark, _) in found.blocks.items()}),
+             ('evaluation', found.eval_starts),
+             ('accuracy', {k: mark for k, (mark, _) in found.accuracies.items()})]
+    return [(mark, f'{name} {k}') for name, marks in named for k, mark in marks.items()]
+
+
+def contradictions(found: Found) -> list[Oddity]:
+    """Where the clock of a log contradicts itself; the epochs of a resumed run come from several clocks: not asked."""
+    if found.resumes or keys.RUN_START not in found.single:
+        return []
+    return [*_around_start(found), *_around_stop(found), *_out_of_order(found)]
+
+
+def _around_start(found: Found) -> Iterator[Oddity]:
+    start = found.single[keys.RUN_START][0]
+    first, what = min(_moments(found), key=lambda m: m[0].time_s, default=(start, ''))
+    if (late_s := start.time_s - first.time_s) > SKEW_S:
+        yield Oddity(start.line, f'run_start stands {late_s:.1f} s after {what} (line {first.line})')
+    init = found.single.get(keys.INIT_STOP)
+    if init and (early_s := init[0].time_s - start.time_s) > SKEW_S:
+        yield Oddity(start.line, f'run_start stands {early_s:.1f} s before init_stop (line {init[0].line})')
+
+
+def _around_stop(found: Found) -> Iterator[Oddity]:
+    if keys.RUN_STOP not in found.single:
+        return
+    stop, final = found.single[keys.RUN_STOP][0], found.single.get(RUN_FINAL)
+    ends = [(mark, f'the end of evaluation {k}') for k, mark in found.eval_stops.items()]
+    last, what = max([*_moments(found), *ends], key=lambda m: m[0].time_s, default=(stop, ''))
+    if (early_s := last.time_s - stop.time_s) > SKEW_S:
+        yield Oddity(stop.line, f'run_stop stands {early_s:.1f} s before {what} (line {last.line})')
+    if final and (late_s := stop.time_s - final[0].time_s) > SKEW_S:
+        yield Oddity(stop.line, f'run_stop stands {late_s:.1f} s after run_final (line {final[0].line})')
+
+
+def _out_of_order(found: Found) -> Iterator[Oddity]:
+    """Each epoch and each evaluation after the one before, each end after its start."""
+    epochs = {k: mark for k, (mark, _) in found.epochs.items()}
+    accuracies = {k: mark for k, (mark, _) in found.accuracies.items()}
+    for name, marks in (('epoch', epochs), ('accuracy', accuracies)):
+        pairs = sorted(marks.items())
+        for (before, earlier), (epoch, later) in zip(pairs, pairs[1:]):
+            if (back_s := earlier.time_s - later.time_s) > SKEW_S:
+                yield Oddity(later.line, f'{name} {epoch} stands {back_s:.1f} s before {name} {before} '
+                             f'(line {earlier.line})', f'{name} stands before that of an earlier epoch')
+    for name, starts, ends in (('epoch', epochs, found.epoch_stops), ('evaluation', found.eval_starts, accuracies)):
+        for epoch in sorted(starts.keys() & ends.keys()):
+            if (back_s := starts[epoch].time_s - ends[epoch].time_s) > SKEW_S:
+                yield Oddity(ends[epoch].line, f'{name} {epoch} ends {back_s:.1f} s before its start '
+                             f'(line {starts[epoch].line})', f'{name} ends before its start')
+
+
+def gaps(found: Found, evaluations: tuple[Evaluation, ...], stretches: tuple[Stretch, ...]) -> list[Oddity]:
+    """Where nothing happens on the clock for longer than training and evaluation explain."""
+    if found.resumes or keys.RUN_START not in found.single:
+        return []
+    evaluation_s = max([e.stop_s - e.start_s for e in evaluations if e.start_s is not None and e.stop_s is not None],
+                       default=0.0)
+    epoch_s = max([(s.stop_s - s.start_s) / s.num_epochs for s in stretches], default=0.0)
+    return [*_start_gap(found, epoch_s + evaluation_s), *_stop_gap(found, evaluations, epoch_s, evaluation_s)]
+
+
+def _start_gap(found: Found, usual_s: float) -> Iterator[Oddity]:
+    start = found.single[keys.RUN_START][0]
+    gap_s = found.after_start_s - start.time_s if found.after_start_s is not None else 0.0
+    if gap_s > max(_GAP_S, usual_s):
+        yield Oddity(start.line, f'nothing happens for {gap_s:.1f} s after run_start')
+
+
+def _stop_gap(found: Found, evaluations: tuple[Evaluation, ...], epoch_s: float, evaluation_s: float
+              ) -> Iterator[Oddity]:
+    ends = [t for e in evaluations for t in (e.time_s, e.stop_s) if t is not None]
+    if not ends or keys.RUN_STOP not in found.single:
+        return
+    stop, event = found.single[keys.RUN_STOP]
+    gap_s = (found.clock_s(stop) or 0.0) - max(ends)
+    # Once the target is reached, nothing is trained.
+    if gap_s > max(_GAP_S, evaluation_s if found.says_success(event) else epoch_s + evaluation_s):
+        yield Oddity(stop.line, f'run_stop stands {gap_s:.1f} s after the last evaluation')
+
+
+def disagreements(found: Found, other: Found) -> list[Oddity]:
+    """Where the lines of two formats in one log, which tell of one run, tell different things."""
+    if found.resumes or other.resumes:
+        return []
+    return [*_other_ends(found, other), *_other_evaluations(found, other)]
+
+
+def _other_ends(found: Found, other: Found) -> Iterator[Oddity]:
+    for key in (keys.RUN_START, keys.RUN_STOP):
+        if key not in found.single or key not in other.single:
+            continue
+        (mine, event), (its, its_event) = found.single[key], other.single[key]
+        # The clock of v0.5 starts before the model is built.
+        is_earlier = key == keys.RUN_START and other.format == 'MLPv0.5.0' and found.first_init
+        earliest_s = min(mine.time_s, found.first_init.time_s) if is_earlier and found.first_init else mine.time_s
+        if not earliest_s - _APART_S <= its.time_s <= mine.time_s + _APART_S:
+            yield Oddity(its.line, f'{key} of the {other.format} lines stands {its.time_s - mine.time_s:+.1f} s from '
+                         f'that of the {found.format} lines (line {mine.line})')
+        if key == keys.RUN_STOP and found.says_success(event) != other.says_success(its_event):
+            yield Oddity(its.line, f'run_stop of the {other.format} lines tells of another end than line {mine.line}')
+
+
+def _other_evaluations(found: Found, other: Found) -> Iterator[Oddity]:
+    for epoch in sorted(found.accuracies.keys() & other.accuracies.keys()):
+        (mine, accuracy), (its, its_accuracy) = found.accuracies[epoch], other.accuracies[epoch]
+        if abs(accuracy - its_accuracy) > _SAME_ACCURACY:
+            yield Oddity(its.line, f'eval_accuracy of epoch {epoch} is {its_accuracy:g} in the {other.format} lines, '
+                         f'{accuracy:g} in line {mine.line}', f'eval_accuracy differs in the {other.format} lines')
+        if (apart_s := abs(mine.time_s - its.time_s)) > _APART_S:
+            yield Oddity(its.line, f'eval_accuracy of epoch {epoch} stands {apart_s:.1f} s apart in the {other.format} '
+                         f'lines and in line {mine.line}', f'eval_accuracy stands apart in the {other.format} lines')
