@@ -1,12 +1,18 @@
 """Build a submission tree from five runs and have the official checkers look at it."""
+from __future__ import annotations
+
 import json
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli._parsers import Parser
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, UserError
 from mlperf_rn50.mlperf.rulesets import ROUNDS, WRITTEN, parse_round
+
+if TYPE_CHECKING:
+    from mlperf_rn50.mlperf.package import Package
 
 EPILOG = """examples:
   mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission
@@ -61,7 +67,7 @@ def _check_options(options: Namespace) -> None:
         raise ConfigError(f'the following are missing: {", ".join(missing)}; see mlperf-rn50 package --help')
 
 
-def _build(options: Namespace):
+def _build(options: Namespace) -> tuple[Package, str, float | None]:
     """The package, the first line of what is said of it, and the score that report gives."""
     from mlperf_rn50.mlperf import package
     from mlperf_rn50.study.systems import load_systems
@@ -79,15 +85,15 @@ def _build(options: Namespace):
     return made, heading, systems[0].score_minutes
 
 
-def _check(options: Namespace):
+def _check(options: Namespace) -> tuple[Package, str, float | None]:
     """The same for a finished tree."""
-    from mlperf_rn50.mlperf import package
+    from mlperf_rn50.mlperf.finished_tree import check_finished
     from mlperf_rn50.study.systems import load_systems
     results = options.check / 'results'
     if not results.is_dir():
         raise UserError(f'--check: {options.check} has no folder results; expected the tree of an organisation, such '
                         'as submission/us')
     systems = load_systems([results])
-    made = package.check_finished(options.check, options.round, {s.name: s.runs for s in systems})
+    made = check_finished(options.check, options.round, {s.name: s.runs for s in systems})
     heading = f'{options.check}: {options.round}, {"NOT yet to be handed in" if made.refusals else "no errors found"}'
     return made, heading, systems[0].score_minutes if len(systems) == 1 else None

@@ -20,13 +20,14 @@ from mlperf_rn50.mlperf.official import import_official
 from mlperf_rn50.mlperf.rulesets import V05
 
 Finding = tuple[str, str]  # a checker, and what it says
-# Crashes that are a fault of the tools: how the last line begins, and what led to it.
-_OWN_FAULTS = {
-    "NameError: name 'system_file'": 'its message about a field that a system description lacks is broken',
-    'ValueError: invalid literal for int()': 'it takes number_of_nodes, host_processors_per_node and '
-                                             'accelerators_per_node of a system description for numbers unseen',
-    'KeyError: None': 'it wants global_batch_size and submission_benchmark in every log, that of the run which may '
-                      'fail included'}
+# Crashes that are known: how the last line begins, and what led to it.
+_KNOWN_CRASHES = {
+    "NameError: name 'system_file'": 'a fault of the tool: its message about a field that a system description lacks '
+                                     'is broken; fill in all 33 fields',
+    'ValueError: invalid literal for int()': 'it expects numbers for number_of_nodes, host_processors_per_node and '
+                                             'accelerators_per_node in a system description; fill them in',
+    'KeyError: None': 'a fault of the tool: it wants one global_batch_size and submission_benchmark in all logs, that '
+                      'of the run which may fail included'}
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,9 @@ def _official(tool: str, *arguments: str) -> tuple[str, str | None]:
     return said.getvalue(), crash
 
 
-def _explain_crash(tool: str, crash: str) -> str:
-    why = next((why for start, why in _OWN_FAULTS.items() if crash.startswith(start)), None)
-    return f'{tool} crashed: {crash}' + (f'; a fault of its own: {why}' if why else '')
+def _explain_crash(crash: str) -> str:
+    why = next((why for start, why in _KNOWN_CRASHES.items() if crash.startswith(start)), None)
+    return f'crashed: {crash}' + (f'; {why}' if why else '')
 
 
 def _copy(home: Path, place: Path) -> Path:
@@ -112,7 +113,7 @@ def _check_package(tree: Path, ruleset: str, log: Path) -> tuple[list[str], list
     text, crash = _official('package_checker', str(tree), 'training', ruleset, '--log_output', str(log))
     lines = [' '.join(line.replace(f'{tree}/', '').split()) for line in text.splitlines()]
     if crash:
-        return [_explain_crash('package_checker', crash)], []
+        return [f'package_checker {_explain_crash(crash)}'], []
     if 'PACKAGE CHECKER FOUND NO ERRORS' not in text:
         errors = [line.removeprefix('ERROR - ') for line in lines if line.startswith('ERROR - ')]
         return [f'package_checker: {e}' for e in errors] or [f'package_checker: {text[-500:]}'], []
@@ -135,4 +136,4 @@ def _summarize(tree: Path, ruleset: str, path: Path) -> tuple[dict[str, float], 
     rows = csv.DictReader(path.read_text().splitlines()) if path.is_file() else []
     unit = 1000 if ruleset == '0.6.0' else 1  # whose times are seconds, which it takes for milliseconds
     scores = {row['system']: float(row['resnet']) * unit for row in rows if row.get('resnet')}
-    return scores, _explain_crash('result_summarizer', crash) if crash else None
+    return scores, _explain_crash(crash) if crash else None

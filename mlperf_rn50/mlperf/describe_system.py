@@ -153,18 +153,26 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
         'sw_notes': data_note(runs)}
 
 
-def merge_description(base: Base, ours: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A submitter's description, its gaps filled with ours; and notes on what came from where."""
+def merge_description(base: Base, ours: dict[str, Any], logged: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A submitter's description, its gaps filled with ours; and notes on what came from where.
+
+    Args:
+        base: the description.
+        ours: of describe_system.
+        logged: the same without env.json.
+    """
     fields = {k: v for k, v in base.fields.items() if k not in _OF_ORDER}
-    labels = dict.fromkeys(text for text in (base.fields.get('sw_notes'), ours['sw_notes']) if text)
     filled = [k for k, v in ours.items() if v and k not in fields and k not in _OF_ORDER]
-    notes = [f'the system description is {base.name}'
-             + (f'; from the logs and env.json: {", ".join(filled)}' if filled else '')]
-    notes += [f'{base.name} says {k} {fields[k]:.40}, the logs {ours[k]}; {base.name} counts' for k in _COMPARED
-              if k in fields and ours[k] and fields[k] != ours[k]]
+    notes = ['; '.join([f'the system description is {base.name}', *(
+        f'from {place}: {", ".join(names)}' for place, names in (
+            ('env.json', [k for k in filled if not logged[k]]), ('the logs', [k for k in filled if logged[k]]))
+        if names)])]
+    notes += [f'{base.name} says {k} {fields[k]:.40}, the logs {ours[k]}; results and description are to agree'
+              for k in _COMPARED if k in fields and ours[k] and fields[k] != ours[k]]
     if base.fields.get('division', ours['division']) != ours['division']:
         notes.append(f'{base.name} says division {base.fields["division"]:.40}, the logs {ours["division"]}; the logs '
                      'count')
+    labels = dict.fromkeys(text for text in (base.fields.get('sw_notes'), ours['sw_notes']) if text)
     return {**ours, **fields, 'sw_notes': '; '.join(labels)}, notes
 
 
@@ -176,9 +184,10 @@ def _status(text: str, round_name: str) -> str:
 
 
 def find_gaps(description: dict[str, Any]) -> list[str]:
-    """The fields that say nothing, but those that may."""
-    may = ['hw_notes', 'sw_notes'] + ['accelerator_'] * (description.get('accelerators_per_node') == '0')
-    return [k for k, v in description.items() if v in ('', {}) and not k.startswith(tuple(may))]
+    """The fields of a description, or of an entry.json, that say nothing; but those that may."""
+    may = ('hw_notes', 'sw_notes', 'notes') + ('accelerator_',) * (description.get('accelerators_per_node') == '0')
+    parts = [('', description), *((f'nodes[{i}].', node) for i, node in enumerate(objects_at(description, 'nodes')))]
+    return [f'{where}{k}' for where, part in parts for k, v in part.items() if v in ('', {}) and not k.startswith(may)]
 
 
 def _count(text: str) -> int:

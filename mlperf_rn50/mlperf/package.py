@@ -5,16 +5,15 @@ Source: MLPerf training submission rules; the layouts of v0.5 and of later round
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import dump_json, parse_json, read_text
+from mlperf_rn50.files import dump_json
 from mlperf_rn50.mlperf.check_tree import Finding, TreeVerdict, judge_tree
 from mlperf_rn50.mlperf.describe_system import (
-    NUMBERS,
     Base,
     data_note,
     describe_entry,
@@ -32,7 +31,6 @@ from mlperf_rn50.mlperf.set_rules import check_results, check_set, find_oddities
 from mlperf_rn50.mlperf.submitted_code import (
     check_code,
     copy_code,
-    missing_code,
     own_code,
     write_runs,
     write_scripts,
@@ -116,19 +114,20 @@ def _env_of(runs: Sequence[Run]) -> dict[str, Any]:
     return next((env for r in runs if (env := load_env(r.path))), {})
 
 
-def _code_folder(round_name: str) -> str:
+def code_folder(round_name: str) -> str:
+    """Where a round's tree has the code."""
     return 'code/resnet' if round_name == 'v0.5' else 'benchmarks/resnet/implementations/mlperf_rn50'
 
 
 def _describe(runs: Sequence[Run], env: dict[str, Any], order: Order,
               base: Base | None) -> tuple[dict[str, Any], list[str]]:
     """The system description, and notes on what of it came from where."""
-    ours = describe_system(runs, env, order.org, order.system, order.round, base)
+    ours, logged = (describe_system(runs, known, order.org, order.system, order.round, base) for known in (env, {}))
     if order.is_redacted:
         ours = redact(ours, hosts_of(env))
     if base is None:
         return ours, ['the system description is made of the logs' + (' and env.json' if env else ' alone')]
-    return merge_description(base, ours)
+    return merge_description(base, ours, logged)
 
 
 def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
@@ -140,11 +139,12 @@ def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
     for k, run in enumerate(runs):
         shutil.copyfile(result_of(run, order.ruleset), results / f'result_{k}.txt')
     if order.round == 'v0.5':
-        dump_json(results.parent / 'entry.json', describe_entry(description, base))
+        description = describe_entry(description, base)
+        dump_json(results.parent / 'entry.json', description)
         dump_json(home / 'submission.json', {'org': order.org, 'poc_email': order.poc_email})
     else:
         dump_json(home / 'systems' / f'{order.system}.json', description)
-    code = home / _code_folder(order.round)
+    code = home / code_folder(order.round)
     code.mkdir(parents=True)
     write_scripts(code, runs, order.system)
     write_runs(code / f'runs_{order.system}', runs, order.is_redacted)
@@ -188,8 +188,8 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
             verdict = judge_tree(new, order.ruleset)
             if verdict.problems:
                 return Package(None, verdict.problems, oddities=oddities, notes=tuple(notes))
-            if (order.home / _code_folder(order.round) / 'code').exists():
-                notes.append(f'{_code_folder(order.round)}/code is there already and stays as it is')
+            if (order.home / code_folder(order.round) / 'code').exists():
+                notes.append(f'{code_folder(order.round)}/code is there already and stays as it is')
             _merge(new, order.home)
     except OSError as e:
         raise UserError(f'--out: {order.out}: {e.strerror}; choose a folder that can be written') from e
@@ -213,60 +213,6 @@ def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], Finding]:
     """The rules against a set and its logs, and how many logs pass."""
     refusals = check_set(runs, ruleset)
     return (refusals, ('logs', 'not checked')) if refusals else check_results(runs, ruleset)
-
-
-def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]]) -> Package:
-    """A tree as it is to be handed in, after what was filled in by hand: what is wrong with it, and still missing.
-
-    Args:
-        home: the tree of the organisation.
-        round_name: one of ROUNDS.
-        sets: the runs of each system, by the name of its folder in results.
-
-    Raises:
-        NotInstalled: mlperf-logging is not there, and the round is later than v0.5.
-    """
-    ruleset = ROUNDS[round_name]
-    problems: list[str] = []
-    findings: list[Finding] = []
-    oddities: list[str] = []
-    notes: list[str] = []
-    for system, runs in sets.items():
-        refusals, of_logs = judge_runs(runs, ruleset)
-        problems += [f'{system}: {text}' for text in refusals]
-        findings.append((of_logs[0], f'{system}: {of_logs[1]}'))
-        oddities += [f'{system}: {text}' for text in find_oddities(runs)]
-        flaws, gaps = _check_description(home, system, round_name)
-        problems += flaws
-        notes += gaps
-    code = home / _code_folder(round_name) / 'code'
-    if code.is_dir() and (missing := missing_code(code)):
-        problems.append(f'{_code_folder(round_name)}/code lacks {", ".join(missing)}, which its scripts call')
-    minutes = None
-    if not problems:  # what has not passed is not given to the official tools
-        verdict = judge_tree(home, ruleset)
-        problems += [*verdict.problems, *([verdict.crash] if verdict.crash else [])]
-        findings += verdict.findings
-        scores = verdict.scores or {}
-        findings += [('result_summarizer', f'{system}: {score:.2f} min') for system, score in scores.items()]
-        minutes = next(iter(scores.values())) if len(scores) == 1 else None
-    return Package(home, tuple(problems), tuple(oddities), tuple(findings), tuple(notes), minutes)
-
-
-def _check_description(home: Path, system: str, round_name: str) -> tuple[list[str], list[str]]:
-    """What is wrong with the description of a system in a finished tree, and what it still leaves open."""
-    path = home / (f'results/{system}/entry.json' if round_name == 'v0.5' else f'systems/{system}.json')
-    where = path.relative_to(home)
-    try:
-        content = parse_json(read_text(path, 1 << 20)) if path.is_file() else None
-    except (OSError, ValueError) as e:
-        return [f'{where}: {str(e)[:200]}'], []
-    if not isinstance(content, dict):
-        return [f'{where}: {"is no JSON object" if path.exists() else "is missing"}'], []
-    flaws = [f'{where}: {k} is {content[k]!r:.40}, expected a whole number' for k in NUMBERS
-             if k in content and not re.fullmatch(r'\d{1,9}', str(content[k]))] if round_name != 'v0.5' else []
-    gaps = find_gaps(content)
-    return flaws, [f'{where} says nothing of {", ".join(gaps)}'] if gaps else []
 
 
 def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:

@@ -1,19 +1,17 @@
 """Submission trees: accepted by the official checkers, or refused with the rule; results untouched."""
 import json
 import logging
-import re
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from helpers import CLI, ROOT, run
 from lines import mllog
 from mlperf_logging.package_checker import package_checker
-from sample_log import LARS, SGD, write_run
+from sample_log import LARS, SGD
+from submissions import closed, write_five
 
 from mlperf_rn50.config import DataConfig
 from mlperf_rn50.errors import UserError
@@ -23,56 +21,14 @@ from mlperf_rn50.study.rcp import check_rcp
 from mlperf_rn50.study.systems import load_systems
 
 DIGITS = ROOT / 'logs/digits_five'  # five real runs
-SEED = 4_242_424_242  # of the logs that others are made from
-ENV = {'git_commit': None, 'packages': {'mxnet-cu117': '1.9.1', 'horovod': '0.28.1'}, 'num_nodes': 2,
-       'nodes': [{'hostname': 'alpha', 'num_ranks': 4}, {'hostname': 'beta', 'num_ranks': 4}],
-       'host': {'hostname': 'alpha', 'os': 'Linux-6', 'os_name': 'Debian GNU/Linux 12', 'memory_bytes': 512_000_000_000,
-                'gpus': ['V100'] * 4, 'hardware': {
-                    'cpu': {'model': 'Xeon', 'sockets': 2, 'cores_per_socket': 20, 'threads_per_core': 2,
-                            'max_mhz': 3700.0, 'caches': 'L3 55 MiB'},
-                    'storage': [{'kind': 'NVMe SSD', 'model': 'x', 'bytes': 1_600_000_000_000}] * 2,
-                    'networks': [{'name': 'mlx5_0', 'rate': '100 Gb/sec'}],
-                    'gpus': [{'name': 'V100', 'memory.total': '32510 MiB', 'clocks.max.sm': '1530 MHz'}] * 4}},
-       'variables': {'CUDA_CACHE': '/home/me/cache'}}
-
-
-@cache
-def log_of(config, end, accuracies, batch):
-    """A log for the rules of v0.5 and v0.7+, and one for those of v0.6; their seed is SEED."""
-    with TemporaryDirectory() as place:
-        v06 = Path(place) / 'v06'
-        return write_run(Path(place) / 'log', config, end=end, seed=SEED, accuracies=accuracies, batch=batch,
-                         v06=v06).read_text(), v06.read_text()
-
-
-def at_another_pace(log, extra_ms):
-    """A log whose every line takes some milliseconds longer, as no two runs have the same times."""
-    def later(line, match):
-        digits = match[2]
-        return match[1] + (f'{float(digits) + line * extra_ms / 1e3:.6f}' if '.' in digits else
-                           str(int(digits) + line * extra_ms))
-    time = re.compile(r'("time_ms": |:::MLL |:::MLPv0\.5\.0 resnet )(\d+(?:\.\d+)?)')
-    return ''.join(time.sub(partial(later, i), line)
-                   for i, line in enumerate(log.splitlines(keepends=True)))
 
 
 @pytest.fixture
 def runs(tmp_path):
     """Makes a set of five logs of ImageNet with env.json, and reads it."""
-    def runs(config=SGD, num=5, seeds=range(1, 9), env=ENV, ends=(), v06=False, accuracies=(0.1, 0.7595), batch=64):
-        folder = tmp_path / 'runs'
-        folder.mkdir()
-        for k in range(num):
-            end = ends[k] if k < len(ends) else 'converged'
-            log, log_v06 = (at_another_pace(text.replace(str(SEED), str(seeds[k])), k)
-                            for text in log_of(config, end, accuracies, batch))
-            (folder / f'result_{k}.txt').write_text(log)
-            if v06:
-                (folder / f'result_{k}_v0.6.txt').write_text(log_v06)
-            (folder / f'env{f"_{k}" if k else ""}.json').write_text(json.dumps(env))
-            (folder / f'config{f"_{k}" if k else ""}.yaml').write_text('data:\n  dir: /home/me/imagenet\n')
-        found = load_systems([folder])[0].runs
-        assert [r.seed for r in found] == list(seeds[:num])
+    def runs(*args, seeds=range(1, 9), **keys):
+        found = load_systems([write_five(tmp_path / 'runs', *args, seeds=seeds, **keys)])[0].runs
+        assert [r.seed for r in found] == list(seeds[:len(found)])
         return found
     return runs
 
@@ -85,10 +41,6 @@ def official(tool, *args, cwd):
     done = subprocess.run([sys.executable, '-m', f'mlperf_logging.{tool}', *map(str, args)], cwd=cwd, text=True,
                           capture_output=True)
     return done.stdout + done.stderr
-
-
-def closed(config):
-    return replace(config, run=replace(config.run, submission_division='closed'))
 
 
 def test_five_real_runs_pass_the_official_checkers_and_are_labelled(tmp_path):
