@@ -1,8 +1,4 @@
-"""What each ruleset says of a log, and what the log says of itself.
-
-0.6.0 and later: mlperf-logging's compliance checker, in this process. v0.5: the two levels of that round,
-whose checker is no longer published.
-"""
+"""What each ruleset says of a log, and what the log says of itself."""
 import os
 import re
 from collections import Counter
@@ -13,15 +9,11 @@ from typing import Any
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf import events
-from mlperf_rn50.mlperf.events import Event
 from mlperf_rn50.mlperf.official import NotInstalled, check_official, find_long_lines
 from mlperf_rn50.mlperf.reader import read_events
 from mlperf_rn50.mlperf.rulesets import DIVISIONS, RULESETS, V05
+from mlperf_rn50.mlperf.v05 import accuracy_of, check_v05
 
-_V05_LEVEL2 = ('run_clear_caches', 'train_loop', 'train_epoch', 'opt_learning_rate', 'eval_start', 'eval_size',
-               'eval_target', 'eval_accuracy', 'eval_stop', 'eval_offset', 'model_hp_initial_max_pool',
-               'model_hp_begin_block', 'model_hp_end_block', 'model_hp_block_type', 'model_hp_projection_shortcut',
-               'model_hp_shorcut_add', 'model_hp_resnet_topology')
 _MAX_TORN = 20  # torn or long lines that are named
 
 
@@ -107,13 +99,6 @@ class CheckedLog:
         return tuple(f'{v.ruleset} {v.division}' for v in self.verdicts if v.passed)
 
 
-def _accuracy(event: Event) -> float | None:
-    value = event.value.get('value') if isinstance(event.value, dict) else event.value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if abs(value) < 1e300 else None  # neither NaN nor what is no float
-
-
 def find_facts(path: Path) -> LogFacts:
     """The facts of a log file.
 
@@ -136,7 +121,7 @@ def find_facts(path: Path) -> LogFacts:
         elif event.key == events.RUN_RESUMED:
             num_resumes += 1
         elif event.key == 'eval_accuracy':
-            accuracies.append(_accuracy(event))
+            accuracies.append(accuracy_of(event))
     known = [a for a in accuracies if a is not None]
     return LogFacts(frozenset(formats), division, dataset, is_imagenet, num_resumes, max(known, default=None),
                     _first(torn), _first(find_long_lines(path)))
@@ -146,43 +131,6 @@ def _first(texts: Sequence[str]) -> tuple[str, ...]:
     """The first of many sentences, and how many more there are."""
     more = len(texts) - _MAX_TORN
     return (*texts[:_MAX_TORN], *([f'and {more} more of them'] if more > 0 else []))
-
-
-def check_v05(path: Path) -> tuple[str, ...]:
-    """Violations of the v0.5 rules, levels 1 and 2, and of its quality target.
-
-    Source: MLPerf training v0.5 compliance rules.
-    """
-    found = [e for _, e in read_events(path) if isinstance(e, Event) and e.line_format == 'MLPv0.5.0']
-    if not found:
-        return ('there is no :::MLPv0.5.0 line',)
-    violations = []
-    counts = Counter(e.key for e in found)
-    for key in ('run_start', 'run_stop', 'run_final'):
-        if counts[key] != 1:
-            violations.append(f'level 1: {key} stands {counts[key]} times, expected once')
-    ends = [e.key for e in found if e.key in ('run_start', 'run_stop', 'run_final')]
-    if not violations and ends != ['run_start', 'run_stop', 'run_final']:
-        violations.append(f'level 1: the order is {", ".join(ends)}, expected run_start, run_stop, run_final')
-    if not counts['eval_start'] and not counts['eval_stop']:
-        violations.append('level 1: there is neither eval_start nor eval_stop')
-    evaluations = [e for e in found if e.key == 'eval_accuracy']
-    for e in evaluations:
-        if not (isinstance(e.value, dict) and {'epoch', 'value'} <= set(e.value)) or _accuracy(e) is None:
-            violations.append(f'level 1: eval_accuracy is {e.value!r}, expected {{"epoch": e, "value": v}}')
-    violations += [f'level 2: {key} is missing' for key in _V05_LEVEL2 if not counts[key]]
-    return tuple(violations + _v05_target(found, evaluations))
-
-
-def _v05_target(found: list[Event], evaluations: list[Event]) -> list[str]:
-    """The violation of a run that did not reach the target it logged."""
-    targets = [e.value for e in found if e.key == 'eval_target' and isinstance(e.value, (int, float))]
-    accuracies = [a for a in map(_accuracy, evaluations) if a is not None]
-    if not targets or not accuracies:
-        return [] if accuracies else ['level 1: eval_accuracy is missing']
-    if max(accuracies) < targets[0]:
-        return [f'the target was missed: best accuracy {max(accuracies):.5f}, expected at least {targets[0]}']
-    return []
 
 
 def _check_ruleset(path: Path, facts: LogFacts, ruleset: str, division: str | None) -> Verdict:
