@@ -1,36 +1,74 @@
 """Build a submission tree from five runs and have the official checkers look at it."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli._parsers import Parser
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, UserError
-from mlperf_rn50.mlperf.rulesets import ROUNDS
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, UserError
+from mlperf_rn50.mlperf.rulesets import ROUNDS, WRITTEN, parse_round
+
+if TYPE_CHECKING:
+    from mlperf_rn50.mlperf.package import Package
 
 EPILOG = """examples:
   mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission
   mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission --round v0.5 --poc-email us@example.com
+  mlperf-rn50 package --check submission/us --round v4.0
 
-Results are copied byte for byte. A set that a rule refuses is refused, with the rule, and nothing is written."""
+Results are copied byte for byte. A set that a rule refuses is refused, with the rule, and nothing is written.
+exit codes: 0 accepted, 1 refused by a rule or a checker, 2 a mistake in what was asked for"""
 
 
 def make_parser() -> Parser:
     """The options of the command."""
     parser = Parser('package', __doc__, EPILOG)
-    parser.add_argument('runs', nargs='+', metavar='RUNS', help='folder of result_<k>.txt, or the five logs')
-    parser.add_argument('--org', required=True, help='who submits')
-    parser.add_argument('--system', required=True, help='name of the system')
-    parser.add_argument('--out', metavar='DIR', required=True, help='where the tree of the organisation goes')
-    parser.add_argument('--round', choices=list(ROUNDS), default='v4.0',
-                        help='whose layout and rules (default: v4.0)')
+    parser.add_argument('runs', nargs='*', metavar='RUNS', help='folder of result_<k>.txt, or the five logs')
+    parser.add_argument('--org', help='who submits')
+    parser.add_argument('--system', help='name of the system')
+    parser.add_argument('--out', metavar='DIR', help='where the tree of the organisation goes')
+    parser.add_argument('--round', type=parse_round, choices=list(ROUNDS), metavar='ROUND', default='v4.0',
+                        help=f'whose layout and rules: {WRITTEN} (default: v4.0)')
     parser.add_argument('--poc-email', metavar='EMAIL', default='', help='v0.5: whom to ask')
     parser.add_argument('--redact', action='store_true',
                         help='leave host names and paths out of what is taken from env.json and config.yaml')
+    parser.add_argument('--code', metavar='DIR', type=Path,
+                        help='the checkout of mlperf_rn50 that is submitted (default: the one that runs)')
+    parser.add_argument('--check', metavar='TREE', type=Path,
+                        help='look at a finished tree, such as submission/us, instead of building one')
+    parser.add_argument('--format', choices=['text', 'json'], default='text', help='how to print (default: text)')
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     options = make_parser().parse_args(argv)
+    _check_options(options)
+    from mlperf_rn50.mlperf import package
+    made, heading, minutes = _check(options) if options.check else _build(options)
+    if options.format == 'json':
+        print(json.dumps(package.package_as_json(made, minutes), indent=1))
+    else:
+        print(package.render_package(made, heading, minutes))
+    return EXIT_FAILED if made.refusals else EXIT_OK
+
+
+def _check_options(options: Namespace) -> None:
+    """Raise ConfigError unless the options are those of building a tree, or of looking at one."""
+    needed = {'RUNS': options.runs, '--org': options.org, '--system': options.system, '--out': options.out}
+    if options.check:
+        given = [name for name, value in {**needed, '--code': options.code}.items() if value]
+        if given:
+            raise ConfigError(f'--check: looks at a finished tree and builds none; got {", ".join(given)} too')
+    elif missing := [name for name, value in needed.items() if value is None or value == []]:
+        raise ConfigError(f'the following are missing: {", ".join(missing)}; see mlperf-rn50 package --help')
+
+
+def _build(options: Namespace) -> tuple[Package, str, float | None]:
+    """The package, the first line of what is said of it, and the score that report gives."""
     from mlperf_rn50.mlperf import package
     from mlperf_rn50.study.systems import load_systems
     systems = load_systems([Path(p) for p in options.runs])
@@ -39,7 +77,25 @@ def run(argv: Sequence[str]) -> int:
     if systems[0].refusal:
         raise UserError(f'{systems[0].folder}: {systems[0].refusal}')
     order = package.Order(options.org, options.system, options.round, Path(options.out), options.poc_email,
-                          options.redact)
-    made = package.make_package(systems[0].runs, order)
-    print(package.render_package(made, order, systems[0].score_minutes))
-    return EXIT_OK if made.home else EXIT_FAILED
+                          options.redact, options.code)
+    if systems[0].refusal:
+        made = package.Package(None, (systems[0].refusal,))
+    else:
+        made = package.make_package(systems[0].runs, order)
+    heading = (f'{made.home}: {order.system}, {order.round}' if made.home else
+               f'refused by the rules of {order.round}; nothing was written:')
+    return made, heading, systems[0].score_minutes
+
+
+def _check(options: Namespace) -> tuple[Package, str, float | None]:
+    """The same for a finished tree."""
+    from mlperf_rn50.mlperf.finished_tree import check_finished
+    from mlperf_rn50.study.systems import load_systems
+    results = options.check / 'results'
+    if not results.is_dir():
+        raise UserError(f'--check: {options.check} has no folder results; expected the tree of an organisation, such '
+                        'as submission/us')
+    systems = load_systems([results])
+    made = check_finished(options.check, options.round, {s.name: s.runs for s in systems})
+    heading = f'{options.check}: {options.round}, {"NOT yet to be handed in" if made.refusals else "no errors found"}'
+    return made, heading, systems[0].score_minutes if len(systems) == 1 else None

@@ -1,12 +1,25 @@
-"""The system description of a submission, written from its runs and what they recorded in env.json."""
+"""The system description of a submission: the one beside its logs, else made of the runs and their env.json."""
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from mlperf_rn50.files import parse_json, read_text
 from mlperf_rn50.mlperf.description import framework_of, objects_at, value_at
 from mlperf_rn50.mlperf.run import Run
 
+_MAX_BYTES = 1 << 20
 _STATUS_OF_4 = {'cloud': 'Available cloud', 'onprem': 'Available on-premise', 'preview': 'Preview',
                 'research': 'Research, Development, or Internal (RDI)'}
+
+
+# Fields that logs know too.
+_COMPARED = ('number_of_nodes', 'accelerators_per_node')
+# Fields that result_summarizer takes for numbers.
+NUMBERS = ('number_of_nodes', 'host_processors_per_node', 'accelerators_per_node')
+# Fields that the order or the logs settle, or that are put together.
+_OF_ORDER = ('submitter', 'system_name', 'division', 'status', 'sw_notes')
 
 
 def _size(value: Any) -> str:
@@ -17,6 +30,59 @@ def _each(values: Sequence[str]) -> str:
     """'2x A + B' of A, A, B."""
     counts = {v: values.count(v) for v in values}
     return ' + '.join(f'{n}x {v}' if n > 1 else v for v, n in counts.items() if v)
+
+
+@dataclass(frozen=True)
+class Base:
+    """The system description that a submitter wrote.
+
+    Args:
+        name: of the file, with its folder's.
+        content: all that it says.
+        fields: what it says in the fields of the later rounds, without empty ones.
+    """
+
+    name: str
+    content: dict[str, Any]
+    fields: dict[str, Any]
+
+
+def find_base(log: Path) -> Base | None:
+    """The description in the tree that a log lies in: systems/<system>.json, or entry.json of v0.5."""
+    system = log.absolute().parent.parent
+    for path in (system.parent.parent / 'systems' / f'{system.name}.json', system / 'entry.json'):
+        try:
+            content = parse_json(read_text(path, _MAX_BYTES)) if path.is_file() else None
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, dict):
+            told = _from_entry(content) if path.name == 'entry.json' else content
+            fields = {k: text for k, v in told.items() if (text := _text(k, v))}
+            return Base(f'{path.parent.name}/{path.name}', content, fields)
+    return None
+
+
+def _text(key: str, value: Any) -> Any:
+    """What a field says, as the later rounds write it; '' for nothing."""
+    if isinstance(value, dict) and key == 'other_software_stack':
+        return value
+    text = str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ''
+    return '' if text.upper() == 'N/A' else text
+
+
+def _from_entry(entry: dict[str, Any]) -> dict[str, Any]:
+    """The fields of later rounds that an entry.json of v0.5 tells."""
+    node = next(iter(objects_at(entry, 'nodes')), {})
+    m = re.fullmatch(r'(\d{1,3})x (.+)', str(node.get('cpu')))
+    return {'number_of_nodes': node.get('num_nodes'), 'host_processors_per_node': m[1] if m else '',
+            'host_processor_model_name': m[2] if m else node.get('cpu'),
+            'host_memory_capacity': node.get('sys_mem_size'), 'host_storage_type': node.get('sys_storage_type'),
+            'host_storage_capacity': node.get('sys_storage_size'), 'host_networking': entry.get('interconnect'),
+            'accelerators_per_node': node.get('num_accelerators'), 'accelerator_model_name': node.get('accelerator'),
+            'accelerator_host_interconnect': node.get('cpu_accel_interconnect'), 'hw_notes': node.get('notes'),
+            'division': entry.get('division'), 'status': entry.get('status'),
+            'framework': entry.get('framework'), 'other_software_stack': entry.get('libraries'),
+            'operating_system': entry.get('os'), 'sw_notes': entry.get('notes')}
 
 
 def data_note(runs: Sequence[Run]) -> str:
@@ -33,8 +99,8 @@ def _stack(env: dict[str, Any]) -> dict[str, str]:
     return {str(k): str(v) for k, v in packages.items()} if isinstance(packages, dict) else {}
 
 
-def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: str,
-                    round_name: str) -> dict[str, Any]:
+def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: str, round_name: str,
+                    base: Base | None) -> dict[str, Any]:
     """The system description of the later rounds, from logs and env.json; what neither knows is ''.
 
     Args:
@@ -42,7 +108,8 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
         env: env.json of one of them.
         org: who submits.
         system: its name.
-        round_name: v0.6 to v4.0.
+        round_name: v0.5 to v4.0.
+        base: whose division and status stand in for what the logs do not say.
 
     Source: mlperf_logging.system_desc_checker.
     """
@@ -54,10 +121,12 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
     sockets, cores, threads = (cpu.get(k) if isinstance(cpu.get(k), int) else None
                                for k in ('sockets', 'cores_per_socket', 'threads_per_core'))
     stack = _stack(env)
-    status = next((r.submission_status for r in runs if r.submission_status), 'research')
+    told = base.fields if base else {}
+    division = 'closed' if told.get('division') == 'closed' else 'open'
+    status = next((r.submission_status for r in runs if r.submission_status), told.get('status', 'research'))
     return {
-        'submitter': org, 'division': next((r.division for r in runs if r.division), 'open'),
-        'status': _STATUS_OF_4[status] if round_name >= 'v4.0' else status, 'system_name': system,
+        'submitter': org, 'division': next((r.division for r in runs if r.division), division),
+        'status': _status(status, round_name), 'system_name': system,
         'number_of_nodes': '' if num_nodes is None else str(num_nodes),
         'host_processors_per_node': str(sockets or ''),
         'host_processor_model_name': str(cpu.get('model') or value_at(env, 'host', 'cpu')),
@@ -84,18 +153,65 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
         'sw_notes': data_note(runs)}
 
 
-def describe_entry(description: dict[str, Any]) -> dict[str, Any]:
-    """entry.json of v0.5, from the later rounds' description."""
+def merge_description(base: Base, ours: dict[str, Any], logged: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A submitter's description, its gaps filled with ours; and notes on what came from where.
+
+    Args:
+        base: the description.
+        ours: of describe_system.
+        logged: the same without env.json.
+    """
+    fields = {k: v for k, v in base.fields.items() if k not in _OF_ORDER}
+    filled = [k for k, v in ours.items() if v and k not in fields and k not in _OF_ORDER]
+    notes = ['; '.join([f'the system description is {base.name}', *(
+        f'from {place}: {", ".join(names)}' for place, names in (
+            ('env.json', [k for k in filled if not logged[k]]), ('the logs', [k for k in filled if logged[k]]))
+        if names)])]
+    notes += [f'{base.name} says {k} {fields[k]:.40}, the logs {ours[k]}; results and description are to agree'
+              for k in _COMPARED if k in fields and ours[k] and fields[k] != ours[k]]
+    if base.fields.get('division', ours['division']) != ours['division']:
+        notes.append(f'{base.name} says division {base.fields["division"]:.40}, the logs {ours["division"]}; the logs '
+                     'count')
+    labels = dict.fromkeys(text for text in (base.fields.get('sw_notes'), ours['sw_notes']) if text)
+    return {**ours, **fields, 'sw_notes': '; '.join(labels)}, notes
+
+
+def _status(text: str, round_name: str) -> str:
+    """The availability, as a round writes it, of 'onprem', 'on-prem' or 'Available on-premise'."""
+    word = text.lower().replace('-', '')
+    known = next((k for k in _STATUS_OF_4 if k in word), 'research')
+    return _STATUS_OF_4[known] if round_name >= 'v4.0' else known
+
+
+def find_gaps(description: dict[str, Any]) -> list[str]:
+    """The fields of a description, or of an entry.json, that say nothing; but those that may."""
+    may = ('hw_notes', 'sw_notes', 'notes') + ('accelerator_',) * (description.get('accelerators_per_node') == '0')
+    parts = [('', description), *((f'nodes[{i}].', node) for i, node in enumerate(objects_at(description, 'nodes')))]
+    return [f'{where}{k}' for where, part in parts for k, v in part.items() if v in ('', {}) and not k.startswith(may)]
+
+
+def _count(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def describe_entry(description: dict[str, Any], base: Base | None) -> dict[str, Any]:
+    """entry.json of v0.5, from the later rounds' description, and as a submitter wrote it where there is one."""
+    own = base.content if base and base.name.endswith('/entry.json') else {}
+    return {**_entry_of(description), **{k: v for k, v in own.items() if v and k not in ('division', 'notes')}}
+
+
+def _entry_of(description: dict[str, Any]) -> dict[str, Any]:
     d = description
-    per_node = int(d['accelerators_per_node'] or 0)
-    cores, sockets = d['host_processor_core_count'], d['host_processors_per_node']
+    per_node, sockets = _count(d['accelerators_per_node']), d['host_processors_per_node']
+    stack = d['other_software_stack']
     return {'division': d['division'], 'status': d['status'], 'hardware': d['system_name'], 'framework': d['framework'],
             'power': 'N/A', 'notes': d['sw_notes'], 'interconnect': d['host_networking'], 'os': d['operating_system'],
-            'libraries': ' / '.join(f'{k} {v}' for k, v in d['other_software_stack'].items()), 'compilers': '',
-            'nodes': [{'num_nodes': int(d['number_of_nodes'] or 0),
+            'libraries': ' / '.join(f'{k} {v}' for k, v in stack.items()) if isinstance(stack, dict) else stack,
+            'compilers': '',
+            'nodes': [{'num_nodes': _count(d['number_of_nodes']),
                        'cpu': f'{sockets}x {d["host_processor_model_name"]}',
-                       'num_cores': int(cores or 0) * int(sockets or 0),
-                       'num_vcpus': int(d['host_processor_vcpu_count'] or 0) * int(sockets or 0),
+                       'num_cores': _count(d['host_processor_core_count']) * _count(sockets),
+                       'num_vcpus': _count(d['host_processor_vcpu_count']) * _count(sockets),
                        'accelerator': d['accelerator_model_name'], 'num_accelerators': per_node,
                        'sys_mem_size': d['host_memory_capacity'], 'sys_storage_type': d['host_storage_type'],
                        'sys_storage_size': d['host_storage_capacity'],

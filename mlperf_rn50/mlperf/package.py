@@ -12,17 +12,30 @@ from typing import Any
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import dump_json
-from mlperf_rn50.mlperf import check
-from mlperf_rn50.mlperf.check_tree import Finding, check_tree, summarize
-from mlperf_rn50.mlperf.describe_system import data_note, describe_entry, describe_system
+from mlperf_rn50.mlperf.check_tree import Finding, TreeVerdict, judge_tree
+from mlperf_rn50.mlperf.describe_system import (
+    Base,
+    data_note,
+    describe_entry,
+    describe_system,
+    find_base,
+    find_gaps,
+    merge_description,
+)
 from mlperf_rn50.mlperf.description import load_env
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.mlperf.redact import hosts_of, redact
 from mlperf_rn50.mlperf.rulesets import ROUNDS
 from mlperf_rn50.mlperf.run import Run
-from mlperf_rn50.mlperf.submitted_code import copy_code, write_runs, write_scripts
+from mlperf_rn50.mlperf.set_rules import check_results, check_set, find_oddities, result_of
+from mlperf_rn50.mlperf.submitted_code import (
+    check_code,
+    copy_code,
+    own_code,
+    write_runs,
+    write_scripts,
+)
 
-NUM_RESULTS = 5
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
 
 
@@ -37,6 +50,7 @@ class Order:
         out: the folder that holds the tree of the organisation.
         poc_email: v0.5 only: whom to ask.
         is_redacted: whether host names and paths are left out of what is taken from env.json and config.yaml.
+        code: a checkout of the program that is submitted; None for the one that runs.
     """
 
     org: str
@@ -45,6 +59,11 @@ class Order:
     out: Path
     poc_email: str = ''
     is_redacted: bool = False
+    code: Path | None = None
+
+    @property
+    def checkout(self) -> Path:
+        return self.code or own_code()
 
     @property
     def ruleset(self) -> str:
@@ -62,21 +81,25 @@ class Package:
     Args:
         home: the tree; None where a rule refused it and nothing was written.
         refusals: the rules against it, a sentence each.
+        oddities: what is odd about the runs; said before all else.
         findings: what the checkers say of an accepted one.
-        notes: what to know of it.
+        notes: what else to know of it.
+        official_score_minutes: of result_summarizer; None where it gives none.
     """
 
     home: Path | None
     refusals: tuple[str, ...] = ()
+    oddities: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
+    official_score_minutes: float | None = None
 
 
 def check_order(order: Order) -> None:
-    """Names that are to become folders.
+    """Names that are to become folders, and the code that is to be submitted.
 
     Raises:
-        UserError: a name cannot be one, or is taken.
+        UserError: a name cannot be one, or is taken; the code is not whole.
     """
     for option, name in (('--org', order.org), ('--system', order.system)):
         if not _NAME.fullmatch(name):
@@ -84,89 +107,51 @@ def check_order(order: Order) -> None:
     taken = order.home / 'results' / order.system
     if taken.exists():
         raise UserError(f'{taken}: is there already and is not overwritten; choose another --system or --out')
-
-
-def _result_of(run: Run, order: Order) -> Path:
-    """The file of a run that the round's rules can read."""
-    return run.path.with_name(f'{run.path.stem}_v0.6.txt') if order.round == 'v0.6' else run.path
-
-
-def check_set(runs: Sequence[Run], order: Order) -> list[str]:
-    """The rules that a set breaks, whatever its single logs say; a sentence each."""
-    refusals = []
-    if len(runs) != NUM_RESULTS:
-        refusals.append(f'a ResNet result is {NUM_RESULTS} runs; here are {len(runs)}')
-    failed = [r for r in runs if r.status != 'converged']
-    if len(failed) > 1:
-        refusals.append(f'one run of five may fail; here {len(failed)} did: '
-                        + ', '.join(f'{r.path.name} ({r.status})' for r in failed))
-    refusals += [f'{r.path.name}: a log that spans a resume is not that of one timed run'
-                 for r in runs if r.num_resumes]
-    divisions = sorted({str(r.division) for r in runs if r.status != 'unreadable'})
-    if len(divisions) > 1:
-        refusals.append(f'a set has one division; the logs name {", ".join(divisions)}')
-    if 'closed' in divisions and not all(r.is_imagenet for r in runs):
-        refusals.append('the closed division trains on ImageNet; these logs are of other data')
-    seeds = [r.seed for r in runs if r.seed is not None]
-    if len(set(seeds)) < len(seeds):
-        refusals.append('every run has a seed of its own; here some share one')
-    if order.round == 'v0.6':
-        refusals += [f'{_result_of(r, order).name} is missing: the 0.6.0 rules read :::MLL lines only; run with '
-                     '--run.log_v06 true' for r in runs if not _result_of(r, order).is_file()]
-    return refusals
-
-
-def check_results(runs: Sequence[Run], order: Order) -> tuple[list[str], Finding]:
-    """What the round's checker has against the logs, where more than the one that may fail do; how many pass.
-
-    A log that could steer the official tools is refused whatever the others are.
-    """
-    if order.ruleset != check.V05:
-        dangers = [(r, check.find_danger(_result_of(r, order), order.ruleset)) for r in runs]
-        if any(danger for _, danger in dangers):
-            return [f'{r.path.name}: {danger}' for r, danger in dangers if danger], ('logs', 'not checked')
-    verdicts = [(r, check.check_log(_result_of(r, order), (order.ruleset,), None)[0]) for r in runs
-                if r.status != 'unreadable']
-    failed = [(r, v) for r, v in verdicts if not v.passed]
-    good = len(verdicts) - len(failed)
-    tolerated = '; one may fail' if good < len(runs) else ''
-    finding = 'logs', f'{good} of {len(runs)} pass the rules of {order.ruleset}{tolerated}'
-    violations = [f'{r.path.name}: {text}' for r, v in failed for text in v.violations]
-    return violations if len(runs) - good > 1 else [], finding
+    check_code(order.checkout)
 
 
 def _env_of(runs: Sequence[Run]) -> dict[str, Any]:
     return next((env for r in runs if (env := load_env(r.path))), {})
 
 
-def _code_folder(order: Order) -> str:
-    return 'code/resnet' if order.round == 'v0.5' else 'benchmarks/resnet/implementations/mlperf_rn50'
+def code_folder(round_name: str) -> str:
+    """Where a round's tree has the code."""
+    return 'code/resnet' if round_name == 'v0.5' else 'benchmarks/resnet/implementations/mlperf_rn50'
+
+
+def _describe(runs: Sequence[Run], env: dict[str, Any], order: Order,
+              base: Base | None) -> tuple[dict[str, Any], list[str]]:
+    """The system description, and notes on what of it came from where."""
+    ours, logged = (describe_system(runs, known, order.org, order.system, order.round, base) for known in (env, {}))
+    if order.is_redacted:
+        ours = redact(ours, hosts_of(env))
+    if base is None:
+        return ours, ['the system description is made of the logs' + (' and env.json' if env else ' alone')]
+    return merge_description(base, ours, logged)
 
 
 def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
     """The tree of one system; returns notes."""
-    env = _env_of(runs)
-    description = describe_system(runs, env, order.org, order.system, order.round)
-    if order.is_redacted:
-        description = redact(description, hosts_of(env))
+    env, base = _env_of(runs), next((base for r in runs if (base := find_base(r.path))), None)
+    description, notes = _describe(runs, env, order, base)
     results = home / 'results' / order.system / 'resnet'
     results.mkdir(parents=True)
     for k, run in enumerate(runs):
-        shutil.copyfile(_result_of(run, order), results / f'result_{k}.txt')
+        shutil.copyfile(result_of(run, order.ruleset), results / f'result_{k}.txt')
     if order.round == 'v0.5':
-        dump_json(results.parent / 'entry.json', describe_entry(description))
+        description = describe_entry(description, base)
+        dump_json(results.parent / 'entry.json', description)
         dump_json(home / 'submission.json', {'org': order.org, 'poc_email': order.poc_email})
     else:
         dump_json(home / 'systems' / f'{order.system}.json', description)
-    code = home / _code_folder(order)
+    code = home / code_folder(order.round)
     code.mkdir(parents=True)
     write_scripts(code, runs, order.system)
     write_runs(code / f'runs_{order.system}', runs, order.is_redacted)
-    notes = [copy_code(code / 'code', env), data_note(runs)]
-    irrelevant = ('hw_notes', 'sw_notes', 'accelerator_' if description['accelerators_per_node'] == '0' else 'sw_notes')
-    empty = [k for k, v in description.items() if v in ('', {}) and not k.startswith(irrelevant)]
-    if empty:
-        notes.append(f'the machine does not say: {", ".join(empty)}; fill them in by hand')
+    notes += [copy_code(code / 'code', env, order.checkout), data_note(runs)]
+    if gaps := find_gaps(description):
+        notes.append(f'the system description says nothing of {", ".join(gaps)}; fill in what you know, then: '
+                     f'mlperf-rn50 package --check {order.home} --round {order.round}')
     orgs = sorted({str(r.org) for r in runs if r.org} - {order.org})
     if orgs:
         notes.append(f'the logs say submission_org {", ".join(orgs)}, not {order.org}; results are never changed')
@@ -191,39 +176,67 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
         UserError: a name is taken or cannot be a folder's, or the folder cannot be written.
     """
     check_order(order)
-    refusals = check_set(runs, order)
+    refusals, of_logs = judge_runs(runs, order.ruleset)
     if refusals:
         return Package(None, tuple(refusals))
-    refusals, of_logs = check_results(runs, order)
-    if refusals:
-        return Package(None, tuple(refusals))
+    oddities = tuple(find_oddities(runs))
     try:
         order.out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=order.out, prefix='.package-') as place:
             new = Path(place) / order.org
             notes = _write_tree(new, runs, order)
-            refusals, findings = check_tree(new, order.ruleset)
-            if refusals:
-                return Package(None, tuple(refusals), notes=tuple(notes))
-            if (order.home / _code_folder(order) / 'code').exists():
-                notes.append(f'{_code_folder(order)}/code is there already and stays as it is')
+            verdict = judge_tree(new, order.ruleset)
+            if verdict.problems:
+                return Package(None, verdict.problems, oddities=oddities, notes=tuple(notes))
+            if (order.home / code_folder(order.round) / 'code').exists():
+                notes.append(f'{code_folder(order.round)}/code is there already and stays as it is')
             _merge(new, order.home)
     except OSError as e:
         raise UserError(f'--out: {order.out}: {e.strerror}; choose a folder that can be written') from e
-    score = summarize(order.home, order.system, order.ruleset)
-    findings.append(('result_summarizer', 'gives no score' if score is None else f'{score:.2f} min'))
-    return Package(order.home, (), (of_logs, *findings), tuple(notes))
+    findings = (of_logs, *verdict.findings, *_summary(verdict, order.system, order.ruleset))
+    return Package(order.home, (), oddities, findings, tuple(notes), (verdict.scores or {}).get(order.system))
 
 
-def render_package(package: Package, order: Order, score_minutes: float | None) -> str:
-    """What was made, what the official tools say of it, and what to know; or why it was refused."""
-    lines = []
-    if package.home is None:
-        lines.append(f'refused by the rules of {order.round}; nothing was written:')
-        lines += [f'  - {text}' for text in package.refusals]
-    else:
-        ours = 'none' if score_minutes is None else f'{score_minutes:.2f} min'
-        lines.append(f'{package.home}: {order.system}, {order.round}')
-        lines += [f'  {name:19s} {text}' for name, text in (*package.findings, ('score here', ours))]
+def _summary(verdict: TreeVerdict, system: str, ruleset: str) -> list[Finding]:
+    """What result_summarizer says of a system; nothing for v0.5, which has none."""
+    if verdict.crash:
+        return [('result_summarizer', verdict.crash)]
+    if verdict.scores is None:
+        return []
+    minutes = verdict.scores.get(system)
+    unit = ', of its own figure 1000 times: it takes the seconds of 0.6.0 for milliseconds'
+    return [('result_summarizer', 'gives no score' if minutes is None else
+             f'{minutes:.2f} min' + unit * (ruleset == '0.6.0'))]
+
+
+def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], Finding]:
+    """The rules against a set and its logs, and how many logs pass."""
+    refusals = check_set(runs, ruleset)
+    return (refusals, ('logs', 'not checked')) if refusals else check_results(runs, ruleset)
+
+
+def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:
+    """What was made, what the official tools say of it, and what to know; or why it was refused.
+
+    Args:
+        package: of make_package or check_finished.
+        heading: its first line.
+        score_minutes: the score that report gives; None where there is none.
+    """
+    lines = [heading]
+    lines += [f'  mind: {text}' for text in package.oddities]
+    lines += [f'  - {text}' for text in package.refusals]
+    lines += [f'  {name:19s} {text}' for name, text in package.findings]
+    if not package.refusals and score_minutes is not None:
+        lines.append(f'  {"score here":19s} {score_minutes:.2f} min')
     lines += [f'  mind: {text}' for text in package.notes]
     return '\n'.join(map(printable, lines))
+
+
+def package_as_json(package: Package, score_minutes: float | None) -> dict[str, Any]:
+    """The same for programs; the keys are those of docs/results.md."""
+    return {'passed': not package.refusals, 'tree': str(package.home) if package.home else None,
+            'refusals': package.refusals, 'oddities': package.oddities,
+            'findings': [{'checker': name, 'text': text} for name, text in package.findings],
+            'notes': package.notes, 'score_minutes': score_minutes,
+            'official_score_minutes': package.official_score_minutes}

@@ -1,7 +1,37 @@
 """Whose rules a log can be held against; light, as the command line lists them."""
+from argparse import ArgumentTypeError
+
+from mlperf_rn50.options import nearest
 
 V05 = 'v0.5'
 RULESETS = (V05, '0.6.0', '0.7.0', '1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
 DIVISIONS = ('open', 'closed')
 # The round that a submission is for, and the rules of the checkers for it.
-ROUNDS = {'v0.5': V05, **{f'v{r[:3]}': r for r in RULESETS[1:]}}
+ROUNDS = {V05: V05, **{f'v{r[:3]}': r for r in RULESETS[1:]}}
+# For --help.
+WRITTEN = ', '.join([V05, *(f'{ruleset} or {name}' for name, ruleset in ROUNDS.items() if ruleset != V05)])
+
+
+def parse_ruleset(text: str) -> str:
+    """The ruleset of a round, however it is written: 4.0.0, v4.0.0, v4.0 or 4.0.
+
+    Raises:
+        ArgumentTypeError: there is none; names the nearest.
+    """
+    word = text.strip().lower()
+    number = word.removeprefix('v')
+    found = ROUNDS.get(f'v{number.removesuffix(".0") if number.count(".") == 2 else number}')
+    if found is None:
+        raise ArgumentTypeError(f'got {text!r:.40}, expected a round such as 4.0.0 or v4.0'
+                                f'{nearest(word, [*RULESETS, *ROUNDS]) or ", from v0.5 to v4.0"}')
+    return found
+
+
+def parse_round(text: str) -> str:
+    """The round, one of ROUNDS, however it is written.
+
+    Raises:
+        ArgumentTypeError: there is none; names the nearest.
+    """
+    ruleset = parse_ruleset(text)
+    return next(name for name, its in ROUNDS.items() if its == ruleset)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mlperf_rn50
+from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import dump_json
 from mlperf_rn50.mlperf.describe_system import data_note
 from mlperf_rn50.mlperf.description import beside, load_env, value_at
@@ -16,6 +17,9 @@ from mlperf_rn50.mlperf.run import Run
 
 # What a submission's code is, of our checkout.
 _CODE = ('mlperf_rn50', 'launch', 'setup.cfg', 'pyproject.toml', 'Dockerfile', 'README.md', 'CHANGELOG.md', 'LICENSE')
+# What the scripts below call, and what that needs.
+_CALLED = ('mlperf_rn50/__main__.py', 'setup.cfg', 'launch/setup.sh', 'launch/requirements.lock', 'launch/local.sh',
+           'launch/mpirun.sh')
 _PREPARE = '''#!/usr/bin/env bash
 # Makes the data set of the runs. Usage: preproc_dataset.sh [OPTIONS of mlperf-rn50 prepare], such as --source DIR
 set -euo pipefail
@@ -55,26 +59,60 @@ def write_scripts(folder: Path, runs: Sequence[Run], system: str) -> None:
         '`code/` is the program, `runs_<system>/` the configuration and environment of each run.\n')
 
 
-def copy_code(folder: Path, env: dict[str, Any]) -> str:
-    """The program as the runs had it, where its checkout knows their commit, else as it is now; says what is off."""
-    commit, home = value_at(env, 'git_commit'), Path(mlperf_rn50.__file__).parent.parent
-    is_known = isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit)
-    if is_known:
-        done = subprocess.run(['git', '-C', str(home), 'archive', '--format=tar', str(commit), '--', *_CODE],
-                              capture_output=True)
-        if done.returncode == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            subprocess.run(['tar', '--extract', '--directory', str(folder)], input=done.stdout, check=True)
-            return ''
+def own_code() -> Path:
+    """The checkout that the program runs from; what holds its packages where it was installed."""
+    return Path(mlperf_rn50.__file__).parent.parent
+
+
+def missing_code(home: Path) -> list[str]:
+    """What a folder lacks of what the scripts of a submission call."""
+    return [name for name in _CALLED if not (home / name).is_file()]
+
+
+def check_code(home: Path) -> None:
+    """Raise UserError unless a folder is a checkout of the program."""
+    if missing := missing_code(home):
+        raise UserError(f'--code: {home} lacks {", ".join(missing)}; name a checkout of mlperf_rn50 with --code DIR')
+
+
+def _git(home: Path, *arguments: str) -> bytes | None:
+    """What git says in a checkout; None where it fails or is not there."""
+    try:
+        done = subprocess.run(['git', '-C', str(home), *arguments], capture_output=True)
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _archive(home: Path, commit: str) -> bytes | None:
+    """The code of a commit as tar; None where the checkout does not know it, or it lacks what the scripts call."""
+    names = (_git(home, 'ls-tree', '-r', '--name-only', commit) or b'').decode('utf-8', 'replace').splitlines()
+    if not set(_CALLED) <= set(names):
+        return None
+    tops = {name.partition('/')[0] for name in names}
+    return _git(home, 'archive', '--format=tar', commit, '--', *(name for name in _CODE if name in tops))
+
+
+def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
+    """The program as the runs had it, where its checkout knows their commit, else as it is now; says what is off.
+
+    Args:
+        folder: where it goes.
+        env: env.json of a run.
+        home: a checkout, see check_code.
+    """
+    commit = value_at(env, 'git_commit')
+    if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit) and (tar := _archive(home, commit)):
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(['tar', '--extract', '--directory', str(folder)], input=tar, check=True)
+        return ''
     for name in _CODE:
         source = home / name
         if source.is_dir():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns('__pycache__'))
         elif source.is_file():
             shutil.copy2(source, folder / name)
-    missing = [name for name in _CODE if not (home / name).exists()]
-    lacks = f', without {", ".join(missing)}: copy them from a checkout' if missing else ''
-    return f'the code is that of now{lacks}; the runs were made by commit {str(commit)[:50] or "unknown"}'
+    return f'the code is that of now; the runs were made by commit {str(commit)[:50] or "unknown"}'
 
 
 def write_runs(folder: Path, runs: Sequence[Run], is_redacted: bool) -> None:

@@ -25,7 +25,7 @@ def missed(tmp_path):
 
 
 def verdicts(path, rulesets=check.RULESETS, division=None):
-    return {v.ruleset: v for v in check.check_log(path, tuple(rulesets), division)}
+    return {v.ruleset: v for v in check.check_log(path, tuple(rulesets), division).verdicts}
 
 
 @pytest.mark.parametrize('config', [SGD, LARS], ids=['sgd', 'lars'])
@@ -63,8 +63,8 @@ def test_v06_knows_no_polynomial_sgd(good):
 
 def test_only_rulesets_of_the_lines_found_are_judged(good):
     v06 = good.with_name('result_0_v0.6.txt')
-    assert check.applicable_rulesets(check.find_facts(v06)) == ('0.6.0',)
-    assert check.applicable_rulesets(check.find_facts(good)) == (check.V05, *LATER)
+    assert check.find_facts(v06).applicable_rulesets == ('0.6.0',)
+    assert check.find_facts(good).applicable_rulesets == (check.V05, *LATER)
 
 
 def test_a_run_that_missed_its_target_is_refused_where_the_rules_refuse_it(missed):

@@ -1,0 +1,182 @@
+"""The official compliance checker, run on a log in this process and explained.
+
+It builds file names from values of the log and evaluates the files it finds, and its expression for a line takes time
+quadratic in the line's length. So values and lengths are looked at before.
+"""
+import importlib
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.mlperf.rulesets import DIVISIONS
+
+# Characters of a log line, with its end; the longest that was published has 1256.
+MAX_LINE = 8192
+_CLAIM = ':::ML'
+# What the official checker puts into file names, and what it may be.
+_ENQUEUED = {'submission_benchmark': ('resnet',), 'submission_division': DIVISIONS, 'opt_name': ('sgd', 'lars')}
+
+
+class NotInstalled(UserError):
+    """A package that the command needs is not there."""
+
+
+def import_official(module: str) -> Any:
+    """A module of mlperf-logging, which is large and no part of an ordinary installation.
+
+    Raises:
+        NotInstalled: it, pandas or scipy is not installed.
+    """
+    try:
+        return importlib.import_module(f'mlperf_logging.{module}')
+    except ImportError as e:
+        raise NotInstalled("needs mlperf-logging: pip install 'mlperf-rn50[check]'") from e
+
+
+def claimed_lines(path: Path) -> Iterator[tuple[int, str | None]]:
+    """The lines of a file that claim to be of a log, with their numbers; None for one that is longer than any is.
+
+    Lines end where the official parser ends them, at carriage returns too. Memory does not grow with a line.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    try:
+        with open(path, encoding='latin-1', newline='') as f:
+            yield from _claims_in(f)
+    except OSError as e:
+        raise UserError(f'{path}: cannot read the log: {e.strerror}') from e
+
+
+def _claims_in(file: TextIO) -> Iterator[tuple[int, str | None]]:
+    number, tail, length, claims = 1, '', 0, False
+    while piece := file.readline(MAX_LINE):
+        claims, length = claims or _CLAIM in tail + piece, length + len(piece)
+        tail = piece[-len(_CLAIM):]
+        if len(piece) == MAX_LINE and not piece.endswith(('\n', '\r')):
+            continue  # the line goes on
+        if claims:
+            yield number, piece if length == len(piece) else None
+        number += piece.endswith('\n')
+        tail, length, claims = '', 0, False
+    if claims:
+        yield number, None
+
+
+def find_long_lines(path: Path) -> list[str]:
+    """The lines that claim to be of a log and are too long for it, a sentence each."""
+    return [f'line {number} is longer than {MAX_LINE} characters, which no log line is; no checker was given it'
+            for number, line in claimed_lines(path) if line is None]
+
+
+def _parse(path: Path, ruleset: str) -> tuple[list[Any], list[tuple[str, Exception]]]:
+    """What the official parser makes of each line that is not too long: as mlp_parser.parse_file, in linear time."""
+    parser = import_official(f'compliance_checker.mlp_parser.ruleset_{ruleset.replace(".", "")}')
+    lines: list[Any] = []
+    errors: list[tuple[str, Exception]] = []
+    texts = (line for _, line in claimed_lines(path) if line is not None and parser.TOKEN in line)
+    for number, text in enumerate(texts):
+        text = (parser.TOKEN + text.rpartition(parser.TOKEN)[2]).strip()
+        try:
+            lines.append(parser.string_to_logline(number, text))
+        except Exception as e:  # whatever a line that is no JSON object of four keys leads to
+            errors.append((text, e))
+    return lines, errors
+
+
+def _find_danger(lines: list[Any]) -> str | None:
+    """What of parsed lines must not reach the official checker, as it would steer it; None where nothing does."""
+    for line in lines:
+        if not isinstance(line.key, str):
+            return f'a key is {line.key!r:.80}, expected a text'
+        if not isinstance(line.value, dict) or not isinstance(line.value.get('metadata'), dict):
+            return f'{line.key:.80}: its value or metadata is missing'
+        allowed = _ENQUEUED.get(line.key)
+        if allowed and line.value.get('value') not in allowed:
+            return f'{line.key}: got {line.value.get("value")!r:.200}, expected {" or ".join(allowed)}'
+    return None
+
+
+def find_danger(path: Path, ruleset: str) -> str | None:
+    """What of a log must not reach any official tool; None where nothing does."""
+    if long := find_long_lines(path):
+        return long[0]
+    lines, errors = _parse(path, ruleset)
+    crash = next(((text, e) for text, e in errors if not isinstance(e, ValueError)), None)
+    if crash:
+        return f'the official tools crash on a line ({_say(crash[1])}): {crash[0][:80]}'
+    return _find_danger(lines)
+
+
+def _say(error: Exception) -> str:
+    return f'{type(error).__name__}: {str(error)[:100]}'
+
+
+def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str, ...]:
+    """What the official compliance checker says of a log without long lines, one sentence per violation.
+
+    Args:
+        path: the log.
+        ruleset: 0.6.0 to 4.0.0.
+        division: check as if this one had been logged; None takes the logged one.
+
+    Raises:
+        NotInstalled: see import_official.
+    """
+    lines, errors = _parse(path, ruleset)
+    if not lines and not errors:
+        return (f'there is no {":::MLL" if ruleset == "0.6.0" else ":::MLLOG"} line',)
+    if errors:
+        return tuple(f'not a log line of {ruleset} ({_say(e)}): {line[:80]}' for line, e in errors)
+    if danger := _find_danger(lines):
+        return (danger,)
+    for line in lines:
+        if line.key == 'submission_division' and division:
+            line.value['value'] = division
+    try:
+        messages = _run_checker(lines, ruleset)
+    except Exception as e:  # it compares and divides what the log says
+        return (f'the official checker crashes on the log ({_say(e)})',)
+    return tuple(_explain(m, lines)[:500] for m in messages)
+
+
+def _run_checker(lines: list[Any], ruleset: str) -> list[str]:
+    """What the official checker has against parsed lines, in its words."""
+    mlp_compliance = import_official('compliance_checker.mlp_compliance')
+    checker = mlp_compliance.make_checker('training', ruleset, quiet=True, werror=False)
+    logging.disable(logging.CRITICAL)
+    try:
+        mlp_compliance.enqueued_configs.clear()
+        checker.check_loglines(lines, f'training_{ruleset}/common.yaml')
+    finally:
+        logging.disable(logging.NOTSET)
+    return [str(m) for m in (*checker.overwritable.values(), *checker.not_overwritable)]
+
+
+def _explain(message: str, lines: list) -> str:
+    """An official message as a person would say it."""
+    if m := re.match(r"Required EXACTLY_ONE occurrence of '(\w+)' but found (\d+)", message):
+        return f'{m[1]} stands {m[2]} times, expected once'
+    if m := re.match(r"Required AT_LEAST_ONE occurrence of (.+?)(?: but found 0)?$", message):
+        return f'{m[1]} is missing'.replace("'", '')
+    if m := re.match(r"CHECK for '(\w+)' failed in line \d+:\n(.*)\nfailed test: (.+)", message):
+        values = [line.value for line in lines if line.full_string == m[2]]
+        got = f'{values[0]["value"]!r}, {values[0]["metadata"]}' if values else m[2][:80]
+        return f'{m[1]}: got {got}, which fails the test {_plain(m[3])}'
+    if m := re.match(r'Failed checks for (\w+) : (.+)', message):
+        best = [a for line in lines if line.key == m[1] and (a := line.value['value']) is not None]
+        hint = f'; the best is {max(best)}' if best and all(isinstance(a, (int, float)) for a in best) else ''
+        return f'{m[1]}: no line passes the test {_plain(m[2])}{hint}'
+    if "s['sgd_decay']" in message:
+        return ('optimizer keys: expected opt_learning_rate_decay_boundary_epochs for sgd, or the decay steps, decay '
+                'power, weight decay and epsilon of lars, and none of the other')
+    if 'initialized_tensors' in message:
+        return 'weights_initialization: the tensors are not exactly those of ResNet-50 as the rules name them'
+    return ' '.join(message.split('\ncurrent context')[0].split())[:200]
+
+
+def _plain(test: str) -> str:
+    return re.sub(r"v\['(value|metadata)'\]", r'\1', test.strip())

@@ -1,0 +1,90 @@
+"""The rules on a set of runs, whatever the layout of its tree: which sets are refused, and what is odd about one."""
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlperf_rn50.mlperf import check
+from mlperf_rn50.mlperf.check_tree import Finding
+from mlperf_rn50.mlperf.copies import find_copies
+from mlperf_rn50.mlperf.official import find_danger
+from mlperf_rn50.mlperf.rulesets import V05
+from mlperf_rn50.mlperf.run import Run
+
+NUM_RESULTS = 5
+_MAX_WARNINGS = 3  # of a log that are said here; report says all
+
+
+def result_of(run: Run, ruleset: str) -> Path:
+    """The file of a run that a ruleset can read: 0.6.0 takes :::MLL lines alone, which our runs write to their own."""
+    half = run.path.with_name(f'{run.path.stem}_v0.6.txt')
+    return half if ruleset == '0.6.0' and run.round != 'v0.6' and half.is_file() else run.path
+
+
+def check_set(runs: Sequence[Run], ruleset: str) -> list[str]:
+    """The rules that a set breaks, whatever its single logs say; a sentence each."""
+    refusals = []
+    if len(runs) != NUM_RESULTS:
+        refusals.append(f'a ResNet result is {NUM_RESULTS} runs; here are {len(runs)}')
+    failed = [r for r in runs if r.status != 'converged']
+    if len(failed) > 1:
+        refusals.append(f'one run of five may fail; here {len(failed)} did: '
+                        + ', '.join(f'{r.path.name} ({r.status})' for r in failed))
+    refusals += [f'{r.path.name}: is still being written' for r in runs if r.status == 'running']
+    refusals += [f'{r.path.name}: a log that spans a resume is not that of one timed run'
+                 for r in runs if r.num_resumes]
+    refusals += [copy.text for copy in find_copies(runs)]
+    divisions = sorted({str(r.division) for r in runs if r.status != 'unreadable'})
+    if len(divisions) > 1:
+        refusals.append(f'a set has one division; the logs name {", ".join(divisions)}')
+    if 'closed' in divisions and not all(r.is_imagenet for r in runs):
+        refusals.append('the closed division trains on ImageNet; these logs are of other data')
+    seeds = [r.seed for r in runs if r.seed is not None]
+    if len(set(seeds)) < len(seeds):
+        refusals.append('every run has a seed of its own; here some share one')
+    return refusals + _unreadable(runs, ruleset)
+
+
+def _unreadable(runs: Sequence[Run], ruleset: str) -> list[str]:
+    """The files that no tool of a ruleset can read."""
+    refusals = [f'{r.path.name}: is no file' for r in runs if not r.path.is_file()]
+    if ruleset == '0.6.0':
+        refusals += [f'{r.path.stem}_v0.6.txt is missing: the 0.6.0 rules read :::MLL lines only; run with '
+                     '--run.log_v06 true' for r in runs
+                     if r.round not in ('v0.6', 'unknown') and result_of(r, ruleset) == r.path]
+    return refusals
+
+
+def check_results(runs: Sequence[Run], ruleset: str) -> tuple[list[str], Finding]:
+    """What a ruleset has against the logs, where more than the one that may fail do; how many pass.
+
+    A log that could steer, stall or crash the official tools is refused whatever the others are.
+    """
+    if ruleset != V05:
+        dangers = [(r, find_danger(result_of(r, ruleset), ruleset)) for r in runs]
+        if any(danger for _, danger in dangers):
+            return [f'{r.path.name}: {danger}' for r, danger in dangers if danger], ('logs', 'not checked')
+    verdicts = [(r, check.check_log(result_of(r, ruleset), [ruleset]).verdicts[0]) for r in runs
+                if r.status != 'unreadable']
+    violations = [f'{r.path.name}: {text}' for r, v in verdicts for text in v.violations]
+    violations += [f'{r.path.name}: did not converge ({r.status})' for r, v in verdicts
+                   if v.passed and r.status != 'converged']
+    good = sum(v.passed for _, v in verdicts)
+    num_failed = len(runs) - sum(v.passed and r.status == 'converged' for r, v in verdicts)
+    tolerated = '; one may fail' if good < len(runs) else ''
+    finding = 'logs', f'{good} of {len(runs)} pass the rules of {ruleset}{tolerated}'
+    return violations if num_failed > 1 else [], finding
+
+
+def find_oddities(runs: Sequence[Run]) -> list[str]:
+    """What to know of an accepted set before anything else: a run that failed, and what is odd about the logs."""
+    result = [f'one of {len(runs)} did not converge ({r.path.name}: {r.status}): it counts as the slowest'
+              for r in runs if r.status != 'converged']
+    counts = Counter(text for r in runs for text in dict.fromkeys(w.text for w in r.warnings))
+    shared = [text for text, count in counts.items() if count == len(runs) > 1]
+    result += [f'all {len(runs)} logs: {text}' for text in shared]
+    for run in runs:
+        own = [w for w in run.warnings if w.text not in shared]
+        result += [f'{run.path.name}{"" if w.line is None else f":{w.line}"}: {w.text}' for w in own[:_MAX_WARNINGS]]
+        if len(own) > _MAX_WARNINGS:
+            result.append(f'{run.path.name}: {len(own) - _MAX_WARNINGS} more of this kind, which report says')
+    return result
