@@ -48,7 +48,7 @@ def parse_options(argv: Sequence[str]) -> Namespace:
     options = parser.parse_args(argv)
     missing = [name for name in ('dataset', 'out') if not getattr(options, name)]
     if options.verify is None and missing:
-        parser.error(f'got no {" and no ".join("--out" if n == "out" else "data set" for n in missing)}, expected a '
+        parser.error(f'got no {" and no ".join("--out DIR" if n == "out" else "data set" for n in missing)}, expected a '
                      'data set and --out, or --verify DIR')
     others = [k for k, v in vars(options).items() if v != parser.get_default(k) and k not in ('verify', 'workers')]
     if options.verify is not None and others:

@@ -8,14 +8,14 @@ from mlperf_rn50.cli import command_names
 
 @pytest.mark.parametrize('words, said', [
     ([], 'got no command, expected one of bench, check, '), (['-x'], '-x: unknown option; see mlperf-rn50 --help'),
-    (['--degub', 'report'], '--degub: unknown option; did you mean debug?'),
+    (['--degub', 'report'], '--degub: unknown option; did you mean --debug?'),
     (['--version=1'], 'argument --version: ignored explicit argument'),
     (['raport'], 'raport: unknown command; did you mean report?; expected one of'),
     (['report'], 'the following arguments are required: PATH; see mlperf-rn50 report --help'),
-    (['report', 'x', '--fromat', 'csv'], '--fromat: unknown option; did you mean format?'),
+    (['report', 'x', '--fromat', 'csv'], '--fromat: unknown option; did you mean --format?'),
     (['report', 'x', '--format', 'pdf'], "invalid choice: 'pdf'"),
-    (['train', '--train.local_batch_siz=8'], 'did you mean train.local_batch_size?'),
-    (['doctor', '--formt', 'json'], '--formt: unknown option; did you mean format?'),
+    (['train', '--train.local_batch_siz=8'], 'did you mean --train.local_batch_size?'),
+    (['doctor', '--formt', 'json'], '--formt: unknown option; did you mean --format?'),
     (['check', '--xyzzy', 'x'], '--xyzzy: unknown option; see mlperf-rn50 check --help'),
     (['bench', 'trian'], "invalid choice: 'trian'"), (['package', 'x'], 'required: --org, --system, --out')])
 def test_mistakes_are_one_line(words, said):
