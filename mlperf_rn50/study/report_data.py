@@ -1,8 +1,8 @@
-"""The report as values for programs: JSON with everything, CSV with a row per system for a spreadsheet."""
+"""The report as values for programs: JSON with everything, CSV with a row per run or per evaluation."""
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mlperf_rn50
@@ -11,6 +11,12 @@ from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.study import rcp
 from mlperf_rn50.study.convergence import System, render_warning
 from mlperf_rn50.study.scaling import Comparison, Study
+
+
+# Keys of a system that hold a table, or nothing.
+_TABLES = ('time_parts_s', 'rcp')
+# What an evaluation's row says of its system.
+_EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')
 
 
 def _run_object(run: Run) -> dict[str, Any]:
@@ -72,17 +78,44 @@ def _spreadsheet(value: Any) -> Any:
     return f"'{printable(value)}" if value[:1] in ('=', '+', '-', '@') else printable(value)
 
 
-def render_csv(studies: Sequence[Study]) -> str:
-    """One row per system: the plain values of its JSON object, and of its runs one after another."""
-    rows = []
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that fill one cell: neither lists nor tables."""
+    return {k: v for k, v in values.items() if not isinstance(v, (list, dict)) and k not in _TABLES}
+
+
+def _run_rows(studies: Sequence[Study]) -> Iterator[dict[str, Any]]:
     for system in report_object(studies)['systems']:
-        row = {k: v for k, v in system.items() if not isinstance(v, (list, dict)) and k not in ('time_parts_s', 'rcp')}
-        for name in ('status', 'epochs_to_converge', 'time_to_train_s'):
-            row[f'runs_{name}'] = ' '.join(str(r[name]) for r in system['runs'])
-        row['warnings'] = '; '.join(system['warnings'])
-        rows.append({k: _spreadsheet(v) for k, v in row.items()})
+        for run in system['runs'] or [{}]:  # a set that could not be read is one, too
+            yield {**_plain(system), **_plain(run), 'num_evaluations': len(run.get('evaluations', ())),
+                   'num_warnings': len(run.get('warnings', ()))}
+
+
+def _evaluation_rows(studies: Sequence[Study]) -> Iterator[dict[str, Any]]:
+    for study in studies:
+        for system in study.systems:
+            facts = {name: getattr(system, name) for name in _EVALUATION_FACTS}
+            for run in system.runs:
+                for e in run.evaluations:
+                    yield {'study': study.name, 'system': system.name, **facts, 'file': str(run.path),
+                           'status': run.status, 'seed': run.seed, 'epoch': e.epoch, 'accuracy': e.accuracy,
+                           'time_s': e.time_s, 'line': e.line}
+
+
+def _render_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator='\n')
+    writer = csv.DictWriter(out, columns, lineterminator='\n')
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({k: _spreadsheet(v) for k, v in row.items()} for row in rows)
     return out.getvalue().rstrip('\n')
+
+
+def render_csv(studies: Sequence[Study]) -> str:
+    """One row per run: the plain values of its system's JSON object, then its own."""
+    rows = list(_run_rows(studies))
+    return _render_rows(rows, list(dict.fromkeys(k for row in rows for k in row)))
+
+
+def render_evaluations_csv(studies: Sequence[Study]) -> str:
+    """One row per evaluation: which system and run it is of, then its values."""
+    return _render_rows(_evaluation_rows(studies), ['study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed',
+                                                    'epoch', 'accuracy', 'time_s', 'line'])

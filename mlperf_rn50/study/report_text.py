@@ -16,21 +16,26 @@ def _markdown(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Style:
-    """A way to write text: what a text of a log is made to be, tabulate's name, headings of two levels, a gap."""
+    """A way to write text: what a text of a log is made to be, tabulate's name, headings of two levels, a gap.
+
+    Args:
+        status: what the word is made to be that says how a run ended.
+    """
 
     clean: Callable[[str], str]
     table_format: str
     study: Callable[[str], str]
     section: Callable[[str], str]
     gap: str
+    status: Callable[[str], str] = str
 
 
-_TERMINAL = _Style(printable, 'simple', lambda text: f'{text}\n{"=" * len(text)}', lambda text: f'{text}\n', '\n')
 _MARKDOWN = _Style(_markdown, 'github', lambda text: f'## {text}', lambda text: f'### {text}\n\n', '\n\n')
 
 
 def _render_table(table: Table, style: _Style) -> str:
-    rows = [[style.clean(cell.text) for cell in row] for row in table.rows]
+    rows = [[style.status(style.clean(cell.text)) if name == 'status' else style.clean(cell.text)
+             for name, cell in zip(table.head, row)] for row in table.rows]
     sides = ['right' if all(row[i].value is not None or row[i].text == '-' for row in table.rows) else 'left'
              for i in range(len(table.head))]
     head = [style.clean(h) for h in table.head]
@@ -49,9 +54,11 @@ def _render(studies: Sequence[Study], style: _Style) -> str:
     return '\n\n'.join(parts)
 
 
-def render_table(studies: Sequence[Study]) -> str:
-    """The tables of every study for a terminal."""
-    return _render(studies, _TERMINAL)
+def render_table(studies: Sequence[Study], title: Callable[[str], str] = str,
+                 status: Callable[[str], str] = str) -> str:
+    """The tables of every study for a terminal; title and status colour headings and how runs ended."""
+    return _render(studies, _Style(printable, 'simple', lambda text: f'{title(text)}\n{"=" * len(text)}',
+                                   lambda text: f'{title(text)}\n', '\n', status))
 
 
 def render_markdown(studies: Sequence[Study]) -> str:
