@@ -85,9 +85,9 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _run_rows(studies: Sequence[Study]) -> Iterator[dict[str, Any]]:
     for system in report_object(studies)['systems']:
-        for run in system['runs'] or [{}]:  # a set that could not be read is one, too
-            yield {**_plain(system), **_plain(run), 'num_evaluations': len(run.get('evaluations', ())),
-                   'num_warnings': len(run.get('warnings', ()))}
+        for run in system['runs']:
+            yield {**_plain(system), **_plain(run), 'num_evaluations': len(run['evaluations']),
+                   'num_warnings': len(run['warnings'])}
 
 
 def _evaluation_rows(studies: Sequence[Study]) -> Iterator[dict[str, Any]]:
