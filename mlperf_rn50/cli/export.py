@@ -39,6 +39,9 @@ def make_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     options = make_parser().parse_args(argv)
+    if options.format == 'onnx':  # are they there? The work takes a while
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
     import mxnet as mx
 
     from mlperf_rn50.cli._weights import render_weights, weights_config
@@ -47,9 +50,6 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.model.weights import find_weights, load_weights, portable
     from mlperf_rn50.model.zoo import restore_model
     from mlperf_rn50.train.evaluate import data_name
-    if options.format == 'onnx':
-        import onnx  # noqa: F401 - are they there? The work takes a while
-        import onnxruntime  # noqa: F401
     path = find_weights(Path(options.path), options.which)
     description, arrays = load_weights(path)
     given = [f'--data.dir={options.data_dir}'] if options.data_dir else []

@@ -30,7 +30,7 @@ def without(folder, *names):
      "'mlperf-rn50[train]'"),
     (['doctor'], ['mxnet'], 'MXNet is not installed'), (['doctor'], ['nvidia'], 'DALI is not installed'),
     (['doctor'], ['psutil'], 'psutil is not installed'), (['bench', 'ops'], ['mxnet'], 'MXNet is not installed'),
-    (['bench', 'data'], ['imagesize'], 'imagesize is not installed'), (['train', *BATCH], ['mxnet'], 'MXNet is not'),
+    (['train', *BATCH], ['mxnet'], 'MXNet is not'),
     (['export', 'x', '--format', 'onnx'], ['onnx'], "'mlperf-rn50[export]'"),
     (['classify', 'x', 'y.png'], ['mxnet'], 'MXNet is not installed')])
 def test_one_line_says_what_to_install(words, missing, said, tmp_path):
