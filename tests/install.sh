@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the cluster tests, the test of the report's page and that of the shells' completion need from Debian's packages; needs root.
+# Installs what the cluster tests, and those of the report's page, the shells' completion and the manual page, need from
+# Debian's packages; needs root.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq

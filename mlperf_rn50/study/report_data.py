@@ -12,7 +12,6 @@ from mlperf_rn50.study import rcp
 from mlperf_rn50.study.convergence import System, render_warning
 from mlperf_rn50.study.scaling import Comparison, Study
 
-
 # Keys of a system that hold a table, or nothing.
 _TABLES = ('time_parts_s', 'rcp')
 # What an evaluation's row says of its system.

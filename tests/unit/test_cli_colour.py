@@ -35,10 +35,10 @@ def test_when_there_is_colour(stream, variables, expected, monkeypatch):
 
 
 def test_the_status_of_a_line_is_coloured_and_no_other_word():
-    text = 'ok          name  all ok\nfailed      disk  failed to write\n  v0.5   open   pass, levels 1 and 2\n  bypass'
+    text = 'ok     name  all ok\nfailed     disk  failed to write\n  v0.5   open   pass, levels 1 and 2\n  bypass'
     shown = paint_statuses(text, Terminal())
-    assert shown == (f'{paint("ok", "green")}          name  all ok\n{paint("failed", "red")}      disk  failed to write'
-                     f'\n  v0.5   open   {paint("pass", "green")}, levels 1 and 2\n  bypass')
+    assert shown == (f'{paint("ok", "green")}     name  all ok\n{paint("failed", "red")}     disk  failed to write\n'
+                     f'  v0.5   open   {paint("pass", "green")}, levels 1 and 2\n  bypass')
     assert paint_statuses(text, io.StringIO()) == text and paint_status('unknown') == 'unknown'
 
 

@@ -9,12 +9,12 @@ from helpers import call, run, skip_for
 # What is typed, and what the last word becomes.
 CASES = [('rep', 'report'), ('--deb', '--debug'), ('--debug che', 'check'), ('report --fo', '--format'),
          ('report x --format c', 'csv'), ('report --out fold', 'folder'),
-         ('check folder/result_0.t', 'folder/result_0.txt'), ('prepare dig', 'digits'), ('bench allr', 'allreduce'), ('completion f', 'fish'),
-         ('train --train.prec', '--train.precision'), ('train --train.precision bf', 'bfloat16'),
-         ('train --run.clear_caches t', 'true'), ('train --config foldf', 'foldfile.yaml'),
-         ('train --print schedule.base', 'schedule.base_lr'), ('train --elastic --resume fold', 'folder'),
-         ('evaluate folder --which la', 'last'), ('classify folder foldf', 'foldfile.yaml'),
-         ('package folder --out fold', 'folder')]
+         ('check folder/result_0.t', 'folder/result_0.txt'), ('prepare dig', 'digits'), ('bench allr', 'allreduce'),
+         ('completion f', 'fish'), ('train --train.prec', '--train.precision'),
+         ('train --train.precision bf', 'bfloat16'), ('train --run.clear_caches t', 'true'),
+         ('train --config foldf', 'foldfile.yaml'), ('train --print schedule.base', 'schedule.base_lr'),
+         ('train --elastic --resume fold', 'folder'), ('evaluate folder --which la', 'last'),
+         ('classify folder foldf', 'foldfile.yaml'), ('package folder --out fold', 'folder')]
 
 
 def bash(script, typed):
@@ -61,11 +61,12 @@ def test_a_word_is_completed_in_zsh(folder):
     typed = '\n'.join(_type_and_wait(*case) for case in CASES)
     (folder / 'drive.zsh').write_text(f'''zmodload zsh/zpty
 zpty z zsh -f -i
-zpty -w z "PS1= zle_highlight=(none); fpath=({functions} \\$fpath); autoload -Uz compinit; compinit -u -D; print REA''DY"
+zpty -w z "PS1= zle_highlight=(none); fpath=({functions} \\$fpath); autoload -Uz compinit; compinit -uD; print REA''DY"
 zpty -r z out '*READY*'
 {typed}
 ''')
-    done = run(['zsh', '-f', 'drive.zsh'], cwd=folder, timeout=60, env={**os.environ, 'TERM': 'xterm', 'COLUMNS': '200'})
+    environment = {**os.environ, 'TERM': 'xterm', 'COLUMNS': '200'}
+    done = run(['zsh', '-f', 'drive.zsh'], cwd=folder, timeout=60, env=environment)
     assert done.stdout.splitlines() == [becomes for _, becomes in CASES]
 
 
