@@ -75,9 +75,10 @@ def _own_parser(has_list: bool) -> ArgumentParser:
 def whole_parser() -> ArgumentParser:
     """What stands before the command, and every command with its options; runs nothing: to complete and to document."""
     parser = _own_parser(has_list=False)
-    commands = parser.add_subparsers(metavar='COMMAND', parser_class=lambda make, **_: make())
+    commands = parser.add_subparsers(metavar='COMMAND')
     for name in command_names():
-        commands.add_parser(name, help=_summary(name), make=_command(name).make_parser)
+        commands.add_parser(name, help=_summary(name))
+        commands._name_parser_map[name] = _command(name).make_parser()
     return parser
 
 

@@ -1,5 +1,5 @@
 """Print the script with which a shell completes commands, options, values and files."""
-from argparse import Action, ArgumentParser
+from argparse import SUPPRESS, Action, ArgumentParser, _SubParsersAction
 from collections.abc import Sequence
 
 from mlperf_rn50.cli._parsers import Parser
@@ -38,8 +38,6 @@ def run(argv: Sequence[str]) -> int:
 
 def _complete_values(parser: ArgumentParser) -> None:
     """Tells shtab what the arguments of a parser, and of the commands below it, take."""
-    from argparse import SUPPRESS, _SubParsersAction
-
     import shtab
 
     from mlperf_rn50.config import SECTIONS, field_names
@@ -50,9 +48,9 @@ def _complete_values(parser: ArgumentParser) -> None:
         elif action.dest in SECTIONS:  # a whole section in YAML, which nobody types
             action.help = SUPPRESS
         elif _is_one_of(action, _FOLDERS):
-            action.complete = shtab.DIRECTORY
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
         elif _is_one_of(action, _FILES):
-            action.complete = shtab.FILE
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
         elif _is_one_of(action, _KEYS):
             action.choices = [f'{name}.{key}' for name in SECTIONS for key in field_names(SECTIONS[name])]
         elif str(action.metavar).startswith('{'):  # of a key of the configuration
