@@ -1,9 +1,7 @@
-"""A configuration from its parts: defaults < YAML file < options; and how a mistake in them is said."""
+"""A configuration from its parts: defaults < YAML file < options."""
 from __future__ import annotations
 
-import difflib
-import re
-from argparse import ArgumentError, ArgumentParser
+from argparse import ArgumentError
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ import yaml
 
 from mlperf_rn50 import config as cfg
 from mlperf_rn50.config import SECTIONS, field_names
-from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.errors import ConfigError, nearest, option_error
 from mlperf_rn50.files import read_text
 
 if TYPE_CHECKING:
@@ -21,21 +19,6 @@ if TYPE_CHECKING:
 
 
 _MAX_BYTES, _MAX_DEPTH = 1 << 18, 8  # of a configuration file
-
-
-def nearest(word: str, known: list[str]) -> str:
-    """The hint for a misspelt word: '; did you mean X?', or nothing where none is close."""
-    match = difflib.get_close_matches(word, known, n=1)
-    return f'; did you mean {match[0]}?' if match else ''
-
-
-def option_error(message: str, parser: ArgumentParser) -> ConfigError:
-    """A parser's complaint in one line, with the nearest option for a misspelt one."""
-    text, help_ = ' '.join(message.split()), f'; see {parser.prog} --help'
-    if m := re.search(r'[Uu]nrecognized arguments: (\S+)', text):
-        known = [word.lstrip('-') for word in parser._option_string_actions]
-        return ConfigError(f'{m[1]}: unknown option{nearest(m[1].lstrip("-").partition("=")[0], known) or help_}')
-    return ConfigError(text + help_)
 
 
 def check_keys(tree: Any, where: str = '') -> None:

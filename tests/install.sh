@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs what the cluster tests and the test of the report's page need from Debian's packages; needs root.
+# Installs what the cluster tests, and those of the report's page, the shells' completion and the manual page, need from
+# Debian's packages; needs root.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
 apt-get install -qq -y --no-install-recommends openssh-client openssh-server iproute2 util-linux \
-    munge slurm-wlm debootstrap buildah podman runc chromium >/dev/null
+    munge slurm-wlm debootstrap buildah podman runc chromium zsh fish groff-base >/dev/null

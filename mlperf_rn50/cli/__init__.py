@@ -1,7 +1,7 @@
 """The command line: a module of this folder per command, and the only place that prints an error.
 
-A command is a module whose docstring opens with its one line of help, and which has run(argv) -> exit code.
-Modules whose name begins with _ are what several commands share.
+A command is a module whose docstring opens with its one line of help, and which has make_parser() and
+run(argv) -> exit code. Modules whose name begins with _ are what several commands share.
 """
 import importlib
 import os
@@ -13,12 +13,24 @@ import traceback
 from argparse import ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import suppress
+from types import ModuleType
 from typing import NoReturn, TextIO
 
-from mlperf_rn50.errors import EXIT_FAILED, ConfigError, RankLost, RunFailed, UserError
+from mlperf_rn50.cli._colour import has_colour, paint
+from mlperf_rn50.cli._packages import explain_missing
+from mlperf_rn50.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_USAGE,
+    ConfigError,
+    RankLost,
+    RunFailed,
+    UserError,
+    nearest,
+    option_error,
+)
 from mlperf_rn50.files import DISK_FAULTS
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.options import nearest, option_error
 from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name
 from mlperf_rn50.system.out_of_memory import explain_error
 from mlperf_rn50.train.stop import END_SIGNALS, catch, end_at_once
@@ -42,15 +54,19 @@ def command_names() -> list[str]:
     return [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith('_')]
 
 
+def _command(name: str) -> ModuleType:
+    return importlib.import_module(f'{__name__}.{name}')
+
+
 def _summary(name: str) -> str:
     """What a command is for, in a line."""
-    doc = importlib.import_module(f'{__name__}.{name}').__doc__ or ''
-    return f'  {name:10} {doc.partition(chr(10))[0]}'
+    return (_command(name).__doc__ or '').partition('\n')[0]
 
 
 def _own_parser(has_list: bool) -> ArgumentParser:
     """The parser of what stands before the command; has_list: with the commands, which it imports for that."""
-    listed = '\n'.join(['commands:', *map(_summary, command_names()), '', '']) if has_list else ''
+    rows = [f'  {name:10} {_summary(name)}' for name in command_names()] if has_list else []
+    listed = '\n'.join(['commands:', *rows, '', '']) if has_list else ''
     parser = ArgumentParser('mlperf-rn50', usage='mlperf-rn50 [--version] [--debug] COMMAND [OPTIONS...]',
                             description=_DESCRIPTION, epilog=listed + _EPILOG, allow_abbrev=False,
                             exit_on_error=False, formatter_class=RawDescriptionHelpFormatter)
@@ -59,8 +75,20 @@ def _own_parser(has_list: bool) -> ArgumentParser:
     return parser
 
 
+def whole_parser() -> ArgumentParser:
+    """What stands before the command, and every command with its options; runs nothing: to complete and to document."""
+    parser = _own_parser(has_list=False)
+    commands = parser.add_subparsers(metavar='COMMAND')
+    for name in command_names():
+        commands.add_parser(name, help=_summary(name))
+        commands._name_parser_map[name] = _command(name).make_parser()
+    return parser
+
+
 def _run(argv: Sequence[str]) -> int:
     """Runs the command that the words name."""
+    if argv[:1] == ['help']:
+        argv = [*argv[1:2], '--help']
     place = next((i for i, word in enumerate(argv) if not word.startswith('-')), len(argv))
     parser = _own_parser('-h' in argv[:place] or '--help' in argv[:place])
     try:
@@ -72,14 +100,18 @@ def _run(argv: Sequence[str]) -> int:
     if own.version:
         from mlperf_rn50.system.stack import render_stack
         print(render_stack())
-        return 0
+        return EXIT_OK
     names = command_names()
-    if place == len(argv):
-        raise ConfigError(f'got no command, expected one of {", ".join(names)}; see mlperf-rn50 --help')
+    if place == len(argv):  # nothing was asked for: help, but not as an answer
+        _own_parser(has_list=True).print_help(sys.stderr)
+        return EXIT_USAGE
     if argv[place] not in names:
         raise ConfigError(f'{argv[place]}: unknown command{nearest(argv[place], names)}; expected one of '
                           f'{", ".join(names)}')
-    return importlib.import_module(f'{__name__}.{argv[place]}').run(argv[place + 1:])
+    try:
+        return _command(argv[place]).run(argv[place + 1:])
+    except ModuleNotFoundError as e:
+        raise explain_missing(e) or e from e
 
 
 def _drop(stream: TextIO) -> None:
@@ -96,8 +128,9 @@ def _print_error(error: UserError) -> None:
         rank = 0
     time.sleep(0.5 * min(rank, 10) + 2 * isinstance(error, RankLost))  # a lost rank is given time to say why
     where = error.where or (f'{rank_name()}: ' if rank else '')
+    name = paint('mlperf-rn50:', 'red') if has_colour(sys.stderr) else 'mlperf-rn50:'
     try:
-        print(f'mlperf-rn50: {where}{printable(str(error))}', file=sys.stderr, flush=True)
+        print(f'{name} {where}{printable(str(error))}', file=sys.stderr, flush=True)
     except OSError:  # nobody reads it; the exit code says it all the same
         _drop(sys.stderr)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, NoReturn
 
-from mlperf_rn50.options import add_config_options, option_error
+from mlperf_rn50.errors import option_error
 
 if TYPE_CHECKING:
     import jsonargparse
@@ -31,6 +31,8 @@ class Parser(ArgumentParser):
 def config_parser(name: str, doc: str | None, epilog: str) -> jsonargparse.ArgumentParser:
     """The parser of a command that takes a configuration: --config, and an option for every key."""
     from jsonargparse import ArgumentParser, DefaultHelpFormatter  # takes longer to import than most answers
+
+    from mlperf_rn50.options import add_config_options
 
     class HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
         """Defaults beside the options, examples left as they are written."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli._parsers import config_parser
-from mlperf_rn50.errors import EXIT_OK, ConfigError
+from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
@@ -53,6 +53,8 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.system.processor import check_precision, find_processor
     parser = make_parser()
     options = parse_options(parser, argv)
+    if not options.kind:
+        raise option_error('the following arguments are required: kind', parser)
     _check(options)
     if not options.config:  # the batch is an option of its own
         argv = [*argv, '--train.local_batch_size=32']
@@ -67,9 +69,6 @@ def run(argv: Sequence[str]) -> int:
 
 def _check(options: Namespace) -> None:
     """Raise ConfigError where nothing can be measured."""
-    if not options.kind:
-        raise ConfigError(f'bench: got nothing to measure, expected one of {", ".join(KINDS)}; '
-                          'see mlperf-rn50 bench --help')
     for name, least in (('warmup_steps', 0), ('steps', 1)):
         if options[name] < least:
             raise ConfigError(f'--{name.replace("_", "-")}: got {options[name]}, expected {least} or more')

@@ -1,8 +1,10 @@
 """Run the official checkers on logs and say what each log can claim."""
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlperf_rn50.cli._colour import paint_statuses
 from mlperf_rn50.cli._parsers import Parser
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
 from mlperf_rn50.mlperf.rulesets import DIVISIONS, RULESETS, WRITTEN, parse_ruleset
@@ -38,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
     for log in check.check_logs(paths, rulesets, options.division):
         logs.append(log)
         if options.format == 'text':
-            print(check.render_log(log))
+            print(paint_statuses(check.render_log(log), sys.stdout))
     if options.format == 'json':
         print(json.dumps(check.logs_as_json(logs), indent=1))
     elif len(logs) > 1:

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from mlperf_rn50.cli._colour import paint_statuses
 from mlperf_rn50.cli._parsers import config_parser
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, RunFailed
 
 if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
     from mlperf_rn50.config import Config
     from mlperf_rn50.train.watch import Position
 
@@ -20,14 +23,21 @@ EPILOG = """examples:
   mlperf-rn50 doctor --config launch/configs/c4140_v100_1node.yaml --format json"""
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
-    from mlperf_rn50.cli._ranks import add_resume_options, in_rank, load_config
-    from mlperf_rn50.options import parse_options
+def make_parser() -> ArgumentParser:
+    """The options of the command."""
+    from mlperf_rn50.cli._ranks import add_resume_options
     parser = config_parser('doctor', __doc__, EPILOG)
     add_resume_options(parser)
     parser.add_argument('--format', choices=['table', 'json'], default='table', help='how to print the checks')
     parser.add_argument('--quiet', action='store_true', help='print what is not right, and the sum')
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    from mlperf_rn50.cli._ranks import in_rank, load_config
+    from mlperf_rn50.options import parse_options
+    parser = make_parser()
     options = parse_options(parser, argv)
     has_config = bool(options.config or options.resume)
     if not has_config:  # any batch will do: nothing is trained
@@ -44,6 +54,8 @@ def _examine(config: Config, has_config: bool, output_format: str, is_quiet: boo
         from mlperf_rn50.train.comm import open_comm
         from mlperf_rn50.train.examine import examine
         comm = open_comm(config.comm.compression, exchange=position.exchange)
+    except ModuleNotFoundError:  # what to install is said for every command alike
+        raise
     except (ImportError, OSError) as e:
         raise RunFailed(f'{rank_name()}: MXNet, DALI or Horovod does not import: {e}; run launch/setup.sh --check '
                         'there') from e
@@ -53,6 +65,7 @@ def _examine(config: Config, has_config: bool, output_format: str, is_quiet: boo
             print(json.dumps({'passed': not doctor.has_failed(checks), 'checks': [asdict(c) for c in checks],
                               'ranks': rows}, indent=1), flush=True)
         else:
-            print(doctor.render_checks(checks, is_quiet), file=sys.stderr if is_quiet else sys.stdout, flush=True)
+            out = sys.stderr if is_quiet else sys.stdout
+            print(paint_statuses(doctor.render_checks(checks, is_quiet), out), file=out, flush=True)
     comm.barrier()
     return EXIT_FAILED if doctor.has_failed(checks) else EXIT_OK

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli._parsers import config_parser
 from mlperf_rn50.config import IMAGENET, Config, to_tree
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, RunFailed
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, RunFailed, option_error
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     options = parse_options(parser, argv)
     if not options.path:
-        raise ConfigError('evaluate: got no weights, expected a run folder or an .npz; see mlperf-rn50 evaluate --help')
+        raise option_error('the following arguments are required: path', parser)
     if options.config:
         raise ConfigError('--config: weights have their own configuration; set single keys with options')
     if options.confusions < 0:

@@ -39,16 +39,17 @@ def make_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     options = make_parser().parse_args(argv)
+    if options.format == 'onnx':  # are they there? The work takes a while
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
     import mxnet as mx
 
     from mlperf_rn50.cli._weights import render_weights, weights_config
     from mlperf_rn50.mlperf.events import printable
-    from mlperf_rn50.model.export import export, need_onnx
+    from mlperf_rn50.model.export import export
     from mlperf_rn50.model.weights import find_weights, load_weights, portable
     from mlperf_rn50.model.zoo import restore_model
     from mlperf_rn50.train.evaluate import data_name
-    if options.format == 'onnx':
-        need_onnx()
     path = find_weights(Path(options.path), options.which)
     description, arrays = load_weights(path)
     given = [f'--data.dir={options.data_dir}'] if options.data_dir else []

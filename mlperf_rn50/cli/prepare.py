@@ -48,8 +48,8 @@ def parse_options(argv: Sequence[str]) -> Namespace:
     options = parser.parse_args(argv)
     missing = [name for name in ('dataset', 'out') if not getattr(options, name)]
     if options.verify is None and missing:
-        parser.error(f'got no {" and no ".join("--out" if n == "out" else "data set" for n in missing)}, expected a '
-                     'data set and --out, or --verify DIR')
+        names = ['--out DIR' if n == 'out' else 'data set' for n in missing]
+        parser.error(f'got no {" and no ".join(names)}, expected a data set and --out, or --verify DIR')
     others = [k for k, v in vars(options).items() if v != parser.get_default(k) and k not in ('verify', 'workers')]
     if options.verify is not None and others:
         other = 'a data set' if others[0] == 'dataset' else f'--{others[0].replace("_", "-")}'

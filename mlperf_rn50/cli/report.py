@@ -3,12 +3,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlperf_rn50.cli._colour import has_colour, paint, paint_status
 from mlperf_rn50.cli._parsers import Parser
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError
 
 EPILOG = """examples:
   mlperf-rn50 report logs/digits_sweep
   mlperf-rn50 report training_results_v0.7/NVIDIA --format json
+  mlperf-rn50 report logs/c4140 --format csv --rows evaluations
   mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4
 
 A run that did not converge is shown, never left out. Runs of one folder that differ in batch, optimizer, target or
@@ -25,8 +27,10 @@ def make_parser() -> Parser:
                         help='log, or folder with result_<k>.txt in it or below it; a folder of logs is one system')
     parser.add_argument('--format', choices=['table', 'markdown', 'csv', 'json', 'html'], default='table',
                         help='what goes to the standard output (default: table)')
+    parser.add_argument('--rows', choices=['runs', 'evaluations'], help='what a row of --format csv is (default: runs)')
     parser.add_argument('--out', metavar='DIR',
-                        help='write report.html, report.json, report.csv, report.md and the pictures (SVG, PNG) there')
+                        help='write report.html, report.json, report.md, report.csv (a row per run), '
+                             'report_evaluations.csv and the pictures (SVG, PNG) there')
     parser.add_argument('--baseline', metavar='SYSTEM',
                         help='compare with this system (default: the smallest of each study)')
     return parser
@@ -35,7 +39,9 @@ def make_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     options = make_parser().parse_args(argv)
-    from mlperf_rn50.study.report_data import render_csv, render_json
+    if options.rows and options.format != 'csv':
+        raise ConfigError(f'--rows: got --format {options.format}, expected --format csv')
+    from mlperf_rn50.study.report_data import render_csv, render_evaluations_csv, render_json
     from mlperf_rn50.study.report_text import render_markdown, render_table
     from mlperf_rn50.study.scaling import make_studies
     from mlperf_rn50.study.systems import load_systems
@@ -51,7 +57,10 @@ def run(argv: Sequence[str]) -> int:
         from mlperf_rn50.study.report_page import render_html
         from mlperf_rn50.study.report_plots import draw_study
         print(render_html(studies, [draw_study(s) for s in studies], Path.cwd()))
+    elif options.format == 'table' and has_colour(sys.stdout):
+        print(render_table(studies, lambda text: paint(text, 'bold'), paint_status))
     else:
-        print({'table': render_table, 'markdown': render_markdown, 'csv': render_csv,
+        csv = render_evaluations_csv if options.rows == 'evaluations' else render_csv
+        print({'table': render_table, 'markdown': render_markdown, 'csv': csv,
                'json': render_json}[options.format](studies))
     return code

@@ -70,6 +70,8 @@ def write_part(stem: Path, first_id: int, samples: list[Sample], packing: Packin
     for sample_id, sample in enumerate(samples, start=first_id):
         try:
             stored = pack_image(sample.read(), packing)
+        except ModuleNotFoundError:  # Pillow's, for which no image is to blame
+            raise
         except Exception as e:  # Pillow's decoders raise errors of many kinds
             damaged.append([sample.name, f'{type(e).__name__}: {" ".join(str(e).split())[:120]}'])
             continue

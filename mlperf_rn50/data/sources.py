@@ -12,12 +12,9 @@ from mlperf_rn50.errors import DataError
 
 def digits() -> Dataset:
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels; 360 of them, stratified, for validation."""
-    try:
-        import sklearn
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-    except ImportError as e:
-        raise DataError('digits: scikit-learn is missing; install the demo extra: pip install mlperf-rn50[demo]') from e
+    import sklearn
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
     bunch = load_digits()
     pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
     parts = train_test_split(pixels, bunch.target, test_size=360, stratify=bunch.target, random_state=0)

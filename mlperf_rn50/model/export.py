@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import HybridBlock
 
-from mlperf_rn50.errors import ConfigError, RunFailed, UserError
+from mlperf_rn50.errors import RunFailed, UserError
 from mlperf_rn50.files import dump_json
 
 # Of the largest logit of an image; float32 sums in another order differ by some 1e-6.
@@ -101,16 +101,6 @@ def _run_gluon(stem: Path, images: mx.nd.NDArray) -> np.ndarray:
         warnings.simplefilter('ignore')  # that it does not know the input's type
         net = mx.gluon.SymbolBlock.imports(f'{stem}-symbol.json', [INPUT], f'{stem}-0000.params')
     return net(images).asnumpy()
-
-
-def need_onnx() -> None:
-    """Raise ConfigError where the packages for ONNX are missing."""
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-    except ImportError as e:
-        raise ConfigError(f'--format: got onnx, and {e.name} is missing; install the export extra: '
-                          'pip install mlperf-rn50[export]') from e
 
 
 def _write_onnx(net: HybridBlock, shape: tuple[int, ...], stem: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import write_atomically
-from mlperf_rn50.study.report_data import render_csv, render_json
+from mlperf_rn50.study.report_data import render_csv, render_evaluations_csv, render_json
 from mlperf_rn50.study.report_page import render_html
 from mlperf_rn50.study.report_picture import dump_picture
 from mlperf_rn50.study.report_plots import draw_study
@@ -21,9 +21,11 @@ def dump_report(studies: Sequence[Study], folder: Path) -> Path:
     drawn = [draw_study(study) for study in studies]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for suffix, text in [('json', render_json(studies)), ('csv', render_csv(studies)),
-                             ('md', render_markdown(studies)), ('html', render_html(studies, drawn, folder))]:
-            write_atomically(folder / f'report.{suffix}', text + '\n')
+        for name, text in [('report.json', render_json(studies)), ('report.csv', render_csv(studies)),
+                           ('report_evaluations.csv', render_evaluations_csv(studies)),
+                           ('report.md', render_markdown(studies)),
+                           ('report.html', render_html(studies, drawn, folder))]:
+            write_atomically(folder / name, text + '\n')
         for i, pictures in enumerate(drawn, start=1):
             for picture in pictures:
                 dump_picture(picture, folder, f'study{i}_' if len(studies) > 1 else '')

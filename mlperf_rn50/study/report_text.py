@@ -16,16 +16,20 @@ def _markdown(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Style:
-    """A way to write text: what a text of a log is made to be, tabulate's name, headings of two levels, a gap."""
+    """A way to write text: what a text of a log is made to be, tabulate's name, headings of two levels, a gap.
+
+    Args:
+        status: what the word is made to be that says how a run ended.
+    """
 
     clean: Callable[[str], str]
     table_format: str
     study: Callable[[str], str]
     section: Callable[[str], str]
     gap: str
+    status: Callable[[str], str] = str
 
 
-_TERMINAL = _Style(printable, 'simple', lambda text: f'{text}\n{"=" * len(text)}', lambda text: f'{text}\n', '\n')
 _MARKDOWN = _Style(_markdown, 'github', lambda text: f'## {text}', lambda text: f'### {text}\n\n', '\n\n')
 
 
@@ -35,7 +39,8 @@ def _texts(row: Sequence[Cell]) -> list[str]:
 
 
 def _render_table(table: Table, style: _Style, title: Callable[[str], str]) -> str:
-    rows = [[style.clean(text) for text in _texts(row)] for row in table.rows]
+    rows = [[style.status(style.clean(text)) if name == 'status' else style.clean(text)
+             for name, text in zip(table.head, _texts(row))] for row in table.rows]
     head = [style.clean(h) for h in table.head]
     sides = ['right' if is_number else 'left' for is_number in table.are_numbers]
     text = tabulate(rows, head, style.table_format, disable_numparse=True, colalign=sides)
@@ -56,9 +61,11 @@ def _render(studies: Sequence[Study], style: _Style) -> str:
     return '\n\n'.join(parts)
 
 
-def render_table(studies: Sequence[Study]) -> str:
-    """The tables of every study for a terminal."""
-    return _render(studies, _TERMINAL)
+def render_table(studies: Sequence[Study], title: Callable[[str], str] = str,
+                 status: Callable[[str], str] = str) -> str:
+    """The tables of every study for a terminal; title and status colour headings and how runs ended."""
+    return _render(studies, _Style(printable, 'simple', lambda text: f'{title(text)}\n{"=" * len(text)}',
+                                   lambda text: f'{title(text)}\n', '\n', status))
 
 
 def render_markdown(studies: Sequence[Study]) -> str:

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlperf_rn50.config import SECTIONS, Config, field_names, to_tree
-from mlperf_rn50.errors import CheckpointError, ConfigError
-from mlperf_rn50.options import nearest
+from mlperf_rn50.errors import CheckpointError, ConfigError, nearest
 
 # Keys that may differ freely, because they do not say what is computed: where the run lies, how fast it goes, what is
 # kept and told of it, and how long it goes on. Batches are here as the plan compares what they come to. run.seed is

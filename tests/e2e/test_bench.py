@@ -91,7 +91,7 @@ def test_the_operators_alone(precisions):
 
 
 @pytest.mark.parametrize('options, said', [
-    ([], 'bench: got nothing to measure, expected one of train, data, allreduce, ops'),
+    ([], '{train,data,allreduce,ops}: missing; see mlperf-rn50 bench --help'),
     (['train', '--ranks', '2'], '--ranks: got 2, and 1 were started'),
     (['train', '--models', 'lenet'], "--models: got 'lenet', expected some of resnet18"),
     (['train', '--steps', '0'], '--steps: got 0, expected 1 or more'),

@@ -87,9 +87,9 @@ def test_other_images_are_evaluated_and_not_compared(kept, tmp_path):
 
 
 @pytest.mark.parametrize('words, message', [
-    ([], 'evaluate: got no weights, expected a run folder'), (['--config=x.yaml'], 'weights have their own config'),
+    ([], 'RUN|WEIGHTS: missing; see'), (['--config=x.yaml'], 'weights have their own config'),
     (['--confusions=-1'], '--confusions: got -1, expected 0 or more'), (['--data.num_val=49'], 'set data.num_val'),
-    (['--data.image_siz=3'], 'did you mean data.image_size?')])
+    (['--data.image_siz=3'], 'did you mean --data.image_size?')])
 def test_mistakes_of_evaluate(kept, words, message):
     done = call('evaluate', *([kept] if words else []), *words)
     assert (done.returncode, done.stdout) == (2, '') and message in done.stderr and done.stderr.count('\n') == 1

@@ -7,17 +7,21 @@ from mlperf_rn50.cli import command_names
 
 
 @pytest.mark.parametrize('words, said', [
-    ([], 'got no command, expected one of bench, check, '), (['-x'], '-x: unknown option; see mlperf-rn50 --help'),
-    (['--degub', 'report'], '--degub: unknown option; did you mean debug?'),
+    (['-x'], '-x: unknown option; see mlperf-rn50 --help'),
+    (['--degub', 'report'], '--degub: unknown option; did you mean --debug?'),
     (['--version=1'], 'argument --version: ignored explicit argument'),
     (['raport'], 'raport: unknown command; did you mean report?; expected one of'),
-    (['report'], 'the following arguments are required: PATH; see mlperf-rn50 report --help'),
-    (['report', 'x', '--fromat', 'csv'], '--fromat: unknown option; did you mean format?'),
+    (['report'], 'PATH: missing; see mlperf-rn50 report --help'),
+    (['export'], 'RUN|WEIGHTS, --format {onnx,gluon}: missing; see mlperf-rn50 export --help'),
+    (['bench'], '{train,data,allreduce,ops}: missing; see'), (['evaluate'], 'RUN|WEIGHTS: missing; see'),
+    (['completion'], '{bash,zsh,fish}: missing; see'), (['help', 'raport'], 'did you mean report?'),
+    (['report', 'x', '--fromat', 'csv'], '--fromat: unknown option; did you mean --format?'),
     (['report', 'x', '--format', 'pdf'], "invalid choice: 'pdf'"),
-    (['train', '--train.local_batch_siz=8'], 'did you mean train.local_batch_size?'),
-    (['doctor', '--formt', 'json'], '--formt: unknown option; did you mean format?'),
+    (['train', '--train.local_batch_siz=8'], 'did you mean --train.local_batch_size?'),
+    (['doctor', '--formt', 'json'], '--formt: unknown option; did you mean --format?'),
     (['check', '--xyzzy', 'x'], '--xyzzy: unknown option; see mlperf-rn50 check --help'),
-    (['bench', 'trian'], "invalid choice: 'trian'"), (['package', 'x'], 'required: --org, --system, --out')])
+    (['bench', 'trian'], "invalid choice: 'trian'"),
+    (['package', 'x'], 'mlperf-rn50: --org ORG, --system SYSTEM, --out DIR: missing; see mlperf-rn50 package --help')])
 def test_mistakes_are_one_line(words, said):
     done = call(*words)
     assert (done.returncode, done.stdout) == (2, '')
@@ -26,11 +30,17 @@ def test_mistakes_are_one_line(words, said):
 
 def test_the_help_lists_every_command_with_its_line():
     done = call('--help')
+    assert call('help').stdout == done.stdout and call('help', 'check').stdout == call('check', '--help').stdout
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and {'train', 'bench', 'report'} < set(command_names())
     for name in command_names():
         [line] = [x for x in lines if x.startswith(f'  {name} ')]
         assert line.endswith('.') and len(line) > 30
+
+
+def test_nothing_asked_for_is_a_mistake_that_gets_the_help():
+    done = call()
+    assert (done.returncode, done.stdout, done.stderr) == (2, '', call('--help').stdout)
 
 
 @pytest.mark.parametrize('name', command_names())

@@ -95,7 +95,7 @@ def test_a_missing_file():
 
 
 @pytest.mark.parametrize('options, message', [
-    (['--train.local_batch_siz', '8'], 'did you mean train.local_batch_size?'),
+    (['--train.local_batch_siz', '8'], 'did you mean --train.local_batch_size?'),
     ([*BATCH, '--schedule.base_lr', 'x'], 'schedule.base_lr'),
     ([], 'expected exactly one of them'),
     ([*BATCH, '--train.global_batch_size', '8'], 'expected exactly one of them'),

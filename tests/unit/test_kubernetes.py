@@ -200,7 +200,7 @@ def test_numbers_and_truths_among_the_words_stay_text():
     (['--config', '/nowhere.yaml'], 'cannot read the configuration'), (['--resume', 'x'], '--resume: unknown option'),
     (['--config', f'{IMAGE_CONFIGS}none.yaml'], 'expected a file of launch/configs'),
     (['--config', f'{IMAGE_CONFIGS}../kubernetes/pod.yaml'], 'expected a file of launch/configs'),
-    (['--train.max_epoch', '3'], 'did you mean train.max_epochs?'), (['--train.max_epochs', 'x'], 'max_epochs'),
+    (['--train.max_epoch', '3'], 'did you mean --train.max_epochs?'), (['--train.max_epochs', 'x'], 'max_epochs'),
     (['--run.submission_org', '\udcff'], 'expected UTF-8'), (['word'], 'word: unknown option')])
 def test_mistakes_are_one_line(words, said, capsys):
     if said == 'at most 54':  # the longest that fits
@@ -211,11 +211,11 @@ def test_mistakes_are_one_line(words, said, capsys):
     assert out == '' and said in err and err.startswith('launch/kubernetes.sh: ') and err.count('\n') == 1
 
 
-@pytest.mark.parametrize('option', ['--image', '--config', '--volume'])
+@pytest.mark.parametrize('option', ['--image IMAGE', '--config FILE', '--volume CLAIM:PATH'])
 def test_what_is_needed_is_said(option, capsys):
-    place = WORDS.index(option)
+    place = WORDS.index(option.split()[0])
     assert main(WORDS[:place] + WORDS[place + 2:]) == 2
-    assert f'the following arguments are required: {option}; see launch/kubernetes.sh --help' in capsys.readouterr().err
+    assert f'{option}: missing; see launch/kubernetes.sh --help' in capsys.readouterr().err
 
 
 def test_every_job_has_a_secret_of_its_own(capsys):

@@ -159,8 +159,8 @@ def test_a_folder_that_gets_an_index_keeps_a_right_manifest(folder):
 
 
 @pytest.mark.parametrize('arguments, message', [
-    ([], 'got no data set and no --out, expected a data set and --out, or --verify DIR'),
-    (['digits'], 'got no --out, expected'),
+    ([], 'got no data set and no --out DIR, expected a data set and --out, or --verify DIR'),
+    (['digits'], 'got no --out DIR, expected'),
     (['digits', '--verify', 'x'], '--verify: got a data set as well'),
     (['--verify', 'x', '--skip-corrupt'], '--verify: got --skip-corrupt as well'),
     (['--verify', 'x'], '--verify: x holds no manifest.json; expected a folder that prepare has made'),
