@@ -3,6 +3,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 
@@ -164,7 +165,8 @@ class System:
     def spread_s(self) -> float | None:
         """Standard deviation of the times of all runs that converged, in seconds; None with fewer than two."""
         times = [r.time_to_train_s for r in self.converged if r.time_to_train_s is not None]
-        return statistics.stdev(times) if len(times) > 1 and not self.refusal else None
+        # Python 3.10 rounds the stdev of floats otherwise than those after it.
+        return float(statistics.stdev(map(Decimal, times))) if len(times) > 1 and not self.refusal else None
 
     @cached_property
     def epochs(self) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from mlperf_rn50.system.launched import launched_rank
 from mlperf_rn50.train.failures import Failure, note_failure
 
 # In the rank, faulthandler writes its Python stacks on this one, which nothing else uses.
-STACK_SIGNAL = signal.SIGSTKFLT
+STACK_SIGNAL = getattr(signal, 'SIGSTKFLT', 16)  # Python 3.10 has no name for it
 WAITING = 'waiting'
 _PY_SPY_LIMIT_S = 20
 _CLOCK_SKEW_S = 60
