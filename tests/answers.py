@@ -8,7 +8,6 @@ commands; nothing of its inside is used. Ends with 0 only if every answer is as 
 """
 import argparse
 import csv
-import functools
 import json
 import os
 import re
@@ -59,6 +58,7 @@ class Is:
         return self.text
 
 
+SOME_SECONDS = Is('some seconds', lambda v: isinstance(v, (int, float)) and 0 <= v < 600)
 NOT_CONVERGED = Is('not converged', lambda v: v is not None and v != 'converged')
 A_FRACTION = Is('a fraction, or none', lambda v: v is None or 0 <= v <= 1)
 
@@ -102,7 +102,8 @@ def child(*arguments: object, prefix: Sequence[str] = (), **keys: Any) -> subpro
     """The program as a process of its own; None where it does not end in time."""
     try:
         return subprocess.run([*prefix, *CLI, *map(str, arguments)], timeout=CHILD_LIMIT_S, text=True,
-                              stdin=subprocess.DEVNULL, **{'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, **keys})
+                              **{'stdin': subprocess.DEVNULL, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE,
+                                 **keys})
     except subprocess.TimeoutExpired:
         return None
 
@@ -384,7 +385,7 @@ class Case:
 
     name: str
     why: str
-    make: Callable[[Path], None]
+    make: trees.Make
     look: Look
 
     def rows(self, folder: Path) -> list[Row]:
@@ -402,6 +403,8 @@ def no_words(name: str, **values: Any) -> Want:
 ODD_CLOCK = '(?i)clock|back|earlier|order|negative|overlap|before (line|the)'
 TOO_LONG = '(?i)long|bytes|torn|line 31|:31'
 SEED_LINES = {'num_accelerators': 640, 'global_batch_size': 16640, 'num_nodes': 40}
+# The reference of 4.0.0 at a batch of 3264, its 15 runs without the fewest and the most epochs: 34, 9 x 35, 3 x 36.
+REFERENCE_EPOCHS = (34 + 9 * 35 + 3 * 36) / 13
 SIXTEEN = {**SCORE, 'num_accelerators': 16, 'global_batch_size': 4096, 'num_nodes': 1}
 
 
@@ -512,7 +515,8 @@ CASES: tuple[Case, ...] = (
     Case('copied_to_another_day', 'all moved by a day', trees.copied_to_another_day,
          reported(Want('box', NO_SCORE, says=['result_3.*result_1|result_1.*result_3']))),
     Case('package_five', 'five real runs are accepted', trees.digits, packaged(0, '5 of 5 pass')),
-    Case('package_copied', 'a copy is refused', trees.digits_copied, packaged(1, 'result_3.*result_1|result_1.*result_3')),
+    Case('package_copied', 'a copy is refused', trees.digits_copied,
+         packaged(1, 'result_3.*result_1|result_1.*result_3')),
     Case('package_went_on', 'an evaluation had reached the target before', trees.digits_went_on,
          packaged(one_of(0, 1), 'result_1.*target|target.*result_1')),
     Case('package_stopped_twice', 'two run_stop, of other statuses', trees.digits_stopped_twice,
@@ -527,7 +531,7 @@ CASES: tuple[Case, ...] = (
          trees.no_word_of_success, failed_third('run_stop|success')),
     # The official score
     Case('scaled', 'fewer epochs than the reference: result_summarizer scales the score', trees.scaled,
-         scaled_as_the_official_tool(35 / (103 / 3), 10.2)),
+         scaled_as_the_official_tool(REFERENCE_EPOCHS / (103 / 3), 10.2)),
     Case('not_scaled', 'more epochs than the reference: nothing is applied', trees.not_scaled,
          scaled_as_the_official_tool(1.0, 10.2)),
     # Names
@@ -544,8 +548,8 @@ CASES: tuple[Case, ...] = (
     # Files that cannot be read
     Case('shut_folder', 'what cannot be read is said, and the rest reported', trees.unreadable_folder, shut_folder),
     Case('pipe', 'a named pipe is no log, and nobody waits for it', trees.pipe, named_pipe),
-    Case('full_disk', 'one line, no traceback', trees.no_submission_box, full_disk),
-    Case('reader_gone', 'not a mistake of the user, and not a word', trees.no_submission_box, reader_gone),
+    Case('full_disk', 'one line, no traceback', trees.plain, full_disk),
+    Case('reader_gone', 'not a mistake of the user, and not a word', trees.plain, reader_gone),
     # Long lines
     *(Case(f'line_{kind}_{size // 1000}kB', 'a line costs no more than its length', trees.long_line(size, kind),
            checked_in_time(pattern))
@@ -554,8 +558,8 @@ CASES: tuple[Case, ...] = (
                             ('plain', ''))),
     # Logs that end before the end
     Case('running', 'no run_stop, and written a moment ago: 38 epochs, 74.08 % at best', trees.running,
-         reported(Want('box', {'num_runs': 5, 'num_converged': 4}, runs={4: {
-             'status': 'running', 'age_s': Is('some seconds', lambda v: isinstance(v, (int, float)) and 0 <= v < 600)}}),
+         reported(Want('box', {'num_runs': 5, 'num_converged': 4}, runs={4: {'status': 'running',
+                                                                                    'age_s': SOME_SECONDS}}),
              table=['(?i)running', '74\\.08', '\\b38\\b'])),
     Case('ended_long_ago', 'no run_stop, and two days old', trees.ended_long_ago,
          reported(Want('box', {'num_runs': 5, 'num_converged': 4}, runs={4: {'status': 'failed'}},
@@ -601,6 +605,12 @@ CASES: tuple[Case, ...] = (
     Case('epochs_in_fractions', '39.99 epochs are 40, as steps go', trees.epochs_as(lambda e: e - 0.01), GOOD),
     Case('epochs_in_text', '"40" is 40, or said', trees.epochs_as(str), read_or_said('epoch', **SCORE)),
     Case('epochs_from_0', 'epochs 0 to 39 are 40', trees.epochs_as(lambda e: e - 1), GOOD),
+    Case('evaluation_of_epoch_0', 'an evaluation before the first epoch does not move the others',
+         trees.evaluation_of_epoch_0, GOOD),
+    Case('only_epochs_from_0', 'epochs 0 to 39, evaluations named by how many were trained: 40',
+         trees.only_epochs_from_0, GOOD),
+    Case('v05_epochs_from_1', 'v0.5 counts from 0; a log whose first epoch is 1 does not', trees.v05_epochs_from_1,
+         reported(Want('box', SCORE))),
     Case('blocks_from_0', 'blocks 0 + 8 to 32 + 8 are 40 epochs', trees.blocks_from_zero, GOOD),
     Case('blocks_by_their_last', 'an evaluation names its epoch, whatever its block', trees.blocks_by_their_last,
          reported(no_words('box'))),
@@ -637,7 +647,7 @@ class Published:
         runs: of each run: line of run_start and its time, line of run_stop and its time (seconds since 1970), line of
             the last eval_accuracy, epochs trained by then (v0.5 counts from 0).
         num_accelerators: lines of run_set_random_seed (v0.5) or of init_start, one of each rank; where one process
-            drives all, "num_accelerators" of entry.json, line 23.
+            drives all, "num_accelerators" of entry.json, line 19.
         batch: global_batch_size; v0.5: input_batch_size x accelerators.
         batch_line: of result_0.txt.
     """

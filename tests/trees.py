@@ -21,6 +21,7 @@ RUNS = range(5)
 DIGITS = ROOT / 'logs/digits_five'  # five real runs, which every checker accepts
 
 Lines = list[str]
+Make = Callable[[Path], object]  # writes a tree under a folder
 
 
 # What runs are made of
@@ -128,6 +129,18 @@ def system(nodes: object, per_node: object, org: str = 'us', **more: object) -> 
             'framework': 'MXNet 1.9', **more}
 
 
+def whole_system() -> dict:
+    """A description with every key that the official tools read."""
+    names = ('processors_per_node', 'processor_model_name', 'processor_core_count', 'processor_vcpu_count',
+             'processor_frequency', 'processor_caches', 'processor_interconnect', 'memory_capacity', 'storage_type',
+             'storage_capacity', 'networking', 'networking_topology', 'memory_configuration')
+    of_accelerator = ('host_interconnect', 'frequency', 'on-chip_memories', 'memory_configuration', 'memory_capacity',
+                      'interconnect', 'interconnect_topology')
+    return system('1', '8', **{f'host_{n}': '2' for n in names}, **{f'accelerator_{n}': 'x' for n in of_accelerator},
+                  cooling='air', hw_notes='', other_software_stack={'driver': '1'}, operating_system='Linux',
+                  sw_notes='')
+
+
 def v05_home(tree: Path, name: str, org: str = 'Acme') -> Path:
     return tree / 'v0.5' / org / 'results' / name / 'resnet'
 
@@ -205,8 +218,8 @@ def another_batch_later(tree: Path) -> None:
 def _doubled(k: int, arguments_batch: int | None = 4096) -> Lines:
     lines = v05_run(k, seeds=1, local_batch=256, clears=1)
     arguments = ([] if arguments_batch is None else
-                 [f"INFO:root:start with arguments Namespace(batch_size={arguments_batch}, gpus='0,1,2,3,4,5,6,7,8,9,10,"
-                  "11,12,13,14,15', kv_store='device', lr=4.0, network='resnet-v1b')"])
+                 [f"INFO:root:start with arguments Namespace(batch_size={arguments_batch}, gpus='0,1,2,3,4,5,6,7,8,9,"
+                  "10,11,12,13,14,15', kv_store='device', lr=4.0, network='resnet-v1b')"])
     return [*arguments, *(twice for line in lines for twice in (line, f'DEBUG:mlperf_compliance:{line}'))]
 
 
@@ -235,7 +248,7 @@ def _one_of_five(tree: Path, change: Callable[[Lines], Lines], run: Callable[[in
     write_runs(tree / 'box', lambda k: change(run(k)) if k == 2 else run(k))
 
 
-def shifted(key: str, by_s: float, run: Callable[[int], Lines] = later_run) -> Callable[[Path], None]:
+def shifted(key: str, by_s: float, run: Callable[[int], Lines] = later_run) -> Make:
     """One of five logs has one event at another time."""
     return lambda tree: _one_of_five(tree, lambda lines: moved(lines, by_s, key), run)
 
@@ -348,7 +361,7 @@ def went_on(tree: Path) -> None:
     _one_of_five(tree, lambda lines: [line.replace('0.7404', '0.7596') for line in lines])
 
 
-def stopped_twice(first: str, then: str) -> Callable[[Path], None]:
+def stopped_twice(first: str, then: str) -> Make:
     """One of five logs has two run_stop, of other statuses."""
     def change(lines: Lines) -> Lines:
         return [*lines[:-1], mllog('run_stop', end_s(lines), status=first),
@@ -363,7 +376,7 @@ def no_word_of_success(tree: Path) -> None:
 
 # The reference convergence points
 
-RCP_EPOCHS = (34, 34, 34, 35, 35)
+RCP_EPOCHS = (34, 34, 34, 35, 35)  # the olympic mean is 103 / 3
 LARS = {'gradient_accumulation_steps': 1, 'model_bn_span': 32, 'lars_opt_end_learning_rate': 0.0001,
         'lars_opt_learning_rate_decay_poly_power': 2, 'lars_epsilon': 0, 'lars_opt_weight_decay': 0.00005,
         'lars_opt_base_learning_rate': 10.5, 'lars_opt_learning_rate_decay_steps': 14000,
@@ -380,12 +393,12 @@ def _closed(k: int, epochs: int, batch: int = 3264) -> Lines:
 
 
 def scaled(tree: Path) -> None:
-    write_later(tree, 'box', lambda k: _closed(k, RCP_EPOCHS[k]), system('1', '8'), round_name='v4.0')
+    write_later(tree, 'box', lambda k: _closed(k, RCP_EPOCHS[k]), whole_system(), round_name='v4.0')
 
 
 def not_scaled(tree: Path) -> None:
     """Slower to converge than the reference: nothing is applied."""
-    write_later(tree, 'box', lambda k: _closed(k, 45 + k), system('1', '8'), round_name='v4.0')
+    write_later(tree, 'box', lambda k: _closed(k, 45 + k), whole_system(), round_name='v4.0')
 
 
 # Names
@@ -408,7 +421,11 @@ def no_submission(tree: Path) -> None:
     write_runs(tree / 'sweep/box', later_run)
 
 
-# Files that cannot be read
+# Files that cannot be read, outputs that cannot be written
+
+def plain(tree: Path) -> None:
+    write_runs(tree / 'box', later_run)
+
 
 def unreadable_folder(tree: Path) -> None:
     write_runs(tree / 'good', later_run)
@@ -420,11 +437,12 @@ def pipe(tree: Path) -> None:
     os.mkfifo(tree / 'box/result_0.txt')
 
 
-def long_line(num_bytes: int, kind: str) -> Callable[[Path], None]:
+def long_line(num_bytes: int, kind: str) -> Make:
     """A log with one line of many bytes."""
     texts = {'value': mllog('note', 1, 'a' * num_bytes), 'spaces': ':::MLLOG ' + ' ' * num_bytes + 'x',
              'tokens': ':::MLL ' * (num_bytes // 7), 'brackets': ':::MLLOG ' + '[' * num_bytes,
-             'v06': f':::MLL 1.0 note{" " * num_bytes}: x', 'v05': f':::MLPv0.5.0 resnet 1.0 (a:1) note: {"a" * num_bytes}',
+             'v06': f':::MLL 1.0 note:{" " * num_bytes}x',
+             'v05': f':::MLPv0.5.0 resnet 1.0 (a:1) note:{" " * num_bytes}x',
              'plain': 'a' * num_bytes}
 
     def make(tree: Path) -> None:
@@ -483,7 +501,7 @@ def evaluated_twice(tree: Path) -> None:
 
 # Hostile
 
-def bad_number(number: str, key: str = 'run_stop') -> Callable[[Path], None]:
+def bad_number(number: str, key: str = 'run_stop') -> Make:
     """One of five logs has a time that is none."""
     def change(lines: Lines) -> Lines:
         return [re.sub(r'"time_ms": \d+', f'"time_ms": {number}', line) if f'"{key}"' in line else line
@@ -500,13 +518,13 @@ def _accuracies(write: Callable[[float], object]) -> Callable[[Lines], Lines]:
                                  lambda m: m[1] + json.dumps(write(float(m[2]))), line) for line in lines]
 
 
-def accuracy_as(write: Callable[[float], object]) -> Callable[[Path], None]:
+def accuracy_as(write: Callable[[float], object]) -> Make:
     """A set whose accuracies are written in another way."""
     change = _accuracies(write)
-    return lambda tree: (write_runs(tree / 'box', lambda k: change(later_run(k))), None)[1]
+    return lambda tree: write_runs(tree / 'box', lambda k: change(later_run(k)))
 
 
-def encoded(encode: Callable[[str], bytes]) -> Callable[[Path], None]:
+def encoded(encode: Callable[[str], bytes]) -> Make:
     """One of five logs has other bytes."""
     def make(tree: Path) -> None:
         write_runs(tree / 'box', later_run)
@@ -539,11 +557,10 @@ def empty(tree: Path) -> None:
 
 # Habits of strangers
 
-def prefixed(*prefixes: str) -> Callable[[Path], None]:
+def prefixed(*prefixes: str) -> Make:
     """A set whose lines all stand behind what a launcher or a logger writes."""
-    return lambda tree: (write_later(tree, 'box', lambda k: [prefixes[i % len(prefixes)] + line for i, line in
-                                                             enumerate(later_run(k, submission_status='onprem'))]),
-                         None)[1]
+    return lambda tree: write_later(tree, 'box', lambda k: [prefixes[i % len(prefixes)] + line for i, line in
+                                                             enumerate(later_run(k, submission_status='onprem'))])
 
 
 def _in_metadata(lines: Lines, change: Callable[[dict], dict]) -> Lines:
@@ -553,11 +570,34 @@ def _in_metadata(lines: Lines, change: Callable[[dict], dict]) -> Lines:
     return [one(line) for line in lines]
 
 
-def epochs_as(write: Callable[[int], object]) -> Callable[[Path], None]:
+def epochs_as(write: Callable[[int], object]) -> Make:
     """A set whose epoch numbers are written in another way."""
     def run(k: int) -> Lines:
-        return _in_metadata(later_run(k), lambda m: {**m, 'epoch_num': write(m['epoch_num'])} if 'epoch_num' in m else m)
-    return lambda tree: (write_runs(tree / 'box', run), None)[1]
+        return _in_metadata(later_run(k),
+                            lambda m: {**m, 'epoch_num': write(m['epoch_num'])} if 'epoch_num' in m else m)
+    return lambda tree: write_runs(tree / 'box', run)
+
+
+def evaluation_of_epoch_0(tree: Path) -> None:
+    """The untrained network is evaluated, too."""
+    def run(k: int) -> Lines:
+        lines = later_run(k)
+        return put(lines, 'run_start', *moved([mllog('eval_accuracy', 0.5, 0.001, epoch_num=0)], 7200 * k), offset=1)
+    write_runs(tree / 'box', run)
+
+
+def only_epochs_from_0(tree: Path) -> None:
+    def run(k: int) -> Lines:
+        return [re.sub(r'"epoch_num": (\d+)', lambda m: f'"epoch_num": {int(m[1]) - 1}', line)
+                if re.search('"epoch_(start|stop)"', line) else line for line in later_run(k)]
+    write_runs(tree / 'box', run)
+
+
+def v05_epochs_from_1(tree: Path) -> None:
+    def run(k: int) -> Lines:
+        return [re.sub(r'("epoch": |train_epoch: |eval_start: |eval_stop: )(\d+)',
+                       lambda m: f'{m[1]}{int(m[2]) + 1}', line) for line in v05_run(k)]
+    write_v05(tree, 'box', run, entry(1, 8))
 
 
 def _blocks(k: int, number: Callable[[int], dict]) -> Lines:
@@ -622,7 +662,7 @@ def several_platforms(tree: Path) -> None:
     write_later(tree, 'box', run, system('2', '4'))
 
 
-def described_as(nodes: object, per_node: object, num_inits: int = 1) -> Callable[[Path], None]:
+def described_as(nodes: object, per_node: object, num_inits: int = 1) -> Make:
     """A set of one process a node whose accelerators stand in the description alone."""
     return lambda tree: write_later(tree, 'box', lambda k: without(later_run(k, ranks=num_inits),
                                                                    'submission_platform'),
@@ -648,7 +688,7 @@ def one_tree_a_submission(tree: Path) -> None:
         write_json(home / 'entry.json', entry(nodes, 8))
 
 
-def value_as(key: str, value: object) -> Callable[[Path], None]:
+def value_as(key: str, value: object) -> Make:
     """A set that writes a value in another way."""
     def run(k: int) -> Lines:
         return [re.sub(rf'("key": "{key}", "value": )[^,]+', rf'\g<1>{json.dumps(value)}', line)
@@ -658,9 +698,9 @@ def value_as(key: str, value: object) -> Callable[[Path], None]:
 
 def foreign_format(tree: Path) -> None:
     """Lines of another logger, without a token."""
-    _one_of_five(tree, lambda lines: ['MLPerf: resnet [06/13/19 00:30:56], run_start',
-                                      'MLPerf: resnet [06/13/19 00:45:40], eval_accuracy: {"value": 75.98%, "epoch": 47}',
-                                      'MLPerf: resnet [06/13/19 00:55:21], run_stop'])
+    _one_of_five(tree, lambda lines: ['MLPerf: resnet [02/03/21 00:30:56], run_start',
+                                      'MLPerf: resnet [02/03/21 00:40:40], eval_accuracy: {"value": 76.02%}',
+                                      'MLPerf: resnet [02/03/21 00:40:41], run_stop'])
 
 
 def from_one(tree: Path) -> None:
@@ -673,7 +713,3 @@ def other_benchmarks_beside(tree: Path) -> None:
     for k in RUNS:
         write_lines(tree / f'v2.0/us/results/box/ssd/result_{k}.txt',
                     [line.replace('"resnet"', '"ssd"') for line in later_run(k)])
-
-
-def no_submission_box(tree: Path) -> None:
-    write_runs(tree / 'box', later_run)
