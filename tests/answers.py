@@ -743,6 +743,8 @@ def main() -> int:
     parser.add_argument('--published', type=Path, metavar='DIR', default=PUBLISHED, help='the published logs')
     parser.add_argument('--keep', type=Path, metavar='DIR', help='write the made-up trees there, and leave them')
     options = parser.parse_args()
+    if options.keep and options.keep.exists():
+        parser.error(f'--keep: {options.keep} is there already')
     wrong, number = [], 0
 
     def show(name: str, why: str, rows: Sequence[Row]) -> None:
