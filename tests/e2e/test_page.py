@@ -1,9 +1,11 @@
 """The report's page in a real browser: headless Chromium from Debian, as wide as a desk and as a phone."""
+import os
 import shutil
+import sys
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from helpers import ROOT, call, skip_for
+from helpers import ROOT, call, run, skip_for
 from lines import write_set
 from made_systems import changed, refused
 from playwright.sync_api import sync_playwright
@@ -395,3 +397,12 @@ def test_it_prints(open_page, tmp_path):
     assert page.locator('#source-1').is_visible()
     page.pdf(path=tmp_path / 'report.pdf', format='A4')
     assert (tmp_path / 'report.pdf').read_bytes().startswith(b'%PDF')
+
+
+def test_the_pictures_of_the_documentation_can_be_made_again(tmp_path, browser):
+    done = run([sys.executable, ROOT / 'docs/make_pictures.py', tmp_path], env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    names = {f'report{screen}{scheme}.png' for screen in ('', '_phone') for scheme in ('', '_dark')}
+    assert {p.name for p in tmp_path.iterdir()} == names <= {p.name for p in (ROOT / 'docs/pictures').iterdir()}
+    assert all(p.stat().st_size < 200_000 for folder in (tmp_path, ROOT / 'docs/pictures') for p in folder.glob('report*'))
+    assert all(f'(pictures/{name})' in (ROOT / 'docs/results.md').read_text() for name in names)
