@@ -1,5 +1,5 @@
 """Do the times of a log nest? run_start, epochs and evaluations in their order, run_stop. Pure."""
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mlperf_rn50.mlperf import keys
@@ -12,6 +12,8 @@ SKEW_S = 2.0
 _APART_S = 10.0
 # A gap that is worth a word, however short the epochs are.
 _GAP_S = 60.0
+# No run is older: what seems so has its times in seconds where milliseconds belong.
+_OLDEST_S = 1e9
 _SAME_ACCURACY = 1e-4  # some formats print fewer digits
 
 
@@ -23,30 +25,43 @@ class Oddity(NamedTuple):
     many: str = ''
 
 
-def _moments(found: Found) -> list[tuple[Mark, str]]:
-    """What happens on the clock."""
-    named = [('epoch', {k: mark for k, (mark, _) in found.epochs.items()}),
-             ('block', {k: mark for k, (mark, _) in found.blocks.items()}),
-             ('evaluation', found.eval_starts),
-             ('accuracy', {k: mark for k, (mark, _) in found.accuracies.items()})]
-    return [(mark, f'{name} {k}') for name, marks in named for k, mark in marks.items()]
+Moment = tuple[Mark, str]  # when something happens, and what
+
+
+def _training(found: Found) -> list[Moment]:
+    return [(mark, f'{name} {k}') for name, starts in (('epoch', found.epochs), ('block', found.blocks))
+            for k, (mark, _) in starts.items()]
+
+
+def _evaluations(found: Found) -> list[Moment]:
+    return [*((mark, f'evaluation {k}') for k, mark in found.eval_starts.items()),
+            *((mark, f'accuracy {k}') for k, (mark, _) in found.accuracies.items())]
 
 
 def contradictions(found: Found) -> list[Oddity]:
     """Where the clock of a log contradicts itself; the epochs of a resumed run come from several clocks: not asked."""
     if found.resumes or keys.RUN_START not in found.single:
         return []
-    return [*_around_start(found), *_around_stop(found), *_out_of_order(found)]
+    return [*_around_start(found), *_around_stop(found), *_out_of_order('epoch', found.epochs)]
+
+
+def misplaced(found: Found) -> list[Oddity]:
+    """Evaluations, and ends, whose times are odd, though the clock of the run is not."""
+    if found.resumes or keys.RUN_START not in found.single:
+        return []
+    return [*_early_evaluations(found), *_out_of_order('accuracy', found.accuracies), *_ends(found)]
 
 
 def _around_start(found: Found) -> Iterator[Oddity]:
     start = found.single[keys.RUN_START][0]
-    first, what = min(_moments(found), key=lambda m: m[0].time_s, default=(start, ''))
+    first, what = min(_training(found) or _evaluations(found), key=lambda m: m[0].time_s, default=(start, ''))
     if (late_s := start.time_s - first.time_s) > SKEW_S:
         yield Oddity(start.line, f'run_start stands {late_s:.1f} s after {what} (line {first.line})')
     init = found.single.get(keys.INIT_STOP)
     if init and (early_s := init[0].time_s - start.time_s) > SKEW_S:
         yield Oddity(start.line, f'run_start stands {early_s:.1f} s before init_stop (line {init[0].line})')
+    if start.time_s < _OLDEST_S:
+        yield Oddity(start.line, 'run_start is of 1970, as if its times were seconds, not milliseconds')
 
 
 def _around_stop(found: Found) -> Iterator[Oddity]:
@@ -54,23 +69,34 @@ def _around_stop(found: Found) -> Iterator[Oddity]:
         return
     stop, final = found.single[keys.RUN_STOP][0], found.single.get(RUN_FINAL)
     ends = [(mark, f'the end of evaluation {k}') for k, mark in found.eval_stops.items()]
-    last, what = max([*_moments(found), *ends], key=lambda m: m[0].time_s, default=(stop, ''))
+    last, what = max([*_training(found), *_evaluations(found), *ends], key=lambda m: m[0].time_s, default=(stop, ''))
     if (early_s := last.time_s - stop.time_s) > SKEW_S:
         yield Oddity(stop.line, f'run_stop stands {early_s:.1f} s before {what} (line {last.line})')
     if final and (late_s := stop.time_s - final[0].time_s) > SKEW_S:
         yield Oddity(stop.line, f'run_stop stands {late_s:.1f} s after run_final (line {final[0].line})')
 
 
-def _out_of_order(found: Found) -> Iterator[Oddity]:
-    """Each epoch and each evaluation after the one before, each end after its start."""
+def _early_evaluations(found: Found) -> Iterator[Oddity]:
+    start = found.single[keys.RUN_START][0]
+    for mark, what in _evaluations(found) if found.epochs or found.blocks else []:
+        if (early_s := start.time_s - mark.time_s) > SKEW_S:
+            yield Oddity(mark.line, f'{what} stands {early_s:.1f} s before run_start (line {start.line})',
+                         'evaluation before run_start')
+
+
+def _out_of_order(name: str, starts: Mapping[int, tuple[Mark, float]]) -> Iterator[Oddity]:
+    """What is older than that of an earlier epoch."""
+    pairs = sorted((epoch, mark) for epoch, (mark, _) in starts.items())
+    for (before, earlier), (epoch, later) in zip(pairs, pairs[1:]):
+        if (back_s := earlier.time_s - later.time_s) > SKEW_S:
+            yield Oddity(later.line, f'{name} {epoch} stands {back_s:.1f} s before {name} {before} '
+                         f'(line {earlier.line})', f'{name} stands before that of an earlier epoch')
+
+
+def _ends(found: Found) -> Iterator[Oddity]:
+    """Ends that stand before their starts."""
     epochs = {k: mark for k, (mark, _) in found.epochs.items()}
     accuracies = {k: mark for k, (mark, _) in found.accuracies.items()}
-    for name, marks in (('epoch', epochs), ('accuracy', accuracies)):
-        pairs = sorted(marks.items())
-        for (before, earlier), (epoch, later) in zip(pairs, pairs[1:]):
-            if (back_s := earlier.time_s - later.time_s) > SKEW_S:
-                yield Oddity(later.line, f'{name} {epoch} stands {back_s:.1f} s before {name} {before} '
-                             f'(line {earlier.line})', f'{name} stands before that of an earlier epoch')
     for name, starts, ends in (('epoch', epochs, found.epoch_stops), ('evaluation', found.eval_starts, accuracies)):
         for epoch in sorted(starts.keys() & ends.keys()):
             if (back_s := starts[epoch].time_s - ends[epoch].time_s) > SKEW_S:

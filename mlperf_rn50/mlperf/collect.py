@@ -10,6 +10,7 @@ from mlperf_rn50.mlperf.notes import Notes
 _MAX_KEPT = 10_000  # evaluations, epochs, ... of a log; a real one has a hundred
 _MAX_KEYS = 64
 _SAME_MOMENT_S = 2.0  # of one event that several ranks log
+_SAME_MOMENT = 'an event of the same moment stands before, too, as where several ranks log it; the first counts'
 _MAX_EPOCH = 10**6
 _OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_bn_span|gradient_accumulation_steps')
 INPUT_BATCH_SIZE = 'input_batch_size'  # v0.5: of one accelerator
@@ -38,9 +39,16 @@ def number(value: Any, low: float, high: float) -> float | None:
 
 
 def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:
-    """A value that is a whole number in a range, else None."""
-    found = number(value, low, high)
+    """A value that is a whole number in a range, perhaps as text, else None."""
+    is_text = isinstance(value, str) and re.fullmatch(r'\d{1,12}', value, re.ASCII)
+    found = number(int(value) if is_text else value, low, high)
     return int(found) if found is not None and found == int(found) else None
+
+
+def _epoch_number(value: Any) -> int | None:
+    """An epoch; some name the share of the steps, which is a little less or more."""
+    near = number(value, 0, _MAX_EPOCH)
+    return round(near) if near is not None and abs(near - round(near)) <= 0.02 else integer(value, 0, _MAX_EPOCH)
 
 
 class Mark(NamedTuple):
@@ -225,7 +233,7 @@ class Found:
             self._copies[key] += 1
             self._warn_copy(mark)
         elif abs(mark.time_s - first.time_s) <= _SAME_MOMENT_S:
-            self.warn(mark.line, text, text)
+            self.warn(mark.line, text, _SAME_MOMENT)
         else:
             self.contradict(mark.line, f'{key} repeats line {first.line} at another time '
                                        f'({mark.time_s - first.time_s:+.1f} s); the first counts',
@@ -237,8 +245,8 @@ class Found:
             if self._keep(self.epochs, epoch, (mark, 1), mark, key):
                 self._epoch_now = epoch or 0
         elif key == keys.BLOCK_START:
-            first = integer(event.metadata.get('first_epoch_num'), 0, _MAX_EPOCH)
-            count = integer(event.metadata.get('epoch_count'), 1, _MAX_EPOCH) or 1
+            first = _epoch_number(event.metadata.get('first_epoch_num'))
+            count = _epoch_number(event.metadata.get('epoch_count')) or 1
             self._keep(self.blocks, first, (mark, count), mark, key)
         elif self.format == 'MLPv0.5.0' and key in (keys.EVAL_START, keys.EVAL_STOP) and event.value is None:
             self._add_bare(mark, key)
@@ -266,9 +274,9 @@ class Found:
     def _epoch(self, event: Event) -> int | None:
         """The epoch an event is about; v0.5 counts from 0, and leaves it out where it is the current one."""
         if self.format != 'MLPv0.5.0':
-            return integer(event.metadata.get('epoch_num'), 0, _MAX_EPOCH)
+            return _epoch_number(event.metadata.get('epoch_num'))
         value = event.value.get('epoch') if isinstance(event.value, dict) else event.value
-        epoch = integer(value, 0, _MAX_EPOCH)
+        epoch = _epoch_number(value)
         return self._epoch_now if epoch is None else epoch + 1
 
     def _add_accuracy(self, mark: Mark, epoch: int | None, event: Event) -> None:
@@ -309,5 +317,6 @@ class Found:
         if first.time_s == mark.time_s:
             self._warn_copy(mark)
         else:
+            is_same = abs(mark.time_s - first.time_s) <= _SAME_MOMENT_S
             self.warn(mark.line, f'{key} of epoch {epoch} stands before, too; the first counts',
-                      f'{key} of an epoch stands before, too; the first counts')
+                      _SAME_MOMENT if is_same else f'{key} of an epoch stands before, too; the first counts')

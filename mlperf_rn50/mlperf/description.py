@@ -9,6 +9,7 @@ from mlperf_rn50.files import regular_file
 from mlperf_rn50.mlperf.run import Source
 
 _MAX_BYTES = 1 << 20
+_MAX_OF_A_NODE = 16  # accelerators
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,10 @@ class Description:
 
 def _count(value: Any) -> int | None:
     """A count, which later rounds write as text."""
-    if isinstance(value, str) and re.fullmatch(r'\d{1,9}', value.strip()):
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9 else None
+    if isinstance(value, str) and re.fullmatch(r'\d{1,9}(\.0+)?', value.strip(), re.ASCII):
+        return int(float(value))
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return int(value) if is_number and 0 <= value < 10**9 and value == int(value) else None
 
 
 def _name(value: Any) -> str | None:
@@ -125,11 +127,12 @@ def find_description(log: Path) -> tuple[Description | None, str | None]:
     if path is None:
         return None, None
     try:
-        found = _describe(path, _load(path))
+        content = _load(path)
+        found = _describe(path, log.absolute(), content)
         text = path.read_text('utf-8', 'replace')
         nodes, accelerators = (_line_of(text, *keys) for keys in (('number_of_nodes', 'num_nodes'), (
             'accelerators_per_node', 'num_accelerators', 'gpus')))
-        return replace(found, nodes_line=nodes, accelerators_line=accelerators), None
+        return replace(found, nodes_line=nodes, accelerators_line=accelerators), _unread(path.name, content)
     except (OSError, ValueError) as e:
         return None, f'{path.name} cannot be read: {str(e)[:200]}; left out'
 
@@ -142,22 +145,25 @@ def _named_org(file: Path, content: dict[str, Any], key: str) -> tuple[str, Sour
     return org, Source('described', file.name, _line_of(file.read_text('utf-8', 'replace'), key), file)
 
 
-def _org_of(submission: Path) -> tuple[str, Source]:
-    """Who made a v0.5 submission: its submission.json, else the name of its folder."""
+def _org_of(log: Path) -> tuple[str, Source]:
+    """Who made a v0.5 submission: its submission.json, else the name of a folder."""
+    submission = log.parent.parent.parent.parent
     file = submission / 'submission.json'
     try:
         named = _named_org(file, _load(file), 'org')
     except (OSError, ValueError):
         named = None
-    return named or (submission.name, Source('implied', 'the name of a folder'))
+    return named or org_of_folder(log) or (submission.name, Source('implied', 'the name of a folder'))
 
 
 def org_of_folder(log: Path) -> tuple[str, Source] | None:
-    """Who submits, as the tree of a round is named: v0.6/<org>/results/<system>/resnet/result_0.txt."""
-    folders = log.absolute().parents
-    if len(folders) < 5 or folders[0].name != 'resnet' or folders[2].name != 'results' or not round_of(folders[4].name):
+    """Who submits, as the tree of a round is named: v0.6/<org>/results/<system>/resnet/result_0.txt, in v0.5 perhaps
+    with a folder of the submission after that of <org>."""
+    folders = [p.name for p in log.absolute().parents]
+    if folders[0] != 'resnet' or 'results' not in folders[2:3]:
         return None
-    return folders[3].name, Source('implied', 'the name of a folder')
+    org = next((name for name, above in zip(folders[3:5], folders[4:6]) if round_of(above)), None)
+    return (org, Source('implied', 'the name of a folder')) if org else None
 
 
 def round_of(folder: str) -> str | None:
@@ -171,16 +177,43 @@ def _line_of(text: str, *keys: str) -> int | None:
     return next((i for i, line in enumerate(text.splitlines(), start=1) if any(f'"{k}"' in line for k in keys)), None)
 
 
-def _describe(path: Path, content: dict[str, Any]) -> Description:
+def _nodes(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """The kinds of nodes that an entry.json lists, and some later descriptions."""
+    return objects_at(content, 'nodes')
+
+
+def _unread(name: str, content: dict[str, Any]) -> str | None:
+    """Says that a number of a description is none."""
+    places = [*((n, ('num_nodes', 'num_accelerators')) for n in _nodes(content)),
+              (content, ('number_of_nodes', 'accelerators_per_node'))]
+    bad = next(((key, d[key]) for d, keys in places for key in keys
+                if _name(str(d.get(key) or '')) and _count(d[key]) is None), None)
+    return f'{name} says {bad[0]} is {bad[1]!r:.80}, which is no number; left out' if bad else None
+
+
+def _of_all(node: dict[str, Any]) -> tuple[int, int] | None:
+    """Nodes of a kind, and the accelerators of all of them, which a few list as those of each: 512 of "pod-512"."""
+    nodes, each = _count(node.get('num_nodes')), _count(node.get('num_accelerators'))
+    if nodes is None or each is None:
+        return None
+    is_whole = each > _MAX_OF_A_NODE and re.search(rf'(?<!\d){each}(?!\d)', _name(node.get('accelerator')) or '')
+    return nodes, each if is_whole else nodes * each
+
+
+def _describe_nodes(path: Path, content: dict[str, Any], org: tuple[str, Source] | None) -> Description:
+    nodes = _nodes(content)
+    known = [pair for n in nodes if (pair := _of_all(n))]
+    return Description(path, org, sum(n for n, _ in known) if known else None,
+                       sum(a for _, a in known) if known else None,
+                       accelerator=_names([n.get('accelerator') for n in nodes]),
+                       framework=_name(content.get('framework')))
+
+
+def _describe(path: Path, log: Path, content: dict[str, Any]) -> Description:
     if path.name == 'entry.json':
-        listed = content.get('nodes')
-        nodes = [n for n in listed if isinstance(n, dict)] if isinstance(listed, list) else []
-        counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]
-        known = [(n, a) for n, a in counts if n is not None and a is not None]
-        return Description(path, _org_of(path.parent.parent.parent), sum(n for n, _ in known) if known else None,
-                           sum(n * a for n, a in known) if known else None,
-                           accelerator=_names([n.get('accelerator') for n in nodes]),
-                           framework=_name(content.get('framework')))
+        return _describe_nodes(path, content, _org_of(log))
+    if path.parent.name == 'systems' and _nodes(content):
+        return _describe_nodes(path, content, _named_org(path, content, 'submitter'))
     if path.parent.name == 'systems':
         num_nodes, per_node = _count(content.get('number_of_nodes')), _count(content.get('accelerators_per_node'))
         return Description(path, _named_org(path, content, 'submitter'), num_nodes,

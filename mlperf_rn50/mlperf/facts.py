@@ -9,6 +9,7 @@ from mlperf_rn50.mlperf.arguments import batch_sizes
 from mlperf_rn50.mlperf.collect import INPUT_BATCH_SIZE, Found, integer, number
 from mlperf_rn50.mlperf.course import evaluations_of, learning_rates_of, stretches_of
 from mlperf_rn50.mlperf.description import Description, org_of_folder, round_of
+from mlperf_rn50.mlperf.epochs import renumber
 from mlperf_rn50.mlperf.events import LineFormat
 from mlperf_rn50.mlperf.layout import Layout
 from mlperf_rn50.mlperf.liveness import age_s, is_written
@@ -114,11 +115,16 @@ class Facts:
 
     def _is_sound(self) -> bool:
         """Whether the times of the log nest, and what other formats in it say agrees; says where not."""
-        odd = [*clock.contradictions(self.found), *(o for half in self.others
-                                                    for o in clock.disagreements(self.found, half))]
+        found = self.found
+        odd = clock.contradictions(found)
         for line, text, many in odd:
-            self.found.contradict(line, f'{text}: the log contradicts itself, its time does not count', many)
-        return not odd
+            found.contradict(line, f'{text}: the clock contradicts itself, and its time does not count', many)
+        different = [o for half in self.others for o in clock.disagreements(found, half)]
+        for line, text, many in different:
+            found.contradict(line, f'{text}: the log contradicts itself, and its time does not count', many)
+        for line, text, many in clock.misplaced(found):
+            found.contradict(line, text, many)
+        return not odd and not different
 
     def _status(self, evaluations: tuple[Evaluation, ...], target: float | None, time_s: float | None,
                 is_sound: bool) -> RunStatus:
@@ -130,13 +136,16 @@ class Facts:
             return self._unended()
         mark, stop = found.single[keys.RUN_STOP]
         reason, is_v05 = stop.metadata.get('reason'), found.format == 'MLPv0.5.0'
+        last = evaluations[-1].accuracy if evaluations else 0.0
         if not found.says_success(stop):
+            if target is not None and last >= target:
+                found.contradict(mark.line, f'run_stop does not say success, though the last evaluation, {last:g}, '
+                                            f'reaches the target of {target:g}')
             return 'failed' if found.has_other_end else reason if reason in ('interrupted', 'failed') else 'aborted'
         if not evaluations or is_sound and (time_s is None or time_s <= 0):
             found.contradict(mark.line, 'says success, but ' + ('run_stop does not stand after run_start' if evaluations
                                                                 else 'has no evaluation'))
             return 'failed'
-        last = evaluations[-1].accuracy
         if target is not None and last < target:
             found.contradict(mark.line, f'{"" if is_v05 else "says success, but "}the last evaluation, {last:g}, is '
                                         f'below the target of {target:g}')
@@ -215,6 +224,7 @@ class Facts:
     def run(self) -> Run:
         """The Run."""
         found, description = self.found, self.description
+        renumber(found)
         round_name, layout, is_sound = self._round(), self._layout(), self._is_sound()
         course = self._course(is_sound)
         division = found.value(keys.SUBMISSION_DIVISION)

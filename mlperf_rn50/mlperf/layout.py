@@ -117,10 +117,12 @@ class Layout:
         named = _statement(integer(int(times[1]), 1) if times else None,
                            Source('implied', keys.SUBMISSION_PLATFORM, found.line(keys.SUBMISSION_PLATFORM)))
         said = _known(logged, cleared, *(d.nodes for d in self._descriptions), named)
-        # Lines that fill some nodes to the last accelerator say more than a description, others only bear one out.
+        # Lines that fill some nodes to the last accelerator say more than a description of nodes over which they cannot
+        # be spread; others only bear one out.
         filled = self._filled_nodes()
-        is_full = (filled is not None and self._of_a_node is not None and filled.value > 1
-                   and self._count == filled.value * self._of_a_node.value)
+        is_full = (filled is not None and self._of_a_node is not None and self._count is not None and filled.value > 1
+                   and self._count == filled.value * self._of_a_node.value
+                   and all(self._count % d.nodes.value for d in self._descriptions if d.nodes))
         first = _known(logged, cleared, filled) if is_full else _known(logged, cleared)
         weighed = [*first, *(s for s in said if s not in first), *(_known(filled) if not is_full else [])]
         chosen = weigh(weighed)
@@ -204,7 +206,7 @@ class Layout:
             return
         count, total, line = counted.value, chosen.value, counted.source.line
         if self._is_lost(total):
-            self._found.contradict(line, f'{total - count} of {total} {self._lines} are missing, by '
+            self._found.contradict(line, f'{total - count} of {total} {self._lines} are missing, {count} are there, by '
                                          f'{chosen.source.text}; {total} accelerators count')
         else:
             self._found.warn(line, f'{count} {self._lines} for the {total} accelerators of {chosen.source.text}: each '

@@ -76,6 +76,12 @@ def _collect(path: Path) -> tuple[dict[LineFormat, Found], Notes, int]:
     return found, torn, last_line
 
 
+def _is_utf16(path: Path) -> bool:
+    """Whether a file starts with the mark of UTF-16, as some shells write what they redirect."""
+    with open(path, 'rb') as f:
+        return f.read(2) in (b'\xff\xfe', b'\xfe\xff')
+
+
 def read_run(path: Path, now_s: float | None = None) -> Run:
     """The run of a log file.
 
@@ -87,7 +93,8 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
     """
     found, torn, last_line = _collect(path)
     if not found:
-        raise UserError(f'{path}: no MLPerf log line in it; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0')
+        raise UserError(f'{path}: no MLPerf log line in it; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0'
+                        + (', not UTF-16: write it as UTF-8' if _is_utf16(path) else ''))
     # Our own logs hold two formats of the same run: the later one says more.
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
     best = max((found[f] for f in order if f in found), key=lambda half: keys.RUN_START in half.single)

@@ -21,6 +21,7 @@ _EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_ba
 def _run_object(run: Run) -> dict[str, Any]:
     return {'file': str(run.path), 'status': run.status, 'epochs_to_converge': run.epochs_to_converge,
             'time_to_train_s': run.time_to_train_s, 'final_accuracy': run.final_accuracy, 'seed': run.seed,
+            'last_epoch': run.last_epoch, 'age_s': run.age_s,
             'warnings': [render_warning(run, w) for w in run.warnings],
             'evaluations': [{'epoch': e.epoch, 'accuracy': e.accuracy, 'time_s': e.time_s, 'line': e.line}
                             for e in run.evaluations],
