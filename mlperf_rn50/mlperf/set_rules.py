@@ -17,7 +17,7 @@ _MAX_WARNINGS = 3  # of a log that are said here; report says all
 def result_of(run: Run, ruleset: str) -> Path:
     """The file of a run that a ruleset can read: 0.6.0 takes :::MLL lines alone, which our runs write to their own."""
     half = run.path.with_name(f'{run.path.stem}_v0.6.txt')
-    return half if ruleset == '0.6.0' and run.round != 'v0.6' and half.is_file() else run.path
+    return half if ruleset == '0.6.0' and half.is_file() else run.path
 
 
 def check_set(runs: Sequence[Run], ruleset: str) -> list[str]:
