@@ -76,12 +76,16 @@ def _own_parser(has_list: bool) -> ArgumentParser:
 
 
 def whole_parser() -> ArgumentParser:
-    """What stands before the command, and every command with its options; runs nothing: to complete and to document."""
+    """What stands before the command, and every command with its options, to complete and to document them.
+
+    A command whose options cannot be known, as its packages are not installed, has none.
+    """
     parser = _own_parser(has_list=False)
     commands = parser.add_subparsers(metavar='COMMAND')
     for name in command_names():
         commands.add_parser(name, help=_summary(name))
-        commands._name_parser_map[name] = _command(name).make_parser()
+        with suppress(ModuleNotFoundError):
+            commands._name_parser_map[name] = _command(name).make_parser()
     return parser
 
 
@@ -111,7 +115,9 @@ def _run(argv: Sequence[str]) -> int:
     try:
         return _command(argv[place]).run(argv[place + 1:])
     except ModuleNotFoundError as e:
-        raise explain_missing(e) or e from e
+        if missing := explain_missing(e):
+            raise missing from e
+        raise
 
 
 def _drop(stream: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""Colour on a terminal, and nowhere else; NO_COLOR turns it off there, FORCE_COLOR on elsewhere (no-color.org)."""
+"""Colour on a terminal, and nowhere else; NO_COLOR (no-color.org) turns it off there, FORCE_COLOR on elsewhere."""
 import os
 import re
 from typing import TextIO

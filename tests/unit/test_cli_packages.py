@@ -6,7 +6,7 @@ import re
 import pytest
 from helpers import CLI, ROOT, run
 
-from mlperf_rn50.cli._packages import PACKAGES, explain_missing
+from mlperf_rn50.cli._packages import EXTRAS, explain_missing
 
 # What pip calls them, where it is not what is imported.
 DISTRIBUTIONS = {'nvidia': 'nvidia-dali-cuda120', 'pil': 'pillow', 'pynvml': 'nvidia-ml-py', 'sklearn': 'scikit-learn'}
@@ -27,7 +27,7 @@ def without(folder, *names):
     (['prepare', 'digits', '--out', 'digits', '--workers', '2'], ['mxnet'], "MXNet is not installed; install it with "
      "launch/setup.sh in the checkout, or pip install 'mlperf-rn50[cpu]'"),
     (['prepare', 'folder', '--source', 'pictures', '--out', 'packed', '--workers', '1'], ['PIL'],
-     "'mlperf-rn50[train]'"),
+     'Pillow is not installed'), (['train', '--help'], ['jsonargparse'], "'mlperf-rn50[cpu]'"),
     (['doctor'], ['mxnet'], 'MXNet is not installed'), (['doctor'], ['nvidia'], 'DALI is not installed'),
     (['doctor'], ['psutil'], 'psutil is not installed'), (['bench', 'ops'], ['mxnet'], 'MXNet is not installed'),
     (['train', *BATCH], ['mxnet'], 'MXNet is not'),
@@ -53,11 +53,23 @@ def test_a_bug_keeps_its_traceback(tmp_path):
     assert done.returncode == 1 and 'Traceback' in done.stderr and 'tabulate' in done.stderr
 
 
+def test_a_shell_completes_the_other_commands(tmp_path):
+    done = run([*CLI, 'completion', 'bash'], env=without(tmp_path, 'jsonargparse'))
+    assert (done.returncode, done.stderr) == (0, '')
+    assert 'evaluations' in done.stdout and 'train' in done.stdout and '--train.precision' not in done.stdout
+
+
+def names_of(lines):
+    return {re.split('[=<>;]', line)[0].lower() for line in lines.split()}
+
+
 def test_the_extras_hold_the_packages():
     setup = configparser.ConfigParser()
     setup.read(ROOT / 'setup.cfg')
-    for module, (name, extra) in PACKAGES.items():
-        if extra:
-            held = {re.split(r'[=<>\[]', line)[0].lower()
-                    for line in setup['options.extras_require'][extra].splitlines()}
-            assert DISTRIBUTIONS.get(module.lower(), module.lower()) in held, f'{name} is not in {extra}'
+    extras = setup['options.extras_require']
+    always = names_of(setup['options']['install_requires'])
+    for extra, packages in EXTRAS.items():
+        held = names_of(extras.get(extra, '')) | (names_of(extras['train']) if extra == 'cpu' else set())
+        for module in packages:
+            name = DISTRIBUTIONS.get(module.lower(), module.lower().replace('_', '-'))
+            assert not extra or name in held | always, f'{name} is not in {extra}'
