@@ -19,7 +19,7 @@ OF_CHECKERS = {'mlperf-logging', 'pandas', 'scipy'}
 
 
 def find_python(version: str) -> Path | None:
-    """A Python of a version: this one, or one in the PATH (no shim, which may have none behind it), of pyenv or of uv."""
+    """A Python of a version: this one, or one in the PATH (no shim: there may be none behind it), of pyenv or of uv."""
     if version == f'{sys.version_info.major}.{sys.version_info.minor}':
         return Path(sys.executable)
     of_uv = Path(os.environ.get('UV_PYTHON_INSTALL_DIR') or Path.home() / '.local/share/uv/python')
