@@ -82,7 +82,8 @@ def logs(tmp_path_factory):
 
 def clean(**variables):
     """The environment of a program that finds its own packages alone."""
-    return {**{k: v for k, v in os.environ.items() if not k.startswith(('PYTHON', 'VIRTUAL_ENV'))}, **variables}
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(('PYTHON', 'VIRTUAL_ENV'))}
+    return {**ours, **{k: str(v) for k, v in variables.items()}}
 
 
 def pip(home, *words):
@@ -110,7 +111,7 @@ def ask(tmp_path):
     """Has an installed program and the checkout's answer the same, each in an empty folder; the installed one's."""
     def ask(home, *words, **variables):
         answers = []
-        for program, env in (([home / 'bin/mlperf-rn50'], clean()), (CLI, clean(PYTHONPATH=str(ROOT), **variables))):
+        for program, env in (([home / 'bin/mlperf-rn50'], clean()), (CLI, clean(**{'PYTHONPATH': ROOT, **variables}))):
             place = tmp_path / f'answer{len(list(tmp_path.glob("answer*")))}'
             place.mkdir()
             answers.append((run([*program, *words], cwd=place, env=env), place))
