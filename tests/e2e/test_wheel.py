@@ -1,0 +1,161 @@
+"""What pip installs: the wheel holds all that the program uses, and reads logs on every Python at hand."""
+import configparser
+import json
+import os
+import re
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from helpers import CLI, PUBLISHED, ROOT, run
+from lines import write_set
+
+# What pip builds the wheel from.
+SOURCES = ('mlperf_rn50', 'docs', 'setup.cfg', 'pyproject.toml', 'README.md', 'LICENSE')
+OF_TRAINING = {'mxnet', 'mlperf-compliance', 'jsonargparse', 'psutil', 'tqdm'}
+OF_CHECKERS = {'mlperf-logging', 'pandas', 'scipy'}
+
+
+def find_python(version: str) -> Path | None:
+    """A Python of a version: this one, or one in the PATH (no shim: there may be none behind it), of pyenv or of uv."""
+    if version == f'{sys.version_info.major}.{sys.version_info.minor}':
+        return Path(sys.executable)
+    of_uv = Path(os.environ.get('UV_PYTHON_INSTALL_DIR') or Path.home() / '.local/share/uv/python')
+    places = [*(Path(folder) / f'python{version}' for folder in os.get_exec_path() if Path(folder).name != 'shims'),
+              *Path.home().glob(f'.pyenv/versions/{version}.*/bin/python'),
+              *of_uv.glob(f'cpython-{version}.*/bin/python{version}')]
+    return next((p for p in places if os.access(p, os.X_OK)), None)
+
+
+PYTHONS = {v: found for v in ('3.10', '3.11', '3.12', '3.13') if (found := find_python(v))}
+on_every_python = pytest.mark.parametrize('version', PYTHONS)
+
+
+def normal(name):
+    return re.sub('[-_.]+', '-', name).lower()
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory):
+    """The wheel, built as pip does from a checkout."""
+    home = tmp_path_factory.mktemp('wheel')
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, home / 'source' / name, ignore=shutil.ignore_patterns('__pycache__'))
+        else:
+            shutil.copy(ROOT / name, home / 'source')
+    done = run([sys.executable, '-m', 'pip', 'wheel', '--no-deps', '--no-build-isolation', '-w', home, home / 'source'])
+    assert done.returncode == 0, done.stderr
+    return next(home.glob('*.whl'))
+
+
+def test_the_wheel_holds_every_file_of_the_package(wheel):
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith('mlperf_rn50/')}
+    ours = {str(p.relative_to(ROOT)) for p in (ROOT / 'mlperf_rn50').rglob('*') if p.is_file()
+            and '__pycache__' not in p.parts}
+    assert held == ours
+
+
+def test_the_least_versions_are_those_that_the_tests_run_with():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / 'setup.cfg')
+    least = dict(line.split('>=') for line in setup['options']['install_requires'].split())
+    pinned = dict(line.split('==') for line in (ROOT / 'launch/requirements.lock').read_text().splitlines()
+                  if not line.startswith('#'))
+    pinned = {normal(name): version for name, version in pinned.items()}
+    assert {normal(name): version for name, version in least.items()} == {
+        name: pinned[name] for name in map(normal, least)}
+
+
+@pytest.fixture(scope='module')
+def logs(tmp_path_factory):
+    """Made-up sets, with times and epochs that round, and the published ones where they are."""
+    home = tmp_path_factory.mktemp('logs') / 'made_up'
+    for nodes in (1, 4):
+        write_set(home / f'n{nodes}', nodes=nodes, ranks=4 * nodes, batch=1024 * nodes, epoch_s=lambda k: 7.1 + k / 3,
+                  accuracies=lambda k: [0.1] * (36 + k % 3) + [0.7591], target=0.759)
+    write_set(home / 'failed', num_runs=3, accuracies=lambda k: [0.1, 0.2], epoch_s=lambda k: 0.1 * k, status='aborted')
+    return [home, *([PUBLISHED] if PUBLISHED.is_dir() else [])]
+
+
+def clean(**variables):
+    """The environment of a program that finds its own packages alone."""
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(('PYTHON', 'VIRTUAL_ENV'))}
+    return {**ours, **{k: str(v) for k, v in variables.items()}}
+
+
+def pip(home, *words):
+    """This environment's pip, for another environment, which has none."""
+    return run([sys.executable, '-m', 'pip', '--disable-pip-version-check', '--python', home / 'bin/python', *words],
+               env=clean())
+
+
+def installed(version, wheel, home, extra=''):
+    """The names of what is installed with the wheel in an empty environment."""
+    done = run([PYTHONS[version], '-m', 'venv', '--without-pip', home], env=clean())
+    assert done.returncode == 0, done.stderr
+    done = pip(home, 'install', f'{wheel}{extra}')
+    assert done.returncode == 0, done.stderr
+    done = pip(home, 'check')
+    assert (done.returncode, done.stdout) == (0, 'No broken requirements found.\n')
+    [packages] = home.glob('lib/python*/site-packages')
+    size = sum(p.stat().st_size for p in packages.rglob('*') if p.is_file()) / 1e6
+    print(f'Python {version}: {size:.0f} MB with mlperf-rn50{extra}')
+    return {normal(p['name']) for p in json.loads(pip(home, 'list', '--format', 'json').stdout)}
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """Has an installed program and the checkout's answer the same, each in an empty folder; the installed one's."""
+    def ask(home, *words, **variables):
+        answers = []
+        for program, env in (([home / 'bin/mlperf-rn50'], clean()), (CLI, clean(**{'PYTHONPATH': ROOT, **variables}))):
+            place = tmp_path / f'answer{len(list(tmp_path.glob("answer*")))}'
+            place.mkdir()
+            answers.append((run([*program, *words], cwd=place, env=env), place))
+        (done, place), (expected, _) = answers
+        assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout), done.stderr
+        return done, place
+    return ask
+
+
+@pytest.mark.slow
+@on_every_python
+def test_report_needs_no_checkers_and_nothing_of_training(version, wheel, logs, ask, tmp_path):
+    home = tmp_path / 'home'
+    assert not installed(version, wheel, home) & (OF_TRAINING | OF_CHECKERS)
+    without = tmp_path / 'without/mlperf_logging.py'
+    without.parent.mkdir()
+    without.write_text('raise ModuleNotFoundError("No module named \'mlperf_logging\'", name="mlperf_logging")\n')
+    done, _ = ask(home, 'report', *logs, '--format', 'json', PYTHONPATH=f'{without.parent}:{ROOT}')
+    assert done.returncode == 0 and len(json.loads(done.stdout)) > 0
+    done = run([home / 'bin/mlperf-rn50', 'report', logs[0], '--out', 'report'], cwd=tmp_path, env=clean())
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / 'report/report.html').read_text().count('<svg') > 0
+    done = run([home / 'bin/mlperf-rn50', 'check', logs[0] / 'n1/result_0.txt'], cwd=tmp_path, env=clean())
+    assert (done.returncode, done.stdout) == (2, '') and done.stderr.endswith("pip install 'mlperf-rn50[check]'\n")
+    if version != '3.11':
+        done = pip(home, 'install', '--dry-run', f'{wheel}[cpu]')
+        assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(
+            'ERROR: No matching distribution found for mxnet<0; python_version != "3.11"')
+
+
+@pytest.mark.slow
+@on_every_python
+def test_check_and_package_come_with_an_extra(version, wheel, logs, ask, tmp_path):
+    home = tmp_path / 'home'
+    names = installed(version, wheel, home, '[check]')
+    assert names >= OF_CHECKERS and not names & OF_TRAINING
+    done, _ = ask(home, 'report', *logs, '--format', 'json')
+    assert done.returncode == 0 and '"reference_epochs"' in done.stdout
+    five = ROOT / 'logs/digits_five'
+    done, _ = ask(home, 'check', *sorted(five.glob('result_*.txt')))
+    assert done.returncode == 0 and 'v0.5 open, 0.7.0 open' in done.stdout
+    done, _ = ask(home, 'check', logs[0] / 'n1/result_0.txt')
+    assert done.returncode == 1 and 'FAIL' in done.stdout
+    done, place = ask(home, 'package', five, '--org', 'us', '--system', 'vm', '--out', 'tree', '--code', ROOT)
+    assert done.returncode == 0 and 'found no errors (4.0.0)' in done.stdout
+    [setup] = place.glob('tree/us/benchmarks/*/*/*/code/launch/setup.sh')
+    assert os.access(setup, os.X_OK)
