@@ -65,7 +65,7 @@ class Stretch(NamedTuple):
     line: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Run:
     """One run, as its log tells it; None where neither log nor description say.
 

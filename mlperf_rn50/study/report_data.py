@@ -12,6 +12,7 @@ from mlperf_rn50.study import rcp
 from mlperf_rn50.study.convergence import System, render_warning
 from mlperf_rn50.study.scaling import Comparison, Study
 
+FORMAT = 'mlperf-rn50 report 1'
 # Keys of a system that hold a table, or nothing.
 _TABLES = ('time_parts_s', 'rcp')
 # What an evaluation's row says of its system.
@@ -30,8 +31,10 @@ def _run_object(run: Run) -> dict[str, Any]:
                         for name, s in run.sources.items()}}
 
 
-def system_object(study: Study, system: System, comparison: Comparison | None) -> dict[str, Any]:
-    """A system as the JSON report has it; times in seconds unless the name says otherwise."""
+def system_object(study: Study, system: System, comparison: Comparison | None,
+                  runs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """A system as the JSON report has it, with the objects of its runs; times in seconds unless the name says
+    otherwise."""
     c = comparison
     parts = system.parts
     verdict = rcp.check_rcp(system) if rcp.is_applicable(system) else None
@@ -45,7 +48,7 @@ def system_object(study: Study, system: System, comparison: Comparison | None) -
         'optimizer': next((dict(r.optimizer) for r in system.runs if r.optimizer and not system.refusal), {}),
         'dataset': system.dataset, 'is_imagenet': system.is_imagenet,
         'num_runs': len(system.runs), 'num_converged': len(system.converged),
-        'refusal': system.refusal, 'runs': [_run_object(r) for r in system.runs],
+        'refusal': system.refusal, 'runs': list(runs),
         'epochs_to_converge_mean': system.epochs_mean, 'score_minutes': system.score_minutes,
         'official_score_minutes': system.official_score_minutes,
         'time_to_train_mean_s': system.time_s, 'time_to_train_spread_s': system.spread_s,
@@ -62,16 +65,34 @@ def system_object(study: Study, system: System, comparison: Comparison | None) -
                                          if n.startswith(f'{system.name}: '))]}
 
 
+def _systems(studies: Sequence[Study]) -> Iterator[tuple[System, dict[str, Any]]]:
+    """Each system with its object, which leaves the runs out."""
+    for study in studies:
+        for system, comparison in zip(study.systems, study.comparisons):
+            yield system, system_object(study, system, comparison)
+
+
 def report_object(studies: Sequence[Study]) -> dict[str, Any]:
     """The JSON report; docs/results.md says what its keys mean."""
-    return {'format': 'mlperf-rn50 report 1', 'version': mlperf_rn50.__version__,
-            'systems': [system_object(study, s, c) for study in studies
-                        for s, c in zip(study.systems, study.comparisons)]}
+    return {'format': FORMAT, 'version': mlperf_rn50.__version__,
+            'systems': [{**found, 'runs': [_run_object(r) for r in system.runs]} for system, found in _systems(studies)]}
+
+
+def json_parts(studies: Sequence[Study]) -> Iterator[str]:
+    """report_object as text, in parts that need little memory; a line per run."""
+    encode = json.JSONEncoder(allow_nan=False).encode
+    yield f'{{"format": {encode(FORMAT)}, "version": {encode(mlperf_rn50.__version__)}, "systems": ['
+    for i, (system, found) in enumerate(_systems(studies)):
+        before, key, after = json.dumps(found, indent=1, allow_nan=False).partition('\n "runs": [')
+        yield (',\n' if i else '\n') + before + key
+        yield from (('\n  ' if k == 0 else ',\n  ') + encode(_run_object(run)) for k, run in enumerate(system.runs))
+        yield after
+    yield '\n]}'
 
 
 def render_json(studies: Sequence[Study]) -> str:
     """report_object as text."""
-    return json.dumps(report_object(studies), indent=1, allow_nan=False)
+    return ''.join(json_parts(studies))
 
 
 def _spreadsheet(value: Any) -> Any:
@@ -87,10 +108,11 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run_rows(studies: Sequence[Study]) -> Iterator[dict[str, Any]]:
-    for system in report_object(studies)['systems']:
-        for run in system['runs']:
-            yield {**_plain(system), **_plain(run), 'num_evaluations': len(run['evaluations']),
-                   'num_warnings': len(run['warnings'])}
+    for system, found in _systems(studies):
+        shared = _plain(found)
+        for run in system.runs:
+            yield {**shared, **_plain(_run_object(run)), 'num_evaluations': len(run.evaluations),
+                   'num_warnings': len(run.warnings)}
 
 
 def _evaluation_rows(studies: Sequence[Study]) -> Iterator[dict[str, Any]]:

@@ -124,3 +124,4 @@ def dump_picture(picture: Picture, folder: Path, prefix: str) -> None:
     (folder / f'{prefix}{picture.name}.svg').write_text(picture.svg)  # first: it is laid out then
     with matplotlib.rc_context(STYLE):
         picture.figure.savefig(folder / f'{prefix}{picture.name}.png', dpi=150, metadata={'Software': None})
+    picture.figure.clear()  # what it weighs is not needed any more

@@ -220,7 +220,8 @@ def _last_epoch(run: Run) -> float | None:
 
 def draw_time_to_train(scene: _Scene) -> Picture:
     """Time to train of every system and run."""
-    return _draw_values(scene, 'time_to_train', 'Time to train', 'minutes', lambda s: s.time_s / 60 if s.time_s else None,
+    return _draw_values(scene, 'time_to_train', 'Time to train', 'minutes',
+                        lambda s: s.time_s / 60 if s.time_s else None,
                         lambda r: r.time_to_train_s / 60 if r.time_to_train_s is not None else None)
 
 

@@ -130,7 +130,7 @@ def heading(study: Study) -> str:
 
 
 def _official(system: System) -> float | None:
-    return getattr(system, 'official_score_minutes', None)
+    return system.official_score_minutes
 
 
 def official_minutes(system: System) -> float | None:
