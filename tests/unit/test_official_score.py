@@ -88,7 +88,9 @@ def test_it_is_shown_beside_the_score(tmp_path, logs):
 
 def test_where_nothing_is_scaled_it_is_said_what_would_be(tmp_path, logs):
     _, system = tree_of(tmp_path, 'v0.7', 'closed', logs['closed'])
-    assert 'the score would be scaled by 1.0294' in check_rcp(system).text and not make_studies([system])[0].notes
+    verdict = check_rcp(system)
+    assert (verdict.scaling, 'the score would be scaled by 1.0294' in verdict.text) == (1, True)
+    assert not make_studies([system])[0].notes
 
 
 def test_without_mlperf_logging_it_is_the_score_and_a_note_says_so(tmp_path, logs, monkeypatch):
