@@ -138,9 +138,9 @@ class Facts:
         reason, is_v05 = stop.metadata.get('reason'), found.format == 'MLPv0.5.0'
         last = evaluations[-1].accuracy if evaluations else 0.0
         if not found.says_success(stop):
-            if target is not None and last >= target:
-                found.contradict(mark.line, f'run_stop does not say success, though the last evaluation, {last:g}, '
-                                            f'reaches the target of {target:g}')
+            if not is_v05 and 'status' not in stop.metadata and target is not None and last >= target:
+                found.contradict(mark.line, f'run_stop says nothing of success, though the last evaluation, {last:g}, '
+                                            f'reaches the target of {target:g}: this counts as none')
             return 'failed' if found.has_other_end else reason if reason in ('interrupted', 'failed') else 'aborted'
         if not evaluations or is_sound and (time_s is None or time_s <= 0):
             found.contradict(mark.line, 'says success, but ' + ('run_stop does not stand after run_start' if evaluations

@@ -113,7 +113,7 @@ def test_the_description_is_that_of_the_machine(tmp_path, runs):
 @pytest.mark.parametrize('keys, rule', [
     ({'num': 4}, 'a ResNet result is 5 runs; here are 4'),
     ({'num': 6}, 'a ResNet result is 5 runs; here are 6'),
-    ({'ends': ['aborted', None]},
+    ({'ends': ['aborted', 'failed']},
      'one run of five may fail; here 2 did: result_0.txt (aborted), result_1.txt (failed)'),
     ({'seeds': [1, 2, 3, 4, 4]}, 'every run has a seed of its own; here some share one'),
     ({'config': closed(replace(SGD, data=DataConfig(dataset='digits', num_train=1437, num_val=360)))},

@@ -60,7 +60,8 @@ def test_json_has_the_documented_keys(studies):
         'baseline', 'speedup', 'efficiency', 'throughput_gain', 'epoch_ratio',
         'share_ratio', 'rcp', 'warnings'}
     assert set(first['runs'][0]) == {'file', 'status', 'epochs_to_converge', 'time_to_train_s', 'final_accuracy',
-                                     'seed', 'warnings', 'evaluations', 'lines', 'sources'}
+                                     'seed', 'last_epoch', 'age_s', 'warnings', 'evaluations', 'lines',
+                                     'sources'}
     assert (second['num_runs'], second['num_converged'], second['score_minutes']) == (2, 1, None)
     assert second['runs'][0]['epochs_to_converge'] is None and second['runs'][0]['status'] == 'aborted'
     assert first['time_parts_s'] == {'init': 4.0, 'first_epoch': 63.0, 'later_epochs': 63.0, 'evaluation': 0.0,
