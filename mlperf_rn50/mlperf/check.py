@@ -105,8 +105,6 @@ def find_facts(path: Path) -> LogFacts:
     Raises:
         UserError: the file cannot be read.
     """
-    if path.exists() and not path.is_file():
-        raise UserError(f'{path}: {"cannot read the folder" if path.is_dir() else "a pipe or device is no log"}')
     formats, torn, accuracies = set(), [], []
     division, dataset, is_imagenet, num_resumes = None, None, True, 0
     for number, event in read_events(path):

@@ -35,7 +35,7 @@ class Notes:
 
     def warnings(self) -> tuple[LogWarning, ...]:
         """Contradictions, then the rest, each in the order of the log."""
-        return (*_rendered(self._contradictions), *_rendered(self._others))
+        return (*_rendered(self._contradictions, True), *_rendered(self._others, False))
 
 
 def _add(where: dict[str, _Note], note: _Note, kind: str) -> None:
@@ -47,6 +47,6 @@ def _add(where: dict[str, _Note], note: _Note, kind: str) -> None:
         where.setdefault('', _Note(note.line, 'more warnings follow; they are left out'))
 
 
-def _rendered(notes: dict[str, _Note]) -> list[LogWarning]:
-    return [LogWarning(n.line, n.text if n.count == 1 else f'{n.count} lines: {kind}; first line {n.line}')
-            for kind, n in notes.items()]
+def _rendered(notes: dict[str, _Note], is_contradiction: bool) -> list[LogWarning]:
+    return [LogWarning(n.line, n.text if n.count == 1 else f'{n.count} lines: {kind}; first line {n.line}',
+                       is_contradiction) for kind, n in notes.items()]

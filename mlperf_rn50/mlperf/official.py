@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.files import regular_file
 from mlperf_rn50.mlperf.rulesets import DIVISIONS
 
 # Characters of a log line, with its end; the longest that was published has 1256.
@@ -45,7 +46,7 @@ def claimed_lines(path: Path) -> Iterator[tuple[int, str | None]]:
         UserError: the file cannot be read.
     """
     try:
-        with open(path, encoding='latin-1', newline='') as f:
+        with open(path, encoding='latin-1', newline='', opener=regular_file) as f:
             yield from _claims_in(f)
     except OSError as e:
         raise UserError(f'{path}: cannot read the log: {e.strerror}') from e

@@ -1,7 +1,7 @@
 """Whose rules a log can be held against; light, as the command line lists them."""
 from argparse import ArgumentTypeError
 
-from mlperf_rn50.options import nearest
+from mlperf_rn50.errors import nearest
 
 V05 = 'v0.5'
 RULESETS = (V05, '0.6.0', '0.7.0', '1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
