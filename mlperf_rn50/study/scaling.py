@@ -1,4 +1,5 @@
 """How much faster, and how efficient, are more accelerators, and why? Speed-up and its factors. Pure."""
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -123,7 +124,9 @@ class Split:
 
 def _compare_pair(a: System, b: System) -> Split | None:
     rate_a, rate_b, nodes = a.images_per_s, b.images_per_s, (a.num_nodes, b.num_nodes)
-    if not a.num_units or a.num_units != b.num_units or None in nodes or nodes[0] == nodes[1] or not rate_a or not rate_b:
+    if not a.num_units or a.num_units != b.num_units or None in nodes or nodes[0] == nodes[1]:
+        return None
+    if not rate_a or not rate_b:
         return None
     if has_other_units(a, b):
         return None
@@ -197,11 +200,17 @@ def _cautions_of(system: System, baseline: System) -> list[str]:
     return [f'{system.name}: {text}' for text in result]
 
 
+def _machine(system: System) -> str:
+    """Its platform without the number of nodes, as in 2xDGX-1; '' where nobody named it."""
+    platform = system.platform or UNNAMED
+    return '' if platform == UNNAMED else re.sub(r'^\d+ *x *', '', platform).casefold()
+
+
 def _unknown_accelerators(comparisons: Sequence[Comparison | None], baseline: System) -> list[str]:
     """What an efficiency supposes where nobody says what the accelerators are."""
     others = [c.system for c in comparisons if c and c.system is not baseline and c.efficiency is not None
               and c.system.num_accelerators and None in (c.system.accelerator, baseline.accelerator)
-              and not (c.system.platform not in (None, UNNAMED) and c.system.platform == baseline.platform)]
+              and (not _machine(c.system) or _machine(c.system) != _machine(baseline))]
     unknown = list(dict.fromkeys(s.name for s in (baseline, *others) if s.accelerator is None)) if others else []
     if not unknown:
         return []
