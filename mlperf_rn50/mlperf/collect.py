@@ -1,8 +1,7 @@
 """What the lines of a log say, taken in one at a time and kept in memory that does not grow with the log."""
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlperf_rn50.mlperf import events, keys
 from mlperf_rn50.mlperf.events import Event, LineFormat
@@ -52,8 +51,7 @@ def _epoch_number(value: Any) -> int | None:
     return round(near) if near is not None and abs(near - round(near)) <= 0.02 else integer(value, 0, _MAX_EPOCH)
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """An event's place in time and in the file; part is how many resumes stand before it."""
 
     time_s: float

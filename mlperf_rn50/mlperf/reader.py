@@ -66,8 +66,10 @@ def _collect(path: Path) -> tuple[dict[LineFormat, Found], Notes, int]:
             torn.warn(last_line, f'torn line, left out: {str(event)[:200]}', 'torn line, left out')
             continue
         _check_benchmark(path, event)
+        if event.line_format not in found:
+            found[event.line_format] = Found(event.line_format)
         try:
-            found.setdefault(event.line_format, Found(event.line_format)).add(last_line, event)
+            found[event.line_format].add(last_line, event)
         except ValueError as e:
             raise UserError(f'{path}: {e}') from e
     return found, torn, last_line
