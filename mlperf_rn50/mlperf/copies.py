@@ -51,14 +51,14 @@ def find_copies(runs: Sequence[Run]) -> list[Copy]:
     Times count from run_start, so that a log that was moved to another day is found too. Seeds, names and accuracies,
     which are easily changed, do not matter.
     """
-    first: dict[tuple[int | None, ...], Run] = {}
+    first: dict[int, Run] = {}  # by the hash of its times, which are many
     copies = []
     for run in runs:
         times_ms = _times_ms(run)
         if not _is_evidence(times_ms):
             continue
-        original = first.setdefault(times_ms, run)
-        if original is not run:
+        original = first.setdefault(hash(times_ms), run)
+        if original is not run and _times_ms(original) == times_ms:
             num_times = sum(t is not None for t in times_ms)
             copies.append(Copy(run, original, _sentence(run, original, num_times)))
     return copies

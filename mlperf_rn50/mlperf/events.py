@@ -6,7 +6,6 @@ from 0 in v0.5 lines, from 1 in the others.
 """
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -72,17 +71,24 @@ def _key(value: Any) -> str:
     return value
 
 
-def decode_events(line: str) -> Iterator[Event | ValueError]:
+def decode_events(line: str) -> list[Event | ValueError]:
     """Every event of a line that several processes, or a progress bar, may share; for a torn one, its error."""
-    for part in line.split('\r') if '\r' in line else (line,):
+    if line.startswith(':::MLLOG ') and '\r' not in line and line.find(':::ML', 1) < 0:  # as nearly all lines are
+        return [_try_decode(line)]
+    found = []
+    for part in line.split('\r'):
         starts = [m.start() for m in _TOKEN.finditer(part)]
-        for start, end in zip(starts, [*starts[1:], None]):
-            try:
-                yield _decode(part[start:end].strip())
-            except ValueError as e:
-                yield e
-            except RecursionError:
-                yield ValueError('nested too deeply')
+        found += [_try_decode(part[start:end]) for start, end in zip(starts, [*starts[1:], None])]
+    return found
+
+
+def _try_decode(text: str) -> Event | ValueError:
+    try:
+        return _decode(text.strip())
+    except ValueError as e:
+        return e
+    except RecursionError:
+        return ValueError('nested too deeply')
 
 
 def _decode(text: str) -> Event:

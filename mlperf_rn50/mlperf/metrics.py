@@ -2,7 +2,7 @@
 import itertools
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,14 @@ class NodeReads:
     last_line: int
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of metrics.jsonl with their lines; none where there is no such file."""
+def _records(path: Path, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of metrics.jsonl in which a key may stand, with their lines; none where there is no such file."""
     try:
         with open(path, encoding='utf-8', errors='replace', opener=regular_file) as f:
             lines = itertools.islice(iter(lambda: f.readline(_MAX_LINE_BYTES), ''), _MAX_METRICS)
             for place, line in enumerate(lines, start=1):
+                if key not in line:
+                    continue
                 try:
                     record = json.loads(line)
                 except (ValueError, RecursionError):
@@ -56,10 +58,10 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         return
 
 
-def read_learning_rates(run: Run) -> tuple[tuple[float, float], ...]:
+def read_learning_rates(run: Run) -> Sequence[tuple[float, float]]:
     """(seconds since run_start, learning rate) as it was applied: from metrics.jsonl beside one of our logs, which has
     more of them than the log, else as the log has it; nothing where neither does."""
-    pairs = (_learning_rate(record) for _, record in _records(beside(run.path, 'metrics', '.jsonl')))
+    pairs = (_learning_rate(record) for _, record in _records(beside(run.path, 'metrics', '.jsonl'), 'learning_rate'))
     return tuple(p for p in pairs if p) or run.learning_rates
 
 
@@ -83,7 +85,7 @@ def read_node_reads(run: Run) -> list[NodeReads]:
     """
     path = beside(run.path, 'metrics', '.jsonl')
     epochs: dict[str, dict[int, tuple[int, int, int | None]]] = {}
-    for line, record in _records(path):
+    for line, record in _records(path, 'record_bytes'):
         epoch = integer(record.get('epoch'), 1, 10**6) if record.get('event') == 'epoch' else None
         if epoch is None:
             continue
@@ -106,7 +108,7 @@ def read_stragglers(run: Run) -> list[str]:
     """What was said of ranks that were slow, the last word on each: from metrics.jsonl beside one of our logs."""
     told: dict[str, tuple[str, int]] = {}
     num_records = 0
-    for _, record in _records(beside(run.path, 'metrics', '.jsonl')):
+    for _, record in _records(beside(run.path, 'metrics', '.jsonl'), 'stragglers'):
         if record.get('event') != 'ranks' or not isinstance(record.get('stragglers'), list):
             continue
         num_records += 1

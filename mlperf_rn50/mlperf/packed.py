@@ -1,7 +1,8 @@
 """Rows of numbers kept as numbers: a tenth of the memory of tuples, for reports on thousands of runs."""
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import nan
 from typing import Any, Generic, TypeVar, overload
 
@@ -13,7 +14,8 @@ _Row = TypeVar('_Row', bound=tuple)
 def _column(values: Sequence[float | None]) -> tuple[array, bool]:
     """Whole numbers, or floats of which some may be missing; and whether some are."""
     if all(type(v) is int for v in values):
-        return array('q', values), False  # type: ignore[arg-type]
+        is_small = -2**31 <= min(values) and max(values) < 2**31  # type: ignore[type-var, operator]
+        return array('i' if is_small else 'q', values), False  # type: ignore[arg-type]
     return array('d', (nan if v is None else v for v in values)), None in values
 
 
@@ -22,9 +24,9 @@ class Packed(Sequence[_Row], Generic[_Row]):
 
     __slots__ = ('_make', '_columns')
 
-    def __init__(self, make: Callable[[Iterable], _Row], rows: Iterable[_Row]):
-        """make: what makes a row of its values; none of these is NaN."""
-        self._make, self._columns = make, [_column(values) for values in zip(*rows)]
+    def __init__(self, kind: type[_Row], rows: Iterable[_Row]):
+        """kind: of tuple; no value of a row is NaN."""
+        self._make, self._columns = partial(tuple.__new__, kind), [_column(values) for values in zip(*rows)]
 
     def __len__(self) -> int:
         return len(self._columns[0][0]) if self._columns else 0
@@ -38,9 +40,7 @@ class Packed(Sequence[_Row], Generic[_Row]):
     def __getitem__(self, place):
         if isinstance(place, slice):
             return tuple(self._rows([(values[place], has_gaps) for values, has_gaps in self._columns]))
-        if not -len(self) <= place < len(self):
-            raise IndexError(place)
-        return next(self._rows([(values[place:place + 1 or None], has_gaps) for values, has_gaps in self._columns]))
+        return self._make([None if (v := values[place]) != v and has_gaps else v for values, has_gaps in self._columns])
 
     def __iter__(self) -> Iterator[_Row]:
         return self._rows(self._columns)
@@ -58,5 +58,5 @@ class Packed(Sequence[_Row], Generic[_Row]):
 
 def pack(run: Run) -> Run:
     """The same run, its rows of numbers packed."""
-    return replace(run, evaluations=Packed(Evaluation._make, run.evaluations),
-                   stretches=Packed(Stretch._make, run.stretches), learning_rates=Packed(tuple, run.learning_rates))
+    return replace(run, evaluations=Packed(Evaluation, run.evaluations),
+                   stretches=Packed(Stretch, run.stretches), learning_rates=Packed(tuple, run.learning_rates))

@@ -1,7 +1,9 @@
 """Reads the samples of the nodes beside a log, which are untrusted input like the log."""
 import itertools
 import json
+import os
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +40,7 @@ class NodeTelemetry:
     page_cache_bytes: tuple[float, ...]
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
-    found = []
+def _records(path: Path) -> Iterator[dict[str, Any]]:
     with suppress(OSError), open(path, encoding='utf-8', errors='replace', opener=regular_file) as f:
         for line in itertools.islice(iter(lambda: f.readline(_MAX_LINE_BYTES), ''), _MAX_SAMPLES):
             try:
@@ -47,8 +48,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
             except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict) and number(record.get('time_ms'), 0, 1e15) is not None:
-                found.append(record)
-    return found
+                yield record
 
 
 def _rate(record: dict[str, Any], kinds: tuple[str, ...]) -> float:
@@ -63,26 +63,35 @@ def _gauge(record: dict[str, Any], name: str) -> float:
 
 def read_node(path: Path) -> NodeTelemetry | None:
     """The samples of a node on the run's clock; None where the file has none, or does not say when the run started."""
-    host, offset_s, samples = path.stem.split('_', 2)[-1], None, []
+    host, offset_s = path.stem.split('_', 2)[-1], None
+    samples: list[tuple[float, ...]] = []
     for record in _records(path):
         time_s = record['time_ms'] / 1000
         if record.get('event') == 'run_start':
             offset_s = (number(record.get('clock_s'), 0, 1e9) or 0.0) - time_s
         elif 'event' not in record and offset_s is not None:
-            samples.append((time_s + offset_s, record))
+            samples.append((time_s + offset_s, *(_rate(record, kinds) for kinds in KINDS.values()),
+                            _gauge(record, 'cpu_percent'), _gauge(record, 'page_cache_bytes')))
     if not samples:
         return None
-    records = [r for _, r in samples]
-    return NodeTelemetry(host, path, tuple(t for t, _ in samples),
-                         {label: tuple(_rate(r, kinds) for r in records) for label, kinds in KINDS.items()},
-                         tuple(_gauge(r, 'cpu_percent') for r in records),
-                         tuple(_gauge(r, 'page_cache_bytes') for r in records))
+    times_s, *rates, cpu_percent, page_cache_bytes = zip(*samples)
+    return NodeTelemetry(host, path, times_s, dict(zip(KINDS, rates)), cpu_percent, page_cache_bytes)
 
 
-def read_telemetry(run: Run) -> list[NodeTelemetry]:
-    """The samples of all nodes of a run, by name."""
-    found = re.fullmatch(r'result_(\d+)\.txt', run.path.name)
-    if not found:
+def find_telemetry(folder: Path) -> dict[str, list[Path]]:
+    """The files of samples in a folder of runs, in the order of their names, by the number of the run."""
+    found: dict[str, list[Path]] = {}
+    with suppress(OSError), os.scandir(folder) as entries:
+        for name in sorted(e.name for e in entries):
+            if m := re.fullmatch(r'telemetry_(\d+)_.+\.jsonl', name):
+                found.setdefault(m[1], []).append(folder / name)
+    return found
+
+
+def read_telemetry(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> list[NodeTelemetry]:
+    """The samples of all nodes of a run, by name; files: what find_telemetry finds beside it, where that is known."""
+    number_of_run = re.fullmatch(r'result_(\d+)\.txt', run.path.name)
+    if not number_of_run:
         return []
-    paths = sorted(run.path.parent.glob(f'telemetry_{found[1]}_*.jsonl'))[:_MAX_NODES]
-    return [node for p in paths if (node := read_node(p))]
+    paths = (find_telemetry(run.path.parent) if files is None else files).get(number_of_run[1], ())
+    return [node for p in paths[:_MAX_NODES] if (node := read_node(p))]

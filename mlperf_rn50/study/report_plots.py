@@ -19,7 +19,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentForma
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.mlperf.metrics import read_learning_rates
 from mlperf_rn50.mlperf.run import Run
-from mlperf_rn50.mlperf.telemetry import NodeTelemetry, read_telemetry
+from mlperf_rn50.mlperf.telemetry import NodeTelemetry, find_telemetry, read_telemetry
 from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.report_picture import GRID, INK, STYLE, WIDTH_IN, Picture
 from mlperf_rn50.study.report_tables import data_name, heading, unit_name
@@ -492,7 +492,9 @@ def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> N
 
 def draw_telemetry(scene: _Scene, shown: _Shown) -> Picture | None:
     """Disk and network of every node over a system's first run that has them, a panel each; epochs and evaluations."""
-    run, nodes = next(((r, nodes) for r in shown.system.runs if (nodes := read_telemetry(r))), (None, []))
+    files = find_telemetry(shown.system.folder)
+    runs = shown.system.runs if files else ()
+    run, nodes = next(((r, nodes) for r in runs if (nodes := read_telemetry(r, files))), (None, []))
     if run is None:
         return None
     some = nodes[:_MAX_NODES]

@@ -5,6 +5,7 @@ Pure, but for what lies beside a log.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from mlperf_rn50.mlperf import keys
@@ -14,6 +15,7 @@ from mlperf_rn50.study import rcp
 from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.scaling import Study
 
+_MAX_RUNS, _MAX_NOTES = 500, 200  # of a study
 Ref = tuple[Path, int]  # a log and a line of it
 
 
@@ -86,8 +88,8 @@ def _lines(run: Run, *names: str) -> tuple[Ref, ...]:
 
 def _source(systems_runs: Sequence[Run], field: str) -> tuple[Ref, ...]:
     """The line of the first run that a fact of the system is from."""
-    refs = [(s.path or r.path, s.line) for r in systems_runs if (s := r.sources.get(field)) and s.line is not None]
-    return tuple(refs[:1])
+    refs = ((s.path or r.path, s.line) for r in systems_runs if (s := r.sources.get(field)) and s.line is not None)
+    return tuple(islice(refs, 1))
 
 
 def _last_evaluation(run: Run) -> tuple[Ref, ...]:
@@ -104,12 +106,8 @@ def _times(*systems: System | None) -> tuple[Ref, ...]:
 
 
 def _training(*systems: System | None) -> tuple[Ref, ...]:
-    """Where the training times of systems come from: the first and the last epoch of each run, and what follows."""
-    refs = []
-    for run in (r for s in systems if s for r in s.scored or s.runs):
-        refs += [(run.path, s.line) for s in (run.stretches[:1] + run.stretches[-1:])]
-        refs += [*_last_evaluation(run)]
-    return tuple(refs)
+    """Where the training times of systems come from."""
+    return tuple(ref for s in systems if s for ref in s.training_lines)
 
 
 def data_name(system: System) -> str:
@@ -258,7 +256,10 @@ def _status(run: Run) -> str:
 
 
 def runs_table(study: Study) -> Table:
-    """Every run that was started."""
+    """Every run that was started, or so many that a page can be loaded."""
+    runs = [(s, r) for s in study.systems for r in s.runs]
+    first = sorted(range(len(runs)), key=lambda i: runs[i][1].status == 'converged')[:_MAX_RUNS]
+    shown = [runs[i] for i in sorted(first)]
     rows = tuple((Cell(s.name), Cell(r.path.name), Cell(_status(r)),
                   _number(r.epochs_to_converge, refs=_last_evaluation(r)),
                   Cell(_minutes(r.time_to_train_s), r.time_to_train_s, _clock(r)),
@@ -266,9 +267,12 @@ def runs_table(study: Study) -> Table:
                   Cell('-' if r.seed is None else str(r.seed), r.seed,
                        ((r.path, r.sources['seed'].line or 0),) if 'seed' in r.sources else ()),
                   Cell(str(len(r.warnings) or '-'), len(r.warnings)))
-                 for s in study.systems for r in s.runs)
+                 for s, r in shown)
+    note = '' if len(shown) == len(runs) else (
+        f'{len(shown)} of {len(runs)} runs, those that did not converge before others; all are in the JSON and the CSV '
+        'of the report.')
     return Table('Runs', ('system', 'log', 'status', 'epochs', 'time, min',
-                          f'last Top-1, {data_name(study.baseline)}', 'seed', 'warnings'), rows,
+                          f'last Top-1, {data_name(study.baseline)}', 'seed', 'warnings'), rows, note,
                  minor=('seed', 'warnings'))
 
 
@@ -381,4 +385,6 @@ def notes_of(study: Study) -> list[str]:
         slow = (f'{run.path.name}: {text}' for run in system.runs for text in read_stragglers(run))
         for text in (*system.warnings, *slow):
             named.setdefault(text, []).append(system.name)
-    return [*(f'{", ".join(names)}: {text}' for text, names in named.items()), *study.notes]
+    notes = [*(f'{", ".join(names)}: {text}' for text, names in named.items()), *study.notes]
+    more = [f'{len(notes) - _MAX_NOTES} more such notes are in the JSON of the report'] * (len(notes) > _MAX_NOTES)
+    return notes[:_MAX_NOTES] + more

@@ -65,6 +65,9 @@ def mean_parts(runs: Sequence[Run]) -> Parts | None:
 
 def seconds_per_epoch(runs: Sequence[Run]) -> float | None:
     """Seconds of an epoch of several runs, without the first one of each where there are others."""
-    stretches = [s for r in runs for s in (r.stretches[1:] or r.stretches)]
-    epochs = sum(s.num_epochs for s in stretches)
-    return sum(s.stop_s - s.start_s for s in stretches) / epochs if epochs else None
+    epochs, seconds = 0, 0.0
+    for run in runs:
+        for stretch in run.stretches[1:] or run.stretches:
+            epochs += stretch.num_epochs
+            seconds += stretch.stop_s - stretch.start_s
+    return seconds / epochs if epochs else None
