@@ -123,7 +123,9 @@ class Split:
 
 def _compare_pair(a: System, b: System) -> Split | None:
     rate_a, rate_b, nodes = a.images_per_s, b.images_per_s, (a.num_nodes, b.num_nodes)
-    if not a.num_units or a.num_units != b.num_units or None in nodes or nodes[0] == nodes[1] or not rate_a or not rate_b:
+    if not a.num_units or a.num_units != b.num_units or None in nodes or nodes[0] == nodes[1]:
+        return None
+    if not rate_a or not rate_b:
         return None
     if has_other_units(a, b):
         return None
