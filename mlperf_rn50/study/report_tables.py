@@ -249,10 +249,10 @@ def _status(run: Run) -> str:
     """The status; of a run that goes on, how far it is."""
     if run.status != 'running':
         return run.status
-    age_s = getattr(run, 'age_s', None)
     best = max((e.accuracy for e in run.evaluations), default=None)
-    return 'running' + (f', epoch {run.evaluations[-1].epoch}, best {100 * best:.2f} %' if best is not None else '') + (
-        f', written {_age(age_s)} ago' if age_s is not None else '')
+    return ', '.join(['running', *([f'epoch {run.last_epoch}'] if run.last_epoch is not None else []),
+                      *([f'best {100 * best:.2f} %'] if best is not None else []),
+                      *([f'written {_age(run.age_s)} ago'] if run.age_s is not None else [])])
 
 
 def runs_table(study: Study) -> Table:
