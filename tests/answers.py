@@ -298,7 +298,9 @@ def shut_folder(tree: Path) -> list[Row]:
         return [ended(done)]
     report = Report(done)
     sentences = [*done.stderr.splitlines(), *(t for s in report.systems for t in report.sentences(s['system']))]
-    return [answer('exit code', 1, done.returncode), *Want('good', SCORE).rows(report), said('shut', sentences)]
+    return [answer('exit code', 1, done.returncode), *Want('good', SCORE).rows(report),
+            said('cannot be read', sentences),
+            answer('shut is a row', True, 'shut' in [s['system'] for s in report.systems])]
 
 
 def named_pipe(tree: Path) -> list[Row]:

@@ -16,8 +16,8 @@ EPILOG = """examples:
 A run that did not converge is shown, never left out. Runs of one folder that differ in batch, optimizer, target or
 number of nodes are no set: they are shown, with the reason, and compared with nothing.
 
-exit codes: 0 all sets are whole, 1 a set was refused or a folder could not be read, 2 a mistake in what was asked
-for"""
+exit codes: 0 all sets are whole, 1 a set was refused, or a folder or a log could not be read, 2 a mistake in what was
+asked for"""
 
 
 def make_parser() -> Parser:
@@ -46,7 +46,8 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.study.scaling import make_studies
     from mlperf_rn50.study.systems import load_systems
     systems = load_systems([Path(p) for p in options.paths])
-    code = EXIT_FAILED if any(s.refusal for s in systems) else EXIT_OK
+    is_whole = not any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in systems)
+    code = EXIT_OK if is_whole else EXIT_FAILED
     studies = make_studies(systems, options.baseline)
     if options.out:
         from mlperf_rn50.study.report_folder import dump_report

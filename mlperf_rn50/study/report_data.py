@@ -75,7 +75,8 @@ def _systems(studies: Sequence[Study]) -> Iterator[tuple[System, dict[str, Any]]
 def report_object(studies: Sequence[Study]) -> dict[str, Any]:
     """The JSON report; docs/results.md says what its keys mean."""
     return {'format': FORMAT, 'version': mlperf_rn50.__version__,
-            'systems': [{**found, 'runs': [_run_object(r) for r in system.runs]} for system, found in _systems(studies)]}
+            'systems': [{**found, 'runs': [_run_object(r) for r in system.runs]}
+                        for system, found in _systems(studies)]}
 
 
 def json_parts(studies: Sequence[Study]) -> Iterator[str]:

@@ -1,0 +1,91 @@
+"""A log without an end is that of a run that goes on, or of one that died."""
+import fcntl
+import os
+import platform
+
+import pytest
+from lines import START_S, run_lines, write_lines
+
+from mlperf_rn50.mlperf.reader import read_run
+
+
+@pytest.fixture
+def unended(tmp_path):
+    """A log whose last event was at 22 s of the run, and whose file was written so many seconds after it."""
+    def unended(written_s=0.0, **keys):
+        path = write_lines(tmp_path / 'result_0.txt', run_lines(status=None, **keys))
+        os.utime(path, (START_S + 22 + written_s,) * 2)
+        return path
+    return unended
+
+
+def texts(run):
+    return [w.text for w in run.warnings]
+
+
+def test_a_log_that_was_just_written_is_running(unended):
+    run = read_run(unended(accuracies=(0.5, 0.4)), now_s=START_S + 82)
+    assert (run.status, run.age_s, run.last_epoch, run.best_accuracy) == ('running', 60.0, 2, 0.5)
+    assert (run.epochs_to_converge, run.time_to_train_s) == (None, None) and texts(run) == []
+
+
+def test_a_log_that_nobody_writes_is_that_of_a_failed_run(unended):
+    run = read_run(unended(), now_s=START_S + 22 + 601)
+    assert (run.status, run.age_s) == ('failed', None) and texts(run) == ['no run_stop: the log ends here']
+
+
+@pytest.mark.parametrize('epoch_s, age_s, status', [(1000, 2900, 'running'), (1000, 3100, 'failed')])
+def test_a_slow_run_may_be_quiet_for_longer(unended, epoch_s, age_s, status):
+    path = unended(written_s=epoch_s - 10, accuracies=(0.5,), epoch_s=epoch_s, eval_s=12)
+    assert read_run(path, now_s=START_S + 12 + epoch_s + age_s).status == status
+
+
+def test_a_copy_of_an_old_log_is_not_running(unended):
+    """A checkout gives a file the time at which it was made."""
+    path = unended(written_s=2 * 86400)
+    assert read_run(path, now_s=START_S + 22 + 2 * 86400).status == 'failed'
+
+
+def test_a_run_that_ended_has_no_age(tmp_path):
+    run = read_run(write_lines(tmp_path / 'result_0.txt', run_lines()), now_s=START_S + 22)
+    assert (run.status, run.age_s) == ('converged', None)
+
+
+@pytest.mark.parametrize('k, lock', [(0, '.run_0.lock'), (3, '.run_3.lock')])
+def test_the_lock_of_a_run_tells(unended, k, lock):
+    log = unended()
+    log = log.rename(log.with_name(f'result_{k}.txt'))
+    path = log.with_name(lock)
+    path.write_text(f'process 7 on {platform.node()}\n')
+    with open(path, 'rb') as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        run = read_run(log, now_s=START_S + 10**7)
+        assert run.status == 'running' and run.age_s > 10**6
+    assert read_run(log, now_s=START_S + 23).status == 'failed'  # given back on this machine
+    path.write_text('process 7 on another-machine\n')
+    assert read_run(log, now_s=START_S + 23).status == 'running'
+    assert read_run(log, now_s=START_S + 10**7).status == 'failed'
+
+
+def test_a_lock_that_is_no_file_is_not_waited_for(unended):
+    log = unended()
+    os.mkfifo(log.with_name('.run_0.lock'))
+    assert read_run(log, now_s=START_S + 30).status == 'running'
+
+
+def test_the_lock_can_still_be_taken(unended):
+    log = unended()
+    path = log.with_name('.run_0.lock')
+    path.write_text(f'process 7 on {platform.node()}\n')
+    read_run(log)
+    with open(path, 'a+b') as f:
+        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert path.read_text() == f'process 7 on {platform.node()}\n'
+
+
+@pytest.mark.parametrize('encoding', ['utf-16', 'utf-16-be'])
+def test_utf16_is_named(tmp_path, encoding):
+    path = tmp_path / 'result_0.txt'
+    path.write_bytes((b'\xfe\xff' if encoding.endswith('be') else b'') + '\n'.join(run_lines()).encode(encoding))
+    with pytest.raises(Exception, match='not UTF-16: write it as UTF-8'):
+        read_run(path)
