@@ -10,10 +10,11 @@ from types import MappingProxyType
 from typing import TypeVar
 
 _MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
-_Item, _Result = TypeVar('_Item'), TypeVar('_Result')
+_Item = TypeVar('_Item')
+_Result = TypeVar('_Result')
 
 # Between processes, a mapping that nobody may change is one that nobody does.
-copyreg.pickle(MappingProxyType, lambda mapping: (dict, (dict(mapping),)))  # type: ignore[arg-type]
+copyreg.pickle(MappingProxyType, lambda mapping: (dict, (dict(mapping),)))  # type: ignore[arg-type, return-value]
 
 
 def _num_processors() -> int:

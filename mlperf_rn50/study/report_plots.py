@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from matplotlib.axis import Axis, XAxis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -143,14 +143,14 @@ def _differ_tenfold(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
 
 
-def _plain(value: float, _: int = 0) -> str:
+def _plain(value: float, _: float = 0.0) -> str:
     """A number beside an axis."""
     return f'{value:,.10g}'
 
 
 def _scale_up(axis: Axis, name: str, values: Sequence[float]) -> None:
     """Makes an axis a logarithmic one with numbers that can be read, and says so."""
-    (axis.axes.set_xscale if axis.axis_name == 'x' else axis.axes.set_yscale)('log')
+    (axis.axes.set_xscale if isinstance(axis, XAxis) else axis.axes.set_yscale)('log')
     axis.set_major_locator(LogLocator(10, (1,) if max(values) > 500 * min(values) else (1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(_plain)
@@ -316,7 +316,7 @@ def _draw_all_curves(scene: _Scene, picture: Picture, axes: Axes, curves: Sequen
 def _after_start(curve: _Curve) -> _Curve:
     """What of a curve a logarithmic axis can show."""
     kept = [k for k, x in enumerate(curve.xs) if x > 0]
-    return _Curve(curve.run, *([of[k] for k in kept] for of in (curve.xs, curve.ys, curve.texts)))
+    return _Curve(curve.run, [curve.xs[k] for k in kept], [curve.ys[k] for k in kept], [curve.texts[k] for k in kept])
 
 
 def _draw_against_time(scene: _Scene, picture: Picture, axes: Axes, curves: Sequence[Sequence[_Curve]],
