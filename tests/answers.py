@@ -240,7 +240,7 @@ def said_of_the_third(*patterns: str, **values: Any) -> Look:
 def failed_third(*patterns: str, status: Any = NOT_CONVERGED) -> Look:
     """One of five logs is no success; it is shown, and the reason said."""
     return reported(Want('box', ONE_FAILED, runs={2: {'status': status, 'epochs_to_converge': None}},
-                         run_says={2: patterns}))
+                         run_says={2: patterns}), code=int(status == 'unreadable'))
 
 
 def read_or_said(pattern: str, **values: Any) -> Look:

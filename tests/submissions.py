@@ -6,6 +6,7 @@ from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from lines import quiet
 from sample_log import SGD, write_run
 
 SEED = 4_242_424_242  # of the logs that others are made from
@@ -50,6 +51,7 @@ def write_five(folder, config=SGD, num=5, seeds=range(1, 9), env=ENV, ends=(), v
         log, log_v06 = (at_another_pace(text.replace(str(SEED), str(seeds[k])), k)
                         for text in log_of(config, end, accuracies, batch))
         (folder / f'result_{k}.txt').write_text(log)
+        quiet(folder / f'result_{k}.txt')
         if v06:
             (folder / f'result_{k}_v0.6.txt').write_text(log_v06)
         (folder / f'env{f"_{k}" if k else ""}.json').write_text(json.dumps(env))

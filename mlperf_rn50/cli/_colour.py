@@ -8,9 +8,9 @@ _COLOURS = {'converged': 'green', 'pass': 'green', 'ok': 'green', 'aborted': 'ye
             'running': 'yellow', 'warning': 'yellow', 'FAIL': 'red', 'failed': 'red', 'unreadable': 'red'}
 
 
-def has_colour(stream: TextIO) -> bool:
-    """Whether what goes to a stream is coloured."""
-    if os.environ.get('NO_COLOR'):
+def has_colour(stream: TextIO | None) -> bool:
+    """Whether what goes to a stream is coloured; None is one that was closed before the program began."""
+    if stream is None or os.environ.get('NO_COLOR'):
         return False
     return bool(os.environ.get('FORCE_COLOR')) or (stream.isatty() and os.environ.get('TERM') != 'dumb')
 
@@ -25,7 +25,7 @@ def paint_status(text: str) -> str:
     return paint(text, _COLOURS[text]) if text in _COLOURS else text
 
 
-def paint_statuses(text: str, stream: TextIO) -> str:
+def paint_statuses(text: str, stream: TextIO | None) -> str:
     """Lines, the first such word of each in its colour where it stands between spaces; for a stream with colour."""
     if not has_colour(stream):
         return text

@@ -64,7 +64,7 @@ def _check_options(options: Namespace) -> None:
         if given:
             raise ConfigError(f'--check: looks at a finished tree and builds none; got {", ".join(given)} too')
     elif missing := [name for name, value in needed.items() if value is None or value == []]:
-        raise ConfigError(f'the following arguments are required: {", ".join(missing)}; see mlperf-rn50 package --help')
+        make_parser().error(f'the following arguments are required: {", ".join(missing)}')
 
 
 def _build(options: Namespace) -> tuple[Package, str, float | None]:

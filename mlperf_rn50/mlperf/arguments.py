@@ -7,8 +7,8 @@ _BLOCK_BYTES = 1 << 20
 _OVERLAP_BYTES = 200
 _MAX_VALUES = 16
 # --batch_size=4096, --train-batch-size 4096, batch_size=4096, 'batch_size': 4096; not eval_batch_size, batch_size_x.
-_BATCH = re.compile(rb'(?<![A-Za-z0-9_])(?<![A-Za-z0-9]-)(?:(?:train|global|total)[_-])?batch[_-]size\\?[\'"]?'
-                    rb'(?:\s{0,9}[=:]\s{0,9}|[ \t]{1,9})(\d{1,9})(?![\w.])')
+_BATCH = re.compile(rb'batch[_-]size\\?[\'"]?(?:\s{0,9}[=:]\s{0,9}|[ \t]{1,9})(\d{1,9})(?![\w.])')
+_BEFORE = re.compile(rb'(?<![A-Za-z0-9_])(?<![A-Za-z0-9]-)(?:(?:train|global|total)[_-])?$')
 
 
 def batch_sizes(path: Path) -> list[tuple[int, int]]:
@@ -32,6 +32,7 @@ def batch_sizes(path: Path) -> list[tuple[int, int]]:
 
 def _complete(text: bytes, has_before: bool, is_last: bool) -> Iterator[re.Match[bytes]]:
     """The matches that neither end of a block cuts; what stands at the start of one was found in the one before."""
-    if b'batch' in text:
-        yield from (m for m in _BATCH.finditer(text)
-                    if (m.start() > 20 or not has_before) and (m.end() < len(text) or is_last))
+    for m in _BATCH.finditer(text):
+        is_whole = (m.start() > 20 or not has_before) and (m.end() < len(text) or is_last)
+        if is_whole and _BEFORE.search(text[max(0, m.start() - 20):m.start()]):
+            yield m

@@ -27,7 +27,7 @@ TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second, 
 _V05 = re.compile(r':::MLPv0\.5\.0 (?P<benchmark>[a-z]+) (?P<time>\d+\.\d+) \((?P<file>[^: ]+):(?P<line>\d+)\) '
                   r'(?P<key>[A-Za-z0-9_]+)\s?(?::\s+(?P<value>.+))?$')
 _V06 = re.compile(r':::MLL (?P<time>[\d.]+) (?P<key>[A-Za-z0-9_]+) ?:\s+(?P<value>.+)$')
-_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # known since Python 3.1
+_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 _TOKEN = re.compile(r':::ML(?:Pv0\.5\.0|LOG|L) ')
 
 

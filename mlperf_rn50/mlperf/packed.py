@@ -14,8 +14,8 @@ _Row = TypeVar('_Row', bound=tuple)
 def _column(values: Sequence[float | None]) -> tuple[array, bool]:
     """Whole numbers, or floats of which some may be missing; and whether some are."""
     if all(type(v) is int for v in values):
-        is_small = -2**31 <= min(values) and max(values) < 2**31
-        return array('i' if is_small else 'q', values), False  # type: ignore[arg-type]
+        is_small = -2**31 <= min(values) and max(values) < 2**31  # type: ignore[type-var, operator]
+        return array('i' if is_small else 'q', values), False
     return array('d', (nan if v is None else v for v in values)), None in values
 
 

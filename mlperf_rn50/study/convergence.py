@@ -1,18 +1,22 @@
 """How many epochs, and how long, until the target? Of a system: a set of runs that differ in their seeds. Pure."""
+import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
-from mlperf_rn50.mlperf.copies import Copy, find_copies
+from mlperf_rn50.mlperf import keys
+from mlperf_rn50.mlperf.copies import Copy, find_copies, find_likenesses
 from mlperf_rn50.mlperf.run import LogWarning, Run
 from mlperf_rn50.study import rcp
 from mlperf_rn50.study.time_parts import Parts, mean_parts, seconds_per_epoch
 
 RUNS_OF_A_SCORE = 5
+_MAX_MISSING = 10  # numbers of results in a sentence
 
 
 def score_minutes(times_s: Sequence[float | None]) -> float | None:
@@ -40,6 +44,7 @@ class System:
         study: folder of the systems that are compared.
         runs: one or more.
         refusal: why the runs are no set; they have no score, time or mean, and of the rest only what they share.
+        doubts: what else makes it doubtful as a whole: logs of another system, or of several submitters.
     """
 
     name: str
@@ -47,6 +52,7 @@ class System:
     study: Path
     runs: tuple[Run, ...]
     refusal: str | None = None
+    doubts: tuple[str, ...] = ()
 
     def _first(self, name: str):
         known = [v for r in self.runs if (v := r.fact(name)) is not None]
@@ -212,7 +218,8 @@ class System:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """Why it is no set, its copies and contradictions, what weakens its numbers, and what is odd about its logs."""
-        wrong = [*([self.refusal] if self.refusal else []), *(f'{c.text}; it counts once' for c in self.copies)]
+        wrong = [*([self.refusal] if self.refusal else []), *self.doubts,
+                 *(f'{c.text}; it counts once' for c in self.copies), *(c.text for c in find_likenesses(self.counted))]
         return (*wrong, *self._of_logs(True), *_weaknesses(self), *self._of_logs(False))
 
     def _of_logs(self, is_contradiction: bool) -> list[str]:
@@ -230,23 +237,63 @@ def render_warning(run: Run, warning: LogWarning) -> str:
     return f'{run.path.name}{line}: {warning.text}'
 
 
+def are(count: int) -> str:
+    """The verb for so many."""
+    return 'is' if count == 1 else 'are'
+
+
+def plural(count: int, name: str) -> str:
+    """So many of what has a name in the singular."""
+    return f'{count} {name}{"" if count == 1 else "s"}'
+
+
+def _failures(runs: Sequence[Run]) -> list[str]:
+    """How many runs count as none that converged, and why."""
+    unread = sum(r.status == 'unreadable' for r in runs)
+    # It ended, but its clock or its end says two things.
+    unclear = sum(r.status == 'failed' and keys.RUN_STOP in r.lines and r.target_accuracy is not None
+                  and (r.final_accuracy or 0.0) >= r.target_accuracy for r in runs)
+    short = sum(r.status not in ('converged', 'running') for r in runs) - unread - unclear
+    texts = [(unread, f'cannot be read: {"it counts" if unread == 1 else "they count"} as not converged', 'logs'),
+             (unclear, f'{"does" if unclear == 1 else "do"} not count: the log contradicts itself', 'runs'),
+             (short, 'did not converge', 'runs')]
+    return [f'{count} of {len(runs)} {name} {text}' for count, text, name in texts if count]
+
+
+def _missing_numbers(runs: Sequence[Run]) -> list[str]:
+    """The numbers that result_<k>.txt lack, counted from 0 or 1."""
+    names = [re.fullmatch(r'result_(\d{1,9})\.txt', r.path.name) for r in runs]
+    numbers = sorted({int(m[1]) for m in names if m})
+    if len(numbers) < 2 or not all(names):
+        return []
+    count = numbers[-1] + 1 - min(numbers[0], 1) - len(numbers)
+    if not count:
+        return []
+    starts = [min(numbers[0], 1) - 1, *numbers]
+    first = islice((k for a, b in zip(starts, numbers) for k in range(a + 1, b)), _MAX_MISSING)
+    more = f' and {count - _MAX_MISSING} more' if count > _MAX_MISSING else ''
+    return [f'result_{", ".join(map(str, first))}{more} {are(count)} missing: what became of '
+            f'{"that run" if count == 1 else "those runs"}?']
+
+
 def _weaknesses(system: System) -> list[str]:
     if system.refusal:
         return []
     result = []
     runs, num_running = system.counted, sum(r.status == 'running' for r in system.runs)
-    num_failed = len(runs) - len(system.converged) - num_running
-    if num_failed:
-        result.append(f'{num_failed} of {len(runs)} runs did not converge')
+    result += _failures(runs)
     if num_running:
         result.append(f'no MLPerf score yet: {num_running} of {len(runs)} runs still running')
     elif len(runs) == RUNS_OF_A_SCORE and system.score_minutes is None:
         result.append('no MLPerf score: two or more runs without convergence make the set invalid')
     elif len(runs) != RUNS_OF_A_SCORE:
-        result.append(f'no MLPerf score: it takes {RUNS_OF_A_SCORE} runs, here are {len(runs)}'
+        result.append(f'no MLPerf score: it takes {RUNS_OF_A_SCORE} runs, here {are(len(runs))} {len(runs)}'
                       + ('; one run says nothing about the spread' if len(runs) == 1 else ''))
     seeds = Counter(r.seed for r in runs if r.seed is not None)
     result += [f'{count} runs have the same seed {seed}' for seed, count in seeds.items() if count > 1]
+    if not seeds and sum(r.status != 'unreadable' for r in runs) > 1:
+        result.append('no log names a seed: nothing says that the runs differ in theirs')
+    result += _missing_numbers(system.runs)
     period, epochs = system.eval_period, system.epochs
     if period and epochs and 0 < max(epochs) - min(epochs) <= period:
         result.append('the runs differ by one evaluation, earlier or later: a finer grid would tell more')

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis, XAxis
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -143,14 +143,14 @@ def _differ_tenfold(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
 
 
-def _plain(value: float, _: float = 0.0) -> str:
+def _plain(value: float, _: float = 0) -> str:
     """A number beside an axis."""
     return f'{value:,.10g}'
 
 
 def _scale_up(axis: Axis, name: str, values: Sequence[float]) -> None:
     """Makes an axis a logarithmic one with numbers that can be read, and says so."""
-    (axis.axes.set_xscale if isinstance(axis, XAxis) else axis.axes.set_yscale)('log')
+    (axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale)('log')
     axis.set_major_locator(LogLocator(10, (1,) if max(values) > 500 * min(values) else (1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(_plain)

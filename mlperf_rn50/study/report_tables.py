@@ -12,7 +12,7 @@ from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.metrics import NodeReads, read_node_reads, read_stragglers
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.study import rcp
-from mlperf_rn50.study.convergence import System
+from mlperf_rn50.study.convergence import System, plural
 from mlperf_rn50.study.scaling import Study
 
 _MAX_RUNS, _MAX_NOTES = 500, 200  # of a study
@@ -249,10 +249,10 @@ def _status(run: Run) -> str:
     """The status; of a run that goes on, how far it is."""
     if run.status != 'running':
         return run.status
-    age_s = getattr(run, 'age_s', None)
     best = max((e.accuracy for e in run.evaluations), default=None)
-    return 'running' + (f', epoch {run.evaluations[-1].epoch}, best {100 * best:.2f} %' if best is not None else '') + (
-        f', written {_age(age_s)} ago' if age_s is not None else '')
+    return ', '.join(['running', *([f'epoch {run.last_epoch}'] if run.last_epoch is not None else []),
+                      *([f'best {100 * best:.2f} %'] if best is not None else []),
+                      *([f'written {_age(run.age_s)} ago'] if run.age_s is not None else [])])
 
 
 def runs_table(study: Study) -> Table:
@@ -308,9 +308,9 @@ def rates_table(study: Study) -> Table | None:
 def splits_table(study: Study) -> Table | None:
     """The same number of accelerators on different numbers of nodes."""
     rows = tuple((_number(x.units),
-                  Cell(f'{x.faster.name}: {x.faster.num_nodes} nodes'),
+                  Cell(f'{x.faster.name}: {plural(x.faster.num_nodes or 0, "node")}'),
                   _number(x.faster.images_per_s, 1, _training(x.faster)),
-                  Cell(f'{x.slower.name}: {x.slower.num_nodes} nodes'),
+                  Cell(f'{x.slower.name}: {plural(x.slower.num_nodes or 0, "node")}'),
                   _number(x.slower.images_per_s, 1, _training(x.slower)),
                   _percent(x.difference, 1, _training(x.faster, x.slower)),
                   _percent(x.time_difference, 1, _times(x.faster, x.slower)))
@@ -383,7 +383,7 @@ def notes_of(study: Study) -> list[str]:
     named: dict[str, list[str]] = {}
     for system in study.systems:
         slow = (f'{run.path.name}: {text}' for run in system.runs for text in read_stragglers(run))
-        for text in (*system.warnings, *slow):
+        for text in (*(w for w in system.warnings if w != system.refusal), *slow):  # its row says why
             named.setdefault(text, []).append(system.name)
     notes = [*(f'{", ".join(names)}: {text}' for text, names in named.items()), *study.notes]
     more = [f'{len(notes) - _MAX_NOTES} more such notes are in the JSON of the report'] * (len(notes) > _MAX_NOTES)

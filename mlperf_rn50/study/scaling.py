@@ -1,4 +1,5 @@
 """How much faster, and how efficient, are more accelerators, and why? Speed-up and its factors. Pure."""
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -6,8 +7,11 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.study import rcp
 from mlperf_rn50.study.convergence import System
 
+UNNAMED = 'unnamed'  # a platform that nobody has named: the default of run.submission_platform
 # The factors of a speed-up must give it back to this share, else the log's intervals overlap or miss.
 IDENTITY_TOLERANCE = 0.01
+MAX_NAMES = 8  # of systems in a sentence
+MAX_OF_SPLITS = 8  # systems of one number of units that are compared pair by pair
 
 
 def speedup(base_s: float, time_s: float) -> float:
@@ -119,8 +123,10 @@ class Split:
 
 
 def _compare_pair(a: System, b: System) -> Split | None:
-    rate_a, rate_b = a.images_per_s, b.images_per_s
-    if not a.num_units or a.num_units != b.num_units or a.num_nodes == b.num_nodes or not rate_a or not rate_b:
+    rate_a, rate_b, nodes = a.images_per_s, b.images_per_s, (a.num_nodes, b.num_nodes)
+    if not a.num_units or a.num_units != b.num_units or None in nodes or nodes[0] == nodes[1]:
+        return None
+    if not rate_a or not rate_b:
         return None
     if has_other_units(a, b):
         return None
@@ -129,10 +135,34 @@ def _compare_pair(a: System, b: System) -> Split | None:
     return Split(a.num_units, fast, slow, max(rate_a, rate_b) / min(rate_a, rate_b) - 1, times - 1 if times else None)
 
 
+def _by_units(systems: Sequence[System]) -> dict[int, list[System]]:
+    """The systems with a throughput, by their number of units."""
+    groups: dict[int, list[System]] = {}
+    for system in systems:
+        if system.num_units and system.images_per_s:
+            groups.setdefault(system.num_units, []).append(system)
+    return groups
+
+
+def _widest_split(systems: Sequence[System]) -> list[Split]:
+    """The fastest of many systems beside the slowest on another number of nodes."""
+    fastest = max(systems, key=lambda s: s.images_per_s or 0.0)
+    splits = (_compare_pair(fastest, s) for s in systems if s is not fastest)
+    return sorted((s for s in splits if s), key=lambda s: -s.difference)[:1]
+
+
 def compare_splits(systems: Sequence[System]) -> list[Split]:
-    """Systems of the same number of units on different numbers of nodes, each pair once."""
-    pairs = (_compare_pair(a, b) for i, a in enumerate(systems) for b in systems[i + 1:])
-    return [split for split in pairs if split]
+    """Systems of the same number of units on different numbers of nodes, each pair once.
+
+    Of more than MAX_OF_SPLITS with one number of units, which have too many pairs, only the fastest and slowest.
+    """
+    splits: list[Split] = []
+    for group in _by_units(systems).values():
+        if len(group) > MAX_OF_SPLITS:
+            splits += _widest_split(group)
+        else:
+            splits += filter(None, (_compare_pair(a, b) for i, a in enumerate(group) for b in group[i + 1:]))
+    return splits
 
 
 @dataclass(frozen=True)
@@ -170,6 +200,25 @@ def _cautions_of(system: System, baseline: System) -> list[str]:
     return [f'{system.name}: {text}' for text in result]
 
 
+def _machine(system: System) -> str:
+    """Its platform without the number of nodes, as in 2xDGX-1; '' where nobody named it."""
+    platform = system.platform or UNNAMED
+    return '' if platform == UNNAMED else re.sub(r'^\d+ *x *', '', platform).casefold()
+
+
+def _unknown_accelerators(comparisons: Sequence[Comparison | None], baseline: System) -> list[str]:
+    """What an efficiency supposes where nobody says what the accelerators are."""
+    others = [c.system for c in comparisons if c and c.system is not baseline and c.efficiency is not None
+              and c.system.num_accelerators and None in (c.system.accelerator, baseline.accelerator)
+              and (not _machine(c.system) or _machine(c.system) != _machine(baseline))]
+    unknown = list(dict.fromkeys(s.name for s in (baseline, *others) if s.accelerator is None)) if others else []
+    if not unknown:
+        return []
+    more = f' and {len(unknown) - MAX_NAMES} more' if len(unknown) > MAX_NAMES else ''
+    return [f'the accelerator of {", ".join(unknown[:MAX_NAMES])}{more} is not known: an efficiency supposes that all '
+            'are alike']
+
+
 def _notes(systems: Sequence[System], comparisons: Sequence[Comparison | None], baseline: System) -> list[str]:
     notes = []
     for c in comparisons:
@@ -184,8 +233,12 @@ def _notes(systems: Sequence[System], comparisons: Sequence[Comparison | None], 
             notes.append(f'{c.system.name}: {difference:.1f} epochs from {baseline.name} on average, less than the '
                          f'{period} between two evaluations: weak evidence')
     platforms = {s.platform for s in systems if s.platform}
-    if len(platforms) == 1 and len({s.num_nodes for s in systems}) > 1:
+    if len(platforms) == 1 and platforms != {UNNAMED} and len({s.num_nodes for s in systems}) > 1:
         notes.append(f'all ran on: {platforms.pop()}')
+    notes += [f'of the {len(group)} systems of {units} {"accelerators" if group[0].num_accelerators else "ranks"}, '
+              'only the fastest and the slowest on another number of nodes stand side by side'
+              for units, group in _by_units(systems).items() if len(group) > MAX_OF_SPLITS
+              and len({s.num_nodes for s in group} - {None}) > 1]
     for system in systems:
         score, official = system.score_minutes, system.official_score_minutes
         if score and official and official != score:
@@ -210,6 +263,7 @@ def _make_study(systems: Sequence[System], baseline: System) -> Study:
     if sum(c is not None for c in comparisons) < 2:
         comparisons = (None,) * len(systems)
     cautions = [text for c in comparisons if c for text in _cautions_of(c.system, baseline)]
+    cautions += _unknown_accelerators(comparisons, baseline)
     return Study(baseline.study_name, tuple(systems), baseline, comparisons, tuple(compare_splits(systems)),
                  tuple(_rate(s, baseline) for s in systems), tuple(cautions),
                  tuple(_notes(systems, comparisons, baseline)))
@@ -237,7 +291,7 @@ def make_studies(systems: Sequence[System], baseline: str | None = None) -> list
     groups: dict[tuple, list[System]] = {}
     chosen = [s for s in systems if s.name == baseline]
     if baseline is not None and len(chosen) != 1:
-        names = ', '.join(s.name for s in systems)
+        names = ', '.join(sorted({s.name for s in systems}))
         raise UserError(f'--baseline: got {baseline}, expected one of: {names}' if not chosen else
                         f'--baseline: {baseline} names {len(chosen)} systems; report on fewer folders')
     if chosen and chosen[0].refusal:

@@ -4,10 +4,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.mlperf import keys
+from mlperf_rn50.mlperf.copies import Copy, find_copies
 from mlperf_rn50.mlperf.packed import pack
 from mlperf_rn50.mlperf.reader import OtherBenchmark, read_run
 from mlperf_rn50.mlperf.run import LogWarning, Run
@@ -15,7 +19,11 @@ from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.in_processes import map_in_processes
 
 # What runs must share to be one set, beside the keys of their optimizer.
-_SHARED = ('global_batch_size', 'opt_name', 'target_accuracy', 'num_nodes', 'num_accelerators', 'dataset')
+_SHARED = ('global_batch_size', 'opt_name', 'target_accuracy', 'num_nodes', 'num_accelerators', 'dataset', 'round',
+           'division', 'is_imagenet', 'train_samples', 'eval_samples')
+# Facts that are the rules' or ImageNet's where a log says nothing, and the keys of which one says them.
+_SAID_BY = {'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'), 'train_samples': (keys.TRAIN_SAMPLES,),
+            'eval_samples': (keys.EVAL_SAMPLES,)}
 # What may be counted in lines of which every rank or node writes one; the share of them that a log may lose.
 _COUNTED, _MAX_LOST = ('num_nodes', 'num_ranks', 'num_accelerators', 'global_batch_size'), 0.1
 _MAX_VALUE = 80  # characters of a value in a sentence
@@ -53,7 +61,7 @@ def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSEr
 
 
 def _unreadable(path: Path, *whys: str) -> Run:
-    return Run(path, 'unknown', 'unreadable', warnings=tuple(LogWarning(None, why) for why in whys))
+    return Run(path, 'unknown', 'unreadable', warnings=tuple(LogWarning(None, why, True) for why in whys))
 
 
 def _load_run(path: Path) -> Run | OtherBenchmark:
@@ -119,9 +127,16 @@ def _restore(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     return tuple(_restored(r, common) for r in runs)
 
 
+def _said(run: Run, name: str) -> Any:
+    """A fact that its log or description says; None where it is only supposed."""
+    is_said = name not in _SAID_BY or any(key in run.lines for key in _SAID_BY[name])
+    return run.fact(name) if is_said else None
+
+
 def _find_difference(runs: Sequence[Run]) -> str | None:
     """What says that runs were not made alike: the field, its values and the files."""
-    fields = [(name, [(r, r.fact(name)) for r in runs]) for name in _SHARED]
+    runs = [r for r in runs if r.status != 'unreadable']
+    fields = [(name, [(r, _said(r, name)) for r in runs]) for name in _SHARED]
     names = dict.fromkeys(k for r in runs for k in r.optimizer)
     fields += [(key, [(r, r.optimizer.get(key)) for r in runs]) for key in names]
     for name, pairs in fields:
@@ -133,11 +148,45 @@ def _find_difference(runs: Sequence[Run]) -> str | None:
     return None
 
 
+def _find_submitters(runs: Sequence[Run]) -> list[str]:
+    """What says that the logs of a set name several submitters."""
+    named: dict[str, Run] = {}
+    for run in runs:
+        if run.org:
+            named.setdefault(''.join(c for c in run.org.casefold() if c.isalnum()), run)
+    if len(named) < 2:
+        return []
+    texts = [f'{str(r.org)[:_MAX_VALUE]!r} in {r.path.name}' for r in islice(named.values(), 3)]
+    return [f'the logs name {len(named)} submitters, a set has one: {", ".join(texts)}']
+
+
+def _find_foreign(systems: Sequence[System]) -> list[System]:
+    """The systems, of which those know it whose logs are copies of another's before them."""
+    homes = {id(r): s for s in systems for r in s.runs}
+    found: dict[int, dict[int, list[Copy]]] = {}
+    for copy in find_copies([r for s in systems for r in s.runs]):
+        home, other = homes[id(copy.run)], homes[id(copy.original)]
+        if home is not other:
+            found.setdefault(id(home), {}).setdefault(id(other), []).append(copy)
+    return [replace(s, doubts=(*s.doubts, *(_foreign_text(s, homes[id(copies[0].original)], copies)
+                                            for copies in found[id(s)].values()))) if id(s) in found else s
+            for s in systems]
+
+
+def _foreign_text(system: System, other: System, copies: Sequence[Copy]) -> str:
+    name = other.name if other.name != system.name else str(other.folder)
+    if len(copies) == 1:
+        copy = copies[0]
+        return f'{copy.run.path.name} has the times of {copy.original.path.name} of {name}: one is a copy of the other'
+    which = f'all {len(copies)}' if len(copies) == len(system.runs) else f'{len(copies)} of {len(system.runs)}'
+    return f'{which} logs have the times of logs of {name}: they are copies, not runs of another system'
+
+
 def _make_system(folder: Path, runs: tuple[Run, ...], refusal: str | None) -> System:
     home = folder.absolute()
     if home.name == 'resnet':  # <system>/resnet/result_<k>.txt of a submission
         home = home.parent
-    return System(home.name, folder, home.parent, runs, refusal)
+    return System(home.name, folder, home.parent, runs, refusal, tuple(_find_submitters(runs)))
 
 
 def _unread_system(fault: OSError) -> System:
@@ -171,4 +220,4 @@ def load_systems(paths: Sequence[Path]) -> list[System]:
     if all(r.status == 'unreadable' for s in systems for r in s.runs) and not faults:
         run = systems[0].runs[0]
         raise UserError(f'{run.path}: {run.warnings[0].text}')
-    return sorted(systems, key=lambda s: (str(s.study), s.num_units or 0, s.num_nodes or 0, s.name))
+    return _find_foreign(sorted(systems, key=lambda s: (str(s.study), s.num_units or 0, s.num_nodes or 0, s.name)))

@@ -60,7 +60,8 @@ def test_one_log_that_cannot_be_read_does_not_end_the_others(logs, tmp_path):
 def test_a_named_pipe_is_no_log(logs, tmp_path):
     os.mkfifo(tmp_path / 'result_0.txt')
     done = call('check', tmp_path, logs / 'set_0', '--ruleset', 'v4.0')
-    assert done.returncode == 1 and 'result_0.txt\n  FAIL: a pipe or device is no log' in done.stdout
+    assert done.returncode == 1
+    assert 'result_0.txt\n  FAIL: cannot read the log: it is a named pipe, not a file' in done.stdout
 
 
 def test_a_folder_that_cannot_be_read_is_said(logs, tmp_path, monkeypatch):
@@ -73,7 +74,8 @@ def test_a_folder_that_cannot_be_read_is_said(logs, tmp_path, monkeypatch):
         return scandir(path)
     monkeypatch.setattr(os, 'scandir', refuse)
     done = call('check', tmp_path, logs / 'set_0', '--ruleset', 'v0.5')
-    assert done.returncode == 1 and f'{tmp_path}/closed\n  FAIL: cannot read the folder' in done.stdout
+    assert done.returncode == 1
+    assert f'{tmp_path}/closed\n  FAIL: cannot read the log: it is a folder, not a file' in done.stdout
 
 
 def test_json_says_the_same(logs, tmp_path):

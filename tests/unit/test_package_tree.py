@@ -330,8 +330,8 @@ def test_a_finished_tree_of_v05(tmp_path):
 
 
 @pytest.mark.parametrize('words, said', [
-    ([], 'the following arguments are required: RUNS, --org, --system, --out'),
-    (['runs', '--org', 'us'], 'the following arguments are required: --system, --out'),
+    ([], 'RUNS, --org ORG, --system SYSTEM, --out DIR: missing'),
+    (['runs', '--org', 'us'], '--system SYSTEM, --out DIR: missing'),
     (['--check', 'x', '--org', 'us'], '--check: looks at a finished tree and builds none; got --org too'),
     (['--check', 'x'], '--check: x has no folder results')])
 def test_options_that_do_not_go_together(words, said):

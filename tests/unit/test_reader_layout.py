@@ -147,7 +147,7 @@ def test_arguments_that_contradict_are_said_first(read):
 
 
 @pytest.mark.parametrize('told, logged, batch', [
-    (256, 4096, 4096), (4096, 256, 4096), (256, 256, 4096), (32768, 2048, 32768), (2048, 2048, 2048)])
+    (256, 4096, 4096), (32, 512, 512), (4096, 256, 4096), (256, 256, 4096), (32768, 2048, 32768), (2048, 2048, 2048)])
 def test_the_arguments_tell_a_local_batch_from_a_global_one(read, told, logged, batch):
     """16 accelerators, of which each has the batch that is logged, or all together."""
     run = read([f'python train.py --batch-size {told}', *v05_lines(batch=logged)], 1, 16)
@@ -168,6 +168,8 @@ def test_batch_sizes_at_the_border_of_a_block(tmp_path):
     for shift in range(30):
         path.write_text('x\n' * (2**19 - 15) + ' ' * shift + 'batch_size=4096 \n eval_batch_size=77')
         assert batch_sizes(path) == [(4096, 2**19 - 14)]
+        path.write_text('x' * (2**20 - 215 + shift) + ' eval_batch_size=77 ' + 'x' * 300)
+        assert batch_sizes(path) == []
 
 
 def test_agreement_of_two_beats_one(read):
