@@ -134,7 +134,7 @@ def render_csv(studies: Sequence[Study]) -> str:
 def evaluations_csv_parts(studies: Sequence[Study]) -> Iterator[str]:
     """One row per evaluation, in parts that need little memory: which system and run it is of, then its values."""
     yield ','.join(['study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed', *_EVALUATION]) + '\n'
-    for study, system in ((study, system) for study in studies for system in study.systems):
+    for study, system in ((a, b) for a in studies for b in a.systems):
         facts = [study.name, system.name, *(getattr(system, name) for name in _EVALUATION_FACTS)]
         for run in system.runs:
             shared = [_spreadsheet(v) for v in (*facts, str(run.path), run.status, run.seed)]
