@@ -6,7 +6,7 @@ import re
 
 import pytest
 from helpers import ROOT
-from lines import mllog, write_lines, write_set
+from lines import START_S, mllog, v06, write_lines, write_set
 
 from mlperf_rn50.mlperf.copies import find_copies, find_likenesses
 from mlperf_rn50.mlperf.reader import read_run
@@ -19,12 +19,15 @@ TIME = re.compile(r'("time_ms": )(\d+)')
 START_MS = 1_600_000_000_000
 
 
-def honest(folder, num_runs=5, seed=0, **keys):
+def honest(folder, num_runs=5, number=0, **keys):
     """Runs of eight epochs whose lengths and accuracies vary as those of real ones."""
-    rng = random.Random(seed)
-    return write_set(folder, num_runs, epoch_s=lambda k: 20 + rng.random(), eval_s=lambda k: 1 + 0.1 * rng.random(),
-                     **{'accuracies': lambda k: (*sorted(rng.randint(5000, 35000) / 50000 for _ in range(7)), 0.76),
-                        **keys})
+    rng = random.Random(number)
+    write_set(folder, num_runs, epoch_s=20.0, eval_s=1.0, **{
+        'accuracies': lambda k: (*sorted(rng.randint(5000, 35000) / 50000 for _ in range(7)), 0.76), **keys})
+    for path in folder.glob('result_*.txt'):
+        late = list(itertools.accumulate(rng.randint(0, 50) for _ in range(200)))  # of each whole second
+        path.write_text(with_times(lambda t, late=late: t + late[t // 1000])(path.read_text()))
+    return folder
 
 
 def runs_of(folder):
@@ -92,23 +95,24 @@ def test_equal_accuracies_of_other_seeds_are_said(tmp_path):
     [found] = find_likenesses(runs)
     assert found.run is runs[2] and found.text == ('result_2.txt may be a copy of result_0.txt: all 4 accuracies are '
                                                    'equal digit for digit, though not the times')
-    assert find_likenesses(runs_of(honest(tmp_path / 'b', 3, accuracies=curve, seed=1))) != []
+    assert find_likenesses(runs_of(honest(tmp_path / 'b', 3, accuracies=curve, number=1))) != []
     few = runs_of(honest(tmp_path / 'c', 3, accuracies=[0.1, 0.23, 0.76]))
     assert find_likenesses(few) == []
 
 
 def test_a_run_repeated_with_its_seed_may_have_its_accuracies(tmp_path):
-    rng = random.Random(5)
-    write_set(tmp_path, 2, seed=lambda k: 9, accuracies=[0.1, 0.23, 0.41, 0.76], epoch_s=lambda k: 20 + rng.random())
+    honest(tmp_path, 2, seed=lambda k: 9, accuracies=[0.1, 0.23, 0.41, 0.76])
     assert find_likenesses(runs_of(tmp_path)) == []
 
 
 def test_honest_runs_and_round_times_are_no_copies(tmp_path):
-    found = [r for seed in range(20) for r in runs_of(honest(tmp_path / str(seed), seed=seed))]
+    found = [r for number in range(20) for r in runs_of(honest(tmp_path / str(number), number=number))]
     assert find_copies(found) == find_likenesses(found) == []
-    write_set(tmp_path / 'round', accuracies=lambda k: [0.1] * 20 + [0.76], epoch_s=10.5)
-    same = runs_of(tmp_path / 'round')
-    assert len(same) == 5 and find_likenesses(same) == []
+    write_set(tmp_path / 'round', accuracies=[0.1] * 20 + [0.76], epoch_s=10.0)
+    even = write_set(tmp_path / 'even', accuracies=[0.1] * 20 + [0.76], epoch_s=lambda k: 10.1237 + k / 5000,
+                     eval_s=1.01)
+    for same in (runs_of(tmp_path / 'round'), runs_of(even)):
+        assert len(same) == 5 and find_copies(same) == find_likenesses(same) == []
 
 
 @pytest.mark.parametrize('folder', ['logs', pytest.param('../shared/published', marks=pytest.mark.needs_published)])
@@ -118,11 +122,12 @@ def test_no_real_log_is_suspected(folder):
 
 
 def test_a_system_that_is_a_copy_of_another_is_said(tmp_path):
-    honest(tmp_path / 's/a', seed=1)
-    honest(tmp_path / 's/c', seed=2)
+    honest(tmp_path / 's/a', number=1)
+    honest(tmp_path / 's/c', number=2)
     for k in range(5):
         text = (tmp_path / f's/a/result_{k}.txt').read_text().replace('"value": "1xbox"', '"value": "2xbox"')
-        write_lines(tmp_path / f's/b/result_{k}.txt', [text.replace('"key": "seed", "value": ', '"key": "seed", "value": 9')])
+        text = text.replace('"key": "seed", "value": ', '"key": "seed", "value": 9')
+        write_lines(tmp_path / f's/b/result_{k}.txt', [text])
     systems = {s.name: s for s in load_systems([tmp_path])}
     said = 'all 5 logs have the times of logs of a: they are copies, not runs of another system'
     assert [systems[n].doubts for n in 'abc'] == [(), (said,), ()] and systems['b'].warnings[0] == said
@@ -130,13 +135,14 @@ def test_a_system_that_is_a_copy_of_another_is_said(tmp_path):
 
 
 def test_one_log_of_another_system_is_named(tmp_path):
-    honest(tmp_path / 's/a', seed=1)
-    honest(tmp_path / 'other/a', seed=2)
+    honest(tmp_path / 's/a', number=1)
+    honest(tmp_path / 'other/a', number=2)
     (tmp_path / 'other/a/result_3.txt').write_text((tmp_path / 's/a/result_1.txt').read_text())
     first, second = load_systems([tmp_path])
     copied = next(s for s in (first, second) if s.doubts)
     assert [len(s.doubts) for s in (first, second)] == [0, 1]
-    assert copied.doubts == (f'result_1.txt has the times of result_3.txt of {first.folder}: one is a copy of the other',)
+    assert copied.doubts == (f'result_1.txt has the times of result_3.txt of {first.folder}: one is a copy of the '
+                             'other',)
 
 
 @pytest.mark.parametrize('keys, refusal', [
@@ -152,10 +158,9 @@ def test_what_a_set_must_share(tmp_path, keys, refusal):
 def test_other_evaluation_images_or_rounds_are_no_set(tmp_path):
     forge(honest(tmp_path / 'a'), lambda text: text.replace('"value": 50000', '"value": 1000'), source=4)
     write_lines(tmp_path / 'b/result_0.txt', (tmp_path / 'a/result_0.txt').read_text().splitlines())
-    old = [line.replace(':::MLLOG', ':::MLL') for line in (tmp_path / 'a/result_1.txt').read_text().splitlines()]
+    events = [json.loads(line[8:]) for line in (tmp_path / 'a/result_1.txt').read_text().splitlines()]
     write_lines(tmp_path / 'b/result_1.txt', [
-        f':::MLL {json.loads(line[8:])["time_ms"] / 1e3:.3f} {json.loads(line[8:])["key"]}: '
-        + json.dumps({k: json.loads(line[8:])[k] for k in ('value', 'metadata')}) for line in old])
+        v06(e['key'], e['time_ms'] / 1e3 - START_S, e['value'], **e['metadata']) for e in events])
     systems = {s.name: s for s in load_systems([tmp_path])}
     assert systems['a'].refusal.startswith('eval_samples is 50000 in result_0.txt and 1000 in result_4.txt')
     assert systems['b'].refusal.startswith('round is v0.7+ in result_0.txt and v0.6 in result_1.txt')
@@ -192,19 +197,21 @@ def test_ways_to_write_a_submitter_are_one(tmp_path):
 def test_a_set_without_seeds_is_said(tmp_path):
     honest(tmp_path)
     for k in range(5):
-        text = (tmp_path / f'result_{k}.txt').read_text()
-        (tmp_path / f'result_{k}.txt').write_text(''.join(x for x in text.splitlines(True) if '"key": "seed"' not in x))
-        said = 'no log names a seed: nothing says that the runs differ in theirs' in load_systems([tmp_path])[0].warnings
-        assert said == (k == 4)
+        path = tmp_path / f'result_{k}.txt'
+        path.write_text(''.join(x for x in path.read_text().splitlines(True) if '"key": "seed"' not in x))
+        said = load_systems([tmp_path])[0].warnings
+        assert ('no log names a seed: nothing says that the runs differ in theirs' in said) == (k == 4)
     one, = load_systems([tmp_path / 'result_0.txt'])
     assert not any('seed' in w for w in one.warnings)
 
 
 @pytest.mark.parametrize('numbers, said', [
     ((0, 1, 2, 3, 7), 'result_4, 5, 6 are missing: what became of those runs?'),
-    ((0, 1, 2, 3, 5), 'result_4 is missing: what became of that run?'), ((0, 1, 2, 3, 4), None), ((1, 2, 3, 4, 5), None),
+    ((0, 1, 2, 3, 5), 'result_4 is missing: what became of that run?'),
+    ((0, 1, 2, 3, 4), None), ((1, 2, 3, 4, 5), None),
     ((2, 3, 4, 5, 6), 'result_1 is missing: what became of that run?'), ((7,), None),
-    ((0, 999_999_999), 'result_1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999999988 more are missing: what became of those runs?')])
+    ((0, 999_999_999), 'result_1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999999988 more are missing: what became of those '
+                       'runs?')])
 def test_holes_in_the_numbers_are_said(tmp_path, numbers, said):
     honest(tmp_path / 'from')
     (tmp_path / 'to').mkdir()
