@@ -9,12 +9,15 @@ Two kinds of evidence are told apart:
 - A likeness: the accuracies of four evaluations or more are equal digit for digit though the seeds are not, or the
   times are equal after scaling one run to the length of the other. That is odd, but proves nothing: it is said.
 
-Times of whole tenths of a second, as made-up logs and coarse clocks have, are no evidence.
+Times of whole tenths of a second, as made-up logs and coarse clocks have, are no evidence. Where all epochs of a run
+take the same time, two numbers tell all of its times: such a run is a copy only where they are equal to the
+millisecond, and never a scaled one.
 """
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from mlperf_rn50.mlperf.run import Run
 
@@ -23,6 +26,7 @@ _MIN_TIMES, _MIN_S = 4, 1.0
 # Of times that are nearly equal: how far apart, which share of them, how many, and how far those are from each other.
 _NEAR_MS, _MIN_SHARE, _MIN_NEAR, _APART_MS = 2.0, 0.8, 8, 10.0
 _ROUND_MS = 100
+_MIN_LENGTHS, _LENGTHS_APART_MS = 6, 4  # of the pieces of a run whose times tell more than the pace
 _MIN_ACCURACIES = 4  # different ones
 # Runs that may be alike are found by a few of their times, chosen by a hash, in bins of so many milliseconds or of
 # such a share of the run; a bin that many runs have tells nothing.
@@ -67,26 +71,37 @@ def _sketch(bins: Iterable[int]) -> list[int]:
     return heapq.nsmallest(_SKETCH, {b * 0x9E3779B1 & 0xFFFFFFFF for b in bins})
 
 
-def _near(a_ms: Sequence[float], b_ms: Sequence[float]) -> list[float]:
+def _count_apart(values: Iterable[float], apart: float) -> int:
+    """How many of ascending values are so far from one another."""
+    count, last = 0, -inf
+    for value in values:
+        if value - last >= apart:
+            count, last = count + 1, value
+    return count
+
+
+def _is_even(times_ms: Sequence[float]) -> bool:
+    """Whether ascending times are those of pieces of a few lengths only."""
+    lengths = sorted(b - a for a, b in zip(times_ms, times_ms[1:]))
+    return _count_apart(lengths, _LENGTHS_APART_MS) < _MIN_LENGTHS
+
+
+def _near(a_ms: Sequence[float], b_ms: Sequence[float], within_ms: float) -> list[float]:
     """The times of the first that the second has too, or nearly."""
     found, i = [], 0
     for t in a_ms:
-        while i < len(b_ms) and b_ms[i] < t - _NEAR_MS:
+        while i < len(b_ms) and b_ms[i] < t - within_ms:
             i += 1
-        if i < len(b_ms) and b_ms[i] <= t + _NEAR_MS:
+        if i < len(b_ms) and b_ms[i] <= t + within_ms:
             found.append(t)
     return found
 
 
-def _are_near(a_ms: Sequence[float], b_ms: Sequence[float]) -> tuple[int, int] | None:
+def _are_near(a_ms: Sequence[float], b_ms: Sequence[float], within_ms: float) -> tuple[int, int] | None:
     """How many times of so many are nearly equal, where these are too many for chance."""
     fewer, more = sorted((a_ms, b_ms), key=len)
-    near = _near(fewer, more)
-    num_apart, last = 0, -_APART_MS
-    for t in near:
-        if t - last >= _APART_MS:
-            num_apart, last = num_apart + 1, t
-    is_many = num_apart >= _MIN_NEAR and len(near) >= _MIN_SHARE * len(fewer)
+    near = _near(fewer, more, within_ms)
+    is_many = _count_apart(near, _APART_MS) >= _MIN_NEAR and len(near) >= _MIN_SHARE * len(fewer)
     return (len(near), len(fewer)) if is_many and near[-1] - near[0] >= 1e3 * _MIN_S else None
 
 
@@ -146,23 +161,24 @@ def find_copies(runs: Sequence[Run]) -> list[Copy]:
             continue
         telling = _telling_ms(times_ms)
         sketch = _sketch(t // _BIN_MS for t in telling)
-        found = _first_near(runs, index.candidates(sketch), telling)
+        within_ms = 0.0 if _is_even(telling) else _NEAR_MS
+        found = _first_near(runs, index.candidates(sketch), telling, within_ms)
         if found:
             original, (num, whole) = found
-            copies.append(Copy(run, original, _sentence(
-                run, original, f'{num} of {whole} times of epochs and evaluations are equal to {_NEAR_MS:.0f} ms')))
+            why = f'{num} of {whole} times of epochs and evaluations are equal to {within_ms or 1:.0f} ms'
+            copies.append(Copy(run, original, _sentence(run, original, why)))
         else:
             index.add(place, sketch)
     return copies
 
 
-def _first_near(runs: Sequence[Run], places: Iterable[int], telling: Sequence[int],
+def _first_near(runs: Sequence[Run], places: Iterable[int], telling: Sequence[int], within_ms: float,
                 end: int | None = None) -> tuple[Run, tuple[int, int]] | None:
     """The first of some runs whose times, scaled to an end where one is given, are nearly those of another; and how
     many are."""
     for place in places:
         times = _telling_ms(_times_ms(runs[place]))
-        if found := _are_near(telling, [t * end / times[-1] for t in times] if end else times):
+        if found := _are_near(telling, [t * end / times[-1] for t in times] if end else times, within_ms):
             return runs[place], found
     return None
 
@@ -172,11 +188,11 @@ def _find_scaled(runs: Sequence[Run]) -> list[Copy]:
     index, likenesses = _Index(), []
     for place, run in enumerate(runs):
         telling = _telling_ms(_times_ms(run))
-        if len(telling) < _MIN_NEAR:
+        if len(telling) < _MIN_NEAR or _is_even(telling):
             continue
         end = telling[-1]
         sketch = _sketch(t * _BINS // end for t in telling)
-        found = _first_near(runs, index.candidates(sketch), telling, end)
+        found = _first_near(runs, index.candidates(sketch), telling, _NEAR_MS, end)
         if found:
             original, (num, whole) = found
             name, other = _names(run, original)

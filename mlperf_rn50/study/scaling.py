@@ -233,7 +233,7 @@ def _notes(systems: Sequence[System], comparisons: Sequence[Comparison | None], 
             notes.append(f'{c.system.name}: {difference:.1f} epochs from {baseline.name} on average, less than the '
                          f'{period} between two evaluations: weak evidence')
     platforms = {s.platform for s in systems if s.platform}
-    if len(platforms) == 1 and platforms != {UNNAMED} and len({s.num_nodes for s in systems}) > 1:
+    if len(platforms) == 1 and platforms != {UNNAMED} and len({s.num_nodes for s in systems} - {None}) > 1:
         notes.append(f'all ran on: {platforms.pop()}')
     notes += [f'of the {len(group)} systems of {units} {"accelerators" if group[0].num_accelerators else "ranks"}, '
               'only the fastest and the slowest on another number of nodes stand side by side'

@@ -142,7 +142,7 @@ def test_a_system_without_a_log_is_shown_with_its_study(tmp_path):
     (tmp_path / '2x4/result_0.txt').write_text('killed before the first line of a log\n')
     study = study_of(tmp_path)
     assert [s.name for s in study.systems] == ['1x4', '2x4'] and study.comparisons[1] is None
-    assert '2x4: 1 of 1 runs did not converge' in render_table([study])
+    assert '2x4: 1 of 1 logs cannot be read: it counts as not converged' in render_table([study])
 
 
 def test_cpu_runs_are_counted_in_ranks(tmp_path):

@@ -1,0 +1,305 @@
+"""What a set is believed: near copies, copied systems, mixed sets and missing runs are said, honest sets are not."""
+import itertools
+import json
+import random
+import re
+
+import pytest
+from helpers import ROOT
+from lines import START_S, mllog, v06, write_lines, write_set
+
+from mlperf_rn50.mlperf.copies import find_copies, find_likenesses
+from mlperf_rn50.mlperf.reader import read_run
+from mlperf_rn50.mlperf.set_rules import check_set, find_oddities
+from mlperf_rn50.study.report_text import render_table
+from mlperf_rn50.study.scaling import MAX_OF_SPLITS, compare_splits, make_studies
+from mlperf_rn50.study.systems import load_systems
+
+TIME = re.compile(r'("time_ms": )(\d+)')
+START_MS = 1_600_000_000_000
+
+
+def honest(folder, num_runs=5, number=0, **keys):
+    """Runs of eight epochs whose lengths and accuracies vary as those of real ones."""
+    rng = random.Random(number)
+    write_set(folder, num_runs, epoch_s=20.0, eval_s=1.0, **{
+        'accuracies': lambda k: (*sorted(rng.randint(5000, 35000) / 50000 for _ in range(7)), 0.76), **keys})
+    for path in folder.glob('result_*.txt'):
+        late = list(itertools.accumulate(rng.randint(0, 50) for _ in range(200)))  # of each whole second
+        path.write_text(with_times(lambda t, late=late: t + late[t // 1000])(path.read_text()))
+    return folder
+
+
+def runs_of(folder):
+    return [read_run(p) for p in sorted(folder.glob('result_*.txt'))]
+
+
+def forge(folder, change, source=0, target=4):
+    """Writes a log over another one, with its own seed, after a change of its text."""
+    text = change((folder / f'result_{source}.txt').read_text())
+    text = text.replace(f'"key": "seed", "value": {source + 1},', '"key": "seed", "value": 777,')
+    (folder / f'result_{target}.txt').write_text(text)
+    return folder
+
+
+def with_times(change):
+    """What changes the milliseconds since run_start of every line after it."""
+    def one(match):
+        time = int(match[2]) - START_MS
+        return f'{match[1]}{START_MS + (change(time) if time > 0 else time)}'
+    return lambda text: TIME.sub(one, text)
+
+
+def a_later_accuracy(text):
+    lines = text.splitlines(keepends=True)
+    place = next(i for i, line in enumerate(lines) if '"eval_accuracy"' in line)
+    lines[place] = TIME.sub(lambda m: f'{m[1]}{int(m[2]) + 1}', lines[place])
+    return ''.join(lines)
+
+
+def without_epoch_2(text):
+    return ''.join(line for line in text.splitlines(keepends=True)
+                   if not ('epoch_s' in line and '"epoch_num": 2}' in line))
+
+
+def noisy(text):
+    rng = random.Random(3)
+    return with_times(lambda t: t + rng.randint(0, 2))(text)
+
+
+@pytest.mark.parametrize('change', [str, a_later_accuracy, without_epoch_2, noisy])
+def test_a_copy_that_was_changed_a_little_is_a_copy(tmp_path, change):
+    runs = runs_of(forge(honest(tmp_path), change))
+    assert [(c.run, c.original) for c in find_copies(runs)] == [(runs[4], runs[0])]
+    assert [c.original.path.name for c in find_copies(runs[::-1])] == ['result_4.txt']
+    assert any('result_4.txt is a copy of result_0.txt' in text for text in check_set(runs, '4.0.0'))
+    system, = load_systems([tmp_path])
+    assert len(system.counted) == 4 and system.score_minutes is None
+    assert system.warnings[0].startswith('result_4.txt is a copy of result_0.txt')
+
+
+@pytest.mark.parametrize('factor', [0.999, 1.1])
+def test_times_that_are_scaled_are_said_and_count(tmp_path, factor):
+    runs = runs_of(forge(honest(tmp_path), with_times(lambda t: round(factor * t))))
+    assert find_copies(runs) == []
+    [found] = find_likenesses(runs)
+    assert (found.run, found.original) == (runs[4], runs[0]) and f'are {factor:g} times those there' in found.text
+    system, = load_systems([tmp_path])
+    assert system.score_minutes is not None and system.warnings[0] == found.text
+    assert found.text in find_oddities(runs)
+
+
+def test_equal_accuracies_of_other_seeds_are_said(tmp_path):
+    curve = [0.1, 0.23, 0.41, 0.76]
+    runs = runs_of(honest(tmp_path / 'a', 3, accuracies=lambda k: curve if k != 1 else [0.1, 0.24, 0.41, 0.76]))
+    [found] = find_likenesses(runs)
+    assert found.run is runs[2] and found.text == ('result_2.txt may be a copy of result_0.txt: all 4 accuracies are '
+                                                   'equal digit for digit, though not the times')
+    assert find_likenesses(runs_of(honest(tmp_path / 'b', 3, accuracies=curve, number=1))) != []
+    few = runs_of(honest(tmp_path / 'c', 3, accuracies=[0.1, 0.23, 0.76]))
+    assert find_likenesses(few) == []
+
+
+def test_a_run_repeated_with_its_seed_may_have_its_accuracies(tmp_path):
+    honest(tmp_path, 2, seed=lambda k: 9, accuracies=[0.1, 0.23, 0.41, 0.76])
+    assert find_likenesses(runs_of(tmp_path)) == []
+
+
+def test_honest_runs_and_round_times_are_no_copies(tmp_path):
+    found = [r for number in range(20) for r in runs_of(honest(tmp_path / str(number), number=number))]
+    assert find_copies(found) == find_likenesses(found) == []
+    write_set(tmp_path / 'round', accuracies=[0.1] * 20 + [0.76], epoch_s=10.0)
+    even = write_set(tmp_path / 'even', accuracies=[0.1] * 20 + [0.76], epoch_s=lambda k: 10.1237 + k / 5000,
+                     eval_s=1.01)
+    for same in (runs_of(tmp_path / 'round'), runs_of(even)):
+        assert len(same) == 5 and find_copies(same) == find_likenesses(same) == []
+
+
+@pytest.mark.parametrize('folder', ['logs', pytest.param('../shared/published', marks=pytest.mark.needs_published)])
+def test_no_real_log_is_suspected(folder):
+    runs = [r for s in load_systems([ROOT / folder]) for r in s.runs]
+    assert len(runs) > 10 and find_copies(runs) == find_likenesses(runs) == []
+
+
+def test_a_system_that_is_a_copy_of_another_is_said(tmp_path):
+    honest(tmp_path / 's/a', number=1)
+    honest(tmp_path / 's/c', number=2)
+    for k in range(5):
+        text = (tmp_path / f's/a/result_{k}.txt').read_text().replace('"value": "1xbox"', '"value": "2xbox"')
+        text = text.replace('"key": "seed", "value": ', '"key": "seed", "value": 9')
+        write_lines(tmp_path / f's/b/result_{k}.txt', [text])
+    systems = {s.name: s for s in load_systems([tmp_path])}
+    said = 'all 5 logs have the times of logs of a: they are copies, not runs of another system'
+    assert [systems[n].doubts for n in 'abc'] == [(), (said,), ()] and systems['b'].warnings[0] == said
+    assert f'- b: {said}' in render_table(make_studies(list(systems.values())))
+
+
+def test_one_log_of_another_system_is_named(tmp_path):
+    honest(tmp_path / 's/a', number=1)
+    honest(tmp_path / 'other/a', number=2)
+    (tmp_path / 'other/a/result_3.txt').write_text((tmp_path / 's/a/result_1.txt').read_text())
+    first, second = load_systems([tmp_path])
+    copied = next(s for s in (first, second) if s.doubts)
+    assert [len(s.doubts) for s in (first, second)] == [0, 1]
+    assert copied.doubts == (f'result_1.txt has the times of result_3.txt of {first.folder}: one is a copy of the '
+                             'other',)
+
+
+@pytest.mark.parametrize('keys, refusal', [
+    ({'division': lambda k: 'open' if k == 4 else 'closed', 'target': 0.759}, 'division is closed in result_0.txt and '
+                                                                              'open in result_4.txt'),
+    ({'train_samples': lambda k: 1000 if k == 4 else 1_281_167}, 'is_imagenet is True in result_0.txt and False in'),
+    ({'train_samples': lambda k: 1000 + k // 4}, 'train_samples is 1000 in result_0.txt and 1001 in result_4.txt')])
+def test_what_a_set_must_share(tmp_path, keys, refusal):
+    system, = load_systems([honest(tmp_path, **keys)])
+    assert (system.refusal or '').startswith(refusal) and system.score_minutes is None
+
+
+def test_other_evaluation_images_or_rounds_are_no_set(tmp_path):
+    forge(honest(tmp_path / 'a'), lambda text: text.replace('"value": 50000', '"value": 1000'), source=4)
+    write_lines(tmp_path / 'b/result_0.txt', (tmp_path / 'a/result_0.txt').read_text().splitlines())
+    events = [json.loads(line[8:]) for line in (tmp_path / 'a/result_1.txt').read_text().splitlines()]
+    write_lines(tmp_path / 'b/result_1.txt', [
+        v06(e['key'], e['time_ms'] / 1e3 - START_S, e['value'], **e['metadata']) for e in events])
+    systems = {s.name: s for s in load_systems([tmp_path])}
+    assert systems['a'].refusal.startswith('eval_samples is 50000 in result_0.txt and 1000 in result_4.txt')
+    assert systems['b'].refusal.startswith('round is v0.7+ in result_0.txt and v0.6 in result_1.txt')
+
+
+@pytest.mark.parametrize('missing', ['train_samples', 'eval_samples', 'submission_division', 'submission_org'])
+def test_a_value_that_a_log_lacks_is_no_difference(tmp_path, missing):
+    def without(text):
+        return ''.join(line for line in text.splitlines(keepends=True) if f'"key": "{missing}"' not in line)
+    system, = load_systems([forge(honest(tmp_path, train_samples=1000), without, source=4)])
+    assert system.refusal is None and system.doubts == ()
+
+
+def test_a_log_that_ends_before_its_data_or_cannot_be_read_is_of_the_set(tmp_path):
+    honest(tmp_path, train_samples=1000)
+    forge(tmp_path, lambda text: text[:text.index('"key": "train_samples"') - 80], source=4)
+    (tmp_path / 'result_3.txt').write_text('nothing\n')
+    system, = load_systems([tmp_path])
+    assert system.refusal is None and [r.status for r in system.runs][3] == 'unreadable'
+
+
+def test_logs_of_several_submitters_are_said_first(tmp_path):
+    forge(honest(tmp_path), lambda text: text.replace('"value": "us"', '"value": "Other"'), source=4)
+    system, = load_systems([tmp_path])
+    assert system.warnings[0] == ("the logs name 2 submitters, a set has one: 'us' in result_0.txt, 'Other' in "
+                                  'result_4.txt')
+
+
+def test_ways_to_write_a_submitter_are_one(tmp_path):
+    forge(honest(tmp_path), lambda text: text.replace('"value": "us"', '"value": "U.S."'), source=4)
+    assert load_systems([tmp_path])[0].doubts == ()
+
+
+def test_a_set_without_seeds_is_said(tmp_path):
+    honest(tmp_path)
+    for k in range(5):
+        path = tmp_path / f'result_{k}.txt'
+        path.write_text(''.join(x for x in path.read_text().splitlines(True) if '"key": "seed"' not in x))
+        said = load_systems([tmp_path])[0].warnings
+        assert ('no log names a seed: nothing says that the runs differ in theirs' in said) == (k == 4)
+    one, = load_systems([tmp_path / 'result_0.txt'])
+    assert not any('seed' in w for w in one.warnings)
+
+
+@pytest.mark.parametrize('numbers, said', [
+    ((0, 1, 2, 3, 7), 'result_4, 5, 6 are missing: what became of those runs?'),
+    ((0, 1, 2, 3, 5), 'result_4 is missing: what became of that run?'),
+    ((0, 1, 2, 3, 4), None), ((1, 2, 3, 4, 5), None),
+    ((2, 3, 4, 5, 6), 'result_1 is missing: what became of that run?'), ((7,), None),
+    ((0, 999_999_999), 'result_1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999999988 more are missing: what became of those '
+                       'runs?')])
+def test_holes_in_the_numbers_are_said(tmp_path, numbers, said):
+    honest(tmp_path / 'from')
+    (tmp_path / 'to').mkdir()
+    for k, number in enumerate(numbers):
+        (tmp_path / f'from/result_{k}.txt').rename(tmp_path / f'to/result_{number}.txt')
+    assert [w for w in load_systems([tmp_path / 'to'])[0].warnings if 'missing' in w] == ([said] if said else [])
+
+
+def test_a_log_that_cannot_be_read_is_no_run_that_did_not_converge(tmp_path):
+    honest(tmp_path)
+    (tmp_path / 'result_2.txt').write_text('')
+    found = load_systems([tmp_path])[0].warnings
+    assert found[0].startswith('result_2.txt: no MLPerf log line in it')  # the cause first
+    assert found[1] == '1 of 5 logs cannot be read: it counts as not converged'
+    assert not any('did not converge' in w for w in found)
+
+
+def test_a_run_whose_clock_contradicts_itself_did_converge(tmp_path):
+    honest(tmp_path)
+    forge(tmp_path, lambda text: text.replace(str(START_MS) + ',', str(START_MS + 60_000) + ',', 10_000), source=4)
+    lines = [line if '"run_start"' in line else line.replace(str(START_MS + 60_000), str(START_MS))
+             for line in (tmp_path / 'result_4.txt').read_text().splitlines()]
+    write_lines(tmp_path / 'result_4.txt', lines)
+    found = load_systems([tmp_path])[0]
+    assert found.runs[4].status == 'failed'
+    assert '1 of 5 runs does not count: the log contradicts itself' in found.warnings
+
+
+def test_a_refusal_is_said_once(tmp_path):
+    honest(tmp_path / 's/a')
+    honest(tmp_path / 's/b', batch=lambda k: 64 if k else 32)
+    text = render_table(make_studies(load_systems([tmp_path])))
+    assert text.count('runs that differ in it are no set') == 1
+
+
+def test_the_singular_is_right(tmp_path):
+    write_set(tmp_path / 's/a', 1, nodes=1, ranks=8)
+    write_set(tmp_path / 's/b', 1, nodes=2, ranks=8)
+    text = render_table(make_studies(load_systems([tmp_path])))
+    assert ': 1 node ' in text and ': 2 nodes ' in text and 'here is 1;' in text and 'here are 1' not in text
+
+
+@pytest.mark.parametrize('platform', ['unnamed', 'box'])
+def test_a_platform_that_nobody_named_is_left_out(tmp_path, platform):
+    for nodes in (1, 2):
+        folder = write_set(tmp_path / f's/{nodes}', 1, nodes=nodes, ranks=4 * nodes)
+        path = folder / 'result_0.txt'
+        path.write_text(path.read_text().replace(f'{nodes}xbox', platform)
+                        + mllog('number_of_nodes', 0, nodes) + '\n')
+    study, = make_studies(load_systems([tmp_path]))
+    assert [s.num_nodes for s in study.systems] == [1, 2]
+    assert (f'all ran on: {platform}' in study.notes) == (platform == 'box')
+
+
+@pytest.mark.parametrize('names', [('2xDGX-1', '12xDGX-2H'), ('unnamed', 'unnamed'), ('1xbox', '2xbox')])
+def test_an_efficiency_between_unknown_accelerators_says_what_it_supposes(tmp_path, names):
+    for nodes, name in zip((1, 2), names):
+        folder = write_set(tmp_path / f's/{nodes}n', 1, nodes=nodes, ranks=4 * nodes)
+        path = folder / 'result_0.txt'
+        path.write_text(path.read_text().replace(f'{nodes}xbox', name) + mllog('number_of_nodes', 0, nodes) + '\n')
+    study, = make_studies(load_systems([tmp_path]))
+    said = 'the accelerator of 1n, 2n is not known: an efficiency supposes that all are alike'
+    assert study.comparisons[1].efficiency and study.cautions == (() if 'xbox' in names[0] else (said,))
+
+
+def sizes(home, counts):
+    """Systems of 16 accelerators on so many nodes."""
+    for i, nodes in enumerate(counts):
+        write_set(home / f's/{i:02d}', 1, nodes=nodes, ranks=16, epoch_s=10.0 + (i * 7) % 11)
+    return load_systems([home])
+
+
+def test_of_many_splits_only_the_widest_is_shown_and_said(tmp_path):
+    few = compare_splits(sizes(tmp_path / 'few', [1, 2] * (MAX_OF_SPLITS // 2)))
+    assert len(few) == (MAX_OF_SPLITS // 2) ** 2
+    systems = sizes(tmp_path / 'many', [1, 2] * MAX_OF_SPLITS)
+    [widest] = compare_splits(systems)
+    pairs = [(a, b) for a, b in itertools.permutations(systems, 2) if a.num_nodes != b.num_nodes]
+    fastest = max(s.images_per_s for s in systems)
+    assert widest.difference == max(a.images_per_s / b.images_per_s - 1 for a, b in pairs if a.images_per_s == fastest)
+    study, = make_studies(systems)
+    assert ('of the 16 systems of 16 accelerators, only the fastest and the slowest on another number of nodes stand '
+            'side by side') in study.notes
+
+
+def test_each_name_is_offered_once(tmp_path):
+    from mlperf_rn50.errors import UserError
+    for home in 'ab':
+        write_set(tmp_path / home / 'box', 1)
+    with pytest.raises(UserError, match='expected one of: box$'):
+        make_studies(load_systems([tmp_path]), 'zz')
