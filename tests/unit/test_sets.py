@@ -181,7 +181,7 @@ def test_what_is_wrong_is_said_before_what_is_weak_or_odd(tmp_path):
     system = System('box', tmp_path, tmp_path, tuple(runs))
     assert system.warnings == (f'{runs[1].path.name} is a copy of {runs[0].path.name}: all 10 times of epochs and '
                                'evaluations are equal to the millisecond; it counts once', 'all 2 logs: no',
-                               'no MLPerf score: it takes 5 runs, here are 1; one run says nothing about the spread',
+                               'no MLPerf score: it takes 5 runs, here is 1; one run says nothing about the spread',
                                'the data is another set, not ImageNet', 'all 2 logs: odd')
     refused, = load_systems([tmp_path])
     assert refused.warnings[0] == refused.refusal and 'is a copy of' in refused.warnings[1]
