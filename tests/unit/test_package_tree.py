@@ -315,8 +315,8 @@ def test_a_broken_message_of_the_summarizer_is_its_own_fault(tmp_path):
     home = make_package(runs_of(folder), order(tmp_path, round='v0.7')).home
     change(home / 'systems/box.json', framework=...)
     done = call('package', '--check', home, '--round', '0.7')
-    assert done.returncode == 1
-    assert "result_summarizer crashed: NameError: name 'system_file' is not defined" in done.stdout
+    assert done.returncode == 0
+    assert "result_summarizer   crashed: NameError: name 'system_file' is not defined" in done.stdout
     assert 'a fault of the tool' in done.stdout
 
 
