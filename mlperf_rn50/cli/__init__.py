@@ -4,6 +4,7 @@ A command is a module whose docstring opens with its one line of help, and which
 run(argv) -> exit code. Modules whose name begins with _ are what several commands share.
 """
 import importlib
+import io
 import os
 import pkgutil
 import signal
@@ -166,6 +167,9 @@ def _die_of_pipe() -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command, and hands over all of its output; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a letter that the terminal's encoding lacks ends no command
+            stream.reconfigure(errors='backslashreplace')
     try:
         try:
             return _main(argv)

@@ -1,5 +1,4 @@
 """What each ruleset says of a log, and what the log says of itself."""
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.files import walk
 from mlperf_rn50.mlperf import events
 from mlperf_rn50.mlperf.official import NotInstalled, check_official, find_long_lines
 from mlperf_rn50.mlperf.reader import read_events
@@ -165,8 +165,7 @@ def _walk(folder: Path) -> list[Path]:
     """The results in a folder and below it, and the folders there that cannot be read."""
     found: list[Path] = []
     refused: list[Path] = []
-    for place, folders, names in os.walk(folder, onerror=lambda e: refused.append(Path(e.filename))):
-        folders.sort()
+    for place, _, names in walk(folder, lambda e: refused.append(Path(e.filename))):
         found += sorted((Path(place, n) for n in names if re.fullmatch(r'result_.*\.txt', n)),
                         key=lambda p: (len(p.name), p.name))
     return found + refused

@@ -68,7 +68,11 @@ def _around_stop(found: Found) -> Iterator[Oddity]:
     if keys.RUN_STOP not in found.single:
         return
     stop, final = found.single[keys.RUN_STOP][0], found.single.get(RUN_FINAL)
-    ends = [(mark, f'the end of evaluation {k}') for k, mark in found.eval_stops.items()]
+    ends = [(mark, f'the end of {name} {k}') for name, stops in (('evaluation', found.eval_stops),
+                                                                ('epoch', found.epoch_stops))
+            for k, mark in stops.items()]
+    if found.last_block_stop:
+        ends.append((found.last_block_stop, 'the end of a block'))
     last, what = max([*_training(found), *_evaluations(found), *ends], key=lambda m: m[0].time_s, default=(stop, ''))
     if (early_s := last.time_s - stop.time_s) > SKEW_S:
         yield Oddity(stop.line, f'run_stop stands {early_s:.1f} s before {what} (line {last.line})')

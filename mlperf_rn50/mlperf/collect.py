@@ -74,6 +74,7 @@ class Found:
         self.resumes: list[tuple[Mark, Event]] = []
         self.epochs: dict[int, tuple[Mark, int]] = {}  # first epoch: its start, how many
         self.blocks: dict[int, tuple[Mark, int]] = {}
+        self.last_block_stop: Mark | None = None
         self.epoch_stops: dict[int, Mark] = {}
         self.eval_starts: dict[int, Mark] = {}
         self.eval_stops: dict[int, Mark] = {}
@@ -248,6 +249,8 @@ class Found:
             first = _epoch_number(event.metadata.get('first_epoch_num'))
             count = _epoch_number(event.metadata.get('epoch_count')) or 1
             self._keep(self.blocks, first, (mark, count), mark, key)
+        elif key == keys.BLOCK_STOP:
+            self.last_block_stop = mark
         elif self.format == 'MLPv0.5.0' and key in (keys.EVAL_START, keys.EVAL_STOP) and event.value is None:
             self._add_bare(mark, key)
         elif key in (keys.EPOCH_STOP, keys.EVAL_START, keys.EVAL_STOP):

@@ -103,7 +103,12 @@ class Facts:
         num_train, num_val = integer(found.value(keys.TRAIN_SAMPLES), 1), integer(found.value(keys.EVAL_SAMPLES), 1)
         if events.DATASET in found.single:
             event = found.single[events.DATASET][1]
-            return _text(event.value), event.metadata.get('is_imagenet') is True, num_train, num_val
+            is_imagenet = event.metadata.get('is_imagenet') is True
+            if is_imagenet and num_train not in (None, IMAGENET_TRAIN):
+                found.contradict(found.line(keys.TRAIN_SAMPLES), f'{num_train} training images, ImageNet has '
+                                 f'{IMAGENET_TRAIN}: this is another data set, whatever the log calls it')
+                is_imagenet = False
+            return _text(event.value), is_imagenet, num_train, num_val
         is_imagenet = num_train in (None, IMAGENET_TRAIN)
         if not is_imagenet:
             found.warn(found.line(keys.TRAIN_SAMPLES), f'{num_train} training images, ImageNet has {IMAGENET_TRAIN}: '
@@ -179,6 +184,8 @@ class Facts:
         if early:
             found.contradict(early[0].line, f'epoch {early[0].epoch} had reached the target; the run went on to epoch '
                                             f'{evaluations[-1].epoch}, which counts')
+        if evaluations:
+            self._flag_epoch(evaluations)
         odd = [e for e in evaluations if num_val and not _is_share(e.accuracy, num_val)]
         if odd and num_val:
             fits = [n for n in range(num_val - num_val // 20, num_val + num_val // 10)
@@ -192,6 +199,24 @@ class Facts:
         for mark, event in found.resumes:
             if text := _changes(event.metadata.get('changed')):
                 found.warn(mark.line, f'the run went on with another configuration: {text}')
+
+    def _flag_epoch(self, evaluations: tuple[Evaluation, ...]) -> None:
+        """Says where the last evaluation is of an epoch that was not trained, or of one long before the last."""
+        found, last = self.found, evaluations[-1]
+        trained = max((k + count - 1 for starts in (found.epochs, found.blocks) for k, (_, count) in starts.items()),
+                      default=last.epoch)
+        period = max((b.epoch - a.epoch for a, b in zip(evaluations, evaluations[1:])), default=1)
+        # One that takes its time may be of an epoch before the one that is trained meanwhile.
+        if not trained - max(2, period) <= last.epoch <= trained:
+            found.contradict(last.line, f'the last evaluation is of epoch {last.epoch}, the last epoch that was '
+                                        f'trained is {trained}')
+
+    def _flag_target(self, target: float | None, round_name: str, division: str | None, is_imagenet: bool) -> None:
+        """Says where a log of the closed division names a target of its own."""
+        rule = V05_TARGET if round_name == 'v0.5' else TARGET
+        if target is not None and target < rule and division == keys.CLOSED and is_imagenet:
+            self.found.contradict(self.found.line(events.TARGET_ACCURACY), f'the target is {target:g}, the closed '
+                                  f'division of {round_name} asks for {rule:g}')
 
     def _init_s(self) -> float | None:
         found = self.found
@@ -235,6 +260,7 @@ class Facts:
         evaluations = course['evaluations']
         status = self._status(evaluations, target, course['time_to_train_s'], is_sound)
         self._flag(target, num_val, evaluations)
+        self._flag_target(target, round_name, division, is_imagenet)
         if found.seed:
             self.sources['seed'] = Source('logged', keys.SEED, found.seed[0])
         return Run(

@@ -7,14 +7,19 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
 _Item = TypeVar('_Item')
 _Result = TypeVar('_Result')
 
-# Between processes, a mapping that nobody may change is one that nobody does.
-copyreg.pickle(MappingProxyType, lambda mapping: (dict, (dict(mapping),)))  # type: ignore[return-value]
+
+def _reduce(mapping: MappingProxyType) -> tuple[Any, tuple[Any, ...]]:
+    """Between processes, a mapping that nobody may change is one that nobody does."""
+    return dict, (dict(mapping),)
+
+
+copyreg.pickle(MappingProxyType, _reduce)
 
 
 def _num_processors() -> int:

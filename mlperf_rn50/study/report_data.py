@@ -15,7 +15,8 @@ from mlperf_rn50.study.scaling import Comparison, Study
 FORMAT = 'mlperf-rn50 report 1'
 # Keys of a system that hold a table, or nothing.
 _TABLES = ('time_parts_s', 'rcp')
-# What an evaluation's row says of its system.
+# What an evaluation's row says of itself, and of its system.
+_EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
 _EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')
 
 
@@ -116,17 +117,6 @@ def _run_rows(studies: Sequence[Study]) -> Iterator[dict[str, Any]]:
                    'num_warnings': len(run.warnings)}
 
 
-def _evaluation_rows(studies: Sequence[Study]) -> Iterator[dict[str, Any]]:
-    for study in studies:
-        for system in study.systems:
-            facts = {name: getattr(system, name) for name in _EVALUATION_FACTS}
-            for run in system.runs:
-                for e in run.evaluations:
-                    yield {'study': study.name, 'system': system.name, **facts, 'file': str(run.path),
-                           'status': run.status, 'seed': run.seed, 'epoch': e.epoch, 'accuracy': e.accuracy,
-                           'time_s': e.time_s, 'line': e.line}
-
-
 def _render_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, lineterminator='\n')
@@ -141,7 +131,19 @@ def render_csv(studies: Sequence[Study]) -> str:
     return _render_rows(rows, list(dict.fromkeys(k for row in rows for k in row)))
 
 
+def evaluations_csv_parts(studies: Sequence[Study]) -> Iterator[str]:
+    """One row per evaluation, in parts that need little memory: which system and run it is of, then its values."""
+    yield ','.join(['study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed', *_EVALUATION]) + '\n'
+    for study, system in ((a, b) for a in studies for b in a.systems):
+        facts = [study.name, system.name, *(getattr(system, name) for name in _EVALUATION_FACTS)]
+        for run in system.runs:
+            shared = [_spreadsheet(v) for v in (*facts, str(run.path), run.status, run.seed)]
+            out = io.StringIO()
+            csv.writer(out, lineterminator='\n').writerows(
+                (*shared, e.epoch, e.accuracy, e.time_s, e.line) for e in run.evaluations)
+            yield out.getvalue()
+
+
 def render_evaluations_csv(studies: Sequence[Study]) -> str:
-    """One row per evaluation: which system and run it is of, then its values."""
-    return _render_rows(_evaluation_rows(studies), ['study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed',
-                                                    'epoch', 'accuracy', 'time_s', 'line'])
+    """One row per evaluation, as text."""
+    return ''.join(evaluations_csv_parts(studies)).rstrip('\n')

@@ -58,6 +58,11 @@ class _Scene:
     shown: tuple[_Shown, ...]
     notes: tuple[str, ...]
 
+    @property
+    def base_label(self) -> str:
+        """The name of the system that others are compared with."""
+        return next((s.label for s in self.shown if s.system is self.study.baseline), self.study.baseline.name)
+
     def picture(self, name: str, title: str, height_in: float) -> tuple[Picture, Axes]:
         """An empty drawing."""
         figure = Figure(figsize=(WIDTH_IN, height_in))
@@ -81,8 +86,8 @@ def labels(study: Study) -> list[str]:
     return [f'{n} node{"" if n == 1 else "s"}' for n in nodes]
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _MAX_NAME else text[:_MAX_NAME - 1] + '…'
+def _short(text: str, most: int = _MAX_NAME) -> str:
+    return text if len(text) <= most else text[:most - 1] + '…'
 
 
 def _some(names: Sequence[str]) -> str:
@@ -145,6 +150,9 @@ def _differ_tenfold(values: Sequence[float]) -> bool:
 
 def _plain(value: float, _: float = 0) -> str:
     """A number beside an axis."""
+    for size, letter in ((1e6, ' M'), (1e3, ' k')):
+        if abs(value) >= max(size, 1e4):
+            return f'{value / size:,.10g}{letter}'
     return f'{value:,.10g}'
 
 
@@ -168,12 +176,17 @@ def _legend(picture: Picture, handles: Sequence[Line2D | Patch]) -> None:
                           handlelength=1.8)
 
 
+def _mark(marker: str, label: str, size: float = 4.5, width: float = 1.0, colour: str = INK) -> Line2D:
+    """A mark for a legend."""
+    return Line2D([], [], color=colour, marker=marker, markersize=size, markeredgewidth=width, linestyle='',
+                  label=label)
+
+
 def _explain_marks(runs: Sequence[Run]) -> list[Line2D]:
     """What the marks of runs mean, where there is more than one kind."""
     kinds = [('converged', 'o', 'converged'), ('short', 'x', 'did not converge'), ('running', '>', 'still running')]
     found = {r.status if r.status in _MARKS else 'short' for r in runs}
-    return [Line2D([], [], color=INK, marker=mark, markersize=4.5, linestyle='', label=label)
-            for kind, mark, label in kinds if kind in found] if found - {'converged'} else []
+    return [_mark(mark, label) for kind, mark, label in kinds if kind in found] if found - {'converged'} else []
 
 
 def _by_mark(runs: Sequence[Run]) -> dict[str, list[int]]:
@@ -197,7 +210,7 @@ def _draw_values(scene: _Scene, name: str, title: str, unit: str, total: Callabl
         if size is not None:
             text = f'{s.label}: {size:.2f} {unit}'
             if is_log:  # a bar has no foot there
-                picture.tip(axes.plot(size, row, '|', color=s.colour, markersize=18, markeredgewidth=2.5)[0], text)
+                picture.tip(axes.plot(size, row, '|', color=s.colour, markersize=26, markeredgewidth=2.5)[0], text)
             else:
                 picture.tip(axes.barh(row, size, 0.5, facecolor=(s.colour, 0.3), edgecolor=s.colour)[0], text)
         for mark, places in _by_mark([r for r, _ in pairs]).items():
@@ -210,7 +223,7 @@ def _draw_values(scene: _Scene, name: str, title: str, unit: str, total: Callabl
         _scale_up(axes.xaxis, unit, values)
     else:
         axes.set(xlabel=unit, xlim=(0, max(values, default=0.0) * 1.04 or 1.0))
-    _legend(picture, _explain_marks([r for pairs in points for r, _ in pairs]))
+    _legend(picture, [_mark('|', 'system', 12, 2.5)] * is_log + _explain_marks([r for pairs in points for r, _ in pairs]))
     return picture
 
 
@@ -234,9 +247,9 @@ def _ticks(values: Sequence[int]) -> list[int]:
     """Those of some rising numbers that have room beside each other on a logarithmic axis."""
     kept: list[int] = []
     for value in values:
-        if not kept or value >= 1.5 * kept[-1]:
+        if not kept or value >= kept[-1] * max(1.3, (values[-1] / values[0]) ** 0.12):
             kept.append(value)
-    return kept[::-(-len(kept) // 8)]
+    return kept
 
 
 def draw_speedup(scene: _Scene) -> Picture | None:
@@ -264,17 +277,17 @@ def draw_speedup(scene: _Scene) -> Picture | None:
     axes.set_xticks(_ticks(units), [f'{u:,}' for u in _ticks(units)])
     axes.margins(x=0.1, y=0.1)
     axes.set(xlabel=f'{unit_name(study)} (logarithmic)',
-             ylabel=f'times as fast as {_short(printable(study.baseline.name))}')
-    _legend(picture, [Line2D([], [], color=GRID, linestyle='--', label='ideal'), *_explain_colours(scene)])
+             ylabel=f'times as fast as {_short(scene.base_label, 24)}')
+    _legend(picture, [Line2D([], [], color=GRID, linestyle='--', label='ideal'),
+                      *_explain_colours([s for s, _, _ in known])])
     return picture
 
 
-def _explain_colours(scene: _Scene) -> list[Line2D]:
+def _explain_colours(shown: Sequence[_Shown]) -> list[Line2D]:
     """Which colour is which system's."""
-    named = [Line2D([], [], color=s.colour, marker='o', markersize=4.5, linewidth=1, label=s.label)
-             for s in scene.shown if s.colour != INK]
-    return named + [Line2D([], [], color=INK, marker='o', markersize=4.5, linewidth=1, label='other systems')
-                    ] * (len(named) < len(scene.shown))
+    names = dict.fromkeys((s.colour, s.label if s.colour != INK else 'other systems') for s in shown)
+    return [Line2D([], [], color=colour, marker='o', markersize=4.5, linewidth=1, label=label)
+            for colour, label in sorted(names, key=lambda pair: pair[0] == INK)]
 
 
 @dataclass(frozen=True)
@@ -310,7 +323,8 @@ def _draw_all_curves(scene: _Scene, picture: Picture, axes: Axes, curves: Sequen
         picture.notes.append('Marked is the last point of each curve')
     for shown, of_system in zip(scene.shown, curves):
         _draw_curves(picture, axes, shown, of_system, has_all_marks)
-    _legend(picture, [*_explain_colours(scene), *lines, *_explain_marks([c.run for cs in curves for c in cs])])
+    _legend(picture, [*_explain_colours([s for s, of_system in zip(scene.shown, curves) if of_system]), *lines,
+                       *_explain_marks([c.run for cs in curves for c in cs])])
 
 
 def _after_start(curve: _Curve) -> _Curve:
@@ -396,9 +410,7 @@ def draw_throughput(scene: _Scene) -> Picture | None:
             picture.tip(axes.barh(row, rate.real, 0.5, facecolor=(s.colour, 0.3), edgecolor=s.colour)[0], texts[1])
     if is_log:
         _scale_up(axes.xaxis, 'images/s', values)
-        _legend(picture, [Line2D([], [], color=GRID, marker='|', markersize=10, markeredgewidth=2.5, linestyle='',
-                                 label='ideal'),
-                          Line2D([], [], color=INK, marker='D', markersize=6, linestyle='', label='measured')])
+        _legend(picture, [_mark('|', 'ideal', 10, 2.5, GRID), _mark('D', 'measured', 6)])
     else:
         axes.set_xlabel('images/s')
         axes.xaxis.set_major_formatter(_plain)
@@ -424,7 +436,7 @@ def draw_efficiency(scene: _Scene) -> Picture | None:
                                   hatch='/////')[0],
                         f'{s.label}: {100 * comparison.efficiency:.1f} % of the ideal speed-up')
     axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
-    axes.set_xlabel(f'share of the ideal, against {_short(printable(scene.study.baseline.name))}')
+    axes.set_xlabel(f'share of the ideal, against {_short(scene.base_label)}')
     _legend(picture, [Patch(facecolor=(INK, 0.3), edgecolor=INK, label='of the throughput'),
                       Patch(fill=False, edgecolor=INK, hatch='/////', label='of the time to train')])
     return picture

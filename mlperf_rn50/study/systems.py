@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.files import walk
 from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.copies import Copy, find_copies
 from mlperf_rn50.mlperf.packed import pack
@@ -34,7 +35,7 @@ def _logs_below(path: Path) -> tuple[list[Path], list[OSError]]:
     if os.path.isfile(path):
         return [path], []
     faults: list[OSError] = []
-    logs = [Path(folder, name) for folder, folders, names in os.walk(path, onerror=faults.append)
+    logs = [Path(folder, name) for folder, folders, names in walk(path, faults.append)
             for name in (*folders, *names) if re.fullmatch(r'result_\d+\.txt', name)]
     return sorted(logs), faults
 
