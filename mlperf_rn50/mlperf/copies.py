@@ -13,7 +13,6 @@ Times of whole tenths of a second, as made-up logs and coarse clocks have, are n
 take the same time, two numbers tell all of its times: such a run is a copy only where they are equal to the
 millisecond, and never a scaled one.
 """
-import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -68,7 +67,7 @@ def _telling_ms(times_ms: Iterable[int | None]) -> list[int]:
 
 def _sketch(bins: Iterable[int]) -> list[int]:
     """A few of the bins, the same ones whichever run has them."""
-    return heapq.nsmallest(_SKETCH, {b * 0x9E3779B1 & 0xFFFFFFFF for b in bins})
+    return sorted({b * 0x9E3779B1 & 0xFFFFFFFF for b in bins})[:_SKETCH]
 
 
 def _count_apart(values: Iterable[float], apart: float) -> int:
@@ -112,9 +111,9 @@ class _Index:
         self._runs: dict[int, list[int]] = defaultdict(list)
 
     def candidates(self, sketch: Sequence[int]) -> list[int]:
-        """The places of those that share most, best first."""
+        """The places of those that share half of it or more, best first."""
         counts = Counter(place for key in sketch for place in self._runs.get(key, ()))
-        return [place for place, count in counts.most_common(_MAX_CANDIDATES) if count >= min(3, len(sketch))]
+        return [place for place, count in counts.most_common(_MAX_CANDIDATES) if count >= len(sketch) / 2]
 
     def add(self, place: int, sketch: Iterable[int]) -> None:
         """Makes a run one of the earlier ones."""
