@@ -36,3 +36,27 @@ def test_a_doubled_log_counts_once_and_this_is_said(read, make):
     assert run.num_accelerators == 4 and run.status == 'converged'
     assert any(t.startswith('the whole log was written 2 times') for t in texts(run))
     assert not any('written' in t for t in texts(read(make())))
+
+
+def asynchronous(trained_from, evaluated_from, *, late_s, bare=False, has_starts=True):
+    """Eight epochs of 100 s, each evaluated while the next one is trained."""
+    events = []
+    for k in range(8):
+        events.append((100.0 * k, 'epoch_start', None, k + trained_from))
+        if not bare:
+            events.append((100.0 * k + 99.9, 'epoch_stop', None, k + trained_from))
+        if has_starts:
+            events.append((100.0 * k + 99.95, 'eval_start', None, k + evaluated_from))
+        events.append((100.0 * (k + 1) + late_s, 'eval_accuracy', 0.1 + k / 10 if k < 7 else 0.76, k + evaluated_from))
+    head = [line for line in run_lines(()) if '"run_stop"' not in line]
+    lines = [mllog(key, s, value, epoch_num=epoch) for s, key, value, epoch in sorted(events, key=lambda e: e[0])]
+    return [*head, *lines, mllog('run_stop', 801 + late_s, status='success')]
+
+
+@pytest.mark.parametrize('late_s', [-0.03, 30.0, 130.0])
+@pytest.mark.parametrize('kind', [{}, {'bare': True}, {'has_starts': False}, {'bare': True, 'has_starts': False}])
+@pytest.mark.parametrize('evaluated_from', [0, 1])
+def test_epochs_from_0_with_evaluations_beside_the_training(read, evaluated_from, kind, late_s):
+    run = read(asynchronous(0, evaluated_from, late_s=late_s, **kind))
+    assert (run.epochs_to_converge, run.last_epoch) == (8, 8)
+    assert [e.epoch for e in run.evaluations] == list(range(1, 9))
