@@ -243,7 +243,8 @@ def test_json_says_the_same(tmp_path):
     done = package(folder, tmp_path, '--format', 'json')
     said = json.loads(done.stdout)
     assert done.returncode == 0 and set(said) == {
-        'passed', 'tree', 'refusals', 'oddities', 'findings', 'notes', 'score_minutes', 'official_score_minutes'}
+        'passed', 'tree', 'refusals', 'flaws', 'oddities', 'findings', 'notes', 'score_minutes',
+        'official_score_minutes'}
     assert said['passed'] and said['tree'] == str(tmp_path / 'out/us') and said['refusals'] == []
     assert said['oddities'][0].startswith('one of 5 did not converge')
     assert {'checker': 'package_checker', 'text': 'found no errors (4.0.0)'} in said['findings']
