@@ -67,7 +67,7 @@ def _resumes(found: Found) -> Iterator[Oddity]:
             yield Oddity(mark.line, f'run_resumed goes on at {clock_s:.1f} s, before the {before_s:.1f} s of what was '
                                     'trained', 'run_resumed goes on before what was trained')
         now_s = found.clock_s(mark._replace(part=part))
-        if now_s is not None and clock_s > now_s + SKEW_S:
+        if now_s is not None and 0 <= now_s < clock_s - SKEW_S:
             yield Oddity(mark.line, f'run_resumed goes on at {clock_s:.1f} s, {now_s:.1f} s after the start',
                          'run_resumed goes on after its own time')
 

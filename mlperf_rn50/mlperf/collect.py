@@ -237,7 +237,7 @@ class Found:
             self.single[key] = mark, event
             return
         first, before = self.single[key]
-        is_same = abs(mark.time_s - first.time_s) <= _SAME_MOMENT_S  # the log of another rank
+        is_same = 0 < abs(mark.time_s - first.time_s) <= _SAME_MOMENT_S  # the log of another rank
         if key == keys.RUN_START and keys.RUN_STOP in self.single and not is_same:
             raise ValueError(f'holds more than one run: line {self.line(keys.RUN_STOP)} is run_stop, line {mark.line} '
                              'run_start again')
