@@ -156,7 +156,8 @@ class Found:
             return None
         if mark.part:
             start, event = self.resumes[mark.part - 1]
-            return mark.time_s - start.time_s + (number(event.metadata.get('clock_s'), 0, 1e9) or 0.0)
+            before_s = number(event.metadata.get('clock_s'), 0, 1e9)
+            return mark.time_s - start.time_s + before_s if before_s is not None else None
         if keys.RUN_START not in self.single:
             return None
         return mark.time_s - self.single[keys.RUN_START][0].time_s
@@ -237,7 +238,8 @@ class Found:
             self.single[key] = mark, event
             return
         first, before = self.single[key]
-        if key == keys.RUN_START and keys.RUN_STOP in self.single:
+        is_same = 0 < abs(mark.time_s - first.time_s) <= _SAME_MOMENT_S  # the log of another rank
+        if key == keys.RUN_START and keys.RUN_STOP in self.single and not is_same:
             raise ValueError(f'holds more than one run: line {self.line(keys.RUN_STOP)} is run_stop, line {mark.line} '
                              'run_start again')
         if key == keys.RUN_STOP:

@@ -39,7 +39,7 @@ def _is_first_lost(found: Found) -> bool:
 
 
 def _evaluation_shift(found: Found, shift: int) -> int:
-    """Whether evaluations count as the epochs do (shift) or as the format does (0), by all of them; says what is unclear.
+    """Whether evaluations count as the epochs do (shift) or as the format does (0), by all of them; says doubts.
 
     An evaluation is of an epoch that was begun before it; one that runs beside the training may come some epochs later.
     """
@@ -59,8 +59,8 @@ def _evaluation_shift(found: Found, shift: int) -> int:
     if 2 * sum(early) <= len(early):
         return possible[-1]
     mark = min(places.values(), key=lambda m: m.line)
-    found.warn(mark.line, 'whether evaluations count epochs from 0 or from 1 is not clear: they stand in the first half '
-                          'of an epoch, and are taken to be of the one before')
+    found.warn(mark.line, 'whether evaluations count epochs from 0 or from 1 is not clear: they stand in the first half'
+                          ' of an epoch, and are taken to be of the one before')
     return possible[0]
 
 

@@ -1,6 +1,6 @@
 """Logs that are made, or happen, to mislead the reader: layouts, epochs and clocks that only seem so."""
 import pytest
-from lines import mllog, run_lines, v05, v05_run_lines, write_lines
+from lines import mllog, run_lines, v05_run_lines, write_lines
 
 from mlperf_rn50.mlperf.reader import read_run
 
@@ -16,7 +16,8 @@ def texts(run):
 
 def ranks_that_log(num_ranks, num_equal):
     """Each rank writes its initialisation; some of them the ends of it in the same millisecond."""
-    lines = [line for line in run_lines() if not any(f'"{k}"' in line for k in ('init_start', 'init_stop', 'run_start'))]
+    keys = 'init_start', 'init_stop', 'run_start'
+    lines = [line for line in run_lines() if not any(f'"{k}"' in line for k in keys)]
     own = [max(0, k - num_equal + 1) / 1000 for k in range(num_ranks)]
     return [*(mllog('init_start', -5 + k / 100) for k in range(num_ranks)), *(mllog('init_stop', -1 + s) for s in own),
             *(mllog('run_start', s) for s in own), *lines]
@@ -26,7 +27,8 @@ def ranks_that_log(num_ranks, num_equal):
 def test_ranks_that_share_a_millisecond_are_no_doubled_log(read, num_ranks, num_equal):
     run = read(ranks_that_log(num_ranks, num_equal))
     assert run.num_accelerators == num_ranks and not any('written' in t for t in texts(run))
-    same = [mllog('init_start', -5) if '"init_start"' in line else line for line in ranks_that_log(num_ranks, num_equal)]
+    same = [mllog('init_start', -5) if '"init_start"' in line else line
+            for line in ranks_that_log(num_ranks, num_equal)]
     assert read(same).num_accelerators == num_ranks
 
 
@@ -60,3 +62,19 @@ def test_epochs_from_0_with_evaluations_beside_the_training(read, evaluated_from
     run = read(asynchronous(0, evaluated_from, late_s=late_s, **kind))
     assert (run.epochs_to_converge, run.last_epoch) == (8, 8)
     assert [e.epoch for e in run.evaluations] == list(range(1, 9))
+
+
+@pytest.mark.parametrize('clock, time_s, word', [
+    ({'clock_s': 22.0}, 27.0, ''), ({}, None, 'no clock_s'), ({'clock_s': 'x'}, None, 'no clock_s'),
+    ({'clock_s': 1.0}, None, 'before the 22.0 s'), ({'clock_s': 5000.0}, None, 'after the start')])
+def test_a_resume_must_say_where_the_clock_goes_on(read, clock, time_s, word):
+    lines = run_lines((0.1, 0.2, 0.76))[:-1]
+    run = read([*lines, mllog('run_resumed', 1000, 9, epoch_num=3, **clock), mllog('run_stop', 1005, status='success')])
+    assert run.time_to_train_s == time_s and any(word in t for t in texts(run))
+    assert (run.status == 'converged') == (time_s is not None)
+
+
+def test_logs_of_two_ranks_one_after_another_are_one_run(read):
+    own = run_lines(ranks=1)
+    other = [mllog('init_start', -4.9), mllog('run_start', 1.5), *own[-5:]]
+    assert read([*own, *other]).status == 'converged' and read([*own, *other]).num_ranks == 2
