@@ -157,6 +157,16 @@ def _nearly_equal(near: tuple[int, int], within_ms: float) -> str:
     return f'{near[0]} of {near[1]} times of epochs and evaluations are equal to {within_ms or 1:.0f} ms'
 
 
+def _copy_of_twin(run: Run, twin: Run) -> Copy | None:
+    """Whether a run is a copy of one with its accuracies, however round its times are."""
+    times_ms, its_ms = _times_ms(run), _times_ms(twin)
+    near = _are_near(_sorted_ms(times_ms), _sorted_ms(its_ms), _NEAR_MS)
+    if not near or not _same_accuracies(run, twin):
+        return None
+    why = _all_equal(times_ms) if times_ms == its_ms else _nearly_equal(near, _NEAR_MS)
+    return Copy(run, twin, _sentence(run, twin, why))
+
+
 def find_copies(runs: Sequence[Run]) -> list[Copy]:
     """The runs that repeat an earlier one, which no honest run does.
 
@@ -168,11 +178,9 @@ def find_copies(runs: Sequence[Run]) -> list[Copy]:
     index, copies = _Index(), []
     for place, run in enumerate(runs):
         times_ms, accuracies = _times_ms(run), _telling_accuracies(run)
-        twin = runs[curves.setdefault(hash(accuracies), place) if accuracies else place]
-        if twin is not run and _same_accuracies(run, twin) and (found := _are_near(
-                _sorted_ms(times_ms), _sorted_ms(_times_ms(twin)), _NEAR_MS)):
-            copies.append(Copy(run, twin, _sentence(run, twin, _all_equal(times_ms) if times_ms == _times_ms(twin) else
-                                                    _nearly_equal(found, _NEAR_MS))))
+        twin = runs[curves.setdefault(hash(accuracies), place)] if accuracies else run
+        if twin is not run and (copy := _copy_of_twin(run, twin)):
+            copies.append(copy)
             continue
         if not _is_evidence(times_ms):
             continue

@@ -80,7 +80,8 @@ def test_a_copy_that_was_changed_a_little_is_a_copy(tmp_path, change):
 
 @pytest.mark.parametrize('change', [str, a_later_accuracy])
 def test_round_times_are_evidence_beside_equal_accuracies(tmp_path, change):
-    runs = runs_of(forge(write_set(tmp_path, accuracies=[0.1, 0.2, 0.3, 0.4, 0.76], epoch_s=lambda k: 10.0 + k), change))
+    write_set(tmp_path, accuracies=[0.1, 0.2, 0.3, 0.4, 0.76], epoch_s=lambda k: 10.0 + k)
+    runs = runs_of(forge(tmp_path, change))
     assert [(c.run, c.original) for c in find_copies(runs)] == [(runs[4], runs[0])]
     others = runs_of(forge(write_set(tmp_path, accuracies=[0.1, 0.76], epoch_s=lambda k: 10.0 + k), change))
     assert find_copies(others) == []
