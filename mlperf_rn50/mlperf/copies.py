@@ -11,7 +11,7 @@ Two kinds of evidence are told apart:
 
 Times of whole tenths of a second, as made-up logs and coarse clocks have, are no evidence. Where all epochs of a run
 take the same time, two numbers tell all of its times: such a run is a copy only where they are equal to the
-millisecond, and never a scaled one.
+millisecond, and never a scaled one. What is no evidence alone is some beside accuracies that are equal digit for digit.
 """
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -63,6 +63,17 @@ def _is_evidence(times_ms: Sequence[int | None]) -> bool:
 def _telling_ms(times_ms: Iterable[int | None]) -> list[int]:
     """The times that are no round numbers, ascending."""
     return sorted({t for t in times_ms if t is not None and t > 0 and t % _ROUND_MS})
+
+
+def _sorted_ms(times_ms: Iterable[int | None]) -> list[int]:
+    """All times but the start, ascending."""
+    return sorted({t for t in times_ms if t})
+
+
+def _telling_accuracies(run: Run) -> tuple[float, ...]:
+    """The accuracies; none where they are too few to tell a run."""
+    accuracies = tuple(e.accuracy for e in run.evaluations)
+    return accuracies if len(set(accuracies)) >= _MIN_ACCURACIES else ()
 
 
 def _sketch(bins: Iterable[int]) -> list[int]:
@@ -142,6 +153,20 @@ def _all_equal(times_ms: Sequence[int | None]) -> str:
     return f'all {num_times} times of epochs and evaluations are equal to the millisecond'
 
 
+def _nearly_equal(near: tuple[int, int], within_ms: float) -> str:
+    return f'{near[0]} of {near[1]} times of epochs and evaluations are equal to {within_ms or 1:.0f} ms'
+
+
+def _copy_of_twin(run: Run, twin: Run) -> Copy | None:
+    """Whether a run is a copy of one with its accuracies, however round its times are."""
+    times_ms, its_ms = _times_ms(run), _times_ms(twin)
+    near = _are_near(_sorted_ms(times_ms), _sorted_ms(its_ms), _NEAR_MS)
+    if not near or not _same_accuracies(run, twin):
+        return None
+    why = _all_equal(times_ms) if times_ms == its_ms else _nearly_equal(near, _NEAR_MS)
+    return Copy(run, twin, _sentence(run, twin, why))
+
+
 def find_copies(runs: Sequence[Run]) -> list[Copy]:
     """The runs that repeat an earlier one, which no honest run does.
 
@@ -149,9 +174,14 @@ def find_copies(runs: Sequence[Run]) -> list[Copy]:
     which are easily changed, do not matter. The time that this takes is linear in the number of runs.
     """
     first: dict[int, int] = {}  # places by the hash of the times, which are many
+    curves: dict[int, int] = {}  # and by that of the accuracies
     index, copies = _Index(), []
     for place, run in enumerate(runs):
-        times_ms = _times_ms(run)
+        times_ms, accuracies = _times_ms(run), _telling_accuracies(run)
+        twin = runs[curves.setdefault(hash(accuracies), place)] if accuracies else run
+        if twin is not run and (copy := _copy_of_twin(run, twin)):
+            copies.append(copy)
+            continue
         if not _is_evidence(times_ms):
             continue
         original = runs[first.setdefault(hash(times_ms), place)]
@@ -163,9 +193,8 @@ def find_copies(runs: Sequence[Run]) -> list[Copy]:
         within_ms = 0.0 if _is_even(telling) else _NEAR_MS
         found = _first_near(runs, index.candidates(sketch), telling, within_ms)
         if found:
-            original, (num, whole) = found
-            why = f'{num} of {whole} times of epochs and evaluations are equal to {within_ms or 1:.0f} ms'
-            copies.append(Copy(run, original, _sentence(run, original, why)))
+            original, near = found
+            copies.append(Copy(run, original, _sentence(run, original, _nearly_equal(near, within_ms))))
         else:
             index.add(place, sketch)
     return copies
@@ -208,8 +237,8 @@ def _find_same_accuracies(runs: Sequence[Run]) -> list[Copy]:
     first: dict[int, Run] = {}
     likenesses = []
     for run in runs:
-        accuracies = tuple(e.accuracy for e in run.evaluations)
-        if len(set(accuracies)) < _MIN_ACCURACIES:
+        accuracies = _telling_accuracies(run)
+        if not accuracies:
             continue
         original = first.setdefault(hash(accuracies), run)
         has_its_seed = run.seed is not None and run.seed == original.seed

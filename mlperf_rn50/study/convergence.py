@@ -45,6 +45,7 @@ class System:
         runs: one or more.
         refusal: why the runs are no set; they have no score, time or mean, and of the rest only what they share.
         doubts: what else makes it doubtful as a whole: logs of another system, or of several submitters.
+        is_copy: whether all of its logs are those of another system, so that a ratio would say nothing.
     """
 
     name: str
@@ -53,6 +54,7 @@ class System:
     runs: tuple[Run, ...]
     refusal: str | None = None
     doubts: tuple[str, ...] = ()
+    is_copy: bool = False
 
     def _first(self, name: str):
         known = [v for r in self.runs if (v := r.fact(name)) is not None]

@@ -93,10 +93,14 @@ def has_other_units(system: System, baseline: System) -> bool:
     return None not in models and models[0] != models[1] or None not in counts and bool(counts[0]) != bool(counts[1])
 
 
+def _is_other_copy(system: System, baseline: System) -> bool:
+    return system.is_copy and system is not baseline
+
+
 def compare(system: System, baseline: System) -> Comparison | None:
-    """A system against a baseline; None where one of them has no time."""
+    """A system against a baseline; None where one of them has no time, or is a copy of another system."""
     time_s, base_s = system.time_s, baseline.time_s
-    if not time_s or not base_s:
+    if not time_s or not base_s or _is_other_copy(system, baseline):
         return None
     units = None if has_other_units(system, baseline) else _ratio(system.num_units, baseline.num_units)
     total = speedup(base_s, time_s)
@@ -140,7 +144,7 @@ def _by_units(systems: Sequence[System]) -> dict[int, list[System]]:
     """The systems with a throughput, by their number of units."""
     groups: dict[int, list[System]] = {}
     for system in systems:
-        if system.num_units and system.images_per_s:
+        if system.num_units and system.images_per_s and not system.is_copy:
             groups.setdefault(system.num_units, []).append(system)
     return groups
 
@@ -264,7 +268,8 @@ def _rate(system: System, baseline: System) -> Rate | None:
     """A row of the scaling-efficiency table; None where one of the systems has no rate, or other units."""
     base_units, base_rate, units, rate = (baseline.num_units, baseline.images_per_s, system.num_units,
                                           system.images_per_s)
-    if not base_units or not base_rate or not units or not rate or has_other_units(system, baseline):
+    if not base_units or not base_rate or not units or not rate or has_other_units(
+            system, baseline) or _is_other_copy(system, baseline):
         return None
     return scale_rate(base_units, base_rate, units, rate)
 

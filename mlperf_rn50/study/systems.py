@@ -169,9 +169,13 @@ def _find_foreign(systems: Sequence[System]) -> list[System]:
         home, other = homes[id(copy.run)], homes[id(copy.original)]
         if home is not other:
             found.setdefault(id(home), {}).setdefault(id(other), []).append(copy)
-    return [replace(s, doubts=(*s.doubts, *(_foreign_text(s, homes[id(copies[0].original)], copies)
-                                            for copies in found[id(s)].values()))) if id(s) in found else s
-            for s in systems]
+    return [_told(s, homes, list(found[id(s)].values())) if id(s) in found else s for s in systems]
+
+
+def _told(system: System, homes: Mapping[int, System], copies: Sequence[Sequence[Copy]]) -> System:
+    """A system with what is said of its copies, those of each other system together."""
+    texts = (_foreign_text(system, homes[id(some[0].original)], some) for some in copies)
+    return replace(system, doubts=(*system.doubts, *texts), is_copy=sum(map(len, copies)) == len(system.runs))
 
 
 def _foreign_text(system: System, other: System, copies: Sequence[Copy]) -> str:

@@ -78,6 +78,15 @@ def test_a_copy_that_was_changed_a_little_is_a_copy(tmp_path, change):
     assert system.warnings[0].startswith('result_4.txt is a copy of result_0.txt')
 
 
+@pytest.mark.parametrize('change', [str, a_later_accuracy])
+def test_round_times_are_evidence_beside_equal_accuracies(tmp_path, change):
+    write_set(tmp_path, accuracies=[0.1, 0.2, 0.3, 0.4, 0.76], epoch_s=lambda k: 10.0 + k)
+    runs = runs_of(forge(tmp_path, change))
+    assert [(c.run, c.original) for c in find_copies(runs)] == [(runs[4], runs[0])]
+    others = runs_of(forge(write_set(tmp_path, accuracies=[0.1, 0.76], epoch_s=lambda k: 10.0 + k), change))
+    assert find_copies(others) == []
+
+
 @pytest.mark.parametrize('factor', [0.999, 1.1])
 def test_times_that_are_scaled_are_said_and_count(tmp_path, factor):
     runs = runs_of(forge(honest(tmp_path), with_times(lambda t: round(factor * t))))
@@ -131,7 +140,10 @@ def test_a_system_that_is_a_copy_of_another_is_said(tmp_path):
     systems = {s.name: s for s in load_systems([tmp_path])}
     said = 'all 5 logs have the times of logs of a: they are copies, not runs of another system'
     assert [systems[n].doubts for n in 'abc'] == [(), (said,), ()] and systems['b'].warnings[0] == said
-    assert f'- b: {said}' in render_table(make_studies(list(systems.values())))
+    study, = make_studies(list(systems.values()))
+    assert f'- b: {said}' in render_table([study])
+    assert {s.name for s, c in zip(study.systems, study.comparisons) if c} == {'a', 'c'}  # a ratio would say nothing
+    assert {s.name for s, r in zip(study.systems, study.rates) if r} == {'a', 'c'}
 
 
 def test_one_log_of_another_system_is_named(tmp_path):
