@@ -197,7 +197,8 @@ class Found:
         """
         if key in _COUNTED:
             return False
-        name = key, mark.time_s, hash(repr(event.value))
+        said = event.value, event.metadata.get('epoch_num'), event.metadata.get('status')
+        name = key, mark.time_s, hash(repr(said))
         is_new = name not in self._seen
         if is_new and len(self._seen) < _MAX_KEPT:
             self._seen.add(name)
@@ -242,8 +243,8 @@ class Found:
         if key == keys.RUN_START and keys.RUN_STOP in self.single and not is_same:
             raise ValueError(f'holds more than one run: line {self.line(keys.RUN_STOP)} is run_stop, line {mark.line} '
                              'run_start again')
-        if key == keys.RUN_STOP:
-            self._compare_end(mark, event)
+        if key == keys.RUN_STOP and self._is_other_end(mark, event):
+            return
         if before.value != event.value:
             self.contradict(mark.line, f'{event.key} is {event.value!r:.80}, not {before.value!r:.80} as in line '
                                        f'{first.line}; the first counts',
@@ -251,15 +252,17 @@ class Found:
         elif key in _ONCE:
             self._repeat(mark, key, first)
 
-    def _compare_end(self, mark: Mark, event: Event) -> None:
-        """Says where a second run_stop tells of another end."""
+    def _is_other_end(self, mark: Mark, event: Event) -> bool:
+        """Whether a second run_stop tells of another end; says so."""
         first, before = self.single[keys.RUN_STOP]
         ends = [str(e.metadata.get('status') if self.format != 'MLPv0.5.0' else self.says_success(e))[:80]
                 for e in (before, event)]
-        if ends[0] != ends[1]:
-            self.has_other_end = True
-            self.contradict(mark.line, f'run_stop says {ends[1]!r}, but {ends[0]!r} in line {first.line}: this is no '
-                                       'success; the time is that of the first')
+        if ends[0] == ends[1]:
+            return False
+        self.has_other_end = True
+        self.contradict(mark.line, f'run_stop says {ends[1]!r}, but {ends[0]!r} in line {first.line}: this is no '
+                                   'success; the time is that of the first')
+        return True
 
     def _repeat(self, mark: Mark, key: str, first: Mark) -> None:
         """Says that an event of which a run has one is there again."""

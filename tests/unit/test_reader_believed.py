@@ -68,3 +68,9 @@ def test_a_small_set_that_calls_itself_imagenet_is_none(tmp_path):
     lines = [*honest(train_samples=1000)[:-1], mllog('dataset', 0, 'imagenet', is_imagenet=True), honest()[-1]]
     run = read(tmp_path, lines)
     assert not run.is_imagenet and '1000 training images, ImageNet has 1281167' in contradictions(run)[0]
+
+
+def test_a_second_end_at_the_same_moment_is_no_copy_of_the_first(tmp_path):
+    run = read(tmp_path, [*honest(), mllog('run_stop', 824, status='aborted')])
+    assert run.status == 'failed'
+    assert not any('equal to an earlier line' in w.text for w in run.warnings)
