@@ -20,7 +20,9 @@ EPILOG = """examples:
   mlperf-rn50 package --check submission/us --round v4.0
 
 Results are copied byte for byte. A set that a rule refuses is refused, with the rule, and nothing is written.
-exit codes: 0 accepted, 1 refused by a rule or a checker, 2 a mistake in what was asked for"""
+exit codes: 0 accepted and built, even if the description is not yet whole, which is said; 1 refused by a rule or a
+checker, for --check also where it is not yet to be handed in; 2 a mistake in what was asked for"""
+_OPEN = 'NOT yet to be handed in'
 
 
 def make_parser() -> Parser:
@@ -82,7 +84,7 @@ def _build(options: Namespace) -> tuple[Package, str, float | None]:
         made = package.Package(None, (systems[0].refusal,))
     else:
         made = package.make_package(systems[0].runs, order)
-    heading = (f'{made.home}: {order.system}, {order.round}' if made.home else
+    heading = (f'{made.home}: {order.system}, {order.round}' + f', {_OPEN}' * made.is_open if made.home else
                f'refused by the rules of {order.round}; nothing was written:')
     return made, heading, systems[0].score_minutes
 
@@ -97,5 +99,5 @@ def _check(options: Namespace) -> tuple[Package, str, float | None]:
                         'as submission/us')
     systems = load_systems([results])
     made = check_finished(options.check, options.round, {s.name: s.runs for s in systems})
-    heading = f'{options.check}: {options.round}, {"NOT yet to be handed in" if made.refusals else "no errors found"}'
+    heading = f'{options.check}: {options.round}, {_OPEN if made.is_open else "no errors found"}'
     return made, heading, systems[0].score_minutes if len(systems) == 1 else None

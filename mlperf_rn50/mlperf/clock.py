@@ -3,7 +3,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mlperf_rn50.mlperf import keys
-from mlperf_rn50.mlperf.collect import RUN_FINAL, Found, Mark
+from mlperf_rn50.mlperf.collect import RUN_FINAL, Found, Mark, integer, number
 from mlperf_rn50.mlperf.run import Evaluation, Stretch
 
 # Clocks of nodes and of processes may differ by so much; published logs have milliseconds.
@@ -39,10 +39,37 @@ def _evaluations(found: Found) -> list[Moment]:
 
 
 def contradictions(found: Found) -> list[Oddity]:
-    """Where the clock of a log contradicts itself; the epochs of a resumed run come from several clocks: not asked."""
-    if found.resumes or keys.RUN_START not in found.single:
+    """Where the clock of a log contradicts itself; of a resumed run, whose epochs come from several, where it goes on.
+    """
+    if found.resumes:
+        return list(_resumes(found))
+    if keys.RUN_START not in found.single:
         return []
     return [*_around_start(found), *_around_stop(found), *_out_of_order('epoch', found.epochs)]
+
+
+def _resumes(found: Found) -> Iterator[Oddity]:
+    """Resumes whose clock is not told, or goes on before what the checkpoint holds, or after the resume itself."""
+    for part, (mark, event) in enumerate(found.resumes):
+        clock_s = number(event.metadata.get('clock_s'), 0, 1e9)
+        if clock_s is None:
+            yield Oddity(mark.line, 'run_resumed has no clock_s, the seconds of the run so far',
+                         'run_resumed has no clock_s')
+            continue
+        epoch = integer(event.metadata.get('epoch_num'), 1)
+        # An evaluation may come after the checkpoint of its epoch.
+        kept = [*((k, start) for k, (start, _) in found.epochs.items()),
+                *((k + 1, stop) for k, stop in found.epoch_stops.items()),
+                *((k + 2, accuracy) for k, (accuracy, _) in found.accuracies.items())]
+        before_s = max([found.clock_s(m) or 0.0 for k, m in kept if epoch and k <= epoch and m.part <= part],
+                       default=0.0)
+        if clock_s < before_s - SKEW_S:
+            yield Oddity(mark.line, f'run_resumed goes on at {clock_s:.1f} s, before the {before_s:.1f} s of what was '
+                                    'trained', 'run_resumed goes on before what was trained')
+        now_s = found.clock_s(mark._replace(part=part))
+        if now_s is not None and 0 <= now_s < clock_s - SKEW_S:
+            yield Oddity(mark.line, f'run_resumed goes on at {clock_s:.1f} s, {now_s:.1f} s after the start',
+                         'run_resumed goes on after its own time')
 
 
 def misplaced(found: Found) -> list[Oddity]:

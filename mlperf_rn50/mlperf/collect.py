@@ -1,6 +1,8 @@
 """What the lines of a log say, taken in one at a time and kept in memory that does not grow with the log."""
 import re
+from collections import Counter
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from mlperf_rn50.mlperf import events, keys
@@ -25,6 +27,9 @@ _SINGLE = frozenset([
 # Of these, events of which a run has one; of the others, some log the value again and again.
 _ONCE = frozenset([keys.INIT_STOP, keys.RUN_START, keys.RUN_STOP])
 _COUNTED = frozenset([keys.INIT_START, keys.SEED, keys.CACHE_CLEAR])
+# Of these, too, a log that was written several times has several.
+_PROGRESS = frozenset([keys.EPOCH_START, keys.BLOCK_START, keys.EVAL_ACCURACY])
+_WHOLE_SHARE = 0.9  # of the copies must be there; the end of a log may be lost
 # v0.5 tags that mean what a later key means.
 _V05_KEYS = {'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED,
              'preproc_num_train_examples': keys.TRAIN_SAMPLES, 'eval_size': keys.EVAL_SAMPLES,
@@ -67,7 +72,7 @@ class Found:
         self.single: dict[str, tuple[Mark, Event]] = {}
         self.optimizer: dict[str, Any] = {}
         self.counts = dict.fromkeys(_COUNTED, 0)
-        self._distinct = dict.fromkeys(_COUNTED, 0)  # v0.5: of them, those that differ
+        self._stamps: dict[str, Counter[tuple[float, int]]] = {key: Counter() for key in _COUNTED}  # time, value
         self.first_lines: dict[str, int] = {}  # of what is counted
         self.first_init: Mark | None = None
         self.seed: tuple[int, Any] | None = None
@@ -89,6 +94,7 @@ class Found:
         self.last_s: float | None = None  # when the last event happened
         self._seen: set[tuple[str, float, int]] = set()  # v0.5: see _is_copy
         self._copies = dict.fromkeys(_ONCE, 0)
+        self._progress = [0, 0]  # lines of epochs and evaluations: first mentions, exact copies
         self._epoch_now = 0
         self._open_eval: list[Mark] = []  # v0.5: start, and stop, of an evaluation whose epoch is not yet said
         self._evaluated = 0
@@ -103,12 +109,35 @@ class Found:
 
     def count(self, key: str) -> int:
         """The lines that every rank or node may write; each once where the whole log was written several times."""
+        # A copy may be lost: what is there in part is there.
+        return (sum(-(-number // self._times_written) for number in self._stamps[key].values())
+                if self._times_written > 1 else self.counts[key])
+
+    @cached_property
+    def _times_written(self) -> int:
+        """How often the whole log stands there; asked once it is read. Says where lines count less than once."""
         times = 1 + self._copies[keys.RUN_START]
+        if times == 1 or not self._is_written(times):
+            return 1
+        kept = {key: self._stamps[key].total() for key in sorted(_COUNTED)}
+        if kept != {key: self.counts[key] for key in kept}:
+            self.warn(self.line(keys.RUN_START), f'the log was written {times} times, but has more lines of ranks than '
+                                                 'can be told apart: each counts')
+            return 1
+        if any(kept.values()):
+            self.warn(self.line(keys.RUN_START), f'the whole log was written {times} times: the lines of ranks and '
+                                                 f'nodes are counted once in {times}')
+        return times
+
+    def _is_written(self, times: int) -> bool:
+        """Whether all lines stand there several times; ranks that share a clock of milliseconds write equal ones, too.
+        """
+        first, again = self._progress
+        is_whole = again >= _WHOLE_SHARE * first * (times - 1)
         if self.format == 'MLPv0.5.0':
-            return self._distinct[key] if times > 1 else self.counts[key]
-        # Ranks that share a clock of milliseconds write equal lines, too.
-        is_whole = times == 1 + self._copies[keys.INIT_STOP] and self.counts[key] % times == 0
-        return self.counts[key] // times if is_whole and self.counts[key] > times else self.counts[key]
+            return is_whole
+        return (is_whole and times == 1 + self._copies[keys.INIT_STOP]
+                and all(number % times == 0 for stamps in self._stamps.values() for number in stamps.values()))
 
     def says_success(self, event: Event) -> bool:
         """Whether a run_stop calls the run a success; published v0.5 logs say nothing, which is no objection."""
@@ -127,7 +156,8 @@ class Found:
             return None
         if mark.part:
             start, event = self.resumes[mark.part - 1]
-            return mark.time_s - start.time_s + (number(event.metadata.get('clock_s'), 0, 1e9) or 0.0)
+            before_s = number(event.metadata.get('clock_s'), 0, 1e9)
+            return mark.time_s - start.time_s + before_s if before_s is not None else None
         if keys.RUN_START not in self.single:
             return None
         return mark.time_s - self.single[keys.RUN_START][0].time_s
@@ -165,15 +195,15 @@ class Found:
 
         Lines of ranks are kept, as some clocks have fewer digits: where run_start is there twice, what differs counts.
         """
+        if key in _COUNTED:
+            return False
         name = key, mark.time_s, hash(repr(event.value))
         is_new = name not in self._seen
         if is_new and len(self._seen) < _MAX_KEPT:
             self._seen.add(name)
-        if key in _COUNTED:
-            self._distinct[key] += is_new
-            return False
         if not is_new:
             self._warn_copy(mark)
+            self._progress[1] += key in _PROGRESS
         if not is_new and key in _ONCE:
             self._copies[key] += 1
         return not is_new
@@ -194,6 +224,9 @@ class Found:
     def _add_counted(self, mark: Mark, key: str, event: Event) -> None:
         """A line that every rank or node may write."""
         self.counts[key] += 1
+        stamp, stamps = (mark.time_s, hash(repr(event.value))), self._stamps[key]
+        if stamp in stamps or len(stamps) < _MAX_KEPT:
+            stamps[stamp] += 1
         self.first_lines.setdefault(key, mark.line)
         if key == keys.INIT_START and (self.first_init is None or mark.time_s < self.first_init.time_s):
             self.first_init = mark
@@ -205,7 +238,8 @@ class Found:
             self.single[key] = mark, event
             return
         first, before = self.single[key]
-        if key == keys.RUN_START and keys.RUN_STOP in self.single:
+        is_same = 0 < abs(mark.time_s - first.time_s) <= _SAME_MOMENT_S  # the log of another rank
+        if key == keys.RUN_START and keys.RUN_STOP in self.single and not is_same:
             raise ValueError(f'holds more than one run: line {self.line(keys.RUN_STOP)} is run_stop, line {mark.line} '
                              'run_start again')
         if key == keys.RUN_STOP:
@@ -309,12 +343,14 @@ class Found:
             self.warn(mark.line, f'more than {_MAX_KEPT} {key}; the rest is left out')
         else:
             where[epoch] = value
+            self._progress[0] += key in _PROGRESS
             return True
         return False
 
     def _keep_first(self, kept: Any, mark: Mark, epoch: int, key: str) -> None:
         """Says that an epoch has the same event again, unless a resumed run repeats what came after its checkpoint."""
         first = kept if isinstance(kept, Mark) else kept[0]
+        self._progress[1] += key in _PROGRESS and first.time_s == mark.time_s
         if self.resumes:
             return
         if first.time_s == mark.time_s:

@@ -1,18 +1,14 @@
 """A submission tree as it is to be handed in: what is wrong with it, and what its descriptions still leave open."""
-import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mlperf_rn50.files import parse_json, read_text
+from mlperf_rn50.mlperf.check_description import check_description, check_submitter
 from mlperf_rn50.mlperf.check_tree import judge_tree
-from mlperf_rn50.mlperf.describe_system import NUMBERS, find_gaps
 from mlperf_rn50.mlperf.package import Package, code_folder, judge_runs
 from mlperf_rn50.mlperf.rulesets import ROUNDS
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.set_rules import find_oddities
 from mlperf_rn50.mlperf.submitted_code import missing_code
-
-_MAX_BYTES = 1 << 20  # of a description
 
 
 def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]]) -> Package:
@@ -28,15 +24,16 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]
         NotInstalled: mlperf-logging is not there, and the round is later than v0.5.
     """
     parts = [_check_system(home, round_name, system, runs) for system, runs in sets.items()]
-    problems = [text for part in parts for text in part.refusals] + _check_code(home, round_name)
+    problems = [text for part in parts for text in part.refusals]
+    problems += check_submitter(home, round_name) + _check_code(home, round_name)
     findings = [finding for part in parts for finding in part.findings]
     scores: dict[str, float] = {}
     if not problems:
         verdict = judge_tree(home, ROUNDS[round_name])
-        problems += [*verdict.problems, *([f'result_summarizer {verdict.crash}'] if verdict.crash else [])]
+        problems += verdict.problems
         scores = verdict.scores or {}
-        findings += [*verdict.findings, *(('result_summarizer', f'{name}: {minutes:.2f} min')
-                                          for name, minutes in scores.items())]
+        findings += [*verdict.findings, *([('result_summarizer', verdict.crash)] if verdict.crash else []),
+                     *(('result_summarizer', f'{name}: {minutes:.2f} min') for name, minutes in scores.items())]
     return Package(home, tuple(problems), tuple(text for part in parts for text in part.oddities), tuple(findings),
                    tuple(text for part in parts for text in part.notes),
                    next(iter(scores.values())) if len(scores) == 1 else None)
@@ -45,7 +42,7 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]
 def _check_system(home: Path, round_name: str, system: str, runs: Sequence[Run]) -> Package:
     """The logs and the description of one system."""
     refusals, (checker, text) = judge_runs(runs, ROUNDS[round_name])
-    flaws, gaps = _check_description(home, system, round_name, {r.division for r in runs} - {None})
+    flaws, gaps = check_description(home, system, round_name, {r.division for r in runs} - {None})
     return Package(home, (*(f'{system}: {refusal}' for refusal in refusals), *flaws),
                    tuple(f'{system}: {odd}' for odd in find_oddities(runs)), ((checker, f'{system}: {text}'),),
                    tuple(gaps))
@@ -56,24 +53,3 @@ def _check_code(home: Path, round_name: str) -> list[str]:
     folder = f'{code_folder(round_name)}/code'
     missing = missing_code(home / folder) if (home / folder).is_dir() else []
     return [f'{folder} lacks {", ".join(missing)}, which its scripts call'] if missing else []
-
-
-def _check_description(home: Path, system: str, round_name: str,
-                       divisions: Set[str | None]) -> tuple[list[str], list[str]]:
-    """What is wrong with the description of a system in a finished tree, and what it still leaves open."""
-    path = home / (f'results/{system}/entry.json' if round_name == 'v0.5' else f'systems/{system}.json')
-    where = path.relative_to(home)
-    try:
-        content = parse_json(read_text(path, _MAX_BYTES)) if path.is_file() else None
-    except (OSError, ValueError) as e:
-        return [f'{where}: {str(e)[:200]}'], []
-    if not isinstance(content, dict):
-        return [f'{where}: {"is no JSON object" if path.exists() else "is missing"}'], []
-    flaws = [f'{where}: {k} is {content[k]!r:.40}, expected a whole number' for k in NUMBERS
-             if k in content and not re.fullmatch(r'\d{1,9}', str(content[k]))] if round_name != 'v0.5' else []
-    flaws += [f'{where}: division is {str(content.get("division")):.40}, the logs say {logged}'
-              for logged in sorted(map(str, divisions)) if content.get('division') != logged]
-    gaps = find_gaps(content)
-    return flaws, [f'{where} says nothing of {", ".join(gaps)}'] if gaps else []
-
-

@@ -12,6 +12,7 @@ from typing import Any
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import dump_json
+from mlperf_rn50.mlperf.check_description import check_description, check_submitter
 from mlperf_rn50.mlperf.check_tree import Finding, TreeVerdict, judge_tree
 from mlperf_rn50.mlperf.describe_system import (
     Base,
@@ -36,6 +37,7 @@ from mlperf_rn50.mlperf.submitted_code import (
     write_scripts,
 )
 
+_SAME_SCORE_MINUTES = 0.005  # scores that differ by less are written alike, or are rounded
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
 
 
@@ -84,6 +86,8 @@ class Package:
         oddities: what is odd about the runs; said before all else.
         findings: what the checkers say of an accepted one.
         notes: what else to know of it.
+        flaws: what is still wrong with the descriptions of a tree that was built, a sentence each; check_finished,
+            which is to say whether a tree can be handed in, has them among the refusals.
         official_score_minutes: of result_summarizer; None where it gives none.
     """
 
@@ -93,6 +97,12 @@ class Package:
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     official_score_minutes: float | None = None
+    flaws: tuple[str, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something is to be done before it can be handed in."""
+        return bool(self.refusals or self.flaws)
 
 
 def check_order(order: Order) -> None:
@@ -194,7 +204,9 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
     except OSError as e:
         raise UserError(f'--out: {order.out}: {e.strerror}; choose a folder that can be written') from e
     findings = (of_logs, *verdict.findings, *_summary(verdict, order.system, order.ruleset))
-    return Package(order.home, (), oddities, findings, tuple(notes), (verdict.scores or {}).get(order.system))
+    flaws, _ = check_description(order.home, order.system, order.round, {r.division for r in runs} - {None})
+    return Package(order.home, (), oddities, findings, tuple(notes), (verdict.scores or {}).get(order.system),
+                   (*flaws, *check_submitter(order.home, order.round)))
 
 
 def _summary(verdict: TreeVerdict, system: str, ruleset: str) -> list[Finding]:
@@ -225,18 +237,30 @@ def render_package(package: Package, heading: str, score_minutes: float | None =
     """
     lines = [heading]
     lines += [f'  mind: {text}' for text in package.oddities]
-    lines += [f'  - {text}' for text in package.refusals]
+    lines += [f'  - {text}' for text in (*package.refusals, *package.flaws)]
     lines += [f'  {name:19s} {text}' for name, text in package.findings]
     if not package.refusals and score_minutes is not None:
         lines.append(f'  {"score here":19s} {score_minutes:.2f} min')
-    lines += [f'  mind: {text}' for text in package.notes]
+    lines += [f'  mind: {text}' for text in (*_compare(package, score_minutes), *package.notes)]
     return '\n'.join(map(printable, lines))
+
+
+def _compare(package: Package, score_minutes: float | None) -> list[str]:
+    """What to know where result_summarizer gives another score than report, and has not scaled it."""
+    official = package.official_score_minutes
+    if official is None or score_minutes is None or any(name == 'scaling' for name, _ in package.findings):
+        return []
+    if abs(official - score_minutes) < _SAME_SCORE_MINUTES:
+        return []
+    why = '; what is said of the logs above tells why' if package.oddities else ''
+    return [f'the scores differ: result_summarizer gives {official:.2f} min, the logs as they are read here '
+            f'{score_minutes:.2f} min; a round takes that of result_summarizer{why}']
 
 
 def package_as_json(package: Package, score_minutes: float | None) -> dict[str, Any]:
     """The same for programs; the keys are those of docs/results.md."""
     return {'passed': not package.refusals, 'tree': str(package.home) if package.home else None,
-            'refusals': package.refusals, 'oddities': package.oddities,
+            'refusals': package.refusals, 'flaws': package.flaws, 'oddities': package.oddities,
             'findings': [{'checker': name, 'text': text} for name, text in package.findings],
-            'notes': package.notes, 'score_minutes': score_minutes,
+            'notes': (*_compare(package, score_minutes), *package.notes), 'score_minutes': score_minutes,
             'official_score_minutes': package.official_score_minutes}

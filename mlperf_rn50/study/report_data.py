@@ -62,8 +62,7 @@ def system_object(study: Study, system: System, comparison: Comparison | None,
         'share_ratio': c.share_ratio if c else None,
         'rcp': {'ruleset': verdict.ruleset, 'reference_epochs': verdict.reference_epochs,
                 'min_epochs': verdict.min_epochs, 'passed': verdict.passed, 'text': verdict.text} if verdict else None,
-        'warnings': [*system.warnings, *(n for n in (*study.cautions, *study.notes)
-                                         if n.startswith(f'{system.name}: '))]}
+        'warnings': [*system.warnings, *study.notes_by_start.get(system.name, ())]}
 
 
 def _systems(studies: Sequence[Study]) -> Iterator[tuple[System, dict[str, Any]]]:

@@ -223,7 +223,8 @@ def _draw_values(scene: _Scene, name: str, title: str, unit: str, total: Callabl
         _scale_up(axes.xaxis, unit, values)
     else:
         axes.set(xlabel=unit, xlim=(0, max(values, default=0.0) * 1.04 or 1.0))
-    _legend(picture, [_mark('|', 'system', 12, 2.5)] * is_log + _explain_marks([r for pairs in points for r, _ in pairs]))
+    marks = _explain_marks([r for pairs in points for r, _ in pairs])
+    _legend(picture, [_mark('|', 'system', 12, 2.5), *marks] if is_log else marks)
     return picture
 
 

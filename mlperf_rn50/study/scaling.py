@@ -2,6 +2,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.study import rcp
@@ -188,6 +189,16 @@ class Study:
     rates: tuple[Rate | None, ...]
     cautions: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @cached_property
+    def notes_by_start(self) -> dict[str, list[str]]:
+        """The cautions and notes by what stands before one of their colons, such as the name of a system."""
+        found: dict[str, list[str]] = {}
+        for note in (*self.cautions, *self.notes):
+            words = note.split(': ')
+            for count in range(1, len(words)):
+                found.setdefault(': '.join(words[:count]), []).append(note)
+        return found
 
 
 def _cautions_of(system: System, baseline: System) -> list[str]:

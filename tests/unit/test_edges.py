@@ -60,13 +60,14 @@ def test_the_walk_is_that_of_the_standard_library(tmp_path):
     assert [(type(e), e.filename) for e in faults] == [(FileNotFoundError, str(tmp_path / 'none'))]
 
 
-@pytest.mark.parametrize('variables', [{'PYTHONIOENCODING': 'ascii'},
-                                       {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'}])
-def test_letters_that_the_output_lacks_end_no_report(tmp_path, variables):
-    folder = write_set(tmp_path / '系统', 2, epoch_s=lambda k: 10 + k)
+@pytest.mark.parametrize('name, variables', [
+    ('系统', {'PYTHONIOENCODING': 'ascii'}),
+    ('box', {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'})])  # whose names of files are bytes
+def test_letters_that_the_output_lacks_end_no_report(tmp_path, name, variables):
+    folder = write_set(tmp_path / name, 2, epoch_s=lambda k: 10 + k)
     plain = {k: v for k, v in os.environ.items() if k not in ('PYTHONUTF8', 'PYTHONIOENCODING')}
     done = run([*CLI, 'report', folder, '--out', tmp_path / 'out'], env={**plain, **variables})
     assert done.returncode == 0 and 'Traceback' not in done.stderr, done.stderr
     assert '\\xb1' in done.stdout and done.stdout.isascii()
-    for name in ('report.md', 'report.html', 'report.csv'):
-        assert '系统' in (tmp_path / 'out' / name).read_bytes().decode(), name
+    for file in ('report.md', 'report.html', 'report.csv'):
+        assert name in (tmp_path / 'out' / file).read_bytes().decode(), file

@@ -243,7 +243,8 @@ def test_json_says_the_same(tmp_path):
     done = package(folder, tmp_path, '--format', 'json')
     said = json.loads(done.stdout)
     assert done.returncode == 0 and set(said) == {
-        'passed', 'tree', 'refusals', 'oddities', 'findings', 'notes', 'score_minutes', 'official_score_minutes'}
+        'passed', 'tree', 'refusals', 'flaws', 'oddities', 'findings', 'notes', 'score_minutes',
+        'official_score_minutes'}
     assert said['passed'] and said['tree'] == str(tmp_path / 'out/us') and said['refusals'] == []
     assert said['oddities'][0].startswith('one of 5 did not converge')
     assert {'checker': 'package_checker', 'text': 'found no errors (4.0.0)'} in said['findings']
@@ -315,8 +316,8 @@ def test_a_broken_message_of_the_summarizer_is_its_own_fault(tmp_path):
     home = make_package(runs_of(folder), order(tmp_path, round='v0.7')).home
     change(home / 'systems/box.json', framework=...)
     done = call('package', '--check', home, '--round', '0.7')
-    assert done.returncode == 1
-    assert "result_summarizer crashed: NameError: name 'system_file' is not defined" in done.stdout
+    assert done.returncode == 0
+    assert "result_summarizer   crashed: NameError: name 'system_file' is not defined" in done.stdout
     assert 'a fault of the tool' in done.stdout
 
 

@@ -140,7 +140,7 @@ def test_repeated_lines_count_once(read):
     assert (run.epochs_to_converge, run.time_to_train_s, len(run.evaluations)) == (2, 22, 2)
     assert texts(run) == ['3 lines: equal to an earlier line in time, key and value; it counts once; first line 27']
     run = read([line for line in lines for _ in (1, 2)])
-    assert (run.epochs_to_converge, run.time_to_train_s, run.num_ranks) == (2, 22, 4) and len(run.warnings) == 1
+    assert (run.epochs_to_converge, run.time_to_train_s, run.num_ranks) == (2, 22, 4) and len(run.warnings) == 2
     run = read([*lines[:-1], mllog('eval_accuracy', 30, 0.76, epoch_num=2), *lines[-1:]])
     assert 'eval_accuracy of epoch 2 stands before, too; the first counts' in texts(run)
 

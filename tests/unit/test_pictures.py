@@ -1,0 +1,192 @@
+"""What pictures look like: text that a phone shows, colours that mean one thing, and no more than an eye can tell."""
+import re
+from dataclasses import replace
+from importlib import resources
+from xml.etree import ElementTree
+
+import pytest
+from lines import write_set
+
+from mlperf_rn50.study import report_plots
+from mlperf_rn50.study.report_picture import GRID, INK, render_svg
+from mlperf_rn50.study.report_plots import draw_study
+from mlperf_rn50.study.scaling import make_studies
+from mlperf_rn50.study.systems import load_systems
+
+SVG = '{http://www.w3.org/2000/svg}'
+PHONE_PX = 360  # what a page 400 px wide leaves to a picture
+
+
+def study_of(*folders):
+    return make_studies(load_systems(folders))[0]
+
+
+def pictures_of(*folders):
+    return {p.name: p for p in draw_study(study_of(*folders))}
+
+
+def marks_of(picture):
+    """The title of every mark, with the colours that it, or the group it is in, is drawn in."""
+    found = []
+    for group in ElementTree.fromstring(render_svg(picture)).iter(f'{SVG}g'):
+        if group.get('id', '').startswith('tip'):
+            colours = set(re.findall('#[0-9a-f]{6}', ElementTree.tostring(group).decode())) - {GRID}
+            found += [(t.text, colours) for t in group.iter(f'{SVG}title')]
+    return found
+
+
+def luminance(colour):
+    parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    return sum(w * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
+               for w, c in zip((0.2126, 0.7152, 0.0722), parts))
+
+
+def contrast(*colours):
+    """Source: WCAG 2.2."""
+    low, high = sorted(map(luminance, colours))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """1, 2 and 40 nodes, whose times differ more than tenfold; one run aborted."""
+    for nodes in (1, 2, 40):
+        write_set(tmp_path / f'sweep/{nodes}x4', 3, nodes=nodes, ranks=4 * nodes, batch=64 * nodes,
+                  epoch_s=lambda k, nodes=nodes: (600.0 + k) / nodes,
+                  status=lambda k, nodes=nodes: 'aborted' if (nodes, k) == (2, 0) else 'success')
+    return tmp_path / 'sweep'
+
+
+def test_text_can_be_read_on_a_phone(sweep):
+    for picture in pictures_of(sweep).values():
+        root = ElementTree.fromstring(render_svg(picture))
+        width = float(root.get('viewBox').split()[2])
+        sizes = [float(re.search(r'font(?:-size)?: ([\d.]+)px', t.get('style'))[1]) for t in root.iter(f'{SVG}text')]
+        assert min(sizes) * PHONE_PX / width >= 9, picture.name
+
+
+def test_lines_and_marks_can_be_seen_on_every_paper():
+    page = resources.files('mlperf_rn50.study').joinpath('report_page.html').read_text()
+    papers = {re.sub('^#(.)(.)(.)$', r'#\1\1\2\2\3\3', p) for p in re.findall(r'--paper: (#\w+)', page)}
+    assert len(papers) == 2
+    devices = {d[0] for d in report_plots._DEVICES} - {INK}  # a page in the dark has ink of its own
+    for paper in papers:
+        for colour in (GRID, *report_plots._COLOURS, *devices):
+            assert contrast(colour, paper) >= 3, (colour, paper)
+
+
+def test_a_system_has_its_colour_in_all_pictures_and_nothing_else_has(sweep):
+    others = {colour for _, _, colour, _ in report_plots._PARTS} | {d[0] for d in report_plots._DEVICES}
+    assert not others & set(report_plots._COLOURS)
+    colours, num_pictures = {}, 0
+    for picture in pictures_of(sweep).values():
+        for title, drawn in marks_of(picture) if picture.name != 'time_parts' else []:
+            system = re.sub('^(1|2|40)x4/.*|:.*', r'\1', title).removesuffix('s').removesuffix(' node')
+            if drawn:  # an ideal has the colour of the grid
+                colours.setdefault(system, set()).update(drawn)
+        num_pictures += 1
+    assert num_pictures == 8
+    assert colours == {name: {c} for name, c in zip(('1', '2', '40'), report_plots._COLOURS)}
+
+
+def test_values_that_differ_tenfold_have_a_logarithmic_axis(sweep):
+    for picture, name in [('time_to_train', 'minutes'), ('accuracy_time', 'minutes since run_start'),
+                          ('throughput', 'images/s')]:
+        assert f'>{name} (logarithmic)<' in render_svg(pictures_of(sweep)[picture])
+        assert f'>{name}<' in render_svg(pictures_of(sweep / '1x4', sweep / '2x4')[picture])
+    ticks = set(re.findall('>([^<>]+)</text>', render_svg(pictures_of(sweep)['time_to_train'])))
+    assert {'1', '2', '5', '10', '20'} <= ticks
+
+
+@pytest.mark.parametrize('value, text', [(0.5, '0.5'), (0, '0'), (5000, '5,000'), (20_000, '20 k'), (2e6, '2 M')])
+def test_numbers_beside_an_axis_are_short(value, text):
+    assert report_plots._plain(value) == text
+
+
+def test_a_curve_that_starts_with_the_clock_has_a_logarithmic_axis(tmp_path):
+    for name, epoch_s in (('a', 1.0), ('b', 100.0)):
+        write_set(tmp_path / name, 1, epoch_s=epoch_s, first_s=0.0, eval_s=0.0)
+    titles = [t for t, _ in marks_of(pictures_of(tmp_path)['accuracy_time'])]
+    assert len(titles) == 2 and all(t.endswith('2 epochs') for t in titles)  # the first evaluation is at 0 min
+
+
+def test_the_target_is_named(sweep):
+    for name in ('accuracy_time', 'accuracy_epochs'):
+        assert '>target 75.9 %<' in render_svg(pictures_of(sweep)[name])
+
+
+def test_a_heading_stands_in_the_file_and_not_in_the_page(sweep):
+    for picture in pictures_of(sweep).values():
+        for text in (picture.heading, picture.title):
+            assert text in picture.svg and f'>{text}<' not in render_svg(picture)
+        assert 'fill: #ffffff' in picture.svg and 'id="paper"' not in render_svg(picture)
+        height, whole = (float(re.search(r'viewBox="0 0 \S+ ([\d.]+)"', svg)[1])
+                         for svg in (render_svg(picture), picture.svg))
+        assert height == pytest.approx(whole - 72 * picture.above_in)
+
+
+def test_a_single_system_has_neither_ideal_nor_efficiency(sweep):
+    pictures = pictures_of(sweep / '1x4')
+    assert 'ideal' not in render_svg(pictures['throughput']) and not {'efficiency', 'speedup'} & set(pictures)
+
+
+def test_what_is_no_set_is_named_and_not_drawn(sweep):
+    study = study_of(sweep)
+    refused = replace(study.systems[1], refusal='made up')
+    drawn = draw_study(replace(study, systems=(study.systems[0], refused, study.systems[2])))
+    for picture in drawn:
+        assert 'Not drawn, since their runs are no set: 2 nodes' in picture.caption
+        assert not [t for t, _ in marks_of(picture) if t.startswith(('2 nodes', '2x4'))], picture.name
+    assert drawn and draw_study(replace(study, systems=(refused,), comparisons=(None,), rates=(None,))) == []
+
+
+def test_how_a_run_ended_is_marked(sweep):
+    svg = render_svg(pictures_of(sweep)['epochs'])
+    assert '>did not converge<' in svg and '>converged<' in svg and '>still running<' not in svg
+    study = study_of(sweep / '1x4')
+    system = study.systems[0]
+    running = replace(system, runs=(replace(system.runs[0], status='running', time_to_train_s=None), *system.runs[1:]))
+    pictures = {p.name: render_svg(p) for p in draw_study(replace(study, systems=(running,), baseline=running))}
+    for name in ('epochs', 'accuracy_time'):
+        assert '>still running<' in pictures[name] and '>did not converge<' not in pictures[name]
+    assert '1x4/result_0.txt: 2.00 epochs, running' in pictures['epochs']
+
+
+def test_a_picture_has_as_many_artists_whatever_the_number_of_runs(tmp_path):
+    for name, num_runs in (('few', 3), ('many', 60)):
+        write_set(tmp_path / name, num_runs, epoch_s=lambda k: 60.0 + k / 7)
+    few, many = ({n: len(p.tips) for n, p in pictures_of(tmp_path / name).items()} for name in ('few', 'many'))
+    assert few == many
+
+
+def test_as_many_runs_are_drawn_as_can_be_told_apart_and_it_is_said(tmp_path):
+    write_set(tmp_path / '1x4', 300, epoch_s=lambda k: 60.0 + k / 7, accuracies=(0.2, 0.5, 0.6, 0.7, 0.76))
+    pictures = pictures_of(tmp_path)
+    times = [t for t, _ in marks_of(pictures['time_to_train'])]
+    assert len(times) == 1 + report_plots._MAX_RUNS < 300
+    assert {'1x4/result_0.txt', '1x4/result_299.txt'} <= {t.partition(':')[0] for t in times}  # fastest and slowest
+    assert (f'Of each system at most {report_plots._MAX_RUNS} runs are drawn, evenly from the fastest to the slowest'
+            in pictures['time_to_train'].caption)
+    assert len(marks_of(pictures['accuracy_epochs'])) == 5 * report_plots._MAX_CURVES
+
+
+def test_as_many_systems_are_drawn_as_can_be_told_apart_and_it_is_said(tmp_path):
+    for i in range(30):
+        write_set(tmp_path / f'box{i:02d}', 1, epoch_s=600.0 - i, seed=i, accuracies=(*[0.5] * 44, 0.76))
+    pictures = pictures_of(tmp_path)
+    names = {t.partition('/')[0] for t, _ in marks_of(pictures['epochs']) if '/' in t}
+    assert len(names) == report_plots._MAX_SYSTEMS and {'box00', 'box29'} <= names
+    for picture in pictures.values():
+        assert 'Drawn are 24 of 30 systems, evenly from the fastest to the slowest' in picture.caption
+    # Of 24 x 45 evaluations the last of each run are marked.
+    assert len(marks_of(pictures['accuracy_time'])) == 24
+    assert 'Marked is the last point of each curve' in pictures['accuracy_time'].caption
+    assert '>other systems<' in render_svg(pictures['accuracy_time'])
+
+
+def test_long_texts_do_not_make_a_picture_large(tmp_path):
+    write_set(tmp_path / ('a' * 200), 1, submission_platform='b' * 900)
+    for picture in pictures_of(tmp_path).values():
+        assert all(len(t) <= 300 for t, _ in marks_of(picture))
+        assert all(len(t.text or '') < 80 for t in ElementTree.fromstring(render_svg(picture)).iter(f'{SVG}text'))
+        assert len(picture.above) <= 8
