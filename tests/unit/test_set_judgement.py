@@ -57,6 +57,10 @@ def a_later_accuracy(text):
     return ''.join(lines)
 
 
+def a_moved_epoch(text):
+    return with_times(lambda t: t + 3000 * (20_000 < t < 42_000))(text)
+
+
 def without_epoch_2(text):
     return ''.join(line for line in text.splitlines(keepends=True)
                    if not ('epoch_s' in line and '"epoch_num": 2}' in line))
@@ -67,7 +71,7 @@ def noisy(text):
     return with_times(lambda t: t + rng.randint(0, 2))(text)
 
 
-@pytest.mark.parametrize('change', [str, a_later_accuracy, without_epoch_2, noisy])
+@pytest.mark.parametrize('change', [str, a_later_accuracy, a_moved_epoch, without_epoch_2, noisy])
 def test_a_copy_that_was_changed_a_little_is_a_copy(tmp_path, change):
     runs = runs_of(forge(honest(tmp_path), change))
     assert [(c.run, c.original) for c in find_copies(runs)] == [(runs[4], runs[0])]
