@@ -19,7 +19,7 @@ from compare import OURS, ROOT
 sys.path.append(str(ROOT / 'tests'))
 from lines import write_set  # noqa: E402  (beside the tests)
 
-SIZES = ('1x125', '1x250', '1x500', '150x1', '300x1', '600x1', '300x5', '100x50', '100x100', '1x10000')
+SIZES = ('1x125', '1x250', '1x500', '150x1', '300x1', '600x1', '1x5000', '1x10000', '100x50', '100x100')
 NODES = (1, 2, 4, 8, 16, 32, 64, 96)
 
 

@@ -25,7 +25,6 @@ STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 
          'legend.frameon': False, 'figure.facecolor': 'white', 'axes.facecolor': 'none',
          'text.parse_math': False}  # what a log says is no formula
 _LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # of what stands above a drawing
-_MAX_TIP = 300
 
 
 @dataclass
@@ -93,7 +92,7 @@ def _add_titles(part: str, tips: dict[str, Sequence[str]]) -> str:
     gid, quote, rest = part.partition('"')
     if gid not in tips:
         return part
-    titles = [f'<title>{escape(printable(t[:_MAX_TIP]))}</title>' for t in tips[gid]]
+    titles = [f'<title>{escape(printable(t))}</title>' for t in tips[gid]]
     if rest.count('<use ') == len(titles):
         ordered = iter(titles)
         return gid + quote + re.sub(r'<use ([^>]*)/>', lambda m: f'<use {m[1]}>{next(ordered)}</use>', rest)

@@ -140,7 +140,7 @@ def _sampled(picture: Picture, scene: _Scene, most: int) -> list[Sequence[Run]]:
 
 
 def _name(system: System, run: Run) -> str:
-    return f'{system.name}/{run.path.name}'
+    return f'{_short(system.name, 100)}/{_short(run.path.name)}'
 
 
 def _differ_tenfold(values: Sequence[float]) -> bool:
@@ -492,7 +492,7 @@ def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> N
     times = _thin(node.times_s, _MAX_SAMPLES)
     for (colour, style, width), (label, rates) in zip(_DEVICES, node.rates.items()):
         line, = axes.plot(times, [r / 1e6 for r in _thin(rates, _MAX_SAMPLES)], style, color=colour, linewidth=width)
-        picture.tip(line, f'{printable(node.host)}: {label}, at most {max(rates) / 1e6:,.1f} MB/s')
+        picture.tip(line, f'{_short(printable(node.host))}: {label}, at most {max(rates) / 1e6:,.1f} MB/s')
     if len(run.stretches) <= _MAX_POINTS:
         axes.vlines([s.start_s for s in run.stretches], 0, 1, GRID, (0, (1, 2)), linewidth=0.8,
                     transform=axes.get_xaxis_transform())
