@@ -249,7 +249,7 @@ def _status(run: Run) -> str:
     """The status; of a run that goes on, how far it is."""
     if run.status != 'running':
         return run.status
-    best = max((e.accuracy for e in run.evaluations), default=None)
+    best = run.best_accuracy
     return ', '.join(['running', *([f'epoch {run.last_epoch}'] if run.last_epoch is not None else []),
                       *([f'best {100 * best:.2f} %'] if best is not None else []),
                       *([f'written {_age(run.age_s)} ago'] if run.age_s is not None else [])])
