@@ -9,9 +9,10 @@ Two kinds of evidence are told apart:
 - A likeness: the accuracies of four evaluations or more are equal digit for digit though the seeds are not, or the
   times are equal after scaling one run to the length of the other. That is odd, but proves nothing: it is said.
 
-Times of whole tenths of a second, as made-up logs and coarse clocks have, are no evidence. Where all epochs of a run
-take the same time, two numbers tell all of its times: such a run is a copy only where they are equal to the
-millisecond, and never a scaled one. What is no evidence alone is some beside accuracies that are equal digit for digit.
+Times of whole seconds, as made-up logs and coarse clocks have, are no evidence, nor are whole tenths where they are
+only near. Where all epochs of a run take the same time, two numbers tell all of its times: such a run is a copy only
+where they are equal to the millisecond, and never a scaled one. What is no evidence alone is some beside accuracies
+that are equal digit for digit.
 """
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
