@@ -1,0 +1,282 @@
+"""What is known of sets of runs that are over: their recipe, layout, times and curves. Pure but for load_published.
+
+A set comes from logs (known_of) or from the table of published systems in this package (load_published), which
+docs/make_published.py makes. What is worked out from known sets reads them here and does not ask where they come from.
+"""
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from mlperf_rn50.mlperf.run import IMAGENET_TRAIN, Run
+from mlperf_rn50.study.convergence import System
+
+# Logs give the end of a schedule in epochs or in steps; none has so many epochs, or so few steps.
+_MAX_EPOCHS = 200
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What makes a run converge; None for what its log does not say.
+
+    Args:
+        opt_name: sgd or lars.
+        global_batch_size: images per step.
+        base_lr: at the end of the warm-up.
+        warmup_epochs: of the linear warm-up.
+        decay: poly, or step for rates that fall at step_epochs.
+        decay_epochs: epochs of the whole schedule, warm-up included.
+        end_lr: lower end of poly.
+        poly_power: exponent of poly.
+        step_epochs: where the rate falls to a tenth.
+        weight_decay: L2 factor.
+        momentum: of the velocity.
+        label_smoothing: probability spread over all classes.
+        target_accuracy: Top-1 as a fraction.
+        eval_period: epochs between two evaluations.
+        first_eval_epoch: epochs trained before the first one.
+    """
+
+    opt_name: str | None
+    global_batch_size: int
+    base_lr: float | None = None
+    warmup_epochs: float | None = None
+    decay: str | None = None
+    decay_epochs: float | None = None
+    end_lr: float | None = None
+    poly_power: float | None = None
+    step_epochs: tuple[float, ...] | None = None
+    weight_decay: float | None = None
+    momentum: float | None = None
+    label_smoothing: float | None = None
+    target_accuracy: float | None = None
+    eval_period: int | None = None
+    first_eval_epoch: int | None = None
+
+    @property
+    def last_eval_epoch(self) -> int | None:
+        """Epochs trained at the last evaluation that the schedule leaves room for; None where it declares no end."""
+        if self.decay_epochs is None or not self.eval_period or self.first_eval_epoch is None:
+            return None
+        room = math.floor(self.decay_epochs + 0.1) - self.first_eval_epoch  # an end in steps is not a whole epoch
+        return self.first_eval_epoch + room // self.eval_period * self.eval_period if room >= 0 else None
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """One run.
+
+    Args:
+        name: of its log.
+        seed: as logged.
+        status: as in mlperf.run.Run.
+        epochs: trained when the target was reached; None where it was not.
+        time_s: from run_start to run_stop.
+        curve: (epochs trained, Top-1 as a fraction) of every evaluation.
+    """
+
+    name: str
+    seed: int | None
+    status: str
+    epochs: int | None
+    time_s: float | None
+    curve: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Where the time of a set goes, in seconds: the mean of its runs.
+
+    Args:
+        epoch_s: an epoch at full speed, without evaluation.
+        evaluation_s: one evaluation.
+        outside_s: the rest of the clock: what the first epoch takes more, and gaps.
+    """
+
+    epoch_s: float
+    evaluation_s: float
+    outside_s: float
+
+
+@dataclass(frozen=True)
+class KnownSet:
+    """Runs that differ in their seeds only.
+
+    Args:
+        source: where this comes from: a folder, or the published round.
+        round: v0.5, v0.6, ...
+        org: as logged or described.
+        name: of the system.
+        num_nodes: nodes.
+        num_accelerators: of all nodes; 0 for CPUs.
+        num_units: what shares the work: accelerators, or ranks where there are none.
+        accelerator: its model.
+        framework: with its version.
+        dataset: None for ImageNet.
+        train_samples: images per epoch.
+        recipe: what the runs share.
+        times: None where the logs have no epochs, or no run ended.
+        time_s: the MLPerf score, or the mean of the runs that converged, in seconds; None without one.
+        runs: one or more.
+        unlogged: the fields of the recipe that no log says, which come from the settings submitted with it.
+    """
+
+    source: str
+    round: str
+    org: str | None
+    name: str
+    num_nodes: int | None
+    num_accelerators: int | None
+    num_units: int | None
+    accelerator: str | None
+    framework: str | None
+    dataset: str | None
+    train_samples: int | None
+    recipe: Recipe
+    times: Times | None
+    time_s: float | None
+    runs: tuple[KnownRun, ...]
+    unlogged: tuple[str, ...] = ()
+
+    @property
+    def converged(self) -> tuple[KnownRun, ...]:
+        return tuple(r for r in self.runs if r.status == 'converged')
+
+    @property
+    def is_imagenet(self) -> bool:
+        return self.dataset is None
+
+    @property
+    def local_batch_size(self) -> float | None:
+        """Images per step of an accelerator, or of a rank where there are none."""
+        return self.recipe.global_batch_size / self.num_units if self.num_units else None
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a training step."""
+        if not self.times or not self.train_samples:
+            return None
+        return self.times.epoch_s * self.recipe.global_batch_size / self.train_samples
+
+
+def _number(optimizer: Mapping[str, Any], *names: str) -> float | None:
+    """The first of some keys that has a number."""
+    values = (optimizer.get(name) for name in names)
+    return next((float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)), None)
+
+
+def eval_grid(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[int | None, int | None]:
+    """The most frequent epochs between two evaluations, and those before the first one."""
+    firsts = [curve[0][0] for curve in curves if curve]
+    gaps = Counter(b[0] - a[0] for curve in curves for a, b in zip(curve, curve[1:]))
+    return gaps.most_common(1)[0][0] if gaps else None, min(firsts, default=None)
+
+
+def _decay_epochs(steps: float | None, batch: int, samples: int | None, warmup: float | None) -> float | None:
+    """Epochs of the whole schedule, from the number that a log gives: of epochs, or of steps after the warm-up."""
+    if steps is None or steps <= _MAX_EPOCHS:
+        return steps
+    return steps / math.ceil((samples or IMAGENET_TRAIN) / batch) + (warmup or 0.0)
+
+
+def make_recipe(optimizer: Mapping[str, Any], batch: int, samples: int | None, target: float | None,
+                curves: Sequence[Sequence[tuple[int, float]]]) -> Recipe:
+    """A recipe from the keys that logs of any round have for it.
+
+    Args:
+        optimizer: keys as logged, their values untrusted.
+        batch: global batch size.
+        samples: training images.
+        target: Top-1 as a fraction.
+        curves: of the runs, which tell when they evaluate.
+    """
+    name = optimizer.get('opt_name')
+    own, other = ('lars', 'sgd') if name == 'lars' else ('sgd', 'lars')
+    warmup = _number(optimizer, f'{own}_opt_learning_rate_warmup_epochs', 'opt_learning_rate_warmup_epochs',
+                     f'{other}_opt_learning_rate_warmup_epochs')
+    steps = _number(optimizer, f'{own}_opt_learning_rate_decay_steps')
+    boundaries = optimizer.get('opt_learning_rate_decay_boundary_epochs')
+    is_stepped = isinstance(boundaries, (list, tuple)) and all(isinstance(b, (int, float)) for b in boundaries)
+    period, first = eval_grid(curves)
+    return Recipe(
+        name if isinstance(name, str) else None, batch,
+        _number(optimizer, f'{own}_opt_base_learning_rate', 'opt_base_learning_rate', 'opt_learning_rate'), warmup,
+        'step' if is_stepped and boundaries else 'poly' if steps is not None else None,
+        _decay_epochs(steps, batch, samples, warmup),
+        _number(optimizer, f'{own}_opt_end_learning_rate', f'{other}_opt_end_learning_rate'),
+        _number(optimizer, f'{own}_opt_learning_rate_decay_poly_power'),
+        tuple(map(float, boundaries)) if is_stepped and boundaries else None,
+        _number(optimizer, f'{own}_opt_weight_decay', 'model_l2_regularization'),
+        _number(optimizer, f'{own}_opt_momentum', 'opt_momentum'), _number(optimizer, 'label_smoothing'), target,
+        period, first)
+
+
+def _known_run(run: Run) -> KnownRun:
+    return KnownRun(run.path.name, run.seed, run.status, run.epochs_to_converge, run.time_to_train_s,
+                    tuple((e.epoch, e.accuracy) for e in run.evaluations))
+
+
+def make_times(epoch_s: float | None, runs: Sequence[tuple[float | None, int | None, int, float]]) -> Times | None:
+    """The mean times of some runs; None where the logs do not tell them.
+
+    Args:
+        epoch_s: seconds of an epoch at full speed.
+        runs: of each its seconds, epochs, evaluations, and the seconds of all of these.
+    """
+    known = [(t, e, n, s) for t, e, n, s in runs if t is not None and e and n]
+    if not epoch_s or not known:
+        return None
+    evaluation_s = sum(s for *_, s in known) / sum(n for _, _, n, _ in known)
+    outside_s = statistics.fmean(t - e * epoch_s - s for t, e, _, s in known)
+    return Times(epoch_s, evaluation_s, outside_s)
+
+
+def _evaluation_s(run: Run) -> float:
+    return sum(e.stop_s - e.start_s for e in run.evaluations if e.start_s is not None and e.stop_s is not None)
+
+
+def known_of(system: System) -> KnownSet | None:
+    """What the logs of a system tell; None for a refused set, or where they do not tell the batch."""
+    batch = system.global_batch_size
+    if system.refusal or not batch:
+        return None
+    runs = tuple(r for r in system.counted if r.status != 'unreadable')
+    curves = [[(e.epoch, e.accuracy) for e in r.evaluations] for r in runs]
+    optimizer = {k: v for r in reversed(runs) for k, v in r.optimizer.items()}
+    recipe = make_recipe(optimizer, batch, system.train_samples, system.target_accuracy, curves)
+    times = make_times(system.epoch_s, [(r.time_to_train_s, r.last_epoch, len(r.evaluations), _evaluation_s(r))
+                                        for r in system.scored])
+    return KnownSet(str(system.folder), system.round, system.org, system.name, system.num_nodes,
+                    system.num_accelerators, system.num_units, system.accelerator, system.framework,
+                    None if system.is_imagenet else system.dataset or 'another data set', system.train_samples, recipe,
+                    times, system.time_s, tuple(map(_known_run, runs)))
+
+
+def _published_set(facts: Mapping[str, Any]) -> KnownSet:
+    runs = tuple(KnownRun(name, seed, status, epochs if status == 'converged' else None, time_s,
+                          tuple((e, a) for e, a in curve))
+                 for name, seed, status, epochs, time_s, curve in facts['runs'])
+    recipe = make_recipe(facts['optimizer'], facts['global_batch_size'], IMAGENET_TRAIN, facts['target_accuracy'],
+                         [r.curve for r in runs])
+    unlogged: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
+                                for name, value in facts['unlogged'].items() if getattr(recipe, name) is None}
+    recipe = replace(recipe, **unlogged)
+    return KnownSet(f'published {facts["round"]}', facts['round'], facts['org'], facts['name'], facts['num_nodes'],
+                    facts['num_accelerators'], facts['num_accelerators'] or facts['num_ranks'], facts['accelerator'],
+                    facts['framework'], None, IMAGENET_TRAIN, recipe, Times(*facts['times']), facts['time_s'], runs,
+                    tuple(unlogged))
+
+
+@cache
+def load_published() -> tuple[KnownSet, ...]:
+    """The published systems of MLPerf Training that ran ResNet-50 on MXNet, v0.5 to v1.0.
+
+    Source: github.com/mlcommons/training_results_v0.5, v0.6, v0.7 and v1.0.
+    """
+    text = resources.files(__package__).joinpath('published.json').read_text(encoding='utf-8')
+    return tuple(map(_published_set, json.loads(text)['sets']))
