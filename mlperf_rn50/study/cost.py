@@ -1,6 +1,75 @@
-"""What does a run cost? Node-hours, and money where a price is given. Pure."""
+"""What does a run cost? Node-hours, money where a price is given, and energy where it was measured. Pure."""
+import argparse
+import math
+import statistics
+from collections.abc import Sequence
+
+from mlperf_rn50.mlperf.energy import KINDS, Energy
+from mlperf_rn50.mlperf.run import Run
+
+_JOULES_PER_KWH = 3.6e6
+
+
+def price(text: str) -> float:
+    """A price from the command line.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f'got {text}, expected a price above 0, such as 3.5')
+    return value
 
 
 def node_hours(seconds: float, num_nodes: int) -> float:
     """Hours of all nodes."""
     return seconds / 3600 * num_nodes
+
+
+def cost(seconds: float, num_nodes: int, price_per_node_hour: float) -> float:
+    """Money for all nodes, in the currency of the price."""
+    return node_hours(seconds, num_nodes) * price_per_node_hour
+
+
+def kwh(joules: float | None) -> float | None:
+    """Joules in kilowatt-hours."""
+    return None if joules is None else joules / _JOULES_PER_KWH
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean; None where one is missing, or there are none."""
+    known = [v for v in values if v is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
+def mean_energy(energies: Sequence[Energy]) -> Energy:
+    """The mean of some runs; a kind counts only where all of them measured it."""
+    reasons = {kind: next(e.reasons[kind] for e in energies if kind in e.reasons)
+               for kind in KINDS if any(kind in e.reasons for e in energies)}
+    names = [f'{kind}_{what}' for kind in KINDS for what in ('joules', 'idle_w')]
+    return Energy(_mean([e.seconds for e in energies]) or 0.0, reasons=reasons,
+                  idle_s=min((e.idle_s for e in energies if e.idle_s is not None), default=None)
+                  if all(e.idle_s is not None for e in energies) else None,
+                  **{name: _mean([getattr(e, name) for e in energies]) for name in names})
+
+
+def images_per_joule(runs: Sequence[Run], energies: Sequence[Energy]) -> float | None:
+    """Training images per joule of what was measured in all runs; None where nothing was, or epochs are not known.
+
+    Args:
+        runs: one or more.
+        energies: of each.
+    """
+    joules, images = mean_energy(energies).joules, [_images(r) for r in runs]
+    mean = _mean(images)
+    return mean / joules if joules and mean is not None else None
+
+
+def _images(run: Run) -> float | None:
+    """Images that a run trained on: those of all its epochs."""
+    epochs = run.epochs_to_converge or run.last_epoch
+    return epochs * run.train_samples if epochs and run.train_samples else None
