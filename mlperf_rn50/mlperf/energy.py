@@ -1,9 +1,10 @@
 """The energy of a run, from the samples of its nodes beside the log, which are untrusted input like the log.
 
-It is that of the run's clock: from run_start to run_stop, without what lies between a part of a resumed run and the next,
-and without what was trained again. It counts only where every node tells it for the whole time.
+It is that of the run's clock: from run_start to run_stop, without what lies between the parts of a resumed run, and
+without what was trained again. It counts only where every node tells it for the whole time.
 """
 import bisect
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -90,8 +91,9 @@ class _Session:
 def _energies(record: Mapping[str, Any]) -> Iterable[tuple[str, Iterable[tuple[str, float]]]]:
     """The joules of a record by kind; what is no number of joules is not there."""
     found = record.get('energy_j')
-    for kind in KINDS if isinstance(found, dict) else ():
-        if isinstance(devices := found.get(kind), dict):
+    by_kind = found if isinstance(found, dict) else {}
+    for kind in KINDS:
+        if isinstance(devices := by_kind.get(kind), dict):
             yield kind, [(name, joules) for name, value in devices.items() if len(name) <= _MAX_NAME
                          and (joules := number(value, 0, _MAX_JOULES)) is not None]
 
@@ -220,29 +222,28 @@ def _find_fault(run: Run, nodes: Sequence[_Node]) -> str | None:
     return None
 
 
-def _idle(session: _Session) -> tuple[float, dict[str, float]] | None:
-    """Seconds and watts by kind before the network was built; None where these are too few to say."""
-    watts, seconds = {}, []
-    for kind, devices in session.readings.items():
-        total_w = 0.0
-        for readings in devices.values():
-            early = [r for r in readings if session.init_s is not None and r[0] <= session.init_s]
-            span_s = early[-1][0] - early[0][0] if len(early) >= _MIN_IDLE_READINGS else 0.0
-            if span_s < _MIN_IDLE_S:
-                return None
-            seconds.append(span_s)
-            total_w += (early[-1][1] - early[0][1]) / span_s
-        watts[kind] = total_w
-    return (min(seconds), watts) if seconds else None
+def _idle(session: _Session, kind: str) -> tuple[float, float] | None:
+    """Seconds and watts of all devices before the network was built; None where these are too few to say."""
+    spans, total_w = [], 0.0
+    for readings in session.readings.get(kind, {}).values():
+        early = [r for r in readings if session.init_s is not None and r[0] <= session.init_s]
+        span_s, joules = (early[-1][0] - early[0][0], early[-1][1] - early[0][1]) if early else (0.0, 0.0)
+        if span_s < _MIN_IDLE_S or len(early) < _MIN_IDLE_READINGS or not 0 <= joules <= _MAX_DEVICE_W * span_s:
+            return None
+        spans.append(span_s)
+        total_w += joules / span_s
+    return (min(spans), total_w) if spans else None
 
 
-def _idle_of(nodes: Sequence[_Node], kinds: Sequence[str]) -> dict[str, float]:
-    """The fields of an Energy that tell of idle nodes, as far as all of them do."""
-    found = [_idle(n.sessions[0]) for n in nodes]
-    idles = [i for i in found if i]
-    if not kinds or len(idles) < len(nodes):
-        return {}
-    return {'idle_s': min(s for s, _ in idles), **{f'{kind}_idle_w': sum(w[kind] for _, w in idles) for kind in kinds}}
+def _idle_of(nodes: Sequence[_Node], kinds: Iterable[str]) -> dict[str, float]:
+    """The fields of an Energy that tell of idle nodes, of the kinds of which all nodes do."""
+    found: dict[str, float] = {}
+    for kind in kinds:
+        idles = [i for n in nodes if (i := _idle(n.sessions[0], kind))]
+        if len(idles) == len(nodes):
+            found[f'{kind}_idle_w'] = sum(w for _, w in idles)
+            found['idle_s'] = min([*(s for s, _ in idles), found.get('idle_s', math.inf)])
+    return found
 
 
 def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, until_s: float | None = None) -> Energy:
@@ -254,7 +255,8 @@ def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, unt
         until_s: on the run's clock; by default its end, or as far as all nodes tell where it has none.
     """
     nodes = [_read_node(path) for path in files_of(run, files)]
-    seconds = next((s for s in (until_s, run.time_to_train_s) if s is not None), min(map(_last_s, nodes), default=0.0))
+    told_s = max(0.0, min(map(_last_s, nodes), default=0.0))
+    seconds = next(s for s in (until_s, run.time_to_train_s, told_s) if s is not None)
     fault = _find_fault(run, nodes)
     found: dict[str, dict[str, Devices]] = {}
     reasons = {}
@@ -268,4 +270,4 @@ def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, unt
     joules = {f'{kind}_joules': sum(j for devices in hosts.values() for j in devices.values())
               for kind, hosts in found.items()}
     by_node = {n.host: {kind: hosts[n.host] for kind, hosts in found.items()} for n in nodes} if found else {}
-    return Energy(seconds, **joules, reasons=reasons, nodes=by_node, **_idle_of(nodes, tuple(found)))
+    return Energy(seconds, **joules, reasons=reasons, nodes=by_node, **_idle_of(nodes, found))

@@ -50,23 +50,23 @@ def mean_energy(energies: Sequence[Energy]) -> Energy:
     """The mean of some runs; a kind counts only where all of them measured it."""
     reasons = {kind: next(e.reasons[kind] for e in energies if kind in e.reasons)
                for kind in KINDS if any(kind in e.reasons for e in energies)}
-    names = [f'{kind}_{what}' for kind in KINDS for what in ('joules', 'idle_w')]
-    return Energy(_mean([e.seconds for e in energies]) or 0.0, reasons=reasons,
-                  idle_s=min((e.idle_s for e in energies if e.idle_s is not None), default=None)
-                  if all(e.idle_s is not None for e in energies) else None,
-                  **{name: _mean([getattr(e, name) for e in energies]) for name in names})
+    idles_s = [e.idle_s for e in energies]
+    return Energy(
+        _mean([e.seconds for e in energies]) or 0.0, _mean([e.cpu_joules for e in energies]),
+        _mean([e.gpu_joules for e in energies]), reasons,
+        idle_s=None if None in idles_s else min((s for s in idles_s if s is not None), default=None),
+        cpu_idle_w=_mean([e.cpu_idle_w for e in energies]), gpu_idle_w=_mean([e.gpu_idle_w for e in energies]))
 
 
-def images_per_joule(runs: Sequence[Run], energies: Sequence[Energy]) -> float | None:
-    """Training images per joule of what was measured in all runs; None where nothing was, or epochs are not known.
+def images_per_joule(runs: Sequence[Run], energy: Energy) -> float | None:
+    """Training images per joule of what was measured; None where nothing was, or epochs are not known.
 
     Args:
         runs: one or more.
-        energies: of each.
+        energy: their mean.
     """
-    joules, images = mean_energy(energies).joules, [_images(r) for r in runs]
-    mean = _mean(images)
-    return mean / joules if joules and mean is not None else None
+    images = _mean([_images(r) for r in runs])
+    return images / energy.joules if energy.joules and images is not None else None
 
 
 def _images(run: Run) -> float | None:

@@ -79,7 +79,7 @@ def _microjoules(path: Path) -> float:
 
 def open_packages(sys: Path, now_s: float) -> list[Counter]:
     """The counters of all CPU packages; none where one of them cannot be read."""
-    zones = [p for p in sorted((sys / 'class/powercap').glob('intel-rapl:*')) if re.fullmatch(r'intel-rapl:\d+', p.name)]
+    zones = sorted(p for p in (sys / 'class/powercap').glob('intel-rapl:*') if re.fullmatch(r'intel-rapl:\d+', p.name))
     found: list[Counter] = []
     try:
         for zone in zones:
