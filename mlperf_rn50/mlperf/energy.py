@@ -16,6 +16,8 @@ from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.telemetry import files_of, host_of, read_records
 
 KINDS = ('cpu', 'gpu')
+# Why nothing was measured where nobody could expect it.
+NO_TELEMETRY, NO_COUNTERS = 'there is no telemetry of the run', 'no node has counters that could be read'
 _MAX_DEVICES, _MAX_NAME = 64, 64
 _MAX_JOULES, _MAX_DEVICE_W = 1e12, 1e4
 # How far from either end of a part a sample may be, of which there is one a second, and what of it they must cover.
@@ -59,6 +61,12 @@ class Energy:
     def joules(self) -> float | None:
         """Of all kinds that were measured."""
         return sum(getattr(self, f'{kind}_joules') for kind in self.measured) if self.measured else None
+
+    @property
+    def idle_w(self) -> float | None:
+        """Of all kinds that were measured, before the run; None where one of them is not known."""
+        watts = [getattr(self, f'{kind}_idle_w') for kind in self.measured]
+        return sum(watts) if watts and None not in watts else None
 
 
 class _Unmeasured(Exception):
@@ -193,7 +201,7 @@ def _node_joules(node: _Node, kind: str, until_s: float) -> Devices:
     if not parts or parts[0][1] > 0:
         raise _Unmeasured(f'{node.host} has no samples of the start of the run')
     if any(not s.readings.get(kind) for s, _, _ in parts):
-        raise _Unmeasured(f'{node.host} told none')
+        raise _Unmeasured(f'{node.host} has no counters that could be read')
     found = {}
     for name in dict.fromkeys(n for s, _, _ in parts for n in s.readings[kind]):
         try:
@@ -209,12 +217,14 @@ def _last_s(node: _Node) -> float:
     return last.last_s - last.start[0] + last.start[1] if last and last.start else 0.0
 
 
-def _find_fault(run: Run, nodes: Sequence[_Node]) -> str | None:
-    """Why the nodes that were sampled are not those of the run."""
+def _find_fault(run: Run, nodes: Sequence[_Node], kind: str) -> str | None:
+    """Why the nodes that were sampled do not tell of the run."""
     if not nodes:
-        return 'there is no telemetry of the run'
+        return NO_TELEMETRY
+    if not any(s.readings.get(kind) for n in nodes for s in n.sessions):
+        return NO_COUNTERS
     if run.num_nodes != len(nodes):
-        return f'telemetry of {len(nodes)} nodes, the log has {"no number" if run.num_nodes is None else run.num_nodes}'
+        return f'nodes with telemetry: {len(nodes)}, in the log: {run.num_nodes or "not said"}'
     boots: dict[str, str] = {}
     for node in nodes:
         if node.boot and boots.setdefault(node.boot, node.host) != node.host:
@@ -257,12 +267,11 @@ def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, unt
     nodes = [_read_node(path) for path in files_of(run, files)]
     told_s = max(0.0, min(map(_last_s, nodes), default=0.0))
     seconds = next(s for s in (until_s, run.time_to_train_s, told_s) if s is not None)
-    fault = _find_fault(run, nodes)
     found: dict[str, dict[str, Devices]] = {}
     reasons = {}
     for kind in KINDS:
         try:
-            if fault:
+            if fault := _find_fault(run, nodes, kind):
                 raise _Unmeasured(fault)
             found[kind] = {n.host: _node_joules(n, kind, seconds) for n in nodes}
         except _Unmeasured as e:

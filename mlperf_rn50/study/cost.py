@@ -1,6 +1,4 @@
 """What does a run cost? Node-hours, money where a price is given, and energy where it was measured. Pure."""
-import argparse
-import math
 import statistics
 from collections.abc import Sequence
 
@@ -8,21 +6,6 @@ from mlperf_rn50.mlperf.energy import KINDS, Energy
 from mlperf_rn50.mlperf.run import Run
 
 _JOULES_PER_KWH = 3.6e6
-
-
-def price(text: str) -> float:
-    """A price from the command line.
-
-    Raises:
-        ArgumentTypeError: it is none.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f'got {text}, expected a price above 0, such as 3.5')
-    return value
 
 
 def node_hours(seconds: float, num_nodes: int) -> float:
