@@ -12,7 +12,7 @@ EPILOG = """examples:
   mlperf-rn50 report training_results_v0.7/NVIDIA --format json
   mlperf-rn50 report logs/c4140 --format csv --rows evaluations
   mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4
-  mlperf-rn50 report logs/c4140 --price-per-node-hour 12.24
+  mlperf-rn50 report logs/c4140 --price-per-node-hour 3.5
 
 A run that did not converge is shown, never left out. Runs of one folder that differ in batch, optimizer, target or
 number of nodes are no set: they are shown, with the reason, and compared with nothing.

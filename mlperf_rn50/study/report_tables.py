@@ -75,6 +75,11 @@ def _figures(value: float | None, refs: tuple[Ref, ...] = ()) -> Cell:
     return _number(value, max(0, 2 - math.floor(math.log10(value))) if value else 0, refs)
 
 
+def money(value: float) -> str:
+    """An amount with two decimals, or three figures of a small one."""
+    return f'{value:,.2f}' if value >= 1 else f'{value:.3g}'
+
+
 def _percent(value: float | None, digits: int = 0, refs: tuple[Ref, ...] = ()) -> Cell:
     return Cell('-' if value is None else f'{100 * value:.{digits}f} %', value, refs)
 
@@ -205,8 +210,9 @@ def _is_other_accelerator(study: Study) -> bool:
 
 def _cost_cells(study: Study, system: System, refs: tuple[Ref, ...]) -> dict[str, Cell]:
     """What a system's time costs, by column."""
-    energy = system.energy
-    return {'node-hours': _figures(system.node_hours, refs), 'cost': _number(study.cost(system), 2, refs),
+    energy, cost = system.energy, study.cost(system)
+    return {'node-hours': _figures(system.node_hours, refs),
+            'cost': Cell('-' if cost is None else money(cost), cost, refs),
             'CPU kWh': _figures(kwh(energy.cpu_joules) if energy else None, refs),
             'GPU kWh': _figures(kwh(energy.gpu_joules) if energy else None, refs),
             'images/J': _figures(system.images_per_joule, refs)}
@@ -222,8 +228,8 @@ def _cost_note(study: Study, left_out: Sequence[str]) -> str:
     price = '' if 'cost' in left_out else (
         f' Node-hours and cost are of the time, at {study.price_per_node_hour:,g} a node-hour.')
     return price if all(h in left_out for h in _ENERGY) else price + (
-        ' Energy is the mean of the runs of the time, from run_start to run_stop, of the CPU packages and the GPUs of all '
-        'nodes and of nothing else; images/J are over what is shown of both.')
+        ' Energy is the mean of the runs of the time, from run_start to run_stop, of the CPU packages and the GPUs of '
+        'all nodes and of nothing else; images/J are over what is shown of both.')
 
 
 def answer_table(study: Study) -> Table:
@@ -378,8 +384,8 @@ def energy_table(study: Study) -> Table | None:
              _percent(e.idle_w * e.seconds / e.joules if e.idle_w and e.joules else None)) for s, e in known]
     head = ('system', 'run, s', 'kWh', 'of', 'mean W', 'idle W', 'idle over s', 'idle share')
     has_idle = any(e.idle_w for _, e in known)
-    note = ('Of all nodes, on the clock of the run. Idle: the power before the network was built, over so many seconds; '
-            'the share is what that would come to over the run.') if has_idle else (
+    note = ('Of all nodes, on the clock of the run. Idle: the power before the network was built, over so many '
+            'seconds; the share is what that would come to over the run.') if has_idle else (
         'Of all nodes, on the clock of the run. What they take when idle is not known: no telemetry has '
         'seconds enough before the network was built.')
     return Table('Energy of a run', head if has_idle else head[:5],
