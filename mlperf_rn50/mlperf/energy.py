@@ -107,10 +107,11 @@ def _energies(record: Mapping[str, Any]) -> Iterable[tuple[str, Iterable[tuple[s
 
 
 class _Node(NamedTuple):
-    """A node's samples; sessions: those in which the run's clock went on, in their order."""
+    """A node's samples; kinds: those it ever told; sessions: those in which the run's clock went on, in their order."""
 
     host: str
     boot: str | None
+    kinds: set[str]
     sessions: list[_Session]
 
 
@@ -122,7 +123,7 @@ def _read_node(path: Path) -> _Node:
         if isinstance(record.get('boot'), str):
             boot = record['boot'][:_MAX_NAME]
         sessions[-1].see(record, record['time_ms'] / 1000)
-    return _Node(host_of(path), boot, [s for s in sessions if s.start])
+    return _Node(host_of(path), boot, {kind for s in sessions for kind in s.readings}, [s for s in sessions if s.start])
 
 
 def _joules_at(readings: Readings, time_s: float) -> float:
@@ -221,7 +222,7 @@ def _find_fault(run: Run, nodes: Sequence[_Node], kind: str) -> str | None:
     """Why the nodes that were sampled do not tell of the run."""
     if not nodes:
         return NO_TELEMETRY
-    if not any(s.readings.get(kind) for n in nodes for s in n.sessions):
+    if not any(kind in n.kinds for n in nodes):
         return NO_COUNTERS
     if run.num_nodes != len(nodes):
         return f'nodes with telemetry: {len(nodes)}, in the log: {run.num_nodes or "not said"}'
