@@ -53,7 +53,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class MeasuredExchange:
-    """What bench allreduce says of the gradients of a step, and of the step with their exchange."""
+    """What bench allreduce says of the gradients of a step, and of the step with their exchange: None without one."""
 
     model: str
     local_batch_size: int
@@ -61,7 +61,7 @@ class MeasuredExchange:
     num_hosts: int
     num_bytes: int
     time_s: float
-    step_s: float
+    step_s: float | None
 
     @property
     def gbit_s(self) -> float:
@@ -125,6 +125,9 @@ class _Object:
 
     def seconds(self, key: str, least_ms: float = 0.0) -> float:
         return self.number(key, least_ms, _MAX_MS) / 1000
+
+    def has(self, key: str) -> bool:
+        return key in self._value
 
     def text(self, key: str) -> str:
         return printable(self._field(key, 'a text', lambda v: v if isinstance(v, str) else None))[:_MAX_SHOWN]
@@ -203,7 +206,7 @@ def _exchange(path: Path, machine: _Object, tables: Sequence[_Object]) -> Measur
     num_ranks, row = int(over[1]), table.objects('rows')[0]
     return MeasuredExchange(row.text('model'), row.count('local_batch_size'), num_ranks,
                             machine.count('num_hosts', 1, num_ranks), row.count('bytes', 1, _MAX_BYTES),
-                            row.seconds('time_ms', 1e-6), row.seconds('step_ms', 1e-3))
+                            row.seconds('time_ms', 1e-6), row.seconds('step_ms', 1e-3) if row.has('step_ms') else None)
 
 
 def full_name(known: KnownSet) -> str:
@@ -309,7 +312,13 @@ def _base_of_step(step: MeasuredStep, path: Path, has_accelerators: bool) -> tup
 
 
 def _base_of_exchange(bench: Bench, x: MeasuredExchange) -> tuple[Base, tuple[str, ...]]:
-    """A base from bench allreduce alone, whose step has the exchange in it."""
+    """A base from bench allreduce alone, whose step has the exchange in it.
+
+    Raises:
+        UserError: it has no step.
+    """
+    if x.step_s is None:
+        raise UserError(f'{bench.path}: has no step_ms, expected a bench train beside it')
     step = MeasuredStep(x.model, 'float32', 'synthetic', _IMAGENET_PIXELS, x.local_batch_size, x.num_ranks, x.num_hosts,
                         x.step_s, 0.0)
     base, notes = _base_of_step(step, bench.path, bench.has_accelerators)
@@ -319,14 +328,13 @@ def _base_of_exchange(bench: Bench, x: MeasuredExchange) -> tuple[Base, tuple[st
 
 def _exchange_link(base: Base, bench: Bench, x: MeasuredExchange) -> Link:
     """The link that bench allreduce measured; whether its step is shorter than its parts."""
+    source = f'bench allreduce over {x.num_ranks} ranks on {x.num_hosts} nodes, {bench.path}'
     local = base.global_batch_size / base.num_units
-    is_same = local == x.local_batch_size and base.num_nodes == 1 and base.known is None
+    if x.step_s is None or base.num_nodes > 1 or local != x.local_batch_size:
+        return Link(x.gbit_s, x.num_bytes, False, source)
     shown_s = x.step_s - (base.step_s - base.exchange_s)
-    is_hidden = is_same and shown_s < x.time_s / 2
-    hidden = (f', of {1e3 * x.time_s:.1f} ms a step of {1e3 * x.step_s:.1f} ms shows {1e3 * max(shown_s, 0.0):.1f}'
-              if is_same else '')
-    return Link(x.gbit_s, x.num_bytes, is_hidden,
-                f'bench allreduce over {x.num_ranks} ranks on {x.num_hosts} nodes, {bench.path}{hidden}')
+    return Link(x.gbit_s, x.num_bytes, shown_s < x.time_s / 2,
+                f'{source}; of its {1e3 * x.time_s:.1f} ms a step there shows {1e3 * max(shown_s, 0.0):.1f}')
 
 
 def _find_link(base: Base, bench: Bench | None, gbit_s: float | None) -> tuple[Link | None, tuple[str, ...]]:
