@@ -142,11 +142,10 @@ def _render(answer: Answer, validation: Validation, form: str) -> str:
 
 def _validate(options: Namespace, parser: Parser) -> int:
     """Predicts what was measured, and prints the errors; fails where nothing could be predicted."""
-    asked = [name for name in ('sources', 'layouts', 'out', 'system', 'link_gbit_s', 'price_per_node_hour')
-             if getattr(options, name)]
-    if asked or options.format == 'json':
-        raise option_error(f'--validate: got {", ".join([*asked, *(["--format json"] * (options.format == "json"))])} '
-                           'beside it, expected a TREE or nothing', parser)
+    beside = {'SOURCE': options.sources, '--layouts': options.layouts, '--out': options.out, '--system': options.system,
+              '--format json': options.format == 'json'}
+    if asked := [name for name, value in beside.items() if value]:
+        raise option_error(f'--validate: got {", ".join(asked)} beside it, expected a TREE or nothing', parser)
     from mlperf_rn50.study.known import known_of, load_published
     from mlperf_rn50.study.predict_validation import render_validation, validate
     from mlperf_rn50.study.systems import load_systems

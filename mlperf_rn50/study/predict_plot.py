@@ -73,15 +73,17 @@ def _by_units(answer: Answer) -> dict[int, list[Row]]:
 def _draw_rows(picture: Picture, axes: Axes, panel: _Panel, rows: Sequence[Row], colour: str) -> list[float]:
     """The predictions of as many units on a node; returns the values."""
     points = [(r, v) for r in rows if (v := panel.of_row(r)) is not None]
-    spans = [(r.layout.num_nodes, span) for r, _ in points if (span := panel.interval(r))]
-    axes.vlines([n for n, _ in spans], [s[0] for _, s in spans], [s[1] for _, s in spans], colour, linewidth=3,
-                alpha=0.35)
+    spans = [(r.layout.num_nodes, v, span) for r, v in points if (span := panel.interval(r))]
+    if spans:
+        axes.errorbar([n for n, _, _ in spans], [v for _, v, _ in spans],
+                      ([max(0.0, v - low) for _, v, (low, _) in spans], [max(0.0, high - v) for _, v, (_, high) in spans]),
+                      fmt='none', ecolor=colour, elinewidth=1.6, capsize=5)
     line, = axes.plot([r.layout.num_nodes for r, _ in points], [v for _, v in points], color=colour, linewidth=1,
                       marker='o', markersize=5)
     picture.tip(line, *(f'{r.layout.name}: {v:{panel.form}} {panel.unit} predicted' + (
         f', {s[0]:{panel.form}} to {s[1]:{panel.form}} four times out of five' if (s := panel.interval(r)) else '')
         for r, v in points))
-    return [v for _, v in points] + [v for _, s in spans for v in s]
+    return [v for _, v in points] + [end for _, _, span in spans for end in span if end > 0]
 
 
 def _draw_measured(picture: Picture, axes: Axes, panel: _Panel, sets: Sequence[KnownSet]) -> list[float]:
@@ -97,7 +99,7 @@ def _draw_measured(picture: Picture, axes: Axes, panel: _Panel, sets: Sequence[K
 
 def _measured_sets(answer: Answer) -> list[KnownSet]:
     """What was measured within the range of nodes that is predicted."""
-    most = max(r.layout.num_nodes for r in answer.rows)
+    most = max((r.layout.num_nodes for r in answer.rows if r.prediction.step_s), default=0)
     return [k for k in answer.source.sets if k.num_nodes and k.num_nodes <= most][:_MAX_MEASURED]
 
 
@@ -150,8 +152,7 @@ def draw_prediction(answer: Answer) -> Picture | None:
         _legend(picture, [
             *(Line2D([], [], color=colour, marker='o', markersize=5, linewidth=1, label=f'predicted, {units} a node')
               for colour, units in zip(_colours(by_units), by_units)),
-            *([Line2D([], [], color=GRID, linewidth=3, alpha=0.6, label='four times out of five')]
-              if has_interval else []),
+            *([_mark('|', 'four times out of five', 12, 1.6, GRID)] if has_interval else []),
             *([_mark('x', 'measured', 7, 1.6)] if sets else [])])
     return picture
 
@@ -174,4 +175,3 @@ def dump_picture_twice(picture: Picture, folder: Path) -> None:
         picture.figure.savefig(folder / f'{picture.name}.png', dpi=150, metadata={'Software': None})
         _darken(picture.figure)
         picture.figure.savefig(folder / f'{picture.name}_dark.png', dpi=150, metadata={'Software': None})
-    picture.figure.clear()  # what it weighs is not needed any more

@@ -17,7 +17,7 @@ from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.mlperf.run import IMAGENET_TRAIN
 from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.known import KnownSet, known_of, load_published
-from mlperf_rn50.study.predict import BACKWARD_SHARE, Base, Link, base_for, base_of, published_link
+from mlperf_rn50.study.predict import BACKWARD_SHARE, PUBLISHED_BYTES, Base, Link, base_for, base_of, published_link
 from mlperf_rn50.study.systems import load_systems
 
 # Gradients of ResNet-50 in float32, as ranks without accelerators exchange them.
@@ -344,12 +344,11 @@ def _find_link(base: Base, bench: Bench | None, gbit_s: float | None) -> tuple[L
     if measured and bench and bench.exchange and bench.exchange.num_hosts == 1:
         notes = (f'{bench.path}: measured within one host, which says nothing of what joins nodes',)
         measured = replace(measured, gbit_s=gbit_s) if gbit_s else None
+    if gbit_s and measured:
+        return replace(measured, gbit_s=gbit_s, source='--link-gbit-s, gradients as bench allreduce has them'), notes
     if gbit_s:
-        assumed = published_link() if base.has_accelerators else Link(
-            gbit_s, _FLOAT32_BYTES, False, 'float32 gradients of ResNet-50 supposed, nothing hidden')
-        of = measured or assumed
-        size = 'their size as measured' if measured else f'{of.exchange_bytes / 1e6:.0f} MB supposed, nothing hidden'
-        return replace(of, gbit_s=gbit_s, source=f'--link-gbit-s; {size}'), notes
+        num_bytes, kind = (PUBLISHED_BYTES, 16) if base.has_accelerators else (_FLOAT32_BYTES, 32)
+        return Link(gbit_s, num_bytes, False, f'--link-gbit-s, float{kind} gradients of ResNet-50 are supposed'), notes
     if measured or notes:
         return measured or None, notes
     return (published_link(), ()) if base.has_accelerators else (None, ())

@@ -65,7 +65,7 @@ def answer_table(answer: Answer) -> Table:
     return _table('Time to train', [(r, {} if r.prediction.refusal else _answer_cells(answer, r)) for r in answer.rows],
                   'Efficiency: images/s of each against those of the source.'
                   + (f' Cost: {answer.price:g} for a node-hour.' if answer.price is not None else '')
-                  + (' Off by: predicted over measured.' if any(r.measured_minutes for r in answer.rows) else ''))
+                  + (' Off by: predicted over measured.' if any(r.error is not None for r in answer.rows) else ''))
 
 
 def _step_cells(row: Row) -> dict[str, Cell]:
@@ -147,7 +147,7 @@ def _link_line(link: Link | None) -> str:
 
 def _costs_line(costs: Costs) -> str:
     if not costs.step_s and costs.outside_s is None:
-        return f'Other costs of a step on several nodes: {costs.source}'
+        return 'Other costs on several nodes: none are supposed'
     return (f'Other costs on several nodes: {1e3 * costs.step_s:.1f} ± {1e3 * costs.step_spread_s:.1f} ms a step, first '
             f'epoch and gaps {costs.outside_s or 0.0:.1f} s ({costs.outside_low_s:.1f} to {costs.outside_high_s:.1f}), '
             f'epochs {100 * costs.epochs_low:.0f} to 100 % of a schedule; from {costs.source}')
