@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli._colour import has_colour, paint
-from mlperf_rn50.cli._parsers import Parser
+from mlperf_rn50.cli._parsers import Parser, add_price_option
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, option_error
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ EPILOG = """examples:
 SOURCE is a run folder, a study or a tree of published logs; a JSON file of bench train or bench allreduce; or the name
 of a published system. A bench allreduce beside another SOURCE says what joins the nodes.
 
-Without an option of the batch each accelerator keeps its images (--weak). What is not known is refused, with the reason.
+Without an option of the batch each accelerator keeps its images (--weak). What is not known is refused, and why.
 The knee is the layout from which on one per cent less time costs more than one per cent more node-hours.
 
 exit codes: 0 a layout was predicted, 1 all were refused, 2 a mistake in what was asked for"""
@@ -67,7 +67,7 @@ def make_parser() -> Parser:
     parser.add_argument('--link-gbit-s', metavar='X', type=_number(0, 1e6),
                         help='rate of the slowest link between nodes, in Gbit/s and direction (default: as bench '
                              'allreduce measured it, or one port of 100 Gbit/s between accelerators)')
-    parser.add_argument('--price-per-node-hour', metavar='Y', type=_number(0, 1e9), help='what an hour of a node costs')
+    add_price_option(parser)
     parser.add_argument('--optimizer', choices=['sgd', 'lars'], help='of the recipes (default: any)')
     parser.add_argument('--target', metavar='X', type=_number(0, 1),
                         help='Top-1 as a fraction (default: that of the source)')
@@ -75,11 +75,11 @@ def make_parser() -> Parser:
                         help='of a folder with several systems, the one to start from (default: the fewest nodes)')
     parser.add_argument('--format', choices=['table', 'markdown', 'json'], default='table',
                         help='what goes to the standard output (default: table)')
-    parser.add_argument('--out', metavar='DIR', help='write prediction.json, prediction.md and the picture (SVG and PNG, '
-                                                     'light and dark) there')
+    parser.add_argument('--out', metavar='DIR',
+                        help='write prediction.json, prediction.md and the picture (SVG, PNG; light, dark) there')
     parser.add_argument('--validate', nargs='?', const='', metavar='TREE',
-                        help='predict every published system of several nodes from one of one node, and print the errors; '
-                             'of the packaged table, or of a tree of published logs')
+                        help='predict every published system of several nodes from one of one node, and print the '
+                             'errors; of the packaged table, or of a tree of published logs')
     return parser
 
 

@@ -1,11 +1,10 @@
 """What would each layout take, and which is the fastest, the cheapest, and the knee between them? Pure."""
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.study.convergence import plural
-from mlperf_rn50.study.cost import node_hours
+from mlperf_rn50.study.cost import cost, kwh, node_hours
 from mlperf_rn50.study.known import KnownSet, Recipe
 from mlperf_rn50.study.predict import Base, Costs, Epochs, Layout, Link, Prediction, costs_for, predict_layout
 from mlperf_rn50.study.predict_sources import Source
@@ -13,8 +12,8 @@ from mlperf_rn50.study.recipes import choose_recipe
 
 # How many times more or fewer images a step of an accelerator may have than was measured, without a word of doubt.
 _ALIKE = 2
-_NO_SCHEDULE = ('the logs it would be predicted from declare no schedule: published sets of several nodes whose logs are '
-                'such (v0.5) take other times than the model says')
+_NO_SCHEDULE = ('the logs it would be predicted from declare no schedule: published sets of several nodes whose logs '
+                'are such (v0.5) take other times than the model says')
 _NO_LINK = 'what joins the nodes is not known: name a bench allreduce over them, or --link-gbit-s'
 
 
@@ -43,8 +42,8 @@ class Batches:
             return batch
         local, rest = divmod(base.global_batch_size, base.num_units)
         if rest and not self.local_batch_size:
-            raise UserError(f'{base.num_units} {unit_name(base)} do not share {base.global_batch_size} images evenly, so '
-                            'there is no batch of each to keep: give one with --local-batch-size')
+            raise UserError(f'{base.num_units} {unit_name(base)} do not share {base.global_batch_size} images evenly, '
+                            'so there is no batch of each to keep: give one with --local-batch-size')
         return (self.local_batch_size or local) * num_units
 
 
@@ -174,7 +173,17 @@ class Answer:
         return min(self.timed, key=lambda r: (r.minutes or 0.0) * (r.node_hours or 0.0), default=None)
 
     def cost(self, row: Row) -> float | None:
-        return None if row.node_hours is None or self.price is None else row.node_hours * self.price
+        """In the currency of the price."""
+        if row.minutes is None or self.price is None:
+            return None
+        return cost(60 * row.minutes, row.layout.num_nodes, self.price)
+
+    def kwh(self, row: Row) -> float | None:
+        """Energy of all nodes, of which each takes the power that was measured: only where they are such nodes."""
+        power, base = self.source.power, self.base
+        if power is None or row.minutes is None or row.layout.units_per_node * base.num_nodes != base.num_units:
+            return None
+        return kwh(power.watts * row.layout.num_nodes * 60 * row.minutes)
 
 
 def unit_name(base: Base) -> str:
@@ -226,19 +235,21 @@ def published_recipe(batch: int, optimizer: str | None, target: float | None) ->
         choice = choose_recipe(batch, optimizer, target)
     except ConfigError as e:
         raise UserError(f'no recipe for a batch of {str(e).removeprefix("--global-batch-size: got ")}') from e
-    low, high = choice.epochs_range
-    high = max(choice.epochs, min(high, choice.recipe.last_eval_epoch or high))
-    doubts = () if choice.kind == 'known' else (f'nobody published a recipe for a batch of {batch:,}: it is between two',)
-    return Chosen(choice.recipe, f'published sets, {"at" if choice.kind == "known" else "about"} this batch',
-                  Epochs(choice.epochs, min(low, choice.epochs), high, choice.said_by), doubts)
+    low, most = choice.epochs_range
+    high = max(choice.epochs, min(most, choice.recipe.last_eval_epoch or most))
+    epochs = Epochs(choice.epochs, min(low, choice.epochs), high, choice.said_by)
+    if choice.kind == 'known':
+        return Chosen(choice.recipe, 'published sets at this batch', epochs)
+    return Chosen(choice.recipe, 'published sets about this batch', epochs,
+                  (f'nobody published a recipe for a batch of {batch:,}: it is between two',))
 
 
 def _doubts(base: Base, layout: Layout) -> tuple[str, ...]:
     local, measured = layout.local_batch_size, base.global_batch_size / base.num_units
     if measured / _ALIKE <= local <= measured * _ALIKE:
         return ()
-    return (f'{local:g} images per {unit_name(base)[:-1]} and step, where {measured:g} were measured: that computing is '
-            'in proportion to them is supposed',)
+    return (f'{local:g} images per {unit_name(base)[:-1]} and step, where {measured:g} were measured: that computing '
+            'is in proportion to them is supposed',)
 
 
 def _find_measured(source: Source, layout: Layout) -> KnownSet | None:

@@ -75,8 +75,8 @@ def _draw_rows(picture: Picture, axes: Axes, panel: _Panel, rows: Sequence[Row],
     points = [(r, v) for r in rows if (v := panel.of_row(r)) is not None]
     spans = [(r.layout.num_nodes, v, span) for r, v in points if (span := panel.interval(r))]
     if spans:
-        axes.errorbar([n for n, _, _ in spans], [v for _, v, _ in spans],
-                      ([max(0.0, v - low) for _, v, (low, _) in spans], [max(0.0, high - v) for _, v, (_, high) in spans]),
+        ends = [[max(0.0, v - low) for _, v, (low, _) in spans], [max(0.0, high - v) for _, v, (_, high) in spans]]
+        axes.errorbar([n for n, _, _ in spans], [v for _, v, _ in spans], ends,
                       fmt='none', ecolor=colour, elinewidth=1.6, capsize=5)
     line, = axes.plot([r.layout.num_nodes for r, _ in points], [v for _, v in points], color=colour, linewidth=1,
                       marker='o', markersize=5)
@@ -90,7 +90,7 @@ def _draw_measured(picture: Picture, axes: Axes, panel: _Panel, sets: Sequence[K
     """What was measured; returns the values."""
     points = [(k, v) for k in sets if k.num_nodes and (v := panel.of_set(k)) is not None]
     if points:
-        drawn, = axes.plot([k.num_nodes for k, _ in points], [v for _, v in points], 'x', color=INK, markersize=7,
+        drawn, = axes.plot([k.num_nodes or 1 for k, _ in points], [v for _, v in points], 'x', color=INK, markersize=7,
                            markeredgewidth=1.6)
         picture.tip(drawn, *(f'{k.name}: {v:{panel.form}} {panel.unit} measured, batch '
                              f'{k.recipe.global_batch_size:,}' for k, v in points))
@@ -160,8 +160,8 @@ def draw_prediction(answer: Answer) -> Picture | None:
 def _darken(figure: Figure) -> None:
     """Ink and paper of a page in the dark."""
     figure.patch.set_facecolor(_DARK_PAPER)
-    for artist in figure.findobj(lambda a: isinstance(a, (Line2D, Text))):
-        if to_hex(artist.get_color()) == INK:
+    for artist in figure.findobj():
+        if isinstance(artist, (Line2D, Text)) and to_hex(artist.get_color()) == INK:
             artist.set_color(_DARK_INK)
 
 

@@ -80,6 +80,14 @@ class Bench:
 
 
 @dataclass(frozen=True)
+class Power:
+    """The mean power of a node over its runs; kinds: of what, such as ('cpu', 'gpu')."""
+
+    watts: float
+    kinds: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Source:
     """What a prediction starts from.
 
@@ -87,12 +95,14 @@ class Source:
         link: None where nobody says what joins the nodes.
         sets: what was measured of the same kind, the base's among it.
         notes: what was chosen, and what was not measured.
+        power: of a node of the base; None where nobody measured it.
     """
 
     base: Base
     link: Link | None
     sets: tuple[KnownSet, ...] = ()
     notes: tuple[str, ...] = ()
+    power: Power | None = None
 
 
 class _Object:
@@ -269,6 +279,14 @@ def choose_set(systems: Sequence[System], name: str | None, per_node: int | None
     return chosen[0], [k for _, k in known if _kind(k) == _kind(chosen[0])]
 
 
+def power_of(system: System) -> Power | None:
+    """The power of a node of a system; None where its runs have no telemetry of it."""
+    energy = system.energy
+    if not energy or not energy.joules or not energy.seconds or not system.num_nodes:
+        return None
+    return Power(energy.joules / energy.seconds / system.num_nodes, energy.measured)
+
+
 def _smallest(sets: Sequence[KnownSet], per_node: int | None) -> list[KnownSet]:
     least = min(k.num_nodes or 0 for k in sets)
     found = [k for k in sets if k.num_nodes == least]
@@ -293,8 +311,8 @@ def _choose_step(bench: Bench, per_node: int | None, local_batch_size: int | Non
     found = [s for s in found if s.local_batch_size == local_batch_size] or found
     if len(found) > 1:
         raise ConfigError(f'{bench.path}: {len(found)} measurements could be started from: '
-                          f'{"; ".join(s.name for s in found[:_MAX_NAMES])}; choose a batch with --local-batch-size, or '
-                          'measure one network, precision and input')
+                          f'{"; ".join(s.name for s in found[:_MAX_NAMES])}; choose a batch with --local-batch-size, '
+                          'or measure one network, precision and input')
     return found[0]
 
 
@@ -307,8 +325,8 @@ def _base_of_step(step: MeasuredStep, path: Path, has_accelerators: bool) -> tup
         return base, ('A step alone says nothing of epochs, and the data is not ImageNet: there are no minutes',)
     evaluation_s = (1 - BACKWARD_SHARE) * step.step_s * _IMAGENET_VAL / batch
     return replace(base, evaluation_s=evaluation_s, outside_s=0.0, dataset=None), (
-        'Not measured: evaluations (a third of the time that training takes for 50,000 images is supposed), and, on one '
-        'node, what the first epoch takes more (nothing is supposed); that the input keeps up is supposed, too',)
+        'Not measured: evaluations (a third of the time that training takes for 50,000 images is supposed), and, on '
+        'one node, what the first epoch takes more (nothing is supposed); that the input keeps up is supposed, too',)
 
 
 def _base_of_exchange(bench: Bench, x: MeasuredExchange) -> tuple[Base, tuple[str, ...]]:
@@ -371,8 +389,8 @@ def _starts(words: Sequence[str]) -> tuple[list[Path], list[KnownSet], list[Benc
 def _check_starts(words: Sequence[str], num_starts: int, num_exchanges: int, system: str | None,
                   has_folders: bool) -> None:
     if num_starts > 1 or num_exchanges > 1:
-        raise ConfigError(f'SOURCE: {printable(", ".join(words))} are several things to start from, expected one: a run '
-                          'or study, a published system, or a bench train; and at most one bench allreduce beside it')
+        raise ConfigError(f'SOURCE: {printable(", ".join(words))} are several things to start from, expected one: a '
+                          'run or study, a published system, or a bench train; and at most one bench allreduce beside')
     if system and not has_folders:
         raise ConfigError(f'--system: got {system}, expected a SOURCE that is a folder of several systems')
 
@@ -399,8 +417,11 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
     exchange = exchanges[0] if exchanges else None
     sets: tuple[KnownSet, ...] = ()
     notes: tuple[str, ...] = ()
+    power = None
     if folders:
-        base, sets, notes = _from_folders(folders, system, per_node)
+        systems = load_systems(folders)
+        base, sets, notes = _from_systems(systems, system, per_node)
+        power = next((power_of(s) for s in systems if str(s.folder) == base.source), None)
     elif published:
         base, sets = _from_published(published[0])
     elif steps:
@@ -409,12 +430,12 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
     elif exchange and exchange.exchange:
         base, notes = _base_of_exchange(exchange, exchange.exchange)
     link, more = _find_link(base, exchange, gbit_s)
-    return Source(base, link, sets, (*notes, *more))
+    return Source(base, link, sets, (*notes, *more), power)
 
 
-def _from_folders(folders: Sequence[Path], system: str | None, per_node: int | None
+def _from_systems(systems: Sequence[System], system: str | None, per_node: int | None
                   ) -> tuple[Base, tuple[KnownSet, ...], tuple[str, ...]]:
-    known, sets = choose_set(load_systems(folders), system, per_node)
+    known, sets = choose_set(systems, system, per_node)
     base = base_of(known)
     assert base is not None  # choose_set takes no other
     notes = () if len(sets) == 1 or system else (

@@ -8,7 +8,7 @@ from mlperf_rn50.study.known import Recipe
 from mlperf_rn50.study.predict import Costs, Link
 from mlperf_rn50.study.predict_answer import Answer, Row, unit_name
 from mlperf_rn50.study.predict_validation import Validation
-from mlperf_rn50.study.report_tables import Cell, Table
+from mlperf_rn50.study.report_tables import Cell, Table, _figures, money
 from mlperf_rn50.study.report_text import render_section
 
 FORMAT = 'mlperf-rn50 predict 1'
@@ -57,12 +57,15 @@ def _answer_cells(answer: Answer, row: Row) -> dict[str, Cell]:
             'time, min': _cell(p.minutes), '80 % interval': _interval(row),
             'measured, min': _cell(row.measured_minutes), 'off by': _percent(row.error, '+.1f'),
             'images/s': _cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f'), 'efficiency': _percent(row.efficiency),
-            'node-hours': _cell(row.node_hours), 'cost': _cell(answer.cost(row))}
+            'node-hours': _figures(row.node_hours),
+            'cost': Cell('-' if (cost := answer.cost(row)) is None else money(cost), cost),
+            'kWh': _figures(answer.kwh(row))}
 
 
 def answer_table(answer: Answer) -> Table:
     """Time, throughput and cost of each layout."""
-    return _table('Time to train', [(r, {} if r.prediction.refusal else _answer_cells(answer, r)) for r in answer.rows],
+    rows = [(r, {} if r.prediction.refusal else _answer_cells(answer, r)) for r in answer.rows]
+    return _table('Time to train', rows, '' if answer.is_refused else
                   'Efficiency: images/s of each against those of the source.'
                   + (f' Cost: {answer.price:g} for a node-hour.' if answer.price is not None else '')
                   + (' Off by: predicted over measured.' if any(r.error is not None for r in answer.rows) else ''))
@@ -104,8 +107,8 @@ def recipe_table(answer: Answer) -> Table | None:
 
 def _say(answer: Answer, row: Row) -> str:
     cost = answer.cost(row)
-    return (f'{row.layout.name}, {row.minutes:.2f} min, {row.node_hours:.2f} node-hours'
-            + (f', cost {cost:,.2f}' if cost is not None else ''))
+    return (f'{row.layout.name}, {row.minutes:.2f} min, {_figures(row.node_hours).text} node-hours'
+            + (f', cost {money(cost)}' if cost is not None else ''))
 
 
 def verdicts(answer: Answer) -> list[str]:
@@ -148,9 +151,19 @@ def _link_line(link: Link | None) -> str:
 def _costs_line(costs: Costs) -> str:
     if not costs.step_s and costs.outside_s is None:
         return 'Other costs on several nodes: none are supposed'
-    return (f'Other costs on several nodes: {1e3 * costs.step_s:.1f} ± {1e3 * costs.step_spread_s:.1f} ms a step, first '
-            f'epoch and gaps {costs.outside_s or 0.0:.1f} s ({costs.outside_low_s:.1f} to {costs.outside_high_s:.1f}), '
-            f'epochs {100 * costs.epochs_low:.0f} to 100 % of a schedule; from {costs.source}')
+    return (f'Other costs on several nodes: {1e3 * costs.step_s:.1f} ± {1e3 * costs.step_spread_s:.1f} ms a step, '
+            f'first epoch and gaps {costs.outside_s or 0.0:.1f} s ({costs.outside_low_s:.1f} to '
+            f'{costs.outside_high_s:.1f}), epochs {100 * costs.epochs_low:.0f} to 100 % of a schedule; from '
+            f'{costs.source}')
+
+
+def _power_lines(answer: Answer) -> list[str]:
+    power = answer.source.power
+    if power is None:
+        return []
+    of = ' and '.join(f'{kind.upper()}s' for kind in power.kinds)
+    return [f'Energy: {power.watts:,.0f} W a node, the mean of the {of} over the runs of the source; that a node takes '
+            'as much on other layouts is supposed']
 
 
 def _error_line(answer: Answer, validation: Validation) -> str:
@@ -160,14 +173,14 @@ def _error_line(answer: Answer, validation: Validation) -> str:
     if validation.median_error is None or validation.high_error is None:
         return 'Error of the model: not known'
     return (f'Error of the model on {number} published systems that its constants are not from: '
-            f'{100 * validation.median_error:.1f} % (median), {100 * validation.high_error:.1f} % (90th percentile); the '
-            f'interval held {validation.num_held} of {number} times')
+            f'{100 * validation.median_error:.1f} % (median), {100 * validation.high_error:.1f} % (90th percentile); '
+            f'the interval held {validation.num_held} of {number} times')
 
 
 def constants(answer: Answer, validation: Validation) -> list[str]:
     """What the predictions are made from, who says so, and how well such predictions did."""
     return [_source_line(answer), *_epoch_lines(answer), _link_line(answer.source.link), _costs_line(answer.costs),
-            _error_line(answer, validation)]
+            *_power_lines(answer), _error_line(answer, validation)]
 
 
 def heading(answer: Answer) -> str:
@@ -215,7 +228,8 @@ def _row_object(answer: Answer, row: Row) -> dict[str, Any]:
             'compute_s': p.compute_s, 'exchange_s': p.exchange_s, 'hidden_s': p.hidden_s, 'other_s': p.other_s,
             'step_s': p.step_s, 'images_per_s': p.images_per_s, 'efficiency': row.efficiency, 'minutes': p.minutes,
             'low_minutes': p.low_minutes, 'high_minutes': p.high_minutes, 'node_hours': row.node_hours,
-            'cost': answer.cost(row), 'measured_step_s': row.measured.step_s if row.measured else None,
+            'cost': answer.cost(row), 'kwh': answer.kwh(row),
+            'measured_step_s': row.measured.step_s if row.measured else None,
             'measured_minutes': row.measured_minutes, 'doubts': list(p.doubts)}
 
 
@@ -225,7 +239,7 @@ def _validation_object(validation: Validation) -> dict[str, Any]:
 
 
 def predict_object(answer: Answer, validation: Validation) -> dict[str, Any]:
-    """The prediction as JSON; docs/predict.md says what its keys mean. Times in seconds unless the name says otherwise."""
+    """The prediction as JSON; docs/predict.md says what its keys mean."""
     base, link, costs = answer.base, answer.source.link, answer.costs
     return {
         'format': FORMAT, 'version': mlperf_rn50.__version__,
@@ -237,6 +251,7 @@ def predict_object(answer: Answer, validation: Validation) -> dict[str, Any]:
         'costs': {'step_s': costs.step_s, 'step_spread_s': costs.step_spread_s, 'outside_s': costs.outside_s,
                   'source': costs.source},
         'validation': _validation_object(validation) if base.has_accelerators else None, 'price': answer.price,
+        'node_watts': answer.source.power.watts if answer.source.power else None,
         'predictions': [_row_object(answer, r) for r in answer.rows],
         **{name: row.layout.name if row else None
            for name, row in (('fastest', answer.fastest), ('cheapest', answer.cheapest), ('knee', answer.knee))},

@@ -67,8 +67,8 @@ def _render_section(title: str, points: Sequence[str], tables: Sequence[Table], 
 
 
 def _terminal(title: Callable[[str], str], status: Callable[[str], str]) -> _Style:
-    return _Style(printable, 'simple', lambda text: f'{title(text)}\n{"=" * len(text)}', lambda text: f'{title(text)}\n',
-                  '\n', status)
+    return _Style(printable, 'simple', lambda text: f'{title(text)}\n{"=" * len(text)}',
+                  lambda text: f'{title(text)}\n', '\n', status)
 
 
 def render_section(heading: str, points: Sequence[str], tables: Sequence[Table], notes: Sequence[str],

@@ -22,7 +22,7 @@ from mlperf_rn50.study.predict_answer import (
 )
 from mlperf_rn50.study.predict_folder import dump_prediction
 from mlperf_rn50.study.predict_plot import draw_prediction
-from mlperf_rn50.study.predict_sources import Source, load_source
+from mlperf_rn50.study.predict_sources import Power, Source, load_source
 from mlperf_rn50.study.predict_tables import predict_object, render_json, render_tables, verdicts
 from mlperf_rn50.study.predict_validation import validate
 
@@ -174,8 +174,8 @@ def test_the_tables_to_the_letter(validation):
 Prediction from 1x2: Top-1 75.00 % on digits (not ImageNet)
 ===========================================================
 
-- Fastest: 2x2, 0.39 min, 0.01 node-hours, cost 0.04
-- Cheapest: 1x2, 0.68 min, 0.01 node-hours, cost 0.03
+- Fastest: 2x2, 0.39 min, 0.0130 node-hours, cost 0.0389
+- Cheapest: 1x2, 0.68 min, 0.0112 node-hours, cost 0.0338
 - Knee: not reached: up to 2x2 one per cent less time costs less than one per cent more node-hours
 - Source: 1x2, logs/1x2: 1 node, 2 ranks, batch 64, 100.0 ms a step; data: digits (not ImageNet)
 - Epochs of 1x2 on digits (not ImageNet): measured: 2 runs of 1x2 took 3 to 4
@@ -187,8 +187,8 @@ Prediction from 1x2: Top-1 75.00 % on digits (not ImageNet)
 Time to train
 layout      ranks    batch    epochs, digits (not ImageNet)    time, min    80 % interval    measured, min    off by    images/s    efficiency    node-hours    cost
 --------  -------  -------  -------------------------------  -----------  ---------------  ---------------  --------  ----------  ------------  ------------  ------
-1x2             2       64                              3.5         0.68     0.59 to 0.76             1.00   -32.5 %       640.0         100 %          0.01    0.03
-2x2             4      128                              3.5         0.39     0.34 to 0.44             1.00   -61.1 %       1,143          89 %          0.01    0.04
+1x2             2       64                              3.5         0.68     0.59 to 0.76             1.00   -32.5 %       640.0         100 %        0.0112  0.0338
+2x2             4      128                              3.5         0.39     0.34 to 0.44             1.00   -61.1 %       1,143          89 %        0.0130  0.0389
 4x2             8      256                                -            -                -                -         -       2,246          88 %             -       -
 2x3             -        -                                -            -                -                -         -           -             -             -       -
 2x3: refused: a batch of 64 cannot be shared evenly by 6 ranks
@@ -210,15 +210,15 @@ layout      batch  optimizer      learning rate    warm-up  schedule         rec
 4x2           256  sgd                        -          -  -                none for this batch of digits
 
 Mind
-- 4x2: no recipe of digits with a batch of 256 was measured: the step is predicted, epochs and minutes are not"""
+- 4x2: no recipe of digits with a batch of 256 was measured: the step is predicted, epochs and minutes are not"""  # noqa: E501
 
 
 def test_a_published_system_says_link_costs_and_error(validation):
     answer = make_answer(Asked(((1, 8), (2, 8)), Batches(is_strong=True)), load_source(['dgxa100_ngc20.06_mxnet']))
     text = render_tables(answer, validation, is_markdown=True)
     for said in ('## Prediction from dgxa100_ngc20.06_mxnet: Top-1 75.90 % on ImageNet\n',
-                 '- Source: dgxa100_ngc20.06_mxnet, published v0.7: 1 node, 8 accelerators, batch 3,264, 146.5 ms a step',
-                 '- Link between nodes: 100 Gbit/s, ring all-reduce of 51.0 MB, not hidden; from one port of 100 Gbit/s',
+                 '- Source: dgxa100_ngc20.06_mxnet, published v0.7: 1 node, 8 accelerators, batch 3,264, 146.5 ms',
+                 '- Link between nodes: 100 Gbit/s, ring all-reduce of 51.0 MB, not hidden; from one port of 100',
                  'pairs of published systems of v0.6, v1.0\n', '- Error of the model on 7 published systems that its '
                  'constants are not from: ', '| layout   |', '### Where a step goes, ms\n'):
         assert said in text, said
@@ -240,6 +240,19 @@ def test_what_a_log_says_does_not_steer_a_terminal(validation):
     odd = known(name='1x2\x1b[2J', source='logs/\x07', dataset='d\x1b[1m')
     text = render_tables(make_answer(Asked(((1, 2), (2, 2))), source_of(odd)), validation)
     assert '\x1b' not in text and '\x07' not in text and '1x2?[2J' in text
+
+
+def test_energy_is_that_of_the_nodes_that_were_measured(validation):
+    source = replace(source_of(known(), known(2, 128)), power=Power(360.0, ('cpu', 'gpu')))
+    answer = make_answer(Asked(((1, 2), (2, 2), (1, 4))), source)
+    one, two, other = answer.rows
+    assert answer.kwh(one) == pytest.approx(0.36 * one.minutes / 60)
+    assert answer.kwh(two) == pytest.approx(2 * 0.36 * two.minutes / 60)
+    assert other.minutes and answer.kwh(other) is None  # nobody measured a node of four ranks
+    text = render_tables(answer, validation)
+    assert 'Energy: 360 W a node, the mean of the CPUs and GPUs over the runs of the source; that' in text
+    assert '  kWh\n' in text and predict_object(answer, validation)['predictions'][0]['kwh'] == answer.kwh(one)
+    assert 'kWh' not in render_tables(make_answer(Asked(((1, 2),)), source_of(known())), validation)
 
 
 def titles_of(picture):

@@ -3,27 +3,12 @@ import json
 from dataclasses import replace
 
 import pytest
+from benches import bench_allreduce, bench_train
 from lines import run_lines, write_lines, write_set
 
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.study.predict import published_link, ring_s
 from mlperf_rn50.study.predict_sources import find_published, full_name, load_source
-
-STEP = {'model': 'resnet50', 'precision': 'float32', 'input': 'synthetic', 'image_size': 224, 'local_batch_size': 32,
-        'num_ranks': 1, 'num_hosts': 1, 'step_ms': 300.0, 'data_ms': 1.0, 'forward_ms': 90.0, 'backward_ms': 190.0,
-        'all_reduce_ms': 5.0, 'update_ms': 9.0}
-GRADIENTS = {'model': 'resnet50', 'bytes': 100_000_000, 'time_ms': 800.0, 'step_ms': 1000.0, 'local_batch_size': 32}
-
-
-def bench_train(*rows, gpus=(), **machine):
-    return {'format': 'mlperf-rn50 bench train 1', 'machine': {'gpus': list(gpus), 'num_hosts': 1, **machine},
-            'tables': [{'title': 'Training steps', 'rows': [{**STEP, **r} for r in rows or ({},)]}]}
-
-
-def bench_allreduce(num_ranks=2, num_hosts=2, gpus=(), **row):
-    return {'format': 'mlperf-rn50 bench allreduce 1', 'machine': {'gpus': list(gpus), 'num_hosts': num_hosts},
-            'tables': [{'title': f'All-reduce over {num_ranks} ranks', 'rows': [{'bytes': 4096}]},
-                       {'title': 'The gradients of a step', 'rows': [{**GRADIENTS, **row}]}]}
 
 
 @pytest.fixture
@@ -225,7 +210,8 @@ def test_what_no_bench_of_the_exchange_writes_is_one_line(dump, path, value, sai
 
 
 @pytest.mark.parametrize('text, said', [
-    ('', 'is no JSON that can be read'), ('{', 'is no JSON that can be read'), ('[]', 'the file: got [], expected an object'),
+    ('', 'is no JSON that can be read'), ('{', 'is no JSON that can be read'),
+    ('[]', 'the file: got [], expected an object'),
     ('[' * 100_000, 'is nested too deeply'), ('{"format": "\x1b[2J"}', 'is no JSON that can be read'),
     ('{"format": "\\u001b[2J"}', 'format: got ?[2J, expected mlperf-rn50 bench'),
     ('{"a": ' + '1' * 5000 + '}', 'is no JSON that can be read'), (' ' * 5_000_000, 'is larger than 4194304 bytes')])
