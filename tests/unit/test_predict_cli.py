@@ -15,7 +15,7 @@ def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp('study')
     for nodes in (1, 2):
         write_set(folder / f'{nodes}x2', 2, nodes=nodes, ranks=2 * nodes, batch=128 * nodes, accelerators=False,
-                  train_samples=6400, dataset={'value': 'digits', 'metadata': {}}, target=0.75)
+                  train_samples=6400, dataset='digits', target=0.75)
     return folder
 
 
