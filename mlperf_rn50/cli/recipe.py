@@ -123,8 +123,8 @@ def _compare(options: Namespace) -> _Answer:
     own = global_batch_size(config, num_ranks)
     batch = options.global_batch_size or own
     if batch is None:
-        raise ConfigError(f'{options.compare}: train.local_batch_size is {config.train.local_batch_size} for each of an '
-                          'unknown number of ranks; give --nodes and --ranks-per-node, or --global-batch-size')
+        raise ConfigError(f'{options.compare}: train.local_batch_size is {config.train.local_batch_size} for each of '
+                          'an unknown number of ranks; give --nodes and --ranks-per-node, or --global-batch-size')
     if own not in (None, batch):
         raise ConfigError(f'--global-batch-size: got {batch}, {options.compare} has {own}; leave it out')
     target = config.train.target_accuracy if options.target is None else options.target
@@ -231,7 +231,7 @@ def _compared_notes(answer: _Answer, config: 'Config') -> list[str]:
     """What the marks mean, what no key says, and what train would say."""
     whose = 'with your optimizer' if any(p.recipe.opt_name == config.optimizer.name for p in answer.recipes) else \
         'here, and none has your optimizer'
-    notes = [f'* no recipe {whose} has this value; end and length of a schedule count for the same kind of schedule only',
+    notes = [f'* no recipe {whose} has this value (end and length of a schedule: with the same kind of schedule)',
              'Colours: the submissions changed none of a training image, but for mean and std; nor does train.',
              f'Files: no log says how the images were stored. Yours: {_images_of(config)}.']
     said = [f'- {d}' for d in answer.deviations] or ['- nothing: train would not warn']

@@ -257,8 +257,8 @@ def _deviation(config: Config, key: str, like: Sequence[Published], batch: int) 
 
 def _mixture(config: Config, recipes: Sequence[Published], keys: Sequence[str], batch: int) -> str:
     texts = [f'{key} {_own_text(config, key)}, not {_values_text(recipes, key)}' for key in keys]
-    return (f'schedule, optimizer: every value was published for a batch like {batch:,}, but never all of them together; '
-            f'the nearest sets, of {recipes[0].generation}, differ in {"; ".join(texts)}')
+    return (f'schedule, optimizer: every value was published for a batch like {batch:,}, but never all of them '
+            f'together; the nearest sets, of {recipes[0].generation}, differ in {"; ".join(texts)}')
 
 
 def _nothing_like(config: Config, batch: int, known: Sequence[Published]) -> str:
@@ -266,5 +266,5 @@ def _nothing_like(config: Config, batch: int, known: Sequence[Published]) -> str
     nearest = [f'{f(side):,}' for f, side in ((max, [s for s in sizes if s < batch]),
                                               (min, [s for s in sizes if s > batch])) if side]
     return (f'train.global_batch_size: got {batch:,}; no published {config.optimizer.name} set that reached '
-            f'{100 * config.train.target_accuracy:.4g} % has a batch within a factor of {LIKE_BATCH} of it (the nearest: '
-            f'{" and ".join(nearest) or "none"}), so the recipe is compared with nothing')
+            f'{100 * config.train.target_accuracy:.4g} % has a batch within a factor of {LIKE_BATCH} of it '
+            f'(the nearest: {" and ".join(nearest) or "none"}), so the recipe is compared with nothing')
