@@ -245,7 +245,7 @@ def _values_text(recipes: Sequence[Published], key: str) -> str:
     for p in recipes:
         if published_cells(p)[key].value is not None:
             batches.setdefault(_published_text(p, key), []).append(p.recipe.global_batch_size)
-    return ', '.join(f'{text} at {", ".join(f"{b:,}" for b in sorted(set(sizes)))}' for text, sizes in batches.items())
+    return '; '.join(f'{text} at {", ".join(f"{b:,}" for b in sorted(set(sizes)))}' for text, sizes in batches.items())
 
 
 def _deviation(config: Config, key: str, like: Sequence[Published], batch: int) -> str:

@@ -14,7 +14,8 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, load_published
 
-# Batches so near are one: published sets carry one recipe from 1,632 to 1,664 images, and from 3,264 to 3,328.
+# Batches so near are one: published sets have one learning rate, warm-up and schedule at 1,632 and 1,664 images, and
+# at 3,264 and 3,328.
 SAME_BATCH = 1.025
 # Of a recipe that counts as reliable: nine of ten runs or more reach the target.
 _RELIABLE = 0.9

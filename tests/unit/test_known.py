@@ -3,8 +3,7 @@ from dataclasses import fields, replace
 
 import pytest
 from helpers import PUBLISHED
-from lines import write_lines, write_set
-from lines import run_lines as lines_of
+from lines import run_lines, write_lines, write_set
 
 from mlperf_rn50.mlperf.run import IMAGENET_TRAIN
 from mlperf_rn50.study.known import Recipe, Times, eval_grid, known_of, load_published, make_recipe, make_times
@@ -57,8 +56,8 @@ def test_the_grid_is_the_most_frequent_gap_and_the_first_epoch():
 
 
 @pytest.mark.parametrize('end, first, period, last', [
-    (37, 3, 4, 35), (35, 3, 4, 35), (34.8, 3, 4, 31), (34.95, 3, 4, 35), (72, 4, 4, 72), (90, 2, 4, 90), (41.9, 1, 4, 41),
-    (3, 4, 4, None), (None, 3, 4, None), (37, None, 4, None), (37, 3, None, None)])
+    (37, 3, 4, 35), (35, 3, 4, 35), (34.8, 3, 4, 31), (34.95, 3, 4, 35), (72, 4, 4, 72), (90, 2, 4, 90),
+    (41.9, 1, 4, 41), (3, 4, 4, None), (None, 3, 4, None), (37, None, 4, None), (37, 3, None, None)])
 def test_the_last_evaluation_that_a_schedule_leaves_room_for(end, first, period, last):
     assert Recipe('sgd', 1, decay_epochs=end, first_eval_epoch=first, eval_period=period).last_eval_epoch == last
 
@@ -78,7 +77,8 @@ def test_a_set_of_logs_is_known_with_its_recipe_and_curves(tmp_path):
     assert [r.epochs for r in known.converged] == [12] * 5 and [r.seed for r in known.runs] == [1, 2, 3, 4, 5]
     assert known.runs[0].curve == ((4, 0.5), (8, 0.7), (12, 0.76)) and known.is_imagenet
     assert known.time_s == system.time_s and known.times.evaluation_s == pytest.approx(1)
-    assert known.times.epoch_s == pytest.approx(12) and known.times.outside_s == pytest.approx(0)  # without first and last
+    assert known.times.epoch_s == pytest.approx(12)  # the mean of the three in the middle, as the score
+    assert known.times.outside_s == pytest.approx(0)
     assert known.step_s == pytest.approx(12 * 1664 / IMAGENET_TRAIN)
     assert known.local_batch_size == 208 and known.unlogged == ()
 
@@ -91,7 +91,7 @@ def test_a_refused_set_is_not_known(tmp_path):
 
 def test_a_run_that_did_not_converge_counts_without_epochs(tmp_path):
     write_set(tmp_path / 'box', num_runs=2, epoch_s=lambda k: 10.0 + k)
-    write_lines(tmp_path / 'box/result_2.txt', lines_of((0.5, 0.6), seed=3, status='aborted'))
+    write_lines(tmp_path / 'box/result_2.txt', run_lines((0.5, 0.6), seed=3, status='aborted'))
     known = known_of(load_systems([tmp_path])[0])
     assert [r.status for r in known.runs] == ['converged', 'converged', 'aborted'] and known.runs[2].epochs is None
     assert len(known.converged) == 2 and known.runs[2].curve[-1] == (2, 0.6)

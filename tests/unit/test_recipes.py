@@ -29,6 +29,7 @@ from mlperf_rn50.study.recipes import (
 )
 
 PARSER = config_parser('train', None, '')
+HIGH = {'schedule': {'base_lr': 99.0}}
 # A DGX-1's learning rate of v0.5 with another schedule, as somebody trained on two nodes of four.
 CASE = {'run': {'num_nodes': 2, 'ranks_per_node': 4}, 'optimizer': {'name': 'sgd'},
         'schedule': {'base_lr': 0.6, 'warmup_epochs': 5, 'decay': 'poly', 'decay_epochs': 100},
@@ -165,7 +166,7 @@ def test_the_errors_of_the_interpolation_are_those_of_the_documentation():
                f'| {c.recipe.base_lr:g} | {p.recipe.warmup_epochs:g} | {c.recipe.warmup_epochs:g} '
                f'| {p.mean_epochs:.3g} | {c.epochs:.3g} |')
         assert row in page, row
-    assert len(pairs) == 12
+    assert len(pairs) == 11
     text = (f'learning rate {100 * statistics.median(lr):.1f} % (median), {100 * max(lr):.0f} % at worst; warm-up '
             f'{statistics.median(warmup):.1f} and {max(warmup):.1f} epochs; epochs to the target '
             f'{100 * statistics.median(epochs):.1f} % and {100 * max(epochs):.0f} %')
@@ -217,7 +218,7 @@ def test_ranks_must_share_the_batch():
     ({'schedule': {'decay_epochs': 90.0}}, 'schedule.decay_epochs', ('got 90 ', '37 at 1,632', '72 at 1,664')),
     ({'optimizer': {'weight_decay': 1e-3}}, 'optimizer.weight_decay', ('got 0.001 ', '5e-05 at', '0.0002 at 1,664')),
     ({'schedule': {'decay': 'cosine'}}, 'schedule.decay', ('got cosine (72 epochs)', 'poly (37 epochs) at')),
-    ({'train': {'global_batch_size': 3264}}, 'schedule.base_lr', ('got 5 at batch 3,264', '10.5 at 3,264'))])
+    ({'train': {'global_batch_size': 3264}}, 'schedule.base_lr', ('got 5 at batch 3,264', '11.7 at 4,080; '))])
 def test_what_no_set_of_like_batch_had_is_a_line_with_both_values(sections, key, both):
     lines = find_deviations(changed(**sections), None)
     assert [line.partition(':')[0] for line in lines] == [key]
@@ -233,13 +234,14 @@ def test_each_key_has_its_line():
 
 def test_values_of_different_recipes_together_are_said():
     [line] = find_deviations(changed(schedule={'warmup_epochs': 2.0}), None)
-    assert 'never all of them together' in line and 'of v0.6, differ in schedule.warmup_epochs 2, not 5 at 1,664' in line
+    assert 'never all of them together' in line
+    assert 'of v0.6, differ in schedule.warmup_epochs 2, not 5 at 1,664' in line
 
 
 @pytest.mark.parametrize('sections', [
     {}, {'train': {'global_batch_size': 1536}, 'schedule': {'base_lr': 4.62}},  # a rate in proportion to the batch
-    {'data': {'dataset': 'digits'}, 'schedule': {'base_lr': 99.0}}, {'data': {'num_train': 1000}, 'schedule': {'base_lr': 99.0}},
-    {'data': {'synthetic': True}, 'schedule': {'base_lr': 99.0}}, {'model': {'name': 'resnet18'}, 'schedule': {'base_lr': 99.0}}])
+    {'data': {'dataset': 'digits'}, **HIGH}, {'data': {'num_train': 1000}, **HIGH},
+    {'data': {'synthetic': True}, **HIGH}, {'model': {'name': 'resnet18'}, **HIGH}])
 def test_nothing_is_said_of_published_values_and_of_other_data(sections):
     assert find_deviations(changed(**sections), None) == []
 
@@ -300,7 +302,8 @@ def test_the_command_compares_a_configuration(tmp_path):
     assert any(x.startswith('schedule.base_lr 0.6 0.6 ') for x in lines)
     assert any(x.startswith('schedule.decay poly * step† ') for x in lines)
     assert any(x.startswith('data.min_area 0.05 0.05†') for x in lines)
-    assert any(x.startswith('A 1,664 v0.5 nvidia dgx1_ngc18.11_mxnet 1 x 8 74.9 % 63 63 63 63 63 5 of 5') for x in lines)
+    system = 'A 1,664 v0.5 nvidia dgx1_ngc18.11_mxnet 1 x 8 74.9 % 63 63 63 63 63 5 of 5'
+    assert any(x.startswith(system) for x in lines)
     assert '- schedule.decay: got poly (100 epochs)' in done.stdout and max(map(len, lines)) < 200
     told = json.loads(call('recipe', '--compare', path, '--format', 'json').stdout)
     assert told['choice'] is None and len(told['comparison']) > 30 and len(told['deviations']) == 1
