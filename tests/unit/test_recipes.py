@@ -222,7 +222,8 @@ def test_ranks_must_share_the_batch():
     ({'schedule': {'decay_epochs': 90.0}}, 'schedule.decay_epochs', ('got 90 ', '37 at 1,632', '72 at 1,664')),
     ({'optimizer': {'weight_decay': 1e-3}}, 'optimizer.weight_decay', ('got 0.001 ', '5e-05 at', '0.0002 at 1,664')),
     ({'schedule': {'decay': 'cosine'}}, 'schedule.decay', ('got cosine (72 epochs)', 'poly (37 epochs) at')),
-    ({'train': {'global_batch_size': 3264}}, 'schedule.base_lr', ('got 5 at batch 3,264', '10.5 at 3,264', '11.7 at 4,080'))])
+    ({'train': {'global_batch_size': 3264}}, 'schedule.base_lr',
+     ('got 5 at batch 3,264', '10.5 at 3,264', '11.7 at 4,080'))])
 def test_what_no_set_of_like_batch_had_is_a_line_with_both_values(sections, key, both):
     lines = find_deviations(changed(**sections), None)
     assert [line.partition(':')[0] for line in lines] == [key]
