@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 from lines import write_set
+from matplotlib.image import imread
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, Times, load_published
@@ -292,7 +293,8 @@ def test_the_picture_is_written_in_the_light_and_in_the_dark(tmp_path, validatio
     light, dark = ((tmp_path / f'prediction{name}.svg').read_text() for name in ('', '_dark'))
     assert '#1b1e23' in light and '#ffffff' in light and '#1b1e23' not in dark and '#ffffff' not in dark
     assert light.count('<title>') == dark.count('<title>') > 4
-    assert all((tmp_path / f'prediction{name}.png').stat().st_size > 5000 for name in ('', '_dark'))
+    paper = [imread(tmp_path / f'prediction{name}.png')[0, 0, :3].tolist() for name in ('', '_dark')]
+    assert min(paper[0]) == 1 and max(paper[1]) < 0.2
     assert not list(tmp_path.glob('.*'))
 
 

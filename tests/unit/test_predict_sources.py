@@ -187,6 +187,7 @@ ROW = ('tables', 0, 'rows', 0)
     ((*ROW, 'num_ranks'), True, 'num_ranks: got true, expected a whole number'),
     ((*ROW, 'num_hosts'), 2, 'num_hosts: got 2, expected a whole number from 1 to 1'),
     ((*ROW, 'local_batch_size'), -32, 'local_batch_size: got -32'), ((*ROW, 'model'), ['x'], 'model: got ["x"]'),
+    ((*ROW, 'num_ranks'), '\x9b2J\u202e', 'num_ranks: got "?2J?"'),
     ((*ROW, 'backward_ms'), -1, 'backward_ms: got -1'), ((*ROW, 'forward_ms'), None, 'forward_ms: got null')])
 def test_what_no_bench_writes_is_one_line(dump, path, value, said):
     with pytest.raises(UserError) as e:
