@@ -14,7 +14,8 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, load_published
 
-# Batches so near are one: published sets carry one recipe from 1,632 to 1,664 images, and from 3,264 to 3,328.
+# Batches so near are one: published sets have one learning rate, warm-up and schedule at 1,632 and 1,664 images, and
+# at 3,264 and 3,328.
 SAME_BATCH = 1.025
 # Of a recipe that counts as reliable: nine of ten runs or more reach the target.
 _RELIABLE = 0.9
@@ -261,11 +262,11 @@ def interpolate(below: Published, above: Published, batch: int) -> Choice:
     nearer = low if power < 0.5 else high
     assert low.base_lr and high.base_lr and low.warmup_epochs is not None and high.warmup_epochs is not None
     lr = math.exp(_between(math.log(low.base_lr), math.log(high.base_lr), power))
-    ends = low.decay_epochs, high.decay_epochs
     recipe = replace(
         nearer, global_batch_size=batch, base_lr=float(f'{lr:.3g}'),
         warmup_epochs=round(_between(low.warmup_epochs, high.warmup_epochs, share), 1),
-        decay_epochs=None if ends[0] is None or ends[1] is None else float(round(_between(*ends, share))),
+        decay_epochs=None if low.decay_epochs is None or high.decay_epochs is None else
+        float(round(_between(low.decay_epochs, high.decay_epochs, share))),
         target_accuracy=below.target)
     epochs = _on_grid(_between(below.mean_epochs, above.mean_epochs, share), recipe)
     return Choice(recipe, 'between', (below, above), epochs, below.target)
@@ -288,6 +289,7 @@ def make_config(choice: Choice, num_nodes: int | None = None, ranks_per_node: in
     batch = recipe.global_batch_size
     check_shares(batch, (num_nodes or 1) * (ranks_per_node or 1))
     assert recipe.eval_period and recipe.first_eval_epoch is not None
+    assert recipe.momentum is not None and recipe.weight_decay is not None
     filled = {f.name: v for f in dataclasses.fields(cfg.ScheduleConfig)
               if (v := getattr(recipe, f.name, None)) is not None}
     result = cfg.Config(
@@ -328,11 +330,12 @@ def render_config(config: cfg.Config, comments: Sequence[str]) -> str:
 def comments_of(choice: Choice, command: str, num_nodes: int | None, ranks_per_node: int | None) -> list[str]:
     """What the file of a recipe opens with: its command, what it is, who says so, and the epochs to expect."""
     layout = f'{num_nodes} nodes of {ranks_per_node}, ' if num_nodes and ranks_per_node else ''
-    lines = [command, f'{layout}ImageNet, Top-1 {100 * choice.target:.4g} %, batch {choice.recipe.global_batch_size:,}, '
-                      f'{(choice.recipe.opt_name or "").upper()}. Expected: {choice.epochs:.3g} epochs.',
+    recipe = choice.recipe
+    lines = [command, f'{layout}ImageNet, Top-1 {100 * choice.target:.4g} %, batch {recipe.global_batch_size:,}, '
+                      f'{(recipe.opt_name or "").upper()}. Expected: {choice.epochs:.3g} epochs.',
              f'{choice.kind.capitalize()}: MLPerf Training, {choice.said_by.removeprefix("between ")}.']
     if choice.kind == 'between':
-        lines.append('Learning rate, warm-up and schedule lie between theirs: no set is known that was trained with them.')
+        lines.append('Learning rate, warm-up and schedule lie between theirs; no set was trained with them.')
     if names := sorted(frozenset().union(*(p.unlogged for p in choice.sources))):
         lines.append(f'Not in the logs, but in the settings submitted with them: {", ".join(names)}.')
     return lines

@@ -42,7 +42,9 @@ def node(tmp_path):
 
 
 def test_packages_are_counted_from_the_start_and_go_round(node):
-    meter = Meter({'cpu': open_packages(node.sys, 0.0)})
+    packages = open_packages(node.sys, 0.0)
+    assert len(packages) == 2
+    meter = Meter({'cpu': packages})
     assert meter.read(0.0) == {'cpu': {'package-0': 0.0, 'package-1': 0.0}}
     node.first.write_text('65000000\n')
     node.second.write_text('9000000\n')
@@ -92,6 +94,12 @@ def test_a_counter_without_a_range_that_falls_is_lost():
     assert counter.joules(1.0) == 2.0
     with pytest.raises(Lost):
         counter.joules(2.0)
+
+
+def test_a_counter_that_fell_is_told_no_more_when_it_rises():
+    values = iter((5.0, 7.0, 6.0, 9.0))
+    meter = Meter({'gpu': [Rising('0', lambda: next(values), 0.0)]})
+    assert [meter.read(t) for t in (1.0, 2.0, 3.0)] == [{'gpu': {'0': 2.0}}, {}, {}]
 
 
 def test_power_is_integrated_between_readings_that_lie_close():
