@@ -209,9 +209,7 @@ def _without_schedule(recipe: Recipe) -> Recipe:
 def own_recipe(source: Source, batch: int, optimizer: str | None, target: float | None) -> Chosen | None:
     """The recipe of the source for a batch that it was measured with; of other data than ImageNet, for any batch."""
     base = source.base
-    sets = [base.known] if base.known else []
-    if base.dataset is not None:
-        sets += [k for k in source.sets if k is not base.known]
+    sets = sorted(source.sets, key=lambda k: k is not base.known)
     for known in sets:
         recipe, epochs = known.recipe, measured_epochs(known)
         if (recipe.global_batch_size == batch and optimizer in (None, recipe.opt_name)

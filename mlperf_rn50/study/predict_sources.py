@@ -27,6 +27,8 @@ _IMAGENET_PIXELS = 224
 _MAX_FILE_BYTES, _MAX_ROWS = 4 * 2**20, 1000  # of a bench
 _MAX_MS, _MAX_COUNT, _MAX_BYTES = 1e8, 10**6, 10**12  # of what a bench holds
 _MAX_SHOWN, _MAX_NAMES = 40, 8  # characters of a value, and names, in a sentence
+_ASSUMED = ('Nobody says what joins the nodes: as much as between published systems is supposed; a bench allreduce over '
+            'them, or --link-gbit-s, would say')
 _PARTS = ('data', 'forward', 'backward', 'update')  # of a step, beside the exchange
 _T = TypeVar('_T')
 
@@ -430,6 +432,8 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
     elif exchange and exchange.exchange:
         base, notes = _base_of_exchange(exchange, exchange.exchange)
     link, more = _find_link(base, exchange, gbit_s)
+    if link == published_link() and not published:
+        more = (*more, _ASSUMED)
     return Source(base, link, sets, (*notes, *more), power)
 
 

@@ -93,6 +93,7 @@ def test_the_recipe_of_imagenet_is_the_source_at_its_batch_and_else_a_published_
     source = load_source(['dgxa100_ngc20.06_mxnet'])
     assert own_recipe(source, 3264, None, 0.759).epochs == Epochs(
         41, 41, 41, 'measured: 5 runs of dgxa100_ngc20.06_mxnet took 41')
+    assert own_recipe(source, 34560, None, None).epochs.mean == 59  # of dgxa100_n96, which is shown beside it
     assert own_recipe(source, 6528, None, None) is None and own_recipe(source, 3264, 'lars', None) is None
     chosen = published_recipe(3264, 'lars', 0.759)
     assert chosen.recipe.opt_name == 'lars' and not chosen.doubts and chosen.epochs.mean == 35

@@ -56,7 +56,7 @@ def test_the_fewest_nodes_of_a_study_are_the_base(tmp_path):
         write_set(tmp_path / f'{nodes}x4', 2, nodes=nodes, ranks=4 * nodes, batch=64 * nodes)
     source = load_source([str(tmp_path)])
     assert source.base.name == '1x4' and [k.name for k in source.sets] == ['1x4', '2x4', '4x4']
-    assert source.notes == ('1x4 of 3 systems is started from: it has the fewest nodes',)
+    assert source.notes[0] == '1x4 of 3 systems is started from: it has the fewest nodes'
     assert load_source([str(tmp_path)], '2x4').base.num_nodes == 2
     with pytest.raises(ConfigError, match='--system: got 2x3, expected one of 1x4, 2x4, 4x4; did you mean 2x4?'):
         load_source([str(tmp_path)], '2x3')
@@ -150,6 +150,8 @@ def test_there_is_one_thing_to_start_from(dump):
             load_source(words)
     with pytest.raises(ConfigError, match='--system: got x, expected a SOURCE that is a folder'):
         load_source([step], 'x')
+    of_gpus = load_source([dump('c.json', bench_train(gpus=['A100']))])
+    assert of_gpus.link == published_link() and of_gpus.notes[-1].startswith('Nobody says what joins the nodes')
     assert load_source(['dgxa100_ngc20.06_mxnet', exchange]).link.exchange_bytes == 100_000_000
 
 
