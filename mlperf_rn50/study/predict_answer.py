@@ -217,7 +217,9 @@ def own_recipe(source: Source, batch: int, optimizer: str | None, target: float 
             return Chosen(recipe, f'{known.name}, as it was trained', epochs)
     if base.dataset is None:
         return None
-    of = sets[0].recipe if sets else Recipe(optimizer, batch)
+    if not sets:  # a bench trains nothing to its end, as its notes say
+        return Chosen(Recipe(optimizer, batch), '')
+    of = sets[0].recipe
     return Chosen(_without_schedule(replace(of, global_batch_size=batch)), f'none for this batch of {base.dataset}',
                   doubts=(f'no recipe of {base.dataset} with a batch of {batch} was measured: the step is predicted, '
                           'epochs and minutes are not',))

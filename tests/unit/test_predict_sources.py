@@ -106,7 +106,11 @@ def test_a_link_that_is_asked_for_wins_but_keeps_the_bytes(dump):
     assert (asked.gbit_s, asked.exchange_bytes) == (25.0, 100_000_000)
     assumed = load_source([step], gbit_s=25.0).link
     assert (assumed.exchange_bytes, assumed.source) == (
-        102_228_128, '--link-gbit-s, float32 gradients of ResNet-50 are supposed')
+        102_228_128, '--link-gbit-s, float32 gradients of resnet50 are supposed')
+    small = dump('c.json', bench_train({'precision': 'float16', 'num_parameters': 1000}))
+    assert load_source([small], gbit_s=25.0).link.exchange_bytes == 2000
+    assert load_source(['dgxa100_ngc20.06_mxnet'], gbit_s=25.0).link.source == (
+        '--link-gbit-s, float16 gradients of ResNet-50 are supposed')
 
 
 def test_an_exchange_within_one_host_says_nothing_of_the_link(dump):
