@@ -2,7 +2,7 @@
 
 STEP = {'model': 'resnet50', 'precision': 'float32', 'input': 'synthetic', 'image_size': 224, 'local_batch_size': 32,
         'num_ranks': 1, 'num_hosts': 1, 'step_ms': 300.0, 'data_ms': 1.0, 'forward_ms': 90.0, 'backward_ms': 190.0,
-        'all_reduce_ms': 5.0, 'update_ms': 9.0}
+        'all_reduce_ms': 5.0, 'update_ms': 9.0, 'num_parameters': 25_557_032}
 GRADIENTS = {'model': 'resnet50', 'bytes': 100_000_000, 'time_ms': 800.0, 'step_ms': 1000.0, 'local_batch_size': 32}
 
 

@@ -64,7 +64,7 @@ def make_parser() -> Parser:
     batch.add_argument('--local-batch-size', metavar='N', type=_batch, help='images per step of each accelerator')
     batch.add_argument('--weak', action='store_true', help='keep the images of each accelerator (default)')
     batch.add_argument('--strong', action='store_true', help='keep the images per step')
-    parser.add_argument('--link-gbit-s', metavar='X', type=_number(0, 1e6),
+    parser.add_argument('--link-gbit-s', metavar='X', type=_number(1e-3, 1e6),
                         help='rate of the slowest link between nodes, in Gbit/s and direction (default: as bench '
                              'allreduce measured it, or one port of 100 Gbit/s between accelerators)')
     add_price_option(parser)

@@ -209,9 +209,7 @@ def _without_schedule(recipe: Recipe) -> Recipe:
 def own_recipe(source: Source, batch: int, optimizer: str | None, target: float | None) -> Chosen | None:
     """The recipe of the source for a batch that it was measured with; of other data than ImageNet, for any batch."""
     base = source.base
-    sets = [base.known] if base.known else []
-    if base.dataset is not None:
-        sets += [k for k in source.sets if k is not base.known]
+    sets = sorted(source.sets, key=lambda k: k is not base.known)
     for known in sets:
         recipe, epochs = known.recipe, measured_epochs(known)
         if (recipe.global_batch_size == batch and optimizer in (None, recipe.opt_name)
@@ -219,7 +217,9 @@ def own_recipe(source: Source, batch: int, optimizer: str | None, target: float 
             return Chosen(recipe, f'{known.name}, as it was trained', epochs)
     if base.dataset is None:
         return None
-    of = sets[0].recipe if sets else Recipe(optimizer, batch)
+    if not sets:  # a bench trains nothing to its end, as its notes say
+        return Chosen(Recipe(optimizer, batch), '')
+    of = sets[0].recipe
     return Chosen(_without_schedule(replace(of, global_batch_size=batch)), f'none for this batch of {base.dataset}',
                   doubts=(f'no recipe of {base.dataset} with a batch of {batch} was measured: the step is predicted, '
                           'epochs and minutes are not',))

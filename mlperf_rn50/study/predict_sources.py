@@ -27,6 +27,8 @@ _IMAGENET_PIXELS = 224
 _MAX_FILE_BYTES, _MAX_ROWS = 4 * 2**20, 1000  # of a bench
 _MAX_MS, _MAX_COUNT, _MAX_BYTES = 1e8, 10**6, 10**12  # of what a bench holds
 _MAX_SHOWN, _MAX_NAMES = 40, 8  # characters of a value, and names, in a sentence
+_ASSUMED = ('Nobody says what joins the nodes: as much as between published systems is supposed; a bench allreduce, or '
+            '--link-gbit-s, would say')
 _PARTS = ('data', 'forward', 'backward', 'update')  # of a step, beside the exchange
 _T = TypeVar('_T')
 
@@ -44,6 +46,13 @@ class MeasuredStep:
     num_hosts: int
     step_s: float
     exchange_s: float
+    num_parameters: int
+
+    @property
+    def gradients(self) -> tuple[int, str]:
+        """Their bytes, and what they are."""
+        bits = 16 if self.precision == 'float16' else 32
+        return bits // 8 * self.num_parameters, f'float{bits} gradients of {self.model}'
 
     @property
     def name(self) -> str:
@@ -204,7 +213,7 @@ def _step(row: _Object) -> MeasuredStep:
     return MeasuredStep(
         row.text('model'), row.text('precision'), row.text('input'), row.count('image_size'),
         row.count('local_batch_size'), num_ranks, row.count('num_hosts', 1, num_ranks), step_s,
-        min(max(shown_s, 0.0), exchange_s) if num_ranks > 1 else 0.0)
+        min(max(shown_s, 0.0), exchange_s) if num_ranks > 1 else 0.0, row.count('num_parameters', 1, _MAX_BYTES))
 
 
 def _exchange(path: Path, machine: _Object, tables: Sequence[_Object]) -> MeasuredExchange:
@@ -338,7 +347,7 @@ def _base_of_exchange(bench: Bench, x: MeasuredExchange) -> tuple[Base, tuple[st
     if x.step_s is None:
         raise UserError(f'{bench.path}: has no step_ms, expected a bench train beside it')
     step = MeasuredStep(x.model, 'float32', 'synthetic', _IMAGENET_PIXELS, x.local_batch_size, x.num_ranks, x.num_hosts,
-                        x.step_s, 0.0)
+                        x.step_s, 0.0, x.num_bytes // 4)
     base, notes = _base_of_step(step, bench.path, bench.has_accelerators)
     return base, (*notes, 'The step of bench allreduce has the exchange in it, of which nothing is supposed to be '
                   'hidden: bench train on one node, beside it, would say more')
@@ -355,7 +364,8 @@ def _exchange_link(base: Base, bench: Bench, x: MeasuredExchange) -> Link:
                 f'{source}; of its {1e3 * x.time_s:.1f} ms a step there shows {1e3 * max(shown_s, 0.0):.1f}')
 
 
-def _find_link(base: Base, bench: Bench | None, gbit_s: float | None) -> tuple[Link | None, tuple[str, ...]]:
+def _find_link(base: Base, bench: Bench | None, gbit_s: float | None, gradients: tuple[int, str]
+               ) -> tuple[Link | None, tuple[str, ...]]:
     """What joins the nodes: as asked for, as measured, or as published systems have it; and what to know of it."""
     measured = bench and bench.exchange and _exchange_link(base, bench, bench.exchange)
     notes: tuple[str, ...] = ()
@@ -365,11 +375,16 @@ def _find_link(base: Base, bench: Bench | None, gbit_s: float | None) -> tuple[L
     if gbit_s and measured:
         return replace(measured, gbit_s=gbit_s, source='--link-gbit-s, gradients as bench allreduce has them'), notes
     if gbit_s:
-        num_bytes, kind = (PUBLISHED_BYTES, 16) if base.has_accelerators else (_FLOAT32_BYTES, 32)
-        return Link(gbit_s, num_bytes, False, f'--link-gbit-s, float{kind} gradients of ResNet-50 are supposed'), notes
+        return Link(gbit_s, gradients[0], False, f'--link-gbit-s, {gradients[1]} are supposed'), notes
     if measured or notes:
         return measured or None, notes
     return (published_link(), ()) if base.has_accelerators else (None, ())
+
+
+def _gradients_of(base: Base) -> tuple[int, str]:
+    """Bytes of the gradients of a run, whose log does not tell them, and what they are."""
+    return ((PUBLISHED_BYTES, 'float16 gradients of ResNet-50') if base.has_accelerators else
+            (_FLOAT32_BYTES, 'float32 gradients of ResNet-50'))
 
 
 def _starts(words: Sequence[str]) -> tuple[list[Path], list[KnownSet], list[Bench]]:
@@ -417,7 +432,7 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
     exchange = exchanges[0] if exchanges else None
     sets: tuple[KnownSet, ...] = ()
     notes: tuple[str, ...] = ()
-    power = None
+    power = step = None
     if folders:
         systems = load_systems(folders)
         base, sets, notes = _from_systems(systems, system, per_node)
@@ -429,7 +444,10 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
         base, notes = _base_of_step(step, steps[0].path, steps[0].has_accelerators)
     elif exchange and exchange.exchange:
         base, notes = _base_of_exchange(exchange, exchange.exchange)
-    link, more = _find_link(base, exchange, gbit_s)
+    gradients = step.gradients if step else _gradients_of(base)
+    link, more = _find_link(base, exchange, gbit_s, gradients)
+    if link == published_link() and not published:
+        more = (*more, _ASSUMED)
     return Source(base, link, sets, (*notes, *more), power)
 
 

@@ -65,7 +65,8 @@ def _answer_cells(answer: Answer, row: Row) -> dict[str, Cell]:
 def answer_table(answer: Answer) -> Table:
     """Time, throughput and cost of each layout."""
     rows = [(r, {} if r.prediction.refusal else _answer_cells(answer, r)) for r in answer.rows]
-    return _table('Time to train', rows, '' if answer.is_refused else
+    title = 'Time to train' if answer.timed or answer.is_refused else 'Throughput'
+    return _table(title, rows, '' if answer.is_refused else
                   'Efficiency: images/s of each against those of the source.'
                   + (f' Cost: {answer.price:g} for a node-hour.' if answer.price is not None else '')
                   + (' Off by: predicted over measured.' if any(r.error is not None for r in answer.rows) else ''))
@@ -100,8 +101,8 @@ def _recipe_cells(row: Row) -> dict[str, Cell]:
 
 
 def recipe_table(answer: Answer) -> Table | None:
-    """What would be trained, and who says so; None where all are refused."""
-    rows = [(r, _recipe_cells(r)) for r in answer.rows if not r.prediction.refusal]
+    """What would be trained, and who says so; None where nobody does."""
+    rows = [(r, _recipe_cells(r)) for r in answer.rows if not r.prediction.refusal and r.recipe_source]
     return _table('Recipes', rows) if rows else None
 
 

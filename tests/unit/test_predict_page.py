@@ -6,7 +6,7 @@ import pytest
 from helpers import ROOT, call
 
 PAGE = (ROOT / 'docs/predict.md').read_text()
-SHOWN = re.findall(r'```bash\nmlperf-rn50 (predict .*?)(?: +#.*)?\n```\n\n```text\n(.*?)\n```', PAGE, re.DOTALL)
+SHOWN = re.findall(r'```bash\nmlperf-rn50 (predict [^\n]*?)(?: +#[^\n]*)?\n```\n\n```text\n(.*?)\n```', PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize('command, text', SHOWN, ids=[c[:40] for c, _ in SHOWN])

@@ -56,7 +56,7 @@ def test_the_fewest_nodes_of_a_study_are_the_base(tmp_path):
         write_set(tmp_path / f'{nodes}x4', 2, nodes=nodes, ranks=4 * nodes, batch=64 * nodes)
     source = load_source([str(tmp_path)])
     assert source.base.name == '1x4' and [k.name for k in source.sets] == ['1x4', '2x4', '4x4']
-    assert source.notes == ('1x4 of 3 systems is started from: it has the fewest nodes',)
+    assert source.notes[0] == '1x4 of 3 systems is started from: it has the fewest nodes'
     assert load_source([str(tmp_path)], '2x4').base.num_nodes == 2
     with pytest.raises(ConfigError, match='--system: got 2x3, expected one of 1x4, 2x4, 4x4; did you mean 2x4?'):
         load_source([str(tmp_path)], '2x3')
@@ -106,7 +106,11 @@ def test_a_link_that_is_asked_for_wins_but_keeps_the_bytes(dump):
     assert (asked.gbit_s, asked.exchange_bytes) == (25.0, 100_000_000)
     assumed = load_source([step], gbit_s=25.0).link
     assert (assumed.exchange_bytes, assumed.source) == (
-        102_228_128, '--link-gbit-s, float32 gradients of ResNet-50 are supposed')
+        102_228_128, '--link-gbit-s, float32 gradients of resnet50 are supposed')
+    small = dump('c.json', bench_train({'precision': 'float16', 'num_parameters': 1000}))
+    assert load_source([small], gbit_s=25.0).link.exchange_bytes == 2000
+    assert load_source(['dgxa100_ngc20.06_mxnet'], gbit_s=25.0).link.source == (
+        '--link-gbit-s, float16 gradients of ResNet-50 are supposed')
 
 
 def test_an_exchange_within_one_host_says_nothing_of_the_link(dump):
@@ -150,6 +154,8 @@ def test_there_is_one_thing_to_start_from(dump):
             load_source(words)
     with pytest.raises(ConfigError, match='--system: got x, expected a SOURCE that is a folder'):
         load_source([step], 'x')
+    of_gpus = load_source([dump('c.json', bench_train(gpus=['A100']))])
+    assert of_gpus.link == published_link() and of_gpus.notes[-1].startswith('Nobody says what joins the nodes')
     assert load_source(['dgxa100_ngc20.06_mxnet', exchange]).link.exchange_bytes == 100_000_000
 
 
@@ -187,6 +193,7 @@ ROW = ('tables', 0, 'rows', 0)
     ((*ROW, 'num_ranks'), True, 'num_ranks: got true, expected a whole number'),
     ((*ROW, 'num_hosts'), 2, 'num_hosts: got 2, expected a whole number from 1 to 1'),
     ((*ROW, 'local_batch_size'), -32, 'local_batch_size: got -32'), ((*ROW, 'model'), ['x'], 'model: got ["x"]'),
+    ((*ROW, 'num_ranks'), '\x9b2J\u202e', 'num_ranks: got "?2J?"'),
     ((*ROW, 'backward_ms'), -1, 'backward_ms: got -1'), ((*ROW, 'forward_ms'), None, 'forward_ms: got null')])
 def test_what_no_bench_writes_is_one_line(dump, path, value, said):
     with pytest.raises(UserError) as e:
