@@ -295,6 +295,7 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
 
+_MAX_WHOLE = 10**18  # a larger number is none that a float tells from its neighbour, or no float at all
 SECTIONS: dict[str, type] = {f.name: f.type for f in dataclasses.fields(Config)}  # type: ignore[misc]
 
 
@@ -334,12 +335,16 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _check_bounds(c: Config) -> None:
-    """Raise ConfigError for the first number that is out of its key's bounds."""
+    """Raise ConfigError for the first value that is missing, or number that is out of its key's bounds."""
     for section in SECTIONS:
         values = getattr(c, section)
         for f in dataclasses.fields(values):
             bounds, value = f.metadata.get('bounds'), getattr(values, f.name)
+            _require(value is not None or type(None) in get_args(f.type),
+                     f'{section}.{f.name}: got null, expected a value; leave the key out for its default')
             for number in value if isinstance(value, tuple) else (value,):
+                _require(not isinstance(number, int) or abs(number) < _MAX_WHOLE,
+                         f'{section}.{f.name}: got a number of {len(str(number))} digits, expected at most 18')
                 _require(bounds is None or number is None or (math.isfinite(number) and bounds.holds(number)),
                          f'{section}.{f.name}: got {number}, expected {bounds and bounds.text}')
 

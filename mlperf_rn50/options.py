@@ -107,7 +107,7 @@ def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
     _check_words(argv)
     try:
         return parser.parse_args(list(argv), namespace=namespace)
-    except ArgumentError as e:
+    except (ArgumentError, OverflowError) as e:  # the latter for a whole number that is no float
         raise option_error(str(e), parser) from e
 
 
@@ -139,7 +139,7 @@ def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargpar
     """
     try:
         base = parser.parse_object(tree, defaults=True)
-    except (ArgumentError, RecursionError) as e:
+    except (ArgumentError, RecursionError, OverflowError) as e:  # the last for a whole number that is no float
         raise ConfigError(f'{where}: {" ".join(str(e).split())[:500]}') from e
     options = parse_options(parser, argv, base)
     result = cfg.Config(**{name: section(**_plain(options[name])) for name, section in SECTIONS.items()})

@@ -30,7 +30,7 @@ Without an option of the batch each accelerator keeps its images (--weak). What 
 The knee is the layout from which on one per cent less time costs more than one per cent more node-hours.
 
 exit codes: 0 a layout was predicted, 1 all were refused, 2 a mistake in what was asked for"""
-_MAX_UNITS, _MAX_BATCH = 1_000_000, 10_000_000
+_MAX_UNITS, _MAX_BATCH, _MAX_LAYOUTS = 1_000_000, 10_000_000, 1000
 
 
 def _number(low: float, high: float) -> Callable[[str], float]:
@@ -87,6 +87,9 @@ def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     parser = make_parser()
     options = parser.parse_args(argv)
+    for name in ('out', 'system'):
+        if getattr(options, name) == '':
+            raise option_error(f'--{name}: got nothing, expected a {"folder" if name == "out" else "name"}', parser)
     if options.validate is not None:
         return _validate(options, parser)
     if not options.sources or not options.layouts:
@@ -121,6 +124,8 @@ def _splits(words: Sequence[str]) -> list[tuple[int, int]]:
     """
     from mlperf_rn50.study.layouts import parse_layouts
     each = [word for text in words for word in text.split()]
+    if len(each) > _MAX_LAYOUTS:
+        raise ConfigError(f'--layouts: got {len(each):,}, expected at most {_MAX_LAYOUTS:,}')
     if long := next((word for word in each if len(word) > 15), None):
         raise ConfigError(f'--layouts: got {long[:15]}…, expected nodes x ranks, such as 2x4')
     splits = parse_layouts(each)

@@ -4,6 +4,7 @@ At a batch that no published set has, but sets below and above it do, the recipe
 outside of them there is none.
 """
 import json
+import os
 import shlex
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
@@ -88,7 +89,10 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError('--nodes, --ranks-per-node: got one of them, expected both or neither')
     if options.compare and options.out:
         raise ConfigError('--compare, --out: got both, expected one: to compare, or to write')
-    if options.out and Path(options.out).is_symlink() | Path(options.out).exists():
+    for name in ('out', 'compare'):
+        if getattr(options, name) == '':
+            raise ConfigError(f'--{name}: got nothing, expected a file')
+    if options.out and os.path.lexists(options.out):
         raise ConfigError(f'--out: {options.out} is there already, expected a new file; move it or name another')
     answer = _compare(options) if options.compare else _find(options)
     if options.out and answer.choice:
@@ -241,15 +245,16 @@ def _compared_notes(answer: _Answer, config: 'Config') -> list[str]:
 def _images_of(config: 'Config') -> str:
     """How the images of a configuration are stored, as the manifest of its data says."""
     from mlperf_rn50.files import parse_json, read_text
+    from mlperf_rn50.mlperf.events import printable
     path = Path(config.data.dir) / 'manifest.json'
     try:
-        manifest = parse_json(read_text(path, 1 << 22))
+        manifest = parse_json(read_text(path, 1 << 22)) if path.is_file() else None  # no pipe, which would be waited for
         size = manifest['resize_shorter']
     except (OSError, ValueError, TypeError, KeyError):
         return f'not known, as {path} is no manifest of prepare'
     if size is None:
         return 'as they were, byte for byte'
-    return f'made smaller by prepare, to {size!s:.10} pixels of the shorter side, as JPEG again'
+    return f'made smaller by prepare, to {printable(str(size))[:10]} pixels of the shorter side, as JPEG again'
 
 
 def _choice_lines(choice: 'Choice') -> list[str]:

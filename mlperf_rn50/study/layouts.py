@@ -35,15 +35,15 @@ def parse_layouts(words: Sequence[str]) -> list[tuple[int, int]]:
     Raises:
         ConfigError: a word is something else, or comes twice.
     """
-    result = []
+    result: dict[tuple[int, int], None] = {}
     for word in words:
-        m = re.fullmatch(r'([1-9]\d*)x([1-9]\d*)', word)
+        m = re.fullmatch(r'([1-9]\d{0,8})x([1-9]\d{0,8})', word, re.ASCII)
         if not m:
-            raise ConfigError(f'--layouts: got {word}, expected nodes x ranks, such as 2x4')
+            raise ConfigError(f'--layouts: got {word:.20}, expected nodes x ranks, such as 2x4')
         if (int(m[1]), int(m[2])) in result:
             raise ConfigError(f'--layouts: {word} is named twice')
-        result.append((int(m[1]), int(m[2])))
-    return result
+        result[int(m[1]), int(m[2])] = None
+    return list(result)
 
 
 def parse_lr_table(text: str) -> dict[int, tuple[float, float]]:

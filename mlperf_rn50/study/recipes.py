@@ -310,8 +310,11 @@ def make_config(choice: Choice, num_nodes: int | None = None, ranks_per_node: in
 
 def check_shares(batch: int, num_ranks: int) -> None:
     """Raise ConfigError where ranks cannot share a batch evenly."""
+    if num_ranks > batch:
+        raise ConfigError(f'--global-batch-size: got {batch} for {num_ranks} ranks (--nodes x --ranks-per-node), '
+                          'expected an image or more for each')
     if batch % num_ranks:
-        fit = max(1, round(batch / num_ranks)) * num_ranks
+        fit = round(batch / num_ranks) * num_ranks
         raise ConfigError(f'--global-batch-size: got {batch} for {num_ranks} ranks (--nodes x --ranks-per-node), '
                           f'expected a multiple of {num_ranks}, such as {fit}')
 
