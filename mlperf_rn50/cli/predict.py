@@ -30,6 +30,7 @@ Without an option of the batch each accelerator keeps its images (--weak). What 
 The knee is the layout from which on one per cent less time costs more than one per cent more node-hours.
 
 exit codes: 0 a layout was predicted, 1 all were refused, 2 a mistake in what was asked for"""
+_PACKAGED = 'packaged'  # what --validate has without a TREE: compared by identity, as a folder may be called so
 _MAX_UNITS, _MAX_BATCH, _MAX_LAYOUTS = 1_000_000, 10_000_000, 1000
 
 
@@ -77,7 +78,7 @@ def make_parser() -> Parser:
                         help='what goes to the standard output (default: table)')
     parser.add_argument('--out', metavar='DIR',
                         help='write prediction.json, prediction.md and the picture (SVG, PNG; light, dark) there')
-    parser.add_argument('--validate', nargs='?', const='', metavar='TREE',
+    parser.add_argument('--validate', nargs='?', const=_PACKAGED, metavar='TREE',
                         help='predict every published system of several nodes from one of one node, and print the '
                              'errors; of the packaged table, or of a tree of published logs')
     return parser
@@ -87,9 +88,9 @@ def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     parser = make_parser()
     options = parser.parse_args(argv)
-    for name in ('out', 'system'):
+    for name, expected in (('out', 'a folder'), ('system', 'a name'), ('validate', 'a TREE, or no word at all')):
         if getattr(options, name) == '':
-            raise option_error(f'--{name}: got nothing, expected a {"folder" if name == "out" else "name"}', parser)
+            raise option_error(f'--{name}: got an empty text, expected {expected}', parser)
     if options.validate is not None:
         return _validate(options, parser)
     if not options.sources or not options.layouts:
@@ -151,11 +152,10 @@ def _validate(options: Namespace, parser: Parser) -> int:
               '--format json': options.format == 'json'}
     if asked := [name for name, value in beside.items() if value]:
         raise option_error(f'--validate: got {", ".join(asked)} beside it, expected a TREE or nothing', parser)
-    from mlperf_rn50.study.known import known_of, load_published
-    from mlperf_rn50.study.predict_validation import render_validation, validate
+    from mlperf_rn50.study.known import load_published
+    from mlperf_rn50.study.predict_validation import render_validation, validate, validate_systems
     from mlperf_rn50.study.systems import load_systems
-    sets = ([k for s in load_systems([Path(options.validate)]) if (k := known_of(s))] if options.validate
-            else load_published())
-    validation = validate(sets)
-    print(render_validation(validation, 'github' if options.format == 'markdown' else 'simple'))
+    validation = (validate(load_published()) if options.validate is _PACKAGED else
+                  validate_systems(load_systems([Path(options.validate)])))
+    print(render_validation(validation, options.format == 'markdown'))
     return EXIT_OK if validation.predicted else EXIT_FAILED

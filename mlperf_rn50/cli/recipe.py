@@ -91,7 +91,7 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError('--compare, --out: got both, expected one: to compare, or to write')
     for name in ('out', 'compare'):
         if getattr(options, name) == '':
-            raise ConfigError(f'--{name}: got nothing, expected a file')
+            raise ConfigError(f'--{name}: got an empty text, expected a file')
     if options.out and os.path.lexists(options.out):
         raise ConfigError(f'--out: {options.out} is there already, expected a new file; move it or name another')
     answer = _compare(options) if options.compare else _find(options)
@@ -248,7 +248,8 @@ def _images_of(config: 'Config') -> str:
     from mlperf_rn50.mlperf.events import printable
     path = Path(config.data.dir) / 'manifest.json'
     try:
-        manifest = parse_json(read_text(path, 1 << 22)) if path.is_file() else None  # no pipe, which would be waited for
+        # A pipe would be waited for.
+        manifest = parse_json(read_text(path, 1 << 22)) if path.is_file() else None
         size = manifest['resize_shorter']
     except (OSError, ValueError, TypeError, KeyError):
         return f'not known, as {path} is no manifest of prepare'

@@ -201,10 +201,15 @@ def _is_alike(a: KnownSet, b: KnownSet) -> bool:
     return kinds[0] == kinds[1] and (bool(kinds[0]) or len(per_node) == 2 and per_node[0] == per_node[1])
 
 
+def is_pair(one: KnownSet, target: KnownSet) -> bool:
+    """Whether a set has one node, and is of the same round, organisation, kind of accelerator and data as another."""
+    return (one.num_nodes == 1 and one.round == target.round and one.dataset == target.dataset
+            and (one.org or '').casefold() == (target.org or '').casefold() and _is_alike(one, target))
+
+
 def base_for(target: KnownSet, sets: Sequence[KnownSet]) -> KnownSet | None:
-    """The one-node set of the same round, organisation and kind of accelerator that a set is predicted from."""
-    found = [s for s in sets if s.num_nodes == 1 and s.round == target.round and base_of(s)
-             and (s.org or '').casefold() == (target.org or '').casefold() and _is_alike(s, target)]
+    """The one-node set of the same kind that a set is predicted from."""
+    found = [s for s in sets if is_pair(s, target) and base_of(s)]
     local = target.local_batch_size or 0.0
     return min(found, key=lambda s: (s.recipe.opt_name != target.recipe.opt_name,
                                      abs((s.local_batch_size or 0.0) - local), s.name), default=None)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.study.known import KnownSet, load_published
+from mlperf_rn50.study.convergence import System
+from mlperf_rn50.study.known import KnownSet, known_of, load_published
 from mlperf_rn50.study.predict import (
     PUBLISHED_BYTES,
     PUBLISHED_GBIT_S,
@@ -14,10 +15,12 @@ from mlperf_rn50.study.predict import (
     base_for,
     base_of,
     find_costs,
+    is_pair,
     layout_of,
     predict_layout,
     published_link,
 )
+from mlperf_rn50.study.report_text import markdown_text
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,10 @@ class Judged:
 
 @dataclass(frozen=True)
 class Validation:
-    """All sets of several nodes, judged, and the costs that each round was predicted with."""
+    """All sets of several nodes, judged; left_out: the systems that are no set to judge or to start from, and why."""
 
     judged: tuple[Judged, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def predicted(self) -> tuple[Judged, ...]:
@@ -88,12 +92,19 @@ class Validation:
         return sum(bool(j.is_held) for j in self.predicted)
 
 
+def _unpaired(target: KnownSet, sets: Sequence[KnownSet]) -> str:
+    """Why a set has none to be predicted from."""
+    kind = target.accelerator or 'an accelerator that nobody names'
+    timeless = [s.name for s in sets if is_pair(s, target) and not base_of(s)]
+    why = f', but {timeless[0]}, whose logs do not tell the times of a run that ended' if timeless else ''
+    return f'unpaired: no one-node set of {target.org or "its maker"} with {kind}{why}'
+
+
 def _judge(target: KnownSet, sets: Sequence[KnownSet]) -> Judged:
     one, layout = base_for(target, sets), layout_of(target)
     base = base_of(one) if one else None
     if one is None or base is None:
-        kind = target.accelerator or 'an accelerator that nobody names'
-        return Judged(target, None, None, f'unpaired: no one-node set of {target.org or "its maker"} with {kind}')
+        return Judged(target, None, None, _unpaired(target, sets))
     if layout is None or target.time_s is None:
         return Judged(target, one, None, 'nothing to judge by: its logs do not tell its layout, or none converged')
     doubts = () if target.accelerator else ('neither names its accelerator: they have as many on a node',)
@@ -101,15 +112,28 @@ def _judge(target: KnownSet, sets: Sequence[KnownSet]) -> Judged:
     return Judged(target, one, prediction, prediction.refusal, doubts)
 
 
-def validate(sets: Sequence[KnownSet]) -> Validation:
+def validate(sets: Sequence[KnownSet], left_out: Sequence[str] = ()) -> Validation:
     """Predicts every ImageNet set of several nodes from the one-node sets, with costs of other rounds only."""
-    return Validation(tuple(_judge(s, sets) for s in sets if (s.num_nodes or 0) > 1 and s.is_imagenet))
+    return Validation(tuple(_judge(s, sets) for s in sets if (s.num_nodes or 0) > 1 and s.is_imagenet),
+                      tuple(left_out))
+
+
+def _why_no_set(system: System) -> str:
+    if system.is_copy:
+        return 'all of its logs are copies of those of another system'
+    return system.refusal or 'its logs do not tell the batch'
+
+
+def validate_systems(systems: Sequence[System]) -> Validation:
+    """The same of what lies in a tree; a set that is refused, and a copy of another, counts for nothing."""
+    known = [(s, None if s.is_copy else known_of(s)) for s in systems]
+    return validate([k for _, k in known if k],
+                    [f'{s.round} {s.name}: left out: {_why_no_set(s)}' for s, k in known if not k])
 
 
 def _cells(judged: Judged) -> list[str]:
     target, p = judged.target, judged.prediction
-    name = [target.round, printable(target.org or '-'), printable(target.name),
-            printable(judged.base.name) if judged.base else '-']
+    name = [target.round, target.org or '-', target.name, judged.base.name if judged.base else '-']
     measured = f'{judged.measured_minutes:.2f}' if judged.measured_minutes else '-'
     if judged.error is None or p is None or p.epochs is None:
         return [*name, '-', '-', '-', measured, '-', '-']
@@ -127,21 +151,26 @@ def _constants(validation: Validation) -> list[str]:
             f'{100 * c.epochs_low:.0f} to 100 % of the schedule; from {c.source}' for name, c in all_costs]
 
 
-def render_validation(validation: Validation, table_format: str = 'simple') -> str:
+def render_validation(validation: Validation, is_markdown: bool = False) -> str:
     """The table, the errors, the constants, and what was not predicted."""
+    clean = markdown_text if is_markdown else printable
     head = ['round', 'organisation', 'system', 'from', 'epochs', 'predicted min', '80 % interval', 'measured min',
             'error', 'held']
-    lines = [tabulate([_cells(j) for j in validation.judged], head, table_format, disable_numparse=True), '']
+    rows = [[clean(text) for text in _cells(j)] for j in validation.judged]
+    lines = [tabulate(rows, head, 'github' if is_markdown else 'simple', disable_numparse=True) if rows else
+             'No set of several nodes that was trained on ImageNet: there is nothing to predict', '']
     number = len(validation.predicted)
     if validation.median_error is not None and validation.high_error is not None:
         lines.append(f'{number} predicted: absolute error {100 * validation.median_error:.1f} % (median), '
                      f'{100 * validation.high_error:.1f} % (90th percentile), {100 * validation.errors[-1]:.1f} % '
                      f'(worst); the interval held {validation.num_held} of {number} times '
                      f'({100 * validation.num_held / number:.0f} %)')
-    lines += [f'{j.target.round} {printable(j.target.name)}: not predicted: {printable(j.reason)}'
+    lines += [clean(f'{j.target.round} {j.target.name}: not predicted: {j.reason}')
               for j in validation.judged if j.reason]
-    lines += [f'{j.target.round} {printable(j.target.name)}: {doubt}' for j in validation.predicted
-              for doubt in j.doubts]
+    lines += [clean(f'{j.target.round} {j.target.name}: {doubt}') for j in validation.predicted for doubt in j.doubts]
+    lines += map(clean, validation.left_out)
+    if not validation.predicted:
+        return '\n'.join(lines).rstrip()
     lines += ['', f'Ring all-reduce of {PUBLISHED_BYTES / 1e6:.0f} MB (float16 gradients) at {PUBLISHED_GBIT_S:g} '
               'Gbit/s (one port), nothing hidden. Each round is predicted with the costs of the others only:',
               *_constants(validation)]

@@ -9,9 +9,10 @@ from mlperf_rn50.study.report_tables import Cell, Table, heading, notes_of, over
 from mlperf_rn50.study.scaling import Study
 
 
-def _markdown(text: str) -> str:
-    """Text of a log in Markdown, where it must be neither a cell's border nor HTML."""
-    return printable(text).replace('\\', '\\\\').replace('|', '\\|').replace('<', '&lt;').replace('`', "'")
+def markdown_text(text: str) -> str:
+    """Text of a log in Markdown, where it must be neither a cell's border nor HTML, nor a link or picture."""
+    text = printable(text).replace('\\', '\\\\').replace('|', '\\|').replace('[', '\\[')
+    return text.replace('<', '&lt;').replace('`', "'")
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class _Style:
     status: Callable[[str], str] = str
 
 
-_MARKDOWN = _Style(_markdown, 'github', lambda text: f'## {text}', lambda text: f'### {text}\n\n', '\n\n')
+_MARKDOWN = _Style(markdown_text, 'github', lambda text: f'## {text}', lambda text: f'### {text}\n\n', '\n\n')
 
 
 def _texts(row: Sequence[Cell]) -> list[str]:
