@@ -276,6 +276,20 @@ def find_costs(sets: Sequence[KnownSet], without: str) -> Costs:
                  f'{len(pairs)} pairs of published systems of {rounds}')
 
 
+def _is_same(a: KnownSet, b: KnownSet) -> bool:
+    """Whether two sets hold one run: logs keep their times wherever they lie."""
+    times = {(r.epochs, round(r.time_s, 2)) for r in a.runs if r.time_s}
+    return any((r.epochs, round(r.time_s, 2)) in times for r in b.runs if r.time_s)
+
+
+def costs_without(*judged: KnownSet) -> Costs:
+    """The costs of published systems, without the rounds of some sets: as their logs or folders say, and as they were
+    published where those do not."""
+    published = load_published()
+    rounds = {s.round for s in judged} | {p.round for p in published for s in judged if _is_same(p, s)}
+    return find_costs([s for s in published if s.round not in rounds], '')
+
+
 def epochs_of(recipe: Recipe, costs: Costs) -> Epochs | None:
     """The last evaluation that the schedule leaves room for: where recipes that are known to converge do so.
 
@@ -363,5 +377,5 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs | None =
 def costs_for(base: Base) -> Costs:
     """The costs that a base's predictions take: of published systems, or none where it has no accelerators."""
     if base.has_accelerators:
-        return find_costs(load_published(), base.known.round if base.known else '')
+        return costs_without(*([base.known] if base.known else []))
     return Costs(0.0, 0.0, None, 0.0, 0.0, 1.0, 'none: the exchange is what was measured')

@@ -7,14 +7,15 @@ from tabulate import tabulate
 
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.known import KnownSet, known_of, load_published
+from mlperf_rn50.study.known import KnownSet, known_of
 from mlperf_rn50.study.predict import (
     PUBLISHED_BYTES,
     PUBLISHED_GBIT_S,
+    Costs,
     Prediction,
     base_for,
     base_of,
-    find_costs,
+    costs_without,
     is_pair,
     layout_of,
     predict_layout,
@@ -32,6 +33,7 @@ class Judged:
         prediction: None for an unpaired one.
         reason: why it is not predicted; None where it is.
         doubts: what weakens the pair.
+        costs: that it was predicted with.
     """
 
     target: KnownSet
@@ -39,6 +41,7 @@ class Judged:
     prediction: Prediction | None
     reason: str | None
     doubts: tuple[str, ...] = ()
+    costs: Costs | None = None
 
     @property
     def measured_minutes(self) -> float | None:
@@ -108,8 +111,9 @@ def _judge(target: KnownSet, sets: Sequence[KnownSet]) -> Judged:
     if layout is None or target.time_s is None:
         return Judged(target, one, None, 'nothing to judge by: its logs do not tell its layout, or none converged')
     doubts = () if target.accelerator else ('neither names its accelerator: they have as many on a node',)
-    prediction = predict_layout(base, layout, published_link(), find_costs(load_published(), target.round))
-    return Judged(target, one, prediction, prediction.refusal, doubts)
+    costs = costs_without(target, one)
+    prediction = predict_layout(base, layout, published_link(), costs)
+    return Judged(target, one, prediction, prediction.refusal, doubts, costs)
 
 
 def validate(sets: Sequence[KnownSet], left_out: Sequence[str] = ()) -> Validation:
@@ -144,8 +148,7 @@ def _cells(judged: Judged) -> list[str]:
 
 def _constants(validation: Validation) -> list[str]:
     """What the predictions were made with, of each round."""
-    rounds = dict.fromkeys(j.target.round for j in validation.predicted)
-    all_costs = [(name, find_costs(load_published(), name)) for name in rounds]
+    all_costs = dict.fromkeys((j.target.round, j.costs) for j in validation.predicted if j.costs)
     return [f'{name}: a step on several nodes costs {1e3 * c.step_s:.1f} ± {1e3 * c.step_spread_s:.1f} ms more, first '
             f'epoch and gaps {c.outside_s or 0.0:.1f} s ({c.outside_low_s:.1f} to {c.outside_high_s:.1f}), epochs '
             f'{100 * c.epochs_low:.0f} to 100 % of the schedule; from {c.source}' for name, c in all_costs]
