@@ -20,6 +20,7 @@ from mlperf_rn50.study.convergence import System
 # Logs give the end of a schedule in epochs or in steps; none has so many epochs, or so few steps.
 _MAX_EPOCHS = 200
 _MAX_VALUE = 1e9
+_MAX_SCHEDULE = 10_000  # epochs that a schedule in steps is believed to have
 
 
 @dataclass(frozen=True)
@@ -174,16 +175,20 @@ def _number(optimizer: Mapping[str, Any], *names: str) -> float | None:
 
 def eval_grid(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[int | None, int | None]:
     """The most frequent epochs between two evaluations, and those before the first one."""
-    firsts = [curve[0][0] for curve in curves if curve]
-    gaps = Counter(b[0] - a[0] for curve in curves for a, b in zip(curve, curve[1:]))
-    return gaps.most_common(1)[0][0] if gaps else None, min(firsts, default=None)
+    epochs = [sorted({epoch for epoch, _ in curve}) for curve in curves]  # whatever the order of a log
+    gaps = Counter(b - a for each in epochs for a, b in zip(each, each[1:]))
+    return gaps.most_common(1)[0][0] if gaps else None, min((each[0] for each in epochs if each), default=None)
 
 
 def _decay_epochs(steps: float | None, batch: int, samples: int | None, warmup: float | None) -> float | None:
-    """Epochs of the whole schedule, from the number that a log gives: of epochs, or of steps after the warm-up."""
+    """Epochs of the whole schedule, from the number that a log gives: of epochs, or of steps after the warm-up.
+
+    None where nobody would train so long.
+    """
     if steps is None or steps <= _MAX_EPOCHS:
         return steps
-    return steps / math.ceil((samples or IMAGENET_TRAIN) / batch) + (warmup or 0.0)
+    epochs = steps / math.ceil((samples or IMAGENET_TRAIN) / batch) + (warmup or 0.0)
+    return epochs if epochs <= _MAX_SCHEDULE else None
 
 
 def make_recipe(optimizer: Mapping[str, Any], batch: int, samples: int | None, target: float | None,

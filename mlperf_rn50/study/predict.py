@@ -358,6 +358,9 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs | None =
         costs: of several nodes; None for those of published systems of other rounds, and none beside the exchange
             where there are no accelerators.
     """
+    if layout.recipe.global_batch_size > base.train_samples:
+        return Prediction(layout, f'a batch of {layout.recipe.global_batch_size:,} is more than the data has images, '
+                                  f'{base.train_samples:,}')
     costs = costs or costs_for(base)
     is_inside = layout.num_nodes == 1 and base.num_nodes == 1
     exchange_s = base.exchange_s if is_inside else ring_s(link.exchange_bytes, layout.num_units, link.gbit_s)
@@ -371,6 +374,9 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs | None =
     epochs = layout.epochs or epochs_of(layout.recipe, costs)
     times = _minutes(base, layout, costs, epochs, compute_s + fixed_s) if epochs and base.evaluation_s is not None \
         else (None, None, None)
+    if times[0] is not None and times[0] <= 0:
+        return Prediction(layout, 'its minutes would be none or fewer: the runs of the source are shorter than their '
+                                  'epochs together, so that their times say nothing of so short a run')
     return Prediction(layout, None, epochs, compute_s, exchange_s, hidden_s, other_s, *times)
 
 

@@ -1,0 +1,157 @@
+"""Predictions of anything that a log or a bench may say: numbers that can be, or a refusal."""
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.study.known import Recipe, eval_grid, load_published, make_recipe
+from mlperf_rn50.study.predict import (
+    Base,
+    Costs,
+    Epochs,
+    Layout,
+    Link,
+    base_of,
+    costs_for,
+    predict_layout,
+    published_link,
+)
+from mlperf_rn50.study.predict_answer import Asked, Batches, make_answer
+from mlperf_rn50.study.predict_sources import Source
+from mlperf_rn50.study.recipes import choose_recipe
+
+NOTHING = Costs(0.0, 0.0, None, 0.0, 0.0, 1.0, 'none')
+SECONDS = st.floats(1e-6, 1e6)
+LINKS = st.builds(Link, st.floats(1e-3, 1e6), st.integers(1, 10**12), st.booleans(), st.just('any'))
+COSTS = st.sampled_from([NOTHING, costs_for(Base('', '', 1, 1, True, 1, 1.0, 0.0, 1.0, 1.0, 1, None))])
+
+
+@st.composite
+def recipes(draw, batch):
+    return Recipe('sgd', batch, decay='poly', decay_epochs=draw(st.none() | st.floats(1, 200)),
+                  eval_period=draw(st.integers(1, 10)), first_eval_epoch=draw(st.integers(0, 10)))
+
+
+@st.composite
+def bases(draw):
+    nodes, per_node, local = draw(st.integers(1, 8)), draw(st.integers(1, 16)), draw(st.integers(1, 4096))
+    step_s = draw(SECONDS)
+    return Base('any', 'any', nodes, nodes * per_node, draw(st.booleans()), nodes * per_node * local, step_s,
+                draw(st.sampled_from([0.0, 0.1, 0.9, 1.0])) * step_s, draw(st.none() | st.just(0.0) | SECONDS),
+                draw(st.floats(-1e6, 1e6)), draw(st.integers(1, 10**9)), draw(st.sampled_from([None, 'digits'])))
+
+
+@st.composite
+def layouts(draw):
+    nodes, per_node, local = draw(st.integers(1, 1000)), draw(st.integers(1, 64)), draw(st.integers(1, 4096))
+    epochs = draw(st.none() | st.floats(1, 200))
+    known = epochs and Epochs(epochs, draw(st.floats(0, epochs)), epochs + draw(st.floats(0, 100)), 'any')
+    return Layout(nodes, per_node, draw(recipes(nodes * per_node * local)), known)
+
+
+@given(bases(), layouts(), LINKS, COSTS)
+def test_a_prediction_is_of_numbers_that_can_be_or_refused(base, layout, link, costs):
+    p = predict_layout(base, layout, link, costs)
+    if p.refusal:
+        return
+    assert p.compute_s > 0 and p.exchange_s >= 0 and 0 <= p.hidden_s <= p.exchange_s and p.other_s >= 0
+    assert 0 < p.step_s < math.inf and 0 < p.images_per_s < math.inf
+    if p.minutes is not None:
+        assert 0 < p.minutes < math.inf and 0 <= p.low_minutes <= p.minutes <= p.high_minutes < math.inf
+
+
+@given(bases(), layouts(), LINKS, COSTS, st.floats(1, 100))
+def test_a_faster_link_is_never_slower(base, layout, link, costs, times):
+    assume(base.num_nodes == 1 or base.exchange_s)  # of others, a faster link says that more of the step is computing
+    p, q = (predict_layout(base, layout, k, costs) for k in (link, replace(link, gbit_s=times * link.gbit_s)))
+    if p.refusal:
+        return
+    assert not q.refusal and q.step_s <= p.step_s * (1 + 1e-9)
+    assert (p.minutes is None) == (q.minutes is None)
+    assert p.minutes is None or q.minutes <= p.minutes * (1 + 1e-9)
+
+
+@given(bases(), st.data(), LINKS, COSTS)
+def test_what_was_measured_predicts_itself(base, data, link, costs):
+    base, link = replace(base, exchange_s=0.0), replace(link, is_hidden=False)
+    layout = Layout(base.num_nodes, base.num_units // base.num_nodes, data.draw(recipes(base.global_batch_size)))
+    p = predict_layout(base, layout, link, costs)
+    assume(not p.refusal)
+    assert p.step_s == pytest.approx(base.step_s)
+
+
+@given(bases(), layouts(), LINKS, COSTS)
+def test_more_epochs_take_longer(base, layout, link, costs):
+    layout = replace(layout, epochs=Epochs(10.0, 8.0, 12.0, 'any'))
+    p, q = (predict_layout(base, x, link, costs)
+            for x in (layout, replace(layout, epochs=Epochs(20.0, 18.0, 22.0, 'any'))))
+    assert p.minutes is None or q.minutes is None or p.minutes < q.minutes
+
+
+VALUES = (st.none() | st.booleans() | st.text(max_size=3) | st.integers(-10**30, 10**30) | st.floats()
+          | st.lists(st.floats() | st.integers() | st.none(), max_size=4))
+KEYS = ['opt_name', 'sgd_opt_base_learning_rate', 'opt_learning_rate', 'opt_learning_rate_warmup_epochs',
+        'sgd_opt_learning_rate_decay_steps', 'lars_opt_learning_rate_decay_steps',
+        'opt_learning_rate_decay_boundary_epochs', 'sgd_opt_end_learning_rate', 'sgd_opt_weight_decay', 'opt_momentum']
+CURVES = st.lists(st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 1)), max_size=5, unique_by=lambda e: e[0]),
+                  max_size=3)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES), st.integers(1, 10**12), st.none() | st.integers(0, 10**12),
+       CURVES)
+def test_a_recipe_of_any_log_has_numbers_or_nothing(optimizer, batch, samples, curves):
+    r = make_recipe(optimizer, batch, samples, 0.759, curves)
+    numbers = [r.base_lr, r.warmup_epochs, r.decay_epochs, r.end_lr, r.poly_power, r.weight_decay, r.momentum,
+               *(r.step_epochs or ())]
+    assert all(n is None or isinstance(n, (int, float)) and 0 <= n < math.inf for n in numbers)
+    if r.last_eval_epoch is not None:
+        assert r.first_eval_epoch <= r.last_eval_epoch <= r.decay_epochs + 0.1
+        assert (r.last_eval_epoch - r.first_eval_epoch) % r.eval_period == 0
+
+
+@given(CURVES)
+def test_a_grid_of_evaluations_goes_forward(curves):
+    period, first = eval_grid(curves)
+    assert period is None or period > 0
+    assert first is None or first >= 0
+
+
+@given(st.integers(1, 100_000), st.sampled_from([None, 'sgd', 'lars']), st.sampled_from([None, 0.749, 0.759]))
+def test_a_recipe_between_two_lies_between_them(batch, optimizer, target):
+    try:
+        choice = choose_recipe(batch, optimizer, target)
+    except ConfigError:
+        return
+    recipe, of = choice.recipe, [p.recipe for p in choice.sources]
+    for name in ('base_lr', 'warmup_epochs', 'decay_epochs'):
+        values = [getattr(r, name) for r in of]
+        if None not in values:
+            slack = {'base_lr': 0.01 * max(values), 'warmup_epochs': 0.051, 'decay_epochs': 0.51}[name]
+            assert min(values) - slack <= getattr(recipe, name) <= max(values) + slack
+    assert recipe.opt_name == optimizer or optimizer is None
+    assert choice.epochs > 0 and (recipe.last_eval_epoch is None or choice.epochs <= max(
+        recipe.last_eval_epoch, choice.epochs_range[1]))
+    assert choice.num_converged <= choice.num_runs
+    low, high = sorted((choice.epochs, choice.epochs_range[1]))
+    assert 1 <= choice.epochs_range[0] <= choice.epochs_range[1] and low <= high
+
+
+PUBLISHED_BASES = [(k, b) for k in load_published() if (b := base_of(k))]
+
+
+@given(st.sampled_from(PUBLISHED_BASES), st.lists(st.tuples(st.integers(1, 200), st.integers(1, 16)), min_size=1,
+                                                  max_size=5, unique=True),
+       st.builds(Batches, st.none() | st.integers(1, 100_000), st.none(), st.booleans()), st.floats(1e-6, 1e9))
+def test_the_knee_lies_between_the_fastest_and_the_cheapest(start, splits, batches, price):
+    known, base = start
+    answer = make_answer(Asked(tuple(splits), batches, price=price), Source(base, published_link(), (known,)))
+    for row in answer.timed:
+        assert answer.fastest.minutes <= row.minutes and answer.cheapest.node_hours <= row.node_hours
+        assert row.node_hours == pytest.approx(row.minutes / 60 * row.layout.num_nodes)
+        assert 0 < answer.cost(row) < math.inf and row.efficiency > 0
+    if answer.timed:
+        assert answer.fastest.minutes <= answer.knee.minutes <= answer.cheapest.minutes
+        assert answer.cheapest.node_hours <= answer.knee.node_hours <= answer.fastest.node_hours
