@@ -84,9 +84,9 @@ def test_a_set_of_logs_is_known_with_its_recipe_and_curves(tmp_path):
 
 
 def test_a_refused_set_is_not_known(tmp_path):
-    write_set(tmp_path / 'box', num_runs=2, batch=lambda k: 64 * (k + 1))
+    write_set(tmp_path / 'box', num_runs=2, target=lambda k: 0.7 + k / 100)
     [system] = load_systems([tmp_path])
-    assert system.refusal and known_of(system) is None
+    assert system.refusal and system.global_batch_size == 64 and known_of(system) is None
 
 
 def test_a_run_that_did_not_converge_counts_without_epochs(tmp_path):
