@@ -82,13 +82,18 @@ class Chosen:
     doubts: tuple[str, ...] = ()
 
 
+def _is_trained_alike(a: Recipe, b: Recipe) -> bool:
+    """Whether two recipes of one batch take the same epochs."""
+    return (a.opt_name, a.base_lr, a.target_accuracy) == (b.opt_name, b.base_lr, b.target_accuracy)
+
+
 @dataclass(frozen=True)
 class Row:
     """A layout.
 
     Args:
         recipe_source: who says the recipe.
-        measured: a set of this layout and batch; None where none was.
+        measured: a set of this layout and batch; None where none was. Its recipe may be another one.
     """
 
     base: Base
@@ -118,7 +123,11 @@ class Row:
 
     @property
     def measured_minutes(self) -> float | None:
-        return self.measured.time_s / 60 if self.measured and self.measured.time_s else None
+        """Of the set that was measured, where it trained this recipe to this target; else they are of other epochs."""
+        measured = self.measured
+        if not measured or not measured.time_s or not _is_trained_alike(measured.recipe, self.layout.recipe):
+            return None
+        return measured.time_s / 60
 
     @property
     def error(self) -> float | None:
@@ -245,11 +254,15 @@ def published_recipe(batch: int, optimizer: str | None, target: float | None) ->
 
 
 def _doubts(base: Base, layout: Layout) -> tuple[str, ...]:
+    doubts: tuple[str, ...] = ()
     local, measured = layout.local_batch_size, base.global_batch_size / base.num_units
-    if measured / _ALIKE <= local <= measured * _ALIKE:
-        return ()
-    return (f'{local:g} images per {unit_name(base)[:-1]} and step, where {measured:g} were measured: that computing '
-            'is in proportion to them is supposed',)
+    if not measured / _ALIKE <= local <= measured * _ALIKE:
+        doubts = (f'{local:g} images per {unit_name(base)[:-1]} and step, where {measured:g} were measured: that '
+                  'computing is in proportion to them is supposed',)
+    if base.has_accelerators and layout.units_per_node * base.num_nodes != base.num_units:
+        doubts += (f'nodes with {layout.units_per_node} accelerators, where such with '
+                   f'{base.num_units / base.num_nodes:g} were measured: their node-hours are others, and so is a price',)
+    return doubts
 
 
 def _find_measured(source: Source, layout: Layout) -> KnownSet | None:

@@ -140,6 +140,23 @@ def test_images_that_are_far_from_what_was_measured_are_a_doubt():
                                       'in proportion to them is supposed',)
 
 
+def test_what_was_measured_with_another_recipe_or_target_is_no_time_to_compare_with():
+    source = load_source(['dgxa100_ngc20.06_mxnet'])  # the set of two nodes was trained with SGD to 75.9 %
+    for optimizer, target, is_compared in (('sgd', None, True), ('lars', None, False), (None, 0.749, False)):
+        [row] = rows_of(source, (2, 8), batches=Batches(is_strong=True), optimizer=optimizer, target=target)
+        assert (row.measured_minutes is not None) is (row.error is not None) is is_compared, (optimizer, target)
+        assert row.minutes and row.step_error == pytest.approx(-0.033, abs=0.001)
+
+
+def test_nodes_of_another_size_are_a_doubt():
+    two, four = rows_of(load_source(['v0.6/NVIDIA/dgx1_ngc19.05_mxnet']), (2, 4), (1, 8))
+    assert two.prediction.doubts == ('nodes with 4 accelerators, where such with 8 were measured: their node-hours '
+                                     'are others, and so is a price',)
+    assert four.prediction.doubts == ()
+    [one] = rows_of(source_of(known()), (1, 1), batches=Batches(is_strong=True))
+    assert one.prediction.doubts == ()  # ranks without accelerators: as many as one likes, on the same node
+
+
 def timed(*pairs, price=None):
     """An answer with rows of (nodes, minutes)."""
     rows = tuple(Row(base_of(known()), Prediction(Layout(n, 2, RECIPE), minutes=m)) for n, m in pairs)
