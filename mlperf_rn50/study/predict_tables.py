@@ -7,7 +7,7 @@ import mlperf_rn50
 from mlperf_rn50.study.known import Recipe
 from mlperf_rn50.study.predict import Costs, Link
 from mlperf_rn50.study.predict_answer import Answer, Row, unit_name
-from mlperf_rn50.study.predict_validation import Validation
+from mlperf_rn50.study.predict_validation import Validation, costs_text
 from mlperf_rn50.study.report_tables import Cell, Table, _figures, money
 from mlperf_rn50.study.report_text import render_section
 
@@ -68,7 +68,7 @@ def answer_table(answer: Answer) -> Table:
     title = 'Time to train' if answer.timed or answer.is_refused else 'Throughput'
     return _table(title, rows, '' if answer.is_refused else
                   'Efficiency: images/s of each against those of the source.'
-                  + (f' Cost: {answer.price:g} for a node-hour.' if answer.price is not None else '')
+                  + (f' Cost: {answer.price:g} for a node-hour.' if answer.price is not None and answer.timed else '')
                   + (' Off by: predicted over measured.' if any(r.error is not None for r in answer.rows) else ''))
 
 
@@ -152,10 +152,7 @@ def _link_line(link: Link | None) -> str:
 def _costs_line(costs: Costs) -> str:
     if not costs.step_s and costs.outside_s is None:
         return 'Other costs on several nodes: none are supposed'
-    return (f'Other costs on several nodes: {1e3 * costs.step_s:.1f} ± {1e3 * costs.step_spread_s:.1f} ms a step, '
-            f'first epoch and gaps {costs.outside_s or 0.0:.1f} s ({costs.outside_low_s:.1f} to '
-            f'{costs.outside_high_s:.1f}), epochs {100 * costs.epochs_low:.0f} to 100 % of a schedule; from '
-            f'{costs.source}')
+    return f'Other costs on several nodes: {costs_text(costs)}'
 
 
 def _power_lines(answer: Answer) -> list[str]:
@@ -173,7 +170,7 @@ def _error_line(answer: Answer, validation: Validation) -> str:
     number = len(validation.predicted)
     if validation.median_error is None or validation.high_error is None:
         return 'Error of the model: not known'
-    return (f'Error of the model on {number} published systems that its constants are not from: '
+    return (f'Error of the model on {number} published systems, each with the costs of other rounds: '
             f'{100 * validation.median_error:.1f} % (median), {100 * validation.high_error:.1f} % (90th percentile); '
             f'the interval held {validation.num_held} of {number} times')
 

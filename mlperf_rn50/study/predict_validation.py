@@ -10,6 +10,7 @@ from mlperf_rn50.study.known import KnownSet, load_published
 from mlperf_rn50.study.predict import (
     PUBLISHED_BYTES,
     PUBLISHED_GBIT_S,
+    Costs,
     Prediction,
     base_for,
     base_of,
@@ -92,8 +93,8 @@ def _judge(target: KnownSet, sets: Sequence[KnownSet]) -> Judged:
     one, layout = base_for(target, sets), layout_of(target)
     base = base_of(one) if one else None
     if one is None or base is None:
-        kind = target.accelerator or 'an accelerator that nobody names'
-        return Judged(target, None, None, f'unpaired: no one-node set of {target.org or "its maker"} with {kind}')
+        kind = f'with {target.accelerator}' if target.accelerator else 'like it (its accelerator is not named)'
+        return Judged(target, None, None, f'unpaired: no one-node set of {target.org or "its maker"} {kind}')
     if layout is None or target.time_s is None:
         return Judged(target, one, None, 'nothing to judge by: its logs do not tell its layout, or none converged')
     doubts = () if target.accelerator else ('neither names its accelerator: they have as many on a node',)
@@ -118,13 +119,19 @@ def _cells(judged: Judged) -> list[str]:
             f'{100 * judged.error:+.1f} %', is_held]
 
 
+def costs_text(costs: Costs) -> str:
+    """What several nodes cost beside computing and exchange, and who says so."""
+    low = 100 * costs.epochs_low
+    epochs = 'as many epochs as a schedule has' if low >= 99.5 else f'{low:.0f} to 100 % of the epochs of a schedule'
+    return (f'{1e3 * costs.step_s:.1f} ± {1e3 * costs.step_spread_s:.1f} ms a step, first epoch and gaps '
+            f'{costs.outside_s or 0.0:.1f} s ({costs.outside_low_s:.1f} to {costs.outside_high_s:.1f}), {epochs}; '
+            f'from {costs.source}')
+
+
 def _constants(validation: Validation) -> list[str]:
     """What the predictions were made with, of each round."""
     rounds = dict.fromkeys(j.target.round for j in validation.predicted)
-    all_costs = [(name, find_costs(load_published(), name)) for name in rounds]
-    return [f'{name}: a step on several nodes costs {1e3 * c.step_s:.1f} ± {1e3 * c.step_spread_s:.1f} ms more, first '
-            f'epoch and gaps {c.outside_s or 0.0:.1f} s ({c.outside_low_s:.1f} to {c.outside_high_s:.1f}), epochs '
-            f'{100 * c.epochs_low:.0f} to 100 % of the schedule; from {c.source}' for name, c in all_costs]
+    return [f'{name}: {costs_text(find_costs(load_published(), name))}' for name in rounds]
 
 
 def render_validation(validation: Validation, table_format: str = 'simple') -> str:
@@ -143,6 +150,6 @@ def render_validation(validation: Validation, table_format: str = 'simple') -> s
     lines += [f'{j.target.round} {printable(j.target.name)}: {doubt}' for j in validation.predicted
               for doubt in j.doubts]
     lines += ['', f'Ring all-reduce of {PUBLISHED_BYTES / 1e6:.0f} MB (float16 gradients) at {PUBLISHED_GBIT_S:g} '
-              'Gbit/s (one port), nothing hidden. Each round is predicted with the costs of the others only:',
+              'Gbit/s (one port), nothing hidden. Other costs on several nodes, of each round from other rounds only:',
               *_constants(validation)]
     return '\n'.join(lines)

@@ -238,9 +238,15 @@ def test_a_published_system_says_link_costs_and_error(validation):
     for said in ('## Prediction from dgxa100_ngc20.06_mxnet: Top-1 75.90 % on ImageNet\n',
                  '- Source: dgxa100_ngc20.06_mxnet, published v0.7: 1 node, 8 accelerators, batch 3,264, 146.5 ms',
                  '- Link between nodes: 100 Gbit/s, ring all-reduce of 51.0 MB, not hidden; from one port of 100',
-                 'pairs of published systems of v0.6, v1.0\n', '- Error of the model on 7 published systems that its '
-                 'constants are not from: ', '| layout   |', '### Where a step goes, ms\n'):
+                 'pairs of published systems of v0.6, v1.0\n', '- Error of the model on 7 published systems, each '
+                 'with the costs of other rounds: ', '| layout   |', '### Where a step goes, ms\n'):
         assert said in text, said
+
+
+def test_a_price_is_said_where_something_has_a_cost(validation):
+    for nodes, said in ((1, True), (2, False)):  # nobody knows the epochs of two nodes
+        answer = make_answer(Asked(((nodes, 2),), price=3.0), source_of(known()))
+        assert (' Cost: 3 for a node-hour.' in render_tables(answer, validation)) is said
 
 
 def test_the_json_has_plain_numbers_and_every_layout(validation):
@@ -287,6 +293,13 @@ def test_the_picture_shows_what_was_measured_beside_what_is_predicted():
     assert '2x2: 1.00 minutes measured, batch 128' in titles and '1x2: 0.01 node-hours predicted' in titles
     assert not any(t.startswith(('4x2', '64x2')) for t in titles)  # without minutes; beyond what is predicted
     assert titles.count('2x2: 0.03 node-hours measured, batch 128') == 1
+
+
+def test_the_picture_says_what_was_measured_with_another_recipe():
+    source = load_source(['dgxa100_ngc20.06_mxnet'])
+    for optimizer, notes in (('sgd', []), ('lars', ['Measured with another batch or recipe than predicted: 2x8'])):
+        answer = make_answer(Asked(((2, 8),), Batches(is_strong=True), optimizer), source)
+        assert draw_prediction(answer).notes == notes
 
 
 def test_without_minutes_the_picture_shows_steps():
