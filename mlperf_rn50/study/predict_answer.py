@@ -260,8 +260,9 @@ def _doubts(base: Base, layout: Layout) -> tuple[str, ...]:
         doubts = (f'{local:g} images per {unit_name(base)[:-1]} and step, where {measured:g} were measured: that '
                   'computing is in proportion to them is supposed',)
     if base.has_accelerators and layout.units_per_node * base.num_nodes != base.num_units:
-        doubts += (f'nodes with {layout.units_per_node} accelerators, where such with '
-                   f'{base.num_units / base.num_nodes:g} were measured: their node-hours are others, and so is a price',)
+        measured = base.num_units / base.num_nodes
+        doubts += (f'nodes with {layout.units_per_node} accelerators, where such with {measured:g} were measured: their '
+                   'node-hours are others, and so is a price',)
     return doubts
 
 

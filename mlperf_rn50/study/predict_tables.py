@@ -1,6 +1,7 @@
 """What a prediction says, for every form of it: tables with where their numbers come from, and JSON."""
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import mlperf_rn50
@@ -206,20 +207,11 @@ def render_tables(answer: Answer, validation: Validation, is_markdown: bool = Fa
                           notes_of(answer), is_markdown, title)
 
 
-def _recipe_object(recipe: Recipe) -> dict[str, Any]:
-    return {'optimizer': recipe.opt_name, 'base_lr': recipe.base_lr, 'warmup_epochs': recipe.warmup_epochs,
-            'decay': recipe.decay, 'decay_epochs': recipe.decay_epochs,
-            'step_epochs': list(recipe.step_epochs) if recipe.step_epochs else None, 'end_lr': recipe.end_lr,
-            'weight_decay': recipe.weight_decay, 'momentum': recipe.momentum,
-            'label_smoothing': recipe.label_smoothing, 'target_accuracy': recipe.target_accuracy,
-            'eval_period': recipe.eval_period}
-
-
 def _row_object(answer: Answer, row: Row) -> dict[str, Any]:
     p, layout = row.prediction, row.layout
     return {'layout': layout.name, 'num_nodes': layout.num_nodes, 'units_per_node': layout.units_per_node,
             'global_batch_size': layout.recipe.global_batch_size or None, 'refusal': p.refusal,
-            'recipe': None if p.refusal else _recipe_object(layout.recipe),
+            'recipe': None if p.refusal else asdict(layout.recipe),
             'recipe_source': row.recipe_source or None,
             'epochs': p.epochs.mean if p.epochs else None, 'epochs_low': p.epochs.low if p.epochs else None,
             'epochs_high': p.epochs.high if p.epochs else None, 'epochs_source': p.epochs.source if p.epochs else None,
@@ -248,7 +240,8 @@ def predict_object(answer: Answer, validation: Validation) -> dict[str, Any]:
                           'source': link.source},
         'costs': {'step_s': costs.step_s, 'step_spread_s': costs.step_spread_s, 'outside_s': costs.outside_s,
                   'source': costs.source},
-        'validation': _validation_object(validation) if base.has_accelerators else None, 'price': answer.price,
+        'validation': _validation_object(validation) if base.has_accelerators else None,
+        'price_per_node_hour': answer.price,
         'node_watts': answer.source.power.watts if answer.source.power else None,
         'predictions': [_row_object(answer, r) for r in answer.rows],
         **{name: row.layout.name if row else None
