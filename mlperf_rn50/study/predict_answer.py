@@ -261,8 +261,8 @@ def _doubts(base: Base, layout: Layout) -> tuple[str, ...]:
                   'computing is in proportion to them is supposed',)
     if base.has_accelerators and layout.units_per_node * base.num_nodes != base.num_units:
         measured = base.num_units / base.num_nodes
-        doubts += (f'nodes with {layout.units_per_node} accelerators, where such with {measured:g} were measured: their '
-                   'node-hours are others, and so is a price',)
+        doubts += (f'nodes with {layout.units_per_node} accelerators, where such with {measured:g} were measured: '
+                   'their node-hours are others, and so is a price',)
     return doubts
 
 
