@@ -256,7 +256,7 @@ def _choice_lines(choice: 'Choice') -> list[str]:
     lines = [f'To train with ({choice.kind}): {r.opt_name}, learning rate {r.base_lr:g}, warm-up {r.warmup_epochs:g} '
              f'epochs, {length}, weight decay {r.weight_decay:g}.',
              f'Expected: {choice.epochs:.3g} epochs to {100 * choice.target:.4g} % (theirs '
-             f'{range_text(choice.epochs_range)}); {choice.num_converged} of {choice.num_runs} runs reached it.',
+             f'{range_text(choice.epochs_range)}); {choice.num_converged} of their {choice.num_runs} runs reached it.',
              f'Source: {choice.said_by}.']
     if choice.kind == 'between':
         lines.append('No set is known that was trained at this batch: learning rate, warm-up and schedule lie between.')

@@ -254,16 +254,27 @@ def published_recipe(batch: int, optimizer: str | None, target: float | None) ->
 
 
 def _doubts(base: Base, layout: Layout) -> tuple[str, ...]:
-    doubts: tuple[str, ...] = ()
+    """What weakens a prediction, but for its recipe."""
+    doubts = []
     local, measured = layout.local_batch_size, base.global_batch_size / base.num_units
     if not measured / _ALIKE <= local <= measured * _ALIKE:
-        doubts = (f'{local:g} images per {unit_name(base)[:-1]} and step, where {measured:g} were measured: that '
-                  'computing is in proportion to them is supposed',)
-    if base.has_accelerators and layout.units_per_node * base.num_nodes != base.num_units:
-        measured = base.num_units / base.num_nodes
-        doubts += (f'nodes with {layout.units_per_node} accelerators, where such with {measured:g} were measured: '
-                   'their node-hours are others, and so is a price',)
-    return doubts
+        doubts.append(f'{local:g} images per {unit_name(base)[:-1]} and step, where {measured:g} were measured: that '
+                      'computing is in proportion to them is supposed')
+    units, measured = layout.units_per_node, base.num_units / base.num_nodes
+    if units != measured and base.has_accelerators:
+        doubts.append(f'nodes with {units} accelerators, where such with {measured:g} were measured: their node-hours '
+                      'are others, and so is a price')
+    elif units > measured:
+        doubts.append(f'{units} ranks on a node, where {measured:g} were measured: that it has processors for all of '
+                      'them is supposed')
+    return tuple(doubts)
+
+
+def _timed_doubts(base: Base) -> tuple[str, ...]:
+    """What weakens an interval of minutes."""
+    if base.known and len(base.known.converged) > 1:
+        return ()
+    return ('fewer than two runs were measured: how much runs differ is not in the interval',)
 
 
 def _find_measured(source: Source, layout: Layout) -> KnownSet | None:
@@ -294,7 +305,8 @@ def _row(asked: Asked, source: Source, split: tuple[int, int], costs: Costs) -> 
         return Row(source.base, Prediction(Layout(nodes, per_node, Recipe(None, batch)), str(e)))
     layout = Layout(nodes, per_node, chosen.recipe, chosen.epochs)
     found = _predict(source, layout, costs)
-    doubts = () if found.refusal else (*found.doubts, *chosen.doubts, *_doubts(source.base, layout))
+    doubts = () if found.refusal else (*found.doubts, *chosen.doubts, *_doubts(source.base, layout),
+                                       *(_timed_doubts(source.base) if found.minutes else ()))
     return Row(source.base, replace(found, doubts=doubts), chosen.source, _find_measured(source, layout))
 
 

@@ -153,8 +153,19 @@ def test_nodes_of_another_size_are_a_doubt():
     assert two.prediction.doubts == ('nodes with 4 accelerators, where such with 8 were measured: their node-hours '
                                      'are others, and so is a price',)
     assert four.prediction.doubts == ()
-    [one] = rows_of(source_of(known()), (1, 1), batches=Batches(is_strong=True))
-    assert one.prediction.doubts == ()  # ranks without accelerators: as many as one likes, on the same node
+    one, four = rows_of(source_of(known()), (1, 1), (1, 4), batches=Batches(is_strong=True))
+    assert one.prediction.doubts == ()
+    assert four.prediction.doubts == ('4 ranks on a node, where 2 were measured: that it has processors for all of '
+                                      'them is supposed',)
+
+
+def test_one_run_says_nothing_of_how_runs_differ():
+    one, other = (rows_of(source_of(known(epochs=epochs)), (1, 2))[0].prediction for epochs in ((3,), (3, 3)))
+    assert one.minutes and one.doubts == ('fewer than two runs were measured: how much runs differ is not in the '
+                                          'interval',)
+    assert other.minutes and other.doubts == ()
+    [untimed] = rows_of(source_of(known(epochs=(3,))), (2, 2))
+    assert untimed.minutes is None and not any('runs differ' in d for d in untimed.prediction.doubts)
 
 
 def timed(*pairs, price=None):

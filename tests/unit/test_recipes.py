@@ -335,6 +335,8 @@ def test_the_command_lists_what_is_published():
         assert text in done.stdout, text
     told = json.loads(call('recipe', '--global-batch-size', 2500, '--optimizer', 'sgd', '--target', 0.749, '--format',
                            'json').stdout)
+    between = call('recipe', '--global-batch-size', 2500, '--optimizer', 'sgd', '--target', 0.749).stdout
+    assert 'Expected: 63 epochs to 74.9 % (theirs 63 to 64); 10 of their 10 runs reached it.' in between
     assert told['choice']['kind'] == 'between' and not told['is_at_batch'] and told['comparison'] is None
     assert {p['recipe']['opt_name'] for p in told['published']} == {'sgd'}
 
