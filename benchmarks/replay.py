@@ -9,12 +9,12 @@ whose runs are compared with that table)
 """
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mlperf_rn50.study.known import KnownSet, known_of, load_published
-from mlperf_rn50.study.reference import Curve, How, Reference, band, find_published, is_behind, typical_spreads
+from mlperf_rn50.study.reference import Band, Curve, How, Reference, band, find_published, is_behind, typical_spreads
 from mlperf_rn50.study.systems import load_systems
 
 FAULT_AT = 1 / 3  # of the schedule
@@ -41,9 +41,8 @@ def faults(curve: Curve, length: float) -> dict[str, Curve]:
             '2 points low': [(e, a - 0.02 if e >= at else a) for e, a in curve]}
 
 
-def alarm_at(reference: Reference, curve: Curve) -> int | None:
+def alarm_at(bands: Mapping[int, Band], curve: Curve) -> int | None:
     """The epoch at which a run would have been behind; None where it never would."""
-    bands = {b.epoch: b for b in band(reference, [e for e, _ in curve])}
     return next((curve[i - 1][0] for i in range(1, len(curve) + 1) if is_behind(bands, curve[:i])), None)
 
 
@@ -81,8 +80,9 @@ class Tally:
 
     def add(self, reference: Reference, curve: Curve, length: float) -> None:
         self.runs += 1
+        bands = {b.epoch: b for b in band(reference, [e for e, _ in curve])}
         for name, bent in faults(curve, length).items():
-            at = alarm_at(reference, bent)
+            at = alarm_at(bands, bent)
             self.flagged[name] += at is not None
             self.latest[name] = max(self.latest[name], (at or 0) / length)
 

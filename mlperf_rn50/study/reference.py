@@ -364,8 +364,8 @@ def describe(recipe: Recipe) -> str:
 
 def name_of(known: KnownSet) -> str:
     """A set in a list of sources."""
-    parts = [p for p in (known.org if known.source.startswith('published') else None, known.name) if p]
-    return printable(f'{known.source}: {" ".join(parts)}'[:_MAX_NAME])
+    is_folder = not known.source.startswith('published')
+    return printable((known.source if is_folder else f'{known.source} {known.org or ""} {known.name}')[-_MAX_NAME:])
 
 
 def introduce(reference: Reference) -> str:
