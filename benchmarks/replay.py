@@ -46,6 +46,11 @@ def alarm_at(bands: Mapping[int, Band], curve: Curve) -> int | None:
     return next((curve[i - 1][0] for i in range(1, len(curve) + 1) if is_behind(bands, curve[:i])), None)
 
 
+def bands_of(reference: Reference, known: KnownSet) -> dict[int, Band]:
+    """The bands at the evaluations of a set, by epoch."""
+    return {b.epoch: b for b in band(reference, sorted({e for run in known.runs for e, _ in run.curve}))}
+
+
 def is_one(a: KnownSet, b: KnownSet) -> bool:
     """Whether two sets are of one system: the same name, or the same runs under another."""
     return a.name == b.name or {r.curve for r in a.runs} & {r.curve for r in b.runs} != set()
@@ -78,9 +83,8 @@ class Tally:
     flagged: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     latest: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def add(self, reference: Reference, curve: Curve, length: float) -> None:
+    def add(self, bands: Mapping[int, Band], curve: Curve, length: float) -> None:
         self.runs += 1
-        bands = {b.epoch: b for b in band(reference, [e for e, _ in curve])}
         for name, bent in faults(curve, length).items():
             at = alarm_at(bands, bent)
             self.flagged[name] += at is not None
@@ -95,8 +99,10 @@ def replay(sets: Sequence[KnownSet], published: Sequence[KnownSet]) -> dict[str,
         how: How | str = found.how if found else 'own, step' if known.recipe.decay == 'step' else 'own'
         tally = tallies.setdefault(how, Tally())
         tally.sets += 1
+        bands = bands_of(found, known) if found else None
         for run in known.converged:
-            tally.add(found or without(known, run.name), run.curve, length_of(known))
+            own = bands if bands is not None else bands_of(without(known, run.name), known)
+            tally.add(own, run.curve, length_of(known))
     return tallies
 
 

@@ -91,7 +91,7 @@ def test_what_is_recorded_and_shown(config, tmp_path, capsys):
     reference, *records = map(json.loads, run.metrics.read_text().splitlines())
     assert (reference['event'], reference['how'], reference['num_reference']) == ('reference', 'same', 3)
     assert [b[0] for b in reference['band']] == [1, 2, 3, 4] and reference['reference_epochs'] == [4, 4]
-    assert [r['behind'] for r in records] == [False, True, False] and [r['below'] for r in records] == [True, True, False]
+    assert [(r['below'], r['behind']) for r in records] == [(True, False), (True, True), (False, False)]
     here = band(course.reference, [2])[0]
     assert records[1] == {
         'event': 'course', 'epoch': 2, 'point': 2 / 6, 'accuracy': 0.2, 'mean': here.mean, 'low': here.low,
@@ -111,6 +111,12 @@ def test_what_is_recorded_and_shown(config, tmp_path, capsys):
     (['--run.dir', 'x', '--run.reference'], ['--run.dir', 'x', '--run.reference'])])
 def test_paths_follow_their_option(words, joined):
     assert _join_paths(words) == joined
+
+
+def test_a_run_that_nothing_can_be_behind_of_is_not_to_stop_for_it():
+    with pytest.raises(ConfigError, match='run.stop_when_behind: got true on digits without a reference, expected'):
+        check_values(replace(CONFIG, run=RunConfig(stop_when_behind=True)))
+    check_values(replace(CONFIG, run=RunConfig(stop_when_behind=True, reference=('logs/a',))))
 
 
 def test_paths_are_texts_without_control_characters():
