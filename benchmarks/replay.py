@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mlperf_rn50.study.known import KnownSet, known_of, load_published
+from mlperf_rn50.study.recipes import STEP_SCHEDULE_EPOCHS
 from mlperf_rn50.study.reference import Band, Curve, How, Reference, band, find_published, is_behind, typical_spreads
 from mlperf_rn50.study.systems import load_systems
 
@@ -28,8 +29,9 @@ def with_recipe(known: KnownSet, published: Sequence[KnownSet]) -> KnownSet:
 
 
 def length_of(known: KnownSet) -> float:
-    """Epochs of the schedule; v0.5 declares none, and its recipe was made for 90."""
-    return known.recipe.decay_epochs or 90.0
+    """Epochs of the schedule; of one that is not declared, those of the submissions with steps, or all there are."""
+    undeclared = STEP_SCHEDULE_EPOCHS if known.recipe.decay == 'step' else max(r.curve[-1][0] for r in known.runs)
+    return known.recipe.decay_epochs or undeclared
 
 
 def faults(curve: Curve, length: float) -> dict[str, Curve]:

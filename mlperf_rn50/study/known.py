@@ -13,11 +13,13 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from mlperf_rn50.mlperf.collect import number
 from mlperf_rn50.mlperf.run import IMAGENET_TRAIN, Run
 from mlperf_rn50.study.convergence import System
 
 # Logs give the end of a schedule in epochs or in steps; none has so many epochs, or so few steps.
 _MAX_EPOCHS = 200
+_MAX_VALUE = 1e9
 
 
 @dataclass(frozen=True)
@@ -166,8 +168,8 @@ class KnownSet:
 
 def _number(optimizer: Mapping[str, Any], *names: str) -> float | None:
     """The first of some keys that has a number."""
-    values = (optimizer.get(name) for name in names)
-    return next((float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)), None)
+    values = (number(optimizer.get(name), 0, _MAX_VALUE) for name in names)
+    return next((v for v in values if v is not None), None)
 
 
 def eval_grid(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[int | None, int | None]:
@@ -204,16 +206,17 @@ def make_recipe(optimizer: Mapping[str, Any], batch: int, samples: int | None, t
                      f'{other}_opt_learning_rate_warmup_epochs')
     steps = _number(optimizer, f'{own}_opt_learning_rate_decay_steps')
     boundaries = optimizer.get('opt_learning_rate_decay_boundary_epochs')
-    is_stepped = isinstance(boundaries, (list, tuple)) and all(isinstance(b, (int, float)) for b in boundaries)
+    falls = tuple(number(b, 0, _MAX_VALUE) for b in boundaries) if isinstance(boundaries, (list, tuple)) else ()
+    is_stepped = bool(falls) and None not in falls
     period, first = eval_grid(curves)
     return Recipe(
         name if isinstance(name, str) else None, batch,
         _number(optimizer, f'{own}_opt_base_learning_rate', 'opt_base_learning_rate', 'opt_learning_rate'), warmup,
-        'step' if is_stepped and boundaries else 'poly' if steps is not None else None,
+        'step' if is_stepped else 'poly' if steps is not None else None,
         _decay_epochs(steps, batch, samples, warmup),
         _number(optimizer, f'{own}_opt_end_learning_rate', f'{other}_opt_end_learning_rate'),
         _number(optimizer, f'{own}_opt_learning_rate_decay_poly_power'),
-        tuple(map(float, boundaries)) if is_stepped and boundaries else None,
+        tuple(float(b) for b in falls if b is not None) if is_stepped else None,
         _number(optimizer, f'{own}_opt_weight_decay', 'model_l2_regularization'),
         _number(optimizer, f'{own}_opt_momentum', 'opt_momentum'), _number(optimizer, 'label_smoothing'), target,
         period, first)

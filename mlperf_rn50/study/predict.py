@@ -1,12 +1,27 @@
 """How long would it take on other nodes? From the time of a step that was measured, and epochs that a recipe declares.
 
-A step on another layout takes the computing time of its images, and what does not shrink with them: a ring all-reduce of
-all gradients over the slowest link, less what is hidden behind the backward pass, and a cost of every step on several
-nodes. Pure.
+A step on another layout takes the time that its images take to compute, and what does not shrink with them: a ring
+all-reduce of all gradients over the slowest link, less what is hidden behind the backward pass, and what every step
+costs beside on several nodes. That cost, and the time outside of steps, are those of published systems of other rounds
+than the one that is predicted. Pure.
 """
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlperf_rn50.study.known import KnownSet, Recipe
+from mlperf_rn50.study.known import KnownSet, Recipe, load_published
+
+# Gradients of ResNet-50: 25.56 million, of 2 bytes as published systems exchange them.
+PUBLISHED_BYTES = 51_000_000
+# One port of InfiniBand EDR or 100 Gbit/s Ethernet, which stands for all of a published node's.
+PUBLISHED_GBIT_S = 100.0
+# A backward pass computes twice what the forward pass does, and gradients are exchanged behind it.
+BACKWARD_SHARE = 2 / 3
+# Of a step, more than this that does not shrink with its images rules it: the model says nothing of such.
+MAX_FIXED_SHARE = 0.5
+# The interval of four out of five, in standard deviations: Student's t, by degrees of freedom from 1 on, and beyond.
+_SIGMAS, _MANY_SIGMAS = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372), 1.2816
 
 
 @dataclass(frozen=True)
@@ -62,12 +77,49 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Epochs:
+    """How many epochs it takes, with the interval of four out of five, and who says so."""
+
+    mean: float
+    low: float
+    high: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What other systems lose beside computing and exchange; low and high hold four out of five.
+
+    Args:
+        step_s: of each step on several nodes.
+        step_spread_s: half of the interval of it.
+        outside_s: what the first epoch takes more, and gaps, on several nodes; None: as the base.
+        outside_low_s: lower end.
+        outside_high_s: upper end.
+        epochs_low: epochs of those that converged early, as a share of what their schedule leaves room for.
+        source: who says so.
+    """
+
+    step_s: float
+    step_spread_s: float
+    outside_s: float | None
+    outside_low_s: float
+    outside_high_s: float
+    epochs_low: float
+    source: str
+
+
+@dataclass(frozen=True)
 class Layout:
-    """What is predicted: nodes, units on each, and the recipe that is trained there."""
+    """What is predicted: nodes, units on each, and the recipe that is trained there.
+
+    epochs: of that recipe, where they are known better than by its schedule.
+    """
 
     num_nodes: int
     units_per_node: int
     recipe: Recipe
+    epochs: Epochs | None = None
 
     @property
     def name(self) -> str:
@@ -77,14 +129,19 @@ class Layout:
     def num_units(self) -> int:
         return self.num_nodes * self.units_per_node
 
+    @property
+    def local_batch_size(self) -> float:
+        return self.recipe.global_batch_size / self.num_units
+
 
 @dataclass(frozen=True)
 class Prediction:
     """What a layout would take; refusal says why there is none, and the rest is None then.
 
+    Where the epochs are not known, the step is, but not the minutes.
+
     Args:
         epochs: to the target.
-        epochs_source: who says so.
         compute_s: of a step.
         exchange_s: of a step, whole.
         hidden_s: what of it is hidden behind computing.
@@ -97,8 +154,7 @@ class Prediction:
 
     layout: Layout
     refusal: str | None = None
-    epochs: float | None = None
-    epochs_source: str = ''
+    epochs: Epochs | None = None
     compute_s: float | None = None
     exchange_s: float | None = None
     hidden_s: float | None = None
@@ -116,3 +172,191 @@ class Prediction:
     @property
     def images_per_s(self) -> float | None:
         return self.layout.recipe.global_batch_size / self.step_s if self.step_s else None
+
+
+def published_link() -> Link:
+    """What joins the nodes where nobody says so: as published systems' nodes."""
+    return Link(PUBLISHED_GBIT_S, PUBLISHED_BYTES, False, 'one port of 100 Gbit/s, float16 gradients, nothing hidden')
+
+
+def base_of(known: KnownSet) -> Base | None:
+    """A known set as a base; None where its logs do not tell the nodes, what shares the work, or the times."""
+    step_s, times = known.step_s, known.times
+    if not known.num_nodes or not known.num_units or not step_s or times is None or not known.train_samples:
+        return None
+    return Base(known.name, known.source, known.num_nodes, known.num_units, bool(known.num_accelerators),
+                known.recipe.global_batch_size, step_s, 0.0, times.evaluation_s, times.outside_s, known.train_samples,
+                known.dataset, known)
+
+
+def ring_s(num_bytes: int, num_members: int, gbit_s: float) -> float:
+    """Seconds of a ring all-reduce: each link carries the message 2 (n - 1) / n times. Source: nccl-tests."""
+    return 2 * (num_members - 1) / num_members * num_bytes / (gbit_s * 1e9 / 8)
+
+
+def _is_alike(a: KnownSet, b: KnownSet) -> bool:
+    """Whether two sets have the same kind of accelerator, as far as anybody says."""
+    kinds = [(s.accelerator or '').casefold().removeprefix('nvidia').strip() for s in (a, b)]
+    per_node = [s.num_accelerators / s.num_nodes for s in (a, b) if s.num_accelerators and s.num_nodes]
+    return kinds[0] == kinds[1] and (bool(kinds[0]) or len(per_node) == 2 and per_node[0] == per_node[1])
+
+
+def base_for(target: KnownSet, sets: Sequence[KnownSet]) -> KnownSet | None:
+    """The one-node set of the same round, organisation and kind of accelerator that a set is predicted from."""
+    found = [s for s in sets if s.num_nodes == 1 and s.round == target.round and base_of(s)
+             and (s.org or '').casefold() == (target.org or '').casefold() and _is_alike(s, target)]
+    local = target.local_batch_size or 0.0
+    return min(found, key=lambda s: (s.recipe.opt_name != target.recipe.opt_name,
+                                     abs((s.local_batch_size or 0.0) - local), s.name), default=None)
+
+
+def layout_of(known: KnownSet) -> Layout | None:
+    """The layout of a known set; None where its logs do not tell it."""
+    if not known.num_nodes or not known.num_units or known.num_units % known.num_nodes:
+        return None
+    return Layout(known.num_nodes, known.num_units // known.num_nodes, known.recipe)
+
+
+def _compute_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
+    """Computing time of a step: in proportion to its images; what the base's step has of exchange is taken off."""
+    own_s = base.step_s - base.exchange_s
+    if base.num_nodes > 1 and not base.exchange_s:
+        own_s -= ring_s(link.exchange_bytes, base.num_units, link.gbit_s) + costs.step_s
+    return own_s * layout.local_batch_size / (base.global_batch_size / base.num_units)
+
+
+def step_cost_s(base: Base, target: KnownSet, link: Link) -> float | None:
+    """What a step of a measured set costs beside computing and the ring; None where its logs do not tell."""
+    layout, step_s = layout_of(target), target.step_s
+    if layout is None or step_s is None:
+        return None
+    none = Costs(0.0, 0.0, None, 0.0, 0.0, 1.0, '')
+    return step_s - _compute_s(base, layout, link, none) - ring_s(link.exchange_bytes, layout.num_units, link.gbit_s)
+
+
+def _half_interval(values: Sequence[float]) -> float:
+    """Half of the interval that holds four out of five more values, from two or more of them."""
+    freedom = len(values) - 1
+    sigmas = _SIGMAS[freedom - 1] if freedom <= len(_SIGMAS) else _MANY_SIGMAS
+    return sigmas * statistics.stdev(values)
+
+
+def _quantiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The ends of the interval of four out of five, and the median between them."""
+    tenths = statistics.quantiles(values, n=10, method='inclusive')
+    return tenths[0], statistics.median(values), tenths[-1]
+
+
+def _epoch_shares(sets: Sequence[KnownSet]) -> list[float]:
+    """Epochs of each run that converged, as a share of what its schedule leaves room for."""
+    return [r.epochs / last for s in sets if (last := s.recipe.last_eval_epoch) for r in s.converged if r.epochs]
+
+
+def find_costs(sets: Sequence[KnownSet], without: str) -> Costs:
+    """The costs of several nodes, from all pairs of sets but those of one round.
+
+    Args:
+        sets: with one node and with several.
+        without: the round that is judged by them.
+    """
+    others = [s for s in sets if s.round != without]
+    pairs = [(base, s) for s in others if (s.num_nodes or 0) > 1 and s.recipe.last_eval_epoch and s.times
+             and (one := base_for(s, others)) and (base := base_of(one))]
+    link = published_link()
+    steps = [cost for base, s in pairs if (cost := step_cost_s(base, s, link)) is not None]
+    low, middle, high = _quantiles([s.times.outside_s for _, s in pairs if s.times])
+    rounds = ', '.join(dict.fromkeys(s.round for _, s in pairs))
+    spread_s = _half_interval(steps) * math.sqrt(1 + 1 / len(steps))  # the mean is not known exactly, either
+    return Costs(statistics.fmean(steps), spread_s, middle, low, high, _quantiles(_epoch_shares(others))[0],
+                 f'{len(pairs)} pairs of published systems of {rounds}')
+
+
+def epochs_of(recipe: Recipe, costs: Costs) -> Epochs | None:
+    """The last evaluation that the schedule leaves room for: where recipes that are known to converge do so.
+
+    None where the recipe declares no schedule.
+    """
+    last = recipe.last_eval_epoch
+    if last is None or recipe.decay_epochs is None:
+        return None
+    return Epochs(last, last * costs.epochs_low, last,
+                  f'last evaluation before the end of its schedule of {recipe.decay_epochs:g} epochs')
+
+
+def _num_evaluations(recipe: Recipe, epochs: float) -> float:
+    """Evaluations until so many epochs."""
+    if not recipe.eval_period or recipe.first_eval_epoch is None:
+        return epochs
+    return max(0.0, 1 + (epochs - recipe.first_eval_epoch) / recipe.eval_period)
+
+
+def _spread(*parts: float) -> float:
+    """Independent errors together."""
+    return math.sqrt(sum(p * p for p in parts))
+
+
+def _minutes(base: Base, layout: Layout, costs: Costs, epochs: Epochs, step_s: float) -> tuple[float, float, float]:
+    """Minutes to the target, and the interval of four out of five."""
+    steps_per_epoch = base.train_samples / layout.recipe.global_batch_size
+    evaluation_s = (base.evaluation_s or 0.0) * base.num_units / layout.num_units
+    is_measured = layout.num_nodes == base.num_nodes or costs.outside_s is None
+    outside_s = (base.outside_s or 0.0) if is_measured else costs.outside_s or 0.0
+    total = (epochs.mean * steps_per_epoch * step_s + _num_evaluations(layout.recipe, epochs.mean) * evaluation_s
+             + outside_s)
+    slope = steps_per_epoch * step_s
+    steps = 0.0 if layout.num_nodes == 1 else epochs.mean * steps_per_epoch * costs.step_spread_s
+    runs = _run_spread(base) * total
+    down = _spread(steps, runs, (epochs.mean - epochs.low) * slope,
+                   0.0 if is_measured else outside_s - costs.outside_low_s)
+    up = _spread(steps, runs, (epochs.high - epochs.mean) * slope,
+                 0.0 if is_measured else costs.outside_high_s - outside_s)
+    return total / 60, max(0.0, total - down) / 60, (total + up) / 60
+
+
+def _run_spread(base: Base) -> float:
+    """Half of the interval of the seconds per epoch of the base's runs, as a share."""
+    rates = [r.time_s / r.epochs for r in base.known.converged if r.time_s and r.epochs] if base.known else []
+    return _half_interval(rates) / statistics.fmean(rates) if len(rates) > 1 else 0.0
+
+
+def _refusal(compute_s: float, fixed_s: float, is_known: bool) -> str | None:
+    if compute_s <= 0:
+        return 'what a step costs beside computing is more than the step that was measured'
+    share = fixed_s / (compute_s + fixed_s)
+    if share > MAX_FIXED_SHARE and not is_known:
+        return (f'{100 * share:.0f} % of a step does not shrink with its images: fixed costs rule, which the model '
+                'does not know of this system')
+    return None
+
+
+def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs | None = None) -> Prediction:
+    """What a layout would take.
+
+    Args:
+        base: what was measured.
+        layout: what is asked for, with its recipe.
+        link: between its nodes.
+        costs: of several nodes; None for those of published systems of other rounds, and none beside the exchange
+            where there are no accelerators.
+    """
+    costs = costs or costs_for(base)
+    is_inside = layout.num_nodes == 1 and base.num_nodes == 1
+    exchange_s = base.exchange_s if is_inside else ring_s(link.exchange_bytes, layout.num_units, link.gbit_s)
+    compute_s, other_s = _compute_s(base, layout, link, costs), 0.0 if layout.num_nodes == 1 else costs.step_s
+    hidden_s = min(exchange_s, BACKWARD_SHARE * compute_s) if link.is_hidden else 0.0
+    fixed_s = exchange_s - hidden_s + other_s
+    if refusal := _refusal(compute_s, fixed_s, is_inside or not base.has_accelerators):
+        return Prediction(layout, refusal)
+    if layout.epochs is None and layout.recipe.last_eval_epoch is None and base.dataset is None:
+        return Prediction(layout, 'its recipe declares no schedule, so nothing says how many epochs it takes')
+    epochs = layout.epochs or epochs_of(layout.recipe, costs)
+    times = _minutes(base, layout, costs, epochs, compute_s + fixed_s) if epochs and base.evaluation_s is not None \
+        else (None, None, None)
+    return Prediction(layout, None, epochs, compute_s, exchange_s, hidden_s, other_s, *times)
+
+
+def costs_for(base: Base) -> Costs:
+    """The costs that a base's predictions take: of published systems, or none where it has no accelerators."""
+    if base.has_accelerators:
+        return find_costs(load_published(), base.known.round if base.known else '')
+    return Costs(0.0, 0.0, None, 0.0, 0.0, 1.0, 'none: the exchange is what was measured')

@@ -12,8 +12,10 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -35,6 +37,8 @@ _LAST_WORDS_S = 15.0
 _HEAR_OTHERS_S = 3.0
 _RECORD_LIMIT_S = 50.0
 _READ_LIMIT_S = 5.0
+# How long before a rank is gone the kernel may have counted that it killed it.
+_KILL_S = 20.0
 _POLL_S = 0.5
 _PR_SET_PDEATHSIG, _PR_SET_PTRACER = 1, 0x59616d61
 _STOPPED_STATES = ('T', 't')
@@ -141,6 +145,7 @@ class Watcher:
         self._recorded: str | None = None  # where the stacks of this stall are; '' if nowhere
         self._cgroup = out_of_memory.memory_cgroup(Path('/proc/self/cgroup').read_text())
         self._memory = out_of_memory.take_sample(pid, self._cgroup)
+        self._kills = deque([(time.monotonic(), self._memory.num_kills)])
 
     def wait(self) -> int:
         """Watches the rank to its end; returns the exit code for the launcher."""
@@ -151,11 +156,23 @@ class Watcher:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
                 return self._exit_code(status)
-            self._memory = out_of_memory.take_sample(self._pid, self._cgroup, self._memory)
+            self._sample_memory()
             reason = self._reason_to_end()
             if reason:
                 self._end(reason)
                 return EXIT_FAILED
+
+    def _sample_memory(self) -> None:
+        """What the rank uses now, and how many the kernel had killed a while ago.
+
+        The kernel counts a kill before the rank is gone: the last number may have this one in it.
+        """
+        now = time.monotonic()
+        sample = out_of_memory.take_sample(self._pid, self._cgroup, self._memory)
+        self._kills.append((now, sample.num_kills))
+        while now - self._kills[1][0] > _KILL_S:
+            self._kills.popleft()
+        self._memory = replace(sample, num_kills=self._kills[0][1])
 
     def _hear(self, number: int, _: object) -> None:
         """Asked to stop, or to end at once."""

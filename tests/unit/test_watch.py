@@ -11,7 +11,8 @@ import psutil
 import pytest
 from helpers import HANG_LIMIT_S
 
-from mlperf_rn50.train.watch import PHASES
+from mlperf_rn50.system import out_of_memory
+from mlperf_rn50.train.watch import PHASES, Position, Watcher
 
 # A line of the program below in a stack, as py-spy and as faulthandler write it.
 STACK = re.compile(r'rank \(<string>:\d+\)|File "<string>", line \d+ in rank')
@@ -50,6 +51,17 @@ def child_of(process):
 def test_the_exit_code_is_the_ranks():
     process = start('pass')
     assert process.communicate()[1] == '' and process.returncode == 7
+
+
+def test_a_kill_that_is_counted_while_the_rank_still_dies_is_its_own(tmp_path, monkeypatch):
+    (tmp_path / 'memory.events').write_text('oom_kill 3\n')
+    monkeypatch.setattr(out_of_memory, 'memory_cgroup', lambda own: tmp_path)
+    watcher = Watcher(os.getpid(), Position(), {}, None, False, -1)
+    watcher._sample_memory()
+    assert watcher._cause(signal.SIGKILL) == []
+    (tmp_path / 'memory.events').write_text('oom_kill 4\n')
+    watcher._sample_memory()
+    assert watcher._cause(signal.SIGKILL)[0].startswith('out of memory: ')
 
 
 @pytest.mark.parametrize('number, name', [(signal.SIGKILL, 'SIGKILL'), (signal.SIGSEGV, 'SIGSEGV')])
