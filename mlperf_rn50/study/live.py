@@ -27,7 +27,7 @@ from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.telemetry import find_telemetry
 from mlperf_rn50.study.cost import node_hours
 
-_MAX_LINE_BYTES, _MAX_LOOK_BYTES, _MAX_CONFIG_BYTES = 1 << 20, 1 << 26, 1 << 16
+_MAX_LINE_BYTES, _MAX_LOOK_BYTES, _MAX_CONFIG_BYTES = 1 << 20, 1 << 26, 1 << 14
 _LAST_BYTES = 64  # before the place where reading stopped, by which a file is known again
 _TAIL_BYTES = 1 << 16  # of a node's samples: the newest is wanted
 _MAX_POINTS, _MAX_RANKS, _MAX_NODES, _MAX_TEXT, _MAX_SAID = 20_000, 4096, 256, 400, 20
@@ -392,6 +392,7 @@ class Follower:
             raise UserError(f'{path}: got a file, expected a run folder, or result_<k>.txt in one')
         self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}  # by number: signature, when, what it says
         self._tail, self._course, self._was_there = Tail(Path()), _Course(), False
+        self._config: tuple[Any, Mapping[str, Any]] = None, {}  # signature, content
 
     def look(self, now_s: float | None = None) -> LiveRun:
         """The run now; now_s: seconds since 1970, the present where None."""
@@ -441,13 +442,16 @@ class Follower:
             self._course = _Course()
         for record in records:
             self._course.see(record)
+        config = beside(log, 'config', '.yaml')
+        if (signature := (config, _signature(config))) != self._config[0]:
+            self._config = signature, _load_config(config)
         ages = {path: age for path in (log, metrics) if (age := age_s(path, now_s)) is not None}
         facts: dict[str, Any] = {
             'path': str(self.path), 'number': number, 'others': self._others(numbers, number, now_s),
             'quiet_s': min(ages.values(), default=None), 'nodes': _nodes(self.folder, number, now_s),
             'checkpoints': _checkpoints(beside(log, 'checkpoints', ''), now_s),
             'attempts': _attempts(self.folder, number)}
-        return _summary(facts, said, self._course, _load_config(beside(log, 'config', '.yaml')), ages.get(metrics))
+        return _summary(facts, said, self._course, self._config[1], ages.get(metrics))
 
 
 def _summary(facts: dict[str, Any], said: Run | UserError, course: _Course, config: Mapping[str, Any],
