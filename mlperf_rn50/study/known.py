@@ -180,8 +180,11 @@ def eval_grid(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[int | None
 
 
 def _decay_epochs(steps: float | None, batch: int, samples: int | None, warmup: float | None) -> float | None:
-    """Epochs of the whole schedule, from the number that a log gives: of epochs, or of steps after the warm-up."""
-    if steps is None or steps <= _MAX_EPOCHS:
+    """Epochs of the whole schedule, from the number that a log gives: of epochs, or of steps after the warm-up.
+
+    Other data sets than ImageNet are in our own logs, which have steps, and may be so small that they are few.
+    """
+    if steps is None or steps <= _MAX_EPOCHS and samples in (None, IMAGENET_TRAIN):
         return steps
     return steps / math.ceil((samples or IMAGENET_TRAIN) / batch) + (warmup or 0.0)
 
