@@ -1,7 +1,8 @@
 """Parsers of commands: a mistake is one line, examples are shown as they are written."""
 from __future__ import annotations
 
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+import math
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, NoReturn
 
 from mlperf_rn50.errors import option_error
@@ -40,6 +41,22 @@ def config_parser(name: str, doc: str | None, epilog: str) -> jsonargparse.Argum
                             exit_on_error=False, formatter_class=HelpFormatter)
     add_config_options(parser)
     return parser
+
+
+def add_price_option(parser: ArgumentParser) -> None:
+    """Adds --price-per-node-hour, a number above 0 or None."""
+    parser.add_argument('--price-per-node-hour', metavar='PRICE', type=_price,
+                        help='what a node costs an hour, in any currency: adds node-hours and cost')
+
+
+def _price(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1e9:  # NaN too
+        raise ArgumentTypeError(f'got {text}, expected a number above 0, such as 3.5')
+    return value
 
 
 def _describe(doc: str | None) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlperf_rn50.cli._colour import has_colour, paint, paint_status
-from mlperf_rn50.cli._parsers import Parser
+from mlperf_rn50.cli._parsers import Parser, add_price_option
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError
 
 EPILOG = """examples:
@@ -12,6 +12,7 @@ EPILOG = """examples:
   mlperf-rn50 report training_results_v0.7/NVIDIA --format json
   mlperf-rn50 report logs/c4140 --format csv --rows evaluations
   mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4
+  mlperf-rn50 report logs/c4140 --price-per-node-hour 3.5
 
 A run that did not converge is shown, never left out. Runs of one folder that differ in batch, optimizer, target or
 number of nodes are no set: they are shown, with the reason, and compared with nothing.
@@ -33,6 +34,7 @@ def make_parser() -> Parser:
                              'report_evaluations.csv and the pictures (SVG, PNG) there')
     parser.add_argument('--baseline', metavar='SYSTEM',
                         help='compare with this system (default: the smallest of each study)')
+    add_price_option(parser)
     return parser
 
 
@@ -48,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     systems = load_systems([Path(p) for p in options.paths])
     is_whole = not any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in systems)
     code = EXIT_OK if is_whole else EXIT_FAILED
-    studies = make_studies(systems, options.baseline)
+    studies = make_studies(systems, options.baseline, options.price_per_node_hour)
     if options.out:
         from mlperf_rn50.study.report_folder import dump_report
         print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out))}', file=sys.stderr)

@@ -40,9 +40,12 @@ class NodeTelemetry:
     page_cache_bytes: tuple[float, ...]
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
+def read_records(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
+    """The lines of a node that have a time; keys: only those in which one of some keys may stand."""
     with suppress(OSError), open(path, encoding='utf-8', errors='replace', opener=regular_file) as f:
         for line in itertools.islice(iter(lambda: f.readline(_MAX_LINE_BYTES), ''), _MAX_SAMPLES):
+            if keys and not any(key in line for key in keys):
+                continue
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):
@@ -63,9 +66,9 @@ def _gauge(record: dict[str, Any], name: str) -> float:
 
 def read_node(path: Path) -> NodeTelemetry | None:
     """The samples of a node on the run's clock; None where the file has none, or does not say when the run started."""
-    host, offset_s = path.stem.split('_', 2)[-1], None
+    offset_s = None
     samples: list[tuple[float, ...]] = []
-    for record in _records(path):
+    for record in read_records(path):
         time_s = record['time_ms'] / 1000
         if record.get('event') == 'run_start':
             offset_s = (number(record.get('clock_s'), 0, 1e9) or 0.0) - time_s
@@ -75,7 +78,7 @@ def read_node(path: Path) -> NodeTelemetry | None:
     if not samples:
         return None
     times_s, *rates, cpu_percent, page_cache_bytes = zip(*samples)
-    return NodeTelemetry(host, path, times_s, dict(zip(KINDS, rates)), cpu_percent, page_cache_bytes)
+    return NodeTelemetry(host_of(path), path, times_s, dict(zip(KINDS, rates)), cpu_percent, page_cache_bytes)
 
 
 def find_telemetry(folder: Path) -> dict[str, list[Path]]:
@@ -88,10 +91,19 @@ def find_telemetry(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
-def read_telemetry(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> list[NodeTelemetry]:
-    """The samples of all nodes of a run, by name; files: what find_telemetry finds beside it, where that is known."""
+def files_of(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> Sequence[Path]:
+    """The files of samples of a run, by host; files: what find_telemetry finds beside it, where that is known."""
     number_of_run = re.fullmatch(r'result_(\d+)\.txt', run.path.name)
     if not number_of_run:
-        return []
-    paths = (find_telemetry(run.path.parent) if files is None else files).get(number_of_run[1], ())
-    return [node for p in paths[:_MAX_NODES] if (node := read_node(p))]
+        return ()
+    return (find_telemetry(run.path.parent) if files is None else files).get(number_of_run[1], ())[:_MAX_NODES]
+
+
+def host_of(path: Path) -> str:
+    """The host that a file of samples is named after."""
+    return path.stem.split('_', 2)[-1]
+
+
+def read_telemetry(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> list[NodeTelemetry]:
+    """The samples of all nodes of a run, by name; files: what find_telemetry finds beside it, where that is known."""
+    return [node for p in files_of(run, files) if (node := read_node(p))]

@@ -1,4 +1,7 @@
-"""How many epochs, and how long, until the target? Of a system: a set of runs that differ in their seeds. Pure."""
+"""How many epochs, and how long, until the target? Of a system: a set of runs that differ in their seeds.
+
+Pure, but for the energy, which is read from what lies beside the logs when it is asked for.
+"""
 import re
 import statistics
 from collections import Counter
@@ -11,8 +14,11 @@ from pathlib import Path
 
 from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.copies import Copy, find_copies, find_likenesses
+from mlperf_rn50.mlperf.energy import Energy, read_energy
 from mlperf_rn50.mlperf.run import LogWarning, Run
+from mlperf_rn50.mlperf.telemetry import find_telemetry
 from mlperf_rn50.study import rcp
+from mlperf_rn50.study.cost import images_per_joule, mean_energy, node_hours
 from mlperf_rn50.study.time_parts import Parts, mean_parts, seconds_per_epoch
 
 RUNS_OF_A_SCORE = 5
@@ -204,6 +210,28 @@ class System:
         if epoch_s and self.train_samples:
             return self.train_samples / epoch_s
         return None
+
+    @cached_property
+    def node_hours(self) -> float | None:
+        """Hours of all nodes for the time of the system."""
+        return node_hours(self.time_s, self.num_nodes) if self.time_s is not None and self.num_nodes else None
+
+    @cached_property
+    def energies(self) -> dict[Path, Energy]:
+        """The energy of each run by its log, read beside it; of those that have no end, so far."""
+        files = find_telemetry(self.folder)
+        return {r.path: read_energy(r, files) for r in self.runs if files and r.status != 'unreadable'}
+
+    @cached_property
+    def energy(self) -> Energy | None:
+        """The energy to the target: the mean of the runs of the time; None where there is no telemetry of them."""
+        found = [self.energies[r.path] for r in self.scored if self.energies]
+        return mean_energy(found) if found else None
+
+    @cached_property
+    def images_per_joule(self) -> float | None:
+        """Training images over the joules of what was measured, of the runs of the time."""
+        return images_per_joule(self.scored, self.energy) if self.energy else None
 
     @cached_property
     def training_lines(self) -> tuple[tuple[Path, int], ...]:

@@ -10,23 +10,29 @@ from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.study import rcp
 from mlperf_rn50.study.convergence import System, render_warning
+from mlperf_rn50.study.cost import kwh
 from mlperf_rn50.study.scaling import Comparison, Study
 
 FORMAT = 'mlperf-rn50 report 1'
 # Keys of a system that hold a table, or nothing.
-_TABLES = ('time_parts_s', 'rcp')
+_TABLES = ('time_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')
 # What an evaluation's row says of itself, and of its system.
 _EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
 _EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')
 
 
-def _run_object(run: Run) -> dict[str, Any]:
+def _run_object(system: System, run: Run) -> dict[str, Any]:
+    energy = system.energies.get(run.path)
     return {'file': str(run.path), 'status': run.status, 'epochs_to_converge': run.epochs_to_converge,
             'time_to_train_s': run.time_to_train_s, 'final_accuracy': run.final_accuracy, 'seed': run.seed,
             'last_epoch': run.last_epoch, 'age_s': run.age_s,
             'warnings': [render_warning(run, w) for w in run.warnings],
             'evaluations': [{'epoch': e.epoch, 'accuracy': e.accuracy, 'time_s': e.time_s, 'line': e.line}
                             for e in run.evaluations],
+            'energy_s': energy.seconds if energy and energy.measured else None,
+            'cpu_joules': energy.cpu_joules if energy else None, 'gpu_joules': energy.gpu_joules if energy else None,
+            'energy_of_nodes': energy.nodes if energy and energy.measured else None,
+            'energy_not_measured': dict(energy.reasons) if energy else None,
             'lines': dict(run.lines),
             'sources': {name: f'{s.basis}: {s.text}' + (f', line {s.line}' if s.line is not None else '')
                         for name, s in run.sources.items()}}
@@ -37,7 +43,7 @@ def system_object(study: Study, system: System, comparison: Comparison | None,
     """A system as the JSON report has it, with the objects of its runs; times in seconds unless the name says
     otherwise."""
     c = comparison
-    parts = system.parts
+    parts, energy = system.parts, system.energy
     verdict = rcp.check_rcp(system) if rcp.is_applicable(system) else None
     return {
         'round': system.round, 'benchmark': system.runs[0].benchmark, 'org': system.org, 'system': system.name,
@@ -56,6 +62,13 @@ def system_object(study: Study, system: System, comparison: Comparison | None,
         'images_per_s': system.images_per_s, 'seconds_per_epoch': system.epoch_s,
         'time_parts_s': {'init': parts.init_s, 'first_epoch': parts.first_s, 'later_epochs': parts.training_s,
                          'evaluation': parts.evaluation_s, 'other': parts.other_s} if parts else None,
+        'node_hours': system.node_hours, 'price_per_node_hour': study.price_per_node_hour,
+        'cost': study.cost(system),
+        'cpu_kwh': kwh(energy.cpu_joules) if energy else None, 'gpu_kwh': kwh(energy.gpu_joules) if energy else None,
+        'images_per_joule': system.images_per_joule,
+        'cpu_idle_w': energy.cpu_idle_w if energy else None, 'gpu_idle_w': energy.gpu_idle_w if energy else None,
+        'idle_s': energy.idle_s if energy else None,
+        'energy_not_measured': dict(energy.reasons) if energy else None,
         'baseline': study.baseline.name if any(study.comparisons) else None,
         'speedup': c.speedup if c else None, 'efficiency': c.efficiency if c else None,
         'throughput_gain': c.throughput_gain if c else None, 'epoch_ratio': c.epoch_ratio if c else None,
@@ -75,7 +88,7 @@ def _systems(studies: Sequence[Study]) -> Iterator[tuple[System, dict[str, Any]]
 def report_object(studies: Sequence[Study]) -> dict[str, Any]:
     """The JSON report; docs/results.md says what its keys mean."""
     return {'format': FORMAT, 'version': mlperf_rn50.__version__,
-            'systems': [{**found, 'runs': [_run_object(r) for r in system.runs]}
+            'systems': [{**found, 'runs': [_run_object(system, r) for r in system.runs]}
                         for system, found in _systems(studies)]}
 
 
@@ -86,7 +99,8 @@ def json_parts(studies: Sequence[Study]) -> Iterator[str]:
     for i, (system, found) in enumerate(_systems(studies)):
         before, key, after = json.dumps(found, indent=1, allow_nan=False).partition('\n "runs": [')
         yield (',\n' if i else '\n') + before + key
-        yield from (('\n  ' if k == 0 else ',\n  ') + encode(_run_object(run)) for k, run in enumerate(system.runs))
+        yield from (('\n  ' if k == 0 else ',\n  ') + encode(_run_object(system, run))
+                    for k, run in enumerate(system.runs))
         yield after
     yield '\n]}'
 
@@ -112,7 +126,7 @@ def _run_rows(studies: Sequence[Study]) -> Iterator[dict[str, Any]]:
     for system, found in _systems(studies):
         shared = _plain(found)
         for run in system.runs:
-            yield {**shared, **_plain(_run_object(run)), 'num_evaluations': len(run.evaluations),
+            yield {**shared, **_plain(_run_object(system, run)), 'num_evaluations': len(run.evaluations),
                    'num_warnings': len(run.warnings)}
 
 

@@ -16,6 +16,7 @@ from mlperf_rn50.study.report_tables import (
     Ref,
     Table,
     heading,
+    money,
     notes_of,
     official_minutes,
     overview_table,
@@ -106,6 +107,8 @@ def _answer_of(study: Study, system: System, comparison: Comparison | None) -> s
     text = f'{name}{nodes}: {system.epochs_mean:.1f} epochs, {system.time_s / 60:.2f} min ({what})'
     if (official := official_minutes(system)) is not None:
         text += f', official score {official:.2f} min'
+    if (cost := study.cost(system)) is not None:
+        text += f', {money(cost)} for {system.node_hours:,.3g} node-hours'
     if comparison and system is not study.baseline:
         text += f', {comparison.speedup:.1f} times as fast as {study.baseline.name}'
         if comparison.efficiency is not None:

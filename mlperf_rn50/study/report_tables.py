@@ -9,13 +9,16 @@ from itertools import islice
 from pathlib import Path
 
 from mlperf_rn50.mlperf import keys
+from mlperf_rn50.mlperf.energy import KINDS, NO_COUNTERS, NO_TELEMETRY
 from mlperf_rn50.mlperf.metrics import NodeReads, read_node_reads, read_stragglers
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.study import rcp
 from mlperf_rn50.study.convergence import System, plural
+from mlperf_rn50.study.cost import kwh
 from mlperf_rn50.study.scaling import Study
 
 _MAX_RUNS, _MAX_NOTES = 500, 200  # of a study
+_ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
 Ref = tuple[Path, int]  # a log and a line of it
 
 
@@ -65,6 +68,16 @@ class Table:
 
 def _number(value: float | None, digits: int = 0, refs: tuple[Ref, ...] = ()) -> Cell:
     return Cell('-' if value is None else f'{value:,.{digits}f}', value, refs)
+
+
+def _figures(value: float | None, refs: tuple[Ref, ...] = ()) -> Cell:
+    """A number with three figures, or more of a large one."""
+    return _number(value, max(0, 2 - math.floor(math.log10(value))) if value else 0, refs)
+
+
+def money(value: float) -> str:
+    """An amount with two decimals, or three figures of a small one."""
+    return f'{value:,.2f}' if value >= 1 else f'{value:.3g}'
 
 
 def _percent(value: float | None, digits: int = 0, refs: tuple[Ref, ...] = ()) -> Cell:
@@ -195,6 +208,30 @@ def _is_other_accelerator(study: Study) -> bool:
                for c in study.comparisons)
 
 
+def _cost_cells(study: Study, system: System, refs: tuple[Ref, ...]) -> dict[str, Cell]:
+    """What a system's time costs, by column."""
+    energy, cost = system.energy, study.cost(system)
+    return {'node-hours': _figures(system.node_hours, refs),
+            'cost': Cell('-' if cost is None else money(cost), cost, refs),
+            'CPU kWh': _figures(kwh(energy.cpu_joules) if energy else None, refs),
+            'GPU kWh': _figures(kwh(energy.gpu_joules) if energy else None, refs),
+            'images/J': _figures(system.images_per_joule, refs)}
+
+
+def _without_costs(study: Study, rows: Sequence[dict[str, Cell]]) -> list[str]:
+    """The columns of costs in which no system has anything to say; node-hours stand beside what follows from them."""
+    empty = [h for h in ('cost', *_ENERGY) if all(row[h].value is None for row in rows)]
+    return [*empty, 'node-hours'] if len(empty) == 1 + len(_ENERGY) else empty
+
+
+def _cost_note(study: Study, left_out: Sequence[str]) -> str:
+    price = '' if 'cost' in left_out else (
+        f' Node-hours and cost are of the time, at {study.price_per_node_hour:,g} a node-hour.')
+    return price if all(h in left_out for h in _ENERGY) else price + (
+        ' Energy is the mean of the runs of the time, from run_start to run_stop, of the CPU packages and the GPUs of '
+        'all nodes and of nothing else; images/J are over what is shown of both.')
+
+
 def answer_table(study: Study) -> Table:
     """Epochs to converge and time to train of each system."""
     rows = []
@@ -203,16 +240,18 @@ def answer_table(study: Study) -> Table:
         cells = _system_cells(system, unit_name(study))
         names = {h: cells.pop(h) for h in ('accelerator', 'framework')}
         rows.append({**cells, 'speed-up': _number(comparison.speedup if comparison else None, 1, refs),
-                     'efficiency': _percent(comparison.efficiency if comparison else None, 0, refs), **names})
-    is_compared = has_comparisons(study)
+                     'efficiency': _percent(comparison.efficiency if comparison else None, 0, refs),
+                     **_cost_cells(study, system, _times(system)), **names})
+    is_compared, left_out = has_comparisons(study), _without_costs(study, rows)
     note = (f'Speed-up and efficiency against {study.baseline.name}. ' if is_compared else '') + (
         'There is no efficiency between different accelerators. ' if _is_other_accelerator(study) else '') + (
         'The time is the MLPerf score (five runs, fastest and slowest dropped), else the mean of the runs that '
         'converged ± standard deviation.') + (
         ' The official score is scaled by the reference convergence points.'
-        if any(map(official_minutes, study.systems)) else '')
+        if any(map(official_minutes, study.systems)) else '') + _cost_note(study, left_out)
     return _systems_table(
-        'Epochs to converge and time to train', study.systems, rows, () if is_compared else ('speed-up', 'efficiency'),
+        'Epochs to converge and time to train', study.systems, rows,
+        (*left_out, *(() if is_compared else ('speed-up', 'efficiency'))),
         note=note, minor=(unit_name(study), 'batch', 'epochs to converge', 'which is', 'images/s', 's/epoch',
                           'accelerator', 'framework'))
 
@@ -334,6 +373,36 @@ def parts_table(study: Study) -> Table | None:
                                                         'later epochs', 'evaluation', 'other', 'on the clock'), rows)
 
 
+def energy_table(study: Study) -> Table | None:
+    """Power over a run, and how much of it the nodes take when they have nothing to do."""
+    known = [(s, e) for s in study.systems if not s.refusal and (e := s.energy) and e.joules and e.seconds]
+    if not known:
+        return None
+    rows = [(Cell(s.name), _number(e.seconds, 1, _times(s)), _figures(kwh(e.joules)),
+             Cell(' and '.join(kind.upper() + 's' for kind in e.measured)),
+             _figures((e.joules or 0.0) / e.seconds), _figures(e.idle_w), _number(e.idle_s if e.idle_w else None, 1),
+             _percent(e.idle_w * e.seconds / e.joules if e.idle_w and e.joules else None)) for s, e in known]
+    head = ('system', 'run, s', 'kWh', 'of', 'mean W', 'idle W', 'idle over s', 'idle share')
+    has_idle = any(e.idle_w for _, e in known)
+    note = ('Of all nodes, on the clock of the run. Idle: the power before the network was built, over so many '
+            'seconds; the share is what that would come to over the run.') if has_idle else (
+        'Of all nodes, on the clock of the run. What they take when idle is not known: no telemetry has '
+        'seconds enough before the network was built.')
+    return Table('Energy of a run', head if has_idle else head[:5],
+                 tuple(row if has_idle else row[:5] for row in rows), note)
+
+
+def _energy_notes(system: System) -> list[str]:
+    """Why energy is not known where some of it was counted."""
+    notes = []
+    for kind in KINDS:
+        found = [(p.name, e.reasons[kind]) for p, e in system.energies.items() if kind in e.reasons]
+        odd = [f for f in found if f[1] not in (NO_TELEMETRY, NO_COUNTERS) or len(found) < len(system.energies)]
+        notes += [f'{kind.upper()} energy is not measured in {len(odd)} of {len(system.runs)} runs: {name}: {why}'
+                  for name, why in odd[:1]]
+    return notes
+
+
 def _share(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
@@ -374,7 +443,7 @@ def rcp_table(study: Study) -> Table | None:
 def tables_of(study: Study) -> list[Table]:
     """All tables that a study has something to say in."""
     tables = [answer_table(study), scaling_table(study), splits_table(study), rates_table(study), parts_table(study),
-              reads_table(study), rcp_table(study), runs_table(study)]
+              energy_table(study), reads_table(study), rcp_table(study), runs_table(study)]
     return [t for t in tables if t]
 
 
@@ -383,7 +452,8 @@ def notes_of(study: Study) -> list[str]:
     named: dict[str, list[str]] = {}
     for system in study.systems:
         slow = (f'{run.path.name}: {text}' for run in system.runs for text in read_stragglers(run))
-        for text in (*(w for w in system.warnings if w != system.refusal), *slow):  # its row says why
+        said = (w for w in system.warnings if w != system.refusal)  # its row says why
+        for text in (*said, *_energy_notes(system), *slow):
             named.setdefault(text, []).append(system.name)
     notes = [*(f'{", ".join(names)}: {text}' for text, names in named.items()), *study.notes]
     more = [f'{len(notes) - _MAX_NOTES} more such notes are in the JSON of the report'] * (len(notes) > _MAX_NOTES)

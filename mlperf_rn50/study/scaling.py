@@ -7,6 +7,7 @@ from functools import cached_property
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.study import rcp
 from mlperf_rn50.study.convergence import System
+from mlperf_rn50.study.cost import cost
 
 UNNAMED = 'unnamed'  # a platform that nobody has named: the default of run.submission_platform
 # The factors of a speed-up must give it back to this share, else the log's intervals overlap or miss.
@@ -179,6 +180,7 @@ class Study:
         comparisons: of each system, None where it has no time; none where there is but one that has.
         cautions: what systems that are compared do not have in common, to be said before any ratio.
         notes: what the comparison cannot say.
+        price_per_node_hour: what a node costs an hour, in any currency; None where nobody says.
     """
 
     name: str
@@ -189,6 +191,13 @@ class Study:
     rates: tuple[Rate | None, ...]
     cautions: tuple[str, ...]
     notes: tuple[str, ...]
+    price_per_node_hour: float | None = None
+
+    def cost(self, system: System) -> float | None:
+        """What a system's time costs; None without a price, a time or a number of nodes."""
+        if self.price_per_node_hour is None or system.time_s is None or not system.num_nodes:
+            return None
+        return cost(system.time_s, system.num_nodes, self.price_per_node_hour)
 
     @cached_property
     def notes_by_start(self) -> dict[str, list[str]]:
@@ -274,7 +283,7 @@ def _rate(system: System, baseline: System) -> Rate | None:
     return scale_rate(base_units, base_rate, units, rate)
 
 
-def _make_study(systems: Sequence[System], baseline: System) -> Study:
+def _make_study(systems: Sequence[System], baseline: System, price_per_node_hour: float | None) -> Study:
     comparisons: tuple[Comparison | None, ...] = tuple(compare(s, baseline) for s in systems)
     if sum(c is not None for c in comparisons) < 2:
         comparisons = (None,) * len(systems)
@@ -282,7 +291,7 @@ def _make_study(systems: Sequence[System], baseline: System) -> Study:
     cautions += _unknown_accelerators(comparisons, baseline)
     return Study(baseline.study_name, tuple(systems), baseline, comparisons, tuple(compare_splits(systems)),
                  tuple(_rate(s, baseline) for s in systems), tuple(cautions),
-                 tuple(_notes(systems, comparisons, baseline)))
+                 tuple(_notes(systems, comparisons, baseline)), price_per_node_hour)
 
 
 def _is_apart(system: System) -> bool:
@@ -294,12 +303,14 @@ def _kind(system: System) -> tuple:
     return system.is_imagenet, system.dataset if not system.is_imagenet else None, system.target_accuracy
 
 
-def make_studies(systems: Sequence[System], baseline: str | None = None) -> list[Study]:
+def make_studies(systems: Sequence[System], baseline: str | None = None,
+                 price_per_node_hour: float | None = None) -> list[Study]:
     """The studies of some systems, each against its smallest that converged.
 
     Args:
         systems: smallest first.
         baseline: name of a system that all with its data and target are compared with instead.
+        price_per_node_hour: what a node costs an hour, where that is known.
 
     Raises:
         UserError: there is no such system.
@@ -322,5 +333,5 @@ def make_studies(systems: Sequence[System], baseline: str | None = None) -> list
     studies = []
     for key, members in groups.items():
         base = chosen[0] if key == ('chosen',) else next((s for s in members if s.time_s), members[0])
-        studies.append(_make_study(members, base))
+        studies.append(_make_study(members, base, price_per_node_hour))
     return studies

@@ -17,6 +17,7 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.checks import Check, Facts, by_node, hosts_of
 from mlperf_rn50.system.hardware import query_gpus
 from mlperf_rn50.system.limits import check_limits, limit_facts
+from mlperf_rn50.system.power import energy_facts
 from mlperf_rn50.system.processor import Processor, check_precision, find_processor
 from mlperf_rn50.system.stack import package_versions
 
@@ -70,7 +71,7 @@ def own_facts(run_dir: Path) -> Facts:
     return {'host': platform.node(), 'python': sys.version.split()[0], 'packages': package_versions(),
             'code': code_digest(), 'processor': asdict(find_processor()),
             'gpus': query_gpus('name', 'compute_cap', 'driver_version'), 'cuda_libraries': cuda_libraries(),
-            'disk_free_bytes': _free_bytes(run_dir.absolute()), **limit_facts()}
+            'disk_free_bytes': _free_bytes(run_dir.absolute()), 'energy': energy_facts(), **limit_facts()}
 
 
 def _same(name: str, rows: Sequence[Facts], value: Callable[[Facts], str], shown: str, fix: str) -> Check:
@@ -208,6 +209,21 @@ def _run_folder(rows: Sequence[Facts]) -> Check:
     return Check(name, 'ok', f'the same on all {len(by_node(rows))} hosts')
 
 
+def _energy(rows: Sequence[Facts]) -> Check:
+    """Whether telemetry can count energy; nothing needs it."""
+    nodes = [node[0] for node in by_node(rows)]
+    texts = []
+    for kind, name in (('cpu', 'CPU packages'), ('gpu', 'GPUs')):
+        told = [r for r in nodes if r['energy'][kind]]
+        blind = [r for r in nodes if not r['energy'][kind]]
+        if told:
+            texts.append(f'{sum(r["energy"][kind] for r in told)} {name} can be measured'
+                         + (f', not on {hosts_of(blind)}: no sum of them' if blind else ''))
+    if not texts:
+        return Check('energy', 'not needed', 'not measured: no counters that can be read (powercap: as root; NVML)')
+    return Check('energy', 'ok', '; '.join(texts) + ' (run.telemetry)')
+
+
 def _clocks(rows: Sequence[Facts]) -> Check:
     skew, row = max((abs(r['clock_offset_s']), i) for i, r in enumerate(rows))
     return Check('clocks', 'ok' if skew <= _MAX_CLOCK_SKEW_S else 'failed',
@@ -247,8 +263,8 @@ def check_facts(rows: Sequence[Facts], expected: Expected) -> list[Check]:
         _cuda_libraries(rows, expected.device),
         Check('DALI', 'ok', f'{rows[0]["dali"]} imports'), _horovod(rows, expected.device),
         _layout(rows, expected.num_nodes, expected.ranks_per_node), *_data(rows),
-        _disk(rows, expected.needed_disk_bytes), _run_folder(rows), *check_limits(rows, expected.device), _clocks(rows),
-        _all_reduce(rows)]
+        _disk(rows, expected.needed_disk_bytes), _run_folder(rows), *check_limits(rows, expected.device),
+        _energy(rows), _clocks(rows), _all_reduce(rows)]
 
 
 def has_failed(checks: Sequence[Check]) -> bool:

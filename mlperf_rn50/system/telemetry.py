@@ -1,14 +1,16 @@
 """What a node is doing, once a second, as JSON lines beside the log of a run.
 
 A sample has rates since the sample before. Lines are aligned to the run by this node's own clock: at run_start, a
-line says so. Source: psutil (/proc/stat, meminfo, diskstats, net/dev), /sys/class/infiniband, NVML.
+line says so. Source: psutil (/proc/stat, meminfo, diskstats, net/dev), /sys/class/infiniband, NVML. Joules are counted
+since the sampler's start, so that a line that is lost takes none of them away; see power.py.
 """
 import json
 import platform
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import psutil
 
 from mlperf_rn50.errors import StorageError
 from mlperf_rn50.files import LineFile
+from mlperf_rn50.system.power import find_gpus, open_meter, read_boot_id
 
 SYS = Path('/sys')
 PERIOD_S = 1.0
@@ -58,21 +61,21 @@ def make_rates(before: Counters, after: Counters, seconds: float) -> dict[str, d
             for kind, values in after.items() if values}
 
 
-def open_gpus() -> Callable[[], list[dict[str, Any]]]:
-    """A function that reads all GPUs of this host through NVML; one that finds none without a driver."""
-    try:
-        import pynvml
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    except Exception:  # no package, no driver, no right to ask: a node without GPUs, as far as this is concerned
-        return list
+def read_gpus(nvml: Any, handles: Sequence[Any]) -> list[dict[str, Any]]:
+    """What every GPU does, without what it does not tell (a divided one has no utilisation)."""
+    return [_read_gpu(nvml, handle) for handle in handles]
 
-    def read() -> list[dict[str, Any]]:
-        return [{'utilization_percent': pynvml.nvmlDeviceGetUtilizationRates(h).gpu,
-                 'memory_used_bytes': pynvml.nvmlDeviceGetMemoryInfo(h).used,
-                 'power_w': pynvml.nvmlDeviceGetPowerUsage(h) / 1000,
-                 'sm_clock_mhz': pynvml.nvmlDeviceGetClockInfo(h, pynvml.NVML_CLOCK_SM)} for h in handles]
-    return read
+
+def _read_gpu(nvml: Any, handle: Any) -> dict[str, Any]:
+    asked = {'utilization_percent': lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+             'memory_used_bytes': lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+             'power_w': lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+             'sm_clock_mhz': lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)}
+    told = {}
+    for name, ask in asked.items():
+        with suppress(Exception):  # NVML's own errors
+            told[name] = ask()
+    return told
 
 
 class Telemetry:
@@ -89,6 +92,10 @@ class Telemetry:
             self._write({'event': 'start', 'host': platform.node(), 'cpu_cores': psutil.cpu_count(),
                          'memory_bytes': psutil.virtual_memory().total})
             self._thread.start()
+
+    def init_start(self) -> None:
+        """Up to now this node had nothing to do."""
+        self._write({'event': 'init_start'})
 
     def run_start(self, clock_s: float) -> None:
         """The run's clock stands at clock_s now."""
@@ -119,14 +126,24 @@ class Telemetry:
             self._error = e
 
     def _sample(self) -> None:
-        read_gpus, before, then = open_gpus(), read_counters(), time.monotonic()
+        nvml, handles = find_gpus()
+        before, then = read_counters(), time.monotonic()
+        meter = open_meter(SYS, nvml, handles, then)
+        if energy := meter.read(then):
+            self._write({'event': 'meter', 'boot': read_boot_id(), 'energy_j': energy,
+                         **({'gpu_energy': 'counted' if meter.are_gpus_counted else 'integrated from power'}
+                            if 'gpu' in energy else {})})
         psutil.cpu_percent()  # counts from here
         while not self._stop.wait(PERIOD_S):
             after, now = read_counters(), time.monotonic()
             memory = psutil.virtual_memory()
             rates = {kind: {n: round(v) for n, v in values.items()}
                      for kind, values in make_rates(before, after, now - then).items()}
-            gpus = read_gpus()
-            self._write({'cpu_percent': psutil.cpu_percent(), 'memory_used_bytes': memory.used,
-                         'page_cache_bytes': memory.cached, **rates, **({'gpus': gpus} if gpus else {})})
+            gpus, cpu_percent = read_gpus(nvml, handles), psutil.cpu_percent()
+            energy = meter.read(time.monotonic())
+            self._write({'cpu_percent': cpu_percent, 'memory_used_bytes': memory.used,
+                         'page_cache_bytes': memory.cached, **rates, **({'gpus': gpus} if gpus else {}),
+                         **({'energy_j': energy} if energy else {})})
             before, then = after, now
+        if energy := meter.read(time.monotonic()):  # the run ended since the last sample
+            self._write({'event': 'stop', 'energy_j': energy})

@@ -27,6 +27,7 @@ def facts(rank, host, **changes):
            'horovod': {'controllers': ['MPI', 'Gloo'], 'operations': ['MPI', 'Gloo'], 'in_use': 'MPI controller'},
            'data': {'problem': '', 'dataset': 'digits', 'num_probed': 128, 'has_checksums': True, 'manifest': 'mmmm',
                     'num_images': 1797},
+           'energy': {'cpu': 0, 'gpu': 0},
            'disk_free_bytes': 10**12, 'memory_available_bytes': 10**11, 'omp_num_threads': '4',
            'run_folder_problem': '',
            'cpus': [4 * (rank % 2) + i for i in range(4)], 'num_machine_cpus': 16, 'cgroup': asdict(Limits()),
@@ -50,6 +51,18 @@ def test_good_machines_pass():
     assert not has_failed(checks)
     assert render_checks(checks, is_quiet=True) == 'doctor: 21 checks passed, 0 failed, 0 warnings'
     assert '100 MB in 10 ms: 10.00 GB/s, bus 15.00 GB/s' in render_checks(checks, is_quiet=False)
+
+
+def energy(first, second):
+    """What is said of the energy of two nodes, of (packages, GPUs) each."""
+    return check('energy', [facts(rank, host, energy=dict(zip(('cpu', 'gpu'), counts)))
+                            for rank, host, counts in ((0, 'h1', first), (1, 'h1', first), (2, 'h2', second))])
+
+
+def test_energy_is_a_note_and_never_a_warning():
+    assert energy((2, 8), (2, 8)).found == '4 CPU packages can be measured; 16 GPUs can be measured (run.telemetry)'
+    assert energy((2, 0), (0, 0)).found == '2 CPU packages can be measured, not on h2: no sum of them (run.telemetry)'
+    assert energy((2, 0), (0, 0)).status == 'ok' and energy((0, 0), (0, 0)).status == 'not needed'
 
 
 @pytest.mark.parametrize('name, changes, found, fix', [

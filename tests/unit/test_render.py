@@ -57,11 +57,14 @@ def test_json_has_the_documented_keys(studies):
         'optimizer', 'dataset', 'is_imagenet', 'num_runs', 'num_converged', 'runs',
         'refusal', 'epochs_to_converge_mean', 'score_minutes', 'official_score_minutes', 'time_to_train_mean_s',
         'time_to_train_spread_s', 'images_per_s', 'seconds_per_epoch', 'time_parts_s',
+        'node_hours', 'price_per_node_hour', 'cost', 'cpu_kwh', 'gpu_kwh', 'images_per_joule', 'cpu_idle_w',
+        'gpu_idle_w', 'idle_s', 'energy_not_measured',
         'baseline', 'speedup', 'efficiency', 'throughput_gain', 'epoch_ratio',
         'share_ratio', 'rcp', 'warnings'}
     assert set(first['runs'][0]) == {'file', 'status', 'epochs_to_converge', 'time_to_train_s', 'final_accuracy',
                                      'seed', 'last_epoch', 'age_s', 'warnings', 'evaluations', 'lines',
-                                     'sources'}
+                                     'sources', 'energy_s', 'cpu_joules', 'gpu_joules', 'energy_of_nodes',
+                                     'energy_not_measured'}
     assert (second['num_runs'], second['num_converged'], second['score_minutes']) == (2, 1, None)
     assert second['runs'][0]['epochs_to_converge'] is None and second['runs'][0]['status'] == 'aborted'
     assert first['time_parts_s'] == {'init': 4.0, 'first_epoch': 63.0, 'later_epochs': 63.0, 'evaluation': 0.0,

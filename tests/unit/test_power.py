@@ -1,0 +1,193 @@
+"""The counters of energy of a node: a made-up /sys tree and a made-up NVML, through the sampler into its file."""
+import json
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from helpers import HANG_LIMIT_S
+
+from mlperf_rn50.system import power, telemetry
+from mlperf_rn50.system.power import Integrated, Lost, Meter, Rising, energy_facts, open_gpu_energy, open_packages
+from mlperf_rn50.system.telemetry import Telemetry, read_gpus
+
+RANGE_UJ = 262_143_328_850
+
+
+def write_zone(sys_dir, zone, name, energy_uj, range_uj=RANGE_UJ):
+    folder = sys_dir / 'class/powercap' / zone
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, value in (('name', name), ('energy_uj', energy_uj), ('max_energy_range_uj', range_uj)):
+        if value is not None:
+            (folder / file).write_text(f'{value}\n')
+    return folder / 'energy_uj'
+
+
+@pytest.fixture
+def node(tmp_path):
+    """Two packages, and the zones that must not be counted beside them."""
+    write_zone(tmp_path, 'intel-rapl', None, None, None)  # the control type itself
+    first = write_zone(tmp_path, 'intel-rapl:0', 'package-0', 5_000_000)
+    second = write_zone(tmp_path, 'intel-rapl:1', 'package-1', RANGE_UJ - 1_000_000)
+    for zone, name in (('intel-rapl:0:0', 'core'), ('intel-rapl:0:1', 'dram'), ('intel-rapl:2', 'psys'),
+                       ('intel-rapl-mmio:0', 'package-0'), ('dtpm:0', 'package-0')):
+        write_zone(tmp_path, zone, name, 77_000_000)
+    return SimpleNamespace(sys=tmp_path, first=first, second=second)
+
+
+def test_packages_are_counted_from_the_start_and_go_round(node):
+    meter = Meter({'cpu': open_packages(node.sys, 0.0)})
+    assert meter.read(0.0) == {'cpu': {'package-0': 0.0, 'package-1': 0.0}}
+    node.first.write_text('65000000\n')
+    node.second.write_text('9000000\n')
+    assert meter.read(1.0) == {'cpu': {'package-0': 60.0, 'package-1': 10.0}}
+    node.first.write_text('4000000\n')  # nearly once round
+    assert meter.read(2.0)['cpu']['package-0'] == pytest.approx(60 - 61 + RANGE_UJ / 1e6)
+
+
+def test_a_counter_that_may_have_gone_round_twice_is_lost_with_all_of_its_kind(node):
+    meter = Meter({'cpu': open_packages(node.sys, 0.0)})
+    write_zone(node.sys, 'intel-rapl:0', 'package-0', 6_000_000)
+    assert meter.read(130.0)['cpu']['package-0'] == 1.0
+    assert meter.read(262.0) == {}
+    assert meter.read(263.0) == {}  # for good
+
+
+def test_what_cannot_be_read_now_is_told_later(node):
+    meter = Meter({'cpu': open_packages(node.sys, 0.0)})
+    node.first.write_text('')
+    assert meter.read(1.0) == {}
+    node.first.write_text('7000000')
+    assert meter.read(2.0) == {'cpu': {'package-0': 2.0, 'package-1': 0.0}}
+
+
+@pytest.mark.parametrize('spoil', [
+    lambda node: node.second.unlink(), lambda node: node.second.write_text('many'),
+    lambda node: (node.second.parent / 'max_energy_range_uj').unlink()])
+def test_a_package_that_cannot_be_read_leaves_no_sum_of_the_others(node, spoil):
+    spoil(node)
+    assert open_packages(node.sys, 0.0) == []
+
+
+def test_counters_for_root_alone_are_not_measured(node, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, 'Permission denied', str(path))
+    monkeypatch.setattr(power, '_microjoules', refuse)
+    assert open_packages(node.sys, 0.0) == []
+
+
+def test_no_tree_no_packages(tmp_path):
+    assert open_packages(tmp_path, 0.0) == []
+
+
+def test_a_counter_without_a_range_that_falls_is_lost():
+    values = iter((5.0, 7.0, 6.0))
+    counter = Rising('0', lambda: next(values), 0.0)
+    assert counter.joules(1.0) == 2.0
+    with pytest.raises(Lost):
+        counter.joules(2.0)
+
+
+def test_power_is_integrated_between_readings_that_lie_close():
+    values = iter((100.0, 200.0, 200.0, 0.0))
+    counter = Integrated('0', lambda: next(values), 10.0)
+    assert [counter.joules(t) for t in (11.0, 13.0)] == [150.0, 550.0]
+    with pytest.raises(Lost):
+        counter.joules(30.0)
+
+
+class FakeNvml(SimpleNamespace):
+    """NVML of some GPUs, by default with the counter of energy; 50 W each, and 3 J more at each look."""
+
+    NVML_CLOCK_SM = 1
+
+    def __init__(self, num_gpus=2, counted=(0, 1), powered=(0, 1)):
+        super().__init__(num_gpus=num_gpus, counted=counted, powered=powered, millijoules=[10_000] * num_gpus)
+
+    def nvmlInit(self):  # noqa: N802
+        pass
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return self.num_gpus
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return index
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):  # noqa: N802
+        if handle not in self.counted:
+            raise RuntimeError('Not Supported')
+        self.millijoules[handle] += 3000
+        return self.millijoules[handle]
+
+    def nvmlDeviceGetPowerUsage(self, handle):  # noqa: N802
+        if handle not in self.powered:
+            raise RuntimeError('Not Supported')
+        return 50_000
+
+    def nvmlDeviceGetUtilizationRates(self, handle):  # noqa: N802
+        raise RuntimeError('Not Supported')  # as of a divided GPU
+
+    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
+        return SimpleNamespace(used=10)
+
+    def nvmlDeviceGetClockInfo(self, handle, kind):  # noqa: N802
+        return 1400
+
+
+def test_gpus_are_counted_where_they_count_and_integrated_where_not():
+    meter = Meter({'gpu': open_gpu_energy(FakeNvml(counted=(0,)), [0, 1], 0.0)})
+    assert not meter.are_gpus_counted
+    assert meter.read(2.0) == {'gpu': {'0': 3.0, '1': 100.0}}
+
+
+def test_an_nvml_without_the_function_integrates():
+    nvml = SimpleNamespace(nvmlDeviceGetPowerUsage=lambda handle: 20_000)
+    assert Meter({'gpu': open_gpu_energy(nvml, ['a'], 0.0)}).read(0.5) == {'gpu': {'0': 10.0}}
+
+
+def test_a_gpu_that_tells_neither_leaves_no_sum_of_the_others():
+    assert open_gpu_energy(FakeNvml(counted=(0,), powered=(0,)), [0, 1], 0.0) == []
+    assert Meter({'gpu': []}).read(0.0) == {}
+
+
+def test_what_a_gpu_does_not_tell_is_left_out_of_its_sample():
+    assert read_gpus(FakeNvml(1), [0]) == [{'memory_used_bytes': 10, 'power_w': 50.0, 'sm_clock_mhz': 1400}]
+
+
+def sample(path, monkeypatch, sys_dir, until):
+    """The lines of a sampler that ran until some text stood in its file."""
+    monkeypatch.setattr(telemetry, 'PERIOD_S', 0.01)
+    monkeypatch.setattr(telemetry, 'SYS', sys_dir)
+    sampler = Telemetry(path)
+    sampler.init_start()
+    sampler.run_start(0.0)
+    end = time.monotonic() + HANG_LIMIT_S
+    while path.read_text().count(until) < 3 and time.monotonic() < end:
+        time.sleep(0.01)
+    sampler.close()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_sampler_writes_joules_from_its_start_to_its_end(node, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'pynvml', FakeNvml())
+    lines = sample(tmp_path / 'telemetry_0_n1.jsonl', monkeypatch, node.sys, 'energy_j')
+    [meter] = [r for r in lines if r.get('event') == 'meter']
+    assert meter['energy_j']['cpu'] == {'package-0': 0.0, 'package-1': 0.0} and meter['gpu_energy'] == 'counted'
+    assert lines[-1]['event'] == 'stop'
+    told = [r['energy_j']['gpu']['0'] for r in lines if 'energy_j' in r]
+    assert len(told) >= 3 and told == sorted(told) and told[0] == 3.0 and told[-1] == 3.0 * len(told)
+
+
+def test_a_node_without_counters_writes_nothing_of_energy(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'pynvml', None)
+    lines = sample(tmp_path / 'telemetry_0_n1.jsonl', monkeypatch, tmp_path, 'cpu_percent')
+    assert {r.get('event') for r in lines} == {'start', 'init_start', 'run_start', None}
+    assert not any('energy_j' in r for r in lines)
+
+
+def test_facts_count_the_devices(node, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'pynvml', FakeNvml())
+    assert energy_facts(node.sys) == {'cpu': 2, 'gpu': 2}
+    node.second.unlink()
+    monkeypatch.setitem(sys.modules, 'pynvml', None)
+    assert energy_facts(node.sys) == {'cpu': 0, 'gpu': 0}
