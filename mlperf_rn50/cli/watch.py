@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli._colour import has_colour
-from mlperf_rn50.cli._parsers import Parser
+from mlperf_rn50.cli._parsers import Parser, add_price_option
 from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def make_parser() -> Parser:
                         help='keep watch.html in each run folder fresh, a page that loads itself again')
     parser.add_argument('--once', action='store_true', help='say how the runs are now, and end')
     parser.add_argument('--format', choices=['text', 'json'], default='text', help='of --once (default: text)')
-    parser.add_argument('--price-per-node-hour', type=float, metavar='PRICE', help='show what the runs cost')
+    add_price_option(parser)
     return parser
 
 
@@ -57,8 +56,6 @@ def run(argv: Sequence[str]) -> int:
     if not _LEAST_S <= options.every <= 86400:
         raise ConfigError(f'--every: got {options.every:g}, expected {_LEAST_S:g} to 86400 seconds')
     price = options.price_per_node_hour
-    if price is not None and not 0 <= price < math.inf:
-        raise ConfigError(f'--price-per-node-hour: got {price:g}, expected 0 or more')
     from mlperf_rn50.study.live import Follower
     followers = [Follower(Path(p)) for p in options.paths]
     pages = _Pages(followers, options.every, price) if options.html else None

@@ -20,12 +20,13 @@ from mlperf_rn50.files import parse_json, read_text, regular_file
 from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.collect import integer, number
 from mlperf_rn50.mlperf.description import beside
+from mlperf_rn50.mlperf.energy import KINDS, Energy, read_energy
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.mlperf.liveness import age_s
 from mlperf_rn50.mlperf.reader import read_run
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.telemetry import find_telemetry
-from mlperf_rn50.study.cost import node_hours
+from mlperf_rn50.study.cost import kwh, node_hours
 
 _MAX_LINE_BYTES, _MAX_LOOK_BYTES, _MAX_CONFIG_BYTES = 1 << 20, 1 << 26, 1 << 14
 _LAST_BYTES = 64  # before the place where reading stopped, by which a file is known again
@@ -35,6 +36,8 @@ _MAX_EPOCH, _MAX_S = 10**6, 1e9
 _PACE_EPOCHS = 4.0  # the last ones, over which the pace is taken
 _UNEXPECTEDLY_QUIET_S = 60.0  # of a node's telemetry, beyond what other nodes are quiet
 _READ_AGAIN_S = 5.0  # a log that was not written is asked again whether somebody holds its lock
+# Energy is read from all samples: seldom, and the less often the longer it takes.
+_ENERGY_PERIOD_S, _ENERGY_SHARE = 60.0, 0.05
 WAITING, STARTING = 'waiting', 'starting'  # beside the statuses of mlperf.run.Run
 
 
@@ -103,6 +106,29 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
+class UsedEnergy:
+    """What the nodes of a run took so far.
+
+    Args:
+        seconds: of the run's clock that it is of.
+        cpu_kwh: of all CPU packages; None where it was not measured.
+        gpu_kwh: of all GPUs; the same.
+        reason: why one of them was not measured.
+    """
+
+    seconds: float
+    cpu_kwh: float | None
+    gpu_kwh: float | None
+    reason: str
+
+    @property
+    def kwh(self) -> float | None:
+        """Of all that was measured."""
+        known = [v for v in (self.cpu_kwh, self.gpu_kwh) if v is not None]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True)
 class LiveRun:
     """A run as its folder says it is now; None for what is not known.
 
@@ -133,6 +159,7 @@ class LiveRun:
         attempts: of a launcher, by its own record: how they ended.
         node_hours: so far.
         node_hours_at_end: at the end of its schedule.
+        energy: as read a while ago.
     """
 
     path: str
@@ -176,6 +203,7 @@ class LiveRun:
     attempts: tuple[str, ...] = ()
     node_hours: float | None = None
     node_hours_at_end: float | None = None
+    energy: UsedEnergy | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -392,6 +420,7 @@ class Follower:
             raise UserError(f'{path}: got a file, expected a run folder, or result_<k>.txt in one')
         self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}  # by number: signature, when, what it says
         self._tail, self._course, self._was_there = Tail(Path()), _Course(), False
+        self._energy: tuple[Any, float, UsedEnergy | None] = None, 0.0, None  # of what, when to read it again, what
         self._config: tuple[Any, Mapping[str, Any]] = None, {}  # signature, content
 
     def look(self, now_s: float | None = None) -> LiveRun:
@@ -428,6 +457,18 @@ class Follower:
         self._logs[number] = signature, now_s, said
         return said
 
+    def _used(self, run: Run) -> UsedEnergy | None:
+        """The energy of a run so far."""
+        of_what, again_at, used = self._energy
+        now = time.monotonic()
+        is_final = run.status != 'running'
+        if of_what == (what := (run.path, is_final)) and (is_final or now < again_at):
+            return used
+        used = _used_energy(read_energy(run))
+        taken_s = time.monotonic() - now
+        self._energy = what, now + max(_ENERGY_PERIOD_S, taken_s / _ENERGY_SHARE), used
+        return used
+
     def _others(self, numbers: Sequence[int], number: int | None, now_s: float) -> tuple[tuple[int, str], ...]:
         said = {n: self._read(n, now_s) for n in numbers if n != number}
         return tuple((n, STARTING if isinstance(s, UserError) else s.status) for n, s in sorted(said.items()))
@@ -450,7 +491,8 @@ class Follower:
             'path': str(self.path), 'number': number, 'others': self._others(numbers, number, now_s),
             'quiet_s': min(ages.values(), default=None), 'nodes': _nodes(self.folder, number, now_s),
             'checkpoints': _checkpoints(beside(log, 'checkpoints', ''), now_s),
-            'attempts': _attempts(self.folder, number)}
+            'attempts': _attempts(self.folder, number),
+            'energy': None if isinstance(said, UserError) else self._used(said)}
         return _summary(facts, said, self._course, self._config[1], ages.get(metrics))
 
 
@@ -511,6 +553,12 @@ def _warnings(said: Run, course: _Course, verdict: Mapping[str, Any], nodes: Seq
     silent = [f'telemetry of {n.host}: nothing was written for {n.age_s:.0f} s' for n in quiet]
     log = [_text(w.text) for w in said.warnings if w.line is None or not w.text.startswith('no run_stop')]
     return (*behind, *course.stragglers, *silent, *log)[:_MAX_SAID]
+
+
+def _used_energy(energy: Energy) -> UsedEnergy:
+    reasons = dict.fromkeys(energy.reasons[kind] for kind in KINDS if kind in energy.reasons)
+    return UsedEnergy(energy.seconds, kwh(energy.cpu_joules), kwh(energy.gpu_joules),
+                      printable('; '.join(reasons))[:_MAX_TEXT])
 
 
 def _numbers(folder: Path) -> list[int]:

@@ -62,11 +62,17 @@ def status_text(run: LiveRun) -> str:
         return run.note
     if word == 'killed':
         quiet = 'it is not known when' if run.quiet_s is None else f'nothing was written for {duration(run.quiet_s)}'
-        return f'killed: its log has no end, and {quiet}'
+        return f'killed: its log has no end, and {quiet}{_resume(run)}'
     if word == 'running':
         return word + _ago(run)
     how = f' after {run.evaluations[-1].epoch:g} epochs' if word == 'converged' and run.evaluations else ''
-    return f'{word}{how}' + (f', {duration(run.time_s)} on its clock' if run.time_s else '')
+    clock = f', {duration(run.time_s)} on its clock' if run.time_s else ''
+    return f'{word}{how}{clock}{_resume(run) if word == "interrupted" else ""}'
+
+
+def _resume(run: LiveRun) -> str:
+    """From where a run can be gone on with."""
+    return '' if run.checkpoints.step is None else f'; it can go on from step {run.checkpoints.step}'
 
 
 def heading(run: LiveRun) -> str:
@@ -142,9 +148,21 @@ def _checkpoints(run: LiveRun) -> str:
 def _hours(run: LiveRun, price: float | None) -> str:
     def said(hours: float | None, when: str) -> str:
         paid = money(hours, price)
-        return '' if hours is None else f'{hours:.3g}{"" if paid is None else f" ({paid:,.2f})"} {when}'
+        return '' if hours is None else f'{hours:.3g} {when}{"" if paid is None else f" (cost {paid:,.2f})"}'
     return ', '.join(p for p in (said(run.node_hours, 'so far'),
                                  said(run.node_hours_at_end, f'at epoch {run.max_epochs}')) if p)
+
+
+def _energy(run: LiveRun) -> str:
+    used = run.energy
+    if used is None or used.kwh is None:
+        return 'not measured' + (f': {used.reason}' if used and used.reason else '')
+    parts = [f'{name} {"not measured" if value is None else f"{value:.3g}"}'
+             for name, value in (('CPU', used.cpu_kwh), ('GPU', used.gpu_kwh))]
+    text = f'{used.kwh:.3g} kWh in {duration(used.seconds)} ({", ".join(parts)})'
+    if run.left_s is None or not run.time_s or not used.seconds:
+        return text
+    return f'{text}, {used.kwh * (run.time_s + run.left_s) / used.seconds:.3g} kWh at epoch {run.max_epochs}'
 
 
 def _nodes(run: LiveRun) -> str:
@@ -186,6 +204,7 @@ def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
         facts.append(Fact('checkpoints', _checkpoints(run)))
         facts += [Fact('resumed', _count(run.num_resumes, 'time'))] if run.num_resumes else []
         facts += [Fact('node-hours', text)] if (text := _hours(run, price)) else []
+        facts.append(Fact('energy', _energy(run)))
     facts += [Fact('nodes', _nodes(run))] if run.nodes and not run.has_end else []
     if run.attempts:
         facts.append(Fact('attempts', f'{len(run.attempts)} by the launcher, the last: {run.attempts[-1]}'))
