@@ -153,7 +153,8 @@ class LiveRun:
         reference_text: what it is compared with.
         reference_epochs: the first and last at which reference runs were at the target.
         reference_left_s: until then.
-        verdict: where it stands, in a sentence.
+        verdict: where it stood at its last evaluation, in a sentence.
+        verdict_epoch: the epoch of that.
         is_behind: whether the alarm was raised at the last evaluation.
         skew: how much longer the slowest rank's own part of a step is than the median one's; a fraction.
         attempts: of a launcher, by its own record: how they ended.
@@ -194,6 +195,7 @@ class LiveRun:
     reference_left_s: tuple[float, float] | None = None
     band: tuple[BandPoint, ...] = ()
     verdict: str = ''
+    verdict_epoch: int | None = None
     is_behind: bool = False
     ranks: tuple[RankTime, ...] = ()
     skew: float | None = None
@@ -538,7 +540,7 @@ def _summary(facts: dict[str, Any], said: Run | UserError, course: _Course, conf
         reference_epochs=reference_epochs,
         reference_left_s=(pair[0], pair[1]) if pair and pair[0] is not None and pair[1] is not None else None,
         band=tuple(course.band[e] for e in sorted(course.band)), verdict=verdict.get('text', ''),
-        is_behind=verdict.get('behind', False), ranks=course.ranks, skew=skew_of(course.ranks),
+        verdict_epoch=max(course.verdicts, default=None), is_behind=verdict.get('behind', False), ranks=course.ranks, skew=skew_of(course.ranks),
         num_resumes=max(said.num_resumes, course.num_resumes),
         node_hours=node_hours(time_s, num_nodes) if num_nodes else None,
         node_hours_at_end=node_hours(time_s + left_s, num_nodes) if num_nodes and left_s is not None else None,

@@ -115,15 +115,17 @@ def _speed(run: LiveRun) -> str:
     return ', '.join(p for p in parts if p) or '-'
 
 
-def _left(run: LiveRun) -> list[str]:
+def _left(run: LiveRun) -> list[Fact]:
     """Time left: to the end of the schedule, and until the reference runs had converged."""
-    said = [f'{duration(run.left_s)} to epoch {run.max_epochs}, where it gives up'] if run.left_s is not None else []
+    facts = []
+    if run.left_s is not None:
+        facts.append(Fact('left', f'{duration(run.left_s)} to epoch {run.max_epochs}, where it gives up'))
     if run.reference_left_s and run.reference_epochs:
         first, last = run.reference_epochs
         soon, late = run.reference_left_s
-        said.append(f'reference runs reached the target at epoch {first:g} to {last:g}: '
-                    f'{duration(soon)} to {duration(late)} from now')
-    return said
+        facts.append(Fact('target in', f'{duration(soon)} to {duration(late)}, if it reaches it at epoch {first:g} to '
+                                       f'{last:g} as the reference runs did'))
+    return facts
 
 
 def _ranks(run: LiveRun) -> Fact | None:
@@ -193,14 +195,18 @@ def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
     """All that is known of a run, in lines; price: of a node-hour."""
     facts = [Fact('status', status_text(run), level_of(run))]
     if run.status not in (WAITING, STARTING):
-        facts += [Fact('run', _what(run)), Fact('epoch', epoch_text(run)), Fact('Top-1', accuracy_text(run))]
-        facts += [Fact('target', percent(run.target))] if run.target is not None else []
-        if said := run.verdict or run.reference_text:
-            facts.append(Fact('reference', said, 'bad' if run.is_behind else ''))
+        clock = f', {duration(run.time_s)} on its clock' if run.time_s and run.status == 'running' else ''
+        target = '' if run.target is None else f', target {percent(run.target)}'
+        facts += [Fact('run', _what(run)), Fact('epoch', epoch_text(run) + clock),
+                  Fact('Top-1', accuracy_text(run) + target)]
+        if run.verdict:
+            facts.append(Fact('reference', f'at epoch {run.verdict_epoch}: {run.verdict}',
+                              'bad' if run.is_behind else ''))
+        elif run.reference_text:
+            facts.append(Fact('reference', run.reference_text.removeprefix('reference: ')))
         facts.append(Fact('speed', _speed(run)))
         facts += [fact] if (fact := _ranks(run)) else []
-        facts += [Fact('on its clock', duration(run.time_s))] if run.time_s and run.status == 'running' else []
-        facts += [Fact('left', text) for text in _left(run)]
+        facts += _left(run)
         facts.append(Fact('checkpoints', _checkpoints(run)))
         facts += [Fact('resumed', _count(run.num_resumes, 'time'))] if run.num_resumes else []
         facts += [Fact('node-hours', text)] if (text := _hours(run, price)) else []

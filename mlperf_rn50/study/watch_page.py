@@ -13,7 +13,7 @@ from mlperf_rn50.study.watch_facts import facts_of, heading, level_of, percent, 
 
 NAME = 'watch.html'
 # As the report's pictures: on a phone, where one is shown 360 CSS px wide, text of 9.5 is larger than 9 of them.
-WIDTH, HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 331, 200, 40, 10, 12, 34
+WIDTH, HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 331, 208, 40, 10, 20, 34
 _MAX_MARKS, _MAX_BARS, _MAX_ROWS, _BAR = 200, 16, 400, 15
 
 
@@ -48,7 +48,7 @@ class _Axes:
 
     def frame(self, x_label: str, y_label: str, factor: float = 1.0) -> dict[str, Any]:
         """The axes as the template draws them; factor: from values to what is written beside the y axis."""
-        return {'x_label': x_label, 'y_label': y_label, 'height': HEIGHT,
+        return {'x_label': x_label, 'y_label': y_label, 'height': HEIGHT, 'bars': [],
                 'x_ticks': [(self.x(v), _plain(v)) for v in _ticks(self.right)],
                 'y_ticks': [(self.y(v / factor), _plain(v)) for v in _ticks(self.top * factor, 5)]}
 
@@ -105,7 +105,7 @@ def _ranks(run: LiveRun) -> dict[str, Any] | None:
         notes.append(f'the {len(slowest)} slowest of {len(run.ranks)}')
     height = _TOP + _BAR * len(slowest) + _BOTTOM
     return {'id': 'ranks', 'title': 'A step of each rank', 'notes': notes, 'height': height, 'x_label': 'milliseconds',
-            'x_ticks': [(axes.x(v), _plain(v)) for v in _ticks(axes.right)],
+            'y_label': 'rank', 'y_ticks': [], 'x_ticks': [(axes.x(v), _plain(v)) for v in _ticks(axes.right)],
             'bars': [_bar(axes, r, _TOP + _BAR * k) for k, r in enumerate(slowest)]}
 
 

@@ -94,7 +94,7 @@ def names_of(runs: Sequence[LiveRun]) -> list[str]:
     """A short name of each run: what its path has beyond those of all."""
     paths = [os.path.normpath(printable(r.path)) for r in runs]
     common = os.path.dirname(os.path.commonprefix(paths)) if len(set(paths)) > 1 else ''
-    return [p[len(common):].lstrip('/') for p in paths]
+    return [p[len(common) + 1:] if common.strip('/') else p for p in paths]
 
 
 def _facts_table(run: LiveRun, price: float | None) -> Table:
