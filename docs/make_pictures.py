@@ -79,8 +79,8 @@ def make_watch_pictures(browser: Browser, folder: Path) -> None:
     console.print(render([run], console, None, 34))
     terminal = _RUN / 'terminal.html'
     terminal.write_text(console.export_html(theme=MONOKAI, inline_styles=True, code_format=_TERMINAL))
-    _shoot(browser, terminal.absolute(), folder / 'watch_terminal.png', {'viewport': {'width': 880, 'height': 100}}, 900,
-           'dark')
+    window = {'viewport': {'width': 880, 'height': 100}}
+    _shoot(browser, terminal.absolute(), folder / 'watch_terminal.png', window, 900, 'dark')
     _shoot(browser, (_RUN / 'watch.html').absolute(), folder / 'watch.png', *_DESK, 'light')
     _shoot(browser, (_RUN / 'watch.html').absolute(), folder / 'watch_phone.png', *_PHONE, 'dark')
 

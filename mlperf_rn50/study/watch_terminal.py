@@ -1,6 +1,8 @@
 """Runs that go on, for a terminal: what is known of each, and their curves in the room that is left."""
 import os
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -66,7 +68,7 @@ def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool =
             for y in range(row(ends[1]), row(ends[0]) + 1):
                 cells[y][x] = fill, 'dim'
     for target in {r.target for r in runs if r.target is not None}:
-        cells[row(target)] = [(line, 'dim') if c[0] == ' ' else c for c in cells[row(target)]]
+        cells[row(target)] = [(line, 'dim') for _ in cells[row(target)]]
     for k, run in enumerate(runs):
         for e in run.evaluations:
             cells[row(e.accuracy)][column(e.epoch)] = marks[k % len(marks)], _COLOURS[k % len(_COLOURS)]
@@ -74,8 +76,8 @@ def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool =
     text = Text(_legend(runs, marks, fill, line)[:width] + '\n', no_wrap=True)
     for y, content in enumerate(cells):
         text.append(labels.get(y, '').rjust(_AXIS_COLUMNS - 1) + ('|' if is_ascii else '│'), 'dim')
-        for char, style in content:
-            text.append(char, style)
+        for style, same in groupby(content, key=itemgetter(1)):
+            text.append(''.join(char for char, _ in same), style)
         text.append('\n')
     left = 'epoch 0'
     return text.append(left + str(last).rjust(width - len(left)), 'dim')

@@ -110,11 +110,11 @@ def test_a_run_is_followed_from_before_its_begin_to_its_end(terminal, tmp_path):
     write_live(tmp_path / 'made', train(10))
     with held(tmp_path / 'made'):
         (tmp_path / 'made').rename(folder)
-        screen.until(r'running, last written .*0\.50 of 10')
+        screen.until(r'running, last written .*20\.00 % at epoch 1')
         add(folder / 'metrics.jsonl', evaluation(1, 33))
         screen.until(r'33\.00 % at epoch 1.*●')
         screen.resize(150, 30)
-        wide = screen.until(r'╌{70}')  # the curve is beside what is known
+        wide = screen.until(r'at epoch 1, target[^\n]*│')  # the curve is beside what is known
         assert '\x1b[?1049l' not in wide
     screen.until('killed: its log has no end')  # who held the lock is gone
     write_lines(folder / 'result_0.txt', run_lines((0.33, 0.8), target=0.749))
