@@ -1,4 +1,4 @@
-"""A run that goes on, as an HTML page beside it that loads itself again until the run is over."""
+"""A run that goes on, as an HTML page beside it that loads itself again until the run is over; no network."""
 import math
 from collections.abc import Sequence
 from datetime import datetime, timezone

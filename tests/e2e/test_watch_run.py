@@ -200,16 +200,38 @@ def test_the_page_fits_is_sound_and_asks_for_nothing(browser, pages, name, scree
 
 
 @pytest.mark.browser
-def test_the_page_shows_what_is_new_without_script_and_stops_when_the_run_is_over(browser, tmp_path):
+@pytest.mark.parametrize('has_script', [True, False], ids=['script', 'no script'])
+def test_the_page_shows_what_is_new_and_stops_when_the_run_is_over(browser, tmp_path, has_script):
     folder = tmp_path / 'run'
-    dump_page(running(folder), folder, 1.0)
-    with browser.new_context(java_script_enabled=False) as context:
+    run = running(folder)
+    dump_page(run, folder, 1.0)
+    with browser.new_context(java_script_enabled=has_script) as context:
         page = context.new_page()
         page.goto((folder / 'watch.html').as_uri())
-        assert page.get_by_text('20.00 % at epoch 3', exact=False).first.is_visible()
+        assert page.get_by_text('20.00 % at epoch 3').first.is_visible()
         dump_page(running(folder, hits=30), folder, 1.0)
-        page.get_by_text('30.00 % at epoch 3', exact=False).first.wait_for()
+        page.get_by_text('30.00 % at epoch 3').first.wait_for()
         write_lines(folder / 'result_0.txt', run_lines((0.3, 0.8), target=0.749))
         dump_page(Follower(folder).look(NOW_S), folder, 1.0)
         page.get_by_text('The run is over: this page stays as it is.').wait_for()
         assert page.locator('meta[http-equiv=refresh]').count() == 0
+
+
+@pytest.mark.browser
+def test_the_page_can_be_held_still(browser, tmp_path):
+    folder = tmp_path / 'run'
+    run = running(folder)
+    dump_page(run, folder, 10.0)
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.clock.install()  # time goes on when it is told to
+        page.goto((folder / 'watch.html').as_uri())
+        loads = []
+        page.on('load', lambda p: loads.append(p.url))
+        hold = page.get_by_role('button', name='Hold it still')
+        hold.click()
+        page.clock.run_for(35_000)
+        assert loads == [] and hold.get_attribute('aria-pressed') == 'true'
+        hold.click()
+        with page.expect_navigation():
+            page.clock.run_for(11_000)
