@@ -135,7 +135,7 @@ def _ranks(run: LiveRun) -> Fact | None:
     wait = sum(r.wait_s for r in run.ranks) / len(run.ranks)
     where = f' on {printable(slowest.host)}' if slowest.host else ''
     return Fact('rank skew', f'{100 * run.skew:.1f} %: rank {slowest.rank}{where} takes {slowest.own_s:.3g} s a step '
-                             f'itself, longer than the median rank; ranks wait {wait:.3g} s a step on average',
+                             f'itself, longer than the median one; ranks wait {wait:.3g} s a step on average',
                 'warn' if run.skew >= _SLOW else '')
 
 

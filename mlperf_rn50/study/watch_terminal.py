@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.study.live import BandPoint, LiveRun
+from mlperf_rn50.study.live import BandPoint, LiveRun, money
 from mlperf_rn50.study.watch_facts import (
     duration,
     epoch_text,
@@ -88,8 +88,8 @@ def _legend(runs: Sequence[LiveRun], marks: str, fill: str, line: str) -> str:
              if runs[k].evaluations]
     if len(runs) == 1 and any(p.low is not None for p in runs[0].band):
         parts.append(f'{fill} {runs[0].num_reference} reference runs')
-    targets = {r.target for r in runs if r.target is not None}
-    return '  '.join(parts + ([f'{line} target {percent(min(targets))}'] if len(targets) == 1 else []))
+    targets = sorted({r.target for r in runs if r.target is not None})
+    return '  '.join(parts + ([f'{line} target {" and ".join(map(percent, targets))}'] if targets else []))
 
 
 def names_of(runs: Sequence[LiveRun]) -> list[str]:
@@ -108,8 +108,8 @@ def _facts_table(run: LiveRun, price: float | None) -> Table:
     return table
 
 
-def _overview(runs: Sequence[LiveRun], width: int) -> Table:
-    """A row per run."""
+def _overview(runs: Sequence[LiveRun], width: int, price: float | None) -> Table:
+    """A row per run; cost where there is a price."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style='dim', width=width)
     table.add_column('run', overflow='fold')
     for name in ('status', 'epoch'):
@@ -118,6 +118,8 @@ def _overview(runs: Sequence[LiveRun], width: int) -> Table:
         table.add_column(name, justify='right', no_wrap=True)
     if width >= 100:
         table.add_column('checkpoint', justify='right', no_wrap=True)
+    if price is not None:
+        table.add_column('cost', justify='right', no_wrap=True)
     for run, name in zip(runs, names_of(runs)):
         cells: list[RenderableType] = [Text(name), Text(status_word(run), _STYLES[level_of(run)]), epoch_text(run),
                  percent(run.evaluations[-1].accuracy) if run.evaluations else '-',
@@ -126,6 +128,9 @@ def _overview(runs: Sequence[LiveRun], width: int) -> Table:
                  '-' if run.left_s is None else duration(run.left_s)]
         if width >= 100:
             cells.append('-' if run.checkpoints.step is None else f'step {run.checkpoints.step}')
+        if price is not None:
+            paid = money(run.node_hours, price)
+            cells.append('-' if paid is None else f'{paid:,.2f}')
         table.add_row(*cells)
     return table
 
@@ -154,7 +159,7 @@ def render(runs: Sequence[LiveRun], console: Console, price: float | None = None
     """
     width, is_ascii = console.width, not console.encoding.lower().startswith('utf')
     title = heading(runs[0]) if len(runs) == 1 else f'{len(runs)} runs'
-    table = _facts_table(runs[0], price) if len(runs) == 1 else _overview(runs, width)
+    table = _facts_table(runs[0], price) if len(runs) == 1 else _overview(runs, width, price)
     head: list[RenderableType] = [Text(title, 'bold', no_wrap=True, overflow='ellipsis'), *_warnings(runs)]
     has_curve = any(r.evaluations or r.band for r in runs)
     if not has_curve:

@@ -33,7 +33,7 @@ def run(folder):
     return Follower(folder).look(NOW_S)
 
 
-def text_of(runs, width=80, rows=24, encoding='utf-8', **keys):
+def text_of(runs, width=80, rows=24, encoding='utf-8', price=None):
     class Stream:
         def __init__(self):
             self.encoding, self.parts = encoding, []
@@ -44,9 +44,9 @@ def text_of(runs, width=80, rows=24, encoding='utf-8', **keys):
         def flush(self):
             pass
     stream = Stream()
-    console = Console(file=stream, width=width, height=rows, force_terminal=False, **keys)
-    console.print(render(runs, console, None, rows))
-    return ''.join(stream.parts)
+    console = Console(file=stream, width=width, height=rows, force_terminal=False)
+    console.print(render(runs, console, price, rows))
+    return re.sub('(?m) +$', '', ''.join(stream.parts))
 
 
 def texts(run, price=None):
@@ -128,7 +128,8 @@ def test_several_runs_have_a_row_each_and_marks_of_their_own(folder, run, tmp_pa
     assert re.search(r'run +running +3\.50 of 10 +45\.00 % +128 +20\.0 % +62 s', text)
     assert re.search('other +converged', text)
     assert 'late: not begun yet' in text and '● run  ◆ other  ╌ target' in text
-    assert '░' not in text
+    assert '░' not in text and 'cost' not in text
+    assert re.search(r' cost\n(.*\n)*?.* 0\.06\n', text_of(runs, 120, 40, price=3.0))
 
 
 def test_runs_are_named_by_what_tells_them_apart():
