@@ -247,8 +247,7 @@ class Tail:
 
     def _is_known(self, f: BinaryIO) -> bool:
         """Whether the file still has what was read of it."""
-        status = os.fstat(f.fileno())
-        if self._inode not in (None, status.st_ino) or status.st_size < self._offset:
+        if self._inode not in (None, os.fstat(f.fileno()).st_ino):
             return False
         f.seek(self._offset - len(self._last))
         return f.read(len(self._last)) == self._last
