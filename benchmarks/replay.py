@@ -9,12 +9,13 @@ whose runs are compared with that table)
 """
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mlperf_rn50.study.known import KnownSet, known_of, load_published
-from mlperf_rn50.study.reference import Curve, How, Reference, band, find_published, is_behind, typical_spreads
+from mlperf_rn50.study.recipes import STEP_SCHEDULE_EPOCHS
+from mlperf_rn50.study.reference import Band, Curve, How, Reference, band, find_published, is_behind, typical_spreads
 from mlperf_rn50.study.systems import load_systems
 
 FAULT_AT = 1 / 3  # of the schedule
@@ -28,8 +29,9 @@ def with_recipe(known: KnownSet, published: Sequence[KnownSet]) -> KnownSet:
 
 
 def length_of(known: KnownSet) -> float:
-    """Epochs of the schedule; v0.5 declares none, and its recipe was made for 90."""
-    return known.recipe.decay_epochs or 90.0
+    """Epochs of the schedule; of one that is not declared, those of the submissions with steps, or all there are."""
+    undeclared = STEP_SCHEDULE_EPOCHS if known.recipe.decay == 'step' else max(r.curve[-1][0] for r in known.runs)
+    return known.recipe.decay_epochs or undeclared
 
 
 def faults(curve: Curve, length: float) -> dict[str, Curve]:
@@ -41,10 +43,14 @@ def faults(curve: Curve, length: float) -> dict[str, Curve]:
             '2 points low': [(e, a - 0.02 if e >= at else a) for e, a in curve]}
 
 
-def alarm_at(reference: Reference, curve: Curve) -> int | None:
+def alarm_at(bands: Mapping[int, Band], curve: Curve) -> int | None:
     """The epoch at which a run would have been behind; None where it never would."""
-    bands = {b.epoch: b for b in band(reference, [e for e, _ in curve])}
     return next((curve[i - 1][0] for i in range(1, len(curve) + 1) if is_behind(bands, curve[:i])), None)
+
+
+def bands_of(reference: Reference, known: KnownSet) -> dict[int, Band]:
+    """The bands at the evaluations of a set, by epoch."""
+    return {b.epoch: b for b in band(reference, sorted({e for run in known.runs for e, _ in run.curve}))}
 
 
 def is_one(a: KnownSet, b: KnownSet) -> bool:
@@ -79,10 +85,10 @@ class Tally:
     flagged: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     latest: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def add(self, reference: Reference, curve: Curve, length: float) -> None:
+    def add(self, bands: Mapping[int, Band], curve: Curve, length: float) -> None:
         self.runs += 1
         for name, bent in faults(curve, length).items():
-            at = alarm_at(reference, bent)
+            at = alarm_at(bands, bent)
             self.flagged[name] += at is not None
             self.latest[name] = max(self.latest[name], (at or 0) / length)
 
@@ -95,8 +101,10 @@ def replay(sets: Sequence[KnownSet], published: Sequence[KnownSet]) -> dict[str,
         how: How | str = found.how if found else 'own, step' if known.recipe.decay == 'step' else 'own'
         tally = tallies.setdefault(how, Tally())
         tally.sets += 1
+        bands = bands_of(found, known) if found else None
         for run in known.converged:
-            tally.add(found or without(known, run.name), run.curve, length_of(known))
+            own = bands if bands is not None else bands_of(without(known, run.name), known)
+            tally.add(own, run.curve, length_of(known))
     return tallies
 
 

@@ -388,6 +388,9 @@ def check_values(c: Config) -> None:
     _require(t.init_weights is None or c.run.submission_division == 'open',
              f'train.init_weights: got {t.init_weights} with run.submission_division=closed, expected null; the closed '
              'division starts from drawn weights')
+    _require(not c.run.stop_when_behind or bool(c.run.reference) or d.dataset == IMAGENET and not d.synthetic,
+             f'run.stop_when_behind: got true on {d.dataset}{", synthetic" if d.synthetic else ""} without a '
+             'reference, expected false, or run folders in run.reference; only ImageNet has published ones')
     _require(t.device == 'gpu' or c.model.layout == 'NCHW',
              'model.layout: got NHWC with train.device=cpu, expected NCHW; the CPU convolutions have no NHWC')
     _require(c.model.layout == 'NCHW' or c.model.name.startswith('resnet'),

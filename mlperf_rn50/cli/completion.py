@@ -13,7 +13,7 @@ EPILOG = """examples:
 
 The folder must be there. The script holds what this version takes: print it again after an update."""
 _FOLDERS = ('DIR', 'run.dir', 'data.dir')
-_FILES = ('FILE', 'PATH', 'IMAGE', 'RUNS', 'RUN|WEIGHTS', 'train.init_weights')
+_FILES = ('FILE', 'PATH', 'IMAGE', 'RUNS', 'RUN|WEIGHTS', 'train.init_weights', 'SOURCE', 'TREE')
 _KEYS = ('KEY', 'KEYS')
 
 

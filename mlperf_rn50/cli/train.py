@@ -57,10 +57,13 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _print_plan(config: cfg.Config, options: Namespace) -> int:
-    """Every value, and what follows from them."""
+    """Every value, what follows from them, and what no published set had that converged."""
+    from mlperf_rn50.study.recipe_differences import find_deviations
     from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
     ranks = options.ranks or config_world_size(config) or 1
     print(cfg.render_yaml(config) + '\n' + render_plan(make_plan(config, ranks)))
+    for text in find_deviations(config, ranks):
+        print(f'warning: {text}')
     return EXIT_OK
 
 
@@ -79,13 +82,15 @@ def _value_of(config: cfg.Config, key: str) -> Any:
 
 def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[str], position: Position) -> int:
     """One rank's part of a run."""
+    from mlperf_rn50.study.recipe_differences import find_deviations
     from mlperf_rn50.system.launched import rank_name
     from mlperf_rn50.train.comm import open_comm
     from mlperf_rn50.train.loop import render_outcome, train
     comm = open_comm(config.comm.compression, exchange=position.exchange)
     position.now()  # the imports took their time
+    warnings = find_deviations(config, comm.world_size) if comm.rank == 0 and not resume else []
     try:
-        outcome = train(config, comm, position, resume, is_elastic, allowed)
+        outcome = train(config, comm, position, resume, is_elastic, allowed, warnings)
     except UserError as e:
         e.where = f'{rank_name()}, {position}: ' if position.has_started else ''
         raise

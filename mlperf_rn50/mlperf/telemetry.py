@@ -1,6 +1,7 @@
 """Reads the samples of the nodes beside a log, which are untrusted input like the log."""
 import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ KINDS = {'disk read': ('disk_read',), 'disk write': ('disk_write',),
 
 @dataclass(frozen=True)
 class NodeTelemetry:
-    """What a node did during a run.
+    """What a node did during a run; NaN where a sample does not say.
 
     Args:
         host: its name.
@@ -55,13 +56,17 @@ def read_records(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
 
 
 def _rate(record: dict[str, Any], kinds: tuple[str, ...]) -> float:
-    values = [record.get(f'{kind}_bytes_per_s') for kind in kinds]
-    return sum(number(v, 0, 1e15) or 0.0 for devices in values if isinstance(devices, dict)
-               for name, v in devices.items() if name != 'lo')
+    """Bytes per second of all devices that a sample tells of."""
+    found = [record.get(f'{kind}_bytes_per_s') for kind in kinds]
+    values = [number(v, 0, 1e15) for devices in found if isinstance(devices, dict)
+              for name, v in devices.items() if name != 'lo']
+    known = [v for v in values if v is not None]
+    return sum(known) if known else math.nan
 
 
 def _gauge(record: dict[str, Any], name: str) -> float:
-    return number(record.get(name), 0, 1e18) or 0.0
+    value = number(record.get(name), 0, 1e18)
+    return math.nan if value is None else value
 
 
 def read_node(path: Path) -> NodeTelemetry | None:
@@ -71,7 +76,8 @@ def read_node(path: Path) -> NodeTelemetry | None:
     for record in read_records(path):
         time_s = record['time_ms'] / 1000
         if record.get('event') == 'run_start':
-            offset_s = (number(record.get('clock_s'), 0, 1e9) or 0.0) - time_s
+            clock_s = number(record.get('clock_s'), 0, 1e9)
+            offset_s = None if clock_s is None else clock_s - time_s
         elif 'event' not in record and offset_s is not None:
             samples.append((time_s + offset_s, *(_rate(record, kinds) for kinds in KINDS.values()),
                             _gauge(record, 'cpu_percent'), _gauge(record, 'page_cache_bytes')))

@@ -182,9 +182,9 @@ def eval_grid(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[int | None
 def _decay_epochs(steps: float | None, batch: int, samples: int | None, warmup: float | None) -> float | None:
     """Epochs of the whole schedule, from the number that a log gives: of epochs, or of steps after the warm-up.
 
-    Other data sets than ImageNet are in our own logs, which have steps, and may be so small that they are few.
+    Logs of other data than ImageNet are this program's, which writes steps.
     """
-    if steps is None or steps <= _MAX_EPOCHS and samples in (None, IMAGENET_TRAIN):
+    if steps is None or samples in (None, IMAGENET_TRAIN) and steps <= _MAX_EPOCHS:
         return steps
     return steps / math.ceil((samples or IMAGENET_TRAIN) / batch) + (warmup or 0.0)
 

@@ -14,15 +14,15 @@ from mlperf_rn50.config import IMAGENET, Config
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe
+from mlperf_rn50.study.recipe_differences import LIKE_BATCH
+from mlperf_rn50.study.recipes import SAME_BATCH, reached_epoch
 
 # Of the replay (benchmarks/replay.py): how far below its references a run is an outlier, how often in a row.
 SIGMAS, IN_A_ROW = 3.0, 2
 # Runs that a spread can be told from.
 MIN_RUNS = 2
-# Batches that are the same for a recipe: submissions round them to their accelerators (1,632 and 1,664).
-_SAME_BATCH = 1.03
-# A like recipe: factors of the batch, of the learning rate for an image of it, and of the schedule's length.
-_LIKE_BATCH, _LIKE_RATE, _LIKE_LENGTH = 1.3, 1.5, 1.2
+# A like recipe: factors of the learning rate for an image of the batch, and of the schedule's length.
+_LIKE_RATE, _LIKE_LENGTH = 1.5, 1.2
 _SAME_EPOCHS = 0.5  # a schedule given in steps is not a whole number of epochs
 _SHOWN, _MAX_NAME = 3, 120  # names in a sentence, characters of one
 How = Literal['same', 'like', 'named']
@@ -54,7 +54,7 @@ def has_same_recipe(a: Recipe, b: Recipe) -> bool:
     """Whether two recipes are one: optimizer, batch and learning rate; all else as far as both are known."""
     names = ('warmup_epochs', 'poly_power', 'end_lr', 'weight_decay', 'momentum', 'label_smoothing')
     return (a.opt_name is not None and a.opt_name == b.opt_name
-            and _is_within(a.global_batch_size, b.global_batch_size, _SAME_BATCH)
+            and _is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
             and a.base_lr is not None and b.base_lr is not None and _is_equal(a.base_lr, b.base_lr)
             and _has_same_decay(a, b) and all(_is_equal(getattr(a, name), getattr(b, name)) for name in names))
 
@@ -64,7 +64,7 @@ def has_like_recipe(a: Recipe, b: Recipe) -> bool:
     if (a.opt_name, a.decay, a.step_epochs) != (b.opt_name, b.decay, b.step_epochs) or not a.base_lr or not b.base_lr:
         return False
     rates = a.base_lr / a.global_batch_size, b.base_lr / b.global_batch_size
-    return (_is_within(a.global_batch_size, b.global_batch_size, _LIKE_BATCH) and _is_within(*rates, _LIKE_RATE)
+    return (_is_within(a.global_batch_size, b.global_batch_size, LIKE_BATCH) and _is_within(*rates, _LIKE_RATE)
             and (a.decay == 'step' or _is_within(a.decay_epochs, b.decay_epochs, _LIKE_LENGTH)))
 
 
@@ -206,8 +206,7 @@ def is_behind(bands: Mapping[int, Band], curve: Curve) -> bool:
 def reached(reference: Reference) -> list[int]:
     """The epochs, of the schedule that is compared, at which reference runs came to the target; lowest first."""
     target = reference.recipe.target_accuracy or math.inf
-    found = ((next((e for e, accuracy in run.curve if accuracy >= target), None), scale)
-             for run, scale in reference.runs)
+    found = ((reached_epoch(run, target), scale) for run, scale in reference.runs)
     return sorted(math.ceil(epoch / scale - 1e-6) for epoch, scale in found if epoch is not None)
 
 
@@ -290,12 +289,7 @@ def _duration(first_s: float, last_s: float) -> str:
 
 def dataset_of(config: Config) -> str | None:
     """The data set of a configuration as known sets have it: None for ImageNet."""
-    return None if is_imagenet(config) else config.data.dataset
-
-
-def is_imagenet(config: Config) -> bool:
-    """Whether a configuration trains on the images of the benchmark."""
-    return config.data.dataset == IMAGENET and not config.data.synthetic
+    return None if config.data.dataset == IMAGENET and not config.data.synthetic else config.data.dataset
 
 
 def recipe_of(config: Config, global_batch_size: int) -> Recipe:
@@ -364,8 +358,8 @@ def describe(recipe: Recipe) -> str:
 
 def name_of(known: KnownSet) -> str:
     """A set in a list of sources."""
-    parts = [p for p in (known.org if known.source.startswith('published') else None, known.name) if p]
-    return printable(f'{known.source}: {" ".join(parts)}'[:_MAX_NAME])
+    is_folder = not known.source.startswith('published')
+    return printable((known.source if is_folder else f'{known.source} {known.org or ""} {known.name}')[-_MAX_NAME:])
 
 
 def introduce(reference: Reference) -> str:

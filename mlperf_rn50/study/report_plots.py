@@ -5,7 +5,7 @@ A picture shows as many systems and runs as an eye can tell apart, and says whic
 """
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf, nan
+from math import inf, isnan, nan
 from typing import TypeVar
 
 import matplotlib
@@ -453,7 +453,9 @@ def draw_time_parts(scene: _Scene) -> Picture | None:
             continue
         seconds = [max(getattr(parts, name) or 0.0, 0.0) for _, name, _, _ in _PARTS]
         left = 0.0
-        for (kind, _, colour, hatch), part in zip(_PARTS, seconds):
+        for (kind, name, colour, hatch), part in zip(_PARTS, seconds):
+            if getattr(parts, name) is None:  # not logged, which is no 0 s
+                continue
             share = part / (sum(seconds) or 1.0)
             bar = axes.barh(row, share, 0.5, left, facecolor=colour, edgecolor=GRID, hatch=hatch)[0]
             picture.tip(bar, f'{s.label}: {kind} {part:,.1f} s, {100 * share:.1f} %')
@@ -491,8 +493,11 @@ def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> N
     """A node's rates over a run with its epochs and evaluations."""
     times = _thin(node.times_s, _MAX_SAMPLES)
     for (colour, style, width), (label, rates) in zip(_DEVICES, node.rates.items()):
+        known = [r for r in rates if not isnan(r)]
+        if not known:  # no such device
+            continue
         line, = axes.plot(times, [r / 1e6 for r in _thin(rates, _MAX_SAMPLES)], style, color=colour, linewidth=width)
-        picture.tip(line, f'{_short(printable(node.host))}: {label}, at most {max(rates) / 1e6:,.1f} MB/s')
+        picture.tip(line, f'{_short(printable(node.host))}: {label}, at most {max(known) / 1e6:,.1f} MB/s')
     if len(run.stretches) <= _MAX_POINTS:
         axes.vlines([s.start_s for s in run.stretches], 0, 1, GRID, (0, (1, 2)), linewidth=0.8,
                     transform=axes.get_xaxis_transform())

@@ -51,21 +51,36 @@ def _render_table(table: Table, style: _Style, title: Callable[[str], str]) -> s
 def _render(studies: Sequence[Study], style: _Style) -> str:
     overview = overview_table(studies)
     parts = [_render_table(overview, style, lambda title: style.study(title) + '\n\n')] if overview else []
-    for study in studies:
-        parts.append(style.study(style.clean(heading(study))))
-        if study.cautions:
-            parts.append('\n'.join(f'- {style.clean(c)}' for c in study.cautions))
-        parts += [_render_table(t, style, style.section) for t in tables_of(study)]
-        if notes := notes_of(study):
-            parts.append(style.section('Mind') + '\n'.join(f'- {style.clean(n)}' for n in notes))
+    parts += [_render_section(heading(s), s.cautions, tables_of(s), notes_of(s), style) for s in studies]
     return '\n\n'.join(parts)
+
+
+def _render_section(title: str, points: Sequence[str], tables: Sequence[Table], notes: Sequence[str],
+                    style: _Style) -> str:
+    parts = [style.study(style.clean(title))]
+    if points:
+        parts.append('\n'.join(f'- {style.clean(p)}' for p in points))
+    parts += [_render_table(t, style, style.section) for t in tables]
+    if notes:
+        parts.append(style.section('Mind') + '\n'.join(f'- {style.clean(n)}' for n in notes))
+    return '\n\n'.join(parts)
+
+
+def _terminal(title: Callable[[str], str], status: Callable[[str], str]) -> _Style:
+    return _Style(printable, 'simple', lambda text: f'{title(text)}\n{"=" * len(text)}',
+                  lambda text: f'{title(text)}\n', '\n', status)
+
+
+def render_section(heading: str, points: Sequence[str], tables: Sequence[Table], notes: Sequence[str],
+                   is_markdown: bool = False, title: Callable[[str], str] = str) -> str:
+    """Tables with what stands above them, and notes below, as the report has them; title colours headings."""
+    return _render_section(heading, points, tables, notes, _MARKDOWN if is_markdown else _terminal(title, str))
 
 
 def render_table(studies: Sequence[Study], title: Callable[[str], str] = str,
                  status: Callable[[str], str] = str) -> str:
     """The tables of every study for a terminal; title and status colour headings and how runs ended."""
-    return _render(studies, _Style(printable, 'simple', lambda text: f'{title(text)}\n{"=" * len(text)}',
-                                   lambda text: f'{title(text)}\n', '\n', status))
+    return _render(studies, _terminal(title, status))
 
 
 def render_markdown(studies: Sequence[Study]) -> str:

@@ -4,7 +4,6 @@ Source: the kernel's power capping framework (/sys/class/powercap: a zone intel-
 Intel's; readable for root alone since Linux 5.10) and NVML. The zones inside a package (core, uncore) are part of it;
 memory (dram) and the whole platform (psys) are left out, as is intel-rapl-mmio, which counts the packages again.
 """
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -79,10 +78,9 @@ def _microjoules(path: Path) -> float:
 
 def open_packages(sys: Path, now_s: float) -> list[Counter]:
     """The counters of all CPU packages; none where one of them cannot be read."""
-    zones = sorted(p for p in (sys / 'class/powercap').glob('intel-rapl:*') if re.fullmatch(r'intel-rapl:\d+', p.name))
     found: list[Counter] = []
     try:
-        for zone in zones:
+        for zone in sorted((sys / 'class/powercap').glob('intel-rapl:*')):
             name = (zone / 'name').read_text().strip()
             if name.startswith('package'):
                 path, range_j = zone / 'energy_uj', _microjoules(zone / 'max_energy_range_uj')

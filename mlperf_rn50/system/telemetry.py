@@ -43,15 +43,17 @@ def read_counters(sys: Path = SYS) -> Counters:
             'disk_write': {n: d.write_bytes for n, d in disks.items()},
             'net_receive': {n: i.bytes_recv for n, i in nets.items()},
             'net_send': {n: i.bytes_sent for n, i in nets.items()},
-            'infiniband_receive': {n: _words(p / 'port_rcv_data') for n, p in ports.items()},
-            'infiniband_send': {n: _words(p / 'port_xmit_data') for n, p in ports.items()}}
+            'infiniband_receive': _words({n: p / 'port_rcv_data' for n, p in ports.items()}),
+            'infiniband_send': _words({n: p / 'port_xmit_data' for n, p in ports.items()})}
 
 
-def _words(path: Path) -> int:
-    try:
-        return _WORD_BYTES * int(path.read_text())
-    except (OSError, ValueError):
-        return 0
+def _words(paths: Mapping[str, Path]) -> dict[str, int]:
+    """Bytes of counters of words, without those that cannot be read."""
+    found = {}
+    for name, path in paths.items():
+        with suppress(OSError, ValueError):
+            found[name] = _WORD_BYTES * int(path.read_text())
+    return found
 
 
 def make_rates(before: Counters, after: Counters, seconds: float) -> dict[str, dict[str, float]]:

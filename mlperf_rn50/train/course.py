@@ -5,7 +5,8 @@ from pathlib import Path
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.mlperf.metrics import read_curve
-from mlperf_rn50.study.known import KnownSet, known_of, load_published
+from mlperf_rn50.study.known import KnownSet, Recipe, known_of, load_published
+from mlperf_rn50.study.recipe_differences import global_batch_size, is_imagenet
 from mlperf_rn50.study.reference import (
     Band,
     Reference,
@@ -16,7 +17,6 @@ from mlperf_rn50.study.reference import (
     find_published,
     introduce,
     is_behind,
-    is_imagenet,
     reached,
     recipe_of,
     stand,
@@ -26,9 +26,8 @@ from mlperf_rn50.train import events
 from mlperf_rn50.train.plan import Plan
 
 
-def _global_batch_size(config: Config, world_size: int) -> int:
-    t = config.train
-    return t.global_batch_size or (t.local_batch_size or 1) * world_size * t.gradient_accumulation_steps
+def _recipe_of(config: Config, world_size: int) -> Recipe:
+    return recipe_of(config, global_batch_size(config, world_size) or world_size)
 
 
 def _named_sets(paths: Sequence[str]) -> list[KnownSet]:
@@ -47,7 +46,7 @@ def find_reference(config: Config, world_size: int) -> Reference | None:
     Raises:
         UserError: what was named cannot be read, or compared with.
     """
-    recipe = recipe_of(config, _global_batch_size(config, world_size))
+    recipe = _recipe_of(config, world_size)
     if config.run.reference:
         return find_named(recipe, dataset_of(config), config.data.num_val, _named_sets(config.run.reference),
                           load_published())
@@ -97,6 +96,6 @@ def tell_reference(course: Course, config: Config, world_size: int) -> events.Re
                                      introduce(course.reference))
     if not is_imagenet(config):
         return None
-    recipe = describe(recipe_of(config, _global_batch_size(config, world_size)))
+    recipe = describe(_recipe_of(config, world_size))
     return events.ReferenceFound(None, [], [], f'no reference: no published set has this recipe ({recipe}) or a like '
                                                'one; --run.reference PATH names runs')

@@ -70,7 +70,7 @@ class Outcome:
 
 
 def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolder, Path] | None = None,
-          is_elastic: bool = False, allowed: Sequence[str] = ()) -> Outcome:
+          is_elastic: bool = False, allowed: Sequence[str] = (), warnings: Sequence[str] = ()) -> Outcome:
     """Trains until the target is reached, the epochs are used up, or the run is asked to stop.
 
     Args:
@@ -80,6 +80,7 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
         resume: run, and its checkpoints or one of them, to go on from; None starts a new run.
         is_elastic: whether a resumed run may have another number of ranks than before.
         allowed: keys that a resumed run may have other values for than before, beside those that it always may.
+        warnings: what rank 0 says first.
 
     Raises:
         UserError: the configuration, the data or the checkpoint cannot be used.
@@ -100,15 +101,17 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
         folder = resume[0] if resume else RunFolder(Path(config.run.dir), progress.result_index)
         if not resume:
             held.enter_context(hold_run(comm, folder, position))
-        return train_in(folder, config, comm, hosts, position, stop, resumption, plan, progress, reference)
+        return train_in(folder, config, comm, hosts, position, stop, resumption, plan, progress, warnings, reference)
 
 
 def train_in(folder: RunFolder, config: Config, comm: Comm, hosts: Sequence[Host], position: Position,
              stop: StopRequest, resumption: Resumption | None, plan: Plan, progress: Progress,
-             reference: Reference | None = None) -> Outcome:
+             warnings: Sequence[str] = (), reference: Reference | None = None) -> Outcome:
     """Trains in a run folder that is held."""
     sinks = open_sinks(config, comm, folder, position, resumption is not None, progress.step)
     try:
+        for text in warnings:
+            sinks.see(events.Warned(text))
         run = start(config, comm, hosts, position, stop, resumption, folder, plan, progress, sinks, reference)
         resumption = None  # its arrays are where they belong
         return train_to_target(run)

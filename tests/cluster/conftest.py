@@ -157,6 +157,9 @@ class Job:
         """Stops rank 0, which writes log and checkpoints, in a phase; it goes on after the block."""
         while True:
             self.wait_for_phase(phase)
+            if not self.cluster.hosts[0].ranks():  # it was lost there, and comes back
+                time.sleep(0.05)
+                continue
             pid = self.rank_pid(0)
             os.kill(pid, signal.SIGSTOP)
             if self.is_in(phase):  # and not just over

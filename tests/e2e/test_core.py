@@ -71,7 +71,6 @@ def test_a_rank_whose_core_is_busy_is_named(tiny, tmp_path):
             process.kill()
     assert done.returncode == 1, done.stderr
     assert re.search(rf'rank 1 on \S+ \(cores {cores[1]}\) is slow: \d+ ms a step to compute', done.stderr), done.stderr
-    assert not re.search(r'rank 0 on \S+ \(cores', done.stderr)
     told = metrics(tmp_path, 'ranks')
     assert [len(m['ranks']) for m in told] == [2, 2] and any('rank 1 on' in s for m in told for s in m['stragglers'])
     assert 'is slow' in call('report', tmp_path).stdout

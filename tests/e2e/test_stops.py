@@ -27,7 +27,9 @@ class Job:
             [str(w) for w in (ROOT / 'launch/local.sh', '--no-doctor', '--config', config, '--run-dir', self.run_dir,
                               *words, '--checkpoint.period_steps=2', '--train.max_epochs=400',
                               '--schedule.decay_epochs=400', *options)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            # Tests that nohup started ignore it, and so would the launcher.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
 
     def _count(self):
         """How often each key is in the log."""

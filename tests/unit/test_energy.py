@@ -132,7 +132,14 @@ def test_what_the_samples_do_not_tell_is_not_measured(log, lines, why):
 
 def test_a_little_that_is_missing_at_an_end_is_as_the_rest(log):
     assert energy_of(log, n1=steady(stop_s=20, cpu=100)).cpu_joules == pytest.approx(2200)
-    assert energy_of(log, n1=steady(start_s=1.5, init_s=-1e9, stop_s=19.5, cpu=100)).cpu_joules is None  # 18 of 22 s
+    rows = [reading(t, cpu=t) for t in range(2, 21)]
+    found = energy_of(log, n1=[line(0, event='run_start', clock_s=0.0), *rows])
+    assert found.reasons['cpu'] == 'n1, cpu 0: its samples cover 18.0 of 22.0 s'
+
+
+def test_few_idle_seconds_say_nothing(log):
+    found = energy_of(log, n1=steady(init_s=-6, cpu=100))
+    assert (found.idle_s, found.cpu_idle_w, found.idle_w) == (None, None, None) and found.cpu_joules
 
 
 def test_hostile_readings_are_none(log):
@@ -173,12 +180,13 @@ def test_costs():
 
 @pytest.fixture
 def studies(tmp_path):
-    """1x1: two runs measured. 2x1: one of the two lacks a node. 4x1: no telemetry."""
-    for nodes in (1, 2, 4):
+    """1x1: two runs measured. 2x1: one of the two lacks a node. 4x1: no telemetry. 8x1: none of energy."""
+    for nodes in (1, 2, 4, 8):
         for number in (0, 1):
             write_log(tmp_path / f's/{nodes}x1', number, nodes)
-            for node in range({1: 1, 2: 2 - number, 4: 0}[nodes]):
+            for node in range({1: 1, 2: 2 - number, 4: 0, 8: 0}[nodes]):
                 write_node(tmp_path / f's/{nodes}x1', f'n{node}', steady(cpu=100 + 100 * number, gpu=300), number)
+    write_node(tmp_path / 's/8x1', 'n1', [line(0, event='run_start', clock_s=0.0), line(1, cpu_percent=1.0)])
 
     def made(price=None):
         return make_studies(load_systems([tmp_path]), None, price)
@@ -207,7 +215,7 @@ def test_tables_have_the_columns_that_are_known(studies, tmp_path):
     assert [rows['2x1'][h] for h in ('CPU kWh', 'GPU kWh', 'images/J')] == ['-', '-', '-']
     assert ('- 2x1: CPU energy is not measured in 1 of 2 runs: result_1.txt: nodes with telemetry: 1, in the log: 2'
             in text)
-    assert '4x1: CPU energy' not in text
+    assert 'U energy' not in text.replace('- 2x1: CPU energy', '').replace('- 2x1: GPU energy', '')
     energy = text.partition('Energy of a run\n')[2].splitlines()
     assert re.split(' {2,}', energy[2].strip()) == ['1x1', '22.0', '0.00275', 'CPUs and GPUs', '450', '180', '6.0',
                                                     '40 %']
@@ -217,8 +225,15 @@ def test_tables_have_the_columns_that_are_known(studies, tmp_path):
     assert set(columns(render_table(studies(2)))) & {'node-hours', 'cost', 'CPU kWh'} == {'node-hours', 'cost'}
 
 
+def test_what_was_counted_in_vain_is_said(log):
+    energy_of(log, n1=steady(cpu=0))
+    text = render_table(make_studies(load_systems([log])))
+    assert '- 1x1: CPU energy is not measured in 1 of 1 runs: result_0.txt: n1, cpu 0: its counter stands still' in text
+    assert 'GPU energy' not in text
+
+
 def test_json_and_csv_have_null_for_what_was_not_measured(studies):
-    first, second, third = json.loads(render_json(studies(3.6)))['systems']
+    first, second, third, fourth = json.loads(render_json(studies(3.6)))['systems']
     assert first['cost'] == pytest.approx(0.022) and first['node_hours'] == pytest.approx(22 / 3600)
     assert first['cpu_kwh'] == pytest.approx(3300 / 3.6e6) and first['energy_not_measured'] == {}
     assert first['runs'][1]['energy_of_nodes'] == {'n0': {'cpu': {'0': pytest.approx(4400)},
@@ -226,8 +241,9 @@ def test_json_and_csv_have_null_for_what_was_not_measured(studies):
     assert second['cpu_kwh'] is None and set(second['energy_not_measured']) == {'cpu', 'gpu'}
     assert second['runs'][0]['cpu_joules'] == pytest.approx(4400) and second['runs'][1]['cpu_joules'] is None
     assert (third['cpu_kwh'], third['images_per_joule'], third['energy_not_measured']) == (None, None, None)
+    assert fourth['energy_not_measured'] == {'cpu': NO_COUNTERS, 'gpu': NO_COUNTERS}
     rows = list(csv.DictReader(io.StringIO(render_csv(studies()))))
-    assert [r['cpu_joules'][:4] for r in rows] == ['2200', '4400', '4400', '', '', '']
+    assert [r['cpu_joules'][:4] for r in rows] == ['2200', '4400', '4400', *[''] * 5]
     assert rows[0]['cost'] == '' and rows[5]['cpu_kwh'] == '' and 'energy_of_nodes' not in rows[0]
 
 

@@ -5,7 +5,7 @@ from importlib import resources
 from xml.etree import ElementTree
 
 import pytest
-from lines import write_set
+from lines import run_lines, write_lines, write_set
 
 from mlperf_rn50.study import report_plots
 from mlperf_rn50.study.report_picture import GRID, INK, render_svg
@@ -191,3 +191,10 @@ def test_long_texts_do_not_make_a_picture_large(tmp_path):
     for picture in pictures.values():
         assert all(len(t.text or '') < 80 for t in ElementTree.fromstring(render_svg(picture)).iter(f'{SVG}text'))
         assert len(picture.above) <= 8
+
+
+def test_an_initialisation_that_is_not_logged_is_no_bar_of_0_s(tmp_path):
+    write_lines(tmp_path / 'result_0.txt', [text for text in run_lines(target=0.759) if '"init_' not in text])
+    [study] = make_studies(load_systems([tmp_path]))
+    svg = render_svg(next(p for p in draw_study(study) if p.name == 'time_parts'))
+    assert 'before the clock 0.0 s' not in svg and 'later epochs 10.0 s' in svg

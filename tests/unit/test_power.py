@@ -3,13 +3,19 @@ import json
 import sys
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from helpers import HANG_LIMIT_S
+from lines import run_lines, write_lines
 
+from mlperf_rn50.mlperf.energy import read_energy
+from mlperf_rn50.mlperf.reader import read_run
 from mlperf_rn50.system import power, telemetry
 from mlperf_rn50.system.power import Integrated, Lost, Meter, Rising, energy_facts, open_gpu_energy, open_packages
 from mlperf_rn50.system.telemetry import Telemetry, read_gpus
+from mlperf_rn50.train import events
+from mlperf_rn50.train.sinks.watched import Sampled
 
 RANGE_UJ = 262_143_328_850
 
@@ -36,7 +42,9 @@ def node(tmp_path):
 
 
 def test_packages_are_counted_from_the_start_and_go_round(node):
-    meter = Meter({'cpu': open_packages(node.sys, 0.0)})
+    packages = open_packages(node.sys, 0.0)
+    assert len(packages) == 2
+    meter = Meter({'cpu': packages})
     assert meter.read(0.0) == {'cpu': {'package-0': 0.0, 'package-1': 0.0}}
     node.first.write_text('65000000\n')
     node.second.write_text('9000000\n')
@@ -86,6 +94,12 @@ def test_a_counter_without_a_range_that_falls_is_lost():
     assert counter.joules(1.0) == 2.0
     with pytest.raises(Lost):
         counter.joules(2.0)
+
+
+def test_a_counter_that_fell_is_told_no_more_when_it_rises():
+    values = iter((5.0, 7.0, 6.0, 9.0))
+    meter = Meter({'gpu': [Rising('0', lambda: next(values), 0.0)]})
+    assert [meter.read(t) for t in (1.0, 2.0, 3.0)] == [{'gpu': {'0': 2.0}}, {}, {}]
 
 
 def test_power_is_integrated_between_readings_that_lie_close():
@@ -176,6 +190,17 @@ def test_the_sampler_writes_joules_from_its_start_to_its_end(node, tmp_path, mon
     assert lines[-1]['event'] == 'stop'
     told = [r['energy_j']['gpu']['0'] for r in lines if 'energy_j' in r]
     assert len(told) >= 3 and told == sorted(told) and told[0] == 3.0 and told[-1] == 3.0 * len(told)
+    run = read_run(write_lines(tmp_path / 'result_0.txt', run_lines(ranks=1, accelerators=False)))
+    seconds = (lines[-1]['time_ms'] - meter['time_ms']) / 1e3
+    found = read_energy(run, until_s=seconds)
+    assert 3 <= found.gpu_joules / 2 <= told[-1] and found.nodes['n1']['gpu'].keys() == {'0', '1'}
+    assert found.cpu_joules is None and found.reasons['cpu'] == 'n1, cpu package-0: its counter stands still'
+
+
+def test_a_run_tells_its_sampler_when_the_network_is_built(tmp_path):
+    sampler = Mock(Telemetry)
+    Sampled(sampler).see(events.InitStarted(None, 1))
+    assert [c[0] for c in sampler.method_calls] == ['check', 'init_start']
 
 
 def test_a_node_without_counters_writes_nothing_of_energy(tmp_path, monkeypatch):

@@ -1,0 +1,156 @@
+"""Predict the time to train, the throughput and the cost of other layouts, from what was measured on one."""
+from __future__ import annotations
+
+import math
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlperf_rn50.cli._colour import has_colour, paint
+from mlperf_rn50.cli._parsers import Parser, add_price_option
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, option_error
+
+if TYPE_CHECKING:
+    from mlperf_rn50.study.predict_answer import Answer
+    from mlperf_rn50.study.predict_validation import Validation
+
+EPILOG = """examples:
+  mlperf-rn50 predict v0.7/NVIDIA/dgxa100_ngc20.06_mxnet --layouts '1x8 2x8 8x8 96x8'
+  mlperf-rn50 predict dgxa100_ngc20.06_mxnet --layouts '1x8 2x8 4x8' --strong --price-per-node-hour 20
+  mlperf-rn50 predict logs/digits_sweep --layouts '1x1 2x1 4x1 8x1' --link-gbit-s 1 --out prediction
+  mlperf-rn50 predict step.json exchange.json --layouts '1x4 2x4 4x4 8x4'    (of bench train and bench allreduce)
+  mlperf-rn50 predict --validate ../shared/published
+
+SOURCE is a run folder, a study or a tree of published logs; a JSON file of bench train or bench allreduce; or the name
+of a published system. A bench allreduce beside another SOURCE says what joins the nodes.
+
+Without an option of the batch each accelerator keeps its images (--weak). What is not known is refused, and why.
+The knee is the layout from which on one per cent less time costs more than one per cent more node-hours.
+
+exit codes: 0 a layout was predicted, 1 all were refused, 2 a mistake in what was asked for"""
+_MAX_UNITS, _MAX_BATCH = 1_000_000, 10_000_000
+
+
+def _number(low: float, high: float) -> Callable[[str], float]:
+    """A type of an option: a number above low, up to high."""
+    def number(text: str) -> float:
+        value = float(text)
+        if not low < value <= high:  # NaN too
+            raise ValueError
+        return value
+    number.__name__ = f'number above {low:g}, up to {high:g},'  # what argparse says of a wrong one
+    return number
+
+
+def _batch(text: str) -> int:
+    value = int(text)
+    if not 0 < value <= _MAX_BATCH:
+        raise ValueError
+    return value
+
+
+_batch.__name__ = f'whole number from 1 to {_MAX_BATCH}'
+
+
+def make_parser() -> Parser:
+    """The options of the command."""
+    parser = Parser('predict', __doc__, EPILOG)
+    parser.add_argument('sources', nargs='*', metavar='SOURCE', help='what was measured')
+    parser.add_argument('--layouts', nargs='+', metavar='NxM', help='nodes x accelerators (or ranks) on each')
+    batch = parser.add_mutually_exclusive_group()
+    batch.add_argument('--global-batch-size', metavar='N', type=_batch, help='images per step')
+    batch.add_argument('--local-batch-size', metavar='N', type=_batch, help='images per step of each accelerator')
+    batch.add_argument('--weak', action='store_true', help='keep the images of each accelerator (default)')
+    batch.add_argument('--strong', action='store_true', help='keep the images per step')
+    parser.add_argument('--link-gbit-s', metavar='X', type=_number(1e-3, 1e6),
+                        help='rate of the slowest link between nodes, in Gbit/s and direction (default: as bench '
+                             'allreduce measured it, or one port of 100 Gbit/s between accelerators)')
+    add_price_option(parser)
+    parser.add_argument('--optimizer', choices=['sgd', 'lars'], help='of the recipes (default: any)')
+    parser.add_argument('--target', metavar='X', type=_number(0, 1),
+                        help='Top-1 as a fraction (default: that of the source)')
+    parser.add_argument('--system', metavar='NAME',
+                        help='of a folder with several systems, the one to start from (default: the fewest nodes)')
+    parser.add_argument('--format', choices=['table', 'markdown', 'json'], default='table',
+                        help='what goes to the standard output (default: table)')
+    parser.add_argument('--out', metavar='DIR',
+                        help='write prediction.json, prediction.md and the picture (SVG, PNG; light, dark) there')
+    parser.add_argument('--validate', nargs='?', const='', metavar='TREE',
+                        help='predict every published system of several nodes from one of one node, and print the '
+                             'errors; of the packaged table, or of a tree of published logs')
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    if options.validate is not None:
+        return _validate(options, parser)
+    if not options.sources or not options.layouts:
+        missing = [name for name, value in (('SOURCE', options.sources), ('--layouts', options.layouts)) if not value]
+        raise option_error(f'the following arguments are required: {", ".join(missing)}', parser)
+    from mlperf_rn50.study.known import load_published
+    from mlperf_rn50.study.predict_validation import validate
+    answer, validation = _answer(options), validate(load_published())
+    if options.out:
+        from mlperf_rn50.study.predict_folder import dump_prediction
+        print(f'mlperf-rn50: wrote {dump_prediction(answer, validation, Path(options.out))}', file=sys.stderr)
+    print(_render(answer, validation, options.format))
+    return EXIT_FAILED if answer.is_refused else EXIT_OK
+
+
+def _answer(options: Namespace) -> Answer:
+    """What was asked for, predicted."""
+    from mlperf_rn50.study.predict_answer import Asked, Batches, make_answer
+    from mlperf_rn50.study.predict_sources import load_source
+    splits = _splits(options.layouts)
+    source = load_source(options.sources, options.system, splits[0][1], options.local_batch_size, options.link_gbit_s)
+    batches = Batches(options.global_batch_size, options.local_batch_size, options.strong)
+    return make_answer(Asked(tuple(splits), batches, options.optimizer, options.target, options.price_per_node_hour),
+                       source)
+
+
+def _splits(words: Sequence[str]) -> list[tuple[int, int]]:
+    """Nodes, and accelerators or ranks on each, of '1x4 2x4', as one word or as several.
+
+    Raises:
+        ConfigError: a word is something else, comes twice, or means more than anybody has.
+    """
+    from mlperf_rn50.study.layouts import parse_layouts
+    each = [word for text in words for word in text.split()]
+    if long := next((word for word in each if len(word) > 15), None):
+        raise ConfigError(f'--layouts: got {long[:15]}…, expected nodes x ranks, such as 2x4')
+    splits = parse_layouts(each)
+    if not splits:
+        raise ConfigError('--layouts: got nothing, expected nodes x ranks, such as 2x4')
+    if many := next((s for s in splits if math.prod(s) > _MAX_UNITS), None):
+        raise ConfigError(f'--layouts: got {many[0]}x{many[1]}, expected at most {_MAX_UNITS:,} accelerators')
+    return splits
+
+
+def _render(answer: Answer, validation: Validation, form: str) -> str:
+    from mlperf_rn50.study.predict_tables import render_json, render_tables
+    if form == 'json':
+        return render_json(answer, validation)
+    if form == 'table' and has_colour(sys.stdout):
+        return render_tables(answer, validation, title=lambda text: paint(text, 'bold'))
+    return render_tables(answer, validation, form == 'markdown')
+
+
+def _validate(options: Namespace, parser: Parser) -> int:
+    """Predicts what was measured, and prints the errors; fails where nothing could be predicted."""
+    beside = {'SOURCE': options.sources, '--layouts': options.layouts, '--out': options.out, '--system': options.system,
+              '--format json': options.format == 'json'}
+    if asked := [name for name, value in beside.items() if value]:
+        raise option_error(f'--validate: got {", ".join(asked)} beside it, expected a TREE or nothing', parser)
+    from mlperf_rn50.study.known import known_of, load_published
+    from mlperf_rn50.study.predict_validation import render_validation, validate
+    from mlperf_rn50.study.systems import load_systems
+    sets = ([k for s in load_systems([Path(options.validate)]) if (k := known_of(s))] if options.validate
+            else load_published())
+    validation = validate(sets)
+    print(render_validation(validation, 'github' if options.format == 'markdown' else 'simple'))
+    return EXIT_OK if validation.predicted else EXIT_FAILED

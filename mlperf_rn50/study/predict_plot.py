@@ -1,0 +1,177 @@
+"""The picture of a prediction: time and cost against nodes, what was measured beside what is predicted."""
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+
+from mlperf_rn50.files import write_atomically
+from mlperf_rn50.mlperf.events import printable
+from mlperf_rn50.study.cost import node_hours
+from mlperf_rn50.study.known import KnownSet
+from mlperf_rn50.study.predict_answer import Answer, Row
+from mlperf_rn50.study.predict_tables import heading
+from mlperf_rn50.study.report_picture import GRID, INK, STYLE, WIDTH_IN, Picture
+from mlperf_rn50.study.report_plots import _COLOURS, _differ_tenfold, _legend, _mark, _scale_up, _ticks
+
+# The page of the report has these in the dark.
+_DARK_INK, _DARK_PAPER = '#e6e9ee', '#14171b'
+_MAX_MEASURED, _MAX_REFUSED = 50, 5
+_HEIGHT_IN = 5.0
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """What a panel shows of predictions, and of measured sets."""
+
+    unit: str
+    of_row: Callable[[Row], float | None]
+    of_set: Callable[[KnownSet], float | None]
+    form: str = '.2f'
+    interval: Callable[[Row], tuple[float, float] | None] = lambda row: None
+
+
+def _minutes_interval(row: Row) -> tuple[float, float] | None:
+    p = row.prediction
+    return None if p.low_minutes is None or p.high_minutes is None else (p.low_minutes, p.high_minutes)
+
+
+def _set_hours(known: KnownSet) -> float | None:
+    return node_hours(known.time_s, known.num_nodes) if known.time_s and known.num_nodes else None
+
+
+def _set_rate(known: KnownSet) -> float | None:
+    return known.recipe.global_batch_size / known.step_s if known.step_s else None
+
+
+def _panels(answer: Answer) -> tuple[_Panel, _Panel]:
+    """Time and cost; where epochs are not known, a step and its images per second."""
+    if not answer.timed:
+        return (_Panel('ms per step', lambda r: 1e3 * r.prediction.step_s if r.prediction.step_s else None,
+                       lambda k: 1e3 * k.step_s if k.step_s else None, '.1f'),
+                _Panel('images/s', lambda r: r.prediction.images_per_s, _set_rate, ',.1f'))
+    price = answer.price
+    cost = _Panel('node-hours', lambda r: r.node_hours, _set_hours) if price is None else _Panel(
+        f'cost, {price:g} a node-hour', answer.cost, lambda k: None if (h := _set_hours(k)) is None else h * price)
+    return _Panel('minutes', lambda r: r.minutes, lambda k: k.time_s / 60 if k.time_s else None,
+                  interval=_minutes_interval), cost
+
+
+def _by_units(answer: Answer) -> dict[int, list[Row]]:
+    """The layouts that are predicted, by accelerators or ranks on a node, and by nodes."""
+    found: dict[int, list[Row]] = {}
+    for row in sorted((r for r in answer.rows if r.prediction.step_s), key=lambda r: r.layout.num_nodes):
+        found.setdefault(row.layout.units_per_node, []).append(row)
+    return found
+
+
+def _draw_rows(picture: Picture, axes: Axes, panel: _Panel, rows: Sequence[Row], colour: str) -> list[float]:
+    """The predictions of as many units on a node; returns the values."""
+    points = [(r, v) for r in rows if (v := panel.of_row(r)) is not None]
+    spans = [(r.layout.num_nodes, v, span) for r, v in points if (span := panel.interval(r))]
+    if spans:
+        ends = [[max(0.0, v - low) for _, v, (low, _) in spans], [max(0.0, high - v) for _, v, (_, high) in spans]]
+        axes.errorbar([n for n, _, _ in spans], [v for _, v, _ in spans], ends,
+                      fmt='none', ecolor=colour, elinewidth=1.6, capsize=5)
+    line, = axes.plot([r.layout.num_nodes for r, _ in points], [v for _, v in points], color=colour, linewidth=1,
+                      marker='o', markersize=5)
+    picture.tip(line, *(f'{r.layout.name}: {v:{panel.form}} {panel.unit} predicted' + (
+        f', {s[0]:{panel.form}} to {s[1]:{panel.form}} four times out of five' if (s := panel.interval(r)) else '')
+        for r, v in points))
+    return [v for _, v in points] + [end for _, _, span in spans for end in span if end > 0]
+
+
+def _draw_measured(picture: Picture, axes: Axes, panel: _Panel, sets: Sequence[KnownSet]) -> list[float]:
+    """What was measured; returns the values."""
+    points = [(k, v) for k in sets if k.num_nodes and (v := panel.of_set(k)) is not None]
+    if points:
+        drawn, = axes.plot([k.num_nodes or 1 for k, _ in points], [v for _, v in points], 'x', color=INK, markersize=7,
+                           markeredgewidth=1.6)
+        picture.tip(drawn, *(f'{k.name}: {v:{panel.form}} {panel.unit} measured, batch '
+                             f'{k.recipe.global_batch_size:,}' for k, v in points))
+    return [v for _, v in points]
+
+
+def _measured_sets(answer: Answer) -> list[KnownSet]:
+    """What was measured within the range of nodes that is predicted."""
+    most = max((r.layout.num_nodes for r in answer.rows if r.prediction.step_s), default=0)
+    return [k for k in answer.source.sets if k.num_nodes and k.num_nodes <= most][:_MAX_MEASURED]
+
+
+def _draw_panel(picture: Picture, axes: Axes, panel: _Panel, by_units: dict[int, list[Row]],
+                sets: Sequence[KnownSet]) -> None:
+    values = [v for colour, rows in zip(_colours(by_units), by_units.values())
+              for v in _draw_rows(picture, axes, panel, rows, colour)]
+    values += _draw_measured(picture, axes, panel, sets)
+    nodes = sorted({r.layout.num_nodes for rows in by_units.values() for r in rows} | {k.num_nodes or 1 for k in sets})
+    axes.set_xscale('log', base=2)
+    axes.minorticks_off()
+    axes.set_xticks(_ticks(nodes), [f'{n:,}' for n in _ticks(nodes)])
+    if _differ_tenfold(values):
+        _scale_up(axes.yaxis, panel.unit, values)
+    else:
+        axes.set_ylabel(panel.unit)
+        axes.set_ylim(bottom=0)
+    axes.margins(x=0.08)
+
+
+def _colours(by_units: dict[int, list[Row]]) -> list[str]:
+    return [_COLOURS[i] if i < len(_COLOURS) else INK for i in range(len(by_units))]
+
+
+def _notes(answer: Answer, sets: Sequence[KnownSet]) -> list[str]:
+    refused = [r.layout.name for r in answer.rows if r.prediction.refusal]
+    batches = {(k.num_nodes, k.num_units): k.recipe.global_batch_size for k in sets}
+    other = [r.layout.name for r in answer.rows if not r.measured
+             and (r.layout.num_nodes, r.layout.num_units) in batches]
+    return [*([f'Refused: {", ".join(refused[:_MAX_REFUSED])}' + (' and others' if refused[_MAX_REFUSED:] else '')]
+              if refused else []),
+            *([f'Measured with another batch than predicted: {", ".join(other)}'] if other else [])]
+
+
+def draw_prediction(answer: Answer) -> Picture | None:
+    """Time and cost against nodes; None where all layouts are refused."""
+    by_units, sets = _by_units(answer), _measured_sets(answer)
+    if not by_units:
+        return None
+    with matplotlib.rc_context(STYLE):
+        panels = _panels(answer)
+        figure = Figure(figsize=(WIDTH_IN, _HEIGHT_IN))
+        title = f'Predicted {panels[0].unit} and {panels[1].unit} against nodes'
+        picture = Picture('prediction', title, printable(heading(answer)), figure, _notes(answer, sets))
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        for axes, panel in ((upper, panels[0]), (lower, panels[1])):
+            _draw_panel(picture, axes, panel, by_units, sets)
+        lower.set_xlabel('nodes (logarithmic)')
+        has_interval = any(panels[0].interval(r) for rows in by_units.values() for r in rows)
+        _legend(picture, [
+            *(Line2D([], [], color=colour, marker='o', markersize=5, linewidth=1, label=f'predicted, {units} a node')
+              for colour, units in zip(_colours(by_units), by_units)),
+            *([_mark('|', 'four times out of five', 12, 1.6, GRID)] if has_interval else []),
+            *([_mark('x', 'measured', 7, 1.6)] if sets else [])])
+    return picture
+
+
+def _darken(figure: Figure) -> None:
+    """Ink and paper of a page in the dark."""
+    figure.patch.set_facecolor(_DARK_PAPER)
+    for artist in figure.findobj():
+        if isinstance(artist, (Line2D, Text)) and to_hex(artist.get_color()) == INK:
+            artist.set_color(_DARK_INK)
+
+
+def dump_picture_twice(picture: Picture, folder: Path) -> None:
+    """Writes a picture as SVG and PNG, on white and on dark paper."""
+    svg = picture.svg  # first: it is laid out then
+    write_atomically(folder / f'{picture.name}.svg', svg)
+    write_atomically(folder / f'{picture.name}_dark.svg',
+                     svg.replace(INK, _DARK_INK).replace('fill: #ffffff', f'fill: {_DARK_PAPER}'))
+    with matplotlib.rc_context(STYLE):
+        picture.figure.savefig(folder / f'{picture.name}.png', dpi=150, metadata={'Software': None})
+        _darken(picture.figure)
+        picture.figure.savefig(folder / f'{picture.name}_dark.png', dpi=150, metadata={'Software': None})

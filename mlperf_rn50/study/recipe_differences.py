@@ -1,0 +1,270 @@
+"""A configuration beside the published recipes: every value of it, and those that no set that converged had. Pure."""
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlperf_rn50.config import IMAGENET, Config
+from mlperf_rn50.mlperf.run import IMAGENET_TRAIN, IMAGENET_VAL
+from mlperf_rn50.study.known import KnownSet, Recipe, load_published
+from mlperf_rn50.study.recipes import STEP_SCHEDULE_EPOCHS, Published, fold
+
+# Batches that one recipe was published for differ by as much: 1,632 and 2,064 images at a rate of 7.4.
+LIKE_BATCH = 1.3
+UNLOGGED, UNKNOWN, NONE = '†', '?', '-'
+_SLACK = 0.01  # values that differ by less are one
+# What no log says and the submissions had. Source: the code submitted with the logs, as docs/recipes.md cites it.
+_SUBMITTED: dict[str, Any] = {
+    'data.num_train': IMAGENET_TRAIN, 'data.num_val': IMAGENET_VAL, 'data.num_classes': 1000,
+    'data.image_size': 224, 'data.resize_shorter': 256, 'data.crop': 'random_resized', 'data.min_area': 0.05,
+    'data.max_area': 1.0, 'data.min_aspect': 0.75, 'data.max_aspect': 4 / 3, 'data.mirror_probability': 0.5,
+    'data.mean': (123.675, 116.28, 103.53), 'data.std': (58.395, 57.12, 57.375), 'data.interpolation': None,
+    'model.name': 'resnet50', 'model.bn_momentum': 0.9, 'model.bn_epsilon': 1e-5, 'model.zero_gamma': None}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value, None where it is not known or has no meaning there; is_logged: whether logs say it."""
+
+    value: Any
+    is_logged: bool = True
+    is_used: bool = True
+
+    @property
+    def text(self) -> str:
+        if self.value is None:
+            return UNKNOWN if self.is_used else NONE
+        return value_text(self.value) + ('' if self.is_logged else UNLOGGED)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A key of the configuration.
+
+    Args:
+        key: section and name.
+        own: its value there; None where nothing is compared.
+        published: of each recipe.
+        is_alone: whether no recipe of its optimizer, of those whose value is known, has that value.
+    """
+
+    key: str
+    own: Cell | None
+    published: tuple[Cell, ...]
+    is_alone: bool = False
+
+
+def value_text(value: Any) -> str:
+    """A value as a person writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (tuple, list)):
+        return ' '.join(map(value_text, value))
+    return f'{value:.6g}' if isinstance(value, float) else str(value)
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return math.isclose(a, b, rel_tol=_SLACK)
+    return a == b
+
+
+def _recipe_cells(recipe: Recipe, unlogged: frozenset[str]) -> dict[str, Cell]:
+    """The keys that logs have."""
+    is_step, is_lars = recipe.decay == 'step', recipe.opt_name == 'lars'
+    grid = None not in (recipe.first_eval_epoch, recipe.eval_period)
+    offset = (recipe.first_eval_epoch - 1) % recipe.eval_period if grid else None  # type: ignore[operator]
+
+    def cell(name: str, is_used: bool = True) -> Cell:
+        return Cell(getattr(recipe, name) if is_used else None, name not in unlogged, is_used)
+    length = Cell(STEP_SCHEDULE_EPOCHS, False) if is_step and not recipe.decay_epochs else cell('decay_epochs')
+    return {
+        'optimizer.name': cell('opt_name'), 'schedule.base_lr': cell('base_lr'),
+        'schedule.warmup_epochs': cell('warmup_epochs'), 'schedule.decay': cell('decay'),
+        'schedule.decay_epochs': length, 'schedule.end_lr': cell('end_lr', not is_step),
+        'schedule.poly_power': cell('poly_power', not is_step), 'schedule.step_epochs': cell('step_epochs', is_step),
+        'schedule.step_factor': Cell(0.1 if is_step else None, False, is_step),
+        'optimizer.weight_decay': cell('weight_decay'),
+        'optimizer.decay_bn_and_bias': Cell(False if is_lars else None, False),
+        'optimizer.momentum': cell('momentum'),
+        'optimizer.lars_eta': Cell(0.001 if is_lars else None, False, is_lars),
+        'optimizer.lars_epsilon': Cell(0.0 if is_lars else None, False, is_lars),
+        'train.label_smoothing': cell('label_smoothing'), 'train.target_accuracy': cell('target_accuracy'),
+        'train.eval_period': cell('eval_period'), 'train.eval_offset': Cell(offset)}
+
+
+def published_cells(published: Published) -> dict[str, Cell]:
+    """The values of a recipe, by key of the configuration."""
+    has_accelerators = any(s.num_accelerators for s in published.sets)
+    cells = _recipe_cells(published.recipe, published.unlogged)
+    precision = Cell('float16' if has_accelerators else None, False)
+    return cells | {'train.precision': precision} | {key: Cell(v, False) for key, v in _SUBMITTED.items()}
+
+
+def _config_cells(config: Config) -> dict[str, Cell]:
+    """The values of a configuration, those that it does not use left out."""
+    s, is_lars = config.schedule, config.optimizer.name == 'lars'
+    unused = {'schedule.step_epochs': s.decay != 'step', 'schedule.step_factor': s.decay != 'step',
+              'schedule.end_lr': s.decay == 'step', 'schedule.poly_power': s.decay != 'poly',
+              'optimizer.lars_eta': not is_lars, 'optimizer.lars_epsilon': not is_lars}
+
+    def value(key: str) -> Any:
+        section, _, name = key.partition('.')
+        return getattr(getattr(config, section), name)
+    keys = [*_recipe_cells(Recipe(None, 1), frozenset()), 'train.precision', *_SUBMITTED]
+    return {key: Cell(None, is_used=False) if unused.get(key) else Cell(value(key)) for key in keys}
+
+
+def rows_of(recipes: Sequence[Published], config: Config | None = None) -> list[Row]:
+    """The table of recipes side by side, beside a configuration if there is one; without one only what logs know."""
+    cells = [published_cells(p) for p in recipes]
+    if config is None:
+        keys = list(_recipe_cells(Recipe(None, 1), frozenset()))
+        return [Row(key, None, tuple(c[key] for c in cells)) for key in keys if any(c[key].is_used for c in cells)]
+    own = _config_cells(config)
+    mine = [c for c in cells if c['optimizer.name'].value == config.optimizer.name]
+    return [Row(key, cell, tuple(c[key] for c in cells), _is_alone(key, own, mine or cells))
+            for key, cell in own.items() if cell.is_used or any(c[key].is_used for c in cells)]
+
+
+def _is_alone(key: str, own: dict[str, Cell], published: Sequence[dict[str, Cell]]) -> bool:
+    """Whether none of the recipes has a value; the length of a schedule is one's of the same kind only."""
+    cell = own[key]
+    if not cell.is_used:
+        return False
+    if key in ('schedule.decay_epochs', 'schedule.end_lr', 'schedule.poly_power') and cell.is_used:
+        kind = own['schedule.decay'].value
+        return not any(c['schedule.decay'].value == kind and _is_same(c[key].value, cell.value) for c in published)
+    known = [c[key].value for c in published if c[key].value is not None]
+    return bool(known) and not any(_is_same(value, cell.value) for value in known)
+
+
+def is_imagenet(config: Config) -> bool:
+    """Whether a configuration trains what the published sets did: ResNet-50 on the whole of ImageNet."""
+    d = config.data
+    return (d.dataset == IMAGENET and not d.synthetic and d.num_train == IMAGENET_TRAIN
+            and config.model.name == 'resnet50')
+
+
+def global_batch_size(config: Config, num_ranks: int | None) -> int | None:
+    """Images per step of a configuration; None where it depends on a number of ranks that is not known."""
+    t = config.train
+    if t.global_batch_size is not None:
+        return t.global_batch_size
+    return t.local_batch_size * t.gradient_accumulation_steps * num_ranks if t.local_batch_size and num_ranks else None
+
+
+# What warns: the key, the value in a recipe, and whether it may grow in proportion to the batch.
+_WARNED: list[tuple[str, Callable[[Recipe], float | None], bool]] = [
+    ('schedule.base_lr', lambda r: r.base_lr, True), ('schedule.warmup_epochs', lambda r: r.warmup_epochs, False),
+    ('schedule.decay_epochs', lambda r: r.decay_epochs, False),
+    ('optimizer.weight_decay', lambda r: r.weight_decay, False)]
+
+
+def _had(recipes: Sequence[Published], key: str, batch: int) -> list[tuple[float, float]]:
+    """The values of a key in recipes: lowest and highest of each, which differ for a rate that follows the batch."""
+    get, is_scaled = next((get, is_scaled) for name, get, is_scaled in _WARNED if name == key)
+    known = [(v, v * batch / p.recipe.global_batch_size if is_scaled else v)
+             for p in recipes if (v := get(p.recipe)) is not None]
+    return [(min(pair), max(pair)) for pair in known]
+
+
+def _differing(config: Config, recipes: Sequence[Published], batch: int) -> list[str]:
+    """The keys whose values lie outside those of the recipes of one generation."""
+    s = config.schedule
+    alike = [p for p in recipes if p.recipe.decay == s.decay]
+    found = []
+    for key, *_ in _WARNED:
+        ranges = _had(alike if key == 'schedule.decay_epochs' else recipes, key, batch)
+        section, _, name = key.partition('.')
+        value = getattr(getattr(config, section), name)
+        is_skipped = key == 'schedule.decay_epochs' and (s.decay == 'step' or not alike)
+        if ranges and not is_skipped and not (min(low for low, _ in ranges) * (1 - _SLACK) <= value
+                                              <= max(high for _, high in ranges) * (1 + _SLACK)):
+            found.append(key)
+    if not alike:
+        found.append('schedule.decay')
+    elif s.decay == 'step' and not any(_is_same(p.recipe.step_epochs, s.step_epochs) for p in alike):
+        found.append('schedule.step_epochs')
+    return found
+
+
+def find_deviations(config: Config, num_ranks: int | None, sets: Sequence[KnownSet] | None = None) -> list[str]:
+    """What no published set of like batch had that converged, of a configuration for ImageNet: a line for each key.
+
+    Sets of like batch are those of the same optimizer whose batch is within a factor of LIKE_BATCH, and that were made
+    for this target or a higher one. Within one generation, what lies between two of them counts as known, and so does
+    a learning rate that was scaled with the batch.
+
+    Args:
+        config: of the run.
+        num_ranks: None where it is not known.
+        sets: to compare with; None for the published ones.
+    """
+    batch = global_batch_size(config, num_ranks)
+    if not is_imagenet(config) or batch is None:
+        return []
+    known = fold(load_published() if sets is None else sets, config.optimizer.name, config.train.target_accuracy)
+    like = [p for p in known if max(p.recipe.global_batch_size / batch, batch / p.recipe.global_batch_size)
+            <= LIKE_BATCH]
+    if not like:
+        return [_nothing_like(config, batch, known)]
+    groups = [[p for p in like if p.generation == g] for g in dict.fromkeys(p.generation for p in like)]
+    differing = [_differing(config, group, batch) for group in groups]
+    if not all(differing):
+        return []
+    always = [key for key in differing[0] if all(key in keys for keys in differing)]
+    if always:
+        return [_deviation(config, key, like, batch) for key in always]
+    fewest = min(differing, key=len)
+    return [_mixture(config, groups[differing.index(fewest)], fewest, batch)]
+
+
+def _own_text(config: Config, key: str) -> str:
+    section, _, name = key.partition('.')
+    text = value_text(getattr(getattr(config, section), name))
+    s = config.schedule
+    if key == 'schedule.decay':
+        return f'{text} ({value_text(s.step_epochs if s.decay == "step" else s.decay_epochs)} epochs)'
+    return text
+
+
+def _published_text(published: Published, key: str) -> str:
+    cells = published_cells(published)
+    if key == 'schedule.decay':
+        of_kind = 'schedule.step_epochs' if published.recipe.decay == 'step' else 'schedule.decay_epochs'
+        return f'{cells[key].value} ({value_text(cells[of_kind].value)} epochs)'
+    return value_text(cells[key].value)
+
+
+def _values_text(recipes: Sequence[Published], key: str) -> str:
+    """The values of a key, each with the batches that it was published for."""
+    batches: dict[str, list[int]] = {}
+    for p in recipes:
+        if published_cells(p)[key].value is not None:
+            batches.setdefault(_published_text(p, key), []).append(p.recipe.global_batch_size)
+    return '; '.join(f'{text} at {", ".join(f"{b:,}" for b in sorted(set(sizes)))}' for text, sizes in batches.items())
+
+
+def _deviation(config: Config, key: str, like: Sequence[Published], batch: int) -> str:
+    if key == 'schedule.decay_epochs':
+        like = [p for p in like if p.recipe.decay == config.schedule.decay]
+    return (f'{key}: got {_own_text(config, key)} at batch {batch:,}; the published {config.optimizer.name} sets of '
+            f'like batch that reached {100 * config.train.target_accuracy:.4g} % had {_values_text(like, key)}')
+
+
+def _mixture(config: Config, recipes: Sequence[Published], keys: Sequence[str], batch: int) -> str:
+    texts = [f'{key} {_own_text(config, key)}, not {_values_text(recipes, key)}' for key in keys]
+    return (f'schedule, optimizer: every value was published for a batch like {batch:,}, but never all of them '
+            f'together; the nearest sets, of {recipes[0].generation}, differ in {"; ".join(texts)}')
+
+
+def _nothing_like(config: Config, batch: int, known: Sequence[Published]) -> str:
+    sizes = [p.recipe.global_batch_size for p in known]
+    nearest = [f'{f(side):,}' for f, side in ((max, [s for s in sizes if s < batch]),
+                                              (min, [s for s in sizes if s > batch])) if side]
+    return (f'train.global_batch_size: got {batch:,}; no published {config.optimizer.name} set that reached '
+            f'{100 * config.train.target_accuracy:.4g} % has a batch within a factor of {LIKE_BATCH} of it '
+            f'(the nearest: {" and ".join(nearest) or "none"}), so the recipe is compared with nothing')

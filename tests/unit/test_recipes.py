@@ -1,0 +1,385 @@
+"""Published recipes: which is chosen at a batch, what lies between two, and how a configuration differs from them."""
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import ROOT, call
+
+from mlperf_rn50 import config as cfg
+from mlperf_rn50.cli._parsers import config_parser
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.options import load_yaml, resolve_config
+from mlperf_rn50.study.known import load_published
+from mlperf_rn50.study.recipe_differences import LIKE_BATCH, find_deviations, global_batch_size, rows_of
+from mlperf_rn50.study.recipes import (
+    SAME_BATCH,
+    around,
+    check_shares,
+    choose_recipe,
+    families,
+    fold,
+    generation_of,
+    interpolate,
+    make_config,
+    reached_epoch,
+    render_config,
+)
+
+PARSER = config_parser('train', None, '')
+HIGH = {'schedule': {'base_lr': 99.0}}
+# A DGX-1's learning rate of v0.5 with another schedule, as somebody trained on two nodes of four.
+CASE = {'run': {'num_nodes': 2, 'ranks_per_node': 4}, 'optimizer': {'name': 'sgd'},
+        'schedule': {'base_lr': 0.6, 'warmup_epochs': 5, 'decay': 'poly', 'decay_epochs': 100},
+        'data': {'decoder': 'mixed'}, 'model': {'layout': 'NHWC'},
+        'train': {'device': 'gpu', 'precision': 'float16', 'local_batch_size': 208, 'eval_offset': 2}}
+
+
+def config_of(folder: Path, tree) -> Path:
+    path = folder / 'case.yaml'
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def changed(**sections):
+    """The configuration of a published recipe, DGX-1's of v0.6, with other values."""
+    published = make_config(choose_recipe(1664, sets=[s for s in load_published() if s.round == 'v0.6']))
+    return replace(published, **{name: replace(getattr(published, name), **keys) for name, keys in sections.items()})
+
+
+def published(name):
+    return next(s for s in load_published() if s.name == name)
+
+
+def test_equal_recipes_are_one_with_all_their_systems():
+    recipes = fold(load_published())
+    assert sum(len(p.sets) for p in recipes) == 38 and len(recipes) == len({(p.recipe, p.generation) for p in recipes})
+    [most] = [p for p in recipes if p.recipe.global_batch_size == 3264 and p.recipe.opt_name == 'lars']
+    assert len(most.sets) == 12 and (len(most.epochs), len(most.runs)) == (59, 60) and most.rounds == 'v0.7, v1.0'
+    assert most.unlogged == {'poly_power', 'label_smoothing'} and most.is_whole
+    assert {generation_of(s) for s in most.sets} == {'v0.7 and later'}
+
+
+def test_a_recipe_for_a_higher_target_tells_when_it_reached_the_lower_one():
+    run = published('dgx1_ngc19.05_mxnet').runs[0]
+    assert reached_epoch(run, 0.759) == run.epochs == 60 and reached_epoch(run, 0.749) < 60
+    assert reached_epoch(run, 0.99) is None
+    low, high = (fold([published('dgx1_ngc19.05_mxnet')], target=t)[0] for t in (0.749, None))
+    assert low.epochs == (52, 52, 56, 56, 56) and high.epochs == (56, 60, 60, 60, 60)
+    old = [published('dgx1_ngc18.11_mxnet')]  # its runs ended above 75 %, and were made for 74.9 %
+    assert fold(old, target=0.75) == [] != fold(old, target=0.749)
+
+
+def test_a_run_that_missed_its_target_counts_for_a_lower_one():
+    aborted = [published('nf5488a5_mxnet')]
+    assert [len(fold(aborted, target=t)[0].epochs) for t in (0.759, 0.749)] == [4, 5]
+
+
+@pytest.mark.parametrize('batch, opt_name, target, lr, epochs, at', [
+    (1664, None, None, 7.4, 35, 1664), (1664, None, 0.759, 7.4, 35, 1664), (1664, None, 0.749, 7.4, 31, 1664),
+    (1664, 'sgd', None, 0.6, 63, 1664), (1664, 'sgd', 0.749, 0.6, 63, 1664),
+    (3264, 'sgd', 0.759, 6.0, 41, 3264),
+    (3328, 'lars', None, 10.5, 35, 3264),  # 59 of 60 runs 2 % below, rather than 60 epochs of an older round
+    (59904, None, None, 40.7, 90, 59904)])
+def test_what_is_published_at_a_batch_is_chosen(batch, opt_name, target, lr, epochs, at):
+    choice = choose_recipe(batch, opt_name, target)
+    assert choice.kind == 'known' and choice.recipe.base_lr == lr and round(choice.epochs) == epochs
+    assert choice.sources[0].recipe.global_batch_size == at and choice.recipe.global_batch_size == batch
+    assert choice.recipe.target_accuracy == choice.target == (target or choice.sources[0].recipe.target_accuracy)
+
+
+def test_a_recipe_that_fails_now_and_then_comes_after_a_reliable_one():
+    good = published('gx_V100x8_fjmxnet')
+    lost = replace(good.runs[0], status='aborted', curve=((30, 0.7),), epochs=None)
+    faster = replace(good, name='faster', recipe=replace(good.recipe, base_lr=9.0), runs=(lost, *good.runs[1:]))
+    assert choose_recipe(1664, sets=[faster, good]).recipe.base_lr == 7.4
+    assert choose_recipe(1664, sets=[faster]).num_converged == 4
+    near = replace(good, recipe=replace(good.recipe, global_batch_size=1632, base_lr=8.0))
+    assert choose_recipe(1664, sets=[faster, near]).recipe.base_lr == 8.0
+    assert choose_recipe(1664, sets=[good, near]).recipe.base_lr == 7.4
+
+
+def test_of_reliable_ones_the_more_often_tried_then_the_shorter_counts():
+    good = published('gx_V100x8_fjmxnet')
+    longer = replace(good, recipe=replace(good.recipe, base_lr=5.0),
+                     runs=tuple(replace(r, curve=((38, 0.76),), epochs=38) for r in good.runs))
+    assert choose_recipe(1664, sets=[longer, good]).recipe.base_lr == 7.4
+    twice = [longer, replace(longer, name='again')]
+    assert choose_recipe(1664, sets=[*twice, good]).recipe.base_lr == 5.0
+
+
+def test_between_two_batches_the_rate_is_straight_in_logarithms():
+    choice = choose_recipe(2611, 'sgd', 0.749)  # the square root of 1,664 x 4,096
+    assert choice.kind == 'between' and choice.recipe.base_lr == pytest.approx((0.6 * 1.8) ** 0.5, rel=0.002)
+    assert choice.recipe.warmup_epochs == round(5 + 3 * (2611 - 1664) / (4096 - 1664), 1)
+    assert choice.recipe.step_epochs == (30, 60, 80) and choice.epochs_range == (63, 64) and choice.epochs in (63, 64)
+    assert 'between' in choice.said_by and (choice.num_converged, choice.num_runs) == (10, 10)
+
+
+def test_a_schedule_between_two_ends_between_and_the_epochs_are_on_its_grid():
+    choice = choose_recipe(10_000, 'lars')
+    r = choice.recipe
+    assert (r.decay_epochs, r.weight_decay, r.momentum) == (46, 5e-5, 0.9)
+    assert (choice.epochs - r.first_eval_epoch) % r.eval_period == 0 and choice.epochs <= r.last_eval_epoch
+
+
+@pytest.mark.parametrize('batch, opt_name, target, said', [
+    (256, None, None, 'lars of v0.6 1,664 to 59,904'), (1_000_000, 'lars', 0.759, 'got 1,000,000 (lars, 75.9 %)'),
+    (2500, 'sgd', 0.759, 'sgd of v0.7 and later 3,264 to 3,328'), (1664, None, 0.8, 'there are none'),
+    (1592, 'lars', None, '1,632 to 34,560')])
+def test_outside_of_what_is_known_there_is_none(batch, opt_name, target, said):
+    with pytest.raises(ConfigError, match=r'--global-batch-size: got [\d,]+ .*expected a batch') as e:
+        choose_recipe(batch, opt_name, target)
+    assert said in str(e.value)
+
+
+def test_the_edges_of_a_batch():
+    low = 1632
+    assert choose_recipe(int(low / SAME_BATCH) + 1).kind == 'known'
+    with pytest.raises(ConfigError):
+        choose_recipe(int(low / SAME_BATCH) - 1)
+
+
+def test_what_does_not_say_the_whole_recipe_is_not_chosen():
+    """Intel's logs tell no end of the schedule; 4,080 images are near enough."""
+    assert choose_recipe(4096, 'lars').sources[0].recipe.global_batch_size == 4080
+    with pytest.raises(ConfigError, match='there are none'):
+        choose_recipe(4096, sets=[published('1-node-8s-cpx-2-mxnet')])
+
+
+def left_out():
+    """Each published recipe beside what its neighbours give for its batch, both of its optimizer and generation."""
+    for family in families([p for p in fold(load_published()) if p.is_whole]):
+        sizes = sorted({p.recipe.global_batch_size for p in family})
+        for below, size, above in zip(sizes, sizes[1:], sizes[2:]):
+            low, own, high = ([p for p in family if p.recipe.global_batch_size == s] for s in (below, size, above))
+            for p in own:
+                yield p, interpolate(low[0], high[0], size)
+
+
+def test_the_errors_of_the_interpolation_are_those_of_the_documentation():
+    pairs = list(left_out())
+    lr = [abs(c.recipe.base_lr / p.recipe.base_lr - 1) for p, c in pairs]
+    warmup = [abs(c.recipe.warmup_epochs - p.recipe.warmup_epochs) for p, c in pairs]
+    epochs = [abs(c.epochs / p.mean_epochs - 1) for p, c in pairs]
+    page = (ROOT / 'docs/recipes.md').read_text()
+    for p, c in pairs:
+        row = (f'| {p.generation} {p.recipe.opt_name} | {p.recipe.global_batch_size:,} | {p.recipe.base_lr:g} '
+               f'| {c.recipe.base_lr:g} | {p.recipe.warmup_epochs:g} | {c.recipe.warmup_epochs:g} '
+               f'| {p.mean_epochs:.3g} | {c.epochs:.3g} |')
+        assert row in page, row
+    assert len(pairs) == 11
+    text = (f'learning rate {100 * statistics.median(lr):.1f} % (median), {100 * max(lr):.0f} % at worst; warm-up '
+            f'{statistics.median(warmup):.1f} and {max(warmup):.1f} epochs; epochs to the target '
+            f'{100 * statistics.median(epochs):.1f} % and {100 * max(epochs):.0f} %')
+    assert text in ' '.join(page.split()), text
+
+
+def test_like_batches_are_those_that_one_rate_was_published_for():
+    spans = {}
+    for p in fold(load_published()):
+        spans.setdefault((p.generation, p.recipe.opt_name, p.recipe.base_lr), []).append(p.recipe.global_batch_size)
+    widest = max(max(sizes) / min(sizes) for sizes in spans.values())
+    assert 1.25 < widest < LIKE_BATCH < widest * 1.05
+
+
+def test_a_written_configuration_says_the_recipe_and_only_what_differs(tmp_path):
+    choice = choose_recipe(1664, 'lars', 0.759)
+    config = make_config(choice, 2, 4)
+    text = render_config(config, ['a\x1b[31m', 'b'])
+    assert text.startswith('# a?[31m\n# b\n') and 'lars_eta' not in text and 'momentum' not in text
+    path = tmp_path / 'f.yaml'
+    path.write_text(text)
+    assert resolve_config(path, [], PARSER) == config
+    assert (config.schedule.base_lr, config.schedule.decay_epochs, config.optimizer.name) == (7.4, 37, 'lars')
+    assert (config.train.eval_offset, config.train.label_smoothing, config.train.target_accuracy) == (2, 0.1, 0.759)
+    step = make_config(choose_recipe(1664, 'sgd'), None, None)
+    assert (step.schedule.decay, step.schedule.step_epochs, step.schedule.decay_epochs) == ('step', (30, 60, 80), 100)
+
+
+@pytest.mark.parametrize('name, batch, opt_name, target', [
+    ('dgx1_v05', 1664, 'sgd', 0.749), ('dgx1_v07', 1664, 'lars', 0.759), ('dgxa100_v07', 3264, 'sgd', 0.759)])
+def test_it_is_the_configuration_that_is_kept_for_the_system(name, batch, opt_name, target):
+    kept = resolve_config(ROOT / f'launch/configs/{name}.yaml', [], PARSER)
+    written = make_config(choose_recipe(batch, opt_name, target), kept.run.num_nodes, kept.run.ranks_per_node)
+    assert written.schedule == kept.schedule and written.optimizer == kept.optimizer and written.model == kept.model
+    assert written.data == kept.data
+    same = dict(local_batch_size=None, global_batch_size=batch, eval_offset=written.train.eval_offset)
+    assert written.train == replace(kept.train, **same)
+
+
+def test_ranks_must_share_the_batch():
+    check_shares(1664, 8)
+    with pytest.raises(ConfigError, match='got 1664 for 9 ranks .* expected a multiple of 9, such as 1665'):
+        check_shares(1664, 9)
+
+
+@pytest.mark.parametrize('sections, key, both', [
+    ({'schedule': {'base_lr': 9.0}}, 'schedule.base_lr', ('got 9 ', '7.4 at 1,632, 1,664', '5 at 1,664')),
+    ({'schedule': {'warmup_epochs': 9.0}}, 'schedule.warmup_epochs', ('got 9 ', 'had 2 at 1,632', '5 at 1,664')),
+    ({'schedule': {'decay_epochs': 90.0}}, 'schedule.decay_epochs', ('got 90 ', '37 at 1,632', '72 at 1,664')),
+    ({'optimizer': {'weight_decay': 1e-3}}, 'optimizer.weight_decay', ('got 0.001 ', '5e-05 at', '0.0002 at 1,664')),
+    ({'schedule': {'decay': 'cosine'}}, 'schedule.decay', ('got cosine (72 epochs)', 'poly (37 epochs) at')),
+    ({'train': {'global_batch_size': 3264}}, 'schedule.base_lr',
+     ('got 5 at batch 3,264', '10.5 at 3,264', '11.7 at 4,080'))])
+def test_what_no_set_of_like_batch_had_is_a_line_with_both_values(sections, key, both):
+    lines = find_deviations(changed(**sections), None)
+    assert [line.partition(':')[0] for line in lines] == [key]
+    assert all(text in lines[0] for text in both) and 'like batch that reached 75.9 %' in lines[0]
+
+
+def test_each_key_has_its_line():
+    config = changed(schedule={'base_lr': 0.1, 'warmup_epochs': 20.0, 'decay_epochs': 90.0},
+                     optimizer={'weight_decay': 0.01})
+    assert [line.partition(':')[0] for line in find_deviations(config, None)] == [
+        'schedule.base_lr', 'schedule.warmup_epochs', 'schedule.decay_epochs', 'optimizer.weight_decay']
+
+
+def test_values_of_different_recipes_together_are_said():
+    [line] = find_deviations(changed(schedule={'warmup_epochs': 2.0}), None)
+    assert 'never all of them together' in line
+    assert 'of v0.6, differ in schedule.warmup_epochs 2, not 5 at 1,664' in line
+
+
+@pytest.mark.parametrize('sections', [
+    {}, {'train': {'global_batch_size': 1536}, 'schedule': {'base_lr': 4.62}},  # a rate in proportion to the batch
+    {'data': {'dataset': 'digits'}, **HIGH}, {'data': {'num_train': 1000}, **HIGH},
+    {'data': {'synthetic': True}, **HIGH}, {'model': {'name': 'resnet18'}, **HIGH}])
+def test_nothing_is_said_of_published_values_and_of_other_data(sections):
+    assert find_deviations(changed(**sections), None) == []
+
+
+def test_every_published_recipe_is_without_a_deviation():
+    for p in fold(load_published()):
+        if p.is_whole:
+            sets = [*p.sets]
+            config = make_config(choose_recipe(p.recipe.global_batch_size, sets=sets))
+            assert find_deviations(config, None) == [], p.systems
+
+
+@pytest.mark.parametrize('batch', [1750, 2500, 3500, 5000])
+def test_what_lies_between_near_recipes_is_without_a_deviation(batch):
+    assert find_deviations(make_config(choose_recipe(batch, 'lars', 0.759)), None) == []
+
+
+def test_without_a_set_of_like_batch_that_is_said():
+    config = changed(train={'global_batch_size': 12_000})
+    [line] = find_deviations(config, None)
+    assert 'the nearest: 6,144 and 33,280' in line and 'compared with nothing' in line
+    [line] = find_deviations(changed(train={'target_accuracy': 0.8}), None)
+    assert 'the nearest: none' in line
+
+
+def test_the_batch_of_a_configuration_may_need_the_ranks():
+    t = {'global_batch_size': None, 'local_batch_size': 52, 'gradient_accumulation_steps': 4}
+    config = changed(train=t)
+    assert (global_batch_size(config, 8), global_batch_size(config, None)) == (1664, None)
+    assert find_deviations(config, None) == [] and find_deviations(config, 8) == []
+    assert find_deviations(config, 80) != []
+
+
+def test_the_real_case_beside_what_is_published(tmp_path):
+    config = resolve_config(config_of(tmp_path, CASE), [], PARSER)
+    recipes = around(fold(load_published(), target=0.749), 1664)
+    rows = {row.key: row for row in rows_of(recipes, config)}
+    assert {key for key, row in rows.items() if row.is_alone} == {
+        'schedule.decay', 'schedule.decay_epochs', 'schedule.end_lr', 'schedule.poly_power'}
+    place = [p.recipe.opt_name for p in recipes].index('sgd')
+    said = {key: (row.own.text, row.published[place].text) for key, row in rows.items()}
+    assert said['schedule.base_lr'] == ('0.6', '0.6') and said['schedule.warmup_epochs'] == ('5', '5†')
+    assert said['schedule.decay'] == ('poly', 'step†') and said['schedule.step_epochs'] == ('-', '30 60 80†')
+    assert said['optimizer.decay_bn_and_bias'] == ('false', '?') and said['data.min_area'] == ('0.05', '0.05†')
+    for key in ('momentum', 'weight_decay'):
+        assert f'optimizer.{key}' in said
+    assert {'data.mirror_probability', 'data.mean', 'data.image_size', 'data.num_train', 'train.precision',
+            'train.label_smoothing', 'train.eval_period'} < set(said)
+    [line] = find_deviations(config, 8)
+    assert line.startswith('schedule.decay: got poly (100 epochs)') and 'step (30 60 80 epochs) at 1,664' in line
+
+
+def test_the_command_compares_a_configuration(tmp_path):
+    path = config_of(tmp_path, CASE)
+    done = call('recipe', '--compare', path)
+    lines = [' '.join(line.split()) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and done.stderr == ''
+    assert any(x.startswith('schedule.base_lr 0.6 0.6 ') for x in lines)
+    assert any(x.startswith('schedule.decay poly * step† ') for x in lines)
+    assert any(x.startswith('data.min_area 0.05 0.05†') for x in lines)
+    system = 'A 1,664 v0.5 nvidia dgx1_ngc18.11_mxnet 1 x 8 74.9 % 63 63 63 63 63 5 of 5'
+    assert any(x.startswith(system) for x in lines)
+    assert '- schedule.decay: got poly (100 epochs)' in done.stdout and max(map(len, lines)) < 200
+    told = json.loads(call('recipe', '--compare', path, '--format', 'json').stdout)
+    assert told['choice'] is None and len(told['comparison']) > 30 and len(told['deviations']) == 1
+    assert {row['key'] for row in told['comparison'] if row['is_alone']} >= {'schedule.decay', 'schedule.decay_epochs'}
+
+
+def test_the_command_says_how_the_images_are_stored(tmp_path):
+    for manifest, said in (('{"resize_shorter": null}', 'byte for byte'), ('{"resize_shorter": 256}', 'to 256 pixels'),
+                           ('[]', 'is no manifest'), ('{', 'is no manifest')):
+        (tmp_path / 'manifest.json').write_text(manifest)
+        path = config_of(tmp_path, {**CASE, 'data': {'dir': str(tmp_path)}})
+        assert said in call('recipe', '--compare', path).stdout
+
+
+def test_the_command_lists_what_is_published():
+    done = call('recipe', '--global-batch-size', 1664)
+    assert done.returncode == 0 and 'Published at batch 1,664:' in done.stdout
+    for text in ('DSS8440', 'Fujitsu', 'dgx1_ngc19.05_mxnet', 'v0.5', '60 60 56 60 60', '5 of 5', '1 x 8', '30 60 80†',
+                 'To train with (known): lars, learning rate 7.4', 'Expected: 35 epochs to 75.9 %', '10 of 10 runs'):
+        assert text in done.stdout, text
+    told = json.loads(call('recipe', '--global-batch-size', 2500, '--optimizer', 'sgd', '--target', 0.749, '--format',
+                           'json').stdout)
+    assert told['choice']['kind'] == 'between' and not told['is_at_batch'] and told['comparison'] is None
+    assert {p['recipe']['opt_name'] for p in told['published']} == {'sgd'}
+
+
+def test_the_command_writes_a_file_that_a_dry_run_takes(tmp_path):
+    out = tmp_path / 'f.yaml'
+    done = call('recipe', '--global-batch-size', 1664, '--nodes', 2, '--ranks-per-node', 4, '--out', out)
+    assert done.returncode == 0, done.stderr
+    text = out.read_text()
+    assert text.startswith('# mlperf-rn50 recipe --global-batch-size 1664 --nodes 2 --ranks-per-node 4 --out ')
+    assert 'Expected: 35 epochs' in text and 'DellEMC' in text and load_yaml(out)['train']['global_batch_size'] == 1664
+    done = call('train', '--config', out, '--dry-run')
+    assert done.returncode == 0 and 'ranks                 8\n' in done.stdout and 'warning' not in done.stdout
+    again = call('recipe', '--global-batch-size', 3264, '--out', out)
+    assert again.returncode == 2 and 'is there already' in again.stderr and out.read_text() == text
+    assert [p.name for p in tmp_path.iterdir()] == ['f.yaml']
+
+
+def test_a_dry_run_warns_of_what_no_set_had(tmp_path):
+    done = call('train', '--config', config_of(tmp_path, CASE), '--dry-run')
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1].startswith('warning: schedule.decay: got poly (100 epochs) at batch 1,664;')
+    assert 'warning' not in call('train', '--config', ROOT / 'launch/configs/digits_cpu.yaml', '--dry-run').stdout
+
+
+@pytest.mark.parametrize('words, said', [
+    ([], '--global-batch-size N: missing'), (['--global-batch-size', 0], 'got 0, expected a whole number from 1 to'),
+    (['--global-batch-size', '9' * 5000], 'expected a whole number'), (['--global-batch-size', 100], 'got 100 (any'),
+    (['--global-batch-size', 1664, '--nodes', 2], 'expected both or neither'),
+    (['--global-batch-size', 1664, '--nodes', 3, '--ranks-per-node', 3], 'a multiple of 9, such as 1665'),
+    (['--global-batch-size', 1664, '--target', 75.9], 'expected a fraction'),
+    (['--global-batch-size', 1664, '--target', 'nan'], 'expected a fraction'),
+    (['--global-batch-size', 1664, '--optimizer', 'adam'], "invalid choice: 'adam'"),
+    (['--global-batch-size', 1664, '--out', '/nonexistent/f.yaml'], 'cannot write /nonexistent/f.yaml: No such file'),
+    (['--compare', '/nonexistent.yaml'], 'cannot read the configuration'),
+    (['--compare', ROOT / 'launch/configs/digits_cpu.yaml', '--out', 'x'], 'got both'),
+    (['--compare', ROOT / 'launch/configs/dgx1_v07.yaml', '--global-batch-size', 5], 'got 5, ')])
+def test_mistakes_are_one_line(words, said):
+    done = call('recipe', *words)
+    assert (done.returncode, done.stdout) == (2, '') and done.stderr.count('\n') == 1
+    assert said in done.stderr
+
+
+def test_a_comparison_needs_the_number_of_ranks(tmp_path):
+    path = config_of(tmp_path, {**CASE, 'run': {}})
+    assert 'give --nodes and --ranks-per-node' in call('recipe', '--compare', path).stderr
+    assert call('recipe', '--compare', path, '--nodes', 2, '--ranks-per-node', 4).returncode == 0
+
+
+def test_defaults_are_compared_without_a_word_of_other_data():
+    assert cfg.Config().data.num_train == 1_281_167
+    assert find_deviations(replace(cfg.Config(), train=cfg.TrainConfig(global_batch_size=1664)), None) != []
