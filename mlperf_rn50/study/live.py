@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import parse_json, read_text, regular_file
+from mlperf_rn50.files import read_text, regular_file
 from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.collect import integer, number
 from mlperf_rn50.mlperf.description import beside
@@ -27,9 +27,9 @@ from mlperf_rn50.mlperf.reader import read_run
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.telemetry import find_telemetry
 from mlperf_rn50.study.cost import kwh, node_hours
+from mlperf_rn50.study.tail import Tail, object_of
 
-_MAX_LINE_BYTES, _MAX_LOOK_BYTES, _MAX_CONFIG_BYTES = 1 << 20, 1 << 26, 1 << 14
-_LAST_BYTES = 64  # before the place where reading stopped, by which a file is known again
+_MAX_CONFIG_BYTES = 1 << 14
 _TAIL_BYTES = 1 << 16  # of a node's samples: the newest is wanted
 _MAX_POINTS, _MAX_RANKS, _MAX_NODES, _MAX_TEXT, _MAX_SAID = 20_000, 4096, 256, 400, 20
 _MAX_EPOCH, _MAX_S = 10**6, 1e9
@@ -217,62 +217,6 @@ class LiveRun:
     def best(self) -> Evaluation | None:
         """The best evaluation."""
         return max(self.evaluations, key=lambda e: e.accuracy, default=None)
-
-
-class Tail:
-    """The records of a .jsonl file, each once, as they come: whole lines that are objects."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._start_anew()
-
-    def _start_anew(self) -> None:
-        self._offset, self._last, self._is_skipping = 0, b'', False
-        self._inode: int | None = None
-
-    def read(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Whether the file is another one than before, or was cut, and what is new in it; nothing without a file."""
-        try:
-            with open(self.path, 'rb', opener=regular_file) as f:
-                is_anew = not self._is_known(f)
-                if is_anew:
-                    self._start_anew()
-                self._inode = os.fstat(f.fileno()).st_ino
-                return is_anew, self._more(f)
-        except OSError:
-            is_gone = self._inode is not None and not self.path.exists()
-            if is_gone:
-                self._start_anew()
-            return is_gone, []
-
-    def _is_known(self, f: BinaryIO) -> bool:
-        """Whether the file still has what was read of it."""
-        if self._inode not in (None, os.fstat(f.fileno()).st_ino):
-            return False
-        f.seek(self._offset - len(self._last))
-        return f.read(len(self._last)) == self._last
-
-    def _more(self, f: BinaryIO) -> list[dict[str, Any]]:
-        records, start = [], self._offset
-        f.seek(start)
-        while self._offset - start < _MAX_LOOK_BYTES and (line := f.readline(_MAX_LINE_BYTES)):
-            is_whole = line.endswith(b'\n')
-            if not is_whole and len(line) < _MAX_LINE_BYTES:  # torn, or its end is still to come
-                break
-            self._offset += len(line)
-            self._last = (self._last + line)[-_LAST_BYTES:]
-            if is_whole and not self._is_skipping and (record := _object(line)) is not None:
-                records.append(record)
-            self._is_skipping = not is_whole  # the rest of a line that is too long
-        return records
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    """The object that a line holds; None for anything else."""
-    with suppress(ValueError):
-        value = parse_json(line.decode('utf-8', 'replace'))
-        return value if isinstance(value, dict) else None
-    return None
 
 
 def _text(value: Any) -> str:
@@ -654,7 +598,7 @@ def _last_sample(path: Path) -> Mapping[str, Any]:
             lines = f.read(_TAIL_BYTES).splitlines(keepends=True)
     except OSError:
         return {}
-    return next((r for line in reversed(lines) if line.endswith(b'\n') and (r := _object(line)) and 'event' not in r),
+    return next((r for line in reversed(lines) if line.endswith(b'\n') and (r := object_of(line)) and 'event' not in r),
                 {})
 
 

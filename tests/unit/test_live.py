@@ -8,7 +8,8 @@ from lines import START_S, run_lines, write_lines
 from live_runs import CONFIG, NOW_S, course, evaluation, rank, reference, train, write_live, write_metrics
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.study.live import BandPoint, Evaluation, Follower, Tail, to_json
+from mlperf_rn50.study.live import BandPoint, Evaluation, Follower, to_json
+from mlperf_rn50.study.tail import Tail
 
 
 def look(folder, now_s=NOW_S):
