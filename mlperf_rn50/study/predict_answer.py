@@ -9,6 +9,7 @@ from mlperf_rn50.study.known import KnownSet, Recipe
 from mlperf_rn50.study.predict import Base, Costs, Epochs, Layout, Link, Prediction, costs_for, predict_layout
 from mlperf_rn50.study.predict_sources import Source
 from mlperf_rn50.study.recipes import choose_recipe
+from mlperf_rn50.study.reference import has_same_recipe
 
 # How many times more or fewer images a step of an accelerator may have than was measured, without a word of doubt.
 _ALIKE = 2
@@ -82,11 +83,6 @@ class Chosen:
     doubts: tuple[str, ...] = ()
 
 
-def _is_trained_alike(a: Recipe, b: Recipe) -> bool:
-    """Whether two recipes of one batch take the same epochs."""
-    return (a.opt_name, a.base_lr, a.target_accuracy) == (b.opt_name, b.base_lr, b.target_accuracy)
-
-
 @dataclass(frozen=True)
 class Row:
     """A layout.
@@ -125,9 +121,9 @@ class Row:
     def measured_minutes(self) -> float | None:
         """Of the set that was measured, where it trained this recipe to this target; else they are of other epochs."""
         measured = self.measured
-        if not measured or not measured.time_s or not _is_trained_alike(measured.recipe, self.layout.recipe):
+        if not measured or not measured.time_s or not has_same_recipe(measured.recipe, self.layout.recipe):
             return None
-        return measured.time_s / 60
+        return measured.time_s / 60 if measured.recipe.target_accuracy == self.layout.recipe.target_accuracy else None
 
     @property
     def error(self) -> float | None:
