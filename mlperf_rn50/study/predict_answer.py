@@ -266,11 +266,15 @@ def _doubts(base: Base, layout: Layout) -> tuple[str, ...]:
     return tuple(doubts)
 
 
-def _timed_doubts(base: Base) -> tuple[str, ...]:
+def _timed_doubts(base: Base, layout: Layout) -> tuple[str, ...]:
     """What weakens an interval of minutes."""
-    if base.known and len(base.known.converged) > 1:
-        return ()
-    return ('fewer than two runs were measured: how much runs differ is not in the interval',)
+    doubts = []
+    if not base.known or len(base.known.converged) < 2:
+        doubts.append('fewer than two runs were measured: how much runs differ is not in the interval')
+    if layout.num_nodes == 1 < base.num_nodes:
+        doubts.append(f'worked back from {base.num_nodes} nodes: how well it is known what they cost beside computing '
+                      'is not in the interval')
+    return tuple(doubts)
 
 
 def _find_measured(source: Source, layout: Layout) -> KnownSet | None:
@@ -302,7 +306,7 @@ def _row(asked: Asked, source: Source, split: tuple[int, int], costs: Costs) -> 
     layout = Layout(nodes, per_node, chosen.recipe, chosen.epochs)
     found = _predict(source, layout, costs)
     doubts = () if found.refusal else (*found.doubts, *chosen.doubts, *_doubts(source.base, layout),
-                                       *(_timed_doubts(source.base) if found.minutes else ()))
+                                       *(_timed_doubts(source.base, layout) if found.minutes else ()))
     return Row(source.base, replace(found, doubts=doubts), chosen.source, _find_measured(source, layout))
 
 

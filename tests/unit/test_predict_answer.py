@@ -159,6 +159,13 @@ def test_nodes_of_another_size_are_a_doubt():
                                       'them is supposed',)
 
 
+def test_one_node_that_is_worked_back_from_several_is_a_doubt():
+    one, two = rows_of(load_source(['dgxa100_n2_ngc20.06_mxnet']), (1, 8), (2, 8), batches=Batches(is_strong=True))
+    assert one.prediction.doubts == ('worked back from 2 nodes: how well it is known what they cost beside computing is '
+                                     'not in the interval',)
+    assert two.prediction.doubts == ()
+
+
 def test_one_run_says_nothing_of_how_runs_differ():
     one, other = (rows_of(source_of(known(epochs=epochs)), (1, 2))[0].prediction for epochs in ((3,), (3, 3)))
     assert one.minutes and one.doubts == ('fewer than two runs were measured: how much runs differ is not in the '
