@@ -161,8 +161,8 @@ def test_nodes_of_another_size_are_a_doubt():
 
 def test_one_node_that_is_worked_back_from_several_is_a_doubt():
     one, two = rows_of(load_source(['dgxa100_n2_ngc20.06_mxnet']), (1, 8), (2, 8), batches=Batches(is_strong=True))
-    assert one.prediction.doubts == ('worked back from 2 nodes: how well it is known what they cost beside computing is '
-                                     'not in the interval',)
+    assert one.prediction.doubts == ('worked back from 2 nodes: how well it is known what they cost beside computing '
+                                     'is not in the interval',)
     assert two.prediction.doubts == ()
 
 
