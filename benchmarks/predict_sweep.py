@@ -20,7 +20,7 @@ COUNTS = (2, 4, 8)
 RATE = ('rate', '1gbit', 'burst', '512kb', 'latency', '100ms')
 CPUS_PER_HOST, PERIOD_US = 0.2, 20_000  # a short period, so that a rank that waits for its share waits little
 GROUPS = Path('/sys/fs/cgroup')
-VARIABLES = {'OMP_NUM_THREADS': '1', 'HOROVOD_CYCLE_TIME': '5', 'PYTHONPATH': str(ROOT),
+VARIABLES = {'OMP_NUM_THREADS': '1', 'HOROVOD_CYCLE_TIME': '50', 'PYTHONPATH': str(ROOT),
              'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
 
 

@@ -42,8 +42,9 @@ def render_action(action: Action, parser: ArgumentParser) -> str:
 
 def shown_actions(parser: ArgumentParser) -> list[Action]:
     """The arguments of a parser that the page describes."""
-    return [a for a in parser._actions if a.help and a.help != SUPPRESS and a.dest not in ('help', *SECTIONS)
-            and not isinstance(a, _SubParsersAction)]
+    return [a for a in parser._actions if a.help and a.help != SUPPRESS and a.dest != 'help'
+            and not isinstance(a, _SubParsersAction)
+            and not (a.dest in SECTIONS and a.metavar == 'CONFIG')]  # a whole section of the configuration
 
 
 def render_command(name: str, parser: ArgumentParser) -> list[str]:

@@ -1,45 +1,106 @@
-"""Makes the pictures of the report's page for the documentation: light and dark, on a desk and on a phone.
+"""Makes the pictures of the pages for the documentation: the report's, and those of a run that is watched, which it
+trains: scikit-learn's digits with 2 ranks, compared with five runs of before.
 
-Needs the extra `test` and Debian's chromium.
+Needs the extra `test`, Debian's chromium, and for the run all that trains and data/digits.
 
-Usage: python docs/make_pictures.py [FOLDER], which is docs/pictures
+Usage: python docs/make_pictures.py [--only report|watch] [FOLDER], which is docs/pictures
 """
 import io
+import os
 import shutil
-import sys
+import signal
+import subprocess
 import tempfile
+import time
+from argparse import ArgumentParser
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
 
 from mlperf_rn50.cli import main
+from mlperf_rn50.study.live import Follower
+from mlperf_rn50.study.watch_page import dump_page
+from mlperf_rn50.study.watch_terminal import render
 
 _HERE = Path(__file__).parent
-_LOGS = _HERE.parent / 'logs/digits_sweep'
-# By the name of the picture: the screen, and how many pixels of the page's height are shown.
-_SCREENS = {'report': ({'viewport': {'width': 1400, 'height': 900}}, 1250),
-            'report_phone': ({'viewport': {'width': 400, 'height': 860}, 'device_scale_factor': 1.5, 'is_mobile': True,
-                              'has_touch': True}, 1250)}
+_TOP = _HERE.parent
+_LOGS, _RUN = _TOP / 'logs/digits_sweep', Path('logs/digits_cpu/now')
+_TRAIN = ['launch/local.sh', '--ranks-per-node', '2', '--config', 'launch/configs/digits_cpu.yaml', '--run-dir', _RUN,
+          '--run.reference', '[logs/digits_five]', '--checkpoint.period_epochs', '1']
+_SHOWN_EPOCH = 2.2  # of the run; it goes on to the third or fourth
+# By kind: the screen, and how many pixels of the page's height are shown at most.
+_DESK = {'viewport': {'width': 1400, 'height': 900}}, 1250
+_PHONE = {'viewport': {'width': 400, 'height': 860}, 'device_scale_factor': 1.5, 'is_mobile': True,
+          'has_touch': True}, 1250
+_TERMINAL = '''<body style="margin:0;background:{background};color:{foreground}">
+<pre style="margin:0;padding:14px;font:14px/17px 'DejaVu Sans Mono',monospace">{code}</pre></body>'''
 
 
-def make_pictures(folder: Path) -> None:
-    """Writes the pictures, in 256 colours."""
-    with tempfile.TemporaryDirectory() as out, sync_playwright() as playwright:
+def _shoot(browser: Browser, page_path: Path, target: Path, screen: dict, most_px: int, scheme: str) -> None:
+    """Writes a picture of a page in 256 colours."""
+    page = browser.new_page(color_scheme=scheme, **screen)
+    page.goto(page_path.as_uri())
+    height = min(most_px, page.evaluate('document.documentElement.scrollHeight'))
+    clip = {'x': 0, 'y': 0, 'width': screen['viewport']['width'], 'height': height}
+    picture = Image.open(io.BytesIO(page.screenshot(full_page=True, clip=clip))).convert('RGB')
+    picture.quantize(256).save(target, optimize=True)
+    page.close()
+
+
+def make_report_pictures(browser: Browser, folder: Path) -> None:
+    """The report of the committed sweep: light and dark, on a desk and on a phone."""
+    with tempfile.TemporaryDirectory() as out:
         if main(['report', str(_LOGS), '--out', out, '--format', 'html']):
-            sys.exit(1)
+            raise SystemExit(1)
+        for name, (screen, height) in {'report': _DESK, 'report_phone': _PHONE}.items():
+            for scheme in ('light', 'dark'):
+                _shoot(browser, Path(out) / 'report.html',
+                       folder / f'{name}{"_dark" if scheme == "dark" else ""}.png', screen, height, scheme)
+
+
+def make_watch_pictures(browser: Browser, folder: Path) -> None:
+    """A run while it goes on: in a terminal of 100 columns, and its page on a desk and, in the dark, on a phone."""
+    shutil.rmtree(_RUN, ignore_errors=True)
+    training = subprocess.Popen(list(map(str, _TRAIN)), start_new_session=True)
+    try:
+        follower = Follower(_RUN)
+        while ((run := follower.look()).epoch or 0.0) < _SHOWN_EPOCH:
+            if training.poll() is not None:
+                raise SystemExit(f'the training ended with {training.returncode} before its picture was taken')
+            time.sleep(0.5)
+    finally:
+        os.killpg(training.pid, signal.SIGTERM)
+        training.wait()
+    dump_page(run, _RUN, 5.0)
+    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, highlight=False)
+    console.print(render([run], console, None, 34))
+    terminal = _RUN / 'terminal.html'
+    terminal.write_text(console.export_html(theme=MONOKAI, inline_styles=True, code_format=_TERMINAL))
+    window = {'viewport': {'width': 880, 'height': 100}}
+    _shoot(browser, terminal.absolute(), folder / 'watch_terminal.png', window, 900, 'dark')
+    _shoot(browser, (_RUN / 'watch.html').absolute(), folder / 'watch.png', *_DESK, 'light')
+    _shoot(browser, (_RUN / 'watch.html').absolute(), folder / 'watch_phone.png', *_PHONE, 'dark')
+
+
+def make_pictures(folder: Path, only: str | None) -> None:
+    """Writes the pictures."""
+    with sync_playwright() as playwright:
         # Its sandbox wants namespaces, which root in a container has not.
         browser = playwright.chromium.launch(executable_path=shutil.which('chromium'), args=['--no-sandbox'])
-        for name, (screen, height) in _SCREENS.items():
-            for scheme in ('light', 'dark'):
-                page = browser.new_page(color_scheme=scheme, **screen)
-                page.goto((Path(out) / 'report.html').as_uri())
-                clip = {'x': 0, 'y': 0, 'width': screen['viewport']['width'], 'height': height}
-                picture = Image.open(io.BytesIO(page.screenshot(full_page=True, clip=clip))).convert('RGB')
-                picture.quantize(256).save(folder / f'{name}{"_dark" if scheme == "dark" else ""}.png', optimize=True)
-                page.close()
+        if only != 'watch':
+            make_report_pictures(browser, folder)
+        if only != 'report':
+            make_watch_pictures(browser, folder)
         browser.close()
 
 
 if __name__ == '__main__':
-    make_pictures(Path(sys.argv[1]) if len(sys.argv) > 1 else _HERE / 'pictures')
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument('--only', choices=['report', 'watch'])
+    parser.add_argument('folder', nargs='?', type=Path, default=_HERE / 'pictures')
+    given = parser.parse_args()
+    os.chdir(_TOP)
+    make_pictures(given.folder.absolute(), given.only)

@@ -61,6 +61,9 @@ class RunConfig:
         metrics_period_steps: steps between two lines of metrics.jsonl.
         telemetry: sample every node once a second into telemetry_<k>_<host>.jsonl (--telemetry true).
         tensorboard: also write losses, rates, norms and times for TensorBoard, into tensorboard/.
+        reference: run folders or published trees that evaluations are compared with; [] for the published sets that
+            have the recipe, on ImageNet.
+        stop_when_behind: end the run, with a checkpoint, when it is behind its reference runs.
     """
 
     dir: str = 'logs/run'
@@ -78,6 +81,8 @@ class RunConfig:
     metrics_period_steps: int = _key(20, ABOVE_0, 'steps')
     telemetry: bool = False
     tensorboard: bool = False
+    reference: tuple[str, ...] = ()
+    stop_when_behind: bool = False
 
 
 @dataclass(frozen=True)
@@ -352,9 +357,10 @@ def _check_bounds(c: Config) -> None:
 def _check_texts(c: Config) -> None:
     """Raise ConfigError for the first text that holds what steers a terminal, ends a line or has no encoding."""
     for section in SECTIONS:
-        for key, value in vars(getattr(c, section)).items():
-            _require(not isinstance(value, str) or not any(unicodedata.category(x) in _UNPRINTED for x in value),
-                     f'{section}.{key}: got {value!a}, expected text without control characters')
+        for key, values in vars(getattr(c, section)).items():
+            for value in values if isinstance(values, tuple) else (values,):
+                _require(not isinstance(value, str) or not any(unicodedata.category(x) in _UNPRINTED for x in value),
+                         f'{section}.{key}: got {value!a}, expected text without control characters')
 
 
 def check_values(c: Config) -> None:
@@ -387,6 +393,9 @@ def check_values(c: Config) -> None:
     _require(t.init_weights is None or c.run.submission_division == 'open',
              f'train.init_weights: got {t.init_weights} with run.submission_division=closed, expected null; the closed '
              'division starts from drawn weights')
+    _require(not c.run.stop_when_behind or bool(c.run.reference) or d.dataset == IMAGENET and not d.synthetic,
+             f'run.stop_when_behind: got true on {d.dataset}{", synthetic" if d.synthetic else ""} without a '
+             'reference, expected false, or run folders in run.reference; only ImageNet has published ones')
     _require(t.device == 'gpu' or c.model.layout == 'NCHW',
              'model.layout: got NHWC with train.device=cpu, expected NCHW; the CPU convolutions have no NHWC')
     _require(c.model.layout == 'NCHW' or c.model.name.startswith('resnet'),

@@ -1,6 +1,7 @@
 """A configuration from its parts: defaults < YAML file < options."""
 from __future__ import annotations
 
+import json
 from argparse import ArgumentError
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _MAX_BYTES, _MAX_DEPTH = 1 << 18, 8  # of a configuration file
+_PATHS = ('--run.reference',)  # options that take one path or more
 
 
 def check_keys(tree: Any, where: str = '') -> None:
@@ -97,6 +99,25 @@ def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
             action.help = f'{action.help} Expected: {expected[action.dest]}.'
 
 
+def _join_paths(argv: Sequence[str]) -> list[str]:
+    """The words of a command line with each run of words after an option for paths as the one list it stands for."""
+    words: list[str] = []
+    paths: list[str] | None = None  # of the option that is the last word
+    for word in argv:
+        name, equals, value = word.partition('=')
+        if name in _PATHS and not value.startswith('['):
+            paths = [value] if equals else []
+            words.append(word)
+        elif paths is not None and not word.startswith('-') and (paths or not word.startswith('[')):
+            paths.append(word)
+        else:
+            paths = None
+            words.append(word)
+        if paths:
+            words[-1] = f'{words[-1].partition("=")[0]}={json.dumps(paths)}'
+    return words
+
+
 def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
                   namespace: jsonargparse.Namespace | None = None) -> jsonargparse.Namespace:
     """What a parser with the options of a configuration makes of the words of a command line.
@@ -106,7 +127,7 @@ def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
     """
     _check_words(argv)
     try:
-        return parser.parse_args(list(argv), namespace=namespace)
+        return parser.parse_args(_join_paths(argv), namespace=namespace)
     except (ArgumentError, OverflowError) as e:  # the latter for a whole number that is no float
         raise option_error(str(e), parser) from e
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from mlperf_rn50.errors import option_error
@@ -57,6 +58,26 @@ def _price(text: str) -> float:
     if not 0 < value <= 1e9:  # NaN too
         raise ArgumentTypeError(f'got {text}, expected a number above 0, such as 3.5')
     return value
+
+
+def fraction(text: str) -> float:
+    """A type of an option: a Top-1 above 0, up to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:  # NaN too
+        raise ArgumentTypeError(f'got {text:.20}, expected a fraction such as 0.759, not per cent')
+    return value
+
+
+def count(most: int) -> Callable[[str], int]:
+    """A type of an option: a whole number from 1 to one."""
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and 1 <= int(text) <= most):
+            raise ArgumentTypeError(f'got {text:.20}, expected a whole number from 1 to {most}')
+        return int(text)
+    return parse
 
 
 def _describe(doc: str | None) -> str:

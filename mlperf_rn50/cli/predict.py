@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli._colour import has_colour, paint
-from mlperf_rn50.cli._parsers import Parser, add_price_option
+from mlperf_rn50.cli._parsers import Parser, add_price_option, count, fraction
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, option_error
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ EPILOG = """examples:
   mlperf-rn50 predict --validate ../shared/published
 
 SOURCE is a run folder, a study or a tree of published logs; a JSON file of bench train or bench allreduce; or the name
-of a published system. A bench allreduce beside another SOURCE says what joins the nodes.
+of a published system, as round/organisation/system (recipe shows them by batch). A bench allreduce beside another
+SOURCE says what joins the nodes.
 
 Without an option of the batch each accelerator keeps its images (--weak). What is not known is refused, and why.
 The knee is the layout from which on one per cent less time costs more than one per cent more node-hours.
@@ -45,24 +46,16 @@ def _number(low: float, high: float) -> Callable[[str], float]:
     return number
 
 
-def _batch(text: str) -> int:
-    value = int(text)
-    if not 0 < value <= _MAX_BATCH:
-        raise ValueError
-    return value
-
-
-_batch.__name__ = f'whole number from 1 to {_MAX_BATCH}'
-
-
 def make_parser() -> Parser:
     """The options of the command."""
     parser = Parser('predict', __doc__, EPILOG)
-    parser.add_argument('sources', nargs='*', metavar='SOURCE', help='what was measured')
+    parser.add_argument('sources', nargs='*', metavar='SOURCE',
+                        help='what was measured: a folder, a file, or round/organisation/system')
     parser.add_argument('--layouts', nargs='+', metavar='NxM', help='nodes x accelerators (or ranks) on each')
     batch = parser.add_mutually_exclusive_group()
-    batch.add_argument('--global-batch-size', metavar='N', type=_batch, help='images per step')
-    batch.add_argument('--local-batch-size', metavar='N', type=_batch, help='images per step of each accelerator')
+    batch.add_argument('--global-batch-size', metavar='N', type=count(_MAX_BATCH), help='images per step')
+    batch.add_argument('--local-batch-size', metavar='N', type=count(_MAX_BATCH),
+                       help='images per step of each accelerator')
     batch.add_argument('--weak', action='store_true', help='keep the images of each accelerator (default)')
     batch.add_argument('--strong', action='store_true', help='keep the images per step')
     parser.add_argument('--link-gbit-s', metavar='X', type=_number(1e-3, 1e6),
@@ -70,7 +63,7 @@ def make_parser() -> Parser:
                              'allreduce measured it, or one port of 100 Gbit/s between accelerators)')
     add_price_option(parser)
     parser.add_argument('--optimizer', choices=['sgd', 'lars'], help='of the recipes (default: any)')
-    parser.add_argument('--target', metavar='X', type=_number(0, 1),
+    parser.add_argument('--target', metavar='TOP1', type=fraction,
                         help='Top-1 as a fraction (default: that of the source)')
     parser.add_argument('--system', metavar='NAME',
                         help='of a folder with several systems, the one to start from (default: the fewest nodes)')

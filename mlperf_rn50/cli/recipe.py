@@ -6,17 +6,19 @@ outside of them there is none.
 import json
 import os
 import shlex
-from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlperf_rn50.cli._parsers import Parser
+import mlperf_rn50
+from mlperf_rn50.cli._parsers import Parser, count, fraction
 from mlperf_rn50.errors import EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
     from mlperf_rn50.config import Config
+    from mlperf_rn50.study.known import KnownSet
     from mlperf_rn50.study.recipe_differences import Row
     from mlperf_rn50.study.recipes import Choice, Published
 
@@ -26,46 +28,30 @@ EPILOG = """examples:
   mlperf-rn50 recipe --global-batch-size 2500 --optimizer sgd --target 0.749 --format json
   mlperf-rn50 recipe --compare launch/configs/c4140_v100_2node.yaml
 
-The recipes are those of MLPerf Training v0.5 to v1.0 that trained ResNet-50 with MXNet on ImageNet."""
+The recipes are those of MLPerf Training v0.5 to v1.0 that trained ResNet-50 with MXNet on ImageNet.
+
+exit codes: 0 shown or written, 2 a mistake in what was asked for, or no recipe is known at the batch"""
+FORMAT = 'mlperf-rn50 recipe 1'
 _MAX_BATCH = 1_281_167
 
 
 def make_parser() -> Parser:
     """The options of the command."""
     parser = Parser('recipe', __doc__, EPILOG)
-    parser.add_argument('--global-batch-size', type=_count(_MAX_BATCH), metavar='N',
+    parser.add_argument('--global-batch-size', type=count(_MAX_BATCH), metavar='N',
                         help='images per optimizer step over all ranks (default: of the --compare configuration)')
     parser.add_argument('--optimizer', choices=['sgd', 'lars'], help='only recipes of this optimizer (default: both)')
-    parser.add_argument('--target', type=_fraction, metavar='TOP1',
+    parser.add_argument('--target', type=fraction, metavar='TOP1',
                         help='only recipes made for this Top-1 or a higher one, as a fraction; published are 0.749 and '
                              '0.759 (default: all, each with its own)')
-    parser.add_argument('--nodes', type=_count(_MAX_BATCH), metavar='N', help='nodes of the layout to write for')
-    parser.add_argument('--ranks-per-node', type=_count(_MAX_BATCH), metavar='N', help='ranks (GPUs) of each node')
+    parser.add_argument('--nodes', type=count(_MAX_BATCH), metavar='N', help='nodes of the layout to write for')
+    parser.add_argument('--ranks-per-node', type=count(_MAX_BATCH), metavar='N', help='ranks (GPUs) of each node')
     parser.add_argument('--out', metavar='FILE', help='write a configuration for train there; it must not exist')
     parser.add_argument('--compare', metavar='CONFIG',
                         help='show every value of this configuration beside those of the recipes')
     parser.add_argument('--format', choices=['table', 'json'], default='table',
                         help='what goes to the standard output (default: table)')
     return parser
-
-
-def _count(most: int) -> Callable[[str], int]:
-    """A reader of whole numbers from 1 to one."""
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 20 and 1 <= int(text) <= most):
-            raise ArgumentTypeError(f'got {text:.20}, expected a whole number from 1 to {most}')
-        return int(text)
-    return parse
-
-
-def _fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise ArgumentTypeError(f'got {text:.20}, expected a fraction such as 0.759, not per cent')
-    return value
 
 
 @dataclass(frozen=True)
@@ -172,11 +158,11 @@ def _letter(place: int) -> str:
     return chr(ord('A') + place) if place < 26 else f'#{place + 1}'
 
 
-def _layout(known: Any) -> str:
-    """Nodes x accelerators of each."""
+def _layout(known: 'KnownSet') -> str:
+    """Nodes x accelerators of each, as predict names layouts."""
     if not known.num_accelerators:
-        return f'{known.num_nodes} x CPU'
-    return f'{known.num_nodes} x {known.num_accelerators // (known.num_nodes or 1)}'
+        return f'{known.num_nodes}, CPUs'
+    return f'{known.num_nodes}x{known.num_accelerators // (known.num_nodes or 1)}'
 
 
 def _systems_table(recipes: Sequence['Published']) -> str:
@@ -192,7 +178,7 @@ def _systems_table(recipes: Sequence['Published']) -> str:
                          known.org or '-', known.name, _layout(known), f'{100 * published.target:.4g} %',
                          ' '.join('-' if e is None else str(e) for e in epochs),
                          f'{sum(e is not None for e in epochs)} of {len(epochs)}'])
-    head = ['', 'batch', 'round', 'organisation', 'system', 'nodes x acc.', 'target', 'epochs', 'converged']
+    head = ['', 'batch', 'round', 'organisation', 'system', 'layout', 'target', 'epochs', 'converged']
     return tabulate([[printable(text) for text in row] for row in rows], head, disable_numparse=True,
                     colalign=['left', 'right', *['left'] * 7])
 
@@ -233,13 +219,23 @@ def _render(answer: _Answer) -> str:
 
 def _compared_notes(answer: _Answer, config: 'Config') -> list[str]:
     """What the marks mean, what no key says, and what train would say."""
+    from mlperf_rn50.study.recipe_differences import is_imagenet
     whose = 'with your optimizer' if any(p.recipe.opt_name == config.optimizer.name for p in answer.recipes) else \
         'here, and none has your optimizer'
     notes = [f'* no recipe {whose} has this value (end and length of a schedule: with the same kind of schedule)',
              'Colours: the submissions changed none of a training image, but for mean and std; nor does train.',
              f'Files: no log says how the images were stored. Yours: {_images_of(config)}.']
+    if not is_imagenet(config):
+        return [*notes, '', f'The recipes are of ResNet-50 on ImageNet; yours trains {_trained(config)}: what holds '
+                            'there need not hold here, and train compares nothing.']
     said = [f'- {d}' for d in answer.deviations] or ['- nothing: train would not warn']
     return [*notes, '', 'What no published set of like batch had that converged:', *said]
+
+
+def _trained(config: 'Config') -> str:
+    """The network and the data of a configuration that is not one for ImageNet."""
+    data = 'synthetic images' if config.data.synthetic else config.data.dataset
+    return f'{config.model.name} on {config.data.num_train:,} images of {data}'
 
 
 def _images_of(config: 'Config') -> str:
@@ -255,7 +251,7 @@ def _images_of(config: 'Config') -> str:
         return f'not known, as {path} is no manifest of prepare'
     if size is None:
         return 'as they were, byte for byte'
-    return f'made smaller by prepare, to {printable(str(size))[:10]} pixels of the shorter side, as JPEG again'
+    return f'made smaller by prepare, to {printable(str(size))[:10]} pixels of the shorter side, as JPEG of quality 95'
 
 
 def _choice_lines(choice: 'Choice') -> list[str]:
@@ -266,7 +262,7 @@ def _choice_lines(choice: 'Choice') -> list[str]:
     lines = [f'To train with ({choice.kind}): {r.opt_name}, learning rate {r.base_lr:g}, warm-up {r.warmup_epochs:g} '
              f'epochs, {length}, weight decay {r.weight_decay:g}.',
              f'Expected: {choice.epochs:.3g} epochs to {100 * choice.target:.4g} % (theirs '
-             f'{range_text(choice.epochs_range)}); {choice.num_converged} of {choice.num_runs} runs reached it.',
+             f'{range_text(choice.epochs_range)}); {choice.num_converged} of their {choice.num_runs} runs reached it.',
              f'Source: {choice.said_by}.']
     if choice.kind == 'between':
         lines.append('No set is known that was trained at this batch: learning rate, warm-up and schedule lie between.')
@@ -294,6 +290,7 @@ def _choice_json(choice: 'Choice | None') -> dict[str, Any] | None:
 def _to_json(answer: _Answer) -> dict[str, Any]:
     rows = [{'key': row.key, 'own': row.own and row.own.value, 'is_alone': row.is_alone,
              'published': [{'value': c.value, 'is_logged': c.is_logged} for c in row.published]} for row in answer.rows]
-    return {'global_batch_size': answer.batch, 'target_accuracy': answer.target, 'is_at_batch': answer.is_at_batch,
+    return {'format': FORMAT, 'version': mlperf_rn50.__version__,
+            'global_batch_size': answer.batch, 'target_accuracy': answer.target, 'is_at_batch': answer.is_at_batch,
             'published': [_published_json(p) for p in answer.recipes], 'choice': _choice_json(answer.choice),
             'comparison': rows if answer.config else None, 'deviations': list(answer.deviations)}

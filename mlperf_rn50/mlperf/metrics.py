@@ -71,6 +71,20 @@ def _learning_rate(record: dict[str, Any]) -> tuple[float, float] | None:
     return None if time_s is None or learning_rate is None else (time_s, learning_rate)
 
 
+def read_curve(path: Path) -> list[tuple[int, float]]:
+    """(epochs trained, Top-1 as a fraction) of every evaluation, from a metrics.jsonl.
+
+    One that is there twice, as after a resume, counts as it was done last.
+    """
+    found: dict[int, float] = {}
+    for _, record in _records(path, 'num_top1'):
+        epoch, num = integer(record.get('epoch'), 1, 10**6), integer(record.get('num_images'), 1, 10**12)
+        correct = integer(record.get('num_top1'), 0, num) if num else None
+        if epoch and num and correct is not None:
+            found[epoch] = correct / num
+    return sorted(found.items())
+
+
 def _by_host(record: dict[str, Any], name: str) -> dict[str, int]:
     """Bytes by host, as a record has them under a name."""
     found = record.get(name)

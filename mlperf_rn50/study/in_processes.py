@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from types import MappingProxyType
@@ -53,7 +54,7 @@ def map_in_processes(function: Callable[[_Item], _Result], items: Sequence[_Item
     Args:
         function: of a module, so that it can be named to another process; it raises nothing.
     """
-    if len(items) <= _MANY or _num_processors() < 2:
+    if len(items) <= _MANY or _num_processors() < 2 or threading.active_count() > 1:  # threads survive no fork
         return _map_part(function, items)
     parts = [items[i:i + _AT_ONCE] for i in range(0, len(items), _AT_ONCE)]
     pool = ProcessPoolExecutor(min(_num_processors(), _MAX_PROCESSES, len(parts)), initializer=_follow_parent)

@@ -183,9 +183,9 @@ def eval_grid(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[int | None
 def _decay_epochs(steps: float | None, batch: int, samples: int | None, warmup: float | None) -> float | None:
     """Epochs of the whole schedule, from the number that a log gives: of epochs, or of steps after the warm-up.
 
-    None where nobody would train so long.
+    Logs of other data than ImageNet are this program's, which writes steps. None where nobody would train so long.
     """
-    if steps is None or steps <= _MAX_EPOCHS:
+    if steps is None or samples in (None, IMAGENET_TRAIN) and steps <= _MAX_EPOCHS:
         return steps
     epochs = steps / math.ceil((samples or IMAGENET_TRAIN) / batch) + (warmup or 0.0)
     return epochs if epochs <= _MAX_SCHEDULE else None

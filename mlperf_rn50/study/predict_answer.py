@@ -9,6 +9,7 @@ from mlperf_rn50.study.known import KnownSet, Recipe
 from mlperf_rn50.study.predict import Base, Costs, Epochs, Layout, Link, Prediction, costs_for, predict_layout
 from mlperf_rn50.study.predict_sources import Source
 from mlperf_rn50.study.recipes import choose_recipe
+from mlperf_rn50.study.reference import has_same_recipe
 
 # How many times more or fewer images a step of an accelerator may have than was measured, without a word of doubt.
 _ALIKE = 2
@@ -88,7 +89,7 @@ class Row:
 
     Args:
         recipe_source: who says the recipe.
-        measured: a set of this layout and batch; None where none was.
+        measured: a set of this layout and batch; None where none was. Its recipe may be another one.
     """
 
     base: Base
@@ -118,7 +119,11 @@ class Row:
 
     @property
     def measured_minutes(self) -> float | None:
-        return self.measured.time_s / 60 if self.measured and self.measured.time_s else None
+        """Of the set that was measured, where it trained this recipe to this target; else they are of other epochs."""
+        measured = self.measured
+        if not measured or not measured.time_s or not has_same_recipe(measured.recipe, self.layout.recipe):
+            return None
+        return measured.time_s / 60 if measured.recipe.target_accuracy == self.layout.recipe.target_accuracy else None
 
     @property
     def error(self) -> float | None:
@@ -245,11 +250,31 @@ def published_recipe(batch: int, optimizer: str | None, target: float | None) ->
 
 
 def _doubts(base: Base, layout: Layout) -> tuple[str, ...]:
+    """What weakens a prediction, but for its recipe."""
+    doubts = []
     local, measured = layout.local_batch_size, base.global_batch_size / base.num_units
-    if measured / _ALIKE <= local <= measured * _ALIKE:
-        return ()
-    return (f'{local:g} images per {unit_name(base)[:-1]} and step, where {measured:g} were measured: that computing '
-            'is in proportion to them is supposed',)
+    if not measured / _ALIKE <= local <= measured * _ALIKE:
+        doubts.append(f'{local:g} images per {unit_name(base)[:-1]} and step, where {measured:g} were measured: that '
+                      'computing is in proportion to them is supposed')
+    units, measured = layout.units_per_node, base.num_units / base.num_nodes
+    if units != measured and base.has_accelerators:
+        doubts.append(f'nodes with {units} accelerators, where such with {measured:g} were measured: their node-hours '
+                      'are others, and so is a price')
+    elif units > measured:
+        doubts.append(f'{units} ranks on a node, where {measured:g} were measured: that it has processors for all of '
+                      'them is supposed')
+    return tuple(doubts)
+
+
+def _timed_doubts(base: Base, layout: Layout) -> tuple[str, ...]:
+    """What weakens an interval of minutes."""
+    doubts = []
+    if not base.known or len(base.known.converged) < 2:
+        doubts.append('fewer than two runs were measured: how much runs differ is not in the interval')
+    if layout.num_nodes == 1 < base.num_nodes:
+        doubts.append(f'worked back from {base.num_nodes} nodes: how well it is known what they cost beside computing '
+                      'is not in the interval')
+    return tuple(doubts)
 
 
 def _find_measured(source: Source, layout: Layout) -> KnownSet | None:
@@ -280,7 +305,8 @@ def _row(asked: Asked, source: Source, split: tuple[int, int], costs: Costs) -> 
         return Row(source.base, Prediction(Layout(nodes, per_node, Recipe(None, batch)), str(e)))
     layout = Layout(nodes, per_node, chosen.recipe, chosen.epochs)
     found = _predict(source, layout, costs)
-    doubts = () if found.refusal else (*found.doubts, *chosen.doubts, *_doubts(source.base, layout))
+    doubts = () if found.refusal else (*found.doubts, *chosen.doubts, *_doubts(source.base, layout),
+                                       *(_timed_doubts(source.base, layout) if found.minutes else ()))
     return Row(source.base, replace(found, doubts=doubts), chosen.source, _find_measured(source, layout))
 
 

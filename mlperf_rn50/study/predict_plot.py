@@ -127,11 +127,11 @@ def _colours(by_units: dict[int, list[Row]]) -> list[str]:
 def _notes(answer: Answer, sets: Sequence[KnownSet]) -> list[str]:
     refused = [r.layout.name for r in answer.rows if r.prediction.refusal]
     batches = {(k.num_nodes, k.num_units): k.recipe.global_batch_size for k in sets}
-    other = [r.layout.name for r in answer.rows if not r.measured
+    other = [r.layout.name for r in answer.rows if (not r.measured or r.minutes and not r.measured_minutes)
              and (r.layout.num_nodes, r.layout.num_units) in batches]
     return [*([f'Refused: {", ".join(refused[:_MAX_REFUSED])}' + (' and others' if refused[_MAX_REFUSED:] else '')]
               if refused else []),
-            *([f'Measured with another batch than predicted: {", ".join(other)}'] if other else [])]
+            *([f'Measured with another batch or recipe than predicted: {", ".join(other)}'] if other else [])]
 
 
 def draw_prediction(answer: Answer) -> Picture | None:

@@ -105,6 +105,7 @@ class Source:
         sets: what was measured of the same kind, the base's among it.
         notes: what was chosen, and what was not measured.
         power: of a node of the base; None where nobody measured it.
+        gradients: their bytes, and what they are.
     """
 
     base: Base
@@ -112,6 +113,7 @@ class Source:
     sets: tuple[KnownSet, ...] = ()
     notes: tuple[str, ...] = ()
     power: Power | None = None
+    gradients: tuple[int, str] = (_FLOAT32_BYTES, 'float32 gradients of ResNet-50')
 
 
 class _Object:
@@ -364,9 +366,9 @@ def _exchange_link(base: Base, bench: Bench, x: MeasuredExchange) -> Link:
                 f'{source}; of its {1e3 * x.time_s:.1f} ms a step there shows {1e3 * max(shown_s, 0.0):.1f}')
 
 
-def _find_link(base: Base, bench: Bench | None, gbit_s: float | None, gradients: tuple[int, str]
-               ) -> tuple[Link | None, tuple[str, ...]]:
+def _find_link(source: Source, bench: Bench | None, gbit_s: float | None) -> tuple[Link | None, tuple[str, ...]]:
     """What joins the nodes: as asked for, as measured, or as published systems have it; and what to know of it."""
+    base = source.base
     measured = bench and bench.exchange and _exchange_link(base, bench, bench.exchange)
     notes: tuple[str, ...] = ()
     if measured and bench and bench.exchange and bench.exchange.num_hosts == 1:
@@ -375,7 +377,8 @@ def _find_link(base: Base, bench: Bench | None, gbit_s: float | None, gradients:
     if gbit_s and measured:
         return replace(measured, gbit_s=gbit_s, source='--link-gbit-s, gradients as bench allreduce has them'), notes
     if gbit_s:
-        return Link(gbit_s, gradients[0], False, f'--link-gbit-s, {gradients[1]} are supposed'), notes
+        num_bytes, of = source.gradients
+        return Link(gbit_s, num_bytes, False, f'--link-gbit-s, {of} are supposed'), notes
     if measured or notes:
         return measured or None, notes
     return (published_link(), ()) if base.has_accelerators else (None, ())
@@ -430,41 +433,45 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
     exchanges = [b for b in benches if b.exchange]
     _check_starts(words, bool(folders) + len(published) + len(steps), len(exchanges), system, bool(folders))
     exchange = exchanges[0] if exchanges else None
-    sets: tuple[KnownSet, ...] = ()
-    notes: tuple[str, ...] = ()
-    power = step = None
     if folders:
-        systems = load_systems(folders)
-        base, sets, notes = _from_systems(systems, system, per_node)
-        power = next((power_of(s) for s in systems if str(s.folder) == base.source), None)
+        source = _from_systems(load_systems(folders), system, per_node)
     elif published:
-        base, sets = _from_published(published[0])
-    elif steps:
-        step = _choose_step(steps[0], per_node, local_batch_size)
-        base, notes = _base_of_step(step, steps[0].path, steps[0].has_accelerators)
-    elif exchange and exchange.exchange:
-        base, notes = _base_of_exchange(exchange, exchange.exchange)
-    gradients = step.gradients if step else _gradients_of(base)
-    link, more = _find_link(base, exchange, gbit_s, gradients)
+        source = _from_published(published[0])
+    else:
+        source = _from_bench(steps[0] if steps else None, exchange, per_node, local_batch_size)
+    link, notes = _find_link(source, exchange, gbit_s)
     if link == published_link() and not published:
-        more = (*more, _ASSUMED)
-    return Source(base, link, sets, (*notes, *more), power)
+        notes = (*notes, _ASSUMED)
+    return replace(source, link=link, notes=(*source.notes, *notes))
 
 
-def _from_systems(systems: Sequence[System], system: str | None, per_node: int | None
-                  ) -> tuple[Base, tuple[KnownSet, ...], tuple[str, ...]]:
-    known, sets = choose_set(systems, system, per_node)
+def _from_systems(systems: Sequence[System], name: str | None, per_node: int | None) -> Source:
+    known, sets = choose_set(systems, name, per_node)
     base = base_of(known)
     assert base is not None  # choose_set takes no other
-    notes = () if len(sets) == 1 or system else (
+    notes = () if len(sets) == 1 or name else (
         f'{known.name} of {len(sets)} systems is started from: it has the fewest nodes',)
-    return base, tuple(sets), notes
+    power = next((power_of(s) for s in systems if str(s.folder) == known.source), None)
+    return Source(base, None, tuple(sets), notes, power, _gradients_of(base))
 
 
-def _from_published(known: KnownSet) -> tuple[Base, tuple[KnownSet, ...]]:
+def _from_published(known: KnownSet) -> Source:
     """A published system, and those that are predicted from it to judge the model."""
     base = base_of(known)
     if base is None:
         raise ConfigError(f'{full_name(known)}: its logs do not tell the times that a prediction starts from')
     sets = load_published()
-    return base, (known, *(s for s in sets if s is not known and (s.num_nodes or 0) > 1 and base_for(s, sets) is known))
+    others = [s for s in sets if s is not known and (s.num_nodes or 0) > 1 and base_for(s, sets) is known]
+    return Source(base, None, (known, *others), gradients=_gradients_of(base))
+
+
+def _from_bench(steps: Bench | None, exchange: Bench | None, per_node: int | None,
+                local_batch_size: int | None) -> Source:
+    """The step of bench train, or else the one that bench allreduce has."""
+    if steps:
+        step = _choose_step(steps, per_node, local_batch_size)
+        base, notes = _base_of_step(step, steps.path, steps.has_accelerators)
+        return Source(base, None, (), notes, gradients=step.gradients)
+    assert exchange and exchange.exchange  # one of both is there
+    base, notes = _base_of_exchange(exchange, exchange.exchange)
+    return Source(base, None, (), notes)

@@ -1,13 +1,14 @@
 """What a prediction says, for every form of it: tables with where their numbers come from, and JSON."""
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import mlperf_rn50
 from mlperf_rn50.study.known import Recipe
 from mlperf_rn50.study.predict import Costs, Link
 from mlperf_rn50.study.predict_answer import Answer, Row, unit_name
-from mlperf_rn50.study.predict_validation import Validation
+from mlperf_rn50.study.predict_validation import Validation, costs_text
 from mlperf_rn50.study.report_tables import Cell, Table, _figures, money
 from mlperf_rn50.study.report_text import render_section
 
@@ -68,7 +69,7 @@ def answer_table(answer: Answer) -> Table:
     title = 'Time to train' if answer.timed or answer.is_refused else 'Throughput'
     return _table(title, rows, '' if answer.is_refused else
                   'Efficiency: images/s of each against those of the source.'
-                  + (f' Cost: {answer.price:g} for a node-hour.' if answer.price is not None else '')
+                  + (f' Cost: {answer.price:g} for a node-hour.' if answer.price is not None and answer.timed else '')
                   + (' Off by: predicted over measured.' if any(r.error is not None for r in answer.rows) else ''))
 
 
@@ -152,10 +153,7 @@ def _link_line(link: Link | None) -> str:
 def _costs_line(costs: Costs) -> str:
     if not costs.step_s and costs.outside_s is None:
         return 'Other costs on several nodes: none are supposed'
-    return (f'Other costs on several nodes: {1e3 * costs.step_s:.1f} ± {1e3 * costs.step_spread_s:.1f} ms a step, '
-            f'first epoch and gaps {costs.outside_s or 0.0:.1f} s ({costs.outside_low_s:.1f} to '
-            f'{costs.outside_high_s:.1f}), epochs {100 * costs.epochs_low:.0f} to 100 % of a schedule; from '
-            f'{costs.source}')
+    return f'Other costs on several nodes: {costs_text(costs)}'
 
 
 def _power_lines(answer: Answer) -> list[str]:
@@ -173,7 +171,7 @@ def _error_line(answer: Answer, validation: Validation) -> str:
     number = len(validation.predicted)
     if validation.median_error is None or validation.high_error is None:
         return 'Error of the model: not known'
-    return (f'Error of the model on {number} published systems that its constants are not from: '
+    return (f'Error of the model on {number} published systems, each with the costs of other rounds: '
             f'{100 * validation.median_error:.1f} % (median), {100 * validation.high_error:.1f} % (90th percentile); '
             f'the interval held {validation.num_held} of {number} times')
 
@@ -209,20 +207,11 @@ def render_tables(answer: Answer, validation: Validation, is_markdown: bool = Fa
                           notes_of(answer), is_markdown, title)
 
 
-def _recipe_object(recipe: Recipe) -> dict[str, Any]:
-    return {'optimizer': recipe.opt_name, 'base_lr': recipe.base_lr, 'warmup_epochs': recipe.warmup_epochs,
-            'decay': recipe.decay, 'decay_epochs': recipe.decay_epochs,
-            'step_epochs': list(recipe.step_epochs) if recipe.step_epochs else None, 'end_lr': recipe.end_lr,
-            'weight_decay': recipe.weight_decay, 'momentum': recipe.momentum,
-            'label_smoothing': recipe.label_smoothing, 'target_accuracy': recipe.target_accuracy,
-            'eval_period': recipe.eval_period}
-
-
 def _row_object(answer: Answer, row: Row) -> dict[str, Any]:
     p, layout = row.prediction, row.layout
     return {'layout': layout.name, 'num_nodes': layout.num_nodes, 'units_per_node': layout.units_per_node,
             'global_batch_size': layout.recipe.global_batch_size or None, 'refusal': p.refusal,
-            'recipe': None if p.refusal else _recipe_object(layout.recipe),
+            'recipe': None if p.refusal else asdict(layout.recipe),
             'recipe_source': row.recipe_source or None,
             'epochs': p.epochs.mean if p.epochs else None, 'epochs_low': p.epochs.low if p.epochs else None,
             'epochs_high': p.epochs.high if p.epochs else None, 'epochs_source': p.epochs.source if p.epochs else None,
@@ -251,7 +240,8 @@ def predict_object(answer: Answer, validation: Validation) -> dict[str, Any]:
                           'source': link.source},
         'costs': {'step_s': costs.step_s, 'step_spread_s': costs.step_spread_s, 'outside_s': costs.outside_s,
                   'source': costs.source},
-        'validation': _validation_object(validation) if base.has_accelerators else None, 'price': answer.price,
+        'validation': _validation_object(validation) if base.has_accelerators else None,
+        'price_per_node_hour': answer.price,
         'node_watts': answer.source.power.watts if answer.source.power else None,
         'predictions': [_row_object(answer, r) for r in answer.rows],
         **{name: row.layout.name if row else None

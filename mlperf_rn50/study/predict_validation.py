@@ -97,10 +97,10 @@ class Validation:
 
 def _unpaired(target: KnownSet, sets: Sequence[KnownSet]) -> str:
     """Why a set has none to be predicted from."""
-    kind = target.accelerator or 'an accelerator that nobody names'
+    kind = f'with {target.accelerator}' if target.accelerator else 'like it (its accelerator is not named)'
     timeless = [s.name for s in sets if is_pair(s, target) and not base_of(s)]
     why = f', but {timeless[0]}, whose logs do not tell the times of a run that ended' if timeless else ''
-    return f'unpaired: no one-node set of {target.org or "its maker"} with {kind}{why}'
+    return f'unpaired: no one-node set of {target.org or "its maker"} {kind}{why}'
 
 
 def _judge(target: KnownSet, sets: Sequence[KnownSet]) -> Judged:
@@ -146,12 +146,19 @@ def _cells(judged: Judged) -> list[str]:
             f'{100 * judged.error:+.1f} %', is_held]
 
 
+def costs_text(costs: Costs) -> str:
+    """What several nodes cost beside computing and exchange, and who says so."""
+    low = 100 * costs.epochs_low
+    epochs = 'as many epochs as a schedule has' if low >= 99.5 else f'{low:.0f} to 100 % of the epochs of a schedule'
+    return (f'{1e3 * costs.step_s:.1f} ± {1e3 * costs.step_spread_s:.1f} ms a step, first epoch and gaps '
+            f'{costs.outside_s or 0.0:.1f} s ({costs.outside_low_s:.1f} to {costs.outside_high_s:.1f}), {epochs}; '
+            f'from {costs.source}')
+
+
 def _constants(validation: Validation) -> list[str]:
     """What the predictions were made with, of each round."""
     all_costs = dict.fromkeys((j.target.round, j.costs) for j in validation.predicted if j.costs)
-    return [f'{name}: a step on several nodes costs {1e3 * c.step_s:.1f} ± {1e3 * c.step_spread_s:.1f} ms more, first '
-            f'epoch and gaps {c.outside_s or 0.0:.1f} s ({c.outside_low_s:.1f} to {c.outside_high_s:.1f}), epochs '
-            f'{100 * c.epochs_low:.0f} to 100 % of the schedule; from {c.source}' for name, c in all_costs]
+    return [f'{name}: {costs_text(c)}' for name, c in all_costs]
 
 
 def render_validation(validation: Validation, is_markdown: bool = False) -> str:
@@ -175,6 +182,6 @@ def render_validation(validation: Validation, is_markdown: bool = False) -> str:
     if not validation.predicted:
         return '\n'.join(lines).rstrip()
     lines += ['', f'Ring all-reduce of {PUBLISHED_BYTES / 1e6:.0f} MB (float16 gradients) at {PUBLISHED_GBIT_S:g} '
-              'Gbit/s (one port), nothing hidden. Each round is predicted with the costs of the others only:',
+              'Gbit/s (one port), nothing hidden. Other costs on several nodes, of each round from other rounds only:',
               *_constants(validation)]
     return '\n'.join(lines)

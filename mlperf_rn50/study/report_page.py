@@ -3,15 +3,13 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from urllib.parse import quote
-
-from jinja2 import Environment, StrictUndefined
 
 import mlperf_rn50
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.convergence import System
+from mlperf_rn50.study.page import page_template
 from mlperf_rn50.study.report_picture import GRID, INK, Picture, render_svg
 from mlperf_rn50.study.report_tables import (
     Cell,
@@ -169,12 +167,9 @@ def _title(studies: Sequence[Study]) -> str:
 
 def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder: Path) -> str:
     """The report as a page with the pictures of each study; its links are relative to the folder it will lie in."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-                              finalize=lambda v: printable(v) if type(v) is str else v)
-    template = environment.from_string(resources.files('mlperf_rn50.study').joinpath('report_page.html').read_text())
     sources = _Sources()
     overview = overview_table(studies)
-    return template.render(
+    return page_template('report_page.html').render(
         title=_title(studies), overview=_table(overview, 'systems', sources) if overview else None,
         sections=[_section(i, s, p, sources) for i, (s, p) in enumerate(zip(studies, drawn), start=1)],
         quotes=sources.quotes(folder), version=mlperf_rn50.__version__)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mlperf_rn50.config import Config
+from mlperf_rn50.study.reference import Band, Reference, Standing
 from mlperf_rn50.train.changes import Change
 from mlperf_rn50.train.plan import Plan
 
@@ -166,6 +167,31 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class ReferenceFound:
+    """What the evaluations of a run are compared with.
+
+    Args:
+        reference: None where there is nothing.
+        bands: of the reference, at the evaluations that are planned.
+        reference_epochs: at which its runs came to the target.
+        text: all this in a line, or why there is nothing.
+    """
+
+    reference: Reference | None
+    bands: Sequence[Band]
+    reference_epochs: Sequence[int]
+    text: str
+
+
+@dataclass(frozen=True)
+class Compared:
+    """An evaluation beside the reference runs; its epochs are epochs trained. is_new: whether the alarm is."""
+
+    standing: Standing
+    is_new: bool
+
+
+@dataclass(frozen=True)
 class RanksTimed:
     """What the steps since the last evaluation took each rank.
 
@@ -211,7 +237,8 @@ class Ended:
 
 
 Event = (Opened | InitStarted | Built | InitStopped | RunStarted | Resumed | EpochStarted | StepDone | EpochDone
-         | RecordsRead | EvalStarted | Evaluated | RanksTimed | Saving | Alive | Warned | Ended)
+         | RecordsRead | EvalStarted | Evaluated | ReferenceFound | Compared | RanksTimed | Saving | Alive | Warned
+         | Ended)
 
 
 class Sink(Protocol):

@@ -13,6 +13,7 @@ import mxnet as mx
 
 from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, RankLost, RunFailed, StorageError
+from mlperf_rn50.study.reference import Reference
 from mlperf_rn50.train import checkpoint, events
 from mlperf_rn50.train.agreement import check_agreement, find_stragglers
 from mlperf_rn50.train.comm import Comm
@@ -28,6 +29,7 @@ from mlperf_rn50.train.start import (
     StopRequest,
     find_hosts,
     hold_run,
+    load_reference,
     load_resumption,
     nodes_of,
     open_sinks,
@@ -93,23 +95,24 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
         if resume:
             held.enter_context(hold_run(comm, resume[0], position))
         resumption = load_resumption(comm, *resume) if resume else None
+        reference = load_reference(comm, config)
         hosts = find_hosts(comm)
         plan, progress = plan_run(config, comm, nodes_of(hosts), resumption, is_elastic, allowed)
         folder = resume[0] if resume else RunFolder(Path(config.run.dir), progress.result_index)
         if not resume:
             held.enter_context(hold_run(comm, folder, position))
-        return train_in(folder, config, comm, hosts, position, stop, resumption, plan, progress, warnings)
+        return train_in(folder, config, comm, hosts, position, stop, resumption, plan, progress, warnings, reference)
 
 
 def train_in(folder: RunFolder, config: Config, comm: Comm, hosts: Sequence[Host], position: Position,
              stop: StopRequest, resumption: Resumption | None, plan: Plan, progress: Progress,
-             warnings: Sequence[str] = ()) -> Outcome:
+             warnings: Sequence[str] = (), reference: Reference | None = None) -> Outcome:
     """Trains in a run folder that is held."""
     sinks = open_sinks(config, comm, folder, position, resumption is not None, progress.step)
     try:
         for text in warnings:
             sinks.see(events.Warned(text))
-        run = start(config, comm, hosts, position, stop, resumption, folder, plan, progress, sinks)
+        run = start(config, comm, hosts, position, stop, resumption, folder, plan, progress, sinks, reference)
         resumption = None  # its arrays are where they belong
         return train_to_target(run)
     except mx.MXNetError as e:
@@ -151,6 +154,9 @@ def run_epochs(run: Run) -> Outcome:
             accuracy = evaluate_epoch(run, epoch, first_epoch)
             if accuracy.top1 >= plan.config.train.target_accuracy:
                 return end(run, 'converged', epoch + 1)
+            if is_to_end(run):
+                save(run)
+                return end(run, 'aborted', None)
             first_epoch = epoch + 1
         is_asked = run.comm.sum([run.stop.is_set])[0] > 0
         if is_asked or is_checkpoint_due(run):
@@ -213,6 +219,8 @@ def evaluate_epoch(run: Run, epoch: int, first_epoch: int) -> Accuracy:
     result = evaluate(trainer.eval_net, run.eval_data(), num_val, run.comm, lambda: run.sinks.see(events.Alive()))
     time_s = run.clock.now_s()
     run.sinks.see(events.Evaluated(epoch, first_epoch, time_s, result.num_top1, result.num_top5, result.num_images))
+    if compared := run.course.evaluated(epoch + 1, result.top1, time_s):
+        run.sinks.see(compared)
     check_agreement(run.comm, trainer.digests(), epoch)
     run.keeper.evaluated(run.progress.step, result)
     if run.comm.rank == 0 and (result.top1 > run.progress.best_top1 or not run.keeper.has_best()):
@@ -220,6 +228,11 @@ def evaluate_epoch(run: Run, epoch: int, first_epoch: int) -> Accuracy:
     run.progress.best_top1 = max(run.progress.best_top1, result.top1)
     time_ranks(run, epoch)
     return result
+
+
+def is_to_end(run: Run) -> bool:
+    """Whether the run is behind its reference, as rank 0 knows, and is to end for it."""
+    return run.plan.config.run.stop_when_behind and run.comm.sum([run.course.is_behind])[0] > 0
 
 
 def time_ranks(run: Run, epoch: int) -> None:

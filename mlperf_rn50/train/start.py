@@ -19,11 +19,13 @@ from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
 from mlperf_rn50.mlperf.writer import RunLog
 from mlperf_rn50.model.weights import load_weights, set_weights
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
+from mlperf_rn50.study.reference import Reference
 from mlperf_rn50.system.page_cache import drop_page_cache
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train import checkpoint, events
 from mlperf_rn50.train.changes import check_changes, find_changes
 from mlperf_rn50.train.comm import Comm
+from mlperf_rn50.train.course import Course, find_reference, open_course, tell_reference
 from mlperf_rn50.train.keep import Keeper
 from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
 from mlperf_rn50.train.progress import Progress, parse_progress
@@ -91,6 +93,7 @@ class Run:
         train_data: training batches without end, from progress.step on.
         eval_data: starts a pass over the validation set.
         clock: goes from the start of the run on.
+        course: its evaluations beside those of reference runs, which rank 0 has.
     """
 
     plan: Plan
@@ -106,6 +109,7 @@ class Run:
     train_data: Iterator[Batch]
     eval_data: Callable[[], Iterator[Batch]]
     clock: Clock
+    course: Course
 
     @property
     def num_hosts(self) -> int:
@@ -182,6 +186,20 @@ def load_resumption(comm: Comm, run: RunFolder, path: Path) -> Resumption:
         return [str(found.path), asdict(found.progress)]
     name, before = from_rank_0(comm, load)
     return own[0] if own else Resumption(Path(name), parse_progress(before), None)
+
+
+def load_reference(comm: Comm, config: Config) -> Reference | None:
+    """What the run is compared with, which rank 0 alone reads and has.
+
+    Raises:
+        UserError: what was named cannot be read, or compared with; on every rank.
+    """
+    own: list[Reference | None] = [None]
+
+    def find() -> None:
+        own[0] = find_reference(config, comm.world_size)
+    from_rank_0(comm, find)
+    return own[0]
 
 
 def plan_run(config: Config, comm: Comm, nodes: Sequence[int], resumption: Resumption | None,
@@ -298,7 +316,7 @@ def nodes_of(hosts: Sequence[Host]) -> list[int]:
 
 def start(config: Config, comm: Comm, hosts: Sequence[Host], position: Position, stop: StopRequest,
           resumption: Resumption | None, folder: RunFolder, plan: Plan, progress: Progress,
-          sinks: events.Sinks) -> Run:
+          sinks: events.Sinks, reference: Reference | None = None) -> Run:
     """Builds and warms up everything, off the clock; the clock starts when it returns.
 
     Raises:
@@ -324,12 +342,15 @@ def start(config: Config, comm: Comm, hosts: Sequence[Host], position: Position,
                                count_flops(trainer.net, image_shape(config)), source, notes))
     mx.nd.waitall()
     mx.random.seed(progress.seed)  # dropout, the same with and without a warm-up
+    course = open_course(reference, plan, folder.metrics, progress.step // plan.steps_per_epoch)
+    if comm.rank == 0 and (told := tell_reference(course, plan.config, comm.world_size)):
+        sinks.see(told)
     saver, classes = Saver(position.now), class_names(config.data) if comm.rank == 0 else []
     if not resumption:
         sinks.see(events.InitStopped())
     comm.barrier()
     run = Run(plan, comm, hosts, folder, sinks, stop, saver, Keeper(folder, plan, classes), progress, trainer,
-              train_data, lambda: position.told(eval_data()), Clock(progress.clock_s))
+              train_data, lambda: position.told(eval_data()), Clock(progress.clock_s), course)
     if resumption and resumption.damaged:
         reasons = '; '.join(reason for _, reason in resumption.damaged)
         sinks.see(events.Warned(f'{reasons}; put aside, the run goes on from {resumption.path}'))

@@ -136,6 +136,12 @@ def test_report_needs_no_checkers_and_nothing_of_training(home, wheel, logs, ask
     without.write_text('raise ModuleNotFoundError("No module named \'mlperf_logging\'", name="mlperf_logging")\n')
     done, _ = ask(home, 'report', *logs, '--format', 'json', PYTHONPATH=f'{without.parent}:{ROOT}')
     assert done.returncode == 0 and len(json.loads(done.stdout)) > 0
+    for words in (['predict', 'v0.7/NVIDIA/dgxa100_ngc20.06_mxnet', '--layouts', '1x8 2x8'], ['predict', '--validate'],
+                  ['recipe', '--global-batch-size', '1664']):
+        done, _ = ask(home, *words)
+        assert done.returncode == 0 and done.stdout
+    done = run([home / 'bin/mlperf-rn50', 'watch', ROOT / 'logs/digits_five', '--once'], cwd=tmp_path, env=clean())
+    assert done.returncode == 0 and 'Top-1' in done.stdout, done.stderr
     done = run([home / 'bin/mlperf-rn50', 'report', logs[0], '--out', 'report'], cwd=tmp_path, env=clean())
     assert done.returncode == 0, done.stderr
     assert (tmp_path / 'report/report.html').read_text().count('<svg') > 0

@@ -28,6 +28,8 @@ def test_the_end_of_a_schedule_is_in_epochs_or_in_steps_after_the_warm_up():
     assert recipe({**V06, 'lars_opt_learning_rate_decay_steps': 200}).decay_epochs == 200
     assert recipe({**V06, 'lars_opt_learning_rate_decay_steps': 201}).decay_epochs < 6
     assert recipe({'opt_name': 'sgd'}).decay_epochs is None
+    # Of other data, steps: 12 steps are an epoch of digits with a batch of 128.
+    assert make_recipe(V07 | {'sgd_opt_learning_rate_decay_steps': 132}, 128, 1437, None, []).decay_epochs == 11 + 5
 
 
 def test_a_recipe_has_the_keys_of_its_optimizer():

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import PUBLISHED
+from helpers import PUBLISHED, ROOT
 
 from mlperf_rn50.study.known import known_of, load_published
 from mlperf_rn50.study.predict import (
@@ -135,7 +135,28 @@ def test_the_published_systems_are_predicted_well():
     assert reasons.pop('2xXE8545x4A100-SXM-80GB').startswith('unpaired')
     assert not reasons
     text = render_validation(validation)
-    assert 'held 5 of 7' in text and 'Each round is predicted with the costs of the others only' in text
+    assert '\nv0.6: 4.5 ± 2.1 ms a step, first epoch and gaps 2.5 s (1.7 to 4.9), as many epochs as a schedule' in text
+    assert ', 83 to 100 % of the epochs of a schedule; from 4 pairs of published systems of v0.6, v1.0' in text
+    assert 'held 5 of 7' in text and 'of each round from other rounds only:' in text
+
+
+def test_an_unpaired_set_whose_accelerator_nobody_names_is_said_in_words():
+    [found] = validate([replace(published('dgxa100_n2_ngc20.06_mxnet'), accelerator=None)]).judged
+    assert found.reason == 'unpaired: no one-node set of NVIDIA like it (its accelerator is not named)'
+
+
+def test_the_figures_of_the_documentation_are_those_of_the_table():
+    text = (ROOT / 'docs/predict.md').read_text(encoding='utf-8')
+    alike = [s for s in load_published() if s.round == 'v1.0' and (s.num_nodes, s.num_accelerators) == (1, 8)
+             and 'A100-SXM' in s.accelerator and s.recipe.global_batch_size == 3264]
+    minutes = sorted(s.time_s / 60 for s in alike)
+    assert len(alike) == 7 and f'take {minutes[0]:.1f} to {minutes[-1]:.1f} min' in text
+    assert round(100 * (minutes[-1] / minutes[0] - 1)) == 20
+    old = published('dgx2h_multi_ngc18.11_mxnet')
+    layout = replace(layout_of(old), epochs=Epochs(80, 80, 80, 'any'))
+    found = predict_layout(base_of(base_for(old, load_published())), layout, published_link())
+    shown = ' '.join(text.split())
+    assert f'takes {1e3 * old.step_s:.1f} ms a step, where the model would say {1e3 * found.step_s:.1f}.' in shown
 
 
 @pytest.mark.needs_published

@@ -140,6 +140,41 @@ def test_images_that_are_far_from_what_was_measured_are_a_doubt():
                                       'in proportion to them is supposed',)
 
 
+def test_what_was_measured_with_another_recipe_or_target_is_no_time_to_compare_with():
+    source = load_source(['dgxa100_ngc20.06_mxnet'])  # the set of two nodes was trained with SGD to 75.9 %
+    for optimizer, target, is_compared in (('sgd', None, True), ('lars', None, False), (None, 0.749, False)):
+        [row] = rows_of(source, (2, 8), batches=Batches(is_strong=True), optimizer=optimizer, target=target)
+        assert (row.measured_minutes is not None) is (row.error is not None) is is_compared, (optimizer, target)
+        assert row.minutes and row.step_error == pytest.approx(-0.033, abs=0.001)
+
+
+def test_nodes_of_another_size_are_a_doubt():
+    two, four = rows_of(load_source(['v0.6/NVIDIA/dgx1_ngc19.05_mxnet']), (2, 4), (1, 8))
+    assert two.prediction.doubts == ('nodes with 4 accelerators, where such with 8 were measured: their node-hours '
+                                     'are others, and so is a price',)
+    assert four.prediction.doubts == ()
+    one, four = rows_of(source_of(known()), (1, 1), (1, 4), batches=Batches(is_strong=True))
+    assert one.prediction.doubts == ()
+    assert four.prediction.doubts == ('4 ranks on a node, where 2 were measured: that it has processors for all of '
+                                      'them is supposed',)
+
+
+def test_one_node_that_is_worked_back_from_several_is_a_doubt():
+    one, two = rows_of(load_source(['dgxa100_n2_ngc20.06_mxnet']), (1, 8), (2, 8), batches=Batches(is_strong=True))
+    assert one.prediction.doubts == ('worked back from 2 nodes: how well it is known what they cost beside computing '
+                                     'is not in the interval',)
+    assert two.prediction.doubts == ()
+
+
+def test_one_run_says_nothing_of_how_runs_differ():
+    one, other = (rows_of(source_of(known(epochs=epochs)), (1, 2))[0].prediction for epochs in ((3,), (3, 3)))
+    assert one.minutes and one.doubts == ('fewer than two runs were measured: how much runs differ is not in the '
+                                          'interval',)
+    assert other.minutes and other.doubts == ()
+    [untimed] = rows_of(source_of(known(epochs=(3,))), (2, 2))
+    assert untimed.minutes is None and not any('runs differ' in d for d in untimed.prediction.doubts)
+
+
 def timed(*pairs, price=None):
     """An answer with rows of (nodes, minutes)."""
     rows = tuple(Row(base_of(known()), Prediction(Layout(n, 2, RECIPE), minutes=m)) for n, m in pairs)
@@ -221,9 +256,15 @@ def test_a_published_system_says_link_costs_and_error(validation):
     for said in ('## Prediction from dgxa100_ngc20.06_mxnet: Top-1 75.90 % on ImageNet\n',
                  '- Source: dgxa100_ngc20.06_mxnet, published v0.7: 1 node, 8 accelerators, batch 3,264, 146.5 ms',
                  '- Link between nodes: 100 Gbit/s, ring all-reduce of 51.0 MB, not hidden; from one port of 100',
-                 'pairs of published systems of v0.6, v1.0\n', '- Error of the model on 7 published systems that its '
-                 'constants are not from: ', '| layout   |', '### Where a step goes, ms\n'):
+                 'pairs of published systems of v0.6, v1.0\n', '- Error of the model on 7 published systems, each '
+                 'with the costs of other rounds: ', '| layout   |', '### Where a step goes, ms\n'):
         assert said in text, said
+
+
+def test_a_price_is_said_where_something_has_a_cost(validation):
+    for nodes, said in ((1, True), (2, False)):  # nobody knows the epochs of two nodes
+        answer = make_answer(Asked(((nodes, 2),), price=3.0), source_of(known()))
+        assert (' Cost: 3 for a node-hour.' in render_tables(answer, validation)) is said
 
 
 def test_the_json_has_plain_numbers_and_every_layout(validation):
@@ -270,6 +311,13 @@ def test_the_picture_shows_what_was_measured_beside_what_is_predicted():
     assert '2x2: 1.00 minutes measured, batch 128' in titles and '1x2: 0.01 node-hours predicted' in titles
     assert not any(t.startswith(('4x2', '64x2')) for t in titles)  # without minutes; beyond what is predicted
     assert titles.count('2x2: 0.03 node-hours measured, batch 128') == 1
+
+
+def test_the_picture_says_what_was_measured_with_another_recipe():
+    source = load_source(['dgxa100_ngc20.06_mxnet'])
+    for optimizer, notes in (('sgd', []), ('lars', ['Measured with another batch or recipe than predicted: 2x8'])):
+        answer = make_answer(Asked(((2, 8),), Batches(is_strong=True), optimizer), source)
+        assert draw_prediction(answer).notes == notes
 
 
 def test_without_minutes_the_picture_shows_steps():

@@ -30,11 +30,11 @@ def study(tmp_path_factory):
     ([A100, '--layouts', '999999x9'], '--layouts: got 999999x9, expected at most 1,000,000 accelerators'),
     ([A100, '--layouts', '1x8', '--weak', '--strong'], 'argument --strong: not allowed with argument --weak'),
     ([A100, '--layouts', '1x8', '--strong', '--global-batch-size', '8'], 'not allowed with argument'),
-    ([A100, '--layouts', '1x8', '--global-batch-size', '0'], "from 1 to 10000000 value: '0'"),
-    ([A100, '--layouts', '1x8', '--local-batch-size', '1e3'], "from 1 to 10000000 value: '1e3'"),
+    ([A100, '--layouts', '1x8', '--global-batch-size', '0'], 'got 0, expected a whole number from 1 to 10000000'),
+    ([A100, '--layouts', '1x8', '--local-batch-size', '1e3'], 'got 1e3, expected a whole number from 1 to 10000000'),
     ([A100, '--layouts', '1x8', '--link-gbit-s', 'nan'], "invalid number above 0.001, up to 1e+06, value: 'nan'"),
     ([A100, '--layouts', '1x8', '--link-gbit-s', '5e-324'], "above 0.001, up to 1e+06, value: '5e-324'"),
-    ([A100, '--layouts', '1x8', '--target', '74.9'], "invalid number above 0, up to 1, value: '74.9'"),
+    ([A100, '--layouts', '1x8', '--target', '74.9'], 'got 74.9, expected a fraction such as 0.759, not per cent'),
     ([A100, '--layouts', '1x8', '--price-per-node-hour', '-1'], 'argument --price-per-node-hour: got -1, expected'),
     ([A100, '--layouts', '1x8', '--optimizer', 'adam'], "invalid choice: 'adam'"),
     ([A100, '--layouts', '1x8', '--system', 'x'], '--system: got x, expected a SOURCE that is a folder'),
@@ -90,7 +90,7 @@ def test_what_benches_measured_is_predicted_from(tmp_path):
     step.write_text(json.dumps(bench_train({'local_batch_size': 26}, gpus=['A100'])))
     done = call('predict', step, '--layouts', '8x8', '--optimizer', 'lars', '--format', 'json')
     [row] = json.loads(done.stdout)['predictions']  # 1,664 images of ImageNet
-    assert row['recipe']['optimizer'] == 'lars' and row['minutes'] > 0 and row['epochs_source']
+    assert row['recipe']['opt_name'] == 'lars' and row['minutes'] > 0 and row['epochs_source']
 
 
 def test_a_file_of_a_bench_that_nobody_may_trust_is_one_line(tmp_path):

@@ -7,8 +7,9 @@ from benches import bench_allreduce, bench_train
 from lines import run_lines, write_lines, write_set
 
 from mlperf_rn50.errors import ConfigError, UserError
+from mlperf_rn50.mlperf.energy import Energy
 from mlperf_rn50.study.predict import published_link, ring_s
-from mlperf_rn50.study.predict_sources import find_published, full_name, load_source
+from mlperf_rn50.study.predict_sources import Power, find_published, full_name, load_source
 
 
 @pytest.fixture
@@ -230,3 +231,13 @@ def test_a_file_that_is_no_bench_is_one_line(dump, text, said):
 
 def test_a_bench_needs_no_name_of_its_own(dump):
     assert load_source([dump('step.txt', '\n ' + json.dumps(bench_train()))]).base.step_s == 0.3
+
+
+def test_the_power_of_a_node_is_that_of_the_runs_or_not_known(monkeypatch, tmp_path):
+    from mlperf_rn50.study.convergence import System
+    write_set(tmp_path / '2x4', 2, nodes=2, ranks=8)
+    assert load_source([str(tmp_path)]).power is None
+    monkeypatch.setattr(System, 'energy', Energy(10.0, cpu_joules=1000.0, gpu_joules=5000.0))
+    assert load_source([str(tmp_path)]).power == Power(300.0, ('cpu', 'gpu'))
+    monkeypatch.setattr(System, 'energy', Energy(10.0))  # telemetry without counters
+    assert load_source([str(tmp_path)]).power is None

@@ -8,8 +8,11 @@ import pytest
 import yaml
 from helpers import ROOT, call
 
+import mlperf_rn50
 from mlperf_rn50 import config as cfg
 from mlperf_rn50.cli._parsers import config_parser
+from mlperf_rn50.cli.recipe import _layout
+from mlperf_rn50.data.prepare import _JPEG_QUALITY
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.options import load_yaml, resolve_config
 from mlperf_rn50.study.known import load_published
@@ -307,7 +310,7 @@ def test_the_command_compares_a_configuration(tmp_path):
     assert any(x.startswith('schedule.base_lr 0.6 0.6 ') for x in lines)
     assert any(x.startswith('schedule.decay poly * step† ') for x in lines)
     assert any(x.startswith('data.min_area 0.05 0.05†') for x in lines)
-    system = 'A 1,664 v0.5 nvidia dgx1_ngc18.11_mxnet 1 x 8 74.9 % 63 63 63 63 63 5 of 5'
+    system = 'A 1,664 v0.5 nvidia dgx1_ngc18.11_mxnet 1x8 74.9 % 63 63 63 63 63 5 of 5'
     assert any(x.startswith(system) for x in lines)
     assert '- schedule.decay: got poly (100 epochs)' in done.stdout and max(map(len, lines)) < 200
     told = json.loads(call('recipe', '--compare', path, '--format', 'json').stdout)
@@ -316,7 +319,8 @@ def test_the_command_compares_a_configuration(tmp_path):
 
 
 def test_the_command_says_how_the_images_are_stored(tmp_path):
-    for manifest, said in (('{"resize_shorter": null}', 'byte for byte'), ('{"resize_shorter": 256}', 'to 256 pixels'),
+    smaller = f'to 256 pixels of the shorter side, as JPEG of quality {_JPEG_QUALITY}'
+    for manifest, said in (('{"resize_shorter": null}', 'byte for byte'), ('{"resize_shorter": 256}', smaller),
                            ('[]', 'is no manifest'), ('{', 'is no manifest')):
         (tmp_path / 'manifest.json').write_text(manifest)
         path = config_of(tmp_path, {**CASE, 'data': {'dir': str(tmp_path)}})
@@ -326,11 +330,13 @@ def test_the_command_says_how_the_images_are_stored(tmp_path):
 def test_the_command_lists_what_is_published():
     done = call('recipe', '--global-batch-size', 1664)
     assert done.returncode == 0 and 'Published at batch 1,664:' in done.stdout
-    for text in ('DSS8440', 'Fujitsu', 'dgx1_ngc19.05_mxnet', 'v0.5', '60 60 56 60 60', '5 of 5', '1 x 8', '30 60 80†',
+    for text in ('DSS8440', 'Fujitsu', 'dgx1_ngc19.05_mxnet', 'v0.5', '60 60 56 60 60', '5 of 5', ' 1x8 ', '30 60 80†',
                  'To train with (known): lars, learning rate 7.4', 'Expected: 35 epochs to 75.9 %', '10 of 10 runs'):
         assert text in done.stdout, text
     told = json.loads(call('recipe', '--global-batch-size', 2500, '--optimizer', 'sgd', '--target', 0.749, '--format',
                            'json').stdout)
+    between = call('recipe', '--global-batch-size', 2500, '--optimizer', 'sgd', '--target', 0.749).stdout
+    assert 'Expected: 63 epochs to 74.9 % (theirs 63 to 64); 10 of their 10 runs reached it.' in between
     assert told['choice']['kind'] == 'between' and not told['is_at_batch'] and told['comparison'] is None
     assert {p['recipe']['opt_name'] for p in told['published']} == {'sgd'}
 
@@ -378,6 +384,27 @@ def test_a_comparison_needs_the_number_of_ranks(tmp_path):
     path = config_of(tmp_path, {**CASE, 'run': {}})
     assert 'give --nodes and --ranks-per-node' in call('recipe', '--compare', path).stderr
     assert call('recipe', '--compare', path, '--nodes', 2, '--ranks-per-node', 4).returncode == 0
+
+
+def test_a_configuration_of_other_data_is_said_to_be_one():
+    done = call('recipe', '--compare', ROOT / 'launch/configs/digits_cpu.yaml', '--nodes', 1, '--ranks-per-node', 2)
+    assert done.returncode == 0 and 'train would not warn' not in done.stdout
+    assert done.stdout.endswith('The recipes are of ResNet-50 on ImageNet; yours trains resnet50 on 1,437 images of '
+                                'digits: what holds there need not hold here, and train compares nothing.\n')
+
+
+def test_recipe_and_predict_name_a_recipe_alike_in_their_json():
+    shown = json.loads(call('recipe', '--global-batch-size', 1664, '--format', 'json').stdout)
+    assert shown['format'] == 'mlperf-rn50 recipe 1' and shown['version'] == mlperf_rn50.__version__
+    said = json.loads(call('predict', 'v0.7/Fujitsu/gx_V100x8_ngc20.06_mxnet', '--layouts', '1x8', '--format',
+                           'json').stdout)
+    assert said['predictions'][0]['recipe'].keys() == shown['choice']['recipe'].keys()
+    assert said['price_per_node_hour'] is None
+
+
+def test_a_set_of_processors_alone_has_no_accelerators_in_its_layout():
+    assert _layout(published('1-node-8s-cpx-2-mxnet')) == '1, CPUs'
+    assert _layout(published('dgxa100_n2_ngc20.06_mxnet')) == '2x8'
 
 
 def test_defaults_are_compared_without_a_word_of_other_data():

@@ -75,6 +75,10 @@ class Terminal:
                 say('epoch %d  Top-1 %.2f %%  Top-5 %.2f %%  of %d images (%s)  target %.2f %%  %.0f s',
                     event.epoch + 1, 100 * event.top1, 100 * event.top5, event.num_images, self._dataset,
                     100 * self._target, event.time_s)
+            case events.ReferenceFound():
+                say('%s', event.text)
+            case events.Compared():
+                (self._console.warning if event.is_new else say)('%s', event.standing.text)
             case events.RanksTimed():
                 for text in event.stragglers:
                     self._console.warning('%s', text)

@@ -1,0 +1,378 @@
+"""Is a run on its way? Its evaluations beside those of earlier runs, at the same point of the schedule. Pure.
+
+A band at a point is the mean of the reference runs there, and three times the spread that one more run of them would
+have. A run that is below its band twice in a row is behind: that is the alarm.
+"""
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mlperf_rn50.config import IMAGENET, Config
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.mlperf.events import printable
+from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe
+from mlperf_rn50.study.recipe_differences import LIKE_BATCH
+from mlperf_rn50.study.recipes import SAME_BATCH, reached_epoch
+
+# Of the replay (benchmarks/replay.py): how far below its references a run is an outlier, how often in a row.
+SIGMAS, IN_A_ROW = 3.0, 2
+# Runs that a spread can be told from.
+MIN_RUNS = 2
+# A like recipe: factors of the learning rate for an image of the batch, and of the schedule's length.
+_LIKE_RATE, _LIKE_LENGTH = 1.5, 1.2
+_SAME_EPOCHS = 0.5  # a schedule given in steps is not a whole number of epochs
+_SHOWN, _MAX_NAME = 3, 120  # names in a sentence, characters of one
+How = Literal['same', 'like', 'named']
+Curve = Sequence[tuple[int, float]]
+
+
+def _is_equal(a: float | None, b: float | None) -> bool:
+    """Whether two values agree, as far as they are known."""
+    return a is None or b is None or math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-9)
+
+
+def _is_within(a: float | None, b: float | None, factor: float) -> bool:
+    return bool(a and b) and max(a, b) <= factor * min(a, b)  # type: ignore[type-var, operator]
+
+
+def _has_same_decay(a: Recipe, b: Recipe) -> bool:
+    """Whether the learning rates of two recipes fall in the same way and, but for step, over the same epochs."""
+    if a.decay is None or b.decay is None:
+        return True
+    return a.decay == b.decay and a.step_epochs == b.step_epochs and (a.decay == 'step' or _has_same_length(a, b))
+
+
+def _has_same_length(a: Recipe, b: Recipe) -> bool:
+    return (a.decay_epochs is None or b.decay_epochs is None
+            or abs(a.decay_epochs - b.decay_epochs) <= _SAME_EPOCHS)
+
+
+def has_same_recipe(a: Recipe, b: Recipe) -> bool:
+    """Whether two recipes are one: optimizer, batch and learning rate; all else as far as both are known."""
+    names = ('warmup_epochs', 'poly_power', 'end_lr', 'weight_decay', 'momentum', 'label_smoothing')
+    return (a.opt_name is not None and a.opt_name == b.opt_name
+            and _is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
+            and a.base_lr is not None and b.base_lr is not None and _is_equal(a.base_lr, b.base_lr)
+            and _has_same_decay(a, b) and all(_is_equal(getattr(a, name), getattr(b, name)) for name in names))
+
+
+def has_like_recipe(a: Recipe, b: Recipe) -> bool:
+    """Whether two recipes are alike: optimizer and kind of decay, batch, rate for an image and length nearly so."""
+    if (a.opt_name, a.decay, a.step_epochs) != (b.opt_name, b.decay, b.step_epochs) or not a.base_lr or not b.base_lr:
+        return False
+    rates = a.base_lr / a.global_batch_size, b.base_lr / b.global_batch_size
+    return (_is_within(a.global_batch_size, b.global_batch_size, LIKE_BATCH) and _is_within(*rates, _LIKE_RATE)
+            and (a.decay == 'step' or _is_within(a.decay_epochs, b.decay_epochs, _LIKE_LENGTH)))
+
+
+def _scale(own: Recipe, other: Recipe) -> float:
+    """Epochs of another schedule that one of the own stands for."""
+    if 'step' in (own.decay, other.decay) or not own.decay_epochs or not other.decay_epochs:
+        return 1.0
+    return 1.0 if _has_same_length(own, other) else other.decay_epochs / own.decay_epochs
+
+
+def _phase(recipe: Recipe, epoch: float) -> int | None:
+    """The part of a schedule in which runs of a recipe differ about as much: a tenth of it, or between two drops."""
+    if recipe.decay == 'step' and recipe.step_epochs:
+        return -1 - sum(epoch > e for e in recipe.step_epochs)
+    return round(10 * min(1.0, epoch / recipe.decay_epochs)) if recipe.decay_epochs else None
+
+
+def typical_spreads(sets: Sequence[KnownSet]) -> dict[int, float]:
+    """The spread of the runs of a set, pooled over sets, by the part of the schedule; as fractions."""
+    found: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for known in sets:
+        at: dict[int, list[float]] = defaultdict(list)
+        for run in known.converged:
+            for epoch, accuracy in run.curve:
+                at[epoch].append(accuracy)
+        for epoch, values in at.items():
+            phase = _phase(known.recipe, epoch)
+            if phase is not None and len(values) >= MIN_RUNS:
+                found[phase].append((len(values) - 1, statistics.variance(values)))
+    return {phase: math.sqrt(sum(n * v for n, v in pairs) / sum(n for n, _ in pairs))
+            for phase, pairs in found.items()}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Earlier runs that a run is compared with: those that reached their target.
+
+    Args:
+        how: same or like, of their recipes; named, where a person named runs of another one.
+        recipe: of the run that is compared.
+        sets: one or more.
+        spreads: of typical_spreads: runs are not taken to differ less than these.
+        eval_samples: images of an evaluation, whose chance is a spread too; None where spreads are known.
+    """
+
+    how: How
+    recipe: Recipe
+    sets: tuple[KnownSet, ...]
+    spreads: Mapping[int, float] = field(default_factory=dict)
+    eval_samples: int | None = None
+
+    @property
+    def runs(self) -> Iterator[tuple[KnownRun, float]]:
+        """Each run, and how many of its epochs one of the run that is compared stands for."""
+        return ((run, _scale(self.recipe, known.recipe)) for known in self.sets for run in known.converged)
+
+    @property
+    def num_runs(self) -> int:
+        return sum(len(known.converged) for known in self.sets)
+
+
+@dataclass(frozen=True)
+class Band:
+    """Where the reference runs are at a point of the schedule; accuracies as fractions.
+
+    Args:
+        epoch: epochs trained.
+        point: the same as a fraction of the schedule; None where it has no length.
+        values: of each run that goes so far, at least one.
+        mean: of the values.
+        low: below it a run is an outlier; None with too few runs to tell.
+        high: as far above the mean.
+    """
+
+    epoch: int
+    point: float | None
+    values: tuple[float, ...]
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def _value_at(curve: Curve, epoch: float, drops: Sequence[float]) -> float | None:
+    """The accuracy of a curve after so many epochs, between two evaluations in proportion.
+
+    None before the first and after the last, and where the learning rate drops between the two.
+    """
+    for (e0, a0), (e1, a1) in zip(curve, curve[1:]):
+        if e0 < epoch < e1:
+            return None if any(e0 <= d < e1 for d in drops) else a0 + (a1 - a0) * (epoch - e0) / (e1 - e0)
+    return next((a for e, a in curve if math.isclose(e, epoch)), None)
+
+
+def _least_spread(reference: Reference, epoch: int, mean: float) -> float:
+    """What runs differ by at least: as published runs do there, or by the chance of so many images."""
+    phase = _phase(reference.recipe, epoch)
+    chance = math.sqrt(mean * (1 - mean) / reference.eval_samples) if reference.eval_samples else 0.0
+    return max(chance, reference.spreads.get(phase, 0.0) if phase is not None else 0.0)
+
+
+def _point(reference: Reference, epoch: int) -> float | None:
+    """The part of the schedule that is over."""
+    return epoch / reference.recipe.decay_epochs if reference.recipe.decay_epochs else None
+
+
+def band_at(reference: Reference, epoch: int) -> Band | None:
+    """The band after a number of epochs; None where no reference run goes so far, or began so early."""
+    drops = reference.recipe.step_epochs or ()
+    found = (_value_at(run.curve, epoch * scale, drops) for run, scale in reference.runs)
+    values = tuple(v for v in found if v is not None)
+    if not values:
+        return None
+    mean = statistics.fmean(values)
+    low = high = None
+    if len(values) >= MIN_RUNS:
+        spread = max(statistics.stdev(values), _least_spread(reference, epoch, mean))
+        reach = SIGMAS * spread * math.sqrt(1 + 1 / len(values))  # the mean is as uncertain as it has few runs
+        low, high = max(0.0, mean - reach), min(1.0, mean + reach)
+    return Band(epoch, _point(reference, epoch), values, mean, low, high)
+
+
+def band(reference: Reference, epochs: Sequence[int]) -> list[Band]:
+    """The bands at some epochs, without those where there is no reference."""
+    found = (band_at(reference, epoch) for epoch in epochs)
+    return [b for b in found if b]
+
+
+def is_below(here: Band | None, accuracy: float) -> bool:
+    """Whether an evaluation is an outlier below its band."""
+    return here is not None and here.low is not None and accuracy < here.low
+
+
+def is_behind(bands: Mapping[int, Band], curve: Curve) -> bool:
+    """The alarm: whether the last evaluations of a curve are all below their bands, which are given by epoch."""
+    last = curve[-IN_A_ROW:]
+    return len(last) == IN_A_ROW and all(is_below(bands.get(epoch), accuracy) for epoch, accuracy in last)
+
+
+def reached(reference: Reference) -> list[int]:
+    """The epochs, of the schedule that is compared, at which reference runs came to the target; lowest first."""
+    target = reference.recipe.target_accuracy or math.inf
+    found = ((reached_epoch(run, target), scale) for run, scale in reference.runs)
+    return sorted(math.ceil(epoch / scale - 1e-6) for epoch, scale in found if epoch is not None)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a run stands after an evaluation.
+
+    Args:
+        epoch: epochs trained.
+        point: the same as a fraction of the schedule; None where it has no length.
+        accuracy: Top-1 as a fraction.
+        here: the band there; None where no reference run is.
+        is_below: whether this evaluation is below the band.
+        is_behind: the alarm: whether this one and the one before are.
+        reference_epochs: first and last at which reference runs came to the target; None where none did.
+        seconds_left: until then, at the pace of this run so far; None where that is over.
+        text: all this in a line.
+    """
+
+    epoch: int
+    point: float | None
+    accuracy: float
+    here: Band | None
+    is_below: bool
+    is_behind: bool
+    reference_epochs: tuple[int, int] | None
+    seconds_left: tuple[float, float] | None
+    text: str
+
+
+def stand(reference: Reference, bands: Mapping[int, Band], curve: Curve, time_s: float) -> Standing:
+    """Where a run stands.
+
+    Args:
+        reference: what it is compared with.
+        bands: of the reference, by epoch.
+        curve: its evaluations so far, at least one.
+        time_s: on its clock.
+    """
+    epoch, accuracy = curve[-1]
+    here, epochs = bands.get(epoch), reached(reference)
+    ends = (epochs[0], epochs[-1]) if epochs else None
+    left = ends and tuple(max(0.0, (e - epoch) * time_s / epoch) for e in ends)
+    left_s = (left[0], left[1]) if left and left[1] else None
+    below, behind = is_below(here, accuracy), is_behind(bands, curve)
+    text = '; '.join([_place_text(reference, here, accuracy, below, behind), _end_text(reference, epochs, left_s)])
+    return Standing(epoch, _point(reference, epoch), accuracy, here, below, behind, ends, left_s, text)
+
+
+def _place_text(reference: Reference, here: Band | None, accuracy: float, below: bool, behind: bool) -> str:
+    if here is None:
+        return 'no reference run so far here'
+    num, points = len(here.values), 100 * (accuracy - here.mean)
+    side = f'{abs(points):.1f} points {"under" if points < 0 else "over"}'
+    if here.low is None:
+        return f'1 reference run here, this run is {side} it; an alarm needs {MIN_RUNS}'
+    if below:
+        times = f'{IN_A_ROW} evaluations in a row' if behind else f'once; {IN_A_ROW} in a row are an alarm'
+        return (f'{"behind" if behind else "below"}: {side} the mean of {num} reference runs here, more than '
+                f'{SIGMAS:g} sigma ({100 * (here.mean - here.low):.1f} points), {times}')
+    most = max(abs(accuracy - v) for v in here.values)
+    return f'on course: {num} of {reference.num_runs} reference runs within {100 * most:.1f} points here'
+
+
+def _end_text(reference: Reference, epochs: Sequence[int], left_s: tuple[float, float] | None) -> str:
+    target = f'{100 * (reference.recipe.target_accuracy or 0):.2f} %'
+    if not epochs:
+        return f'none of them came to {target}'
+    who = 'they converged' if len(epochs) == reference.num_runs else \
+        f'{len(epochs)} of {reference.num_runs} came to {target}'
+    when = f'epoch {epochs[0]}' if epochs[0] == epochs[-1] else f'epochs {epochs[0]} to {epochs[-1]}'
+    return f'{who} at {when}' + (f', {_duration(*left_s)} from now' if left_s else '')
+
+
+def _duration(first_s: float, last_s: float) -> str:
+    unit, size = next((u, s) for u, s in (('h', 3600.0), ('min', 60.0), ('s', 1.0)) if last_s >= 5 * s or s == 1.0)
+    first, last = f'{first_s / size:.0f}', f'{last_s / size:.0f}'
+    return f'{last} {unit}' if first == last else f'{first} to {last} {unit}'
+
+
+def dataset_of(config: Config) -> str | None:
+    """The data set of a configuration as known sets have it: None for ImageNet."""
+    return None if config.data.dataset == IMAGENET and not config.data.synthetic else config.data.dataset
+
+
+def recipe_of(config: Config, global_batch_size: int) -> Recipe:
+    """The recipe of a configuration, for a number of images per step."""
+    o, s, t = config.optimizer, config.schedule, config.train
+    is_poly = s.decay == 'poly'
+    return Recipe(o.name, global_batch_size, s.base_lr, s.warmup_epochs, s.decay, s.decay_epochs,
+                  s.end_lr if s.decay != 'step' else None, s.poly_power if is_poly else None,
+                  s.step_epochs if s.decay == 'step' else None, o.weight_decay, o.momentum, t.label_smoothing,
+                  t.target_accuracy, t.eval_period, t.eval_offset + 1)
+
+
+def find_published(recipe: Recipe, published: Sequence[KnownSet]) -> Reference | None:
+    """The published sets that an ImageNet recipe is compared with: of the same recipe, else of like ones."""
+    return _find(recipe, published, typical_spreads(published), None)
+
+
+def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Sequence[KnownSet],
+               published: Sequence[KnownSet]) -> Reference:
+    """The sets that a recipe is compared with, of those that a person named.
+
+    Sets of another recipe are taken at the person's word, where all of them have one recipe.
+
+    Args:
+        recipe: of the run.
+        dataset: of the run; None for ImageNet.
+        eval_samples: images of its evaluation.
+        named: the sets.
+        published: that tell what runs on ImageNet differ by.
+
+    Raises:
+        UserError: none of them can be a reference.
+    """
+    own = [s for s in named if s.dataset == dataset and s.converged]
+    if not own:
+        what = sorted({s.dataset or IMAGENET for s in named if s.converged})
+        raise UserError(f'run.reference: got {f"runs on {_some(what)}" if what else "no run that reached its target"}, '
+                        f'expected runs on {dataset or IMAGENET} that did')
+    spreads = typical_spreads(published) if dataset is None else {}
+    samples = None if dataset is None else eval_samples
+    found = _find(recipe, own, spreads, samples)
+    if found:
+        return found
+    if not all(has_same_recipe(own[0].recipe, s.recipe) for s in own):
+        raise UserError(f'run.reference: got {len(own)} sets of several recipes, none like that of this run '
+                        f'({describe(recipe)}); name the runs of one recipe')
+    return Reference('named', recipe, tuple(own), spreads, samples)
+
+
+def _find(recipe: Recipe, sets: Sequence[KnownSet], spreads: Mapping[int, float],
+          eval_samples: int | None) -> Reference | None:
+    matches: tuple[tuple[How, Callable[[Recipe, Recipe], bool]], ...] = (
+        ('same', has_same_recipe), ('like', has_like_recipe))
+    for how, fits in matches:
+        if found := tuple(s for s in sets if s.converged and fits(recipe, s.recipe)):
+            return Reference(how, recipe, found, spreads, eval_samples)
+    return None
+
+
+def describe(recipe: Recipe) -> str:
+    """A recipe in a few words."""
+    length = '' if recipe.decay == 'step' or recipe.decay_epochs is None else f' over {recipe.decay_epochs:g} epochs'
+    rate = '' if recipe.base_lr is None else f', learning rate {recipe.base_lr:g}'
+    return f'{recipe.opt_name or "?"}, batch {recipe.global_batch_size}{rate}, {recipe.decay or "decay ?"}{length}'
+
+
+def name_of(known: KnownSet) -> str:
+    """A set in a list of sources."""
+    is_folder = not known.source.startswith('published')
+    return printable((known.source if is_folder else f'{known.source} {known.org or ""} {known.name}')[-_MAX_NAME:])
+
+
+def introduce(reference: Reference) -> str:
+    """What a run is compared with, in a line."""
+    num = len(reference.sets)
+    sets = f'{num} set{"s" if num > 1 else ""} ({_some([name_of(s) for s in reference.sets])})'
+    text = f'reference: {reference.num_runs} run{"s" if reference.num_runs > 1 else ""} of {sets}'
+    other = describe(reference.sets[0].recipe)
+    return text + {'same': ', of the same recipe',
+                   'like': f', of like recipes ({other}), at the same part of the schedule',
+                   'named': f', of another recipe ({other}), as named'}[reference.how]
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ', '.join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f'{shown} and {len(names) - _SHOWN} more'

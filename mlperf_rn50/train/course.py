@@ -1,0 +1,101 @@
+"""The course of a run: its evaluations beside those of reference runs, which rank 0 reads before anything starts."""
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlperf_rn50.config import Config
+from mlperf_rn50.mlperf.metrics import read_curve
+from mlperf_rn50.study.known import KnownSet, Recipe, known_of, load_published
+from mlperf_rn50.study.recipe_differences import global_batch_size, is_imagenet
+from mlperf_rn50.study.reference import (
+    Band,
+    Reference,
+    band,
+    dataset_of,
+    describe,
+    find_named,
+    find_published,
+    introduce,
+    is_behind,
+    reached,
+    recipe_of,
+    stand,
+)
+from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.train import events
+from mlperf_rn50.train.plan import Plan
+
+
+def _recipe_of(config: Config, world_size: int) -> Recipe:
+    return recipe_of(config, global_batch_size(config, world_size) or world_size)
+
+
+def _named_sets(paths: Sequence[str]) -> list[KnownSet]:
+    """The sets under some paths, without those that are none.
+
+    Raises:
+        UserError: a path cannot be read, or holds no log.
+    """
+    found = (known_of(system) for system in load_systems([Path(p) for p in paths]))
+    return [known for known in found if known]
+
+
+def find_reference(config: Config, world_size: int) -> Reference | None:
+    """What a run is compared with; None where nothing was named and no published set has its recipe.
+
+    Raises:
+        UserError: what was named cannot be read, or compared with.
+    """
+    recipe = _recipe_of(config, world_size)
+    if config.run.reference:
+        return find_named(recipe, dataset_of(config), config.data.num_val, _named_sets(config.run.reference),
+                          load_published())
+    return find_published(recipe, load_published()) if is_imagenet(config) else None
+
+
+@dataclass
+class Course:
+    """The evaluations of a run so far, and what they are compared with."""
+
+    reference: Reference | None
+    bands: dict[int, Band] = field(default_factory=dict)
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    is_behind: bool = False
+
+    def evaluated(self, epochs: int, accuracy: float, time_s: float) -> events.Compared | None:
+        """Where the run stands after an evaluation; None where there is nothing to compare it with.
+
+        Args:
+            epochs: trained.
+            accuracy: Top-1 as a fraction.
+            time_s: on the run's clock.
+        """
+        if self.reference is None:
+            return None
+        self.curve.append((epochs, accuracy))
+        standing = stand(self.reference, self.bands, self.curve, time_s)
+        was_behind, self.is_behind = self.is_behind, standing.is_behind
+        return events.Compared(standing, standing.is_behind and not was_behind)
+
+
+def open_course(reference: Reference | None, plan: Plan, metrics: Path, num_epochs: int) -> Course:
+    """The course of a run that goes on after a number of epochs; its evaluations before are in its metrics."""
+    if reference is None:
+        return Course(None)
+    curve = [(epoch, accuracy) for epoch, accuracy in read_curve(metrics) if epoch <= num_epochs]
+    planned = [e + 1 for e in range(plan.max_epochs) if plan.is_eval_epoch(e)]
+    bands = band(reference, sorted({*planned, *(epoch for epoch, _ in curve)}))
+    by_epoch = {b.epoch: b for b in bands}
+    return Course(reference, by_epoch, curve, is_behind(by_epoch, curve))
+
+
+def tell_reference(course: Course, config: Config, world_size: int) -> events.ReferenceFound | None:
+    """What is said of the reference at the start; nothing where none is to be expected."""
+    if course.reference:
+        return events.ReferenceFound(course.reference, list(course.bands.values()), reached(course.reference),
+                                     introduce(course.reference))
+    if not is_imagenet(config):
+        return None
+    recipe = describe(_recipe_of(config, world_size))
+    return events.ReferenceFound(None, [], [], f'no reference: no published set has this recipe ({recipe}) or a like '
+                                               'one; --run.reference PATH names runs')

@@ -1,0 +1,50 @@
+"""A run beside reference runs: on course, behind, and ended for it."""
+import json
+
+import pytest
+from e2e.training import arguments, metrics
+from helpers import call
+from lines import write_set
+
+from mlperf_rn50.train.checkpoint import list_checkpoints
+
+pytestmark = pytest.mark.slow
+
+
+def reference(folder, *accuracies):
+    return write_set(folder, 3, accuracies=lambda k: [a + k / 1000 for a in accuracies], train_samples=150,
+                     eval_samples=50, target=accuracies[-1], dataset='tiny-digits')
+
+
+def test_a_run_far_behind_ends_with_its_checkpoint_and_can_go_on(tiny, tmp_path):
+    known, run_dir = reference(tmp_path / 'known', 0.97, 0.98, 0.985, 0.99), tmp_path / 'run'
+    done = call(*arguments(run_dir, tiny, '--run.reference', known, '--run.stop_when_behind', 'true',
+                           '--checkpoint.period_epochs', '0'))
+    assert done.returncode == 1, done.stderr
+    records = metrics(run_dir, 'course')
+    assert [(r['epoch'], r['below'], r['behind']) for r in records] == [(1, True, False), (2, True, True)]
+    assert [m['status'] for m in metrics(run_dir, 'end')] == ['aborted']
+    assert done.stderr.count('behind: ') == 1 and 'aborted' in done.stdout
+    [checkpoint] = list_checkpoints(run_dir / 'checkpoints')
+    assert json.loads((checkpoint / 'state.json').read_text())
+    assert (run_dir / 'weights' / 'best.npz').exists()
+    again = call('train', '--resume', run_dir, '--run.stop_when_behind', 'false', '--train.max_epochs', '3')
+    assert again.returncode == 1, again.stderr
+    assert [(r['epoch'], r['behind']) for r in metrics(run_dir, 'course')] == [(1, False), (2, True), (3, True)]
+
+
+def test_a_run_on_course_goes_to_its_target(tiny, tmp_path):
+    known, run_dir = reference(tmp_path / 'known', 0.01, 0.011), tmp_path / 'run'
+    done = call(*arguments(run_dir, tiny, '--run.reference', known, '--run.stop_when_behind', 'true',
+                           '--train.target_accuracy', '0.01'))
+    assert done.returncode == 0, done.stderr
+    [record] = metrics(run_dir, 'course')
+    assert not record['behind'] and record['text'].startswith('on course: 3 of 3 reference runs within ')
+
+
+def test_a_reference_that_is_not_there_ends_it_before_anything_starts(tiny, tmp_path):
+    done = call(*arguments(tmp_path / 'run', tiny, '--run.reference', tmp_path / 'none'))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (f'mlperf-rn50: {tmp_path}/none: no such folder; expected a log or a folder '
+                                            'of logs')
+    assert not (tmp_path / 'run').exists()

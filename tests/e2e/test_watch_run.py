@@ -1,0 +1,237 @@
+"""watch in a terminal of its own, a pseudo-terminal, and its page in a real browser: headless Chromium from Debian."""
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import termios
+import time
+from datetime import datetime, timezone
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from helpers import CLI, ROOT, skip_for
+from lines import run_lines, write_lines
+from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live
+from playwright.sync_api import sync_playwright
+
+from mlperf_rn50.study.live import Follower, LiveRun
+from mlperf_rn50.study.watch_page import dump_page, render_page
+
+DESK = {'viewport': {'width': 1400, 'height': 900}}
+PHONE = {'viewport': {'width': 400, 'height': 860}, 'has_touch': True, 'is_mobile': True}
+HANG_LIMIT_S = 120  # only guards against hanging: a screen that is written again and again never falls silent
+LONG = 'a-rather-long-name-of-a-host-that-nobody-would-type-' * 3
+
+
+@contextlib.contextmanager
+def held(folder):
+    """Holds the lock of run 0, as the program that writes it does."""
+    with open(folder / '.run_0.lock', 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+class Terminal:
+    """A program in a terminal of some size."""
+
+    def __init__(self, *words, columns=80, rows=24, **env):
+        self.master, slave = pty.openpty()
+        self.resize(columns, rows, is_new=True)
+        self.text = ''
+        self.program = subprocess.Popen(
+            [*CLI, *map(str, words)], stdin=slave, stdout=slave, stderr=slave, start_new_session=True, cwd=ROOT,
+            env={**{k: v for k, v in os.environ.items() if k not in ('NO_COLOR', 'COLUMNS', 'LINES')},
+                 'TERM': 'xterm-256color', 'PYTHONPATH': str(ROOT), **env})
+        os.close(slave)
+
+    def resize(self, columns, rows, is_new=False):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack('HHHH', rows, columns, 0, 0))
+        if not is_new:
+            self.program.send_signal(signal.SIGWINCH)
+
+    def read(self):
+        """Takes what was written; False at the end."""
+        ready, _, _ = select.select([self.master], [], [], HANG_LIMIT_S)
+        assert ready, f'nothing was written for long; before that: {self.text[-2000:]}'
+        try:
+            part = os.read(self.master, 65536)
+        except OSError:  # Linux says so where nobody has the other end any more
+            part = b''
+        self.text += part.decode('utf-8', 'replace')
+        return bool(part)
+
+    def until(self, pattern):
+        """Reads until something was written after what was looked at before; returns what was before it."""
+        until_s = time.monotonic() + HANG_LIMIT_S
+        while not (found := re.search(pattern, self.text, re.DOTALL)):
+            assert time.monotonic() < until_s and self.read(), f'{pattern}: not in {self.text[-2000:]}'
+        before, self.text = self.text[:found.end()], self.text[found.end():]
+        return before
+
+    def rest(self):
+        """All up to the end, and the exit code."""
+        while self.read():
+            pass
+        return self.text, self.program.wait(HANG_LIMIT_S)
+
+
+@pytest.fixture
+def terminal():
+    """A function that starts watch in a terminal."""
+    started = []
+
+    def start(*words, **keys):
+        started.append(Terminal('watch', *words, '--every', '0.2', **keys))
+        return started[-1]
+    yield start
+    for t in started:
+        if t.program.poll() is None:
+            t.program.kill()
+            t.program.wait()
+        os.close(t.master)
+
+
+def add(path, record):
+    with open(path, 'a') as f:
+        f.write(json.dumps(record) + '\n')
+
+
+def test_a_run_is_followed_from_before_its_begin_to_its_end(terminal, tmp_path):
+    folder = tmp_path / 'run'
+    screen = terminal(folder)
+    screen.until('not begun yet: no such folder; waiting')
+    write_live(tmp_path / 'made', train(10))
+    with held(tmp_path / 'made'):
+        (tmp_path / 'made').rename(folder)
+        screen.until(r'running, last written .*20\.00 % at epoch 1')
+        add(folder / 'metrics.jsonl', evaluation(1, 33))
+        screen.until(r'33\.00 % at epoch 1.*●')
+        screen.resize(150, 30)
+        wide = screen.until(r'at epoch 1, target[^\n]*│')  # the curve is beside what is known
+        assert '\x1b[?1049l' not in wide
+    screen.until('killed: its log has no end')  # who held the lock is gone
+    write_lines(folder / 'result_0.txt', run_lines((0.33, 0.8), target=0.749))
+    rest, code = screen.rest()
+    end = rest.rpartition('\x1b[?1049l')[2]
+    assert code == 0 and 'converged after' in end and '\x1b[?1049h' not in end  # what is left on the terminal
+
+
+def test_the_terminal_is_given_back_at_ctrl_c(terminal, tmp_path):
+    screen = terminal(tmp_path, NO_COLOR='1')
+    screen.until('waiting')
+    os.write(screen.master, b'\x03')  # the terminal sends the signal itself where it controls the program
+    screen.program.send_signal(signal.SIGINT)
+    rest, code = screen.rest()
+    assert code == 0 and '\x1b[?1049l' in rest and 'Traceback' not in rest and 'Error' not in rest
+    assert not re.search(r'\x1b\[[\d;]*3[0-7]m', screen.text + rest)
+
+
+def test_a_page_that_was_being_written_leaves_nothing(terminal, tmp_path):
+    folder = write_live(tmp_path / 'run', train(10), evaluation(1, 20))
+    screen = terminal(folder, '--html', TERM='dumb')  # a terminal without a screen gets lines
+    line = screen.until('run 0: killed[^\n]*\n')
+    assert '\x1b[?1049h' not in line
+    screen.program.send_signal(signal.SIGTERM)
+    assert screen.rest()[1] == 0
+    assert {p.name for p in folder.iterdir()} == {'result_0.txt', 'metrics.jsonl', 'config.yaml', 'watch.html'}
+
+
+@pytest.fixture(scope='module')
+def browser():
+    path = shutil.which('chromium')
+    skip_for('' if path else 'chromium missing; tests/install.sh installs it')
+    with sync_playwright() as playwright:
+        # Its sandbox wants namespaces, which root in a container has not.
+        browser = playwright.chromium.launch(executable_path=path, args=['--no-sandbox'])
+        yield browser
+        browser.close()
+
+
+def running(folder, hits=20):
+    """A run with all that a page shows."""
+    ranks = {'event': 'ranks', 'epoch': 3, 'time_s': 30.0, 'stragglers': [f'rank 3 on {LONG} is slow'],
+             'ranks': [rank(k, 1.0 + k / 10, LONG) for k in range(20)]}
+    write_live(folder, reference(*range(1, 11)), train(10), *(evaluation(e, hits) for e in (1, 2, 3)),
+               course(3, behind=True, text='behind: 25 points below the reference runs'), ranks, train(70))
+    return Follower(folder).look(NOW_S)
+
+
+@pytest.fixture(scope='module')
+def pages(tmp_path_factory):
+    """The pages of a run that goes on, of one that is over and of one that is not begun."""
+    folder = tmp_path_factory.mktemp('pages')
+    over = Follower(write_live(folder / 'over', *(evaluation(e, 20 * e) for e in (1, 2, 3, 4)), status='success',
+                               accuracies=(0.2, 0.4, 0.6, 0.8))).look(NOW_S)
+    runs = {'running': running(folder / 'running'), 'over': over, 'waiting': LiveRun('x', note='not begun yet')}
+    for name, run in runs.items():
+        (folder / f'{name}.html').write_text(render_page(run, datetime.now(timezone.utc), 3600))
+    return folder
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize('name', ['running', 'over', 'waiting'])
+@pytest.mark.parametrize('screen', [DESK, PHONE], ids=['desk', 'phone'])
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_the_page_fits_is_sound_and_asks_for_nothing(browser, pages, name, screen, scheme):
+    requests, complaints = [], []
+    with browser.new_context(color_scheme=scheme, bypass_csp=True, **screen) as context:
+        page = context.new_page()
+        page.on('request', lambda r: requests.append(r.url))
+        page.on('console', lambda m: complaints.append(m.text))
+        page.goto((pages / f'{name}.html').as_uri())
+        width = page.evaluate('innerWidth')
+        assert width == screen['viewport']['width'] and page.evaluate('document.documentElement.scrollWidth') <= width
+        for box in (f.bounding_box() for f in page.locator('figure, table, dl').all()):
+            assert box['x'] >= 0 and box['x'] + box['width'] <= width
+        smallest = min(page.evaluate('[...document.querySelectorAll("svg text")].map('
+                                     't => 9.5 * t.getScreenCTM().a)'), default=9.5)
+        assert smallest >= 9  # CSS pixels
+        found = Axe().run(page).response['violations']
+        assert not [(v['id'], v['help'], [n['target'] for n in v['nodes']][:3]) for v in found
+                    if v['impact'] in ('serious', 'critical')]
+    assert len(requests) == 1 and complaints == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize('has_script', [True, False], ids=['script', 'no script'])
+def test_the_page_shows_what_is_new_and_stops_when_the_run_is_over(browser, tmp_path, has_script):
+    folder = tmp_path / 'run'
+    run = running(folder)
+    dump_page(run, folder, 1.0)
+    with browser.new_context(java_script_enabled=has_script) as context:
+        page = context.new_page()
+        page.goto((folder / 'watch.html').as_uri())
+        assert page.get_by_text('20.00 % at epoch 3').first.is_visible()
+        dump_page(running(folder, hits=30), folder, 1.0)
+        page.get_by_text('30.00 % at epoch 3').first.wait_for()
+        write_lines(folder / 'result_0.txt', run_lines((0.3, 0.8), target=0.749))
+        dump_page(Follower(folder).look(NOW_S), folder, 1.0)
+        page.get_by_text('The run is over: this page stays as it is.').wait_for()
+        assert page.locator('meta[http-equiv=refresh]').count() == 0
+
+
+@pytest.mark.browser
+def test_the_page_can_be_held_still(browser, tmp_path):
+    folder = tmp_path / 'run'
+    run = running(folder)
+    dump_page(run, folder, 10.0)
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.clock.install()  # time goes on when it is told to
+        page.goto((folder / 'watch.html').as_uri())
+        loads = []
+        page.on('load', lambda p: loads.append(p.url))
+        hold = page.get_by_role('button', name='Hold it still')
+        hold.click()
+        page.clock.run_for(35_000)
+        assert loads == [] and hold.get_attribute('aria-pressed') == 'true'
+        hold.click()
+        with page.expect_navigation():
+            page.clock.run_for(11_000)

@@ -1,0 +1,208 @@
+"""A run beside earlier runs of its recipe: which these are, the band, the alarm, and what is said."""
+from dataclasses import replace
+
+import pytest
+
+from mlperf_rn50.config import Config, DataConfig, ScheduleConfig, TrainConfig
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, load_published
+from mlperf_rn50.study.reference import (
+    Reference,
+    band,
+    band_at,
+    dataset_of,
+    find_named,
+    find_published,
+    has_like_recipe,
+    has_same_recipe,
+    introduce,
+    is_behind,
+    reached,
+    recipe_of,
+    stand,
+    typical_spreads,
+)
+
+RECIPE = Recipe('lars', 1664, 7.4, 2.0, 'poly', 40.0, 1e-4, 2.0, None, 1e-4, 0.9, 0.1, 0.75, 4, 4)
+STEPS = replace(RECIPE, decay='step', step_epochs=(30.0, 60.0), decay_epochs=None)
+CURVE = ((10, 0.4), (20, 0.6), (30, 0.7), (40, 0.76))
+
+
+def known(*curves, recipe=RECIPE, dataset=None, status='converged', name='s'):
+    runs = tuple(KnownRun(f'result_{k}.txt', k, status, c[-1][0], 60.0, tuple(c)) for k, c in enumerate(curves))
+    return KnownSet('/runs/' + name, 'v0.7', 'us', name, 1, 8, 8, None, None, dataset, 1000, recipe, None, None, runs)
+
+
+def shifted(by):
+    return tuple((e, a + by) for e, a in CURVE)
+
+
+def reference(*curves, **keys):
+    return Reference('same', RECIPE, (known(*curves),), **keys)
+
+
+def by_epoch(found, epochs=range(1, 60)):
+    return {b.epoch: b for b in band(found, list(epochs))}
+
+
+@pytest.mark.parametrize('change, is_same', [
+    ({}, True), ({'global_batch_size': 1632}, True), ({'global_batch_size': 2064}, False), ({'base_lr': 7.5}, False),
+    ({'base_lr': None}, False), ({'opt_name': 'sgd'}, False), ({'opt_name': None}, False), ({'decay': 'step'}, False),
+    ({'decay': None}, True), ({'decay_epochs': 40.4}, True), ({'decay_epochs': 42.0}, False),
+    ({'momentum': 0.94}, False), ({'weight_decay': 5e-5}, False), ({'weight_decay': None}, True),
+    ({'warmup_epochs': 5.0}, False)])
+def test_the_same_recipe(change, is_same):
+    assert has_same_recipe(RECIPE, replace(RECIPE, **change)) is is_same
+    assert has_same_recipe(replace(RECIPE, **change), RECIPE) is is_same
+
+
+@pytest.mark.parametrize('change, is_like', [
+    ({'global_batch_size': 2064}, True), ({'global_batch_size': 3328, 'base_lr': 14.8}, False),
+    ({'base_lr': 1.5}, False), ({'decay_epochs': 44.0}, True), ({'decay_epochs': 60.0}, False),
+    ({'decay_epochs': None}, False), ({'weight_decay': 5e-5}, True), ({'opt_name': 'sgd'}, False),
+    ({'decay': 'cosine'}, False)])
+def test_a_like_recipe(change, is_like):
+    assert has_like_recipe(RECIPE, replace(RECIPE, **change)) is is_like
+
+
+def test_the_band_is_the_mean_and_three_spreads_of_one_more_run():
+    here = band_at(reference(shifted(-0.01), CURVE, shifted(0.01)), 20)
+    assert (here.point, here.mean, len(here.values)) == (0.5, pytest.approx(0.6), 3)
+    assert here.mean - here.low == here.high - here.mean == pytest.approx(3 * 0.01 * (1 + 1 / 3) ** 0.5)
+
+
+def test_runs_are_not_taken_to_differ_less_than_published_ones_or_than_chance():
+    same = [CURVE] * 4
+    assert band_at(reference(*same, spreads={5: 0.02}), 20).low == pytest.approx(0.6 - 0.06 * 1.25 ** 0.5)
+    chance = (0.6 * 0.4 / 400) ** 0.5
+    assert band_at(reference(*same, eval_samples=400), 20).low == pytest.approx(0.6 - 3 * chance * 1.25 ** 0.5)
+
+
+def test_between_evaluations_a_reference_is_in_proportion_and_beyond_them_there_is_none():
+    found = reference(CURVE, shifted(0.01))
+    assert band_at(found, 25).mean == pytest.approx(0.655)
+    assert band_at(found, 9) is band_at(found, 41) is None
+    assert band_at(found, 10).mean == pytest.approx(0.405) and band_at(found, 40).mean == pytest.approx(0.765)
+
+
+def test_schedules_of_other_lengths_are_compared_at_the_same_part():
+    longer = replace(RECIPE, decay_epochs=44.0)
+    found = Reference('like', longer, (known(CURVE, CURVE),))
+    assert band_at(found, 22).mean == pytest.approx(0.6) and band_at(found, 22).point == 0.5
+    assert reached(found) == [44, 44]
+
+
+def test_where_the_rate_drops_nothing_is_interpolated():
+    curve = ((28, 0.45), (32, 0.68), (36, 0.69))
+    found = Reference('same', STEPS, (known(curve, curve, recipe=STEPS),))
+    assert band_at(found, 30) is None and band_at(found, 32).mean == 0.68 and band_at(found, 34).mean > 0.68
+
+
+def test_spreads_are_pooled_by_the_part_of_the_schedule():
+    sets = [known(CURVE, shifted(0.02)), known(CURVE, shifted(0.04), shifted(0.08))]
+    assert typical_spreads(sets)[5] == pytest.approx(((0.0002 + 2 * 0.0016) / 3) ** 0.5)
+    by_drop = typical_spreads([known(((28, 0.4), (32, 0.6)), ((28, 0.5), (32, 0.61)), recipe=STEPS)])
+    assert by_drop == {-1: pytest.approx(0.1 / 2 ** 0.5), -2: pytest.approx(0.01 / 2 ** 0.5)}
+
+
+def test_the_alarm_wants_two_evaluations_in_a_row():
+    bands = by_epoch(reference(CURVE, shifted(0.001), spreads=dict.fromkeys(range(11), 0.005)))
+    low, high = shifted(-0.05), CURVE
+    assert not is_behind(bands, low[:1]) and is_behind(bands, low[:2]) and is_behind(bands, [high[0], *low[1:3]])
+    assert not is_behind(bands, [low[0], high[1], low[2]]) and not is_behind(bands, [*low[:2], high[2]])
+    assert not is_behind(bands, [*low[:3], (50, 0.1)])  # no reference there
+
+
+def test_one_reference_run_raises_no_alarm():
+    found = reference(CURVE, spreads={5: 0.001})
+    bands = by_epoch(found)
+    assert bands[20].low is None and not is_behind(bands, [(10, 0.0), (20, 0.0)])
+    text = stand(found, bands, [(10, 0.0), (20, 0.58)], 200.0).text
+    assert text == ('1 reference run here, this run is 2.0 points under it; an alarm needs 2; they converged at epoch '
+                    '40, 200 s from now')
+
+
+def said(curve, time_s=1000.0, found=None):
+    found = found or reference(CURVE, shifted(0.004), shifted(0.002), spreads=dict.fromkeys(range(11), 0.005))
+    return stand(found, by_epoch(found), curve, time_s)
+
+
+def test_what_is_said_on_course():
+    standing = said([(10, 0.4), (20, 0.6)])
+    assert standing.text == ('on course: 3 of 3 reference runs within 0.4 points here; they converged at epoch 40, '
+                             '17 min from now')
+    assert (standing.is_below, standing.is_behind, standing.seconds_left) == (False, False, (1000.0, 1000.0))
+
+
+def test_what_is_said_below_and_behind():
+    once, twice = said([(10, 0.4), (20, 0.55)]), said([(10, 0.3), (20, 0.55)])
+    assert once.text.startswith('below: 5.2 points under the mean of 3 reference runs here, more than 3 sigma (1.7 '
+                                'points), once; 2 in a row are an alarm; they')
+    assert twice.text.startswith('behind: 5.2 points under the mean of 3 reference runs here, more than 3 sigma (1.7 '
+                                 'points), 2 evaluations in a row; they')
+    assert (once.is_below, once.is_behind, twice.is_behind) == (True, False, True)
+
+
+def test_what_is_said_where_no_reference_run_is():
+    standing = said([(44, 0.7)])
+    assert standing.here is None and not standing.is_below
+    assert standing.text == 'no reference run so far here; they converged at epoch 40'
+
+
+def test_a_target_that_reference_runs_did_not_have():
+    higher = replace(RECIPE, target_accuracy=0.763)
+    found = Reference('same', higher, (known(CURVE, shifted(0.004)),))
+    assert '1 of 2 came to 76.30 % at epoch 40' in said([(20, 0.6)], found=found).text
+    assert 'none of them came to 90.00 %' in said([(20, 0.6)], found=replace(
+        found, recipe=replace(RECIPE, target_accuracy=0.9))).text
+
+
+def test_only_runs_that_converged_are_references():
+    failed = known(shifted(-0.3), status='aborted')
+    assert find_published(RECIPE, [failed]) is None
+    assert find_published(RECIPE, [failed, known(CURVE)]).num_runs == 1
+    runs = (*known(CURVE).runs, *failed.runs)
+    mixed = find_published(RECIPE, [replace(failed, runs=runs)])
+    assert mixed.num_runs == len(band_at(mixed, 20).values) == 1
+
+
+def test_the_same_recipe_goes_before_a_like_one():
+    like = known(CURVE, recipe=replace(RECIPE, decay_epochs=42.0), name='like')
+    assert find_published(RECIPE, [like]).how == 'like'
+    found = find_published(RECIPE, [like, known(CURVE, name='same')])
+    assert (found.how, [s.name for s in found.sets]) == ('same', ['same'])
+    assert find_published(replace(RECIPE, base_lr=1.0), [like]) is None
+
+
+def test_named_runs_of_another_recipe_are_taken_at_the_word():
+    slow = replace(RECIPE, base_lr=1.5, target_accuracy=0.75)
+    found = find_named(slow, 'digits', 360, [known(CURVE, dataset='digits'), known(CURVE)], load_published())
+    assert (found.how, found.num_runs, found.eval_samples, found.spreads) == ('named', 1, 360, {})
+    assert introduce(found) == ('reference: 1 run of 1 set (/runs/s), of another recipe (lars, batch 1664, learning '
+                                'rate 7.4, poly over 40 epochs), as named')
+
+
+@pytest.mark.parametrize('named, words', [
+    ([known(CURVE, dataset='cifar10')], 'got runs on cifar10, expected runs on digits that did'),
+    ([known(CURVE, dataset='digits', status='aborted')], 'got no run that reached its target, expected runs on digits'),
+    ([known(CURVE, dataset='digits', recipe=replace(RECIPE, base_lr=b)) for b in (20.0, 30.0)],
+     'got 2 sets of several recipes, none like that of this run')])
+def test_what_cannot_be_a_reference(named, words):
+    with pytest.raises(UserError, match=words):
+        find_named(RECIPE, 'digits', 360, named, [])
+
+
+def test_the_text_of_a_log_does_not_steer_a_terminal():
+    evil = replace(known(CURVE), source='/runs/\x1b[2J')
+    assert '\x1b' not in introduce(Reference('same', RECIPE, (evil,)))
+
+
+def test_the_recipe_of_a_configuration_is_that_of_its_published_set():
+    v07 = Config(data=DataConfig(), train=TrainConfig(global_batch_size=1664, label_smoothing=0.1,
+                                                      target_accuracy=0.759))
+    v07 = replace(v07, schedule=ScheduleConfig(7.4, 2, 'poly', 37), optimizer=replace(
+        v07.optimizer, name='lars', weight_decay=1e-4))
+    found = find_published(recipe_of(v07, 1664), load_published())
+    assert (found.how, {s.org for s in found.sets}) == ('same', {'DellEMC', 'Fujitsu'})
+    assert dataset_of(v07) is None
+    assert dataset_of(replace(v07, data=DataConfig(synthetic=True))) == 'imagenet'

@@ -1,0 +1,245 @@
+"""mlperf-rn50 watch: what it says of runs in words, in a terminal of any size, as lines, as JSON and as a page."""
+import json
+import os
+import re
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import pytest
+from helpers import call
+from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live, write_metrics
+from rich.console import Console
+
+from mlperf_rn50.study.live import Checkpoints, Follower, LiveRun, UsedEnergy
+from mlperf_rn50.study.watch_facts import duration, facts_of, line_of, others_text, status_text
+from mlperf_rn50.study.watch_page import _ticks, render_page
+from mlperf_rn50.study.watch_terminal import draw_curves, names_of, render
+
+WRITTEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+HOSTILE = '\x1b[31m<script>alert(1)</script>[red]&'
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run with a reference, ranks and three evaluations."""
+    ranks = {'event': 'ranks', 'epoch': 3, 'time_s': 30.0, 'stragglers': ['rank 1 is slow: 50 % above the median'],
+             'ranks': [rank(0, 1.0), rank(1, 1.5, 'n2')]}
+    return write_live(tmp_path / 'run', reference(*range(1, 11)), train(10),
+                      *(evaluation(e, 15 * e) for e in (1, 2, 3)), course(3), ranks, train(70))
+
+
+@pytest.fixture
+def run(folder):
+    return Follower(folder).look(NOW_S)
+
+
+def text_of(runs, width=80, rows=24, encoding='utf-8', price=None):
+    class Stream:
+        def __init__(self):
+            self.encoding, self.parts = encoding, []
+
+        def write(self, part):
+            self.parts.append(part)
+
+        def flush(self):
+            pass
+    stream = Stream()
+    console = Console(file=stream, width=width, height=rows, force_terminal=False)
+    console.print(render(runs, console, price, rows))
+    return re.sub('(?m) +$', '', ''.join(stream.parts))
+
+
+def texts(run, price=None):
+    return {f.name: f.text for f in facts_of(run, price)}
+
+
+@pytest.mark.parametrize('seconds, text', [(0, '0 s'), (99, '99 s'), (99.6, '2 min'), (720, '12 min'),
+                                           (5990, '1 h 40 min'), (12000, '3 h 20 min'), (183_600, '2 d 3 h')])
+def test_times_are_short(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_what_is_known_of_a_run_is_said(run):
+    said = texts(run, 3.0)
+    assert said['status'] == 'running, last written 3 s ago' and said['epoch'] == '3.50 of 10, 38 s on its clock'
+    assert said['run'] == 'digits (not ImageNet), 2 nodes, 2 ranks, batch 64, sgd, seed 1'
+    assert said['Top-1'] == '45.00 % at epoch 3, target 74.90 %'
+    assert said['reference'] == 'at epoch 3: on course: 5 of 5 reference runs'
+    assert said['speed'] == '128 images/s, 10 s/epoch, loss 2, learning rate 0.1'
+    assert said['rank skew'].startswith('20.0 %: rank 1 on n2 takes 0.15 s a step itself')
+    assert said['node-hours'] == '0.0211 so far (cost 0.06), 0.0556 at epoch 10 (cost 0.17)'
+    assert said['energy'] == 'not measured: there is no telemetry of the run'
+    assert said['left'] == '62 s to epoch 10, where it gives up'
+    assert said['target in'] == '2 s to 22 s, if it reaches it at epoch 4 to 6 as the reference runs did'
+
+
+def test_energy_is_said_as_far_as_it_was_measured(run):
+    used = replace(run, energy=UsedEnergy(19.0, 0.5, None, 'no node has counters that could be read'))
+    assert texts(used)['energy'] == '0.5 kWh in 19 s (CPU 0.5, GPU not measured), 2.63 kWh at epoch 10'
+    assert texts(replace(used, left_s=None))['energy'].endswith('GPU not measured)')
+
+
+@pytest.mark.parametrize('changes, text', [
+    ({'note': 'not begun yet'}, 'not begun yet'),
+    ({'status': 'failed', 'quiet_s': 720.0, 'checkpoints': Checkpoints(1, 40, 9.0)},
+     'killed: its log has no end, and nothing was written for 12 min; it can go on from step 40'),
+    ({'status': 'failed', 'has_end': True, 'time_s': 60.0}, 'failed, 60 s on its clock'),
+    ({'status': 'interrupted', 'has_end': True, 'checkpoints': Checkpoints(1, 40)},
+     'interrupted; it can go on from step 40'),
+    ({'status': 'running'}, 'running')])
+def test_every_state_is_said(changes, text):
+    assert status_text(LiveRun('x', **changes)) == text
+
+
+def test_other_runs_are_said_by_their_status():
+    runs = tuple((n, 'converged') for n in range(4)) + ((5, 'failed'), (7, 'failed'))
+    assert others_text(LiveRun('x', others=runs)) == 'runs 0 to 3 converged; runs 5, 7 failed'
+
+
+@pytest.mark.parametrize('size', [(80, 24), (200, 50), (130, 24)], ids=str)
+def test_a_terminal_is_filled_and_not_overfilled(run, size):
+    lines = text_of([run], *size).splitlines()
+    assert max(map(len, lines)) <= size[0]
+    assert len(lines) <= size[1] and any('│' in line for line in lines)
+
+
+def test_a_terminal_without_room_has_no_curve(run):
+    assert '│' not in text_of([run], 80, 18) and '│' in text_of([run], 80, 50)
+
+
+def test_the_curve_has_the_band_the_target_and_every_evaluation(run):
+    lines = str(draw_curves([run], 60, 12)).splitlines()
+    assert len(lines) == 12 and all(len(line) <= 60 for line in lines)
+    assert lines[0] == '● Top-1  ░ 5 reference runs  ╌ target 74.90 %'
+    assert sum(line.count('●') for line in lines[1:]) == 3
+    rows = [k for k, line in enumerate(lines[1:-1]) if '░' in line]
+    assert rows == [3, 4]  # 45 to 55 % of 80, in ten rows
+    assert lines[-1].startswith('epoch 0') and lines[-1].endswith('10')
+
+
+def test_a_terminal_without_unicode_has_a_curve_of_letters(run):
+    assert text_of([run], rows=50, encoding='ascii').isascii()
+
+
+def test_several_runs_have_a_row_each_and_marks_of_their_own(folder, run, tmp_path):
+    other = Follower(write_live(tmp_path / 'other', evaluation(1, 70), status='success', accuracies=(0.7, 0.8)))
+    runs = [run, other.look(NOW_S), LiveRun(str(tmp_path / 'late'), note='not begun yet')]
+    text = text_of(runs, 100, 40)
+    assert re.search(r'run +running +3\.50 of 10 +45\.00 % +128 +20\.0 % +62 s', text)
+    assert re.search('other +converged', text)
+    assert 'late: not begun yet' in text and '● run  ◆ other  ╌ target' in text
+    assert '░' not in text and 'cost' not in text
+    assert re.search(r' cost\n(.*\n)*?.* 0\.06\n', text_of(runs, 120, 40, price=3.0))
+
+
+def test_runs_are_named_by_what_tells_them_apart():
+    named = [names_of([LiveRun(p) for p in paths]) for paths in (
+        ['logs/a', 'logs/ab/'], ['x'], ['logs/x', 'logs/x'], ['/a/b', 'c'])]
+    assert named == [['a', 'ab'], ['x'], ['logs/x', 'logs/x'], ['/a/b', 'c']]
+
+
+def test_texts_of_a_run_steer_neither_terminal_nor_page(tmp_path):
+    folder = write_live(tmp_path / 'x[red]', course(1, text=HOSTILE), evaluation(1, 20),
+                        {'event': 'ranks', 'ranks': [rank(0, 1.0, HOSTILE), rank(1, 2.0, HOSTILE)],
+                         'stragglers': [HOSTILE]})
+    run = Follower(folder).look(NOW_S)
+    text = text_of([run], 200, 50)
+    assert '\x1b' not in text and '?[31m<script>alert(1)</script>[red]&' in text and 'x[red], run 0' in text
+    page = render_page(run, WRITTEN, 5.0)
+    assert page.count('<script') == 1 and '\x1b' not in page and '&lt;script&gt;' in page
+
+
+def test_a_line_says_where_a_run_is(run):
+    line = line_of(run).partition(': ')[2]
+    assert line == ('running, last written 3 s ago; epoch 3.50 of 10; 45.00 % at epoch 3; 128 images/s; 62 s left; '
+                    'on course: 5 of 5 reference runs')
+    assert line_of(LiveRun('x', note='not begun yet')) == 'x: not begun yet'
+
+
+def test_the_page_loads_itself_again_until_the_run_is_over(run):
+    page = render_page(run, WRITTEN, 4.2)
+    assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in page and '}, 5000);' in page
+    assert 'Written 2026-01-02 03:04:05 UTC' in page
+    over = render_page(replace(run, status='converged', has_end=True), WRITTEN, 4.2)
+    assert 'http-equiv="refresh"' not in over and '<script' not in over and 'The run is over' in over
+
+
+def test_the_page_needs_nothing_else(run):
+    page = render_page(run, WRITTEN, 5.0)
+    assert "default-src 'none'" in page
+    assert not re.search(r'<(link|img|iframe|object)\b|\bsrc=|href=|url\(|@import', page)
+
+
+def test_the_page_shows_the_curve_beside_the_band_the_speed_and_the_ranks(run):
+    page = render_page(run, WRITTEN, 5.0)
+    assert page.count('<figure>') == 3 and page.count('<circle') == 3 and page.count('<rect') == 6
+    assert '<title>30.00 % at epoch 2</title>' in page and '5 reference runs and their mean' in page
+    assert '<title>rank 1 on n2: compute 150.0 ms a step</title>' in page
+    assert re.search(r'<td class="number">3</td><td class="number">45.00 %</td><td class="number">50.00 %</td>'
+                     r'<td class="number">45.00 to 55.00</td>', page)
+
+
+def test_a_page_of_a_run_that_is_not_begun_has_no_pictures():
+    page = render_page(LiveRun('x', note='not begun yet'), WRITTEN, 5.0)
+    assert 'not begun yet' in page and '<figure' not in page and '<table' not in page
+
+
+@pytest.mark.parametrize('high, ticks', [(12, [0, 2, 4, 6, 8, 10, 12]), (0.9, [0, 0.2, 0.4, 0.6, 0.8]), (1, [
+    0, 0.2, 0.4, 0.6, 0.8, 1]), (90, [0, 20, 40, 60, 80]), (0, [0])])
+def test_axes_have_few_round_values(high, ticks):
+    assert _ticks(high) == pytest.approx(ticks)
+
+
+def test_once_says_how_it_is_and_ends(folder, tmp_path):
+    done = call('watch', folder, '--once')
+    assert (done.returncode, done.stderr) == (0, '') and 'Top-1 ' in done.stdout and '│' in done.stdout
+    assert 'killed: its log has no end' in done.stdout  # its last event is years ago
+    assert '\x1b' not in done.stdout and not re.search('(?m) $', done.stdout)
+    assert call('watch', tmp_path / 'later', '--once').stdout.endswith('not begun yet: no such folder; waiting\n')
+
+
+def test_once_as_json(folder):
+    done = call('watch', folder, folder / 'result_0.txt', '--once', '--format', 'json', '--price-per-node-hour', '2')
+    first, second = json.loads(done.stdout)['runs']
+    assert first['evaluations'][-1] == {'epoch': 3, 'accuracy': 0.45, 'time_s': 30.0} and len(first['band']) == 10
+    assert first['cost'] == pytest.approx(2 * first['node_hours']) and first['is_over'] is False
+    assert second['path'].endswith('result_0.txt') and second['number'] == 0
+
+
+@pytest.mark.parametrize('words, text', [
+    (['x', '--format', 'json'], '--format json: expected --once'), (['x', '--every', '0'], '--every: got 0, expected'),
+    (['x', '--every', 'nan'], '--every: got nan'), (['x', '--price-per-node-hour', '-1'], 'got -1, expected a number'),
+    ([], 'RUN_FOLDER')])
+def test_a_mistake_is_said(words, text):
+    done = call('watch', *words)
+    assert done.returncode == 2 and text in done.stderr and done.stderr.count('\n') == 1
+
+
+def test_what_is_piped_gets_lines_until_the_runs_are_over(tmp_path):
+    a = write_live(tmp_path / 'a', evaluation(1, 20), status='success', accuracies=(0.8,))
+    b = write_live(tmp_path / 'b', evaluation(1, 20), status='aborted')
+    done = call('watch', a, b)
+    first, second = done.stdout.splitlines()
+    assert done.returncode == 0 and 'a, run 0: converged after 1 epochs' in first and 'b, run 0: aborted' in second
+
+
+def test_the_page_is_written_beside_the_run_and_only_when_asked(folder, tmp_path):
+    before = set(os.listdir(folder))
+    call('watch', folder, '--once')
+    assert set(os.listdir(folder)) == before
+    assert call('watch', folder, tmp_path / 'later', '--once', '--html').returncode == 0
+    assert set(os.listdir(folder)) == before | {'watch.html'} and not (tmp_path / 'later').exists()
+    assert '<dd>45.00 % at epoch 3, target 74.90 %</dd>' in (folder / 'watch.html').read_text()
+
+
+def test_a_page_that_cannot_be_written_is_said(folder):
+    (folder / 'watch.html').mkdir()
+    done = call('watch', folder, '--once', '--html')
+    assert done.returncode == 2 and '--html: ' in done.stderr and 'watch without it' in done.stderr
+
+
+def test_another_run_in_the_folder_has_the_page_then(folder):
+    write_live(folder, number=1, status='success', accuracies=(0.8,))
+    write_metrics(folder / 'metrics_1.jsonl', evaluation(1, 80))
+    call('watch', folder, '--html')
+    assert 'run 1: <span class="good">converged' in (folder / 'watch.html').read_text()
