@@ -244,8 +244,7 @@ def _images_of(config: 'Config') -> str:
     from mlperf_rn50.mlperf.events import printable
     path = Path(config.data.dir) / 'manifest.json'
     try:
-        # A pipe would be waited for.
-        manifest = parse_json(read_text(path, 1 << 22)) if path.is_file() else None
+        manifest = parse_json(read_text(path, 1 << 22)) if path.is_file() else {}  # a pipe would be waited for
         size = manifest['resize_shorter']
     except (OSError, ValueError, TypeError, KeyError):
         return f'not known, as {path} is no manifest of prepare'
