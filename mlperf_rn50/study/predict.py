@@ -230,6 +230,15 @@ def _compute_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
     return own_s * layout.local_batch_size / (base.global_batch_size / base.num_units)
 
 
+def _exchange_s(base: Base, layout: Layout, link: Link) -> float:
+    """The exchange of a step: over the link between nodes; on one node what was measured there, or in computing."""
+    if layout.num_nodes == 1:
+        return base.exchange_s if base.num_nodes == 1 else 0.0
+    if base.exchange_s and (base.num_nodes, base.num_units) == (layout.num_nodes, layout.num_units):
+        return base.exchange_s
+    return ring_s(link.exchange_bytes, layout.num_units, link.gbit_s)
+
+
 def step_cost_s(base: Base, target: KnownSet, link: Link) -> float | None:
     """What a step of a measured set costs beside computing and the ring; None where its logs do not tell."""
     layout, step_s = layout_of(target), target.step_s
@@ -323,7 +332,7 @@ def _minutes(base: Base, layout: Layout, costs: Costs, epochs: Epochs, step_s: f
     total = (epochs.mean * steps_per_epoch * step_s + _num_evaluations(layout.recipe, epochs.mean) * evaluation_s
              + outside_s)
     slope = steps_per_epoch * step_s
-    steps = 0.0 if layout.num_nodes == 1 else epochs.mean * steps_per_epoch * costs.step_spread_s
+    steps = 0.0 if layout.num_nodes == base.num_nodes == 1 else epochs.mean * steps_per_epoch * costs.step_spread_s
     runs = _run_spread(base) * total
     down = _spread(steps, runs, (epochs.mean - epochs.low) * slope,
                    0.0 if is_measured else outside_s - costs.outside_low_s)
@@ -362,9 +371,10 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs | None =
         return Prediction(layout, f'a batch of {layout.recipe.global_batch_size:,} is more than the data has images, '
                                   f'{base.train_samples:,}')
     costs = costs or costs_for(base)
-    is_inside = layout.num_nodes == 1 and base.num_nodes == 1
-    exchange_s = base.exchange_s if is_inside else ring_s(link.exchange_bytes, layout.num_units, link.gbit_s)
-    compute_s, other_s = _compute_s(base, layout, link, costs), 0.0 if layout.num_nodes == 1 else costs.step_s
+    is_inside = layout.num_nodes == 1
+    has_costs = not is_inside and not (base.num_nodes > 1 and base.exchange_s)  # else they are in what was measured
+    compute_s = _compute_s(base, layout, link, costs)
+    exchange_s, other_s = _exchange_s(base, layout, link), costs.step_s if has_costs else 0.0
     hidden_s = min(exchange_s, BACKWARD_SHARE * compute_s) if link.is_hidden else 0.0
     fixed_s = exchange_s - hidden_s + other_s
     if refusal := _refusal(compute_s, fixed_s, is_inside or not base.has_accelerators):

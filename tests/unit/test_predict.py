@@ -68,6 +68,20 @@ def test_a_base_of_several_nodes_gives_back_its_own_step():
     assert p.step_s == pytest.approx(0.1)
 
 
+def test_one_node_exchanges_nothing_over_the_link():
+    base = replace(BASE, num_nodes=2, num_units=8)
+    costs, link = replace(NOTHING, step_s=0.004, step_spread_s=0.001), replace(SLOW, gbit_s=100.0)
+    p = predict_layout(base, Layout(1, 4, RECIPE), link, costs)
+    assert (p.exchange_s, p.other_s) == (0, 0) and p.step_s == pytest.approx(2 * (0.1 - 0.014 - 0.004))
+    assert p.low_minutes < p.minutes < p.high_minutes  # what the nodes cost is taken off, and not known exactly
+
+
+def test_a_measured_exchange_is_that_of_its_own_layout():
+    base = replace(BASE, num_nodes=2, num_units=8, exchange_s=0.03, has_accelerators=False)
+    assert predict_layout(base, Layout(2, 4, RECIPE), SLOW, NOTHING).step_s == pytest.approx(0.1)
+    assert predict_layout(base, Layout(4, 4, RECIPE), SLOW, NOTHING).exchange_s == pytest.approx(1.5)
+
+
 @pytest.mark.parametrize('wide', ['epochs', 'step', 'outside'])
 def test_each_doubt_widens_the_interval(wide):
     costs = replace(NOTHING, step_s=0.001, outside_s=5.0, outside_low_s=5.0, outside_high_s=5.0)
