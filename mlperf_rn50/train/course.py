@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlperf_rn50.config import Config
+from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf.metrics import read_curve
 from mlperf_rn50.study.known import KnownSet, Recipe, known_of, load_published
 from mlperf_rn50.study.recipe_differences import global_batch_size, is_imagenet
@@ -34,10 +35,14 @@ def _named_sets(paths: Sequence[str]) -> list[KnownSet]:
     """The sets under some paths, without those that are none.
 
     Raises:
-        UserError: a path cannot be read, or holds no log.
+        UserError: a path cannot be read, or holds no log or no set.
     """
-    found = (known_of(system) for system in load_systems([Path(p) for p in paths]))
-    return [known for known in found if known]
+    systems = load_systems([Path(p) for p in paths])
+    found = [known for known in map(known_of, systems) if known]
+    refusals = [f'{s.folder}: {s.refusal}' for s in systems if s.refusal]
+    if refusals and not found:
+        raise UserError(f'run.reference: expected runs that are a set, got {refusals[0]}')
+    return found
 
 
 def find_reference(config: Config, world_size: int) -> Reference | None:

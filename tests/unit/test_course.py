@@ -52,9 +52,11 @@ def test_without_a_name_only_imagenet_is_looked_up():
 
 
 @pytest.mark.parametrize('name, words', [('none', 'none: no such folder; expected a log or a folder of logs'),
-                                         ('empty', 'no result_<k>.txt in it or below it')])
+                                         ('empty', 'no result_<k>.txt in it or below it'),
+                                         ('mixed', 'got .*mixed: global_batch_size is 64 in result_0.txt and 65')])
 def test_a_reference_that_cannot_be_read(tmp_path, name, words):
     (tmp_path / 'empty').mkdir()
+    write_set(tmp_path / 'mixed', batch=lambda k: 64 + k)
     with pytest.raises(UserError, match=words):
         find_reference(replace(CONFIG, run=RunConfig(reference=(str(tmp_path / name),))), 1)
 
