@@ -101,7 +101,7 @@ def names_of(runs: Sequence[LiveRun]) -> list[str]:
 
 def _facts_table(run: LiveRun, price: float | None) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style='dim', no_wrap=True)
+    table.add_column(style='dim', no_wrap=True, overflow='crop')
     table.add_column(overflow='fold')
     for fact in facts_of(run, price):
         table.add_row(fact.name, Text(fact.text, _STYLES[fact.level]))
@@ -113,13 +113,13 @@ def _overview(runs: Sequence[LiveRun], width: int, price: float | None) -> Table
     table = Table(box=None, padding=(0, 2, 0, 0), header_style='dim', width=width)
     table.add_column('run', overflow='fold')
     for name in ('status', 'epoch'):
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, no_wrap=True, overflow='crop')
     for name in ('Top-1', 'images/s', 'skew', 'left'):
-        table.add_column(name, justify='right', no_wrap=True)
+        table.add_column(name, justify='right', no_wrap=True, overflow='crop')
     if width >= 100:
-        table.add_column('checkpoint', justify='right', no_wrap=True)
+        table.add_column('checkpoint', justify='right', no_wrap=True, overflow='crop')
     if price is not None:
-        table.add_column('cost', justify='right', no_wrap=True)
+        table.add_column('cost', justify='right', no_wrap=True, overflow='crop')
     for run, name in zip(runs, names_of(runs)):
         cells: list[RenderableType] = [Text(name), Text(status_word(run), _STYLES[level_of(run)]), epoch_text(run),
                  percent(run.evaluations[-1].accuracy) if run.evaluations else '-',
@@ -160,7 +160,7 @@ def render(runs: Sequence[LiveRun], console: Console, price: float | None = None
     width, is_ascii = console.width, not console.encoding.lower().startswith('utf')
     title = heading(runs[0]) if len(runs) == 1 else f'{len(runs)} runs'
     table = _facts_table(runs[0], price) if len(runs) == 1 else _overview(runs, width, price)
-    head: list[RenderableType] = [Text(title, 'bold', no_wrap=True, overflow='ellipsis'), *_warnings(runs)]
+    head: list[RenderableType] = [Text(title, 'bold', overflow='fold'), *_warnings(runs)]
     has_curve = any(r.evaluations or r.band for r in runs)
     if not has_curve:
         return Group(*head, table)

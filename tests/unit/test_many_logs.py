@@ -33,6 +33,8 @@ from mlperf_rn50.study.systems import load_systems
 @pytest.fixture
 def two_processors(monkeypatch):
     monkeypatch.setattr(in_processes, '_num_processors', lambda: 2)
+    # Threads that tests before have left in this process; with some of its own, a program forks none.
+    monkeypatch.setattr(in_processes.threading, 'active_count', lambda: 1)
 
 
 def own_process(item):
@@ -44,6 +46,11 @@ def test_many_items_go_to_other_processes_and_stay_in_order(two_processors):
     assert [item for item, _, _ in found] == list(range(100)) == [m['item'] for _, _, m in found]
     assert os.getpid() not in {pid for _, pid, _ in found}
     assert {pid for _, pid, _ in map_in_processes(own_process, range(64))} == {os.getpid()}
+
+
+def test_a_process_with_threads_forks_none(two_processors, monkeypatch):
+    monkeypatch.setattr(in_processes.threading, 'active_count', lambda: 2)
+    assert {pid for _, pid, _ in map_in_processes(own_process, range(100))} == {os.getpid()}
 
 
 def die_elsewhere(place):

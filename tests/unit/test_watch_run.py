@@ -118,7 +118,9 @@ def test_the_curve_has_the_band_the_target_and_every_evaluation(run):
 
 
 def test_a_terminal_without_unicode_has_a_curve_of_letters(run):
-    assert text_of([run], rows=50, encoding='ascii').isascii()
+    for width in (20, 40, 80):  # nor where something is cut off
+        assert text_of([run], width, 50, encoding='ascii').isascii()
+        assert text_of([run, run], width, 50, encoding='ascii').isascii()
 
 
 def test_several_runs_have_a_row_each_and_marks_of_their_own(folder, run, tmp_path):
