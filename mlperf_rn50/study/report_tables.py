@@ -327,10 +327,11 @@ def scaling_table(study: Study) -> Table | None:
     if not rows:
         return None
     return Table('Why: speed-up = throughput gain x epoch ratio x share ratio', (
-        'system', 'speed-up', 'throughput gain', 'epoch ratio', 'share ratio', 'efficiency',
-        f'images/s per {unit_name(study)[:-1]}'), tuple(rows),
+        'system', 'speed-up', 'throughput gain', 'epoch ratio', 'share ratio', 'efficiency', 'hardware efficiency'),
+        tuple(rows),
         f'Against {study.baseline.name}, over the runs of the time. Throughput: hardware. Epochs: statistics. Share: '
-        'of the time that epochs at full speed take; the rest is the first epoch, evaluations and what lies between.')
+        'of the time that epochs at full speed take; the rest is the first epoch, evaluations and what lies between. '
+        f'Hardware efficiency: throughput gain over the ratio of {unit_name(study)}.')
 
 
 def rates_table(study: Study) -> Table | None:
