@@ -3,6 +3,7 @@ import json
 import signal
 
 import pytest
+import yaml
 from cluster.conftest import run_metrics
 
 from mlperf_rn50.train.checkpoint import list_checkpoints
@@ -23,8 +24,8 @@ def test_trains_on_hosts(start, cluster, tiny_config, launcher, num_hosts):
     log = (job.run_dir / 'result_0.txt').read_text()
     assert f'"key": "number_of_nodes", "value": {num_hosts},' in log
     assert f'"key": "number_of_ranks", "value": {num_hosts},' in log
-    config = (job.run_dir / 'config.yaml').read_text()
-    assert f'num_nodes: {num_hosts}, ranks_per_node: 1' in config
+    config = yaml.safe_load((job.run_dir / 'config.yaml').read_text())['run']
+    assert (config['num_nodes'], config['ranks_per_node']) == (num_hosts, 1)
     for number, host in enumerate(cluster.hosts[:num_hosts]):
         assert f'rank {number} on {host.name} (local 0): cores ' in output
     [told] = run_metrics(job.run_dir, 'epoch')
