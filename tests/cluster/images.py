@@ -54,5 +54,5 @@ def build_image(folder) -> str:
     build = ['bud', '--quiet', '--layers', '--isolation', 'chroot', '--build-arg', f'BASE={base}', *mounts]
     buildah(*build, '--target', 'build', '--tag', f'{IMAGE}-build', ROOT)  # named, or the pruning would take it
     buildah(*build, '--tag', IMAGE, ROOT)
-    buildah('rmi', '--prune')
+    run(['buildah', 'rmi', '--prune'], timeout=BUILD_LIMIT_S)  # but for what a build holds that was killed elsewhere
     return IMAGE
