@@ -50,25 +50,24 @@ def add_price_option(parser: ArgumentParser) -> None:
                         help='what a node costs an hour, in any currency: adds node-hours and cost')
 
 
-def _price(text: str) -> float:
+def _above_0(text: str, most: float, expected: str) -> float:
+    """A number of an option; what else it is, or beyond its bounds, is told with what was expected."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value <= 1e9:  # NaN too
-        raise ArgumentTypeError(f'got {text}, expected a number above 0, such as 3.5')
+    if not 0 < value <= most:  # NaN too
+        raise ArgumentTypeError(f'got {text:.20}, expected {expected}')
     return value
+
+
+def _price(text: str) -> float:
+    return _above_0(text, 1e9, 'a number above 0, such as 3.5')
 
 
 def fraction(text: str) -> float:
     """A type of an option: a Top-1 above 0, up to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:  # NaN too
-        raise ArgumentTypeError(f'got {text:.20}, expected a fraction such as 0.759, not per cent')
-    return value
+    return _above_0(text, 1, 'a fraction such as 0.759, not per cent')
 
 
 def count(most: int) -> Callable[[str], int]:
