@@ -1,17 +1,20 @@
 # The program and everything it needs in user space; the NVIDIA driver comes from the host.
 #   docker build -t mlperf_rn50:cpu .
+#   docker build -t mlperf_rn50:ngc --build-arg VARIANT=ngc --build-arg BASE=nvcr.io/nvidia/mxnet:24.06-py3 .
 #   docker build -t mlperf_rn50:cu117 --build-arg VARIANT=cu117 .        (or cu112)
 #   docker run --rm -v "$PWD/data:/data" mlperf_rn50:cpu prepare digits --out /data/digits
-# BASE is any Debian 12 with its usual package sources; python:3.11-slim-bookworm serves as well.
+# BASE is any Debian 12 with its usual package sources; python:3.11-slim-bookworm serves as well. For ngc it is NVIDIA's
+# MXNet container, whose MXNet, Horovod, DALI, NCCL and Open MPI are used; name@sha256:... pins it.
 ARG BASE=debian:bookworm-slim
 
 FROM ${BASE} AS build
 ARG VARIANT=cpu
 ENV DEBIAN_FRONTEND=noninteractive
-RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv python3-dev g++ make \
-    && rm -rf /var/lib/apt/lists/*
+RUN [ "$VARIANT" = ngc ] || { \
+        apt-get update && apt-get install -y --no-install-recommends python3 python3-venv python3-dev g++ make \
+        && rm -rf /var/lib/apt/lists/*; }
 # To build Horovod for GPUs: nvcc. To see that everything resolves: the driver's library. NCCL is a PyPI wheel.
-RUN [ "$VARIANT" = cpu ] || { \
+RUN [ "$VARIANT" = cpu ] || [ "$VARIANT" = ngc ] || { \
         find /etc/apt -name '*.list' -o -name '*.sources' | xargs sed -i -E 's/^((deb|Components:) .*main)$/\1 contrib non-free/' \
         && apt-get update \
         && apt-get install -y --no-install-recommends nvidia-cuda-toolkit libcuda1 \
@@ -20,11 +23,11 @@ WORKDIR /opt/mlperf_rn50
 # The packages first: a change of the program alone does not install them again; downloads and the built Horovod are
 # kept beside the images, not in them.
 COPY setup.cfg pyproject.toml LICENSE ./
-COPY launch/setup.sh launch/requirements.lock launch/
+COPY launch/setup.sh launch/setup_ngc.sh launch/requirements.lock launch/requirements_ngc.lock launch/
 COPY mlperf_rn50/__init__.py mlperf_rn50/
 RUN --mount=type=cache,target=/root/.cache \
     touch README.md && MLPERF_RN50_VARIANT="$VARIANT" MLPERF_RN50_EXTRAS=demo,export launch/setup.sh \
-    && .venv/bin/pip uninstall -q -y cmake ninja
+    && { [ "$VARIANT" = ngc ] || .venv/bin/pip uninstall -q -y cmake ninja; }
 COPY README.md ./
 COPY launch launch
 COPY mlperf_rn50 mlperf_rn50

@@ -13,6 +13,7 @@ os.environ.setdefault('OMP_NUM_THREADS', '2')
 import mxnet as mx  # noqa: E402
 
 from mlperf_rn50.config import Config, ModelConfig, OptimizerConfig, TrainConfig  # noqa: E402
+from mlperf_rn50.system.topology import leave_openmp_to_engine  # noqa: E402
 from mlperf_rn50.train.comm import LocalComm  # noqa: E402
 from mlperf_rn50.train.plan import make_plan  # noqa: E402
 from mlperf_rn50.train.trainer import Trainer  # noqa: E402
@@ -23,6 +24,7 @@ BATCH, ROUNDS = 32, 9
 def main() -> None:
     config = Config(model=ModelConfig(fused_bn_relu=True), optimizer=OptimizerConfig('lars'),
                     train=TrainConfig(local_batch_size=BATCH))
+    leave_openmp_to_engine()
     trainer = Trainer(make_plan(config, 1), LocalComm(), 0, None)
     images = mx.nd.random.normal(shape=(BATCH, 3, 224, 224))
     trainer.fold()

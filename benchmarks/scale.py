@@ -40,7 +40,7 @@ class NoImages(RecordFile):
 
 
 def requests_of_now(seed: int) -> Iterator[Request]:
-    return train_requests(SHARD, seed, 0)
+    return train_requests(DATA, SHARD, seed, 0)
 
 
 def requests_of_0_4_0(seed: int) -> Iterator[Request]:
@@ -53,7 +53,8 @@ def requests_of_0_4_0(seed: int) -> Iterator[Request]:
             current, order = epoch, generator(1, seed, epoch).permutation(SHARD.num_samples)
         draws = generator(2, seed, epoch, step).random((SHARD.global_batch_size, NUM_DRAWS))
         samples = order[SHARD.positions(step, micro) % SHARD.num_samples]
-        yield Request(samples, none_new, draws[SHARD.positions(0, micro)])
+        uniforms = draws[SHARD.positions(0, micro)]
+        yield Request(samples, none_new, uniforms, uniforms[:, -1] < 0.5)
 
 
 def open_as_0_4_0(folder: Path) -> None:

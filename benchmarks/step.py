@@ -4,11 +4,11 @@ Usage: python benchmarks/step.py PRECISION
 """
 import sys
 
-from compare import HUGE_PAGES, PEER, TORCH, bench, compare, run_json
+from compare import HUGE_PAGES, PEER, TORCH, bench, compare, of_precision, run_json
 
 precision = sys.argv[1]
 options = ['--precisions', precision, '--batch-sizes', 32, '--warmup-steps', 2, '--steps', 5,
-           '--model.fused_bn_relu', 'true', '--data.pad_to_4_channels', 'true' if precision == 'bfloat16' else 'false']
+           *of_precision(precision)]
 
 
 def torch_rate(*more: str, **variables: str) -> float:

@@ -1,12 +1,14 @@
-"""PyTorch's side of step.py, digits.py and pipeline.py: a training step, digits to the target, a data loader on a CPU.
+"""PyTorch's side of step.py, cifar10.py, digits.py and pipeline.py: a step, training to the target, a data loader.
 
-Each prints one JSON line. Usage: python torch_peer.py step|digits|loader [OPTIONS]
+Each prints one JSON line. Usage: python torch_peer.py step|train|loader [OPTIONS]
 """
 import argparse
 import io
 import json
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +61,7 @@ def median_step_s(options: argparse.Namespace) -> float:
     x = torch.rand(size).to(memory_format=torch.channels_last)
     y = torch.arange(options.batch_size) % 1000
     seconds = []
-    for _ in range(options.warmup_steps + options.steps):
+    for _ in range(options.warmup_steps + (options.steps or 6)):
         start = time.perf_counter()
         optimizer.zero_grad()
         with torch.autocast('cpu', torch.bfloat16, enabled=options.precision == 'bfloat16'):
@@ -70,50 +72,160 @@ def median_step_s(options: argparse.Namespace) -> float:
     return statistics.median(seconds[options.warmup_steps:])
 
 
-def digits_batches(split: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pictures and labels that `mlperf-rn50 prepare digits` made, as the demo's pipeline scales them."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16 * 255
-    images = functional.interpolate(images, size=(32, 32), mode='bilinear').expand(-1, 3, -1, -1)
-    images, labels = ((images - 127.5) / 127.5).contiguous(), torch.tensor(digits.target)
-    train, val = train_test_split(np.arange(len(labels)), test_size=360, random_state=0, stratify=digits.target)
-    chosen = torch.tensor(train if split == 'train' else val)
-    return images[chosen].to(memory_format=torch.channels_last), labels[chosen]
+def load_split(folder: Path, split: str, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What arrays.py wrote: images as float32 of 0 to 255, (n, 3, side, side), and labels."""
+    images = torch.tensor(np.load(folder / f'{split}_images.npy')).permute(0, 3, 1, 2).float()
+    if images.shape[-1] != side:
+        images = functional.interpolate(images, size=(side, side), mode='bilinear')
+    return images, torch.tensor(np.load(folder / f'{split}_labels.npy'))
 
 
-def train_digits(options: argparse.Namespace) -> dict:
-    """launch/configs/digits_cpu.yaml: batch 64, learning rate 0.02 after one epoch, polynomial to 12 epochs."""
-    torch.manual_seed(options.seed)
-    (x, y), (x_val, y_val) = digits_batches('train'), digits_batches('val')
-    net = resnet50(10)
+class Augmentation:
+    """Padded crops and mirrors of `mlperf-rn50`, then its normalisation."""
+
+    def __init__(self, data: dict, num_train: int):
+        self._data, self._padding = data, data['crop_padding'] if data['crop'] == 'padded' else 0
+        self._mean, self._std = (torch.tensor(data[key]).reshape(1, 3, 1, 1) for key in ('mean', 'std'))
+        self._is_first = torch.rand(num_train) < 0.5
+
+    def normalise(self, images: torch.Tensor) -> torch.Tensor:
+        return ((images - self._mean) / self._std).contiguous(memory_format=torch.channels_last)
+
+    def __call__(self, images: torch.Tensor, chosen: torch.Tensor, epoch: int) -> torch.Tensor:
+        images, n, side = images[chosen], len(chosen), images.shape[-1]
+        if self._padding:
+            padded = functional.pad(images, [self._padding] * 4)
+            rows, columns = (torch.randint(2 * self._padding + 1, (n, 1)) + torch.arange(side) for _ in range(2))
+            images = padded[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+            images = images.permute(0, 3, 1, 2)
+        if self._data['mirror'] == 'alternating':
+            is_mirrored = self._is_first[chosen] ^ bool(epoch % 2)
+        else:
+            is_mirrored = torch.rand(n) < self._data['mirror_probability']
+        return self.normalise(torch.where(is_mirrored[:, None, None, None], images.flip(3), images))
+
+
+def make_sgd(net: nn.Module, recipe: dict) -> torch.optim.Optimizer:
+    """MXNet's momentum, in which a gradient keeps its rate: torch's with a rate of 1, and the step's in loss and decay.
+    """
+    params = list(net.parameters())
+    return torch.optim.SGD([{'params': [p for p in params if p.dim() > 1], 'is_decayed': True},
+                            {'params': [p for p in params if p.dim() == 1], 'is_decayed': False}],
+                           1.0, recipe['momentum'], nesterov=recipe['nesterov'], fused=True)
+
+
+def learning_rate(schedule: dict, step: int, steps_per_epoch: int) -> float:
+    """The polynomial schedule of `mlperf-rn50`."""
+    epochs, warmup = (step + 1) / steps_per_epoch, schedule['warmup_epochs']
+    if epochs < warmup:
+        return schedule['base_lr'] * epochs / warmup
+    progress = min(1.0, (epochs - warmup) / (schedule['decay_epochs'] - warmup))
+    end = schedule['end_lr']
+    return end + (schedule['base_lr'] - end) * (1 - progress) ** schedule['poly_power']
+
+
+def make_network(recipe: dict) -> nn.Module:
+    """ResNet-50, drawn as `mlperf-rn50` draws it."""
+    net = resnet50(recipe['data']['num_classes'])
+    nn.init.normal_(net[-1].weight, std=0.01)
+    nn.init.zeros_(net[-1].bias)
     for unit in net.modules():
-        if isinstance(unit, Unit):  # as model.zero_gamma
+        if isinstance(unit, Unit) and recipe['model']['zero_gamma']:
             nn.init.zeros_(unit.body[-1].weight)
-    optimizer = torch.optim.SGD(net.parameters(), 0.02, 0.9, weight_decay=1e-4)
-    forward = torch.compile(net) if options.compile else net
-    batch, steps = 64, -(-len(y) // 64)
-    start, step, epoch_s, accuracies = time.perf_counter(), 0, [], []
-    for _ in range(12):
-        begin, order = time.perf_counter(), torch.randperm(len(y))
-        net.train()
-        for chosen in order.split(batch):
-            progress = (step + 1) / steps
-            lr = 0.02 * progress if progress <= 1 else 1e-4 + (0.02 - 1e-4) * (1 - (progress - 1) / 11) ** 2
-            optimizer.param_groups[0]['lr'] = lr
-            optimizer.zero_grad()
-            functional.cross_entropy(forward(x[chosen]), y[chosen]).backward()
-            optimizer.step()
-            step += 1
-        epoch_s.append(time.perf_counter() - begin)
-        net.eval()
-        with torch.no_grad():
-            accuracies.append((net(x_val).argmax(1) == y_val).double().mean().item())
-        if accuracies[-1] >= 0.749:
+    return net
+
+
+# What train() does, of what a configuration may say.
+DOES = {'model': {'name': ['resnet50'], 'bn_momentum': [0.9], 'bn_epsilon': [1e-5]},
+        'optimizer': {'name': ['sgd'], 'decay_bn_and_bias': [False]}, 'schedule': {'decay': ['poly']},
+        'data': {'crop': ['none', 'padded']}, 'train': {'eval_period': [1], 'gradient_accumulation_steps': [1]}}
+
+
+def check(recipe: dict) -> None:
+    for section, keys in DOES.items():
+        for key, values in keys.items():
+            if recipe[section][key] not in values:
+                raise SystemExit(f'{section}.{key}: got {recipe[section][key]}, expected one of {values}')
+
+
+class Training:
+    """A network, and what a step and an evaluation do with it."""
+
+    def __init__(self, recipe: dict, options: argparse.Namespace):
+        self._recipe, self.net = recipe, make_network(recipe)
+        self._optimizer = make_sgd(self.net, recipe['optimizer'])
+        self._forward = torch.compile(self.net) if options.compile else self.net
+        self._autocast = partial(torch.autocast, 'cpu', torch.bfloat16, enabled=options.precision == 'bfloat16')
+
+    def loss(self, images: torch.Tensor, labels: torch.Tensor, is_valid: torch.Tensor) -> torch.Tensor:
+        """The mean over the images that count."""
+        with self._autocast():
+            losses = functional.cross_entropy(self._forward(images), labels, reduction='none',
+                                              label_smoothing=self._recipe['train']['label_smoothing'])
+        return (losses * is_valid).sum() / is_valid.sum()
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor, is_valid: torch.Tensor, lr: float) -> None:
+        self._optimizer.zero_grad()
+        (lr * self.loss(images, labels, is_valid)).backward()
+        for group in self._optimizer.param_groups:
+            group['weight_decay'] = lr * self._recipe['optimizer']['weight_decay'] * group['is_decayed']
+        self._optimizer.step()
+
+    def num_correct(self, images: torch.Tensor, labels: torch.Tensor, augment: Augmentation) -> int:
+        size = self._recipe['train']['eval_batch_size']
+        self.net.eval()
+        with torch.no_grad(), self._autocast():
+            return sum((self._forward(augment.normalise(x)).argmax(1) == y).sum().item()
+                       for x, y in zip(images.split(size), labels.split(size)))
+
+    def try_out(self, run: Callable[[], None]) -> None:
+        """Runs what compiles or chooses something the first time; the network is what it was."""
+        before, state = {name: value.clone() for name, value in self.net.state_dict().items()}, torch.get_rng_state()
+        run()
+        self.net.load_state_dict(before)
+        self.net.zero_grad()
+        torch.set_rng_state(state)
+
+
+def train(options: argparse.Namespace) -> dict:
+    """Trains by a configuration of `mlperf-rn50` (see DOES) until its target.
+
+    With --steps, so many steps after --warmup-steps and no evaluation.
+    """
+    torch.manual_seed(options.seed)
+    recipe = json.loads(options.recipe)
+    check(recipe)
+    data, keys, schedule = recipe['data'], recipe['train'], recipe['schedule']
+    (x, y), validation = (load_split(Path(options.folder), split, data['image_size'])
+                          for split in ('train', 'validation'))
+    augment, training, size = Augmentation(data, len(y)), Training(recipe, options), keys['global_batch_size']
+
+    def first_time() -> None:
+        first = torch.arange(size) % len(y)
+        training.loss(augment(x, first, 0), y[first], torch.ones(size, dtype=torch.bool)).backward()
+        if not options.steps:
+            training.num_correct(*validation, augment)
+
+    training.try_out(first_time)
+    steps, stamps, accuracies, start = -(-len(y) // size), [], [], time.perf_counter()
+    for epoch in range(keys['max_epochs'] or int(schedule['decay_epochs'])):
+        training.net.train()
+        order = torch.randperm(len(y))
+        for step in range(steps):
+            # The last batch is filled up; what fills it weighs nothing, and the rate is that of the share that counts.
+            positions = step * size + torch.arange(size)
+            chosen, is_valid = order[positions % len(y)], positions < len(y)
+            lr = learning_rate(schedule, epoch * steps + step, steps) * is_valid.sum().item() / size
+            training.step(augment(x, chosen, epoch), y[chosen], is_valid, lr)
+            stamps.append(time.perf_counter())
+            if options.steps and len(stamps) == options.warmup_steps + options.steps:
+                timed = stamps[options.warmup_steps:]
+                return {'images_per_s': size / statistics.median(b - a for a, b in zip(timed, timed[1:]))}
+        accuracies.append(training.num_correct(*validation, augment) / len(validation[1]))
+        if accuracies[-1] >= keys['target_accuracy']:
             break
-    return {'time_to_train_s': time.perf_counter() - start, 'epochs': len(accuracies), 'top1': accuracies[-1],
-            'epoch_s': statistics.median(epoch_s)}
+    return {'time_to_train_s': time.perf_counter() - start, 'epochs': len(accuracies), 'top1': accuracies,
+            'is_converged': accuracies[-1] >= keys['target_accuracy']}
 
 
 class Photos(torch.utils.data.Dataset):
@@ -159,22 +271,23 @@ def loader_rate(options: argparse.Namespace) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('what', choices=['step', 'digits', 'loader'])
+    parser.add_argument('what', choices=['step', 'train', 'loader'])
     parser.add_argument('--precision', choices=['float32', 'bfloat16'], default='float32')
     parser.add_argument('--batch-size', type=int, default=32)
     parser.add_argument('--image-size', type=int, default=224)
     parser.add_argument('--warmup-steps', type=int, default=2)
-    parser.add_argument('--steps', type=int, default=6)
+    parser.add_argument('--steps', type=int, help='timed; step: 6 unless said, train: to the target unless said')
     parser.add_argument('--threads', type=int, default=2)
     parser.add_argument('--compile', action='store_true')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--folder')
+    parser.add_argument('--recipe', help='the tree of a configuration, as JSON')
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.what == 'step':
         result = {'images_per_s': options.batch_size / median_step_s(options)}
-    elif options.what == 'digits':
-        result = train_digits(options)
+    elif options.what == 'train':
+        result = train(options)
     else:
         result = {'images_per_s': loader_rate(options)}
     print(json.dumps({'peer': f'torch {torch.__version__}', **result}))

@@ -37,6 +37,7 @@ if command -v nvidia-smi >/dev/null; then
     esac
     options+=(--ulimit memlock=-1)
 fi
-# Shared memory, and the files of whoever started it.
-exec "$engine" run --rm --network host --ipc host --user "$(id -u):$(id -g)" --env HOME=/tmp \
+# Shared memory, the files of whoever started it, and after `docker stop` the time that ranks have for their checkpoint
+# (10 s otherwise).
+exec "$engine" run --rm --network host --ipc host --user "$(id -u):$(id -g)" --env HOME=/tmp --stop-timeout 630 \
     --workdir "$PWD" "${options[@]}" --entrypoint /opt/mlperf_rn50/launch/local.sh "$image" "${rest[@]}"

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Guards the ranks of a job on one host; the launchers that use ssh start one for each host.
-# Usage: launch/guard.sh --host HOST --launcher PID JOB    beside the launcher: keeps in touch with the host, and
-#                                                          sends USR2 to the launcher when the host is cut off
+# Usage: launch/guard.sh --host HOST --launcher PID JOB    beside the launcher: says so once it is ready, keeps in touch
+#                                                          with the host, hands USR1, the word to stop, on to its ranks,
+#                                                          and sends USR2 to the launcher when the host is cut off
 #        launch/guard.sh JOB                               on the host: ends the ranks when the launcher is gone
 
 set -u
 # With a line from the launcher every 5 s on its input; after 20 s of silence, the ranks are ended.
 guard_here() {
-    local signal pid
-    while read -r -t 20 _; do
-        :
+    local word signal pid
+    while read -r -t 20 word; do
+        [ "$word" != stop ] || ask_to_stop
     done
     trap '' HUP TERM PIPE
     for signal in TERM KILL; do # first a chance for a checkpoint
@@ -27,6 +28,18 @@ guard_here() {
 ranks() {
     grep -lsz "^MLPERF_RN50_JOB=$job\$" /proc/[0-9]*/environ | cut -d/ -f3
 }
+# Only those that let the word in: a rank that is starting would die of it, and hears the next one.
+ask_to_stop() {
+    local pid
+    for pid in $(ranks); do
+        if grep -qsz '^HOROVOD_RANK=' "/proc/$pid/environ" && catches_usr1 "$pid"; then
+            kill -USR1 "$pid" 2>/dev/null
+        fi
+    done
+}
+catches_usr1() { # PID; signal 10 is bit 9 of the mask, see proc(5)
+    [[ $(grep -s '^SigCgt:' "/proc/$1/status") =~ [2367abef]..$ ]]
+}
 reach() { # HOST JOB
     case $1 in
         localhost | 127.0.0.1 | "$(hostname)" | "$(hostname -s)") exec "$0" "$2" ;;
@@ -35,13 +48,15 @@ reach() { # HOST JOB
         "$(printf '%q ' "$0" "$2")"
 }
 keep_in_touch() { # HOST LAUNCHER JOB
-    local pipe guard
+    local pipe guard word=
+    trap 'word=stop' USR1
+    echo ready
     exec {pipe}> >(reach "$1" "$3" >/dev/null 2>&1)
     guard=$!
     trap 'exit 0' TERM # closes the pipe, which tells the host
     trap '' PIPE
     while kill -0 "$2" 2>/dev/null; do
-        echo >&"$pipe" || break
+        echo "$word" >&"$pipe" || break
         kill -0 "$guard" || break
         sleep 5 {pipe}>&- &
         wait -n $! "$guard"

@@ -6,4 +6,4 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.venv/bin:$PATH"
 ruff check mlperf_rn50 tests benchmarks docs
 mypy mlperf_rn50
-shellcheck -x launch/*.sh launch/engines/*.sh launch/*.sbatch benchmarks/*.sh tests/*.sh .ci/run
+shellcheck -x launch/*.sh launch/engines/*.sh launch/*.sbatch benchmarks/*.sh tests/*.sh tests/gpu/*.sh .ci/run

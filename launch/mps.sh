@@ -43,6 +43,12 @@ mkdir -m 700 -- "$folder" 2>/dev/null || true # what is there already stays as i
 check_folder
 mkdir -p -- "$CUDA_MPS_LOG_DIRECTORY" || fail "$CUDA_MPS_LOG_DIRECTORY cannot be made; set CUDA_MPS_LOG_DIRECTORY to another folder"
 # Every rank of a node asks, and the first one starts it. The folder is its own lock: no file is opened to be written.
+# The service takes none of that rank's limits: with its CUDA_VISIBLE_DEVICES it would serve no other GPU and number the
+# rest anew, and a limit of threads that it has itself holds for its clients of later runs, too, whatever they ask for.
+# An instance of a GPU (MIG) is served only where the service is told its name.
+# Nor is it a rank, which launch/guard.sh may ask to stop.
+limits=(-u CUDA_MPS_ACTIVE_THREAD_PERCENTAGE -u HOROVOD_RANK)
+[[ ${CUDA_VISIBLE_DEVICES:-} == MIG-* ]] || limits+=(-u CUDA_VISIBLE_DEVICES)
 exec 9<"$folder"
 flock 9
-ask get_server_list || nvidia-cuda-mps-control -d 9<&-
+ask get_server_list || env "${limits[@]}" nvidia-cuda-mps-control -d 9<&-

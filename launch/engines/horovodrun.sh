@@ -22,7 +22,7 @@ sed -u 's/^\[[0-9]*\]<stdout>://' <"$folder/out" &
 "$here/.venv/bin/horovodrun" --gloo -np "$num_ranks" -H "$slots" --disable-cache "$@" \
     >"$folder/out" 2>"$folder/err" &
 horovodrun=$!
-trap 'kill -TERM "$horovodrun"' TERM # handed on to its ranks, which have 5 s for their checkpoint
+trap 'kill -TERM "$horovodrun"' TERM # it kills its ranks after 5 s: the word to stop comes from launch/guard.sh
 while kill -0 "$horovodrun" 2>/dev/null; do
     code=0
     wait "$horovodrun" || code=$?

@@ -13,7 +13,7 @@ export SLURM_CPU_BIND=none # launch/bind.sh binds
 # This node serves as the meeting point; it lives as long as somebody holds the other end of its output.
 MLPERF_RN50_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n') # only who knows it is answered there
 export MLPERF_RN50_SECRET
-exec {meeting}< <("$here/.venv/bin/python" -P -m mlperf_rn50.system.rendezvous "$(IFS=,; echo "${hosts[*]%%:*}")")
+exec {meeting}< <("$here/.venv/bin/python" "$here/mlperf_rn50/safe_path.py" mlperf_rn50.system.rendezvous "$(IFS=,; echo "${hosts[*]%%:*}")")
 if ! read -r MLPERF_RN50_RENDEZVOUS <&"$meeting"; then
     echo 'launch/slurm.sbatch: the meeting point of the ranks did not start' >&2
     exit 1

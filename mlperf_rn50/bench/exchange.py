@@ -11,7 +11,7 @@ from mlperf_rn50.bench.steps import Case, case_config, gradient_shapes, measure_
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.pipeline import device_context
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.train.comm import Comm
+from mlperf_rn50.train.comm import Comm, sharing_of
 from mlperf_rn50.train.watch import Position
 
 SIZES = tuple(4**k * 4096 for k in range(9))  # 4 KiB to 256 MiB
@@ -81,11 +81,13 @@ def bench_exchange(config: Config, case: Case, comm: Comm, device_id: int | None
                  'measured_share': own['time_ms'] / step['step_ms'], 'local_batch_size': case.local_batch_size}
     if comm.rank:
         return []
+    num_sharing = sharing_of(config)
+    first = f' The {num_sharing} ranks of a GPU sum among themselves first, in host memory.' if num_sharing > 1 else ''
     return [
         Shown(f'All-reduce over {comm.world_size} ranks', (
             ('bytes', 'bytes', ',d'), ('num', 'n', 'd'), ('time_ms', 'ms', ',.3f'), ('spread', '±', '.0%'),
             ('algorithm_gb_per_s', 'algorithm GB/s', '.3f'), ('bus_gb_per_s', 'bus GB/s', '.3f')), rows,
-            'float32, summed in place, as gradients are; waited for by rank 0.'),
+            f'float32, summed in place, as gradients are; waited for by rank 0.{first}'),
         Shown('The gradients of a step', (
             ('model', 'model', 's'), ('num_gradients', 'tensors', 'd'), ('bytes', 'bytes', ',d'),
             ('predicted_ms', 'predicted ms', ',.1f'), ('time_ms', 'measured ms', ',.1f'), ('spread', '±', '.0%'),

@@ -11,7 +11,7 @@ from mxnet import autograd
 from mlperf_rn50.bench.measure import Shown, cast, measure_gemm, measure_peak, time_repeated
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.pipeline import device_context
-from mlperf_rn50.model.resnet import depth_of, units
+from mlperf_rn50.model.resnet import depth_of, side_after, units
 
 GEMM_SIDES = (512, 1024, 2048, 4096)
 
@@ -28,7 +28,7 @@ class Convolution:
 
     @property
     def out_side(self) -> int:
-        return -(-self.side // self.stride)
+        return side_after(self.side, self.stride)
 
     def flops(self, batch_size: int) -> int:
         """Of one pass forward; two per multiply-add."""
@@ -36,15 +36,15 @@ class Convolution:
 
 
 def convolutions(config: Config) -> Counter[Convolution]:
-    """The convolutions of a ResNet, and how often each occurs."""
+    """The convolutions of a ResNet, and how often each occurs; training on a CPU has rows for maps of one pixel."""
     channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
     found = Counter([Convolution(channels, 64, side, 7, 2)])
-    side = -(-side // 4)
+    side = side_after(side_after(side, 2), 2)
     for unit in units(depth_of(config.model)):
         in_channels, inside = unit.in_channels, side
         for layer in unit.layers:
             found[Convolution(in_channels, layer.out_channels, inside, layer.kernel, layer.stride)] += 1
-            in_channels, inside = layer.out_channels, -(-inside // layer.stride)
+            in_channels, inside = layer.out_channels, side_after(inside, layer.stride)
         if unit.has_projection:
             found[Convolution(unit.in_channels, unit.out_channels, side, 1, unit.stride)] += 1
         side = inside

@@ -11,9 +11,11 @@ from mlperf_rn50.config import Config, choices_of
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.launched import launched_size
 from mlperf_rn50.system.telemetry import Telemetry
-from mlperf_rn50.train.comm import Comm, open_comm
+from mlperf_rn50.system.topology import leave_openmp_to_engine
+from mlperf_rn50.train.comm import Comm, open_comm, sharing_of
+from mlperf_rn50.train.device import device_id_of
 from mlperf_rn50.train.run_folder import RunFolder, new_run
-from mlperf_rn50.train.start import device_id_of, from_rank_0, open_telemetry
+from mlperf_rn50.train.start import from_rank_0, open_telemetry
 from mlperf_rn50.train.watch import Position
 
 
@@ -40,7 +42,7 @@ def run_bench(config: Config, options: Any, position: Position) -> str:
         ConfigError: an option or the number of ranks does not fit.
     """
     counts = parse_numbers('--ranks', options.ranks) if options.ranks else [launched_size() or 1]
-    comm = open_comm(config.comm.compression, counts, position.exchange)
+    comm = open_comm(config.comm.compression, counts, position.exchange, sharing_of(config))
     telemetry = _open_telemetry(config, comm)
     try:
         telemetry.run_start(0.0)
@@ -66,6 +68,7 @@ def _open_telemetry(config: Config, comm: Comm) -> Telemetry:
 def _measure(config: Config, options: Any, counts: list[int], comm: Comm,
              position: Position) -> list[Shown]:
     device_id = device_id_of(config, comm)
+    leave_openmp_to_engine()
     sizes, num_warmup, num = _batch_sizes(config, options), options.warmup_steps, options.steps
     precisions = _words('--precisions', options.precisions, config.train.precision, choices_of('train', 'precision'))
     models = _words('--models', options.models, config.model.name, choices_of('model', 'name'))

@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     options = parse_options(parser, argv)
     has_config = bool(options.config or options.resume)
     if not has_config:  # any batch will do: nothing is trained
-        argv = [*argv, '--train.local_batch_size=1']
+        argv = ['--train.local_batch_size=1', *argv]
     config, _ = load_config(options, argv, parser)
     return in_rank(lambda position: _examine(config, has_config, options.format, options.quiet, position), config)
 
@@ -51,9 +51,9 @@ def _examine(config: Config, has_config: bool, output_format: str, is_quiet: boo
     from mlperf_rn50.system import doctor
     from mlperf_rn50.system.launched import rank_name
     try:
-        from mlperf_rn50.train.comm import open_comm
+        from mlperf_rn50.train.comm import open_comm, sharing_of
         from mlperf_rn50.train.examine import examine
-        comm = open_comm(config.comm.compression, exchange=position.exchange)
+        comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
     except ModuleNotFoundError:  # what to install is said for every command alike
         raise
     except (ImportError, OSError) as e:

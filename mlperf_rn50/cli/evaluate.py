@@ -78,13 +78,15 @@ def _evaluate(config: Config, kept: Kept, options: Namespace, position: Position
     from mlperf_rn50.data.shards import Shard
     from mlperf_rn50.model.folded import eval_network
     from mlperf_rn50.model.zoo import restore_model
-    from mlperf_rn50.train.comm import open_comm
+    from mlperf_rn50.system.topology import leave_openmp_to_engine
+    from mlperf_rn50.train.comm import open_comm, sharing_of
     from mlperf_rn50.train.confusions import ConfusionMatrix
+    from mlperf_rn50.train.device import device_id_of
     from mlperf_rn50.train.evaluate import evaluate
-    from mlperf_rn50.train.start import device_id_of
     position.now('start-up')
-    comm = open_comm(config.comm.compression, exchange=position.exchange)
+    comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
     data, device_id = config.data, device_id_of(config, comm)
+    leave_openmp_to_engine()
     size = min(config.train.eval_batch_size or 1, -(-data.num_val // comm.world_size))
     shard = Shard(data.num_val, comm.rank, comm.world_size, size)
     batches = eval_batches(config, shard, device_id)

@@ -84,9 +84,9 @@ def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[
     """One rank's part of a run."""
     from mlperf_rn50.study.recipe_differences import find_deviations
     from mlperf_rn50.system.launched import rank_name
-    from mlperf_rn50.train.comm import open_comm
+    from mlperf_rn50.train.comm import open_comm, sharing_of
     from mlperf_rn50.train.loop import render_outcome, train
-    comm = open_comm(config.comm.compression, exchange=position.exchange)
+    comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
     position.now()  # the imports took their time
     warnings = find_deviations(config, comm.world_size) if comm.rank == 0 and not resume else []
     try:

@@ -3,10 +3,12 @@ import io
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mxnet as mx
 import numpy as np
-from PIL import Image, ImageOps
+from nvidia.dali import backend as dali_backend
+from PIL import ExifTags, Image, ImageOps
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.pipeline import Inputs, build_pipeline
@@ -15,10 +17,14 @@ from mlperf_rn50.errors import DataError
 # What prepared data is made of, and DALI decodes: any depth, grey, CMYK, with alpha (which is left out), turned as
 # its EXIF says, the first of several.
 _AS_THEY_ARE = ('JPEG', 'PNG')
+# DALI makes what is in here at run time, where a type checker does not see it.
+_backend: Any = dali_backend
+# An older DALI disregards EXIF.
+_DALI_TURNS = 'adjust_orientation' in _backend.GetSchema('decoders__Image').GetArgumentNames()
 
 
 def encode_picture(path: Path) -> bytes:
-    """A picture as JPEG or PNG: the file's own bytes where it is one of them, else as a PNG of its first frame.
+    """A picture as JPEG or PNG: the file's own bytes where DALI decodes it as it is, else a PNG of its first frame.
 
     Raises:
         DataError: it cannot be read, or is no picture that Pillow knows.
@@ -28,7 +34,8 @@ def encode_picture(path: Path) -> bytes:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # of large ones; twice that size is an error
             with Image.open(io.BytesIO(encoded)) as image:
-                if image.format in _AS_THEY_ARE:
+                is_upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+                if image.format in _AS_THEY_ARE and (is_upright or _DALI_TURNS):
                     return encoded
                 return _png(ImageOps.exif_transpose(image))
     except OSError as e:

@@ -1,8 +1,8 @@
 """The DALI pipelines: from RecordIO files to batches on the device.
 
 Python decides which records are read and where they are cropped (shards.py, augment.py); DALI decodes,
-crops, resizes, mirrors and normalises in its own threads. A batch reaches MXNet through DLPack without a
-copy: DALI's outputs stay alive as long as an NDArray refers to them.
+crops, resizes, mirrors and normalises in its own threads. handover.py brings a batch to MXNet, without a copy
+where DALI keeps its outputs alive.
 """
 import dataclasses
 import io
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import chain, count, repeat
 from typing import Any, NamedTuple, TypeVar
 
 import imagesize
@@ -20,11 +20,20 @@ import numpy as np
 from nvidia.dali import fn
 from nvidia.dali import types as dali_types
 from nvidia.dali.pipeline import Pipeline
+from PIL import Image
 
 from mlperf_rn50.config import Config, DataConfig
 from mlperf_rn50.data.augment import NUM_DRAWS, padded_crop_anchors, random_resized_crops
-from mlperf_rn50.data.records import Record, RecordFile, open_split
-from mlperf_rn50.data.shards import Shard, augmentation_uniforms, epoch_order, file_order, first_reads
+from mlperf_rn50.data.handover import keeps_outputs, to_mxnet
+from mlperf_rn50.data.records import KeptRecords, Record, RecordFile, open_split
+from mlperf_rn50.data.shards import (
+    Shard,
+    alternating_mirrors,
+    augmentation_uniforms,
+    epoch_order,
+    file_order,
+    first_reads,
+)
 from mlperf_rn50.errors import DataError
 
 T = TypeVar('T')
@@ -47,7 +56,8 @@ class Batch:
         images: float32 or float16, (batch, channels, side, side), or channels last for layout=NHWC.
         labels: int32, (batch,).
         num_valid: images that count; they come first, the rest is padding.
-        num_bytes: of the records that were read for it, padding included; 0 for synthetic images.
+        num_bytes: of the records that were read from their file for it, padding included, and not those that were kept
+            in memory; 0 for synthetic images.
         num_new_bytes: of those that this rank's node had not read before, since training started or was resumed.
     """
 
@@ -65,11 +75,13 @@ class Request(NamedTuple):
         samples: numbers of the records, int64, (batch,).
         is_new: whether this rank's node reads it for the first time, bool, (batch,).
         uniforms: random numbers of the augmentation, (batch, draws); None for an evaluation.
+        is_mirrored: bool, (batch,); None for an evaluation.
     """
 
     samples: np.ndarray
     is_new: np.ndarray
-    uniforms: np.ndarray | None
+    uniforms: np.ndarray | None = None
+    is_mirrored: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -89,8 +101,8 @@ class Inputs:
     num_new_bytes: int = 0
 
 
-def _fill(records: list[Record], uniforms: np.ndarray | None, data: DataConfig, where: str) -> Inputs:
-    """Pairs the records of a batch with their crops; uniforms is None for an evaluation."""
+def _fill(records: list[Record], request: Request, data: DataConfig, where: str) -> Inputs:
+    """Pairs the records of a batch with their crops."""
     images = [r.image for r in records]
     for record in records:
         if not 0 <= record.label < data.num_classes:
@@ -100,6 +112,7 @@ def _fill(records: list[Record], uniforms: np.ndarray | None, data: DataConfig, 
     anchors = np.zeros((len(records), 2), np.float32)
     shapes = np.ones((len(records), 2), np.float32)
     mirrors = np.zeros((len(records), 1), np.int32)
+    uniforms = request.uniforms
     if uniforms is not None:
         if data.crop == 'random_resized':
             widths, heights = np.array([imagesize.get(io.BytesIO(i.data)) for i in images]).T
@@ -109,13 +122,27 @@ def _fill(records: list[Record], uniforms: np.ndarray | None, data: DataConfig, 
                                                    (data.min_aspect, data.max_aspect))
         elif data.crop == 'padded':
             anchors = padded_crop_anchors(uniforms[:, :2], data.crop_padding)
-        mirrors = (uniforms[:, -1:] < data.mirror_probability).astype(np.int32)
+    if request.is_mirrored is not None:
+        mirrors = request.is_mirrored[:, None].astype(np.int32)
     return Inputs(images, labels, anchors, shapes, mirrors)
 
 
 def _has_own_cpus(num_threads: int) -> bool:
     """Whether the launcher gave each DALI thread a logical CPU: free to move, two share one while others are idle."""
     return num_threads <= len([c for c in os.environ.get('DALI_AFFINITY_MASK', '').split(',') if c])
+
+
+def _nvjpeg_keys(data: DataConfig) -> dict[str, Any]:
+    """What DALI's decoder takes for the decoder mixed alone; nothing for the decoder cpu."""
+    if data.decoder == 'cpu':
+        return {}
+    return {'hw_decoder_load': data.hw_decoder_load, 'hybrid_huffman_threshold': data.hybrid_huffman_threshold,
+            'preallocate_width_hint': data.preallocate_width_hint,
+            'preallocate_height_hint': data.preallocate_height_hint,
+            'device_memory_padding': data.device_memory_padding_mib << 20,
+            'host_memory_padding': data.host_memory_padding_mib << 20,
+            'bytes_per_sample_hint': data.decoded_bytes_hint,
+            'affine': _has_own_cpus(data.num_threads)}
 
 
 def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu: bool) -> Any:
@@ -125,12 +152,13 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
     interpolation = {'interp_type': _INTERPOLATION[data.interpolation],
                      'antialias': data.interpolation in ('triangular', 'lanczos3')}
     side = data.image_size
+    decoding = {'device': data.decoder, 'output_type': types.RGB, **_nvjpeg_keys(data)}
     images: Any
     if 'shapes' in given:
         images = fn.decoders.image_slice(given['images'], given['anchors'], given['shapes'], axis_names='HW',
-                                         device=data.decoder, output_type=types.RGB)
+                                         **decoding)
     else:
-        images = fn.decoders.image(given['images'], device=data.decoder, output_type=types.RGB)
+        images = fn.decoders.image(given['images'], **decoding)
     if on_gpu and data.decoder == 'cpu':
         images = images.gpu()
     if not is_training:
@@ -189,10 +217,13 @@ def _read_ahead(records: RecordFile, data: DataConfig, wanted: Iterator[Request]
     Each of read_threads threads reads a batch; prefetch_depth more are ready.
     """
     pool = ThreadPoolExecutor(data.read_threads, 'read')
+    kept = KeptRecords(records.read, data.record_cache_mib << 20)
 
     def read(request: Request) -> Inputs:
-        inputs = _fill([records.read(s) for s in request.samples], request.uniforms, data, str(records.path))
-        return dataclasses.replace(inputs, num_bytes=records.num_bytes(request.samples),
+        found = [kept.read(s) for s in request.samples]
+        is_read = np.array([is_read for _, is_read in found])
+        inputs = _fill([record for record, _ in found], request, data, str(records.path))
+        return dataclasses.replace(inputs, num_bytes=records.num_bytes(request.samples[is_read]),
                                    num_new_bytes=records.num_bytes(request.samples[request.is_new]))
 
     pending: deque[Future[Inputs]] = deque()
@@ -206,10 +237,6 @@ def _read_ahead(records: RecordFile, data: DataConfig, wanted: Iterator[Request]
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _to_mxnet(tensor_list) -> mx.nd.NDArray:
-    return mx.nd.from_dlpack(tensor_list.as_tensor().__dlpack__())
-
-
 def _note_sizes(source: Iterator[Inputs], sizes: deque[tuple[int, int]]) -> Iterator[Inputs]:
     """Hands inputs on, and notes their bytes until their batch comes out of the pipeline."""
     for inputs in source:
@@ -217,14 +244,40 @@ def _note_sizes(source: Iterator[Inputs], sizes: deque[tuple[int, int]]) -> Iter
         yield inputs
 
 
-def _run(pipe: Pipeline, sizes: deque[tuple[int, int]], num_valid: Iterable[int]) -> Iterator[Batch]:
-    """Batches of a pipeline, paired with how many of each count and the bytes read for it."""
+def _run(pipe: Pipeline) -> Any:
+    """The next images and labels of a pipeline.
+
+    Raises:
+        DataError: an image cannot be decoded.
+    """
+    try:
+        return pipe.run()
+    except RuntimeError as e:  # DALI wraps whatever a decoder says in many lines
+        raise DataError(f'the input pipeline failed: {" ".join(str(e).split())[:300]}') from e
+
+
+def _batches(pipe: Pipeline, left_over: Iterator[int], sizes: deque[tuple[int, int]], num_valid: Iterable[int],
+             context: mx.Context) -> Iterator[Batch]:
+    """Batches of a pipeline, paired with how many of each count and the bytes read for it.
+
+    left_over: one for each batch that still comes out before them, to be thrown away.
+    """
+    for _ in left_over:
+        _run(pipe)
+    is_kept = keeps_outputs(pipe)
     for valid in num_valid:
-        try:
-            images, labels = pipe.run()
-        except RuntimeError as e:  # DALI wraps whatever a decoder says in many lines
-            raise DataError(f'the input pipeline failed: {" ".join(str(e).split())[:300]}') from e
-        yield Batch(_to_mxnet(images), _to_mxnet(labels).reshape((-1,)), valid, *sizes.popleft())
+        images, labels = (to_mxnet(output, is_kept, context) for output in _run(pipe))
+        yield Batch(images, labels.reshape((-1,)), valid, *sizes.popleft())
+
+
+def made_up_inputs(batch_size: int) -> Inputs:
+    """A batch of one made-up JPEG of the size that is usual in ImageNet, 500 by 375 pixels, without any crop."""
+    noise = np.random.default_rng(0).integers(0, 256, (47, 63, 3), np.uint8)
+    encoded = io.BytesIO()
+    Image.fromarray(noise).resize((500, 375)).save(encoded, 'JPEG', quality=95)
+    images = [np.frombuffer(encoded.getvalue(), np.uint8)] * batch_size
+    zeros, fractions = np.zeros((batch_size, 1), np.int32), np.zeros((batch_size, 2), np.float32)
+    return Inputs(images, zeros, fractions, fractions + 1, zeros)
 
 
 def train_steps(shard: Shard, first_step: int) -> Iterator[tuple[int, int, int]]:
@@ -248,7 +301,7 @@ def make_ahead(make: Callable[[int], T], first: int) -> Iterator[T]:
     return results()
 
 
-def train_requests(shard: Shard, seed: int, first_step: int) -> Iterator[Request]:
+def train_requests(data: DataConfig, shard: Shard, seed: int, first_step: int) -> Iterator[Request]:
     """What every forward pass reads from a global step on; the order of its epoch is drawn from this call on."""
     is_known = np.zeros(shard.num_samples, bool)
 
@@ -262,8 +315,11 @@ def train_requests(shard: Shard, seed: int, first_step: int) -> Iterator[Request
         for epoch, step, micro in train_steps(shard, first_step):
             if epoch != current:
                 current, (order, is_first) = epoch, next(orders)
-            yield Request(shard.samples(order, step, micro), shard.samples(is_first, step, micro),
-                          augmentation_uniforms(shard, seed, epoch, step, micro, NUM_DRAWS))
+            samples = shard.samples(order, step, micro)
+            uniforms = augmentation_uniforms(shard, seed, epoch, step, micro, NUM_DRAWS)
+            is_mirrored = (alternating_mirrors(samples, seed, epoch) if data.mirror == 'alternating' else
+                           uniforms[:, -1] < data.mirror_probability)
+            yield Request(samples, shard.samples(is_first, step, micro), uniforms, is_mirrored)
     return requests()
 
 
@@ -272,7 +328,7 @@ def eval_requests(shard: Shard) -> Iterator[Request]:
     order, none_new = file_order(shard), np.zeros(shard.local_batch_size, bool)
     while True:
         for step in range(shard.steps_per_epoch):
-            yield Request(shard.samples(order, step), none_new, None)
+            yield Request(shard.samples(order, step), none_new)
 
 
 def train_batches(config: Config, shard: Shard, seed: int, first_step: int, device_id: int | None) -> Iterator[Batch]:
@@ -288,7 +344,8 @@ def train_batches(config: Config, shard: Shard, seed: int, first_step: int, devi
     if config.data.synthetic:
         return _synthetic_batches(config, shard, device_id)(num_valid)
     records = open_split(config.data, 'train')
-    return _build_batches(records, train_requests(shard, seed, first_step), shard, config, True, device_id)(num_valid)
+    wanted = train_requests(config.data, shard, seed, first_step)
+    return _build_batches(records, wanted, shard, config, True, device_id)(num_valid)
 
 
 def eval_batches(config: Config, shard: Shard, device_id: int | None) -> Callable[[], Iterator[Batch]]:
@@ -320,8 +377,28 @@ def _build_batches(records: RecordFile, wanted: Iterator[Request], shard: Shard,
     """
     sizes: deque[tuple[int, int]] = deque()
     source = _note_sizes(_read_ahead(records, config.data, wanted), sizes)
-    pipe = build_pipeline(source, shard.local_batch_size, config, is_training, device_id)
-    return lambda num_valid: _run(pipe, sizes, num_valid)
+    pipe, left_over = build_warm(source, shard.local_batch_size, config, is_training, device_id,
+                                 is_warm=device_id is not None and config.train.num_warmup_steps > 0)
+    context = device_context(device_id)
+    return lambda num_valid: _batches(pipe, left_over, sizes, num_valid, context)
+
+
+def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool, device_id: int | None,
+               is_warm: bool) -> tuple[Pipeline, Iterator[int]]:
+    """A pipeline as build_pipeline makes it, and an item for each made-up batch that comes out of it before the first
+    of source.
+
+    Args:
+        is_warm: run it once on made-up images, so that what nvJPEG and DALI set up and allocate at first use is there.
+            The first run takes in as many batches as are prefetched, so nothing of source is read.
+    """
+    if not is_warm:
+        return build_pipeline(source, batch_size, config, is_training, device_id), iter(())
+    num_made_up = config.data.prefetch_depth
+    made_up = repeat(made_up_inputs(batch_size), num_made_up)
+    pipe = build_pipeline(chain(made_up, source), batch_size, config, is_training, device_id)
+    _run(pipe)
+    return pipe, iter(range(num_made_up - 1))
 
 
 def _synthetic_batches(config: Config, shard: Shard,

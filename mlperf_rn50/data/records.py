@@ -4,7 +4,9 @@ Source: dmlc-core recordio.h (framing) and mxnet.recordio.IRHeader (the 24-byte 
 """
 import os
 import struct
+import threading
 import tokenize
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,31 @@ class RecordFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+class KeptRecords:
+    """Records that stay in memory once they were read, until they fill it; none makes room for another.
+
+    DALI's own cache of images would want to know which image is which, and learns that from its own readers only.
+    """
+
+    def __init__(self, read: Callable[[int], Record], max_bytes: int):
+        """read: gives the record at a position; max_bytes: of encoded images, 0 to keep none."""
+        self._read, self._room = read, max_bytes
+        self._kept: dict[int, Record] = {}
+        self._lock = threading.Lock()
+
+    def read(self, position: int) -> tuple[Record, bool]:
+        """The record at a position, and whether it was read for this; threads may call it at the same time."""
+        record = self._kept.get(position)
+        if record is not None:
+            return record, False
+        record = self._read(position)
+        with self._lock:
+            if record.image.nbytes <= self._room and position not in self._kept:
+                self._room -= record.image.nbytes
+                self._kept[position] = record
+        return record, True
 
 
 def load_manifest(folder: Path) -> dict:

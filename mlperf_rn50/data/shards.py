@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 # Domain separation of the random streams drawn from one seed.
-_ORDER_STREAM, _AUGMENT_STREAM, _PART_STREAM = 1, 2, 3
+_ORDER_STREAM, _AUGMENT_STREAM, _PART_STREAM, _MIRROR_STREAM = 1, 2, 3, 4
 # Source: Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators (OOPSLA 2014): the increment of
 # SplitMix64; its mix is variant 13 of Stafford, Better Bit Mixing (2011).
 _INCREMENT, _MIX_1, _MIX_2 = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -152,6 +152,31 @@ def _hash(state: np.ndarray, index: np.ndarray) -> np.ndarray:
     return _mix(state + (index + np.uint64(1)) * _INCREMENT)
 
 
+def _state(*keys: int) -> np.ndarray:
+    """The state of a generator for some keys, uint64, (1,)."""
+    state = np.array([keys[0]], np.uint64)
+    for key in keys[1:]:
+        state = _hash(state, np.array([key & _WORD], np.uint64))
+    return state
+
+
+def alternating_mirrors(samples: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+    """Which samples are mirrored in an epoch: half of them, drawn from (seed, sample), and the others in the next.
+
+    Source: Jordan, 94% on CIFAR-10 in 3.29 seconds on a single GPU (2024, https://arxiv.org/abs/2404.00498).
+
+    Args:
+        samples: numbers of the records, int64, (batch,).
+        seed: of the run.
+        epoch: from 0.
+
+    Returns:
+        bool, (batch,).
+    """
+    drawn = _hash(_state(_MIRROR_STREAM, seed), samples.astype(np.uint64)) >> np.uint64(63)
+    return (drawn + np.uint64(epoch)) % np.uint64(2) == 1
+
+
 def augmentation_uniforms(shard: Shard, seed: int, epoch: int, step: int, micro: int, num_draws: int) -> np.ndarray:
     """Random numbers for the augmentation of this rank's samples of one forward pass.
 
@@ -161,9 +186,6 @@ def augmentation_uniforms(shard: Shard, seed: int, epoch: int, step: int, micro:
     Returns:
         float64 in [0, 1), shape (local_batch_size, num_draws).
     """
-    state = np.array([_AUGMENT_STREAM], np.uint64)
-    for key in (seed, epoch):
-        state = _hash(state, np.array([key & _WORD], np.uint64))
-    images = _hash(state, shard.positions(step, micro).astype(np.uint64))
+    images = _hash(_state(_AUGMENT_STREAM, seed, epoch), shard.positions(step, micro).astype(np.uint64))
     draws = _hash(images[:, None], np.arange(num_draws, dtype=np.uint64))
     return (draws >> np.uint64(11)) * 2.0**-53

@@ -16,11 +16,20 @@ from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE,
 from mlperf_rn50.launch import sweep
 from mlperf_rn50.launch.attempts import MAX_STUCK, newest_run, stuck_attempts, stuck_text
 from mlperf_rn50.launch.engine import Signals, as_child, run_engine
-from mlperf_rn50.launch.engines import ENGINES, Engine, environment, nodes_of_slurm_job, program_of_ranks, slots_of
+from mlperf_rn50.launch.engines import (
+    ENGINES,
+    Engine,
+    environment,
+    nodes_of_slurm_job,
+    plain_output,
+    program_of_ranks,
+    slots_of,
+)
 from mlperf_rn50.launch.hosts import common_slots, silent_hosts
 from mlperf_rn50.launch.lock import folder_lock
 from mlperf_rn50.launch.options import Options, count, make_parser, parse_options, usage_of
 from mlperf_rn50.launch.supervisor import Layout, Supervisor, World
+from mlperf_rn50.system.gpu_environment import device_of_words
 from mlperf_rn50.system.limits import SHARED_MEMORY, no_room, tmp_dir
 
 # What Open MPI and DALI need for their own files before anything else, on this machine.
@@ -52,25 +61,27 @@ class Launcher:
         with suppress(OSError):  # nobody listens any more
             print(f'launch/{self.script.name}: {text}', file=sys.stderr, flush=True)
 
-    def settle_layout(self) -> tuple[Layout, float]:
-        """The layout of the run, from the options or else from the configuration; and its comm.start_limit_s.
+    def settle_layout(self) -> tuple[Layout, float, str]:
+        """The layout of the run, from the options or else from the configuration; its comm.start_limit_s and device.
 
         Raises:
             ConfigError: options, hosts and configuration do not go together.
         """
         o = self.options
-        run_dir, nodes, ranks, start_limit_s = o.run_dir or '', '', '', '0'
+        run_dir, nodes, ranks, start_limit_s, device = o.run_dir or '', '', '', '0', 'cpu'
         if o.config:
             options = [*(['--run.dir', run_dir] if run_dir else []), *o.train]
-            run_dir, nodes, ranks, start_limit_s = values_of(
-                self.here, o.config, options, ['run.dir', 'run.num_nodes', 'run.ranks_per_node', _START_LIMIT])
+            run_dir, nodes, ranks, start_limit_s, device = values_of(
+                self.here, o.config, options,
+                ['run.dir', 'run.num_nodes', 'run.ranks_per_node', _START_LIMIT, 'train.device'])
         elif not o.resume:
             raise ConfigError('--config: got nothing, expected a file of launch/configs')
         elif not run_dir:
             raise ConfigError('--resume: got no --run-dir, expected the folder of the run to go on with')
         elif run := newest_run(Path(run_dir)):
-            nodes, ranks, start_limit_s = values_of(self.here, str(run.config), o.train,
-                                                    ['run.num_nodes', 'run.ranks_per_node', _START_LIMIT])
+            nodes, ranks, start_limit_s, device = values_of(
+                self.here, str(run.config), o.train,
+                ['run.num_nodes', 'run.ranks_per_node', _START_LIMIT, 'train.device'])
             nodes = '' if o.hosts else nodes  # which may be fewer than before
         names = [h.name for h in o.hosts]
         if self.engine.script == 'srun.sh':
@@ -82,9 +93,9 @@ class Launcher:
         ranks_per_node = o.ranks_per_node or common_slots(o.hosts[:num_nodes]) or int(ranks or 0) or 1
         if not names:  # all on this machine
             names = ['localhost'] * num_nodes
-        return Layout(Path(run_dir), tuple(names[:num_nodes]), ranks_per_node), float(start_limit_s)
+        return Layout(Path(run_dir), tuple(names[:num_nodes]), ranks_per_node), float(start_limit_s), device
 
-    def start(self, start_limit_s: float, layout: Layout, job: str, words: Sequence[str],
+    def start(self, start_limit_s: float, device: str, layout: Layout, job: str, words: Sequence[str],
               has_begun: Callable[[], bool]) -> int:
         """Starts a command of the program on all ranks, and ends it where it has not begun in time; its exit code."""
         limit_s = start_limit_s + _GRACE_S if start_limit_s else 0.0
@@ -95,29 +106,33 @@ class Launcher:
             self.say(f'{words[0]}: still starting after {limit_s:.0f} s ({_START_LIMIT} and {_GRACE_S:.0f} s); ended')
             return True
         return self.start_ranks(layout, job, [*program_of_ranks(self.here, self.script.stem, self.options), *words],
-                                limit_s, is_overdue)
+                                device, limit_s, is_overdue)
 
-    def start_ranks(self, layout: Layout, job: str, command: Sequence[str], limit_s: float = 0.0,
+    def start_ranks(self, layout: Layout, job: str, command: Sequence[str], device: str, limit_s: float = 0.0,
                     is_overdue: Callable[[], bool] = lambda: True) -> int:
         """Starts a program on all ranks; its exit code. See run_engine for the limit."""
-        env = environment(self.options, os.environ, job)
+        env = environment(self.options, {**plain_output(sys.stdout, os.environ), **os.environ}, job, device)
         script = str(self.here / 'launch/engines' / self.engine.script)
-        with self._guards(layout, job):
-            code = run_engine([script, slots_of(layout.hosts, layout.ranks_per_node), *command], env, self.signals,
-                              self.engine.stop_signal, job, limit_s, is_overdue)
+        with self._guards(layout, job) as guards:
+            code = run_engine([script, slots_of(layout.hosts, layout.ranks_per_node), *command], env, self.signals, job,
+                              limit_s, is_overdue, messengers=() if self.engine.hands_on_stop else guards)
         for folder in (SHARED_MEMORY, tmp_dir()):  # what Open MPI leaves of a killed job
             shutil.rmtree(folder / f'mlperf_rn50-{job}', ignore_errors=True)
         return code
 
     @contextmanager
-    def _guards(self, layout: Layout, job: str) -> Iterator[None]:
+    def _guards(self, layout: Layout, job: str) -> Iterator[Sequence[subprocess.Popen]]:
         """A guard per host ends the ranks there when this launcher is gone, and tells it when the host is."""
         guard = str(self.here / 'launch/guard.sh')
-        hosts = layout.hosts if self.options.hosts else ()
+        hosts = layout.hosts if self.options.hosts or not self.engine.hands_on_stop else ()
         guards = [subprocess.Popen([guard, '--host', host, '--launcher', str(os.getpid()), job],
-                                   start_new_session=True, preexec_fn=as_child) for host in hosts]
+                                   stdout=subprocess.PIPE, start_new_session=True, preexec_fn=as_child)
+                  for host in hosts]
         try:
-            yield
+            for stdout in (g.stdout for g in guards if g.stdout):
+                with stdout:
+                    stdout.readline()  # they are ready: an earlier word to stop would end them
+            yield guards
         finally:
             for process in guards:
                 process.terminate()
@@ -130,10 +145,10 @@ class Launcher:
         if self.options.only_prints:
             self._print()
         program_of_ranks(self.here, self.script.stem, self.options)  # a mistake in it is said first
-        layout, start_limit_s = self.settle_layout()
+        layout, start_limit_s, device = self.settle_layout()
         check_room(self.engine)
         token = f'{os.getpid()}-{secrets.token_hex(4)}'
-        world = World(partial(self.start, start_limit_s), silent_hosts, self.say, self.signals.pause,
+        world = World(partial(self.start, start_limit_s, device), silent_hosts, self.say, self.signals.pause,
                       lambda: self.signals.is_asked, lambda: self.signals.is_at_once)
         batch_job = os.environ.get('SLURM_JOB_ID', token)
         with folder_lock(layout.run_dir):
@@ -141,7 +156,7 @@ class Launcher:
         if self.options.ranks_per_device > 1:
             calm = Launcher(self.here, self.script, self.engine, self.options, Signals())
             calm.start_ranks(Layout(layout.run_dir, layout.hosts, 1), f'{token}-m',
-                             [str(self.here / 'launch/mps.sh'), 'stop'])
+                             [str(self.here / 'launch/mps.sh'), 'stop'], device)
         return requeue(code, layout.run_dir, self.say) if self.engine.script == 'srun.sh' else code
 
     def _print(self) -> None:
@@ -214,11 +229,14 @@ def run_ranks(here: Path, script: Path, argv: Sequence[str], signals: Signals) -
     if len(argv) < 2 or not argv[0].isdecimal() or int(argv[0]) < 1:
         print(usage_of(script), file=sys.stderr)
         return EXIT_USAGE
-    os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')  # as the program sets it on CPUs
-    options = parse_options(make_parser(script, False, None), [])
+    device = device_of_words(argv[1:])
+    if device == 'cpu':
+        os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')  # as the program sets it on CPUs
+    per_device = os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE') or '1'
+    options = parse_options(make_parser(script, False, None), ['--ranks-per-device', per_device])
     launcher = Launcher(here, script, ENGINES['local'], options, signals)
     return launcher.start_ranks(Layout(Path(), ('localhost',), count(argv[0])), f'{os.getpid()}-{secrets.token_hex(4)}',
-                                [str(here / 'launch/bind.sh'), *argv[1:]])
+                                [str(here / 'launch/bind.sh'), *argv[1:]], device)
 
 
 def main(argv: Sequence[str]) -> int:

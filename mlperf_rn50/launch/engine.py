@@ -105,9 +105,9 @@ def as_child() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals, stop_signal: signal.Signals,
-               job: str, limit_s: float = 0.0, is_overdue: Callable[[], bool] = lambda: True,
-               end_signal: signal.Signals = signal.SIGTERM) -> int:
+def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals, job: str, limit_s: float = 0.0,
+               is_overdue: Callable[[], bool] = lambda: True, end_signal: signal.Signals = signal.SIGTERM,
+               messengers: Sequence[subprocess.Popen] = ()) -> int:
     """Runs an engine to its end; returns its exit code, that of a shell for one that a signal ended.
 
     Where a host was cut off that is EXIT_FAILED, whatever the other ranks made of their end.
@@ -116,11 +116,12 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals,
         command: starts the ranks.
         env: of the engine.
         signals: of the launcher.
-        stop_signal: what the engine hands on to its ranks, which then stop with a checkpoint.
         job: what every process of the job carries in its environment as MLPERF_RN50_JOB.
         limit_s: it may run so long; 0 for ever.
         is_overdue: asked once that is over; where it is not, the engine may run for ever.
         end_signal: what tells the engine to end at once.
+        messengers: what hands SIGUSR1 on to the ranks, which then stop with a checkpoint; the engine where there is
+            none.
     """
     process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True,
                                preexec_fn=as_child)
@@ -142,7 +143,8 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals,
             continue  # said already
         stage, since = after, time.monotonic()
         if stage is Stage.STOPPING:
-            process.send_signal(stop_signal)
+            for messenger in messengers or [process]:
+                messenger.send_signal(signal.SIGUSR1)
         elif stage is Stage.TERMINATING:
             process.send_signal(end_signal)
         elif stage is Stage.KILLING:

@@ -3,15 +3,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.hosts import parse_host
 from mlperf_rn50.launch.options import Options
+from mlperf_rn50.system.gpu_environment import DEVICE_VARIABLE
 
 _IN_IMAGE = ('/opt/mlperf_rn50/launch/bind.sh', '/opt/mlperf_rn50/.venv/bin/mlperf-rn50')
 
@@ -22,25 +23,26 @@ class Engine:
 
     Args:
         script: of launch/engines/, started with HOST:RANKS,HOST:RANKS PROGRAM...
-        stop_signal: the script hands it on to the ranks and waits for their checkpoint.
         has_hosts: whether it reaches hosts with ssh.
+        hands_on_stop: whether the script hands SIGUSR1, the word to stop, on to the ranks and waits for their
+            checkpoint; where it does not, the guards do.
         image_option: the launcher's option for a container image, if it has one.
     """
 
     script: str
-    stop_signal: signal.Signals
     has_hosts: bool = False
+    hands_on_stop: bool = True
     image_option: str | None = None
 
 
-# mpirun kills its ranks a second after SIGTERM, but hands SIGUSR1 on to them and waits; srun hands on both, and
-# horovodrun SIGTERM alone.
+# mpirun and srun hand SIGUSR1 on to their ranks and wait; mpirun kills them a second after SIGTERM. horovodrun hands
+# on SIGTERM alone, and kills them 5 s later.
 ENGINES: Mapping[str, Engine] = {
-    'local': Engine('openmpi.sh', signal.SIGUSR1),
-    'mpirun': Engine('openmpi.sh', signal.SIGUSR1, has_hosts=True),
-    'apptainer': Engine('openmpi.sh', signal.SIGUSR1, has_hosts=True, image_option='--image'),
-    'horovodrun': Engine('horovodrun.sh', signal.SIGTERM, has_hosts=True),
-    'slurm': Engine('srun.sh', signal.SIGUSR1, image_option='--container'),
+    'local': Engine('openmpi.sh'),
+    'mpirun': Engine('openmpi.sh', has_hosts=True),
+    'apptainer': Engine('openmpi.sh', has_hosts=True, image_option='--image'),
+    'horovodrun': Engine('horovodrun.sh', has_hosts=True, hands_on_stop=False),
+    'slurm': Engine('srun.sh', image_option='--container'),
 }
 
 
@@ -96,13 +98,28 @@ def nodes_of_slurm_job(env: Mapping[str, str]) -> list[str]:
     return [parse_host(name) for name in done.stdout.split()]
 
 
-def environment(options: Options, env: Mapping[str, str], job: str) -> dict[str, str]:
-    """The environment of the engine, which hands on the variables of launch/engines/variables.sh."""
+def environment(options: Options, env: Mapping[str, str], job: str, device: str) -> dict[str, str]:
+    """The environment of the engine, which hands on the variables of launch/engines/variables.sh.
+
+    Args:
+        options: of the launcher.
+        env: its own.
+        job: a name of what is started.
+        device: train.device, for which launch/bind.sh sets what is missing (system/gpu_environment.py).
+    """
     result = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1',  # fewer page faults on batches and gradients
-              **env, 'MLPERF_RN50_RANKS_PER_DEVICE': str(options.ranks_per_device), 'MLPERF_RN50_JOB': job}
+              **env, 'MLPERF_RN50_RANKS_PER_DEVICE': str(options.ranks_per_device), 'MLPERF_RN50_JOB': job,
+              DEVICE_VARIABLE: device}
     if options.ranks_per_device > 1:
-        result.setdefault('CUDA_MPS_ACTIVE_THREAD_PERCENTAGE', str(100 // options.ranks_per_device))
+        # Twice an even share: what a rank leaves idle while it waits, the others may use. Source: NVIDIA's guide to the
+        # Multi-Process Service, execution resource provisioning (100 % / 0.5 n).
+        result.setdefault('CUDA_MPS_ACTIVE_THREAD_PERCENTAGE', str(min(100, 200 // options.ranks_per_device)))
     return result
+
+
+def plain_output(stream: TextIO, env: Mapping[str, str]) -> dict[str, str]:
+    """What tells ranks that the launcher's output is no terminal: mpirun gives each of them one of its own."""
+    return {} if stream.isatty() or env.get('FORCE_COLOR') else {'NO_COLOR': '1'}
 
 
 def slots_of(hosts: Sequence[str], ranks_per_node: int) -> str:

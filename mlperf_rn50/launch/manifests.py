@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from mlperf_rn50.system.gpu_environment import DEVICE_VARIABLE
+
 TEMPLATES = Path(__file__).parents[2] / 'launch/kubernetes'
 CONFIG_FOLDER = '/etc/mlperf_rn50/config'  # where the ConfigMap is mounted
 # Text that every reader of YAML, 1.1 or 1.2, takes for text without quotes, if it is none of these.
@@ -86,7 +88,8 @@ def make_indexed_job(training: Training, secret: str) -> list[dict]:
     template['spec']['subdomain'] = training.name
     [container] = template['spec']['containers']
     values = {'MLPERF_RN50_NODES': str(training.num_nodes), 'MLPERF_RN50_RANKS_PER_NODE': str(training.ranks_per_node),
-              'MLPERF_RN50_MEETING': f'{training.name}-0.{training.name}'}
+              'MLPERF_RN50_MEETING': f'{training.name}-0.{training.name}',
+              DEVICE_VARIABLE: 'gpu' if training.gpus_per_node else 'cpu'}
     for variable in container['env']:
         if variable['name'] in values:
             variable['value'] = values[variable['name']]

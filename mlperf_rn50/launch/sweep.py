@@ -145,7 +145,7 @@ def run(here: Path, script: Path, argv: Sequence[str], signals: Signals,
 
         def start(command: Sequence[str] = tuple(command)) -> int:
             # Ctrl-C twice is at once for the launcher, too.
-            return run_engine(command, os.environ, signals, signal.SIGINT, f'{os.getpid()}-{secrets.token_hex(4)}',
+            return run_engine(command, os.environ, signals, f'{os.getpid()}-{secrets.token_hex(4)}',
                               end_signal=signal.SIGINT)
         worst = max(worst, run_layout(o, layout, folder, start, signals, say))
         if signals.is_asked:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 LineFormat = Literal['MLPv0.5.0', 'MLL', 'MLLOG']
 
 # Keys of our own, in MLLOG and MLL lines.
-DATASET = 'dataset'                  # value: name; metadata: is_imagenet, synthetic
+DATASET = 'dataset'                  # value: name; metadata: is_imagenet, synthetic, shuffle; mirror where not random
 TARGET_ACCURACY = 'target_accuracy'  # value: fraction
 NUM_RANKS = 'number_of_ranks'
 NUM_NODES = 'number_of_nodes'
@@ -20,6 +20,7 @@ ACCELERATORS_PER_NODE = 'accelerators_per_node'  # 0 where the ranks train on CP
 RUN_RESUMED = 'run_resumed'          # value: step; metadata: epoch_num, clock_s, submittable (false),
                                      # number_of_ranks, number_of_nodes, global_batch_size, lr_scale; changed, where
                                      # keys of the configuration were: {key: [before, now]}
+SGD_NESTEROV = 'sgd_opt_nesterov'    # value: whether the momentum is Nesterov's; not in the closed division
 INITIAL_WEIGHTS = 'initial_weights'  # value: where they came from; metadata: notes
 TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second, "learning_rate": of the epoch's last
                                      # step}; metadata: epoch_num

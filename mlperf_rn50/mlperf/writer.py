@@ -139,6 +139,8 @@ class RunLog:
         self._event(f'{o.name}_opt_base_learning_rate', s.base_lr)
         self._event(f'{o.name}_opt_weight_decay', o.weight_decay)
         self._event(f'{o.name}_opt_momentum', o.momentum)
+        if o.name == 'sgd' and config.run.submission_division == 'open':  # the closed one has no Nesterov
+            self._event(events.SGD_NESTEROV, o.nesterov)
         self._event(f'{o.name}_opt_learning_rate_decay_steps', decay_steps)
         if s.decay != 'step':
             self._event(f'{o.name}_opt_end_learning_rate', s.end_lr)
@@ -150,7 +152,8 @@ class RunLog:
         elif s.decay == 'step':
             self._event(keys.OPT_LR_DECAY_BOUNDARY_EPOCHS, list(s.step_epochs))
         self._tag(tags.INPUT_BATCH_SIZE, local_batch_size)
-        self._tag(tags.OPT_NAME, {'sgd': 'SGD with Momentum', 'lars': 'LARS'}[o.name])
+        momentum = 'Nesterov Momentum' if o.nesterov else 'Momentum'
+        self._tag(tags.OPT_NAME, 'LARS' if o.name == keys.LARS else f'SGD with {momentum}')
         self._tag(tags.OPT_LR, s.base_lr)
         self._tag(tags.OPT_LR_WARMUP_STEPS, warmup_steps)
         self._tag(tags.OPT_MOMENTUM, o.momentum)
@@ -187,6 +190,8 @@ class RunLog:
         shuffle: dict[str, Any] = {'shuffle': d.shuffle}
         if d.shuffle == 'node':
             shuffle['node_rotation_epochs'] = d.node_rotation_epochs
+        if d.mirror != 'random':
+            shuffle['mirror'] = d.mirror
         self._event(events.DATASET, d.dataset, is_imagenet=d.dataset == IMAGENET and not d.synthetic,
                     synthetic=d.synthetic, **shuffle)
         self._event(events.NUM_RANKS, num_ranks)

@@ -7,7 +7,7 @@ channel, which the convolution's weights and a bias take over. Source: Jacob et 
 import mxnet as mx
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.model.resnet import ResNet
+from mlperf_rn50.model.resnet import ResNet, row_image_size
 
 
 class FoldedResNet:
@@ -16,7 +16,7 @@ class FoldedResNet:
     def __init__(self, config: Config, context: mx.Context):
         self._epsilon = config.model.bn_epsilon
         self.net = ResNet(config.model, config.data.num_classes, 4 if config.data.pad_to_4_channels else 3,
-                          is_folded=True)
+                          is_folded=True, image_size=row_image_size(config))
         self.net.initialize(mx.init.Zero(), ctx=context)
         if config.train.precision == 'float16':
             self.net.cast('float16')

@@ -5,11 +5,14 @@ Source: He et al. 2015 (https://arxiv.org/abs/1512.03385) with the v1.5 stride; 
 MXNet submissions.
 """
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import mxnet as mx
 from mxnet.gluon import nn
 
-from mlperf_rn50.config import ModelConfig
+from mlperf_rn50.config import Config, ModelConfig
+from mlperf_rn50.model.fused import PLAIN, Fusion
 
 # depth: (units per stage, whether units are bottlenecks)
 STAGES: dict[int, tuple[tuple[int, ...], bool]] = {
@@ -67,6 +70,16 @@ class Unit:
         return [Layer(3, self.stride, self.channels, True), Layer(3, 1, self.out_channels, False)]
 
 
+def side_after(side: int, stride: int) -> int:
+    """The side of a map, pixels, after a layer that pads it: half of it, rounded up, for a stride of 2."""
+    return -(-side // stride)
+
+
+def row_image_size(config: Config) -> int | None:
+    """The image_size of a ResNet that is to compute maps of one pixel as rows: on a CPU."""
+    return config.data.image_size if config.train.device == 'cpu' else None
+
+
 def depth_of(config: ModelConfig) -> int:
     """The number of layers in the name of a ResNet."""
     return int(config.name.removeprefix('resnet'))
@@ -86,53 +99,131 @@ def units(depth: int) -> list[Unit]:
     return result
 
 
+class _ChannelsLastXavier(mx.init.Xavier):
+    """Xavier for weights of (out, height, width, in), which MXNet's own takes for (out, in, height, width).
+
+    The same numbers are drawn as for that shape.
+    """
+
+    def _init_weight(self, name, arr):
+        num_out, height, width, num_in = arr.shape
+        drawn = mx.nd.empty((num_out, num_in, height, width), arr.context, arr.dtype)
+        super()._init_weight(name, drawn)
+        arr[:] = drawn.transpose((0, 2, 3, 1))
+
+
+_ROW = (2, 1, 3, 0)  # the axes of maps of one pixel, as one row of pixels
+
+
+class _ToRow(nn.HybridBlock):
+    """Maps of one pixel, (batch, channels, 1, 1), as one row of pixels, (1, channels, 1, batch)."""
+
+    def hybrid_forward(self, F, x):
+        return F.transpose(x, _ROW)
+
+
+class _FromRow(nn.HybridBlock):
+    """What _ToRow made, as (batch, channels)."""
+
+    def hybrid_forward(self, F, x):
+        return F.transpose(F.reshape(x, (-3, -3)))
+
+
+class _RowConv(nn.Conv2D):
+    """A convolution to maps of one pixel, on a row of all images: what it computes is a matrix product. NCHW.
+
+    oneDNN sums the gradient of the weights image by image, which is slow for images of one pixel. A norm finds the
+    same mean and variance either way.
+    """
+
+    def __init__(self, in_side: int, *args: Any, **keys: Any):
+        """in_side: of the maps that it reads, pixels; 1: they are a row. The rest as nn.Conv2D."""
+        super().__init__(*args, **keys)
+        self._in_side = in_side
+        self._first = self._kwargs['pad'][0]  # of the taps of the kernel that see a pixel, on each axis
+        self._num = min(in_side, self._kwargs['kernel'][0] - self._first)
+
+    def hybrid_forward(self, F, x, weight, bias=None):
+        first, num, end = self._first, self._num, self._first + self._num
+        if self._in_side > 1:  # the pixels that are seen become channels
+            if num < self._in_side:  # the first pixel; pooling, as it hands its gradient on in oneDNN's layout
+                x = F.Pooling(x, kernel=(1, 1), stride=self._kwargs['stride'], pool_type='avg')
+            x = F.transpose(F.reshape(x, (0, -1, 1, 1)), _ROW)
+        if num < self._kwargs['kernel'][0]:
+            weight = F.slice(weight, (None, None, first, first), (None, None, end, end))
+            weight = F.reshape(weight, (0, -1, 1, 1))
+        given = [x, weight] if bias is None else [x, weight, bias]
+        return F.Convolution(*given, kernel=(1, 1), num_filter=self._channels, no_bias=bias is None, name='fwd')
+
+
 @dataclass(frozen=True)
 class _Layers:
-    """Makes the layers of a network: convolutions with norms, or (folded, for evaluations) with a bias instead."""
+    """Makes the layers of a network: convolutions with norms, or (folded, for evaluations) with a bias instead.
+
+    Maps of one pixel are computed as a row where their side is known.
+    """
 
     config: ModelConfig
     is_folded: bool
+    fusion: Fusion
 
-    def conv(self, name: str, in_channels: int, layer: Layer) -> nn.Conv2D:
-        init = mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2)
-        return nn.Conv2D(layer.out_channels, layer.kernel, layer.stride, layer.kernel // 2, use_bias=self.is_folded,
-                         in_channels=in_channels, layout=self.config.layout, weight_initializer=init,
-                         prefix=f'{name}_')
+    def conv(self, name: str, in_channels: int, layer: Layer, in_side: int) -> nn.Conv2D:
+        make = partial(_RowConv, in_side) if side_after(in_side, layer.stride) == 1 else nn.Conv2D
+        xavier = mx.init.Xavier if self.config.layout == 'NCHW' else _ChannelsLastXavier
+        init = xavier(rnd_type='gaussian', factor_type='in', magnitude=2)
+        return make(layer.out_channels, layer.kernel, layer.stride, layer.kernel // 2, use_bias=self.is_folded,
+                    in_channels=in_channels, layout=self.config.layout, weight_initializer=init, prefix=f'{name}_')
 
     def norm(self, name: str, layer: Layer, is_last: bool = False) -> list[nn.HybridBlock]:
         """BatchNorm, with ReLU after it where the layer has one; is_last marks the last of a unit (zero_gamma)."""
-        config = self.config
         relu = [nn.Activation('relu')] if layer.has_relu else []
         if self.is_folded:
             return relu
-        gamma = 'zeros' if is_last and config.zero_gamma else 'ones'
-        keys = dict(axis=config.layout.index('C'), momentum=config.bn_momentum, epsilon=config.bn_epsilon,
-                    in_channels=layer.out_channels, gamma_initializer=gamma, prefix=f'{name}_')
-        if layer.has_relu and config.fused_bn_relu:
-            return [nn.BatchNormReLU(**keys)]
+        keys = self._norm_keys(name, layer, is_last)
+        if layer.has_relu and self.fusion.norm_relu:
+            return [self.fusion.norm_relu(**keys)]
         return [nn.BatchNorm(**keys), *relu]
+
+    def norm_add_relu(self, name: str, layer: Layer) -> nn.HybridBlock | None:
+        """The end of a unit as one layer, where there is such a one."""
+        if self.is_folded or not self.fusion.norm_add_relu:
+            return None
+        return self.fusion.norm_add_relu(**self._norm_keys(name, layer, is_last=True))
+
+    def _norm_keys(self, name: str, layer: Layer, is_last: bool) -> dict[str, Any]:
+        config = self.config
+        return dict(axis=config.layout.index('C'), momentum=config.bn_momentum, epsilon=config.bn_epsilon,
+                    in_channels=layer.out_channels, prefix=f'{name}_',
+                    gamma_initializer='zeros' if is_last and config.zero_gamma else 'ones')
 
 
 class ResidualUnit(nn.HybridBlock):
     """One residual unit: body plus shortcut, then ReLU."""
 
-    def __init__(self, unit: Unit, make: _Layers):
+    def __init__(self, unit: Unit, make: _Layers, in_side: int):
         super().__init__(prefix=f'{unit.name}_')
         with self.name_scope():
-            self.body, channels = nn.HybridSequential(prefix=''), unit.in_channels
+            self.body, num = nn.HybridSequential(prefix=''), len(unit.layers)
+            channels, side = unit.in_channels, in_side
+            # Before the shortcut: parameters are in one order, fused or not.
+            self.end = make.norm_add_relu(f'bn{num}', unit.layers[-1])
             with self.body.name_scope():
                 for i, layer in enumerate(unit.layers, start=1):
-                    self.body.add(make.conv(f'conv{i}', channels, layer),
-                                  *make.norm(f'bn{i}', layer, is_last=i == len(unit.layers)))
-                    channels = layer.out_channels
+                    self.body.add(make.conv(f'conv{i}', channels, layer, side))
+                    if i < num or self.end is None:
+                        self.body.add(*make.norm(f'bn{i}', layer, is_last=i == num))
+                    channels, side = layer.out_channels, side_after(side, layer.stride)
             self.shortcut = None
             if unit.has_projection:
                 self.shortcut, layer = nn.HybridSequential(prefix=''), Layer(1, unit.stride, unit.out_channels, False)
                 with self.shortcut.name_scope():
-                    self.shortcut.add(make.conv('conv1sc', unit.in_channels, layer), *make.norm('bnsc', layer))
+                    self.shortcut.add(make.conv('conv1sc', unit.in_channels, layer, in_side),
+                                      *make.norm('bnsc', layer))
 
     def hybrid_forward(self, F, x):
         shortcut = x if self.shortcut is None else self.shortcut(x)
+        if self.end is not None:
+            return self.end(self.body(x), shortcut)
         # Activation, not relu: on a CPU only that one stays in oneDNN and its layout (bfloat16: a third of the step).
         return F.Activation(self.body(x) + shortcut, act_type='relu')
 
@@ -140,18 +231,32 @@ class ResidualUnit(nn.HybridBlock):
 class ResNet(nn.HybridBlock):
     """ResNet v1.5: images in the configured layout to logits, float32 whatever the layers compute in."""
 
-    def __init__(self, config: ModelConfig, num_classes: int, in_channels: int = 3, is_folded: bool = False):
-        """in_channels is 3, or 4 with data.pad_to_4_channels; is_folded leaves the norms out, for evaluations."""
+    def __init__(self, config: ModelConfig, num_classes: int, in_channels: int = 3, is_folded: bool = False,
+                 fusion: Fusion = PLAIN, image_size: int | None = None):
+        """See build_model for a network to train.
+
+        Args:
+            config: of the network.
+            num_classes: of its logits.
+            in_channels: 3, or 4 with data.pad_to_4_channels.
+            is_folded: leaves the norms out, for evaluations.
+            fusion: the layers that stand for several.
+            image_size: side of its images, pixels, where maps of one pixel are to be computed as rows (NCHW); None for
+                images of any size.
+        """
         super().__init__(prefix='')
-        make, stem = _Layers(config, is_folded), Layer(7, 2, STAGE_CHANNELS[0], True)
+        make, stem = _Layers(config, is_folded, fusion), Layer(7, 2, STAGE_CHANNELS[0], True)
+        side = side_after(side_after(image_size or 0, stem.stride), 2)  # of the maps that the first unit reads; 0: any
         with self.name_scope():
             self.features = nn.HybridSequential(prefix='')
             with self.features.name_scope():
-                self.features.add(make.conv('conv0', in_channels, stem), *make.norm('bn0', stem),
-                                  nn.MaxPool2D(3, 2, 1, layout=config.layout))
+                self.features.add(make.conv('conv0', in_channels, stem, 0), *make.norm('bn0', stem),
+                                  nn.MaxPool2D(3, 2, 1, layout=config.layout), *([_ToRow()] if side == 1 else []))
                 for unit in units(depth_of(config)):
-                    self.features.add(ResidualUnit(unit, make))
-                self.features.add(nn.GlobalAvgPool2D(layout=config.layout), nn.Flatten())
+                    self.features.add(ResidualUnit(unit, make, side))
+                    side = side_after(side, unit.stride)
+                self.features.add(*([_FromRow()] if side == 1 else
+                                    [nn.GlobalAvgPool2D(layout=config.layout), nn.Flatten()]))
             self.fc = nn.Dense(num_classes, in_units=units(depth_of(config))[-1].out_channels,
                                weight_initializer=mx.init.Normal(0.01), bias_initializer='zeros', prefix='fc1_')
 

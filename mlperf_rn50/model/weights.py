@@ -253,7 +253,7 @@ def portable(config: Config, arrays: dict[str, np.ndarray]) -> tuple[Config, dic
         arrays: by parameter.
     """
     data = replace(config.data, pad_to_4_channels=False, decoder='cpu')
-    model = replace(config.model, layout='NCHW', fused_bn_relu=False)
+    model = replace(config.model, layout='NCHW', fused_bn_relu=None, fused_bn_add_relu=None)
     train = replace(config.train, precision='float32', device='cpu')
     has_padding, is_nhwc = config.data.pad_to_4_channels, config.model.layout == 'NHWC'
 

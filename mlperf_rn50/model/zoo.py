@@ -18,7 +18,8 @@ from mxnet.gluon.model_zoo import vision
 
 from mlperf_rn50.config import Config, ModelConfig
 from mlperf_rn50.errors import ConfigError, DataError, UserError
-from mlperf_rn50.model.resnet import ResNet
+from mlperf_rn50.model.fused import PLAIN, fusion_of
+from mlperf_rn50.model.resnet import ResNet, row_image_size
 from mlperf_rn50.model.weights import set_weights
 
 # Side of the image that a network was made for, where it is not 224.
@@ -184,11 +185,17 @@ def _tell_shapes(net: nn.HybridBlock, config: Config) -> None:
                           f'{image_size_of(name)}; raise it') from e
 
 
-def build_model(config: Config, context: mx.Context, seed: int) -> nn.HybridBlock:
+def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:
     """An initialised, hybridized network of the configured kind and precision on a device.
 
+    Args:
+        config: of the network and its images.
+        context: the device.
+        seed: of its weights.
+        is_plain: whether it is of ordinary operators, and for images of any size.
+
     Raises:
-        ConfigError: the images are too small for it.
+        ConfigError: the images are too small for it, or it wants an operator that this MXNet does not have.
     """
     if config.train.precision == 'bfloat16':
         from mxnet.contrib import amp
@@ -196,7 +203,9 @@ def build_model(config: Config, context: mx.Context, seed: int) -> nn.HybridBloc
         amp.init('bfloat16')
     mx.random.seed(seed)
     if config.model.name.startswith('resnet'):
-        net = ResNet(config.model, config.data.num_classes, 4 if config.data.pad_to_4_channels else 3)
+        net = ResNet(config.model, config.data.num_classes, 4 if config.data.pad_to_4_channels else 3,
+                     fusion=PLAIN if is_plain else fusion_of(config),
+                     image_size=None if is_plain else row_image_size(config))
         net.initialize(ctx=context)
     else:
         net = Classifier(config.model, config.data.num_classes)
@@ -209,7 +218,7 @@ def build_model(config: Config, context: mx.Context, seed: int) -> nn.HybridBloc
 
 
 def restore_model(config: Config, context: mx.Context, arrays: dict[str, np.ndarray], where: str) -> nn.HybridBlock:
-    """A network on a device with weights that must be whole.
+    """A network on a device with weights that must be whole, of ordinary operators.
 
     Args:
         config: see build_model.
@@ -220,7 +229,7 @@ def restore_model(config: Config, context: mx.Context, arrays: dict[str, np.ndar
     Raises:
         DataError: they are not of the configured network.
     """
-    net = build_model(config, context, 0)
+    net = build_model(config, context, 0, is_plain=True)
     try:
         notes = set_weights(net, arrays)
     except UserError as e:
@@ -250,7 +259,8 @@ def count_flops(net: nn.HybridBlock, shape: tuple[int, int, int]) -> int:
     total = 0
     for node in graph:
         if node['op'] in ('Convolution', 'FullyConnected'):
-            weight = shape_of[graph[node['inputs'][1][0]]['name']]
+            given = graph[node['inputs'][1][0]]
+            weight = shape_of[given['name'] if given['op'] == 'null' else f'{given["name"]}_output']
             output = shape_of[f'{node["name"]}_output']
             total += 2 * math.prod(output) * math.prod(weight) // weight[0]
     return total

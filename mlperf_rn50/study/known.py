@@ -43,6 +43,7 @@ class Recipe:
         target_accuracy: Top-1 as a fraction.
         eval_period: epochs between two evaluations.
         first_eval_epoch: epochs trained before the first one.
+        nesterov: whether the momentum of sgd is Nesterov's.
     """
 
     opt_name: str | None
@@ -60,6 +61,7 @@ class Recipe:
     target_accuracy: float | None = None
     eval_period: int | None = None
     first_eval_epoch: int | None = None
+    nesterov: bool | None = None
 
     @property
     def last_eval_epoch(self) -> int | None:
@@ -221,7 +223,7 @@ def make_recipe(optimizer: Mapping[str, Any], batch: int, samples: int | None, t
         tuple(float(b) for b in falls if b is not None) if is_stepped else None,
         _number(optimizer, f'{own}_opt_weight_decay', 'model_l2_regularization'),
         _number(optimizer, f'{own}_opt_momentum', 'opt_momentum'), _number(optimizer, 'label_smoothing'), target,
-        period, first)
+        period, first, nesterov if isinstance(nesterov := optimizer.get('sgd_opt_nesterov'), bool) else None)
 
 
 def _known_run(run: Run) -> KnownRun:
@@ -273,7 +275,7 @@ def _published_set(facts: Mapping[str, Any]) -> KnownSet:
                          [r.curve for r in runs])
     unlogged: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
                                 for name, value in facts['unlogged'].items() if getattr(recipe, name) is None}
-    recipe = replace(recipe, **unlogged)
+    recipe = replace(recipe, **unlogged, nesterov=False if recipe.opt_name == 'sgd' else None)  # the closed division's
     return KnownSet(f'published {facts["round"]}', facts['round'], facts['org'], facts['name'], facts['num_nodes'],
                     facts['num_accelerators'], facts['num_accelerators'] or facts['num_ranks'], facts['accelerator'],
                     facts['framework'], None, IMAGENET_TRAIN, recipe, Times(*facts['times']), facts['time_s'], runs,

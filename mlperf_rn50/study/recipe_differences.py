@@ -17,8 +17,10 @@ _SLACK = 0.01  # values that differ by less are one
 _SUBMITTED: dict[str, Any] = {
     'data.num_train': IMAGENET_TRAIN, 'data.num_val': IMAGENET_VAL, 'data.num_classes': 1000,
     'data.image_size': 224, 'data.resize_shorter': 256, 'data.crop': 'random_resized', 'data.min_area': 0.05,
-    'data.max_area': 1.0, 'data.min_aspect': 0.75, 'data.max_aspect': 4 / 3, 'data.mirror_probability': 0.5,
+    'data.max_area': 1.0, 'data.min_aspect': 0.75, 'data.max_aspect': 4 / 3, 'data.mirror': 'random',
+    'data.mirror_probability': 0.5,
     'data.mean': (123.675, 116.28, 103.53), 'data.std': (58.395, 57.12, 57.375), 'data.interpolation': None,
+    'optimizer.nesterov': False,
     'model.name': 'resnet50', 'model.bn_momentum': 0.9, 'model.bn_epsilon': 1e-5, 'model.zero_gamma': None}
 
 
@@ -108,7 +110,7 @@ def _config_cells(config: Config) -> dict[str, Cell]:
     s, is_lars = config.schedule, config.optimizer.name == 'lars'
     unused = {'schedule.step_epochs': s.decay != 'step', 'schedule.step_factor': s.decay != 'step',
               'schedule.end_lr': s.decay == 'step', 'schedule.poly_power': s.decay != 'poly',
-              'optimizer.lars_eta': not is_lars, 'optimizer.lars_epsilon': not is_lars}
+              'optimizer.lars_eta': not is_lars, 'optimizer.lars_epsilon': not is_lars, 'optimizer.nesterov': is_lars}
 
     def value(key: str) -> Any:
         section, _, name = key.partition('.')

@@ -52,7 +52,7 @@ def _has_same_length(a: Recipe, b: Recipe) -> bool:
 
 def has_same_recipe(a: Recipe, b: Recipe) -> bool:
     """Whether two recipes are one: optimizer, batch and learning rate; all else as far as both are known."""
-    names = ('warmup_epochs', 'poly_power', 'end_lr', 'weight_decay', 'momentum', 'label_smoothing')
+    names = ('warmup_epochs', 'poly_power', 'end_lr', 'weight_decay', 'momentum', 'nesterov', 'label_smoothing')
     return (a.opt_name is not None and a.opt_name == b.opt_name
             and _is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
             and a.base_lr is not None and b.base_lr is not None and _is_equal(a.base_lr, b.base_lr)
@@ -299,7 +299,7 @@ def recipe_of(config: Config, global_batch_size: int) -> Recipe:
     return Recipe(o.name, global_batch_size, s.base_lr, s.warmup_epochs, s.decay, s.decay_epochs,
                   s.end_lr if s.decay != 'step' else None, s.poly_power if is_poly else None,
                   s.step_epochs if s.decay == 'step' else None, o.weight_decay, o.momentum, t.label_smoothing,
-                  t.target_accuracy, t.eval_period, t.eval_offset + 1)
+                  t.target_accuracy, t.eval_period, t.eval_offset + 1, o.nesterov if o.name == 'sgd' else None)
 
 
 def find_published(recipe: Recipe, published: Sequence[KnownSet]) -> Reference | None:

@@ -2,53 +2,30 @@
 
 Facts are plain JSON, one object per rank, gathered by train/examine.py; the checks are pure.
 """
-import ctypes
 import hashlib
+import os
 import platform
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import mlperf_rn50
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.checks import Check, Facts, by_node, hosts_of
-from mlperf_rn50.system.hardware import query_gpus
+from mlperf_rn50.system.gpu_environment import check_environment, environment_facts
+from mlperf_rn50.system.gpu_fit import check_memory, check_trial
+from mlperf_rn50.system.gpu_stack import check_gpus, check_libraries, cuda_libraries, cuda_major
+from mlperf_rn50.system.gpus import VISIBLE, find_visible_gpus
 from mlperf_rn50.system.limits import check_limits, limit_facts
 from mlperf_rn50.system.power import energy_facts
 from mlperf_rn50.system.processor import Processor, check_precision, find_processor
 from mlperf_rn50.system.stack import package_versions
 
-# Compute capabilities the published mxnet-cu112 and mxnet-cu117 wheels hold machine code for; no PTX.
-MXNET_ARCHITECTURES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
-CUDA_LIBRARIES = ('libcudart.so.11.0', 'libcublas.so.11', 'libcudnn.so.8', 'libnccl.so.2', 'libcufft.so.10',
-                  'libcurand.so.10', 'libcusolver.so.11', 'libnvrtc.so.11.2', 'libcuda.so.1')
-# Oldest driver that runs CUDA 11 programs on any Linux; NVIDIA's compatibility table.
-_OLDEST_DRIVER = 450
 _MAX_CLOCK_SKEW_S = 1.0
-
-
-def _version_of(library: ctypes.CDLL, name: str) -> str:
-    """A library's own version number, where it has a simple way to ask; '' otherwise."""
-    number = ctypes.c_int()
-    if name.startswith('libcudnn'):
-        return str(library.cudnnGetVersion())
-    asked = {'libcudart': 'cudaRuntimeGetVersion', 'libnccl': 'ncclGetVersion', 'libcuda': 'cuDriverGetVersion'}
-    function = asked.get(name.partition('.')[0])
-    return str(number.value) if function and getattr(library, function)(ctypes.byref(number)) == 0 else ''
-
-
-def cuda_libraries() -> dict[str, str | None]:
-    """Version of each CUDA library the loader finds ('' where it does not say), None for those it does not find."""
-    result: dict[str, str | None] = {}
-    for name in CUDA_LIBRARIES:
-        try:
-            result[name] = _version_of(ctypes.CDLL(name), name)
-        except (OSError, AttributeError):
-            result[name] = None
-    return result
 
 
 def code_digest() -> str:
@@ -66,11 +43,17 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def own_facts(run_dir: Path) -> Facts:
-    """What this process finds on its machine without any other rank."""
+def own_facts(run_dir: Path, mxnet: Mapping[str, Any]) -> Facts:
+    """What this process finds on its machine without any other rank.
+
+    Args:
+        run_dir: the run folder.
+        mxnet: facts of MXNet, see gpu_stack.mxnet_facts.
+    """
     return {'host': platform.node(), 'python': sys.version.split()[0], 'packages': package_versions(),
             'code': code_digest(), 'processor': asdict(find_processor()),
-            'gpus': query_gpus('name', 'compute_cap', 'driver_version'), 'cuda_libraries': cuda_libraries(),
+            'mxnet': dict(mxnet), 'gpus': [asdict(g) for g in find_visible_gpus()], 'visible': os.environ.get(VISIBLE),
+            'cuda_libraries': cuda_libraries(cuda_major(mxnet)), 'gpu_environment': environment_facts(os.environ),
             'disk_free_bytes': _free_bytes(run_dir.absolute()), 'energy': energy_facts(), **limit_facts()}
 
 
@@ -109,51 +92,14 @@ def _processor(rows: Sequence[Facts], precision: str) -> Check:
     return replace(same, status='warning') if same.status == 'failed' else same
 
 
-def can_run(capability: str) -> bool:
-    """Whether the published MXNet wheels have code for a compute capability such as '8.9'."""
-    major, _, minor = capability.partition('.')
-    return any(major == str(a) and int(minor or 0) >= b for a, b in MXNET_ARCHITECTURES)
-
-
-def _gpu(rows: Sequence[Facts], device: str) -> Check:
-    if device != 'gpu':
-        return Check('GPU', 'not needed', 'train.device=cpu')
-    for row in rows:
-        if not row['mxnet_has_cuda']:
-            return Check('GPU', 'failed', f'MXNet on {row["host"]} is a CPU build',
-                         'set it up with MLPERF_RN50_VARIANT=cu117 launch/setup.sh')
-        if not row['gpus']:
-            return Check('GPU', 'failed', f'nvidia-smi finds none on {row["host"]}', 'install the NVIDIA driver there')
-        for gpu in row['gpus']:
-            if not can_run(gpu['compute_cap']):
-                return Check('GPU', 'failed', f'{gpu["name"]} on {row["host"]} has compute capability '
-                             f'{gpu["compute_cap"]}; the published mxnet-cu wheels hold code up to 8.6 (and so 8.9)',
-                             'use V100, A100, A10, RTX 30 or 40, or build MXNet for this card')
-            if int(gpu['driver_version'].partition('.')[0]) < _OLDEST_DRIVER:
-                return Check('GPU', 'failed', f'driver {gpu["driver_version"]} on {row["host"]}',
-                             f'CUDA 11 needs {_OLDEST_DRIVER} or newer')
-    names = Counter(g['name'] for r in rows if r['local_rank'] == 0 for g in r['gpus'])
-    return Check('GPU', 'ok', ', '.join(f'{n} x {name}' for name, n in names.items()))
-
-
-def _cuda_libraries(rows: Sequence[Facts], device: str) -> Check:
-    if device != 'gpu':
-        return Check('CUDA libraries', 'not needed', 'train.device=cpu')
-    for row in rows:
-        missing = [n for n, version in row['cuda_libraries'].items() if version is None]
-        if missing:
-            return Check('CUDA libraries', 'failed', f'not found on {row["host"]}: {", ".join(missing)}',
-                         'run launch/setup.sh --check there; libcuda.so.1 comes with the driver')
-    found = rows[0]['cuda_libraries']
-    return Check('CUDA libraries', 'ok', ', '.join(f'{n} {v}'.strip() for n, v in found.items()))
-
-
 def _horovod(rows: Sequence[Facts], device: str) -> Check:
     found = rows[0]['horovod']
+    variant = 'ngc' if rows[0]['mxnet']['kind'] == 'container' else 'cu117'
     text = (f'controllers {"+".join(found["controllers"]) or "none"}, operations {"+".join(found["operations"])}, '
             f'this run: {found["in_use"]}')
     if device == 'gpu' and 'NCCL' not in found['operations']:
-        return Check('Horovod', 'failed', text, 'build it with NCCL: MLPERF_RN50_VARIANT=cu117 launch/setup.sh')
+        return Check('Horovod', 'failed', text,
+                     f'take one that was built with NCCL: MLPERF_RN50_VARIANT={variant} launch/setup.sh')
     return Check('Horovod', 'ok', text)
 
 
@@ -259,8 +205,9 @@ def check_facts(rows: Sequence[Facts], expected: Expected) -> list[Check]:
         _same('configuration', rows, lambda r: f'digest {r["config"]}', f'digest {rows[0]["config"]} on all ranks',
               'copy the configuration file to {} again'),
         _same('Python', rows, lambda r: r['python'], rows[0]['python'], 'run launch/setup.sh on {}'),
-        _packages(rows), _processor(rows, expected.precision), _gpu(rows, expected.device),
-        _cuda_libraries(rows, expected.device),
+        _packages(rows), _processor(rows, expected.precision), check_gpus(rows, expected.device),
+        check_libraries(rows, expected.device),
+        *((check_environment(rows), check_memory(rows), check_trial(rows)) if expected.device == 'gpu' else ()),
         Check('DALI', 'ok', f'{rows[0]["dali"]} imports'), _horovod(rows, expected.device),
         _layout(rows, expected.num_nodes, expected.ranks_per_node), *_data(rows),
         _disk(rows, expected.needed_disk_bytes), _run_folder(rows), *check_limits(rows, expected.device),

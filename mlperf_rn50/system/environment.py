@@ -12,7 +12,8 @@ from mlperf_rn50.system.hardware import find_hardware
 from mlperf_rn50.system.processor import find_processor
 from mlperf_rn50.system.stack import git_commit, package_versions
 
-_VARIABLES = ('OMP_', 'HOROVOD_', 'MXNET_', 'DNNL_', 'DALI_', 'NCCL_', 'KMP_', 'GLIBC_', 'CUDA_VISIBLE_DEVICES')
+_VARIABLES = ('OMP_', 'HOROVOD_', 'MXNET_', 'DNNL_', 'DALI_', 'NCCL_', 'KMP_', 'GLIBC_', 'CUDA_VISIBLE_DEVICES',
+              'CUDA_DEVICE_ORDER')
 
 
 def host_facts() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingTCPServer
 
+from mlperf_rn50 import safe_path
 from mlperf_rn50.system.addresses import LOOPBACK
 from mlperf_rn50.system.meeting import MAX_BODY_BYTES, SECRET_VARIABLE, ask
 
@@ -24,7 +25,7 @@ _TIMEOUT_S = 30.0
 def start_forwarder(address: str, port: int, secret: str) -> int:
     """Starts the forwarder of this process, and of the program it becomes; returns its port."""
     with socket.create_server((LOOPBACK, 0), backlog=128) as listener:
-        subprocess.Popen([sys.executable, '-P', '-m', __name__, str(listener.fileno()), address, str(port),
+        subprocess.Popen([sys.executable, safe_path.__file__, __name__, str(listener.fileno()), address, str(port),
                           str(os.getpid())],
                          env={**os.environ, SECRET_VARIABLE: secret}, pass_fds=[listener.fileno()],
                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -24,7 +24,7 @@ def query_gpus(*keys: str) -> list[dict[str, str]]:
 def _output(*command: str) -> str:
     """What a command prints; '' where there is none or it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, errors='replace', timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return ''
     return done.stdout if done.returncode == 0 else ''

@@ -40,9 +40,15 @@ def _number(names: tuple[str, ...]) -> int | None:
     return next((environment_number(n) for n in names if n in os.environ), None)
 
 
+def _slurm_number(name: str) -> int | None:
+    """A number of the Slurm step whose srun --mpi=pmix started this process: PMIx says the rank alone."""
+    return environment_number(name) if 'PMIX_RANK' in os.environ else None
+
+
 def launched_size() -> int | None:
     """Number of ranks, None without a launcher."""
-    return _number(_SIZE)
+    size = _number(_SIZE)
+    return _slurm_number('SLURM_STEP_NUM_TASKS') if size is None else size
 
 
 def launched_rank() -> int:
@@ -52,7 +58,10 @@ def launched_rank() -> int:
 
 def launched_local() -> tuple[int, int]:
     """This process's rank on its node and the number of ranks there; (0, 1) without a launcher."""
-    return _number(_LOCAL_RANK) or 0, _number(_LOCAL_SIZE) or 1
+    rank, size = _number(_LOCAL_RANK), _number(_LOCAL_SIZE)
+    if rank is None and size is None and (num_tasks := _slurm_number('SLURM_STEP_NUM_TASKS')):
+        rank, size = _slurm_number('SLURM_LOCALID'), num_tasks // (_slurm_number('SLURM_STEP_NUM_NODES') or 1)
+    return rank or 0, size or 1
 
 
 def rank_name() -> str:

@@ -1,15 +1,17 @@
 """Which program this is: its version, its commit, the packages under it and the machine, for a report of any kind."""
 import platform
+import re
+import shutil
 import subprocess
 import sys
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 
 import mlperf_rn50
 from mlperf_rn50.system.processor import find_processor
 
-_PACKAGES = ('mxnet', 'mxnet-cu112', 'mxnet-cu117', 'horovod', 'nvidia-dali-cuda120', 'numpy',
-             'mlperf-logging', 'mlperf-compliance', 'openmpi')
+_MXNETS = ('mxnet', 'mxnet-cu112', 'mxnet-cu117')
+_PACKAGES = (*_MXNETS, 'horovod', 'nvidia-dali-cuda120', 'numpy', 'mlperf-logging', 'mlperf-compliance', 'openmpi')
 _NAMES = {'nvidia-dali-cuda120': 'DALI', 'horovod': 'Horovod', 'openmpi': 'Open MPI', 'numpy': 'NumPy'}
 
 
@@ -21,7 +23,35 @@ def package_versions() -> dict[str, str]:
             result[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
+    # What a container has otherwise than as packages of Python.
+    if not any(name in result for name in _MXNETS) and (version := _mxnet_version()):
+        result['mxnet'] = version
+    if 'mxnet' in result and 'openmpi' not in result and (version := _open_mpi_version()):
+        result['openmpi'] = version
     return result
+
+
+def _mxnet_version() -> str | None:
+    """The version that MXNet's files say, without its being imported."""
+    found = util.find_spec('mxnet')
+    for folder in (found and found.submodule_search_locations) or ():
+        path = Path(folder) / 'libinfo.py'
+        if path.is_file() and (said := re.search(r"^__version__ = '([\w.+-]+)'", path.read_text(), re.MULTILINE)):
+            return said[1]
+    return None
+
+
+def _open_mpi_version() -> str | None:
+    """The version that mpirun says."""
+    mpirun = shutil.which('mpirun')
+    try:
+        if not mpirun:
+            return None
+        said = subprocess.run([mpirun, '--version'], capture_output=True, text=True, timeout=10).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.match(r'mpirun \(Open MPI\) (\S+)', said)
+    return found[1] if found else None
 
 
 def git_commit() -> str | None:

@@ -18,6 +18,7 @@ import psutil
 
 from mlperf_rn50.errors import StorageError
 from mlperf_rn50.files import LineFile
+from mlperf_rn50.system.gpus import all_bus_ids
 from mlperf_rn50.system.power import find_gpus, open_meter, read_boot_id
 
 SYS = Path('/sys')
@@ -83,8 +84,14 @@ def _read_gpu(nvml: Any, handle: Any) -> dict[str, Any]:
 class Telemetry:
     """Samples this node in a thread of its own, from the start to close()."""
 
-    def __init__(self, path: Path | None):
-        """Appends to path, which a resumed run has; None samples nothing (ranks other than the first of a node)."""
+    def __init__(self, path: Path | None, num_gpus: int = 0):
+        """Samples from here on.
+
+        Args:
+            path: appended to, as a resumed run has it; None samples nothing (ranks other than the first of a node).
+            num_gpus: that the ranks of this node use.
+        """
+        self._num_gpus = num_gpus
         self._file = LineFile(path) if path else None
         self._error: StorageError | None = None
         self._stop = threading.Event()
@@ -130,7 +137,9 @@ class Telemetry:
     def _sample(self) -> None:
         nvml, handles = find_gpus()
         before, then = read_counters(), time.monotonic()
-        meter = open_meter(SYS, nvml, handles, then)
+        # A rank that may open its own GPU alone would count a part of the node's energy, which would look like all.
+        is_part = len(handles) < min(self._num_gpus, len(all_bus_ids(SYS)))
+        meter = open_meter(SYS, nvml, [] if is_part else handles, then)
         if energy := meter.read(then):
             self._write({'event': 'meter', 'boot': read_boot_id(), 'energy_j': energy,
                          **({'gpu_energy': 'counted' if meter.are_gpus_counted else 'integrated from power'}

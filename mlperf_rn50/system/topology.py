@@ -1,12 +1,14 @@
 """Which cores, GPU and NIC a rank of this node should use, and the program that binds it to them (launch/bind.sh).
 
-Source: /sys/devices/system (cpu, node), /sys/class/infiniband, /sys/class/net, nvidia-smi for GPUs.
+Source: /sys/devices/system (cpu, node), /sys/class/infiniband, /sys/class/net, NVML or nvidia-smi for GPUs.
 """
+import ctypes
 import os
 import platform
 import signal
 import sys
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -14,7 +16,8 @@ from pathlib import Path
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.system.cgroup import Limits, find_limits
 from mlperf_rn50.system.cpu_list import parse_cpu_list, render_cpu_list
-from mlperf_rn50.system.hardware import query_gpus
+from mlperf_rn50.system.gpu_environment import missing_settings
+from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
 from mlperf_rn50.system.launched import environment_number, launched_local, omp_threads, rank_name
 from mlperf_rn50.system.limits import check_session
 from mlperf_rn50.system.meeting import SECRET_VARIABLE
@@ -89,10 +92,35 @@ def _nics(sys: Path) -> tuple[tuple[str, int], ...]:
     return ()
 
 
-def gpu_bus_ids() -> list[str]:
-    """PCI addresses of the GPUs, in nvidia-smi's order and Linux' notation; none without it."""
-    lines = [g['pci.bus_id'] for g in query_gpus('pci.bus_id')]
-    return [f'{int(line.partition(":")[0], 16):04x}:{line.partition(":")[2].lower()}' for line in lines]
+@dataclass(frozen=True)
+class Devices:
+    """GPUs of a node, and which of them a rank takes.
+
+    Args:
+        bus_ids: their PCI addresses, those of MIG instances being their card's.
+        place: the rank's among them; None for the one that its number on the node gives.
+        number: as CUDA counts for the rank; None where it is the place.
+    """
+
+    bus_ids: tuple[str, ...]
+    place: int | None = None
+    number: int | None = None
+
+
+def choose_devices(visible: Sequence[str], of_host: Sequence[str], num_devices: int) -> Devices:
+    """The GPUs that the ranks of a node share out.
+
+    Ranks that see enough of them all see the same. A rank that sees only its own counts it as 0; its place is then
+    that among all of the host's, where these are as many as are needed.
+
+    Args:
+        visible: PCI addresses of the GPUs that this rank sees, in CUDA's order.
+        of_host: those of all GPUs of the host.
+        num_devices: that the ranks of this node need.
+    """
+    if len(visible) == 1 < num_devices <= len(of_host) and visible[0] in of_host:
+        return Devices(tuple(of_host), of_host.index(visible[0]), 0)
+    return Devices(tuple(visible), None, 0 if len(visible) == 1 else None)
 
 
 def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> Topology:
@@ -120,7 +148,8 @@ def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
     return items[part * len(items) // num_parts:(part + 1) * len(items) // num_parts]
 
 
-def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_per_device: int) -> Binding:
+def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_per_device: int,
+                   place: int | None = None) -> Binding:
     """The binding of one rank.
 
     A device is a GPU or, without GPUs, a core set; `ranks_per_device` neighbouring ranks share one. A device has
@@ -132,9 +161,10 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
         local_rank: from 0.
         local_size: ranks of the node.
         ranks_per_device: ranks that share a device.
+        place: of the rank's GPU among all of the node, where its number on the node does not give it.
     """
-    num_devices = -(-local_size // ranks_per_device)
-    device = local_rank // ranks_per_device
+    num_devices = -(-local_size // ranks_per_device) if place is None else len(topology.gpus)
+    device = local_rank // ranks_per_device if place is None else place
     by_number = {n.number: i for i, n in enumerate(topology.nodes)}
     if topology.gpus:
         places = [by_number.get(topology.gpus[d % len(topology.gpus)], 0) for d in range(num_devices)]
@@ -148,7 +178,7 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
     else:
         cores = _share(node.cores, beside.index(device), len(beside))
     near = [name for name, number in topology.nics if number == node.number] or [n for n, _ in topology.nics]
-    sharers = min(ranks_per_device, local_size - device * ranks_per_device)
+    sharers = min(ranks_per_device, local_size - local_rank // ranks_per_device * ranks_per_device)
     num_threads = max(1, len(cores) // sharers)
     first = local_rank % ranks_per_device * num_threads % len(cores)
     pinning = [cpu for nth in zip_longest(*cores[first:], *cores[:first]) for cpu in nth if cpu is not None]
@@ -186,6 +216,18 @@ def set_omp_threads(num_threads: int) -> int:
     return given or num_threads
 
 
+def leave_openmp_to_engine() -> None:
+    """Takes OpenMP from this thread, which then starts no team of threads; to be called once MXNet is imported.
+
+    On a CPU, MXNet computes in a thread of its engine. A thread that only reads an array copies it in parallel, or has
+    to bring it into another layout first, and would get a team, too. With more threads in teams than there are cores,
+    libgomp lets none of them wait actively any more: every end of a parallel loop is then a system call, and a small
+    step takes 1.1 to 1.4 times as long. Source: libgomp, gomp_managed_threads and GOMP_SPINCOUNT.
+    """
+    with suppress(OSError):  # an MXNet with another OpenMP
+        ctypes.CDLL('libgomp.so.1').omp_set_num_threads(1)
+
+
 def render_binding(binding: Binding) -> str:
     """One line for people."""
     return ', '.join([f'cores {render_cpu_list(binding.cpus)}', f'{binding.num_threads} threads',
@@ -201,12 +243,17 @@ def _bind(command: Sequence[str]) -> None:
         # The launcher's word to stop, which would end a program that only starts: it waits until training lets it in.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     os.environ.update(rank_variables(os.environ))
+    os.environ.update(missing_settings(os.environ))
     os.environ.pop(SECRET_VARIABLE, None)  # the forwarder has it: what the program records cannot hold it
     if os.environ.get('MLPERF_RN50_BIND') == 'off':
         os.execvp(command[0], list(command))
     local_rank, local_size = launched_local()
-    topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), gpu_bus_ids())
-    binding = choose_binding(topology, local_rank, local_size, environment_number('MLPERF_RN50_RANKS_PER_DEVICE') or 1)
+    per_device = environment_number('MLPERF_RN50_RANKS_PER_DEVICE') or 1
+    devices = choose_devices([g.bus_id for g in find_visible_gpus()], all_bus_ids(SYS), -(-local_size // per_device))
+    topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), devices.bus_ids)
+    binding = choose_binding(topology, local_rank, local_size, per_device, devices.place)
+    if binding.gpu is not None and devices.number is not None:
+        binding = replace(binding, gpu=devices.number)
     os.sched_setaffinity(0, binding.cpus)
     threads = set_omp_threads(quota_threads(binding.num_threads, local_size, find_limits()))
     os.environ.setdefault('DALI_AFFINITY_MASK', ','.join(map(str, binding.pinning)))

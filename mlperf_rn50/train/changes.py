@@ -12,10 +12,17 @@ from mlperf_rn50.errors import CheckpointError, ConfigError, nearest
 FREE = frozenset((
     *(f'run.{key}' for key in field_names(SECTIONS['run'])),
     *(f'checkpoint.{key}' for key in field_names(SECTIONS['checkpoint'])),
-    'data.dir', 'data.num_threads', 'data.read_threads', 'data.prefetch_depth',
+    'data.dir', 'data.num_threads', 'data.read_threads', 'data.prefetch_depth', 'data.record_cache_mib',
+    'data.hw_decoder_load', 'data.hybrid_huffman_threshold', 'data.preallocate_width_hint',
+    'data.preallocate_height_hint', 'data.device_memory_padding_mib', 'data.host_memory_padding_mib',
+    'data.decoded_bytes_hint',
     'comm.num_buckets', 'comm.stall_limit_s', 'comm.start_limit_s', 'comm.eval_limit_s', 'comm.checkpoint_limit_s',
     'train.local_batch_size', 'train.global_batch_size', 'train.eval_batch_size', 'train.num_warmup_steps',
     'train.max_epochs', 'train.target_accuracy'))
+
+
+# A key that had false for its default before it had null: the checkpoints of then, which lack a key that came with it.
+_FORMER_DEFAULT, _CAME_WITH_IT = ('model.fused_bn_relu', False, None), 'fused_bn_add_relu'
 
 
 @dataclass(frozen=True)
@@ -31,11 +38,14 @@ class Change:
 
 
 def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> list[Change]:
-    """What a configuration has otherwise than the tree of one before."""
-    now = to_tree(config)
-    return [Change(f'{section}.{key}', value, now.get(section, {}).get(key)) for section, keys in before.items()
-            for key, value in keys.items()
-            if (section, key) != ('run', 'seed') and value != now.get(section, {}).get(key)]
+    """What a configuration has otherwise than the tree of one before; a key that is newer had its default then."""
+    now, default = to_tree(config), to_tree(Config())
+    whole = {section: {**default.get(section, {}), **keys} for section, keys in before.items()}
+    changes = [Change(f'{section}.{key}', value, now.get(section, {}).get(key)) for section, keys in whole.items()
+               for key, value in keys.items()
+               if (section, key) != ('run', 'seed') and value != now.get(section, {}).get(key)]
+    is_former = _CAME_WITH_IT not in before.get('model', {})
+    return [c for c in changes if not is_former or (c.key, c.before, c.now) != _FORMER_DEFAULT]
 
 
 def check_changes(changes: Sequence[Change], allowed: Sequence[str], where: str) -> None:

@@ -2,11 +2,18 @@
 
 Without a launcher (mpirun, horovodrun, srun) there is one rank and Horovod is not touched: MPI cannot
 always start alone.
+
+NCCL refuses a communicator with two ranks of one GPU. Horovod makes one for each process set, when the first array of a
+GPU is exchanged in it, and sends arrays of the host through MPI or Gloo. So where ranks share a GPU, those of each GPU
+sum among themselves in host memory, one of them, the leader, takes the sum through NCCL, and the others get the result
+through host memory.
 """
 import json
 import math
+import os
+import platform
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
 from itertools import cycle
 from typing import Any, Protocol
@@ -14,6 +21,7 @@ from typing import Any, Protocol
 import mxnet as mx
 import numpy as np
 
+from mlperf_rn50.config import Config
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.launched import launched_size
 
@@ -67,6 +75,98 @@ def fp16_scale(world_size: int) -> float:
     return 2.0 ** max(0, 12 - math.ceil(math.log2(world_size)))
 
 
+def find_stages(rank: int, num_ranks: int, num_sharing: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ranks of this rank's GPU, the first of which is their leader; and the leaders of all GPUs.
+
+    Args:
+        rank: this one.
+        num_ranks: that exchange anything.
+        num_sharing: neighbours that share a GPU; the last GPU may have fewer.
+    """
+    first = rank - rank % num_sharing
+    return tuple(range(first, min(first + num_sharing, num_ranks))), tuple(range(0, num_ranks, num_sharing))
+
+
+def find_sets(num_ranks: int, num_sharing: int) -> list[tuple[int, ...]]:
+    """All ranks, and every other set of ranks in which arrays are exchanged."""
+    stages = [s for rank in range(0, num_ranks, num_sharing) for s in find_stages(rank, num_ranks, num_sharing)]
+    return list(dict.fromkeys([tuple(range(num_ranks)), *(s for s in stages if len(s) > 1)]))
+
+
+def check_places(places: Sequence[tuple[str, int]], num_sharing: int) -> None:
+    """Raise ConfigError where ranks that sum among themselves do not share a GPU.
+
+    Args:
+        places: host and local rank of every rank.
+        num_sharing: neighbours that are to share a GPU.
+    """
+    for first in range(0, len(places), num_sharing):
+        sharers = list(enumerate(places[first:first + num_sharing], first))
+        (_, (host, local_rank)) = sharers[0]
+        for rank, (other_host, other_local_rank) in sharers:
+            if (other_host, other_local_rank // num_sharing) != (host, local_rank // num_sharing):
+                raise ConfigError(
+                    f'run.ranks_per_device: got {num_sharing}, and ranks {first} and {rank}, which are to share a GPU, '
+                    f'are number {local_rank} on {host} and number {other_local_rank} on {other_host}; start a '
+                    f'multiple of {num_sharing} ranks on every node, numbered node by node')
+
+
+def decide_sharing(device: str, ranks_per_device: int, has_nccl: bool) -> int:
+    """How many neighbouring ranks sum among themselves first; 1 where all take part in the exchange alike.
+
+    Horovod without NCCL copies the arrays of a GPU to the host itself, and any ranks may exchange them.
+    """
+    return ranks_per_device if device == 'gpu' and has_nccl else 1
+
+
+def sharing_of(config: Config) -> int:
+    """The same for a run of this configuration, by the Horovod that is installed."""
+    if launched_size() is None or decide_sharing(config.train.device, config.run.ranks_per_device, True) == 1:
+        return 1
+    has_nccl = False
+    with suppress(ImportError):  # which open_comm says better
+        import horovod.mxnet as hvd
+        has_nccl = bool(hvd.nccl_built())
+    return decide_sharing(config.train.device, config.run.ranks_per_device, has_nccl)
+
+
+def describe_exchange(controller: str, device: str, num_ranks: int, ranks_per_device: int, has_nccl: bool) -> str:
+    """How gradients travel between the ranks of a run.
+
+    Args:
+        controller: of Horovod: MPI or Gloo.
+        device: train.device.
+        num_ranks: more than one.
+        ranks_per_device: run.ranks_per_device.
+        has_nccl: whether Horovod was built with it.
+    """
+    if device != 'gpu':
+        return f'{controller} controller'
+    if not has_nccl:
+        return f'{controller} controller, gradients through host memory and {controller}'
+    num_sharing = decide_sharing(device, ranks_per_device, has_nccl)
+    num_gpus = -(-num_ranks // num_sharing)
+    if num_sharing == 1:
+        return f'{controller} controller, gradients of {num_gpus} GPUs through NCCL'
+    last = f', then those of {num_gpus} GPUs through NCCL' if num_gpus > 1 else ''
+    return (f'{controller} controller, gradients of {num_sharing} ranks of a GPU through host memory and '
+            f'{controller}{last}')
+
+
+def _copy(sources: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -> None:
+    """Copies arrays into others without waiting for it, but not into themselves."""
+    for source, target in zip(sources, targets):
+        if source is not target:
+            source.copyto(target)
+
+
+def _set_to_minus_0(arrays: Sequence[mx.nd.NDArray]) -> None:
+    """Fills arrays with what leaves every number as it is, to the bit, when it is added."""
+    for array in arrays:
+        array[:] = 0
+        array *= -1
+
+
 class LocalComm:
     """One rank: nothing to exchange."""
 
@@ -97,58 +197,115 @@ class LocalComm:
         return self
 
 
+def check_controller(env: Mapping[str, str], has_mpi: bool, has_gloo: bool) -> None:
+    """Raise ConfigError where the launcher has ranks meet in a way that Horovod was built without."""
+    if env.get('HOROVOD_CONTROLLER') == 'gloo' and not has_gloo:
+        raise ConfigError('HOROVOD_CONTROLLER: got gloo from the launcher, and this Horovod was built without Gloo; '
+                          'start the ranks through MPI: launch/mpirun.sh')
+    if 'OMPI_COMM_WORLD_SIZE' in env and not has_mpi:
+        raise ConfigError('got ranks of mpirun, and this Horovod was built without MPI; start them with '
+                          'launch/horovodrun.sh')
+
+
 class HorovodComm:
     """The ranks Horovod knows."""
 
-    def __init__(self, compression: str = 'none', subset_sizes: Sequence[int] = (), exchange: Exchange = nullcontext):
+    def __init__(self, compression: str = 'none', subset_sizes: Sequence[int] = (), exchange: Exchange = nullcontext,
+                 num_sharing: int = 1):
         """See open_comm."""
         import horovod.mxnet as hvd
+        check_controller(os.environ, hvd.mpi_built(), hvd.gloo_built())
         size = launched_size() or 1
-        sets = {n: hvd.ProcessSet(list(range(n))) for n in subset_sizes if n < size}
+        wanted = [ranks for n in (size, *subset_sizes) if n <= size for ranks in find_sets(n, num_sharing)]
+        sets = {ranks: hvd.ProcessSet(list(ranks)) for ranks in wanted if len(ranks) < size}
         with exchange():
             hvd.init(process_sets=list(sets.values()))
         self._exchange = exchange
-        self._hvd, self._compression, self._sets = hvd, compression, sets
-        self._among = {'process_set': hvd.global_process_set}
+        self._hvd, self._compression, self._num_sharing = hvd, compression, num_sharing
+        self._sets = {**sets, tuple(range(size)): hvd.global_process_set}
         self._turns = cycle(range(_MAX_IN_BACKGROUND))
+        self._kept: dict[str, list[mx.nd.NDArray]] = {}
         self.rank, self.world_size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
+        if num_sharing > 1:
+            check_places(self.gather_object([platform.node(), self.local_rank]), num_sharing)
 
     def broadcast(self, arrays):
         # Not Horovod's own broadcast, which may read a tensor's name after the tensor was sent and its name freed
         # (0.28.1, EnqueueTensorBroadcast). Every other rank contributes -0, so the sum is rank 0's array to the bit.
         ordered = [array for _, array in sorted(arrays.items())]
         if self.rank:
-            for array in ordered:
-                array[:] = 0
-                array *= -1
+            _set_to_minus_0(ordered)
+        name = f'broadcast/{min(arrays)}'
         with self._exchange():
-            self._hvd.grouped_allreduce_(ordered, op=self._hvd.Sum, **self._among, name=f'broadcast/{min(arrays)}')
+            self._sum(ordered, name)
+        self._kept.pop(name, None)  # not needed again for long
 
     def sum_gradients(self, grads, bucket=0):
         name = f'gradients/{bucket}'
         if self._compression == 'none' or grads[0].dtype == np.float16:  # which has its loss scale
-            self._hvd.grouped_allreduce_(list(grads), op=self._hvd.Sum, **self._among, name=name)
+            self._sum(list(grads), name)
             return
         scale, most = fp16_scale(self.world_size), np.finfo(np.float16).max / self.world_size
         small = [mx.nd.clip(g * scale, -most, most).astype('float16') for g in grads]
-        self._hvd.grouped_allreduce_(small, op=self._hvd.Sum, **self._among, name=name)
+        self._sum(small, name)
         for grad, reduced in zip(grads, small):
             grad[:] = reduced.astype(grad.dtype) / scale
 
     def sum_in_background(self, array):
         # Horovod refuses a name that is still under way, and several of these are when the network is slow.
-        name = f'background/{next(self._turns)}'
-        return self._hvd.allreduce(array, op=self._hvd.Sum, **self._among, name=name)
+        total = array.copy()
+        self._sum([total], f'background/{next(self._turns)}')
+        return total
 
     def average(self, arrays):
         with self._exchange():
-            self._hvd.grouped_allreduce_(arrays, op=self._hvd.Average, **self._among, name='average')
+            self._sum(arrays, 'average')
+        for array in arrays:
+            array /= self.world_size
+
+    def _sum(self, arrays, name):
+        """Sums arrays of the device over ranks in place, as one exchange, without waiting for it.
+
+        float16 is summed in float16 on the host, as it is by NCCL: a sum beyond its range is infinite in the leader's
+        sum, and so for all. Every rank takes the result from where its GPU's ranks last agreed on it.
+        """
+        sharers, leaders = find_stages(self.rank, self.world_size, self._num_sharing)
+        hosts = self._host_arrays(arrays, name) if len(sharers) > 1 else arrays
+        _copy(arrays, hosts)
+        name = f'{name}/{self.world_size}'  # a subset has sets of sharers and leaders in common with all ranks
+        self._sum_among(sharers, hosts, f'{name}/sharers')
+        if len(leaders) > 1:
+            if self.rank == sharers[0]:
+                _copy(hosts, arrays)
+                self._sum_among(leaders, arrays, name)
+                _copy(arrays, hosts)
+            else:
+                _set_to_minus_0(hosts)
+            self._sum_among(sharers, hosts, f'{name}/back')
+        _copy(hosts, arrays)
+
+    def _sum_among(self, ranks, arrays, name):
+        if len(ranks) > 1:
+            self._hvd.grouped_allreduce_(arrays, op=self._hvd.Sum, process_set=self._sets[ranks], name=name)
+
+    def _host_arrays(self, arrays, name):
+        """Arrays in host memory like those of a device, which stay as they are where they are there already.
+
+        They are kept for the next exchange of this name: a driver takes long to lock new pages in memory.
+        """
+        if arrays[0].context == mx.cpu():
+            return arrays
+        kept = self._kept.get(name, [])
+        if [(h.shape, h.dtype) for h in kept] != [(a.shape, a.dtype) for a in arrays]:
+            kept = [mx.nd.empty(a.shape, mx.cpu_pinned(a.context.device_id), a.dtype) for a in arrays]
+            self._kept[name] = kept
+        return kept
 
     def sum(self, counts):
         own = mx.nd.array(list(counts), dtype='int64')
         with self._exchange():
-            total = self._hvd.allreduce(own, op=self._hvd.Sum, **self._among, name='counts').asnumpy()
+            total = self._hvd.allreduce(own, op=self._hvd.Sum, process_set=self._all, name='counts').asnumpy()
         return [int(c) for c in total]
 
     def gather_object(self, value):
@@ -161,7 +318,12 @@ class HorovodComm:
     def _gather(self, array, name):
         """The 1-D arrays of all ranks, one after another; they may differ in length."""
         with self._exchange():
-            return self._hvd.allgather(mx.nd.array(array, dtype=array.dtype), name=name, **self._among).asnumpy()
+            own = mx.nd.array(array, dtype=array.dtype)
+            return self._hvd.allgather(own, name=name, process_set=self._all).asnumpy()
+
+    @property
+    def _all(self):
+        return self._sets[tuple(range(self.world_size))]
 
     def barrier(self):
         self.sum([0])
@@ -173,27 +335,31 @@ class HorovodComm:
             return None
         part = copy(self)
         part._turns = cycle(range(_MAX_IN_BACKGROUND))  # its own: the names must agree among its ranks
-        part.world_size, part._among = size, {'process_set': self._sets[size]}
+        part.world_size = size
         part.local_size = min(self.local_size, size - (self.rank - self.local_rank))
         return part
 
 
-def open_comm(compression: str, subset_sizes: Sequence[int] = (), exchange: Exchange = nullcontext) -> Comm:
+def open_comm(compression: str, subset_sizes: Sequence[int] = (), exchange: Exchange = nullcontext,
+              num_sharing: int = 1) -> Comm:
     """The ranks of this run: Horovod's under a launcher, else the stand-in.
 
     Args:
         compression: comm.compression of the configuration.
         subset_sizes: how many ranks some parts of the work will be done by, see Comm.subset.
         exchange: entered around what waits for all ranks.
+        num_sharing: neighbouring ranks that share a GPU and sum among themselves first, see sharing_of. The last GPU,
+            also that of a subset, may have fewer.
 
     Raises:
-        ConfigError: a launcher started several processes and Horovod is missing or has no MXNet support.
+        ConfigError: a launcher started several processes and Horovod is missing or has no MXNet support, or the ranks
+            of a GPU are not neighbours.
     """
     size = launched_size()
     if size is None:
         return LocalComm()
     try:
-        return HorovodComm(compression, subset_sizes, exchange)
+        return HorovodComm(compression, subset_sizes, exchange, num_sharing)
     except ImportError as e:
         raise ConfigError(f'horovod: got {" ".join(str(e).split())}, expected Horovod built with MXNet for {size} '
                           'processes; run launch/setup.sh') from e

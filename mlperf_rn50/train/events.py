@@ -219,6 +219,13 @@ class Alive:
 
 
 @dataclass(frozen=True)
+class Noted:
+    """Something worth knowing of the run."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Warned:
     """Something that does not stop the run."""
 
@@ -237,8 +244,8 @@ class Ended:
 
 
 Event = (Opened | InitStarted | Built | InitStopped | RunStarted | Resumed | EpochStarted | StepDone | EpochDone
-         | RecordsRead | EvalStarted | Evaluated | ReferenceFound | Compared | RanksTimed | Saving | Alive | Warned
-         | Ended)
+         | RecordsRead | EvalStarted | Evaluated | ReferenceFound | Compared | RanksTimed | Saving | Alive | Noted
+         | Warned | Ended)
 
 
 class Sink(Protocol):

@@ -4,19 +4,28 @@ import os
 import platform
 import secrets
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import mxnet as mx
 
 from mlperf_rn50.config import Config, render_yaml
-from mlperf_rn50.data.pipeline import device_context
+from mlperf_rn50.data.pipeline import device_context, made_up_batches
 from mlperf_rn50.data.records import MANIFEST_NAME, load_manifest, open_split
 from mlperf_rn50.data.verify import check_sample, check_size
-from mlperf_rn50.errors import DataError
-from mlperf_rn50.model.zoo import build_model, count_parameters
+from mlperf_rn50.errors import ConfigError, DataError, UserError
+from mlperf_rn50.model.folded import eval_network
+from mlperf_rn50.model.memory import memory_facts, network_size
+from mlperf_rn50.model.zoo import build_model, count_parameters, image_shape
 from mlperf_rn50.system.doctor import Check, Expected, Facts, check_facts, own_facts
-from mlperf_rn50.train.comm import Comm
+from mlperf_rn50.system.gpu_fit import one_line
+from mlperf_rn50.system.gpu_stack import mxnet_facts, used_gpus
+from mlperf_rn50.system.stack import package_versions
+from mlperf_rn50.train.comm import Comm, LocalComm, describe_exchange
+from mlperf_rn50.train.device import device_id_of
+from mlperf_rn50.train.plan import make_plan
+from mlperf_rn50.train.trainer import Trainer
 
 _NUM_PROBED = 64
 _NUM_CLOCK_READINGS = 5
@@ -46,13 +55,14 @@ def _data_facts(config: Config, rank: int) -> dict:
             'num_images': sum(s['num_images'] for s in manifest['splits'].values())}
 
 
-def _horovod_facts(comm: Comm) -> dict:
+def _horovod_facts(config: Config, comm: Comm) -> dict:
     """What Horovod was built with, and what this run uses of it."""
     import horovod.mxnet as hvd
     built = {'MPI': hvd.mpi_built(), 'Gloo': hvd.gloo_built()}
     in_use = 'no Horovod (one process)'
     if comm.world_size > 1:
-        in_use = 'MPI controller' if hvd.mpi_enabled() else 'Gloo controller'
+        in_use = describe_exchange('MPI' if hvd.mpi_enabled() else 'Gloo', config.train.device, comm.world_size,
+                                   config.run.ranks_per_device, bool(hvd.nccl_built()))
     return {'controllers': [k for k, v in built.items() if v], 'in_use': in_use,
             'operations': [k for k, v in {**built, 'NCCL': hvd.nccl_built()}.items() if v]}
 
@@ -120,17 +130,70 @@ def _checkpoint_bytes(config: Config) -> int:
     return _BYTES_PER_PARAMETER * count_parameters(build_model(config, mx.cpu(), 0))
 
 
+def _mxnet_facts() -> dict:
+    return mxnet_facts(package_versions(), os.environ, Path('/proc/self/maps').read_text(),
+                       mx.runtime.Features().is_enabled('CUDA'), hasattr(mx.nd, 'BatchNormAddRelu'))
+
+
+def _device(config: Config, comm: Comm) -> tuple[int | None, str]:
+    """The GPU of this rank, None for none, and what is wrong with that."""
+    try:
+        return device_id_of(config, comm), ''
+    except ConfigError as e:
+        return None, str(e)
+
+
+def _memory_facts(config: Config, comm: Comm, card_bytes: int | None) -> Mapping | None:
+    """What training needs on a card of so many bytes; None where that cannot be said."""
+    try:
+        plan = make_plan(config, comm.world_size)
+    except ConfigError:  # the trial says it
+        return None
+    net = build_model(config, mx.cpu(), 0)
+    network = network_size(net, eval_network(config, mx.cpu(), net), image_shape(config), count_parameters(net))
+    return memory_facts(network, config, plan.local_batch_size, comm.world_size, card_bytes)
+
+
+def try_batches(config: Config, world_size: int, rank: int, device_id: int | None) -> dict:
+    """A training pass without an update and an evaluation, on made-up images of the configured batches.
+
+    What no kernel does, or no memory is left for, is met here in seconds, and in 'problem' in one line.
+    """
+    start, what, problem = time.monotonic(), 'a training pass', ''
+    try:
+        plan = make_plan(config, world_size)
+        trainer = Trainer(plan, LocalComm(), 0, device_id)
+        trainer.forward(next(made_up_batches(config, plan.train_shard(rank), device_id))).backward()
+        mx.nd.waitall()
+        what = 'an evaluation'
+        trainer.fold()
+        trainer.eval_net(next(made_up_batches(config, plan.eval_shard(rank), device_id)).images).wait_to_read()
+    except (mx.MXNetError, UserError) as e:
+        problem = one_line(str(e))
+    used = 0
+    if device_id is not None and not problem:
+        free, total = mx.context.gpu_memory_info(device_id)
+        used = total - free
+    return {'what': what, 'problem': problem, 'seconds': time.monotonic() - start, 'used_bytes': used}
+
+
 def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
     """The facts of all ranks, on every rank."""
     import nvidia.dali
     config_digest = hashlib.sha256(render_yaml(config).encode()).hexdigest()[:12]
-    on_gpu = config.train.device == 'gpu' and mx.context.num_gpus() > 0
-    context = device_context(comm.local_rank // config.run.ranks_per_device if on_gpu else None)
+    device_id, device_problem = _device(config, comm)
+    context = device_context(device_id)
     run_folder_problem = _run_folder_problem(Path(config.run.dir), comm) if has_config else None
-    facts = own_facts(Path(config.run.dir)) | {
+    own = own_facts(Path(config.run.dir), _mxnet_facts())
+    is_tried = device_id is not None
+    card_bytes = used_gpus({**own, 'device': device_id})[0]['memory_bytes'] if is_tried and own['gpus'] else None
+    facts = own | {
+        'device': device_id, 'device_problem': device_problem,
+        'gpu_memory': _memory_facts(config, comm, card_bytes) if is_tried else None,
+        'trial': try_batches(config, comm.world_size, comm.rank, device_id) if is_tried else None,
         'rank': comm.rank, 'local_rank': comm.local_rank, 'local_size': comm.local_size, 'config': config_digest,
         'dali': nvidia.dali.__version__,
-        'mxnet_has_cuda': mx.runtime.Features().is_enabled('CUDA'), 'horovod': _horovod_facts(comm),
+        'horovod': _horovod_facts(config, comm),
         'run_folder_problem': run_folder_problem,
         'data': _data_facts(config, comm.rank) if has_config and not config.data.synthetic else None,
         'clock_offset_s': _clock_offset_s(comm), 'all_reduce_s': _all_reduce_s(comm, context),
@@ -142,12 +205,13 @@ def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], 
     """Facts of all ranks and the checks on them.
 
     Args:
-        config: of the run; defaults where has_config is False, and then not held against the machines.
+        config: of the run; where has_config is False defaults, of which device and precision are held against the
+            machines: a word of the command line may have set them.
         has_config: whether there is a configuration.
         comm: the ranks.
     """
     rows = gather_facts(config, has_config, comm)
-    expected = Expected()
+    expected = Expected(config.train.device, config.train.precision)
     if has_config:
         expected = Expected(config.train.device, config.train.precision, config.run.num_nodes,
                             config.run.ranks_per_node, _checkpoint_bytes(config) * (config.checkpoint.keep + 1))

@@ -7,15 +7,15 @@ lr_previous as in Goyal et al. 2017 (https://arxiv.org/abs/1706.02677, section 3
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import mxnet as mx
 import numpy as np
 
 from mlperf_rn50.config import OptimizerConfig
 
-# Tensors in one call of a multi-tensor operator. They walk all tensors in step, so calls with many tensors,
-# or with tensors of unlike sizes, are slow on a CPU: 60 at once take 3.5 times as long as 4 of like size.
-_GROUP_SIZE = 4
+# Most arrays that one call of multi_all_finite takes; it does not look.
+_MOST_CHECKED = 200
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,23 @@ class Tensor:
         return self.name.endswith('_weight')
 
     @property
-    def updated(self) -> list[mx.nd.NDArray]:
-        """What an update changes."""
-        return [a for a in (self.weight, self.velocity, self.master) if a is not None]
+    def arrays(self) -> list[mx.nd.NDArray]:
+        """What an update operator takes, in its order."""
+        return [a for a in (self.weight, self.grad, self.velocity, self.master) if a is not None]
+
+
+def group_size(device_type: str, name: str) -> int:
+    """Most tensors in one call of an update operator; 1 for those of a single tensor. Pure.
+
+    On a CPU the operators of several walk all tensors in step, so calls with many tensors, or with tensors of unlike
+    sizes, are slow: 60 at once take 3.5 times as long as 4 of like size, and SGD is fastest tensor by tensor. On a GPU
+    it is the number of calls that costs; MXNet takes 60 tensors a call, and MLPerf's submissions gave it 54.
+
+    Args:
+        device_type: of an MXNet context.
+        name: of the optimizer.
+    """
+    return 54 if device_type == 'gpu' else {'sgd': 1, 'lars': 4}[name]
 
 
 class Bucket:
@@ -60,13 +74,34 @@ class Bucket:
         context = self.tensors[0].weight.context
         self.decays = mx.nd.array([t.decay for t in self.tensors], context)
         self.ones = mx.nd.ones_like(self.decays)
+        # What an update changes; float16 weights follow their masters.
+        self.is_mixed = self.tensors[0].master is not None
+        self._changed = [[t.velocity for t in self.tensors],
+                         [t.weight if t.master is None else t.master for t in self.tensors]]
+
+    def groups(self, size: int) -> list[slice]:
+        """Stretches of at most so many tensors."""
+        return [slice(i, min(i + size, len(self.tensors))) for i in range(0, len(self.tensors), size)]
+
+    def state(self) -> list[mx.nd.NDArray]:
+        """A copy of what an update changes: joined, so that it takes few calls, whatever the number of tensors."""
+        return [_join(arrays) for arrays in self._changed]
+
+    def keep_if(self, condition: mx.nd.NDArray, before: Sequence[mx.nd.NDArray]) -> None:
+        """Leaves all as it is where the condition, (1,), is 1, and as it was before where it is 0."""
+        for arrays, now, old in zip(self._changed, self.state(), before):
+            kept = mx.nd.where(condition, now.reshape((1, -1)), old.reshape((1, -1))).reshape((-1,))
+            _split(kept, arrays)
+        if self.is_mixed:
+            _split(kept.astype('float16'), [t.weight for t in self.tensors])
 
 
 class Optimizer:
     """Updates parameters in place.
 
     Velocity and update are those of MXNet's sgd_mom_update: v = m v - lr (g + wd w), w = w + v; for LARS
-    lr is the tensor's own. A step of which only a fraction is filled takes that fraction of lr, so every image
+    lr is the tensor's own. Nesterov's are those of its nag_mom_update: w = w + m v - lr (g + wd w), and the v that is
+    kept decays by the new w. A step of which only a fraction is filled takes that fraction of lr, so every image
     moves the weights alike; what earlier images left in v moves them in full.
     """
 
@@ -77,6 +112,7 @@ class Optimizer:
         cuts = cut_buckets([t.weight.size * np.dtype(t.weight.dtype).itemsize for t in self.tensors],
                            [np.dtype(t.weight.dtype).name for t in self.tensors], num_buckets)
         self.buckets = [Bucket([self.tensors[i] for i in cut]) for cut in cuts]
+        self.group_size = group_size(self.tensors[0].weight.context.device_type, config.name)
         self.last_lr: float | None = None
         self.is_batch_new = False
         self._applied: list[tuple[Bucket, mx.nd.NDArray, float]] = []
@@ -104,14 +140,14 @@ class Optimizer:
             is_finite: (1,), 0 where the step must change nothing; None where it cannot be.
         """
         momentum = self._momentum(lr)
-        before = [[a.copy() for a in t.updated] for t in self.tensors] if is_finite is not None else []
-        update = self._update_with_one_rate if self._config.name == 'sgd' else self._update_with_rates
+        update = (self._update_with_nesterov if self._config.nesterov else
+                  self._update_with_one_rate if self._config.name == 'sgd' else self._update_with_rates)
         self._applied.clear()
         for bucket in self.buckets:
+            before = bucket.state() if is_finite is not None else None
             update(bucket, lr * fraction, momentum, rescale)
-        if is_finite is not None:
-            for tensor, kept in zip(self.tensors, before):
-                _keep_if(is_finite, tensor.updated, kept)
+            if before is not None:
+                bucket.keep_if(is_finite, before)
         self.last_lr, self.is_batch_new = lr, False
 
     def _momentum(self, lr: float) -> float:
@@ -123,7 +159,9 @@ class Optimizer:
         """(1,): 1 where every gradient is a number, 0 where one overflowed."""
         result = mx.nd.ones((1,), self.tensors[0].weight.context)
         for bucket in self.buckets:
-            mx.nd.multi_all_finite(*bucket.grads, num_arrays=len(bucket.grads), init_output=False, out=result)
+            for group in bucket.groups(_MOST_CHECKED):
+                grads = bucket.grads[group]
+                mx.nd.multi_all_finite(*grads, num_arrays=len(grads), init_output=False, out=result)
         return result
 
     def squared_norms(self) -> mx.nd.NDArray:
@@ -135,14 +173,28 @@ class Optimizer:
         return [([t.name for t in b.tensors[:b.num_adapted]], rates[:b.num_adapted] / lr)
                 for b, rates, lr in self._applied if b.num_adapted]
 
+    def _update_with_nesterov(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
+        """SGD with Nesterov's momentum, for which MXNet has no operator of several tensors."""
+        update = mx.nd.mp_nag_mom_update if bucket.is_mixed else mx.nd.nag_mom_update
+        usual = self._config.momentum
+        for tensor in bucket.tensors:
+            if momentum != usual:  # what was kept follows the rate, and not the step that looks ahead
+                tensor.velocity[:] = tensor.velocity * (momentum / usual)
+            update(*tensor.arrays, out=tensor.weight, lr=lr, wd=tensor.decay, momentum=usual, rescale_grad=rescale)
+
     def _update_with_one_rate(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
-        """SGD: tensor by tensor, which is fastest where the rate is a plain number."""
-        keys = {'lr': lr, 'momentum': momentum, 'rescale_grad': rescale, 'lazy_update': False}
-        for t in bucket.tensors:
-            if t.master is None:
-                mx.nd.sgd_mom_update(t.weight, t.grad, t.velocity, out=t.weight, wd=t.decay, **keys)
+        """SGD: groups of tensors, or tensor by tensor; the rate is a plain number."""
+        keys = {'momentum': momentum, 'rescale_grad': rescale}
+        for group in bucket.groups(self.group_size):
+            tensors = bucket.tensors[group]
+            inputs = [a for t in tensors for a in t.arrays]
+            if self.group_size == 1:
+                update = mx.nd.mp_sgd_mom_update if bucket.is_mixed else mx.nd.sgd_mom_update
+                update(*inputs, out=tensors[0].weight, lr=lr, wd=tensors[0].decay, lazy_update=False, **keys)
             else:
-                mx.nd.mp_sgd_mom_update(t.weight, t.grad, t.velocity, t.master, out=t.weight, wd=t.decay, **keys)
+                update = mx.nd.multi_mp_sgd_mom_update if bucket.is_mixed else mx.nd.multi_sgd_mom_update
+                update(*inputs, out=[t.weight for t in tensors], lrs=[lr] * len(tensors),
+                       wds=[t.decay for t in tensors], num_weights=len(tensors), **keys)
 
     def _lars_rates(self, bucket: Bucket, lr: float, rescale: float) -> mx.nd.NDArray:
         """The rate of every tensor: lr, for the weights times eta |w| / (|g| + wd |w| + eps)."""
@@ -158,20 +210,23 @@ class Optimizer:
         """LARS: groups of tensors with their rates, which never leave the device."""
         rates = self._lars_rates(bucket, lr, rescale)
         self._applied.append((bucket, rates, lr))
-        for start in range(0, len(bucket.tensors), _GROUP_SIZE):
-            group = slice(start, min(start + _GROUP_SIZE, len(bucket.tensors)))
+        update = mx.nd.preloaded_multi_mp_sgd_mom_update if bucket.is_mixed else mx.nd.preloaded_multi_sgd_mom_update
+        for group in bucket.groups(self.group_size):
             tensors = bucket.tensors[group]
-            inputs = [a for t in tensors for a in (t.weight, t.grad, t.velocity, t.master) if a is not None]
-            is_mixed = tensors[0].master is not None
-            update = mx.nd.preloaded_multi_mp_sgd_mom_update if is_mixed else mx.nd.preloaded_multi_sgd_mom_update
-            update(*inputs, rates[group], bucket.decays[group], out=[t.weight for t in tensors],
-                   num_weights=len(tensors), momentum=momentum, rescale_grad=rescale)
+            update(*(a for t in tensors for a in t.arrays), rates[group], bucket.decays[group],
+                   out=[t.weight for t in tensors], num_weights=len(tensors), momentum=momentum, rescale_grad=rescale)
 
 
-def _keep_if(condition: mx.nd.NDArray, arrays: Sequence[mx.nd.NDArray], before: Sequence[mx.nd.NDArray]) -> None:
-    """Leaves arrays as they are where the condition, (1,), is 1, and as they were before where it is 0."""
-    for array, old in zip(arrays, before):
-        array[:] = mx.nd.where(mx.nd.broadcast_like(condition.reshape((1,) * array.ndim), array), array, old)
+def _join(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Arrays of one dtype as a new one, (elements of all,)."""
+    return mx.nd.concat(*(a.reshape((-1,)) for a in arrays), dim=0)
+
+
+def _split(joined: mx.nd.NDArray, arrays: Sequence[mx.nd.NDArray]) -> None:
+    """Puts back what _join made, into arrays of its dtype."""
+    starts = [0, *accumulate(a.size for a in arrays)][:-1]
+    # Not split_v2, which makes new arrays.
+    mx.nd._internal._split_v2(joined, starts, axis=0, out=[a.reshape((-1,)) for a in arrays])
 
 
 def _make_tensor(name: str, param: mx.gluon.Parameter, config: OptimizerConfig) -> Tensor:

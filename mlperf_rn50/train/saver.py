@@ -2,13 +2,15 @@
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
+from mlperf_rn50.system.topology import leave_openmp_to_engine
+
 
 class Saver:
     """One thing after the other, in a thread; the next one waits until the one before is written."""
 
     def __init__(self, on_wait: Callable[[], None] = lambda: None):
         """on_wait is called now and then while something waits."""
-        self._pool, self._on_wait = ThreadPoolExecutor(1, 'save'), on_wait
+        self._pool, self._on_wait = ThreadPoolExecutor(1, 'save', leave_openmp_to_engine), on_wait
         self._pending: Future[object] | None = None
 
     def submit(self, *writes: Callable[[], object]) -> None:

@@ -22,10 +22,12 @@ from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
 from mlperf_rn50.study.reference import Reference
 from mlperf_rn50.system.page_cache import drop_page_cache
 from mlperf_rn50.system.telemetry import Telemetry
+from mlperf_rn50.system.topology import leave_openmp_to_engine
 from mlperf_rn50.train import checkpoint, events
 from mlperf_rn50.train.changes import check_changes, find_changes
 from mlperf_rn50.train.comm import Comm
 from mlperf_rn50.train.course import Course, find_reference, open_course, tell_reference
+from mlperf_rn50.train.device import device_id_of
 from mlperf_rn50.train.keep import Keeper
 from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
 from mlperf_rn50.train.progress import Progress, parse_progress
@@ -37,7 +39,7 @@ from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
 from mlperf_rn50.train.sinks.terminal import Terminal
 from mlperf_rn50.train.sinks.watched import Sampled, Watched
 from mlperf_rn50.train.stop import catch
-from mlperf_rn50.train.trainer import Trainer
+from mlperf_rn50.train.trainer import Trainer, device_notes
 from mlperf_rn50.train.watch import Position
 
 _LOCK_PERIOD_S = 0.5
@@ -280,7 +282,8 @@ def open_telemetry(config: Config, comm: Comm, run: RunFolder) -> Telemetry:
     if not config.run.telemetry or comm.local_rank:
         return Telemetry(None)
     run.dir.mkdir(parents=True, exist_ok=True)  # a node may have a folder of its own there
-    return Telemetry(run.telemetry(platform.node()))
+    num_gpus = -(-comm.local_size // config.run.ranks_per_device) if config.train.device == 'gpu' else 0
+    return Telemetry(run.telemetry(platform.node()), num_gpus)
 
 
 def find_hosts(comm: Comm) -> list[Host]:
@@ -326,6 +329,7 @@ def start(config: Config, comm: Comm, hosts: Sequence[Host], position: Position,
         sinks.see(events.Opened(plan.config, _ranks_of_hosts(hosts), *_clear_caches(config, comm, sinks)))
         sinks.see(events.InitStarted(plan, progress.seed))
     device_id = device_id_of(config, comm)
+    leave_openmp_to_engine()
     trainer = Trainer(plan, comm, progress.seed, device_id, position.computed)
     source, notes = _initial_weights(config, comm, trainer) if not resumption else ('', [])
     trainer.broadcast()
@@ -340,6 +344,8 @@ def start(config: Config, comm: Comm, hosts: Sequence[Host], position: Position,
     else:
         sinks.see(events.Built(plan, progress.seed, trainer.tensor_names, count_parameters(trainer.net),
                                count_flops(trainer.net, image_shape(config)), source, notes))
+    for text in device_notes(config, os.environ):
+        sinks.see(events.Noted(text))
     mx.nd.waitall()
     mx.random.seed(progress.seed)  # dropout, the same with and without a warm-up
     course = open_course(reference, plan, folder.metrics, progress.step // plan.steps_per_epoch)
@@ -400,18 +406,3 @@ def _restore(trainer: Trainer, comm: Comm, resumption: Resumption, progress: Pro
     trainer.optimizer.last_lr = progress.last_lr or None
     trainer.optimizer.is_batch_new = resumption.before.global_batch_size != progress.global_batch_size
     trainer.loss_scale.value, trainer.loss_scale.num_finite_steps = progress.loss_scale, progress.num_finite_steps
-
-
-def device_id_of(config: Config, comm: Comm) -> int | None:
-    """The GPU of this rank: run.ranks_per_device neighbours share one."""
-    if config.train.device == 'cpu':
-        return None
-    num_gpus = mx.context.num_gpus()
-    if not num_gpus:
-        raise ConfigError('train.device: got gpu, and MXNet sees none; install a cu112 or cu117 build and its driver, '
-                          'or set train.device=cpu')
-    device_id = comm.local_rank // config.run.ranks_per_device
-    if device_id >= num_gpus:
-        raise ConfigError(f'run.ranks_per_device: got {config.run.ranks_per_device} with {comm.local_size} ranks on a '
-                          f'node of {num_gpus} GPUs, expected at least {-(-comm.local_size // num_gpus)}')
-    return device_id

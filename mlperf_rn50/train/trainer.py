@@ -8,10 +8,13 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import HybridBlock
 
+from mlperf_rn50.config import Config
 from mlperf_rn50.data.pipeline import Batch, device_context
 from mlperf_rn50.model.folded import FoldedResNet
+from mlperf_rn50.model.fused import fusion_text, runs_nvidias_kernels
 from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.comm import Comm
+from mlperf_rn50.train.evaluate import correct_counts
 from mlperf_rn50.train.loss_scale import LossScale
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.pace import Pace
@@ -31,6 +34,29 @@ class SmoothedCrossEntropy(HybridBlock):
         if self._smoothing:
             loss = (1 - self._smoothing) * loss - self._smoothing * F.mean(log_p, axis=-1)
         return loss * weights
+
+
+# What makes a GPU give the same bits again: deterministic algorithms, and the same ones each time. The search for the
+# fastest times them, and may choose others in another process.
+DETERMINISM = {'MXNET_ENFORCE_DETERMINISM': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': '0'}
+
+
+def determinism_note(device: str, environ: Mapping[str, str]) -> str | None:
+    """What is to be said of a run's bits; None on a CPU, and where the environment asks for the same ones. Pure."""
+    missing = [f'{name}={value}' for name, value in DETERMINISM.items() if environ.get(name) != value]
+    if device == 'cpu' or not missing:
+        return None
+    return ('resumed or repeated, this run is not promised to give the same bits; on a GPU that takes '
+            f'{" and ".join(missing)}')
+
+
+def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:
+    """What the log says of a run on a GPU: which operators the network uses, and what of its bits."""
+    if config.train.device == 'cpu':
+        return []
+    fused = [fusion_text(config, environ)] if config.model.name.startswith('resnet') else []
+    note = determinism_note(config.train.device, environ)
+    return [*fused, *([note] if note else [])]
 
 
 @dataclass(frozen=True)
@@ -87,9 +113,15 @@ class Trainer:
         trained = {n: p for n, p in params.items() if p.grad_req != 'null'}
         self._statistics = {n: p.data() for n, p in sorted(params.items()) if p.grad_req == 'null'}
         self._num_micro = config.train.gradient_accumulation_steps
+        # Gradients that a pass writes where it should add, with their sums.
+        self._by_hand: list[tuple[mx.nd.NDArray, mx.nd.NDArray]] = []
         if self._num_micro > 1:
-            for p in trained.values():
-                p.grad_req = 'add'
+            is_by_hand = runs_nvidias_kernels(config)
+            for name, p in trained.items():
+                if is_by_hand and name.endswith(('_gamma', '_beta')):
+                    self._by_hand.append((p.grad(), mx.nd.zeros_like(p.grad())))
+                else:
+                    p.grad_req = 'add'
         self._is_float16 = config.train.precision == 'float16'
         self.loss_scale = LossScale(config.train.loss_scale if self._is_float16 else 1.0)
         self.optimizer = Optimizer(trained, config.optimizer, config.comm.num_buckets)
@@ -130,7 +162,12 @@ class Trainer:
             self._num_new_bytes += batch.num_new_bytes
             losses = self.forward(batch)
             losses.backward()
+            for grad, total in self._by_hand:
+                total += grad
             loss = losses.detach().sum() + loss
+        for grad, total in self._by_hand:
+            grad[:] = total
+            total[:] = 0
         sums = self.exchange(loss, step_in_epoch, stop_requested)
         return self.update(sums, step_in_epoch, lr, with_norms)
 
@@ -249,7 +286,8 @@ class Trainer:
     def warm_up(self, batches: Iterator[Batch], eval_batch: Batch, num_steps: int) -> None:
         """Steps and an evaluation on made-up images, then everything as it was before.
 
-        They compile graphs, choose kernels, allocate memory and open the connections of the exchange.
+        They compile graphs, choose kernels, allocate memory and open the connections of the exchange. Batches are
+        filled up, so these shapes are all that a run comes to.
 
         Args:
             batches: of made-up images, a pass each.
@@ -264,7 +302,8 @@ class Trainer:
             self.read(self.step(batches, 0, 1e-3, False))
         self.average_statistics()
         self.fold()
-        self.eval_net(eval_batch.images).wait_to_read()
+        logits = self.eval_net(eval_batch.images)
+        correct_counts(logits, eval_batch.labels, eval_batch.num_valid).wait_to_read()
         self.settle()
         self._set(before)
         self.settle()

@@ -10,6 +10,7 @@ import os
 import platform
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -303,7 +304,7 @@ def watched(program: Callable[[Position], int], stall_limit_s: float, other_limi
     """
     position = Position()
     limits_s = {**dict.fromkeys(PHASES, stall_limit_s), **(other_limits_s or {})}
-    stack_fd = os.memfd_create('stacks')
+    stack_fd = open_stacks()
     reader, writer = os.pipe()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the watcher hands on from the first moment
     pid = os.fork()
@@ -314,6 +315,14 @@ def watched(program: Callable[[Position], int], stall_limit_s: float, other_limi
     _be_watched(position, reader, stack_fd)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return program(position)
+
+
+def open_stacks() -> int:
+    """A file without a name, for the stacks of a rank."""
+    if hasattr(os, 'memfd_create'):
+        return os.memfd_create('stacks')
+    with tempfile.TemporaryFile() as f:  # Pythons that were built on an old glibc, such as conda's, have no other
+        return os.dup(f.fileno())
 
 
 def _be_watched(position: Position, reader: int, stack_fd: int) -> None:

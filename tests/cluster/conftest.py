@@ -146,7 +146,9 @@ class Job:
             return is_evaluating
         if phase == 'training':  # with a checkpoint behind it
             return len(run_metrics(self.run_dir, 'train')) >= num_steps + 8 and not is_evaluating
-        return any((self.run_dir / 'checkpoints').glob('.step_*.tmp'))
+        # One that a killed rank of an earlier attempt left does not count: the name has its writer in it.
+        return any(found for rank in self.cluster.hosts[0].ranks()
+                   for found in (self.run_dir / 'checkpoints').glob(f'.step_*.{rank}.tmp'))
 
     def wait_for_phase(self, phase: str) -> None:
         """Waits until this attempt is in a phase, see is_in."""

@@ -1,6 +1,8 @@
 """mpirun and horovodrun over ssh, on one to four hosts."""
 import json
+import os
 import signal
+import time
 
 import pytest
 import yaml
@@ -55,7 +57,10 @@ def test_asked_to_stop_it_leaves_a_checkpoint_and_goes_on(start, launcher):
     job = start('--no-doctor', '--checkpoint.period_steps', 0, '--checkpoint.period_epochs', 0, launcher=launcher,
                 num_hosts=2)
     job.wait_for_step(10)
+    os.kill(job.rank_pid(0), signal.SIGSTOP)
     job.process.send_signal(signal.SIGTERM)
+    time.sleep(7)  # longer than an engine waits after SIGTERM: a second, and 5 s
+    os.kill(job.rank_pid(0), signal.SIGCONT)
     code, output = job.end()
     assert code == 75, output
     [path] = list_checkpoints(job.run_dir / 'checkpoints')

@@ -45,6 +45,7 @@ def test_docker_sh_gives_the_gpus_the_folders_and_the_environment(stand_in, tmp_
     [line] = called(tmp_path)
     assert done.returncode == 0, done.stderr
     assert line.startswith(f'{engine} run --rm --network host ') and gpu in line and '--ulimit memlock=-1' in line
+    assert '--stop-timeout 630' in line
     assert f'--volume {tmp_path}:{tmp_path}' in line and f'--volume {data}:{data}' in line
     assert f'--user {os.getuid()}:{os.getgid()}' in line and '--env NCCL_DEBUG' in line
     assert line.endswith('--entrypoint /opt/mlperf_rn50/launch/local.sh rn50:x --config c.yaml --seeds 2')

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from e2e.training import arguments, command, metrics, start, wait_for_step
+from e2e.training import arguments, command, metrics, start, wait_for_checkpoint, wait_for_step
 from helpers import CLI, HANG_LIMIT_S, call, run, under_ranks
 
 from mlperf_rn50.files import LineFile
@@ -34,7 +34,7 @@ def assert_same_end(run_dir, whole_dir):
 def test_killed_between_two_checkpoints_and_resumed(whole_run, tiny, tmp_path):
     options = ['--checkpoint.period_epochs=0', '--checkpoint.period_steps=4', '--checkpoint.keep=3']
     process = start(under_ranks(2, command(tmp_path, tiny, *options)))
-    wait_for_step(tmp_path, 10, process)  # 8 is on disk, 12 not yet
+    wait_for_checkpoint(tmp_path, 8, process)
     for victim in [*psutil.Process(process.pid).children(recursive=True), process]:
         victim.kill()
     process.communicate()

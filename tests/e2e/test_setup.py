@@ -44,7 +44,8 @@ def bare(tmp_path):
     checkout = tmp_path / 'checkout'
     for folder in (checkout / 'launch', tmp_path / 'bin', tmp_path / 'tmp', tmp_path / 'home'):
         folder.mkdir(parents=True)
-    for name in ('launch/setup.sh', 'launch/requirements.lock', 'setup.cfg'):
+    for name in ('launch/setup.sh', 'launch/setup_ngc.sh', 'launch/requirements.lock', 'launch/requirements_ngc.lock',
+                 'setup.cfg'):
         shutil.copy(ROOT / name, checkout / name)
     for name in TOOLS:
         (tmp_path / 'bin' / name).symlink_to(shutil.which(name))
@@ -97,7 +98,7 @@ def test_the_real_setup_repeated_changes_nothing():
 def test_help_needs_nothing_and_says_where_things_go(bare):
     done = setup(bare, '--help')
     assert done.returncode == 0 and done.stdout.startswith('Sets up what is missing in .venv')
-    for word in ('--check', 'MLPERF_RN50_VARIANT=cpu|cu112|cu117', 'PyPI', 'XDG_CACHE_HOME'):
+    for word in ('--check', 'MLPERF_RN50_VARIANT=cpu|cu112|cu117|ngc', 'PyPI', 'XDG_CACHE_HOME'):
         assert word in done.stdout
     assert '#' not in done.stdout and 'set -e' not in done.stdout and not (bare / '.venv').exists()
 
@@ -109,7 +110,15 @@ def test_an_unknown_option_is_named(ready):
 
 def test_an_unknown_variant_is_named(ready):
     done = setup(ready, MLPERF_RN50_VARIANT='cu999')
-    assert done.returncode == 2 and 'got cu999, expected cpu, cu112 or cu117' in done.stderr and not pip_calls(ready)
+    assert done.returncode == 2 and 'got cu999, expected cpu, cu112, cu117 or ngc' in done.stderr
+    assert not pip_calls(ready)
+
+
+def test_the_container_variant_outside_of_it_says_so_and_makes_nothing(ready):
+    program(ready.parent / 'bin/python3', 'exit 1')  # has no MXNet
+    done = setup(ready, MLPERF_RN50_VARIANT='ngc')
+    assert done.returncode == 2 and 'got no python3 in PATH that has mxnet, horovod and nvidia.dali' in done.stderr
+    assert 'nvcr.io/nvidia/mxnet:24.06-py3' in done.stderr and not (ready / '.venv').exists() and not pip_calls(ready)
 
 
 def test_a_check_of_nothing_says_so(bare):

@@ -8,6 +8,7 @@ from helpers import CLI, HANG_LIMIT_S
 
 from mlperf_rn50.data.prepare import Packing, pack
 from mlperf_rn50.data.sources import Dataset, digits
+from mlperf_rn50.train.checkpoint import newest_step
 
 NUM_TRAIN, NUM_VAL, STEPS_PER_EPOCH = 150, 50, 5
 _VOLATILE = ('time_s', 'images_per_s', 'time_to_train_s')
@@ -61,3 +62,12 @@ def wait_for_step(run_dir, step, process) -> None:
             return
         time.sleep(0.01)
     raise AssertionError(f'step {step} was not reached')
+
+
+def wait_for_checkpoint(run_dir, step, process) -> None:
+    """Waits until a checkpoint of a step or a later one is on disk: a thread writes it while training goes on."""
+    deadline = time.monotonic() + HANG_LIMIT_S
+    while newest_step(run_dir / 'checkpoints') < step:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f'no checkpoint of step {step}'
+        time.sleep(0.01)

@@ -3,7 +3,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_rn50.data.shards import Shard, augmentation_uniforms, epoch_order, file_order, first_reads
+from mlperf_rn50.data.shards import (
+    Shard,
+    alternating_mirrors,
+    augmentation_uniforms,
+    epoch_order,
+    file_order,
+    first_reads,
+)
 
 SIZES = dict(num_samples=st.integers(1, 300), world_size=st.integers(1, 9), local=st.integers(1, 20),
              num_micro=st.integers(1, 4))
@@ -235,3 +242,17 @@ def test_each_key_gives_a_stream_of_its_own():
     for other in (draws_of(seed=6, num=10, num_draws=3), draws_of(epoch=0, num=10, num_draws=3),
                   draws_of(first=10, num=10, num_draws=3)):
         assert (first != other).all()
+
+
+@given(st.integers(0, 2**63), st.integers(0, 1000))
+def test_half_of_the_samples_are_mirrored_and_the_others_in_the_next_epoch(seed, epoch):
+    samples = np.arange(2000)
+    first, second = (alternating_mirrors(samples, seed, e) for e in (epoch, epoch + 1))
+    np.testing.assert_array_equal(first, ~second)
+    assert 850 < first.sum() < 1150  # 6.7 standard deviations
+    np.testing.assert_array_equal(alternating_mirrors(samples[::-7], seed, epoch), first[::-7])
+
+
+def test_which_samples_are_mirrored_depends_on_the_seed():
+    one, two = (alternating_mirrors(np.arange(2000), seed, 0) for seed in (1, 2))
+    assert 850 < (one != two).sum() < 1150

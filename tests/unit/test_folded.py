@@ -1,11 +1,13 @@
 """The network of evaluations is the one that is trained, layer by layer."""
+from dataclasses import replace
+
 import mxnet as mx
 import numpy as np
 import pytest
 
 from mlperf_rn50.config import Config, DataConfig, ModelConfig
 from mlperf_rn50.model.folded import FoldedResNet
-from mlperf_rn50.model.zoo import build_model
+from mlperf_rn50.model.zoo import build_model, count_flops
 
 
 def make_config(name, fused=False, channels=3) -> Config:
@@ -74,3 +76,14 @@ def test_it_follows_the_network_that_is_trained():
     after = folded.net(images).asnumpy()
     assert (before != after).any()
     np.testing.assert_allclose(after, net(images).asnumpy(), rtol=1e-3, atol=1e-4 * np.abs(after).max())
+
+
+def test_maps_of_one_pixel_are_folded_too():
+    config = make_config('resnet18')
+    config = replace(config, data=replace(config.data, image_size=32, resize_shorter=32))
+    net, folded = trained_net(config), FoldedResNet(config, mx.cpu())
+    images = mx.nd.random.normal(shape=(4, 3, 32, 32))
+    folded.take(net)
+    expected = net(images).asnumpy()
+    np.testing.assert_allclose(folded.net(images).asnumpy(), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+    assert count_flops(folded.net, (3, 32, 32)) == count_flops(net, (3, 32, 32))  # rows leave taps out

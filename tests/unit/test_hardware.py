@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from mlperf_rn50.system.hardware import find_hardware, find_networks, parse_cpu, parse_storage
+from mlperf_rn50.system.hardware import find_hardware, find_networks, parse_cpu, parse_storage, query_gpus
 
 
 def test_lscpu():
@@ -46,3 +46,10 @@ def test_networks(tmp_path):
 def test_this_machine_has_a_processor_and_memory():
     found = find_hardware()
     assert found['cpu']['sockets'] >= 1 and found['memory_bytes'] > 2**28
+
+
+def test_a_driver_that_prints_no_text_is_no_failure(tmp_path, monkeypatch):
+    (tmp_path / 'nvidia-smi').write_text("#!/bin/sh\nprintf '\\377\\376, 3\\n'\n")
+    (tmp_path / 'nvidia-smi').chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin')
+    assert query_gpus('name', 'uuid') == [{'name': '\ufffd\ufffd', 'uuid': '3'}]

@@ -136,7 +136,7 @@ def test_the_pods_of_an_indexed_job_find_each_other():
     assert env.pop('MLPERF_RN50_SECRET') == {'secretKeyRef': {'name': secret['metadata']['name'], 'key': 'secret'}}
     assert secret['stringData'] == {'secret': 'open sesame'}
     assert env == {'MLPERF_RN50_NODES': '3', 'MLPERF_RN50_RANKS_PER_NODE': '4', 'MLPERF_RN50_MEETING': 'rn50-0.rn50',
-                   'MLPERF_RN50_MEETING_PORT': '29400'}
+                   'MLPERF_RN50_MEETING_PORT': '29400', 'MLPERF_RN50_DEVICE': 'gpu'}
     assert pod['spec']['subdomain'] == service['metadata']['name'] == 'rn50'
     selector = service['spec']['selector']
     assert 'rn50' in selector.values() and selector.items() <= pod['metadata']['labels'].items()

@@ -1,4 +1,5 @@
 """What launchers decide, part by part: hosts, options, attempts, blame, the lock, and how an engine is ended."""
+import io
 import json
 import os
 import shutil
@@ -9,14 +10,14 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT
+from helpers import HANG_LIMIT_S, ROOT
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch import attempts, blame
 from mlperf_rn50.launch.__main__ import Launcher, check_room
 from mlperf_rn50.launch.attempts import Attempt, judge, look, mark
 from mlperf_rn50.launch.engine import Event, Stage, processes_of, react
-from mlperf_rn50.launch.engines import ENGINES, environment
+from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.lock import folder_lock
 from mlperf_rn50.launch.options import make_parser, parse_options
@@ -84,9 +85,17 @@ def test_only_launchers_with_hosts_take_them():
 
 
 def test_the_environment_of_ranks():
-    env = environment(options('--ranks-per-device', 2), {'GLIBC_TUNABLES': 'mine', 'A': 'b'}, '7-ab')
-    assert env == {'GLIBC_TUNABLES': 'mine', 'A': 'b', 'MLPERF_RN50_RANKS_PER_DEVICE': '2', 'MLPERF_RN50_JOB': '7-ab',
-                   'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE': '50'}
+    env = environment(options('--ranks-per-device', 4), {'GLIBC_TUNABLES': 'mine', 'A': 'b'}, '7-ab', 'cpu')
+    assert env == {'GLIBC_TUNABLES': 'mine', 'A': 'b', 'MLPERF_RN50_RANKS_PER_DEVICE': '4', 'MLPERF_RN50_JOB': '7-ab',
+                   'MLPERF_RN50_DEVICE': 'cpu', 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE': '50'}
+
+
+def test_ranks_are_told_that_nobody_looks():
+    assert plain_output(io.StringIO(), {}) == {'NO_COLOR': '1'}
+    assert plain_output(io.StringIO(), {'FORCE_COLOR': '1'}) == {}
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    assert plain_output(terminal, {}) == {}
 
 
 # --- attempts ---------------------------------------------------------------------------------------------
@@ -259,7 +268,7 @@ engine.STOP_LIMIT_S, engine.TERM_LIMIT_S = 2.0, 1.0
 signals = engine.Signals()
 print('ready', flush=True)
 code = engine.run_engine(['bash', '-c', sys.argv[1]], dict(os.environ, MLPERF_RN50_JOB=sys.argv[2]), signals,
-                         signal.SIGUSR1, sys.argv[2], float(sys.argv[3]), lambda: sys.argv[4] == 'overdue')
+                         sys.argv[2], float(sys.argv[3]), lambda: sys.argv[4] == 'overdue')
 print(code, signals.is_asked, signals.is_at_once, flush=True)
 '''
 
@@ -308,6 +317,41 @@ def test_an_engine_of_a_lost_host_has_failed_however_it_ended():
     assert engine('trap "exit 75" TERM; echo up; while :; do sleep 0.05; done', signal.SIGUSR2) == ('1 False False', [])
 
 
+def test_a_guard_hands_the_word_to_stop_on_to_ranks_that_let_it_in():
+    env = {**os.environ, 'MLPERF_RN50_JOB': f'{os.getpid()}-{time.monotonic_ns():x}'}
+    rank = {**env, 'HOROVOD_RANK': '0'}
+
+    def start(script, env):
+        process = subprocess.Popen(['bash', '-c', script], env=env, stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == 'up\n'
+        return process
+    hears, starting, engine = start(WAITS, rank), start('echo up; exec sleep 600', rank), start(WAITS, env)
+    with subprocess.Popen([ROOT / 'launch/guard.sh', env['MLPERF_RN50_JOB']], stdin=subprocess.PIPE,
+                          text=True) as guard:
+        print('\nstop', file=guard.stdin, flush=True)
+        assert hears.wait() == 75 and hears.stdout.read() == 'up\n'
+        assert starting.poll() is None and engine.poll() is None
+    # Its launcher is gone.
+    assert (starting.wait(), engine.wait()) == (-signal.SIGTERM, -signal.SIGTERM)
+
+
+def test_the_word_to_stop_goes_to_a_host_over_ssh(tmp_path):
+    ssh, heard = tmp_path / 'ssh', tmp_path / 'heard'
+    ssh.write_text(f'#!/bin/bash\nexec cat >{heard}\n')
+    ssh.chmod(0o755)
+    command = [ROOT / 'launch/guard.sh', '--host', 'far', '--launcher', os.getpid(), '1-a']
+    with subprocess.Popen([str(c) for c in command], env={**os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}'},
+                          stdout=subprocess.PIPE, text=True) as guard:
+        assert guard.stdout.readline() == 'ready\n'
+        guard.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + HANG_LIMIT_S
+        while not heard.exists() or 'stop\n' not in heard.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        guard.terminate()
+    assert guard.returncode == 0
+
+
 def test_a_host_that_was_lost_before_is_no_reason_to_end_the_next_engine():
     code = '''import os, signal; from mlperf_rn50.launch.engine import Signals
 s = Signals()
@@ -322,7 +366,7 @@ def test_a_start_that_takes_too_long_is_said(capfd, monkeypatch):
     asked = []
     monkeypatch.setattr(Launcher, 'start_ranks', lambda self, *a: asked.append((a[-2], a[-1]())) or 143)
     for limit_s, has_begun in ((900.0, False), (900.0, True), (0.0, True)):
-        launcher.start(limit_s, None, '1-2', ['doctor'], lambda has_begun=has_begun: has_begun)
+        launcher.start(limit_s, 'cpu', None, '1-2', ['doctor'], lambda has_begun=has_begun: has_begun)
     assert asked == [(1020.0, True), (1020.0, False), (0.0, False)]
     assert capfd.readouterr().err == ('launch/mpirun.sh: doctor: still starting after 1020 s (comm.start_limit_s and '
                                       '120 s); ended\n')

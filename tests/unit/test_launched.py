@@ -35,7 +35,21 @@ def test_what_is_not_set_is_none(monkeypatch):
     assert environment_number('X', {}) is None and environment_number('X', {'X': ' 12 '}) == 12
 
 
+def test_ranks_of_srun_with_pmix_know_one_another(monkeypatch):
+    for name in (*launched._RANK, *launched._SIZE, *launched._LOCAL_RANK, *launched._LOCAL_SIZE):
+        monkeypatch.delenv(name, raising=False)
+    step = {'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_LOCALID': '3'}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    assert (launched_size(), launched_local()) == (None, (0, 1))  # a program started by hand within a job
+
+    monkeypatch.setenv('PMIX_RANK', '7')
+
+    assert (launched_rank(), launched_size(), launched_local()) == (7, 8, (3, 4))
+
+
 def test_the_program_says_it_in_one_line(monkeypatch):
+    monkeypatch.delitem(sys.modules, 'horovod.mxnet', raising=False)  # ranks that have it end this process at once
     monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '1')
     monkeypatch.setenv('OMPI_COMM_WORLD_RANK', 'x')
     for words in (['doctor'], ['train', '--train.local_batch_size=8', '--no-such-option']):

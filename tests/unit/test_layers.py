@@ -9,7 +9,7 @@ from reach import imports
 PACKAGE = ROOT / 'mlperf_rn50'
 # A module may import from its own room and from those below it.
 ROOMS = [{'__main__'}, {'cli'}, {'bench', 'launch'}, {'train'}, {'study'}, {'mlperf', 'data', 'model', 'system'},
-         {'options'}, {'config'}, {'files', 'npz'}, {'errors'}]
+         {'options'}, {'config'}, {'files', 'npz', 'safe_path'}, {'errors'}]
 HEAVY = ('mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'sklearn', 'rich')
 
 

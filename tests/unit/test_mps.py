@@ -11,6 +11,7 @@ SCRIPT = ROOT / 'launch/mps.sh'
 CONTROL = '''#!/bin/sh
 if [ "$1" = -d ]; then
     echo "start in $CUDA_MPS_PIPE_DIRECTORY, log in $CUDA_MPS_LOG_DIRECTORY" >>"$CALLS"
+    env | grep -E '^CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|MPS_ACTIVE_THREAD_PERCENTAGE)=' >>"$CALLS"
     : >"$CUDA_MPS_PIPE_DIRECTORY/control"
 else
     read -r asked
@@ -45,6 +46,15 @@ def test_the_service_is_started_once_in_a_folder_of_its_own(environment):
     assert folder.stat().st_mode & 0o7777 == 0o700
     assert run([SCRIPT, 'stop'], env=environment).returncode == 0
     assert calls(environment)[1:] == ['quit']
+
+
+@pytest.mark.parametrize('visible, kept', [
+    ('1', []), ('GPU-6f1c', []), ('MIG-8a2d', ['CUDA_VISIBLE_DEVICES=MIG-8a2d'])])
+def test_the_service_takes_no_limit_of_the_rank_that_starts_it(environment, visible, kept):
+    environment |= {'CUDA_VISIBLE_DEVICES': visible, 'CUDA_DEVICE_ORDER': 'PCI_BUS_ID',
+                    'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE': '25'}
+    assert run([SCRIPT, 'start'], env=environment).returncode == 0
+    assert sorted(calls(environment)[1:]) == ['CUDA_DEVICE_ORDER=PCI_BUS_ID', *kept]
 
 
 def test_stop_makes_no_folder(environment):

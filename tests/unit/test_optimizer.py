@@ -1,4 +1,6 @@
 """SGD and LARS against the equations, in NumPy."""
+from dataclasses import replace
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -29,13 +31,13 @@ def set_grads(params, seed, scale=1.0):
     return grads
 
 
-def reference(config, weights, all_grads, lrs, fractions=None):
+def reference(config, weights, all_grads, lrs, fractions=None, new_batch_at=None):
     """The update, tensor by tensor, in float64. Fractions: of each step's global batch that is filled."""
     weights = {n: w.astype(np.float64) for n, w in weights.items()}
     velocity = {n: np.zeros_like(w) for n, w in weights.items()}
     last = None
-    for grads, lr, fraction in zip(all_grads, lrs, fractions or [1] * len(lrs)):
-        momentum = config.momentum * (lr / last if config.name == 'lars' and last else 1)
+    for step, (grads, lr, fraction) in enumerate(zip(all_grads, lrs, fractions or [1] * len(lrs))):
+        momentum = config.momentum * (lr / last if (config.name == 'lars' or step == new_batch_at) and last else 1)
         last = lr
         for n, w in weights.items():
             g = grads[n].astype(np.float64)
@@ -45,13 +47,18 @@ def reference(config, weights, all_grads, lrs, fractions=None):
             norm_w, norm_g = np.linalg.norm(w), np.linalg.norm(g)
             if config.name == 'lars' and is_weight and norm_w > 0 and norm_g > 0:
                 own = lr * fraction * config.lars_eta * norm_w / (norm_g + wd * norm_w + config.lars_epsilon)
-            velocity[n] = momentum * velocity[n] - own * (g + wd * w)
+            kept, change = momentum * velocity[n], own * (g + wd * w)
+            velocity[n] = kept - change
             weights[n] = w + velocity[n]
+            if config.nesterov:  # the operator's velocity sees the weight after the step
+                weights[n] = w + config.momentum * velocity[n] - change
+                velocity[n] = kept - own * (g + wd * weights[n])
     return weights
 
 
 @pytest.mark.parametrize('config', [
-    OptimizerConfig(), OptimizerConfig(momentum=0.0), OptimizerConfig(weight_decay=0.1, decay_bn_and_bias=True),
+    OptimizerConfig(), OptimizerConfig(momentum=0.0), OptimizerConfig(weight_decay=0.1, nesterov=True),
+    OptimizerConfig(weight_decay=0.1, decay_bn_and_bias=True),
     OptimizerConfig('lars', weight_decay=0.01), OptimizerConfig('lars', momentum=0.94, lars_eta=0.1),
     OptimizerConfig('lars', momentum=0.0, decay_bn_and_bias=True)], ids=str)
 @pytest.mark.parametrize('scale, num_buckets', [(1.0, 1), (128.0, 3)])
@@ -68,11 +75,11 @@ def test_four_steps_with_a_changing_rate(config, scale, num_buckets):
         np.testing.assert_allclose(p.data().asnumpy(), expected[n], rtol=2e-4, atol=2e-5, err_msg=n)
 
 
-@pytest.mark.parametrize('name', ['sgd', 'lars'])
-def test_float16_weights_follow_their_float32_masters(name):
+@pytest.mark.parametrize('config', [OptimizerConfig(weight_decay=0.01), OptimizerConfig('lars', weight_decay=0.01),
+                                    OptimizerConfig(weight_decay=0.01, nesterov=True)], ids=str)
+def test_float16_weights_follow_their_float32_masters(config):
     params = make_params('float16')
     start = {n: p.data().asnumpy() for n, p in params.items()}
-    config = OptimizerConfig(name, weight_decay=0.01)
     optimizer = Optimizer(params, config, 2)
     lrs = [1e-4] * 20  # steps too small for float16 alone
     grads = []
@@ -97,13 +104,14 @@ def test_state_is_the_live_velocity():
     assert optimizer.state()['velocity/fc1_weight'].asnumpy().any()
 
 
-@pytest.mark.parametrize('name', ['sgd', 'lars'])
+@pytest.mark.parametrize('config', [OptimizerConfig(weight_decay=0.01), OptimizerConfig('lars', weight_decay=0.01),
+                                    OptimizerConfig(weight_decay=0.01, nesterov=True)], ids=str)
 @pytest.mark.parametrize('dtype', ['float32', 'float16'])
-def test_any_number_of_buckets_gives_the_same_bits(name, dtype):
+def test_any_number_of_buckets_gives_the_same_bits(config, dtype):
     ends = []
     for num_buckets in (1, 3, 20):
         params = make_params(dtype)
-        optimizer = Optimizer(params, OptimizerConfig(name, weight_decay=0.01), num_buckets)
+        optimizer = Optimizer(params, config, num_buckets)
         assert len({t.name for b in optimizer.buckets for t in b.tensors}) == len(SHAPES)
         for step in range(3):
             set_grads(params, step)
@@ -113,10 +121,11 @@ def test_any_number_of_buckets_gives_the_same_bits(name, dtype):
         assert len({end[n].tobytes() for end in ends}) == 1, n
 
 
-@pytest.mark.parametrize('name', ['sgd', 'lars'])
-def test_a_step_that_overflowed_changes_nothing_and_the_next_one_does(name):
+@pytest.mark.parametrize('config', [OptimizerConfig(), OptimizerConfig(nesterov=True), OptimizerConfig('lars')],
+                         ids=str)
+def test_a_step_that_overflowed_changes_nothing_and_the_next_one_does(config):
     params = make_params('float16')
-    optimizer = Optimizer(params, OptimizerConfig(name, weight_decay=0.01), 2)
+    optimizer = Optimizer(params, replace(config, weight_decay=0.01), 2)
     set_grads(params, 0)
     optimizer.step(0.1, is_finite=optimizer.all_finite())
     arrays = {**optimizer.state(), **{n: p.data() for n, p in params.items()}}
@@ -131,14 +140,28 @@ def test_a_step_that_overflowed_changes_nothing_and_the_next_one_does(name):
     assert all((a.asnumpy() != before[n]).any() for n, a in optimizer.state().items())
 
 
-@pytest.mark.parametrize('name, corrected', [('sgd', 0.9 * 0.5), ('lars', 0.9 * 0.5)])
-def test_after_a_change_of_the_batch_the_momentum_follows_the_rate_that_was_applied_last(name, corrected):
+@pytest.mark.parametrize('name', ['sgd', 'lars'])
+def test_after_a_change_of_the_batch_the_momentum_follows_the_rate_that_was_applied_last(name):
     optimizer = Optimizer(make_params(), OptimizerConfig(name))
     optimizer.last_lr, optimizer.is_batch_new = 0.2, True
-    assert optimizer._momentum(0.1) == pytest.approx(corrected)
+    assert optimizer._momentum(0.1) == pytest.approx(0.9 * 0.5)
     optimizer.step(0.1)
     assert optimizer._momentum(0.1) == 0.9
     assert optimizer._momentum(0.05) == pytest.approx(0.9 if name == 'sgd' else 0.45)
+
+
+@pytest.mark.parametrize('config', [OptimizerConfig(), OptimizerConfig(nesterov=True, weight_decay=0.1)], ids=str)
+def test_steps_around_a_change_of_the_batch(config):
+    params, lrs, grads = make_params(), [0.1, 0.1, 0.4, 0.4], []
+    start = {n: p.data().asnumpy() for n, p in params.items()}
+    optimizer = Optimizer(params, config, 2)
+    for step, lr in enumerate(lrs):
+        grads.append(set_grads(params, step))
+        optimizer.is_batch_new = step == 2
+        optimizer.step(lr)
+    expected = reference(config, start, grads, lrs, new_batch_at=2)
+    for n, p in params.items():
+        np.testing.assert_allclose(p.data().asnumpy(), expected[n], rtol=2e-4, atol=2e-5, err_msg=n)
 
 
 def test_what_lars_did_is_told():

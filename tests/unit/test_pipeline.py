@@ -1,5 +1,4 @@
 """What DALI delivers: every sample once over all ranks, the right pixels, and memory that stays valid."""
-import io
 import os
 import threading
 from dataclasses import replace
@@ -10,40 +9,14 @@ import mxnet as mx
 import numpy as np
 import pytest
 from helpers import HANG_LIMIT_S
-from PIL import Image
+from numbered import make_config, ramp
 
 from mlperf_rn50.config import Config, DataConfig, ModelConfig
 from mlperf_rn50.data import pipeline
-from mlperf_rn50.data.pipeline import eval_batches, train_batches, train_requests
-from mlperf_rn50.data.prepare import Packing, pack
+from mlperf_rn50.data.pipeline import Request, eval_batches, train_batches, train_requests
 from mlperf_rn50.data.records import Record, RecordFile
-from mlperf_rn50.data.samples import Dataset, Sample
 from mlperf_rn50.data.shards import Shard, epoch_order
 from mlperf_rn50.errors import DataError
-
-
-def png(pixels) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, 'PNG')
-    return buffer.getvalue()
-
-
-def make_config(folder, images, num_val=1, **data) -> Config:
-    """A prepared data set whose i-th training image has label i, so that labels tell which samples came."""
-    samples = [Sample(i, f'{i}', png(image)) for i, image in enumerate(images)]
-    pack(Dataset('numbered', 'test', [str(i) for i in range(max(2, len(samples)))], samples, samples[:num_val]),
-         folder, Packing(None), 1, False)
-    side = images[0].shape[0]
-    keys = dict(dir=str(folder), dataset='numbered', num_train=len(images), num_val=num_val,
-                num_classes=max(2, len(images)), image_size=side, resize_shorter=side, crop='none',
-                mirror_probability=0.0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), num_threads=1, read_threads=2)
-    return Config(data=DataConfig(**{**keys, **data}))
-
-
-def ramp(n, side=8):
-    """Images that all differ, and whose left and right halves do."""
-    base = np.arange(side * side * 3, dtype=np.uint8).reshape(side, side, 3)
-    return [base + np.uint8(i) for i in range(n)]
 
 
 @pytest.fixture(scope='module')
@@ -165,7 +138,7 @@ def test_the_next_order_is_drawn_while_an_epoch_is_read(monkeypatch):
         return epoch_order(shard, seed, epoch)
     monkeypatch.setattr(pipeline, 'epoch_order', draw)
     shard = Shard(20, 0, 1, 10)
-    requests = train_requests(shard, 1, 3)  # the second step of the second epoch
+    requests = train_requests(DataConfig(), shard, 1, 3)  # the second step of the second epoch
     assert asked[1].wait(HANG_LIMIT_S)
     assert not asked[2].is_set()
     first = next(requests)
@@ -222,6 +195,21 @@ def test_mirror_flips_all_or_none(numbered):
         expected = ramp(21)[batch.labels.asnumpy()[0]]
         got = batch.images.asnumpy()[0].transpose(1, 2, 0)
         np.testing.assert_array_equal(got, expected[:, ::-1] if probability else expected)
+
+
+def test_mirrors_alternate_from_epoch_to_epoch(numbered):
+    config = Config(data=replace(numbered[24].data, mirror='alternating', mirror_probability=0.5))
+    shard = Shard(24, 0, 1, 8)
+    batches, plain = train_batches(config, shard, 3, 0, None), ramp(24)
+    epochs = []
+    for _ in range(4):
+        images = {int(n): i.transpose(1, 2, 0) for b in islice(batches, 3)
+                  for n, i in zip(b.labels.asnumpy(), b.images.asnumpy())}
+        epochs.append([bool((images[n] != plain[n]).any()) for n in range(24)])
+        for n, is_mirrored in enumerate(epochs[-1]):
+            np.testing.assert_array_equal(images[n], plain[n][:, ::-1] if is_mirrored else plain[n])
+    assert epochs[0] == epochs[2] and epochs[1] == epochs[3] == [not m for m in epochs[0]]
+    assert 0 < sum(epochs[0]) < 24
 
 
 def test_padded_crop_is_a_shift_with_black_borders(numbered):
@@ -333,5 +321,5 @@ def test_synthetic_needs_no_file():
 def test_a_label_that_is_no_class_is_named(label, said):
     record = Record(np.zeros(1, np.uint8), label, 0)
     with pytest.raises(DataError) as e:
-        pipeline._fill([record], None, DataConfig(num_classes=2), 'train.rec')
+        pipeline._fill([record], Request(np.zeros(1), np.zeros(1)), DataConfig(num_classes=2), 'train.rec')
     assert f'train.rec: got a label of {said}, expected 0 to 1' in str(e.value)

@@ -10,13 +10,14 @@ import pytest
 
 from mlperf_rn50.config import Config, DataConfig, ModelConfig
 from mlperf_rn50.model.describe import describe
+from mlperf_rn50.model.fused import PLAIN, fusion_of
 from mlperf_rn50.model.resnet import ResNet, units
 from mlperf_rn50.model.zoo import build_model, count_flops, count_parameters
 
 
-def net_of(num_classes=10, in_channels=3, **model) -> ResNet:
+def net_of(num_classes=10, in_channels=3, fusion=PLAIN, image_size=None, **model) -> ResNet:
     mx.random.seed(0)
-    net = ResNet(ModelConfig(**model), num_classes, in_channels)
+    net = ResNet(ModelConfig(**model), num_classes, in_channels, fusion=fusion, image_size=image_size)
     net.initialize()
     return net
 
@@ -77,12 +78,45 @@ def test_the_seed_decides_the_weights():
 
 def test_fused_norm_and_relu_is_the_same_function():
     x = mx.nd.random.normal(shape=(2, 3, 32, 32))
-    outputs = [net_of(name='resnet18', fused_bn_relu=fused)(x).asnumpy() for fused in (False, True)]
+    fusions = [fusion_of(Config(model=ModelConfig(fused_bn_relu=fused))) for fused in (False, True)]
+    assert fusions[0] == PLAIN != fusions[1]
+    outputs = [net_of(name='resnet18', fusion=fusion)(x).asnumpy() for fusion in fusions]
     np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
 
 
 def test_four_input_channels():
     assert net_of(in_channels=4, name='resnet18')(mx.nd.ones((1, 4, 32, 32))).shape == (1, 10)
+
+
+@pytest.mark.parametrize('name, side, fused', [
+    ('resnet18', 4, False), ('resnet18', 8, True), ('resnet18', 17, False), ('resnet50', 20, True),
+    ('resnet50', 32, True)])
+def test_maps_of_one_pixel_as_a_row_give_the_same_numbers(name, side, fused):
+    results = []
+    for image_size in (None, side):
+        fusion = fusion_of(Config(model=ModelConfig(fused_bn_relu=fused)))
+        net = net_of(name=name, image_size=image_size, fusion=fusion)
+        net.hybridize(static_alloc=True, static_shape=True)
+        images = mx.nd.array(np.random.default_rng(1).standard_normal((16, 3, side, side)))
+        with mx.autograd.record():
+            logits = net(images)
+        logits.backward(mx.nd.arange(160).reshape((16, 10)) / 160)
+        mx.nd.waitall()
+        results.append([logits.asnumpy(), *(p.grad().asnumpy() if p.grad_req != 'null' else p.data().asnumpy()
+                                            for p in net.collect_params().values())])
+    for plain, row in zip(*results):
+        np.testing.assert_allclose(row, plain, rtol=1e-3, atol=1e-3 * abs(plain).max())
+
+
+def test_a_network_of_one_image_size_and_a_plain_one():
+    config = Config(model=ModelConfig(name='resnet18'), data=DataConfig(num_classes=4, image_size=32))
+    own, plain = build_model(config, mx.cpu(), 1), build_model(config, mx.cpu(), 1, is_plain=True)
+    images = mx.nd.random.normal(shape=(2, 3, 32, 32))
+    np.testing.assert_allclose(own(images).asnumpy(), plain(images).asnumpy(), rtol=1e-4, atol=1e-5)
+    assert plain(mx.nd.ones((2, 3, 64, 64))).shape == (2, 4)
+    # Of the last stage, the taps that see no pixel: of 2x2 maps the 3x3 kernel sees 4, of maps of one pixel 1.
+    unseen = 5 * 256 * 512 + 3 * 8 * 512 * 512
+    assert count_flops(plain, (3, 32, 32)) - count_flops(own, (3, 32, 32)) == 2 * unseen
 
 
 # --- an independent forward pass -------------------------------------------------------------------

@@ -17,7 +17,7 @@ def checkout(tmp_path):
         folder = tmp_path / name
         for part in ('launch', '.venv/bin', PACKAGES / 'mxnet', PACKAGES / 'horovod/mxnet'):
             (folder / part).mkdir(parents=True)
-        for path in ('setup.cfg', 'launch/requirements.lock', *(f'launch/{s}' for s in SCRIPTS)):
+        for path in ('setup.cfg', 'launch/requirements.lock', 'launch/setup_ngc.sh', *(f'launch/{s}' for s in SCRIPTS)):
             shutil.copy(ROOT / path, folder / path)
         for stand_in in ('python', 'ruff'):
             (folder / '.venv/bin' / stand_in).write_text('#!/bin/sh\necho "$0 in $PWD"; exit 3\n')

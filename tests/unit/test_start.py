@@ -272,3 +272,21 @@ def test_a_run_that_goes_on_finds_its_own_checkpoints_to_be_the_newest(tmp_path,
     checkpoint.begin_again(tmp_path, origin, replace(before, step=step), {})
     found = checkpoint.list_checkpoints(tmp_path)
     assert [checkpoint.load(p)[0].step for p in found] == kept
+
+
+def test_a_key_that_is_newer_than_the_run_had_its_default():
+    before = to_tree(Config())
+    del before['optimizer']['nesterov']
+    assert not find_changes(before, Config())
+    now = Config(optimizer=OptimizerConfig(nesterov=True))
+    assert [str(c) for c in find_changes(before, now)] == ['optimizer.nesterov false -> true']
+
+
+def test_a_default_that_has_become_null_is_no_change():
+    before = to_tree(Config())
+    before['model']['fused_bn_relu'] = False
+    assert [str(c) for c in find_changes(before, Config())] == ['model.fused_bn_relu false -> null']  # chosen
+    del before['model']['fused_bn_add_relu']  # which came when the default became null
+    assert not find_changes(before, Config())
+    before['model']['fused_bn_relu'] = True
+    assert [str(c) for c in find_changes(before, Config())] == ['model.fused_bn_relu true -> null']

@@ -1,15 +1,15 @@
-"""The loss, the step, and which device a rank takes."""
+"""The loss and the step."""
+import os
+import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import ROOT, run
 
-from mlperf_rn50.config import Config, DataConfig, ModelConfig, RunConfig, TrainConfig
+from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
 from mlperf_rn50.data.pipeline import made_up_batches
-from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.train import start
 from mlperf_rn50.train.comm import LocalComm
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import SmoothedCrossEntropy, Trainer
@@ -25,28 +25,6 @@ def test_smoothed_cross_entropy_by_hand(smoothing):
     expected = -(target * log_p).sum(axis=1) * weights
     got = SmoothedCrossEntropy(smoothing)(mx.nd.array(logits), mx.nd.array(labels, dtype='int32'), mx.nd.array(weights))
     np.testing.assert_allclose(got.asnumpy(), expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize('num_gpus, per_device, expected', [(4, 1, [0, 1, 2, 3]), (2, 2, [0, 0, 1, 1]),
-                                                           (2, 3, [0, 0, 0, 1]), (1, 4, [0] * 4)])
-def test_neighbouring_ranks_share_a_gpu(monkeypatch, num_gpus, per_device, expected):
-    monkeypatch.setattr(mx.context, 'num_gpus', lambda: num_gpus)
-    config = Config(train=TrainConfig(device='gpu'), run=RunConfig(ranks_per_device=per_device))
-    ranks = [SimpleNamespace(local_rank=r, local_size=4) for r in range(4)]
-    assert [start.device_id_of(config, r) for r in ranks] == expected
-
-
-def test_too_few_gpus_are_named(monkeypatch):
-    monkeypatch.setattr(mx.context, 'num_gpus', lambda: 2)
-    with pytest.raises(ConfigError, match='got 1 with 4 ranks on a node of 2 GPUs, expected at least 2'):
-        start.device_id_of(Config(train=TrainConfig(device='gpu')), SimpleNamespace(local_rank=2, local_size=4))
-
-
-def test_no_gpu_is_an_error_that_says_so(monkeypatch):
-    monkeypatch.setattr(mx.context, 'num_gpus', lambda: 0)
-    with pytest.raises(ConfigError, match='MXNet sees none'):
-        start.device_id_of(Config(train=TrainConfig(device='gpu')), SimpleNamespace(local_rank=0))
-    assert start.device_id_of(Config(), SimpleNamespace(local_rank=0)) is None
 
 
 def make_trainer(**train):
@@ -85,3 +63,33 @@ def test_the_loss_of_a_step_is_the_mean_over_its_images():
 def test_a_warm_up_asks_for_nothing_where_none_is_wanted():
     trainer, _ = make_trainer()
     trainer.warm_up(iter(()), None, 0)
+
+
+# Steps, then what reads weights that a graph has used, here or in a thread of its own; threads of the process.
+TEAMS = '''import os, sys
+from concurrent.futures import ThreadPoolExecutor
+from unit.test_trainer import make_trainer
+from mlperf_rn50.system.topology import leave_openmp_to_engine
+from mlperf_rn50.train.saver import Saver
+if 'left' in sys.argv:
+    leave_openmp_to_engine()
+trainer, batches = make_trainer()
+trainer.read(trainer.step(batches, 0, 0.1, False))
+trainer.settle()
+saver = Saver()
+saver.submit(os.getpid)
+saver.finish()
+before = len(os.listdir('/proc/self/task'))
+trainer.snapshot()
+after = len(os.listdir('/proc/self/task'))
+saver.submit(trainer.snapshot)
+saver.finish()
+print(after - before, len(os.listdir('/proc/self/task')) - after)
+'''
+
+
+@pytest.mark.parametrize('given, expected', [('left', ['0', '0']), ('taken', ['1', '0'])])
+def test_reading_weights_starts_no_threads(given, expected):
+    done = run([sys.executable, '-c', TEAMS, given], cwd=ROOT / 'tests', env={
+        **os.environ, 'OMP_NUM_THREADS': '2', 'PYTHONPATH': f'{ROOT}:{ROOT / "tests"}'})
+    assert done.stdout.split() == expected, done.stderr

@@ -12,7 +12,7 @@ import pytest
 from helpers import HANG_LIMIT_S
 
 from mlperf_rn50.system import out_of_memory
-from mlperf_rn50.train.watch import PHASES, Position, Watcher
+from mlperf_rn50.train.watch import PHASES, Position, Watcher, open_stacks
 
 # A line of the program below in a stack, as py-spy and as faulthandler write it.
 STACK = re.compile(r'rank \(<string>:\d+\)|File "<string>", line \d+ in rank')
@@ -253,3 +253,16 @@ def test_a_rank_that_aborts_for_want_of_address_space_says_which_limit():
 def test_exit_code_137_is_a_kill():
     process = start('return 137')
     assert 'killed by signal 9 (SIGKILL)' in process.communicate()[1] and process.returncode == 1
+
+
+@pytest.mark.parametrize('has_memfd', [True, False])
+def test_stacks_are_written_and_read_with_any_python(monkeypatch, tmp_path, has_memfd):
+    if not has_memfd:
+        monkeypatch.delattr(os, 'memfd_create', raising=False)
+    monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
+
+    fd = open_stacks()
+
+    os.write(fd, b'a stack')
+    assert os.pread(fd, 99, 0) == b'a stack' and not os.get_inheritable(fd) and not list(tmp_path.iterdir())
+    os.close(fd)

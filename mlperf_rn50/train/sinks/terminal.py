@@ -82,6 +82,8 @@ class Terminal:
             case events.RanksTimed():
                 for text in event.stragglers:
                     self._console.warning('%s', text)
+            case events.Noted():
+                say('%s', event.text)
             case events.Warned():
                 self._console.warning('%s', event.text)
             case events.Ended():

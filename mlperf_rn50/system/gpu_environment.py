@@ -1,0 +1,103 @@
+"""The environment that ranks on GPUs get from the launchers, unless a variable is set already.
+
+The launchers say which device a run is for (MLPERF_RN50_DEVICE) and launch/bind.sh, before every rank and inside its
+container, sets what is missing there; so what the user or NVIDIA's container has set stays.
+"""
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlperf_rn50.system.checks import Check, Facts, hosts_of
+
+DEVICE_VARIABLE = 'MLPERF_RN50_DEVICE'
+SET_VARIABLE = 'MLPERF_RN50_SET_FOR_GPU'  # names of those that launch/bind.sh has set
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A variable, its value, why, and where that is from."""
+
+    name: str
+    value: str
+    reason: str
+    source: str
+
+
+_RECIPES = "NVIDIA's MLPerf submissions in MXNet, v0.6 and v0.7"
+SETTINGS = (
+    Setting('CUDA_DEVICE_ORDER', 'PCI_BUS_ID', 'CUDA counts GPUs as nvidia-smi and NVML do; else the fastest is 0',
+            'CUDA C++ Programming Guide, environment variables'),
+    Setting('MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD', '999', 'the forward pass is pushed to the engine as one piece',
+            _RECIPES),
+    Setting('MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD', '25', 'the backward pass in pieces, so that the first gradients '
+            'travel before it ends', _RECIPES),
+    # A graph is captured with the addresses of its arrays and captured anew only when MXNet's temporary space moves
+    # (src/imperative/cuda_graphs.h); DALI's batches, and what Horovod sums, come from outside. Off is MXNet's default.
+    Setting('MXNET_ENABLE_CUDA_GRAPHS', '0', 'not tried with batches from DALI and with Horovod; some later recipes '
+            'set 1', 'MXNet 1.9.1, src/imperative/cuda_graphs.h'),
+    Setting('MXNET_CUDNN_AUTOTUNE_DEFAULT', '1', 'cuDNN times its convolutions once and takes the fastest that fits '
+            'the workspace of 1 GB', 'MXNet 1.9.1, environment variables'),
+    Setting('HOROVOD_CYCLE_TIME', '0.1', 'gradients wait at most 0.1 ms for their exchange (on CPUs 5 ms)', _RECIPES),
+    Setting('HOROVOD_NUM_NCCL_STREAMS', '1', 'one exchange at a time has all of the links',
+            "NVIDIA's MLPerf submissions in MXNet, v0.7"))
+
+
+def missing_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """What is to be added to the environment of a rank: nothing where its device is no GPU."""
+    if env.get(DEVICE_VARIABLE) != 'gpu':
+        return {}
+    added = {s.name: s.value for s in SETTINGS if s.name not in env}
+    return {**added, SET_VARIABLE: ','.join(added)}
+
+
+def device_of_words(words: Sequence[str]) -> str:
+    """The device that the words of a command line ask for; cpu where they do not say, or cannot be read."""
+    def value_of(option: str) -> str | None:
+        found = [words[i + 1] if word == option else word.partition('=')[2] for i, word in enumerate(words)
+                 if word.startswith(f'{option}=') or word == option and i + 1 < len(words)]
+        return found[-1] if found else None
+    import yaml  # every rank begins with this module, and none of them needs it
+    device, config, run_dir = value_of('--train.device'), value_of('--config'), value_of('--resume')
+    config = f'{run_dir}/config.yaml' if config is None and run_dir is not None else config
+    if device is None and config is not None:
+        try:
+            with open(config, encoding='utf-8') as f:
+                device = yaml.safe_load(f)['train']['device']
+        except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, RecursionError):
+            pass  # the program says what is wrong
+    return 'gpu' if device == 'gpu' else 'cpu'
+
+
+def environment_facts(env: Mapping[str, str]) -> dict[str, list[str | None]]:
+    """Value of each setting in this process, None where it is not set, and who set it: launcher or user."""
+    ours = env.get(SET_VARIABLE, '').split(',')
+    return {s.name: [env.get(s.name), 'launcher' if s.name in ours else 'user'] for s in SETTINGS}
+
+
+def check_environment(rows: Sequence[Facts]) -> Check:
+    """Whether ranks on GPUs have the environment of the launchers, or another that was chosen."""
+    name = 'GPU environment'
+    for row in rows:
+        missing = [s for s in SETTINGS if row['gpu_environment'][s.name][0] is None]
+        if missing:
+            return Check(name, 'warning', f'not set on {row["host"]}: {", ".join(s.name for s in missing)}',
+                         'start it with one of launch/*.sh, or put launch/bind.sh before the program and hand on '
+                         f'{DEVICE_VARIABLE}=gpu; by hand: export ' + ' '.join(f'{s.name}={s.value}' for s in missing))
+    unlike = {s.name: rows_of for s in SETTINGS if (rows_of := _unlike(rows, s.name))}
+    if unlike:
+        setting, odd = next(iter(unlike.items()))
+        return Check(name, 'warning', f'{setting}={odd[0]["gpu_environment"][setting][0]} on {hosts_of(odd)}, but '
+                     f'{rows[0]["gpu_environment"][setting][0]} on {rows[0]["host"]}', 'set it alike on all hosts')
+    return Check(name, 'ok', _shown(rows[0]['gpu_environment']))
+
+
+def _unlike(rows: Sequence[Facts], name: str) -> list[Facts]:
+    """The ranks whose value is another than rank 0's."""
+    return [r for r in rows if r['gpu_environment'][name][0] != rows[0]['gpu_environment'][name][0]]
+
+
+def _shown(facts: Mapping[str, Any]) -> str:
+    """All settings in a line, by who set them."""
+    groups = {who: ', '.join(f'{n}={v}' for n, (v, by) in facts.items() if by == who) for who in ('launcher', 'user')}
+    said = {'launcher': 'by the launcher', 'user': 'set before it'}
+    return '; '.join(f'{said[who]}: {text}' for who, text in groups.items() if text)

@@ -1,0 +1,190 @@
+"""Which MXNet is at hand, and whether it, the GPUs that ranks use, the driver and CUDA's libraries go together.
+
+Source: machine code in the published wheels (cuobjdump); NVIDIA's MXNet release notes 24.05 and 24.06; NVIDIA's CUDA
+compatibility guide: a driver of CUDA 12 runs every CUDA 12 program, an older one needs the compatibility package.
+"""
+import ctypes
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mlperf_rn50.system.checks import Check, Facts
+
+# Compute capabilities the published mxnet-cu112 and mxnet-cu117 wheels hold machine code for; no PTX.
+WHEEL_ARCHITECTURES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
+WHEELS = ('mxnet-cu112', 'mxnet-cu117')
+# NVIDIA's container runs 6.0 and later, up to Hopper.
+_CONTAINER_MAJORS = range(6, 10)
+_LIBRARIES = {
+    11: ('libcudart.so.11.0', 'libcublas.so.11', 'libcudnn.so.8', 'libnccl.so.2', 'libcufft.so.10', 'libcurand.so.10',
+         'libcusolver.so.11', 'libnvrtc.so.11.2', 'libcuda.so.1'),
+    12: ('libcudart.so.12', 'libcublas.so.12', 'libcudnn.so.9', 'libnccl.so.2', 'libcufft.so.11', 'libcurand.so.10',
+         'libcusolver.so.11', 'libnvrtc.so.12', 'libcuda.so.1')}
+# Oldest driver that runs all programs of a CUDA on any Linux.
+_OLDEST_DRIVERS = {11: 450, 12: 525}
+# NVIDIA's container: from here on any card; before, data centre cards with one of these and the compatibility package.
+_CONTAINER_DRIVER, _DATA_CENTRE_DRIVERS = 545, ((470, 57), (525, 85), (535, 86))
+_DATA_CENTRE = re.compile(r'(NVIDIA )?(Tesla|(GH|GB|[PVTAHLB])\d+\w*\b)')
+_CONTAINER = "NVIDIA's container"
+USE_CONTAINER = ("use NVIDIA's container: docker build --build-arg VARIANT=ngc --build-arg "
+                 'BASE=nvcr.io/nvidia/mxnet:24.06-py3 . (docs/setup.md)')
+
+
+def loaded_libraries(maps: str) -> dict[str, str]:
+    """Version numbers of CUDA's libraries in this process, such as 12.4.127 of libcudart, from /proc/self/maps."""
+    found = re.findall(r'/(libcudart|libcublas|libcudnn|libnccl)\.so\.([\d.]+)$', maps, re.MULTILINE)
+    return dict(sorted(set(found)))
+
+
+def mxnet_facts(packages: Mapping[str, str], env: Mapping[str, str], maps: str, has_cuda: bool,
+                has_fused_norm: bool) -> dict[str, Any]:
+    """What kind of MXNet this process has: cpu, wheels, container (NVIDIA's, or its MXNet elsewhere), or other.
+
+    Args:
+        packages: that are installed, with their versions.
+        env: of this process.
+        maps: /proc/self/maps, with MXNet imported.
+        has_cuda: whether MXNet was built with CUDA.
+        has_fused_norm: whether it has NVIDIA's BatchNormAddRelu.
+    """
+    release = env.get('NVIDIA_MXNET_VERSION', '')
+    wheel = next((n for n in WHEELS if n in packages), '')
+    kind = 'cpu' if not has_cuda else 'container' if release or has_fused_norm else 'wheels' if wheel else 'other'
+    return {'kind': kind, 'release': release or wheel, 'libraries': loaded_libraries(maps) if has_cuda else {},
+            'compatibility': env.get('_CUDA_COMPAT_STATUS', '')}
+
+
+def cuda_major(mxnet: Mapping[str, Any]) -> int:
+    """The CUDA that an MXNet is for, 11 where it does not tell."""
+    version = mxnet['libraries'].get('libcudart', '')
+    return 12 if version.startswith('12.') or not version and mxnet['kind'] == 'container' else 11
+
+
+def _version_of(library: ctypes.CDLL, name: str) -> str:
+    """A library's own version number, where it has a simple way to ask; '' otherwise."""
+    number = ctypes.c_int()
+    if name.startswith('libcudnn'):
+        return str(library.cudnnGetVersion())
+    asked = {'libcudart': 'cudaRuntimeGetVersion', 'libnccl': 'ncclGetVersion', 'libcuda': 'cuDriverGetVersion'}
+    function = asked.get(name.partition('.')[0])
+    return str(number.value) if function and getattr(library, function)(ctypes.byref(number)) == 0 else ''
+
+
+def cuda_libraries(major: int) -> dict[str, str | None]:
+    """Version of each library of a CUDA that the loader finds ('' where it does not say), None for what it misses."""
+    result: dict[str, str | None] = {}
+    for name in _LIBRARIES[major]:
+        try:
+            result[name] = _version_of(ctypes.CDLL(name), name)
+        except (OSError, AttributeError):
+            result[name] = None
+    return result
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r'\d+', version)[:2])
+
+
+def capability_problem(kind: str, capability: str) -> tuple[str, str]:
+    """Why an MXNet has no code for a compute capability such as 8.9, and what to do; two times '' where it has.
+
+    An MXNet of one's own is taken at its word: the trial step says what it cannot.
+    """
+    major, minor = (*_numbers(capability), 0, 0)[:2]
+    if major > _CONTAINER_MAJORS[-1]:
+        return (f'neither the published wheels nor {_CONTAINER}, whose last release is 24.06, have code for it',
+                'use V100, A100 or H100, or build MXNet for this card')
+    if kind == 'wheels' and not any(major == a and minor >= b for a, b in WHEEL_ARCHITECTURES):
+        fix = USE_CONTAINER if major in _CONTAINER_MAJORS else 'use V100, A100 or A10, or build MXNet for this card'
+        return 'the published mxnet-cu wheels hold code up to 8.6 (and so 8.9)', fix
+    if kind == 'container' and major not in _CONTAINER_MAJORS:
+        return f'{_CONTAINER} has code from 6.0 on', 'set it up with MLPERF_RN50_VARIANT=cu117 launch/setup.sh'
+    return '', ''
+
+
+def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_driver: str) -> tuple[str, str]:
+    """Why a driver does not run an MXNet, and what to do; two times '' where it does.
+
+    Args:
+        mxnet: see mxnet_facts.
+        name: of the GPU.
+        version: of the driver, such as 535.129.03.
+        cuda_driver: CUDA version of libcuda.so.1, such as 12020; '' where it is not told.
+    """
+    numbers, major = (*_numbers(version), 0, 0)[:2], cuda_major(mxnet)
+    if mxnet['kind'] != 'container':
+        oldest = _OLDEST_DRIVERS[major]
+        return ('', '') if numbers[0] >= oldest else (f'CUDA {major} needs {oldest} or newer',
+                                                      'install a newer driver there')
+    if numbers[0] >= _CONTAINER_DRIVER:
+        return '', ''
+    series = ', '.join(f'{a}.{b}' for a, b in _DATA_CENTRE_DRIVERS)
+    if not any(numbers[0] == a and numbers[1] >= b for a, b in _DATA_CENTRE_DRIVERS) or not _DATA_CENTRE.match(name):
+        return (f'{_CONTAINER} (CUDA 12.4) needs {_CONTAINER_DRIVER} or newer; on data centre cards also {series} or '
+                'later of these series', 'install a newer driver there, or use the wheels: MLPERF_RN50_VARIANT=cu117')
+    if cuda_driver.isdecimal() and int(cuda_driver) < 12000:
+        return (f'it is for CUDA {int(cuda_driver) // 1000}, and the compatibility package that would do is not in use'
+                + (f' ({mxnet["compatibility"]})' if mxnet['compatibility'] else ''),
+                "start the container with its own entry point, or put /usr/local/cuda/compat/lib first in "
+                'LD_LIBRARY_PATH')
+    return '', ''
+
+
+def used_gpus(row: Facts) -> list[dict[str, Any]]:
+    """The GPU that a rank uses; where that is not known, all that it sees."""
+    device = row['device']
+    return row['gpus'] if device is None or device >= len(row['gpus']) else [row['gpus'][device]]
+
+
+def _gpu_problems(row: Facts) -> Iterator[tuple[str, str]]:
+    """What is wrong with the GPU of a rank, and what to do."""
+    mxnet, host = row['mxnet'], row['host']
+    if mxnet['kind'] == 'cpu':
+        yield f'MXNet on {host} is a CPU build', ('set it up with MLPERF_RN50_VARIANT=cu117 launch/setup.sh, or for '
+                                                 "Hopper in NVIDIA's container with MLPERF_RN50_VARIANT=ngc")
+    if not row['gpus']:
+        yield (f'no driver tells of one on {host}' if row['visible'] is None else
+               f'none is visible on {host} (CUDA_VISIBLE_DEVICES={row["visible"]})',
+               'install the NVIDIA driver there, or give the container its GPUs, or name them in CUDA_VISIBLE_DEVICES')
+    for gpu in used_gpus(row):
+        problem, fix = capability_problem(mxnet['kind'], gpu['compute_cap'])
+        if problem:
+            yield f'{gpu["name"]} on {host} has compute capability {gpu["compute_cap"]}; {problem}', fix
+        problem, fix = driver_problem(mxnet, gpu['name'], gpu['driver_version'],
+                                      row['cuda_libraries'].get('libcuda.so.1') or '')
+        if problem:
+            yield f'driver {gpu["driver_version"]} on {host}; {problem}', fix
+    if row['device_problem']:
+        yield row['device_problem'], ''
+
+
+def check_gpus(rows: Sequence[Facts], device: str) -> Check:
+    """Whether every rank has a GPU that its MXNet and driver run."""
+    if device != 'gpu':
+        return Check('GPU', 'not needed', 'train.device=cpu')
+    for row in rows:
+        for problem, fix in _gpu_problems(row):
+            return Check('GPU', 'failed', problem, fix)
+    used = {(r['host'], r['device'], g['uuid']): g['name'] for r in rows for g in used_gpus(r)}
+    shown = ', '.join(f'{n} x {name}' for name, n in Counter(used.values()).items())
+    mxnet, driver = rows[0]['mxnet'], used_gpus(rows[0])[0]['driver_version']
+    homes = {'container': f'{_CONTAINER} {mxnet["release"]}'.strip(), 'wheels': mxnet['release']}
+    return Check('GPU', 'ok', f'{shown}; driver {driver}; MXNet of {homes.get(mxnet["kind"], "an own build")}')
+
+
+def check_libraries(rows: Sequence[Facts], device: str) -> Check:
+    """Whether the loader finds what MXNet's CUDA needs, of one major version each."""
+    name = 'CUDA libraries'
+    if device != 'gpu':
+        return Check(name, 'not needed', 'train.device=cpu')
+    if all(row['mxnet']['kind'] == 'cpu' for row in rows):
+        return Check(name, 'not needed', 'MXNet is a CPU build')
+    for row in rows:
+        major = cuda_major(row['mxnet'])
+        missing = [n for n, version in row['cuda_libraries'].items() if version is None]
+        if missing:
+            return Check(name, 'failed', f'not found on {row["host"]} for CUDA {major}: {", ".join(missing)}',
+                         'run launch/setup.sh --check there; libcuda.so.1 comes with the driver')
+    found = rows[0]['cuda_libraries']
+    return Check(name, 'ok', ', '.join(f'{n} {v}'.strip() for n, v in found.items()))

@@ -1,0 +1,208 @@
+"""Blocks and steps on a device against the same in float32 and NCHW on the CPU; arrays are compared in NCHW.
+
+What float16 rounds away in the inputs is rounded away in the reference, too: what is left is what kernels do.
+"""
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+
+from mlperf_rn50.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from mlperf_rn50.data.pipeline import Batch, device_context
+from mlperf_rn50.model.resnet import depth_of, units
+from mlperf_rn50.train.comm import LocalComm
+from mlperf_rn50.train.plan import make_plan
+from mlperf_rn50.train.trainer import Trainer
+
+Arrays = dict[str, np.ndarray]
+LAST_GAMMA = 0.2
+# Largest distance from the reference, as a share of its size: |got - expected| / |expected|, norms over an array. Of
+# a layer: float32 sums in another order; float16 has 11 bits. Of a step: every layer of the network adds its own, and
+# BatchNorm over few images makes differences larger on the way back.
+LAYER_TOLERANCE = {'float32': 1e-4, 'float16': 1e-2}
+STEP_TOLERANCE = {'float32': {'loss': 1e-4, 'grad': 5e-2, 'weight': 1e-3, 'statistics': 1e-3},
+                  'float16': {'loss': 1e-2, 'grad': 0.3, 'weight': 1e-2, 'statistics': 2e-2}}
+
+
+def distance(got: np.ndarray, expected: np.ndarray) -> float:
+    """|got - expected| / |expected|; inf where something is no number, or shapes differ."""
+    a, b = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    if a.shape != b.shape or not np.isfinite(a).all():
+        return float('inf')
+    size = np.linalg.norm(b)
+    return float(np.linalg.norm(a - b) / size) if size else float(np.linalg.norm(a))
+
+
+def distances(got: Arrays, expected: Arrays) -> dict[str, float]:
+    """The distance of each array, by name; inf for one that only one side has."""
+    return {n: distance(got[n], expected[n]) if n in got and n in expected else float('inf')
+            for n in {**expected, **got}}
+
+
+def to_layout(array: np.ndarray, layout: str) -> np.ndarray:
+    """Images or weights of a convolution from NCHW to a layout."""
+    return array.transpose(0, 2, 3, 1) if layout == 'NHWC' and array.ndim == 4 else array
+
+
+def from_layout(array: np.ndarray, layout: str) -> np.ndarray:
+    """And back."""
+    return array.transpose(0, 3, 1, 2) if layout == 'NHWC' and array.ndim == 4 else array
+
+
+def rounded(array: np.ndarray, precision: str) -> np.ndarray:
+    """What is left of float32 numbers in a precision."""
+    return array.astype(precision).astype(np.float32)
+
+
+def _parameter(name: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
+    """Numbers for a parameter, of the size that it has in training."""
+    values = random.standard_normal(shape).astype(np.float32)
+    if name.endswith('running_var'):
+        return np.abs(values) + 0.5
+    if name.endswith('gamma'):
+        return 1 + 0.1 * values
+    return values * np.sqrt(2 / np.prod(shape[1:])).astype(np.float32) if len(shape) > 1 else 0.1 * values
+
+
+def run_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, precision: str, rounding: str,
+              context: mx.Context) -> Arrays:
+    """Output, gradients and statistics of a block for the same numbers each time, in NCHW.
+
+    Args:
+        make: makes it for a layout.
+        shape: of its input in NCHW.
+        layout: it computes in.
+        precision: it computes in.
+        rounding: the precision that its input and parameters are rounded to first.
+        context: of the device.
+    """
+    random = np.random.default_rng(7)
+    block = make(layout)
+    block.initialize(ctx=context)
+    if precision == 'float16':
+        block.cast('float16')
+    block.hybridize(static_alloc=True, static_shape=True)
+    params = list(block.collect_params().values())
+    for p in params:
+        nchw = np.empty(p.shape)
+        values = _parameter(p.name, from_layout(nchw, layout).shape, random)
+        p.set_data(mx.nd.array(to_layout(rounded(values, rounding), layout), context, p.dtype))
+    image = rounded(random.standard_normal(shape).astype(np.float32), rounding)
+    x = mx.nd.array(to_layout(image, layout), context, precision)
+    x.attach_grad()
+    with autograd.record():
+        y = block(x)
+    out = from_layout(y.asnumpy(), layout)
+    seed = rounded(np.random.default_rng(8).standard_normal(out.shape).astype(np.float32), rounding)
+    y.backward(mx.nd.array(to_layout(seed, layout), context, y.dtype))
+    mx.nd.waitall()
+    found = {'output': out, 'gradient of the input': from_layout(x.grad.asnumpy(), layout)}
+    for i, p in enumerate(params):
+        what = p.name.rpartition('_')[2]
+        array = p.data() if p.grad_req == 'null' else p.grad()
+        found[f'{"" if p.grad_req == "null" else "gradient of "}{what} {i}'] = from_layout(array.asnumpy(), layout)
+    return found
+
+
+def compare_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, precision: str,
+                  context: mx.Context, reference: Callable[[str], Any] | None = None) -> dict[str, float]:
+    """Distances of a block on a device from the CPU; reference makes the CPU's where it is another one."""
+    expected = run_block(reference or make, shape, 'NCHW', 'float32', precision, mx.cpu())
+    return distances(run_block(make, shape, layout, precision, precision, context), expected)
+
+
+def step_config(name: str, layout: str, precision: str, optimizer: str, device: str = 'cpu') -> Config:
+    """A small training: images of 64 pixels with 4 channels, the last of zeros.
+
+    With device=gpu the network joins operators where there are kernels for it, with cpu it has them one by one.
+    """
+    data = DataConfig(num_train=32, num_val=16, num_classes=10, image_size=64, resize_shorter=64, synthetic=True,
+                      pad_to_4_channels=True)
+    return Config(data=data, model=ModelConfig(name=name, layout=layout),
+                  optimizer=OptimizerConfig(optimizer, weight_decay=1e-3, lars_eta=0.02),
+                  train=TrainConfig(local_batch_size=16, precision=precision, loss_scale=128.0, label_smoothing=0.1,
+                                    device=device))
+
+
+def make_trainer(config: Config, device_id: int | None) -> Trainer:
+    return Trainer(make_plan(config, 1), LocalComm(), 0, device_id)
+
+
+def plain(config: Config) -> Config:
+    """The same on the CPU, in float32 and NCHW."""
+    return replace(config, model=replace(config.model, layout='NCHW'),
+                   train=replace(config.train, precision='float32', device='cpu'))
+
+
+def weights_of(config: Config) -> Arrays:
+    """The weights and statistics that a comparison starts from, in NCHW, by name in a checkpoint.
+
+    Gamma of the last norm of each block is small, as after a start with zero_gamma: at 1 a fresh network of 50 layers
+    makes the rounding of float16 as large as its gradients.
+    """
+    last = 'bn3_gamma' if units(depth_of(config.model))[0].is_bottleneck else 'bn2_gamma'
+    found = make_trainer(plain(config), None).snapshot()
+    return {n: a * LAST_GAMMA if n.endswith(last) else a for n, a in found.items() if n.startswith('model/')}
+
+
+def set_weights(trainer: Trainer, weights: Arrays, layout: str) -> None:
+    """Gives a trainer those weights, masters of float16 weights included, and velocities of 0."""
+    arrays = {}
+    for name, shape in trainer.array_shapes().items():
+        source = weights.get(name) if name.startswith('model/') else \
+            weights.get(name.replace('optimizer/master/', 'model/'))
+        arrays[name] = np.zeros(shape, np.float32) if source is None else to_layout(source, layout)
+    trainer.restore(arrays)
+
+
+def make_batch(config: Config, rounding: str, device_id: int | None) -> Batch:
+    """The same images each time, in the layout and precision of a configuration."""
+    random, size = np.random.default_rng(3), config.train.local_batch_size
+    images = rounded(random.standard_normal((size, 4, 64, 64)).astype(np.float32), rounding)
+    images[:, 3] = 0
+    context, precision = device_context(device_id), config.train.precision
+    return Batch(mx.nd.array(to_layout(images, config.model.layout), context, precision),
+                 mx.nd.array(random.integers(0, 10, size), context, 'int32'), size)
+
+
+def run_steps(config: Config, weights: Arrays, rounding: str, device_id: int | None, num_steps: int = 2) -> Arrays:
+    """Loss and gradients of the first of some steps, and weights and statistics after the last, in NCHW."""
+    layout, trainer = config.model.layout, make_trainer(config, device_id)
+    set_weights(trainer, {n: rounded(a, rounding) if n.endswith('weight') else a for n, a in weights.items()}, layout)
+    batch, found = make_batch(config, rounding, device_id), {}
+    for step in range(num_steps):
+        scale = trainer.loss_scale.value
+        pulse = trainer.step(iter([batch]), step, 0.05, False)
+        loss, _ = trainer.read(pulse)
+        if step == 0:
+            found['loss'] = np.array([loss])
+            found.update({f'grad/{t.name}': from_layout(t.grad.asnumpy().astype(np.float32) / scale, layout)
+                          for t in trainer.optimizer.tensors})
+    end = trainer.snapshot()
+    for name, array in end.items():
+        kind, _, rest = name.partition('/')
+        if kind == 'model':
+            found[f'{"statistics" if "running" in rest else "weight"}/{rest}'] = from_layout(array, layout)
+    return found
+
+
+def compare_steps(config: Config, device_id: int | None) -> dict[str, float]:
+    """The largest distance of each kind (loss, grad, weight, statistics) from the CPU.
+
+    The gradients and the weights are each taken as one vector: a tensor whose gradient is next to nothing says little.
+    """
+    precision, weights = config.train.precision, weights_of(config)
+    expected = run_steps(plain(config), weights, precision, None)
+    got = run_steps(config, weights, precision, device_id)
+    kinds = ('loss', 'grad', 'weight', 'statistics')
+    whole = [{kind: np.concatenate([np.asarray(a, np.float64).ravel() for n, a in sorted(side.items())
+                                    if n.partition('/')[0] == kind]) for kind in kinds} for side in (got, expected)]
+    return distances(*whole)
+
+
+def too_far(found: dict[str, float], tolerance: float | dict[str, float]) -> dict[str, float]:
+    """Those distances that are beyond their tolerance."""
+    return {n: d for n, d in found.items() if not d <= (tolerance if isinstance(tolerance, float) else tolerance[n])}

@@ -1,0 +1,46 @@
+"""Made-up photographs: JPEG of several sizes with shades, edges and noise, and no two halves alike."""
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from mlperf_rn50.config import Config, DataConfig
+from mlperf_rn50.data.prepare import Packing, pack
+from mlperf_rn50.data.records import load_manifest
+from mlperf_rn50.data.samples import Dataset, Sample
+
+NUM_CLASSES = 10
+SIZES = ((500, 375), (375, 500), (640, 427), (333, 500))  # width and height, as ImageNet has them
+
+
+def picture(number: int) -> np.ndarray:
+    """One picture, uint8 (height, width, 3), the same for the same number."""
+    random, (width, height) = np.random.default_rng(number), SIZES[number % len(SIZES)]
+    coarse = random.integers(0, 256, (height // 60 + 2, width // 60 + 2, 3), np.uint8)
+    shades = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), np.int16)
+    noise = random.integers(-12, 13, (height, width, 1), np.int16)
+    return np.clip(shades + noise, 0, 255).astype(np.uint8)
+
+
+def jpeg(pixels: np.ndarray) -> bytes:
+    """A picture as a JPEG file."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, 'JPEG', quality=92)
+    return buffer.getvalue()
+
+
+def pack_pictures(out: Path, number: int) -> Path:
+    """Prepares so many pictures, all of them for training and one for each class for validation."""
+    samples = [Sample(i % NUM_CLASSES, f'{i}', jpeg(picture(i))) for i in range(number)]
+    pack(Dataset('pictures', 'made up', [str(i) for i in range(NUM_CLASSES)], samples, samples[:NUM_CLASSES]), out,
+         Packing(None), 1, False)
+    return out
+
+
+def pictures_config(folder: Path, **data) -> Config:
+    """A configuration for them, whose images come in levels of 0 to 255."""
+    number = load_manifest(folder)['splits']['train']['num_images']
+    keys = dict(dir=str(folder), dataset='pictures', num_train=number, num_val=NUM_CLASSES, num_classes=NUM_CLASSES,
+                mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), read_threads=2)
+    return Config(data=DataConfig(**{**keys, **data}))

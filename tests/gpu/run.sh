@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Proves the program on a node with GPUs: set-up, doctor, these tests, and a page to send back. launch/test.sh --gpu.
+# Usage: tests/gpu/run.sh [PYTEST OPTIONS...]
+# MLPERF_RN50_VARIANT is what is set up (default: what .venv has, if it is for GPUs; ngc in NVIDIA's container; else
+# cu117). The page, gpu_<card>_<date>.json and .md, goes to MLPERF_RN50_GPU_RESULT (default: logs/gpu_<time>).
+# MLPERF_RN50_TEST_GPU=dry runs the same on the CPU, for those who change these tests.
+set -euo pipefail
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
+export MLPERF_RN50_TEST_GPU=${MLPERF_RN50_TEST_GPU:-run}
+
+# Why these tests cannot run here; nothing where they can.
+no_gpu() {
+    if ! command -v nvidia-smi >/dev/null; then
+        echo 'there is no nvidia-smi, so no NVIDIA driver'
+    elif [[ $(timeout --kill-after 5 60 nvidia-smi -L 2>/dev/null) != GPU\ * ]]; then
+        echo 'nvidia-smi finds none'
+    fi
+}
+gpu_variant() {
+    local made=''
+    [ ! -r .venv/.setup/made ] || read -r made _ <.venv/.setup/made || true
+    case $made in
+        cu* | ngc) echo "$made" ;;
+        *) PATH=/usr/local/bin:/usr/bin:/bin python3 -c \
+            'import mxnet, sys; sys.exit(not mxnet.runtime.Features().is_enabled("CUDA"))' 2>/dev/null &&
+            echo ngc || echo cu117 ;;
+    esac
+}
+why=$([ "$MLPERF_RN50_TEST_GPU" = dry ] || no_gpu)
+if [ -n "$why" ]; then
+    echo "launch/test.sh --gpu: no GPU here: $why; nothing was set up or run" >&2
+    exit 2
+fi
+# Once it is too late, this is "no kernel image is available" everywhere.
+too_new() {
+    local name capability
+    while IFS=, read -r name capability; do
+        ! [[ $capability =~ ^\ *(9|[1-9][0-9])\.[0-9]+ ]] || { echo "$name"; return; }
+    done < <(timeout 60 nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2>/dev/null)
+}
+device=(--train.device cpu --train.precision float32 --model.layout NCHW --train.local_batch_size 8)
+[ "$MLPERF_RN50_TEST_GPU" = dry ] || {
+    export MLPERF_RN50_VARIANT=${MLPERF_RN50_VARIANT:-$(gpu_variant)}
+    export MLPERF_RN50_EXTRAS=${MLPERF_RN50_EXTRAS-demo,pytest} # without the linters, and what else no GPU needs
+    device=()
+    card=$([[ $MLPERF_RN50_VARIANT != cu* ]] || too_new)
+    if [ -n "$card" ]; then
+        echo "launch/test.sh --gpu: $card: the MXNet of $MLPERF_RN50_VARIANT has no code for it; run this in NVIDIA's MXNet \
+container, such as nvcr.io/nvidia/mxnet:24.06-py3 (docs/gpu.md); nothing was set up or run" >&2
+        exit 2
+    fi
+}
+launch/setup.sh || exit 1
+export PATH="$PWD/.venv/bin:$PATH"
+out=${MLPERF_RN50_GPU_RESULT:-logs/gpu_$(date -u +%Y%m%dT%H%M%SZ)}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+export MLPERF_RN50_GPU_RESULT=$out
+[ -z "$(ls -A "$out")" ] || { echo "launch/test.sh --gpu: $out has files in it; choose another folder" >&2; exit 2; }
+
+failed=0
+python tests/gpu/machine.py "$out"
+python -m mlperf_rn50 doctor --config tests/gpu/resnet50.yaml --run.dir "$out/doctor" "${device[@]}" --format json \
+    >"$out/doctor.json" 2>"$out/doctor.txt" || { failed=1; cat "$out/doctor.txt" >&2; }
+# Each file in a process of its own: what one leaves on the GPU, or how it ends, is nothing to the others.
+# In the foreground: at a terminal, Ctrl-C is for pytest, too.
+trap 'python tests/gpu/page.py "$out"; exit 130' INT
+for file in tests/gpu/test_*.py; do
+    timeout --foreground --signal INT --kill-after 60 3600 python -m pytest "$file" "$@" || { [ $? = 5 ] || failed=1; }
+done
+python tests/gpu/page.py "$out"
+exit $failed

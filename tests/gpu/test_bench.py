@@ -1,0 +1,121 @@
+"""How fast it is: steps, input and exchange, held against what published systems train; and what the card says of it.
+
+No speed fails a test: it is the page that says where it lies.
+"""
+import json
+import math
+
+import pytest
+from gpu.conftest import IS_DRY, only_on_a_gpu
+from gpu.pictures import pictures_config
+from helpers import CLI, ROOT, run, under_ranks
+
+CONFIG = ROOT / 'tests/gpu/resnet50.yaml'
+SMALL = ['--model.name=resnet18', '--data.image_size=32', '--data.resize_shorter=32', '--train.device=cpu',
+         '--train.precision=float32', '--model.layout=NCHW']
+# The first that fits is measured: those of the recipes for 80 and 40 GB, for 16 GB, and what is left.
+BATCHES = [2] if IS_DRY else [408, 208, 128, 64]
+FOR_TWO = BATCHES[-2:]  # ranks of a GPU
+
+
+def options(num_warmup=20, num=100):
+    if IS_DRY:
+        return ['--config', CONFIG, '--format', 'json', '--warmup-steps', '0', '--steps', '2', *SMALL]
+    short = ['--warmup-steps', num_warmup, '--steps', num]
+    return ['--config', CONFIG, '--format', 'json', *short]
+
+
+def tables_of(done) -> list[dict]:
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)['tables']
+
+
+def is_out_of_memory(done) -> bool:
+    return done.returncode != 0 and any(word in done.stderr.lower() for word in ('out of memory', 'cudamalloc'))
+
+
+def bench_train(num_ranks, batches, *words):
+    """The tables of bench train with the first batch that fits."""
+    done = None
+    for batch in batches:
+        done = run(under_ranks(num_ranks, [*CLI, 'bench', 'train', '--batch-sizes', batch, *options(), *words]))
+        if not is_out_of_memory(done):
+            break
+    return tables_of(done)
+
+
+def test_steps_of_one_gpu(tmp_path, figure):
+    [row] = bench_train(0, BATCHES, '--telemetry', 'true', '--run.dir', tmp_path)[0]['rows']
+    figure('bench train, made-up images, 1 GPU', row['images_per_s'], 'images/s per GPU', expects='published')
+    for key, unit in (('local_batch_size', 'images'), ('step_ms', 'ms'), ('spread', 'half the quartiles\' distance'),
+                      ('forward_ms', 'ms'), ('backward_ms', 'ms'), ('update_ms', 'ms'), ('memory_mib', 'MiB'),
+                      ('peak_gflops', 'GFLOP/s'), ('share_of_peak', 'fraction')):
+        figure(f'bench train, made-up images, 1 GPU: {key}', row[key], unit)
+    assert math.isfinite(row['images_per_s']) and row['images_per_s'] > 0
+    [path] = tmp_path.glob('telemetry_0_*')
+    take_down_telemetry([json.loads(line) for line in path.read_text().splitlines()], figure)
+
+
+def busiest(samples, key):
+    """The largest value that the first GPU had in the samples of a run; None where none tells it."""
+    values = [g[key] for s in samples for g in s.get('gpus', [])[:1] if key in g]
+    return max(values) if values else None
+
+
+def take_down_telemetry(samples, figure):
+    """What NVML said of the first GPU while it trained, and asserts that it did."""
+    found = {key: busiest(samples, key) for key in ('utilization_percent', 'memory_used_bytes', 'power_w',
+                                                    'sm_clock_mhz')}
+    joules = [s['energy_j']['gpu'] for s in samples if 'gpu' in s.get('energy_j', {})]
+    for key, value in found.items():
+        figure(f'telemetry, the most: {key}', value if value is not None else 'not told')
+    figure('telemetry: energy of all GPUs', sum(joules[-1].values()) if joules else 'not told', 'J')
+    if not IS_DRY:
+        assert found['memory_used_bytes'] and found['power_w'] and joules
+
+
+@pytest.mark.parametrize('ranks_per_device', [1, 2])
+def test_steps_of_all_gpus(ranks_per_device, num_gpus, figure):
+    n = 2 if IS_DRY else num_gpus * ranks_per_device
+    if n < 2:
+        pytest.skip('one GPU has no others')
+    tables = bench_train(n, BATCHES if ranks_per_device == 1 else FOR_TWO, '--run.ranks_per_device', ranks_per_device,
+                         *(['--ranks', f'1,{n}'] if ranks_per_device == 1 else []))
+    row = tables[0]['rows'][-1]
+    what = f'bench train, made-up images, {n} ranks, {ranks_per_device} on a GPU'
+    figure(what, row['images_per_s'] / n * ranks_per_device, 'images/s per GPU',
+           **({'expects': 'published'} if ranks_per_device == 1 else {}))
+    figure(f'{what}: share of a step spent waiting for the exchange', row['all_reduce_ms'] / row['step_ms'], 'fraction')
+    if ranks_per_device == 1:
+        figure(f'{what}: scaling efficiency', tables[1]['rows'][-1]['efficiency'], 'fraction')
+    assert row['num_ranks'] == n
+
+
+@pytest.mark.parametrize('decoder', ['cpu', 'mixed'])
+def test_input(decoder, pictures, figure):
+    if decoder == 'mixed':
+        only_on_a_gpu('nvJPEG needs one')
+    data = pictures_config(pictures).data
+    words = {'dir': data.dir, 'dataset': data.dataset, 'num_train': data.num_train, 'num_val': data.num_val,
+             'num_classes': data.num_classes, 'synthetic': 'false', 'decoder': decoder, 'prefetch_depth': 3,
+             'crop': 'random_resized', 'read_threads': 4}
+    done = run([*CLI, 'bench', 'data', '--caches', 'warm', '--threads', '2' if IS_DRY else '4,8', '--batch-sizes',
+                '8' if IS_DRY else '208', *options(10, 50), *(f'--data.{k}={v}' for k, v in words.items())])
+    rows = tables_of(done)[0]['rows']
+    for row in rows:
+        what = f'bench data, decoder {decoder}, {row["num_threads"]} threads'
+        figure(what, row['images_per_s'], 'images/s per rank')
+        figure(f'{what}: bytes of a record', row['record_bytes'], 'bytes', source='ImageNet has 110,000 on average')
+    assert all(row['images_per_s'] > 0 for row in rows)
+
+
+def test_exchange(num_gpus, figure):
+    if num_gpus < 2:
+        pytest.skip('one rank has nobody to exchange with')
+    done = run(under_ranks(num_gpus, [*CLI, 'bench', 'allreduce', '--batch-sizes', BATCHES[-1], *options(5, 20)]))
+    sizes, [grads] = (t['rows'] for t in tables_of(done))
+    for row in (sizes[0], sizes[len(sizes) // 2], sizes[-1]):
+        figure(f'bench allreduce, {num_gpus} ranks, {row["bytes"]:,} bytes', row['bus_gb_per_s'], 'bus GB/s')
+    figure(f'bench allreduce, {num_gpus} ranks: the gradients of a step', grads['time_ms'], 'ms')
+    figure(f'bench allreduce, {num_gpus} ranks: their share of a step', grads['measured_share'], 'fraction')
+    assert grads['bytes'] > 0

@@ -1,0 +1,94 @@
+"""Each kind of layer of the network: forward, and backward to its input and its parameters, against the CPU."""
+import pytest
+from gpu.compare import LAYER_TOLERANCE, compare_block, too_far
+from gpu.conftest import IS_DRY
+from mxnet.gluon import nn
+
+from mlperf_rn50.config import ModelConfig
+from mlperf_rn50.model.fused import PLAIN, Fusion, NormAddRelu, NormRelu, has_norm_add_relu, has_norm_relu
+from mlperf_rn50.model.resnet import ResidualUnit, _Layers, units
+from mlperf_rn50.train.trainer import SmoothedCrossEntropy
+
+
+def conv(in_channels, channels, kernel, stride):
+    return lambda layout: nn.Conv2D(channels, kernel, stride, kernel // 2, use_bias=False, in_channels=in_channels,
+                                    layout=layout)
+
+
+def norm(channels):
+    return lambda layout: nn.BatchNorm(axis=layout.index('C'), in_channels=channels)
+
+
+def sequence(*makers):
+    def make(layout):
+        block = nn.HybridSequential()
+        block.add(*(m(layout) for m in makers))
+        return block
+    return make
+
+
+def unit(number, fusion=PLAIN):
+    return lambda layout: ResidualUnit(units(50)[number], _Layers(ModelConfig(layout=layout), False, fusion), 0)
+
+
+class Smoothed(nn.HybridBlock):
+    """The loss for labels 0, 1, 2, … and weights of 1, of logits in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss = SmoothedCrossEntropy(0.1)
+
+    def hybrid_forward(self, F, x):
+        logits = F.cast(x, 'float32')
+        labels = F.contrib.arange_like(logits, axis=0)
+        return self.loss(logits, labels, F.ones_like(labels))
+
+
+KINDS = {
+    'convolution 7x7, stride 2': (conv(4, 64, 7, 2), (8, 4, 32, 32)),
+    'convolution 1x1': (conv(64, 256, 1, 1), (8, 64, 14, 14)),
+    'convolution 3x3': (conv(64, 64, 3, 1), (8, 64, 14, 14)),
+    'convolution 3x3, stride 2': (conv(64, 64, 3, 2), (8, 64, 14, 14)),
+    'convolution 1x1, stride 2': (conv(64, 128, 1, 2), (8, 64, 14, 14)),
+    'BatchNorm': (norm(64), (8, 64, 14, 14)),
+    'BatchNorm and ReLU': (sequence(norm(64), lambda layout: nn.Activation('relu')), (8, 64, 14, 14)),
+    'max pooling': (lambda layout: nn.MaxPool2D(3, 2, 1, layout=layout), (8, 16, 32, 32)),
+    'average pooling': (lambda layout: nn.GlobalAvgPool2D(layout=layout), (8, 64, 7, 7)),
+    'dense': (lambda layout: nn.Dense(1000, in_units=256), (8, 256)),
+    'loss': (lambda layout: Smoothed(), (8, 10)),
+    'residual unit with projection': (unit(0), (8, 64, 14, 14)),
+    'residual unit': (unit(1), (8, 256, 14, 14))}
+# Several layers, each with its own rounding, which a ReLU makes larger where a sign becomes another.
+SEVERAL = 10
+
+
+@pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])
+@pytest.mark.parametrize('precision', ['float32', 'float16'])
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_layer(kind, precision, layout, context, figure):
+    make, shape = KINDS[kind]
+    found = compare_block(make, shape, layout, precision, context)
+    figure(f'{kind}, {precision}, {layout}: distance from the CPU', max(found.values()), '|difference| / |value|',
+           high=SEVERAL * LAYER_TOLERANCE[precision] if 'unit' in kind else LAYER_TOLERANCE[precision])
+    factor = SEVERAL if 'unit' in kind else 1
+    assert too_far(found, factor * LAYER_TOLERANCE[precision]) == {}
+
+
+FUSED = {'BatchNorm and ReLU': Fusion(NormRelu), 'BatchNorm, sum and ReLU': Fusion(None, NormAddRelu),
+         'both': Fusion(NormRelu, NormAddRelu), 'BatchNorm and ReLU of CPU builds': Fusion(nn.BatchNormReLU)}
+
+
+@pytest.mark.parametrize('name', FUSED)
+def test_a_fused_unit(name, context, figure):
+    """Those of NVIDIA's builds in what they have kernels for; that of CPU builds in a dry run."""
+    fusion, is_for_cpu = FUSED[name], 'CPU' in name
+    if is_for_cpu != IS_DRY:
+        pytest.skip('that is for CPUs' if is_for_cpu else 'dry run: that is for GPUs')
+    if not is_for_cpu and (fusion.norm_relu and not has_norm_relu() or
+                           fusion.norm_add_relu and not has_norm_add_relu()):
+        pytest.skip('this MXNet has no such operator')
+    layout, precision = ('NCHW', 'float32') if is_for_cpu else ('NHWC', 'float16')
+    found = compare_block(unit(1, fusion), (8, 256, 14, 14), layout, precision, context, unit(1))
+    figure(f'residual unit with {name} in one, {precision}, {layout}: distance from the CPU', max(found.values()),
+           '|difference| / |value|', high=SEVERAL * LAYER_TOLERANCE[precision])
+    assert too_far(found, SEVERAL * LAYER_TOLERANCE[precision]) == {}

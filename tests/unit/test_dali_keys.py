@@ -1,0 +1,272 @@
+"""The keys of DALI on GPUs, what a rank keeps of its records in memory, and the start that is off the clock."""
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import islice, repeat
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers import HANG_LIMIT_S, ROOT
+from numbered import make_config, ramp
+from nvidia.dali import fn
+from nvidia.dali import types as dali_types
+from nvidia.dali.backend import GetSchema
+from nvidia.dali.pipeline import Pipeline
+
+from mlperf_rn50.cli.train import make_parser
+from mlperf_rn50.config import Config, DataConfig, TrainConfig, check_values, to_tree
+from mlperf_rn50.data import pipeline
+from mlperf_rn50.data.pipeline import build_warm, eval_batches, made_up_inputs, train_batches
+from mlperf_rn50.data.records import KeptRecords, Record, RecordFile
+from mlperf_rn50.data.shards import Shard
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.options import resolve_config
+from mlperf_rn50.train.changes import FREE, find_changes
+from mlperf_rn50.train.events import RecordsRead
+from mlperf_rn50.train.loop import tell_reads
+
+NVJPEG = {'hw_decoder_load': 0.7, 'hybrid_huffman_threshold': 500_000, 'preallocate_width_hint': 5980,
+          'preallocate_height_hint': 6430, 'device_memory_padding_mib': 256, 'host_memory_padding_mib': 128,
+          'decoded_bytes_hint': 1_315_942}
+KEYS = {**NVJPEG, 'record_cache_mib': 4096, 'prefetch_depth': 5}
+
+
+@pytest.fixture(scope='module')
+def numbered(tmp_path_factory):
+    return make_config(tmp_path_factory.mktemp('keys'), ramp(24), num_val=24, crop='random_resized',
+                       mirror_probability=0.5)
+
+
+def with_data(config, **keys):
+    return replace(config, data=replace(config.data, **keys))
+
+
+def decoder_arguments(config, monkeypatch, crop):
+    """What the decoder of a training pipeline for a GPU is given; it is not built, which would need one."""
+    given = []
+    monkeypatch.setattr(Pipeline, 'build', lambda self: None)
+    for name in ('image', 'image_slice'):
+        make = getattr(fn.decoders, name)
+        monkeypatch.setattr(fn.decoders, name, lambda *a, make=make, **k: (given.append(k), make(*a, **k))[1])
+    pipeline.build_pipeline(iter(()), 4, with_data(config, crop=crop), True, 0)
+    return given[-1]
+
+
+@pytest.mark.parametrize('crop', ['random_resized', 'padded'])
+def test_nvjpeg_is_set_up_as_the_keys_say(numbered, monkeypatch, crop):
+    config = with_data(numbered, decoder='mixed', **NVJPEG)
+    given = decoder_arguments(config, monkeypatch, crop)
+    expected = {'hw_decoder_load': 0.7, 'hybrid_huffman_threshold': 500_000, 'preallocate_width_hint': 5980,
+                'preallocate_height_hint': 6430, 'device_memory_padding': 256 * 2**20,
+                'host_memory_padding': 128 * 2**20, 'bytes_per_sample_hint': 1_315_942}
+    assert {k: v for k, v in given.items() if k in expected} == expected
+    assert given['device'] == 'mixed'
+
+
+def test_a_decoder_on_the_cpu_is_told_nothing_of_nvjpeg(numbered, monkeypatch):
+    given = decoder_arguments(with_data(numbered, **NVJPEG), monkeypatch, 'random_resized')
+    assert set(given) == {'axis_names', 'device', 'output_type'}
+
+
+def test_the_defaults_are_dalis():
+    schema = GetSchema('decoders__ImageSlice')
+    defaults = {key: float(schema.GetArgumentDefaultValueString(key).strip('[], '))
+                for key in ('hw_decoder_load', 'hybrid_huffman_threshold', 'preallocate_width_hint',
+                            'preallocate_height_hint', 'device_memory_padding', 'host_memory_padding',
+                            'bytes_per_sample_hint')}
+    given = pipeline._nvjpeg_keys(DataConfig(decoder='mixed'))
+    assert {key: given[key] for key in defaults} == defaults
+
+
+@pytest.mark.parametrize('key, value', [
+    ('hw_decoder_load', 1.01), ('hw_decoder_load', -0.1), ('hybrid_huffman_threshold', 2**31),
+    ('hybrid_huffman_threshold', -1), ('preallocate_width_hint', 65_536), ('preallocate_height_hint', -1),
+    ('device_memory_padding_mib', -1), ('host_memory_padding_mib', 65_536), ('decoded_bytes_hint', 2**31),
+    ('record_cache_mib', -1)])
+def test_values_that_dali_cannot_take_are_refused(key, value):
+    config = Config(train=TrainConfig(local_batch_size=8))
+    check_values(with_data(config, **KEYS))
+    with pytest.raises(ConfigError, match=rf'data\.{key}: got {value}, expected '):
+        check_values(with_data(config, **{key: value}))
+
+
+def test_they_change_freely_when_a_run_is_resumed():
+    changes = find_changes(to_tree(Config()), Config(data=DataConfig(**KEYS)))
+    assert {c.key for c in changes} == {f'data.{key}' for key in KEYS} <= FREE
+
+
+# MLPerf's results repositories, NVIDIA's code of the same round: DALI_PREFETCH_QUEUE, DALI_NVJPEG_MEMPADDING and so on.
+@pytest.mark.parametrize('name, keys', [
+    ('dgx1_v05', {'prefetch_depth': 2, 'device_memory_padding_mib': 64, 'host_memory_padding_mib': 64}),
+    ('dgx2_v05', {'prefetch_depth': 2, 'device_memory_padding_mib': 256, 'host_memory_padding_mib': 256}),
+    ('dgx1_v07', {'prefetch_depth': 3, 'device_memory_padding_mib': 256, 'host_memory_padding_mib': 256}),
+    ('dgxa100_v07', {'prefetch_depth': 5, 'device_memory_padding_mib': 256, 'host_memory_padding_mib': 256}),
+    ('dgxa100_v10_8node', {'prefetch_depth': 3, 'device_memory_padding_mib': 256, 'host_memory_padding_mib': 256,
+                           'hw_decoder_load': 0.7, 'preallocate_width_hint': 5980, 'preallocate_height_hint': 6430,
+                           'decoded_bytes_hint': 1_315_942})])
+def test_recipes_have_the_values_that_were_published(name, keys):
+    data, default = resolve_config(ROOT / f'launch/configs/{name}.yaml', [], make_parser()).data, DataConfig()
+    differing = {key: getattr(data, key) for key in KEYS if getattr(data, key) != getattr(default, key)}
+    assert differing == {key: value for key, value in keys.items() if value != getattr(default, key)}
+
+
+def record(position, size=100):
+    return Record(np.full(size, position % 256, np.uint8), position, position)
+
+
+def test_records_are_kept_until_memory_is_full():
+    reads = []
+    kept = KeptRecords(lambda p: (reads.append(p), record(p))[1], 350)
+    first = [kept.read(p) for p in range(5)]
+    assert [is_read for _, is_read in first] == [True] * 5
+    again = [kept.read(p) for p in range(5)]
+    assert [is_read for _, is_read in again] == [False] * 3 + [True] * 2
+    assert reads == [0, 1, 2, 3, 4, 3, 4]
+    assert all(a is b for (a, _), (b, _) in zip(first[:3], again))
+    assert all(r.sample_id == p for p, (r, _) in enumerate(again))
+
+
+def test_a_small_record_is_kept_where_a_large_one_has_no_room():
+    kept = KeptRecords(lambda p: record(p, [200, 500, 100][p]), 300)
+    assert [[kept.read(p)[1] for p in (0, 1, 2)] for _ in range(2)] == [[True] * 3, [False, True, False]]
+
+
+def test_nothing_is_kept_without_memory():
+    kept = KeptRecords(record, 0)
+    assert [kept.read(p)[1] for p in (0, 0, 1, 1)] == [True] * 4
+
+
+def test_threads_that_read_the_same_record_count_it_once():
+    together, reads = threading.Barrier(4), Counter()
+
+    def read(position):
+        reads[position] += 1
+        if position == 0:
+            together.wait(HANG_LIMIT_S)  # all four are reading it, and none has kept it yet
+        return record(position)
+    kept = KeptRecords(read, 300)
+    with ThreadPoolExecutor(4) as pool:
+        assert [is_read for _, is_read in pool.map(kept.read, [0] * 4)] == [True] * 4
+    assert [kept.read(p)[1] for p in (1, 2, 3)] == [True] * 3
+    assert [kept.read(p)[1] for p in (0, 1, 2, 3)] == [False] * 3 + [True]
+    assert reads == {0: 4, 1: 1, 2: 1, 3: 2}
+
+
+def pixels(batches, num):
+    return [(b.images.asnumpy(), b.labels.asnumpy(), b.num_valid) for b in islice(batches, num)]
+
+
+def assert_same(got, expected):
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected):
+        assert all(np.array_equal(x, y) for x, y in zip(a, b))
+
+
+@pytest.mark.parametrize('split', ['train', 'validation'])
+@pytest.mark.parametrize('nodes', [(0, 0), (0, 1)])
+def test_batches_are_the_same_from_memory(numbered, monkeypatch, split, nodes):
+    shard = Shard(24, 1, 2, 4, 1, nodes)
+
+    def stream(config):
+        if split == 'train':
+            return train_batches(config, shard, 9, 0, None)
+        start = eval_batches(config, shard, None)
+        return (b for _ in range(4) for b in start())
+    expected = pixels(stream(numbered), 12)
+    reads, read = Counter(), RecordFile.read
+    monkeypatch.setattr(RecordFile, 'read', lambda self, p: (reads.update([p]), read(self, p))[1])
+    for threads in (8, 1):
+        reads.clear()
+        assert_same(pixels(stream(with_data(numbered, record_cache_mib=1, read_threads=threads)), 12), expected)
+    assert max(reads.values()) == 1
+
+
+def test_bytes_count_what_was_read_from_the_file(numbered):
+    config = with_data(numbered, record_cache_mib=1, read_threads=1)
+    records = pipeline.open_split(config.data, 'train')
+    batches = list(islice(train_batches(config, Shard(24, 0, 1, 4), 9, 0, None), 18))
+    sizes = [records.num_bytes(b.labels.asnumpy()) for b in batches]
+    assert [b.num_bytes for b in batches] == sizes[:6] + [0] * 12
+    assert [b.num_new_bytes for b in batches] == sizes[:6] + [0] * 12
+
+
+def warm_everywhere(monkeypatch):
+    """Warms pipelines up on a CPU as on a GPU; gives what was said of each."""
+    asked, build = [], build_warm
+    monkeypatch.setattr(pipeline, 'build_warm',
+                        lambda *a, is_warm: (asked.append(is_warm), build(*a, is_warm=True))[1])
+    return asked
+
+
+@pytest.mark.parametrize('depth', [1, 2, 5])
+@pytest.mark.parametrize('crop', ['random_resized', 'padded', 'none'])
+def test_batches_are_the_same_after_a_warm_up(numbered, monkeypatch, crop, depth):
+    config, shard = with_data(numbered, crop=crop, prefetch_depth=depth), Shard(24, 0, 1, 5)
+
+    def passes():
+        start = eval_batches(config, shard, None)
+        return [batch for _ in range(2) for batch in pixels(start(), 5)]
+    streams = list(islice(train_batches(config, shard, 9, 2, None), 7))
+    expected, expected_eval = pixels(iter(streams), 7), passes()
+    warm_everywhere(monkeypatch)
+    warm = list(islice(train_batches(config, shard, 9, 2, None), 7))
+    assert_same(pixels(iter(warm), 7), expected)
+    assert [(b.num_bytes, b.num_new_bytes) for b in warm] == [(b.num_bytes, b.num_new_bytes) for b in streams]
+    assert_same(passes(), expected_eval)
+
+
+@pytest.mark.parametrize('depth', [1, 2, 5])
+def test_a_warm_up_runs_the_pipeline_and_reads_nothing(numbered, monkeypatch, depth):
+    config, runs, taken = with_data(numbered, prefetch_depth=depth), [], []
+    run = Pipeline.run
+    monkeypatch.setattr(Pipeline, 'run', lambda self: (runs.append(run(self)), runs[-1])[1])
+
+    def source():
+        while True:
+            taken.append(0)
+            yield made_up_inputs(4)
+    pipe, left_over = build_warm(source(), 4, config, True, None, is_warm=True)
+    assert len(runs) == 1
+    assert not taken
+    assert len(list(left_over)) == depth - 1
+    pipe.run()
+    assert len(taken) == 1
+    taken.clear()
+    build_warm(source(), 4, config, True, None, is_warm=False)
+    assert (len(runs), taken) == (2, [])
+
+
+@pytest.mark.parametrize('device_id, num_warmup_steps, expected', [(None, 2, False), (0, 2, True), (0, 0, False)])
+def test_only_pipelines_on_gpus_are_warmed_up(numbered, monkeypatch, device_id, num_warmup_steps, expected):
+    config, asked = replace(numbered, train=TrainConfig(num_warmup_steps=num_warmup_steps)), []
+    monkeypatch.setattr(pipeline, 'build_warm',
+                        lambda *a, is_warm: (asked.append((a[-1], is_warm)), (None, iter(())))[1])
+    monkeypatch.setattr(pipeline, 'device_context', lambda device_id: None)
+    train_batches(config, Shard(24, 0, 1, 4), 9, 0, device_id)
+    eval_batches(config, Shard(24, 0, 1, 4), device_id)
+    assert asked == [(device_id, expected)] * 2
+
+
+def test_made_up_images_are_jpegs_that_look_like_imagenets():
+    inputs = made_up_inputs(3)
+    assert len(inputs.images) == len(inputs.labels) == len(inputs.anchors) == 3
+    pipe = Pipeline(3, 1, None)
+    with pipe:
+        encoded = fn.external_source(source=repeat(inputs.images), dtype=dali_types.UINT8, ndim=1)
+        pipe.set_outputs(fn.decoders.image(encoded))
+    pipe.build()
+    assert pipe.run()[0].at(2).shape == (375, 500, 3)
+    assert 50_000 < inputs.images[0].nbytes < 200_000
+
+
+@pytest.mark.parametrize('is_synthetic', [False, True])
+def test_an_epoch_that_came_from_memory_is_told(is_synthetic):
+    told = []
+    comm = SimpleNamespace(gather_object=lambda value: [value, (0, 0)])
+    run = SimpleNamespace(comm=comm, hosts=[SimpleNamespace(name=n) for n in 'ab'],
+                          trainer=SimpleNamespace(take_bytes=lambda: (0, 0)), sinks=SimpleNamespace(see=told.append),
+                          plan=SimpleNamespace(config=Config(data=DataConfig(synthetic=is_synthetic))))
+    tell_reads(run, 3)
+    assert told == ([] if is_synthetic else [RecordsRead(3, {'a': 0, 'b': 0}, {'a': 0, 'b': 0})])

@@ -1,0 +1,344 @@
+"""Norms joined with what follows them: found out, the same numbers, the same names; and channels last."""
+import inspect
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
+
+from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig, check_values
+from mlperf_rn50.data.pipeline import made_up_batches
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.model import fused, zoo
+from mlperf_rn50.model.folded import FoldedResNet
+from mlperf_rn50.model.fused import PLAIN, Fusion, NormAddRelu, NormRelu, fusion_of
+from mlperf_rn50.model.resnet import STAGES, ResNet
+from mlperf_rn50.model.weights import portable
+from mlperf_rn50.model.zoo import build_model, count_flops, count_parameters, image_shape, restore_model
+from mlperf_rn50.train import trainer as trainers
+from mlperf_rn50.train.comm import LocalComm
+from mlperf_rn50.train.plan import make_plan
+
+GPU = Config(data=DataConfig(num_classes=4, pad_to_4_channels=True), model=ModelConfig(name='resnet18', layout='NHWC'),
+             train=TrainConfig(local_batch_size=4, device='gpu', precision='float16'))
+BOTH = Fusion(NormRelu, NormAddRelu)
+
+
+def with_model(**keys) -> Config:
+    return replace(GPU, model=replace(GPU.model, **keys))
+
+
+def stand_ins(space):
+    """NVIDIA's two operators of plain ones, in mx.nd or mx.sym; their BatchNorm has one more key."""
+    plain, relu = space.BatchNorm, space.Activation
+
+    def batch_norm(data, gamma, beta, moving_mean, moving_var, act_type=None, **keys):
+        y = plain(data, gamma, beta, moving_mean, moving_var, **keys)
+        return relu(y, act_type=act_type) if act_type else y
+
+    # Where the addend stands is not the same in all releases, so none of these has a place.
+    def batch_norm_add_relu(*, data, gamma, beta, addend, moving_mean, moving_var, eps, momentum, fix_gamma,
+                            use_global_stats, axis, name):
+        y = plain(data, gamma, beta, moving_mean, moving_var, eps=eps, momentum=momentum, fix_gamma=fix_gamma,
+                  use_global_stats=use_global_stats, axis=axis, name=name)
+        return relu(y + addend, act_type='relu')
+    return {'BatchNorm': batch_norm, 'BatchNormAddRelu': batch_norm_add_relu}
+
+
+@pytest.fixture
+def nvidia(monkeypatch):
+    """An MXNet with NVIDIA's operators."""
+    for space in (mx.nd, mx.sym):
+        for name, operator in stand_ins(space).items():
+            monkeypatch.setattr(space, name, operator, raising=False)
+
+
+# --- found out --------------------------------------------------------------------------------------
+
+def test_this_mxnet_has_none_of_them():
+    assert not fused.has_norm_relu() and not fused.has_norm_add_relu()
+    assert fusion_of(GPU) == PLAIN and str(fusion_of(GPU)) == 'fused operators: none'
+    assert not fused.runs_nvidias_kernels(GPU)
+
+
+def test_a_build_that_has_them_uses_them(nvidia):
+    assert fusion_of(GPU) == BOTH
+    assert str(fusion_of(GPU)) == 'fused operators: BatchNormAddRelu, BatchNorm with act_type=relu'
+    assert fused.runs_nvidias_kernels(GPU)
+
+
+@pytest.mark.parametrize('keys, expected', [
+    ({'fused_bn_relu': False}, Fusion(None, NormAddRelu)), ({'fused_bn_add_relu': False}, Fusion(NormRelu, None)),
+    ({'fused_bn_relu': False, 'fused_bn_add_relu': False}, PLAIN),
+    ({'fused_bn_relu': True, 'fused_bn_add_relu': True}, BOTH)])
+def test_the_configuration_says_otherwise(nvidia, keys, expected):
+    assert fusion_of(with_model(**keys)) == expected
+
+
+@pytest.mark.parametrize('config', [
+    with_model(layout='NCHW'), replace(GPU, train=replace(GPU.train, precision='float32')),
+    replace(GPU, model=ModelConfig(), train=TrainConfig(local_batch_size=4))], ids=['NCHW', 'float32', 'CPU'])
+def test_where_the_kernels_are_not_the_operators_are_not_used(nvidia, config):
+    """They would leave the sum and the ReLU out."""
+    assert fusion_of(config) == PLAIN and not fused.runs_nvidias_kernels(config)
+
+
+@pytest.mark.parametrize('key, operator', [('fused_bn_relu', 'BatchNorm with act_type'),
+                                           ('fused_bn_add_relu', 'BatchNormAddRelu')])
+def test_one_that_is_wanted_and_not_there_is_named(key, operator):
+    with pytest.raises(ConfigError, match=rf'^model.{key}: got true, and this MXNet \(.*\) has no {operator};'):
+        build_model(with_model(**{key: True}), mx.cpu(), 0)
+
+
+def test_on_a_cpu_only_what_is_asked_for():
+    cpu = Config(train=TrainConfig(local_batch_size=4))
+    assert fusion_of(cpu) == fusion_of(replace(cpu, model=ModelConfig(fused_bn_relu=False))) == PLAIN
+    asked = fusion_of(replace(cpu, model=ModelConfig(fused_bn_relu=True)))
+    assert asked == Fusion(nn.BatchNormReLU) and str(asked) == 'fused operators: BatchNormReLU'
+
+
+@pytest.mark.parametrize('key', ['fused_bn_relu', 'fused_bn_add_relu'])
+@pytest.mark.parametrize('change', [{'layout': 'NCHW'}, {'precision': 'float32'}])
+def test_true_without_a_kernel_is_refused(key, change):
+    model = replace(GPU.model, **{key: True}, **{k: v for k, v in change.items() if k == 'layout'})
+    train = replace(GPU.train, **{k: v for k, v in change.items() if k == 'precision'})
+    check_values(with_model(**{key: True}))
+    with pytest.raises(ConfigError, match=f'^model.{key}: got true with train.device=gpu, .*expected null'):
+        check_values(replace(GPU, model=model, train=train))
+
+
+def test_the_join_of_the_end_is_refused_on_a_cpu():
+    check_values(Config(model=ModelConfig(fused_bn_relu=True), train=TrainConfig(local_batch_size=4)))
+    with pytest.raises(ConfigError, match='^model.fused_bn_add_relu: got true with train.device=cpu'):
+        check_values(Config(model=ModelConfig(fused_bn_add_relu=True), train=TrainConfig(local_batch_size=4)))
+
+
+# --- the same network -------------------------------------------------------------------------------
+
+def make_net(fusion, name, **model) -> ResNet:
+    mx.random.seed(3)
+    net = ResNet(ModelConfig(name=name, **model), 4, fusion=fusion)
+    net.initialize()
+    return net
+
+
+def trained(net, is_hybrid):
+    """Outputs, gradients and statistics of two passes."""
+    if is_hybrid:
+        net.hybridize(static_alloc=True, static_shape=True)
+    random = np.random.default_rng(0)
+    for _ in range(2):
+        images = mx.nd.array(random.normal(size=(4, 3, 64, 64)))
+        images.attach_grad()
+        with autograd.record():
+            out = net(images)
+        out.backward(mx.nd.array(random.normal(size=out.shape)))
+    mx.nd.waitall()
+    params = net.collect_params()
+    grads = {n: p.grad().asnumpy() for n, p in params.items() if p.grad_req != 'null'}
+    return {'out': out.asnumpy(), 'images': images.grad.asnumpy(), **grads,
+            **{n: p.data().asnumpy() for n, p in params.items() if p.grad_req == 'null'}}
+
+
+@pytest.mark.parametrize('fusion', [BOTH, Fusion(None, NormAddRelu), Fusion(NormRelu, None)], ids=str)
+@pytest.mark.parametrize('name, is_hybrid', [('resnet18', True), ('resnet50', False)])
+def test_fused_and_unfused_give_the_same_numbers(nvidia, name, is_hybrid, fusion):
+    plain, joined = make_net(PLAIN, name), make_net(fusion, name)
+    operators = [n['op'] for n in json.loads(joined(mx.sym.var('data')).tojson())['nodes']]
+    expected, got = trained(plain, is_hybrid), trained(joined, is_hybrid)
+    assert list(got) == list(expected)  # names, and their order: the buckets of the exchange
+    for key, value in expected.items():
+        np.testing.assert_allclose(got[key], value, rtol=1e-3, atol=1e-4 * np.abs(value).max(), err_msg=key)
+    assert operators.count('BatchNorm') == {'resnet18': 20, 'resnet50': 53}[name]
+
+
+def test_the_last_norm_of_a_unit_is_in_the_join(nvidia, monkeypatch):
+    names, plain = [], mx.sym.BatchNormAddRelu
+    monkeypatch.setattr(mx.sym, 'BatchNormAddRelu', lambda **keys: names.append(keys['gamma'].name) or plain(**keys))
+    net = make_net(BOTH, 'resnet50', zero_gamma=True)
+    net(mx.sym.var('data'))
+    params = net.collect_params()
+    assert len(names) == 16 and all(n.endswith('_bn3_gamma') for n in names)
+    assert {n for n, p in params.items() if n.endswith('gamma') and not p.data().asnumpy().any()} == set(names)
+
+
+def test_weights_of_one_go_on_in_the_other(nvidia):
+    source, target = make_net(BOTH, 'resnet18'), make_net(PLAIN, 'resnet18')
+    shapes = [{n: (p.shape, p.dtype, p.grad_req) for n, p in net.collect_params().items()} for net in (source, target)]
+    assert shapes[0] == shapes[1]
+
+
+def test_norms_stay_float32_in_float16(nvidia):
+    net = build_model(GPU, mx.cpu(), 0)
+    assert {np.dtype(p.dtype).name for n, p in net.collect_params().items() if '_bn' in n or n.startswith('bn0')} == {
+        'float32'}
+    assert np.dtype(net.collect_params()['conv0_weight'].dtype) == np.float16
+
+
+def test_what_is_counted_is_the_same(nvidia):
+    counts = []
+    for fusion in (BOTH, PLAIN):
+        net = make_net(fusion, 'resnet50')
+        counts.append((count_parameters(net), count_flops(net, (3, 224, 224))))
+    assert counts[0] == counts[1]
+
+
+def test_what_is_kept_is_used_without_them(nvidia):
+    """Evaluations, exports and other machines."""
+    config = with_model(fused_bn_relu=True, fused_bn_add_relu=True)
+    net = build_model(config, mx.cpu(), 0)
+    arrays = {n: p.data().asnumpy() for n, p in net.collect_params().items()}
+    plain = restore_model(config, mx.cpu(), arrays, '')
+    assert not [b for b in blocks(plain) if isinstance(b, NormRelu | NormAddRelu)]
+    told, _ = portable(config, arrays)
+    assert told.model.fused_bn_relu is told.model.fused_bn_add_relu is None
+    check_values(replace(told, train=replace(told.train, local_batch_size=1)))
+
+
+def blocks(block):
+    yield block
+    for child in block._children.values():
+        yield from blocks(child)
+
+
+def test_the_stand_in_takes_what_nvidias_operator_takes():
+    """Its keys, as NVIDIA's sources name them."""
+    keys = {'eps', 'momentum', 'fix_gamma', 'use_global_stats', 'axis'}
+    inputs = {'data', 'gamma', 'beta', 'addend', 'moving_mean', 'moving_var'}
+    taken = inspect.signature(stand_ins(mx.nd)['BatchNormAddRelu']).parameters
+    assert set(taken) == keys | inputs | {'name'}
+    assert set(nn.BatchNorm()._kwargs) == keys
+
+
+def test_a_run_goes_on_without_what_it_began_with(nvidia, monkeypatch):
+    """And the other way round: the same arrays, and the next step to the same loss."""
+    data = DataConfig(num_train=16, num_val=8, num_classes=3, image_size=32, resize_shorter=32, synthetic=True)
+    config = Config(data=data, model=ModelConfig(name='resnet18'), train=TrainConfig(local_batch_size=4))
+    plan, ends = make_plan(config, 1), []
+    for fusions in ((BOTH, PLAIN), (PLAIN, BOTH), (PLAIN, PLAIN)):
+        trainer = []
+        for fusion in fusions:
+            monkeypatch.setattr(zoo, 'fusion_of', lambda config, fusion=fusion: fusion)
+            trainer.append(trainers.Trainer(plan, LocalComm(), 0, None))
+        batches = made_up_batches(config, plan.train_shard(), None)
+        trainer[0].read(trainer[0].step(batches, 0, 0.1, False))
+        kept = trainer[0].snapshot()
+        assert {n: a.shape for n, a in kept.items()} == trainer[1].array_shapes()
+        assert [t.name for t in trainer[0].optimizer.tensors] == [t.name for t in trainer[1].optimizer.tensors]
+        trainer[1].restore(kept)
+        ends.append(trainer[1].read(trainer[1].step(batches, 1, 0.1, False))[0])
+    assert ends[0] == pytest.approx(ends[2], rel=1e-3) and ends[1] == pytest.approx(ends[2], rel=1e-3)
+
+
+# --- several passes a step --------------------------------------------------------------------------
+
+def steps_of_two_passes() -> dict[str, bytes]:
+    data = DataConfig(num_train=16, num_val=8, num_classes=3, image_size=32, resize_shorter=32, synthetic=True)
+    config = Config(data=data, model=ModelConfig(name='resnet18'),
+                    train=TrainConfig(local_batch_size=4, gradient_accumulation_steps=2))
+    plan = make_plan(config, 1)
+    trainer = trainers.Trainer(plan, LocalComm(), 0, None)
+    batches = made_up_batches(config, plan.train_shard(), None)
+    for _ in range(2):
+        trainer.read(trainer.step(batches, 0, 0.1, False))
+    return {n: a.tobytes() for n, a in trainer.snapshot().items()}
+
+
+def test_gradients_that_a_kernel_does_not_add_are_added_by_hand(monkeypatch):
+    added = steps_of_two_passes()
+    seen = []
+    monkeypatch.setattr(trainers, 'runs_nvidias_kernels', lambda config: seen.append(config) or True)
+    assert steps_of_two_passes() == added and len(seen) == 1
+
+
+# --- channels last ----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('channels', [3, 4])
+def test_channels_last_draws_the_same_weights(channels):
+    drawn = []
+    for layout in ('NCHW', 'NHWC'):
+        mx.random.seed(5)
+        net = ResNet(ModelConfig(name='resnet50', layout=layout), 4, channels)
+        net.initialize()
+        drawn.append({n: p.data().asnumpy() for n, p in net.collect_params().items()})
+    stds = []
+    for name, first in drawn[0].items():
+        last = drawn[1][name]
+        if first.ndim == 4:
+            assert last.shape == tuple(np.array(first.shape)[[0, 2, 3, 1]])
+            stds.append((first.std(), last.std(), np.sqrt(2 / np.prod(first.shape[1:]))))
+            last = last.transpose(0, 3, 1, 2)
+        np.testing.assert_array_equal(last, first, err_msg=name)
+    assert len(stds) == 53
+    np.testing.assert_allclose([s[0] for s in stds], [s[2] for s in stds], rtol=0.03)
+    np.testing.assert_allclose([s[1] for s in stds], [s[2] for s in stds], rtol=0.03)
+
+
+@pytest.mark.parametrize('depth', STAGES)
+@pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])
+def test_the_network_of_evaluations_has_no_norm(layout, depth):
+    """cuDNN refuses to infer with one that has 65,536 rows or more, as any batch on channels last has."""
+    config = with_model(name=f'resnet{depth}', layout=layout)
+    folded = FoldedResNet(config, mx.cpu()).net
+    operators = {n['op'] for n in json.loads(folded(mx.sym.var('data')).tojson())['nodes']}
+    assert operators == {'null', 'Convolution', 'Activation', 'Pooling', 'elemwise_add', 'Flatten', 'FullyConnected',
+                         'Cast'}
+    assert not [n for n in folded.collect_params() if 'bn' in n]
+
+
+@pytest.mark.parametrize('depth', STAGES)
+def test_the_shapes_of_channels_last_fit_together(depth):
+    config = with_model(name=f'resnet{depth}')
+    for net in (ResNet(config.model, 4, 4), FoldedResNet(config, mx.cpu()).net):
+        _, shapes, _ = net(mx.sym.var('data')).infer_shape(data=(2, *image_shape(config)))
+        assert shapes == [(2, 4)]
+    channels_first = ResNet(replace(config.model, layout='NCHW'), 4, 4)
+    flops = []
+    for net, shape in ((ResNet(config.model, 4, 4), image_shape(config)), (channels_first, (4, 224, 224))):
+        flops.append(count_flops(net, shape))
+    assert flops[0] == flops[1]
+
+
+def test_channels_last_is_folded_as_channels_first():
+    nets = {}
+    for layout in ('NCHW', 'NHWC'):
+        config = Config(data=DataConfig(num_classes=4), model=ModelConfig(name='resnet18', layout=layout))
+        random = np.random.default_rng(0)
+        net = build_model(config, mx.cpu(), 1)
+        for name, p in net.collect_params().items():
+            if name.endswith(('gamma', 'beta', 'mean', 'var')):
+                p.set_data(mx.nd.array(random.uniform(0.5, 2.0, p.shape)))
+        folded = FoldedResNet(config, mx.cpu())
+        folded.take(net)
+        nets[layout] = {n: p.data().asnumpy() for n, p in folded.net.collect_params().items()}
+    for name, first in nets['NCHW'].items():
+        last = nets['NHWC'][name]
+        np.testing.assert_array_equal(last.transpose(0, 3, 1, 2) if last.ndim == 4 else last, first, err_msg=name)
+
+
+@pytest.mark.parametrize('name', ['alexnet', 'vgg16', 'inception_v3', 'googlenet'])
+def test_networks_that_keep_their_norms_are_refused_with_channels_last(name):
+    check_values(GPU)
+    with pytest.raises(ConfigError, match=f'^model.layout: got NHWC with model.name={name}'):
+        check_values(with_model(name=name))
+
+
+def test_the_log_says_what_is_used(nvidia):
+    assert trainers.device_notes(GPU, trainers.DETERMINISM) == [str(BOTH)]
+    other = SimpleNamespace(model=SimpleNamespace(name='vgg16'), train=SimpleNamespace(device='gpu'))
+    assert trainers.device_notes(other, trainers.DETERMINISM) == []
+
+
+@pytest.mark.parametrize('environ, joins', [({}, True), ({'MXNET_USE_FUSION': '1'}, True),
+                                            ({'MXNET_USE_FUSION': '0'}, False)])
+def test_the_log_says_that_plain_operators_may_be_joined_all_the_same(nvidia, environ, joins):
+    later = '; MXNet joins the plain ones by itself unless MXNET_USE_FUSION=0' * joins
+    assert fused.fusion_text(GPU, environ) == str(BOTH)
+    assert fused.fusion_text(with_model(fused_bn_add_relu=False), environ) == (
+        'fused operators: BatchNorm with act_type=relu' + later)
+    channels_first = with_model(layout='NCHW')
+    assert fused.fusion_text(channels_first, environ) == 'fused operators: none'

@@ -1,0 +1,101 @@
+"""The environment of ranks on GPUs: set by the launchers, seen by a rank, and told by the doctor."""
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT
+
+from mlperf_rn50.launch.engines import environment
+from mlperf_rn50.launch.options import make_parser, parse_options
+from mlperf_rn50.system.gpu_environment import (
+    DEVICE_VARIABLE,
+    SET_VARIABLE,
+    SETTINGS,
+    check_environment,
+    device_of_words,
+    environment_facts,
+    missing_settings,
+)
+
+ALL = {s.name: s.value for s in SETTINGS}
+GPU = {DEVICE_VARIABLE: 'gpu'}
+C4140 = str(ROOT / 'launch/configs/c4140_v100_1node.yaml')
+DIGITS = str(ROOT / 'launch/configs/digits_cpu.yaml')
+
+
+def test_the_settings_are_those_of_the_recipes():
+    assert ALL == {'CUDA_DEVICE_ORDER': 'PCI_BUS_ID', 'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD': '999',
+                   'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD': '25', 'MXNET_ENABLE_CUDA_GRAPHS': '0',
+                   'MXNET_CUDNN_AUTOTUNE_DEFAULT': '1', 'HOROVOD_CYCLE_TIME': '0.1', 'HOROVOD_NUM_NCCL_STREAMS': '1'}
+    assert all(s.reason and s.source for s in SETTINGS)
+
+
+def test_what_is_set_stays_and_cpus_get_nothing():
+    assert missing_settings({**GPU, 'PATH': '/bin'}) == {**ALL, SET_VARIABLE: ','.join(ALL)}
+    added = missing_settings({**GPU, 'HOROVOD_CYCLE_TIME': '1', 'MXNET_ENABLE_CUDA_GRAPHS': ''})
+    assert added.keys() == ALL.keys() - {'HOROVOD_CYCLE_TIME', 'MXNET_ENABLE_CUDA_GRAPHS'} | {SET_VARIABLE}
+    assert missing_settings({**GPU, **ALL}) == {SET_VARIABLE: ''}
+    assert missing_settings({}) == missing_settings({DEVICE_VARIABLE: 'cpu'}) == {}
+
+
+def test_the_launchers_say_the_device():
+    options = parse_options(make_parser(ROOT / 'launch/local.sh', False, None), [])
+    for device in ('cpu', 'gpu'):
+        assert environment(options, {DEVICE_VARIABLE: 'of before'}, '7-ab', device)[DEVICE_VARIABLE] == device
+    script = ROOT / 'launch/engines/variables.sh'
+    given = dict.fromkeys([*ALL, DEVICE_VARIABLE, SET_VARIABLE, 'CUDA_VISIBLE_DEVICES'], 'x')
+    done = subprocess.run([script], env={'PATH': os.environ['PATH'], **given}, capture_output=True, text=True)
+    assert set(done.stdout.split()) == given.keys()  # that which is handed on to ranks elsewhere
+
+
+@pytest.mark.parametrize('words, device', [
+    (['mlperf-rn50', 'train', '--config', C4140], 'gpu'), (['x', f'--config={C4140}', '--train.device', 'cpu'], 'cpu'),
+    (['x', '--config', DIGITS], 'cpu'), (['x', '--config', DIGITS, '--train.device=gpu'], 'gpu'), (['x'], 'cpu'),
+    (['x', '--train.device'], 'cpu'), (['x', '--config', '/no/such/file'], 'cpu'),
+    (['x', '--train.device', 'gpu', '--train.device', 'cpu'], 'cpu'), (['x', '--config', __file__], 'cpu')])
+def test_the_device_in_the_words_of_a_program(words, device):
+    assert device_of_words(words) == device
+
+
+def test_a_run_that_is_resumed_has_its_device_in_its_folder(tmp_path):
+    (tmp_path / 'config.yaml').write_text('train: {device: gpu}')
+    assert device_of_words(['x', '--resume', str(tmp_path)]) == 'gpu'
+    assert device_of_words(['x', '--resume', str(tmp_path), '--train.device', 'cpu']) == 'cpu'
+    (tmp_path / 'config.yaml').write_text('[' * 5000)
+    assert device_of_words(['x', f'--resume={tmp_path}']) == 'cpu'
+
+
+@pytest.mark.parametrize('device, given, expected', [
+    ('gpu', {'HOROVOD_NUM_NCCL_STREAMS': '2'}, {**ALL, 'HOROVOD_NUM_NCCL_STREAMS': '2'}),
+    ('cpu', {}, {'HOROVOD_CYCLE_TIME': '5'})])
+def test_a_rank_sees_it(device, given, expected):
+    env = {k: v for k, v in os.environ.items() if k not in ALL and not k.startswith(('MLPERF_RN50_', 'OMPI_'))}
+    show = 'import json, os; print(json.dumps(dict(os.environ)))'
+    done = subprocess.run([ROOT / 'launch/ranks.sh', '1', sys.executable, '-c', show, '--train.device', device],
+                          env={**env, **given}, capture_output=True, text=True, check=True)
+    seen = json.loads(done.stdout)
+    assert {name: seen[name] for name in ALL if name in seen} == expected
+    assert seen.get(SET_VARIABLE) == (','.join(n for n in ALL if n not in given) if device == 'gpu' else None)
+
+
+def rows(*envs):
+    return [{'host': f'h{i}', 'gpu_environment': environment_facts(env)} for i, env in enumerate(envs)]
+
+
+def test_the_doctor_says_what_is_set_by_whom():
+    env = {**GPU, 'HOROVOD_CYCLE_TIME': '0.5'}
+    check = check_environment(rows({**env, **missing_settings(env)}))
+    assert check.status == 'ok'
+    launcher, before = check.found.split('; ')
+    assert launcher.startswith('by the launcher: CUDA_DEVICE_ORDER=PCI_BUS_ID, MXNET_EXEC_BULK')
+    assert before == 'set before it: HOROVOD_CYCLE_TIME=0.5'
+
+
+def test_the_doctor_warns_of_what_nobody_set_and_of_unlike_hosts():
+    missing = check_environment(rows(ALL, {k: v for k, v in ALL.items() if k != 'HOROVOD_CYCLE_TIME'}))
+    assert (missing.status, missing.found) == ('warning', 'not set on h1: HOROVOD_CYCLE_TIME')
+    assert 'launch/*.sh' in missing.fix and missing.fix.endswith('export HOROVOD_CYCLE_TIME=0.1')
+    unlike = check_environment(rows(ALL, {**ALL, 'HOROVOD_CYCLE_TIME': '5'}))
+    assert (unlike.status, unlike.found) == ('warning', 'HOROVOD_CYCLE_TIME=5 on h1, but 0.1 on h0')

@@ -1,0 +1,50 @@
+"""launch/setup_ngc.sh: which Python and which programs are taken for the container's."""
+import os
+import sys
+
+import pytest
+from helpers import ROOT, run
+
+
+def call(function, folder, path):
+    """Calls a function of the script as launch/setup.sh does."""
+    script = f'set -euo pipefail; fail() {{ echo "$1" >&2; exit 2; }}; . {ROOT}/launch/setup_ngc.sh; {function}'
+    return run(['bash', '-c', script], cwd=folder, env={'PATH': f'{path}:{os.defpath}'})
+
+
+@pytest.fixture
+def container(tmp_path):
+    """A Python that has what the container's has, and the .venv of a checkout beside it that has it as well."""
+    for folder in (tmp_path / 'container', tmp_path / '.venv'):
+        assert run([sys.executable, '-m', 'venv', '--without-pip', folder]).returncode == 0
+        [packages] = folder.glob('lib/python3*/site-packages')
+        for name in ('mxnet', 'horovod', 'nvidia/dali', 'pip'):
+            (packages / name).mkdir(parents=True)
+            (packages / name / '__init__.py').touch()
+    return tmp_path
+
+
+def test_an_environment_that_is_about_to_go_is_not_the_containers_python(container):
+    found = call('find_container_python', container, f'{container}/.venv/bin:{container}/container/bin')
+    assert found.returncode == 0 and found.stdout.strip() == str(container / 'container/bin/python3'), found.stderr
+
+
+def test_nothing_but_that_environment_is_no_container(container):
+    found = call('find_container_python', container, f'{container}/.venv/bin')
+    assert found.returncode == 2 and 'got no python3 in PATH that has mxnet' in found.stderr
+
+
+def test_a_program_that_the_container_lacks_is_named(tmp_path):
+    (tmp_path / '.venv/bin').mkdir(parents=True)
+    for name, code in (('.venv/bin/mpirun', 2), ('.venv/bin/horovodrun', 3)):  # its own are not the container's
+        (tmp_path / name).write_text(f'#!/bin/sh\nexit {code}\n')
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / 'bin').mkdir()
+    (tmp_path / 'bin/mpirun').write_text('#!/bin/sh\n')
+    (tmp_path / 'bin/mpirun').chmod(0o755)
+    path = f'{tmp_path}/.venv/bin:{tmp_path}/bin'
+
+    done = call('link_container_programs', tmp_path, path)
+
+    assert done.returncode == 2 and 'horovodrun is missing in this container' in done.stderr
+    assert run([tmp_path / '.venv/bin/mpirun'], env={}).returncode == 0
