@@ -62,11 +62,15 @@ class Server(socketserver.ThreadingTCPServer):
         with self._lock:
             self._num_open[client_address[0]] += 1
             is_welcome = self._num_open[client_address[0]] <= _MAX_OPEN_PER_HOST
-        if is_welcome:
-            super().process_request(request, client_address)
-        else:
+        if not is_welcome:
             self.shutdown_request(request)
             self._has_left(client_address)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started: nobody else will count it out
+            self._has_left(client_address)
+            raise
 
     def process_request_thread(self, request, client_address) -> None:
         try:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from helpers import HANG_LIMIT_S
@@ -34,9 +35,15 @@ def one_server():
 
 @pytest.fixture
 def server(one_server):
+    wait_until_all_left(one_server)  # a client sees its connection's end before the server has counted it out
     one_server.store.clear()
     yield one_server
     one_server.secret = SECRET
+
+
+def wait_until_all_left(server):
+    while server._num_open:
+        time.sleep(0.001)
 
 
 def ask(server, method, path='/global_/0', secret=SECRET, body=None):
@@ -118,9 +125,19 @@ def test_one_host_can_hold_only_so_many_connections(server, monkeypatch):
     with socket.create_connection(('127.0.0.1', server.port)) as first:
         first.sendall(b'G')
         assert send(server, b'') == b'' and meeting.knows('127.0.0.1', server.port, SECRET) is None
-    while server._num_open:
-        pass
+    wait_until_all_left(server)
     assert meeting.knows('127.0.0.1', server.port, SECRET)
+
+
+def test_a_connection_that_no_thread_takes_is_not_counted(server, monkeypatch, capfd):
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, 'start', start)
+        assert meeting.knows('127.0.0.1', server.port, SECRET) is None
+        wait_until_all_left(server)
+    assert meeting.knows('127.0.0.1', server.port, SECRET) and "can't start new thread" in capfd.readouterr().err
 
 
 def test_the_forwarder_says_the_secret_for_its_rank_and_ends_with_it(server):
