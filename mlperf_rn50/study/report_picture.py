@@ -1,5 +1,6 @@
 """One drawing and what each of its points says when it is pointed at; as SVG for a page, as PNG for a document."""
 import io
+import logging
 import re
 import textwrap
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 
          'axes.spines.top': False, 'axes.spines.right': False,
          'legend.frameon': False, 'figure.facecolor': 'white', 'axes.facecolor': 'none',
          'text.parse_math': False}  # what a log says is no formula
+# The first use on a machine makes a list of its fonts, and says so after 5 s: nothing that is wrong with a report.
+logging.getLogger('matplotlib.font_manager').setLevel(logging.ERROR)
 _LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # of what stands above a drawing
 
 

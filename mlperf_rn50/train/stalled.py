@@ -25,6 +25,7 @@ from mlperf_rn50.train.failures import Failure, note_failure
 STACK_SIGNAL = getattr(signal, 'SIGSTKFLT', 16)  # Python 3.10 has no name for it
 WAITING = 'waiting'
 _PY_SPY_LIMIT_S = 20
+_STOPPED_STATES = ('T', 't')
 _CLOCK_SKEW_S = 60
 # What names one start of all ranks, in each of them: our launchers, Open MPI, Slurm.
 _JOBS = ('MLPERF_RN50_JOB', 'PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'SLURM_JOB_ID')
@@ -197,7 +198,8 @@ def _py_spy(pid: int) -> str:
     program = shutil.which('py-spy', path=f'{Path(sys.executable).parent}:{os.environ.get("PATH", "")}')
     if not program:
         return ''
-    for how in ('--native', '--nonblocking'):  # a stopped process has no native stack for it
+    # A stopped process has no native stack for it, and to try would take time.
+    for how in ('--nonblocking',) if is_stopped(pid) else ('--native', '--nonblocking'):
         try:
             done = subprocess.run([program, 'dump', how, '--pid', str(pid)], capture_output=True, text=True,
                                   timeout=_PY_SPY_LIMIT_S)
@@ -206,6 +208,11 @@ def _py_spy(pid: int) -> str:
         if not done.returncode:
             return done.stdout
     return ''
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal or a debugger: its state as in proc(5)."""
+    return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] in _STOPPED_STATES
 
 
 def _own_stacks(pid: int, stack_fd: int) -> str:

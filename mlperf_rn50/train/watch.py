@@ -42,7 +42,6 @@ _READ_LIMIT_S = 5.0
 _KILL_S = 20.0
 _POLL_S = 0.5
 _PR_SET_PDEATHSIG, _PR_SET_PTRACER = 1, 0x59616d61
-_STOPPED_STATES = ('T', 't')
 
 
 class _Cell(IntEnum):
@@ -136,10 +135,9 @@ class Watcher:
     """What the watcher knows of its rank; see watched for the arguments."""
 
     def __init__(self, pid: int, position: Position, limits_s: Mapping[str, float], folder: Path | None,
-                 can_stop: bool, stack_fd: int):
+                 can_stop: bool, stack_fd: int, parent: int):
         self._pid, self._position, self._limits_s, self._can_stop = pid, position, limits_s, can_stop
-        self._folder, self._stack_fd = folder, stack_fd
-        self._parent = os.getppid()
+        self._folder, self._stack_fd, self._parent = folder, stack_fd, parent  # that is gone already, maybe
         self._num_beats, self._last_beat, self._start_s = 0, time.monotonic(), time.time()
         self._orphaned_at: float | None = None
         self._asked, self._is_ended = Asked(), False
@@ -228,7 +226,7 @@ class Watcher:
             self._recorded = self._record() or ''
         if self._num_beats != self._position.num_beats:
             return None
-        if _state(self._pid) in _STOPPED_STATES:
+        if stalled.is_stopped(self._pid):
             return f'stopped (SIGSTOP) for {silent_s:.0f} s{self._stacks()}'
         # The rank to blame speaks first; of those that only wait for it, the lowest.
         if silent_s < limit_s + _HEAR_OTHERS_S + min(launched_rank(), 10):
@@ -283,11 +281,6 @@ def _signal_name(number: int) -> str:
         return f'signal {number}'
 
 
-def _state(pid: int) -> str:
-    """The state letter of a process, as in proc(5)."""
-    return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]
-
-
 def watched(program: Callable[[Position], int], stall_limit_s: float, other_limits_s: Mapping[str, float] | None = None,
             folder: Path | None = None, can_stop: bool = True) -> int:
     """Runs a rank in a process of its own and watches it; returns its exit code (in both processes).
@@ -302,7 +295,7 @@ def watched(program: Callable[[Position], int], stall_limit_s: float, other_limi
         folder: where is written what is found out about a rank that stands still; None for nowhere.
         can_stop: whether the rank stops by itself when it is asked to; one that cannot is ended at once.
     """
-    position = Position()
+    position, parent = Position(), os.getppid()
     limits_s = {**dict.fromkeys(PHASES, stall_limit_s), **(other_limits_s or {})}
     stack_fd = open_stacks()
     reader, writer = os.pipe()
@@ -310,7 +303,7 @@ def watched(program: Callable[[Position], int], stall_limit_s: float, other_limi
     pid = os.fork()
     if pid:
         os.close(reader)  # the writer stays open for as long as this process lives
-        return Watcher(pid, position, limits_s, folder, can_stop, stack_fd).wait()
+        return Watcher(pid, position, limits_s, folder, can_stop, stack_fd, parent).wait()
     os.close(writer)
     _be_watched(position, reader, stack_fd)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -1,10 +1,12 @@
 """Hosts, a small training and jobs on them, for all cluster tests."""
+import fcntl
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -55,7 +57,9 @@ def _clean(request):
 @pytest.fixture(scope='session')
 def image(tmp_path_factory) -> str:
     """The name of the image."""
-    return build_image(tmp_path_factory.mktemp('debian'))
+    with open(Path(tempfile.gettempdir()) / 'mlperf_rn50_image.lock', 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # what another worker built, and would prune while it builds, is there then
+        return build_image(tmp_path_factory.mktemp('debian'))
 
 
 @pytest.fixture
@@ -116,12 +120,13 @@ class Job:
     def output(self) -> str:
         return self.output_path.read_text()
 
-    def wait_for(self, is_reached, what: str) -> None:
-        """Waits until a condition holds while the launcher runs."""
+    def wait_for(self, is_reached, what: str):
+        """Waits until a condition holds while the launcher runs; returns what it is by then."""
         deadline = time.monotonic() + HANG_LIMIT_S
-        while not is_reached():
+        while not (reached := is_reached()):
             assert self.process.poll() is None and time.monotonic() < deadline, f'{what} not reached: {self.output}'
             time.sleep(0.02)
+        return reached
 
     def wait_for_step(self, step: int) -> None:
         self.wait_for(lambda: any(m['step'] >= step for m in run_metrics(self.run_dir, 'train')), f'step {step}')
@@ -159,9 +164,6 @@ class Job:
         """Stops rank 0, which writes log and checkpoints, in a phase; it goes on after the block."""
         while True:
             self.wait_for_phase(phase)
-            if not self.cluster.hosts[0].ranks():  # it was lost there, and comes back
-                time.sleep(0.05)
-                continue
             pid = self.rank_pid(0)
             os.kill(pid, signal.SIGSTOP)
             if self.is_in(phase):  # and not just over
@@ -174,8 +176,8 @@ class Job:
                 os.kill(pid, signal.SIGCONT)
 
     def rank_pid(self, number: int) -> int:
-        """The process that trains on host number (from 0) when there is one rank per host: the watcher's child."""
-        return max(self.cluster.hosts[number].ranks())
+        """The process that trains on host number (from 0) when there is one rank per host, once it is there."""
+        return self.wait_for(self.cluster.hosts[number].rank, f'a rank on host {number}')
 
     def end(self) -> tuple[int, str]:
         """Exit code and output, when the launcher and every rank on every host are gone."""

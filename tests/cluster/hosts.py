@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,18 @@ class Host:
         """Processes of this host that train, supervisors included."""
         return [p for p in self.pids() if 'train' in _words(p) and any('mlperf' in w for w in _words(p))]
 
+    def rank(self) -> int | None:
+        """The process that trains, where a host has one rank: a fork of its watcher, under the same command line."""
+        found = [p for p in self.ranks() if _words(p)[1:2] and _words(p)[1].endswith('/mlperf-rn50')]
+        return next((p for p in found if _parent(p) in found and _parent(_parent(p)) not in found), None)
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Ends processes, some of which may end with others."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
 
 def _pids() -> list[int]:
     return [int(p) for p in os.listdir('/proc') if p.isdecimal()]
@@ -62,6 +75,14 @@ def _namespace(pid: int) -> str:
         return os.readlink(f'/proc/{pid}/ns/net')
     except OSError:
         return ''
+
+
+def _parent(pid: int) -> int:
+    """The parent of a process; 0 of one that is gone."""
+    try:
+        return int(Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _is_sshd(pid: int) -> bool:
@@ -135,9 +156,7 @@ class Cluster:
 
     def kill_sshd(self, host: Host) -> None:
         """Ends a host's sshd and all its connections; what was started over them is left alone."""
-        for pid in _pids():
-            if _namespace(pid) == _namespace(host.keeper.pid) and _is_sshd(pid):
-                os.kill(pid, signal.SIGKILL)
+        kill(p for p in _pids() if _namespace(p) == _namespace(host.keeper.pid) and _is_sshd(p))
         assert host.sshd
         host.sshd.wait()
 
@@ -153,11 +172,7 @@ class Cluster:
     def reset(self) -> None:
         """Ends what runs on the hosts, heals every link, and starts every sshd that is dead."""
         for host in self.hosts:
-            for pid in host.pids():
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+            kill(host.pids())
             self.set_link(host, True)
             if host.sshd and host.sshd.poll() is not None:
                 self.start_sshd(host)

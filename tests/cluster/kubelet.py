@@ -117,8 +117,9 @@ def podman_command(cluster: Cluster, spec: dict, host: Host, name: str, variable
     hosts_file = cluster.folder / f'{name}.hosts'
     own_names = f'{host.address} {name}\n'  # of itself alone is the short name known
     hosts_file.write_text('127.0.0.1 localhost\n' + own_names + ''.join(f'{a} {n}\n' for n, a in cluster.names.items()))
-    words = ['podman', 'run', '--rm', '--pull', 'never', '--passwd=false', '--name', name, '--hostname', name,
-             '--network', f'ns:/proc/{host.keeper.pid}/ns/net', '--no-hosts', '--volume', f'{hosts_file}:/etc/hosts:ro',
+    words = ['podman', 'run', '--rm', '--replace', '--pull', 'never', '--passwd=false', '--name', name,
+             '--hostname', name, '--network', f'ns:/proc/{host.keeper.pid}/ns/net', '--no-hosts',
+             '--volume', f'{hosts_file}:/etc/hosts:ro',
              '--stop-timeout', str(spec['terminationGracePeriodSeconds']), '--workdir', container['workingDir'],
              *_security(spec['securityContext'], container)]
     for key, value in env.items():

@@ -101,4 +101,4 @@ SlurmdLogFile={self.folder}/slurmd_%n.log
         for process in reversed(self.processes):
             process.terminate()
         for process in self.processes:
-            process.wait(30)
+            process.wait(HANG_LIMIT_S)

@@ -48,7 +48,16 @@ def joined() -> Iterator[list[Path]]:
         yield [memory / 'inner'] if is_v2 else [memory / 'inner', cpu]
     finally:
         for group in reversed(made):
-            group.rmdir()
+            remove(group)
+
+
+def remove(group: Path) -> None:
+    """Removes a control group once all in it have ended."""
+    deadline = time.monotonic() + HANG_LIMIT_S
+    while (group / 'cgroup.procs').read_text():
+        assert time.monotonic() < deadline, 'a process is left in the group'
+        time.sleep(0.05)
+    group.rmdir()
 
 
 def test_the_doctor_knows_the_group_it_is_in(joined):
@@ -79,6 +88,11 @@ class Group:
             swap.write_text('0' if self._is_v2 else str(num_bytes))
 
     @property
+    def kills(self) -> Path:
+        """The file that counts whom the kernel ended for want of memory."""
+        return self.folder / ('memory.events' if self._is_v2 else 'memory.oom_control')
+
+    @property
     def used_bytes(self) -> int:
         return int((self.folder / ('memory.current' if self._is_v2 else 'memory.usage_in_bytes')).read_text())
 
@@ -96,11 +110,7 @@ def group() -> Iterator[Group]:
     except OSError as e:
         skip_for(f'control groups cannot be made: {e}')
     yield Group(folder)
-    deadline = time.monotonic() + HANG_LIMIT_S
-    while (folder / 'cgroup.procs').read_text():
-        assert time.monotonic() < deadline, 'a process is left in the group'
-        time.sleep(0.05)
-    folder.rmdir()
+    remove(folder)
 
 
 @pytest.mark.fault('oom', 'start-up', 'training', 'evaluation', 'checkpoint')
@@ -108,7 +118,7 @@ def group() -> Iterator[Group]:
 def test_a_rank_that_the_kernel_ends_is_told_the_limit_and_what_fits(group, phase):
     group.limit(200 << 20)
     # What it holds is seen now and then; what it takes at last is too much.
-    body = f'position.now("{phase}"); held = b"x" * (120 << 20); time.sleep(3); more = b"x" * (120 << 20); rest()'
+    body = f'position.now("{phase}"); held = b"x" * (120 << 20); time.sleep(10); more = b"x" * (120 << 20); rest()'
     process = start_watched(body, command=group.inside(), HOROVOD_SIZE='2', HOROVOD_LOCAL_RANK='0',
                             HOROVOD_LOCAL_SIZE='2')
     err = process.communicate(timeout=HANG_LIMIT_S)[1]
@@ -121,12 +131,16 @@ def test_a_rank_that_the_kernel_ends_is_told_the_limit_and_what_fits(group, phas
                         r'fewer ranks on a host)\n', err)
 
 
-NEIGHBOUR = """import time
-open('/proc/self/oom_score_adj', 'w').write('-1000')  # the kernel ends the others
-held = []
-while True:
+# The kernel ends others; once it has, no more is taken, or it would end the launcher before that can say so.
+NEIGHBOUR = """import re, sys, time
+open('/proc/self/oom_score_adj', 'w').write('-1000')
+def num_kills():
+    return int(re.search(r'^oom_kill ([0-9]+)$', open(sys.argv[1]).read(), re.M)[1])
+held, before = [], num_kills()
+while num_kills() == before:
     held.append(b'x' * (8 << 20))
     time.sleep(0.02)
+time.sleep(100000)
 """
 
 
@@ -141,7 +155,7 @@ def test_a_training_in_a_group_that_fills_up_says_so(group, tiny_config, tmp_pat
         assert job.poll() is None and time.monotonic() < deadline, (tmp_path / 'out').read_text()
         time.sleep(0.05)
     group.limit(group.used_bytes + (64 << 20))
-    neighbour = subprocess.Popen(group.inside(sys.executable, '-c', NEIGHBOUR))
+    neighbour = subprocess.Popen(group.inside(sys.executable, '-c', NEIGHBOUR, group.kills))
     try:
         code = job.wait(HANG_LIMIT_S)
     finally:

@@ -20,7 +20,7 @@ def test_a_link_is_cut_while_a_checkpoint_is_written(start, cluster):
 
 @pytest.mark.fault('dead ssh', 'training', 'evaluation', 'checkpoint')
 def test_sshd_dies_in_each_phase_and_the_run_reaches_its_target(start, cluster):
-    job, host = start(*BARE, '--restarts', 3, '--train.target_accuracy', 0.6), cluster.hosts[1]
+    job, host = start(*BARE, '--restarts', 3, '--train.target_accuracy', 0.8), cluster.hosts[1]
     for number, phase in enumerate(('training', 'evaluation', 'checkpoint'), 1):
         # Phases that take a moment are held; in the other one, the rest of the run takes its course.
         with nullcontext(job.wait_for_phase(phase)) if phase == 'training' else job.held_in(phase):

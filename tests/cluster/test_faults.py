@@ -98,7 +98,7 @@ def test_a_link_that_heals_in_time_does_no_harm(start, cluster):
     job = start(*BARE, '--checkpoint.period_epochs', 0, '--train.max_epochs', 3)
     job.wait_for_step(8)
     cluster.set_link(cluster.hosts[1], False)
-    time.sleep(5)
+    time.sleep(3)
     cluster.set_link(cluster.hosts[1], True)
     code, output = job.end()
     assert code == 1 and 'aborted: the target was not reached' in output, output  # its own end
@@ -120,7 +120,7 @@ def test_the_disk_of_the_run_folder_fills_up(start, cluster, tmp_path):
         assert_nothing_lost(inside)
     finally:
         for host in cluster.hosts:
-            host.call('umount', disk)
+            host.call('umount', '--lazy', disk)
 
 
 @pytest.mark.fault('damaged data', 'training')
@@ -139,16 +139,18 @@ def test_the_checkpoint_folder_becomes_read_only(start, cluster):
     job = start(*BARE)
     job.wait_for_step(8)
     folder = job.run_dir / 'checkpoints'
+    pid = job.rank_pid(0)
+    os.kill(pid, signal.SIGSTOP)  # what it has open for writing would forbid the mount
     for host in cluster.hosts:  # root writes wherever it is allowed to; not where the mount forbids it
-        host.call('mount', '--bind', folder, folder)
-        host.call('mount', '-o', 'remount,ro,bind', folder)
+        host.call('mount', '-o', 'bind,ro', folder, folder)
+    os.kill(pid, signal.SIGCONT)
     try:
         assert_ended(job, rf'rank 0 on h1, step \d+, {PHASE}: .*Read-only file system; earlier ones are '
                           r'kept', code=2)
         assert_nothing_lost(job.run_dir)
     finally:
         for host in cluster.hosts:
-            host.call('umount', folder)
+            host.call('umount', '--lazy', folder)
 
 
 def test_a_host_with_another_package_version_is_refused(start, cluster, tmp_path):
@@ -161,7 +163,7 @@ def test_a_host_with_another_package_version_is_refused(start, cluster, tmp_path
         assert_ended(start(), r'failed +packages +numpy 1\.22\.0 on h2, but numpy \S+ on h1', code=1)
         assert not (tmp_path / 'run').exists()
     finally:
-        cluster.hosts[1].call('umount', info / 'METADATA')
+        cluster.hosts[1].call('umount', '--lazy', info / 'METADATA')
 
 
 def test_a_host_with_another_data_set_is_refused(start, cluster, tiny_config, tmp_path):
@@ -173,7 +175,7 @@ def test_a_host_with_another_data_set_is_refused(start, cluster, tiny_config, tm
     try:
         assert_ended(start(), r'failed +data set +manifest \w+ with 200 images on h2, but manifest \w+', code=1)
     finally:
-        cluster.hosts[1].call('umount', data)
+        cluster.hosts[1].call('umount', '--lazy', data)
 
 
 def test_a_host_without_the_data_set_says_so_even_without_the_doctor(start, cluster, tiny_config, tmp_path):
@@ -183,7 +185,7 @@ def test_a_host_without_the_data_set_says_so_even_without_the_doctor(start, clus
     try:
         assert_ended(start(*BARE), r'rank 1 on h2: \S+manifest\.json: no such file; make the data with', code=2)
     finally:
-        cluster.hosts[1].call('umount', data)
+        cluster.hosts[1].call('umount', '--lazy', data)
 
 
 @pytest.mark.fault('dead ssh', 'start-up')

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from cluster.conftest import run_metrics
+from cluster.hosts import kill
 from helpers import HANG_LIMIT_S, ROOT
 
 from mlperf_rn50.train.checkpoint import list_checkpoints
@@ -36,8 +37,7 @@ class PodJob:
 
     def kill(self, index):
         """As a host that loses its power."""
-        for pid in self.cluster.hosts[index].pids():
-            os.kill(pid, signal.SIGKILL)
+        kill(self.cluster.hosts[index].pids())
 
     def wait_for(self, is_reached, what):
         """Looks after the pods until something is reached."""
@@ -61,7 +61,7 @@ class PodJob:
 def job(cluster, tiny_config, tmp_path):
     with open(cluster.folder / 'etc_hosts', 'a') as hosts:
         hosts.write(f'{cluster.hosts[0].address} job-0.service\n')
-    made = PodJob(cluster, tmp_path, '--config', tiny_config, '--train.target_accuracy', '0.6')
+    made = PodJob(cluster, tmp_path, '--config', tiny_config, '--train.target_accuracy', '0.8')
     yield made
     for pod in made.pods.values():
         pod.kill()

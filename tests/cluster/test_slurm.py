@@ -1,4 +1,5 @@
 """Slurm's own controller and nodes: a job trains on two nodes, is interrupted and goes on."""
+import re
 import time
 
 import pytest
@@ -90,7 +91,7 @@ def test_scancel_leaves_a_checkpoint(submit):
 
 def test_the_signal_before_the_time_limit_requeues_the_job_which_reaches_its_target(submit):
     job = submit('--no-doctor', '--checkpoint.period_epochs', 0, '--checkpoint.period_steps', 0,
-                 '--train.target_accuracy', '0.6')
+                 '--train.target_accuracy', '0.8')
     job.wait_for_step(10)
     job.slurm.call('scancel', '--batch', '--signal', 'USR1', job.number)  # what --signal=B:USR1@90 sends
     job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
@@ -112,7 +113,11 @@ def test_the_signal_reaches_ranks_that_only_start(submit):
 
 def test_the_time_limit_leaves_a_checkpoint_and_requeues(submit):
     job = submit('--no-doctor', '--checkpoint.period_epochs', 0, '--checkpoint.period_steps', 0,
-                 sbatch=('--time', 2, '--signal', 'B:USR1@60'))  # which Slurm may send 30 s earlier
+                 sbatch=('--time', 60, '--signal', 'B:USR1@60'))  # which Slurm may send 30 s earlier
+    job.wait_for_step(1)
+    shown = job.slurm.call('scontrol', 'show', 'job', job.number)
+    [(hours, minutes)] = re.findall(r'RunTime=(\d\d):(\d\d):', shown)
+    job.slurm.call('scontrol', 'update', f'JobId={job.number}', f'TimeLimit={60 * int(hours) + int(minutes) + 2}')
     job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
     assert run_metrics(job.run_dir, 'end')[0]['status'] == 'interrupted'
     assert run_metrics(job.run_dir, 'resumed')[0]['step'] > 0

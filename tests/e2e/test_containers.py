@@ -144,7 +144,7 @@ def mps(stand_in, tmp_path, monkeypatch):
 
 def test_one_daemon_is_started_for_all_ranks_of_a_node(mps, tmp_path):
     ranks = [subprocess.Popen([mps, 'start']) for _ in range(4)]
-    assert [r.wait(30) for r in ranks] == [0] * 4
+    assert [r.wait(HANG_LIMIT_S) for r in ranks] == [0] * 4
     assert called(tmp_path).count('started') == 1
     assert run([mps, 'stop']).returncode == 0 and called(tmp_path)[-1] == 'quit'
     assert run([mps, 'stop']).returncode == 0  # nothing left to stop

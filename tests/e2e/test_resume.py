@@ -2,12 +2,13 @@
 import shutil
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from e2e.training import arguments, command, metrics, start, wait_for_checkpoint, wait_for_step
+from e2e.training import arguments, command, metrics, parent_pid, start, wait_for_checkpoint, wait_for_step
 from helpers import CLI, HANG_LIMIT_S, call, run, under_ranks
 
 from mlperf_rn50.files import LineFile
@@ -36,7 +37,8 @@ def test_killed_between_two_checkpoints_and_resumed(whole_run, tiny, tmp_path):
     process = start(under_ranks(2, command(tmp_path, tiny, *options)))
     wait_for_checkpoint(tmp_path, 8, process)
     for victim in [*psutil.Process(process.pid).children(recursive=True), process]:
-        victim.kill()
+        with suppress(psutil.NoSuchProcess):  # a rank ends with its watcher
+            victim.kill()
     process.communicate()
     done = run(under_ranks(2, [*CLI, 'train', '--resume', tmp_path]))
     assert done.returncode == 1, done.stderr  # the target is out of reach, as in the whole run
@@ -77,7 +79,7 @@ def blocks(process, number):
 def num_starting(launcher):
     """Ranks that wait with SIGUSR1: a rank's own process, or its watcher before it."""
     waiting = [p for p in psutil.Process(launcher.pid).children(recursive=True) if blocks(p, signal.SIGUSR1)]
-    return len([p for p in waiting if p.ppid() not in {w.pid for w in waiting}])
+    return len([p for p in waiting if parent_pid(p) not in {w.pid for w in waiting}])
 
 
 def test_asked_to_stop_while_it_starts_it_stops_after_its_first_steps(tiny, tmp_path):

@@ -318,7 +318,7 @@ def start(ready):
         return process, heard, told
 
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(120)
+    signal.alarm(HANG_LIMIT_S)
     yield start
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

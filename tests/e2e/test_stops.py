@@ -6,7 +6,7 @@ import time
 
 import psutil
 import pytest
-from e2e.training import arguments, metrics
+from e2e.training import arguments, metrics, parent_pid
 from helpers import HANG_LIMIT_S, ROOT
 
 from mlperf_rn50.train.checkpoint import list_checkpoints, load
@@ -43,9 +43,8 @@ class Job:
 
     def ranks(self):
         """The processes that train; of each pair the one that does."""
-        found = [p for p in psutil.Process(self.process.pid).children(recursive=True)
-                 if 'train' in words_of(p) and 'python' in words_of(p)[0]]
-        return [p for p in found if p.ppid() in {q.pid for q in found}]
+        found = [p for p in psutil.Process(self.process.pid).children(recursive=True) if is_training(p)]
+        return [p for p in found if parent_pid(p) in {q.pid for q in found}]
 
     def is_in(self, phase, num_starts):
         """Whether the run is in a phase, after so many starts."""
@@ -71,11 +70,12 @@ class Job:
         return self.process.returncode, out
 
 
-def words_of(process):
+def is_training(process):
     try:
-        return process.cmdline()
+        words = process.cmdline()
     except psutil.Error:
-        return []
+        return False
+    return 'train' in words and 'python' in words[0]
 
 
 def assert_whole(run_dir):

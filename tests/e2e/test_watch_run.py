@@ -208,7 +208,7 @@ def test_the_page_shows_what_is_new_and_stops_when_the_run_is_over(browser, tmp_
     with browser.new_context(java_script_enabled=has_script) as context:
         page = context.new_page()
         page.goto((folder / 'watch.html').as_uri())
-        assert page.get_by_text('20.00 % at epoch 3').first.is_visible()
+        page.get_by_text('20.00 % at epoch 3').first.wait_for()  # the page loads itself anew now and then
         dump_page(running(folder, hits=30), folder, 1.0)
         page.get_by_text('30.00 % at epoch 3').first.wait_for()
         write_lines(folder / 'result_0.txt', run_lines((0.3, 0.8), target=0.749))

@@ -4,6 +4,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 from helpers import CLI, HANG_LIMIT_S
 
 from mlperf_rn50.data.prepare import Packing, pack
@@ -71,3 +72,11 @@ def wait_for_checkpoint(run_dir, step, process) -> None:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, f'no checkpoint of step {step}'
         time.sleep(0.01)
+
+
+def parent_pid(process) -> int | None:
+    """The parent of a process (psutil's), None of one that is gone."""
+    try:
+        return process.ppid()
+    except psutil.Error:
+        return None

@@ -4,7 +4,7 @@ import shlex
 import shutil
 
 import pytest
-from helpers import call, run, skip_for
+from helpers import HANG_LIMIT_S, call, run, skip_for
 
 # What is typed, and what the last word becomes.
 CASES = [('rep', 'report'), ('--deb', '--debug'), ('--debug che', 'check'), ('report --fo', '--format'),
@@ -66,7 +66,7 @@ zpty -r z out '*READY*'
 {typed}
 ''')
     environment = {**os.environ, 'TERM': 'xterm', 'COLUMNS': '200'}
-    done = run(['zsh', '-f', 'drive.zsh'], cwd=folder, timeout=60, env=environment)
+    done = run(['zsh', '-f', 'drive.zsh'], cwd=folder, timeout=HANG_LIMIT_S, env=environment)
     assert done.stdout.splitlines() == [becomes for _, becomes in CASES]
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import HANG_LIMIT_S
 
 from mlperf_rn50.config import Config, RunConfig, TrainConfig
 from mlperf_rn50.errors import ConfigError
@@ -23,8 +24,6 @@ from mlperf_rn50.train.comm import (
     open_comm,
     sharing_of,
 )
-
-WAIT_S = 60  # only guards against hanging
 
 
 class Array:
@@ -127,7 +126,7 @@ class World:
             assert not self.is_broken
             values, barrier = self.arrived.setdefault((ranks, name, turn), ({}, threading.Barrier(len(ranks))))
             values[self.own.rank] = value
-        barrier.wait(WAIT_S)
+        barrier.wait(HANG_LIMIT_S)
         return [values[rank] for rank in ranks]
 
     def grouped_allreduce_(self, arrays, op, process_set, name):
@@ -170,7 +169,7 @@ def on_ranks(monkeypatch):
                 failures.append(e)
                 world.shut_down()
         with ThreadPoolExecutor(num_ranks) as pool:
-            results = [f.result(WAIT_S) for f in [pool.submit(one, rank) for rank in range(num_ranks)]]
+            results = [f.result(HANG_LIMIT_S) for f in [pool.submit(one, rank) for rank in range(num_ranks)]]
         if failures:
             raise failures[0]
         return results, world

@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import shutil
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -300,6 +301,7 @@ def test_interrupted_at_a_terminal_it_ends_with_its_page(tmp_path):
     env = make_proof(tmp_path, 'echo "GPU 0: NVIDIA A100"', 'case $* in *test_a.py*) echo ready; sleep 30 ;; esac')
     pid, terminal = pty.fork()
     if not pid:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests that a shell started in the background ignore it
         os.execvpe('bash', ['bash', str(tmp_path / 'launch/test.sh'), '--gpu'], env)
     seen = b''
     while b'ready' not in seen:

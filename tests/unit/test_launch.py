@@ -262,27 +262,33 @@ def test_the_stages_of_an_end(events, expected):
 
 
 # Runs a shell as an engine, as a process of its own: signals are read there.
-ENGINE = '''import os, sys, signal
+ENGINE = '''import os, sys, signal, time
 from mlperf_rn50.launch import engine
-engine.STOP_LIMIT_S, engine.TERM_LIMIT_S = 2.0, 1.0
+engine.STOP_LIMIT_S, engine.TERM_LIMIT_S = float(sys.argv[5]), 1.0
+def is_overdue():
+    while sys.argv[4].startswith('/') and not os.path.exists(sys.argv[4]):
+        time.sleep(0.01)
+    return sys.argv[4] != 'begun'
 signals = engine.Signals()
 print('ready', flush=True)
 code = engine.run_engine(['bash', '-c', sys.argv[1]], dict(os.environ, MLPERF_RN50_JOB=sys.argv[2]), signals,
-                         sys.argv[2], float(sys.argv[3]), lambda: sys.argv[4] == 'overdue')
+                         sys.argv[2], float(sys.argv[3]), is_overdue)
 print(code, signals.is_asked, signals.is_at_once, flush=True)
 '''
 
 
-def engine(script, *numbers, limit_s=0.0, then='overdue', wait_for='up'):
+def engine(script, *numbers, limit_s=0.0, then='overdue', stop_limit_s=600.0):
+    """Its code, whether it was asked, and at once; who is left. `then`: begun, overdue, or so once a file is there."""
     job = f'{os.getpid()}-{time.monotonic_ns():x}'
-    with subprocess.Popen([sys.executable, '-c', ENGINE, script, job, str(limit_s), then], stdout=subprocess.PIPE,
-                          text=True, start_new_session=True) as process:
+    words = [script, job, str(limit_s), then, str(stop_limit_s)]
+    with subprocess.Popen([sys.executable, '-c', ENGINE, *words], stdout=subprocess.PIPE, text=True,
+                          start_new_session=True) as process:
         lines = iter(process.stdout.readline, '')
-        for number in numbers:
-            while wait_for not in next(lines):
+        for i, number in enumerate(numbers):
+            while 'up' not in next(lines):
                 pass
+            time.sleep(1.1 * bool(i))  # sooner after the first was heard, it would be the same one
             process.send_signal(number)
-            time.sleep(1.1 * (number == signal.SIGINT and len(numbers) > 1))  # sooner, it would be the same one
         said = [line.strip() for line in lines]
     return said[-1], processes_of(job)
 
@@ -304,9 +310,10 @@ def test_a_second_interrupt_ends_an_engine_that_would_go_on():
     assert engine(DEAF, signal.SIGINT, signal.SIGINT) == ('137 True True', [])
 
 
-def test_an_engine_that_does_not_end_is_told_to_and_killed():
-    assert engine(DEAF, signal.SIGTERM) == ('137 True False', [])
-    assert engine('trap "" TERM; while :; do sleep 1; done', limit_s=0.2) == ('137 False False', [])
+def test_an_engine_that_does_not_end_is_told_to_and_killed(tmp_path):
+    assert engine(DEAF, signal.SIGTERM, stop_limit_s=2.0) == ('137 True False', [])
+    deaf = f'trap "" TERM; touch {tmp_path}/up; while :; do sleep 1; done'
+    assert engine(deaf, limit_s=0.2, then=f'{tmp_path}/up') == ('137 False False', [])
 
 
 def test_an_engine_whose_ranks_have_begun_has_no_limit():
@@ -398,14 +405,14 @@ def test_a_full_tmpdir_is_not_passed_over_for_another_folder(tmp_path, monkeypat
 
 
 def test_an_interrupt_that_was_ignored_before_is_heard():
-    done = subprocess.run(['bash', '-c', f'trap "" INT; exec {sys.executable} -c "$1" "$2" j 0 x', '-', ENGINE,
+    done = subprocess.run(['bash', '-c', f'trap "" INT; exec {sys.executable} -c "$1" "$2" j 0 x 600', '-', ENGINE,
                            'trap "exit 75" USR1; kill -INT $PPID; while :; do sleep 0.05; done'],
                           capture_output=True, text=True)
     assert done.stdout.split()[-3:] == ['75', 'True', 'False'], done.stderr
 
 
 def test_nohup_keeps_its_word():
-    done = subprocess.run(['bash', '-c', f'trap "" HUP; exec {sys.executable} -c "$1" "$2" j 0 x', '-', ENGINE,
+    done = subprocess.run(['bash', '-c', f'trap "" HUP; exec {sys.executable} -c "$1" "$2" j 0 x 600', '-', ENGINE,
                            'kill -HUP $PPID; sleep 0.2; exit 7'], capture_output=True, text=True)
     assert done.stdout.split()[-3:] == ['7', 'False', 'False'], done.stderr
 

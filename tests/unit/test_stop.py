@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -47,6 +48,15 @@ def end(process):
     return process.returncode, err
 
 
+def insist(process, pid=None):
+    """Ctrl-C until it counts, which is a second after the first one was heard, whenever that was."""
+    while process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.kill(pid or process.pid, INT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+
+
 @pytest.mark.parametrize('signals, expected', [
     ([(INT, 0)], [False]), ([(INT, 0), (INT, 0.9)], [False, False]), ([(INT, 0), (INT, 1.5)], [False, True]),
     ([(USR1, 0), (USR1, 60)], [False, False]), ([(USR1, 0), (INT, 2)], [False, True]),
@@ -75,7 +85,7 @@ def test_nohup_keeps_its_word():
         process.send_signal(number)
         time.sleep(WAIT_S)
         assert process.poll() is None
-    process.send_signal(INT)
+    insist(process)
     assert end(process) == (130, '')
 
 
@@ -86,7 +96,7 @@ def test_asked_twice_it_ends_at_once_wherever_it_is(variables):
     time.sleep(WAIT_S)
     ranks = psutil.Process(process.pid).children()
     assert process.poll() is None and len(ranks) == len(variables) / 2
-    process.send_signal(INT)
+    insist(process)
     assert end(process) == (130, '')
     assert not [r for r in ranks if r.is_running()]
 
@@ -111,9 +121,10 @@ def test_as_the_first_process_of_a_container(numbers, code):
              else 'a process namespace takes root')
     outer = start(ASKED if code == 75 else STUCK, command=['unshare', '-pf', '--kill-child'])
     [first] = psutil.Process(outer.pid).children()
-    for i, number in enumerate(numbers):
-        time.sleep(WAIT_S * bool(i))
-        os.kill(first.pid, number)
+    os.kill(first.pid, numbers[0])
+    if len(numbers) > 1:
+        time.sleep(WAIT_S)
+        insist(outer, first.pid)
     assert end(outer) == (code, '')
 
 

@@ -1,6 +1,7 @@
 """Samples of a node, and the way back from their file."""
 import json
 import math
+import sys
 import time
 
 import pytest
@@ -36,6 +37,8 @@ def test_infiniband_counts_words_of_four_bytes(tmp_path):
 
 
 def test_a_node_is_sampled_until_it_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(telemetry, 'SYS', tmp_path)  # this machine may have meters of energy, of which more is said
+    monkeypatch.setitem(sys.modules, 'pynvml', None)
     monkeypatch.setattr(telemetry, 'PERIOD_S', 0.02)
     path = tmp_path / 'telemetry_0_n1.jsonl'
     for _ in range(2):  # a resumed run goes on in the same file

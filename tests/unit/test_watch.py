@@ -56,7 +56,7 @@ def test_the_exit_code_is_the_ranks():
 def test_a_kill_that_is_counted_while_the_rank_still_dies_is_its_own(tmp_path, monkeypatch):
     (tmp_path / 'memory.events').write_text('oom_kill 3\n')
     monkeypatch.setattr(out_of_memory, 'memory_cgroup', lambda own: tmp_path)
-    watcher = Watcher(os.getpid(), Position(), {}, None, False, -1)
+    watcher = Watcher(os.getpid(), Position(), {}, None, False, -1, os.getppid())
     watcher._sample_memory()
     assert watcher._cause(signal.SIGKILL) == []
     (tmp_path / 'memory.events').write_text('oom_kill 4\n')
@@ -118,14 +118,15 @@ def test_a_rank_dies_with_its_watcher():
     assert not rank.is_running()
 
 
-def test_without_a_launcher_the_rank_is_asked_to_stop():
-    body = 'signal.signal(signal.SIGTERM, lambda *_: os._exit(75)); print(os.getppid(), flush=True); rest()'
+def test_without_a_launcher_the_rank_is_asked_to_stop(tmp_path):
+    asked = f'signal.signal(signal.SIGTERM, lambda *_: (os.mkdir("{tmp_path}/asked"), os._exit(75)))'
+    body = f'{asked}; print(os.getppid(), flush=True); rest()'
     launcher = start(body, command=['sh', '-c', '"$@" & wait', 'sh'])
     watcher = psutil.Process(int(launcher.stdout.readline()))
     assert watcher.ppid() == launcher.pid
     launcher.kill()
     psutil.wait_procs([watcher], timeout=HANG_LIMIT_S)
-    assert not watcher.is_running()
+    assert not watcher.is_running() and (tmp_path / 'asked').exists()
 
 
 def in_phase(phase, limits, body='time.sleep(600)', **variables):
@@ -148,7 +149,7 @@ def test_each_phase_has_its_own_limit(phase, key):
 @pytest.mark.fault('stop', 'start-up', 'training', 'evaluation', 'checkpoint')
 @pytest.mark.parametrize('phase', PHASES)
 def test_a_stopped_rank_is_ended_in_every_phase_with_its_stacks(tmp_path, phase):
-    limits = {p: 0.5 if p == phase else 0 for p in PHASES}
+    limits = {p: 3 if p == phase else 0 for p in PHASES}  # it must be stopped by then
     err = in_phase(phase, f'{limits}, __import__("pathlib").Path("{tmp_path}")', 'os.kill(os.getpid(), signal.SIGSTOP)')
     assert f'step 42, {phase}: stopped (SIGSTOP) for ' in err and f'; its stacks: {tmp_path}/rank_0.txt\n' in err
     assert 'T (stopped)' in (tmp_path / 'rank_0.txt').read_text()
@@ -179,11 +180,12 @@ def test_a_rank_that_holds_pythons_lock_ends_with_its_watcher():
 
 
 def test_ranks_that_their_launcher_ends_do_not_say_that_their_watchers_were_killed():
-    process = start('signal.signal(signal.SIGTERM, signal.SIG_IGN); print("ready", flush=True); rest()')
+    asked = 'signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n"))'
+    process = start(f'{asked}; print("ready", flush=True); rest()')
     assert process.stdout.readline() == 'ready\n'
     rank = child_of(process)
     process.terminate()
-    time.sleep(0.5)  # as mpirun: SIGTERM, and SIGKILL a second later
+    assert process.stdout.readline() == 'asked\n'  # as mpirun: SIGTERM, and SIGKILL a second later
     process.kill()
     assert process.communicate(timeout=HANG_LIMIT_S)[1] == ''
     psutil.wait_procs([rank], timeout=HANG_LIMIT_S)
@@ -192,7 +194,7 @@ def test_ranks_that_their_launcher_ends_do_not_say_that_their_watchers_were_kill
 
 def test_stacks_and_state_of_a_silent_rank_are_written(tmp_path):
     body = 'import ctypes; next(position.told(map(ctypes.PyDLL(None).sleep, [1000])))'
-    err = in_phase('training', f'{{"training": 0.5}}, __import__("pathlib").Path("{tmp_path}/stalled/4-2")', body,
+    err = in_phase('training', f'{{"training": 3}}, __import__("pathlib").Path("{tmp_path}/stalled/4-2")', body,
                    HOROVOD_RANK='2', HOROVOD_SIZE='4', MLPERF_RN50_JOB='4-2')
     path = tmp_path / 'stalled/4-2/rank_2.txt'
     assert f'busy: reading data; nothing is known of ranks 0, 1 and 3; its stacks: {path}\n' in err
@@ -241,7 +243,11 @@ def test_a_rank_that_aborts_for_want_of_address_space_says_which_limit():
     body = '''import resource
     resource.setrlimit(resource.RLIMIT_AS, (3 << 29, 3 << 29))
     held = __import__('mmap').mmap(-1, 10 << 27)
-    time.sleep(1.5)
+    def num_looks():  # of the watcher, which waits between two
+        return int(next(s for s in open(f'/proc/{os.getppid()}/status') if s.startswith('voluntary')).split()[1])
+    before = num_looks()
+    while num_looks() < before + 3:
+        time.sleep(0.1)
     os.abort()'''
     code = PROGRAM.format(body=body, limit=0).replace('sys.exit(', 'import resource\nresource.setrlimit('
                                                       'resource.RLIMIT_AS, (3 << 29, 3 << 29))\nsys.exit(')
