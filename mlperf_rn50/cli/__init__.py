@@ -32,7 +32,7 @@ from mlperf_rn50.errors import (
 )
 from mlperf_rn50.files import DISK_FAULTS
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name
+from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name, say
 from mlperf_rn50.system.out_of_memory import explain_error
 from mlperf_rn50.train.stop import END_SIGNALS, catch, end_at_once
 
@@ -137,7 +137,7 @@ def _print_error(error: UserError) -> None:
     where = error.where or (f'{rank_name()}: ' if rank else '')
     name = paint('mlperf-rn50:', 'red') if has_colour(sys.stderr) else 'mlperf-rn50:'
     try:
-        print(f'{name} {where}{printable(str(error))}', file=sys.stderr, flush=True)
+        say(f'{name} {where}{printable(str(error))}')
     except OSError:  # nobody reads it; the exit code says it all the same
         _drop(sys.stderr)
 

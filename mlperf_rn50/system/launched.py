@@ -2,6 +2,7 @@
 import os
 import platform
 import re
+import sys
 from collections.abc import Mapping
 
 from mlperf_rn50.errors import ConfigError
@@ -67,3 +68,13 @@ def launched_local() -> tuple[int, int]:
 def rank_name() -> str:
     """This process for a message: 'rank 2 on h3'."""
     return f'rank {launched_rank()} on {platform.node()}'
+
+
+def say(line: str) -> None:
+    """Writes a line to stderr, where other ranks write theirs: in one piece, which print() does not do if unbuffered.
+
+    Raises:
+        OSError: nobody reads it any more.
+    """
+    sys.stderr.write(f'{line}\n')
+    sys.stderr.flush()

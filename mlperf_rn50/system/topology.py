@@ -18,7 +18,7 @@ from mlperf_rn50.system.cgroup import Limits, find_limits
 from mlperf_rn50.system.cpu_list import parse_cpu_list, render_cpu_list
 from mlperf_rn50.system.gpu_environment import missing_settings
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
-from mlperf_rn50.system.launched import environment_number, launched_local, omp_threads, rank_name
+from mlperf_rn50.system.launched import environment_number, launched_local, omp_threads, rank_name, say
 from mlperf_rn50.system.limits import check_session
 from mlperf_rn50.system.meeting import SECRET_VARIABLE
 from mlperf_rn50.system.rendezvous import rank_variables
@@ -261,7 +261,7 @@ def _bind(command: Sequence[str]) -> None:
         os.environ.setdefault('UCX_NET_DEVICES', f'{binding.nic}:1')
     if command[1:2] == ['train']:
         said = render_binding(replace(binding, num_threads=threads))
-        print(f'{rank_name()} (local {local_rank}): {said}', file=sys.stderr, flush=True)
+        say(f'{rank_name()} (local {local_rank}): {said}')
     os.execvp(command[0], list(command))
 
 
@@ -271,5 +271,5 @@ if __name__ == '__main__':
     try:
         _bind(sys.argv[1:])
     except UserError as e:
-        print(f'mlperf-rn50: {platform.node()}: {e}', file=sys.stderr, flush=True)
+        say(f'mlperf-rn50: {platform.node()}: {e}')
         sys.exit(e.exit_code)

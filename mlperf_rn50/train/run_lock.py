@@ -2,13 +2,13 @@
 import fcntl
 import os
 import platform
-import sys
 import time
 from contextlib import suppress
 from typing import BinaryIO
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import writing
+from mlperf_rn50.system.launched import say
 from mlperf_rn50.train.run_folder import RunFolder
 
 # What is being killed may still write its checkpoint: a watcher and a launcher give it 35 s together.
@@ -39,8 +39,8 @@ class RunLock:
             self._wait(self._file)
             return False
         except OSError as e:
-            print(f'mlperf-rn50: {self._path}: this file system has no locks ({e.strerror}); see to it that only one '
-                  'program writes this run', file=sys.stderr, flush=True)
+            say(f'mlperf-rn50: {self._path}: this file system has no locks ({e.strerror}); see to it that only one '
+                'program writes this run')
             return True
         self.is_held = True
         with suppress(OSError):  # only there to be named
@@ -58,8 +58,8 @@ class RunLock:
                             'let it end, or stop it')
         if not self._since:
             self._since = now
-            print(f'mlperf-rn50: {self._path}: another process still writes this run; waiting for it, at most '
-                  f'{_PATIENCE_S:.0f} s', file=sys.stderr, flush=True)
+            say(f'mlperf-rn50: {self._path}: another process still writes this run; waiting for it, at most '
+                f'{_PATIENCE_S:.0f} s')
 
     def close(self) -> None:
         """Gives the lock back."""

@@ -9,7 +9,6 @@ import mmap
 import os
 import platform
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -24,7 +23,7 @@ from typing import NoReturn, TypeVar
 
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED
 from mlperf_rn50.system import out_of_memory
-from mlperf_rn50.system.launched import launched_local, launched_rank, launched_size, rank_name
+from mlperf_rn50.system.launched import launched_local, launched_rank, launched_size, rank_name, say
 from mlperf_rn50.train import stalled
 from mlperf_rn50.train.stop import STOP_SIGNALS, Asked, catch
 
@@ -269,7 +268,7 @@ class Watcher:
         if self._folder and self._orphaned_at is None:
             stalled.within(_READ_LIMIT_S, partial(stalled.note, self._folder, reason.partition(';')[0]))
         try:
-            print(f'mlperf-rn50: {rank_name()}, {position or self._position}: {reason}', file=sys.stderr, flush=True)
+            say(f'mlperf-rn50: {rank_name()}, {position or self._position}: {reason}')
         except OSError:  # nobody listens any more
             pass
 

@@ -1,5 +1,6 @@
 """Numbers in the environment: as OpenMP and the launchers write them, or refused in one line."""
 import os
+import socket
 import subprocess
 import sys
 
@@ -79,3 +80,10 @@ def test_a_slurm_step_whose_numbers_are_wrong_is_named(changed, said):
     with pytest.raises(ConfigError) as e:
         rank_variables({k: v for k, v in env.items() if v is not None})
     assert said in str(e.value)
+
+
+def test_a_line_of_a_rank_is_written_in_one_piece_where_python_buffers_nothing():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # in which every write is its own message
+    code = 'from mlperf_rn50.system.launched import say; say("rank 0"); say("rank 1")'
+    assert subprocess.run([sys.executable, '-u', '-c', code], stderr=theirs).returncode == 0
+    assert [ours.recv(100), ours.recv(100)] == [b'rank 0\n', b'rank 1\n']
