@@ -42,7 +42,9 @@ def server(one_server):
 
 
 def wait_until_all_left(server):
+    deadline = time.monotonic() + HANG_LIMIT_S
     while server._num_open:
+        assert time.monotonic() < deadline, server._num_open
         time.sleep(0.001)
 
 
