@@ -1,7 +1,7 @@
 """Ours against torch: training digits to 74.9 %, run_start to run_stop; network, data, batch, precision the same.
 
-The schedule and the momentum rule, too. Usage: .venv/bin/python benchmarks/digits.py    (runs to the target per minute,
-so that more is better; 0 for one that does not reach it)
+The schedule and the momentum rule, too. Usage: .venv/bin/python benchmarks/digits.py [ROUNDS]    (runs to the target per
+minute, so that more is better; 0 for one that does not reach it; 3 rounds unless said, each with a seed of its own)
 """
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from itertools import count
 
 from compare import BOUND, ROOT, compare, train_ours, train_torch
 
-CONFIG, ROUNDS = ROOT / 'launch/configs/digits_cpu.yaml', 3
+CONFIG, ROUNDS = ROOT / 'launch/configs/digits_cpu.yaml', int((sys.argv[1:] or ['3'])[0])
 
 
 def per_minute(train: Callable[[int], dict]) -> Callable[[], float]:
