@@ -1,7 +1,7 @@
 """Ours against torch: training digits to 74.9 %, run_start to run_stop; network, data, batch, precision the same.
 
-The schedule and the momentum rule, too. Usage: .venv/bin/python benchmarks/digits.py [ROUNDS]    (runs to the target per
-minute, so that more is better; 0 for one that does not reach it; 3 rounds unless said, each with a seed of its own)
+The schedule and the momentum rule, too. Usage: .venv/bin/python benchmarks/digits.py [ROUNDS]    (runs to the target
+per minute, so that more is better; 0 for one that does not reach it; 3 rounds unless said, each with its own seed)
 """
 import sys
 from collections.abc import Callable
