@@ -76,5 +76,6 @@ def say(line: str) -> None:
     Raises:
         OSError: nobody reads it any more.
     """
-    sys.stderr.write(f'{line}\n')
-    sys.stderr.flush()
+    if sys.stderr:  # None where somebody closed it
+        sys.stderr.write(f'{line}\n')
+        sys.stderr.flush()
