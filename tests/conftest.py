@@ -1,10 +1,15 @@
-"""What the tests share: data, time limits, and what is left out of a run, which its last lines say."""
+"""What the tests share: data, memory between files, and the last lines of a run: time, memory, what was left out."""
+import ctypes
+import gc
 import os
+import resource
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from closure import needs_training_packages
 from helpers import CLI, MPIJOB_SCHEMA, PUBLISHED, run
 from hypothesis import HealthCheck, settings
 
@@ -28,13 +33,27 @@ LEFT_OUT = {'needs_avx512': f'need AVX-512, and this processor may use {find_pro
             'slow': 'take longer: launch/test.sh --all'}
 # Tests of tests/gpu run where they are asked for alone (launch/test.sh --gpu), and are seen as not run otherwise.
 NO_GPU = 'needs a GPU'
-NO_TIME = 'there was no time left for (launch/test.sh --minutes)'
 _COUNTS = pytest.StashKey[Counter]()
+_PEAKS_KB = pytest.StashKey[list[int]]()
+_START = time.monotonic()
+
+
+def pytest_addoption(parser):
+    parser.addoption('--packages', choices=['light', 'training'],
+                     help='only the test files that import MXNet, DALI or Horovod (training), or only the others')
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Do not even import the files of the other kind."""
+    if (kind := config.getoption('--packages')) and collection_path.name.startswith('test_'):
+        return True if needs_training_packages(collection_path) != (kind == 'training') else None
+    return None
 
 
 def pytest_configure(config):
     config.stash[_COUNTS] = Counter()
-    config.addinivalue_line('markers', 'fault(name, *phases): what of tests/cluster/README.md a test shows')
+    config.stash[_PEAKS_KB] = []
+    config.addinivalue_line('markers', 'engine: one of each real engine, which .ci/run runs')
     config.addinivalue_line('markers', f'gpu: {NO_GPU}: launch/test.sh --gpu')
     for mark, why in LEFT_OUT.items():
         config.addinivalue_line('markers', f'{mark}: {why}')
@@ -62,33 +81,42 @@ def pytest_deselected(items):
         item.config.stash[_COUNTS].update([m for m in LEFT_OUT if m in marks][:1])
 
 
+def _peak_kb() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def pytest_sessionfinish(session):
-    """Workers tell the process that prints what they left out; each of them has left out the same."""
+    """Send the printing process the counts, which all workers share, and the largest memory of this worker."""
     if hasattr(session.config, 'workeroutput'):
-        session.config.workeroutput['left_out'] = dict(session.config.stash[_COUNTS])
+        session.config.workeroutput.update(left_out=dict(session.config.stash[_COUNTS]), peak_kb=_peak_kb())
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    node.config.stash[_COUNTS] = Counter(getattr(node, 'workeroutput', {}).get('left_out', {}))
+    output = getattr(node, 'workeroutput', {})
+    node.config.stash[_COUNTS] = Counter(output.get('left_out', {}))
+    node.config.stash[_PEAKS_KB].append(output.get('peak_kb', 0))
 
 
 def pytest_terminal_summary(terminalreporter, config):
     skipped = [str(r.longrepr) for r in terminalreporter.stats.get('skipped', [])]
-    if late := sum(NO_TIME in why for why in skipped):
-        terminalreporter.write_line(f'left out: {late} tests that {NO_TIME}', red=True)
     if without := sum(NO_GPU in why for why in skipped):
         terminalreporter.write_line(f'not run: {without} tests that need a GPU: launch/test.sh --gpu')
     for mark, number in sorted(config.stash[_COUNTS].items()):
         terminalreporter.write_line(f'left out: {number} tests that {LEFT_OUT[mark]}')
+    minutes, seconds = divmod(round(time.monotonic() - _START), 60)
+    peak_gb = max(config.stash[_PEAKS_KB] or [_peak_kb()]) * 1024 / 1e9
+    terminalreporter.write_line(f'time {minutes}:{seconds:02d}, largest worker {peak_gb:.1f} GB')
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item):
-    """Begins no long test when the time is up that launch/test.sh --minutes gives."""
-    deadline = float(os.environ.get('MLPERF_RN50_TEST_DEADLINE') or 'inf')
-    if time.time() > deadline and any(item.get_closest_marker(m) for m in ('slow', 'cluster', 'browser')):
-        pytest.skip(NO_TIME)
+@pytest.fixture(scope='module', autouse=True)
+def returned_memory():
+    """Return freed memory to the system after each file that used MXNet: glibc would keep gigabytes of it."""
+    yield
+    if mxnet := sys.modules.get('mxnet'):
+        gc.collect()
+        mxnet.nd.waitall()
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(scope='session')

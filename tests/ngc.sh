@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests that touch MXNet, DALI, Horovod and NumPy in a stand-in of NVIDIA's MXNet container, set up as there.
-# Usage: tests/ngc.sh [PYTEST OPTIONS...]
+# Usage: tests/ngc.sh [TEST FILE...]
 # The stand-in: Python 3.10, MXNet's CPU wheel, NumPy 1.22, Horovod 0.28.1, Open MPI, and DALI 1.38 or, where NVIDIA's
 # index is out of reach, 1.35, the newest before it with a wheel on PyPI. It is made once, in
 # ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50, with a copy of the checkout and its own .venv (1.6 GB). No root needed.
@@ -58,6 +58,7 @@ PATH="$base/bin:$path" launch/setup.sh
 export PATH="$PWD/.venv/bin:$base/bin:$path"
 python -c 'import platform, mxnet, numpy, nvidia.dali as dali
 print(f"Python {platform.python_version()}, MXNet {mxnet.__version__}, NumPy {numpy.__version__}, DALI {dali.__version__}")'
+[ $# -gt 0 ] || set -- "${tests[@]}"
 # TensorBoard, which reads what one of them has written, is not there.
 exec python -m pytest --numprocesses "$(nproc)" --dist loadfile -m 'not slow and not cluster and not browser' \
-    --deselect tests/e2e/test_core.py::test_tensorboard_gets_what_metrics_get "${tests[@]}" "$@"
+    --deselect tests/e2e/test_core.py::test_tensorboard_gets_what_metrics_get "$@"

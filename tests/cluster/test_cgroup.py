@@ -113,7 +113,6 @@ def group() -> Iterator[Group]:
     remove(folder)
 
 
-@pytest.mark.fault('oom', 'start-up', 'training', 'evaluation', 'checkpoint')
 @pytest.mark.parametrize('phase', PHASES)
 def test_a_rank_that_the_kernel_ends_is_told_the_limit_and_what_fits(group, phase):
     group.limit(200 << 20)
@@ -144,7 +143,6 @@ time.sleep(100000)
 """
 
 
-@pytest.mark.fault('oom', 'training')
 def test_a_training_in_a_group_that_fills_up_says_so(group, tiny_config, tmp_path):
     run_dir = tmp_path / 'run'
     with open(tmp_path / 'out', 'w') as out:

@@ -29,6 +29,7 @@ def test_the_image_is_small_enough_and_starts_as_a_user(image, container):
     assert 'every library resolves' in said and 'with MPI, Gloo import' in said
 
 
+@pytest.mark.engine
 def test_the_image_prepares_trains_and_logs(container, tmp_path):
     tmp_path.chmod(0o777)
     mount = ('--volume', f'{tmp_path}:/data')

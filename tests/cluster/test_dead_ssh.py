@@ -1,14 +1,12 @@
 """The network of a host, or its sshd alone, dies while a run is in each of its phases."""
 from contextlib import nullcontext
 
-import pytest
 from cluster.conftest import run_metrics
 from cluster.test_faults import BARE, assert_ended, assert_nothing_lost
 
 SILENT = 'host h2 (with rank 1) does not answer; last recorded: step '
 
 
-@pytest.mark.fault('cut link', 'checkpoint')
 def test_a_link_is_cut_while_a_checkpoint_is_written(start, cluster):
     job = start(*BARE, '--comm.stall_limit_s', 0)
     with job.held_in('checkpoint'):
@@ -18,7 +16,6 @@ def test_a_link_is_cut_while_a_checkpoint_is_written(start, cluster):
     assert_nothing_lost(job.run_dir)
 
 
-@pytest.mark.fault('dead ssh', 'training', 'evaluation', 'checkpoint')
 def test_sshd_dies_in_each_phase_and_the_run_reaches_its_target(start, cluster):
     job, host = start(*BARE, '--restarts', 3, '--train.target_accuracy', 0.8), cluster.hosts[1]
     for number, phase in enumerate(('training', 'evaluation', 'checkpoint'), 1):

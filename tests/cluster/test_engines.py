@@ -14,6 +14,7 @@ from mlperf_rn50.train.checkpoint import list_checkpoints
 QUICK = ('--train.target_accuracy', '0.01')
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize('launcher', ['mpirun.sh', 'horovodrun.sh'])
 @pytest.mark.parametrize('num_hosts', [1, 3])
 def test_trains_on_hosts(start, cluster, tiny_config, launcher, num_hosts):
@@ -51,7 +52,6 @@ def test_two_ranks_a_host_share_a_device_and_hosts_come_from_a_file(start, clust
     assert all('"key": "number_of_ranks", "value": 4,' in log for log in logs)
 
 
-@pytest.mark.fault('term', 'training')
 @pytest.mark.parametrize('launcher', ['mpirun.sh', 'horovodrun.sh'])
 def test_asked_to_stop_it_leaves_a_checkpoint_and_goes_on(start, launcher):
     job = start('--no-doctor', '--checkpoint.period_steps', 0, '--checkpoint.period_epochs', 0, launcher=launcher,

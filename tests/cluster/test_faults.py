@@ -31,7 +31,6 @@ def assert_ended(job, *said, code=None):
     return output
 
 
-@pytest.mark.fault('kill', 'training')
 @pytest.mark.parametrize('victim', [0, 2])
 def test_a_rank_is_killed(start, victim):
     job = start(*BARE, num_hosts=3)
@@ -41,7 +40,6 @@ def test_a_rank_is_killed(start, victim):
     assert_nothing_lost(job.run_dir)
 
 
-@pytest.mark.fault('kill', 'training')
 def test_a_rank_is_killed_under_horovodrun(start):
     job = start(*BARE, launcher='horovodrun.sh')
     job.wait_for_step(8)
@@ -50,7 +48,6 @@ def test_a_rank_is_killed_under_horovodrun(start):
     assert_nothing_lost(job.run_dir)
 
 
-@pytest.mark.fault('stop', 'training')
 def test_a_rank_is_stopped_longer_than_the_stall_limit(start):
     job = start(*BARE, '--comm.stall_limit_s', 40)
     job.wait_for_step(8)
@@ -59,7 +56,6 @@ def test_a_rank_is_stopped_longer_than_the_stall_limit(start):
     assert_nothing_lost(job.run_dir)
 
 
-@pytest.mark.fault('cut link', 'training')
 def test_a_link_is_cut_while_training(start, cluster):
     job = start(*BARE, '--comm.stall_limit_s', 0, num_hosts=3)
     job.wait_for_step(8)
@@ -68,7 +64,6 @@ def test_a_link_is_cut_while_training(start, cluster):
     assert_nothing_lost(job.run_dir)
 
 
-@pytest.mark.fault('cut link', 'evaluation')
 def test_a_link_is_cut_during_an_evaluation(start, cluster):
     job = start(*BARE, '--comm.stall_limit_s', 0)
 
@@ -85,7 +80,6 @@ def test_a_link_is_cut_during_an_evaluation(start, cluster):
     assert_ended(job, r'host h2 \(with rank 1\) does not answer; last recorded: step \d+, (evaluation|training)')
 
 
-@pytest.mark.fault('cut link', 'start-up')
 def test_a_link_is_cut_during_start_up(start, cluster):
     job = start(*BARE, '--comm.stall_limit_s', 0)
     job.wait_for(lambda: all(h.ranks() for h in cluster.hosts[:2]), 'ranks on both hosts')
@@ -93,7 +87,6 @@ def test_a_link_is_cut_during_start_up(start, cluster):
     assert_ended(job, r'host h2 \(with rank 1\) does not answer; (before a run began|last recorded: step 0, start-up)')
 
 
-@pytest.mark.fault('cut link', 'training')
 def test_a_link_that_heals_in_time_does_no_harm(start, cluster):
     job = start(*BARE, '--checkpoint.period_epochs', 0, '--train.max_epochs', 3)
     job.wait_for_step(8)
@@ -105,7 +98,6 @@ def test_a_link_that_heals_in_time_does_no_harm(start, cluster):
     assert len(run_metrics(job.run_dir, 'eval')) == 3
 
 
-@pytest.mark.fault('full disk', 'checkpoint')
 def test_the_disk_of_the_run_folder_fills_up(start, cluster, tmp_path):
     disk = tmp_path / 'run'
     disk.mkdir()
@@ -123,7 +115,6 @@ def test_the_disk_of_the_run_folder_fills_up(start, cluster, tmp_path):
             host.call('umount', '--lazy', disk)
 
 
-@pytest.mark.fault('damaged data', 'training')
 def test_the_data_is_truncated_while_training(start, tiny_config, tmp_path):
     data = tmp_path / 'data'
     shutil.copytree(tiny_config.parent / 'data', data)
@@ -188,7 +179,6 @@ def test_a_host_without_the_data_set_says_so_even_without_the_doctor(start, clus
         cluster.hosts[1].call('umount', '--lazy', data)
 
 
-@pytest.mark.fault('dead ssh', 'start-up')
 def test_a_host_refuses_ssh(start, cluster):
     sshd = cluster.hosts[1].sshd
     sshd.terminate()
@@ -210,7 +200,6 @@ def test_the_launcher_is_killed(start, cluster, launcher):
     assert_nothing_lost(job.run_dir)
 
 
-@pytest.mark.fault('kill', 'training')
 def test_a_killed_rank_is_started_again_and_the_run_reaches_its_target(start):
     job = start(*BARE, '--restarts', 2, '--train.target_accuracy', 0.6)
     job.wait_for_step(8)
@@ -222,7 +211,6 @@ def test_a_killed_rank_is_started_again_and_the_run_reaches_its_target(start):
     assert resumed['step'] >= 5 and resumed['number_of_ranks'] == 2
 
 
-@pytest.mark.fault('cut link', 'training')
 def test_a_lost_host_is_left_out_and_the_run_reaches_its_target(start, cluster):
     job = start(*BARE, '--restarts', 1, '--elastic', '--train.target_accuracy', 0.6, num_hosts=3)
     job.wait_for_step(8)
@@ -236,7 +224,6 @@ def test_a_lost_host_is_left_out_and_the_run_reaches_its_target(start, cluster):
     assert '"key": "run_resumed"' in (job.run_dir / 'result_0.txt').read_text()
 
 
-@pytest.mark.fault('cut link', 'training')
 def test_without_elastic_a_lost_host_is_waited_for(start, cluster):
     job = start(*BARE, '--restarts', 1, '--train.target_accuracy', 0.6)
     job.wait_for_step(8)

@@ -46,7 +46,6 @@ def tmp(tmp_path) -> Path:
     return folder
 
 
-@pytest.mark.fault('full tmp', 'start-up')
 @pytest.mark.parametrize('name', ['TMPDIR', '/dev/shm'])
 def test_a_launcher_without_room_says_so(start, cluster, tmp, name):
     folder = {'TMPDIR': tmp, '/dev/shm': SHM}[name]
@@ -57,7 +56,6 @@ def test_a_launcher_without_room_says_so(start, cluster, tmp, name):
                                  'Open MPI; make room there\n')
 
 
-@pytest.mark.fault('full tmp', 'start-up')
 @pytest.mark.parametrize('arguments', [(), BARE])
 def test_another_host_without_room_is_named(start, cluster, tmp, arguments):
     with small_disks(cluster.hosts[1:2], tmp):
@@ -69,7 +67,6 @@ def test_another_host_without_room_is_named(start, cluster, tmp, arguments):
                    'there'], output
 
 
-@pytest.mark.fault('full tmp', 'training', 'evaluation', 'checkpoint')
 def test_a_run_at_work_goes_on(start, cluster, tmp):
     hosts = cluster.hosts[:2]
     with small_disks(hosts, tmp, SHM):

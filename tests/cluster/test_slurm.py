@@ -67,6 +67,7 @@ def submit(slurm, tiny_config, tmp_path, monkeypatch):
         job.wait_for_state('COMPLETED', 'CANCELLED', 'FAILED', 'TIMEOUT', 'NODE_FAIL')
 
 
+@pytest.mark.engine
 def test_trains_on_two_nodes(submit):
     job = submit('--train.target_accuracy', '0.01')
     job.wait_for_state('COMPLETED', 'FAILED')
@@ -75,7 +76,6 @@ def test_trains_on_two_nodes(submit):
     assert '"key": "number_of_nodes", "value": 2,' in (job.run_dir / 'result_0.txt').read_text()
 
 
-@pytest.mark.fault('term', 'training')
 def test_scancel_leaves_a_checkpoint(submit):
     job = submit('--no-doctor', '--checkpoint.period_epochs', 0, '--checkpoint.period_steps', 0)
     job.wait_for_step(10)

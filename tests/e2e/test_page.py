@@ -95,6 +95,7 @@ def frame(page, title, number=0):
 ANSWER, ALL = 'Epochs to converge and time to train', 'All systems'
 
 
+@pytest.mark.engine
 def test_numbers_sort_as_numbers_and_names_with_theirs(open_page):
     table = frame(open_page(), ANSWER).locator('table')
     batch = table.get_by_role('button', name='batch')

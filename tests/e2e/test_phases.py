@@ -60,9 +60,9 @@ def assert_one_line(done, code, *said):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('phase', [
-    pytest.param('start-up', marks=pytest.mark.fault('full disk', 'start-up')),
-    pytest.param('training', marks=pytest.mark.fault('full disk', 'training')),
-    pytest.param('evaluation', marks=pytest.mark.fault('full disk', 'evaluation'))])
+    'start-up',
+    'training',
+    'evaluation'])
 def test_a_disk_that_is_full_is_named(train, phase):
     def fill(run_dir):
         [file] = [p for p in Path('/proc/self/fd').iterdir() if os.path.realpath(p) == f'{run_dir}/result_0.txt']
@@ -76,10 +76,10 @@ def test_a_disk_that_is_full_is_named(train, phase):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('phase', [
-    pytest.param('start-up', marks=pytest.mark.fault('lost shared folder', 'start-up')),
-    pytest.param('training', marks=pytest.mark.fault('lost shared folder', 'training')),
-    pytest.param('evaluation', marks=pytest.mark.fault('lost shared folder', 'evaluation')),
-    pytest.param('checkpoint', marks=pytest.mark.fault('lost shared folder', 'checkpoint'))])
+    'start-up',
+    'training',
+    'evaluation',
+    'checkpoint'])
 def test_a_run_folder_that_vanishes_is_named(train, phase):
     """What a mount leaves behind when it is gone: an empty folder that nothing of the run may be written to."""
     def lose(run_dir):
@@ -96,7 +96,6 @@ def test_a_run_folder_that_vanishes_is_named(train, phase):
 
 
 @pytest.mark.slow
-@pytest.mark.fault('clock jump', 'start-up', 'training', 'evaluation', 'checkpoint')
 def test_the_wall_clock_jumps(train, monkeypatch):
     real, jumped_s = time.time, [0.0]
     monkeypatch.setattr(time, 'time', lambda: real() + jumped_s[0])
@@ -117,8 +116,6 @@ def metrics_with_times(run_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.fault('damaged checkpoint', 'training', 'evaluation', 'checkpoint')
-@pytest.mark.fault('changed configuration', 'training', 'evaluation', 'checkpoint')
 def test_a_run_at_work_is_not_disturbed_and_a_resume_is_careful(train, tiny):
     def harm(run_dir):
         config = run_dir / 'config.yaml'
@@ -140,9 +137,9 @@ def test_a_run_at_work_is_not_disturbed_and_a_resume_is_careful(train, tiny):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('phase, name', [
-    pytest.param('start-up', 'train.rec', marks=pytest.mark.fault('damaged data', 'start-up')),
-    pytest.param('evaluation', 'validation.rec', marks=pytest.mark.fault('damaged data', 'evaluation')),
-    pytest.param('checkpoint', 'train.rec', marks=pytest.mark.fault('damaged data', 'checkpoint'))])
+    'start-up', 'train.rec',
+    'evaluation', 'validation.rec',
+    'checkpoint', 'train.rec'])
 def test_data_that_is_cut_short_is_named(train, tiny, tmp_path, phase, name):
     data = tmp_path / 'data'
     shutil.copytree(tiny, data)

@@ -85,9 +85,6 @@ def assert_whole(run_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.fault('int', 'start-up', 'evaluation')
-@pytest.mark.fault('hup', 'training')
-@pytest.mark.fault('term', 'checkpoint')
 def test_asked_to_stop_in_each_phase(tiny, tmp_path):
     """With one signal in each: the launcher hands on the same word for all of them, whatever the phase."""
     asked = {'training': signal.SIGHUP, 'evaluation': signal.SIGINT, 'checkpoint': signal.SIGTERM,
@@ -105,9 +102,6 @@ def test_asked_to_stop_in_each_phase(tiny, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.fault('kill', 'start-up', 'training', 'evaluation', 'checkpoint')
-@pytest.mark.fault('second launcher', 'start-up', 'training', 'evaluation', 'checkpoint')
-@pytest.mark.fault('int', 'training')
 def test_killed_in_each_phase_and_started_again_while_another_launcher_tries(tiny, tmp_path):
     job = Job(tmp_path, tiny, '--restarts', 9)
     for num_starts, phase in enumerate(('start-up', 'training', 'evaluation', 'checkpoint'), 1):
@@ -143,8 +137,6 @@ def test_killed_in_each_phase_and_started_again_while_another_launcher_tries(tin
 
 
 @pytest.mark.slow
-@pytest.mark.fault('damaged checkpoint', 'start-up')
-@pytest.mark.fault('changed configuration', 'start-up')
 def test_a_start_from_damage_goes_on_and_from_another_configuration_does_not(tiny, tmp_path):
     job = Job(tmp_path, tiny, '--checkpoint.keep=3')
     job.wait_for('training', 1)

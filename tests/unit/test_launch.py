@@ -298,9 +298,6 @@ DEAF = 'trap "" USR1 TERM; trap "echo up" USR1; sleep 600 & echo up; while :; do
 
 
 # Phases are the ranks' own: a launcher hands on one word in all of them.
-@pytest.mark.fault('term', 'start-up', 'training', 'evaluation', 'checkpoint')
-@pytest.mark.fault('int', 'start-up', 'training', 'evaluation', 'checkpoint')
-@pytest.mark.fault('hup', 'start-up', 'training', 'evaluation', 'checkpoint')
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_every_word_to_stop_is_handed_on(number):
     assert engine(WAITS, number) == ('75 True False', [])

@@ -137,7 +137,6 @@ def in_phase(phase, limits, body='time.sleep(600)', **variables):
     return err
 
 
-@pytest.mark.fault('stop', 'start-up', 'training', 'evaluation', 'checkpoint')
 @pytest.mark.parametrize('phase, key', [('start-up', 'start_limit_s'), ('training', 'stall_limit_s'),
                                         ('evaluation', 'eval_limit_s'), ('writing a checkpoint', 'checkpoint_limit_s')])
 def test_each_phase_has_its_own_limit(phase, key):
@@ -146,7 +145,6 @@ def test_each_phase_has_its_own_limit(phase, key):
     assert f'step 42, {phase}: no progress for ' in err and f' s (comm.{key})' in err
 
 
-@pytest.mark.fault('stop', 'start-up', 'training', 'evaluation', 'checkpoint')
 @pytest.mark.parametrize('phase', PHASES)
 def test_a_stopped_rank_is_ended_in_every_phase_with_its_stacks(tmp_path, phase):
     limits = {p: 3 if p == phase else 0 for p in PHASES}  # it must be stopped by then

@@ -1,0 +1,81 @@
+"""Which modules a file imports, without importing them."""
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from helpers import ROOT
+
+TRAINING = {'mxnet', 'nvidia', 'horovod'}
+# Commands that import MXNet, DALI or Horovod where a test runs them in its own process (helpers.call).
+_COMMANDS = {'bench', 'classify', 'evaluate', 'export', 'prepare', 'train'}
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def _modules(nodes: Iterator[ast.AST]) -> frozenset[str]:
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found.update(a.name for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update([node.module, *(f'{node.module}.{a.name}' for a in node.names)])
+    return frozenset(found)
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
+    """The modules imported anywhere in a file; for 'from a import b' both a and a.b."""
+    return _modules(ast.walk(_tree(path)))
+
+
+def _at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when a module is imported: functions are left out, as is `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        if isinstance(child, ast.If) and 'TYPE_CHECKING' in ast.unparse(child.test):
+            continue
+        yield child
+        yield from _at_import(child)
+
+
+@cache
+def first_imports(path: Path) -> frozenset[str]:
+    """The modules imported when a file is imported."""
+    return _modules(_at_import(_tree(path)))
+
+
+def files_of(module: str) -> Iterator[Path]:
+    """The files that importing a module of this checkout runs, its packages included."""
+    parts = module.split('.')
+    for base in (ROOT, ROOT / 'tests'):
+        for length in range(1, len(parts) + 1):
+            place = base.joinpath(*parts[:length])
+            yield from (p for p in (place.with_suffix('.py'), place / '__init__.py') if p.is_file())
+
+
+def closure(modules: frozenset[str]) -> set[str]:
+    """The modules that importing some modules imports, at any depth."""
+    found: set[str] = set()
+    left = set(modules)
+    while left:
+        module = left.pop()
+        if module not in found:
+            found.add(module)
+            left |= {m for path in files_of(module) for m in first_imports(path)}
+    return found
+
+
+@cache
+def needs_training_packages(path: Path) -> bool:
+    """Whether a test file may import MXNet, DALI or Horovod into the process of the tests."""
+    strings = {n.value for n in ast.walk(_tree(path)) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    if 'helpers.call' in imports(path) and strings & _COMMANDS:
+        return True
+    beside = [p for p in path.parent.glob('conftest.py')]
+    modules = frozenset().union(*(imports(p) for p in [path, *beside]))
+    return any(m.split('.')[0] in TRAINING for m in closure(modules))
