@@ -81,7 +81,7 @@ def _short_name(path: Path) -> str:
 
 
 def _href(path: Path, folder: Path) -> str:
-    return quote(os.path.relpath(path.absolute(), folder.absolute()))
+    return quote(os.fsencode(os.path.relpath(path.absolute(), folder.absolute())))  # names of files are bytes
 
 
 def _answer(study: Study) -> list[str]:

@@ -49,6 +49,11 @@ def test_a_running_run(tmp_path):
     assert run.node_hours == pytest.approx(2 * 23 / 3600) and run.node_hours_at_end == pytest.approx(2 * 100 / 3600)
 
 
+def test_more_right_answers_than_images_are_no_evaluation(tmp_path):
+    run = look(write_live(tmp_path, train(10), evaluation(1, 20), evaluation(2, 101)))
+    assert [e.epoch for e in run.evaluations] == [1]
+
+
 def test_a_run_without_metrics_has_what_its_log_says(tmp_path):
     folder = write_live(tmp_path)
     (folder / 'metrics.jsonl').unlink()

@@ -1,4 +1,5 @@
 """The HTML page and the pictures: whole in themselves, and safe whatever a log says."""
+import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -238,6 +239,15 @@ def test_no_name_of_a_log_becomes_a_file(tmp_path):
     assert set(names) <= {f'report.{s}' for s in ('html', 'json', 'csv', 'md')} | {'report_evaluations.csv'} | {
         f'{p}.{s}' for p in [*PICTURES, 'learning_rate'] for s in ('svg', 'png')}
     assert sorted(p.name for p in tmp_path.iterdir()) == ['logs', 'out']
+
+
+def test_a_folder_whose_name_is_not_utf8_has_every_form_of_report(tmp_path):
+    for nodes, name in ((1, b'a\xff<b'), (2, b'c\xfe')):
+        write_set(tmp_path / 'logs' / os.fsdecode(name), 2, nodes=nodes, ranks=4 * nodes, batch=64 * nodes)
+    dump_report(studies_of(tmp_path / 'logs'), tmp_path / 'out')
+    page = (tmp_path / 'out/report.html').read_text(encoding='utf-8')
+    assert '../logs/a%FF%3Cb/result_0.txt' in page and 'a?&lt;b' in page
+    assert {f'report.{s}' for s in ('html', 'json', 'csv', 'md')} < {p.name for p in (tmp_path / 'out').iterdir()}
 
 
 def test_several_studies_have_pictures_of_their_own(sweep, tmp_path):

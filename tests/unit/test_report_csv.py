@@ -78,12 +78,13 @@ def test_a_set_without_evaluations_has_their_columns(studies):
     assert text.startswith('study,system,') and '\n' not in text
 
 
-def test_a_spreadsheet_runs_no_text_of_a_log(tmp_path):
-    write_set(tmp_path / '=cmd|x', 1)
+@pytest.mark.parametrize('name', ['=cmd|x', '+1', '-1', '@SUM'])
+def test_a_spreadsheet_runs_no_text_of_a_log(tmp_path, name):
+    write_set(tmp_path / name, 1)
     studies = make_studies(load_systems([tmp_path]))
     for render in (render_csv, render_evaluations_csv):
         row = rows_of(render(studies))[0]
-        assert row['system'] == "'=cmd|x" and float(row['accuracy' if 'accuracy' in row else 'final_accuracy']) > 0
+        assert row['system'] == f"'{name}" and float(row['accuracy' if 'accuracy' in row else 'final_accuracy']) > 0
 
 
 def test_every_column_is_documented(studies):
