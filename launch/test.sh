@@ -6,8 +6,7 @@
 #          them), and a part again as on a processor without AVX-512, and as in NVIDIA's container
 #   --ngc: of these the last alone: Python 3.10, NumPy 1.22, an older DALI (tests/ngc.sh)
 #   --gpu: on a machine with a GPU, and only there: set-up (NVIDIA's container: MLPERF_RN50_VARIANT=ngc, else cu117),
-#          doctor, tests/gpu, and a page to send back: gpu_<card>_<date>.json and .md in logs/gpu_<time>
-#          (or $MLPERF_RN50_GPU_RESULT)
+#          doctor, tests/gpu, and the folder to send back, logs/gpu_<time> (or $MLPERF_RN50_GPU_RESULT)
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 scope=quick

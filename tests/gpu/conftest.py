@@ -1,9 +1,8 @@
-"""What the tests on GPUs share: the device, and where figures and outcomes go, which page.py makes a page of.
+"""What the tests on GPUs share: the device, and the figures for the junit report.
 
 MLPERF_RN50_TEST_GPU=run is set by launch/test.sh --gpu; with dry the same tests run on the CPU, for those who change
-them: whatever a CPU can do, with less of it. MLPERF_RN50_GPU_RESULT is the folder of the result.
+them: whatever a CPU can do, with less of it.
 """
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,40 +12,6 @@ import pytest
 IS_DRY = os.environ.get('MLPERF_RN50_TEST_GPU') == 'dry'
 # What follows compares float32 with the CPU's: without it tensor cores of Ampere and later round it to 11 bits.
 os.environ.setdefault('NVIDIA_TF32_OVERRIDE', '0')
-
-
-def append(path: Path | None, record: dict[str, Any]) -> None:
-    """Adds a record to a file of the result, which is there whatever happens next."""
-    if path:
-        with open(path, 'a', encoding='utf-8') as f:
-            f.write(json.dumps(record, default=str) + '\n')
-
-
-def _result_file(name: str) -> Path | None:
-    folder = os.environ.get('MLPERF_RN50_GPU_RESULT')
-    return Path(folder, name) if folder else None
-
-
-def pytest_collection_finish(session):
-    names = [i.nodeid.rpartition('tests/gpu/')[2] for i in session.items if 'tests/gpu/' in i.nodeid]
-    append(_result_file('outcomes.jsonl'), {'kind': 'tests', 'names': names})
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item, call):
-    outcome = yield
-    report = outcome.get_result()
-    name = item.nodeid.rpartition('tests/gpu/')[2]
-    if report.when != 'call' and report.outcome == 'passed':
-        return
-    why = ''
-    if report.outcome == 'skipped':
-        why = str(report.longrepr[2]).removeprefix('Skipped: ')
-    elif report.outcome == 'failed':
-        why = ' '.join(str(call.excinfo.value).split())[:300] if call.excinfo else ''
-    append(_result_file('outcomes.jsonl'), {
-        'kind': 'test', 'name': name, 'outcome': {'skipped': 'not run'}.get(report.outcome, report.outcome),
-        'reason': why, 'seconds': round(report.duration, 1)})
 
 
 @pytest.fixture(scope='session')
@@ -81,14 +46,11 @@ def num_gpus() -> int:
 
 
 @pytest.fixture
-def figure(request):
-    """Takes down a figure for the page: figure(name, value, unit, low=…, high=…, expects='published', source=…)."""
-    path, name_of_test = _result_file('figures.jsonl'), request.node.nodeid.rpartition('tests/gpu/')[2]
-
-    def take(name: str, value: Any, unit: str = '', **held_against: Any) -> None:
-        append(path, {'kind': 'figure', 'test': name_of_test, 'name': name, 'value': value, 'unit': unit,
-                      **held_against})
-    return take
+def figure(record_property):
+    """Put a measured value into the junit report: figure(name, value, unit='')."""
+    def record(name: str, value: Any, unit: str = '') -> None:
+        record_property(name, f'{value} {unit}'.rstrip())
+    return record
 
 
 @pytest.fixture(scope='session')

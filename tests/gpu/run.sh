@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Proves the program on a node with GPUs: set-up, doctor, these tests, and a page to send back. launch/test.sh --gpu.
+# Proves the program on a node with GPUs: set-up, doctor, these tests; one folder to send back. launch/test.sh --gpu.
 # Usage: tests/gpu/run.sh [PYTEST OPTIONS...]
 # MLPERF_RN50_VARIANT is what is set up (default: what .venv has, if it is for GPUs; ngc in NVIDIA's container; else
-# cu117). The page, gpu_<card>_<date>.json and .md, goes to MLPERF_RN50_GPU_RESULT (default: logs/gpu_<time>).
+# cu117). The doctor's report and a junit report for each file go to MLPERF_RN50_GPU_RESULT (default: logs/gpu_<time>).
 # MLPERF_RN50_TEST_GPU=dry runs the same on the CPU, for those who change these tests.
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
@@ -59,14 +59,13 @@ export MLPERF_RN50_GPU_RESULT=$out
 [ -z "$(ls -A "$out")" ] || { echo "launch/test.sh --gpu: $out has files in it; choose another folder" >&2; exit 2; }
 
 failed=0
-python tests/gpu/machine.py "$out"
 python -m mlperf_rn50 doctor --config tests/gpu/resnet50.yaml --run.dir "$out/doctor" "${device[@]}" --format json \
     >"$out/doctor.json" 2>"$out/doctor.txt" || { failed=1; cat "$out/doctor.txt" >&2; }
 # Each file in a process of its own: what one leaves on the GPU, or how it ends, is nothing to the others.
 # In the foreground: at a terminal, Ctrl-C is for pytest, too.
-trap 'python tests/gpu/page.py "$out"; exit 130' INT
+trap 'exit 130' INT
 for file in tests/gpu/test_*.py; do
-    timeout --foreground --signal INT --kill-after 60 3600 python -m pytest "$file" "$@" || { [ $? = 5 ] || failed=1; }
+    timeout --foreground --signal INT --kill-after 60 3600 python -m pytest "$file" --junitxml "$out/$(basename "$file" .py).xml" "$@" || { [ $? = 5 ] || failed=1; }
 done
-python tests/gpu/page.py "$out"
+echo "to send back: $out"
 exit $failed

@@ -1,6 +1,6 @@
 """How fast it is: steps, input and exchange, held against what published systems train; and what the card says of it.
 
-No speed fails a test: it is the page that says where it lies.
+No speed fails a test: the figures are in the junit report.
 """
 import json
 import math
@@ -46,7 +46,7 @@ def bench_train(num_ranks, batches, *words):
 
 def test_steps_of_one_gpu(tmp_path, figure):
     [row] = bench_train(0, BATCHES, '--telemetry', 'true', '--run.dir', tmp_path)[0]['rows']
-    figure('bench train, made-up images, 1 GPU', row['images_per_s'], 'images/s per GPU', expects='published')
+    figure('bench train, made-up images, 1 GPU', row['images_per_s'], 'images/s per GPU')
     for key, unit in (('local_batch_size', 'images'), ('step_ms', 'ms'), ('spread', 'half the quartiles\' distance'),
                       ('forward_ms', 'ms'), ('backward_ms', 'ms'), ('update_ms', 'ms'), ('memory_mib', 'MiB'),
                       ('peak_gflops', 'GFLOP/s'), ('share_of_peak', 'fraction')):
@@ -83,8 +83,7 @@ def test_steps_of_all_gpus(ranks_per_device, num_gpus, figure):
                          *(['--ranks', f'1,{n}'] if ranks_per_device == 1 else []))
     row = tables[0]['rows'][-1]
     what = f'bench train, made-up images, {n} ranks, {ranks_per_device} on a GPU'
-    figure(what, row['images_per_s'] / n * ranks_per_device, 'images/s per GPU',
-           **({'expects': 'published'} if ranks_per_device == 1 else {}))
+    figure(what, row['images_per_s'] / n * ranks_per_device, 'images/s per GPU')
     figure(f'{what}: share of a step spent waiting for the exchange', row['all_reduce_ms'] / row['step_ms'], 'fraction')
     if ranks_per_device == 1:
         figure(f'{what}: scaling efficiency', tables[1]['rows'][-1]['efficiency'], 'fraction')
@@ -105,7 +104,7 @@ def test_input(decoder, pictures, figure):
     for row in rows:
         what = f'bench data, decoder {decoder}, {row["num_threads"]} threads'
         figure(what, row['images_per_s'], 'images/s per rank')
-        figure(f'{what}: bytes of a record', row['record_bytes'], 'bytes', source='ImageNet has 110,000 on average')
+        figure(f'{what}: bytes of a record', row['record_bytes'], 'bytes')
     assert all(row['images_per_s'] > 0 for row in rows)
 
 

@@ -48,10 +48,8 @@ def test_images_are_those_of_the_cpu(is_training, layout, precision, decoder, pi
     np.testing.assert_array_equal(own_labels, labels)
     found = level_differences(got, expected)
     what = f'{"training" if is_training else "evaluation"}, decoder {decoder}, {precision}, {layout}'
-    figure(f'images, {what}: mean difference from the CPU', float(found.mean()), 'levels of 255',
-           high=MEAN_LEVELS[decoder])
-    figure(f'images, {what}: the same of the worst image', float(found.max()), 'levels of 255',
-           high=WORST_LEVELS[decoder])
+    figure(f'images, {what}: mean difference from the CPU', float(found.mean()), 'levels of 255')
+    figure(f'images, {what}: the same of the worst image', float(found.max()), 'levels of 255')
     assert found.mean() <= MEAN_LEVELS[decoder] and found.max() <= WORST_LEVELS[decoder]
     # Another mirror, and another crop of the same picture, would be seen.
     assert level_differences(got, expected[..., ::-1]).min() > 2 * WORST_LEVELS[decoder]
@@ -72,5 +70,5 @@ def test_no_batch_is_overwritten_while_the_network_reads_it(decoder, prefetch_de
     read = read_late(train_batches(config, shard, 3, 0, device_id), num_steps, context, busy_side)
     wrong = overwritten(read, expected)
     figure(f'streams, decoder {decoder}, {prefetch_depth} batches ahead: overwritten of {num_steps}', len(wrong),
-           'batches', high=0)
+           'batches')
     assert wrong == [] and len(read) == num_steps

@@ -28,7 +28,7 @@ def take_down(figure, what, run_dir, done):
     """Asserts that a run reached its target, and takes down how."""
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     log = read_run(run_dir / 'result_0.txt')
-    figure(f'{what}: Top-1', log.final_accuracy, 'fraction', low=TARGET, source='the target of v0.5')
+    figure(f'{what}: Top-1', log.final_accuracy, 'fraction')
     figure(f'{what}: epochs', log.epochs_to_converge, 'epochs')
     figure(f'{what}: from run_start to run_stop', log.time_to_train_s, 's')
     assert log.status == 'converged' and log.final_accuracy >= TARGET
