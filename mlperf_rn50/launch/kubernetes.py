@@ -1,4 +1,4 @@
-"""Print the manifests of a training on Kubernetes: an Indexed Job, or an MPIJob of Kubeflow's operator.
+"""Print the manifests of a training on Kubernetes: an MPIJob of Kubeflow's operator.
 
 The options and the configuration are checked here; mlperf_rn50.launch.manifests makes the rest.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import posixpath
 import re
-import secrets
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
@@ -20,7 +19,6 @@ from mlperf_rn50.launch.manifests import (
     Training,
     User,
     Volume,
-    make_indexed_job,
     make_mpi_job,
     render_manifests,
 )
@@ -39,11 +37,10 @@ EPILOG = """examples:
   launch/kubernetes.sh --image registry.example/mlperf_rn50:cu117 --nodes 4 --ranks-per-node 4 \\
       --config launch/configs/c4140_v100_4node.yaml --volume imagenet:/data --volume results:/results \\
       --run-dir /results/c4140 --data.dir /data/imagenet --namespace training | kubectl apply -f -
-  launch/kubernetes.sh --mpijob ...                     for Kubeflow's operator
-  kubectl delete job,mpijob,service,secret,configmap -l app.kubernetes.io/instance=mlperf-rn50
+  kubectl delete mpijob,configmap -l app.kubernetes.io/instance=mlperf-rn50
 
 Everything else is an option of: mlperf-rn50 train. --config and the options are checked here. Relative paths, of the
-run folder and of the data, are meant in the first volume. The output holds the secret of the job."""
+run folder and of the data, are meant in the first volume."""
 
 
 def _matching(pattern: str, expected: str) -> Callable[[str], str]:
@@ -114,7 +111,6 @@ def make_parser() -> argparse.ArgumentParser:
         help='ranks in each pod (default: run.ranks_per_node of the configuration, or 1)')
     add('--gpus-per-node', metavar='N', type=_number(0),
         help='GPUs of each pod (default: as many as its ranks use; 0 with train.device=cpu)')
-    add('--mpijob', action='store_true', help="an MPIJob of Kubeflow's operator instead of an Indexed Job")
     add('--name', metavar='NAME', default='mlperf-rn50', help='of the job and what belongs to it (default %(default)s)',
         type=_matching('[a-z]([a-z0-9-]*[a-z0-9])?', 'small letters, digits and -, a letter first and no - at the end'))
     add('--namespace', metavar='NAME', help="default: kubectl's own",
@@ -154,7 +150,7 @@ def _check_text(words: Sequence[str]) -> None:
 
 def _check_names(own: argparse.Namespace, num_nodes: int) -> None:
     """Raise ConfigError where a host name would be too long for DNS."""
-    suffixes = [f'-worker-{num_nodes - 1}', '-launcher'] if own.mpijob else [f'-{num_nodes - 1}']
+    suffixes = [f'-worker-{num_nodes - 1}', '-launcher']
     longest = max(suffixes, key=len)
     if len(own.name + longest) > LABEL_LENGTH:
         raise ConfigError(f'--name: got {len(own.name)} characters, expected at most {LABEL_LENGTH - len(longest)}; '
@@ -196,8 +192,8 @@ def _num_gpus(config: Config, asked: int | None, ranks_per_node: int) -> int:
     return asked
 
 
-def plan_training(argv: Sequence[str]) -> tuple[Training, bool, str]:
-    """What the words of a command line ask for; whether as an MPIJob; and a doubt, '' for none.
+def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
+    """Return what a command line asks for, and a doubt, '' for none.
 
     Raises:
         ConfigError: a mistake in the options or in the configuration.
@@ -222,20 +218,19 @@ def plan_training(argv: Sequence[str]) -> tuple[Training, bool, str]:
         gpus_per_node=_num_gpus(config, own.gpus_per_node, ranks_per_node), volumes=tuple(own.volume),
         config_path=own.config if is_in_image else f'{CONFIG_FOLDER}/config.yaml',
         config_text=None if is_in_image else path.read_text(), options=(*run_dir, *options), user=own.user,
-        memory=own.memory, cpus=own.cpus, shm_size=own.shm_size, grace_s=own.grace_seconds), own.mpijob, doubt
+        memory=own.memory, cpus=own.cpus, shm_size=own.shm_size, grace_s=own.grace_seconds), doubt
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit code."""
     try:
-        training, is_mpi, doubt = plan_training(sys.argv[1:] if argv is None else argv)
+        training, doubt = plan_training(sys.argv[1:] if argv is None else argv)
     except UserError as e:
         print(f'{PROGRAM}: {printable(str(e))}', file=sys.stderr)
         return e.exit_code
     if doubt:
         print(f'{PROGRAM}: warning: {printable(doubt)}', file=sys.stderr)
-    manifests = make_mpi_job(training) if is_mpi else make_indexed_job(training, secrets.token_hex(32))
-    print(render_manifests(manifests), end='')
+    print(render_manifests(make_mpi_job(training)), end='')
     return EXIT_OK
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import yaml
 
-from mlperf_rn50.system.gpu_environment import DEVICE_VARIABLE
-
 TEMPLATES = Path(__file__).parents[2] / 'launch/kubernetes'
 CONFIG_FOLDER = '/etc/mlperf_rn50/config'  # where the ConfigMap is mounted
 # Text that every reader of YAML, 1.1 or 1.2, takes for text without quotes, if it is none of these.
@@ -71,34 +69,6 @@ class Training:
     cpus: str | None = None
     shm_size: str = '8Gi'
     grace_s: int = 120
-
-
-def make_indexed_job(training: Training, secret: str) -> list[dict]:
-    """Manifests of an Indexed Job, in the order in which they are made.
-
-    Args:
-        training: what runs where.
-        secret: with which the pods know each other.
-    """
-    secret_, service, job = _load_template('indexed_job')
-    secret_['stringData']['secret'] = secret
-    service['spec']['selector'] = _labels(training)
-    job['spec'].update(completions=training.num_nodes, parallelism=training.num_nodes)
-    template = job['spec']['template']
-    template['spec']['subdomain'] = training.name
-    [container] = template['spec']['containers']
-    values = {'MLPERF_RN50_NODES': str(training.num_nodes), 'MLPERF_RN50_RANKS_PER_NODE': str(training.ranks_per_node),
-              'MLPERF_RN50_MEETING': f'{training.name}-0.{training.name}',
-              DEVICE_VARIABLE: 'gpu' if training.gpus_per_node else 'cpu'}
-    for variable in container['env']:
-        if variable['name'] in values:
-            variable['value'] = values[variable['name']]
-        elif 'valueFrom' in variable:
-            variable['valueFrom']['secretKeyRef']['name'] = training.name
-    container['args'] = _escaped(['--config', training.config_path, *training.options])
-    _fill_pod(template, training)
-    _fill_trainer(template, training)
-    return _named([secret_, service, *_config_maps(training), job], training)
 
 
 def make_mpi_job(training: Training) -> list[dict]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from cluster.hosts import Host
 from helpers import HANG_LIMIT_S, run
 
-POD_FIELDS = {'restartPolicy', 'subdomain', 'containers', 'terminationGracePeriodSeconds', 'enableServiceLinks',
+POD_FIELDS = {'restartPolicy', 'containers', 'terminationGracePeriodSeconds', 'enableServiceLinks',
               'automountServiceAccountToken', 'securityContext', 'volumes', 'topologySpreadConstraints'}
 CONTAINER_FIELDS = {'name', 'image', 'imagePullPolicy', 'command', 'args', 'env', 'resources', 'workingDir', 'ports',
                     'readinessProbe', 'securityContext', 'volumeMounts'}
@@ -137,12 +137,7 @@ def podman_command(cluster: Cluster, spec: dict, host: Host, name: str, variable
 def _environment(cluster: Cluster, container: dict) -> dict[str, str]:
     env: dict[str, str] = {}
     for variable in container.get('env', []):
-        if 'value' in variable:
-            env[variable['name']] = expand(variable['value'], env)
-        else:
-            [(kind, key)] = variable['valueFrom'].items()
-            assert kind == 'secretKeyRef', kind
-            env[variable['name']] = cluster.texts('Secret', key['name'])[key['key']]
+        env[variable['name']] = expand(variable['value'], env)
     return env
 
 
@@ -173,20 +168,3 @@ def _mount(cluster: Cluster, source: dict, path: str) -> list[str]:
             size = volume['sizeLimit'].replace('Gi', 'g').replace('Mi', 'm')
             return ['--mount', f'type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=1777']
     raise AssertionError(f'a volume that no test has seen: {source}')
-
-
-def action_on(job: dict, code: int) -> str:
-    """What the Job controller does about a pod that ended with a code: Succeed, or the action of its first rule."""
-    if code == 0:
-        return 'Succeed'
-    for rule in job['spec']['podFailurePolicy']['rules']:
-        codes = rule.get('onExitCodes')
-        if codes and (code in codes['values']) == (codes['operator'] == 'In'):
-            return rule['action']
-    return 'Count'
-
-
-def start_indexed_pod(cluster: Cluster, job: dict, index: int, host: Host) -> Pod:
-    """Starts the pod of an index as the Job controller does."""
-    return start_pod(cluster, job['spec']['template'], host, f'{job["metadata"]["name"]}-{index}',
-                     variables={'JOB_COMPLETION_INDEX': str(index)}, mounts={})

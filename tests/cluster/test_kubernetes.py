@@ -1,12 +1,10 @@
 """What launch/kubernetes.sh prints, run: each pod as a container of the real image on a host of its own."""
-import time
-
 import pytest
 import yaml
 from cluster import kubelet
 from cluster.conftest import run_metrics
 from cluster.images import QUICK
-from helpers import HANG_LIMIT_S, ROOT, run
+from helpers import ROOT, run
 
 NAMESPACE = 'lab'
 SOMEBODY = 12345  # whom the image does not know
@@ -44,7 +42,7 @@ def objects_of(manifests, kind):
 
 
 def test_an_mpijob_trains(cluster, make_manifests, digits, pods, tmp_path):
-    manifests = make_manifests('--mpijob', '--user', str(SOMEBODY), *QUICK)
+    manifests = make_manifests('--user', str(SOMEBODY), *QUICK)
     [job] = objects_of(manifests, 'MPIJob')
     spec, name = job['spec'], job['metadata']['name']
     # What the operator makes: names of the workers, the Secret with a key, and the files of the launcher.
@@ -88,38 +86,3 @@ def test_an_mpijob_trains(cluster, make_manifests, digits, pods, tmp_path):
     for pod in pods[:2]:
         pod.signal('TERM')
         pod.wait()
-
-
-def test_an_indexed_job_trains_though_a_pod_is_killed(cluster, make_manifests, digits, pods, tmp_path):
-    # Evaluated late, so that there is something to interrupt.
-    manifests = make_manifests('--checkpoint.period_steps', '5', '--train.eval_period', '4', *QUICK)
-    [job], [service] = objects_of(manifests, 'Job'), objects_of(manifests, 'Service')
-    name, subdomain = job['metadata']['name'], job['spec']['template']['spec']['subdomain']
-    labels = job['spec']['template']['metadata']['labels']
-    assert service['metadata']['name'] == subdomain and service['spec']['selector'].items() <= labels.items()
-    names = {f'{name}-{i}.{subdomain}': h.address for i, h in enumerate(cluster.hosts[:2])}
-    node = kubelet.Cluster(tmp_path, manifests, {'work': tmp_path / 'work', 'digits': digits}, names)
-    run_dir, codes = tmp_path / 'work/run', {i: [] for i in range(job['spec']['completions'])}
-    running = {i: kubelet.start_indexed_pod(node, job, i, cluster.hosts[i]) for i in codes}
-    pods += running.values()
-    deadline, is_killed = time.monotonic() + HANG_LIMIT_S, False
-    while running:
-        assert time.monotonic() < deadline, [p.output for p in pods]
-        if not is_killed and list((run_dir / 'checkpoints').glob('step_*')):
-            running[1].signal('KILL')
-            is_killed = True
-        for i, pod in list(running.items()):
-            if pod.process.poll() is None:
-                continue
-            codes[i].append(running.pop(i).process.returncode)
-            action = kubelet.action_on(job, codes[i][-1])
-            assert action != 'FailJob', pod.output
-            if action != 'Succeed':
-                running[i] = kubelet.start_indexed_pod(node, job, i, cluster.hosts[i])
-                pods.append(running[i])
-        time.sleep(0.1)
-    assert codes == {0: [75, 0], 1: [137, 0]}, [p.output for p in pods]
-    assert [kubelet.action_on(job, c) for c in (75, 137, 1, 2)] == ['Ignore', 'Count', 'FailJob', 'FailJob']
-    assert [m['status'] for m in run_metrics(run_dir, 'end')] == ['converged']
-    assert [m['step'] > 0 for m in run_metrics(run_dir, 'resumed')] == [True]
-    assert (run_dir / 'result_0.txt').stat().st_uid == 1000  # the image's own user
