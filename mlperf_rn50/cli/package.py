@@ -35,8 +35,6 @@ def make_parser() -> Parser:
     parser.add_argument('--round', type=parse_round, choices=list(ROUNDS), metavar='ROUND', default='v4.0',
                         help=f'whose layout and rules: {WRITTEN} (default: v4.0)')
     parser.add_argument('--poc-email', metavar='EMAIL', default='', help='v0.5: whom to ask')
-    parser.add_argument('--redact', action='store_true',
-                        help='leave host names and paths out of what is taken from env.json and config.yaml')
     parser.add_argument('--code', metavar='DIR', type=Path,
                         help='the checkout of mlperf_rn50 that is submitted (default: the one that runs)')
     parser.add_argument('--check', metavar='TREE', type=Path,
@@ -79,11 +77,8 @@ def _build(options: Namespace) -> tuple[Package, str, float | None]:
     if systems[0].refusal:
         raise UserError(f'{systems[0].folder}: {systems[0].refusal}')
     order = package.Order(options.org, options.system, options.round, Path(options.out), options.poc_email,
-                          options.redact, options.code)
-    if systems[0].refusal:
-        made = package.Package(None, (systems[0].refusal,))
-    else:
-        made = package.make_package(systems[0].runs, order)
+                          options.code)
+    made = package.make_package(systems[0].runs, order)
     heading = (f'{made.home}: {order.system}, {order.round}' + f', {_OPEN}' * made.is_open if made.home else
                f'refused by the rules of {order.round}; nothing was written:')
     return made, heading, systems[0].score_minutes

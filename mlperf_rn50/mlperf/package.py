@@ -25,7 +25,6 @@ from mlperf_rn50.mlperf.describe_system import (
 )
 from mlperf_rn50.mlperf.description import load_env
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.mlperf.redact import hosts_of, redact
 from mlperf_rn50.mlperf.rulesets import ROUNDS
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.set_rules import check_results, check_set, find_oddities, result_of
@@ -51,7 +50,6 @@ class Order:
         round: v0.5 to v4.0, one of ROUNDS.
         out: the folder that holds the tree of the organisation.
         poc_email: v0.5 only: whom to ask.
-        is_redacted: whether host names and paths are left out of what is taken from env.json and config.yaml.
         code: a checkout of the program that is submitted; None for the one that runs.
     """
 
@@ -60,7 +58,6 @@ class Order:
     round: str
     out: Path
     poc_email: str = ''
-    is_redacted: bool = False
     code: Path | None = None
 
     @property
@@ -133,8 +130,6 @@ def _describe(runs: Sequence[Run], env: dict[str, Any], order: Order,
               base: Base | None) -> tuple[dict[str, Any], list[str]]:
     """The system description, and notes on what of it came from where."""
     ours, logged = (describe_system(runs, known, order.org, order.system, order.round, base) for known in (env, {}))
-    if order.is_redacted:
-        ours = redact(ours, hosts_of(env))
     if base is None:
         return ours, ['the system description is made of the logs' + (' and env.json' if env else ' alone')]
     return merge_description(base, ours, logged)
@@ -157,7 +152,7 @@ def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
     code = home / code_folder(order.round)
     code.mkdir(parents=True)
     write_scripts(code, runs, order.system)
-    write_runs(code / f'runs_{order.system}', runs, order.is_redacted)
+    write_runs(code / f'runs_{order.system}', runs)
     notes += [copy_code(code / 'code', env, order.checkout), data_note(runs)]
     if gaps := find_gaps(description):
         notes.append(f'the system description says nothing of {", ".join(gaps)}; fill in what you know, then: '

@@ -12,7 +12,6 @@ from mlperf_rn50.files import dump_json
 from mlperf_rn50.mlperf.describe_system import data_note
 from mlperf_rn50.mlperf.description import beside, load_env, value_at
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.mlperf.redact import hosts_of, redact
 from mlperf_rn50.mlperf.run import Run
 
 # What a submission's code is, of our checkout.
@@ -115,14 +114,12 @@ def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
     return f'the code is that of now; the runs were made by commit {str(commit)[:50] or "unknown"}'
 
 
-def write_runs(folder: Path, runs: Sequence[Run], is_redacted: bool) -> None:
+def write_runs(folder: Path, runs: Sequence[Run]) -> None:
     """Configuration and environment of each run."""
     folder.mkdir()
     for k, run in enumerate(runs):
         config, env = beside(run.path, 'config', '.yaml'), load_env(run.path)
-        hosts = hosts_of(env) if is_redacted else []
         if env:
-            dump_json(folder / f'env_{k}.json', redact(env, hosts) if is_redacted else env)
+            dump_json(folder / f'env_{k}.json', env)
         if config.is_file():
-            text = config.read_text('utf-8', 'replace')
-            (folder / f'config_{k}.yaml').write_text(redact(text, hosts) if is_redacted else text)
+            (folder / f'config_{k}.yaml').write_text(config.read_text('utf-8', 'replace'))

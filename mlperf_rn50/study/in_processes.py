@@ -1,4 +1,4 @@
-"""Many logs are read by several processes at once."""
+"""Map a function over many items in several processes."""
 import copyreg
 import ctypes
 import os
@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -16,7 +16,6 @@ _Result = TypeVar('_Result')
 
 
 def _reduce(mapping: MappingProxyType) -> tuple[Any, tuple[Any, ...]]:
-    """Between processes, a mapping that nobody may change is one that nobody does."""
     return dict, (dict(mapping),)
 
 
@@ -28,39 +27,19 @@ def _num_processors() -> int:
 
 
 def _follow_parent() -> None:
-    """A process ends with its parent, however that ends."""
+    """Leave Ctrl-C to the parent, and end with it, also when it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == 'linux':
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _map_part(function: Callable[[_Item], _Result], part: Sequence[_Item]) -> list[_Result]:
-    return [function(item) for item in part]
-
-
-def _submit(pool: ProcessPoolExecutor, function: Callable[[_Item], _Result],
-            parts: Sequence[Sequence[_Item]]) -> list[Future[list[_Result]]]:
-    """Starts the processes, which a Ctrl-C of the terminal does not reach: their parent ends them."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        return [pool.submit(_map_part, function, part) for part in parts]
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
 def map_in_processes(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-    """The result for each item, in their order; by several processes where there are many.
-
-    Args:
-        function: of a module, so that it can be named to another process; it raises nothing.
-    """
+    """Return the result for each item in order. `function` is of a module, so that it can be pickled."""
     if len(items) <= _MANY or _num_processors() < 2 or threading.active_count() > 1:  # threads survive no fork
-        return _map_part(function, items)
-    parts = [items[i:i + _AT_ONCE] for i in range(0, len(items), _AT_ONCE)]
-    pool = ProcessPoolExecutor(min(_num_processors(), _MAX_PROCESSES, len(parts)), initializer=_follow_parent)
+        return list(map(function, items))
     try:
-        return [result for future in _submit(pool, function, parts) for result in future.result()]
-    except (BrokenExecutor, OSError):  # killed, or none can be started: the slow way
-        return _map_part(function, items)
-    finally:
-        pool.shutdown(cancel_futures=True)
+        with ProcessPoolExecutor(min(_num_processors(), _MAX_PROCESSES), initializer=_follow_parent) as pool:
+            return list(pool.map(function, items, chunksize=_AT_ONCE))
+    except (BrokenExecutor, OSError):  # a worker was killed, or none can be started
+        return list(map(function, items))

@@ -13,7 +13,6 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import walk
 from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.copies import Copy, find_copies
-from mlperf_rn50.mlperf.packed import pack
 from mlperf_rn50.mlperf.reader import OtherBenchmark, read_run
 from mlperf_rn50.mlperf.run import LogWarning, Run
 from mlperf_rn50.study.convergence import System
@@ -68,7 +67,7 @@ def _unreadable(path: Path, *whys: str) -> Run:
 def _load_run(path: Path) -> Run | OtherBenchmark:
     """A run; a file that is no log is one that did not converge, and says why."""
     try:
-        return pack(read_run(path))
+        return read_run(path)
     except OtherBenchmark as e:
         return e
     except UserError as e:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import BrokenExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -16,9 +16,7 @@ from lines import mllog, write_lines, write_set
 
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.mlperf.metrics import read_learning_rates, read_stragglers
-from mlperf_rn50.mlperf.packed import Packed, pack
 from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.mlperf.run import Evaluation, Stretch
 from mlperf_rn50.mlperf.telemetry import find_telemetry
 from mlperf_rn50.study import in_processes, report_tables
 from mlperf_rn50.study.convergence import System
@@ -79,30 +77,6 @@ def test_runs_are_the_same_whoever_reads_them(two_processors, tmp_path, monkeypa
     others = load_systems([tmp_path])
     monkeypatch.setattr(in_processes, '_MANY', 1000)
     assert others == load_systems([tmp_path]) and [len(s.runs) for s in others] == [40, 31]
-
-
-# rows with gaps, whole numbers beyond 32 bits, none at all
-ROWS = [Evaluation(1, 0.5, 7, None, 0.0, 1.5), Evaluation(2, 1.0, 2**40, 3.5, None, 2.5)]
-
-
-def test_packed_rows_are_as_they_were():
-    packed = Packed(Evaluation, ROWS)
-    assert list(packed) == ROWS and packed == ROWS and len(packed) == 2 and repr(packed) == repr(tuple(ROWS))
-    assert packed[0] == packed[-2] == ROWS[0] and packed[-1] == ROWS[1] and packed[1:] == (ROWS[1],)
-    assert [type(v) for v in packed[0]] == [type(v) for v in ROWS[0]] and packed[1].line == 2**40
-    assert packed[-1].stop_s == 2.5 and packed != ROWS[:1]
-    for place in (2, -3):
-        with pytest.raises(IndexError):
-            packed[place]
-    assert not Packed(Stretch, ()) and list(Packed(tuple, [(1.0, 2.0)])) == [(1.0, 2.0)]
-
-
-def test_a_packed_run_is_the_same_run(tmp_path):
-    run = read_run(write_set(tmp_path, 1) / 'result_0.txt')
-    packed = pack(run)
-    for field in fields(run):
-        assert getattr(packed, field.name) == getattr(run, field.name), field.name
-    assert isinstance(packed.evaluations, Packed) and isinstance(packed.stretches, Packed)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from submissions import closed, write_five
 from mlperf_rn50.config import DataConfig
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf.package import Order, make_package
-from mlperf_rn50.mlperf.redact import redact
 from mlperf_rn50.study.rcp import check_rcp
 from mlperf_rn50.study.systems import load_systems
 
@@ -216,22 +215,6 @@ def test_a_second_system_joins_the_tree_and_nothing_is_overwritten(tmp_path, run
 def test_a_name_cannot_leave_the_folder(tmp_path, option, name):
     with pytest.raises(UserError, match=f'--{option}: got'):
         make_package((), order(tmp_path, **{option: name}))
-
-
-def test_redacted_trees_name_no_host_and_no_path_but_in_results(tmp_path, runs):
-    config = replace(SGD, run=replace(SGD.run, submission_platform='2xbox of alpha'))
-    made = make_package(runs(config), order(tmp_path, is_redacted=True))
-    for path in made.home.rglob('*'):
-        if path.is_file() and 'code/' not in str(path.relative_to(made.home)):
-            text = path.read_text()
-            assert ('alpha' in text) == ('results' in path.parts), path
-            assert '/home/me' not in text, path
-    assert '2xbox of node1' == json.loads((made.home / 'systems/box.json').read_text())['hw_notes']
-
-
-def test_redaction():
-    assert redact({'a': ['/home/me/x.bin:/lib', 'on alpha.', 'alphabet', 'GNU/Linux', 3, None]}, ['alpha']) == {
-        'a': ['x.bin:lib', 'on node1.', 'alphabet', 'GNU/Linux', 3, None]}
 
 
 @pytest.mark.parametrize('env', [{}, {'host': 3},
