@@ -2,7 +2,7 @@
 
 The thread that feeds DALI, a step and at an epoch's start: order, random numbers, handing over to the threads that
 read. And opening the data. Both sides in turn in this process, on made-up indexes beside empty files of their size.
-Usage: .venv/bin/python benchmarks/scale.py
+Usage: .venv/bin/python benchmarks/scale.py [ROUNDS [EPOCHS]]
 """
 import json
 import statistics
@@ -20,6 +20,7 @@ from mlperf_rn50.data.augment import NUM_DRAWS
 from mlperf_rn50.data.pipeline import Request, _read_ahead, train_requests, train_steps
 from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, Record, RecordFile, index_path, open_split
 from mlperf_rn50.data.shards import Shard
+from mlperf_rn50.data.verify import dump_manifest
 
 DATA = DataConfig()  # ImageNet's counts
 RANK, WORLD_SIZE, BATCH, RANKS_PER_NODE = 512, 1024, 65_536, 8
@@ -27,7 +28,7 @@ SHARD = Shard(DATA.num_train, RANK, WORLD_SIZE, BATCH // WORLD_SIZE,
               nodes=tuple(r // RANKS_PER_NODE for r in range(WORLD_SIZE)))
 RECORD_BYTES = 115_000
 STEP_S = 0.05  # a short step: the threads that read and draw ahead have no longer than this for each
-ROUNDS, EPOCHS = 3, 4
+ROUNDS, EPOCHS = (*map(int, sys.argv[1:]), *(3, 4)[len(sys.argv) - 1:])
 # The first bytes of a PNG of 500x375: all that a crop asks of an image.
 IMAGE = np.frombuffer(b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\xf4\0\0\1\x77\x08\2\0\0\0', np.uint8)
 
@@ -74,17 +75,17 @@ def open_as_now(folder: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """A prepared folder of ImageNet's counts, without its images."""
-    splits = {'train': DATA.num_train, 'validation': DATA.num_val}
-    (folder / MANIFEST_NAME).write_text(json.dumps({
-        'format': MANIFEST_FORMAT, 'dataset': DATA.dataset, 'classes': [f'n{i:08d}' for i in range(DATA.num_classes)],
-        'splits': {name: {'num_images': num} for name, num in splits.items()}}))
-    for name, num in splits.items():
+    splits = {}
+    for name, num in (('train', DATA.num_train), ('validation', DATA.num_val)):
         lengths = np.random.default_rng(0).integers(1, RECORD_BYTES // 2, num) * 4
         starts = np.append(0, lengths.cumsum()[:-1])
         with open(folder / f'{name}.rec', 'wb') as f:
             f.truncate(int(lengths.sum()))
         (folder / f'{name}.idx').write_text(''.join(f'{i}\t{start}\n' for i, start in enumerate(starts.tolist())))
         np.save(index_path(folder / f'{name}.rec'), np.stack([starts, lengths]))
+        splits[name] = {'num_images': num, 'rec_bytes': int(lengths.sum())}
+    dump_manifest(folder, {'format': MANIFEST_FORMAT, 'dataset': DATA.dataset, 'splits': splits,
+                           'classes': [f'n{i:08d}' for i in range(DATA.num_classes)]})
 
 
 def feeding_ms(records: RecordFile, requests: Iterator[Request]) -> tuple[list[float], list[float]]:

@@ -98,6 +98,7 @@ def pytest_testnodedown(node):
     node.config.stash[_PEAKS_KB].append(output.get('peak_kb', 0))
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter, config):
     skipped = [str(r.longrepr) for r in terminalreporter.stats.get('skipped', [])]
     if without := sum(NO_GPU in why for why in skipped):
