@@ -92,22 +92,9 @@ def report_object(studies: Sequence[Study]) -> dict[str, Any]:
                         for system, found in _systems(studies)]}
 
 
-def json_parts(studies: Sequence[Study]) -> Iterator[str]:
-    """report_object as text, in parts that need little memory; a line per run."""
-    encode = json.JSONEncoder(allow_nan=False).encode
-    yield f'{{"format": {encode(FORMAT)}, "version": {encode(mlperf_rn50.__version__)}, "systems": ['
-    for i, (system, found) in enumerate(_systems(studies)):
-        before, key, after = json.dumps(found, indent=1, allow_nan=False).partition('\n "runs": [')
-        yield (',\n' if i else '\n') + before + key
-        yield from (('\n  ' if k == 0 else ',\n  ') + encode(_run_object(system, run))
-                    for k, run in enumerate(system.runs))
-        yield after
-    yield '\n]}'
-
-
 def render_json(studies: Sequence[Study]) -> str:
-    """report_object as text."""
-    return ''.join(json_parts(studies))
+    """Return report_object as text."""
+    return json.dumps(report_object(studies), indent=1, allow_nan=False)
 
 
 def _spreadsheet(value: Any) -> Any:
@@ -144,19 +131,14 @@ def render_csv(studies: Sequence[Study]) -> str:
     return _render_rows(rows, list(dict.fromkeys(k for row in rows for k in row)))
 
 
-def evaluations_csv_parts(studies: Sequence[Study]) -> Iterator[str]:
-    """One row per evaluation, in parts that need little memory: which system and run it is of, then its values."""
-    yield ','.join(['study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed', *_EVALUATION]) + '\n'
+def render_evaluations_csv(studies: Sequence[Study]) -> str:
+    """Return one row per evaluation: which system and run it is of, then its values."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator='\n')
+    writer.writerow(['study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed', *_EVALUATION])
     for study, system in ((a, b) for a in studies for b in a.systems):
         facts = [study.name, system.name, *(getattr(system, name) for name in _EVALUATION_FACTS)]
         for run in system.runs:
             shared = [_spreadsheet(v) for v in (*facts, str(run.path), run.status, run.seed)]
-            out = io.StringIO()
-            csv.writer(out, lineterminator='\n').writerows(
-                (*shared, e.epoch, e.accuracy, e.time_s, e.line) for e in run.evaluations)
-            yield out.getvalue()
-
-
-def render_evaluations_csv(studies: Sequence[Study]) -> str:
-    """One row per evaluation, as text."""
-    return ''.join(evaluations_csv_parts(studies)).rstrip('\n')
+            writer.writerows((*shared, e.epoch, e.accuracy, e.time_s, e.line) for e in run.evaluations)
+    return out.getvalue().rstrip('\n')

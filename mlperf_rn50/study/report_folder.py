@@ -1,11 +1,10 @@
 """Every form of the report, and its pictures, in one folder to hand on."""
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import write_atomically
-from mlperf_rn50.study.report_data import evaluations_csv_parts, json_parts, render_csv
+from mlperf_rn50.study.report_data import render_csv, render_evaluations_csv, render_json
 from mlperf_rn50.study.report_page import render_html
 from mlperf_rn50.study.report_picture import Picture, dump_picture
 from mlperf_rn50.study.report_plots import draw_study
@@ -29,9 +28,9 @@ def dump_report(studies: Sequence[Study], folder: Path) -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / 'report.json', chain(json_parts(studies), '\n'))
+        write_atomically(folder / 'report.json', render_json(studies) + '\n')
         write_atomically(folder / 'report.csv', render_csv(studies) + '\n')
-        write_atomically(folder / 'report_evaluations.csv', evaluations_csv_parts(studies))
+        write_atomically(folder / 'report_evaluations.csv', render_evaluations_csv(studies) + '\n')
         write_atomically(folder / 'report.md', render_markdown(studies) + '\n')
         drawn = [_dump_pictures(study, folder, f'study{i}_' if len(studies) > 1 else '')
                  for i, study in enumerate(studies, start=1)]

@@ -4,7 +4,6 @@ import shutil
 import sys
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from helpers import ROOT, call, run, skip_for
 from lines import write_set
 from made_systems import changed, refused
@@ -19,7 +18,6 @@ pytestmark = pytest.mark.browser
 DESK = {'viewport': {'width': 1400, 'height': 900}}
 PHONE = {'viewport': {'width': 400, 'height': 860}, 'has_touch': True, 'is_mobile': True}
 SCREENS = pytest.mark.parametrize('screen', [DESK, PHONE], ids=['desk', 'phone'])
-SCHEMES = pytest.mark.parametrize('scheme', ['light', 'dark'])
 PAGES = pytest.mark.parametrize('name', ['sweep', 'rounds'])
 
 
@@ -153,28 +151,6 @@ def test_rows_are_chosen_by_words_and_lists(open_page):
     assert page.evaluate('location.search') == ''
 
 
-def test_a_row_of_all_systems_leads_to_its_study(open_page):
-    page = open_page('rounds')
-    frame(page, ALL).get_by_role('link', name='b', exact=True).click()
-    assert page.locator(':target h2').inner_text().startswith('old:')
-
-
-TAB_STOPS = '''() => [...document.querySelectorAll('a, button, input, select, summary, [tabindex]')]
-    .filter(e => e.tabIndex >= 0 && e.checkVisibility()).length'''
-
-
-@PAGES
-def test_a_table_is_one_stop_of_the_tab_key(open_page, name):
-    page = open_page(name)
-    num_tables, num_figures = page.locator('table').count(), page.locator('figure').count()
-    assert page.locator('td a, th button').count() > 100
-    assert page.evaluate(TAB_STOPS) <= num_tables + num_figures + 8
-    seen = []
-    for _ in range(num_tables + num_figures + 8):
-        page.keyboard.press('Tab')
-        seen.append(page.evaluate("document.activeElement.closest('.frame, figure, details')?.outerHTML.slice(0, 80)"))
-    assert len(set(filter(None, seen))) >= num_tables + num_figures + 1
-
 
 def test_the_arrow_keys_move_within_a_table(open_page):
     page = open_page('rounds')
@@ -199,18 +175,6 @@ def test_the_arrow_keys_move_within_a_table(open_page):
     assert at() == 'organisation'
 
 
-def test_no_stop_is_lost_with_its_row_or_column(open_page):
-    page = open_page('rounds', **PHONE)
-    box = frame(page, ALL)
-    box.get_by_role('checkbox').check()
-    box.get_by_role('button', name='framework').focus()
-    box.get_by_role('checkbox').uncheck()
-    page.wait_for_function("document.querySelector('table').stop.textContent === 'system'")
-    box.get_by_role('link', name='b', exact=True).focus()
-    box.get_by_label('find').fill('e9')
-    assert box.locator('table [tabindex="0"]').inner_text() == 'system'
-
-
 @SCREENS
 def test_sources_are_folded_until_a_number_asks_for_them(open_page, screen):
     page = open_page(**screen)
@@ -230,60 +194,6 @@ def test_sources_are_folded_until_a_number_asks_for_them(open_page, screen):
     sources.evaluate('d => { d.open = false; }')
     link.click()  # the same number again
     assert entry.is_visible()
-
-
-def test_an_address_with_an_entry_opens_it_with_and_without_scripts(open_page, paths):
-    for scripts in (True, False):
-        page = open_page(java_script_enabled=scripts)
-        assert page.locator('.filter:visible').count() == 0
-        page.locator('td a').first.click()
-        page.wait_for_url('**#source-*')
-        entry = page.locator(page.url[page.url.index('#'):])
-        entry.wait_for(state='visible')
-        number = entry.get_attribute('id')
-        other = open_page('rounds', java_script_enabled=scripts)
-        other.goto(f'{paths["rounds"].as_uri()}#{number}')
-        other.locator(f'#{number}').wait_for(state='visible')
-
-
-def test_a_wide_table_says_that_it_goes_on_and_keeps_its_first_column(open_page):
-    page = open_page('rounds', **PHONE)
-    box = frame(page, ANSWER, 1)
-    box.get_by_role('checkbox').check()
-    cue, scroll = box.locator('.cue'), box.locator('.scroll')
-    assert cue.is_visible()
-    assert box.locator('.edge').evaluate("e => getComputedStyle(e, '::after').opacity") == '1'
-    cell = box.locator('tbody td').first
-    x = cell.bounding_box()['x']
-    scroll.evaluate('s => s.scrollTo(s.scrollWidth, 0)')
-    page.wait_for_function("e => !e.classList.contains('more')", arg=box.element_handle())
-    assert not cue.is_visible() and abs(cell.bounding_box()['x'] - x) < 2
-    assert cell.evaluate("c => getComputedStyle(c).backgroundColor") != 'rgba(0, 0, 0, 0)'
-    assert box.locator('tbody td').nth(1).bounding_box()['x'] < 0
-
-
-def test_a_phone_shows_what_matters_first(open_page):
-    page = open_page('rounds', **PHONE)
-    for title, number, most in [(ANSWER, 1, ['system', 'nodes', 'converged', 'mean epochs', 'time, min']),
-                                (ALL, 0, ['system', 'round', 'accelerators', 'mean epochs', 'time, min'])]:
-        box = frame(page, title, number)
-        def shown(box=box):
-            heads = [h for h in box.locator('th').all() if h.is_visible()]
-            return [h.inner_text().strip() for h in heads if h.bounding_box()['x'] + h.bounding_box()['width'] <= 400]
-        assert shown()[:5] == most
-        box.get_by_role('checkbox').check()
-        assert box.locator('th:visible').count() == box.locator('th').count() > 10
-    page.set_viewport_size(DESK['viewport'])
-    assert not page.locator('.columns').first.is_visible()
-    assert frame(page, ANSWER).get_by_role('columnheader').count() == frame(page, ANSWER).locator('th:visible').count()
-
-
-def test_a_refused_set_is_no_number(open_page):
-    page = open_page('rounds')
-    for table in (frame(page, ALL), frame(page, ANSWER, 1)):
-        row = table.locator('tr', has_text='refused').locator('td')
-        assert row.all_inner_texts() == ['d', 'refused: seeds are lost']
-        assert row.nth(1).evaluate('c => c.colSpan') == table.locator('th').count() - 1
 
 
 def test_pictures_tell_their_values_to_mouse_and_keyboard(open_page):
@@ -308,23 +218,6 @@ def test_pictures_tell_their_values_to_mouse_and_keyboard(open_page):
     assert tip.inner_text() == ''
 
 
-def test_pictures_tell_their_values_to_a_finger(open_page):
-    page = open_page(**PHONE)
-    tip = page.locator('#tip')
-    mark = page.locator('figure', has_text='Speed-up').first.locator('use:has(title)').first
-    mark.scroll_into_view_if_needed()
-    box = mark.bounding_box()
-    page.touchscreen.tap(box['x'] + box['width'] / 2 + 9, box['y'] + box['height'] / 2 + 9)  # near it
-    assert tip.inner_text() == '1 node: 1.00 times as fast on 1 rank, efficiency 100 %'
-    shown = tip.bounding_box()
-    assert shown['x'] >= 0 and shown['x'] + shown['width'] <= 400
-    heading = page.get_by_role('heading', name='Pictures')
-    heading.scroll_into_view_if_needed()
-    box = heading.bounding_box()
-    page.touchscreen.tap(box['x'] + 5, box['y'] + 5)
-    assert tip.inner_text() == ''
-
-
 @PAGES
 @SCREENS
 def test_nothing_is_wider_than_the_screen(open_page, name, screen):
@@ -333,71 +226,6 @@ def test_nothing_is_wider_than_the_screen(open_page, name, screen):
     assert width == screen['viewport']['width'] and page.evaluate('document.documentElement.scrollWidth') <= width
     for box in (f.bounding_box() for f in page.locator('figure').all()):
         assert box['x'] >= 0 and box['x'] + box['width'] <= width
-
-
-def contrast(colours):
-    """Contrast ratio of two CSS colours. Source: WCAG 2.2."""
-    def luminance(colour):
-        parts = [int(c) / 255 for c in colour[4:-1].split(',')]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear))
-    high, low = sorted(map(luminance, colours), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-@SCHEMES
-def test_text_lines_and_focus_can_be_seen_in_light_and_dark(open_page, scheme):
-    page = open_page('rounds', color_scheme=scheme)
-    def style(place, name, pseudo='null'):
-        return page.evaluate(f"getComputedStyle(document.querySelector('{place}'), {pseudo}).{name}")
-    paper, stripe = style('body', 'backgroundColor'), style('tbody tr:nth-child(2)', 'backgroundColor')
-    assert (paper == 'rgb(255, 255, 255)') == (scheme == 'light')
-    for place in ('body', 'td a', '.note', 'figcaption', '.sources code', '.refused', '.filter label', 'figure text'):
-        ink = style(place, 'fill' if place.endswith('text') else 'color')
-        assert min(contrast((ink, paper)), contrast((ink, stripe))) >= 4.5, place  # AA
-    for place, name in [('.filter input', 'borderTopColor'), ('.filter select', 'borderTopColor'),
-                        ('.filter button', 'borderTopColor'), ('th', 'borderBottomColor')]:
-        assert contrast((style(place, name), paper)) >= 3, place
-    assert contrast((style('th button', 'color', "'::after'"), paper)) >= 3
-    lines = page.evaluate("[...document.querySelectorAll('figure path')].map(p => getComputedStyle(p).stroke)")
-    grid = page.evaluate("(() => { const d = document.body.appendChild(document.createElement('i')); "
-                         "d.style.color = 'var(--grid)'; return getComputedStyle(d).color; })()")
-    assert grid in lines and contrast((grid, paper)) >= 3
-    for key in range(6):
-        page.keyboard.press('Tab')
-        outline = page.evaluate('(({outlineStyle, outlineColor, outlineWidth}) => [outlineStyle, outlineColor, '
-                                'parseFloat(outlineWidth)])(getComputedStyle(document.activeElement))')
-        assert outline[0] != 'none' and outline[2] >= 2 and contrast((outline[1], paper)) >= 3, key
-
-
-@PAGES
-@SCREENS
-@SCHEMES
-def test_axe_has_nothing_serious_to_say(open_page, name, screen, scheme):
-    page = open_page(name, color_scheme=scheme, bypass_csp=True, **screen)
-    page.locator('details').evaluate_all('all => all.forEach(d => { d.open = true; })')
-    found = Axe().run(page).response['violations']
-    assert not [(v['id'], v['help'], [n['target'] for n in v['nodes']][:3]) for v in found
-                if v['impact'] in ('serious', 'critical')]
-
-
-def test_a_screen_reader_finds_its_way(open_page):
-    tree = open_page('rounds').locator('body').aria_snapshot()
-    for text in ('heading "ResNet-50 in MLPerf logs: 6 systems in 2 studies" [level=1]', 'table "All systems"',
-                 'search "Choose systems"', 'combobox "round"', 'columnheader "batch"', 'cell "A100"',
-                 'region "new: Top-1 75.90 % on ImageNet"', 'figure "Speed-up"', 'rowgroup'):
-        assert text in tree, text
-
-
-def test_it_prints(open_page, tmp_path):
-    page = open_page('rounds')
-    page.emulate_media(media='print')
-    for place in ('.keys', '.filter', '.cue', '.sources'):
-        assert page.locator(place).first.is_hidden(), place
-    page.locator('.sources').evaluate('d => { d.open = true; }')  # who opens them prints them
-    assert page.locator('#source-1').is_visible()
-    page.pdf(path=tmp_path / 'report.pdf', format='A4')
-    assert (tmp_path / 'report.pdf').read_bytes().startswith(b'%PDF')
 
 
 def test_the_pictures_of_the_documentation_can_be_made_again(tmp_path, browser):

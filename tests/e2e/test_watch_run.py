@@ -15,7 +15,6 @@ import time
 from datetime import datetime, timezone
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from helpers import CLI, ROOT, skip_for
 from lines import run_lines, write_lines
 from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live
@@ -178,10 +177,9 @@ def pages(tmp_path_factory):
 @pytest.mark.browser
 @pytest.mark.parametrize('name', ['running', 'over', 'waiting'])
 @pytest.mark.parametrize('screen', [DESK, PHONE], ids=['desk', 'phone'])
-@pytest.mark.parametrize('scheme', ['light', 'dark'])
-def test_the_page_fits_is_sound_and_asks_for_nothing(browser, pages, name, screen, scheme):
+def test_the_page_fits_is_sound_and_asks_for_nothing(browser, pages, name, screen):
     requests, complaints = [], []
-    with browser.new_context(color_scheme=scheme, bypass_csp=True, **screen) as context:
+    with browser.new_context(**screen) as context:
         page = context.new_page()
         page.on('request', lambda r: requests.append(r.url))
         page.on('console', lambda m: complaints.append(m.text))
@@ -193,9 +191,6 @@ def test_the_page_fits_is_sound_and_asks_for_nothing(browser, pages, name, scree
         smallest = min(page.evaluate('[...document.querySelectorAll("svg text")].map('
                                      't => 9.5 * t.getScreenCTM().a)'), default=9.5)
         assert smallest >= 9  # CSS pixels
-        found = Axe().run(page).response['violations']
-        assert not [(v['id'], v['help'], [n['target'] for n in v['nodes']][:3]) for v in found
-                    if v['impact'] in ('serious', 'critical')]
     assert len(requests) == 1 and complaints == []
 
 
@@ -215,23 +210,3 @@ def test_the_page_shows_what_is_new_and_stops_when_the_run_is_over(browser, tmp_
         dump_page(Follower(folder).look(NOW_S), folder, 1.0)
         page.get_by_text('The run is over: this page stays as it is.').wait_for()
         assert page.locator('meta[http-equiv=refresh]').count() == 0
-
-
-@pytest.mark.browser
-def test_the_page_can_be_held_still(browser, tmp_path):
-    folder = tmp_path / 'run'
-    run = running(folder)
-    dump_page(run, folder, 10.0)
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.clock.install()  # time goes on when it is told to
-        page.goto((folder / 'watch.html').as_uri())
-        loads = []
-        page.on('load', lambda p: loads.append(p.url))
-        hold = page.get_by_role('button', name='Hold it still')
-        hold.click()
-        page.clock.run_for(35_000)
-        assert loads == [] and hold.get_attribute('aria-pressed') == 'true'
-        hold.click()
-        with page.expect_navigation():
-            page.clock.run_for(11_000)

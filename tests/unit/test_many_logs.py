@@ -1,6 +1,4 @@
 """Reports on very many logs: read by several processes, kept small, written in parts, shown in part."""
-import csv
-import io
 import json
 import os
 import signal
@@ -21,7 +19,7 @@ from mlperf_rn50.mlperf.telemetry import find_telemetry
 from mlperf_rn50.study import in_processes, report_tables
 from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.in_processes import map_in_processes
-from mlperf_rn50.study.report_data import evaluations_csv_parts, json_parts, render_json, report_object
+from mlperf_rn50.study.report_data import render_json, report_object
 from mlperf_rn50.study.report_tables import notes_of, runs_table
 from mlperf_rn50.study.report_text import render_table
 from mlperf_rn50.study.scaling import make_studies
@@ -86,18 +84,9 @@ def studies(tmp_path):
     return make_studies(load_systems([tmp_path]))
 
 
-def test_json_in_parts_is_the_whole_of_it(studies):
-    assert json.loads(render_json(studies)) == report_object(studies)
-    lines = render_json(studies).splitlines()
-    assert sum(line.startswith('  {"file"') for line in lines) == 5  # a run a line
-    assert max(map(len, json_parts(studies))) < 5000
-    assert list(report_object(studies)['systems'][0]) == list(json.loads(render_json(studies))['systems'][0])
-
-
-def test_evaluations_go_to_their_csv_run_by_run(studies):
-    parts = list(evaluations_csv_parts(studies))
-    assert len(parts) == 1 + 5
-    assert [r['epoch'] for r in csv.DictReader(io.StringIO(''.join(parts)))] == ['1', '2'] * 5
+def test_the_text_is_the_whole_of_the_object(studies):
+    found = json.loads(render_json(studies))
+    assert found == report_object(studies) and list(found['systems'][0]) == list(report_object(studies)['systems'][0])
 
 
 def test_a_file_is_written_from_parts(tmp_path):
