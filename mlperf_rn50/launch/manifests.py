@@ -37,20 +37,15 @@ class Training:
     """What runs where.
 
     Args:
-        name: of the job and all that belongs to it.
-        image: with the program.
-        num_nodes: pods that train.
-        ranks_per_node: ranks in each.
-        gpus_per_node: GPUs of each; 0 asks for none.
-        volumes: what is mounted; the first one is the working folder.
-        config_path: of the configuration in the pods.
-        config_text: its text where it is not in the image.
-        options: the others of the pods' command, exactly as the program is to get them.
+        gpus_per_node: 0 asks for none.
+        volumes: the first one is the working folder.
+        config_path: in the pods.
+        config_text: None where the configuration is in the image.
+        options: of the training, exactly as the program gets them.
         namespace: None leaves it to kubectl.
         user: None leaves it to the image or the cluster.
-        memory: limit of each pod that trains, shared memory included; None for none.
-        cpus: the same.
-        shm_size: largest size of shared memory.
+        memory: limit of each worker such as 64Gi, shared memory included; None for no limit.
+        cpus: limit of each worker; None for no limit.
         grace_s: time from SIGTERM to SIGKILL, for a checkpoint.
     """
 

@@ -1,4 +1,4 @@
-"""A server that only answers a secret, and how it is asked: where ranks and pods meet.
+"""A server that only answers a secret, and how it is asked: where the ranks of a Slurm job meet.
 
 What travels is not encrypted: the secret keeps out whoever can reach the port, not whoever reads the wire.
 """

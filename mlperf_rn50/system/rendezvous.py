@@ -1,6 +1,6 @@
 """Where the ranks of a job meet without MPI, PMI or ssh: the store Gloo needs, and what each rank must know of it.
 
-Slurm's srun says who each rank is but not where the others are; a pod of Kubernetes (launch/pod.py) knows its number.
+Slurm's srun sets the number of each rank but not the addresses of the others.
 """
 import os
 import platform
