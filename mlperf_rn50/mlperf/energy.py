@@ -4,7 +4,6 @@ It is that of the run's clock: from run_start to run_stop, without what lies bet
 without what was trained again. It counts only where every node tells it for the whole time.
 """
 import bisect
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -22,7 +21,6 @@ _MAX_DEVICES, _MAX_NAME = 64, 64
 _MAX_JOULES, _MAX_DEVICE_W = 1e12, 1e4
 # How far from either end of a part a sample may be, of which there is one a second, and what of it they must cover.
 _MAX_GAP_S, _MIN_SHARE = 3.0, 0.9
-_MIN_IDLE_S, _MIN_IDLE_READINGS = 5.0, 5
 
 Readings = list[tuple[float, float]]  # (seconds on the node's clock, joules), as written
 Devices = dict[str, float]  # joules by name
@@ -38,9 +36,6 @@ class Energy:
         gpu_joules: of all GPUs of all nodes, used or not.
         reasons: why a kind was not measured.
         nodes: joules of each device, by host and kind.
-        idle_s: seconds before the network was built, in which the nodes had nothing to do; None where they were few.
-        cpu_idle_w: of all nodes in that time.
-        gpu_idle_w: the same.
     """
 
     seconds: float
@@ -48,9 +43,6 @@ class Energy:
     gpu_joules: float | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[str, Mapping[str, Devices]] = field(default_factory=dict)
-    idle_s: float | None = None
-    cpu_idle_w: float | None = None
-    gpu_idle_w: float | None = None
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -62,12 +54,6 @@ class Energy:
         """Of all kinds that were measured."""
         return sum(getattr(self, f'{kind}_joules') for kind in self.measured) if self.measured else None
 
-    @property
-    def idle_w(self) -> float | None:
-        """Of all kinds that were measured, before the run; None where one of them is not known."""
-        watts = [getattr(self, f'{kind}_idle_w') for kind in self.measured]
-        return sum(watts) if watts and None not in watts else None
-
 
 class _Unmeasured(Exception):
     """Why something is not known."""
@@ -78,15 +64,12 @@ class _Session:
 
     def __init__(self) -> None:
         self.readings: dict[str, dict[str, Readings]] = {}
-        self.init_s: float | None = None
         self.start: tuple[float, float] | None = None  # when the run's clock began here, on the node's and on its own
         self.last_s = 0.0
 
     def see(self, record: Mapping[str, Any], time_s: float) -> None:
         event, clock_s = record.get('event'), number(record.get('clock_s'), 0, 1e9)
-        if event == 'init_start' and self.init_s is None:
-            self.init_s = time_s
-        elif event == 'run_start' and self.start is None and clock_s is not None:
+        if event == 'run_start' and self.start is None and clock_s is not None:
             self.start = time_s, clock_s
         for kind, devices in _energies(record):
             self.last_s = time_s
@@ -233,30 +216,6 @@ def _find_fault(run: Run, nodes: Sequence[_Node], kind: str) -> str | None:
     return None
 
 
-def _idle(session: _Session, kind: str) -> tuple[float, float] | None:
-    """Seconds and watts of all devices before the network was built; None where these are too few to say."""
-    spans, total_w = [], 0.0
-    for readings in session.readings.get(kind, {}).values():
-        early = [r for r in readings if session.init_s is not None and r[0] <= session.init_s]
-        span_s, joules = (early[-1][0] - early[0][0], early[-1][1] - early[0][1]) if early else (0.0, 0.0)
-        if span_s < _MIN_IDLE_S or len(early) < _MIN_IDLE_READINGS or not 0 <= joules <= _MAX_DEVICE_W * span_s:
-            return None
-        spans.append(span_s)
-        total_w += joules / span_s
-    return (min(spans), total_w) if spans else None
-
-
-def _idle_of(nodes: Sequence[_Node], kinds: Iterable[str]) -> dict[str, float]:
-    """The fields of an Energy that tell of idle nodes, of the kinds of which all nodes do."""
-    found: dict[str, float] = {}
-    for kind in kinds:
-        idles = [i for n in nodes if (i := _idle(n.sessions[0], kind))]
-        if len(idles) == len(nodes):
-            found[f'{kind}_idle_w'] = sum(w for _, w in idles)
-            found['idle_s'] = min([*(s for s, _ in idles), found.get('idle_s', math.inf)])
-    return found
-
-
 def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, until_s: float | None = None) -> Energy:
     """The energy of a run.
 
@@ -280,4 +239,4 @@ def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, unt
     joules = {f'{kind}_joules': sum(j for devices in hosts.values() for j in devices.values())
               for kind, hosts in found.items()}
     by_node = {n.host: {kind: hosts[n.host] for kind, hosts in found.items()} for n in nodes} if found else {}
-    return Energy(seconds, **joules, reasons=reasons, nodes=by_node, **_idle_of(nodes, found))
+    return Energy(seconds, **joules, reasons=reasons, nodes=by_node)

@@ -33,12 +33,9 @@ def mean_energy(energies: Sequence[Energy]) -> Energy:
     """The mean of some runs; a kind counts only where all of them measured it."""
     reasons = {kind: next(e.reasons[kind] for e in energies if kind in e.reasons)
                for kind in KINDS if any(kind in e.reasons for e in energies)}
-    idles_s = [e.idle_s for e in energies]
     return Energy(
         _mean([e.seconds for e in energies]) or 0.0, _mean([e.cpu_joules for e in energies]),
-        _mean([e.gpu_joules for e in energies]), reasons,
-        idle_s=None if None in idles_s else min((s for s in idles_s if s is not None), default=None),
-        cpu_idle_w=_mean([e.cpu_idle_w for e in energies]), gpu_idle_w=_mean([e.gpu_idle_w for e in energies]))
+        _mean([e.gpu_joules for e in energies]), reasons)
 
 
 def images_per_joule(runs: Sequence[Run], energy: Energy) -> float | None:

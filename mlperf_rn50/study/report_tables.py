@@ -375,22 +375,15 @@ def parts_table(study: Study) -> Table | None:
 
 
 def energy_table(study: Study) -> Table | None:
-    """Power over a run, and how much of it the nodes take when they have nothing to do."""
+    """Return energy and mean power of a run of each system."""
     known = [(s, e) for s in study.systems if not s.refusal and (e := s.energy) and e.joules and e.seconds]
     if not known:
         return None
     rows = [(Cell(s.name), _number(e.seconds, 1, _times(s)), _figures(kwh(e.joules)),
              Cell(' and '.join(kind.upper() + 's' for kind in e.measured)),
-             _figures((e.joules or 0.0) / e.seconds), _figures(e.idle_w), _number(e.idle_s if e.idle_w else None, 1),
-             _percent(e.idle_w * e.seconds / e.joules if e.idle_w and e.joules else None)) for s, e in known]
-    head = ('system', 'run, s', 'kWh', 'of', 'mean W', 'idle W', 'idle over s', 'idle share')
-    has_idle = any(e.idle_w for _, e in known)
-    note = ('Of all nodes, on the clock of the run. Idle: the power before the network was built, over so many '
-            'seconds; the share is what that would come to over the run.') if has_idle else (
-        'Of all nodes, on the clock of the run. What they take when idle is not known: no telemetry has '
-        'seconds enough before the network was built.')
-    return Table('Energy of a run', head if has_idle else head[:5],
-                 tuple(row if has_idle else row[:5] for row in rows), note)
+             _figures((e.joules or 0.0) / e.seconds)) for s, e in known]
+    return Table('Energy of a run', ('system', 'run, s', 'kWh', 'of', 'mean W'), tuple(rows),
+                 'Of all nodes, on the clock of the run.')
 
 
 def _energy_notes(system: System) -> list[str]:

@@ -62,21 +62,18 @@ def energy_of(log, **nodes):
     return read_energy(read_run(log))
 
 
-def test_joules_are_of_the_run_alone_and_idle_power_stands_apart(log):
+def test_joules_are_of_the_run_alone(log):
     found = energy_of(log, n1=steady(cpu=100, gpu=300))
     assert found.seconds == RUN_S and found.measured == ('cpu', 'gpu')
     assert found.cpu_joules == pytest.approx(2200) and found.gpu_joules == pytest.approx(6600)
     assert found.joules == pytest.approx(8800) and not found.reasons
     assert found.nodes == {'n1': {'cpu': {'0': pytest.approx(2200)}, 'gpu': {'0': pytest.approx(6600)}}}
-    assert (found.idle_s, found.cpu_idle_w, found.gpu_idle_w) == (6, pytest.approx(40), pytest.approx(120))
-    assert found.idle_w == pytest.approx(160)
 
 
 def test_ends_between_two_samples_are_interpolated(log):
     readings = [(-1.5, 0), (0.5, 100), (10, 400), (21, 1100), (23, 1500)]
     found = energy_of(log, n1=[line(0, event='run_start', clock_s=0.0), *(reading(t, cpu=j) for t, j in readings)])
     assert found.cpu_joules == pytest.approx(1300 - 75)
-    assert found.idle_s is None and found.cpu_idle_w is None
 
 
 def test_lost_lines_take_no_joules_away(log):
@@ -137,11 +134,6 @@ def test_a_little_that_is_missing_at_an_end_is_as_the_rest(log):
     assert found.reasons['cpu'] == 'n1, cpu 0: its samples cover 18.0 of 22.0 s'
 
 
-def test_few_idle_seconds_say_nothing(log):
-    found = energy_of(log, n1=steady(init_s=-6, cpu=100))
-    assert (found.idle_s, found.cpu_idle_w, found.idle_w) == (None, None, None) and found.cpu_joules
-
-
 def test_hostile_readings_are_none(log):
     bad = ['-5', 'NaN', '1e300', 'Infinity', 'true', '"9"', 'null', '[1]', '{}']
     rows = [line(12.5, energy_j={'cpu': {'0': '@'}}).replace('"@"', value) for value in bad]
@@ -195,7 +187,7 @@ def studies(tmp_path):
 
 def test_the_mean_of_runs_is_of_what_all_of_them_measured(studies):
     systems = studies()[0].systems
-    assert systems[0].energy.cpu_joules == pytest.approx(3300) and systems[0].energy.idle_w == pytest.approx(180)
+    assert systems[0].energy.cpu_joules == pytest.approx(3300)
     assert systems[1].energy.joules is None and systems[2].energy is None
     assert systems[0].images_per_joule == pytest.approx(2 * 1_281_167 / 9900)
     assert mean_energy([]).joules is None
@@ -217,8 +209,7 @@ def test_tables_have_the_columns_that_are_known(studies, tmp_path):
             in text)
     assert 'U energy' not in text.replace('- 2x1: CPU energy', '').replace('- 2x1: GPU energy', '')
     energy = text.partition('Energy of a run\n')[2].splitlines()
-    assert re.split(' {2,}', energy[2].strip()) == ['1x1', '22.0', '0.00275', 'CPUs and GPUs', '450', '180', '6.0',
-                                                    '40 %']
+    assert re.split(' {2,}', energy[2].strip()) == ['1x1', '22.0', '0.00275', 'CPUs and GPUs', '450']
     for path in tmp_path.rglob('telemetry*'):
         path.unlink()
     assert not {'node-hours', 'cost', 'CPU kWh', 'GPU kWh', 'images/J'} & set(columns(render_table(studies())))
