@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from pathlib import Path
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE, ConfigError, UserError
 from mlperf_rn50.launch import sweep
 from mlperf_rn50.launch.attempts import MAX_STUCK, newest_run, stuck_attempts, stuck_text
-from mlperf_rn50.launch.engine import Signals, as_child, run_engine
+from mlperf_rn50.launch.engine import Signals, as_child, processes_of, run_engine
 from mlperf_rn50.launch.engines import (
     ENGINES,
     Engine,
@@ -29,6 +30,7 @@ from mlperf_rn50.launch.hosts import common_slots, silent_hosts
 from mlperf_rn50.launch.lock import folder_lock
 from mlperf_rn50.launch.options import Options, count, make_parser, parse_options, usage_of
 from mlperf_rn50.launch.supervisor import Layout, Supervisor, World
+from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.system.gpu_environment import device_of_words
 from mlperf_rn50.system.limits import SHARED_MEMORY, no_room, tmp_dir
 
@@ -36,6 +38,7 @@ from mlperf_rn50.system.limits import SHARED_MEMORY, no_room, tmp_dir
 _MIN_FREE_BYTES = 16 << 20
 # The doctor and the start of a run may take so long beyond the limit that the ranks watch themselves.
 _START_LIMIT, _GRACE_S = 'comm.start_limit_s', 120.0
+_LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')  # launch/engines/openmpi.sh and launch/bind.sh make them
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Launcher:
     def say(self, text: str) -> None:
         """A line for the user."""
         with suppress(OSError):  # nobody listens any more
-            print(f'launch/{self.script.name}: {text}', file=sys.stderr, flush=True)
+            print(f'launch/{self.script.name}: {printable(text)}', file=sys.stderr, flush=True)
 
     def settle_layout(self) -> tuple[Layout, float, str]:
         """The layout of the run, from the options or else from the configuration; its comm.start_limit_s and device.
@@ -113,6 +116,7 @@ class Launcher:
         """Starts a program on all ranks; its exit code. See run_engine for the limit."""
         env = environment(self.options, {**plain_output(sys.stdout, os.environ), **os.environ}, job, device)
         script = str(self.here / 'launch/engines' / self.engine.script)
+        remove_leftovers((SHARED_MEMORY, tmp_dir()))
         with self._guards(layout, job) as guards:
             code = run_engine([script, slots_of(layout.hosts, layout.ranks_per_node), *command], env, self.signals, job,
                               limit_s, is_overdue, messengers=() if self.engine.hands_on_stop else guards)
@@ -205,6 +209,15 @@ def check_room(engine: Engine) -> None:
             raise ConfigError(no_room(name, folder, free, _MIN_FREE_BYTES))
 
 
+def remove_leftovers(folders: Iterable[Path]) -> None:
+    """Remove the empty job folders of launchers that were killed; a job of which a process runs keeps its own."""
+    for path in [path for folder in folders for path in folder.glob('mlperf_rn50-*')]:
+        match = _LEFTOVER.fullmatch(path.name)
+        with suppress(OSError):  # not empty, or removed meanwhile
+            if match and path.lstat().st_uid == os.geteuid() and not processes_of(match[1]):
+                path.rmdir()
+
+
 def requeue(code: int, run_dir: Path, say: Callable[[str], None]) -> int:
     """What becomes of a Slurm job that can go on: requeued, unless it was cancelled."""
     if code != EXIT_RESUMABLE:
@@ -252,7 +265,7 @@ def main(argv: Sequence[str]) -> int:
             return run_ranks(here, script, words, signals)
         if script.name == 'sweep.sh':
             return sweep.run(here, script, words, signals, partial(values_of, here),
-                             lambda text: print(f'launch/sweep.sh: {text}', file=sys.stderr, flush=True))
+                             lambda text: print(f'launch/sweep.sh: {printable(text)}', file=sys.stderr, flush=True))
         engine = ENGINES[script.stem]
         options = parse_options(make_parser(script, engine.has_hosts, engine.image_option), words)
         if os.environ.get('SLURM_RESTART_COUNT', '0') != '0' and script.stem == 'slurm':
@@ -261,7 +274,7 @@ def main(argv: Sequence[str]) -> int:
     except AlreadySaid:
         return EXIT_USAGE
     except UserError as e:
-        print(f'launch/{script.name}: {e}', file=sys.stderr)
+        print(f'launch/{script.name}: {printable(str(e))}', file=sys.stderr)
         return e.exit_code
     except SystemExit as e:  # --help
         return int(e.code or EXIT_OK)

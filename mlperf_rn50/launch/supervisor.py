@@ -110,8 +110,9 @@ class Supervisor:
             job, before = self._next_job(), mark(self.layout.run_dir)
             code = self._examine(job, how)
             is_fit = not code
-            if not is_fit and not world.is_asked() and (code == EXIT_USAGE or self._num_jobs == 1 or not restarts_left):
-                return code if code == EXIT_USAGE else EXIT_FAILED
+            if not is_fit and not world.is_asked() and self._is_finding(job, code) and (
+                    code == EXIT_USAGE or self._num_jobs == 1 or not restarts_left):
+                return code
             if is_fit and not world.is_asked():
                 code = self._start(job, ['train', *how], partial(self._has_begun, before))
             attempt = look(self.layout.run_dir, before, code, how[0] == '--resume')
@@ -181,6 +182,13 @@ class Supervisor:
             return 0
         return self._start(f'{job}d', ['doctor', '--quiet', *how],  # of its own: its guards end what is left of it
                            lambda: False)
+
+    def _is_finding(self, job: str, code: int) -> bool:
+        """Return whether the doctor found a fault itself; a killed rank or a lost host is a failed attempt."""
+        if code != EXIT_FAILED:
+            return code == EXIT_USAGE
+        is_blamed = any(f.job == f'{job}d' for f in read_failures(self.layout.run_dir))
+        return not is_blamed and not (self.has_ssh and self.world.silent(self.layout.hosts))
 
     def _note(self, job: str, attempt: Attempt) -> int:
         """Writes an attempt down; how many of the last ones gained nothing, those before a requeue included."""

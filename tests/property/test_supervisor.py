@@ -4,6 +4,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from helpers import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
@@ -160,6 +161,20 @@ def test_what_has_begun_is_told_by_its_run_folder():
 def test_a_doctor_that_is_ended_is_a_failure():
     killed = dict(begins=False, steps=0, end=None, code=143, asked=False, silent=set())
     assert fake_run([killed], replace(OPTIONS, doctor=True))[0] == EXIT_FAILED
+
+
+@pytest.mark.parametrize('lost', [dict(code=137, silent=set()), dict(code=205, silent={'h2'}),
+                                  dict(code=EXIT_FAILED, silent={'h2'}),
+                                  dict(code=EXIT_FAILED, silent=set(), blames='h2')])
+def test_a_first_doctor_that_loses_a_rank_is_an_attempt(lost):
+    lost = dict(begins=False, steps=0, end=None, asked=False, **lost)
+    fit = dict(lost, code=0, silent=set())
+    fit.pop('blames', None)
+    code, world, *_ = fake_run([lost, fit], replace(OPTIONS, doctor=True, restarts=3))
+    assert code == EXIT_OK and [words[0] for _, words in world.calls] == ['doctor', 'doctor', 'train']
+    code, world, *_ = fake_run([lost], replace(OPTIONS, doctor=True))
+    assert code == EXIT_FAILED and len(world.calls) == 1
+    assert any('host h2 (with rank 1)' in said for said in world.said) == bool(lost['silent'])
 
 
 def test_resume_goes_on_with_the_set_of_seeds():

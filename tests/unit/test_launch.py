@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 from helpers import HANG_LIMIT_S, ROOT
 
-from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.errors import EXIT_USAGE, ConfigError
 from mlperf_rn50.launch import attempts, blame
-from mlperf_rn50.launch.__main__ import Launcher, check_room
+from mlperf_rn50.launch.__main__ import Launcher, check_room, main, remove_leftovers
 from mlperf_rn50.launch.attempts import Attempt, judge, look, mark
 from mlperf_rn50.launch.engine import Event, Stage, processes_of, react
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
@@ -412,6 +412,22 @@ def test_nohup_keeps_its_word():
     done = subprocess.run(['bash', '-c', f'trap "" HUP; exec {sys.executable} -c "$1" "$2" j 0 x 600', '-', ENGINE,
                            'kill -HUP $PPID; sleep 0.2; exit 7'], capture_output=True, text=True)
     assert done.stdout.split()[-3:] == ['7', 'False', 'False'], done.stderr
+
+
+@pytest.mark.parametrize('text', ['me@h\x1b[31m', 'h:\x1b]0;x\a'])
+def test_no_host_name_steers_a_terminal(text, capfd):
+    assert main([str(ROOT / 'launch/mpirun.sh'), '--config', 'c.yaml', '--hosts', text]) == EXIT_USAGE
+    assert '\x1b' not in capfd.readouterr().err
+
+
+def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
+    job = f'{os.getpid()}-{os.urandom(4).hex()}-1'
+    gone, full, mps, running = (tmp_path / f'mlperf_rn50-{n}' for n in ('9-01234567-1', '9-01234568-1d', 'mps-0', job))
+    for folder in (gone, full / 'files', mps, running):
+        folder.mkdir(parents=True)
+    with subprocess.Popen(['cat'], stdin=subprocess.PIPE, env={**os.environ, 'MLPERF_RN50_JOB': job}):
+        remove_leftovers([tmp_path, tmp_path / 'nothing'])
+    assert sorted(tmp_path.iterdir()) == sorted([full, mps, running])
 
 
 def test_signals_wait_to_be_read():
