@@ -68,6 +68,23 @@ def _check_words(argv: Sequence[str]) -> None:
             raise ConfigError(f'{word[:40]}…: {e}') from e
 
 
+def _check_unique(text: str, where: str) -> None:
+    """Raise ConfigError for a section or key that occurs twice: YAML's parser would keep the last one silently."""
+    left = [('', node)] if (node := yaml.compose(text, yaml.SafeLoader)) else []
+    while left:
+        prefix, node = left.pop()
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = f'{prefix}{key.value}', key.start_mark.line + 1
+            if name in lines:
+                raise ConfigError(f'{where}: {name}: occurs in line {lines[name]} and again in line {line}, expected '
+                                  'once; merge the two')
+            lines[name] = line
+            left.append((f'{name}.', value))
+
+
 def load_yaml(path: Path) -> dict:
     """The tree in a YAML file, its keys known to exist.
 
@@ -77,6 +94,7 @@ def load_yaml(path: Path) -> dict:
     try:
         text = read_text(path, _MAX_BYTES)
         _check_size(text)
+        _check_unique(text, str(path))
         tree = yaml.safe_load(text) or {}
     except OSError as e:
         raise ConfigError(f'{path}: cannot read the configuration: {e.strerror}') from e

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -68,27 +70,40 @@ class Signals:
     is_at_once: bool = False
 
     def __post_init__(self) -> None:
-        # Blocked, they wait to be read: none is lost, also where they were ignored before, and for PID 1. But nohup
-        # keeps its word.
+        # Handlers, whatever was set before: PID 1 has no default actions, and a shell that is not interactive starts
+        # its background jobs with SIGINT ignored. SIGHUP stays ignored under nohup.
         has_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        self._numbers = [n for n in _SIGNALS if n != signal.SIGHUP or not has_nohup]
-        signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
+        numbers = [n for n in _SIGNALS if n != signal.SIGHUP or not has_nohup]
+        self._reader, writer = os.pipe()
+        self._writer = open(writer, 'wb', buffering=0)  # closed with this object
+        for end in (self._reader, writer):
+            os.set_blocking(end, False)
+        # Python writes the number of each signal into the pipe. sigtimedwait would be shorter, but interrupted after
+        # its time is over, as by SIGCONT, it returns a signal that was never sent.
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in numbers:
+            signal.signal(number, _ignore)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
         self._asked = Asked()
 
     def next(self, timeout_s: float) -> Event | None:
-        """Waits for a signal or the end of a child, or so long; what it means, if anything."""
-        info = signal.sigtimedwait(self._numbers, max(0.0, timeout_s))
-        if info is None or info.si_signo == signal.SIGCHLD:
+        """Wait up to timeout_s for a signal or the end of a child; return what it means, if anything."""
+        if not select.select([self._reader], [], [], max(0.0, timeout_s))[0]:
             return None
-        if info.si_signo == signal.SIGUSR2:
+        number = os.read(self._reader, 1)[0]
+        if number == signal.SIGUSR2:
             return Event.LOST
+        if number not in STOP_SIGNALS:
+            return None
         self.is_asked = True
-        self.is_at_once |= self._asked.means_at_once(info.si_signo, time.monotonic())
+        self.is_at_once |= self._asked.means_at_once(number, time.monotonic())
         return Event.AT_ONCE if self.is_at_once else Event.STOP
 
     def forget_lost(self) -> None:
-        """A host that was cut off from a job that is over is no reason to end the next one."""
-        signal.sigtimedwait([signal.SIGUSR2], 0)
+        """Drop the loss of a host of a job that is over; other signals stay in order."""
+        with suppress(BlockingIOError):
+            waiting = os.read(self._reader, select.PIPE_BUF)
+            self._writer.write(waiting.replace(bytes([signal.SIGUSR2]), b''))
 
     def pause(self, seconds: float) -> None:
         """Waits so long, or until the launcher is asked to stop."""
@@ -97,9 +112,14 @@ class Signals:
             self.next(end - time.monotonic())
 
 
+def _ignore(number: int, frame: object) -> None:
+    """Do nothing: the number is read from the pipe."""
+
+
 def as_child() -> None:
     """In the new process: signals as a program expects them, and an end with the launcher's."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    signal.set_wakeup_fd(-1)  # the pipe is the launcher's
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -78,6 +78,8 @@ def test_a_resolved_configuration_reads_back_the_same(tmp_path):
     ('run: {seed: ' + '9' * 5000 + '}', 'not a YAML file'),
     ('run: {dir: 2020-99-99}', 'not a YAML file'),
     ('run: {dir: "' + 'x' * (1 << 18) + '"}', 'is larger than'),
+    ('train: {seed: 1}\nrun: {dir: x}\ntrain:\n  seed: 2', 'train: occurs in line 1 and again in line 3'),
+    ('run:\n  dir: x\n  seed: 1\n  dir: y', 'run.dir: occurs in line 2 and again in line 4'),
     ('train: [' + 'x, ' * 10_000 + ']', 'expected keys under it'),
 ])
 def test_mistakes_in_a_file(tmp_path, text, message):

@@ -440,3 +440,19 @@ time.sleep(1.1); os.kill(os.getpid(), signal.SIGINT); print(s.next(1).name, s.ne
     assert done.stdout.split() == ['LOST', 'STOP', 'STOP', 'AT_ONCE', 'None'], done.stderr
 
 
+
+
+def test_a_launcher_that_was_paused_runs_on_and_still_hears_an_interrupt():
+    with subprocess.Popen([sys.executable, '-c', ENGINE, 'trap "exit 75" USR1; echo up; while :; do sleep 0.05; done',
+                           'paused', '0', 'x', '600'], stdout=subprocess.PIPE, text=True) as process:
+        lines = iter(process.stdout.readline, '')
+        while 'up' not in next(lines):
+            pass
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)  # longer than any wait for a signal
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        said = [line.strip() for line in lines]
+    assert said[-1] == '75 True False'
