@@ -32,7 +32,7 @@ def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
     happens."""
     temporary = temporary_of(path)
     try:
-        with open(temporary, 'wb') as f:
+        with open(temporary, 'wb', opener=no_link) as f:
             for part in [content] if isinstance(content, (str, bytes)) else content:
                 f.write(part.encode() if isinstance(part, str) else part)
             sync(f)
@@ -61,6 +61,15 @@ def regular_file(path: str, flags: int) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, f'it is {_KINDS.get(stat.S_IFMT(mode), "something else")}, not a file', path)
     return descriptor
+
+
+def no_link(path: str, flags: int) -> int:
+    """Open for open() what is not a symbolic link, so that a link in a run folder never leads to a file elsewhere.
+
+    Raises:
+        OSError: with ELOOP for a link.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -154,7 +163,7 @@ class LineFile:
         """
         self._path = path
         try:
-            self._file = open(path, 'x+b' if is_new else 'a+b', buffering=0)
+            self._file = open(path, 'x+b' if is_new else 'a+b', buffering=0, opener=no_link)
             if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
                 self._file.seek(0)
                 content = self._file.read()
@@ -192,6 +201,9 @@ class LineFile:
 
 def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
     """What a disk would not take, and which disk that is; what: such as 'the weights'."""
+    if error.errno == errno.ELOOP:
+        return StorageError(f'{path}: got a symbolic link, expected a file of this run; put the file itself in its '
+                            'place')
     return StorageError(f'{path}: cannot write{" " if what else ""}{what}: {error.strerror}; {_disk_of(path)}; make '
                         'room or repair it, and go on with the last checkpoint')
 

@@ -2,6 +2,7 @@
 import math
 import tokenize
 import zipfile
+from collections.abc import Mapping
 from typing import BinaryIO
 
 import numpy as np
@@ -29,6 +30,18 @@ def read_arrays(file: BinaryIO, num_bytes: int) -> dict[str, np.ndarray]:
     except (zipfile.BadZipFile, EOFError, KeyError, TypeError, AttributeError, SyntaxError, OverflowError, MemoryError,
             RecursionError, NotImplementedError, tokenize.TokenError) as e:
         raise ValueError(f'not an .npz ({" ".join(str(e).split())[:200] or type(e).__name__})') from e
+
+
+def find_non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
+    """Return the name of the first array that holds a NaN or an infinity."""
+    return next((n for n, a in arrays.items() if a.dtype.kind == 'f' and not np.isfinite(a).all()), None)
+
+
+def check_finite(arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise ValueError where an array holds a NaN or an infinity."""
+    if name := find_non_finite(arrays):
+        num_bad = int((~np.isfinite(arrays[name])).sum())
+        raise ValueError(f'{name}: got {num_bad} of {arrays[name].size} values that are not finite, expected none')
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:

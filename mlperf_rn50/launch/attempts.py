@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
+from mlperf_rn50.files import no_link
 from mlperf_rn50.train.checkpoint import newest_step
 from mlperf_rn50.train.run_folder import RunFolder, run_numbers
 
@@ -178,7 +179,7 @@ def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
     if not folder.is_dir():
         return
     try:
-        with open(folder / ATTEMPTS, 'a') as f:
+        with open(folder / ATTEMPTS, 'a', opener=no_link) as f:
             f.write(json.dumps({'job': job, **asdict(attempt)}) + '\n')
     except OSError:
         pass  # a full disk is said by the run itself

@@ -21,6 +21,7 @@ from mlperf_rn50.errors import DataError, UserError
 from mlperf_rn50.files import (
     DISK_FAULTS,
     HashedFile,
+    no_link,
     parse_json,
     read_text,
     storage_error,
@@ -28,7 +29,7 @@ from mlperf_rn50.files import (
     temporary_of,
     write_atomically,
 )
-from mlperf_rn50.npz import read_arrays
+from mlperf_rn50.npz import check_finite, read_arrays
 from mlperf_rn50.options import check_keys
 
 FORMAT = 1
@@ -130,7 +131,7 @@ def save_weights(folder: Path, stem: str, description: Description, arrays: dict
     temporary = temporary_of(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(temporary, 'wb') as f:
+        with open(temporary, 'wb', opener=no_link) as f:
             hashed = HashedFile(f)
             np.savez(hashed, **arrays)
             sync(f)
@@ -195,6 +196,7 @@ def load_weights(path: Path, which: str = BEST) -> tuple[Description, dict[str, 
             raise DataError(f'{npz}: damaged, or not of the {npz.stem}.json beside it: got SHA-256 {got[:12]}…, '
                             f'expected {description.sha256[:12]}…; copy both again')
         arrays = read_arrays(io.BytesIO(data), len(data))
+        check_finite(arrays)
     except (OSError, ValueError, MemoryError) as e:
         raise _damaged(npz, e) from e
     for name, array in arrays.items():

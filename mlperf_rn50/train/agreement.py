@@ -25,6 +25,18 @@ def check_agreement(comm: Comm, digests: Mapping[str, int], epoch: int) -> None:
         raise RunFailed(describe_divergence(comm.gather_object(dict(digests)), epoch))
 
 
+def check_finite(name: str | None, epoch: int) -> None:
+    """Raise RunFailed where an array is not finite; called by all ranks, once their arrays are shown to agree.
+
+    Args:
+        name: of that array; None where all are finite.
+        epoch: they are after, from 0.
+    """
+    if name:
+        raise RunFailed(f'{name} holds values that are not finite after epoch {epoch + 1}, expected none; the loss may '
+                        'hide them behind a ReLU: resume from a checkpoint before this epoch')
+
+
 def describe_divergence(digests: Sequence[Mapping[str, int]], epoch: int) -> str:
     """Which ranks differ from most of the others, and in what first.
 

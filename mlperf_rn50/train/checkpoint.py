@@ -27,7 +27,7 @@ from mlperf_rn50.files import (
     temporary_of,
     write_atomically,
 )
-from mlperf_rn50.npz import read_arrays
+from mlperf_rn50.npz import check_finite, read_arrays
 from mlperf_rn50.train.progress import Progress, dump_progress, parse_progress
 
 FORMAT = 4
@@ -238,7 +238,9 @@ def _load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
         got = hashlib.sha256(data).hexdigest()
         if wanted != got:
             raise ValueError(f'arrays.npz is damaged: got SHA-256 {got[:12]}…, expected {wanted[:12]}…')
-        return progress, read_arrays(io.BytesIO(data), len(data))
+        arrays = read_arrays(io.BytesIO(data), len(data))
+        check_finite(arrays)
+        return progress, arrays
     except CheckpointError as e:
         raise CheckpointError(f'{path}: {e}') from e
     except OSError as e:

@@ -3,6 +3,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlperf_rn50.files import no_link
+
 FAILURES = 'failures.jsonl'
 
 
@@ -26,7 +28,7 @@ class Failure:
 def note_failure(folder: Path, failure: Failure) -> None:
     """Adds a failure to the list of a run folder; one that cannot be written has been said all the same."""
     try:
-        with open(folder / FAILURES, 'a') as f:
+        with open(folder / FAILURES, 'a', opener=no_link) as f:
             f.write(json.dumps(vars(failure)) + '\n')
     except OSError:
         pass

@@ -15,7 +15,7 @@ from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, RankLost, RunFailed, StorageError
 from mlperf_rn50.study.reference import Reference
 from mlperf_rn50.train import checkpoint, events
-from mlperf_rn50.train.agreement import check_agreement, find_stragglers
+from mlperf_rn50.train.agreement import check_agreement, check_finite, find_stragglers
 from mlperf_rn50.train.comm import Comm
 from mlperf_rn50.train.evaluate import Accuracy, data_name, evaluate
 from mlperf_rn50.train.keep import Network
@@ -222,6 +222,7 @@ def evaluate_epoch(run: Run, epoch: int, first_epoch: int) -> Accuracy:
     if compared := run.course.evaluated(epoch + 1, result.top1, time_s):
         run.sinks.see(compared)
     check_agreement(run.comm, trainer.digests(), epoch)
+    check_finite(trainer.find_non_finite(), epoch)
     run.keeper.evaluated(run.progress.step, result)
     if run.comm.rank == 0 and (result.top1 > run.progress.best_top1 or not run.keeper.has_best()):
         run.keeper.is_best(Network(run.progress.step, result, trainer.copy_network()))

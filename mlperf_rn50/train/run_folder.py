@@ -3,13 +3,15 @@
 Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log, checkpoints/ and weights/; run k
 owns result_k.txt, config_k.yaml and so on. .run_k.lock claims the number k and is locked by who writes the run.
 """
+import fcntl
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from mlperf_rn50.errors import CheckpointError, ConfigError, StorageError, UserError
-from mlperf_rn50.files import temporaries_in
+from mlperf_rn50.files import no_link, temporaries_in
 from mlperf_rn50.mlperf.events import Event
 from mlperf_rn50.mlperf.reader import read_events
 from mlperf_rn50.system.telemetry import host_file_name
@@ -79,6 +81,17 @@ class RunFolder:
         for path in (*temporaries_in(self.weights), *temporaries_in(self.dir, self.config.name),
                      *temporaries_in(self.dir, self.env.name)):
             path.unlink(missing_ok=True)
+
+
+def clear_abandoned(run: RunFolder) -> None:
+    """Remove what killed writers of the folder's other runs left unfinished; runs that are being written are left."""
+    for path in sorted(run.dir.glob('.run_*.lock')):
+        match = re.fullmatch(r'\.run_(\d+)\.lock', path.name)
+        if not match or path == run.lock:
+            continue
+        with suppress(OSError), open(path, 'r+b', opener=no_link) as f:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            RunFolder(run.dir, int(match[1])).clear_unfinished()
 
 
 def check_is_there(run: RunFolder) -> None:

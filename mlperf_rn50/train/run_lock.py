@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import writing
+from mlperf_rn50.files import no_link, writing
 from mlperf_rn50.system.launched import say
 from mlperf_rn50.train.run_folder import RunFolder
 
@@ -32,7 +32,7 @@ class RunLock:
         """
         if not self._file:
             with writing(self._path):
-                self._file = open(self._path, 'a+b', buffering=0)
+                self._file = open(self._path, 'a+b', buffering=0, opener=no_link)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -31,7 +31,7 @@ from mlperf_rn50.train.device import device_id_of
 from mlperf_rn50.train.keep import Keeper
 from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
 from mlperf_rn50.train.progress import Progress, parse_progress
-from mlperf_rn50.train.run_folder import RunFolder, check_unfinished, is_one_checkpoint, new_run
+from mlperf_rn50.train.run_folder import RunFolder, check_unfinished, clear_abandoned, is_one_checkpoint, new_run
 from mlperf_rn50.train.run_lock import RunLock
 from mlperf_rn50.train.saver import Saver
 from mlperf_rn50.train.sinks.metrics import Metrics
@@ -167,6 +167,7 @@ def hold_run(comm: Comm, run: RunFolder, position: Position) -> Iterator[None]:
             time.sleep(_LOCK_PERIOD_S)
         if lock.is_held:
             run.clear_unfinished()
+            clear_abandoned(run)
         yield
     finally:
         lock.close()

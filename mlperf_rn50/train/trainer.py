@@ -8,6 +8,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import HybridBlock
 
+from mlperf_rn50 import npz
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.pipeline import Batch, device_context
 from mlperf_rn50.model.folded import FoldedResNet
@@ -270,6 +271,10 @@ class Trainer:
     def digests(self) -> dict[str, int]:
         """CRC-32 of every array of a snapshot, by name."""
         return {n: zlib.crc32(a.asnumpy().view(np.uint8).ravel()) for n, a in self._live_arrays().items()}
+
+    def find_non_finite(self) -> str | None:
+        """Return the name of the first array of a snapshot that holds a NaN or an infinity."""
+        return next((n for n, a in self._live_arrays().items() if npz.find_non_finite({n: a.asnumpy()})), None)
 
     def restore(self, arrays: Mapping[str, np.ndarray] | None) -> None:
         """Goes back to a snapshot. Rank 0 has it; the other ranks pass None and receive it."""

@@ -259,6 +259,15 @@ def test_arrays_of_any_numbers_come_back(tmp_path, array):
     assert got.dtype == array.dtype and got.shape == array.shape and (got == array).all()
 
 
+def test_an_array_that_is_not_finite_is_named_and_the_checkpoint_before_is_taken(tmp_path):
+    older = save(tmp_path, progress(4), ARRAYS, keep=2)
+    bad = save(tmp_path, progress(5), {**ARRAYS, 'model/b': np.array([1, np.nan, np.inf], np.float32)}, keep=2)
+    with pytest.raises(DamagedCheckpoint, match='model/b: got 2 of 3 values that are not finite'):
+        load(bad)
+    found = load_newest(tmp_path)
+    assert found.path == older and [path for path, _ in found.damaged] == [bad]
+
+
 def test_arrays_of_another_model_are_named(tmp_path):
     wanted = {'model/a': (2, 3), 'optimizer/a': (3,)}
     check_arrays(tmp_path, ARRAYS, wanted)

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from mlperf_rn50.errors import EXIT_FAILED, StorageError
-from mlperf_rn50.files import LineFile, parse_json, read_text, storage_error, temporaries_in, write_atomically, writing
+from mlperf_rn50.files import (
+    LineFile,
+    parse_json,
+    read_text,
+    storage_error,
+    temporaries_in,
+    temporary_of,
+    write_atomically,
+    writing,
+)
 
 FULL = Path('/dev/full')
 
@@ -36,6 +45,18 @@ def test_a_torn_last_line_is_cut_off(tmp_path, before, kept):
     lines.write('next')
     lines.close()
     assert path.read_text() == kept + 'next\n'
+
+
+def test_a_link_is_not_written_through(tmp_path):
+    target, link = tmp_path / 'target', tmp_path / 'link'
+    target.write_text('without an end of line')
+    link.symlink_to(target)
+    with pytest.raises(StorageError, match='link: got a symbolic link'):
+        LineFile(link)
+    temporary_of(link).symlink_to(target)
+    with pytest.raises(OSError):
+        write_atomically(link, 'new')
+    assert target.read_text() == 'without an end of line'
 
 
 def test_a_full_disk_is_named_with_the_file(tmp_path):

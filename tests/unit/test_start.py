@@ -222,6 +222,18 @@ def test_who_writes_a_run_holds_it_and_clears_what_a_killed_one_left(run, capsys
         pass
 
 
+def test_a_new_run_clears_what_a_killed_one_before_it_left(run, tmp_path):
+    left, written = (folder.checkpoints / '.step_00000009.1.tmp' for folder in (run, new_run(tmp_path)))
+    for path in (left, written):
+        path.mkdir(parents=True)
+    with open(RunFolder(tmp_path, 1).lock, 'a') as other, hold(new_run(tmp_path)):
+        assert not left.exists() and not written.exists()
+        written.mkdir()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with hold(new_run(tmp_path)):
+            assert written.exists()  # its writer lives
+
+
 def test_it_is_waited_for_until_the_other_one_ends(run, monkeypatch):
     monkeypatch.setattr(start, '_LOCK_PERIOD_S', 0.0)
     other = open(run.lock, 'a')

@@ -10,6 +10,8 @@ from helpers import ROOT, run
 
 from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
 from mlperf_rn50.data.pipeline import made_up_batches
+from mlperf_rn50.errors import RunFailed
+from mlperf_rn50.train.agreement import check_finite
 from mlperf_rn50.train.comm import LocalComm
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import SmoothedCrossEntropy, Trainer
@@ -42,6 +44,17 @@ def test_the_last_step_takes_the_share_of_the_rate_that_its_images_fill(monkeypa
     for step in (0, 2):
         trainer.step(batches, step, 0.4, False)
     assert taken == [(0.4, 1.0, 1.0, None), (0.4, 0.5, 2.0, None)]
+
+
+def test_an_array_that_is_not_finite_is_found_at_an_evaluation():
+    trainer, _ = make_trainer()
+    assert trainer.find_non_finite() is None
+    check_finite(None, 3)
+    name = next(n for n in trainer.digests() if n.endswith('running_var'))
+    trainer._live_arrays()[name][:1] = float('nan')
+    assert trainer.find_non_finite() == name
+    with pytest.raises(RunFailed, match=f'^{name} holds values that are not finite after epoch 4'):
+        check_finite(name, 3)
 
 
 def test_what_is_padded_weighs_nothing():

@@ -49,6 +49,12 @@ def test_there_and_back(saved):
     assert {p.name for p in saved.iterdir()} == {'best.npz', 'best.json'}
 
 
+def test_a_weight_that_is_not_finite_is_named(saved):
+    save_weights(saved, 'best', DESCRIPTION, {**ARRAYS, 'a_bias': np.array([1, np.inf], np.float16)})
+    with pytest.raises(DataError, match='a_bias: got 1 of 2 values that are not finite'):
+        load_weights(saved)
+
+
 def test_what_is_described():
     assert (DESCRIPTION.top1, DESCRIPTION.num_top5, DESCRIPTION.epoch) == (0.75, 38, 5)
     assert DESCRIPTION.train == {'precision': 'float32', 'device': 'cpu', 'eval_batch_size': 8}
