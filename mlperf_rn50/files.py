@@ -59,7 +59,8 @@ def regular_file(path: str, flags: int) -> int:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, f'it is {_KINDS.get(stat.S_IFMT(mode), "something else")}, not a file', path)
+        raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL,
+                      f'it is {_KINDS.get(stat.S_IFMT(mode), "something else")}, not a file', path)
     return descriptor
 
 
@@ -109,11 +110,21 @@ def read_text(path: Path, max_bytes: int) -> str:
         ValueError: it is larger, or not UTF-8.
         OSError: it cannot be read.
     """
-    with open(path, 'rb') as f:
+    with open(path, 'rb', opener=regular_file) as f:
         content = f.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f'is larger than {max_bytes} bytes')
     return content.decode()
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: it cannot be read, or is a folder, named pipe, socket or device.
+    """
+    with open(path, 'rb', opener=regular_file) as f:
+        return f.read()
 
 
 def parse_json(text: str | bytes) -> Any:

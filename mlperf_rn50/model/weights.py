@@ -23,6 +23,7 @@ from mlperf_rn50.files import (
     HashedFile,
     no_link,
     parse_json,
+    read_bytes,
     read_text,
     storage_error,
     sync,
@@ -190,7 +191,7 @@ def load_weights(path: Path, which: str = BEST) -> tuple[Description, dict[str, 
     npz = find_weights(path, which)
     description = _describe(npz)
     try:
-        data = npz.read_bytes()
+        data = read_bytes(npz)
         got = hashlib.sha256(data).hexdigest()
         if got != description.sha256:
             raise DataError(f'{npz}: damaged, or not of the {npz.stem}.json beside it: got SHA-256 {got[:12]}…, '

@@ -21,6 +21,7 @@ from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint
 from mlperf_rn50.files import (
     HashedFile,
     parse_json,
+    read_bytes,
     read_text,
     sync,
     temporaries_in,
@@ -234,7 +235,7 @@ def _load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
     try:
         described = _unseal(read_text(path / 'state.json', _MAX_STATE_BYTES))
         progress = parse_progress(described['state'])
-        data, wanted = (path / 'arrays.npz').read_bytes(), str(described['arrays_sha256'])
+        data, wanted = read_bytes(path / 'arrays.npz'), str(described['arrays_sha256'])
         got = hashlib.sha256(data).hexdigest()
         if wanted != got:
             raise ValueError(f'arrays.npz is damaged: got SHA-256 {got[:12]}…, expected {wanted[:12]}…')

@@ -1,6 +1,7 @@
 """Checkpoints: whole or refused, and never a trap."""
 import hashlib
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -57,6 +58,15 @@ def test_unfinished_ones_are_not_seen(tmp_path):
     assert list_checkpoints(tmp_path) == []
     clear_unfinished(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ['step_x']
+
+
+@pytest.mark.parametrize('name', ['state.json', 'arrays.npz'])
+def test_a_named_pipe_in_a_checkpoint_does_not_block(tmp_path, name):
+    path = save(tmp_path, progress(), ARRAYS, keep=2)
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    with pytest.raises(CheckpointError, match='it is a named pipe, not a file'):
+        load(path)
 
 
 @pytest.mark.parametrize('name, damage, message', [
