@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a rank on its share of the node: cores of one NUMA node, OMP_NUM_THREADS, nearest GPU and NIC; says which.
+# Runs a rank on its share of the node: cores of one NUMA node, OMP_NUM_THREADS, nearest GPU; prints which.
 # Usage: launch/bind.sh PROGRAM [ARGUMENTS...]     every launcher puts it before its ranks
 # MLPERF_RN50_BIND=off leaves the rank unbound. An OMP_NUM_THREADS that is set already stays.
 # SIGUSR1, the word to stop, waits until the program lets it in.

@@ -2,12 +2,12 @@
 
 CUDA sees what CUDA_VISIBLE_DEVICES names, of what the device files let it open; NVML lists the latter, in the order of
 PCI addresses, which is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID. Source: CUDA C++ Programming Guide (environment
-variables), MIG User Guide (device enumeration), nvidia-smi(1).
+variables), NVML API reference.
 """
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system.hardware import query_gpus
 from mlperf_rn50.system.power import find_gpus
 
 VISIBLE = 'CUDA_VISIBLE_DEVICES'
@@ -29,12 +28,10 @@ class Gpu:
     Args:
         uuid: GPU-… or MIG-….
         name: as sold.
-        bus_id: PCI address of the card, in Linux' notation; '' where it is not told.
+        bus_id: PCI address of the card, in Linux' notation; '' where NVML has none.
         compute_cap: compute capability, such as 8.0.
         driver_version: of the host.
-        memory_bytes: of the device; None where it is not told.
-        parent: UUID of the card, for an instance.
-        instance: its numbers of GPU instance and compute instance there.
+        memory_bytes: of the device; None where NVML has none.
     """
 
     uuid: str
@@ -43,25 +40,15 @@ class Gpu:
     compute_cap: str
     driver_version: str
     memory_bytes: int | None
-    parent: str | None = None
-    instance: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True)
-class Card:
-    """A card of this host, and its instances; None where it is not divided."""
-
-    gpu: Gpu
-    instances: tuple[Gpu, ...] | None = None
 
 
 def _text(value: Any) -> str:
-    """What NVML says; older packages give bytes."""
+    """Return a text of NVML; older packages give bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def linux_bus_id(text: str) -> str:
-    """A PCI address in Linux' notation, of NVML's 00000000:3B:00.0; '' for what is none."""
+    """Return a PCI address in Linux' notation, of NVML's 00000000:3B:00.0; '' for anything else."""
     domain, _, rest = text.partition(':')
     return f'{int(domain, 16):04x}:{rest.lower()}' if re.fullmatch(r'[0-9A-Fa-f]+', domain) and rest else ''
 
@@ -72,96 +59,45 @@ def _memory_bytes(nvml: Any, handle: Any) -> int | None:
     return None
 
 
-def _read_card(nvml: Any, handle: Any, driver_version: str) -> Card:
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    gpu = Gpu(_text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle)),
-              linux_bus_id(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)), f'{major}.{minor}', driver_version,
-              _memory_bytes(nvml, handle))
-    try:
-        is_divided = bool(nvml.nvmlDeviceGetMigMode(handle)[0])
-    except Exception:  # before Ampere
-        is_divided = False
-    return Card(gpu, tuple(_read_instances(nvml, handle, gpu)) if is_divided else None)
+def _read_gpu(nvml: Any, handle: Any) -> Gpu:
+    is_instance = nvml.nvmlDeviceIsMigDeviceHandle(handle)
+    card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_instance else handle
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(card)
+    return Gpu(_text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle)),
+               linux_bus_id(_text(nvml.nvmlDeviceGetPciInfo(card).busId)), f'{major}.{minor}',
+               _text(nvml.nvmlSystemGetDriverVersion()), _memory_bytes(nvml, handle))
 
 
-def _read_instances(nvml: Any, handle: Any, card: Gpu) -> list[Gpu]:
-    found = []
-    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        with suppress(Exception):  # no instance of that number, or none that may be used
-            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-            found.append(Gpu(_text(nvml.nvmlDeviceGetUUID(part)), _text(nvml.nvmlDeviceGetName(part)), card.bus_id,
-                             card.compute_cap, card.driver_version, _memory_bytes(nvml, part), card.uuid,
-                             (nvml.nvmlDeviceGetGpuInstanceId(part), nvml.nvmlDeviceGetComputeInstanceId(part))))
+def visible_handles(nvml: Any, handles: Sequence[Any], visible: str | None) -> list[Any]:
+    """Return NVML's handles of the devices that CUDA counts from 0, in its order.
+
+    Args:
+        handles: of all cards, in the order of their PCI addresses.
+        visible: CUDA_VISIBLE_DEVICES: numbers and UUIDs; the first that NVML does not know ends the list. None where it
+            is not set.
+    """
+    if visible is None:
+        return list(handles)
+    found: list[Any] = []
+    for word in map(str.strip, visible.split(',')):
+        try:
+            handle = handles[int(word)] if re.fullmatch('[0-9]{1,9}', word) else nvml.nvmlDeviceGetHandleByUUID(word)
+        except Exception:  # NVML's own errors, or a number beyond the last card
+            break
+        found.append(handle)
     return found
 
 
-def read_cards(nvml: Any, handles: Sequence[Any]) -> list[Card]:
-    """The cards behind NVML's handles, in their order."""
-    driver_version = _text(nvml.nvmlSystemGetDriverVersion())
-    return [_read_card(nvml, handle, driver_version) for handle in handles]
-
-
-def parse_cards(rows: Sequence[Mapping[str, str]]) -> list[Card]:
-    """The cards that nvidia-smi lists; it says nothing of instances there."""
-    def memory(text: str) -> int | None:
-        number = text.removesuffix(' MiB')
-        return int(number) << 20 if number.isdecimal() else None
-    return [Card(Gpu(r.get('uuid', ''), r.get('name', ''), linux_bus_id(r.get('pci.bus_id', '')),
-                     r.get('compute_cap', ''), r.get('driver_version', ''), memory(r.get('memory.total', ''))))
-            for r in rows]
-
-
-def find_cards() -> list[Card]:
-    """The cards that this process may open, in the order of their PCI addresses; none without a driver."""
-    nvml, handles = find_gpus()
-    with suppress(Exception):  # NVML's own errors: then what nvidia-smi says
-        if handles:
-            return read_cards(nvml, handles)
-    return parse_cards(query_gpus('uuid', 'name', 'pci.bus_id', 'compute_cap', 'driver_version', 'memory.total'))
-
-
-def _first_instance(card: Card) -> Gpu | None:
-    """What CUDA takes of a card: itself, the first instance of a divided one, or nothing."""
-    return card.gpu if card.instances is None else next(iter(card.instances), None)
-
-
-def _named(word: str, cards: Sequence[Card]) -> Gpu | None:
-    """The device of an entry of CUDA_VISIBLE_DEVICES; None for one that is not valid."""
-    if re.fullmatch(r'\d{1,9}', word, re.ASCII):
-        return _first_instance(cards[int(word)]) if int(word) < len(cards) else None
-    if word.startswith('MIG-'):
-        instances = [i for c in cards for i in c.instances or ()]
-        found = [i for i in instances if i.uuid.startswith(word)] or \
-            [i for i in instances if i.instance and word == f'MIG-{i.parent}/{i.instance[0]}/{i.instance[1]}']
-        return found[0] if len(found) == 1 else None
-    of_word = [c for c in cards if c.gpu.uuid.startswith(word)] if word.startswith('GPU-') else []
-    return _first_instance(of_word[0]) if len(of_word) == 1 else None
-
-
-def visible_gpus(cards: Sequence[Card], visible: str | None) -> list[Gpu]:
-    """The devices that CUDA counts from 0, in its order.
-
-    Args:
-        cards: that may be opened, in the order of their PCI addresses.
-        visible: CUDA_VISIBLE_DEVICES, where it is set: numbers and UUIDs, or beginnings of them. An entry that is not
-            valid, or comes twice, ends the list.
-
-    CUDA counts a single instance, and no card beside it.
-    """
-    found: list[Gpu] = []
-    if visible is None:
-        found = [gpu for card in cards if (gpu := _first_instance(card))]
-    for word in visible.split(',') if visible is not None else ():
-        gpu = _named(word.strip(), cards)
-        if gpu is None or gpu in found:
-            break
-        found.append(gpu)
-    return [g for g in found if g.parent][:1] or found
-
-
 def find_visible_gpus() -> list[Gpu]:
-    """The devices that CUDA counts from 0 in this process; none without a driver."""
-    return visible_gpus(find_cards(), os.environ.get(VISIBLE))
+    """Return the devices that CUDA counts from 0 in this process, by NVML; none without a driver.
+
+    Beginnings of UUIDs, and divided cards that are named by number, are CUDA's own business: MXNet then counts
+    otherwise, and make_view falls back on numbers.
+    """
+    nvml, handles = find_gpus()
+    with suppress(Exception):  # NVML's own errors
+        return [_read_gpu(nvml, h) for h in visible_handles(nvml, handles, os.environ.get(VISIBLE))]
+    return []
 
 
 def all_bus_ids(sys: Path) -> list[str]:

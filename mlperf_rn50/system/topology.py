@@ -1,6 +1,6 @@
-"""Which cores, GPU and NIC a rank of this node should use, and the program that binds it to them (launch/bind.sh).
+"""Which cores and GPU a rank of this node should use, and the program that binds it to them (launch/bind.sh).
 
-Source: /sys/devices/system (cpu, node), /sys/class/infiniband, /sys/class/net, NVML or nvidia-smi for GPUs.
+Source: /sys/devices/system (cpu, node), NVML for GPUs. NCCL and UCX choose network devices.
 """
 import ctypes
 import os
@@ -36,11 +36,10 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class Topology:
-    """What a node offers: NUMA nodes with at least one core, the NUMA node of each GPU, and that of each NIC."""
+    """What a node offers: NUMA nodes with at least one core, and the NUMA node of each GPU."""
 
     nodes: tuple[NumaNode, ...]
     gpus: tuple[int, ...] = ()
-    nics: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class Binding:
         num_threads: physical cores that are its own.
         numa_node: their NUMA node.
         gpu: number of its GPU, None where there is none.
-        nic: name of its NIC, None where there is none.
     """
 
     cpus: tuple[int, ...]
@@ -62,7 +60,6 @@ class Binding:
     num_threads: int
     numa_node: int
     gpu: int | None
-    nic: str | None
 
 
 def _number(path: Path) -> int:
@@ -81,15 +78,6 @@ def _cores(sys: Path, cpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         siblings = parse_cpu_list(path.read_text()) if path.exists() else [cpu]
         cores[tuple(c for c in siblings if c in cpus) or (cpu,)] = None
     return tuple(cores)
-
-
-def _nics(sys: Path) -> tuple[tuple[str, int], ...]:
-    """InfiniBand devices, or else Ethernet devices that are hardware, with their NUMA nodes."""
-    for kind in ('infiniband', 'net'):
-        found = [p for p in sorted((sys / 'class' / kind).glob('*')) if (p / 'device').exists()]
-        if found:
-            return tuple((p.name, _number(p / 'device/numa_node')) for p in found)
-    return ()
 
 
 @dataclass(frozen=True)
@@ -138,7 +126,7 @@ def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> 
             nodes.append(NumaNode(int(path.name[4:]), _cores(sys, cpus)))
     if not nodes:
         nodes = [NumaNode(0, _cores(sys, sorted(allowed)))]
-    return Topology(tuple(nodes), tuple(_number(sys / f'bus/pci/devices/{b}/numa_node') for b in bus_ids), _nics(sys))
+    return Topology(tuple(nodes), tuple(_number(sys / f'bus/pci/devices/{b}/numa_node') for b in bus_ids))
 
 
 def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
@@ -177,13 +165,12 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
         cores = [c for n in _share(topology.nodes, device, num_devices) for c in n.cores]
     else:
         cores = _share(node.cores, beside.index(device), len(beside))
-    near = [name for name, number in topology.nics if number == node.number] or [n for n, _ in topology.nics]
     sharers = min(ranks_per_device, local_size - local_rank // ranks_per_device * ranks_per_device)
     num_threads = max(1, len(cores) // sharers)
     first = local_rank % ranks_per_device * num_threads % len(cores)
     pinning = [cpu for nth in zip_longest(*cores[first:], *cores[:first]) for cpu in nth if cpu is not None]
     return Binding(tuple(sorted(pinning)), tuple(pinning), num_threads, node.number,
-                   device if topology.gpus else None, near[beside.index(device) % len(near)] if near else None)
+                   device if topology.gpus else None)
 
 
 def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
@@ -232,7 +219,7 @@ def render_binding(binding: Binding) -> str:
     """One line for people."""
     return ', '.join([f'cores {render_cpu_list(binding.cpus)}', f'{binding.num_threads} threads',
                       f'NUMA node {binding.numa_node}',
-                      'no GPU' if binding.gpu is None else f'GPU {binding.gpu}', f'NIC {binding.nic or "none"}'])
+                      'no GPU' if binding.gpu is None else f'GPU {binding.gpu}'])
 
 
 def _bind(command: Sequence[str]) -> None:
@@ -257,8 +244,6 @@ def _bind(command: Sequence[str]) -> None:
     os.sched_setaffinity(0, binding.cpus)
     threads = set_omp_threads(quota_threads(binding.num_threads, local_size, find_limits()))
     os.environ.setdefault('DALI_AFFINITY_MASK', ','.join(map(str, binding.pinning)))
-    if binding.nic and (SYS / 'class/infiniband' / binding.nic).exists():
-        os.environ.setdefault('UCX_NET_DEVICES', f'{binding.nic}:1')
     if command[1:2] == ['train']:
         said = render_binding(replace(binding, num_threads=threads))
         say(f'{rank_name()} (local {local_rank}): {said}')

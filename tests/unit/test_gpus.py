@@ -9,105 +9,63 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import gpus as gpus_module
 from mlperf_rn50.system import telemetry
 from mlperf_rn50.system.gpus import (
-    Card,
     Gpu,
     View,
     all_bus_ids,
     choose_gpus,
-    find_cards,
     find_visible_gpus,
     linux_bus_id,
     make_view,
-    parse_cards,
-    read_cards,
-    visible_gpus,
 )
 from mlperf_rn50.system.power import Meter
 from mlperf_rn50.system.topology import Devices, NumaNode, Topology, choose_binding, choose_devices
 from mlperf_rn50.train import device
 
 
-def gpu(number, parent=None, instance=None):
-    uuid = f'GPU-{"abcdef"[number]}{number}' if parent is None else f'MIG-{number}-{parent}'
-    return Gpu(uuid, 'A100', f'0000:{parent[-1] if parent else number}b:00.0', '8.0', '535.129.03', 40 << 30, parent,
-               instance)
-
-
-WHOLE = [Card(gpu(i)) for i in range(4)]
-FIRST, SECOND = gpu(0, 'GPU-b1', (1, 0)), gpu(1, 'GPU-b1', (2, 0))
-DIVIDED = [Card(gpu(0)), Card(gpu(1), (FIRST, SECOND)), Card(gpu(2), ())]
-
-
-@pytest.mark.parametrize('visible, expected', [
-    (None, [0, 1, 2, 3]), ('', []), ('2,1', [2, 1]), (' 3 , 0', [3, 0]), ('0,2,-1,1', [0, 2]), ('0,7,1', [0]),
-    ('1,x,2', [1]), ('GPU-c2,GPU-a', [2, 0]), ('GPU-a0,1', [0, 1]), ('GPU-', []), ('GPU-zz,0', []), ('1,1,2', [1]),
-    ('NoDevFiles', []), ('-1', []), ('²', [])])
-def test_cuda_counts_what_is_named_up_to_the_first_mistake(visible, expected):
-    assert visible_gpus(WHOLE, visible) == [gpu(i) for i in expected]
-
-
-@pytest.mark.parametrize('visible, expected', [
-    (None, [FIRST]), ('0', [gpu(0)]), ('1', [FIRST]), ('0,1', [FIRST]), ('2', []), ('MIG-1-GPU-b1', [SECOND]),
-    ('MIG-GPU-b1/2/0', [SECOND]), ('MIG-GPU-b1/3/0', []), ('MIG-0-GPU-b1,MIG-1-GPU-b1', [FIRST]), ('MIG-', []),
-    ('GPU-b1', [FIRST])])
-def test_cuda_counts_one_instance_of_a_divided_card_and_nothing_beside_it(visible, expected):
-    assert visible_gpus(DIVIDED, visible) == expected
+def gpu(number):
+    return Gpu(f'GPU-{"abcdef"[number]}{number}', 'A100', f'0000:{number}b:00.0', '8.0', '535.129.03', 40 << 30)
 
 
 class FakeNvml:
-    """Two cards; the second is divided, and one of its instances may not be used."""
+    """Three cards a, b, c; c1 is an instance of c."""
 
-    def nvmlSystemGetDriverVersion(self):
-        return b'535.129.03'
+    def __getattr__(self, name):
+        return lambda *_: {'nvmlSystemGetDriverVersion': b'535.129.03', 'nvmlDeviceGetCudaComputeCapability': (8, 0),
+                           'nvmlDeviceGetName': b'A100', 'nvmlDeviceGetDeviceHandleFromMigDeviceHandle': 'c',
+                           'nvmlDeviceGetMemoryInfo': SimpleNamespace(total=40 << 30)}[name]
 
-    def nvmlDeviceGetCudaComputeCapability(self, handle):
-        return 8, 0
+    def nvmlDeviceIsMigDeviceHandle(self, handle):
+        return len(handle) > 1
 
     def nvmlDeviceGetUUID(self, handle):
-        return {'a': b'GPU-a0', 'b': 'GPU-b1', 'b0': 'MIG-0-GPU-b1', 'b2': 'MIG-1-GPU-b1'}[handle]
+        return {'a': b'GPU-a0', 'b': 'GPU-b1', 'c': 'GPU-c2', 'c1': 'MIG-c1'}[handle]
 
-    def nvmlDeviceGetName(self, handle):
-        return b'A100'
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return {'GPU-a0': 'a', 'GPU-b1': 'b', 'GPU-c2': 'c', 'MIG-c1': 'c1'}[uuid]
 
     def nvmlDeviceGetPciInfo(self, handle):
-        return SimpleNamespace(busId=b'00000000:0B:00.0' if handle[0] == 'a' else '00000000:1B:00.0')
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        return SimpleNamespace(total=40 << 30)
-
-    def nvmlDeviceGetMigMode(self, handle):
-        if handle == 'a':
-            raise RuntimeError('not supported')
-        return [1, 1]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
-        return 3
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
-        if index == 1:
-            raise RuntimeError('not found')
-        return f'b{index}'
-
-    def nvmlDeviceGetGpuInstanceId(self, handle):
-        return {'b0': 1, 'b2': 2}[handle]
-
-    def nvmlDeviceGetComputeInstanceId(self, handle):
-        return 0
+        return SimpleNamespace(busId=f'00000000:{"abc".index(handle)}B:00.0')
 
 
-def test_cards_and_their_instances_are_read_from_nvml():
-    assert read_cards(FakeNvml(), ['a', 'b']) == [Card(gpu(0)), Card(gpu(1), (FIRST, SECOND))]
+@pytest.mark.parametrize('visible, uuids', [
+    (None, ['GPU-a0', 'GPU-b1', 'GPU-c2']), ('', []), (' 2 , 0', ['GPU-c2', 'GPU-a0']), ('0,-1,1', ['GPU-a0']),
+    ('1,3,0', ['GPU-b1']), ('GPU-b1,0', ['GPU-b1', 'GPU-a0']), ('GPU-zz,0', []), ('MIG-c1', ['MIG-c1'])])
+def test_cuda_counts_what_is_named_up_to_the_first_mistake(monkeypatch, visible, uuids):
+    monkeypatch.setattr(gpus_module, 'find_gpus', lambda: (FakeNvml(), ['a', 'b', 'c']))
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+    if visible is not None:
+        monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
+    found = find_visible_gpus()
+    assert [g.uuid for g in found] == uuids
+    assert gpu(0) in found or 'GPU-a0' not in uuids
+    assert all(g.bus_id == '0000:2b:00.0' for g in found if g.uuid == 'MIG-c1')
 
 
-def test_nvidia_smi_tells_where_nvml_does_not(monkeypatch):
-    row = {'uuid': 'GPU-a0', 'name': 'A100', 'pci.bus_id': '00000000:0B:00.0', 'compute_cap': '8.0',
-           'driver_version': '535.129.03', 'memory.total': '40960 MiB'}
-    monkeypatch.setattr(gpus_module, 'query_gpus', lambda *keys: [{k: row[k] for k in keys}])
-    monkeypatch.setattr(gpus_module, 'find_gpus', lambda: (SimpleNamespace(), ['no handle of this kind']))
-    assert find_cards() == [Card(gpu(0))]
-    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
+def test_without_a_driver_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(gpus_module, 'find_gpus', lambda: (None, []))
     assert find_visible_gpus() == []
-    assert parse_cards([{'name': 'GRID', 'memory.total': '[N/A]'}])[0].gpu.memory_bytes is None
+    monkeypatch.setattr(gpus_module, 'find_gpus', lambda: (SimpleNamespace(), ['a handle NVML fails for']))
+    assert find_visible_gpus() == []
     assert [linux_bus_id(t) for t in ('00000001:3B:00.0', '[N/A]', '')] == ['0001:3b:00.0', '', '']
 
 

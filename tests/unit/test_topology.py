@@ -28,9 +28,9 @@ def node(number, first, num_cores, sibling=None):
                                   for i in range(num_cores)))
 
 
-# Two sockets of 20 cores with two threads each, two GPUs and one InfiniBand card beside each.
-C4140 = Topology((node(0, 0, 20, 40), node(1, 20, 20, 60)), (0, 0, 1, 1), (('mlx5_0', 0), ('mlx5_1', 1)))
-PLAIN = Topology((node(0, 0, 2),), (), (('eth0', 0),))
+# Two sockets of 20 cores with two threads each, two GPUs beside each.
+C4140 = Topology((node(0, 0, 20, 40), node(1, 20, 20, 60)), (0, 0, 1, 1))
+PLAIN = Topology((node(0, 0, 2),))
 
 
 @pytest.mark.parametrize('text, cpus', [('0-3,8', [0, 1, 2, 3, 8]), ('5\n', [5]), ('', []), ('0,2-3', [0, 2, 3])])
@@ -44,10 +44,10 @@ def test_cpu_lists_survive_both_ways(cpus):
     assert set(parse_cpu_list(render_cpu_list(sorted(cpus)))) == cpus
 
 
-def test_a_rank_per_gpu_takes_its_socket_and_card():
+def test_a_rank_per_gpu_takes_its_socket():
     bindings = [choose_binding(C4140, r, 4, 1) for r in range(4)]
-    assert [(b.gpu, b.numa_node, b.num_threads, b.nic) for b in bindings] == [
-        (0, 0, 10, 'mlx5_0'), (1, 0, 10, 'mlx5_0'), (2, 1, 10, 'mlx5_1'), (3, 1, 10, 'mlx5_1')]
+    assert [(b.gpu, b.numa_node, b.num_threads) for b in bindings] == [
+        (0, 0, 10), (1, 0, 10), (2, 1, 10), (3, 1, 10)]
     assert bindings[0].cpus == (*range(10), *range(40, 50))
     assert bindings[3].cpus == (*range(30, 40), *range(70, 80))
 
@@ -109,16 +109,11 @@ def test_a_machine_is_read_from_sys(tmp_path):
         folder = tmp_path / f'devices/system/cpu/cpu{cpu}/topology'
         folder.mkdir(parents=True)
         (folder / 'thread_siblings_list').write_text(f'{cpu % 4},{cpu % 4 + 4}\n')
-    for name, number in (('mlx5_0', 1), ('mlx5_1', -1)):
-        folder = tmp_path / f'class/infiniband/{name}/device'
-        folder.mkdir(parents=True)
-        (folder / 'numa_node').write_text(f'{number}\n')
     gpu = tmp_path / 'bus/pci/devices/0000:3b:00.0'
     gpu.mkdir(parents=True)
     (gpu / 'numa_node').write_text('1\n')
     found = find_topology(tmp_path, [0, 1, 2, 3, 4, 6, 7], ['0000:3b:00.0'])
-    assert found == Topology((NumaNode(0, ((0, 4), (1,))), NumaNode(1, ((2, 6), (3, 7)))), (1,),
-                             (('mlx5_0', 1), ('mlx5_1', 0)))
+    assert found == Topology((NumaNode(0, ((0, 4), (1,))), NumaNode(1, ((2, 6), (3, 7)))), (1,))
 
 
 def test_a_machine_without_numa_folders_is_one_node(tmp_path):
@@ -126,9 +121,9 @@ def test_a_machine_without_numa_folders_is_one_node(tmp_path):
 
 
 def test_what_is_printed():
-    assert render_binding(Binding((0, 1, 2, 40), (0, 1, 2, 40), 3, 0, 1, 'mlx5_0')) == (
-        'cores 0-2,40, 3 threads, NUMA node 0, GPU 1, NIC mlx5_0')
-    assert render_binding(Binding((1,), (1,), 1, 0, None, None)) == 'cores 1, 1 threads, NUMA node 0, no GPU, NIC none'
+    assert render_binding(Binding((0, 1, 2, 40), (0, 1, 2, 40), 3, 0, 1)) == (
+        'cores 0-2,40, 3 threads, NUMA node 0, GPU 1')
+    assert render_binding(Binding((1,), (1,), 1, 0, None)) == 'cores 1, 1 threads, NUMA node 0, no GPU'
 
 
 @pytest.mark.parametrize('text, threads', [('2', 2), ('2,1', 2), (' 16 , 4,2', 16), ('', None), ('0', None),
