@@ -57,17 +57,6 @@ def _check_size(text: str) -> None:
             raise ValueError(f'is nested deeper than {_MAX_DEPTH}')
 
 
-def _check_words(argv: Sequence[str]) -> None:
-    """Raise ConfigError for an option whose value, which may be YAML, is larger than it is written."""
-    for word in argv:
-        try:
-            _check_size(word.partition('=')[2] if word.startswith('--') else word)
-        except yaml.YAMLError:  # just a text
-            pass
-        except ValueError as e:
-            raise ConfigError(f'{word[:40]}…: {e}') from e
-
-
 def _check_unique(text: str, where: str) -> None:
     """Raise ConfigError for a section or key that occurs twice: YAML's parser would keep the last one silently."""
     left = [('', node)] if (node := yaml.compose(text, yaml.SafeLoader)) else []
@@ -143,7 +132,6 @@ def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
     Raises:
         ConfigError: an option is unknown or its value has the wrong type.
     """
-    _check_words(argv)
     try:
         return parser.parse_args(_join_paths(argv), namespace=namespace)
     except (ArgumentError, OverflowError) as e:  # the latter for a whole number that is no float

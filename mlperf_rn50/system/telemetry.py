@@ -102,10 +102,6 @@ class Telemetry:
                          'memory_bytes': psutil.virtual_memory().total})
             self._thread.start()
 
-    def init_start(self) -> None:
-        """Up to now this node had nothing to do."""
-        self._write({'event': 'init_start'})
-
     def run_start(self, clock_s: float) -> None:
         """The run's clock stands at clock_s now."""
         self._write({'event': 'run_start', 'clock_s': clock_s})

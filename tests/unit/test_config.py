@@ -169,15 +169,6 @@ def test_all_other_texts_are_taken(key, value):
     check_values(replace(config, **{section: replace(getattr(config, section), **{name: value})}))
 
 
-@pytest.mark.parametrize('value, said', [('[' * 5000, 'nested deeper than 8'),
-                                         (LAUGHS[len('run: {dir: '):-1], 'got the alias *a')])
-@pytest.mark.parametrize('words', [('--data.mean', '{}'), ('--data.mean={}',), ('--run.dir', '{}')])
-def test_an_option_that_is_larger_than_it_is_written_is_one_line(words, value, said):
-    with pytest.raises(ConfigError) as e:
-        resolve_config(None, [*BATCH, *(w.replace('{}', value) for w in words)], PARSER)
-    assert said in str(e.value) and '\n' not in str(e.value)
-
-
 @pytest.mark.parametrize('name', ['*a', '[x', '&a', 'a: b: c', '{'])
 def test_a_name_that_is_no_yaml_is_taken_as_it_is(name):
     assert resolve_config(None, [*BATCH, '--run.dir', name], PARSER).run.dir == name

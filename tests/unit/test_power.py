@@ -3,7 +3,6 @@ import json
 import sys
 import time
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 from helpers import HANG_LIMIT_S
@@ -14,8 +13,6 @@ from mlperf_rn50.mlperf.reader import read_run
 from mlperf_rn50.system import power, telemetry
 from mlperf_rn50.system.power import Integrated, Lost, Meter, Rising, energy_facts, open_gpu_energy, open_packages
 from mlperf_rn50.system.telemetry import Telemetry, read_gpus
-from mlperf_rn50.train import events
-from mlperf_rn50.train.sinks.watched import Sampled
 
 RANGE_UJ = 262_143_328_850
 
@@ -173,7 +170,6 @@ def sample(path, monkeypatch, sys_dir, until):
     monkeypatch.setattr(telemetry, 'PERIOD_S', 0.01)
     monkeypatch.setattr(telemetry, 'SYS', sys_dir)
     sampler = Telemetry(path)
-    sampler.init_start()
     sampler.run_start(0.0)
     end = time.monotonic() + HANG_LIMIT_S
     while path.read_text().count(until) < 3 and time.monotonic() < end:
@@ -191,7 +187,7 @@ def test_the_sampler_writes_joules_from_its_start_to_its_end(node, tmp_path, mon
     told = [r['energy_j']['gpu']['0'] for r in lines if 'energy_j' in r]
     assert len(told) >= 3 and told == sorted(told) and told[0] == 3.0 and told[-1] == 3.0 * len(told)
     # A second a line, and the meter before the run: the clock of this test tells nothing of a power.
-    first = ['start', 'meter', 'init_start', 'run_start']
+    first = ['start', 'meter', 'run_start']
     ordered = sorted(lines, key=lambda r: first.index(r['event']) if r.get('event') in first else len(first))
     write_lines(tmp_path / 'telemetry_0_n1.jsonl',
                 [json.dumps({**record, 'time_ms': 1000 * i}) for i, record in enumerate(ordered)])
@@ -201,16 +197,10 @@ def test_the_sampler_writes_joules_from_its_start_to_its_end(node, tmp_path, mon
     assert found.cpu_joules is None and found.reasons['cpu'] == 'n1, cpu package-0: its counter stands still'
 
 
-def test_a_run_tells_its_sampler_when_the_network_is_built(tmp_path):
-    sampler = Mock(Telemetry)
-    Sampled(sampler).see(events.InitStarted(None, 1))
-    assert [c[0] for c in sampler.method_calls] == ['check', 'init_start']
-
-
 def test_a_node_without_counters_writes_nothing_of_energy(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pynvml', None)
     lines = sample(tmp_path / 'telemetry_0_n1.jsonl', monkeypatch, tmp_path, 'cpu_percent')
-    assert {r.get('event') for r in lines} == {'start', 'init_start', 'run_start', None}
+    assert {r.get('event') for r in lines} == {'start', 'run_start', None}
     assert not any('energy_j' in r for r in lines)
 
 

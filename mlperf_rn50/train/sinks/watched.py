@@ -37,8 +37,6 @@ class Sampled:
     def see(self, event: events.Event) -> None:
         self._telemetry.check()
         match event:
-            case events.InitStarted():
-                self._telemetry.init_start()
             case events.RunStarted():
                 self._telemetry.run_start(0.0)
             case events.Resumed():
