@@ -17,7 +17,7 @@ import mlperf_rn50
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.checks import Check, Facts, by_node, hosts_of
 from mlperf_rn50.system.gpu_environment import check_environment, environment_facts
-from mlperf_rn50.system.gpu_fit import check_memory, check_trial
+from mlperf_rn50.system.gpu_fit import check_trial
 from mlperf_rn50.system.gpu_stack import check_gpus, check_libraries, cuda_libraries, cuda_major
 from mlperf_rn50.system.gpus import VISIBLE, find_visible_gpus
 from mlperf_rn50.system.limits import check_limits, limit_facts
@@ -207,7 +207,7 @@ def check_facts(rows: Sequence[Facts], expected: Expected) -> list[Check]:
         _same('Python', rows, lambda r: r['python'], rows[0]['python'], 'run launch/setup.sh on {}'),
         _packages(rows), _processor(rows, expected.precision), check_gpus(rows, expected.device),
         check_libraries(rows, expected.device),
-        *((check_environment(rows), check_memory(rows), check_trial(rows)) if expected.device == 'gpu' else ()),
+        *((check_environment(rows), check_trial(rows)) if expected.device == 'gpu' else ()),
         Check('DALI', 'ok', f'{rows[0]["dali"]} imports'), _horovod(rows, expected.device),
         _layout(rows, expected.num_nodes, expected.ranks_per_node), *_data(rows),
         _disk(rows, expected.needed_disk_bytes), _run_folder(rows), *check_limits(rows, expected.device),

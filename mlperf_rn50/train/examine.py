@@ -4,7 +4,6 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,12 +14,10 @@ from mlperf_rn50.data.pipeline import device_context, made_up_batches
 from mlperf_rn50.data.records import MANIFEST_NAME, load_manifest, open_split
 from mlperf_rn50.data.verify import check_sample, check_size
 from mlperf_rn50.errors import ConfigError, DataError, UserError
-from mlperf_rn50.model.folded import eval_network
-from mlperf_rn50.model.memory import memory_facts, network_size
-from mlperf_rn50.model.zoo import build_model, count_parameters, image_shape
+from mlperf_rn50.model.zoo import build_model, count_parameters
 from mlperf_rn50.system.doctor import Check, Expected, Facts, check_facts, own_facts
 from mlperf_rn50.system.gpu_fit import one_line
-from mlperf_rn50.system.gpu_stack import mxnet_facts, used_gpus
+from mlperf_rn50.system.gpu_stack import mxnet_facts
 from mlperf_rn50.system.stack import package_versions
 from mlperf_rn50.train.comm import Comm, LocalComm, describe_exchange
 from mlperf_rn50.train.device import device_id_of
@@ -143,17 +140,6 @@ def _device(config: Config, comm: Comm) -> tuple[int | None, str]:
         return None, str(e)
 
 
-def _memory_facts(config: Config, comm: Comm, card_bytes: int | None) -> Mapping | None:
-    """What training needs on a card of so many bytes; None where that cannot be said."""
-    try:
-        plan = make_plan(config, comm.world_size)
-    except ConfigError:  # the trial says it
-        return None
-    net = build_model(config, mx.cpu(), 0)
-    network = network_size(net, eval_network(config, mx.cpu(), net), image_shape(config), count_parameters(net))
-    return memory_facts(network, config, plan.local_batch_size, comm.world_size, card_bytes)
-
-
 def try_batches(config: Config, world_size: int, rank: int, device_id: int | None) -> dict:
     """A training pass without an update and an evaluation, on made-up images of the configured batches.
 
@@ -186,10 +172,8 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
     run_folder_problem = _run_folder_problem(Path(config.run.dir), comm) if has_config else None
     own = own_facts(Path(config.run.dir), _mxnet_facts())
     is_tried = device_id is not None
-    card_bytes = used_gpus({**own, 'device': device_id})[0]['memory_bytes'] if is_tried and own['gpus'] else None
     facts = own | {
         'device': device_id, 'device_problem': device_problem,
-        'gpu_memory': _memory_facts(config, comm, card_bytes) if is_tried else None,
         'trial': try_batches(config, comm.world_size, comm.rank, device_id) if is_tried else None,
         'rank': comm.rank, 'local_rank': comm.local_rank, 'local_size': comm.local_size, 'config': config_digest,
         'dali': nvidia.dali.__version__,

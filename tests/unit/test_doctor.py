@@ -24,7 +24,7 @@ def facts(rank, host, **changes):
            'processor': EPYC,
            'config': 'cccc', 'packages': {'mxnet': '1.9.1', 'horovod': '0.28.1', 'numpy': '1.23.5'}, 'dali': '2.4.0',
            'mxnet': {'kind': 'cpu', 'release': '', 'libraries': {}, 'compatibility': ''}, 'cuda_libraries': {},
-           'gpus': [], 'visible': None, 'device': None, 'device_problem': '', 'gpu_memory': None, 'trial': None,
+           'gpus': [], 'visible': None, 'device': None, 'device_problem': '', 'trial': None,
            'gpu_environment': environment_facts({}),
            'horovod': {'controllers': ['MPI', 'Gloo'], 'operations': ['MPI', 'Gloo'], 'in_use': 'MPI controller'},
            'data': {'problem': '', 'dataset': 'digits', 'num_probed': 128, 'has_checksums': True, 'manifest': 'mmmm',

@@ -1,12 +1,11 @@
-"""What the doctor says of GPUs, on made-up facts: both MXNets, cards, drivers, memory and batches that were tried."""
-from types import SimpleNamespace
+"""What the doctor says of GPUs, on made-up facts: both MXNets, cards, drivers and batches that were tried."""
 
 import mxnet as mx
 import pytest
 
 from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system.gpu_fit import check_memory, check_trial, one_line
+from mlperf_rn50.system.gpu_fit import check_trial, one_line
 from mlperf_rn50.system.gpu_stack import (
     capability_problem,
     check_gpus,
@@ -43,7 +42,7 @@ def gpu(card, driver=R535, uuid='GPU-a'):
 
 def row(mxnet=WHEELS, gpus=(), host='h1', device=0, libcuda='12020', **changes):
     return {'host': host, 'mxnet': mxnet, 'gpus': list(gpus), 'visible': None, 'device': device, 'device_problem': '',
-            'cuda_libraries': {'libcuda.so.1': libcuda}, 'gpu_memory': None, 'trial': None, **changes}
+            'cuda_libraries': {'libcuda.so.1': libcuda}, 'trial': None, **changes}
 
 
 def test_which_mxnet_is_at_hand():
@@ -118,27 +117,6 @@ def test_libraries_are_those_of_the_cuda_at_hand():
     assert check_libraries([row()], 'cpu').status == 'not needed'
 
 
-PARTS = dict.fromkeys(('activations', 'evaluation', 'optimizer', 'workspace', 'pipeline', 'context'), 10**9)
-
-
-@pytest.mark.parametrize('share, num_sharing, status, said', [
-    (7 * 10**9, 1, 'ok', '6.0 GB estimated for 208 images a rank, of 7.0 GB on h1 (activations 1.0 GB, '),
-    (5 * 10**9, 1, 'warning', 'of 5.0 GB'), (4 * 10**9, 1, 'failed', 'of 4.0 GB'),
-    (5 * 10**9, 2, 'warning', 'of 5.0 GB on h1, which is its part among 2 (')])
-def test_memory(share, num_sharing, status, said):
-    facts = {'parts': PARTS, 'batch': 208, 'share_bytes': share, 'num_sharing': num_sharing, 'largest_batch': 96}
-    check = check_memory([row(gpu_memory={**facts, 'share_bytes': 10**11}), row(gpu_memory=facts)])
-    assert check.status == status and said in check.found
-    assert ('up to 96 would fit' in check.found) == (status == 'ok')
-    assert ('lower train.local_batch_size to 96' in check.fix) == (status != 'ok')
-
-
-def test_memory_that_nobody_tells():
-    assert check_memory([row()]).status == 'not needed'
-    none = {'parts': PARTS, 'batch': 1, 'share_bytes': 1, 'num_sharing': 1, 'largest_batch': 0}
-    assert 'larger card' in check_memory([row(gpu_memory=none)]).fix
-
-
 REFUSED = """Traceback (most recent call last):
   File "../src/operator/nn/cudnn/cudnn_batch_norm-inl.h", line 205
 MXNetError: Check failed: e == CUDNN_STATUS_SUCCESS (9 vs. 0) : cuDNN: CUDNN_STATUS_NOT_SUPPORTED
@@ -158,7 +136,8 @@ def tried(problem='', what='an evaluation', seconds=2.0):
 
 
 @pytest.mark.parametrize('error, fix', [
-    (REFUSED, 'cuDNN has no kernel for these sizes'), ('cudaMalloc retry failed: out of memory', 'the batch that fits'),
+    (REFUSED, 'cuDNN has no kernel for these sizes'),
+    ('cudaMalloc retry failed: out of memory', 'lower train.local_batch_size'),
     ('CUDA: no kernel image is available for execution on the device', "NVIDIA's container"),
     ('Check failed: something else', 'model.layout NCHW, float32 and a smaller batch')])
 def test_a_refused_kernel_is_met_by_the_doctor(error, fix):
@@ -208,7 +187,6 @@ def test_the_evaluation_batch_of_the_configuration_goes_through_the_folded_netwo
 def test_a_plan_that_cannot_be_is_the_problem_of_the_trial():
     wrong = Config(train=TrainConfig(global_batch_size=7))
     assert 'global_batch_size' in examine.try_batches(wrong, 2, 0, None)['problem']
-    assert examine._memory_facts(wrong, SimpleNamespace(world_size=2), 1 << 34) is None
 
 
 @pytest.mark.parametrize('num_gpus', [1, 2])
@@ -222,7 +200,6 @@ def test_facts_of_a_rank_on_a_gpu(monkeypatch, tmp_path, num_gpus):
     monkeypatch.setattr(examine, '_horovod_facts', lambda *_: {})
     [found] = examine.gather_facts(config(device='gpu'), True, LocalComm())
     assert (found['device'], found['device_problem'], found['trial']) == (0, '', {'device': 0})
-    assert found['gpu_memory']['batch'] == 4 and found['gpu_memory']['share_bytes'] == 40 << 30
     assert found['mxnet']['kind'] == 'cpu'
 
 
@@ -232,7 +209,7 @@ def test_a_rank_without_a_gpu_says_why(monkeypatch):
     monkeypatch.setattr(examine, 'device_id_of', none)
     monkeypatch.setattr(examine, '_horovod_facts', lambda *_: {})
     [found] = examine.gather_facts(config(device='gpu'), True, LocalComm())
-    assert (found['device'], found['trial'], found['gpu_memory']) == (None, None, None)
+    assert (found['device'], found['trial']) == (None, None)
     assert found['device_problem'].endswith('MXNet sees none')
 
 
@@ -241,4 +218,4 @@ def test_a_device_of_the_command_line_counts_without_a_configuration(monkeypatch
     _, checks = examine.examine(config(device='gpu', precision='float16'), False, LocalComm())
     [found] = [c for c in checks if c.name == 'GPU']
     assert found.status == 'failed' and 'is a CPU build' in found.found
-    assert {'GPU memory', 'trial batches'} <= {c.name for c in checks}
+    assert {'GPU environment', 'trial batches'} <= {c.name for c in checks}
