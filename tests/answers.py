@@ -467,8 +467,6 @@ CASES: tuple[Case, ...] = (
          reported(no_words('old', global_batch_size=1664, num_accelerators=8, org='Acme', round='v0.5'),
                   no_words('middle', global_batch_size=3264, num_accelerators=8, org='us', round='v0.6'),
                   no_words('new', global_batch_size=3264, num_accelerators=8, org='us', round='v2.0'))),
-    Case('equal_accuracies', 'runs of other times count, and that no two runs have such accuracies is said',
-         trees.equal_accuracies, reported(Want('box', SCORE, says=['may be a copy']))),
     # Lost lines
     Case('lost_lines', '40 x 16 = 640 accelerators by entry.json, caches and four other logs; two seed lines are lost',
          trees.lost_lines, reported(Want('x40', {**SCORE, **SEED_LINES, 'refusal': None}, says=['638']),

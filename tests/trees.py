@@ -173,11 +173,6 @@ def clean(tree: Path) -> None:
     write_later(tree, 'new', lambda k: later_run(k, minutes[k], submission_status='onprem'), system('1', '8'))
 
 
-def equal_accuracies(tree: Path) -> None:
-    """Five runs that took other times to the same accuracies."""
-    write_later(tree, 'box', lambda k: later_run(k, accuracies=CLIMB))
-
-
 # Lost lines, and other batches
 
 def _big(k: int, lost: int = 0, local_batch: int = 26) -> Lines:

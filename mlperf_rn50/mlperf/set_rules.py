@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mlperf_rn50.mlperf import check
 from mlperf_rn50.mlperf.check_tree import Finding
-from mlperf_rn50.mlperf.copies import find_copies, find_likenesses
+from mlperf_rn50.mlperf.copies import find_copies
 from mlperf_rn50.mlperf.official import find_danger
 from mlperf_rn50.mlperf.rulesets import V05
 from mlperf_rn50.mlperf.run import Run
@@ -79,7 +79,6 @@ def find_oddities(runs: Sequence[Run]) -> list[str]:
     """What to know of an accepted set before anything else: a run that failed, and what is odd about the logs."""
     result = [f'one of {len(runs)} did not converge ({r.path.name}: {r.status}): it counts as the slowest'
               for r in runs if r.status != 'converged']
-    result += [likeness.text for likeness in find_likenesses(runs)]
     counts = Counter(text for r in runs for text in dict.fromkeys(w.text for w in r.warnings))
     shared = [text for text, count in counts.items() if count == len(runs) > 1]
     result += [f'all {len(runs)} logs: {text}' for text in shared]

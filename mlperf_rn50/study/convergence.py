@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from mlperf_rn50.mlperf import keys
-from mlperf_rn50.mlperf.copies import Copy, find_copies, find_likenesses
+from mlperf_rn50.mlperf.copies import Copy, find_copies
 from mlperf_rn50.mlperf.energy import Energy, read_energy
 from mlperf_rn50.mlperf.run import LogWarning, Run
 from mlperf_rn50.mlperf.telemetry import find_telemetry
@@ -249,7 +249,7 @@ class System:
     def warnings(self) -> tuple[str, ...]:
         """Why it is no set, its copies and contradictions, what weakens its numbers, and what is odd about its logs."""
         wrong = [*([self.refusal] if self.refusal else []), *self.doubts,
-                 *(f'{c.text}; it counts once' for c in self.copies), *(c.text for c in find_likenesses(self.counted))]
+                 *(f'{c.text}; it counts once' for c in self.copies)]
         return (*wrong, *self._of_logs(True), *_weaknesses(self), *self._of_logs(False))
 
     def _of_logs(self, is_contradiction: bool) -> list[str]:

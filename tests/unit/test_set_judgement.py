@@ -8,9 +8,9 @@ import pytest
 from helpers import ROOT
 from lines import START_S, mllog, v06, write_lines, write_set
 
-from mlperf_rn50.mlperf.copies import find_copies, find_likenesses
+from mlperf_rn50.mlperf.copies import find_copies
 from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.mlperf.set_rules import check_set, find_oddities
+from mlperf_rn50.mlperf.set_rules import check_set
 from mlperf_rn50.study.report_text import render_table
 from mlperf_rn50.study.scaling import MAX_OF_SPLITS, compare_splits, make_studies
 from mlperf_rn50.study.systems import load_systems
@@ -50,30 +50,8 @@ def with_times(change):
     return lambda text: TIME.sub(one, text)
 
 
-def a_later_accuracy(text):
-    lines = text.splitlines(keepends=True)
-    place = next(i for i, line in enumerate(lines) if '"eval_accuracy"' in line)
-    lines[place] = TIME.sub(lambda m: f'{m[1]}{int(m[2]) + 1}', lines[place])
-    return ''.join(lines)
-
-
-def a_moved_epoch(text):
-    return with_times(lambda t: t + 3000 * (20_000 < t < 42_000))(text)
-
-
-def without_epoch_2(text):
-    return ''.join(line for line in text.splitlines(keepends=True)
-                   if not ('epoch_s' in line and '"epoch_num": 2}' in line))
-
-
-def noisy(text):
-    rng = random.Random(3)
-    return with_times(lambda t: t + rng.randint(0, 2))(text)
-
-
-@pytest.mark.parametrize('change', [str, a_later_accuracy, a_moved_epoch, without_epoch_2, noisy])
-def test_a_copy_that_was_changed_a_little_is_a_copy(tmp_path, change):
-    runs = runs_of(forge(honest(tmp_path), change))
+def test_a_copy_of_another_seed_counts_once(tmp_path):
+    runs = runs_of(forge(honest(tmp_path), str))
     assert [(c.run, c.original) for c in find_copies(runs)] == [(runs[4], runs[0])]
     assert [c.original.path.name for c in find_copies(runs[::-1])] == ['result_4.txt']
     assert any('result_4.txt is a copy of result_0.txt' in text for text in check_set(runs, '4.0.0'))
@@ -82,56 +60,28 @@ def test_a_copy_that_was_changed_a_little_is_a_copy(tmp_path, change):
     assert system.warnings[0].startswith('result_4.txt is a copy of result_0.txt')
 
 
-@pytest.mark.parametrize('change', [str, a_later_accuracy])
-def test_round_times_are_evidence_beside_equal_accuracies(tmp_path, change):
+def test_round_times_are_evidence_beside_equal_accuracies(tmp_path):
     write_set(tmp_path, accuracies=[0.1, 0.2, 0.3, 0.4, 0.76], epoch_s=lambda k: 10.0 + k)
-    runs = runs_of(forge(tmp_path, change))
+    runs = runs_of(forge(tmp_path, str))
     assert [(c.run, c.original) for c in find_copies(runs)] == [(runs[4], runs[0])]
-    others = runs_of(forge(write_set(tmp_path, accuracies=[0.1, 0.76], epoch_s=lambda k: 10.0 + k), change))
+    others = runs_of(forge(write_set(tmp_path, accuracies=[0.1, 0.76], epoch_s=lambda k: 10.0 + k), str))
     assert find_copies(others) == []
-
-
-@pytest.mark.parametrize('factor', [0.999, 1.1])
-def test_times_that_are_scaled_are_said_and_count(tmp_path, factor):
-    runs = runs_of(forge(honest(tmp_path), with_times(lambda t: round(factor * t))))
-    assert find_copies(runs) == []
-    [found] = find_likenesses(runs)
-    assert (found.run, found.original) == (runs[4], runs[0]) and f'are {factor:g} times those there' in found.text
-    system, = load_systems([tmp_path])
-    assert system.score_minutes is not None and system.warnings[0] == found.text
-    assert found.text in find_oddities(runs)
-
-
-def test_equal_accuracies_of_other_seeds_are_said(tmp_path):
-    curve = [0.1, 0.23, 0.41, 0.76]
-    runs = runs_of(honest(tmp_path / 'a', 3, accuracies=lambda k: curve if k != 1 else [0.1, 0.24, 0.41, 0.76]))
-    [found] = find_likenesses(runs)
-    assert found.run is runs[2] and found.text == ('result_2.txt may be a copy of result_0.txt: all 4 accuracies are '
-                                                   'equal digit for digit, though not the times')
-    assert find_likenesses(runs_of(honest(tmp_path / 'b', 3, accuracies=curve, number=1))) != []
-    few = runs_of(honest(tmp_path / 'c', 3, accuracies=[0.1, 0.23, 0.76]))
-    assert find_likenesses(few) == []
-
-
-def test_a_run_repeated_with_its_seed_may_have_its_accuracies(tmp_path):
-    honest(tmp_path, 2, seed=lambda k: 9, accuracies=[0.1, 0.23, 0.41, 0.76])
-    assert find_likenesses(runs_of(tmp_path)) == []
 
 
 def test_honest_runs_and_round_times_are_no_copies(tmp_path):
     found = [r for number in range(20) for r in runs_of(honest(tmp_path / str(number), number=number))]
-    assert find_copies(found) == find_likenesses(found) == []
+    assert find_copies(found) == []
     write_set(tmp_path / 'round', accuracies=[0.1] * 20 + [0.76], epoch_s=10.0)
     even = write_set(tmp_path / 'even', accuracies=[0.1] * 20 + [0.76], epoch_s=lambda k: 10.1237 + k / 5000,
                      eval_s=1.01)
     for same in (runs_of(tmp_path / 'round'), runs_of(even)):
-        assert len(same) == 5 and find_copies(same) == find_likenesses(same) == []
+        assert len(same) == 5 and find_copies(same) == []
 
 
 @pytest.mark.parametrize('folder', ['logs', pytest.param('../shared/published', marks=pytest.mark.needs_published)])
 def test_no_real_log_is_suspected(folder):
     runs = [r for s in load_systems([ROOT / folder]) for r in s.runs]
-    assert len(runs) > 10 and find_copies(runs) == find_likenesses(runs) == []
+    assert len(runs) > 10 and find_copies(runs) == []
 
 
 def test_a_system_that_is_a_copy_of_another_is_said(tmp_path):
