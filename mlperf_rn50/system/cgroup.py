@@ -21,11 +21,8 @@ _NO_LIMIT_BYTES = 1 << 60
 class Limits:
     """What the groups of a process allow; None where they leave it open.
 
-    Args:
-        memory_limit_bytes: of the group with the least room left.
-        memory_used_bytes: by that group, without page cache that is given up first.
-        quota_cpus: CPU time per time, so 1.5 is one CPU and a half.
-        cpuset: logical CPUs.
+    The memory limit is that of the group with the least room left, and what it uses is without reclaimable page cache.
+    A quota of 1.5 CPUs is 1.5 s of CPU time per second.
     """
 
     memory_limit_bytes: int | None = None
@@ -34,11 +31,11 @@ class Limits:
     cpuset: tuple[int, ...] | None = None
 
 
-def _read(path: Path) -> str:
-    """A small file; '' where there is none."""
+def read_small(path: Path) -> str:
+    """A small file without the white space around it; '' where there is none."""
     try:
         return path.read_text().strip()
-    except (OSError, ValueError):
+    except (OSError, ValueError, MemoryError):
         return ''
 
 
@@ -64,8 +61,8 @@ def _mounts(text: str) -> Iterator[tuple[set[str], str, str]]:
 
 def _folders(root: Path) -> Iterator[Path]:
     """The folders of the groups of this process, in every hierarchy, from its own up to the outermost it can see."""
-    mounts = list(_mounts(_read(root / 'proc/self/mountinfo')))
-    for line in _read(root / 'proc/self/cgroup').splitlines():
+    mounts = list(_mounts(read_small(root / 'proc/self/mountinfo')))
+    for line in read_small(root / 'proc/self/cgroup').splitlines():
         names, _, group = line.partition(':')[2].partition(':')
         point = next(((at, point) for found, at, point in mounts if set(names.split(',')) <= found), None)
         if point is None:
@@ -81,18 +78,24 @@ def _memory(folder: Path) -> tuple[int, int] | None:
     """(limit, used) of a group, in bytes; None without a limit."""
     for limit, used, cache in (('memory.max', 'memory.current', 'inactive_file'),
                                ('memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_inactive_file')):
-        limit_bytes = _number(_read(folder / limit))
+        limit_bytes = _number(read_small(folder / limit))
         if limit_bytes is not None and limit_bytes < _NO_LIMIT_BYTES:
-            given_up = re.search(rf'^{cache} (\d+)$', _read(folder / 'memory.stat'), re.MULTILINE)
-            used_bytes = _number(_read(folder / used)) or 0
+            given_up = re.search(rf'^{cache} (\d+)$', read_small(folder / 'memory.stat'), re.MULTILINE)
+            used_bytes = _number(read_small(folder / used)) or 0
             return limit_bytes, max(0, used_bytes - int(given_up[1] if given_up else 0))
     return None
 
 
+def memory_cgroup(root: Path = ROOT) -> Path | None:
+    """The innermost group of this process that counts how many processes the kernel has killed for want of memory."""
+    return next((f for f in _folders(root)
+                 if any((f / name).exists() for name in ('memory.events', 'memory.oom_control'))), None)
+
+
 def _quota(folder: Path) -> float | None:
     """CPU time per time of a group; None without a quota."""
-    words = _read(folder / 'cpu.max').split() or [_read(folder / 'cpu.cfs_quota_us'),
-                                                  _read(folder / 'cpu.cfs_period_us')]
+    words = read_small(folder / 'cpu.max').split() or [read_small(folder / 'cpu.cfs_quota_us'),
+                                                  read_small(folder / 'cpu.cfs_period_us')]
     quota, period = (_number(w) for w in (*words, '')[:2])
     return quota / period if quota and period else None
 
@@ -101,7 +104,7 @@ def _cpuset(folder: Path) -> set[int] | None:
     """Logical CPUs of a group; None where it names none."""
     for name in ('cpuset.cpus.effective', 'cpuset.effective_cpus', 'cpuset.cpus'):
         try:
-            if cpus := parse_cpu_list(_read(folder / name)):
+            if cpus := parse_cpu_list(read_small(folder / name)):
                 return set(cpus)
         except ValueError:
             continue
@@ -109,11 +112,7 @@ def _cpuset(folder: Path) -> set[int] | None:
 
 
 def find_limits(root: Path = ROOT) -> Limits:
-    """The limits of this process.
-
-    Args:
-        root: '/', or a folder with copies of proc/self/cgroup, proc/self/mountinfo and the mounts they name.
-    """
+    """The limits of this process; root is '/', or a folder with copies of its files in proc and of its mounts."""
     folders = list(_folders(root))
     limit_bytes, used_bytes = min((m for f in folders if (m := _memory(f))), key=lambda m: m[0] - m[1],
                                   default=(None, 0))

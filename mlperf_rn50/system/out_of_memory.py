@@ -5,10 +5,9 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-CGROUPS = Path('/sys/fs/cgroup')
+from mlperf_rn50.system.cgroup import find_limits, read_small
+
 _PROC = Path('/proc')
-# Limits of version 1 that mean none are the largest number of whole pages.
-_NO_LIMIT = 1 << 60
 _FAILED_ALLOCATION = re.compile(r'bad_alloc|Memory allocation failed|Failed to allocate CPU Memory|'
                                 r'Cannot allocate memory|failed to map segment|start new thread', re.IGNORECASE)
 
@@ -23,54 +22,16 @@ def parse_sizes(text: str) -> dict[str, int]:
     return {name: int(value) * 1024 for name, value in re.findall(r'^(\w+):\s+(\d+) kB$', text, re.MULTILINE)}
 
 
-def memory_cgroup(own: str, root: Path = CGROUPS) -> Path | None:
-    """The folder of the memory cgroup that /proc/self/cgroup (own) names.
-
-    A container may see its own cgroup as the root, under a path that it does not have.
-    """
-    for line in sorted(own.splitlines(), reverse=True):  # version 1, where both are mounted, has the memory
-        _, controllers, path = line.split(':', 2)
-        if controllers not in ('', 'memory') and 'memory' not in controllers.split(','):
-            continue
-        mount = root / 'memory' if controllers else root
-        for folder in (mount / path.lstrip('/'), mount):
-            if _has_memory(folder):
-                return folder
-    return None
-
-
-def _has_memory(folder: Path) -> bool:
-    return any((folder / name).exists() for name in ('memory.events', 'memory.oom_control'))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, MemoryError):
-        return ''
-
-
 def oom_kills(folder: Path) -> int | None:
     """How many processes of a cgroup the kernel has killed for want of memory; None where it does not tell."""
-    return parse_counts(_read(folder / 'memory.events') or _read(folder / 'memory.oom_control')).get('oom_kill')
-
-
-def memory_limit(folder: Path, root: Path = CGROUPS) -> int | None:
-    """The least memory limit of a cgroup and those around it, in bytes; None for none."""
-    texts = [_read(f / name) for f in (folder, *folder.parents) if f.is_relative_to(root)
-             for name in ('memory.max', 'memory.limit_in_bytes')]
-    return min((int(t) for t in texts if t.strip().isdecimal() and int(t) < _NO_LIMIT), default=None)
+    text = read_small(folder / 'memory.events') or read_small(folder / 'memory.oom_control')
+    return parse_counts(text).get('oom_kill')
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Memory of a process and its host at one time, in bytes, 0 where it is not known.
-
-    Args:
-        peak: most that was resident.
-        peak_address_space: most that was mapped.
-        num_kills: how often the kernel has killed for want of memory in its cgroup; on the host where no cgroup tells.
-    """
+    """Most bytes that were resident and mapped in a process, 0 where they are not known, and the number of
+    out-of-memory kills in its cgroup; on the host where no cgroup counts them."""
 
     peak: int = 0
     peak_address_space: int = 0
@@ -79,10 +40,10 @@ class Sample:
 
 def take_sample(pid: int, cgroup: Path | None, before: Sample = Sample()) -> Sample:
     """A sample of a process; what one that has ended no longer tells stays as it was."""
-    sizes = parse_sizes(_read(_PROC / str(pid) / 'status'))
+    sizes = parse_sizes(read_small(_PROC / str(pid) / 'status'))
     num_kills = oom_kills(cgroup) if cgroup else None
     if num_kills is None:
-        num_kills = parse_counts(_read(_PROC / 'vmstat')).get('oom_kill', 0)
+        num_kills = parse_counts(read_small(_PROC / 'vmstat')).get('oom_kill', 0)
     return Sample(sizes.get('VmHWM', before.peak), sizes.get('VmPeak', before.peak_address_space), num_kills)
 
 
@@ -92,14 +53,9 @@ def gigabytes(num_bytes: int) -> str:
 
 
 def explain_kill(before: Sample, after: Sample, limit: int | None, host_total: int, num_ranks: int) -> str:
-    """Why a process that SIGKILL ended had no memory; nothing if the kernel did not end it for that.
+    """Why a process that SIGKILL ended had no memory; '' if the kernel did not end it for that.
 
-    Args:
-        before: while it ran.
-        after: once it had ended.
-        limit: of its cgroup, bytes; None for none.
-        host_total: memory of the host, bytes.
-        num_ranks: ranks on this host.
+    before is a sample of the running process; limit, of its cgroup, and host_total are in bytes.
     """
     if after.num_kills <= before.num_kills:
         return ''
@@ -132,11 +88,11 @@ def address_space_limit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def explain_death(number: int, before: Sample, after: Sample, cgroup: Path | None, num_ranks: int) -> str:
+def explain_death(number: int, before: Sample, after: Sample, num_ranks: int) -> str:
     """Why a process that a signal ended had no memory; nothing where memory was not the reason."""
     if number == signal.SIGKILL:
-        host_total = parse_sizes(_read(_PROC / 'meminfo')).get('MemTotal', 0)
-        return explain_kill(before, after, memory_limit(cgroup) if cgroup else None, host_total, num_ranks)
+        host_total = parse_sizes(read_small(_PROC / 'meminfo')).get('MemTotal', 0)
+        return explain_kill(before, after, find_limits().memory_limit_bytes, host_total, num_ranks)
     if number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS):
         return explain_abort(before.peak_address_space, address_space_limit())
     return ''
@@ -150,13 +106,13 @@ def explain_error(error: BaseException) -> str:
     limit = address_space_limit()
     if limit is None and 'start new thread' in text:  # of another limit
         return ''
-    used = parse_sizes(_read(_PROC / 'self' / 'status'))
+    used = parse_sizes(read_small(_PROC / 'self' / 'status'))
     if limit is not None:
         # Where not even that can be read, it is all in use.
         return (f'out of memory: the address space of this process is limited to {gigabytes(limit)} (ulimit -v), of '
                 f'which it used {gigabytes(used.get("VmPeak", limit))}; raise the limit (ulimit -v unlimited), or '
                 'lower train.local_batch_size')
-    host = parse_sizes(_read(_PROC / 'meminfo'))
+    host = parse_sizes(read_small(_PROC / 'meminfo'))
     return (f'out of memory: an allocation failed ({" ".join(text.split())[:120] or type(error).__name__}); this '
             f'process used {gigabytes(used.get("VmHWM", 0))}, the host has {gigabytes(host.get("MemAvailable", 0))} of '
             f'{gigabytes(host.get("MemTotal", 0))} left; lower train.local_batch_size, or start fewer ranks on a host')

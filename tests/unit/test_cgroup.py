@@ -1,7 +1,7 @@
 """What control groups allow, on made-up trees of every kind."""
 import pytest
 
-from mlperf_rn50.system.cgroup import Limits, find_limits
+from mlperf_rn50.system.cgroup import Limits, find_limits, memory_cgroup
 
 GB = 10**9
 V2 = '30 23 0:27 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n'
@@ -89,3 +89,12 @@ def test_nonsense_is_no_limit(tree, text):
     names = ('memory.max', 'cpu.max', 'cpuset.cpus.effective')
     found = tree('0::/job\nnonsense\n1:\n', 'nonsense\n - \n' + V2, {f'job/{n}': text for n in names})
     assert found.quota_cpus is None and (found.memory_limit_bytes is None or text.isdecimal())
+
+
+@pytest.mark.parametrize('groups, mounts, files, expected', [
+    ('0::/job/rank\n', V2, ['job/memory.events', 'job/rank/memory.events'], 'job/rank'),
+    ('9:name=systemd:/\n4:memory:/job\n0::/\n', V1, ['memory/job/memory.oom_control'], 'memory/job'),
+    ('0::/docker/81af\n', V2, ['memory.events'], '.'), ('0::/\n', V2, ['memory.max'], None)])
+def test_the_group_that_counts_kills(tree, tmp_path, groups, mounts, files, expected):
+    tree(groups, mounts, dict.fromkeys(files, 'oom_kill 0'))
+    assert memory_cgroup(tmp_path) == (None if expected is None else tmp_path / 'sys/fs/cgroup' / expected)

@@ -1,21 +1,20 @@
-"""A rank and its watcher: what is said of a rank that dies or hangs, and that nothing is left behind."""
+"""A rank and its watcher: what is reported of a rank that dies or hangs, and that nothing is left behind."""
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from helpers import HANG_LIMIT_S
 
-from mlperf_rn50.system import out_of_memory
-from mlperf_rn50.train.watch import PHASES, Position, Watcher, open_stacks
-
-# A line of the program below in a stack, as py-spy and as faulthandler write it.
-STACK = re.compile(r'rank \(<string>:\d+\)|File "<string>", line \d+ in rank')
+from mlperf_rn50.system import cgroup
+from mlperf_rn50.train.stalled import State, explain, full_folders, read_states, stalled_folder, within
+from mlperf_rn50.train.watch import PHASES, Action, Health, Position, Watcher, assess
 
 PROGRAM = '''
 import os, signal, sys, time
@@ -38,25 +37,66 @@ def start(body, limit=0, command=(), **variables):
                             text=True, env={**os.environ, 'HOROVOD_RANK': '0', **variables})
 
 
-def child_of(process):
-    end = time.monotonic() + HANG_LIMIT_S
-    while time.monotonic() < end:
-        found = psutil.Process(process.pid).children()
-        if found:
-            return found[0]
-        time.sleep(0.01)
-    raise AssertionError('no rank was started')
+def error_of(process):
+    return process.communicate(timeout=HANG_LIMIT_S)[1]
 
 
-def test_the_exit_code_is_the_ranks():
-    process = start('pass')
-    assert process.communicate()[1] == '' and process.returncode == 7
+def start_ready(body, **keys):
+    """A rank that has started, with its process."""
+    process = start(f'print(os.getpid(), flush=True); {body}', **keys)
+    return process, psutil.Process(int(process.stdout.readline()))
+
+
+def assert_ends(process):
+    psutil.wait_procs([process], timeout=HANG_LIMIT_S)
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+# --- the decision -----------------------------------------------------------------------------------
+
+def health(**keys):
+    return Health(**{'rank': 0, 'phase': 'training', 'limit_s': 300.0, 'beat_at': 1000.0, **keys})
+
+
+@pytest.mark.parametrize('keys, now, expected', [
+    ({}, 1299.9, (Action.WAIT, '')), ({}, 1300.0, (Action.RECORD, '')), ({'limit_s': 0}, 1e9, (Action.WAIT, '')),
+    ({'stacks': 'x'}, 1302.9, (Action.WAIT, '')), ({'stacks': '', 'rank': 2}, 1304.9, (Action.WAIT, '')),
+    ({'stacks': 'x'}, 1303.0, (Action.END_AND_EXPLAIN, 'no progress for 303 s (comm.stall_limit_s)')),
+    ({'stacks': '', 'rank': 500}, 1313.0, (Action.END_AND_EXPLAIN, 'no progress for 313 s (comm.stall_limit_s)')),
+    ({'stacks': '', 'is_stopped': True}, 1300.0, (Action.END, 'stopped (SIGSTOP) for 300 s')),
+    ({'is_stopped': True}, 1299.0, (Action.WAIT, '')),
+    ({'orphaned_at': 1000.0}, 1015.0, (Action.WAIT, '')),
+    ({'orphaned_at': 1000.0, 'limit_s': 0}, 1015.1, (Action.END, 'its launcher is gone'))])
+def test_when_a_rank_is_ended(keys, now, expected):
+    assert assess(health(**keys), now) == expected
+
+
+@pytest.mark.parametrize('phase', PHASES)
+def test_the_limit_of_the_phase_is_named(phase):
+    assert assess(health(phase=phase, stacks=''), 1400.0)[1].endswith(f'(comm.{PHASES[phase]})')
+
+
+def watcher_of(position, **limits_s):
+    return Watcher(os.getpid(), position, {**dict.fromkeys(PHASES, 5), **limits_s}, None, False, -1, os.getppid())
+
+
+def test_a_sign_of_life_starts_the_clock_anew_and_the_limit_is_that_of_the_phase():
+    position = Position()
+    watcher = watcher_of(position, evaluation=9)
+    watcher._look()
+    before = watcher._health
+    watcher._look()
+    assert watcher._health == before and before.limit_s == 5
+    position.now('evaluation')
+    watcher._look()
+    after = watcher._health
+    assert after.beat_at > before.beat_at and (after.phase, after.limit_s, after.stacks) == ('evaluation', 9, None)
 
 
 def test_a_kill_that_is_counted_while_the_rank_still_dies_is_its_own(tmp_path, monkeypatch):
     (tmp_path / 'memory.events').write_text('oom_kill 3\n')
-    monkeypatch.setattr(out_of_memory, 'memory_cgroup', lambda own: tmp_path)
-    watcher = Watcher(os.getpid(), Position(), {}, None, False, -1, os.getppid())
+    monkeypatch.setattr(cgroup, 'memory_cgroup', lambda: tmp_path)
+    watcher = watcher_of(Position())
     watcher._sample_memory()
     assert watcher._cause(signal.SIGKILL) == []
     (tmp_path / 'memory.events').write_text('oom_kill 4\n')
@@ -64,40 +104,117 @@ def test_a_kill_that_is_counted_while_the_rank_still_dies_is_its_own(tmp_path, m
     assert watcher._cause(signal.SIGKILL)[0].startswith('out of memory: ')
 
 
-@pytest.mark.parametrize('number, name', [(signal.SIGKILL, 'SIGKILL'), (signal.SIGSEGV, 'SIGSEGV')])
-def test_a_killed_rank_is_named_with_its_step_and_phase(number, name):
-    process = start(f'os.kill(os.getpid(), {number})', HOROVOD_RANK='3')
-    err = process.communicate()[1]
-    assert process.returncode == 1
+# --- who waits for whom -----------------------------------------------------------------------------
+
+def state(rank, num_reached, doing='waiting', phase='training', time_s=0.0):
+    return State(rank, f'h{rank + 1}', 11, phase, doing, num_reached, time_s)
+
+
+@pytest.mark.parametrize('own, states, size, said', [
+    (0, [state(0, 20), state(1, 20), state(2, 19, 'reading data'), state(3, 20)], 4,
+     'waiting in the exchange of step 12 for rank 2 on h3 (busy: reading data)'),
+    (2, [state(0, 20), state(1, 20), state(2, 19, 'computing'), state(3, 20)], 4,
+     'busy: computing; ranks 0, 1, 3 waiting for it in the exchange of step 12'),
+    (0, [state(0, 20), state(1, 18, 'computing')], 3,
+     'waiting in the exchange of step 12 for rank 1 on h2 (busy: computing); no report from rank 2'),
+    (0, [state(0, 20), state(1, 20)], 3, 'waiting in the exchange of step 12; no report from rank 2'),
+    (0, [state(0, 20), state(1, 20)], 2,
+     'waiting in the exchange of step 12, which all ranks have reached; check the network'),
+    (1, [state(0, 20, 'reading data'), state(1, 20, 'reading data')], 2, 'busy: reading data'),
+    (0, [state(0, 5, phase='start-up'), state(1, 0, 'start-up', 'start-up')], 2,
+     'waiting in an exchange (start-up) for rank 1 on h2 (busy: start-up)'),
+    (0, [state(0, 3, 'computing')], 1, 'busy: computing'),
+    (0, [state(0, 3, 'computing')], 99,
+     'busy: computing; no report from ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ... 98 (98)')])
+def test_whom_a_rank_waits_for(own, states, size, said):
+    assert explain(states[own], [s for s in states if s.rank != own], size) == said
+
+
+def test_only_this_stall_is_believed(tmp_path):
+    now = time.time()
+    for rank, time_s in ((0, now), (1, now - 7200)):
+        (tmp_path / f'rank_{rank}.json').write_text(json.dumps(asdict(state(rank, 1, time_s=time_s))))
+    (tmp_path / 'rank_2.json').write_text('{"rank": 2}')
+    (tmp_path / 'rank_3.json').write_text('half')
+    assert [s.rank for s in read_states(tmp_path, now - 600)] == [0]
+
+
+def test_each_start_has_a_folder_of_its_own(tmp_path):
+    first, second = (stalled_folder(tmp_path, {'MLPERF_RN50_JOB': job, 'SLURM_JOB_ID': '7'}) for job in ('1-2', '1-3'))
+    assert first == tmp_path / 'stalled/1-2' and first != second
+    assert stalled_folder(tmp_path, {'PMIX_NAMESPACE': '../x'}).parent == tmp_path / 'stalled'
+
+
+def test_the_activity_of_a_rank():
+    position = Position()
+    position.now('training', 3)
+    batches = position.told(iter([1, 2]))
+    assert next(batches) == 1 and position.state().doing == 'computing'
+    position.computed(True)
+    assert (position.state().doing, position.state().num_reached) == ('waiting', 1)
+    position.computed(False)
+    with position.exchange():
+        assert (position.state().doing, position.state().num_reached) == ('waiting', 2)
+    assert next(position.told(iter([position.state().doing]))) == 'computing'
+    assert next(position.told(position.state().doing for _ in range(1))) == 'reading data'
+
+
+def test_work_that_hangs_is_left():
+    assert within(60, lambda: 'done') == 'done'
+    assert within(0.1, lambda: time.sleep(600) or '') is None
+    assert within(60, lambda: 1 / 0) is None
+
+
+def test_the_folder_that_is_full_is_named(monkeypatch):
+    monkeypatch.setattr('shutil.disk_usage',
+                        lambda p: SimpleNamespace(free=0 if p == '/dev/shm' else 10**9, total=64 * 10**6))
+    assert full_folders() == '/dev/shm is full (0 bytes free of 64 MB)'
+
+
+# --- with processes ---------------------------------------------------------------------------------
+
+def test_the_exit_code_is_the_ranks():
+    process = start('pass')
+    assert error_of(process) == '' and process.returncode == 7
+
+
+@pytest.mark.parametrize('body, said', [('os.kill(os.getpid(), 11)', 'killed by signal 11 (SIGSEGV)'),
+                                        ('return 137', 'killed by signal 9 (SIGKILL)')])
+def test_a_killed_rank_is_named_with_its_step_and_phase(body, said):
+    process = start(body, HOROVOD_RANK='3')
     where = f'rank 3 on {os.uname().nodename}, step 42, training'
-    assert err == f'mlperf-rn50: {where}: killed by signal {number} ({name})\n'
+    assert error_of(process) == f'mlperf-rn50: {where}: {said}\n' and process.returncode == 1
 
 
-def test_a_silent_rank_is_ended():
-    process = start('time.sleep(60)', limit=0.5)
-    err = process.communicate(timeout=HANG_LIMIT_S)[1]
-    assert process.returncode == 1 and 'step 42, training: no progress for ' in err
-    assert 'comm.stall_limit_s' in err
+def test_stacks_and_state_of_a_silent_rank_are_written(tmp_path):
+    body = 'import ctypes; list(position.told(ctypes.PyDLL(None).sleep(1000) or 1 for _ in range(9)))'
+    process = start(body, limit=f'900, {{"training": 0.5}}, __import__("pathlib").Path("{tmp_path}/stalled/4-2")',
+                    HOROVOD_RANK='2', HOROVOD_SIZE='4', MLPERF_RN50_JOB='4-2')
+    path = tmp_path / 'stalled/4-2/rank_2.txt'
+    err = error_of(process)
+    assert f'busy: reading data; no report from ranks 0, 1, 3; its stacks: {path}\n' in err
+    assert 'step 42, training: no progress for ' in err and process.returncode == 1
+    text = path.read_text()
+    assert text.startswith(f'rank 2 on {os.uname().nodename}, step 42, training, reading data; ')
+    assert 'File "<string>", line 10 in rank' in text
+    assert json.loads(path.with_suffix('.json').read_text())['doing'] == 'reading data'
+    [failure] = map(json.loads, (tmp_path / 'failures.jsonl').read_text().splitlines())
+    assert (failure['job'], failure['rank']) == ('4-2', 2)
 
 
-def test_a_stopped_rank_is_ended_and_said_to_be_stopped():
-    process = start('os.kill(os.getpid(), signal.SIGSTOP)', limit=0.5)
-    err = process.communicate(timeout=HANG_LIMIT_S)[1]
-    assert process.returncode == 1 and 'step 42, training: stopped (SIGSTOP) for ' in err
-
-
-def test_signs_of_life_keep_it_going():
-    process = start('[(time.sleep(0.2), position.now()) for _ in range(30)]', limit=3)
-    assert process.communicate()[1] == '' and process.returncode == 7
+def test_a_stopped_rank_is_ended_where_the_report_cannot_be_written(tmp_path):
+    (tmp_path / 'file').touch()
+    process = start('os.kill(os.getpid(), signal.SIGSTOP)',
+                    limit=f'900, {{"training": 0.5}}, __import__("pathlib").Path("{tmp_path}/file")')
+    err = error_of(process)
+    assert process.returncode == 1 and 'step 42, training: stopped (SIGSTOP) for ' in err and err.endswith(' s\n')
 
 
 def test_signals_are_handed_on():
-    body = 'signal.signal(signal.SIGUSR1, lambda *_: os._exit(75)); print("ready", flush=True); rest()'
-    process = start(body)
-    assert process.stdout.readline() == 'ready\n'
+    process, _ = start_ready('signal.signal(signal.SIGUSR1, lambda *_: os._exit(75)); print("set", flush=True); rest()')
+    assert process.stdout.readline() == 'set\n'
     process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=HANG_LIMIT_S)
-    assert process.returncode == 75
+    assert error_of(process) == '' and process.returncode == 75
 
 
 def test_a_signal_at_the_start_waits_for_the_rank():
@@ -109,15 +226,6 @@ def test_a_signal_at_the_start_waits_for_the_rank():
     assert subprocess.run([sys.executable, '-c', code], timeout=HANG_LIMIT_S).returncode == 75
 
 
-def test_a_rank_dies_with_its_watcher():
-    process = start('print("ready", flush=True); time.sleep(60)')
-    assert process.stdout.readline() == 'ready\n'
-    rank = child_of(process)
-    process.kill()
-    psutil.wait_procs([rank], timeout=HANG_LIMIT_S)
-    assert not rank.is_running()
-
-
 def test_without_a_launcher_the_rank_is_asked_to_stop(tmp_path):
     asked = f'signal.signal(signal.SIGTERM, lambda *_: (os.mkdir("{tmp_path}/asked"), os._exit(75)))'
     body = f'{asked}; print(os.getppid(), flush=True); rest()'
@@ -125,119 +233,36 @@ def test_without_a_launcher_the_rank_is_asked_to_stop(tmp_path):
     watcher = psutil.Process(int(launcher.stdout.readline()))
     assert watcher.ppid() == launcher.pid
     launcher.kill()
-    psutil.wait_procs([watcher], timeout=HANG_LIMIT_S)
-    assert not watcher.is_running() and (tmp_path / 'asked').exists()
+    assert_ends(watcher)
+    assert (tmp_path / 'asked').exists()
 
 
-def in_phase(phase, limits, body='time.sleep(600)', **variables):
-    """What is said of a rank that stands still in a phase, with limits of other phases."""
-    process = start(f'position.now("{phase}"); {body}', limit=f'900, {limits}', **variables)
-    err = process.communicate(timeout=HANG_LIMIT_S)[1]
-    assert process.returncode == 1
-    return err
-
-
-@pytest.mark.parametrize('phase, key', [('start-up', 'start_limit_s'), ('training', 'stall_limit_s'),
-                                        ('evaluation', 'eval_limit_s'), ('writing a checkpoint', 'checkpoint_limit_s')])
-def test_each_phase_has_its_own_limit(phase, key):
-    limits = {p: 0.5 if p == phase else 0 for p in PHASES}
-    err = in_phase(phase, limits)
-    assert f'step 42, {phase}: no progress for ' in err and f' s (comm.{key})' in err
-
-
-@pytest.mark.parametrize('phase', PHASES)
-def test_a_stopped_rank_is_ended_in_every_phase_with_its_stacks(tmp_path, phase):
-    limits = {p: 3 if p == phase else 0 for p in PHASES}  # it must be stopped by then
-    err = in_phase(phase, f'{limits}, __import__("pathlib").Path("{tmp_path}")', 'os.kill(os.getpid(), signal.SIGSTOP)')
-    assert f'step 42, {phase}: stopped (SIGSTOP) for ' in err and f'; its stacks: {tmp_path}/rank_0.txt\n' in err
-    assert 'T (stopped)' in (tmp_path / 'rank_0.txt').read_text()
-
-
-def test_the_clock_starts_anew_with_a_phase():
-    body = 'time.sleep(2); position.now("evaluation"); time.sleep(2); position.now("training"); time.sleep(2)'
-    process = start(body, limit='900, {"training": 3, "evaluation": 3}')
-    assert process.communicate()[1] == '' and process.returncode == 7
-
-
-def test_a_rank_whose_watcher_is_killed_says_so():
-    process = start('print("ready", flush=True); time.sleep(600)', HOROVOD_RANK='1')
-    assert process.stdout.readline() == 'ready\n'
+def test_a_rank_whose_watcher_is_killed_reports_it_and_ends():
+    process, rank = start_ready('time.sleep(600)', HOROVOD_RANK='1')
     process.kill()
-    err = process.communicate(timeout=HANG_LIMIT_S)[1]
-    assert err == (f'mlperf-rn50: rank 1 on {os.uname().nodename}, step 42, training: its watcher was killed (SIGKILL '
-                   'by somebody, or out of memory); the rank ends with it\n')
+    assert error_of(process).startswith(
+        f'mlperf-rn50: rank 1 on {os.uname().nodename}, step 42, training: its watcher was killed')
+    assert_ends(rank)
 
 
 def test_a_rank_that_holds_pythons_lock_ends_with_its_watcher():
-    process = start('import ctypes; print("ready", flush=True); [ctypes.PyDLL(None).sleep(1000) for _ in range(9)]')
-    assert process.stdout.readline() == 'ready\n'
-    rank = child_of(process)
+    process, rank = start_ready('import ctypes; [ctypes.PyDLL(None).sleep(1000) for _ in range(9)]')
     process.kill()
-    psutil.wait_procs([rank], timeout=HANG_LIMIT_S)
-    assert not rank.is_running()
+    assert_ends(rank)
 
 
-def test_ranks_that_their_launcher_ends_do_not_say_that_their_watchers_were_killed():
-    asked = 'signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n"))'
-    process = start(f'{asked}; print("ready", flush=True); rest()')
-    assert process.stdout.readline() == 'ready\n'
-    rank = child_of(process)
+def test_ranks_that_their_launcher_ends_do_not_report_that_their_watchers_were_killed():
+    process, rank = start_ready('signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n")); '
+                                'print("set", flush=True); rest()')
+    assert process.stdout.readline() == 'set\n'
     process.terminate()
     assert process.stdout.readline() == 'asked\n'  # as mpirun: SIGTERM, and SIGKILL a second later
     process.kill()
-    assert process.communicate(timeout=HANG_LIMIT_S)[1] == ''
-    psutil.wait_procs([rank], timeout=HANG_LIMIT_S)
-    assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
+    assert error_of(process) == ''
+    assert_ends(rank)
 
 
-def test_stacks_and_state_of_a_silent_rank_are_written(tmp_path):
-    body = 'import ctypes; next(position.told(map(ctypes.PyDLL(None).sleep, [1000])))'
-    err = in_phase('training', f'{{"training": 3}}, __import__("pathlib").Path("{tmp_path}/stalled/4-2")', body,
-                   HOROVOD_RANK='2', HOROVOD_SIZE='4', MLPERF_RN50_JOB='4-2')
-    path = tmp_path / 'stalled/4-2/rank_2.txt'
-    assert f'busy: reading data; nothing is known of ranks 0, 1 and 3; its stacks: {path}\n' in err
-    text = path.read_text()
-    assert STACK.search(text) and 'MainThread' in text and 'nanosleep' in text  # Python's, and native
-    assert json.loads(path.with_suffix('.json').read_text())['doing'] == 'reading data'
-
-
-@pytest.mark.parametrize('body', ['time.sleep(600)', 'os.kill(os.getpid(), signal.SIGSTOP)'])
-def test_without_py_spy_the_rank_tells_its_stacks_itself(tmp_path, body):
-    without = 'import shutil; shutil.which = lambda *a, **k: None; '
-    code = PROGRAM.format(body=body, limit=f'0.5, {{}}, __import__("pathlib").Path("{tmp_path}")')
-    done = subprocess.run([sys.executable, '-c', without + code], capture_output=True, text=True, timeout=HANG_LIMIT_S)
-    text = (tmp_path / 'rank_0.txt').read_text()
-    assert done.returncode == 1
-    if 'SIGSTOP' in body:
-        assert 'The process tells no stack: it is stopped.' in text and 'T (stopped)' in text
-    else:
-        assert STACK.search(text)
-    assert 'Threads, as the kernel sees them:' in text
-
-
-def test_a_stopped_rank_has_its_stack_read(tmp_path):
-    folder = f'__import__("pathlib").Path("{tmp_path}")'
-    process = start('os.kill(os.getpid(), signal.SIGSTOP)', limit=f'0.5, {{}}, {folder}')
-    err = process.communicate(timeout=HANG_LIMIT_S)[1]
-    assert f'; its stacks: {tmp_path}/rank_0.txt' in err
-    assert STACK.search((tmp_path / 'rank_0.txt').read_text())
-
-
-def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path):
-    (tmp_path / 'file').touch()
-    err = in_phase('training', f'{{"training": 0.5}}, __import__("pathlib").Path("{tmp_path}/file")')
-    assert err.endswith('s (comm.stall_limit_s), waiting for another rank or for its data\n')
-
-
-def test_a_rank_that_does_not_start_is_told_which_folder_is_full():
-    full = 'import shutil; from types import SimpleNamespace; ' \
-           'shutil.disk_usage = lambda p: SimpleNamespace(free=0 if p == "/dev/shm" else 10**9, total=64 * 10**6); '
-    code = PROGRAM.format(body='position.now("start-up"); time.sleep(600)', limit='0, {"start-up": 0.5}')
-    done = subprocess.run([sys.executable, '-c', full + code], capture_output=True, text=True, timeout=HANG_LIMIT_S)
-    assert '(comm.start_limit_s)' in done.stderr and '; /dev/shm is full (0 bytes free of 64 MB)\n' in done.stderr
-
-
-def test_a_rank_that_aborts_for_want_of_address_space_says_which_limit():
+def test_a_rank_that_aborts_for_want_of_address_space_names_the_limit():
     body = '''import resource
     resource.setrlimit(resource.RLIMIT_AS, (3 << 29, 3 << 29))
     held = __import__('mmap').mmap(-1, 10 << 27)
@@ -252,21 +277,3 @@ def test_a_rank_that_aborts_for_want_of_address_space_says_which_limit():
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=HANG_LIMIT_S)
     assert done.returncode == 1 and 'killed by signal 6 (SIGABRT): out of memory: its address space is' in done.stderr
     assert 'limited to 1.6 GB (ulimit -v), of which it used 1.' in done.stderr
-
-
-def test_exit_code_137_is_a_kill():
-    process = start('return 137')
-    assert 'killed by signal 9 (SIGKILL)' in process.communicate()[1] and process.returncode == 1
-
-
-@pytest.mark.parametrize('has_memfd', [True, False])
-def test_stacks_are_written_and_read_with_any_python(monkeypatch, tmp_path, has_memfd):
-    if not has_memfd:
-        monkeypatch.delattr(os, 'memfd_create', raising=False)
-    monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
-
-    fd = open_stacks()
-
-    os.write(fd, b'a stack')
-    assert os.pread(fd, 99, 0) == b'a stack' and not os.get_inheritable(fd) and not list(tmp_path.iterdir())
-    os.close(fd)
