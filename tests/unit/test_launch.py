@@ -2,6 +2,9 @@
 import io
 import json
 import os
+import pty
+import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -441,18 +444,62 @@ time.sleep(1.1); os.kill(os.getpid(), signal.SIGINT); print(s.next(1).name, s.ne
 
 
 
+# Proves after a pause that it was asked for nothing: it answers a file, and then ends with 7, or 75 if it is asked.
+PAUSED = """trap "echo as''ked; exit 75" USR1; echo st''arted
+while [ ! -e {0}/on ]; do sleep 0.05; done; echo run''ning; while [ ! -e {0}/end ]; do sleep 0.05; done; exit 7"""
 
-def test_a_launcher_that_was_paused_runs_on_and_still_hears_an_interrupt():
-    with subprocess.Popen([sys.executable, '-c', ENGINE, 'trap "exit 75" USR1; echo up; while :; do sleep 0.05; done',
-                           'paused', '0', 'x', '600'], stdout=subprocess.PIPE, text=True) as process:
-        lines = iter(process.stdout.readline, '')
-        while 'up' not in next(lines):
-            pass
+
+def test_a_pause_asks_for_nothing(tmp_path):
+    words = [PAUSED.format(tmp_path), 'paused', '0', 'begun', '600']
+    with subprocess.Popen([sys.executable, '-c', ENGINE, *words], stdout=subprocess.PIPE, text=True) as process:
+        assert [process.stdout.readline() for _ in range(2)] == ['ready\n', 'started\n']
         process.send_signal(signal.SIGSTOP)
-        time.sleep(1.5)  # longer than any wait for a signal
+        time.sleep(1.5)  # beyond the deadline of the wait
         process.send_signal(signal.SIGCONT)
-        time.sleep(0.5)
-        assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        said = [line.strip() for line in lines]
-    assert said[-1] == '75 True False'
+        time.sleep(1.5)
+        (tmp_path / 'on').touch()
+        (tmp_path / 'end').touch()
+        assert process.stdout.read().split() == ['running', '7', 'False', 'False']
+
+
+@pytest.mark.parametrize('has_interrupt', [False, True])
+def test_ctrl_z_and_fg_on_a_terminal(has_interrupt, tmp_path):
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execvp('bash', ['bash', '--norc', '--noprofile', '-i'])
+    read = ''
+
+    def wait_for(text):
+        nonlocal read
+        before = read
+        while text not in read:
+            assert select.select([terminal], [], [], HANG_LIMIT_S)[0], f'{text} not in {read}'
+            read += os.read(terminal, 4096).decode(errors='replace')
+            before = read
+        read = read.partition(text)[2]
+        return before.partition(text)[0]
+    (tmp_path / 'engine.py').write_text(ENGINE)
+    words = shlex.join([sys.executable, str(tmp_path / 'engine.py'), PAUSED.format(tmp_path), 'terminal', '0',
+                        'begun', '600'])
+    try:
+        os.write(terminal, f"stty -echo; PS1='>'; {words}\n".encode())
+        wait_for('started')
+        os.write(terminal, b'\x1a')
+        wait_for('Stopped')
+        time.sleep(1.5)  # beyond the deadline of the wait
+        os.write(terminal, b'fg\n')
+        wait_for('engine.py')
+        time.sleep(1.5)
+        (tmp_path / 'on').touch()
+        assert 'asked' not in wait_for('running')
+        if has_interrupt:
+            os.write(terminal, b'\x03')
+            wait_for('asked')
+            wait_for('75 True False')
+        else:
+            (tmp_path / 'end').touch()
+            assert 'asked' not in wait_for('7 False False')
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
