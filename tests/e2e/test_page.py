@@ -111,25 +111,6 @@ def test_numbers_sort_as_numbers_and_names_with_theirs(open_page):
     assert column(names, 'system')[-2:] == ['e9', 'e10']
 
 
-def test_what_is_missing_is_last_both_ways_and_equal_rows_stay(open_page):
-    table = frame(open_page('rounds'), ALL).locator('table')
-    time, seen = table.get_by_role('button', name='time, min'), []
-    for _ in range(2):
-        time.click()
-        seen.append(column(table, 'time, min'))
-        assert column(table, 'system')[-2:] == ['c', 'd']  # without a time; no set
-    assert seen[0] == ['0.37', '0.70', '1.03', '2.03', '-'] and seen[1] == [*seen[0][-2::-1], '-']
-    target = table.get_by_role('button', name='target')
-    ties = column(table, 'system')
-    for _ in range(2):
-        target.click()
-        assert column(table, 'system') == ties
-    model = table.get_by_role('button', name='accelerator', exact=True)
-    for way in (1, -1):
-        model.click()
-        assert column(table, 'accelerator') == [*['A100', 'A100', 'V100', 'V100', 'V100'][::way]]
-
-
 def test_rows_are_chosen_by_words_and_lists(open_page):
     page = open_page('rounds')
     box = frame(page, ALL)
@@ -150,29 +131,6 @@ def test_rows_are_chosen_by_words_and_lists(open_page):
     form.get_by_label('find').press('Enter')
     assert page.evaluate('location.search') == ''
 
-
-
-def test_the_arrow_keys_move_within_a_table(open_page):
-    page = open_page('rounds')
-    table = frame(page, ALL).locator('table')
-    def at():
-        return page.evaluate('document.activeElement.textContent')
-    page.keyboard.press('Tab')
-    page.locator('.filter button').focus()
-    page.keyboard.press('Tab')
-    assert at() == 'system'
-    for key, text in [('ArrowRight', 'round'), ('ArrowDown', 'round'), ('End', 'study'), ('Home', 'system'),
-                      ('ArrowDown', column(table, 'system')[0]), ('ArrowRight', 'us'), ('ArrowRight', '1'),
-                      ('ArrowUp', 'nodes'), ('ArrowLeft', 'organisation')]:
-        page.keyboard.press(key)
-        assert at() == text, key
-    page.keyboard.press('Tab')
-    page.keyboard.press('Shift+Tab')
-    assert at() == 'organisation'  # where it was left
-    page.get_by_label('find').fill('nobody')
-    page.locator('.filter button').focus()
-    page.keyboard.press('Tab')
-    assert at() == 'organisation'
 
 
 @SCREENS

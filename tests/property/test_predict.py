@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.study.known import Recipe, eval_grid, load_published, make_recipe
+from mlperf_rn50.study.known import Recipe, load_published, make_recipe
 from mlperf_rn50.study.predict import (
     Base,
     Costs,
@@ -83,14 +83,6 @@ def test_what_was_measured_predicts_itself(base, data, link, costs):
     assert p.step_s == pytest.approx(base.step_s)
 
 
-@given(bases(), layouts(), LINKS, COSTS)
-def test_more_epochs_take_longer(base, layout, link, costs):
-    layout = replace(layout, epochs=Epochs(10.0, 8.0, 12.0, 'any'))
-    p, q = (predict_layout(base, x, link, costs)
-            for x in (layout, replace(layout, epochs=Epochs(20.0, 18.0, 22.0, 'any'))))
-    assert p.minutes is None or q.minutes is None or p.minutes < q.minutes
-
-
 VALUES = (st.none() | st.booleans() | st.text(max_size=3) | st.integers(-10**30, 10**30) | st.floats()
           | st.lists(st.floats() | st.integers() | st.none(), max_size=4))
 KEYS = ['opt_name', 'sgd_opt_base_learning_rate', 'opt_learning_rate', 'opt_learning_rate_warmup_epochs',
@@ -110,13 +102,6 @@ def test_a_recipe_of_any_log_has_numbers_or_nothing(optimizer, batch, samples, c
     if r.last_eval_epoch is not None:
         assert r.first_eval_epoch <= r.last_eval_epoch <= r.decay_epochs + 0.1
         assert (r.last_eval_epoch - r.first_eval_epoch) % r.eval_period == 0
-
-
-@given(CURVES)
-def test_a_grid_of_evaluations_goes_forward(curves):
-    period, first = eval_grid(curves)
-    assert period is None or period > 0
-    assert first is None or first >= 0
 
 
 @given(st.integers(1, 100_000), st.sampled_from([None, 'sgd', 'lars']), st.sampled_from([None, 0.749, 0.759]))

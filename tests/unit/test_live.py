@@ -5,9 +5,8 @@ import shutil
 
 import pytest
 from lines import START_S, run_lines, write_lines
-from live_runs import CONFIG, NOW_S, course, evaluation, rank, reference, train, write_live, write_metrics
+from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live, write_metrics
 
-from mlperf_rn50.errors import UserError
 from mlperf_rn50.study.live import BandPoint, Evaluation, Follower, to_json
 from mlperf_rn50.study.tail import Tail
 
@@ -25,18 +24,6 @@ def test_an_empty_folder_is_waited_for_and_runs_below_it_are_named(tmp_path):
     assert look(tmp_path).note == 'not begun yet: no log in the folder; waiting'
     write_live(tmp_path / '1x1')
     assert look(tmp_path).note.endswith('; there are runs in 1x1 below it')
-
-
-def test_a_log_without_a_line_is_starting(tmp_path):
-    (tmp_path / 'result_0.txt').write_text('')
-    run = look(tmp_path)
-    assert run.status == 'starting' and 'no MLPerf log line' in run.note
-
-
-def test_a_file_is_no_run_folder(tmp_path):
-    (tmp_path / 'train.log').write_text('')
-    with pytest.raises(UserError, match='train.log: got a file, expected a run folder'):
-        Follower(tmp_path / 'train.log')
 
 
 def test_a_running_run(tmp_path):
@@ -91,11 +78,6 @@ def test_a_killed_run_says_since_when_and_what_the_launcher_noted(tmp_path):
     assert run.attempts == ('cut short (exit code 137), can be resumed',)
 
 
-def test_attempts_that_got_to_no_run_are_said_before_there_is_one(tmp_path):
-    write_metrics(tmp_path / 'attempts.jsonl', {'run': None, 'exit_code': 1, 'end': None, 'can_resume': False}, '[1]\n')
-    assert look(tmp_path).attempts == ('cut short (exit code 1), cannot be resumed',)
-
-
 def test_the_newest_run_is_shown_and_the_others_named(tmp_path):
     write_live(tmp_path, status='success', accuracies=(0.8,))
     write_live(tmp_path, train(10), number=10)
@@ -103,14 +85,6 @@ def test_the_newest_run_is_shown_and_the_others_named(tmp_path):
     assert (run.number, run.step, run.others) == (10, 10, ((0, 'converged'),))
     run = look(tmp_path / 'result_0.txt')
     assert (run.number, run.status, run.others) == (0, 'converged', ((10, 'running'),))
-
-
-def test_a_run_that_begins_later_is_followed(tmp_path):
-    follower = Follower(write_live(tmp_path, train(10), evaluation(1, 20), status='success', accuracies=(0.8,)))
-    assert follower.look(NOW_S).step == 10
-    write_live(tmp_path, train(2), number=1)
-    run = follower.look(NOW_S)
-    assert (run.number, run.step, run.evaluations[0].accuracy) == (1, 2, 0.2)
 
 
 def test_a_folder_that_goes_away_and_comes_back(tmp_path):
@@ -205,16 +179,6 @@ def test_a_file_that_is_another_one_is_read_anew(tmp_path, change):
     assert is_anew and len(records) == (1 if change == 'shorter' else 3)
 
 
-def test_a_file_that_goes_away_is_read_anew_when_it_is_back(tmp_path):
-    path = write_metrics(tmp_path / 'm', {'a': 1})
-    tail = Tail(path)
-    assert tail.read() == (False, [{'a': 1}])
-    path.unlink()
-    assert tail.read() == (True, []) and tail.read() == (False, [])
-    write_metrics(path, {'a': 2})
-    assert tail.read() == (False, [{'a': 2}])
-
-
 def test_lines_that_are_none_are_left_out(tmp_path):
     path = tmp_path / 'm'
     path.write_bytes(b'\xff\xfe{}\n[1]\nnot json\n' + b'[' * 200_000 + b'\n{"a": "' + b'x' * (3 << 20) + b'"}\n'
@@ -275,21 +239,9 @@ def test_named_pipes_and_links_to_nowhere_are_not_waited_for(tmp_path):
     assert look(folder).status == 'running'
 
 
-def test_the_end_of_the_schedule_is_where_no_other_is_given(tmp_path):
-    run = look(write_live(tmp_path, train(10), config=CONFIG.replace('max_epochs: 10, ', '')))
-    assert run.max_epochs == 12
-
-
 def test_a_log_that_nobody_writes_is_asked_again_and_read_when_it_was_written(tmp_path):
     follower = Follower(write_live(tmp_path, train(10)))
     assert follower.look(NOW_S).status == 'running'
     assert follower.look(NOW_S + 1e6).status == 'failed'
     write_lines(tmp_path / 'result_0.txt', run_lines((0.2, 0.8), target=0.749))
     assert follower.look(START_S + 1e6).status == 'converged'
-
-
-def test_nothing_is_written_beside_a_run(tmp_path):
-    folder = write_live(tmp_path, train(10))
-    before = sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir())
-    look(folder)
-    assert sorted((p.name, p.stat().st_mtime_ns) for p in folder.iterdir()) == before

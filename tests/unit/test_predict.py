@@ -1,12 +1,10 @@
 """The model of predictions: its parts by hand, its refusals, and its errors on the published systems."""
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from helpers import PUBLISHED, ROOT
 
-from mlperf_rn50.study.known import known_of, load_published
+from mlperf_rn50.study.known import load_published
 from mlperf_rn50.study.predict import (
     Base,
     Costs,
@@ -14,15 +12,11 @@ from mlperf_rn50.study.predict import (
     Layout,
     Link,
     base_for,
-    base_of,
     find_costs,
-    layout_of,
     predict_layout,
-    published_link,
     ring_s,
 )
 from mlperf_rn50.study.predict_validation import render_validation, validate
-from mlperf_rn50.study.systems import load_systems
 
 NOTHING = Costs(0.0, 0.0, None, 0.0, 0.0, 1.0, 'none')
 SLOW = Link(1.0, 100_000_000, False, 'measured')
@@ -59,13 +53,6 @@ def test_what_is_hidden_is_hidden_behind_the_backward_pass_only():
     other = replace(BASE, has_accelerators=False)
     p = predict_layout(other, layout, replace(SLOW, is_hidden=True), NOTHING)
     assert p.hidden_s == pytest.approx(2 / 3 * 0.05) and p.step_s == pytest.approx(0.05 / 3 + 1.4)
-
-
-def test_a_base_of_several_nodes_gives_back_its_own_step():
-    base = replace(BASE, num_nodes=2, num_units=8)
-    costs, link = replace(NOTHING, step_s=0.004), replace(SLOW, gbit_s=100.0)
-    p = predict_layout(base, Layout(2, 4, RECIPE), link, costs)
-    assert p.step_s == pytest.approx(0.1)
 
 
 def test_one_node_exchanges_nothing_over_the_link():
@@ -152,38 +139,3 @@ def test_the_published_systems_are_predicted_well():
     assert '\nv0.6: 4.5 ± 2.1 ms a step, first epoch and gaps 2.5 s (1.7 to 4.9), as many epochs as a schedule' in text
     assert ', 83 to 100 % of the epochs of a schedule; from 4 pairs of published systems of v0.6, v1.0' in text
     assert 'held 5 of 7' in text and 'of each round from other rounds only:' in text
-
-
-def test_an_unpaired_set_whose_accelerator_nobody_names_is_said_in_words():
-    [found] = validate([replace(published('dgxa100_n2_ngc20.06_mxnet'), accelerator=None)]).judged
-    assert found.reason == 'unpaired: no one-node set of NVIDIA like it (its accelerator is not named)'
-
-
-def test_the_figures_of_the_documentation_are_those_of_the_table():
-    text = (ROOT / 'docs/predict.md').read_text(encoding='utf-8')
-    alike = [s for s in load_published() if s.round == 'v1.0' and (s.num_nodes, s.num_accelerators) == (1, 8)
-             and 'A100-SXM' in s.accelerator and s.recipe.global_batch_size == 3264]
-    minutes = sorted(s.time_s / 60 for s in alike)
-    assert len(alike) == 7 and f'take {minutes[0]:.1f} to {minutes[-1]:.1f} min' in text
-    assert round(100 * (minutes[-1] / minutes[0] - 1)) == 20
-    old = published('dgx2h_multi_ngc18.11_mxnet')
-    layout = replace(layout_of(old), epochs=Epochs(80, 80, 80, 'any'))
-    found = predict_layout(base_of(base_for(old, load_published())), layout, published_link())
-    shown = ' '.join(text.split())
-    assert f'takes {1e3 * old.step_s:.1f} ms a step, where the model would say {1e3 * found.step_s:.1f}.' in shown
-
-
-@pytest.mark.needs_published
-def test_a_tree_of_logs_is_judged_as_the_table_is():
-    tree = validate([k for s in load_systems([Path(PUBLISHED)]) if (k := known_of(s))])
-    own, = (j for j in tree.predicted if j.target.name == 'dgxa100_n2_ngc20.06_mxnet')
-    table, = (j for j in validate(load_published()).predicted if j.target.name == 'dgxa100_n2_ngc20.06_mxnet')
-    assert own.error == pytest.approx(table.error, abs=0.005)
-
-
-def test_a_known_set_as_a_base_and_as_a_layout():
-    base, layout = base_of(DGX), layout_of(DGX)
-    assert (base.num_nodes, base.num_units, layout.name) == (1, 8, '1x8') and base.step_s == pytest.approx(0.1465, 0.01)
-    assert base_of(replace(DGX, times=None)) is None and layout_of(replace(DGX, num_units=None)) is None
-    p = predict_layout(base, layout, published_link())
-    assert p.minutes == pytest.approx(DGX.time_s / 60, rel=0.01)

@@ -5,14 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import PUBLISHED, call
+from helpers import PUBLISHED
 from lines import write_set
 
-from mlperf_rn50 import config as cfg
 from mlperf_rn50.cli import predict, recipe
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.study.known import known_of
-from mlperf_rn50.study.layouts import parse_layouts
 from mlperf_rn50.study.predict import Layout, base_of, costs_without, predict_layout, published_link
 from mlperf_rn50.study.predict_validation import render_validation, validate_systems
 from mlperf_rn50.study.systems import load_systems
@@ -22,35 +20,9 @@ SCHEDULE = {'sgd_opt_base_learning_rate': 6, 'sgd_opt_learning_rate_decay_steps'
 OURS = {'nodes': 1, 'ranks': 8, 'batch': 3264, 'accuracies': (0.5, 0.7, 0.76), 'epoch_s': 60.0, 'optimizer': SCHEDULE}
 
 
-@pytest.mark.parametrize('word', ['1٣x4', '1x' + '9' * 5000, '1x1000000000'])
-def test_a_layout_is_of_plain_digits_and_not_of_many(word):
-    with pytest.raises(ConfigError, match=r'--layouts: got .{1,20}, expected nodes x ranks') as e:
-        parse_layouts([word])
-    assert len(str(e.value)) < 100
-
-
 def test_more_layouts_than_anybody_reads_are_a_mistake():
     with pytest.raises(ConfigError, match='--layouts: got 100,000, expected at most 1,000'):
         predict.run([A100, '--layouts', ' '.join(f'{i}x1' for i in range(1, 100_001))])
-
-
-@pytest.mark.parametrize('words', [[A100, '--layouts', '1x8', '--out', ''], ['--validate', ''],
-                                   [A100, '--layouts', '1x8', '--system', '']])
-def test_an_empty_word_is_not_no_word(words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match='got an empty text, expected a'):
-        predict.run(words)
-    assert not list(tmp_path.iterdir()) and not capsys.readouterr().out
-
-
-@pytest.mark.parametrize('words, said', [
-    (['--global-batch-size', '1664', '--out', ''], '--out: got an empty text'),
-    (['--global-batch-size', '1664', '--compare', ''], '--compare: got an empty text'),
-    (['--global-batch-size', '1664', '--out', 'n' * 300], '--out: cannot write n+: File name too long'),
-    (['--global-batch-size', '1664', '--nodes', '1281167', '--ranks-per-node', '9'], 'an image or more for each')])
-def test_a_name_that_cannot_be_is_a_mistake_of_recipe(words, said):
-    with pytest.raises(ConfigError, match=said):
-        recipe.run(words)
 
 
 @pytest.mark.parametrize('text, said', [
@@ -63,15 +35,6 @@ def test_a_configuration_without_a_value_or_beyond_numbers_is_a_mistake(tmp_path
     path.write_text(f'train: {{global_batch_size: 1664}}\n{text}\n')
     with pytest.raises(ConfigError, match=re.escape(said)):
         recipe.run(['--compare', str(path)])
-
-
-def test_a_number_beyond_any_float_is_a_mistake_as_an_option_too():
-    done = call('train', '--schedule.base_lr', '9' * 400, '--dry-run')
-    assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'Traceback' not in done.stderr
-
-
-def test_every_null_that_a_default_has_may_be_written():
-    cfg.check_values(cfg.Config(train=cfg.TrainConfig(global_batch_size=64)))
 
 
 def test_a_manifest_that_is_a_pipe_is_none_and_one_of_escapes_steers_no_terminal(tmp_path, capsys):
@@ -87,23 +50,8 @@ def test_a_manifest_that_is_a_pipe_is_none_and_one_of_escapes_steers_no_terminal
     assert 'is no manifest of prepare' in capsys.readouterr().out
 
 
-def tree(tmp_path, **other):
-    """A pair of one and two nodes; other: keys of the second."""
-    for nodes, name in ((1, 'one'), (2, 'two')):
-        own = {**OURS, 'nodes': nodes, 'ranks': 8 * nodes, **(other if nodes == 2 else {})}
-        write_set(tmp_path / 'v0.7' / name, 2, accelerators=False, **own)
-    return tmp_path
-
-
 def render(folder, **how):
     return render_validation(validate_systems(load_systems([folder])), **how)
-
-
-def test_what_a_tree_has_and_is_not_judged_is_named(tmp_path):
-    folder = tree(tmp_path, batch=lambda k: 3264 + 16 * k)
-    said = render(folder)
-    assert 'No set of several nodes that was trained on ImageNet: there is nothing to predict' in said
-    assert 'two: left out: global_batch_size is 3264 in result_0.txt and 3280 in result_1.txt' in said
 
 
 @pytest.mark.needs_published
@@ -113,20 +61,6 @@ def test_copies_count_once(tmp_path):
     said = render(tmp_path)
     assert '\n1 predicted: ' in said
     assert len(re.findall('left out: all of its logs are copies of those of another system', said)) == 2
-
-
-@pytest.mark.needs_published
-def test_a_one_node_set_without_times_or_of_other_data_is_no_pair(tmp_path):
-    name = 'v0.7/NVIDIA/results'
-    shutil.copytree(Path(PUBLISHED) / 'v0.7' / 'NVIDIA', tmp_path / 'v0.7' / 'NVIDIA')
-    logs = list((tmp_path / name / 'dgxa100_ngc20.06_mxnet').rglob('result_*.txt'))
-    texts = [log.read_text() for log in logs]
-    for log, text in zip(logs, texts):
-        log.write_text(text.replace('1281167', '1797'))
-    assert 'unpaired: no one-node set of NVIDIA with NVIDIA A100-SXM4-40GB (400W)\n' in render(tmp_path) + '\n'
-    for log, text in zip(logs, texts):
-        log.write_text(text.replace('"success"', '"aborted"'))
-    assert '(400W), but dgxa100_ngc20.06_mxnet, whose logs do not tell the times of a run' in render(tmp_path)
 
 
 @pytest.mark.needs_published

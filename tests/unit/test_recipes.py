@@ -9,16 +9,13 @@ import yaml
 from helpers import ROOT, call
 
 import mlperf_rn50
-from mlperf_rn50 import config as cfg
 from mlperf_rn50.cli._parsers import config_parser
-from mlperf_rn50.cli.recipe import _layout
 from mlperf_rn50.data.prepare import _JPEG_QUALITY
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.options import load_yaml, resolve_config
 from mlperf_rn50.study.known import load_published
-from mlperf_rn50.study.recipe_differences import LIKE_BATCH, find_deviations, global_batch_size, rows_of
+from mlperf_rn50.study.recipe_differences import find_deviations, rows_of
 from mlperf_rn50.study.recipes import (
-    SAME_BATCH,
     around,
     check_shares,
     choose_recipe,
@@ -93,17 +90,6 @@ def test_what_is_published_at_a_batch_is_chosen(batch, opt_name, target, lr, epo
     assert choice.recipe.target_accuracy == choice.target == (target or choice.sources[0].recipe.target_accuracy)
 
 
-def test_a_recipe_that_fails_now_and_then_comes_after_a_reliable_one():
-    good = published('gx_V100x8_fjmxnet')
-    lost = replace(good.runs[0], status='aborted', curve=((30, 0.7),), epochs=None)
-    faster = replace(good, name='faster', recipe=replace(good.recipe, base_lr=9.0), runs=(lost, *good.runs[1:]))
-    assert choose_recipe(1664, sets=[faster, good]).recipe.base_lr == 7.4
-    assert choose_recipe(1664, sets=[faster]).num_converged == 4
-    near = replace(good, recipe=replace(good.recipe, global_batch_size=1632, base_lr=8.0))
-    assert choose_recipe(1664, sets=[faster, near]).recipe.base_lr == 8.0
-    assert choose_recipe(1664, sets=[good, near]).recipe.base_lr == 7.4
-
-
 def test_of_reliable_ones_the_more_often_tried_then_the_shorter_counts():
     good = published('gx_V100x8_fjmxnet')
     longer = replace(good, recipe=replace(good.recipe, base_lr=5.0),
@@ -136,13 +122,6 @@ def test_outside_of_what_is_known_there_is_none(batch, opt_name, target, said):
     with pytest.raises(ConfigError, match=r'--global-batch-size: got [\d,]+ .*expected a batch') as e:
         choose_recipe(batch, opt_name, target)
     assert said in str(e.value)
-
-
-def test_the_edges_of_a_batch():
-    low = 1632
-    assert choose_recipe(int(low / SAME_BATCH) + 1).kind == 'known'
-    with pytest.raises(ConfigError):
-        choose_recipe(int(low / SAME_BATCH) - 1)
 
 
 def test_what_does_not_say_the_whole_recipe_is_not_chosen():
@@ -178,14 +157,6 @@ def test_the_errors_of_the_interpolation_are_those_of_the_documentation():
             f'{statistics.median(warmup):.1f} and {max(warmup):.1f} epochs; epochs to the target '
             f'{100 * statistics.median(epochs):.1f} % and {100 * max(epochs):.0f} %')
     assert text in ' '.join(page.split()), text
-
-
-def test_like_batches_are_those_that_one_rate_was_published_for():
-    spans = {}
-    for p in fold(load_published()):
-        spans.setdefault((p.generation, p.recipe.opt_name, p.recipe.base_lr), []).append(p.recipe.global_batch_size)
-    widest = max(max(sizes) / min(sizes) for sizes in spans.values())
-    assert 1.25 < widest < LIKE_BATCH < widest * 1.05
 
 
 def test_a_written_configuration_says_the_recipe_and_only_what_differs(tmp_path):
@@ -236,13 +207,6 @@ def test_what_no_set_of_like_batch_had_is_a_line_with_both_values(sections, key,
     assert all(text in lines[0] for text in both) and 'like batch that reached 75.9 %' in lines[0]
 
 
-def test_each_key_has_its_line():
-    config = changed(schedule={'base_lr': 0.1, 'warmup_epochs': 20.0, 'decay_epochs': 90.0},
-                     optimizer={'weight_decay': 0.01})
-    assert [line.partition(':')[0] for line in find_deviations(config, None)] == [
-        'schedule.base_lr', 'schedule.warmup_epochs', 'schedule.decay_epochs', 'optimizer.weight_decay']
-
-
 def test_values_of_different_recipes_together_are_said():
     [line] = find_deviations(changed(schedule={'warmup_epochs': 2.0}), None)
     assert 'never all of them together' in line
@@ -257,33 +221,12 @@ def test_nothing_is_said_of_published_values_and_of_other_data(sections):
     assert find_deviations(changed(**sections), None) == []
 
 
-def test_every_published_recipe_is_without_a_deviation():
-    for p in fold(load_published()):
-        if p.is_whole:
-            sets = [*p.sets]
-            config = make_config(choose_recipe(p.recipe.global_batch_size, sets=sets))
-            assert find_deviations(config, None) == [], p.systems
-
-
-@pytest.mark.parametrize('batch', [1750, 2500, 3500, 5000])
-def test_what_lies_between_near_recipes_is_without_a_deviation(batch):
-    assert find_deviations(make_config(choose_recipe(batch, 'lars', 0.759)), None) == []
-
-
 def test_without_a_set_of_like_batch_that_is_said():
     config = changed(train={'global_batch_size': 12_000})
     [line] = find_deviations(config, None)
     assert 'the nearest: 6,144 and 33,280' in line and 'compared with nothing' in line
     [line] = find_deviations(changed(train={'target_accuracy': 0.8}), None)
     assert 'the nearest: none' in line
-
-
-def test_the_batch_of_a_configuration_may_need_the_ranks():
-    t = {'global_batch_size': None, 'local_batch_size': 52, 'gradient_accumulation_steps': 4}
-    config = changed(train=t)
-    assert (global_batch_size(config, 8), global_batch_size(config, None)) == (1664, None)
-    assert find_deviations(config, None) == [] and find_deviations(config, 8) == []
-    assert find_deviations(config, 80) != []
 
 
 def test_the_real_case_beside_what_is_published(tmp_path):
@@ -305,22 +248,6 @@ def test_the_real_case_beside_what_is_published(tmp_path):
     assert line.startswith('schedule.decay: got poly (100 epochs)') and 'step (30 60 80 epochs) at 1,664' in line
 
 
-def test_the_command_compares_a_configuration(tmp_path):
-    path = config_of(tmp_path, CASE)
-    done = call('recipe', '--compare', path)
-    lines = [' '.join(line.split()) for line in done.stdout.splitlines()]
-    assert done.returncode == 0 and done.stderr == ''
-    assert any(x.startswith('schedule.base_lr 0.6 0.6 ') for x in lines)
-    assert any(x.startswith('schedule.decay poly * step† ') for x in lines)
-    assert any(x.startswith('data.min_area 0.05 0.05†') for x in lines)
-    system = 'A 1,664 v0.5 nvidia dgx1_ngc18.11_mxnet 1x8 74.9 % 63 63 63 63 63 5 of 5'
-    assert any(x.startswith(system) for x in lines)
-    assert '- schedule.decay: got poly (100 epochs)' in done.stdout and max(map(len, lines)) < 200
-    told = json.loads(call('recipe', '--compare', path, '--format', 'json').stdout)
-    assert told['choice'] is None and len(told['comparison']) > 30 and len(told['deviations']) == 1
-    assert {row['key'] for row in told['comparison'] if row['is_alone']} >= {'schedule.decay', 'schedule.decay_epochs'}
-
-
 def test_the_command_says_how_the_images_are_stored(tmp_path):
     smaller = f'to 256 pixels of the shorter side, as JPEG of quality {_JPEG_QUALITY}'
     for manifest, said in (('{"resize_shorter": null}', 'byte for byte'), ('{"resize_shorter": 256}', smaller),
@@ -328,20 +255,6 @@ def test_the_command_says_how_the_images_are_stored(tmp_path):
         (tmp_path / 'manifest.json').write_text(manifest)
         path = config_of(tmp_path, {**CASE, 'data': {'dir': str(tmp_path)}})
         assert said in call('recipe', '--compare', path).stdout
-
-
-def test_the_command_lists_what_is_published():
-    done = call('recipe', '--global-batch-size', 1664)
-    assert done.returncode == 0 and 'Published at batch 1,664:' in done.stdout
-    for text in ('DSS8440', 'Fujitsu', 'dgx1_ngc19.05_mxnet', 'v0.5', '60 60 56 60 60', '5 of 5', ' 1x8 ', '30 60 80†',
-                 'To train with (known): lars, learning rate 7.4', 'Expected: 35 epochs to 75.9 %', '10 of 10 runs'):
-        assert text in done.stdout, text
-    told = json.loads(call('recipe', '--global-batch-size', 2500, '--optimizer', 'sgd', '--target', 0.749, '--format',
-                           'json').stdout)
-    between = call('recipe', '--global-batch-size', 2500, '--optimizer', 'sgd', '--target', 0.749).stdout
-    assert 'Expected: 63 epochs to 74.9 % (theirs 63 to 64); 10 of their 10 runs reached it.' in between
-    assert told['choice']['kind'] == 'between' and not told['is_at_batch'] and told['comparison'] is None
-    assert {p['recipe']['opt_name'] for p in told['published']} == {'sgd'}
 
 
 def test_the_command_writes_a_file_that_a_dry_run_takes(tmp_path):
@@ -358,58 +271,50 @@ def test_the_command_writes_a_file_that_a_dry_run_takes(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ['f.yaml']
 
 
-def test_a_dry_run_warns_of_what_no_set_had(tmp_path):
-    done = call('train', '--config', config_of(tmp_path, CASE), '--dry-run')
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[-1].startswith('warning: schedule.decay: got poly (100 epochs) at batch 1,664;')
-    assert 'warning' not in call('train', '--config', ROOT / 'launch/configs/digits_cpu.yaml', '--dry-run').stdout
-
-
-@pytest.mark.parametrize('words, said', [
-    ([], '--global-batch-size N: missing'), (['--global-batch-size', 0], 'got 0, expected a whole number from 1 to'),
-    (['--global-batch-size', '9' * 5000], 'expected a whole number'), (['--global-batch-size', 100], 'got 100 (any'),
-    (['--global-batch-size', 1664, '--nodes', 2], 'expected both or neither'),
-    (['--global-batch-size', 1664, '--nodes', 3, '--ranks-per-node', 3], 'a multiple of 9, such as 1665'),
-    (['--global-batch-size', 1664, '--target', 75.9], 'expected a fraction'),
-    (['--global-batch-size', 1664, '--target', 'nan'], 'expected a fraction'),
-    (['--global-batch-size', 1664, '--optimizer', 'adam'], "invalid choice: 'adam'"),
-    (['--global-batch-size', 1664, '--out', '/nonexistent/f.yaml'], 'cannot write /nonexistent/f.yaml: No such file'),
-    (['--compare', '/nonexistent.yaml'], 'cannot read the configuration'),
-    (['--compare', ROOT / 'launch/configs/digits_cpu.yaml', '--out', 'x'], 'got both'),
-    (['--compare', ROOT / 'launch/configs/dgx1_v07.yaml', '--global-batch-size', 5], 'got 5, ')])
-def test_mistakes_are_one_line(words, said):
-    done = call('recipe', *words)
-    assert (done.returncode, done.stdout) == (2, '') and done.stderr.count('\n') == 1
-    assert said in done.stderr
-
-
 def test_a_comparison_needs_the_number_of_ranks(tmp_path):
     path = config_of(tmp_path, {**CASE, 'run': {}})
     assert 'give --nodes and --ranks-per-node' in call('recipe', '--compare', path).stderr
     assert call('recipe', '--compare', path, '--nodes', 2, '--ranks-per-node', 4).returncode == 0
 
 
-def test_a_configuration_of_other_data_is_said_to_be_one():
-    done = call('recipe', '--compare', ROOT / 'launch/configs/digits_cpu.yaml', '--nodes', 1, '--ranks-per-node', 2)
-    assert done.returncode == 0 and 'train would not warn' not in done.stdout
-    assert done.stdout.endswith('The recipes are of ResNet-50 on ImageNet; yours trains resnet50 on 1,437 images of '
-                                'digits: what holds there need not hold here, and train compares nothing.\n')
+@pytest.mark.parametrize('words, said', [
+    ([], '--global-batch-size'), (['--global-batch-size', '9' * 5000], 'whole number'),
+    (['--global-batch-size', 100], '100'), (['--global-batch-size', 1664, '--nodes', 2], '--ranks-per-node'),
+    (['--global-batch-size', 1664, '--nodes', 3, '--ranks-per-node', 3], '1665'),
+    (['--global-batch-size', 1664, '--target', 'nan'], 'nan'), (['--global-batch-size', 1664, '--out', ''], '--out'),
+    (['--global-batch-size', 1664, '--out', '/nonexistent/f.yaml'], '/nonexistent/f.yaml'),
+    (['--compare', '/nonexistent.yaml'], '/nonexistent.yaml'),
+    (['--compare', ROOT / 'launch/configs/digits_cpu.yaml', '--out', 'x'], '--out'),
+    (['--compare', ROOT / 'launch/configs/dgx1_v07.yaml', '--global-batch-size', 5], '--global-batch-size: got 5')])
+def test_mistakes_are_one_line(words, said):
+    done = call('recipe', *words)
+    assert (done.returncode, done.stdout) == (2, '') and done.stderr.count('\n') == 1
+    assert said in done.stderr
 
 
-def test_recipe_and_predict_name_a_recipe_alike_in_their_json():
-    shown = json.loads(call('recipe', '--global-batch-size', 1664, '--format', 'json').stdout)
-    assert shown['format'] == 'mlperf-rn50 recipe 1' and shown['version'] == mlperf_rn50.__version__
-    said = json.loads(call('predict', 'v0.7/Fujitsu/gx_V100x8_ngc20.06_mxnet', '--layouts', '1x8', '--format',
+def test_the_command_compares_and_train_warns_of_the_same(tmp_path):
+    path = config_of(tmp_path, CASE)
+    told = json.loads(call('recipe', '--compare', path, '--format', 'json').stdout)
+    assert told['choice'] is None and len(told['deviations']) == 1 and told['version'] == mlperf_rn50.__version__
+    assert {row['key'] for row in told['comparison'] if row['is_alone']} >= {'schedule.decay', 'schedule.decay_epochs'}
+    lines = [' '.join(line.split()) for line in call('recipe', '--compare', path).stdout.splitlines()]
+    assert 'A 1,664 v0.5 nvidia dgx1_ngc18.11_mxnet 1x8 74.9 % 63 63 63 63 63 5 of 5' in lines
+    assert any(x.startswith('schedule.decay poly * step† ') for x in lines)
+    done = call('train', '--config', path, '--dry-run')
+    assert done.stdout.splitlines()[-1].startswith('warning: schedule.decay: got poly (100 epochs) at batch 1,664;')
+
+
+def test_the_choice_as_json_names_a_recipe_as_predict_does():
+    told = json.loads(call('recipe', '--global-batch-size', 2500, '--optimizer', 'sgd', '--target', 0.749, '--format',
                            'json').stdout)
-    assert said['predictions'][0]['recipe'].keys() == shown['choice']['recipe'].keys()
-    assert said['price_per_node_hour'] is None
+    assert told['choice']['kind'] == 'between' and not told['is_at_batch'] and told['comparison'] is None
+    predicted = json.loads(call('predict', 'v0.7/Fujitsu/gx_V100x8_ngc20.06_mxnet', '--layouts', '1x8', '--format',
+                                'json').stdout)
+    assert predicted['predictions'][0]['recipe'].keys() == told['choice']['recipe'].keys()
 
 
-def test_a_set_of_processors_alone_has_no_accelerators_in_its_layout():
-    assert _layout(published('1-node-8s-cpx-2-mxnet')) == '1, CPUs'
-    assert _layout(published('dgxa100_n2_ngc20.06_mxnet')) == '2x8'
-
-
-def test_defaults_are_compared_without_a_word_of_other_data():
-    assert cfg.Config().data.num_train == 1_281_167
-    assert find_deviations(replace(cfg.Config(), train=cfg.TrainConfig(global_batch_size=1664)), None) != []
+@pytest.mark.parametrize('config', [
+    make_config(choose_recipe(b, 'lars', 0.759)) for b in (1750, 2500, 3500, 5000)] + [
+    make_config(choose_recipe(p.recipe.global_batch_size, sets=p.sets)) for p in fold(load_published()) if p.is_whole])
+def test_published_recipes_and_those_between_are_without_a_deviation(config):
+    assert find_deviations(config, None) == []
