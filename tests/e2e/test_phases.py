@@ -59,10 +59,7 @@ def assert_one_line(done, code, *said):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('phase', [
-    'start-up',
-    'training',
-    'evaluation'])
+@pytest.mark.parametrize('phase', ['start-up', 'training', 'evaluation'])
 def test_a_disk_that_is_full_is_named(train, phase):
     def fill(run_dir):
         [file] = [p for p in Path('/proc/self/fd').iterdir() if os.path.realpath(p) == f'{run_dir}/result_0.txt']
@@ -75,11 +72,7 @@ def test_a_disk_that_is_full_is_named(train, phase):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('phase', [
-    'start-up',
-    'training',
-    'evaluation',
-    'checkpoint'])
+@pytest.mark.parametrize('phase', ['start-up', 'training', 'evaluation', 'checkpoint'])
 def test_a_run_folder_that_vanishes_is_named(train, phase):
     """What a mount leaves behind when it is gone: an empty folder that nothing of the run may be written to."""
     def lose(run_dir):
@@ -137,9 +130,7 @@ def test_a_run_at_work_is_not_disturbed_and_a_resume_is_careful(train, tiny):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('phase, name', [
-    'start-up', 'train.rec',
-    'evaluation', 'validation.rec',
-    'checkpoint', 'train.rec'])
+    ('start-up', 'train.rec'), ('evaluation', 'validation.rec'), ('checkpoint', 'train.rec')])
 def test_data_that_is_cut_short_is_named(train, tiny, tmp_path, phase, name):
     data = tmp_path / 'data'
     shutil.copytree(tiny, data)
