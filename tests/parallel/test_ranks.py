@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import run, under_ranks
+from helpers import ROOT, run, under_ranks
 
 WORKERS = Path(__file__).parent / 'workers.py'
 OPTIMIZERS, FIRST_STEPS = ['sgd', 'lars'], {'whole': 0, 'padded': 28}
@@ -20,12 +20,14 @@ EVAL_BATCHES = {0: [360, 7], 1: [], 2: [50], 3: [7]}
 THREE = pytest.param(3, marks=pytest.mark.slow)
 
 
-def on_ranks(folder, num_ranks, calls, compression='none'):
+def on_ranks(folder, num_ranks, calls, compression='none', num_sharing=1, has_mpi=True):
     """Results by key of some calls of worker functions, [key, function, arguments], one dict per rank."""
     out = folder / f'{num_ranks}_{len(list(folder.iterdir()))}'
     out.mkdir()
     words = json.dumps([[key, name, [str(a) for a in arguments]] for key, name, arguments in calls])
-    done = run(under_ranks(num_ranks, [sys.executable, WORKERS, out, compression, words]))
+    command = [sys.executable, WORKERS, out, compression, num_sharing, words]
+    done = run(under_ranks(num_ranks, command) if has_mpi else
+               [ROOT / 'launch/engines/horovodrun.sh', f'localhost:{num_ranks}', *command])
     assert done.returncode == 0, done.stderr
     return [json.loads((out / f'{r}.json').read_text()) for r in range(max(1, num_ranks))]
 
@@ -65,17 +67,39 @@ def results(tmp_path_factory, digits):
     return results
 
 
+def collectives_of(r, n, size):
+    """What a rank of n, on a host with a number of ranks, gets of each exchange."""
+    special = [np.array([-0.0, 0.0, np.inf, 1e-40, 1.5], t).tobytes().hex() for t in (np.float32, np.float16)]
+    total = sum(range(1, n + 1))
+    return {'rank': r, 'world_size': n, 'local': [r, size], 'broadcast': [[10.0, 10.0], [0.0, 0.0, 0.0]],
+            'special': special, 'gathered': [{'rank': k, 'text': 'ü' * k} for k in range(n)],
+            'grads': [[total] * 4, [10.0 * total] * 4], 'halves': ['inf' if n > 1 else '60000.0', str(float(total))],
+            'mean': [(n - 1) / 2] * 2, 'pulse': [sum(range(n)), n], 'kept': [r, 1.0],
+            'counts': [sum(range(n)), n * 2**40, 1]}
+
+
 @pytest.mark.parametrize('num_ranks', [0, pytest.param(1, marks=pytest.mark.slow), 2, THREE])
 def test_collectives(results, num_ranks):
     n = max(1, num_ranks)
-    special = [np.array([-0.0, 0.0, np.inf, 1e-40, 1.5], t).tobytes().hex() for t in (np.float32, np.float16)]
-    for r, got in enumerate(results(num_ranks)):
-        assert got['collectives'] == {
-            'rank': r, 'world_size': n, 'local': [r, n], 'broadcast': [[10.0, 10.0], [0.0, 0.0, 0.0]],
-            'special': special, 'gathered': [{'rank': k, 'text': 'ü' * k} for k in range(n)],
-            'grads': [[sum(range(1, n + 1))] * 4, [10.0 * sum(range(1, n + 1))] * 4],
-            'mean': [(n - 1) / 2] * 2, 'pulse': [sum(range(n)), n], 'kept': [r, 1.0],
-            'counts': [sum(range(n)), n * 2**40, 1]}
+    assert [got['collectives'] for got in results(num_ranks)] == [collectives_of(r, n, n) for r in range(n)]
+
+
+@pytest.mark.parametrize('num_ranks, num_sharing, has_mpi', [
+    (4, 2, True), pytest.param(2, 2, True, marks=pytest.mark.slow), pytest.param(3, 2, False, marks=pytest.mark.slow)])
+def test_ranks_that_share_a_gpu_exchange_as_others_do(tmp_path, num_ranks, num_sharing, has_mpi):
+    calls = [[name, name, []] for name in ('collectives', 'comes_late', *(['of_three'] if num_ranks == 4 else []))]
+    found = on_ranks(tmp_path, num_ranks, calls, num_sharing=num_sharing, has_mpi=has_mpi)
+    assert [r['collectives'] for r in found] == [collectives_of(r, num_ranks, num_ranks) for r in range(num_ranks)]
+    assert [r['comes_late'] for r in found] == [[num_ranks] * 4] * num_ranks
+    if num_ranks == 4:
+        assert [r['of_three'] for r in found] == [*(collectives_of(r, 3, 3) for r in range(3)), None]
+
+
+def test_bare_ranks_share_gpus_where_the_environment_asks_for_it(monkeypatch):
+    monkeypatch.setenv('MLPERF_RN50_RANKS_PER_DEVICE', '2')
+    monkeypatch.delenv('CUDA_MPS_ACTIVE_THREAD_PERCENTAGE', raising=False)
+    done = run(under_ranks(1, ['printenv', 'MLPERF_RN50_RANKS_PER_DEVICE', 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE']))
+    assert done.stdout.splitlines()[-2:] == ['2', '100'], done.stderr
 
 
 def test_several_sums_may_be_under_way_at_once(results):

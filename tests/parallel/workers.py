@@ -1,6 +1,7 @@
-"""What the ranks of the parallel tests run, several functions in one start: python workers.py OUT COMPRESSION CALLS.
+"""What the ranks of the parallel tests run, in one start: python workers.py OUT COMPRESSION NUM_SHARING CALLS.
 
-CALLS is a JSON list of [key, function, arguments]; rank r writes the results by key to OUT/r.json.
+CALLS is a JSON list of [key, function, arguments]; rank r writes the results by key to OUT/r.json. Where several ranks
+share a GPU, arrays of mx.cpu(1) stand for those of one: they are copied to the host and back.
 """
 import json
 import sys
@@ -32,6 +33,8 @@ def collectives(comm):
     comm.broadcast(shared)
     grads = [mx.nd.full((4,), 1.0 + r), mx.nd.full((2, 2), 10.0 * (r + 1))]
     comm.sum_gradients(grads)
+    halves = [mx.nd.array([60000.0 * (r < 2), 1 + r], dtype='float16')]
+    comm.sum_gradients(halves, 1)
     means = [mx.nd.full((2,), float(r))]
     comm.average(means)
     pulse = mx.nd.array([float(r), 1.0])
@@ -41,12 +44,33 @@ def collectives(comm):
             'broadcast': [shared[n].asnumpy().tolist() for n in 'ab'],
             'special': [shared[n].asnumpy().tobytes().hex() for n in 'cd'],
             'gathered': comm.gather_object({'rank': r, 'text': 'ü' * r}),
-            'grads': [g.asnumpy().ravel().tolist() for g in grads], 'mean': means[0].asnumpy().tolist(),
+            'grads': [g.asnumpy().ravel().tolist() for g in grads],
+            'halves': [str(v) for v in halves[0].asnumpy()], 'mean': means[0].asnumpy().tolist(),
             'pulse': total.asnumpy().tolist(), 'kept': pulse.asnumpy().tolist(),
             'counts': comm.sum([r, 2**40, r == 0])}
 
 
-def _config(data_dir, optimizer, micro, compression='none', world_size=1) -> Config:
+def of_three(comm):
+    """The same of the first three ranks; rank 2 of four shares its GPU with a rank that takes no part."""
+    part = comm.subset(3)
+    result = collectives(part) if part else None
+    comm.barrier()
+    return result
+
+
+def comes_late(comm):
+    """The last rank starts its sum after the others have gone on from theirs: no rank may wait for it."""
+    is_last = comm.rank == comm.world_size - 1
+    if is_last:
+        comm.barrier()
+    arrays = [mx.nd.full((4,), 1.0)]
+    comm.sum_gradients(arrays, 5)
+    if not is_last:
+        comm.barrier()
+    return arrays[0].asnumpy().tolist()
+
+
+def _config(data_dir, optimizer, micro) -> Config:
     return Config(
         data=DataConfig(dir=data_dir, dataset='digits', num_train=1437, num_val=360, num_classes=10, image_size=32,
                         resize_shorter=32, crop='random_resized', num_threads=1, read_threads=1),
@@ -207,9 +231,10 @@ def shards(comm, data_dir):
 
 
 def main():
-    out, compression, calls = sys.argv[1:]
-    comm = open_comm(compression)
-    results = {key: globals()[name](comm, *arguments) for key, name, arguments in json.loads(calls)}
+    out, compression, num_sharing, calls = sys.argv[1:]
+    comm = open_comm(compression, [3], num_sharing=int(num_sharing))
+    with mx.cpu(int(num_sharing) > 1):
+        results = {key: globals()[name](comm, *arguments) for key, name, arguments in json.loads(calls)}
     (Path(out) / f'{comm.rank}.json').write_text(json.dumps(results))
     comm.barrier()
 

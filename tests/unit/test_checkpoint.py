@@ -91,13 +91,6 @@ def test_damage_is_refused_and_the_one_before_offered(tmp_path, name, damage, me
     assert f'--resume {first}' in str(e.value) and '\n' not in str(e.value)
 
 
-def test_a_missing_part_is_named(tmp_path):
-    path = save(tmp_path, progress(), ARRAYS, keep=2)
-    (path / 'arrays.npz').unlink()
-    with pytest.raises(CheckpointError, match='arrays.npz is missing; there is none before it'):
-        load(path)
-
-
 def test_any_bit_that_changes_is_seen(tmp_path):
     path = save(tmp_path, progress(), {'a': np.arange(4, dtype=np.float32)}, keep=2)
     for name, stride in (('state.json', 1), ('arrays.npz', 9)):

@@ -6,13 +6,10 @@ import pytest
 
 from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
 from mlperf_rn50.data.pipeline import eval_batches, made_up_batches, train_batches
-from mlperf_rn50.train import events
 from mlperf_rn50.train import trainer as trainers
 from mlperf_rn50.train.comm import LocalComm
 from mlperf_rn50.train.evaluate import evaluate
 from mlperf_rn50.train.plan import make_plan
-from mlperf_rn50.train.run_folder import RunFolder
-from mlperf_rn50.train.sinks.terminal import Terminal
 from mlperf_rn50.train.trainer import DETERMINISM, determinism_note, device_notes
 
 ENFORCED, AUTOTUNE = 'MXNET_ENFORCE_DETERMINISM', 'MXNET_CUDNN_AUTOTUNE_DEFAULT'
@@ -38,15 +35,6 @@ def test_the_notes_of_a_run():
     assert fused == 'fused operators: none' and note == determinism_note('gpu', {})
     assert device_notes(GPU, DETERMINISM) == [fused]
     assert device_notes(replace(GPU, train=TrainConfig(local_batch_size=4)), {}) == []
-
-
-def test_a_note_is_a_line_of_the_log(tmp_path, capsys):
-    run = RunFolder(tmp_path, 0)
-    terminal = Terminal(run)
-    terminal.see(events.Noted('fused operators: none'))
-    terminal.close()
-    assert run.train_log.read_text().endswith(' fused operators: none\n')
-    assert capsys.readouterr().err.endswith(' fused operators: none\n')
 
 
 # --- the warm-up ------------------------------------------------------------------------------------
@@ -81,17 +69,3 @@ def test_the_warm_up_comes_to_every_shape_of_the_run(train):
     trainer.fold()
     evaluate(trainer.eval_net, eval_batches(config, plan.eval_shard(), None)(), data.num_val, comm)
     assert (taught, asked) == in_warm_up
-
-
-def test_the_warm_up_counts_too(monkeypatch):
-    counted, plain = [], trainers.correct_counts
-    monkeypatch.setattr(trainers, 'correct_counts', lambda *a: counted.append(a[0].shape) or plain(*a))
-    data = DataConfig(num_train=8, num_val=8, num_classes=3, image_size=32, resize_shorter=32, synthetic=True)
-    config = Config(data=data, model=ModelConfig(name='resnet18'),
-                    train=TrainConfig(local_batch_size=4, eval_batch_size=2))
-    plan = make_plan(config, 1)
-    trainer = trainers.Trainer(plan, LocalComm(), 0, None)
-    before = trainer.digests()
-    trainer.warm_up(made_up_batches(config, plan.train_shard(), None),
-                    next(made_up_batches(config, plan.eval_shard(), None)), 1)
-    assert counted == [(2, 3)] and trainer.digests() == before

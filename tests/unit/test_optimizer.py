@@ -1,12 +1,10 @@
 """SGD and LARS against the equations, in NumPy."""
-from dataclasses import replace
-
 import mxnet as mx
 import numpy as np
 import pytest
 
 from mlperf_rn50.config import OptimizerConfig
-from mlperf_rn50.train.optimizer import Optimizer, cut_buckets
+from mlperf_rn50.train.optimizer import Optimizer, cut_buckets, group_size
 
 SHAPES = {'conv0_weight': (4, 3, 3, 3), 'fc1_weight': (5, 6), 'zero_weight': (2, 2), 'fc1_bias': (5,),
           'bn0_gamma': (4,), 'bn0_beta': (4,), 'a_weight': (7,), 'b_weight': (3, 1)}
@@ -95,61 +93,6 @@ def test_float16_weights_follow_their_float32_masters(config):
             assert f'master/{n}' not in state
 
 
-def test_state_is_the_live_velocity():
-    params = make_params()
-    optimizer = Optimizer(params, OptimizerConfig())
-    assert set(optimizer.state()) == {f'velocity/{n}' for n in SHAPES}
-    set_grads(params, 0)
-    optimizer.step(0.1)
-    assert optimizer.state()['velocity/fc1_weight'].asnumpy().any()
-
-
-@pytest.mark.parametrize('config', [OptimizerConfig(weight_decay=0.01), OptimizerConfig('lars', weight_decay=0.01),
-                                    OptimizerConfig(weight_decay=0.01, nesterov=True)], ids=str)
-@pytest.mark.parametrize('dtype', ['float32', 'float16'])
-def test_any_number_of_buckets_gives_the_same_bits(config, dtype):
-    ends = []
-    for num_buckets in (1, 3, 20):
-        params = make_params(dtype)
-        optimizer = Optimizer(params, config, num_buckets)
-        assert len({t.name for b in optimizer.buckets for t in b.tensors}) == len(SHAPES)
-        for step in range(3):
-            set_grads(params, step)
-            optimizer.step(0.1)
-        ends.append({n: p.data().asnumpy() for n, p in params.items()})
-    for n in SHAPES:
-        assert len({end[n].tobytes() for end in ends}) == 1, n
-
-
-@pytest.mark.parametrize('config', [OptimizerConfig(), OptimizerConfig(nesterov=True), OptimizerConfig('lars')],
-                         ids=str)
-def test_a_step_that_overflowed_changes_nothing_and_the_next_one_does(config):
-    params = make_params('float16')
-    optimizer = Optimizer(params, replace(config, weight_decay=0.01), 2)
-    set_grads(params, 0)
-    optimizer.step(0.1, is_finite=optimizer.all_finite())
-    arrays = {**optimizer.state(), **{n: p.data() for n, p in params.items()}}
-    before = {n: a.asnumpy() for n, a in arrays.items()}
-    set_grads(params, 1)
-    params['fc1_bias'].grad()[2] = np.inf
-    optimizer.step(0.1, is_finite=optimizer.all_finite())
-    for n, a in arrays.items():
-        np.testing.assert_array_equal(a.asnumpy(), before[n], err_msg=n)
-    set_grads(params, 1)
-    optimizer.step(0.1, is_finite=optimizer.all_finite())
-    assert all((a.asnumpy() != before[n]).any() for n, a in optimizer.state().items())
-
-
-@pytest.mark.parametrize('name', ['sgd', 'lars'])
-def test_after_a_change_of_the_batch_the_momentum_follows_the_rate_that_was_applied_last(name):
-    optimizer = Optimizer(make_params(), OptimizerConfig(name))
-    optimizer.last_lr, optimizer.is_batch_new = 0.2, True
-    assert optimizer._momentum(0.1) == pytest.approx(0.9 * 0.5)
-    optimizer.step(0.1)
-    assert optimizer._momentum(0.1) == 0.9
-    assert optimizer._momentum(0.05) == pytest.approx(0.9 if name == 'sgd' else 0.45)
-
-
 @pytest.mark.parametrize('config', [OptimizerConfig(), OptimizerConfig(nesterov=True, weight_decay=0.1)], ids=str)
 def test_steps_around_a_change_of_the_batch(config):
     params, lrs, grads = make_params(), [0.1, 0.1, 0.4, 0.4], []
@@ -184,3 +127,102 @@ def test_what_lars_did_is_told():
     ([1, 1, 1, 1], 'abab', 1, [[0, 2], [1, 3]]), ([1, 1, 1, 1], 'abab', 2, [[0], [1], [2], [3]])])
 def test_cutting_buckets(sizes, kinds, num, expected):
     assert cut_buckets(sizes, kinds, num) == expected
+
+
+# --- groups and overflows: the same bits as one by one -----------------------------------------------
+
+LRS, FRACTIONS = (0.1, 0.5, 0.5, 0.05), (1.0, 0.25, 1.0, 0.5)
+CONFIGS = [OptimizerConfig(name, weight_decay=0.01, decay_bn_and_bias=is_all, momentum=momentum)
+           for name in ('sgd', 'lars') for is_all, momentum in ((False, 0.9), (True, 0.94))]
+
+
+def bits_of(optimizer) -> dict[str, bytes]:
+    arrays = {**optimizer.state(), **{t.name: t.weight for t in optimizer.tensors}}
+    return {n: a.asnumpy().tobytes() for n, a in arrays.items()}
+
+
+def run(config, dtype, size, num_buckets=1, overflows=()):
+    """Bits after four steps; in some of them a gradient overflows."""
+    params = make_params(dtype)
+    optimizer = Optimizer(params, config, num_buckets)
+    optimizer.group_size = size
+    for step, (lr, fraction) in enumerate(zip(LRS, FRACTIONS)):
+        set_grads(params, step, 8.0)
+        is_finite = None
+        if overflows:
+            if step in overflows:
+                params['fc1_bias'].grad()[2] = np.inf
+            is_finite = optimizer.all_finite()
+        optimizer.step(lr, fraction, 1 / 8, is_finite)
+    return bits_of(optimizer)
+
+
+@pytest.mark.parametrize('config', CONFIGS, ids=str)
+@pytest.mark.parametrize('dtype', ['float32', 'float16'])
+def test_any_group_gives_the_bits_of_single_updates(config, dtype):
+    expected = run(config, dtype, 1)
+    assert any(n.startswith('master/') for n in expected) == (dtype == 'float16')
+    for size in (2, 3, 5, 54):
+        assert run(config, dtype, size) == expected, size
+    assert run(config, dtype, 5, num_buckets=4) == expected
+
+
+@pytest.mark.parametrize('device, name, expected', [('cpu', 'sgd', 1), ('cpu', 'lars', 4), ('gpu', 'sgd', 54),
+                                                    ('gpu', 'lars', 54)])
+def test_the_device_decides_the_group(device, name, expected):
+    assert group_size(device, name) == expected <= 60  # what MXNet's operators take
+
+
+# --- steps that overflowed ---------------------------------------------------------------------------
+
+@pytest.mark.parametrize('config', CONFIGS, ids=str)
+@pytest.mark.parametrize('size, num_buckets', [(1, 1), (5, 1), (54, 3)])
+def test_a_step_that_overflowed_leaves_every_bit(config, size, num_buckets):
+    params = make_params('float16')
+    optimizer = Optimizer(params, config, num_buckets)
+    optimizer.group_size = size
+    set_grads(params, 0, 8.0)
+    optimizer.step(0.1, is_finite=optimizer.all_finite())
+    optimizer.tensors[0].velocity[:] = -0.0
+    before = bits_of(optimizer)
+    for bad in (np.inf, np.nan):
+        for name in ('fc1_bias', 'bn0_gamma', 'conv0_weight'):
+            set_grads(params, 1, 8.0)
+            params[name].grad().reshape((-1,))[1:2] = bad
+            optimizer.step(0.5, is_finite=optimizer.all_finite())
+            assert bits_of(optimizer) == before, (name, bad)
+    set_grads(params, 1, 8.0)
+    optimizer.step(0.5, is_finite=optimizer.all_finite())
+    after = bits_of(optimizer)
+    assert all(after[n] != before[n] for n in after if n.startswith('velocity'))
+
+
+@pytest.mark.parametrize('config', CONFIGS, ids=str)
+def test_looking_for_an_overflow_changes_no_bit_of_a_step(config):
+    assert run(config, 'float16', 5, overflows=(99,)) == run(config, 'float16', 5)
+
+
+@pytest.mark.parametrize('config', CONFIGS[::2], ids=str)
+def test_overflows_give_the_same_bits_in_any_group(config):
+    ends = [run(config, 'float16', size, num_buckets, (1, 3)) for size, num_buckets in ((1, 1), (5, 1), (54, 3))]
+    assert ends[0] == ends[1] == ends[2] != run(config, 'float16', 1)
+
+
+@pytest.mark.parametrize('num, bad', [(200, None), (201, None), (450, 0), (450, 199), (450, 200), (450, 449)])
+def test_no_more_tensors_are_looked_at_at_once_than_the_operator_takes(monkeypatch, num, bad):
+    names = [f't{i:03}_gamma' for i in range(num)]
+    params = {n: mx.gluon.Parameter(n, shape=(2,)) for n in names}
+    for p in params.values():
+        p.initialize(mx.init.One())
+    optimizer = Optimizer(params, OptimizerConfig())
+    if bad is not None:
+        params[names[bad]].grad()[1] = np.inf
+    plain, nums = mx.nd.multi_all_finite, []
+
+    def counted(*arrays, num_arrays, **keys):
+        nums.append(num_arrays)
+        assert num_arrays == len(arrays)
+        return plain(*arrays, num_arrays=num_arrays, **keys)
+    monkeypatch.setattr(mx.nd, 'multi_all_finite', counted)
+    assert optimizer.all_finite().asscalar() == (bad is None)
+    assert max(nums) <= 200 and sum(nums) == num

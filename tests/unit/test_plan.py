@@ -48,17 +48,6 @@ def test_evaluations_and_blocks(offset, first):
     assert plan.block_epochs(first[0] + 1) == 4
 
 
-def test_rendered_plan_says_what_is_padded():
-    data = DataConfig(dataset='digits', num_train=1437, num_val=360, num_classes=10)
-    text = render_plan(make_plan(replace(config(global_batch_size=64, max_epochs=2), data=data), 2))
-    assert 'global batch          64' in text
-    assert 'steps per epoch       23' in text
-    assert '35 training positions (weight 0), 24 validation positions' in text
-    assert 'after epochs 1 2 ' in text
-    assert text.count(' .. ') == 2
-    assert 'shuffle               global: every epoch an order over all images' in text
-
-
 def test_an_evaluation_decodes_no_more_than_a_share_of_the_images_at_once():
     data = DataConfig(num_train=1000, num_val=50_000)
     for train, world_size, batch in [({'local_batch_size': 64}, 1024, 49), ({'local_batch_size': 64}, 8, 64),

@@ -78,18 +78,6 @@ def test_telemetry_on_a_full_disk_ends_the_run_from_its_thread(tmp_path, monkeyp
     sink.close()
 
 
-def test_all_are_closed_whatever_one_of_them_says():
-    closed = []
-
-    def fail():
-        closed.append('a')
-        raise StorageError('a disk')
-    sinks = events.Sinks([SimpleNamespace(close=fail), SimpleNamespace(close=lambda: closed.append('b'))])
-    with pytest.raises(StorageError, match='a disk'):
-        sinks.close()
-    assert sorted(closed) == ['a', 'b']
-
-
 def test_what_a_resumed_run_does_otherwise_is_told_everywhere(tmp_path, capsys):
     run = RunFolder(tmp_path, 0)
     run.metrics.write_text('{"event": "train", "step": 40}\n{"event": "tra')

@@ -28,7 +28,7 @@ from mlperf_rn50.train.loss_scale import LossScale
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.progress import Progress
-from mlperf_rn50.train.run_folder import RunFolder, find_run, new_run
+from mlperf_rn50.train.run_folder import RunFolder, new_run
 from mlperf_rn50.train.start import Host, Resumption, _restore, hold_run, load_resumption, nodes_of, plan_run
 
 
@@ -266,13 +266,6 @@ def test_a_number_is_given_once(tmp_path):
     assert not list(tmp_path.glob('result*'))  # no trap for who reads logs
     (tmp_path / 'result_70.txt').touch()
     assert new_run(tmp_path).index == 71
-
-
-def test_a_run_without_any_checkpoint_is_named(run, tmp_path):
-    for path in checkpoint.list_checkpoints(run.checkpoints):
-        path.rename(path.with_name(f'damaged_{path.name}'))
-    with pytest.raises(UserError, match='no checkpoint in it'):
-        find_run(tmp_path)
 
 
 @pytest.mark.parametrize('step, kept', [(100, [40, 100]), (400, [40, 200, 300]), (200, [40, 200]), (40, [40])])
