@@ -11,8 +11,6 @@ for host in ${slots//,/ }; do
     ((num_ranks += ${host##*:}))
 done
 [ "$(id -u)" != 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-# Inside a job of Slurm, mpirun would start ranks with srun, on hosts of its own choice.
-unset "${!SLURM_@}"
 options=(--quiet --bind-to none --oversubscribe --mca mpi_yield_when_idle 1 --mca btl_vader_single_copy_mechanism none
     # A host that is cut off is noticed after 25 s of silence.
     --mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 5 --mca oob_tcp_keepalive_probes 3
@@ -22,4 +20,9 @@ options=(--quiet --bind-to none --oversubscribe --mca mpi_yield_when_idle 1 --mc
 for name in $("$here/launch/engines/variables.sh"); do
     options+=(-x "$name")
 done
-exec "$here/.venv/bin/mpirun" "${options[@]}" -np "$num_ranks" --host "$slots" "$@"
+start=()
+if [ -n "${SLURM_JOB_ID:-}" ]; then # of launch/slurm.sbatch: mpirun starts orted with srun
+    start=("$here/.venv/bin/python" "$here/launch/engines/without_sigterm.py")
+    options+=(--mca orte_launch_agent "${start[*]} $here/.venv/bin/orted")
+fi
+exec "${start[@]}" "$here/.venv/bin/mpirun" "${options[@]}" -np "$num_ranks" --host "$slots" "$@"

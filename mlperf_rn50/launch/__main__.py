@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -87,7 +88,7 @@ class Launcher:
                 ['run.num_nodes', 'run.ranks_per_node', _START_LIMIT, 'train.device'])
             nodes = '' if o.hosts else nodes  # which may be fewer than before
         names = [h.name for h in o.hosts]
-        if self.engine.script == 'srun.sh':
+        if self.engine.in_slurm:
             names = nodes_of_slurm_job(os.environ)
         num_nodes = o.nodes or int(nodes or 0) or len(names) or 1
         if names and len(names) < num_nodes:
@@ -114,12 +115,16 @@ class Launcher:
     def start_ranks(self, layout: Layout, job: str, command: Sequence[str], device: str, limit_s: float = 0.0,
                     is_overdue: Callable[[], bool] = lambda: True) -> int:
         """Starts a program on all ranks; its exit code. See run_engine for the limit."""
-        env = environment(self.options, {**plain_output(sys.stdout, os.environ), **os.environ}, job, device)
-        script = str(self.here / 'launch/engines' / self.engine.script)
+        # Outside launch/slurm.sbatch, mpirun would start ranks on the nodes of the Slurm job that it is in.
+        outer = {k: v for k, v in os.environ.items() if self.engine.in_slurm or not k.startswith('SLURM_')}
+        env = environment(self.options, {**plain_output(sys.stdout, outer), **outer}, job, device)
+        name = 'srun.sh' if self.engine.in_slurm and self.options.image else self.engine.script
+        script = str(self.here / 'launch/engines' / name)
         remove_leftovers((SHARED_MEMORY, tmp_dir()))
         with self._guards(layout, job) as guards:
             code = run_engine([script, slots_of(layout.hosts, layout.ranks_per_node), *command], env, self.signals, job,
-                              limit_s, is_overdue, messengers=() if self.engine.hands_on_stop else guards)
+                              limit_s, is_overdue, signal.SIGINT if self.engine.in_slurm else signal.SIGTERM,
+                              messengers=() if self.engine.hands_on_stop else guards)
         for folder in (SHARED_MEMORY, tmp_dir()):  # what Open MPI leaves of a killed job
             shutil.rmtree(folder / f'mlperf_rn50-{job}', ignore_errors=True)
         return code
@@ -161,7 +166,7 @@ class Launcher:
             calm = Launcher(self.here, self.script, self.engine, self.options, Signals())
             calm.start_ranks(Layout(layout.run_dir, layout.hosts, 1), f'{token}-m',
                              [str(self.here / 'launch/mps.sh'), 'stop'], device)
-        return requeue(code, layout.run_dir, self.say) if self.engine.script == 'srun.sh' else code
+        return requeue(code, layout.run_dir, self.say) if self.engine.in_slurm else code
 
     def _print(self) -> None:
         """Becomes the program that prints what was asked for; no rank is started for it."""

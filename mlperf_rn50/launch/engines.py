@@ -27,12 +27,14 @@ class Engine:
         hands_on_stop: whether the script hands SIGUSR1, the word to stop, on to the ranks and waits for their
             checkpoint; where it does not, the guards do.
         image_option: the launcher's option for a container image, if it has one.
+        in_slurm: whether it starts its ranks on the nodes of the Slurm job that it is in.
     """
 
     script: str
     has_hosts: bool = False
     hands_on_stop: bool = True
     image_option: str | None = None
+    in_slurm: bool = False
 
 
 # mpirun and srun hand SIGUSR1 on to their ranks and wait; mpirun kills them a second after SIGTERM. horovodrun hands
@@ -42,7 +44,7 @@ ENGINES: Mapping[str, Engine] = {
     'mpirun': Engine('openmpi.sh', has_hosts=True),
     'apptainer': Engine('openmpi.sh', has_hosts=True, image_option='--image'),
     'horovodrun': Engine('horovodrun.sh', has_hosts=True, hands_on_stop=False),
-    'slurm': Engine('srun.sh', image_option='--container'),
+    'slurm': Engine('openmpi.sh', in_slurm=True, image_option='--container'),
 }
 
 

@@ -20,8 +20,6 @@ from mlperf_rn50.system.gpu_environment import missing_settings
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
 from mlperf_rn50.system.launched import environment_number, launched_local, omp_threads, rank_name, say
 from mlperf_rn50.system.limits import check_session
-from mlperf_rn50.system.meeting import SECRET_VARIABLE
-from mlperf_rn50.system.rendezvous import rank_variables
 
 SYS = Path('/sys')
 
@@ -229,9 +227,7 @@ def _bind(command: Sequence[str]) -> None:
     if 'train' in command:
         # The launcher's word to stop, which would end a program that only starts: it waits until training lets it in.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-    os.environ.update(rank_variables(os.environ))
     os.environ.update(missing_settings(os.environ))
-    os.environ.pop(SECRET_VARIABLE, None)  # the forwarder has it: what the program records cannot hold it
     if os.environ.get('MLPERF_RN50_BIND') == 'off':
         os.execvp(command[0], list(command))
     local_rank, local_size = launched_local()

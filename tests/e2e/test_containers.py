@@ -116,7 +116,7 @@ def test_slurm_with_pyxis_runs_every_rank_in_the_image(stand_in, tmp_path):
                env={**os.environ, 'SLURM_SUBMIT_DIR': str(ROOT), 'SLURM_JOB_NUM_NODES': '2', 'SLURM_JOB_ID': '7',
                     'SLURM_JOB_NODELIST': 'n[1-2]'})
     [line] = called(tmp_path)
-    assert line.startswith('srun --nodes 2 --ntasks 4 --ntasks-per-node 2 --kill-on-bad-exit=1 --export=ALL '
+    assert line.startswith('srun --mpi=pmix --nodes 2 --ntasks 4 --ntasks-per-node 2 --kill-on-bad-exit=1 --export=ALL '
                            f'--container-image registry#rn50:cu117 --container-mounts {ROOT}:{ROOT} '
                            f'--container-workdir {ROOT} /opt/mlperf_rn50/launch/bind.sh '
                            '/opt/mlperf_rn50/.venv/bin/mlperf-rn50 train --config'), done.stderr

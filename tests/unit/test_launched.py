@@ -1,5 +1,6 @@
 """Numbers in the environment: as OpenMP and the launchers write them, or refused in one line."""
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -9,8 +10,14 @@ from helpers import call
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import launched
-from mlperf_rn50.system.launched import environment_number, launched_local, launched_rank, launched_size, omp_threads
-from mlperf_rn50.system.rendezvous import rank_variables
+from mlperf_rn50.system.launched import (
+    environment_number,
+    launched_local,
+    launched_rank,
+    launched_size,
+    omp_threads,
+    rank_name,
+)
 
 
 @pytest.mark.parametrize('text, threads', [('4', 4), ('2,1', 2), (' 3 , 2,1', 3), ('', None), ('0', None), ('-1', None),
@@ -69,19 +76,6 @@ def test_binding_understands_nested_threads_and_names_a_wrong_number():
     assert done.stderr.count('\n') == 1
 
 
-@pytest.mark.parametrize('changed, said', [
-    ({'SLURM_STEP_NUM_NODES': 'x'}, "SLURM_STEP_NUM_NODES: got 'x'"), ({'SLURM_STEP_NUM_NODES': '0'}, 'got 0'),
-    ({'SLURM_STEP_NUM_TASKS': None}, 'SLURM_STEP_NUM_TASKS: got nothing'),
-    ({'MLPERF_RN50_RENDEZVOUS': '127.0.0.1'}, 'expected host:port')])
-def test_a_slurm_step_whose_numbers_are_wrong_is_named(changed, said):
-    env = {'MLPERF_RN50_RENDEZVOUS': '127.0.0.1:9', 'MLPERF_RN50_SECRET': 's' * 32, 'SLURM_PROCID': '0',
-           'SLURM_STEP_NUM_NODES': '1', 'SLURM_STEP_NUM_TASKS': '1', 'SLURM_LOCALID': '0', 'SLURM_NODEID': '0',
-           **changed}
-    with pytest.raises(ConfigError) as e:
-        rank_variables({k: v for k, v in env.items() if v is not None})
-    assert said in str(e.value)
-
-
 def test_a_line_of_a_rank_is_written_in_one_piece_where_python_buffers_nothing():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # in which every write is its own message
     code = 'from mlperf_rn50.system.launched import say; say("rank 0"); say("rank 1")'
@@ -92,3 +86,19 @@ def test_a_line_of_a_rank_is_written_in_one_piece_where_python_buffers_nothing()
 def test_without_stderr_an_error_keeps_its_exit_code():
     code = 'import sys; from mlperf_rn50.cli import main; sys.stderr = None; sys.exit(main(["report", "/nonexistent"]))'
     assert subprocess.run([sys.executable, '-c', code]).returncode == 2
+
+
+@pytest.mark.parametrize('variables, expected', [
+    ({}, (0, None, (0, 1))),
+    ({'OMPI_COMM_WORLD_RANK': '3', 'OMPI_COMM_WORLD_SIZE': '8', 'OMPI_COMM_WORLD_LOCAL_RANK': '1',
+      'OMPI_COMM_WORLD_LOCAL_SIZE': '2'}, (3, 8, (1, 2))),
+    ({'HOROVOD_RANK': '6', 'HOROVOD_SIZE': '8', 'HOROVOD_LOCAL_RANK': '0', 'HOROVOD_LOCAL_SIZE': '4'}, (6, 8, (0, 4))),
+])
+def test_launchers_say_who_a_rank_is(monkeypatch, variables, expected):
+    for name in ('OMPI_COMM_WORLD', 'HOROVOD', 'PMI', 'PMIX'):
+        for part in ('RANK', 'SIZE', 'LOCAL_RANK', 'LOCAL_SIZE'):
+            monkeypatch.delenv(f'{name}_{part}', raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert (launched_rank(), launched_size(), launched_local()) == expected
+    assert rank_name() == f'rank {expected[0]} on {platform.node()}'
