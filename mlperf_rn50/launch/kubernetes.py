@@ -14,14 +14,7 @@ from typing import NoReturn
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
-from mlperf_rn50.launch.manifests import (
-    CONFIG_FOLDER,
-    Training,
-    User,
-    Volume,
-    make_mpi_job,
-    render_manifests,
-)
+from mlperf_rn50.launch.manifests import CONFIG_FOLDER, Training, User, Volume, render_mpi_job
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.options import add_config_options, option_error, resolve_config
 
@@ -230,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return e.exit_code
     if doubt:
         print(f'{PROGRAM}: warning: {printable(doubt)}', file=sys.stderr)
-    print(render_manifests(make_mpi_job(training)), end='')
+    print(render_mpi_job(training), end='')
     return EXIT_OK
 
 

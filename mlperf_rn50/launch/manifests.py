@@ -1,19 +1,15 @@
-"""Manifests of a training on Kubernetes: the templates of launch/kubernetes with some fields set, no text is pasted."""
+"""Manifests of a training on Kubernetes: the template of launch/kubernetes, whose values are all quoted."""
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import jinja2
 import yaml
 
 TEMPLATES = Path(__file__).parents[2] / 'launch/kubernetes'
 CONFIG_FOLDER = '/etc/mlperf_rn50/config'  # where the ConfigMap is mounted
-# Text that every reader of YAML, 1.1 or 1.2, takes for text without quotes, if it is none of these.
-_PLAIN = re.compile(r'[A-Za-z/][A-Za-z0-9/._-]*')
-_NO_TEXTS = {'y', 'n', 'yes', 'no', 'on', 'off', 'true', 'false', 'null'}
 
 
 @dataclass(frozen=True)
@@ -66,105 +62,35 @@ class Training:
     grace_s: int = 120
 
 
-def make_mpi_job(training: Training) -> list[dict]:
-    """Manifests of an MPIJob, in the order in which they are made."""
-    [job] = _load_template('mpi_job')
-    job['spec']['slotsPerWorker'] = training.ranks_per_node
-    launcher, worker = (job['spec']['mpiReplicaSpecs'][role] for role in ('Launcher', 'Worker'))
-    worker['replicas'] = training.num_nodes
-    launcher['template']['spec']['containers'][0]['args'] += _escaped(
-        ['--nodes', str(training.num_nodes), '--ranks-per-node', str(training.ranks_per_node),
-         '--config', training.config_path, *training.options])
-    for replica in (launcher, worker):
-        _fill_pod(replica['template'], training)
-    _fill_trainer(worker['template'], training)
-    return _named([*_config_maps(training), job], training)
-
-
-def render_manifests(manifests: Sequence[dict]) -> str:
-    """YAML that kubectl reads as it is meant: what some reader could take for a number or a truth value is quoted."""
-    return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, width=float('inf'), explicit_start=True)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Never refers back to what was written before."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    is_plain = _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXTS
-    style = '|' if '\n' in text else None if is_plain else '"'
-    return dumper.represent_scalar('tag:yaml.org,2002:str', text, style=style)
-
-
-_Dumper.add_representer(str, _represent_text)
-
-
-def _load_template(name: str) -> list[dict]:
-    return list(yaml.safe_load_all((TEMPLATES / f'{name}.yaml').read_text()))
-
-
-def _escaped(words: Sequence[str]) -> list[str]:
-    """Words that a pod's command gets as they were: Kubernetes makes $ of $$, and puts values for $(...)."""
-    return [word.replace('$', '$$') for word in words]
-
-
-def _labels(training: Training) -> dict[str, str]:
-    return {'app.kubernetes.io/name': 'mlperf-rn50', 'app.kubernetes.io/instance': training.name}
-
-
-def _named(manifests: list[dict], training: Training) -> list[dict]:
-    """The same manifests with their names, namespace and labels."""
-    where = {'namespace': training.namespace} if training.namespace else {}
-    for manifest in manifests:
-        manifest['metadata'] = {'name': training.name, **where, 'labels': _labels(training)}
-    return manifests
-
-
-def _config_maps(training: Training) -> list[dict]:
-    if training.config_text is None:
-        return []
-    [config_map] = _load_template('config_map')
-    config_map['data']['config.yaml'] = training.config_text
-    return [config_map]
-
-
-def _fill_pod(template: dict, training: Training) -> None:
-    """Sets what every pod of a training has: image, user, volumes."""
-    template['metadata'] = {'labels': _labels(training)}
-    pod = template['spec']
-    [container] = pod['containers']
-    [shared], [of_container] = _load_template('pod'), _load_template('container')
-    pod.update(shared, terminationGracePeriodSeconds=training.grace_s)
-    container.update(of_container, image=training.image, workingDir=training.volumes[0].path)
-    if training.user:
-        pod['securityContext'].update(runAsUser=training.user.uid, runAsGroup=0)  # the group that the image is made for
-        if training.user.volume_group is not None:
-            pod['securityContext']['fsGroup'] = training.user.volume_group
-    sources: dict[str, dict] = {f'volume-{i}': {'persistentVolumeClaim': {'claimName': v.claim}}
-                                for i, v in enumerate(training.volumes)}
-    paths = {f'volume-{i}': v.path for i, v in enumerate(training.volumes)}
-    if training.config_text is not None:
-        sources['config'] = {'configMap': {'name': training.name}}
-        paths['config'] = CONFIG_FOLDER
-    pod['volumes'] = [{'name': name, **source} for name, source in sources.items()]
-    container['volumeMounts'] = [{'name': name, 'mountPath': path} for name, path in paths.items()]
-
-
-def _fill_trainer(template: dict, training: Training) -> None:
-    """Sets what pods have that train: GPUs, shared memory, a node each where there are enough."""
-    pod = template['spec']
-    [container] = pod['containers']
+def render_mpi_job(training: Training) -> str:
+    """Render an MPIJob, after the ConfigMap of a configuration that is not in the image, as YAML for kubectl."""
     gpus = str(training.gpus_per_node) if training.gpus_per_node else None
     limits = {'nvidia.com/gpu': gpus, 'cpu': training.cpus, 'memory': training.memory}
-    if any(limits.values()):
-        container['resources'] = {'limits': {name: limit for name, limit in limits.items() if limit}}
-    pod['volumes'].append({'name': 'shm', 'emptyDir': {'medium': 'Memory', 'sizeLimit': training.shm_size}})
-    container['volumeMounts'].append({'name': 'shm', 'mountPath': '/dev/shm'})
-    # Workers alone: a launcher may share its node.
-    template['metadata']['labels']['app.kubernetes.io/component'] = 'trainer'
-    pod['topologySpreadConstraints'] = [
-        {'maxSkew': 1, 'topologyKey': 'kubernetes.io/hostname', 'whenUnsatisfiable': 'ScheduleAnyway',
-         'labelSelector': {'matchLabels': template['metadata']['labels']}}]
+    return _template().render(
+        vars(training), config_folder=CONFIG_FOLDER, limits={k: v for k, v in limits.items() if v},
+        launcher_words=['--hostfile', '/etc/mpi/hostfile', '--resume', '--restarts', '3', '--nodes',
+                        str(training.num_nodes), '--ranks-per-node', str(training.ranks_per_node), '--config',
+                        training.config_path, *training.options])
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined,
+                                     keep_trailing_newline=True)
+    environment.filters.update(text=_quote, block=_block, escaped=_escape)
+    return environment.get_template('mpi_job.yaml.j2')
+
+
+def _quote(text: str) -> str:
+    """Text in quotes, which no reader of YAML takes for a number or a truth value."""
+    return yaml.dump(text, default_style='"', width=float('inf')).rstrip('\n')
+
+
+def _block(text: str) -> str:
+    """Lines as they are, where YAML can hold them so."""
+    return yaml.dump(text, default_style='|' if '\n' in text else '"', width=float('inf')).rstrip('\n')
+
+
+def _escape(word: str) -> str:
+    """A word that a pod's command gets as it was: Kubernetes makes $ of $$, and puts values for $(...)."""
+    return word.replace('$', '$$')

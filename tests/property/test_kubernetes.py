@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mlperf_rn50.launch.kubernetes import make_parser
-from mlperf_rn50.launch.manifests import Training, Volume, make_mpi_job, render_manifests
+from mlperf_rn50.launch.manifests import Training, Volume, render_mpi_job
 
 # All that an argument of a program can hold; and what YAML, a shell or Kubernetes may take for something else.
 TEXTS = (st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\0'))
@@ -19,9 +19,10 @@ TRAININGS = st.builds(Training, name=TEXTS, image=TEXTS, num_nodes=st.integers(1
 
 @given(TRAININGS)
 def test_yaml_holds_every_text_and_pods_get_every_option(training):
-    manifests = make_mpi_job(training)
-    text = render_manifests(manifests)
-    assert text.isascii() and list(yaml.safe_load_all(text)) == manifests
+    text = render_mpi_job(training)
+    manifests = list(yaml.safe_load_all(text))
+    assert text.isascii() and {m['metadata']['name'] for m in manifests} == {training.name}
+    assert [m['data'] for m in manifests[:-1]] == [{'config.yaml': t} for t in [training.config_text] if t is not None]
     [container] = manifests[-1]['spec']['mpiReplicaSpecs']['Launcher']['template']['spec']['containers']
     words = [expand(w, {'HOME': '/home/rn50'}) for w in container['args']]
     expected = ['--config', training.config_path, *training.options]
