@@ -17,7 +17,6 @@ def check_agreement(comm: Comm, digests: Mapping[str, int], epoch: int) -> None:
     """Raise RunFailed where the arrays of a rank are not those of the others; called by all ranks.
 
     Args:
-        digests: of this rank's arrays, by name.
         epoch: they are after, from 0.
     """
     own = zlib.crc32(json.dumps(sorted(digests.items())).encode())

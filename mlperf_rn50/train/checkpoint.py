@@ -42,8 +42,6 @@ class Found:
     """A checkpoint that was read.
 
     Args:
-        path: of it.
-        progress: the small part.
         arrays: the large part, by name; not to be written to.
         damaged: newer ones of the same run that cannot be used, the newest first, each with what is wrong with it.
     """
@@ -76,9 +74,6 @@ def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], kee
 
     Args:
         folder: where checkpoints live; made if missing.
-        progress: the small part.
-        arrays: the large part, by name.
-        keep: how many to keep.
 
     Raises:
         CheckpointError: it cannot be written; earlier ones are untouched.
@@ -156,12 +151,6 @@ def begin_again(folder: Path, path: Path, progress: Progress, arrays: Mapping[st
     """Lets a run that goes on from a checkpoint of a folder find its own ones to be the newest, by their steps.
 
     With a larger batch it counts fewer steps than before; and it may go on from an older checkpoint than the newest.
-
-    Args:
-        folder: of the run's checkpoints.
-        path: the one it goes on from.
-        progress: as it goes on.
-        arrays: of the checkpoint.
 
     Raises:
         CheckpointError: it cannot be written.

@@ -79,8 +79,6 @@ def find_stages(rank: int, num_ranks: int, num_sharing: int) -> tuple[tuple[int,
     """The ranks of this rank's GPU, the first of which is their leader; and the leaders of all GPUs.
 
     Args:
-        rank: this one.
-        num_ranks: that exchange anything.
         num_sharing: neighbours that share a GPU; the last GPU may have fewer.
     """
     first = rank - rank % num_sharing
@@ -94,12 +92,7 @@ def find_sets(num_ranks: int, num_sharing: int) -> list[tuple[int, ...]]:
 
 
 def check_places(places: Sequence[tuple[str, int]], num_sharing: int) -> None:
-    """Raise ConfigError where ranks that sum among themselves do not share a GPU.
-
-    Args:
-        places: host and local rank of every rank.
-        num_sharing: neighbours that are to share a GPU.
-    """
+    """Raise ConfigError where ranks that sum among themselves do not share a GPU."""
     for first in range(0, len(places), num_sharing):
         sharers = list(enumerate(places[first:first + num_sharing], first))
         (_, (host, local_rank)) = sharers[0]
@@ -131,15 +124,7 @@ def sharing_of(config: Config) -> int:
 
 
 def describe_exchange(controller: str, device: str, num_ranks: int, ranks_per_device: int, has_nccl: bool) -> str:
-    """How gradients travel between the ranks of a run.
-
-    Args:
-        controller: of Horovod: MPI or Gloo.
-        device: train.device.
-        num_ranks: more than one.
-        ranks_per_device: run.ranks_per_device.
-        has_nccl: whether Horovod was built with it.
-    """
+    """How gradients travel between the ranks of a run."""
     if device != 'gpu':
         return f'{controller} controller'
     if not has_nccl:
@@ -345,7 +330,6 @@ def open_comm(compression: str, subset_sizes: Sequence[int] = (), exchange: Exch
     """The ranks of this run: Horovod's under a launcher, else the stand-in.
 
     Args:
-        compression: comm.compression of the configuration.
         subset_sizes: how many ranks some parts of the work will be done by, see Comm.subset.
         exchange: entered around what waits for all ranks.
         num_sharing: neighbouring ranks that share a GPU and sum among themselves first, see sharing_of. The last GPU,

@@ -42,12 +42,7 @@ class ConfusionMatrix:
         self.counts[:] = np.reshape(comm.sum(self.counts.ravel().tolist()), self.counts.shape)
 
     def largest(self, number: int, classes: Sequence[str]) -> list[Confusion]:
-        """The most frequent confusions, at most so many; equally frequent ones by their class.
-
-        Args:
-            number: how many.
-            classes: names, by number.
-        """
+        """The most frequent confusions, at most so many; equally frequent ones by their class."""
         wrong = self.counts.copy()
         np.fill_diagonal(wrong, 0)
         names, sizes = [*classes, NO_CLASS], self.counts.sum(axis=1)

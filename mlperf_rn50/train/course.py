@@ -71,7 +71,6 @@ class Course:
         """Where the run stands after an evaluation; None where there is nothing to compare it with.
 
         Args:
-            epochs: trained.
             accuracy: Top-1 as a fraction.
             time_s: on the run's clock.
         """

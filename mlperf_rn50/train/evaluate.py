@@ -41,7 +41,6 @@ def correct_counts(logits: mx.nd.NDArray, labels: mx.nd.NDArray, num_valid: int)
     Args:
         logits: float32, (batch, classes).
         labels: int32, (batch,).
-        num_valid: rows that count.
 
     Returns:
         float32, (2,), exact below 2**24; not waited for.
@@ -65,9 +64,6 @@ def evaluate(net: mx.gluon.HybridBlock, batches: Iterable[Batch], num_images: in
 
     Args:
         net: images to logits; the same on every rank.
-        batches: this rank's share.
-        num_images: size of the validation set over all ranks.
-        comm: the ranks.
         on_batch: called for each batch.
         on_logits: called with what the network says of each.
 

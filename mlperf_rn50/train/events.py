@@ -33,13 +33,7 @@ class Built:
     """The network is there.
 
     Args:
-        plan: of the run.
-        seed: of the run.
-        tensor_names: of the trained tensors.
-        num_parameters: trained ones.
-        flops_per_image: of a forward pass.
         initial_weights: where weights came from that were not drawn, '' for drawn ones.
-        notes: what is worth saying of those.
     """
 
     plan: Plan
@@ -96,16 +90,8 @@ class StepDone:
     """A step is done.
 
     Args:
-        step: steps taken.
         epoch: epochs taken, with a fraction.
         time_s: on the run's clock.
-        loss: of the global batch.
-        learning_rate: of the step.
-        images_per_s: over the epoch so far.
-        is_reported: whether a report is due.
-        mean_loss: since the last report, where one is due.
-        gradient_norm: of all gradients, where it was measured.
-        trust_ratios: LARS: by tensor, where they were measured.
     """
 
     step: int
@@ -172,9 +158,6 @@ class ReferenceFound:
 
     Args:
         reference: None where there is nothing.
-        bands: of the reference, at the evaluations that are planned.
-        reference_epochs: at which its runs came to the target.
-        text: all this in a line, or why there is nothing.
     """
 
     reference: Reference | None
@@ -196,10 +179,8 @@ class RanksTimed:
     """What the steps since the last evaluation took each rank.
 
     Args:
-        epoch: the last of them.
         time_s: on the run's clock.
         ranks: per rank: rank, host, cores, num_steps, data_s, compute_s, wait_s.
-        stragglers: what is to be said of ranks that are slower than the others.
     """
 
     epoch: int

@@ -191,8 +191,6 @@ def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], 
     Args:
         config: of the run; where has_config is False defaults, of which device and precision are held against the
             machines: a word of the command line may have set them.
-        has_config: whether there is a configuration.
-        comm: the ranks.
     """
     rows = gather_facts(config, has_config, comm)
     expected = Expected(config.train.device, config.train.precision)

@@ -14,8 +14,6 @@ class Failure:
 
     Args:
         job: the start of the ranks that it belongs to, MLPERF_RN50_JOB.
-        host: its name.
-        cause: in a line.
         rank: that failed, None for a host.
     """
 

@@ -55,10 +55,6 @@ class Keeper:
     def write_at_end(self, step: int, arrays: dict[str, mx.nd.NDArray]) -> None:
         """Writes what is left to write at the end of a run that is over; one file if the last is the best.
 
-        Args:
-            step: the last one.
-            arrays: of the network then, by parameter.
-
         Raises:
             UserError: it cannot be written.
         """

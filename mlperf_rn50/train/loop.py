@@ -53,8 +53,6 @@ class Outcome:
         time_to_train_s: seconds on the run's clock, from run_start to run_stop.
         best_top1: best Top-1, a fraction.
         images_per_s: training throughput over all ranks, evaluations not counted.
-        run: where the files are.
-        exit_code: of the program.
     """
 
     status: str
@@ -75,8 +73,6 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
 
     Args:
         config: checked for values here; for a resume, that of the run folder.
-        comm: the ranks.
-        position: where this rank says how far it is.
         resume: run, and its checkpoints or one of them, to go on from; None starts a new run.
         is_elastic: whether a resumed run may have another number of ranks than before.
         allowed: keys that a resumed run may have other values for than before, beside those that it always may.

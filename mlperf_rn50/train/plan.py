@@ -12,11 +12,8 @@ class Plan:
     """The numbers of a run, made by make_plan.
 
     Args:
-        config: where they come from.
-        world_size: number of ranks.
         local_batch_size: images per rank and forward pass.
         eval_batch_size: images per rank and evaluation pass.
-        max_epochs: epochs after which the run gives up.
         lr_scale: factor on the scheduled learning rate, other than 1 when the batch changed with the ranks.
         nodes: node of every rank, counted from 0; empty where they are not known, or all on one.
     """
@@ -117,8 +114,6 @@ def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Pl
 
     Args:
         config: of the run; its own numbers of nodes and ranks are not looked at.
-        world_size: number of ranks now.
-        lr_batch_size: global batch that the configured learning rate is for.
 
     Raises:
         ConfigError: there are more ranks than images in the global batch.
@@ -135,9 +130,6 @@ def resumed_step(plan: Plan, step: int, global_batch_size: int, has_same_nodes: 
     """The step of a plan up to which a run with another global batch has come: no image of the epoch is left out.
 
     Args:
-        plan: to go on with.
-        step: steps taken before.
-        global_batch_size: of those steps.
         has_same_nodes: whether each rank was on the same node then; if not, the order of shuffle=node was another,
             and the epoch begins anew.
     """

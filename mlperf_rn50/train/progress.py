@@ -10,23 +10,14 @@ class Progress:
     """The one mutable record of a run, the same on every rank.
 
     Args:
-        step: optimizer steps taken.
-        seed: of the run.
-        world_size: number of ranks.
         best_top1: best Top-1 so far, a fraction.
         clock_s: seconds on the run's clock so far.
         global_batch_size: images per step.
         lr_batch_size: images per step that the configured learning rate is for.
         num_train: images per epoch.
-        result_index: number of the result file the run writes.
         nodes: node of every rank, counted from 0.
-        num_resumes: how often the run was resumed.
         last_lr: learning rate of the last step, 0 before the first.
-        loss_scale: of the next step, see LossScale.
-        num_finite_steps: see LossScale.
-        images: that training took part in, since the start or the last resume.
         train_s: seconds of training, since the start or the last resume.
-        config: what the run goes on with now: the tree of its configuration.
     """
 
     step: int

@@ -82,19 +82,8 @@ class Run:
     """One run on one rank: what it works with.
 
     Args:
-        plan: with the run's own seed in its configuration.
-        comm: the ranks.
-        hosts: of all ranks.
-        folder: where the files are.
-        sinks: read every event.
         stop: whether this rank was asked to stop.
-        saver: writes in the background.
-        keeper: the networks worth keeping.
-        progress: how far it is.
-        trainer: network and optimizer.
         train_data: training batches without end, from progress.step on.
-        eval_data: starts a pass over the validation set.
-        clock: goes from the start of the run on.
         course: its evaluations beside those of reference runs, which rank 0 has.
     """
 
@@ -123,8 +112,6 @@ class Resumption:
     """What a resumed run goes on from.
 
     Args:
-        path: of the checkpoint.
-        before: how far the run was.
         arrays: of the checkpoint, on rank 0 only.
         damaged: newer checkpoints that cannot be used, each with what is wrong with it, on rank 0 only.
     """
@@ -210,10 +197,7 @@ def plan_run(config: Config, comm: Comm, nodes: Sequence[int], resumption: Resum
     """The plan of a run and how far it is, the same on all ranks.
 
     Args:
-        config: of the run.
-        comm: the ranks.
         nodes: of every rank, counted from 0.
-        resumption: what it goes on from, if it does.
         is_elastic: whether it may go on with another number of ranks.
         allowed: keys of the configuration that may differ from before, beside those that always may.
 

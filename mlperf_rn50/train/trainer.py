@@ -65,9 +65,7 @@ class Norms:
     """Sizes of a step's gradients, on their way.
 
     Args:
-        rescale: what the gradients are multiplied with to be those of the mean loss.
         squared: float32, (tensors,): sums of squares of the gradients.
-        trust_ratios: LARS: names of tensors, and what the learning rate was multiplied with for them.
     """
 
     rescale: float
@@ -81,9 +79,7 @@ class Pulse:
 
     Args:
         sums: float32, (2,): the mean loss of the global batch, and how many ranks were asked to stop.
-        loss_scale: the step used.
         is_finite: float32, (1,): whether no gradient overflowed; None where they are not float16.
-        norms: where they were asked for.
     """
 
     sums: mx.nd.NDArray
@@ -151,9 +147,7 @@ class Trainer:
         Args:
             batches: of this rank; one is taken per pass.
             step_in_epoch: from 0.
-            lr: learning rate of this step.
             stop_requested: whether this rank was asked to stop.
-            with_norms: whether the sizes of the gradients are wanted.
         """
         loss = 0.0
         for _ in range(self._num_micro):
@@ -296,7 +290,6 @@ class Trainer:
 
         Args:
             batches: of made-up images, a pass each.
-            eval_batch: the same for an evaluation.
             num_steps: how many; 0 for nothing at all.
         """
         if not num_steps:

@@ -306,7 +306,6 @@ def watched(program: Callable[[Position], int], stall_limit_s: float, other_limi
 
     Args:
         stall_limit_s: time without a sign of life after which a rank is ended; 0 for never.
-        other_limits_s: the same for phases in which it is another one.
         folder: of the reports of a stalled rank; None for none.
         can_stop: whether the rank ends by itself on a stop request; one that cannot is ended at once.
     """

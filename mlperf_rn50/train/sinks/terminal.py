@@ -134,9 +134,7 @@ class EpochProgress:
     """The progress of one epoch on rank 0.
 
     Args:
-        console: for plain lines.
         epoch: from 0; shown from 1.
-        num_steps: steps of the epoch.
         first_step: steps of it already done (after a resume).
     """
 
