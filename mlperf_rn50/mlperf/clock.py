@@ -8,13 +8,10 @@ from mlperf_rn50.mlperf.run import Evaluation, Stretch
 
 # Clocks of nodes and of processes may differ by so much; published logs have milliseconds.
 SKEW_S = 2.0
-# The lines of an event in two formats are stamped one after another, and a disk may stall in between.
-_APART_S = 10.0
-# A gap that is worth a word, however short the epochs are.
+# A gap that is reported, however short the epochs are.
 _GAP_S = 60.0
 # No run is older: what seems so has its times in seconds where milliseconds belong.
 _OLDEST_S = 1e9
-_SAME_ACCURACY = 1e-4  # some formats print fewer digits
 
 
 class Oddity(NamedTuple):
@@ -135,63 +132,15 @@ def _ends(found: Found) -> Iterator[Oddity]:
                              f'(line {starts[epoch].line})', f'{name} ends before its start')
 
 
-def gaps(found: Found, evaluations: tuple[Evaluation, ...], stretches: tuple[Stretch, ...]) -> list[Oddity]:
-    """Where nothing happens on the clock for longer than training and evaluation explain."""
-    if found.resumes or keys.RUN_START not in found.single:
-        return []
-    evaluation_s = max([e.stop_s - e.start_s for e in evaluations if e.start_s is not None and e.stop_s is not None],
-                       default=0.0)
-    epoch_s = max([(s.stop_s - s.start_s) / s.num_epochs for s in stretches], default=0.0)
-    return [*_start_gap(found, epoch_s + evaluation_s), *_stop_gap(found, evaluations, epoch_s, evaluation_s)]
-
-
-def _start_gap(found: Found, usual_s: float) -> Iterator[Oddity]:
-    start = found.single[keys.RUN_START][0]
-    gap_s = found.after_start_s - start.time_s if found.after_start_s is not None else 0.0
-    if gap_s > max(_GAP_S, usual_s):
-        yield Oddity(start.line, f'nothing happens for {gap_s:.1f} s after run_start')
-
-
-def _stop_gap(found: Found, evaluations: tuple[Evaluation, ...], epoch_s: float, evaluation_s: float
-              ) -> Iterator[Oddity]:
+def stop_gap(found: Found, evaluations: tuple[Evaluation, ...], stretches: tuple[Stretch, ...]) -> Iterator[Oddity]:
+    """Yield a run_stop later than training and evaluation explain."""
     ends = [t for e in evaluations for t in (e.time_s, e.stop_s) if t is not None]
-    if not ends or keys.RUN_STOP not in found.single:
+    if found.resumes or not ends or not found.single.keys() >= {keys.RUN_START, keys.RUN_STOP}:
         return
     stop, event = found.single[keys.RUN_STOP]
-    gap_s = (found.clock_s(stop) or 0.0) - max(ends)
-    # Once the target is reached, nothing is trained.
-    if gap_s > max(_GAP_S, evaluation_s if found.says_success(event) else epoch_s + evaluation_s):
+    usual_s = max([e.stop_s - e.start_s for e in evaluations if e.start_s is not None and e.stop_s is not None],
+                  default=0.0)
+    if not found.says_success(event):  # else nothing is trained after the target is reached
+        usual_s += max([(s.stop_s - s.start_s) / s.num_epochs for s in stretches], default=0.0)
+    if (gap_s := (found.clock_s(stop) or 0.0) - max(ends)) > max(_GAP_S, usual_s):
         yield Oddity(stop.line, f'run_stop stands {gap_s:.1f} s after the last evaluation')
-
-
-def disagreements(found: Found, other: Found) -> list[Oddity]:
-    """Where the lines of two formats in one log, which tell of one run, tell different things."""
-    if found.resumes or other.resumes:
-        return []
-    return [*_other_ends(found, other), *_other_evaluations(found, other)]
-
-
-def _other_ends(found: Found, other: Found) -> Iterator[Oddity]:
-    for key in (keys.RUN_START, keys.RUN_STOP):
-        if key not in found.single or key not in other.single:
-            continue
-        (mine, event), (its, its_event) = found.single[key], other.single[key]
-        # The clock of v0.5 starts before the model is built.
-        is_earlier = key == keys.RUN_START and other.format == 'MLPv0.5.0' and found.first_init
-        earliest_s = min(mine.time_s, found.first_init.time_s) if is_earlier and found.first_init else mine.time_s
-        if not earliest_s - _APART_S <= its.time_s <= mine.time_s + _APART_S:
-            yield Oddity(its.line, f'{key} of the {other.format} lines stands {its.time_s - mine.time_s:+.1f} s from '
-                         f'that of the {found.format} lines (line {mine.line})')
-        if key == keys.RUN_STOP and found.says_success(event) != other.says_success(its_event):
-            yield Oddity(its.line, f'run_stop of the {other.format} lines tells of another end than line {mine.line}')
-
-
-def _other_evaluations(found: Found, other: Found) -> Iterator[Oddity]:
-    for epoch in sorted(found.accuracies.keys() & other.accuracies.keys()):
-        (mine, accuracy), (its, its_accuracy) = found.accuracies[epoch], other.accuracies[epoch]
-        if abs(accuracy - its_accuracy) > _SAME_ACCURACY:
-            yield Oddity(its.line, f'eval_accuracy of epoch {epoch} is {its_accuracy:g} in the {other.format} lines, '
-                         f'{accuracy:g} in line {mine.line}', f'eval_accuracy differs in the {other.format} lines')
-        if (apart_s := abs(mine.time_s - its.time_s)) > _APART_S:
-            yield Oddity(its.line, f'eval_accuracy of epoch {epoch} stands {apart_s:.1f} s apart in the {other.format} '
-                         f'lines and in line {mine.line}', f'eval_accuracy stands apart in the {other.format} lines')

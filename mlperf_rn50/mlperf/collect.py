@@ -1,8 +1,6 @@
 """What the lines of a log say, taken in one at a time and kept in memory that does not grow with the log."""
 import re
-from collections import Counter
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from mlperf_rn50.mlperf import events, keys
@@ -27,9 +25,6 @@ _SINGLE = frozenset([
 # Of these, events of which a run has one; of the others, some log the value again and again.
 _ONCE = frozenset([keys.INIT_STOP, keys.RUN_START, keys.RUN_STOP])
 _COUNTED = frozenset([keys.INIT_START, keys.SEED, keys.CACHE_CLEAR])
-# Of these, too, a log that was written several times has several.
-_PROGRESS = frozenset([keys.EPOCH_START, keys.BLOCK_START, keys.EVAL_ACCURACY])
-_WHOLE_SHARE = 0.9  # of the copies must be there; the end of a log may be lost
 # v0.5 tags that mean what a later key means.
 _V05_KEYS = {'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED,
              'preproc_num_train_examples': keys.TRAIN_SAMPLES, 'eval_size': keys.EVAL_SAMPLES,
@@ -71,8 +66,7 @@ class Found:
         self.format = line_format
         self.single: dict[str, tuple[Mark, Event]] = {}
         self.optimizer: dict[str, Any] = {}
-        self.counts = dict.fromkeys(_COUNTED, 0)
-        self._stamps: dict[str, Counter[tuple[float, int]]] = {key: Counter() for key in _COUNTED}  # time, value
+        self.counts = dict.fromkeys(_COUNTED, 0)  # of lines that every rank or node may write
         self.first_lines: dict[str, int] = {}  # of what is counted
         self.first_init: Mark | None = None
         self.seed: tuple[int, Any] | None = None
@@ -89,12 +83,8 @@ class Found:
         self.notes = Notes()
         self.warn, self.contradict = self.notes.warn, self.notes.contradict
         self.has_other_end = False  # a second run_stop says that the run ended in another way
-        self.after_start_s: float | None = None  # when the first event after run_start happened
         self.longest_gap_s = 0.0  # between two events
         self.last_s: float | None = None  # when the last event happened
-        self._seen: set[tuple[str, float, int]] = set()  # v0.5: see _is_copy
-        self._copies = dict.fromkeys(_ONCE, 0)
-        self._progress = [0, 0]  # lines of epochs and evaluations: first mentions, exact copies
         self._epoch_now = 0
         self._open_eval: list[Mark] = []  # v0.5: start, and stop, of an evaluation whose epoch is not yet said
         self._evaluated = 0
@@ -106,38 +96,6 @@ class Found:
     def line(self, key: str) -> int | None:
         """The line of a key of which a run has one."""
         return self.single[key][0].line if key in self.single else None
-
-    def count(self, key: str) -> int:
-        """The lines that every rank or node may write; each once where the whole log was written several times."""
-        # A copy may be lost: what is there in part is there.
-        return (sum(-(-number // self._times_written) for number in self._stamps[key].values())
-                if self._times_written > 1 else self.counts[key])
-
-    @cached_property
-    def _times_written(self) -> int:
-        """How often the whole log stands there; asked once it is read. Says where lines count less than once."""
-        times = 1 + self._copies[keys.RUN_START]
-        if times == 1 or not self._is_written(times):
-            return 1
-        kept = {key: self._stamps[key].total() for key in sorted(_COUNTED)}
-        if kept != {key: self.counts[key] for key in kept}:
-            self.warn(self.line(keys.RUN_START), f'the log was written {times} times, but has more lines of ranks than '
-                                                 'can be told apart: each counts')
-            return 1
-        if any(kept.values()):
-            self.warn(self.line(keys.RUN_START), f'the whole log was written {times} times: the lines of ranks and '
-                                                 f'nodes are counted once in {times}')
-        return times
-
-    def _is_written(self, times: int) -> bool:
-        """Whether all lines stand there several times; ranks that share a clock of milliseconds write equal ones, too.
-        """
-        first, again = self._progress
-        is_whole = again >= _WHOLE_SHARE * first * (times - 1)
-        if self.format == 'MLPv0.5.0':
-            return is_whole
-        return (is_whole and times == 1 + self._copies[keys.INIT_STOP]
-                and all(number % times == 0 for stamps in self._stamps.values() for number in stamps.values()))
 
     def says_success(self, event: Event) -> bool:
         """Whether a run_stop calls the run a success; published v0.5 logs say nothing, which is no objection."""
@@ -172,8 +130,6 @@ class Found:
         key = event.key
         if self.format == 'MLPv0.5.0':
             key = _V05_KEYS.get(key, key)
-            if self._is_copy(mark, key, event):
-                return
         self._keep_time(event)
         if key in _COUNTED:
             self._add_counted(mark, key, event)
@@ -190,25 +146,6 @@ class Found:
         else:
             self._add_progress(mark, key, event)
 
-    def _is_copy(self, mark: Mark, key: str, event: Event) -> bool:
-        """Whether a v0.5 line stands before, too: its stamp has nine digits, so that equal ones are of one event.
-
-        Lines of ranks are kept, as some clocks have fewer digits: where run_start is there twice, what differs counts.
-        """
-        if key in _COUNTED:
-            return False
-        said = event.value, event.metadata.get('epoch_num'), event.metadata.get('status')
-        name = key, mark.time_s, hash(repr(said))
-        is_new = name not in self._seen
-        if is_new and len(self._seen) < _MAX_KEPT:
-            self._seen.add(name)
-        if not is_new:
-            self._warn_copy(mark)
-            self._progress[1] += key in _PROGRESS
-        if not is_new and key in _ONCE:
-            self._copies[key] += 1
-        return not is_new
-
     def _warn_copy(self, mark: Mark) -> None:
         text = 'equal to an earlier line in time, key and value; it counts once'
         self.warn(mark.line, text, text)
@@ -219,15 +156,10 @@ class Found:
         if self.last_s is not None and event.key != events.RUN_RESUMED:
             self.longest_gap_s = max(self.longest_gap_s, now - self.last_s)
         self.last_s = now
-        if keys.RUN_START in self.single and now >= self.single[keys.RUN_START][0].time_s:
-            self.after_start_s = now if self.after_start_s is None else min(now, self.after_start_s)
 
     def _add_counted(self, mark: Mark, key: str, event: Event) -> None:
         """A line that every rank or node may write."""
         self.counts[key] += 1
-        stamp, stamps = (mark.time_s, hash(repr(event.value))), self._stamps[key]
-        if stamp in stamps or len(stamps) < _MAX_KEPT:
-            stamps[stamp] += 1
         self.first_lines.setdefault(key, mark.line)
         if key == keys.INIT_START and (self.first_init is None or mark.time_s < self.first_init.time_s):
             self.first_init = mark
@@ -268,7 +200,6 @@ class Found:
         """Says that an event of which a run has one is there again."""
         text = f'{key} repeats line {first.line}; the first counts'
         if mark.time_s == first.time_s:
-            self._copies[key] += 1
             self._warn_copy(mark)
         elif abs(mark.time_s - first.time_s) <= _SAME_MOMENT_S:
             self.warn(mark.line, text, _SAME_MOMENT)
@@ -346,14 +277,12 @@ class Found:
             self.warn(mark.line, f'more than {_MAX_KEPT} {key}; the rest is left out')
         else:
             where[epoch] = value
-            self._progress[0] += key in _PROGRESS
             return True
         return False
 
     def _keep_first(self, kept: Any, mark: Mark, epoch: int, key: str) -> None:
         """Says that an epoch has the same event again, unless a resumed run repeats what came after its checkpoint."""
         first = kept if isinstance(kept, Mark) else kept[0]
-        self._progress[1] += key in _PROGRESS and first.time_s == mark.time_s
         if self.resumes:
             return
         if first.time_s == mark.time_s:

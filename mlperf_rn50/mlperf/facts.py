@@ -1,12 +1,11 @@
 """From what the lines of a log say, and the description beside it, to a Run: what counts, and what contradicts it."""
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from mlperf_rn50.mlperf import clock, events, keys
-from mlperf_rn50.mlperf.arguments import batch_sizes
-from mlperf_rn50.mlperf.collect import INPUT_BATCH_SIZE, Found, integer, number
+from mlperf_rn50.mlperf.collect import Found, integer, number
 from mlperf_rn50.mlperf.course import evaluations_of, learning_rates_of, stretches_of
 from mlperf_rn50.mlperf.description import Description, org_of_folder, round_of
 from mlperf_rn50.mlperf.epochs import renumber
@@ -49,14 +48,13 @@ class Facts:
 
     Args:
         found: the lines of the format that says most.
-        others: of the other formats in the same log.
         last_line: of the log.
         now_s: seconds since 1970.
     """
 
-    def __init__(self, path: Path, found: Found, others: Sequence[Found], description: Description | None,
+    def __init__(self, path: Path, found: Found, description: Description | None,
                  last_line: int, now_s: float):
-        self.path, self.found, self.others, self.description = path, found, others, description
+        self.path, self.found, self.description = path, found, description
         self.last_line, self.now_s = last_line, now_s
         self.sources: dict[str, Source] = {}
 
@@ -65,9 +63,7 @@ class Facts:
 
     def _layout(self) -> Layout:
         """Nodes, ranks, accelerators, batch."""
-        found = self.found
-        is_told = INPUT_BATCH_SIZE in found.single and keys.GLOBAL_BATCH_SIZE not in found.single
-        layout = Layout(found, self.description, batch_sizes(self.path) if is_told else [])
+        layout = Layout(self.found, self.description)
         self.sources.update(layout.sources)
         return layout
 
@@ -124,12 +120,9 @@ class Facts:
         odd = clock.contradictions(found)
         for line, text, many in odd:
             found.contradict(line, f'{text}: the clock contradicts itself, and its time does not count', many)
-        different = [o for half in self.others for o in clock.disagreements(found, half)]
-        for line, text, many in different:
-            found.contradict(line, f'{text}: the log contradicts itself, and its time does not count', many)
         for line, text, many in clock.misplaced(found):
             found.contradict(line, text, many)
-        return not odd and not different
+        return not odd
 
     def _status(self, evaluations: tuple[Evaluation, ...], target: float | None, time_s: float | None,
                 is_sound: bool) -> RunStatus:
@@ -240,7 +233,7 @@ class Facts:
         stop = found.single.get(keys.RUN_STOP)
         time_s = found.clock_s(stop[0]) if stop else None
         evaluations, stretches = evaluations_of(found), stretches_of(found, time_s)
-        for line, text, many in clock.gaps(found, evaluations, stretches) if is_sound else []:
+        for line, text, many in clock.stop_gap(found, evaluations, stretches) if is_sound else []:
             found.contradict(line, text, many)
         return {'evaluations': evaluations, 'stretches': stretches, 'learning_rates': learning_rates_of(found),
                 'init_s': self._init_s(), 'time_to_train_s': time_s if is_sound and (time_s or 0.0) >= 0 else None,

@@ -102,5 +102,4 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
     description, trouble = find_description(path)
     if trouble:
         best.notes.warn(None, trouble)
-    others = [half for half in found.values() if half is not best]
-    return Facts(path, best, others, description, last_line, time.time() if now_s is None else now_s).run()
+    return Facts(path, best, description, last_line, time.time() if now_s is None else now_s).run()

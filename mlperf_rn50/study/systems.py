@@ -1,12 +1,10 @@
 """Which logs are one set? Finds those under some paths, and refuses to pool runs that were not made alike."""
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from mlperf_rn50.errors import UserError
@@ -24,8 +22,6 @@ _SHARED = ('global_batch_size', 'opt_name', 'target_accuracy', 'num_nodes', 'num
 # Facts that are the rules' or ImageNet's where a log says nothing, and the keys of which one says them.
 _SAID_BY = {'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'), 'train_samples': (keys.TRAIN_SAMPLES,),
             'eval_samples': (keys.EVAL_SAMPLES,)}
-# What may be counted in lines of which every rank or node writes one; the share of them that a log may lose.
-_COUNTED, _MAX_LOST = ('num_nodes', 'num_ranks', 'num_accelerators', 'global_batch_size'), 0.1
 _MAX_VALUE = 80  # characters of a value in a sentence
 
 
@@ -81,50 +77,6 @@ def _make_set(logs: Sequence[Path], loaded: Sequence[Run | OtherBenchmark]) -> t
         return others[0]
     return tuple(x if isinstance(x, Run) else _unreadable(log, str(x).removeprefix(f'{log}: '))
                  for log, x in zip(logs, loaded))
-
-
-def _common(values: Sequence[int | None]) -> int | None:
-    """The number that most runs have, and none exceeds; None where there is none."""
-    known = [v for v in values if v is not None]
-    value, times = Counter(known).most_common(1)[0] if known else (0, 0)
-    return value if times > max(1, len(known) / 2) and value == max(known) else None
-
-
-def _lost(run: Run, common: Mapping[str, int | None]) -> dict[str, int]:
-    """What was counted in a log and is a little less than in the others of its set: the numbers of those."""
-    least = 1 - (_MAX_LOST if run.num_nodes else _MAX_LOST / 10)
-    return {name: whole for name, whole in common.items() if whole and (value := run.fact(name)) is not None
-            and least * whole <= value < whole and name in run.sources and run.sources[name].basis == 'implied'}
-
-
-def _is_smaller(run: Run, lost: Mapping[str, int], common: Mapping[str, int | None]) -> bool:
-    """Whether a run was made with less than the others, rather than lost some lines of its log."""
-    unit = next((name for name in ('num_accelerators', 'num_ranks') if name in lost), None)
-    if unit is None:  # where all accelerators are, all nodes are
-        units = [run.fact(name) == common[name] for name in ('num_accelerators', 'num_ranks') if common[name]]
-        return 'global_batch_size' in lost or not any(units)
-    count, whole, nodes, batch = run.fact(unit), lost[unit], run.num_nodes or 1, lost.get('global_batch_size')
-    return ('num_nodes' in lost or nodes > 1 and count % nodes == 0
-            or batch is not None and run.fact('global_batch_size') * whole != batch * count)
-
-
-def _restored(run: Run, common: Mapping[str, int | None]) -> Run:
-    """A run whose log lost a few of the lines that are counted, with the numbers of the others of its set."""
-    lost = _lost(run, common)
-    if not lost or _is_smaller(run, lost, common):
-        return run
-    counted = next(run.sources[name] for name in _COUNTED if name in lost)
-    text = (f'{counted.text} are fewer than in the other logs of the set: some are lost, and what those say counts: '
-            + ', '.join(f'{name} {whole}, not {run.fact(name)}' for name, whole in lost.items()))
-    sources = {name: replace(run.sources[name], text=f'{run.sources[name].text}, and the other logs of the set')
-               for name in lost}
-    return replace(run, **lost, sources=MappingProxyType({**run.sources, **sources}),  # type: ignore[arg-type]
-                   warnings=(LogWarning(counted.line, text, True), *run.warnings))
-
-
-def _restore(runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    common = {name: _common([r.fact(name) for r in runs]) for name in _COUNTED}
-    return tuple(_restored(r, common) for r in runs)
 
 
 def _said(run: Run, name: str) -> Any:
@@ -217,7 +169,6 @@ def load_systems(paths: Sequence[Path]) -> list[System]:
         if isinstance(runs, OtherBenchmark):
             others.append(runs)
         else:
-            runs = _restore(runs)
             systems.append(_make_system(folder, runs, _find_difference(runs)))
     if not systems:
         raise others[0]

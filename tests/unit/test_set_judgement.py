@@ -1,16 +1,14 @@
 """What a set is believed: near copies, copied systems, mixed sets and missing runs are said, honest sets are not."""
 import itertools
-import json
 import random
 import re
 
 import pytest
 from helpers import ROOT
-from lines import START_S, mllog, v06, write_lines, write_set
+from lines import mllog, write_lines, write_set
 
 from mlperf_rn50.mlperf.copies import find_copies
 from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.mlperf.set_rules import check_set
 from mlperf_rn50.study.report_text import render_table
 from mlperf_rn50.study.scaling import MAX_OF_SPLITS, compare_splits, make_studies
 from mlperf_rn50.study.systems import load_systems
@@ -48,24 +46,6 @@ def with_times(change):
         time = int(match[2]) - START_MS
         return f'{match[1]}{START_MS + (change(time) if time > 0 else time)}'
     return lambda text: TIME.sub(one, text)
-
-
-def test_a_copy_of_another_seed_counts_once(tmp_path):
-    runs = runs_of(forge(honest(tmp_path), str))
-    assert [(c.run, c.original) for c in find_copies(runs)] == [(runs[4], runs[0])]
-    assert [c.original.path.name for c in find_copies(runs[::-1])] == ['result_4.txt']
-    assert any('result_4.txt is a copy of result_0.txt' in text for text in check_set(runs, '4.0.0'))
-    system, = load_systems([tmp_path])
-    assert len(system.counted) == 4 and system.score_minutes is None
-    assert system.warnings[0].startswith('result_4.txt is a copy of result_0.txt')
-
-
-def test_round_times_are_evidence_beside_equal_accuracies(tmp_path):
-    write_set(tmp_path, accuracies=[0.1, 0.2, 0.3, 0.4, 0.76], epoch_s=lambda k: 10.0 + k)
-    runs = runs_of(forge(tmp_path, str))
-    assert [(c.run, c.original) for c in find_copies(runs)] == [(runs[4], runs[0])]
-    others = runs_of(forge(write_set(tmp_path, accuracies=[0.1, 0.76], epoch_s=lambda k: 10.0 + k), str))
-    assert find_copies(others) == []
 
 
 def test_honest_runs_and_round_times_are_no_copies(tmp_path):
@@ -111,55 +91,6 @@ def test_one_log_of_another_system_is_named(tmp_path):
                              'other',)
 
 
-@pytest.mark.parametrize('keys, refusal', [
-    ({'division': lambda k: 'open' if k == 4 else 'closed', 'target': 0.759}, 'division is closed in result_0.txt and '
-                                                                              'open in result_4.txt'),
-    ({'train_samples': lambda k: 1000 if k == 4 else 1_281_167}, 'is_imagenet is True in result_0.txt and False in'),
-    ({'train_samples': lambda k: 1000 + k // 4}, 'train_samples is 1000 in result_0.txt and 1001 in result_4.txt')])
-def test_what_a_set_must_share(tmp_path, keys, refusal):
-    system, = load_systems([honest(tmp_path, **keys)])
-    assert (system.refusal or '').startswith(refusal) and system.score_minutes is None
-
-
-def test_other_evaluation_images_or_rounds_are_no_set(tmp_path):
-    forge(honest(tmp_path / 'a'), lambda text: text.replace('"value": 50000', '"value": 1000'), source=4)
-    write_lines(tmp_path / 'b/result_0.txt', (tmp_path / 'a/result_0.txt').read_text().splitlines())
-    events = [json.loads(line[8:]) for line in (tmp_path / 'a/result_1.txt').read_text().splitlines()]
-    write_lines(tmp_path / 'b/result_1.txt', [
-        v06(e['key'], e['time_ms'] / 1e3 - START_S, e['value'], **e['metadata']) for e in events])
-    systems = {s.name: s for s in load_systems([tmp_path])}
-    assert systems['a'].refusal.startswith('eval_samples is 50000 in result_0.txt and 1000 in result_4.txt')
-    assert systems['b'].refusal.startswith('round is v0.7+ in result_0.txt and v0.6 in result_1.txt')
-
-
-@pytest.mark.parametrize('missing', ['train_samples', 'eval_samples', 'submission_division', 'submission_org'])
-def test_a_value_that_a_log_lacks_is_no_difference(tmp_path, missing):
-    def without(text):
-        return ''.join(line for line in text.splitlines(keepends=True) if f'"key": "{missing}"' not in line)
-    system, = load_systems([forge(honest(tmp_path, train_samples=1000), without, source=4)])
-    assert system.refusal is None and system.doubts == ()
-
-
-def test_a_log_that_ends_before_its_data_or_cannot_be_read_is_of_the_set(tmp_path):
-    honest(tmp_path, train_samples=1000)
-    forge(tmp_path, lambda text: text[:text.index('"key": "train_samples"') - 80], source=4)
-    (tmp_path / 'result_3.txt').write_text('nothing\n')
-    system, = load_systems([tmp_path])
-    assert system.refusal is None and [r.status for r in system.runs][3] == 'unreadable'
-
-
-def test_logs_of_several_submitters_are_said_first(tmp_path):
-    forge(honest(tmp_path), lambda text: text.replace('"value": "us"', '"value": "Other"'), source=4)
-    system, = load_systems([tmp_path])
-    assert system.warnings[0] == ("the logs name 2 submitters, a set has one: 'us' in result_0.txt, 'Other' in "
-                                  'result_4.txt')
-
-
-def test_ways_to_write_a_submitter_are_one(tmp_path):
-    forge(honest(tmp_path), lambda text: text.replace('"value": "us"', '"value": "U.S."'), source=4)
-    assert load_systems([tmp_path])[0].doubts == ()
-
-
 def test_a_set_without_seeds_is_said(tmp_path):
     honest(tmp_path)
     for k in range(5):
@@ -184,15 +115,6 @@ def test_holes_in_the_numbers_are_said(tmp_path, numbers, said):
     for k, number in enumerate(numbers):
         (tmp_path / f'from/result_{k}.txt').rename(tmp_path / f'to/result_{number}.txt')
     assert [w for w in load_systems([tmp_path / 'to'])[0].warnings if 'missing' in w] == ([said] if said else [])
-
-
-def test_a_log_that_cannot_be_read_is_no_run_that_did_not_converge(tmp_path):
-    honest(tmp_path)
-    (tmp_path / 'result_2.txt').write_text('')
-    found = load_systems([tmp_path])[0].warnings
-    assert found[0].startswith('result_2.txt: no MLPerf log line in it')  # the cause first
-    assert found[1] == '1 of 5 logs cannot be read: it counts as not converged'
-    assert not any('did not converge' in w for w in found)
 
 
 def test_a_run_whose_clock_contradicts_itself_did_converge(tmp_path):

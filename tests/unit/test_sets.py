@@ -3,13 +3,12 @@ import csv
 import io
 import json
 import os
-import re
 import socket
 from dataclasses import replace
 
 import pytest
 from helpers import call
-from lines import mllog, v05_run_lines, write_lines, write_set
+from lines import write_set
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf.run import LogWarning
@@ -75,58 +74,6 @@ def test_a_report_of_a_refused_set_has_its_folder(tree):
     done = call('report', tree, '--out', tree / 'out', '--format', 'html')
     assert done.returncode == 1 and (tree / 'out/report.html').is_file()
     assert 'refused: global_batch_size is 128' in (tree / 'out/report.html').read_text()
-
-
-def test_a_log_of_another_benchmark_among_those_of_resnet_does_not_hide_them(tmp_path):
-    write_set(tmp_path, 2)
-    write_lines(tmp_path / 'result_2.txt', [mllog('submission_benchmark', 0, 'bert')])
-    system, = load_systems([tmp_path])
-    assert [r.status for r in system.runs] == ['converged'] * 2 + ['unreadable']
-    assert "result_2.txt: a log of the benchmark 'bert', expected resnet" in system.warnings
-
-
-def v05_set(folder, of_all=None, **keys):
-    """Five v0.5 runs; keys of v05_run_lines, of the first run alone."""
-    for k in range(5):
-        own = {**(of_all or {}), **(keys if k == 0 else {})}
-        write_lines(folder / f'result_{k}.txt', v05_run_lines(seed=k + 1, epoch_s=10.0 + k, **own))
-    system, = load_systems([folder])
-    return system
-
-
-def test_two_of_640_lines_that_are_lost_are_no_other_batch(tmp_path):
-    system = v05_set(tmp_path / 'results/big/resnet', of_all={'nodes': 0}, ranks=638)
-    assert system.refusal is None and system.score_minutes == pytest.approx(24 / 60)
-    assert (system.num_ranks, system.num_accelerators, system.global_batch_size) == (640, 640, 16640)
-    assert {(r.num_ranks, r.num_accelerators, r.global_batch_size) for r in system.runs} == {(640, 640, 16640)}
-    said = system.warnings[0]
-    assert re.fullmatch(r'result_0.txt:\d+: the 638 lines of seeds are fewer than in the other logs of the set: some '
-                        r'are lost, and what those say counts: num_ranks 640, not 638, num_accelerators 640, not 638, '
-                        r'global_batch_size 16640, not 16588', said)
-    done = call('report', tmp_path, '--format', 'json')
-    run = json.loads(done.stdout)['systems'][0]['runs'][0]
-    assert done.returncode == 0 and 'the other logs of the set' in run['sources']['global_batch_size']
-
-
-def test_a_lost_line_of_a_node_is_no_other_number_of_nodes(tmp_path):
-    system = v05_set(tmp_path, nodes=79)
-    assert system.refusal is None and {r.num_nodes for r in system.runs} == {80}
-
-
-@pytest.mark.parametrize('keys, field', [
-    ({'ranks': 320}, 'global_batch_size'), ({'local_batch': 25}, 'global_batch_size'),
-    ({'nodes': 76, 'ranks': 608}, 'global_batch_size'),  # four nodes fewer
-    ({'of_all': {'nodes': 40}, 'ranks': 600}, 'global_batch_size'),  # 15 in each node, not 16
-    ({'nodes': 40}, 'num_nodes'),
-    ({'ranks': 638, 'local_batch': 25}, 'global_batch_size'), ({'ranks': 642}, 'global_batch_size')])
-def test_what_was_made_with_less_is_another_set(tmp_path, keys, field):
-    assert v05_set(tmp_path, **keys).refusal.startswith(f'{field} is ')
-
-
-def test_two_logs_against_two_say_nothing_of_lost_lines(tmp_path):
-    for k in range(4):
-        write_lines(tmp_path / f'result_{k}.txt', v05_run_lines(seed=k, nodes=0, ranks=640 if k < 2 else 638))
-    assert load_systems([tmp_path])[0].refusal.startswith('global_batch_size is 16640 in result_0.txt and 16588 in re')
 
 
 def test_a_copy_with_another_seed_is_no_run_of_its_own(tmp_path):
