@@ -93,7 +93,7 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.study.predict_validation import validate
     answer, validation = _answer(options), validate(load_published())
     if options.out:
-        from mlperf_rn50.study.predict_folder import dump_prediction
+        from mlperf_rn50.study.predict_plot import dump_prediction
         print(f'mlperf-rn50: wrote {dump_prediction(answer, validation, Path(options.out))}', file=sys.stderr)
     print(_render(answer, validation, options.format))
     return EXIT_FAILED if answer.is_refused else EXIT_OK

@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
     code = EXIT_OK if is_whole else EXIT_FAILED
     studies = make_studies(systems, options.baseline, options.price_per_node_hour)
     if options.out:
-        from mlperf_rn50.study.report_folder import dump_report
+        from mlperf_rn50.study.report_page import dump_report
         print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out))}', file=sys.stderr)
         if options.format == 'html':
             return code

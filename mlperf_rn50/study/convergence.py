@@ -45,10 +45,7 @@ class System:
     """The runs of one folder, which agree in everything but their seeds.
 
     Args:
-        name: of the system; for our sweeps, of the layout.
-        folder: of the runs.
         study: folder of the systems that are compared.
-        runs: one or more.
         refusal: why the runs are no set; they have no score, time or mean, and of the rest only what they share.
         doubts: what else makes it doubtful as a whole: logs of another system, or of several submitters.
         is_copy: whether all of its logs are those of another system, so that a ratio would say nothing.

@@ -39,12 +39,7 @@ def mean_energy(energies: Sequence[Energy]) -> Energy:
 
 
 def images_per_joule(runs: Sequence[Run], energy: Energy) -> float | None:
-    """Training images per joule of what was measured; None where nothing was, or epochs are not known.
-
-    Args:
-        runs: one or more.
-        energy: their mean.
-    """
+    """Training images per joule of what was measured; None where nothing was, or epochs are not known."""
     images = _mean([_images(r) for r in runs])
     return images / energy.joules if energy.joules and images is not None else None
 

@@ -28,20 +28,11 @@ class Recipe:
     """What makes a run converge; None for what its log does not say.
 
     Args:
-        opt_name: sgd or lars.
-        global_batch_size: images per step.
         base_lr: at the end of the warm-up.
-        warmup_epochs: of the linear warm-up.
         decay: poly, or step for rates that fall at step_epochs.
         decay_epochs: epochs of the whole schedule, warm-up included.
-        end_lr: lower end of poly.
-        poly_power: exponent of poly.
         step_epochs: where the rate falls to a tenth.
-        weight_decay: L2 factor.
-        momentum: of the velocity.
-        label_smoothing: probability spread over all classes.
         target_accuracy: Top-1 as a fraction.
-        eval_period: epochs between two evaluations.
         first_eval_epoch: epochs trained before the first one.
         nesterov: whether the momentum of sgd is Nesterov's.
     """
@@ -77,11 +68,8 @@ class KnownRun:
     """One run.
 
     Args:
-        name: of its log.
-        seed: as logged.
         status: as in mlperf.run.Run.
         epochs: trained when the target was reached; None where it was not.
-        time_s: from run_start to run_stop.
         curve: (epochs trained, Top-1 as a fraction) of every evaluation.
     """
 
@@ -99,7 +87,6 @@ class Times:
 
     Args:
         epoch_s: an epoch at full speed, without evaluation.
-        evaluation_s: one evaluation.
         outside_s: the rest of the clock: what the first epoch takes more, and gaps.
     """
 
@@ -113,18 +100,9 @@ class KnownSet:
     """Runs that differ in their seeds only.
 
     Args:
-        source: where this comes from: a folder, or the published round.
-        round: v0.5, v0.6, ...
-        org: as logged or described.
-        name: of the system.
-        num_nodes: nodes.
         num_accelerators: of all nodes; 0 for CPUs.
         num_units: what shares the work: accelerators, or ranks where there are none.
-        accelerator: its model.
-        framework: with its version.
         dataset: None for ImageNet.
-        train_samples: images per epoch.
-        recipe: what the runs share.
         times: None where the logs have no epochs, or no run ended.
         time_s: the MLPerf score, or the mean of the runs that converged, in seconds; None without one.
         runs: one or more.
@@ -199,10 +177,7 @@ def make_recipe(optimizer: Mapping[str, Any], batch: int, samples: int | None, t
 
     Args:
         optimizer: keys as logged, their values untrusted.
-        batch: global batch size.
-        samples: training images.
         target: Top-1 as a fraction.
-        curves: of the runs, which tell when they evaluate.
     """
     name = optimizer.get('opt_name')
     own, other = ('lars', 'sgd') if name == 'lars' else ('sgd', 'lars')
@@ -235,7 +210,6 @@ def make_times(epoch_s: float | None, runs: Sequence[tuple[float | None, int | N
     """The mean times of some runs; None where the logs do not tell them.
 
     Args:
-        epoch_s: seconds of an epoch at full speed.
         runs: of each its seconds, epochs, evaluations, and the seconds of all of these.
     """
     known = [(t, e, n, s) for t, e, n, s in runs if t is not None and e and n]

@@ -8,15 +8,7 @@ from mlperf_rn50.errors import ConfigError
 
 @dataclass(frozen=True)
 class Layout:
-    """One layout of a sweep.
-
-    Args:
-        num_nodes: nodes.
-        ranks_per_node: ranks on each.
-        global_batch_size: images per step.
-        base_lr: at the end of the warm-up.
-        warmup_epochs: linear warm-up.
-    """
+    """One layout of a sweep."""
 
     num_nodes: int
     ranks_per_node: int
@@ -74,11 +66,7 @@ def plan_layouts(splits: Sequence[tuple[int, int]], batch_size: int, is_local: b
 
     Args:
         splits: (nodes, ranks per node), at least one.
-        batch_size: of the configuration.
         is_local: whether that is the local batch size.
-        is_weak: weak scaling.
-        base_lr: of the configuration.
-        warmup_epochs: of the configuration.
         lr_table: (base_lr, warmup_epochs) by global batch size, instead of the rule.
 
     Raises:

@@ -82,11 +82,7 @@ class Node:
     """The newest sample of a node; None where it has none.
 
     Args:
-        host: its name.
-        age_s: since its file was written.
         cpu_percent: of all cores.
-        gpu_percent: mean utilisation of its GPUs.
-        gpu_power_w: of all its GPUs.
     """
 
     host: str
@@ -133,34 +129,17 @@ class LiveRun:
     """A run as its folder says it is now; None for what is not known.
 
     Args:
-        path: as it was named.
-        number: of the run in its folder.
         others: the other runs of the folder: their numbers and statuses.
         status: waiting, there is no log yet; starting, it says nothing yet; else as in mlperf.run.Run.
         has_end: whether its log has an end; a failed run without one was killed.
-        note: why there is nothing to see.
-        quiet_s: since anything of it was written.
         dataset: None for ImageNet.
         target: Top-1 as a fraction.
-        num_units: accelerators, or ranks on CPUs.
-        epoch: trained so far, with a fraction.
-        max_epochs: after which it gives up.
         time_s: on its clock: of its end, or now while it goes on.
         images_per_s: over the epoch so far.
-        speeds: (time_s, images/s).
         epoch_s: one with its evaluation, at the pace of late.
-        left_s: to the end of its schedule.
-        reference_text: what it is compared with.
         reference_epochs: the first and last at which reference runs were at the target.
-        reference_left_s: until then.
-        verdict: where it stood at its last evaluation, in a sentence.
-        verdict_epoch: the epoch of that.
-        is_behind: whether the alarm was raised at the last evaluation.
         skew: how much longer the slowest rank's own part of a step is than the median one's; a fraction.
         attempts: of a launcher, by its own record: how they ended.
-        node_hours: so far.
-        node_hours_at_end: at the end of its schedule.
-        energy: as read a while ago.
     """
 
     path: str
@@ -443,12 +422,7 @@ class Follower:
 
 def _summary(facts: dict[str, Any], said: Run | UserError, course: _Course, config: Mapping[str, Any],
              metrics_age_s: float | None) -> LiveRun:
-    """A run, from what its log says, its metrics come to and its configuration has.
-
-    Args:
-        facts: fields that are known already.
-        metrics_age_s: since metrics.jsonl was written.
-    """
+    """A run, from what its log says, its metrics come to and its configuration has."""
     if isinstance(said, UserError):
         return LiveRun(status=STARTING, note=f'its log says nothing yet: {_text(str(said))}', **facts)
     last = course.train

@@ -29,17 +29,10 @@ class Base:
     """What a prediction starts from: a step that was measured.
 
     Args:
-        name: of the system or the measurement.
-        source: where it comes from: a folder, a file, or a published round.
-        num_nodes: of the layout that was measured.
         num_units: accelerators of all its nodes, or ranks where there are none.
-        has_accelerators: whether units are accelerators.
-        global_batch_size: images per step.
-        step_s: a whole training step.
         exchange_s: what of the step is exchange that is not hidden, where it was measured; else 0.
         evaluation_s: one evaluation; None where it was not measured (a bench).
         outside_s: first epoch and gaps, on the clock; None where it was not measured.
-        train_samples: images per epoch.
         dataset: None for ImageNet.
         known: the runs it comes from, whose recipe and epochs count; None for a bench.
     """
@@ -65,9 +58,7 @@ class Link:
 
     Args:
         gbit_s: of the slowest link, per second and direction.
-        exchange_bytes: of all gradients.
         is_hidden: whether the exchange runs behind the backward pass.
-        source: who says so.
     """
 
     gbit_s: float
@@ -91,13 +82,8 @@ class Costs:
     """What other systems lose beside computing and exchange; low and high hold four out of five.
 
     Args:
-        step_s: of each step on several nodes.
-        step_spread_s: half of the interval of it.
         outside_s: what the first epoch takes more, and gaps, on several nodes; None: as the base.
-        outside_low_s: lower end.
-        outside_high_s: upper end.
         epochs_low: epochs of those that converged early, as a share of what their schedule leaves room for.
-        source: who says so.
     """
 
     step_s: float
@@ -141,15 +127,8 @@ class Prediction:
     Where the epochs are not known, the step is, but not the minutes.
 
     Args:
-        epochs: to the target.
-        compute_s: of a step.
-        exchange_s: of a step, whole.
-        hidden_s: what of it is hidden behind computing.
         other_s: what a step on several nodes costs beside.
-        minutes: time to train.
         low_minutes: lower end of the interval that holds four times out of five.
-        high_minutes: its upper end.
-        doubts: what weakens it.
     """
 
     layout: Layout
@@ -270,7 +249,6 @@ def find_costs(sets: Sequence[KnownSet], without: str) -> Costs:
     """The costs of several nodes, from all pairs of sets but those of one round.
 
     Args:
-        sets: with one node and with several.
         without: the round that is judged by them.
     """
     others = [s for s in sets if s.round != without]
@@ -361,9 +339,6 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs | None =
     """What a layout would take.
 
     Args:
-        base: what was measured.
-        layout: what is asked for, with its recipe.
-        link: between its nodes.
         costs: of several nodes; None for those of published systems of other rounds, and none beside the exchange
             where there are no accelerators.
     """

@@ -54,8 +54,6 @@ class Asked:
 
     Args:
         splits: (nodes, accelerators or ranks on each), one or more.
-        batches: images per step.
-        optimizer: sgd or lars; None for any.
         target: Top-1 as a fraction; None for that of the source.
         price: of a node-hour; None where nobody says.
     """
@@ -72,9 +70,7 @@ class Chosen:
     """The recipe of a layout.
 
     Args:
-        source: who says so.
         epochs: where they were measured; None where its schedule says them, or nobody.
-        doubts: what weakens it.
     """
 
     recipe: Recipe
@@ -88,7 +84,6 @@ class Row:
     """A layout.
 
     Args:
-        recipe_source: who says the recipe.
         measured: a set of this layout and batch; None where none was. Its recipe may be another one.
     """
 

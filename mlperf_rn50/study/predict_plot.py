@@ -10,12 +10,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
+from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.cost import node_hours
 from mlperf_rn50.study.known import KnownSet
 from mlperf_rn50.study.predict_answer import Answer, Row
-from mlperf_rn50.study.predict_tables import heading
+from mlperf_rn50.study.predict_tables import heading, render_json, render_tables
+from mlperf_rn50.study.predict_validation import Validation
 from mlperf_rn50.study.report_picture import GRID, INK, STYLE, WIDTH_IN, Picture
 from mlperf_rn50.study.report_plots import _COLOURS, _differ_tenfold, _legend, _mark, _scale_up, _ticks
 
@@ -175,3 +177,20 @@ def dump_picture_twice(picture: Picture, folder: Path) -> None:
         picture.figure.savefig(folder / f'{picture.name}.png', dpi=150, metadata={'Software': None})
         _darken(picture.figure)
         picture.figure.savefig(folder / f'{picture.name}_dark.png', dpi=150, metadata={'Software': None})
+
+
+def dump_prediction(answer: Answer, validation: Validation, folder: Path) -> Path:
+    """Writes prediction.json, prediction.md and, where anything is predicted, the picture; returns the folder.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / 'prediction.json', render_json(answer, validation) + '\n')
+        write_atomically(folder / 'prediction.md', render_tables(answer, validation, is_markdown=True) + '\n')
+        if picture := draw_prediction(answer):
+            dump_picture_twice(picture, folder)
+    except OSError as e:
+        raise UserError(f'--out: {folder}: {e.strerror}; choose a folder that can be written') from e
+    return folder

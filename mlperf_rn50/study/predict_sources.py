@@ -102,10 +102,7 @@ class Source:
 
     Args:
         link: None where nobody says what joins the nodes.
-        sets: what was measured of the same kind, the base's among it.
-        notes: what was chosen, and what was not measured.
         power: of a node of the base; None where nobody measured it.
-        gradients: their bytes, and what they are.
     """
 
     base: Base
@@ -269,7 +266,6 @@ def choose_set(systems: Sequence[System], name: str | None, per_node: int | None
     """The set that a prediction starts from, and all of its kind.
 
     Args:
-        systems: of a study or a tree, one or more.
         name: of the system to start from; None for that with the fewest nodes.
         per_node: accelerators or ranks on a node, which decide where several have so few.
 
@@ -418,11 +414,9 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
     """What a prediction starts from.
 
     Args:
-        words: folders, logs, JSON files of benches, names of published systems.
         system: name of the one of a folder's.
         per_node: accelerators or ranks on a node that are asked for first.
         local_batch_size: images of each that are asked for.
-        gbit_s: of the link, where it is asked for.
 
     Raises:
         UserError: something cannot be read, or does not say what a prediction needs.

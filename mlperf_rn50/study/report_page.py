@@ -7,10 +7,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 import mlperf_rn50
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.files import write_atomically
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.page import page_template
-from mlperf_rn50.study.report_picture import GRID, INK, Picture, render_svg
+from mlperf_rn50.study.report_data import render_csv, render_evaluations_csv, render_json
+from mlperf_rn50.study.report_picture import GRID, INK, Picture, dump_picture, render_svg
+from mlperf_rn50.study.report_plots import draw_study
 from mlperf_rn50.study.report_tables import (
     Cell,
     Ref,
@@ -22,6 +26,7 @@ from mlperf_rn50.study.report_tables import (
     overview_table,
     tables_of,
 )
+from mlperf_rn50.study.report_text import render_markdown
 from mlperf_rn50.study.scaling import Comparison, Study
 
 _MAX_QUOTE = 200  # characters of a line
@@ -173,3 +178,31 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
         title=_title(studies), overview=_table(overview, 'systems', sources) if overview else None,
         sections=[_section(i, s, p, sources) for i, (s, p) in enumerate(zip(studies, drawn), start=1)],
         quotes=sources.quotes(folder), version=mlperf_rn50.__version__)
+
+
+def _dump_pictures(study: Study, folder: Path, prefix: str) -> list[Picture]:
+    """Draws the pictures of a study and writes them."""
+    pictures = draw_study(study)
+    for picture in pictures:
+        dump_picture(picture, folder, prefix)
+    return pictures
+
+
+def dump_report(studies: Sequence[Study], folder: Path) -> Path:
+    """Writes the report in every form, and the pictures; returns the page.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / 'report.json', render_json(studies) + '\n')
+        write_atomically(folder / 'report.csv', render_csv(studies) + '\n')
+        write_atomically(folder / 'report_evaluations.csv', render_evaluations_csv(studies) + '\n')
+        write_atomically(folder / 'report.md', render_markdown(studies) + '\n')
+        drawn = [_dump_pictures(study, folder, f'study{i}_' if len(studies) > 1 else '')
+                 for i, study in enumerate(studies, start=1)]
+        write_atomically(folder / 'report.html', render_html(studies, drawn, folder) + '\n')
+    except OSError as e:
+        raise UserError(f'--out: {folder}: {e.strerror}; choose a folder that can be written') from e
+    return folder / 'report.html'

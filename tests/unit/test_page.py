@@ -9,8 +9,7 @@ from lines import write_set
 from made_systems import changed, refused, with_age
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.study.report_folder import dump_report
-from mlperf_rn50.study.report_page import render_html
+from mlperf_rn50.study.report_page import dump_report, render_html
 from mlperf_rn50.study.report_picture import render_svg
 from mlperf_rn50.study.report_plots import draw_study
 from mlperf_rn50.study.report_tables import answer_table, overview_table, runs_table

@@ -20,8 +20,7 @@ from mlperf_rn50.study.predict_answer import (
     own_recipe,
     published_recipe,
 )
-from mlperf_rn50.study.predict_folder import dump_prediction
-from mlperf_rn50.study.predict_plot import draw_prediction
+from mlperf_rn50.study.predict_plot import draw_prediction, dump_prediction
 from mlperf_rn50.study.predict_sources import Power, Source, load_source
 from mlperf_rn50.study.predict_tables import predict_object, render_json, render_tables
 from mlperf_rn50.study.predict_validation import validate
