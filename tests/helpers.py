@@ -36,6 +36,7 @@ def own_signals() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(-1)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 

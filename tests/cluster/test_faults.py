@@ -4,6 +4,7 @@ import re
 import shutil
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -31,20 +32,12 @@ def assert_ended(job, *said, code=None):
     return output
 
 
-@pytest.mark.parametrize('victim', [0, 2])
-def test_a_rank_is_killed(start, victim):
-    job = start(*BARE, num_hosts=3)
+@pytest.mark.parametrize('launcher, victim', [('mpirun.sh', 0), ('mpirun.sh', 2), ('horovodrun.sh', 2)])
+def test_a_rank_is_killed(start, launcher, victim):
+    job = start(*BARE, launcher=launcher, num_hosts=3)
     job.wait_for_step(8)
     os.kill(job.rank_pid(victim), signal.SIGKILL)
     assert_ended(job, rf'rank {victim} on h{victim + 1}, step \d+, {PHASE}: killed by signal 9 \(SIGKILL\)')
-    assert_nothing_lost(job.run_dir)
-
-
-def test_a_rank_is_killed_under_horovodrun(start):
-    job = start(*BARE, launcher='horovodrun.sh')
-    job.wait_for_step(8)
-    os.kill(job.rank_pid(1), signal.SIGKILL)
-    assert_ended(job, rf'rank 1 on h2, step \d+, {PHASE}: killed by signal 9 \(SIGKILL\)')
     assert_nothing_lost(job.run_dir)
 
 
@@ -61,6 +54,17 @@ def test_a_link_is_cut_while_training(start, cluster):
     job.wait_for_step(8)
     cluster.set_link(cluster.hosts[2], False)
     assert_ended(job, r'host h3 \(with rank 2\) does not answer; last recorded: step \d+, (training|evaluation)')
+    assert_nothing_lost(job.run_dir)
+
+
+def test_a_host_whose_packets_are_dropped_in_one_direction_is_named(start, cluster):
+    job = start(*BARE, '--comm.stall_limit_s', 0)
+    job.wait_for_step(8)
+    cluster.hosts[1].call('iptables', '-A', 'OUTPUT', '-j', 'DROP')
+    try:
+        assert_ended(job, r'host h2 \(with rank 1\) does not answer; last recorded: step \d+, (training|evaluation)')
+    finally:
+        cluster.hosts[1].call('iptables', '-F', 'OUTPUT')
     assert_nothing_lost(job.run_dir)
 
 
@@ -144,39 +148,41 @@ def test_the_checkpoint_folder_becomes_read_only(start, cluster):
             host.call('umount', '--lazy', folder)
 
 
-def test_a_host_with_another_package_version_is_refused(start, cluster, tmp_path):
+def other_packages(folder, data):
+    """Another METADATA of numpy."""
     import numpy
     info = next(Path(numpy.__file__).parent.parent.glob('numpy-*.dist-info'))
-    (tmp_path / 'METADATA').write_text((info / 'METADATA').read_text().replace(f'Version: {numpy.__version__}',
-                                                                               'Version: 1.22.0', 1))
-    cluster.hosts[1].call('mount', '--bind', tmp_path / 'METADATA', info / 'METADATA')
-    try:
-        assert_ended(start(), r'failed +packages +numpy 1\.22\.0 on h2, but numpy \S+ on h1', code=1)
-        assert not (tmp_path / 'run').exists()
-    finally:
-        cluster.hosts[1].call('umount', '--lazy', info / 'METADATA')
+    (folder / 'METADATA').write_text((info / 'METADATA').read_text().replace(f'Version: {numpy.__version__}',
+                                                                             'Version: 1.22.0', 1))
+    return folder / 'METADATA', info / 'METADATA'
 
 
-def test_a_host_with_another_data_set_is_refused(start, cluster, tiny_config, tmp_path):
-    data, other = tiny_config.parent / 'data', tmp_path / 'other'
-    shutil.copytree(data, other)
-    manifest = other / 'manifest.json'
+def other_data(folder, data):
+    """Another data set."""
+    shutil.copytree(data, folder / 'other')
+    manifest = folder / 'other/manifest.json'
     manifest.write_text(manifest.read_text().replace('"digits"', '"figures"', 1) + '\n')
-    cluster.hosts[1].call('mount', '--bind', other, data)
-    try:
-        assert_ended(start(), r'failed +data set +manifest \w+ with 200 images on h2, but manifest \w+', code=1)
-    finally:
-        cluster.hosts[1].call('umount', '--lazy', data)
+    return folder / 'other', data
 
 
-def test_a_host_without_the_data_set_says_so_even_without_the_doctor(start, cluster, tiny_config, tmp_path):
-    data = tiny_config.parent / 'data'
-    (tmp_path / 'empty').mkdir()
-    cluster.hosts[1].call('mount', '--bind', tmp_path / 'empty', data)
+def no_data(folder, data):
+    """An empty folder in place of the data set."""
+    (folder / 'empty').mkdir()
+    return folder / 'empty', data
+
+
+@pytest.mark.parametrize('make, arguments, said, code', [
+    (other_packages, (), r'failed +packages +numpy 1\.22\.0 on h2, but numpy \S+ on h1', 1),
+    (other_data, (), r'failed +data set +manifest \w+ with 200 images on h2, but manifest \w+', 1),
+    (no_data, BARE, r'rank 1 on h2: \S+manifest\.json: no such file; make the data with', 2)])
+def test_a_host_that_differs_is_refused(start, cluster, tiny_config, tmp_path, make, arguments, said, code):
+    source, target = make(tmp_path, tiny_config.parent / 'data')
+    cluster.hosts[1].call('mount', '--bind', source, target)
     try:
-        assert_ended(start(*BARE), r'rank 1 on h2: \S+manifest\.json: no such file; make the data with', code=2)
+        assert_ended(start(*arguments), said, code=code)
+        assert not (tmp_path / 'run/result_0.txt').exists()
     finally:
-        cluster.hosts[1].call('umount', '--lazy', data)
+        cluster.hosts[1].call('umount', '--lazy', target)
 
 
 def test_a_host_refuses_ssh(start, cluster):
@@ -239,3 +245,30 @@ def test_a_run_that_ended_by_itself_is_not_started_again(start):
     job = start(*BARE, '--restarts', 3, '--train.max_epochs', 1, num_hosts=2)
     code, output = job.end()
     assert code == 1 and 'restart' not in output and 'aborted: the target was not reached' in output
+
+
+SILENT = 'host h2 (with rank 1) does not answer; last recorded: step '
+
+
+def test_a_link_is_cut_while_a_checkpoint_is_written(start, cluster):
+    job = start(*BARE, '--comm.stall_limit_s', 0)
+    with job.held_in('checkpoint'):
+        cluster.set_link(cluster.hosts[1], False)
+    assert_ended(job, r'host h2 \(with rank 1\) does not answer; last recorded: step \d+, (training|evaluation)',
+                 code=1)
+    assert_nothing_lost(job.run_dir)
+
+
+def test_sshd_dies_in_each_phase_and_the_run_reaches_its_target(start, cluster):
+    job, host = start(*BARE, '--restarts', 3, '--train.target_accuracy', 0.8), cluster.hosts[1]
+    for number, phase in enumerate(('training', 'evaluation', 'checkpoint'), 1):
+        # Phases that take a moment are held; in the other one, the rest of the run takes its course.
+        with nullcontext(job.wait_for_phase(phase)) if phase == 'training' else job.held_in(phase):
+            cluster.kill_sshd(host)
+        job.wait_for(lambda number=number: job.output.count(SILENT) == number, 'the message')
+        cluster.start_sshd(host)
+        job.wait_for_restart(number)
+    code, output = job.end()
+    assert code == 0, output
+    steps = [m['step'] for m in run_metrics(job.run_dir, 'resumed')]
+    assert len(steps) == 3 and steps == sorted(steps)  # nothing is lost in between

@@ -1,10 +1,8 @@
 """docker.sh, apptainer.sh, slurm.sbatch with Pyxis and mps.sh, with stand-ins for the programs this machine lacks."""
 import os
-import subprocess
-import time
 
 import pytest
-from helpers import HANG_LIMIT_S, ROOT, run
+from helpers import ROOT, run
 
 DIGITS = ROOT / 'launch/configs/digits_cpu.yaml'
 
@@ -124,50 +122,16 @@ def test_slurm_with_pyxis_runs_every_rank_in_the_image(stand_in, tmp_path):
 
 # --- several ranks per GPU ----------------------------------------------------------------------------
 
-# A daemon is there from the call with -d to the word quit.
-CONTROL = '''
-if [ "${1:-}" = -d ]; then echo started >>"$LOG"; sleep 0.2; touch "$LOG.alive"; exit 0; fi
+def test_ranks_per_device_starts_mps_and_splits_the_threads(stand_in, tmp_path, monkeypatch):
+    monkeypatch.setenv('CUDA_MPS_PIPE_DIRECTORY', str(tmp_path / 'mps'))
+    stand_in('nvidia-smi', '')
+    stand_in('nvidia-cuda-mps-control', '''
+if [ "${1:-}" = -d ]; then echo started >>"$LOG"; touch "$LOG.alive"; exit 0; fi
 read -r word
 [ -e "$LOG.alive" ] || exit 1
 echo "$word" >>"$LOG"
-[ "$word" != quit ] || rm "$LOG.alive"
-'''
-
-
-@pytest.fixture
-def mps(stand_in, tmp_path, monkeypatch):
-    monkeypatch.setenv('CUDA_MPS_PIPE_DIRECTORY', str(tmp_path / 'mps'))
-    stand_in('nvidia-smi', '')
-    stand_in('nvidia-cuda-mps-control', CONTROL)
-    return ROOT / 'launch/mps.sh'
-
-
-def test_one_daemon_is_started_for_all_ranks_of_a_node(mps, tmp_path):
-    ranks = [subprocess.Popen([mps, 'start']) for _ in range(4)]
-    assert [r.wait(HANG_LIMIT_S) for r in ranks] == [0] * 4
-    assert called(tmp_path).count('started') == 1
-    assert run([mps, 'stop']).returncode == 0 and called(tmp_path)[-1] == 'quit'
-    assert run([mps, 'stop']).returncode == 0  # nothing left to stop
-    assert run([mps, 'start']).returncode == 0 and called(tmp_path).count('started') == 2
-
-
-def test_mps_that_is_missing_is_said(stand_in, monkeypatch, tmp_path):
-    stand_in('nvidia-smi', '')
-    done = run([ROOT / 'launch/mps.sh', 'start'])
-    assert done.returncode == 2 and 'nvidia-cuda-mps-control is missing on ' in done.stderr
-
-
-def test_without_a_gpu_there_is_nothing_to_start(stand_in):
-    stand_in('nvidia-smi', 'exit 9')
-    assert run([ROOT / 'launch/mps.sh', 'start']).returncode == 0
-
-
-def test_ranks_per_device_starts_mps_and_splits_the_threads(mps, tmp_path):
+[ "$word" != quit ] || rm "$LOG.alive"''')
     done = run([ROOT / 'launch/local.sh', '--config', DIGITS, '--ranks-per-node', 2, '--ranks-per-device', 2,
                 '--no-doctor', '--run-dir', tmp_path / 'run', '--data.dir', tmp_path / 'none'])
     assert 'no such file; make the data with' in done.stderr  # the ranks themselves fail, for want of data
     assert called(tmp_path)[0] == 'started' and called(tmp_path)[-1] == 'quit'
-    deadline = time.monotonic() + HANG_LIMIT_S
-    while time.monotonic() < deadline and (tmp_path / 'log.alive').exists():
-        time.sleep(0.05)
-    assert not (tmp_path / 'log.alive').exists()

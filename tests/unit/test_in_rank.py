@@ -6,7 +6,9 @@ from helpers import own_signals
 
 from mlperf_rn50.cli import _ranks
 from mlperf_rn50.config import Config
+from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.cgroup import Limits
+from mlperf_rn50.train.comm import check_controller
 
 
 @pytest.mark.parametrize('given, threads', [(None, '1'), ('', '1'), ('3,2', '3,2')])
@@ -19,3 +21,17 @@ def test_threads_follow_the_quota_unless_they_are_given(monkeypatch, given, thre
     with own_signals():
         assert _ranks.in_rank(lambda _: seen.append(os.environ['OMP_NUM_THREADS']) or 0, Config()) == 0
     assert seen == [threads]
+
+
+@pytest.mark.parametrize('env, has_mpi, has_gloo, said', [
+    ({'HOROVOD_CONTROLLER': 'gloo'}, True, False, 'built without Gloo; start the ranks through MPI'),
+    ({'OMPI_COMM_WORLD_SIZE': '2'}, False, True, 'built without MPI; start them with launch/horovodrun.sh')])
+def test_what_horovod_lacks_is_named(env, has_mpi, has_gloo, said):
+    with pytest.raises(ConfigError, match=said):
+        check_controller(env, has_mpi, has_gloo)
+    check_controller(env, True, True)
+
+
+def test_ranks_that_need_nothing_of_it_are_let_in():
+    check_controller({}, False, False)
+    check_controller({'HOROVOD_CONTROLLER': 'gloo'}, False, True)

@@ -111,6 +111,12 @@ def test_each_user_has_a_folder_of_their_own(environment):
     assert said == ['/tmp/mlperf_rn50-mps-0', '/tmp/mlperf_rn50-mps-4242']
 
 
+def test_a_program_that_is_missing_is_named(environment):
+    (Path(environment['PATH'].partition(':')[0]) / 'nvidia-cuda-mps-control').unlink()
+    done = run([SCRIPT, 'start'], env=environment)
+    assert done.returncode == 2 and 'nvidia-cuda-mps-control is missing on ' in done.stderr
+
+
 def test_without_a_gpu_nothing_is_started(environment):
     (Path(environment['PATH'].partition(':')[0]) / 'nvidia-smi').write_text('#!/bin/sh\nexit 9\n')
     assert run([SCRIPT, 'start'], env=environment).returncode == 0
