@@ -1,14 +1,10 @@
 """What the clock does not see and what must leave no trace: warm-up, ranks that are slow, kept scalars."""
 import json
-import os
-import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from e2e.training import STEPS_PER_EPOCH, arguments, command, metrics
-from helpers import call, run, skip_for, under_ranks
+from e2e.training import STEPS_PER_EPOCH, arguments, metrics
+from helpers import call
 
 from mlperf_rn50.data import records
 from mlperf_rn50.train.checkpoint import list_checkpoints, load
@@ -53,29 +49,6 @@ def test_no_image_is_touched_before_the_clock_runs(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(records.RecordFile, 'read', reading)
     assert call(*arguments(tmp_path, tiny, EPOCH, '--train.num_warmup_steps=2')).returncode == 1
     assert len(seen) >= STEPS_PER_EPOCH * 32 and all(seen)
-
-
-@pytest.mark.slow
-def test_a_rank_whose_core_is_busy_is_named(tiny, tmp_path):
-    cores = sorted(os.sched_getaffinity(0))
-    skip_for('' if len(cores) > 1 else 'one core: every rank is as slow as the other')
-    keys = ['--train.max_epochs=2', '--train.global_batch_size=64', '--data.image_size=64', '--data.resize_shorter=64']
-    # It gives way to those beside it: else rank 0 would be as slow where much else runs on its core.
-    script = (f'[ "$OMPI_COMM_WORLD_RANK" = 1 ] && exec nice -n 5 taskset -c {cores[1]} "$@"; '
-              f'exec taskset -c {cores[0]} "$@"')
-    spin = ['taskset', '-c', str(cores[1]), sys.executable, '-c', 'while True: pass']
-    busy = [subprocess.Popen(spin) for _ in range(3)]
-    try:
-        done = run(under_ranks(2, ['bash', '-c', script, 'bash', *command(tmp_path, tiny, *keys)]),
-                   env={**os.environ, 'MLPERF_RN50_BIND': 'off'})
-    finally:
-        for process in busy:
-            process.kill()
-    assert done.returncode == 1, done.stderr
-    assert re.search(rf'rank 1 on \S+ \(cores {cores[1]}\) is slow: \d+ ms a step to compute', done.stderr), done.stderr
-    told = metrics(tmp_path, 'ranks')
-    assert [len(m['ranks']) for m in told] == [2, 2] and any('rank 1 on' in s for m in told for s in m['stragglers'])
-    assert 'is slow' in call('report', tmp_path).stdout
 
 
 def test_tensorboard_gets_what_metrics_get(tiny, tmp_path):

@@ -40,11 +40,3 @@ def test_a_run_on_course_goes_to_its_target(tiny, tmp_path):
     assert done.returncode == 0, done.stderr
     [record] = metrics(run_dir, 'course')
     assert not record['behind'] and record['text'].startswith('on course: 3 of 3 reference runs within ')
-
-
-def test_a_reference_that_is_not_there_ends_it_before_anything_starts(tiny, tmp_path):
-    done = call(*arguments(tmp_path / 'run', tiny, '--run.reference', tmp_path / 'none'))
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == (f'mlperf-rn50: {tmp_path}/none: no such folder; expected a log or a folder '
-                                            'of logs')
-    assert not (tmp_path / 'run').exists()

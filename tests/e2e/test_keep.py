@@ -3,8 +3,8 @@ import json
 
 import numpy as np
 import pytest
-from e2e.training import NUM_VAL, arguments, command, metrics, start, wait_for_step
-from helpers import HANG_LIMIT_S, call, run, under_ranks
+from e2e.training import NUM_VAL, arguments, command, metrics
+from helpers import call, run, under_ranks
 
 from mlperf_rn50.errors import CheckpointError
 from mlperf_rn50.model.weights import load_weights
@@ -73,19 +73,6 @@ def test_weights_that_cannot_be_written_do_not_stop_the_clock_from_stopping(tiny
     done = call(*arguments(tmp_path, tiny, *CONVERGES))
     assert done.returncode == 2 and 'cannot write the weights' in done.stderr
     assert [e['metadata']['status'] for e in events_of(tmp_path, 'run_stop')] == ['success']
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_has_its_best_beside_its_checkpoint(tiny, tmp_path):
-    process = start(under_ranks(2, command(tmp_path, tiny, '--train.max_epochs=1000', '--schedule.decay_epochs=1000')))
-    wait_for_step(tmp_path, 12, process)
-    process.terminate()
-    _, err = process.communicate(timeout=HANG_LIMIT_S)
-    assert process.returncode == 75, err
-    kept, _ = load_weights(tmp_path)
-    best = max(m['num_top1'] for m in metrics(tmp_path, 'eval'))
-    assert kept.num_top1 == best and not kept.is_last
-    assert not (tmp_path / 'weights/last.npz').exists()
 
 
 def test_a_run_starts_from_the_weights_of_another(converged, tiny, tmp_path):

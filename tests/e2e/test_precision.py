@@ -3,36 +3,20 @@
 On any machine: under DNNL_MAX_CPU_ISA=AVX2, MXNet is what it is on a processor without AVX-512.
 """
 import os
-import sys
 
 import pytest
 from e2e.training import command
-from helpers import CLI, ROOT, run, under_ranks
+from helpers import CLI, ROOT, run
 
 AVX2 = {**os.environ, 'DNNL_MAX_CPU_ISA': 'AVX2'}
 DIGITS = ['--config', ROOT / 'launch/configs/digits_cpu.yaml']
 BFLOAT16 = '--train.precision=bfloat16'
-CONVOLUTION = """
-import mxnet as mx
-from mxnet.contrib.amp.amp import bfloat16
-images, weights = (mx.nd.amp_cast(mx.nd.ones((1, 4, 8, 8)), dtype=bfloat16) for _ in range(2))
-mx.nd.amp_cast(mx.nd.Convolution(images, weights, kernel=(8, 8), num_filter=1, no_bias=True), dtype='float32').asnumpy()
-"""
-
-
 def assert_refused(done, option, num_lines=1):
     assert (done.returncode, done.stdout) == (2, ''), done.stderr
     said = done.stderr.splitlines()
     assert len([line for line in said if line.startswith('mlperf-rn50:')]) == num_lines
     assert f'{option}: got bfloat16, ' in said[0] and 'AVX-512' in said[0] and said[0].endswith('use float32')
     assert 'Traceback' not in done.stderr
-
-
-@pytest.mark.needs_avx512
-def test_mxnet_itself_cannot_do_it_under_this_variable():
-    died = run([sys.executable, '-c', CONVOLUTION], env=AVX2)
-    assert died.returncode == 1 and 'could not create a primitive' in died.stderr
-    assert run([sys.executable, '-c', CONVOLUTION]).returncode == 0
 
 
 @pytest.mark.parametrize('words, option', [
@@ -43,13 +27,6 @@ def test_mxnet_itself_cannot_do_it_under_this_variable():
 def test_it_is_refused(tmp_path, words, option):
     assert_refused(run([*CLI, *words, '--run.dir', tmp_path / 'run'], env=AVX2), option)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_of_two_ranks_the_first_says_it(tiny, tmp_path):
-    done = run(under_ranks(2, command(tmp_path / 'run', tiny, BFLOAT16)), env=AVX2)
-    first = [line for line in done.stderr.splitlines() if line.startswith('mlperf-rn50:') and 'rank 1' not in line]
-    assert done.returncode == 2 and len(first) == 1 and 'got bfloat16' in first[0]
-    assert not (tmp_path / 'run').exists()
 
 
 def test_a_launcher_ends_with_the_doctor(tmp_path):

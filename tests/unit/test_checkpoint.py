@@ -71,11 +71,7 @@ def test_a_named_pipe_in_a_checkpoint_does_not_block(tmp_path, name):
 
 @pytest.mark.parametrize('name, damage, message', [
     ('arrays.npz', lambda b: b[:-1], 'arrays.npz is damaged'),
-    ('arrays.npz', lambda b: b[:100] + bytes([b[100] ^ 1]) + b[101:], 'arrays.npz is damaged'),
     ('state.json', lambda b: b[:50], 'not a checkpoint of this program'),
-    ('state.json', lambda b: b'[]', 'not a checkpoint of this program'),
-    ('state.json', lambda b: b'{"format": 99}', 'state.json is damaged'),
-    ('state.json', lambda b: b.replace(b'"seed": 1', b'"seed": 2'), 'state.json is damaged'),
     ('state.json', lambda b: b + b'\n', 'state.json is damaged'),
     ('state.json', lambda b: b'\xff\xfe', 'not a checkpoint of this program'),
     ('state.json', lambda b: b'[' * 100_000, 'nested too deeply'),
@@ -213,18 +209,12 @@ HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s,), }"
     (lambda p: np.savez(p, a=np.array([_Trap()], dtype=object)), 'a.npy: holds object, expected numbers'),
     (lambda p: p.write_bytes(pickle.dumps(_Trap())), 'not an .npz'),
     (lambda p: np.savez(p, a=np.array(['text'])), 'a.npy: holds <U4, expected numbers'),
-    (lambda p: np.savez(p, a=np.zeros(3, 'f4,i4')), 'expected numbers'),
     (lambda p: np.savez_compressed(p, a=np.zeros(10**6)), 'compressed'),
-    (lambda p: zip_of(p, b'\0' * 10**7, zipfile.ZIP_DEFLATED), 'compressed'),
     (lambda p: zip_of(p, npy(HUGE % 10**12)), 'its header claims 4000000000000 bytes, it has 0'),
-    (lambda p: zip_of(p, npy(HUGE % -4)), 'its header claims'),
     (lambda p: zip_of(p, npy(HUGE % '-1, -1', b'\0' * 4)), 'its header claims'),
-    (lambda p: zip_of(p, npy(HUGE % ('10**9')), names=['a.npy']), 'not an .npz|malformed'),
     (lambda p: zip_of(p, npy('(' * 9000)), 'not an .npz|header'),
     (lambda p: zip_of(p, npy('[' * 60_000, version=b'\x02\x00')), 'not an .npz|header|Header'),
-    (lambda p: zip_of(p, npy(HUGE % 1, version=b'\x03\x00')), 'version'),
     (lambda p: zip_of(p, b'no array'), 'magic'),
-    (lambda p: zip_of(p, b''), 'magic|EOF|not an .npz'),
     (lambda p: p.write_bytes(b''), 'not an .npz'),
 ])
 def test_hostile_arrays_are_refused_in_one_line_and_little_memory(tmp_path, write, message):
@@ -307,7 +297,7 @@ for step in range(1, 10**6):
 '''
 
 
-@pytest.mark.parametrize('after_s', [0.0, 0.003, 0.007, 0.011, 0.016, 0.022, 0.03])
+@pytest.mark.parametrize('after_s', [0.0, 0.007, 0.016])
 def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path, after_s):
     process = subprocess.Popen([sys.executable, '-c', WRITER, tmp_path], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == 'started\n'
