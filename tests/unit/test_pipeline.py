@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import mxnet as mx
 import numpy as np
 import pytest
 from helpers import HANG_LIMIT_S
@@ -257,15 +256,6 @@ def test_threads_are_pinned_where_each_has_a_cpu(numbered, monkeypatch, num_thre
     assert all(os.sched_getaffinity(t) == ({max(cpus)} if is_pinned else cpus) for t in threads)
 
 
-def test_batches_share_dalis_memory_and_outlive_its_queue(numbered):
-    config = numbered[24]
-    batches = list(islice(train_batches(config, Shard(24, 0, 1, 2), 9, 0, None), 12))
-    mx.nd.waitall()
-    for batch in batches:
-        for image, label in zip(batch.images.asnumpy(), batch.labels.asnumpy()):
-            np.testing.assert_array_equal(image.transpose(1, 2, 0), ramp(24)[label])
-
-
 def test_a_damaged_image_stops_with_one_line(tmp_path):
     config = make_config(tmp_path, ramp(4))
     rec = tmp_path / 'train.rec'
@@ -277,13 +267,6 @@ def test_a_damaged_image_stops_with_one_line(tmp_path):
         for batch in islice(train_batches(config, Shard(4, 0, 1, 2), 1, 0, None), 2):
             batch.images.asnumpy()
     assert '\n' not in str(e.value)
-
-
-def test_a_label_outside_the_classes_is_refused(tmp_path):
-    config = make_config(tmp_path, ramp(4))
-    config = replace(config, data=replace(config.data, num_classes=3))
-    with pytest.raises(DataError, match='num_classes'):
-        next(train_batches(config, Shard(4, 0, 1, 4), 1, 0, None))
 
 
 def test_synthetic_needs_no_file():
