@@ -27,7 +27,6 @@ def predict_s(rows: list[dict[str, Any]], num_bytes: int) -> float:
 
     Args:
         rows: with 'bytes' and 'time_ms', by size.
-        num_bytes: of the message.
     """
     points = [(r['bytes'], r['time_ms'] / 1000) for r in rows]
     if num_bytes >= points[-1][0]:

@@ -26,12 +26,8 @@ class Spread:
     """Several measurements of one thing, in seconds.
 
     Args:
-        median_s: of all.
-        low_s: first quartile.
-        high_s: third quartile.
-        least_s: the shortest.
-        mean_s: total time over how many.
-        num: how many.
+        low_s, high_s: first and third quartile.
+        num: how many measurements.
     """
 
     median_s: float
@@ -149,10 +145,8 @@ class Shown:
     """A table of a bench: keys of its rows in the JSON form, and how the table shows them.
 
     Args:
-        title: above the table.
         columns: (key, heading, format of the value).
-        rows: by key; a value of None is shown as '-'.
-        note: how to read it.
+        rows: by key; None is shown as '-'.
     """
 
     title: str

@@ -30,11 +30,6 @@ def _batch_sizes(config: Config, options: Any) -> list[int]:
 def run_bench(config: Config, options: Any, position: Position) -> str:
     """Measures what was asked for; called by all ranks.
 
-    Args:
-        config: of the training that is measured.
-        options: those of the command line.
-        position: where this rank says how far it is.
-
     Returns:
         The text to print on rank 0, '' on the others.
 

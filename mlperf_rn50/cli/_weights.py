@@ -20,12 +20,6 @@ def weights_config(description: Description, path: Path, argv: Sequence[str],
                    parser: ArgumentParser | None = None) -> Config:
     """The configuration that weights come with < options, checked.
 
-    Args:
-        description: of the weights.
-        path: they come from.
-        argv: the options of the command.
-        parser: of the command; None where it has none for a configuration.
-
     Raises:
         ConfigError: an option is wrong.
         DataError: the description is.

@@ -74,12 +74,6 @@ def run(argv: Sequence[str]) -> int:
 def classify(net: mx.gluon.HybridBlock, name: str, config: Config, classes: Sequence[str]) -> list[Guess]:
     """The likeliest classes of a picture.
 
-    Args:
-        net: images to logits, on the CPU.
-        name: of the file.
-        config: of the network.
-        classes: names, by number.
-
     Raises:
         DataError: it is no picture.
     """

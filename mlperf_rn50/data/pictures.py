@@ -58,10 +58,6 @@ def _png(image: Image.Image) -> bytes:
 def transform_picture(encoded: bytes, config: Config) -> mx.nd.NDArray:
     """A picture as the network takes it: float32, (1, 3, side, side).
 
-    Args:
-        encoded: JPEG or PNG.
-        config: for the CPU; its data section says what is done to an image of an evaluation.
-
     Raises:
         DataError: it cannot be decoded.
     """

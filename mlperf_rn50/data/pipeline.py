@@ -179,9 +179,6 @@ def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is
     """The DALI graph of training or evaluation.
 
     Args:
-        source: what each run reads.
-        batch_size: images per run.
-        config: data, model.layout and train.precision are used.
         is_training: crop as data.crop says; otherwise resize the shorter side and crop the centre.
         device_id: GPU number, None for the CPU.
     """

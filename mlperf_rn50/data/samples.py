@@ -14,12 +14,8 @@ class Sample:
     """An encoded image: its bytes, or a stretch of a file (of a tar, too).
 
     Args:
-        label: class number.
-        name: what a person finds it by.
         data: the bytes, None for a file.
-        path: the file.
-        offset: of the stretch, bytes.
-        size: of the stretch, bytes.
+        offset, size: of the stretch, bytes.
     """
 
     label: int

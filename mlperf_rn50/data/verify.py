@@ -53,10 +53,6 @@ def dump_checksums(rec_path: Path, checksums: list[int]) -> str:
 def load_checksums(rec_path: Path, entry: dict[str, Any]) -> np.ndarray | None:
     """The checksums of the records of a split, uint32, (num_images,); None for a folder of before, which has none.
 
-    Args:
-        rec_path: of the split.
-        entry: of the split in the manifest.
-
     Raises:
         DataError: they are missing or not what was written.
     """

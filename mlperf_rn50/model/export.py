@@ -51,7 +51,6 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
         net: images to logits, float32 on the CPU, of ordinary operators.
         images: to check it with, float32, (batch, 3, side, side).
         out: folder, made if missing.
-        stem: of the files' names.
         output_format: onnx or gluon.
         facts: what a user has to know, for the description.
 

@@ -24,14 +24,7 @@ EXPANSION = 4
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution of a unit and the norm after it, by the numbers in their names.
-
-    Args:
-        kernel: side.
-        stride: of both axes.
-        out_channels: of its output.
-        has_relu: whether a ReLU follows the norm.
-    """
+    """A convolution of a unit and the norm after it."""
 
     kernel: int
     stride: int
@@ -45,11 +38,9 @@ class Unit:
 
     Args:
         name: such as stage1_unit1.
-        in_channels: of its input.
         channels: of its inner convolutions.
-        out_channels: of its output.
         stride: of its 3x3 convolution (the first one in a basic unit) and projection.
-        has_projection: whether the shortcut is a 1x1 convolution.
+        has_projection: the shortcut is a 1x1 convolution.
         is_bottleneck: 1x1, 3x3, 1x1 instead of 3x3, 3x3.
     """
 
@@ -236,11 +227,8 @@ class ResNet(nn.HybridBlock):
         """See build_model for a network to train.
 
         Args:
-            config: of the network.
-            num_classes: of its logits.
             in_channels: 3, or 4 with data.pad_to_4_channels.
-            is_folded: leaves the norms out, for evaluations.
-            fusion: the layers that stand for several.
+            is_folded: leave the norms out, for evaluations.
             image_size: side of its images, pixels, where maps of one pixel are to be computed as rows (NCHW); None for
                 images of any size.
         """

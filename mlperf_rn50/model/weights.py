@@ -9,10 +9,11 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from mlperf_rn50 import __version__
@@ -41,8 +42,6 @@ DATA_KEYS = ('dir', 'dataset', 'num_val', 'num_classes', 'synthetic', 'image_siz
 TRAIN_KEYS = ('precision', 'device', 'eval_batch_size')
 _MAX_BYTES = 1 << 26  # of a description: every class has its name there
 _FOLDER = re.compile(r'weights(?:_(\d+))?')
-_NUMBER = (int, float, type(None))
-_COUNT = (int, type(None))
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,11 @@ class Description:
     """What the arrays are, and where they come from.
 
     Args:
-        program_version: of the program that wrote them.
         model: section of the configuration.
         data: the keys of its section that an inference needs, DATA_KEYS.
         train: those of its section, TRAIN_KEYS.
-        classes: name of each class, by its number.
+        classes: names, by class number.
         epoch: epochs trained.
-        seed: of the run.
         is_best: whether no evaluation of the run was better.
         is_last: whether the run ended with these.
         top1: of the run's own evaluation of them, a fraction; None where there was none, as for the counts.
@@ -87,24 +84,14 @@ class Description:
                 'train': {**self.train, 'local_batch_size': self.train['eval_batch_size']}}
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    'program_version': (str,), 'model': (dict,), 'data': (dict,), 'train': (dict,), 'classes': (list,),
-    'epoch': (int,), 'seed': (int,), 'is_best': (bool,), 'is_last': (bool,), 'top1': _NUMBER, 'num_top1': _COUNT,
-    'num_top5': _COUNT, 'num_images': _COUNT, 'sha256': (str,)}
-
-
 def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: int, epoch: int, seed: int, *,
                      is_best: bool, is_last: bool, counts: tuple[int, int, int] | None = None) -> Description:
     """The description of a run's network.
 
     Args:
-        config: of the run.
-        classes: their names, see data.records.class_names.
+        classes: names, by class number.
         eval_batch_size: images per rank of an evaluation pass, as planned.
         epoch: epochs trained.
-        seed: of the run.
-        is_best: whether no evaluation was better.
-        is_last: whether the run ended with it.
         counts: images right, right within five, and all, of its evaluation.
     """
     tree = to_tree(config)
@@ -121,8 +108,6 @@ def save_weights(folder: Path, stem: str, description: Description, arrays: dict
     Args:
         folder: made if missing.
         stem: best or last.
-        description: without its digest.
-        arrays: by parameter.
 
     Raises:
         StorageError: the disk takes nothing more.
@@ -150,10 +135,6 @@ def save_weights(folder: Path, stem: str, description: Description, arrays: dict
 
 def find_weights(path: Path, which: str = BEST) -> Path:
     """The .npz that is meant by a run folder (its newest run that kept any), a folder of weights, or the .npz itself.
-
-    Args:
-        path: one of these.
-        which: best or last, for a folder.
 
     Raises:
         UserError: there are none.
@@ -226,35 +207,25 @@ def _describe(npz: Path) -> Description:
         if not isinstance(content, dict) or content.get('format') != FORMAT:
             raise ValueError(f'expected format {FORMAT}')
         return _checked(content)
-    except (OSError, ValueError, UserError) as e:
+    except (OSError, ValueError, UserError, msgspec.MsgspecError) as e:
         raise _damaged(path, e) from e
 
 
 def _checked(content: dict[str, Any]) -> Description:
-    """Raise ValueError or ConfigError unless it holds each field in its type, and no key that is not known."""
-    values: dict[str, Any] = {f.name: content.get(f.name) for f in fields(Description)}
-    for name, types in _TYPES.items():
-        if type(values[name]) not in types:
-            raise ValueError(f'{name}: got {str(values[name])[:40]}, expected {types[0].__name__}')
+    """Raise ValueError, MsgspecError or ConfigError unless every field has its type, and every key is known."""
+    found = msgspec.convert(content, Description)
     for section, keys in (('data', DATA_KEYS), ('train', TRAIN_KEYS), ('model', ('name', 'layout'))):
-        for key in keys:
-            if key not in values[section]:
-                raise ValueError(f'{section}.{key} is missing')
-    check_keys({s: values[s] for s in ('model', 'data', 'train')})
-    classes = values['classes']
-    if not all(isinstance(c, str) for c in classes) or len(classes) != values['data']['num_classes']:
-        raise ValueError(f'classes: got {len(classes)}, expected data.num_classes={values["data"]["num_classes"]} '
+        if missing := [key for key in keys if key not in content[section]]:
+            raise ValueError(f'{section}.{missing[0]} is missing')
+    check_keys({s: content[s] for s in ('model', 'data', 'train')})
+    if len(found.classes) != found.data['num_classes']:
+        raise ValueError(f'classes: got {len(found.classes)}, expected data.num_classes={found.data["num_classes"]} '
                          'names')
-    return Description(**{**values, 'classes': tuple(classes)})
+    return found
 
 
 def portable(config: Config, arrays: dict[str, np.ndarray]) -> tuple[Config, dict[str, np.ndarray]]:
-    """The same network for any machine: float32, NCHW, three channels, ordinary operators, on the CPU.
-
-    Args:
-        config: of the weights.
-        arrays: by parameter.
-    """
+    """The same network for any machine: float32, NCHW, three channels, ordinary operators, on the CPU."""
     data = replace(config.data, pad_to_4_channels=False, decoder='cpu')
     model = replace(config.model, layout='NCHW', fused_bn_relu=None, fused_bn_add_relu=None)
     train = replace(config.train, precision='float32', device='cpu')
@@ -273,10 +244,6 @@ def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
     """Puts arrays into an initialised network, in place; returns what a person has to be told.
 
     Where only the number of classes differs, the last layer keeps its fresh values, which is told.
-
-    Args:
-        net: a Gluon block.
-        arrays: by parameter.
 
     Raises:
         UserError: a name or a shape differs otherwise.

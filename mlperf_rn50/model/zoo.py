@@ -189,10 +189,7 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
     """An initialised, hybridized network of the configured kind and precision on a device.
 
     Args:
-        config: of the network and its images.
-        context: the device.
-        seed: of its weights.
-        is_plain: whether it is of ordinary operators, and for images of any size.
+        is_plain: of ordinary operators, and for images of any size.
 
     Raises:
         ConfigError: the images are too small for it, or it wants an operator that this MXNet does not have.
@@ -219,12 +216,6 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
 
 def restore_model(config: Config, context: mx.Context, arrays: dict[str, np.ndarray], where: str) -> nn.HybridBlock:
     """A network on a device with weights that must be whole, of ordinary operators.
-
-    Args:
-        config: see build_model.
-        context: the device.
-        arrays: by parameter.
-        where: they come from.
 
     Raises:
         DataError: they are not of the configured network.

@@ -18,7 +18,7 @@ from mlperf_rn50.data.prepare import Packing, pack
 from mlperf_rn50.data.samples import Dataset
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.data.sources import digits
-from mlperf_rn50.model.weights import describe_weights, load_weights, save_weights
+from mlperf_rn50.model.weights import describe_weights, load_weights, portable, save_weights
 from mlperf_rn50.model.zoo import build_model, restore_model
 from mlperf_rn50.options import load_yaml, resolve_tree
 
@@ -101,8 +101,9 @@ def test_a_description_with_a_value_of_a_wrong_type_is_one_line(kept, tmp_path):
     content = json.loads(path.read_text())
     content['data']['image_size'] = 'large'
     path.write_text(json.dumps(content))
-    done = call('classify', tmp_path, 'x.png')
-    assert done.returncode == 2 and str(path) in done.stderr and done.stderr.count('\n') == 1, done.stderr
+    for command in (['evaluate', tmp_path], ['classify', tmp_path, 'x.png'], ['export', tmp_path, '--format=gluon']):
+        done = call(*command)
+        assert done.returncode == 2 and str(path) in done.stderr and done.stderr.count('\n') == 1, done.stderr
 
 
 @pytest.fixture(scope='module')
@@ -178,21 +179,26 @@ def test_gluon_is_loaded_by_its_own_block(kept, tmp_path):
     images = mx.nd.random.normal(shape=(7, 3, 32, 32))
     net = restore_model(config_of(kept), mx.cpu(), load_weights(kept)[1], '')
     np.testing.assert_allclose(block(images).asnumpy(), net(images).asnumpy(), rtol=1e-4, atol=1e-5)
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    done = call('export', kept, '--format=gluon', '--out', tmp_path)
-    assert done.returncode == 2 and 'exists already; remove it, or choose another folder with --out' in done.stderr
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_fused_operators_and_a_fourth_channel_are_left_out(kept, tmp_path):
+@pytest.mark.parametrize('output_format', ['onnx', 'gluon'])
+def test_fused_operators_and_a_fourth_channel_are_left_out(kept, tmp_path, output_format):
     config = config_of(kept)
     config = replace(config, model=replace(config.model, fused_bn_relu=True),
                      data=replace(config.data, pad_to_4_channels=True))
     net = build_model(config, mx.cpu(), 2)
     save_weights(tmp_path, 'best', describe_weights(config, list('0123456789'), 10, 1, 2, is_best=True, is_last=True),
                  {n: p.data().asnumpy() for n, p in net.collect_params().items()})
-    export(tmp_path, '--format=onnx', '--out', tmp_path / 'out')
-    assert json.loads((tmp_path / 'out/resnet18_best.onnx.json').read_text())['input']['shape'][1] == 3
+    export(tmp_path, f'--format={output_format}', '--out', tmp_path / 'out')
+    assert '"channels": 4' not in (tmp_path / f'out/resnet18_best.{output_format}.json').read_text()
+
+
+def test_what_is_there_is_not_overwritten(kept, tmp_path):
+    export(kept, '--format=gluon', '--out', tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    done = call('export', kept, '--format=gluon', '--out', tmp_path)
+    assert done.returncode == 2 and 'exists already; remove it, or choose another folder with --out' in done.stderr
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
 def test_an_export_that_computes_something_else_is_refused_and_removed(kept, tmp_path, monkeypatch):
@@ -216,15 +222,24 @@ def test_images_for_the_check_may_be_elsewhere(kept, tmp_path, tiny):
     export(tmp_path, '--format=onnx', '--out', tmp_path / 'out', '--data.dir', tiny)
 
 
+def test_weights_for_any_machine_are_those_of_the_run(kept):
+    config, arrays = portable(config_of(kept), load_weights(kept)[1])
+    assert config == config_of(kept)
+    assert all(np.array_equal(a, b) for a, b in zip(arrays.values(), load_weights(kept)[1].values()))
+
+
 @pytest.fixture
 def picture(tmp_path):
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)).resize((40, 32)), tmp_path
 
 
 @pytest.mark.parametrize('mode, name, keys', [
-    ('RGB', 'x.bmp', {}), ('RGBA', 'x.png', {}), ('LA', 'x.png', {}), ('CMYK', 'x.tiff', {}), ('1', 'x.tiff', {}),
-    ('I;16', 'x.tiff', {}), ('F', 'x.tiff', {}), ('RGB', 'x.webp', {'lossless': True, 'save_all': True}),
-    ('P', 'x.gif', {'save_all': True}), ('CMYK', 'x.jpg', {'quality': 100})])
+    ('RGB', 'x.bmp', {}), ('RGB', 'x.tiff', {}), ('RGB', 'x.ppm', {}), ('RGBA', 'x.tiff', {}), ('RGBA', 'x.png', {}),
+    ('L', 'x.bmp', {}), ('L', 'x.png', {}), ('LA', 'x.png', {}), ('CMYK', 'x.tiff', {}), ('P', 'x.gif', {}),
+    ('P', 'x.png', {}), ('1', 'x.tiff', {}), ('I;16', 'x.tiff', {}), ('I;16', 'x.png', {}), ('F', 'x.tiff', {}),
+    ('RGB', 'x.webp', {'lossless': True}), ('RGB', 'x.webp', {'lossless': True, 'save_all': True}),
+    ('RGB', 'x.png', {'save_all': True}), ('P', 'x.gif', {'save_all': True}), ('CMYK', 'x.jpg', {'quality': 100}),
+    ('L', 'x.jpg', {'quality': 100}), ('RGB', 'x.jpg', {'quality': 100, 'subsampling': 0})])
 def test_every_kind_of_picture_is_the_one_that_it_shows(kept, picture, mode, name, keys):
     image, folder = picture
     path, config = folder / name, config_of(kept)
