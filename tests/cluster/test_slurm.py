@@ -55,7 +55,8 @@ class SlurmJob:
 @pytest.fixture
 def submit(slurm, tiny_config, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv('OMP_NUM_THREADS', '1')
+    for name, value in (('OMP_NUM_THREADS', '1'), ('OMPI_MCA_pml', 'ob1'), ('OMPI_MCA_btl', 'tcp,self,vader')):
+        monkeypatch.setenv(name, value)
     jobs = []
 
     def submit_job(*arguments, sbatch=()):
