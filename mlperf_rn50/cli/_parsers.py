@@ -16,9 +16,7 @@ class Parser(ArgumentParser):
     """The parser of a command that needs no configuration.
 
     Args:
-        name: of the command.
         doc: docstring of its module; the first paragraph describes it.
-        epilog: examples.
     """
 
     def __init__(self, name: str, doc: str | None, epilog: str):

@@ -39,10 +39,8 @@ def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool =
     """Runs this rank's part of a command, watched where a launcher started it.
 
     Args:
-        program: the rank.
-        config: of the command.
-        can_stop: whether it stops by itself where it is asked to (StopRequest); else it is ended at once.
-        run_dir: the run folder, where it is not that of the configuration.
+        can_stop: whether it stops by itself when asked (StopRequest); else it is ended at once.
+        run_dir: None for that of the configuration.
     """
     launched_rank(), launched_local()  # what a launcher got wrong is said before anything starts
     # MXNet reads OMP_NUM_THREADS once, when it is imported; unset, it spins as many threads as the machine has.

@@ -44,15 +44,7 @@ _LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')  # launch/engines/o
 
 @dataclass(frozen=True)
 class Launcher:
-    """One launch script at work.
-
-    Args:
-        here: the checkout.
-        script: the launch script.
-        engine: starts its ranks.
-        options: it was given.
-        signals: it was sent.
-    """
+    """One launch script at work; here is the checkout."""
 
     here: Path
     script: Path
@@ -186,14 +178,8 @@ class AlreadySaid(ConfigError):
 def values_of(here: Path, config: str, options: Sequence[str], keys: Sequence[str]) -> list[str]:
     """Values of a configuration, which is checked by this; none of them holds a line break.
 
-    Args:
-        here: the checkout.
-        config: its file.
-        options: of train, which change it.
-        keys: what is asked for.
-
     Raises:
-        ConfigError: it cannot be run; said already.
+        ConfigError: it cannot be run; its program has printed why.
     """
     command = [str(here / '.venv/bin/mlperf-rn50'), 'train', '--config', config, *options]
     for key in keys:
@@ -258,11 +244,7 @@ def run_ranks(here: Path, script: Path, argv: Sequence[str], signals: Signals) -
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs a launch script; returns its exit code.
-
-    Args:
-        argv: the script, then its options.
-    """
+    """Run a launch script, argv[0], with its options; return its exit code."""
     script, words = Path(argv[0]), argv[1:]
     here, signals = script.parent.parent, Signals()
     try:

@@ -26,13 +26,7 @@ _ENDS = {'converged': EXIT_OK, 'aborted': EXIT_FAILED, 'failed': EXIT_FAILED, 'i
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a run folder is before an attempt.
-
-    Args:
-        newest: number of its newest run, -1 for none.
-        lines: lines of metrics.jsonl of that run.
-        step: of its newest checkpoint, -1 for none.
-    """
+    """How far a run folder is before an attempt: newest run, its lines of metrics.jsonl, newest checkpoint; or -1."""
 
     newest: int
     lines: int
@@ -44,11 +38,9 @@ class Attempt:
     """What an attempt came to.
 
     Args:
-        run: number of the run it worked on, None where it did not get so far.
-        exit_code: of the ranks.
+        run: number of the run it worked on, None if it began none.
         end: how the run ended by its own account (converged, aborted, failed, interrupted), None if it was cut short.
         gained: whether it left a newer checkpoint than it began with.
-        can_resume: whether there is a checkpoint to go on from.
     """
 
     run: int | None
@@ -108,14 +100,7 @@ def mark(folder: Path) -> Mark:
 
 
 def look(folder: Path, before: Mark, exit_code: int, is_resumed: bool) -> Attempt:
-    """What an attempt added.
-
-    Args:
-        folder: of the run.
-        before: its mark.
-        exit_code: of the ranks.
-        is_resumed: whether it went on with the newest run, and did not begin one.
-    """
+    """Return what an attempt added; is_resumed if it continued the newest run, and did not begin one."""
     run = newest_run(folder)
     if run is None or not is_resumed and run.index == before.newest:
         return Attempt(None, exit_code, None, False, False)
@@ -127,14 +112,7 @@ def look(folder: Path, before: Mark, exit_code: int, is_resumed: bool) -> Attemp
 
 
 def judge(attempt: Attempt, is_asked: bool, restarts_left: int, num_stuck: int) -> Verdict:
-    """What follows an attempt.
-
-    Args:
-        attempt: just over.
-        is_asked: whether the launcher was asked to stop.
-        restarts_left: attempts that may still be made.
-        num_stuck: attempts in a row, this one included, that gained nothing.
-    """
+    """Return what follows an attempt; num_stuck counts attempts in a row, this one included, that gained nothing."""
     if attempt.end is not None:
         return Verdict('end', _ENDS[attempt.end])
     if is_asked:

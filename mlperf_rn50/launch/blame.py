@@ -31,12 +31,7 @@ def name_of(failure: Failure, hosts: Sequence[str], ranks_per_node: int) -> str:
 
 
 def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:
-    """The hosts that failed too often, with their last cause.
-
-    Args:
-        failures: of the attempts that gained nothing.
-        hosts: those in use; one is always left.
-    """
+    """Return the hosts in use that failed too often in attempts without gain, with their last cause; never all."""
     by_host = {h: {f.job for f in failures if f.host == h} for h in hosts}
     bad = [h for h in hosts if len(by_host[h]) >= MAX_FAILURES]
     if len(bad) == len(hosts):

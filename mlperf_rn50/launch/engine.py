@@ -59,12 +59,7 @@ def react(stage: Stage, event: Event) -> Stage:
 
 @dataclass
 class Signals:
-    """The signals of the launcher, and what they have asked for so far.
-
-    Args:
-        is_asked: to stop, with a checkpoint.
-        is_at_once: to stop at once: Ctrl-C once more.
-    """
+    """The signals of the launcher: is_asked to stop with a checkpoint, is_at_once after Ctrl-C once more."""
 
     is_asked: bool = False
     is_at_once: bool = False
@@ -133,15 +128,10 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals,
     Where a host was cut off that is EXIT_FAILED, whatever the other ranks made of their end.
 
     Args:
-        command: starts the ranks.
-        env: of the engine.
-        signals: of the launcher.
         job: what every process of the job carries in its environment as MLPERF_RN50_JOB.
-        limit_s: it may run so long; 0 for ever.
-        is_overdue: asked once that is over; where it is not, the engine may run for ever.
-        end_signal: what tells the engine to end at once.
-        messengers: what hands SIGUSR1 on to the ranks, which then stop with a checkpoint; the engine where there is
-            none.
+        limit_s: 0 for no limit.
+        is_overdue: called once limit_s is over; if it returns False, there is no limit any more.
+        messengers: hand SIGUSR1 on to the ranks, which then stop with a checkpoint; the engine if there are none.
     """
     process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True,
                                preexec_fn=as_child)

@@ -26,8 +26,7 @@ class Engine:
         has_hosts: whether it reaches hosts with ssh.
         hands_on_stop: whether the script hands SIGUSR1, the word to stop, on to the ranks and waits for their
             checkpoint; where it does not, the guards do.
-        image_option: the launcher's option for a container image, if it has one.
-        in_slurm: whether it starts its ranks on the nodes of the Slurm job that it is in.
+        image_option: None if ranks run in no container.
     """
 
     script: str
@@ -52,9 +51,7 @@ def program_of_ranks(here: Path, name: str, options: Options) -> list[str]:
     """The words before the command of the program that every rank runs.
 
     Args:
-        here: the checkout.
         name: of the launcher.
-        options: of the launcher.
 
     Raises:
         ConfigError: the image or a folder for it is missing.
@@ -104,9 +101,6 @@ def environment(options: Options, env: Mapping[str, str], job: str, device: str)
     """The environment of the engine, which hands on the variables of launch/engines/variables.sh.
 
     Args:
-        options: of the launcher.
-        env: its own.
-        job: a name of what is started.
         device: train.device, for which launch/bind.sh sets what is missing (system/gpu_environment.py).
     """
     result = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1',  # fewer page faults on batches and gradients

@@ -77,9 +77,8 @@ def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Pars
     """The options of a launcher.
 
     Args:
-        script: of launch/.
         has_hosts: whether it reaches hosts with ssh.
-        image_option: name of the option for a container image, None where ranks run in none.
+        image_option: None if ranks run in no container.
     """
     parser = Parser(script)
     own = parser.add_argument_group('options of every launcher')

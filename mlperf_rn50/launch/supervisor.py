@@ -34,13 +34,7 @@ _ASK_AGAIN_S = 2.0
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a run goes, and how its ranks are laid out.
-
-    Args:
-        run_dir: its folder.
-        hosts: with ranks; one that is no host where there is this machine alone.
-        ranks_per_node: ranks on each.
-    """
+    """Where a run goes, and how its ranks are laid out; hosts is localhost, once per node, without ssh."""
 
     run_dir: Path
     hosts: tuple[str, ...]
@@ -52,13 +46,10 @@ class World:
     """What the supervisor needs of the outside.
 
     Args:
-        start: starts a command of the program on all ranks of a layout, as a job of a name; its exit code. What has not
-            begun when the limit of a start is over, as the last argument tells, is ended.
-        silent: which of some hosts do not answer.
-        say: tells the user.
-        pause: waits so many seconds, or until it is asked to stop.
-        is_asked: whether the launcher was asked to stop.
-        is_at_once: whether it was asked to stop at once.
+        start: run a command on all ranks of a layout, under a job name, and return its exit code; end it when the
+            limit of a start is over and the last argument returns False.
+        silent: return those of some hosts that do not answer.
+        pause: wait so many seconds, or until asked to stop.
     """
 
     start: Callable[[Layout, str, Sequence[str], Callable[[], bool]], int]
@@ -74,10 +65,8 @@ class Supervisor:
     """One launcher at work.
 
     Args:
-        world: the outside.
-        options: of the launcher.
         layout: changes with --elastic.
-        has_ssh: whether the hosts of the layout are asked whether they answer.
+        has_ssh: whether to ask the hosts of the layout if they answer.
         batch_job: what a requeued job has in common with its earlier starts.
         token: names this launcher's attempts.
     """
@@ -138,11 +127,7 @@ class Supervisor:
             world.say(f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: {" ".join(how)}')
 
     def _has_lost_a_host(self, code: int) -> bool:
-        """Whether a run that was interrupted was so because of a host, whose guard asks its ranks to stop, not a user.
-
-        Args:
-            code: of the engine, which ends with its ranks or because the host is lost, whichever is sooner.
-        """
+        """Return whether a lost host, whose guard asks its ranks to stop, interrupted a run, and not a user."""
         if self.world.is_asked() or not self.has_ssh:
             return False
         return code == EXIT_FAILED or bool(self.world.silent(self.layout.hosts))

@@ -66,7 +66,6 @@ def plan_sweep(o: Namespace, values: Sequence[str]) -> list[Layout]:
     """Batch and learning rate of each layout.
 
     Args:
-        o: options of the sweep.
         values: local and global batch size, base_lr and warmup_epochs of the configuration.
 
     Raises:
@@ -124,12 +123,7 @@ def run(here: Path, script: Path, argv: Sequence[str], signals: Signals,
     """launch/sweep.sh; its exit code.
 
     Args:
-        here: the checkout.
-        script: the launch script.
-        argv: its options.
-        signals: it was sent.
-        values_of: of a configuration, given its file, further options and keys.
-        say: tells the user.
+        values_of: return values of a configuration, given its file, further options and keys.
 
     Raises:
         ConfigError: the sweep cannot be made.
