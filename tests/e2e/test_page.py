@@ -1,10 +1,8 @@
 """The report's page in a real browser: headless Chromium from Debian, as wide as a desk and as a phone."""
-import os
 import shutil
-import sys
 
 import pytest
-from helpers import ROOT, call, run, skip_for
+from helpers import ROOT, call, skip_for
 from lines import write_set
 from made_systems import changed, refused
 from playwright.sync_api import sync_playwright
@@ -184,14 +182,3 @@ def test_nothing_is_wider_than_the_screen(open_page, name, screen):
     assert width == screen['viewport']['width'] and page.evaluate('document.documentElement.scrollWidth') <= width
     for box in (f.bounding_box() for f in page.locator('figure').all()):
         assert box['x'] >= 0 and box['x'] + box['width'] <= width
-
-
-def test_the_pictures_of_the_documentation_can_be_made_again(tmp_path, browser):
-    done = run([sys.executable, ROOT / 'docs/make_pictures.py', '--only', 'report', tmp_path],
-               env={**os.environ, 'PYTHONPATH': str(ROOT)})
-    assert done.returncode == 0, done.stderr
-    names = {f'report{screen}{scheme}.png' for screen in ('', '_phone') for scheme in ('', '_dark')}
-    assert {p.name for p in tmp_path.iterdir()} == names <= {p.name for p in (ROOT / 'docs/pictures').iterdir()}
-    assert all((folder / name).stat().st_size < 200_000 for folder in (tmp_path, ROOT / 'docs/pictures')
-               for name in names)
-    assert all(f'(pictures/{name})' in (ROOT / 'docs/results.md').read_text() for name in names)

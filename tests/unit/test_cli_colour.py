@@ -71,9 +71,3 @@ def test_a_report_is_the_same_text_with_and_without_colour(tmp_path):
     assert re.findall(r'\x1b\[(3\d)m(\w+)\x1b', shown) == [('33', 'aborted'), ('32', 'converged')]
     assert f'{paint("Runs", "bold")}\n' in shown and re.sub(r'\x1b\[\d+m', '', shown) == piped.stdout
     assert on_terminal('report', tmp_path, NO_COLOR='1') == piped.stdout
-
-
-def test_an_error_and_a_verdict_on_a_terminal(tmp_path):
-    assert on_terminal('raport').startswith(f'{paint("mlperf-rn50:", "red")} raport: unknown command')
-    log = write_set(tmp_path / '1x4', 1) / 'result_0.txt'
-    assert paint('FAIL', 'red') in on_terminal('check', log, '--ruleset', 'v0.5')

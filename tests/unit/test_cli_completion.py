@@ -75,11 +75,3 @@ def _type_and_wait(typed, becomes):
     whole = ' '.join(['mlperf-rn50', *typed.split()[:-1], becomes])
     return (f'zpty -w -n z {shlex.quote(f"mlperf-rn50 {typed}")}$\'\\t\'; zpty -r z out {shlex.quote(f"*{whole}*")}; '
             f'print -r -- {shlex.quote(becomes)}; zpty -w -n z $\'\\C-u\'')
-
-
-def test_the_scripts_offer_what_the_parsers_take(folder):
-    for shell in ('bash', 'zsh', 'fish'):
-        text = (folder / f'_{shell}').read_text()
-        for word in ('report', 'evaluations', 'schedule.warmup_epochs', 'inception_v3', 'completion'):
-            assert word in text, (shell, word)
-        assert '==SUPPRESS==' not in text

@@ -48,11 +48,6 @@ def test_any_other_module_is_a_bug_and_keeps_its_traceback(name):
     assert explain_missing(ModuleNotFoundError(f'No module named {name!r}', name=name)) is None
 
 
-def test_a_bug_keeps_its_traceback(tmp_path):
-    done = run([*CLI, 'report', tmp_path], env=without(tmp_path, 'tabulate'))
-    assert done.returncode == 1 and 'Traceback' in done.stderr and 'tabulate' in done.stderr
-
-
 def test_a_shell_completes_the_other_commands(tmp_path):
     done = run([*CLI, 'completion', 'bash'], env=without(tmp_path, 'jsonargparse'))
     assert (done.returncode, done.stderr) == (0, '')

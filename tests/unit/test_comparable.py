@@ -43,14 +43,6 @@ def test_those_of_the_same_or_an_unknown_model_do(tmp_path, models):
     assert study.comparisons[1].efficiency == pytest.approx(1) and not study.cautions and study.rates[1]
 
 
-def test_accelerators_are_no_ranks_on_cpus(tmp_path):
-    write_set(tmp_path / 'cpus', 1, ranks=2, accelerators=False)
-    write_set(tmp_path / 'gpus', 1, ranks=4)
-    study = study_of(tmp_path)
-    assert study.comparisons[1].efficiency is None
-    assert study.cautions[0].startswith('gpus: accelerators, not ranks on CPUs as in cpus: ')
-
-
 def test_node_splits_are_of_the_same_accelerators(tmp_path):
     home = tmp_path / 'v1.0/us'
     for nodes, model in ((1, 'V100'), (2, 'V100'), (4, 'A100')):

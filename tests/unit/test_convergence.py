@@ -103,22 +103,11 @@ def test_runs_one_evaluation_apart_are_weak_evidence(tmp_path):
     assert not any('differ by one evaluation' in w for w in strong.warnings)
 
 
-def test_other_data_is_said(tmp_path):
-    system = only(write_set(tmp_path, 2, train_samples=1437))
-    assert not system.is_imagenet and any('not ImageNet' in w for w in system.warnings)
-
-
 def test_where_the_time_goes(tmp_path):
     write_set(tmp_path, 1, first_s=30, epoch_s=10, eval_s=2, accuracies=(0.5, 0.6, 0.76))
     parts = parts_of(only(tmp_path).runs[0])
     assert (parts.init_s, parts.first_s, parts.training_s, parts.evaluation_s, parts.other_s) == (4, 30, 20, 6, 0)
     assert parts.on_clock_s == 56
-
-
-def test_systems_of_a_submission_are_named_after_their_folders(tmp_path):
-    write_set(tmp_path / 'v2.0/us/results/big/resnet', 1)
-    system = only(tmp_path)
-    assert (system.name, system.study_name, system.round, system.org) == ('big', 'v2.0/us', 'v2.0', 'us')
 
 
 def test_folders_of_other_benchmarks_are_left_out(tmp_path):

@@ -125,6 +125,7 @@ def test_every_link_of_a_number_leads_to_its_line(sweep):
     assert sum(href.startswith('#source-') for href in links) > 80
     assert {href for href in links if not href.startswith('#')} == {
         f'{name}/result_{k}.txt' for name in ('1x4', '2x4') for k in range(5)}
+    assert page.count(' data-key="') > 20  # by which numbers are sorted
     quoted = re.search(r'<a href="1x4/result_0.txt">1x4/result_0.txt</a>:(\d+) <code>(.*?)</code>', page)
     line = (sweep / '1x4/result_0.txt').read_text().splitlines()[int(quoted[1]) - 1]
     assert quoted[2][:60] == line.replace('"', '&#34;')[:60]

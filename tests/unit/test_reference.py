@@ -143,12 +143,6 @@ def test_what_is_said_below_and_behind():
     assert (once.is_below, once.is_behind, twice.is_behind) == (True, False, True)
 
 
-def test_what_is_said_where_no_reference_run_is():
-    standing = said([(44, 0.7)])
-    assert standing.here is None and not standing.is_below
-    assert standing.text == 'no reference run so far here; they converged at epoch 40'
-
-
 def test_a_target_that_reference_runs_did_not_have():
     higher = replace(RECIPE, target_accuracy=0.763)
     found = Reference('same', higher, (known(CURVE, shifted(0.004)),))
@@ -190,11 +184,6 @@ def test_named_runs_of_another_recipe_are_taken_at_the_word():
 def test_what_cannot_be_a_reference(named, words):
     with pytest.raises(UserError, match=words):
         find_named(RECIPE, 'digits', 360, named, [])
-
-
-def test_the_text_of_a_log_does_not_steer_a_terminal():
-    evil = replace(known(CURVE), source='/runs/\x1b[2J')
-    assert '\x1b' not in introduce(Reference('same', RECIPE, (evil,)))
 
 
 def test_the_recipe_of_a_configuration_is_that_of_its_published_set():

@@ -54,13 +54,6 @@ def test_pandas_reads_numbers_as_numbers(studies, render, numbers):
     assert not table.isin(['None', 'null', '[]', '{}']).any(axis=None) and set(table['system']) == {'1x4', '2x4'}
 
 
-def test_pandas_averages_without_splitting_a_cell(studies):
-    runs = pd.read_csv(io.StringIO(render_csv(studies)))
-    assert runs.groupby('system')['time_to_train_s'].mean().to_dict() == {'1x4': 22.0, '2x4': 22.0}
-    best = pd.read_csv(io.StringIO(render_evaluations_csv(studies))).groupby('file')['accuracy'].max()
-    assert list(runs.join(best, on='file')['accuracy']) == [0.76, 0.76, 0.25, 0.76]
-
-
 def test_refused_sets_and_running_runs_have_rows(studies):
     [study] = studies
     first, second = study.systems
@@ -69,13 +62,6 @@ def test_refused_sets_and_running_runs_have_rows(studies):
     rows = rows_of(render_csv([replace(study, systems=(refused, running))]))
     assert [(r['system'], r['file'][-12:], r['status']) for r in rows] == [
         ('1x4', 'result_0.txt', 'converged'), ('1x4', 'result_1.txt', 'converged'), ('2x4', 'result_0.txt', 'running')]
-
-
-def test_a_set_without_evaluations_has_their_columns(studies):
-    [study] = studies
-    runs = tuple(replace(r, evaluations=()) for r in study.systems[0].runs)
-    text = render_evaluations_csv([replace(study, systems=(replace(study.systems[0], runs=runs),))])
-    assert text.startswith('study,system,') and '\n' not in text
 
 
 @pytest.mark.parametrize('name', ['=cmd|x', '+1', '-1', '@SUM'])

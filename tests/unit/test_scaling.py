@@ -32,11 +32,6 @@ def test_the_scaling_efficiency_of_study_3_v100(units, rate, ideal, percent):
     assert (row.ideal, row.real, round(100 * row.efficiency)) == (ideal, rate, percent)
 
 
-@pytest.mark.parametrize('units, rate, percent', [(4, 1099, 97), (8, 2075, 92)])
-def test_the_scaling_efficiency_of_study_3_p100(units, rate, percent):
-    assert round(100 * scaling.scale_rate(1, 283, units, rate).efficiency) == percent
-
-
 # Study 1: 4 V100 a node; the study gives epochs and speed-ups, from which the times follow for any time of one node.
 STUDY_1 = {1: (61, 1.0), 2: (62, 1.8), 4: (65, 3.3), 8: (81, 4.9)}
 
@@ -129,13 +124,6 @@ def test_the_baseline_is_the_smallest_that_converged_or_the_one_that_is_named(tm
         make_studies(load_systems([tmp_path]), '4n')
 
 
-def test_nothing_converged_and_still_shown(tmp_path):
-    write_set(tmp_path / '1x4', 2, status='aborted')
-    text = render_table([study_of(tmp_path)])
-    row = next(line.split() for line in text.splitlines() if line.startswith('1x4'))
-    assert row[4:8] == ['0', '/', '2', '-'] and '2 of 2 runs did not converge' in text
-
-
 def test_a_system_without_a_log_is_shown_with_its_study(tmp_path):
     write_set(tmp_path / '1x4', 2)
     (tmp_path / '2x4').mkdir()
@@ -143,11 +131,3 @@ def test_a_system_without_a_log_is_shown_with_its_study(tmp_path):
     study = study_of(tmp_path)
     assert [s.name for s in study.systems] == ['1x4', '2x4'] and study.comparisons[1] is None
     assert '2x4: 1 of 1 logs cannot be read: it counts as not converged' in render_table([study])
-
-
-def test_cpu_runs_are_counted_in_ranks(tmp_path):
-    write_set(tmp_path / '1x2', 1, ranks=2, accelerators=False)
-    write_set(tmp_path / '2x2', 1, ranks=4, nodes=2, accelerators=False, epoch_s=5.0, eval_s=0.5)
-    study = study_of(tmp_path)
-    assert [(s.num_accelerators, s.num_units) for s in study.systems] == [(0, 2), (0, 4)]
-    assert study.comparisons[1].efficiency == pytest.approx(1)
