@@ -81,15 +81,3 @@ def write_set(folder, num_runs=5, **keys):
         own = {name: value(k) if callable(value) else value for name, value in keys.items()}
         write_lines(Path(folder) / f'result_{k}.txt', run_lines(**{'seed': k + 1, **own}))
     return Path(folder)
-
-
-def v05_run_lines(accuracies=(0.5, 0.75), *, epoch_s=10.0, seed=1, nodes=80, ranks=640, local_batch=26):
-    """The lines of a v0.5 run, whose number of ranks and global batch are only told by what every rank writes."""
-    lines = [*[v05('run_clear_caches', -9)] * nodes, *[v05('run_set_random_seed', -8, seed)] * ranks,
-             v05('input_batch_size', -8, local_batch), v05('run_start', 0)]
-    for epoch, accuracy in enumerate(accuracies):
-        lines += [v05('train_epoch', epoch * epoch_s, epoch), v05('eval_start', (epoch + 0.9) * epoch_s, epoch),
-                  v05('eval_accuracy', (epoch + 1) * epoch_s, {'epoch': epoch, 'value': accuracy}),
-                  v05('eval_stop', (epoch + 1) * epoch_s, epoch)]
-    end_s = len(accuracies) * epoch_s
-    return [*lines, v05('run_stop', end_s), v05('run_final', end_s)]
