@@ -199,6 +199,13 @@ def expected_of(rank, num_ranks):
             'count': [num_ranks]}
 
 
+def test_stages_and_sets():
+    assert [find_stages(r, 5, 2) for r in (0, 3, 4)] == [((0, 1), (0, 2, 4)), ((2, 3), (0, 2, 4)), ((4,), (0, 2, 4))]
+    assert find_stages(2, 4, 1) == ((2,), (0, 1, 2, 3))
+    assert find_sets(5, 2) == [(0, 1, 2, 3, 4), (0, 1), (0, 2, 4), (2, 3)]
+    assert find_sets(4, 1) == [(0, 1, 2, 3)] and find_sets(2, 2) == [(0, 1)] and find_sets(1, 4) == [(0,)]
+
+
 @pytest.mark.parametrize('num_ranks, ranks_per_node, num_sharing, leaders', [
     (4, 4, 1, {(0, 1, 2, 3)}), (4, 4, 2, {(0, 2)}), (2, 2, 2, set()), (3, 3, 2, {(0, 2)}), (8, 4, 2, {(0, 2, 4, 6)}),
     (6, 3, 3, {(0, 3)}), (8, 8, 4, {(0, 4)})])
@@ -230,13 +237,6 @@ def test_all_and_a_part_of_them_may_have_sums_under_way_at_once(on_ranks):
     sums = [key for key in world.arrived if 'gradients' in key[1]]
     assert {(0, 1), (0, 2)} < {ranks for ranks, _, _ in sums}  # in which both exchange
     assert {turn for _, _, turn in sums} == {1}  # Horovod refuses a name that is under way in a set
-
-
-def test_stages_and_sets():
-    assert [find_stages(r, 5, 2) for r in (0, 3, 4)] == [((0, 1), (0, 2, 4)), ((2, 3), (0, 2, 4)), ((4,), (0, 2, 4))]
-    assert find_stages(2, 4, 1) == ((2,), (0, 1, 2, 3))
-    assert find_sets(5, 2) == [(0, 1, 2, 3, 4), (0, 1), (0, 2, 4), (2, 3)]
-    assert find_sets(4, 1) == [(0, 1, 2, 3)] and find_sets(2, 2) == [(0, 1)] and find_sets(1, 4) == [(0,)]
 
 
 @pytest.mark.parametrize('counts', [[4], [3], [4, 2], [2, 3]])
