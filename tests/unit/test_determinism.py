@@ -48,8 +48,8 @@ def watched(net) -> set:
 
 
 @pytest.mark.parametrize('train', [
-    {'local_batch_size': 4}, {'local_batch_size': 4, 'gradient_accumulation_steps': 2},
-    {'local_batch_size': 4, 'eval_batch_size': 7}, {'global_batch_size': 6, 'eval_batch_size': 100}], ids=str)
+    {'local_batch_size': 4, 'gradient_accumulation_steps': 2}, {'global_batch_size': 6, 'eval_batch_size': 100}],
+    ids=str)
 def test_the_warm_up_comes_to_every_shape_of_the_run(train):
     """19 and 9 images fill no last batch."""
     data = DataConfig(num_train=19, num_val=9, num_classes=3, image_size=32, resize_shorter=32, synthetic=True)
