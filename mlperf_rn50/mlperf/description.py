@@ -17,12 +17,7 @@ class Description:
     """What a system description says of the hardware.
 
     Args:
-        path: the file.
-        org: who submitted, and where that is said.
-        num_nodes: number of nodes.
-        num_accelerators: of all nodes, or of one.
-        is_of_one_node: whether num_accelerators is of one node.
-        nodes_line, accelerators_line: where the file says so.
+        num_accelerators: of all nodes, or of one where is_of_one_node.
         accelerator: its model.
         framework: with its version.
     """
