@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli._parsers import Parser
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, UserError
-from mlperf_rn50.mlperf.rulesets import ROUNDS, WRITTEN, parse_round
+from mlperf_rn50.mlperf.rulesets import PACKAGED, parse_round
 
 if TYPE_CHECKING:
     from mlperf_rn50.mlperf.package import Package
 
 EPILOG = """examples:
   mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission
-  mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission --round v0.5 --poc-email us@example.com
+  mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission --round v3.1
   mlperf-rn50 package --check submission/us --round v4.0
 
 Results are copied byte for byte. A set that a rule refuses is refused, with the rule, and nothing is written.
@@ -32,9 +32,8 @@ def make_parser() -> Parser:
     parser.add_argument('--org', help='who submits')
     parser.add_argument('--system', help='name of the system')
     parser.add_argument('--out', metavar='DIR', help='where the tree of the organisation goes')
-    parser.add_argument('--round', type=parse_round, choices=list(ROUNDS), metavar='ROUND', default='v4.0',
-                        help=f'whose layout and rules: {WRITTEN} (default: v4.0)')
-    parser.add_argument('--poc-email', metavar='EMAIL', default='', help='v0.5: whom to ask')
+    parser.add_argument('--round', type=parse_round, choices=PACKAGED, metavar='ROUND', default='v4.0',
+                        help=f'whose layout and rules: {", ".join(PACKAGED)} (default: v4.0)')
     parser.add_argument('--code', metavar='DIR', type=Path,
                         help='the checkout of mlperf_rn50 that is submitted (default: the one that runs)')
     parser.add_argument('--check', metavar='TREE', type=Path,
@@ -76,8 +75,7 @@ def _build(options: Namespace) -> tuple[Package, str, float | None]:
         raise UserError(f'RUNS: got {len(systems)} sets ({", ".join(s.name for s in systems)}), expected one')
     if systems[0].refusal:
         raise UserError(f'{systems[0].folder}: {systems[0].refusal}')
-    order = package.Order(options.org, options.system, options.round, Path(options.out), options.poc_email,
-                          options.code)
+    order = package.Order(options.org, options.system, options.round, Path(options.out), options.code)
     made = package.make_package(systems[0].runs, order)
     heading = (f'{made.home}: {order.system}, {order.round}' + f', {_OPEN}' * made.is_open if made.home else
                f'refused by the rules of {order.round}; nothing was written:')

@@ -1,33 +1,22 @@
 """The official tools run over a submission tree: package_checker and result_summarizer.
 
 They leave files in the tree, take some signs of its path for patterns, and open whatever is there: so they are given
-a copy of its regular files. Source: mlperf_logging; the layouts of v0.6 and later rounds.
+a copy of its regular files. Source: mlperf_logging; the layouts of v1.0 and later rounds.
 """
-import contextlib
 import csv
-import io
 import json
-import logging
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlperf_rn50.mlperf.official import import_official
-from mlperf_rn50.mlperf.rulesets import V05
+from mlperf_rn50.mlperf.official import NEEDED, NotInstalled, import_official
 
 Finding = tuple[str, str]  # a checker, and what it says
-# Crashes that are known: how the last line begins, and what led to it.
-_KNOWN_CRASHES = {
-    "NameError: name 'system_file'": 'a fault of the tool: its message about a field that a system description lacks '
-                                     'is broken; fill in all 33 fields',
-    'ValueError: invalid literal for int()': 'it expects numbers for number_of_nodes, host_processors_per_node and '
-                                             'accelerators_per_node in a system description; fill them in',
-    'KeyError: None': 'a fault of the tool: it wants one global_batch_size and submission_benchmark in all logs, that '
-                      'of the run which may fail included'}
+_MAX_S = 600  # for one tool, which takes seconds
 
 
 @dataclass(frozen=True)
@@ -47,33 +36,19 @@ class TreeVerdict:
     crash: str | None = None
 
 
-def _official(tool: str, *arguments: str) -> tuple[str, str | None]:
-    """What an official tool prints and logs, and the last line of its crash: run as its command is, in this process.
-
-    Importing pandas and scipy takes longer than all that the tools do. For this time the process has the arguments,
-    the output and the root logger of the command; so does every thread of it.
-    """
-    main = import_official(f'{tool}.{tool}').main
-    import_official('compliance_checker.mlp_compliance').enqueued_configs.clear()  # a crash may have left some
-    said, root, argv, crash = io.StringIO(), logging.getLogger(), sys.argv, None
-    handlers, level = root.handlers, root.level
-    root.handlers, sys.argv = [], [tool, *arguments]
-    try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            main()
-    except (Exception, SystemExit) as e:
-        crash = ' '.join(''.join(traceback.format_exception_only(e)).split())[-300:]
-    finally:
-        for handler in root.handlers:
-            handler.close()
-        root.handlers, sys.argv = handlers, argv
-        root.setLevel(level)
-    return said.getvalue(), crash
-
-
-def _explain_crash(crash: str) -> str:
-    why = next((why for start, why in _KNOWN_CRASHES.items() if crash.startswith(start)), None)
-    return f'crashed: {crash}' + (f'; {why}' if why else '')
+def _official(tool: str, *arguments: str, place: Path) -> tuple[str, str | None]:
+    """Return what an official tool prints and logs, and the last line of its crash: it runs as its command does."""
+    import_official(tool)
+    with tempfile.TemporaryDirectory(dir=place) as here:
+        try:
+            done = subprocess.run([sys.executable, '-m', f'mlperf_logging.{tool}', *arguments], cwd=here, text=True,
+                                  errors='replace', capture_output=True, stdin=subprocess.DEVNULL, timeout=_MAX_S)
+        except subprocess.TimeoutExpired:
+            return '', f'no answer after {_MAX_S} s'
+    last = ' '.join((done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1].split())[-300:]
+    if last.startswith('ModuleNotFoundError'):
+        raise NotInstalled(NEEDED)
+    return done.stdout + done.stderr, last if 'Traceback (most recent' in done.stderr or done.returncode < 0 else None
 
 
 def _copy(home: Path, place: Path) -> Path:
@@ -89,15 +64,13 @@ def _copy(home: Path, place: Path) -> Path:
 
 
 def judge_tree(home: Path, ruleset: str) -> TreeVerdict:
-    """What the official tools say of a tree; there are none for v0.5.
+    """Return what the official tools say of a tree.
 
     The logs must have passed check_results first: the official checker builds file names from values of the log.
 
     Raises:
         NotInstalled: mlperf-logging is not there.
     """
-    if ruleset == V05:
-        return TreeVerdict()
     with tempfile.TemporaryDirectory() as place:
         tree = _copy(home, Path(place, 'tree'))
         problems, findings = _check_package(tree, ruleset, Path(place, 'log'))
@@ -110,10 +83,11 @@ def judge_tree(home: Path, ruleset: str) -> TreeVerdict:
 
 def _check_package(tree: Path, ruleset: str, log: Path) -> tuple[list[str], list[Finding]]:
     """What package_checker finds wrong, and what it finds right."""
-    text, crash = _official('package_checker', str(tree), 'training', ruleset, '--log_output', str(log))
+    text, crash = _official('package_checker', str(tree), 'training', ruleset, '--log_output', str(log),
+                            place=log.parent)
     lines = [' '.join(line.replace(f'{tree}/', '').split()) for line in text.splitlines()]
     if crash:
-        return [f'package_checker {_explain_crash(crash)}'], []
+        return [f'package_checker crashed: {crash}'], []
     if 'PACKAGE CHECKER FOUND NO ERRORS' not in text:
         errors = [line.removeprefix('ERROR - ') for line in lines if line.startswith('ERROR - ')]
         return [f'package_checker: {e}' for e in errors] or [f'package_checker: {text[-500:]}'], []
@@ -132,8 +106,7 @@ def _scaled(tree: Path) -> list[Finding]:
 
 def _summarize(tree: Path, ruleset: str, path: Path) -> tuple[dict[str, float], str | None]:
     """The scores in minutes that result_summarizer computes, and its crash."""
-    _, crash = _official('result_summarizer', str(tree), 'training', ruleset, '--csv', str(path))
+    _, crash = _official('result_summarizer', str(tree), 'training', ruleset, '--csv', str(path), place=path.parent)
     rows = csv.DictReader(path.read_text().splitlines()) if path.is_file() else []
-    unit = 1000 if ruleset == '0.6.0' else 1  # whose times are seconds, which it takes for milliseconds
-    scores = {row['system']: float(row['resnet']) * unit for row in rows if row.get('resnet')}
-    return scores, _explain_crash(crash) if crash else None
+    scores = {row['system']: float(row['resnet']) for row in rows if row.get('resnet')}
+    return scores, f'crashed: {crash}' if crash else None

@@ -1,6 +1,6 @@
-"""The system description of a submission: the one beside its logs, else made of the runs and their env.json."""
+"""The system description of a submission: made of the runs, their env.json and the one beside them; its faults."""
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,10 @@ from mlperf_rn50.mlperf.run import Run
 _MAX_BYTES = 1 << 20
 _STATUS_OF_4 = {'cloud': 'Available cloud', 'onprem': 'Available on-premise', 'preview': 'Preview',
                 'research': 'Research, Development, or Internal (RDI)'}
-
-
 # Fields that logs know too.
 _COMPARED = ('number_of_nodes', 'accelerators_per_node')
 # Fields that result_summarizer takes for numbers.
-NUMBERS = ('number_of_nodes', 'host_processors_per_node', 'accelerators_per_node')
+_NUMBERS = ('number_of_nodes', 'host_processors_per_node', 'accelerators_per_node')
 # Fields that the order or the logs settle, or that are put together.
 _OF_ORDER = ('submitter', 'system_name', 'division', 'status', 'sw_notes')
 
@@ -34,32 +32,20 @@ def _each(values: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Base:
-    """The system description that a submitter wrote.
-
-    Args:
-        name: of the file, with its folder's.
-        content: all that it says.
-        fields: what it says in the fields of the later rounds, without empty ones.
-    """
+    """The system description that a submitter wrote, without its empty fields; the name has the file's folder."""
 
     name: str
-    content: dict[str, Any]
     fields: dict[str, Any]
 
 
 def find_base(log: Path) -> Base | None:
-    """The description in the tree that a log lies in: systems/<system>.json, or entry.json of v0.5."""
+    """Return the description in the tree that a log lies in, systems/<system>.json; None where there is none."""
     system = log.absolute().parent.parent
-    for path in (system.parent.parent / 'systems' / f'{system.name}.json', system / 'entry.json'):
-        try:
-            content = parse_json(read_text(path, _MAX_BYTES)) if path.is_file() else None
-        except (OSError, ValueError):
-            continue
-        if isinstance(content, dict):
-            told = _from_entry(content) if path.name == 'entry.json' else content
-            fields = {k: text for k, v in told.items() if (text := _text(k, v))}
-            return Base(f'{path.parent.name}/{path.name}', content, fields)
-    return None
+    path = system.parent.parent / 'systems' / f'{system.name}.json'
+    content, _ = _load(path)
+    if content is None:
+        return None
+    return Base(f'systems/{path.name}', {k: text for k, v in content.items() if (text := _text(k, v))})
 
 
 def _text(key: str, value: Any) -> Any:
@@ -68,21 +54,6 @@ def _text(key: str, value: Any) -> Any:
         return value
     text = str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ''
     return '' if text.upper() == 'N/A' else text
-
-
-def _from_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """The fields of later rounds that an entry.json of v0.5 tells."""
-    node = next(iter(objects_at(entry, 'nodes')), {})
-    m = re.fullmatch(r'(\d{1,3})x (.+)', str(node.get('cpu')))
-    return {'number_of_nodes': node.get('num_nodes'), 'host_processors_per_node': m[1] if m else '',
-            'host_processor_model_name': m[2] if m else node.get('cpu'),
-            'host_memory_capacity': node.get('sys_mem_size'), 'host_storage_type': node.get('sys_storage_type'),
-            'host_storage_capacity': node.get('sys_storage_size'), 'host_networking': entry.get('interconnect'),
-            'accelerators_per_node': node.get('num_accelerators'), 'accelerator_model_name': node.get('accelerator'),
-            'accelerator_host_interconnect': node.get('cpu_accel_interconnect'), 'hw_notes': node.get('notes'),
-            'division': entry.get('division'), 'status': entry.get('status'),
-            'framework': entry.get('framework'), 'other_software_stack': entry.get('libraries'),
-            'operating_system': entry.get('os'), 'sw_notes': entry.get('notes')}
 
 
 def data_note(runs: Sequence[Run]) -> str:
@@ -101,14 +72,9 @@ def _stack(env: dict[str, Any]) -> dict[str, str]:
 
 def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: str, round_name: str,
                     base: Base | None) -> dict[str, Any]:
-    """The system description of the later rounds, from logs and env.json; what neither knows is ''.
+    """Return the system description, from logs and env.json of one of them; what neither knows is ''.
 
     Args:
-        runs: of the system.
-        env: env.json of one of them.
-        org: who submits.
-        system: its name.
-        round_name: v0.5 to v4.0.
         base: whose division and status stand in for what the logs do not say.
 
     Source: mlperf_logging.system_desc_checker.
@@ -154,10 +120,9 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
 
 
 def merge_description(base: Base, ours: dict[str, Any], logged: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A submitter's description, its gaps filled with ours; and notes on what came from where.
+    """Return a submitter's description, its gaps filled with ours, and notes on what came from where.
 
     Args:
-        base: the description.
         ours: of describe_system.
         logged: the same without env.json.
     """
@@ -184,36 +149,43 @@ def _status(text: str, round_name: str) -> str:
 
 
 def find_gaps(description: dict[str, Any]) -> list[str]:
-    """The fields of a description, or of an entry.json, that say nothing; but those that may."""
-    may = ('hw_notes', 'sw_notes', 'notes') + ('accelerator_',) * (description.get('accelerators_per_node') == '0')
-    parts = [('', description), *((f'nodes[{i}].', node) for i, node in enumerate(objects_at(description, 'nodes')))]
-    return [f'{where}{k}' for where, part in parts for k, v in part.items() if v in ('', {}) and not k.startswith(may)]
+    """Return the fields of a description that are empty; but those that may be."""
+    may = ('hw_notes', 'sw_notes') + ('accelerator_',) * (description.get('accelerators_per_node') == '0')
+    return [k for k, v in description.items() if v in ('', {}) and not k.startswith(may)]
 
 
-def _count(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+def _load(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return the object of a JSON file; None and why where there is none."""
+    if not path.is_file():
+        return None, 'is no file' if path.exists() else 'is missing'
+    try:
+        content = parse_json(read_text(path, _MAX_BYTES))
+    except OSError as e:
+        return None, f'cannot be read: {e.strerror}'
+    except ValueError as e:
+        return None, str(e)[:200]
+    return (content, '') if isinstance(content, dict) else (None, 'is no JSON object')
 
 
-def describe_entry(description: dict[str, Any], base: Base | None) -> dict[str, Any]:
-    """entry.json of v0.5, from the later rounds' description, and as a submitter wrote it where there is one."""
-    own = base.content if base and base.name.endswith('/entry.json') else {}
-    return {**_entry_of(description), **{k: v for k, v in own.items() if v and k not in ('division', 'notes')}}
+def _is_count(value: object) -> bool:
+    """Return whether a value is a whole number of up to nine digits, or one written as text."""
+    return (not isinstance(value, bool) and isinstance(value, (int, str))
+            and bool(re.fullmatch(r'[0-9]{1,9}', str(value))))
 
 
-def _entry_of(description: dict[str, Any]) -> dict[str, Any]:
-    d = description
-    per_node, sockets = _count(d['accelerators_per_node']), d['host_processors_per_node']
-    stack = d['other_software_stack']
-    return {'division': d['division'], 'status': d['status'], 'hardware': d['system_name'], 'framework': d['framework'],
-            'power': 'N/A', 'notes': d['sw_notes'], 'interconnect': d['host_networking'], 'os': d['operating_system'],
-            'libraries': ' / '.join(f'{k} {v}' for k, v in stack.items()) if isinstance(stack, dict) else stack,
-            'compilers': '',
-            'nodes': [{'num_nodes': _count(d['number_of_nodes']),
-                       'cpu': f'{sockets}x {d["host_processor_model_name"]}',
-                       'num_cores': _count(d['host_processor_core_count']) * _count(sockets),
-                       'num_vcpus': _count(d['host_processor_vcpu_count']) * _count(sockets),
-                       'accelerator': d['accelerator_model_name'], 'num_accelerators': per_node,
-                       'sys_mem_size': d['host_memory_capacity'], 'sys_storage_type': d['host_storage_type'],
-                       'sys_storage_size': d['host_storage_capacity'],
-                       'cpu_accel_interconnect': d['accelerator_host_interconnect'],
-                       'network_card': d['host_networking'], 'num_network_cards': '', 'notes': d['hw_notes']}]}
+def check_description(home: Path, system: str, divisions: Set[str | None]) -> tuple[list[str], list[str]]:
+    """Return what is wrong with the description of a system in a tree, and what it leaves open, a sentence each.
+
+    Args:
+        divisions: those that the logs of the system name.
+    """
+    where = f'systems/{system}.json'
+    content, fault = _load(home / where)
+    if content is None:
+        return [f'{where}: {fault}'], []
+    flaws = [f'{k} is {content[k]!r:.40}, expected a whole number' for k in _NUMBERS
+             if k in content and not _is_count(content[k])]
+    flaws += [f'division is {str(content.get("division")):.40}, the logs say {logged}'
+              for logged in sorted(map(str, divisions)) if content.get('division') != logged]
+    gaps = find_gaps(content)
+    return [f'{where}: {flaw}' for flaw in flaws], [f'{where} says nothing of {", ".join(gaps)}'] if gaps else []

@@ -2,9 +2,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mlperf_rn50.mlperf.check_description import check_description, check_submitter
 from mlperf_rn50.mlperf.check_tree import judge_tree
-from mlperf_rn50.mlperf.package import Package, code_folder, judge_runs
+from mlperf_rn50.mlperf.describe_system import check_description
+from mlperf_rn50.mlperf.package import CODE_FOLDER, Package, judge_runs
 from mlperf_rn50.mlperf.rulesets import ROUNDS
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.set_rules import find_oddities
@@ -15,17 +15,16 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]
     """A tree, looked at as a whole; the official tools are given what has passed all else.
 
     Args:
-        home: the tree of the organisation.
-        round_name: one of ROUNDS.
+        round_name: one of PACKAGED.
         sets: the runs of each system, by the name of its folder in results.
 
     Raises:
         UserError: a log cannot be read.
-        NotInstalled: mlperf-logging is not there, and the round is later than v0.5.
+        NotInstalled: mlperf-logging is not there.
     """
     parts = [_check_system(home, round_name, system, runs) for system, runs in sets.items()]
     problems = [text for part in parts for text in part.refusals]
-    problems += check_submitter(home, round_name) + _check_code(home, round_name)
+    problems += _check_code(home)
     findings = [finding for part in parts for finding in part.findings]
     scores: dict[str, float] = {}
     if not problems:
@@ -42,14 +41,14 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]
 def _check_system(home: Path, round_name: str, system: str, runs: Sequence[Run]) -> Package:
     """The logs and the description of one system."""
     refusals, (checker, text) = judge_runs(runs, ROUNDS[round_name])
-    flaws, gaps = check_description(home, system, round_name, {r.division for r in runs} - {None})
+    flaws, gaps = check_description(home, system, {r.division for r in runs} - {None})
     return Package(home, (*(f'{system}: {refusal}' for refusal in refusals), *flaws),
                    tuple(f'{system}: {odd}' for odd in find_oddities(runs)), ((checker, f'{system}: {text}'),),
                    tuple(gaps))
 
 
-def _check_code(home: Path, round_name: str) -> list[str]:
+def _check_code(home: Path) -> list[str]:
     """What the code that package wrote lacks; other code is not judged."""
-    folder = f'{code_folder(round_name)}/code'
+    folder = f'{CODE_FOLDER}/code'
     missing = missing_code(home / folder) if (home / folder).is_dir() else []
     return [f'{folder} lacks {", ".join(missing)}, which its scripts call'] if missing else []

@@ -17,6 +17,7 @@ from mlperf_rn50.mlperf.rulesets import DIVISIONS
 # Characters of a log line, with its end; the longest that was published has 1256.
 MAX_LINE = 8192
 _CLAIM = ':::ML'
+NEEDED = "needs mlperf-logging: pip install 'mlperf-rn50[check]'"
 # What the official checker puts into file names, and what it may be.
 _ENQUEUED = {'submission_benchmark': ('resnet',), 'submission_division': DIVISIONS, 'opt_name': ('sgd', 'lars')}
 
@@ -34,7 +35,7 @@ def import_official(module: str) -> Any:
     try:
         return importlib.import_module(f'mlperf_logging.{module}')
     except ImportError as e:
-        raise NotInstalled("needs mlperf-logging: pip install 'mlperf-rn50[check]'") from e
+        raise NotInstalled(NEEDED) from e
 
 
 def claimed_lines(path: Path) -> Iterator[tuple[int, str | None]]:

@@ -1,6 +1,6 @@
 """A submission tree: the order, the rules on a set of runs, and the tree of those that keep them.
 
-Source: MLPerf training submission rules; the layouts of v0.5 and of later rounds.
+Source: MLPerf training submission rules; the layout of v1.0 and later rounds.
 """
 import re
 import shutil
@@ -12,12 +12,11 @@ from typing import Any
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import dump_json
-from mlperf_rn50.mlperf.check_description import check_description, check_submitter
 from mlperf_rn50.mlperf.check_tree import Finding, TreeVerdict, judge_tree
 from mlperf_rn50.mlperf.describe_system import (
     Base,
+    check_description,
     data_note,
-    describe_entry,
     describe_system,
     find_base,
     find_gaps,
@@ -27,7 +26,7 @@ from mlperf_rn50.mlperf.description import load_env
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.mlperf.rulesets import ROUNDS
 from mlperf_rn50.mlperf.run import Run
-from mlperf_rn50.mlperf.set_rules import check_results, check_set, find_oddities, result_of
+from mlperf_rn50.mlperf.set_rules import check_results, check_set, find_oddities
 from mlperf_rn50.mlperf.submitted_code import (
     check_code,
     copy_code,
@@ -37,6 +36,7 @@ from mlperf_rn50.mlperf.submitted_code import (
 )
 
 _SAME_SCORE_MINUTES = 0.005  # scores that differ by less are written alike, or are rounded
+CODE_FOLDER = 'benchmarks/resnet/implementations/mlperf_rn50'  # in a tree
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
 
 
@@ -45,11 +45,8 @@ class Order:
     """What is to be packaged.
 
     Args:
-        org: who submits.
-        system: name of the system, of its folder and of its description.
-        round: v0.5 to v4.0, one of ROUNDS.
+        round: one of PACKAGED.
         out: the folder that holds the tree of the organisation.
-        poc_email: v0.5 only: whom to ask.
         code: a checkout of the program that is submitted; None for the one that runs.
     """
 
@@ -57,7 +54,6 @@ class Order:
     system: str
     round: str
     out: Path
-    poc_email: str = ''
     code: Path | None = None
 
     @property
@@ -121,11 +117,6 @@ def _env_of(runs: Sequence[Run]) -> dict[str, Any]:
     return next((env for r in runs if (env := load_env(r.path))), {})
 
 
-def code_folder(round_name: str) -> str:
-    """Where a round's tree has the code."""
-    return 'code/resnet' if round_name == 'v0.5' else 'benchmarks/resnet/implementations/mlperf_rn50'
-
-
 def _describe(runs: Sequence[Run], env: dict[str, Any], order: Order,
               base: Base | None) -> tuple[dict[str, Any], list[str]]:
     """The system description, and notes on what of it came from where."""
@@ -142,14 +133,9 @@ def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
     results = home / 'results' / order.system / 'resnet'
     results.mkdir(parents=True)
     for k, run in enumerate(runs):
-        shutil.copyfile(result_of(run, order.ruleset), results / f'result_{k}.txt')
-    if order.round == 'v0.5':
-        description = describe_entry(description, base)
-        dump_json(results.parent / 'entry.json', description)
-        dump_json(home / 'submission.json', {'org': order.org, 'poc_email': order.poc_email})
-    else:
-        dump_json(home / 'systems' / f'{order.system}.json', description)
-    code = home / code_folder(order.round)
+        shutil.copyfile(run.path, results / f'result_{k}.txt')
+    dump_json(home / 'systems' / f'{order.system}.json', description)
+    code = home / CODE_FOLDER
     code.mkdir(parents=True)
     write_scripts(code, runs, order.system)
     write_runs(code / f'runs_{order.system}', runs)
@@ -193,32 +179,26 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
             verdict = judge_tree(new, order.ruleset)
             if verdict.problems:
                 return Package(None, verdict.problems, oddities=oddities, notes=tuple(notes))
-            if (order.home / code_folder(order.round) / 'code').exists():
-                notes.append(f'{code_folder(order.round)}/code is there already and stays as it is')
+            if (order.home / CODE_FOLDER / 'code').exists():
+                notes.append(f'{CODE_FOLDER}/code is there already and stays as it is')
             _merge(new, order.home)
     except OSError as e:
         raise UserError(f'--out: {order.out}: {e.strerror}; choose a folder that can be written') from e
-    findings = (of_logs, *verdict.findings, *_summary(verdict, order.system, order.ruleset))
-    flaws, _ = check_description(order.home, order.system, order.round, {r.division for r in runs} - {None})
+    findings = (of_logs, *verdict.findings, *_summary(verdict, order.system))
+    flaws, _ = check_description(order.home, order.system, {r.division for r in runs} - {None})
     return Package(order.home, (), oddities, findings, tuple(notes), (verdict.scores or {}).get(order.system),
-                   (*flaws, *check_submitter(order.home, order.round)))
+                   tuple(flaws))
 
 
-def _summary(verdict: TreeVerdict, system: str, ruleset: str) -> list[Finding]:
-    """What result_summarizer says of a system; nothing for v0.5, which has none."""
-    if verdict.crash:
-        return [('result_summarizer', verdict.crash)]
-    if verdict.scores is None:
-        return []
-    minutes = verdict.scores.get(system)
-    unit = ', of its own figure 1000 times: it takes the seconds of 0.6.0 for milliseconds'
-    return [('result_summarizer', 'gives no score' if minutes is None else
-             f'{minutes:.2f} min' + unit * (ruleset == '0.6.0'))]
+def _summary(verdict: TreeVerdict, system: str) -> list[Finding]:
+    """Return what result_summarizer says of a system."""
+    minutes = (verdict.scores or {}).get(system)
+    return [('result_summarizer', verdict.crash or ('gives no score' if minutes is None else f'{minutes:.2f} min'))]
 
 
 def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], Finding]:
     """The rules against a set and its logs, and how many logs pass."""
-    refusals = check_set(runs, ruleset)
+    refusals = check_set(runs)
     return (refusals, ('logs', 'not checked')) if refusals else check_results(runs, ruleset)
 
 
@@ -226,8 +206,6 @@ def render_package(package: Package, heading: str, score_minutes: float | None =
     """What was made, what the official tools say of it, and what to know; or why it was refused.
 
     Args:
-        package: of make_package or check_finished.
-        heading: its first line.
         score_minutes: the score that report gives; None where there is none.
     """
     lines = [heading]

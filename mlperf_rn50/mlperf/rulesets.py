@@ -8,6 +8,8 @@ RULESETS = (V05, '0.6.0', '0.7.0', '1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', 
 DIVISIONS = ('open', 'closed')
 # The round that a submission is for, and the rules of the checkers for it.
 ROUNDS = {V05: V05, **{f'v{r[:3]}': r for r in RULESETS[1:]}}
+# The rounds whose layout of a submission is written and checked; those before take no submissions any more.
+PACKAGED = tuple(name for name in ROUNDS if name >= 'v1.0')
 # For --help.
 WRITTEN = ', '.join([V05, *(f'{ruleset} or {name}' for name, ruleset in ROUNDS.items() if ruleset != V05)])
 
@@ -28,10 +30,13 @@ def parse_ruleset(text: str) -> str:
 
 
 def parse_round(text: str) -> str:
-    """The round, one of ROUNDS, however it is written.
+    """Return the round that is packaged, one of PACKAGED, however it is written.
 
     Raises:
-        ArgumentTypeError: there is none; names the nearest.
+        ArgumentTypeError: there is none; names the nearest, or the rounds that are packaged.
     """
     ruleset = parse_ruleset(text)
-    return next(name for name, its in ROUNDS.items() if its == ruleset)
+    name = next(name for name, its in ROUNDS.items() if its == ruleset)
+    if name not in PACKAGED:
+        raise ArgumentTypeError(f'got {text!r:.40}, expected a round that is packaged: {", ".join(PACKAGED)}')
+    return name

@@ -1,26 +1,18 @@
 """The rules on a set of runs, whatever the layout of its tree: which sets are refused, and what is odd about one."""
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from mlperf_rn50.mlperf import check
 from mlperf_rn50.mlperf.check_tree import Finding
 from mlperf_rn50.mlperf.copies import find_copies
 from mlperf_rn50.mlperf.official import find_danger
-from mlperf_rn50.mlperf.rulesets import V05
 from mlperf_rn50.mlperf.run import Run
 
 NUM_RESULTS = 5
 _MAX_WARNINGS = 3  # of a log that are said here; report says all
 
 
-def result_of(run: Run, ruleset: str) -> Path:
-    """The file of a run that a ruleset can read: 0.6.0 takes :::MLL lines alone, which our runs write to their own."""
-    half = run.path.with_name(f'{run.path.stem}_v0.6.txt')
-    return half if ruleset == '0.6.0' and half.is_file() else run.path
-
-
-def check_set(runs: Sequence[Run], ruleset: str) -> list[str]:
+def check_set(runs: Sequence[Run]) -> list[str]:
     """The rules that a set breaks, whatever its single logs say; a sentence each."""
     refusals = []
     if len(runs) != NUM_RESULTS:
@@ -41,17 +33,7 @@ def check_set(runs: Sequence[Run], ruleset: str) -> list[str]:
     seeds = [r.seed for r in runs if r.seed is not None]
     if len(set(seeds)) < len(seeds):
         refusals.append('every run has a seed of its own; here some share one')
-    return refusals + _unreadable(runs, ruleset)
-
-
-def _unreadable(runs: Sequence[Run], ruleset: str) -> list[str]:
-    """The files that no tool of a ruleset can read."""
-    refusals = [f'{r.path.name}: is no file' for r in runs if not r.path.is_file()]
-    if ruleset == '0.6.0':
-        refusals += [f'{r.path.stem}_v0.6.txt is missing: the 0.6.0 rules read :::MLL lines only; run with '
-                     '--run.log_v06 true' for r in runs
-                     if r.round not in ('v0.6', 'unknown') and result_of(r, ruleset) == r.path]
-    return refusals
+    return refusals + [f'{r.path.name}: is no file' for r in runs if not r.path.is_file()]
 
 
 def check_results(runs: Sequence[Run], ruleset: str) -> tuple[list[str], Finding]:
@@ -59,11 +41,9 @@ def check_results(runs: Sequence[Run], ruleset: str) -> tuple[list[str], Finding
 
     A log that could steer, stall or crash the official tools is refused whatever the others are.
     """
-    if ruleset != V05:
-        dangers = [(r, find_danger(result_of(r, ruleset), ruleset)) for r in runs]
-        if any(danger for _, danger in dangers):
-            return [f'{r.path.name}: {danger}' for r, danger in dangers if danger], ('logs', 'not checked')
-    verdicts = [(r, check.check_log(result_of(r, ruleset), [ruleset]).verdicts[0]) for r in runs
+    if dangers := [f'{r.path.name}: {danger}' for r in runs if (danger := find_danger(r.path, ruleset))]:
+        return dangers, ('logs', 'not checked')
+    verdicts = [(r, check.check_log(r.path, [ruleset]).verdicts[0]) for r in runs
                 if r.status != 'unreadable']
     violations = [f'{r.path.name}: {text}' for r, v in verdicts for text in v.violations]
     violations += [f'{r.path.name}: did not converge ({r.status})' for r, v in verdicts

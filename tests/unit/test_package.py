@@ -1,15 +1,12 @@
 """Submission trees: accepted by the official checkers, or refused with the rule; results untouched."""
 import json
-import logging
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from helpers import CLI, ROOT, run
 from lines import mllog, quiet
-from mlperf_logging.package_checker import package_checker
 from sample_log import LARS, SGD
 from submissions import closed, write_five
 
@@ -69,30 +66,9 @@ def test_five_real_runs_pass_the_official_checkers_and_are_labelled(tmp_path):
     assert shellcheck.returncode == 0, shellcheck.stdout
 
 
-@pytest.mark.parametrize('round_name', ['v1.0', 'v2.1', 'v3.1', 'v4.0'])
+@pytest.mark.parametrize('round_name', ['v1.0', 'v2.1', 'v3.1'])
 def test_open_sets_of_every_round(tmp_path, runs, round_name):
     assert make_package(runs(), order(tmp_path, round=round_name)).refusals == ()
-
-
-def test_v05_has_a_layout_of_its_own(tmp_path, runs):
-    made = make_package(runs(), order(tmp_path, round='v0.5', poc_email='me@us'))
-    names = {str(p.relative_to(made.home)) for p in made.home.rglob('*') if 'code/resnet/code' not in str(p)
-             and 'runs_box' not in str(p) and p.is_file()}
-    assert names == {'submission.json', 'results/box/entry.json',
-                     *(f'code/resnet/{n}' for n in ('README.md', 'preproc_dataset.sh', 'setup_box.sh',
-                                                    'run_and_time_box.sh')),
-                     *(f'results/box/resnet/result_{k}.txt' for k in range(5))}
-    assert json.loads((made.home / 'submission.json').read_text()) == {'org': 'us', 'poc_email': 'me@us'}
-    entry = json.loads((made.home / 'results/box/entry.json').read_text())
-    assert {'division', 'status', 'hardware', 'framework', 'interconnect', 'nodes', 'os', 'libraries',
-            'compilers'} <= set(entry)
-    assert [entry['nodes'][0][k] for k in ('num_nodes', 'num_cores', 'num_vcpus')] == [2, 40, 80]
-
-
-def test_v06_takes_the_logs_that_its_rules_read(tmp_path, runs):
-    made = make_package(runs(closed(LARS), v06=True), order(tmp_path, round='v0.6'))
-    assert made.refusals == () and ('package_checker', 'found no errors (0.6.0)') in made.findings
-    assert ':::MLLOG' not in (made.home / 'results/box/resnet/result_0.txt').read_text()
 
 
 def test_the_description_is_that_of_the_machine(tmp_path, runs):
@@ -125,18 +101,11 @@ def test_a_set_that_a_rule_refuses_leaves_nothing_behind(tmp_path, runs, keys, r
 
 
 def test_logs_that_break_the_rules_are_said_in_words(tmp_path, runs):
-    found = runs(closed(SGD), accuracies=(0.1, 0.75))  # enough for 74.9 %, and for v0.5
+    found = runs(closed(SGD), accuracies=(0.1, 0.75))
     later = make_package(found, order(tmp_path))
     assert later.home is None and len(later.refusals) == 5
     assert later.refusals[0].startswith('result_0.txt: eval_accuracy: no line passes the test')
     assert later.refusals[0].endswith('; the best is 0.75')
-    assert make_package(found, order(tmp_path, round='v0.5')).refusals == ()
-
-
-def test_v06_without_its_logs_is_refused(tmp_path, runs):
-    made = make_package(runs(), order(tmp_path, round='v0.6'))
-    assert made.home is None and made.refusals[0] == (
-        'result_0_v0.6.txt is missing: the 0.6.0 rules read :::MLL lines only; run with --run.log_v06 true')
 
 
 @pytest.mark.parametrize('key', ['opt_name', 'submission_division'])
@@ -167,28 +136,6 @@ def test_a_closed_set_that_converged_as_the_reference_does(tmp_path, runs):
     assert 'RCP found, RCP test PASSED' in said
     verdict = check_rcp(load_systems([folder])[0])
     assert verdict.passed and verdict.text.startswith('passes: 36.00 epochs, reference 35.00')
-
-
-@pytest.mark.parametrize('is_broken', [False, True])
-def test_the_official_tools_leave_nothing_behind_in_the_process(tmp_path, runs, monkeypatch, capfd, is_broken):
-    """They run in this process; their crash is said, as that of a program of its own would be."""
-    def crash():
-        logging.basicConfig(filename=sys.argv[-1], level=logging.INFO)
-        raise RuntimeError('as no log should')
-    if is_broken:
-        monkeypatch.setattr(package_checker, 'main', crash)
-    (tmp_path / 'here').mkdir()
-    monkeypatch.chdir(tmp_path / 'here')
-
-    def state():
-        return sys.argv[:], sys.stdout, sys.stderr, logging.root.handlers[:], logging.root.level
-    before, found = state(), runs()
-    made = make_package(found, order(tmp_path))
-    assert state() == before and capfd.readouterr() == ('', '') and not list(Path.cwd().iterdir())
-    assert (made.home is None) == is_broken
-    if is_broken:
-        [refusal] = made.refusals
-        assert refusal == 'package_checker crashed: RuntimeError: as no log should'
 
 
 def test_a_resumed_run_is_refused(tmp_path, runs):

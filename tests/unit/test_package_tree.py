@@ -6,19 +6,13 @@ import sys
 from dataclasses import replace
 
 import pytest
-from helpers import PUBLISHED, ROOT, call
+from helpers import ROOT, call
 from lines import mllog
 from sample_log import LARS
 from submissions import at_another_pace, closed, write_five
 
 import mlperf_rn50
-from mlperf_rn50.mlperf.describe_system import (
-    describe_entry,
-    describe_system,
-    find_base,
-    find_gaps,
-    merge_description,
-)
+from mlperf_rn50.mlperf.describe_system import describe_system, find_base, find_gaps, merge_description
 from mlperf_rn50.mlperf.package import Order, make_package
 from mlperf_rn50.study.systems import load_systems
 
@@ -43,15 +37,12 @@ def append(folder, k, *lines):
         f.write('\n'.join(lines) + '\n')
 
 
-def in_tree(tmp_path, description=None, entry=None, **keys):
+def in_tree(tmp_path, description, **keys):
     """A set where a submission has it, with a description beside it."""
     home = tmp_path / 'theirs'
     folder = write_five(home / 'results/node/resnet', **keys)
-    if description is not None:
-        (home / 'systems').mkdir()
-        (home / 'systems/node.json').write_text(json.dumps(description))
-    if entry is not None:
-        (home / 'results/node/entry.json').write_text(json.dumps(entry))
+    (home / 'systems').mkdir()
+    (home / 'systems/node.json').write_text(json.dumps(description))
     return folder
 
 
@@ -130,33 +121,17 @@ def test_the_description_beside_the_logs_is_the_base_and_env_json_fills_its_gaps
     assert 'systems/node.json says division closed, the logs open; the logs count' in made.notes
 
 
-def test_an_entry_of_v05_is_taken_as_it_is(tmp_path):
-    entry = {'division': 'open', 'status': 'on-prem', 'hardware': 'DGX', 'framework': 'MXNet 1.3', 'os': 'Ubuntu',
-             'interconnect': '', 'libraries': 'cuda 10', 'nodes': [
-                 {'num_nodes': 2, 'cpu': '2x Xeon', 'num_accelerators': 8, 'sys_mem_size': 512}]}
-    folder = in_tree(tmp_path, entry=entry)
-    made = make_package(runs_of(folder), order(tmp_path, round='v0.5'))
-    found = json.loads((made.home / 'results/box/entry.json').read_text())
-    assert {k: found[k] for k in entry if k != 'interconnect'} == {k: v for k, v in entry.items() if v}
-    assert found['interconnect'] == 'mlx5_0 100 Gb/sec'
-    later = make_package(runs_of(folder), order(tmp_path, out=tmp_path / 'later'))
-    found = json.loads((later.home / 'systems/box.json').read_text())
-    assert [found[k] for k in ('host_processor_model_name', 'host_processors_per_node', 'host_memory_capacity',
-                               'operating_system')] == ['Xeon', '2', '512', 'Ubuntu']
-
-
 @pytest.mark.parametrize('theirs', ['[1', '[]', '{"number_of_nodes": {"a": 1}, "other_software_stack": [1]}',
                                     '{"nodes": 3, "sw_notes": {}, "division": 7}', '[' * 100_000, '\ud800'])
-@pytest.mark.parametrize('name', ['systems/node.json', 'results/node/entry.json'])
-def test_whatever_stands_in_a_description(tmp_path, theirs, name):
-    path = tmp_path / name
+def test_whatever_stands_in_a_description(tmp_path, theirs):
+    path = tmp_path / 'systems/node.json'
     path.parent.mkdir(parents=True)
     path.write_bytes(theirs.encode('utf-8', 'surrogatepass'))
     base = find_base(tmp_path / 'results/node/resnet/result_0.txt')
     ours = describe_system((), {}, 'us', 'box', 'v4.0', base)
     made = merge_description(base, ours, ours)[0] if base else ours
     assert all(isinstance(made[k], type(v)) for k, v in ours.items() if k != 'other_software_stack')
-    assert made['division'] == 'open' and json.dumps(describe_entry(made, base))
+    assert made['division'] == 'open' and json.dumps(made)
     assert (base is None) == theirs.startswith(('[', '\ud800'))
 
 
@@ -176,20 +151,12 @@ def test_an_installed_copy_has_no_code_to_submit(tmp_path, monkeypatch):
     assert (code / 'launch/setup.sh').is_file() and (code / 'launch/requirements.lock').is_file()
 
 
-def test_a_crash_of_the_summarizer_is_said_with_what_is_known_of_it(tmp_path):
-    done = package(write_five(tmp_path / 'runs', env={}), tmp_path)
-    [row] = [line for line in done.stdout.splitlines() if 'result_summarizer' in line]
-    assert row == ("  result_summarizer   crashed: ValueError: invalid literal for int() with base 10: ''; it expects "
-                   'numbers for number_of_nodes, host_processors_per_node and accelerators_per_node in a system '
-                   'description; fill them in')
-
-
 def test_a_failed_log_that_crashes_the_official_tools_is_said(tmp_path):
     folder = write_five(tmp_path / 'runs', closed(LARS), **AS_REFERENCE)
     (folder / 'result_2.txt').write_text('killed at once\n')
     made = make_package(runs_of(folder), order(tmp_path))
     assert made.home is None and len(made.refusals) == 1
-    assert made.refusals[0].startswith('package_checker crashed: KeyError: None; a fault of the tool: it wants one ')
+    assert made.refusals == ('package_checker crashed: KeyError: None',)
 
 
 @pytest.mark.parametrize('num_evaluations, factor', [(18, None), (17, 35 / 34)])
@@ -208,34 +175,6 @@ def test_a_score_is_scaled_as_the_reference_convergence_asks(tmp_path, num_evalu
 def test_folders_whose_names_are_patterns_are_no_hindrance(tmp_path):
     made = make_package(runs_of(write_five(tmp_path / 'runs')), order(tmp_path, out=tmp_path / 'a[b]{c,d}*'))
     assert made.refusals == () and made.official_score_minutes is not None
-
-
-def test_logs_of_v06_alone_are_taken(tmp_path):
-    folder = write_five(tmp_path / 'runs', closed(LARS), v06=True)
-    for k in range(5):
-        (folder / f'result_{k}_v0.6.txt').replace(folder / f'result_{k}.txt')
-    found = runs_of(folder)
-    made = make_package(found, order(tmp_path, round='v0.6'))
-    assert made.refusals == ()
-    minutes = sum(sorted(r.time_to_train_s for r in found)[1:4]) / 3 / 60
-    assert made.official_score_minutes == pytest.approx(minutes, abs=1e-4)
-    assert ':::MLL ' in (made.home / 'results/box/resnet/result_4.txt').read_text()
-
-
-@pytest.mark.needs_published
-def test_published_logs_of_v06_are_taken(tmp_path):
-    folder = PUBLISHED / 'v0.6/NVIDIA/results/dgx1_ngc19.05_mxnet'
-    made = make_package(runs_of(folder), order(tmp_path, round='v0.6'))
-    assert made.refusals == () and ('logs', '5 of 5 pass the rules of 0.6.0') in made.findings
-
-
-@pytest.mark.needs_published
-def test_published_logs_of_v07_get_their_published_score(tmp_path):
-    """Their description is beside them; without it, result_summarizer crashes."""
-    folder = PUBLISHED / 'v0.7/NVIDIA/results/dgxa100_ngc20.06_mxnet'
-    made = make_package(runs_of(folder), order(tmp_path, round='v0.7'))
-    assert made.official_score_minutes == pytest.approx(39.78, abs=0.005)
-    assert made.notes[0] == ('the system description is systems/dgxa100_ngc20.06_mxnet.json; from the logs: hw_notes')
 
 
 def test_json_says_the_same(tmp_path):
@@ -311,25 +250,6 @@ def test_what_is_wrong_with_a_finished_tree(tree, harm, problem):
     assert any(problem in text for text in json.loads(done.stdout)['refusals']), done.stdout
 
 
-def test_a_broken_message_of_the_summarizer_is_its_own_fault(tmp_path):
-    folder = write_five(tmp_path / 'runs')
-    home = make_package(runs_of(folder), order(tmp_path, round='v0.7')).home
-    change(home / 'systems/box.json', framework=...)
-    done = call('package', '--check', home, '--round', '0.7')
-    assert done.returncode == 0
-    assert "result_summarizer   crashed: NameError: name 'system_file' is not defined" in done.stdout
-    assert 'a fault of the tool' in done.stdout
-
-
-def test_a_finished_tree_of_v05(tmp_path):
-    home = make_package(runs_of(write_five(tmp_path / 'runs')), order(tmp_path, round='v0.5')).home
-    done = call('package', '--check', home, '--round', 'v0.5')
-    assert done.returncode == 0 and 'results/box/entry.json says nothing of ' in done.stdout
-    (home / 'results/box/entry.json').unlink()
-    done = call('package', '--check', home, '--round', 'v0.5')
-    assert done.returncode == 1 and done.stdout.startswith(f'{home}: v0.5, NOT yet to be handed in\n')
-
-
 @pytest.mark.parametrize('words, said', [
     ([], 'RUNS, --org ORG, --system SYSTEM, --out DIR: missing'),
     (['runs', '--org', 'us'], '--system SYSTEM, --out DIR: missing'),
@@ -348,10 +268,8 @@ def test_without_mlperf_logging_one_line_says_what_to_install(tmp_path, monkeypa
     done = package(folder, tmp_path)
     assert (done.returncode, done.stdout) == (2, '') and not (tmp_path / 'out').exists()
     assert done.stderr == "mlperf-rn50: needs mlperf-logging: pip install 'mlperf-rn50[check]'\n"
-    assert package(folder, tmp_path, '--round', 'v0.5').returncode == 0
 
 
 def test_gaps_are_those_that_matter():
     assert find_gaps({'cooling': '', 'hw_notes': '', 'accelerators_per_node': '0', 'accelerator_frequency': ''}) == [
         'cooling']
-    assert find_gaps({'os': 'x', 'notes': '', 'nodes': [{'cpu': 'x', 'accelerator': ''}]}) == ['nodes[0].accelerator']
