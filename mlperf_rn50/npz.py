@@ -11,10 +11,6 @@ import numpy as np
 def read_arrays(file: BinaryIO, num_bytes: int) -> dict[str, np.ndarray]:
     """The arrays of an .npz as np.savez writes it, by name: numbers only, and never more than the file has.
 
-    Args:
-        file: from its start.
-        num_bytes: its length.
-
     Raises:
         ValueError: it is no such file.
     """

@@ -143,7 +143,6 @@ def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargp
 
     Args:
         yaml_path: the configuration file, None for the defaults.
-        argv: the options of the command.
         parser: of the command, with the options of a configuration among its own.
 
     Raises:
@@ -154,12 +153,6 @@ def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargp
 
 def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
     """The same for what a file held.
-
-    Args:
-        tree: sections with keys, known to exist.
-        where: it comes from.
-        argv: the options of the command.
-        parser: see resolve_config.
 
     Raises:
         ConfigError: a type or value is wrong.

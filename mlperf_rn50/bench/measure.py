@@ -23,12 +23,7 @@ _STATUS = '/proc/self/status'
 
 @dataclass(frozen=True)
 class Spread:
-    """Several measurements of one thing, in seconds.
-
-    Args:
-        low_s, high_s: first and third quartile.
-        num: how many measurements.
-    """
+    """Several measurements of one thing, in seconds."""
 
     median_s: float
     low_s: float
@@ -145,7 +140,6 @@ class Shown:
     """A table of a bench: keys of its rows in the JSON form, and how the table shows them.
 
     Args:
-        columns: (key, heading, format of the value).
         rows: by key; None is shown as '-'.
     """
 

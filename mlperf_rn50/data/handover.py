@@ -27,9 +27,7 @@ def to_mxnet(output: Any, is_kept: bool, context: mx.Context) -> mx.nd.NDArray:
     """An output of run(), a dense batch, as an array on the device where it lies.
 
     Args:
-        output: a TensorList.
         is_kept: keeps_outputs() of its pipeline: True shares the memory, False copies it before this returns.
-        context: the device of the output.
     """
     tensor = output.as_tensor()
     return mx.nd.from_dlpack(tensor.__dlpack__()) if is_kept else _copy(tensor, context)

@@ -29,9 +29,6 @@ class Shard:
     """One rank's share of a data set.
 
     Args:
-        num_samples: samples in the data set.
-        rank: of this process.
-        world_size: number of ranks.
         local_batch_size: samples per rank and forward pass.
         num_micro: forward passes per step (gradient accumulation).
         nodes: node of every rank, counted from 0; empty where all are on one.
@@ -125,8 +122,6 @@ def first_reads(shard: Shard, order: np.ndarray, is_known: np.ndarray) -> np.nda
     """Where in an epoch's order this rank's node reads a sample for the first time.
 
     Args:
-        shard: of the rank.
-        order: of the epoch.
         is_known: samples that the node has read before, bool, shape (num_samples,); those of the epoch are added.
 
     Returns:
@@ -167,7 +162,6 @@ def alternating_mirrors(samples: np.ndarray, seed: int, epoch: int) -> np.ndarra
 
     Args:
         samples: numbers of the records, int64, (batch,).
-        seed: of the run.
         epoch: from 0.
 
     Returns:

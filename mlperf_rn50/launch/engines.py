@@ -22,8 +22,6 @@ class Engine:
     """What starts the ranks of a launcher.
 
     Args:
-        script: of launch/engines/, started with HOST:RANKS,HOST:RANKS PROGRAM...
-        has_hosts: whether it reaches hosts with ssh.
         hands_on_stop: whether the script hands SIGUSR1, the word to stop, on to the ranks and waits for their
             checkpoint; where it does not, the guards do.
         image_option: None if ranks run in no container.
@@ -49,9 +47,6 @@ ENGINES: Mapping[str, Engine] = {
 
 def program_of_ranks(here: Path, name: str, options: Options) -> list[str]:
     """The words before the command of the program that every rank runs.
-
-    Args:
-        name: of the launcher.
 
     Raises:
         ConfigError: the image or a folder for it is missing.

@@ -34,8 +34,6 @@ class Training:
 
     Args:
         gpus_per_node: 0 asks for none.
-        volumes: the first one is the working folder.
-        config_path: in the pods.
         config_text: None where the configuration is in the image.
         options: of the training, exactly as the program gets them.
         namespace: None leaves it to kubectl.

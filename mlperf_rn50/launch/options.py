@@ -77,7 +77,6 @@ def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Pars
     """The options of a launcher.
 
     Args:
-        has_hosts: whether it reaches hosts with ssh.
         image_option: None if ranks run in no container.
     """
     parser = Parser(script)

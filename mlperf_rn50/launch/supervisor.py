@@ -65,10 +65,8 @@ class Supervisor:
     """One launcher at work.
 
     Args:
-        layout: changes with --elastic.
         has_ssh: whether to ask the hosts of the layout if they answer.
         batch_job: what a requeued job has in common with its earlier starts.
-        token: names this launcher's attempts.
     """
 
     world: World

@@ -22,7 +22,6 @@ class Verdict:
     """What one ruleset says of one log.
 
     Args:
-        ruleset: one of RULESETS.
         division: open or closed.
         violations: one sentence each; none where the log passes.
     """
@@ -41,11 +40,9 @@ class LogFacts:
     """What a log says of itself that no checker looks at.
 
     Args:
-        formats: line formats found.
         division: logged, None where it is not.
         dataset: logged data set, None where it is not.
         is_imagenet: whether it is; published logs without a data set count as ImageNet.
-        num_resumes: how often the run was resumed.
         best_top1: best accuracy logged, None without an evaluation.
         torn: lines that start like a log line and are none, as 'line N: why'; the first of many, and how many more.
         long: lines that are too long for a log line, a sentence each, likewise.
@@ -78,10 +75,8 @@ class CheckedLog:
     """What there is to say of one log.
 
     Args:
-        path: the file.
         facts: what it says of itself; None where it cannot be read.
         verdicts: of the rulesets that were asked for.
-        error: why it cannot be read.
     """
 
     path: Path
@@ -145,7 +140,6 @@ def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str |
     """What each ruleset says of a log, as the logged division or another.
 
     Args:
-        path: the file.
         rulesets: of RULESETS; None for every one whose lines the log holds.
         division: check as if this one had been logged; None takes the logged one.
 

@@ -123,7 +123,6 @@ def merge_description(base: Base, ours: dict[str, Any], logged: dict[str, Any]) 
     """Return a submitter's description, its gaps filled with ours, and notes on what came from where.
 
     Args:
-        ours: of describe_system.
         logged: the same without env.json.
     """
     fields = {k: v for k, v in base.fields.items() if k not in _OF_ORDER}

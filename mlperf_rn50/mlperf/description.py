@@ -18,8 +18,6 @@ class Description:
 
     Args:
         num_accelerators: of all nodes, or of one where is_of_one_node.
-        accelerator: its model.
-        framework: with its version.
     """
 
     path: Path

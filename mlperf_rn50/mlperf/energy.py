@@ -220,7 +220,6 @@ def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, unt
     """The energy of a run.
 
     Args:
-        run: one of ours.
         files: what telemetry.find_telemetry finds beside it, where that is known.
         until_s: on the run's clock; by default its end, or as far as all nodes tell where it has none.
     """

@@ -38,7 +38,6 @@ class Event:
 
     Args:
         line_format: which of the three it was or will be.
-        key: of the vocabulary.
         time_s: seconds since 1970.
         value: any JSON value; None where there is none.
         metadata: a JSON object; for v0.5 lines, file, lineno and benchmark.

@@ -48,7 +48,6 @@ class Facts:
 
     Args:
         found: the lines of the format that says most.
-        last_line: of the log.
         now_s: seconds since 1970.
     """
 

@@ -15,7 +15,6 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]
     """A tree, looked at as a whole; the official tools are given what has passed all else.
 
     Args:
-        round_name: one of PACKAGED.
         sets: the runs of each system, by the name of its folder in results.
 
     Raises:

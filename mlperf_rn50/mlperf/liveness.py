@@ -25,7 +25,6 @@ def is_written(log: Path, age: float | None, since_event_s: float, longest_gap_s
     Args:
         age: seconds since the file was written.
         since_event_s: seconds since its last event happened.
-        longest_gap_s: between two of its events.
     """
     if (held := _is_locked(log)) is not None:
         return held

@@ -20,12 +20,9 @@ class NodeReads:
     """Bytes of training records that a node read, padded ones included, and of those it had not read before.
 
     Args:
-        host: its name.
-        path: the metrics.
         first_bytes: in the first epoch that is there.
         first_new_bytes: the new ones among them; None where the metrics do not say.
         later_bytes: in a later epoch, the mean; None with a single epoch.
-        later_new_bytes: the new ones among them, the mean.
         first_line: of the metrics, that the first epoch is from.
         last_line: of the metrics, that the last epoch is from.
     """

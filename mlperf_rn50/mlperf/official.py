@@ -121,7 +121,6 @@ def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str,
     """What the official compliance checker says of a log without long lines, one sentence per violation.
 
     Args:
-        path: the log.
         ruleset: 0.6.0 to 4.0.0.
         division: check as if this one had been logged; None takes the logged one.
 

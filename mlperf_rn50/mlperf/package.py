@@ -45,7 +45,6 @@ class Order:
     """What is to be packaged.
 
     Args:
-        round: one of PACKAGED.
         out: the folder that holds the tree of the organisation.
         code: a checkout of the program that is submitted; None for the one that runs.
     """
@@ -78,7 +77,6 @@ class Package:
         refusals: the rules against it, a sentence each.
         oddities: what is odd about the runs; said before all else.
         findings: what the checkers say of an accepted one.
-        notes: what else to know of it.
         flaws: what is still wrong with the descriptions of a tree that was built, a sentence each; check_finished,
             which is to say whether a tree can be handed in, has them among the refusals.
         official_score_minutes: of result_summarizer; None where it gives none.

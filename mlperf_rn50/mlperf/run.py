@@ -70,19 +70,16 @@ class Run:
     """One run, as its log tells it; None where neither log nor description say.
 
     Args:
-        path: the log.
         round: v0.5, v0.6, or what the folders name for later ones, v0.7+ without it.
         status: converged; aborted, where it ended short of the target; interrupted, where it was asked to stop;
             failed, where the log ends without run_stop, contradicts itself or the run gave up; running, where it has no
             run_stop yet and is still being written; unreadable, where it is no log.
         target_accuracy: Top-1 as a fraction.
-        optimizer: its keys as logged.
         num_accelerators: 0 for a run on CPUs.
         accelerator: its model, as the system description names it.
         framework: with its version, as the system description names it.
         init_s: from the first init_start to init_stop, before the clock.
         epochs_to_converge: epochs trained when the target was reached.
-        last_epoch: the last one that the log names.
         time_to_train_s: from run_start to run_stop, without the gaps of resumes; None where the clock contradicts
             itself.
         age_s: of a running run, since its log was written.

@@ -97,8 +97,6 @@ def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
 
     Args:
         folder: where it goes.
-        env: env.json of a run.
-        home: a checkout, see check_code.
     """
     commit = value_at(env, 'git_commit')
     if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit) and (tar := _archive(home, commit)):

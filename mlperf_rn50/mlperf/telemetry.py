@@ -25,8 +25,6 @@ class NodeTelemetry:
     """What a node did during a run; NaN where a sample does not say.
 
     Args:
-        host: its name.
-        path: the file.
         times_s: seconds since run_start, of each sample.
         rates: bytes per second of each sample, by the keys of KINDS; the loopback interface is not counted.
         cpu_percent: of all cores, of each sample.

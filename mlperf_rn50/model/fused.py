@@ -37,7 +37,6 @@ class Fusion:
     """The layers that stand for several, None where a network has these one by one.
 
     Args:
-        norm_relu: for BatchNorm and ReLU.
         norm_add_relu: for the last BatchNorm of a unit, the sum with the shortcut and ReLU.
     """
 

@@ -38,7 +38,6 @@ class Unit:
 
     Args:
         name: such as stage1_unit1.
-        channels: of its inner convolutions.
         stride: of its 3x3 convolution (the first one in a basic unit) and projection.
         has_projection: the shortcut is a 1x1 convolution.
         is_bottleneck: 1x1, 3x3, 1x1 instead of 3x3, 3x3.
@@ -228,7 +227,6 @@ class ResNet(nn.HybridBlock):
 
         Args:
             in_channels: 3, or 4 with data.pad_to_4_channels.
-            is_folded: leave the norms out, for evaluations.
             image_size: side of its images, pixels, where maps of one pixel are to be computed as rows (NCHW); None for
                 images of any size.
         """

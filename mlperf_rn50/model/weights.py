@@ -49,18 +49,12 @@ class Description:
     """What the arrays are, and where they come from.
 
     Args:
-        model: section of the configuration.
         data: the keys of its section that an inference needs, DATA_KEYS.
-        train: those of its section, TRAIN_KEYS.
-        classes: names, by class number.
         epoch: epochs trained.
         is_best: whether no evaluation of the run was better.
-        is_last: whether the run ended with these.
         top1: of the run's own evaluation of them, a fraction; None where there was none, as for the counts.
         num_top1: images of the validation set whose class was right.
         num_top5: images whose class was among the first five.
-        num_images: of the validation set.
-        sha256: of the .npz.
     """
 
     program_version: str
@@ -89,7 +83,6 @@ def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: in
     """The description of a run's network.
 
     Args:
-        classes: names, by class number.
         eval_batch_size: images per rank of an evaluation pass, as planned.
         epoch: epochs trained.
         counts: images right, right within five, and all, of its evaluation.

@@ -239,7 +239,6 @@ def count_flops(net: nn.HybridBlock, shape: tuple[int, int, int]) -> int:
     """Floating-point operations of one image's forward pass: two per multiply-add of convolutions and FC.
 
     Args:
-        net: any initialised network.
         shape: of one input, without the batch dimension.
     """
     symbol = net(mx.sym.var('data'))

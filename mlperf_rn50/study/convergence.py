@@ -45,7 +45,6 @@ class System:
     """The runs of one folder, which agree in everything but their seeds.
 
     Args:
-        study: folder of the systems that are compared.
         refusal: why the runs are no set; they have no score, time or mean, and of the rest only what they share.
         doubts: what else makes it doubtful as a whole: logs of another system, or of several submitters.
         is_copy: whether all of its logs are those of another system, so that a ratio would say nothing.

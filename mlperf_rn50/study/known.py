@@ -28,13 +28,11 @@ class Recipe:
     """What makes a run converge; None for what its log does not say.
 
     Args:
-        base_lr: at the end of the warm-up.
         decay: poly, or step for rates that fall at step_epochs.
         decay_epochs: epochs of the whole schedule, warm-up included.
         step_epochs: where the rate falls to a tenth.
         target_accuracy: Top-1 as a fraction.
         first_eval_epoch: epochs trained before the first one.
-        nesterov: whether the momentum of sgd is Nesterov's.
     """
 
     opt_name: str | None
@@ -68,7 +66,6 @@ class KnownRun:
     """One run.
 
     Args:
-        status: as in mlperf.run.Run.
         epochs: trained when the target was reached; None where it was not.
         curve: (epochs trained, Top-1 as a fraction) of every evaluation.
     """
@@ -176,7 +173,6 @@ def make_recipe(optimizer: Mapping[str, Any], batch: int, samples: int | None, t
     """A recipe from the keys that logs of any round have for it.
 
     Args:
-        optimizer: keys as logged, their values untrusted.
         target: Top-1 as a fraction.
     """
     name = optimizer.get('opt_name')

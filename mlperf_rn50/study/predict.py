@@ -246,11 +246,7 @@ def _epoch_shares(sets: Sequence[KnownSet]) -> list[float]:
 
 
 def find_costs(sets: Sequence[KnownSet], without: str) -> Costs:
-    """The costs of several nodes, from all pairs of sets but those of one round.
-
-    Args:
-        without: the round that is judged by them.
-    """
+    """The costs of several nodes, from all pairs of sets but those of one round."""
     others = [s for s in sets if s.round != without]
     pairs = [(base, s) for s in others if (s.num_nodes or 0) > 1 and s.recipe.last_eval_epoch and s.times
              and (one := base_for(s, others)) and (base := base_of(one))]

@@ -414,7 +414,6 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
     """What a prediction starts from.
 
     Args:
-        system: name of the one of a folder's.
         per_node: accelerators or ranks on a node that are asked for first.
         local_batch_size: images of each that are asked for.
 

@@ -32,8 +32,6 @@ class Judged:
         base: the one-node set it was predicted from; None for an unpaired one.
         prediction: None for an unpaired one.
         reason: why it is not predicted; None where it is.
-        doubts: what weakens the pair.
-        costs: that it was predicted with.
     """
 
     target: KnownSet

@@ -25,9 +25,6 @@ class RcpVerdict:
         reference_epochs: mean of the reference at this batch, interpolated between batches; None where it has none.
         min_epochs: the fewest epochs that pass.
         epochs: the set's mean without fastest and slowest.
-        passed: of the check.
-        scaling: what the official score is multiplied by.
-        text: the verdict in a sentence.
     """
 
     ruleset: str

@@ -44,7 +44,6 @@ class Row:
     """A key of the configuration.
 
     Args:
-        key: section and name.
         own: its value there; None where nothing is compared.
         published: of each recipe.
         is_alone: whether no recipe of its optimizer, of those whose value is known, has that value.
@@ -201,7 +200,6 @@ def find_deviations(config: Config, num_ranks: int | None, sets: Sequence[KnownS
     a learning rate that was scaled with the batch.
 
     Args:
-        config: of the run.
         num_ranks: None where it is not known.
         sets: to compare with; None for the published ones.
     """

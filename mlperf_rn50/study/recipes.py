@@ -40,8 +40,6 @@ class Published:
     """A recipe, and the sets that were trained with it.
 
     Args:
-        recipe: what they share.
-        generation: see generation_of.
         sets: one or more.
         target: Top-1 as a fraction, that counts here: the recipe's own, or a lower one.
     """
@@ -98,7 +96,6 @@ def fold(sets: Sequence[KnownSet], opt_name: str | None = None, target: float | 
     """The recipes of sets of ImageNet that converged, by batch, newest generation first; equal ones are one.
 
     Args:
-        sets: to look at.
         opt_name: sgd or lars; None for both.
         target: to reach; sets that were made for less do not count. None for the own one of each.
     """
@@ -153,7 +150,6 @@ class Choice:
         recipe: with the batch that was asked for, and the target.
         kind: known, of sets at this batch; or between, of sets below and above.
         sources: what it comes from: one, or the one below and the one above.
-        epochs: expected, to the target.
         target: Top-1 as a fraction.
     """
 

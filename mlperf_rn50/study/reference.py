@@ -104,7 +104,6 @@ class Reference:
 
     Args:
         how: same or like, of their recipes; named, where a person named runs of another one.
-        recipe: of the run that is compared.
         sets: one or more.
         spreads: of typical_spreads: runs are not taken to differ less than these.
         eval_samples: images of an evaluation, whose chance is a spread too; None where spreads are known.
@@ -134,9 +133,7 @@ class Band:
         epoch: epochs trained.
         point: the same as a fraction of the schedule; None where it has no length.
         values: of each run that goes so far, at least one.
-        mean: of the values.
         low: below it a run is an outlier; None with too few runs to tell.
-        high: as far above the mean.
     """
 
     epoch: int
@@ -219,7 +216,6 @@ class Standing:
         point: the same as a fraction of the schedule; None where it has no length.
         accuracy: Top-1 as a fraction.
         here: the band there; None where no reference run is.
-        is_below: whether this evaluation is below the band.
         is_behind: the alarm: whether this one and the one before are.
         reference_epochs: first and last at which reference runs came to the target; None where none did.
         seconds_left: until then, at the pace of this run so far; None where that is over.
@@ -241,10 +237,7 @@ def stand(reference: Reference, bands: Mapping[int, Band], curve: Curve, time_s:
     """Where a run stands.
 
     Args:
-        reference: what it is compared with.
-        bands: of the reference, by epoch.
         curve: its evaluations so far, at least one.
-        time_s: on its clock.
     """
     epoch, accuracy = curve[-1]
     here, epochs = bands.get(epoch), reached(reference)
@@ -314,10 +307,7 @@ def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Se
     Sets of another recipe are taken at the person's word, where all of them have one recipe.
 
     Args:
-        recipe: of the run.
         dataset: of the run; None for ImageNet.
-        eval_samples: images of its evaluation.
-        named: the sets.
         published: that tell what runs on ImageNet differ by.
 
     Raises:

@@ -35,10 +35,6 @@ class Picture:
     """A drawing. Its files say above it what it is; a page has a caption for that.
 
     Args:
-        name: of its files.
-        title: what it shows.
-        heading: what it is about.
-        figure: the drawing.
         notes: what of it is not drawn, and other things to know.
         tips: by the id of a group of the SVG, what its points (or the whole of it) say.
     """

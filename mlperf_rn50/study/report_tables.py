@@ -27,7 +27,6 @@ class Cell:
     """What a table shows, what it sorts by, and where it comes from.
 
     Args:
-        span: number of columns that it takes.
         study: number, from 1, of the study that it leads to.
     """
 

@@ -33,7 +33,6 @@ class Rate:
     Args:
         units: accelerators, or ranks where there are none.
         ideal: images/s if every unit did what one of the smallest system's does.
-        real: images/s.
     """
 
     units: int
@@ -57,7 +56,6 @@ class Comparison:
     Args:
         speedup: time of the baseline over that of the system.
         efficiency: speedup over the ratio of units; None where these are of another kind.
-        throughput_gain: ratio of images/s, hardware and software.
         hardware_efficiency: throughput_gain over the ratio of units.
         epoch_ratio: epochs of the baseline over those of the system, statistics.
         share_ratio: ratio of the shares of the time that training at full speed takes; the rest is the first epoch's
@@ -176,10 +174,8 @@ class Study:
     """Systems that may be compared: the same data and target, side by side in one folder.
 
     Args:
-        name: of the folder.
         comparisons: of each system, None where it has no time; none where there is but one that has.
         cautions: what systems that are compared do not have in common, to be said before any ratio.
-        notes: what the comparison cannot say.
         price_per_node_hour: what a node costs an hour, in any currency; None where nobody says.
     """
 
@@ -308,7 +304,6 @@ def make_studies(systems: Sequence[System], baseline: str | None = None,
     """The studies of some systems, each against its smallest that converged.
 
     Args:
-        systems: smallest first.
         baseline: name of a system that all with its data and target are compared with instead.
         price_per_node_hour: what a node costs an hour, where that is known.
 

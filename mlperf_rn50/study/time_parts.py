@@ -14,8 +14,6 @@ class Parts:
         init_s: before run_start; None where it is not logged.
         first_s: the first epoch, or the first piece of training that is logged.
         training_s: the epochs after it.
-        evaluation_s: the evaluations.
-        other_s: what lies between them.
     """
 
     init_s: float | None

@@ -139,7 +139,6 @@ def render_page(run: LiveRun, written: datetime, every_s: float, price: float | 
     Args:
         written: when, for its foot.
         every_s: after which it loads itself again while the run is not over.
-        price: of a node-hour.
     """
     figures = [f for f in (_accuracy(run), _throughput(run), _ranks(run)) if f]
     return page_template('watch_page.html').render(

@@ -153,8 +153,6 @@ def render(runs: Sequence[LiveRun], console: Console, price: float | None = None
     """The runs as they are now.
 
     Args:
-        console: whose width is used.
-        price: of a node-hour.
         rows: there are; None for as many as are wanted.
     """
     width, is_ascii = console.width, not console.encoding.lower().startswith('utf')

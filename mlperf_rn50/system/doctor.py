@@ -44,12 +44,7 @@ def _free_bytes(folder: Path) -> int:
 
 
 def own_facts(run_dir: Path, mxnet: Mapping[str, Any]) -> Facts:
-    """What this process finds on its machine without any other rank.
-
-    Args:
-        run_dir: the run folder.
-        mxnet: facts of MXNet, see gpu_stack.mxnet_facts.
-    """
+    """What this process finds on its machine without any other rank."""
     return {'host': platform.node(), 'python': sys.version.split()[0], 'packages': package_versions(),
             'code': code_digest(), 'processor': asdict(find_processor()),
             'mxnet': dict(mxnet), 'gpus': [asdict(g) for g in find_visible_gpus()], 'visible': os.environ.get(VISIBLE),

@@ -39,15 +39,7 @@ def loaded_libraries(maps: str) -> dict[str, str]:
 
 def mxnet_facts(packages: Mapping[str, str], env: Mapping[str, str], maps: str, has_cuda: bool,
                 has_fused_norm: bool) -> dict[str, Any]:
-    """What kind of MXNet this process has: cpu, wheels, container (NVIDIA's, or its MXNet elsewhere), or other.
-
-    Args:
-        packages: that are installed, with their versions.
-        env: of this process.
-        maps: /proc/self/maps, with MXNet imported.
-        has_cuda: whether MXNet was built with CUDA.
-        has_fused_norm: whether it has NVIDIA's BatchNormAddRelu.
-    """
+    """What kind of MXNet this process has: cpu, wheels, container (NVIDIA's, or its MXNet elsewhere), or other."""
     release = env.get('NVIDIA_MXNET_VERSION', '')
     wheel = next((n for n in WHEELS if n in packages), '')
     kind = 'cpu' if not has_cuda else 'container' if release or has_fused_norm else 'wheels' if wheel else 'other'
@@ -107,8 +99,6 @@ def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_drive
     """Why a driver does not run an MXNet, and what to do; two times '' where it does.
 
     Args:
-        mxnet: see mxnet_facts.
-        name: of the GPU.
         version: of the driver, such as 535.129.03.
         cuda_driver: CUDA version of libcuda.so.1, such as 12020; '' where it is not told.
     """

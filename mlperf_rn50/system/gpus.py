@@ -27,10 +27,8 @@ class Gpu:
 
     Args:
         uuid: GPU-… or MIG-….
-        name: as sold.
         bus_id: PCI address of the card, in Linux' notation; '' where NVML has none.
         compute_cap: compute capability, such as 8.0.
-        driver_version: of the host.
         memory_bytes: of the device; None where NVML has none.
     """
 
@@ -116,7 +114,6 @@ class View:
     """What a rank can use.
 
     Args:
-        host: of the rank.
         uuids: of the devices, in CUDA's order; where they are not told, a word for each.
         visible: CUDA_VISIBLE_DEVICES; None where it is not set.
     """
@@ -150,7 +147,6 @@ def choose_gpus(views: Sequence[View], ranks_per_device: int) -> list[int]:
 
     Args:
         views: of all ranks.
-        ranks_per_device: ranks that share a GPU.
 
     Raises:
         ConfigError: more ranks would share one, or ranks that are no neighbours.

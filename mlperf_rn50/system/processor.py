@@ -29,11 +29,8 @@ class Processor:
     """A processor, as a run's speed needs it to be known.
 
     Args:
-        name: as sold.
-        vendor: as the processor names its maker.
         family: number of the family; None where it is not said.
         model: number of the model in its family; None where it is not said.
-        has: the highest instruction set it has.
         uses: the highest one that oneDNN may use, where DNNL_MAX_CPU_ISA leaves less.
         limit: DNNL_MAX_CPU_ISA; '' where it is not set.
     """
@@ -83,7 +80,6 @@ def check_precision(option: str, precision: str, processor: Processor) -> None:
     Args:
         option: where the precision was asked for.
         precision: of training on a CPU, or float16, which is for GPUs.
-        processor: of this host.
 
     Raises:
         ConfigError: the precision is bfloat16 and there is no AVX-512 to use.

@@ -89,7 +89,6 @@ class Telemetry:
 
         Args:
             path: appended to, as a resumed run has it; None samples nothing (ranks other than the first of a node).
-            num_gpus: that the ranks of this node use.
         """
         self._num_gpus = num_gpus
         self._file = LineFile(path) if path else None

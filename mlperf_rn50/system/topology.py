@@ -45,11 +45,8 @@ class Binding:
     """What one rank uses.
 
     Args:
-        cpus: logical CPUs it may run on.
         pinning: the same in the order in which threads that stay in place take them: first a physical core each,
             beginning with those that no other rank begins with.
-        num_threads: physical cores that are its own.
-        numa_node: their NUMA node.
         gpu: number of its GPU, None where there is none.
     """
 
@@ -102,7 +99,6 @@ def choose_devices(visible: Sequence[str], of_host: Sequence[str], num_devices: 
     Args:
         visible: PCI addresses of the GPUs that this rank sees, in CUDA's order.
         of_host: those of all GPUs of the host.
-        num_devices: that the ranks of this node need.
     """
     if len(visible) == 1 < num_devices <= len(of_host) and visible[0] in of_host:
         return Devices(tuple(of_host), of_host.index(visible[0]), 0)
@@ -114,8 +110,6 @@ def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> 
 
     Args:
         sys: /sys, or a copy of it.
-        allowed: logical CPUs that may be used.
-        bus_ids: PCI addresses of the GPUs.
     """
     nodes = []
     for path in sorted((sys / 'devices/system/node').glob('node[0-9]*'), key=lambda p: int(p.name[4:])):
@@ -143,10 +137,7 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
     over the NUMA nodes.
 
     Args:
-        topology: of the node.
         local_rank: from 0.
-        local_size: ranks of the node.
-        ranks_per_device: ranks that share a device.
         place: of the rank's GPU among all of the node, where its number on the node does not give it.
     """
     num_devices = -(-local_size // ranks_per_device) if place is None else len(topology.gpus)
@@ -185,9 +176,6 @@ def unbound_threads(cpus: Collection[int], num_machine_cpus: int, local_size: in
     Args:
         cpus: logical CPUs it may run on: its own, if something else bound it; all of the node's, shared with the ranks
             beside it, if nothing did.
-        num_machine_cpus: of the node.
-        local_size: ranks of the node.
-        limits: of the node's control groups.
     """
     is_shared = len(cpus) == (len(limits.cpuset) if limits.cpuset else num_machine_cpus)
     return quota_threads(max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits)

@@ -72,7 +72,6 @@ class Course:
 
         Args:
             accuracy: Top-1 as a fraction.
-            time_s: on the run's clock.
         """
         if self.reference is None:
             return None

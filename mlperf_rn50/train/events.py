@@ -91,7 +91,6 @@ class StepDone:
 
     Args:
         epoch: epochs taken, with a fraction.
-        time_s: on the run's clock.
     """
 
     step: int
@@ -179,7 +178,6 @@ class RanksTimed:
     """What the steps since the last evaluation took each rank.
 
     Args:
-        time_s: on the run's clock.
         ranks: per rank: rank, host, cores, num_steps, data_s, compute_s, wait_s.
     """
 

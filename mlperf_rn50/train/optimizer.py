@@ -23,12 +23,10 @@ class Tensor:
     """A trained tensor with all that its update needs, the live arrays.
 
     Args:
-        name: of the parameter.
         weight: float32 or float16.
         grad: of the weight's shape and dtype.
         velocity: float32, of the weight's shape.
         master: float32 copy of a float16 weight, else None.
-        decay: its weight decay.
     """
 
     name: str
@@ -55,10 +53,6 @@ def group_size(device_type: str, name: str) -> int:
     On a CPU the operators of several walk all tensors in step, so calls with many tensors, or with tensors of unlike
     sizes, are slow: 60 at once take 3.5 times as long as 4 of like size, and SGD is fastest tensor by tensor. On a GPU
     it is the number of calls that costs; MXNet takes 60 tensors a call, and MLPerf's submissions gave it 54.
-
-    Args:
-        device_type: of an MXNet context.
-        name: of the optimizer.
     """
     return 54 if device_type == 'gpu' else {'sgd': 1, 'lars': 4}[name]
 
@@ -243,7 +237,6 @@ def cut_buckets(num_bytes: Sequence[int], kinds: Sequence[str], num_buckets: int
     Args:
         num_bytes: of each tensor, in the order their gradients come.
         kinds: dtype of each tensor: an exchange has one.
-        num_buckets: how many stretches.
 
     Returns:
         The numbers of the tensors of each bucket; every tensor in one, none empty.

@@ -19,9 +19,6 @@ class Times:
     """What some steps of a rank took, in seconds.
 
     Args:
-        num_steps: how many.
-        data_s: waiting for images.
-        compute_s: forward and backward.
         wait_s: from the end of backward to that of the exchange: the exchange itself and the slower ranks.
     """
 

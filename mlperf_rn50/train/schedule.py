@@ -13,7 +13,6 @@ def learning_rate(config: ScheduleConfig, step: int, steps_per_epoch: int) -> fl
     """The learning rate of a global step.
 
     Args:
-        config: the schedule.
         step: global step, from 0.
         steps_per_epoch: steps of an epoch.
     """
