@@ -76,6 +76,6 @@ def needs_training_packages(path: Path) -> bool:
     strings = {n.value for n in ast.walk(_tree(path)) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
     if 'helpers.call' in imports(path) and strings & _COMMANDS:
         return True
-    beside = [p for p in path.parent.glob('conftest.py')]
-    modules = frozenset().union(*(imports(p) for p in [path, *beside]))
+    # What a fixture imports is for the tests that name it, which import the same.
+    modules = imports(path).union(*(first_imports(p) for p in path.parent.glob('conftest.py')))
     return any(m.split('.')[0] in TRAINING for m in closure(modules))
