@@ -4,7 +4,6 @@
 set -euo pipefail
 # Numbers of it are calculated with, which a shell would not do with words of others.
 [[ ${1:-} =~ ^[A-Za-z0-9._-]+:[1-9][0-9]*(,[A-Za-z0-9._-]+:[1-9][0-9]*)*$ ]] || { sed -n '2,3s/^# //p' "$0" >&2; exit 2; }
-here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 slots=$1
 shift
 IFS=, read -r -a hosts <<<"$slots"
