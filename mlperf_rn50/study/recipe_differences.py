@@ -1,6 +1,6 @@
 """A configuration beside the published recipes: every value of it, and those that no set that converged had. Pure."""
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,13 @@ _SUBMITTED: dict[str, Any] = {
     'model.name': 'resnet50', 'model.bn_momentum': 0.9, 'model.bn_epsilon': 1e-5, 'model.zero_gamma': None}
 
 
+# The keys that warn: as a fraction of the batch the learning rate may grow, the others may not.
+_WARNED = ('schedule.base_lr', 'schedule.warmup_epochs', 'schedule.decay_epochs', 'optimizer.weight_decay')
+
+
 @dataclass(frozen=True)
 class Cell:
-    """A value, None where it is not known or has no meaning there; is_logged: whether logs say it."""
+    """A value, None where it is not known or has no meaning there; is_logged: whether logs have it."""
 
     value: Any
     is_logged: bool = True
@@ -41,12 +45,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A key of the configuration.
+    """A key of the configuration, and its values.
 
     Args:
-        own: its value there; None where nothing is compared.
+        own: None where no configuration is compared.
         published: of each recipe.
-        is_alone: whether no recipe of its optimizer, of those whose value is known, has that value.
+        is_alone: whether no recipe of its optimizer with a known value has that of the configuration.
     """
 
     key: str
@@ -56,7 +60,7 @@ class Row:
 
 
 def value_text(value: Any) -> str:
-    """A value as a person writes it."""
+    """Return a value as a configuration file has it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (tuple, list)):
@@ -73,7 +77,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _recipe_cells(recipe: Recipe, unlogged: frozenset[str]) -> dict[str, Cell]:
-    """The keys that logs have."""
+    """Return the values of the keys that logs have."""
     is_step, is_lars = recipe.decay == 'step', recipe.opt_name == 'lars'
     grid = None not in (recipe.first_eval_epoch, recipe.eval_period)
     offset = (recipe.first_eval_epoch - 1) % recipe.eval_period if grid else None  # type: ignore[operator]
@@ -96,50 +100,46 @@ def _recipe_cells(recipe: Recipe, unlogged: frozenset[str]) -> dict[str, Cell]:
         'train.eval_period': cell('eval_period'), 'train.eval_offset': Cell(offset)}
 
 
+_LOGGED = tuple(_recipe_cells(Recipe(None, 1), frozenset()))  # keys that logs have
+
+
 def published_cells(published: Published) -> dict[str, Cell]:
-    """The values of a recipe, by key of the configuration."""
-    has_accelerators = any(s.num_accelerators for s in published.sets)
-    cells = _recipe_cells(published.recipe, published.unlogged)
-    precision = Cell('float16' if has_accelerators else None, False)
-    return cells | {'train.precision': precision} | {key: Cell(v, False) for key, v in _SUBMITTED.items()}
+    """Return the values of a recipe, by key of the configuration."""
+    precision = 'float16' if any(s.num_accelerators for s in published.sets) else None
+    submitted = {'train.precision': precision, **_SUBMITTED}
+    return _recipe_cells(published.recipe, published.unlogged) | {k: Cell(v, False) for k, v in submitted.items()}
+
+
+def _value(config: Config, key: str) -> Any:
+    section, _, name = key.partition('.')
+    return getattr(getattr(config, section), name)
 
 
 def _config_cells(config: Config) -> dict[str, Cell]:
-    """The values of a configuration, those that it does not use left out."""
+    """Return the values of a configuration, without those that it does not use."""
     s, is_lars = config.schedule, config.optimizer.name == 'lars'
     unused = {'schedule.step_epochs': s.decay != 'step', 'schedule.step_factor': s.decay != 'step',
               'schedule.end_lr': s.decay == 'step', 'schedule.poly_power': s.decay != 'poly',
               'optimizer.lars_eta': not is_lars, 'optimizer.lars_epsilon': not is_lars, 'optimizer.nesterov': is_lars}
-
-    def value(key: str) -> Any:
-        section, _, name = key.partition('.')
-        return getattr(getattr(config, section), name)
-    keys = [*_recipe_cells(Recipe(None, 1), frozenset()), 'train.precision', *_SUBMITTED]
-    return {key: Cell(None, is_used=False) if unused.get(key) else Cell(value(key)) for key in keys}
+    keys = [*_LOGGED, 'train.precision', *_SUBMITTED]
+    return {key: Cell(None, is_used=False) if unused.get(key) else Cell(_value(config, key)) for key in keys}
 
 
 def rows_of(recipes: Sequence[Published], config: Config | None = None) -> list[Row]:
-    """The table of recipes side by side, beside a configuration if there is one; without one only what logs know."""
+    """Return the values of recipes side by side: what logs have, or every key of a configuration beside it."""
     cells = [published_cells(p) for p in recipes]
-    if config is None:
-        keys = list(_recipe_cells(Recipe(None, 1), frozenset()))
-        return [Row(key, None, tuple(c[key] for c in cells)) for key in keys if any(c[key].is_used for c in cells)]
-    own = _config_cells(config)
-    mine = [c for c in cells if c['optimizer.name'].value == config.optimizer.name]
-    return [Row(key, cell, tuple(c[key] for c in cells), _is_alone(key, own, mine or cells))
-            for key, cell in own.items() if cell.is_used or any(c[key].is_used for c in cells)]
+    own = _config_cells(config) if config else {}
+    alike = [c for c in cells if config and c['optimizer.name'].value == config.optimizer.name]
+    return [Row(key, own.get(key), tuple(c[key] for c in cells), bool(own) and _is_alone(key, own, alike or cells))
+            for key in own or _LOGGED if own and own[key].is_used or any(c[key].is_used for c in cells)]
 
 
 def _is_alone(key: str, own: dict[str, Cell], published: Sequence[dict[str, Cell]]) -> bool:
-    """Whether none of the recipes has a value; the length of a schedule is one's of the same kind only."""
-    cell = own[key]
-    if not cell.is_used:
-        return False
-    if key in ('schedule.decay_epochs', 'schedule.end_lr', 'schedule.poly_power') and cell.is_used:
-        kind = own['schedule.decay'].value
-        return not any(c['schedule.decay'].value == kind and _is_same(c[key].value, cell.value) for c in published)
-    known = [c[key].value for c in published if c[key].value is not None]
-    return bool(known) and not any(_is_same(value, cell.value) for value in known)
+    """Whether none of the recipes has a value; those of a schedule are compared within one kind of schedule."""
+    is_of_kind = key in ('schedule.decay_epochs', 'schedule.end_lr', 'schedule.poly_power')
+    alike = [c for c in published if not is_of_kind or c['schedule.decay'].value == own['schedule.decay'].value]
+    known = [c[key].value for c in alike if c[key].value is not None]
+    return own[key].is_used and (is_of_kind or bool(known)) and not any(_is_same(v, own[key].value) for v in known)
 
 
 def is_imagenet(config: Config) -> bool:
@@ -157,33 +157,24 @@ def global_batch_size(config: Config, num_ranks: int | None) -> int | None:
     return t.local_batch_size * t.gradient_accumulation_steps * num_ranks if t.local_batch_size and num_ranks else None
 
 
-# What warns: the key, the value in a recipe, and whether it may grow in proportion to the batch.
-_WARNED: list[tuple[str, Callable[[Recipe], float | None], bool]] = [
-    ('schedule.base_lr', lambda r: r.base_lr, True), ('schedule.warmup_epochs', lambda r: r.warmup_epochs, False),
-    ('schedule.decay_epochs', lambda r: r.decay_epochs, False),
-    ('optimizer.weight_decay', lambda r: r.weight_decay, False)]
-
-
-def _had(recipes: Sequence[Published], key: str, batch: int) -> list[tuple[float, float]]:
-    """The values of a key in recipes: lowest and highest of each, which differ for a rate that follows the batch."""
-    get, is_scaled = next((get, is_scaled) for name, get, is_scaled in _WARNED if name == key)
-    known = [(v, v * batch / p.recipe.global_batch_size if is_scaled else v)
-             for p in recipes if (v := get(p.recipe)) is not None]
-    return [(min(pair), max(pair)) for pair in known]
+def _range(recipes: Sequence[Published], key: str, batch: int) -> tuple[float, float] | None:
+    """Return the lowest and highest value of a key in recipes; a learning rate may also follow the batch."""
+    known = [(v, p.recipe.global_batch_size) for p in recipes
+             if (v := getattr(p.recipe, key.partition('.')[2])) is not None]
+    values = [v for v, _ in known] + [v * batch / size for v, size in known if key == 'schedule.base_lr']
+    return (min(values), max(values)) if values else None
 
 
 def _differing(config: Config, recipes: Sequence[Published], batch: int) -> list[str]:
-    """The keys whose values lie outside those of the recipes of one generation."""
+    """Return the keys whose values lie outside those of the recipes of one generation."""
     s = config.schedule
     alike = [p for p in recipes if p.recipe.decay == s.decay]
     found = []
-    for key, *_ in _WARNED:
-        ranges = _had(alike if key == 'schedule.decay_epochs' else recipes, key, batch)
-        section, _, name = key.partition('.')
-        value = getattr(getattr(config, section), name)
-        is_skipped = key == 'schedule.decay_epochs' and (s.decay == 'step' or not alike)
-        if ranges and not is_skipped and not (min(low for low, _ in ranges) * (1 - _SLACK) <= value
-                                              <= max(high for _, high in ranges) * (1 + _SLACK)):
+    for key in _WARNED:
+        is_length = key == 'schedule.decay_epochs'
+        ends = _range(alike if is_length else recipes, key, batch)
+        if ends and not (is_length and s.decay == 'step') and not (
+                ends[0] * (1 - _SLACK) <= _value(config, key) <= ends[1] * (1 + _SLACK)):
             found.append(key)
     if not alike:
         found.append('schedule.decay')
@@ -193,11 +184,11 @@ def _differing(config: Config, recipes: Sequence[Published], batch: int) -> list
 
 
 def find_deviations(config: Config, num_ranks: int | None, sets: Sequence[KnownSet] | None = None) -> list[str]:
-    """What no published set of like batch had that converged, of a configuration for ImageNet: a line for each key.
+    """Return a line for each key of an ImageNet configuration whose value no published set of like batch had.
 
-    Sets of like batch are those of the same optimizer whose batch is within a factor of LIKE_BATCH, and that were made
-    for this target or a higher one. Within one generation, what lies between two of them counts as known, and so does
-    a learning rate that was scaled with the batch.
+    Sets of like batch converged, have the same optimizer, a batch within a factor of LIKE_BATCH, and this target or a
+    higher one. Within one generation, a value between those of two sets counts as known, and so does a learning rate
+    that was scaled with the batch.
 
     Args:
         num_ranks: None where it is not known.
@@ -223,20 +214,20 @@ def find_deviations(config: Config, num_ranks: int | None, sets: Sequence[KnownS
 
 
 def _own_text(config: Config, key: str) -> str:
-    section, _, name = key.partition('.')
-    text = value_text(getattr(getattr(config, section), name))
-    s = config.schedule
-    if key == 'schedule.decay':
-        return f'{text} ({value_text(s.step_epochs if s.decay == "step" else s.decay_epochs)} epochs)'
-    return text
+    return _with_epochs(key, {k: _value(config, k) for k in (key, 'schedule.step_epochs', 'schedule.decay_epochs')})
 
 
 def _published_text(published: Published, key: str) -> str:
-    cells = published_cells(published)
-    if key == 'schedule.decay':
-        of_kind = 'schedule.step_epochs' if published.recipe.decay == 'step' else 'schedule.decay_epochs'
-        return f'{cells[key].value} ({value_text(cells[of_kind].value)} epochs)'
-    return value_text(cells[key].value)
+    return _with_epochs(key, {k: cell.value for k, cell in published_cells(published).items()})
+
+
+def _with_epochs(key: str, values: dict[str, Any]) -> str:
+    """Return the value of a key; of a kind of schedule with its epochs."""
+    text = value_text(values[key])
+    if key != 'schedule.decay':
+        return text
+    epochs = values['schedule.step_epochs' if text == 'step' else 'schedule.decay_epochs']
+    return f'{text} ({value_text(epochs)} epochs)'
 
 
 def _values_text(recipes: Sequence[Published], key: str) -> str:

@@ -1,17 +1,18 @@
-"""Which recipe trains at a batch? Of published sets that converged at it; between two batches, of both. Pure."""
+"""The recipe to train with at a batch: of published sets at it or, between two batches, of both. Pure."""
 import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 
 from mlperf_rn50 import config as cfg
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mlperf.events import printable
+from mlperf_rn50.study.convergence import plural
 from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, load_published
 
 # Batches so near are one: published sets have one learning rate, warm-up and schedule at 1,632 and 1,664 images, and
@@ -26,22 +27,21 @@ STEP_SCHEDULE_EPOCHS = 100.0
 
 
 def generation_of(known: KnownSet) -> str:
-    """Rounds whose sets follow one way to choose a recipe: v0.5, v0.6, or all after them."""
+    """Return the rounds whose recipes were chosen alike: v0.5, v0.6, or all after them."""
     return known.round if known.round in _OLD_ROUNDS else LATEST
 
 
 def reached_epoch(run: KnownRun, target: float) -> int | None:
-    """Epochs trained at the first evaluation at or above a target; None where there is none."""
+    """Return the epochs trained at the first evaluation at or above a target; None where there is none."""
     return next((epoch for epoch, accuracy in run.curve if accuracy >= target), None)
 
 
 @dataclass(frozen=True)
 class Published:
-    """A recipe, and the sets that were trained with it.
+    """A recipe, and the one or more sets that were trained with it.
 
     Args:
-        sets: one or more.
-        target: Top-1 as a fraction, that counts here: the recipe's own, or a lower one.
+        target: Top-1 as a fraction: the recipe's own, or a lower one.
     """
 
     recipe: Recipe
@@ -53,10 +53,14 @@ class Published:
     def runs(self) -> tuple[KnownRun, ...]:
         return tuple(r for s in self.sets for r in s.runs)
 
+    def epochs_of(self, known: KnownSet) -> list[int | None]:
+        """Return the epochs to the target of each run of a set."""
+        return [reached_epoch(r, self.target) for r in known.runs]
+
     @cached_property
     def epochs(self) -> tuple[int, ...]:
         """To the target, of every run that reached it, fewest first."""
-        return tuple(sorted(e for r in self.runs if (e := reached_epoch(r, self.target)) is not None))
+        return tuple(sorted(e for s in self.sets for e in self.epochs_of(s) if e is not None))
 
     @property
     def mean_epochs(self) -> float:
@@ -64,12 +68,12 @@ class Published:
 
     @property
     def unlogged(self) -> frozenset[str]:
-        """Fields of the recipe that only the submitted settings say."""
+        """Fields of the recipe that only the submitted settings have."""
         return frozenset(name for s in self.sets for name in s.unlogged)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it says all that a run needs: a schedule with an end, or with steps."""
+        """Whether it has all that a run needs: a schedule with an end, or with steps."""
         r = self.recipe
         ends = r.step_epochs if r.decay == 'step' else r.decay_epochs
         return None not in (r.opt_name, r.base_lr, r.warmup_epochs, r.decay, ends, r.weight_decay, r.momentum,
@@ -77,51 +81,47 @@ class Published:
 
     @property
     def systems(self) -> str:
-        """The systems in words: the first of them, and how many others."""
+        """The first system, and the number of others, as text."""
         first, others = self.sets[0], len(self.sets) - 1
         name = printable(f'{first.org or "unnamed"} {first.name}')
-        return name + (f' and {others} other{"s" if others > 1 else ""}' if others else '')
+        return f'{name} and {plural(others, "other")}' if others else name
 
     @property
     def rounds(self) -> str:
         return ', '.join(sorted({s.round for s in self.sets}))
 
 
-def _rounded(recipe: Recipe) -> Recipe:
-    """With the end of its schedule to a hundredth of an epoch: logs give it in steps, too."""
-    return replace(recipe, decay_epochs=None if recipe.decay_epochs is None else round(recipe.decay_epochs, 2))
-
-
 def fold(sets: Sequence[KnownSet], opt_name: str | None = None, target: float | None = None) -> list[Published]:
-    """The recipes of sets of ImageNet that converged, by batch, newest generation first; equal ones are one.
+    """Return the recipes of sets of ImageNet that converged, by batch, newest generation first; equal ones are one.
 
     Args:
         opt_name: sgd or lars; None for both.
         target: to reach; sets that were made for less do not count. None for the own one of each.
     """
-    groups: dict[tuple[str, Recipe, float], list[KnownSet]] = {}
+    groups: dict[tuple[Recipe, str, float], list[KnownSet]] = {}
     for known in sets:
-        recipe = _rounded(known.recipe)
-        own = recipe.target_accuracy
+        recipe, own = known.recipe, known.recipe.target_accuracy
         if known.is_imagenet and own is not None and opt_name in (None, recipe.opt_name) and own >= (target or 0):
-            groups.setdefault((generation_of(known), recipe, target or own), []).append(known)
-    found = [Published(recipe, generation, tuple(members), its)
-             for (generation, recipe, its), members in groups.items()]
+            if recipe.decay_epochs is not None:  # logs have it in steps, too
+                recipe = replace(recipe, decay_epochs=round(recipe.decay_epochs, 2))
+            groups.setdefault((recipe, generation_of(known), target or own), []).append(known)
+    found = [Published(recipe, generation, tuple(members), to_reach)
+             for (recipe, generation, to_reach), members in groups.items()]
     return sorted((p for p in found if p.epochs), key=lambda p: (p.recipe.global_batch_size, _age(p), -len(p.runs)))
 
 
 def _age(published: Published) -> int:
-    """0 for the newest generation, more for older ones."""
+    """Return 0 for the newest generation, more for older ones."""
     return [LATEST, *reversed(_OLD_ROUNDS)].index(published.generation)
 
 
 def at_batch(recipes: Sequence[Published], batch: int) -> list[Published]:
-    """Those of a batch, or of one so near that it is the same recipe."""
+    """Return the recipes of a batch, or of one so near that it is the same recipe."""
     return [p for p in recipes if 1 / SAME_BATCH <= p.recipe.global_batch_size / batch <= SAME_BATCH]
 
 
 def families(recipes: Sequence[Published]) -> list[list[Published]]:
-    """Those of one optimizer and generation together, by batch; newest generation first, most recipes first."""
+    """Return the recipes by optimizer and generation; newest generation first, then most recipes first."""
     groups: dict[tuple[int, str | None], list[Published]] = {}
     for p in recipes:
         groups.setdefault((_age(p), p.recipe.opt_name), []).append(p)
@@ -129,7 +129,7 @@ def families(recipes: Sequence[Published]) -> list[list[Published]]:
 
 
 def _next_to(family: Sequence[Published], batch: int) -> tuple[list[Published], list[Published]]:
-    """Those of the largest batch below, and of the smallest above."""
+    """Return the recipes of the largest batch below, and of the smallest above."""
     sizes = [p.recipe.global_batch_size for p in family]
     below, above = max((s for s in sizes if s < batch), default=0), min((s for s in sizes if s > batch), default=0)
     return ([p for p in family if p.recipe.global_batch_size == below],
@@ -137,9 +137,9 @@ def _next_to(family: Sequence[Published], batch: int) -> tuple[list[Published], 
 
 
 def around(recipes: Sequence[Published], batch: int) -> list[Published]:
-    """Those of a batch; where there are none, the next below and above of each optimizer and generation."""
-    found = at_batch(recipes, batch)
-    return found or [p for family in families(recipes) for side in _next_to(family, batch) for p in side]
+    """Return the recipes of a batch, else the next below and above of each optimizer and generation."""
+    return at_batch(recipes, batch) or [p for family in families(recipes) for side in _next_to(family, batch)
+                                        for p in side]
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Choice:
     Args:
         recipe: with the batch that was asked for, and the target.
         kind: known, of sets at this batch; or between, of sets below and above.
-        sources: what it comes from: one, or the one below and the one above.
+        sources: one, or the one below and the one above.
         target: Top-1 as a fraction.
     """
 
@@ -175,20 +175,20 @@ class Choice:
 
     @property
     def said_by(self) -> str:
-        """Where it comes from, in a sentence."""
+        """The sources, in a sentence."""
         parts = [f'{p.systems} ({p.rounds}, batch {p.recipe.global_batch_size:,}, {len(p.epochs)} of {len(p.runs)} '
                  f'runs after {range_text(p.epochs)} epochs)' for p in self.sources]
         return parts[0] if self.kind == 'known' else f'between {parts[0]} and {parts[1]}'
 
 
 def range_text(numbers: Sequence[int]) -> str:
-    """Such as 35, or 35 to 39."""
+    """Return the range as text, such as 35, or 35 to 39."""
     low, high = min(numbers), max(numbers)
-    return f'{low}' if low == high else f'{low} to {high}'
+    return f'{low:,}' if low == high else f'{low:,} to {high:,}'
 
 
 def _rank(published: Published, batch: int) -> tuple:
-    """Smaller is better: reliable, at the very batch, converged most often, fewest epochs, newest round.
+    """Smaller is better: newest generation, reliable, at the very batch, converged most often, fewest epochs.
 
     One success and one failure are added to the runs that there were: 59 of 60 says more than 5 of 5.
     """
@@ -203,14 +203,9 @@ def _best(recipes: Sequence[Published], batch: int) -> Published | None:
 
 def choose_recipe(batch: int, opt_name: str | None = None, target: float | None = None,
                   sets: Sequence[KnownSet] | None = None) -> Choice:
-    """The recipe to train with at a batch.
-
-    Of the newest generation that has one: among the sets at this batch the reliable ones first, then those at the very
-    batch, those that converged most often, in the fewest epochs. Where there are none, what lies between the nearest
-    below and above of one optimizer and generation: see interpolate.
+    """Return the recipe to train with at a batch: see _rank; without sets at it, between two batches: see interpolate.
 
     Args:
-        batch: images per step.
         opt_name: sgd or lars; None for either.
         target: Top-1 as a fraction; None for the one that the recipe was made for.
         sets: to choose from; None for the published ones.
@@ -231,12 +226,8 @@ def choose_recipe(batch: int, opt_name: str | None = None, target: float | None 
 
 def _refusal(recipes: Sequence[Published], batch: int, opt_name: str | None, target: float | None) -> str:
     what = f'{opt_name or "any optimizer"}{"" if target is None else f", {100 * target:.4g} %"}'
-    texts = []
-    for family in families([p for p in recipes if p.is_whole]):
-        sizes = [p.recipe.global_batch_size for p in family]
-        low, high = f'{min(sizes):,}', f'{max(sizes):,}'
-        texts.append(f'{family[0].recipe.opt_name} of {family[0].generation} '
-                     f'{low if low == high else f"{low} to {high}"}')
+    texts = [f'{f[0].recipe.opt_name} of {f[0].generation} {range_text([p.recipe.global_batch_size for p in f])}'
+             for f in families([p for p in recipes if p.is_whole])]
     return (f'--global-batch-size: got {batch:,} ({what}), expected a batch that published sets converged at, or one '
             f'between two of them: {"; ".join(texts) or "there are none"}')
 
@@ -246,8 +237,8 @@ def _between(low: float, high: float, share: float) -> float:
 
 
 def interpolate(below: Published, above: Published, batch: int) -> Choice:
-    """The recipe between two: the learning rate on a power of the batch (straight in both logarithms), warm-up, length
-    of the schedule and epochs straight in the batch, all else as the nearer one has it.
+    """Return the recipe between two: the learning rate is linear in the logarithm of the batch, warm-up, length of the
+    schedule and epochs are linear in the batch, and all else is that of the nearer one.
 
     docs/recipes.md holds the errors of this, each published batch left out and worked out from its neighbours.
     """
@@ -269,14 +260,14 @@ def interpolate(below: Published, above: Published, batch: int) -> Choice:
 
 
 def _on_grid(epochs: float, recipe: Recipe) -> float:
-    """The evaluation of a recipe that is nearest to some epochs, within its schedule."""
+    """Return the evaluation of a recipe that is nearest to some epochs, within its schedule."""
     assert recipe.eval_period and recipe.first_eval_epoch is not None
     num = max(0, round((epochs - recipe.first_eval_epoch) / recipe.eval_period))
     return float(min(recipe.first_eval_epoch + num * recipe.eval_period, recipe.last_eval_epoch or math.inf))
 
 
 def make_config(choice: Choice, num_nodes: int | None = None, ranks_per_node: int | None = None) -> cfg.Config:
-    """The configuration of a recipe on GPUs, as the files of launch/configs have it.
+    """Return the configuration of a recipe on GPUs, as the files of launch/configs have it.
 
     Raises:
         ConfigError: the ranks cannot share the batch.
@@ -306,28 +297,24 @@ def make_config(choice: Choice, num_nodes: int | None = None, ranks_per_node: in
 
 def check_shares(batch: int, num_ranks: int) -> None:
     """Raise ConfigError where ranks cannot share a batch evenly."""
-    if num_ranks > batch:
-        raise ConfigError(f'--global-batch-size: got {batch} for {num_ranks} ranks (--nodes x --ranks-per-node), '
-                          'expected an image or more for each')
     if batch % num_ranks:
-        fit = round(batch / num_ranks) * num_ranks
+        fit = max(1, round(batch / num_ranks)) * num_ranks
         raise ConfigError(f'--global-batch-size: got {batch} for {num_ranks} ranks (--nodes x --ranks-per-node), '
                           f'expected a multiple of {num_ranks}, such as {fit}')
 
 
 def render_config(config: cfg.Config, comments: Sequence[str]) -> str:
-    """A configuration file that says only what differs from the defaults, below some comments."""
+    """Return a configuration file of the values that differ from the defaults, below some comments."""
     usual = cfg.to_tree(cfg.Config())
-    tree: dict[str, dict[str, Any]] = {}
-    for section, values in cfg.to_tree(config).items():
-        if other := {key: value for key, value in values.items() if value != usual[section][key]}:
-            tree[section] = other
+    other = {section: {key: value for key, value in values.items() if value != usual[section][key]}
+             for section, values in cfg.to_tree(config).items()}
+    tree = {section: values for section, values in other.items() if values}
     body = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=110)
     return ''.join(f'# {printable(c)}\n' for c in comments) + body
 
 
 def comments_of(choice: Choice, command: str, num_nodes: int | None, ranks_per_node: int | None) -> list[str]:
-    """What the file of a recipe opens with: its command, what it is, who says so, and the epochs to expect."""
+    """Return the head of a recipe's file: its command, its layout and target, its source, the epochs to expect."""
     layout = f'{num_nodes} nodes of {ranks_per_node}, ' if num_nodes and ranks_per_node else ''
     recipe = choice.recipe
     lines = [command, f'{layout}ImageNet, Top-1 {100 * choice.target:.4g} %, batch {recipe.global_batch_size:,}, '
