@@ -5,6 +5,7 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, option_error
 
 if TYPE_CHECKING:
     from mlperf_rn50.study.predict_answer import Answer
-    from mlperf_rn50.study.predict_validation import Validation
 
 EPILOG = """examples:
   mlperf-rn50 predict v0.7/NVIDIA/dgxa100_ngc20.06_mxnet --layouts '1x8 2x8 8x8 96x8'
@@ -47,7 +47,7 @@ def _number(low: float, high: float) -> Callable[[str], float]:
 
 
 def make_parser() -> Parser:
-    """The options of the command."""
+    """Return the parser of the options."""
     parser = Parser('predict', __doc__, EPILOG)
     parser.add_argument('sources', nargs='*', metavar='SOURCE',
                         help='what was measured: a folder, a file, or round/organisation/system')
@@ -78,7 +78,7 @@ def make_parser() -> Parser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
+    """Run the command; return its exit code."""
     parser = make_parser()
     options = parser.parse_args(argv)
     for name, expected in (('out', 'a folder'), ('system', 'a name'), ('validate', 'a TREE, or no word at all')):
@@ -90,38 +90,39 @@ def run(argv: Sequence[str]) -> int:
         missing = [name for name, value in (('SOURCE', options.sources), ('--layouts', options.layouts)) if not value]
         raise option_error(f'the following arguments are required: {", ".join(missing)}', parser)
     from mlperf_rn50.study.known import load_published
+    from mlperf_rn50.study.predict_tables import render_json, render_tables
     from mlperf_rn50.study.predict_validation import validate
     answer, validation = _answer(options), validate(load_published())
     if options.out:
         from mlperf_rn50.study.predict_plot import dump_prediction
         print(f'mlperf-rn50: wrote {dump_prediction(answer, validation, Path(options.out))}', file=sys.stderr)
-    print(_render(answer, validation, options.format))
-    return EXIT_FAILED if answer.is_refused else EXIT_OK
+    if options.format == 'json':
+        print(render_json(answer, validation))
+    else:
+        title = partial(paint, colour='bold') if options.format == 'table' and has_colour(sys.stdout) else str
+        print(render_tables(answer, validation, options.format == 'markdown', title))
+    return EXIT_OK if answer.predicted else EXIT_FAILED
 
 
 def _answer(options: Namespace) -> Answer:
-    """What was asked for, predicted."""
-    from mlperf_rn50.study.predict_answer import Asked, Batches, make_answer
+    from mlperf_rn50.study.predict_answer import Asked, make_answer
     from mlperf_rn50.study.predict_sources import load_source
     splits = _splits(options.layouts)
     source = load_source(options.sources, options.system, splits[0][1], options.local_batch_size, options.link_gbit_s)
-    batches = Batches(options.global_batch_size, options.local_batch_size, options.strong)
-    return make_answer(Asked(tuple(splits), batches, options.optimizer, options.target, options.price_per_node_hour),
-                       source)
+    return make_answer(Asked(tuple(splits), options.global_batch_size, options.local_batch_size, options.strong,
+                             options.optimizer, options.target, options.price_per_node_hour), source)
 
 
 def _splits(words: Sequence[str]) -> list[tuple[int, int]]:
-    """Nodes, and accelerators or ranks on each, of '1x4 2x4', as one word or as several.
+    """Return nodes, and accelerators or ranks on each, of '1x4 2x4', as one word or as several.
 
     Raises:
-        ConfigError: a word is something else, comes twice, or means more than anybody has.
+        ConfigError: a word is something else, comes twice, or is too large.
     """
     from mlperf_rn50.study.layouts import parse_layouts
     each = [word for text in words for word in text.split()]
     if len(each) > _MAX_LAYOUTS:
         raise ConfigError(f'--layouts: got {len(each):,}, expected at most {_MAX_LAYOUTS:,}')
-    if long := next((word for word in each if len(word) > 15), None):
-        raise ConfigError(f'--layouts: got {long[:15]}…, expected nodes x ranks, such as 2x4')
     splits = parse_layouts(each)
     if not splits:
         raise ConfigError('--layouts: got nothing, expected nodes x ranks, such as 2x4')
@@ -130,17 +131,8 @@ def _splits(words: Sequence[str]) -> list[tuple[int, int]]:
     return splits
 
 
-def _render(answer: Answer, validation: Validation, form: str) -> str:
-    from mlperf_rn50.study.predict_tables import render_json, render_tables
-    if form == 'json':
-        return render_json(answer, validation)
-    if form == 'table' and has_colour(sys.stdout):
-        return render_tables(answer, validation, title=lambda text: paint(text, 'bold'))
-    return render_tables(answer, validation, form == 'markdown')
-
-
 def _validate(options: Namespace, parser: Parser) -> int:
-    """Predicts what was measured, and prints the errors; fails where nothing could be predicted."""
+    """Predict what was measured, and print the errors; fail where nothing could be predicted."""
     beside = {'SOURCE': options.sources, '--layouts': options.layouts, '--out': options.out, '--system': options.system,
               '--format json': options.format == 'json'}
     if asked := [name for name, value in beside.items() if value]:

@@ -1,4 +1,4 @@
-"""How long would it take on other nodes? From the time of a step that was measured, and epochs that a recipe declares.
+"""The time to train on other nodes, from the time of a step that was measured and the epochs that a recipe declares.
 
 A step on another layout takes the time that its images take to compute, and what does not shrink with them: a ring
 all-reduce of all gradients over the slowest link, less what is hidden behind the backward pass, and what every step
@@ -18,7 +18,7 @@ PUBLISHED_BYTES = 51_000_000
 PUBLISHED_GBIT_S = 100.0
 # A backward pass computes twice what the forward pass does, and gradients are exchanged behind it.
 BACKWARD_SHARE = 2 / 3
-# Of a step, more than this that does not shrink with its images rules it: the model says nothing of such.
+# The share of a step that does not shrink with its images, above which the model does not hold.
 MAX_FIXED_SHARE = 0.5
 # The interval of four out of five, in standard deviations: Student's t, by degrees of freedom from 1 on, and beyond.
 _SIGMAS, _MANY_SIGMAS = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372), 1.2816
@@ -26,15 +26,15 @@ _SIGMAS, _MANY_SIGMAS = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397,
 
 @dataclass(frozen=True)
 class Base:
-    """What a prediction starts from: a step that was measured.
+    """A step that was measured.
 
     Args:
         num_units: accelerators of all its nodes, or ranks where there are none.
-        exchange_s: what of the step is exchange that is not hidden, where it was measured; else 0.
+        exchange_s: exchange that is not hidden, where it was measured; else 0.
         evaluation_s: one evaluation; None where it was not measured (a bench).
         outside_s: first epoch and gaps, on the clock; None where it was not measured.
         dataset: None for ImageNet.
-        known: the runs it comes from, whose recipe and epochs count; None for a bench.
+        known: the runs it comes from; None for a bench.
     """
 
     name: str
@@ -54,12 +54,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Link:
-    """What joins the nodes.
-
-    Args:
-        gbit_s: of the slowest link, per second and direction.
-        is_hidden: whether the exchange runs behind the backward pass.
-    """
+    """The slowest link between nodes; gbit_s: per direction, is_hidden: whether it runs behind the backward pass."""
 
     gbit_s: float
     exchange_bytes: int
@@ -69,7 +64,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Epochs:
-    """How many epochs it takes, with the interval of four out of five, and who says so."""
+    """Epochs to the target, with the interval of four out of five, and their source."""
 
     mean: float
     low: float
@@ -79,7 +74,7 @@ class Epochs:
 
 @dataclass(frozen=True)
 class Costs:
-    """What other systems lose beside computing and exchange; low and high hold four out of five.
+    """Costs of other systems beside computing and exchange; low and high hold four out of five.
 
     Args:
         outside_s: what the first epoch takes more, and gaps, on several nodes; None: as the base.
@@ -95,12 +90,12 @@ class Costs:
     source: str
 
 
+NO_COSTS = Costs(0.0, 0.0, None, 0.0, 0.0, 1.0, 'none: the exchange is what was measured')
+
+
 @dataclass(frozen=True)
 class Layout:
-    """What is predicted: nodes, units on each, and the recipe that is trained there.
-
-    epochs: of that recipe, where they are known better than by its schedule.
-    """
+    """Nodes, units on each, and a recipe; epochs: where they are known better than by its schedule."""
 
     num_nodes: int
     units_per_node: int
@@ -122,12 +117,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a layout would take; refusal says why there is none, and the rest is None then.
-
-    Where the epochs are not known, the step is, but not the minutes.
+    """The step and the minutes of a layout; with the reason of a refusal, or without known epochs, some are None.
 
     Args:
-        other_s: what a step on several nodes costs beside.
+        other_s: costs of a step on several nodes beside computing and exchange.
         low_minutes: lower end of the interval that holds four times out of five.
     """
 
@@ -153,13 +146,18 @@ class Prediction:
         return self.layout.recipe.global_batch_size / self.step_s if self.step_s else None
 
 
+def off_by(predicted: float | None, measured: float | None) -> float | None:
+    """Return predicted over measured, minus 1; None without one of them."""
+    return predicted / measured - 1 if predicted and measured else None
+
+
 def published_link() -> Link:
-    """What joins the nodes where nobody says so: as published systems' nodes."""
+    """Return the link that is supposed between the nodes of published systems."""
     return Link(PUBLISHED_GBIT_S, PUBLISHED_BYTES, False, 'one port of 100 Gbit/s, float16 gradients, nothing hidden')
 
 
 def base_of(known: KnownSet) -> Base | None:
-    """A known set as a base; None where its logs do not tell the nodes, what shares the work, or the times."""
+    """Return a known set as a base; None where its logs lack the nodes, the units, or the times."""
     step_s, times = known.step_s, known.times
     if not known.num_nodes or not known.num_units or not step_s or times is None or not known.train_samples:
         return None
@@ -174,7 +172,7 @@ def ring_s(num_bytes: int, num_members: int, gbit_s: float) -> float:
 
 
 def _is_alike(a: KnownSet, b: KnownSet) -> bool:
-    """Whether two sets have the same kind of accelerator, as far as anybody says."""
+    """Whether two sets have the same kind of accelerator, or as many on a node where it is not named."""
     kinds = [(s.accelerator or '').casefold().removeprefix('nvidia').strip() for s in (a, b)]
     per_node = [s.num_accelerators / s.num_nodes for s in (a, b) if s.num_accelerators and s.num_nodes]
     return kinds[0] == kinds[1] and (bool(kinds[0]) or len(per_node) == 2 and per_node[0] == per_node[1])
@@ -187,7 +185,7 @@ def is_pair(one: KnownSet, target: KnownSet) -> bool:
 
 
 def base_for(target: KnownSet, sets: Sequence[KnownSet]) -> KnownSet | None:
-    """The one-node set of the same kind that a set is predicted from."""
+    """Return the one-node set of the same kind that a set is predicted from."""
     found = [s for s in sets if is_pair(s, target) and base_of(s)]
     local = target.local_batch_size or 0.0
     return min(found, key=lambda s: (s.recipe.opt_name != target.recipe.opt_name,
@@ -195,14 +193,14 @@ def base_for(target: KnownSet, sets: Sequence[KnownSet]) -> KnownSet | None:
 
 
 def layout_of(known: KnownSet) -> Layout | None:
-    """The layout of a known set; None where its logs do not tell it."""
+    """Return the layout of a known set; None where its logs lack it."""
     if not known.num_nodes or not known.num_units or known.num_units % known.num_nodes:
         return None
     return Layout(known.num_nodes, known.num_units // known.num_nodes, known.recipe)
 
 
 def _compute_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
-    """Computing time of a step: in proportion to its images; what the base's step has of exchange is taken off."""
+    """Return the computing time of a step: that of the base without its exchange, in proportion to the images."""
     own_s = base.step_s - base.exchange_s
     if base.num_nodes > 1 and not base.exchange_s:
         own_s -= ring_s(link.exchange_bytes, base.num_units, link.gbit_s) + costs.step_s
@@ -210,7 +208,7 @@ def _compute_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
 
 
 def _exchange_s(base: Base, layout: Layout, link: Link) -> float:
-    """The exchange of a step: over the link between nodes; on one node what was measured there, or in computing."""
+    """Return the exchange of a step: over the link, or as measured; on one node, else, it is part of computing."""
     if layout.num_nodes == 1:
         return base.exchange_s if base.num_nodes == 1 else 0.0
     if base.exchange_s and (base.num_nodes, base.num_units) == (layout.num_nodes, layout.num_units):
@@ -219,16 +217,16 @@ def _exchange_s(base: Base, layout: Layout, link: Link) -> float:
 
 
 def step_cost_s(base: Base, target: KnownSet, link: Link) -> float | None:
-    """What a step of a measured set costs beside computing and the ring; None where its logs do not tell."""
+    """Return what a step of a measured set costs beside computing and the ring; None where its logs lack it."""
     layout, step_s = layout_of(target), target.step_s
     if layout is None or step_s is None:
         return None
-    none = Costs(0.0, 0.0, None, 0.0, 0.0, 1.0, '')
-    return step_s - _compute_s(base, layout, link, none) - ring_s(link.exchange_bytes, layout.num_units, link.gbit_s)
+    compute_s = _compute_s(base, layout, link, NO_COSTS)
+    return step_s - compute_s - ring_s(link.exchange_bytes, layout.num_units, link.gbit_s)
 
 
 def _half_interval(values: Sequence[float]) -> float:
-    """Half of the interval that holds four out of five more values, from two or more of them."""
+    """Return half of the interval that holds four out of five more values, from two or more of them."""
     freedom = len(values) - 1
     sigmas = _SIGMAS[freedom - 1] if freedom <= len(_SIGMAS) else _MANY_SIGMAS
     return sigmas * statistics.stdev(values)
@@ -240,22 +238,18 @@ def _quantiles(values: Sequence[float]) -> tuple[float, float, float]:
     return tenths[0], statistics.median(values), tenths[-1]
 
 
-def _epoch_shares(sets: Sequence[KnownSet]) -> list[float]:
-    """Epochs of each run that converged, as a share of what its schedule leaves room for."""
-    return [r.epochs / last for s in sets if (last := s.recipe.last_eval_epoch) for r in s.converged if r.epochs]
-
-
-def find_costs(sets: Sequence[KnownSet], without: str) -> Costs:
-    """The costs of several nodes, from all pairs of sets but those of one round."""
-    others = [s for s in sets if s.round != without]
-    pairs = [(base, s) for s in others if (s.num_nodes or 0) > 1 and s.recipe.last_eval_epoch and s.times
-             and (one := base_for(s, others)) and (base := base_of(one))]
+def find_costs(sets: Sequence[KnownSet]) -> Costs:
+    """Return the costs of several nodes, from all pairs of sets."""
+    pairs = [(base, s) for s in sets if (s.num_nodes or 0) > 1 and s.recipe.last_eval_epoch and s.times
+             and (one := base_for(s, sets)) and (base := base_of(one))]
     link = published_link()
     steps = [cost for base, s in pairs if (cost := step_cost_s(base, s, link)) is not None]
     low, middle, high = _quantiles([s.times.outside_s for _, s in pairs if s.times])
     rounds = ', '.join(dict.fromkeys(s.round for _, s in pairs))
+    # Epochs of each run that converged, as a share of those that its schedule leaves room for.
+    shares = [r.epochs / last for s in sets if (last := s.recipe.last_eval_epoch) for r in s.converged if r.epochs]
     spread_s = _half_interval(steps) * math.sqrt(1 + 1 / len(steps))  # the mean is not known exactly, either
-    return Costs(statistics.fmean(steps), spread_s, middle, low, high, _quantiles(_epoch_shares(others))[0],
+    return Costs(statistics.fmean(steps), spread_s, middle, low, high, _quantiles(shares)[0],
                  f'{len(pairs)} pairs of published systems of {rounds}')
 
 
@@ -266,18 +260,14 @@ def _is_same(a: KnownSet, b: KnownSet) -> bool:
 
 
 def costs_without(*judged: KnownSet) -> Costs:
-    """The costs of published systems, without the rounds of some sets: as their logs or folders say, and as they were
-    published where those do not."""
+    """Return the costs of published systems, without the rounds that some sets name or were published in."""
     published = load_published()
     rounds = {s.round for s in judged} | {p.round for p in published for s in judged if _is_same(p, s)}
-    return find_costs([s for s in published if s.round not in rounds], '')
+    return find_costs([s for s in published if s.round not in rounds])
 
 
 def epochs_of(recipe: Recipe, costs: Costs) -> Epochs | None:
-    """The last evaluation that the schedule leaves room for: where recipes that are known to converge do so.
-
-    None where the recipe declares no schedule.
-    """
+    """Return the last evaluation that the schedule leaves room for; None where the recipe declares no schedule."""
     last = recipe.last_eval_epoch
     if last is None or recipe.decay_epochs is None:
         return None
@@ -292,13 +282,8 @@ def _num_evaluations(recipe: Recipe, epochs: float) -> float:
     return max(0.0, 1 + (epochs - recipe.first_eval_epoch) / recipe.eval_period)
 
 
-def _spread(*parts: float) -> float:
-    """Independent errors together."""
-    return math.sqrt(sum(p * p for p in parts))
-
-
 def _minutes(base: Base, layout: Layout, costs: Costs, epochs: Epochs, step_s: float) -> tuple[float, float, float]:
-    """Minutes to the target, and the interval of four out of five."""
+    """Return the minutes to the target, and the interval of four out of five: independent errors together."""
     steps_per_epoch = base.train_samples / layout.recipe.global_batch_size
     evaluation_s = (base.evaluation_s or 0.0) * base.num_units / layout.num_units
     is_measured = layout.num_nodes == base.num_nodes or costs.outside_s is None
@@ -308,15 +293,15 @@ def _minutes(base: Base, layout: Layout, costs: Costs, epochs: Epochs, step_s: f
     slope = steps_per_epoch * step_s
     steps = 0.0 if layout.num_nodes == base.num_nodes == 1 else epochs.mean * steps_per_epoch * costs.step_spread_s
     runs = _run_spread(base) * total
-    down = _spread(steps, runs, (epochs.mean - epochs.low) * slope,
-                   0.0 if is_measured else outside_s - costs.outside_low_s)
-    up = _spread(steps, runs, (epochs.high - epochs.mean) * slope,
-                 0.0 if is_measured else costs.outside_high_s - outside_s)
+    down = math.hypot(steps, runs, (epochs.mean - epochs.low) * slope,
+                      0.0 if is_measured else outside_s - costs.outside_low_s)
+    up = math.hypot(steps, runs, (epochs.high - epochs.mean) * slope,
+                    0.0 if is_measured else costs.outside_high_s - outside_s)
     return total / 60, max(0.0, total - down) / 60, (total + up) / 60
 
 
 def _run_spread(base: Base) -> float:
-    """Half of the interval of the seconds per epoch of the base's runs, as a share."""
+    """Return half of the interval of the seconds per epoch of the base's runs, as a share."""
     rates = [r.time_s / r.epochs for r in base.known.converged if r.time_s and r.epochs] if base.known else []
     return _half_interval(rates) / statistics.fmean(rates) if len(rates) > 1 else 0.0
 
@@ -332,12 +317,7 @@ def _refusal(compute_s: float, fixed_s: float, is_known: bool) -> str | None:
 
 
 def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs | None = None) -> Prediction:
-    """What a layout would take.
-
-    Args:
-        costs: of several nodes; None for those of published systems of other rounds, and none beside the exchange
-            where there are no accelerators.
-    """
+    """Return the prediction of a layout; costs: of several nodes, None for costs_for(base)."""
     if layout.recipe.global_batch_size > base.train_samples:
         return Prediction(layout, f'a batch of {layout.recipe.global_batch_size:,} is more than the data has images, '
                                   f'{base.train_samples:,}')
@@ -362,7 +342,5 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs | None =
 
 
 def costs_for(base: Base) -> Costs:
-    """The costs that a base's predictions take: of published systems, or none where it has no accelerators."""
-    if base.has_accelerators:
-        return costs_without(*([base.known] if base.known else []))
-    return Costs(0.0, 0.0, None, 0.0, 0.0, 1.0, 'none: the exchange is what was measured')
+    """Return the costs that a base's predictions take: of published systems, or none where it has no accelerators."""
+    return costs_without(*([base.known] if base.known else [])) if base.has_accelerators else NO_COSTS

@@ -1,4 +1,4 @@
-"""What would each layout take, and which is the fastest, the cheapest, and the knee between them? Pure."""
+"""Predictions of several layouts: their recipes and doubts, the fastest, the cheapest, and the knee between. Pure."""
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -6,12 +6,12 @@ from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.study.convergence import plural
 from mlperf_rn50.study.cost import cost, kwh, node_hours
 from mlperf_rn50.study.known import KnownSet, Recipe
-from mlperf_rn50.study.predict import Base, Costs, Epochs, Layout, Link, Prediction, costs_for, predict_layout
+from mlperf_rn50.study.predict import Base, Costs, Epochs, Layout, Link, Prediction, costs_for, off_by, predict_layout
 from mlperf_rn50.study.predict_sources import Source
-from mlperf_rn50.study.recipes import choose_recipe
+from mlperf_rn50.study.recipes import choose_recipe, range_text
 from mlperf_rn50.study.reference import has_same_recipe
 
-# How many times more or fewer images a step of an accelerator may have than was measured, without a word of doubt.
+# The factor between the images of an accelerator and those measured above which there is a doubt.
 _ALIKE = 2
 _NO_SCHEDULE = ('the logs it would be predicted from declare no schedule: published sets of several nodes whose logs '
                 'are such (v0.5) take other times than the model says')
@@ -19,19 +19,28 @@ _NO_LINK = 'what joins the nodes is not known: name a bench allreduce over them,
 
 
 @dataclass(frozen=True)
-class Batches:
-    """Images per step: of all, or of each accelerator or rank; with neither, as many of each as were measured.
+class Asked:
+    """The layouts to predict.
 
     Args:
+        splits: (nodes, accelerators or ranks on each), one or more.
+        global_batch_size: images per step; without it and local_batch_size, as many of each as were measured.
+        local_batch_size: of each accelerator or rank.
         is_strong: with neither, as many of all as were measured.
+        target: Top-1 as a fraction; None for that of the source.
+        price: of a node-hour; None where it is not given.
     """
 
+    splits: tuple[tuple[int, int], ...]
     global_batch_size: int | None = None
     local_batch_size: int | None = None
     is_strong: bool = False
+    optimizer: str | None = None
+    target: float | None = None
+    price: float | None = None
 
-    def of(self, base: Base, num_units: int) -> int:
-        """Of a layout.
+    def batch(self, base: Base, num_units: int) -> int:
+        """Return the images per step of a layout.
 
         Raises:
             UserError: they cannot be shared evenly.
@@ -49,29 +58,8 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is to be predicted.
-
-    Args:
-        splits: (nodes, accelerators or ranks on each), one or more.
-        target: Top-1 as a fraction; None for that of the source.
-        price: of a node-hour; None where nobody says.
-    """
-
-    splits: tuple[tuple[int, int], ...]
-    batches: Batches = Batches()
-    optimizer: str | None = None
-    target: float | None = None
-    price: float | None = None
-
-
-@dataclass(frozen=True)
 class Chosen:
-    """The recipe of a layout.
-
-    Args:
-        epochs: where they were measured; None where its schedule says them, or nobody.
-    """
+    """The recipe of a layout; epochs: where they were measured, else None."""
 
     recipe: Recipe
     source: str
@@ -81,10 +69,10 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Row:
-    """A layout.
+    """A layout and its prediction.
 
     Args:
-        measured: a set of this layout and batch; None where none was. Its recipe may be another one.
+        measured: a set of this layout and batch, perhaps of another recipe; None where none was measured.
     """
 
     base: Base
@@ -114,27 +102,29 @@ class Row:
 
     @property
     def measured_minutes(self) -> float | None:
-        """Of the set that was measured, where it trained this recipe to this target; else they are of other epochs."""
-        measured = self.measured
-        if not measured or not measured.time_s or not has_same_recipe(measured.recipe, self.layout.recipe):
-            return None
-        return measured.time_s / 60 if measured.recipe.target_accuracy == self.layout.recipe.target_accuracy else None
+        """Of the set that was measured, where it trained this recipe to this target."""
+        measured, recipe = self.measured, self.layout.recipe
+        is_same = measured and (has_same_recipe(measured.recipe, recipe)
+                                and measured.recipe.target_accuracy == recipe.target_accuracy)
+        return measured.time_s / 60 if measured and measured.time_s and is_same else None
+
+    @property
+    def measured_step_s(self) -> float | None:
+        return self.measured.step_s if self.measured else None
 
     @property
     def error(self) -> float | None:
-        """Predicted minutes over the measured ones, minus 1."""
-        return self.minutes / self.measured_minutes - 1 if self.minutes and self.measured_minutes else None
+        """Of the minutes."""
+        return off_by(self.minutes, self.measured_minutes)
 
     @property
     def step_error(self) -> float | None:
-        """The same of a step."""
-        step_s, measured_s = self.prediction.step_s, self.measured.step_s if self.measured else None
-        return step_s / measured_s - 1 if step_s and measured_s else None
+        return off_by(self.prediction.step_s, self.measured_step_s)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was asked, and what is known of it; costs: that the predictions were made with."""
+    """The rows of what was asked; costs: that the predictions were made with."""
 
     asked: Asked
     source: Source
@@ -150,14 +140,14 @@ class Answer:
         return self.asked.price
 
     @property
+    def predicted(self) -> list[Row]:
+        """The layouts that are not refused."""
+        return [r for r in self.rows if not r.prediction.refusal]
+
+    @property
     def timed(self) -> list[Row]:
         """The layouts that have a time."""
         return [r for r in self.rows if r.minutes]
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether there is an answer to nothing."""
-        return all(r.prediction.refusal for r in self.rows)
 
     @cached_property
     def fastest(self) -> Row | None:
@@ -179,7 +169,7 @@ class Answer:
         return cost(60 * row.minutes, row.layout.num_nodes, self.price)
 
     def kwh(self, row: Row) -> float | None:
-        """Energy of all nodes, of which each takes the power that was measured: only where they are such nodes."""
+        """Energy of all nodes at the power that was measured, where they have as many accelerators or ranks."""
         power, base = self.source.power, self.base
         if power is None or row.minutes is None or row.layout.units_per_node * base.num_nodes != base.num_units:
             return None
@@ -187,27 +177,21 @@ class Answer:
 
 
 def unit_name(base: Base) -> str:
-    """What the layouts are counted in."""
+    """Return the name of what shares the work."""
     return 'accelerators' if base.has_accelerators else 'ranks'
 
 
 def measured_epochs(known: KnownSet) -> Epochs | None:
-    """The epochs that the runs of a set took; None where none converged."""
+    """Return the epochs that the runs of a set took; None where none converged."""
     epochs = [r.epochs for r in known.converged if r.epochs]
     if not epochs:
         return None
-    said = f'{min(epochs)}' if min(epochs) == max(epochs) else f'{min(epochs)} to {max(epochs)}'
     return Epochs(sum(epochs) / len(epochs), min(epochs), max(epochs),
-                  f'measured: {plural(len(epochs), "run")} of {known.name} took {said}')
-
-
-def _without_schedule(recipe: Recipe) -> Recipe:
-    """A recipe of which nobody may say that it converges where its schedule ends."""
-    return replace(recipe, decay_epochs=None, step_epochs=None, base_lr=None, warmup_epochs=None)
+                  f'measured: {plural(len(epochs), "run")} of {known.name} took {range_text(epochs)}')
 
 
 def own_recipe(source: Source, batch: int, optimizer: str | None, target: float | None) -> Chosen | None:
-    """The recipe of the source for a batch that it was measured with; of other data than ImageNet, for any batch."""
+    """Return the recipe of the source at a batch it was measured with; of other data than ImageNet, at any batch."""
     base = source.base
     sets = sorted(source.sets, key=lambda k: k is not base.known)
     for known in sets:
@@ -219,14 +203,15 @@ def own_recipe(source: Source, batch: int, optimizer: str | None, target: float 
         return None
     if not sets:  # a bench trains nothing to its end, as its notes say
         return Chosen(Recipe(optimizer, batch), '')
-    of = sets[0].recipe
-    return Chosen(_without_schedule(replace(of, global_batch_size=batch)), f'none for this batch of {base.dataset}',
-                  doubts=(f'no recipe of {base.dataset} with a batch of {batch} was measured: the step is predicted, '
-                          'epochs and minutes are not',))
+    unknown = replace(sets[0].recipe, global_batch_size=batch, decay_epochs=None, step_epochs=None, base_lr=None,
+                      warmup_epochs=None)
+    return Chosen(unknown, f'none for this batch of {base.dataset}', doubts=(
+        f'no recipe of {base.dataset} with a batch of {batch} was measured: the step is predicted, epochs and minutes '
+        'are not',))
 
 
 def published_recipe(batch: int, optimizer: str | None, target: float | None) -> Chosen:
-    """The recipe of published sets of ImageNet for a batch.
+    """Return the recipe of published sets of ImageNet for a batch.
 
     Raises:
         UserError: they have none for it.
@@ -244,8 +229,8 @@ def published_recipe(batch: int, optimizer: str | None, target: float | None) ->
                   (f'nobody published a recipe for a batch of {batch:,}: it is between two',))
 
 
-def _doubts(base: Base, layout: Layout) -> tuple[str, ...]:
-    """What weakens a prediction, but for its recipe."""
+def _doubts(base: Base, layout: Layout) -> list[str]:
+    """Return what weakens a prediction, but for its recipe."""
     doubts = []
     local, measured = layout.local_batch_size, base.global_batch_size / base.num_units
     if not measured / _ALIKE <= local <= measured * _ALIKE:
@@ -258,23 +243,18 @@ def _doubts(base: Base, layout: Layout) -> tuple[str, ...]:
     elif units > measured:
         doubts.append(f'{units} ranks on a node, where {measured:g} were measured: that it has processors for all of '
                       'them is supposed')
-    return tuple(doubts)
+    return doubts
 
 
-def _timed_doubts(base: Base, layout: Layout) -> tuple[str, ...]:
-    """What weakens an interval of minutes."""
+def _timed_doubts(base: Base, layout: Layout) -> list[str]:
+    """Return what weakens an interval of minutes."""
     doubts = []
     if not base.known or len(base.known.converged) < 2:
         doubts.append('fewer than two runs were measured: how much runs differ is not in the interval')
     if layout.num_nodes == 1 < base.num_nodes:
         doubts.append(f'worked back from {base.num_nodes} nodes: how well it is known what they cost beside computing '
                       'is not in the interval')
-    return tuple(doubts)
-
-
-def _find_measured(source: Source, layout: Layout) -> KnownSet | None:
-    return next((k for k in source.sets if k.num_nodes == layout.num_nodes and k.num_units == layout.num_units
-                 and k.recipe.global_batch_size == layout.recipe.global_batch_size), None)
+    return doubts
 
 
 def _declares_schedule(known: KnownSet) -> bool:
@@ -290,28 +270,26 @@ def _predict(source: Source, layout: Layout, costs: Costs) -> Prediction:
     return predict_layout(source.base, layout, link, costs) if link else Prediction(layout, _NO_LINK)
 
 
-def _row(asked: Asked, source: Source, split: tuple[int, int], costs: Costs) -> Row:
-    nodes, per_node = split
-    batch = 0
+def _row(asked: Asked, source: Source, num_nodes: int, per_node: int, costs: Costs) -> Row:
+    base, batch = source.base, 0
+    target = asked.target or (base.known.recipe.target_accuracy if base.known else None)
     try:
-        batch = asked.batches.of(source.base, nodes * per_node)
-        chosen = _choose(asked, source, batch)
+        batch = asked.batch(base, num_nodes * per_node)
+        chosen = (own_recipe(source, batch, asked.optimizer, target)
+                  or published_recipe(batch, asked.optimizer, target))
     except UserError as e:
-        return Row(source.base, Prediction(Layout(nodes, per_node, Recipe(None, batch)), str(e)))
-    layout = Layout(nodes, per_node, chosen.recipe, chosen.epochs)
+        return Row(base, Prediction(Layout(num_nodes, per_node, Recipe(None, batch)), str(e)))
+    layout = Layout(num_nodes, per_node, chosen.recipe, chosen.epochs)
     found = _predict(source, layout, costs)
-    doubts = () if found.refusal else (*found.doubts, *chosen.doubts, *_doubts(source.base, layout),
-                                       *(_timed_doubts(source.base, layout) if found.minutes else ()))
-    return Row(source.base, replace(found, doubts=doubts), chosen.source, _find_measured(source, layout))
-
-
-def _choose(asked: Asked, source: Source, batch: int) -> Chosen:
-    known = source.base.known
-    target = asked.target or (known.recipe.target_accuracy if known else None)
-    return own_recipe(source, batch, asked.optimizer, target) or published_recipe(batch, asked.optimizer, target)
+    if not found.refusal:
+        timed = _timed_doubts(base, layout) if found.minutes else []
+        found = replace(found, doubts=(*found.doubts, *chosen.doubts, *_doubts(base, layout), *timed))
+    measured = next((k for k in source.sets if (k.num_nodes, k.num_units) == (num_nodes, layout.num_units)
+                     and k.recipe.global_batch_size == batch), None)
+    return Row(base, found, chosen.source, measured)
 
 
 def make_answer(asked: Asked, source: Source) -> Answer:
-    """Predicts the layouts that are asked for."""
+    """Predict the layouts that are asked for."""
     costs = costs_for(source.base)
-    return Answer(asked, source, costs, tuple(_row(asked, source, split, costs) for split in asked.splits))
+    return Answer(asked, source, costs, tuple(_row(asked, source, *split, costs) for split in asked.splits))

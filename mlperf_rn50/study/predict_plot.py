@@ -1,4 +1,4 @@
-"""The picture of a prediction: time and cost against nodes, what was measured beside what is predicted."""
+"""The picture of a prediction: time and cost against nodes, measured and predicted."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from matplotlib.text import Text
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.study.cost import node_hours
+from mlperf_rn50.study.cost import cost
 from mlperf_rn50.study.known import KnownSet
 from mlperf_rn50.study.predict_answer import Answer, Row
 from mlperf_rn50.study.predict_tables import heading, render_json, render_tables
@@ -29,67 +29,58 @@ _HEIGHT_IN = 5.0
 
 @dataclass(frozen=True)
 class _Panel:
-    """What a panel shows of predictions, and of measured sets."""
+    """The values of a panel, of predictions and of measured sets; has_interval: whether predictions have intervals."""
 
     unit: str
     of_row: Callable[[Row], float | None]
     of_set: Callable[[KnownSet], float | None]
     form: str = '.2f'
-    interval: Callable[[Row], tuple[float, float] | None] = lambda row: None
+    has_interval: bool = False
 
-
-def _minutes_interval(row: Row) -> tuple[float, float] | None:
-    p = row.prediction
-    return None if p.low_minutes is None or p.high_minutes is None else (p.low_minutes, p.high_minutes)
-
-
-def _set_hours(known: KnownSet) -> float | None:
-    return node_hours(known.time_s, known.num_nodes) if known.time_s and known.num_nodes else None
-
-
-def _set_rate(known: KnownSet) -> float | None:
-    return known.recipe.global_batch_size / known.step_s if known.step_s else None
+    def interval(self, row: Row) -> tuple[float, float] | None:
+        p = row.prediction
+        is_known = self.has_interval and p.low_minutes is not None and p.high_minutes is not None
+        return (p.low_minutes or 0.0, p.high_minutes or 0.0) if is_known else None
 
 
 def _panels(answer: Answer) -> tuple[_Panel, _Panel]:
-    """Time and cost; where epochs are not known, a step and its images per second."""
+    """Return time and cost; where epochs are not known, a step and its images per second."""
     if not answer.timed:
-        return (_Panel('ms per step', lambda r: 1e3 * r.prediction.step_s if r.prediction.step_s else None,
+        return (_Panel('ms per step', lambda r: 1e3 * (r.prediction.step_s or 0.0),
                        lambda k: 1e3 * k.step_s if k.step_s else None, '.1f'),
-                _Panel('images/s', lambda r: r.prediction.images_per_s, _set_rate, ',.1f'))
-    price = answer.price
-    cost = _Panel('node-hours', lambda r: r.node_hours, _set_hours) if price is None else _Panel(
-        f'cost, {price:g} a node-hour', answer.cost, lambda k: None if (h := _set_hours(k)) is None else h * price)
-    return _Panel('minutes', lambda r: r.minutes, lambda k: k.time_s / 60 if k.time_s else None,
-                  interval=_minutes_interval), cost
+                _Panel('images/s', lambda r: r.prediction.images_per_s,
+                       lambda k: k.recipe.global_batch_size / k.step_s if k.step_s else None, ',.1f'))
+    price = 1.0 if answer.price is None else answer.price
+    unit = 'node-hours' if answer.price is None else f'cost, {price:g} a node-hour'
+    return (_Panel('minutes', lambda r: r.minutes, lambda k: k.time_s / 60 if k.time_s else None, has_interval=True),
+            _Panel(unit, lambda r: None if r.node_hours is None else r.node_hours * price,
+                   lambda k: cost(k.time_s, k.num_nodes, price) if k.time_s and k.num_nodes else None))
 
 
 def _by_units(answer: Answer) -> dict[int, list[Row]]:
-    """The layouts that are predicted, by accelerators or ranks on a node, and by nodes."""
+    """Return the layouts that are predicted, by accelerators or ranks on a node, ordered by nodes."""
     found: dict[int, list[Row]] = {}
-    for row in sorted((r for r in answer.rows if r.prediction.step_s), key=lambda r: r.layout.num_nodes):
+    for row in sorted(answer.predicted, key=lambda r: r.layout.num_nodes):
         found.setdefault(row.layout.units_per_node, []).append(row)
     return found
 
 
 def _draw_rows(picture: Picture, axes: Axes, panel: _Panel, rows: Sequence[Row], colour: str) -> list[float]:
-    """The predictions of as many units on a node; returns the values."""
+    """Draw the predictions of as many units on a node; return the values."""
     points = [(r, v) for r in rows if (v := panel.of_row(r)) is not None]
-    spans = [(r.layout.num_nodes, v, span) for r, v in points if (span := panel.interval(r))]
-    if spans:
-        ends = [[max(0.0, v - low) for _, v, (low, _) in spans], [max(0.0, high - v) for _, v, (_, high) in spans]]
-        axes.errorbar([n for n, _, _ in spans], [v for _, v, _ in spans], ends,
-                      fmt='none', ecolor=colour, elinewidth=1.6, capsize=5)
+    spans = [(r.layout.num_nodes, *span) for r, _ in points if (span := panel.interval(r))]
+    for nodes, low, high in spans:
+        axes.errorbar(nodes, low, [[0.0], [high - low]], fmt='none', ecolor=colour, elinewidth=1.6, capsize=5)
     line, = axes.plot([r.layout.num_nodes for r, _ in points], [v for _, v in points], color=colour, linewidth=1,
                       marker='o', markersize=5)
     picture.tip(line, *(f'{r.layout.name}: {v:{panel.form}} {panel.unit} predicted' + (
         f', {s[0]:{panel.form}} to {s[1]:{panel.form}} four times out of five' if (s := panel.interval(r)) else '')
         for r, v in points))
-    return [v for _, v in points] + [end for _, _, span in spans for end in span if end > 0]
+    return [v for _, v in points] + [end for _, *span in spans for end in span if end > 0]
 
 
 def _draw_measured(picture: Picture, axes: Axes, panel: _Panel, sets: Sequence[KnownSet]) -> list[float]:
-    """What was measured; returns the values."""
+    """Draw the measured sets; return the values."""
     points = [(k, v) for k in sets if k.num_nodes and (v := panel.of_set(k)) is not None]
     if points:
         drawn, = axes.plot([k.num_nodes or 1 for k, _ in points], [v for _, v in points], 'x', color=INK, markersize=7,
@@ -100,8 +91,8 @@ def _draw_measured(picture: Picture, axes: Axes, panel: _Panel, sets: Sequence[K
 
 
 def _measured_sets(answer: Answer) -> list[KnownSet]:
-    """What was measured within the range of nodes that is predicted."""
-    most = max((r.layout.num_nodes for r in answer.rows if r.prediction.step_s), default=0)
+    """Return the sets within the range of nodes that is predicted."""
+    most = max((r.layout.num_nodes for r in answer.predicted), default=0)
     return [k for k in answer.source.sets if k.num_nodes and k.num_nodes <= most][:_MAX_MEASURED]
 
 
@@ -131,13 +122,13 @@ def _notes(answer: Answer, sets: Sequence[KnownSet]) -> list[str]:
     batches = {(k.num_nodes, k.num_units): k.recipe.global_batch_size for k in sets}
     other = [r.layout.name for r in answer.rows if (not r.measured or r.minutes and not r.measured_minutes)
              and (r.layout.num_nodes, r.layout.num_units) in batches]
-    return [*([f'Refused: {", ".join(refused[:_MAX_REFUSED])}' + (' and others' if refused[_MAX_REFUSED:] else '')]
-              if refused else []),
+    others = ' and others' if refused[_MAX_REFUSED:] else ''
+    return [*([f'Refused: {", ".join(refused[:_MAX_REFUSED])}{others}'] if refused else []),
             *([f'Measured with another batch or recipe than predicted: {", ".join(other)}'] if other else [])]
 
 
 def draw_prediction(answer: Answer) -> Picture | None:
-    """Time and cost against nodes; None where all layouts are refused."""
+    """Return time and cost against nodes; None where all layouts are refused."""
     by_units, sets = _by_units(answer), _measured_sets(answer)
     if not by_units:
         return None
@@ -168,7 +159,7 @@ def _darken(figure: Figure) -> None:
 
 
 def dump_picture_twice(picture: Picture, folder: Path) -> None:
-    """Writes a picture as SVG and PNG, on white and on dark paper."""
+    """Write a picture as SVG and PNG, on white and on dark paper."""
     svg = picture.svg  # first: it is laid out then
     write_atomically(folder / f'{picture.name}.svg', svg)
     write_atomically(folder / f'{picture.name}_dark.svg',
@@ -180,7 +171,7 @@ def dump_picture_twice(picture: Picture, folder: Path) -> None:
 
 
 def dump_prediction(answer: Answer, validation: Validation, folder: Path) -> Path:
-    """Writes prediction.json, prediction.md and, where anything is predicted, the picture; returns the folder.
+    """Write prediction.json, prediction.md and, where anything is predicted, the picture; return the folder.
 
     Raises:
         UserError: the folder cannot be written.

@@ -1,14 +1,16 @@
-"""What a prediction says, for every form of it: tables with where their numbers come from, and JSON."""
+"""A prediction as tables, with the sources of their numbers, and as JSON."""
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import mlperf_rn50
+from mlperf_rn50.study.convergence import plural
 from mlperf_rn50.study.known import Recipe
 from mlperf_rn50.study.predict import Costs, Link
 from mlperf_rn50.study.predict_answer import Answer, Row, unit_name
-from mlperf_rn50.study.predict_validation import Validation, costs_text
+from mlperf_rn50.study.predict_validation import Validation, costs_text, errors_text
 from mlperf_rn50.study.report_tables import Cell, Table, _figures, money
 from mlperf_rn50.study.report_text import render_section
 
@@ -24,22 +26,31 @@ def _percent(value: float | None, form: str = '.0f') -> Cell:
     return Cell('-' if value is None else f'{100 * value:{form}} %', value)
 
 
+def _group(pairs: Iterable[tuple[str, Row]]) -> dict[str, str]:
+    """Return the names of the layouts by text."""
+    named: dict[str, list[str]] = {}
+    for text, row in pairs:
+        named.setdefault(text, []).append(row.layout.name)
+    return {text: ', '.join(names) for text, names in named.items()}
+
+
 def _ms(seconds: float | None) -> Cell:
     return _cell(None if seconds is None else 1e3 * seconds, ',.1f')
 
 
-def _table(title: str, rows: Sequence[tuple[Row, dict[str, Cell]]], note: str = '') -> Table:
-    """A table without the columns that nothing is known of; a refused layout has the reason in place of numbers."""
-    heads = [list(cells) for row, cells in rows if not row.prediction.refusal]
-    head = tuple(h for h in (heads[0] if heads else ('layout', 'answer'))
-                 if any(cells[h].text != '-' for row, cells in rows if not row.prediction.refusal) or not heads)
+def _table(title: str, rows: Sequence[Row], cells_of: Callable[[Row], dict[str, Cell]], note: str = '') -> Table:
+    """Return a table without the columns that are empty; a refused layout has the reason in place of numbers."""
+    cells = [None if row.prediction.refusal else cells_of(row) for row in rows]
+    known = [c for c in cells if c]
+    head = tuple(h for h in known[0] if any(c[h].text != '-' for c in known)) if known else ('layout', 'answer')
     return Table(title, head, tuple(
+        tuple(c[h] for h in head) if c else
         (Cell(row.layout.name), Cell(f'refused: {row.prediction.refusal}', span=len(head) - 1))
-        if row.prediction.refusal else tuple(cells[h] for h in head) for row, cells in rows), note)
+        for row, c in zip(rows, cells)), note)
 
 
 def data_name(answer: Answer) -> str:
-    """The data, said to be another than ImageNet where it is."""
+    """Return the name of the data, and that it is not ImageNet where it is not."""
     return f'{answer.base.dataset} (not ImageNet)' if answer.base.dataset else 'ImageNet'
 
 
@@ -51,7 +62,7 @@ def _interval(row: Row) -> Cell:
 
 def _answer_cells(answer: Answer, row: Row) -> dict[str, Cell]:
     p, layout = row.prediction, row.layout
-    rate = p.images_per_s
+    rate, price = p.images_per_s, answer.cost(row)
     return {'layout': Cell(layout.name), unit_name(answer.base): _cell(layout.num_units, ',d'),
             'batch': _cell(layout.recipe.global_batch_size, ',d'),
             f'epochs, {data_name(answer)}': _cell(p.epochs.mean if p.epochs else None, '.3g'),
@@ -59,18 +70,19 @@ def _answer_cells(answer: Answer, row: Row) -> dict[str, Cell]:
             'measured, min': _cell(row.measured_minutes), 'off by': _percent(row.error, '+.1f'),
             'images/s': _cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f'), 'efficiency': _percent(row.efficiency),
             'node-hours': _figures(row.node_hours),
-            'cost': Cell('-' if (cost := answer.cost(row)) is None else money(cost), cost),
+            'cost': Cell('-' if price is None else money(price), price),
             'kWh': _figures(answer.kwh(row))}
 
 
 def answer_table(answer: Answer) -> Table:
-    """Time, throughput and cost of each layout."""
-    rows = [(r, {} if r.prediction.refusal else _answer_cells(answer, r)) for r in answer.rows]
-    title = 'Time to train' if answer.timed or answer.is_refused else 'Throughput'
-    return _table(title, rows, '' if answer.is_refused else
-                  'Efficiency: images/s of each against those of the source.'
-                  + (f' Cost: {answer.price:g} for a node-hour.' if answer.price is not None and answer.timed else '')
-                  + (' Off by: predicted over measured.' if any(r.error is not None for r in answer.rows) else ''))
+    """Return time, throughput and cost of each layout."""
+    notes = ['Efficiency: images/s of each against those of the source.']
+    if answer.price is not None and answer.timed:
+        notes.append(f'Cost: {answer.price:g} for a node-hour.')
+    if any(r.error is not None for r in answer.rows):
+        notes.append('Off by: predicted over measured.')
+    return _table('Time to train' if answer.timed or not answer.predicted else 'Throughput', answer.rows,
+                  partial(_answer_cells, answer), ' '.join(notes) if answer.predicted else '')
 
 
 def _step_cells(row: Row) -> dict[str, Cell]:
@@ -78,13 +90,7 @@ def _step_cells(row: Row) -> dict[str, Cell]:
     return {'layout': Cell(row.layout.name), 'images of each': _cell(row.layout.local_batch_size, ',g'),
             'compute': _ms(p.compute_s), 'exchange': _ms(p.exchange_s), 'of it hidden': _ms(p.hidden_s),
             'other': _ms(p.other_s), 'step': _ms(p.step_s),
-            'measured': _ms(row.measured.step_s if row.measured else None), 'off by': _percent(row.step_error, '+.1f')}
-
-
-def step_table(answer: Answer) -> Table | None:
-    """Where the time of a step goes; None where all are refused."""
-    rows = [(r, _step_cells(r)) for r in answer.rows if not r.prediction.refusal]
-    return _table('Where a step goes, ms', rows, 'Step = compute + exchange - hidden + other.') if rows else None
+            'measured': _ms(row.measured_step_s), 'off by': _percent(row.step_error, '+.1f')}
 
 
 def _schedule(recipe: Recipe) -> str:
@@ -101,12 +107,6 @@ def _recipe_cells(row: Row) -> dict[str, Cell]:
             'recipe of': Cell(row.recipe_source or '-')}
 
 
-def recipe_table(answer: Answer) -> Table | None:
-    """What would be trained, and who says so; None where nobody does."""
-    rows = [(r, _recipe_cells(r)) for r in answer.rows if not r.prediction.refusal and r.recipe_source]
-    return _table('Recipes', rows) if rows else None
-
-
 def _say(answer: Answer, row: Row) -> str:
     cost = answer.cost(row)
     return (f'{row.layout.name}, {row.minutes:.2f} min, {_figures(row.node_hours).text} node-hours'
@@ -114,7 +114,7 @@ def _say(answer: Answer, row: Row) -> str:
 
 
 def verdicts(answer: Answer) -> list[str]:
-    """The fastest layout, the cheapest, and the knee between them."""
+    """Return the fastest layout, the cheapest, and the knee between them."""
     fastest, cheapest, knee = answer.fastest, answer.cheapest, answer.knee
     if not fastest or not cheapest or not knee or len(answer.timed) < 2:
         return []
@@ -127,19 +127,10 @@ def verdicts(answer: Answer) -> list[str]:
 
 
 def _source_line(answer: Answer) -> str:
-    base, unit = answer.base, unit_name(answer.base)
-    units = f'{base.num_units} {unit if base.num_units > 1 else unit[:-1]}'
-    return (f'Source: {base.name}, {base.source}: {base.num_nodes} node{"" if base.num_nodes == 1 else "s"}, {units}, '
-            f'batch {base.global_batch_size:,}, {1e3 * base.step_s:.1f} ms a step; data: {data_name(answer)}')
-
-
-def _epoch_lines(answer: Answer) -> list[str]:
-    """Who says how many epochs the layouts take."""
-    named: dict[str, list[str]] = {}
-    for row in answer.rows:
-        if row.prediction.epochs:
-            named.setdefault(row.prediction.epochs.source, []).append(row.layout.name)
-    return [f'Epochs of {", ".join(names)} on {data_name(answer)}: {text}' for text, names in named.items()]
+    base = answer.base
+    return (f'Source: {base.name}, {base.source}: {plural(base.num_nodes, "node")}, '
+            f'{plural(base.num_units, unit_name(base)[:-1])}, batch {base.global_batch_size:,}, '
+            f'{1e3 * base.step_s:.1f} ms a step; data: {data_name(answer)}')
 
 
 def _link_line(link: Link | None) -> str:
@@ -168,87 +159,82 @@ def _power_lines(answer: Answer) -> list[str]:
 def _error_line(answer: Answer, validation: Validation) -> str:
     if not answer.base.has_accelerators:
         return 'Error of the model: no published system has several nodes of ranks without accelerators to judge it by'
-    number = len(validation.predicted)
-    if validation.median_error is None or validation.high_error is None:
+    if not validation.num_predicted:
         return 'Error of the model: not known'
-    return (f'Error of the model on {number} published systems, each with the costs of other rounds: '
-            f'{100 * validation.median_error:.1f} % (median), {100 * validation.high_error:.1f} % (90th percentile); '
-            f'the interval held {validation.num_held} of {number} times')
+    return (f'Error of the model on {validation.num_predicted} published systems, each with the costs of other '
+            f'rounds: {errors_text(validation)}')
 
 
 def constants(answer: Answer, validation: Validation) -> list[str]:
-    """What the predictions are made from, who says so, and how well such predictions did."""
-    return [_source_line(answer), *_epoch_lines(answer), _link_line(answer.source.link), _costs_line(answer.costs),
-            *_power_lines(answer), _error_line(answer, validation)]
+    """Return the values that the predictions are made from, their sources, and the errors of such predictions."""
+    epochs = _group((r.prediction.epochs.source, r) for r in answer.rows if r.prediction.epochs)
+    return [_source_line(answer), *(f'Epochs of {names} on {data_name(answer)}: {text}'
+                                    for text, names in epochs.items()),
+            _link_line(answer.source.link), _costs_line(answer.costs), *_power_lines(answer),
+            _error_line(answer, validation)]
 
 
 def heading(answer: Answer) -> str:
-    """What is predicted."""
-    targets = {r.layout.recipe.target_accuracy for r in answer.rows if not r.prediction.refusal}
+    """Return the source, target and data of a prediction."""
+    targets = {r.layout.recipe.target_accuracy for r in answer.predicted}
     target = targets.pop() if len(targets) == 1 else None
     goal = '' if target is None else f': Top-1 {100 * target:.2f} % on {data_name(answer)}'
     return f'Prediction from {answer.base.name}{goal}'
 
 
 def notes_of(answer: Answer) -> list[str]:
-    """What weakens the numbers."""
-    named: dict[str, list[str]] = {}
-    for row in answer.rows:
-        for doubt in row.prediction.doubts:
-            named.setdefault(doubt, []).append(row.layout.name)
-    return [*answer.source.notes, *(f'{", ".join(names)}: {text}' for text, names in named.items())]
+    """Return what weakens the numbers."""
+    doubts = _group((doubt, row) for row in answer.rows for doubt in row.prediction.doubts)
+    return [*answer.source.notes, *(f'{names}: {text}' for text, names in doubts.items())]
 
 
 def render_tables(answer: Answer, validation: Validation, is_markdown: bool = False,
                   title: Callable[[str], str] = str) -> str:
-    """The prediction as tables, for a terminal or as Markdown; title colours headings."""
-    tables = [t for t in (answer_table(answer), step_table(answer), recipe_table(answer)) if t]
+    """Return the prediction as tables, for a terminal or as Markdown; title colours headings."""
+    tables = [answer_table(answer)]
+    if answer.predicted:
+        tables.append(_table('Where a step goes, ms', answer.predicted, _step_cells,
+                             'Step = compute + exchange - hidden + other.'))
+    if known := [r for r in answer.predicted if r.recipe_source]:
+        tables.append(_table('Recipes', known, _recipe_cells))
     return render_section(heading(answer), [*verdicts(answer), *constants(answer, validation)], tables,
                           notes_of(answer), is_markdown, title)
 
 
 def _row_object(answer: Answer, row: Row) -> dict[str, Any]:
     p, layout = row.prediction, row.layout
-    return {'layout': layout.name, 'num_nodes': layout.num_nodes, 'units_per_node': layout.units_per_node,
+    epochs = {'epochs': 'mean', 'epochs_low': 'low', 'epochs_high': 'high', 'epochs_source': 'source'}
+    return {'layout': layout.name, **_fields(layout, 'num_nodes', 'units_per_node'),
             'global_batch_size': layout.recipe.global_batch_size or None, 'refusal': p.refusal,
-            'recipe': None if p.refusal else asdict(layout.recipe),
-            'recipe_source': row.recipe_source or None,
-            'epochs': p.epochs.mean if p.epochs else None, 'epochs_low': p.epochs.low if p.epochs else None,
-            'epochs_high': p.epochs.high if p.epochs else None, 'epochs_source': p.epochs.source if p.epochs else None,
-            'compute_s': p.compute_s, 'exchange_s': p.exchange_s, 'hidden_s': p.hidden_s, 'other_s': p.other_s,
-            'step_s': p.step_s, 'images_per_s': p.images_per_s, 'efficiency': row.efficiency, 'minutes': p.minutes,
-            'low_minutes': p.low_minutes, 'high_minutes': p.high_minutes, 'node_hours': row.node_hours,
-            'cost': answer.cost(row), 'kwh': answer.kwh(row),
-            'measured_step_s': row.measured.step_s if row.measured else None,
-            'measured_minutes': row.measured_minutes, 'doubts': list(p.doubts)}
+            'recipe': None if p.refusal else asdict(layout.recipe), 'recipe_source': row.recipe_source or None,
+            **{key: getattr(p.epochs, name, None) for key, name in epochs.items()},
+            **_fields(p, 'compute_s', 'exchange_s', 'hidden_s', 'other_s', 'step_s', 'images_per_s'),
+            'efficiency': row.efficiency, **_fields(p, 'minutes', 'low_minutes', 'high_minutes'),
+            'node_hours': row.node_hours, 'cost': answer.cost(row), 'kwh': answer.kwh(row),
+            **_fields(row, 'measured_step_s', 'measured_minutes'), 'doubts': list(p.doubts)}
 
 
-def _validation_object(validation: Validation) -> dict[str, Any]:
-    return {'num_predicted': len(validation.predicted), 'num_held': validation.num_held,
-            'median_error': validation.median_error, 'high_error': validation.high_error}
+def _fields(value: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
 def predict_object(answer: Answer, validation: Validation) -> dict[str, Any]:
-    """The prediction as JSON; docs/predict.md says what its keys mean."""
-    base, link, costs = answer.base, answer.source.link, answer.costs
+    """Return the prediction as JSON has it; docs/predict.md explains its keys."""
+    base, link, power = answer.base, answer.source.link, answer.source.power
+    best = {'fastest': answer.fastest, 'cheapest': answer.cheapest, 'knee': answer.knee}
     return {
         'format': FORMAT, 'version': mlperf_rn50.__version__,
-        'source': {'name': base.name, 'source': base.source, 'num_nodes': base.num_nodes, 'num_units': base.num_units,
-                   'unit': unit_name(base)[:-1], 'global_batch_size': base.global_batch_size, 'step_s': base.step_s,
-                   'dataset': base.dataset, 'is_imagenet': base.dataset is None},
-        'link': link and {'gbit_s': link.gbit_s, 'exchange_bytes': link.exchange_bytes, 'is_hidden': link.is_hidden,
-                          'source': link.source},
-        'costs': {'step_s': costs.step_s, 'step_spread_s': costs.step_spread_s, 'outside_s': costs.outside_s,
-                  'source': costs.source},
-        'validation': _validation_object(validation) if base.has_accelerators else None,
-        'price_per_node_hour': answer.price,
-        'node_watts': answer.source.power.watts if answer.source.power else None,
+        'source': {**_fields(base, 'name', 'source', 'num_nodes', 'num_units'), 'unit': unit_name(base)[:-1],
+                   **_fields(base, 'global_batch_size', 'step_s', 'dataset'), 'is_imagenet': base.dataset is None},
+        'link': link and asdict(link),
+        'costs': _fields(answer.costs, 'step_s', 'step_spread_s', 'outside_s', 'source'),
+        'validation': _fields(validation, 'num_predicted', 'num_held', 'median_error', 'high_error')
+        if base.has_accelerators else None,
+        'price_per_node_hour': answer.price, 'node_watts': power.watts if power else None,
         'predictions': [_row_object(answer, r) for r in answer.rows],
-        **{name: row.layout.name if row else None
-           for name, row in (('fastest', answer.fastest), ('cheapest', answer.cheapest), ('knee', answer.knee))},
-        'notes': notes_of(answer)}
+        **{name: row.layout.name if row else None for name, row in best.items()}, 'notes': notes_of(answer)}
 
 
 def render_json(answer: Answer, validation: Validation) -> str:
-    """predict_object as text."""
+    """Return predict_object as text."""
     return json.dumps(predict_object(answer, validation), indent=1, allow_nan=False)

@@ -1,4 +1,4 @@
-"""How well is predicted? Sets of several nodes from the one-node set of their maker, beside what was measured. Pure."""
+"""Errors of predictions: sets of several nodes from the one-node set of their maker, beside measured times. Pure."""
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from mlperf_rn50.study.predict import (
     costs_without,
     is_pair,
     layout_of,
+    off_by,
     predict_layout,
     published_link,
 )
@@ -26,13 +27,7 @@ from mlperf_rn50.study.report_text import markdown_text
 
 @dataclass(frozen=True)
 class Judged:
-    """A set of several nodes, and what was predicted of it.
-
-    Args:
-        base: the one-node set it was predicted from; None for an unpaired one.
-        prediction: None for an unpaired one.
-        reason: why it is not predicted; None where it is.
-    """
+    """A set of several nodes, and its prediction from a one-node set; or the reason why there is none."""
 
     target: KnownSet
     base: KnownSet | None
@@ -47,23 +42,20 @@ class Judged:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured, minus 1."""
-        if not self.prediction or not self.prediction.minutes or not self.measured_minutes:
-            return None
-        return self.prediction.minutes / self.measured_minutes - 1
+        return off_by(self.prediction.minutes, self.measured_minutes) if self.prediction else None
 
     @property
-    def is_held(self) -> bool | None:
-        """Whether the interval holds what was measured."""
+    def is_held(self) -> bool:
+        """Whether there is an interval that holds the measured time."""
         p, measured = self.prediction, self.measured_minutes
-        if self.error is None or p is None or p.low_minutes is None or p.high_minutes is None or measured is None:
-            return None
+        if p is None or p.low_minutes is None or p.high_minutes is None or measured is None:
+            return False
         return p.low_minutes <= measured <= p.high_minutes
 
 
 @dataclass(frozen=True)
 class Validation:
-    """All sets of several nodes, judged; left_out: the systems that are no set to judge or to start from, and why."""
+    """All sets of several nodes; left_out: the systems that are no set to judge or to start from, with the reason."""
 
     judged: tuple[Judged, ...]
     left_out: tuple[str, ...] = ()
@@ -71,6 +63,10 @@ class Validation:
     @property
     def predicted(self) -> tuple[Judged, ...]:
         return tuple(j for j in self.judged if j.error is not None)
+
+    @property
+    def num_predicted(self) -> int:
+        return len(self.predicted)
 
     @property
     def errors(self) -> tuple[float, ...]:
@@ -84,17 +80,16 @@ class Validation:
     @property
     def high_error(self) -> float | None:
         """The 90th percentile of the absolute errors; of one, itself."""
-        errors = self.errors
-        return (statistics.quantiles(errors, n=10, method='inclusive')[-1] if len(errors) > 1 else
-                errors[0] if errors else None)
+        errors = self.errors * 2 if len(self.errors) == 1 else self.errors
+        return statistics.quantiles(errors, n=10, method='inclusive')[-1] if errors else None
 
     @property
     def num_held(self) -> int:
-        return sum(bool(j.is_held) for j in self.predicted)
+        return sum(j.is_held for j in self.predicted)
 
 
 def _unpaired(target: KnownSet, sets: Sequence[KnownSet]) -> str:
-    """Why a set has none to be predicted from."""
+    """Return why a set has none to be predicted from."""
     kind = f'with {target.accelerator}' if target.accelerator else 'like it (its accelerator is not named)'
     timeless = [s.name for s in sets if is_pair(s, target) and not base_of(s)]
     why = f', but {timeless[0]}, whose logs do not tell the times of a run that ended' if timeless else ''
@@ -115,22 +110,18 @@ def _judge(target: KnownSet, sets: Sequence[KnownSet]) -> Judged:
 
 
 def validate(sets: Sequence[KnownSet], left_out: Sequence[str] = ()) -> Validation:
-    """Predicts every ImageNet set of several nodes from the one-node sets, with costs of other rounds only."""
+    """Predict every ImageNet set of several nodes from the one-node sets, with costs of other rounds only."""
     return Validation(tuple(_judge(s, sets) for s in sets if (s.num_nodes or 0) > 1 and s.is_imagenet),
                       tuple(left_out))
 
 
-def _why_no_set(system: System) -> str:
-    if system.is_copy:
-        return 'all of its logs are copies of those of another system'
-    return system.refusal or 'its logs do not tell the batch'
-
-
 def validate_systems(systems: Sequence[System]) -> Validation:
-    """The same of what lies in a tree; a set that is refused, and a copy of another, counts for nothing."""
+    """Predict the sets of a tree, without those that are refused or copies of another."""
     known = [(s, None if s.is_copy else known_of(s)) for s in systems]
-    return validate([k for _, k in known if k],
-                    [f'{s.round} {s.name}: left out: {_why_no_set(s)}' for s, k in known if not k])
+    copied = 'all of its logs are copies of those of another system'
+    return validate([k for _, k in known if k], [
+        f'{s.round} {s.name}: left out: {copied if s.is_copy else s.refusal or "its logs do not tell the batch"}'
+        for s, k in known if not k])
 
 
 def _cells(judged: Judged) -> list[str]:
@@ -139,13 +130,19 @@ def _cells(judged: Judged) -> list[str]:
     measured = f'{judged.measured_minutes:.2f}' if judged.measured_minutes else '-'
     if judged.error is None or p is None or p.epochs is None:
         return [*name, '-', '-', '-', measured, '-', '-']
-    is_held = 'yes' if judged.is_held else 'no'
     return [*name, f'{p.epochs.mean:g}', f'{p.minutes:.2f}', f'{p.low_minutes:.2f} to {p.high_minutes:.2f}', measured,
-            f'{100 * judged.error:+.1f} %', is_held]
+            f'{100 * judged.error:+.1f} %', 'yes' if judged.is_held else 'no']
+
+
+def errors_text(validation: Validation, worst: str = '') -> str:
+    """Return the absolute errors of one or more predictions, and how often their intervals held."""
+    return (f'{100 * (validation.median_error or 0.0):.1f} % (median), {100 * (validation.high_error or 0.0):.1f} % '
+            f'(90th percentile){worst}; the interval held {validation.num_held} of '
+            f'{validation.num_predicted} times')
 
 
 def costs_text(costs: Costs) -> str:
-    """What several nodes cost beside computing and exchange, and who says so."""
+    """Return what several nodes cost beside computing and exchange, and its source."""
     low = 100 * costs.epochs_low
     epochs = 'as many epochs as a schedule has' if low >= 99.5 else f'{low:.0f} to 100 % of the epochs of a schedule'
     return (f'{1e3 * costs.step_s:.1f} ± {1e3 * costs.step_spread_s:.1f} ms a step, first epoch and gaps '
@@ -153,25 +150,17 @@ def costs_text(costs: Costs) -> str:
             f'from {costs.source}')
 
 
-def _constants(validation: Validation) -> list[str]:
-    """What the predictions were made with, of each round."""
-    all_costs = dict.fromkeys((j.target.round, j.costs) for j in validation.predicted if j.costs)
-    return [f'{name}: {costs_text(c)}' for name, c in all_costs]
-
-
 def render_validation(validation: Validation, is_markdown: bool = False) -> str:
-    """The table, the errors, the constants, and what was not predicted."""
+    """Return the table, the errors, the constants, and what was not predicted."""
     clean = markdown_text if is_markdown else printable
     head = ['round', 'organisation', 'system', 'from', 'epochs', 'predicted min', '80 % interval', 'measured min',
             'error', 'held']
     rows = [[clean(text) for text in _cells(j)] for j in validation.judged]
     lines = [tabulate(rows, head, 'github' if is_markdown else 'simple', disable_numparse=True) if rows else
              'No set of several nodes that was trained on ImageNet: there is nothing to predict', '']
-    number = len(validation.predicted)
-    if validation.median_error is not None and validation.high_error is not None:
-        lines.append(f'{number} predicted: absolute error {100 * validation.median_error:.1f} % (median), '
-                     f'{100 * validation.high_error:.1f} % (90th percentile), {100 * validation.errors[-1]:.1f} % '
-                     f'(worst); the interval held {validation.num_held} of {number} times '
+    if number := validation.num_predicted:
+        worst = f', {100 * validation.errors[-1]:.1f} % (worst)'
+        lines.append(f'{number} predicted: absolute error {errors_text(validation, worst)} '
                      f'({100 * validation.num_held / number:.0f} %)')
     lines += [clean(f'{j.target.round} {j.target.name}: not predicted: {j.reason}')
               for j in validation.judged if j.reason]
@@ -179,7 +168,8 @@ def render_validation(validation: Validation, is_markdown: bool = False) -> str:
     lines += map(clean, validation.left_out)
     if not validation.predicted:
         return '\n'.join(lines).rstrip()
+    costs = dict.fromkeys((j.target.round, j.costs) for j in validation.predicted if j.costs)
     lines += ['', f'Ring all-reduce of {PUBLISHED_BYTES / 1e6:.0f} MB (float16 gradients) at {PUBLISHED_GBIT_S:g} '
               'Gbit/s (one port), nothing hidden. Other costs on several nodes, of each round from other rounds only:',
-              *_constants(validation)]
+              *(f'{name}: {costs_text(c)}' for name, c in costs)]
     return '\n'.join(lines)

@@ -19,7 +19,7 @@ from mlperf_rn50.study.predict import (
     predict_layout,
     published_link,
 )
-from mlperf_rn50.study.predict_answer import Asked, Batches, make_answer
+from mlperf_rn50.study.predict_answer import Asked, make_answer
 from mlperf_rn50.study.predict_sources import Source
 from mlperf_rn50.study.recipes import choose_recipe
 
@@ -129,10 +129,11 @@ PUBLISHED_BASES = [(k, b) for k in load_published() if (b := base_of(k))]
 
 @given(st.sampled_from(PUBLISHED_BASES), st.lists(st.tuples(st.integers(1, 200), st.integers(1, 16)), min_size=1,
                                                   max_size=5, unique=True),
-       st.builds(Batches, st.none() | st.integers(1, 100_000), st.none(), st.booleans()), st.floats(1e-6, 1e9))
-def test_the_knee_lies_between_the_fastest_and_the_cheapest(start, splits, batches, price):
+       st.none() | st.integers(1, 100_000), st.booleans(), st.floats(1e-6, 1e9))
+def test_the_knee_lies_between_the_fastest_and_the_cheapest(start, splits, batch, is_strong, price):
     known, base = start
-    answer = make_answer(Asked(tuple(splits), batches, price=price), Source(base, published_link(), (known,)))
+    asked = Asked(tuple(splits), batch, is_strong=is_strong, price=price)
+    answer = make_answer(asked, Source(base, published_link(), (known,)))
     for row in answer.timed:
         assert answer.fastest.minutes <= row.minutes and answer.cheapest.node_hours <= row.node_hours
         assert row.node_hours == pytest.approx(row.minutes / 60 * row.layout.num_nodes)

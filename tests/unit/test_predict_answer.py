@@ -13,7 +13,6 @@ from mlperf_rn50.study.predict import Base, Epochs, Layout, Link, Prediction, ba
 from mlperf_rn50.study.predict_answer import (
     Answer,
     Asked,
-    Batches,
     Row,
     make_answer,
     measured_epochs,
@@ -55,20 +54,19 @@ def validation():
 BASE = Base('b', 's', 1, 8, True, 3264, 0.1, 0.0, 1.0, 1.0, 1_281_167, None)
 
 
-@pytest.mark.parametrize('batches, units, batch', [
-    (Batches(), 16, 6528), (Batches(), 4, 1632), (Batches(is_strong=True), 16, 3264),
-    (Batches(global_batch_size=4096), 16, 4096), (Batches(local_batch_size=100), 3, 300)])
-def test_images_of_each_are_kept_or_those_of_all_or_they_are_given(batches, units, batch):
-    assert batches.of(BASE, units) == batch
+@pytest.mark.parametrize('asked, units, batch', [
+    ({}, 16, 6528), ({}, 4, 1632), ({'is_strong': True}, 16, 3264), ({'global_batch_size': 4096}, 16, 4096),
+    ({'local_batch_size': 100}, 3, 300)])
+def test_images_of_each_are_kept_or_those_of_all_or_they_are_given(asked, units, batch):
+    assert Asked((), **asked).batch(BASE, units) == batch
 
 
-@pytest.mark.parametrize('batches, base, units, said', [
-    (Batches(is_strong=True), BASE, 5, 'a batch of 3264 cannot be shared evenly by 5 accelerators'),
-    (Batches(global_batch_size=7), BASE, 2, 'a batch of 7 cannot be shared evenly by 2 accelerators'),
-    (Batches(), replace(BASE, global_batch_size=3265, has_accelerators=False), 2, '8 ranks do not share 3265 images')])
-def test_a_batch_that_cannot_be_shared_is_refused(batches, base, units, said):
+@pytest.mark.parametrize('asked, base, units, said', [
+    ({'is_strong': True}, BASE, 5, 'a batch of 3264 cannot be shared evenly by 5 accelerators'),
+    ({}, replace(BASE, global_batch_size=3265, has_accelerators=False), 2, '8 ranks do not share 3265 images')])
+def test_a_batch_that_cannot_be_shared_is_refused(asked, base, units, said):
     with pytest.raises(UserError, match=said):
-        batches.of(base, units)
+        Asked((), **asked).batch(base, units)
 
 
 def test_epochs_that_were_measured_are_said_with_who_says_so():
@@ -114,7 +112,7 @@ def test_a_layout_without_a_recipe_has_a_step_and_no_minutes():
     [row] = rows_of(source_of(known()), (2, 2))
     assert row.prediction.step_s == pytest.approx(0.1 + 2 * 3 / 4 * 0.008) and row.minutes is None
     assert row.efficiency == pytest.approx(0.1 / 0.112) and row.node_hours is None and row.prediction.doubts
-    [row] = rows_of(source_of(known()), (2, 2), batches=Batches(is_strong=True))
+    [row] = rows_of(source_of(known()), (2, 2), is_strong=True)
     assert row.minutes and row.prediction.compute_s == pytest.approx(0.05)
 
 
@@ -126,7 +124,7 @@ def test_without_a_link_several_nodes_are_refused_and_one_is_not():
 def test_what_was_measured_with_another_recipe_or_target_is_no_time_to_compare_with():
     source = load_source(['dgxa100_ngc20.06_mxnet'])  # the set of two nodes was trained with SGD to 75.9 %
     for optimizer, target, is_compared in (('sgd', None, True), ('lars', None, False), (None, 0.749, False)):
-        [row] = rows_of(source, (2, 8), batches=Batches(is_strong=True), optimizer=optimizer, target=target)
+        [row] = rows_of(source, (2, 8), is_strong=True, optimizer=optimizer, target=target)
         assert (row.measured_minutes is not None) is (row.error is not None) is is_compared, (optimizer, target)
         assert row.minutes and row.step_error == pytest.approx(-0.033, abs=0.001)
 
@@ -149,8 +147,8 @@ def test_the_knee_is_where_time_begins_to_cost_more_than_it_saves():
 
 def test_the_tables_to_the_letter(validation):
     source = source_of(known(), known(2, 128, 0.11))
-    answer = make_answer(Asked(((1, 2), (2, 2), (4, 2), (2, 3)), Batches(), price=3.0), source)
-    [refused] = rows_of(source, (2, 3), batches=Batches(global_batch_size=64))
+    answer = make_answer(Asked(((1, 2), (2, 2), (4, 2), (2, 3)), price=3.0), source)
+    [refused] = rows_of(source, (2, 3), global_batch_size=64)
     answer = replace(answer, rows=(*answer.rows[:3], refused))
     assert render_tables(answer, validation) == """\
 Prediction from 1x2: Top-1 75.00 % on digits (not ImageNet)
@@ -250,7 +248,7 @@ def test_without_minutes_the_picture_shows_steps():
 
 def test_where_all_is_refused_there_is_no_picture(tmp_path, validation):
     answer = make_answer(Asked(((2, 2),)), source_of(known(), link=None))
-    assert answer.is_refused and draw_prediction(answer) is None
+    assert not answer.predicted and draw_prediction(answer) is None
     assert {p.name for p in dump_prediction(answer, validation, tmp_path / 'a/b').iterdir()} == {
         'prediction.json', 'prediction.md'}
 
@@ -258,7 +256,7 @@ def test_where_all_is_refused_there_is_no_picture(tmp_path, validation):
 @pytest.mark.filterwarnings('error')
 def test_the_picture_is_written_in_the_light_and_in_the_dark(tmp_path, validation):
     source = source_of(known(), known(2, 128))
-    answer = make_answer(Asked(((1, 2), (2, 2), (2, 3)), Batches(local_batch_size=32), price=2.5), source)
+    answer = make_answer(Asked(((1, 2), (2, 2), (2, 3)), local_batch_size=32, price=2.5), source)
     dump_prediction(answer, validation, tmp_path)
     light, dark = ((tmp_path / f'prediction{name}.svg').read_text() for name in ('', '_dark'))
     assert '#1b1e23' in light and '#ffffff' in light and '#1b1e23' not in dark and '#ffffff' not in dark
@@ -268,16 +266,16 @@ def test_the_picture_is_written_in_the_light_and_in_the_dark(tmp_path, validatio
     assert not list(tmp_path.glob('.*'))
 
 
-@pytest.mark.parametrize('name, splits, batches, doubted', [
-    ('dgxa100_ngc20.06_mxnet', ((2, 8), (4, 8)), Batches(is_strong=True), [0, 1]),  # 102 images where 408 were measured
-    ('v0.6/NVIDIA/dgx1_ngc19.05_mxnet', ((2, 4), (1, 8)), Batches(), [1, 0]),  # nodes of another size
-    ('dgxa100_n2_ngc20.06_mxnet', ((1, 8), (2, 8)), Batches(is_strong=True), [1, 0])])  # worked back from two nodes
-def test_each_extrapolation_is_a_doubt(name, splits, batches, doubted):
-    assert [len(r.prediction.doubts) for r in rows_of(load_source([name]), *splits, batches=batches)] == doubted
+@pytest.mark.parametrize('name, splits, asked, doubted', [
+    ('dgxa100_ngc20.06_mxnet', ((2, 8), (4, 8)), {'is_strong': True}, [0, 1]),  # 102 images where 408 were measured
+    ('v0.6/NVIDIA/dgx1_ngc19.05_mxnet', ((2, 4), (1, 8)), {}, [1, 0]),  # nodes of another size
+    ('dgxa100_n2_ngc20.06_mxnet', ((1, 8), (2, 8)), {'is_strong': True}, [1, 0])])  # worked back from two nodes
+def test_each_extrapolation_is_a_doubt(name, splits, asked, doubted):
+    assert [len(r.prediction.doubts) for r in rows_of(load_source([name]), *splits, **asked)] == doubted
 
 
 def test_ranks_that_share_a_node_and_single_runs_are_a_doubt():
-    fewer, more = rows_of(source_of(known()), (1, 1), (1, 4), batches=Batches(is_strong=True))
+    fewer, more = rows_of(source_of(known()), (1, 1), (1, 4), is_strong=True)
     assert (len(fewer.prediction.doubts), len(more.prediction.doubts)) == (0, 1)
     one, two = (rows_of(source_of(known(epochs=e)), (1, 2))[0].prediction.doubts for e in ((3,), (3, 3)))
     assert (len(one), len(two)) == (1, 0)
