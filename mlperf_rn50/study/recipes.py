@@ -13,6 +13,7 @@ from mlperf_rn50 import config as cfg
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, load_published
+from mlperf_rn50.study.text import plural
 
 # Batches so near are one: published sets have one learning rate, warm-up and schedule at 1,632 and 1,664 images, and
 # at 3,264 and 3,328.
@@ -80,7 +81,7 @@ class Published:
         """The systems in words: the first of them, and how many others."""
         first, others = self.sets[0], len(self.sets) - 1
         name = printable(f'{first.org or "unnamed"} {first.name}')
-        return name + (f' and {others} other{"s" if others > 1 else ""}' if others else '')
+        return name + (f' and {plural(others, "other")}' if others else '')
 
     @property
     def rounds(self) -> str:
