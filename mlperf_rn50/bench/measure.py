@@ -13,6 +13,7 @@ import tabulate as tables
 import mlperf_rn50
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mlperf.events import printable
+from mlperf_rn50.study.text import plural
 from mlperf_rn50.system.environment import host_facts
 from mlperf_rn50.system.launched import omp_threads
 from mlperf_rn50.system.stack import git_commit, package_versions
@@ -157,9 +158,9 @@ def render_tables(machine: dict[str, Any], shown: Sequence[Shown]) -> str:
     """For people."""
     packages = machine['packages']
     mxnet = next((f'{n} {v}' for n, v in packages.items() if n.startswith('mxnet')), 'no MXNet')
-    hosts = f'{machine["num_hosts"]} host{"" if machine["num_hosts"] == 1 else "s"}'
     where = ', '.join([f'{machine["cpu"]} ({machine["processor"]["uses"]})', f'{machine["cpu_cores"]} cores',
-                       *machine['gpus'], f'{machine["omp_threads_per_rank"]} threads per rank', hosts])
+                       *machine['gpus'], f'{machine["omp_threads_per_rank"]} threads per rank',
+                       plural(machine['num_hosts'], 'host')])
     lines = [f'{where}; mlperf-rn50 {packages["mlperf-rn50"]}, {mxnet}']
     for s in shown:
         body = [[_cell(row[key], form) for key, _, form in s.columns] for row in s.rows]

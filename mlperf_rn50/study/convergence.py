@@ -19,6 +19,7 @@ from mlperf_rn50.mlperf.run import LogWarning, Run
 from mlperf_rn50.mlperf.telemetry import find_telemetry
 from mlperf_rn50.study import rcp
 from mlperf_rn50.study.cost import images_per_joule, mean_energy, node_hours
+from mlperf_rn50.study.text import are
 from mlperf_rn50.study.time_parts import Parts, mean_parts, seconds_per_epoch
 
 RUNS_OF_A_SCORE = 5
@@ -130,6 +131,11 @@ class System:
     @cached_property
     def is_imagenet(self) -> bool:
         return all(r.is_imagenet for r in self.runs)
+
+    @cached_property
+    def other_dataset(self) -> str | None:
+        """The data set; None for ImageNet."""
+        return None if self.is_imagenet else self.dataset or 'another data set'
 
     @cached_property
     def division(self) -> str | None:
@@ -261,16 +267,6 @@ def render_warning(run: Run, warning: LogWarning) -> str:
     """A warning with its file and line."""
     line = '' if warning.line is None else f':{warning.line}'
     return f'{run.path.name}{line}: {warning.text}'
-
-
-def are(count: int) -> str:
-    """The verb for so many."""
-    return 'is' if count == 1 else 'are'
-
-
-def plural(count: int, name: str) -> str:
-    """So many of what has a name in the singular."""
-    return f'{count} {name}{"" if count == 1 else "s"}'
 
 
 def _failures(runs: Sequence[Run]) -> list[str]:

@@ -233,7 +233,7 @@ def known_of(system: System) -> KnownSet | None:
                                         for r in system.scored])
     return KnownSet(str(system.folder), system.round, system.org, system.name, system.num_nodes,
                     system.num_accelerators, system.num_units, system.accelerator, system.framework,
-                    None if system.is_imagenet else system.dataset or 'another data set', system.train_samples, recipe,
+                    system.other_dataset, system.train_samples, recipe,
                     times, system.time_s, tuple(map(_known_run, runs)))
 
 

@@ -578,10 +578,10 @@ def _last_sample(path: Path) -> Mapping[str, Any]:
 
 def to_json(run: LiveRun, price: float | None = None) -> dict[str, Any]:
     """A run for programs; price: of a node-hour."""
-    return {**asdict(run), 'is_over': run.is_over, 'cost': money(run.node_hours, price),
-            'cost_at_end': money(run.node_hours_at_end, price)}
+    return {**asdict(run), 'is_over': run.is_over, 'cost': cost_of(run.node_hours, price),
+            'cost_at_end': cost_of(run.node_hours_at_end, price)}
 
 
-def money(hours: float | None, price: float | None) -> float | None:
+def cost_of(hours: float | None, price: float | None) -> float | None:
     """What node-hours cost; None where one of the two is not known."""
     return None if hours is None or price is None else hours * price

@@ -3,13 +3,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mlperf_rn50.errors import ConfigError, UserError
-from mlperf_rn50.study.convergence import plural
 from mlperf_rn50.study.cost import cost, kwh, node_hours
 from mlperf_rn50.study.known import KnownSet, Recipe
 from mlperf_rn50.study.predict import Base, Costs, Epochs, Layout, Link, Prediction, costs_for, off_by, predict_layout
 from mlperf_rn50.study.predict_sources import Source
 from mlperf_rn50.study.recipes import choose_recipe, range_text
 from mlperf_rn50.study.reference import has_same_recipe
+from mlperf_rn50.study.text import plural
 
 # The factor between the images of an accelerator and those measured above which there is a doubt.
 _ALIKE = 2

@@ -18,8 +18,19 @@ from mlperf_rn50.study.known import KnownSet
 from mlperf_rn50.study.predict_answer import Answer, Row
 from mlperf_rn50.study.predict_tables import heading, render_json, render_tables
 from mlperf_rn50.study.predict_validation import Validation
-from mlperf_rn50.study.report_picture import GRID, INK, STYLE, WIDTH_IN, Picture
-from mlperf_rn50.study.report_plots import _COLOURS, _differ_tenfold, _legend, _mark, _scale_up, _ticks
+from mlperf_rn50.study.report_picture import (
+    COLOURS,
+    GRID,
+    INK,
+    STYLE,
+    WIDTH_IN,
+    Picture,
+    differ_tenfold,
+    legend,
+    mark_of,
+    scale_up,
+    ticks,
+)
 
 # The page of the report has these in the dark.
 _DARK_INK, _DARK_PAPER = '#e6e9ee', '#14171b'
@@ -104,9 +115,9 @@ def _draw_panel(picture: Picture, axes: Axes, panel: _Panel, by_units: dict[int,
     nodes = sorted({r.layout.num_nodes for rows in by_units.values() for r in rows} | {k.num_nodes or 1 for k in sets})
     axes.set_xscale('log', base=2)
     axes.minorticks_off()
-    axes.set_xticks(_ticks(nodes), [f'{n:,}' for n in _ticks(nodes)])
-    if _differ_tenfold(values):
-        _scale_up(axes.yaxis, panel.unit, values)
+    axes.set_xticks(ticks(nodes), [f'{n:,}' for n in ticks(nodes)])
+    if differ_tenfold(values):
+        scale_up(axes.yaxis, panel.unit, values)
     else:
         axes.set_ylabel(panel.unit)
         axes.set_ylim(bottom=0)
@@ -114,7 +125,7 @@ def _draw_panel(picture: Picture, axes: Axes, panel: _Panel, by_units: dict[int,
 
 
 def _colours(by_units: dict[int, list[Row]]) -> list[str]:
-    return [_COLOURS[i] if i < len(_COLOURS) else INK for i in range(len(by_units))]
+    return [COLOURS[i] if i < len(COLOURS) else INK for i in range(len(by_units))]
 
 
 def _notes(answer: Answer, sets: Sequence[KnownSet]) -> list[str]:
@@ -142,11 +153,11 @@ def draw_prediction(answer: Answer) -> Picture | None:
             _draw_panel(picture, axes, panel, by_units, sets)
         lower.set_xlabel('nodes (logarithmic)')
         has_interval = any(panels[0].interval(r) for rows in by_units.values() for r in rows)
-        _legend(picture, [
+        legend(picture, [
             *(Line2D([], [], color=colour, marker='o', markersize=5, linewidth=1, label=f'predicted, {units} a node')
               for colour, units in zip(_colours(by_units), by_units)),
-            *([_mark('|', 'four times out of five', 12, 1.6, GRID)] if has_interval else []),
-            *([_mark('x', 'measured', 7, 1.6)] if sets else [])])
+            *([mark_of('|', 'four times out of five', 12, 1.6, GRID)] if has_interval else []),
+            *([mark_of('x', 'measured', 7, 1.6)] if sets else [])])
     return picture
 
 

@@ -20,6 +20,7 @@ from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.known import KnownSet, known_of, load_published
 from mlperf_rn50.study.predict import BACKWARD_SHARE, PUBLISHED_BYTES, Base, Link, base_for, base_of, published_link
 from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.study.text import some
 
 # Gradients of ResNet-50 in float32, as ranks without accelerators exchange them.
 _FLOAT32_BYTES = 4 * 25_557_032
@@ -207,11 +208,6 @@ def full_name(known: KnownSet) -> str:
     return f'{known.round}/{known.org}/{known.name}'
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f' and {len(names) - _MAX_NAMES} more' if len(names) > _MAX_NAMES else ''
-    return printable(', '.join(names[:_MAX_NAMES]) + more)
-
-
 def find_published(name: str) -> KnownSet:
     """Return a published system by its whole name, or by the last part of it.
 
@@ -226,7 +222,7 @@ def find_published(name: str) -> KnownSet:
         return found[0]
     if found:
         raise ConfigError(f'{name}: names {len(found)} published systems, expected one of '
-                          f'{_some([full_name(s) for s in found])}')
+                          f'{printable(some([full_name(s) for s in found], _MAX_NAMES))}')
     hint = nearest(name, names) or nearest(name, [s.name for s in sets])
     raise ConfigError(f'{printable(name)}: neither a file or folder nor a published system' + (
         hint or f'; expected a run, a study, the JSON of a bench, or a name such as {names[-1]}'))
@@ -253,11 +249,12 @@ def choose_set(systems: Sequence[System], name: str | None, per_node: int | None
     chosen = [k for k in sets if k.name == name] if name else _smallest(sets, per_node)
     names = [k.name for k in sets]
     if not chosen:
-        raise ConfigError(f'--system: got {name}, expected one of {_some(names)}{nearest(name or "", names)}')
+        raise ConfigError(f'--system: got {name}, expected one of {printable(some(names, _MAX_NAMES))}'
+                          f'{nearest(name or "", names)}')
     if len(chosen) > 1:
         which = ', '.join(k.source for k in chosen[:_MAX_NAMES])
         raise ConfigError(f'--system: {len(chosen)} systems could be started from, expected one: '
-                          f'{_some([k.name for k in chosen])} ({printable(which)})')
+                          f'{printable(some([k.name for k in chosen], _MAX_NAMES))} ({printable(which)})')
     return chosen[0], [k for k in sets if _kind(k) == _kind(chosen[0])]
 
 

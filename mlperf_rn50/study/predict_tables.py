@@ -6,24 +6,16 @@ from functools import partial
 from typing import Any
 
 import mlperf_rn50
-from mlperf_rn50.study.convergence import plural
 from mlperf_rn50.study.known import Recipe
 from mlperf_rn50.study.predict import Costs, Link
 from mlperf_rn50.study.predict_answer import Answer, Row, unit_name
 from mlperf_rn50.study.predict_validation import Validation, costs_text, errors_text
-from mlperf_rn50.study.report_tables import Cell, Table, _figures, money
 from mlperf_rn50.study.report_text import render_section
+from mlperf_rn50.study.table import Cell, Table, figures_cell, number_cell, percent_cell
+from mlperf_rn50.study.text import data_name, money, plural
 
 FORMAT = 'mlperf-rn50 predict 1'
 KNEE = 'the layout from which on one per cent less time costs more than one per cent more node-hours'
-
-
-def _cell(value: float | None, form: str = ',.2f') -> Cell:
-    return Cell('-' if value is None else format(value, form), value)
-
-
-def _percent(value: float | None, form: str = '.0f') -> Cell:
-    return Cell('-' if value is None else f'{100 * value:{form}} %', value)
 
 
 def _group(pairs: Iterable[tuple[str, Row]]) -> dict[str, str]:
@@ -35,7 +27,7 @@ def _group(pairs: Iterable[tuple[str, Row]]) -> dict[str, str]:
 
 
 def _ms(seconds: float | None) -> Cell:
-    return _cell(None if seconds is None else 1e3 * seconds, ',.1f')
+    return number_cell(None if seconds is None else 1e3 * seconds, ',.1f')
 
 
 def _table(title: str, rows: Sequence[Row], cells_of: Callable[[Row], dict[str, Cell]], note: str = '') -> Table:
@@ -49,11 +41,6 @@ def _table(title: str, rows: Sequence[Row], cells_of: Callable[[Row], dict[str, 
         for row, c in zip(rows, cells)), note)
 
 
-def data_name(answer: Answer) -> str:
-    """Return the name of the data, and that it is not ImageNet where it is not."""
-    return f'{answer.base.dataset} (not ImageNet)' if answer.base.dataset else 'ImageNet'
-
-
 def _interval(row: Row) -> Cell:
     p = row.prediction
     return Cell('-') if p.low_minutes is None or p.high_minutes is None else Cell(
@@ -63,15 +50,15 @@ def _interval(row: Row) -> Cell:
 def _answer_cells(answer: Answer, row: Row) -> dict[str, Cell]:
     p, layout = row.prediction, row.layout
     rate, price = p.images_per_s, answer.cost(row)
-    return {'layout': Cell(layout.name), unit_name(answer.base): _cell(layout.num_units, ',d'),
-            'batch': _cell(layout.recipe.global_batch_size, ',d'),
-            f'epochs, {data_name(answer)}': _cell(p.epochs.mean if p.epochs else None, '.3g'),
-            'time, min': _cell(p.minutes), '80 % interval': _interval(row),
-            'measured, min': _cell(row.measured_minutes), 'off by': _percent(row.error, '+.1f'),
-            'images/s': _cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f'), 'efficiency': _percent(row.efficiency),
-            'node-hours': _figures(row.node_hours),
+    return {'layout': Cell(layout.name), unit_name(answer.base): number_cell(layout.num_units, ',d'),
+            'batch': number_cell(layout.recipe.global_batch_size, ',d'),
+            f'epochs, {data_name(answer.base.dataset)}': number_cell(p.epochs.mean if p.epochs else None, '.3g'),
+            'time, min': number_cell(p.minutes, ',.2f'), '80 % interval': _interval(row),
+            'measured, min': number_cell(row.measured_minutes, ',.2f'), 'off by': percent_cell(row.error, '+.1f'),
+            'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f'),
+            'efficiency': percent_cell(row.efficiency), 'node-hours': figures_cell(row.node_hours),
             'cost': Cell('-' if price is None else money(price), price),
-            'kWh': _figures(answer.kwh(row))}
+            'kWh': figures_cell(answer.kwh(row))}
 
 
 def answer_table(answer: Answer) -> Table:
@@ -87,10 +74,10 @@ def answer_table(answer: Answer) -> Table:
 
 def _step_cells(row: Row) -> dict[str, Cell]:
     p = row.prediction
-    return {'layout': Cell(row.layout.name), 'images of each': _cell(row.layout.local_batch_size, ',g'),
+    return {'layout': Cell(row.layout.name), 'images of each': number_cell(row.layout.local_batch_size, ',g'),
             'compute': _ms(p.compute_s), 'exchange': _ms(p.exchange_s), 'of it hidden': _ms(p.hidden_s),
             'other': _ms(p.other_s), 'step': _ms(p.step_s),
-            'measured': _ms(row.measured_step_s), 'off by': _percent(row.step_error, '+.1f')}
+            'measured': _ms(row.measured_step_s), 'off by': percent_cell(row.step_error, '+.1f')}
 
 
 def _schedule(recipe: Recipe) -> str:
@@ -101,15 +88,15 @@ def _schedule(recipe: Recipe) -> str:
 
 def _recipe_cells(row: Row) -> dict[str, Cell]:
     recipe = row.layout.recipe
-    return {'layout': Cell(row.layout.name), 'batch': _cell(recipe.global_batch_size, ',d'),
-            'optimizer': Cell(recipe.opt_name or '-'), 'learning rate': _cell(recipe.base_lr, '.6g'),
-            'warm-up': _cell(recipe.warmup_epochs, 'g'), 'schedule': Cell(_schedule(recipe)),
+    return {'layout': Cell(row.layout.name), 'batch': number_cell(recipe.global_batch_size, ',d'),
+            'optimizer': Cell(recipe.opt_name or '-'), 'learning rate': number_cell(recipe.base_lr, '.6g'),
+            'warm-up': number_cell(recipe.warmup_epochs, 'g'), 'schedule': Cell(_schedule(recipe)),
             'recipe of': Cell(row.recipe_source or '-')}
 
 
 def _say(answer: Answer, row: Row) -> str:
     cost = answer.cost(row)
-    return (f'{row.layout.name}, {row.minutes:.2f} min, {_figures(row.node_hours).text} node-hours'
+    return (f'{row.layout.name}, {row.minutes:.2f} min, {figures_cell(row.node_hours).text} node-hours'
             + (f', cost {money(cost)}' if cost is not None else ''))
 
 
@@ -130,7 +117,7 @@ def _source_line(answer: Answer) -> str:
     base = answer.base
     return (f'Source: {base.name}, {base.source}: {plural(base.num_nodes, "node")}, '
             f'{plural(base.num_units, unit_name(base)[:-1])}, batch {base.global_batch_size:,}, '
-            f'{1e3 * base.step_s:.1f} ms a step; data: {data_name(answer)}')
+            f'{1e3 * base.step_s:.1f} ms a step; data: {data_name(answer.base.dataset)}')
 
 
 def _link_line(link: Link | None) -> str:
@@ -168,7 +155,7 @@ def _error_line(answer: Answer, validation: Validation) -> str:
 def constants(answer: Answer, validation: Validation) -> list[str]:
     """Return the values that the predictions are made from, their sources, and the errors of such predictions."""
     epochs = _group((r.prediction.epochs.source, r) for r in answer.rows if r.prediction.epochs)
-    return [_source_line(answer), *(f'Epochs of {names} on {data_name(answer)}: {text}'
+    return [_source_line(answer), *(f'Epochs of {names} on {data_name(answer.base.dataset)}: {text}'
                                     for text, names in epochs.items()),
             _link_line(answer.source.link), _costs_line(answer.costs), *_power_lines(answer),
             _error_line(answer, validation)]
@@ -178,7 +165,7 @@ def heading(answer: Answer) -> str:
     """Return the source, target and data of a prediction."""
     targets = {r.layout.recipe.target_accuracy for r in answer.predicted}
     target = targets.pop() if len(targets) == 1 else None
-    goal = '' if target is None else f': Top-1 {100 * target:.2f} % on {data_name(answer)}'
+    goal = '' if target is None else f': Top-1 {100 * target:.2f} % on {data_name(answer.base.dataset)}'
     return f'Prediction from {answer.base.name}{goal}'
 
 

@@ -12,8 +12,8 @@ import yaml
 from mlperf_rn50 import config as cfg
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.study.convergence import plural
 from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, load_published
+from mlperf_rn50.study.text import plural
 
 # Batches so near are one: published sets have one learning rate, warm-up and schedule at 1,632 and 1,664 images, and
 # at 3,264 and 3,328.

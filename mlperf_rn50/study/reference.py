@@ -16,6 +16,7 @@ from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe
 from mlperf_rn50.study.recipe_differences import LIKE_BATCH
 from mlperf_rn50.study.recipes import SAME_BATCH, reached_epoch
+from mlperf_rn50.study.text import plural, some, span
 
 # Of the replay (benchmarks/replay.py): how far below its references a run is an outlier, how often in a row.
 SIGMAS, IN_A_ROW = 3.0, 2
@@ -271,13 +272,7 @@ def _end_text(reference: Reference, epochs: Sequence[int], left_s: tuple[float, 
     who = 'they converged' if len(epochs) == reference.num_runs else \
         f'{len(epochs)} of {reference.num_runs} came to {target}'
     when = f'epoch {epochs[0]}' if epochs[0] == epochs[-1] else f'epochs {epochs[0]} to {epochs[-1]}'
-    return f'{who} at {when}' + (f', {_duration(*left_s)} from now' if left_s else '')
-
-
-def _duration(first_s: float, last_s: float) -> str:
-    unit, size = next((u, s) for u, s in (('h', 3600.0), ('min', 60.0), ('s', 1.0)) if last_s >= 5 * s or s == 1.0)
-    first, last = f'{first_s / size:.0f}', f'{last_s / size:.0f}'
-    return f'{last} {unit}' if first == last else f'{first} to {last} {unit}'
+    return f'{who} at {when}' + (f', {span(*left_s)} from now' if left_s else '')
 
 
 def dataset_of(config: Config) -> str | None:
@@ -316,8 +311,8 @@ def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Se
     own = [s for s in named if s.dataset == dataset and s.converged]
     if not own:
         what = sorted({s.dataset or IMAGENET for s in named if s.converged})
-        raise UserError(f'run.reference: got {f"runs on {_some(what)}" if what else "no run that reached its target"}, '
-                        f'expected runs on {dataset or IMAGENET} that did')
+        got = f'runs on {some(what, _SHOWN)}' if what else 'no run that reached its target'
+        raise UserError(f'run.reference: got {got}, expected runs on {dataset or IMAGENET} that did')
     spreads = typical_spreads(published) if dataset is None else {}
     samples = None if dataset is None else eval_samples
     found = _find(recipe, own, spreads, samples)
@@ -355,14 +350,9 @@ def name_of(known: KnownSet) -> str:
 def introduce(reference: Reference) -> str:
     """What a run is compared with, in a line."""
     num = len(reference.sets)
-    sets = f'{num} set{"s" if num > 1 else ""} ({_some([name_of(s) for s in reference.sets])})'
-    text = f'reference: {reference.num_runs} run{"s" if reference.num_runs > 1 else ""} of {sets}'
+    sets = f'{plural(num, "set")} ({some([name_of(s) for s in reference.sets], _SHOWN)})'
+    text = f'reference: {plural(reference.num_runs, "run")} of {sets}'
     other = describe(reference.sets[0].recipe)
     return text + {'same': ', of the same recipe',
                    'like': f', of like recipes ({other}), at the same part of the schedule',
                    'named': f', of another recipe ({other}), as named'}[reference.how]
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ', '.join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f'{shown} and {len(names) - _SHOWN} more'

@@ -15,19 +15,11 @@ from mlperf_rn50.study.page import page_template
 from mlperf_rn50.study.report_data import render_csv, render_evaluations_csv, render_json
 from mlperf_rn50.study.report_picture import GRID, INK, Picture, dump_picture, render_svg
 from mlperf_rn50.study.report_plots import draw_study
-from mlperf_rn50.study.report_tables import (
-    Cell,
-    Ref,
-    Table,
-    heading,
-    money,
-    notes_of,
-    official_minutes,
-    overview_table,
-    tables_of,
-)
+from mlperf_rn50.study.report_tables import heading, notes_of, official_minutes, overview_table, tables_of
 from mlperf_rn50.study.report_text import render_markdown
 from mlperf_rn50.study.scaling import Comparison, Study
+from mlperf_rn50.study.table import Cell, Ref, Table
+from mlperf_rn50.study.text import money, plural
 
 _MAX_QUOTE = 200  # characters of a line
 _MAX_LINES = 24  # lines of an entry; five runs have fewer
@@ -103,7 +95,7 @@ def _answer_of(study: Study, system: System, comparison: Comparison | None) -> s
     name = system.name
     if system.refusal:
         return f'{name}: refused, {system.refusal}'
-    nodes = '' if system.num_nodes is None else f' ({system.num_nodes} node{"s" if system.num_nodes > 1 else ""})'
+    nodes = '' if system.num_nodes is None else f' ({plural(system.num_nodes, "node")})'
     running = sum(r.status == 'running' for r in system.runs)
     still = f', {running} still running' if running else ''
     if system.time_s is None or system.epochs_mean is None:

@@ -10,12 +10,19 @@ from html import escape
 from pathlib import Path
 
 import matplotlib
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullLocator
 
 from mlperf_rn50.mlperf.events import printable
 
 # Text and lines; a page in the dark has its own. Grid, ideal lines and outlines have 3:1 on white and on dark paper.
 INK, GRID = '#1b1e23', '#808893'
+# After Okabe and Ito, whose colours the colour-blind tell apart; each has 3:1 on white and on dark paper. Systems
+# beyond these are drawn in ink.
+COLOURS = ('#0072b2', '#d55e00', '#009e73', '#c4649b', '#a67c00', '#7a6fd0')
 WIDTH_IN = 4.6  # on a phone, where a page shows it 360 CSS px wide, text is larger than 9 of them
 STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 'text.color': INK,
          'axes.edgecolor': GRID, 'axes.labelcolor': INK, 'axes.labelsize': 9.5, 'hatch.linewidth': 0.6,
@@ -123,3 +130,51 @@ def dump_picture(picture: Picture, folder: Path, prefix: str) -> None:
     with matplotlib.rc_context(STYLE):
         picture.figure.savefig(folder / f'{prefix}{picture.name}.png', dpi=150, metadata={'Software': None})
     picture.figure.clear()  # what it weighs is not needed any more
+
+
+def differ_tenfold(values: Sequence[float]) -> bool:
+    """Whether there are values of which one is ten times another; all are above 0."""
+    return bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
+
+
+def plain(value: float, _: float = 0) -> str:
+    """A number beside an axis."""
+    for size, letter in ((1e6, ' M'), (1e3, ' k')):
+        if abs(value) >= max(size, 1e4):
+            return f'{value / size:,.10g}{letter}'
+    return f'{value:,.10g}'
+
+
+def scale_up(axis: Axis, name: str, values: Sequence[float]) -> None:
+    """Makes an axis a logarithmic one with numbers that can be read, and says so."""
+    (axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale)('log')
+    axis.set_major_locator(LogLocator(10, (1,) if max(values) > 500 * min(values) else (1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(plain)
+    axis.set_label_text(f'{name} (logarithmic)')
+
+
+def legend(picture: Picture, handles: Sequence[Line2D | Patch]) -> None:
+    """What marks and colours mean, below the drawing."""
+    if not handles:
+        return
+    num_columns = max(1, min(len(handles), 58 // (max(len(str(h.get_label())) for h in handles) + 7)))
+    width, height = picture.figure.get_size_inches()
+    picture.figure.set_size_inches(width, height + 0.1 + 0.19 * -(-len(handles) // num_columns))
+    picture.figure.legend(handles=handles, loc='outside lower center', ncols=num_columns, columnspacing=1.2,
+                          handlelength=1.8)
+
+
+def mark_of(marker: str, label: str, size: float = 4.5, width: float = 1.0, colour: str = INK) -> Line2D:
+    """A mark for a legend."""
+    return Line2D([], [], color=colour, marker=marker, markersize=size, markeredgewidth=width, linestyle='',
+                  label=label)
+
+
+def ticks(values: Sequence[int]) -> list[int]:
+    """Those of some rising numbers that have room beside each other on a logarithmic axis."""
+    kept: list[int] = []
+    for value in values:
+        if not kept or value >= kept[-1] * max(1.3, (values[-1] / values[0]) ** 0.12):
+            kept.append(value)
+    return kept

@@ -6,28 +6,37 @@ A picture shows as many systems and runs as an eye can tell apart, and says whic
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
-from typing import TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.mlperf.metrics import read_learning_rates
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.telemetry import NodeTelemetry, find_telemetry, read_telemetry
 from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.report_picture import GRID, INK, STYLE, WIDTH_IN, Picture
-from mlperf_rn50.study.report_tables import data_name, heading, unit_name
+from mlperf_rn50.study.report_picture import (
+    COLOURS,
+    GRID,
+    INK,
+    STYLE,
+    WIDTH_IN,
+    Picture,
+    differ_tenfold,
+    legend,
+    mark_of,
+    plain,
+    scale_up,
+    ticks,
+)
+from mlperf_rn50.study.report_tables import heading, unit_name
 from mlperf_rn50.study.scaling import Study
+from mlperf_rn50.study.text import data_name, plural, short, some, thin
 
-# After Okabe and Ito, whose colours the colour-blind tell apart; each has 3:1 on white and on dark paper. Systems
-# beyond these are drawn in ink.
-_COLOURS = ('#0072b2', '#d55e00', '#009e73', '#c4649b', '#a67c00', '#7a6fd0')
 _PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('first epoch', 'first_s', '#4a5f78', ''),
           ('later epochs', 'training_s', '#b4c4d4', ''), ('evaluation', 'evaluation_s', '#9c5563', ''),
           ('other', 'other_s', '#e3dcb4', ''))
@@ -37,7 +46,6 @@ _MAX_SYSTEMS, _MAX_RUNS, _MAX_CURVES, _MAX_MARKS, _MAX_POINTS = 24, 240, 60, 100
 _MAX_TELEMETRY, _MAX_NODES, _MAX_SAMPLES = 6, 8, 1000
 _MAX_NAME, _MAX_NAMES = 44, 5
 _ROW_IN = 0.46
-_T = TypeVar('_T')
 
 
 @dataclass(frozen=True)
@@ -80,20 +88,10 @@ class _Scene:
 
 def labels(study: Study) -> list[str]:
     """A short name of each system: its number of nodes where that tells them apart."""
-    nodes = [s.num_nodes for s in study.systems]
-    if None in nodes or len(set(nodes)) < len(nodes):
+    nodes = [s.num_nodes for s in study.systems if s.num_nodes is not None]
+    if len(set(nodes)) < len(study.systems):
         return [printable(s.name) for s in study.systems]
-    return [f'{n} node{"" if n == 1 else "s"}' for n in nodes]
-
-
-def _short(text: str, most: int = _MAX_NAME) -> str:
-    return text if len(text) <= most else text[:most - 1] + '…'
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first of many names."""
-    more = f' and {len(names) - _MAX_NAMES} more' if len(names) > _MAX_NAMES else ''
-    return ', '.join(names[:_MAX_NAMES]) + more
+    return [plural(n, 'node') for n in nodes]
 
 
 def _make_scene(study: Study) -> _Scene:
@@ -101,13 +99,13 @@ def _make_scene(study: Study) -> _Scene:
     names, notes = labels(study), []
     places = [i for i, s in enumerate(study.systems) if s.refusal is None]
     if refused := [names[i] for i, s in enumerate(study.systems) if s.refusal is not None]:
-        notes.append(f'Not drawn, since their runs are no set: {_some(refused)}')
+        notes.append(f'Not drawn, since their runs are no set: {some(refused, _MAX_NAMES)}')
     shown = _spread(study, places, _MAX_SYSTEMS)
     if len(shown) < len(places):
         notes.append(f'Drawn are {len(shown)} of {len(places)} systems, evenly from the fastest to the slowest')
-    colours = dict(zip(_spread(study, shown, len(_COLOURS)), _COLOURS))
-    return _Scene(study, tuple(_Shown(i, study.systems[i], _short(names[i]), colours.get(i, INK)) for i in shown),
-                  tuple(notes))
+    colours = dict(zip(_spread(study, shown, len(COLOURS)), COLOURS))
+    return _Scene(study, tuple(_Shown(i, study.systems[i], short(names[i], _MAX_NAME), colours.get(i, INK))
+                               for i in shown), tuple(notes))
 
 
 def _spread(study: Study, places: Sequence[int], most: int) -> list[int]:
@@ -116,14 +114,7 @@ def _spread(study: Study, places: Sequence[int], most: int) -> list[int]:
         return list(places)
     base = [i for i in places if study.systems[i] is study.baseline]
     others = sorted((i for i in places if i not in base), key=lambda i: study.systems[i].time_s or inf)
-    return sorted([*base, *_thin(others, most - len(base))])
-
-
-def _thin(values: Sequence[_T], most: int) -> Sequence[_T]:
-    """At most so many of some values, evenly, the first and the last among them."""
-    if len(values) <= most:
-        return values
-    return [values[round(k * (len(values) - 1) / (most - 1))] for k in range(most)]
+    return sorted([*base, *thin(others, most - len(base))])
 
 
 def _time(run: Run) -> float:
@@ -135,58 +126,19 @@ def _sampled(picture: Picture, scene: _Scene, most: int) -> list[Sequence[Run]]:
     each = max(most // max(len(scene.shown), 1), 2)
     if any(len(s.system.runs) > each for s in scene.shown):
         picture.notes.append(f'Of each system at most {each} runs are drawn, evenly from the fastest to the slowest')
-    return [_thin(sorted(s.system.runs, key=_time) if len(s.system.runs) > each else s.system.runs, each)
+    return [thin(sorted(s.system.runs, key=_time) if len(s.system.runs) > each else s.system.runs, each)
             for s in scene.shown]
 
 
 def _name(system: System, run: Run) -> str:
-    return f'{_short(system.name, 100)}/{_short(run.path.name)}'
-
-
-def _differ_tenfold(values: Sequence[float]) -> bool:
-    """Whether there are values of which one is ten times another; all are above 0."""
-    return bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
-
-
-def _plain(value: float, _: float = 0) -> str:
-    """A number beside an axis."""
-    for size, letter in ((1e6, ' M'), (1e3, ' k')):
-        if abs(value) >= max(size, 1e4):
-            return f'{value / size:,.10g}{letter}'
-    return f'{value:,.10g}'
-
-
-def _scale_up(axis: Axis, name: str, values: Sequence[float]) -> None:
-    """Makes an axis a logarithmic one with numbers that can be read, and says so."""
-    (axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale)('log')
-    axis.set_major_locator(LogLocator(10, (1,) if max(values) > 500 * min(values) else (1, 2, 5)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(_plain)
-    axis.set_label_text(f'{name} (logarithmic)')
-
-
-def _legend(picture: Picture, handles: Sequence[Line2D | Patch]) -> None:
-    """What marks and colours mean, below the drawing."""
-    if not handles:
-        return
-    num_columns = max(1, min(len(handles), 58 // (max(len(str(h.get_label())) for h in handles) + 7)))
-    width, height = picture.figure.get_size_inches()
-    picture.figure.set_size_inches(width, height + 0.1 + 0.19 * -(-len(handles) // num_columns))
-    picture.figure.legend(handles=handles, loc='outside lower center', ncols=num_columns, columnspacing=1.2,
-                          handlelength=1.8)
-
-
-def _mark(marker: str, label: str, size: float = 4.5, width: float = 1.0, colour: str = INK) -> Line2D:
-    """A mark for a legend."""
-    return Line2D([], [], color=colour, marker=marker, markersize=size, markeredgewidth=width, linestyle='',
-                  label=label)
+    return f'{short(system.name, 100)}/{short(run.path.name, _MAX_NAME)}'
 
 
 def _explain_marks(runs: Sequence[Run]) -> list[Line2D]:
     """What the marks of runs mean, where there is more than one kind."""
     kinds = [('converged', 'o', 'converged'), ('short', 'x', 'did not converge'), ('running', '>', 'still running')]
     found = {r.status if r.status in _MARKS else 'short' for r in runs}
-    return [_mark(mark, label) for kind, mark, label in kinds if kind in found] if found - {'converged'} else []
+    return [mark_of(mark, label) for kind, mark, label in kinds if kind in found] if found - {'converged'} else []
 
 
 def _by_mark(runs: Sequence[Run]) -> dict[str, list[int]]:
@@ -205,7 +157,7 @@ def _draw_values(scene: _Scene, name: str, title: str, unit: str, total: Callabl
     sizes = [total(s.system) for s in scene.shown]
     points = [[(r, v) for r in runs if (v := of_run(r)) is not None] for runs in sampled]
     values = [v for v in (*sizes, *(v for pairs in points for _, v in pairs)) if v is not None]
-    is_log = _differ_tenfold(values)
+    is_log = differ_tenfold(values)
     for row, (s, size, pairs) in enumerate(zip(scene.shown, sizes, points)):
         if size is not None:
             text = f'{s.label}: {size:.2f} {unit}'
@@ -220,11 +172,11 @@ def _draw_values(scene: _Scene, name: str, title: str, unit: str, total: Callabl
             picture.tip(drawn, *(f'{_name(s.system, r)}: {v:.2f} {unit}, {r.status}'
                                  for r, v in (pairs[k] for k in places)))
     if is_log:
-        _scale_up(axes.xaxis, unit, values)
+        scale_up(axes.xaxis, unit, values)
     else:
         axes.set(xlabel=unit, xlim=(0, max(values, default=0.0) * 1.04 or 1.0))
     marks = _explain_marks([r for pairs in points for r, _ in pairs])
-    _legend(picture, [_mark('|', 'system', 12, 2.5), *marks] if is_log else marks)
+    legend(picture, [mark_of('|', 'system', 12, 2.5), *marks] if is_log else marks)
     return picture
 
 
@@ -244,15 +196,6 @@ def draw_epochs(scene: _Scene) -> Picture:
     return _draw_values(scene, 'epochs', 'Epochs to converge', 'epochs', lambda s: s.epochs_mean, _last_epoch)
 
 
-def _ticks(values: Sequence[int]) -> list[int]:
-    """Those of some rising numbers that have room beside each other on a logarithmic axis."""
-    kept: list[int] = []
-    for value in values:
-        if not kept or value >= kept[-1] * max(1.3, (values[-1] / values[0]) ** 0.12):
-            kept.append(value)
-    return kept
-
-
 def draw_speedup(scene: _Scene) -> Picture | None:
     """Speed-up against accelerators, with the ideal line; None with nothing to compare."""
     study = scene.study
@@ -269,17 +212,17 @@ def draw_speedup(scene: _Scene) -> Picture | None:
         units_of = unit_name(study) if u > 1 else unit_name(study)[:-1]
         picture.tip(axes.plot(u, c.speedup, 'o', color=s.colour, markersize=6)[0],
                     f'{s.label}: {c.speedup:.2f} times as fast on {u} {units_of}{share}')
-        if len(known) <= len(_COLOURS):
+        if len(known) <= len(COLOURS):
             axes.annotate(f'{c.speedup:.1f}', (u, c.speedup), xytext=(6, -3), textcoords='offset points', va='top')
     axes.set_xscale('log', base=2)
     axes.set_yscale('log', base=2)
     axes.yaxis.set_major_formatter(lambda value, _: f'{value:g}')
     axes.minorticks_off()
-    axes.set_xticks(_ticks(units), [f'{u:,}' for u in _ticks(units)])
+    axes.set_xticks(ticks(units), [f'{u:,}' for u in ticks(units)])
     axes.margins(x=0.1, y=0.1)
     axes.set(xlabel=f'{unit_name(study)} (logarithmic)',
-             ylabel=f'times as fast as {_short(scene.base_label, 24)}')
-    _legend(picture, [Line2D([], [], color=GRID, linestyle='--', label='ideal'),
+             ylabel=f'times as fast as {short(scene.base_label, 24)}')
+    legend(picture, [Line2D([], [], color=GRID, linestyle='--', label='ideal'),
                       *_explain_colours([s for s, _, _ in known])])
     return picture
 
@@ -324,7 +267,7 @@ def _draw_all_curves(scene: _Scene, picture: Picture, axes: Axes, curves: Sequen
         picture.notes.append('Marked is the last point of each curve')
     for shown, of_system in zip(scene.shown, curves):
         _draw_curves(picture, axes, shown, of_system, has_all_marks)
-    _legend(picture, [*_explain_colours([s for s, of_system in zip(scene.shown, curves) if of_system]), *lines,
+    legend(picture, [*_explain_colours([s for s, of_system in zip(scene.shown, curves) if of_system]), *lines,
                        *_explain_marks([c.run for cs in curves for c in cs])])
 
 
@@ -338,11 +281,11 @@ def _draw_against_time(scene: _Scene, picture: Picture, axes: Axes, curves: Sequ
                        *lines: Line2D) -> None:
     """The curves of each system against minutes since run_start."""
     ends = [c.xs[-1] for of_system in curves for c in of_system]
-    if _differ_tenfold(ends):
+    if differ_tenfold(ends):
         curves = [[c for c in map(_after_start, of_system) if c.xs] for of_system in curves]
     _draw_all_curves(scene, picture, axes, curves, *lines)
-    if _differ_tenfold(ends):
-        _scale_up(axes.xaxis, 'minutes since run_start', [c.xs[i] for cs in curves for c in cs for i in (0, -1)])
+    if differ_tenfold(ends):
+        scale_up(axes.xaxis, 'minutes since run_start', [c.xs[i] for cs in curves for c in cs for i in (0, -1)])
     else:
         axes.set_xlabel('minutes since run_start')
 
@@ -350,7 +293,7 @@ def _draw_against_time(scene: _Scene, picture: Picture, axes: Axes, curves: Sequ
 def _draw_target(scene: _Scene, axes: Axes) -> list[Line2D]:
     """Names the accuracy, and draws the target, where there is one; returns its line."""
     axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
-    axes.set_ylabel(f'Top-1, {_short(printable(data_name(scene.study.baseline)))}')
+    axes.set_ylabel(f'Top-1, {short(printable(data_name(scene.study.baseline.other_dataset)), _MAX_NAME)}')
     target = scene.study.baseline.target_accuracy
     if target is None:
         return []
@@ -396,7 +339,7 @@ def draw_throughput(scene: _Scene) -> Picture | None:
         return None
     has_ideal = sum(r is not None for r in rates) > 1
     picture, axes = scene.rows('throughput', 'Training throughput' + (' and its ideal' if has_ideal else ''))
-    is_log = _differ_tenfold(values)
+    is_log = differ_tenfold(values)
     for row, (s, rate) in enumerate(zip(scene.shown, rates)):
         if rate is None:
             continue
@@ -410,13 +353,13 @@ def draw_throughput(scene: _Scene) -> Picture | None:
                 picture.tip(axes.barh(row, rate.ideal, 0.5, fill=False, edgecolor=GRID, linestyle='--')[0], texts[0])
             picture.tip(axes.barh(row, rate.real, 0.5, facecolor=(s.colour, 0.3), edgecolor=s.colour)[0], texts[1])
     if is_log:
-        _scale_up(axes.xaxis, 'images/s', values)
-        _legend(picture, [_mark('|', 'ideal', 10, 2.5, GRID), _mark('D', 'measured', 6)])
+        scale_up(axes.xaxis, 'images/s', values)
+        legend(picture, [mark_of('|', 'ideal', 10, 2.5, GRID), mark_of('D', 'measured', 6)])
     else:
         axes.set_xlabel('images/s')
-        axes.xaxis.set_major_formatter(_plain)
+        axes.xaxis.set_major_formatter(plain)
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        _legend(picture, [Patch(fill=False, edgecolor=GRID, linestyle='--', label='ideal'),
+        legend(picture, [Patch(fill=False, edgecolor=GRID, linestyle='--', label='ideal'),
                           Patch(facecolor=(INK, 0.3), edgecolor=INK, label='measured')] if has_ideal else [])
     return picture
 
@@ -437,8 +380,8 @@ def draw_efficiency(scene: _Scene) -> Picture | None:
                                   hatch='/////')[0],
                         f'{s.label}: {100 * comparison.efficiency:.1f} % of the ideal speed-up')
     axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
-    axes.set_xlabel(f'share of the ideal, against {_short(scene.base_label)}')
-    _legend(picture, [Patch(facecolor=(INK, 0.3), edgecolor=INK, label='of the throughput'),
+    axes.set_xlabel(f'share of the ideal, against {short(scene.base_label, _MAX_NAME)}')
+    legend(picture, [Patch(facecolor=(INK, 0.3), edgecolor=INK, label='of the throughput'),
                       Patch(fill=False, edgecolor=INK, hatch='/////', label='of the time to train')])
     return picture
 
@@ -463,7 +406,7 @@ def draw_time_parts(scene: _Scene) -> Picture | None:
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
     axes.set_xlabel('share of initialisation and time to train')
-    _legend(picture, [Patch(facecolor=colour, edgecolor=GRID, hatch=hatch, label=kind)
+    legend(picture, [Patch(facecolor=colour, edgecolor=GRID, hatch=hatch, label=kind)
                       for kind, _, colour, hatch in _PARTS])
     return picture
 
@@ -473,7 +416,7 @@ def draw_learning_rate(scene: _Scene) -> Picture | None:
     picture, axes = scene.picture('learning_rate', 'Learning rate as it was applied', 3.0)
     curves = []
     for s, runs in zip(scene.shown, _sampled(picture, scene, _MAX_CURVES)):
-        found = [(r, _thin(rates, _MAX_POINTS)) for r in runs if len(rates := read_learning_rates(r)) > 1]
+        found = [(r, thin(rates, _MAX_POINTS)) for r in runs if len(rates := read_learning_rates(r)) > 1]
         curves.append([_Curve(r, [t / 60 for t, _ in rates], [lr for _, lr in rates],
                               [f'{_name(s.system, r)}: learning rate {lr:.4g} after {t / 60:.2f} min'
                                for t, lr in rates]) for r, rates in found])
@@ -481,8 +424,8 @@ def draw_learning_rate(scene: _Scene) -> Picture | None:
         return None
     _draw_against_time(scene, picture, axes, curves)
     peaks = [max(c.ys) for of_system in curves for c in of_system]
-    if _differ_tenfold(peaks):
-        _scale_up(axes.yaxis, 'learning rate', peaks)
+    if differ_tenfold(peaks):
+        scale_up(axes.yaxis, 'learning rate', peaks)
         axes.set_ylim(bottom=min(peaks) / 30)
     else:
         axes.set_ylabel('learning rate')
@@ -491,20 +434,20 @@ def draw_learning_rate(scene: _Scene) -> Picture | None:
 
 def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> None:
     """A node's rates over a run with its epochs and evaluations."""
-    times = _thin(node.times_s, _MAX_SAMPLES)
+    times = thin(node.times_s, _MAX_SAMPLES)
     for (colour, style, width), (label, rates) in zip(_DEVICES, node.rates.items()):
         known = [r for r in rates if not isnan(r)]
         if not known:  # no such device
             continue
-        line, = axes.plot(times, [r / 1e6 for r in _thin(rates, _MAX_SAMPLES)], style, color=colour, linewidth=width)
-        picture.tip(line, f'{_short(printable(node.host))}: {label}, at most {max(known) / 1e6:,.1f} MB/s')
+        line, = axes.plot(times, [r / 1e6 for r in thin(rates, _MAX_SAMPLES)], style, color=colour, linewidth=width)
+        picture.tip(line, f'{short(printable(node.host), _MAX_NAME)}: {label}, at most {max(known) / 1e6:,.1f} MB/s')
     if len(run.stretches) <= _MAX_POINTS:
         axes.vlines([s.start_s for s in run.stretches], 0, 1, GRID, (0, (1, 2)), linewidth=0.8,
                     transform=axes.get_xaxis_transform())
     for e in run.evaluations:
         if e.start_s is not None and e.stop_s is not None:
             axes.axvspan(e.start_s, e.stop_s, color=GRID, alpha=0.35, linewidth=0)
-    axes.set(title=_short(printable(node.host)), ylabel='MB/s')
+    axes.set(title=short(printable(node.host), _MAX_NAME), ylabel='MB/s')
     axes.set_ylim(bottom=0)
 
 
@@ -525,7 +468,7 @@ def draw_telemetry(scene: _Scene, shown: _Shown) -> Picture | None:
     for axes, node in zip(panels, some):
         _draw_node(picture, axes, run, node)
     panels[-1].set_xlabel('seconds since run_start')
-    _legend(picture, [*(Line2D([], [], color=colour, linestyle=style, linewidth=width, label=label)
+    legend(picture, [*(Line2D([], [], color=colour, linestyle=style, linewidth=width, label=label)
                         for (colour, style, width), label in zip(_DEVICES, some[0].rates)),
                       Line2D([], [], color=GRID, linestyle=(0, (1, 2)), label='an epoch begins'),
                       Patch(color=GRID, alpha=0.35, linewidth=0, label='evaluation')])

@@ -4,83 +4,21 @@ Pure, but for what lies beside a log.
 """
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.energy import KINDS, NO_COUNTERS, NO_TELEMETRY
 from mlperf_rn50.mlperf.metrics import NodeReads, read_node_reads, read_stragglers
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.study import rcp
-from mlperf_rn50.study.convergence import System, plural
+from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.cost import kwh
 from mlperf_rn50.study.scaling import Study
+from mlperf_rn50.study.table import Cell, Ref, Table, figures_cell, number_cell, percent_cell
+from mlperf_rn50.study.text import data_name, duration, money, plural
 
 _MAX_RUNS, _MAX_NOTES = 500, 200  # of a study
 _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
-Ref = tuple[Path, int]  # a log and a line of it
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What a table shows, what it sorts by, and where it comes from.
-
-    Args:
-        study: number, from 1, of the study that it leads to.
-    """
-
-    text: str
-    value: float | None = None
-    refs: tuple[Ref, ...] = ()
-    span: int = 1
-    study: int | None = None
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table with its title, and a sentence that says how to read it.
-
-    Args:
-        minor: columns that a narrow screen leaves out until they are asked for.
-        choices: columns by whose texts rows can be chosen.
-    """
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    note: str = ''
-    minor: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
-
-    @property
-    def whole_rows(self) -> list[tuple[Cell, ...]]:
-        """The rows with a cell in each column."""
-        return [row for row in self.rows if len(row) == len(self.head)]
-
-    @property
-    def are_numbers(self) -> list[bool]:
-        """Of each column, whether it has nothing but numbers."""
-        rows = self.whole_rows
-        return [all(row[i].value is not None or row[i].text == '-' for row in rows) for i in range(len(self.head))]
-
-
-def _number(value: float | None, digits: int = 0, refs: tuple[Ref, ...] = ()) -> Cell:
-    return Cell('-' if value is None else f'{value:,.{digits}f}', value, refs)
-
-
-def _figures(value: float | None, refs: tuple[Ref, ...] = ()) -> Cell:
-    """A number with three figures, or more of a large one."""
-    return _number(value, max(0, 2 - math.floor(math.log10(value))) if value else 0, refs)
-
-
-def money(value: float) -> str:
-    """An amount with two decimals, or three figures of a small one."""
-    return f'{value:,.2f}' if value >= 1 else f'{value:.3g}'
-
-
-def _percent(value: float | None, digits: int = 0, refs: tuple[Ref, ...] = ()) -> Cell:
-    return Cell('-' if value is None else f'{100 * value:.{digits}f} %', value, refs)
 
 
 def _minutes(seconds: float | None) -> str:
@@ -122,11 +60,6 @@ def _training(*systems: System | None) -> tuple[Ref, ...]:
     return tuple(ref for s in systems if s for ref in s.training_lines)
 
 
-def data_name(system: System) -> str:
-    """The data set, said to be another than ImageNet where it is."""
-    return 'ImageNet' if system.is_imagenet else f'{system.dataset or "another data set"} (not ImageNet)'
-
-
 def unit_name(study: Study) -> str:
     """What the systems are counted in."""
     return 'accelerators' if any(s.num_accelerators for s in study.systems) else 'ranks'
@@ -136,7 +69,7 @@ def heading(study: Study) -> str:
     """What a study is about."""
     target = study.baseline.target_accuracy
     goal = f'Top-1 {100 * target:.2f} %' if target is not None else 'a target that is not logged'
-    return f'{study.name}: {goal} on {data_name(study.baseline)}'
+    return f'{study.name}: {goal} on {data_name(study.baseline.other_dataset)}'
 
 
 def _official(system: System) -> float | None:
@@ -162,20 +95,21 @@ def _system_cells(system: System, unit: str) -> dict[str, Cell]:
     is_score = system.score_minutes is not None
     spread = '' if is_score or system.spread_s is None else f' ± {_minutes(system.spread_s)}'
     is_count = unit == 'accelerators'
+    rate = system.images_per_s
     return {
         'system': Cell(system.name),
-        'nodes': _number(system.num_nodes, refs=_source(runs, 'num_nodes')),
-        unit: _number(system.num_accelerators if is_count else system.num_units,
+        'nodes': number_cell(system.num_nodes, refs=_source(runs, 'num_nodes')),
+        unit: number_cell(system.num_accelerators if is_count else system.num_units,
                       refs=_source(runs, 'num_accelerators' if is_count else 'num_ranks')),
-        'batch': _number(system.global_batch_size, refs=_source(runs, 'global_batch_size')),
+        'batch': number_cell(system.global_batch_size, refs=_source(runs, 'global_batch_size')),
         'converged': _converged(system),
         'epochs to converge': Cell(_each([str(e) for e in system.epochs]), system.epochs_mean, epoch_refs),
-        'mean epochs': _number(system.epochs_mean, 1, epoch_refs),
+        'mean epochs': number_cell(system.epochs_mean, ',.1f', epoch_refs),
         'time, min': Cell(_minutes(system.time_s) + spread, system.time_s, _times(system)),
         'which is': Cell('score' if is_score else f'mean of {len(done)}' if done else '-'),
-        'official score, min': _number(_official(system), 2, _times(system)),
-        'images/s': _number(system.images_per_s, 0 if (system.images_per_s or 0) >= 1000 else 1, _training(system)),
-        's/epoch': _number(system.epoch_s, 2, _training(system)),
+        'official score, min': number_cell(_official(system), ',.2f', _times(system)),
+        'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f', _training(system)),
+        's/epoch': number_cell(system.epoch_s, ',.2f', _training(system)),
         'accelerator': Cell(system.accelerator or '-', refs=_source(runs, 'accelerator')),
         'framework': Cell(system.framework or '-', refs=_source(runs, 'framework'))}
 
@@ -210,11 +144,11 @@ def _is_other_accelerator(study: Study) -> bool:
 def _cost_cells(study: Study, system: System, refs: tuple[Ref, ...]) -> dict[str, Cell]:
     """What a system's time costs, by column."""
     energy, cost = system.energy, study.cost(system)
-    return {'node-hours': _figures(system.node_hours, refs),
+    return {'node-hours': figures_cell(system.node_hours, refs),
             'cost': Cell('-' if cost is None else money(cost), cost, refs),
-            'CPU kWh': _figures(kwh(energy.cpu_joules) if energy else None, refs),
-            'GPU kWh': _figures(kwh(energy.gpu_joules) if energy else None, refs),
-            'images/J': _figures(system.images_per_joule, refs)}
+            'CPU kWh': figures_cell(kwh(energy.cpu_joules) if energy else None, refs),
+            'GPU kWh': figures_cell(kwh(energy.gpu_joules) if energy else None, refs),
+            'images/J': figures_cell(system.images_per_joule, refs)}
 
 
 def _without_costs(study: Study, rows: Sequence[dict[str, Cell]]) -> list[str]:
@@ -238,8 +172,8 @@ def answer_table(study: Study) -> Table:
         refs = _times(system, study.baseline)
         cells = _system_cells(system, unit_name(study))
         names = {h: cells.pop(h) for h in ('accelerator', 'framework')}
-        rows.append({**cells, 'speed-up': _number(comparison.speedup if comparison else None, 1, refs),
-                     'efficiency': _percent(comparison.efficiency if comparison else None, 0, refs),
+        rows.append({**cells, 'speed-up': number_cell(comparison.speedup if comparison else None, ',.1f', refs),
+                     'efficiency': percent_cell(comparison.efficiency if comparison else None, '.0f', refs),
                      **_cost_cells(study, system, _times(system)), **names})
     is_compared, left_out = has_comparisons(study), _without_costs(study, rows)
     note = (f'Speed-up and efficiency against {study.baseline.name}. ' if is_compared else '') + (
@@ -268,19 +202,14 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
                          **{h: cells[h] for h in ('nodes', 'accelerators', 'batch', 'converged', 'mean epochs',
                                                   'time, min', 'which is', 'official score, min', 'accelerator',
                                                   'framework')},
-                         'target': _percent(system.target_accuracy, 2, _source(system.runs, 'target_accuracy')),
-                         'data': Cell(data_name(system)), 'study': Cell(study.name)})
+                         'target': percent_cell(system.target_accuracy, '.2f', _source(system.runs, 'target_accuracy')),
+                         'data': Cell(data_name(system.other_dataset)), 'study': Cell(study.name)})
     return _systems_table(
         'All systems', [s for study in studies for s in study.systems], rows, (),
         note='Times to different targets or on different data are no comparison; each study below has one target.',
         minor=('organisation', 'nodes', 'accelerator', 'framework', 'batch', 'converged', 'which is',
                'official score, min', 'target', 'data', 'study'),
         choices=('round', 'organisation', 'accelerator'))
-
-
-def _age(seconds: float) -> str:
-    unit, size = next((u, n) for u, n in (('h', 3600), ('min', 60), ('s', 1)) if seconds >= 2 * n or n == 1)
-    return f'{seconds / size:.0f} {unit}'
 
 
 def _status(run: Run) -> str:
@@ -290,7 +219,7 @@ def _status(run: Run) -> str:
     best = run.best_accuracy
     return ', '.join(['running', *([f'epoch {run.last_epoch}'] if run.last_epoch is not None else []),
                       *([f'best {100 * best:.2f} %'] if best is not None else []),
-                      *([f'written {_age(run.age_s)} ago'] if run.age_s is not None else [])])
+                      *([f'written {duration(run.age_s)} ago'] if run.age_s is not None else [])])
 
 
 def runs_table(study: Study) -> Table:
@@ -299,9 +228,9 @@ def runs_table(study: Study) -> Table:
     first = sorted(range(len(runs)), key=lambda i: runs[i][1].status == 'converged')[:_MAX_RUNS]
     shown = [runs[i] for i in sorted(first)]
     rows = tuple((Cell(s.name), Cell(r.path.name), Cell(_status(r)),
-                  _number(r.epochs_to_converge, refs=_last_evaluation(r)),
+                  number_cell(r.epochs_to_converge, refs=_last_evaluation(r)),
                   Cell(_minutes(r.time_to_train_s), r.time_to_train_s, _clock(r)),
-                  _percent(r.final_accuracy, 2, _last_evaluation(r)),
+                  percent_cell(r.final_accuracy, '.2f', _last_evaluation(r)),
                   Cell('-' if r.seed is None else str(r.seed), r.seed,
                        ((r.path, r.sources['seed'].line or 0),) if 'seed' in r.sources else ()),
                   Cell(str(len(r.warnings) or '-'), len(r.warnings)))
@@ -310,7 +239,7 @@ def runs_table(study: Study) -> Table:
         f'{len(shown)} of {len(runs)} runs, those that did not converge before others; all are in the JSON and the CSV '
         'of the report.')
     return Table('Runs', ('system', 'log', 'status', 'epochs', 'time, min',
-                          f'last Top-1, {data_name(study.baseline)}', 'seed', 'warnings'), rows, note,
+                          f'last Top-1, {data_name(study.baseline.other_dataset)}', 'seed', 'warnings'), rows, note,
                  minor=('seed', 'warnings'))
 
 
@@ -320,9 +249,12 @@ def scaling_table(study: Study) -> Table | None:
     for c in study.comparisons:
         if c and c.system is not study.baseline:
             times, training = _times(c.system, c.baseline), _training(c.system, c.baseline)
-            rows.append((Cell(c.system.name), _number(c.speedup, 2, times), _number(c.throughput_gain, 2, training),
-                         _number(c.epoch_ratio, 3, training), _number(c.share_ratio, 3, times + training),
-                         _percent(c.efficiency, 1, times), _percent(c.hardware_efficiency, 1, training)))
+            rows.append((Cell(c.system.name), number_cell(c.speedup, ',.2f', times),
+                         number_cell(c.throughput_gain, ',.2f', training),
+                         number_cell(c.epoch_ratio, ',.3f', training),
+                         number_cell(c.share_ratio, ',.3f', times + training),
+                         percent_cell(c.efficiency, '.1f', times),
+                         percent_cell(c.hardware_efficiency, '.1f', training)))
     if not rows:
         return None
     return Table('Why: speed-up = throughput gain x epoch ratio x share ratio', (
@@ -335,8 +267,9 @@ def scaling_table(study: Study) -> Table | None:
 
 def rates_table(study: Study) -> Table | None:
     """Throughput against the ideal."""
-    rows = tuple((Cell(s.name), _number(r.units), _number(r.ideal, 1, _training(study.baseline)),
-                  _number(r.real, 1, _training(s)), _percent(r.efficiency, 0, _training(s, study.baseline)))
+    rows = tuple((Cell(s.name), number_cell(r.units), number_cell(r.ideal, ',.1f', _training(study.baseline)),
+                  number_cell(r.real, ',.1f', _training(s)),
+                  percent_cell(r.efficiency, '.0f', _training(s, study.baseline)))
                  for s, r in zip(study.systems, study.rates) if r and not s.refusal)
     if len(rows) < 2:
         return None
@@ -346,13 +279,13 @@ def rates_table(study: Study) -> Table | None:
 
 def splits_table(study: Study) -> Table | None:
     """The same number of accelerators on different numbers of nodes."""
-    rows = tuple((_number(x.units),
+    rows = tuple((number_cell(x.units),
                   Cell(f'{x.faster.name}: {plural(x.faster.num_nodes or 0, "node")}'),
-                  _number(x.faster.images_per_s, 1, _training(x.faster)),
+                  number_cell(x.faster.images_per_s, ',.1f', _training(x.faster)),
                   Cell(f'{x.slower.name}: {plural(x.slower.num_nodes or 0, "node")}'),
-                  _number(x.slower.images_per_s, 1, _training(x.slower)),
-                  _percent(x.difference, 1, _training(x.faster, x.slower)),
-                  _percent(x.time_difference, 1, _times(x.faster, x.slower)))
+                  number_cell(x.slower.images_per_s, ',.1f', _training(x.slower)),
+                  percent_cell(x.difference, '.1f', _training(x.faster, x.slower)),
+                  percent_cell(x.time_difference, '.1f', _times(x.faster, x.slower)))
                  for x in study.splits)
     if not rows:
         return None
@@ -362,10 +295,11 @@ def splits_table(study: Study) -> Table | None:
 
 def parts_table(study: Study) -> Table | None:
     """Where the time goes."""
-    rows = tuple((Cell(s.name), _number(p.init_s, 1, tuple(x for r in s.scored for x in _lines(r, keys.INIT_STOP))),
-                  *(_number(seconds, 1, _times(s) + _training(s))
+    rows = tuple((Cell(s.name),
+                  number_cell(p.init_s, ',.1f', tuple(x for r in s.scored for x in _lines(r, keys.INIT_STOP))),
+                  *(number_cell(seconds, ',.1f', _times(s) + _training(s))
                     for seconds in (p.first_s, p.training_s, p.evaluation_s, p.other_s)),
-                  _number(p.on_clock_s, 1, _times(s)))
+                  number_cell(p.on_clock_s, ',.1f', _times(s)))
                  for s in study.systems if not s.refusal and (p := s.parts))
     if not rows:
         return None
@@ -378,9 +312,9 @@ def energy_table(study: Study) -> Table | None:
     known = [(s, e) for s in study.systems if not s.refusal and (e := s.energy) and e.joules and e.seconds]
     if not known:
         return None
-    rows = [(Cell(s.name), _number(e.seconds, 1, _times(s)), _figures(kwh(e.joules)),
+    rows = [(Cell(s.name), number_cell(e.seconds, ',.1f', _times(s)), figures_cell(kwh(e.joules)),
              Cell(' and '.join(kind.upper() + 's' for kind in e.measured)),
-             _figures((e.joules or 0.0) / e.seconds)) for s, e in known]
+             figures_cell((e.joules or 0.0) / e.seconds)) for s, e in known]
     return Table('Energy of a run', ('system', 'run, s', 'kWh', 'of', 'mean W'), tuple(rows),
                  'Of all nodes, on the clock of the run.')
 
@@ -402,10 +336,10 @@ def _share(part: float | None, whole: float | None) -> float | None:
 
 def _reads_row(system: System, node: NodeReads) -> tuple[Cell, ...]:
     first, later = ((node.path, node.first_line),), ((node.path, node.last_line),)
-    return (Cell(system.name), Cell(node.host), _number(node.first_bytes / 1e6, 2, first),
-            _percent(_share(node.first_new_bytes, node.first_bytes), 1, first),
-            _number(None if node.later_bytes is None else node.later_bytes / 1e6, 2, later),
-            _percent(_share(node.later_new_bytes, node.later_bytes), 1, later))
+    return (Cell(system.name), Cell(node.host), number_cell(node.first_bytes / 1e6, ',.2f', first),
+            percent_cell(_share(node.first_new_bytes, node.first_bytes), '.1f', first),
+            number_cell(None if node.later_bytes is None else node.later_bytes / 1e6, ',.2f', later),
+            percent_cell(_share(node.later_new_bytes, node.later_bytes), '.1f', later))
 
 
 def reads_table(study: Study) -> Table | None:
@@ -425,8 +359,8 @@ def rcp_table(study: Study) -> Table | None:
     verdicts = [(s, v) for s in study.systems if rcp.is_applicable(s) and (v := rcp.check_rcp(s))]
     if not verdicts:
         return None
-    rows = tuple((Cell(s.name), _number(s.global_batch_size), _number(v.epochs, 2), _number(v.reference_epochs, 2),
-                  _number(v.min_epochs, 2),
+    rows = tuple((Cell(s.name), number_cell(s.global_batch_size),
+                  *(number_cell(epochs, ',.2f') for epochs in (v.epochs, v.reference_epochs, v.min_epochs)),
                   Cell(f'{v.ruleset}{"" if v.is_of_round else f" ({s.round} has none)"}'), Cell(v.text))
                  for s, v in verdicts)
     return Table('Epochs against the reference convergence points', (

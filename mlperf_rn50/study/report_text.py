@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from tabulate import tabulate
 
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.study.report_tables import Cell, Table, heading, notes_of, overview_table, tables_of
+from mlperf_rn50.study.report_tables import heading, notes_of, overview_table, tables_of
 from mlperf_rn50.study.scaling import Study
+from mlperf_rn50.study.table import Cell, Table
 
 
 def markdown_text(text: str) -> str:

@@ -8,6 +8,7 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.study import rcp
 from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.cost import cost
+from mlperf_rn50.study.text import some
 
 UNNAMED = 'unnamed'  # a platform that nobody has named: the default of run.submission_platform
 # The factors of a speed-up must give it back to this share, else the log's intervals overlap or miss.
@@ -234,8 +235,7 @@ def _unknown_accelerators(comparisons: Sequence[Comparison | None], baseline: Sy
     unknown = list(dict.fromkeys(s.name for s in (baseline, *others) if s.accelerator is None)) if others else []
     if not unknown:
         return []
-    more = f' and {len(unknown) - MAX_NAMES} more' if len(unknown) > MAX_NAMES else ''
-    return [f'the accelerator of {", ".join(unknown[:MAX_NAMES])}{more} is not known: an efficiency supposes that all '
+    return [f'the accelerator of {some(unknown, MAX_NAMES)} is not known: an efficiency supposes that all '
             'are alike']
 
 

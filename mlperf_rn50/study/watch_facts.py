@@ -3,7 +3,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.study.live import STARTING, WAITING, LiveRun, money
+from mlperf_rn50.study.live import STARTING, WAITING, LiveRun, cost_of
+from mlperf_rn50.study.text import data_name, duration, money, percent, plural, some, span
 
 _SLOW = 0.10  # from here on a skew is worth a look
 _MAX_NAMED = 6
@@ -18,30 +19,8 @@ class Fact:
     level: str = ''
 
 
-def duration(seconds: float) -> str:
-    """A time for people: 45 s, 12 min, 3 h 20 min, 2 d 3 h."""
-    if seconds < 99.5:
-        return f'{seconds:.0f} s'
-    minutes = round(seconds / 60)
-    if minutes < 100:
-        return f'{minutes} min'
-    if minutes < 2880:
-        return f'{minutes // 60} h {minutes % 60} min'
-    hours = round(seconds / 3600)
-    return f'{hours // 24} d {hours % 24} h'
-
-
 def _ago(run: LiveRun) -> str:
     return '' if run.quiet_s is None else f', last written {duration(run.quiet_s)} ago'
-
-
-def _count(number: int, name: str) -> str:
-    return f'{number} {name}{"" if number == 1 else "s"}'
-
-
-def percent(fraction: float) -> str:
-    """A fraction as per cent."""
-    return f'{100 * fraction:.2f} %'
 
 
 def status_word(run: LiveRun) -> str:
@@ -81,9 +60,9 @@ def heading(run: LiveRun) -> str:
 
 
 def _what(run: LiveRun) -> str:
-    parts = [printable(run.dataset) + ' (not ImageNet)' if run.dataset else 'ImageNet',
-             _count(run.num_nodes, 'node') if run.num_nodes else '',
-             _count(run.num_ranks, 'rank') if run.num_ranks else '',
+    parts = [printable(data_name(run.dataset)),
+             plural(run.num_nodes, 'node') if run.num_nodes else '',
+             plural(run.num_ranks, 'rank') if run.num_ranks else '',
              f'batch {run.global_batch_size}' if run.global_batch_size else '', run.opt_name or '',
              f'seed {run.seed}' if run.seed is not None else '']
     return ', '.join(p for p in parts if p)
@@ -122,8 +101,7 @@ def _left(run: LiveRun) -> list[Fact]:
         facts.append(Fact('left', f'{duration(run.left_s)} to epoch {run.max_epochs}, where it gives up'))
     if run.reference_left_s and run.reference_epochs:
         first, last = run.reference_epochs
-        soon, late = run.reference_left_s
-        facts.append(Fact('target in', f'{duration(soon)} to {duration(late)}, if it reaches it at epoch {first:g} to '
+        facts.append(Fact('target in', f'{span(*run.reference_left_s)}, if it reaches it at epoch {first:g} to '
                                        f'{last:g} as the reference runs did'))
     return facts
 
@@ -149,8 +127,8 @@ def _checkpoints(run: LiveRun) -> str:
 
 def _hours(run: LiveRun, price: float | None) -> str:
     def said(hours: float | None, when: str) -> str:
-        paid = money(hours, price)
-        return '' if hours is None else f'{hours:.3g} {when}{"" if paid is None else f" (cost {paid:,.2f})"}'
+        paid = cost_of(hours, price)
+        return '' if hours is None else f'{hours:.3g} {when}{"" if paid is None else f" (cost {money(paid)})"}'
     return ', '.join(p for p in (said(run.node_hours, 'so far'),
                                  said(run.node_hours_at_end, f'at epoch {run.max_epochs}')) if p)
 
@@ -187,8 +165,7 @@ def others_text(run: LiveRun) -> str:
 def _numbers(numbers: Sequence[int]) -> str:
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f'{numbers[0]} to {numbers[-1]}'
-    shown = ', '.join(map(str, numbers[:_MAX_NAMED]))
-    return shown + (f' and {len(numbers) - _MAX_NAMED} more' if len(numbers) > _MAX_NAMED else '')
+    return some(numbers, _MAX_NAMED)
 
 
 def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
@@ -208,7 +185,7 @@ def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
         facts += [fact] if (fact := _ranks(run)) else []
         facts += _left(run)
         facts.append(Fact('checkpoints', _checkpoints(run)))
-        facts += [Fact('resumed', _count(run.num_resumes, 'time'))] if run.num_resumes else []
+        facts += [Fact('resumed', plural(run.num_resumes, 'time'))] if run.num_resumes else []
         facts += [Fact('node-hours', text)] if (text := _hours(run, price)) else []
         facts.append(Fact('energy', _energy(run)))
     facts += [Fact('nodes', _nodes(run))] if run.nodes and not run.has_end else []

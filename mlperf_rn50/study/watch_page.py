@@ -9,7 +9,8 @@ import mlperf_rn50
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.study.live import Evaluation, LiveRun, RankTime
 from mlperf_rn50.study.page import page_template
-from mlperf_rn50.study.watch_facts import facts_of, heading, level_of, percent, status_word
+from mlperf_rn50.study.text import percent, thin
+from mlperf_rn50.study.watch_facts import facts_of, heading, level_of, status_word
 
 NAME = 'watch.html'
 # As the report's pictures: on a phone, where one is shown 360 CSS px wide, text of 9.5 is larger than 9 of them.
@@ -53,13 +54,6 @@ class _Axes:
                 'y_ticks': [(self.y(v / factor), _plain(v)) for v in _ticks(self.top * factor, 5)]}
 
 
-def _thin(values: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of some values, evenly, the first and the last among them."""
-    if len(values) <= most:
-        return list(values)
-    return [values[round(k * (len(values) - 1) / (most - 1))] for k in range(most)]
-
-
 def _accuracy(run: LiveRun) -> dict[str, Any] | None:
     """Top-1 against epochs, with the band of the reference runs and the target."""
     band = [(b.epoch, b.low, b.high) for b in run.band if b.low is not None and b.high is not None]
@@ -70,7 +64,7 @@ def _accuracy(run: LiveRun) -> dict[str, Any] | None:
     axes = _Axes(right, min(1.0, (math.floor(10 * max(values)) + 1) / 10))
     inside = [b for b in band if b[0] <= axes.right]
     means = [(b.epoch, b.mean) for b in run.band if b.mean is not None and b.epoch <= axes.right]
-    shown = _thin(run.evaluations, _MAX_MARKS)
+    shown = thin(run.evaluations, _MAX_MARKS)
     notes = [f'area and dashes: {run.num_reference} reference runs and their mean'] if inside else []
     return {'id': 'accuracy', 'title': 'Top-1', 'notes': notes,
             **axes.frame('epoch', 'Top-1, %', 100.0),
@@ -86,7 +80,7 @@ def _throughput(run: LiveRun) -> dict[str, Any] | None:
     if len(run.speeds) < 2:
         return None
     unit_s, unit = (3600.0, 'hours') if run.speeds[-1][0] >= 10_000 else (60.0, 'minutes')
-    pairs = [(t / unit_s, v) for t, v in _thin(run.speeds, _MAX_MARKS)]
+    pairs = [(t / unit_s, v) for t, v in thin(run.speeds, _MAX_MARKS)]
     axes = _Axes(max(t for t, _ in pairs), 1.1 * max(v for _, v in pairs))
     return {'id': 'throughput', 'title': 'Throughput', 'notes': ['since each epoch began'],
             **axes.frame(f'{unit} on the clock', 'images/s'), 'area': '', 'dashes': '', 'line': axes.points(pairs),

@@ -9,17 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.study.live import BandPoint, LiveRun, money
-from mlperf_rn50.study.watch_facts import (
-    duration,
-    epoch_text,
-    facts_of,
-    heading,
-    level_of,
-    percent,
-    status_text,
-    status_word,
-)
+from mlperf_rn50.study.live import BandPoint, LiveRun, cost_of
+from mlperf_rn50.study.text import duration, money, percent
+from mlperf_rn50.study.watch_facts import epoch_text, facts_of, heading, level_of, status_text, status_word
 
 _STYLES = {'good': 'green', 'warn': 'yellow', 'bad': 'red', '': ''}
 _COLOURS = ('cyan', 'magenta', 'yellow', 'green', 'blue', 'red')
@@ -129,8 +121,8 @@ def _overview(runs: Sequence[LiveRun], width: int, price: float | None) -> Table
         if width >= 100:
             cells.append('-' if run.checkpoints.step is None else f'step {run.checkpoints.step}')
         if price is not None:
-            paid = money(run.node_hours, price)
-            cells.append('-' if paid is None else f'{paid:,.2f}')
+            paid = cost_of(run.node_hours, price)
+            cells.append('-' if paid is None else money(paid))
         table.add_row(*cells)
     return table
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from lines import run_lines, write_lines, write_set
 
-from mlperf_rn50.study import report_plots
+from mlperf_rn50.study import report_picture, report_plots
 from mlperf_rn50.study.report_picture import GRID, INK, render_svg
 from mlperf_rn50.study.report_plots import draw_study
 from mlperf_rn50.study.scaling import make_studies
@@ -71,13 +71,13 @@ def test_lines_and_marks_can_be_seen_on_every_paper():
     assert len(papers) == 2
     devices = {d[0] for d in report_plots._DEVICES} - {INK}  # a page in the dark has ink of its own
     for paper in papers:
-        for colour in (GRID, *report_plots._COLOURS, *devices):
+        for colour in (GRID, *report_picture.COLOURS, *devices):
             assert contrast(colour, paper) >= 3, (colour, paper)
 
 
 def test_a_system_has_its_colour_in_all_pictures_and_nothing_else_has(sweep):
     others = {colour for _, _, colour, _ in report_plots._PARTS} | {d[0] for d in report_plots._DEVICES}
-    assert not others & set(report_plots._COLOURS)
+    assert not others & set(report_picture.COLOURS)
     colours, num_pictures = {}, 0
     for picture in pictures_of(sweep).values():
         for title, drawn in marks_of(picture) if picture.name != 'time_parts' else []:
@@ -86,7 +86,7 @@ def test_a_system_has_its_colour_in_all_pictures_and_nothing_else_has(sweep):
                 colours.setdefault(system, set()).update(drawn)
         num_pictures += 1
     assert num_pictures == 8
-    assert colours == {name: {c} for name, c in zip(('1', '2', '40'), report_plots._COLOURS)}
+    assert colours == {name: {c} for name, c in zip(('1', '2', '40'), report_picture.COLOURS)}
 
 
 def test_values_that_differ_tenfold_have_a_logarithmic_axis(sweep):
@@ -100,7 +100,7 @@ def test_values_that_differ_tenfold_have_a_logarithmic_axis(sweep):
 
 @pytest.mark.parametrize('value, text', [(0.5, '0.5'), (0, '0'), (5000, '5,000'), (20_000, '20 k'), (2e6, '2 M')])
 def test_numbers_beside_an_axis_are_short(value, text):
-    assert report_plots._plain(value) == text
+    assert report_picture.plain(value) == text
 
 
 def test_a_curve_that_starts_with_the_clock_has_a_logarithmic_axis(tmp_path):

@@ -119,7 +119,7 @@ def test_one_reference_run_raises_no_alarm():
     assert bands[20].low is None and not is_behind(bands, [(10, 0.0), (20, 0.0)])
     text = stand(found, bands, [(10, 0.0), (20, 0.58)], 200.0).text
     assert text == ('1 reference run here, this run is 2.0 points under it; an alarm needs 2; they converged at epoch '
-                    '40, 200 s from now')
+                    '40, 3 min from now')
 
 
 def said(curve, time_s=1000.0, found=None):
