@@ -1,4 +1,4 @@
-"""Which batch and learning rate does each layout (nodes x ranks) of a sweep train with? Pure."""
+"""Batch and learning rate of each layout (nodes x ranks) of a sweep. Pure."""
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,24 +22,24 @@ class Layout:
 
 
 def parse_layouts(words: Sequence[str]) -> list[tuple[int, int]]:
-    """(nodes, ranks per node) of words such as '2x4'.
+    """Return (nodes, ranks per node) of words such as '2x4'.
 
     Raises:
         ConfigError: a word is something else, or comes twice.
     """
-    result: dict[tuple[int, int], None] = {}
+    result: list[tuple[int, int]] = []
     for word in words:
         m = re.fullmatch(r'([1-9]\d{0,8})x([1-9]\d{0,8})', word, re.ASCII)
         if not m:
             raise ConfigError(f'--layouts: got {word:.20}, expected nodes x ranks, such as 2x4')
         if (int(m[1]), int(m[2])) in result:
             raise ConfigError(f'--layouts: {word} is named twice')
-        result[int(m[1]), int(m[2])] = None
-    return list(result)
+        result.append((int(m[1]), int(m[2])))
+    return result
 
 
 def parse_lr_table(text: str) -> dict[int, tuple[float, float]]:
-    """Learning rate and warm-up epochs by global batch: lines of 'global_batch base_lr warmup_epochs'.
+    """Return learning rate and warm-up epochs by global batch, of lines 'global_batch base_lr warmup_epochs'.
 
     Raises:
         ConfigError: a line is something else.
@@ -58,7 +58,7 @@ def parse_lr_table(text: str) -> dict[int, tuple[float, float]]:
 
 def plan_layouts(splits: Sequence[tuple[int, int]], batch_size: int, is_local: bool, is_weak: bool, base_lr: float,
                  warmup_epochs: float, lr_table: Mapping[int, tuple[float, float]] | None) -> list[Layout]:
-    """Batch, learning rate and warm-up of each layout.
+    """Return batch, learning rate and warm-up of each layout.
 
     The configured batch and learning rate belong to the first layout. Weak scaling keeps the images per rank,
     strong scaling the images per step; the learning rate follows the global batch in proportion and the warm-up
@@ -84,10 +84,11 @@ def plan_layouts(splits: Sequence[tuple[int, int]], batch_size: int, is_local: b
         if global_batch_size % world_size:
             raise ConfigError(f'train.global_batch_size: got {global_batch_size}, which {num_nodes}x{ranks_per_node} = '
                               f'{world_size} ranks cannot share evenly; choose a multiple, or --weak')
-        if lr_table is not None and global_batch_size not in lr_table:
-            raise ConfigError(f'--lr-table: no line for a global batch of {global_batch_size} '
-                              f'({num_nodes}x{ranks_per_node})')
-        lr, warmup = (lr_table[global_batch_size] if lr_table is not None
-                      else (base_lr * global_batch_size / reference, warmup_epochs))
+        lr, warmup = base_lr * global_batch_size / reference, warmup_epochs
+        if lr_table is not None:
+            if global_batch_size not in lr_table:
+                raise ConfigError(f'--lr-table: no line for a global batch of {global_batch_size} '
+                                  f'({num_nodes}x{ranks_per_node})')
+            lr, warmup = lr_table[global_batch_size]
         result.append(Layout(num_nodes, ranks_per_node, global_batch_size, lr, warmup))
     return result

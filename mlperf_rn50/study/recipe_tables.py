@@ -139,8 +139,7 @@ def _images_of(config: Config) -> str:
     """How the images of a configuration are stored, from the manifest of its data."""
     path = Path(config.data.dir) / 'manifest.json'
     try:
-        manifest = parse_json(read_text(path, 1 << 22)) if path.is_file() else {}  # a pipe would be waited for
-        size = manifest['resize_shorter']
+        size = parse_json(read_text(path, 1 << 22))['resize_shorter']
     except (OSError, ValueError, TypeError, KeyError):
         return f'not known, as {path} is no manifest of prepare'
     if size is None:

@@ -1,4 +1,4 @@
-"""Is a run on its way? Its evaluations beside those of earlier runs, at the same point of the schedule. Pure.
+"""The evaluations of a run beside those of earlier runs, at the same point of the schedule. Pure.
 
 A band at a point is the mean of the reference runs there, and three times the spread that one more run of them would
 have. A run that is below its band twice in a row is behind: that is the alarm.
@@ -47,12 +47,12 @@ def _has_same_decay(a: Recipe, b: Recipe) -> bool:
 
 
 def _has_same_length(a: Recipe, b: Recipe) -> bool:
-    return (a.decay_epochs is None or b.decay_epochs is None
-            or abs(a.decay_epochs - b.decay_epochs) <= _SAME_EPOCHS)
+    return None in (a.decay_epochs, b.decay_epochs) or abs(
+        a.decay_epochs - b.decay_epochs) <= _SAME_EPOCHS  # type: ignore[operator]
 
 
 def has_same_recipe(a: Recipe, b: Recipe) -> bool:
-    """Whether two recipes are one: optimizer, batch and learning rate; all else as far as both are known."""
+    """Whether optimizer, batch and learning rate of two recipes are the same, and all else that both have."""
     names = ('warmup_epochs', 'poly_power', 'end_lr', 'weight_decay', 'momentum', 'nesterov', 'label_smoothing')
     return (a.opt_name is not None and a.opt_name == b.opt_name
             and _is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
@@ -70,21 +70,21 @@ def has_like_recipe(a: Recipe, b: Recipe) -> bool:
 
 
 def _scale(own: Recipe, other: Recipe) -> float:
-    """Epochs of another schedule that one of the own stands for."""
+    """Return the epochs of another schedule that correspond to one of the own."""
     if 'step' in (own.decay, other.decay) or not own.decay_epochs or not other.decay_epochs:
         return 1.0
     return 1.0 if _has_same_length(own, other) else other.decay_epochs / own.decay_epochs
 
 
 def _phase(recipe: Recipe, epoch: float) -> int | None:
-    """The part of a schedule in which runs of a recipe differ about as much: a tenth of it, or between two drops."""
+    """Return the part of a schedule in which runs differ about as much: a tenth of it, or between two drops."""
     if recipe.decay == 'step' and recipe.step_epochs:
         return -1 - sum(epoch > e for e in recipe.step_epochs)
     return round(10 * min(1.0, epoch / recipe.decay_epochs)) if recipe.decay_epochs else None
 
 
 def typical_spreads(sets: Sequence[KnownSet]) -> dict[int, float]:
-    """The spread of the runs of a set, pooled over sets, by the part of the schedule; as fractions."""
+    """Return the spread of the runs of a set as a fraction, pooled over sets, by the part of the schedule."""
     found: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for known in sets:
         at: dict[int, list[float]] = defaultdict(list)
@@ -101,12 +101,11 @@ def typical_spreads(sets: Sequence[KnownSet]) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Reference:
-    """Earlier runs that a run is compared with: those that reached their target.
+    """Earlier runs that a run is compared with: those of one or more sets that reached their target.
 
     Args:
-        how: same or like, of their recipes; named, where a person named runs of another one.
-        sets: one or more.
-        spreads: of typical_spreads: runs are not taken to differ less than these.
+        how: same or like, of their recipes; named, where a user named runs of another one.
+        spreads: of typical_spreads: the least that runs differ.
         eval_samples: images of an evaluation, whose chance is a spread too; None where spreads are known.
     """
 
@@ -118,7 +117,7 @@ class Reference:
 
     @property
     def runs(self) -> Iterator[tuple[KnownRun, float]]:
-        """Each run, and how many of its epochs one of the run that is compared stands for."""
+        """Each run, and the epochs of it that correspond to one of the run that is compared."""
         return ((run, _scale(self.recipe, known.recipe)) for known in self.sets for run in known.converged)
 
     @property
@@ -128,13 +127,13 @@ class Reference:
 
 @dataclass(frozen=True)
 class Band:
-    """Where the reference runs are at a point of the schedule; accuracies as fractions.
+    """The accuracies of the reference runs at a point of the schedule, as fractions.
 
     Args:
         epoch: epochs trained.
         point: the same as a fraction of the schedule; None where it has no length.
         values: of each run that goes so far, at least one.
-        low: below it a run is an outlier; None with too few runs to tell.
+        low: below it a run is an outlier; None with too few runs.
     """
 
     epoch: int
@@ -146,7 +145,7 @@ class Band:
 
 
 def _value_at(curve: Curve, epoch: float, drops: Sequence[float]) -> float | None:
-    """The accuracy of a curve after so many epochs, between two evaluations in proportion.
+    """Return the accuracy of a curve after some epochs, interpolated between two evaluations.
 
     None before the first and after the last, and where the learning rate drops between the two.
     """
@@ -157,19 +156,19 @@ def _value_at(curve: Curve, epoch: float, drops: Sequence[float]) -> float | Non
 
 
 def _least_spread(reference: Reference, epoch: int, mean: float) -> float:
-    """What runs differ by at least: as published runs do there, or by the chance of so many images."""
+    """Return the least that runs differ: as published runs do there, or by the chance of so many images."""
     phase = _phase(reference.recipe, epoch)
     chance = math.sqrt(mean * (1 - mean) / reference.eval_samples) if reference.eval_samples else 0.0
     return max(chance, reference.spreads.get(phase, 0.0) if phase is not None else 0.0)
 
 
 def _point(reference: Reference, epoch: int) -> float | None:
-    """The part of the schedule that is over."""
+    """Return the part of the schedule that is over."""
     return epoch / reference.recipe.decay_epochs if reference.recipe.decay_epochs else None
 
 
 def band_at(reference: Reference, epoch: int) -> Band | None:
-    """The band after a number of epochs; None where no reference run goes so far, or began so early."""
+    """Return the band after a number of epochs; None where no reference run goes so far, or began so early."""
     drops = reference.recipe.step_epochs or ()
     found = (_value_at(run.curve, epoch * scale, drops) for run, scale in reference.runs)
     values = tuple(v for v in found if v is not None)
@@ -185,9 +184,8 @@ def band_at(reference: Reference, epoch: int) -> Band | None:
 
 
 def band(reference: Reference, epochs: Sequence[int]) -> list[Band]:
-    """The bands at some epochs, without those where there is no reference."""
-    found = (band_at(reference, epoch) for epoch in epochs)
-    return [b for b in found if b]
+    """Return the bands at some epochs, without those where there is no reference."""
+    return [b for epoch in epochs if (b := band_at(reference, epoch))]
 
 
 def is_below(here: Band | None, accuracy: float) -> bool:
@@ -202,7 +200,7 @@ def is_behind(bands: Mapping[int, Band], curve: Curve) -> bool:
 
 
 def reached(reference: Reference) -> list[int]:
-    """The epochs, of the schedule that is compared, at which reference runs came to the target; lowest first."""
+    """Return the epochs, of the schedule that is compared, at which reference runs came to the target; lowest first."""
     target = reference.recipe.target_accuracy or math.inf
     found = ((reached_epoch(run, target), scale) for run, scale in reference.runs)
     return sorted(math.ceil(epoch / scale - 1e-6) for epoch, scale in found if epoch is not None)
@@ -210,17 +208,16 @@ def reached(reference: Reference) -> list[int]:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run stands after an evaluation.
+    """An evaluation beside the reference runs.
 
     Args:
         epoch: epochs trained.
         point: the same as a fraction of the schedule; None where it has no length.
         accuracy: Top-1 as a fraction.
-        here: the band there; None where no reference run is.
-        is_behind: the alarm: whether this one and the one before are.
+        here: the band; None where no reference run is.
+        is_behind: the alarm: whether this evaluation and the one before are below.
         reference_epochs: first and last at which reference runs came to the target; None where none did.
         seconds_left: until then, at the pace of this run so far; None where that is over.
-        text: all this in a line.
     """
 
     epoch: int
@@ -235,16 +232,12 @@ class Standing:
 
 
 def stand(reference: Reference, bands: Mapping[int, Band], curve: Curve, time_s: float) -> Standing:
-    """Where a run stands.
-
-    Args:
-        curve: its evaluations so far, at least one.
-    """
+    """Return the last of one or more evaluations beside the reference runs."""
     epoch, accuracy = curve[-1]
     here, epochs = bands.get(epoch), reached(reference)
     ends = (epochs[0], epochs[-1]) if epochs else None
-    left = ends and tuple(max(0.0, (e - epoch) * time_s / epoch) for e in ends)
-    left_s = (left[0], left[1]) if left and left[1] else None
+    first_s, last_s = (max(0.0, (e - epoch) * time_s / epoch) for e in ends or (0, 0))
+    left_s = (first_s, last_s) if last_s else None
     below, behind = is_below(here, accuracy), is_behind(bands, curve)
     text = '; '.join([_place_text(reference, here, accuracy, below, behind), _end_text(reference, epochs, left_s)])
     return Standing(epoch, _point(reference, epoch), accuracy, here, below, behind, ends, left_s, text)
@@ -276,34 +269,31 @@ def _end_text(reference: Reference, epochs: Sequence[int], left_s: tuple[float, 
 
 
 def dataset_of(config: Config) -> str | None:
-    """The data set of a configuration as known sets have it: None for ImageNet."""
+    """Return the data set of a configuration as known sets have it: None for ImageNet."""
     return None if config.data.dataset == IMAGENET and not config.data.synthetic else config.data.dataset
 
 
 def recipe_of(config: Config, global_batch_size: int) -> Recipe:
-    """The recipe of a configuration, for a number of images per step."""
+    """Return the recipe of a configuration, for a number of images per step."""
     o, s, t = config.optimizer, config.schedule, config.train
-    is_poly = s.decay == 'poly'
     return Recipe(o.name, global_batch_size, s.base_lr, s.warmup_epochs, s.decay, s.decay_epochs,
-                  s.end_lr if s.decay != 'step' else None, s.poly_power if is_poly else None,
+                  s.end_lr if s.decay != 'step' else None, s.poly_power if s.decay == 'poly' else None,
                   s.step_epochs if s.decay == 'step' else None, o.weight_decay, o.momentum, t.label_smoothing,
                   t.target_accuracy, t.eval_period, t.eval_offset + 1, o.nesterov if o.name == 'sgd' else None)
 
 
 def find_published(recipe: Recipe, published: Sequence[KnownSet]) -> Reference | None:
-    """The published sets that an ImageNet recipe is compared with: of the same recipe, else of like ones."""
+    """Return the published sets that an ImageNet recipe is compared with: of the same recipe, else of like ones."""
     return _find(recipe, published, typical_spreads(published), None)
 
 
 def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Sequence[KnownSet],
                published: Sequence[KnownSet]) -> Reference:
-    """The sets that a recipe is compared with, of those that a person named.
-
-    Sets of another recipe are taken at the person's word, where all of them have one recipe.
+    """Return the sets that a recipe is compared with, of those that a user named, if need be of one other recipe.
 
     Args:
         dataset: of the run; None for ImageNet.
-        published: that tell what runs on ImageNet differ by.
+        published: the sets whose spreads count on ImageNet.
 
     Raises:
         UserError: none of them can be a reference.
@@ -313,10 +303,8 @@ def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Se
         what = sorted({s.dataset or IMAGENET for s in named if s.converged})
         got = f'runs on {some(what, _SHOWN)}' if what else 'no run that reached its target'
         raise UserError(f'run.reference: got {got}, expected runs on {dataset or IMAGENET} that did')
-    spreads = typical_spreads(published) if dataset is None else {}
-    samples = None if dataset is None else eval_samples
-    found = _find(recipe, own, spreads, samples)
-    if found:
+    spreads, samples = (typical_spreads(published), None) if dataset is None else ({}, eval_samples)
+    if found := _find(recipe, own, spreads, samples):
         return found
     if not all(has_same_recipe(own[0].recipe, s.recipe) for s in own):
         raise UserError(f'run.reference: got {len(own)} sets of several recipes, none like that of this run '
@@ -335,22 +323,21 @@ def _find(recipe: Recipe, sets: Sequence[KnownSet], spreads: Mapping[int, float]
 
 
 def describe(recipe: Recipe) -> str:
-    """A recipe in a few words."""
+    """Return a recipe in a few words."""
     length = '' if recipe.decay == 'step' or recipe.decay_epochs is None else f' over {recipe.decay_epochs:g} epochs'
     rate = '' if recipe.base_lr is None else f', learning rate {recipe.base_lr:g}'
     return f'{recipe.opt_name or "?"}, batch {recipe.global_batch_size}{rate}, {recipe.decay or "decay ?"}{length}'
 
 
 def name_of(known: KnownSet) -> str:
-    """A set in a list of sources."""
+    """Return the name of a set in a list of sources."""
     is_folder = not known.source.startswith('published')
     return printable((known.source if is_folder else f'{known.source} {known.org or ""} {known.name}')[-_MAX_NAME:])
 
 
 def introduce(reference: Reference) -> str:
-    """What a run is compared with, in a line."""
-    num = len(reference.sets)
-    sets = f'{plural(num, "set")} ({some([name_of(s) for s in reference.sets], _SHOWN)})'
+    """Return the reference of a run in a line."""
+    sets = f'{plural(len(reference.sets), "set")} ({some([name_of(s) for s in reference.sets], _SHOWN)})'
     text = f'reference: {plural(reference.num_runs, "run")} of {sets}'
     other = describe(reference.sets[0].recipe)
     return text + {'same': ', of the same recipe',

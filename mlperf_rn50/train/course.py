@@ -1,4 +1,4 @@
-"""The course of a run: its evaluations beside those of reference runs, which rank 0 reads before anything starts."""
+"""The evaluations of a run beside those of reference runs, which rank 0 reads before anything starts."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,24 +32,24 @@ def _recipe_of(config: Config, world_size: int) -> Recipe:
 
 
 def _named_sets(paths: Sequence[str]) -> list[KnownSet]:
-    """The sets under some paths, without those that are none.
+    """Return the sets under some paths, without those that are refused.
 
     Raises:
         UserError: a path cannot be read, or holds no log or no set.
     """
     systems = load_systems([Path(p) for p in paths])
     found = [known for known in map(known_of, systems) if known]
-    refusals = [f'{s.folder}: {s.refusal}' for s in systems if s.refusal]
-    if refusals and not found:
-        raise UserError(f'run.reference: expected runs that are a set, got {refusals[0]}')
+    refused = next((s for s in systems if s.refusal), None)
+    if refused and not found:
+        raise UserError(f'run.reference: expected runs that are a set, got {refused.folder}: {refused.refusal}')
     return found
 
 
 def find_reference(config: Config, world_size: int) -> Reference | None:
-    """What a run is compared with; None where nothing was named and no published set has its recipe.
+    """Return the reference of a run; None where none was named and no published set has its recipe.
 
     Raises:
-        UserError: what was named cannot be read, or compared with.
+        UserError: the named runs cannot be read, or compared with.
     """
     recipe = _recipe_of(config, world_size)
     if config.run.reference:
@@ -60,7 +60,7 @@ def find_reference(config: Config, world_size: int) -> Reference | None:
 
 @dataclass
 class Course:
-    """The evaluations of a run so far, and what they are compared with."""
+    """The evaluations of a run so far, and their reference."""
 
     reference: Reference | None
     bands: dict[int, Band] = field(default_factory=dict)
@@ -68,11 +68,7 @@ class Course:
     is_behind: bool = False
 
     def evaluated(self, epochs: int, accuracy: float, time_s: float) -> events.Compared | None:
-        """Where the run stands after an evaluation; None where there is nothing to compare it with.
-
-        Args:
-            accuracy: Top-1 as a fraction.
-        """
+        """Return an evaluation, Top-1 as a fraction, beside the reference; None without one."""
         if self.reference is None:
             return None
         self.curve.append((epochs, accuracy))
@@ -82,7 +78,7 @@ class Course:
 
 
 def open_course(reference: Reference | None, plan: Plan, metrics: Path, num_epochs: int) -> Course:
-    """The course of a run that goes on after a number of epochs; its evaluations before are in its metrics."""
+    """Return the course of a run that resumes after a number of epochs; earlier evaluations are in its metrics."""
     if reference is None:
         return Course(None)
     curve = [(epoch, accuracy) for epoch, accuracy in read_curve(metrics) if epoch <= num_epochs]
@@ -93,7 +89,7 @@ def open_course(reference: Reference | None, plan: Plan, metrics: Path, num_epoc
 
 
 def tell_reference(course: Course, config: Config, world_size: int) -> events.ReferenceFound | None:
-    """What is said of the reference at the start; nothing where none is to be expected."""
+    """Return the event of the reference at the start; None where none is to be expected."""
     if course.reference:
         return events.ReferenceFound(course.reference, list(course.bands.values()), reached(course.reference),
                                      introduce(course.reference))
