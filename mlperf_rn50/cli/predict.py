@@ -1,20 +1,14 @@
 """Predict the time to train, the throughput and the cost of other layouts, from what was measured on one."""
-from __future__ import annotations
-
 import math
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Sequence
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli._colour import has_colour, paint
 from mlperf_rn50.cli._parsers import Parser, add_price_option, count, fraction
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, option_error
-
-if TYPE_CHECKING:
-    from mlperf_rn50.study.predict_answer import Answer
 
 EPILOG = """examples:
   mlperf-rn50 predict v0.7/NVIDIA/dgxa100_ngc20.06_mxnet --layouts '1x8 2x8 8x8 96x8'
@@ -35,15 +29,12 @@ _PACKAGED = 'packaged'  # what --validate has without a TREE: compared by identi
 _MAX_UNITS, _MAX_BATCH, _MAX_LAYOUTS = 1_000_000, 10_000_000, 1000
 
 
-def _number(low: float, high: float) -> Callable[[str], float]:
-    """A type of an option: a number above low, up to high."""
-    def number(text: str) -> float:
-        value = float(text)
-        if not low < value <= high:  # NaN too
-            raise ValueError
-        return value
-    number.__name__ = f'number above {low:g}, up to {high:g},'  # what argparse says of a wrong one
-    return number
+def rate(text: str) -> float:
+    """Type of an option: Gbit/s of a link."""
+    value = float(text)
+    if not 1e-3 <= value <= 1e6:  # NaN too
+        raise ArgumentTypeError(f'got {text:.20}, expected a number from 0.001 to 1000000')
+    return value
 
 
 def make_parser() -> Parser:
@@ -58,7 +49,7 @@ def make_parser() -> Parser:
                        help='images per step of each accelerator')
     batch.add_argument('--weak', action='store_true', help='keep the images of each accelerator (default)')
     batch.add_argument('--strong', action='store_true', help='keep the images per step')
-    parser.add_argument('--link-gbit-s', metavar='X', type=_number(1e-3, 1e6),
+    parser.add_argument('--link-gbit-s', metavar='X', type=rate,
                         help='rate of the slowest link between nodes, in Gbit/s and direction (default: as bench '
                              'allreduce measured it, or one port of 100 Gbit/s between accelerators)')
     add_price_option(parser)
@@ -89,10 +80,21 @@ def run(argv: Sequence[str]) -> int:
     if not options.sources or not options.layouts:
         missing = [name for name, value in (('SOURCE', options.sources), ('--layouts', options.layouts)) if not value]
         raise option_error(f'the following arguments are required: {", ".join(missing)}', parser)
+    return _predict(options)
+
+
+def _predict(options: Namespace) -> int:
+    """Predict what is asked for, write and print it; fail where all layouts are refused."""
     from mlperf_rn50.study.known import load_published
+    from mlperf_rn50.study.predict_answer import Asked, make_answer
+    from mlperf_rn50.study.predict_sources import load_source
     from mlperf_rn50.study.predict_tables import render_json, render_tables
     from mlperf_rn50.study.predict_validation import validate
-    answer, validation = _answer(options), validate(load_published())
+    splits = _splits(options.layouts)
+    source = load_source(options.sources, options.system, splits[0][1], options.local_batch_size, options.link_gbit_s)
+    answer = make_answer(Asked(tuple(splits), options.global_batch_size, options.local_batch_size, options.strong,
+                               options.optimizer, options.target, options.price_per_node_hour), source)
+    validation = validate(load_published())
     if options.out:
         from mlperf_rn50.study.predict_plot import dump_prediction
         print(f'mlperf-rn50: wrote {dump_prediction(answer, validation, Path(options.out))}', file=sys.stderr)
@@ -102,15 +104,6 @@ def run(argv: Sequence[str]) -> int:
         title = partial(paint, colour='bold') if options.format == 'table' and has_colour(sys.stdout) else str
         print(render_tables(answer, validation, options.format == 'markdown', title))
     return EXIT_OK if answer.predicted else EXIT_FAILED
-
-
-def _answer(options: Namespace) -> Answer:
-    from mlperf_rn50.study.predict_answer import Asked, make_answer
-    from mlperf_rn50.study.predict_sources import load_source
-    splits = _splits(options.layouts)
-    source = load_source(options.sources, options.system, splits[0][1], options.local_batch_size, options.link_gbit_s)
-    return make_answer(Asked(tuple(splits), options.global_batch_size, options.local_batch_size, options.strong,
-                             options.optimizer, options.target, options.price_per_node_hour), source)
 
 
 def _splits(words: Sequence[str]) -> list[tuple[int, int]]:
