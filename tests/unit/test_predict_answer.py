@@ -1,4 +1,4 @@
-"""What each layout would take: batches and recipes, the knee, tables to the letter, JSON and the picture."""
+"""Predictions of layouts: batches and recipes, the knee, tables to the letter, JSON and the picture."""
 import json
 import math
 from dataclasses import replace
@@ -26,15 +26,16 @@ from mlperf_rn50.study.predict_validation import validate
 
 RECIPE = Recipe('sgd', 64, 0.02, 1.0, 'poly', 12.0, target_accuracy=0.75, eval_period=1, first_eval_epoch=1)
 LINK = Link(1.0, 1_000_000, False, 'measured')  # a ring of 2 takes 8 ms
+BASE = Base('b', 's', 1, 8, True, 3264, 0.1, 0.0, 1.0, 1.0, 1_281_167, None)
+A100 = 'dgxa100_ngc20.06_mxnet'
 
 
 def known(nodes=1, batch=64, step_s=0.1, epochs=(3, 4), dataset='digits', **changes):
     """A set of two ranks a node, 6,400 images an epoch, evaluations of 1 s and 2 s outside."""
-    epoch_s = step_s * 6400 / batch
     runs = tuple(KnownRun(f'result_{k}.txt', k, 'converged' if e else 'aborted', e, 20.0 * (e or 9), ((e or 9, 0.8),))
                  for k, e in enumerate(epochs))
     found = KnownSet(f'logs/{nodes}x2', 'v0.7+', 'us', f'{nodes}x2', nodes, 0, 2 * nodes, None, None, dataset, 6400,
-                     replace(RECIPE, global_batch_size=batch), Times(epoch_s, 1.0, 2.0), 60.0, runs)
+                     replace(RECIPE, global_batch_size=batch), Times(step_s * 6400 / batch, 1.0, 2.0), 60.0, runs)
     return replace(found, **changes)
 
 
@@ -42,16 +43,13 @@ def source_of(*sets, link=LINK):
     return Source(base_of(sets[0]), link, sets)
 
 
-def rows_of(source, *splits, **asked):
-    return make_answer(Asked(splits, **asked), source).rows
+def answer_of(source, *splits, **asked):
+    return make_answer(Asked(splits, **asked), source)
 
 
 @pytest.fixture(scope='module')
 def validation():
     return validate(load_published())
-
-
-BASE = Base('b', 's', 1, 8, True, 3264, 0.1, 0.0, 1.0, 1.0, 1_281_167, None)
 
 
 @pytest.mark.parametrize('asked, units, batch', [
@@ -69,9 +67,8 @@ def test_a_batch_that_cannot_be_shared_is_refused(asked, base, units, said):
         Asked((), **asked).batch(base, units)
 
 
-def test_epochs_that_were_measured_are_said_with_who_says_so():
+def test_measured_epochs_have_their_source():
     assert measured_epochs(known(epochs=(3, 4, None))) == Epochs(3.5, 3, 4, 'measured: 2 runs of 1x2 took 3 to 4')
-    assert measured_epochs(known(epochs=(4,))).source == 'measured: 1 run of 1x2 took 4'
     assert measured_epochs(known(epochs=(None,))) is None
 
 
@@ -86,14 +83,12 @@ def test_the_recipe_of_other_data_is_that_of_the_source_at_this_batch_or_none():
 
 
 def test_the_recipe_of_imagenet_is_the_source_at_its_batch_and_else_a_published_one():
-    source = load_source(['dgxa100_ngc20.06_mxnet'])
-    assert own_recipe(source, 3264, None, 0.759).epochs == Epochs(
-        41, 41, 41, 'measured: 5 runs of dgxa100_ngc20.06_mxnet took 41')
+    source = load_source([A100])
+    assert own_recipe(source, 3264, None, 0.759).epochs == Epochs(41, 41, 41, f'measured: 5 runs of {A100} took 41')
     assert own_recipe(source, 34560, None, None).epochs.mean == 59  # of dgxa100_n96, which is shown beside it
     assert own_recipe(source, 6528, None, None) is None and own_recipe(source, 3264, 'lars', None) is None
-    chosen = published_recipe(3264, 'lars', 0.759)
+    chosen, between = published_recipe(3264, 'lars', 0.759), published_recipe(6528, None, 0.759)
     assert chosen.recipe.opt_name == 'lars' and not chosen.doubts and chosen.epochs.mean == 35
-    between = published_recipe(6528, None, 0.759)
     assert 'between two' in between.doubts[0]
     assert between.epochs.low <= between.epochs.mean <= between.epochs.high <= between.recipe.last_eval_epoch
     with pytest.raises(UserError, match='no recipe for a batch of 400,000 .*expected a batch that published sets'):
@@ -101,7 +96,7 @@ def test_the_recipe_of_imagenet_is_the_source_at_its_batch_and_else_a_published_
 
 
 def test_the_base_is_predicted_as_it_was_measured():
-    [row] = rows_of(source_of(known()), (1, 2))
+    [row] = answer_of(source_of(known()), (1, 2)).rows
     assert row.prediction.step_s == pytest.approx(0.1) and row.step_error == pytest.approx(0)
     assert row.efficiency == pytest.approx(1) and row.measured_minutes == 1.0
     assert row.minutes == pytest.approx((3.5 * 100 * 0.1 + 3.5 + 2) / 60)
@@ -109,35 +104,36 @@ def test_the_base_is_predicted_as_it_was_measured():
 
 
 def test_a_layout_without_a_recipe_has_a_step_and_no_minutes():
-    [row] = rows_of(source_of(known()), (2, 2))
+    [row] = answer_of(source_of(known()), (2, 2)).rows
     assert row.prediction.step_s == pytest.approx(0.1 + 2 * 3 / 4 * 0.008) and row.minutes is None
     assert row.efficiency == pytest.approx(0.1 / 0.112) and row.node_hours is None and row.prediction.doubts
-    [row] = rows_of(source_of(known()), (2, 2), is_strong=True)
+    [row] = answer_of(source_of(known()), (2, 2), is_strong=True).rows
     assert row.minutes and row.prediction.compute_s == pytest.approx(0.05)
 
 
-def test_without_a_link_several_nodes_are_refused_and_one_is_not():
-    one, two = rows_of(source_of(known(), link=None), (1, 2), (2, 2))
+def test_without_a_link_several_nodes_are_refused_and_one_is_not(tmp_path, validation):
+    answer = answer_of(source_of(known(), link=None), (1, 2), (2, 2))
+    one, two = answer.rows
     assert one.minutes and two.prediction.refusal.startswith('what joins the nodes is not known: name a bench')
+    refused = replace(answer, rows=(two,))
+    assert not refused.predicted and draw_prediction(refused) is None
+    assert {p.name for p in dump_prediction(refused, validation, tmp_path / 'a/b').iterdir()} == {
+        'prediction.json', 'prediction.md'}
 
 
-def test_what_was_measured_with_another_recipe_or_target_is_no_time_to_compare_with():
-    source = load_source(['dgxa100_ngc20.06_mxnet'])  # the set of two nodes was trained with SGD to 75.9 %
-    for optimizer, target, is_compared in (('sgd', None, True), ('lars', None, False), (None, 0.749, False)):
-        [row] = rows_of(source, (2, 8), is_strong=True, optimizer=optimizer, target=target)
-        assert (row.measured_minutes is not None) is (row.error is not None) is is_compared, (optimizer, target)
-        assert row.minutes and row.step_error == pytest.approx(-0.033, abs=0.001)
-
-
-def timed(*pairs, price=None):
-    """An answer with rows of (nodes, minutes)."""
-    rows = tuple(Row(base_of(known()), Prediction(Layout(n, 2, RECIPE), minutes=m)) for n, m in pairs)
-    asked = Asked(tuple((n, 2) for n, _ in pairs), price=price)
-    return Answer(asked, source_of(known()), None, rows)
+@pytest.mark.parametrize('optimizer, target, is_compared', [('sgd', None, True), ('lars', None, False),
+                                                            (None, 0.749, False)])
+def test_a_time_of_another_recipe_or_target_is_not_compared(optimizer, target, is_compared):
+    source = load_source([A100])  # the set of two nodes was trained with SGD to 75.9 %
+    [row] = answer_of(source, (2, 8), is_strong=True, optimizer=optimizer, target=target).rows
+    assert (row.measured_minutes is not None) is (row.error is not None) is is_compared
+    assert row.minutes and row.step_error == pytest.approx(-0.033, abs=0.001)
 
 
 def test_the_knee_is_where_time_begins_to_cost_more_than_it_saves():
-    answer = timed((1, 100.0), (2, 52.0), (4, 28.0), (8, 22.0), (16, None))
+    pairs = (1, 100.0), (2, 52.0), (4, 28.0), (8, 22.0), (16, None)
+    rows = tuple(Row(base_of(known()), Prediction(Layout(n, 2, RECIPE), minutes=m)) for n, m in pairs)
+    answer = Answer(Asked(()), source_of(known()), None, rows)
     assert (answer.fastest.layout.name, answer.cheapest.layout.name, answer.knee.layout.name) == ('8x2', '1x2', '4x2')
     for faster in (r for r in answer.timed if r.minutes < answer.knee.minutes):  # the definition
         assert math.log(faster.node_hours / answer.knee.node_hours) > math.log(answer.knee.minutes / faster.minutes)
@@ -145,58 +141,38 @@ def test_the_knee_is_where_time_begins_to_cost_more_than_it_saves():
         assert math.log(answer.knee.node_hours / slower.node_hours) < math.log(slower.minutes / answer.knee.minutes)
 
 
-def test_the_tables_to_the_letter(validation):
+@pytest.mark.parametrize('name, splits, asked, doubted', [
+    (A100, ((2, 8), (4, 8)), {'is_strong': True}, [0, 1]),  # 102 images where 408 were measured
+    ('v0.6/NVIDIA/dgx1_ngc19.05_mxnet', ((2, 4), (1, 8)), {}, [1, 0]),  # nodes of another size
+    ('dgxa100_n2_ngc20.06_mxnet', ((1, 8), (2, 8)), {'is_strong': True}, [1, 0])])  # worked back from two nodes
+def test_each_extrapolation_is_a_doubt(name, splits, asked, doubted):
+    assert [len(r.prediction.doubts) for r in answer_of(load_source([name]), *splits, **asked).rows] == doubted
+
+
+def test_ranks_that_share_a_node_and_single_runs_are_a_doubt():
+    fewer, more = answer_of(source_of(known()), (1, 1), (1, 4), is_strong=True).rows
+    one, two = (answer_of(source_of(known(epochs=e)), (1, 2)).rows[0] for e in ((3,), (3, 3)))
+    assert [len(r.prediction.doubts) for r in (fewer, more, one, two)] == [0, 1, 1, 0]
+
+
+def test_the_tables_of_ranks_on_other_data(validation):
+    """All columns, notes and sources of ImageNet are in docs/predict.md, which test_predict_cli compares."""
     source = source_of(known(), known(2, 128, 0.11))
-    answer = make_answer(Asked(((1, 2), (2, 2), (4, 2), (2, 3)), price=3.0), source)
-    [refused] = rows_of(source, (2, 3), global_batch_size=64)
-    answer = replace(answer, rows=(*answer.rows[:3], refused))
-    assert render_tables(answer, validation) == """\
-Prediction from 1x2: Top-1 75.00 % on digits (not ImageNet)
-===========================================================
-
-- Fastest: 2x2, 0.39 min, 0.0130 node-hours, cost 0.0389
-- Cheapest: 1x2, 0.68 min, 0.0112 node-hours, cost 0.0338
-- Knee: not reached: up to 2x2 one per cent less time costs less than one per cent more node-hours
-- Source: 1x2, logs/1x2: 1 node, 2 ranks, batch 64, 100.0 ms a step; data: digits (not ImageNet)
-- Epochs of 1x2 on digits (not ImageNet): measured: 2 runs of 1x2 took 3 to 4
-- Epochs of 2x2 on digits (not ImageNet): measured: 2 runs of 2x2 took 3 to 4
-- Link between nodes: 1 Gbit/s, ring all-reduce of 1.0 MB, not hidden; from measured
-- Other costs on several nodes: none are supposed
-- Error of the model: no published system has several nodes of ranks without accelerators to judge it by
-
-Time to train
-layout      ranks    batch    epochs, digits (not ImageNet)    time, min    80 % interval    measured, min    off by    images/s    efficiency    node-hours    cost
---------  -------  -------  -------------------------------  -----------  ---------------  ---------------  --------  ----------  ------------  ------------  ------
-1x2             2       64                              3.5         0.68     0.59 to 0.76             1.00   -32.5 %       640.0         100 %        0.0112  0.0338
-2x2             4      128                              3.5         0.39     0.34 to 0.44             1.00   -61.1 %       1,143          89 %        0.0130  0.0389
-4x2             8      256                                -            -                -                -         -       2,246          88 %             -       -
-2x3             -        -                                -            -                -                -         -           -             -             -       -
-2x3: refused: a batch of 64 cannot be shared evenly by 6 ranks
-Efficiency: images/s of each against those of the source. Cost: 3 for a node-hour. Off by: predicted over measured.
-
-Where a step goes, ms
-layout      images of each    compute    exchange    of it hidden    other    step    measured    off by
---------  ----------------  ---------  ----------  --------------  -------  ------  ----------  --------
-1x2                     32      100.0         0.0             0.0      0.0   100.0       100.0    +0.0 %
-2x2                     32      100.0        12.0             0.0      0.0   112.0       110.0    +1.8 %
-4x2                     32      100.0        14.0             0.0      0.0   114.0           -         -
-Step = compute + exchange - hidden + other.
-
-Recipes
-layout      batch  optimizer      learning rate    warm-up  schedule         recipe of
---------  -------  -----------  ---------------  ---------  ---------------  -----------------------------
-1x2            64  sgd                     0.02          1  poly, 12 epochs  1x2, as it was trained
-2x2           128  sgd                     0.02          1  poly, 12 epochs  2x2, as it was trained
-4x2           256  sgd                        -          -  -                none for this batch of digits
-
-Mind
-- 4x2: no recipe of digits with a batch of 256 was measured: the step is predicted, epochs and minutes are not"""  # noqa: E501
+    answer = answer_of(source, (1, 2), (2, 2), (4, 2), price=3.0)
+    [refused] = answer_of(source, (2, 3), global_batch_size=64).rows
+    lines = render_tables(replace(answer, rows=(*answer.rows, refused)), validation).splitlines()
+    assert '- Epochs of 1x2 on digits (not ImageNet): measured: 2 runs of 1x2 took 3 to 4' in lines
+    assert '- Other costs on several nodes: none are supposed' in lines
+    assert any(line.startswith('- Error of the model: no published system has several nodes') for line in lines)
+    assert [line.split()[:4] for line in lines if line.startswith('4x2  ')] == [
+        ['4x2', '8', '256', '-'], ['4x2', '32', '100.0', '14.0'], ['4x2', '256', 'sgd', '-']]
+    assert '2x3: refused: a batch of 64 cannot be shared evenly by 6 ranks' in lines
+    assert lines[-2:] == ['Mind', '- 4x2: no recipe of digits with a batch of 256 was measured: the step is predicted, '
+                                  'epochs and minutes are not']
 
 
 def test_the_json_has_plain_numbers_and_every_layout(validation):
-    answer = make_answer(Asked(((1, 2), (2, 2), (2, 3))), source_of(known(), link=None))
-    found = json.loads(render_json(answer, validation))
-    assert found == json.loads(json.dumps(predict_object(answer, validation)))
+    found = json.loads(render_json(answer_of(source_of(known(), link=None), (1, 2), (2, 2), (2, 3)), validation))
     one, two, _ = found['predictions']
     assert found['format'] == 'mlperf-rn50 predict 1' and found['link'] is found['validation'] is None
     assert (one['layout'], one['refusal'], one['epochs'], one['measured_minutes']) == ('1x2', None, 3.5, 1.0)
@@ -205,23 +181,22 @@ def test_the_json_has_plain_numbers_and_every_layout(validation):
     assert (found['fastest'], found['cheapest'], found['knee']) == ('1x2', '1x2', '1x2')
 
 
-def test_what_a_log_says_does_not_steer_a_terminal(validation):
+def test_control_characters_of_a_log_do_not_steer_a_terminal(validation):
     odd = known(name='1x2\x1b[2J', source='logs/\x07', dataset='d\x1b[1m')
-    text = render_tables(make_answer(Asked(((1, 2), (2, 2))), source_of(odd)), validation)
+    text = render_tables(answer_of(source_of(odd), (1, 2), (2, 2)), validation)
     assert '\x1b' not in text and '\x07' not in text and '1x2?[2J' in text
 
 
 def test_energy_is_that_of_the_nodes_that_were_measured(validation):
     source = replace(source_of(known(), known(2, 128)), power=Power(360.0, ('cpu', 'gpu')))
-    answer = make_answer(Asked(((1, 2), (2, 2), (1, 4))), source)
+    answer = answer_of(source, (1, 2), (2, 2), (1, 4))
     one, two, other = answer.rows
     assert answer.kwh(one) == pytest.approx(0.36 * one.minutes / 60)
     assert answer.kwh(two) == pytest.approx(2 * 0.36 * two.minutes / 60)
-    assert other.minutes and answer.kwh(other) is None  # nobody measured a node of four ranks
+    assert other.minutes and answer.kwh(other) is None  # no node of four ranks was measured
     text = render_tables(answer, validation)
     assert 'Energy: 360 W a node, the mean of the CPUs and GPUs over the runs of the source; that' in text
     assert '  kWh\n' in text and predict_object(answer, validation)['predictions'][0]['kwh'] == answer.kwh(one)
-    assert 'kWh' not in render_tables(make_answer(Asked(((1, 2),)), source_of(known())), validation)
 
 
 def titles_of(picture):
@@ -229,53 +204,23 @@ def titles_of(picture):
     return [t.text for t in svg.iter('{http://www.w3.org/2000/svg}title')]
 
 
-def test_the_picture_shows_what_was_measured_beside_what_is_predicted():
+def test_the_picture_shows_measured_beside_predicted_values():
     source = source_of(known(), known(2, 128), known(64, 4096))
-    picture = draw_prediction(make_answer(Asked(((1, 2), (2, 2), (4, 2))), source))
-    titles = titles_of(picture)
+    titles = titles_of(draw_prediction(answer_of(source, (1, 2), (2, 2), (4, 2))))
     assert '2x2: 0.39 minutes predicted, 0.34 to 0.44 four times out of five' in titles
     assert '2x2: 1.00 minutes measured, batch 128' in titles and '1x2: 0.01 node-hours predicted' in titles
     assert not any(t.startswith(('4x2', '64x2')) for t in titles)  # without minutes; beyond what is predicted
     assert titles.count('2x2: 0.03 node-hours measured, batch 128') == 1
-
-
-def test_without_minutes_the_picture_shows_steps():
-    source = source_of(known())
-    picture = draw_prediction(make_answer(Asked(((2, 2), (4, 2))), source))
-    assert '2x2: 112.0 ms per step predicted' in titles_of(picture)
-    assert '4x2: 2,245.6 images/s predicted' in titles_of(picture)
-
-
-def test_where_all_is_refused_there_is_no_picture(tmp_path, validation):
-    answer = make_answer(Asked(((2, 2),)), source_of(known(), link=None))
-    assert not answer.predicted and draw_prediction(answer) is None
-    assert {p.name for p in dump_prediction(answer, validation, tmp_path / 'a/b').iterdir()} == {
-        'prediction.json', 'prediction.md'}
+    titles = titles_of(draw_prediction(answer_of(source_of(known()), (2, 2), (4, 2))))  # without minutes: steps
+    assert '2x2: 112.0 ms per step predicted' in titles and '4x2: 2,245.6 images/s predicted' in titles
 
 
 @pytest.mark.filterwarnings('error')
 def test_the_picture_is_written_in_the_light_and_in_the_dark(tmp_path, validation):
     source = source_of(known(), known(2, 128))
-    answer = make_answer(Asked(((1, 2), (2, 2), (2, 3)), local_batch_size=32, price=2.5), source)
-    dump_prediction(answer, validation, tmp_path)
+    dump_prediction(answer_of(source, (1, 2), (2, 2), (2, 3), local_batch_size=32, price=2.5), validation, tmp_path)
     light, dark = ((tmp_path / f'prediction{name}.svg').read_text() for name in ('', '_dark'))
     assert '#1b1e23' in light and '#ffffff' in light and '#1b1e23' not in dark and '#ffffff' not in dark
     assert light.count('<title>') == dark.count('<title>') > 4
     paper = [imread(tmp_path / f'prediction{name}.png')[0, 0, :3].tolist() for name in ('', '_dark')]
     assert min(paper[0]) == 1 and max(paper[1]) < 0.2
-    assert not list(tmp_path.glob('.*'))
-
-
-@pytest.mark.parametrize('name, splits, asked, doubted', [
-    ('dgxa100_ngc20.06_mxnet', ((2, 8), (4, 8)), {'is_strong': True}, [0, 1]),  # 102 images where 408 were measured
-    ('v0.6/NVIDIA/dgx1_ngc19.05_mxnet', ((2, 4), (1, 8)), {}, [1, 0]),  # nodes of another size
-    ('dgxa100_n2_ngc20.06_mxnet', ((1, 8), (2, 8)), {'is_strong': True}, [1, 0])])  # worked back from two nodes
-def test_each_extrapolation_is_a_doubt(name, splits, asked, doubted):
-    assert [len(r.prediction.doubts) for r in rows_of(load_source([name]), *splits, **asked)] == doubted
-
-
-def test_ranks_that_share_a_node_and_single_runs_are_a_doubt():
-    fewer, more = rows_of(source_of(known()), (1, 1), (1, 4), is_strong=True)
-    assert (len(fewer.prediction.doubts), len(more.prediction.doubts)) == (0, 1)
-    one, two = (rows_of(source_of(known(epochs=e)), (1, 2))[0].prediction.doubts for e in ((3,), (3, 3)))
-    assert (len(one), len(two)) == (1, 0)
