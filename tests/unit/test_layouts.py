@@ -39,12 +39,8 @@ def test_a_batch_that_cannot_be_shared_is_refused():
         plan_layouts([(3, 1), (6, 1)], 64, False, True, 0.1, 5, None)
 
 
-@pytest.mark.parametrize('word', ['4', '0x4', '2x', 'x2', '2x4x1', '-1x2'])
-def test_layouts_are_nodes_times_ranks(word):
-    with pytest.raises(ConfigError, match='expected nodes x ranks'):
-        parse_layouts([word])
-
-
-def test_a_layout_comes_once():
-    with pytest.raises(ConfigError, match='named twice'):
-        parse_layouts(['1x2', '1x2'])
+@pytest.mark.parametrize('words, said', [(['4'], 'expected nodes x ranks'), (['0x4'], 'expected nodes x ranks'),
+                                         (['2x4x1'], 'expected nodes x ranks'), (['1x2', '1x2'], 'named twice')])
+def test_layouts_are_nodes_times_ranks_and_come_once(words, said):
+    with pytest.raises(ConfigError, match=said):
+        parse_layouts(words)

@@ -27,19 +27,10 @@ def packaged():
     return replay(load_published(), load_published())
 
 
-def test_runs_of_one_recipe_on_several_systems(packaged):
-    assert (packaged['same'].sets, packaged['same'].runs) == (24, 118)
-    assert_goals(packaged['same'])
-
-
-def test_runs_of_like_recipes(packaged):
-    assert packaged['like'].runs == 24
-    assert_goals(packaged['like'])
-
-
-def test_runs_of_a_recipe_that_one_system_had(packaged):
-    assert packaged['own'].runs == 30
-    assert_goals(packaged['own'])
+@pytest.mark.parametrize('how, num_sets, num_runs', [('same', 24, 118), ('like', 5, 24), ('own', 6, 30)])
+def test_the_alarm_is_rarely_false_and_finds_faults(packaged, how, num_sets, num_runs):
+    assert (packaged[how].sets, packaged[how].runs) == (num_sets, num_runs)
+    assert_goals(packaged[how])
 
 
 def test_a_rate_that_drops_in_steps_hides_what_is_stuck_between_them(packaged):
