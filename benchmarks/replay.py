@@ -1,8 +1,7 @@
-"""How often would the alarm of `train` have been false, and how often would it have found a fault, in published runs?
+"""False alarms of `train`, and faults that it finds, in published runs that reached their target.
 
-Every run is compared with the sets of other systems that have its recipe, or a like one, as `train` does it; how much
-runs differ at least is told by the other rounds only. Then a third of the way through its schedule each run is stuck,
-or 3 or 2 points lower from there on. Runs that reached their target count.
+Every run is compared with the sets of other systems that have its recipe, or a like one, as `train` does it, with the
+spreads of the other rounds only. Then from a third of its schedule on each run is stuck, or 3 or 2 points lower.
 
 Usage: python benchmarks/replay.py [FOLDER]    (the packaged table of published systems; or a tree of published logs,
 whose runs are compared with that table)
@@ -23,13 +22,13 @@ FAULTS = ('stuck', '3 points low', '2 points low')
 
 
 def with_recipe(known: KnownSet, published: Sequence[KnownSet]) -> KnownSet:
-    """A set with the recipe of the published one of its name, which knows more than the logs of v0.5."""
+    """Return a set with the recipe of the published one of its name, as logs of v0.5 have less of it."""
     own = next((s for s in published if s.name == known.name and s.round == known.round), known)
     return replace(known, recipe=own.recipe)
 
 
 def length_of(known: KnownSet) -> float:
-    """Epochs of the schedule; of one that is not declared, those of the submissions with steps, or all there are."""
+    """Return the epochs of the schedule; undeclared ones: of the submissions with steps, or all that were trained."""
     undeclared = STEP_SCHEDULE_EPOCHS if known.recipe.decay == 'step' else max(r.curve[-1][0] for r in known.runs)
     return known.recipe.decay_epochs or undeclared
 
@@ -44,7 +43,7 @@ def faults(curve: Curve, length: float) -> dict[str, Curve]:
 
 
 def alarm_at(bands: Mapping[int, Band], curve: Curve) -> int | None:
-    """The epoch at which a run would have been behind; None where it never would."""
+    """Return the epoch at which a run would have been behind; None where it never would."""
     return next((curve[i - 1][0] for i in range(1, len(curve) + 1) if is_behind(bands, curve[:i])), None)
 
 
@@ -58,27 +57,28 @@ def is_one(a: KnownSet, b: KnownSet) -> bool:
     return a.name == b.name or {r.curve for r in a.runs} & {r.curve for r in b.runs} != set()
 
 
+def spreads_for(known: KnownSet, others: Sequence[KnownSet]) -> dict[int, float]:
+    """Return the spreads of the other rounds, or for systems of v0.5 of all others."""
+    return typical_spreads([s for s in others if s.round != known.round or known.recipe.decay == 'step'])
+
+
 def find(known: KnownSet, published: Sequence[KnownSet]) -> Reference | None:
-    """What a system's runs are compared with, itself left out; spreads of the other rounds, or for v0.5 systems."""
+    """Return the reference of a system's runs, itself left out."""
     others = [s for s in published if not is_one(s, known)]
     found = find_published(known.recipe, others)
-    if not found:
-        return None
-    elsewhere = [s for s in others if s.round != known.round] if known.recipe.decay != 'step' else others
-    return replace(found, spreads=typical_spreads(elsewhere))
+    return found and replace(found, spreads=spreads_for(known, others))
 
 
 def without(known: KnownSet, run_name: str) -> Reference:
-    """The other runs of its own system, for a run of a system that no other has the recipe of."""
+    """Return the other runs of its own system, for a run of a system that no other has the recipe of."""
     rest = replace(known, runs=tuple(r for r in known.runs if r.name != run_name))
-    spreads = typical_spreads([s for s in load_published() if not is_one(s, known) and
-                               (s.round != known.round or known.recipe.decay == 'step')])
-    return Reference('same', known.recipe, (rest,), spreads)
+    others = [s for s in load_published() if not is_one(s, known)]
+    return Reference('same', known.recipe, (rest,), spreads_for(known, others))
 
 
 @dataclass
 class Tally:
-    """What came of the runs of a kind: how many were flagged, by fault, and the latest point at which."""
+    """The flagged runs of a kind, by fault, and the latest point at which."""
 
     sets: int = 0
     runs: int = 0
@@ -94,7 +94,7 @@ class Tally:
 
 
 def replay(sets: Sequence[KnownSet], published: Sequence[KnownSet]) -> dict[str, Tally]:
-    """The tallies by how the references match; 'own' for systems whose own other runs are all there is."""
+    """Return the tallies by how the references match; 'own' for systems whose own other runs are all there is."""
     tallies: dict[str, Tally] = {}
     for known in sets:
         found = find(known, published)

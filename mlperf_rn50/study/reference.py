@@ -8,6 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal
 
 from mlperf_rn50.config import IMAGENET, Config
@@ -83,18 +84,23 @@ def _phase(recipe: Recipe, epoch: float) -> int | None:
     return round(10 * min(1.0, epoch / recipe.decay_epochs)) if recipe.decay_epochs else None
 
 
+@cache
+def _variances(known: KnownSet) -> list[tuple[int, int, float]]:
+    """Return the part of the schedule, degrees of freedom and variance of each evaluation of two or more runs."""
+    at: dict[int, list[float]] = defaultdict(list)
+    for run in known.converged:
+        for epoch, accuracy in run.curve:
+            at[epoch].append(accuracy)
+    return [(phase, len(values) - 1, statistics.variance(values)) for epoch, values in at.items()
+            if len(values) >= MIN_RUNS and (phase := _phase(known.recipe, epoch)) is not None]
+
+
 def typical_spreads(sets: Sequence[KnownSet]) -> dict[int, float]:
     """Return the spread of the runs of a set as a fraction, pooled over sets, by the part of the schedule."""
     found: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for known in sets:
-        at: dict[int, list[float]] = defaultdict(list)
-        for run in known.converged:
-            for epoch, accuracy in run.curve:
-                at[epoch].append(accuracy)
-        for epoch, values in at.items():
-            phase = _phase(known.recipe, epoch)
-            if phase is not None and len(values) >= MIN_RUNS:
-                found[phase].append((len(values) - 1, statistics.variance(values)))
+        for phase, freedom, variance in _variances(known):
+            found[phase].append((freedom, variance))
     return {phase: math.sqrt(sum(n * v for n, v in pairs) / sum(n for n, _ in pairs))
             for phase, pairs in found.items()}
 
