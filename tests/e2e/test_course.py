@@ -1,4 +1,4 @@
-"""A run beside reference runs: on course, behind, and ended for it."""
+"""A run beside reference runs and published recipes: on course, behind, and ended for it."""
 import json
 
 import pytest
@@ -6,6 +6,7 @@ from e2e.training import arguments, metrics
 from helpers import call
 from lines import write_set
 
+from mlperf_rn50.study import recipe_differences
 from mlperf_rn50.train.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.slow
@@ -33,10 +34,14 @@ def test_a_run_far_behind_ends_with_its_checkpoint_and_can_go_on(tiny, tmp_path)
     assert [(r['epoch'], r['behind']) for r in metrics(run_dir, 'course')] == [(1, False), (2, True), (3, True)]
 
 
-def test_a_run_on_course_goes_to_its_target(tiny, tmp_path):
+def test_a_run_on_course_goes_to_its_target_and_warns_first_of_what_was_never_published(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe_differences, 'is_imagenet', lambda config: True)  # 1,281,167 images are not at hand
     known, run_dir = reference(tmp_path / 'known', 0.01, 0.011), tmp_path / 'run'
     done = call(*arguments(run_dir, tiny, '--run.reference', known, '--run.stop_when_behind', 'true',
                            '--train.target_accuracy', '0.01'))
     assert done.returncode == 0, done.stderr
     [record] = metrics(run_dir, 'course')
     assert not record['behind'] and record['text'].startswith('on course: 3 of 3 reference runs within ')
+    [line] = [x for x in done.stderr.splitlines() if 'published lars set' in x]
+    assert 'got 32;' in line and line in (run_dir / 'train.log').read_text().splitlines()
+    assert done.stderr.index(line) < done.stderr.index('parameters')
