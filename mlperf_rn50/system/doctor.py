@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,7 @@ import mlperf_rn50
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.checks import Check, Facts, by_node, hosts_of
 from mlperf_rn50.system.gpu_environment import check_environment, environment_facts
-from mlperf_rn50.system.gpu_fit import check_trial
-from mlperf_rn50.system.gpu_stack import check_gpus, check_libraries, cuda_libraries, cuda_major
+from mlperf_rn50.system.gpu_stack import check_gpus, check_libraries, check_trial, cuda_libraries, cuda_major
 from mlperf_rn50.system.gpus import VISIBLE, find_visible_gpus
 from mlperf_rn50.system.limits import check_limits, limit_facts
 from mlperf_rn50.system.power import energy_facts
@@ -36,33 +36,29 @@ def code_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def _free_bytes(folder: Path) -> int:
-    """Free disk where a folder is or would be made."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
 def own_facts(run_dir: Path, mxnet: Mapping[str, Any]) -> Facts:
     """What this process finds on its machine without any other rank."""
+    run_dir = run_dir.absolute()
+    existing = next(f for f in (run_dir, *run_dir.parents) if f.exists())
     return {'host': platform.node(), 'python': sys.version.split()[0], 'packages': package_versions(),
             'code': code_digest(), 'processor': asdict(find_processor()),
             'mxnet': dict(mxnet), 'gpus': [asdict(g) for g in find_visible_gpus()], 'visible': os.environ.get(VISIBLE),
             'cuda_libraries': cuda_libraries(cuda_major(mxnet)), 'gpu_environment': environment_facts(os.environ),
-            'disk_free_bytes': _free_bytes(run_dir.absolute()), 'energy': energy_facts(), **limit_facts()}
+            'disk_free_bytes': shutil.disk_usage(existing).free, 'energy': energy_facts(), **limit_facts()}
 
 
 def _same(name: str, rows: Sequence[Facts], value: Callable[[Facts], str], shown: str, fix: str) -> Check:
     """A check that all ranks have the same value; those that differ from most are named."""
-    values = [value(r) for r in rows]
-    usual = Counter(values).most_common(1)[0][0]
-    odd = {v: [r for r, x in zip(rows, values) if x == v] for v in dict.fromkeys(values) if v != usual}
-    if not odd:
+    by_value: dict[str, list[Facts]] = {}
+    for row in rows:
+        by_value.setdefault(value(row), []).append(row)
+    if len(by_value) == 1:
         return Check(name, 'ok', shown)
-    differences = '; '.join(f'{v} on {hosts_of(rs)}' for v, rs in odd.items())
-    usual_rows = [r for r, x in zip(rows, values) if x == usual]
-    return Check(name, 'failed', f'{differences}, but {usual} on {hosts_of(usual_rows)}', fix.format(hosts_of([
-        r for rs in odd.values() for r in rs])))
+    usual = max(by_value, key=lambda v: len(by_value[v]))
+    usual_rows = by_value.pop(usual)
+    differences = '; '.join(f'{v} on {hosts_of(rs)}' for v, rs in by_value.items())
+    return Check(name, 'failed', f'{differences}, but {usual} on {hosts_of(usual_rows)}',
+                 fix.format(hosts_of(list(chain(*by_value.values())))))
 
 
 def _packages(rows: Sequence[Facts]) -> Check:
@@ -223,7 +219,6 @@ def render_checks(checks: Sequence[Check], is_quiet: bool) -> str:
         lines.append(f'{c.status:10}  {c.name:15}  {c.found}')
         if c.status in ('warning', 'failed') and c.fix:
             lines.append(f'{"":29}fix: {c.fix}')
-    num_ok = sum(c.status == 'ok' for c in checks)
-    num_failed = sum(c.status == 'failed' for c in checks)
-    return '\n'.join([*lines, f'doctor: {num_ok} checks passed, {num_failed} failed, '
-                              f'{sum(c.status == "warning" for c in checks)} warnings'])
+    count = Counter(c.status for c in checks)
+    return '\n'.join([*lines, f'doctor: {count["ok"]} checks passed, {count["failed"]} failed, '
+                              f'{count["warning"]} warnings'])

@@ -5,15 +5,16 @@ import pytest
 
 from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system.gpu_fit import check_trial, one_line
 from mlperf_rn50.system.gpu_stack import (
     capability_problem,
     check_gpus,
     check_libraries,
+    check_trial,
     cuda_libraries,
     cuda_major,
     loaded_libraries,
     mxnet_facts,
+    one_line,
     used_gpus,
 )
 from mlperf_rn50.train import examine

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from mlperf_rn50.system.hardware import find_hardware, find_networks, parse_cpu, parse_storage, query_gpus
+from mlperf_rn50.system.environment import find_hardware, find_networks, parse_cpu, parse_storage, query_gpus
 
 
 def test_lscpu():
