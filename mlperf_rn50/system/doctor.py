@@ -16,7 +16,7 @@ from typing import Any
 
 import mlperf_rn50
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system.checks import Check, Facts, by_node, hosts_of
+from mlperf_rn50.system.checks import Check, Facts, by_node, grouped, hosts_of
 from mlperf_rn50.system.gpu_environment import check_environment, environment_facts
 from mlperf_rn50.system.gpu_stack import check_gpus, check_libraries, check_trial, cuda_libraries, cuda_major
 from mlperf_rn50.system.gpus import VISIBLE, find_visible_gpus
@@ -49,9 +49,7 @@ def own_facts(run_dir: Path, mxnet: Mapping[str, Any]) -> Facts:
 
 def _same(name: str, rows: Sequence[Facts], value: Callable[[Facts], str], shown: str, fix: str) -> Check:
     """A check that all ranks have the same value; those that differ from most are named."""
-    by_value: dict[str, list[Facts]] = {}
-    for row in rows:
-        by_value.setdefault(value(row), []).append(row)
+    by_value = grouped(rows, value)
     if len(by_value) == 1:
         return Check(name, 'ok', shown)
     usual = max(by_value, key=lambda v: len(by_value[v]))
@@ -86,25 +84,21 @@ def _processor(rows: Sequence[Facts], precision: str) -> Check:
 def _horovod(rows: Sequence[Facts], device: str) -> Check:
     found = rows[0]['horovod']
     variant = 'ngc' if rows[0]['mxnet']['kind'] == 'container' else 'cu117'
-    text = (f'controllers {"+".join(found["controllers"]) or "none"}, operations {"+".join(found["operations"])}, '
-            f'this run: {found["in_use"]}')
-    if device == 'gpu' and 'NCCL' not in found['operations']:
-        return Check('Horovod', 'failed', text,
-                     f'take one that was built with NCCL: MLPERF_RN50_VARIANT={variant} launch/setup.sh')
-    return Check('Horovod', 'ok', text)
+    lacks_nccl = device == 'gpu' and 'NCCL' not in found['operations']
+    return Check('Horovod', 'failed' if lacks_nccl else 'ok',
+                 f'controllers {"+".join(found["controllers"]) or "none"}, operations {"+".join(found["operations"])}, '
+                 f'this run: {found["in_use"]}',
+                 f'take one that was built with NCCL: MLPERF_RN50_VARIANT={variant} launch/setup.sh')
 
 
 def _layout(rows: Sequence[Facts], num_nodes: int | None, ranks_per_node: int | None) -> Check:
     nodes = [r for r in rows if r['local_rank'] == 0]
     counts = ', '.join(f'{r["host"]}: {r["local_size"]}' for r in nodes[:8]) + (', …' if len(nodes) > 8 else '')
     found = f'{len(rows)} ranks on {len(nodes)} nodes ({counts})'
-    if num_nodes not in (None, len(nodes)):
-        return Check('ranks and nodes', 'failed', found, f'run.num_nodes is {num_nodes}; start ranks on so many hosts')
-    odd = [r for r in nodes if ranks_per_node not in (None, r['local_size'])]
-    if odd:
-        return Check('ranks and nodes', 'failed', found,
-                     f'run.ranks_per_node is {ranks_per_node}; {odd[0]["host"]} has {odd[0]["local_size"]}')
-    return Check('ranks and nodes', 'ok', found)
+    fixes = [f'run.num_nodes is {num_nodes}; start ranks on so many hosts'] * (num_nodes not in (None, len(nodes)))
+    fixes += [f'run.ranks_per_node is {ranks_per_node}; {r["host"]} has {r["local_size"]}' for r in nodes
+              if ranks_per_node not in (None, r['local_size'])]
+    return Check('ranks and nodes', 'failed' if fixes else 'ok', found, fixes[0] if fixes else '')
 
 
 def _data(rows: Sequence[Facts]) -> list[Check]:
@@ -151,10 +145,9 @@ def _energy(rows: Sequence[Facts]) -> Check:
     nodes = [node[0] for node in by_node(rows)]
     texts = []
     for kind, name in (('cpu', 'CPU packages'), ('gpu', 'GPUs')):
-        told = [r for r in nodes if r['energy'][kind]]
         blind = [r for r in nodes if not r['energy'][kind]]
-        if told:
-            texts.append(f'{sum(r["energy"][kind] for r in told)} {name} can be measured'
+        if count := sum(r['energy'][kind] for r in nodes):
+            texts.append(f'{count} {name} can be measured'
                          + (f', not on {hosts_of(blind)}: no sum of them' if blind else ''))
     if not texts:
         return Check('energy', 'not needed', 'not measured: no counters that can be read (powercap: as root; NVML)')

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 
 import psutil
 
-from mlperf_rn50.files import parse_json, write_atomically
+from mlperf_rn50.files import write_atomically
+from mlperf_rn50.jsonl import decode
 from mlperf_rn50.system.cgroup import read_small
 from mlperf_rn50.system.processor import find_processor
-from mlperf_rn50.system.stack import git_commit, package_versions
+from mlperf_rn50.system.stack import git_commit, output_of, package_versions
 
 SYS = Path('/sys')
 _GPU_KEYS = ('name', 'memory.total', 'clocks.max.sm', 'power.limit', 'driver_version')
@@ -27,30 +27,14 @@ _VARIABLES = ('OMP_', 'HOROVOD_', 'MXNET_', 'DNNL_', 'DALI_', 'NCCL_', 'KMP_', '
 
 def query_gpus(*keys: str) -> list[dict[str, str]]:
     """What nvidia-smi says of each GPU of this host, under its own names (such as name); none without it."""
-    text = _output('nvidia-smi', f'--query-gpu={",".join(keys)}', '--format=csv,noheader')
+    text = output_of('nvidia-smi', f'--query-gpu={",".join(keys)}', '--format=csv,noheader', timeout_s=60)
     return [dict(zip(keys, (w.strip() for w in line.split(',')))) for line in text.splitlines()]
-
-
-def _output(*command: str) -> str:
-    """What a command prints; '' where there is none or it fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors='replace', timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return ''
-    return done.stdout if done.returncode == 0 else ''
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = parse_json(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def parse_cpu(text: str) -> dict[str, Any]:
     """Model, sockets, cores, threads, frequency and caches from what `lscpu --json` prints."""
-    fields = {entry.get('field', '').rstrip(':'): entry.get('data') for entry in _object(text).get('lscpu', [])}
+    entries = (decode(text, dict) or {}).get('lscpu', [])
+    fields = {entry.get('field', '').rstrip(':'): entry.get('data') for entry in entries}
 
     def count(name: str) -> int | None:
         return int(fields[name]) if re.fullmatch(r'\d+', fields.get(name) or '') else None
@@ -64,9 +48,9 @@ def parse_cpu(text: str) -> dict[str, Any]:
 
 def parse_storage(text: str) -> list[dict[str, Any]]:
     """Kind, model and size of each disk from what `lsblk --json` prints."""
-    disks = [d for d in _object(text).get('blockdevices', []) if d.get('type') == 'disk' and int(d.get('size') or 0)]
+    devices = (decode(text, dict) or {}).get('blockdevices', [])
     return [{'kind': _disk_kind(d), 'model': (d.get('model') or '').strip() or None, 'bytes': int(d['size'])}
-            for d in disks]
+            for d in devices if d.get('type') == 'disk' and int(d.get('size') or 0)]
 
 
 def _disk_kind(disk: dict[str, Any]) -> str:
@@ -88,9 +72,9 @@ def find_networks(sys: Path = SYS) -> list[dict[str, Any]]:
 
 def find_hardware() -> dict[str, Any]:
     """Processors, memory, storage, networks and GPUs of this host."""
-    return {'cpu': parse_cpu(_output('lscpu', '--json')), 'memory_bytes': psutil.virtual_memory().total,
-            'storage': parse_storage(_output('lsblk', '--json', '--bytes', '--nodeps', '--output',
-                                             'NAME,TYPE,SIZE,ROTA,TRAN,MODEL')),
+    return {'cpu': parse_cpu(output_of('lscpu', '--json')), 'memory_bytes': psutil.virtual_memory().total,
+            'storage': parse_storage(output_of('lsblk', '--json', '--bytes', '--nodeps', '--output',
+                                               'NAME,TYPE,SIZE,ROTA,TRAN,MODEL')),
             'networks': find_networks(), 'gpus': query_gpus(*_GPU_KEYS)}
 
 

@@ -92,10 +92,10 @@ def _numbers(version: str) -> tuple[int, int]:
     return first, second
 
 
-def capability_problem(kind: str, capability: str) -> tuple[str, str]:
-    """Why an MXNet has no code for a compute capability such as 8.9, and what to do; two times '' where it has.
+def capability_problem(kind: str, capability: str) -> tuple[str, str] | None:
+    """Why an MXNet has no code for a compute capability such as 8.9, and what to do; None where it has.
 
-    An MXNet of one's own is taken at its word: the trial step says what it cannot.
+    An own build may have code for any: the trial batches tell.
     """
     major, minor = _numbers(capability)
     if major > _CONTAINER_MAJORS[-1]:
@@ -106,11 +106,11 @@ def capability_problem(kind: str, capability: str) -> tuple[str, str]:
         return 'the published mxnet-cu wheels hold code up to 8.6 (and so 8.9)', fix
     if kind == 'container' and major not in _CONTAINER_MAJORS:
         return f'{_CONTAINER} has code from 6.0 on', 'set it up with MLPERF_RN50_VARIANT=cu117 launch/setup.sh'
-    return '', ''
+    return None
 
 
-def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_driver: str) -> tuple[str, str]:
-    """Why a driver does not run an MXNet, and what to do; two times '' where it does.
+def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_driver: str) -> tuple[str, str] | None:
+    """Why a driver does not run an MXNet, and what to do; None where it does.
 
     Args:
         version: of the driver, such as 535.129.03.
@@ -120,7 +120,7 @@ def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_drive
     is_container = mxnet['kind'] == 'container'
     oldest = _CONTAINER_DRIVER if is_container else _OLDEST_DRIVERS[cuda]
     if series >= oldest:
-        return '', ''
+        return None
     if not is_container:
         return f'CUDA {cuda} needs {oldest} or newer', 'install a newer driver there'
     if not any(series == a and release >= b for a, b in _DATA_CENTRE_DRIVERS) or not _DATA_CENTRE.match(name):
@@ -132,7 +132,7 @@ def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_drive
                 + (f' ({mxnet["compatibility"]})' if mxnet['compatibility'] else ''),
                 "start the container with its own entry point, or put /usr/local/cuda/compat/lib first in "
                 'LD_LIBRARY_PATH')
-    return '', ''
+    return None
 
 
 def used_gpus(row: Facts) -> list[dict[str, Any]]:
@@ -152,13 +152,11 @@ def _gpu_problems(row: Facts) -> Iterator[tuple[str, str]]:
                f'none is visible on {host} (CUDA_VISIBLE_DEVICES={row["visible"]})',
                'install the NVIDIA driver there, or give the container its GPUs, or name them in CUDA_VISIBLE_DEVICES')
     for gpu in used_gpus(row):
-        problem, fix = capability_problem(mxnet['kind'], gpu['compute_cap'])
-        if problem:
-            yield f'{gpu["name"]} on {host} has compute capability {gpu["compute_cap"]}; {problem}', fix
-        problem, fix = driver_problem(mxnet, gpu['name'], gpu['driver_version'],
-                                      row['cuda_libraries'].get('libcuda.so.1') or '')
-        if problem:
-            yield f'driver {gpu["driver_version"]} on {host}; {problem}', fix
+        if found := capability_problem(mxnet['kind'], gpu['compute_cap']):
+            yield f'{gpu["name"]} on {host} has compute capability {gpu["compute_cap"]}; {found[0]}', found[1]
+        if found := driver_problem(mxnet, gpu['name'], gpu['driver_version'],
+                                   row['cuda_libraries'].get('libcuda.so.1') or ''):
+            yield f'driver {gpu["driver_version"]} on {host}; {found[0]}', found[1]
     if row['device_problem']:
         yield row['device_problem'], ''
 

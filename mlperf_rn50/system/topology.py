@@ -66,33 +66,20 @@ def _cores(sys: Path, cpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(cores)
 
 
-@dataclass(frozen=True)
-class Devices:
-    """GPUs of a node, and which of them a rank takes.
+def choose_devices(visible: Sequence[str], of_host: Sequence[str],
+                   num_devices: int) -> tuple[Sequence[str], int | None]:
+    """The GPUs that the ranks of a node share out, and which of them is this rank's where its number does not give it.
+
+    Ranks that see enough of them all see the same. A rank that sees only its own has its place among all of the host's,
+    where these are as many as are needed.
 
     Args:
-        bus_ids: their PCI addresses, those of MIG instances being their card's.
-        place: the rank's among them; None for the one that its number on the node gives.
-        number: as CUDA counts for the rank; None where it is the place.
-    """
-
-    bus_ids: tuple[str, ...]
-    place: int | None = None
-    number: int | None = None
-
-
-def choose_devices(visible: Sequence[str], of_host: Sequence[str], num_devices: int) -> Devices:
-    """The GPUs that the ranks of a node share out.
-
-    Ranks that see enough of them all see the same. A rank that sees only its own counts it as 0; its place is then
-    that among all of the host's, where these are as many as are needed.
-
-    Args:
-        visible: PCI addresses of the GPUs that this rank sees, in CUDA's order; of_host: of all GPUs of the host.
+        visible: PCI addresses of the GPUs that this rank sees, in CUDA's order, those of MIG instances being their
+            card's; of_host: of all GPUs of the host.
     """
     if len(visible) == 1 < num_devices <= len(of_host) and visible[0] in of_host:
-        return Devices(tuple(of_host), of_host.index(visible[0]), 0)
-    return Devices(tuple(visible), None, 0 if len(visible) == 1 else None)
+        return of_host, of_host.index(visible[0])
+    return visible, None
 
 
 def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> Topology:
@@ -211,11 +198,12 @@ def _bind(command: Sequence[str]) -> None:
         os.execvp(command[0], list(command))
     local_rank, local_size = launched_local()
     per_device = environment_number('MLPERF_RN50_RANKS_PER_DEVICE') or 1
-    devices = choose_devices([g.bus_id for g in find_visible_gpus()], all_bus_ids(SYS), -(-local_size // per_device))
-    topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), devices.bus_ids)
-    binding = choose_binding(topology, local_rank, local_size, per_device, devices.place)
-    if binding.gpu is not None and devices.number is not None:
-        binding = replace(binding, gpu=devices.number)
+    visible = [g.bus_id for g in find_visible_gpus()]
+    bus_ids, place = choose_devices(visible, all_bus_ids(SYS), -(-local_size // per_device))
+    topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), bus_ids)
+    binding = choose_binding(topology, local_rank, local_size, per_device, place)
+    if len(visible) == 1:
+        binding = replace(binding, gpu=0)  # as CUDA counts for the rank
     os.sched_setaffinity(0, binding.cpus)
     threads = set_omp_threads(quota_threads(binding.num_threads, local_size, find_limits()))
     os.environ.setdefault('DALI_AFFINITY_MASK', ','.join(map(str, binding.pinning)))
