@@ -10,7 +10,7 @@ from mlperf_rn50.model.resnet import ResidualUnit, _Layers, units
 from mlperf_rn50.train.trainer import SmoothedCrossEntropy
 
 
-def conv(in_channels, channels, kernel, stride):
+def conv(in_channels, channels, kernel, stride=1):
     return lambda layout: nn.Conv2D(channels, kernel, stride, kernel // 2, use_bias=False, in_channels=in_channels,
                                     layout=layout)
 

@@ -23,27 +23,28 @@ from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.optimizer import Optimizer
 
 
+def check_steps(config, what, device_id, figure):
+    """Record how far two steps are from the CPU's, and assert that it is not too far."""
+    found = compare_steps(config, device_id)
+    for kind, value in found.items():
+        figure(f'{what}: {kind}, distance from the CPU', value, '|difference| / |value|')
+    assert too_far(found, STEP_TOLERANCE[config.train.precision]) == {}
+
+
 @pytest.mark.parametrize('optimizer', ['sgd', 'lars'])
 @pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])
 @pytest.mark.parametrize('precision', ['float32', 'float16'])
 @pytest.mark.parametrize('name', ['resnet18', 'resnet50'])
 def test_two_steps(name, precision, layout, optimizer, device_id, figure):
     config = step_config(name, layout, precision, optimizer)
-    found, tolerance = compare_steps(config, device_id), STEP_TOLERANCE[precision]
-    for kind, value in found.items():
-        figure(f'{name}, {precision}, {layout}, {optimizer}: {kind}, distance from the CPU', value,
-               '|difference| / |value|')
-    assert too_far(found, tolerance) == {}
+    check_steps(config, f'{name}, {precision}, {layout}, {optimizer}', device_id, figure)
 
 
 def test_two_fused_steps(device_id, figure):
     config = step_config('resnet50', 'NHWC', 'float16', 'lars', device='gpu')
     if fusion_of(config) == PLAIN:
         pytest.skip('this MXNet has no fused operators')
-    found = compare_steps(config, device_id)
-    for kind, value in found.items():
-        figure(f'{fusion_of(config)}: {kind}, distance from the CPU', value, '|difference| / |value|')
-    assert too_far(found, STEP_TOLERANCE['float16']) == {}
+    check_steps(config, str(fusion_of(config)), device_id, figure)
 
 
 @pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])

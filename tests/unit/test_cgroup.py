@@ -82,11 +82,11 @@ def test_a_mount_with_a_space(tree):
     assert tree('0::/a job\n', mounts, {'my groups/a job/memory.max': GB}).memory_limit_bytes == GB
 
 
-@pytest.mark.parametrize('text', ['', 'nonsense', '-5', '12 oxen', '100000', '5 0', '5-x', '3-1'])
+@pytest.mark.parametrize('text', ['nonsense', '-5', '12 oxen', '5 0', '5-x', '3-1'])
 def test_nonsense_is_no_limit(tree, text):
     names = ('memory.max', 'cpu.max', 'cpuset.cpus.effective')
     found = tree('0::/job\nnonsense\n1:\n', 'nonsense\n - \n' + V2, {f'job/{n}': text for n in names})
-    assert found.quota_cpus is None and (found.memory_limit_bytes is None or text.isdecimal())
+    assert (found.quota_cpus, found.memory_limit_bytes) == (None, None)
 
 
 @pytest.mark.parametrize('groups, mounts, files, expected', [

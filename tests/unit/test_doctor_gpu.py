@@ -157,9 +157,6 @@ def test_what_a_kernel_refuses_is_one_line(monkeypatch, thin_resnets):
     monkeypatch.setattr(examine.Trainer, 'forward', refuse)
     found = examine.try_batches(config(), 1, 0, None)
     assert found['what'] == 'a training pass' and found['problem'].endswith('CUDNN_STATUS_NOT_SUPPORTED')
-
-
-def test_a_plan_that_cannot_be_is_the_problem_of_the_trial():
     wrong = Config(train=TrainConfig(global_batch_size=7))
     assert 'global_batch_size' in examine.try_batches(wrong, 2, 0, None)['problem']
 

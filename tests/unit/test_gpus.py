@@ -1,5 +1,8 @@
 """Which GPUs a rank sees and takes: CUDA_VISIBLE_DEVICES, one GPU per task, MIG, and ranks that would share one."""
+import platform
+from dataclasses import asdict
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import mxnet as mx
 import pytest
@@ -113,21 +116,20 @@ def test_without_uuids_devices_are_known_by_number_and_host(found, num_gpus, vis
 
 def take(monkeypatch, seen, num_gpus=None):
     """The devices of ranks on one host, each of which sees some GPUs."""
-    def of(rank, gathered):
-        monkeypatch.setattr(mx.context, 'num_gpus', lambda: len(seen[rank]) if num_gpus is None else num_gpus)
-        monkeypatch.setattr(device, 'find_visible_gpus', lambda: seen[rank])
-        own = []
-
-        def gather_object(value):
-            own.append(value)
-            return gathered or [value] * len(seen)
-        config = Config(train=TrainConfig(device='gpu'), run=RunConfig(ranks_per_device=1))
+    config, taken = Config(train=TrainConfig(device='gpu'), run=RunConfig(ranks_per_device=1)), []
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+    counts = [len(gpus) if num_gpus is None else num_gpus for gpus in seen]
+    told = [asdict(make_view(platform.node(), gpus, n, None)) for gpus, n in zip(seen, counts)]
+    for rank, gpus in enumerate(seen):
+        monkeypatch.setattr(mx.context, 'num_gpus', Mock(return_value=counts[rank]))
+        monkeypatch.setattr(device, 'find_visible_gpus', Mock(return_value=gpus))
+        comm = SimpleNamespace(rank=rank, gather_object=Mock(return_value=told))
         try:
-            return own, device.device_id_of(config, SimpleNamespace(rank=rank, gather_object=gather_object))
+            taken.append(device.device_id_of(config, comm))
         except ConfigError as e:
-            return own, str(e)
-    gathered = [of(rank, [])[0][0] for rank in range(len(seen))]
-    return [of(rank, gathered)[1] for rank in range(len(seen))]
+            taken.append(str(e))
+        comm.gather_object.assert_called_once_with(told[rank])
+    return taken
 
 
 def test_each_rank_learns_its_number_from_what_all_see(monkeypatch):

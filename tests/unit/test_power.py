@@ -110,8 +110,7 @@ def fake_nvml(counted=(0, 1), powered=(0, 1)):
 
 def test_gpus_are_counted_where_they_count_and_integrated_where_not():
     meter = Meter({'gpu': open_gpu_energy(fake_nvml(counted=(0,)), [0, 1], 0.0)})
-    assert not meter.are_gpus_counted
-    assert meter.read(2.0) == {'gpu': {'0': 3.0, '1': 100.0}}
+    assert (meter.are_gpus_counted, meter.read(2.0)) == (False, {'gpu': {'0': 3.0, '1': 100.0}})
 
 
 def test_a_gpu_that_tells_neither_leaves_no_sum_of_the_others():
