@@ -11,12 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mlperf_rn50.system.cgroup import read_small
-
 # No package takes more: by then a counter that goes round may have done so twice.
 _MAX_PACKAGE_W = 2000.0
 # Power readings that lie further apart say nothing of what is between them.
 _MAX_POWER_GAP_S = 10.0
+# Tells one running machine from another, whatever its containers are called.
 BOOT_ID = Path('/proc/sys/kernel/random/boot_id')
 
 
@@ -134,11 +133,6 @@ class Meter:
 def open_meter(sys: Path, nvml: Any, handles: Sequence[Any], now_s: float) -> Meter:
     """A meter of this node, from now on."""
     return Meter({'cpu': open_packages(sys, now_s), 'gpu': open_gpu_energy(nvml, handles, now_s)})
-
-
-def read_boot_id() -> str | None:
-    """What tells one running machine from another, whatever its containers are called; None where nothing does."""
-    return read_small(BOOT_ID) or None
 
 
 def energy_facts(sys: Path = Path('/sys')) -> dict[str, int]:

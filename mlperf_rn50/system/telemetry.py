@@ -18,8 +18,9 @@ import psutil
 
 from mlperf_rn50.errors import StorageError
 from mlperf_rn50.files import LineFile
+from mlperf_rn50.system.cgroup import read_small
 from mlperf_rn50.system.gpus import all_bus_ids
-from mlperf_rn50.system.power import find_gpus, open_meter, read_boot_id
+from mlperf_rn50.system.power import BOOT_ID, find_gpus, open_meter
 
 SYS = Path('/sys')
 PERIOD_S = 1.0
@@ -132,7 +133,7 @@ class Telemetry:
         is_part = len(handles) < min(self._num_gpus, len(all_bus_ids(SYS)))
         meter = open_meter(SYS, nvml, [] if is_part else handles, then)
         if energy := meter.read(then):
-            self._write({'event': 'meter', 'boot': read_boot_id(), 'energy_j': energy,
+            self._write({'event': 'meter', 'boot': read_small(BOOT_ID) or None, 'energy_j': energy,
                          **({'gpu_energy': 'counted' if meter.are_gpus_counted else 'integrated from power'}
                             if 'gpu' in energy else {})})
         psutil.cpu_percent()  # counts from here

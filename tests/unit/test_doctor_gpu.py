@@ -85,6 +85,7 @@ TWO = [gpu(V100, uuid='GPU-a'), gpu(H100, uuid='GPU-b')]
     ([row(gpus=TWO), row(gpus=TWO, device=1, host='h2')], 'failed', 'NVIDIA H100 80GB HBM3 on h2'),
     ([row(gpus=TWO, device=None)], 'failed', 'NVIDIA H100 80GB HBM3 on h1'),
     ([row(gpus=[TWO[0]] * 2), row(gpus=[TWO[0]]), row(gpus=[gpu(V100, uuid='GPU-c')], host='h2')], 'ok', '2 x Tesla'),
+    ([row(gpus=[TWO[0], gpu(V100, uuid='GPU-d')], device=d) for d in (0, 1)], 'ok', '2 x Tesla'),
     ([row()], 'failed', 'no driver tells of one on h1'),
     ([row(visible='')], 'failed', 'none is visible on h1 (CUDA_VISIBLE_DEVICES=)'),
     ([row(gpus=TWO[:1], device=None, device_problem='run.ranks_per_device: got 1')], 'failed', 'run.ranks_per_device')])
