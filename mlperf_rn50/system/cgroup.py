@@ -6,11 +6,9 @@ Source: Linux Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/{memory,cpusets
 proc(5) for /proc/self/cgroup and mountinfo.
 """
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-
-from mlperf_rn50.system.cpu_list import parse_cpu_list
 
 ROOT = Path('/')
 # Version 1 writes 'no limit' as the largest whole number of pages; no machine has so much memory.
@@ -29,6 +27,23 @@ class Limits:
     memory_used_bytes: int = 0
     quota_cpus: float | None = None
     cpuset: tuple[int, ...] | None = None
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """The numbers of '0-3,8', Linux' notation of CPU lists."""
+    parts = [p.partition('-') for p in text.strip().split(',') if p]
+    return [cpu for first, _, last in parts for cpu in range(int(first), int(last or first) + 1)]
+
+
+def render_cpu_list(cpus: Sequence[int]) -> str:
+    """The notation that parse_cpu_list reads."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and cpu == ranges[-1][1] + 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ','.join(str(a) if a == b else f'{a}-{b}' for a, b in ranges)
 
 
 def read_small(path: Path) -> str:

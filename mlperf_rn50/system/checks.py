@@ -1,5 +1,5 @@
 """What a check of the doctor takes and gives: the facts of all ranks, and one line about them."""
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,9 +22,14 @@ def hosts_of(rows: Sequence[Facts]) -> str:
     return ', '.join(dict.fromkeys(r['host'] for r in rows))
 
 
-def by_node(rows: Sequence[Facts]) -> list[list[Facts]]:
-    """The ranks of each node, in the order of their first rank."""
-    nodes: dict[str, list[Facts]] = {}
+def grouped(rows: Sequence[Facts], value: Callable[[Facts], str]) -> dict[str, list[Facts]]:
+    """The ranks with each value, in the order of their first rank."""
+    groups: dict[str, list[Facts]] = {}
     for row in rows:
-        nodes.setdefault(row['host'], []).append(row)
-    return list(nodes.values())
+        groups.setdefault(value(row), []).append(row)
+    return groups
+
+
+def by_node(rows: Sequence[Facts]) -> list[list[Facts]]:
+    """The ranks of each node."""
+    return list(grouped(rows, lambda r: r['host']).values())

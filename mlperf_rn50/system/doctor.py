@@ -10,15 +10,15 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import mlperf_rn50
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system.checks import Check, Facts, by_node, hosts_of
+from mlperf_rn50.system.checks import Check, Facts, by_node, grouped, hosts_of
 from mlperf_rn50.system.gpu_environment import check_environment, environment_facts
-from mlperf_rn50.system.gpu_fit import check_trial
-from mlperf_rn50.system.gpu_stack import check_gpus, check_libraries, cuda_libraries, cuda_major
+from mlperf_rn50.system.gpu_stack import check_gpus, check_libraries, check_trial, cuda_libraries, cuda_major
 from mlperf_rn50.system.gpus import VISIBLE, find_visible_gpus
 from mlperf_rn50.system.limits import check_limits, limit_facts
 from mlperf_rn50.system.power import energy_facts
@@ -36,33 +36,27 @@ def code_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def _free_bytes(folder: Path) -> int:
-    """Free disk where a folder is or would be made."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
 def own_facts(run_dir: Path, mxnet: Mapping[str, Any]) -> Facts:
     """What this process finds on its machine without any other rank."""
+    run_dir = run_dir.absolute()
+    existing = next(f for f in (run_dir, *run_dir.parents) if f.exists())
     return {'host': platform.node(), 'python': sys.version.split()[0], 'packages': package_versions(),
             'code': code_digest(), 'processor': asdict(find_processor()),
             'mxnet': dict(mxnet), 'gpus': [asdict(g) for g in find_visible_gpus()], 'visible': os.environ.get(VISIBLE),
             'cuda_libraries': cuda_libraries(cuda_major(mxnet)), 'gpu_environment': environment_facts(os.environ),
-            'disk_free_bytes': _free_bytes(run_dir.absolute()), 'energy': energy_facts(), **limit_facts()}
+            'disk_free_bytes': shutil.disk_usage(existing).free, 'energy': energy_facts(), **limit_facts()}
 
 
 def _same(name: str, rows: Sequence[Facts], value: Callable[[Facts], str], shown: str, fix: str) -> Check:
     """A check that all ranks have the same value; those that differ from most are named."""
-    values = [value(r) for r in rows]
-    usual = Counter(values).most_common(1)[0][0]
-    odd = {v: [r for r, x in zip(rows, values) if x == v] for v in dict.fromkeys(values) if v != usual}
-    if not odd:
+    by_value = grouped(rows, value)
+    if len(by_value) == 1:
         return Check(name, 'ok', shown)
-    differences = '; '.join(f'{v} on {hosts_of(rs)}' for v, rs in odd.items())
-    usual_rows = [r for r, x in zip(rows, values) if x == usual]
-    return Check(name, 'failed', f'{differences}, but {usual} on {hosts_of(usual_rows)}', fix.format(hosts_of([
-        r for rs in odd.values() for r in rs])))
+    usual = max(by_value, key=lambda v: len(by_value[v]))
+    usual_rows = by_value.pop(usual)
+    differences = '; '.join(f'{v} on {hosts_of(rs)}' for v, rs in by_value.items())
+    return Check(name, 'failed', f'{differences}, but {usual} on {hosts_of(usual_rows)}',
+                 fix.format(hosts_of(list(chain(*by_value.values())))))
 
 
 def _packages(rows: Sequence[Facts]) -> Check:
@@ -90,25 +84,21 @@ def _processor(rows: Sequence[Facts], precision: str) -> Check:
 def _horovod(rows: Sequence[Facts], device: str) -> Check:
     found = rows[0]['horovod']
     variant = 'ngc' if rows[0]['mxnet']['kind'] == 'container' else 'cu117'
-    text = (f'controllers {"+".join(found["controllers"]) or "none"}, operations {"+".join(found["operations"])}, '
-            f'this run: {found["in_use"]}')
-    if device == 'gpu' and 'NCCL' not in found['operations']:
-        return Check('Horovod', 'failed', text,
-                     f'take one that was built with NCCL: MLPERF_RN50_VARIANT={variant} launch/setup.sh')
-    return Check('Horovod', 'ok', text)
+    lacks_nccl = device == 'gpu' and 'NCCL' not in found['operations']
+    return Check('Horovod', 'failed' if lacks_nccl else 'ok',
+                 f'controllers {"+".join(found["controllers"]) or "none"}, operations {"+".join(found["operations"])}, '
+                 f'this run: {found["in_use"]}',
+                 f'take one that was built with NCCL: MLPERF_RN50_VARIANT={variant} launch/setup.sh')
 
 
 def _layout(rows: Sequence[Facts], num_nodes: int | None, ranks_per_node: int | None) -> Check:
     nodes = [r for r in rows if r['local_rank'] == 0]
     counts = ', '.join(f'{r["host"]}: {r["local_size"]}' for r in nodes[:8]) + (', …' if len(nodes) > 8 else '')
     found = f'{len(rows)} ranks on {len(nodes)} nodes ({counts})'
-    if num_nodes not in (None, len(nodes)):
-        return Check('ranks and nodes', 'failed', found, f'run.num_nodes is {num_nodes}; start ranks on so many hosts')
-    odd = [r for r in nodes if ranks_per_node not in (None, r['local_size'])]
-    if odd:
-        return Check('ranks and nodes', 'failed', found,
-                     f'run.ranks_per_node is {ranks_per_node}; {odd[0]["host"]} has {odd[0]["local_size"]}')
-    return Check('ranks and nodes', 'ok', found)
+    fixes = [f'run.num_nodes is {num_nodes}; start ranks on so many hosts'] * (num_nodes not in (None, len(nodes)))
+    fixes += [f'run.ranks_per_node is {ranks_per_node}; {r["host"]} has {r["local_size"]}' for r in nodes
+              if ranks_per_node not in (None, r['local_size'])]
+    return Check('ranks and nodes', 'failed' if fixes else 'ok', found, fixes[0] if fixes else '')
 
 
 def _data(rows: Sequence[Facts]) -> list[Check]:
@@ -155,10 +145,9 @@ def _energy(rows: Sequence[Facts]) -> Check:
     nodes = [node[0] for node in by_node(rows)]
     texts = []
     for kind, name in (('cpu', 'CPU packages'), ('gpu', 'GPUs')):
-        told = [r for r in nodes if r['energy'][kind]]
         blind = [r for r in nodes if not r['energy'][kind]]
-        if told:
-            texts.append(f'{sum(r["energy"][kind] for r in told)} {name} can be measured'
+        if count := sum(r['energy'][kind] for r in nodes):
+            texts.append(f'{count} {name} can be measured'
                          + (f', not on {hosts_of(blind)}: no sum of them' if blind else ''))
     if not texts:
         return Check('energy', 'not needed', 'not measured: no counters that can be read (powercap: as root; NVML)')
@@ -223,7 +212,6 @@ def render_checks(checks: Sequence[Check], is_quiet: bool) -> str:
         lines.append(f'{c.status:10}  {c.name:15}  {c.found}')
         if c.status in ('warning', 'failed') and c.fix:
             lines.append(f'{"":29}fix: {c.fix}')
-    num_ok = sum(c.status == 'ok' for c in checks)
-    num_failed = sum(c.status == 'failed' for c in checks)
-    return '\n'.join([*lines, f'doctor: {num_ok} checks passed, {num_failed} failed, '
-                              f'{sum(c.status == "warning" for c in checks)} warnings'])
+    count = Counter(c.status for c in checks)
+    return '\n'.join([*lines, f'doctor: {count["ok"]} checks passed, {count["failed"]} failed, '
+                              f'{count["warning"]} warnings'])

@@ -1,19 +1,81 @@
-"""What a run ran on: env.json."""
+"""What a run ran on, for env.json and the system descriptions made from it: hardware and software.
+
+Source: lscpu, lsblk, /sys/class/net, /sys/class/infiniband, nvidia-smi (NVML), psutil.
+"""
 import json
 import os
 import platform
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mlperf_rn50.files import write_atomically
-from mlperf_rn50.system.hardware import find_hardware
-from mlperf_rn50.system.processor import find_processor
-from mlperf_rn50.system.stack import git_commit, package_versions
+import psutil
 
+from mlperf_rn50.files import write_atomically
+from mlperf_rn50.jsonl import decode
+from mlperf_rn50.system.cgroup import read_small
+from mlperf_rn50.system.processor import find_processor
+from mlperf_rn50.system.stack import git_commit, output_of, package_versions
+
+SYS = Path('/sys')
+_GPU_KEYS = ('name', 'memory.total', 'clocks.max.sm', 'power.limit', 'driver_version')
 _VARIABLES = ('OMP_', 'HOROVOD_', 'MXNET_', 'DNNL_', 'DALI_', 'NCCL_', 'KMP_', 'GLIBC_', 'CUDA_VISIBLE_DEVICES',
               'CUDA_DEVICE_ORDER')
+
+
+def query_gpus(*keys: str) -> list[dict[str, str]]:
+    """What nvidia-smi says of each GPU of this host, under its own names (such as name); none without it."""
+    text = output_of('nvidia-smi', f'--query-gpu={",".join(keys)}', '--format=csv,noheader', timeout_s=60)
+    return [dict(zip(keys, (w.strip() for w in line.split(',')))) for line in text.splitlines()]
+
+
+def parse_cpu(text: str) -> dict[str, Any]:
+    """Model, sockets, cores, threads, frequency and caches from what `lscpu --json` prints."""
+    entries = (decode(text, dict) or {}).get('lscpu', [])
+    fields = {entry.get('field', '').rstrip(':'): entry.get('data') for entry in entries}
+
+    def count(name: str) -> int | None:
+        return int(fields[name]) if re.fullmatch(r'\d+', fields.get(name) or '') else None
+    mhz = fields.get('CPU max MHz') or ''
+    caches = ', '.join(f'{name.removesuffix(" cache")} {size}' for name, size in fields.items()
+                       if name.endswith(' cache'))
+    return {'model': fields.get('Model name'), 'sockets': count('Socket(s)'),
+            'cores_per_socket': count('Core(s) per socket'), 'threads_per_core': count('Thread(s) per core'),
+            'max_mhz': float(mhz) if re.fullmatch(r'[\d.]+', mhz) else None, 'caches': caches or None}
+
+
+def parse_storage(text: str) -> list[dict[str, Any]]:
+    """Kind, model and size of each disk from what `lsblk --json` prints."""
+    devices = (decode(text, dict) or {}).get('blockdevices', [])
+    return [{'kind': _disk_kind(d), 'model': (d.get('model') or '').strip() or None, 'bytes': int(d['size'])}
+            for d in devices if d.get('type') == 'disk' and int(d.get('size') or 0)]
+
+
+def _disk_kind(disk: dict[str, Any]) -> str:
+    if str(disk.get('name')).startswith('vd'):
+        return 'virtual disk'
+    return 'NVMe SSD' if disk.get('tran') == 'nvme' else 'HDD' if disk.get('rota') else 'SSD'
+
+
+def find_networks(sys: Path = SYS) -> list[dict[str, Any]]:
+    """Network interfaces with a device, and InfiniBand ports, with their rates where they have one."""
+    result = []
+    for path in sorted((sys / 'class/net').glob('*/device')):
+        speed = read_small(path.parent / 'speed')
+        result.append({'name': path.parent.name, 'rate': f'{speed} Mb/s' if re.fullmatch(r'[1-9]\d*', speed) else None})
+    for path in sorted((sys / 'class/infiniband').glob('*/ports/*/rate')):
+        result.append({'name': path.parts[-4], 'rate': read_small(path) or None})
+    return result
+
+
+def find_hardware() -> dict[str, Any]:
+    """Processors, memory, storage, networks and GPUs of this host."""
+    return {'cpu': parse_cpu(output_of('lscpu', '--json')), 'memory_bytes': psutil.virtual_memory().total,
+            'storage': parse_storage(output_of('lsblk', '--json', '--bytes', '--nodeps', '--output',
+                                               'NAME,TYPE,SIZE,ROTA,TRAN,MODEL')),
+            'networks': find_networks(), 'gpus': query_gpus(*_GPU_KEYS)}
 
 
 def host_facts() -> dict[str, Any]:

@@ -83,21 +83,16 @@ def check_environment(rows: Sequence[Facts]) -> Check:
             return Check(name, 'warning', f'not set on {row["host"]}: {", ".join(s.name for s in missing)}',
                          'start it with one of launch/*.sh, or put launch/bind.sh before the program and hand on '
                          f'{DEVICE_VARIABLE}=gpu; by hand: export ' + ' '.join(f'{s.name}={s.value}' for s in missing))
-    unlike = {s.name: rows_of for s in SETTINGS if (rows_of := _unlike(rows, s.name))}
-    if unlike:
-        setting, odd = next(iter(unlike.items()))
-        return Check(name, 'warning', f'{setting}={odd[0]["gpu_environment"][setting][0]} on {hosts_of(odd)}, but '
-                     f'{rows[0]["gpu_environment"][setting][0]} on {rows[0]["host"]}', 'set it alike on all hosts')
+    for setting, (value, _) in rows[0]['gpu_environment'].items():
+        odd = [r for r in rows if r['gpu_environment'][setting][0] != value]
+        if odd:
+            return Check(name, 'warning', f'{setting}={odd[0]["gpu_environment"][setting][0]} on {hosts_of(odd)}, but '
+                         f'{value} on {rows[0]["host"]}', 'set it alike on all hosts')
     return Check(name, 'ok', _shown(rows[0]['gpu_environment']))
-
-
-def _unlike(rows: Sequence[Facts], name: str) -> list[Facts]:
-    """The ranks whose value is another than rank 0's."""
-    return [r for r in rows if r['gpu_environment'][name][0] != rows[0]['gpu_environment'][name][0]]
 
 
 def _shown(facts: Mapping[str, Any]) -> str:
     """All settings in a line, by who set them."""
-    groups = {who: ', '.join(f'{n}={v}' for n, (v, by) in facts.items() if by == who) for who in ('launcher', 'user')}
-    said = {'launcher': 'by the launcher', 'user': 'set before it'}
-    return '; '.join(f'{said[who]}: {text}' for who, text in groups.items() if text)
+    groups = {said: ', '.join(f'{n}={v}' for n, (v, by) in facts.items() if by == who)
+              for who, said in (('launcher', 'by the launcher'), ('user', 'set before it'))}
+    return '; '.join(f'{said}: {text}' for said, text in groups.items() if text)

@@ -1,4 +1,5 @@
-"""Which MXNet is at hand, and whether it, the GPUs that ranks use, the driver and CUDA's libraries go together.
+"""Which MXNet is at hand, whether it, the GPUs that ranks use, the driver and CUDA's libraries go together, and
+whether the configured batches fit.
 
 Source: machine code in the published wheels (cuobjdump); NVIDIA's MXNet release notes 24.05 and 24.06; NVIDIA's CUDA
 compatibility guide: a driver of CUDA 12 runs every CUDA 12 program, an older one needs the compatibility package.
@@ -9,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mlperf_rn50.system.checks import Check, Facts
+from mlperf_rn50.system.checks import Check, Facts, hosts_of
 
 # Compute capabilities the published mxnet-cu112 and mxnet-cu117 wheels hold machine code for; no PTX.
 WHEEL_ARCHITECTURES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
@@ -29,6 +30,17 @@ _DATA_CENTRE = re.compile(r'(NVIDIA )?(Tesla|(GH|GB|[PVTAHLB])\d+\w*\b)')
 _CONTAINER = "NVIDIA's container"
 USE_CONTAINER = ("use NVIDIA's container: docker build --build-arg VARIANT=ngc --build-arg "
                  'BASE=nvcr.io/nvidia/mxnet:24.06-py3 . (docs/setup.md)')
+_TELLING = ('Check failed', 'Error:', 'cuDNN', 'CUDA', 'out of memory')
+# What the last line of an error of MXNet may hold, and what to do.
+_FIXES = (
+    ('out of memory', 'lower train.local_batch_size (with train.gradient_accumulation_steps for the same global '
+     'batch) or train.eval_batch_size'),
+    ('no kernel image', "this MXNet has no code for this card: use NVIDIA's container (docs/setup.md)"),
+    ('CUDNN_STATUS_NOT_SUPPORTED', 'cuDNN has no kernel for these sizes: lower train.local_batch_size or '
+     'train.eval_batch_size, or set model.layout to NCHW'),
+    ('CUDNN_STATUS_BAD_PARAM', 'cuDNN refuses these sizes: lower train.local_batch_size or train.eval_batch_size, or '
+     'set model.layout to NCHW'),
+    ('insufficient for CUDA runtime', 'install a newer NVIDIA driver there'))
 
 
 def loaded_libraries(maps: str) -> dict[str, str]:
@@ -74,16 +86,18 @@ def cuda_libraries(major: int) -> dict[str, str | None]:
     return result
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r'\d+', version)[:2])
+def _numbers(version: str) -> tuple[int, int]:
+    """The first two numbers of a version; 0 for what it lacks."""
+    first, second = [*map(int, re.findall(r'\d+', version)), 0, 0][:2]
+    return first, second
 
 
-def capability_problem(kind: str, capability: str) -> tuple[str, str]:
-    """Why an MXNet has no code for a compute capability such as 8.9, and what to do; two times '' where it has.
+def capability_problem(kind: str, capability: str) -> tuple[str, str] | None:
+    """Why an MXNet has no code for a compute capability such as 8.9, and what to do; None where it has.
 
-    An MXNet of one's own is taken at its word: the trial step says what it cannot.
+    An own build may have code for any: the trial batches tell.
     """
-    major, minor = (*_numbers(capability), 0, 0)[:2]
+    major, minor = _numbers(capability)
     if major > _CONTAINER_MAJORS[-1]:
         return (f'neither the published wheels nor {_CONTAINER}, whose last release is 24.06, have code for it',
                 'use V100, A100 or H100, or build MXNet for this card')
@@ -92,33 +106,33 @@ def capability_problem(kind: str, capability: str) -> tuple[str, str]:
         return 'the published mxnet-cu wheels hold code up to 8.6 (and so 8.9)', fix
     if kind == 'container' and major not in _CONTAINER_MAJORS:
         return f'{_CONTAINER} has code from 6.0 on', 'set it up with MLPERF_RN50_VARIANT=cu117 launch/setup.sh'
-    return '', ''
+    return None
 
 
-def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_driver: str) -> tuple[str, str]:
-    """Why a driver does not run an MXNet, and what to do; two times '' where it does.
+def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_driver: str) -> tuple[str, str] | None:
+    """Why a driver does not run an MXNet, and what to do; None where it does.
 
     Args:
         version: of the driver, such as 535.129.03.
         cuda_driver: CUDA version of libcuda.so.1, such as 12020; '' where it is not told.
     """
-    numbers, major = (*_numbers(version), 0, 0)[:2], cuda_major(mxnet)
-    if mxnet['kind'] != 'container':
-        oldest = _OLDEST_DRIVERS[major]
-        return ('', '') if numbers[0] >= oldest else (f'CUDA {major} needs {oldest} or newer',
-                                                      'install a newer driver there')
-    if numbers[0] >= _CONTAINER_DRIVER:
-        return '', ''
-    series = ', '.join(f'{a}.{b}' for a, b in _DATA_CENTRE_DRIVERS)
-    if not any(numbers[0] == a and numbers[1] >= b for a, b in _DATA_CENTRE_DRIVERS) or not _DATA_CENTRE.match(name):
-        return (f'{_CONTAINER} (CUDA 12.4) needs {_CONTAINER_DRIVER} or newer; on data centre cards also {series} or '
+    (series, release), cuda = _numbers(version), cuda_major(mxnet)
+    is_container = mxnet['kind'] == 'container'
+    oldest = _CONTAINER_DRIVER if is_container else _OLDEST_DRIVERS[cuda]
+    if series >= oldest:
+        return None
+    if not is_container:
+        return f'CUDA {cuda} needs {oldest} or newer', 'install a newer driver there'
+    if not any(series == a and release >= b for a, b in _DATA_CENTRE_DRIVERS) or not _DATA_CENTRE.match(name):
+        others = ', '.join(f'{a}.{b}' for a, b in _DATA_CENTRE_DRIVERS)
+        return (f'{_CONTAINER} (CUDA 12.4) needs {_CONTAINER_DRIVER} or newer; on data centre cards also {others} or '
                 'later of these series', 'install a newer driver there, or use the wheels: MLPERF_RN50_VARIANT=cu117')
     if cuda_driver.isdecimal() and int(cuda_driver) < 12000:
         return (f'it is for CUDA {int(cuda_driver) // 1000}, and the compatibility package that would do is not in use'
                 + (f' ({mxnet["compatibility"]})' if mxnet['compatibility'] else ''),
                 "start the container with its own entry point, or put /usr/local/cuda/compat/lib first in "
                 'LD_LIBRARY_PATH')
-    return '', ''
+    return None
 
 
 def used_gpus(row: Facts) -> list[dict[str, Any]]:
@@ -138,13 +152,11 @@ def _gpu_problems(row: Facts) -> Iterator[tuple[str, str]]:
                f'none is visible on {host} (CUDA_VISIBLE_DEVICES={row["visible"]})',
                'install the NVIDIA driver there, or give the container its GPUs, or name them in CUDA_VISIBLE_DEVICES')
     for gpu in used_gpus(row):
-        problem, fix = capability_problem(mxnet['kind'], gpu['compute_cap'])
-        if problem:
-            yield f'{gpu["name"]} on {host} has compute capability {gpu["compute_cap"]}; {problem}', fix
-        problem, fix = driver_problem(mxnet, gpu['name'], gpu['driver_version'],
-                                      row['cuda_libraries'].get('libcuda.so.1') or '')
-        if problem:
-            yield f'driver {gpu["driver_version"]} on {host}; {problem}', fix
+        if found := capability_problem(mxnet['kind'], gpu['compute_cap']):
+            yield f'{gpu["name"]} on {host} has compute capability {gpu["compute_cap"]}; {found[0]}', found[1]
+        if found := driver_problem(mxnet, gpu['name'], gpu['driver_version'],
+                                   row['cuda_libraries'].get('libcuda.so.1') or ''):
+            yield f'driver {gpu["driver_version"]} on {host}; {found[0]}', found[1]
     if row['device_problem']:
         yield row['device_problem'], ''
 
@@ -153,9 +165,8 @@ def check_gpus(rows: Sequence[Facts], device: str) -> Check:
     """Whether every rank has a GPU that its MXNet and driver run."""
     if device != 'gpu':
         return Check('GPU', 'not needed', 'train.device=cpu')
-    for row in rows:
-        for problem, fix in _gpu_problems(row):
-            return Check('GPU', 'failed', problem, fix)
+    for problem, fix in (found for row in rows for found in _gpu_problems(row)):
+        return Check('GPU', 'failed', problem, fix)
     used = {(r['host'], r['device'], g['uuid']): g['name'] for r in rows for g in used_gpus(r)}
     shown = ', '.join(f'{n} x {name}' for name, n in Counter(used.values()).items())
     mxnet, driver = rows[0]['mxnet'], used_gpus(rows[0])[0]['driver_version']
@@ -178,3 +189,29 @@ def check_libraries(rows: Sequence[Facts], device: str) -> Check:
                          'run launch/setup.sh --check there; libcuda.so.1 comes with the driver')
     found = rows[0]['cuda_libraries']
     return Check(name, 'ok', ', '.join(f'{n} {v}'.strip() for n, v in found.items()))
+
+
+def one_line(error: str) -> str:
+    """What an error of MXNet says, without its stack trace: the last line that names a failure, or the first one."""
+    lines = [' '.join(line.split()) for line in error.splitlines()]
+    lines = [line for line in lines if line and not line.startswith(('Traceback', 'Stack trace', '[bt]', 'File "'))]
+    telling = [line for line in lines if any(word in line for word in _TELLING)]
+    return (telling[-1:] or lines[:1] or ['an error without a word'])[0][:300]
+
+
+def check_trial(rows: Sequence[Facts]) -> Check:
+    """Whether a training pass and an evaluation of the configured batches ran on every GPU."""
+    name = 'trial batches'
+    tried = [r for r in rows if r['trial']]
+    for row in tried:
+        problem = row['trial']['problem']
+        if problem:
+            fix = next((fix for text, fix in _FIXES if text in problem), 'try model.layout NCHW, float32 and a smaller '
+                       'batch to see which of them it is')
+            return Check(name, 'failed', f'{row["trial"]["what"]} on {row["host"]}: {problem}', fix)
+    if len(tried) < len(rows):
+        return Check(name, 'not needed', f'no GPU to try on {hosts_of([r for r in rows if not r["trial"]])}')
+    used = max(r['trial']['used_bytes'] for r in tried)
+    return Check(name, 'ok', f'a training pass and an evaluation ran on every rank in '
+                 f'{max(r["trial"]["seconds"] for r in tried):.0f} s at most; '
+                 f'up to {used / 1e9:.1f} GB of a GPU in use after')

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.system.cgroup import read_small
 from mlperf_rn50.system.power import find_gpus
 
 VISIBLE = 'CUDA_VISIBLE_DEVICES'
@@ -100,13 +101,8 @@ def find_visible_gpus() -> list[Gpu]:
 
 def all_bus_ids(sys: Path) -> list[str]:
     """PCI addresses of all of NVIDIA's cards of a host, in their order, those that may not be opened included."""
-    def read(path: Path) -> str:
-        try:
-            return path.read_text().strip()
-        except OSError:
-            return ''
     return [p.name for p in sorted((sys / 'bus/pci/devices').glob('*'))
-            if read(p / 'vendor') == _NVIDIA and read(p / 'class').startswith(_DISPLAY_CLASS)]
+            if read_small(p / 'vendor') == _NVIDIA and read_small(p / 'class').startswith(_DISPLAY_CLASS)]
 
 
 @dataclass(frozen=True)
@@ -140,13 +136,10 @@ def make_view(host: str, gpus: Sequence[Gpu], num_gpus: int, visible: str | None
 
 
 def choose_gpus(views: Sequence[View], ranks_per_device: int) -> list[int]:
-    """The number of the GPU that each rank takes among those that it sees.
+    """The number of the GPU that each rank takes among those that it sees; views are of all ranks.
 
     Ranks of a host that see the same GPUs share them out in their order, `ranks_per_device` neighbours each; a rank
     that sees only its own takes number 0.
-
-    Args:
-        views: of all ranks.
 
     Raises:
         ConfigError: more ranks would share one, or ranks that are no neighbours.
@@ -167,8 +160,8 @@ def choose_gpus(views: Sequence[View], ranks_per_device: int) -> list[int]:
 def _too_many(rank: int, view: View, num_ranks: int, ranks_per_device: int) -> str:
     num_gpus, of = len(view.uuids), '' if view.visible is None else f' ({VISIBLE}={view.shown})'
     if not num_gpus:
-        return f'train.device: got gpu, and rank {rank} on {view.host} sees no GPU{of}; give it one, or set ' \
-            'train.device=cpu'
+        return (f'train.device: got gpu, and rank {rank} on {view.host} sees no GPU{of}; give it one, or set '
+                'train.device=cpu')
     same = f'; all see {", ".join(view.uuids)}' if not view.uuids[0].startswith('number ') else ''
     return (f'run.ranks_per_device: got {ranks_per_device} with {num_ranks} ranks on {view.host} that see {num_gpus} '
             f'GPU{"s" * (num_gpus > 1)}{of}{same}; expected at least {-(-num_ranks // num_gpus)}, or a GPU for each '
@@ -177,17 +170,15 @@ def _too_many(rank: int, view: View, num_ranks: int, ranks_per_device: int) -> s
 
 def _check_shared(uuids: Sequence[str], views: Sequence[View], ranks_per_device: int) -> None:
     """Raise ConfigError where ranks that see unlike GPUs come to take the same one, or no neighbours do."""
-    for uuid, count in Counter(uuids).items():
-        leaders = [r for r in range(0, len(uuids), ranks_per_device) if uuids[r] == uuid]
-        if len(leaders) > 1 and count <= ranks_per_device:  # NCCL would refuse two of a GPU
-            raise ConfigError(
-                f'run.ranks_per_device: got {ranks_per_device}, and ranks {leaders[0]} and {leaders[1]} on '
-                f'{views[leaders[0]].host}, which are no neighbours, take GPU {uuid}; expected the ranks of a GPU one '
-                'after another')
-        if count > ranks_per_device:
-            ranks = [r for r, taken in enumerate(uuids) if taken == uuid]
-            raise ConfigError(
-                f'run.ranks_per_device: got {ranks_per_device}, and ranks {", ".join(map(str, ranks))} on '
-                f'{", ".join(dict.fromkeys(views[r].host for r in ranks))} all take GPU {uuid} ({VISIBLE}: '
-                f'{"; ".join(dict.fromkeys(views[r].shown for r in ranks))}); expected a GPU for '
-                f'each, or {count}')
+    for uuid in dict.fromkeys(uuids):
+        ranks = [r for r, taken in enumerate(uuids) if taken == uuid]
+        leaders = [r for r in ranks if r % ranks_per_device == 0]  # those that exchange with other GPUs
+        hosts = ', '.join(dict.fromkeys(views[r].host for r in ranks))
+        got = f'run.ranks_per_device: got {ranks_per_device}, and ranks'
+        if len(ranks) > ranks_per_device:
+            raise ConfigError(f'{got} {", ".join(map(str, ranks))} on {hosts} all take GPU {uuid} ({VISIBLE}: '
+                              f'{"; ".join(dict.fromkeys(views[r].shown for r in ranks))}); expected a GPU for each, '
+                              f'or {len(ranks)}')
+        if len(leaders) > 1:  # NCCL would refuse two of a GPU
+            raise ConfigError(f'{got} {leaders[0]} and {leaders[1]} on {hosts}, which are no neighbours, take GPU '
+                              f'{uuid}; expected the ranks of a GPU one after another')

@@ -15,11 +15,7 @@ _LOCAL_SIZE = ('OMPI_COMM_WORLD_LOCAL_SIZE', 'MPI_LOCALNRANKS', 'HOROVOD_LOCAL_S
 
 
 def environment_number(name: str, env: Mapping[str, str] = os.environ) -> int | None:
-    """The whole number in an environment variable; None where it is not set.
-
-    Raises:
-        ConfigError: it holds something else.
-    """
+    """The whole number in an environment variable; None where it is not set, ConfigError for anything else."""
     text = env.get(name)
     if text is None:
         return None
@@ -71,11 +67,7 @@ def rank_name() -> str:
 
 
 def say(line: str) -> None:
-    """Writes a line to stderr, where other ranks write theirs: in one piece, which print() does not do if unbuffered.
-
-    Raises:
-        OSError: nobody reads it any more.
-    """
-    if sys.stderr:  # None where somebody closed it
+    """Write a line to stderr in one piece, beside those of other ranks; unbuffered, print() takes two."""
+    if sys.stderr:  # None where it was closed
         sys.stderr.write(f'{line}\n')
         sys.stderr.flush()

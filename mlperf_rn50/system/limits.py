@@ -4,6 +4,7 @@ Measured with Open MPI 4.1.8, 2 ranks: a session folder of 8.3 MB on each node, 
 """
 import os
 import resource
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.cgroup import find_limits
 from mlperf_rn50.system.checks import Check, Facts, by_node, hosts_of
 from mlperf_rn50.system.launched import launched_local, omp_threads
+from mlperf_rn50.system.out_of_memory import soft_limit
 
 SHARED_MEMORY = Path('/dev/shm')
 _SESSION_BYTES = 10 << 20
@@ -29,19 +31,12 @@ _ULIMITS = {'open_files': resource.RLIMIT_NOFILE, 'address_space_bytes': resourc
             'locked_bytes': resource.RLIMIT_MEMLOCK}
 
 
-def _ulimit(kind: int) -> int | None:
-    """A soft limit of this process; None for unlimited."""
-    soft = resource.getrlimit(kind)[0]
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
 def _free_bytes(folder: Path) -> int | None:
     """What can still be written to a file system; None where there is no such folder."""
     try:
-        found = os.statvfs(folder)
+        return shutil.disk_usage(folder).free
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize
 
 
 def tmp_dir() -> Path:
@@ -92,7 +87,7 @@ def limit_facts() -> Facts:
             'memory_available_bytes': psutil.virtual_memory().available,
             'shared_memory_free_bytes': _free_bytes(SHARED_MEMORY),
             'tmp_dir': str(folder), 'tmp_dir_problem': session_problem(folder) if launched_local()[0] == 0 else '',
-            'ulimits': {name: _ulimit(kind) for name, kind in _ULIMITS.items()}}
+            'ulimits': {name: soft_limit(kind) for name, kind in _ULIMITS.items()}}
 
 
 def _allowed_cpus(node: Sequence[Facts]) -> float:
@@ -106,10 +101,9 @@ def _cpus(rows: Sequence[Facts]) -> Check:
     node = min(by_node(rows), key=lambda n: _allowed_cpus(n) / len(n))
     allowed, first = _allowed_cpus(node), node[0]
     quota = first['cgroup']['quota_cpus']
-    found = f'{len(node)} ranks may use {allowed:g} of the {first["num_machine_cpus"]} CPUs of {first["host"]}'
-    if quota == allowed:
-        found += ', the quota of their control group'
-    return Check('CPUs', 'ok' if allowed >= len(node) else 'warning', found,
+    return Check('CPUs', 'ok' if allowed >= len(node) else 'warning',
+                 f'{len(node)} ranks may use {allowed:g} of the {first["num_machine_cpus"]} CPUs of {first["host"]}'
+                 + (', the quota of their control group' if quota == allowed else ''),
                  f'with less than one each they wait for one another; start {max(1, int(allowed))} there, or allow '
                  'more (taskset, --cpus-per-task of Slurm, --cpus of a container)')
 
@@ -173,41 +167,34 @@ def _tmp_dir(rows: Sequence[Facts]) -> Check:
     return Check('TMPDIR', 'ok', f'{rows[0]["tmp_dir"]} has room for Open MPI')
 
 
-def _or_more(limit: int | None) -> float:
-    """A limit as a number that can be compared."""
-    return float('inf') if limit is None else limit
-
-
 def _open_files(rows: Sequence[Facts]) -> Check:
     # Gloo connects each rank with all others, with those of its node, and with one of each node.
     needed = _NUM_OPEN_FILES + 2 * len(rows) + 2
-    row = min(rows, key=lambda r: _or_more(r['ulimits']['open_files']))
+    limited = [r for r in rows if r['ulimits']['open_files'] is not None]
+    if not limited:
+        return Check('open files', 'ok', f'unlimited on all ranks, up to {needed:,} needed')
+    row = min(limited, key=lambda r: r['ulimits']['open_files'])
     limit, host = row['ulimits']['open_files'], row['host']
-    allowed = 'unlimited' if limit is None else f'{limit:,}'
-    return Check('open files', 'ok' if _or_more(limit) >= needed else 'warning',
-                 f'{allowed} for a rank on {host}, up to {needed:,} needed',
+    return Check('open files', 'ok' if limit >= needed else 'warning',
+                 f'{limit:,} for a rank on {host}, up to {needed:,} needed',
                  f'ulimit -n {needed} before the launcher, or nofile in /etc/security/limits.conf of {host}')
 
 
-def _unlimited(name: str, rows: Sequence[Facts], ulimit: str, fix: str) -> Check:
+def _unlimited(name: str, rows: Sequence[Facts], key: str, fix: str) -> Check:
     """A check that a ulimit is none."""
-    limited = [r for r in rows if r['ulimits'][ulimit] is not None]
+    limited = [r for r in rows if r['ulimits'][key] is not None]
     if not limited:
         return Check(name, 'ok', 'unlimited on all ranks')
-    least = min(r['ulimits'][ulimit] for r in limited)
+    least = min(r['ulimits'][key] for r in limited)
     return Check(name, 'warning', f'{least / 1e6:,.1f} MB for a rank on {hosts_of(limited)}, expected unlimited', fix)
-
-
-def _locked_memory(rows: Sequence[Facts], device: str) -> Check:
-    if device != 'gpu':
-        return Check('locked memory', 'not needed', 'train.device=cpu')
-    return _unlimited('locked memory', rows, 'locked_bytes',
-                      'transfers between GPU and network lock memory: ulimit -l unlimited before the launcher, memlock '
-                      'in /etc/security/limits.conf, or --ulimit memlock=-1 of a container')
 
 
 def check_limits(rows: Sequence[Facts], device: str) -> list[Check]:
     """The checks on what the machines of all ranks allow, rank 0 first; device is train.device."""
+    locked_memory = Check('locked memory', 'not needed', 'train.device=cpu') if device != 'gpu' else _unlimited(
+        'locked memory', rows, 'locked_bytes', 'transfers between GPU and network lock memory: ulimit -l unlimited '
+        'before the launcher, memlock in /etc/security/limits.conf, or --ulimit memlock=-1 of a container')
+    address_space = _unlimited('address space', rows, 'address_space_bytes', 'a rank maps several times the memory '
+                               'that it uses: ulimit -v unlimited before the launcher')
     return [_cpus(rows), _threads(rows), _memory(rows), _shared_memory(rows, device), _tmp_dir(rows), _open_files(rows),
-            _unlimited('address space', rows, 'address_space_bytes', 'a rank maps several times the memory that it '
-                       'uses: ulimit -v unlimited before the launcher'), _locked_memory(rows, device)]
+            address_space, locked_memory]

@@ -12,20 +12,15 @@ _FAILED_ALLOCATION = re.compile(r'bad_alloc|Memory allocation failed|Failed to a
                                 r'Cannot allocate memory|failed to map segment|start new thread', re.IGNORECASE)
 
 
-def parse_counts(text: str) -> dict[str, int]:
-    """Lines of 'name number', as in memory.events, memory.oom_control and /proc/vmstat."""
-    return {name: int(value) for name, value in re.findall(r'^(\w+) (\d+)$', text, re.MULTILINE)}
-
-
-def parse_sizes(text: str) -> dict[str, int]:
-    """Lines of 'Name:  number kB', as in /proc/PID/status and /proc/meminfo, in bytes."""
-    return {name: int(value) * 1024 for name, value in re.findall(r'^(\w+):\s+(\d+) kB$', text, re.MULTILINE)}
+def _numbers(path: Path) -> dict[str, int]:
+    """The numbers of 'name number' (memory.events, vmstat) and the bytes of 'Name:  number kB' (status, meminfo)."""
+    lines = re.findall(r'^(\w+):?\s+(\d+)( kB)?$', read_small(path), re.MULTILINE)
+    return {name: int(value) * (1024 if unit else 1) for name, value, unit in lines}
 
 
 def oom_kills(folder: Path) -> int | None:
     """How many processes of a cgroup the kernel has killed for want of memory; None where it does not tell."""
-    text = read_small(folder / 'memory.events') or read_small(folder / 'memory.oom_control')
-    return parse_counts(text).get('oom_kill')
+    return (_numbers(folder / 'memory.events') or _numbers(folder / 'memory.oom_control')).get('oom_kill')
 
 
 @dataclass(frozen=True)
@@ -40,10 +35,10 @@ class Sample:
 
 def take_sample(pid: int, cgroup: Path | None, before: Sample = Sample()) -> Sample:
     """A sample of a process; what one that has ended no longer tells stays as it was."""
-    sizes = parse_sizes(read_small(_PROC / str(pid) / 'status'))
+    sizes = _numbers(_PROC / str(pid) / 'status')
     num_kills = oom_kills(cgroup) if cgroup else None
     if num_kills is None:
-        num_kills = parse_counts(read_small(_PROC / 'vmstat')).get('oom_kill', 0)
+        num_kills = _numbers(_PROC / 'vmstat').get('oom_kill', 0)
     return Sample(sizes.get('VmHWM', before.peak), sizes.get('VmPeak', before.peak_address_space), num_kills)
 
 
@@ -77,24 +72,27 @@ def explain_abort(peak_address_space: int, limit: int | None) -> str:
     """Why a process that aborted had no memory: it used its address space up; nothing if it did not."""
     if limit is None or peak_address_space < 0.8 * limit:
         return ''
-    return (f'out of memory: its address space is limited to {gigabytes(limit)} (ulimit -v), of which it used '
-            f'{gigabytes(peak_address_space)}; raise the limit (ulimit -v unlimited), or lower '
-            'train.local_batch_size')
+    return _address_space_is_full('its address space', limit, peak_address_space)
 
 
-def address_space_limit() -> int | None:
-    """The limit of this process and its children, in bytes; None for none."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+def _address_space_is_full(whose: str, limit: int, used: int) -> str:
+    return (f'out of memory: {whose} is limited to {gigabytes(limit)} (ulimit -v), of which it used {gigabytes(used)}; '
+            'raise the limit (ulimit -v unlimited), or lower train.local_batch_size')
+
+
+def soft_limit(kind: int) -> int | None:
+    """A limit of this process and its children, in bytes where it is one of memory; None for none."""
+    soft, _ = resource.getrlimit(kind)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def explain_death(number: int, before: Sample, after: Sample, num_ranks: int) -> str:
     """Why a process that a signal ended had no memory; nothing where memory was not the reason."""
     if number == signal.SIGKILL:
-        host_total = parse_sizes(read_small(_PROC / 'meminfo')).get('MemTotal', 0)
+        host_total = _numbers(_PROC / 'meminfo').get('MemTotal', 0)
         return explain_kill(before, after, find_limits().memory_limit_bytes, host_total, num_ranks)
     if number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS):
-        return explain_abort(before.peak_address_space, address_space_limit())
+        return explain_abort(before.peak_address_space, soft_limit(resource.RLIMIT_AS))
     return ''
 
 
@@ -103,16 +101,14 @@ def explain_error(error: BaseException) -> str:
     text = str(error)
     if not isinstance(error, MemoryError) and not _FAILED_ALLOCATION.search(text):
         return ''
-    limit = address_space_limit()
+    limit = soft_limit(resource.RLIMIT_AS)
     if limit is None and 'start new thread' in text:  # of another limit
         return ''
-    used = parse_sizes(read_small(_PROC / 'self' / 'status'))
+    used = _numbers(_PROC / 'self/status')
     if limit is not None:
         # Where not even that can be read, it is all in use.
-        return (f'out of memory: the address space of this process is limited to {gigabytes(limit)} (ulimit -v), of '
-                f'which it used {gigabytes(used.get("VmPeak", limit))}; raise the limit (ulimit -v unlimited), or '
-                'lower train.local_batch_size')
-    host = parse_sizes(read_small(_PROC / 'meminfo'))
+        return _address_space_is_full('the address space of this process', limit, used.get('VmPeak', limit))
+    host = _numbers(_PROC / 'meminfo')
     return (f'out of memory: an allocation failed ({" ".join(text.split())[:120] or type(error).__name__}); this '
             f'process used {gigabytes(used.get("VmHWM", 0))}, the host has {gigabytes(host.get("MemAvailable", 0))} of '
             f'{gigabytes(host.get("MemTotal", 0))} left; lower train.local_batch_size, or start fewer ranks on a host')

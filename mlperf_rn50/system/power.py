@@ -6,14 +6,16 @@ memory (dram) and the whole platform (psys) are left out, as is intel-rapl-mmio,
 """
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 # No package takes more: by then a counter that goes round may have done so twice.
 _MAX_PACKAGE_W = 2000.0
 # Power readings that lie further apart say nothing of what is between them.
 _MAX_POWER_GAP_S = 10.0
+# Tells one running machine from another, whatever its containers are called.
 BOOT_ID = Path('/proc/sys/kernel/random/boot_id')
 
 
@@ -21,28 +23,15 @@ class Lost(Exception):
     """A counter cannot be followed any longer."""
 
 
-class Counter(Protocol):
-    """Something that tells the joules of a device since it was made."""
-
-    name: str
-
-    def joules(self, now_s: float) -> float:
-        """Joules by now, on a monotonic clock.
-
-        Raises:
-            Lost: it will never be known again.
-            Exception: it cannot be read now.
-        """
-
-
 class Rising:
-    """A counter of joules that rises, and starts again at 0 beyond its range where it has one."""
+    """Joules since it was made, of a counter that rises, and starts again at 0 beyond its range where it has one."""
 
     def __init__(self, name: str, read_j: Callable[[], float], now_s: float, range_j: float | None = None):
         self.name, self._read_j, self._range_j = name, read_j, range_j
         self._before_j, self._then_s, self._total_j = read_j(), now_s, 0.0
 
     def joules(self, now_s: float) -> float:
+        """Joules by now, on a monotonic clock; Lost is raised where they will never be known again."""
         value_j = self._read_j()
         risen_j = value_j - self._before_j
         if self._range_j is not None:
@@ -57,19 +46,23 @@ class Rising:
 
 
 class Integrated:
-    """Joules from readings of power, as straight lines between them."""
+    """Joules since it was made, from readings of power, as straight lines between them."""
 
     def __init__(self, name: str, read_w: Callable[[], float], now_s: float):
         self.name, self._read_w = name, read_w
         self._before_w, self._then_s, self._total_j = read_w(), now_s, 0.0
 
     def joules(self, now_s: float) -> float:
+        """As Rising.joules."""
         power_w, seconds = self._read_w(), now_s - self._then_s
         if seconds > _MAX_POWER_GAP_S:
             raise Lost('nobody looked')
         self._total_j += (power_w + self._before_w) / 2 * seconds
         self._before_w, self._then_s = power_w, now_s
         return self._total_j
+
+
+Counter = Rising | Integrated
 
 
 def _microjoules(path: Path) -> float:
@@ -84,8 +77,7 @@ def open_packages(sys: Path, now_s: float) -> list[Counter]:
             name = (zone / 'name').read_text().strip()
             if name.startswith('package'):
                 path, range_j = zone / 'energy_uj', _microjoules(zone / 'max_energy_range_uj')
-                found.append(Rising(name, lambda path=path: _microjoules(path), now_s,  # type: ignore[misc]
-                                    range_j))
+                found.append(Rising(name, partial(_microjoules, path), now_s, range_j))
     except (OSError, ValueError):
         return []
     return found
@@ -141,14 +133,6 @@ class Meter:
 def open_meter(sys: Path, nvml: Any, handles: Sequence[Any], now_s: float) -> Meter:
     """A meter of this node, from now on."""
     return Meter({'cpu': open_packages(sys, now_s), 'gpu': open_gpu_energy(nvml, handles, now_s)})
-
-
-def read_boot_id() -> str | None:
-    """What tells one running machine from another, whatever its containers are called; None where nothing does."""
-    try:
-        return BOOT_ID.read_text().strip() or None
-    except OSError:
-        return None
 
 
 def energy_facts(sys: Path = Path('/sys')) -> dict[str, int]:

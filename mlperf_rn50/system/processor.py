@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.system.cgroup import read_small
 
 CPUINFO = Path('/proc/cpuinfo')
 # Each holds those before it: name, the flags it takes, and the values of DNNL_MAX_CPU_ISA that end there.
@@ -26,11 +27,9 @@ _NAMES = tuple(name for name, _, _ in _LEVELS)
 
 @dataclass(frozen=True)
 class Processor:
-    """A processor, as a run's speed needs it to be known.
+    """A processor, as a run's speed needs it to be known; numbers that are not there are None.
 
     Args:
-        family: number of the family; None where it is not said.
-        model: number of the model in its family; None where it is not said.
         uses: the highest one that oneDNN may use, where DNNL_MAX_CPU_ISA leaves less.
         limit: DNNL_MAX_CPU_ISA; '' where it is not set.
     """
@@ -68,21 +67,14 @@ def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
 
 def find_processor() -> Processor:
     """That of this host, under this process's environment."""
-    try:
-        return parse_processor(CPUINFO.read_text(), os.environ)
-    except OSError:
-        return parse_processor('', os.environ)
+    return parse_processor(read_small(CPUINFO), os.environ)
 
 
 def check_precision(option: str, precision: str, processor: Processor) -> None:
-    """What the kernels cannot do here is refused before anything starts; without it MXNet dies inside oneDNN.
+    """Raise ConfigError for bfloat16 without AVX-512, inside which MXNet's oneDNN would die.
 
     Args:
         option: where the precision was asked for.
-        precision: of training on a CPU, or float16, which is for GPUs.
-
-    Raises:
-        ConfigError: the precision is bfloat16 and there is no AVX-512 to use.
     """
     if precision != 'bfloat16' or processor.can_train_bfloat16:
         return

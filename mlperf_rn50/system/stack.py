@@ -1,7 +1,6 @@
 """Which program this is: its version, its commit, the packages under it and the machine, for a report of any kind."""
 import platform
 import re
-import shutil
 import subprocess
 import sys
 from importlib import metadata, util
@@ -26,8 +25,9 @@ def package_versions() -> dict[str, str]:
     # What a container has otherwise than as packages of Python.
     if not any(name in result for name in _MXNETS) and (version := _mxnet_version()):
         result['mxnet'] = version
-    if 'mxnet' in result and 'openmpi' not in result and (version := _open_mpi_version()):
-        result['openmpi'] = version
+    if 'mxnet' in result and 'openmpi' not in result and (
+            said := re.match(r'mpirun \(Open MPI\) (\S+)', output_of('mpirun', '--version'))):
+        result['openmpi'] = said[1]
     return result
 
 
@@ -41,28 +41,19 @@ def _mxnet_version() -> str | None:
     return None
 
 
-def _open_mpi_version() -> str | None:
-    """The version that mpirun says."""
-    mpirun = shutil.which('mpirun')
+def output_of(*command: str, timeout_s: float = 10) -> str:
+    """What a command prints; '' where it does not exist, fails or takes too long."""
     try:
-        if not mpirun:
-            return None
-        said = subprocess.run([mpirun, '--version'], capture_output=True, text=True, timeout=10).stdout
+        done = subprocess.run(command, capture_output=True, text=True, errors='replace', timeout=timeout_s)
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = re.match(r'mpirun \(Open MPI\) (\S+)', said)
-    return found[1] if found else None
+        return ''
+    return done.stdout if done.returncode == 0 else ''
 
 
 def git_commit() -> str | None:
     """Commit of the program's checkout, with '-dirty' where files differ from it; None outside one."""
-    folder = Path(mlperf_rn50.__file__).parent
-    try:
-        command = ['git', '-C', str(folder), 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
+    command = ['git', '-C', str(Path(mlperf_rn50.__file__).parent), 'describe', '--always', '--dirty', '--abbrev=40']
+    return output_of(*command, '--exclude=*').strip() or None
 
 
 def render_stack() -> str:

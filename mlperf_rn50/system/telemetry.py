@@ -18,8 +18,9 @@ import psutil
 
 from mlperf_rn50.errors import StorageError
 from mlperf_rn50.files import LineFile
+from mlperf_rn50.system.cgroup import read_small
 from mlperf_rn50.system.gpus import all_bus_ids
-from mlperf_rn50.system.power import find_gpus, open_meter, read_boot_id
+from mlperf_rn50.system.power import BOOT_ID, find_gpus, open_meter
 
 SYS = Path('/sys')
 PERIOD_S = 1.0
@@ -57,9 +58,9 @@ def _words(paths: Mapping[str, Path]) -> dict[str, int]:
     return found
 
 
-def make_rates(before: Counters, after: Counters, seconds: float) -> dict[str, dict[str, float]]:
+def make_rates(before: Counters, after: Counters, seconds: float) -> Counters:
     """Bytes per second of each device between two readings; 0 for one whose counter was reset or is new."""
-    return {f'{kind}_bytes_per_s': {n: max(0, value - before.get(kind, {}).get(n, value)) / seconds
+    return {f'{kind}_bytes_per_s': {n: round(max(0, value - before.get(kind, {}).get(n, value)) / seconds)
                                     for n, value in values.items()}
             for kind, values in after.items() if values}
 
@@ -85,11 +86,7 @@ class Telemetry:
     """Samples this node in a thread of its own, from the start to close()."""
 
     def __init__(self, path: Path | None, num_gpus: int = 0):
-        """Samples from here on.
-
-        Args:
-            path: appended to, as a resumed run has it; None samples nothing (ranks other than the first of a node).
-        """
+        """path: appended to, as a resumed run has it; None samples nothing (ranks other than the first of a node)."""
         self._num_gpus = num_gpus
         self._file = LineFile(path) if path else None
         self._error: StorageError | None = None
@@ -136,20 +133,17 @@ class Telemetry:
         is_part = len(handles) < min(self._num_gpus, len(all_bus_ids(SYS)))
         meter = open_meter(SYS, nvml, [] if is_part else handles, then)
         if energy := meter.read(then):
-            self._write({'event': 'meter', 'boot': read_boot_id(), 'energy_j': energy,
+            self._write({'event': 'meter', 'boot': read_small(BOOT_ID) or None, 'energy_j': energy,
                          **({'gpu_energy': 'counted' if meter.are_gpus_counted else 'integrated from power'}
                             if 'gpu' in energy else {})})
         psutil.cpu_percent()  # counts from here
         while not self._stop.wait(PERIOD_S):
             after, now = read_counters(), time.monotonic()
             memory = psutil.virtual_memory()
-            rates = {kind: {n: round(v) for n, v in values.items()}
-                     for kind, values in make_rates(before, after, now - then).items()}
-            gpus, cpu_percent = read_gpus(nvml, handles), psutil.cpu_percent()
-            energy = meter.read(time.monotonic())
-            self._write({'cpu_percent': cpu_percent, 'memory_used_bytes': memory.used,
-                         'page_cache_bytes': memory.cached, **rates, **({'gpus': gpus} if gpus else {}),
-                         **({'energy_j': energy} if energy else {})})
+            sample = {'cpu_percent': psutil.cpu_percent(), 'memory_used_bytes': memory.used,
+                      'page_cache_bytes': memory.cached, **make_rates(before, after, now - then)}
+            rest = {'gpus': read_gpus(nvml, handles), 'energy_j': meter.read(time.monotonic())}
+            self._write(sample | {key: value for key, value in rest.items() if value})
             before, then = after, now
         if energy := meter.read(time.monotonic()):  # the run ended since the last sample
             self._write({'event': 'stop', 'energy_j': energy})

@@ -14,8 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.system.cgroup import Limits, find_limits
-from mlperf_rn50.system.cpu_list import parse_cpu_list, render_cpu_list
+from mlperf_rn50.system.cgroup import Limits, find_limits, parse_cpu_list, read_small, render_cpu_list
 from mlperf_rn50.system.gpu_environment import missing_settings
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
 from mlperf_rn50.system.launched import environment_number, launched_local, omp_threads, rank_name, say
@@ -57,14 +56,6 @@ class Binding:
     gpu: int | None
 
 
-def _number(path: Path) -> int:
-    """The number in a file; 0 where there is none, as for a NUMA node of -1 (unknown)."""
-    try:
-        return max(0, int(path.read_text()))
-    except (OSError, ValueError):
-        return 0
-
-
 def _cores(sys: Path, cpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Logical CPUs grouped by physical core."""
     cores: dict[tuple[int, ...], None] = {}
@@ -75,42 +66,24 @@ def _cores(sys: Path, cpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(cores)
 
 
-@dataclass(frozen=True)
-class Devices:
-    """GPUs of a node, and which of them a rank takes.
+def choose_devices(visible: Sequence[str], of_host: Sequence[str],
+                   num_devices: int) -> tuple[Sequence[str], int | None]:
+    """The GPUs that the ranks of a node share out, and which of them is this rank's where its number does not give it.
+
+    Ranks that see enough of them all see the same. A rank that sees only its own has its place among all of the host's,
+    where these are as many as are needed.
 
     Args:
-        bus_ids: their PCI addresses, those of MIG instances being their card's.
-        place: the rank's among them; None for the one that its number on the node gives.
-        number: as CUDA counts for the rank; None where it is the place.
-    """
-
-    bus_ids: tuple[str, ...]
-    place: int | None = None
-    number: int | None = None
-
-
-def choose_devices(visible: Sequence[str], of_host: Sequence[str], num_devices: int) -> Devices:
-    """The GPUs that the ranks of a node share out.
-
-    Ranks that see enough of them all see the same. A rank that sees only its own counts it as 0; its place is then
-    that among all of the host's, where these are as many as are needed.
-
-    Args:
-        visible: PCI addresses of the GPUs that this rank sees, in CUDA's order.
-        of_host: those of all GPUs of the host.
+        visible: PCI addresses of the GPUs that this rank sees, in CUDA's order, those of MIG instances being their
+            card's; of_host: of all GPUs of the host.
     """
     if len(visible) == 1 < num_devices <= len(of_host) and visible[0] in of_host:
-        return Devices(tuple(of_host), of_host.index(visible[0]), 0)
-    return Devices(tuple(visible), None, 0 if len(visible) == 1 else None)
+        return of_host, of_host.index(visible[0])
+    return visible, None
 
 
 def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> Topology:
-    """The topology of a node.
-
-    Args:
-        sys: /sys, or a copy of it.
-    """
+    """The topology of a node, from /sys or a copy of it."""
     nodes = []
     for path in sorted((sys / 'devices/system/node').glob('node[0-9]*'), key=lambda p: int(p.name[4:])):
         cpus = [c for c in parse_cpu_list((path / 'cpulist').read_text()) if c in allowed]
@@ -118,7 +91,13 @@ def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> 
             nodes.append(NumaNode(int(path.name[4:]), _cores(sys, cpus)))
     if not nodes:
         nodes = [NumaNode(0, _cores(sys, sorted(allowed)))]
-    return Topology(tuple(nodes), tuple(_number(sys / f'bus/pci/devices/{b}/numa_node') for b in bus_ids))
+    return Topology(tuple(nodes), tuple(_numa_node(sys, b) for b in bus_ids))
+
+
+def _numa_node(sys: Path, bus_id: str) -> int:
+    """That of a PCI device; 0 where it is unknown, which Linux writes as -1."""
+    text = read_small(sys / f'bus/pci/devices/{bus_id}/numa_node')
+    return int(text) if text.isdecimal() else 0
 
 
 def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
@@ -137,13 +116,12 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
     over the NUMA nodes.
 
     Args:
-        local_rank: from 0.
         place: of the rank's GPU among all of the node, where its number on the node does not give it.
     """
     num_devices = -(-local_size // ranks_per_device) if place is None else len(topology.gpus)
     device = local_rank // ranks_per_device if place is None else place
-    by_number = {n.number: i for i, n in enumerate(topology.nodes)}
     if topology.gpus:
+        by_number = {n.number: i for i, n in enumerate(topology.nodes)}
         places = [by_number.get(topology.gpus[d % len(topology.gpus)], 0) for d in range(num_devices)]
     else:
         places = [d * len(topology.nodes) // num_devices for d in range(num_devices)]
@@ -203,9 +181,9 @@ def leave_openmp_to_engine() -> None:
 
 def render_binding(binding: Binding) -> str:
     """One line for people."""
-    return ', '.join([f'cores {render_cpu_list(binding.cpus)}', f'{binding.num_threads} threads',
-                      f'NUMA node {binding.numa_node}',
-                      'no GPU' if binding.gpu is None else f'GPU {binding.gpu}'])
+    gpu = 'no GPU' if binding.gpu is None else f'GPU {binding.gpu}'
+    return (f'cores {render_cpu_list(binding.cpus)}, {binding.num_threads} threads, NUMA node {binding.numa_node}, '
+            f'{gpu}')
 
 
 def _bind(command: Sequence[str]) -> None:
@@ -220,11 +198,12 @@ def _bind(command: Sequence[str]) -> None:
         os.execvp(command[0], list(command))
     local_rank, local_size = launched_local()
     per_device = environment_number('MLPERF_RN50_RANKS_PER_DEVICE') or 1
-    devices = choose_devices([g.bus_id for g in find_visible_gpus()], all_bus_ids(SYS), -(-local_size // per_device))
-    topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), devices.bus_ids)
-    binding = choose_binding(topology, local_rank, local_size, per_device, devices.place)
-    if binding.gpu is not None and devices.number is not None:
-        binding = replace(binding, gpu=devices.number)
+    visible = [g.bus_id for g in find_visible_gpus()]
+    bus_ids, place = choose_devices(visible, all_bus_ids(SYS), -(-local_size // per_device))
+    topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), bus_ids)
+    binding = choose_binding(topology, local_rank, local_size, per_device, place)
+    if len(visible) == 1:
+        binding = replace(binding, gpu=0)  # as CUDA counts for the rank
     os.sched_setaffinity(0, binding.cpus)
     threads = set_omp_threads(quota_threads(binding.num_threads, local_size, find_limits()))
     os.environ.setdefault('DALI_AFFINITY_MASK', ','.join(map(str, binding.pinning)))

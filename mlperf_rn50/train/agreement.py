@@ -14,11 +14,7 @@ STRAGGLER_FACTOR = 1.15
 
 
 def check_agreement(comm: Comm, digests: Mapping[str, int], epoch: int) -> None:
-    """Raise RunFailed where the arrays of a rank are not those of the others; called by all ranks.
-
-    Args:
-        epoch: they are after, from 0.
-    """
+    """Raise RunFailed where arrays of a rank, after an epoch from 0, are not those of the others; called by all."""
     own = zlib.crc32(json.dumps(sorted(digests.items())).encode())
     if len(set(comm.gather_object(own))) > 1:
         raise RunFailed(describe_divergence(comm.gather_object(dict(digests)), epoch))
@@ -29,7 +25,6 @@ def check_finite(name: str | None, epoch: int) -> None:
 
     Args:
         name: of that array; None where all are finite.
-        epoch: they are after, from 0.
     """
     if name:
         raise RunFailed(f'{name} holds values that are not finite after epoch {epoch + 1}, expected none; the loss may '
@@ -41,7 +36,6 @@ def describe_divergence(digests: Sequence[Mapping[str, int]], epoch: int) -> str
 
     Args:
         digests: of each rank's arrays, by name; not all the same.
-        epoch: they are after, from 0.
     """
     usual = {name: Counter(d[name] for d in digests).most_common(1)[0] for name in digests[0]}
     names = [n for n in usual if len({d[n] for d in digests}) > 1]

@@ -5,6 +5,7 @@ import platform
 import secrets
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import mxnet as mx
@@ -16,8 +17,7 @@ from mlperf_rn50.data.verify import check_sample, check_size
 from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.zoo import build_model, count_parameters
 from mlperf_rn50.system.doctor import Check, Expected, Facts, check_facts, own_facts
-from mlperf_rn50.system.gpu_fit import one_line
-from mlperf_rn50.system.gpu_stack import mxnet_facts
+from mlperf_rn50.system.gpu_stack import mxnet_facts, one_line
 from mlperf_rn50.system.stack import package_versions
 from mlperf_rn50.train.comm import Comm, LocalComm, describe_exchange
 from mlperf_rn50.train.device import device_id_of
@@ -123,15 +123,6 @@ def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
     return problem
 
 
-def _checkpoint_bytes(config: Config) -> int:
-    return _BYTES_PER_PARAMETER * count_parameters(build_model(config, mx.cpu(), 0))
-
-
-def _mxnet_facts() -> dict:
-    return mxnet_facts(package_versions(), os.environ, Path('/proc/self/maps').read_text(),
-                       mx.runtime.Features().is_enabled('CUDA'), hasattr(mx.nd, 'BatchNormAddRelu'))
-
-
 def _device(config: Config, comm: Comm) -> tuple[int | None, str]:
     """The GPU of this rank, None for none, and what is wrong with that."""
     try:
@@ -170,11 +161,12 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
     device_id, device_problem = _device(config, comm)
     context = device_context(device_id)
     run_folder_problem = _run_folder_problem(Path(config.run.dir), comm) if has_config else None
-    own = own_facts(Path(config.run.dir), _mxnet_facts())
-    is_tried = device_id is not None
+    own_mxnet = mxnet_facts(package_versions(), os.environ, Path('/proc/self/maps').read_text(),
+                            mx.runtime.Features().is_enabled('CUDA'), hasattr(mx.nd, 'BatchNormAddRelu'))
+    own = own_facts(Path(config.run.dir), own_mxnet)
     facts = own | {
         'device': device_id, 'device_problem': device_problem,
-        'trial': try_batches(config, comm.world_size, comm.rank, device_id) if is_tried else None,
+        'trial': None if device_id is None else try_batches(config, comm.world_size, comm.rank, device_id),
         'rank': comm.rank, 'local_rank': comm.local_rank, 'local_size': comm.local_size, 'config': config_digest,
         'dali': nvidia.dali.__version__,
         'horovod': _horovod_facts(config, comm),
@@ -195,6 +187,7 @@ def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], 
     rows = gather_facts(config, has_config, comm)
     expected = Expected(config.train.device, config.train.precision)
     if has_config:
-        expected = Expected(config.train.device, config.train.precision, config.run.num_nodes,
-                            config.run.ranks_per_node, _checkpoint_bytes(config) * (config.checkpoint.keep + 1))
+        num_parameters = count_parameters(build_model(config, mx.cpu(), 0))
+        expected = replace(expected, num_nodes=config.run.num_nodes, ranks_per_node=config.run.ranks_per_node,
+                           needed_disk_bytes=_BYTES_PER_PARAMETER * num_parameters * (config.checkpoint.keep + 1))
     return rows, check_facts(rows, expected)

@@ -20,7 +20,6 @@ from mlperf_rn50.mlperf.writer import RunLog
 from mlperf_rn50.model.weights import load_weights, set_weights
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
 from mlperf_rn50.study.reference import Reference
-from mlperf_rn50.system.page_cache import drop_page_cache
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.system.topology import leave_openmp_to_engine
 from mlperf_rn50.train import checkpoint, events
@@ -43,6 +42,7 @@ from mlperf_rn50.train.trainer import Trainer, device_notes
 from mlperf_rn50.train.watch import Position
 
 _LOCK_PERIOD_S = 0.5
+_DROP_CACHES = Path('/proc/sys/vm/drop_caches')
 
 
 class StopRequest:
@@ -283,11 +283,21 @@ def _ranks_of_hosts(hosts: Sequence[Host]) -> list[tuple[str, int]]:
     return [(h.name, h.local_size) for h in hosts if h.local_rank == 0]
 
 
+def _drop_page_cache() -> str | None:
+    """Flush this host's page cache, so that a run reads its data from storage; return why that failed, or None."""
+    try:
+        os.sync()
+        _DROP_CACHES.write_text('3\n')
+    except OSError as e:
+        return f'{_DROP_CACHES}: {e.strerror} (needs root)'
+    return None
+
+
 def _clear_caches(config: Config, comm: Comm, sinks: events.Sinks) -> tuple[bool, str]:
     """Flushes the page cache of every node if asked to; whether all of them did, and why not."""
     if not config.run.clear_caches:
         return False, 'not asked for (run.clear_caches)'
-    problem = drop_page_cache() if comm.local_rank == 0 else None
+    problem = _drop_page_cache() if comm.local_rank == 0 else None
     num_failed = comm.sum([problem is not None])[0]
     if num_failed:
         text = problem or f'{num_failed} nodes could not (needs root)'

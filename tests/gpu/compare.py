@@ -74,10 +74,7 @@ def run_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, p
     Args:
         make: makes it for a layout.
         shape: of its input in NCHW.
-        layout: it computes in.
-        precision: it computes in.
         rounding: the precision that its input and parameters are rounded to first.
-        context: of the device.
     """
     random = np.random.default_rng(7)
     block = make(layout)

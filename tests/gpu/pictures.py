@@ -14,25 +14,20 @@ NUM_CLASSES = 10
 SIZES = ((500, 375), (375, 500), (640, 427), (333, 500))  # width and height, as ImageNet has them
 
 
-def picture(number: int) -> np.ndarray:
-    """One picture, uint8 (height, width, 3), the same for the same number."""
+def picture(number: int) -> bytes:
+    """One picture as a JPEG file, the same for the same number."""
     random, (width, height) = np.random.default_rng(number), SIZES[number % len(SIZES)]
     coarse = random.integers(0, 256, (height // 60 + 2, width // 60 + 2, 3), np.uint8)
     shades = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), np.int16)
     noise = random.integers(-12, 13, (height, width, 1), np.int16)
-    return np.clip(shades + noise, 0, 255).astype(np.uint8)
-
-
-def jpeg(pixels: np.ndarray) -> bytes:
-    """A picture as a JPEG file."""
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, 'JPEG', quality=92)
+    Image.fromarray(np.clip(shades + noise, 0, 255).astype(np.uint8)).save(buffer, 'JPEG', quality=92)
     return buffer.getvalue()
 
 
 def pack_pictures(out: Path, number: int) -> Path:
     """Prepares so many pictures, all of them for training and one for each class for validation."""
-    samples = [Sample(i % NUM_CLASSES, f'{i}', jpeg(picture(i))) for i in range(number)]
+    samples = [Sample(i % NUM_CLASSES, f'{i}', picture(i)) for i in range(number)]
     pack(Dataset('pictures', 'made up', [str(i) for i in range(NUM_CLASSES)], samples, samples[:NUM_CLASSES]), out,
          Packing(None), 1, False)
     return out

@@ -10,7 +10,7 @@ from mlperf_rn50.model.resnet import ResidualUnit, _Layers, units
 from mlperf_rn50.train.trainer import SmoothedCrossEntropy
 
 
-def conv(in_channels, channels, kernel, stride):
+def conv(in_channels, channels, kernel, stride=1):
     return lambda layout: nn.Conv2D(channels, kernel, stride, kernel // 2, use_bias=False, in_channels=in_channels,
                                     layout=layout)
 
@@ -31,17 +31,13 @@ def unit(number, fusion=PLAIN):
     return lambda layout: ResidualUnit(units(50)[number], _Layers(ModelConfig(layout=layout), False, fusion), 0)
 
 
-class Smoothed(nn.HybridBlock):
+class Smoothed(SmoothedCrossEntropy):
     """The loss for labels 0, 1, 2, … and weights of 1, of logits in float32."""
-
-    def __init__(self):
-        super().__init__()
-        self.loss = SmoothedCrossEntropy(0.1)
 
     def hybrid_forward(self, F, x):
         logits = F.cast(x, 'float32')
         labels = F.contrib.arange_like(logits, axis=0)
-        return self.loss(logits, labels, F.ones_like(labels))
+        return super().hybrid_forward(F, logits, labels, F.ones_like(labels))
 
 
 KINDS = {
@@ -55,7 +51,7 @@ KINDS = {
     'max pooling': (lambda layout: nn.MaxPool2D(3, 2, 1, layout=layout), (8, 16, 32, 32)),
     'average pooling': (lambda layout: nn.GlobalAvgPool2D(layout=layout), (8, 64, 7, 7)),
     'dense': (lambda layout: nn.Dense(1000, in_units=256), (8, 256)),
-    'loss': (lambda layout: Smoothed(), (8, 10)),
+    'loss': (lambda layout: Smoothed(0.1), (8, 10)),
     'residual unit with projection': (unit(0), (8, 64, 14, 14)),
     'residual unit': (unit(1), (8, 256, 14, 14))}
 # Several layers, each with its own rounding, which a ReLU makes larger where a sign becomes another.

@@ -4,7 +4,7 @@ import os
 import mxnet as mx
 from gpu.conftest import IS_DRY
 
-from mlperf_rn50.system.cpu_list import render_cpu_list
+from mlperf_rn50.system.cgroup import render_cpu_list
 from mlperf_rn50.system.gpus import find_visible_gpus
 from mlperf_rn50.system.power import find_gpus
 from mlperf_rn50.system.telemetry import read_gpus

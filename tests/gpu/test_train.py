@@ -34,16 +34,11 @@ def take_down(figure, what, run_dir, done):
     assert log.status == 'converged' and log.final_accuracy >= TARGET
 
 
-def bindings(said: str) -> list[str]:
-    """What launch/bind.sh says of each rank."""
-    return [line.strip() for line in said.splitlines() if re.match(r'\s*rank \d+ on .*: cores ', line)]
-
-
 def test_digits_with_a_rank_on_every_gpu(digits, tmp_path, num_gpus, device_options, figure):
     num_ranks = min(num_gpus, 16)
     done = train('digits_cpu', digits, tmp_path, num_ranks, 64, device_options)
     take_down(figure, f'digits, {num_ranks} ranks', tmp_path, done)
-    bound = sorted(bindings(done.stdout + done.stderr))
+    bound = sorted(re.findall(r'^\s*(rank \d+ on .*: cores .*)', done.stdout + done.stderr, re.MULTILINE))
     for number, line in enumerate(bound):
         figure(f'binding {number}', re.sub(r' on \S+', '', line, count=1))
     assert len(bound) == num_ranks

@@ -1,20 +1,17 @@
 """What the doctor says of GPUs, on made-up facts: both MXNets, cards, drivers and batches that were tried."""
-
 import mxnet as mx
 import pytest
 
 from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system.gpu_fit import check_trial, one_line
 from mlperf_rn50.system.gpu_stack import (
-    capability_problem,
     check_gpus,
     check_libraries,
+    check_trial,
     cuda_libraries,
     cuda_major,
-    loaded_libraries,
     mxnet_facts,
-    used_gpus,
+    one_line,
 )
 from mlperf_rn50.train import examine
 from mlperf_rn50.train.comm import LocalComm
@@ -37,7 +34,7 @@ R470, R525_OLD, R535, R545, R418 = '470.82.01', '525.60.13', '535.129.03', '545.
 
 
 def gpu(card, driver=R535, uuid='GPU-a'):
-    return {'name': card[0], 'compute_cap': card[1], 'driver_version': driver, 'uuid': uuid, 'parent': None}
+    return {'name': card[0], 'compute_cap': card[1], 'driver_version': driver, 'uuid': uuid}
 
 
 def row(mxnet=WHEELS, gpus=(), host='h1', device=0, libcuda='12020', **changes):
@@ -46,35 +43,31 @@ def row(mxnet=WHEELS, gpus=(), host='h1', device=0, libcuda='12020', **changes):
 
 
 def test_which_mxnet_is_at_hand():
-    assert [m['kind'] for m in (CPU, WHEELS, CONTAINER, OWN)] == ['cpu', 'wheels', 'container', 'other']
-    assert [m['release'] for m in (CPU, WHEELS, CONTAINER, OWN)] == ['', 'mxnet-cu117', '24.06', '']
+    # The last: a host that ssh starts without the container's variables.
+    found = [CPU, WHEELS, CONTAINER, OWN, mxnet_facts({'mxnet': '1.9.1'}, {}, '', True, True)]
+    assert [(m['kind'], m['release'], cuda_major(m)) for m in found] == [
+        ('cpu', '', 11), ('wheels', 'mxnet-cu117', 11), ('container', '24.06', 12), ('other', '', 12),
+        ('container', '', 12)]
     assert WHEELS['libraries'] == {'libcudart': '11.8.89', 'libcudnn': '8'}
-    assert [cuda_major(m) for m in (CPU, WHEELS, CONTAINER, OWN)] == [11, 11, 12, 12]
-    by_operator = mxnet_facts({'mxnet': '1.9.1'}, {}, '', True, True)  # a host that ssh starts without the variables
-    assert by_operator['kind'] == 'container' and cuda_major(by_operator) == 12
-    assert loaded_libraries('') == {}
 
 
 @pytest.mark.parametrize('mxnet, card, driver, libcuda, status, said, fix', [
     (WHEELS, V100, R470, '11040', 'ok', '1 x Tesla V100-SXM2-16GB; driver 470.82.01; MXNet of mxnet-cu117', ''),
-    (WHEELS, A100, R545, '12030', 'ok', 'A100', ''),
     (WHEELS, RTX4090, R535, '12020', 'ok', '4090', ''),
+    (WHEELS, M60, R535, '12020', 'ok', 'M60', ''),
+    (WHEELS, ('K40', '3.5'), R535, '12020', 'failed', 'hold code up to 8.6', 'build MXNet for this card'),
     (WHEELS, V100, R418, '10010', 'failed', 'driver 418.40 on h1; CUDA 11 needs 450 or newer', 'newer driver'),
     (WHEELS, H100, R545, '12030', 'failed', 'has compute capability 9.0; the published mxnet-cu wheels hold code up to '
      '8.6', "NVIDIA's container: docker build --build-arg VARIANT=ngc"),
     (WHEELS, B200, R545, '12030', 'failed', 'neither the published wheels nor', 'build MXNet for this card'),
     (CONTAINER, V100, R470, '12040', 'ok', "driver 470.82.01; MXNet of NVIDIA's container 24.06", ''),
     (CONTAINER, V100, R470, '11040', 'failed', 'it is for CUDA 11, and the compatibility package', 'cuda/compat/lib'),
-    (CONTAINER, A100, R535, '12020', 'ok', 'A100', ''),
     (CONTAINER, A100, R525_OLD, '12000', 'failed', 'needs 545 or newer; on data centre cards also 470.57, 525.85, '
      '535.86 or later', 'newer driver'),
     (CONTAINER, RTX4090, R535, '12020', 'failed', 'needs 545 or newer', 'newer driver'),
     (CONTAINER, RTX4090, R545, '12030', 'ok', '4090', ''),
-    (CONTAINER, H100, R545, '12030', 'ok', '1 x NVIDIA H100 80GB HBM3; driver 545.23.08', ''),
-    (CONTAINER, H100, R535, '12020', 'ok', 'H100', ''),
-    (CONTAINER, H100, '550.54.15', '', 'ok', 'H100', ''),
+    (CONTAINER, H100, R535, '12020', 'ok', '1 x NVIDIA H100 80GB HBM3; driver 535.129.03', ''),
     (CONTAINER, B200, '570.86.10', '12080', 'failed', 'compute capability 10.0; neither the', 'build MXNet'),
-    (CONTAINER, ('GeForce', '12.0'), '570.86', '12080', 'failed', 'neither the', 'build MXNet'),
     (CONTAINER, M60, R545, '12030', 'failed', "NVIDIA's container has code from 6.0 on", 'MLPERF_RN50_VARIANT=cu117'),
     (OWN, H100, R535, '12020', 'ok', 'MXNet of an own build', ''),
     (OWN, A100, R470, '11040', 'failed', 'CUDA 12 needs 525 or newer', ''),
@@ -84,29 +77,22 @@ def test_cards_and_drivers(mxnet, card, driver, libcuda, status, said, fix):
     assert (check.status, said in check.found, fix in check.fix) == (status, True, True), check
 
 
-@pytest.mark.parametrize('capability, runs', [('5.0', True), ('5.2', True), ('6.1', True), ('7.0', True), ('7.5', True),
-                                              ('8.0', True), ('8.6', True), ('8.9', True), ('9.0', False),
-                                              ('10.0', False), ('3.5', False), ('', False)])
-def test_compute_capabilities_of_the_wheels(capability, runs):
-    assert (capability_problem('wheels', capability) == ('', '')) == runs
+TWO = [gpu(V100, uuid='GPU-a'), gpu(H100, uuid='GPU-b')]
 
 
-def test_the_check_speaks_of_the_gpus_that_ranks_use():
-    two = [gpu(V100, uuid='GPU-a'), gpu(H100, uuid='GPU-b')]
-    assert used_gpus(row(gpus=two)) == two[:1] and used_gpus(row(gpus=two, device=None)) == two
-    assert check_gpus([row(gpus=two)], 'gpu').status == 'ok'  # the H100 is nobody's
-    assert check_gpus([row(gpus=two), row(gpus=two, device=1, host='h2')], 'gpu').found.startswith('NVIDIA H100 80GB '
-                                                                                                 'HBM3 on h2')
-    shared = [row(gpus=[gpu(V100)]), row(gpus=[gpu(V100)]), row(gpus=[gpu(V100, uuid='GPU-c')], host='h2')]
-    assert check_gpus(shared, 'gpu').found.startswith('2 x Tesla V100')
-    assert check_gpus(shared, 'cpu').status == 'not needed'
-
-
-def test_no_gpu_in_sight():
-    assert check_gpus([row()], 'gpu').found == 'no driver tells of one on h1'
-    assert 'CUDA_VISIBLE_DEVICES=)' in check_gpus([row(visible='')], 'gpu').found
-    problem = check_gpus([row(gpus=[gpu(V100)], device=None, device_problem='run.ranks_per_device: got 1')], 'gpu')
-    assert (problem.status, problem.found) == ('failed', 'run.ranks_per_device: got 1')
+@pytest.mark.parametrize('made, status, found', [
+    ([row(gpus=TWO)], 'ok', '1 x Tesla V100'),  # no rank takes the H100
+    ([row(gpus=TWO), row(gpus=TWO, device=1, host='h2')], 'failed', 'NVIDIA H100 80GB HBM3 on h2'),
+    ([row(gpus=TWO, device=None)], 'failed', 'NVIDIA H100 80GB HBM3 on h1'),
+    ([row(gpus=[TWO[0]] * 2), row(gpus=[TWO[0]]), row(gpus=[gpu(V100, uuid='GPU-c')], host='h2')], 'ok', '2 x Tesla'),
+    ([row(gpus=[TWO[0], gpu(V100, uuid='GPU-d')], device=d) for d in (0, 1)], 'ok', '2 x Tesla'),
+    ([row()], 'failed', 'no driver tells of one on h1'),
+    ([row(visible='')], 'failed', 'none is visible on h1 (CUDA_VISIBLE_DEVICES=)'),
+    ([row(gpus=TWO[:1], device=None, device_problem='run.ranks_per_device: got 1')], 'failed', 'run.ranks_per_device')])
+def test_the_check_is_of_the_gpus_that_ranks_use(made, status, found):
+    check = check_gpus(made, 'gpu')
+    assert (check.status, check.found.startswith(found)) == (status, True), check
+    assert check_gpus(made, 'cpu').status == 'not needed'
 
 
 def test_libraries_are_those_of_the_cuda_at_hand():
@@ -114,11 +100,12 @@ def test_libraries_are_those_of_the_cuda_at_hand():
     missing = check_libraries([row(), row(CONTAINER, host='h2', cuda_libraries={'libcudnn.so.9': None})], 'gpu')
     assert (missing.status, missing.found) == ('failed', 'not found on h2 for CUDA 12: libcudnn.so.9')
     assert check_libraries([row(cuda_libraries={'a': '1', 'b': ''})], 'gpu').found == 'a 1, b'
-    assert check_libraries([row()], 'cpu').status == 'not needed'
+    assert check_libraries([row(CPU)], 'gpu').status == check_libraries([row()], 'cpu').status == 'not needed'
 
 
 REFUSED = """Traceback (most recent call last):
   File "../src/operator/nn/cudnn/cudnn_batch_norm-inl.h", line 205
+operator() of a norm
 MXNetError: Check failed: e == CUDNN_STATUS_SUCCESS (9 vs. 0) : cuDNN: CUDNN_STATUS_NOT_SUPPORTED
 Stack trace:
   [bt] (0) /lib/libmxnet.so(+0x1) [0x7f]"""
@@ -131,14 +118,13 @@ def test_an_error_is_one_line(error, line):
     assert one_line(error) == line
 
 
-def tried(problem='', what='an evaluation', seconds=2.0):
-    return {'what': what, 'problem': problem, 'seconds': seconds, 'used_bytes': 5 * 10**9}
+def tried(problem='', seconds=2.0):
+    return {'what': 'an evaluation', 'problem': problem, 'seconds': seconds, 'used_bytes': 5 * 10**9}
 
 
 @pytest.mark.parametrize('error, fix', [
     (REFUSED, 'cuDNN has no kernel for these sizes'),
     ('cudaMalloc retry failed: out of memory', 'lower train.local_batch_size'),
-    ('CUDA: no kernel image is available for execution on the device', "NVIDIA's container"),
     ('Check failed: something else', 'model.layout NCHW, float32 and a smaller batch')])
 def test_a_refused_kernel_is_met_by_the_doctor(error, fix):
     check = check_trial([row(trial=tried()), row(host='h2', trial=tried(one_line(error)))])
@@ -158,57 +144,46 @@ def config(**train):
     return Config(data=data, model=ModelConfig(name='resnet18'), train=TrainConfig(local_batch_size=4, **train))
 
 
-def test_one_batch_of_each_kind_is_tried():
-    found = examine.try_batches(config(), 1, 0, None)
-    assert (found['what'], found['problem']) == ('an evaluation', '') and found['seconds'] > 0
+def test_one_batch_of_each_kind_is_tried(monkeypatch, thin_resnets):
+    seen, eval_net = [], examine.Trainer.eval_net.fget
+    monkeypatch.setattr(examine.Trainer, 'eval_net', property(
+        lambda trainer: lambda images: seen.append(images.shape) or eval_net(trainer)(images)))
+    found = examine.try_batches(config(eval_batch_size=5), 1, 0, None)
+    assert (found['what'], found['problem'], seen) == ('an evaluation', '', [(5, 3, 32, 32)]) and found['seconds'] > 0
 
 
-@pytest.mark.parametrize('part, what', [('forward', 'a training pass'), ('fold', 'an evaluation')])
-def test_what_a_kernel_refuses_is_one_line(monkeypatch, part, what):
+def test_what_a_kernel_refuses_is_one_line(monkeypatch, thin_resnets):
     def refuse(*_):
         raise mx.MXNetError(REFUSED)
-    monkeypatch.setattr(examine.Trainer, part, refuse)
+    monkeypatch.setattr(examine.Trainer, 'forward', refuse)
     found = examine.try_batches(config(), 1, 0, None)
-    assert found['what'] == what and found['problem'].endswith('CUDNN_STATUS_NOT_SUPPORTED')
-
-
-def test_the_evaluation_batch_of_the_configuration_goes_through_the_folded_network(monkeypatch):
-    seen = []
-
-    def refuse(images):
-        seen.append(images.shape)
-        raise mx.MXNetError(REFUSED)
-    monkeypatch.setattr(examine.Trainer, 'eval_net', property(lambda trainer: refuse))
-    found = examine.try_batches(config(eval_batch_size=5), 1, 0, None)
-    assert seen == [(5, 3, 32, 32)]
-    assert found['what'] == 'an evaluation' and found['problem'].endswith('CUDNN_STATUS_NOT_SUPPORTED')
-
-
-def test_a_plan_that_cannot_be_is_the_problem_of_the_trial():
+    assert found['what'] == 'a training pass' and found['problem'].endswith('CUDNN_STATUS_NOT_SUPPORTED')
     wrong = Config(train=TrainConfig(global_batch_size=7))
     assert 'global_batch_size' in examine.try_batches(wrong, 2, 0, None)['problem']
 
 
-@pytest.mark.parametrize('num_gpus', [1, 2])
-def test_facts_of_a_rank_on_a_gpu(monkeypatch, tmp_path, num_gpus):
-    """With MXNet's calls for GPUs stood in for: the device, its memory and the trial."""
-    cards = [dict(name='A100', compute_cap='8.0', uuid=f'GPU-{i}', memory_bytes=40 << 30) for i in range(num_gpus)]
-    monkeypatch.setattr(examine, 'own_facts', lambda folder, mxnet: {'host': 'h1', 'gpus': cards, 'mxnet': mxnet})
-    monkeypatch.setattr(examine, 'device_id_of', lambda c, comm: 0)
-    monkeypatch.setattr(examine, 'device_context', lambda device_id: mx.cpu())
-    monkeypatch.setattr(examine, 'try_batches', lambda c, size, rank, device_id: {'device': device_id})
-    monkeypatch.setattr(examine, '_horovod_facts', lambda *_: {})
-    [found] = examine.gather_facts(config(device='gpu'), True, LocalComm())
+@pytest.fixture
+def gather(monkeypatch):
+    """The facts of one rank whose device is found by a stand-in, on this machine."""
+    def of(find_device):
+        monkeypatch.setattr(examine, 'own_facts', lambda folder, mxnet: {'host': 'h1', 'gpus': [], 'mxnet': mxnet})
+        monkeypatch.setattr(examine, 'device_id_of', find_device)
+        monkeypatch.setattr(examine, 'device_context', lambda device_id: mx.cpu())
+        monkeypatch.setattr(examine, 'try_batches', lambda c, size, rank, device_id: {'device': device_id})
+        monkeypatch.setattr(examine, '_horovod_facts', lambda *_: {})
+        [found] = examine.gather_facts(config(device='gpu'), True, LocalComm())
+        return found
+    return of
+
+
+def test_a_rank_with_a_gpu_tries_it_and_one_without_says_why(gather):
+    found = gather(lambda c, comm: 0)
     assert (found['device'], found['device_problem'], found['trial']) == (0, '', {'device': 0})
     assert found['mxnet']['kind'] == 'cpu'
 
-
-def test_a_rank_without_a_gpu_says_why(monkeypatch):
     def none(*_):
         raise ConfigError('train.device: got gpu, and MXNet sees none')
-    monkeypatch.setattr(examine, 'device_id_of', none)
-    monkeypatch.setattr(examine, '_horovod_facts', lambda *_: {})
-    [found] = examine.gather_facts(config(device='gpu'), True, LocalComm())
+    found = gather(none)
     assert (found['device'], found['trial']) == (None, None)
     assert found['device_problem'].endswith('MXNet sees none')
 

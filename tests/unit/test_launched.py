@@ -11,7 +11,6 @@ from helpers import call
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import launched
 from mlperf_rn50.system.launched import (
-    environment_number,
     launched_local,
     launched_rank,
     launched_size,
@@ -20,13 +19,13 @@ from mlperf_rn50.system.launched import (
 )
 
 
-@pytest.mark.parametrize('text, threads', [('4', 4), ('2,1', 2), (' 3 , 2,1', 3), ('', None), ('0', None), ('-1', None),
-                                           ('x', None), (',2', None), ('²', None), ('9' * 5000, None)])
+@pytest.mark.parametrize('text, threads', [('4', 4), (' 3 , 2,1', 3), ('', None), ('0', None), (',2', None),
+                                           ('²', None), ('9' * 5000, None)])
 def test_threads_of_nested_levels_count_by_the_first(text, threads):
     assert omp_threads(text) == threads
 
 
-@pytest.mark.parametrize('text', ['x', '', '1.5', '-1', '1,2', '٣', '9' * 5000])
+@pytest.mark.parametrize('text', ['', '1,2', '٣', '9' * 5000])
 def test_a_launcher_that_says_no_number_is_named(monkeypatch, text):
     for name, ask in (('OMPI_COMM_WORLD_RANK', launched_rank), ('PMI_SIZE', launched_size),
                       ('OMPI_COMM_WORLD_LOCAL_RANK', launched_local)):
@@ -36,34 +35,13 @@ def test_a_launcher_that_says_no_number_is_named(monkeypatch, text):
                 ask()
 
 
-def test_what_is_not_set_is_none(monkeypatch):
-    for name in (*launched._RANK, *launched._SIZE):
-        monkeypatch.delenv(name, raising=False)
-    assert (launched_rank(), launched_size()) == (0, None)
-    assert environment_number('X', {}) is None and environment_number('X', {'X': ' 12 '}) == 12
-
-
-def test_ranks_of_srun_with_pmix_know_one_another(monkeypatch):
-    for name in (*launched._RANK, *launched._SIZE, *launched._LOCAL_RANK, *launched._LOCAL_SIZE):
-        monkeypatch.delenv(name, raising=False)
-    step = {'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_LOCALID': '3'}
-    for name, value in step.items():
-        monkeypatch.setenv(name, value)
-    assert (launched_size(), launched_local()) == (None, (0, 1))  # a program started by hand within a job
-
-    monkeypatch.setenv('PMIX_RANK', '7')
-
-    assert (launched_rank(), launched_size(), launched_local()) == (7, 8, (3, 4))
-
-
 def test_the_program_says_it_in_one_line(monkeypatch):
     monkeypatch.delitem(sys.modules, 'horovod.mxnet', raising=False)  # ranks that have it end this process at once
     monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '1')
     monkeypatch.setenv('OMPI_COMM_WORLD_RANK', 'x')
-    for words in (['doctor'], ['train', '--train.local_batch_size=8', '--no-such-option']):
-        done = call(*words)
-        assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'Traceback' not in done.stderr, done.stderr
-    assert "OMPI_COMM_WORLD_RANK: got 'x'" in call('doctor').stderr
+    done = call('doctor')
+    assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
+    assert "OMPI_COMM_WORLD_RANK: got 'x'" in done.stderr
 
 
 def test_binding_understands_nested_threads_and_names_a_wrong_number():
@@ -88,16 +66,19 @@ def test_without_stderr_an_error_keeps_its_exit_code():
     assert subprocess.run([sys.executable, '-c', code]).returncode == 2
 
 
+SRUN = {'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_LOCALID': '3'}
+
+
 @pytest.mark.parametrize('variables, expected', [
     ({}, (0, None, (0, 1))),
-    ({'OMPI_COMM_WORLD_RANK': '3', 'OMPI_COMM_WORLD_SIZE': '8', 'OMPI_COMM_WORLD_LOCAL_RANK': '1',
+    ({'OMPI_COMM_WORLD_RANK': ' 3 ', 'OMPI_COMM_WORLD_SIZE': '8', 'OMPI_COMM_WORLD_LOCAL_RANK': '1',
       'OMPI_COMM_WORLD_LOCAL_SIZE': '2'}, (3, 8, (1, 2))),
     ({'HOROVOD_RANK': '6', 'HOROVOD_SIZE': '8', 'HOROVOD_LOCAL_RANK': '0', 'HOROVOD_LOCAL_SIZE': '4'}, (6, 8, (0, 4))),
-])
-def test_launchers_say_who_a_rank_is(monkeypatch, variables, expected):
-    for name in ('OMPI_COMM_WORLD', 'HOROVOD', 'PMI', 'PMIX'):
-        for part in ('RANK', 'SIZE', 'LOCAL_RANK', 'LOCAL_SIZE'):
-            monkeypatch.delenv(f'{name}_{part}', raising=False)
+    (SRUN, (0, None, (0, 1))),  # a program started by hand within a job
+    ({**SRUN, 'PMIX_RANK': '7'}, (7, 8, (3, 4)))])
+def test_launchers_tell_a_rank_its_place(monkeypatch, variables, expected):
+    for name in (*launched._RANK, *launched._SIZE, *launched._LOCAL_RANK, *launched._LOCAL_SIZE):
+        monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert (launched_rank(), launched_size(), launched_local()) == expected

@@ -21,11 +21,10 @@ def processor(flags, limit=None):
 
 
 @pytest.mark.parametrize('flags, has', [
-    ('fpu sse2', 'no SSE4.1'), ('fpu sse4_1', 'SSE4.1'), ('sse4_1 avx', 'AVX'), (AVX2, 'AVX2'),
+    ('fpu sse2', 'no SSE4.1'), (AVX2, 'AVX2'),
     # Knights Landing has another half of AVX-512, which oneDNN's bfloat16 does not take.
     (f'{AVX2} avx512f avx512cd avx512er avx512pf', 'AVX2'),
-    (AVX512, 'AVX-512'), (f'{AVX512} avx512_vnni', 'AVX-512 VNNI'), (BF16, 'AVX-512 BF16'),
-    (f'{BF16} amx_tile amx_int8 amx_bf16', 'AMX')])
+    (AVX512, 'AVX-512'), (BF16, 'AVX-512 BF16'), (f'{BF16} amx_tile amx_int8 amx_bf16', 'AMX')])
 def test_instruction_sets(flags, has):
     found = processor(flags)
     assert (found.vendor, found.family, found.model, found.has, found.uses) == ('AuthenticAMD', 25, 1, has, has)
@@ -33,22 +32,16 @@ def test_instruction_sets(flags, has):
 
 
 @pytest.mark.parametrize('limit, uses', [
-    ('SSE41', 'SSE4.1'), ('AVX', 'AVX'), ('AVX2', 'AVX2'), ('AVX512_MIC', 'AVX2'), ('AVX512_CORE', 'AVX-512'),
-    ('AVX512_CORE_BF16', 'AVX-512 BF16'), ('AVX512_CORE_AMX', 'AVX-512 BF16'), ('ALL', 'AVX-512 BF16'),
-    # Read by no oneDNN: in small letters, and misspelt.
-    ('avx2', 'AVX-512 BF16'), ('AVX3', 'AVX-512 BF16')])
+    ('AVX512_MIC', 'AVX2'), ('AVX512_CORE', 'AVX-512'), ('AVX512_CORE_AMX', 'AVX-512 BF16'), ('ALL', 'AVX-512 BF16'),
+    ('avx2', 'AVX-512 BF16')])  # which oneDNN does not read in small letters
 def test_the_limit_of_onednn(limit, uses):
     found = processor(BF16, limit)
     assert (found.has, found.uses) == ('AVX-512 BF16', uses)
+    assert processor(AVX2, limit).uses == 'AVX2'  # it adds nothing
 
 
-def test_a_limit_adds_nothing():
-    assert processor(AVX2, 'AVX512_CORE').uses == 'AVX2'
-
-
-@pytest.mark.parametrize('text', ['', 'processor: 0\nFeatures: fp asimd\n'])
-def test_other_machines_have_none_of_it(text):
-    found = parse_processor(text, {})
+def test_other_machines_have_none_of_it():
+    found = parse_processor('processor: 0\nFeatures: fp asimd\n', {})
     assert (found.vendor, found.family, found.has) == ('', None, 'no SSE4.1') and not found.can_train_bfloat16
 
 

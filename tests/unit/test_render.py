@@ -82,11 +82,9 @@ def test_the_command_prints_text_and_nothing_else(tmp_path):
         assert (done.returncode, done.stderr) == (0, '') and done.stdout.startswith(start)
     done = call('report', tmp_path, '--baseline', 'nobody')
     assert (done.returncode, done.stdout) == (2, '') and 'expected one of: box' in done.stderr
-    done = call('report')
-    assert done.returncode == 2 and 'PATH: missing' in done.stderr
 
 
-@pytest.mark.parametrize('name', ['check', 'package', 'prepare', 'report'])
+@pytest.mark.parametrize('name', ['prepare', 'report'])
 def test_help_does_not_wait_for_heavy_imports(name):
     code = (f"import sys; sys.argv = ['mlperf-rn50', {name!r}, '--help']\n"
             'from mlperf_rn50.cli import main\n'

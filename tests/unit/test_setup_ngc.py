@@ -27,21 +27,16 @@ def container(tmp_path):
 def test_an_environment_that_is_about_to_go_is_not_the_containers_python(container):
     found = call('find_container_python', container, f'{container}/.venv/bin:{container}/container/bin')
     assert found.returncode == 0 and found.stdout.strip() == str(container / 'container/bin/python3'), found.stderr
-
-
-def test_nothing_but_that_environment_is_no_container(container):
     found = call('find_container_python', container, f'{container}/.venv/bin')
     assert found.returncode == 2 and 'got no python3 in PATH that has mxnet' in found.stderr
 
 
 def test_a_program_that_the_container_lacks_is_named(tmp_path):
-    (tmp_path / '.venv/bin').mkdir(parents=True)
-    for name, code in (('.venv/bin/mpirun', 2), ('.venv/bin/horovodrun', 3)):  # its own are not the container's
+    # The environment's own programs are not the container's.
+    for name, code in (('.venv/bin/mpirun', 2), ('.venv/bin/horovodrun', 3), ('bin/mpirun', 0)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f'#!/bin/sh\nexit {code}\n')
         (tmp_path / name).chmod(0o755)
-    (tmp_path / 'bin').mkdir()
-    (tmp_path / 'bin/mpirun').write_text('#!/bin/sh\n')
-    (tmp_path / 'bin/mpirun').chmod(0o755)
     path = f'{tmp_path}/.venv/bin:{tmp_path}/bin'
 
     done = call('link_container_programs', tmp_path, path)
