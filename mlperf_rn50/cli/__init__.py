@@ -83,10 +83,7 @@ class _OwnParser(Parser):
 
 
 def whole_parser() -> ArgumentParser:
-    """What stands before the command, and every command with its options, to complete and to document them.
-
-    A command whose options cannot be known, as its packages are not installed, has none.
-    """
+    """Every command with its options, to complete and to document them; none for one whose packages are missing."""
     parser = _OwnParser()
     commands = parser.add_subparsers(metavar='COMMAND', parser_class=ArgumentParser)
     for name in command_names():
@@ -199,11 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    """Runs a command, and says what went wrong; returns its exit code.
-
-    Raises:
-        OSError: the output cannot be written.
-    """
+    """Run a command and print what went wrong; return its exit code. Raise OSError where the output is not taken."""
     catch(_interrupt, END_SIGNALS, lets_in=False)  # a launcher's word waits until a run can stop by itself
     try:
         return _run(argv)

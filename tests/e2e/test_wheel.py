@@ -20,9 +20,7 @@ OF_CHECKERS = {'mlperf-logging', 'pandas', 'scipy'}
 
 
 def find_python(version: str) -> Path | None:
-    """A Python of a version: this one, or one in the PATH (no shim: there may be none behind it), of pyenv or of uv."""
-    if version == f'{sys.version_info.major}.{sys.version_info.minor}':
-        return Path(sys.executable)
+    """A Python of a version: in the PATH (no shim: there may be none behind it), of pyenv or of uv."""
     of_uv = Path(os.environ.get('UV_PYTHON_INSTALL_DIR') or Path.home() / '.local/share/uv/python')
     places = [*(Path(folder) / f'python{version}' for folder in os.get_exec_path() if Path(folder).name != 'shims'),
               *Path.home().glob(f'.pyenv/versions/{version}.*/bin/python'),
@@ -30,7 +28,7 @@ def find_python(version: str) -> Path | None:
     return next((p for p in places if os.access(p, os.X_OK)), None)
 
 
-PYTHONS = {v: found for v in ('3.10', '3.11', '3.12', '3.13') if (found := find_python(v))}
+PYTHONS = {'3.11': Path(sys.executable), **{v: p for v in ('3.10', '3.12', '3.13') if (p := find_python(v))}}
 
 
 def normal(name):
@@ -74,12 +72,9 @@ def test_the_least_versions_are_those_that_the_tests_run_with():
 
 @pytest.fixture(scope='module')
 def logs(tmp_path_factory):
-    """Made-up sets, measured ones with a spread that Python 3.10 would round otherwise, and the published ones."""
-    home = tmp_path_factory.mktemp('logs') / 'made_up'
-    for nodes in (1, 4):
-        write_set(home / f'n{nodes}', nodes=nodes, ranks=4 * nodes, batch=1024 * nodes, epoch_s=lambda k: 7.1 + k / 3,
-                  accuracies=lambda k: [0.1] * (36 + k % 3) + [0.7591], target=0.759)
-    write_set(home / 'failed', num_runs=3, accuracies=lambda k: [0.1, 0.2], epoch_s=lambda k: 0.1 * k, status='aborted')
+    """A made-up set with a spread that Python 3.10 would round otherwise, measured ones, and the published ones."""
+    home = write_set(tmp_path_factory.mktemp('logs') / 'made_up/n1', epoch_s=lambda k: 7.1 + k / 3, target=0.759,
+                     accuracies=lambda k: [0.1] * (36 + k % 3) + [0.7591])
     return [home, ROOT / 'logs/digits_sweep', *([PUBLISHED] if PUBLISHED.is_dir() else [])]
 
 
@@ -142,7 +137,7 @@ def test_report_needs_no_checkers_and_nothing_of_training(home, wheel, logs, ask
         done = run([home / 'bin/mlperf-rn50', *words], cwd=tmp_path, env=clean())
         assert done.returncode == 0 and done.stdout, done.stderr
     assert '<svg' in (tmp_path / 'report/report.html').read_text()
-    done = run([home / 'bin/mlperf-rn50', 'check', logs[0] / 'n1/result_0.txt'], cwd=tmp_path, env=clean())
+    done = run([home / 'bin/mlperf-rn50', 'check', logs[0] / 'result_0.txt'], cwd=tmp_path, env=clean())
     assert (done.returncode, done.stdout) == (2, '') and done.stderr.endswith("pip install 'mlperf-rn50[check]'\n")
 
 
@@ -153,7 +148,7 @@ def test_check_and_package_come_with_an_extra(home, wheel, logs, ask):
     done = ask(home, 'report', *logs, '--format', 'json')
     assert done.returncode == 0 and '"reference_epochs"' in done.stdout
     five = ROOT / 'logs/digits_five'
-    done = ask(home, 'check', *sorted(five.glob('result_*.txt')), logs[0] / 'n1/result_0.txt')
+    done = ask(home, 'check', *sorted(five.glob('result_*.txt')), logs[0] / 'result_0.txt')
     assert done.returncode == 1 and 'v0.5 open, 0.7.0 open' in done.stdout and 'FAIL' in done.stdout
     done = ask(home, 'package', five, '--org', 'us', '--system', 'vm', '--out', 'tree', '--code', ROOT)
     assert done.returncode == 0 and 'found no errors (4.0.0)' in done.stdout

@@ -3,6 +3,7 @@ import dataclasses
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from helpers import ROOT
@@ -130,7 +131,7 @@ def test_defaults_need_only_a_batch():
 
 TEXTS = [(name, f.name) for name, section in SECTIONS.items() for f in dataclasses.fields(section)
          if f.type in (str, str | None)]
-CONTROLS = st.characters(categories=['Cc', 'Cs', 'Zl', 'Zp'])
+CONTROLS = st.sampled_from(['Cc', 'Cs', 'Zl', 'Zp']).flatmap(lambda kind: st.characters(categories=[kind]))
 
 
 def with_text(key, value):
@@ -163,3 +164,10 @@ def test_a_tree_that_is_nested_too_deeply_is_one_line():
     with pytest.raises(ConfigError, match='best.json: ') as e:
         resolve_tree({'data': {'mean': deep}}, 'best.json', BATCH, PARSER)
     assert len(str(e.value)) < 1000 and '\n' not in str(e.value)
+
+
+def test_numbers_have_bounds():
+    """A number without bounds would be believed, whatever it is."""
+    without = [f'{name}.{f.name}' for name, section in SECTIONS.items() for f in dataclasses.fields(section)
+               if {int, float} & {f.type, *get_args(f.type)} and 'bounds' not in f.metadata]
+    assert not without
