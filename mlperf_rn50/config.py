@@ -346,12 +346,6 @@ def choices_of(section: str, key: str) -> list[str]:
     return list(get_args(next(f.type for f in dataclasses.fields(SECTIONS[section]) if f.name == key)))
 
 
-def bounds_of(section: str) -> dict[str, str]:
-    """The numbers that the keys of a section take, in words, with their unit."""
-    metadata = {f.name: f.metadata for f in dataclasses.fields(SECTIONS[section]) if 'bounds' in f.metadata}
-    return {key: m['bounds'].text + (f', in {m["unit"]}' if m['unit'] else '') for key, m in metadata.items()}
-
-
 def to_tree(config: Config) -> dict:
     """The configuration as plain dicts and lists, ready for YAML or JSON."""
     def plain(value: Any) -> Any:

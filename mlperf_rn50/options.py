@@ -5,6 +5,7 @@ import itertools
 import json
 from argparse import ArgumentError
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,10 +89,11 @@ def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument('--init-weights', metavar='PATH', type=str, help='the short form of --train.init_weights')
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
-    expected = {f'{name}.{key}': text for name in SECTIONS for key, text in cfg.bounds_of(name).items()}
+    bounded = {f'{name}.{f.name}': f.metadata for name, section in SECTIONS.items() for f in fields(section)
+               if 'bounds' in f.metadata}
     for action in parser._actions:
-        if action.dest in expected:
-            action.help = f'{action.help} Expected: {expected[action.dest]}.'
+        if m := bounded.get(action.dest):
+            action.help += f' Expected: {m["bounds"].text}{m["unit"] and ", in " + m["unit"]}.'
 
 
 def _join_paths(argv: Sequence[str]) -> list[str]:
