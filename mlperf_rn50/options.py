@@ -93,7 +93,7 @@ def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
                if 'bounds' in f.metadata}
     for action in parser._actions:
         if m := bounded.get(action.dest):
-            action.help += f' Expected: {m["bounds"].text}{m["unit"] and ", in " + m["unit"]}.'
+            action.help = f'{action.help} Expected: {m["bounds"].text}{m["unit"] and ", in " + m["unit"]}.'
 
 
 def _join_paths(argv: Sequence[str]) -> list[str]:
