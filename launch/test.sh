@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up what is missing and runs linters, types and tests; the last lines give time, memory and what was left out.
+# Sets up what is missing and runs linters, types and tests; the last line gives time and memory,
+# the last lines of each call of pytest also what was left out.
 # Usage: launch/test.sh [--all | --ngc | --gpu] [PYTEST OPTIONS...]
 #   without an option: the quick tests; no root, nothing but launch/setup.sh
 #   --all: everything: also the slow tests, real hosts, Slurm, containers and a browser (root; tests/install.sh installs
@@ -19,6 +20,10 @@ esac
 launch/setup.sh
 launch/lint.sh
 export PATH="$PWD/.venv/bin:$PATH"
+MLPERF_RN50_PEAKS=$(mktemp) # each call of pytest adds the GB of its largest worker
+export MLPERF_RN50_PEAKS
+trap 'printf "total time %d:%02d, largest worker %s GB\n" $((SECONDS / 60)) $((SECONDS % 60)) \
+    "$(sort -n "$MLPERF_RN50_PEAKS" | tail -n 1)"; rm -f "$MLPERF_RN50_PEAKS"' EXIT
 # A file stays on one worker, because its tests share what takes long to make. Exit code 5: no test was selected.
 run_tests() {
     pytest --dist loadfile --no-loadscope-reorder "$@" || [ $? = 5 ]

@@ -346,12 +346,6 @@ def choices_of(section: str, key: str) -> list[str]:
     return list(get_args(next(f.type for f in dataclasses.fields(SECTIONS[section]) if f.name == key)))
 
 
-def bounds_of(section: str) -> dict[str, str]:
-    """The numbers that the keys of a section take, in words, with their unit."""
-    metadata = {f.name: f.metadata for f in dataclasses.fields(SECTIONS[section]) if 'bounds' in f.metadata}
-    return {key: m['bounds'].text + (f', in {m["unit"]}' if m['unit'] else '') for key, m in metadata.items()}
-
-
 def to_tree(config: Config) -> dict:
     """The configuration as plain dicts and lists, ready for YAML or JSON."""
     def plain(value: Any) -> Any:
@@ -371,34 +365,26 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def _check_bounds(c: Config) -> None:
-    """Raise ConfigError for the first value that is missing, or number that is out of its key's bounds."""
-    for section in SECTIONS:
-        values = getattr(c, section)
-        for f in dataclasses.fields(values):
-            bounds, value = f.metadata.get('bounds'), getattr(values, f.name)
-            _require(value is not None or type(None) in get_args(f.type),
-                     f'{section}.{f.name}: got null, expected a value; leave the key out for its default')
-            for number in value if isinstance(value, tuple) else (value,):
-                _require(not isinstance(number, int) or abs(number) < _MAX_WHOLE,
-                         f'{section}.{f.name}: got a number of {len(str(number))} digits, expected at most 18')
-                _require(bounds is None or number is None or (math.isfinite(number) and bounds.holds(number)),
-                         f'{section}.{f.name}: got {number}, expected {bounds and bounds.text}')
-
-
-def _check_texts(c: Config) -> None:
-    """Raise ConfigError for the first text that holds what steers a terminal, ends a line or has no encoding."""
-    for section in SECTIONS:
-        for key, values in vars(getattr(c, section)).items():
-            for value in values if isinstance(values, tuple) else (values,):
-                _require(not isinstance(value, str) or not any(unicodedata.category(x) in _UNPRINTED for x in value),
-                         f'{section}.{key}: got {value!a}, expected text without control characters')
+def _check_key(name: str, key: dataclasses.Field, value: Any) -> None:
+    """Raise ConfigError for a value that is missing, a number out of its bounds, or a text that a terminal obeys."""
+    bounds: Bounds | None = key.metadata.get('bounds')
+    _require(value is not None or type(None) in get_args(key.type),
+             f'{name}: got null, expected a value; leave the key out for its default')
+    for part in value if isinstance(value, tuple) else (value,):
+        if isinstance(part, str):  # no control characters, ends of lines, or what has no encoding
+            _require(not any(unicodedata.category(x) in _UNPRINTED for x in part),
+                     f'{name}: got {part!a}, expected text without control characters')
+        _require(not isinstance(part, int) or abs(part) < _MAX_WHOLE,
+                 f'{name}: got a number of {len(str(part))} digits, expected at most 18')
+        _require(bounds is None or part is None or (math.isfinite(part) and bounds.holds(part)),
+                 f'{name}: got {part}, expected {bounds and bounds.text}')
 
 
 def check_values(c: Config) -> None:
     """Raise ConfigError for values that cannot be run, each with the numbers and a fix."""
-    _check_texts(c)
-    _check_bounds(c)
+    for section, values in vars(c).items():
+        for key in dataclasses.fields(values):
+            _check_key(f'{section}.{key.name}', key, getattr(values, key.name))
     t, d, s = c.train, c.data, c.schedule
     _require((t.local_batch_size is None) != (t.global_batch_size is None),
              f'train: got local_batch_size={t.local_batch_size} and global_batch_size={t.global_batch_size}, '

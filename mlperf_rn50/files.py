@@ -2,6 +2,7 @@
 import errno
 import hashlib
 import io
+import itertools
 import json
 import os
 import stat
@@ -65,51 +66,26 @@ def regular_file(path: str, flags: int) -> int:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open for open() what is not a symbolic link, so that a link in a run folder never leads to a file elsewhere.
-
-    Raises:
-        OSError: with ELOOP for a link.
-    """
+    """Open for open() what is not a symbolic link (ELOOP): a link in a run folder never leads to a file elsewhere."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # a link that leads to itself
-        return entry.is_dir()
-    return False
-
-
 def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """What os.walk says of a folder, in order of names, however deep it is: that of Python 3.11 calls itself.
+    """Yield what os.walk does, in order of names, however deep the folder is: os.walk of Python 3.11 calls itself.
 
     Args:
-        folder: where it starts; no link that is found is followed.
         onerror: is given the error of a folder that cannot be listed.
     """
     left = [os.fspath(folder)]
     while left:
-        place = left.pop()
-        folders: list[str] = []
-        names: list[str] = []
-        try:
-            with os.scandir(place) as entries:
-                for entry in entries:
-                    (folders if _is_folder(entry) else names).append(entry.name)
-        except OSError as e:
-            onerror(e)
-            continue
-        yield place, sorted(folders), sorted(names)
-        below = (os.path.join(place, name) for name in sorted(folders, reverse=True))
-        left += [path for path in below if not os.path.islink(path)]
+        for place, folders, names in itertools.islice(os.walk(left.pop(), onerror=onerror), 1):
+            yield place, sorted(folders), sorted(names)
+            below = (os.path.join(place, name) for name in sorted(folders, reverse=True))
+            left += [path for path in below if not os.path.islink(path)]
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """The text of a small file.
-
-    Raises:
-        ValueError: it is larger, or not UTF-8.
-        OSError: it cannot be read.
-    """
+    """Return the text of a small file; raise ValueError where it is larger or not UTF-8, OSError as open does."""
     with open(path, 'rb', opener=regular_file) as f:
         content = f.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -118,21 +94,13 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a regular file.
-
-    Raises:
-        OSError: it cannot be read, or is a folder, named pipe, socket or device.
-    """
+    """Return the content of a regular file; raise OSError as regular_file does."""
     with open(path, 'rb', opener=regular_file) as f:
         return f.read()
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What JSON from anywhere holds.
-
-    Raises:
-        ValueError: it is none, or nested too deeply.
-    """
+    """Return what JSON of any source holds; raise ValueError where it is not JSON or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as e:
@@ -215,17 +183,13 @@ def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
     if error.errno == errno.ELOOP:
         return StorageError(f'{path}: got a symbolic link, expected a file of this run; put the file itself in its '
                             'place')
-    return StorageError(f'{path}: cannot write{" " if what else ""}{what}: {error.strerror}; {_disk_of(path)}; make '
+    return StorageError(f'{path}: cannot write{" " * bool(what)}{what}: {error.strerror}; {_disk_of(path)}; make '
                         'room or repair it, and go on with the last checkpoint')
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns an OSError into one that names the file and its disk.
-
-    Raises:
-        StorageError: see storage_error.
-    """
+    """Turn an OSError into the StorageError that names the file and its disk."""
     try:
         yield
     except OSError as e:

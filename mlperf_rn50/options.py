@@ -1,10 +1,11 @@
 """A configuration from its parts: defaults < YAML file < options."""
 from __future__ import annotations
 
+import itertools
 import json
 from argparse import ArgumentError
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _MAX_BYTES, _MAX_DEPTH = 1 << 18, 8  # of a configuration file
 _PATHS = ('--run.reference',)  # options that take one path or more
+_SHORT = (('run', 'telemetry'), ('train', 'init_weights'))  # keys that have an option of their own name
 
 
 def check_keys(tree: Any, where: str = '') -> None:
@@ -39,39 +41,26 @@ def check_keys(tree: Any, where: str = '') -> None:
 
 
 def _check_size(text: str) -> None:
-    """Raise unless what YAML holds is as small as it is written.
-
-    Raises:
-        ValueError: it repeats a part of itself, or is nested deeper than a configuration.
-        yaml.YAMLError: it is no YAML.
-    """
-    depth, anchors = 0, set()
+    """Raise ValueError for aliases, a few lines of which stand for gigabytes, and for what is nested too deeply."""
+    depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor in anchors:
-                raise ValueError(f'got the alias *{event.anchor}, expected every value written out')
-        elif isinstance(event, yaml.NodeEvent):
-            anchors.add(event.anchor)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f'got the alias *{event.anchor}, expected every value written out')
         if depth > _MAX_DEPTH:
             raise ValueError(f'is nested deeper than {_MAX_DEPTH}')
 
 
-def _check_unique(text: str, where: str) -> None:
+def _check_unique(node: yaml.Node | None, where: str, prefix: str = '') -> None:
     """Raise ConfigError for a section or key that occurs twice: YAML's parser would keep the last one silently."""
-    left = [('', node)] if (node := yaml.compose(text, yaml.SafeLoader)) else []
-    while left:
-        prefix, node = left.pop()
-        if not isinstance(node, yaml.MappingNode):
-            continue
-        lines: dict[str, int] = {}
-        for key, value in node.value:
-            name, line = f'{prefix}{key.value}', key.start_mark.line + 1
-            if name in lines:
-                raise ConfigError(f'{where}: {name}: occurs in line {lines[name]} and again in line {line}, expected '
-                                  'once; merge the two')
-            lines[name] = line
-            left.append((f'{name}.', value))
+    lines: dict[str, int] = {}
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        name, line = f'{prefix}{key.value}', key.start_mark.line + 1
+        if name in lines:
+            raise ConfigError(f'{where}: {name}: occurs in line {lines[name]} and again in line {line}, expected once; '
+                              'merge the two')
+        lines[name] = line
+        _check_unique(value, where, f'{name}.')
 
 
 def load_yaml(path: Path) -> dict:
@@ -83,7 +72,7 @@ def load_yaml(path: Path) -> dict:
     try:
         text = read_text(path, _MAX_BYTES)
         _check_size(text)
-        _check_unique(text, str(path))
+        _check_unique(yaml.compose(text, yaml.SafeLoader), str(path))
         tree = yaml.safe_load(text) or {}
     except OSError as e:
         raise ConfigError(f'{path}: cannot read the configuration: {e.strerror}') from e
@@ -100,38 +89,29 @@ def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument('--init-weights', metavar='PATH', type=str, help='the short form of --train.init_weights')
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
-    expected = {f'{name}.{key}': text for name in SECTIONS for key, text in cfg.bounds_of(name).items()}
+    bounded = {f'{name}.{f.name}': f.metadata for name, section in SECTIONS.items() for f in fields(section)
+               if 'bounds' in f.metadata}
     for action in parser._actions:
-        if action.dest in expected:
-            action.help = f'{action.help} Expected: {expected[action.dest]}.'
+        if m := bounded.get(action.dest):
+            action.help = f'{action.help} Expected: {m["bounds"].text}{m["unit"] and ", in " + m["unit"]}.'
 
 
 def _join_paths(argv: Sequence[str]) -> list[str]:
-    """The words of a command line with each run of words after an option for paths as the one list it stands for."""
-    words: list[str] = []
-    paths: list[str] | None = None  # of the option that is the last word
-    for word in argv:
+    """Return the words with the paths after an option of _PATHS joined: `--option A B` as `--option=["A", "B"]`."""
+    for place, word in enumerate(argv):
         name, equals, value = word.partition('=')
-        if name in _PATHS and not value.startswith('['):
-            paths = [value] if equals else []
-            words.append(word)
-        elif paths is not None and not word.startswith('-') and (paths or not word.startswith('[')):
-            paths.append(word)
-        else:
-            paths = None
-            words.append(word)
-        if paths:
-            words[-1] = f'{words[-1].partition("=")[0]}={json.dumps(paths)}'
-    return words
+        if name in _PATHS:
+            after = list(itertools.takewhile(lambda w: not w.startswith('-'), argv[place + 1:]))
+            paths = [value] * bool(equals) + after
+            if paths and not paths[0].startswith('['):
+                rest = argv[place + 1 + len(after):]
+                return [*argv[:place], f'{name}={json.dumps(paths)}', *_join_paths(rest)]
+    return list(argv)
 
 
 def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
                   namespace: jsonargparse.Namespace | None = None) -> jsonargparse.Namespace:
-    """What a parser with the options of a configuration makes of the words of a command line.
-
-    Raises:
-        ConfigError: an option is unknown or its value has the wrong type.
-    """
+    """Parse a command line with options of a configuration; raise ConfigError for an unknown option or wrong type."""
     try:
         return parser.parse_args(_join_paths(argv), namespace=namespace)
     except (ArgumentError, OverflowError) as e:  # the latter for a whole number that is no float
@@ -139,38 +119,29 @@ def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
 
 
 def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
-    """Defaults < YAML < command line, as one checked tree.
+    """Return defaults < YAML file < command line as one checked tree; raise ConfigError where something is wrong.
 
     Args:
-        yaml_path: the configuration file, None for the defaults.
         parser: of the command, with the options of a configuration among its own.
-
-    Raises:
-        ConfigError: a key, type or value is wrong.
     """
     return resolve_tree(load_yaml(yaml_path) if yaml_path else {}, str(yaml_path), argv, parser)
 
 
 def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
-    """The same for what a file held.
-
-    Raises:
-        ConfigError: a type or value is wrong.
-    """
+    """Return the same for the content of a file; where: the file's name."""
     try:
         base = parser.parse_object(tree, defaults=True)
     except (ArgumentError, RecursionError, OverflowError) as e:  # the last for a whole number that is no float
         raise ConfigError(f'{where}: {" ".join(str(e).split())[:500]}') from e
     options = parse_options(parser, argv, base)
+    for section, key in _SHORT:
+        if options[key] is not None:
+            options[section][key] = options[key]
     result = cfg.Config(**{name: section(**_plain(options[name])) for name, section in SECTIONS.items()})
-    if options.telemetry is not None:
-        result = replace(result, run=replace(result.run, telemetry=options.telemetry))
-    if options.init_weights is not None:
-        result = replace(result, train=replace(result.train, init_weights=options.init_weights))
     cfg.check_values(result)
     return result
 
 
 def _plain(section: jsonargparse.Namespace) -> dict[str, Any]:
-    """The values of a section, lists as the tuples of the dataclass."""
+    """Return the values of a section, lists as the tuples of the dataclass."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(section).items()}

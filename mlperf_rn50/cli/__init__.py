@@ -11,25 +11,15 @@ import signal
 import sys
 import time
 import traceback
-from argparse import ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn, TextIO
 
 from mlperf_rn50.cli._colour import has_colour, paint
-from mlperf_rn50.cli._packages import explain_missing
-from mlperf_rn50.errors import (
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_USAGE,
-    ConfigError,
-    RankLost,
-    RunFailed,
-    UserError,
-    nearest,
-    option_error,
-)
+from mlperf_rn50.cli._parsers import Parser
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, RankLost, RunFailed, UserError, nearest
 from mlperf_rn50.files import DISK_FAULTS
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name, say
@@ -48,6 +38,17 @@ mlperf-rn50 COMMAND --help says more of each.
 
 exit codes: 0 done, 1 the run failed or the check did not pass, 2 a mistake in what was asked for,
 75 interrupted and resumable, 130 ended at once"""
+# Packages that may be missing: as imported, and their names, by the extra that holds them. No extra holds Horovod: pip
+# alone builds it without MXNet.
+EXTRAS = {
+    'cpu': {'mxnet': 'MXNet', 'nvidia': 'DALI', 'PIL': 'Pillow', 'docstring_parser': 'docstring-parser',
+            'imagesize': 'imagesize', 'jsonargparse': 'jsonargparse', 'mlperf_compliance': 'mlperf-compliance',
+            'numpy': 'NumPy', 'psutil': 'psutil', 'pynvml': 'nvidia-ml-py', 'tensorboardX': 'tensorboardX',
+            'tqdm': 'tqdm'},
+    'check': {'mlperf_logging': 'mlperf-logging'},
+    'demo': {'sklearn': 'scikit-learn'},
+    'export': {'onnx': 'ONNX', 'onnxruntime': 'ONNX Runtime'},
+    '': {'horovod': 'Horovod'}}
 
 
 def command_names() -> list[str]:
@@ -64,25 +65,27 @@ def _summary(name: str) -> str:
     return (_command(name).__doc__ or '').partition('\n')[0]
 
 
-def _own_parser(has_list: bool) -> ArgumentParser:
-    """The parser of what stands before the command; has_list: with the commands, which it imports for that."""
-    rows = [f'  {name:10} {_summary(name)}' for name in command_names()] if has_list else []
-    listed = '\n'.join(['commands:', *rows, '', '']) if has_list else ''
-    parser = ArgumentParser('mlperf-rn50', usage='mlperf-rn50 [--version] [--debug] COMMAND [OPTIONS...]',
-                            description=_DESCRIPTION, epilog=listed + _EPILOG, allow_abbrev=False,
-                            exit_on_error=False, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument('--version', action='store_true', help='version, packages and processor, to name in a report')
-    parser.add_argument('--debug', action='store_true', help='show the traceback of an error')
-    return parser
+class _OwnParser(Parser):
+    """The parser of what stands before the command; its help lists the commands, which are imported for that."""
+
+    def __init__(self) -> None:
+        super().__init__('', _DESCRIPTION, _EPILOG)
+        self.prog, self.usage = 'mlperf-rn50', 'mlperf-rn50 [--version] [--debug] COMMAND [OPTIONS...]'
+        self.add_argument('--version', action='store_true',
+                          help='version, packages and processor, to name in a report')
+        self.add_argument('--debug', action='store_true', help='show the traceback of an error')
+
+    def format_help(self) -> str:
+        """Return the help with a line for each command."""
+        rows = ''.join(f'  {name:10} {_summary(name)}\n' for name in command_names())
+        self.epilog = f'commands:\n{rows}\n{_EPILOG}'
+        return super().format_help()
 
 
 def whole_parser() -> ArgumentParser:
-    """What stands before the command, and every command with its options, to complete and to document them.
-
-    A command whose options cannot be known, as its packages are not installed, has none.
-    """
-    parser = _own_parser(has_list=False)
-    commands = parser.add_subparsers(metavar='COMMAND')
+    """Every command with its options, to complete and to document them; none for one whose packages are missing."""
+    parser = _OwnParser()
+    commands = parser.add_subparsers(metavar='COMMAND', parser_class=ArgumentParser)
     for name in command_names():
         commands.add_parser(name, help=_summary(name))
         with suppress(ModuleNotFoundError):
@@ -95,20 +98,15 @@ def _run(argv: Sequence[str]) -> int:
     if argv[:1] == ['help']:
         argv = [*argv[1:2], '--help']
     place = next((i for i, word in enumerate(argv) if not word.startswith('-')), len(argv))
-    parser = _own_parser('-h' in argv[:place] or '--help' in argv[:place])
-    try:
-        own, unknown = parser.parse_known_args(argv[:place])
-    except ArgumentError as e:
-        raise option_error(str(e), parser) from e
-    if unknown:
-        raise option_error(f'unrecognized arguments: {unknown[0]}', parser)
+    parser = _OwnParser()
+    own = parser.parse_args(argv[:place])
     if own.version:
         from mlperf_rn50.system.stack import render_stack
         print(render_stack())
         return EXIT_OK
     names = command_names()
     if place == len(argv):  # nothing was asked for: help, but not as an answer
-        _own_parser(has_list=True).print_help(sys.stderr)
+        parser.print_help(sys.stderr)
         return EXIT_USAGE
     if argv[place] not in names:
         raise ConfigError(f'{argv[place]}: unknown command{nearest(argv[place], names)}; expected one of '
@@ -119,6 +117,17 @@ def _run(argv: Sequence[str]) -> int:
         if missing := explain_missing(e):
             raise missing from e
         raise
+
+
+def explain_missing(error: ModuleNotFoundError) -> UserError | None:
+    """Return the mistake behind a module that is not there; None where it is ours or unknown, which is a bug."""
+    module = (error.name or '').partition('.')[0]
+    for extra, packages in EXTRAS.items():
+        if module in packages:
+            pip = f", or pip install 'mlperf-rn50[{extra}]'" if extra else ''
+            return UserError(f'{packages[module]} is not installed; install it with launch/setup.sh in the '
+                             f'checkout{pip}')
+    return None
 
 
 def _drop(stream: TextIO) -> None:
@@ -138,7 +147,7 @@ def _print_error(error: UserError) -> None:
     name = paint('mlperf-rn50:', 'red') if has_colour(sys.stderr) else 'mlperf-rn50:'
     try:
         say(f'{name} {where}{printable(str(error))}')
-    except OSError:  # nobody reads it; the exit code says it all the same
+    except OSError:  # the exit code remains
         _drop(sys.stderr)
 
 
@@ -187,11 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    """Runs a command, and says what went wrong; returns its exit code.
-
-    Raises:
-        OSError: the output cannot be written.
-    """
+    """Run a command and print what went wrong; return its exit code. Raise OSError where the output is not taken."""
     catch(_interrupt, END_SIGNALS, lets_in=False)  # a launcher's word waits until a run can stop by itself
     try:
         return _run(argv)

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 class Parser(ArgumentParser):
-    """The parser of a command that needs no configuration.
-
-    Args:
-        doc: docstring of its module; the first paragraph describes it.
-    """
+    """The parser of a command that needs no configuration; doc: of its module, whose first paragraph describes it."""
 
     def __init__(self, name: str, doc: str | None, epilog: str):
         super().__init__(f'mlperf-rn50 {name}', description=_describe(doc), epilog=epilog, allow_abbrev=False,
@@ -44,7 +40,8 @@ def config_parser(name: str, doc: str | None, epilog: str) -> jsonargparse.Argum
 
 def add_price_option(parser: ArgumentParser) -> None:
     """Adds --price-per-node-hour, a number above 0 or None."""
-    parser.add_argument('--price-per-node-hour', metavar='PRICE', type=_price,
+    parser.add_argument('--price-per-node-hour', metavar='PRICE',
+                        type=lambda text: _above_0(text, 1e9, 'a number above 0, such as 3.5'),
                         help='what a node costs an hour, in any currency: adds node-hours and cost')
 
 
@@ -57,10 +54,6 @@ def _above_0(text: str, most: float, expected: str) -> float:
     if not 0 < value <= most:  # NaN too
         raise ArgumentTypeError(f'got {text:.20}, expected {expected}')
     return value
-
-
-def _price(text: str) -> float:
-    return _above_0(text, 1e9, 'a number above 0, such as 3.5')
 
 
 def fraction(text: str) -> float:

@@ -1,5 +1,5 @@
 """Print the script with which a shell completes commands, options, values and files."""
-from argparse import SUPPRESS, Action, ArgumentParser, _SubParsersAction
+from argparse import SUPPRESS, ArgumentParser, _SubParsersAction
 from collections.abc import Sequence
 
 from mlperf_rn50.cli._parsers import Parser
@@ -12,9 +12,10 @@ EPILOG = """examples:
   source <(mlperf-rn50 completion bash)                  (in this shell alone)
 
 The folder must be there. The script holds what this version takes: print it again after an update."""
-_FOLDERS = ('DIR', 'run.dir', 'data.dir')
-_FILES = ('FILE', 'PATH', 'IMAGE', 'RUNS', 'RUN|WEIGHTS', 'train.init_weights', 'SOURCE', 'TREE')
-_KEYS = ('KEY', 'KEYS')
+# What arguments take, by their metavar or key.
+_FOLDERS = {'DIR', 'run.dir', 'data.dir'}
+_FILES = {'FILE', 'PATH', 'IMAGE', 'RUNS', 'RUN|WEIGHTS', 'train.init_weights', 'SOURCE', 'TREE'}
+_KEYS = {'KEY', 'KEYS'}
 
 
 def make_parser() -> Parser:
@@ -42,20 +43,17 @@ def _complete_values(parser: ArgumentParser) -> None:
 
     from mlperf_rn50.config import SECTIONS, field_names
     for action in parser._actions:
+        names = {action.metavar, action.dest}
         if isinstance(action, _SubParsersAction):
             for below in action.choices.values():
                 _complete_values(below)
         elif action.dest in SECTIONS:  # a whole section in YAML, which nobody types
             action.help = SUPPRESS
-        elif _is_one_of(action, _FOLDERS):
+        elif names & _FOLDERS:
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-        elif _is_one_of(action, _FILES):
+        elif names & _FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
-        elif _is_one_of(action, _KEYS):
+        elif names & _KEYS:
             action.choices = [f'{name}.{key}' for name in SECTIONS for key in field_names(SECTIONS[name])]
         elif str(action.metavar).startswith('{'):  # of a key of the configuration
             action.choices = str(action.metavar).strip('{}').split(',')
-
-
-def _is_one_of(action: Action, names: Sequence[str]) -> bool:
-    return action.metavar in names or action.dest in names

@@ -1,114 +1,87 @@
-"""The documentation: the site builds, links lead somewhere, and every block of commands is run or accounted for."""
+"""The documentation: the site builds, links lead somewhere, and what its blocks of commands name exists."""
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from argparse import ArgumentParser
+from functools import cache
 from pathlib import Path
 
 import pytest
 from helpers import HANG_LIMIT_S, ROOT, run
 
+from mlperf_rn50.cli import whole_parser
+from mlperf_rn50.launch import kubernetes, sweep
+from mlperf_rn50.launch.options import make_parser
+
 PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').glob('*.md'))]
+QUICK_START = ROOT / 'docs/quick-start.md'
 LANGUAGES = {'bash', 'text', 'yaml', 'python', 'cfg', 'sh'}  # sh: a file, not commands
-REASONS = {'needs GPUs', 'needs ImageNet', 'needs a cluster', 'needs root', 'needs a container engine',
-           'needs the network', 'takes minutes', 'takes hours', 'changes the environment', 'runs until it is stopped',
-           'runs these tests', 'is a pattern to fill in'}
-MARK = re.compile(r'\s*<!-- (.*) -->')
-RUN_IN = re.compile(r'run in (tests/\S+\.py)::(test_\w+)')
+BLOCK = re.compile(r'^ *```(\S*)\n(.*?)^ *```$', re.MULTILINE | re.DOTALL)
+NOT_RUN = re.compile(r'<!-- not run: [^\n]* -->\s*')
 README_LINES = 150
 
 
-@dataclass(frozen=True)
-class Block:
-    """A fenced block: where it stands, its language, the mark in the line before it ('' without one), and its text."""
-
-    page: Path
-    line: int
-    language: str
-    mark: str
-    text: str
-
-    def __str__(self) -> str:
-        return f'{self.page.relative_to(ROOT)}:{self.line}'
+@cache
+def commands() -> dict[str, ArgumentParser]:
+    """The parsers of the commands of mlperf-rn50."""
+    return whole_parser()._subparsers._group_actions[0].choices
 
 
-def blocks_of(page: Path) -> list[Block]:
-    """The fenced blocks of a page, those in lists too."""
-    found, lines = [], page.read_text().splitlines()
-    start = indent = 0
-    for i, line in enumerate(lines, start=1):
-        fence = re.match(r'( *)```(\S*)', line)
-        if not fence:
-            continue
-        if not start:
-            start, indent = i, len(fence[1])
-            continue
-        mark = MARK.fullmatch(lines[start - 2]) if start > 1 else None
-        text = '\n'.join(x[indent:] for x in lines[start:i - 1])
-        found.append(Block(page, start, lines[start - 1].strip().removeprefix('```'), mark[1] if mark else '', text))
-        start = 0
-    assert not start, f'{page}:{start}: this block has no end'
-    return found
+@cache
+def options_of(script: str) -> set[str]:
+    """The options of a script of launch/."""
+    text, path = (ROOT / script).read_text(), ROOT / script
+    train = set(commands()['train']._option_string_actions)
+    if 'engines/launcher.sh' in text:
+        own = [make_parser(path, True, image) for image in ('--image', '--container')]
+        own += [sweep.make_parser(path)] * (path.stem == 'sweep')
+    elif 'mlperf_rn50.launch.kubernetes' in text:
+        own = [kubernetes.make_parser()]
+    else:
+        return set(re.findall(r'--[a-z-]+', text.partition('\nset ')[0]))
+    return train.union(*(p._option_string_actions for p in own))
 
 
-BLOCKS = [b for page in PAGES for b in blocks_of(page)]
+def unknown_in(words: list[str]) -> list[str]:
+    """The words of a program of this project that the program does not take."""
+    program, *words = words
+    if program != 'mlperf-rn50':
+        known = options_of(program)
+    elif words[0].startswith('-'):
+        known = {'--help', '--version', '--debug'}
+    elif words[0] not in commands():
+        return words[:1]
+    else:
+        parser, words = commands()[words[0]], words[1:]
+        known = set(parser._option_string_actions)
+        first = next((a for a in parser._actions if not a.option_strings), None)
+        if first and first.choices and words and words[0][0] != '-' and words[0] not in first.choices:
+            return words[:1]
+    return [w for w in words if w.startswith('--') and w.partition('=')[0] not in known]
 
 
-def exit_code_of(block: Block) -> int | None:
-    """The exit code that a block of commands must have; None for one that is not run."""
-    if block.language != 'bash':
-        return None
-    found = re.fullmatch(r'exits (\d+)', block.mark)
-    return int(found[1]) if found else None if block.mark else 0
+def wrong_in(commands_text: str) -> list[str]:
+    """What a block of commands names that does not exist: files of the project, commands and options."""
+    wrong, words = [], [w.strip('<()') for w in shlex.split(commands_text.replace('\\\n', ' '), comments=True)]
+    named = [w for w in words if re.fullmatch(r'(launch|tests|docs|benchmarks)/[\w/.-]+\.\w+', w)]
+    wrong += [w for w in named if not (ROOT / w).exists()]
+    programs = [w for w in named if w.startswith('launch/') and w.endswith(('.sh', '.sbatch')) and w not in wrong]
+    starts = [i for i, w in enumerate(words) if w == 'mlperf-rn50' or w in programs]
+    for start, end in zip(starts, [*starts[1:], None]):
+        command = words[start:end]
+        stop = next((i for i, w in enumerate(command) if w in ('|', '>', '&&', ';')), None)
+        wrong += unknown_in(command[:stop])
+    return wrong
 
 
-def programs_of(text: str) -> set[str]:
-    """What a block starts: scripts of launch/ by their names, commands of mlperf-rn50."""
-    words = shlex.split(text.replace('\\\n', ' '), comments=True)
-    commands = {b for a, b in zip(words, words[1:]) if a.endswith('mlperf-rn50') and not b.startswith('-')}
-    return commands | {Path(w).name for w in words if re.fullmatch(r'(\./)?launch/\w+\.(sh|sbatch)', w)}
-
-
-def trouble_with(block: Block) -> str:
-    """What is wrong with how a block is accounted for; '' where nothing is."""
-    if block.language not in LANGUAGES:
-        return f'the language is {block.language!r}, expected one of {", ".join(sorted(LANGUAGES))}'
-    if block.language != 'bash' or exit_code_of(block) is not None:
-        return ''
-    if block.mark.startswith('not run: '):
-        unknown = set(block.mark.removeprefix('not run: ').split(', ')) - REASONS
-        return f'not a reason: {", ".join(sorted(unknown))}' if unknown else ''
-    named = RUN_IN.fullmatch(block.mark)
-    if not named:
-        return f'an unknown mark: {block.mark}'
-    path, helpers = ROOT / named[1], ROOT / 'tests/helpers.py'
-    text = path.read_text() if path.is_file() else ''
-    if not re.search(rf'^def {named[2]}\(', text, re.MULTILINE):
-        return f'{named[1]} has no {named[2]}'
-    text += helpers.read_text() if 'under_ranks(' in text else ''  # it starts launch/ranks.sh
-    missing = [p for p in programs_of(block.text) if not re.search(rf'\b{re.escape(p)}\b', text)]
-    return f'{named[1]} does not run {", ".join(missing)}' if missing else ''
-
-
-def test_every_block_is_accounted_for():
-    assert [f'{b}: {trouble}' for b in BLOCKS if (trouble := trouble_with(b))] == []
-
-
-@pytest.mark.parametrize('language, mark, text, said', [
-    ('', '', '', "the language is ''"), ('bash', 'skip', 'true', 'an unknown mark: skip'),
-    ('bash', 'not run: needs patience', 'true', 'not a reason: needs patience'),
-    ('bash', 'run in tests/none.py::test_x', 'true', 'tests/none.py has no test_x'),
-    ('bash', 'run in tests/e2e/test_bench.py::test_x', 'true', 'tests/e2e/test_bench.py has no test_x'),
-    ('bash', 'run in tests/e2e/test_bench.py::test_the_exchange_alone', 'launch/x.sh', 'does not run x.sh'),
-    ('bash', 'run in tests/e2e/test_bench.py::test_the_exchange_alone', 'mlperf-rn50 bench allreduce', ''),
-    ('bash', 'not run: needs root, takes hours', 'true', ''), ('bash', 'exits 1', 'false', ''),
-    ('text', '', '$ x', '')])
-def test_what_is_not_accounted_for_is_said(language, mark, text, said):
-    trouble = trouble_with(Block(ROOT / 'README.md', 1, language, mark, text))
-    assert said in trouble and bool(said) == bool(trouble)
+@pytest.mark.parametrize('page', PAGES, ids=lambda p: p.name)
+def test_blocks_name_programs_and_options_that_exist(page):
+    blocks = BLOCK.findall(page.read_text())
+    assert {language for language, _ in blocks} <= LANGUAGES
+    assert [wrong for language, text in blocks if language == 'bash' for wrong in wrong_in(text)] == []
 
 
 @pytest.fixture
@@ -125,30 +98,27 @@ def checkout(tmp_path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('page', [p for p in PAGES if any(b.page == p and exit_code_of(b) is not None for b in BLOCKS)],
-                         ids=lambda p: p.name)
-def test_commands_do_what_the_page_says(page, checkout):
+def test_the_quick_start_works(checkout):
+    text = re.sub(NOT_RUN.pattern + BLOCK.pattern, '', QUICK_START.read_text(), flags=BLOCK.flags)
     environment = {**os.environ, 'PATH': f'{checkout}/.venv/bin:{os.environ["PATH"]}', 'PYTHONPATH': str(checkout)}
-    for block in BLOCKS:
-        code = exit_code_of(block)
-        if block.page == page and code is not None:
-            done = subprocess.run(['bash', '-euo', 'pipefail', '-c', block.text], cwd=checkout, env=environment,
-                                  capture_output=True, text=True, timeout=HANG_LIMIT_S)
-            assert done.returncode == code, f'{block}\n{block.text}\n{done.stdout[-2000:]}{done.stderr[-2000:]}'
+    blocks = [block for language, block in BLOCK.findall(text) if language == 'bash']
+    assert len(blocks) >= 8
+    for block in blocks:
+        done = subprocess.run(['bash', '-euo', 'pipefail', '-c', block], cwd=checkout, env=environment,
+                              capture_output=True, text=True, timeout=HANG_LIMIT_S)
+        assert done.returncode == 0, f'{block}\n{done.stdout[-2000:]}{done.stderr[-2000:]}'
 
 
 def anchors_of(page: Path) -> set[str]:
     """The anchors of a page's headings, as a forge makes them."""
-    outside = re.sub(r'^ *```.*?^ *```', '', page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r'^#+ (.+)$', outside, re.MULTILINE)
+    headings = re.findall(r'^#+ (.+)$', BLOCK.sub('', page.read_text()), re.MULTILINE)
     return {re.sub(r'[^\w\- ]', '', h.strip().lower()).replace(' ', '-') for h in headings}
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda p: p.name)
 def test_links_and_pictures_lead_somewhere(page):
-    text = re.sub(r'^ *```.*?^ *```', '', page.read_text(), flags=re.MULTILINE | re.DOTALL)
     broken = []
-    for target in re.findall(r'\]\(([^)\s]+)\)', text):
+    for target in re.findall(r'\]\(([^)\s]+)\)', BLOCK.sub('', page.read_text())):
         path, _, anchor = target.partition('#')
         place = (page.parent / path).resolve() if path else page
         if '://' not in target and not (place.exists() and (not anchor or anchor in anchors_of(place))):
@@ -163,8 +133,8 @@ def test_the_readme_is_short():
 def test_the_set_up_page_quotes_the_script():
     script = (ROOT / 'launch/setup.sh').read_text().splitlines()
     header = [line.removeprefix('#').removeprefix(' ') for line in script[1:] if line.startswith('#')]
-    quoted = next(b for b in BLOCKS if b.page.name == 'setup.md' and 'Usage:' in b.text).text.splitlines()
-    assert quoted == header[:len(quoted)]
+    quoted = next(text for _, text in BLOCK.findall((ROOT / 'docs/setup.md').read_text()) if 'Usage:' in text)
+    assert quoted.splitlines() == header[:len(quoted.splitlines())]
 
 
 def test_the_site_builds_without_a_warning_and_asks_nobody_else(tmp_path):

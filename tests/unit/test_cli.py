@@ -14,14 +14,10 @@ from mlperf_rn50.cli import command_names
     (['report'], 'PATH: missing; see mlperf-rn50 report --help'),
     (['export'], 'RUN|WEIGHTS, --format {onnx,gluon}: missing; see mlperf-rn50 export --help'),
     (['bench'], '{train,data,allreduce,ops}: missing; see'), (['evaluate'], 'RUN|WEIGHTS: missing; see'),
-    (['completion'], '{bash,zsh,fish}: missing; see'), (['help', 'raport'], 'did you mean report?'),
     (['report', 'x', '--fromat', 'csv'], '--fromat: unknown option; did you mean --format?'),
     (['report', 'x', '--format', 'pdf'], "invalid choice: 'pdf'"),
     (['train', '--train.local_batch_siz=8'], 'did you mean --train.local_batch_size?'),
-    (['doctor', '--formt', 'json'], '--formt: unknown option; did you mean --format?'),
-    (['check', '--xyzzy', 'x'], '--xyzzy: unknown option; see mlperf-rn50 check --help'),
-    (['bench', 'trian'], "invalid choice: 'trian'"),
-    (['package', 'x'], 'mlperf-rn50: --org ORG, --system SYSTEM, --out DIR: missing; see mlperf-rn50 package --help')])
+    (['bench', 'trian'], "invalid choice: 'trian'")])
 def test_mistakes_are_one_line(words, said):
     done = call(*words)
     assert (done.returncode, done.stdout) == (2, '')

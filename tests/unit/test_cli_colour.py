@@ -1,12 +1,9 @@
 """Colour: on a terminal, where NO_COLOR does not forbid it, and nowhere else."""
 import io
-import os
-import pty
 import re
-import subprocess
 
 import pytest
-from helpers import CLI, HANG_LIMIT_S, run
+from helpers import call
 from lines import write_set
 
 from mlperf_rn50.cli._colour import has_colour, paint, paint_status, paint_statuses
@@ -42,32 +39,11 @@ def test_the_status_of_a_line_is_coloured_and_no_other_word():
     assert paint_statuses(text, io.StringIO()) == text and paint_status('unknown') == 'unknown'
 
 
-def on_terminal(*words, **variables):
-    """What a command shows on a terminal: standard output and errors."""
-    leader, follower = pty.openpty()
-    environment = {**os.environ, 'TERM': 'xterm', **variables}
-    process = subprocess.Popen([*CLI, *map(str, words)], stdin=follower, stdout=follower, stderr=follower,
-                               env=environment)
-    os.close(follower)
-    shown = b''
-    while True:
-        try:
-            part = os.read(leader, 1 << 16)
-        except OSError:  # Linux's way to say that nobody writes any more
-            part = b''
-        if not part:
-            break
-        shown += part
-    os.close(leader)
-    process.wait(HANG_LIMIT_S)
-    return shown.decode().replace('\r\n', '\n')
-
-
-def test_a_report_is_the_same_text_with_and_without_colour(tmp_path):
+def test_a_report_is_the_same_text_with_and_without_colour(tmp_path, monkeypatch):
     write_set(tmp_path / 'sweep/1x4', 2, status=lambda k: 'success' if k else 'aborted')
-    piped = run([*CLI, 'report', tmp_path])
-    shown = on_terminal('report', tmp_path)
+    piped = call('report', tmp_path)
+    monkeypatch.setenv('FORCE_COLOR', '1')
+    shown = call('report', tmp_path).stdout
     assert (piped.returncode, piped.stderr) == (0, '') and '\x1b' not in piped.stdout
     assert re.findall(r'\x1b\[(3\d)m(\w+)\x1b', shown) == [('33', 'aborted'), ('32', 'converged')]
     assert f'{paint("Runs", "bold")}\n' in shown and re.sub(r'\x1b\[\d+m', '', shown) == piped.stdout
-    assert on_terminal('report', tmp_path, NO_COLOR='1') == piped.stdout

@@ -13,15 +13,12 @@ FULL = 'mlperf-rn50: cannot write the output: No space left on device\n'
 
 @pytest.fixture(scope='module')
 def log(tmp_path_factory):
-    return write_set(tmp_path_factory.mktemp('set'), 5) / 'result_0.txt'
+    return write_set(tmp_path_factory.mktemp('set'), 1) / 'result_0.txt'
 
 
 def words(log, command):
     """A command with output: little, which is handed over at the end; or more than any buffer holds."""
-    large = [log.parent / f'result_{k}.txt' for k in range(5)] * 40
-    return {'little': ['report', log], 'large': ['report', log.parent, '--format', 'html'], 'check': ['check', *large],
-            'help': ['--help'], 'help of a command': ['report', '--help'],
-            'package': ['package', log, '--org', 'us', '--system', 'x', '--out', log.parent / 'out']}[command]
+    return {'little': ['report', log], 'large': ['check', *[log] * 400], 'help': ['report', '--help']}[command]
 
 
 def run_into(stdout, arguments, stderr=subprocess.PIPE):
@@ -31,7 +28,7 @@ def run_into(stdout, arguments, stderr=subprocess.PIPE):
                           env=buffered)
 
 
-@pytest.mark.parametrize('command', ['little', 'large', 'check', 'help', 'help of a command', 'package'])
+@pytest.mark.parametrize('command', ['little', 'large', 'help'])
 def test_a_reader_that_went_away_is_the_end_and_no_fault(log, command):
     reader, writer = os.pipe()
     os.close(reader)
@@ -40,7 +37,7 @@ def test_a_reader_that_went_away_is_the_end_and_no_fault(log, command):
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, '')  # 141 for a shell
 
 
-@pytest.mark.parametrize('command', ['little', 'large', 'check', 'help'])
+@pytest.mark.parametrize('command', ['little', 'large'])
 def test_a_full_disk_is_one_line(log, command):
     with open('/dev/full', 'w') as full:
         done = run_into(full, words(log, command))
