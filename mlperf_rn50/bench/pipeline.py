@@ -9,6 +9,7 @@ from mlperf_rn50.bench.measure import Shown, time_repeated
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.pipeline import train_batches
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.files import regular_file
 from mlperf_rn50.train.plan import make_plan
 
 CACHES = ('cold', 'warm')
@@ -23,14 +24,14 @@ def storage_bytes() -> int:
 
 def forget_file(path: Path) -> None:
     """Drops a file's clean pages from this host's page cache, which needs no root."""
-    with open(path, 'rb') as f:
+    with open(path, 'rb', opener=regular_file) as f:
         os.fsync(f.fileno())
         os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def load_file(path: Path) -> None:
     """Reads a file into the page cache."""
-    with open(path, 'rb') as f:
+    with open(path, 'rb', opener=regular_file) as f:
         while f.read(2**24):
             pass
 
