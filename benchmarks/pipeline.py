@@ -14,7 +14,8 @@ RECORDS = {'path': str(ROOT / 'data/photos/train.rec'), 'index_path': str(ROOT /
 EPOCHS = 6
 
 
-def timed(next_batch, per_epoch: int) -> float:
+def timed(next_batch) -> float:
+    per_epoch = NUM_TRAIN // BATCH
     for _ in range(per_epoch):  # fills queues and page cache
         next_batch()
     start = time.perf_counter()
@@ -39,7 +40,7 @@ def dali_rate() -> float:
         return images, labels
     made = pipeline()
     made.build()
-    return timed(made.run, NUM_TRAIN // BATCH)
+    return timed(made.run)
 
 
 def record_iter_rate() -> float:
@@ -58,7 +59,7 @@ def record_iter_rate() -> float:
             reader.reset()
             batch = reader.next()
         batch.data[0].wait_to_read()
-    return timed(next_batch, NUM_TRAIN // BATCH)
+    return timed(next_batch)
 
 
 def ours_rate() -> float:

@@ -1,4 +1,4 @@
-"""PyTorch's side of step.py, cifar10.py, digits.py and pipeline.py: a step, training to the target, a data loader.
+"""PyTorch's side of compare.py and pipeline.py: a step, training to the target, a data loader.
 
 Each prints one JSON line. Usage: python torch_peer.py step|train|loader [OPTIONS]
 """
@@ -73,7 +73,7 @@ def median_step_s(options: argparse.Namespace) -> float:
 
 
 def load_split(folder: Path, split: str, side: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What arrays.py wrote: images as float32 of 0 to 255, (n, 3, side, side), and labels."""
+    """What compare.dump_arrays wrote: images as float32 of 0 to 255, (n, 3, side, side), and labels."""
     images = torch.tensor(np.load(folder / f'{split}_images.npy')).permute(0, 3, 1, 2).float()
     if images.shape[-1] != side:
         images = functional.interpolate(images, size=(side, side), mode='bilinear')
