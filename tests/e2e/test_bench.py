@@ -80,7 +80,7 @@ def test_the_exchange_alone():
                                         pytest.param(['float32', 'bfloat16'], marks=[pytest.mark.slow,
                                                                                       pytest.mark.needs_avx512])])
 def test_the_operators_alone(precisions):
-    words = ['bench', 'ops', '--batch-sizes', '1', '--precisions', ','.join(precisions), '--format=json', *SHORT, *SMALL]
+    words = ['bench', 'ops', '--batch-sizes=1', '--precisions', ','.join(precisions), '--format=json', *SHORT, *SMALL]
     done = run([*CLI, *words]) if len(precisions) > 1 else call(*words)
     assert done.returncode == 0, done.stderr
     tables = json.loads(done.stdout)['tables']
