@@ -126,11 +126,7 @@ def proc_number(file: str, key: str) -> int:
 
 
 def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> list[str]:
-    """The words of 'a,b'.
-
-    Raises:
-        ConfigError: a word is empty, or not among the known ones.
-    """
+    """The words of 'a,b'."""
     words = [w.strip() for w in text.split(',')]
     for word in words:
         if not word or (known and word not in known):
@@ -140,11 +136,7 @@ def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> li
 
 
 def parse_numbers(option: str, text: str) -> list[int]:
-    """The numbers of '8,16', each above 0.
-
-    Raises:
-        ConfigError: one is not.
-    """
+    """The numbers of '8,16', each above 0."""
     words = parse_list(option, text)
     for word in words:
         if not word.isdecimal() or int(word) < 1:

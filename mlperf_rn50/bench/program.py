@@ -32,9 +32,6 @@ def run_bench(config: Config, options: Any, position: Position) -> str:
 
     Returns:
         The text to print on rank 0, '' on the others.
-
-    Raises:
-        ConfigError: an option or the number of ranks does not fit.
     """
     counts = parse_numbers('--ranks', options.ranks) if options.ranks else [launched_size() or 1]
     comm = open_comm(config.comm.compression, counts, position.exchange, sharing_of(config))

@@ -43,11 +43,7 @@ def make_cases(models: list[str], precisions: list[str], sources: list[str], bat
 
 
 def case_config(config: Config, case: Case) -> Config:
-    """The configuration of a case; made-up images have the size the network was made for, unless one is configured.
-
-    Raises:
-        ConfigError: its values do not go together.
-    """
+    """The configuration of a case; made-up images have the size the network was made for, unless one is configured."""
     is_synthetic = case.source == 'synthetic'
     data = replace(config.data, synthetic=is_synthetic)
     if is_synthetic and data.image_size == DataConfig.image_size:

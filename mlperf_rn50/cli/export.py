@@ -60,11 +60,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _images(config: Config) -> mx.nd.NDArray:
-    """The first images of the validation set.
-
-    Raises:
-        DataError: it is not there.
-    """
+    """The first images of the validation set."""
     from mlperf_rn50.data.pipeline import eval_batches
     from mlperf_rn50.data.shards import Shard
     size = min(_NUM_IMAGES, config.data.num_val)

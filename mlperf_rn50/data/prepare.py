@@ -128,11 +128,7 @@ def _follow_parent() -> None:
 
 
 def _damaged(stems: Iterable[Path]) -> list[tuple[str, str]]:
-    """(name, reason) of the images of some parts that cannot be decoded.
-
-    Raises:
-        DataError: a part is damaged itself.
-    """
+    """(name, reason) of the images of some parts that cannot be decoded."""
     found: list[tuple[str, str]] = []
     for path in (stem.with_suffix('.json') for stem in stems):
         damaged = decode(read_bytes(path), list[tuple[str, str]])

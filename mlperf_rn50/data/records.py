@@ -1,5 +1,6 @@
 """Random access to the images of an MXNet RecordIO file, and the manifest of a prepared folder.
 
+Whatever reads raises DataError for what is missing, damaged, or not what the configuration or the manifest says.
 Source: dmlc-core recordio.h (framing) and mxnet.recordio.IRHeader (the 24-byte header of an image).
 """
 import os
@@ -95,11 +96,7 @@ def index_path(rec_path: Path) -> Path:
 
 
 def _map_index(path: Path, size: int) -> np.ndarray:
-    """A mapped index, held against the size of its .rec without a look at all of it.
-
-    Raises:
-        DataError: it is damaged, or of another .rec.
-    """
+    """A mapped index, held against the size of its .rec without a look at all of it."""
     try:
         os.close(regular_file(os.fspath(path), os.O_RDONLY))  # NumPy would wait for the writer of a named pipe
         index = np.lib.format.open_memmap(path, mode='r')
@@ -115,11 +112,7 @@ def _map_index(path: Path, size: int) -> np.ndarray:
 
 
 def parse_index(path: Path, size: int) -> np.ndarray:
-    """A text index (.idx) of a .rec of some bytes, as index_path() has it.
-
-    Raises:
-        DataError: it is missing, or cannot be right.
-    """
+    """A text index (.idx) of a .rec of some bytes, as index_path() has it."""
     try:
         with open(path, 'rb', opener=regular_file) as f:
             numbers = np.fromfile(f, dtype=np.int64, sep=' ')
@@ -139,11 +132,7 @@ class RecordFile:
     """An open .rec file. read() uses pread, so threads share one object and the GIL is free meanwhile."""
 
     def __init__(self, rec_path: Path):
-        """Opens a .rec and the index beside it: mapped where there is one (index_path), else its .idx parsed.
-
-        Raises:
-            DataError: one of them is missing or the index cannot be right.
-        """
+        """Opens a .rec and the index beside it: mapped where there is one (index_path), else its .idx parsed."""
         self.path = rec_path
         try:
             self._file = open(rec_path, 'rb', buffering=0, opener=regular_file)
@@ -205,11 +194,7 @@ class KeptRecords:
 
 
 def load_manifest(folder: Path) -> dict:
-    """The manifest of a prepared folder: dataset, classes and splits are there, in their types.
-
-    Raises:
-        DataError: there is none, or it is damaged.
-    """
+    """The manifest of a prepared folder: dataset, classes and splits are there, in their types."""
     path = folder / MANIFEST_NAME
     try:
         manifest = parse_json(read_text(path, _MAX_MANIFEST_BYTES))
@@ -225,11 +210,7 @@ def load_manifest(folder: Path) -> dict:
 
 
 def class_names(data: DataConfig) -> list[str]:
-    """Return the names of the classes in the order of their numbers; the numbers where there is no manifest.
-
-    Raises:
-        DataError: there is a manifest, and it is damaged or of other classes.
-    """
+    """Return the names of the classes in the order of their numbers; the numbers where there is no manifest."""
     folder = Path(data.dir)
     if data.synthetic or not (folder / MANIFEST_NAME).exists():
         return [str(i) for i in range(data.num_classes)]
@@ -241,11 +222,7 @@ def class_names(data: DataConfig) -> list[str]:
 
 
 def open_split(data: DataConfig, split: str) -> RecordFile:
-    """The records of a split ('train' or 'validation'), checked against configuration and manifest.
-
-    Raises:
-        DataError: data, manifest and configuration disagree.
-    """
+    """The records of a split ('train' or 'validation'), checked against configuration and manifest."""
     folder = Path(data.dir)
     manifest = load_manifest(folder)
     num_images = manifest['splits'][split]['num_images']

@@ -2,6 +2,7 @@
 
 manifest.json holds a SHA-256 of itself and of every file; <split>.crc.npy holds the CRC-32 of every record. Older
 folders have no checksums of records: there the SHA-256 of the whole file shows whether something differs, not what.
+What is missing or not what was written raises DataError.
 """
 import hashlib
 import io
@@ -51,11 +52,7 @@ def dump_array(path: Path, array: np.ndarray) -> str:
 
 
 def load_checksums(rec_path: Path, entry: dict[str, Any]) -> np.ndarray | None:
-    """The checksums of the records of a split, uint32, (num_images,); None for an older folder, which has none.
-
-    Raises:
-        DataError: they are missing or not what was written.
-    """
+    """The checksums of the records of a split, uint32, (num_images,); None for an older folder, which has none."""
     path = checksums_path(rec_path)
     if 'crc_sha256' not in entry:
         return None
@@ -79,11 +76,7 @@ def check_size(rec_path: Path, entry: dict[str, Any]) -> None:
 
 
 def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, seed: int) -> int:
-    """Reads some records, drawn by a seed, and the last one; returns how many.
-
-    Raises:
-        DataError: one of them is not what was written.
-    """
+    """Reads some records, drawn by a seed, and the last one; returns how many."""
     checksums = load_checksums(records.path, entry)
     last = len(records) - 1
     drawn = np.random.default_rng(seed).permutation(last)[:num_records - 1]
