@@ -12,9 +12,10 @@ from numbered import make_config, ramp
 
 from mlperf_rn50.config import Config, DataConfig, ModelConfig
 from mlperf_rn50.data import pipeline
+from mlperf_rn50.data.augment import NUM_DRAWS
 from mlperf_rn50.data.pipeline import Request, eval_batches, train_batches, train_requests
 from mlperf_rn50.data.records import Record, RecordFile
-from mlperf_rn50.data.shards import Shard, epoch_order
+from mlperf_rn50.data.shards import Shard, augmentation_uniforms, epoch_order
 from mlperf_rn50.errors import DataError
 
 
@@ -125,6 +126,7 @@ def test_the_next_order_is_drawn_while_an_epoch_is_read(monkeypatch):
     first = next(requests)
     assert asked[2].wait(HANG_LIMIT_S)
     np.testing.assert_array_equal(first.samples, epoch_order(shard, 1, 1)[10:])
+    np.testing.assert_array_equal(first.uniforms, augmentation_uniforms(shard, 1, 1, 1, 0, NUM_DRAWS))
     np.testing.assert_array_equal(next(requests).samples, epoch_order(shard, 1, 2)[:10])
     assert asked[3].wait(HANG_LIMIT_S)
     assert drawn == [(1, False), (2, False), (3, False)]

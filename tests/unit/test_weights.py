@@ -207,7 +207,8 @@ def test_another_number_of_classes_starts_a_fresh_last_layer_and_says_so(name):
     (lambda a: a.update(x=a['bn0_gamma']), 'x is in the weights, and not in this network'),
     (lambda a: a.update(conv0_weight=a['conv0_weight'][:, :2]),
      r'conv0_weight: got shape \(16, 2, 7, 7\), expected \(16, 3, 7, 7\)'),
-    (lambda a: a.update(fc1_weight=a['fc1_weight'][:2], fc1_bias=np.ones(4, np.float32)), 'fc1_weight: got shape')])
+    (lambda a: a.update(fc1_weight=a['fc1_weight'][:2], fc1_bias=np.ones(4, np.float32)), 'fc1_weight: got shape'),
+    (lambda a: a.update(fc1_weight=a['fc1_weight'][:2, :9], fc1_bias=a['fc1_bias'][:2]), 'fc1_weight: got shape')])
 def test_any_other_difference_is_refused_and_nothing_is_changed(change, said):
     net, arrays = build(1), arrays_of(build(2))
     change(arrays)
