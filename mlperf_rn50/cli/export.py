@@ -73,7 +73,7 @@ def _images(config: Config) -> mx.nd.NDArray:
 
 
 def _facts(description: Description, config: Config) -> dict:
-    """What whoever uses the network has to know."""
+    """What a user of the network has to know."""
     data, side = config.data, config.data.image_size
     return {'model': config.model.name, 'input': {
         'name': 'data', 'shape': ['batch', 3, side, side], 'dtype': 'float32', 'layout': 'NCHW', 'colours': 'RGB',

@@ -47,7 +47,7 @@ def pack_image(encoded: bytes, packing: Packing) -> bytes:
     """The bytes to store of an encoded image, which is decoded whole to see that it can be.
 
     Raises:
-        Exception: whatever Pillow says of an image it cannot decode.
+        Exception: of any kind, from Pillow, for an image that it cannot decode.
     """
     from PIL import Image
     with Image.open(io.BytesIO(encoded)) as image:

@@ -221,9 +221,9 @@ def portable(config: Config, arrays: dict[str, np.ndarray]) -> tuple[Config, dic
 
 
 def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
-    """Puts arrays into an initialised network, in place; returns what a person has to be told.
+    """Puts arrays into an initialised network, in place; returns notes for the user.
 
-    Where only the number of classes differs, the last layer keeps its fresh values, which is told.
+    Where only the number of classes differs, the last layer keeps its fresh values, and a note names it.
 
     Raises:
         UserError: a name or a shape differs otherwise.
