@@ -176,8 +176,8 @@ def test_fused_operators_and_a_fourth_channel_are_left_out(kept, tmp_path):
     net = build_model(config, mx.cpu(), 2)
     save_weights(tmp_path, 'best', describe_weights(config, list('0123456789'), 10, 1, 2, is_best=True, is_last=True),
                  {n: p.data().asnumpy() for n, p in net.collect_params().items()})
-    export(tmp_path, '--format=onnx', '--out', tmp_path / 'out')
-    assert json.loads((tmp_path / 'out/resnet18_best.onnx.json').read_text())['input']['shape'][1] == 3
+    export(tmp_path, '--format=gluon', '--out', tmp_path / 'out')
+    assert json.loads((tmp_path / 'out/resnet18_best.gluon.json').read_text())['input']['shape'][1] == 3
 
 
 def test_what_is_there_is_not_overwritten(kept, tmp_path):
@@ -189,9 +189,9 @@ def test_what_is_there_is_not_overwritten(kept, tmp_path):
 
 def test_an_export_that_computes_something_else_is_refused_and_removed(kept, tmp_path, monkeypatch):
     from mlperf_rn50.model import export as module
-    right = module._run_onnx
-    monkeypatch.setattr(module, '_run_onnx', lambda stem, images: right(stem, images) * 1.001)
-    done = call('export', kept, '--format=onnx', '--out', tmp_path)
+    right = module._run_gluon
+    monkeypatch.setattr(module, '_run_gluon', lambda stem, images: right(stem, images) * 1.001)
+    done = call('export', kept, '--format=gluon', '--out', tmp_path)
     assert done.returncode == 1 and 'differs from the network by' in done.stderr and done.stderr.count('\n') == 1
     assert list(tmp_path.iterdir()) == []
 
