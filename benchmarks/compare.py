@@ -1,5 +1,18 @@
-"""Ours against other programs, in turn: medians, and their ratio to the fastest; what every comparison here calls."""
+"""Ours against PyTorch in turn, on 2 threads: medians, and their ratio to the fastest; what other comparisons call.
+
+torch trains by our configuration: the same network, batch, schedule, augmentation and momentum rule. Both evaluate
+after every epoch. Neither clock holds the making of the network, what the first step and evaluation compile or choose,
+or the reading of the arrays; ours goes from run_start to run_stop.
+
+Usage: .venv/bin/python benchmarks/compare.py step [OPTIONS]          images/s: ResNet-50, 224x224, batch 32
+       .venv/bin/python benchmarks/compare.py rate CONFIG [OPTIONS]   images/s of training, some steps a round
+       .venv/bin/python benchmarks/compare.py target CONFIG [OPTIONS] whole runs: epochs, Top-1, seconds
+CONFIG: launch/configs/cifar10_cpu.yaml (hours) or digits_cpu.yaml. OPTIONS: see --help
+"""
+import argparse
+import io
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -16,6 +29,11 @@ HUGE_PAGES = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
 ENVIRONMENT = {'OMP_NUM_THREADS': '2', **HUGE_PAGES}
 # What helped torch most of what needs no other library.
 BOUND = {**HUGE_PAGES, 'OMP_PROC_BIND': 'close'}
+NAME = 'mlperf-rn50'
+# Options and variables of torch's sides: what its users may set without another library.
+SIDES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    'torch eager': ((), {}), 'torch compiled': (('--compile',), {}),
+    'torch eager, huge pages, bound': ((), BOUND), 'torch compiled, huge pages, bound': (('--compile',), BOUND)}
 
 
 def of_precision(precision: str) -> list[str]:
@@ -23,27 +41,27 @@ def of_precision(precision: str) -> list[str]:
     return ['--data.pad_to_4_channels', str(precision == 'bfloat16').lower(), '--model.fused_bn_relu', 'true']
 
 
-def run_json(command: Sequence[object], folder: Path = ROOT, **variables: str) -> dict:
+def run_json(command: Sequence[object], **variables: str) -> dict:
     """The JSON object that a program prints, on 2 threads."""
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, cwd=folder,
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, cwd=ROOT,
                           env={**os.environ, 'OMP_NUM_THREADS': '2', **variables})
     if done.returncode:
         sys.exit(f'{" ".join(map(str, command))}: exit code {done.returncode}\n{done.stderr[-2000:]}')
     return json.loads(done.stdout[done.stdout.index('{'):])
 
 
-def bench(*arguments: object, checkout: Path = ROOT) -> list[dict]:
-    """The rows of the first table of `mlperf-rn50 bench`, of this checkout or of another one."""
+def bench(*arguments: object) -> list[dict]:
+    """The rows of the first table of `mlperf-rn50 bench`."""
     command = [ROOT / 'launch/bind.sh', OURS, '-m', 'mlperf_rn50', 'bench', *arguments, '--format', 'json']
-    return run_json(command, checkout, PYTHONPATH=str(checkout), **ENVIRONMENT)['tables'][0]['rows']
+    return run_json(command, **ENVIRONMENT)['tables'][0]['rows']
 
 
-def train_ours(config: Path, seed: int, *options: object, ranks: int = 1, checkout: Path = ROOT) -> dict:
-    """Trains as a user of a checkout does: how the run ended, and Top-1 after every epoch."""
+def train_ours(config: Path, seed: int, *options: object) -> dict:
+    """Trains as a user does: how the run ended, and Top-1 after every epoch."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ['launch/local.sh', '--ranks-per-node', ranks, '--config', config, '--run-dir', folder,
+        command = ['launch/local.sh', '--ranks-per-node', 1, '--config', config, '--run-dir', folder,
                    '--run.seed', seed, *options]
-        done = subprocess.run([str(c) for c in command], cwd=checkout, capture_output=True, text=True)
+        done = subprocess.run([str(c) for c in command], cwd=ROOT, capture_output=True, text=True)
         path = Path(folder) / 'metrics.jsonl'
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     end = lines[-1] if lines else {}
@@ -54,34 +72,110 @@ def train_ours(config: Path, seed: int, *options: object, ranks: int = 1, checko
             'is_converged': end['status'] == 'converged'}
 
 
-def train_torch(config: Path, seed: int, *options: object, **variables: str) -> dict:
-    """Trains by the same configuration in torch; with --steps, some steps of it."""
+def dump_arrays(folder: Path, out: Path) -> None:
+    """Writes decoded images and labels of a prepared folder as {train,validation}_{images,labels}.npy."""
+    import numpy as np
+    from PIL import Image
+
+    from mlperf_rn50.data.records import RecordFile
+    out.mkdir(parents=True, exist_ok=True)
+    for split in ('train', 'validation'):
+        records = RecordFile(folder / f'{split}.rec')
+        read = [records.read(i) for i in range(len(records))]
+        images = [np.asarray(Image.open(io.BytesIO(r.image.tobytes())).convert('RGB')) for r in read]
+        np.save(out / f'{split}_images.npy', np.stack(images))
+        np.save(out / f'{split}_labels.npy', np.array([r.label for r in read]))
+
+
+def load_recipe(config: Path) -> dict:
     from mlperf_rn50.cli.train import make_parser
     from mlperf_rn50.config import to_tree
     from mlperf_rn50.options import resolve_config
-    recipe = to_tree(resolve_config(config, [], make_parser()))
+    return to_tree(resolve_config(config, [], make_parser()))
+
+
+def train_torch(config: Path, seed: int, *options: object, **variables: str) -> dict:
+    """Trains by the same configuration in torch; with --steps, some steps of it."""
+    recipe = load_recipe(config)
     data = ROOT / recipe['data']['dir']
     arrays = data.with_name(f'{data.name}_arrays')
     made = arrays / 'validation_labels.npy'
     if not made.exists() or made.stat().st_mtime < (data / 'manifest.json').stat().st_mtime:
-        subprocess.run([OURS, ROOT / 'benchmarks/arrays.py', data, arrays], check=True)
+        dump_arrays(data, arrays)
     return run_json([TORCH, PEER, 'train', '--recipe', json.dumps(recipe), '--folder', arrays, '--seed', seed,
                      *options], **variables)
 
 
 def compare(title: str, sides: dict[str, Callable[[], float]], rounds: int, target: float | None = None) -> None:
-    """Measures every side `rounds` times in turn. The first is ours; it is compared with the fastest of the others.
-
-    Those in brackets are shown with their own ratio, and not compared with.
-    """
+    """Measures every side `rounds` times in turn. The first is ours; it is compared with the fastest of the others."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name, measure in sides.items():
             found[name].append(measure())
-            print(f'round {number + 1}  {name:32s} {found[name][-1]:10.2f}', file=sys.stderr, flush=True)
+            print(f'round {number + 1}  {name:34s} {found[name][-1]:10.2f}', file=sys.stderr, flush=True)
     medians = {name: statistics.median(values) for name, values in found.items()}
-    ours = next(iter(medians.values()))
+    ours, *others = medians.values()
     for name, median in medians.items():
         print(f'{name:34s} median {median:10.2f}  of {" ".join(f"{v:.2f}" for v in found[name])}  {ours / median:.3f}')
-    best = max(list(v for n, v in medians.items() if not n.startswith('('))[1:])
-    print(f'{title}: ratio {ours / best:.3f}{f", wanted {target}" if target else ""}', flush=True)
+    print(f'{title}: ratio {ours / max(others):.3f}{f", wanted {target}" if target else ""}', flush=True)
+
+
+def compare_rates(title: str, precision: str, rounds: int, ours: Sequence[object],
+                  torch: Callable[..., dict]) -> None:
+    """Compares images/s of `bench train` with torch's sides. ours: options; torch: of a side's options, variables."""
+    sides: dict[str, Callable[[], float]] = {NAME: lambda: bench(
+        'train', *ours, '--precisions', precision, *of_precision(precision))[0]['images_per_s']}
+    for name, (options, variables) in SIDES.items():
+        sides[name] = lambda o=options, v=variables: torch('--precision', precision, *o, **v)['images_per_s']
+    compare(f'{title}, images/s, {precision}', sides, rounds)
+
+
+def compare_targets(config: Path, precision: str, seeds: Sequence[int], wanted: Sequence[str]) -> None:
+    """Trains each side to the target with each seed, in turn."""
+    sides: dict[str, Callable[[int], dict]] = {NAME: lambda seed: train_ours(
+        config, seed, '--train.precision', precision, *of_precision(precision))}
+    for name, (options, variables) in SIDES.items():
+        sides[name] = lambda seed, o=options, v=variables: train_torch(config, seed, '--precision', precision, *o, **v)
+    found: dict[str, list[dict]] = {name: [] for name in wanted}
+    for seed in seeds:
+        for name in wanted:
+            last = sides[name](seed)
+            found[name].append(last)
+            print(f'seed {seed}  {name:34s} {last["epochs"]} epochs, {last["time_to_train_s"]:7.1f} s, Top-1 '
+                  + ' '.join(f'{100 * t:.2f}' for t in last['top1']), file=sys.stderr, flush=True)
+    medians = {name: statistics.median(r['time_to_train_s'] if r['is_converged'] else math.inf for r in runs)
+               for name, runs in found.items()}
+    for name, seconds in medians.items():
+        epochs = ', '.join(str(r['epochs']) if r['is_converged'] else 'not reached' for r in found[name])
+        ratio = f'; ours takes {medians[NAME] / seconds:.3f} of it' if NAME in medians else ''
+        print(f'{name:34s} median {seconds:7.1f} s; epochs {epochs}{ratio}')
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('what', choices=['step', 'rate', 'target'])
+    parser.add_argument('config', nargs='?', type=lambda p: Path(p).resolve())
+    parser.add_argument('--precision', choices=['float32', 'bfloat16'], default='float32')
+    parser.add_argument('--rounds', type=int, default=3, help='of step and rate (default 3)')
+    parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], help='of target (default 0 1 2)')
+    parser.add_argument('--sides', nargs='+', default=[NAME, *list(SIDES)[2:]], choices=[NAME, *SIDES],
+                        help='of target (default: ours, and torch with huge pages and bound threads)')
+    options = parser.parse_args()
+    if (options.what == 'step') != (options.config is None):
+        parser.error('CONFIG: expected for rate and target')
+    steps = ('--warmup-steps', 3, '--steps', 12)
+    if options.what == 'step':
+        steps = ('--warmup-steps', 2, '--steps', 5)
+        compare_rates('training step', options.precision, options.rounds, ['--batch-sizes', 32, *steps],
+                      lambda *o, **v: run_json([TORCH, PEER, 'step', *steps, *o], **v))
+    elif options.what == 'rate':
+        size = load_recipe(options.config)['train']['global_batch_size']
+        compare_rates(options.config.stem, options.precision, options.rounds,
+                      ['--config', options.config, '--inputs', 'real', '--batch-sizes', size, *steps],
+                      lambda *o, **v: train_torch(options.config, 0, *steps, *o, **v))
+    else:
+        compare_targets(options.config, options.precision, options.seeds, options.sides)
+
+
+if __name__ == '__main__':
+    main()

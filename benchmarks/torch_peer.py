@@ -1,9 +1,8 @@
-"""PyTorch's side of step.py, cifar10.py, digits.py and pipeline.py: a step, training to the target, a data loader.
+"""PyTorch's side of compare.py: a step, or training to the target.
 
-Each prints one JSON line. Usage: python torch_peer.py step|train|loader [OPTIONS]
+Each prints one JSON line. Usage: python torch_peer.py step|train [OPTIONS]
 """
 import argparse
-import io
 import json
 import statistics
 import time
@@ -17,7 +16,6 @@ from torch import nn
 from torch.nn import functional
 
 STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
-MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
 def conv_norm(in_channels: int, channels: int, kernel: int, stride: int = 1, relu: bool = True) -> list[nn.Module]:
@@ -73,7 +71,7 @@ def median_step_s(options: argparse.Namespace) -> float:
 
 
 def load_split(folder: Path, split: str, side: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What arrays.py wrote: images as float32 of 0 to 255, (n, 3, side, side), and labels."""
+    """What compare.dump_arrays wrote: images as float32 of 0 to 255, (n, 3, side, side), and labels."""
     images = torch.tensor(np.load(folder / f'{split}_images.npy')).permute(0, 3, 1, 2).float()
     if images.shape[-1] != side:
         images = functional.interpolate(images, size=(side, side), mode='bilinear')
@@ -228,50 +226,9 @@ def train(options: argparse.Namespace) -> dict:
             'is_converged': accuracies[-1] >= keys['target_accuracy']}
 
 
-class Photos(torch.utils.data.Dataset):
-    """JPEG files: random crop of 5 to 100 % of the area, bilinear to 224, mirrored half the time, normalised."""
-
-    def __init__(self, folder: Path):
-        self._paths = sorted(folder.rglob('*.jpg'))
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        from PIL import Image
-        image = Image.open(io.BytesIO(self._paths[index].read_bytes())).convert('RGB')
-        random = np.random.default_rng()
-        for _ in range(10):
-            area = image.width * image.height * random.uniform(0.05, 1)
-            ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
-            w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
-            if 0 < w <= image.width and 0 < h <= image.height:
-                break
-        else:
-            w, h = image.width, image.height
-        x, y = random.integers(image.width - w + 1), random.integers(image.height - h + 1)
-        image = image.resize((224, 224), Image.Resampling.BILINEAR, box=(x, y, x + w, y + h))
-        if random.random() < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        pixels = (np.asarray(image, np.float32) - np.float32(MEAN)) / np.float32(STD)
-        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
-
-
-def loader_rate(options: argparse.Namespace) -> float:
-    loader = torch.utils.data.DataLoader(Photos(Path(options.folder)), options.batch_size, shuffle=True,
-                                         num_workers=options.threads, drop_last=True, persistent_workers=True)
-    for _ in loader:  # starts the workers and fills the page cache
-        pass
-    start, count = time.perf_counter(), 0
-    for _ in range(3):
-        for batch in loader:
-            count += len(batch)
-    return count / (time.perf_counter() - start)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('what', choices=['step', 'train', 'loader'])
+    parser.add_argument('what', choices=['step', 'train'])
     parser.add_argument('--precision', choices=['float32', 'bfloat16'], default='float32')
     parser.add_argument('--batch-size', type=int, default=32)
     parser.add_argument('--image-size', type=int, default=224)
@@ -286,10 +243,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     if options.what == 'step':
         result = {'images_per_s': options.batch_size / median_step_s(options)}
-    elif options.what == 'train':
-        result = train(options)
     else:
-        result = {'images_per_s': loader_rate(options)}
+        result = train(options)
     print(json.dumps({'peer': f'torch {torch.__version__}', **result}))
 
 

@@ -2,17 +2,16 @@
 
 Source: nccl-tests' definitions (PERFORMANCE.md): algorithm bandwidth S / t, bus bandwidth S / t x 2 (n - 1) / n.
 """
+from dataclasses import replace
 from typing import Any
 
 import mxnet as mx
+import numpy as np
 
-from mlperf_rn50.bench.measure import Shown, time_repeated
+from mlperf_rn50.bench.measure import Session, Shown
 from mlperf_rn50.bench.steps import Case, case_config, gradient_shapes, measure_case
-from mlperf_rn50.config import Config
-from mlperf_rn50.data.pipeline import device_context
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.train.comm import Comm, sharing_of
-from mlperf_rn50.train.watch import Position
+from mlperf_rn50.train.comm import sharing_of
 
 SIZES = tuple(4**k * 4096 for k in range(9))  # 4 KiB to 256 MiB
 
@@ -28,59 +27,48 @@ def predict_s(rows: list[dict[str, Any]], num_bytes: int) -> float:
     Args:
         rows: with 'bytes' and 'time_ms', by size.
     """
-    points = [(r['bytes'], r['time_ms'] / 1000) for r in rows]
-    if num_bytes >= points[-1][0]:
-        return points[-1][1] * num_bytes / points[-1][0]
-    for (x0, y0), (x1, y1) in zip(points, points[1:]):
-        if num_bytes <= x1:
-            return y0 + (y1 - y0) * max(0.0, (num_bytes - x0) / (x1 - x0))
-    return points[0][1]
+    sizes, seconds = [r['bytes'] for r in rows], [r['time_ms'] / 1000 for r in rows]
+    return float(np.interp(num_bytes, sizes, seconds)) * max(1.0, num_bytes / sizes[-1])
 
 
-def _time(comm: Comm, arrays: list[mx.nd.NDArray], num_warmup: int, num: int) -> dict[str, float]:
+def _time(session: Session, arrays: list[mx.nd.NDArray]) -> dict[str, float]:
+    """Part of a row: the exchange of some arrays."""
     def exchange() -> None:
-        comm.sum_gradients(arrays)
+        session.comm.sum_gradients(arrays)
         mx.nd.waitall()
-    comm.barrier()
-    seconds = time_repeated(exchange, num_warmup, num)
-    return {'time_ms': 1000 * seconds.median_s, 'spread': seconds.relative, 'num': seconds.num}
+    session.comm.barrier()
+    seconds, num_bytes = session.time(exchange), sum(4 * a.size for a in arrays)
+    return {'bytes': num_bytes, 'time_ms': 1000 * seconds.median_s, 'spread': seconds.relative, 'num': seconds.num,
+            'bus_gb_per_s': bus_bandwidth(num_bytes, seconds.median_s, session.comm.world_size) / 1e9}
 
 
-def measure_sizes(comm: Comm, context: mx.Context, num_warmup: int, num: int) -> list[dict[str, Any]]:
+def measure_sizes(session: Session) -> list[dict[str, Any]]:
     """One row per message size."""
-    rows = []
-    for size in SIZES:
-        seconds = _time(comm, [mx.nd.zeros((size // 4,), context)], num_warmup, num)
-        rows.append({'bytes': size, **seconds, 'algorithm_gb_per_s': size / seconds['time_ms'] / 1e6,
-                     'bus_gb_per_s': bus_bandwidth(size, seconds['time_ms'] / 1000, comm.world_size) / 1e9})
-    return rows
+    rows = [_time(session, [mx.nd.zeros((size // 4,), session.context)]) for size in SIZES]
+    return [{**row, 'algorithm_gb_per_s': row['bytes'] / row['time_ms'] / 1e6} for row in rows]
 
 
-def bench_exchange(config: Config, case: Case, comm: Comm, device_id: int | None, num_warmup: int, num: int,
-                   position: Position) -> list[Shown]:
+def bench_exchange(session: Session, case: Case) -> list[Shown]:
     """Message sizes, then the gradients of a network, and their share of its training step. Complete on rank 0.
 
     Raises:
         ConfigError: there is one rank only.
     """
+    comm = session.comm
     if comm.world_size < 2:
         raise ConfigError('ranks: got 1, expected 2 or more to exchange anything; start it with a launcher, such as '
                           'launch/ranks.sh 2 mlperf-rn50 bench allreduce')
-    context = device_context(device_id)
-    rows = measure_sizes(comm, context, num_warmup, num)
-    config = case_config(config, case)
-    grads = [mx.nd.zeros(shape, context) for shape in gradient_shapes(config)]
-    num_bytes = sum(4 * g.size for g in grads)
-    own = _time(comm, grads, num_warmup, num)
-    step = measure_case(config, case, comm, device_id, num_warmup, num, position)
-    predicted_ms = 1000 * predict_s(rows, num_bytes)
-    gradients = {'model': case.model, 'num_gradients': len(grads), 'bytes': num_bytes, 'predicted_ms': predicted_ms,
-                 **own, 'bus_gb_per_s': bus_bandwidth(num_bytes, own['time_ms'] / 1000, comm.world_size) / 1e9,
-                 'step_ms': step['step_ms'], 'predicted_share': predicted_ms / step['step_ms'],
-                 'measured_share': own['time_ms'] / step['step_ms'], 'local_batch_size': case.local_batch_size}
+    rows = measure_sizes(session)
+    session = replace(session, config=case_config(session.config, case))
+    grads = [mx.nd.zeros(shape, session.context) for shape in gradient_shapes(session.config)]
+    own, step_ms = _time(session, grads), measure_case(session, case)['step_ms']
+    predicted_ms = 1000 * predict_s(rows, int(own['bytes']))
+    gradients = {'model': case.model, 'num_gradients': len(grads), 'predicted_ms': predicted_ms, **own,
+                 'step_ms': step_ms, 'predicted_share': predicted_ms / step_ms,
+                 'measured_share': own['time_ms'] / step_ms, 'local_batch_size': case.local_batch_size}
     if comm.rank:
         return []
-    num_sharing = sharing_of(config)
+    num_sharing = sharing_of(session.config)
     first = f' The {num_sharing} ranks of a GPU sum among themselves first, in host memory.' if num_sharing > 1 else ''
     return [
         Shown(f'All-reduce over {comm.world_size} ranks', (

@@ -4,22 +4,27 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
 import tabulate as tables
 
 import mlperf_rn50
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.pipeline import device_context
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.text import plural
 from mlperf_rn50.system.environment import host_facts
 from mlperf_rn50.system.launched import omp_threads
 from mlperf_rn50.system.stack import git_commit, package_versions
+from mlperf_rn50.train.comm import Comm
+from mlperf_rn50.train.watch import Position
 
 _GEMM_SIDE = 2048
-_STATUS = '/proc/self/status'
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,26 @@ def time_repeated(action: Callable[[], Any], num_warmup: int, num: int) -> Sprea
     return spread_of(seconds)
 
 
+@dataclass(frozen=True)
+class Session:
+    """A bench: its configuration, its ranks, and how often it measures each thing."""
+
+    config: Config
+    comm: Comm
+    device_id: int | None
+    position: Position
+    num_warmup: int
+    num: int
+
+    @property
+    def context(self) -> mx.Context:
+        return device_context(self.device_id)
+
+    def time(self, action: Callable[[], Any]) -> Spread:
+        """Times an action that waits for its own work."""
+        return time_repeated(action, self.num_warmup, self.num)
+
+
 def cast(array: mx.nd.NDArray, precision: str) -> mx.nd.NDArray:
     """An array in a precision of the configuration."""
     if precision == 'bfloat16':  # no NumPy type: the operator wants MXNet's own
@@ -83,11 +108,8 @@ def measure_peak(precision: str, context: mx.Context) -> float:
 
 def reset_peak_memory() -> None:
     """Lets peak_memory_bytes count from here on."""
-    try:
-        with open('/proc/self/clear_refs', 'w') as f:
-            f.write('5')
-    except OSError:  # then it counts from the start of the process
-        pass
+    with suppress(OSError):  # then it counts from the start of the process
+        Path('/proc/self/clear_refs').write_text('5')
 
 
 def peak_memory_bytes(device_id: int | None) -> int:
@@ -95,16 +117,17 @@ def peak_memory_bytes(device_id: int | None) -> int:
     if device_id is not None:
         free, total = mx.context.gpu_memory_info(device_id)
         return total - free
-    with open(_STATUS) as f:
-        return next(int(line.split()[1]) * 1024 for line in f if line.startswith('VmHWM:'))
+    return proc_number('status', 'VmHWM:') * 1024
+
+
+def proc_number(file: str, key: str) -> int:
+    """Return a number that the kernel counts for this process, from a file of /proc/self."""
+    lines = Path('/proc/self', file).read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> list[str]:
-    """The words of 'a,b'.
-
-    Raises:
-        ConfigError: a word is empty, or not among the known ones.
-    """
+    """The words of 'a,b'."""
     words = [w.strip() for w in text.split(',')]
     for word in words:
         if not word or (known and word not in known):
@@ -114,11 +137,7 @@ def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> li
 
 
 def parse_numbers(option: str, text: str) -> list[int]:
-    """The numbers of '8,16', each above 0.
-
-    Raises:
-        ConfigError: one is not.
-    """
+    """The numbers of '8,16', each above 0."""
     words = parse_list(option, text)
     for word in words:
         if not word.isdecimal() or int(word) < 1:
@@ -129,9 +148,8 @@ def parse_numbers(option: str, text: str) -> list[int]:
 def describe_machine(num_hosts: int) -> dict[str, Any]:
     """What the numbers were measured on."""
     host = host_facts()
-    return {'hostname': host['hostname'], 'cpu': host['cpu'], 'cpu_cores': host['cpu_cores'],
-            'processor': host['processor'], 'gpus': host['gpus'],
-            'memory_bytes': host['memory_bytes'], 'os': host['os'], 'num_hosts': num_hosts,
+    keys = ('hostname', 'cpu', 'cpu_cores', 'processor', 'gpus', 'memory_bytes', 'os')
+    return {**{key: host[key] for key in keys}, 'num_hosts': num_hosts,
             'omp_threads_per_rank': omp_threads(os.environ.get('OMP_NUM_THREADS', '')),
             'packages': package_versions(), 'git_commit': git_commit()}
 

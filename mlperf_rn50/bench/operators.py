@@ -8,9 +8,8 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
-from mlperf_rn50.bench.measure import Shown, cast, measure_gemm, measure_peak, time_repeated
+from mlperf_rn50.bench.measure import Session, Shown, cast, measure_gemm, measure_peak
 from mlperf_rn50.config import Config
-from mlperf_rn50.data.pipeline import device_context
 from mlperf_rn50.model.resnet import depth_of, side_after, units
 
 GEMM_SIDES = (512, 1024, 2048, 4096)
@@ -60,9 +59,9 @@ def _native(channels: int, side: int, batch_size: int, precision: str, context: 
     return mx.nd.Convolution(plain, eye, kernel=(1, 1), num_filter=channels, no_bias=True)
 
 
-def measure_convolution(c: Convolution, batch_size: int, precision: str, context: mx.Context, num_warmup: int,
-                        num: int) -> dict[str, float]:
+def measure_convolution(c: Convolution, batch_size: int, precision: str, session: Session) -> tuple[float, float]:
     """Seconds of one convolution: forward, and backward to its weights and (but for the image) to its input."""
+    context = session.context
     x = _native(c.in_channels, c.side, batch_size, precision, context)
     w = mx.nd.random.normal(shape=(c.channels, c.in_channels, c.kernel, c.kernel), ctx=context)
     w = cast(w, precision)
@@ -86,21 +85,21 @@ def measure_convolution(c: Convolution, batch_size: int, precision: str, context
         return time.perf_counter() - start
     out = convolve()  # into the same memory each time, as in a network: new memory costs more than many a convolution
     with autograd.train_mode():
-        forward = time_repeated(lambda: convolve(out=out).wait_to_read(), num_warmup, num)
-    backward = [backward_s() for _ in range(num_warmup + num)][num_warmup:]
-    return {'forward_s': forward.median_s, 'backward_s': statistics.median(backward)}
+        forward = session.time(lambda: convolve(out=out).wait_to_read())
+    backward = [backward_s() for _ in range(session.num_warmup + session.num)][session.num_warmup:]
+    return forward.median_s, statistics.median(backward)
 
 
-def _convolution_row(c: Convolution, count: int, batch_size: int, precision: str, context: mx.Context, peak: float,
-                     num_warmup: int, num: int) -> dict[str, Any]:
-    s = measure_convolution(c, batch_size, precision, context, num_warmup, num)
+def _convolution_row(c: Convolution, count: int, batch_size: int, precision: str, session: Session,
+                     peak: float) -> dict[str, Any]:
     flops = c.flops(batch_size)
-    backward_flops = flops * (2 if c.in_channels >= 16 else 1)
-    return {'layer': f'{c.kernel}x{c.kernel}/{c.stride} {c.in_channels} -> {c.channels}', 'side': c.side,
-            'count': count, 'precision': precision, 'gflop': flops / 1e9, 'forward_ms': 1000 * s['forward_s'],
-            'forward_gflops': flops / s['forward_s'] / 1e9, 'forward_share': flops / s['forward_s'] / peak,
-            'backward_ms': 1000 * s['backward_s'], 'backward_gflops': backward_flops / s['backward_s'] / 1e9,
-            'backward_share': backward_flops / s['backward_s'] / peak}
+    row = {'layer': f'{c.kernel}x{c.kernel}/{c.stride} {c.in_channels} -> {c.channels}', 'side': c.side,
+           'count': count, 'precision': precision, 'gflop': flops / 1e9}
+    passes = (('forward', flops), ('backward', flops * (2 if c.in_channels >= 16 else 1)))
+    for (name, done), seconds in zip(passes, measure_convolution(c, batch_size, precision, session)):
+        row |= {f'{name}_ms': 1000 * seconds, f'{name}_gflops': done / seconds / 1e9,
+                f'{name}_share': done / seconds / peak}
+    return row
 
 
 def _gemm_row(side: int, precision: str, context: mx.Context, peak: float, num: int) -> dict[str, Any]:
@@ -109,26 +108,25 @@ def _gemm_row(side: int, precision: str, context: mx.Context, peak: float, num: 
             'gflops': flops / seconds.median_s / 1e9, 'share': flops / seconds.median_s / peak}
 
 
-def bench_operators(config: Config, precisions: list[str], batch_size: int, device_id: int | None, num_warmup: int,
-                    num: int) -> list[Shown]:
+def bench_operators(session: Session, precisions: list[str], batch_size: int) -> list[Shown]:
     """Matrix products and convolutions of the configured ResNet, for each precision (float32 first)."""
-    context, shown = device_context(device_id), []
+    context, shown = session.context, []
     for precision in sorted(precisions, key=lambda p: p == 'bfloat16'):
         if precision == 'bfloat16':
             from mxnet.contrib import amp
             amp.init('bfloat16')
         peak = measure_peak(precision, context)
-        gemms = [_gemm_row(n, precision, context, peak, num) for n in GEMM_SIDES]
-        rows = [_convolution_row(c, count, batch_size, precision, context, peak, num_warmup, num)
-                for c, count in convolutions(config).items()]
+        gemms = [_gemm_row(n, precision, context, peak, session.num) for n in GEMM_SIDES]
+        rows = [_convolution_row(c, count, batch_size, precision, session, peak)
+                for c, count in convolutions(session.config).items()]
         shown += [
             Shown(f'Matrix products, {precision}', (
                 ('side', 'side', 'd'), ('time_ms', 'ms', ',.2f'), ('spread', '±', '.0%'), ('gflops', 'GFLOP/s', ',.0f'),
                 ('share', 'of peak', '.0%')), gemms, f'Peak: {peak / 1e9:,.0f} GFLOP/s, the fastest of 12.'),
-            Shown(f'Convolutions of {config.model.name}, batch {batch_size}, {precision}', (
+            Shown(f'Convolutions of {session.config.model.name}, batch {batch_size}, {precision}', (
                 ('layer', 'layer', 's'), ('side', 'pixels', 'd'), ('count', 'times', 'd'), ('gflop', 'GFLOP', '.2f'),
                 ('forward_ms', 'forward ms', ',.2f'), ('forward_gflops', 'GFLOP/s', ',.0f'),
                 ('forward_share', 'of peak', '.0%'), ('backward_ms', 'backward ms', ',.2f'),
                 ('backward_gflops', 'GFLOP/s', ',.0f'), ('backward_share', 'of peak', '.0%')), rows,
-                f'Medians of {num}. Backward: to the weights and the input (the first layer: to the weights).')]
+                f'Medians of {session.num}. Backward: to the weights and the input (the first layer: to the weights).')]
     return shown

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlperf_rn50.bench.measure import Shown, time_repeated
-from mlperf_rn50.config import Config
+from mlperf_rn50.bench.measure import Session, Shown, proc_number
 from mlperf_rn50.data.pipeline import train_batches
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.files import regular_file
 from mlperf_rn50.train.plan import make_plan
 
 CACHES = ('cold', 'warm')
@@ -17,35 +17,34 @@ NODE_COUNTS = (1, 2, 4, 8, 16, 32)
 
 def storage_bytes() -> int:
     """Bytes this process had fetched from storage so far; what came from the page cache is not among them."""
-    with open('/proc/self/io') as f:
-        return next(int(line.split()[1]) for line in f if line.startswith('read_bytes:'))
+    return proc_number('io', 'read_bytes:')
 
 
 def forget_file(path: Path) -> None:
     """Drops a file's clean pages from this host's page cache, which needs no root."""
-    with open(path, 'rb') as f:
+    with open(path, 'rb', opener=regular_file) as f:
         os.fsync(f.fileno())
         os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def load_file(path: Path) -> None:
     """Reads a file into the page cache."""
-    with open(path, 'rb') as f:
+    with open(path, 'rb', opener=regular_file) as f:
         while f.read(2**24):
             pass
 
 
-def measure_pipeline(config: Config, cache: str, device_id: int | None, num_warmup: int, num: int) -> dict[str, Any]:
+def measure_pipeline(session: Session, cache: str) -> dict[str, Any]:
     """One row: training batches of one rank, made and thrown away.
 
     Warm reads go over the whole file first; cold ones start with none of it in the page cache.
     """
-    plan = make_plan(config, 1)
+    config, plan = session.config, make_plan(session.config, 1)
     path = Path(config.data.dir) / 'train.rec'
     (forget_file if cache == 'cold' else load_file)(path)
     start, before = time.perf_counter(), storage_bytes()
-    batches = train_batches(config, plan.train_shard(), 0, 0, device_id)
-    seconds = time_repeated(lambda: next(batches).images.wait_to_read(), num_warmup, num)
+    batches = train_batches(config, plan.train_shard(), 0, 0, session.device_id)
+    seconds = session.time(lambda: next(batches).images.wait_to_read())
     wall_s, read_bytes = time.perf_counter() - start, storage_bytes() - before
     size = plan.local_batch_size
     record_bytes = path.stat().st_size / config.data.num_train
@@ -55,8 +54,8 @@ def measure_pipeline(config: Config, cache: str, device_id: int | None, num_warm
             'mb_per_s': size / seconds.mean_s * record_bytes / 1e6, 'storage_mb_per_s': read_bytes / wall_s / 1e6}
 
 
-def bench_pipeline(config: Config, threads: list[int], batch_sizes: list[int], caches: list[str],
-                   node_images_per_s: float | None, device_id: int | None, num_warmup: int, num: int) -> list[Shown]:
+def bench_pipeline(session: Session, threads: list[int], batch_sizes: list[int], caches: list[str],
+                   node_images_per_s: float | None) -> list[Shown]:
     """Measures the grid; then what nodes of a training speed read.
 
     Args:
@@ -65,14 +64,16 @@ def bench_pipeline(config: Config, threads: list[int], batch_sizes: list[int], c
     Raises:
         ConfigError: the configuration has no files to read.
     """
+    config = session.config
     if config.data.synthetic:
         raise ConfigError('data.synthetic: got true, expected false: bench data reads the files of data.dir')
-    cases = [(replace(config, data=replace(config.data, num_threads=num_threads),
+    cases = [(replace(session, config=replace(config, data=replace(config.data, num_threads=num_threads),
                       train=replace(config.train, local_batch_size=size, global_batch_size=None),
-                      run=replace(config.run, num_nodes=None, ranks_per_node=None)), cache)
+                      run=replace(config.run, num_nodes=None, ranks_per_node=None))), cache)
              for num_threads in threads for size in batch_sizes for cache in caches]
-    measure_pipeline(cases[0][0], 'warm', device_id, 0, 1)  # the program's own pages are no reads of the data
-    rows = [measure_pipeline(case, cache, device_id, num_warmup, num) for case, cache in cases]
+    # The program's own pages are no reads of the data.
+    measure_pipeline(replace(cases[0][0], num_warmup=0, num=1), 'warm')
+    rows = [measure_pipeline(case, cache) for case, cache in cases]
     speed = node_images_per_s or max(r['images_per_s'] for r in rows)
     return [
         Shown(f'Input pipeline: {config.data.dataset}, {config.data.image_size} pixels', (

@@ -11,16 +11,14 @@ from typing import Any
 
 import mxnet as mx
 
-from mlperf_rn50.bench.measure import Shown, measure_peak, peak_memory_bytes, reset_peak_memory, spread_of
+from mlperf_rn50.bench.measure import Session, Shown, measure_peak, peak_memory_bytes, reset_peak_memory, spread_of
 from mlperf_rn50.config import Config, DataConfig, check_values
-from mlperf_rn50.data.pipeline import Batch, device_context, train_batches
+from mlperf_rn50.data.pipeline import Batch, train_batches
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.zoo import build_model, count_flops, count_parameters, image_shape, image_size_of
-from mlperf_rn50.train.comm import Comm
 from mlperf_rn50.train.loop import STEPS_AHEAD
 from mlperf_rn50.train.plan import Plan, make_plan
 from mlperf_rn50.train.trainer import Pulse, Trainer
-from mlperf_rn50.train.watch import Position
 
 PARTS = ('data', 'forward', 'backward', 'all_reduce', 'update')
 _NUM_SPLIT_STEPS = 5  # how many steps are taken apart, at most
@@ -45,11 +43,7 @@ def make_cases(models: list[str], precisions: list[str], sources: list[str], bat
 
 
 def case_config(config: Config, case: Case) -> Config:
-    """The configuration of a case; made-up images have the size the network was made for, unless one is configured.
-
-    Raises:
-        ConfigError: its values do not go together.
-    """
+    """The configuration of a case; made-up images have the size the network was made for, unless one is configured."""
     is_synthetic = case.source == 'synthetic'
     data = replace(config.data, synthetic=is_synthetic)
     if is_synthetic and data.image_size == DataConfig.image_size:
@@ -64,17 +58,17 @@ def case_config(config: Config, case: Case) -> Config:
     return result
 
 
-def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, num_warmup: int, num: int,
-               position: Position) -> list[float]:
-    """Seconds of each of `num` steps, taken as the training loop takes them: a few ahead of the device."""
+def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: Session) -> list[float]:
+    """Seconds of each step after the warm-up, taken as the training loop takes them: a few ahead of the device."""
+    num_steps = session.num_warmup + session.num
     pulses, stamps = deque[Pulse](), [time.perf_counter()]
-    for step in range(num_warmup + num):
+    for step in range(num_steps):
         pulses.append(trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step), False))
-        while len(pulses) > (STEPS_AHEAD if step < num_warmup + num - 1 else 0):
+        while len(pulses) > (STEPS_AHEAD if step < num_steps - 1 else 0):
             pulses.popleft().sums.wait_to_read()
             stamps.append(time.perf_counter())
-            position.now('training', len(stamps))
-        if step == num_warmup - 1:  # the clock starts with nothing under way
+            session.position.now('training', len(stamps))
+        if step == session.num_warmup - 1:  # the clock starts with nothing under way
             mx.nd.waitall()
             pulses.clear()
             stamps = [time.perf_counter()]
@@ -104,17 +98,17 @@ def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int
     return {part: b - a for part, a, b in zip(PARTS, stamps, stamps[1:])}
 
 
-def measure_case(config: Config, case: Case, comm: Comm, device_id: int | None, num_warmup: int, num: int,
-                 position: Position) -> dict[str, Any]:
+def measure_case(session: Session, case: Case) -> dict[str, Any]:
     """One row, measured by the ranks of a case; the numbers are rank 0's, memory is the largest of all."""
+    config, comm, device_id = session.config, session.comm, session.device_id
     plan = make_plan(config, comm.world_size)
     reset_peak_memory()
     trainer = Trainer(plan, comm, 0, device_id)
     trainer.broadcast()
     batches = train_batches(config, plan.train_shard(comm.rank), 0, 0, device_id)
-    seconds = spread_of(time_steps(trainer, batches, plan, num_warmup, num, position))
-    splits = [split_step(trainer, batches, plan, step) for step in range(min(num, _NUM_SPLIT_STEPS))]
-    peak = measure_peak(config.train.precision, device_context(device_id))
+    seconds = spread_of(time_steps(trainer, batches, plan, session))
+    splits = [split_step(trainer, batches, plan, step) for step in range(min(session.num, _NUM_SPLIT_STEPS))]
+    peak = measure_peak(config.train.precision, session.context)
     flops = 3 * count_flops(trainer.net, image_shape(config)) * plan.local_batch_size
     memory = max(comm.gather_object(round(peak_memory_bytes(device_id) / 2**20)))
     return {
@@ -129,23 +123,23 @@ def measure_case(config: Config, case: Case, comm: Comm, device_id: int | None, 
         'share_of_peak': flops / seconds.median_s / peak, 'memory_mib': memory}
 
 
-def bench_steps(config: Config, cases: list[Case], comm: Comm, device_id: int | None, num_warmup: int, num: int,
-                position: Position) -> list[Shown]:
+def bench_steps(session: Session, cases: list[Case]) -> list[Shown]:
     """Measures the cases one after another; ranks that a case does not need wait. Complete on rank 0.
 
     Raises:
         ConfigError: there are fewer ranks than a case needs, or its values do not go together.
     """
+    comm = session.comm
     for case in cases:
         if case.num_ranks > comm.world_size:
             raise ConfigError(f'--ranks: got {case.num_ranks}, and {comm.world_size} were started; start it with a '
                               f'launcher, such as launch/ranks.sh {case.num_ranks} mlperf-rn50 bench train …')
-    configs = [case_config(config, case) for case in cases]
+    configs = [case_config(session.config, case) for case in cases]
     rows = []
-    for case, case_config_ in zip(cases, configs):
+    for case, config in zip(cases, configs):
         part = comm.subset(case.num_ranks)
         if part:
-            rows.append(measure_case(case_config_, case, part, device_id, num_warmup, num, position))
+            rows.append(measure_case(replace(session, config=config, comm=part), case))
             gc.collect()
         comm.barrier()
     return [_steps_table(rows), *_scaling_tables(rows)] if comm.rank == 0 else []

@@ -55,7 +55,9 @@ def run(argv: Sequence[str]) -> int:
     options = parse_options(parser, argv)
     if not options.kind:
         raise option_error('the following arguments are required: kind', parser)
-    _check(options)
+    for name, least in (('warmup_steps', 0), ('steps', 1)):
+        if options[name] < least:
+            raise ConfigError(f'--{name.replace("_", "-")}: got {options[name]}, expected {least} or more')
     if not options.config:  # the batch is an option of its own
         argv = [*argv, '--train.local_batch_size=32']
     config = resolve_config(Path(options.config) if options.config else None, argv, parser)
@@ -65,13 +67,6 @@ def run(argv: Sequence[str]) -> int:
     else:
         check_precision('train.precision', config.train.precision, find_processor())
     return in_rank(lambda position: _bench(config, options, position), config)
-
-
-def _check(options: Namespace) -> None:
-    """Raise ConfigError where nothing can be measured."""
-    for name, least in (('warmup_steps', 0), ('steps', 1)):
-        if options[name] < least:
-            raise ConfigError(f'--{name.replace("_", "-")}: got {options[name]}, expected {least} or more')
 
 
 def _bench(config: Config, options: Namespace, position: Position) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli._parsers import Parser
+from mlperf_rn50.cli._weights import add_weights_options, load_kept
 from mlperf_rn50.errors import EXIT_OK, EXIT_USAGE, DataError
 
 if TYPE_CHECKING:
@@ -38,9 +39,8 @@ class Guess:
 def make_parser() -> Parser:
     """The options of the command."""
     parser = Parser('classify', __doc__, EPILOG)
-    parser.add_argument('path', metavar='RUN|WEIGHTS', help='run folder (its newest run), weights folder, or .npz')
+    add_weights_options(parser)
     parser.add_argument('images', metavar='IMAGE', nargs='+', help='any format that Pillow reads')
-    parser.add_argument('--which', choices=['best', 'last'], default='best', help='network of a run (default: best)')
     parser.add_argument('--format', choices=['table', 'json'], default='table', help='how to print the answers')
     return parser
 
@@ -48,20 +48,15 @@ def make_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     options = make_parser().parse_args(argv)
-    import mxnet as mx
+    import mxnet  # noqa: F401 (is it there? Before the weights are looked for)
 
-    from mlperf_rn50.cli._weights import weights_config
     from mlperf_rn50.mlperf.events import printable
-    from mlperf_rn50.model.weights import find_weights, load_weights, portable
-    from mlperf_rn50.model.zoo import restore_model
-    path = find_weights(Path(options.path), options.which)
-    description, arrays = load_weights(path)
-    config, arrays = portable(weights_config(description, path, []), arrays)
-    net = restore_model(config, mx.cpu(), arrays, str(path))
+    kept = load_kept(options.path, options.which)
+    config, net = kept.portable_network()
     answers: dict[str, list[Guess] | DataError] = {}
     for name in options.images:
         try:
-            answers[name] = classify(net, name, config, description.classes)
+            answers[name] = classify(net, name, config, kept.description.classes)
         except DataError as e:
             answers[name] = e
             print(f'mlperf-rn50: {printable(str(e))}', file=sys.stderr, flush=True)
@@ -72,18 +67,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def classify(net: mx.gluon.HybridBlock, name: str, config: Config, classes: Sequence[str]) -> list[Guess]:
-    """The likeliest classes of a picture.
-
-    Raises:
-        DataError: it is no picture.
-    """
+    """The likeliest classes of a picture."""
     from mlperf_rn50.data.pictures import encode_picture, transform_picture
     encoded = encode_picture(Path(name))
-    try:
-        logits = net(transform_picture(encoded, config)).asnumpy()[0]
-    except DataError as e:
-        raise DataError(f'{name}: {e}') from e
-    return likeliest(logits, classes)
+    return likeliest(net(transform_picture(encoded, config, name)).asnumpy()[0], classes)
 
 
 def likeliest(logits: np.ndarray, classes: Sequence[str]) -> list[Guess]:

@@ -3,16 +3,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli._parsers import config_parser
+from mlperf_rn50.cli._weights import Kept, load_kept
 from mlperf_rn50.config import IMAGENET, Config, to_tree
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, RunFailed, option_error
 
 if TYPE_CHECKING:
-    import numpy as np
     from jsonargparse import ArgumentParser, Namespace
 
     from mlperf_rn50.model.weights import Description
@@ -27,15 +26,6 @@ EPILOG = """examples:
 
 Weights bring their configuration along; options named like its keys go before it. The exit code is 1 where the run's
 log says another Top-1."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The weights that are evaluated."""
-
-    path: Path
-    description: Description
-    arrays: dict[str, np.ndarray]
 
 
 def make_parser() -> ArgumentParser:
@@ -53,8 +43,6 @@ def make_parser() -> ArgumentParser:
 def run(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     from mlperf_rn50.cli._ranks import in_rank
-    from mlperf_rn50.cli._weights import weights_config
-    from mlperf_rn50.model.weights import find_weights, load_weights
     from mlperf_rn50.options import parse_options
     from mlperf_rn50.system.processor import check_precision, find_processor
     parser = make_parser()
@@ -65,9 +53,8 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError('--config: weights have their own configuration; set single keys with options')
     if options.confusions < 0:
         raise ConfigError(f'--confusions: got {options.confusions}, expected 0 or more')
-    path = find_weights(Path(options.path), options.which)
-    kept = Kept(path, *load_weights(path))
-    config = weights_config(kept.description, path, argv, parser)
+    kept = load_kept(options.path, options.which)
+    config = kept.config(argv, parser)
     check_precision('train.precision', config.train.precision, find_processor())
     return in_rank(lambda position: _evaluate(config, kept, options, position), config)
 
@@ -86,11 +73,10 @@ def _evaluate(config: Config, kept: Kept, options: Namespace, position: Position
     position.now('start-up')
     comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
     data, device_id = config.data, device_id_of(config, comm)
+    context = device_context(device_id)
     leave_openmp_to_engine()
     size = min(config.train.eval_batch_size or 1, -(-data.num_val // comm.world_size))
-    shard = Shard(data.num_val, comm.rank, comm.world_size, size)
-    batches = eval_batches(config, shard, device_id)
-    context = device_context(device_id)
+    batches = eval_batches(config, Shard(data.num_val, comm.rank, comm.world_size, size), device_id)
     net = eval_network(config, context, restore_model(config, context, kept.arrays, str(kept.path)))
     matrix = ConfusionMatrix(data.num_classes)
     position.now('evaluation')
@@ -146,7 +132,6 @@ def render_table(config: Config, kept: Kept, accuracy: Accuracy, logged: float |
     """The result for a person."""
     from tabulate import tabulate
 
-    from mlperf_rn50.cli._weights import render_weights
     from mlperf_rn50.mlperf.events import printable
     from mlperf_rn50.train.evaluate import data_name
     name = printable(data_name(config.data))
@@ -154,7 +139,7 @@ def render_table(config: Config, kept: Kept, accuracy: Accuracy, logged: float |
     if logged is not None:
         known = f'{100 * logged:.2f} %, ' + ('the same' if logged == accuracy.top1 else 'NOT THE SAME')
     of_all = f'of {accuracy.num_images:,} images of {name}'
-    lines = [f'weights      {printable(render_weights(kept.description, kept.path))}',
+    lines = [f'weights      {printable(str(kept))}',
              f'Top-1        {100 * accuracy.top1:.2f} %, {accuracy.num_top1:,} {of_all}',
              f'Top-5        {100 * accuracy.top5:.2f} %, {accuracy.num_top5:,} {of_all}',
              f'in the log   {known}']

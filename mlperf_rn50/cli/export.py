@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli._parsers import Parser
+from mlperf_rn50.cli._weights import add_weights_options, load_kept
 from mlperf_rn50.errors import EXIT_OK, DataError
 
 if TYPE_CHECKING:
@@ -26,11 +27,10 @@ _NUM_IMAGES = 64
 def make_parser() -> Parser:
     """The options of the command."""
     parser = Parser('export', __doc__, EPILOG)
-    parser.add_argument('path', metavar='RUN|WEIGHTS', help='run folder (its newest run), weights folder, or .npz')
+    add_weights_options(parser)
     parser.add_argument('--format', choices=['onnx', 'gluon'], required=True,
                         help='onnx, or gluon: what mxnet.gluon.SymbolBlock.imports loads')
     parser.add_argument('--out', metavar='DIR', default='.', help='where the files go (default: here)')
-    parser.add_argument('--which', choices=['best', 'last'], default='best', help='network of a run (default: best)')
     parser.add_argument('--data.dir', metavar='DIR', dest='data_dir',
                         help='validation images for the check (default: where the run had them)')
     return parser
@@ -42,23 +42,17 @@ def run(argv: Sequence[str]) -> int:
     if options.format == 'onnx':  # are they there? The work takes a while
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
-    import mxnet as mx
+    import mxnet  # noqa: F401
 
-    from mlperf_rn50.cli._weights import render_weights, weights_config
     from mlperf_rn50.mlperf.events import printable
     from mlperf_rn50.model.export import export
-    from mlperf_rn50.model.weights import find_weights, load_weights, portable
-    from mlperf_rn50.model.zoo import restore_model
     from mlperf_rn50.train.evaluate import data_name
-    path = find_weights(Path(options.path), options.which)
-    description, arrays = load_weights(path)
-    given = [f'--data.dir={options.data_dir}'] if options.data_dir else []
-    config, arrays = portable(weights_config(description, path, given), arrays)
-    net = restore_model(config, mx.cpu(), arrays, str(path))
-    files, found = export(net, _images(config), Path(options.out), f'{config.model.name}_{path.stem}', options.format,
-                          _facts(description, config))
+    kept = load_kept(options.path, options.which)
+    config, net = kept.portable_network([f'--data.dir={options.data_dir}'] if options.data_dir else [])
+    files, found = export(net, _images(config), Path(options.out), f'{config.model.name}_{kept.path.stem}',
+                          options.format, _facts(kept.description, config))
     name = printable(data_name(config.data))
-    print(f'weights      {printable(render_weights(description, path))}\n'
+    print(f'weights      {printable(str(kept))}\n'
           f'checked      on {found.num_images} validation images of {name}\n'
           f'difference   at most {found.absolute:.3g}, {found.relative:.3g} of the largest logit\n'
           f'wrote        {", ".join(str(f) for f in files)}')
@@ -66,11 +60,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _images(config: Config) -> mx.nd.NDArray:
-    """The first images of the validation set.
-
-    Raises:
-        DataError: it is not there.
-    """
+    """The first images of the validation set."""
     from mlperf_rn50.data.pipeline import eval_batches
     from mlperf_rn50.data.shards import Shard
     size = min(_NUM_IMAGES, config.data.num_val)
@@ -83,7 +73,7 @@ def _images(config: Config) -> mx.nd.NDArray:
 
 
 def _facts(description: Description, config: Config) -> dict:
-    """What whoever uses the network has to know."""
+    """What a user of the network has to know."""
     data, side = config.data, config.data.image_size
     return {'model': config.model.name, 'input': {
         'name': 'data', 'shape': ['batch', 3, side, side], 'dtype': 'float32', 'layout': 'NCHW', 'colours': 'RGB',

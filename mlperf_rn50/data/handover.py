@@ -18,7 +18,7 @@ def keeps_outputs(pipe: Any) -> bool:
     """Whether the outputs of a pipeline stay as they are for as long as anything refers to them.
 
     Those of the dynamic executor do (the default of DALI 2). The older ones (DALI 1.3x has no others) have as many
-    buffers as batches are prefetched, and write the next batches into them, whoever may still read there.
+    buffers as batches are prefetched, and write the next batches into them, also while they are read.
     """
     return bool(getattr(pipe, 'exec_dynamic', False)) and hasattr(TensorCPU, '__dlpack__')
 

@@ -1,6 +1,7 @@
 """ImageNet (ILSVRC2012) from its two tars, read in place, or from folders of synsets."""
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from mlperf_rn50.data.samples import PICTURES, Dataset, Sample, folder_samples, split_folder
@@ -60,10 +61,6 @@ def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list
     return [number[s] for s in synsets]
 
 
-def _with_label(sample: Sample, label: int) -> Sample:
-    return Sample(label, sample.name, sample.data, sample.path, sample.offset, sample.size)
-
-
 def imagenet(source: Path, ground_truth: Path | None, allow_partial: bool) -> Dataset:
     """ILSVRC2012 from its two tars or from synset folders; labels follow the sorted synsets.
 
@@ -79,7 +76,7 @@ def imagenet(source: Path, ground_truth: Path | None, allow_partial: bool) -> Da
         found = _tar_samples(train_tar, is_nested=True)
         classes = sorted({synset for synset, _ in found})
         number = {synset: label for label, synset in enumerate(classes)}
-        train = [_with_label(sample, number[synset]) for synset, sample in found]
+        train = [replace(sample, label=number[synset]) for synset, sample in found]
     else:
         raise DataError(f'--source: {source}: expected {train_tar.name} or train/<synset>/ in it')
     result = Dataset('imagenet', str(source), classes, train, _validation(val_dir, val_tar, ground_truth, classes))
@@ -104,4 +101,4 @@ def _validation(val_dir: Path | None, val_tar: Path, ground_truth: Path | None, 
         raise DataError('--ground-truth: missing; flat validation images need a file with the synset of each, '
                         'or put them in val/<synset>/')
     labels = _read_ground_truth(ground_truth, [Path(s.name).name for s in flat], classes)
-    return [_with_label(sample, label) for sample, label in zip(flat, labels)]
+    return [replace(sample, label=label) for sample, label in zip(flat, labels)]

@@ -1,7 +1,7 @@
 """Single files of pictures, brought to the network by the evaluation's own pipeline."""
 import io
 import warnings
-from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ from nvidia.dali import backend as dali_backend
 from PIL import ExifTags, Image, ImageOps
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.data.pipeline import Inputs, build_pipeline
+from mlperf_rn50.data.pipeline import build_pipeline, whole_images
 from mlperf_rn50.errors import DataError
+from mlperf_rn50.files import read_bytes
 
 # What prepared data is made of, and DALI decodes: any depth, grey, CMYK, with alpha (which is left out), turned as
 # its EXIF says, the first of several.
@@ -24,13 +25,9 @@ _DALI_TURNS = 'adjust_orientation' in _backend.GetSchema('decoders__Image').GetA
 
 
 def encode_picture(path: Path) -> bytes:
-    """A picture as JPEG or PNG: the file's own bytes where DALI decodes it as it is, else a PNG of its first frame.
-
-    Raises:
-        DataError: it cannot be read, or is no picture that Pillow knows.
-    """
+    """A picture as JPEG or PNG: the file's own bytes where DALI decodes it as it is, else a PNG of its first frame."""
     try:
-        encoded = path.read_bytes()
+        encoded = read_bytes(path)
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # of large ones; twice that size is an error
             with Image.open(io.BytesIO(encoded)) as image:
@@ -55,19 +52,11 @@ def _png(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def transform_picture(encoded: bytes, config: Config) -> mx.nd.NDArray:
-    """A picture as the network takes it: float32, (1, 3, side, side).
-
-    Raises:
-        DataError: it cannot be decoded.
-    """
-    # Fed without end: DALI reads ahead.
-    def source() -> Iterator[Inputs]:
-        while True:
-            yield Inputs([np.frombuffer(encoded, np.uint8)], np.zeros((1, 1), np.int32), np.zeros((1, 2), np.float32),
-                         np.ones((1, 2), np.float32), np.zeros((1, 1), np.int32))
+def transform_picture(encoded: bytes, config: Config, name: str = 'the picture') -> mx.nd.NDArray:
+    """A picture as the network takes it: float32, (1, 3, side, side)."""
+    source = repeat(whole_images([np.frombuffer(encoded, np.uint8)]))  # without end: DALI reads ahead
     try:
-        images, _ = build_pipeline(source(), 1, config, False, None).run()
-    except RuntimeError as e:  # DALI wraps whatever a decoder says in many lines
-        raise DataError(f'DALI cannot decode it: {" ".join(str(e).split())[:200]}') from e
+        images, _ = build_pipeline(source, 1, config, False, None).run()
+    except RuntimeError as e:  # DALI wraps a decoder's message in many lines
+        raise DataError(f'{name}: DALI cannot decode it: {" ".join(str(e).split())[:200]}') from e
     return mx.nd.array(np.asarray(images.as_tensor()))

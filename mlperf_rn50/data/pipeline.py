@@ -56,8 +56,7 @@ class Batch:
         images: float32 or float16, (batch, channels, side, side), or channels last for layout=NHWC.
         labels: int32, (batch,).
         num_valid: images that count; they come first, the rest is padding.
-        num_bytes: of the records that were read from their file for it, padding included, and not those that were kept
-            in memory; 0 for synthetic images.
+        num_bytes: read from files for it, padding included; not of records kept in memory or synthetic images.
         num_new_bytes: of those that this rank's node had not read before, since training started or was resumed.
     """
 
@@ -101,30 +100,32 @@ class Inputs:
     num_new_bytes: int = 0
 
 
+def whole_images(images: list[np.ndarray]) -> Inputs:
+    """Return encoded images with label 0, neither cropped nor mirrored."""
+    zeros, fractions = np.zeros((len(images), 1), np.int32), np.zeros((len(images), 2), np.float32)
+    return Inputs(images, zeros, fractions, fractions + 1, zeros)
+
+
 def _fill(records: list[Record], request: Request, data: DataConfig, where: str) -> Inputs:
     """Pairs the records of a batch with their crops."""
-    images = [r.image for r in records]
     for record in records:
         if not 0 <= record.label < data.num_classes:
             raise DataError(f'{where}: got a label of {record.label:g}, expected 0 to {data.num_classes - 1}; '
                             'set data.num_classes or prepare the data again')
-    labels = np.array([[r.label] for r in records], np.int32)
-    anchors = np.zeros((len(records), 2), np.float32)
-    shapes = np.ones((len(records), 2), np.float32)
-    mirrors = np.zeros((len(records), 1), np.int32)
+    inputs = whole_images([r.image for r in records])
+    changed: dict[str, Any] = {'labels': np.array([[r.label] for r in records], np.int32)}
     uniforms = request.uniforms
-    if uniforms is not None:
-        if data.crop == 'random_resized':
-            widths, heights = np.array([imagesize.get(io.BytesIO(i.data)) for i in images]).T
-            if min(widths.min(), heights.min()) < 1:
-                raise DataError(f'{where}: an image whose size cannot be read; prepare the data again')
-            anchors, shapes = random_resized_crops(uniforms[:, :-1], heights, widths, (data.min_area, data.max_area),
-                                                   (data.min_aspect, data.max_aspect))
-        elif data.crop == 'padded':
-            anchors = padded_crop_anchors(uniforms[:, :2], data.crop_padding)
+    if uniforms is not None and data.crop == 'random_resized':
+        widths, heights = np.array([imagesize.get(io.BytesIO(i.data)) for i in inputs.images]).T
+        if min(widths.min(), heights.min()) < 1:
+            raise DataError(f'{where}: an image whose size cannot be read; prepare the data again')
+        changed['anchors'], changed['shapes'] = random_resized_crops(
+            uniforms[:, :-1], heights, widths, (data.min_area, data.max_area), (data.min_aspect, data.max_aspect))
+    elif uniforms is not None and data.crop == 'padded':
+        changed['anchors'] = padded_crop_anchors(uniforms[:, :2], data.crop_padding)
     if request.is_mirrored is not None:
-        mirrors = request.is_mirrored[:, None].astype(np.int32)
-    return Inputs(images, labels, anchors, shapes, mirrors)
+        changed['mirrors'] = request.is_mirrored[:, None].astype(np.int32)
+    return dataclasses.replace(inputs, **changed)
 
 
 def _has_own_cpus(num_threads: int) -> bool:
@@ -234,22 +235,11 @@ def _read_ahead(records: RecordFile, data: DataConfig, wanted: Iterator[Request]
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _note_sizes(source: Iterator[Inputs], sizes: deque[tuple[int, int]]) -> Iterator[Inputs]:
-    """Hands inputs on, and notes their bytes until their batch comes out of the pipeline."""
-    for inputs in source:
-        sizes.append((inputs.num_bytes, inputs.num_new_bytes))
-        yield inputs
-
-
 def _run(pipe: Pipeline) -> Any:
-    """The next images and labels of a pipeline.
-
-    Raises:
-        DataError: an image cannot be decoded.
-    """
+    """The next images and labels of a pipeline."""
     try:
         return pipe.run()
-    except RuntimeError as e:  # DALI wraps whatever a decoder says in many lines
+    except RuntimeError as e:  # DALI wraps a decoder's message in many lines
         raise DataError(f'the input pipeline failed: {" ".join(str(e).split())[:300]}') from e
 
 
@@ -272,9 +262,7 @@ def made_up_inputs(batch_size: int) -> Inputs:
     noise = np.random.default_rng(0).integers(0, 256, (47, 63, 3), np.uint8)
     encoded = io.BytesIO()
     Image.fromarray(noise).resize((500, 375)).save(encoded, 'JPEG', quality=95)
-    images = [np.frombuffer(encoded.getvalue(), np.uint8)] * batch_size
-    zeros, fractions = np.zeros((batch_size, 1), np.int32), np.zeros((batch_size, 2), np.float32)
-    return Inputs(images, zeros, fractions, fractions + 1, zeros)
+    return whole_images([np.frombuffer(encoded.getvalue(), np.uint8)] * batch_size)
 
 
 def train_steps(shard: Shard, first_step: int) -> Iterator[tuple[int, int, int]]:
@@ -332,12 +320,8 @@ def train_batches(config: Config, shard: Shard, seed: int, first_step: int, devi
     """Training batches without end, from a global step on.
 
     Everything is built when this is called; the first image is read when the first batch is asked for.
-
-    Raises:
-        DataError: the data is missing, damaged or not the configured one.
     """
-    steps = train_steps(shard, first_step)
-    num_valid = (shard.num_valid(step, micro) for _, step, micro in steps)
+    num_valid = (shard.num_valid(step, micro) for _, step, micro in train_steps(shard, first_step))
     if config.data.synthetic:
         return _synthetic_batches(config, shard, device_id)(num_valid)
     records = open_split(config.data, 'train')
@@ -346,13 +330,7 @@ def train_batches(config: Config, shard: Shard, seed: int, first_step: int, devi
 
 
 def eval_batches(config: Config, shard: Shard, device_id: int | None) -> Callable[[], Iterator[Batch]]:
-    """A function that starts a pass over this rank's share of the validation set.
-
-    Everything is built when this is called; the first image is read when the first batch is asked for.
-
-    Raises:
-        DataError: the data is missing, damaged or not the configured one.
-    """
+    """A function that starts a pass over this rank's share of the validation set; built and read as train_batches."""
     num_valid = [shard.num_valid(step) for step in range(shard.steps_per_epoch)]
     if config.data.synthetic:
         batches = _synthetic_batches(config, shard, device_id)
@@ -372,9 +350,13 @@ def _build_batches(records: RecordFile, wanted: Iterator[Request], shard: Shard,
                    device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
     """A pipeline over what is wanted, as a function that gives its next batches, one for each number of valid images.
     """
-    sizes: deque[tuple[int, int]] = deque()
-    source = _note_sizes(_read_ahead(records, config.data, wanted), sizes)
-    pipe, left_over = build_warm(source, shard.local_batch_size, config, is_training, device_id,
+    sizes: deque[tuple[int, int]] = deque()  # bytes of the inputs whose batches are still to come
+
+    def source() -> Iterator[Inputs]:
+        for inputs in _read_ahead(records, config.data, wanted):
+            sizes.append((inputs.num_bytes, inputs.num_new_bytes))
+            yield inputs
+    pipe, left_over = build_warm(source(), shard.local_batch_size, config, is_training, device_id,
                                  is_warm=device_id is not None and config.train.num_warmup_steps > 0)
     context = device_context(device_id)
     return lambda num_valid: _batches(pipe, left_over, sizes, num_valid, context)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from threading import Thread
-from typing import BinaryIO
 
 import numpy as np
 from tqdm import tqdm
@@ -26,9 +25,10 @@ from tqdm import tqdm
 from mlperf_rn50.data import sources
 from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, load_manifest, parse_index
 from mlperf_rn50.data.samples import Dataset, Sample
-from mlperf_rn50.data.verify import checksum, dump_checksums, dump_manifest, print_verdict
+from mlperf_rn50.data.verify import checksum, checksums_path, dump_array, dump_manifest, print_verdict
 from mlperf_rn50.errors import EXIT_OK, DataError
-from mlperf_rn50.files import parse_json, write_atomically
+from mlperf_rn50.files import HashedFile, read_bytes, sync, write_atomically
+from mlperf_rn50.jsonl import decode
 
 _CLOSING_LIMIT_S = 5.0
 PART_SIZE = 1000
@@ -38,7 +38,7 @@ _JPEG_QUALITY = 95
 
 @dataclass(frozen=True)
 class Packing:
-    """How images are packed: the shorter side to re-encode to, None to keep the files byte for byte."""
+    """How images are packed: the shorter side to re-encode to, in pixels; None keeps the files byte for byte."""
 
     resize_shorter: int | None
 
@@ -47,7 +47,7 @@ def pack_image(encoded: bytes, packing: Packing) -> bytes:
     """The bytes to store of an encoded image, which is decoded whole to see that it can be.
 
     Raises:
-        Exception: whatever Pillow says of an image it cannot decode.
+        Exception: of any kind, from Pillow, for an image that it cannot decode.
     """
     from PIL import Image
     with Image.open(io.BytesIO(encoded)) as image:
@@ -127,37 +127,21 @@ def _follow_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _damaged(stems: Iterable[Path]) -> list[list[str]]:
-    """(name, reason) of the images of some parts that cannot be decoded.
-
-    Raises:
-        DataError: a part is damaged itself.
-    """
-    found: list[list[str]] = []
+def _damaged(stems: Iterable[Path]) -> list[tuple[str, str]]:
+    """(name, reason) of the images of some parts that cannot be decoded."""
+    found: list[tuple[str, str]] = []
     for path in (stem.with_suffix('.json') for stem in stems):
-        try:
-            found += [[str(name), str(reason)] for name, reason in parse_json(path.read_text())]
-        except (ValueError, TypeError) as e:
-            raise DataError(f'{path}: damaged ({str(e)[:100]}); remove {path.parent} and run it again') from e
+        damaged = decode(read_bytes(path), list[tuple[str, str]])
+        if damaged is None:
+            raise DataError(f'{path}: damaged, expected pairs of names and reasons; remove {path.parent} and run it '
+                            'again')
+        found += damaged
     return found
 
 
-def _append(source: BinaryIO, target: BinaryIO, digest) -> int:
-    """Copies a file to the end of another; returns the bytes copied."""
-    num_bytes = 0
-    while block := source.read(_COPY_BYTES):
-        target.write(block)
-        digest.update(block)
-        num_bytes += len(block)
-    return num_bytes
-
-
 def _write_index(rec_path: Path) -> str:
-    """Writes the mapped index of a .rec from its .idx; returns its SHA-256."""
-    buffer = io.BytesIO()
-    np.save(buffer, parse_index(rec_path.with_suffix('.idx'), rec_path.stat().st_size))
-    write_atomically(index_path(rec_path), buffer.getvalue())
-    return hashlib.sha256(buffer.getvalue()).hexdigest()
+    """Write the mapped index of a .rec from its .idx; return its SHA-256."""
+    return dump_array(index_path(rec_path), parse_index(rec_path.with_suffix('.idx'), rec_path.stat().st_size))
 
 
 def _checksums(part: Path) -> list[int]:
@@ -168,32 +152,34 @@ def _checksums(part: Path) -> list[int]:
     index = parse_index(part.with_suffix('.idx'), size)
     with open(part, 'rb', buffering=0) as f:
         found = [checksum(f.fileno(), int(start), int(length)) for start, length in index.T]
-    if None in found:
+    known = [c for c in found if c is not None]
+    if len(known) < len(found):
         raise DataError(f'{part}: shorter than its index says, or it cannot be read; remove {part.parent} and prepare '
                         'again')
-    return [c for c in found if c is not None]
+    return known
 
 
 def _join(stems: list[Path], target: Path) -> dict:
     """Joins parts into target.rec, its indexes and checksums; returns their manifest entry."""
-    digest, offset, lines, checksums = hashlib.sha256(), 0, [], []
+    offset, lines, checksums = 0, [], []
     temporary = target.with_suffix('.rec.tmp')
     with open(temporary, 'wb') as rec:
+        hashed = HashedFile(rec)
         for stem in stems:
             for line in stem.with_suffix('.idx').read_text().splitlines():
                 key, start = line.split()
                 lines.append(f'{key}\t{int(start) + offset}\n')
             checksums += _checksums(stem.with_suffix('.rec'))
             with open(stem.with_suffix('.rec'), 'rb') as part:
-                offset += _append(part, rec, digest)
-        rec.flush()
-        os.fsync(rec.fileno())
+                shutil.copyfileobj(part, hashed, _COPY_BYTES)
+            offset = rec.tell()
+        sync(rec)
     index = ''.join(lines)
     write_atomically(target.with_suffix('.idx'), index)
     rec_path = target.with_suffix('.rec')
     temporary.replace(rec_path)
-    return {'num_images': len(lines), 'rec_bytes': offset, 'rec_sha256': digest.hexdigest(),
-            'crc_sha256': dump_checksums(rec_path, checksums),
+    return {'num_images': len(lines), 'rec_bytes': offset, 'rec_sha256': hashed.hexdigest(),
+            'crc_sha256': dump_array(checksums_path(rec_path), np.array(checksums, np.uint32)),
             'idx_sha256': hashlib.sha256(index.encode()).hexdigest(), 'index_sha256': _write_index(rec_path)}
 
 
@@ -236,7 +222,7 @@ def add_indexes(out: Path) -> list[Path]:
     manifest, added = load_manifest(out), []
     for name, split in manifest['splits'].items():
         path = index_path(out / f'{name}.rec')
-        if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != split.get('index_sha256'):
+        if not path.exists() or hashlib.sha256(read_bytes(path)).hexdigest() != split.get('index_sha256'):
             split['index_sha256'] = _write_index(out / f'{name}.rec')
             added.append(path)
     if added:

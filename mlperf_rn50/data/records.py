@@ -1,5 +1,6 @@
 """Random access to the images of an MXNet RecordIO file, and the manifest of a prepared folder.
 
+Whatever reads raises DataError for what is missing, damaged, or not what the configuration or the manifest says.
 Source: dmlc-core recordio.h (framing) and mxnet.recordio.IRHeader (the 24-byte header of an image).
 """
 import os
@@ -9,13 +10,14 @@ import tokenize
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 
 from mlperf_rn50.config import DataConfig
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import parse_json, read_text
+from mlperf_rn50.files import parse_json, read_text, regular_file
 
 MANIFEST_NAME = 'manifest.json'
 MANIFEST_FORMAT = 1
@@ -24,6 +26,25 @@ MAGIC = struct.pack('<I', 0xCED7230A)
 _FRAME = struct.Struct('<4sI')
 _HEADER = struct.Struct('<IfQQ')
 _LENGTH_BITS = 29
+
+
+class _Split(msgspec.Struct):
+    num_images: Annotated[int, msgspec.Meta(ge=0)]
+    rec_bytes: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Splits(msgspec.Struct, forbid_unknown_fields=True):
+    train: _Split
+    validation: _Split
+
+
+class _Manifest(msgspec.Struct):
+    """What every reader of a manifest takes from it; more may be there."""
+
+    format: Literal[1]  # MANIFEST_FORMAT
+    dataset: str
+    classes: list[str]
+    splits: _Splits
 
 
 @dataclass(frozen=True)
@@ -53,23 +74,37 @@ def _payload(frames: bytes, where: str) -> bytes:
             return MAGIC.join(parts)
 
 
+def _parse_record(payload: bytes, where: str) -> Record:
+    if len(payload) < _HEADER.size:
+        raise DataError(f'{where}: got {len(payload)} bytes, expected an image header; prepare the data again')
+    num_labels, label, sample_id, _ = _HEADER.unpack_from(payload)
+    start = _HEADER.size
+    if 4 * num_labels > len(payload) - start:
+        raise DataError(f'{where}: its header says {num_labels} labels, the record has {len(payload)} bytes; '
+                        'prepare the data again')
+    if num_labels:  # the label is then a vector after the header; its first entry is the class
+        label = float(np.frombuffer(payload, np.float32, 1, start)[0])
+        start += 4 * num_labels
+    if not label.is_integer():  # nor NaN or infinity
+        raise DataError(f'{where}: got the label {label:g}, expected a whole number; prepare the data again')
+    return Record(np.frombuffer(payload, np.uint8, offset=start), int(label), sample_id)
+
+
 def index_path(rec_path: Path) -> Path:
     """The mapped index of a .rec: int64 in NumPy's format, (2, num_images), starts and lengths in bytes."""
     return rec_path.with_suffix('.index.npy')
 
 
 def _map_index(path: Path, size: int) -> np.ndarray:
-    """A mapped index, held against the size of its .rec without a look at all of it.
-
-    Raises:
-        DataError: it is damaged, or of another .rec.
-    """
+    """A mapped index, held against the size of its .rec without a look at all of it."""
     try:
+        os.close(regular_file(os.fspath(path), os.O_RDONLY))  # NumPy would wait for the writer of a named pipe
         index = np.lib.format.open_memmap(path, mode='r')
     # What NumPy lets out of a header that is cut off or overwritten.
     except (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError, tokenize.TokenError, MemoryError,
             RecursionError) as e:
-        raise DataError(f'{path}: not an index ({type(e).__name__}); make it again with: mlperf-rn50 prepare') from e
+        reason = getattr(e, 'strerror', None) or type(e).__name__
+        raise DataError(f'{path}: not an index ({reason}); make it again with: mlperf-rn50 prepare') from e
     is_index = index.dtype == np.int64 and index.ndim == 2 and index.shape[0] == 2 and index.shape[1] > 0
     if not is_index or index[0, 0] != 0 or index[:, -1].sum() != size:
         raise DataError(f'{path}: does not fit its .rec of {size} bytes; make it again with: mlperf-rn50 prepare')
@@ -77,13 +112,10 @@ def _map_index(path: Path, size: int) -> np.ndarray:
 
 
 def parse_index(path: Path, size: int) -> np.ndarray:
-    """A text index (.idx) of a .rec of some bytes, as index_path() has it.
-
-    Raises:
-        DataError: it is missing, or cannot be right.
-    """
+    """A text index (.idx) of a .rec of some bytes, as index_path() has it."""
     try:
-        numbers = np.fromfile(path, dtype=np.int64, sep=' ')
+        with open(path, 'rb', opener=regular_file) as f:
+            numbers = np.fromfile(f, dtype=np.int64, sep=' ')
     except OSError as e:
         raise DataError(f'{path}: {e.strerror}; make it with: mlperf-rn50 prepare') from e
     if not numbers.size or numbers.size % 2:
@@ -100,14 +132,10 @@ class RecordFile:
     """An open .rec file. read() uses pread, so threads share one object and the GIL is free meanwhile."""
 
     def __init__(self, rec_path: Path):
-        """Opens a .rec and the index beside it: mapped where there is one (index_path), else its .idx parsed.
-
-        Raises:
-            DataError: one of them is missing or the index cannot be right.
-        """
+        """Opens a .rec and the index beside it: mapped where there is one (index_path), else its .idx parsed."""
         self.path = rec_path
         try:
-            self._file = open(rec_path, 'rb', buffering=0)
+            self._file = open(rec_path, 'rb', buffering=0, opener=regular_file)
         except OSError as e:
             raise DataError(f'{e.filename}: {e.strerror}; make it with: mlperf-rn50 prepare') from e
         self._size = os.fstat(self._file.fileno()).st_size
@@ -126,20 +154,7 @@ class RecordFile:
             raise DataError(f'{where}: its index says {length} bytes from {start} on, the file has {self._size}; '
                             'prepare the data again')
         frames = os.pread(self._file.fileno(), length, start)
-        payload = _payload(frames, where)
-        if len(payload) < _HEADER.size:
-            raise DataError(f'{where}: got {len(payload)} bytes, expected an image header; prepare the data again')
-        num_labels, label, sample_id, _ = _HEADER.unpack_from(payload)
-        start = _HEADER.size
-        if 4 * num_labels > len(payload) - start:
-            raise DataError(f'{where}: its header says {num_labels} labels, the record has {len(payload)} bytes; '
-                            'prepare the data again')
-        if num_labels:  # the label is then a vector after the header; its first entry is the class
-            label = float(np.frombuffer(payload, np.float32, 1, start)[0])
-            start += 4 * num_labels
-        if not label.is_integer():  # nor NaN or infinity
-            raise DataError(f'{where}: got the label {label:g}, expected a whole number; prepare the data again')
-        return Record(np.frombuffer(payload, np.uint8, offset=start), int(label), sample_id)
+        return _parse_record(_payload(frames, where), where)
 
     def place(self, position: int) -> tuple[int, int, int]:
         """The number of the open file, and start and length in bytes, of the record at a position of the index."""
@@ -179,15 +194,11 @@ class KeptRecords:
 
 
 def load_manifest(folder: Path) -> dict:
-    """The manifest of a prepared folder: dataset, classes and splits are there, in their types.
-
-    Raises:
-        DataError: there is none, or it is damaged.
-    """
+    """The manifest of a prepared folder: dataset, classes and splits are there, in their types."""
     path = folder / MANIFEST_NAME
     try:
         manifest = parse_json(read_text(path, _MAX_MANIFEST_BYTES))
-        _check_manifest(manifest)
+        msgspec.convert(manifest, _Manifest)
         return manifest
     except FileNotFoundError as e:
         raise DataError(f'{path}: no such file; make the data with: mlperf-rn50 prepare') from e
@@ -198,30 +209,8 @@ def load_manifest(folder: Path) -> dict:
                         'again') from e
 
 
-def _check_manifest(manifest: Any) -> None:
-    """Raise ValueError unless what is read of a manifest is there, in its type."""
-    found = manifest.get('format') if isinstance(manifest, dict) else None
-    if found != MANIFEST_FORMAT or isinstance(found, bool):
-        raise ValueError(f'got format {str(found)[:40]}, expected {MANIFEST_FORMAT}')
-    classes, splits = manifest.get('classes'), manifest.get('splits')
-    if not isinstance(manifest.get('dataset'), str):
-        raise ValueError('dataset is not a name')
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise ValueError('classes are not a list of names')
-    if not isinstance(splits, dict) or not all(isinstance(splits.get(n), dict) for n in ('train', 'validation')):
-        raise ValueError('splits are not train and validation')
-    for name, split in splits.items():
-        for key in ('num_images', 'rec_bytes'):
-            if type(split.get(key)) is not int or split[key] < 0:
-                raise ValueError(f'splits.{name}.{key} is not a number')
-
-
 def class_names(data: DataConfig) -> list[str]:
-    """The names of the classes, by their numbers, which stand in where nobody named them.
-
-    Raises:
-        DataError: there is a manifest, and it is damaged or of other classes.
-    """
+    """Return the names of the classes in the order of their numbers; the numbers where there is no manifest."""
     folder = Path(data.dir)
     if data.synthetic or not (folder / MANIFEST_NAME).exists():
         return [str(i) for i in range(data.num_classes)]
@@ -233,23 +222,17 @@ def class_names(data: DataConfig) -> list[str]:
 
 
 def open_split(data: DataConfig, split: str) -> RecordFile:
-    """The records of a split ('train' or 'validation'), checked against configuration and manifest.
-
-    Raises:
-        DataError: data, manifest and configuration disagree.
-    """
+    """The records of a split ('train' or 'validation'), checked against configuration and manifest."""
     folder = Path(data.dir)
     manifest = load_manifest(folder)
-    found = manifest['splits'][split]['num_images']
-    wanted = data.num_train if split == 'train' else data.num_val
-    key = 'num_train' if split == 'train' else 'num_val'
-    for name, got, expected in [('dataset', manifest['dataset'], data.dataset), (key, found, wanted),
-                                ('num_classes', len(manifest['classes']), data.num_classes)]:
-        if got != expected:
-            raise DataError(f'data.{name}: {folder / MANIFEST_NAME} says {got}, the configuration {expected}; '
-                            f'set data.{name} or data.dir')
+    num_images = manifest['splits'][split]['num_images']
+    for key, got in [('dataset', manifest['dataset']), ('num_classes', len(manifest['classes'])),
+                     ('num_train' if split == 'train' else 'num_val', num_images)]:
+        if got != getattr(data, key):
+            raise DataError(f'data.{key}: {folder / MANIFEST_NAME} says {got}, the configuration {getattr(data, key)}; '
+                            f'set data.{key} or data.dir')
     records = RecordFile(folder / f'{split}.rec')
-    if len(records) != found:
-        raise DataError(f'{records.path}: its index has {len(records)} images, the manifest {found}; '
+    if len(records) != num_images:
+        raise DataError(f'{records.path}: its index has {len(records)} images, the manifest {num_images}; '
                         'prepare the data again')
     return records

@@ -40,11 +40,7 @@ def folder(source: Path, name: str) -> Dataset:
 
 
 def find(options: Namespace, name: str) -> Dataset:
-    """The data set that the options of the prepare command mean.
-
-    Raises:
-        DataError: it is not there or not whole.
-    """
+    """The data set that the options of the prepare command mean."""
     source = Path(options.source) if options.source else None
     if options.dataset == 'digits':
         return digits()

@@ -1,7 +1,8 @@
 """Is a prepared folder still what was written? Its manifest, its indexes, and every record of its images.
 
-manifest.json holds a SHA-256 of itself and of every file; <split>.crc.npy holds the CRC-32 of every record. A folder
-of before has no checksums of records; there the SHA-256 of the whole file says whether something differs, not what.
+manifest.json holds a SHA-256 of itself and of every file; <split>.crc.npy holds the CRC-32 of every record. Older
+folders have no checksums of records: there the SHA-256 of the whole file shows whether something differs, not what.
+What is missing or not what was written raises DataError.
 """
 import hashlib
 import io
@@ -18,7 +19,7 @@ from tqdm import tqdm
 
 from mlperf_rn50.data.records import MANIFEST_NAME, RecordFile, index_path, load_manifest, parse_index
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, DataError
-from mlperf_rn50.files import write_atomically
+from mlperf_rn50.files import read_bytes, regular_file, write_atomically
 
 _BLOCK_BYTES = 1 << 24
 _NUM_NAMED = 10
@@ -42,25 +43,21 @@ def checksum(file: int, start: int, length: int) -> int | None:
     return zlib.crc32(stored) if len(stored) == length else None
 
 
-def dump_checksums(rec_path: Path, checksums: list[int]) -> str:
-    """Writes the checksums of the records of a .rec; returns the SHA-256 of their file."""
+def dump_array(path: Path, array: np.ndarray) -> str:
+    """Write an array in NumPy's format; return the SHA-256 of the file."""
     buffer = io.BytesIO()
-    np.save(buffer, np.array(checksums, np.uint32))
-    write_atomically(checksums_path(rec_path), buffer.getvalue())
+    np.save(buffer, array)
+    write_atomically(path, buffer.getvalue())
     return hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
 def load_checksums(rec_path: Path, entry: dict[str, Any]) -> np.ndarray | None:
-    """The checksums of the records of a split, uint32, (num_images,); None for a folder of before, which has none.
-
-    Raises:
-        DataError: they are missing or not what was written.
-    """
+    """The checksums of the records of a split, uint32, (num_images,); None for an older folder, which has none."""
     path = checksums_path(rec_path)
     if 'crc_sha256' not in entry:
         return None
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except OSError as e:
         raise DataError(f'{path}: {e.strerror}; {_AGAIN}') from e
     if hashlib.sha256(content).hexdigest() != entry['crc_sha256']:
@@ -79,11 +76,7 @@ def check_size(rec_path: Path, entry: dict[str, Any]) -> None:
 
 
 def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, seed: int) -> int:
-    """Reads some records, drawn by a seed, and the last one; returns how many.
-
-    Raises:
-        DataError: one of them is not what was written.
-    """
+    """Reads some records, drawn by a seed, and the last one; returns how many."""
     checksums = load_checksums(records.path, entry)
     last = len(records) - 1
     drawn = np.random.default_rng(seed).permutation(last)[:num_records - 1]
@@ -95,9 +88,9 @@ def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, s
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
-    """The SHA-256 of what a manifest says beside it."""
-    said = {k: v for k, v in manifest.items() if k != 'sha256'}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    """Return the SHA-256 of a manifest without its own."""
+    content = {k: v for k, v in manifest.items() if k != 'sha256'}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def dump_manifest(folder: Path, manifest: dict[str, Any]) -> None:
@@ -108,7 +101,7 @@ def dump_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 def _sha256(path: Path, progress: Callable[[int], Any] = lambda _: None) -> str:
     digest = hashlib.sha256()
-    with open(path, 'rb') as f:
+    with open(path, 'rb', opener=regular_file) as f:
         while block := f.read(_BLOCK_BYTES):
             digest.update(block)
             progress(len(block))
@@ -116,7 +109,7 @@ def _sha256(path: Path, progress: Callable[[int], Any] = lambda _: None) -> str:
 
 
 def _file_problem(path: Path, sha256: str) -> str:
-    """Why a file is not the one of which the manifest has the SHA-256; '' where it is."""
+    """Return why a file is not the one whose SHA-256 the manifest has; '' where it is."""
     try:
         return '' if _sha256(path) == sha256 else f'{path}: not the file whose SHA-256 {MANIFEST_NAME} holds'
     except OSError as e:
@@ -133,7 +126,7 @@ def _blocks(index: np.ndarray) -> list[np.ndarray]:
 
 def _differing(rec_path: Path, index: np.ndarray, checksums: np.ndarray, num_workers: int) -> list[int]:
     """Positions of the records that are not what was written."""
-    with (open(rec_path, 'rb', buffering=0) as f, ThreadPoolExecutor(num_workers) as pool,
+    with (open(rec_path, 'rb', buffering=0, opener=regular_file) as f, ThreadPoolExecutor(num_workers) as pool,
           tqdm(total=len(checksums), desc=f'verify {rec_path.stem}', unit='img', disable=None) as bar):
         def look(block: np.ndarray) -> tuple[int, list[int]]:
             return len(block), [int(p) for p in block
@@ -150,66 +143,63 @@ def _name_records(positions: list[int]) -> str:
     return named if len(positions) <= _NUM_NAMED else f'{named} and {len(positions) - _NUM_NAMED:,} more'
 
 
-def _verify_whole(rec_path: Path, entry: dict[str, Any], why: str) -> tuple[str, list[str]]:
-    """The verdict on a .rec whose records have no checksums that could be used, as _verify_records."""
+def _verify_whole(rec_path: Path, entry: dict[str, Any]) -> tuple[bool, str]:
+    """Return the verdict on a .rec whose records have no usable checksums, and the line for it."""
     with tqdm(total=entry['rec_bytes'], desc=f'verify {rec_path.stem}', unit='B', unit_scale=True, disable=None) as bar:
         is_right = _sha256(rec_path, bar.update) == entry['rec_sha256']
-    if is_right:
-        return f'{rec_path}: as it was written, by the SHA-256 of the whole file ({why})', []
-    return '', [f'{rec_path}: not what was written, by the SHA-256 of the whole file; which records differ cannot be '
-                f'told ({why})']
+    why = ('the checksums of its records or its indexes are damaged' if 'crc_sha256' in entry else
+           'an older folder, without checksums of records')
+    verdict = 'as it was written' if is_right else 'not what was written'
+    unknown = '' if is_right else '; which records differ is unknown'
+    return is_right, f'{rec_path}: {verdict}, by the SHA-256 of the whole file{unknown} ({why})'
 
 
-def _verify_records(rec_path: Path, index: np.ndarray, checksums: np.ndarray,
-                    num_workers: int) -> tuple[str, list[str]]:
-    """What is right of the records of a .rec, and what is not."""
+def _verify_records(rec_path: Path, index: np.ndarray, num_workers: int) -> tuple[bool, str]:
+    """Return the verdict on the records of a .rec, and the line for it."""
+    checksums = np.load(checksums_path(rec_path))
     positions = _differing(rec_path, index, checksums, num_workers)
     if positions:
-        return '', [f'{rec_path}: {len(positions):,} of {len(checksums):,} records are not what was written: '
-                    f'{_name_records(positions)} (counted from 0)']
-    return f'{rec_path}: {len(checksums):,} records are as they were written', []
+        return False, (f'{rec_path}: {len(positions):,} of {len(checksums):,} records are not what was written: '
+                       f'{_name_records(positions)} (counted from 0)')
+    return True, f'{rec_path}: {len(checksums):,} records are as they were written'
 
 
 def _verify_split(rec_path: Path, entry: dict[str, Any], num_workers: int) -> tuple[list[str], list[str]]:
-    """What is right of the files of a split, and what is not."""
-    problems = {key: _file_problem(path, entry[key]) for key, path in (
-        ('index_sha256', index_path(rec_path)), ('idx_sha256', rec_path.with_suffix('.idx')),
-        ('crc_sha256', checksums_path(rec_path))) if key in entry}
-    wrong = [p for p in problems.values() if p]
+    """Return what is right of the files of a split, and what is not, in lines."""
+    paths = {'index_sha256': index_path(rec_path), 'idx_sha256': rec_path.with_suffix('.idx'),
+             'crc_sha256': checksums_path(rec_path)}
+    problems = {key: _file_problem(path, entry[key]) for key, path in paths.items() if key in entry}
+    whole, wrong = {key for key, p in problems.items() if not p}, [p for p in problems.values() if p]
     try:
         check_size(rec_path, entry)
     except DataError as e:
         wrong.append(str(e).removesuffix(f'; {_AGAIN}'))
     if not rec_path.exists():
         return [], wrong
-    index, why = None, 'a folder of before, without checksums of records'
-    if problems.get('index_sha256') == '':
-        index = np.load(index_path(rec_path))
-    elif problems.get('idx_sha256') == '':
-        index = parse_index(rec_path.with_suffix('.idx'), entry['rec_bytes'])
-    if 'crc_sha256' in entry:
-        why = 'the checksums of its records or its indexes are damaged'
-    if index is not None and problems.get('crc_sha256') == '':
-        right, differing = _verify_records(rec_path, index, np.load(checksums_path(rec_path)), num_workers)
+    if 'crc_sha256' in whole and len(whole) > 1:
+        index = (np.load(paths['index_sha256']) if 'index_sha256' in whole else
+                 parse_index(paths['idx_sha256'], entry['rec_bytes']))
+        is_right, line = _verify_records(rec_path, index, num_workers)
     else:
-        right, differing = _verify_whole(rec_path, entry, why)
-    return [right] if right else [], [*wrong, *differing]
+        is_right, line = _verify_whole(rec_path, entry)
+    return ([line], wrong) if is_right else ([], [*wrong, line])
 
 
 def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
-    """What is right of a prepared folder, and what is not, in lines.
+    """Return what is right of a prepared folder, and what is not, in lines.
 
     Raises:
         DataError: there is no manifest.
     """
-    if not (folder / MANIFEST_NAME).exists():
+    path = folder / MANIFEST_NAME
+    if not path.exists():
         raise DataError(f'--verify: {folder} holds no {MANIFEST_NAME}; expected a folder that prepare has made')
     right: list[str] = []
     wrong: list[str] = []
     try:
         manifest = load_manifest(folder)
         if manifest_digest(manifest) != manifest.get('sha256', manifest_digest(manifest)):
-            wrong.append(f'{folder / MANIFEST_NAME}: changed since it was written')
+            wrong.append(f'{path}: changed since it was written')
         for name, entry in manifest['splits'].items():
             found = _verify_split(folder / f'{name}.rec', entry, num_workers)
             right, wrong = right + found[0], wrong + found[1]
@@ -218,12 +208,12 @@ def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
     except OSError as e:
         wrong.append(f'{e.filename or folder}: {e.strerror}')
     except (LookupError, TypeError, ValueError, AttributeError) as e:  # what a manifest lacks
-        wrong.append(f'{folder / MANIFEST_NAME}: not a manifest ({type(e).__name__}: {e})')
+        wrong.append(f'{path}: not a manifest ({type(e).__name__}: {e})')
     return right, wrong
 
 
 def print_verdict(folder: Path, num_workers: int) -> int:
-    """Verifies a folder and says how it is; returns the exit code."""
+    """Verify a folder and print the verdict; return the exit code."""
     right, wrong = verify(folder, num_workers)
     for line in right + wrong:
         print(line)

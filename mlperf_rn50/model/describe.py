@@ -4,15 +4,11 @@ from typing import Any
 from mlperf_compliance import tags
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.model.resnet import Unit, depth_of, units
+from mlperf_rn50.model.resnet import Unit, depth_of, side_after, units
 
 
 def _shape(channels: int, side: int) -> str:
     return f'({channels}, {side}, {side})'
-
-
-def _half(side: int) -> int:
-    return -(-side // 2)
 
 
 class _Describer:
@@ -28,7 +24,7 @@ class _Describer:
 
     def conv(self, channels: int, stride: int) -> None:
         before = _shape(self.channels, self.side)
-        self.channels, self.side = channels, self.side if stride == 1 else _half(self.side)
+        self.channels, self.side = channels, side_after(self.side, stride)
         self.add(tags.MODEL_HP_CONV2D_FIXED_PADDING, f'{before} -> {_shape(self.channels, self.side)}')
         self.add(tags.MODEL_HP_CONV2D_FIXED_PADDING, {
             'stride': stride, 'filters': channels, 'initializer': 'xavier_gaussian_fan_in', 'use_bias': False})
@@ -68,7 +64,7 @@ def describe(config: Config) -> list[tuple[str, Any]]:
     d.conv(64, 2)
     d.norm()
     d.add(tags.MODEL_HP_RELU)
-    before, d.side = _shape(d.channels, d.side), _half(d.side)
+    before, d.side = _shape(d.channels, d.side), side_after(d.side, 2)
     d.add(tags.MODEL_HP_INITIAL_MAX_POOL, f'{before} -> {_shape(d.channels, d.side)}')
     for unit in units(depth_of(config.model)):
         d.unit(unit)

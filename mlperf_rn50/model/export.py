@@ -24,10 +24,6 @@ class Difference:
     relative: float
     num_images: int
 
-    @property
-    def is_small(self) -> bool:
-        return self.relative <= LIMIT  # not for NaN
-
 
 def difference(wanted: np.ndarray, got: np.ndarray) -> Difference:
     """How far logits are from those of the network, both (images, classes)."""
@@ -37,12 +33,6 @@ def difference(wanted: np.ndarray, got: np.ndarray) -> Difference:
     return Difference(float(apart.max()), float((apart / np.abs(wanted).max(axis=1)).max()), len(wanted))
 
 
-def file_names(stem: str, output_format: str) -> list[str]:
-    """The files of an export, the description last."""
-    files = [f'{stem}.onnx'] if output_format == 'onnx' else [f'{stem}-symbol.json', f'{stem}-0000.params']
-    return [*files, f'{stem}.{output_format}.json']
-
-
 def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output_format: str,
            facts: dict) -> tuple[list[Path], Difference]:
     """Writes a network, its description and nothing else; all of it or nothing.
@@ -50,8 +40,6 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
     Args:
         net: images to logits, float32 on the CPU, of ordinary operators.
         images: to check it with, float32, (batch, 3, side, side).
-        out: folder, made if missing.
-        output_format: onnx or gluon.
         facts: what a user has to know, for the description.
 
     Returns:
@@ -61,7 +49,8 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
         UserError: one of the files is there, or they cannot be written.
         RunFailed: what was written computes something else.
     """
-    names = file_names(stem, output_format)
+    names = [f'{stem}.onnx'] if output_format == 'onnx' else [f'{stem}-symbol.json', f'{stem}-0000.params']
+    names.append(f'{stem}.{output_format}.json')
     _refuse_existing(out, names)
     wanted = net(images).asnumpy()
     try:
@@ -70,7 +59,7 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
             write, read = (_write_onnx, _run_onnx) if output_format == 'onnx' else (_write_gluon, _run_gluon)
             write(net, tuple(images.shape[1:]), Path(scratch) / stem)
             found = difference(wanted, read(Path(scratch) / stem, images))
-            if not found.is_small:
+            if not found.relative <= LIMIT:  # also NaN
                 raise RunFailed(f'{out / names[0]}: not written: what was exported differs from the network by '
                                 f'{found.absolute:.3g}, {found.relative:.3g} of the largest logit, expected at most '
                                 f'{LIMIT:g}')

@@ -96,11 +96,7 @@ def runs_nvidias_kernels(config: Config) -> bool:
 
 
 def fusion_text(config: Config, environ: Mapping[str, str]) -> str:
-    """What the log says of the operators of a ResNet.
-
-    Raises:
-        ConfigError: see fusion_of.
-    """
+    """What the log says of the operators of a ResNet."""
     fusion = fusion_of(config)
     is_joined_later = (runs_nvidias_kernels(config) and None in (fusion.norm_relu, fusion.norm_add_relu)
                        and environ.get('MXNET_USE_FUSION') != '0')

@@ -53,8 +53,6 @@ class Description:
         epoch: epochs trained.
         is_best: whether no evaluation of the run was better.
         top1: of the run's own evaluation of them, a fraction; None where there was none, as for the counts.
-        num_top1: images of the validation set whose class was right.
-        num_top5: images whose class was among the first five.
     """
 
     program_version: str
@@ -84,7 +82,6 @@ def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: in
 
     Args:
         eval_batch_size: images per rank of an evaluation pass, as planned.
-        epoch: epochs trained.
         counts: images right, right within five, and all, of its evaluation.
     """
     tree = to_tree(config)
@@ -97,10 +94,6 @@ def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: in
 
 def save_weights(folder: Path, stem: str, description: Description, arrays: dict[str, np.ndarray]) -> Path:
     """Writes <stem>.npz and <stem>.json, each whole or not at all; returns the path of the .npz.
-
-    Args:
-        folder: made if missing.
-        stem: best or last.
 
     Raises:
         StorageError: the disk takes nothing more.
@@ -136,15 +129,13 @@ def find_weights(path: Path, which: str = BEST) -> Path:
         return path
     if not path.is_dir():
         raise UserError(f'{path}: no such file or folder; expected a run folder, its weights folder or an .npz')
-    folder = path
-    if not (path / f'{BEST}.npz').is_file():
-        kept = [p for p in path.iterdir() if _FOLDER.fullmatch(p.name) and (p / f'{BEST}.npz').is_file()]
-        if not kept:
-            raise UserError(f'{path}: no weights in it, expected weights/{BEST}.npz; a run keeps its network with '
-                            'its first checkpoint after an evaluation, and when it ends')
-        folder = max(kept, key=run_index)
-    last = folder / f'{LAST}.npz'
-    best = folder / f'{BEST}.npz'
+    folders = [path, *(p for p in path.iterdir() if _FOLDER.fullmatch(p.name))]
+    kept = [p for p in folders if (p / f'{BEST}.npz').is_file()]
+    if not kept:
+        raise UserError(f'{path}: no weights in it, expected weights/{BEST}.npz; a run keeps its network with '
+                        'its first checkpoint after an evaluation, and when it ends')
+    folder = path if path in kept else max(kept, key=run_index)
+    last, best = folder / f'{LAST}.npz', folder / f'{BEST}.npz'
     # One that is older is of the part of a run before it was resumed.
     return last if which == LAST and last.is_file() and _describe(last).epoch > _describe(best).epoch else best
 
@@ -189,11 +180,7 @@ def _damaged(path: Path, error: Exception) -> DataError:
 
 
 def _describe(npz: Path) -> Description:
-    """The description beside an .npz.
-
-    Raises:
-        DataError: it is missing, damaged or of another format.
-    """
+    """The description beside an .npz."""
     path = npz.with_suffix('.json')
     try:
         content = parse_json(read_text(path, _MAX_BYTES))
@@ -234,9 +221,9 @@ def portable(config: Config, arrays: dict[str, np.ndarray]) -> tuple[Config, dic
 
 
 def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
-    """Puts arrays into an initialised network, in place; returns what a person has to be told.
+    """Puts arrays into an initialised network, in place; returns notes for the user.
 
-    Where only the number of classes differs, the last layer keeps its fresh values, which is told.
+    Where only the number of classes differs, the last layer keeps its fresh values, and a note names it.
 
     Raises:
         UserError: a name or a shape differs otherwise.

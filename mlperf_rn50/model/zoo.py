@@ -25,12 +25,12 @@ from mlperf_rn50.model.weights import set_weights
 # Side of the image that a network was made for, where it is not 224.
 _IMAGE_SIZE = {'inception_v3': 299, 'inception_v4': 299}
 
-# GoogLeNet, table 1: 1x1; reduction and 3x3; reduction and 5x5; projection after the pool.
-_GOOGLENET = {
-    '3a': (64, 96, 128, 16, 32, 32), '3b': (128, 128, 192, 32, 96, 64),
-    '4a': (192, 96, 208, 16, 48, 64), '4b': (160, 112, 224, 24, 64, 64), '4c': (128, 128, 256, 24, 64, 64),
-    '4d': (112, 144, 288, 32, 64, 64), '4e': (256, 160, 320, 32, 128, 128),
-    '5a': (256, 160, 320, 32, 128, 128), '5b': (384, 192, 384, 48, 128, 128)}
+# GoogLeNet, table 1, stages 3 to 5, each after a pool: 1x1; reduction and 3x3; reduction and 5x5; projection.
+_GOOGLENET = (
+    ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
+    ((192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64), (112, 144, 288, 32, 64, 64),
+     (256, 160, 320, 32, 128, 128)),
+    ((256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)))
 
 Kernel = int | tuple[int, int]
 
@@ -71,13 +71,9 @@ def _googlenet_unit(a: int, b0: int, b: int, c0: int, c: int, d: int) -> nn.Hybr
 def _googlenet(num_classes: int) -> nn.HybridBlock:
     def pool() -> nn.HybridBlock:
         return nn.MaxPool2D(3, 2, ceil_mode=True)
-
-    def unit(name: str) -> nn.HybridBlock:
-        return _googlenet_unit(*_GOOGLENET[name])
-    return _chain(
-        _conv(64, 7, 2), pool(), _conv(64, 1), _conv(192, 3), pool(), unit('3a'), unit('3b'), pool(), unit('4a'),
-        unit('4b'), unit('4c'), unit('4d'), unit('4e'), pool(), unit('5a'), unit('5b'), nn.GlobalAvgPool2D(),
-        nn.Flatten(), nn.Dropout(0.4), nn.Dense(num_classes))
+    stages = (block for stage in _GOOGLENET for block in (pool(), *(_googlenet_unit(*sizes) for sizes in stage)))
+    return _chain(_conv(64, 7, 2), pool(), _conv(64, 1), _conv(192, 3), *stages, nn.GlobalAvgPool2D(), nn.Flatten(),
+                  nn.Dropout(0.4), nn.Dense(num_classes))
 
 
 def _norm_conv(channels: int, kernel: Kernel, stride: int = 1, padding: Kernel | None = None) -> nn.HybridBlock:

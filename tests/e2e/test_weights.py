@@ -18,7 +18,7 @@ from mlperf_rn50.data.prepare import Packing, pack
 from mlperf_rn50.data.samples import Dataset
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.data.sources import digits
-from mlperf_rn50.model.weights import describe_weights, load_weights, portable, save_weights
+from mlperf_rn50.model.weights import describe_weights, load_weights, save_weights
 from mlperf_rn50.model.zoo import build_model, restore_model
 from mlperf_rn50.options import load_yaml, resolve_tree
 
@@ -41,9 +41,10 @@ def evaluation(done) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize('num_ranks', [0, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('num_ranks', [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_accuracy_of_the_log_over_any_number_of_ranks(kept, num_ranks):
-    found = evaluation(run(under_ranks(num_ranks, [*CLI, 'evaluate', kept, '--format', 'json'])))
+    words = ['evaluate', kept, '--format', 'json']
+    found = evaluation(run(under_ranks(num_ranks, [*CLI, *words])) if num_ranks else call(*words))
     [logged] = [m for m in metrics(kept, 'eval') if m['epoch'] == found['epoch']]
     assert [found[k] for k in ('num_top1', 'num_top5', 'num_images')] == [
         logged[k] for k in ('num_top1', 'num_top5', 'num_images')]
@@ -88,8 +89,7 @@ def test_other_images_are_evaluated_and_not_compared(kept, tmp_path):
 
 @pytest.mark.parametrize('words, message', [
     ([], 'RUN|WEIGHTS: missing; see'), (['--config=x.yaml'], 'weights have their own config'),
-    (['--confusions=-1'], '--confusions: got -1, expected 0 or more'), (['--data.num_val=49'], 'set data.num_val'),
-    (['--data.image_siz=3'], 'did you mean --data.image_size?')])
+    (['--confusions=-1'], '--confusions: got -1, expected 0 or more'), (['--data.num_val=49'], 'set data.num_val')])
 def test_mistakes_of_evaluate(kept, words, message):
     done = call('evaluate', *([kept] if words else []), *words)
     assert (done.returncode, done.stdout) == (2, '') and message in done.stderr and done.stderr.count('\n') == 1
@@ -146,7 +146,6 @@ def test_a_file_that_is_no_picture_is_named_and_the_others_are_answered(kept, pi
     assert title.split()[:2] == ['file', 'likeliest'] and [r.split()[0] for r in rows] == [str(p) for p in pictures[:2]]
     found = json.loads(call('classify', kept, wrong[0], pictures[0], '--format=json').stdout)['images']
     assert 'not a picture' in found[0]['error'] and len(found[1]['classes']) == 5
-    assert call('classify', kept, wrong[0]).stdout == ''
 
 
 def export(*words):
@@ -170,42 +169,29 @@ def test_onnx_computes_the_same_for_any_number_of_images(kept, tmp_path):
                                net(mx.nd.array(images)).asnumpy(), rtol=1e-3, atol=1e-4)
 
 
-def test_gluon_is_loaded_by_its_own_block(kept, tmp_path):
-    export(kept, '--format=gluon', '--out', tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {f'resnet18_best{s}' for s in (
-        '-symbol.json', '-0000.params', '.gluon.json')}
-    block = mx.gluon.SymbolBlock.imports(str(tmp_path / 'resnet18_best-symbol.json'), ['data'],
-                                         str(tmp_path / 'resnet18_best-0000.params'))
-    images = mx.nd.random.normal(shape=(7, 3, 32, 32))
-    net = restore_model(config_of(kept), mx.cpu(), load_weights(kept)[1], '')
-    np.testing.assert_allclose(block(images).asnumpy(), net(images).asnumpy(), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize('output_format', ['onnx', 'gluon'])
-def test_fused_operators_and_a_fourth_channel_are_left_out(kept, tmp_path, output_format):
+def test_fused_operators_and_a_fourth_channel_are_left_out(kept, tmp_path):
     config = config_of(kept)
     config = replace(config, model=replace(config.model, fused_bn_relu=True),
                      data=replace(config.data, pad_to_4_channels=True))
     net = build_model(config, mx.cpu(), 2)
     save_weights(tmp_path, 'best', describe_weights(config, list('0123456789'), 10, 1, 2, is_best=True, is_last=True),
                  {n: p.data().asnumpy() for n, p in net.collect_params().items()})
-    export(tmp_path, f'--format={output_format}', '--out', tmp_path / 'out')
-    assert '"channels": 4' not in (tmp_path / f'out/resnet18_best.{output_format}.json').read_text()
+    export(tmp_path, '--format=gluon', '--out', tmp_path / 'out')
+    assert json.loads((tmp_path / 'out/resnet18_best.gluon.json').read_text())['input']['shape'][1] == 3
 
 
 def test_what_is_there_is_not_overwritten(kept, tmp_path):
-    export(kept, '--format=gluon', '--out', tmp_path)
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    (tmp_path / 'resnet18_best-0000.params').write_text('mine')
     done = call('export', kept, '--format=gluon', '--out', tmp_path)
     assert done.returncode == 2 and 'exists already; remove it, or choose another folder with --out' in done.stderr
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    assert [p.read_text() for p in tmp_path.iterdir()] == ['mine']
 
 
 def test_an_export_that_computes_something_else_is_refused_and_removed(kept, tmp_path, monkeypatch):
     from mlperf_rn50.model import export as module
-    right = module._run_onnx
-    monkeypatch.setattr(module, '_run_onnx', lambda stem, images: right(stem, images) * 1.001)
-    done = call('export', kept, '--format=onnx', '--out', tmp_path)
+    right = module._run_gluon
+    monkeypatch.setattr(module, '_run_gluon', lambda stem, images: right(stem, images) * 1.001)
+    done = call('export', kept, '--format=gluon', '--out', tmp_path)
     assert done.returncode == 1 and 'differs from the network by' in done.stderr and done.stderr.count('\n') == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -216,16 +202,12 @@ def test_images_for_the_check_may_be_elsewhere(kept, tmp_path, tiny):
     content = json.loads(path.read_text())
     content['data']['dir'] = '/nonexistent'
     path.write_text(json.dumps(content))
-    done = call('export', tmp_path, '--format=onnx', '--out', tmp_path / 'out')
+    done = call('export', tmp_path, '--format=gluon', '--out', tmp_path / 'out')
     assert done.returncode == 2 and 'say where they are with --data.dir DIR' in done.stderr
     assert not (tmp_path / 'out').exists()
-    export(tmp_path, '--format=onnx', '--out', tmp_path / 'out', '--data.dir', tiny)
-
-
-def test_weights_for_any_machine_are_those_of_the_run(kept):
-    config, arrays = portable(config_of(kept), load_weights(kept)[1])
-    assert config == config_of(kept)
-    assert all(np.array_equal(a, b) for a, b in zip(arrays.values(), load_weights(kept)[1].values()))
+    export(tmp_path, '--format=gluon', '--out', tmp_path / 'out', '--data.dir', tiny)
+    assert {p.name for p in (tmp_path / 'out').iterdir()} == {f'resnet18_best{s}' for s in (
+        '-symbol.json', '-0000.params', '.gluon.json')}
 
 
 @pytest.fixture
@@ -234,12 +216,10 @@ def picture(tmp_path):
 
 
 @pytest.mark.parametrize('mode, name, keys', [
-    ('RGB', 'x.bmp', {}), ('RGB', 'x.tiff', {}), ('RGB', 'x.ppm', {}), ('RGBA', 'x.tiff', {}), ('RGBA', 'x.png', {}),
-    ('L', 'x.bmp', {}), ('L', 'x.png', {}), ('LA', 'x.png', {}), ('CMYK', 'x.tiff', {}), ('P', 'x.gif', {}),
+    ('RGB', 'x.bmp', {}), ('RGBA', 'x.tiff', {}), ('RGBA', 'x.png', {}), ('LA', 'x.png', {}), ('CMYK', 'x.tiff', {}),
     ('P', 'x.png', {}), ('1', 'x.tiff', {}), ('I;16', 'x.tiff', {}), ('I;16', 'x.png', {}), ('F', 'x.tiff', {}),
-    ('RGB', 'x.webp', {'lossless': True}), ('RGB', 'x.webp', {'lossless': True, 'save_all': True}),
-    ('RGB', 'x.png', {'save_all': True}), ('P', 'x.gif', {'save_all': True}), ('CMYK', 'x.jpg', {'quality': 100}),
-    ('L', 'x.jpg', {'quality': 100}), ('RGB', 'x.jpg', {'quality': 100, 'subsampling': 0})])
+    ('RGB', 'x.webp', {'lossless': True, 'save_all': True}), ('P', 'x.gif', {'save_all': True}),
+    ('CMYK', 'x.jpg', {'quality': 100}), ('L', 'x.jpg', {'quality': 100})])
 def test_every_kind_of_picture_is_the_one_that_it_shows(kept, picture, mode, name, keys):
     image, folder = picture
     path, config = folder / name, config_of(kept)

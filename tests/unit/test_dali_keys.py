@@ -80,9 +80,7 @@ def test_the_defaults_are_dalis():
     assert {key: given[key] for key in defaults} == defaults
 
 
-@pytest.mark.parametrize('key, value', [
-    ('hw_decoder_load', 1.01), ('hybrid_huffman_threshold', 2**31), ('preallocate_height_hint', -1),
-    ('host_memory_padding_mib', 65_536), ('record_cache_mib', -1)])
+@pytest.mark.parametrize('key, value', [('hw_decoder_load', 1.01), ('host_memory_padding_mib', 65_536)])
 def test_values_that_dali_cannot_take_are_refused(key, value):
     config = Config(train=TrainConfig(local_batch_size=8))
     check_values(with_data(config, **KEYS))
@@ -95,17 +93,12 @@ def test_they_change_freely_when_a_run_is_resumed():
     assert {c.key for c in changes} == {f'data.{key}' for key in KEYS} <= FREE
 
 
-# MLPerf's results repositories, NVIDIA's code of the same round: DALI_PREFETCH_QUEUE, DALI_NVJPEG_MEMPADDING and so on.
-@pytest.mark.parametrize('name, keys', [
-    ('dgx1_v05', {'prefetch_depth': 2, 'device_memory_padding_mib': 64, 'host_memory_padding_mib': 64}),
-    ('dgxa100_v07', {'prefetch_depth': 5, 'device_memory_padding_mib': 256, 'host_memory_padding_mib': 256}),
-    ('dgxa100_v10_8node', {'prefetch_depth': 3, 'device_memory_padding_mib': 256, 'host_memory_padding_mib': 256,
-                           'hw_decoder_load': 0.7, 'preallocate_width_hint': 5980, 'preallocate_height_hint': 6430,
-                           'decoded_bytes_hint': 1_315_942})])
-def test_recipes_have_the_values_that_were_published(name, keys):
-    data, default = resolve_config(ROOT / f'launch/configs/{name}.yaml', [], make_parser()).data, DataConfig()
-    differing = {key: getattr(data, key) for key in KEYS if getattr(data, key) != getattr(default, key)}
-    assert differing == {key: value for key, value in keys.items() if value != getattr(default, key)}
+def test_a_recipe_has_the_values_that_were_published():
+    """NVIDIA's code of v1.0: DALI_PREFETCH_QUEUE, DALI_NVJPEG_MEMPADDING and so on."""
+    data = resolve_config(ROOT / 'launch/configs/dgxa100_v10_8node.yaml', [], make_parser()).data
+    assert {key: getattr(data, key) for key in KEYS} == {
+        **NVJPEG, 'hybrid_huffman_threshold': DataConfig.hybrid_huffman_threshold, 'host_memory_padding_mib': 256,
+        'prefetch_depth': 3, 'record_cache_mib': 0}
 
 
 def record(position, size=100):
@@ -114,21 +107,12 @@ def record(position, size=100):
 
 def test_records_are_kept_until_memory_is_full():
     reads = []
-    kept = KeptRecords(lambda p: (reads.append(p), record(p))[1], 350)
-    first = [kept.read(p) for p in range(5)]
-    assert [is_read for _, is_read in first] == [True] * 5
-    again = [kept.read(p) for p in range(5)]
-    assert [is_read for _, is_read in again] == [False] * 3 + [True] * 2
-    assert reads == [0, 1, 2, 3, 4, 3, 4]
-    assert all(a is b for (a, _), (b, _) in zip(first[:3], again))
-    assert all(r.sample_id == p for p, (r, _) in enumerate(again))
-    nothing = KeptRecords(record, 0)
-    assert [nothing.read(p)[1] for p in (0, 0, 1, 1)] == [True] * 4
-
-
-def test_a_small_record_is_kept_where_a_large_one_has_no_room():
-    kept = KeptRecords(lambda p: record(p, [200, 500, 100][p]), 300)
-    assert [[kept.read(p)[1] for p in (0, 1, 2)] for _ in range(2)] == [[True] * 3, [False, True, False]]
+    kept = KeptRecords(lambda p: (reads.append(p), record(p, [200, 500, 100, 50][p]))[1], 300)
+    first, again = ([kept.read(p) for p in range(4)] for _ in range(2))
+    assert [is_read for _, is_read in first] == [True] * 4
+    assert [is_read for _, is_read in again] == [False, True, False, True]  # the small one has room, the large one not
+    assert reads == [0, 1, 2, 3, 1, 3]
+    assert first[0][0] is again[0][0] and [r.sample_id for r, _ in again] == [0, 1, 2, 3]
 
 
 def test_threads_that_read_the_same_record_count_it_once():
@@ -157,7 +141,7 @@ def assert_same(got, expected):
         assert all(np.array_equal(x, y) for x, y in zip(a, b))
 
 
-@pytest.mark.parametrize('split, nodes', [('train', (0, 0)), ('train', (0, 1)), ('validation', (0, 0))])
+@pytest.mark.parametrize('split, nodes', [('train', (0, 1)), ('validation', (0, 0))])
 def test_batches_are_the_same_from_memory(numbered, monkeypatch, split, nodes):
     shard = Shard(24, 1, 2, 4, 1, nodes)
 
@@ -192,7 +176,7 @@ def warm_everywhere(monkeypatch):
     return asked
 
 
-@pytest.mark.parametrize('crop, depth', [('random_resized', 1), ('padded', 2), ('none', 5)])
+@pytest.mark.parametrize('crop, depth', [('random_resized', 1), ('padded', 3)])
 def test_batches_are_the_same_after_a_warm_up(numbered, monkeypatch, crop, depth):
     config, shard = with_data(numbered, crop=crop, prefetch_depth=depth), Shard(24, 0, 1, 5)
 
@@ -208,7 +192,7 @@ def test_batches_are_the_same_after_a_warm_up(numbered, monkeypatch, crop, depth
     assert_same(passes(), expected_eval)
 
 
-@pytest.mark.parametrize('depth', [1, 2, 5])
+@pytest.mark.parametrize('depth', [1, 3])
 def test_a_warm_up_runs_the_pipeline_and_reads_nothing(numbered, monkeypatch, depth):
     config, runs, taken = with_data(numbered, prefetch_depth=depth), [], []
     run = Pipeline.run

@@ -12,9 +12,10 @@ from numbered import make_config, ramp
 
 from mlperf_rn50.config import Config, DataConfig, ModelConfig
 from mlperf_rn50.data import pipeline
+from mlperf_rn50.data.augment import NUM_DRAWS
 from mlperf_rn50.data.pipeline import Request, eval_batches, train_batches, train_requests
 from mlperf_rn50.data.records import Record, RecordFile
-from mlperf_rn50.data.shards import Shard, epoch_order
+from mlperf_rn50.data.shards import Shard, augmentation_uniforms, epoch_order
 from mlperf_rn50.errors import DataError
 
 
@@ -22,6 +23,10 @@ from mlperf_rn50.errors import DataError
 def numbered(tmp_path_factory):
     """Configurations of 21, 22 and 23 numbered images: around multiples of the batches below."""
     return {n: make_config(tmp_path_factory.mktemp('numbered') / str(n), ramp(n), num_val=n) for n in (21, 22, 23, 24)}
+
+
+def with_data(config, **keys) -> Config:
+    return replace(config, data=replace(config.data, **keys))
 
 
 # Property tests prove that the shards partition the data for every world and size; these show that DALI follows them.
@@ -121,13 +126,14 @@ def test_the_next_order_is_drawn_while_an_epoch_is_read(monkeypatch):
     first = next(requests)
     assert asked[2].wait(HANG_LIMIT_S)
     np.testing.assert_array_equal(first.samples, epoch_order(shard, 1, 1)[10:])
+    np.testing.assert_array_equal(first.uniforms, augmentation_uniforms(shard, 1, 1, 1, 0, NUM_DRAWS))
     np.testing.assert_array_equal(next(requests).samples, epoch_order(shard, 1, 2)[:10])
     assert asked[3].wait(HANG_LIMIT_S)
     assert drawn == [(1, False), (2, False), (3, False)]
 
 
 def test_batches_from_a_later_step_are_those_of_a_run_from_the_start(numbered):
-    config = replace(numbered[23], data=replace(numbered[23].data, crop='random_resized', mirror_probability=0.5))
+    config = with_data(numbered[23], crop='random_resized', mirror_probability=0.5)
     shard = Shard(23, 1, 2, 4)
     whole = list(islice(train_batches(config, shard, 9, 0, None), 8))
     later = list(islice(train_batches(config, shard, 9, 5, None), 3))
@@ -138,7 +144,7 @@ def test_batches_from_a_later_step_are_those_of_a_run_from_the_start(numbered):
 
 
 def test_the_ranks_of_a_step_augment_as_one_rank_would(numbered):
-    config = replace(numbered[24], data=replace(numbered[24].data, crop='random_resized', mirror_probability=0.5))
+    config = with_data(numbered[24], crop='random_resized', mirror_probability=0.5)
     one = next(train_batches(config, Shard(24, 0, 1, 8), 9, 0, None)).images.asnumpy()
     two = [next(train_batches(config, Shard(24, r, 2, 4), 9, 0, None)).images.asnumpy() for r in (0, 1)]
     np.testing.assert_array_equal(np.stack(two, axis=1).reshape(one.shape), one)
@@ -149,15 +155,14 @@ def test_pixels_arrive_unchanged_and_normalised(numbered):
     images, expected = batch.images.asnumpy(), ramp(21)
     for image, label in zip(images, batch.labels.asnumpy()):
         np.testing.assert_array_equal(image.transpose(1, 2, 0), expected[label])
-    data = replace(numbered[21].data, mean=(10.0, 20.0, 30.0), std=(2.0, 4.0, 8.0))
-    scaled = next(train_batches(Config(data=data), Shard(21, 0, 1, 5), 1, 0, None)).images.asnumpy()
+    config = with_data(numbered[21], mean=(10.0, 20.0, 30.0), std=(2.0, 4.0, 8.0))
+    scaled = next(train_batches(config, Shard(21, 0, 1, 5), 1, 0, None)).images.asnumpy()
     mean, std = np.array([10, 20, 30]).reshape(1, 3, 1, 1), np.array([2, 4, 8]).reshape(1, 3, 1, 1)
     np.testing.assert_allclose(scaled, (images - mean) / std, atol=1e-5)
 
 
 def test_channels_last_and_fourth_channel(numbered):
-    data = replace(numbered[21].data, pad_to_4_channels=True)
-    config = Config(data=data, model=ModelConfig(layout='NHWC'))
+    config = replace(with_data(numbered[21], pad_to_4_channels=True), model=ModelConfig(layout='NHWC'))
     batch = next(train_batches(config, Shard(21, 0, 1, 5), 1, 0, None))
     images = batch.images.asnumpy()
     assert images.shape == (5, 8, 8, 4)
@@ -165,17 +170,8 @@ def test_channels_last_and_fourth_channel(numbered):
     np.testing.assert_array_equal(images[0, ..., :3], ramp(21)[batch.labels.asnumpy()[0]])
 
 
-def test_mirror_flips_all_or_none(numbered):
-    for probability in (0.0, 1.0):
-        data = replace(numbered[21].data, mirror_probability=probability)
-        batch = next(train_batches(Config(data=data), Shard(21, 0, 1, 5), 1, 0, None))
-        expected = ramp(21)[batch.labels.asnumpy()[0]]
-        got = batch.images.asnumpy()[0].transpose(1, 2, 0)
-        np.testing.assert_array_equal(got, expected[:, ::-1] if probability else expected)
-
-
 def test_mirrors_alternate_from_epoch_to_epoch(numbered):
-    config = Config(data=replace(numbered[24].data, mirror='alternating', mirror_probability=0.5))
+    config = with_data(numbered[24], mirror='alternating', mirror_probability=0.5)
     shard = Shard(24, 0, 1, 8)
     batches, plain = train_batches(config, shard, 3, 0, None), ramp(24)
     epochs = []
@@ -190,8 +186,7 @@ def test_mirrors_alternate_from_epoch_to_epoch(numbered):
 
 
 def test_padded_crop_is_a_shift_with_black_borders(numbered):
-    data = replace(numbered[24].data, crop='padded', crop_padding=2)
-    batch = next(train_batches(Config(data=data), Shard(24, 0, 1, 24), 1, 0, None))
+    batch = next(train_batches(with_data(numbered[24], crop='padded', crop_padding=2), Shard(24, 0, 1, 24), 1, 0, None))
     shifts = set()
     for image, label in zip(batch.images.asnumpy(), batch.labels.asnumpy()):
         padded = np.pad(ramp(24)[label], ((2, 2), (2, 2), (0, 0)))
@@ -202,22 +197,15 @@ def test_padded_crop_is_a_shift_with_black_borders(numbered):
     assert len(shifts) > 5
 
 
-def test_random_crop_cuts_the_drawn_window(tmp_path):
+def test_crops_cut_the_drawn_window_and_the_centre(tmp_path):
     # An image whose red is its column and green its row, so that a crop tells where it was cut.
     y, x = np.mgrid[0:64, 0:64].astype(np.uint8)
     image = np.stack([x, y, np.zeros_like(x)], axis=2)
     config = make_config(tmp_path, [image] * 2, crop='random_resized', min_area=0.25, max_area=0.25,
-                         min_aspect=1.0, max_aspect=1.0)
-    images = next(train_batches(config, Shard(2, 0, 1, 2), 4, 0, None)).images.asnumpy()
-    for red, green, _ in images:
+                         min_aspect=1.0, max_aspect=1.0, image_size=32, resize_shorter=64)
+    for red, green, _ in next(train_batches(config, Shard(2, 0, 1, 2), 4, 0, None)).images.asnumpy():
         assert 29 < red.max() - red.min() < 33  # half the side
         assert 29 < green.max() - green.min() < 33
-
-
-def test_evaluation_crops_the_centre_of_the_resized_image(tmp_path):
-    y, x = np.mgrid[0:64, 0:64].astype(np.uint8)
-    image = np.stack([x, y, np.zeros_like(x)], axis=2)
-    config = make_config(tmp_path, [image] * 2, image_size=32, resize_shorter=64)
     red = next(eval_batches(config, Shard(1, 0, 1, 1), None)()).images.asnumpy()[0, 0]
     np.testing.assert_array_equal(red[0], np.arange(16, 48))
 
@@ -233,9 +221,9 @@ def test_only_triangular_averages_what_it_shrinks(tmp_path, interpolation):
 
 
 def test_inputs_live_until_they_are_decoded(tmp_path):
-    images = list(np.random.default_rng(0).integers(0, 256, (20, 200, 200, 3), np.uint8))
+    images = list(np.random.default_rng(0).integers(0, 256, (8, 200, 200, 3), np.uint8))
     config = make_config(tmp_path, images, prefetch_depth=4)
-    for batch in islice(train_batches(config, Shard(20, 0, 1, 8), 1, 0, None), 12):
+    for batch in islice(train_batches(config, Shard(8, 0, 1, 4), 1, 0, None), 10):
         for image, label in zip(batch.images.asnumpy(), batch.labels.asnumpy()):
             np.testing.assert_array_equal(image.transpose(1, 2, 0), images[label])
 
@@ -247,7 +235,7 @@ def test_threads_are_pinned_where_each_has_a_cpu(numbered, monkeypatch, num_thre
         return {int(t.name) for t in tasks if (t / 'comm').read_text().startswith('[DALI][TP')}
     cpus = os.sched_getaffinity(0)
     monkeypatch.setenv('DALI_AFFINITY_MASK', f'{max(cpus)}')
-    config = replace(numbered[21], data=replace(numbered[21].data, num_threads=num_threads))
+    config = with_data(numbered[21], num_threads=num_threads)
     before = dali_threads()
     batches = train_batches(config, Shard(21, 0, 1, 5), 1, 0, None)
     next(batches)
@@ -278,7 +266,7 @@ def test_synthetic_needs_no_file():
     assert sum(b.num_valid for b in eval_batches(config, Shard(10, 0, 1, 4), None)()) == 10
 
 
-@pytest.mark.parametrize('label, said', [(-1, '-1'), (2, '2'), (10**30, '1e+30')])
+@pytest.mark.parametrize('label, said', [(-1, '-1'), (2, '2')])
 def test_a_label_that_is_no_class_is_named(label, said):
     record = Record(np.zeros(1, np.uint8), label, 0)
     with pytest.raises(DataError) as e:

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from mlperf_rn50.cli.prepare import make_parser
 from mlperf_rn50.data import prepare as packing
 from mlperf_rn50.data import sources
 from mlperf_rn50.data.records import RecordFile, load_manifest
+from mlperf_rn50.data.verify import dump_manifest, verify
 from mlperf_rn50.errors import DataError
 
 
@@ -67,47 +69,31 @@ def test_folder_keeps_the_bytes_and_numbers_classes_by_name(pictures, tmp_path):
         (tmp_path / 'out/train.rec').read_bytes()).hexdigest()
 
 
-def test_twice_is_once(pictures, tmp_path, capsys):
-    arguments = ('folder', '--source', pictures, '--out', tmp_path / 'out')
-    assert prepare(*arguments) == 0
-    before = (tmp_path / 'out/train.rec').stat().st_mtime_ns
-    assert prepare(*arguments) == 0
-    assert 'already prepared' in capsys.readouterr().out
-    assert (tmp_path / 'out/train.rec').stat().st_mtime_ns == before
-    with pytest.raises(DataError, match='holds folder, not digits; choose another folder'):
-        prepare('digits', '--out', tmp_path / 'out')
-
-
-def test_a_folder_of_before_gets_its_index_and_keeps_its_images(pictures, tmp_path, capsys):
+def test_a_second_time_only_missing_and_damaged_indexes_are_made(pictures, tmp_path, capsys):
     out = tmp_path / 'out'
     arguments = ('folder', '--source', pictures, '--out', out)
     assert prepare(*arguments) == 0
-    expected = {s: contents(out, s) for s in ('train', 'validation')}
-    index = {s: (out / f'{s}.index.npy').read_bytes() for s in expected}
-    whole = load_manifest(out)
-    assert {s: whole['splits'][s]['index_sha256'] for s in expected} == {
-        s: hashlib.sha256(content).hexdigest() for s, content in index.items()}
-    before = json.loads(json.dumps(whole))
-    for split in expected:
-        (out / f'{split}.index.npy').unlink()
-        del before['splits'][split]['index_sha256']
-    (out / 'manifest.json').write_text(json.dumps(before))
-    assert {s: contents(out, s) for s in expected} == expected  # from the .idx
-    times = {p.name: p.stat().st_mtime_ns for p in out.glob('*.rec')}
-    capsys.readouterr()
-
-    assert prepare(*arguments) == 0
-    assert 'already prepared; added train.index.npy, validation.index.npy, the images are' in capsys.readouterr().out
-    assert {s: (out / f'{s}.index.npy').read_bytes() for s in expected} == index
-    assert load_manifest(out) == whole
-    assert {p.name: p.stat().st_mtime_ns for p in out.glob('*.rec')} == times
-
+    images, whole = contents(out, 'validation'), load_manifest(out)
+    indexes, times = ({p.name: of(p) for p in out.glob(kind)} for kind, of in (
+        ('*.index.npy', Path.read_bytes), ('*.rec', lambda p: p.stat().st_mtime_ns)))
+    assert {f'{s}.index.npy': whole['splits'][s]['index_sha256'] for s in whole['splits']} == {
+        name: hashlib.sha256(content).hexdigest() for name, content in indexes.items()}
+    older = load_manifest(out)
+    del older['splits']['validation']['index_sha256']
+    dump_manifest(out, older)
+    (out / 'validation.index.npy').unlink()
     (out / 'train.index.npy').write_bytes(b'damaged')
-    assert prepare(*arguments) == 0
-    assert 'added train.index.npy, the images' in capsys.readouterr().out
-    assert (out / 'train.index.npy').read_bytes() == index['train']
-    assert prepare(*arguments) == 0
-    assert 'added' not in capsys.readouterr().out
+    assert contents(out, 'validation') == images  # from the .idx
+
+    for said in ('; added train.index.npy, validation.index.npy, the images are as they were\n', '\n'):
+        capsys.readouterr()
+        assert prepare(*arguments) == 0
+        assert capsys.readouterr().out == f'{out}: folder is already prepared{said}'
+        assert {p.name: p.read_bytes() for p in out.glob('*.index.npy')} == indexes
+        assert load_manifest(out) == whole and verify(out, 1)[1] == []
+        assert {p.name: p.stat().st_mtime_ns for p in out.glob('*.rec')} == times
+    with pytest.raises(DataError, match='holds folder, not digits; choose another folder'):
+        prepare('digits', '--out', out)
 
 
 def test_shorter_side_is_resized(pictures, tmp_path):
@@ -138,6 +124,7 @@ def test_an_interrupted_preparation_goes_on(pictures, tmp_path, monkeypatch):
     assert not (tmp_path / 'out/.parts').exists()
 
 
+@pytest.mark.slow  # two processes import MXNet
 def test_parallel_workers_write_the_same_file(pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(packing, 'PART_SIZE', 4)
     for workers in (1, 2):
@@ -196,7 +183,6 @@ def test_imagenet_from_tars(imagenet_tars, tmp_path):
 @pytest.mark.parametrize('text, message', [
     ('1\n2\n3\n', 'got .1., expected a synset such as n01 .class numbers of the development kit follow another order'),
     ('n01\nn02\n', 'got 2 lines, expected 3'),
-    ('n01\nn02\nn99\n', "got 'n99', expected a synset"),
     ('ILSVRC2012_val_00000001.JPEG n01\nILSVRC2012_val_00000002.JPEG n02\nx n03\n', "got 'no line'"),
 ])
 def test_a_wrong_ground_truth_is_refused(imagenet_tars, tmp_path, text, message):
@@ -209,8 +195,6 @@ def test_a_wrong_ground_truth_is_refused(imagenet_tars, tmp_path, text, message)
 def test_imagenet_from_folders_or_a_missing_source(pictures, tmp_path):
     assert prepare('imagenet', '--source', pictures, '--out', tmp_path / 'out', '--allow-partial') == 0
     assert [label for label, _ in contents(tmp_path / 'out', 'validation')] == [0, 0, 1, 1]
-    with pytest.raises(DataError, match='--source: missing'):
-        prepare('imagenet', '--out', tmp_path / 'none')
     with pytest.raises(DataError, match='expected ILSVRC2012_img_train.tar or train/<synset>/'):
         prepare('imagenet', '--source', tmp_path, '--out', tmp_path / 'none')
 
@@ -263,9 +247,8 @@ def test_a_missing_batch_is_named(tmp_path):
         sources.cifar10(tmp_path)
 
 
-@pytest.mark.parametrize('content', ['[' * 100_000, '[["a"', '[1]', 'null'])
-def test_a_damaged_part_is_named_in_one_line(tmp_path, content):
+@pytest.mark.parametrize('content', ['[["a"', '[1]'])
+def test_a_damaged_part_is_named(tmp_path, content):
     (tmp_path / 'train_00000.json').write_text(content)
-    with pytest.raises(DataError, match=rf'train_00000.json: damaged .*; remove {tmp_path} and run it again') as e:
+    with pytest.raises(DataError, match=rf'train_00000.json: damaged, .*; remove {tmp_path} and run it again'):
         packing._damaged([tmp_path / 'train_00000'])
-    assert '\n' not in str(e.value)

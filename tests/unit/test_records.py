@@ -1,5 +1,6 @@
 """Reading RecordIO: as MXNet writes it, and damaged."""
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,26 +25,20 @@ def write(folder: Path, payloads, labels=None) -> Path:
     return path
 
 
-def test_reads_what_mxnet_wrote(tmp_path):
-    payloads = [bytes([i]) * (i + 1) for i in range(9)]
-    records = RecordFile(write(tmp_path, payloads))
-    assert len(records) == 9
-    for i in (8, 0, 3):
-        record = records.read(i)
-        assert (record.image.tobytes(), record.label, record.sample_id) == (payloads[i], i, 100 + i)
+def read_all(path: Path):
+    records = RecordFile(path)
+    return [records.read(i) for i in range(len(records))]
 
 
 def test_a_payload_with_the_magic_number_is_put_together_again(tmp_path):
     payload = b'abcd' + MAGIC + b'efgh' + MAGIC + b'ij'
     path = write(tmp_path, [b'x', payload, b'y'])
     assert path.read_bytes().count(MAGIC) > 3  # written in parts
-    assert RecordFile(path).read(1).image.tobytes() == payload
-    assert RecordFile(path).read(2).image.tobytes() == b'y'
+    assert [r.image.tobytes() for r in read_all(path)] == [b'x', payload, b'y']
 
 
 def test_a_vector_label_gives_its_first_entry(tmp_path):
-    path = write(tmp_path, [b'image'], labels=[np.array([7.0, 1.0, 2.0])])
-    record = RecordFile(path).read(0)
+    [record] = read_all(write(tmp_path, [b'image'], labels=[np.array([7.0, 1.0, 2.0])]))
     assert (record.label, record.image.tobytes()) == (7, b'image')
 
 
@@ -59,9 +54,18 @@ def test_damage_is_named(tmp_path, damage, message):
     path = write(tmp_path, [b'a' * 40, b'b' * 40, b'c' * 40])
     damage(path, path.with_suffix('.idx'))
     with pytest.raises(DataError, match=message):
-        records = RecordFile(path)
-        for i in range(len(records)):
-            records.read(i)
+        read_all(path)
+
+
+@pytest.mark.parametrize('name', ['train.rec', 'train.idx', 'train.index.npy', 'manifest.json'])
+def test_a_named_pipe_in_place_of_a_file_is_refused(tmp_path, name):
+    data = make_config(tmp_path, ramp(2)).data
+    if name == 'train.idx':
+        (tmp_path / 'train.index.npy').unlink()
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=rf'^\S+/{name}: .*it is a named pipe, not a file.*; \S+ [^\n]*$'):
+        open_split(data, 'train')
 
 
 def write_index(path: Path) -> Path:
@@ -73,16 +77,13 @@ def write_index(path: Path) -> Path:
 def test_a_mapped_index_gives_the_same_records_without_the_other(tmp_path):
     payloads = [bytes([i]) * (7 * i + 1) for i in range(9)]
     path = write(tmp_path, payloads)
-    parsed = RecordFile(path)
-    index = write_index(path)
-    assert index.name == 'train.index.npy'
+    expected = [(payload, i, 100 + i) for i, payload in enumerate(payloads)]
+    some, parsed = np.array([3, 3, 8]), RecordFile(path)
+    assert [(r.image.tobytes(), r.label, r.sample_id) for r in read_all(path)] == expected
+    write_index(path)
     path.with_suffix('.idx').unlink()
-    mapped = RecordFile(path)
-    assert len(mapped) == 9
-    for i in range(9):
-        assert mapped.read(i).image.tobytes() == parsed.read(i).image.tobytes() == payloads[i]
-    some = np.array([3, 3, 8])
-    assert mapped.num_bytes(some) == parsed.num_bytes(some)
+    assert [(r.image.tobytes(), r.label, r.sample_id) for r in read_all(path)] == expected
+    assert RecordFile(path).num_bytes(some) == parsed.num_bytes(some)
 
 
 def test_an_index_in_another_order_than_the_file_is_parsed(tmp_path):
@@ -104,15 +105,10 @@ def changed(index, value):
 
 @pytest.mark.parametrize('damage, message', [
     (lambda p: p.write_bytes(b''), 'not an index .*mlperf-rn50 prepare'),
-    (lambda p: p.write_bytes(p.read_bytes()[:-8]), 'not an index'),
-    (lambda p: p.write_bytes(b'no index at all, but some bytes'), 'not an index'),
     (lambda p: p.write_bytes(p.read_bytes().replace(b'(2, 3)', b'(2, ((')), 'not an index'),
-    (lambda p: p.write_bytes(p.read_bytes().replace(b'(2, 3)', b'(2,-3)')), 'not an index|does not fit'),
     (lambda p: np.save(p, np.load(p).astype(np.int32)), 'does not fit its .rec of'),
     (lambda p: np.save(p, np.load(p)[:1]), 'does not fit'),
-    (lambda p: np.save(p, np.load(p).ravel()), 'does not fit'),
     (lambda p: np.save(p, np.load(p)[:, :2]), 'does not fit'),
-    (lambda p: np.save(p, np.load(p).astype(object), allow_pickle=True), 'not an index'),
     (changed((0, 0), 4), 'does not fit'),
     (changed((1, 2), 4), 'does not fit'),
     (changed((0, 1), -4), r'record 1: its index says \d+ bytes from -4 on, the file has \d+; prepare'),
@@ -125,9 +121,7 @@ def test_a_damaged_index_is_named_in_one_line(tmp_path, damage, message):
     path = write(tmp_path, [b'a' * 40, b'b' * 40, b'c' * 40])
     damage(write_index(path))
     with pytest.raises(DataError, match=message) as e:
-        records = RecordFile(path)
-        for i in range(len(records)):
-            records.read(i)
+        read_all(path)
     assert '\n' not in str(e.value)
 
 
@@ -139,9 +133,7 @@ def test_an_index_with_any_byte_changed_is_right_or_named(tmp_path):
     for place in range(len(whole)):
         index_path(path).write_bytes(whole[:place] + random.bytes(1) + whole[place + 1:])
         try:
-            records = RecordFile(path)
-            for i in range(len(records)):
-                records.read(i)
+            read_all(path)
         except DataError:
             num_named += 1
     assert num_named > 60
@@ -161,12 +153,10 @@ def test_missing_folder_says_how_to_make_it(tmp_path):
         open_split(DataConfig(dir=str(tmp_path / 'none')), 'train')
 
 
-@pytest.mark.parametrize('label', [float('nan'), -float('inf'), 1.5])
+@pytest.mark.parametrize('label', [-float('inf'), 1.5])
 def test_a_label_that_is_no_whole_number_is_named(tmp_path, label):
-    records = RecordFile(write(tmp_path, [b'a', b'b'], labels=[0, label]))
-    assert records.read(0).label == 0
-    with pytest.raises(DataError, match=r'train.rec, record 1: got the label (nan|-inf|1.5), expected a whole'):
-        records.read(1)
+    with pytest.raises(DataError, match=rf'train.rec, record 1: got the label {label}, expected a whole'):
+        read_all(write(tmp_path, [b'a', b'b'], labels=[0, label]))
 
 
 def test_a_label_vector_that_is_longer_than_its_record_is_named(tmp_path):
@@ -181,18 +171,12 @@ GOOD = {'format': 1, 'dataset': 'd', 'classes': ['a', 'b'],
         'splits': {name: {'num_images': 1, 'rec_bytes': 1} for name in ('train', 'validation')}}
 
 
-def test_a_whole_manifest_is_read(tmp_path):
-    (tmp_path / 'manifest.json').write_text(json.dumps(GOOD))
-    assert load_manifest(tmp_path) == GOOD
-
-
 @pytest.mark.parametrize('content, said', [
-    ('[' * 100_000, 'nested too deeply'), ('[]', 'got format None'), ('nul', 'Expecting'),
-    ({'format': 2}, 'got format 2, expected 1'),
-    ({'dataset': None}, 'dataset is not a name'), ({'classes': [1]}, 'classes'),
-    ({'splits': []}, 'splits are not'), ({'splits': {'train': {}}}, 'splits are not'),
-    ({'splits': {**GOOD['splits'], 'train': {'num_images': 1.0, 'rec_bytes': 1}}}, 'splits.train.num_images is not'),
-    ({'splits': {**GOOD['splits'], 'validation': {'num_images': 1}}}, 'splits.validation.rec_bytes is not'),
+    ('[' * 100_000, 'nested too deeply'), ('[]', 'Expected `object`'), ({'format': 2}, '2 - at `$.format`'),
+    ({'dataset': None}, '$.dataset'), ({'classes': [1]}, '$.classes[0]'),
+    ({'splits': {'train': GOOD['splits']['train']}}, 'missing required field `validation`'),
+    ({'splits': {**GOOD['splits'], 'train': {'num_images': 1.0, 'rec_bytes': 1}}}, '$.splits.train.num_images'),
+    ({'splits': {**GOOD['splits'], 'validation': {'num_images': 1}}}, 'missing required field `rec_bytes`'),
 ])
 def test_a_damaged_manifest_is_one_line_wherever_it_is_read(tmp_path, content, said):
     text = content if isinstance(content, str) else json.dumps({**GOOD, **content})

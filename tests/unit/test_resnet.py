@@ -32,13 +32,13 @@ def test_tensor_names_are_those_of_the_rules():
 
 
 def test_downsampling_sits_on_the_3x3_convolution_and_the_projection():
-    params = net_of().collect_params()
-    strides = {b.name: b._kwargs['stride'] for b in _blocks(net_of()) if isinstance(b, mx.gluon.nn.Conv2D)}
+    net = net_of()
+    strides = {b.name: b._kwargs['stride'] for b in _blocks(net) if isinstance(b, mx.gluon.nn.Conv2D)}
     for stage in (2, 3, 4):
         unit = f'stage{stage}_unit1'
         assert strides[f'{unit}_conv1'] == (1, 1)
         assert strides[f'{unit}_conv2'] == strides[f'{unit}_conv1sc'] == (2, 2)
-    assert not [n for n in params if n.endswith('conv1_bias')]
+    assert not [n for n in net.collect_params() if n.endswith('conv1_bias')]
 
 
 def _blocks(block):
@@ -62,13 +62,6 @@ def test_zero_gamma_is_on_the_last_norm_of_each_unit_only():
     assert zero == {f'{u.name}_bn3_gamma' for u in units(50)}
 
 
-def test_the_seed_decides_the_weights():
-    config = Config(model=ModelConfig(name='resnet18'), data=DataConfig(num_classes=4))
-    nets = [build_model(config, mx.cpu(), seed) for seed in (1, 1, 2)]
-    weights = [n.collect_params()['fc1_weight'].data().asnumpy() for n in nets]
-    assert (weights[0] == weights[1]).all() and (weights[0] != weights[2]).any()
-
-
 def test_fused_norm_and_relu_is_the_same_function():
     x = mx.nd.random.normal(shape=(2, 3, 32, 32))
     fusions = [fusion_of(Config(model=ModelConfig(fused_bn_relu=fused))) for fused in (False, True)]
@@ -77,12 +70,7 @@ def test_fused_norm_and_relu_is_the_same_function():
     np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-6)
 
 
-def test_four_input_channels():
-    assert net_of(in_channels=4, name='resnet18')(mx.nd.ones((1, 4, 32, 32))).shape == (1, 10)
-
-
-@pytest.mark.parametrize('name, side, fused', [
-    ('resnet18', 4, False), ('resnet18', 17, True), ('resnet50', 20, False), ('resnet50', 32, True)])
+@pytest.mark.parametrize('name, side, fused', [('resnet18', 4, False), ('resnet18', 17, True), ('resnet50', 32, False)])
 def test_maps_of_one_pixel_as_a_row_give_the_same_numbers(name, side, fused):
     results = []
     fusion = fusion_of(Config(model=ModelConfig(fused_bn_relu=fused)))
@@ -208,20 +196,19 @@ def outputs_of(net, suffixes):
     return dict(zip((n.removesuffix('_fwd_output') for n in names), (o.asnumpy() for o in block(images))))
 
 
-@pytest.mark.parametrize('name, num', [('resnet18', 20), ('resnet50', 53)])
-def test_every_convolution_with_its_norm_in_it_gives_what_the_norm_gave(name, num):
-    net, folded = trained_net(config_of(name, 64))
+def test_every_convolution_with_its_norm_in_it_gives_what_the_norm_gave():
+    net, folded = trained_net(config_of('resnet18', 64))
     norms = outputs_of(net, [f'bn{i}' for i in ('0', '1', '2', '3', 'sc')])
     convolutions = outputs_of(folded.net, [f'conv{i}' for i in ('0', '1', '2', '3', '1sc')])
-    assert len(norms) == len(convolutions) == num
+    assert len(norms) == len(convolutions) == 20
     for layer, expected in norms.items():
         got = convolutions[layer.replace('bnsc', 'conv1sc').replace('bn', 'conv')]
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=2e-4 * np.abs(expected).max(), err_msg=layer)
 
 
-@pytest.mark.parametrize('side, channels, fused', [(64, 3, False), (64, 4, False), (64, 3, True), (32, 3, False)])
-def test_the_folded_network_follows_the_one_that_is_trained(side, channels, fused):
-    net, folded = trained_net(config_of(side=side, channels=channels, fused_bn_relu=fused))
+@pytest.mark.parametrize('name, side, channels, fused', [('resnet18', 64, 4, True), ('resnet50', 32, 3, False)])
+def test_the_folded_network_follows_the_one_that_is_trained(name, side, channels, fused):
+    net, folded = trained_net(config_of(name, side, channels, fused_bn_relu=fused))
     images, outputs = mx.nd.random.normal(shape=(4, channels, side, side)), []
     for _ in range(2):
         expected = net(images).asnumpy()

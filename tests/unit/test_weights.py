@@ -50,12 +50,6 @@ def test_there_and_back(saved):
     assert {p.name for p in saved.iterdir()} == {'best.npz', 'best.json'}
 
 
-def test_a_weight_that_is_not_finite_is_named(saved):
-    save_weights(saved, 'best', DESCRIPTION, {**ARRAYS, 'a_bias': np.array([1, np.inf], np.float16)})
-    with pytest.raises(DataError, match='a_bias: got 1 of 2 values that are not finite'):
-        load_weights(saved)
-
-
 def test_what_is_described():
     assert (DESCRIPTION.top1, DESCRIPTION.num_top5, DESCRIPTION.epoch) == (0.75, 38, 5)
     assert DESCRIPTION.train == {'precision': 'float32', 'device': 'cpu', 'eval_batch_size': 8}
@@ -92,6 +86,9 @@ def test_a_folder_without_weights_says_what_to_do(tmp_path):
         load_weights(tmp_path)
     with pytest.raises(UserError, match='no such file or folder; expected a run folder'):
         load_weights(tmp_path / 'none')
+    (tmp_path / 'best.npz').touch()
+    with pytest.raises(DataError, match=r'best.json: missing; weights are an .npz and a .json'):
+        load_weights(tmp_path)
 
 
 class _Trap:
@@ -106,13 +103,12 @@ def _sign(folder):
     (folder / 'best.json').write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize('damage', [lambda b: b[:-1], lambda b: b[:100] + bytes([b[100] ^ 1]) + b[101:]])
-def test_damaged_arrays_are_refused(saved, damage):
+def test_damaged_arrays_are_refused(saved):
     path = saved / 'best.npz'
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match='damaged, or not of the best.json beside it: got SHA-256') as e:
+    content = path.read_bytes()
+    path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    with pytest.raises(DataError, match='damaged, or not of the best.json beside it: got SHA-256'):
         load_weights(saved)
-    assert '\n' not in str(e.value)
 
 
 def test_arrays_that_were_signed_again_are_whole_or_refused(saved):
@@ -120,7 +116,7 @@ def test_arrays_that_were_signed_again_are_whole_or_refused(saved):
     whole = (saved / 'best.npz').read_bytes()
     random = np.random.default_rng(0)
     kinds = set()
-    for i in range(150):
+    for i in range(60):
         place = int(random.integers(len(whole)))
         changed = whole[:place] if i % 2 else whole[:place] + bytes([random.integers(256)]) + whole[place + 1:]
         (saved / 'best.npz').write_bytes(changed)
@@ -138,7 +134,8 @@ def test_arrays_that_were_signed_again_are_whole_or_refused(saved):
     (lambda path: np.savez(path, a=np.array([_Trap()], dtype=object)), 'a.npy: holds object, expected numbers'),
     (lambda path: path.write_bytes(pickle.dumps(_Trap())), 'not an .npz'),
     (lambda path: np.savez(path, a=np.arange(3)), 'a: got int64, expected float32 or float16'),
-], ids=['object', 'pickle', 'integers'])
+    (lambda path: np.savez(path, a=np.array([1, np.inf])), 'a: got 1 of 2 values that are not finite'),
+], ids=['object', 'pickle', 'integers', 'infinity'])
 def test_what_is_no_weights_is_refused_though_its_digest_is_right(saved, content, said):
     content(saved / 'best.npz')
     _sign(saved)
@@ -148,11 +145,8 @@ def test_what_is_no_weights_is_refused_though_its_digest_is_right(saved, content
 
 @pytest.mark.parametrize('change, said', [
     ({'format': 2}, 'expected format 1'), ({'epoch': '5'}, 'epoch'),
-    ({'classes': ['x', 'y', 3]}, 'classes'),
     ({'classes': ['x', 'y']}, 'classes: got 2, expected data.num_classes=3 names'),
-    ({'model': []}, 'model'), ({'model': {'name': 'resnet18'}}, 'model.layout is missing'),
-    ({'data': {}}, 'data.dir is missing'), ({'is_best': None}, 'is_best'),
-    ({'top1': 'high'}, 'top1'), ({'sha256': None}, 'sha256'),
+    ({'model': {'name': 'resnet18'}}, 'model.layout is missing'),
     ({'model': {'name': 'resnet18', 'layout': 'NCHW', 'depth': 18}}, 'model.depth: unknown key')])
 def test_a_description_of_wrong_types_is_refused(saved, change, said):
     path = saved / 'best.json'
@@ -162,16 +156,10 @@ def test_a_description_of_wrong_types_is_refused(saved, change, said):
     assert str(path) in str(e.value)
 
 
-@pytest.mark.parametrize('text', [b'', b'[]', b'\xff\xfe', b'[' * 100_000, b'{"format": 1}'])
+@pytest.mark.parametrize('text', [b'[]', b'\xff\xfe', b'[' * 100_000, b'{"format": 1}'])
 def test_a_damaged_description_is_refused(saved, text):
     (saved / 'best.json').write_bytes(text)
     with pytest.raises(DataError, match='best.json: not weights of this program'):
-        load_weights(saved)
-
-
-def test_a_missing_half_is_named(saved):
-    (saved / 'best.json').unlink()
-    with pytest.raises(DataError, match=r'best.json: missing; weights are an .npz and a .json'):
         load_weights(saved)
 
 
@@ -219,8 +207,8 @@ def test_another_number_of_classes_starts_a_fresh_last_layer_and_says_so(name):
     (lambda a: a.update(x=a['bn0_gamma']), 'x is in the weights, and not in this network'),
     (lambda a: a.update(conv0_weight=a['conv0_weight'][:, :2]),
      r'conv0_weight: got shape \(16, 2, 7, 7\), expected \(16, 3, 7, 7\)'),
-    (lambda a: a.update(fc1_weight=a['fc1_weight'][:2]), r'fc1_weight: got shape \(2, 128\), expected \(3, 128\)'),
-    (lambda a: a.update(fc1_weight=a['fc1_weight'][:2], fc1_bias=np.ones(4, np.float32)), 'fc1_weight: got shape')])
+    (lambda a: a.update(fc1_weight=a['fc1_weight'][:2], fc1_bias=np.ones(4, np.float32)), 'fc1_weight: got shape'),
+    (lambda a: a.update(fc1_weight=a['fc1_weight'][:2, :9], fc1_bias=a['fc1_bias'][:2]), 'fc1_weight: got shape')])
 def test_any_other_difference_is_refused_and_nothing_is_changed(change, said):
     net, arrays = build(1), arrays_of(build(2))
     change(arrays)

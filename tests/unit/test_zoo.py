@@ -46,8 +46,8 @@ def test_parameters_and_flops(name, parameters, giga_macs):
     assert set(net.collect_params()) == used - {'data'}  # a layer that is not connected is in no graph
 
 
-def test_parameters_are_counted_without_running_statistics():
-    config = config_of('inception_v3', 4, 96)
+def test_parameters_are_counted_without_running_statistics(thin_resnets):
+    config = config_of('resnet18', 4)
     assert count_parameters(build_model(config, mx.cpu(), 0)) == sum(parameters_of(config).values())
 
 
@@ -67,19 +67,15 @@ def test_every_parameter_gets_a_gradient():
     assert [n for n, g in grads.items() if n.endswith('weight') and not g.any()] == []
 
 
-def test_names_of_parameters_do_not_depend_on_what_was_built_before():
-    names = [sorted(build_model(config_of('googlenet', 4), mx.cpu(), 0).collect_params()) for _ in range(2)]
-    assert names[0] == names[1] and all(n.startswith('googlenet_') for n in names[0])
-
-
-def test_the_seed_decides_the_weights():
+def test_the_seed_decides_the_weights_and_nothing_their_names():
     config = config_of('googlenet', 4, pad_to_4_channels=True)
-    weights = [build_model(config, mx.cpu(), seed).collect_params()['googlenet_conv0_weight'].data().asnumpy()
-               for seed in (1, 1, 2)]
+    nets = [build_model(config, mx.cpu(), seed).collect_params() for seed in (1, 1, 2)]
+    weights = [net['googlenet_conv0_weight'].data().asnumpy() for net in nets]
     assert (weights[0] == weights[1]).all() and (weights[0] != weights[2]).any() and weights[0].shape[1] == 4
+    assert list(nets[0]) == list(nets[1]) and all(n.startswith('googlenet_') for n in nets[0])
 
 
-@pytest.mark.parametrize('name', ['alexnet', 'googlenet', 'inception_v4'])
+@pytest.mark.parametrize('name', ['alexnet', 'inception_v4'])
 def test_images_that_are_too_small_are_refused(name):
     with pytest.raises(ConfigError, match=f'data.image_size: got 16, too small for {name}, which was made for '):
         build_model(config_of(name, 4, image_size=16), mx.cpu(), 0)
