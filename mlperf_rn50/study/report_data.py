@@ -44,7 +44,7 @@ def system_object(study: Study, system: System, comparison: Comparison | None,
     otherwise."""
     c = comparison
     parts, energy = system.parts, system.energy
-    verdict = rcp.check_rcp(system) if rcp.is_applicable(system) else None
+    verdict = rcp.check_rcp(system)
     return {
         'round': system.round, 'benchmark': system.runs[0].benchmark, 'org': system.org, 'system': system.name,
         'study': study.name, 'platform': system.platform,
@@ -57,7 +57,7 @@ def system_object(study: Study, system: System, comparison: Comparison | None,
         'num_runs': len(system.runs), 'num_converged': len(system.converged),
         'refusal': system.refusal, 'runs': list(runs),
         'epochs_to_converge_mean': system.epochs_mean, 'score_minutes': system.score_minutes,
-        'official_score_minutes': system.official_score_minutes,
+        'official_score_minutes': rcp.official_score_minutes(system),
         'time_to_train_mean_s': system.time_s, 'time_to_train_spread_s': system.spread_s,
         'images_per_s': system.images_per_s, 'seconds_per_epoch': system.epoch_s,
         'time_parts_s': {'init': parts.init_s, 'first_epoch': parts.first_s, 'later_epochs': parts.training_s,

@@ -72,13 +72,9 @@ def heading(study: Study) -> str:
     return f'{study.name}: {goal} on {data_name(study.baseline.other_dataset)}'
 
 
-def _official(system: System) -> float | None:
-    return system.official_score_minutes
-
-
 def official_minutes(system: System) -> float | None:
     """The official score where it is another than the unscaled one."""
-    official, score = _official(system), system.score_minutes
+    official, score = rcp.official_score_minutes(system), system.score_minutes
     return official if official is not None and score is not None and not math.isclose(official, score) else None
 
 
@@ -107,7 +103,7 @@ def _system_cells(system: System, unit: str) -> dict[str, Cell]:
         'mean epochs': number_cell(system.epochs_mean, ',.1f', epoch_refs),
         'time, min': Cell(_minutes(system.time_s) + spread, system.time_s, _times(system)),
         'which is': Cell('score' if is_score else f'mean of {len(done)}' if done else '-'),
-        'official score, min': number_cell(_official(system), ',.2f', _times(system)),
+        'official score, min': number_cell(rcp.official_score_minutes(system), ',.2f', _times(system)),
         'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f', _training(system)),
         's/epoch': number_cell(system.epoch_s, ',.2f', _training(system)),
         'accelerator': Cell(system.accelerator or '-', refs=_source(runs, 'accelerator')),
@@ -356,7 +352,7 @@ def reads_table(study: Study) -> Table | None:
 
 def rcp_table(study: Study) -> Table | None:
     """Epochs against the reference convergence points."""
-    verdicts = [(s, v) for s in study.systems if rcp.is_applicable(s) and (v := rcp.check_rcp(s))]
+    verdicts = [(s, v) for s in study.systems if (v := rcp.check_rcp(s))]
     if not verdicts:
         return None
     rows = tuple((Cell(s.name), number_cell(s.global_batch_size),
