@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 from helpers import PUBLISHED, call
+from made_systems import changed
 from sample_log import LARS, SGD, write_run
 
 from mlperf_rn50.mlperf.check_tree import _summarize
+from mlperf_rn50.mlperf.run import TARGET
 from mlperf_rn50.study.rcp import check_rcp, is_applicable, official_score_minutes
 from mlperf_rn50.study.scaling import make_studies
 from mlperf_rn50.study.systems import load_systems
@@ -91,7 +93,7 @@ def test_it_is_shown_beside_the_score(tmp_path, logs):
 
 
 def test_where_nothing_is_scaled_it_is_said_what_would_be(tmp_path, logs):
-    _, system = tree_of(tmp_path, 'v0.7', 'closed', logs['closed'])
+    system = changed(tree_of(tmp_path, 'v0.7', 'closed', logs['closed'])[1], target_accuracy=TARGET)
     verdict = check_rcp(system)
     assert (verdict.scaling, 'the score would be scaled by 1.0294' in verdict.text) == (1, True)
     assert not make_studies([system])[0].notes

@@ -9,10 +9,11 @@ from lines import write_set
 from made_systems import changed, refused, with_age
 
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.study import rcp
 from mlperf_rn50.study.report_page import dump_report, render_html
 from mlperf_rn50.study.report_picture import render_svg
 from mlperf_rn50.study.report_plots import draw_study
-from mlperf_rn50.study.report_tables import answer_table, overview_table, runs_table
+from mlperf_rn50.study.report_tables import answer_table, notes_of, overview_table, runs_table
 from mlperf_rn50.study.report_text import render_markdown, render_table
 from mlperf_rn50.study.scaling import make_studies
 from mlperf_rn50.study.systems import load_systems
@@ -86,6 +87,42 @@ def test_a_refused_set_is_a_row_with_its_reason_and_no_number(sweep):
     assert '2x4: refused: num_nodes is 1 in &lt;a>\\|and 2 in b' in render_markdown(studies)
     lines = [line for line in render_table(studies).splitlines() if line.startswith('2x4')]
     assert set(lines[0].split()) == {'2x4', '-'} and lines[1].startswith('2x4: refused: num_nodes')
+
+
+def test_a_missing_efficiency_is_explained(sweep):
+    systems = load_systems([sweep])
+    study, = make_studies([changed(s, accelerator=name) for s, name in zip(systems, ('V100', 'A100'))])
+    assert texts_of(answer_table(study))['2x4']['efficiency'] == '-'
+    note = 'There is no efficiency between different accelerators.'
+    assert note in answer_table(study).note and note not in answer_table(studies_of(sweep)[0]).note
+
+
+def test_the_official_score_has_a_column_where_it_differs(sweep, monkeypatch):
+    study, = studies_of(sweep)
+    factors = {'1x4': 1.0044, '2x4': 1.0}
+    monkeypatch.setattr(rcp, 'official_score_minutes', lambda s: s.score_minutes * factors[s.name])
+    found = texts_of(answer_table(study))
+    assert [found[n]['official score, min'] for n in ('1x4', '2x4')] == ['2.04', '1.20']
+    assert '2.03 min (MLPerf score), official score 2.04 min' in Elements(bare_page_of([study])).text
+    factors['1x4'] = 1.0
+    assert 'official score, min' not in answer_table(study).head
+
+
+def test_a_note_of_several_systems_names_them_together(tmp_path):
+    for name, more_s in (('a', 0.0), ('b', 3.7)):
+        write_set(tmp_path / name, 2, seed=9, epoch_s=lambda k, more_s=more_s: 10.0 + k + more_s)
+    assert 'a, b: 2 runs have the same seed 9' in notes_of(studies_of(tmp_path)[0])
+
+
+@pytest.mark.parametrize('num_studies', [1, 2])
+def test_headings_are_nested_and_stand_once(sweep, tmp_path, num_studies):
+    if num_studies == 2:
+        write_set(tmp_path / 'other/box', 1)
+    headings = re.findall(r'<h([1-6])[^>]*>(.*?)</h', bare_page_of(studies_of(tmp_path)))
+    levels = [int(level) for level, _ in headings]
+    assert levels.count(1) == 1 and all(b <= a + 1 for a, b in zip(levels, levels[1:]))
+    titles = [text for _, text in headings if text.startswith('sweep: ')]
+    assert len(titles) == 1
 
 
 def test_a_run_that_goes_on_says_how_far_it_is(sweep):
