@@ -23,8 +23,8 @@ PICTURES = ['accuracy_epochs', 'accuracy_time', 'efficiency', 'epochs', 'speedup
             'time_to_train']
 
 
-def studies_of(folder):
-    return make_studies(load_systems([folder]))
+def studies_of(*folders):
+    return make_studies(load_systems(folders))
 
 
 def page_of(studies, folder='.'):
@@ -58,16 +58,22 @@ class Elements(HTMLParser):
             self.text += data
 
 
-@pytest.fixture
-def sweep(tmp_path):
-    write_set(tmp_path / 'sweep/1x4', 5, epoch_s=60.0)
-    write_set(tmp_path / 'sweep/2x4', 5, nodes=2, ranks=8, batch=128, epoch_s=35.0,
+@pytest.fixture(scope='module')
+def sweep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('logs') / 'sweep'
+    write_set(folder / '1x4', 5, epoch_s=60.0)
+    write_set(folder / '2x4', 5, nodes=2, ranks=8, batch=128, epoch_s=35.0,
               status=lambda k: 'aborted' if k == 3 else 'success')
-    return tmp_path / 'sweep'
+    return folder
 
 
-def test_the_answer_comes_first(sweep):
-    text = Elements(page_of(studies_of(sweep))).text
+@pytest.fixture(scope='module')
+def page(sweep):
+    return page_of(studies_of(sweep), sweep)
+
+
+def test_the_answer_comes_first(page):
+    text = Elements(page).text
     assert text.index('2x4 (2 nodes): 2.0 epochs, 1.20 min (MLPerf score), 1.7 times as fast as 1x4, efficiency 85 %'
                       ) < text.index('Pictures')
     assert '1 of 5 runs did not converge' in text
@@ -116,9 +122,8 @@ def test_a_note_of_several_systems_names_them_together(tmp_path):
 
 @pytest.mark.parametrize('num_studies', [1, 2])
 def test_headings_are_nested_and_stand_once(sweep, tmp_path, num_studies):
-    if num_studies == 2:
-        write_set(tmp_path / 'other/box', 1)
-    headings = re.findall(r'<h([1-6])[^>]*>(.*?)</h', bare_page_of(studies_of(tmp_path)))
+    others = [write_set(tmp_path / 'other/box', 1)] if num_studies == 2 else []
+    headings = re.findall(r'<h([1-6])[^>]*>(.*?)</h', bare_page_of(studies_of(sweep, *others)))
     levels = [int(level) for level, _ in headings]
     assert levels.count(1) == 1 and all(b <= a + 1 for a, b in zip(levels, levels[1:]))
     titles = [text for _, text in headings if text.startswith('sweep: ')]
@@ -138,7 +143,7 @@ def test_a_run_that_goes_on_says_how_far_it_is(sweep):
 
 def test_all_systems_stand_in_one_table_before_their_studies(sweep, tmp_path):
     write_set(tmp_path / 'other/box', 5, target=0.749)
-    studies = studies_of(tmp_path)
+    studies = studies_of(tmp_path, sweep)
     assert [(n, row['organisation'], row['target'], row['study']) for n, row in
             texts_of(overview_table(studies)).items()] == [
         ('box', 'us', '74.90 %', 'other'), ('1x4', 'us', '75.90 %', 'sweep'), ('2x4', 'us', '75.90 %', 'sweep')]
@@ -152,8 +157,7 @@ def test_all_systems_stand_in_one_table_before_their_studies(sweep, tmp_path):
     assert 'All systems' not in bare_page_of(alone) + render_table(alone) + render_markdown(alone)
 
 
-def test_every_link_of_a_number_leads_to_its_line(sweep):
-    page = page_of(studies_of(sweep), sweep)
+def test_every_link_of_a_number_leads_to_its_line(page, sweep):
     elements = Elements(page).found
     ids = [a['id'] for _, a in elements if 'id' in a]
     assert len(ids) == len(set(ids))
@@ -168,8 +172,8 @@ def test_every_link_of_a_number_leads_to_its_line(sweep):
     assert quoted[2][:60] == line.replace('"', '&#34;')[:60]
 
 
-def test_nothing_is_fetched(sweep):
-    elements = Elements(page_of(studies_of(sweep))).found
+def test_nothing_is_fetched(page):
+    elements = Elements(page).found
     assert not [a for tag, a in elements if tag in ('link', 'img', 'iframe', 'object', 'source')]
     assert not [a for _, a in elements if 'src' in a]
     policy = next(a['content'] for tag, a in elements if a.get('http-equiv') == 'Content-Security-Policy')
