@@ -143,13 +143,13 @@ def test_a_run_that_goes_on_says_how_far_it_is(sweep):
 
 def test_all_systems_stand_in_one_table_before_their_studies(sweep, tmp_path):
     write_set(tmp_path / 'other/box', 5, target=0.749)
-    studies = studies_of(tmp_path, sweep)
+    studies = studies_of(sweep, tmp_path)  # in the order of their paths
     assert [(n, row['organisation'], row['target'], row['study']) for n, row in
             texts_of(overview_table(studies)).items()] == [
-        ('box', 'us', '74.90 %', 'other'), ('1x4', 'us', '75.90 %', 'sweep'), ('2x4', 'us', '75.90 %', 'sweep')]
+        ('1x4', 'us', '75.90 %', 'sweep'), ('2x4', 'us', '75.90 %', 'sweep'), ('box', 'us', '74.90 %', 'other')]
     page = bare_page_of(studies)
     assert page.index('>All systems<') < page.index('id="study-1"')
-    assert re.search(r'<a href="#study-2">2x4</a>', page)
+    assert re.search(r'<a href="#study-2">box</a>', page)
     assert render_table(studies).startswith('All systems\n===========\n\nsystem')
     assert render_markdown(studies).startswith('## All systems\n\n| system')
     alone = studies_of(sweep)
