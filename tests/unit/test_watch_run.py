@@ -116,6 +116,7 @@ def test_several_runs_have_a_row_each_and_marks_of_their_own(folder, run, tmp_pa
     assert re.search('other +converged', text)
     assert 'late: not begun yet' in text and '● run  ◆ other  ╌ target' in text
     assert '░' not in text and 'cost' not in text
+    assert str(draw_curves(runs, 60, 12)).count('◆') == 2  # in the legend, and its evaluation
     assert re.search(r' cost\n(.*\n)*?.* 0\.0633\n', text_of(runs, 120, 40, price=3.0))
 
 
@@ -142,6 +143,7 @@ def test_the_page_shows_the_curve_beside_the_band_the_speed_and_the_ranks(run):
     page = render_page(run, WRITTEN, 5.0)
     assert page.count('<figure>') == 3 and page.count('<title>rank ') == 6
     assert '<title>30.00 % at epoch 2</title>' in page and '5 reference runs and their mean' in page
+    assert len(re.findall('stroke-dasharray: [1-9]', page)) == 2  # the mean and the target
     assert '<title>rank 1 on n2: compute 150.0 ms a step</title>' in page
     assert re.search(r'<td class="number">3</td><td class="number">45.00 %</td><td class="number">50.00 %</td>'
                      r'<td class="number">45.00 to 55.00</td>', page)
