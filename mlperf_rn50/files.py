@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,14 +28,12 @@ def temporaries_in(folder: Path, name: str = '*') -> list[Path]:
     return sorted(folder.glob(f'.{name}.*.tmp'))
 
 
-def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
-    """Writes a file, from parts of a large text if need be, so that it is either the old or the new one, whatever
-    happens."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes a file so that it is either the old or the new one, whatever happens."""
     temporary = temporary_of(path)
     try:
         with open(temporary, 'wb', opener=no_link) as f:
-            for part in [content] if isinstance(content, (str, bytes)) else content:
-                f.write(part.encode() if isinstance(part, str) else part)
+            f.write(content.encode() if isinstance(content, str) else content)
             sync(f)
         temporary.replace(path)
     except OSError:

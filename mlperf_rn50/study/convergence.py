@@ -11,19 +11,20 @@ from decimal import Decimal
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.copies import Copy, find_copies
 from mlperf_rn50.mlperf.energy import Energy, read_energy
 from mlperf_rn50.mlperf.run import LogWarning, Run
 from mlperf_rn50.mlperf.telemetry import find_telemetry
-from mlperf_rn50.study import rcp
 from mlperf_rn50.study.cost import images_per_joule, mean_energy, node_hours
 from mlperf_rn50.study.text import are
 from mlperf_rn50.study.time_parts import Parts, mean_parts, seconds_per_epoch
 
 RUNS_OF_A_SCORE = 5
 _MAX_MISSING = 10  # numbers of results in a sentence
+_T = TypeVar('_T')
 
 
 def score_minutes(times_s: Sequence[float | None]) -> float | None:
@@ -39,6 +40,14 @@ def score_minutes(times_s: Sequence[float | None]) -> float | None:
         return None
     kept = sorted(float('inf') if t is None else t for t in times_s)[1:-1]
     return statistics.fmean(kept) / 60
+
+
+def _shared(name: str, kind: type[_T]) -> cached_property[_T | None]:
+    """Return a property: a fact that the first run has that has it; None for a refused set whose runs differ in it."""
+    def first(system: 'System') -> _T | None:
+        known = [v for r in system.runs if (v := r.fact(name)) is not None]
+        return None if not known or system.refusal and any(v != known[0] for v in known) else known[0]
+    return cached_property(first)
 
 
 @dataclass(frozen=True)
@@ -58,10 +67,6 @@ class System:
     refusal: str | None = None
     doubts: tuple[str, ...] = ()
     is_copy: bool = False
-
-    def _first(self, name: str):
-        known = [v for r in self.runs if (v := r.fact(name)) is not None]
-        return None if not known or self.refusal and any(v != known[0] for v in known) else known[0]
 
     @cached_property
     def copies(self) -> tuple[Copy, ...]:
@@ -83,50 +88,23 @@ class System:
     def round(self) -> str:
         return next((r.round for r in self.runs if r.status != 'unreadable'), 'unknown')
 
-    @cached_property
-    def org(self) -> str | None:
-        return self._first('org')
-
-    @cached_property
-    def num_nodes(self) -> int | None:
-        return self._first('num_nodes')
-
-    @cached_property
-    def num_accelerators(self) -> int | None:
-        return self._first('num_accelerators')
-
-    @cached_property
-    def accelerator(self) -> str | None:
-        return self._first('accelerator')
-
-    @cached_property
-    def framework(self) -> str | None:
-        return self._first('framework')
-
-    @cached_property
-    def num_ranks(self) -> int | None:
-        return self._first('num_ranks')
+    org = _shared('org', str)
+    platform = _shared('platform', str)
+    division = _shared('division', str)
+    framework = _shared('framework', str)
+    accelerator = _shared('accelerator', str)
+    num_nodes = _shared('num_nodes', int)
+    num_ranks = _shared('num_ranks', int)
+    num_accelerators = _shared('num_accelerators', int)
+    global_batch_size = _shared('global_batch_size', int)
+    target_accuracy = _shared('target_accuracy', float)
+    train_samples = _shared('train_samples', int)
+    dataset = _shared('dataset', str)
 
     @cached_property
     def num_units(self) -> int | None:
         """What shares the work: accelerators, or ranks where there are none."""
         return self.num_accelerators or self.num_ranks
-
-    @cached_property
-    def global_batch_size(self) -> int | None:
-        return self._first('global_batch_size')
-
-    @cached_property
-    def target_accuracy(self) -> float | None:
-        return self._first('target_accuracy')
-
-    @cached_property
-    def train_samples(self) -> int | None:
-        return self._first('train_samples')
-
-    @cached_property
-    def dataset(self) -> str | None:
-        return self._first('dataset')
 
     @cached_property
     def is_imagenet(self) -> bool:
@@ -138,14 +116,6 @@ class System:
         return None if self.is_imagenet else self.dataset or 'another data set'
 
     @cached_property
-    def division(self) -> str | None:
-        return self._first('division')
-
-    @cached_property
-    def platform(self) -> str | None:
-        return self._first('platform')
-
-    @cached_property
     def converged(self) -> tuple[Run, ...]:
         return tuple(r for r in self.counted if r.status == 'converged')
 
@@ -154,12 +124,6 @@ class System:
         if self.refusal or any(r.status == 'running' for r in self.runs):
             return None
         return score_minutes([r.time_to_train_s if r.status == 'converged' else None for r in self.counted])
-
-    @cached_property
-    def official_score_minutes(self) -> float | None:
-        """The score that result_summarizer gives: scaled where the runs took fewer epochs than the reference."""
-        verdict = rcp.check_rcp(self) if rcp.is_applicable(self) else None
-        return self.score_minutes * verdict.scaling if self.score_minutes and verdict else self.score_minutes
 
     @cached_property
     def scored(self) -> tuple[Run, ...]:

@@ -1,16 +1,12 @@
 """Are the epochs credible? Against MLPerf's reference convergence points, with the official data and statistics."""
-from __future__ import annotations
-
 import functools
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.run import TARGET
-
-if TYPE_CHECKING:
-    from mlperf_rn50.study.convergence import System
+from mlperf_rn50.study.convergence import System
 
 _RULESETS = ('1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
 
@@ -70,10 +66,12 @@ def _checker(ruleset: str) -> Any:
 
 
 def check_rcp(system: System) -> RcpVerdict | None:
-    """The verdict on a set that is_applicable; None where mlperf-logging is not installed.
+    """Return the verdict on a set; None where there are no points for it, or mlperf-logging is not installed.
 
     Source: mlperf_logging.rcp_checker, pruned points.
     """
+    if not is_applicable(system):
+        return None
     ruleset = _ruleset(system)
     try:
         return _verdict(ruleset or _RULESETS[-1], ruleset is not None, is_scaled(system),
@@ -105,3 +103,9 @@ def _verdict(ruleset: str, is_of_round: bool, has_scaling: bool, batch: int, epo
     if factor > 1:
         text += f'; the score {"is" if has_scaling else "would be"} scaled by {factor:.4f}'
     return RcpVerdict(ruleset, is_of_round, mean, least, epochs, True, factor if has_scaling else 1.0, text)
+
+
+def official_score_minutes(system: System) -> float | None:
+    """Return the score that result_summarizer gives: scaled where the runs took fewer epochs than the reference."""
+    verdict = check_rcp(system)
+    return system.score_minutes * verdict.scaling if system.score_minutes and verdict else system.score_minutes

@@ -16,6 +16,9 @@ from mlperf_rn50.study.scaling import Comparison, Study
 FORMAT = 'mlperf-rn50 report 1'
 # Keys of a system that hold a table, or nothing.
 _TABLES = ('time_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')
+# Facts of a system that it has under the same name.
+_FACTS = ('platform', 'num_nodes', 'num_accelerators', 'accelerator', 'framework', 'num_ranks', 'global_batch_size',
+          'target_accuracy')
 # What an evaluation's row says of itself, and of its system.
 _EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
 _EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')
@@ -27,8 +30,7 @@ def _run_object(system: System, run: Run) -> dict[str, Any]:
             'time_to_train_s': run.time_to_train_s, 'final_accuracy': run.final_accuracy, 'seed': run.seed,
             'last_epoch': run.last_epoch, 'age_s': run.age_s,
             'warnings': [render_warning(run, w) for w in run.warnings],
-            'evaluations': [{'epoch': e.epoch, 'accuracy': e.accuracy, 'time_s': e.time_s, 'line': e.line}
-                            for e in run.evaluations],
+            'evaluations': [{name: getattr(e, name) for name in _EVALUATION} for e in run.evaluations],
             'energy_s': energy.seconds if energy and energy.measured else None,
             'cpu_joules': energy.cpu_joules if energy else None, 'gpu_joules': energy.gpu_joules if energy else None,
             'energy_of_nodes': energy.nodes if energy and energy.measured else None,
@@ -44,20 +46,16 @@ def system_object(study: Study, system: System, comparison: Comparison | None,
     otherwise."""
     c = comparison
     parts, energy = system.parts, system.energy
-    verdict = rcp.check_rcp(system) if rcp.is_applicable(system) else None
+    verdict = rcp.check_rcp(system)
     return {
         'round': system.round, 'benchmark': system.runs[0].benchmark, 'org': system.org, 'system': system.name,
-        'study': study.name, 'platform': system.platform,
-        'num_nodes': system.num_nodes, 'num_accelerators': system.num_accelerators,
-        'accelerator': system.accelerator, 'framework': system.framework,
-        'num_ranks': system.num_ranks,
-        'global_batch_size': system.global_batch_size, 'target_accuracy': system.target_accuracy,
+        'study': study.name, **{name: getattr(system, name) for name in _FACTS},
         'optimizer': next((dict(r.optimizer) for r in system.runs if r.optimizer and not system.refusal), {}),
         'dataset': system.dataset, 'is_imagenet': system.is_imagenet,
         'num_runs': len(system.runs), 'num_converged': len(system.converged),
         'refusal': system.refusal, 'runs': list(runs),
         'epochs_to_converge_mean': system.epochs_mean, 'score_minutes': system.score_minutes,
-        'official_score_minutes': system.official_score_minutes,
+        'official_score_minutes': rcp.official_score_minutes(system),
         'time_to_train_mean_s': system.time_s, 'time_to_train_spread_s': system.spread_s,
         'images_per_s': system.images_per_s, 'seconds_per_epoch': system.epoch_s,
         'time_parts_s': {'init': parts.init_s, 'first_epoch': parts.first_s, 'later_epochs': parts.training_s,
@@ -138,5 +136,5 @@ def render_evaluations_csv(studies: Sequence[Study]) -> str:
         facts = [study.name, system.name, *(getattr(system, name) for name in _EVALUATION_FACTS)]
         for run in system.runs:
             shared = [_spreadsheet(v) for v in (*facts, str(run.path), run.status, run.seed)]
-            writer.writerows((*shared, e.epoch, e.accuracy, e.time_s, e.line) for e in run.evaluations)
+            writer.writerows((*shared, *(getattr(e, name) for name in _EVALUATION)) for e in run.evaluations)
     return out.getvalue().rstrip('\n')

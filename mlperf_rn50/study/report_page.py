@@ -1,6 +1,5 @@
 """The report as one HTML page that needs nothing else, for a browser: every number leads to its log line."""
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.page import page_template
 from mlperf_rn50.study.report_data import render_csv, render_evaluations_csv, render_json
-from mlperf_rn50.study.report_picture import GRID, INK, Picture, dump_picture, render_svg
+from mlperf_rn50.study.report_picture import Picture, dump_picture, inline_svg
 from mlperf_rn50.study.report_plots import draw_study
 from mlperf_rn50.study.report_tables import heading, notes_of, official_minutes, overview_table, tables_of
 from mlperf_rn50.study.report_text import render_markdown
@@ -113,18 +112,6 @@ def _answer_of(study: Study, system: System, comparison: Comparison | None) -> s
     return text + still
 
 
-def _inline_svg(picture: Picture, prefix: str) -> str:
-    """A picture for the page: ids of its own, colours that follow the page's."""
-    svg = render_svg(picture)
-    svg = svg[svg.index('<svg'):]
-    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
-    svg = re.sub(r'(xlink:href="#|url\(#)', rf'\g<1>{prefix}', svg)
-    svg = svg.replace(INK, 'currentColor').replace(GRID, 'var(--grid)')
-    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups()  # type: ignore[union-attr]
-    return re.sub(r'<svg [^>]*>', f'<svg viewBox="0 0 {width} {height}" role="img" aria-labelledby="{prefix}title" '
-                                  'xmlns:xlink="http://www.w3.org/1999/xlink">', svg, count=1)
-
-
 def _cell(cell: Cell, sources: _Sources) -> dict:
     """A cell: where it leads to, and what it is sorted by, the empty text where that is missing."""
     href = f'study-{cell.study}' if cell.study else sources.anchor(cell.refs) if cell.refs else None
@@ -150,7 +137,7 @@ def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _S
     return {'id': name, 'title': heading(study), 'answer': _answer(study), 'notes': notes_of(study),
             'cautions': study.cautions,
             'pictures': [{'id': f'p{number}-{k}-', 'title': p.title, 'notes': getattr(p, 'notes', ()),
-                          'svg': _inline_svg(p, f'p{number}-{k}-')}
+                          'svg': inline_svg(p, f'p{number}-{k}-')}
                          for k, p in enumerate(pictures)],
             'tables': [_table(t, f'{name}-table-{k}', sources) for k, t in enumerate(tables_of(study), start=1)]}
 

@@ -124,6 +124,18 @@ def render_svg(picture: Picture) -> str:
                   lambda m: f'viewBox="0 0 {m[1]} {float(m[2]) - top:g}"', svg, count=1)
 
 
+def inline_svg(picture: Picture, prefix: str) -> str:
+    """A picture for the page: ids of its own, colours that follow the page's."""
+    svg = render_svg(picture)
+    svg = svg[svg.index('<svg'):]
+    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
+    svg = re.sub(r'(xlink:href="#|url\(#)', rf'\g<1>{prefix}', svg)
+    svg = svg.replace(INK, 'currentColor').replace(GRID, 'var(--grid)')
+    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups()  # type: ignore[union-attr]
+    return re.sub(r'<svg [^>]*>', f'<svg viewBox="0 0 {width} {height}" role="img" aria-labelledby="{prefix}title" '
+                                  'xmlns:xlink="http://www.w3.org/1999/xlink">', svg, count=1)
+
+
 def dump_picture(picture: Picture, folder: Path, prefix: str) -> None:
     """Writes a picture as SVG and PNG."""
     (folder / f'{prefix}{picture.name}.svg').write_text(picture.svg)  # first: it is laid out then

@@ -6,6 +6,7 @@ A picture shows as many systems and runs as an eye can tell apart, and says whic
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -35,7 +36,7 @@ from mlperf_rn50.study.report_picture import (
 )
 from mlperf_rn50.study.report_tables import heading, unit_name
 from mlperf_rn50.study.scaling import Study
-from mlperf_rn50.study.text import data_name, plural, short, some, thin
+from mlperf_rn50.study.text import data_name, percent, plural, short, some, thin
 
 _PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('first epoch', 'first_s', '#4a5f78', ''),
           ('later epochs', 'training_s', '#b4c4d4', ''), ('evaluation', 'evaluation_s', '#9c5563', ''),
@@ -46,6 +47,7 @@ _MAX_SYSTEMS, _MAX_RUNS, _MAX_CURVES, _MAX_MARKS, _MAX_POINTS = 24, 240, 60, 100
 _MAX_TELEMETRY, _MAX_NODES, _MAX_SAMPLES = 6, 8, 1000
 _MAX_NAME, _MAX_NAMES = 44, 5
 _ROW_IN = 0.46
+_IDEAL: dict[str, Any] = {'fill': False, 'edgecolor': GRID, 'linestyle': '--'}  # the style of a bar
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,21 @@ def _by_mark(runs: Sequence[Run]) -> dict[str, list[int]]:
     return found
 
 
+def _filled(colour: str) -> dict[str, Any]:
+    """The style of a bar of what was measured."""
+    return {'facecolor': (colour, 0.3), 'edgecolor': colour}
+
+
+def _bar(picture: Picture, axes: Axes, row: float, value: float, text: str, height: float = 0.5, left: float = 0.0,
+         **style) -> None:
+    picture.tip(axes.barh(row, value, height, left, **style)[0], text)
+
+
+def _end(picture: Picture, axes: Axes, row: float, value: float, text: str, size: float, colour: str) -> None:
+    """Draw the end of a bar: on a logarithmic axis a bar has no foot."""
+    picture.tip(axes.plot(value, row, '|', color=colour, markersize=size, markeredgewidth=2.5)[0], text)
+
+
 def _draw_values(scene: _Scene, name: str, title: str, unit: str, total: Callable[[System], float | None],
                  of_run: Callable[[Run], float | None]) -> Picture:
     """The value of each system as a bar, of each run as a point."""
@@ -161,10 +178,10 @@ def _draw_values(scene: _Scene, name: str, title: str, unit: str, total: Callabl
     for row, (s, size, pairs) in enumerate(zip(scene.shown, sizes, points)):
         if size is not None:
             text = f'{s.label}: {size:.2f} {unit}'
-            if is_log:  # a bar has no foot there
-                picture.tip(axes.plot(size, row, '|', color=s.colour, markersize=26, markeredgewidth=2.5)[0], text)
+            if is_log:
+                _end(picture, axes, row, size, text, 26, s.colour)
             else:
-                picture.tip(axes.barh(row, size, 0.5, facecolor=(s.colour, 0.3), edgecolor=s.colour)[0], text)
+                _bar(picture, axes, row, size, text, **_filled(s.colour))
         for mark, places in _by_mark([r for r, _ in pairs]).items():
             drawn, = axes.plot([pairs[k][1] for k in places],
                                [row + 0.38 * ((k + 0.5) / len(pairs) - 0.5) for k in places], mark, color=s.colour,
@@ -180,10 +197,6 @@ def _draw_values(scene: _Scene, name: str, title: str, unit: str, total: Callabl
     return picture
 
 
-def _last_epoch(run: Run) -> float | None:
-    return run.evaluations[-1].epoch if run.evaluations else None
-
-
 def draw_time_to_train(scene: _Scene) -> Picture:
     """Time to train of every system and run."""
     return _draw_values(scene, 'time_to_train', 'Time to train', 'minutes',
@@ -193,7 +206,8 @@ def draw_time_to_train(scene: _Scene) -> Picture:
 
 def draw_epochs(scene: _Scene) -> Picture:
     """Epochs to converge of every system and run."""
-    return _draw_values(scene, 'epochs', 'Epochs to converge', 'epochs', lambda s: s.epochs_mean, _last_epoch)
+    return _draw_values(scene, 'epochs', 'Epochs to converge', 'epochs', lambda s: s.epochs_mean,
+                        lambda r: r.evaluations[-1].epoch if r.evaluations else None)
 
 
 def draw_speedup(scene: _Scene) -> Picture | None:
@@ -223,7 +237,7 @@ def draw_speedup(scene: _Scene) -> Picture | None:
     axes.set(xlabel=f'{unit_name(study)} (logarithmic)',
              ylabel=f'times as fast as {short(scene.base_label, 24)}')
     legend(picture, [Line2D([], [], color=GRID, linestyle='--', label='ideal'),
-                      *_explain_colours([s for s, _, _ in known])])
+                     *_explain_colours([s for s, _, _ in known])])
     return picture
 
 
@@ -236,56 +250,57 @@ def _explain_colours(shown: Sequence[_Shown]) -> list[Line2D]:
 
 @dataclass(frozen=True)
 class _Curve:
-    """A curve of a run, and what each of its points says."""
+    """A curve of a run: x, y and text of each point."""
 
     run: Run
-    xs: Sequence[float]
-    ys: Sequence[float]
-    texts: Sequence[str]
+    points: Sequence[tuple[float, float, str]]
 
 
-def _draw_curves(picture: Picture, axes: Axes, shown: _Shown, curves: Sequence[_Curve], has_all_marks: bool) -> None:
+_Curves = Sequence[Sequence[_Curve]]  # of each system that is shown
+
+
+def _make_curves(scene: _Scene, picture: Picture, points_of: Callable[[Run], Sequence[tuple[float, float, str]]]
+                 ) -> _Curves:
+    return [[_Curve(r, [(x, y, f'{_name(s.system, r)}: {text}') for x, y, text in points])
+             for r in runs if (points := points_of(r))]
+            for s, runs in zip(scene.shown, _sampled(picture, scene, _MAX_CURVES))]
+
+
+def _draw_system(picture: Picture, axes: Axes, shown: _Shown, curves: Sequence[_Curve], has_all_marks: bool) -> None:
     """The curves of a system, one artist for those with the same mark; marks at every point or at the last ones."""
     for mark, places in _by_mark([c.run for c in curves]).items():
         xs: list[float] = []
         ys: list[float] = []
         ends = []
-        for curve in (curves[k] for k in places):
-            xs += [*curve.xs, nan]
-            ys += [*curve.ys, nan]
+        for points in (curves[k].points for k in places):
+            xs += [*(x for x, _, _ in points), nan]
+            ys += [*(y for _, y, _ in points), nan]
             ends.append(len(xs) - 2)
         line, = axes.plot(xs, ys, color=shown.colour, linewidth=0.8, marker=mark, markersize=3,
                           markevery=None if has_all_marks else ends)
-        picture.tip(line, *(t for k in places for t in (curves[k].texts if has_all_marks else curves[k].texts[-1:])))
+        picture.tip(line, *(text for k in places for _, _, text in curves[k].points[0 if has_all_marks else -1:]))
 
 
-def _draw_all_curves(scene: _Scene, picture: Picture, axes: Axes, curves: Sequence[Sequence[_Curve]],
-                     *lines: Line2D) -> None:
-    """The curves of each system against minutes or epochs, with a legend that names other lines, too."""
-    has_all_marks = sum(len(c.xs) for of_system in curves for c in of_system) <= _MAX_MARKS
+def _draw_curves(scene: _Scene, picture: Picture, axes: Axes, curves: _Curves, *lines: Line2D) -> None:
+    """The curves of each system, with a legend that names other lines, too."""
+    has_all_marks = sum(len(c.points) for of_system in curves for c in of_system) <= _MAX_MARKS
     if not has_all_marks:
         picture.notes.append('Marked is the last point of each curve')
     for shown, of_system in zip(scene.shown, curves):
-        _draw_curves(picture, axes, shown, of_system, has_all_marks)
+        _draw_system(picture, axes, shown, of_system, has_all_marks)
     legend(picture, [*_explain_colours([s for s, of_system in zip(scene.shown, curves) if of_system]), *lines,
-                       *_explain_marks([c.run for cs in curves for c in cs])])
+                     *_explain_marks([c.run for cs in curves for c in cs])])
 
 
-def _after_start(curve: _Curve) -> _Curve:
-    """What of a curve a logarithmic axis can show."""
-    kept = [k for k, x in enumerate(curve.xs) if x > 0]
-    return _Curve(curve.run, [curve.xs[k] for k in kept], [curve.ys[k] for k in kept], [curve.texts[k] for k in kept])
-
-
-def _draw_against_time(scene: _Scene, picture: Picture, axes: Axes, curves: Sequence[Sequence[_Curve]],
-                       *lines: Line2D) -> None:
+def _draw_against_time(scene: _Scene, picture: Picture, axes: Axes, curves: _Curves, *lines: Line2D) -> None:
     """The curves of each system against minutes since run_start."""
-    ends = [c.xs[-1] for of_system in curves for c in of_system]
-    if differ_tenfold(ends):
-        curves = [[c for c in map(_after_start, of_system) if c.xs] for of_system in curves]
-    _draw_all_curves(scene, picture, axes, curves, *lines)
-    if differ_tenfold(ends):
-        scale_up(axes.xaxis, 'minutes since run_start', [c.xs[i] for cs in curves for c in cs for i in (0, -1)])
+    is_log = differ_tenfold([c.points[-1][0] for of_system in curves for c in of_system])
+    if is_log:  # such an axis cannot show 0
+        later = [[_Curve(c.run, [p for p in c.points if p[0] > 0]) for c in of_system] for of_system in curves]
+        curves = [[c for c in of_system if c.points] for of_system in later]
+    _draw_curves(scene, picture, axes, curves, *lines)
+    if is_log:
+        scale_up(axes.xaxis, 'minutes since run_start', [c.points[i][0] for cs in curves for c in cs for i in (0, -1)])
     else:
         axes.set_xlabel('minutes since run_start')
 
@@ -300,16 +315,29 @@ def _draw_target(scene: _Scene, axes: Axes) -> list[Line2D]:
     return [axes.axhline(target, color=INK, linewidth=1, linestyle=':', label=f'target {100 * target:.4g} %')]
 
 
+def _accuracies_at_minutes(run: Run) -> list[tuple[float, float, str]]:
+    """The evaluations of a run; none without run_start, where there is no time."""
+    return [(e.time_s / 60, e.accuracy, f'{percent(e.accuracy)} after {e.time_s / 60:.2f} min, {e.epoch} epochs')
+            for e in run.evaluations if e.time_s is not None
+            ] if all(e.time_s is not None for e in run.evaluations) else []
+
+
+def _accuracies_at_epochs(run: Run) -> list[tuple[float, float, str]]:
+    return [(e.epoch, e.accuracy, f'{percent(e.accuracy)} after {e.epoch} epochs'
+             + (f', {e.time_s / 60:.2f} min' if e.time_s is not None else '')) for e in run.evaluations]
+
+
+def _learning_rates(run: Run) -> list[tuple[float, float, str]]:
+    rates = read_learning_rates(run)
+    return [(t / 60, lr, f'learning rate {lr:.4g} after {t / 60:.2f} min')
+            for t, lr in thin(rates, _MAX_POINTS)] if len(rates) > 1 else []
+
+
 def draw_accuracy_over_time(scene: _Scene) -> Picture | None:
     """Accuracy of every run against time."""
     picture, axes = scene.picture('accuracy_time', 'Accuracy against time', 3.4)
-    curves = [[_Curve(r, [e.time_s / 60 for e in r.evaluations if e.time_s is not None],
-                      [e.accuracy for e in r.evaluations],
-                      [f'{_name(s.system, r)}: {100 * e.accuracy:.2f} % after {e.time_s / 60:.2f} min, '
-                       f'{e.epoch} epochs' for e in r.evaluations if e.time_s is not None])
-               for r in runs if r.evaluations and all(e.time_s is not None for e in r.evaluations)]
-              for s, runs in zip(scene.shown, _sampled(picture, scene, _MAX_CURVES))]
-    if not any(curves):  # without run_start there is no time
+    curves = _make_curves(scene, picture, _accuracies_at_minutes)
+    if not any(curves):
         return None
     _draw_against_time(scene, picture, axes, curves, *_draw_target(scene, axes))
     return picture
@@ -318,40 +346,49 @@ def draw_accuracy_over_time(scene: _Scene) -> Picture | None:
 def draw_accuracy_over_epochs(scene: _Scene) -> Picture | None:
     """Accuracy of every run against epochs."""
     picture, axes = scene.picture('accuracy_epochs', 'Accuracy against epochs', 3.4)
-    curves = [[_Curve(r, [float(e.epoch) for e in r.evaluations], [e.accuracy for e in r.evaluations],
-                      [f'{_name(s.system, r)}: {100 * e.accuracy:.2f} % after {e.epoch} epochs'
-                       + (f', {e.time_s / 60:.2f} min' if e.time_s is not None else '') for e in r.evaluations])
-               for r in runs if r.evaluations]
-              for s, runs in zip(scene.shown, _sampled(picture, scene, _MAX_CURVES))]
+    curves = _make_curves(scene, picture, _accuracies_at_epochs)
     if not any(curves):
         return None
-    _draw_all_curves(scene, picture, axes, curves, *_draw_target(scene, axes))
+    _draw_curves(scene, picture, axes, curves, *_draw_target(scene, axes))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel('epochs')
     return picture
 
 
+def draw_learning_rate(scene: _Scene) -> Picture | None:
+    """The learning rate over time, where it was written down."""
+    picture, axes = scene.picture('learning_rate', 'Learning rate as it was applied', 3.0)
+    curves = _make_curves(scene, picture, _learning_rates)
+    if not any(curves):
+        return None
+    _draw_against_time(scene, picture, axes, curves)
+    peaks = [max(y for _, y, _ in c.points) for of_system in curves for c in of_system]
+    if differ_tenfold(peaks):
+        scale_up(axes.yaxis, 'learning rate', peaks)
+        axes.set_ylim(bottom=min(peaks) / 30)
+    else:
+        axes.set_ylabel('learning rate')
+    return picture
+
+
 def draw_throughput(scene: _Scene) -> Picture | None:
     """Throughput of every system, with its ideal."""
-    rates = [scene.study.rates[s.place] for s in scene.shown]
-    values = [v for r in rates if r for v in (r.ideal, r.real)]
+    rates = [(row, s, r) for row, s in enumerate(scene.shown) if (r := scene.study.rates[s.place])]
+    values = [v for _, _, r in rates for v in (r.ideal, r.real)]
     if not values:
         return None
-    has_ideal = sum(r is not None for r in rates) > 1
+    has_ideal, is_log = len(rates) > 1, differ_tenfold(values)
     picture, axes = scene.rows('throughput', 'Training throughput' + (' and its ideal' if has_ideal else ''))
-    is_log = differ_tenfold(values)
-    for row, (s, rate) in enumerate(zip(scene.shown, rates)):
-        if rate is None:
-            continue
+    for row, s, rate in rates:
         share = f', {100 * rate.efficiency:.0f} % of the ideal' if has_ideal else ''
-        texts = f'{s.label}: ideal {rate.ideal:,.1f} images/s', f'{s.label}: {rate.real:,.1f} images/s{share}'
+        ideal, real = f'{s.label}: ideal {rate.ideal:,.1f} images/s', f'{s.label}: {rate.real:,.1f} images/s{share}'
         if is_log:
-            picture.tip(axes.plot(rate.ideal, row, '|', color=GRID, markersize=18, markeredgewidth=2.5)[0], texts[0])
-            picture.tip(axes.plot(rate.real, row, 'D', color=s.colour, markersize=6)[0], texts[1])
+            _end(picture, axes, row, rate.ideal, ideal, 18, GRID)
+            picture.tip(axes.plot(rate.real, row, 'D', color=s.colour, markersize=6)[0], real)
         else:
             if has_ideal:
-                picture.tip(axes.barh(row, rate.ideal, 0.5, fill=False, edgecolor=GRID, linestyle='--')[0], texts[0])
-            picture.tip(axes.barh(row, rate.real, 0.5, facecolor=(s.colour, 0.3), edgecolor=s.colour)[0], texts[1])
+                _bar(picture, axes, row, rate.ideal, ideal, **_IDEAL)
+            _bar(picture, axes, row, rate.real, real, **_filled(s.colour))
     if is_log:
         scale_up(axes.xaxis, 'images/s', values)
         legend(picture, [mark_of('|', 'ideal', 10, 2.5, GRID), mark_of('D', 'measured', 6)])
@@ -359,8 +396,7 @@ def draw_throughput(scene: _Scene) -> Picture | None:
         axes.set_xlabel('images/s')
         axes.xaxis.set_major_formatter(plain)
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        legend(picture, [Patch(fill=False, edgecolor=GRID, linestyle='--', label='ideal'),
-                          Patch(facecolor=(INK, 0.3), edgecolor=INK, label='measured')] if has_ideal else [])
+        legend(picture, [Patch(label='ideal', **_IDEAL), Patch(label='measured', **_filled(INK))] if has_ideal else [])
     return picture
 
 
@@ -373,16 +409,16 @@ def draw_efficiency(scene: _Scene) -> Picture | None:
     for row, (s, rate) in enumerate(zip(scene.shown, rates)):
         comparison = scene.study.comparisons[s.place]
         if rate is not None:
-            picture.tip(axes.barh(row - 0.13, rate.efficiency, 0.24, facecolor=(s.colour, 0.3), edgecolor=s.colour)[0],
-                        f'{s.label}: {100 * rate.efficiency:.1f} % of the ideal throughput')
+            _bar(picture, axes, row - 0.13, rate.efficiency,
+                 f'{s.label}: {100 * rate.efficiency:.1f} % of the ideal throughput', 0.24, **_filled(s.colour))
         if comparison and comparison.efficiency is not None:
-            picture.tip(axes.barh(row + 0.13, comparison.efficiency, 0.24, fill=False, edgecolor=s.colour,
-                                  hatch='/////')[0],
-                        f'{s.label}: {100 * comparison.efficiency:.1f} % of the ideal speed-up')
+            _bar(picture, axes, row + 0.13, comparison.efficiency,
+                 f'{s.label}: {100 * comparison.efficiency:.1f} % of the ideal speed-up', 0.24, fill=False,
+                 edgecolor=s.colour, hatch='/////')
     axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
     axes.set_xlabel(f'share of the ideal, against {short(scene.base_label, _MAX_NAME)}')
-    legend(picture, [Patch(facecolor=(INK, 0.3), edgecolor=INK, label='of the throughput'),
-                      Patch(fill=False, edgecolor=INK, hatch='/////', label='of the time to train')])
+    legend(picture, [Patch(label='of the throughput', **_filled(INK)),
+                     Patch(fill=False, edgecolor=INK, hatch='/////', label='of the time to train')])
     return picture
 
 
@@ -400,35 +436,14 @@ def draw_time_parts(scene: _Scene) -> Picture | None:
             if getattr(parts, name) is None:  # not logged, which is no 0 s
                 continue
             share = part / (sum(seconds) or 1.0)
-            bar = axes.barh(row, share, 0.5, left, facecolor=colour, edgecolor=GRID, hatch=hatch)[0]
-            picture.tip(bar, f'{s.label}: {kind} {part:,.1f} s, {100 * share:.1f} %')
+            _bar(picture, axes, row, share, f'{s.label}: {kind} {part:,.1f} s, {100 * share:.1f} %', left=left,
+                 facecolor=colour, edgecolor=GRID, hatch=hatch)
             left += share
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
     axes.set_xlabel('share of initialisation and time to train')
     legend(picture, [Patch(facecolor=colour, edgecolor=GRID, hatch=hatch, label=kind)
-                      for kind, _, colour, hatch in _PARTS])
-    return picture
-
-
-def draw_learning_rate(scene: _Scene) -> Picture | None:
-    """The learning rate over time, where it was written down."""
-    picture, axes = scene.picture('learning_rate', 'Learning rate as it was applied', 3.0)
-    curves = []
-    for s, runs in zip(scene.shown, _sampled(picture, scene, _MAX_CURVES)):
-        found = [(r, thin(rates, _MAX_POINTS)) for r in runs if len(rates := read_learning_rates(r)) > 1]
-        curves.append([_Curve(r, [t / 60 for t, _ in rates], [lr for _, lr in rates],
-                              [f'{_name(s.system, r)}: learning rate {lr:.4g} after {t / 60:.2f} min'
-                               for t, lr in rates]) for r, rates in found])
-    if not any(curves):
-        return None
-    _draw_against_time(scene, picture, axes, curves)
-    peaks = [max(c.ys) for of_system in curves for c in of_system]
-    if differ_tenfold(peaks):
-        scale_up(axes.yaxis, 'learning rate', peaks)
-        axes.set_ylim(bottom=min(peaks) / 30)
-    else:
-        axes.set_ylabel('learning rate')
+                     for kind, _, colour, hatch in _PARTS])
     return picture
 
 

@@ -72,13 +72,9 @@ def heading(study: Study) -> str:
     return f'{study.name}: {goal} on {data_name(study.baseline.other_dataset)}'
 
 
-def _official(system: System) -> float | None:
-    return system.official_score_minutes
-
-
 def official_minutes(system: System) -> float | None:
     """The official score where it is another than the unscaled one."""
-    official, score = _official(system), system.score_minutes
+    official, score = rcp.official_score_minutes(system), system.score_minutes
     return official if official is not None and score is not None and not math.isclose(official, score) else None
 
 
@@ -107,7 +103,7 @@ def _system_cells(system: System, unit: str) -> dict[str, Cell]:
         'mean epochs': number_cell(system.epochs_mean, ',.1f', epoch_refs),
         'time, min': Cell(_minutes(system.time_s) + spread, system.time_s, _times(system)),
         'which is': Cell('score' if is_score else f'mean of {len(done)}' if done else '-'),
-        'official score, min': number_cell(_official(system), ',.2f', _times(system)),
+        'official score, min': number_cell(rcp.official_score_minutes(system), ',.2f', _times(system)),
         'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f', _training(system)),
         's/epoch': number_cell(system.epoch_s, ',.2f', _training(system)),
         'accelerator': Cell(system.accelerator or '-', refs=_source(runs, 'accelerator')),
@@ -243,8 +239,8 @@ def runs_table(study: Study) -> Table:
                  minor=('seed', 'warnings'))
 
 
-def scaling_table(study: Study) -> Table | None:
-    """The speed-up and its causes; None with nothing to compare."""
+def scaling_table(study: Study) -> Table:
+    """The speed-up and its causes."""
     rows = []
     for c in study.comparisons:
         if c and c.system is not study.baseline:
@@ -255,8 +251,6 @@ def scaling_table(study: Study) -> Table | None:
                          number_cell(c.share_ratio, ',.3f', times + training),
                          percent_cell(c.efficiency, '.1f', times),
                          percent_cell(c.hardware_efficiency, '.1f', training)))
-    if not rows:
-        return None
     return Table('Why: speed-up = throughput gain x epoch ratio x share ratio', (
         'system', 'speed-up', 'throughput gain', 'epoch ratio', 'share ratio', 'efficiency', 'hardware efficiency'),
         tuple(rows),
@@ -265,19 +259,17 @@ def scaling_table(study: Study) -> Table | None:
         f'Hardware efficiency: throughput gain over the ratio of {unit_name(study)}.')
 
 
-def rates_table(study: Study) -> Table | None:
+def rates_table(study: Study) -> Table:
     """Throughput against the ideal."""
     rows = tuple((Cell(s.name), number_cell(r.units), number_cell(r.ideal, ',.1f', _training(study.baseline)),
                   number_cell(r.real, ',.1f', _training(s)),
                   percent_cell(r.efficiency, '.0f', _training(s, study.baseline)))
                  for s, r in zip(study.systems, study.rates) if r and not s.refusal)
-    if len(rows) < 2:
-        return None
     return Table('Scaling efficiency of the throughput', ('system', unit_name(study), 'ideal images/s', 'real images/s',
-                                                          'efficiency'), rows)
+                                                          'efficiency'), rows if len(rows) > 1 else ())
 
 
-def splits_table(study: Study) -> Table | None:
+def splits_table(study: Study) -> Table:
     """The same number of accelerators on different numbers of nodes."""
     rows = tuple((number_cell(x.units),
                   Cell(f'{x.faster.name}: {plural(x.faster.num_nodes or 0, "node")}'),
@@ -287,13 +279,11 @@ def splits_table(study: Study) -> Table | None:
                   percent_cell(x.difference, '.1f', _training(x.faster, x.slower)),
                   percent_cell(x.time_difference, '.1f', _times(x.faster, x.slower)))
                  for x in study.splits)
-    if not rows:
-        return None
     return Table(f'The same number of {unit_name(study)}, other nodes', (
         unit_name(study), 'faster', 'images/s', 'slower', 'images/s', 'faster by', 'time to train shorter by'), rows)
 
 
-def parts_table(study: Study) -> Table | None:
+def parts_table(study: Study) -> Table:
     """Where the time goes."""
     rows = tuple((Cell(s.name),
                   number_cell(p.init_s, ',.1f', tuple(x for r in s.scored for x in _lines(r, keys.INIT_STOP))),
@@ -301,17 +291,13 @@ def parts_table(study: Study) -> Table | None:
                     for seconds in (p.first_s, p.training_s, p.evaluation_s, p.other_s)),
                   number_cell(p.on_clock_s, ',.1f', _times(s)))
                  for s in study.systems if not s.refusal and (p := s.parts))
-    if not rows:
-        return None
     return Table('Where the time goes, seconds a run', ('system', 'initialisation (before the clock)', 'first epoch',
                                                         'later epochs', 'evaluation', 'other', 'on the clock'), rows)
 
 
-def energy_table(study: Study) -> Table | None:
+def energy_table(study: Study) -> Table:
     """Return energy and mean power of a run of each system."""
     known = [(s, e) for s in study.systems if not s.refusal and (e := s.energy) and e.joules and e.seconds]
-    if not known:
-        return None
     rows = [(Cell(s.name), number_cell(e.seconds, ',.1f', _times(s)), figures_cell(kwh(e.joules)),
              Cell(' and '.join(kind.upper() + 's' for kind in e.measured)),
              figures_cell((e.joules or 0.0) / e.seconds)) for s, e in known]
@@ -342,23 +328,19 @@ def _reads_row(system: System, node: NodeReads) -> tuple[Cell, ...]:
             percent_cell(_share(node.later_new_bytes, node.later_bytes), '.1f', later))
 
 
-def reads_table(study: Study) -> Table | None:
+def reads_table(study: Study) -> Table:
     """Bytes that each node read of the training set, of a system's first run whose metrics have them."""
     rows = tuple(_reads_row(s, node) for s in study.systems
                  for node in next(filter(None, map(read_node_reads, s.runs)), []))
-    if not rows:
-        return None
     return Table('Training records that each node read, an epoch', (
         'system', 'node', 'first epoch, MB', 'of them new', 'later epochs, MB', 'of them new'), rows,
         'Of the first run that has them; later epochs are a mean. New: not read before by this node since its run '
         'started or was resumed; the others may come from its page cache.')
 
 
-def rcp_table(study: Study) -> Table | None:
+def rcp_table(study: Study) -> Table:
     """Epochs against the reference convergence points."""
-    verdicts = [(s, v) for s in study.systems if rcp.is_applicable(s) and (v := rcp.check_rcp(s))]
-    if not verdicts:
-        return None
+    verdicts = [(s, v) for s in study.systems if (v := rcp.check_rcp(s))]
     rows = tuple((Cell(s.name), number_cell(s.global_batch_size),
                   *(number_cell(epochs, ',.2f') for epochs in (v.epochs, v.reference_epochs, v.min_epochs)),
                   Cell(f'{v.ruleset}{"" if v.is_of_round else f" ({s.round} has none)"}'), Cell(v.text))
@@ -371,7 +353,7 @@ def tables_of(study: Study) -> list[Table]:
     """All tables that a study has something to say in."""
     tables = [answer_table(study), scaling_table(study), splits_table(study), rates_table(study), parts_table(study),
               energy_table(study), reads_table(study), rcp_table(study), runs_table(study)]
-    return [t for t in tables if t]
+    return [t for t in tables if t.rows]
 
 
 def notes_of(study: Study) -> list[str]:

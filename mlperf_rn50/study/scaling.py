@@ -260,7 +260,7 @@ def _notes(systems: Sequence[System], comparisons: Sequence[Comparison | None], 
               for units, group in _by_units(systems).items() if len(group) > MAX_OF_SPLITS
               and len({s.num_nodes for s in group} - {None}) > 1]
     for system in systems:
-        score, official = system.score_minutes, system.official_score_minutes
+        score, official = system.score_minutes, rcp.official_score_minutes(system)
         if score and official and official != score:
             notes.append(f'{system.name}: the official score is {official:.2f} min, {score:.2f} x '
                          f'{official / score:.4f}: it took fewer epochs than the reference')

@@ -106,9 +106,9 @@ def _left(run: LiveRun) -> list[Fact]:
     return facts
 
 
-def _ranks(run: LiveRun) -> Fact | None:
+def _ranks(run: LiveRun) -> Fact:
     if run.skew is None:
-        return None
+        return Fact('rank skew', '')
     slowest = max(run.ranks, key=lambda r: r.own_s)
     wait = sum(r.wait_s for r in run.ranks) / len(run.ranks)
     where = f' on {printable(slowest.host)}' if slowest.host else ''
@@ -168,31 +168,31 @@ def _numbers(numbers: Sequence[int]) -> str:
     return some(numbers, _MAX_NAMED)
 
 
+def _reference(run: LiveRun) -> Fact:
+    if run.verdict:
+        return Fact('reference', f'at epoch {run.verdict_epoch}: {run.verdict}', 'bad' if run.is_behind else '')
+    return Fact('reference', run.reference_text.removeprefix('reference: '))
+
+
+def _progress(run: LiveRun, price: float | None) -> list[Fact]:
+    """What the log and the metrics of a run tell."""
+    clock = f', {duration(run.time_s)} on its clock' if run.time_s and run.status == 'running' else ''
+    target = '' if run.target is None else f', target {percent(run.target)}'
+    return [Fact('run', _what(run)), Fact('epoch', epoch_text(run) + clock), Fact('Top-1', accuracy_text(run) + target),
+            _reference(run), Fact('speed', _speed(run)), _ranks(run), *_left(run),
+            Fact('checkpoints', _checkpoints(run)),
+            Fact('resumed', plural(run.num_resumes, 'time') if run.num_resumes else ''),
+            Fact('node-hours', _hours(run, price)), Fact('energy', _energy(run))]
+
+
 def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
     """All that is known of a run, in lines; price: of a node-hour."""
-    facts = [Fact('status', status_text(run), level_of(run))]
-    if run.status not in (WAITING, STARTING):
-        clock = f', {duration(run.time_s)} on its clock' if run.time_s and run.status == 'running' else ''
-        target = '' if run.target is None else f', target {percent(run.target)}'
-        facts += [Fact('run', _what(run)), Fact('epoch', epoch_text(run) + clock),
-                  Fact('Top-1', accuracy_text(run) + target)]
-        if run.verdict:
-            facts.append(Fact('reference', f'at epoch {run.verdict_epoch}: {run.verdict}',
-                              'bad' if run.is_behind else ''))
-        elif run.reference_text:
-            facts.append(Fact('reference', run.reference_text.removeprefix('reference: ')))
-        facts.append(Fact('speed', _speed(run)))
-        facts += [fact] if (fact := _ranks(run)) else []
-        facts += _left(run)
-        facts.append(Fact('checkpoints', _checkpoints(run)))
-        facts += [Fact('resumed', plural(run.num_resumes, 'time'))] if run.num_resumes else []
-        facts += [Fact('node-hours', text)] if (text := _hours(run, price)) else []
-        facts.append(Fact('energy', _energy(run)))
-    facts += [Fact('nodes', _nodes(run))] if run.nodes and not run.has_end else []
-    if run.attempts:
-        facts.append(Fact('attempts', f'{len(run.attempts)} by the launcher, the last: {run.attempts[-1]}'))
-    facts += [Fact('other runs', others_text(run))] if run.others else []
-    return facts
+    has_begun = run.status not in (WAITING, STARTING)
+    attempts = f'{len(run.attempts)} by the launcher, the last: {run.attempts[-1]}' if run.attempts else ''
+    facts = [Fact('status', status_text(run), level_of(run)), *(_progress(run, price) if has_begun else []),
+             Fact('nodes', '' if run.has_end else _nodes(run)), Fact('attempts', attempts),
+             Fact('other runs', others_text(run))]
+    return [f for f in facts if f.text]
 
 
 def line_of(run: LiveRun) -> str:

@@ -16,7 +16,7 @@ from mlperf_rn50.study.watch_facts import epoch_text, facts_of, heading, level_o
 _STYLES = {'good': 'green', 'warn': 'yellow', 'bad': 'red', '': ''}
 _COLOURS = ('cyan', 'magenta', 'yellow', 'green', 'blue', 'red')
 _MARKS, _ASCII_MARKS = '●◆▲■▼★', '*o+x#@'
-_LEAST_ROWS, _MOST_ROWS, _AXIS_COLUMNS, _WIDE = 5, 20, 7, 130
+_LEAST_ROWS, _MOST_ROWS, _FEW_ROWS, _AXIS_COLUMNS, _ROOMY, _WIDE = 5, 20, 14, 7, 100, 130
 _MAX_WARNINGS = 3  # of a run; the page and --format json have all
 
 
@@ -101,29 +101,24 @@ def _facts_table(run: LiveRun, price: float | None) -> Table:
 
 
 def _overview(runs: Sequence[LiveRun], width: int, price: float | None) -> Table:
-    """A row per run; cost where there is a price."""
+    """A row per run; the step of the checkpoint where there is room, cost where there is a price."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style='dim', width=width)
     table.add_column('run', overflow='fold')
-    for name in ('status', 'epoch'):
-        table.add_column(name, no_wrap=True, overflow='crop')
-    for name in ('Top-1', 'images/s', 'skew', 'left'):
-        table.add_column(name, justify='right', no_wrap=True, overflow='crop')
-    if width >= 100:
-        table.add_column('checkpoint', justify='right', no_wrap=True, overflow='crop')
-    if price is not None:
-        table.add_column('cost', justify='right', no_wrap=True, overflow='crop')
+    columns = ['status', 'epoch', 'Top-1', 'images/s', 'skew', 'left', *(['checkpoint'] if width >= _ROOMY else []),
+               *(['cost'] if price is not None else [])]
+    for name in columns:
+        table.add_column(name, justify='left' if name in ('status', 'epoch') else 'right', no_wrap=True,
+                         overflow='crop')
     for run, name in zip(runs, names_of(runs)):
-        cells: list[RenderableType] = [Text(name), Text(status_word(run), _STYLES[level_of(run)]), epoch_text(run),
-                 percent(run.evaluations[-1].accuracy) if run.evaluations else '-',
-                 '-' if run.images_per_s is None else f'{run.images_per_s:,.0f}',
-                 '-' if run.skew is None else f'{100 * run.skew:.1f} %',
-                 '-' if run.left_s is None else duration(run.left_s)]
-        if width >= 100:
-            cells.append('-' if run.checkpoints.step is None else f'step {run.checkpoints.step}')
-        if price is not None:
-            paid = cost_of(run.node_hours, price)
-            cells.append('-' if paid is None else money(paid))
-        table.add_row(*cells)
+        last, step, cost = run.evaluations[-1:], run.checkpoints.step, cost_of(run.node_hours, price)
+        cells: dict[str, RenderableType] = {
+            'status': Text(status_word(run), _STYLES[level_of(run)]), 'epoch': epoch_text(run),
+            'Top-1': percent(last[0].accuracy) if last else '-',
+            'images/s': '-' if run.images_per_s is None else f'{run.images_per_s:,.0f}',
+            'skew': '-' if run.skew is None else percent(run.skew, '.1f'),
+            'left': '-' if run.left_s is None else duration(run.left_s),
+            'checkpoint': '-' if step is None else f'step {step}', 'cost': '-' if cost is None else money(cost)}
+        table.add_row(Text(name), *(cells[c] for c in columns))
     return table
 
 
@@ -151,22 +146,19 @@ def render(runs: Sequence[LiveRun], console: Console, price: float | None = None
     title = heading(runs[0]) if len(runs) == 1 else f'{len(runs)} runs'
     table = _facts_table(runs[0], price) if len(runs) == 1 else _overview(runs, width, price)
     head: list[RenderableType] = [Text(title, 'bold', overflow='fold'), *_warnings(runs)]
-    has_curve = any(r.evaluations or r.band for r in runs)
-    if not has_curve:
+    if not any(r.evaluations or r.band for r in runs):
         return Group(*head, table)
-    options = console.options.update(height=None)
-    used = sum(len(console.render_lines(part, options)) for part in head)
-    if width >= _WIDE and len(runs) == 1:
-        half = width // 2
-        room = _MOST_ROWS if rows is None else min(rows - used - 1, _MOST_ROWS)
-        if room >= _LEAST_ROWS:
-            both = Table.grid(padding=0)
-            both.add_column(width=half)
-            both.add_column(width=width - half)
-            both.add_row(table, draw_curves(runs, width - half, room, is_ascii))
-            return Group(*head, both)
-    used += len(console.render_lines(table, options)) + 1
-    room = _MOST_ROWS - 6 if rows is None else min(rows - used - 1, _MOST_ROWS)
-    if room < _LEAST_ROWS:
+
+    def room_below(*parts: RenderableType) -> int:
+        options = console.options.update(height=None)
+        used = sum(len(console.render_lines(part, options)) for part in parts)
+        return _MOST_ROWS if rows is None else min(rows - used - 1, _MOST_ROWS)
+    if width >= _WIDE and len(runs) == 1 and (room := room_below(*head)) >= _LEAST_ROWS:
+        both = Table.grid(padding=0)
+        both.add_column(width=width // 2)
+        both.add_column(width=width - width // 2)
+        both.add_row(table, draw_curves(runs, width - width // 2, room, is_ascii))
+        return Group(*head, both)
+    if (room := room_below(*head, table, '')) < _LEAST_ROWS:
         return Group(*head, table)
-    return Group(*head, table, '', draw_curves(runs, width, room, is_ascii))
+    return Group(*head, table, '', draw_curves(runs, width, room if rows else _FEW_ROWS, is_ascii))

@@ -43,12 +43,12 @@ def test_those_of_the_same_or_an_unknown_model_do(tmp_path, models):
     assert study.comparisons[1].efficiency == pytest.approx(1) and not study.cautions and study.rates[1]
 
 
-def test_node_splits_are_of_the_same_accelerators(tmp_path):
+def test_node_splits_are_of_the_same_accelerators_on_other_nodes(tmp_path):
     home = tmp_path / 'v1.0/us'
-    for nodes, model in ((1, 'V100'), (2, 'V100'), (4, 'A100')):
-        write_set(home / f'results/{nodes}n/resnet', 1, nodes=nodes, ranks=16, epoch_s=10.0 + nodes)
+    for name, nodes, model in (('1n', 1, 'V100'), ('2n', 2, 'V100'), ('4n', 4, 'A100'), ('4m', 4, 'A100')):
+        write_set(home / f'results/{name}/resnet', 1, nodes=nodes, ranks=16, epoch_s=10.0 + nodes + (name == '4m'))
         (home / 'systems').mkdir(exist_ok=True)
-        (home / f'systems/{nodes}n.json').write_text(json.dumps({'accelerator_model_name': model}))
+        (home / f'systems/{name}.json').write_text(json.dumps({'accelerator_model_name': model}))
     assert [(x.faster.name, x.slower.name) for x in study_of(tmp_path).splits] == [('1n', '2n')]
 
 

@@ -43,7 +43,7 @@ def test_a_recipe_has_the_keys_of_its_optimizer():
     assert recipe({}) == Recipe(None, 1664, target_accuracy=0.759, eval_period=4, first_eval_epoch=4)
 
 
-@pytest.mark.parametrize('value', ['5', True, None, [5], {'a': 1}])
+@pytest.mark.parametrize('value', ['5', True, [5]])
 def test_what_is_no_number_is_not_known(value):
     keys = dict.fromkeys(['sgd_opt_base_learning_rate', 'opt_learning_rate_warmup_epochs', 'label_smoothing',
                           'sgd_opt_learning_rate_decay_steps', 'sgd_opt_momentum'], value)
@@ -58,8 +58,8 @@ def test_the_grid_is_the_most_frequent_gap_and_the_first_epoch():
 
 
 @pytest.mark.parametrize('end, first, period, last', [
-    (37, 3, 4, 35), (35, 3, 4, 35), (34.8, 3, 4, 31), (34.95, 3, 4, 35), (72, 4, 4, 72), (90, 2, 4, 90),
-    (41.9, 1, 4, 41), (3, 4, 4, None), (None, 3, 4, None), (37, None, 4, None), (37, 3, None, None)])
+    (37, 3, 4, 35), (35, 3, 4, 35), (34.8, 3, 4, 31), (34.95, 3, 4, 35), (3, 4, 4, None), (None, 3, 4, None),
+    (37, None, 4, None), (37, 3, None, None)])
 def test_the_last_evaluation_that_a_schedule_leaves_room_for(end, first, period, last):
     assert Recipe('sgd', 1, decay_epochs=end, first_eval_epoch=first, eval_period=period).last_eval_epoch == last
 

@@ -77,7 +77,7 @@ def test_learning_rates_are_those_of_the_metrics_else_of_the_log(run_of):
 def test_the_report_shows_what_each_node_read(run_of, tmp_path):
     log = run_of('[]').path
     [study] = make_studies(load_systems([tmp_path]), None)
-    assert reads_table(study) is None and 'Training records' not in render_table([study])
+    assert not reads_table(study).rows and 'Training records' not in render_table([study])
     (log.parent / 'metrics.jsonl').write_text('\n'.join([
         epoch(1, {'n1': 2e6, 'n<2': 3e6}, **{'n1': 2e6, 'n<2': 3e6}),
         epoch(2, {'n1': 0.5e6, 'n<2': 0}, **{'n1': 2e6, 'n<2': 3e6})]) + '\n')

@@ -9,10 +9,11 @@ from lines import write_set
 from made_systems import changed, refused, with_age
 
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.study import rcp
 from mlperf_rn50.study.report_page import dump_report, render_html
 from mlperf_rn50.study.report_picture import render_svg
 from mlperf_rn50.study.report_plots import draw_study
-from mlperf_rn50.study.report_tables import answer_table, overview_table, runs_table
+from mlperf_rn50.study.report_tables import answer_table, notes_of, overview_table, runs_table
 from mlperf_rn50.study.report_text import render_markdown, render_table
 from mlperf_rn50.study.scaling import make_studies
 from mlperf_rn50.study.systems import load_systems
@@ -22,8 +23,8 @@ PICTURES = ['accuracy_epochs', 'accuracy_time', 'efficiency', 'epochs', 'speedup
             'time_to_train']
 
 
-def studies_of(folder):
-    return make_studies(load_systems([folder]))
+def studies_of(*folders):
+    return make_studies(load_systems(folders))
 
 
 def page_of(studies, folder='.'):
@@ -57,16 +58,22 @@ class Elements(HTMLParser):
             self.text += data
 
 
-@pytest.fixture
-def sweep(tmp_path):
-    write_set(tmp_path / 'sweep/1x4', 5, epoch_s=60.0)
-    write_set(tmp_path / 'sweep/2x4', 5, nodes=2, ranks=8, batch=128, epoch_s=35.0,
+@pytest.fixture(scope='module')
+def sweep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('logs') / 'sweep'
+    write_set(folder / '1x4', 5, epoch_s=60.0)
+    write_set(folder / '2x4', 5, nodes=2, ranks=8, batch=128, epoch_s=35.0,
               status=lambda k: 'aborted' if k == 3 else 'success')
-    return tmp_path / 'sweep'
+    return folder
 
 
-def test_the_answer_comes_first(sweep):
-    text = Elements(page_of(studies_of(sweep))).text
+@pytest.fixture(scope='module')
+def page(sweep):
+    return page_of(studies_of(sweep), sweep)
+
+
+def test_the_answer_comes_first(page):
+    text = Elements(page).text
     assert text.index('2x4 (2 nodes): 2.0 epochs, 1.20 min (MLPerf score), 1.7 times as fast as 1x4, efficiency 85 %'
                       ) < text.index('Pictures')
     assert '1 of 5 runs did not converge' in text
@@ -88,6 +95,41 @@ def test_a_refused_set_is_a_row_with_its_reason_and_no_number(sweep):
     assert set(lines[0].split()) == {'2x4', '-'} and lines[1].startswith('2x4: refused: num_nodes')
 
 
+def test_a_missing_efficiency_is_explained(sweep):
+    systems = load_systems([sweep])
+    study, = make_studies([changed(s, accelerator=name) for s, name in zip(systems, ('V100', 'A100'))])
+    assert texts_of(answer_table(study))['2x4']['efficiency'] == '-'
+    note = 'There is no efficiency between different accelerators.'
+    assert note in answer_table(study).note and note not in answer_table(studies_of(sweep)[0]).note
+
+
+def test_the_official_score_has_a_column_where_it_differs(sweep, monkeypatch):
+    study, = studies_of(sweep)
+    factors = {'1x4': 1.0044, '2x4': 1.0}
+    monkeypatch.setattr(rcp, 'official_score_minutes', lambda s: s.score_minutes * factors[s.name])
+    found = texts_of(answer_table(study))
+    assert [found[n]['official score, min'] for n in ('1x4', '2x4')] == ['2.04', '1.20']
+    assert '2.03 min (MLPerf score), official score 2.04 min' in Elements(bare_page_of([study])).text
+    factors['1x4'] = 1.0
+    assert 'official score, min' not in answer_table(study).head
+
+
+def test_a_note_of_several_systems_names_them_together(tmp_path):
+    for name, more_s in (('a', 0.0), ('b', 3.7)):
+        write_set(tmp_path / name, 2, seed=9, epoch_s=lambda k, more_s=more_s: 10.0 + k + more_s)
+    assert 'a, b: 2 runs have the same seed 9' in notes_of(studies_of(tmp_path)[0])
+
+
+@pytest.mark.parametrize('num_studies', [1, 2])
+def test_headings_are_nested_and_stand_once(sweep, tmp_path, num_studies):
+    others = [write_set(tmp_path / 'other/box', 1)] if num_studies == 2 else []
+    headings = re.findall(r'<h([1-6])[^>]*>(.*?)</h', bare_page_of(studies_of(sweep, *others)))
+    levels = [int(level) for level, _ in headings]
+    assert levels.count(1) == 1 and all(b <= a + 1 for a, b in zip(levels, levels[1:]))
+    titles = [text for _, text in headings if text.startswith('sweep: ')]
+    assert len(titles) == 1
+
+
 def test_a_run_that_goes_on_says_how_far_it_is(sweep):
     systems = load_systems([sweep])
     system = changed(systems[0], status='running', epochs_to_converge=None, time_to_train_s=None)
@@ -101,13 +143,13 @@ def test_a_run_that_goes_on_says_how_far_it_is(sweep):
 
 def test_all_systems_stand_in_one_table_before_their_studies(sweep, tmp_path):
     write_set(tmp_path / 'other/box', 5, target=0.749)
-    studies = studies_of(tmp_path)
+    studies = studies_of(sweep, tmp_path)  # in the order of their paths
     assert [(n, row['organisation'], row['target'], row['study']) for n, row in
             texts_of(overview_table(studies)).items()] == [
-        ('box', 'us', '74.90 %', 'other'), ('1x4', 'us', '75.90 %', 'sweep'), ('2x4', 'us', '75.90 %', 'sweep')]
+        ('1x4', 'us', '75.90 %', 'sweep'), ('2x4', 'us', '75.90 %', 'sweep'), ('box', 'us', '74.90 %', 'other')]
     page = bare_page_of(studies)
     assert page.index('>All systems<') < page.index('id="study-1"')
-    assert re.search(r'<a href="#study-2">2x4</a>', page)
+    assert re.search(r'<a href="#study-2">box</a>', page)
     assert render_table(studies).startswith('All systems\n===========\n\nsystem')
     assert render_markdown(studies).startswith('## All systems\n\n| system')
     alone = studies_of(sweep)
@@ -115,8 +157,7 @@ def test_all_systems_stand_in_one_table_before_their_studies(sweep, tmp_path):
     assert 'All systems' not in bare_page_of(alone) + render_table(alone) + render_markdown(alone)
 
 
-def test_every_link_of_a_number_leads_to_its_line(sweep):
-    page = page_of(studies_of(sweep), sweep)
+def test_every_link_of_a_number_leads_to_its_line(page, sweep):
     elements = Elements(page).found
     ids = [a['id'] for _, a in elements if 'id' in a]
     assert len(ids) == len(set(ids))
@@ -131,8 +172,8 @@ def test_every_link_of_a_number_leads_to_its_line(sweep):
     assert quoted[2][:60] == line.replace('"', '&#34;')[:60]
 
 
-def test_nothing_is_fetched(sweep):
-    elements = Elements(page_of(studies_of(sweep))).found
+def test_nothing_is_fetched(page):
+    elements = Elements(page).found
     assert not [a for tag, a in elements if tag in ('link', 'img', 'iframe', 'object', 'source')]
     assert not [a for _, a in elements if 'src' in a]
     policy = next(a['content'] for tag, a in elements if a.get('http-equiv') == 'Content-Security-Policy')

@@ -82,6 +82,15 @@ def test_what_is_published_at_a_batch_is_chosen(batch, opt_name, target, lr, epo
     assert choice.recipe.target_accuracy == choice.target == (target or choice.sources[0].recipe.target_accuracy)
 
 
+def test_a_reliable_recipe_of_a_near_batch_comes_before_an_unreliable_one_of_the_very_batch():
+    good = published('gx_V100x8_fjmxnet')
+    lost = replace(good.runs[0], status='aborted', curve=((30, 0.7),), epochs=None)
+    unreliable = replace(good, recipe=replace(good.recipe, base_lr=9.0), runs=(lost, *good.runs[1:]))
+    near = replace(good, recipe=replace(good.recipe, global_batch_size=1632, base_lr=8.0))
+    assert choose_recipe(1664, sets=[unreliable, near]).recipe.base_lr == 8.0
+    assert choose_recipe(1664, sets=[good, near]).recipe.base_lr == 7.4
+
+
 def test_of_reliable_ones_the_more_often_tried_then_the_shorter_counts():
     good = published('gx_V100x8_fjmxnet')
     longer = replace(good, recipe=replace(good.recipe, base_lr=5.0),

@@ -3,6 +3,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import socket
 from dataclasses import replace
 
@@ -70,12 +71,6 @@ def test_a_refused_set_is_compared_with_nothing(tree):
     assert done.returncode and REFUSAL in done.stdout + done.stderr and not (tree / 'out').exists()
 
 
-def test_a_report_of_a_refused_set_has_its_folder(tree):
-    done = call('report', tree, '--out', tree / 'out', '--format', 'html')
-    assert done.returncode == 1 and (tree / 'out/report.html').is_file()
-    assert 'refused: global_batch_size is 128' in (tree / 'out/report.html').read_text()
-
-
 def test_a_copy_with_another_seed_is_no_run_of_its_own(tmp_path):
     write_set(tmp_path, epoch_s=lambda k: 10.123 + k, eval_s=1.01)
     copied = (tmp_path / 'result_1.txt').read_text().replace('"key": "seed", "value": 2', '"key": "seed", "value": 77')
@@ -87,6 +82,13 @@ def test_a_copy_with_another_seed_is_no_run_of_its_own(tmp_path):
     assert system.time_s == pytest.approx(2 * (10.123 + (0 + 1 + 2 + 4) / 4 + 1.01))
     found = json.loads(call('report', tmp_path, '--format', 'json').stdout)['systems'][0]
     assert (found['num_runs'], found['num_converged'], found['score_minutes']) == (5, 4, None)
+
+
+def test_a_copy_of_a_system_of_the_same_name_names_its_folder(tmp_path):
+    write_set(tmp_path / 'x/box', 1, epoch_s=10.123)
+    shutil.copytree(tmp_path / 'x/box', tmp_path / 'y/box')
+    found = [text for s in load_systems([tmp_path]) for text in s.doubts]
+    assert found == [f'result_0.txt has the times of result_0.txt of {tmp_path / "x/box"}: one is a copy of the other']
 
 
 def test_a_folder_that_cannot_be_read_is_named(tree, monkeypatch):
@@ -162,13 +164,12 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, monkeypatch, make, why):
     assert done.returncode == 2 and (f'result_2.txt: cannot read the log: {why}\n' in done.stderr or make is os.mkdir)
 
 
-@pytest.mark.parametrize('name', ['env.json', 'metrics.jsonl', 'telemetry_0_alpha.jsonl'])
-def test_named_pipes_beside_a_log_are_not_waited_for(tmp_path, name):
+def test_named_pipes_beside_a_log_are_not_waited_for(tmp_path):
     write_set(tmp_path / 'runs', 5)
-    os.mkfifo(tmp_path / 'runs' / name)
+    for name in ('env.json', 'metrics.jsonl', 'telemetry_0_alpha.jsonl'):
+        os.mkfifo(tmp_path / 'runs' / name)
     assert call('report', tmp_path / 'runs', '--out', tmp_path / 'out').returncode == 0
-    if name == 'env.json':
-        call('package', tmp_path / 'runs', '--org', 'us', '--system', 'x', '--out', tmp_path / 'o')
+    call('package', tmp_path / 'runs', '--org', 'us', '--system', 'x', '--out', tmp_path / 'o')
 
 
 def test_paths_that_lead_nowhere_are_one_line(tmp_path):

@@ -67,7 +67,7 @@ def test_what_is_known_of_a_run_is_said(run):
     assert said['reference'] == 'at epoch 3: on course: 5 of 5 reference runs'
     assert said['speed'] == '128 images/s, 10 s/epoch, loss 2, learning rate 0.1'
     assert said['rank skew'].startswith('20.0 %: rank 1 on n2 takes 0.15 s a step itself')
-    assert said['node-hours'] == '0.0211 so far (cost 0.06), 0.0556 at epoch 10 (cost 0.17)'
+    assert said['node-hours'] == '0.0211 so far (cost 0.0633), 0.0556 at epoch 10 (cost 0.167)'
     assert said['energy'] == 'not measured: there is no telemetry of the run'
     assert said['left'] == '62 s to epoch 10, where it gives up'
     assert said['target in'] == '2 s to 22 s, if it reaches it at epoch 4 to 6 as the reference runs did'
@@ -116,7 +116,8 @@ def test_several_runs_have_a_row_each_and_marks_of_their_own(folder, run, tmp_pa
     assert re.search('other +converged', text)
     assert 'late: not begun yet' in text and '● run  ◆ other  ╌ target' in text
     assert '░' not in text and 'cost' not in text
-    assert re.search(r' cost\n(.*\n)*?.* 0\.06\n', text_of(runs, 120, 40, price=3.0))
+    assert str(draw_curves(runs, 60, 12)).count('◆') == 2  # in the legend, and its evaluation
+    assert re.search(r' cost\n(.*\n)*?.* 0\.0633\n', text_of(runs, 120, 40, price=3.0))
 
 
 def test_texts_of_a_run_steer_neither_terminal_nor_page(tmp_path):
@@ -140,8 +141,9 @@ def test_the_page_loads_itself_again_until_the_run_is_over(run):
 
 def test_the_page_shows_the_curve_beside_the_band_the_speed_and_the_ranks(run):
     page = render_page(run, WRITTEN, 5.0)
-    assert page.count('<figure>') == 3 and page.count('<circle') == 3 and page.count('<rect') == 6
+    assert page.count('<figure>') == 3 and page.count('<title>rank ') == 6
     assert '<title>30.00 % at epoch 2</title>' in page and '5 reference runs and their mean' in page
+    assert len(re.findall('stroke-dasharray: [1-9]', page)) == 2  # the mean and the target
     assert '<title>rank 1 on n2: compute 150.0 ms a step</title>' in page
     assert re.search(r'<td class="number">3</td><td class="number">45.00 %</td><td class="number">50.00 %</td>'
                      r'<td class="number">45.00 to 55.00</td>', page)
