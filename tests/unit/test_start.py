@@ -22,6 +22,7 @@ from mlperf_rn50.config import (
 )
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import temporary_of
+from mlperf_rn50.mlperf.writer import RunLog
 from mlperf_rn50.train import checkpoint, start
 from mlperf_rn50.train.changes import FREE, find_changes, parse_allowed
 from mlperf_rn50.train.comm import LocalComm
@@ -138,6 +139,14 @@ def test_rank_0_alone_reads_a_checkpoint_and_shares_what_it_found(run, monkeypat
     assert (other.path, other.progress, other.arrays) == (older, read.progress, {})
     with pytest.raises(UserError, match='it is damaged'):
         load_resumption(OtherRank('it is damaged'), run, run.checkpoints)
+
+
+def test_a_run_that_reached_its_target_is_not_resumed_and_its_log_not_touched(run):
+    RunLog(run.result, None, is_resumed=True).run_stop('converged')
+    log = run.result.read_bytes()
+    with pytest.raises(UserError, match='a run that reached its target; there is nothing to go on with'):
+        load_resumption(LocalComm(), run, run.checkpoints)
+    assert run.result.read_bytes() == log
 
 
 def test_of_a_folder_the_newest_whole_one_is_taken_and_a_named_one_is_taken_at_its_word(run):
