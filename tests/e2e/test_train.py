@@ -1,11 +1,7 @@
 """The whole program through its command line, on a few real digits."""
 import json
-import os
 import platform
-import pty
 import re
-import subprocess
-import termios
 
 import pytest
 from e2e.training import NUM_VAL, STEPS_PER_EPOCH, arguments, command, metrics
@@ -118,24 +114,6 @@ def test_mistakes_take_one_line_from_rank_0(tiny, tmp_path):
 ])
 def test_mistakes_take_one_line(tiny, tmp_path, options, code, message):
     assert_one_line(call(*arguments(tmp_path, tiny, *options)), code, message)
-
-
-def test_a_terminal_shows_a_bar_with_the_time_left(tiny, tmp_path):
-    reader, terminal = pty.openpty()
-    termios.tcsetwinsize(terminal, (24, 160))
-    process = subprocess.Popen([str(a) for a in command(tmp_path, tiny, '--train.max_epochs=1')],
-                               stdout=subprocess.DEVNULL, stderr=terminal)
-    os.close(terminal)
-    shown = b''
-    try:
-        while block := os.read(reader, 65536):
-            shown += block
-    except OSError:  # Linux ends a pty with EIO
-        pass
-    assert process.wait() == 1
-    text = shown.decode()
-    assert re.search(r'epoch 1:\s+\d+%\|.*/5 \[\d+:\d+<\d+:\d+.*img/s, loss [\d.]+, lr ', text)
-    assert 'Top-1' in text
 
 
 def test_synthetic_images_need_no_data_and_telemetry_goes_on_after_a_resume(tmp_path):
