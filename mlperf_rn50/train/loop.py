@@ -17,7 +17,6 @@ from mlperf_rn50.train import checkpoint, events
 from mlperf_rn50.train.agreement import check_agreement, check_finite, find_stragglers
 from mlperf_rn50.train.comm import Comm
 from mlperf_rn50.train.evaluate import Accuracy, data_name, evaluate
-from mlperf_rn50.train.keep import Network
 from mlperf_rn50.train.run_folder import RunFolder, check_is_there
 from mlperf_rn50.train.start import Run, Session, hold_run, open_session, open_sinks, start
 from mlperf_rn50.train.stop import catch
@@ -184,9 +183,9 @@ def evaluate_epoch(run: Run, epoch: int, first_epoch: int) -> Accuracy:
         run.sinks.see(compared)
     check_agreement(run.comm, trainer.digests(), epoch)
     check_finite(trainer.find_non_finite(), epoch)
-    run.keeper.evaluated(run.progress.step, result)
-    if run.comm.rank == 0 and (result.top1 > run.progress.best_top1 or not run.keeper.has_best()):
-        run.keeper.is_best(Network(run.progress.step, result, trainer.copy_network()))
+    if run.comm.rank == 0:
+        is_better = result.top1 > run.progress.best_top1
+        run.keeper.evaluated(run.progress.step, result, is_better, trainer.copy_network)
     run.progress.best_top1 = max(run.progress.best_top1, result.top1)
     time_ranks(run, epoch)
     return result
