@@ -31,7 +31,7 @@ class Array:
     shape, dtype, is_nothing = (1,), 'float32', False
 
     def __init__(self, context):
-        self.context = context
+        self.context, self.divisors = context, []
 
     def __setitem__(self, key, value):
         self.is_nothing = value == 0
@@ -39,7 +39,9 @@ class Array:
     def __imul__(self, _):
         return self
 
-    __itruediv__ = __imul__
+    def __itruediv__(self, divisor):
+        self.divisors.append(divisor)
+        return self
 
     def copy(self):
         return Array(self.context)
@@ -148,6 +150,12 @@ def test_all_and_a_part_of_them_may_have_sums_under_way_at_once(calls_of):
 def test_sums_in_the_background_may_be_under_way_at_once(calls_of):
     [own, _] = calls_of(lambda comm: [comm.sum_in_background(Array(mx.gpu())) for _ in range(8)], 2, 1, [])
     assert len({name for _, name, *_ in own}) == 8
+
+
+def test_an_average_is_divided_by_the_ranks(calls_of):
+    array = Array(mx.gpu())
+    calls_of(lambda comm: comm.average([array]), 3, 1, [])
+    assert array.divisors == [3] * 3  # once by each rank
 
 
 def test_what_changes_no_sum_is_minus_0():
