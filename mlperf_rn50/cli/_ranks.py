@@ -39,7 +39,7 @@ def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool =
     """Runs this rank's part of a command, watched where a launcher started it.
 
     Args:
-        can_stop: whether it stops by itself when asked (StopRequest); else it is ended at once.
+        can_stop: whether it stops by itself when asked; else it is ended at once.
         run_dir: None for that of the configuration.
     """
     launched_rank(), launched_local()  # what a launcher got wrong is said before anything starts
@@ -51,7 +51,7 @@ def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool =
         return _run_alone(program, can_stop)
     limits_s = {phase: getattr(config.comm, key) for phase, key in PHASES.items()}
     folder = stalled_folder(run_dir or Path(config.run.dir), dict(os.environ))
-    # Asked to stop while it starts, a run stops after its first step: the signals wait until StopRequest lets them in.
+    # Asked to stop while it starts, a run stops after its first step: the signals wait until train() lets them in.
     signal.pthread_sigmask(signal.SIG_BLOCK if can_stop else signal.SIG_UNBLOCK, STOP_SIGNALS)
     return watched(program, config.comm.stall_limit_s, limits_s, folder, can_stop)
 

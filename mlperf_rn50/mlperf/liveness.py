@@ -1,8 +1,8 @@
 """Is a log without an end still being written?"""
-import os
-import platform
 import re
 from pathlib import Path
+
+from mlperf_rn50.locks import is_locked
 
 # A log that was not written for so long is that of a run that died, unless its own pace is slower.
 _QUIET_S = 600.0
@@ -26,26 +26,8 @@ def is_written(log: Path, age: float | None, since_event_s: float, longest_gap_s
         age: seconds since the file was written.
         since_event_s: seconds since its last event happened.
     """
-    if (held := _is_locked(log)) is not None:
-        return held
+    lock = re.fullmatch(r'result_(\d+)(?:_v0\.6)?', log.stem)
+    if lock and (is_held := is_locked(log.with_name(f'.run_{lock[1]}.lock'))) is not None:
+        return is_held
     limit_s = max(_QUIET_S, _QUIET_GAPS * min(longest_gap_s, _DAY_S))
     return age is not None and age < limit_s and since_event_s < max(limit_s, _DAY_S)
-
-
-def _is_locked(log: Path) -> bool | None:
-    """Whether a program of ours on this machine holds the lock of the run; None where there is none to ask."""
-    m = re.fullmatch(r'result_(\d+)(?:_v0\.6)?', log.stem)
-    if not m:
-        return None
-    try:
-        import fcntl  # not on every laptop
-        with open(os.open(log.with_name(f'.run_{m[1]}.lock'), os.O_RDONLY | os.O_NONBLOCK), 'rb') as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            # Locks of another node are not seen on every file system.
-            holder = lock.read(200).decode('utf-8', 'replace').strip()
-            return False if holder.endswith(f' on {platform.node()}') else None
-    except (ImportError, OSError):
-        return None

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from mlperf_rn50.files import (
     write_atomically,
 )
 from mlperf_rn50.npz import check_finite, read_arrays
-from mlperf_rn50.train.progress import Progress, dump_progress, parse_progress
+from mlperf_rn50.train.progress import Progress, parse_progress
 
 FORMAT = 4
 _PREFIX, _ASIDE = 'step_', 'damaged_'
@@ -84,7 +84,7 @@ def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], kee
         temporary.mkdir(parents=True)
         digest = _write_arrays(temporary / 'arrays.npz', arrays)
         write_atomically(temporary / 'state.json', _seal(
-            {'format': FORMAT, 'state': dump_progress(progress), 'arrays_sha256': digest}))
+            {'format': FORMAT, 'state': asdict(progress), 'arrays_sha256': digest}))
         _sync_folder(temporary)
         if final.exists():  # the same step of the same run: written again after a resume
             _remove(final)

@@ -1,5 +1,5 @@
 """The networks that a run keeps: its best and its last."""
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mxnet as mx
@@ -29,17 +29,17 @@ class Keeper:
         self._written: Network | None = None
         self._last_accuracy: tuple[int, Accuracy] | None = None
 
-    def has_best(self) -> bool:
-        """Whether there is a best network, of this run or of its part before a resume."""
-        return self._best is not None or (self._folder / f'{BEST}.npz').exists()
+    def evaluated(self, step: int, accuracy: Accuracy, is_better: bool,
+                  copy: Callable[[], dict[str, mx.nd.NDArray]]) -> None:
+        """Note what the network is worth after a step, and keep it if it is better than all before.
 
-    def evaluated(self, step: int, accuracy: Accuracy) -> None:
-        """What the network was worth after a step."""
+        Args:
+            is_better: than before in this run; the first one is kept anyway, unless a part before a resume kept one.
+            copy: copies the network.
+        """
         self._last_accuracy = step, accuracy
-
-    def is_best(self, network: Network) -> None:
-        """A network that is better than all before."""
-        self._best = network
+        if is_better or not (self._best or (self._folder / f'{BEST}.npz').exists()):
+            self._best = Network(step, accuracy, copy())
 
     def write_best(self) -> None:
         """Writes the best network so far, unless it is there already.

@@ -13,29 +13,13 @@ import mxnet as mx
 
 from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, RankLost, RunFailed, StorageError
-from mlperf_rn50.study.reference import Reference
 from mlperf_rn50.train import checkpoint, events
 from mlperf_rn50.train.agreement import check_agreement, check_finite, find_stragglers
 from mlperf_rn50.train.comm import Comm
 from mlperf_rn50.train.evaluate import Accuracy, data_name, evaluate
-from mlperf_rn50.train.keep import Network
-from mlperf_rn50.train.plan import Plan
-from mlperf_rn50.train.progress import Progress
 from mlperf_rn50.train.run_folder import RunFolder, check_is_there
-from mlperf_rn50.train.start import (
-    Host,
-    Resumption,
-    Run,
-    StopRequest,
-    find_hosts,
-    hold_run,
-    load_reference,
-    load_resumption,
-    nodes_of,
-    open_sinks,
-    plan_run,
-    start,
-)
+from mlperf_rn50.train.start import Run, Session, hold_run, open_session, open_sinks, start
+from mlperf_rn50.train.stop import catch
 from mlperf_rn50.train.trainer import Norms, Pulse
 from mlperf_rn50.train.watch import Position
 
@@ -45,26 +29,14 @@ STEPS_AHEAD = 2
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """How a run ended (converged, aborted or interrupted), and where its files are."""
 
-    Args:
-        status: converged, aborted (gave up) or interrupted (asked to stop, and can be resumed).
-        epochs_to_converge: epochs trained when the target was reached; None where it was not.
-        time_to_train_s: seconds on the run's clock, from run_start to run_stop.
-        best_top1: best Top-1, a fraction.
-        images_per_s: training throughput over all ranks, evaluations not counted.
-    """
-
-    status: str
-    epochs_to_converge: int | None
-    time_to_train_s: float
-    best_top1: float
-    images_per_s: float
+    end: events.Ended
     run: RunFolder
 
     @property
     def exit_code(self) -> int:
-        return {'converged': EXIT_OK, 'interrupted': EXIT_RESUMABLE}.get(self.status, EXIT_FAILED)
+        return {'converged': EXIT_OK, 'interrupted': EXIT_RESUMABLE}.get(self.end.status, EXIT_FAILED)
 
 
 def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolder, Path] | None = None,
@@ -85,32 +57,24 @@ def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolde
         StorageError: the disk takes nothing more.
     """
     check_values(config)
-    stop = StopRequest(position)
+    catch(position.ask)
     position.now('start-up')
     with ExitStack() as held:
         if resume:
             held.enter_context(hold_run(comm, resume[0], position))
-        resumption = load_resumption(comm, *resume) if resume else None
-        reference = load_reference(comm, config)
-        hosts = find_hosts(comm)
-        plan, progress = plan_run(config, comm, nodes_of(hosts), resumption, is_elastic, allowed)
-        folder = resume[0] if resume else RunFolder(Path(config.run.dir), progress.result_index)
+        session = open_session(config, comm, position, resume, is_elastic, allowed)
         if not resume:
-            held.enter_context(hold_run(comm, folder, position))
-        return train_in(folder, config, comm, hosts, position, stop, resumption, plan, progress, warnings, reference)
+            held.enter_context(hold_run(comm, session.folder, position))
+        return train_in(session, warnings)
 
 
-def train_in(folder: RunFolder, config: Config, comm: Comm, hosts: Sequence[Host], position: Position,
-             stop: StopRequest, resumption: Resumption | None, plan: Plan, progress: Progress,
-             warnings: Sequence[str] = (), reference: Reference | None = None) -> Outcome:
-    """Trains in a run folder that is held."""
-    sinks = open_sinks(config, comm, folder, position, resumption is not None, progress.step)
+def train_in(session: Session, warnings: Sequence[str] = ()) -> Outcome:
+    """Train in a run folder that is held."""
+    sinks = open_sinks(session)
     try:
         for text in warnings:
             sinks.see(events.Warned(text))
-        run = start(config, comm, hosts, position, stop, resumption, folder, plan, progress, sinks, reference)
-        resumption = None  # its arrays are where they belong
-        return train_to_target(run)
+        return train_to_target(start(session, sinks))
     except mx.MXNetError as e:
         if 'Horovod has been shut down' not in str(e):
             raise
@@ -154,7 +118,7 @@ def run_epochs(run: Run) -> Outcome:
                 save(run)
                 return end(run, 'aborted', None)
             first_epoch = epoch + 1
-        is_asked = run.comm.sum([run.stop.is_set])[0] > 0
+        is_asked = run.comm.sum([run.position.is_asked])[0] > 0
         if is_asked or is_checkpoint_due(run):
             save(run)
         if is_asked and epoch + 1 < plan.max_epochs:
@@ -174,7 +138,7 @@ def train_epoch(run: Run, epoch: int, is_block_start: bool) -> bool:
     for step in range(progress.step, last):
         run.saver.check()
         lr = plan.learning_rate(step)
-        pulse = trainer.step(run.train_data, step % plan.steps_per_epoch, lr, run.stop.is_set,
+        pulse = trainer.step(run.train_data, step % plan.steps_per_epoch, lr, run.position.is_asked,
                              reports.wants_norms(step + 1))
         progress.step, progress.last_lr = step + 1, lr
         under_way.append((step, pulse))
@@ -219,9 +183,9 @@ def evaluate_epoch(run: Run, epoch: int, first_epoch: int) -> Accuracy:
         run.sinks.see(compared)
     check_agreement(run.comm, trainer.digests(), epoch)
     check_finite(trainer.find_non_finite(), epoch)
-    run.keeper.evaluated(run.progress.step, result)
-    if run.comm.rank == 0 and (result.top1 > run.progress.best_top1 or not run.keeper.has_best()):
-        run.keeper.is_best(Network(run.progress.step, result, trainer.copy_network()))
+    if run.comm.rank == 0:
+        is_better = result.top1 > run.progress.best_top1
+        run.keeper.evaluated(run.progress.step, result, is_better, trainer.copy_network)
     run.progress.best_top1 = max(run.progress.best_top1, result.top1)
     time_ranks(run, epoch)
     return result
@@ -270,12 +234,13 @@ def save(run: Run) -> None:
 
 def end(run: Run, status: str, epochs_to_converge: int | None) -> Outcome:
     """The end of the run: in the log, then what is kept of it is written, off the clock."""
-    time_s, progress = run.clock.now_s(), run.progress
+    ended = events.Ended(status, epochs_to_converge, run.clock.now_s(), run.progress.best_top1,
+                         run.progress.images_per_s)
     with ExitStack() as after:  # the last first, whatever fails
         after.callback(keep_networks, run, status)
         after.callback(run.saver.finish)
-        run.sinks.see(events.Ended(status, epochs_to_converge, time_s, progress.best_top1, progress.images_per_s))
-    return Outcome(status, epochs_to_converge, time_s, progress.best_top1, progress.images_per_s, run.folder)
+        run.sinks.see(ended)
+    return Outcome(ended, run.folder)
 
 
 def keep_networks(run: Run, status: str) -> None:
@@ -337,16 +302,15 @@ def _read_norms(norms: Norms) -> tuple[float, dict[str, float]]:
 
 def render_outcome(outcome: Outcome, config: Config) -> str:
     """How a run ended, with its data set wherever an accuracy stands."""
-    end = {'converged': 'converged', 'aborted': 'aborted: the target was not reached',
-           'interrupted': f'interrupted; go on with: mlperf-rn50 train --resume {outcome.run.dir}'}[outcome.status]
-    epochs = 'none' if outcome.epochs_to_converge is None else str(outcome.epochs_to_converge)
+    end, run = outcome.end, outcome.run
+    status = {'converged': 'converged', 'aborted': 'aborted: the target was not reached',
+              'interrupted': f'interrupted; go on with: mlperf-rn50 train --resume {run.dir}'}[end.status]
     of_data = f'on {data_name(config.data)}, target {100 * config.train.target_accuracy:.2f} %'
     return '\n'.join([
-        f'status              {end}',
-        f'best Top-1          {100 * outcome.best_top1:.2f} % {of_data}',
-        f'epochs to converge  {epochs}',
-        f'time to train       {outcome.time_to_train_s:.1f} s{"" if outcome.epochs_to_converge else " so far"}',
-        f'throughput          {outcome.images_per_s:.0f} images/s in training',
-        f'log                 {outcome.run.result}',
-        f'beside it           {", ".join(p.name for p in (outcome.run.config, outcome.run.metrics, outcome.run.env))}, '
-        f'{outcome.run.train_log.name}'])
+        f'status              {status}',
+        f'best Top-1          {100 * end.best_top1:.2f} % {of_data}',
+        f'epochs to converge  {end.epochs_to_converge or "none"}',
+        f'time to train       {end.time_s:.1f} s{"" if end.epochs_to_converge else " so far"}',
+        f'throughput          {end.images_per_s:.0f} images/s in training',
+        f'log                 {run.result}',
+        f'beside it           {", ".join(p.name for p in (run.config, run.metrics, run.env, run.train_log))}'])

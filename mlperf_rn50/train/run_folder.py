@@ -21,15 +21,29 @@ from mlperf_rn50.train.checkpoint import clear_unfinished, is_checkpoint_name, l
 _OWN = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboard|checkpoints|weights)_(\d+).*')
 
 
+class _OwnPath:
+    """A path that every run of a folder has for itself: with the run's number from the second run on."""
+
+    def __init__(self, stem: str, suffix: str = ''):
+        self._stem, self._suffix = stem, suffix
+
+    def __get__(self, run: 'RunFolder', _: object) -> Path:
+        return run.dir / f'{self._stem}{f"_{run.index}" if run.index else ""}{self._suffix}'
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The paths of run number `index` in folder `dir`."""
 
     dir: Path
     index: int
-
-    def _own(self, stem: str, suffix: str) -> Path:
-        return self.dir / f'{stem}{f"_{self.index}" if self.index else ""}{suffix}'
+    config = _OwnPath('config', '.yaml')
+    metrics = _OwnPath('metrics', '.jsonl')
+    env = _OwnPath('env', '.json')
+    train_log = _OwnPath('train', '.log')
+    tensorboard = _OwnPath('tensorboard')
+    checkpoints = _OwnPath('checkpoints')
+    weights = _OwnPath('weights')
 
     @property
     def result(self) -> Path:
@@ -40,40 +54,12 @@ class RunFolder:
         return self.dir / f'result_{self.index}_v0.6.txt'
 
     @property
-    def config(self) -> Path:
-        return self._own('config', '.yaml')
-
-    @property
-    def metrics(self) -> Path:
-        return self._own('metrics', '.jsonl')
-
-    @property
-    def env(self) -> Path:
-        return self._own('env', '.json')
-
-    @property
-    def train_log(self) -> Path:
-        return self._own('train', '.log')
+    def lock(self) -> Path:
+        return self.dir / f'.run_{self.index}.lock'
 
     def telemetry(self, host: str) -> Path:
         """The samples of a node."""
         return self.dir / f'telemetry_{self.index}_{host_file_name(host)}.jsonl'
-
-    @property
-    def tensorboard(self) -> Path:
-        return self._own('tensorboard', '')
-
-    @property
-    def checkpoints(self) -> Path:
-        return self._own('checkpoints', '')
-
-    @property
-    def weights(self) -> Path:
-        return self._own('weights', '')
-
-    @property
-    def lock(self) -> Path:
-        return self.dir / f'.run_{self.index}.lock'
 
     def clear_unfinished(self) -> None:
         """Removes what a part of this run that was killed while it wrote has left; for who holds its lock."""
@@ -85,7 +71,7 @@ class RunFolder:
 
 def clear_abandoned(run: RunFolder) -> None:
     """Remove what killed writers of the folder's other runs left unfinished; runs that are being written are left."""
-    for path in sorted(run.dir.glob('.run_*.lock')):
+    for path in run.dir.glob('.run_*.lock'):
         match = re.fullmatch(r'\.run_(\d+)\.lock', path.name)
         if not match or path == run.lock:
             continue
@@ -123,30 +109,24 @@ def next_index(folder: Path) -> int:
 
 
 def new_run(folder: Path) -> RunFolder:
-    """The next free run number of a folder, which is made if missing; nobody else is given the same.
+    """Claim the next free run number of a folder, which is made if missing.
 
     Raises:
         UserError: the folder cannot be made or written.
     """
-    try:
-        while not _is_claimed(run := RunFolder(folder, next_index(folder))):
-            pass  # somebody else was faster
-        return run
-    except OSError as e:
-        raise _useless(folder, e) from e
+    while True:
+        run = RunFolder(folder, next_index(folder))
+        try:
+            run.lock.touch(exist_ok=False)
+            return run
+        except FileExistsError:
+            pass  # another program has just taken this number
+        except OSError as e:
+            raise _useless(folder, e) from e
 
 
 def _useless(folder: Path, e: OSError) -> UserError:
     return UserError(f'run.dir: {folder}: {e.strerror}; choose a folder that can be written')
-
-
-def _is_claimed(run: RunFolder) -> bool:
-    """Claims the number of a run; False where somebody else was faster."""
-    try:
-        run.lock.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 def find_run(path: Path) -> tuple[RunFolder, Path]:
@@ -179,16 +159,11 @@ def is_one_checkpoint(path: Path) -> bool:
 
 
 def check_unfinished(run: RunFolder) -> None:
-    """Raise UserError for a run that has reached its target."""
-    if _has_converged(run.result):
+    """Raise UserError for a run that has reached its target: its log ends with success."""
+    if any(e.key == 'run_stop' and e.metadata.get('status') == 'success'
+           for _, e in read_events(run.result) if isinstance(e, Event)):
         raise UserError(f'--resume: {run.result} is the log of a run that reached its target; there is nothing to go '
                         'on with, and its log stays as it is')
-
-
-def _has_converged(result: Path) -> bool:
-    """Whether a log ends its run with success."""
-    return any(e.key == 'run_stop' and e.metadata.get('status') == 'success'
-               for _, e in read_events(result) if isinstance(e, Event))
 
 
 def _run_index(path: Path) -> int:

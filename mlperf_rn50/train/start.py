@@ -6,20 +6,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mxnet as mx
-import numpy as np
 
 from mlperf_rn50.config import Config, to_tree
 from mlperf_rn50.data.pipeline import Batch, eval_batches, made_up_batches, train_batches
 from mlperf_rn50.data.records import class_names
 from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
+from mlperf_rn50.files import writing
+from mlperf_rn50.locks import FileLock
 from mlperf_rn50.mlperf.writer import RunLog
 from mlperf_rn50.model.weights import load_weights, set_weights
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape
 from mlperf_rn50.study.reference import Reference
+from mlperf_rn50.system.launched import say
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.system.topology import leave_openmp_to_engine
 from mlperf_rn50.train import checkpoint, events
@@ -31,30 +34,19 @@ from mlperf_rn50.train.keep import Keeper
 from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
 from mlperf_rn50.train.progress import Progress, parse_progress
 from mlperf_rn50.train.run_folder import RunFolder, check_unfinished, clear_abandoned, is_one_checkpoint, new_run
-from mlperf_rn50.train.run_lock import RunLock
 from mlperf_rn50.train.saver import Saver
 from mlperf_rn50.train.sinks.metrics import Metrics
 from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
 from mlperf_rn50.train.sinks.terminal import Terminal
 from mlperf_rn50.train.sinks.watched import Sampled, Watched
-from mlperf_rn50.train.stop import catch
 from mlperf_rn50.train.trainer import Trainer, device_notes
 from mlperf_rn50.train.watch import Position
 
+T = TypeVar('T')
 _LOCK_PERIOD_S = 0.5
 _DROP_CACHES = Path('/proc/sys/vm/drop_caches')
-
-
-class StopRequest:
-    """Whether a signal asked this rank to stop."""
-
-    def __init__(self, position: Position) -> None:
-        self._position = position
-        catch(position.ask)
-
-    @property
-    def is_set(self) -> bool:
-        return self._position.is_asked
+# What is being killed may still write its checkpoint: a watcher and a launcher give it 35 s together.
+_LOCK_LIMIT_S = 60.0
 
 
 class Clock:
@@ -77,79 +69,82 @@ class Host:
     cores: str
 
 
-@dataclass
-class Run:
-    """One run on one rank: what it works with.
+@dataclass(frozen=True)
+class Session:
+    """What a run is started with, on one rank.
 
     Args:
-        stop: whether this rank was asked to stop.
+        hosts: of every rank.
+        resumption: the checkpoint that a resumed run goes on from, whose arrays rank 0 alone has; None for a new run.
+        reference: what the run is compared with; None where there is nothing, and on other ranks than 0.
+    """
+
+    plan: Plan
+    progress: Progress
+    comm: Comm
+    hosts: Sequence[Host]
+    position: Position
+    folder: RunFolder
+    resumption: checkpoint.Found | None
+    reference: Reference | None
+
+    @property
+    def nodes(self) -> list[tuple[str, int]]:
+        """Name and number of ranks of each host, in the order of their first rank."""
+        return [(h.name, h.local_size) for h in self.hosts if h.local_rank == 0]
+
+
+@dataclass(frozen=True)
+class Run(Session):
+    """A run whose clock runs.
+
+    Args:
         train_data: training batches without end, from progress.step on.
         course: its evaluations beside those of reference runs, which rank 0 has.
     """
 
-    plan: Plan
-    comm: Comm
-    hosts: Sequence[Host]
-    folder: RunFolder
     sinks: events.Sinks
-    stop: StopRequest
     saver: Saver
     keeper: Keeper
-    progress: Progress
     trainer: Trainer
     train_data: Iterator[Batch]
     eval_data: Callable[[], Iterator[Batch]]
     clock: Clock
     course: Course
 
-    @property
-    def num_hosts(self) -> int:
-        return len(_ranks_of_hosts(self.hosts))
 
+def on_rank_0(comm: Comm, make: Callable[[], T]) -> T | None:
+    """Return what rank 0 makes; None on the other ranks.
 
-@dataclass(frozen=True)
-class Resumption:
-    """What a resumed run goes on from.
-
-    Args:
-        arrays: of the checkpoint, on rank 0 only.
-        damaged: newer checkpoints that cannot be used, each with what is wrong with it, on rank 0 only.
+    Raises:
+        UserError: rank 0 cannot make it; on every rank.
     """
-
-    path: Path
-    before: Progress
-    arrays: dict[str, np.ndarray] | None
-    damaged: Sequence[tuple[Path, str]] = ()
+    made, problem = None, None
+    if comm.rank == 0:
+        try:
+            made = make()
+        except UserError as e:
+            problem = str(e)
+    if problem := comm.gather_object(problem)[0]:
+        raise UserError(problem)
+    return made
 
 
 def from_rank_0(comm: Comm, make: Callable[[], Any]) -> Any:
-    """What rank 0 makes, of JSON's kinds, on all ranks.
-
-    Raises:
-        UserError: rank 0 cannot; on every rank.
-    """
-    said: dict[str, Any] = {}
-    if comm.rank == 0:
-        try:
-            said = {'made': make()}
-        except UserError as e:
-            said = {'error': str(e)}
-    said = comm.gather_object(said)[0]
-    if 'error' in said:
-        raise UserError(said['error'])
-    return said['made']
+    """Return what rank 0 makes, of JSON's kinds, on all ranks; see on_rank_0."""
+    return comm.gather_object(on_rank_0(comm, make))[0]
 
 
 @contextmanager
 def hold_run(comm: Comm, run: RunFolder, position: Position) -> Iterator[None]:
-    """Nobody else writes a run meanwhile; what a killed writer of it has left unfinished is removed.
+    """Hold the lock of a run, and remove what a killed writer of it has left unfinished.
 
     Raises:
-        UserError: somebody else goes on writing it; on every rank.
+        UserError: another program still writes the run after a minute; on every rank.
     """
-    lock = RunLock(run)
+    lock, attempts = FileLock(run.lock), count()
     try:
-        while not from_rank_0(comm, lock.take):
+        while not from_rank_0(comm, lambda: _take(lock, next(attempts) * _LOCK_PERIOD_S)):
             position.now()
             time.sleep(_LOCK_PERIOD_S)
         if lock.is_held:
@@ -160,82 +155,84 @@ def hold_run(comm: Comm, run: RunFolder, position: Position) -> Iterator[None]:
         lock.close()
 
 
-def load_resumption(comm: Comm, run: RunFolder, path: Path) -> Resumption:
+def _take(lock: FileLock, waited_s: float) -> bool:
+    """Take the lock of a run; False while another program has it, to be asked again."""
+    with writing(lock.path):
+        if lock.take():
+            return True
+    if waited_s > _LOCK_LIMIT_S:
+        raise UserError(f'{lock.path}: {lock.holder()} writes this run and has not ended within {_LOCK_LIMIT_S:.0f} s; '
+                        'let it end, or stop it')
+    if not waited_s:
+        say(f'mlperf-rn50: {lock.path}: another process still writes this run; waiting for it, at most '
+            f'{_LOCK_LIMIT_S:.0f} s')
+    return False
+
+
+def load_resumption(comm: Comm, run: RunFolder, path: Path) -> checkpoint.Found:
     """A checkpoint that rank 0 reads for all: the newest whole one of a folder, or the one that is named.
 
     Raises:
         UserError: rank 0 cannot use it, or the run needs no resuming; on every rank.
     """
-    own: list[Resumption] = []
-
-    def load() -> list[Any]:
+    def load() -> checkpoint.Found:
         check_unfinished(run)
-        found = checkpoint.load_newest(path) if not is_one_checkpoint(path) else \
-            checkpoint.Found(path, *checkpoint.load(path))
-        own.append(Resumption(found.path, found.progress, found.arrays, found.damaged))
-        return [str(found.path), asdict(found.progress)]
-    name, before = from_rank_0(comm, load)
-    return own[0] if own else Resumption(Path(name), parse_progress(before), None)
+        return checkpoint.Found(path, *checkpoint.load(path)) if is_one_checkpoint(path) else \
+            checkpoint.load_newest(path)
+    own = on_rank_0(comm, load)
+    name, before = comm.gather_object(own and [str(own.path), asdict(own.progress)])[0]
+    return own or checkpoint.Found(Path(name), parse_progress(before), {})
 
 
-def load_reference(comm: Comm, config: Config) -> Reference | None:
-    """What the run is compared with, which rank 0 alone reads and has.
-
-    Raises:
-        UserError: what was named cannot be read, or compared with; on every rank.
-    """
-    own: list[Reference | None] = [None]
-
-    def find() -> None:
-        own[0] = find_reference(config, comm.world_size)
-    from_rank_0(comm, find)
-    return own[0]
-
-
-def plan_run(config: Config, comm: Comm, nodes: Sequence[int], resumption: Resumption | None,
-             is_elastic: bool, allowed: Sequence[str] = ()) -> tuple[Plan, Progress]:
-    """The plan of a run and how far it is, the same on all ranks.
+def plan_new(config: Config, comm: Comm, nodes: Sequence[int]) -> tuple[Plan, Progress]:
+    """The plan of a new run and its first record, the same on all ranks: rank 0 draws the seed and claims the number.
 
     Args:
         nodes: of every rank, counted from 0.
+
+    Raises:
+        UserError: configuration and ranks do not go together, or the run folder cannot be written.
+    """
+    plan = make_plan(config, comm.world_size)
+    drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
+    seed, index = from_rank_0(comm, lambda: [drawn, new_run(Path(config.run.dir)).index])
+    plan, batch = _with(plan, seed, nodes), plan.global_batch_size
+    return plan, Progress(0, seed, plan.world_size, 0.0, 0.0, batch, batch, config.data.num_train, index, list(nodes),
+                          config=to_tree(plan.config))
+
+
+def plan_resumed(config: Config, world_size: int, nodes: Sequence[int], resumption: checkpoint.Found,
+                 is_elastic: bool, allowed: Sequence[str] = ()) -> tuple[Plan, Progress]:
+    """The plan of a resumed run and how far it is.
+
+    Args:
         is_elastic: whether it may go on with another number of ranks.
         allowed: keys of the configuration that may differ from before, beside those that always may.
 
     Raises:
         UserError: configuration, ranks and checkpoint do not go together.
     """
-    if not resumption:
-        plan = replace(make_plan(config, comm.world_size), nodes=tuple(nodes))
-        drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
-        seed, index = from_rank_0(comm, lambda: [drawn, new_run(Path(config.run.dir)).index])
-        batch = plan.global_batch_size
-        progress = Progress(0, seed, plan.world_size, 0.0, 0.0, batch, batch, config.data.num_train, index,
-                            list(nodes))
-        plan = _with_seed(plan, seed)
-        return plan, replace(progress, config=to_tree(plan.config))
-    before = resumption.before
-    plan = make_elastic_plan(config, comm.world_size, before.lr_batch_size) if is_elastic \
-        else make_plan(config, comm.world_size)
-    plan = replace(plan, nodes=tuple(nodes))
+    before = resumption.progress
+    plan = make_elastic_plan(config, world_size, before.lr_batch_size) if is_elastic else make_plan(config, world_size)
     _check_resumption(resumption, plan, is_elastic)
     step = resumed_step(plan, before.step, before.global_batch_size, before.nodes == list(nodes))
     if step >= plan.max_epochs * plan.steps_per_epoch:
         raise ConfigError(f'train.max_epochs: got {plan.max_epochs}, and the checkpoint has taken all of them; '
                           'raise it to go on')
     check_changes(find_changes(before.config, config), allowed, str(resumption.path))
-    plan = _with_seed(plan, before.seed)
+    plan = _with(plan, before.seed, nodes)
     return plan, replace(
         before, step=step, world_size=plan.world_size, global_batch_size=plan.global_batch_size,
         nodes=list(nodes), num_resumes=before.num_resumes + 1, images=0, train_s=0.0, config=to_tree(plan.config))
 
 
-def _with_seed(plan: Plan, seed: int) -> Plan:
-    return replace(plan, config=replace(plan.config, run=replace(plan.config.run, seed=seed)))
+def _with(plan: Plan, seed: int, nodes: Sequence[int]) -> Plan:
+    return replace(plan, config=replace(plan.config, run=replace(plan.config.run, seed=seed)), nodes=tuple(nodes))
 
 
-def _check_resumption(resumption: Resumption, plan: Plan, is_elastic: bool) -> None:
+def _check_resumption(resumption: checkpoint.Found, plan: Plan, is_elastic: bool) -> None:
     """Raise CheckpointError where a checkpoint does not fit the ranks and the configuration."""
-    before = resumption.before
+    before = resumption.progress
     seed = plan.config.run.seed
     facts = [('data.num_train', plan.config.data.num_train, before.num_train, 'use the same data'),
              ('run.seed', before.seed if seed is None else seed, before.seed, 'a run keeps its seed, leave it out')]
@@ -249,16 +246,29 @@ def _check_resumption(resumption: Resumption, plan: Plan, is_elastic: bool) -> N
             raise CheckpointError(f'{resumption.path}: {name}: got {got}, the checkpoint has {expected}; {fix}')
 
 
-def open_sinks(config: Config, comm: Comm, folder: RunFolder, position: Position, is_resumed: bool,
-               first_step: int) -> events.Sinks:
-    """What reads the events on this rank, from a step on: most of it on rank 0 only."""
-    sinks: list[events.Sink] = [Watched(position), Sampled(open_telemetry(config, comm, folder))]
-    if comm.rank == 0:
-        log = RunLog(folder.result, folder.result_v06 if config.run.log_v06 else None, is_resumed)
+def open_session(config: Config, comm: Comm, position: Position, resume: tuple[RunFolder, Path] | None,
+                 is_elastic: bool, allowed: Sequence[str]) -> Session:
+    """What a run is started with; see loop.train."""
+    resumption = load_resumption(comm, *resume) if resume else None
+    reference, hosts = on_rank_0(comm, lambda: find_reference(config, comm.world_size)), find_hosts(comm)
+    nodes = nodes_of(hosts)
+    plan, progress = plan_resumed(config, comm.world_size, nodes, resumption, is_elastic, allowed) if resumption else \
+        plan_new(config, comm, nodes)
+    folder = resume[0] if resume else RunFolder(Path(config.run.dir), progress.result_index)
+    return Session(plan, progress, comm, hosts, position, folder, resumption, reference)
+
+
+def open_sinks(session: Session) -> events.Sinks:
+    """What reads the events on this rank: most of it on rank 0 only."""
+    run, folder = session.plan.config.run, session.folder
+    sinks: list[events.Sink] = [Watched(session.position),
+                                Sampled(open_telemetry(session.plan.config, session.comm, folder))]
+    if session.comm.rank == 0:
+        log = RunLog(folder.result, folder.result_v06 if run.log_v06 else None, session.resumption is not None)
         sinks += [MlperfLog(log), Metrics(folder), Terminal(folder)]
-        if config.run.tensorboard:
+        if run.tensorboard:
             from mlperf_rn50.train.sinks.tensorboard import TensorBoard
-            sinks.append(TensorBoard(folder.tensorboard, first_step))
+            sinks.append(TensorBoard(folder.tensorboard, session.progress.step))
     return events.Sinks(sinks)
 
 
@@ -276,11 +286,6 @@ def find_hosts(comm: Comm) -> list[Host]:
     cores = sorted(os.sched_getaffinity(0))
     text = f'{cores[0]}-{cores[-1]}' if len(cores) == cores[-1] - cores[0] + 1 > 1 else ','.join(map(str, cores))
     return [Host(*row) for row in comm.gather_object([platform.node(), comm.local_rank, comm.local_size, text])]
-
-
-def _ranks_of_hosts(hosts: Sequence[Host]) -> list[tuple[str, int]]:
-    """Name and number of ranks of each host, in the order of their first rank."""
-    return [(h.name, h.local_size) for h in hosts if h.local_rank == 0]
 
 
 def _drop_page_cache() -> str | None:
@@ -312,28 +317,27 @@ def nodes_of(hosts: Sequence[Host]) -> list[int]:
     return [names.index(h.name) for h in hosts]
 
 
-def start(config: Config, comm: Comm, hosts: Sequence[Host], position: Position, stop: StopRequest,
-          resumption: Resumption | None, folder: RunFolder, plan: Plan, progress: Progress,
-          sinks: events.Sinks, reference: Reference | None = None) -> Run:
-    """Builds and warms up everything, off the clock; the clock starts when it returns.
+def start(session: Session, sinks: events.Sinks) -> Run:
+    """Build and warm up everything, off the clock; the clock starts when this returns.
 
     Raises:
         UserError: the data or the weights cannot be used.
     """
+    plan, progress, comm, position = session.plan, session.progress, session.comm, session.position
+    config, resumption = plan.config, session.resumption
     if not resumption:
-        sinks.see(events.Opened(plan.config, _ranks_of_hosts(hosts), *_clear_caches(config, comm, sinks)))
+        sinks.see(events.Opened(config, session.nodes, *_clear_caches(config, comm, sinks)))
         sinks.see(events.InitStarted(plan, progress.seed))
     device_id = device_id_of(config, comm)
     leave_openmp_to_engine()
     trainer = Trainer(plan, comm, progress.seed, device_id, position.computed)
     source, notes = _initial_weights(config, comm, trainer) if not resumption else ('', [])
     trainer.broadcast()
-    train_data = position.told(
-        train_batches(plan.config, plan.train_shard(comm.rank), progress.seed, progress.step, device_id))
-    eval_data = eval_batches(plan.config, plan.eval_shard(comm.rank), device_id)
-    made_up = made_up_batches(plan.config, plan.train_shard(comm.rank), device_id)
-    trainer.warm_up(made_up, next(made_up_batches(plan.config, plan.eval_shard(comm.rank), device_id)),
-                    config.train.num_warmup_steps)
+    train_shard, eval_shard = plan.train_shard(comm.rank), plan.eval_shard(comm.rank)
+    train_data = position.told(train_batches(config, train_shard, progress.seed, progress.step, device_id))
+    eval_data = eval_batches(config, eval_shard, device_id)
+    trainer.warm_up(made_up_batches(config, train_shard, device_id),
+                    next(made_up_batches(config, eval_shard, device_id)), config.train.num_warmup_steps)
     if resumption:
         _restore(trainer, comm, resumption, progress)
     else:
@@ -343,29 +347,33 @@ def start(config: Config, comm: Comm, hosts: Sequence[Host], position: Position,
         sinks.see(events.Noted(text))
     mx.nd.waitall()
     mx.random.seed(progress.seed)  # dropout, the same with and without a warm-up
-    course = open_course(reference, plan, folder.metrics, progress.step // plan.steps_per_epoch)
-    if comm.rank == 0 and (told := tell_reference(course, plan.config, comm.world_size)):
+    course = open_course(session.reference, plan, session.folder.metrics, progress.step // plan.steps_per_epoch)
+    if comm.rank == 0 and (told := tell_reference(course, config, comm.world_size)):
         sinks.see(told)
-    saver, classes = Saver(position.now), class_names(config.data) if comm.rank == 0 else []
+    classes = class_names(config.data) if comm.rank == 0 else []
+    saver, keeper = Saver(position.now), Keeper(session.folder, plan, classes)
     if not resumption:
         sinks.see(events.InitStopped())
     comm.barrier()
-    run = Run(plan, comm, hosts, folder, sinks, stop, saver, Keeper(folder, plan, classes), progress, trainer,
-              train_data, lambda: position.told(eval_data()), Clock(progress.clock_s), course)
-    if resumption and resumption.damaged:
-        reasons = '; '.join(reason for _, reason in resumption.damaged)
-        sinks.see(events.Warned(f'{reasons}; put aside, the run goes on from {resumption.path}'))
-    sinks.see(_began(run, resumption))
+    run = Run(**vars(session), sinks=sinks, saver=saver, keeper=keeper, trainer=trainer, train_data=train_data,
+              eval_data=lambda: position.told(eval_data()), clock=Clock(progress.clock_s), course=course)
+    _begin(run)
     return run
 
 
-def _began(run: Run, resumption: Resumption | None) -> events.Event:
-    """What the start of the clock is in the log."""
-    if not resumption:
-        return events.RunStarted(run.plan, run.num_hosts)
-    before = resumption.before
-    return events.Resumed(run.plan, run.num_hosts, run.progress.step, run.progress.clock_s, str(resumption.path),
-                          before.world_size, before.global_batch_size, find_changes(before.config, run.plan.config))
+def _begin(run: Run) -> None:
+    """Log the start of the clock."""
+    found = run.resumption
+    if not found:
+        run.sinks.see(events.RunStarted(run.plan, len(run.nodes)))
+        return
+    if found.damaged:
+        reasons = '; '.join(reason for _, reason in found.damaged)
+        run.sinks.see(events.Warned(f'{reasons}; put aside, the run goes on from {found.path}'))
+    before = found.progress
+    run.sinks.see(events.Resumed(
+        run.plan, len(run.nodes), run.progress.step, run.progress.clock_s, str(found.path), before.world_size,
+        before.global_batch_size, find_changes(before.config, run.plan.config)))
 
 
 def _initial_weights(config: Config, comm: Comm, trainer: Trainer) -> tuple[str, list[str]]:
@@ -388,16 +396,15 @@ def _initial_weights(config: Config, comm: Comm, trainer: Trainer) -> tuple[str,
     return source, notes
 
 
-def _restore(trainer: Trainer, comm: Comm, resumption: Resumption, progress: Progress) -> None:
-    """Goes back to a checkpoint, which only rank 0 has read; off the clock."""
-    path, arrays = resumption.path, resumption.arrays or {}
-
+def _restore(trainer: Trainer, comm: Comm, found: checkpoint.Found, progress: Progress) -> None:
+    """Go back to a checkpoint, which only rank 0 has read; its arrays are let go of."""
     def check() -> None:
-        checkpoint.check_arrays(path, arrays, trainer.array_shapes())
-        checkpoint.put_aside([p for p, _ in resumption.damaged])
-        checkpoint.begin_again(path.parent, path, progress, arrays)
-    from_rank_0(comm, check)
-    trainer.restore(resumption.arrays)
+        checkpoint.check_arrays(found.path, found.arrays, trainer.array_shapes())
+        checkpoint.put_aside([p for p, _ in found.damaged])
+        checkpoint.begin_again(found.path.parent, found.path, progress, found.arrays)
+    on_rank_0(comm, check)
+    trainer.restore(found.arrays if comm.rank == 0 else None)
+    found.arrays.clear()
     trainer.optimizer.last_lr = progress.last_lr or None
-    trainer.optimizer.is_batch_new = resumption.before.global_batch_size != progress.global_batch_size
+    trainer.optimizer.is_batch_new = found.progress.global_batch_size != progress.global_batch_size
     trainer.loss_scale.value, trainer.loss_scale.num_finite_steps = progress.loss_scale, progress.num_finite_steps

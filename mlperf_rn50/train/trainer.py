@@ -42,22 +42,15 @@ class SmoothedCrossEntropy(HybridBlock):
 DETERMINISM = {'MXNET_ENFORCE_DETERMINISM': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': '0'}
 
 
-def determinism_note(device: str, environ: Mapping[str, str]) -> str | None:
-    """What is to be said of a run's bits; None on a CPU, and where the environment asks for the same ones. Pure."""
-    missing = [f'{name}={value}' for name, value in DETERMINISM.items() if environ.get(name) != value]
-    if device == 'cpu' or not missing:
-        return None
-    return ('resumed or repeated, this run is not promised to give the same bits; on a GPU that takes '
-            f'{" and ".join(missing)}')
-
-
 def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:
-    """What the log says of a run on a GPU: which operators the network uses, and what of its bits."""
+    """What the log says of a run on a GPU: which operators the network uses, and whether its bits are reproducible."""
     if config.train.device == 'cpu':
         return []
-    fused = [fusion_text(config, environ)] if config.model.name.startswith('resnet') else []
-    note = determinism_note(config.train.device, environ)
-    return [*fused, *([note] if note else [])]
+    notes = [fusion_text(config, environ)] if config.model.name.startswith('resnet') else []
+    if missing := [f'{name}={value}' for name, value in DETERMINISM.items() if environ.get(name) != value]:
+        notes.append('resumed or repeated, this run is not promised to give the same bits; on a GPU that takes '
+                     f'{" and ".join(missing)}')
+    return notes
 
 
 @dataclass(frozen=True)

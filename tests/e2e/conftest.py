@@ -10,6 +10,14 @@ def tiny(tmp_path_factory):
     return pack_tiny(tmp_path_factory.mktemp('tiny'))
 
 
+@pytest.fixture(scope='module')
+def thin():
+    """ResNets of this process with a quarter of the channels: a sixteenth of the memory and time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('mlperf_rn50.model.resnet.STAGE_CHANNELS', (16, 32, 64, 128))
+        yield
+
+
 @pytest.fixture(scope='session')
 def whole_run(tiny, tmp_path_factory):
     """An uninterrupted run of two ranks, to its last epoch: its folder, and how it ended."""

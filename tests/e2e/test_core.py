@@ -9,6 +9,7 @@ from helpers import call
 from mlperf_rn50.data import records
 from mlperf_rn50.train.checkpoint import list_checkpoints, load
 
+pytestmark = pytest.mark.usefixtures('thin')
 EPOCH = '--train.max_epochs=1'
 
 

@@ -13,6 +13,7 @@ from mlperf_rn50.train.events import Ended
 from mlperf_rn50.train.saver import Saver
 from mlperf_rn50.train.sinks.metrics import Metrics
 
+pytestmark = pytest.mark.usefixtures('thin')
 CONVERGES = ['--train.target_accuracy=0.01', '--checkpoint.period_epochs=0']
 
 
@@ -22,7 +23,7 @@ def events_of(run_dir, key):
 
 
 @pytest.fixture(scope='module')
-def converged(tiny, tmp_path_factory):
+def converged(thin, tiny, tmp_path_factory):
     """The folder of a run that reached its target; not to be changed."""
     run_dir = tmp_path_factory.mktemp('converged') / 'run'
     assert call(*arguments(run_dir, tiny, *CONVERGES)).returncode == 0
@@ -87,8 +88,8 @@ def test_a_run_starts_from_the_weights_of_another(converged, tiny, tmp_path):
             np.testing.assert_allclose(after[name], array, atol=1e-6, err_msg=name)
 
 
-def test_another_number_of_classes_starts_a_fresh_last_layer_on_every_rank(converged, tiny, tmp_path):
-    done = run(under_ranks(2, command(tmp_path, tiny, '--train.max_epochs=1', f'--init-weights={converged}',
+def test_another_number_of_classes_starts_a_fresh_last_layer_on_every_rank(whole_run, tiny, tmp_path):
+    done = run(under_ranks(2, command(tmp_path, tiny, '--train.max_epochs=1', f'--init-weights={whole_run[0]}',
                                       '--data.synthetic=true', '--data.num_classes=7')))
     assert done.returncode == 1, done.stderr
     note = ('the weights are for 10 classes, the data has 7: the last layer (fc1_weight, fc1_bias) starts with fresh '

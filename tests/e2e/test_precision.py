@@ -6,26 +6,22 @@ import os
 
 import pytest
 from e2e.training import command
-from helpers import CLI, ROOT, run
+from helpers import ROOT, call, run
 
 AVX2 = {**os.environ, 'DNNL_MAX_CPU_ISA': 'AVX2'}
 DIGITS = ['--config', ROOT / 'launch/configs/digits_cpu.yaml']
 BFLOAT16 = '--train.precision=bfloat16'
-def assert_refused(done, option, num_lines=1):
-    assert (done.returncode, done.stdout) == (2, ''), done.stderr
-    said = done.stderr.splitlines()
-    assert len([line for line in said if line.startswith('mlperf-rn50:')]) == num_lines
-    assert f'{option}: got bfloat16, ' in said[0] and 'AVX-512' in said[0] and said[0].endswith('use float32')
-    assert 'Traceback' not in done.stderr
 
 
 @pytest.mark.parametrize('words, option', [
-    (['train', *DIGITS, BFLOAT16], 'train.precision'),
-    (['bench', 'train', '--precisions', 'float32,bfloat16'], '--precisions'),
-    (['bench', 'ops', '--precisions=bfloat16'], '--precisions'),
-    (['bench', 'allreduce', BFLOAT16], 'train.precision')])
-def test_it_is_refused(tmp_path, words, option):
-    assert_refused(run([*CLI, *words, '--run.dir', tmp_path / 'run'], env=AVX2), option)
+    (['train', *DIGITS, BFLOAT16], 'train.precision'), (['bench', 'allreduce', BFLOAT16], 'train.precision'),
+    (['bench', 'train', '--precisions', 'float32,bfloat16'], '--precisions')])
+def test_it_is_refused(tmp_path, monkeypatch, words, option):
+    monkeypatch.setenv('DNNL_MAX_CPU_ISA', 'AVX2')
+    done = call(*words, '--run.dir', tmp_path / 'run')
+    assert (done.returncode, done.stdout) == (2, ''), done.stderr
+    [said] = done.stderr.splitlines()
+    assert f'{option}: got bfloat16, ' in said and 'AVX-512' in said and said.endswith('use float32')
     assert list(tmp_path.iterdir()) == []
 
 
@@ -37,8 +33,9 @@ def test_a_launcher_ends_with_the_doctor(tmp_path):
     assert list(tmp_path.rglob('result_*')) == []
 
 
-def test_a_plan_for_another_machine_can_be_made():
-    assert run([*CLI, 'train', *DIGITS, BFLOAT16, '--dry-run'], env=AVX2).returncode == 0
+def test_a_plan_for_another_machine_can_be_made(monkeypatch):
+    monkeypatch.setenv('DNNL_MAX_CPU_ISA', 'AVX2')
+    assert call('train', *DIGITS, BFLOAT16, '--dry-run').returncode == 0
 
 
 def test_float32_trains_there(tiny, tmp_path):

@@ -1,14 +1,13 @@
 """Checkpoints: a run that was killed, or asked to stop, ends as one that was not."""
+import os
 import shutil
 import signal
-import time
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from e2e.training import arguments, command, metrics, parent_pid, start, wait_for_checkpoint, wait_for_step
+from e2e.training import arguments, command, metrics, start, wait_for_checkpoint, wait_for_step
 from helpers import CLI, HANG_LIMIT_S, call, run, under_ranks
 
 from mlperf_rn50.files import LineFile
@@ -50,11 +49,10 @@ def test_killed_between_two_checkpoints_and_resumed(whole_run, tiny, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGUSR1], ids=['SIGTERM', 'SIGUSR1'])
-def test_asked_to_stop_and_resumed(whole_run, tiny, tmp_path, number):
+def test_asked_to_stop_and_resumed(whole_run, tiny, tmp_path):
     process = start(under_ranks(2, command(tmp_path, tiny, '--checkpoint.period_epochs=0')))
     wait_for_step(tmp_path, 6, process)
-    process.send_signal(number)
+    process.send_signal(signal.SIGUSR1)
     out, err = process.communicate(timeout=HANG_LIMIT_S)
     assert process.returncode == 75, err
     assert f'mlperf-rn50 train --resume {tmp_path}' in out
@@ -67,46 +65,16 @@ def test_asked_to_stop_and_resumed(whole_run, tiny, tmp_path, number):
     assert_same_end(tmp_path, whole_run[0])
 
 
-def blocks(process, number):
-    """Whether a process has a signal wait, as a rank does while it starts."""
-    try:
-        line = next(s for s in Path(f'/proc/{process.pid}/status').read_text().splitlines() if s.startswith('SigBlk'))
-    except OSError:
-        return False
-    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-
-
-def num_starting(launcher):
-    """Ranks that wait with SIGUSR1: a rank's own process, or its watcher before it."""
-    waiting = [p for p in psutil.Process(launcher.pid).children(recursive=True) if blocks(p, signal.SIGUSR1)]
-    return len([p for p in waiting if parent_pid(p) not in {w.pid for w in waiting}])
-
-
-def test_asked_to_stop_while_it_starts_it_stops_after_its_first_steps(tiny, tmp_path):
-    process = start(under_ranks(2, command(tmp_path, tiny)))
-    deadline = time.monotonic() + HANG_LIMIT_S
-    while num_starting(process) < 2:
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.01)
-    assert not (tmp_path / 'metrics.jsonl').exists()
-    process.send_signal(signal.SIGUSR1)
-    out, err = process.communicate(timeout=HANG_LIMIT_S)
-    assert process.returncode == 75, out + err
+def test_asked_to_stop_while_it_starts_it_stops_after_its_first_steps(thin, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr('mlperf_rn50.train.start.leave_openmp_to_engine', lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    done = call(*arguments(tmp_path, tiny))
+    assert done.returncode == 75 and f'mlperf-rn50 train --resume {tmp_path}' in done.stdout, done.stderr
     [path] = list_checkpoints(tmp_path / 'checkpoints')
     assert load(path)[0].step <= 3  # the first, and those already under way
 
 
-def test_a_run_that_reached_its_target_is_not_resumed_and_its_log_not_touched(tiny, tmp_path):
-    options = ['--train.target_accuracy=0.01', '--checkpoint.period_steps=2']
-    assert call(*arguments(tmp_path, tiny, *options)).returncode == 0
-    log = (tmp_path / 'result_0.txt').read_bytes()
-    done = call('train', '--resume', tmp_path)
-    assert done.returncode == 2 and 'a run that reached its target; there is nothing to go on with' in done.stderr
-    assert (tmp_path / 'result_0.txt').read_bytes() == log
-
-
 @pytest.fixture(scope='module')
-def ended(tiny, tmp_path_factory):
+def ended(thin, tiny, tmp_path_factory):
     """The folder of a run of one process that took its two epochs; not to be changed."""
     run_dir = tmp_path_factory.mktemp('ended')
     assert call(*arguments(run_dir, tiny, '--train.max_epochs=2')).returncode == 1
@@ -117,10 +85,8 @@ def ended(tiny, tmp_path_factory):
     ([], 'train.max_epochs: got 2, and the checkpoint has taken all of them'),
     (['--train.max_epochs=5', '--train.global_batch_size=16'],
      'train.global_batch_size: got 16, the checkpoint has 32'),
-    (['--train.max_epochs=5', '--model.name=resnet34'], 'model.name resnet18 -> resnet34; leave it as it was'),
     (['--train.max_epochs=5', '--model.name=resnet34', '--allow-changed=model.name'],
      'is missing; this checkpoint is of another model or optimizer'),
-    (['--allow-changed=model.nam'], 'did you mean model.name?'),
     (['--config', 'x.yaml'], 'got both, expected one')])
 def test_resumes_that_cannot_be_are_refused(ended, options, said):
     done = call('train', '--resume', ended, *options)
@@ -134,7 +100,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_two_ranks_alike(whole_run, tmp_p
     (last / 'arrays.npz').write_bytes(b'x')
     done = call('train', '--resume', run_dir, '--train.max_epochs=5')
     assert done.returncode == 2 and 'ranks: got 1, the checkpoint has 2; start 2 ranks' in done.stderr
-    done = run(under_ranks(2, [*CLI, 'train', '--resume', last, '--train.max_epochs=5']))
+    done = call('train', '--resume', last, '--train.max_epochs=5')
     assert done.returncode == 2 and 'is damaged' in done.stderr and 'Traceback' not in done.stderr
     done = run(under_ranks(2, [*CLI, 'train', '--resume', run_dir, '--train.max_epochs=4']))
     assert done.returncode == 1 and done.stderr.count('is damaged') == 1, done.stderr
@@ -159,7 +125,7 @@ def test_another_configuration_is_refused_or_allowed_and_told(ended, tmp_path):
     assert load(list_checkpoints(run_dir / 'checkpoints')[-1])[0].config['schedule']['base_lr'] == 0.5
 
 
-def test_a_full_disk_ends_the_run_in_one_line_and_it_goes_on_afterwards(tiny, tmp_path, monkeypatch):
+def test_a_full_disk_ends_the_run_in_one_line_and_it_goes_on_afterwards(thin, tiny, tmp_path, monkeypatch):
     with monkeypatch.context() as m:
         whole = LineFile.write
 

@@ -1,17 +1,14 @@
 """The whole program through its command line, on a few real digits."""
 import json
-import os
 import platform
-import pty
 import re
-import subprocess
-import termios
 
 import pytest
 from e2e.training import NUM_VAL, STEPS_PER_EPOCH, arguments, command, metrics
 from helpers import ROOT, call, run, under_ranks
 
 SGD = '--optimizer.name=sgd'
+pytestmark = pytest.mark.usefixtures('thin')
 
 
 def test_a_run_that_misses_its_target_is_shown_as_such(whole_run):
@@ -50,31 +47,18 @@ def test_the_run_folder_holds_what_a_reader_needs(whole_run):
     assert all(0 <= m['num_top1'] <= m['num_top5'] <= NUM_VAL for m in evaluations)
 
 
-def test_the_same_seed_gives_the_same_run(whole_run, tiny, tmp_path):
-    run_dir, _ = whole_run
-    run(under_ranks(2, command(tmp_path, tiny)))
-    assert metrics(tmp_path) == metrics(run_dir)
-
-
-def test_another_seed_gives_another_run(tiny, tmp_path):
-    for seed in (3, 4):
-        call(*arguments(tmp_path, tiny, f'--run.seed={seed}', '--train.max_epochs=1'))
-    one, other = (metrics(tmp_path, 'train', f'metrics{k}.jsonl') for k in ('', '_1'))
-    assert len(one) == len(other) == STEPS_PER_EPOCH and one != other
-
-
-def test_a_second_run_takes_the_next_number(tiny, tmp_path):
-    for number in range(2):
-        assert call(*arguments(tmp_path, tiny, '--train.target_accuracy=0.01', '--run.seed=null')).returncode == 0
-        assert (tmp_path / f'result_{number}.txt').exists()
-    seeds = {p.read_text().split('"key": "seed", "value": ')[1].split(',')[0] for p in tmp_path.glob('result_*.txt')}
-    assert len(seeds) == 2  # fresh for each run
-    assert (tmp_path / 'config_1.yaml').exists() and (tmp_path / 'metrics_1.jsonl').exists()
+def test_the_same_seed_gives_the_same_run_and_none_a_fresh_one_and_each_run_its_number(tiny, tmp_path):
+    for seed in (3, 3, 'null'):
+        done = call(*arguments(tmp_path, tiny, f'--run.seed={seed}', '--train.target_accuracy=0.01'))
+        assert done.returncode == 0 and 'epochs to converge  1' in done.stdout, done.stderr
+    one, same, other = (metrics(tmp_path, name=f'metrics{k}.jsonl') for k in ('', '_1', '_2'))
+    assert one == same != other and len(metrics(tmp_path, 'train')) == STEPS_PER_EPOCH
+    assert {f'{name}_2.{kind}' for name, kind in (('result', 'txt'), ('config', 'yaml'), ('train', 'log'))} < {
+        p.name for p in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize('options', [
-    [SGD],
-    pytest.param(['--train.label_smoothing=0.1'], marks=pytest.mark.slow),
+    [SGD], pytest.param(['--train.label_smoothing=0.1'], marks=pytest.mark.slow),
     pytest.param([SGD, '--schedule.decay=step', '--schedule.step_epochs=[2]'], marks=pytest.mark.slow),
     pytest.param(['--train.gradient_accumulation_steps=2', '--data.crop=random_resized',
                   '--data.mirror_probability=0.5'], marks=pytest.mark.slow),
@@ -83,8 +67,9 @@ def test_a_second_run_takes_the_next_number(tiny, tmp_path):
                  marks=pytest.mark.slow),
 ], ids=['sgd', 'lars', 'step', 'accumulate', 'bfloat16', 'compressed'])
 def test_every_way_to_train_writes_a_log_that_passes(tiny, tmp_path, options):
-    done = run(under_ranks(2, command(tmp_path, tiny, '--train.target_accuracy=0.01', '--run.clear_caches=true',
-                                      '--run.log_v06=true', *options)))
+    words = ['--train.target_accuracy=0.01', '--run.clear_caches=true', '--run.log_v06=true', *options]
+    done = call(*arguments(tmp_path, tiny, *words)) if options == [SGD] else \
+        run(under_ranks(2, command(tmp_path, tiny, *words)))
     assert done.returncode == 0, done.stderr
     assert 'epochs to converge  1' in done.stdout
     checked = call('check', tmp_path / 'result_0.txt')
@@ -96,11 +81,6 @@ def test_every_way_to_train_writes_a_log_that_passes(tiny, tmp_path, options):
                                          if 'cache_clear' in line)
     knows_schedule = SGD not in options or '--schedule.decay=step' in options
     assert ('0.6.0  open   pass' in v06) == (is_cleared and knows_schedule)
-
-
-def test_synthetic_images_need_no_data(tmp_path):
-    done = call(*arguments(tmp_path, tmp_path / 'none', '--data.synthetic=true', '--train.max_epochs=1'))
-    assert done.returncode == 1 and 'tiny-digits, synthetic images (not ImageNet)' in done.stdout
 
 
 def test_dry_run_needs_neither_data_nor_a_gpu_and_writes_nothing(tmp_path, monkeypatch):
@@ -118,48 +98,29 @@ def assert_one_line(done, code, message):
     assert 'Traceback' not in done.stderr
 
 
+def test_mistakes_take_one_line_from_rank_0(tiny, tmp_path):
+    options = ['--run.num_nodes=1', '--run.ranks_per_node=4']
+    assert_one_line(run(under_ranks(2, command(tmp_path, tiny, *options))), 2, 'but 2 were started')
+
+
 @pytest.mark.parametrize('options, code, message', [
     (['--schedule.base_lr=1e30'], 1, 'the loss is (inf|nan) at step'),
     (['--data.num_train=100'], 2, 'says 150, the configuration 100; set data.num_train'),
-    (['--run.num_nodes=1', '--run.ranks_per_node=4'], 2, 'but 2 were started'),
+    (['--train.gradient_accumulation_steps=3'], 2, 'expected a multiple of 3'),
+    (['--data.dir=/nonexistent'], 2, 'make the data with: mlperf-rn50 prepare'),
+    (['--train.device=gpu'], 2, 'train.device: got gpu, and MXNet sees none'),
+    (['--run.dir=/proc/x'], 2, 'run.dir: /proc/x'),
+    (['--resume=/nonexistent'], 2, 'no checkpoint in it'),
 ])
-def test_mistakes_take_one_line_from_rank_0(tiny, tmp_path, options, code, message):
-    assert_one_line(run(under_ranks(2, command(tmp_path, tiny, *options))), code, message)
+def test_mistakes_take_one_line(tiny, tmp_path, options, code, message):
+    assert_one_line(call(*arguments(tmp_path, tiny, *options)), code, message)
 
 
-@pytest.mark.parametrize('options, message', [
-    (['--train.gradient_accumulation_steps=3'], 'expected a multiple of 3'),
-    (['--data.dir=/nonexistent'], 'make the data with: mlperf-rn50 prepare'),
-    (['--train.device=gpu'], 'train.device: got gpu, and MXNet sees none'),
-    (['--run.dir=/proc/x'], 'run.dir: /proc/x'),
-    (['--resume=/nonexistent'], 'no checkpoint in it'),
-])
-def test_mistakes_take_one_line(tiny, tmp_path, options, message):
-    assert_one_line(call(*arguments(tmp_path, tiny, *options)), 2, message)
-
-
-def test_a_terminal_shows_a_bar_with_the_time_left(tiny, tmp_path):
-    reader, terminal = pty.openpty()
-    termios.tcsetwinsize(terminal, (24, 160))
-    process = subprocess.Popen([str(a) for a in command(tmp_path, tiny, '--train.max_epochs=1')],
-                               stdout=subprocess.DEVNULL, stderr=terminal)
-    os.close(terminal)
-    shown = b''
-    try:
-        while block := os.read(reader, 65536):
-            shown += block
-    except OSError:  # Linux ends a pty with EIO
-        pass
-    assert process.wait() == 1
-    text = shown.decode()
-    assert re.search(r'epoch 1:\s+\d+%\|.*/5 \[\d+:\d+<\d+:\d+.*img/s, loss [\d.]+, lr ', text)
-    assert 'Top-1' in text
-
-
-def test_every_node_writes_its_telemetry_and_goes_on_after_a_resume(tiny, tmp_path):
-    done = run(under_ranks(2, command(tmp_path, tiny, '--telemetry=true', '--train.max_epochs=1')))
-    assert done.returncode == 1, done.stderr
-    done = call('train', '--resume', tmp_path, '--elastic', '--train.max_epochs=2')
+def test_synthetic_images_need_no_data_and_telemetry_goes_on_after_a_resume(tmp_path):
+    done = call(*arguments(tmp_path, tmp_path / 'none', '--data.synthetic=true', '--telemetry=true',
+                           '--train.max_epochs=1'))
+    assert done.returncode == 1 and 'tiny-digits, synthetic images (not ImageNet)' in done.stdout, done.stderr
+    done = call('train', '--resume', tmp_path, '--train.max_epochs=2')
     assert done.returncode == 1, done.stderr
     [path] = tmp_path.glob('telemetry_*')
     assert path.name == f'telemetry_0_{platform.node()}.jsonl'
@@ -170,9 +131,8 @@ def test_every_node_writes_its_telemetry_and_goes_on_after_a_resume(tiny, tmp_pa
 @pytest.mark.slow
 def test_a_network_without_norms_trains_goes_on_and_is_another_benchmark(tiny, tmp_path):
     options = ['--model.name=googlenet', '--data.image_size=64', '--data.resize_shorter=64', SGD]
-    done = run(under_ranks(2, command(tmp_path, tiny, *options, '--train.max_epochs=1')))
-    assert done.returncode == 1, done.stderr
-    done = call('train', '--resume', tmp_path, '--elastic', '--train.max_epochs=2')
+    assert call(*arguments(tmp_path, tiny, *options, '--train.max_epochs=1')).returncode == 1
+    done = call('train', '--resume', tmp_path, '--train.max_epochs=2')
     assert done.returncode == 1, done.stderr
     assert [m['epoch'] for m in metrics(tmp_path, 'eval')] == [1, 2]
     assert '"submission_benchmark", "value": "googlenet"' in (tmp_path / 'result_0.txt').read_text()

@@ -35,28 +35,18 @@ def test_not_a_number_is_never_right():
     assert counts(logits, [0, 2, 0]) == [1, 1]
 
 
-def test_equal_logits_rank_by_class_number():
+def test_equal_logits_rank_by_class_number_and_fewer_classes_than_five_are_all_in():
     assert counts(np.zeros((7, 7)), range(7)) == [1, 5]
-
-
-def test_fewer_classes_than_five():
     assert counts(np.eye(3), [0, 1, 0]) == [2, 3]
-
-
-class _Identity:
-    def __call__(self, images):
-        return images
 
 
 def _batch(num_valid):
     return Batch(mx.nd.array(np.eye(4)), mx.nd.array(range(4), dtype='int32'), num_valid)
 
 
-def test_whole_set_is_divided_once():
-    assert evaluate(_Identity(), [_batch(4), _batch(4), _batch(2)], 10, LocalComm()) == Accuracy(10, 10, 10)
-
-
-@pytest.mark.parametrize('num_images', [9, 11])
-def test_another_number_of_images_is_an_error(num_images):
-    with pytest.raises(RunFailed, match=f'got 10 images over all ranks, expected {num_images}'):
-        evaluate(_Identity(), [_batch(4), _batch(4), _batch(2)], num_images, LocalComm())
+def test_the_whole_set_is_divided_once_and_another_number_of_images_is_an_error():
+    batches = [_batch(4), _batch(4), _batch(2)]
+    assert evaluate(lambda images: images, batches, 10, LocalComm()) == Accuracy(10, 10, 10)
+    for num_images in (9, 11):
+        with pytest.raises(RunFailed, match=f'got 10 images over all ranks, expected {num_images}'):
+            evaluate(lambda images: images, batches, num_images, LocalComm())

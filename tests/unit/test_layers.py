@@ -6,7 +6,7 @@ from helpers import ROOT
 PACKAGE = ROOT / 'mlperf_rn50'
 # A module may import from its own room and from those below it.
 ROOMS = [{'__main__'}, {'cli'}, {'bench', 'launch'}, {'train'}, {'study'}, {'mlperf', 'data', 'model', 'system'},
-         {'options'}, {'config'}, {'jsonl'}, {'files', 'npz', 'safe_path'}, {'errors'}]
+         {'options'}, {'config'}, {'jsonl', 'locks'}, {'files', 'npz', 'safe_path'}, {'errors'}]
 HEAVY = {'mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'sklearn', 'rich'}
 LIGHT_ROOMS = ('cli', 'mlperf')
 LIGHT = ['config', 'options', 'launch.__main__', 'model.weights', 'study.convergence', 'study.layouts', 'study.live',

@@ -17,18 +17,13 @@ def test_it_is_halved_on_overflow_once_for_all_steps_under_way():
     assert scale == LossScale(256.0, 1)
 
 
-def test_it_is_doubled_when_it_held_for_long():
-    scale = LossScale(1024.0)
+def test_it_is_doubled_when_it_held_for_long_and_has_bounds():
+    scale, low, high = LossScale(1024.0), LossScale(1.0), LossScale(2.0**24, GROWTH_STEPS - 1)
     for _ in range(GROWTH_STEPS):
         scale.read(scale.value, True)
-    assert scale == LossScale(2048.0, 0)
-
-
-def test_it_has_bounds():
-    low, high = LossScale(1.0), LossScale(2.0**24, GROWTH_STEPS - 1)
     low.read(1.0, False)
     high.read(high.value, True)
-    assert low.value == 1.0 and high.value == 2.0**24
+    assert (scale, low.value, high.value) == (LossScale(2048.0, 0), 1.0, 2.0**24)
 
 
 def test_few_compressed_values_flush_to_zero_at_any_number_of_ranks():

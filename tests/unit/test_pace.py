@@ -22,7 +22,9 @@ def test_steps_are_counted_not_passes():
     pace.start()
     for _ in range(3):
         pace.has_data()
+        first = pace._data_at
         pace.has_data()  # a second pass
+        assert pace._data_at == first
         pace.stepped(mx.nd.ones((2,)).copy(), mx.nd.ones((2,)).copy())
     times = pace.take()
     assert times.num_steps == 3

@@ -18,20 +18,10 @@ def test_step_decay_drops_at_the_first_step_of_its_epochs():
     assert rates == pytest.approx([0.4, 0.04, 0.04, 0.004])
 
 
-def test_poly_by_hand():
-    s = ScheduleConfig(base_lr=2.0, warmup_epochs=1, decay='poly', decay_epochs=5, end_lr=0.0, poly_power=2)
-    assert learning_rate(s, 3, 4) == pytest.approx(2.0)
-    assert learning_rate(s, 11, 4) == pytest.approx(2.0 * 0.5**2)
-    assert learning_rate(s, 19, 4) == pytest.approx(0.0)
-    assert learning_rate(s, 100, 4) == pytest.approx(0.0)
-
-
-def test_cosine_by_hand():
-    s = ScheduleConfig(base_lr=1.0, warmup_epochs=0, decay='cosine', decay_epochs=2, end_lr=0.0)
-    assert learning_rate(s, 1, 2) == pytest.approx(0.5)
-    assert learning_rate(s, 3, 2) == pytest.approx(0.0)
-
-
-def test_end_lr_is_kept():
-    s = ScheduleConfig(base_lr=1.0, warmup_epochs=0, decay='poly', decay_epochs=2, end_lr=1e-4)
-    assert learning_rate(s, 1000, 2) == pytest.approx(1e-4)
+def test_decays_by_hand_down_to_end_lr():
+    poly = ScheduleConfig(base_lr=2.0, warmup_epochs=1, decay='poly', decay_epochs=5, end_lr=0.0, poly_power=2)
+    assert [learning_rate(poly, step, 4) for step in (3, 11, 19, 100)] == pytest.approx([2.0, 0.5, 0.0, 0.0])
+    cosine = ScheduleConfig(base_lr=1.0, warmup_epochs=0, decay='cosine', decay_epochs=2, end_lr=0.0)
+    assert [learning_rate(cosine, step, 2) for step in (1, 3)] == pytest.approx([0.5, 0.0])
+    kept = ScheduleConfig(base_lr=1.0, warmup_epochs=0, decay='poly', decay_epochs=2, end_lr=1e-4)
+    assert learning_rate(kept, 1000, 2) == pytest.approx(1e-4)

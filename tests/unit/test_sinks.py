@@ -1,5 +1,8 @@
 """What reads the events of a run, on a disk that takes no more, and of a run that goes on otherwise."""
 import json
+import logging
+import re
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +25,7 @@ from mlperf_rn50.train.run_folder import RunFolder
 from mlperf_rn50.train.sinks.metrics import Metrics
 from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
 from mlperf_rn50.train.sinks.tensorboard import TensorBoard
-from mlperf_rn50.train.sinks.terminal import Terminal
+from mlperf_rn50.train.sinks.terminal import EpochProgress, Terminal
 from mlperf_rn50.train.sinks.watched import Sampled
 
 FULL = Path('/dev/full')
@@ -55,6 +58,15 @@ def test_the_words_of_the_terminal_on_a_full_disk(capsys):
     assert_named(Terminal(SimpleNamespace(train_log=FULL, result=Path('r'))), events.Warned('x'), FULL)
     said = capsys.readouterr().err
     assert said.count('\n') == 1 and 'Traceback' not in said
+
+
+def test_a_terminal_shows_a_bar_with_the_time_left(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, 'isatty', lambda: True, raising=False)
+    progress = EpochProgress(logging.getLogger('none'), 0, 5, 2)
+    progress.update(1.5, 0.1, 100.0)
+    progress._bar.refresh()
+    assert re.search(r'epoch 1:\s+60%\|.*3/5 \[\d+:\d+<\d+:\d+.*100 img/s, loss 1.500, lr 0.1', capsys.readouterr().err)
+    progress.close()
 
 
 def test_tensorboard_on_a_full_disk(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@ import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +22,8 @@ from mlperf_rn50.config import (
 )
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import temporary_of
-from mlperf_rn50.train import checkpoint, run_lock, start
+from mlperf_rn50.mlperf.writer import RunLog
+from mlperf_rn50.train import checkpoint, start
 from mlperf_rn50.train.changes import FREE, find_changes, parse_allowed
 from mlperf_rn50.train.comm import LocalComm
 from mlperf_rn50.train.loss_scale import LossScale
@@ -29,19 +31,13 @@ from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.progress import Progress
 from mlperf_rn50.train.run_folder import RunFolder, new_run
-from mlperf_rn50.train.start import Host, Resumption, _restore, hold_run, load_resumption, nodes_of, plan_run
+from mlperf_rn50.train.start import Host, _restore, hold_run, load_resumption, nodes_of, plan_new, plan_resumed
 
 
 def make_config(folder, **train) -> Config:
     return Config(run=RunConfig(dir=str(folder)), data=DataConfig(num_train=640),
                   schedule=ScheduleConfig(base_lr=0.4, warmup_epochs=0, decay_epochs=100),
                   train=TrainConfig(**{'local_batch_size': 8, **train}))
-
-
-def ranks(number):
-    comm = LocalComm()
-    comm.world_size = number
-    return comm
 
 
 def progress_of(config, num_ranks, step):
@@ -63,22 +59,36 @@ def test_nodes_are_counted_in_the_order_of_their_first_rank():
 
 
 def test_a_new_run_draws_a_seed_and_knows_its_nodes(tmp_path):
-    plan, progress = plan_run(make_config(tmp_path), ranks(4), [0, 0, 1, 1], None, False)
+    comm = LocalComm()
+    comm.world_size = 4
+    plan, progress = plan_new(make_config(tmp_path), comm, [0, 0, 1, 1])
     assert plan.nodes == (0, 0, 1, 1) and plan.config.run.seed == progress.seed
     assert (progress.step, progress.global_batch_size, progress.lr_batch_size, progress.last_lr) == (0, 32, 32, 0.0)
 
 
+def resume(before, now, num_ranks, *, is_elastic=False, allowed=(), nodes=None):
+    """Plan and record of a run that is resumed with a configuration."""
+    found = checkpoint.Found(Path('step_00000010'), before, {})
+    return plan_resumed(now, num_ranks, nodes or [0] * num_ranks, found, is_elastic, allowed)
+
+
+def restored(before, progress, optimizer='sgd'):
+    """The trainer of a run that went back to a checkpoint."""
+    trainer = SimpleNamespace(restore=lambda arrays: None, array_shapes=dict, loss_scale=LossScale(1.0),
+                              optimizer=SimpleNamespace(_config=OptimizerConfig(optimizer), last_lr=None,
+                                                        is_batch_new=False))
+    _restore(trainer, LocalComm(), checkpoint.Found(Path('none/step_00000010'), before, {}), progress)
+    return trainer
+
+
 @pytest.mark.parametrize('name', ['sgd', 'lars'])
-def test_after_half_of_the_ranks_are_gone_the_momentum_follows_the_rate_that_was_applied_last(tmp_path, name):
+def test_with_half_of_the_ranks_the_momentum_follows_the_rate_that_was_applied_last(tmp_path, name):
     config = make_config(tmp_path)
     before = progress_of(config, 4, 10)  # half an epoch
-    resumption = Resumption(tmp_path / 'step_00000010', before, {})
-    plan, progress = plan_run(config, ranks(2), [0, 0], resumption, True)
+    plan, progress = resume(before, config, 2, is_elastic=True)
     assert (progress.step, progress.global_batch_size, progress.lr_batch_size) == (20, 16, 32)
     assert (progress.last_lr, progress.num_resumes, plan.lr_scale) == (before.last_lr, 1, 0.5)
-    optimizer = SimpleNamespace(_config=OptimizerConfig(name), last_lr=None, is_batch_new=False)
-    trainer = trainer_with(optimizer)
-    _restore(trainer, LocalComm(), resumption, progress)
+    optimizer = restored(before, progress, name).optimizer
     factor = Optimizer._momentum(optimizer, plan.learning_rate(progress.step)) / 0.9
     assert factor == pytest.approx(0.5, abs=2e-3) and factor != 0.5  # a step further in the schedule, too
 
@@ -86,24 +96,28 @@ def test_after_half_of_the_ranks_are_gone_the_momentum_follows_the_rate_that_was
 def test_with_as_many_ranks_sgd_goes_on_as_if_it_had_not_stopped(tmp_path):
     config = make_config(tmp_path)
     before = replace(progress_of(config, 4, 10), loss_scale=512.0, num_finite_steps=7)
-    _, progress = plan_run(config, ranks(4), [0] * 4, Resumption(tmp_path, before, None), False)
-    optimizer = SimpleNamespace(_config=OptimizerConfig('sgd'), last_lr=None, is_batch_new=False)
-    trainer = trainer_with(optimizer)
-    _restore(trainer, LocalComm(), Resumption(tmp_path / 'step_00000010', before, {}), progress)
-    assert Optimizer._momentum(optimizer, 0.1) == 0.9
+    trainer = restored(before, resume(before, config, 4)[1])
+    assert Optimizer._momentum(trainer.optimizer, 0.1) == 0.9
     assert trainer.loss_scale == LossScale(512.0, 7)
 
 
+def test_an_epoch_begins_anew_where_other_nodes_shuffle_their_own_images(tmp_path):
+    config = make_config(tmp_path)
+    config = replace(config, data=replace(config.data, shuffle='node'))
+    before = replace(progress_of(config, 4, 30), nodes=[0, 0, 1, 1])
+    assert [resume(before, config, 4, nodes=n)[1].step for n in ([0, 0, 1, 1], [0, 1, 0, 1])] == [30, 20]
+
+
 class OtherRank(LocalComm):
-    """Rank 1 of two, of which rank 0 says something."""
+    """Rank 1 of two; said: what rank 0 shares, in turn."""
 
     rank = 1
 
-    def __init__(self, said):
-        self.said = said
+    def __init__(self, *said):
+        self.said = list(said)
 
     def gather_object(self, value):
-        return [self.said, value]
+        return [self.said.pop(0), value]
 
 
 @pytest.fixture
@@ -116,46 +130,53 @@ def run(tmp_path):
     return folder
 
 
-def test_rank_0_alone_reads_a_checkpoint_and_the_others_hear_of_it(run, monkeypatch):
+def test_rank_0_alone_reads_a_checkpoint_and_shares_what_it_found(run, monkeypatch):
     older, newer = checkpoint.list_checkpoints(run.checkpoints)
     read = load_resumption(LocalComm(), run, run.checkpoints)
-    assert (read.path, read.before.step, set(read.arrays)) == (newer, 6, {'a'})
-    monkeypatch.setattr(checkpoint, '_load', None)  # whoever reads, fails
-    heard = load_resumption(OtherRank({'made': [str(older), vars(read.before)]}), run, run.checkpoints)
-    assert (heard.path, heard.before, heard.arrays) == (older, read.before, None)  # what rank 0 chose
+    assert (read.path, read.progress.step, set(read.arrays)) == (newer, 6, {'a'})
+    monkeypatch.setattr(checkpoint, '_load', None)  # a rank that reads fails
+    other = load_resumption(OtherRank(None, [str(older), vars(read.progress)]), run, run.checkpoints)
+    assert (other.path, other.progress, other.arrays) == (older, read.progress, {})
     with pytest.raises(UserError, match='it is damaged'):
-        load_resumption(OtherRank({'error': 'it is damaged'}), run, run.checkpoints)
+        load_resumption(OtherRank('it is damaged'), run, run.checkpoints)
+
+
+def test_a_run_that_reached_its_target_is_not_resumed_and_its_log_not_touched(run):
+    RunLog(run.result, None, is_resumed=True).run_stop('converged')
+    log = run.result.read_bytes()
+    with pytest.raises(UserError, match='a run that reached its target; there is nothing to go on with'):
+        load_resumption(LocalComm(), run, run.checkpoints)
+    assert run.result.read_bytes() == log
 
 
 def test_of_a_folder_the_newest_whole_one_is_taken_and_a_named_one_is_taken_at_its_word(run):
     older, newer = checkpoint.list_checkpoints(run.checkpoints)
     (newer / 'arrays.npz').write_bytes(b'x')
     found = load_resumption(LocalComm(), run, run.checkpoints)
-    assert (found.path, found.before.step) == (older, 3)
+    assert (found.path, found.progress.step) == (older, 3)
     [(path, reason)] = found.damaged
     assert path == newer and reason.startswith(f'{newer}: ') and 'arrays.npz is damaged' in reason
     with pytest.raises(UserError, match=f'the one before it is {older}: --resume {older}'):
         load_resumption(LocalComm(), run, newer)
     assert checkpoint.list_checkpoints(run.checkpoints) == [older, newer]  # nothing was done yet
-    _restore(trainer_with(SimpleNamespace()), LocalComm(), replace(found, arrays={}), found.before)
-    assert checkpoint.list_checkpoints(run.checkpoints) == [older]
+    trainer = SimpleNamespace(restore=lambda _: None, array_shapes=lambda: {'a': (2,)}, optimizer=SimpleNamespace(),
+                              loss_scale=LossScale(1.0))
+    _restore(trainer, LocalComm(), found, found.progress)
+    assert checkpoint.list_checkpoints(run.checkpoints) == [older] and not found.arrays
     assert (run.checkpoints / f'damaged_{newer.name}' / 'state.json').exists()
 
 
 def test_the_configuration_is_that_of_the_run_before_or_the_keys_are_named(tmp_path):
     config = make_config(tmp_path)
     before = replace(progress_of(config, 4, 10), config=to_tree(config))
-    resumption = Resumption(tmp_path / 'step_00000010', before, {})
     other = replace(config, schedule=replace(config.schedule, base_lr=0.5), data=replace(config.data, crop='none'),
                     train=replace(config.train, target_accuracy=0.5, max_epochs=9))
     with pytest.raises(UserError) as e:
-        plan_run(other, ranks(4), [0] * 4, resumption, False)
+        resume(before, other, 4, allowed=['data.crop'])
     assert str(e.value).endswith(
-        'the configuration is not that of the run before: data.crop random_resized -> none, schedule.base_lr 0.4 -> '
-        '0.5; leave it as it was, or accept just this with --allow-changed data.crop,schedule.base_lr')
-    with pytest.raises(UserError, match=r'before: schedule.base_lr 0.4 -> 0.5; .* --allow-changed data.crop,sch'):
-        plan_run(other, ranks(4), [0] * 4, resumption, False, ['data.crop'])
-    plan, progress = plan_run(other, ranks(4), [0] * 4, resumption, False, ['schedule.base_lr', 'data.crop'])
+        'the configuration is not that of the run before: schedule.base_lr 0.4 -> 0.5; leave it as it was, or accept '
+        'just this with --allow-changed data.crop,schedule.base_lr')
+    plan, progress = resume(before, other, 4, allowed=['schedule.base_lr', 'data.crop'])
     assert progress.config == to_tree(plan.config) and progress.config['schedule']['base_lr'] == 0.5
     assert [str(c) for c in find_changes(before.config, plan.config)] == [
         'data.crop random_resized -> none', 'schedule.base_lr 0.4 -> 0.5', 'train.target_accuracy 0.749 -> 0.5',
@@ -165,12 +186,10 @@ def test_the_configuration_is_that_of_the_run_before_or_the_keys_are_named(tmp_p
 def test_a_run_keeps_its_seed(tmp_path):
     config = make_config(tmp_path)
     before = replace(progress_of(config, 4, 10), config=to_tree(config))  # of seed 5, which was drawn
-    resumption = Resumption(tmp_path / 'step_00000010', before, {})
-    plan, _ = plan_run(config, ranks(4), [0] * 4, resumption, False)
-    assert plan.config.run.seed == 5
+    assert resume(before, config, 4)[0].config.run.seed == 5
     other = replace(config, run=replace(config.run, seed=6))
     with pytest.raises(UserError, match='run.seed: got 6, the checkpoint has 5'):
-        plan_run(other, ranks(4), [0] * 4, resumption, False, ['run.seed'])
+        resume(before, other, 4, allowed=['run.seed'])
 
 
 def test_keys_that_may_change_freely_exist():
@@ -179,15 +198,10 @@ def test_keys_that_may_change_freely_exist():
     assert not FREE & {'schedule.base_lr', 'optimizer.momentum', 'data.dataset', 'comm.compression', 'train.precision'}
 
 
-@pytest.mark.parametrize('text, said', [('schedule.base_lrr', 'did you mean schedule.base_lr?'),
-                                        ('', None), ('data.crop,', 'got , expected'), ('crop', 'got crop')])
-def test_allowed_keys_must_exist(text, said):
-    if said is None:
-        assert parse_allowed(text) == ()
-        return
-    with pytest.raises(UserError) as e:
-        parse_allowed(text)
-    assert said in str(e.value)
+def test_allowed_keys_must_exist():
+    assert parse_allowed('') == () and parse_allowed('data.crop,run.dir') == ('data.crop', 'run.dir')
+    with pytest.raises(UserError, match='got schedule.base_lrr, .* did you mean schedule.base_lr?'):
+        parse_allowed('data.crop,schedule.base_lrr')
 
 
 def hold(run):
@@ -204,7 +218,7 @@ def test_who_writes_a_run_holds_it_and_clears_what_a_killed_one_left(run, capsys
     others = [temporary_of(RunFolder(run.dir, 1).config), run.dir / '.config.yaml', run.checkpoints / 'step_x']
     for path in (*left[2:], *others):
         path.write_text('half')
-    monkeypatch.setattr(run_lock, '_PATIENCE_S', 0.0)
+    monkeypatch.setattr(start, '_LOCK_LIMIT_S', 0.0)
     monkeypatch.setattr(start, '_LOCK_PERIOD_S', 0.01)
     with open(run.lock, 'a') as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -279,19 +293,13 @@ def test_a_run_that_goes_on_finds_its_own_checkpoints_to_be_the_newest(tmp_path,
     assert [checkpoint.load(p)[0].step for p in found] == kept
 
 
-def test_a_key_that_is_newer_than_the_run_had_its_default():
+def test_keys_that_are_newer_than_the_run_and_a_default_that_became_null_are_no_changes():
     before = to_tree(Config())
     del before['optimizer']['nesterov']
     assert not find_changes(before, Config())
     now = Config(optimizer=OptimizerConfig(nesterov=True))
     assert [str(c) for c in find_changes(before, now)] == ['optimizer.nesterov false -> true']
-
-
-def test_a_default_that_has_become_null_is_no_change():
-    before = to_tree(Config())
     before['model']['fused_bn_relu'] = False
     assert [str(c) for c in find_changes(before, Config())] == ['model.fused_bn_relu false -> null']  # chosen
     del before['model']['fused_bn_add_relu']  # which came when the default became null
     assert not find_changes(before, Config())
-    before['model']['fused_bn_relu'] = True
-    assert [str(c) for c in find_changes(before, Config())] == ['model.fused_bn_relu true -> null']

@@ -1,0 +1,88 @@
+"""Lock files: the kernel gives a lock back however its holder ends, and the file names the holder."""
+import fcntl
+import os
+import platform
+import sys
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from mlperf_rn50.files import no_link, regular_file
+
+
+class FileLock:
+    """The lock of a file, which is made if missing.
+
+    Args:
+        is_held: whether this process holds it; False, too, where the file system has no locks.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.is_held = path, False
+        self._file: BinaryIO | None = None
+
+    def take(self) -> bool:
+        """Take the lock; False where another process holds it. Without locks, print a warning and return True.
+
+        Raises:
+            OSError: the file cannot be opened, or is a symbolic link.
+        """
+        self._file = self._file or self._open()
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as e:
+            sys.stderr.write(f'{self.path}: this file system has no locks ({e.strerror}); start only one program at a '
+                             'time in this folder\n')
+            return True
+        if not self._is_there(self._file):  # its last holder has removed it meanwhile
+            self.close()
+            return self.take()
+        self.is_held = True
+        with suppress(OSError):
+            self._file.truncate(0)
+            self._file.write(f'process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}\n'
+                             .encode())
+        return True
+
+    def _open(self) -> BinaryIO:
+        try:
+            return open(self.path, 'a+b', buffering=0, opener=no_link)
+        except PermissionError:  # of another user's run; a lock needs no more than to read it
+            return open(self.path, 'rb', buffering=0, opener=no_link)
+
+    def _is_there(self, file: BinaryIO) -> bool:
+        with suppress(OSError):
+            return os.path.samestat(os.stat(self.path), os.fstat(file.fileno()))
+        return False
+
+    def holder(self) -> str:
+        """Return the name of the process that holds the lock, as it wrote it."""
+        return read_holder(self.path) or 'another process'
+
+    def close(self) -> None:
+        """Give the lock back."""
+        if self._file:
+            self._file.close()
+        self._file, self.is_held = None, False
+
+
+def read_holder(path: Path) -> str:
+    """Return the name of the last holder of a lock; '' where there is none."""
+    with suppress(OSError), open(path, 'rb', opener=regular_file) as f:
+        return f.read(200).decode(errors='replace').strip()
+    return ''
+
+
+def is_locked(path: Path) -> bool | None:
+    """Return whether a process holds a lock; None where this host cannot know: some file systems hide other hosts'."""
+    try:
+        with open(path, 'rb', opener=regular_file) as f:
+            fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False if f' on {platform.node()} ' in f'{read_holder(path)} ' else None
