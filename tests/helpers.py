@@ -30,7 +30,7 @@ def run(command, *, timeout=HANG_LIMIT_S, **keys) -> subprocess.CompletedProcess
 def own_signals() -> Iterator[None]:
     """Lets a program handle signals as it likes, and goes back to how they were."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)}
     try:
         yield
     finally:

@@ -17,7 +17,8 @@ class Slurm:
         self.processes: list[subprocess.Popen] = []
         self.controller, self.nodes = cluster.hosts[0], cluster.hosts[1:]
         self._start_munge()
-        (folder / 'state').mkdir()
+        for name in ('state', *(f'tmp_{n.name}' for n in self.nodes)):
+            (folder / name).mkdir()
         (folder / 'slurm.conf').write_text(self._configuration())
         self._start(self.controller, 'slurmctld', '-D')
         for node in self.nodes:
@@ -61,6 +62,7 @@ ReturnToService=2
 KillWait=30
 OverTimeLimit=0
 StateSaveLocation={self.folder}/state
+TmpFS={self.folder}/tmp_%n
 SlurmdSpoolDir={self.folder}/spool_%n
 SlurmctldPidFile={self.folder}/slurmctld.pid
 SlurmdPidFile={self.folder}/slurmd_%n.pid
@@ -98,7 +100,7 @@ SlurmdLogFile={self.folder}/slurmd_%n.log
         return next(w.partition('=')[2] for w in words if w.startswith('JobState='))
 
     def close(self) -> None:
+        self._wait_until_ready()  # a step that is ending needs munge
         for process in reversed(self.processes):
             process.terminate()
-        for process in self.processes:
             process.wait(HANG_LIMIT_S)

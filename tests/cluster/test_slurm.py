@@ -1,4 +1,5 @@
 """Slurm's own controller and nodes: a job trains on two nodes, is interrupted and goes on."""
+import json
 import re
 import time
 
@@ -8,6 +9,8 @@ from cluster.slurm import Slurm
 from helpers import HANG_LIMIT_S, ROOT
 
 from mlperf_rn50.train.checkpoint import list_checkpoints, load
+
+VARIABLES = {'OMP_NUM_THREADS': '1', 'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_btl': 'tcp,self,vader'}
 
 
 @pytest.fixture(scope='module')
@@ -55,7 +58,7 @@ class SlurmJob:
 @pytest.fixture
 def submit(slurm, tiny_config, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    for name, value in (('OMP_NUM_THREADS', '1'), ('OMPI_MCA_pml', 'ob1'), ('OMPI_MCA_btl', 'tcp,self,vader')):
+    for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     jobs = []
 
@@ -66,6 +69,18 @@ def submit(slurm, tiny_config, tmp_path, monkeypatch):
     for job in jobs:
         slurm.call('scancel', job.number)
         job.wait_for_state('COMPLETED', 'CANCELLED', 'FAILED', 'TIMEOUT', 'NODE_FAIL')
+
+
+@pytest.mark.engine
+def test_ranks_of_srun_train_over_pmix(slurm, tiny_config, tmp_path, monkeypatch):
+    """The engine of containers: without a container here, but with Slurm's own PMIx."""
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    output = slurm.call('salloc', '--quiet', '--nodes', 2, ROOT / 'launch/engines/srun.sh', 'h2:1,h3:1',
+                        ROOT / 'launch/bind.sh', ROOT / '.venv/bin/mlperf-rn50', 'train', '--config', tiny_config,
+                        '--run.dir', tmp_path, '--train.target_accuracy', 0.01)
+    assert 'converged' in output
+    assert [n['hostname'] for n in json.loads((tmp_path / 'env.json').read_text())['nodes']] == ['h2', 'h3']
 
 
 @pytest.mark.engine
