@@ -1,6 +1,7 @@
 """Sees runs through to their end: the layout, the doctor, each attempt, what it came to, and what follows."""
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -189,7 +190,7 @@ class Supervisor:
         for host in silent:
             note_failure(layout.run_dir, Failure(job, host, 'does not answer'))
             self.world.say(f'host {host} (with rank {ranks_of(host, layout.hosts, layout.ranks_per_node)}) does not '
-                           f'answer; {where}')
+                           f'answer {platform.node()}; {where}')
         if not silent:
             self.world.say(f'the ranks ended with exit code {attempt.exit_code}; {where}')
 

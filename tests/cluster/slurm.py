@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from cluster.hosts import Cluster, Host
-from helpers import HANG_LIMIT_S
+from helpers import HANG_LIMIT_S, run
 
 
 class Slurm:
@@ -80,19 +80,17 @@ SlurmdLogFile={self.folder}/slurmd_%n.log
 
     def call(self, *command: object) -> str:
         """Output of a Slurm command on the controller."""
-        done = subprocess.run(self.controller.inside(command), env=self.environment(), capture_output=True, text=True)
+        done = run(self.controller.inside(command), env=self.environment())
         assert done.returncode == 0, f'{command}: {done.stdout}{done.stderr}'
         return done.stdout
 
     def _wait_until_ready(self) -> None:
+        """Waits until every node is idle."""
         deadline = time.monotonic() + HANG_LIMIT_S
-        while time.monotonic() < deadline:
-            done = subprocess.run(self.controller.inside(['sinfo', '-h', '-o', '%D %t']), env=self.environment(),
-                                  capture_output=True, text=True)
-            if done.stdout.split() == [str(len(self.nodes)), 'idle']:
-                return
+        command = self.controller.inside(['sinfo', '-h', '-o', '%D %t'])
+        while (done := run(command, env=self.environment())).stdout.split() != [str(len(self.nodes)), 'idle']:
+            assert time.monotonic() < deadline, f'Slurm is not ready: {done.stdout}{done.stderr}; see {self.folder}'
             time.sleep(0.2)
-        raise AssertionError(f'Slurm did not start: {done.stdout}{done.stderr}; see {self.folder}')
 
     def state(self, job: str) -> str:
         """The state of a job, as scontrol says it."""

@@ -1,5 +1,6 @@
 """Every sequence of ends: whatever attempts come to, a launcher ends, with a code that its run folder bears out."""
 import json
+import platform
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -140,7 +141,7 @@ def test_a_run_that_a_lost_host_interrupted_is_started_again():
     lost = one(EXIT_FAILED, 'interrupted', 1, silent={'h2'})
     code, world, _ = fake_run([lost], again)
     assert code == EXIT_OK and len(world.calls) == 2
-    assert any(said.startswith('host h2 (with rank 1) does not answer') for said in world.said)
+    assert any(said.startswith(f'host h2 (with rank 1) does not answer {platform.node()}; ') for said in world.said)
     assert fake_run([lost], OPTIONS)[0] == EXIT_FAILED
     assert fake_run([dict(lost, code=EXIT_RESUMABLE)], again)[0] == EXIT_OK
     assert fake_run([dict(lost, code=EXIT_RESUMABLE, silent=set())], again)[0] == EXIT_RESUMABLE
