@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,15 @@ def call(*arguments) -> subprocess.CompletedProcess:
         except SystemExit as e:  # --help
             code = e.code
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+def wait_for(is_reached, is_alive, describe):
+    """Waits until a condition holds while something is alive; returns what it is by then."""
+    deadline = time.monotonic() + HANG_LIMIT_S
+    while not (reached := is_reached()):
+        assert is_alive() and time.monotonic() < deadline, describe()
+        time.sleep(0.05)
+    return reached
 
 
 def skip_for(reason: str) -> None:

@@ -124,8 +124,7 @@ def _check_text(words: Sequence[str]) -> None:
 
 def _check_names(own: argparse.Namespace, num_nodes: int) -> None:
     """Raise ConfigError where a host name would be too long for DNS."""
-    suffixes = [f'-worker-{num_nodes - 1}', '-launcher']
-    longest = max(suffixes, key=len)
+    longest = f'-worker-{num_nodes - 1}'  # '-launcher' is no longer
     if len(own.name + longest) > LABEL_LENGTH:
         raise ConfigError(f'--name: got {len(own.name)} characters, expected at most {LABEL_LENGTH - len(longest)}; '
                           f'pods are called NAME{longest}')

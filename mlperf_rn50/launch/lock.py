@@ -21,22 +21,22 @@ def folder_lock(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another launcher holds it, or it cannot be made.
     """
+    missing = [p for p in (folder, *folder.parents) if not p.exists()]
+    path = folder / _NAME
     try:
-        made = _make(folder)
-        file = _take(folder / _NAME)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = _take(path)
     except OSError as e:
         raise ConfigError(f'--run-dir: {folder}: {e.strerror}; choose a folder that can be written') from e
     try:
         yield
     finally:
-        _let_go(folder / _NAME, file, made)
-
-
-def _make(folder: Path) -> list[Path]:
-    """Makes a folder; those that were missing, the deepest first."""
-    missing = [p for p in (folder, *folder.parents) if not p.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing
+        with suppress(OSError):
+            path.unlink(missing_ok=True)  # while it is held: no other launcher takes a file that is about to go
+        os.close(file)
+        with suppress(OSError):  # it is not empty
+            for made in missing:
+                made.rmdir()
 
 
 def _take(path: Path) -> int:
@@ -78,14 +78,3 @@ def _is_still(path: Path, file: int) -> bool:
         return os.stat(path).st_ino == os.fstat(file).st_ino
     except FileNotFoundError:
         return False
-
-
-def _let_go(path: Path, file: int, made: list[Path]) -> None:
-    with suppress(OSError):
-        path.unlink(missing_ok=True)  # while it is held: nobody takes a file that is about to go
-    os.close(file)
-    for folder in made:
-        try:
-            folder.rmdir()
-        except OSError:
-            return

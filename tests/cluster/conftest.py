@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 from cluster.hosts import Cluster, Host
 from cluster.images import build_image
-from helpers import HANG_LIMIT_S, ROOT, skip_for
+from helpers import ROOT, skip_for, wait_for
 
 from mlperf_rn50.data.prepare import Packing, pack
 from mlperf_rn50.data.sources import Dataset, digits
@@ -94,15 +93,6 @@ def run_metrics(run_dir: Path, event: str, name: str = 'metrics.jsonl') -> list[
     except FileNotFoundError:
         return []
     return [m for m in lines if m['event'] == event]
-
-
-def wait_for(is_reached, is_alive, describe):
-    """Waits until a condition holds while something is alive; returns what it is by then."""
-    deadline = time.monotonic() + HANG_LIMIT_S
-    while not (reached := is_reached()):
-        assert is_alive() and time.monotonic() < deadline, describe()
-        time.sleep(0.05)
-    return reached
 
 
 class Job:

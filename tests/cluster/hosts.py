@@ -16,8 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 _SUBNET = '10.213.77'
 _SSHD = '/usr/sbin/sshd'
 
@@ -47,8 +45,9 @@ class Host:
 
     def pids(self, of_sshd: bool = False) -> list[int]:
         """Processes of this host but for its keeper: those of its sshd, or the others."""
-        return [p for p in psutil.pids() if _namespace(p) == _namespace(self.keeper.pid) and p != self.keeper.pid
-                and (words(p)[:1] in ([_SSHD], ['sshd:'])) == of_sshd]
+        found = [p for p in map(int, filter(str.isdecimal, os.listdir('/proc')))
+                 if _namespace(p) == _namespace(self.keeper.pid) and p != self.keeper.pid]
+        return [p for p in found if (words(p)[:1] in ([_SSHD], ['sshd:'])) == of_sshd]
 
     def ranks(self) -> list[int]:
         """Processes of this host that train, supervisors included."""
@@ -77,8 +76,8 @@ def _namespace(pid: int) -> str:
 def _parent(pid: int) -> int:
     """The parent of a process; 0 of one that is gone."""
     try:
-        return psutil.Process(pid).ppid()
-    except psutil.NoSuchProcess:
+        return int(Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])
+    except OSError:
         return 0
 
 

@@ -3,9 +3,9 @@ import json
 import re
 
 import pytest
-from cluster.conftest import VARIABLES, run_metrics, wait_for
+from cluster.conftest import VARIABLES, run_metrics
 from cluster.slurm import Slurm
-from helpers import ROOT
+from helpers import ROOT, wait_for
 
 from mlperf_rn50.train.checkpoint import list_checkpoints, load
 
