@@ -56,12 +56,12 @@ def call(*arguments) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
-def wait_for(is_reached, is_alive, describe):
+def wait_for(is_reached, is_alive, describe, pause_s=0.05):
     """Waits until a condition holds while something is alive; returns what it is by then."""
     deadline = time.monotonic() + HANG_LIMIT_S
     while not (reached := is_reached()):
         assert is_alive() and time.monotonic() < deadline, describe()
-        time.sleep(0.05)
+        time.sleep(pause_s)
     return reached
 
 

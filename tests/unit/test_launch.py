@@ -287,6 +287,7 @@ class Heard:
 def run_shell(tmp_path, monkeypatch):
     """Runs a shell script as an engine; its exit code, and the processes that are left of the job."""
     def run_shell(script, *events, is_late=False, **keys):
+        (tmp_path / 'up').unlink(missing_ok=True)
         heard = Heard(tmp_path, events, is_late)
         monkeypatch.setattr(engine, 'time', heard)
         job = f'{os.getpid()}-{time.monotonic_ns():x}'
