@@ -1,4 +1,5 @@
 """What launchers decide, part by part: hosts, options, attempts, failures, the lock, and how an engine is ended."""
+import functools
 import io
 import json
 import os
@@ -99,9 +100,7 @@ def test_the_environment_of_ranks():
 def test_ranks_are_told_that_nobody_looks():
     assert plain_output(io.StringIO(), {}) == {'NO_COLOR': '1'}
     assert plain_output(io.StringIO(), {'FORCE_COLOR': '1'}) == {}
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    assert plain_output(terminal, {}) == {}
+    assert plain_output(SimpleNamespace(isatty=lambda: True), {}) == {}
 
 
 # --- attempts ---------------------------------------------------------------------------------------------
@@ -161,13 +160,12 @@ def test_torn_and_hostile_lines_say_nothing(tmp_path):
     assert attempts.place_of(run) == 'step 0, start-up'
 
 
-@pytest.mark.parametrize('end, code', [('converged', 0), ('failed', 1), ('interrupted', 75)])
-def test_a_run_that_ended_by_its_own_account_is_not_started_again(end, code):
-    verdict = judge(Attempt(0, 1, end, True, True), False, restarts_left=9, num_stuck=0)
-    assert (verdict.what, verdict.exit_code) == ('end', code)
-
-
 @pytest.mark.parametrize('attempt, asked, left, stuck, expected', [
+    # A run that ended by its own account is not started again.
+    (Attempt(0, 1, 'converged', True, True), False, 9, 0, ('end', 0)),
+    (Attempt(0, 1, 'failed', True, True), False, 9, 0, ('end', 1)),
+    (Attempt(0, 1, 'interrupted', True, True), False, 9, 0, ('end', 75)),
+    # One that was cut short is, while steps are gained.
     (Attempt(0, 1, None, True, True), False, 1, 0, ('again', 0)),
     (Attempt(0, 1, None, True, True), False, 0, 0, ('end', 1)),
     (Attempt(0, 1, None, False, True), False, 9, 2, ('again', 0)),
@@ -175,7 +173,7 @@ def test_a_run_that_ended_by_its_own_account_is_not_started_again(end, code):
     (Attempt(0, 2, None, False, True), False, 9, 1, ('end', 2)),
     (Attempt(0, 1, None, True, True), True, 9, 0, ('end', 75)),
     (Attempt(None, 1, None, False, False), True, 9, 1, ('end', 1))])
-def test_what_follows_an_attempt_that_was_cut_short(attempt, asked, left, stuck, expected):
+def test_what_follows_an_attempt(attempt, asked, left, stuck, expected):
     verdict = judge(attempt, asked, left, stuck)
     assert (verdict.what, verdict.exit_code) == expected
 
@@ -251,16 +249,12 @@ def test_a_lock_follows_no_link(tmp_path):
 # --- an engine and its end --------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('events, expected', [
-    ([], Stage.RUNNING), ([Event.STOP], Stage.STOPPING), ([Event.STOP, Event.STOP], Stage.STOPPING),
-    ([Event.STOP, Event.AT_ONCE], Stage.TERMINATING), ([Event.LOST], Stage.TERMINATING),
-    ([Event.LATE], Stage.TERMINATING), ([Event.STOP, Event.LATE], Stage.TERMINATING),
-    ([Event.LOST, Event.LATE], Stage.KILLING), ([Event.LOST, Event.LATE, Event.STOP], Stage.KILLING),
+    ([Event.STOP, Event.STOP], Stage.STOPPING), ([Event.STOP, Event.AT_ONCE], Stage.TERMINATING),
+    ([Event.LOST], Stage.TERMINATING), ([Event.LATE], Stage.TERMINATING),
+    ([Event.LOST, Event.LATE, Event.STOP], Stage.KILLING),
     ([Event.STOP, Event.LATE, Event.LATE, Event.LATE], Stage.KILLING)])
 def test_the_stages_of_an_end(events, expected):
-    stage = Stage.RUNNING
-    for event in events:
-        stage = react(stage, event)
-    assert stage is expected
+    assert functools.reduce(react, events, Stage.RUNNING) is expected
 
 
 class Heard:
