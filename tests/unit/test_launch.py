@@ -3,9 +3,6 @@ import functools
 import io
 import json
 import os
-import pty
-import select
-import shlex
 import shutil
 import signal
 import subprocess
@@ -284,6 +281,7 @@ def run_shell(tmp_path, monkeypatch):
         (tmp_path / 'up').unlink(missing_ok=True)
         heard = Heard(tmp_path, events, is_late)
         monkeypatch.setattr(engine, 'time', heard)
+        monkeypatch.setattr(engine, 'STOP_LIMIT_S', 5.0)
         job = f'{os.getpid()}-{time.monotonic_ns():x}'
         code = run_engine(['bash', '-c', script.replace('UP', f'touch {tmp_path}/up')],
                           dict(os.environ, MLPERF_RN50_JOB=job), heard, job, **keys)
@@ -461,48 +459,19 @@ def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted([full, mps, running])
 
 
-# Runs a shell as an engine under a terminal, and proves after a pause that it was asked for nothing: it answers a file.
-ENGINE = '''import os, sys
-from mlperf_rn50.launch.engine import Signals, run_engine
+def test_a_pause_asks_for_nothing():
+    """Ctrl-Z and fg: SIGCONT, also beyond the deadline of a wait, is no signal to stop."""
+    code = """from mlperf_rn50.launch.engine import Signals
 signals = Signals()
-code = run_engine(['bash', '-c', sys.argv[1]], dict(os.environ, MLPERF_RN50_JOB='terminal'), signals, 'terminal')
-print(code, signals.is_asked, signals.is_at_once, flush=True)
-'''
-PAUSED = """trap "echo as''ked; exit 75" USR1; echo st''arted
-while [ ! -e {0}/on ]; do sleep 0.05; done; echo run''ning; while :; do sleep 0.05; done"""
-
-
-def test_ctrl_z_and_fg_on_a_terminal(tmp_path):
-    pid, terminal = pty.fork()
-    if not pid:
-        os.execvp('bash', ['bash', '--norc', '--noprofile', '-i'])
-    read = ''
-
-    def wait_for(text):
-        nonlocal read
-        before = read
-        while text not in read:
-            assert select.select([terminal], [], [], HANG_LIMIT_S)[0], f'{text} not in {read}'
-            read += os.read(terminal, 4096).decode(errors='replace')
-            before = read
-        read = read.partition(text)[2]
-        return before.partition(text)[0]
-    (tmp_path / 'engine.py').write_text(ENGINE)
-    words = shlex.join([sys.executable, str(tmp_path / 'engine.py'), PAUSED.format(tmp_path)])
-    try:
-        os.write(terminal, f"stty -echo; PS1='>'; {words}\n".encode())
-        wait_for('started')
-        os.write(terminal, b'\x1a')
-        wait_for('Stopped')
-        time.sleep(1.1)  # beyond the deadline of the wait
-        os.write(terminal, b'fg\n')
-        wait_for('engine.py')
-        (tmp_path / 'on').touch()
-        assert 'asked' not in wait_for('running')
-        os.write(terminal, b'\x03')
-        wait_for('asked')
-        wait_for('75 True False')
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(terminal)
+print('ready', flush=True)
+while not (event := signals.next(0.2)):
+    pass
+print(event.name)"""
+    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == 'ready\n'
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            process.send_signal(number)
+            time.sleep(0.4)
+        assert process.poll() is None
+        process.send_signal(INT)
+        assert process.stdout.read() == 'STOP\n'
