@@ -76,7 +76,7 @@ def call(script, *arguments):
     ('apptainer.sh', ['--config', DIGITS], '--image: got nothing, expected an Apptainer image'),
     ('apptainer.sh', ['--image', 'none.sif'], '--image: none.sif does not exist; build it with'),
     ('local.sh', ['--seeds', '0'], '--seeds: got 0, expected a number from 1'),
-    ('local.sh', ['--nodes'], '--nodes: expected one argument'),
+    ('local.sh', ['--nodes'], '--nodes: expected one argument; see launch/local.sh --help'),
     ('mpirun.sh', ['--hostfile', '/nowhere', '--config', DIGITS], '--hostfile: cannot read /nowhere'),
     ('sweep.sh', ['--study', '../x'], "--study: got '../x', expected a name"),
     ('sweep.sh', ['--study', 'x', '--config', DIGITS], '--layouts: got nothing'),
