@@ -15,8 +15,7 @@ QUICK = ('--train.target_accuracy', '0.01')
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize('launcher', ['mpirun.sh', 'horovodrun.sh'])
-@pytest.mark.parametrize('num_hosts', [1, 3])
+@pytest.mark.parametrize('launcher, num_hosts', [('mpirun.sh', 1), ('mpirun.sh', 3), ('horovodrun.sh', 3)])
 def test_trains_on_hosts(start, cluster, tiny_config, launcher, num_hosts):
     job = start(*QUICK, '--data.shuffle', 'node', launcher=launcher, num_hosts=num_hosts)
     code, output = job.end()
