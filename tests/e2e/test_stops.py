@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 from e2e.training import arguments, metrics, parent_pid
-from helpers import HANG_LIMIT_S, ROOT, wait_for
+from helpers import HANG_LIMIT_S, ROOT
 
 from mlperf_rn50.train.checkpoint import list_checkpoints, load
 
@@ -22,6 +22,7 @@ class Job:
         config = folder / 'c.yaml'
         config.write_text('{}\n')
         words = [w for w in arguments(self.run_dir, data)[1:] if not w.startswith(('--run.dir', '--train.max_epochs'))]
+        self._before = self._count()
         self.process = subprocess.Popen(
             [str(w) for w in (ROOT / 'launch/local.sh', '--no-doctor', '--config', config, '--run-dir', self.run_dir,
                               *words, '--checkpoint.period_steps=2', '--train.max_epochs=400',
@@ -36,17 +37,22 @@ class Job:
         text = path.read_text() if path.exists() else ''
         return {key: text.count(key) for key in LOG_KEYS}
 
+    def num_starts(self):
+        now = self._count()
+        return now['"run_start"'] + now['"run_resumed"']
+
     def ranks(self):
         """The processes that train; of each pair the one that does."""
-        found = [p for p in psutil.Process(self.process.pid).children(recursive=True) if 'train' in words(p)]
-        return [p for p in found if 'python' in words(p)[0] and parent_pid(p) in {q.pid for q in found}]
+        found = [p for p in psutil.Process(self.process.pid).children(recursive=True) if is_training(p)]
+        return [p for p in found if parent_pid(p) in {q.pid for q in found}]
 
     def is_in(self, phase, num_starts):
         """Whether the run is in a phase, after so many starts."""
+        if phase == 'start-up':
+            return bool(self.ranks()) and self.num_starts() < num_starts
+        if self.num_starts() < num_starts:
+            return False
         now = self._count()
-        has_started = now['"run_start"'] + now['"run_resumed"'] >= num_starts
-        if phase == 'start-up' or not has_started:
-            return phase == 'start-up' and not has_started and bool(self.ranks())
         if phase == 'evaluation':
             return now['"eval_start"'] > now['"eval_stop"']
         if phase == 'checkpoint':
@@ -54,20 +60,22 @@ class Job:
         return bool(list_checkpoints(self.run_dir / 'checkpoints'))  # to go on from
 
     def wait_for(self, phase, num_starts):
-        wait_for(lambda: self.is_in(phase, num_starts), lambda: self.process.poll() is None,
-                 lambda: self.process.communicate()[0], pause_s=0.01)
+        deadline = time.monotonic() + HANG_LIMIT_S
+        while not self.is_in(phase, num_starts):
+            assert self.process.poll() is None and time.monotonic() < deadline, self.process.communicate()[0]
+            time.sleep(0.01)
 
     def end(self):
         out = self.process.communicate(timeout=HANG_LIMIT_S)[0]
         return self.process.returncode, out
 
 
-def words(process):
-    """The command line of a process; of one that is gone, an empty word."""
+def is_training(process):
     try:
-        return process.cmdline() or ['']
+        words = process.cmdline()
     except psutil.Error:
-        return ['']
+        return False
+    return 'train' in words and 'python' in words[0]
 
 
 def assert_whole(run_dir):
