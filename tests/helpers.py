@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def run(command, *, timeout=HANG_LIMIT_S, **keys) -> subprocess.CompletedProcess
 def own_signals() -> Iterator[None]:
     """Lets a program handle signals as it likes, and goes back to how they were."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)}
     try:
         yield
     finally:
@@ -53,6 +54,15 @@ def call(*arguments) -> subprocess.CompletedProcess:
         except SystemExit as e:  # --help
             code = e.code
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+def wait_for(is_reached, is_alive, describe, pause_s=0.05):
+    """Waits until a condition holds while something is alive; returns what it is by then."""
+    deadline = time.monotonic() + HANG_LIMIT_S
+    while not (reached := is_reached()):
+        assert is_alive() and time.monotonic() < deadline, describe()
+        time.sleep(pause_s)
+    return reached
 
 
 def skip_for(reason: str) -> None:

@@ -13,7 +13,7 @@ from mlperf_rn50.system.cgroup import find_limits
 from mlperf_rn50.system.launched import launched_local, launched_rank, launched_size
 from mlperf_rn50.system.topology import set_omp_threads, unbound_threads
 from mlperf_rn50.train.stalled import stalled_folder
-from mlperf_rn50.train.stop import STOP_SIGNALS, alone, catch, listening
+from mlperf_rn50.train.stop import STOP_SIGNALS, alone
 from mlperf_rn50.train.watch import PHASES, Position, watched
 
 
@@ -48,18 +48,11 @@ def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool =
     if config.train.device == 'cpu':  # a rank that waits must leave its core to the others: look for work every 5 ms
         os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')
     if launched_size() is None:
-        return _run_alone(program, can_stop)
+        position = Position()
+        with alone(position.ask if can_stop else None):  # before the imports, which take seconds
+            return program(position)
     limits_s = {phase: getattr(config.comm, key) for phase, key in PHASES.items()}
     folder = stalled_folder(run_dir or Path(config.run.dir), dict(os.environ))
     # Asked to stop while it starts, a run stops after its first step: the signals wait until train() lets them in.
     signal.pthread_sigmask(signal.SIG_BLOCK if can_stop else signal.SIG_UNBLOCK, STOP_SIGNALS)
     return watched(program, config.comm.stall_limit_s, limits_s, folder, can_stop)
-
-
-def _run_alone(program: Callable[[Position], int], can_stop: bool) -> int:
-    """Runs the one rank there is, without a watcher: this process hears itself what asks it to stop."""
-    position = Position()
-    with listening(alone(position.ask if can_stop else None)):
-        if can_stop:
-            catch(position.ask)  # before the imports, which take seconds
-        return program(position)

@@ -1,1 +1,1 @@
-"""What launchers decide: layout, attempts, ends, blame, regrouping. The scripts of launch/ start what it says."""
+"""What launchers decide: layout, attempts, ends, failing hosts. The scripts of launch/ start what it says."""

@@ -29,9 +29,17 @@ from mlperf_rn50.launch.engines import (
 )
 from mlperf_rn50.launch.hosts import common_slots, silent_hosts
 from mlperf_rn50.launch.lock import folder_lock
-from mlperf_rn50.launch.options import Options, count, make_parser, parse_options, usage_of
+from mlperf_rn50.launch.options import (
+    AlreadySaid,
+    Options,
+    count,
+    make_parser,
+    parse_options,
+    say,
+    usage_of,
+    values_of,
+)
 from mlperf_rn50.launch.supervisor import Layout, Supervisor, World
-from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.system.gpu_environment import device_of_words
 from mlperf_rn50.system.limits import SHARED_MEMORY, no_room, tmp_dir
 
@@ -39,6 +47,7 @@ from mlperf_rn50.system.limits import SHARED_MEMORY, no_room, tmp_dir
 _MIN_FREE_BYTES = 16 << 20
 # The doctor and the start of a run may take so long beyond the limit that the ranks watch themselves.
 _START_LIMIT, _GRACE_S = 'comm.start_limit_s', 120.0
+_KEYS = ('run.num_nodes', 'run.ranks_per_node', _START_LIMIT, 'train.device')
 _LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')  # launch/engines/openmpi.sh and launch/bind.sh make them
 
 
@@ -53,9 +62,8 @@ class Launcher:
     signals: Signals
 
     def say(self, text: str) -> None:
-        """A line for the user."""
-        with suppress(OSError):  # nobody listens any more
-            print(f'launch/{self.script.name}: {printable(text)}', file=sys.stderr, flush=True)
+        """Print a line for the user."""
+        say(self.script, text)
 
     def settle_layout(self) -> tuple[Layout, float, str]:
         """The layout of the run, from the options or else from the configuration; its comm.start_limit_s and device.
@@ -63,21 +71,16 @@ class Launcher:
         Raises:
             ConfigError: options, hosts and configuration do not go together.
         """
-        o = self.options
-        run_dir, nodes, ranks, start_limit_s, device = o.run_dir or '', '', '', '0', 'cpu'
+        o, run_dir, nodes, ranks, start_limit_s, device = self.options, self.options.run_dir or '', '', '', '0', 'cpu'
         if o.config:
             options = [*(['--run.dir', run_dir] if run_dir else []), *o.train]
-            run_dir, nodes, ranks, start_limit_s, device = values_of(
-                self.here, o.config, options,
-                ['run.dir', 'run.num_nodes', 'run.ranks_per_node', _START_LIMIT, 'train.device'])
+            run_dir, nodes, ranks, start_limit_s, device = values_of(self.here, o.config, options, ['run.dir', *_KEYS])
         elif not o.resume:
             raise ConfigError('--config: got nothing, expected a file of launch/configs')
         elif not run_dir:
             raise ConfigError('--resume: got no --run-dir, expected the folder of the run to go on with')
         elif run := newest_run(Path(run_dir)):
-            nodes, ranks, start_limit_s, device = values_of(
-                self.here, str(run.config), o.train,
-                ['run.num_nodes', 'run.ranks_per_node', _START_LIMIT, 'train.device'])
+            nodes, ranks, start_limit_s, device = values_of(self.here, str(run.config), o.train, _KEYS)
             nodes = '' if o.hosts else nodes  # which may be fewer than before
         names = [h.name for h in o.hosts]
         if self.engine.in_slurm:
@@ -149,8 +152,7 @@ class Launcher:
         layout, start_limit_s, device = self.settle_layout()
         check_room(self.engine)
         token = f'{os.getpid()}-{secrets.token_hex(4)}'
-        world = World(partial(self.start, start_limit_s, device), silent_hosts, self.say, self.signals.pause,
-                      lambda: self.signals.is_asked, lambda: self.signals.is_at_once)
+        world = World(partial(self.start, start_limit_s, device), silent_hosts, self.say, self.signals)
         batch_job = os.environ.get('SLURM_JOB_ID', token)
         with folder_lock(layout.run_dir):
             code = Supervisor(world, self.options, layout, bool(self.options.hosts), batch_job, token).run_all()
@@ -169,26 +171,6 @@ class Launcher:
             words += [f'--run.{key}', str(value)] if value else []
         as_child()
         os.execv(program, [program, 'train', *words])
-
-
-class AlreadySaid(ConfigError):
-    """A mistake that another program has told the user of."""
-
-
-def values_of(here: Path, config: str, options: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Values of a configuration, which is checked by this; none of them holds a line break.
-
-    Raises:
-        ConfigError: it cannot be run; its program has printed why.
-    """
-    command = [str(here / '.venv/bin/mlperf-rn50'), 'train', '--config', config, *options]
-    for key in keys:
-        command += ['--print', key]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_child, start_new_session=True)
-    values = done.stdout.split('\n')[:-1]
-    if done.returncode or len(values) != len(keys):
-        raise AlreadySaid
-    return values
 
 
 def check_room(engine: Engine) -> None:
@@ -251,8 +233,7 @@ def main(argv: Sequence[str]) -> int:
         if script.name == 'ranks.sh':
             return run_ranks(here, script, words, signals)
         if script.name == 'sweep.sh':
-            return sweep.run(here, script, words, signals, partial(values_of, here),
-                             lambda text: print(f'launch/sweep.sh: {printable(text)}', file=sys.stderr, flush=True))
+            return sweep.run(here, script, words, signals)
         engine = ENGINES[script.stem]
         options = parse_options(make_parser(script, engine.has_hosts, engine.image_option), words)
         if os.environ.get('SLURM_RESTART_COUNT', '0') != '0' and script.stem == 'slurm':
@@ -261,7 +242,7 @@ def main(argv: Sequence[str]) -> int:
     except AlreadySaid:
         return EXIT_USAGE
     except UserError as e:
-        print(f'launch/{script.name}: {printable(str(e))}', file=sys.stderr)
+        say(script, str(e))
         return e.exit_code
     except SystemExit as e:  # --help
         return int(e.code or EXIT_OK)

@@ -4,23 +4,23 @@ An attempt is one start of the ranks. It is judged by what it wrote itself: what
 """
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
-from mlperf_rn50.files import no_link
+from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.train.checkpoint import newest_step
+from mlperf_rn50.train.failures import append_line
 from mlperf_rn50.train.run_folder import RunFolder, run_numbers
 
 # Attempts in a row that leave no newer checkpoint, after which nothing is started any more.
 MAX_STUCK = 3
 _MAX_PAUSE_S = 60.0
 _PHASES = {'eval_start': 'evaluation', 'epoch_start': 'training', 'eval_stop': 'training'}
-_OVER = ('converged', 'aborted', 'failed')  # by the run's own account: nothing is stuck
+OVER = ('converged', 'aborted', 'failed')  # by the run's own account: nothing is stuck
 _ENDS = {'converged': EXIT_OK, 'aborted': EXIT_FAILED, 'failed': EXIT_FAILED, 'interrupted': EXIT_RESUMABLE}
 
 
@@ -60,24 +60,27 @@ class Verdict:
     reason: str = ''
 
 
-def read_metrics(run: RunFolder) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl that are whole; none where there is no such file."""
-    return list(whole_lines(run.metrics))
+@dataclass(frozen=True)
+class Line:
+    """What a launcher reads of a line of metrics.jsonl."""
+
+    event: str = ''
+    step: int | None = None
+    status: str = ''
 
 
-def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a .jsonl file, without lines that a kill or a full disk has torn."""
-    try:
-        text = path.read_text(errors='replace')
-    except OSError:
-        return
-    for line in text.splitlines():
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            yield value
+@dataclass(frozen=True)
+class _Noted:
+    """A line of attempts.jsonl, as far as it is read."""
+
+    job: str
+    end: str | None = None
+    gained: bool = False
+
+
+def read_metrics(run: RunFolder) -> list[Line]:
+    """Return the whole lines of metrics.jsonl, without those that a kill or a full disk has torn."""
+    return [line for _, line in read_lines(run.metrics, Line)]
 
 
 def newest_run(folder: Path) -> RunFolder | None:
@@ -86,11 +89,10 @@ def newest_run(folder: Path) -> RunFolder | None:
     return RunFolder(folder, max(numbers)) if numbers else None
 
 
-def end_of(lines: Sequence[dict[str, Any]]) -> str | None:
-    """How a run ended, by its last line; None where that is none of an end."""
-    last = lines[-1] if lines else {}
-    status = last.get('status')
-    return status if last.get('event') == 'end' and status in _ENDS else None
+def end_of(lines: Sequence[Line]) -> str | None:
+    """Return how a run ended, by its last line; None where that is none of an end."""
+    last = lines[-1] if lines else Line()
+    return last.status if last.event == 'end' and last.status in _ENDS else None
 
 
 def mark(folder: Path) -> Mark:
@@ -106,7 +108,7 @@ def look(folder: Path, before: Mark, exit_code: int, is_resumed: bool) -> Attemp
         return Attempt(None, exit_code, None, False, False)
     lines = read_metrics(run)[before.lines if run.index == before.newest else 0:]
     step = newest_step(run.checkpoints)
-    began = next((m['step'] for m in lines if m.get('event') == 'resumed' and isinstance(m.get('step'), int)),
+    began = next((m.step for m in lines if m.event == 'resumed' and m.step is not None),
                  before.step if run.index == before.newest else -1)
     return Attempt(run.index, exit_code, end_of(lines), step > began, step >= 0)
 
@@ -138,7 +140,7 @@ def pause_s(num_stuck: int) -> float:
 
 def place_of(run: RunFolder) -> str:
     """How far a run says it is: its last step, and the phase it is in."""
-    steps = [m['step'] for m in read_metrics(run) if isinstance(m.get('step'), int)]
+    steps = [m.step for m in read_metrics(run) if m.step is not None]
     try:
         log = run.result.read_text(errors='replace')
     except OSError:
@@ -154,16 +156,10 @@ ATTEMPTS = 'attempts.jsonl'
 
 def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
     """Adds an attempt to the run folder's list; a folder that nothing was written to stays as it is."""
-    if not folder.is_dir():
-        return
-    try:
-        with open(folder / ATTEMPTS, 'a', opener=no_link) as f:
-            f.write(json.dumps({'job': job, **asdict(attempt)}) + '\n')
-    except OSError:
-        pass  # a full disk is said by the run itself
+    append_line(folder / ATTEMPTS, {'job': job, **asdict(attempt)})
 
 
 def stuck_attempts(folder: Path, job: str) -> int:
     """How many attempts of a job, the last ones in a row, gained nothing."""
-    own = [a for a in whole_lines(folder / ATTEMPTS) if a.get('job') == job]
-    return next((i for i, a in enumerate(reversed(own)) if a.get('gained') or a.get('end') in _OVER), len(own))
+    own = [a for _, a in read_lines(folder / ATTEMPTS, _Noted) if a.job == job]
+    return next((i for i, a in enumerate(reversed(own)) if a.gained or a.end in OVER), len(own))

@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_FAILED
-from mlperf_rn50.train.stop import STOP_SIGNALS, Asked
+from mlperf_rn50.train.stop import STOP_SIGNALS, Asked, catch
 
 _SIGNALS = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
 _PR_SET_PDEATHSIG = 1
@@ -65,10 +65,6 @@ class Signals:
     is_at_once: bool = False
 
     def __post_init__(self) -> None:
-        # Handlers, whatever was set before: PID 1 has no default actions, and a shell that is not interactive starts
-        # its background jobs with SIGINT ignored. SIGHUP stays ignored under nohup.
-        has_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        numbers = [n for n in _SIGNALS if n != signal.SIGHUP or not has_nohup]
         self._reader, writer = os.pipe()
         self._writer = open(writer, 'wb', buffering=0)  # closed with this object
         for end in (self._reader, writer):
@@ -76,9 +72,7 @@ class Signals:
         # Python writes the number of each signal into the pipe. sigtimedwait would be shorter, but interrupted after
         # its time is over, as by SIGCONT, it returns a signal that was never sent.
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for number in numbers:
-            signal.signal(number, _ignore)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        catch(lambda *_: None, _SIGNALS)
         self._asked = Asked()
 
     def next(self, timeout_s: float) -> Event | None:
@@ -105,10 +99,6 @@ class Signals:
         end = time.monotonic() + seconds
         while not self.is_asked and time.monotonic() < end:
             self.next(end - time.monotonic())
-
-
-def _ignore(number: int, frame: object) -> None:
-    """Do nothing: the number is read from the pipe."""
 
 
 def as_child() -> None:
@@ -168,15 +158,9 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals,
 
 def kill_job(job: str, group: int) -> None:
     """Ends what is left of a job on this machine."""
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
-    for pid in processes_of(job):
-        try:
+    for pid in (-group, *processes_of(job)):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
 
 
 def processes_of(job: str) -> list[int]:

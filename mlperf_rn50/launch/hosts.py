@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.files import read_text
 
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
 _ASK_LIMIT_S = 10
+_MAX_BYTES = 1 << 20  # of a hostfile
 _MAX_ASKED_AT_ONCE = 64
 
 
@@ -80,15 +82,15 @@ def _slots(counts: Sequence[int | None]) -> int | None:
     return sum(c or 1 for c in counts)
 
 
-def load_hostfile(path: Path) -> list[Host]:
+def load_hostfile(path: str) -> list[Host]:
     """The hosts of a file.
 
     Raises:
         ConfigError: it cannot be read or used.
     """
     try:
-        return parse_hostfile(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as e:
+        return parse_hostfile(read_text(Path(path), _MAX_BYTES), path)
+    except (OSError, ValueError) as e:
         raise ConfigError(f'--hostfile: cannot read {path}: {getattr(e, "strerror", None) or "not a text file"}') from e
 
 

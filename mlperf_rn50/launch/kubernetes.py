@@ -10,13 +10,12 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NoReturn
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
 from mlperf_rn50.launch.manifests import CONFIG_FOLDER, Training, User, Volume, render_mpi_job
-from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.options import add_config_options, option_error, resolve_config
+from mlperf_rn50.launch.options import Parser, count, number, say
+from mlperf_rn50.options import add_config_options, resolve_config
 
 PROGRAM = 'launch/kubernetes.sh'
 CHECKOUT = Path(__file__).parents[2]
@@ -68,28 +67,10 @@ def _user(text: str) -> User:
     return User(int(uid), int(gid) if gid else None)
 
 
-def _number(from_: int) -> Callable[[str], int]:
-    """The type of a count."""
-    def check(text: str) -> int:
-        _matching(r'[0-9]{1,6}', f'a number from {from_}')(text)
-        if int(text) < from_:
-            raise argparse.ArgumentTypeError(f'got {text}, expected a number from {from_}')
-        return int(text)
-    return check
-
-
-class _Parser(argparse.ArgumentParser):
-    """A mistake is one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise option_error(message, self)
-
-
 def make_parser() -> argparse.ArgumentParser:
     """The options that are not of the training itself."""
-    parser = _Parser(PROGRAM, description=(__doc__ or '').partition('\n')[0], epilog=EPILOG, allow_abbrev=False,
-                     usage=f'{PROGRAM} --image IMAGE --config FILE --volume CLAIM:PATH [OPTIONS...]',
-                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(CHECKOUT / PROGRAM)
+    parser.epilog = EPILOG
     add = parser.add_argument
     size = _matching(r'(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]i', 'a size such as 64Gi')
     add('--image', metavar='IMAGE', required=True, help='with the program, built from the Dockerfile',
@@ -99,10 +80,10 @@ def make_parser() -> argparse.ArgumentParser:
     add('--volume', metavar='CLAIM:PATH', required=True, action='append', type=_volume,
         help='a PersistentVolumeClaim that all pods mount (ReadWriteMany for the run folder), and where; repeatable')
     add('--run-dir', metavar='DIR', help='where the files of the run go, in a volume (default: run.dir)')
-    add('--nodes', metavar='N', type=_number(1), help='pods (default: run.num_nodes of the configuration, or 1)')
-    add('--ranks-per-node', metavar='R', type=_number(1),
+    add('--nodes', metavar='N', type=count, help='pods (default: run.num_nodes of the configuration, or 1)')
+    add('--ranks-per-node', metavar='R', type=count,
         help='ranks in each pod (default: run.ranks_per_node of the configuration, or 1)')
-    add('--gpus-per-node', metavar='N', type=_number(0),
+    add('--gpus-per-node', metavar='N', type=number(0),
         help='GPUs of each pod (default: as many as its ranks use; 0 with train.device=cpu)')
     add('--name', metavar='NAME', default='mlperf-rn50', help='of the job and what belongs to it (default %(default)s)',
         type=_matching('[a-z]([a-z0-9-]*[a-z0-9])?', 'small letters, digits and -, a letter first and no - at the end'))
@@ -112,7 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
     add('--cpus', metavar='N', help='limit of each pod, in cores', type=_matching(
         r'(?=.*[1-9])[0-9]{1,6}(\.[0-9]{1,3}|m)?', 'a number of cores such as 16'))
     add('--shm-size', metavar='SIZE', type=size, default='8Gi', help='largest /dev/shm (default %(default)s)')
-    add('--grace-seconds', metavar='S', type=_number(1), default=120,
+    add('--grace-seconds', metavar='S', type=count, default=120,
         help='time for a checkpoint when a pod is asked to go (default %(default)s)')
     add('--user', metavar='UID[:GID]', type=_user,
         help="whom the pods run as (default: the image's user 1000, or whom the cluster picks), and volumes' group")
@@ -143,8 +124,7 @@ def _check_text(words: Sequence[str]) -> None:
 
 def _check_names(own: argparse.Namespace, num_nodes: int) -> None:
     """Raise ConfigError where a host name would be too long for DNS."""
-    suffixes = [f'-worker-{num_nodes - 1}', '-launcher']
-    longest = max(suffixes, key=len)
+    longest = f'-worker-{num_nodes - 1}'  # '-launcher' is no longer
     if len(own.name + longest) > LABEL_LENGTH:
         raise ConfigError(f'--name: got {len(own.name)} characters, expected at most {LABEL_LENGTH - len(longest)}; '
                           f'pods are called NAME{longest}')
@@ -219,10 +199,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         training, doubt = plan_training(sys.argv[1:] if argv is None else argv)
     except UserError as e:
-        print(f'{PROGRAM}: {printable(str(e))}', file=sys.stderr)
+        say(Path(PROGRAM), str(e))
         return e.exit_code
     if doubt:
-        print(f'{PROGRAM}: warning: {printable(doubt)}', file=sys.stderr)
+        say(Path(PROGRAM), f'warning: {doubt}')
     print(render_mpi_job(training), end='')
     return EXIT_OK
 

@@ -2,14 +2,19 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.errors import ConfigError, option_error
+from mlperf_rn50.launch.engine import as_child
 from mlperf_rn50.launch.hosts import Host, load_hostfile, parse_hosts
+from mlperf_rn50.mlperf.events import printable
 
 # Options of train that only print something: no rank is started for them.
 _PRINTING = ('--dry-run', '--print')
@@ -29,10 +34,10 @@ class Options:
     elastic: bool
     resume: bool
     doctor: bool
-    hosts: tuple[Host, ...]
+    hosts: Sequence[Host]
     image: str | None
-    mounts: tuple[str, ...]
-    train: tuple[str, ...]
+    mounts: Sequence[str]
+    train: Sequence[str]
 
     @property
     def only_prints(self) -> bool:
@@ -40,11 +45,41 @@ class Options:
         return any(word.partition('=')[0] in _PRINTING for word in self.train)
 
 
-def count(text: str) -> int:
-    """A number from 1 of an option."""
-    if not re.fullmatch(r'0*[1-9][0-9]{0,5}', text):
-        raise ArgumentTypeError(f'got {text}, expected a number from 1')
-    return int(text)
+class AlreadySaid(ConfigError):
+    """A mistake that another program has reported."""
+
+
+def say(script: Path, text: str) -> None:
+    """Print a line of a launch script for the user, who may have closed the terminal."""
+    with suppress(OSError):
+        print(f'launch/{script.name}: {printable(text)}', file=sys.stderr, flush=True)
+
+
+def values_of(here: Path, config: str, options: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Return values of a configuration, which is checked by this; none of them holds a line break.
+
+    Raises:
+        ConfigError: it cannot be run; its program has printed why.
+    """
+    command = [str(here / '.venv/bin/mlperf-rn50'), 'train', '--config', config, *options,
+               *(word for key in keys for word in ('--print', key))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_child, start_new_session=True)
+    values = done.stdout.split('\n')[:-1]
+    if done.returncode or len(values) != len(keys):
+        raise AlreadySaid
+    return values
+
+
+def number(least: int) -> Callable[[str], int]:
+    """Return the type of an option that counts something."""
+    def parse(text: str) -> int:
+        if not re.fullmatch(r'[0-9]{1,6}', text) or int(text) < least:
+            raise ArgumentTypeError(f'got {text}, expected a number from {least}')
+        return int(text)
+    return parse
+
+
+count = number(1)
 
 
 def usage_of(script: Path) -> str:
@@ -70,7 +105,7 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError for a mistake."""
-        raise ConfigError(message.removeprefix('argument '))
+        raise option_error(message.removeprefix('argument '), self)
 
 
 def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Parser:
@@ -100,12 +135,15 @@ def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Pars
     add('--resume', action='store_true', help='go on with the newest run of the run folder')
     add('--no-doctor', dest='doctor', action='store_false', help='do not check the nodes first')
     if has_hosts:
-        add('--hosts', metavar='h1,h2,…', help='hosts reached with ssh')
-        add('--hostfile', metavar='FILE', help='a file with one host a line, with slots=R or without')
+        add('--hosts', metavar='h1,h2,…', action='extend', type=parse_hosts, help='hosts reached with ssh')
+        add('--hostfile', dest='hosts', metavar='FILE', action='extend', type=load_hostfile,
+            help='a file with one host a line, with slots=R or without')
     if image_option:
         add(image_option, dest='image', metavar='IMAGE', help='the image that every rank runs in')
     if image_option == '--container':
-        add('--mount', metavar='DIR', action='append', help='a folder that the run needs beside the current one')
+        add('--mount', dest='mounts', metavar='DIR', action='append',
+            help='a folder that the run needs beside the current one')
+    parser.set_defaults(hosts=[], image=None, mounts=[])
     parser.epilog = 'Everything else is an option of: mlperf-rn50 train'
     return parser
 
@@ -128,14 +166,8 @@ def parse_options(parser: Parser, argv: Sequence[str]) -> Options:
     Raises:
         ConfigError: an option of the launcher has no value, or a wrong one.
     """
-    o, train = parser.parse_known_args(join_values(parser, argv))
-    hosts: list[Host] = []
-    if getattr(o, 'hosts', None) is not None:
-        hosts += parse_hosts(o.hosts)
-    if getattr(o, 'hostfile', None) is not None:
-        hosts += load_hostfile(Path(o.hostfile))
-    if o.clear_caches:
+    namespace, train = parser.parse_known_args(join_values(parser, argv))
+    values = vars(namespace)
+    if values.pop('clear_caches'):
         train += ['--run.clear_caches', 'true']
-    return Options(o.config, o.run_dir, o.nodes, o.ranks_per_node, o.ranks_per_device, o.seeds, o.restarts, o.elastic,
-                   o.resume, o.doctor, tuple(hosts), getattr(o, 'image', None), tuple(getattr(o, 'mount', None) or ()),
-                   tuple(train))
+    return Options(**values, train=train)

@@ -1,6 +1,7 @@
 """Sees runs through to their end: the layout, the doctor, each attempt, what it came to, and what follows."""
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE, ConfigError
 from mlperf_rn50.launch.attempts import (
+    OVER,
     Attempt,
     Mark,
     end_of,
@@ -21,12 +23,14 @@ from mlperf_rn50.launch.attempts import (
     read_metrics,
     stuck_attempts,
 )
-from mlperf_rn50.launch.blame import bad_hosts, name_of, ranks_of, read_failures
+from mlperf_rn50.launch.engine import Signals
 from mlperf_rn50.launch.options import Options
 from mlperf_rn50.train.checkpoint import newest_step
-from mlperf_rn50.train.failures import Failure, note_failure
+from mlperf_rn50.train.failures import Failure, note_failure, read_failures
 from mlperf_rn50.train.run_folder import RunFolder, run_numbers
 
+# Failures of a host, in attempts in a row that gained nothing, after which --elastic leaves it out.
+MAX_FAILURES = 2
 # Hosts that do not answer are waited for so long before a restart.
 _WAIT_LIMIT_S = 60.0
 _ASK_AGAIN_S = 2.0
@@ -49,15 +53,12 @@ class World:
         start: run a command on all ranks of a layout, under a job name, and return its exit code; end it when the
             limit of a start is over and the last argument returns False.
         silent: return those of some hosts that do not answer.
-        pause: wait so many seconds, or until asked to stop.
     """
 
     start: Callable[[Layout, str, Sequence[str], Callable[[], bool]], int]
     silent: Callable[[Sequence[str]], list[str]]
     say: Callable[[str], None]
-    pause: Callable[[float], None]
-    is_asked: Callable[[], bool]
-    is_at_once: Callable[[], bool]
+    signals: Signals
 
 
 @dataclass
@@ -84,9 +85,9 @@ class Supervisor:
         for is_resumed in plan_runs(self.layout.run_dir, self.options):
             code = self.run_to_end(is_resumed)
             worst = max(worst, code)
-            if self.world.is_asked() or code == EXIT_USAGE:
+            if self.world.signals.is_asked or code == EXIT_USAGE:
                 break
-        return EXIT_AT_ONCE if self.world.is_at_once() else worst
+        return EXIT_AT_ONCE if self.world.signals.is_at_once else worst
 
     def run_to_end(self, is_resumed: bool) -> int:
         """One run through its restarts; its exit code: 0 converged, 1 not, 2 a mistake, 75 can be resumed."""
@@ -97,17 +98,17 @@ class Supervisor:
             job, before = self._next_job(), mark(self.layout.run_dir)
             code = self._examine(job, how)
             is_fit = not code
-            if not is_fit and not world.is_asked() and self._is_finding(job, code) and (
+            if not is_fit and not world.signals.is_asked and self._is_finding(job, code) and (
                     code == EXIT_USAGE or self._num_jobs == 1 or not restarts_left):
                 return code
-            if is_fit and not world.is_asked():
+            if is_fit and not world.signals.is_asked:
                 code = self._start(job, ['train', *how], partial(self._has_begun, before))
             attempt = look(self.layout.run_dir, before, code, how[0] == '--resume')
             if attempt.end == 'interrupted' and self._has_lost_a_host(code):
                 attempt = replace(attempt, end=None)
             num_stuck = self._note(job, attempt)
-            verdict = judge(attempt, world.is_asked(), restarts_left, num_stuck)
-            if not attempt.end and not world.is_asked():
+            verdict = judge(attempt, world.signals.is_asked, restarts_left, num_stuck)
+            if not attempt.end and not world.signals.is_asked:
                 self.describe_failure(job, attempt)
             if verdict.reason:
                 world.say(verdict.reason)
@@ -116,17 +117,17 @@ class Supervisor:
             restarts_left -= 1
             if verdict.pause_s:
                 world.say(f'waiting {verdict.pause_s:.0f} s: the last attempt gained no steps')
-                world.pause(verdict.pause_s)
+                world.signals.pause(verdict.pause_s)
             if not self.regroup():
                 return EXIT_FAILED
-            if world.is_asked():
+            if world.signals.is_asked:
                 return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED
             how = self.way_to_begin(RunFolder(self.layout.run_dir, attempt.run) if attempt.run is not None else None)
             world.say(f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: {" ".join(how)}')
 
     def _has_lost_a_host(self, code: int) -> bool:
         """Return whether a lost host, whose guard asks its ranks to stop, interrupted a run, and not a user."""
-        if self.world.is_asked() or not self.has_ssh:
+        if self.world.signals.is_asked or not self.has_ssh:
             return False
         return code == EXIT_FAILED or bool(self.world.silent(self.layout.hosts))
 
@@ -161,7 +162,7 @@ class Supervisor:
 
     def _examine(self, job: str, how: Sequence[str]) -> int:
         """Every node is looked at before the run starts on it."""
-        if not self.options.doctor or self.world.is_asked():
+        if not self.options.doctor or self.world.signals.is_asked:
             return 0
         return self._start(f'{job}d', ['doctor', '--quiet', *how],  # of its own: its guards end what is left of it
                            lambda: False)
@@ -175,7 +176,7 @@ class Supervisor:
 
     def _note(self, job: str, attempt: Attempt) -> int:
         """Writes an attempt down; how many of the last ones gained nothing, those before a requeue included."""
-        if attempt.end or not self.world.is_asked():  # what was stopped as it started says nothing of the next one
+        if attempt.end or not self.world.signals.is_asked:  # an attempt that was stopped says nothing of the next one
             note_attempt(self.layout.run_dir, self.batch_job, attempt)
         self._stuck = {} if attempt.gained else {**self._stuck, job: self.layout}
         return max(len(self._stuck), stuck_attempts(self.layout.run_dir, self.batch_job))
@@ -189,7 +190,7 @@ class Supervisor:
         for host in silent:
             note_failure(layout.run_dir, Failure(job, host, 'does not answer'))
             self.world.say(f'host {host} (with rank {ranks_of(host, layout.hosts, layout.ranks_per_node)}) does not '
-                           f'answer; {where}')
+                           f'answer {platform.node()}; {where}')
         if not silent:
             self.world.say(f'the ranks ended with exit code {attempt.exit_code}; {where}')
 
@@ -208,12 +209,12 @@ class Supervisor:
                 self.world.say(f'going on without {" ".join(silent)}')
                 self._leave_out(silent)
                 return True
-            if self.world.is_asked():
+            if self.world.signals.is_asked:
                 return True
             if time.monotonic() >= deadline:
                 self.world.say(f'{" ".join(silent)} did not come back')
                 return False
-            self.world.pause(_ASK_AGAIN_S)
+            self.world.signals.pause(_ASK_AGAIN_S)
         return True
 
     def _failures(self) -> list[Failure]:
@@ -233,10 +234,29 @@ def plan_runs(folder: Path, options: Options) -> list[bool]:
     """
     if not options.resume:
         return [False] * options.seeds
-    runs = [RunFolder(folder, number) for number in sorted(run_numbers(folder))]
-    ends = [end_of(read_metrics(run)) for run in runs]
     if options.seeds == 1:
         return [True]
-    is_unfinished = bool(runs) and ends[-1] not in ('converged', 'aborted', 'failed')
-    num_over = sum(end in ('converged', 'aborted', 'failed') for end in ends)
+    ends = [end_of(read_metrics(RunFolder(folder, number))) for number in sorted(run_numbers(folder))]
+    is_unfinished = bool(ends) and ends[-1] not in OVER
+    num_over = sum(end in OVER for end in ends)
     return [True] * is_unfinished + [False] * (options.seeds - num_over - is_unfinished)
+
+
+def name_of(failure: Failure, hosts: Sequence[str], ranks_per_node: int) -> str:
+    """Return the host of a failure as it was named to the launcher, which may not be what it calls itself."""
+    if failure.rank is None or failure.rank >= len(hosts) * ranks_per_node:
+        return failure.host
+    return hosts[failure.rank // ranks_per_node]
+
+
+def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:
+    """Return the hosts in use that failed too often in attempts without gain, with their last cause; never all."""
+    bad = {h: [f.cause for f in failures if f.host == h][-1] for h in hosts
+           if len({f.job for f in failures if f.host == h}) >= MAX_FAILURES}
+    return bad if len(bad) < len(hosts) else {}
+
+
+def ranks_of(host: str, hosts: Sequence[str], ranks_per_node: int) -> str:
+    """Return the ranks of a host, by its place in the list."""
+    first = hosts.index(host) * ranks_per_node
+    return ', '.join(str(rank) for rank in range(first, first + ranks_per_node))

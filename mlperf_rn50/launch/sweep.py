@@ -9,12 +9,13 @@ import signal
 import subprocess
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_RESUMABLE, ConfigError
 from mlperf_rn50.launch.attempts import end_of, read_metrics
 from mlperf_rn50.launch.engine import Signals, as_child, run_engine
-from mlperf_rn50.launch.options import Parser, count, join_values
+from mlperf_rn50.launch.options import Parser, count, join_values, say, values_of
 from mlperf_rn50.study.layouts import Layout, parse_layouts, parse_lr_table, plan_layouts
 from mlperf_rn50.train.run_folder import RunFolder, run_numbers
 
@@ -102,36 +103,32 @@ def command_of(here: Path, o: Namespace, layout: Layout, folder: Path) -> list[s
 
 
 def run_layout(o: Namespace, layout: Layout, folder: Path, start: Callable[[], int], signals: Signals,
-               say: Callable[[str], None]) -> int:
-    """The runs of a layout that are still missing; the worst exit code."""
+               report: Callable[[str], None]) -> int:
+    """Make the runs of a layout that are still missing; return the worst exit code."""
     missing, worst = o.seeds - num_complete(folder), 0
     if missing <= 0:
-        say(f'{layout.name}: complete, skipped')
+        report(f'{layout.name}: complete, skipped')
     for number in range(o.seeds - missing, o.seeds):
         if signals.is_asked:
             return worst
-        say(f'{layout.name}: run {number + 1} of {o.seeds}')
+        report(f'{layout.name}: run {number + 1} of {o.seeds}')
         code = start()
         worst = max(worst, code)
         if code and not signals.is_asked:
-            say(f'{layout.name}: this run {"did not converge" if code == 1 else f"failed with exit code {code}"}')
+            report(f'{layout.name}: this run {"did not converge" if code == 1 else f"failed with exit code {code}"}')
     return worst
 
 
-def run(here: Path, script: Path, argv: Sequence[str], signals: Signals,
-        values_of: Callable[[str, Sequence[str], Sequence[str]], list[str]], say: Callable[[str], None]) -> int:
-    """launch/sweep.sh; its exit code.
-
-    Args:
-        values_of: return values of a configuration, given its file, further options and keys.
+def run(here: Path, script: Path, argv: Sequence[str], signals: Signals) -> int:
+    """Run launch/sweep.sh; return its exit code.
 
     Raises:
         ConfigError: the sweep cannot be made.
     """
     o, rest = (parser := make_parser(script)).parse_known_args(join_values(parser, argv))
     check_options(o, rest)
-    values = values_of(o.config, [], ['train.local_batch_size', 'train.global_batch_size', 'schedule.base_lr',
-                                      'schedule.warmup_epochs'])
+    values = values_of(here, o.config, [], ['train.local_batch_size', 'train.global_batch_size', 'schedule.base_lr',
+                                            'schedule.warmup_epochs'])
     worst = 0
     for layout in plan_sweep(o, values):
         folder = Path('logs', o.study, layout.name)
@@ -141,7 +138,7 @@ def run(here: Path, script: Path, argv: Sequence[str], signals: Signals,
             # Ctrl-C twice is at once for the launcher, too.
             return run_engine(command, os.environ, signals, f'{os.getpid()}-{secrets.token_hex(4)}',
                               end_signal=signal.SIGINT)
-        worst = max(worst, run_layout(o, layout, folder, start, signals, say))
+        worst = max(worst, run_layout(o, layout, folder, start, signals, partial(say, script)))
         if signals.is_asked:
             return EXIT_AT_ONCE if signals.is_at_once else EXIT_RESUMABLE
     subprocess.run([here / '.venv/bin/mlperf-rn50', 'report', f'logs/{o.study}'], preexec_fn=as_child)

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
@@ -37,7 +37,7 @@ class Asked:
         return number == signal.SIGINT and now_s - self._first_at >= _SAME_S
 
 
-def catch(handler: Callable[[int, Any], Any], numbers: tuple[signal.Signals, ...] = STOP_SIGNALS,
+def catch(handler: Callable[[int, Any], Any], numbers: Sequence[signal.Signals] = STOP_SIGNALS,
           lets_in: bool = True) -> None:
     """Handles signals that ask to stop, and lets those in that wait; nohup keeps its word."""
     for number in numbers:
@@ -56,42 +56,34 @@ def end_at_once(code: int = EXIT_AT_ONCE) -> NoReturn:
 
 
 @contextmanager
-def listening(heard: Callable[[int], None]) -> Iterator[None]:
-    """Calls heard(number) for every signal that is handled, in a thread: a handler waits for the end of a native call.
+def alone(ask: Callable[[], object] | None) -> Iterator[None]:
+    """Handle the signals of a process without a watcher, in a thread: a handler waits for the end of a native call.
+
+    Args:
+        ask: requests a stop of a program that ends by itself; None for a program that has nothing to finish: it is
+            interrupted, and ended if that takes long.
     """
-    reader, writer = os.pipe()
+    asked, (reader, writer) = Asked(), os.pipe()
     os.set_blocking(writer, False)
 
     def hear() -> None:
-        while number := os.read(reader, 1):
-            heard(number[0])
+        while byte := os.read(reader, 1):
+            if byte[0] not in STOP_SIGNALS:
+                continue
+            if asked.means_at_once(byte[0], time.monotonic()):
+                end_at_once()
+            if ask:
+                ask()
+            elif byte[0] in END_SIGNALS:
+                time.sleep(2 * _SAME_S)
+                end_at_once()
         os.close(reader)
     threading.Thread(target=hear, name='signals', daemon=True).start()
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    if ask:
+        catch(lambda *_: None)
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
         os.close(writer)
-
-
-def alone(stop: Callable[[], None] | None) -> Callable[[int], None]:
-    """What a process without a watcher does with a signal that it hears.
-
-    Args:
-        stop: asks the program to stop by itself; None for a program that has nothing to finish: it is interrupted, and
-            ended if that takes long.
-    """
-    asked = Asked()
-
-    def heard(number: int) -> None:
-        if number not in STOP_SIGNALS:
-            return
-        if asked.means_at_once(number, time.monotonic()):
-            end_at_once()
-        if stop:
-            stop()
-        elif number in END_SIGNALS:
-            time.sleep(2 * _SAME_S)
-            end_at_once()
-    return heard

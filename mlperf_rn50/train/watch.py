@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from enum import Enum, IntEnum, auto
+from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -42,40 +42,33 @@ _NUM_KILL_LOOKS = 40
 _PR_SET_PDEATHSIG = 1
 
 
-class _Cell(IntEnum):
+class _Shared(ctypes.Structure):
     """The numbers a rank and its watcher share: each is written by one thread of one of them."""
 
-    BEATS = 0
-    PHASE = 1
-    STEP = 2
-    READING = 3
-    CALLING = 4
-    CALLS = 5
-    COMPUTED = 6
-    EXCHANGING = 7
-    ASKED = 8
+    _fields_ = [(name, ctypes.c_int64) for name in (
+        'beats', 'phase', 'step', 'reading', 'calling', 'calls', 'computed', 'exchanging', 'asked')]
 
 
 class Position:
     """Where a rank is: signs of life, phase, step and activity, in memory it shares with its watcher."""
 
     def __init__(self) -> None:
-        self._cells = memoryview(mmap.mmap(-1, 8 * len(_Cell))).cast('q')
+        self._shared = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared)))
 
     def now(self, phase: str | None = None, step: int | None = None) -> None:
         """Give a sign of life, in one of PHASES at a number of steps taken; None: as before."""
         if phase is not None:
-            self._cells[_Cell.PHASE] = list(PHASES).index(phase)
+            self._shared.phase = list(PHASES).index(phase)
         if step is not None:
-            self._cells[_Cell.STEP] = step
-        self._cells[_Cell.BEATS] += 1
+            self._shared.step = step
+        self._shared.beats += 1
 
     def told(self, batches: Iterator[T]) -> Iterator[T]:
         """Yield the batches; while one is waited for, the rank is reading data."""
         while True:
-            self._cells[_Cell.READING] = 1
+            self._shared.reading = 1
             batch = next(batches, None)
-            self._cells[_Cell.READING] = 0
+            self._shared.reading = 0
             if batch is None:
                 return
             yield batch
@@ -83,50 +76,50 @@ class Position:
     @contextmanager
     def exchange(self) -> Iterator[None]:
         """Enter around what waits for all ranks."""
-        self._cells[_Cell.CALLS] += 1
-        self._cells[_Cell.CALLING] = 1
+        self._shared.calls += 1
+        self._shared.calling = 1
         try:
             yield
         finally:
-            self._cells[_Cell.CALLING] = 0
+            self._shared.calling = 0
 
     def computed(self, is_exchanging: bool) -> None:
         """Record that a step has been computed and its gradients are exchanged; or have been."""
-        self._cells[_Cell.COMPUTED] += is_exchanging
-        self._cells[_Cell.EXCHANGING] = is_exchanging
+        self._shared.computed += is_exchanging
+        self._shared.exchanging = is_exchanging
 
     def ask(self, *_: object) -> None:
         """Request a stop."""
-        self._cells[_Cell.ASKED] = 1
+        self._shared.asked = 1
 
     @property
     def is_asked(self) -> bool:
-        return bool(self._cells[_Cell.ASKED])
+        return bool(self._shared.asked)
 
     @property
     def has_started(self) -> bool:
         """Whether the rank has begun to train."""
-        return self._cells[_Cell.PHASE] > 0
+        return self._shared.phase > 0
 
     @property
     def num_beats(self) -> int:
-        return self._cells[_Cell.BEATS]
+        return self._shared.beats
 
     @property
     def phase(self) -> str:
-        return list(PHASES)[self._cells[_Cell.PHASE]]
+        return list(PHASES)[self._shared.phase]
 
     def state(self) -> stalled.State:
         """What other ranks read when this one is stalled."""
-        cells = self._cells
-        is_waiting = cells[_Cell.CALLING] or cells[_Cell.EXCHANGING]
-        doing = 'reading data' if cells[_Cell.READING] else stalled.WAITING if is_waiting else \
+        shared = self._shared
+        is_waiting = shared.calling or shared.exchanging
+        doing = 'reading data' if shared.reading else stalled.WAITING if is_waiting else \
             'computing' if self.phase in ('training', 'evaluation') else self.phase
-        return stalled.State(launched_rank(), platform.node(), cells[_Cell.STEP], self.phase, doing,
-                             cells[_Cell.CALLS] + cells[_Cell.COMPUTED], time.time())
+        return stalled.State(launched_rank(), platform.node(), shared.step, self.phase, doing,
+                             shared.calls + shared.computed, time.time())
 
     def __str__(self) -> str:
-        return f'step {self._cells[_Cell.STEP]}, {self.phase}'
+        return f'step {self._shared.step}, {self.phase}'
 
 
 @dataclass(frozen=True)

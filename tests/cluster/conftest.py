@@ -2,20 +2,18 @@
 import fcntl
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from cluster.hosts import Cluster
+from cluster.hosts import Cluster, Host
 from cluster.images import build_image
-from helpers import HANG_LIMIT_S, ROOT, skip_for
+from helpers import ROOT, skip_for, wait_for
 
 from mlperf_rn50.data.prepare import Packing, pack
 from mlperf_rn50.data.sources import Dataset, digits
@@ -24,18 +22,14 @@ TOOLS = ('ip', 'nsenter', 'unshare', 'ssh', 'sshd', 'munged', 'slurmctld', 'slur
          'podman', 'runc')
 
 
-def missing_tools() -> str:
-    """Why the cluster tests cannot run here; '' where they can."""
-    if os.geteuid() != 0:
-        return 'not root'
-    path = f'{os.environ["PATH"]}:/usr/sbin:/sbin'
-    missing = [t for t in TOOLS if not shutil.which(t, path=path)]
-    return f'{", ".join(missing)} missing; tests/install.sh installs them' if missing else ''
+# Of a training in which several ranks share a core.
+VARIABLES = {'OMP_NUM_THREADS': '1', 'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_btl': 'tcp,self,vader'}
 
 
 @pytest.fixture(scope='session', autouse=True)
 def _tools():
-    skip_for(missing_tools())
+    missing = [t for t in TOOLS if not shutil.which(t, path=f'{os.environ["PATH"]}:/usr/sbin:/sbin')]
+    skip_for('not root' if os.geteuid() else f'{", ".join(missing)}: tests/install.sh installs it' if missing else '')
 
 
 @pytest.fixture(scope='session')
@@ -108,9 +102,7 @@ class Job:
         self.cluster, self.run_dir = cluster, run_dir
         self.output_path = run_dir.parent / f'{run_dir.name}.out'
         self._num_seen = (0, 0)  # lines of the log and of metrics.jsonl before this attempt
-        self._start = time.monotonic()
-        environment = {**cluster.environment(), 'OMP_NUM_THREADS': '1', 'OMPI_MCA_pml': 'ob1',
-                       'OMPI_MCA_btl': 'tcp,self,vader', **dict(variables)}
+        environment = {**cluster.environment(), **VARIABLES, **dict(variables)}
         command = [ROOT / 'launch' / launcher, *arguments, '--run-dir', run_dir]
         with open(self.output_path, 'w') as output:
             self.process = subprocess.Popen(cluster.hosts[0].inside(command), env=environment, stdout=output,
@@ -122,11 +114,7 @@ class Job:
 
     def wait_for(self, is_reached, what: str):
         """Waits until a condition holds while the launcher runs; returns what it is by then."""
-        deadline = time.monotonic() + HANG_LIMIT_S
-        while not (reached := is_reached()):
-            assert self.process.poll() is None and time.monotonic() < deadline, f'{what} not reached: {self.output}'
-            time.sleep(0.02)
-        return reached
+        return wait_for(is_reached, lambda: self.process.poll() is None, lambda: f'{what} not reached: {self.output}')
 
     def wait_for_step(self, step: int) -> None:
         self.wait_for(lambda: any(m['step'] >= step for m in run_metrics(self.run_dir, 'train')), f'step {step}')
@@ -140,12 +128,12 @@ class Job:
         path = self.run_dir / 'result_0.txt'
         return path.read_text().splitlines() if path.exists() else []
 
-    def is_in(self, phase: str) -> bool:
+    def is_in(self, phase: str, num_hosts: int = 2) -> bool:
         """Whether this attempt is in a phase: start-up, training, evaluation, or checkpoint, while one is written."""
         num_lines, num_steps = self._num_seen
         log = '\n'.join(self._log()[num_lines:])
         if phase == 'start-up':
-            return bool(self.cluster.hosts[0].ranks()) and not re.search('"run_start"|"run_resumed"', log)
+            return all(h.ranks() for h in self.cluster.hosts[:num_hosts])
         is_evaluating = log.count('"eval_start"') > log.count('"eval_stop"')
         if phase == 'evaluation':
             return is_evaluating
@@ -155,20 +143,20 @@ class Job:
         return any(found for rank in self.cluster.hosts[0].ranks()
                    for found in (self.run_dir / 'checkpoints').glob(f'.step_*.{rank}.tmp'))
 
-    def wait_for_phase(self, phase: str) -> None:
-        """Waits until this attempt is in a phase, see is_in."""
-        self.wait_for(lambda: self.is_in(phase), phase)
-
     @contextmanager
     def held_in(self, phase: str) -> Iterator[None]:
-        """Stops rank 0, which writes log and checkpoints, in a phase; it goes on after the block."""
+        """Waits for a phase; one that takes a moment lasts as long as the block, as rank 0 is stopped in it."""
+        self.wait_for(lambda: self.is_in(phase), phase)
+        if phase in ('start-up', 'training'):
+            yield
+            return
         while True:
-            self.wait_for_phase(phase)
             pid = self.rank_pid(0)
             os.kill(pid, signal.SIGSTOP)
             if self.is_in(phase):  # and not just over
                 break
             os.kill(pid, signal.SIGCONT)
+            self.wait_for(lambda: self.is_in(phase), phase)
         try:
             yield
         finally:
@@ -181,12 +169,23 @@ class Job:
 
     def end(self) -> tuple[int, str]:
         """Exit code and output, when the launcher and every rank on every host are gone."""
-        deadline = time.monotonic() + HANG_LIMIT_S
-        while self.process.poll() is None or any(h.ranks() for h in self.cluster.hosts):
-            left = {h.name: h.ranks() for h in self.cluster.hosts}
-            assert time.monotonic() < deadline, f'still there after {HANG_LIMIT_S} s: {left}\n{self.output}'
-            time.sleep(0.1)
+        wait_for(lambda: self.process.poll() is not None and not any(h.ranks() for h in self.cluster.hosts),
+                 lambda: True, lambda: f'still there: {[h.ranks() for h in self.cluster.hosts]}\n{self.output}')
         return self.process.returncode, self.output
+
+
+@contextmanager
+def mounted(hosts: Sequence[Host], *words: object) -> Iterator[None]:
+    """Mounts something on some hosts, with these words of mount."""
+    made: list[Host] = []
+    try:
+        for host in hosts:
+            host.call('mount', *words)
+            made.append(host)
+        yield
+    finally:
+        for host in made:
+            host.call('umount', '--lazy', words[-1])
 
 
 @pytest.fixture
@@ -200,6 +199,5 @@ def start(cluster, tiny_config, tmp_path):
         return jobs[-1]
     yield start_job
     for job in jobs:
-        if job.process.poll() is None:
-            job.process.send_signal(signal.SIGKILL)
-            job.process.wait()
+        job.process.kill()
+        job.process.wait()

@@ -6,7 +6,6 @@ As a program it runs a command on the first of some hosts, h1, h2 and so on:
 """
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -44,18 +43,19 @@ class Host:
         """Runs a command on this host, which must succeed."""
         _call(*self.inside(command))
 
-    def pids(self) -> list[int]:
-        """Processes of this host, but for its keeper and its sshd."""
-        return [p for p in _pids() if _namespace(p) == _namespace(self.keeper.pid) and p != self.keeper.pid
-                and not _is_sshd(p)]
+    def pids(self, of_sshd: bool = False) -> list[int]:
+        """Processes of this host but for its keeper: those of its sshd, or the others."""
+        found = [p for p in map(int, filter(str.isdecimal, os.listdir('/proc')))
+                 if _namespace(p) == _namespace(self.keeper.pid) and p != self.keeper.pid]
+        return [p for p in found if (words(p)[:1] in ([_SSHD], ['sshd:'])) == of_sshd]
 
     def ranks(self) -> list[int]:
         """Processes of this host that train, supervisors included."""
-        return [p for p in self.pids() if 'train' in _words(p) and any('mlperf' in w for w in _words(p))]
+        return [p for p in self.pids() if 'train' in words(p) and any('mlperf' in w for w in words(p))]
 
     def rank(self) -> int | None:
         """The process that trains, where a host has one rank: a fork of its watcher, under the same command line."""
-        found = [p for p in self.ranks() if _words(p)[1:2] and _words(p)[1].endswith('/mlperf-rn50')]
+        found = [p for p in self.ranks() if words(p)[1:2] and words(p)[1].endswith('/mlperf-rn50')]
         return next((p for p in found if _parent(p) in found and _parent(_parent(p)) not in found), None)
 
 
@@ -64,10 +64,6 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _pids() -> list[int]:
-    return [int(p) for p in os.listdir('/proc') if p.isdecimal()]
 
 
 def _namespace(pid: int) -> str:
@@ -85,12 +81,8 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def _is_sshd(pid: int) -> bool:
-    """Whether a process is an sshd, or what one made for a connection."""
-    return _words(pid)[:1] in ([_SSHD], ['sshd:'])
-
-
-def _words(pid: int) -> list[str]:
+def words(pid: int) -> list[str]:
+    """The command line of a process."""
     try:
         return re.split(r'[\0 ]', Path(f'/proc/{pid}/cmdline').read_text())
     except OSError:
@@ -110,20 +102,20 @@ class Cluster:
         (folder / 'etc_hosts').write_text('127.0.0.1 localhost\n' + ''.join(f'{a} {n}\n' for n, a in names))
         for name, address in names:
             self._add_host(name, address)
-        for host in self.hosts:
-            self.start_sshd(host)
 
     def _make_keys(self) -> None:
         for name in ('user', 'server'):
             _call('ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', self.folder / name)
-        shutil.copy(self.folder / 'user.pub', self.folder / 'authorized_keys')
         (self.folder / 'ssh_config').write_text(
             f'Host *\n User root\n IdentityFile {self.folder}/user\n StrictHostKeyChecking no\n LogLevel ERROR\n'
             f' UserKnownHostsFile {self.folder}/known_hosts\n')
-        tools = self.folder / 'bin'
-        tools.mkdir()
-        (tools / 'ssh').write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {self.folder}/ssh_config "$@"\n')
-        (tools / 'ssh').chmod(0o755)
+        ssh = self.folder / 'bin/ssh'
+        ssh.parent.mkdir()
+        ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {self.folder}/ssh_config "$@"\n')
+        ssh.chmod(0o755)
+
+    def _link(self, host: Host) -> str:
+        return f'{self.bridge}-{host.name}'[-15:]
 
     def _add_host(self, name: str, address: str) -> None:
         keeper = subprocess.Popen(['unshare', '--net', '--uts', '--mount', '--propagation', 'private',
@@ -132,23 +124,18 @@ class Cluster:
         self.hosts.append(host)
         while _namespace(keeper.pid) == _namespace(os.getpid()):
             time.sleep(0.01)
-        link = f'{self.bridge}-{name}'[-15:]
-        _call('ip', 'link', 'add', link, 'type', 'veth', 'peer', 'name', 'eth0', 'netns', keeper.pid)
-        _call('ip', 'link', 'set', link, 'master', self.bridge, 'up')
-        host.call('hostname', name)
-        host.call('ip', 'addr', 'add', f'{address}/24', 'dev', 'eth0')
-        host.call('ip', 'link', 'set', 'eth0', 'up')
-        host.call('ip', 'link', 'set', 'lo', 'up')
-        host.call('mount', '--bind', self.folder / 'etc_hosts', '/etc/hosts')
-        # A shell over ssh reads it: what it starts may take a minute (a lock left by a killed shell), and is not ours.
-        start_up = Path.home() / '.bashrc'
-        if start_up.exists():
-            host.call('mount', '--bind', '/dev/null', start_up)
+        _call('ip', 'link', 'add', self._link(host), 'type', 'veth', 'peer', 'name', 'eth0', 'netns', keeper.pid)
+        self.set_link(host, True)
+        # A shell over ssh reads .bashrc: what it starts may take a minute (a lock left by a killed shell).
+        host.call('bash', '-ec', f'''hostname {name}; ip addr add {address}/24 dev eth0; ip link set eth0 up
+ip link set lo up; mount --bind {self.folder}/etc_hosts /etc/hosts
+[ ! -e ~/.bashrc ] || mount --bind /dev/null ~/.bashrc''')
+        self.start_sshd(host)
 
     def start_sshd(self, host: Host) -> None:
         """Lets a host be reached with ssh."""
         Path('/run/sshd').mkdir(exist_ok=True)
-        options = [f'HostKey={self.folder}/server', f'AuthorizedKeysFile={self.folder}/authorized_keys',
+        options = [f'HostKey={self.folder}/server', f'AuthorizedKeysFile={self.folder}/user.pub',
                    'StrictModes=no', 'PermitRootLogin=yes', 'UsePAM=no', 'PidFile=none',
                    f'ListenAddress={host.address}', 'MaxStartups=100']
         host.sshd = subprocess.Popen(host.inside([_SSHD, '-D', '-e', *(w for o in options for w in ('-o', o))]),
@@ -156,7 +143,7 @@ class Cluster:
 
     def kill_sshd(self, host: Host) -> None:
         """Ends a host's sshd and all its connections; what was started over them is left alone."""
-        kill(p for p in _pids() if _namespace(p) == _namespace(host.keeper.pid) and _is_sshd(p))
+        kill(host.pids(of_sshd=True))
         assert host.sshd
         host.sshd.wait()
 
@@ -165,9 +152,8 @@ class Cluster:
         return {**os.environ, 'PATH': f'{self.folder}/bin:{os.environ["PATH"]}'}
 
     def set_link(self, host: Host, is_up: bool) -> None:
-        """Cuts or heals a host's link: nothing arrives, nobody is told."""
-        link = f'{self.bridge}-{host.name}'[-15:]
-        _call('ip', 'link', 'set', link, *(['master', self.bridge] if is_up else ['nomaster']))
+        """Cuts or heals a host's link: nothing arrives, and no error is raised anywhere."""
+        _call('ip', 'link', 'set', self._link(host), *(['master', self.bridge, 'up'] if is_up else ['nomaster']))
 
     def reset(self) -> None:
         """Ends what runs on the hosts, heals every link, and starts every sshd that is dead."""

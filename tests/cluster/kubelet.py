@@ -2,16 +2,14 @@
 
 It knows the fields that the manifests use, and refuses others, so that none goes untested.
 """
-import os
 import re
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.hosts import Host
-from helpers import HANG_LIMIT_S, run
+from helpers import HANG_LIMIT_S, run, wait_for
 
 POD_FIELDS = {'restartPolicy', 'containers', 'terminationGracePeriodSeconds', 'enableServiceLinks',
               'automountServiceAccountToken', 'securityContext', 'volumes', 'topologySpreadConstraints'}
@@ -24,13 +22,35 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     return re.sub(r'\$(?:(\$)|\(([^)]*)\))', lambda m: m[1] or variables.get(m[2], m[0]), text)
 
 
+class Pod:
+    """A pod on a host; its process is that of podman run."""
+
+    def __init__(self, host: Host, name: str, command: Sequence[str], output_path: Path):
+        self.host, self.name, self._output_path = host, name, output_path
+        with open(output_path, 'a') as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+    @property
+    def output(self) -> str:
+        return self._output_path.read_text()
+
+    def wait(self) -> int:
+        """The exit code of the container, when it has ended."""
+        return self.process.wait(HANG_LIMIT_S)
+
+    def wait_for_port(self, port: int) -> None:
+        """Waits as a readiness probe does."""
+        probe = self.host.inside(['bash', '-c', f'</dev/tcp/{self.host.address}/{port}'])
+        wait_for(lambda: run(probe).returncode == 0, lambda: self.process.poll() is None, lambda: self.output)
+
+
 @dataclass
 class Cluster:
     """What a namespace of a cluster holds beside the pods.
 
     Args:
-        folder: for the files of Secrets and ConfigMaps.
-        objects: all other manifests.
+        folder: for the files of ConfigMaps.
+        objects: all manifests.
         claims: the folders of the PersistentVolumeClaims.
         names: what DNS says: name -> address.
     """
@@ -40,131 +60,59 @@ class Cluster:
     claims: Mapping[str, Path]
     names: Mapping[str, str]
 
-    def texts(self, kind: str, name: str) -> dict[str, str]:
-        """The texts in a Secret or ConfigMap."""
-        [found] = [o for o in self.objects if o['kind'] == kind and o['metadata']['name'] == name]
-        return found['stringData' if kind == 'Secret' else 'data']
-
-    def write(self, kind: str, name: str) -> Path:
-        """The same as a folder that root owns and all may read."""
-        folder = self.folder / f'{kind}-{name}'
-        folder.mkdir(exist_ok=True)
-        for key, text in self.texts(kind, name).items():
-            (folder / key).write_text(text)
-        return folder
-
-
-@dataclass
-class Pod:
-    """A pod on a host. Its process is that of podman run; its exit code is that of the container."""
-
-    host: Host
-    name: str
-    output_path: Path
-    process: subprocess.Popen = field(repr=False)
-
-    @property
-    def output(self) -> str:
-        return self.output_path.read_text()
-
-    def wait(self) -> int:
-        """The exit code, when it has ended."""
-        try:
-            return self.process.wait(HANG_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f'{self.name} goes on: {self.output}') from None
-
-    def signal(self, name: str) -> None:
-        """Sends a signal to the container's first process; KILL ends all of them."""
-        done = run(['podman', 'kill', '--signal', name, self.name])
-        assert done.returncode == 0, done.stderr
-
-    def wait_for_port(self, port: int) -> None:
-        """Waits as a readiness probe does."""
-        probe = self.host.inside(['bash', '-c', f'</dev/tcp/{self.host.address}/{port}'])
-        deadline = time.monotonic() + HANG_LIMIT_S
-        while run(probe).returncode:
-            assert self.process.poll() is None and time.monotonic() < deadline, self.output
-            time.sleep(0.1)
-
-
-def start_pod(cluster: Cluster, template: dict, host: Host, name: str, *, variables: Mapping[str, str],
+    def start(self, template: dict, host: Host, name: str, variables: Mapping[str, str],
               mounts: Mapping[str, Path]) -> Pod:
-    """Starts the pod of a template.
+        """Starts the pod of a template on a host, with what the controller adds to the environment and mounts."""
+        spec = template['spec']
+        [container] = spec['containers']
+        unknown = (spec.keys() - POD_FIELDS) | (container.keys() - CONTAINER_FIELDS)
+        assert not unknown, f'fields that no test has seen: {unknown}'
+        assert container['securityContext'] == {'allowPrivilegeEscalation': False, 'capabilities': {'drop': ['ALL']}}
+        env: dict[str, str] = {}
+        for variable in container.get('env', []):
+            env[variable['name']] = expand(variable['value'], env)
+        env |= variables
+        hosts_file = self.folder / f'{name}.hosts'  # the short name is known on the host itself alone
+        hosts_file.write_text(f'127.0.0.1 localhost\n{host.address} {name}\n'
+                              + ''.join(f'{a} {n}\n' for n, a in self.names.items()))
+        words = ['podman', 'run', '--rm', '--replace', '--pull', 'never', '--passwd=false', '--name', name,
+                 '--hostname', name, '--network', f'ns:/proc/{host.keeper.pid}/ns/net', '--no-hosts',
+                 '--stop-timeout', str(spec['terminationGracePeriodSeconds']), '--workdir', container['workingDir'],
+                 '--security-opt', 'no-new-privileges', '--cap-drop', 'ALL', *_user(spec['securityContext'])]
+        for key, value in env.items():
+            words += ['--env', f'{key}={value}']
+        paths = {m['name']: m['mountPath'] for m in container['volumeMounts']}
+        assert paths.keys() == {v['name'] for v in spec['volumes']}, 'not mounted'
+        for volume in spec['volumes']:
+            words += self._mount(volume, paths[volume['name']])
+        for path, source in {**mounts, '/etc/hosts': hosts_file}.items():
+            words += ['--volume', f'{source}:{path}:ro']
+        first, *command = [expand(word, env) for word in [*container['command'], *container.get('args', [])]]
+        return Pod(host, name, [*words, '--entrypoint', first, container['image'], *command],
+                   self.folder / f'{name}.out')
 
-    Args:
-        cluster: whose objects it may use.
-        template: of the pod.
-        host: whose network it has.
-        name: of the pod and its host.
-        variables: what the controller adds to the environment.
-        mounts: what the controller mounts: path -> folder or file.
-    """
-    output_path = cluster.folder / f'{name}.out'
-    command = podman_command(cluster, template['spec'], host, name, variables, mounts)
-    with open(output_path, 'a') as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=dict(os.environ))
-    return Pod(host, name, output_path, process)
-
-
-def podman_command(cluster: Cluster, spec: dict, host: Host, name: str, variables: Mapping[str, str],
-                   mounts: Mapping[str, Path]) -> list[str]:
-    """The command that runs a pod's only container."""
-    [container] = spec['containers']
-    unknown = (spec.keys() - POD_FIELDS) | (container.keys() - CONTAINER_FIELDS)
-    assert not unknown, f'fields that no test has seen: {unknown}'
-    env = _environment(cluster, container) | dict(variables)
-    hosts_file = cluster.folder / f'{name}.hosts'
-    own_names = f'{host.address} {name}\n'  # of itself alone is the short name known
-    hosts_file.write_text('127.0.0.1 localhost\n' + own_names + ''.join(f'{a} {n}\n' for n, a in cluster.names.items()))
-    words = ['podman', 'run', '--rm', '--replace', '--pull', 'never', '--passwd=false', '--name', name,
-             '--hostname', name, '--network', f'ns:/proc/{host.keeper.pid}/ns/net', '--no-hosts',
-             '--volume', f'{hosts_file}:/etc/hosts:ro',
-             '--stop-timeout', str(spec['terminationGracePeriodSeconds']), '--workdir', container['workingDir'],
-             *_security(spec['securityContext'], container)]
-    for key, value in env.items():
-        words += ['--env', f'{key}={value}']
-    sources = {v['name']: v for v in spec['volumes']}
-    for mount in container['volumeMounts']:
-        words += _mount(cluster, sources.pop(mount['name']), mount['mountPath'])
-    assert not sources, f'not mounted: {sources}'
-    for path, source in mounts.items():
-        words += ['--volume', f'{source}:{path}:ro']
-    command = [expand(word, env) for word in [*container['command'], *container.get('args', [])]]
-    return [*words, '--entrypoint', command[0], container['image'], *command[1:]]
-
-
-def _environment(cluster: Cluster, container: dict) -> dict[str, str]:
-    env: dict[str, str] = {}
-    for variable in container.get('env', []):
-        env[variable['name']] = expand(variable['value'], env)
-    return env
+    def _mount(self, source: dict, path: str) -> list[str]:
+        """The options of podman that mount a volume."""
+        [(kind, volume)] = [(k, v) for k, v in source.items() if k != 'name']
+        match kind:
+            case 'persistentVolumeClaim':
+                return ['--volume', f'{self.claims[volume["claimName"]]}:{path}']
+            case 'configMap':
+                [found] = [o for o in self.objects
+                           if o['kind'] == 'ConfigMap' and o['metadata']['name'] == volume['name']]
+                folder = self.folder / f'ConfigMap-{volume["name"]}'
+                folder.mkdir(exist_ok=True)
+                for key, text in found['data'].items():
+                    (folder / key).write_text(text)
+                return ['--volume', f'{folder}:{path}:ro']
+            case 'emptyDir' if volume['medium'] == 'Memory':
+                size = volume['sizeLimit'].replace('Gi', 'g').replace('Mi', 'm')
+                return ['--mount', f'type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=1777']
+        raise AssertionError(f'a volume that no test has seen: {source}')
 
 
-def _security(pod: dict, container: dict) -> list[str]:
-    """Who runs it, with which rights."""
-    own = container['securityContext']
-    assert own == {'allowPrivilegeEscalation': False, 'capabilities': {'drop': ['ALL']}}
+def _user(pod: dict) -> list[str]:
+    """Who runs a pod."""
     assert pod['runAsNonRoot'] and pod['seccompProfile'] == {'type': 'RuntimeDefault'}
-    words = ['--security-opt', 'no-new-privileges', '--cap-drop', 'ALL']
-    user = str(pod.get('runAsUser', ''))
-    if not user:  # a name could be anybody's
-        user = run(['podman', 'image', 'inspect', '--format', '{{.Config.User}}', container['image']]).stdout.strip()
-        assert user.isdecimal() and user != '0', f'cannot verify that {user!r} is not root'
-    else:
-        words += ['--user', f'{user}:{pod.get("runAsGroup", 0)}']
-    return [*words, *(['--group-add', str(pod['fsGroup'])] if 'fsGroup' in pod else [])]
-
-
-def _mount(cluster: Cluster, source: dict, path: str) -> list[str]:
-    """The options of podman that mount a volume."""
-    [(kind, volume)] = [(k, v) for k, v in source.items() if k != 'name']
-    match kind:
-        case 'persistentVolumeClaim':
-            return ['--volume', f'{cluster.claims[volume["claimName"]]}:{path}']
-        case 'configMap':
-            return ['--volume', f'{cluster.write("ConfigMap", volume["name"])}:{path}:ro']
-        case 'emptyDir' if volume['medium'] == 'Memory':
-            size = volume['sizeLimit'].replace('Gi', 'g').replace('Mi', 'm')
-            return ['--mount', f'type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=1777']
-    raise AssertionError(f'a volume that no test has seen: {source}')
+    assert pod['runAsUser'] > 0  # this kubelet does not look into the image for another
+    return ['--user', f'{pod["runAsUser"]}:{pod["runAsGroup"]}']

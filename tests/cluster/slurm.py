@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from cluster.hosts import Cluster, Host
-from helpers import HANG_LIMIT_S
+from helpers import HANG_LIMIT_S, run
 
 
 class Slurm:
@@ -17,7 +17,8 @@ class Slurm:
         self.processes: list[subprocess.Popen] = []
         self.controller, self.nodes = cluster.hosts[0], cluster.hosts[1:]
         self._start_munge()
-        (folder / 'state').mkdir()
+        for name in ('state', *(f'tmp_{n.name}' for n in self.nodes)):
+            (folder / name).mkdir()
         (folder / 'slurm.conf').write_text(self._configuration())
         self._start(self.controller, 'slurmctld', '-D')
         for node in self.nodes:
@@ -58,9 +59,10 @@ SchedulerType=sched/backfill
 SelectType=select/cons_tres
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=30
+KillWait=300
 OverTimeLimit=0
 StateSaveLocation={self.folder}/state
+TmpFS={self.folder}/tmp_%n
 SlurmdSpoolDir={self.folder}/spool_%n
 SlurmctldPidFile={self.folder}/slurmctld.pid
 SlurmdPidFile={self.folder}/slurmd_%n.pid
@@ -78,19 +80,17 @@ SlurmdLogFile={self.folder}/slurmd_%n.log
 
     def call(self, *command: object) -> str:
         """Output of a Slurm command on the controller."""
-        done = subprocess.run(self.controller.inside(command), env=self.environment(), capture_output=True, text=True)
+        done = run(self.controller.inside(command), env=self.environment())
         assert done.returncode == 0, f'{command}: {done.stdout}{done.stderr}'
         return done.stdout
 
     def _wait_until_ready(self) -> None:
+        """Waits until every node is idle."""
         deadline = time.monotonic() + HANG_LIMIT_S
-        while time.monotonic() < deadline:
-            done = subprocess.run(self.controller.inside(['sinfo', '-h', '-o', '%D %t']), env=self.environment(),
-                                  capture_output=True, text=True)
-            if done.stdout.split() == [str(len(self.nodes)), 'idle']:
-                return
+        command = self.controller.inside(['sinfo', '-h', '-o', '%D %t'])
+        while (done := run(command, env=self.environment())).stdout.split() != [str(len(self.nodes)), 'idle']:
+            assert time.monotonic() < deadline, f'Slurm is not ready: {done.stdout}{done.stderr}; see {self.folder}'
             time.sleep(0.2)
-        raise AssertionError(f'Slurm did not start: {done.stdout}{done.stderr}; see {self.folder}')
 
     def state(self, job: str) -> str:
         """The state of a job, as scontrol says it."""
@@ -98,7 +98,7 @@ SlurmdLogFile={self.folder}/slurmd_%n.log
         return next(w.partition('=')[2] for w in words if w.startswith('JobState='))
 
     def close(self) -> None:
+        self._wait_until_ready()  # a step that is ending needs munge
         for process in reversed(self.processes):
             process.terminate()
-        for process in self.processes:
             process.wait(HANG_LIMIT_S)

@@ -4,16 +4,17 @@ import re
 import shutil
 import signal
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from cluster.conftest import run_metrics
+from cluster.conftest import mounted, run_metrics
+from cluster.hosts import words
 
 from mlperf_rn50.train.checkpoint import list_checkpoints, load
 
 BARE = ('--no-doctor',)
 PHASE = '(training|evaluation|writing a checkpoint)'
+RECORDED = r'last recorded: step \d+, (training|evaluation)'
 
 
 def assert_nothing_lost(run_dir):
@@ -49,12 +50,17 @@ def test_a_rank_is_stopped_longer_than_the_stall_limit(start):
     assert_nothing_lost(job.run_dir)
 
 
-def test_a_link_is_cut_while_training(start, cluster):
-    job = start(*BARE, '--comm.stall_limit_s', 0, num_hosts=3)
-    job.wait_for_step(8)
-    cluster.set_link(cluster.hosts[2], False)
-    assert_ended(job, r'host h3 \(with rank 2\) does not answer; last recorded: step \d+, (training|evaluation)')
-    assert_nothing_lost(job.run_dir)
+@pytest.mark.parametrize('phase, num_hosts, where', [
+    ('start-up', 2, r'(before a run began|last recorded: step 0, start-up)'), ('training', 3, RECORDED),
+    ('evaluation', 2, RECORDED), ('checkpoint', 2, RECORDED)])
+def test_a_link_is_cut(start, cluster, phase, num_hosts, where):
+    job = start(*BARE, '--comm.stall_limit_s', 0, num_hosts=num_hosts)
+    last = num_hosts - 1
+    with job.held_in(phase):
+        cluster.set_link(cluster.hosts[last], False)
+    assert_ended(job, rf'host h{last + 1} \(with rank {last}\) does not answer h1; {where}', code=1)
+    if phase != 'start-up':
+        assert_nothing_lost(job.run_dir)
 
 
 def test_a_host_whose_packets_are_dropped_in_one_direction_is_named(start, cluster):
@@ -62,33 +68,10 @@ def test_a_host_whose_packets_are_dropped_in_one_direction_is_named(start, clust
     job.wait_for_step(8)
     cluster.hosts[1].call('/usr/sbin/iptables', '-A', 'OUTPUT', '-j', 'DROP')
     try:
-        assert_ended(job, r'host h2 \(with rank 1\) does not answer; last recorded: step \d+, (training|evaluation)')
+        assert_ended(job, rf'host h2 \(with rank 1\) does not answer h1; {RECORDED}')
     finally:
         cluster.hosts[1].call('/usr/sbin/iptables', '-F', 'OUTPUT')
     assert_nothing_lost(job.run_dir)
-
-
-def test_a_link_is_cut_during_an_evaluation(start, cluster):
-    job = start(*BARE, '--comm.stall_limit_s', 0)
-
-    def is_evaluating():
-        path = job.run_dir / 'result_0.txt'
-        log = path.read_text() if path.exists() else ''
-        return log.count('"eval_start"') > max(1, log.count('"eval_stop"'))
-    job.wait_for(is_evaluating, 'an evaluation')
-    # The evaluation itself takes a moment: stopping its rank keeps it there until the link is cut.
-    pid = job.rank_pid(1)
-    os.kill(pid, signal.SIGSTOP)
-    cluster.set_link(cluster.hosts[1], False)
-    os.kill(pid, signal.SIGCONT)
-    assert_ended(job, r'host h2 \(with rank 1\) does not answer; last recorded: step \d+, (evaluation|training)')
-
-
-def test_a_link_is_cut_during_start_up(start, cluster):
-    job = start(*BARE, '--comm.stall_limit_s', 0)
-    job.wait_for(lambda: all(h.ranks() for h in cluster.hosts[:2]), 'ranks on both hosts')
-    cluster.set_link(cluster.hosts[1], False)
-    assert_ended(job, r'host h2 \(with rank 1\) does not answer; (before a run began|last recorded: step 0, start-up)')
 
 
 def test_a_link_that_heals_in_time_does_no_harm(start, cluster):
@@ -105,18 +88,12 @@ def test_a_link_that_heals_in_time_does_no_harm(start, cluster):
 def test_the_disk_of_the_run_folder_fills_up(start, cluster, tmp_path):
     disk = tmp_path / 'run'
     disk.mkdir()
-    for host in cluster.hosts:
-        host.call('mount', '-t', 'tmpfs', '-o', 'size=150m', 'tmpfs', disk)
-    try:
+    with mounted(cluster.hosts, '-t', 'tmpfs', '-o', 'size=150m', 'tmpfs', disk):
         job = start(*BARE, '--checkpoint.keep', 9)
         output = assert_ended(job, rf'rank 0 on h1, step \d+, {PHASE}: .*step_\d+: cannot write the '
                                    r'checkpoint: No space left on device; earlier ones are kept', code=2)
         assert 'Traceback' not in output
-        inside = Path(f'/proc/{cluster.hosts[0].keeper.pid}/root{disk}')
-        assert_nothing_lost(inside)
-    finally:
-        for host in cluster.hosts:
-            host.call('umount', '--lazy', disk)
+        assert_nothing_lost(Path(f'/proc/{cluster.hosts[0].keeper.pid}/root{disk}'))
 
 
 def test_the_data_is_truncated_while_training(start, tiny_config, tmp_path):
@@ -136,16 +113,10 @@ def test_the_checkpoint_folder_becomes_read_only(start, cluster):
     folder = job.run_dir / 'checkpoints'
     pid = job.rank_pid(0)
     os.kill(pid, signal.SIGSTOP)  # what it has open for writing would forbid the mount
-    for host in cluster.hosts:  # root writes wherever it is allowed to; not where the mount forbids it
-        host.call('mount', '-o', 'bind,ro', folder, folder)
-    os.kill(pid, signal.SIGCONT)
-    try:
-        assert_ended(job, rf'rank 0 on h1, step \d+, {PHASE}: .*Read-only file system; earlier ones are '
-                          r'kept', code=2)
+    with mounted(cluster.hosts, '-o', 'bind,ro', folder, folder):  # root writes wherever the mount allows it
+        os.kill(pid, signal.SIGCONT)
+        assert_ended(job, rf'rank 0 on h1, step \d+, {PHASE}: .*Read-only file system; earlier ones are kept', code=2)
         assert_nothing_lost(job.run_dir)
-    finally:
-        for host in cluster.hosts:
-            host.call('umount', '--lazy', folder)
 
 
 def other_packages(folder, data):
@@ -176,31 +147,21 @@ def no_data(folder, data):
     (other_data, (), r'failed +data set +manifest \w+ with 200 images on h2, but manifest \w+', 1),
     (no_data, BARE, r'rank 1 on h2: \S+manifest\.json: no such file; make the data with', 2)])
 def test_a_host_that_differs_is_refused(start, cluster, tiny_config, tmp_path, make, arguments, said, code):
-    source, target = make(tmp_path, tiny_config.parent / 'data')
-    cluster.hosts[1].call('mount', '--bind', source, target)
-    try:
+    with mounted(cluster.hosts[1:2], '--bind', *make(tmp_path, tiny_config.parent / 'data')):
         assert_ended(start(*arguments), said, code=code)
         assert arguments or not (tmp_path / 'run').exists()  # the doctor comes before the run folder
-    finally:
-        cluster.hosts[1].call('umount', '--lazy', target)
 
 
 def test_a_host_refuses_ssh(start, cluster):
-    sshd = cluster.hosts[1].sshd
-    sshd.terminate()
-    sshd.wait()
-    try:
-        assert_ended(start(*BARE), r'host h2 \(with rank 1\) does not answer; before a run began')
-    finally:
-        cluster.start_sshd(cluster.hosts[1])
+    cluster.kill_sshd(cluster.hosts[1])  # until the end of the test
+    assert_ended(start(*BARE), r'host h2 \(with rank 1\) does not answer h1; before a run began')
 
 
 @pytest.mark.parametrize('launcher', ['mpirun.sh', 'horovodrun.sh'])
 def test_the_launcher_is_killed(start, cluster, launcher):
     job = start(*BARE, launcher=launcher)
     job.wait_for_step(8)
-    shell = next(p for p in cluster.hosts[0].pids()
-                 if any(w.endswith(f'launch/{launcher}') for w in Path(f'/proc/{p}/cmdline').read_text().split('\0')))
+    shell = next(p for p in cluster.hosts[0].pids() if any(w.endswith(f'launch/{launcher}') for w in words(p)))
     os.kill(shell, signal.SIGKILL)
     job.end()
     assert_nothing_lost(job.run_dir)
@@ -247,23 +208,13 @@ def test_a_run_that_ended_by_itself_is_not_started_again(start):
     assert code == 1 and 'restart' not in output and 'aborted: the target was not reached' in output
 
 
-SILENT = 'host h2 (with rank 1) does not answer; last recorded: step '
-
-
-def test_a_link_is_cut_while_a_checkpoint_is_written(start, cluster):
-    job = start(*BARE, '--comm.stall_limit_s', 0)
-    with job.held_in('checkpoint'):
-        cluster.set_link(cluster.hosts[1], False)
-    assert_ended(job, r'host h2 \(with rank 1\) does not answer; last recorded: step \d+, (training|evaluation)',
-                 code=1)
-    assert_nothing_lost(job.run_dir)
+SILENT = 'host h2 (with rank 1) does not answer h1; last recorded: step '
 
 
 def test_sshd_dies_in_each_phase_and_the_run_reaches_its_target(start, cluster):
     job, host = start(*BARE, '--restarts', 3, '--train.target_accuracy', 0.8), cluster.hosts[1]
     for number, phase in enumerate(('training', 'evaluation', 'checkpoint'), 1):
-        # Phases that take a moment are held; in the other one, the rest of the run takes its course.
-        with nullcontext(job.wait_for_phase(phase)) if phase == 'training' else job.held_in(phase):
+        with job.held_in(phase):
             cluster.kill_sshd(host)
         job.wait_for(lambda number=number: job.output.count(SILENT) == number, 'the message')
         cluster.start_sshd(host)

@@ -1,32 +1,17 @@
 """TMPDIR and /dev/shm without room: a start says so, and a run that is at work goes on."""
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from cluster.conftest import run_metrics
+from cluster.conftest import mounted, run_metrics
 from cluster.hosts import Host
 from cluster.test_faults import BARE
 
 from mlperf_rn50.train.checkpoint import list_checkpoints, load
 
 SHM = Path('/dev/shm')
-
-
-@contextmanager
-def small_disks(hosts: Sequence[Host], *folders: Path) -> Iterator[None]:
-    """Gives each host a small disk of its own for each folder."""
-    mounted: list[tuple[Host, Path]] = []
-    try:
-        for host in hosts:
-            for folder in folders:
-                host.call('mount', '-t', 'tmpfs', '-o', 'size=64m', 'tmpfs', folder)
-                mounted.append((host, folder))
-        yield
-    finally:
-        for host, folder in mounted:
-            host.call('umount', '--lazy', folder)
+SMALL_DISK = ('-t', 'tmpfs', '-o', 'size=64m', 'tmpfs')
 
 
 def fill(host: Host, folder: Path) -> None:
@@ -49,7 +34,7 @@ def tmp(tmp_path) -> Path:
 @pytest.mark.parametrize('name', ['TMPDIR', '/dev/shm'])
 def test_a_launcher_without_room_says_so(start, cluster, tmp, name):
     folder = {'TMPDIR': tmp, '/dev/shm': SHM}[name]
-    with small_disks(cluster.hosts[:1], folder):
+    with mounted(cluster.hosts[:1], *SMALL_DISK, folder):
         fill(cluster.hosts[0], folder)
         code, output = start(num_hosts=1, TMPDIR=str(tmp)).end()
     assert (code, output) == (2, f'launch/mpirun.sh: {name}: {folder} has 0.0 MB free, expected 17 MB for files of '
@@ -58,7 +43,7 @@ def test_a_launcher_without_room_says_so(start, cluster, tmp, name):
 
 @pytest.mark.parametrize('arguments', [(), BARE])
 def test_another_host_without_room_is_named(start, cluster, tmp, arguments):
-    with small_disks(cluster.hosts[1:2], tmp):
+    with mounted(cluster.hosts[1:2], *SMALL_DISK, tmp):
         fill(cluster.hosts[1], tmp)
         code, output = start(*arguments, '--ranks-per-node', 2, TMPDIR=str(tmp)).end()
     own = [line for line in output.splitlines() if line.startswith('mlperf-rn50: ')]
@@ -69,9 +54,9 @@ def test_another_host_without_room_is_named(start, cluster, tmp, arguments):
 
 def test_a_run_at_work_goes_on(start, cluster, tmp):
     hosts = cluster.hosts[:2]
-    with small_disks(hosts, tmp, SHM):
+    with mounted(hosts, *SMALL_DISK, tmp), mounted(hosts, *SMALL_DISK, SHM):
         job = start(*BARE, '--ranks-per-node', 2, '--train.max_epochs', 4, TMPDIR=str(tmp))
-        job.wait_for_phase('training')
+        job.wait_for_step(8)
         for host in hosts:
             for folder in (tmp, SHM):
                 fill(host, folder)

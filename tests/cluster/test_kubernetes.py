@@ -11,23 +11,6 @@ SOMEBODY = 12345  # whom the image does not know
 
 
 @pytest.fixture
-def make_manifests(image, digits, tmp_path):
-    """The manifests of a training of digits by two nodes of one rank."""
-    work = tmp_path / 'work'
-    work.mkdir()
-    work.chmod(0o777)
-
-    def make(*options):
-        done = run([ROOT / 'launch/kubernetes.sh', '--image', image, '--nodes', '2', '--ranks-per-node', '1',
-                    '--config', ROOT / 'launch/configs/digits_cpu.yaml', '--volume', 'work:/work',
-                    '--volume', 'digits:/data/digits', '--namespace', NAMESPACE, '--data.dir', '/data/digits',
-                    '--run-dir', 'run', *options])
-        assert (done.returncode, done.stderr) == (0, '')
-        return list(yaml.safe_load_all(done.stdout))
-    return make
-
-
-@pytest.fixture
 def pods(podman_settings):
     """A list of started pods, which are gone afterwards."""
     started: list[kubelet.Pod] = []
@@ -37,13 +20,15 @@ def pods(podman_settings):
         pod.process.wait()
 
 
-def objects_of(manifests, kind):
-    return [m for m in manifests if m['kind'] == kind]
-
-
-def test_an_mpijob_trains(cluster, make_manifests, digits, pods, tmp_path):
-    manifests = make_manifests('--user', str(SOMEBODY), *QUICK)
-    [job] = objects_of(manifests, 'MPIJob')
+def test_an_mpijob_trains(cluster, image, digits, pods, tmp_path):
+    (tmp_path / 'work').mkdir()
+    (tmp_path / 'work').chmod(0o777)
+    done = run([ROOT / 'launch/kubernetes.sh', '--image', image, '--nodes', '2', '--ranks-per-node', '1', '--config',
+                ROOT / 'launch/configs/digits_cpu.yaml', '--volume', 'work:/work', '--volume', 'digits:/data/digits',
+                '--namespace', NAMESPACE, '--data.dir', '/data/digits', '--run-dir', 'run', '--user', SOMEBODY, *QUICK])
+    assert (done.returncode, done.stderr) == (0, '')
+    manifests = list(yaml.safe_load_all(done.stdout))
+    [job] = [m for m in manifests if m['kind'] == 'MPIJob']
     spec, name = job['spec'], job['metadata']['name']
     # What the operator makes: names of the workers, the Secret with a key, and the files of the launcher.
     workers = [f'{name}-worker-{i}' for i in range(spec['mpiReplicaSpecs']['Worker']['replicas'])]
@@ -62,19 +47,18 @@ def test_an_mpijob_trains(cluster, make_manifests, digits, pods, tmp_path):
 
     template = spec['mpiReplicaSpecs']['Worker']['template']
     for worker, host in zip(workers, cluster.hosts[1:]):
-        pods.append(kubelet.start_pod(node, template, host, worker, mounts=keys,
-                                      variables={'K_MPI_JOB_ROLE': 'worker'}))
+        pods.append(node.start(template, host, worker, {'K_MPI_JOB_ROLE': 'worker'}, keys))
     probe = template['spec']['containers'][0]['readinessProbe']
     for pod in pods:
         pod.wait_for_port(probe['tcpSocket']['port'])
     assert spec['launcherCreationPolicy'] == 'WaitForWorkersReady'
-    launcher = kubelet.start_pod(
-        node, spec['mpiReplicaSpecs']['Launcher']['template'], cluster.hosts[0], f'{name}-launcher',
-        mounts={**keys, '/etc/mpi': mpi}, variables={
-            'K_MPI_JOB_ROLE': 'launcher', 'OMPI_MCA_orte_keep_fqdn_hostnames': 'true',
-            'OMPI_MCA_orte_default_hostfile': '/etc/mpi/hostfile', 'OMPI_MCA_plm_rsh_args': '-o ConnectionAttempts=10',
-            'OMPI_MCA_orte_set_default_slots': str(spec['slotsPerWorker']), 'NVIDIA_VISIBLE_DEVICES': '',
-            'NVIDIA_DRIVER_CAPABILITIES': ''})
+    variables = {
+        'K_MPI_JOB_ROLE': 'launcher', 'OMPI_MCA_orte_keep_fqdn_hostnames': 'true',
+        'OMPI_MCA_orte_default_hostfile': '/etc/mpi/hostfile', 'OMPI_MCA_plm_rsh_args': '-o ConnectionAttempts=10',
+        'OMPI_MCA_orte_set_default_slots': str(spec['slotsPerWorker']), 'NVIDIA_VISIBLE_DEVICES': '',
+        'NVIDIA_DRIVER_CAPABILITIES': ''}
+    launcher = node.start(spec['mpiReplicaSpecs']['Launcher']['template'], cluster.hosts[0], f'{name}-launcher',
+                          variables, {**keys, '/etc/mpi': mpi})
     pods.append(launcher)
     assert launcher.wait() == 0, launcher.output + ''.join(p.output for p in pods)
     assert 'status              converged' in launcher.output
@@ -84,5 +68,5 @@ def test_an_mpijob_trains(cluster, make_manifests, digits, pods, tmp_path):
     assert result.stat().st_uid == SOMEBODY and run_metrics(result.parent, 'end')[-1]['status'] == 'converged'
     # Asked to go, a worker goes.
     for pod in pods[:2]:
-        pod.signal('TERM')
+        assert run(['podman', 'kill', '--signal', 'TERM', pod.name]).returncode == 0
         pod.wait()

@@ -1,13 +1,15 @@
 """Slurm's own controller and nodes: a job trains on two nodes, is interrupted and goes on."""
+import json
 import re
-import time
 
 import pytest
-from cluster.conftest import run_metrics
+from cluster.conftest import VARIABLES, run_metrics
 from cluster.slurm import Slurm
-from helpers import HANG_LIMIT_S, ROOT
+from helpers import ROOT, wait_for
 
 from mlperf_rn50.train.checkpoint import list_checkpoints, load
+
+BARE = ('--no-doctor', '--checkpoint.period_epochs', 0, '--checkpoint.period_steps', 0)
 
 
 @pytest.fixture(scope='module')
@@ -36,10 +38,7 @@ class SlurmJob:
         return self.output_path.read_text() if self.output_path.exists() else ''
 
     def wait_for(self, is_reached, what):
-        deadline = time.monotonic() + HANG_LIMIT_S
-        while not is_reached():
-            assert time.monotonic() < deadline, f'{what} not reached, {self.state}: {self.output}'
-            time.sleep(0.2)
+        wait_for(is_reached, lambda: True, lambda: f'{what} not reached, {self.state}: {self.output}')
 
     def wait_for_step(self, step):
         self.wait_for(lambda: any(m['step'] >= step for m in run_metrics(self.run_dir, 'train')), f'step {step}')
@@ -55,7 +54,7 @@ class SlurmJob:
 @pytest.fixture
 def submit(slurm, tiny_config, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    for name, value in (('OMP_NUM_THREADS', '1'), ('OMPI_MCA_pml', 'ob1'), ('OMPI_MCA_btl', 'tcp,self,vader')):
+    for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     jobs = []
 
@@ -69,6 +68,18 @@ def submit(slurm, tiny_config, tmp_path, monkeypatch):
 
 
 @pytest.mark.engine
+def test_ranks_of_srun_train_over_pmix(slurm, tiny_config, tmp_path, monkeypatch):
+    """The engine of containers: without a container here, but with Slurm's own PMIx."""
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    output = slurm.call('salloc', '--quiet', '--nodes', 2, ROOT / 'launch/engines/srun.sh', 'h2:1,h3:1',
+                        ROOT / 'launch/bind.sh', ROOT / '.venv/bin/mlperf-rn50', 'train', '--config', tiny_config,
+                        '--run.dir', tmp_path, '--train.target_accuracy', 0.01)
+    assert 'converged' in output
+    assert [n['hostname'] for n in json.loads((tmp_path / 'env.json').read_text())['nodes']] == ['h2', 'h3']
+
+
+@pytest.mark.engine
 def test_trains_on_two_nodes(submit):
     job = submit('--train.target_accuracy', '0.01')
     job.wait_for_state('COMPLETED', 'FAILED')
@@ -78,7 +89,7 @@ def test_trains_on_two_nodes(submit):
 
 
 def test_scancel_leaves_a_checkpoint(submit):
-    job = submit('--no-doctor', '--checkpoint.period_epochs', 0, '--checkpoint.period_steps', 0)
+    job = submit(*BARE)
     job.wait_for_step(10)
     job.slurm.call('scancel', job.number)
     job.wait_for_state('CANCELLED')
@@ -91,8 +102,7 @@ def test_scancel_leaves_a_checkpoint(submit):
 
 
 def test_the_signal_before_the_time_limit_requeues_the_job_which_reaches_its_target(submit):
-    job = submit('--no-doctor', '--checkpoint.period_epochs', 0, '--checkpoint.period_steps', 0,
-                 '--train.target_accuracy', '0.8')
+    job = submit(*BARE, '--train.target_accuracy', '0.8')
     job.wait_for_step(10)
     job.slurm.call('scancel', '--batch', '--signal', 'USR1', job.number)  # what --signal=B:USR1@90 sends
     job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
@@ -103,8 +113,7 @@ def test_the_signal_before_the_time_limit_requeues_the_job_which_reaches_its_tar
 
 
 def test_the_signal_reaches_ranks_that_only_start(submit):
-    job = submit('--no-doctor', '--checkpoint.period_epochs', 0, '--checkpoint.period_steps', 0,
-                 '--train.target_accuracy', '0.6')
+    job = submit(*BARE, '--train.target_accuracy', '0.6')
     job.wait_for(lambda: job.output.count(': cores ') == 2, 'the ranks')
     job.slurm.call('scancel', '--batch', '--signal', 'USR1', job.number)
     job.wait_for_state('COMPLETED', 'FAILED')
@@ -113,8 +122,7 @@ def test_the_signal_reaches_ranks_that_only_start(submit):
 
 
 def test_the_time_limit_leaves_a_checkpoint_and_requeues(submit):
-    job = submit('--no-doctor', '--checkpoint.period_epochs', 0, '--checkpoint.period_steps', 0,
-                 sbatch=('--time', 60, '--signal', 'B:USR1@60'))  # which Slurm may send 30 s earlier
+    job = submit(*BARE, sbatch=('--time', 60, '--signal', 'B:USR1@60'))  # which Slurm may send 30 s earlier
     job.wait_for_step(1)
     shown = job.slurm.call('scontrol', 'show', 'job', job.number)
     [(hours, minutes)] = re.findall(r'RunTime=(\d\d):(\d\d):', shown)

@@ -3,27 +3,28 @@ import os
 import signal
 
 import pytest
-from helpers import ROOT, run
+from helpers import ROOT, own_signals, run
+
+from mlperf_rn50.launch.__main__ import main
 
 
 @pytest.mark.parametrize('arguments', [['2'], ['0', 'true'], []])
-def test_usage_of_ranks(arguments):
-    done = run([ROOT / 'launch/ranks.sh', *arguments])
-    assert done.returncode == 2 and 'Usage: launch/ranks.sh RANKS' in done.stderr
+def test_usage_of_ranks(arguments, capsys):
+    with own_signals():
+        assert main([str(ROOT / 'launch/ranks.sh'), *arguments]) == 2
+    assert 'Usage: launch/ranks.sh RANKS' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('code', [0, 1, 75])
-def test_ranks_hand_on_the_exit_code(code):
-    assert run([ROOT / 'launch/ranks.sh', 2, 'sh', '-c', f'exit {code}']).returncode == code
-
-
-def test_ranks_have_their_number_and_their_cores():
-    said = run([ROOT / 'launch/ranks.sh', 2, 'sh', '-c',
-                'echo $OMPI_COMM_WORLD_RANK $OMP_NUM_THREADS $DALI_AFFINITY_MASK']).stdout.splitlines()
-    ranks = sorted(line.split() for line in said)
-    assert [rank for rank, _, _ in ranks] == ['0', '1']
-    assert all(int(num_threads) >= 1 for _, num_threads, _ in ranks)
-    first, second = ({int(cpu) for cpu in cpus.split(',')} for _, _, cpus in ranks)
+def test_ranks_have_their_number_and_their_cores_also_inside_a_job_of_slurm_and_hand_on_their_exit_code():
+    job = {'SLURM_JOB_ID': '1', 'SLURM_JOBID': '1', 'SLURM_NODELIST': 'n1', 'SLURM_JOB_NODELIST': 'n1',
+           'SLURM_NNODES': '1', 'SLURM_TASKS_PER_NODE': '1', 'SLURM_PROCID': '0', 'SLURM_NTASKS': '1'}
+    done = run([ROOT / 'launch/ranks.sh', 2, 'sh', '-c', 'echo $OMPI_COMM_WORLD_RANK $OMPI_COMM_WORLD_SIZE '
+                '$OMP_NUM_THREADS $DALI_AFFINITY_MASK; exit 75'], env={**os.environ, **job})
+    assert done.returncode == 75
+    ranks = sorted(line.split() for line in done.stdout.splitlines())
+    assert [rank[:2] for rank in ranks] == [['0', '2'], ['1', '2']], done.stderr
+    assert all(int(num_threads) >= 1 for _, _, num_threads, _ in ranks)
+    first, second = ({int(cpu) for cpu in cpus.split(',')} for *_, cpus in ranks)
     assert first | second <= os.sched_getaffinity(0)
     assert not first & second or len(os.sched_getaffinity(0)) == 1
 
@@ -34,14 +35,6 @@ def test_bound_ranks_hold_back_the_word_to_stop_until_they_train():
         return int(shown.split()[-1], 16)
     assert blocked('train') == 1 << (signal.SIGUSR1 - 1)
     assert blocked('another') == 0  # a program that does not know the word is ended by it
-
-
-def test_inside_a_job_of_slurm_ranks_start_on_this_machine_all_the_same():
-    job = {'SLURM_JOB_ID': '1', 'SLURM_JOBID': '1', 'SLURM_NODELIST': 'n1', 'SLURM_JOB_NODELIST': 'n1',
-           'SLURM_NNODES': '1', 'SLURM_TASKS_PER_NODE': '1', 'SLURM_PROCID': '0', 'SLURM_NTASKS': '1'}
-    done = run([ROOT / 'launch/ranks.sh', 2, 'sh', '-c', 'echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE'],
-               env={**os.environ, **job})
-    assert sorted(done.stdout.splitlines()) == ['0 of 2', '1 of 2'], done.stderr
 
 
 def test_a_dry_run_prints_the_plan_of_the_layout_and_starts_nothing(tmp_path):

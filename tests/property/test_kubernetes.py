@@ -1,7 +1,7 @@
 """Manifests hold what they were given, whatever is in it."""
 import yaml
 from cluster.kubelet import expand
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlperf_rn50.launch.kubernetes import make_parser
@@ -17,6 +17,7 @@ TRAININGS = st.builds(Training, name=TEXTS, image=TEXTS, num_nodes=st.integers(1
                       namespace=st.none() | TEXTS)
 
 
+@settings(max_examples=40)
 @given(TRAININGS)
 def test_yaml_holds_every_text_and_pods_get_every_option(training):
     text = render_mpi_job(training)

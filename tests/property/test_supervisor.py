@@ -1,5 +1,6 @@
 """Every sequence of ends: whatever attempts come to, a launcher ends, with a code that its run folder bears out."""
 import json
+import platform
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -25,20 +26,30 @@ starts = st.builds(dict, begins=st.booleans(), steps=st.integers(0, 2),
                    end=st.sampled_from([None, None, None, 'converged', 'aborted', 'failed', 'interrupted']),
                    code=st.sampled_from([0, 1, 2, 75, 137]), asked=st.sampled_from([False, False, False, True]),
                    silent=st.sets(st.sampled_from(HOSTS), max_size=3))
-CONVERGES = dict(begins=True, steps=1, end='converged', code=0, asked=False, silent=set())
+
+
+def one(code, end=None, steps=0, begins=True, asked=False, silent=(), **keys):
+    """One start of the ranks."""
+    return dict(code=code, end=end, steps=steps, begins=begins, asked=asked, silent=set(silent), **keys)
+
+
+CONVERGES, GAINS, STUCK = one(0, 'converged', 1), one(1, steps=1), one(1)
+FIT, UNFIT = one(0, begins=False), one(1, begins=False)  # a doctor
 
 
 class Fake:
     """A world in which the ranks do what a list says, and then converge; it writes the files that they would."""
 
+    is_at_once = False
+
     def __init__(self, folder, script):
-        self.folder, self.script, self.asked, self.silent = folder, list(script), False, set()
+        self.folder, self.script, self.is_asked, self.silent = folder, list(script), False, set()
         self.said, self.paused, self.calls = [], 0.0, []
 
     def start(self, layout, job, words, has_begun):
         self.calls.append((layout.hosts, list(words)))
         todo = self.script.pop(0) if self.script else CONVERGES
-        self.asked |= todo['asked']
+        self.is_asked |= todo['asked']
         self.silent = todo['silent']
         if 'blames' in todo:
             self.folder.mkdir(exist_ok=True)
@@ -66,8 +77,7 @@ class Fake:
         self.silent = set()  # hosts come back when they are waited for
 
     def supervisor(self, options):
-        world = World(self.start, lambda hosts: [h for h in hosts if h in self.silent], self.said.append, self.pause,
-                      lambda: self.asked, lambda: False)
+        world = World(self.start, lambda hosts: [h for h in hosts if h in self.silent], self.said.append, self)
         return Supervisor(world, options, Layout(self.folder, HOSTS, 1), True, 'batch', 'token')
 
 
@@ -109,108 +119,88 @@ def test_a_launcher_ends_with_a_code_that_is_borne_out(script, restarts, is_elas
 
 @given(st.integers(0, 20))
 def test_attempts_that_gain_nothing_are_few(restarts):
-    stuck = dict(begins=True, steps=0, end=None, code=1, asked=False, silent=set())
-    code, world, *_ = fake_run([stuck] * 30, replace(OPTIONS, restarts=restarts))
+    code, world, _ = fake_run([STUCK] * 30, replace(OPTIONS, restarts=restarts))
     assert code == EXIT_FAILED and len(world.calls) == min(1 + restarts, MAX_STUCK)
     assert restarts < MAX_STUCK or 'left no newer checkpoint' in world.said[-1]
 
 
 def test_attempts_that_gain_are_many():
-    gains = dict(begins=True, steps=1, end=None, code=1, asked=False, silent=set())
-    code, world, *_ = fake_run([gains] * 9, replace(OPTIONS, restarts=20))
+    code, world, _ = fake_run([GAINS] * 9, replace(OPTIONS, restarts=20))
     assert code == EXIT_OK and len(world.calls) == 10 and world.paused == 0
 
 
-def test_a_run_that_was_stopped_is_not_taken_for_stopped_again():
-    stop = dict(begins=True, steps=1, end='interrupted', code=75, asked=True, silent=set())
-    fails = dict(begins=False, steps=0, end=None, code=1, asked=False, silent=set())
-    with tempfile.TemporaryDirectory() as name:
-        world = Fake(Path(name) / 'run', [stop, fails])
-        assert world.supervisor(OPTIONS).run_all() == EXIT_RESUMABLE
-        world.asked = False
-        assert world.supervisor(replace(OPTIONS, resume=True)).run_all() == EXIT_FAILED  # and not 75
+def test_a_run_that_was_stopped_is_not_taken_for_stopped_again(tmp_path):
+    world = Fake(tmp_path / 'run', [one(75, 'interrupted', 1, asked=True), UNFIT])
+    assert world.supervisor(OPTIONS).run_all() == EXIT_RESUMABLE
+    world.is_asked = False
+    assert world.supervisor(replace(OPTIONS, resume=True)).run_all() == EXIT_FAILED  # and not 75
 
 
 def test_a_run_that_a_lost_host_interrupted_is_started_again():
-    lost = dict(begins=True, steps=1, end='interrupted', code=EXIT_FAILED, asked=False, silent={'h2'})
-    code, world, _ = fake_run([lost], replace(OPTIONS, restarts=1))
+    again = replace(OPTIONS, restarts=1)
+    lost = one(EXIT_FAILED, 'interrupted', 1, silent={'h2'})
+    code, world, _ = fake_run([lost], again)
     assert code == EXIT_OK and len(world.calls) == 2
-    assert any(said.startswith('host h2 (with rank 1) does not answer') for said in world.said)
+    assert any(said.startswith(f'host h2 (with rank 1) does not answer {platform.node()}; ') for said in world.said)
     assert fake_run([lost], OPTIONS)[0] == EXIT_FAILED
-    ended_first = dict(lost, code=EXIT_RESUMABLE)
-    assert fake_run([ended_first], replace(OPTIONS, restarts=1))[0] == EXIT_OK
-    assert fake_run([dict(ended_first, silent=set())], replace(OPTIONS, restarts=1))[0] == EXIT_RESUMABLE
+    assert fake_run([dict(lost, code=EXIT_RESUMABLE)], again)[0] == EXIT_OK
+    assert fake_run([dict(lost, code=EXIT_RESUMABLE, silent=set())], again)[0] == EXIT_RESUMABLE
 
 
-def test_what_has_begun_is_told_by_its_run_folder():
-    seen = []
-    with tempfile.TemporaryDirectory() as name:
-        world = Fake(Path(name) / 'run', [dict(begins=False, steps=0, end=None, code=0, asked=False, silent=set())])
-        start = world.start
+def test_what_has_begun_is_told_by_its_run_folder(tmp_path):
+    world, seen = Fake(tmp_path / 'run', [FIT]), []
+    start = world.start
 
-        def ask(layout, job, words, has_begun):
-            before = has_begun()
-            code = start(layout, job, words, has_begun)
-            seen.append((words[0], before, has_begun()))
-            return code
-        world.start = ask
-        assert world.supervisor(replace(OPTIONS, doctor=True)).run_all() == EXIT_OK
+    def ask(layout, job, words, has_begun):
+        before = has_begun()
+        code = start(layout, job, words, has_begun)
+        seen.append((words[0], before, has_begun()))
+        return code
+    world.start = ask
+    assert world.supervisor(replace(OPTIONS, doctor=True)).run_all() == EXIT_OK
     assert seen == [('doctor', False, False), ('train', False, True)]
 
 
-def test_a_doctor_that_is_ended_is_a_failure():
-    killed = dict(begins=False, steps=0, end=None, code=143, asked=False, silent=set())
-    assert fake_run([killed], replace(OPTIONS, doctor=True))[0] == EXIT_FAILED
-
-
-@pytest.mark.parametrize('lost', [dict(code=137, silent=set()), dict(code=205, silent={'h2'}),
-                                  dict(code=EXIT_FAILED, silent={'h2'}),
-                                  dict(code=EXIT_FAILED, silent=set(), blames='h2')])
+@pytest.mark.parametrize('lost', [dict(code=137), dict(code=205, silent={'h2'}), dict(code=EXIT_FAILED, silent={'h2'}),
+                                  dict(code=EXIT_FAILED, blames='h2')])
 def test_a_first_doctor_that_loses_a_rank_is_an_attempt(lost):
-    lost = dict(begins=False, steps=0, end=None, asked=False, **lost)
-    fit = dict(lost, code=0, silent=set())
-    fit.pop('blames', None)
-    code, world, *_ = fake_run([lost, fit], replace(OPTIONS, doctor=True, restarts=3))
+    lost = one(begins=False, **lost)
+    code, world, _ = fake_run([lost, FIT], replace(OPTIONS, doctor=True, restarts=3))
     assert code == EXIT_OK and [words[0] for _, words in world.calls] == ['doctor', 'doctor', 'train']
-    code, world, *_ = fake_run([lost], replace(OPTIONS, doctor=True))
+    code, world, _ = fake_run([lost], replace(OPTIONS, doctor=True))
     assert code == EXIT_FAILED and len(world.calls) == 1
     assert any('host h2 (with rank 1)' in said for said in world.said) == bool(lost['silent'])
 
 
-def test_resume_goes_on_with_the_set_of_seeds():
-    cut = dict(begins=True, steps=1, end='interrupted', code=75, asked=True, silent=set())
-    with tempfile.TemporaryDirectory() as name:
-        world = Fake(Path(name) / 'run', [dict(cut, end='converged', code=0, asked=False), cut])
-        assert world.supervisor(replace(OPTIONS, seeds=4)).run_all() == EXIT_RESUMABLE
-        world.asked = False
-        assert world.supervisor(replace(OPTIONS, seeds=4, resume=True)).run_all() == EXIT_OK
-        assert ['--resume' in words for _, words in world.calls] == [False, False, True, False, False]
-        assert len(list(world.folder.glob('result_*'))) == 4
+def test_a_doctor_that_fails_on_a_restart_is_an_attempt_that_gained_nothing():
+    options = replace(OPTIONS, doctor=True, restarts=3)
+    code, world, _ = fake_run([FIT, GAINS, UNFIT, FIT], options)
+    assert code == EXIT_OK
+    assert [words[0] for _, words in world.calls] == ['doctor', 'train', 'doctor', 'doctor', 'train']
+    code, world, _ = fake_run([UNFIT], options)
+    assert code == EXIT_FAILED and len(world.calls) == 1  # what is unfit from the beginning is reported at once
+
+
+def test_resume_goes_on_with_the_set_of_seeds(tmp_path):
+    world = Fake(tmp_path / 'run', [CONVERGES, one(75, 'interrupted', 1, asked=True)])
+    assert world.supervisor(replace(OPTIONS, seeds=4)).run_all() == EXIT_RESUMABLE
+    world.is_asked = False
+    assert world.supervisor(replace(OPTIONS, seeds=4, resume=True)).run_all() == EXIT_OK
+    assert ['--resume' in words for _, words in world.calls] == [False, False, True, False, False]
+    assert len(list(world.folder.glob('result_*'))) == 4
 
 
 def test_elastic_leaves_out_a_host_that_fails_twice():
-    fails = dict(begins=True, steps=0, end=None, code=1, asked=False, silent=set(), blames='h2')
-    _, world, *_ = fake_run([fails, fails], replace(OPTIONS, restarts=5, elastic=True))
+    fails = one(1, blames='h2')
+    _, world, _ = fake_run([fails, fails], replace(OPTIONS, restarts=5, elastic=True))
     assert [hosts for hosts, _ in world.calls] == [HOSTS, HOSTS, ('h1', 'h3')]
     assert 'going on without h2, which failed twice and gained no steps (killed)' in world.said
-    assert '--elastic' in world.calls[2][1] or '--config' in world.calls[2][1]
-    _, world, *_ = fake_run([fails, fails], replace(OPTIONS, restarts=5))
+    _, world, _ = fake_run([fails, fails], replace(OPTIONS, restarts=5))
     assert {hosts for hosts, _ in world.calls} == {HOSTS}
 
 
-def test_a_doctor_that_fails_on_a_restart_is_an_attempt_that_gained_nothing():
-    fails = dict(begins=True, steps=1, end=None, code=1, asked=False, silent=set())
-    fit, unfit = (dict(begins=False, steps=0, end=None, code=code, asked=False, silent=set()) for code in (0, 1))
-    code, world, *_ = fake_run([fit, fails, unfit, fit], replace(OPTIONS, doctor=True, restarts=3))
-    assert code == EXIT_OK
-    assert [words[0] for _, words in world.calls] == ['doctor', 'train', 'doctor', 'doctor', 'train']
-    code, world, *_ = fake_run([unfit], replace(OPTIONS, doctor=True, restarts=3))
-    assert code == EXIT_FAILED and len(world.calls) == 1  # what is unfit from the beginning is said at once
-
-
-def test_who_asks_before_anything_started_starts_nothing():
-    with tempfile.TemporaryDirectory() as name:
-        world = Fake(Path(name) / 'run', [])
-        world.asked = True
-        assert world.supervisor(replace(OPTIONS, doctor=True)).run_all() == EXIT_FAILED
-        assert not world.calls and not world.folder.exists()
+def test_who_asks_before_anything_started_starts_nothing(tmp_path):
+    world = Fake(tmp_path / 'run', [])
+    world.is_asked = True
+    assert world.supervisor(replace(OPTIONS, doctor=True)).run_all() == EXIT_FAILED
+    assert not world.calls and not world.folder.exists()

@@ -17,7 +17,6 @@ ALL = [*WORDS, '--volume', 'data.set-1:/data', '--nodes', '3', '--ranks-per-node
        '--model.fused_bn_relu', 'false', '--name', 'rn50', '--namespace', 'lab', '--memory', '64Gi', '--cpus', '16',
        '--shm-size', '500Mi', '--grace-seconds', '300', '--user', '12345:678', '--run-dir', '/shared/run',
        '--data.dir', '/data/digits']
-VERSIONS = ['1.31', kubernetes_validate.latest_version()]
 
 
 def manifests_of(*words):
@@ -37,8 +36,8 @@ def launcher_args(*words):
     return templates_of(job_of(*words))[0]['spec']['containers'][0]['args']
 
 
-@pytest.mark.parametrize('version', VERSIONS)
-@pytest.mark.parametrize('words', [WORDS, ALL], ids=['least', 'all'])
+@pytest.mark.parametrize('words, version', [(WORDS, kubernetes_validate.latest_version()), (ALL, '1.31')],
+                         ids=['least', 'all'])
 def test_the_api_takes_them(words, version):
     config_map, job = manifests_of(*words)
     pods = [{'apiVersion': 'v1', 'kind': 'Pod', **template} for template in templates_of(job)]
@@ -105,7 +104,7 @@ def test_the_parts_of_an_mpijob_and_the_image_agree():
     assert {m['metadata']['name'] for m in manifests} == {'rn50'}
 
 
-def test_ssh_of_the_launcher_finds_the_port_and_the_key_of_the_workers():
+def test_the_launcher_finds_the_hostfile_the_port_and_the_key_of_the_workers():
     spec = job_of(*ALL)['spec']
     client = dict(line.split(None, 1) for line in (ROOT / 'launch/kubernetes/ssh_config').read_text().splitlines()
                   if not line.lstrip().startswith('#'))
@@ -115,13 +114,10 @@ def test_ssh_of_the_launcher_finds_the_port_and_the_key_of_the_workers():
     assert client['IdentityFile'] == f'{spec["sshAuthMountPath"]}/id_rsa'
     assert keys == f'{spec["sshAuthMountPath"]}/authorized_keys'
     assert spec['slotsPerWorker'] == 4 and spec['mpiReplicaSpecs']['Worker']['replicas'] == 3
-
-
-def test_the_launcher_pod_runs_our_launcher_on_the_hostfile_of_the_operator():
-    [container] = templates_of(job_of(*ALL))[0]['spec']['containers']
-    assert container['command'][-1] == '/opt/mlperf_rn50/launch/mpirun.sh'
-    assert container['args'][:9] == ['--hostfile', '/etc/mpi/hostfile', '--resume', '--restarts', '3', '--nodes', '3',
-                                     '--ranks-per-node', '4']
+    [launcher] = spec['mpiReplicaSpecs']['Launcher']['template']['spec']['containers']
+    assert launcher['command'][-1] == '/opt/mlperf_rn50/launch/mpirun.sh'
+    assert launcher['args'][:9] == ['--hostfile', '/etc/mpi/hostfile', '--resume', '--restarts', '3', '--nodes', '3',
+                                    '--ranks-per-node', '4']
 
 
 def test_a_configuration_travels_unless_it_is_in_the_image():
@@ -155,31 +151,23 @@ def test_numbers_and_truths_among_the_words_stay_text():
 
 
 @pytest.mark.parametrize('words, said', [
-    (['--name', 'Rn50'], "argument --name: got 'Rn50', expected small letters"), (['--name', '5x'], '--name: got'),
+    (['--name', 'Rn50'], "--name: got 'Rn50', expected small letters"),
     (['--name', 'x' * 55], '--name: got 55 characters, expected at most 54; pods are called NAME-'),
     (['--name', 'x' * 54, '--nodes', '11'], 'expected at most 53; pods are called NAME-worker-10'),
-    (['--image', 'a b'], "--image: got 'a b', expected the name of an image"), (['--image', '-x'], '--image'),
-    (['--nodes', '0'], '--nodes: got 0, expected a number from 1'), (['--nodes', '-1'], '--nodes'),
+    (['--image', '-x'], '--image'), (['--nodes', '0'], '--nodes: got 0, expected a number from 1'),
     (['--volume', 'work'], 'expected CLAIM:/PATH'), (['--volume', 'a:b'], 'an absolute path'),
     (['--volume', 'a:/x/../y'], 'without . .. // and :'), (['--volume', 'a:/x:ro'], 'an absolute path'),
     (['--volume', 'A:/x'], 'the name of a PersistentVolumeClaim'), (['--volume', 'a:/shared'], 'got two at /shared'),
-    (['--volume', 'a:/'], 'would hide /opt/mlperf_rn50'), (['--volume', 'a:/opt'], 'would hide /opt/mlperf_rn50'),
-    (['--volume', 'a:/dev/shm'], 'would hide /dev/shm'), (['--volume', 'a:/x\ny'], 'an absolute path'),
-    (['--memory', '64'], "--memory: got '64', expected a size such as 64Gi"), (['--memory', '0Gi'], '--memory'),
-    (['--shm-size', '8G'], '--shm-size'), (['--cpus', 'all'], 'a number of cores'), (['--cpus', '0'], '--cpus'),
-    (['--grace-seconds', '0'], '--grace-seconds: got 0'), (['--user', '0'], 'UID or UID:GID, and not root'),
-    (['--user', 'me'], '--user'), (['--namespace', 'A'], '--namespace'),
+    (['--volume', 'a:/opt'], 'would hide /opt/mlperf_rn50'), (['--volume', 'a:/x\ny'], 'an absolute path'),
+    (['--memory', '64'], "--memory: got '64', expected a size such as 64Gi"), (['--cpus', '0'], 'a number of cores'),
+    (['--user', '0'], 'UID or UID:GID, and not root'), (['--namespace', 'A'], '--namespace'),
     (['--gpus-per-node', '2'], 'got 2 with train.device=cpu and --ranks-per-node 1, expected 0'),
-    (['--run.ranks_per_device', '2', '--ranks-per-node', '3'], 'expected a multiple of run.ranks_per_device=2'),
     (['--train.device', 'gpu', '--model.fused_bn_relu', 'false', '--ranks-per-node', '4', '--gpus-per-node', '2'],
      'expected 4'),
     (['--run-dir', '/results'], '--run-dir: got /results, expected a folder in a volume: /shared; anywhere else'),
     (['--run-dir', '../run'], 'expected a folder in a volume'), (['--run.dir', '/tmp'], 'in a volume'),
-    (['--run.dir', '/tmp', '--run-dir', 'run'], '--run-dir: got /tmp'),
-    (['--config', '/nowhere.yaml'], 'cannot read the configuration'), (['--resume', 'x'], '--resume: unknown option'),
-    (['--config', f'{IMAGE_CONFIGS}none.yaml'], 'expected a file of launch/configs'),
     (['--config', f'{IMAGE_CONFIGS}../kubernetes/pod.yaml'], 'expected a file of launch/configs'),
-    (['--train.max_epoch', '3'], 'did you mean --train.max_epochs?'), (['--train.max_epochs', 'x'], 'max_epochs'),
+    (['--train.max_epoch', '3'], 'did you mean --train.max_epochs?'),
     (['--run.submission_org', '\udcff'], 'expected UTF-8'), (['word'], 'word: unknown option')])
 def test_mistakes_are_one_line(words, said, capsys):
     assert main([*WORDS, *words]) == 2
@@ -187,13 +175,11 @@ def test_mistakes_are_one_line(words, said, capsys):
     assert out == '' and said in err and err.startswith('launch/kubernetes.sh: ') and err.count('\n') == 1
 
 
-@pytest.mark.parametrize('words', [['--name', 'x' * 54], ['--name', 'x' * 53, '--nodes', '11']])
-def test_the_longest_name_fits(words):
-    assert main([*WORDS, *words]) == 0
+def test_the_longest_name_fits():
+    assert main([*WORDS, '--name', 'x' * 54]) == 0
 
 
-@pytest.mark.parametrize('option', ['--image IMAGE', '--config FILE', '--volume CLAIM:PATH'])
-def test_what_is_needed_is_said(option, capsys):
-    place = WORDS.index(option.split()[0])
-    assert main(WORDS[:place] + WORDS[place + 2:]) == 2
-    assert f'{option}: missing; see launch/kubernetes.sh --help' in capsys.readouterr().err
+def test_what_is_needed_is_reported(capsys):
+    place = WORDS.index('--volume')
+    assert main(WORDS[:place]) == 2
+    assert '--volume CLAIM:PATH: missing; see launch/kubernetes.sh --help' in capsys.readouterr().err

@@ -1,10 +1,8 @@
-"""What launchers decide, part by part: hosts, options, attempts, blame, the lock, and how an engine is ended."""
+"""What launchers decide, part by part: hosts, options, attempts, failures, the lock, and how an engine is ended."""
+import functools
 import io
 import json
 import os
-import pty
-import select
-import shlex
 import shutil
 import signal
 import subprocess
@@ -16,15 +14,16 @@ import pytest
 from helpers import HANG_LIMIT_S, ROOT, own_signals
 
 from mlperf_rn50.errors import EXIT_USAGE, ConfigError
-from mlperf_rn50.launch import attempts, blame
+from mlperf_rn50.launch import __main__ as launcher
+from mlperf_rn50.launch import attempts, engine, supervisor
 from mlperf_rn50.launch.__main__ import Launcher, check_room, main, remove_leftovers
 from mlperf_rn50.launch.attempts import Attempt, judge, look, mark
-from mlperf_rn50.launch.engine import Event, Stage, processes_of, react
+from mlperf_rn50.launch.engine import Event, Signals, Stage, processes_of, react, run_engine
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.lock import folder_lock
 from mlperf_rn50.launch.options import make_parser, parse_options
-from mlperf_rn50.train.failures import Failure, note_failure
+from mlperf_rn50.train.failures import Failure, note_failure, read_failures
 from mlperf_rn50.train.run_folder import RunFolder
 
 
@@ -43,12 +42,11 @@ def test_hosts_of_a_line_and_of_a_file():
 
 
 @pytest.mark.parametrize('text, said', [
-    ('', 'got nothing, expected host names'), (' ', 'got nothing'), ('h1,,h2', "got '', expected"),
-    ('h1,h1', 'h1 is named twice'), ('-oProxyCommand=x', 'expected a host name or an address'),
-    ('me@h1', 'name the user in ~/.ssh/config'), ('fe80::1', 'give an IPv6 address a name in /etc/hosts'),
-    ('h1\nh2', r"got 'h1\\nh2'"), ('$(id)', 'expected a host name'), ('h1;id', 'expected a host name')])
+    ('', 'got nothing, expected host names'), ('h1,,h2', "got '', expected"), ('h1,h1', 'h1 is named twice'),
+    ('-oProxyCommand=x', 'expected a host name or an address'), ('me@h1', 'name the user in ~/.ssh/config'),
+    ('fe80::1', 'give an IPv6 address a name in /etc/hosts'), ('h1\nh2', r"got 'h1\\nh2'")])
 def test_hosts_that_are_none(text, said):
-    with pytest.raises(ConfigError, match=said.replace('$', r'\$').replace('(', r'\(') if '$' in said else said):
+    with pytest.raises(ConfigError, match=said):
         parse_hosts(text)
 
 
@@ -62,6 +60,14 @@ def test_slots_are_used_where_they_agree():
             parse_hostfile(text, 'f')
 
 
+def test_a_hostfile_is_a_file(tmp_path):
+    (tmp_path / 'hosts').write_text('h1 slots=2\n')
+    assert options('--hostfile', tmp_path / 'hosts', '--hosts', 'h2').hosts == [Host('h1', 2), Host('h2')]
+    os.mkfifo(tmp_path / 'pipe')
+    with pytest.raises(ConfigError, match='--hostfile: cannot read .*/pipe: it is a named pipe, not a file'):
+        options('--hostfile', tmp_path / 'pipe')
+
+
 def test_this_machine_needs_no_ssh(monkeypatch):
     monkeypatch.setenv('PATH', '')
     assert silent_hosts(['localhost', os.uname().nodename, 'h9']) == ['h9']
@@ -73,13 +79,13 @@ def test_this_machine_needs_no_ssh(monkeypatch):
 def test_what_a_launcher_does_not_know_is_trains():
     o = options('--config=c.yaml', '--seeds', 2, '--train.max_epochs', -1, '--hosts', 'h1,h2', '--clear-caches')
     assert (o.config, o.seeds, [h.name for h in o.hosts]) == ('c.yaml', 2, ['h1', 'h2'])
-    assert o.train == ('--train.max_epochs', '-1', '--run.clear_caches', 'true')
+    assert o.train == ['--train.max_epochs', '-1', '--run.clear_caches', 'true']
     assert not o.only_prints and options('--dry-run').only_prints and options('--print=run.dir').only_prints
 
 
 def test_only_launchers_with_hosts_take_them():
-    assert options('--hosts', 'h1', script='local').hosts == ()
-    assert options('--container', 'x', '--mount', '/a', '--mount', '/b', script='slurm').mounts == ('/a', '/b')
+    assert options('--hosts', 'h1', script='local').hosts == []
+    assert options('--container', 'x', '--mount', '/a', '--mount', '/b', script='slurm').mounts == ['/a', '/b']
 
 
 def test_the_environment_of_ranks():
@@ -91,9 +97,7 @@ def test_the_environment_of_ranks():
 def test_ranks_are_told_that_nobody_looks():
     assert plain_output(io.StringIO(), {}) == {'NO_COLOR': '1'}
     assert plain_output(io.StringIO(), {'FORCE_COLOR': '1'}) == {}
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    assert plain_output(terminal, {}) == {}
+    assert plain_output(SimpleNamespace(isatty=lambda: True), {}) == {}
 
 
 # --- attempts ---------------------------------------------------------------------------------------------
@@ -149,17 +153,16 @@ def test_with_a_larger_batch_fewer_steps_are_more(tmp_path):
 def test_torn_and_hostile_lines_say_nothing(tmp_path):
     run = begin(tmp_path)
     run.metrics.write_text('{"event": "end", "status": "converged"}\n[1]\n' + '[' * 100_000 + '\n{"event": "end", "st')
-    assert attempts.read_metrics(run) == [{'event': 'end', 'status': 'converged'}]
+    assert attempts.read_metrics(run) == [attempts.Line('end', None, 'converged')]
     assert attempts.place_of(run) == 'step 0, start-up'
 
 
-@pytest.mark.parametrize('end, code', [('converged', 0), ('aborted', 1), ('failed', 1), ('interrupted', 75)])
-def test_a_run_that_ended_by_its_own_account_is_not_started_again(end, code):
-    verdict = judge(Attempt(0, 1, end, True, True), False, restarts_left=9, num_stuck=0)
-    assert (verdict.what, verdict.exit_code) == ('end', code)
-
-
 @pytest.mark.parametrize('attempt, asked, left, stuck, expected', [
+    # A run that ended by its own account is not started again.
+    (Attempt(0, 1, 'converged', True, True), False, 9, 0, ('end', 0)),
+    (Attempt(0, 1, 'failed', True, True), False, 9, 0, ('end', 1)),
+    (Attempt(0, 1, 'interrupted', True, True), False, 9, 0, ('end', 75)),
+    # One that was cut short is, while steps are gained.
     (Attempt(0, 1, None, True, True), False, 1, 0, ('again', 0)),
     (Attempt(0, 1, None, True, True), False, 0, 0, ('end', 1)),
     (Attempt(0, 1, None, False, True), False, 9, 2, ('again', 0)),
@@ -167,7 +170,7 @@ def test_a_run_that_ended_by_its_own_account_is_not_started_again(end, code):
     (Attempt(0, 2, None, False, True), False, 9, 1, ('end', 2)),
     (Attempt(0, 1, None, True, True), True, 9, 0, ('end', 75)),
     (Attempt(None, 1, None, False, False), True, 9, 1, ('end', 1))])
-def test_what_follows_an_attempt_that_was_cut_short(attempt, asked, left, stuck, expected):
+def test_what_follows_an_attempt(attempt, asked, left, stuck, expected):
     verdict = judge(attempt, asked, left, stuck)
     assert (verdict.what, verdict.exit_code) == expected
 
@@ -192,15 +195,14 @@ def test_a_host_that_failed_twice_without_progress_is_bad(tmp_path):
     for job, host, cause in [('a', 'h1', 'does not answer'), ('b', 'h2', 'killed'), ('c', 'h2', 'does not answer'),
                              ('c', 'h2', 'killed'), ('c', 'h3', 'killed')]:
         note_failure(tmp_path, Failure(job, host, cause))
-    failures = blame.read_failures(tmp_path)
-    assert blame.count_failures(failures)[('h2', 'killed')] == 2
-    assert blame.bad_hosts(failures, ['h1', 'h2', 'h3']) == {'h2': 'killed'}
-    assert blame.bad_hosts(failures[2:], ['h1', 'h2', 'h3']) == {}  # twice in one attempt is once
-    assert blame.bad_hosts(failures, ['h2']) == {}  # the last one stays
-    named = Failure('a', 'node7.example', 'killed', 5)
+    failures = read_failures(tmp_path)
+    assert supervisor.bad_hosts(failures, ['h1', 'h2', 'h3']) == {'h2': 'killed'}
+    assert supervisor.bad_hosts(failures[2:], ['h1', 'h2', 'h3']) == {}  # twice in one attempt is once
+    assert supervisor.bad_hosts(failures, ['h2']) == {}  # the last one stays
     hosts = ['10.0.0.1', '10.0.0.2', '10.0.0.3']
-    assert blame.ranks_of('h2', ['h1', 'h2'], 2) == '2, 3'
-    assert [blame.name_of(f, hosts, 2) for f in (named, failures[0])] == ['10.0.0.3', 'h1']
+    assert supervisor.ranks_of('h2', ['h1', 'h2'], 2) == '2, 3'
+    assert supervisor.name_of(failures[0], hosts, 2) == 'h1'
+    assert [supervisor.name_of(Failure('a', 'n', 'killed', rank), hosts, 2) for rank in (3, 4, 6)] == [*hosts[1:], 'n']
 
 
 # --- the lock ---------------------------------------------------------------------------------------------
@@ -244,71 +246,118 @@ def test_a_lock_follows_no_link(tmp_path):
 # --- an engine and its end --------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('events, expected', [
-    ([], Stage.RUNNING), ([Event.STOP], Stage.STOPPING), ([Event.STOP, Event.STOP], Stage.STOPPING),
-    ([Event.STOP, Event.AT_ONCE], Stage.TERMINATING), ([Event.LOST], Stage.TERMINATING),
-    ([Event.LATE], Stage.TERMINATING), ([Event.STOP, Event.LATE], Stage.TERMINATING),
-    ([Event.LOST, Event.LATE], Stage.KILLING), ([Event.LOST, Event.LATE, Event.STOP], Stage.KILLING),
+    ([Event.STOP, Event.STOP], Stage.STOPPING), ([Event.STOP, Event.AT_ONCE], Stage.TERMINATING),
+    ([Event.LOST], Stage.TERMINATING), ([Event.LATE], Stage.TERMINATING),
+    ([Event.LOST, Event.LATE, Event.STOP], Stage.KILLING),
     ([Event.STOP, Event.LATE, Event.LATE, Event.LATE], Stage.KILLING)])
 def test_the_stages_of_an_end(events, expected):
-    stage = Stage.RUNNING
-    for event in events:
-        stage = react(stage, event)
-    assert stage is expected
+    assert functools.reduce(react, events, Stage.RUNNING) is expected
 
 
-# Runs a shell as an engine, as a process of its own: signals are read there.
-ENGINE = '''import os, sys, signal, time
-from mlperf_rn50.launch import engine
-engine.STOP_LIMIT_S, engine.TERM_LIMIT_S = float(sys.argv[5]), 1.0
-def is_overdue():
-    while sys.argv[4].startswith('/') and not os.path.exists(sys.argv[4]):
-        time.sleep(0.01)
-    return sys.argv[4] != 'begun'
-signals = engine.Signals()
-print('ready', flush=True)
-code = engine.run_engine(['bash', '-c', sys.argv[1]], dict(os.environ, MLPERF_RN50_JOB=sys.argv[2]), signals,
-                         sys.argv[2], float(sys.argv[3]), is_overdue)
-print(code, signals.is_asked, signals.is_at_once, flush=True)
-'''
+class Heard:
+    """Signals that are heard one after another once the engine is up; its clock runs where `is_late`."""
+
+    def __init__(self, folder, events, is_late):
+        self.folder, self.events, self.is_late, self.now, self.is_at_once = folder, list(events), is_late, 0.0, False
+
+    def monotonic(self):
+        return self.now
+
+    def next(self, timeout_s):
+        time.sleep(0.005)
+        if not (self.folder / 'up').exists():
+            return None
+        if self.events:
+            self.is_at_once |= self.events[0] is Event.AT_ONCE
+            return self.events.pop(0)
+        self.now += max(timeout_s, 0) * self.is_late
+        return None
 
 
-def engine(script, *numbers, limit_s=0.0, then='overdue', stop_limit_s=600.0):
-    """Its code, whether it was asked, and at once; who is left. `then`: begun, overdue, or so once a file is there."""
-    job = f'{os.getpid()}-{time.monotonic_ns():x}'
-    words = [script, job, str(limit_s), then, str(stop_limit_s)]
-    with subprocess.Popen([sys.executable, '-c', ENGINE, *words], stdout=subprocess.PIPE, text=True,
-                          start_new_session=True) as process:
-        lines = iter(process.stdout.readline, '')
-        for i, number in enumerate(numbers):
-            while 'up' not in next(lines):
-                pass
-            time.sleep(1.1 * bool(i))  # sooner after the first was heard, it would be the same one
-            process.send_signal(number)
-        said = [line.strip() for line in lines]
-    return said[-1], processes_of(job)
+@pytest.fixture
+def run_shell(tmp_path, monkeypatch):
+    """Runs a shell script as an engine; its exit code, and the processes that are left of the job."""
+    def run_shell(script, *events, is_late=False, **keys):
+        (tmp_path / 'up').unlink(missing_ok=True)
+        heard = Heard(tmp_path, events, is_late)
+        monkeypatch.setattr(engine, 'time', heard)
+        monkeypatch.setattr(engine, 'STOP_LIMIT_S', 5.0)
+        job = f'{os.getpid()}-{time.monotonic_ns():x}'
+        code = run_engine(['bash', '-c', script.replace('UP', f'touch {tmp_path}/up')],
+                          dict(os.environ, MLPERF_RN50_JOB=job), heard, job, **keys)
+        return code, processes_of(job)
+    return run_shell
 
 
-WAITS = 'trap "echo up; exit 75" USR1; echo up; while :; do sleep 0.05; done'
-DEAF = 'trap "" USR1 TERM; trap "echo up" USR1; sleep 600 & echo up; while :; do wait; done'
+WAITS = 'trap "exit 75" USR1; trap "exit 15" TERM; UP; while :; do sleep 0.02; done'
+DEAF = 'trap "" USR1 TERM; setsid sleep 600 & UP; while :; do wait; done'  # with a process of another group
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
-def test_every_word_to_stop_is_handed_on(number):
-    assert engine(WAITS, number) == ('75 True False', [])
+def test_the_word_to_stop_is_handed_on(run_shell):
+    assert run_shell(WAITS, Event.STOP) == (75, [])
+    told = []
+    messenger = SimpleNamespace(send_signal=lambda number: told.append(number))
+    code, _ = run_shell(WAITS, Event.STOP, Event.AT_ONCE, messengers=[messenger])
+    assert (code, told) == (15, [signal.SIGUSR1])
 
 
-def test_a_second_interrupt_ends_an_engine_that_would_go_on():
-    assert engine(DEAF, signal.SIGINT, signal.SIGINT) == ('137 True True', [])
+@pytest.mark.parametrize('events', [[Event.STOP], [Event.STOP, Event.AT_ONCE], [Event.LOST]])
+def test_an_engine_that_does_not_end_is_killed_with_all_its_processes(run_shell, events):
+    assert run_shell(DEAF, *events, is_late=True) == (1 if Event.LOST in events else 137, [])
 
 
-def test_an_engine_that_does_not_end_is_told_to_and_killed(tmp_path):
-    assert engine(DEAF, signal.SIGTERM, stop_limit_s=2.0) == ('137 True False', [])
-    deaf = f'trap "" TERM; touch {tmp_path}/up; while :; do sleep 1; done'
-    assert engine(deaf, limit_s=0.2, then=f'{tmp_path}/up') == ('137 False False', [])
+def test_a_start_has_a_limit_until_the_ranks_have_begun(run_shell):
+    assert run_shell(WAITS, is_late=True, limit_s=20.0) == (15, [])
+    asked = []
+
+    def is_overdue():
+        asked.append(True)
+        return len(asked) > 1
+    assert run_shell('UP; sleep 0.3; exit 7', is_late=True, limit_s=2.0, is_overdue=is_overdue) == (7, [])
+    assert asked == [True]
 
 
-def test_an_engine_of_a_lost_host_has_failed_however_it_ended():
-    assert engine('trap "exit 75" TERM; echo up; while :; do sleep 0.05; done', signal.SIGUSR2) == ('1 False False', [])
+def test_an_engine_of_a_lost_host_has_failed_however_it_ended(run_shell):
+    assert run_shell(WAITS.replace('exit 15', 'exit 75'), Event.LOST) == (1, [])
+
+
+@pytest.fixture
+def signals_at(monkeypatch):
+    """Sends signals to this process at certain times, and what a launcher makes of them."""
+    def read(*sent):
+        with own_signals():
+            for number in (signal.SIGINT, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_IGN)
+            signals, events = Signals(), []
+            for number, now_s in sent:
+                monkeypatch.setattr(engine, 'time', SimpleNamespace(monotonic=lambda now_s=now_s: now_s))
+                os.kill(os.getpid(), number)
+                events.append(event.name if (event := signals.next(0)) else None)
+            return events
+    return read
+
+
+INT, TERM, HUP, USR2 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2
+
+
+@pytest.mark.parametrize('before, sent, expected', [
+    (signal.SIG_DFL, [(USR2, 0), (TERM, 0), (INT, 0.5), (INT, 1.1), (TERM, 1.2), (signal.SIGCHLD, 2)],
+     ['LOST', 'STOP', 'STOP', 'AT_ONCE', 'AT_ONCE', None]),
+    (signal.SIG_DFL, [(HUP, 0), (signal.SIGUSR1, 9)], ['STOP', 'STOP']),
+    (signal.SIG_IGN, [(HUP, 0), (INT, 9)], [None, 'STOP'])], ids=['once more', 'hangup', 'nohup'])
+def test_what_signals_mean_even_those_that_were_ignored_before(signals_at, before, sent, expected):
+    with own_signals():
+        signal.signal(HUP, before)
+        assert signals_at(*sent) == expected
+
+
+def test_the_loss_of_an_earlier_host_is_forgotten_and_other_signals_are_not():
+    with own_signals():
+        signals = Signals()
+        for number in (USR2, TERM):
+            os.kill(os.getpid(), number)
+        signals.forget_lost()
+        assert [signals.next(0), signals.next(0)] == [Event.STOP, None]
 
 
 def test_a_guard_hands_the_word_to_stop_on_to_ranks_that_let_it_in():
@@ -319,11 +368,12 @@ def test_a_guard_hands_the_word_to_stop_on_to_ranks_that_let_it_in():
         process = subprocess.Popen(['bash', '-c', script], env=env, stdout=subprocess.PIPE, text=True)
         assert process.stdout.readline() == 'up\n'
         return process
-    hears, starting, engine = start(WAITS, rank), start('echo up; exec sleep 600', rank), start(WAITS, env)
+    waits = 'trap "exit 75" USR1; echo up; while :; do sleep 0.05; done'
+    hears, starting, engine = start(waits, rank), start('echo up; exec sleep 600', rank), start(waits, env)
     with subprocess.Popen([ROOT / 'launch/guard.sh', env['MLPERF_RN50_JOB']], stdin=subprocess.PIPE,
                           text=True) as guard:
         print('\nstop', file=guard.stdin, flush=True)
-        assert hears.wait() == 75 and hears.stdout.read() == 'up\n'
+        assert hears.wait() == 75
         assert starting.poll() is None and engine.poll() is None
     # Its launcher is gone.
     assert (starting.wait(), engine.wait()) == (-signal.SIGTERM, -signal.SIGTERM)
@@ -357,19 +407,30 @@ def test_a_start_that_takes_too_long_is_said(capfd, monkeypatch):
                                       '120 s); ended\n')
 
 
-def test_the_limit_of_a_start_is_that_of_the_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'c.yaml').write_text('{comm: {start_limit_s: 7}, train: {global_batch_size: 8}}')
+CONFIG = ['/r', '2', '3', '7.5', 'cpu']  # run.dir, nodes, ranks per node, start limit and device of the configuration
 
-    def limit(*words):
-        launcher = Launcher(ROOT, ROOT / 'launch/mpirun.sh', ENGINES['mpirun'], options(*words), None)
-        return launcher.settle_layout()[1]
-    assert limit('--config', 'c.yaml') == 7
-    assert limit('--config', 'c.yaml', '--comm.start_limit_s', 8) == 8
-    run = begin(tmp_path)
-    run.config.write_text((tmp_path / 'c.yaml').read_text())
-    assert limit('--resume', '--run-dir', tmp_path) == 7
-    assert limit('--resume', '--run-dir', tmp_path / 'nothing') == 0
+
+@pytest.mark.parametrize('words, config, expected', [
+    (['--config', 'c'], CONFIG, (['localhost'] * 2, 3)),
+    (['--config', 'c', '--nodes', 1, '--ranks-per-node', 4], CONFIG, (['localhost'], 4)),
+    (['--config', 'c', '--hosts', 'h1,h2,h3'], CONFIG, (['h1', 'h2'], 3)),
+    (['--config', 'c', '--hosts', 'h1,h2,h3'], ['/r', '', '', '7.5', 'cpu'], (['h1', 'h2', 'h3'], 1)),
+    (['--config', 'c', '--hosts', 'h1'], CONFIG, '--nodes: got 2 and 1 hosts'),
+    (['--resume', '--run-dir', '/r'], CONFIG[1:], (['localhost'] * 2, 3)),
+    (['--resume', '--run-dir', '/r', '--hosts', 'h1'], CONFIG[1:], (['h1'], 3)),
+    (['--resume'], CONFIG, 'got no --run-dir'), ([], CONFIG, '--config: got nothing')])
+def test_the_layout_of_options_hosts_and_configuration(words, config, expected, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(launcher, 'values_of', lambda here, file, options, keys: asked.append(keys) or config)
+    monkeypatch.setattr(launcher, 'newest_run', lambda folder: RunFolder(folder, 0))
+    settle = Launcher(ROOT, ROOT / 'launch/mpirun.sh', ENGINES['mpirun'], options(*words), None).settle_layout
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            settle()
+        return
+    layout, limit_s, device = settle()
+    assert (list(layout.hosts), layout.ranks_per_node) == expected and str(layout.run_dir) == '/r'
+    assert (limit_s, device) == (7.5, 'cpu') and len(asked[0]) == len(config)
 
 
 def test_a_full_tmpdir_is_not_passed_over_for_another_folder(tmp_path, monkeypatch):
@@ -382,18 +443,9 @@ def test_a_full_tmpdir_is_not_passed_over_for_another_folder(tmp_path, monkeypat
     check_room(ENGINES['local'])
 
 
-def test_an_interrupt_that_was_ignored_before_is_heard_and_a_hangup_under_nohup_is_not():
-    script = ('trap "echo asked; exit 75" USR1; kill -HUP $PPID; sleep 0.5; echo on; kill -INT $PPID; '
-              'while :; do sleep 0.05; done')
-    done = subprocess.run(['bash', '-c', f'trap "" INT HUP; exec {sys.executable} -c "$1" "$2" j 0 x 600', '-', ENGINE,
-                           script], capture_output=True, text=True)
-    assert done.stdout.split() == ['ready', 'on', 'asked', '75', 'True', 'False'], done.stderr
-
-
-@pytest.mark.parametrize('text', ['me@h\x1b[31m', 'h:\x1b]0;x\a'])
-def test_no_host_name_steers_a_terminal(text, capfd):
+def test_no_host_name_steers_a_terminal(capfd):
     with own_signals():
-        assert main([str(ROOT / 'launch/mpirun.sh'), '--config', 'c.yaml', '--hosts', text]) == EXIT_USAGE
+        assert main([str(ROOT / 'launch/mpirun.sh'), '--config', 'c.yaml', '--hosts', 'me@h\x1b[31m']) == EXIT_USAGE
     assert '\x1b' not in capfd.readouterr().err
 
 
@@ -407,75 +459,19 @@ def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted([full, mps, running])
 
 
-def test_signals_wait_to_be_read_and_the_loss_of_an_earlier_host_is_forgotten():
-    code = '''import os, signal, time; from mlperf_rn50.launch.engine import Signals
-s = Signals()
-for n in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT): os.kill(os.getpid(), n)
-print(*sorted(s.next(1).name for _ in range(3)))
-time.sleep(1.1); os.kill(os.getpid(), signal.SIGINT); print(s.next(1).name, s.next(0), flush=True)
-s = Signals()
-os.kill(os.getpid(), signal.SIGUSR2); os.kill(os.getpid(), signal.SIGTERM); s.forget_lost()
-print(s.next(1).name, s.next(0))'''
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert done.stdout.split() == ['LOST', 'STOP', 'STOP', 'AT_ONCE', 'None', 'STOP', 'None'], done.stderr
-
-
-# Proves after a pause that it was asked for nothing: it answers a file, and then ends with 7, or 75 if it is asked.
-PAUSED = """trap "echo as''ked; exit 75" USR1; echo st''arted
-while [ ! -e {0}/on ]; do sleep 0.05; done; echo run''ning; while [ ! -e {0}/end ]; do sleep 0.05; done; exit 7"""
-
-
-def test_a_pause_asks_for_nothing(tmp_path):
-    words = [PAUSED.format(tmp_path), 'paused', '0.2', 'begun', '600']  # ranks that have begun have no limit
-    with subprocess.Popen([sys.executable, '-c', ENGINE, *words], stdout=subprocess.PIPE, text=True) as process:
-        assert [process.stdout.readline() for _ in range(2)] == ['ready\n', 'started\n']
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(1.5)  # beyond the deadline of the wait
-        process.send_signal(signal.SIGCONT)
-        time.sleep(1.5)
-        (tmp_path / 'on').touch()
-        (tmp_path / 'end').touch()
-        assert process.stdout.read().split() == ['running', '7', 'False', 'False']
-
-
-@pytest.mark.parametrize('has_interrupt', [False, True])
-def test_ctrl_z_and_fg_on_a_terminal(has_interrupt, tmp_path):
-    pid, terminal = pty.fork()
-    if not pid:
-        os.execvp('bash', ['bash', '--norc', '--noprofile', '-i'])
-    read = ''
-
-    def wait_for(text):
-        nonlocal read
-        before = read
-        while text not in read:
-            assert select.select([terminal], [], [], HANG_LIMIT_S)[0], f'{text} not in {read}'
-            read += os.read(terminal, 4096).decode(errors='replace')
-            before = read
-        read = read.partition(text)[2]
-        return before.partition(text)[0]
-    (tmp_path / 'engine.py').write_text(ENGINE)
-    words = shlex.join([sys.executable, str(tmp_path / 'engine.py'), PAUSED.format(tmp_path), 'terminal', '0',
-                        'begun', '600'])
-    try:
-        os.write(terminal, f"stty -echo; PS1='>'; {words}\n".encode())
-        wait_for('started')
-        os.write(terminal, b'\x1a')
-        wait_for('Stopped')
-        time.sleep(1.5)  # beyond the deadline of the wait
-        os.write(terminal, b'fg\n')
-        wait_for('engine.py')
-        time.sleep(1.5)
-        (tmp_path / 'on').touch()
-        assert 'asked' not in wait_for('running')
-        if has_interrupt:
-            os.write(terminal, b'\x03')
-            wait_for('asked')
-            wait_for('75 True False')
-        else:
-            (tmp_path / 'end').touch()
-            assert 'asked' not in wait_for('7 False False')
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(terminal)
+def test_a_pause_asks_for_nothing():
+    """Ctrl-Z and fg: SIGCONT, also beyond the deadline of a wait, is no signal to stop."""
+    code = """from mlperf_rn50.launch.engine import Signals
+signals = Signals()
+print('ready', flush=True)
+while not (event := signals.next(0.2)):
+    pass
+print(event.name)"""
+    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == 'ready\n'
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            process.send_signal(number)
+            time.sleep(0.4)
+        assert process.poll() is None
+        process.send_signal(INT)
+        assert process.stdout.read() == 'STOP\n'
