@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlperf_rn50.mlperf.official import NEEDED, NotInstalled, import_official
+from mlperf_rn50.mlperf.official import NEEDED, NotInstalled
 
 Finding = tuple[str, str]  # a checker, and what it says
 _MAX_S = 600  # for one tool, which takes seconds
@@ -38,7 +38,6 @@ class TreeVerdict:
 
 def _official(tool: str, *arguments: str, place: Path) -> tuple[str, str | None]:
     """Return what an official tool prints and logs, and the last line of its crash: it runs as its command does."""
-    import_official(tool)
     with tempfile.TemporaryDirectory(dir=place) as here:
         try:
             done = subprocess.run([sys.executable, '-m', f'mlperf_logging.{tool}', *arguments], cwd=here, text=True,

@@ -14,12 +14,9 @@ def evaluations_of(found: Found) -> tuple[Evaluation, ...]:
 
 
 def stretches_of(found: Found, end_s: float | None) -> tuple[Stretch, ...]:
-    """Training in one piece: an epoch, where the log has none a block up to its evaluation, without blocks what
-    lies between evaluations."""
+    """Return training in one piece: an epoch, or where the log has none a block up to its evaluation."""
     clock_s = found.clock_s
     starts = found.epochs or found.blocks
-    if not starts:
-        return _between_evaluations(found)
     borders = sorted(t for t in [end_s, *(clock_s(mark) for mark, _ in starts.values()),
                                  *map(clock_s, found.eval_starts.values())] if t is not None)
     result = []
@@ -34,16 +31,6 @@ def stretches_of(found: Found, end_s: float | None) -> tuple[Stretch, ...]:
         rate = stats.get('throughput', stats.get('imgs_sec'))
         if stop_s is not None and stop_s >= start_s >= 0:
             result.append(Stretch(epoch, num_epochs, start_s, stop_s, number(rate, 0, 1e12), mark.line))
-    return tuple(result)
-
-
-def _between_evaluations(found: Found) -> tuple[Stretch, ...]:
-    result, epoch, start_s = [], 0, 0.0
-    for e in evaluations_of(found):
-        if e.epoch <= epoch or e.start_s is None or e.stop_s is None or not start_s <= e.start_s <= e.stop_s:
-            return ()
-        result.append(Stretch(epoch + 1, e.epoch - epoch, start_s, e.start_s, None, e.line))
-        epoch, start_s = e.epoch, e.stop_s
     return tuple(result)
 
 

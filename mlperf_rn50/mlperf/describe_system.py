@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlperf_rn50.files import parse_json, read_text
-from mlperf_rn50.mlperf.description import framework_of, objects_at, value_at
+from mlperf_rn50.mlperf.description import framework_of, load_object, objects_at, value_at
 from mlperf_rn50.mlperf.run import Run
 
-_MAX_BYTES = 1 << 20
 _STATUS_OF_4 = {'cloud': 'Available cloud', 'onprem': 'Available on-premise', 'preview': 'Preview',
                 'research': 'Research, Development, or Internal (RDI)'}
 # Fields that logs know too.
@@ -42,8 +40,9 @@ def find_base(log: Path) -> Base | None:
     """Return the description in the tree that a log lies in, systems/<system>.json; None where there is none."""
     system = log.absolute().parent.parent
     path = system.parent.parent / 'systems' / f'{system.name}.json'
-    content, _ = _load(path)
-    if content is None:
+    try:
+        content, _ = load_object(path)
+    except ValueError:
         return None
     return Base(f'systems/{path.name}', {k: text for k, v in content.items() if (text := _text(k, v))})
 
@@ -153,19 +152,6 @@ def find_gaps(description: dict[str, Any]) -> list[str]:
     return [k for k, v in description.items() if v in ('', {}) and not k.startswith(may)]
 
 
-def _load(path: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return the object of a JSON file; None and why where there is none."""
-    if not path.is_file():
-        return None, 'is no file' if path.exists() else 'is missing'
-    try:
-        content = parse_json(read_text(path, _MAX_BYTES))
-    except OSError as e:
-        return None, f'cannot be read: {e.strerror}'
-    except ValueError as e:
-        return None, str(e)[:200]
-    return (content, '') if isinstance(content, dict) else (None, 'is no JSON object')
-
-
 def _is_count(value: object) -> bool:
     """Return whether a value is a whole number of up to nine digits, or one written as text."""
     return (not isinstance(value, bool) and isinstance(value, (int, str))
@@ -179,9 +165,10 @@ def check_description(home: Path, system: str, divisions: Set[str | None]) -> tu
         divisions: those that the logs of the system name.
     """
     where = f'systems/{system}.json'
-    content, fault = _load(home / where)
-    if content is None:
-        return [f'{where}: {fault}'], []
+    try:
+        content, _ = load_object(home / where)
+    except ValueError as e:
+        return [f'{where}: {str(e)[:200]}'], []
     flaws = [f'{k} is {content[k]!r:.40}, expected a whole number' for k in _NUMBERS
              if k in content and not _is_count(content[k])]
     flaws += [f'division is {str(content.get("division")):.40}, the logs say {logged}'

@@ -1,30 +1,23 @@
 """Reads the system description beside a log: entry.json (v0.5), systems/<system>.json (later), our env.json."""
-import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlperf_rn50.files import regular_file
+from mlperf_rn50.files import parse_json, regular_file
 from mlperf_rn50.mlperf.run import Source
 
 _MAX_BYTES = 1 << 20
-_MAX_OF_A_NODE = 16  # accelerators
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a system description says of the hardware.
-
-    Args:
-        num_accelerators: of all nodes, or of one where is_of_one_node.
-    """
+    """What a system description says of the hardware."""
 
     path: Path
-    org: tuple[str, Source] | None
-    num_nodes: int | None
-    num_accelerators: int | None
-    is_of_one_node: bool = False
+    org: tuple[str, Source] | None = None
+    num_nodes: int | None = None
+    num_accelerators: int | None = None  # of all nodes
     nodes_line: int | None = None
     accelerators_line: int | None = None
     accelerator: str | None = None
@@ -63,31 +56,30 @@ def _places(log: Path) -> list[Path]:
             system.parent.parent / 'systems' / f'{system.name}.json']
 
 
-def _load(path: Path) -> dict[str, Any]:
-    """An object from a JSON file.
+def load_object(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the object of a JSON file, and the text that it is made of.
 
     Raises:
-        ValueError: it is too large or no object; says why.
-        OSError: it cannot be read.
+        ValueError: there is no such file, or it cannot be read, is too large or no object; the text is the reason.
     """
-    with open(path, encoding='utf-8', errors='replace', opener=regular_file) as f:
-        text = f.read(_MAX_BYTES + 1)
+    try:
+        with open(path, encoding='utf-8', errors='replace', opener=regular_file) as f:
+            text = f.read(_MAX_BYTES + 1)
+    except OSError as e:
+        raise ValueError(e.strerror) from e
     if len(text) > _MAX_BYTES:
         raise ValueError(f'is larger than {_MAX_BYTES} bytes')
-    try:
-        content = json.loads(text)
-    except RecursionError as e:
-        raise ValueError('is nested too deeply') from e
+    content = parse_json(text)
     if not isinstance(content, dict):
         raise ValueError('is not a JSON object')
-    return content
+    return content, text
 
 
 def load_env(log: Path) -> dict[str, Any]:
-    """The env.json of one of our runs; empty where there is none that can be read."""
+    """Return the env.json of one of our runs; empty where there is none that can be read."""
     try:
-        return _load(beside(log, 'env', '.json'))
-    except (OSError, ValueError):
+        return load_object(beside(log, 'env', '.json'))[0]
+    except ValueError:
         return {}
 
 
@@ -112,7 +104,7 @@ def framework_of(env: dict[str, Any]) -> str | None:
 
 
 def find_description(log: Path) -> tuple[Description | None, str | None]:
-    """The description of a log, and what is wrong with its file; None for what there is not."""
+    """Return the description of a log, and what is wrong with its file; None for what there is not."""
     try:
         path = next((p for p in _places(log.absolute()) if p.is_file()), None)
     except OSError as e:  # a folder that may not be entered
@@ -120,22 +112,18 @@ def find_description(log: Path) -> tuple[Description | None, str | None]:
     if path is None:
         return None, None
     try:
-        content = _load(path)
-        found = _describe(path, log.absolute(), content)
-        text = path.read_text('utf-8', 'replace')
-        nodes, accelerators = (_line_of(text, *keys) for keys in (('number_of_nodes', 'num_nodes'), (
-            'accelerators_per_node', 'num_accelerators', 'gpus')))
-        return replace(found, nodes_line=nodes, accelerators_line=accelerators), _unread(path.name, content)
-    except (OSError, ValueError) as e:
+        content, text = load_object(path)
+    except ValueError as e:
         return None, f'{path.name} cannot be read: {str(e)[:200]}; left out'
+    found = _describe(path, log.absolute(), content, text)
+    return replace(found, nodes_line=_line_of(text, 'number_of_nodes', 'num_nodes'), accelerators_line=_line_of(
+        text, 'accelerators_per_node', 'num_accelerators', 'gpus')), _unread(path.name, content)
 
 
-def _named_org(file: Path, content: dict[str, Any], key: str) -> tuple[str, Source] | None:
-    """Who submits, as a file says."""
+def _named_org(file: Path, content: dict[str, Any], text: str, key: str) -> tuple[str, Source] | None:
+    """Return the organisation that a file names under a key."""
     org = _name(content.get(key))
-    if org is None:
-        return None
-    return org, Source('described', file.name, _line_of(file.read_text('utf-8', 'replace'), key), file)
+    return (org, Source('described', file.name, _line_of(text, key), file)) if org else None
 
 
 def _org_of(log: Path) -> tuple[str, Source]:
@@ -143,8 +131,8 @@ def _org_of(log: Path) -> tuple[str, Source]:
     submission = log.parent.parent.parent.parent
     file = submission / 'submission.json'
     try:
-        named = _named_org(file, _load(file), 'org')
-    except (OSError, ValueError):
+        named = _named_org(file, *load_object(file), 'org')
+    except ValueError:
         named = None
     return named or org_of_folder(log) or (submission.name, Source('implied', 'the name of a folder'))
 
@@ -170,52 +158,29 @@ def _line_of(text: str, *keys: str) -> int | None:
     return next((i for i, line in enumerate(text.splitlines(), start=1) if any(f'"{k}"' in line for k in keys)), None)
 
 
-def _nodes(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The kinds of nodes that an entry.json lists, and some later descriptions."""
-    return objects_at(content, 'nodes')
-
-
 def _unread(name: str, content: dict[str, Any]) -> str | None:
     """Says that a number of a description is none."""
-    places = [*((n, ('num_nodes', 'num_accelerators')) for n in _nodes(content)),
+    places = [*((n, ('num_nodes', 'num_accelerators')) for n in objects_at(content, 'nodes')),
               (content, ('number_of_nodes', 'accelerators_per_node'))]
     bad = next(((key, d[key]) for d, keys in places for key in keys
                 if _name(str(d.get(key) or '')) and _count(d[key]) is None), None)
     return f'{name} says {bad[0]} is {bad[1]!r:.80}, which is no number; left out' if bad else None
 
 
-def _of_all(node: dict[str, Any]) -> tuple[int, int] | None:
-    """Nodes of a kind, and the accelerators of all of them, which a few list as those of each: 512 of "pod-512"."""
-    nodes, each = _count(node.get('num_nodes')), _count(node.get('num_accelerators'))
-    if nodes is None or each is None:
-        return None
-    is_whole = each > _MAX_OF_A_NODE and re.search(rf'(?<!\d){each}(?!\d)', _name(node.get('accelerator')) or '')
-    return nodes, each if is_whole else nodes * each
-
-
-def _describe_nodes(path: Path, content: dict[str, Any], org: tuple[str, Source] | None) -> Description:
-    nodes = _nodes(content)
-    known = [pair for n in nodes if (pair := _of_all(n))]
-    return Description(path, org, sum(n for n, _ in known) if known else None,
-                       sum(a for _, a in known) if known else None,
-                       accelerator=_names([n.get('accelerator') for n in nodes]),
-                       framework=_name(content.get('framework')))
-
-
-def _describe(path: Path, log: Path, content: dict[str, Any]) -> Description:
+def _describe(path: Path, log: Path, content: dict[str, Any], text: str) -> Description:
     if path.name == 'entry.json':
-        return _describe_nodes(path, content, _org_of(log))
-    if path.parent.name == 'systems' and _nodes(content):
-        return _describe_nodes(path, content, _named_org(path, content, 'submitter'))
+        nodes = objects_at(content, 'nodes')
+        counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]
+        known = [(num, num * each) for num, each in counts if num is not None and each is not None]
+        return Description(path, _org_of(log), sum(n for n, _ in known) if known else None,
+                           sum(a for _, a in known) if known else None,
+                           accelerator=_names([n.get('accelerator') for n in nodes]),
+                           framework=_name(content.get('framework')))
     if path.parent.name == 'systems':
         num_nodes, per_node = _count(content.get('number_of_nodes')), _count(content.get('accelerators_per_node'))
-        return Description(path, _named_org(path, content, 'submitter'), num_nodes,
+        return Description(path, _named_org(path, content, text, 'submitter'), num_nodes,
                            num_nodes * per_node if num_nodes is not None and per_node is not None else None,
                            accelerator=_name(content.get('accelerator_model_name')),
                            framework=_name(content.get('framework')))
-    host = content.get('host')
-    gpus = host.get('gpus') if isinstance(host, dict) else None
-    return Description(path, None, _count(content.get('num_nodes')), len(gpus) if isinstance(gpus, list) else None,
-                       is_of_one_node=True,
-                       accelerator=_names([g.get('name') for g in objects_at(content, 'host', 'hardware', 'gpus')]),
-                       framework=framework_of(content))
+    gpus = objects_at(content, 'host', 'hardware', 'gpus')  # our env.json: the log itself counts nodes and GPUs
+    return Description(path, accelerator=_names([g.get('name') for g in gpus]), framework=framework_of(content))

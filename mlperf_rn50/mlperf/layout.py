@@ -26,8 +26,7 @@ class _Described:
     """Numbers of a description, which v0.6 logs hold as a line and others have beside them."""
 
     nodes: _Value | None = None
-    total: _Value | None = None  # accelerators of all nodes
-    of_a_node: _Value | None = None
+    accelerators: _Value | None = None  # of all nodes
 
 
 def _value(number: int | None, source: Source) -> _Value | None:
@@ -44,16 +43,15 @@ def _in_log(found: Found) -> _Described:
         return int(m[1]) if m else None
     nodes, per_node = integer(number('num_nodes'), 1), number('num_accelerators')
     total = nodes * per_node if nodes and per_node is not None else None
-    return _Described(_value(nodes, source), _value(total, source), _value(per_node, source))
+    return _Described(_value(nodes, source), _value(total, source))
 
 
 def _beside(d: Description | None) -> _Described:
     """Return the description beside a log."""
     if d is None:
         return _Described()
-    nodes = _value(integer(d.num_nodes, 1), Source('described', d.path.name, d.nodes_line, d.path))
-    count = _value(d.num_accelerators, Source('described', d.path.name, d.accelerators_line, d.path))
-    return _Described(nodes, None, count) if d.is_of_one_node else _Described(nodes, count)
+    return _Described(_value(integer(d.num_nodes, 1), Source('described', d.path.name, d.nodes_line, d.path)),
+                      _value(d.num_accelerators, Source('described', d.path.name, d.accelerators_line, d.path)))
 
 
 class Layout:
@@ -73,7 +71,7 @@ class Layout:
         self._ranks = self._counted(self._key, self._lines)
         self._cleared = self._counted(keys.CACHE_CLEAR, 'lines that clear a cache')
         # Two counts that fit together are right where a description is of another submission (v0.5, NVIDIA, DGX-2H).
-        self._is_confirmed = any(d.nodes and d.total and self._fits(d.total.number / d.nodes.number)
+        self._is_confirmed = any(d.nodes and d.accelerators and self._fits(d.accelerators.number / d.nodes.number)
                                  for d in self._descriptions)
         self.num_nodes = self._nodes()
         self.num_accelerators = self._accelerators()
@@ -130,16 +128,9 @@ class Layout:
         per_node = integer(found.value(events.ACCELERATORS_PER_NODE))
         logged = _value(per_node * self.num_nodes if per_node is not None and self.num_nodes else None,
                         Source('logged', events.ACCELERATORS_PER_NODE, found.line(events.ACCELERATORS_PER_NODE)))
-        described = [self._described(d) for d in self._descriptions]
         counted = self._ranks if events.NUM_RANKS not in found.single else None
-        return self._settle('num_accelerators', 'accelerators', logged, *self._in_order(described, counted))
-
-    def _described(self, d: _Described) -> _Value | None:
-        if d.total or not d.of_a_node:
-            return d.total
-        each, nodes = d.of_a_node.number, self.num_nodes or 1
-        return _Value(nodes * each, Source('implied', f'{nodes} nodes x {each} accelerators', d.of_a_node.source.line,
-                                           d.of_a_node.source.path))
+        return self._settle('num_accelerators', 'accelerators', logged,
+                            *self._in_order([d.accelerators for d in self._descriptions], counted))
 
     def _implied_batch(self) -> _Value | None:
         """Return the batch by what v0.5 logs: that of one accelerator, unless it is too large for one."""

@@ -1,11 +1,11 @@
-"""A submission tree: the order, the rules on a set of runs, and the tree of those that keep them.
+"""A submission tree: built of a set of runs that keeps the rules, and judged when it is finished.
 
 Source: MLPerf training submission rules; the layout of v1.0 and later rounds.
 """
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,7 @@ from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.mlperf.rulesets import ROUNDS
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.set_rules import check_results, check_set, find_oddities
-from mlperf_rn50.mlperf.submitted_code import (
-    check_code,
-    copy_code,
-    own_code,
-    write_runs,
-    write_scripts,
-)
+from mlperf_rn50.mlperf.submitted_code import check_code, copy_code, missing_code, own_code, write_runs, write_scripts
 
 _SAME_SCORE_MINUTES = 0.005  # scores that differ by less are written alike, or are rounded
 CODE_FOLDER = 'benchmarks/resnet/implementations/mlperf_rn50'  # in a tree
@@ -198,6 +192,48 @@ def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], Finding]:
     """The rules against a set and its logs, and how many logs pass."""
     refusals = check_set(runs)
     return (refusals, ('logs', 'not checked')) if refusals else check_results(runs, ruleset)
+
+
+def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]]) -> Package:
+    """Judge a finished tree as a whole; the official tools are given what has passed all else.
+
+    Args:
+        sets: the runs of each system, by the name of its folder in results.
+
+    Raises:
+        UserError: a log cannot be read.
+        NotInstalled: mlperf-logging is not there.
+    """
+    parts = [_check_system(home, round_name, system, runs) for system, runs in sets.items()]
+    problems = [text for part in parts for text in part.refusals]
+    problems += _check_code(home)
+    findings = [finding for part in parts for finding in part.findings]
+    scores: dict[str, float] = {}
+    if not problems:
+        verdict = judge_tree(home, ROUNDS[round_name])
+        problems += verdict.problems
+        scores = verdict.scores or {}
+        findings += [*verdict.findings, *([('result_summarizer', verdict.crash)] if verdict.crash else []),
+                     *(('result_summarizer', f'{name}: {minutes:.2f} min') for name, minutes in scores.items())]
+    return Package(home, tuple(problems), tuple(text for part in parts for text in part.oddities), tuple(findings),
+                   tuple(text for part in parts for text in part.notes),
+                   next(iter(scores.values())) if len(scores) == 1 else None)
+
+
+def _check_system(home: Path, round_name: str, system: str, runs: Sequence[Run]) -> Package:
+    """The logs and the description of one system."""
+    refusals, (checker, text) = judge_runs(runs, ROUNDS[round_name])
+    flaws, gaps = check_description(home, system, {r.division for r in runs} - {None})
+    return Package(home, (*(f'{system}: {refusal}' for refusal in refusals), *flaws),
+                   tuple(f'{system}: {odd}' for odd in find_oddities(runs)), ((checker, f'{system}: {text}'),),
+                   tuple(gaps))
+
+
+def _check_code(home: Path) -> list[str]:
+    """What the code that package wrote lacks; other code is not judged."""
+    folder = f'{CODE_FOLDER}/code'
+    missing = missing_code(home / folder) if (home / folder).is_dir() else []
+    return [f'{folder} lacks {", ".join(missing)}, which its scripts call'] if missing else []
 
 
 def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:

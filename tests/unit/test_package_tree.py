@@ -237,7 +237,7 @@ def change(path, **fields):
      'systems/box.json: division is closed, the logs say open'),
     (lambda t: change(t / 'systems/box.json', cooling=...), "Missing field cooling"),
     (lambda t: (t / 'systems/box.json').write_text('{'), 'systems/box.json: Expecting property name'),
-    (lambda t: (t / 'systems/box.json').unlink(), 'systems/box.json: is missing'),
+    (lambda t: (t / 'systems/box.json').unlink(), 'systems/box.json: No such file'),
     (lambda t: (t / 'results/box/resnet/result_4.txt').unlink(), 'box: a ResNet result is 5 runs; here are 4'),
     (lambda t: append(t / 'results/box/resnet', 3, mllog('opt_name', 0, '../../x')),
      "box: result_3.txt: opt_name: got '../../x'"),
