@@ -73,9 +73,7 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
                     base: Base | None) -> dict[str, Any]:
     """Return the system description, from logs and env.json of one of them; what neither knows is ''.
 
-    Args:
-        base: whose division and status stand in for what the logs do not say.
-
+    The division and status of the base stand in for what the logs do not say.
     Source: mlperf_logging.system_desc_checker.
     """
     cpu = value_at(env, 'host', 'hardware', 'cpu')
@@ -119,11 +117,8 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
 
 
 def merge_description(base: Base, ours: dict[str, Any], logged: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a submitter's description, its gaps filled with ours, and notes on what came from where.
-
-    Args:
-        logged: the same without env.json.
-    """
+    """Return a submitter's description, its gaps filled with ours, and notes on what came from where; logged: ours
+    without env.json."""
     fields = {k: v for k, v in base.fields.items() if k not in _OF_ORDER}
     filled = [k for k, v in ours.items() if v and k not in fields and k not in _OF_ORDER]
     notes = ['; '.join([f'the system description is {base.name}', *(
@@ -159,11 +154,8 @@ def _is_count(value: object) -> bool:
 
 
 def check_description(home: Path, system: str, divisions: Set[str | None]) -> tuple[list[str], list[str]]:
-    """Return what is wrong with the description of a system in a tree, and what it leaves open, a sentence each.
-
-    Args:
-        divisions: those that the logs of the system name.
-    """
+    """Return what is wrong with the description of a system in a tree, whose logs name some divisions, and what it
+    leaves open, a sentence each."""
     where = f'systems/{system}.json'
     try:
         content, _ = load_object(home / where)

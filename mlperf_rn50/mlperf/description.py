@@ -1,8 +1,8 @@
 """Reads the system description beside a log: entry.json (v0.5), systems/<system>.json (later), our env.json."""
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlperf_rn50.files import parse_json, regular_file
 from mlperf_rn50.mlperf.run import Source
@@ -10,16 +10,25 @@ from mlperf_rn50.mlperf.run import Source
 _MAX_BYTES = 1 << 20
 
 
+class Count(NamedTuple):
+    """How many there are, and where it comes from."""
+
+    number: int
+    source: Source
+
+
+def counted(number: int | None, source: Source) -> Count | None:
+    """Return a count; None without a number."""
+    return None if number is None else Count(number, source)
+
+
 @dataclass(frozen=True)
 class Description:
     """What a system description says of the hardware."""
 
-    path: Path
     org: tuple[str, Source] | None = None
-    num_nodes: int | None = None
-    num_accelerators: int | None = None  # of all nodes
-    nodes_line: int | None = None
-    accelerators_line: int | None = None
+    nodes: Count | None = None
+    accelerators: Count | None = None  # of all nodes
     accelerator: str | None = None
     framework: str | None = None
 
@@ -103,38 +112,19 @@ def framework_of(env: dict[str, Any]) -> str | None:
     return next((_name(f'MXNet {v}') for k, v in versions.items() if str(k).startswith('mxnet')), None)
 
 
-def find_description(log: Path) -> tuple[Description | None, str | None]:
-    """Return the description of a log, and what is wrong with its file; None for what there is not."""
+def find_description(log: Path) -> tuple[Description, str | None]:
+    """Return the description of a log, an empty one without a file, and what is wrong with its file."""
     try:
         path = next((p for p in _places(log.absolute()) if p.is_file()), None)
     except OSError as e:  # a folder that may not be entered
-        return None, f'{Path(e.filename).name} cannot be read: {e.strerror}; left out'
+        return Description(), f'{Path(e.filename).name} cannot be read: {e.strerror}; left out'
     if path is None:
-        return None, None
+        return Description(), None
     try:
         content, text = load_object(path)
     except ValueError as e:
-        return None, f'{path.name} cannot be read: {str(e)[:200]}; left out'
-    found = _describe(path, log.absolute(), content, text)
-    return replace(found, nodes_line=_line_of(text, 'number_of_nodes', 'num_nodes'), accelerators_line=_line_of(
-        text, 'accelerators_per_node', 'num_accelerators', 'gpus')), _unread(path.name, content)
-
-
-def _named_org(file: Path, content: dict[str, Any], text: str, key: str) -> tuple[str, Source] | None:
-    """Return the organisation that a file names under a key."""
-    org = _name(content.get(key))
-    return (org, Source('described', file.name, _line_of(text, key), file)) if org else None
-
-
-def _org_of(log: Path) -> tuple[str, Source]:
-    """Who made a v0.5 submission: its submission.json, else the name of a folder."""
-    submission = log.parent.parent.parent.parent
-    file = submission / 'submission.json'
-    try:
-        named = _named_org(file, *load_object(file), 'org')
-    except ValueError:
-        named = None
-    return named or org_of_folder(log) or (submission.name, Source('implied', 'the name of a folder'))
+        return Description(), f'{path.name} cannot be read: {str(e)[:200]}; left out'
+    return _describe(path, content, text), _unread(path.name, content)
 
 
 def org_of_folder(log: Path) -> tuple[str, Source] | None:
@@ -167,20 +157,24 @@ def _unread(name: str, content: dict[str, Any]) -> str | None:
     return f'{name} says {bad[0]} is {bad[1]!r:.80}, which is no number; left out' if bad else None
 
 
-def _describe(path: Path, log: Path, content: dict[str, Any], text: str) -> Description:
+def _describe(path: Path, content: dict[str, Any], text: str) -> Description:
+    def source(key: str) -> Source:
+        return Source('described', path.name, _line_of(text, key), path)
     if path.name == 'entry.json':
         nodes = objects_at(content, 'nodes')
         counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]
         known = [(num, num * each) for num, each in counts if num is not None and each is not None]
-        return Description(path, _org_of(log), sum(n for n, _ in known) if known else None,
-                           sum(a for _, a in known) if known else None,
-                           accelerator=_names([n.get('accelerator') for n in nodes]),
-                           framework=_name(content.get('framework')))
+        num_nodes, total = (sum(column) for column in zip(*known)) if known else (None, None)
+        return Description(None, counted(num_nodes or None, source('num_nodes')),
+                           counted(total, source('num_accelerators')),
+                           _names([n.get('accelerator') for n in nodes]), _name(content.get('framework')))
     if path.parent.name == 'systems':
         num_nodes, per_node = _count(content.get('number_of_nodes')), _count(content.get('accelerators_per_node'))
-        return Description(path, _named_org(path, content, text, 'submitter'), num_nodes,
-                           num_nodes * per_node if num_nodes is not None and per_node is not None else None,
-                           accelerator=_name(content.get('accelerator_model_name')),
-                           framework=_name(content.get('framework')))
+        org = _name(content.get('submitter'))
+        return Description((org, source('submitter')) if org else None,
+                           counted(num_nodes or None, source('number_of_nodes')),
+                           counted(num_nodes * per_node if num_nodes is not None and per_node is not None else None,
+                                   source('accelerators_per_node')),
+                           _name(content.get('accelerator_model_name')), _name(content.get('framework')))
     gpus = objects_at(content, 'host', 'hardware', 'gpus')  # our env.json: the log itself counts nodes and GPUs
-    return Description(path, accelerator=_names([g.get('name') for g in gpus]), framework=framework_of(content))
+    return Description(accelerator=_names([g.get('name') for g in gpus]), framework=framework_of(content))

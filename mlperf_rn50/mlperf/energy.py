@@ -27,21 +27,13 @@ Devices = dict[str, float]  # joules by name
 
 @dataclass(frozen=True)
 class Energy:
-    """What the devices of a run's nodes took; None of what was not measured.
+    """What the devices of a run's nodes took; None of what was not measured."""
 
-    Args:
-        seconds: of the run's clock that it is of.
-        cpu_joules: of all CPU packages of all nodes.
-        gpu_joules: of all GPUs of all nodes, used or not.
-        reasons: why a kind was not measured.
-        nodes: joules of each device, by host and kind.
-    """
-
-    seconds: float
-    cpu_joules: float | None = None
-    gpu_joules: float | None = None
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    nodes: Mapping[str, Mapping[str, Devices]] = field(default_factory=dict)
+    seconds: float  # of the run's clock that it is of
+    cpu_joules: float | None = None  # of all CPU packages of all nodes
+    gpu_joules: float | None = None  # of all GPUs of all nodes, used or not
+    reasons: Mapping[str, str] = field(default_factory=dict)  # why a kind was not measured
+    nodes: Mapping[str, Mapping[str, Devices]] = field(default_factory=dict)  # by host and kind
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -204,11 +196,10 @@ def _find_fault(run: Run, nodes: Sequence[_Node], kind: str) -> str | None:
 
 
 def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, until_s: float | None = None) -> Energy:
-    """The energy of a run.
+    """Return the energy of a run up to a time of its clock; None: to its end, or as far as all nodes tell without one.
 
     Args:
         files: what telemetry.find_telemetry finds beside it, where that is known.
-        until_s: on the run's clock; by default its end, or as far as all nodes tell where it has none.
     """
     nodes = [_read_node(path) for path in files_of(run, files)]
     told_s = max(0.0, min(map(_last_s, nodes), default=0.0))

@@ -20,12 +20,7 @@ def age_s(log: Path, now_s: float) -> float | None:
 
 
 def is_written(log: Path, age: float | None, since_event_s: float, longest_gap_s: float) -> bool:
-    """Whether a log without run_stop belongs to a run that goes on.
-
-    Args:
-        age: seconds since the file was written.
-        since_event_s: seconds since its last event happened.
-    """
+    """Return whether a log without run_stop, written so many seconds ago, belongs to a run that is not over."""
     if (held := _is_locked(log)) is not None:
         return held
     limit_s = max(_QUIET_S, _QUIET_GAPS * min(longest_gap_s, _DAY_S))

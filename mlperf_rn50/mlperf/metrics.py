@@ -43,23 +43,16 @@ class _Ranks(msgspec.Struct):
 
 @dataclass(frozen=True)
 class NodeReads:
-    """Bytes of training records that a node read, padded ones included, and of those it had not read before.
-
-    Args:
-        first_bytes: in the first epoch that is there.
-        first_new_bytes: the new ones among them; None where the metrics do not say.
-        later_bytes: in a later epoch, the mean; None with a single epoch.
-        first_line: of the metrics, that the first epoch is from.
-        last_line: of the metrics, that the last epoch is from.
+    """Bytes of training records that a node read, padded ones included, and of new ones, which it had not read before.
     """
 
     host: str
     path: Path
-    first_bytes: int
-    first_new_bytes: int | None
-    later_bytes: float | None
+    first_bytes: int  # in the first epoch that is there
+    first_new_bytes: int | None  # None where the metrics do not say
+    later_bytes: float | None  # mean of the later epochs; None with a single epoch
     later_new_bytes: float | None
-    first_line: int
+    first_line: int  # of the metrics, that the first epoch is from
     last_line: int
 
 

@@ -17,36 +17,27 @@ class Notes:
     """Collects warnings in memory that does not grow with the log."""
 
     def __init__(self) -> None:
-        self._contradictions: dict[str, _Note] = {}
-        self._others: dict[str, _Note] = {}
+        self._kept: dict[tuple[bool, str], _Note] = {}  # by whether it is a contradiction, and its kind
 
-    def warn(self, line: int | None, text: str, many: str = '') -> None:
-        """Notes what is odd; many says it of all lines of its kind, of which only the first is kept."""
-        _add(self._others, _Note(line, text), many or text)
+    def warn(self, line: int | None, text: str, many: str = '', is_contradiction: bool = False) -> None:
+        """Note what is odd; many says it of all lines of its kind, of which only the first is kept."""
+        kind = is_contradiction, many or text
+        if kind in self._kept:
+            self._kept[kind].count += 1
+        elif sum(weight == is_contradiction for weight, _ in self._kept) < MAX_WARNINGS:
+            self._kept[kind] = _Note(line, text)
+        else:
+            self._kept.setdefault((is_contradiction, ''), _Note(line, 'more warnings follow; they are left out'))
 
     def contradict(self, line: int | None, text: str, many: str = '') -> None:
-        """Notes what cannot be true beside what counts."""
-        _add(self._contradictions, _Note(line, text), many or text)
+        """Note what cannot be true beside what counts."""
+        self.warn(line, text, many, True)
 
     def include(self, other: 'Notes') -> None:
-        """Takes the notes of another in, before its own."""
-        self._contradictions = {**other._contradictions, **self._contradictions}
-        self._others = {**other._others, **self._others}
+        """Take the notes of another in, before its own."""
+        self._kept = {**other._kept, **self._kept}
 
     def warnings(self) -> tuple[LogWarning, ...]:
-        """Contradictions, then the rest, each in the order of the log."""
-        return (*_rendered(self._contradictions, True), *_rendered(self._others, False))
-
-
-def _add(where: dict[str, _Note], note: _Note, kind: str) -> None:
-    if kind in where:
-        where[kind].count += 1
-    elif len(where) < MAX_WARNINGS:
-        where[kind] = note
-    else:
-        where.setdefault('', _Note(note.line, 'more warnings follow; they are left out'))
-
-
-def _rendered(notes: dict[str, _Note], is_contradiction: bool) -> list[LogWarning]:
-    return [LogWarning(n.line, n.text if n.count == 1 else f'{n.count} lines: {kind}; first line {n.line}',
-                       is_contradiction) for kind, n in notes.items()]
+        """Return contradictions, then the rest, each in the order of the log."""
+        return tuple(LogWarning(n.line, n.text if n.count == 1 else f'{n.count} lines: {kind}; first line {n.line}',
+                                weight) for (weight, kind), n in sorted(self._kept.items(), key=lambda i: not i[0][0]))

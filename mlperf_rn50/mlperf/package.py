@@ -36,18 +36,13 @@ _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be packaged.
-
-    Args:
-        out: the folder that holds the tree of the organisation.
-        code: a checkout of the program that is submitted; None for the one that runs.
-    """
+    """What is to be packaged."""
 
     org: str
     system: str
     round: str
-    out: Path
-    code: Path | None = None
+    out: Path  # holds the tree of the organisation
+    code: Path | None = None  # a checkout of the program that is submitted; None for the one that runs
 
     @property
     def checkout(self) -> Path:
@@ -64,24 +59,15 @@ class Order:
 
 @dataclass(frozen=True)
 class Package:
-    """What became of an order.
+    """What became of an order; texts are a sentence each."""
 
-    Args:
-        home: the tree; None where a rule refused it and nothing was written.
-        refusals: the rules against it, a sentence each.
-        oddities: what is odd about the runs; said before all else.
-        findings: what the checkers say of an accepted one.
-        flaws: what is still wrong with the descriptions of a tree that was built, a sentence each; check_finished,
-            which is to say whether a tree can be handed in, has them among the refusals.
-        official_score_minutes: of result_summarizer; None where it gives none.
-    """
-
-    home: Path | None
-    refusals: tuple[str, ...] = ()
-    oddities: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    home: Path | None  # the tree; None where a rule refused it and nothing was written
+    refusals: tuple[str, ...] = ()  # the rules against it
+    oddities: tuple[str, ...] = ()  # of the runs; said before all else
+    findings: tuple[Finding, ...] = ()  # what the checkers say of an accepted one
     notes: tuple[str, ...] = ()
-    official_score_minutes: float | None = None
+    official_score_minutes: float | None = None  # of result_summarizer; None where it gives none
+    # What is still wrong with the description of a tree that was built; of a finished tree it is a refusal.
     flaws: tuple[str, ...] = ()
 
     @property
@@ -178,13 +164,13 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
         raise UserError(f'--out: {order.out}: {e.strerror}; choose a folder that can be written') from e
     findings = (of_logs, *verdict.findings, *_summary(verdict, order.system))
     flaws, _ = check_description(order.home, order.system, {r.division for r in runs} - {None})
-    return Package(order.home, (), oddities, findings, tuple(notes), (verdict.scores or {}).get(order.system),
+    return Package(order.home, (), oddities, findings, tuple(notes), verdict.scores.get(order.system),
                    tuple(flaws))
 
 
 def _summary(verdict: TreeVerdict, system: str) -> list[Finding]:
     """Return what result_summarizer says of a system."""
-    minutes = (verdict.scores or {}).get(system)
+    minutes = verdict.scores.get(system)
     return [('result_summarizer', verdict.crash or ('gives no score' if minutes is None else f'{minutes:.2f} min'))]
 
 
@@ -208,11 +194,11 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]
     problems = [text for part in parts for text in part.refusals]
     problems += _check_code(home)
     findings = [finding for part in parts for finding in part.findings]
-    scores: dict[str, float] = {}
+    scores: Mapping[str, float] = {}
     if not problems:
         verdict = judge_tree(home, ROUNDS[round_name])
         problems += verdict.problems
-        scores = verdict.scores or {}
+        scores = verdict.scores
         findings += [*verdict.findings, *([('result_summarizer', verdict.crash)] if verdict.crash else []),
                      *(('result_summarizer', f'{name}: {minutes:.2f} min') for name, minutes in scores.items())]
     return Package(home, tuple(problems), tuple(text for part in parts for text in part.oddities), tuple(findings),

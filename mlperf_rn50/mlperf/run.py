@@ -16,31 +16,21 @@ IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a fact comes from: logged, implied by what is logged, or a system description, in the log or beside it.
-
-    Args:
-        text: which key, lines or file.
-        line: of the log, or of path.
-        path: the description; None for the log.
-    """
+    """Where a fact comes from: logged, implied by what is logged, or a system description, in the log or beside it."""
 
     basis: Basis
-    text: str
-    line: int | None = None
-    path: Path | None = None
+    text: str  # which key, lines or file
+    line: int | None = None  # of the log, or of path
+    path: Path | None = None  # the description; None for the log
 
 
 @dataclass(frozen=True, slots=True)
 class LogWarning:
-    """What is odd about a log, and the line it is about, None where it is the whole file.
+    """What is odd about a log."""
 
-    Args:
-        is_contradiction: whether what counts may be wrong: something else says otherwise.
-    """
-
-    line: int | None
+    line: int | None  # that it is about; None where it is the whole file
     text: str
-    is_contradiction: bool = False
+    is_contradiction: bool = False  # what counts may be wrong: something else says otherwise
 
 
 class Evaluation(NamedTuple):

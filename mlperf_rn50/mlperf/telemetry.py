@@ -48,20 +48,13 @@ class Record(msgspec.Struct):
 
 @dataclass(frozen=True)
 class NodeTelemetry:
-    """What a node did during a run; NaN where a sample does not say.
-
-    Args:
-        times_s: seconds since run_start, of each sample.
-        rates: bytes per second of each sample, by the keys of KINDS; the loopback interface is not counted.
-        cpu_percent: of all cores, of each sample.
-        page_cache_bytes: of each sample.
-    """
+    """What a node did during a run, sample by sample; NaN where a sample does not say."""
 
     host: str
     path: Path
-    times_s: tuple[float, ...]
-    rates: dict[str, tuple[float, ...]]
-    cpu_percent: tuple[float, ...]
+    times_s: tuple[float, ...]  # since run_start
+    rates: dict[str, tuple[float, ...]]  # bytes per second by the keys of KINDS, without the loopback interface
+    cpu_percent: tuple[float, ...]  # of all cores
     page_cache_bytes: tuple[float, ...]
 
 
