@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from mlperf_rn50.mlperf import events, keys
 from mlperf_rn50.mlperf.events import Event, LineFormat
-from mlperf_rn50.mlperf.notes import Notes
+from mlperf_rn50.mlperf.run import Notes
 
 _MAX_KEPT = 10_000  # evaluations, epochs, ... of a log; a real one has a hundred
 _MAX_KEYS = 64

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlperf_rn50.mlperf.description import framework_of, load_object, objects_at, value_at
+from mlperf_rn50.mlperf.description import framework_of, load_object, object_at, objects_at, value_at
 from mlperf_rn50.mlperf.run import Run
 
 _STATUS_OF_4 = {'cloud': 'Available cloud', 'onprem': 'Available on-premise', 'preview': 'Preview',
@@ -64,11 +64,6 @@ def data_note(runs: Sequence[Run]) -> str:
             'be submitted or compared.')
 
 
-def _stack(env: dict[str, Any]) -> dict[str, str]:
-    packages = value_at(env, 'packages')
-    return {str(k): str(v) for k, v in packages.items()} if isinstance(packages, dict) else {}
-
-
 def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: str, round_name: str,
                     base: Base | None) -> dict[str, Any]:
     """Return the system description, from logs and env.json of one of them; what neither knows is ''.
@@ -76,14 +71,13 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
     The division and status of the base stand in for what the logs do not say.
     Source: mlperf_logging.system_desc_checker.
     """
-    cpu = value_at(env, 'host', 'hardware', 'cpu')
+    cpu = object_at(env, 'host', 'hardware', 'cpu')
     disks, gpus = objects_at(env, 'host', 'hardware', 'storage'), objects_at(env, 'host', 'hardware', 'gpus')
-    cpu = cpu if isinstance(cpu, dict) else {}
     num_nodes = next((r.num_nodes for r in runs if r.num_nodes), None)
     accelerators = next((r.num_accelerators for r in runs if r.num_accelerators is not None), None)
     sockets, cores, threads = (cpu.get(k) if isinstance(cpu.get(k), int) else None
                                for k in ('sockets', 'cores_per_socket', 'threads_per_core'))
-    stack = _stack(env)
+    stack = {name: str(version) for name, version in object_at(env, 'packages').items()}
     told = base.fields if base else {}
     division = 'closed' if told.get('division') == 'closed' else 'open'
     status = next((r.submission_status for r in runs if r.submission_status), told.get('status', 'research'))

@@ -99,6 +99,12 @@ def value_at(env: dict[str, Any], *names: str) -> Any:
     return '' if env is None else env
 
 
+def object_at(env: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the object that lies there; an empty one where there is none."""
+    found = value_at(env, *names)
+    return found if isinstance(found, dict) else {}
+
+
 def objects_at(env: dict[str, Any], *names: str) -> list[dict[str, Any]]:
     """The objects of a list that lies there; none where there is no list."""
     found = value_at(env, *names)
@@ -107,9 +113,8 @@ def objects_at(env: dict[str, Any], *names: str) -> list[dict[str, Any]]:
 
 def framework_of(env: dict[str, Any]) -> str | None:
     """The framework that an env.json names."""
-    packages = value_at(env, 'packages')
-    versions = packages if isinstance(packages, dict) else {}
-    return next((_name(f'MXNet {v}') for k, v in versions.items() if str(k).startswith('mxnet')), None)
+    packages = object_at(env, 'packages')
+    return next((_name(f'MXNet {v}') for k, v in packages.items() if k.startswith('mxnet')), None)
 
 
 def find_description(log: Path) -> tuple[Description, str | None]:

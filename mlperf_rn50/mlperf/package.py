@@ -12,7 +12,7 @@ from typing import Any
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import dump_json
-from mlperf_rn50.mlperf.check_tree import Finding, TreeVerdict, judge_tree
+from mlperf_rn50.mlperf.check_tree import Finding, judge_tree
 from mlperf_rn50.mlperf.describe_system import (
     Base,
     check_description,
@@ -91,10 +91,6 @@ def check_order(order: Order) -> None:
     check_code(order.checkout)
 
 
-def _env_of(runs: Sequence[Run]) -> dict[str, Any]:
-    return next((env for r in runs if (env := load_env(r.path))), {})
-
-
 def _describe(runs: Sequence[Run], env: dict[str, Any], order: Order,
               base: Base | None) -> tuple[dict[str, Any], list[str]]:
     """The system description, and notes on what of it came from where."""
@@ -106,7 +102,8 @@ def _describe(runs: Sequence[Run], env: dict[str, Any], order: Order,
 
 def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
     """The tree of one system; returns notes."""
-    env, base = _env_of(runs), next((base for r in runs if (base := find_base(r.path))), None)
+    env = next((env for r in runs if (env := load_env(r.path))), {})
+    base = next((base for r in runs if (base := find_base(r.path))), None)
     description, notes = _describe(runs, env, order, base)
     results = home / 'results' / order.system / 'resnet'
     results.mkdir(parents=True)
@@ -162,16 +159,11 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
             _merge(new, order.home)
     except OSError as e:
         raise UserError(f'--out: {order.out}: {e.strerror}; choose a folder that can be written') from e
-    findings = (of_logs, *verdict.findings, *_summary(verdict, order.system))
+    score = verdict.scores.get(order.system)
+    summary = verdict.crash or ('gives no score' if score is None else f'{score:.2f} min')
+    findings = (of_logs, *verdict.findings, ('result_summarizer', summary))
     flaws, _ = check_description(order.home, order.system, {r.division for r in runs} - {None})
-    return Package(order.home, (), oddities, findings, tuple(notes), verdict.scores.get(order.system),
-                   tuple(flaws))
-
-
-def _summary(verdict: TreeVerdict, system: str) -> list[Finding]:
-    """Return what result_summarizer says of a system."""
-    minutes = verdict.scores.get(system)
-    return [('result_summarizer', verdict.crash or ('gives no score' if minutes is None else f'{minutes:.2f} min'))]
+    return Package(order.home, (), oddities, findings, tuple(notes), score, tuple(flaws))
 
 
 def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], Finding]:

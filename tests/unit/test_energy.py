@@ -10,7 +10,6 @@ from lines import START_S, run_lines, write_lines
 
 from mlperf_rn50.mlperf.energy import NO_COUNTERS, NO_TELEMETRY, read_energy
 from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.study.cost import cost, kwh, node_hours
 from mlperf_rn50.study.report_data import render_csv, render_json
 from mlperf_rn50.study.report_page import render_html
 from mlperf_rn50.study.report_text import render_table
@@ -136,10 +135,6 @@ def test_of_a_run_that_goes_on_it_is_so_far(tmp_path):
     assert read_energy(read_run(log), until_s=5.0).cpu_joules == pytest.approx(1000)
 
 
-def test_costs():
-    assert node_hours(1800, 4) == 2 and cost(1800, 4, 3.5) == 7 and kwh(3.6e6) == 1 and kwh(None) is None
-
-
 @pytest.fixture
 def studies(tmp_path):
     """1x1: two runs measured. 2x1: one of the two lacks a node. 4x1: no telemetry. 8x1: none of energy."""
@@ -183,6 +178,7 @@ def test_json_and_csv_have_null_for_what_was_not_measured(studies):
     assert first['images_per_joule'] == pytest.approx(2 * 1_281_167 / 9900)
     assert first['runs'][1]['energy_of_nodes'] == {'n0': {'cpu': {'0': pytest.approx(4400)},
                                                           'gpu': {'0': pytest.approx(6600)}}}
+    assert second['node_hours'] == pytest.approx(2 * 22 / 3600)
     assert second['cpu_kwh'] is None and set(second['energy_not_measured']) == {'cpu', 'gpu'}
     assert second['runs'][0]['cpu_joules'] == pytest.approx(4400) and second['runs'][1]['cpu_joules'] is None
     assert (third['cpu_kwh'], third['images_per_joule'], third['energy_not_measured']) == (None, None, None)
