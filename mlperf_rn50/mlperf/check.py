@@ -162,7 +162,7 @@ def _check_ruleset(path: Path, facts: LogFacts, ruleset: str, division: str | No
 
 
 def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str | None = None) -> CheckedLog:
-    """What each ruleset says of a log, as the logged division or another.
+    """Return what each ruleset says of a log.
 
     Args:
         rulesets: of RULESETS; None for every one whose lines the log holds.

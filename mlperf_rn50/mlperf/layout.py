@@ -1,5 +1,4 @@
-"""How many nodes, ranks and accelerators trained, with which batch: what a log contains counts before its description,
-and that before lines that are counted."""
+"""How many nodes, ranks and accelerators trained, with which batch: logged, else described, else counted lines."""
 import re
 
 from mlperf_rn50.mlperf import events, keys

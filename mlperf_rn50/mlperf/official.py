@@ -105,14 +105,10 @@ def _say(error: Exception) -> str:
 
 
 def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str, ...]:
-    """What the official compliance checker says of a log without long lines, one sentence per violation.
+    """Return what the official checker of 0.6.0 to 4.0.0 says of a log without long lines, a sentence per violation.
 
     Args:
-        ruleset: 0.6.0 to 4.0.0.
         division: check as if this one had been logged; None takes the logged one.
-
-    Raises:
-        NotInstalled: see import_official.
     """
     lines, errors = _parse(path, ruleset)
     if not lines and not errors:

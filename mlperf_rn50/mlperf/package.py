@@ -173,10 +173,9 @@ def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], Finding]:
 
 
 def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]]) -> Package:
-    """Judge a finished tree as a whole; the official tools are given what has passed all else.
+    """Judge a finished tree as a whole, given the runs by the name of their folder in results.
 
-    Args:
-        sets: the runs of each system, by the name of its folder in results.
+    The official tools are given what has passed all else.
 
     Raises:
         UserError: a log cannot be read.
@@ -215,11 +214,7 @@ def _check_code(home: Path) -> list[str]:
 
 
 def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:
-    """What was made, what the official tools say of it, and what to know; or why it was refused.
-
-    Args:
-        score_minutes: the score that report gives; None where there is none.
-    """
+    """Render what was made, what the official tools and report (score_minutes) say of it; or why it was refused."""
     lines = [heading]
     lines += [f'  mind: {text}' for text in package.oddities]
     lines += [f'  - {text}' for text in (*package.refusals, *package.flaws)]

@@ -92,10 +92,9 @@ def find_telemetry(folder: Path) -> dict[str, list[Path]]:
 
 def files_of(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> Sequence[Path]:
     """The files of samples of a run, by host; files: what find_telemetry finds beside it, where that is known."""
-    number_of_run = re.fullmatch(r'result_(\d+)\.txt', run.path.name)
-    if not number_of_run:
-        return ()
-    return (find_telemetry(run.path.parent) if files is None else files).get(number_of_run[1], ())[:_MAX_NODES]
+    m = re.fullmatch(r'result_(\d+)\.txt', run.path.name)
+    found = find_telemetry(run.path.parent) if files is None else files
+    return found.get(m[1], ())[:_MAX_NODES] if m else ()
 
 
 def host_of(path: Path) -> str:
