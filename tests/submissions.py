@@ -2,9 +2,7 @@
 import json
 import re
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from functools import partial
 
 from lines import quiet
 from sample_log import SGD, write_run
@@ -22,15 +20,6 @@ ENV = {'git_commit': None, 'packages': {'mxnet-cu117': '1.9.1', 'horovod': '0.28
        'variables': {'CUDA_CACHE': '/home/me/cache'}}
 
 
-@cache
-def log_of(config, end, accuracies, batch):
-    """A log for the rules of v0.5 and v0.7+, and one for those of v0.6; their seed is SEED."""
-    with TemporaryDirectory() as place:
-        v06 = Path(place) / 'v06'
-        return write_run(Path(place) / 'log', config, end=end, seed=SEED, accuracies=accuracies, batch=batch,
-                         v06=v06).read_text(), v06.read_text()
-
-
 def at_another_pace(log, extra_ms):
     """A log whose every line takes some milliseconds longer, as no two runs have the same times."""
     def later(line, match):
@@ -42,18 +31,14 @@ def at_another_pace(log, extra_ms):
                    for i, line in enumerate(log.splitlines(keepends=True)))
 
 
-def write_five(folder, config=SGD, num=5, seeds=range(1, 9), env=ENV, ends=(), v06=False, accuracies=(0.1, 0.7595),
-               batch=64):
+def write_five(folder, config=SGD, num=5, seeds=range(1, 9), env=ENV, ends=(), **keys):
     """A set of runs in a new folder, with env.json and config.yaml."""
     folder.mkdir(parents=True)
     for k in range(num):
         end = ends[k] if k < len(ends) else 'converged'
-        log, log_v06 = (at_another_pace(text.replace(str(SEED), str(seeds[k])), k)
-                        for text in log_of(config, end, accuracies, batch))
-        (folder / f'result_{k}.txt').write_text(log)
-        quiet(folder / f'result_{k}.txt')
-        if v06:
-            (folder / f'result_{k}_v0.6.txt').write_text(log_v06)
+        path = write_run(folder / f'result_{k}.txt', config, end=end, seed=SEED, **keys)
+        path.write_text(at_another_pace(path.read_text().replace(str(SEED), str(seeds[k])), k))
+        quiet(path)
         (folder / f'env{f"_{k}" if k else ""}.json').write_text(json.dumps(env))
         (folder / f'config{f"_{k}" if k else ""}.yaml').write_text('data:\n  dir: /home/me/imagenet\n')
     return folder

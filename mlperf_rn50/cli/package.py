@@ -84,7 +84,7 @@ def _build(options: Namespace) -> tuple[Package, str, float | None]:
 
 def _check(options: Namespace) -> tuple[Package, str, float | None]:
     """The same for a finished tree."""
-    from mlperf_rn50.mlperf.finished_tree import check_finished
+    from mlperf_rn50.mlperf.package import check_finished
     from mlperf_rn50.study.systems import load_systems
     results = options.check / 'results'
     if not results.is_dir():

@@ -9,26 +9,26 @@ from typing import Any
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import walk
 from mlperf_rn50.mlperf import events
+from mlperf_rn50.mlperf.events import Event
 from mlperf_rn50.mlperf.official import NotInstalled, check_official, find_long_lines
 from mlperf_rn50.mlperf.reader import read_events
 from mlperf_rn50.mlperf.rulesets import DIVISIONS, RULESETS, V05
-from mlperf_rn50.mlperf.v05 import accuracy_of, check_v05
 
 _MAX_TORN = 20  # torn or long lines that are named
+# Keys of level 2 of the rules of v0.5.
+_LEVEL2 = ('run_clear_caches', 'train_loop', 'train_epoch', 'opt_learning_rate', 'eval_start', 'eval_size',
+           'eval_target', 'eval_accuracy', 'eval_stop', 'eval_offset', 'model_hp_initial_max_pool',
+           'model_hp_begin_block', 'model_hp_end_block', 'model_hp_block_type', 'model_hp_projection_shortcut',
+           'model_hp_shorcut_add', 'model_hp_resnet_topology')
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one ruleset says of one log.
-
-    Args:
-        division: open or closed.
-        violations: one sentence each; none where the log passes.
-    """
+    """What one ruleset says of one log."""
 
     ruleset: str
     division: str
-    violations: tuple[str, ...]
+    violations: tuple[str, ...]  # a sentence each
 
     @property
     def passed(self) -> bool:
@@ -37,50 +37,30 @@ class Verdict:
 
 @dataclass(frozen=True)
 class LogFacts:
-    """What a log says of itself that no checker looks at.
-
-    Args:
-        division: logged, None where it is not.
-        dataset: logged data set, None where it is not.
-        is_imagenet: whether it is; published logs without a data set count as ImageNet.
-        best_top1: best accuracy logged, None without an evaluation.
-        torn: lines that start like a log line and are none, as 'line N: why'; the first of many, and how many more.
-        long: lines that are too long for a log line, a sentence each, likewise.
-    """
+    """What a log says of itself that no checker looks at; None where it does not."""
 
     formats: frozenset[str]
     division: str | None
     dataset: str | None
-    is_imagenet: bool
+    is_imagenet: bool  # so are published logs without a data set
     num_resumes: int
     best_top1: float | None
-    torn: tuple[str, ...]
-    long: tuple[str, ...] = ()
+    torn: tuple[str, ...]  # what starts like a log line and is none, as 'line N: why', and how many more
+    long: tuple[str, ...]  # lines that are too long for a log line, a sentence each, likewise
 
     @property
     def applicable_rulesets(self) -> tuple[str, ...]:
         """The rulesets whose line format the log holds."""
-        result: list[str] = []
-        if 'MLPv0.5.0' in self.formats:
-            result.append(V05)
-        if 'MLL' in self.formats:
-            result.append('0.6.0')
-        if 'MLLOG' in self.formats:
-            result += RULESETS[2:]
-        return tuple(result)
+        rulesets = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}
+        return tuple(r for line_format, its in rulesets.items() if line_format in self.formats for r in its)
 
 
 @dataclass(frozen=True)
 class CheckedLog:
-    """What there is to say of one log.
-
-    Args:
-        facts: what it says of itself; None where it cannot be read.
-        verdicts: of the rulesets that were asked for.
-    """
+    """What there is to say of one log."""
 
     path: Path
-    facts: LogFacts | None = None
+    facts: LogFacts | None = None  # None where it cannot be read
     verdicts: tuple[Verdict, ...] = ()
     error: str | None = None
 
@@ -92,6 +72,51 @@ class CheckedLog:
     def claims(self) -> tuple[str, ...]:
         """The rulesets and divisions that it passes."""
         return tuple(f'{v.ruleset} {v.division}' for v in self.verdicts if v.passed)
+
+
+def accuracy_of(event: Event) -> float | None:
+    """The accuracy that an eval_accuracy names; None where it is no number."""
+    value = event.value.get('value') if isinstance(event.value, dict) else event.value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) < 1e300 else None  # neither NaN nor what is no float
+
+
+def check_v05(path: Path) -> tuple[str, ...]:
+    """Violations of the v0.5 rules, levels 1 and 2, and of its quality target.
+
+    Source: MLPerf training v0.5 compliance rules.
+    """
+    found = [e for _, e in read_events(path) if isinstance(e, Event) and e.line_format == 'MLPv0.5.0']
+    if not found:
+        return ('there is no :::MLPv0.5.0 line',)
+    violations = []
+    counts = Counter(e.key for e in found)
+    for key in ('run_start', 'run_stop', 'run_final'):
+        if counts[key] != 1:
+            violations.append(f'level 1: {key} stands {counts[key]} times, expected once')
+    ends = [e.key for e in found if e.key in ('run_start', 'run_stop', 'run_final')]
+    if not violations and ends != ['run_start', 'run_stop', 'run_final']:
+        violations.append(f'level 1: the order is {", ".join(ends)}, expected run_start, run_stop, run_final')
+    if not counts['eval_start'] and not counts['eval_stop']:
+        violations.append('level 1: there is neither eval_start nor eval_stop')
+    evaluations = [e for e in found if e.key == 'eval_accuracy']
+    for e in evaluations:
+        if not (isinstance(e.value, dict) and {'epoch', 'value'} <= set(e.value)) or accuracy_of(e) is None:
+            violations.append(f'level 1: eval_accuracy is {e.value!r}, expected {{"epoch": e, "value": v}}')
+    violations += [f'level 2: {key} is missing' for key in _LEVEL2 if not counts[key]]
+    return tuple(violations + _target_missed(found, evaluations))
+
+
+def _target_missed(found: list[Event], evaluations: list[Event]) -> list[str]:
+    """The violation of a run that did not reach the target it logged."""
+    targets = [e.value for e in found if e.key == 'eval_target' and isinstance(e.value, (int, float))]
+    accuracies = [a for a in map(accuracy_of, evaluations) if a is not None]
+    if not targets or not accuracies:
+        return [] if accuracies else ['level 1: eval_accuracy is missing']
+    if max(accuracies) < targets[0]:
+        return [f'the target was missed: best accuracy {max(accuracies):.5f}, expected at least {targets[0]}']
+    return []
 
 
 def find_facts(path: Path) -> LogFacts:
@@ -137,7 +162,7 @@ def _check_ruleset(path: Path, facts: LogFacts, ruleset: str, division: str | No
 
 
 def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str | None = None) -> CheckedLog:
-    """What each ruleset says of a log, as the logged division or another.
+    """Return what each ruleset says of a log.
 
     Args:
         rulesets: of RULESETS; None for every one whose lines the log holds.
@@ -243,10 +268,7 @@ def logs_as_json(logs: Sequence[CheckedLog]) -> dict[str, Any]:
 
 
 def _as_json(log: CheckedLog) -> dict[str, Any]:
-    facts = log.facts
-    return {'file': str(log.path), 'passed': log.passed, 'error': log.error,
-            'can_claim': log.claims, 'best_top1': facts.best_top1 if facts else None,
-            'dataset': facts.dataset if facts else None, 'is_imagenet': facts.is_imagenet if facts else None,
-            'num_resumes': facts.num_resumes if facts else None,
+    return {'file': str(log.path), 'passed': log.passed, 'error': log.error, 'can_claim': log.claims,
+            **{name: getattr(log.facts, name, None) for name in ('best_top1', 'dataset', 'is_imagenet', 'num_resumes')},
             'verdicts': [{'ruleset': v.ruleset, 'division': v.division, 'passed': v.passed,
                           'violations': v.violations} for v in log.verdicts]}

@@ -10,10 +10,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlperf_rn50.mlperf.official import NEEDED, NotInstalled, import_official
+from mlperf_rn50.mlperf.official import NEEDED, NotInstalled
 
 Finding = tuple[str, str]  # a checker, and what it says
 _MAX_S = 600  # for one tool, which takes seconds
@@ -21,24 +22,16 @@ _MAX_S = 600  # for one tool, which takes seconds
 
 @dataclass(frozen=True)
 class TreeVerdict:
-    """What the official tools say of a tree.
+    """What the official tools say of a tree; scores are scaled where the reference convergence asks for it."""
 
-    Args:
-        problems: what package_checker finds wrong, a sentence each.
-        findings: what it finds right, and what result_summarizer says.
-        scores: minutes by the system_name of the description, scaled where the reference convergence asks for it.
-        crash: of result_summarizer; None where it went through.
-    """
-
-    problems: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    scores: dict[str, float] | None = None
-    crash: str | None = None
+    problems: tuple[str, ...] = ()  # that package_checker finds, a sentence each
+    findings: tuple[Finding, ...] = ()  # what it finds right
+    scores: Mapping[str, float] = field(default_factory=dict)  # minutes by the system_name of the description
+    crash: str | None = None  # of result_summarizer
 
 
 def _official(tool: str, *arguments: str, place: Path) -> tuple[str, str | None]:
     """Return what an official tool prints and logs, and the last line of its crash: it runs as its command does."""
-    import_official(tool)
     with tempfile.TemporaryDirectory(dir=place) as here:
         try:
             done = subprocess.run([sys.executable, '-m', f'mlperf_logging.{tool}', *arguments], cwd=here, text=True,

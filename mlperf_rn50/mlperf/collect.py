@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from mlperf_rn50.mlperf import events, keys
 from mlperf_rn50.mlperf.events import Event, LineFormat
-from mlperf_rn50.mlperf.notes import Notes
+from mlperf_rn50.mlperf.run import Notes
 
 _MAX_KEPT = 10_000  # evaluations, epochs, ... of a log; a real one has a hundred
 _MAX_KEYS = 64
@@ -146,10 +146,6 @@ class Found:
         else:
             self._add_progress(mark, key, event)
 
-    def _warn_copy(self, mark: Mark) -> None:
-        text = 'equal to an earlier line in time, key and value; it counts once'
-        self.warn(mark.line, text, text)
-
     def _keep_time(self, event: Event) -> None:
         """Notes how far apart events lie."""
         now = event.time_s
@@ -181,8 +177,12 @@ class Found:
             self.contradict(mark.line, f'{event.key} is {event.value!r:.80}, not {before.value!r:.80} as in line '
                                        f'{first.line}; the first counts',
                             f'{event.key} is another one again; the first counts')
+        elif key in _ONCE and abs(mark.time_s - first.time_s) <= _SAME_MOMENT_S:
+            self.warn(mark.line, f'{key} repeats line {first.line}; the first counts', _SAME_MOMENT)
         elif key in _ONCE:
-            self._repeat(mark, key, first)
+            self.contradict(mark.line, f'{key} repeats line {first.line} at another time '
+                                       f'({mark.time_s - first.time_s:+.1f} s); the first counts',
+                            f'{key} repeats line {first.line} at another time; the first counts')
 
     def _is_other_end(self, mark: Mark, event: Event) -> bool:
         """Whether a second run_stop tells of another end; says so."""
@@ -195,18 +195,6 @@ class Found:
         self.contradict(mark.line, f'run_stop says {ends[1]!r}, but {ends[0]!r} in line {first.line}: this is no '
                                    'success; the time is that of the first')
         return True
-
-    def _repeat(self, mark: Mark, key: str, first: Mark) -> None:
-        """Says that an event of which a run has one is there again."""
-        text = f'{key} repeats line {first.line}; the first counts'
-        if mark.time_s == first.time_s:
-            self._warn_copy(mark)
-        elif abs(mark.time_s - first.time_s) <= _SAME_MOMENT_S:
-            self.warn(mark.line, text, _SAME_MOMENT)
-        else:
-            self.contradict(mark.line, f'{key} repeats line {first.line} at another time '
-                                       f'({mark.time_s - first.time_s:+.1f} s); the first counts',
-                            f'{key} repeats line {first.line} at another time; the first counts')
 
     def _add_progress(self, mark: Mark, key: str, event: Event) -> None:
         epoch = self._epoch(event)
@@ -283,11 +271,7 @@ class Found:
     def _keep_first(self, kept: Any, mark: Mark, epoch: int, key: str) -> None:
         """Says that an epoch has the same event again, unless a resumed run repeats what came after its checkpoint."""
         first = kept if isinstance(kept, Mark) else kept[0]
-        if self.resumes:
-            return
-        if first.time_s == mark.time_s:
-            self._warn_copy(mark)
-        else:
+        if not self.resumes:
             is_same = abs(mark.time_s - first.time_s) <= _SAME_MOMENT_S
             self.warn(mark.line, f'{key} of epoch {epoch} stands before, too; the first counts',
                       _SAME_MOMENT if is_same else f'{key} of an epoch stands before, too; the first counts')

@@ -1,8 +1,37 @@
-"""The course of a run on its clock: its evaluations, its training in stretches, its learning rates."""
+"""The course of a run on its clock: its epochs, evaluations, training in stretches, learning rates."""
 import bisect
+from typing import TypeVar
 
-from mlperf_rn50.mlperf.collect import Found, number
+from mlperf_rn50.mlperf.collect import Found, Mark, number
 from mlperf_rn50.mlperf.run import Evaluation, Stretch
+
+T = TypeVar('T')
+
+
+def renumber(found: Found) -> None:
+    """Make the epochs of a log start from 1; its evaluations, too, where none is of an epoch that is not yet begun.
+
+    TensorFlow of v0.7 to v1.0 and MosaicML of v2.0 count from 0.
+    """
+    if min([*found.epochs, *found.blocks], default=1) != 0:
+        return
+    marks = {epoch: found.eval_starts.get(epoch, mark) for epoch, (mark, _) in found.accuracies.items()}
+    is_from_0 = all(epoch <= _last_begun(found, mark) for epoch, mark in marks.items())
+    found.epochs, found.blocks = _shifted(found.epochs), _shifted(found.blocks)
+    found.epoch_stops, found.stats = _shifted(found.epoch_stops), _shifted(found.stats)
+    if is_from_0:
+        found.accuracies = _shifted(found.accuracies)
+        found.eval_starts, found.eval_stops = _shifted(found.eval_starts), _shifted(found.eval_stops)
+
+
+def _shifted(where: dict[int, T]) -> dict[int, T]:
+    return {epoch + 1: value for epoch, value in where.items()}
+
+
+def _last_begun(found: Found, mark: Mark) -> int:
+    """Return the last epoch, as the log counts, that begins before a mark."""
+    return max((first + count - 1 for first, (start, count) in (found.epochs or found.blocks).items()
+                if start.line < mark.line), default=0)
 
 
 def evaluations_of(found: Found) -> tuple[Evaluation, ...]:
@@ -14,12 +43,9 @@ def evaluations_of(found: Found) -> tuple[Evaluation, ...]:
 
 
 def stretches_of(found: Found, end_s: float | None) -> tuple[Stretch, ...]:
-    """Training in one piece: an epoch, where the log has none a block up to its evaluation, without blocks what
-    lies between evaluations."""
+    """Return training in one piece: an epoch, or where the log has none a block up to its evaluation."""
     clock_s = found.clock_s
     starts = found.epochs or found.blocks
-    if not starts:
-        return _between_evaluations(found)
     borders = sorted(t for t in [end_s, *(clock_s(mark) for mark, _ in starts.values()),
                                  *map(clock_s, found.eval_starts.values())] if t is not None)
     result = []
@@ -34,16 +60,6 @@ def stretches_of(found: Found, end_s: float | None) -> tuple[Stretch, ...]:
         rate = stats.get('throughput', stats.get('imgs_sec'))
         if stop_s is not None and stop_s >= start_s >= 0:
             result.append(Stretch(epoch, num_epochs, start_s, stop_s, number(rate, 0, 1e12), mark.line))
-    return tuple(result)
-
-
-def _between_evaluations(found: Found) -> tuple[Stretch, ...]:
-    result, epoch, start_s = [], 0, 0.0
-    for e in evaluations_of(found):
-        if e.epoch <= epoch or e.start_s is None or e.stop_s is None or not start_s <= e.start_s <= e.stop_s:
-            return ()
-        result.append(Stretch(epoch + 1, e.epoch - epoch, start_s, e.start_s, None, e.line))
-        epoch, start_s = e.epoch, e.stop_s
     return tuple(result)
 
 

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlperf_rn50.files import parse_json, read_text
-from mlperf_rn50.mlperf.description import framework_of, objects_at, value_at
+from mlperf_rn50.mlperf.description import framework_of, load_object, object_at, objects_at, value_at
 from mlperf_rn50.mlperf.run import Run
 
-_MAX_BYTES = 1 << 20
 _STATUS_OF_4 = {'cloud': 'Available cloud', 'onprem': 'Available on-premise', 'preview': 'Preview',
                 'research': 'Research, Development, or Internal (RDI)'}
 # Fields that logs know too.
@@ -42,8 +40,9 @@ def find_base(log: Path) -> Base | None:
     """Return the description in the tree that a log lies in, systems/<system>.json; None where there is none."""
     system = log.absolute().parent.parent
     path = system.parent.parent / 'systems' / f'{system.name}.json'
-    content, _ = _load(path)
-    if content is None:
+    try:
+        content, _ = load_object(path)
+    except ValueError:
         return None
     return Base(f'systems/{path.name}', {k: text for k, v in content.items() if (text := _text(k, v))})
 
@@ -65,28 +64,20 @@ def data_note(runs: Sequence[Run]) -> str:
             'be submitted or compared.')
 
 
-def _stack(env: dict[str, Any]) -> dict[str, str]:
-    packages = value_at(env, 'packages')
-    return {str(k): str(v) for k, v in packages.items()} if isinstance(packages, dict) else {}
-
-
 def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: str, round_name: str,
                     base: Base | None) -> dict[str, Any]:
     """Return the system description, from logs and env.json of one of them; what neither knows is ''.
 
-    Args:
-        base: whose division and status stand in for what the logs do not say.
-
+    The division and status of the base stand in for what the logs do not say.
     Source: mlperf_logging.system_desc_checker.
     """
-    cpu = value_at(env, 'host', 'hardware', 'cpu')
+    cpu = object_at(env, 'host', 'hardware', 'cpu')
     disks, gpus = objects_at(env, 'host', 'hardware', 'storage'), objects_at(env, 'host', 'hardware', 'gpus')
-    cpu = cpu if isinstance(cpu, dict) else {}
     num_nodes = next((r.num_nodes for r in runs if r.num_nodes), None)
     accelerators = next((r.num_accelerators for r in runs if r.num_accelerators is not None), None)
     sockets, cores, threads = (cpu.get(k) if isinstance(cpu.get(k), int) else None
                                for k in ('sockets', 'cores_per_socket', 'threads_per_core'))
-    stack = _stack(env)
+    stack = {name: str(version) for name, version in object_at(env, 'packages').items()}
     told = base.fields if base else {}
     division = 'closed' if told.get('division') == 'closed' else 'open'
     status = next((r.submission_status for r in runs if r.submission_status), told.get('status', 'research'))
@@ -120,11 +111,8 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
 
 
 def merge_description(base: Base, ours: dict[str, Any], logged: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a submitter's description, its gaps filled with ours, and notes on what came from where.
-
-    Args:
-        logged: the same without env.json.
-    """
+    """Return a submitter's description, its gaps filled with ours, and notes on what came from where; logged: ours
+    without env.json."""
     fields = {k: v for k, v in base.fields.items() if k not in _OF_ORDER}
     filled = [k for k, v in ours.items() if v and k not in fields and k not in _OF_ORDER]
     notes = ['; '.join([f'the system description is {base.name}', *(
@@ -153,19 +141,6 @@ def find_gaps(description: dict[str, Any]) -> list[str]:
     return [k for k, v in description.items() if v in ('', {}) and not k.startswith(may)]
 
 
-def _load(path: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return the object of a JSON file; None and why where there is none."""
-    if not path.is_file():
-        return None, 'is no file' if path.exists() else 'is missing'
-    try:
-        content = parse_json(read_text(path, _MAX_BYTES))
-    except OSError as e:
-        return None, f'cannot be read: {e.strerror}'
-    except ValueError as e:
-        return None, str(e)[:200]
-    return (content, '') if isinstance(content, dict) else (None, 'is no JSON object')
-
-
 def _is_count(value: object) -> bool:
     """Return whether a value is a whole number of up to nine digits, or one written as text."""
     return (not isinstance(value, bool) and isinstance(value, (int, str))
@@ -173,15 +148,13 @@ def _is_count(value: object) -> bool:
 
 
 def check_description(home: Path, system: str, divisions: Set[str | None]) -> tuple[list[str], list[str]]:
-    """Return what is wrong with the description of a system in a tree, and what it leaves open, a sentence each.
-
-    Args:
-        divisions: those that the logs of the system name.
-    """
+    """Return what is wrong with the description of a system in a tree, whose logs name some divisions, and what it
+    leaves open, a sentence each."""
     where = f'systems/{system}.json'
-    content, fault = _load(home / where)
-    if content is None:
-        return [f'{where}: {fault}'], []
+    try:
+        content, _ = load_object(home / where)
+    except ValueError as e:
+        return [f'{where}: {str(e)[:200]}'], []
     flaws = [f'{k} is {content[k]!r:.40}, expected a whole number' for k in _NUMBERS
              if k in content and not _is_count(content[k])]
     flaws += [f'division is {str(content.get("division")):.40}, the logs say {logged}'

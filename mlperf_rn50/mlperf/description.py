@@ -1,32 +1,34 @@
 """Reads the system description beside a log: entry.json (v0.5), systems/<system>.json (later), our env.json."""
-import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from mlperf_rn50.files import regular_file
+from mlperf_rn50.files import parse_json, regular_file
 from mlperf_rn50.mlperf.run import Source
 
 _MAX_BYTES = 1 << 20
-_MAX_OF_A_NODE = 16  # accelerators
+
+
+class Count(NamedTuple):
+    """How many there are, and where it comes from."""
+
+    number: int
+    source: Source
+
+
+def counted(number: int | None, source: Source) -> Count | None:
+    """Return a count; None without a number."""
+    return None if number is None else Count(number, source)
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a system description says of the hardware.
+    """What a system description says of the hardware."""
 
-    Args:
-        num_accelerators: of all nodes, or of one where is_of_one_node.
-    """
-
-    path: Path
-    org: tuple[str, Source] | None
-    num_nodes: int | None
-    num_accelerators: int | None
-    is_of_one_node: bool = False
-    nodes_line: int | None = None
-    accelerators_line: int | None = None
+    org: tuple[str, Source] | None = None
+    nodes: Count | None = None
+    accelerators: Count | None = None  # of all nodes
     accelerator: str | None = None
     framework: str | None = None
 
@@ -63,31 +65,30 @@ def _places(log: Path) -> list[Path]:
             system.parent.parent / 'systems' / f'{system.name}.json']
 
 
-def _load(path: Path) -> dict[str, Any]:
-    """An object from a JSON file.
+def load_object(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the object of a JSON file, and the text that it is made of.
 
     Raises:
-        ValueError: it is too large or no object; says why.
-        OSError: it cannot be read.
+        ValueError: there is no such file, or it cannot be read, is too large or no object; the text is the reason.
     """
-    with open(path, encoding='utf-8', errors='replace', opener=regular_file) as f:
-        text = f.read(_MAX_BYTES + 1)
+    try:
+        with open(path, encoding='utf-8', errors='replace', opener=regular_file) as f:
+            text = f.read(_MAX_BYTES + 1)
+    except OSError as e:
+        raise ValueError(e.strerror) from e
     if len(text) > _MAX_BYTES:
         raise ValueError(f'is larger than {_MAX_BYTES} bytes')
-    try:
-        content = json.loads(text)
-    except RecursionError as e:
-        raise ValueError('is nested too deeply') from e
+    content = parse_json(text)
     if not isinstance(content, dict):
         raise ValueError('is not a JSON object')
-    return content
+    return content, text
 
 
 def load_env(log: Path) -> dict[str, Any]:
-    """The env.json of one of our runs; empty where there is none that can be read."""
+    """Return the env.json of one of our runs; empty where there is none that can be read."""
     try:
-        return _load(beside(log, 'env', '.json'))
-    except (OSError, ValueError):
+        return load_object(beside(log, 'env', '.json'))[0]
+    except ValueError:
         return {}
 
 
@@ -98,6 +99,12 @@ def value_at(env: dict[str, Any], *names: str) -> Any:
     return '' if env is None else env
 
 
+def object_at(env: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the object that lies there; an empty one where there is none."""
+    found = value_at(env, *names)
+    return found if isinstance(found, dict) else {}
+
+
 def objects_at(env: dict[str, Any], *names: str) -> list[dict[str, Any]]:
     """The objects of a list that lies there; none where there is no list."""
     found = value_at(env, *names)
@@ -106,47 +113,23 @@ def objects_at(env: dict[str, Any], *names: str) -> list[dict[str, Any]]:
 
 def framework_of(env: dict[str, Any]) -> str | None:
     """The framework that an env.json names."""
-    packages = value_at(env, 'packages')
-    versions = packages if isinstance(packages, dict) else {}
-    return next((_name(f'MXNet {v}') for k, v in versions.items() if str(k).startswith('mxnet')), None)
+    packages = object_at(env, 'packages')
+    return next((_name(f'MXNet {v}') for k, v in packages.items() if k.startswith('mxnet')), None)
 
 
-def find_description(log: Path) -> tuple[Description | None, str | None]:
-    """The description of a log, and what is wrong with its file; None for what there is not."""
+def find_description(log: Path) -> tuple[Description, str | None]:
+    """Return the description of a log, an empty one without a file, and what is wrong with its file."""
     try:
         path = next((p for p in _places(log.absolute()) if p.is_file()), None)
     except OSError as e:  # a folder that may not be entered
-        return None, f'{Path(e.filename).name} cannot be read: {e.strerror}; left out'
+        return Description(), f'{Path(e.filename).name} cannot be read: {e.strerror}; left out'
     if path is None:
-        return None, None
+        return Description(), None
     try:
-        content = _load(path)
-        found = _describe(path, log.absolute(), content)
-        text = path.read_text('utf-8', 'replace')
-        nodes, accelerators = (_line_of(text, *keys) for keys in (('number_of_nodes', 'num_nodes'), (
-            'accelerators_per_node', 'num_accelerators', 'gpus')))
-        return replace(found, nodes_line=nodes, accelerators_line=accelerators), _unread(path.name, content)
-    except (OSError, ValueError) as e:
-        return None, f'{path.name} cannot be read: {str(e)[:200]}; left out'
-
-
-def _named_org(file: Path, content: dict[str, Any], key: str) -> tuple[str, Source] | None:
-    """Who submits, as a file says."""
-    org = _name(content.get(key))
-    if org is None:
-        return None
-    return org, Source('described', file.name, _line_of(file.read_text('utf-8', 'replace'), key), file)
-
-
-def _org_of(log: Path) -> tuple[str, Source]:
-    """Who made a v0.5 submission: its submission.json, else the name of a folder."""
-    submission = log.parent.parent.parent.parent
-    file = submission / 'submission.json'
-    try:
-        named = _named_org(file, _load(file), 'org')
-    except (OSError, ValueError):
-        named = None
-    return named or org_of_folder(log) or (submission.name, Source('implied', 'the name of a folder'))
+        content, text = load_object(path)
+    except ValueError as e:
+        return Description(), f'{path.name} cannot be read: {str(e)[:200]}; left out'
+    return _describe(path, content, text), _unread(path.name, content)
 
 
 def org_of_folder(log: Path) -> tuple[str, Source] | None:
@@ -170,52 +153,33 @@ def _line_of(text: str, *keys: str) -> int | None:
     return next((i for i, line in enumerate(text.splitlines(), start=1) if any(f'"{k}"' in line for k in keys)), None)
 
 
-def _nodes(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The kinds of nodes that an entry.json lists, and some later descriptions."""
-    return objects_at(content, 'nodes')
-
-
 def _unread(name: str, content: dict[str, Any]) -> str | None:
     """Says that a number of a description is none."""
-    places = [*((n, ('num_nodes', 'num_accelerators')) for n in _nodes(content)),
+    places = [*((n, ('num_nodes', 'num_accelerators')) for n in objects_at(content, 'nodes')),
               (content, ('number_of_nodes', 'accelerators_per_node'))]
     bad = next(((key, d[key]) for d, keys in places for key in keys
                 if _name(str(d.get(key) or '')) and _count(d[key]) is None), None)
     return f'{name} says {bad[0]} is {bad[1]!r:.80}, which is no number; left out' if bad else None
 
 
-def _of_all(node: dict[str, Any]) -> tuple[int, int] | None:
-    """Nodes of a kind, and the accelerators of all of them, which a few list as those of each: 512 of "pod-512"."""
-    nodes, each = _count(node.get('num_nodes')), _count(node.get('num_accelerators'))
-    if nodes is None or each is None:
-        return None
-    is_whole = each > _MAX_OF_A_NODE and re.search(rf'(?<!\d){each}(?!\d)', _name(node.get('accelerator')) or '')
-    return nodes, each if is_whole else nodes * each
-
-
-def _describe_nodes(path: Path, content: dict[str, Any], org: tuple[str, Source] | None) -> Description:
-    nodes = _nodes(content)
-    known = [pair for n in nodes if (pair := _of_all(n))]
-    return Description(path, org, sum(n for n, _ in known) if known else None,
-                       sum(a for _, a in known) if known else None,
-                       accelerator=_names([n.get('accelerator') for n in nodes]),
-                       framework=_name(content.get('framework')))
-
-
-def _describe(path: Path, log: Path, content: dict[str, Any]) -> Description:
+def _describe(path: Path, content: dict[str, Any], text: str) -> Description:
+    def source(key: str) -> Source:
+        return Source('described', path.name, _line_of(text, key), path)
     if path.name == 'entry.json':
-        return _describe_nodes(path, content, _org_of(log))
-    if path.parent.name == 'systems' and _nodes(content):
-        return _describe_nodes(path, content, _named_org(path, content, 'submitter'))
+        nodes = objects_at(content, 'nodes')
+        counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]
+        known = [(num, num * each) for num, each in counts if num is not None and each is not None]
+        num_nodes, total = (sum(column) for column in zip(*known)) if known else (None, None)
+        return Description(None, counted(num_nodes or None, source('num_nodes')),
+                           counted(total, source('num_accelerators')),
+                           _names([n.get('accelerator') for n in nodes]), _name(content.get('framework')))
     if path.parent.name == 'systems':
         num_nodes, per_node = _count(content.get('number_of_nodes')), _count(content.get('accelerators_per_node'))
-        return Description(path, _named_org(path, content, 'submitter'), num_nodes,
-                           num_nodes * per_node if num_nodes is not None and per_node is not None else None,
-                           accelerator=_name(content.get('accelerator_model_name')),
-                           framework=_name(content.get('framework')))
-    host = content.get('host')
-    gpus = host.get('gpus') if isinstance(host, dict) else None
-    return Description(path, None, _count(content.get('num_nodes')), len(gpus) if isinstance(gpus, list) else None,
-                       is_of_one_node=True,
-                       accelerator=_names([g.get('name') for g in objects_at(content, 'host', 'hardware', 'gpus')]),
-                       framework=framework_of(content))
+        org = _name(content.get('submitter'))
+        return Description((org, source('submitter')) if org else None,
+                           counted(num_nodes or None, source('number_of_nodes')),
+                           counted(num_nodes * per_node if num_nodes is not None and per_node is not None else None,
+                                   source('accelerators_per_node')),
+                           _name(content.get('accelerator_model_name')), _name(content.get('framework')))
+    gpus = objects_at(content, 'host', 'hardware', 'gpus')  # our env.json: the log itself counts nodes and GPUs
+    return Description(accelerator=_names([g.get('name') for g in gpus]), framework=framework_of(content))

@@ -4,21 +4,20 @@ It is that of the run's clock: from run_start to run_stop, without what lies bet
 without what was trained again. It counts only where every node tells it for the whole time.
 """
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from mlperf_rn50.mlperf.collect import number
+from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.mlperf.run import Run
-from mlperf_rn50.mlperf.telemetry import files_of, host_of, read_records
+from mlperf_rn50.mlperf.telemetry import Record, files_of, host_of
 
 KINDS = ('cpu', 'gpu')
 # Why nothing was measured where nobody could expect it.
 NO_TELEMETRY, NO_COUNTERS = 'there is no telemetry of the run', 'no node has counters that could be read'
-_MAX_DEVICES, _MAX_NAME = 64, 64
-_MAX_JOULES, _MAX_DEVICE_W = 1e12, 1e4
+_MAX_DEVICES, _MAX_DEVICE_W = 64, 1e4
 # How far from either end of a part a sample may be, of which there is one a second, and what of it they must cover.
 _MAX_GAP_S, _MIN_SHARE = 3.0, 0.9
 
@@ -28,21 +27,13 @@ Devices = dict[str, float]  # joules by name
 
 @dataclass(frozen=True)
 class Energy:
-    """What the devices of a run's nodes took; None of what was not measured.
+    """What the devices of a run's nodes took; None of what was not measured."""
 
-    Args:
-        seconds: of the run's clock that it is of.
-        cpu_joules: of all CPU packages of all nodes.
-        gpu_joules: of all GPUs of all nodes, used or not.
-        reasons: why a kind was not measured.
-        nodes: joules of each device, by host and kind.
-    """
-
-    seconds: float
-    cpu_joules: float | None = None
-    gpu_joules: float | None = None
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    nodes: Mapping[str, Mapping[str, Devices]] = field(default_factory=dict)
+    seconds: float  # of the run's clock that it is of
+    cpu_joules: float | None = None  # of all CPU packages of all nodes
+    gpu_joules: float | None = None  # of all GPUs of all nodes, used or not
+    reasons: Mapping[str, str] = field(default_factory=dict)  # why a kind was not measured
+    nodes: Mapping[str, Mapping[str, Devices]] = field(default_factory=dict)  # by host and kind
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -67,26 +58,15 @@ class _Session:
         self.start: tuple[float, float] | None = None  # when the run's clock began here, on the node's and on its own
         self.last_s = 0.0
 
-    def see(self, record: Mapping[str, Any], time_s: float) -> None:
-        event, clock_s = record.get('event'), number(record.get('clock_s'), 0, 1e9)
-        if event == 'run_start' and self.start is None and clock_s is not None:
-            self.start = time_s, clock_s
-        for kind, devices in _energies(record):
-            self.last_s = time_s
+    def see(self, record: Record) -> None:
+        if record.event == 'run_start' and self.start is None and record.clock_s is not None:
+            self.start = record.time_s, record.clock_s
+        for kind in record.energy_j.keys() & set(KINDS):
+            self.last_s = record.time_s
             known = self.readings.setdefault(kind, {})
-            for name, joules in devices:
+            for name, joules in record.energy_j[kind].items():
                 if name in known or len(known) < _MAX_DEVICES:
-                    known.setdefault(name, []).append((time_s, joules))
-
-
-def _energies(record: Mapping[str, Any]) -> Iterable[tuple[str, Iterable[tuple[str, float]]]]:
-    """The joules of a record by kind; what is no number of joules is not there."""
-    found = record.get('energy_j')
-    by_kind = found if isinstance(found, dict) else {}
-    for kind in KINDS:
-        if isinstance(devices := by_kind.get(kind), dict):
-            yield kind, [(name, joules) for name, value in devices.items() if len(name) <= _MAX_NAME
-                         and (joules := number(value, 0, _MAX_JOULES)) is not None]
+                    known.setdefault(name, []).append((record.time_s, joules))
 
 
 class _Node(NamedTuple):
@@ -100,12 +80,11 @@ class _Node(NamedTuple):
 
 def _read_node(path: Path) -> _Node:
     sessions, boot = [_Session()], None
-    for record in read_records(path, '"energy_j"', '"event"'):
-        if record.get('event') == 'start':
+    for _, record in read_lines(path, Record):
+        if record.event == 'start':
             sessions.append(_Session())
-        if isinstance(record.get('boot'), str):
-            boot = record['boot'][:_MAX_NAME]
-        sessions[-1].see(record, record['time_ms'] / 1000)
+        boot = record.boot or boot
+        sessions[-1].see(record)
     return _Node(host_of(path), boot, {kind for s in sessions for kind in s.readings}, [s for s in sessions if s.start])
 
 
@@ -217,11 +196,10 @@ def _find_fault(run: Run, nodes: Sequence[_Node], kind: str) -> str | None:
 
 
 def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, until_s: float | None = None) -> Energy:
-    """The energy of a run.
+    """Return the energy of a run up to a time of its clock; None: to its end, or as far as all nodes tell without one.
 
     Args:
         files: what telemetry.find_telemetry finds beside it, where that is known.
-        until_s: on the run's clock; by default its end, or as far as all nodes tell where it has none.
     """
     nodes = [_read_node(path) for path in files_of(run, files)]
     told_s = max(0.0, min(map(_last_s, nodes), default=0.0))

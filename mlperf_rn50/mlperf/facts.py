@@ -6,9 +6,8 @@ from typing import Any
 
 from mlperf_rn50.mlperf import clock, events, keys
 from mlperf_rn50.mlperf.collect import Found, integer, number
-from mlperf_rn50.mlperf.course import evaluations_of, learning_rates_of, stretches_of
+from mlperf_rn50.mlperf.course import evaluations_of, learning_rates_of, renumber, stretches_of
 from mlperf_rn50.mlperf.description import Description, org_of_folder, round_of
-from mlperf_rn50.mlperf.epochs import renumber
 from mlperf_rn50.mlperf.events import LineFormat
 from mlperf_rn50.mlperf.layout import Layout
 from mlperf_rn50.mlperf.liveness import age_s, is_written
@@ -44,15 +43,9 @@ def _plain(name: str) -> str:
 
 
 class Facts:
-    """Turns what was found in a log, and what lies beside it, into a Run.
+    """Turns what was found in a log, in the lines of the format that says most, and what lies beside it, into a Run."""
 
-    Args:
-        found: the lines of the format that says most.
-        now_s: seconds since 1970.
-    """
-
-    def __init__(self, path: Path, found: Found, description: Description | None,
-                 last_line: int, now_s: float):
+    def __init__(self, path: Path, found: Found, description: Description, last_line: int, now_s: float):
         self.path, self.found, self.description = path, found, description
         self.last_line, self.now_s = last_line, now_s
         self.sources: dict[str, Source] = {}
@@ -60,20 +53,13 @@ class Facts:
     def _logged(self, key: str) -> Source:
         return Source('logged', key, self.found.line(key))
 
-    def _layout(self) -> Layout:
-        """Nodes, ranks, accelerators, batch."""
-        layout = Layout(self.found, self.description)
-        self.sources.update(layout.sources)
-        return layout
-
     def _org(self) -> str | None:
         """Who submits: the submission says so itself, a log says it only where there is none."""
         logged = _text(self.found.value(keys.SUBMISSION_ORG))
-        named = (self.description.org if self.description else None) or org_of_folder(self.path)
+        in_log = (logged, self._logged(keys.SUBMISSION_ORG)) if logged else None
+        named = self.description.org or org_of_folder(self.path) or in_log
         if named is None:
-            if logged:
-                self.sources['org'] = self._logged(keys.SUBMISSION_ORG)
-            return logged
+            return None
         org, source = named
         self.sources['org'] = source
         mine, its = _plain(org), _plain(logged or org)
@@ -242,7 +228,7 @@ class Facts:
         """The Run."""
         found, description = self.found, self.description
         renumber(found)
-        round_name, layout, is_sound = self._round(), self._layout(), self._is_sound()
+        round_name, layout, is_sound = self._round(), Layout(found, description, self.sources), self._is_sound()
         course = self._course(is_sound)
         division = found.value(keys.SUBMISSION_DIVISION)
         division = division if division in (keys.OPEN, keys.CLOSED) else None
@@ -261,8 +247,8 @@ class Facts:
             submission_status=submission_status if submission_status in _SUBMISSION_STATUSES else None, dataset=dataset,
             is_imagenet=is_imagenet, num_nodes=layout.num_nodes, num_ranks=layout.num_ranks,
             num_accelerators=layout.num_accelerators, global_batch_size=layout.global_batch_size,
-            accelerator=description.accelerator if description and layout.num_accelerators != 0 else None,
-            framework=description.framework if description else None, opt_name=_text(optimizer.get(keys.OPT_NAME)),
+            accelerator=description.accelerator if layout.num_accelerators != 0 else None,
+            framework=description.framework, opt_name=_text(optimizer.get(keys.OPT_NAME)),
             optimizer=optimizer, seed=integer(found.seed[1], -2**63, 2**64) if found.seed else None,
             target_accuracy=target, train_samples=num_train, eval_samples=num_val,
             epochs_to_converge=evaluations[-1].epoch if status == 'converged' else None,

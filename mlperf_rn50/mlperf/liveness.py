@@ -20,12 +20,7 @@ def age_s(log: Path, now_s: float) -> float | None:
 
 
 def is_written(log: Path, age: float | None, since_event_s: float, longest_gap_s: float) -> bool:
-    """Whether a log without run_stop belongs to a run that goes on.
-
-    Args:
-        age: seconds since the file was written.
-        since_event_s: seconds since its last event happened.
-    """
+    """Return whether a log without run_stop, written so many seconds ago, belongs to a run that is not over."""
     lock = re.fullmatch(r'result_(\d+)(?:_v0\.6)?', log.stem)
     if lock and (is_held := is_locked(log.with_name(f'.run_{lock[1]}.lock'))) is not None:
         return is_held

@@ -8,13 +8,13 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.mlperf.rulesets import DIVISIONS
 
-# Characters of a log line, with its end; the longest that was published has 1256.
+# Characters of a log line; the longest that was published has 1256.
 MAX_LINE = 8192
 _CLAIM = ':::ML'
 NEEDED = "needs mlperf-logging: pip install 'mlperf-rn50[check]'"
@@ -38,50 +38,37 @@ def import_official(module: str) -> Any:
         raise NotInstalled(NEEDED) from e
 
 
-def claimed_lines(path: Path) -> Iterator[tuple[int, str | None]]:
-    """The lines of a file that claim to be of a log, with their numbers; None for one that is longer than any is.
+def claimed_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file that claim to be of a log, with their numbers.
 
-    Lines end where the official parser ends them, at carriage returns too. Memory does not grow with a line.
+    They end where the official parser ends them, at carriage returns too.
 
     Raises:
         UserError: the file cannot be read.
     """
     try:
-        with open(path, encoding='latin-1', newline='', opener=regular_file) as f:
-            yield from _claims_in(f)
+        with open(path, encoding='latin-1', newline='\n', opener=regular_file) as f:
+            for number, text in enumerate(f, start=1):
+                yield from ((number, line) for line in text.split('\r') if _CLAIM in line)
     except OSError as e:
         raise UserError(f'{path}: cannot read the log: {e.strerror}') from e
 
 
-def _claims_in(file: TextIO) -> Iterator[tuple[int, str | None]]:
-    number, tail, length, claims = 1, '', 0, False
-    while piece := file.readline(MAX_LINE):
-        claims, length = claims or _CLAIM in tail + piece, length + len(piece)
-        tail = piece[-len(_CLAIM):]
-        if len(piece) == MAX_LINE and not piece.endswith(('\n', '\r')):
-            continue  # the line goes on
-        if claims:
-            yield number, piece if length == len(piece) else None
-        number += piece.endswith('\n')
-        tail, length, claims = '', 0, False
-    if claims:
-        yield number, None
-
-
 def find_long_lines(path: Path) -> list[str]:
-    """The lines that claim to be of a log and are too long for it, a sentence each."""
+    """Return the lines that claim to be of a log and are too long for it, a sentence each."""
     return [f'line {number} is longer than {MAX_LINE} characters, which no log line is; no checker was given it'
-            for number, line in claimed_lines(path) if line is None]
+            for number, line in claimed_lines(path) if len(line) > MAX_LINE]
 
 
 def _parse(path: Path, ruleset: str) -> tuple[list[Any], list[tuple[str, Exception]]]:
-    """What the official parser makes of each line that is not too long: as mlp_parser.parse_file, in linear time."""
+    """Return what the official parser makes of each line, as mlp_parser.parse_file, and its errors."""
     parser = import_official(f'compliance_checker.mlp_parser.ruleset_{ruleset.replace(".", "")}')
     lines: list[Any] = []
     errors: list[tuple[str, Exception]] = []
-    texts = (line for _, line in claimed_lines(path) if line is not None and parser.TOKEN in line)
-    for number, text in enumerate(texts):
-        text = (parser.TOKEN + text.rpartition(parser.TOKEN)[2]).strip()
+    for number, line in claimed_lines(path):
+        if parser.TOKEN not in line:
+            continue
+        text = (parser.TOKEN + line.rpartition(parser.TOKEN)[2]).strip()
         try:
             lines.append(parser.string_to_logline(number, text))
         except Exception as e:  # whatever a line that is no JSON object of four keys leads to
@@ -118,14 +105,10 @@ def _say(error: Exception) -> str:
 
 
 def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str, ...]:
-    """What the official compliance checker says of a log without long lines, one sentence per violation.
+    """Return what the official checker of 0.6.0 to 4.0.0 says of a log without long lines, a sentence per violation.
 
     Args:
-        ruleset: 0.6.0 to 4.0.0.
         division: check as if this one had been logged; None takes the logged one.
-
-    Raises:
-        NotInstalled: see import_official.
     """
     lines, errors = _parse(path, ruleset)
     if not lines and not errors:

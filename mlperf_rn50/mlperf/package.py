@@ -1,18 +1,18 @@
-"""A submission tree: the order, the rules on a set of runs, and the tree of those that keep them.
+"""A submission tree: built of a set of runs that keeps the rules, and judged when it is finished.
 
 Source: MLPerf training submission rules; the layout of v1.0 and later rounds.
 """
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import dump_json
-from mlperf_rn50.mlperf.check_tree import Finding, TreeVerdict, judge_tree
+from mlperf_rn50.mlperf.check_tree import Finding, judge_tree
 from mlperf_rn50.mlperf.describe_system import (
     Base,
     check_description,
@@ -27,13 +27,7 @@ from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.mlperf.rulesets import ROUNDS
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.set_rules import check_results, check_set, find_oddities
-from mlperf_rn50.mlperf.submitted_code import (
-    check_code,
-    copy_code,
-    own_code,
-    write_runs,
-    write_scripts,
-)
+from mlperf_rn50.mlperf.submitted_code import check_code, copy_code, missing_code, own_code, write_runs, write_scripts
 
 _SAME_SCORE_MINUTES = 0.005  # scores that differ by less are written alike, or are rounded
 CODE_FOLDER = 'benchmarks/resnet/implementations/mlperf_rn50'  # in a tree
@@ -42,18 +36,13 @@ _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be packaged.
-
-    Args:
-        out: the folder that holds the tree of the organisation.
-        code: a checkout of the program that is submitted; None for the one that runs.
-    """
+    """What is to be packaged."""
 
     org: str
     system: str
     round: str
-    out: Path
-    code: Path | None = None
+    out: Path  # holds the tree of the organisation
+    code: Path | None = None  # a checkout of the program that is submitted; None for the one that runs
 
     @property
     def checkout(self) -> Path:
@@ -70,24 +59,15 @@ class Order:
 
 @dataclass(frozen=True)
 class Package:
-    """What became of an order.
+    """What became of an order; texts are a sentence each."""
 
-    Args:
-        home: the tree; None where a rule refused it and nothing was written.
-        refusals: the rules against it, a sentence each.
-        oddities: what is odd about the runs; said before all else.
-        findings: what the checkers say of an accepted one.
-        flaws: what is still wrong with the descriptions of a tree that was built, a sentence each; check_finished,
-            which is to say whether a tree can be handed in, has them among the refusals.
-        official_score_minutes: of result_summarizer; None where it gives none.
-    """
-
-    home: Path | None
-    refusals: tuple[str, ...] = ()
-    oddities: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    home: Path | None  # the tree; None where a rule refused it and nothing was written
+    refusals: tuple[str, ...] = ()  # the rules against it
+    oddities: tuple[str, ...] = ()  # of the runs; said before all else
+    findings: tuple[Finding, ...] = ()  # what the checkers say of an accepted one
     notes: tuple[str, ...] = ()
-    official_score_minutes: float | None = None
+    official_score_minutes: float | None = None  # of result_summarizer; None where it gives none
+    # What is still wrong with the description of a tree that was built; of a finished tree it is a refusal.
     flaws: tuple[str, ...] = ()
 
     @property
@@ -111,10 +91,6 @@ def check_order(order: Order) -> None:
     check_code(order.checkout)
 
 
-def _env_of(runs: Sequence[Run]) -> dict[str, Any]:
-    return next((env for r in runs if (env := load_env(r.path))), {})
-
-
 def _describe(runs: Sequence[Run], env: dict[str, Any], order: Order,
               base: Base | None) -> tuple[dict[str, Any], list[str]]:
     """The system description, and notes on what of it came from where."""
@@ -126,7 +102,8 @@ def _describe(runs: Sequence[Run], env: dict[str, Any], order: Order,
 
 def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
     """The tree of one system; returns notes."""
-    env, base = _env_of(runs), next((base for r in runs if (base := find_base(r.path))), None)
+    env = next((env for r in runs if (env := load_env(r.path))), {})
+    base = next((base for r in runs if (base := find_base(r.path))), None)
     description, notes = _describe(runs, env, order, base)
     results = home / 'results' / order.system / 'resnet'
     results.mkdir(parents=True)
@@ -182,16 +159,11 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
             _merge(new, order.home)
     except OSError as e:
         raise UserError(f'--out: {order.out}: {e.strerror}; choose a folder that can be written') from e
-    findings = (of_logs, *verdict.findings, *_summary(verdict, order.system))
+    score = verdict.scores.get(order.system)
+    summary = verdict.crash or ('gives no score' if score is None else f'{score:.2f} min')
+    findings = (of_logs, *verdict.findings, ('result_summarizer', summary))
     flaws, _ = check_description(order.home, order.system, {r.division for r in runs} - {None})
-    return Package(order.home, (), oddities, findings, tuple(notes), (verdict.scores or {}).get(order.system),
-                   tuple(flaws))
-
-
-def _summary(verdict: TreeVerdict, system: str) -> list[Finding]:
-    """Return what result_summarizer says of a system."""
-    minutes = (verdict.scores or {}).get(system)
-    return [('result_summarizer', verdict.crash or ('gives no score' if minutes is None else f'{minutes:.2f} min'))]
+    return Package(order.home, (), oddities, findings, tuple(notes), score, tuple(flaws))
 
 
 def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], Finding]:
@@ -200,12 +172,49 @@ def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], Finding]:
     return (refusals, ('logs', 'not checked')) if refusals else check_results(runs, ruleset)
 
 
-def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:
-    """What was made, what the official tools say of it, and what to know; or why it was refused.
+def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]]) -> Package:
+    """Judge a finished tree as a whole, given the runs by the name of their folder in results.
 
-    Args:
-        score_minutes: the score that report gives; None where there is none.
+    The official tools are given what has passed all else.
+
+    Raises:
+        UserError: a log cannot be read.
+        NotInstalled: mlperf-logging is not there.
     """
+    parts = [_check_system(home, round_name, system, runs) for system, runs in sets.items()]
+    problems = [text for part in parts for text in part.refusals]
+    problems += _check_code(home)
+    findings = [finding for part in parts for finding in part.findings]
+    scores: Mapping[str, float] = {}
+    if not problems:
+        verdict = judge_tree(home, ROUNDS[round_name])
+        problems += verdict.problems
+        scores = verdict.scores
+        findings += [*verdict.findings, *([('result_summarizer', verdict.crash)] if verdict.crash else []),
+                     *(('result_summarizer', f'{name}: {minutes:.2f} min') for name, minutes in scores.items())]
+    return Package(home, tuple(problems), tuple(text for part in parts for text in part.oddities), tuple(findings),
+                   tuple(text for part in parts for text in part.notes),
+                   next(iter(scores.values())) if len(scores) == 1 else None)
+
+
+def _check_system(home: Path, round_name: str, system: str, runs: Sequence[Run]) -> Package:
+    """The logs and the description of one system."""
+    refusals, (checker, text) = judge_runs(runs, ROUNDS[round_name])
+    flaws, gaps = check_description(home, system, {r.division for r in runs} - {None})
+    return Package(home, (*(f'{system}: {refusal}' for refusal in refusals), *flaws),
+                   tuple(f'{system}: {odd}' for odd in find_oddities(runs)), ((checker, f'{system}: {text}'),),
+                   tuple(gaps))
+
+
+def _check_code(home: Path) -> list[str]:
+    """What the code that package wrote lacks; other code is not judged."""
+    folder = f'{CODE_FOLDER}/code'
+    missing = missing_code(home / folder) if (home / folder).is_dir() else []
+    return [f'{folder} lacks {", ".join(missing)}, which its scripts call'] if missing else []
+
+
+def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:
+    """Render what was made, what the official tools and report (score_minutes) say of it; or why it was refused."""
     lines = [heading]
     lines += [f'  mind: {text}' for text in package.oddities]
     lines += [f'  - {text}' for text in (*package.refusals, *package.flaws)]

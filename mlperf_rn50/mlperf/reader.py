@@ -14,8 +14,7 @@ from mlperf_rn50.mlperf.collect import Found
 from mlperf_rn50.mlperf.description import find_description
 from mlperf_rn50.mlperf.events import Event, LineFormat, decode_events
 from mlperf_rn50.mlperf.facts import Facts
-from mlperf_rn50.mlperf.notes import Notes
-from mlperf_rn50.mlperf.run import Run
+from mlperf_rn50.mlperf.run import Notes, Run
 
 _MAX_LINE_BYTES = 1 << 20
 

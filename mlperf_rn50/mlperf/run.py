@@ -12,35 +12,63 @@ Basis = Literal['logged', 'implied', 'described']
 # Top-1 that the rules of the closed division ask for: in v0.5, and later.
 V05_TARGET, TARGET = 0.749, 0.759
 IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
+MAX_WARNINGS = 50  # of each weight
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a fact comes from: logged, implied by what is logged, or a system description, in the log or beside it.
-
-    Args:
-        text: which key, lines or file.
-        line: of the log, or of path.
-        path: the description; None for the log.
-    """
+    """Where a fact comes from: logged, implied by what is logged, or a system description, in the log or beside it."""
 
     basis: Basis
-    text: str
-    line: int | None = None
-    path: Path | None = None
+    text: str  # which key, lines or file
+    line: int | None = None  # of the log, or of path
+    path: Path | None = None  # the description; None for the log
 
 
 @dataclass(frozen=True, slots=True)
 class LogWarning:
-    """What is odd about a log, and the line it is about, None where it is the whole file.
+    """What is odd about a log."""
 
-    Args:
-        is_contradiction: whether what counts may be wrong: something else says otherwise.
-    """
+    line: int | None  # that it is about; None where it is the whole file
+    text: str
+    is_contradiction: bool = False  # what counts may be wrong: something else says otherwise
 
+
+@dataclass
+class _Note:
     line: int | None
     text: str
-    is_contradiction: bool = False
+    count: int = 1
+
+
+class Notes:
+    """Collects warnings in memory that does not grow with the log: of many of a kind one, with their count."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[bool, str], _Note] = {}  # by whether it is a contradiction, and its kind
+
+    def warn(self, line: int | None, text: str, many: str = '', is_contradiction: bool = False) -> None:
+        """Note what is odd; many says it of all lines of its kind, of which only the first is kept."""
+        kind = is_contradiction, many or text
+        if kind in self._kept:
+            self._kept[kind].count += 1
+        elif sum(weight == is_contradiction for weight, _ in self._kept) < MAX_WARNINGS:
+            self._kept[kind] = _Note(line, text)
+        else:
+            self._kept.setdefault((is_contradiction, ''), _Note(line, 'more warnings follow; they are left out'))
+
+    def contradict(self, line: int | None, text: str, many: str = '') -> None:
+        """Note what cannot be true beside what counts."""
+        self.warn(line, text, many, True)
+
+    def include(self, other: 'Notes') -> None:
+        """Take the notes of another in, before its own."""
+        self._kept = {**other._kept, **self._kept}
+
+    def warnings(self) -> tuple[LogWarning, ...]:
+        """Return contradictions, then the rest, each in the order of the log."""
+        return tuple(LogWarning(n.line, n.text if n.count == 1 else f'{n.count} lines: {kind}; first line {n.line}',
+                                weight) for (weight, kind), n in sorted(self._kept.items(), key=lambda i: not i[0][0]))
 
 
 class Evaluation(NamedTuple):

@@ -37,7 +37,7 @@ def check_set(runs: Sequence[Run]) -> list[str]:
 
 
 def check_results(runs: Sequence[Run], ruleset: str) -> tuple[list[str], Finding]:
-    """What a ruleset has against the logs, where more than the one that may fail do; how many pass.
+    """Return what a ruleset has against the logs, where more than the one that may fail do, and how many pass.
 
     A log that could steer, stall or crash the official tools is refused whatever the others are.
     """

@@ -93,10 +93,7 @@ def _archive(home: Path, commit: str) -> bytes | None:
 
 
 def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
-    """The program as the runs had it, where its checkout knows their commit, else as it is now; says what is off.
-
-    Args:
-        folder: where it goes.
+    """Copy the program as the runs had it, where its checkout knows their commit, else as it is now; say what is off.
     """
     commit = value_at(env, 'git_commit')
     if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit) and (tar := _archive(home, commit)):

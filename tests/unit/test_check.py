@@ -1,16 +1,25 @@
-"""The checkers: what passes, what does not, and that a reason is given."""
+"""The checkers: what passes, what does not and why, as one log, as a folder of logs, and as JSON."""
+import io
+import json
+import os
 import sys
+from argparse import ArgumentTypeError
 from dataclasses import replace
 
 import pytest
-from helpers import PUBLISHED, call, run
+from helpers import PUBLISHED, ROOT, call, run
+from lines import mllog, run_lines, write_lines
+from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
+from mlperf_logging.compliance_checker.mlp_parser import ruleset_060, ruleset_400
 from sample_log import LARS, SGD, write_run
 
 from mlperf_rn50.config import DataConfig, ScheduleConfig
-from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf import check
+from mlperf_rn50.mlperf.official import MAX_LINE, claimed_lines, find_danger, find_long_lines
+from mlperf_rn50.mlperf.rulesets import PACKAGED, RULESETS, parse_round, parse_ruleset
 
 LATER = check.RULESETS[2:]
+STEP = replace(SGD, schedule=ScheduleConfig(decay='step'))
 
 
 @pytest.fixture
@@ -18,28 +27,15 @@ def good(tmp_path):
     return write_run(tmp_path / 'result_0.txt', v06=tmp_path / 'result_0_v0.6.txt')
 
 
-@pytest.fixture
-def missed(tmp_path):
-    return write_run(tmp_path / 'result_0.txt', accuracies=(0.1, 0.7489), end='aborted',
-                     v06=tmp_path / 'result_0_v0.6.txt')
-
-
-def verdicts(path, rulesets=check.RULESETS, division=None):
-    return {v.ruleset: v for v in check.check_log(path, tuple(rulesets), division).verdicts}
+def violations(path, ruleset, division=None):
+    return check.check_log(path, [ruleset], division).verdicts[0].violations
 
 
 @pytest.mark.parametrize('config', [SGD, LARS], ids=['sgd', 'lars'])
-def test_a_good_log_passes_every_open_ruleset(tmp_path, config):
+def test_a_good_log_passes_every_ruleset(tmp_path, config):
     path = write_run(tmp_path / 'result_0.txt', config)
-    for v in verdicts(path, [check.V05, *LATER]).values():
-        assert v.passed, v
-
-
-@pytest.mark.parametrize('ruleset', LATER)
-@pytest.mark.parametrize('config', [SGD, LARS], ids=['sgd', 'lars'])
-def test_a_good_log_passes_closed_too(tmp_path, config, ruleset):
-    path = write_run(tmp_path / 'result_0.txt', config)
-    assert verdicts(path, [ruleset], 'closed')[ruleset].violations == ()
+    passed = {(r, d): violations(path, r, d) for r in LATER for d in ('open', 'closed')}
+    assert passed == dict.fromkeys(passed, ()) and violations(path, check.V05) == ()
 
 
 @pytest.mark.parametrize('ruleset', ['1.0.0', '2.1.0', '3.1.0', '4.0.0'])
@@ -49,93 +45,67 @@ def test_the_official_program_agrees(good, ruleset, tmp_path):
     assert (done.returncode, 'SUCCESS' in done.stderr) == (0, True)
 
 
-@pytest.mark.parametrize('config', [LARS, replace(SGD, schedule=ScheduleConfig(decay='step'))], ids=['lars', 'sgd'])
-def test_the_v06_log_passes_its_own_rules(tmp_path, config):
+@pytest.mark.parametrize('config, why', [
+    (LARS, None), (STEP, None), (SGD, 'optimizer keys: expected opt_learning_rate_decay_boundary_epochs')])
+def test_v06_knows_no_polynomial_sgd(tmp_path, config, why):
     v06 = tmp_path / 'result_0_v0.6.txt'
     write_run(tmp_path / 'result_0.txt', config, v06=v06)
-    assert verdicts(v06, ['0.6.0'])['0.6.0'].violations == ()
-
-
-def test_v06_knows_no_polynomial_sgd(good):
-    got = verdicts(good.with_name('result_0_v0.6.txt'), ['0.6.0'])['0.6.0'].violations
-    assert len(got) == 1 and got[0].startswith('optimizer keys: expected opt_learning_rate_decay_boundary_epochs')
+    got = violations(v06, '0.6.0')
+    assert len(got) == (why is not None) and (why or '') == ''.join(got)[:len(why or '')]
 
 
 def test_only_rulesets_of_the_lines_found_are_judged(good):
-    v06 = good.with_name('result_0_v0.6.txt')
-    assert check.find_facts(v06).applicable_rulesets == ('0.6.0',)
+    assert check.find_facts(good.with_name('result_0_v0.6.txt')).applicable_rulesets == ('0.6.0',)
     assert check.find_facts(good).applicable_rulesets == (check.V05, *LATER)
 
 
-def test_a_run_that_missed_its_target_is_refused_where_the_rules_refuse_it(missed):
-    got = verdicts(missed, [check.V05, '0.7.0', '4.0.0'])
-    assert got[check.V05].violations == ('the target was missed: best accuracy 0.74890, expected at least 0.749',)
-    assert 'no line passes the test' in got['0.7.0'].violations[0]
-    assert 'the best is 0.7489' in got['0.7.0'].violations[0]
-    assert got['4.0.0'].passed  # the open rules of 1.0 and later know no target
-    assert not verdicts(missed, ['4.0.0'], 'closed')['4.0.0'].passed
-    v06 = missed.with_name('result_0_v0.6.txt')
-    assert any('run_stop' in text and 'aborted' in text for text in verdicts(v06, ['0.6.0'])['0.6.0'].violations)
+@pytest.mark.parametrize('ruleset, division, message', [
+    (check.V05, None, 'the target was missed: best accuracy 0.74890, expected at least 0.749'),
+    ('0.6.0', None, 'run_stop: got '), ('0.7.0', None, 'eval_accuracy: no line passes the test'), ('4.0.0', None, None),
+    ('4.0.0', 'closed', 'eval_accuracy: no line passes the test')])
+def test_a_run_that_missed_its_target_is_refused_where_the_rules_refuse_it(tmp_path, ruleset, division, message):
+    path, v06 = tmp_path / 'result_0.txt', tmp_path / 'result_0_v0.6.txt'
+    write_run(path, accuracies=(0.1, 0.7489), end='aborted', v06=v06)
+    got = violations(v06 if ruleset == '0.6.0' else path, ruleset, division)
+    assert any(text.startswith(message) for text in got) if message else got == ()
 
 
-@pytest.mark.parametrize('key, ruleset, message', [
-    ('seed', '4.0.0', None),
-    ('train_samples', '4.0.0', 'train_samples stands 0 times, expected once'),
-    ('cache_clear', '4.0.0', 'cache_clear is missing'),
-    ('submission_org', '1.0.0', 'submission_org stands 0 times, expected once'),
-    ('run_start', 'v0.5', 'level 1: run_start stands 0 times, expected once'),
-    ('model_hp_shorcut_add', 'v0.5', 'level 2: model_hp_shorcut_add is missing'),
-    ('eval_accuracy', 'v0.5', 'level 1: eval_accuracy is missing'),
-])
-def test_a_missing_line_is_named(good, key, ruleset, message):
-    lines = [line for line in good.read_text().splitlines() if f'"{key}"' not in line and f') {key}' not in line]
-    good.write_text('\n'.join(lines))
-    got = verdicts(good, [ruleset])[ruleset].violations
-    assert got == () if message is None else message in got
-
-
-def test_a_wrong_value_is_named(good):
-    good.write_text(good.read_text().replace('"value": "research"', '"value": "attic"'))
-    assert any(t.startswith("submission_status: got 'attic'") for t in verdicts(good, ['4.0.0'])['4.0.0'].violations)
-
-
-def test_a_wrong_tensor_is_named(good):
-    good.write_text(good.read_text().replace('"tensor": "fc1_bias"', '"tensor": "fc_bias"'))
-    got = verdicts(good, ['2.1.0'], 'closed')['2.1.0'].violations
-    assert got == ('weights_initialization: the tensors are not exactly those of ResNet-50 as the rules name them',)
+@pytest.mark.parametrize('change, ruleset, message', [
+    ({'"seed"': None}, '4.0.0', None),
+    ({'"train_samples"': None}, '4.0.0', 'train_samples stands 0 times, expected once'),
+    ({'"cache_clear"': None}, '4.0.0', 'cache_clear is missing'),
+    ({') run_start': None}, 'v0.5', 'level 1: run_start stands 0 times, expected once'),
+    ({') run_start': ') train_loop', ') train_loop': ') run_start', ') run_stop': ') run_final',
+      ') run_final': ') run_stop'}, 'v0.5', 'level 1: the order is run_start, run_final, run_stop, expected'),
+    ({'model_hp_shorcut_add': None}, 'v0.5', 'level 2: model_hp_shorcut_add is missing'),
+    ({') eval_accuracy': None}, 'v0.5', 'level 1: eval_accuracy is missing'),
+    ({'"value": "research"': '"value": "attic"'}, '4.0.0', "submission_status: got 'attic'"),
+    ({'"tensor": "fc1_bias"': '"tensor": "fc_bias"'}, '2.1.0',
+     'weights_initialization: the tensors are not exactly those of ResNet-50 as the rules name them'),
+    ({'"value": "sgd"': '"value": "adam/../../x"'}, '4.0.0', "opt_name: got 'adam/../../x', expected sgd or lars"),
+    ({'"value": "resnet"': '"value": "../x"'}, '4.0.0', "submission_benchmark: got '../x', expected resnet"),
+    ({'"value": "open"': '"value": "../x"'}, '4.0.0', "submission_division: got '../x', expected open or closed"),
+    ({':::MLLOG {"namespace": "", "time_ms"': ':::MLLOG {"namespace": "", "time'}, '4.0.0', 'torn line, line ')])
+def test_what_is_wrong_is_named(good, change, ruleset, message):
+    """A change of text maps a piece of a line to another; None takes the lines away."""
+    lines = good.read_text().splitlines()
+    lines = [next((None if new is None else line.replace(old, new) for old, new in change.items() if old in line), line)
+             for line in lines]
+    good.write_text('\n'.join(line for line in lines if line is not None))
+    got = violations(good, ruleset, 'closed' if ruleset == '2.1.0' else None)
+    assert any(text.startswith(message) for text in got) if message else got == (), got
 
 
 def test_a_repeated_line_is_named(good):
-    lines = good.read_text().splitlines()
-    stop = next(line for line in lines if '"run_stop"' in line)
-    good.write_text('\n'.join([*lines, stop.replace('success', 'aborted').replace('null', '1')]))
-    assert 'run_stop stands 2 times, expected once' in verdicts(good, ['4.0.0'])['4.0.0'].violations
+    stop = next(line for line in good.read_text().splitlines() if '"run_stop"' in line)
+    good.write_text(f'{good.read_text()}\n{stop.replace("success", "aborted").replace("null", "1")}')
+    assert 'run_stop stands 2 times, expected once' in violations(good, '4.0.0')
 
 
-@pytest.mark.parametrize('key, value', [('submission_benchmark', '../../../../tmp/evil'),
-                                        ('submission_division', '../x'), ('opt_name', 'adam/../../x')])
-def test_a_log_cannot_choose_the_rules_it_is_checked_by(good, key, value, monkeypatch):
-    lines = good.read_text().splitlines()
-    changed = [line.replace('"resnet"', f'"{value}"').replace('"open"', f'"{value}"').replace('"sgd"', f'"{value}"')
-               if f'"key": "{key}"' in line else line for line in lines]
-    good.write_text('\n'.join(changed))
-    from mlperf_logging.compliance_checker import mlp_compliance
+def test_a_log_that_would_steer_the_checker_never_reaches_it(good, monkeypatch):
+    good.write_text(good.read_text().replace('"value": "sgd"', '"value": "adam/../../x"'))
     monkeypatch.setattr(mlp_compliance, 'make_checker', lambda *_, **__: pytest.fail('the checker was run'))
-    assert verdicts(good, ['4.0.0'])['4.0.0'].violations[0].startswith(f'{key}: got {value!r}, expected')
-
-
-def test_torn_lines_are_violations(good):
-    good.write_text(good.read_text() + ':::MLLOG {"namespace": ""')
-    assert any('torn line' in t for t in verdicts(good, ['4.0.0'])['4.0.0'].violations)
-
-
-def test_a_file_without_log_lines_is_an_error(tmp_path):
-    path = tmp_path / 'x.txt'
-    path.write_text('hello\n')
-    with pytest.raises(UserError, match='no MLPerf log line in it'):
-        check.check_log(path, ('4.0.0',), None)
-    with pytest.raises(UserError, match='cannot read the log'):
-        check.find_facts(tmp_path / 'none')
+    assert len(violations(good, '4.0.0')) == 1
 
 
 def test_the_command_says_what_can_be_claimed_and_that_digits_are_not_imagenet(tmp_path):
@@ -156,4 +126,197 @@ def test_the_command_says_what_can_be_claimed_and_that_digits_are_not_imagenet(t
     ('v0.7/NVIDIA/results/dgxa100_ngc20.06_mxnet/resnet/result_0.txt', '4.0.0', False),
 ])
 def test_published_logs(name, ruleset, passes):
-    assert verdicts(PUBLISHED / name, [ruleset])[ruleset].passed == passes
+    assert (violations(PUBLISHED / name, ruleset) == ()) == passes
+
+
+# Several logs.
+@pytest.fixture
+def logs(tmp_path):
+    """Folders of a log that passes the rules of v0.5, and of one that missed their target."""
+    for k, accuracy in enumerate((0.7595, 0.7489)):
+        (tmp_path / f'logs/set_{k}').mkdir(parents=True)
+        write_run(tmp_path / f'logs/set_{k}/result_{k}.txt', accuracies=(0.1, accuracy))
+    return tmp_path / 'logs'
+
+
+def test_a_folder_stands_for_the_logs_below_it_and_ends_with_a_sum(logs):
+    done = call('check', logs)
+    assert done.returncode == 1
+    assert [line for line in done.stdout.splitlines() if 'result_' in line] == [
+        f'{logs}/set_{k}/result_{k}.txt' for k in range(2)]
+    assert done.stdout[done.stdout.index('\n2 logs'):].startswith(
+        '\n2 logs\n  v0.5   1 pass, 1 fails\n  0.7.0  1 pass, 1 fails\n  1.0.0  2 pass\n')
+    alone = call('check', logs / 'set_0', '--ruleset', 'v0.5')
+    assert alone.returncode == 0 and ' logs' not in alone.stdout.splitlines()[-1]
+
+
+def test_one_log_that_cannot_be_read_does_not_end_the_others(logs, tmp_path, monkeypatch):
+    bad = tmp_path / 'bad'
+    (bad / 'closed').mkdir(parents=True)
+    (bad / 'result_0.txt').write_text('no log\n')
+    os.mkfifo(bad / 'result_1.txt')
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith('closed'):
+            raise PermissionError(13, 'Permission denied', path)
+        return scandir(path)
+    monkeypatch.setattr(os, 'scandir', refuse)
+    done = call('check', tmp_path / 'none.txt', bad, logs / 'set_0', '--ruleset', 'v0.5')
+    assert done.returncode == 1
+    for name, why in [('../none.txt', 'cannot read the log: No such file'),
+                      ('result_0.txt', 'no MLPerf log line in it'),
+                      ('result_1.txt', 'cannot read the log: it is a named pipe, not a file'),
+                      ('closed', 'cannot read the log: it is a folder, not a file')]:
+        assert f'{os.path.normpath(bad / name)}\n  FAIL: {why}' in done.stdout
+    assert done.stdout.endswith('\n5 logs, 4 of them cannot be read\n  v0.5   1 pass\n')
+
+
+@pytest.mark.parametrize('text, why', [
+    (None, 'no result_<k>.txt in it or below it'), ('hello\n', 'no MLPerf log line in it'),
+    (':::MLLOG ' + 'x' * MAX_LINE, 'line 1 is longer than 8192 characters')])
+def test_no_log_at_all_is_a_mistake(tmp_path, text, why):
+    if text is not None:
+        (tmp_path / 'result_0.txt').write_text(text)
+    done = call('check', tmp_path)
+    assert (done.returncode, done.stdout) == (2, '') and why in done.stderr
+
+
+def test_json_says_the_same(logs, tmp_path):
+    (tmp_path / 'result_0.txt').write_text('\x1b[2Jno log\n')
+    path = logs / 'set_0/result_0.txt'
+    path.write_text(path.read_text().replace('"value": 0.1', '"value": NaN').replace('"here"', r'"\u001b[2J\ud800"'))
+    done = call('check', logs, tmp_path / 'result_0.txt', '--ruleset', 'v0.5', '--format', 'json')
+    said = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert done.returncode == 1 and done.stdout.isascii() and '\x1b' not in done.stdout
+    assert said['passed'] is False and said['sum'] == {
+        'num_logs': 3, 'num_unreadable': 1, 'rulesets': {'v0.5': {'num_passed': 0, 'num_failed': 2}}}
+    torn, missed, unread = said['logs']
+    assert (torn['best_top1'], torn['can_claim'], torn['is_imagenet'], torn['num_resumes']) == (0.7595, [], True, 0)
+    assert missed['verdicts'][0]['violations'][0].startswith('the target was missed') and not missed['passed']
+    assert unread['error'].startswith('no MLPerf log line') and unread['verdicts'] == []
+
+
+# Logs made to stall, crash or steer the official checker.
+@pytest.fixture
+def given(monkeypatch):
+    """The lines that the official parser is given; its own reading of files, which is quadratic, is never used."""
+    lines = []
+    for module in (ruleset_060, ruleset_400):
+        def record(number, text, parse=module.string_to_logline):
+            lines.append(text)
+            return parse(number, text)
+        monkeypatch.setattr(module, 'string_to_logline', record)
+        monkeypatch.setattr(module, 'strip_and_dedup', lambda _: pytest.fail('the quadratic expression was used'))
+    monkeypatch.setattr(mlp_parser, 'parse_file', lambda *_, **__: pytest.fail('a file was read unbounded'))
+    return lines
+
+
+def write_with(folder, *lines):
+    return write_lines(folder / 'result_0.txt', [*run_lines(), *lines])
+
+
+@pytest.mark.parametrize('line', [
+    'x' * 90_000 + mllog('seed', 1, 2), mllog('seed', 1, 'x' * MAX_LINE), ':::MLLOG ' * 2000, ':::MLLOG ' + '[' * 9000,
+    ':::MLL 1.0 seed: ' + '1' * 90_000, ':::MLPv0.5.0 resnet 1.0 (a:1) ' + 'a' * 90_000],
+    ids=['late', 'just-too-long', 'tokens', 'brackets', 'v0.6', 'v0.5'])
+@pytest.mark.parametrize('ruleset', ['0.6.0', '4.0.0'])
+def test_a_long_line_is_a_violation_and_no_checker_is_given_it(tmp_path, given, line, ruleset):
+    path = write_with(tmp_path, line)
+    expected = (f'line {len(run_lines()) + 1} is longer than 8192 characters, which no log line is; no checker was '
+                'given it')
+    assert violations(path, ruleset)[0] == expected and find_danger(path, ruleset) == expected
+    assert not given
+
+
+def test_the_limit_is_where_it_is_said_to_be(tmp_path, given):
+    frame = len(mllog('seed', 1, ''))
+    fits, too_long = (mllog('seed', 1, 'x' * (MAX_LINE - frame - spare)) for spare in (1, 0))
+    assert len(find_long_lines(write_with(tmp_path, too_long))) == 1
+    progress = '\r'.join(['progress' * 10, mllog('seed', 1, 2)] * 90)  # of another program, with lines of ours between
+    path = write_with(tmp_path, fits, 'x' * 90_000, progress)
+    assert find_long_lines(path) == []
+    check.check_log(path, ['4.0.0'])
+    assert max(map(len, given)) == MAX_LINE - 1
+
+
+def test_lines_are_those_of_the_official_parser(tmp_path):
+    text = 'a:::MLLOG 1\r\nb\rc:::MLLOG 2\r:::MLLOG 3\n\nd:::MLLOG :::MLLOG 4\x0b\x85:::MLLOG 5'
+    (tmp_path / 'log').write_bytes(text.encode('latin-1'))
+    official = [line for line in io.TextIOWrapper(io.BytesIO(text.encode('latin-1')), 'latin-1') if ':::ML' in line]
+    ours = list(claimed_lines(tmp_path / 'log'))
+    assert [line.strip() for _, line in ours] == [line.strip() for line in official] and len(ours) == 4
+    assert [number for number, _ in ours] == [1, 2, 2, 4]
+
+
+@pytest.mark.needs_published
+def test_no_published_line_comes_near_the_limit():
+    logs = [*PUBLISHED.rglob('result_*.txt'), *(ROOT / 'logs').rglob('result_*.txt')]
+    assert 1000 < max(len(line) for path in logs for _, line in claimed_lines(path)) < MAX_LINE // 4
+
+
+@pytest.mark.parametrize('line, why', [
+    (':::MLLOG {}', 'KeyError'), (':::MLLOG []', 'TypeError'), (':::MLLOG ' + '[' * 5000, 'RecursionError'),
+    (':::MLLOG {"key": [], "time_ms": 1, "value": 1, "metadata": {}}', 'a key is [], expected a text'),
+    (':::MLLOG {"key": "seed", "time_ms": 1, "value": 1, "metadata": 3}', 'its value or metadata is missing')])
+def test_a_line_on_which_the_official_tools_crash_is_a_violation(tmp_path, line, why):
+    path = write_with(tmp_path, line)
+    assert why in find_danger(path, '4.0.0')
+    assert any(why in text for text in violations(path, '4.0.0'))
+
+
+def test_values_that_crash_the_official_checker_are_a_violation(tmp_path):
+    path = write_lines(tmp_path / 'result_0.txt', run_lines(('x',)))
+    assert any('the official checker crashes on the log (TypeError:' in text
+               for text in violations(path, '4.0.0', 'closed'))
+    assert not mlp_compliance.logging.root.manager.disable
+
+
+def test_many_torn_lines_are_folded_and_steer_no_terminal(tmp_path):
+    path = write_with(tmp_path, *[':::MLLOG {'] * 500, '\x1b[2J:::MLLOG {"key": "\x1b]0;x"}',
+                      mllog('eval_accuracy', 9, 0.5).replace('0.5', '1' + '0' * 400))
+    torn = [t for t in violations(path, 'v0.5') if t.startswith('torn line')]
+    assert len(torn) == 21 and torn[-1] == 'torn line, and 481 more of them'
+    assert check.find_facts(path).best_top1 == 0.76  # 1e400 is no accuracy
+    done = call('check', tmp_path, '--ruleset', 'v0.5')
+    assert done.returncode == 1 and '\x1b' not in done.stdout and len(done.stdout.splitlines()) < 60
+    assert '\x1b' not in call('check', tmp_path, '--ruleset', '4.0.0').stdout  # which quotes the lines
+
+
+# Rulesets as they are written.
+@pytest.mark.parametrize('text, ruleset, round_name', [
+    ('4.0.0', '4.0.0', 'v4.0'), ('v4.0.0', '4.0.0', 'v4.0'), ('4.0', '4.0.0', 'v4.0'), (' V2.1', '2.1.0', 'v2.1'),
+    ('0.5', 'v0.5', None), ('v0.5.0', 'v0.5', None), ('0.6', '0.6.0', None)])
+def test_a_ruleset_may_be_written_as_round_or_version(text, ruleset, round_name):
+    assert parse_ruleset(text) == ruleset
+    if round_name:
+        assert parse_round(text) == round_name
+    else:
+        with pytest.raises(ArgumentTypeError, match='expected a round that is packaged: v1.0'):
+            parse_round(text)
+
+
+@pytest.mark.parametrize('text, hint', [('4.0.1', 'did you mean 4.0.0'), ('v3.2', 'did you mean v3.1'),
+                                        ('', 'from v0.5 to v4.0'), ('4', 'expected a round such as 4.0.0 or v4.0')])
+def test_another_ruleset_is_refused_with_the_nearest(text, hint):
+    with pytest.raises(ArgumentTypeError, match=f'^got {text!r}.*{hint}'):
+        parse_ruleset(text)
+
+
+@pytest.mark.parametrize('command, option, rounds', [
+    ('check', '--ruleset', RULESETS), ('package', '--round', PACKAGED)])
+def test_both_commands_take_both_ways_and_list_them(command, option, rounds):
+    text = ' '.join(call(command, '--help').stdout.split())
+    assert all(r in text for r in rounds)
+    done = call(command, 'x', option, '4.0.1')
+    assert done.returncode == 2 and f"{option}: got '4.0.1'" in done.stderr and 'did you mean 4.0.0?' in done.stderr
+
+
+def test_without_mlperf_logging_one_line_says_what_to_install(good, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'mlperf_logging', None)
+    for name in [n for n in sys.modules if n.startswith('mlperf_logging.')]:
+        monkeypatch.delitem(sys.modules, name)
+    done = call('check', good, good.with_name('result_0_v0.6.txt'))
+    assert (done.returncode, done.stdout) == (2, '')
+    assert done.stderr == "mlperf-rn50: needs mlperf-logging: pip install 'mlperf-rn50[check]'\n"
+    assert call('check', good, '--ruleset', 'v0.5').returncode == 0  # whose checker is our own

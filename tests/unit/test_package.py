@@ -1,80 +1,93 @@
-"""Submission trees: accepted by the official checkers, or refused with the rule; results untouched."""
+"""Submission trees: built of five logs or refused with the rule, judged again when finished; results untouched."""
 import json
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
-from helpers import CLI, ROOT, run
-from lines import mllog, quiet
+from helpers import CLI, ROOT, call, run
+from lines import mllog
 from sample_log import LARS, SGD
-from submissions import closed, write_five
+from submissions import ENV, at_another_pace, closed, write_five
 
+import mlperf_rn50
 from mlperf_rn50.config import DataConfig
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf.package import Order, make_package
-from mlperf_rn50.study.rcp import check_rcp
+from mlperf_rn50.mlperf import check_tree
+from mlperf_rn50.mlperf.describe_system import describe_system, find_base, find_gaps, merge_description
+from mlperf_rn50.mlperf.package import Order, Package, judge_runs, make_package, package_as_json, render_package
+from mlperf_rn50.mlperf.set_rules import find_oddities
+from mlperf_rn50.mlperf.submitted_code import copy_code
 from mlperf_rn50.study.systems import load_systems
 
 DIGITS = ROOT / 'logs/digits_five'  # five real runs
+CODE = 'benchmarks/resnet/implementations/mlperf_rn50'
+OPEN = 'NOT yet to be handed in'
 
 
-@pytest.fixture
-def runs(tmp_path):
-    """Makes a set of five logs of ImageNet with env.json, and reads it."""
-    def runs(*args, seeds=range(1, 9), **keys):
-        found = load_systems([write_five(tmp_path / 'runs', *args, seeds=seeds, **keys)])[0].runs
-        assert [r.seed for r in found] == list(seeds[:len(found)])
-        return found
-    return runs
+def package(folder, tmp_path, *options):
+    return call('package', folder, '--org', 'us', '--system', 'box', '--out', tmp_path / 'out', *options)
 
 
 def order(tmp_path, **keys):
     return Order(**{'org': 'us', 'system': 'box', 'round': 'v4.0', 'out': tmp_path / 'out', **keys})
 
 
-def official(tool, *args, cwd):
-    done = subprocess.run([sys.executable, '-m', f'mlperf_logging.{tool}', *map(str, args)], cwd=cwd, text=True,
-                          capture_output=True)
-    return done.stdout + done.stderr
+def runs_of(folder):
+    return load_systems([folder])[0].runs
+
+
+def append(path, *lines):
+    path.write_text(path.read_text() + '\n'.join(lines) + '\n')
 
 
 def test_five_real_runs_pass_the_official_checkers_and_are_labelled(tmp_path):
-    done = run([*CLI, 'package', DIGITS, '--org', 'us', '--system', 'vm', '--out', tmp_path / 'out'])
+    done = package(DIGITS, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     label = 'Trained on digits, not ImageNet: a check of the format, not a result'
+    home, score = tmp_path / 'out/us', load_systems([DIGITS])[0].score_minutes
     for finding in ('logs                5 of 5 pass the rules of 4.0.0', 'system description  passed',
-                    'package_checker     found no errors (4.0.0)', label):
+                    'package_checker     found no errors (4.0.0)', f'result_summarizer   {score:.2f} min', label):
         assert finding in done.stdout
-    home = tmp_path / 'out/us'
-    checked = official('package_checker', home, 'training', '4.0.0', cwd=tmp_path)
-    assert 'PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !' in checked
-    described = official('system_desc_checker', home / 'systems/vm.json', 'training', '4.0.0', cwd=tmp_path)
-    assert 'checker passed' in described
-    official('result_summarizer', home, 'training', '4.0.0', '--csv', 'summary.csv', cwd=tmp_path)
-    summary = (tmp_path / 'summary.csv').read_text()
-    score = load_systems([DIGITS])[0].score_minutes
-    assert f'result_summarizer   {score:.2f} min' in done.stdout and ',vm,' in summary
+    checked = run([sys.executable, '-m', 'mlperf_logging.package_checker', home, 'training', '4.0.0'], cwd=tmp_path)
+    assert 'PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !' in checked.stdout + checked.stderr
     for k in range(5):
-        assert (home / f'results/vm/resnet/result_{k}.txt').read_bytes() == (DIGITS / f'result_{k}.txt').read_bytes()
-    assert label in json.loads((home / 'systems/vm.json').read_text())['sw_notes']
-    code = home / 'benchmarks/resnet/implementations/mlperf_rn50'
-    assert label in (code / 'README.md').read_text() and (code / 'code/mlperf_rn50/__main__.py').is_file()
-    assert sorted(p.name for p in (code / 'runs_vm').iterdir()) == sorted(
+        assert (home / f'results/box/resnet/result_{k}.txt').read_bytes() == (DIGITS / f'result_{k}.txt').read_bytes()
+    assert label in json.loads((home / 'systems/box.json').read_text())['sw_notes']
+    assert label in (home / CODE / 'README.md').read_text()
+    assert sorted(p.name for p in (home / CODE / 'runs_box').iterdir()) == sorted(
         f'{stem}_{k}.{suffix}' for k in range(5) for stem, suffix in (('config', 'yaml'), ('env', 'json')))
-    shellcheck = run([CLI[0].replace('python', 'shellcheck'), *code.glob('*.sh')])
+    shellcheck = run([CLI[0].replace('python', 'shellcheck'), *(home / CODE).glob('*.sh')])
     assert shellcheck.returncode == 0, shellcheck.stdout
 
 
-@pytest.mark.parametrize('round_name', ['v1.0', 'v2.1', 'v3.1'])
-def test_open_sets_of_every_round(tmp_path, runs, round_name):
-    assert make_package(runs(), order(tmp_path, round=round_name)).refusals == ()
+@pytest.fixture(scope='module')
+def good(tmp_path_factory):
+    """An accepted package, in a folder whose name is a pattern."""
+    place = tmp_path_factory.mktemp('good')
+    made = make_package(runs_of(write_five(place / 'runs')), order(place, out=place / 'a[b]{c,d}*'))
+    assert made.refusals == () and made.official_score_minutes is not None
+    return made
 
 
-def test_the_description_is_that_of_the_machine(tmp_path, runs):
-    gpu = replace(SGD, train=replace(SGD.train, device='gpu'))
-    made = make_package(runs(gpu), order(tmp_path))
-    found = json.loads((made.home / 'systems/box.json').read_text())
+@pytest.fixture
+def tree(tmp_path, good):
+    """A tree of one system that the checkers accept."""
+    return shutil.copytree(good.home, tmp_path / 'out/us')
+
+
+def test_json_says_the_same(good):
+    said = package_as_json(good, 0.01)
+    assert said['passed'] and said['tree'] == str(good.home) and said['score_minutes'] == 0.01
+    assert {'checker': 'package_checker', 'text': 'found no errors (4.0.0)'} in said['findings']
+    assert any('the system description says nothing of ' in n and 'cooling' in n for n in said['notes'])
+
+
+def test_the_description_is_that_of_the_machine(tmp_path):
+    runs = runs_of(write_five(tmp_path / 'runs', replace(SGD, train=replace(SGD.train, device='gpu'))))
+    found = describe_system(runs, ENV, 'us', 'box', 'v4.0', None)
     assert len(found) == 33
     assert [found[k] for k in ('number_of_nodes', 'accelerators_per_node', 'accelerator_model_name',
                                'accelerator_memory_capacity', 'host_processors_per_node', 'host_processor_core_count',
@@ -82,100 +95,248 @@ def test_the_description_is_that_of_the_machine(tmp_path, runs):
                                'host_storage_capacity', 'host_networking', 'operating_system', 'framework')] == [
         '2', '4', 'V100', '32510 MiB', '2', '20', '40', '512 GB', '2x NVMe SSD', '2x 1600 GB', 'mlx5_0 100 Gb/sec',
         'Debian GNU/Linux 12', 'MXNet 1.9.1 Gluon']
-    assert any('the system description says nothing of ' in n and 'cooling' in n for n in made.notes)
 
 
-@pytest.mark.parametrize('keys, rule', [
-    ({'num': 4}, 'a ResNet result is 5 runs; here are 4'),
-    ({'num': 6}, 'a ResNet result is 5 runs; here are 6'),
-    ({'ends': ['aborted', 'failed']},
-     'one run of five may fail; here 2 did: result_0.txt (aborted), result_1.txt (failed)'),
-    ({'seeds': [1, 2, 3, 4, 4]}, 'every run has a seed of its own; here some share one'),
-    ({'config': closed(replace(SGD, data=DataConfig(dataset='digits', num_train=1437, num_val=360)))},
-     'the closed division trains on ImageNet; these logs are of other data'),
-    ({'config': closed(LARS)}, 'package_checker: RCP Test Failed: Missing RCP, please submit RCP with BS = 64')])
-def test_a_set_that_a_rule_refuses_leaves_nothing_behind(tmp_path, runs, keys, rule):
-    made = make_package(runs(**keys), order(tmp_path))
-    assert made.home is None and rule in made.refusals
-    assert not list((tmp_path / 'out').rglob('*'))
+def result(folder, k):
+    return folder / f'result_{k}.txt'
 
 
-def test_logs_that_break_the_rules_are_said_in_words(tmp_path, runs):
-    found = runs(closed(SGD), accuracies=(0.1, 0.75))
-    later = make_package(found, order(tmp_path))
-    assert later.home is None and len(later.refusals) == 5
-    assert later.refusals[0].startswith('result_0.txt: eval_accuracy: no line passes the test')
-    assert later.refusals[0].endswith('; the best is 0.75')
+def copy_a_log(folder):
+    for k in range(4):
+        result(folder, k).write_text(at_another_pace(result(folder, k).read_text(), 40 * k))
+    result(folder, 4).write_text(result(folder, 3).read_text().replace('"value": 4,', '"value": 99,'))
 
 
-@pytest.mark.parametrize('key', ['opt_name', 'submission_division'])
-def test_one_log_that_would_steer_the_official_tools_is_refused(tmp_path, runs, key):
-    found = runs(ends=['aborted'])
-    with open(found[0].path, 'a') as f:
-        f.write(mllog(key, 0, 'adam/../../../tmp/x') + '\n')
-    made = make_package(load_systems([found[0].path.parent])[0].runs, order(tmp_path))
-    assert made.home is None
-    assert made.refusals[0].startswith(f"result_0.txt: {key}: got 'adam/../../../tmp/x', expected")
+def break_a_rule(folder):
+    result(folder, 1).write_text(result(folder, 1).read_text().replace('"key": "cache_clear"', '"key": "other"'))
 
 
-def test_one_failed_run_is_accepted(tmp_path, runs):
-    found = runs()
-    lines = found[2].path.read_text().splitlines(keepends=True)
-    found[2].path.write_text(''.join(lines[:-10]))  # killed before its end
-    quiet(found[2].path)
-    made = make_package(load_systems([found[2].path.parent])[0].runs, order(tmp_path))
-    assert made.refusals == () and made.findings[0] == ('logs', '4 of 5 pass the rules of 4.0.0; one may fail')
+@pytest.mark.parametrize('keys, harm, rules', [
+    ({'num': 4}, None, ['a ResNet result is 5 runs; here are 4']),
+    ({'num': 6}, None, ['a ResNet result is 5 runs; here are 6']),
+    ({'ends': ['aborted', 'failed']}, None,
+     ['one run of five may fail; here 2 did: result_0.txt (aborted), result_1.txt (failed)']),
+    ({'ends': ['aborted']}, break_a_rule,
+     ['result_1.txt: cache_clear is missing', 'result_0.txt: did not converge (aborted)']),
+    ({'seeds': [1, 2, 3, 4, 4]}, None, ['every run has a seed of its own; here some share one']),
+    ({'config': closed(replace(SGD, data=DataConfig(dataset='digits', num_train=1437, num_val=360)))}, None,
+     ['the closed division trains on ImageNet; these logs are of other data']),
+    ({'config': closed(SGD), 'accuracies': (0.1, 0.75), 'num': 5}, None, [
+        f'result_{k}.txt: eval_accuracy: no line passes the test' for k in range(5)]),
+    ({}, copy_a_log, ['result_4.txt is a copy of result_3.txt: all ']),
+    ({'ends': ['aborted']}, lambda folder: append(result(folder, 0), mllog('opt_name', 0, 'adam/../../../tmp/x')),
+     ["result_0.txt: opt_name: got 'adam/../../../tmp/x', expected"]),
+    ({}, lambda folder: append(result(folder, 1), mllog('seed', 0, 'x' * 10_000)), ['result_1.txt: line '])])
+def test_a_set_that_a_rule_refuses_leaves_nothing_behind(tmp_path, keys, harm, rules):
+    folder = write_five(tmp_path / 'runs', **keys)
+    if harm:
+        harm(folder)
+    made = make_package(runs_of(folder), order(tmp_path))
+    assert made.home is None and not (tmp_path / 'out').exists()
+    assert len(made.refusals) == len(rules), made.refusals
+    assert all(refusal.startswith(rule) for refusal, rule in zip(made.refusals, rules)), made.refusals
 
 
-def test_a_closed_set_that_converged_as_the_reference_does(tmp_path, runs):
-    """36 epochs at a batch of 1632, where the reference has 35."""
-    made = make_package(runs(closed(LARS), accuracies=(0.5,) * 17 + (0.7595,), batch=1632), order(tmp_path))
-    assert ('convergence', 'RCP found') in made.findings, made.refusals
-    folder = made.home / 'results/box/resnet'
-    said = official('rcp_checker', folder, '--rcp_version', '4.0.0', cwd=tmp_path)
-    assert 'RCP found, RCP test PASSED' in said
-    verdict = check_rcp(load_systems([folder])[0])
-    assert verdict.passed and verdict.text.startswith('passes: 36.00 epochs, reference 35.00')
+def test_what_the_runs_are_is_judged_too(tmp_path):
+    runs = runs_of(write_five(tmp_path / 'runs'))
+    os.mkfifo(tmp_path / 'pipe')
+    for change, rule in [({'num_resumes': 1}, 'result_0.txt: a log that spans a resume is not that of one timed run'),
+                         ({'status': 'running'}, 'result_0.txt: is still being written'),
+                         ({'path': tmp_path / 'pipe', 'status': 'unreadable'}, 'pipe: is no file')]:
+        assert judge_runs((replace(runs[0], **change), *runs[1:]), '4.0.0')[0] == [rule]
 
 
-def test_a_resumed_run_is_refused(tmp_path, runs):
-    found = runs()
-    changed = (replace(found[0], num_resumes=1), *found[1:])
-    made = make_package(changed, order(tmp_path))
-    assert made.refusals == ('result_0.txt: a log that spans a resume is not that of one timed run',)
+def test_one_failed_run_is_accepted_and_said_first(tmp_path):
+    folder = write_five(tmp_path / 'runs', ends=[None])
+    append(result(folder, 2), mllog('global_batch_size', 0, 63))
+    runs = runs_of(folder)
+    assert judge_runs(runs, '4.0.0') == ([], ('logs', '4 of 5 pass the rules of 4.0.0; one may fail'))
+    odd = find_oddities(runs)
+    assert odd[0] == 'one of 5 did not converge (result_0.txt: failed): it counts as the slowest'
+    assert any(text.startswith('result_2.txt:') and 'global_batch_size is 63' in text for text in odd)
 
 
-def test_a_second_system_joins_the_tree_and_nothing_is_overwritten(tmp_path, runs):
-    found = runs()
-    make_package(found, order(tmp_path))
-    home = make_package(found, order(tmp_path, system='box2')).home
-    assert sorted(p.name for p in (home / 'results').iterdir()) == ['box', 'box2']
-    assert (home / 'benchmarks/resnet/implementations/mlperf_rn50/run_and_time_box2.sh').is_file()
-    assert 'SUCCESS' in official('package_checker', home, 'training', '4.0.0', cwd=tmp_path)
+def test_a_score_is_scaled_as_the_reference_convergence_asks(tmp_path):
+    """34 epochs at a batch of 1632, where the reference has 35."""
+    runs = runs_of(write_five(tmp_path / 'runs', closed(LARS), accuracies=(0.5,) * 16 + (0.7595,), batch=1632))
+    minutes = sum(sorted(r.time_to_train_s for r in runs)[1:4]) / 3 / 60
+    made = make_package(runs, order(tmp_path))
+    assert made.refusals == () and made.official_score_minutes == pytest.approx(minutes * 35 / 34, rel=1e-6)
+    assert ('scaling', f'{35 / 34:.4f} for box: faster than the reference, within its bounds') in made.findings
+    assert len(list((made.home / 'results/box/resnet').iterdir())) == 5
+
+
+def test_what_the_package_checker_refuses_leaves_nothing_behind(tmp_path):
+    made = make_package(runs_of(write_five(tmp_path / 'runs', closed(LARS))), order(tmp_path))
+    assert made.home is None and not list((tmp_path / 'out').rglob('*'))
+    assert 'package_checker: RCP Test Failed: Missing RCP, please submit RCP with BS = 64' in made.refusals
+
+
+def test_the_description_beside_the_logs_is_the_base_and_env_json_fills_its_gaps(tmp_path):
+    theirs = {'submitter': 'them', 'division': 'closed', 'status': 'onprem', 'system_name': 'node',
+              'number_of_nodes': 3, 'accelerators_per_node': '0', 'host_processor_model_name': 'EPYC',
+              'host_memory_capacity': ' N/A', 'cooling': 'water', 'other_software_stack': {'a': '1'}, 'extra': 'x'}
+    folder = write_five(tmp_path / 'results/node/resnet')
+    (tmp_path / 'systems').mkdir()
+    (tmp_path / 'systems/node.json').write_text(json.dumps(theirs))
+    runs, base = runs_of(folder), find_base(folder / 'result_0.txt')
+    ours, logged = (describe_system(runs, env, 'us', 'box', 'v4.0', base) for env in (ENV, {}))
+    found, notes = merge_description(base, ours, logged)
+    assert [found[k] for k in ('host_processor_model_name', 'cooling', 'other_software_stack', 'extra',
+                               'number_of_nodes', 'submitter', 'system_name', 'division', 'host_memory_capacity')] == [
+        'EPYC', 'water', {'a': '1'}, 'x', '3', 'us', 'box', 'open', '512 GB']
+    env, logs = notes[0].split('; from the logs: ')
+    assert env.startswith('the system description is systems/node.json; from env.json: ')
+    assert 'host_memory_capacity' in env and 'hw_notes' in logs and 'cooling' not in notes[0]
+    assert notes[1:] == [
+        'systems/node.json says number_of_nodes 3, the logs 2; results and description are to agree',
+        'systems/node.json says division closed, the logs open; the logs count']
+
+
+@pytest.mark.parametrize('theirs', ['[]', '{"number_of_nodes": {"a": 1}, "other_software_stack": [1]}',
+                                    '{"nodes": 3, "sw_notes": {}, "division": 7}', '[' * 100_000])
+def test_whatever_stands_in_a_description(tmp_path, theirs):
+    (tmp_path / 'systems').mkdir()
+    (tmp_path / 'systems/node.json').write_text(theirs)
+    base = find_base(tmp_path / 'results/node/resnet/result_0.txt')
+    ours = describe_system((), {}, 'us', 'box', 'v4.0', base)
+    made = merge_description(base, ours, ours)[0] if base else ours
+    assert all(isinstance(made[k], type(v)) for k, v in ours.items() if k != 'other_software_stack')
+    assert made['division'] == 'open' and json.dumps(made) and (base is None) == theirs.startswith('[')
+
+
+@pytest.mark.parametrize('env', [{}, {'host': 3}, {'packages': []}, {'host': {'hardware': {
+    'cpu': [], 'storage': {}, 'gpus': [1], 'networks': 'x'}}}])
+def test_whatever_stands_in_env_json(env):
+    assert json.dumps(describe_system((), env, 'us', 'box', 'v4.0', None))
+
+
+def test_the_code_is_that_of_now_where_the_commit_is_not_known(tmp_path):
+    home = tmp_path / 'checkout'
+    (home / 'launch').mkdir(parents=True)
+    (home / 'launch/setup.sh').touch()
+    assert copy_code(tmp_path / 'code', {'git_commit': '$(touch evil)'}, home) == (
+        'the code is that of now; the runs were made by commit $(touch evil)')
+    assert (tmp_path / 'code/launch/setup.sh').is_file()
+
+
+def test_the_code_is_that_of_the_commit_of_the_runs(tmp_path):
+    commit = subprocess.run(['git', '-C', ROOT, 'rev-parse', 'HEAD'], capture_output=True, text=True).stdout.strip()
+    if not commit:
+        pytest.skip('this is no checkout')
+    assert copy_code(tmp_path, {'git_commit': commit}, ROOT) == '' and (tmp_path / 'launch/setup.sh').is_file()
+
+
+def test_an_installed_copy_has_no_code_to_submit(tmp_path, monkeypatch):
+    site = tmp_path / 'site-packages'
+    (site / 'mlperf_rn50').mkdir(parents=True)
+    (site / 'mlperf_rn50/__main__.py').touch()
+    monkeypatch.setattr(mlperf_rn50, '__file__', str(site / 'mlperf_rn50/__init__.py'))
+    done = package(write_five(tmp_path / 'runs'), tmp_path)
+    assert (done.returncode, done.stdout) == (2, '') and not (tmp_path / 'out').exists()
+    assert done.stderr == (
+        f'mlperf-rn50: --code: {site} lacks setup.cfg, launch/setup.sh, launch/requirements.lock, launch/local.sh, '
+        'launch/mpirun.sh; name a checkout of mlperf_rn50 with --code DIR\n')
+
+
+def test_a_second_system_joins_the_tree_and_nothing_is_overwritten(tmp_path, tree):
+    before = {p: p.read_bytes() for p in tree.rglob('*') if p.is_file()}
+    folder = write_five(tmp_path / 'runs')
     with pytest.raises(UserError, match='is there already and is not overwritten'):
-        make_package(found, order(tmp_path))
-    assert not [p for p in (tmp_path / 'out').iterdir() if p.name.startswith('.')]
+        make_package(runs_of(folder), order(tmp_path))
+    assert make_package(runs_of(folder), order(tmp_path, system='box2', round='v1.0')).refusals == ()
+    assert (tree / CODE / 'run_and_time_box2.sh').is_file() and before == {p: p.read_bytes() for p in before}
+    assert [p.name for p in (tmp_path / 'out').iterdir()] == ['us']
 
 
-@pytest.mark.parametrize('name', ['', '..', '../x', 'a/b', '-x', '.x', 'a b', 'x' * 200, 'ü'])
-@pytest.mark.parametrize('option', ['org', 'system'])
+@pytest.mark.parametrize('option, name', [('org', ''), ('system', '../x'), ('org', '.x'), ('system', 'x' * 200)])
 def test_a_name_cannot_leave_the_folder(tmp_path, option, name):
     with pytest.raises(UserError, match=f'--{option}: got'):
         make_package((), order(tmp_path, **{option: name}))
 
 
-@pytest.mark.parametrize('env', [{}, {'host': 3},
-                                 {'host': {'hardware': {'cpu': [], 'storage': {}, 'gpus': [1], 'networks': 'x'}}},
-                                 {'git_commit': '$(touch evil)', 'packages': []}, {'nodes': [{'hostname': '../..'}]}])
-def test_whatever_stands_in_env_json(tmp_path, runs, env):
-    made = make_package(runs(env=env), order(tmp_path))
-    assert made.refusals == () and not (tmp_path / 'evil').exists()
+def test_a_finished_tree_is_checked_again(tree):
+    before = {p: p.read_bytes() for p in tree.rglob('*') if p.is_file()}
+    done = call('package', '--check', tree)
+    assert done.returncode == 0, done.stdout
+    rows = done.stdout.splitlines()
+    assert rows[0] == f'{tree}: v4.0, no errors found'
+    assert '  logs                box: 5 of 5 pass the rules of 4.0.0' in rows
+    assert any(row.startswith('  result_summarizer   box: 0.0') for row in rows)
+    [gaps] = [row for row in rows if 'says nothing of' in row]
+    assert gaps.startswith('  mind: systems/box.json says nothing of ') and 'cooling' in gaps
+    assert before == {p: p.read_bytes() for p in tree.rglob('*') if p.is_file()}
 
 
-def test_the_command_wants_one_set(tmp_path, runs):
-    runs()
-    done = run([*CLI, 'package', tmp_path / 'runs', DIGITS, '--org', 'us', '--system', 'x', '--out', tmp_path / 'out'])
-    assert (done.returncode, done.stdout) == (2, '') and 'RUNS: got 2 sets' in done.stderr
-    done = run([*CLI, 'package', tmp_path / 'runs/result_0.txt', '--org', 'us', '--system', 'x', '--out',
-                tmp_path / 'o'])
-    assert done.returncode == 1 and 'refused by the rules of v4.0; nothing was written:' in done.stdout
+def change(tree, **fields):
+    path = tree / 'systems/box.json'
+    path.write_text(json.dumps({k: v for k, v in {**json.loads(path.read_text()), **fields}.items() if v is not ...}))
+
+
+@pytest.mark.parametrize('harm, problem', [
+    (lambda t: change(t, number_of_nodes=''), "systems/box.json: number_of_nodes is '', expected a whole number"),
+    (lambda t: change(t, division='closed'), 'systems/box.json: division is closed, the logs say open'),
+    (lambda t: change(t, cooling=...), "['Missing field cooling']"),
+    (lambda t: (t / 'systems/box.json').write_text('{'), 'systems/box.json: Expecting property name'),
+    (lambda t: (t / 'systems/box.json').unlink(), 'systems/box.json: No such file'),
+    (lambda t: (t / 'results/box/resnet/result_4.txt').unlink(), 'box: a ResNet result is 5 runs; here are 4'),
+    (lambda t: append(t / 'results/box/resnet/result_3.txt', mllog('opt_name', 0, '../../x')),
+     "box: result_3.txt: opt_name: got '../../x'"),
+    (lambda t: (t / CODE / 'code/launch/setup.sh').unlink(), f'{CODE}/code lacks launch/setup.sh')])
+def test_what_is_wrong_with_a_finished_tree(tree, harm, problem):
+    harm(tree)
+    done = call('package', '--check', tree, '--format', 'json')
+    assert done.returncode == 1 and any(problem in t for t in json.loads(done.stdout)['refusals']), done.stdout
+
+
+def test_an_empty_field_leaves_a_new_tree_open_and_a_crash_is_its_last_line(tmp_path):
+    """The summarizer wants numbers, and crashes where env.json says nothing; it fails neither command."""
+    made = package(write_five(tmp_path / 'runs', env={}), tmp_path)
+    assert made.returncode == 0 and made.stdout.startswith(f'{tmp_path}/out/us: box, v4.0, {OPEN}\n'), made.stdout
+    assert "  - systems/box.json: host_processors_per_node is '', expected a whole number" in made.stdout.splitlines()
+    assert "  result_summarizer   crashed: ValueError: invalid literal for int() with base 10: ''" in made.stdout
+    assert call('package', '--check', tmp_path / 'out/us').stdout.startswith(f'{tmp_path}/out/us: v4.0, {OPEN}\n')
+
+
+def test_a_tool_that_does_not_end_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(check_tree, '_MAX_S', 0.01)
+    done = package(write_five(tmp_path / 'runs'), tmp_path)
+    assert done.returncode == 1 and 'package_checker crashed: no answer after 0.01 s' in done.stdout
+
+
+@pytest.mark.parametrize('official, scored, is_said', [
+    (0.44, 0.48, True), (0.44, 0.4401, False), (None, 0.48, False), (0.44, None, False)])
+def test_scores_that_differ_are_said(tmp_path, official, scored, is_said):
+    made = Package(tmp_path, oddities=('result_0.txt: x',), official_score_minutes=official)
+    text = ('the scores differ: result_summarizer gives 0.44 min, the logs as they are read here 0.48 min; a round '
+            'takes that of result_summarizer; what is said of the logs above tells why')
+    assert (f'  mind: {text}' in render_package(made, 'x', scored).splitlines()) == is_said
+    scaled = replace(made, findings=(('scaling', '1.1 for box'),))
+    assert 'differ' not in render_package(scaled, 'x', scored)
+
+
+@pytest.mark.parametrize('words, said', [
+    ([], 'RUNS, --org ORG, --system SYSTEM, --out DIR: missing'),
+    (['runs', '--org', 'us'], '--system SYSTEM, --out DIR: missing'),
+    (['--check', 'x', '--org', 'us'], '--check: looks at a finished tree and builds none; got --org too'),
+    (['--check', 'x'], '--check: x has no folder results'),
+    (['x', '--round', 'v0.7'], "--round: got 'v0.7', expected a round that is packaged: v1.0, v1.1, v2.0"),
+    ([DIGITS, ROOT / 'logs/digits_sweep/1x1', '--org', 'us', '--system', 'x', '--out', 'o'], 'RUNS: got 2 sets')])
+def test_options_that_do_not_go_together(words, said):
+    done = call('package', *words)
+    assert (done.returncode, done.stdout) == (2, '') and said in done.stderr
+
+
+def test_without_mlperf_logging_one_line_says_what_to_install(tmp_path, monkeypatch):
+    folder = write_five(tmp_path / 'runs')
+    monkeypatch.setitem(sys.modules, 'mlperf_logging', None)
+    for name in [n for n in sys.modules if n.startswith('mlperf_logging.')]:
+        monkeypatch.delitem(sys.modules, name)
+    done = package(folder, tmp_path)
+    assert (done.returncode, done.stdout) == (2, '') and not (tmp_path / 'out').exists()
+    assert done.stderr == "mlperf-rn50: needs mlperf-logging: pip install 'mlperf-rn50[check]'\n"
+
+
+def test_gaps_are_those_that_matter():
+    assert find_gaps({'cooling': '', 'hw_notes': '', 'accelerators_per_node': '0', 'accelerator_frequency': ''}) == [
+        'cooling']

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from helpers import HANG_LIMIT_S
-from sample_log import write_run
+from lines import run_lines, write_lines
 
 from mlperf_rn50.mlperf.reader import read_run
 from mlperf_rn50.mlperf.telemetry import read_node, read_telemetry
@@ -83,8 +83,8 @@ def test_reading_aligns_to_the_clock_of_the_run_and_survives_rubbish(tmp_path):
         sample(0, event='run_start', clock_s=0.0),
         sample(1, cpu_percent=50.0, disk_read_bytes_per_s={'sda': 7, 'sdb': 1},
                net_send_bytes_per_s={'lo': 100, 'eth0': 3}, infiniband_send_bytes_per_s={'mlx5_0/1': 4}),
-        'not json', '[' * 100_000, '[]', '{"time_ms": "x"}', '{"time_ms": 1e400}',
-        sample(2, cpu_percent='many', disk_read_bytes_per_s=[1], net_send_bytes_per_s={'eth0': None}),
+        'not json', '[' * 100_000, '[]', '{"time_ms": "x"}', '{"time_ms": 1e400}', sample(1.5, cpu_percent='many'),
+        sample(1.6, net_send_bytes_per_s={'eth0': -1}), sample(2, net_send_bytes_per_s={}),
         sample(60, event='run_start', clock_s=10.0), sample(61, page_cache_bytes=5))
     node = read_node(path)
     assert node.host == 'n_1'
@@ -102,7 +102,7 @@ def test_a_file_without_samples_of_the_run_is_none(tmp_path, lines):
 
 
 def test_the_report_draws_every_node(tmp_path):
-    log = write_run(tmp_path / 'result_0.txt')
+    log = write_lines(tmp_path / 'result_0.txt', run_lines())
     assert read_telemetry(read_run(log)) == []
     for host in ('n1', 'n<2'):
         write_node(tmp_path, host, sample(0, event='run_start', clock_s=0.0),

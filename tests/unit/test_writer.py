@@ -66,16 +66,17 @@ def test_optimizer_keys_are_those_of_the_optimizer_that_ran(tmp_path):
     assert values(path, 'sgd_opt_learning_rate_decay_poly_power') == []
 
 
-def test_the_log_says_how_the_data_is_shuffled(tmp_path):
-    for shuffle, metadata, text in [
-            ('global', {'shuffle': 'global'}, 'a new global permutation every epoch'),
-            ('node', {'shuffle': 'node', 'node_rotation_epochs': 3},
-             'a new permutation every epoch of the part of each node, which gets a new part every 3 epochs')]:
-        path = write_run(tmp_path / f'{shuffle}.txt',
-                         replace(SGD, data=DataConfig(shuffle=shuffle, node_rotation_epochs=3)))
-        logged = next(e.metadata for e in events(path) if e.key == 'dataset')
-        assert {k: v for k, v in logged.items() if 'shuffle' in k or 'rotation' in k} == metadata
-        assert values(path, 'input_order', 'MLPv0.5.0') == [text]
+@pytest.mark.parametrize('shuffle, metadata, text', [
+    ('global', {'shuffle': 'global'}, 'a new global permutation every epoch'),
+    ('node', {'shuffle': 'node', 'node_rotation_epochs': 3},
+     'a new permutation every epoch of the part of each node, which gets a new part every 3 epochs')])
+def test_the_log_says_how_the_data_is_shuffled(tmp_path, shuffle, metadata, text):
+    log = RunLog(tmp_path / 'log', None)
+    log.data(replace(SGD, data=DataConfig(shuffle=shuffle, node_rotation_epochs=3)), 8, 2)
+    log.close()
+    logged = next(e.metadata for e in events(tmp_path / 'log') if e.key == 'dataset')
+    assert {k: v for k, v in logged.items() if 'shuffle' in k or 'rotation' in k} == metadata
+    assert values(tmp_path / 'log', 'input_order', 'MLPv0.5.0') == [text]
 
 
 def test_cache_clear_says_what_was_done(tmp_path):
@@ -86,24 +87,22 @@ def test_cache_clear_says_what_was_done(tmp_path):
 
 
 def test_a_result_is_never_overwritten(tmp_path):
-    path = write_run(tmp_path / 'result_0.txt')
-    before = path.read_bytes()
+    path = tmp_path / 'result_0.txt'
+    path.write_text('a log')
     with pytest.raises(FileExistsError):
         RunLog(path, None)
-    assert path.read_bytes() == before
+    assert path.read_text() == 'a log'
 
 
-def test_other_ranks_write_nothing(tmp_path, capfd):
-    write_run(None)
-    assert list(tmp_path.iterdir()) == []
-    assert capfd.readouterr() == ('', '')
-
-
-def test_nothing_reaches_the_terminal_and_each_line_stands_once(tmp_path, capfd):
-    path = write_run(tmp_path / 'result_0.txt')
-    assert capfd.readouterr() == ('', '')
-    lines = path.read_text().splitlines()
-    assert len(lines) == len(set(lines))
+def test_nothing_reaches_the_terminal_and_other_ranks_write_nothing(tmp_path, capfd):
+    for name in (None, 'result_0.txt'):
+        log = RunLog(name and tmp_path / name, None)
+        log.run_start()
+        log.epoch_start(0)
+        log.close()
+        assert capfd.readouterr() == ('', '') and len(list(tmp_path.iterdir())) == (name is not None)
+    lines = (tmp_path / 'result_0.txt').read_text().splitlines()
+    assert len(lines) == len(set(lines)) == 3  # an epoch in both vocabularies
 
 
 def test_a_torn_end_does_not_swallow_the_next_line(tmp_path):
