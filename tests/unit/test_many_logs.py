@@ -114,7 +114,7 @@ def test_metrics_are_found_among_very_many_lines(tmp_path):
     run = read_run(write_set(tmp_path, 1) / 'result_0.txt')
     (tmp_path / 'metrics.jsonl').write_text('\n'.join([
         '{"event": "x"}', '{"learning_rate": 0.5, "time_s": 2}', 'learning_rate torn', '["stragglers"]',
-        '{"event": "ranks", "stragglers": ["rank 1 is slow: y"]}']))
+        '{"event": "ranks", "stragglers": ["rank 1 is slow: y"]}', '']))
     assert read_learning_rates(run) == ((2, 0.5),)
     assert read_stragglers(run) == ['rank 1 is slow: y (at 1 of 1 evaluations)']
 
