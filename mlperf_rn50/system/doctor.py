@@ -114,7 +114,7 @@ def _data(rows: Sequence[Facts]) -> list[Check]:
                  'copy the prepared folder to {} again')
     return [same, Check('.idx and .rec', 'ok', f'{first["num_probed"]} records looked at on each rank'
                         + (', by their checksums' if first['has_checksums'] else
-                           '; a folder of before, without their checksums'))]
+                           '; a folder prepared by an earlier version, without their checksums'))]
 
 
 def _disk(rows: Sequence[Facts], needed_bytes: int) -> Check:

@@ -73,6 +73,7 @@ CASES = [
     ('packages', {'packages': {'mxnet': '1.9.1', 'horovod': '0.28.1'}}, {}, 'failed', 'numpy missing on h2', ''),
     ('data set', {'data': {**DATA, 'manifest': 'xxxx', 'num_images': 9}}, {}, 'failed',
      'manifest xxxx with 9 images on h2, but manifest mmmm with 1797 images on h1', 'to h2 again'),
+    ('.idx and .rec', {}, {}, 'ok', '128 records looked at on each rank, by their checksums', ''),
     ('data set', {'data': {'problem': 'train.rec: no such file'}}, {}, 'failed', 'on h2: train.rec: no', 'prepare'),
     ('clocks', {'clock_offset_s': -3.2}, {}, 'failed', '3200 ms apart at most (h2 and h1)', 'clock of h2'),
     ('ranks and nodes', {'local_size': 1}, {'ranks_per_node': 2}, 'failed', '2 nodes (h1: 2, h2: 1)', 'h2 has 1'),
@@ -121,6 +122,9 @@ def test_a_host_that_is_different(name, changes, asked, status, found, fix):
 
 
 def test_what_is_wrong_with_rank_0_or_without_other_ranks():
+    unsealed = {'data': {**DATA, 'has_checksums': False}}
+    assert check('.idx and .rec', rows(unsealed)).found.endswith('; a folder prepared by an earlier version, without '
+                                                                 'their checksums')
     read_only = {'run_folder_problem': '/run: Read-only file system'}
     assert check('run folder', rows(read_only)).status == 'failed'
     assert check('run folder', rows({'run_folder_problem': None})).status == 'not needed'

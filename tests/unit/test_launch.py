@@ -3,6 +3,9 @@ import functools
 import io
 import json
 import os
+import pty
+import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -459,19 +462,51 @@ def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted([full, mps, running])
 
 
-def test_a_pause_asks_for_nothing():
-    """Ctrl-Z and fg: SIGCONT, also beyond the deadline of a wait, is no signal to stop."""
-    code = """from mlperf_rn50.launch.engine import Signals
-signals = Signals()
-print('ready', flush=True)
-while not (event := signals.next(0.2)):
-    pass
-print(event.name)"""
-    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == 'ready\n'
-        for number in (signal.SIGSTOP, signal.SIGCONT):
-            process.send_signal(number)
-            time.sleep(0.4)
-        assert process.poll() is None
-        process.send_signal(INT)
-        assert process.stdout.read() == 'STOP\n'
+ON_A_TERMINAL = """import os
+from mlperf_rn50.launch.engine import Signals, run_engine
+
+class Quick(Signals):
+    def next(self, timeout_s):
+        print('waits', flush=True)
+        return super().next(min(timeout_s, 0.2))
+
+job, engine = 'terminal', 'trap "echo asked; exit 75" USR1; while [ ! -e {0} ]; do sleep 0.05; done; exit 7'
+code = run_engine(['bash', '-c', engine], dict(os.environ, MLPERF_RN50_JOB=job), Quick(), job)
+print('ended', code, flush=True)
+"""
+
+
+@pytest.mark.parametrize('has_interrupt', [False, True])
+def test_ctrl_z_and_fg_on_a_terminal(has_interrupt, tmp_path):
+    """A pause, also beyond the deadline of a wait, asks the engine for nothing; Ctrl-C after it does."""
+    (tmp_path / 'launcher.py').write_text(ON_A_TERMINAL.format(tmp_path / 'end'))
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execvp('bash', ['bash', '--norc', '--noprofile', '-i'])
+
+    def read_to(text):
+        read = ''
+        while not read.endswith(text):
+            assert select.select([terminal], [], [], HANG_LIMIT_S)[0], f'{text} not in {read}'
+            read += os.read(terminal, 1).decode(errors='replace')
+        return read
+    try:
+        os.write(terminal, f"stty -echo; {shlex.join([sys.executable, str(tmp_path / 'launcher.py')])}\n".encode())
+        read_to('waits')
+        os.write(terminal, b'\x1a')
+        read_to('Stopped')
+        time.sleep(0.3)  # longer than a wait
+        os.write(terminal, b'fg; exit\n')  # so that an end ends the reading, too
+        read_to('launcher.py')
+        read = ''.join(read_to('waits') for _ in range(3))
+        if has_interrupt:
+            os.write(terminal, b'\x03')
+        else:
+            (tmp_path / 'end').touch()
+        assert 'asked' not in read
+        assert ('asked' in read_to('ended ')) == has_interrupt
+        read_to('75' if has_interrupt else '7')
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
