@@ -28,18 +28,9 @@ from mlperf_rn50.launch.engines import (
     slots_of,
 )
 from mlperf_rn50.launch.hosts import common_slots, silent_hosts
-from mlperf_rn50.launch.lock import folder_lock
-from mlperf_rn50.launch.options import (
-    AlreadySaid,
-    Options,
-    count,
-    make_parser,
-    parse_options,
-    say,
-    usage_of,
-    values_of,
-)
+from mlperf_rn50.launch.options import AlreadySaid, Options, count, make_parser, parse_options, say, usage_of, values_of
 from mlperf_rn50.launch.supervisor import Layout, Supervisor, World
+from mlperf_rn50.locks import FileLock
 from mlperf_rn50.system.gpu_environment import device_of_words
 from mlperf_rn50.system.limits import SHARED_MEMORY, no_room, tmp_dir
 
@@ -171,6 +162,29 @@ class Launcher:
             words += [f'--run.{key}', str(value)] if value else []
         as_child()
         os.execv(program, [program, 'train', *words])
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold a run folder for one launcher; one that was made for it and stayed empty is removed again."""
+    made = [p for p in (folder, *folder.parents) if not p.exists()]  # the deepest first
+    lock = FileLock(folder / '.launcher.lock')
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_taken = lock.take()
+    except OSError as e:
+        raise ConfigError(f'--run-dir: {folder}: {e.strerror}; choose a folder that can be written') from e
+    if not is_taken:
+        raise ConfigError(f'--run-dir: {folder} is in use by {lock.holder()}; wait for it, or choose another folder')
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            lock.path.unlink()  # while it is held: the next launcher makes a new one
+        lock.close()
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
 
 
 def check_room(engine: Engine) -> None:

@@ -19,7 +19,7 @@ from mlperf_rn50.system.gpu_environment import (
     missing_settings,
 )
 
-ALL = {s.name: s.value for s in SETTINGS}
+ALL = SETTINGS
 GPU = {DEVICE_VARIABLE: 'gpu'}
 
 

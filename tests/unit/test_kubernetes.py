@@ -7,8 +7,7 @@ import pytest
 import yaml
 from helpers import MPIJOB_SCHEMA, ROOT
 
-from mlperf_rn50.launch.kubernetes import IMAGE_CONFIGS, main, plan_training
-from mlperf_rn50.launch.manifests import render_mpi_job
+from mlperf_rn50.launch.kubernetes import IMAGE_CONFIGS, main, plan_training, render_mpi_job
 
 CONFIG = ROOT / 'launch/configs/digits_cpu.yaml'
 WORDS = ['--image', 'registry.example:5000/a/mlperf_rn50:cpu', '--config', str(CONFIG), '--volume', 'work:/shared']
@@ -120,9 +119,12 @@ def test_the_launcher_finds_the_hostfile_the_port_and_the_key_of_the_workers():
                                     '--ranks-per-node', '4']
 
 
-def test_a_configuration_travels_unless_it_is_in_the_image():
+def test_a_configuration_travels_unless_it_is_in_the_image(tmp_path):
     [config_map, _] = manifests_of(*WORDS)
     assert config_map['data'] == {'config.yaml': CONFIG.read_text()}
+    (tmp_path / 'c.yaml').write_text(f'{CONFIG.read_text()}\n')  # with an empty line at its end
+    [config_map, _] = manifests_of(*WORDS, '--config', str(tmp_path / 'c.yaml'))
+    assert config_map['data'] == {'config.yaml': f'{CONFIG.read_text()}\n'}
     assert launcher_args(*WORDS)[-2:] == ['--config', '/etc/mlperf_rn50/config/config.yaml']
     words = [w.replace(str(CONFIG), f'{IMAGE_CONFIGS}digits_cpu.yaml') for w in WORDS]
     assert [m['kind'] for m in manifests_of(*words)] == ['MPIJob']

@@ -19,12 +19,11 @@ from helpers import HANG_LIMIT_S, ROOT, own_signals
 from mlperf_rn50.errors import EXIT_USAGE, ConfigError
 from mlperf_rn50.launch import __main__ as launcher
 from mlperf_rn50.launch import attempts, engine, supervisor
-from mlperf_rn50.launch.__main__ import Launcher, check_room, main, remove_leftovers
+from mlperf_rn50.launch.__main__ import Launcher, check_room, folder_lock, main, remove_leftovers
 from mlperf_rn50.launch.attempts import Attempt, judge, look, mark
 from mlperf_rn50.launch.engine import Event, Signals, Stage, processes_of, react, run_engine
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, common_slots, parse_hostfile, parse_hosts, silent_hosts
-from mlperf_rn50.launch.lock import folder_lock
 from mlperf_rn50.launch.options import make_parser, parse_options
 from mlperf_rn50.train.failures import Failure, note_failure, read_failures
 from mlperf_rn50.train.run_folder import RunFolder
@@ -216,7 +215,7 @@ def test_a_second_launcher_is_refused_and_a_crash_lets_go(tmp_path):
             folder_lock(folder):
         pass
     assert not (tmp_path / 'a').exists()  # as it was found
-    code = f'''import time; from pathlib import Path; from mlperf_rn50.launch.lock import folder_lock
+    code = f'''import time; from pathlib import Path; from mlperf_rn50.launch.__main__ import folder_lock
 with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
     with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()

@@ -10,13 +10,7 @@ from helpers import call
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import launched
-from mlperf_rn50.system.launched import (
-    launched_local,
-    launched_rank,
-    launched_size,
-    omp_threads,
-    rank_name,
-)
+from mlperf_rn50.system.launched import launched_local, launched_rank, launched_size, omp_threads, rank_name
 
 
 @pytest.mark.parametrize('text, threads', [('4', 4), (' 3 , 2,1', 3), ('', None), ('0', None), (',2', None),
