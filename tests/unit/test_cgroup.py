@@ -1,5 +1,6 @@
 """What control groups allow, on made-up trees of every kind."""
 import pytest
+from helpers import write_files
 
 from mlperf_rn50.system.cgroup import Limits, find_limits, memory_cgroup
 
@@ -16,11 +17,8 @@ V1 = ('31 23 0:28 / /sys/fs/cgroup ro - tmpfs tmpfs ro,mode=755\n'
 def tree(tmp_path):
     """Makes a tree: /proc/self/cgroup, mountinfo, and files of groups below /sys/fs/cgroup; returns its limits."""
     def make(groups, mounts, files):
-        for name, text in (('proc/self/cgroup', groups), ('proc/self/mountinfo', mounts),
-                           *((f'sys/fs/cgroup/{k}', v) for k, v in files.items())):
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(str(text))
+        write_files(tmp_path, {'proc/self/cgroup': groups, 'proc/self/mountinfo': mounts,
+                               **{f'sys/fs/cgroup/{k}': v for k, v in files.items()}})
         return find_limits(tmp_path)
     return make
 

@@ -2,6 +2,7 @@
 import signal
 
 import pytest
+from helpers import write_files
 
 from mlperf_rn50.system import out_of_memory as oom
 from mlperf_rn50.system.out_of_memory import Sample, explain_abort, explain_error, explain_kill
@@ -11,15 +12,9 @@ V1 = 'oom_kill_disable 0\nunder_oom 0\noom_kill 2\n'
 GB = 10**9
 
 
-def make(root, *files):
-    for name, text in files:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-
-
 @pytest.mark.parametrize('name, text', [('memory.events', V2), ('memory.oom_control', V1)])
 def test_kills_are_counted_in_both_versions(tmp_path, name, text):
-    make(tmp_path, (name, text))
+    (tmp_path / name).write_text(text)
     assert oom.oom_kills(tmp_path) == 2 and oom.oom_kills(tmp_path / 'none') is None
 
 
@@ -61,7 +56,7 @@ def test_other_errors_are_none():
 def test_a_sample_keeps_what_a_dead_process_no_longer_tells(tmp_path, monkeypatch):
     monkeypatch.setattr(oom, '_PROC', tmp_path)
     status = 'Name:\tx\nVmPeak:\t 2000 kB\nVmHWM:\t 1000 kB\n'
-    make(tmp_path, ('7/status', status), ('vmstat', 'pgfault 9\noom_kill 3\n'))
+    write_files(tmp_path, {'7/status': status, 'vmstat': 'pgfault 9\noom_kill 3\n'})
     sample = oom.take_sample(7, None)
     assert sample == Sample(1024000, 2048000, 3)
     (tmp_path / '7/status').write_text('Name:\tx\nState:\tZ (zombie)\n')
