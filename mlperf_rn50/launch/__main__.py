@@ -18,15 +18,7 @@ from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE,
 from mlperf_rn50.launch import sweep
 from mlperf_rn50.launch.attempts import MAX_STUCK, newest_run, stuck_attempts, stuck_text
 from mlperf_rn50.launch.engine import Signals, as_child, processes_of, run_engine
-from mlperf_rn50.launch.engines import (
-    ENGINES,
-    Engine,
-    environment,
-    nodes_of_slurm_job,
-    plain_output,
-    program_of_ranks,
-    slots_of,
-)
+from mlperf_rn50.launch.engines import ENGINES, Engine, environment, nodes_of_slurm_job, plain_output, program_of_ranks
 from mlperf_rn50.launch.hosts import common_slots, silent_hosts
 from mlperf_rn50.launch.options import AlreadySaid, Options, count, make_parser, parse_options, say, usage_of, values_of
 from mlperf_rn50.launch.supervisor import Layout, Supervisor, World
@@ -108,7 +100,7 @@ class Launcher:
         script = str(self.here / 'launch/engines' / name)
         remove_leftovers((SHARED_MEMORY, tmp_dir()))
         with self._guards(layout, job) as guards:
-            code = run_engine([script, slots_of(layout.hosts, layout.ranks_per_node), *command], env, self.signals, job,
+            code = run_engine([script, layout.slots, *command], env, self.signals, job,
                               limit_s, is_overdue, signal.SIGINT if self.engine.in_slurm else signal.SIGTERM,
                               messengers=() if self.engine.hands_on_stop else guards)
         for folder in (SHARED_MEMORY, tmp_dir()):  # what Open MPI leaves of a killed job

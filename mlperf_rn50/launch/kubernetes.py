@@ -154,11 +154,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _find_config(file: str) -> Path:
-    """Where a configuration is on this machine.
-
-    Raises:
-        ConfigError: it is said to be in the image and is not.
-    """
+    """Where a configuration is on this machine; ConfigError where it is said to be in the image and is not."""
     if not file.startswith(IMAGE_CONFIGS):
         return Path(file)
     path = CHECKOUT / 'launch/configs' / posixpath.normpath(file.removeprefix(IMAGE_CONFIGS))
@@ -184,11 +180,7 @@ def _check_names(own: argparse.Namespace, num_nodes: int) -> None:
 
 
 def _check_paths(config: Config, volumes: Sequence[Volume]) -> str:
-    """A doubt about the data, '' for none.
-
-    Raises:
-        ConfigError: two volumes have one path, or the run folder is in none.
-    """
+    """A doubt about the data, '' for none; ConfigError where volumes have one path, or the run folder is in none."""
     paths = [v.path for v in volumes]
     if twice := {p for p in paths if paths.count(p) > 1}:
         raise ConfigError(f'--volume: got two at {min(twice)}, expected another path for each')
@@ -204,11 +196,7 @@ def _check_paths(config: Config, volumes: Sequence[Volume]) -> str:
 
 
 def _num_gpus(config: Config, asked: int | None, ranks_per_node: int) -> int:
-    """GPUs of a pod.
-
-    Raises:
-        ConfigError: their number does not fit the ranks or the device.
-    """
+    """GPUs of a pod; ConfigError where their number does not fit the ranks or the device."""
     needed = -(-ranks_per_node // config.run.ranks_per_device) if config.train.device == 'gpu' else 0
     if asked is None:
         return needed
@@ -219,11 +207,7 @@ def _num_gpus(config: Config, asked: int | None, ranks_per_node: int) -> int:
 
 
 def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
-    """Return what a command line asks for, and a doubt, '' for none.
-
-    Raises:
-        ConfigError: a mistake in the options or in the configuration.
-    """
+    """Return what a command line asks for, and a doubt, '' for none; raise ConfigError for a mistake."""
     parser = make_parser()
     own, options = parser.parse_known_args(argv)
     _check_text([*options, own.config, own.run_dir or '', *(v.path for v in own.volume)])

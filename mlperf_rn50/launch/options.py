@@ -161,11 +161,7 @@ def join_values(parser: Parser, argv: Sequence[str]) -> list[str]:
 
 
 def parse_options(parser: Parser, argv: Sequence[str]) -> Options:
-    """What the words of a command line ask for.
-
-    Raises:
-        ConfigError: an option of the launcher has no value, or a wrong one.
-    """
+    """What the words of a command line ask for; ConfigError where an option has no value, or a wrong one."""
     namespace, train = parser.parse_known_args(join_values(parser, argv))
     values = vars(namespace)
     if values.pop('clear_caches'):

