@@ -49,11 +49,7 @@ class Launcher:
         say(self.script, text)
 
     def settle_layout(self) -> tuple[Layout, float, str]:
-        """The layout of the run, from the options or else from the configuration; its comm.start_limit_s and device.
-
-        Raises:
-            ConfigError: options, hosts and configuration do not go together.
-        """
+        """The layout of the run, by options, then configuration, which must agree; its start limit and device."""
         o, run_dir, nodes, ranks, start_limit_s, device = self.options, self.options.run_dir or '', '', '', '0', 'cpu'
         if o.config:
             options = [*(['--run.dir', run_dir] if run_dir else []), *o.train]

@@ -179,7 +179,7 @@ def test_all_cards_of_a_host_are_in_sys(tmp_path):
 def test_a_part_of_the_gpus_of_a_node_is_not_metered(monkeypatch, tmp_path, num_used, num_cards, counted):
     metered = []
     monkeypatch.setattr(telemetry, 'find_gpus', lambda: (None, ['the only one']))
-    monkeypatch.setattr(telemetry, 'read_gpus', lambda nvml, handles: [])
+    monkeypatch.setattr(telemetry, 'read_gpu', lambda nvml, handle: {})
     monkeypatch.setattr(telemetry, 'all_bus_ids', lambda sys: HOST[:num_cards])
     monkeypatch.setattr(telemetry, 'open_meter', lambda sys, nvml, handles, now_s: metered.append(handles) or Meter({}))
     telemetry.Telemetry(tmp_path / 'telemetry_0_n1.jsonl', num_used).close()

@@ -12,7 +12,7 @@ from mlperf_rn50.mlperf.energy import read_energy
 from mlperf_rn50.mlperf.reader import read_run
 from mlperf_rn50.system import power, telemetry
 from mlperf_rn50.system.power import Integrated, Lost, Meter, Rising, energy_facts, open_gpu_energy, open_packages
-from mlperf_rn50.system.telemetry import Telemetry, read_gpus
+from mlperf_rn50.system.telemetry import Telemetry, read_gpu
 
 RANGE_UJ = 262_143_328_850
 
@@ -111,7 +111,7 @@ def test_gpus_are_counted_where_they_count_and_integrated_where_not():
 
 
 def test_what_a_gpu_does_not_tell_is_left_out_of_its_sample():
-    assert read_gpus(fake_nvml(), [0]) == [{'memory_used_bytes': 10, 'power_w': 50.0, 'sm_clock_mhz': 1400}]
+    assert read_gpu(fake_nvml(), 0) == {'memory_used_bytes': 10, 'power_w': 50.0, 'sm_clock_mhz': 1400}
 
 
 def test_the_sampler_writes_joules_from_its_start_to_its_end(node, tmp_path, monkeypatch):
