@@ -3,6 +3,7 @@ import copy
 import errno
 import os
 from dataclasses import asdict
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,7 +12,7 @@ from mlperf_rn50.system import limits as limits_module
 from mlperf_rn50.system.cgroup import Limits
 from mlperf_rn50.system.doctor import Expected, check_facts, has_failed, render_checks
 from mlperf_rn50.system.gpu_environment import environment_facts
-from mlperf_rn50.system.limits import check_session, limit_facts, session_problem
+from mlperf_rn50.system.limits import check_session, limit_facts
 
 EPYC = {'name': 'EPYC', 'vendor': 'AuthenticAMD', 'family': 25, 'model': 17, 'has': 'AVX-512 BF16',
         'uses': 'AVX-512 BF16', 'limit': ''}
@@ -148,15 +149,11 @@ def test_the_limits_of_this_process_are_found(monkeypatch, tmp_path):
     assert (found['tmp_dir'], found['tmp_dir_problem']) == (str(tmp_path), '')
     assert found['cpus'] == sorted(os.sched_getaffinity(0)) and found['memory_available_bytes'] > 0
     assert found['ulimits']['open_files'] > 0 and not list(tmp_path.iterdir())
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, 'posix_fallocate', Mock(side_effect=full))
+    assert limit_facts()['tmp_dir_problem'] == 'No space left on device'
     monkeypatch.setenv('TMPDIR', str(tmp_path / 'none'))
     assert limit_facts()['tmp_dir_problem'] == 'No such file or directory'
-
-
-def test_a_full_tmpdir_is_found(monkeypatch, tmp_path):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr(os, 'posix_fallocate', full)
-    assert session_problem(tmp_path) == 'No space left on device'
 
 
 def test_open_mpi_without_room_for_its_files_is_named_by_its_ranks(monkeypatch, tmp_path):
