@@ -14,7 +14,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from helpers import HANG_LIMIT_S, ROOT, own_signals, wait_for
+from helpers import HANG_LIMIT_S, ROOT, own_signals, wait_for, write_files
 
 from mlperf_rn50.errors import EXIT_USAGE, ConfigError
 from mlperf_rn50.launch import __main__ as launcher
@@ -270,7 +270,10 @@ def run_shell(tmp_path, monkeypatch):
         job = f'{os.getpid()}-{time.monotonic_ns():x}'
         code = run_engine(['bash', '-c', script.replace('UP', f'touch {tmp_path}/up')],
                           dict(os.environ, MLPERF_RN50_JOB=job), heard, job, **keys)
-        return code, processes_of(job)
+        tries = iter(range(100))
+        while (left := processes_of(job)) and next(tries, None) is not None:
+            time.sleep(0.05)  # what was killed takes a moment to be gone
+        return code, left
     return run_shell
 
 
@@ -356,9 +359,8 @@ def test_a_guard_hands_the_word_to_stop_on_to_ranks_that_let_it_in():
 
 
 def test_the_word_to_stop_goes_to_a_host_over_ssh(tmp_path):
-    ssh, heard = tmp_path / 'ssh', tmp_path / 'heard'
-    ssh.write_text(f'#!/bin/bash\nexec cat >{heard}\n')
-    ssh.chmod(0o755)
+    heard = tmp_path / 'heard'
+    write_files(tmp_path, {'ssh': f'#!/bin/bash\nexec cat >{heard}'}, mode=0o755)
     command = [ROOT / 'launch/guard.sh', '--host', 'far', '--launcher', os.getpid(), '1-a']
     with subprocess.Popen([str(c) for c in command], env={**os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}'},
                           stdout=subprocess.PIPE, text=True) as guard:
