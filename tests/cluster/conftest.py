@@ -20,8 +20,6 @@ from mlperf_rn50.data.sources import Dataset, digits
 
 TOOLS = ('ip', 'nsenter', 'unshare', 'ssh', 'sshd', 'munged', 'slurmctld', 'slurmd', 'sbatch', 'debootstrap', 'buildah',
          'podman', 'runc')
-
-
 # Of a training in which several ranks share a core.
 VARIABLES = {'OMP_NUM_THREADS': '1', 'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_btl': 'tcp,self,vader'}
 
@@ -88,11 +86,9 @@ checkpoint: {{period_steps: 5}}
 
 def run_metrics(run_dir: Path, event: str, name: str = 'metrics.jsonl') -> list[dict]:
     """The lines of one kind in metrics.jsonl."""
-    try:
-        lines = [json.loads(line) for line in (run_dir / name).read_text().splitlines() if line.endswith('}')]
-    except FileNotFoundError:
-        return []
-    return [m for m in lines if m['event'] == event]
+    path = run_dir / name
+    text = path.read_text() if path.exists() else ''
+    return [m for line in text.splitlines() if line.endswith('}') and (m := json.loads(line))['event'] == event]
 
 
 class Job:

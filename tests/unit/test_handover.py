@@ -82,19 +82,13 @@ def test_a_batch_is_not_overwritten_while_the_network_reads_it(keys, depth):
 
 
 @pytest.mark.parametrize('keys', EXECUTORS)
-def test_memory_is_shared_where_dali_keeps_it(keys):
-    pipe = counting_pipe(**keys)
+def test_memory_is_shared_where_dali_keeps_it_and_shapes_and_types_are_dalis(keys):
+    pipe = counting_pipe(dtype=dali_types.FLOAT16, **keys)
     is_kept = keeps_outputs(pipe)
     assert is_kept == (IS_DALI_2 and not keys)
-    images, _ = pipe.run()
-    array = to_mxnet(images, is_kept, mx.cpu())
-    assert (address_of(array) == images.as_tensor().data_ptr()) == is_kept
-
-
-@pytest.mark.parametrize('keys', EXECUTORS)
-def test_shapes_and_types_are_dalis(keys):
-    pipe = counting_pipe(dtype=dali_types.FLOAT16, **keys)
-    images, labels = (to_mxnet(output, keeps_outputs(pipe), mx.cpu()) for output in pipe.run())
+    outputs = pipe.run()
+    images, labels = (to_mxnet(output, is_kept, mx.cpu()) for output in outputs)
+    assert (address_of(images) == outputs[0].as_tensor().data_ptr()) == is_kept
     assert (images.shape, labels.shape) == ((SIZE, 3, SIDE, SIDE), (SIZE, 1))
     assert (np.dtype(images.dtype).name, np.dtype(labels.dtype).name) == ('float16', 'int32')
 
