@@ -1,5 +1,6 @@
 """Prepared data sets of numbered images."""
 import io
+from dataclasses import replace
 
 import numpy as np
 from PIL import Image
@@ -27,7 +28,11 @@ def make_config(folder, images, num_val=1, **data) -> Config:
     return Config(data=DataConfig(**{**keys, **data}))
 
 
-def ramp(n, side=8):
-    """Images that all differ, and whose left and right halves do."""
-    base = np.arange(side * side * 3, dtype=np.uint8).reshape(side, side, 3)
+def with_data(config, **keys) -> Config:
+    return replace(config, data=replace(config.data, **keys))
+
+
+def ramp(n):
+    """Images of 8x8 pixels that all differ, and whose left and right halves do."""
+    base = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
     return [base + np.uint8(i) for i in range(n)]

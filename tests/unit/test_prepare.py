@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import call
+from numbered import png
 from PIL import Image
 
 from mlperf_rn50.cli.prepare import make_parser
@@ -19,10 +20,10 @@ from mlperf_rn50.data.verify import dump_manifest, verify
 from mlperf_rn50.errors import DataError
 
 
-def picture(seed, size=(40, 30), kind='JPEG') -> bytes:
+def picture(seed) -> bytes:
+    """A JPEG of 40 by 30 pixels."""
     buffer = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(buffer, kind)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (30, 40, 3), np.uint8)).save(buffer, 'JPEG')
     return buffer.getvalue()
 
 
@@ -36,17 +37,21 @@ def contents(folder, split):
     return [(r.label, r.image.tobytes()) for r in map(records.read, range(len(records)))]
 
 
+def write_files(folder, files: dict[str, bytes]):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
 @pytest.fixture
 def pictures(tmp_path):
     """source/{train,val}/<class>/<picture>, two classes."""
-    root = tmp_path / 'source'
     for split, num in (('train', 3), ('val', 2)):
         for label, name in enumerate(('n01', 'n02')):
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            for i in range(num):
-                (folder / f'{name}_{i}.JPEG').write_bytes(picture(100 * label + i))
-    return root
+            write_files(tmp_path / 'source' / split / name,
+                        {f'{name}_{i}.JPEG': picture(100 * label + i) for i in range(num)})
+    return tmp_path / 'source'
 
 
 def test_digits_are_a_fixed_stratified_split():
@@ -158,15 +163,12 @@ def tar_of(files: dict[str, bytes]) -> bytes:
 @pytest.fixture
 def imagenet_tars(tmp_path):
     """The two tars of ILSVRC2012, with three synsets."""
-    source = tmp_path / 'ILSVRC2012'
-    source.mkdir()
     inner = {f'{s}.tar': tar_of({f'{s}_{i}.JPEG': picture(10 * k + i) for i in range(2)})
              for k, s in enumerate(('n03', 'n01', 'n02'))}
-    (source / 'ILSVRC2012_img_train.tar').write_bytes(tar_of(inner))
     val = {f'ILSVRC2012_val_{i:08d}.JPEG': picture(90 + i) for i in (2, 1, 3)}
-    (source / 'ILSVRC2012_img_val.tar').write_bytes(tar_of(val))
-    (source / 'truth.txt').write_text('n02\nn01\nn03\n')
-    return source
+    return write_files(tmp_path / 'ILSVRC2012', {
+        'ILSVRC2012_img_train.tar': tar_of(inner), 'ILSVRC2012_img_val.tar': tar_of(val),
+        'truth.txt': b'n02\nn01\nn03\n'})
 
 
 def test_imagenet_from_tars(imagenet_tars, tmp_path):
@@ -214,25 +216,18 @@ def as_binary():
 
 
 def as_png():
-    def sheet(k):
-        buffer = io.BytesIO()
-        Image.fromarray(PIXELS[k].reshape(4, 1024, 3)).save(buffer, 'PNG')
-        return buffer.getvalue()
-    labels = {'train_lables.json': json.dumps(LABELS[:5].ravel().tolist()).encode(),
-              'test_lables.json': json.dumps(LABELS[5].tolist()).encode()}
-    return {**{f'{n}.png': sheet(k) for k, n in enumerate(FILES)}, **labels}
+    sheets = {f'{n}.png': png(pixels.reshape(4, 1024, 3)) for n, pixels in zip(FILES, PIXELS)}
+    return {**sheets, 'train_lables.json': json.dumps(LABELS[:5].ravel().tolist()).encode(),
+            'test_lables.json': json.dumps(LABELS[5].tolist()).encode()}
 
 
 @pytest.mark.parametrize('form, is_archive', [(as_binary, True), (as_png, False)], ids=['archive-as_binary', 'as_png'])
 def test_cifar10_in_every_form(tmp_path, form, is_archive):
+    source = tmp_path / 'cifar.tar.gz' if is_archive else tmp_path
     if is_archive:
-        source = tmp_path / 'cifar.tar.gz'
         source.write_bytes(gzip.compress(tar_of({f'cifar-10/{name}': content for name, content in form().items()})))
     else:
-        source = tmp_path / 'cifar'
-        source.mkdir()
-        for name, content in form().items():
-            (source / name).write_bytes(content)
+        write_files(source, form())
     data = sources.cifar10(source)
     assert [s.label for s in data.train] == LABELS[:5].ravel().tolist()
     decoded = np.stack([np.asarray(Image.open(io.BytesIO(s.read()))) for s in data.train + data.validation])
@@ -240,9 +235,9 @@ def test_cifar10_in_every_form(tmp_path, form, is_archive):
 
 
 def test_a_missing_batch_is_named(tmp_path):
-    for name, content in as_binary().items():
-        (tmp_path / name).write_bytes(content)
-    (tmp_path / 'data_batch_4.bin').unlink()
+    files = as_binary()
+    del files['data_batch_4.bin']
+    write_files(tmp_path, files)
     with pytest.raises(DataError, match='data_batch_4.*use cifar-10-binary.tar.gz'):
         sources.cifar10(tmp_path)
 
