@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, count, repeat
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import imagesize
 import mxnet as mx
@@ -35,8 +35,6 @@ from mlperf_rn50.data.shards import (
     first_reads,
 )
 from mlperf_rn50.errors import DataError
-
-T = TypeVar('T')
 
 # DALI makes these at run time, where a type checker does not see them.
 types: Any = dali_types
@@ -272,34 +270,23 @@ def train_steps(shard: Shard, first_step: int) -> Iterator[tuple[int, int, int]]
             yield *divmod(step, shard.steps_per_epoch), micro
 
 
-def make_ahead(make: Callable[[int], T], first: int) -> Iterator[T]:
-    """make(first), make(first + 1), ... without end: each in a thread while the one before is used, the first at once.
-    """
-    pool = ThreadPoolExecutor(1, 'ahead')
-    first_made = pool.submit(make, first)
-
-    def results() -> Iterator[T]:
-        made = first_made
-        for number in count(first + 1):
-            result, made = made.result(), pool.submit(make, number)
-            yield result
-    return results()
-
-
 def train_requests(data: DataConfig, shard: Shard, seed: int, first_step: int) -> Iterator[Request]:
-    """What every forward pass reads from a global step on; the order of its epoch is drawn from this call on."""
-    is_known = np.zeros(shard.num_samples, bool)
+    """What every forward pass reads from a global step on.
+
+    The order of an epoch is drawn in a thread while the one before is read; that of the first from this call on.
+    """
+    is_known, pool = np.zeros(shard.num_samples, bool), ThreadPoolExecutor(1, 'ahead')
 
     def draw(epoch: int) -> tuple[np.ndarray, np.ndarray]:
         order = epoch_order(shard, seed, epoch)
         return order, first_reads(shard, order, is_known)
-    orders = make_ahead(draw, first_step // shard.steps_per_epoch)
+    first_drawn = pool.submit(draw, first_step // shard.steps_per_epoch)
 
     def requests() -> Iterator[Request]:
-        current = -1
+        current, drawn = -1, first_drawn
         for epoch, step, micro in train_steps(shard, first_step):
             if epoch != current:
-                current, (order, is_first) = epoch, next(orders)
+                current, (order, is_first), drawn = epoch, drawn.result(), pool.submit(draw, epoch + 1)
             samples = shard.samples(order, step, micro)
             uniforms = augmentation_uniforms(shard, seed, epoch, step, micro, NUM_DRAWS)
             is_mirrored = (alternating_mirrors(samples, seed, epoch) if data.mirror == 'alternating' else

@@ -15,8 +15,8 @@ from cluster.hosts import Cluster, Host
 from cluster.images import build_image
 from helpers import ROOT, skip_for, wait_for
 
-from mlperf_rn50.data.prepare import Packing, pack
-from mlperf_rn50.data.sources import Dataset, digits
+from mlperf_rn50.data.prepare import pack
+from mlperf_rn50.data.samples import Dataset, digits
 
 TOOLS = ('ip', 'nsenter', 'unshare', 'ssh', 'sshd', 'munged', 'slurmctld', 'slurmd', 'sbatch', 'debootstrap', 'buildah',
          'podman', 'runc')
@@ -70,8 +70,7 @@ def tiny_config(tmp_path_factory) -> Path:
     """A training of ResNet-18 on 200 digits that goes on until it is stopped."""
     folder = tmp_path_factory.mktemp('tiny')
     whole = digits()
-    pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:150], whole.validation[:50]), folder / 'data',
-         Packing(None), 1, False)
+    pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:150], whole.validation[:50]), folder / 'data')
     path = folder / 'tiny.yaml'
     path.write_text(f"""
 run: {{seed: 3, metrics_period_steps: 1}}

@@ -14,10 +14,9 @@ from PIL import Image
 from mlperf_rn50.cli._parsers import config_parser
 from mlperf_rn50.data.pictures import encode_picture, transform_picture
 from mlperf_rn50.data.pipeline import eval_batches
-from mlperf_rn50.data.prepare import Packing, pack
-from mlperf_rn50.data.samples import Dataset
+from mlperf_rn50.data.prepare import pack
+from mlperf_rn50.data.samples import Dataset, digits
 from mlperf_rn50.data.shards import Shard
-from mlperf_rn50.data.sources import digits
 from mlperf_rn50.model.weights import describe_weights, load_weights, save_weights
 from mlperf_rn50.model.zoo import build_model, restore_model
 from mlperf_rn50.options import load_yaml, resolve_tree
@@ -79,8 +78,7 @@ def test_another_top1_than_the_logs_is_a_failure(kept, tmp_path):
 
 def test_other_images_are_evaluated_and_not_compared(kept, tmp_path):
     whole = digits()
-    pack(Dataset('others', 'digits', whole.classes, whole.train[:5], whole.validation[60:87]), tmp_path, Packing(None),
-         1, False)
+    pack(Dataset('others', 'digits', whole.classes, whole.train[:5], whole.validation[60:87]), tmp_path)
     done = call('evaluate', kept / 'weights/best.npz', f'--data.dir={tmp_path}', '--data.dataset=others',
                 '--data.num_val=27')
     assert done.returncode == 0, done.stderr

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import call
-from numbered import png
 from PIL import Image
 
 from mlperf_rn50.cli.prepare import make_parser
 from mlperf_rn50.data import prepare as packing
-from mlperf_rn50.data import sources
+from mlperf_rn50.data import samples
+from mlperf_rn50.data.cifar10 import cifar10
 from mlperf_rn50.data.records import RecordFile, load_manifest
 from mlperf_rn50.data.verify import dump_manifest, verify
 from mlperf_rn50.errors import DataError
@@ -55,7 +55,7 @@ def pictures(tmp_path):
 
 
 def test_digits_are_a_fixed_stratified_split():
-    data = sources.digits()
+    data = samples.digits()
     assert (len(data.train), len(data.validation)) == (1437, 360)
     counts = np.bincount([s.label for s in data.validation])
     assert counts.min() >= 35 and counts.max() <= 37
@@ -216,8 +216,9 @@ def as_binary():
 
 
 def as_png():
-    sheets = {f'{n}.png': png(pixels.reshape(4, 1024, 3)) for n, pixels in zip(FILES, PIXELS)}
-    return {**sheets, 'train_lables.json': json.dumps(LABELS[:5].ravel().tolist()).encode(),
+    sheets = samples.from_pixels(PIXELS.reshape(6, 4, 1024, 3), range(6), '')
+    return {**{f'{n}.png': s.data for n, s in zip(FILES, sheets)},
+            'train_lables.json': json.dumps(LABELS[:5].ravel().tolist()).encode(),
             'test_lables.json': json.dumps(LABELS[5].tolist()).encode()}
 
 
@@ -228,7 +229,7 @@ def test_cifar10_in_every_form(tmp_path, form, is_archive):
         source.write_bytes(gzip.compress(tar_of({f'cifar-10/{name}': content for name, content in form().items()})))
     else:
         write_files(source, form())
-    data = sources.cifar10(source)
+    data = cifar10(source)
     assert [s.label for s in data.train] == LABELS[:5].ravel().tolist()
     decoded = np.stack([np.asarray(Image.open(io.BytesIO(s.read()))) for s in data.train + data.validation])
     np.testing.assert_array_equal(decoded, PIXELS.reshape(-1, 32, 32, 3))
@@ -239,7 +240,7 @@ def test_a_missing_batch_is_named(tmp_path):
     del files['data_batch_4.bin']
     write_files(tmp_path, files)
     with pytest.raises(DataError, match='data_batch_4.*use cifar-10-binary.tar.gz'):
-        sources.cifar10(tmp_path)
+        cifar10(tmp_path)
 
 
 @pytest.mark.parametrize('content', ['[["a"', '[1]'])
