@@ -77,6 +77,12 @@ def run_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, p
         rounding: the precision that its input and parameters are rounded to first.
     """
     random = np.random.default_rng(7)
+
+    def put(values: np.ndarray, dtype: Any) -> mx.nd.NDArray:
+        return mx.nd.array(to_layout(rounded(values.astype(np.float32), rounding), layout), context, dtype)
+
+    def get(array: mx.nd.NDArray) -> np.ndarray:
+        return from_layout(array.asnumpy(), layout)
     block = make(layout)
     block.initialize(ctx=context)
     if precision == 'float16':
@@ -84,22 +90,18 @@ def run_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, p
     block.hybridize(static_alloc=True, static_shape=True)
     params = list(block.collect_params().values())
     for p in params:
-        nchw = np.empty(p.shape)
-        values = _parameter(p.name, from_layout(nchw, layout).shape, random)
-        p.set_data(mx.nd.array(to_layout(rounded(values, rounding), layout), context, p.dtype))
-    image = rounded(random.standard_normal(shape).astype(np.float32), rounding)
-    x = mx.nd.array(to_layout(image, layout), context, precision)
+        p.set_data(put(_parameter(p.name, from_layout(np.empty(p.shape), layout).shape, random), p.dtype))
+    x = put(random.standard_normal(shape), precision)
     x.attach_grad()
     with autograd.record():
         y = block(x)
-    out = from_layout(y.asnumpy(), layout)
-    seed = rounded(np.random.default_rng(8).standard_normal(out.shape).astype(np.float32), rounding)
-    y.backward(mx.nd.array(to_layout(seed, layout), context, y.dtype))
+    out = get(y)
+    y.backward(put(np.random.default_rng(8).standard_normal(out.shape), y.dtype))
     mx.nd.waitall()
-    found = {'output': out, 'gradient of the input': from_layout(x.grad.asnumpy(), layout)}
+    found = {'output': out, 'gradient of the input': get(x.grad)}
     for i, p in enumerate(params):
         what, array = ('', p.data()) if p.grad_req == 'null' else ('gradient of ', p.grad())
-        found[f'{what}{p.name.rpartition("_")[2]} {i}'] = from_layout(array.asnumpy(), layout)
+        found[f'{what}{p.name.rpartition("_")[2]} {i}'] = get(array)
     return found
 
 
