@@ -241,20 +241,6 @@ def _run(pipe: Pipeline) -> Any:
         raise DataError(f'the input pipeline failed: {" ".join(str(e).split())[:300]}') from e
 
 
-def _batches(pipe: Pipeline, left_over: Iterator[int], sizes: deque[tuple[int, int]], num_valid: Iterable[int],
-             context: mx.Context) -> Iterator[Batch]:
-    """Batches of a pipeline, paired with how many of each count and the bytes read for it.
-
-    left_over: one for each batch that still comes out before them, to be thrown away.
-    """
-    for _ in left_over:
-        _run(pipe)
-    is_kept = keeps_outputs(pipe)
-    for valid in num_valid:
-        images, labels = (to_mxnet(output, is_kept, context) for output in _run(pipe))
-        yield Batch(images, labels.reshape((-1,)), valid, *sizes.popleft())
-
-
 def made_up_inputs(batch_size: int) -> Inputs:
     """A batch of one made-up JPEG of the size that is usual in ImageNet, 500 by 375 pixels, without any crop."""
     noise = np.random.default_rng(0).integers(0, 256, (47, 63, 3), np.uint8)
@@ -345,8 +331,15 @@ def _build_batches(records: RecordFile, wanted: Iterator[Request], shard: Shard,
             yield inputs
     pipe, left_over = build_warm(source(), shard.local_batch_size, config, is_training, device_id,
                                  is_warm=device_id is not None and config.train.num_warmup_steps > 0)
-    context = device_context(device_id)
-    return lambda num_valid: _batches(pipe, left_over, sizes, num_valid, context)
+    context, is_kept = device_context(device_id), keeps_outputs(pipe)
+
+    def batches(num_valid: Iterable[int]) -> Iterator[Batch]:
+        for _ in left_over:  # made-up batches, before the first call only
+            _run(pipe)
+        for valid in num_valid:
+            images, labels = (to_mxnet(output, is_kept, context) for output in _run(pipe))
+            yield Batch(images, labels.reshape((-1,)), valid, *sizes.popleft())
+    return batches
 
 
 def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool, device_id: int | None,
