@@ -15,10 +15,10 @@ NUM_TRAIN, NUM_VAL, STEPS_PER_EPOCH = 150, 50, 5
 _VOLATILE = ('time_s', 'images_per_s', 'time_to_train_s')
 
 
-def pack_tiny(out: Path) -> Path:
-    """Prepares 200 of the digits in a folder."""
+def pack_tiny(out: Path, num_train: int = NUM_TRAIN) -> Path:
+    """Prepares some of the digits in a folder."""
     whole = digits()
-    pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:NUM_TRAIN], whole.validation[:NUM_VAL]), out)
+    pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:num_train], whole.validation[:NUM_VAL]), out)
     return out
 
 

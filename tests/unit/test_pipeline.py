@@ -4,6 +4,7 @@ import threading
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -81,22 +82,19 @@ def test_batches_say_how_many_bytes_were_read_for_them(numbered, nodes):
 def test_building_reads_no_image(numbered, monkeypatch):
     reads, read = [], RecordFile.read
     monkeypatch.setattr(RecordFile, 'read', lambda self, position: (reads.append(position), read(self, position))[1])
-    built, build = [], pipeline.build_pipeline
-    monkeypatch.setattr(pipeline, 'build_pipeline', lambda *a: (built.append(0), build(*a))[1])
-    before = set(threading.enumerate())
-    train, evaluate = (train_batches(numbered[21], Shard(21, 0, 1, 5), 1, 0, None),
-                       eval_batches(numbered[21], Shard(21, 0, 1, 5), None))
-    start = evaluate()
-    assert len(built) == 2
+    build = Mock(wraps=pipeline.build_pipeline)
+    monkeypatch.setattr(pipeline, 'build_pipeline', build)
+    before, shard = set(threading.enumerate()), Shard(21, 0, 1, 5)
+    train, evaluation = train_batches(numbered[21], shard, 1, 0, None), eval_batches(numbered[21], shard, None)()
+    assert build.call_count == 2
     # The order of the first epoch is drawn, in a thread that is the only one so far.
-    assert [t.name for t in set(threading.enumerate()) - before] == ['ahead_0']
-    for t in set(threading.enumerate()) - before:
-        t.join(0.2)
-    assert not reads
+    [thread] = set(threading.enumerate()) - before
+    thread.join(0.2)
+    assert thread.name == 'ahead_0' and not reads
     next(train)
-    assert len(reads) >= 5
     num_reads = len(reads)
-    next(start)
+    assert num_reads >= 5
+    next(evaluation)
     assert len(reads) > num_reads
 
 
