@@ -56,11 +56,11 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix='.export.', dir=out) as scratch:
-            net.export(str(Path(scratch) / stem))
+            written = Path(scratch) / stem
+            net.export(str(written))
             if output_format == 'onnx':
-                _to_onnx(Path(scratch) / stem, tuple(images.shape[1:]))
-            found = difference(wanted, (_run_onnx if output_format == 'onnx' else _run_gluon)(
-                Path(scratch) / stem, images))
+                _to_onnx(written, tuple(images.shape[1:]))
+            found = difference(wanted, (_run_onnx if output_format == 'onnx' else _run_gluon)(written, images))
             if not found.relative <= LIMIT:  # also NaN
                 raise RunFailed(f'{out / names[0]}: not written: what was exported differs from the network by '
                                 f'{found.absolute:.3g}, {found.relative:.3g} of the largest logit, expected at most '

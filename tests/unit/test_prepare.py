@@ -102,7 +102,8 @@ def test_shorter_side_is_resized(pictures, tmp_path):
     assert sizes == {(20, 15)}
 
 
-def test_an_interrupted_preparation_goes_on(pictures, tmp_path, monkeypatch):
+@pytest.mark.parametrize('other, num_written', [((), 6), (('--resize-shorter', 20), 8)])
+def test_an_interrupted_preparation_goes_on_unless_it_is_another(pictures, tmp_path, monkeypatch, other, num_written):
     arguments = ('folder', '--source', pictures, '--out', tmp_path / 'out', '--workers', '1')
     monkeypatch.setattr(packing, 'PART_SIZE', 2)
     written, write_part = [], packing.write_part
@@ -116,8 +117,8 @@ def test_an_interrupted_preparation_goes_on(pictures, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         prepare(*arguments)
     assert not (tmp_path / 'out/manifest.json').exists()
-    assert prepare(*arguments) == 0
-    assert len(set(written)) == 5 and written[2] in written[3:] and len(written) == 6
+    assert prepare(*arguments, *other) == 0
+    assert len(set(written)) == 5 and len(written) == num_written
     assert len(contents(tmp_path / 'out', 'train')) == 6
     assert not (tmp_path / 'out/.parts').exists()
 
