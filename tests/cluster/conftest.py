@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 from cluster.hosts import Cluster, Host
 from cluster.images import build_image
+from e2e.training import pack_tiny
 from helpers import ROOT, skip_for, wait_for
-
-from mlperf_rn50.data.prepare import Packing, pack
-from mlperf_rn50.data.sources import Dataset, digits
 
 TOOLS = ('ip', 'nsenter', 'unshare', 'ssh', 'sshd', 'munged', 'slurmctld', 'slurmd', 'sbatch', 'debootstrap', 'buildah',
          'podman', 'runc')
@@ -67,9 +65,7 @@ def podman_settings(tmp_path, monkeypatch):
 def tiny_config(tmp_path_factory) -> Path:
     """A training of ResNet-18 on 200 digits that goes on until it is stopped."""
     folder = tmp_path_factory.mktemp('tiny')
-    whole = digits()
-    pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:150], whole.validation[:50]), folder / 'data',
-         Packing(None), 1, False)
+    pack_tiny(folder / 'data')
     path = folder / 'tiny.yaml'
     path.write_text(f"""
 run: {{seed: 3, metrics_period_steps: 1}}

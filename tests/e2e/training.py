@@ -7,19 +7,18 @@ from pathlib import Path
 import psutil
 from helpers import CLI, HANG_LIMIT_S
 
-from mlperf_rn50.data.prepare import Packing, pack
-from mlperf_rn50.data.sources import Dataset, digits
+from mlperf_rn50.data.prepare import pack
+from mlperf_rn50.data.samples import Dataset, digits
 from mlperf_rn50.train.checkpoint import newest_step
 
 NUM_TRAIN, NUM_VAL, STEPS_PER_EPOCH = 150, 50, 5
 _VOLATILE = ('time_s', 'images_per_s', 'time_to_train_s')
 
 
-def pack_tiny(out: Path) -> Path:
-    """Prepares 200 of the digits in a folder."""
+def pack_tiny(out: Path, num_train: int = NUM_TRAIN) -> Path:
+    """Prepares some of the digits in a folder."""
     whole = digits()
-    pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:NUM_TRAIN], whole.validation[:NUM_VAL]),
-         out, Packing(None), 1, False)
+    pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:num_train], whole.validation[:NUM_VAL]), out)
     return out
 
 

@@ -156,17 +156,12 @@ def test_what_is_kept_is_used_without_them(nvidia):
     config = with_model(fused_bn_relu=True, fused_bn_add_relu=True)
     net = build_model(config, mx.cpu(), 0)
     arrays = {n: p.data().asnumpy() for n, p in net.collect_params().items()}
-    plain = restore_model(config, mx.cpu(), arrays, '')
-    assert not [b for b in blocks(plain) if isinstance(b, NormRelu | NormAddRelu)]
+    blocks = []
+    restore_model(config, mx.cpu(), arrays, '').apply(blocks.append)
+    assert len(blocks) > 50 and not [b for b in blocks if isinstance(b, NormRelu | NormAddRelu)]
     told, _ = portable(config, arrays)
     assert told.model.fused_bn_relu is told.model.fused_bn_add_relu is None
     check_values(replace(told, train=replace(told.train, local_batch_size=1)))
-
-
-def blocks(block):
-    yield block
-    for child in block._children.values():
-        yield from blocks(child)
 
 
 def test_a_run_goes_on_without_what_it_began_with(nvidia, monkeypatch):
@@ -208,19 +203,6 @@ def test_gradients_that_a_kernel_does_not_add_are_added_by_hand(monkeypatch):
 
 
 # --- channels last ----------------------------------------------------------------------------------
-
-def test_channels_last_draws_the_same_weights():
-    drawn = []
-    for layout in ('NCHW', 'NHWC'):
-        mx.random.seed(5)
-        net = ResNet(ModelConfig(name='resnet50', layout=layout), 4, 4)
-        net.initialize()
-        drawn.append({n: p.data().asnumpy() for n, p in net.collect_params().items()})
-    assert sum(array.ndim == 4 for array in drawn[0].values()) == 53
-    for name, first in drawn[0].items():
-        last = drawn[1][name]
-        np.testing.assert_array_equal(last.transpose(0, 3, 1, 2) if last.ndim == 4 else last, first, err_msg=name)
-
 
 def test_the_network_of_evaluations_has_no_norm_in_either_layout():
     """cuDNN refuses to infer with one that has 65,536 rows or more, as any batch on channels last has."""
