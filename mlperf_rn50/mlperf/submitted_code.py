@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import mlperf_rn50
-from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import dump_json
 from mlperf_rn50.mlperf.describe_system import data_note
 from mlperf_rn50.mlperf.description import beside, load_env, value_at
@@ -66,12 +65,6 @@ def own_code() -> Path:
 def missing_code(home: Path) -> list[str]:
     """What a folder lacks of what the scripts of a submission call."""
     return [name for name in _CALLED if not (home / name).is_file()]
-
-
-def check_code(home: Path) -> None:
-    """Raise UserError unless a folder is a checkout of the program."""
-    if missing := missing_code(home):
-        raise UserError(f'--code: {home} lacks {", ".join(missing)}; name a checkout of mlperf_rn50 with --code DIR')
 
 
 def _git(home: Path, *arguments: str) -> bytes | None:

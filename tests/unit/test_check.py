@@ -5,6 +5,7 @@ import os
 import sys
 from argparse import ArgumentTypeError
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from helpers import PUBLISHED, call, run
@@ -15,7 +16,7 @@ from sample_log import LARS, SGD, write_run
 
 from mlperf_rn50.config import DataConfig, ScheduleConfig
 from mlperf_rn50.mlperf import check
-from mlperf_rn50.mlperf.official import MAX_LINE, claimed_lines, find_danger, find_long_lines
+from mlperf_rn50.mlperf.official import MAX_LINE, _explain, claimed_lines, find_danger, find_long_lines
 from mlperf_rn50.mlperf.rulesets import PACKAGED, RULESETS, parse_round, parse_ruleset
 
 LATER = check.RULESETS[2:]
@@ -50,7 +51,8 @@ def test_the_official_program_agrees(good, ruleset, tmp_path):
     (SGD, 0.7595, '0.6.0', None, 'optimizer keys: expected opt_learning_rate_decay_boundary_epochs for sgd'),
     (SGD, 0.7489, check.V05, None, 'the target was missed: best accuracy 0.74890, expected at least 0.749'),
     (STEP, 0.7489, '0.6.0', None, 'run_stop: got '),
-    (SGD, 0.7489, '0.7.0', None, 'eval_accuracy: no line passes the test value >= 0.7590 and value < 1.0; the best is 0.7489'),
+    (SGD, 0.7489, '0.7.0', None,
+     'eval_accuracy: no line passes the test value >= 0.7590 and value < 1.0; the best is 0.7489'),
     (SGD, 0.7489, '4.0.0', None, None), (SGD, 0.7489, '4.0.0', 'closed', 'eval_accuracy: no line passes the test')])
 def test_what_a_ruleset_has_against_a_run(tmp_path, config, accuracy, ruleset, division, message):
     path, v06 = tmp_path / 'result_0.txt', tmp_path / 'result_0_v0.6.txt'
@@ -244,6 +246,13 @@ def test_values_that_crash_the_official_checker_are_a_violation(tmp_path):
     assert any('the official checker crashes on the log (TypeError:' in text
                for text in violations(path, '4.0.0', 'closed'))
     assert not mlp_compliance.logging.root.manager.disable
+
+
+def test_the_best_of_values_is_named_where_all_are_numbers():
+    lines = [SimpleNamespace(key='a', value={'value': value}) for value in (None, 3, 'x')]
+    said = "Failed checks for a : v['value'] > 9"
+    assert _explain(said, lines[:2]) == 'a: no line passes the test value > 9; the best is 3'
+    assert _explain(said, lines) == 'a: no line passes the test value > 9'
 
 
 def test_many_torn_lines_are_folded_and_steer_no_terminal(tmp_path):

@@ -8,8 +8,8 @@ from helpers import PUBLISHED, call
 from made_systems import changed
 from sample_log import ENV, LARS, closed, write_five
 
-from mlperf_rn50.mlperf.check_tree import _summarize
 from mlperf_rn50.mlperf.describe_system import describe_system
+from mlperf_rn50.mlperf.official import _summarize
 from mlperf_rn50.mlperf.run import TARGET
 from mlperf_rn50.study.rcp import check_rcp, is_applicable, official_score_minutes
 from mlperf_rn50.study.scaling import make_studies

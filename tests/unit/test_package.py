@@ -13,7 +13,7 @@ from sample_log import ENV, LARS, SGD, at_another_pace, closed, write_five
 import mlperf_rn50
 from mlperf_rn50.config import DataConfig
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf import check_tree
+from mlperf_rn50.mlperf import official
 from mlperf_rn50.mlperf.describe_system import describe_system, find_base, merge_description
 from mlperf_rn50.mlperf.package import Order, Package, judge_runs, make_package, package_as_json, render_package
 from mlperf_rn50.mlperf.run import LogWarning
@@ -286,7 +286,7 @@ def test_an_empty_field_leaves_a_new_tree_open_and_a_crash_is_its_last_line(tmp_
 
 
 def test_a_tool_that_does_not_end_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(check_tree, '_MAX_S', 0.01)
+    monkeypatch.setattr(official, '_MAX_S', 0.01)
     done = package(DIGITS, tmp_path)
     assert done.returncode == 1 and 'package_checker crashed: no answer after 0.01 s' in done.stdout
 
