@@ -114,11 +114,7 @@ def check_v05(path: Path) -> tuple[str, ...]:
 
 
 def find_facts(path: Path) -> LogFacts:
-    """The facts of a log file.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """The facts of a log file."""
     formats, torn, accuracies = set(), [], []
     division, dataset, is_imagenet, num_resumes = None, None, True, 0
     for line, event in read_events(path):
@@ -255,14 +251,11 @@ def render_sum(logs: Sequence[CheckedLog]) -> str:
 def logs_as_json(logs: Sequence[CheckedLog]) -> dict[str, Any]:
     """The same for programs; the keys are those of docs/results.md."""
     return {'passed': all(log.passed for log in logs),
-            'logs': [_as_json(log) for log in logs],
+            'logs': [{'file': str(log.path), 'passed': log.passed, 'error': log.error, 'can_claim': log.claims,
+                      **{name: getattr(log.facts, name, None)
+                         for name in ('best_top1', 'dataset', 'is_imagenet', 'num_resumes')},
+                      'verdicts': [{'ruleset': v.ruleset, 'division': v.division, 'passed': v.passed,
+                                    'violations': v.violations} for v in log.verdicts]} for log in logs],
             'sum': {'num_logs': len(logs), 'num_unreadable': sum(log.facts is None for log in logs),
                     'rulesets': {r: {'num_passed': passed, 'num_failed': failed}
                                  for r, (passed, failed) in count_verdicts(logs).items()}}}
-
-
-def _as_json(log: CheckedLog) -> dict[str, Any]:
-    return {'file': str(log.path), 'passed': log.passed, 'error': log.error, 'can_claim': log.claims,
-            **{name: getattr(log.facts, name, None) for name in ('best_top1', 'dataset', 'is_imagenet', 'num_resumes')},
-            'verdicts': [{'ruleset': v.ruleset, 'division': v.division, 'passed': v.passed,
-                          'violations': v.violations} for v in log.verdicts]}

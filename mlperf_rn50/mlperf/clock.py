@@ -99,8 +99,7 @@ def _evaluations(found: Found) -> list[Moment]:
 
 
 def contradictions(found: Found) -> list[Oddity]:
-    """Where the clock of a log contradicts itself; of a resumed run, whose epochs come from several, where it goes on.
-    """
+    """Where the clock of a log contradicts itself; of a resumed run, whose epochs come from several, at its resumes."""
     if found.resumes:
         return list(_resumes(found))
     if keys.RUN_START not in found.single:

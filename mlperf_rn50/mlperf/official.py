@@ -117,11 +117,7 @@ def _say(error: Exception) -> str:
 
 
 def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str, ...]:
-    """Return what the official checker of 0.6.0 to 4.0.0 says of a log without long lines, a sentence per violation.
-
-    Args:
-        division: check as if this one had been logged; None takes the logged one.
-    """
+    """Return what the official checker of 0.6.0 to 4.0.0 says of a log without long lines, a sentence per violation."""
     lines, errors = _parse(path, ruleset)
     if not lines and not errors:
         return (f'there is no {":::MLL" if ruleset == "0.6.0" else ":::MLLOG"} line',)

@@ -76,11 +76,7 @@ class Package:
 
 
 def check_order(order: Order) -> None:
-    """Names that are to become folders, and the code that is to be submitted.
-
-    Raises:
-        UserError: a name cannot be one, or is taken; the code is not whole.
-    """
+    """Raise UserError unless the names can become folders and are not taken, and the code is whole."""
     for option, name in (('--org', order.org), ('--system', order.system)):
         if not _NAME.fullmatch(name):
             raise UserError(f'{option}: got {name!r:.100}, expected letters, digits, ., _ and -, and no . or - first')

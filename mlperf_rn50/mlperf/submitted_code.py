@@ -86,8 +86,7 @@ def _archive(home: Path, commit: str) -> bytes | None:
 
 
 def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
-    """Copy the program as the runs had it, where its checkout knows their commit, else as it is now; say what is off.
-    """
+    """Copy the program as the runs had it, where its checkout knows their commit, else as it is now, and say so."""
     commit = value_at(env, 'git_commit')
     if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit) and (tar := _archive(home, commit)):
         folder.mkdir(parents=True, exist_ok=True)
