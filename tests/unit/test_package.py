@@ -247,6 +247,7 @@ def test_a_finished_tree_is_checked_again(tree):
     rows = done.stdout.splitlines()
     assert rows[0] == f'{tree}: v4.0, no errors found'
     assert '  logs                box: 5 of 5 pass the rules of 4.0.0' in rows
+    assert "  mind: box: all 5 logs: submission_org is 'unnamed', box.json says 'us', which counts" in rows
     assert any(row.startswith('  result_summarizer   box: ') for row in rows)
     [gaps] = [row for row in rows if 'says nothing of' in row]
     assert gaps.startswith('  mind: systems/box.json says nothing of ') and 'cooling' in gaps
