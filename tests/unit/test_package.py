@@ -18,7 +18,7 @@ from mlperf_rn50.mlperf.describe_system import describe_system, find_base, merge
 from mlperf_rn50.mlperf.package import Order, Package, judge_runs, make_package, package_as_json, render_package
 from mlperf_rn50.mlperf.run import LogWarning
 from mlperf_rn50.mlperf.set_rules import find_oddities
-from mlperf_rn50.mlperf.submitted_code import copy_code
+from mlperf_rn50.mlperf.submitted_code import _CALLED, copy_code
 from mlperf_rn50.study.systems import load_systems
 
 DIGITS = ROOT / 'logs/digits_five'  # five real runs
@@ -171,6 +171,7 @@ def test_the_description_beside_the_logs_is_the_base_and_env_json_fills_its_gaps
     (tmp_path / 'systems/node.json').write_text(json.dumps(theirs))
     runs, base = runs_of(folder), find_base(folder / 'result_0.txt')
     ours, logged = (describe_system(runs, env, 'us', 'box', 'v4.0', base) for env in (ENV, {}))
+    ours['sw_notes'] = logged['sw_notes'] = 'a label'
     found, notes = merge_description(base, ours, logged)
     assert [found[k] for k in ('host_processor_model_name', 'cooling', 'other_software_stack', 'extra',
                                'number_of_nodes', 'submitter', 'system_name', 'division', 'status',
@@ -178,7 +179,8 @@ def test_the_description_beside_the_logs_is_the_base_and_env_json_fills_its_gaps
         'EPYC', 'water', {'a': '1'}, 'x', '3', 'us', 'box', 'open', ours['status'], '512 GB']
     env, logs = notes[0].split('; from the logs: ')
     assert env.startswith('the system description is systems/node.json; from env.json: ')
-    assert 'host_memory_capacity' in env and 'hw_notes' in logs and 'cooling' not in notes[0]
+    assert 'host_memory_capacity' in env and 'hw_notes' in logs
+    assert 'cooling' not in notes[0] and 'sw_notes' not in notes[0] and found['sw_notes'] == 'a label'
     assert notes[1:] == [
         'systems/node.json says number_of_nodes 3, the logs 2; results and description are to agree',
         'systems/node.json says division closed, the logs open; the logs count']
@@ -200,16 +202,20 @@ def test_whatever_stands_in_a_description_and_in_env_json(tmp_path, theirs, env)
 
 def test_the_code_is_that_of_the_commit_of_the_runs_else_that_of_now(tmp_path):
     home = tmp_path / 'checkout'
-    (home / 'launch').mkdir(parents=True)
-    (home / 'launch/setup.sh').touch()
-    assert copy_code(tmp_path / 'code', {'git_commit': '$(touch evil)'}, home) == (
-        'the code is that of now; the runs were made by commit $(touch evil)')
-    assert (tmp_path / 'code/launch/setup.sh').is_file()
-    commit = run(['git', '-C', ROOT, 'rev-parse', 'HEAD']).stdout.strip()
-    if not commit:
-        pytest.skip('this is no checkout')
-    assert copy_code(tmp_path / 'old', {'git_commit': commit}, ROOT) == ''
-    assert (tmp_path / 'old/launch/setup.sh').is_file()
+
+    def commit(*names):
+        for name in names:
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / name).write_text('old')
+        for words in (['init', '-q'], ['add', '-A'], ['-c', 'user.name=x', '-c', 'user.email=x', 'commit', '-qm', 'x']):
+            assert run(['git', '-C', home, *words]).returncode == 0
+        return run(['git', '-C', home, 'rev-parse', 'HEAD']).stdout.strip()
+    part, whole = commit('launch/setup.sh'), commit(*_CALLED)  # which a submission needs
+    (home / 'launch/setup.sh').write_text('now')
+    for i, (name, text) in enumerate([(whole, 'old'), (part, 'now'), ('HEAD', 'now'), ('$(touch evil)', 'now')]):
+        assert copy_code(tmp_path / str(i), {'git_commit': name}, home) == (
+            '' if text == 'old' else f'the code is that of now; the runs were made by commit {name}')
+        assert (tmp_path / f'{i}/launch/setup.sh').read_text() == text
 
 
 def test_an_installed_copy_has_no_code_to_submit(tmp_path, monkeypatch):
@@ -298,7 +304,8 @@ def test_scores_that_differ_are_said(tmp_path, official, scored, is_said):
     made = Package(tmp_path, oddities=('result_0.txt: x',), official_score_minutes=official)
     text = ('the scores differ: result_summarizer gives 0.44 min, the logs as they are read here 0.48 min; a round '
             'takes that of result_summarizer; what is said of the logs above tells why')
-    assert (f'  mind: {text}' in render_package(made, 'x', scored).splitlines()) == is_said
+    rendered = render_package(made, 'x', scored)
+    assert (f'  mind: {text}' in rendered.splitlines()) == ('differ' in rendered) == is_said
     scaled = replace(made, findings=(('scaling', '1.1 for box'),))
     assert 'differ' not in render_package(scaled, 'x', scored)
 
