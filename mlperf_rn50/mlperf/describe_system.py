@@ -151,7 +151,7 @@ def check_description(home: Path, system: str, divisions: Set[str | None]) -> tu
     except ValueError as e:
         return [f'{where}: {str(e)[:200]}'], []
     flaws = [f'{k} is {content[k]!r:.40}, expected a whole number' for k in _NUMBERS
-             if k in content and not (type(content[k]) in (int, str) and re.fullmatch('[0-9]{1,9}', str(content[k])))]
+             if k in content and not re.fullmatch('[0-9]{1,9}', str(content[k]))]
     flaws += [f'division is {str(content.get("division")):.40}, the logs say {logged}'
               for logged in sorted(map(str, divisions)) if content.get('division') != logged]
     gaps = find_gaps(content)

@@ -97,7 +97,8 @@ def test_a_torn_end_does_not_swallow_the_next_line_and_a_full_disk_is_an_error(t
     log = RunLog(path, None, is_resumed=True)
     log.run_resumed(10, 2, 33.0)
     first, last = path.read_text().splitlines()
-    assert first == 'whole' and json.loads(last.removeprefix(':::MLLOG '))['key'] == 'run_resumed'
+    resumed = json.loads(last.removeprefix(':::MLLOG '))
+    assert first == 'whole' and (resumed['key'], resumed['metadata']['epoch_num']) == ('run_resumed', 3)
     log.close()
     log._sink._file = LineFile(Path('/dev/full'))
     with pytest.raises(StorageError, match='/dev/full: cannot write: No space left on device; the disk at /dev has'):
