@@ -22,7 +22,7 @@ from mlperf_rn50.mlperf.collect import integer, number
 from mlperf_rn50.mlperf.description import beside
 from mlperf_rn50.mlperf.energy import KINDS, Energy, read_energy
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.mlperf.liveness import age_s
+from mlperf_rn50.mlperf.facts import age_s
 from mlperf_rn50.mlperf.reader import read_run
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.telemetry import find_telemetry
