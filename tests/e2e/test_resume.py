@@ -7,8 +7,8 @@ from contextlib import suppress
 import numpy as np
 import psutil
 import pytest
-from e2e.training import arguments, command, metrics, start, wait_for_checkpoint, wait_for_step
-from helpers import CLI, HANG_LIMIT_S, call, run, under_ranks
+from e2e.training import arguments, metrics, start, thin_ranks, wait_for_checkpoint, wait_for_step
+from helpers import HANG_LIMIT_S, call, run
 
 from mlperf_rn50.files import LineFile
 from mlperf_rn50.mlperf.reader import read_events, read_run
@@ -33,13 +33,13 @@ def assert_same_end(run_dir, whole_dir):
 
 def test_killed_between_two_checkpoints_and_resumed(whole_run, tiny, tmp_path):
     options = ['--checkpoint.period_epochs=0', '--checkpoint.period_steps=4', '--checkpoint.keep=3']
-    process = start(under_ranks(2, command(tmp_path, tiny, *options)))
+    process = start(thin_ranks(2, *arguments(tmp_path, tiny, *options)))
     wait_for_checkpoint(tmp_path, 8, process)
     for victim in [*psutil.Process(process.pid).children(recursive=True), process]:
         with suppress(psutil.NoSuchProcess):  # a rank ends with its watcher
             victim.kill()
     process.communicate()
-    done = run(under_ranks(2, [*CLI, 'train', '--resume', tmp_path]))
+    done = run(thin_ranks(2, 'train', '--resume', tmp_path))
     assert done.returncode == 1, done.stderr  # the target is out of reach, as in the whole run
     resumed_at = metrics(tmp_path, 'resumed')[0]['step']
     assert resumed_at >= 8 and resumed_at % 4 == 0
@@ -50,7 +50,7 @@ def test_killed_between_two_checkpoints_and_resumed(whole_run, tiny, tmp_path):
 
 @pytest.mark.slow
 def test_asked_to_stop_and_resumed(whole_run, tiny, tmp_path):
-    process = start(under_ranks(2, command(tmp_path, tiny, '--checkpoint.period_epochs=0')))
+    process = start(thin_ranks(2, *arguments(tmp_path, tiny, '--checkpoint.period_epochs=0')))
     wait_for_step(tmp_path, 6, process)
     process.send_signal(signal.SIGUSR1)
     out, err = process.communicate(timeout=HANG_LIMIT_S)
@@ -60,7 +60,7 @@ def test_asked_to_stop_and_resumed(whole_run, tiny, tmp_path):
     assert 6 < load(path)[0].step < 20
     log = (tmp_path / 'result_0.txt').read_text()
     assert '"run_stop"' in log and '"aborted"' in log
-    done = run(under_ranks(2, [*CLI, 'train', '--resume', tmp_path, '--checkpoint.period_epochs=1']))
+    done = run(thin_ranks(2, 'train', '--resume', tmp_path, '--checkpoint.period_epochs=1'))
     assert done.returncode == 1, done.stderr
     assert_same_end(tmp_path, whole_run[0])
 
@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_two_ranks_alike(whole_run, tmp_p
     assert done.returncode == 2 and 'ranks: got 1, the checkpoint has 2; start 2 ranks' in done.stderr
     done = call('train', '--resume', last, '--train.max_epochs=5')
     assert done.returncode == 2 and 'is damaged' in done.stderr and 'Traceback' not in done.stderr
-    done = run(under_ranks(2, [*CLI, 'train', '--resume', run_dir, '--train.max_epochs=4']))
+    done = run(thin_ranks(2, 'train', '--resume', run_dir, '--train.max_epochs=4'))
     assert done.returncode == 1 and done.stderr.count('is damaged') == 1, done.stderr
     assert metrics(run_dir, 'resumed')[0]['step'] == 15
     assert_same_end(run_dir, whole_run[0])

@@ -4,8 +4,8 @@ import platform
 import re
 
 import pytest
-from e2e.training import NUM_VAL, STEPS_PER_EPOCH, arguments, command, metrics
-from helpers import ROOT, call, run, under_ranks
+from e2e.training import NUM_VAL, STEPS_PER_EPOCH, arguments, metrics, thin_ranks
+from helpers import ROOT, call, run
 
 SGD = '--optimizer.name=sgd'
 pytestmark = pytest.mark.usefixtures('thin')
@@ -68,8 +68,8 @@ def test_the_same_seed_gives_the_same_run_and_none_a_fresh_one_and_each_run_its_
 ], ids=['sgd', 'lars', 'step', 'accumulate', 'bfloat16', 'compressed'])
 def test_every_way_to_train_writes_a_log_that_passes(tiny, tmp_path, options):
     words = ['--train.target_accuracy=0.01', '--run.clear_caches=true', '--run.log_v06=true', *options]
-    done = call(*arguments(tmp_path, tiny, *words)) if options == [SGD] else \
-        run(under_ranks(2, command(tmp_path, tiny, *words)))
+    words = arguments(tmp_path, tiny, *words)
+    done = call(*words) if options == [SGD] else run(thin_ranks(2, *words))
     assert done.returncode == 0, done.stderr
     assert 'epochs to converge  1' in done.stdout
     checked = call('check', tmp_path / 'result_0.txt')
@@ -100,7 +100,7 @@ def assert_one_line(done, code, message):
 
 def test_mistakes_take_one_line_from_rank_0(tiny, tmp_path):
     options = ['--run.num_nodes=1', '--run.ranks_per_node=4']
-    assert_one_line(run(under_ranks(2, command(tmp_path, tiny, *options))), 2, 'but 2 were started')
+    assert_one_line(run(thin_ranks(2, *arguments(tmp_path, tiny, *options))), 2, 'but 2 were started')
 
 
 @pytest.mark.parametrize('options, code, message', [
