@@ -12,7 +12,7 @@ from helpers import call, wait_for
 from mlperf_rn50.train import events, loop
 from mlperf_rn50.train.checkpoint import list_checkpoints, load
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('thin')]
 PHASES = {'start-up': lambda e: isinstance(e, events.InitStarted),
           'training': lambda e: isinstance(e, events.StepDone) and e.step == 7,
           'evaluation': lambda e: isinstance(e, events.EvalStarted) and e.epoch == 1,

@@ -47,14 +47,13 @@ def test_the_run_folder_holds_what_a_reader_needs(whole_run):
     assert all(0 <= m['num_top1'] <= m['num_top5'] <= NUM_VAL for m in evaluations)
 
 
-def test_the_same_seed_gives_the_same_run_and_none_a_fresh_one_and_each_run_its_number(tiny, tmp_path):
-    for seed in (3, 3, 'null'):
-        done = call(*arguments(tmp_path, tiny, f'--run.seed={seed}', '--train.target_accuracy=0.01'))
+def test_the_same_seed_gives_the_same_run_and_each_run_has_its_number(tiny, tmp_path):
+    for _ in range(2):
+        done = call(*arguments(tmp_path, tiny, '--train.target_accuracy=0.01'))
         assert done.returncode == 0 and 'epochs to converge  1' in done.stdout, done.stderr
-    one, same, other = (metrics(tmp_path, name=f'metrics{k}.jsonl') for k in ('', '_1', '_2'))
-    assert one == same != other and len(metrics(tmp_path, 'train')) == STEPS_PER_EPOCH
-    assert {f'{name}_2.{kind}' for name, kind in (('result', 'txt'), ('config', 'yaml'), ('train', 'log'))} < {
-        p.name for p in tmp_path.iterdir()}
+    one, same = (metrics(tmp_path, name=f'metrics{k}.jsonl') for k in ('', '_1'))
+    assert one == same and len(metrics(tmp_path, 'train')) == STEPS_PER_EPOCH
+    assert {'result_1.txt', 'config_1.yaml', 'train_1.log'} < {p.name for p in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize('options', [
@@ -98,9 +97,8 @@ def assert_one_line(done, code, message):
     assert 'Traceback' not in done.stderr
 
 
-def test_mistakes_take_one_line_from_rank_0(tiny, tmp_path):
-    options = ['--run.num_nodes=1', '--run.ranks_per_node=4']
-    assert_one_line(run(thin_ranks(2, *arguments(tmp_path, tiny, *options))), 2, 'but 2 were started')
+def test_mistakes_take_one_line_from_rank_0():
+    assert_one_line(run(thin_ranks(2, 'train', '--resume=/nonexistent')), 2, 'no checkpoint in it')
 
 
 @pytest.mark.parametrize('options, code, message', [
@@ -110,7 +108,6 @@ def test_mistakes_take_one_line_from_rank_0(tiny, tmp_path):
     (['--data.dir=/nonexistent'], 2, 'make the data with: mlperf-rn50 prepare'),
     (['--train.device=gpu'], 2, 'train.device: got gpu, and MXNet sees none'),
     (['--run.dir=/proc/x'], 2, 'run.dir: /proc/x'),
-    (['--resume=/nonexistent'], 2, 'no checkpoint in it'),
 ])
 def test_mistakes_take_one_line(tiny, tmp_path, options, code, message):
     assert_one_line(call(*arguments(tmp_path, tiny, *options)), code, message)

@@ -61,17 +61,6 @@ def start(words) -> subprocess.Popen:
                             start_new_session=True)
 
 
-def wait_for_step(run_dir, step, process) -> None:
-    """Waits until a step was reported."""
-    path, deadline = run_dir / 'metrics.jsonl', time.monotonic() + HANG_LIMIT_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()
-        if path.exists() and any(f'"step": {step},' in line for line in path.read_text().splitlines()):
-            return
-        time.sleep(0.01)
-    raise AssertionError(f'step {step} was not reached')
-
-
 def wait_for_checkpoint(run_dir, step, process) -> None:
     """Waits until a checkpoint of a step or a later one is on disk: a thread writes it while training goes on."""
     deadline = time.monotonic() + HANG_LIMIT_S

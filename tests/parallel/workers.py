@@ -1,4 +1,4 @@
-"""What the ranks of the parallel tests run, in one start: python workers.py OUT COMPRESSION NUM_SHARING CALLS.
+"""What the ranks of the parallel tests run, in one start: python workers.py OUT NUM_SHARING CALLS.
 
 CALLS is a JSON list of [key, function, arguments]; rank r writes the results by key to OUT/r.json. Where several ranks
 share a GPU, arrays of mx.cpu(1) stand for those of one: they are copied to the host and back.
@@ -7,6 +7,7 @@ import json
 import sys
 import time
 import zlib
+from copy import copy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -104,6 +105,13 @@ def steps(comm, data_dir, optimizer, micro, first_step):
     params = trainer.net.collect_params()
     names = ('conv0_weight', 'stage3_unit1_conv1_weight', 'bn0_gamma', 'fc1_weight', 'fc1_bias')
     return {'losses': losses, **{n: params[n].data().asnumpy().ravel()[:200].tolist() for n in names}}
+
+
+def compressed_steps(comm, data_dir):
+    """The same with gradients that travel in 16 bits."""
+    compressed = copy(comm)
+    compressed._compression = 'fp16'
+    return steps(compressed, data_dir, 'sgd', 1, 0)
 
 
 def _trainer(comm, data_dir):
@@ -232,9 +240,9 @@ def shards(comm, data_dir):
 
 
 def main():
-    out, compression, num_sharing, calls = sys.argv[1:]
+    out, num_sharing, calls = sys.argv[1:]
     resnet.STAGE_CHANNELS = (16, 32, 64, 128)  # a quarter: a sixteenth of the time
-    comm = open_comm(compression, [3], num_sharing=int(num_sharing))
+    comm = open_comm('none', [3], num_sharing=int(num_sharing))
     with mx.cpu(int(num_sharing) > 1):
         results = {key: globals()[name](comm, *arguments) for key, name, arguments in json.loads(calls)}
     (Path(out) / f'{comm.rank}.json').write_text(json.dumps(results))
