@@ -7,8 +7,7 @@ from mlperf_rn50.cli.classify import likeliest
 from mlperf_rn50.data.pipeline import Batch
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.train.comm import LocalComm
-from mlperf_rn50.train.confusions import NO_CLASS, Confusion, ConfusionMatrix
-from mlperf_rn50.train.evaluate import Accuracy, correct_counts, evaluate
+from mlperf_rn50.train.evaluate import NO_CLASS, Accuracy, Confusion, ConfusionMatrix, correct_counts, evaluate
 
 
 def counts(logits, labels, num_valid=None):
