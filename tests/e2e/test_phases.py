@@ -59,18 +59,6 @@ def assert_one_line(done, code, *said):
         assert text in line, line
 
 
-@pytest.mark.parametrize('phase', ['start-up', 'evaluation'])
-def test_a_disk_that_is_full_is_named(train, phase):
-    def fill(run_dir):
-        [file] = [p for p in Path('/proc/self/fd').iterdir() if os.path.realpath(p) == f'{run_dir}/result_0.txt']
-        os.dup2(os.open('/dev/full', os.O_WRONLY), int(file.name))
-    done, run_dir = train([phase], fill)
-    assert_one_line(done, 1, 'result_0.txt', 'No space left on device', 'bytes free')
-    for path in list_checkpoints(run_dir / 'checkpoints'):
-        load(path)
-    assert (len(list_checkpoints(run_dir / 'checkpoints')) > 0) == (phase != 'start-up')
-
-
 @pytest.mark.parametrize('phase', ['start-up', 'training', 'checkpoint'])
 def test_a_run_folder_that_vanishes_is_named(train, phase):
     """What a mount leaves behind when it is gone: an empty folder that nothing of the run may be written to."""

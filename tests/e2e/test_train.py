@@ -123,15 +123,3 @@ def test_synthetic_images_need_no_data_and_telemetry_goes_on_after_a_resume(tmp_
     assert path.name == f'telemetry_0_{platform.node()}.jsonl'
     starts = [r for line in path.read_text().splitlines() if (r := json.loads(line)).get('event') == 'run_start']
     assert starts[0]['clock_s'] < starts[1]['clock_s']
-
-
-@pytest.mark.slow
-def test_a_network_without_norms_trains_goes_on_and_is_another_benchmark(tiny, tmp_path):
-    options = ['--model.name=googlenet', '--data.image_size=64', '--data.resize_shorter=64', SGD]
-    assert call(*arguments(tmp_path, tiny, *options, '--train.max_epochs=1')).returncode == 1
-    done = call('train', '--resume', tmp_path, '--train.max_epochs=2')
-    assert done.returncode == 1, done.stderr
-    assert [m['epoch'] for m in metrics(tmp_path, 'eval')] == [1, 2]
-    assert '"submission_benchmark", "value": "googlenet"' in (tmp_path / 'result_0.txt').read_text()
-    report = call('report', tmp_path)
-    assert 'googlenet' in report.stdout + report.stderr

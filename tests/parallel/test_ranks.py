@@ -17,7 +17,6 @@ OPTIMIZERS, FIRST_STEPS = ['sgd', 'lars'], {'whole': 0, 'padded': 28}
 # Optimizer, first step and passes a step, for each number of ranks; 0 starts one process without a launcher.
 ONE_PASS = [(*case, 1) for case in product(OPTIMIZERS, FIRST_STEPS)]
 STEPS = {0: [*ONE_PASS, ('lars', 'padded', 4)], 1: [], 2: [*ONE_PASS, ('sgd', 'padded', 2)], 3: ONE_PASS}
-EVAL_BATCHES = {0: [360, 7], 1: [], 2: [50], 3: [7]}
 # Whose snapshot a number of ranks goes back to.
 BEFORE = {0: 0, 1: 0, 2: 0, 3: 2}
 THREE = pytest.param(3, marks=pytest.mark.slow)
@@ -41,11 +40,10 @@ def step_key(optimizer, first, num_passes):
 
 def calls_of(num_ranks, data, snapshots):
     """Everything that a number of ranks is asked to do in one start."""
-    calls = [['collectives', 'collectives', []], ['statistics', 'statistics', [data]], ['shards', 'shards', [data]],
+    calls = [['collectives', 'collectives', []], ['statistics', 'statistics', [data]],
              ['save', 'save_snapshot', [data, snapshots / f'{num_ranks}.npz']],
              ['restored', 'restored', [data, snapshots / f'{BEFORE[num_ranks]}.npz']]]
     calls += [[step_key(*case), 'steps', [data, case[0], case[2], FIRST_STEPS[case[1]]]] for case in STEPS[num_ranks]]
-    calls += [[f'evaluation {n}', 'evaluation', [data, n]] for n in EVAL_BATCHES[num_ranks]]
     if num_ranks == 2:
         calls += [['background', 'background', []], ['buckets', 'buckets', [data]],
                   ['compressed', 'compressed_steps', [data]]]
@@ -153,18 +151,3 @@ def test_a_flipped_bit_is_found_and_named(results, num_ranks, blamed):
 def test_a_snapshot_is_restored_by_another_number_of_ranks(results, num_ranks):
     for got in results(num_ranks):
         assert got['restored']['num'] > 100 and got['restored']['different'] == []
-
-
-@pytest.mark.parametrize('num_ranks', [0, 2, THREE])
-def test_an_evaluation_counts_every_image_once_for_any_ranks_and_batch(results, num_ranks):
-    one = results(0)[0]['evaluation 360']['counts'][0]
-    counts = [c for got in results(num_ranks) for n in EVAL_BATCHES[num_ranks]
-              for c in got[f'evaluation {n}']['counts']]
-    assert len(counts) >= 4 and all(c == one for c in counts)
-    assert one[2] == 360 and 0 < one[0] < one[1] < 360
-
-
-@pytest.mark.parametrize('num_ranks', [2, THREE])
-def test_an_epoch_of_all_ranks_is_the_data_set(results, num_ranks):
-    whole = results(0)[0]['shards']
-    assert all(got['shards'] == whole for got in results(num_ranks)) and sum(whole['counts']) == 1437

@@ -9,19 +9,17 @@ import time
 import zlib
 from copy import copy
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 
 from mlperf_rn50.config import CommConfig, Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-from mlperf_rn50.data.pipeline import eval_batches, train_batches
+from mlperf_rn50.data.pipeline import train_batches
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.model import resnet
 from mlperf_rn50.train.agreement import check_agreement
 from mlperf_rn50.train.comm import open_comm
-from mlperf_rn50.train.evaluate import evaluate
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer
 
@@ -215,28 +213,6 @@ def divergence(comm, data_dir):
             bits.view(np.uint32).ravel()[1234] ^= 1
             weight[:] = bits
     return {'said': said}
-
-
-def evaluation(comm, data_dir, batch_size):
-    """Counts over the validation set by all ranks."""
-    config = _config(data_dir, 'sgd', 1)
-    config = replace(config, train=replace(config.train, eval_batch_size=int(batch_size)))
-    plan = make_plan(config, comm.world_size)
-    trainer = Trainer(plan, comm, 0, None)
-    batches = eval_batches(config, plan.eval_shard(comm.rank), None)
-    results = [evaluate(trainer.net, batches(), 360, comm) for _ in range(2)]
-    return {'counts': [[r.num_top1, r.num_top5, r.num_images] for r in results]}
-
-
-def shards(comm, data_dir):
-    """Labels and counts of an epoch, through DALI."""
-    plan = make_plan(_config(data_dir, 'sgd', 1), comm.world_size)
-    shard = plan.train_shard(comm.rank)
-    batches = islice(train_batches(plan.config, shard, 3, 0, None), shard.steps_per_epoch)
-    counts = np.zeros(10, int)
-    for batch in batches:
-        counts += np.bincount(batch.labels.asnumpy()[:batch.num_valid], minlength=10)
-    return {'counts': comm.sum(counts.tolist()), 'num_steps': shard.steps_per_epoch}
 
 
 def main():

@@ -10,10 +10,14 @@ from mlperf_rn50.train.comm import LocalComm
 from mlperf_rn50.train.evaluate import NO_CLASS, Accuracy, Confusion, ConfusionMatrix, correct_counts, evaluate
 
 
-def counts(logits, labels, num_valid=None):
-    got = correct_counts(mx.nd.array(logits), mx.nd.array(labels, dtype='int32'),
-                         len(labels) if num_valid is None else num_valid)
-    return [int(n) for n in got.asnumpy()]
+def batch(logits, labels, num_valid=None) -> Batch:
+    return Batch(mx.nd.array(logits), mx.nd.array(labels, dtype='int32'),
+                 len(labels) if num_valid is None else num_valid)
+
+
+def counts(*args):
+    made = batch(*args)
+    return [int(n) for n in correct_counts(made.images, made.labels, made.num_valid).asnumpy()]
 
 
 def test_against_sorting():
@@ -39,11 +43,6 @@ def test_not_a_number_is_never_right():
 def test_equal_logits_rank_by_class_number_and_fewer_classes_than_five_are_all_in():
     assert counts(np.zeros((7, 7)), range(7)) == [1, 5]
     assert counts(np.eye(3), [0, 1, 0]) == [2, 3]
-
-
-def batch(logits, labels, num_valid=None) -> Batch:
-    return Batch(mx.nd.array(logits), mx.nd.array(labels, dtype='int32'),
-                 len(labels) if num_valid is None else num_valid)
 
 
 def test_the_whole_set_is_divided_once_and_another_number_of_images_is_an_error():
