@@ -155,11 +155,7 @@ def describe_machine(num_hosts: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Shown:
-    """A table of a bench: keys of its rows in the JSON form, and how the table shows them.
-
-    Args:
-        rows: by key; None is shown as '-'.
-    """
+    """A table of a bench: keys of its rows in the JSON form, and how the table shows them; None is shown as '-'."""
 
     title: str
     columns: tuple[tuple[str, str, str], ...]

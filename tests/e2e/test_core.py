@@ -36,6 +36,8 @@ def test_a_warm_up_leaves_no_trace(tiny, tmp_path, options):
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, arrays_warm[name], err_msg=name)
     assert metrics(cold) == metrics(warm) and log_of(cold) == log_of(warm)
+    benchmark = 'googlenet' if '--model.name=googlenet' in options else 'resnet'
+    assert [value for key, value, _ in log_of(cold) if key == 'submission_benchmark'] == [benchmark]
 
 
 def test_no_image_is_touched_before_the_clock_runs(tiny, tmp_path, monkeypatch):

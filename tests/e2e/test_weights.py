@@ -7,8 +7,8 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-from e2e.training import NUM_VAL, metrics
-from helpers import CLI, call, run, under_ranks
+from e2e.training import NUM_VAL, metrics, thin_ranks
+from helpers import call, run
 from PIL import Image
 
 from mlperf_rn50.cli._parsers import config_parser
@@ -21,6 +21,8 @@ from mlperf_rn50.model import resnet
 from mlperf_rn50.model.weights import describe_weights, load_weights, portable, save_weights
 from mlperf_rn50.model.zoo import build_model, restore_model
 from mlperf_rn50.options import load_yaml, resolve_tree
+
+pytestmark = pytest.mark.usefixtures('thin')
 
 
 def config_of(run_dir):
@@ -44,7 +46,7 @@ def evaluation(done) -> dict:
 @pytest.mark.parametrize('num_ranks', [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_accuracy_of_the_log_over_any_number_of_ranks(kept, num_ranks):
     words = ['evaluate', kept, '--format', 'json']
-    found = evaluation(run(under_ranks(num_ranks, [*CLI, *words])) if num_ranks else call(*words))
+    found = evaluation(run(thin_ranks(num_ranks, *words)) if num_ranks else call(*words))
     [logged] = [m for m in metrics(kept, 'eval') if m['epoch'] == found['epoch']]
     assert [found[k] for k in ('num_top1', 'num_top5', 'num_images')] == [
         logged[k] for k in ('num_top1', 'num_top5', 'num_images')]
