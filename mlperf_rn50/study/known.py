@@ -137,6 +137,10 @@ class KnownSet:
         return self.recipe.global_batch_size / self.num_units if self.num_units else None
 
     @property
+    def minutes(self) -> float | None:
+        return self.time_s / 60 if self.time_s else None
+
+    @property
     def step_s(self) -> float | None:
         """Seconds of a training step."""
         if not self.times or not self.train_samples:

@@ -10,6 +10,7 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.study.known import Recipe, load_published, make_recipe
 from mlperf_rn50.study.predict import (
     NO_COSTS,
+    PUBLISHED_LINK,
     Base,
     Epochs,
     Layout,
@@ -17,7 +18,6 @@ from mlperf_rn50.study.predict import (
     base_of,
     costs_for,
     predict_layout,
-    published_link,
 )
 from mlperf_rn50.study.predict_answer import Asked, make_answer
 from mlperf_rn50.study.predict_sources import Source
@@ -120,7 +120,7 @@ PUBLISHED_BASES = [(k, b) for k in load_published() if (b := base_of(k))]
 def test_the_knee_lies_between_the_fastest_and_the_cheapest(start, splits, batch, is_strong, price):
     known, base = start
     asked = Asked(tuple(splits), batch, is_strong=is_strong, price=price)
-    answer = make_answer(asked, Source(base, published_link(), (known,)))
+    answer = make_answer(asked, Source(base, PUBLISHED_LINK, (known,)))
     for row in answer.timed:
         assert answer.fastest.minutes <= row.minutes and answer.cheapest.node_hours <= row.node_hours
         assert row.node_hours == pytest.approx(row.minutes / 60 * row.layout.num_nodes)

@@ -12,6 +12,7 @@ from mlperf_rn50.study import predict
 from mlperf_rn50.study.known import known_of, load_published, make_recipe
 from mlperf_rn50.study.predict import (
     NO_COSTS,
+    PUBLISHED_LINK,
     Base,
     Epochs,
     Layout,
@@ -20,7 +21,6 @@ from mlperf_rn50.study.predict import (
     base_of,
     costs_without,
     predict_layout,
-    published_link,
     ring_s,
 )
 from mlperf_rn50.study.predict_validation import render_validation, validate, validate_systems
@@ -127,7 +127,7 @@ def test_pairs_are_of_one_maker_round_and_kind():
     assert base_for(published('2xXE8545x4A100-SXM-80GB'), sets) is None
     assert base_for(many, [replace(DGX, round='v1.0')]) is None
     many, unnamed = replace(many, accelerator=None), replace(DGX, accelerator=None)
-    assert base_for(many, [unnamed]) is unnamed
+    assert base_for(many, [unnamed]) .known is unnamed
     assert base_for(replace(many, num_accelerators=96 * 16), [unnamed]) is None
 
 
@@ -167,7 +167,7 @@ def test_a_log_of_a_run_shorter_than_its_epochs_predicts_no_negative_minutes(tmp
     write_set(tmp_path, 2, nodes=1, ranks=8, batch=3264, accuracies=(0.5, 0.7, 0.76), optimizer=schedule, first_s=0.001,
               epoch_s=10_000.0, accelerators=False)
     known = known_of(*load_systems([tmp_path]))
-    p = predict_layout(base_of(known), Layout(1, 3264, known.recipe), published_link())
+    p = predict_layout(base_of(known), Layout(1, 3264, known.recipe), PUBLISHED_LINK, NO_COSTS)
     assert p.minutes is None and 'say nothing of so short a run' in p.refusal
 
 

@@ -8,12 +8,11 @@ import pytest
 from matplotlib.image import imread
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, Times, load_published
+from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, Times
 from mlperf_rn50.study.predict import Base, Epochs, Layout, Link, Prediction, base_of
 from mlperf_rn50.study.predict_answer import (
     Answer,
     Asked,
-    Row,
     make_answer,
     measured_epochs,
     own_recipe,
@@ -21,8 +20,7 @@ from mlperf_rn50.study.predict_answer import (
 )
 from mlperf_rn50.study.predict_plot import draw_prediction, dump_prediction
 from mlperf_rn50.study.predict_sources import Power, Source, load_source
-from mlperf_rn50.study.predict_tables import predict_object, render_json, render_tables
-from mlperf_rn50.study.predict_validation import validate
+from mlperf_rn50.study.predict_tables import render_json, render_tables
 
 RECIPE = Recipe('sgd', 64, 0.02, 1.0, 'poly', 12.0, target_accuracy=0.75, eval_period=1, first_eval_epoch=1)
 LINK = Link(1.0, 1_000_000, False, 'measured')  # a ring of 2 takes 8 ms
@@ -45,11 +43,6 @@ def source_of(*sets, link=LINK):
 
 def answer_of(source, *splits, **asked):
     return make_answer(Asked(splits, **asked), source)
-
-
-@pytest.fixture(scope='module')
-def validation():
-    return validate(load_published())
 
 
 @pytest.mark.parametrize('asked, units, batch', [
@@ -97,7 +90,7 @@ def test_the_recipe_of_imagenet_is_the_source_at_its_batch_and_else_a_published_
 
 def test_the_base_is_predicted_as_it_was_measured():
     [row] = answer_of(source_of(known()), (1, 2)).rows
-    assert row.prediction.step_s == pytest.approx(0.1) and row.step_error == pytest.approx(0)
+    assert row.step_s == pytest.approx(0.1) and row.step_error == pytest.approx(0)
     assert row.efficiency == pytest.approx(1) and row.measured_minutes == 1.0
     assert row.minutes == pytest.approx((3.5 * 100 * 0.1 + 3.5 + 2) / 60)
     assert row.error == pytest.approx(row.minutes - 1) and row.node_hours == pytest.approx(row.minutes / 60)
@@ -105,19 +98,19 @@ def test_the_base_is_predicted_as_it_was_measured():
 
 def test_a_layout_without_a_recipe_has_a_step_and_no_minutes():
     [row] = answer_of(source_of(known()), (2, 2)).rows
-    assert row.prediction.step_s == pytest.approx(0.1 + 2 * 3 / 4 * 0.008) and row.minutes is None
-    assert row.efficiency == pytest.approx(0.1 / 0.112) and row.node_hours is None and row.prediction.doubts
+    assert row.step_s == pytest.approx(0.1 + 2 * 3 / 4 * 0.008) and row.minutes is None
+    assert row.efficiency == pytest.approx(0.1 / 0.112) and row.node_hours is None and row.doubts
     [row] = answer_of(source_of(known()), (2, 2), is_strong=True).rows
-    assert row.minutes and row.prediction.compute_s == pytest.approx(0.05)
+    assert row.minutes and row.compute_s == pytest.approx(0.05)
 
 
-def test_without_a_link_several_nodes_are_refused_and_one_is_not(tmp_path, validation):
+def test_without_a_link_several_nodes_are_refused_and_one_is_not(tmp_path):
     answer = answer_of(source_of(known(), link=None), (1, 2), (2, 2))
     one, two = answer.rows
-    assert one.minutes and two.prediction.refusal.startswith('what joins the nodes is not known: name a bench')
+    assert one.minutes and two.refusal.startswith('what joins the nodes is not known: name a bench')
     refused = replace(answer, rows=(two,))
     assert not refused.predicted and draw_prediction(refused) is None
-    assert {p.name for p in dump_prediction(refused, validation, tmp_path / 'a/b').iterdir()} == {
+    assert {p.name for p in dump_prediction(refused, tmp_path / 'a/b').iterdir()} == {
         'prediction.json', 'prediction.md'}
 
 
@@ -132,8 +125,8 @@ def test_a_time_of_another_recipe_or_target_is_not_compared(optimizer, target, i
 
 def test_the_knee_is_where_time_begins_to_cost_more_than_it_saves():
     pairs = (1, 100.0), (2, 52.0), (4, 28.0), (8, 22.0), (16, None)
-    rows = tuple(Row(base_of(known()), Prediction(Layout(n, 2, RECIPE), minutes=m)) for n, m in pairs)
-    answer = Answer(Asked(()), source_of(known()), None, rows)
+    rows = tuple(Prediction(base_of(known()), Layout(n, 2, RECIPE), minutes=m) for n, m in pairs)
+    answer = Answer(None, source_of(known()), None, rows)
     assert (answer.fastest.layout.name, answer.cheapest.layout.name, answer.knee.layout.name) == ('8x2', '1x2', '4x2')
     for faster in (r for r in answer.timed if r.minutes < answer.knee.minutes):  # the definition
         assert math.log(faster.node_hours / answer.knee.node_hours) > math.log(answer.knee.minutes / faster.minutes)
@@ -146,21 +139,21 @@ def test_the_knee_is_where_time_begins_to_cost_more_than_it_saves():
     ('v0.6/NVIDIA/dgx1_ngc19.05_mxnet', ((2, 4), (1, 8)), {}, [1, 0]),  # nodes of another size
     ('dgxa100_n2_ngc20.06_mxnet', ((1, 8), (2, 8)), {'is_strong': True}, [1, 0])])  # worked back from two nodes
 def test_each_extrapolation_is_a_doubt(name, splits, asked, doubted):
-    assert [len(r.prediction.doubts) for r in answer_of(load_source([name]), *splits, **asked).rows] == doubted
+    assert [len(r.doubts) for r in answer_of(load_source([name]), *splits, **asked).rows] == doubted
 
 
 def test_ranks_that_share_a_node_and_single_runs_are_a_doubt():
     fewer, more = answer_of(source_of(known()), (1, 1), (1, 4), is_strong=True).rows
     one, two = (answer_of(source_of(known(epochs=e)), (1, 2)).rows[0] for e in ((3,), (3, 3)))
-    assert [len(r.prediction.doubts) for r in (fewer, more, one, two)] == [0, 1, 1, 0]
+    assert [len(r.doubts) for r in (fewer, more, one, two)] == [0, 1, 1, 0]
 
 
-def test_the_tables_of_ranks_on_other_data(validation):
+def test_the_tables_of_ranks_on_other_data():
     """All columns, notes and sources of ImageNet are in docs/predict.md, which test_predict_cli compares."""
     source = source_of(known(), known(2, 128, 0.11))
     answer = answer_of(source, (1, 2), (2, 2), (4, 2), price=3.0)
     [refused] = answer_of(source, (2, 3), global_batch_size=64).rows
-    lines = render_tables(replace(answer, rows=(*answer.rows, refused)), validation).splitlines()
+    lines = render_tables(replace(answer, rows=(*answer.rows, refused))).splitlines()
     assert '- Epochs of 1x2 on digits (not ImageNet): measured: 2 runs of 1x2 took 3 to 4' in lines
     assert '- Other costs on several nodes: none are supposed' in lines
     assert any(line.startswith('- Error of the model: no published system has several nodes') for line in lines)
@@ -171,8 +164,8 @@ def test_the_tables_of_ranks_on_other_data(validation):
                                   'epochs and minutes are not']
 
 
-def test_the_json_has_plain_numbers_and_every_layout(validation):
-    found = json.loads(render_json(answer_of(source_of(known(), link=None), (1, 2), (2, 2), (2, 3)), validation))
+def test_the_json_has_plain_numbers_and_every_layout():
+    found = json.loads(render_json(answer_of(source_of(known(), link=None), (1, 2), (2, 2), (2, 3))))
     one, two, _ = found['predictions']
     assert found['format'] == 'mlperf-rn50 predict 1' and found['link'] is found['validation'] is None
     assert (one['layout'], one['refusal'], one['epochs'], one['measured_minutes']) == ('1x2', None, 3.5, 1.0)
@@ -181,22 +174,22 @@ def test_the_json_has_plain_numbers_and_every_layout(validation):
     assert (found['fastest'], found['cheapest'], found['knee']) == ('1x2', '1x2', '1x2')
 
 
-def test_control_characters_of_a_log_do_not_steer_a_terminal(validation):
+def test_control_characters_of_a_log_do_not_steer_a_terminal():
     odd = known(name='1x2\x1b[2J', source='logs/\x07', dataset='d\x1b[1m')
-    text = render_tables(answer_of(source_of(odd), (1, 2), (2, 2)), validation)
+    text = render_tables(answer_of(source_of(odd), (1, 2), (2, 2)))
     assert '\x1b' not in text and '\x07' not in text and '1x2?[2J' in text
 
 
-def test_energy_is_that_of_the_nodes_that_were_measured(validation):
+def test_energy_is_that_of_the_nodes_that_were_measured():
     source = replace(source_of(known(), known(2, 128)), power=Power(360.0, ('cpu', 'gpu')))
     answer = answer_of(source, (1, 2), (2, 2), (1, 4))
     one, two, other = answer.rows
     assert answer.kwh(one) == pytest.approx(0.36 * one.minutes / 60)
     assert answer.kwh(two) == pytest.approx(2 * 0.36 * two.minutes / 60)
     assert other.minutes and answer.kwh(other) is None  # no node of four ranks was measured
-    text = render_tables(answer, validation)
+    text = render_tables(answer)
     assert 'Energy: 360 W a node, the mean of the CPUs and GPUs over the runs of the source; that' in text
-    assert '  kWh\n' in text and predict_object(answer, validation)['predictions'][0]['kwh'] == answer.kwh(one)
+    assert '  kWh\n' in text and json.loads(render_json(answer))['predictions'][0]['kwh'] == answer.kwh(one)
 
 
 def titles_of(picture):
@@ -216,9 +209,9 @@ def test_the_picture_shows_measured_beside_predicted_values():
 
 
 @pytest.mark.filterwarnings('error')
-def test_the_picture_is_written_in_the_light_and_in_the_dark(tmp_path, validation):
+def test_the_picture_is_written_in_the_light_and_in_the_dark(tmp_path):
     source = source_of(known(), known(2, 128))
-    dump_prediction(answer_of(source, (1, 2), (2, 2), (2, 3), local_batch_size=32, price=2.5), validation, tmp_path)
+    dump_prediction(answer_of(source, (1, 2), (2, 2), (2, 3), local_batch_size=32, price=2.5), tmp_path)
     light, dark = ((tmp_path / f'prediction{name}.svg').read_text() for name in ('', '_dark'))
     assert '#1b1e23' in light and '#ffffff' in light and '#1b1e23' not in dark and '#ffffff' not in dark
     assert light.count('<title>') == dark.count('<title>') > 4

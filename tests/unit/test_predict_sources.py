@@ -9,7 +9,7 @@ from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mlperf.energy import Energy
 from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.known import load_published
-from mlperf_rn50.study.predict import published_link, ring_s
+from mlperf_rn50.study.predict import PUBLISHED_LINK, ring_s
 from mlperf_rn50.study.predict_sources import Power, find_published, full_name, load_source
 
 A100 = 'dgxa100_ngc20.06_mxnet'
@@ -26,7 +26,7 @@ def dump(tmp_path):
 
 def test_a_published_system_by_its_name_or_the_last_part_of_it():
     source = load_source([f'V0.7/nvidia/{A100}'])
-    assert source.base == load_source([A100]).base and source.link == published_link()
+    assert source.base == load_source([A100]).base and source.link == PUBLISHED_LINK
     assert (source.base.num_nodes, source.base.num_units, source.base.global_batch_size) == (1, 8, 3264)
     assert [k.num_nodes for k in source.sets] == [1, 2, 96]  # what the validation pairs with it
     assert all(find_published(full_name(s)) is s for s in load_published())
@@ -103,7 +103,7 @@ def test_a_link_that_is_asked_for_wins_but_keeps_the_bytes(dump):
         assert (link.gbit_s, link.exchange_bytes, link.source) == (25.0, num_bytes, f'--link-gbit-s, {source}')
     assert load_source([A100, exchange]).link.exchange_bytes == 100_000_000
     of_gpus = load_source([dump('d.json', bench_train(gpus=['A100']))])
-    assert of_gpus.link == published_link() and of_gpus.notes[-1].startswith('Nobody says what joins the nodes')
+    assert of_gpus.link == PUBLISHED_LINK and of_gpus.notes[-1].startswith('Nobody says what joins the nodes')
 
 
 def test_an_exchange_within_one_host_says_nothing_of_the_link(dump):
