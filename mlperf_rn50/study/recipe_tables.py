@@ -23,7 +23,7 @@ class Recipes:
     """The published recipes of a batch, or those next to it, beside a choice or a configuration.
 
     Args:
-        target: Top-1 as a fraction; None for the own one of each recipe.
+        target: None for the own one of each recipe.
     """
 
     batch: int
@@ -42,9 +42,6 @@ class Recipes:
 def find_recipes(batch: int, opt_name: str | None, target: float | None, config: Config | None = None,
                  num_ranks: int | None = None) -> Recipes:
     """Return the recipes of a batch, and the one to train with or a configuration beside them.
-
-    Args:
-        num_ranks: of the configuration, None where it is not known.
 
     Raises:
         ConfigError: no recipe is known for it.

@@ -6,7 +6,7 @@ have. A run that is below its band twice in a row is behind: that is the alarm.
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
@@ -219,7 +219,6 @@ class Standing:
     Args:
         epoch: epochs trained.
         point: the same as a fraction of the schedule; None where it has no length.
-        accuracy: Top-1 as a fraction.
         here: the band; None where no reference run is.
         is_behind: the alarm: whether this evaluation and the one before are below.
         reference_epochs: first and last at which reference runs came to the target; None where none did.
@@ -320,12 +319,11 @@ def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Se
 
 def _find(recipe: Recipe, sets: Sequence[KnownSet], spreads: Mapping[int, float],
           eval_samples: int | None) -> Reference | None:
-    matches: tuple[tuple[How, Callable[[Recipe, Recipe], bool]], ...] = (
-        ('same', has_same_recipe), ('like', has_like_recipe))
-    for how, fits in matches:
-        if found := tuple(s for s in sets if s.converged and fits(recipe, s.recipe)):
-            return Reference(how, recipe, found, spreads, eval_samples)
-    return None
+    same, like = (tuple(s for s in sets if s.converged and fits(recipe, s.recipe))
+                  for fits in (has_same_recipe, has_like_recipe))
+    if not same and not like:
+        return None
+    return Reference('same' if same else 'like', recipe, same or like, spreads, eval_samples)
 
 
 def describe(recipe: Recipe) -> str:

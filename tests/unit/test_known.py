@@ -76,7 +76,7 @@ def test_a_set_of_logs_is_known_with_its_recipe_and_curves(tmp_path):
     [system] = load_systems([tmp_path])
     known = known_of(system)
     assert known.recipe == replace(recipe(V07), base_lr=0.6, weight_decay=1e-4, poly_power=None)
-    assert [r.epochs for r in known.converged] == [12] * 5 and [r.seed for r in known.runs] == [1, 2, 3, 4, 5]
+    assert [r.epochs for r in known.converged] == [12] * 5
     assert known.runs[0].curve == ((4, 0.5), (8, 0.7), (12, 0.76)) and known.is_imagenet
     assert known.time_s == system.time_s and known.times.evaluation_s == pytest.approx(1)
     assert known.times.epoch_s == pytest.approx(12)  # the mean of the three in the middle, as the score

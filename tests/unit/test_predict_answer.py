@@ -30,9 +30,9 @@ A100 = 'dgxa100_ngc20.06_mxnet'
 
 def known(nodes=1, batch=64, step_s=0.1, epochs=(3, 4), dataset='digits', **changes):
     """A set of two ranks a node, 6,400 images an epoch, evaluations of 1 s and 2 s outside."""
-    runs = tuple(KnownRun(f'result_{k}.txt', k, 'converged' if e else 'aborted', e, 20.0 * (e or 9), ((e or 9, 0.8),))
+    runs = tuple(KnownRun(f'result_{k}.txt', 'converged' if e else 'aborted', e, 20.0 * (e or 9), ((e or 9, 0.8),))
                  for k, e in enumerate(epochs))
-    found = KnownSet(f'logs/{nodes}x2', 'v0.7+', 'us', f'{nodes}x2', nodes, 0, 2 * nodes, None, None, dataset, 6400,
+    found = KnownSet(f'logs/{nodes}x2', 'v0.7+', 'us', f'{nodes}x2', nodes, 0, 2 * nodes, None, dataset, 6400,
                      replace(RECIPE, global_batch_size=batch), Times(step_s * 6400 / batch, 1.0, 2.0), 60.0, runs)
     return replace(found, **changes)
 

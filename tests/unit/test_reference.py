@@ -29,8 +29,8 @@ CURVE = ((10, 0.4), (20, 0.6), (30, 0.7), (40, 0.76))
 
 
 def known(*curves, recipe=RECIPE, dataset=None, status='converged', name='s'):
-    runs = tuple(KnownRun(f'result_{k}.txt', k, status, c[-1][0], 60.0, tuple(c)) for k, c in enumerate(curves))
-    return KnownSet('/runs/' + name, 'v0.7', 'us', name, 1, 8, 8, None, None, dataset, 1000, recipe, None, None, runs)
+    runs = tuple(KnownRun(f'result_{k}.txt', status, c[-1][0], 60.0, tuple(c)) for k, c in enumerate(curves))
+    return KnownSet('/runs/' + name, 'v0.7', 'us', name, 1, 8, 8, None, dataset, 1000, recipe, None, None, runs)
 
 
 def shifted(by):
