@@ -6,71 +6,57 @@ from dataclasses import replace
 
 import pytest
 from helpers import PUBLISHED
-from lines import write_set
 
 from mlperf_rn50.study import predict
-from mlperf_rn50.study.known import known_of, load_published, make_recipe
+from mlperf_rn50.study.known import known_of, load_published
 from mlperf_rn50.study.predict import (
     NO_COSTS,
-    PUBLISHED_LINK,
     Base,
     Epochs,
     Layout,
     Link,
     base_for,
-    base_of,
     costs_without,
     predict_layout,
     ring_s,
 )
-from mlperf_rn50.study.predict_validation import render_validation, validate, validate_systems
+from mlperf_rn50.study.predict_validation import render_validation, validate, validate_published, validate_systems
 from mlperf_rn50.study.systems import load_systems
 
 SLOW = Link(1.0, 100_000_000, False, 'measured')
 FAST = replace(SLOW, gbit_s=100.0)
-
-
-def published(name):
-    return next(s for s in load_published() if s.name == name)
-
-
-DGX = published('dgxa100_ngc20.06_mxnet')
+SETS = {s.name: s for s in load_published()}
+DGX = SETS['dgxa100_ngc20.06_mxnet']
 RECIPE = replace(DGX.recipe, global_batch_size=400, decay_epochs=10.0, eval_period=2, first_eval_epoch=1)
+ENDLESS = replace(RECIPE, decay_epochs=None)
 BASE = Base('one', 'made up', 1, 4, True, 400, 0.1, 0.0, 8.0, 5.0, 40_000, None)
-TWO = Layout(2, 4, RECIPE)
+RANKS = replace(BASE, has_accelerators=False)
+TWO_NODES = replace(BASE, num_nodes=2, num_units=8)
+ONE, TWO, FOUR = (Layout(n, 4, RECIPE) for n in (1, 2, 4))
 
 
 def test_a_ring_carries_a_message_nearly_twice():
     assert [ring_s(100_000_000, n, 1.0) for n in (1, 2, 8)] == pytest.approx([0, 0.8, 1.4])
 
 
-def test_the_parts_of_a_step_and_the_minutes_by_hand():
+@pytest.mark.parametrize('base, layout, link, other_s, parts', [  # compute, exchange, hidden, other; of the step
+    (BASE, TWO, FAST, 0.006, (0.05, 0.014, 0, 0.006)),  # half the images per accelerator, over a ring of 8
+    (BASE, TWO, replace(SLOW, gbit_s=1000.0, is_hidden=True), 0.0, (0.05, 0.0014, 0.0014, 0)),
+    (RANKS, TWO, replace(SLOW, is_hidden=True), 0.0, (0.05, 1.4, 2 / 3 * 0.05, 0)),  # behind the backward pass only
+    (TWO_NODES, ONE, FAST, 0.004, (2 * (0.1 - 0.014 - 0.004), 0, 0, 0)),  # one node exchanges nothing over the link
+    (replace(TWO_NODES, exchange_s=0.03, has_accelerators=False), TWO, SLOW, 0.0, (0.07, 0.03, 0, 0)),  # as measured
+    (replace(TWO_NODES, exchange_s=0.03, has_accelerators=False), FOUR, SLOW, 0.0, (0.035, 1.5, 0, 0))])
+def test_the_parts_of_a_step_by_hand(base, layout, link, other_s, parts):
+    p = predict_layout(base, layout, link, replace(NO_COSTS, step_s=other_s))
+    assert (p.compute_s, p.exchange_s, p.hidden_s, p.other_s) == pytest.approx(parts)
+    assert p.step_s == pytest.approx(parts[0] + parts[1] - parts[2] + parts[3])
+    assert p.images_per_s == pytest.approx(400 / p.step_s)
+
+
+def test_the_minutes_by_hand():
     p = predict_layout(BASE, TWO, FAST, replace(NO_COSTS, step_s=0.006))
-    assert p.compute_s == pytest.approx(0.05)  # half the images per accelerator
-    assert p.exchange_s == pytest.approx(2 * 7 / 8 * 0.008) and p.hidden_s == 0 and p.other_s == 0.006
-    assert p.step_s == pytest.approx(0.05 + 0.014 + 0.006) and p.images_per_s == pytest.approx(400 / 0.07)
     assert p.epochs.mean == 9  # evaluations after epochs 1, 3, ... and 9; the schedule ends after 10
     assert p.minutes == pytest.approx((9 * 100 * 0.07 + 5 * 8.0 / 2 + 5.0) / 60)
-
-
-def test_the_exchange_is_hidden_behind_the_backward_pass_only():
-    p = predict_layout(BASE, TWO, replace(SLOW, gbit_s=1000.0, is_hidden=True), NO_COSTS)
-    assert p.hidden_s == p.exchange_s and p.step_s == pytest.approx(0.05)
-    p = predict_layout(replace(BASE, has_accelerators=False), TWO, replace(SLOW, is_hidden=True), NO_COSTS)
-    assert p.hidden_s == pytest.approx(2 / 3 * 0.05) and p.step_s == pytest.approx(0.05 / 3 + 1.4)
-
-
-def test_one_node_exchanges_nothing_over_the_link():
-    base = replace(BASE, num_nodes=2, num_units=8)
-    p = predict_layout(base, Layout(1, 4, RECIPE), FAST, replace(NO_COSTS, step_s=0.004, step_spread_s=0.001))
-    assert (p.exchange_s, p.other_s) == (0, 0) and p.step_s == pytest.approx(2 * (0.1 - 0.014 - 0.004))
-    assert p.low_minutes < p.minutes < p.high_minutes  # what the nodes cost is taken off, and not known exactly
-
-
-def test_a_measured_exchange_is_that_of_its_own_layout():
-    base = replace(BASE, num_nodes=2, num_units=8, exchange_s=0.03, has_accelerators=False)
-    assert predict_layout(base, TWO, SLOW, NO_COSTS).step_s == pytest.approx(0.1)
-    assert predict_layout(base, Layout(4, 4, RECIPE), SLOW, NO_COSTS).exchange_s == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize('wide', [{'epochs_low': 0.8}, {'step_spread_s': 0.002},
@@ -81,30 +67,30 @@ def test_each_doubt_widens_the_interval(wide):
     assert p.low_minutes == pytest.approx(p.minutes) and p.high_minutes == pytest.approx(p.minutes)
     assert q.minutes == p.minutes and q.low_minutes < p.low_minutes
     assert (q.high_minutes > p.high_minutes) == ('epochs_low' not in wide)  # a schedule ends when it ends
+    if 'step_spread_s' in wide:  # what the nodes of the base cost is taken off, and not known exactly
+        p = predict_layout(TWO_NODES, ONE, FAST, replace(costs, **wide))
+        assert p.low_minutes < p.minutes < p.high_minutes
 
 
 def test_the_spread_of_the_runs_of_the_base_counts():
     runs = tuple(replace(r, time_s=r.epochs * s) for r, s in zip(DGX.runs, (9.0, 10.0, 11.0, 10.0, 10.0)))
-    base = replace(BASE, known=replace(DGX, runs=runs))
-    p = predict_layout(base, Layout(1, 4, RECIPE), SLOW, NO_COSTS)
+    p = predict_layout(replace(BASE, known=replace(DGX, runs=runs)), ONE, SLOW, NO_COSTS)
     share = 1.533 * math.sqrt(0.5) / 10  # Student's t of four degrees of freedom
-    assert p.low_minutes == pytest.approx(p.minutes * (1 - share)) and p.high_minutes == pytest.approx(
-        p.minutes * (1 + share))
+    assert (p.low_minutes, p.high_minutes) == pytest.approx((p.minutes * (1 - share), p.minutes * (1 + share)))
 
 
 @pytest.mark.parametrize('base, layout, link, said', [
-    (BASE, replace(TWO, recipe=replace(RECIPE, decay_epochs=None)), FAST, 'no schedule'),
-    (BASE, TWO, SLOW, 'fixed costs rule'),
-    (replace(BASE, num_nodes=2), Layout(4, 4, RECIPE), SLOW, 'more than the step that was measured'),
+    (BASE, replace(TWO, recipe=ENDLESS), FAST, 'no schedule'), (BASE, TWO, SLOW, 'fixed costs rule'),
+    (replace(BASE, num_nodes=2), FOUR, SLOW, 'more than the step that was measured'),
     (replace(BASE, train_samples=399), TWO, FAST, 'a batch of 400 is more than the data has images, 399'),
-    (replace(BASE, outside_s=-1e6), Layout(1, 4, RECIPE), FAST, 'say nothing of so short a run')])
+    (replace(BASE, outside_s=-1e6), ONE, FAST, 'say nothing of so short a run')])
 def test_what_is_not_known_is_refused(base, layout, link, said):
     p = predict_layout(base, layout, link, NO_COSTS)
     assert said in p.refusal and p.minutes is None
 
 
 def test_epochs_that_are_known_count_and_those_that_are_not_leave_the_step():
-    base, layout = replace(BASE, dataset='digits'), replace(TWO, recipe=replace(RECIPE, decay_epochs=None))
+    base, layout = replace(BASE, dataset='digits'), replace(TWO, recipe=ENDLESS)
     p = predict_layout(base, layout, FAST, NO_COSTS)
     assert p.refusal is None and p.minutes is None and p.step_s is not None
     p = predict_layout(base, replace(layout, epochs=Epochs(5, 4, 6, 'three runs')), FAST, NO_COSTS)
@@ -112,34 +98,29 @@ def test_epochs_that_are_known_count_and_those_that_are_not_leave_the_step():
 
 
 def test_no_round_is_judged_by_itself(monkeypatch):
-    sets, old = load_published(), published('dgx2h_ngc19.05_mxnet')
+    old = SETS['dgx2h_ngc19.05_mxnet']
     own, others = costs_without(DGX), costs_without(old)
     changed = [replace(s, times=replace(s.times, epoch_s=2 * s.times.epoch_s)) if s.round == 'v0.7' else s
-               for s in sets]
+               for s in load_published()]
     monkeypatch.setattr(predict, 'load_published', lambda: changed)
     assert costs_without(DGX) == own and costs_without(old) != others
 
 
 def test_pairs_are_of_one_maker_round_and_kind():
-    sets = load_published()
-    many = published('dgxa100_n96_ngc20.06_mxnet')
-    assert base_for(many, sets).name == 'dgxa100_ngc20.06_mxnet'
-    assert base_for(published('2xXE8545x4A100-SXM-80GB'), sets) is None
-    assert base_for(many, [replace(DGX, round='v1.0')]) is None
+    many = SETS['dgxa100_n96_ngc20.06_mxnet']
+    assert base_for(many, load_published()).known is DGX
+    assert base_for(SETS['2xXE8545x4A100-SXM-80GB'], load_published()) is None
+    assert base_for(many, [replace(DGX, round='v1.0')]) is base_for(many, [replace(DGX, org='Dell')]) is None
     many, unnamed = replace(many, accelerator=None), replace(DGX, accelerator=None)
-    assert base_for(many, [unnamed]) .known is unnamed
+    assert base_for(many, [unnamed]).known is unnamed
     assert base_for(replace(many, num_accelerators=96 * 16), [unnamed]) is None
 
 
 def test_the_published_systems_are_predicted_well():
-    validation = validate(load_published())
-    assert len(validation.predicted) == 7
+    """Which are, and why others are not, is on the page that test_predict_cli compares."""
+    validation = validate_published()
+    assert validation.num_predicted == 7 and 0.70 <= validation.num_held / 7 <= 0.95
     assert validation.median_error <= 0.05 and validation.high_error <= 0.12
-    assert 0.70 <= validation.num_held / 7 <= 0.95
-    reasons = {j.target.name: j.reason for j in validation.judged if j.reason}
-    assert 'no schedule' in reasons.pop('dgx2h_multi_ngc18.11_mxnet')
-    assert reasons.pop('2xXE8545x4A100-SXM-80GB').startswith('unpaired')
-    assert not reasons
 
 
 @pytest.mark.needs_published
@@ -160,16 +141,3 @@ def test_names_are_neither_cells_nor_links_of_markdown():
     said = render_validation(validate(odd), is_markdown=True)
     assert '<b>' not in said and '![x]' not in said and '&lt;b>\\|!\\[x](y)?\\[2J' in said
     assert '\x1b' not in said + render_validation(validate(odd))
-
-
-def test_a_log_of_a_run_shorter_than_its_epochs_predicts_no_negative_minutes(tmp_path):
-    schedule = {'sgd_opt_base_learning_rate': 6, 'sgd_opt_learning_rate_decay_steps': 40}
-    write_set(tmp_path, 2, nodes=1, ranks=8, batch=3264, accuracies=(0.5, 0.7, 0.76), optimizer=schedule, first_s=0.001,
-              epoch_s=10_000.0, accelerators=False)
-    known = known_of(*load_systems([tmp_path]))
-    p = predict_layout(base_of(known), Layout(1, 3264, known.recipe), PUBLISHED_LINK, NO_COSTS)
-    assert p.minutes is None and 'say nothing of so short a run' in p.refusal
-
-
-def test_a_schedule_of_millions_of_epochs_is_none():
-    assert make_recipe({'sgd_opt_learning_rate_decay_steps': 1e9}, 3264, None, 0.759, []).decay_epochs is None
