@@ -1,6 +1,5 @@
 """Predictions of layouts: batches and recipes, the knee, tables to the letter, JSON and the picture."""
 import json
-import math
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -106,10 +105,6 @@ def test_the_knee_is_where_time_begins_to_cost_more_than_it_saves():
     rows = tuple(Prediction(base_of(known()), Layout(n, 2, RECIPE), minutes=m) for n, m in pairs)
     answer = Answer(None, source_of(known()), None, rows)
     assert (answer.fastest.layout.name, answer.cheapest.layout.name, answer.knee.layout.name) == ('8x2', '1x2', '4x2')
-    for faster in (r for r in answer.timed if r.minutes < answer.knee.minutes):  # the definition
-        assert math.log(faster.node_hours / answer.knee.node_hours) > math.log(answer.knee.minutes / faster.minutes)
-    for slower in (r for r in answer.timed if r.minutes > answer.knee.minutes):
-        assert math.log(answer.knee.node_hours / slower.node_hours) < math.log(slower.minutes / answer.knee.minutes)
 
 
 @pytest.mark.parametrize('source, splits, asked, doubted', [
