@@ -49,7 +49,7 @@ def alarm_at(bands: Mapping[int, Band], curve: Curve) -> int | None:
 
 def bands_of(reference: Reference, known: KnownSet) -> dict[int, Band]:
     """The bands at the evaluations of a set, by epoch."""
-    return {b.epoch: b for b in band(reference, sorted({e for run in known.runs for e, _ in run.curve}))}
+    return band(reference, sorted({e for run in known.runs for e, _ in run.curve}))
 
 
 def is_one(a: KnownSet, b: KnownSet) -> bool:

@@ -25,10 +25,9 @@ class Asked:
     Args:
         splits: (nodes, accelerators or ranks on each), one or more.
         global_batch_size: images per step; without it and local_batch_size, as many of each as were measured.
-        local_batch_size: of each accelerator or rank.
         is_strong: with neither, as many of all as were measured.
         target: Top-1 as a fraction; None for that of the source.
-        price: of a node-hour; None where it is not given.
+        price: of a node-hour.
     """
 
     splits: tuple[tuple[int, int], ...]
@@ -69,9 +68,11 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Answer:
-    """The predictions that were asked for; price: of a node-hour; costs: that they were made with.
+    """The predictions that were asked for.
 
     Args:
+        price: of a node-hour.
+        costs: that they were made with.
         validation: errors of such predictions; None where no published system is like the base.
     """
 

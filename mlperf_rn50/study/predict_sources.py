@@ -144,7 +144,6 @@ class Source:
     """The source of a prediction.
 
     Args:
-        link: None where nothing is known of it.
         power: of a node of the base; None where it was not measured.
     """
 

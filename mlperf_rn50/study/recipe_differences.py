@@ -45,11 +45,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A key of the configuration, and its values.
+    """A key of the configuration, its own value where one is compared, and that of each recipe.
 
     Args:
-        own: None where no configuration is compared.
-        published: of each recipe.
         is_alone: whether no recipe of its optimizer with a known value has that of the configuration.
     """
 

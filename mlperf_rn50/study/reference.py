@@ -189,9 +189,9 @@ def band_at(reference: Reference, epoch: int) -> Band | None:
     return Band(epoch, _point(reference, epoch), values, mean, low, high)
 
 
-def band(reference: Reference, epochs: Sequence[int]) -> list[Band]:
-    """Return the bands at some epochs, without those where there is no reference."""
-    return [b for epoch in epochs if (b := band_at(reference, epoch))]
+def band(reference: Reference, epochs: Sequence[int]) -> dict[int, Band]:
+    """Return the bands at some epochs, by epoch, without those where there is no reference."""
+    return {epoch: b for epoch in epochs if (b := band_at(reference, epoch))}
 
 
 def is_below(here: Band | None, accuracy: float) -> bool:

@@ -91,7 +91,7 @@ def test_what_is_recorded_and_shown(config, tmp_path, capsys):
     assert (reference['event'], reference['how'], reference['num_reference']) == ('reference', 'same', 3)
     assert [b[0] for b in reference['band']] == [1, 2, 3, 4] and reference['reference_epochs'] == [4, 4]
     assert [(r['below'], r['behind']) for r in records] == [(True, False), (True, True), (False, False)]
-    here = band(course.reference, [2])[0]
+    here = band(course.reference, [2])[2]
     assert records[1] == {
         'event': 'course', 'epoch': 2, 'point': 2 / 6, 'accuracy': 0.2, 'mean': here.mean, 'low': here.low,
         'high': here.high, 'num_reference': 3, 'below': True, 'behind': True, 'reference_epochs': [4, 4],

@@ -40,10 +40,6 @@ def reference(*curves, **keys):
     return Reference('same', RECIPE, (known(*curves),), **keys)
 
 
-def by_epoch(found, epochs=range(1, 60)):
-    return {b.epoch: b for b in band(found, list(epochs))}
-
-
 @pytest.mark.parametrize('change, how', [
     ({}, 'same'), ({'global_batch_size': 1632}, 'same'), ({'global_batch_size': 2064}, 'like'),
     ({'global_batch_size': 3328, 'base_lr': 14.8}, None), ({'base_lr': 7.5}, 'like'), ({'base_lr': 1.5}, None),
@@ -95,7 +91,7 @@ def test_spreads_are_pooled_by_the_part_of_the_schedule():
 
 
 def test_the_alarm_wants_two_evaluations_in_a_row():
-    bands = by_epoch(reference(CURVE, shifted(0.001), spreads=dict.fromkeys(range(11), 0.005)))
+    bands = band(reference(CURVE, shifted(0.001), spreads=dict.fromkeys(range(11), 0.005)), range(60))
     low, high = shifted(-0.05), CURVE
     assert not is_behind(bands, low[:1]) and is_behind(bands, low[:2]) and is_behind(bands, [high[0], *low[1:3]])
     assert not is_behind(bands, [low[0], high[1], low[2]]) and not is_behind(bands, [*low[:2], high[2]])
@@ -104,7 +100,7 @@ def test_the_alarm_wants_two_evaluations_in_a_row():
 
 def said(curve, found=None):
     found = found or reference(CURVE, shifted(0.004), shifted(0.002), spreads=dict.fromkeys(range(11), 0.005))
-    return stand(found, by_epoch(found), curve, 1000.0)
+    return stand(found, band(found, range(60)), curve, 1000.0)
 
 
 @pytest.mark.parametrize('curve, below, behind, text', [
