@@ -313,10 +313,9 @@ def costs_without(*judged: KnownSet) -> Costs:
 def epochs_of(recipe: Recipe, costs: Costs) -> Epochs | None:
     """Return the last evaluation that the schedule leaves room for; None where the recipe declares no schedule."""
     last = recipe.last_eval_epoch
-    if last is None or recipe.decay_epochs is None:
-        return None
-    return Epochs(last, last * costs.epochs_low, last,
-                  f'last evaluation before the end of its schedule of {recipe.decay_epochs:g} epochs')
+    return None if last is None else Epochs(
+        last, last * costs.epochs_low, last,
+        f'last evaluation before the end of its schedule of {recipe.decay_epochs:g} epochs')
 
 
 def _num_evaluations(recipe: Recipe, epochs: float) -> float:

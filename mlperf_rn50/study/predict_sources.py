@@ -211,17 +211,13 @@ def find_published(name: str) -> KnownSet:
     """Return a published system by its whole name, or by the last part of it.
 
     Raises:
-        ConfigError: there is none, or several have that last part.
+        ConfigError: there is none.
     """
     sets = load_published()
+    by_name = {word.casefold(): s for s in sets for word in (s.name, full_name(s))}
+    if found := by_name.get(name.casefold()):
+        return found
     names = [full_name(s) for s in sets]
-    found = ([s for s, full in zip(sets, names) if full.casefold() == name.casefold()]
-             or [s for s in sets if s.name.casefold() == name.casefold()])
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f'{name}: names {len(found)} published systems, expected one of '
-                          f'{printable(some([full_name(s) for s in found], _MAX_NAMES))}')
     hint = nearest(name, names) or nearest(name, [s.name for s in sets])
     raise ConfigError(f'{printable(name)}: neither a file or folder nor a published system' + (
         hint or f'; expected a run, a study, the JSON of a bench, or a name such as {names[-1]}'))
@@ -402,10 +398,8 @@ def _from_systems(systems: Sequence[System], name: str | None, per_node: int | N
 
 def _from_published(known: KnownSet) -> Source:
     """A published system, and those that are predicted from it to judge the model."""
-    base = base_of(known)
-    if base is None:
-        raise ConfigError(f'{full_name(known)}: its logs do not tell the times that a prediction starts from')
-    sets = load_published()
+    base, sets = base_of(known), load_published()
+    assert base is not None  # their logs tell the times that a prediction starts from
     others = [s for s in sets if (s.num_nodes or 0) > 1 and (found := base_for(s, sets)) and found.known is known]
     return Source(base, None, (known, *others), gradients=_gradients_of(base))
 

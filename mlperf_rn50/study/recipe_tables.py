@@ -2,6 +2,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from tabulate import tabulate
@@ -61,10 +62,6 @@ def _ordered(recipes: Sequence[Published], opt_name: str | None) -> list[Publish
     return sorted(newest_first, key=lambda p: (p.recipe.opt_name != opt_name, p.recipe.opt_name or ''))
 
 
-def _letters(recipes: Sequence[Published]) -> list[str]:
-    return [chr(ord('A') + i) if i < 26 else f'#{i + 1}' for i in range(len(recipes))]
-
-
 def _layout(known: KnownSet) -> str:
     """Nodes x accelerators of each, as predict names layouts."""
     if not known.num_accelerators:
@@ -74,7 +71,7 @@ def _layout(known: KnownSet) -> str:
 
 def _systems_table(recipes: Sequence[Published]) -> str:
     rows = []
-    for letter, published in zip(_letters(recipes), recipes):
+    for letter, published in zip(ascii_uppercase, recipes):
         for known in published.sets:
             epochs = published.epochs_of(known)
             rows.append([letter if known is published.sets[0] else '', f'{published.recipe.global_batch_size:,}',
@@ -88,7 +85,7 @@ def _systems_table(recipes: Sequence[Published]) -> str:
 
 def _values_tables(found: Recipes) -> list[str]:
     """The values; beside a configuration in two tables, those that differ between the recipes first."""
-    letters = _letters(found.recipes)
+    letters = ascii_uppercase[:len(found.recipes)]  # all published recipes are fewer
     if not found.config:
         return [tabulate(map(_texts, found.rows), ['', *letters], disable_numparse=True)]
     differing = [_texts(row) for row in found.rows if len({c.text for c in row.published}) > 1]

@@ -7,6 +7,7 @@ from lines import run_lines, write_lines, write_set
 
 from mlperf_rn50.mlperf.run import IMAGENET_TRAIN
 from mlperf_rn50.study.known import Recipe, Times, eval_grid, known_of, load_published, make_recipe, make_times
+from mlperf_rn50.study.predict import base_of, layout_of
 from mlperf_rn50.study.systems import load_systems
 
 V06 = {'opt_name': 'lars', 'lars_opt_base_learning_rate': 5.0, 'lars_opt_learning_rate_warmup_epochs': 5,
@@ -101,6 +102,7 @@ def test_a_run_that_did_not_converge_counts_without_epochs_and_a_refused_set_is_
 
 def test_the_published_table_is_whole():
     sets = load_published()
+    assert len({s.name.casefold() for s in sets}) == 38 and all(base_of(s) and layout_of(s) for s in sets)
     assert len(sets) == 38 and sum(len(s.runs) for s in sets) == 190 and load_published() is sets
     for s in sets:
         names = {f.name for f in fields(Recipe)}

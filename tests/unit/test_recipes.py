@@ -53,7 +53,8 @@ def changed(**sections):
 
 def test_equal_recipes_are_one_with_all_their_systems():
     recipes = fold(load_published())
-    assert sum(len(p.sets) for p in recipes) == 38 and len(recipes) == len({(p.recipe, p.generation) for p in recipes})
+    assert sum(len(p.sets) for p in recipes) == 38 and len({(p.recipe, p.generation) for p in recipes}) == len(recipes)
+    assert len(recipes) <= 26  # each has a letter in tables
     [most] = [p for p in recipes if p.recipe.global_batch_size == 3264 and p.recipe.opt_name == 'lars']
     assert len(most.sets) == 12 and (len(most.epochs), len(most.runs)) == (59, 60) and most.rounds == 'v0.7, v1.0'
     assert most.unlogged == {'poly_power', 'label_smoothing'} and most.is_whole
