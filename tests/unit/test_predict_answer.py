@@ -92,12 +92,17 @@ def test_a_layout_without_a_recipe_has_a_step_and_no_minutes():
 
 
 @pytest.mark.parametrize('optimizer, target, is_compared', [('sgd', None, True), ('lars', None, False),
-                                                            (None, 0.749, False)])
+                                                            ('sgd', 0.749, False)])
 def test_a_time_of_another_recipe_or_target_is_not_compared(optimizer, target, is_compared):
     source = load_source([A100])  # the set of two nodes was trained with SGD to 75.9 %
     [row] = answer_of(source, (2, 8), is_strong=True, optimizer=optimizer, target=target).rows
     assert (row.measured_minutes is not None) is (row.error is not None) is is_compared
     assert row.minutes and row.step_error == pytest.approx(-0.033, abs=0.001)
+
+
+def test_from_logs_without_a_schedule_one_node_is_predicted():
+    one, two = answer_of(load_source(['dgx1_ngc18.11_mxnet']), (1, 8), (2, 8), is_strong=True).rows
+    assert one.minutes and two.refusal.startswith('the logs it would be predicted from declare no schedule')
 
 
 def test_the_knee_is_where_time_begins_to_cost_more_than_it_saves():

@@ -54,6 +54,7 @@ def test_the_same_recipe_goes_before_a_like_one(change, how):
     expected = {'same': ['other'], 'like': ['like', 'other'], None: ['like']}
     assert (found.how, [s.name for s in found.sets]) == (how or 'like', expected[how])
     assert not has_same_recipe(replace(RECIPE, opt_name=None), replace(RECIPE, opt_name=None))
+    assert not has_same_recipe(STEPS, replace(STEPS, step_epochs=(30.0, 80.0)))
 
 
 def test_the_band_is_the_mean_and_three_spreads_of_one_more_run():
