@@ -162,6 +162,11 @@ class Prediction:
         return self.layout.recipe.global_batch_size / self.step_s if self.step_s else None
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """The minutes that hold four times out of five."""
+        return None if self.low_minutes is None or self.high_minutes is None else (self.low_minutes, self.high_minutes)
+
+    @property
     def efficiency(self) -> float | None:
         """Images per second of an accelerator or rank, as a share of the base's."""
         rate, base = self.images_per_s, self.base

@@ -49,8 +49,7 @@ class _Panel:
     has_interval: bool = False
 
     def interval(self, row: Prediction) -> tuple[float, float] | None:
-        is_known = self.has_interval and row.low_minutes is not None and row.high_minutes is not None
-        return (row.low_minutes or 0.0, row.high_minutes or 0.0) if is_known else None
+        return row.interval if self.has_interval else None
 
 
 def _panels(answer: Answer) -> tuple[_Panel, _Panel]:

@@ -42,10 +42,8 @@ class Judged:
     @property
     def is_held(self) -> bool:
         """Whether there is an interval that holds the measured time."""
-        p, measured = self.prediction, self.target.minutes
-        if p is None or p.low_minutes is None or p.high_minutes is None or measured is None:
-            return False
-        return p.low_minutes <= measured <= p.high_minutes
+        interval, measured = self.prediction.interval if self.prediction else None, self.target.minutes
+        return interval is not None and measured is not None and interval[0] <= measured <= interval[1]
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,7 @@ def _judge(target: KnownSet, sets: Sequence[KnownSet]) -> Judged:
 
 def validate(sets: Sequence[KnownSet], left_out: Sequence[str] = ()) -> Validation:
     """Predict every ImageNet set of several nodes from the one-node sets, with costs of other rounds only."""
-    return Validation(tuple(_judge(s, sets) for s in sets if (s.num_nodes or 0) > 1 and s.is_imagenet),
-                      tuple(left_out))
+    return Validation(tuple(_judge(s, sets) for s in sets if (s.num_nodes or 0) > 1 and s.is_imagenet), tuple(left_out))
 
 
 @cache

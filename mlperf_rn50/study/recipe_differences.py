@@ -7,7 +7,7 @@ from typing import Any
 from mlperf_rn50.config import IMAGENET, Config
 from mlperf_rn50.mlperf.run import IMAGENET_TRAIN, IMAGENET_VAL
 from mlperf_rn50.study.known import Recipe, load_published
-from mlperf_rn50.study.recipes import STEP_SCHEDULE_EPOCHS, Published, fold
+from mlperf_rn50.study.recipes import STEP_SCHEDULE_EPOCHS, Published, fold, is_within
 
 # Batches that one recipe was published for differ by as much: 1,632 and 2,064 images at a rate of 7.4.
 LIKE_BATCH = 1.3
@@ -192,8 +192,7 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
     if not is_imagenet(config) or batch is None:
         return []
     known = fold(load_published(), config.optimizer.name, config.train.target_accuracy)
-    like = [p for p in known if max(p.recipe.global_batch_size / batch, batch / p.recipe.global_batch_size)
-            <= LIKE_BATCH]
+    like = [p for p in known if is_within(p.recipe.global_batch_size, batch, LIKE_BATCH)]
     if not like:
         return [_nothing_like(config, batch, known)]
     groups = [[p for p in like if p.generation == g] for g in dict.fromkeys(p.generation for p in like)]

@@ -36,6 +36,11 @@ def reached_epoch(run: KnownRun, target: float) -> int | None:
     return next((epoch for epoch, accuracy in run.curve if accuracy >= target), None)
 
 
+def is_within(a: float | None, b: float | None, factor: float) -> bool:
+    """Whether two values are known, and the larger one is at most so many times the other."""
+    return bool(a and b) and max(a, b) <= factor * min(a, b)  # type: ignore[type-var, operator]
+
+
 @dataclass(frozen=True)
 class Published:
     """A recipe, and the one or more sets that were trained with it.
@@ -117,7 +122,7 @@ def _age(published: Published) -> int:
 
 def at_batch(recipes: Sequence[Published], batch: int) -> list[Published]:
     """Return the recipes of a batch, or of one so near that it is the same recipe."""
-    return [p for p in recipes if 1 / SAME_BATCH <= p.recipe.global_batch_size / batch <= SAME_BATCH]
+    return [p for p in recipes if is_within(p.recipe.global_batch_size, batch, SAME_BATCH)]
 
 
 def families(recipes: Sequence[Published]) -> list[list[Published]]:

@@ -16,7 +16,7 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe
 from mlperf_rn50.study.recipe_differences import LIKE_BATCH
-from mlperf_rn50.study.recipes import SAME_BATCH, reached_epoch
+from mlperf_rn50.study.recipes import SAME_BATCH, is_within, reached_epoch
 from mlperf_rn50.study.text import plural, some, span
 
 # Of the replay (benchmarks/replay.py): how far below its references a run is an outlier, how often in a row.
@@ -36,10 +36,6 @@ def _is_equal(a: float | None, b: float | None) -> bool:
     return a is None or b is None or math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-9)
 
 
-def _is_within(a: float | None, b: float | None, factor: float) -> bool:
-    return bool(a and b) and max(a, b) <= factor * min(a, b)  # type: ignore[type-var, operator]
-
-
 def _has_same_decay(a: Recipe, b: Recipe) -> bool:
     """Whether the learning rates of two recipes fall in the same way and, but for step, over the same epochs."""
     if a.decay is None or b.decay is None:
@@ -56,7 +52,7 @@ def has_same_recipe(a: Recipe, b: Recipe) -> bool:
     """Whether optimizer, batch and learning rate of two recipes are the same, and all else that both have."""
     names = ('warmup_epochs', 'poly_power', 'end_lr', 'weight_decay', 'momentum', 'nesterov', 'label_smoothing')
     return (a.opt_name is not None and a.opt_name == b.opt_name
-            and _is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
+            and is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
             and a.base_lr is not None and b.base_lr is not None and _is_equal(a.base_lr, b.base_lr)
             and _has_same_decay(a, b) and all(_is_equal(getattr(a, name), getattr(b, name)) for name in names))
 
@@ -66,8 +62,8 @@ def has_like_recipe(a: Recipe, b: Recipe) -> bool:
     if (a.opt_name, a.decay, a.step_epochs) != (b.opt_name, b.decay, b.step_epochs) or not a.base_lr or not b.base_lr:
         return False
     rates = a.base_lr / a.global_batch_size, b.base_lr / b.global_batch_size
-    return (_is_within(a.global_batch_size, b.global_batch_size, LIKE_BATCH) and _is_within(*rates, _LIKE_RATE)
-            and (a.decay == 'step' or _is_within(a.decay_epochs, b.decay_epochs, _LIKE_LENGTH)))
+    return (is_within(a.global_batch_size, b.global_batch_size, LIKE_BATCH) and is_within(*rates, _LIKE_RATE)
+            and (a.decay == 'step' or is_within(a.decay_epochs, b.decay_epochs, _LIKE_LENGTH)))
 
 
 def _scale(own: Recipe, other: Recipe) -> float:
