@@ -6,7 +6,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.study.known import Recipe, load_published, make_recipe
 from mlperf_rn50.study.predict import (
     NO_COSTS,
@@ -21,7 +20,6 @@ from mlperf_rn50.study.predict import (
 )
 from mlperf_rn50.study.predict_answer import Asked, make_answer
 from mlperf_rn50.study.predict_sources import Source
-from mlperf_rn50.study.recipes import choose_recipe
 
 SECONDS = st.floats(1e-6, 1e6)
 LINKS = st.builds(Link, st.floats(1e-3, 1e6), st.integers(1, 10**12), st.booleans(), st.just('any'))
@@ -91,24 +89,6 @@ def test_a_recipe_of_any_log_has_numbers_or_nothing(optimizer, batch, samples, c
     if r.last_eval_epoch is not None:
         assert r.first_eval_epoch <= r.last_eval_epoch <= r.decay_epochs + 0.1
         assert (r.last_eval_epoch - r.first_eval_epoch) % r.eval_period == 0
-
-
-@given(st.integers(1, 100_000), st.sampled_from([None, 'sgd', 'lars']), st.sampled_from([None, 0.749, 0.759]))
-def test_a_recipe_between_two_lies_between_them(batch, optimizer, target):
-    try:
-        choice = choose_recipe(batch, optimizer, target)
-    except ConfigError:
-        return
-    recipe, of = choice.recipe, [p.recipe for p in choice.sources]
-    for name in ('base_lr', 'warmup_epochs', 'decay_epochs'):
-        values = [getattr(r, name) for r in of]
-        if None not in values:
-            slack = {'base_lr': 0.01 * max(values), 'warmup_epochs': 0.051, 'decay_epochs': 0.51}[name]
-            assert min(values) - slack <= getattr(recipe, name) <= max(values) + slack
-    assert recipe.opt_name == optimizer or optimizer is None
-    assert choice.epochs > 0 and (recipe.last_eval_epoch is None or choice.epochs <= max(
-        recipe.last_eval_epoch, choice.epochs_range[1]))
-    assert choice.num_converged <= choice.num_runs and 1 <= choice.epochs_range[0] <= choice.epochs_range[1]
 
 
 PUBLISHED_BASES = [(k, b) for k in load_published() if (b := base_of(k))]
