@@ -235,7 +235,7 @@ def known_of(system: System) -> KnownSet | None:
 
 def _published_set(facts: Mapping[str, Any]) -> KnownSet:
     runs = tuple(KnownRun(name, status, epochs if status == 'converged' else None, time_s, tuple(map(tuple, curve)))
-                 for name, _, status, epochs, time_s, curve in facts['runs'])
+                 for name, status, epochs, time_s, curve in facts['runs'])
     recipe = make_recipe(facts['optimizer'], facts['global_batch_size'], IMAGENET_TRAIN, facts['target_accuracy'],
                          [r.curve for r in runs])
     unlogged: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
