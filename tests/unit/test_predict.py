@@ -8,19 +8,9 @@ import pytest
 from helpers import PUBLISHED
 
 from mlperf_rn50.study import predict
-from mlperf_rn50.study.known import known_of, load_published
-from mlperf_rn50.study.predict import (
-    NO_COSTS,
-    Base,
-    Epochs,
-    Layout,
-    Link,
-    base_for,
-    costs_without,
-    predict_layout,
-    ring_s,
-)
-from mlperf_rn50.study.predict_validation import render_validation, validate, validate_published, validate_systems
+from mlperf_rn50.study.known import load_published
+from mlperf_rn50.study.predict import NO_COSTS, Base, Layout, Link, base_for, costs_without, predict_layout
+from mlperf_rn50.study.predict_validation import render_validation, validate, validate_systems
 from mlperf_rn50.study.systems import load_systems
 
 SLOW = Link(1.0, 100_000_000, False, 'measured')
@@ -33,10 +23,6 @@ BASE = Base('one', 'made up', 1, 4, True, 400, 0.1, 0.0, 8.0, 5.0, 40_000, None)
 RANKS = replace(BASE, has_accelerators=False)
 TWO_NODES = replace(BASE, num_nodes=2, num_units=8)
 ONE, TWO, FOUR = (Layout(n, 4, RECIPE) for n in (1, 2, 4))
-
-
-def test_a_ring_carries_a_message_nearly_twice():
-    assert [ring_s(100_000_000, n, 1.0) for n in (1, 2, 8)] == pytest.approx([0, 0.8, 1.4])
 
 
 @pytest.mark.parametrize('base, layout, link, other_s, parts', [  # compute, exchange, hidden, other; of the step
@@ -89,14 +75,6 @@ def test_what_is_not_known_is_refused(base, layout, link, said):
     assert said in p.refusal and p.minutes is None
 
 
-def test_epochs_that_are_known_count_and_those_that_are_not_leave_the_step():
-    base, layout = replace(BASE, dataset='digits'), replace(TWO, recipe=ENDLESS)
-    p = predict_layout(base, layout, FAST, NO_COSTS)
-    assert p.refusal is None and p.minutes is None and p.step_s is not None
-    p = predict_layout(base, replace(layout, epochs=Epochs(5, 4, 6, 'three runs')), FAST, NO_COSTS)
-    assert p.low_minutes < p.minutes < p.high_minutes and p.epochs.source == 'three runs'
-
-
 def test_no_round_is_judged_by_itself(monkeypatch):
     old = SETS['dgx2h_ngc19.05_mxnet']
     own, others = costs_without(DGX), costs_without(old)
@@ -116,22 +94,13 @@ def test_pairs_are_of_one_maker_round_and_kind():
     assert base_for(replace(many, num_accelerators=96 * 16), [unnamed]) is None
 
 
-def test_the_published_systems_are_predicted_well():
-    """Which are, and why others are not, is on the page that test_predict_cli compares."""
-    validation = validate_published()
-    assert validation.num_predicted == 7 and 0.70 <= validation.num_held / 7 <= 0.95
-    assert validation.median_error <= 0.05 and validation.high_error <= 0.12
-
-
 @pytest.mark.needs_published
-def test_copies_count_once_and_a_set_is_not_judged_with_its_own_constants(tmp_path):
+def test_copies_count_once(tmp_path):
     for org in ('NVIDIA', 'Other'):
-        shutil.copytree(PUBLISHED / 'v0.7' / 'NVIDIA', tmp_path / 'anywhere' / org)
-    validation = validate_systems(load_systems([tmp_path / 'anywhere']))
+        shutil.copytree(PUBLISHED / 'v0.7' / 'NVIDIA', tmp_path / org)
+    validation = validate_systems(load_systems([tmp_path]))
     [judged] = validation.predicted
-    assert judged.target.round == 'v0.7+'  # no folder says more
-    assert judged.costs == costs_without(*(known_of(s) for s in load_systems([PUBLISHED / 'v0.7'])))
-    assert 'v0.7,' not in judged.costs.source and 'v0.6, v1.0' in judged.costs.source
+    assert judged.target.round == 'v0.7+' and 'v0.6, v1.0' in judged.costs.source  # no folder says more
     said = render_validation(validation)
     assert len(re.findall('left out: all of its logs are copies of those of another system', said)) == 2
 

@@ -8,15 +8,14 @@ from matplotlib.image import imread
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, Times
-from mlperf_rn50.study.predict import Base, Epochs, Layout, Link, Prediction, base_of
-from mlperf_rn50.study.predict_answer import Answer, Asked, make_answer, measured_epochs, own_recipe, published_recipe
+from mlperf_rn50.study.predict import Base, Epochs, Link, base_of
+from mlperf_rn50.study.predict_answer import Asked, make_answer, measured_epochs, own_recipe, published_recipe
 from mlperf_rn50.study.predict_plot import draw_prediction, dump_prediction
 from mlperf_rn50.study.predict_sources import Power, Source, load_source
 from mlperf_rn50.study.predict_tables import render_json, render_tables
 
 RECIPE = Recipe('sgd', 64, 0.02, 1.0, 'poly', 12.0, target_accuracy=0.75, eval_period=1, first_eval_epoch=1)
 LINK = Link(1.0, 1_000_000, False, 'measured')  # a ring of 2 takes 8 ms
-BASE = Base('b', 's', 1, 8, True, 3264, 0.1, 0.0, 1.0, 1.0, 1_281_167, None)
 A100 = 'dgxa100_ngc20.06_mxnet'
 
 
@@ -36,19 +35,9 @@ def answer_of(source, *splits, **asked):
     return make_answer(Asked(splits, **asked), source)
 
 
-@pytest.mark.parametrize('asked, units, batch', [
-    ({}, 16, 6528), ({}, 4, 1632), ({'is_strong': True}, 16, 3264), ({'global_batch_size': 4096}, 16, 4096),
-    ({'local_batch_size': 100}, 3, 300)])
-def test_images_of_each_are_kept_or_those_of_all_or_they_are_given(asked, units, batch):
-    assert Asked((), **asked).batch(BASE, units) == batch
-
-
-@pytest.mark.parametrize('asked, base, units, said', [
-    ({'is_strong': True}, BASE, 5, 'a batch of 3264 cannot be shared evenly by 5 accelerators'),
-    ({}, replace(BASE, global_batch_size=3265, has_accelerators=False), 2, '8 ranks do not share 3265 images')])
-def test_a_batch_that_cannot_be_shared_is_refused(asked, base, units, said):
-    with pytest.raises(UserError, match=said):
-        Asked((), **asked).batch(base, units)
+def test_ranks_that_do_not_share_the_measured_batch_have_no_batch_to_keep():
+    with pytest.raises(UserError, match='8 ranks do not share 3265 images'):
+        Asked(()).batch(Base('b', 's', 1, 8, False, 3265, 0.1, 0.0, 1.0, 1.0, 1_281_167, None), 2)
 
 
 def test_the_recipe_of_other_data_is_that_of_the_source_at_this_batch_or_none():
@@ -75,18 +64,14 @@ def test_the_recipe_of_imagenet_is_the_source_at_its_batch_and_else_a_published_
         published_recipe(400_000, None, 0.759)
 
 
-def test_the_base_is_predicted_as_it_was_measured():
-    [row] = answer_of(source_of(known()), (1, 2)).rows
+def test_the_base_is_predicted_as_it_was_measured_and_a_layout_without_a_recipe_has_a_step_only():
+    row, other = answer_of(source_of(known()), (1, 2), (2, 2)).rows
     assert row.step_s == pytest.approx(0.1) and row.step_error == pytest.approx(0)
     assert row.efficiency == pytest.approx(1) and row.measured_minutes == 1.0
     assert row.minutes == pytest.approx((3.5 * 100 * 0.1 + 3.5 + 2) / 60)
     assert row.error == pytest.approx(row.minutes - 1) and row.node_hours == pytest.approx(row.minutes / 60)
-
-
-def test_a_layout_without_a_recipe_has_a_step_and_no_minutes():
-    [row] = answer_of(source_of(known()), (2, 2)).rows
-    assert row.step_s == pytest.approx(0.1 + 2 * 3 / 4 * 0.008) and row.minutes is row.node_hours is None
-    assert row.efficiency == pytest.approx(0.1 / 0.112) and row.doubts
+    assert other.step_s == pytest.approx(0.1 + 2 * 3 / 4 * 0.008) and other.minutes is other.node_hours is None
+    assert other.efficiency == pytest.approx(0.1 / 0.112) and other.doubts
     [row] = answer_of(source_of(known()), (2, 2), is_strong=True).rows
     assert row.minutes and row.compute_s == pytest.approx(0.05)
 
@@ -103,13 +88,6 @@ def test_a_time_of_another_recipe_or_target_is_not_compared(optimizer, target, i
 def test_from_logs_without_a_schedule_one_node_is_predicted():
     one, two = answer_of(load_source(['dgx1_ngc18.11_mxnet']), (1, 8), (2, 8), is_strong=True).rows
     assert one.minutes and two.refusal.startswith('the logs it would be predicted from declare no schedule')
-
-
-def test_the_knee_is_where_time_begins_to_cost_more_than_it_saves():
-    pairs = (1, 100.0), (2, 52.0), (4, 28.0), (8, 22.0), (16, None)
-    rows = tuple(Prediction(base_of(known()), Layout(n, 2, RECIPE), minutes=m) for n, m in pairs)
-    answer = Answer(None, source_of(known()), None, rows)
-    assert (answer.fastest.layout.name, answer.cheapest.layout.name, answer.knee.layout.name) == ('8x2', '1x2', '4x2')
 
 
 @pytest.mark.parametrize('source, splits, asked, doubted', [

@@ -11,9 +11,8 @@ from lines import run_lines, write_lines, write_set
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mlperf.energy import Energy
 from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.known import load_published
 from mlperf_rn50.study.predict import PUBLISHED_LINK, ring_s
-from mlperf_rn50.study.predict_sources import Power, find_published, full_name, load_source
+from mlperf_rn50.study.predict_sources import Power, load_source
 
 A100 = 'dgxa100_ngc20.06_mxnet'
 PAGE = (ROOT / 'docs/predict.md').read_text()
@@ -33,15 +32,12 @@ def dump(tmp_path):
 def test_a_published_system_by_its_name_or_the_last_part_of_it():
     source = load_source([f'V0.7/nvidia/{A100}'])
     assert source.base == load_source([A100]).base and source.link == PUBLISHED_LINK
-    assert (source.base.num_nodes, source.base.num_units, source.base.global_batch_size) == (1, 8, 3264)
     assert [k.num_nodes for k in source.sets] == [1, 2, 96]  # what the validation pairs with it
-    assert all(find_published(full_name(s)) is s for s in load_published())
 
 
 @pytest.mark.parametrize('name, said', [
     ('dgxa100_ngc20.06_mxnte', 'did you mean v0.7/NVIDIA/dgxa100_ngc20.06_mxnet?'),
-    ('logs/none', 'logs/none: neither a file or folder nor a published system; expected a run'),
-    ('a\x1b[31mb', 'a?[31mb: neither')])
+    ('a\x1b[31mb', 'a?[31mb: neither a file or folder nor a published system; expected a run')])
 def test_an_unknown_name_is_one_line_with_the_nearest(name, said):
     with pytest.raises(ConfigError) as e:
         load_source([name])
@@ -142,43 +138,33 @@ def test_there_is_one_thing_to_start_from(dump):
         load_source([step], 'x')
 
 
-def refusal_of(file):
-    with pytest.raises(UserError) as e:
-        load_source([file])
-    text = str(e.value)
-    assert '.json: ' in text and '\n' not in text and '\x1b' not in text and '\x9b' not in text and len(text) < 400
-    return text
-
-
-@pytest.mark.parametrize('text, said', [
-    ('', 'Input data was truncated'), ('[]', 'Expected `object`, got `array`'), ('{"a": ' * 100_000, 'recursion'),
-    ('{"format": "\x1b[2J"}', 'JSON is malformed'), ('{"format": "\\u001b[2J"}', 'at `$.format`'),
-    (' ' * 5_000_000, 'is larger than 4194304 bytes')])
-def test_a_file_that_is_no_bench_is_one_line(dump, text, said):
-    assert said in refusal_of(dump('a.json', text))
-
-
 ROW, GRADIENTS = ('tables', 0, 'rows', 0), ('tables', 1, 'rows', 0)
 
 
-@pytest.mark.parametrize('path, value', [
-    (('format',), 'mlperf-rn50 bench data 1'), (('machine', 'gpus'), 'A100'), (('tables',), []),
-    (('tables', 0, 'rows'), [{}] * 1001), *(((*ROW, 'step_ms'), v) for v in (1e308, 0, True, '300', None)),
-    ((*ROW, 'num_ranks'), 1.5), ((*ROW, 'num_hosts'), 2), ((*ROW, 'local_batch_size'), -32),
-    ((*ROW, 'model'), '\x9b2J\u202e'), ((*ROW, 'forward_ms'), None),
-    (('tables', 1, 'title'), 5), (('machine', 'num_hosts'), 3), ((*GRADIENTS, 'bytes'), 1e300),
-    ((*GRADIENTS, 'time_ms'), 0)])
-def test_a_value_that_no_bench_writes_is_one_line_that_names_the_place(dump, path, value):
-    content = bench_train() if path[:2] == ROW[:2] or path == ('format',) else bench_allreduce()
-    place = content
+def altered(*path, value):
+    """What a bench writes, with another value at a place."""
+    content = place = bench_train() if path[:2] == ROW[:2] else bench_allreduce()
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
-    assert path[-1] in refusal_of(dump('a.json', content))
+    return content
 
 
-def test_an_exchange_is_one_of_two_ranks_or_more(dump):
-    assert 'no table of an all-reduce over 2 or more ranks' in refusal_of(dump('a.json', bench_allreduce(1, 1)))
+@pytest.mark.parametrize('content, said', [
+    ('', 'Input data was truncated'), ('[]', 'Expected `object`, got `array`'), ('{"a": ' * 100_000, 'recursion'),
+    ('{"format": "\x1b[2J"}', 'JSON is malformed'), (' ' * 5_000_000, 'is larger than 4194304 bytes'),
+    (bench_allreduce(1, 1), 'no table of an all-reduce over 2 or more ranks'),
+    (altered('format', value='mlperf-rn50 bench data 1'), 'format'), (altered('tables', value=[]), 'tables'),
+    (altered('machine', 'gpus', value='A100'), 'gpus'), (altered('machine', 'num_hosts', value=3), 'num_hosts'),
+    (altered(*ROW[:3], value=[{}] * 1001), 'rows'), (altered(*ROW, 'model', value='\x9b2J\u202e'), 'model'),
+    *((altered(*ROW, 'step_ms', value=v), 'step_ms') for v in (1e308, 0, '300')),
+    (altered(*ROW, 'num_hosts', value=2), 'num_hosts'), (altered(*ROW, 'local_batch_size', value=-32), 'local_batch'),
+    (altered(*GRADIENTS, 'bytes', value=1e300), 'bytes'), (altered(*GRADIENTS, 'time_ms', value=0), 'time_ms')])
+def test_a_file_that_no_bench_writes_is_one_line_that_names_the_place(dump, content, said):
+    with pytest.raises(UserError) as e:
+        load_source([dump('a.json', content)])
+    text = str(e.value)
+    assert said in text and '.json: ' in text and text.isprintable() and len(text) < 400
 
 
 @pytest.fixture(scope='module')
@@ -226,13 +212,11 @@ def test_a_tree_of_published_logs_is_predicted_and_judged():
 
 
 @pytest.mark.parametrize('words, said', [
-    ([], 'SOURCE, --layouts NxM'), ([A100, '--layouts', '0x8'], '0x8'), ([A100, '--layouts', '1x' + '9' * 5000], '1x9'),
+    ([], 'SOURCE, --layouts NxM'), ([A100, '--layouts', '1x' + '9' * 5000], '1x9'),
     ([A100, '--layouts', '999999x9'], '--layouts'), ([A100, '--layouts', '1x8', '--weak', '--strong'], '--strong'),
     ([A100, '--layouts', ' '.join(f'{i}x1' for i in range(1, 1002))], '--layouts: got 1,001, expected at most 1,000'),
-    ([A100, '--layouts', '1x8', '--global-batch-size', '0'], '10000000'),
     ([A100, '--layouts', '1x8', '--out', ''], '--out'), ([A100, '--layouts', '1x8', '--link-gbit-s', 'nan'], 'nan'),
-    ([A100, '--layouts', '1x8', '--link-gbit-s', '0'], 'got 0'),
-    (['--validate', ''], '--validate'), (['--validate', '--layouts', '1x2'], '--layouts')])
+    (['--validate', '--layouts', '1x2'], '--layouts')])
 def test_a_mistake_is_one_line_and_ends_with_2(words, said):
     done = call('predict', *words)
     assert (done.returncode, done.stdout) == (2, '') and said in done.stderr
