@@ -76,7 +76,7 @@ def test_what_was_measured_predicts_itself(base, data, link, costs):
 VALUES = (st.none() | st.booleans() | st.text(max_size=3) | st.integers(-10**30, 10**30) | st.floats()
           | st.lists(st.floats() | st.none(), max_size=3))
 KEYS = ['opt_name', 'sgd_opt_base_learning_rate', 'opt_learning_rate_warmup_epochs', 'opt_momentum',
-        'sgd_opt_learning_rate_decay_steps', 'opt_learning_rate_decay_boundary_epochs']
+        'sgd_opt_learning_rate_decay_steps', 'opt_learning_rate_decay_boundary_epochs', 'label_smoothing']
 CURVES = st.lists(st.lists(st.tuples(st.integers(0, 10**6), st.just(0.5)), max_size=4), max_size=2)
 
 
@@ -84,8 +84,9 @@ CURVES = st.lists(st.lists(st.tuples(st.integers(0, 10**6), st.just(0.5)), max_s
        CURVES)
 def test_a_recipe_of_any_log_has_numbers_or_nothing(optimizer, batch, samples, curves):
     r = make_recipe(optimizer, batch, samples, 0.759, curves)
-    numbers = [r.base_lr, r.warmup_epochs, r.decay_epochs, r.momentum, *(r.step_epochs or ())]
-    assert all(n is None or isinstance(n, (int, float)) and 0 <= n < math.inf for n in numbers)
+    numbers = [r.base_lr, r.warmup_epochs, r.decay_epochs, r.momentum, r.label_smoothing, *(r.step_epochs or ())]
+    assert all(n is None or type(n) in (int, float) and 0 <= n < math.inf for n in numbers)
+    assert r.opt_name is None or isinstance(r.opt_name, str)
     if r.last_eval_epoch is not None:
         assert r.first_eval_epoch <= r.last_eval_epoch <= r.decay_epochs + 0.1
         assert (r.last_eval_epoch - r.first_eval_epoch) % r.eval_period == 0
