@@ -1,15 +1,33 @@
-"""The model of predictions: its parts by hand, its refusals, and its errors on the published systems."""
+"""The model by hand and on published systems; predictions of layouts, their recipes and doubts, tables and pictures."""
+import json
 import math
 import re
 import shutil
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 from helpers import PUBLISHED
+from matplotlib.image import imread
 
+from mlperf_rn50.errors import UserError
 from mlperf_rn50.study import predict
-from mlperf_rn50.study.known import load_published
-from mlperf_rn50.study.predict import NO_COSTS, Base, Layout, Link, base_for, costs_without, predict_layout
+from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, Times, load_published
+from mlperf_rn50.study.predict import (
+    NO_COSTS,
+    Base,
+    Epochs,
+    Layout,
+    Link,
+    base_for,
+    base_of,
+    costs_without,
+    predict_layout,
+)
+from mlperf_rn50.study.predict_answer import Asked, make_answer, measured_epochs, own_recipe, published_recipe
+from mlperf_rn50.study.predict_plot import draw_prediction, dump_prediction
+from mlperf_rn50.study.predict_sources import Power, Source, load_source
+from mlperf_rn50.study.predict_tables import render_json, render_tables
 from mlperf_rn50.study.predict_validation import render_validation, validate, validate_systems
 from mlperf_rn50.study.systems import load_systems
 
@@ -110,3 +128,161 @@ def test_names_are_neither_cells_nor_links_of_markdown():
     said = render_validation(validate(odd), is_markdown=True)
     assert '<b>' not in said and '![x]' not in said and '&lt;b>\\|!\\[x](y)?\\[2J' in said
     assert '\x1b' not in said + render_validation(validate(odd))
+
+
+DIGITS = Recipe('sgd', 64, 0.02, 1.0, 'poly', 12.0, target_accuracy=0.75, eval_period=1, first_eval_epoch=1)
+LINK = Link(1.0, 1_000_000, False, 'measured')  # a ring of 2 takes 8 ms
+A100 = 'dgxa100_ngc20.06_mxnet'
+
+
+def known(nodes=1, batch=64, step_s=0.1, epochs=(3, 4)):
+    """A set of two ranks a node, 6,400 images an epoch, evaluations of 1 s and 2 s outside."""
+    runs = tuple(KnownRun(f'result_{k}.txt', 'converged' if e else 'aborted', e, 20.0 * (e or 9), ((e or 9, 0.8),))
+                 for k, e in enumerate(epochs))
+    return KnownSet(f'logs/{nodes}x2', 'v0.7+', 'us', f'{nodes}x2', nodes, 0, 2 * nodes, None, 'digits', 6400,
+                    replace(DIGITS, global_batch_size=batch), Times(step_s * 6400 / batch, 1.0, 2.0), 60.0, runs)
+
+
+def source_of(*sets, link=LINK):
+    return Source(base_of(sets[0]), link, sets)
+
+
+def answer_of(source, *splits, **asked):
+    return make_answer(Asked(splits, **asked), source)
+
+
+def test_ranks_that_do_not_share_the_measured_batch_have_no_batch_to_keep():
+    with pytest.raises(UserError, match='4 ranks do not share 401 images'):
+        Asked(()).batch(replace(RANKS, global_batch_size=401), 2)
+
+
+def test_the_recipe_of_other_data_is_that_of_the_source_at_this_batch_or_none():
+    assert measured_epochs(known(epochs=(3, 4, None))) == Epochs(3.5, 3, 4, 'measured: 2 runs of 1x2 took 3 to 4')
+    source = source_of(known(), known(2, 128, epochs=(5,)), known(4, 256, epochs=(None,)))
+    assert own_recipe(source, 64, None, None).epochs.mean == 3.5
+    assert own_recipe(source, 128, 'sgd', 0.75).epochs.mean == 5
+    for batch, optimizer, target in ((256, None, None), (512, None, None), (64, 'lars', None), (64, None, 0.9)):
+        chosen = own_recipe(source, batch, optimizer, target)
+        assert chosen.epochs is None and chosen.recipe.last_eval_epoch is None, batch
+        assert chosen.recipe.global_batch_size == batch and 'epochs and minutes are not' in chosen.doubts[0]
+
+
+def test_the_recipe_of_imagenet_is_the_source_at_its_batch_and_else_a_published_one():
+    source = load_source([A100])
+    assert own_recipe(source, 3264, None, 0.759).epochs == Epochs(41, 41, 41, f'measured: 5 runs of {A100} took 41')
+    assert own_recipe(source, 34560, None, None).epochs.mean == 59  # of dgxa100_n96, which is shown beside it
+    assert own_recipe(source, 6528, None, None) is None and own_recipe(source, 3264, 'lars', None) is None
+    chosen, between = published_recipe(3264, 'lars', 0.759), published_recipe(6528, None, 0.759)
+    assert chosen.recipe.opt_name == 'lars' and not chosen.doubts and chosen.epochs.mean == 35
+    assert 'between two' in between.doubts[0]
+    assert between.epochs.low <= between.epochs.mean <= between.epochs.high <= between.recipe.last_eval_epoch
+    with pytest.raises(UserError, match='no recipe for a batch of 400,000 .*expected a batch that published sets'):
+        published_recipe(400_000, None, 0.759)
+
+
+def test_the_base_is_predicted_as_it_was_measured_and_a_layout_without_a_recipe_has_a_step_only():
+    row, other = answer_of(source_of(known()), (1, 2), (2, 2)).rows
+    assert row.step_s == pytest.approx(0.1) and row.step_error == pytest.approx(0)
+    assert row.efficiency == pytest.approx(1) and row.measured_minutes == 1.0
+    assert row.minutes == pytest.approx((3.5 * 100 * 0.1 + 3.5 + 2) / 60)
+    assert row.error == pytest.approx(row.minutes - 1) and row.node_hours == pytest.approx(row.minutes / 60)
+    assert other.step_s == pytest.approx(0.1 + 2 * 3 / 4 * 0.008) and other.minutes is other.node_hours is None
+    assert other.efficiency == pytest.approx(0.1 / 0.112) and other.doubts
+    [row] = answer_of(source_of(known()), (2, 2), is_strong=True).rows
+    assert row.minutes and row.compute_s == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize('optimizer, target, is_compared', [('sgd', None, True), ('lars', None, False),
+                                                            ('sgd', 0.749, False)])
+def test_a_time_of_another_recipe_or_target_is_not_compared(optimizer, target, is_compared):
+    source = load_source([A100])  # the set of two nodes was trained with SGD to 75.9 %
+    [row] = answer_of(source, (2, 8), is_strong=True, optimizer=optimizer, target=target).rows
+    assert (row.measured_minutes is not None) is (row.error is not None) is is_compared
+    assert row.minutes and row.step_error == pytest.approx(-0.033, abs=0.001)
+
+
+def test_from_logs_without_a_schedule_one_node_is_predicted():
+    one, two = answer_of(load_source(['dgx1_ngc18.11_mxnet']), (1, 8), (2, 8), is_strong=True).rows
+    assert one.minutes and two.refusal.startswith('the logs it would be predicted from declare no schedule')
+
+
+@pytest.mark.parametrize('source, splits, asked, doubted', [
+    (A100, ((2, 8), (4, 8)), {'is_strong': True}, [0, 1]),  # 102 images where 408 were measured
+    ('v0.6/NVIDIA/dgx1_ngc19.05_mxnet', ((2, 4), (1, 8)), {}, [1, 0]),  # nodes of another size
+    ('dgxa100_n2_ngc20.06_mxnet', ((1, 8), (2, 8)), {'is_strong': True}, [1, 0]),  # worked back from two nodes
+    (known(), ((1, 1), (1, 4)), {'is_strong': True}, [0, 1]),  # ranks that share a node
+    (known(epochs=(3,)), ((1, 2),), {}, [1]), (known(epochs=(3, 3)), ((1, 2),), {}, [0])])  # single runs
+def test_each_extrapolation_is_a_doubt(source, splits, asked, doubted):
+    source = load_source([source]) if isinstance(source, str) else source_of(source)
+    assert [len(r.doubts) for r in answer_of(source, *splits, **asked).rows] == doubted
+
+
+def test_the_tables_of_ranks_on_other_data():
+    """All columns, notes and sources of ImageNet are in docs/predict.md, which test_predict_cli compares."""
+    source = source_of(known(), known(2, 128, 0.11))
+    answer = answer_of(source, (1, 2), (2, 2), (4, 2), price=3.0)
+    [refused] = answer_of(source, (2, 3), global_batch_size=64).rows
+    lines = render_tables(replace(answer, rows=(*answer.rows, refused))).splitlines()
+    assert '- Epochs of 1x2 on digits (not ImageNet): measured: 2 runs of 1x2 took 3 to 4' in lines
+    assert '- Other costs on several nodes: none are supposed' in lines
+    assert any(line.startswith('- Error of the model: no published system has several nodes') for line in lines)
+    assert [line.split()[:4] for line in lines if line.startswith('4x2  ')] == [
+        ['4x2', '8', '256', '-'], ['4x2', '32', '100.0', '14.0'], ['4x2', '256', 'sgd', '-']]
+    assert '2x3: refused: a batch of 64 cannot be shared evenly by 6 ranks' in lines
+    assert lines[-2:] == ['Mind', '- 4x2: no recipe of digits with a batch of 256 was measured: the step is predicted, '
+                                  'epochs and minutes are not']
+
+
+def test_without_a_link_several_nodes_are_refused_and_one_is_not(tmp_path):
+    answer = answer_of(source_of(known(), link=None), (1, 2), (2, 2), (2, 3))
+    found = json.loads(render_json(answer))
+    one, two, _ = found['predictions']
+    assert found['format'] == 'mlperf-rn50 predict 1' and found['link'] is found['validation'] is None
+    assert (one['layout'], one['refusal'], one['epochs'], one['measured_minutes']) == ('1x2', None, 3.5, 1.0)
+    assert one['step_s'] == pytest.approx(0.1) and one['recipe']['base_lr'] == 0.02 and one['minutes']
+    assert two['minutes'] is two['recipe'] is None
+    assert two['refusal'].startswith('what joins the nodes is not known: name a bench')
+    assert (found['fastest'], found['cheapest'], found['knee']) == ('1x2', '1x2', '1x2')
+    refused = replace(answer, rows=answer.rows[1:])
+    assert not refused.predicted and draw_prediction(refused) is None
+    assert {p.name for p in dump_prediction(refused, tmp_path / 'a/b').iterdir()} == {
+        'prediction.json', 'prediction.md'}
+
+
+def test_energy_is_that_of_the_nodes_that_were_measured():
+    source = replace(source_of(known(), known(2, 128)), power=Power(360.0, ('cpu', 'gpu')))
+    answer = answer_of(source, (1, 2), (2, 2), (1, 4))
+    one, two, other = answer.rows
+    assert answer.kwh(one) == pytest.approx(0.36 * one.minutes / 60)
+    assert answer.kwh(two) == pytest.approx(2 * 0.36 * two.minutes / 60)
+    assert other.minutes and answer.kwh(other) is None  # no node of four ranks was measured
+    text = render_tables(answer)
+    assert 'Energy: 360 W a node, the mean of the CPUs and GPUs over the runs of the source; that' in text
+    assert '  kWh\n' in text and json.loads(render_json(answer))['predictions'][0]['kwh'] == answer.kwh(one)
+
+
+def titles_of(picture):
+    svg = ElementTree.fromstring(picture.svg)
+    return [t.text for t in svg.iter('{http://www.w3.org/2000/svg}title')]
+
+
+def test_the_picture_shows_measured_beside_predicted_values():
+    source = source_of(known(), known(2, 128), known(64, 4096))
+    titles = titles_of(draw_prediction(answer_of(source, (1, 2), (2, 2), (4, 2))))
+    assert '2x2: 0.39 minutes predicted, 0.34 to 0.44 four times out of five' in titles
+    assert '2x2: 1.00 minutes measured, batch 128' in titles and '1x2: 0.01 node-hours predicted' in titles
+    assert not any(t.startswith(('4x2', '64x2')) for t in titles)  # without minutes; beyond what is predicted
+    assert titles.count('2x2: 0.03 node-hours measured, batch 128') == 1
+    titles = titles_of(draw_prediction(answer_of(source_of(known()), (2, 2), (4, 2))))  # without minutes: steps
+    assert '2x2: 112.0 ms per step predicted' in titles and '4x2: 2,245.6 images/s predicted' in titles
+
+
+@pytest.mark.filterwarnings('error')
+def test_the_picture_is_written_in_the_light_and_in_the_dark(tmp_path):
+    source = source_of(known(), known(2, 128))
+    dump_prediction(answer_of(source, (1, 2), (2, 2), (2, 3), local_batch_size=32, price=2.5), tmp_path)
+    light, dark = ((tmp_path / f'prediction{name}.svg').read_text() for name in ('', '_dark'))
+    assert '#1b1e23' in light and '#ffffff' in light and '#1b1e23' not in dark and '#ffffff' not in dark
+    assert light.count('<title>') == dark.count('<title>') > 4
+    paper = [imread(tmp_path / f'prediction{name}.png')[0, 0, :3].tolist() for name in ('', '_dark')]
+    assert min(paper[0]) == 1 and max(paper[1]) < 0.2
