@@ -31,7 +31,6 @@ _SAID_BY = {'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'), 'train_samples': (ke
 _MAX_VALUE = 80  # characters of a value in a sentence
 # More logs than _MANY are read by several processes, _AT_ONCE in a piece.
 _MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
-copyreg.pickle(MappingProxyType, lambda mapping: (dict, (dict(mapping),)))  # a run has some
 
 
 def _logs_below(path: Path) -> tuple[list[Path], list[OSError]]:
@@ -77,6 +76,13 @@ def _load_run(path: Path) -> Run | OtherBenchmark:
         return e
     except UserError as e:
         return _unreadable(path, str(e).removeprefix(f'{path}: '))
+
+
+def _reduce(mapping: MappingProxyType) -> tuple[Any, tuple[Any, ...]]:
+    return dict, (dict(mapping),)
+
+
+copyreg.pickle(MappingProxyType, _reduce)  # a run has some
 
 
 def _num_processors() -> int:
