@@ -3,7 +3,7 @@ from dataclasses import fields, replace
 
 import pytest
 from helpers import PUBLISHED
-from lines import run_lines, write_lines, write_set
+from lines import write_set
 
 from mlperf_rn50.mlperf.run import IMAGENET_TRAIN
 from mlperf_rn50.study.known import Recipe, Times, eval_grid, known_of, load_published, make_recipe, make_times
@@ -79,13 +79,12 @@ def test_a_set_of_logs_is_known_with_its_recipe_and_curves(tmp_path):
 
 
 def test_a_run_that_did_not_converge_counts_without_epochs_and_a_refused_set_is_not_known(tmp_path):
-    folder = write_set(tmp_path / 'box', num_runs=2, epoch_s=lambda k: 10.0 + k)
-    write_lines(folder / 'result_2.txt', run_lines((0.5, 0.6), seed=3, status='aborted'))
-    known = known_of(*load_systems([folder]))
-    assert [r.status for r in known.runs] == ['converged', 'converged', 'aborted'] and known.runs[2].epochs is None
-    assert len(known.converged) == 2 and known.runs[2].curve[-1] == (2, 0.6)
-    write_lines(folder / 'result_3.txt', run_lines(seed=4, target=0.7))
-    [system] = load_systems([folder])
+    write_set(tmp_path / 'box', 3, status=lambda k: 'aborted' if k == 2 else 'success')
+    known = known_of(*load_systems([tmp_path]))
+    assert [(r.status, r.epochs) for r in known.runs] == [('converged', 2), ('converged', 2), ('aborted', None)]
+    assert len(known.converged) == 2 and known.runs[2].curve[-1] == (2, 0.76)
+    write_set(tmp_path / 'box', 2, target=lambda k: 0.7 + k / 100)
+    [system] = load_systems([tmp_path])
     assert system.refusal and system.global_batch_size == 64 and known_of(system) is None
 
 

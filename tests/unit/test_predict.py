@@ -11,19 +11,8 @@ from helpers import PUBLISHED
 from matplotlib.image import imread
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.study import predict
 from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, Times, load_published
-from mlperf_rn50.study.predict import (
-    NO_COSTS,
-    Base,
-    Epochs,
-    Layout,
-    Link,
-    base_for,
-    base_of,
-    costs_without,
-    predict_layout,
-)
+from mlperf_rn50.study.predict import NO_COSTS, Base, Epochs, Layout, Link, base_for, base_of, predict_layout
 from mlperf_rn50.study.predict_answer import Asked, make_answer, measured_epochs, own_recipe, published_recipe
 from mlperf_rn50.study.predict_plot import draw_prediction, dump_prediction
 from mlperf_rn50.study.predict_sources import Power, Source, load_source
@@ -91,15 +80,6 @@ def test_the_spread_of_the_runs_of_the_base_counts():
 def test_what_is_not_known_is_refused(base, layout, link, said):
     p = predict_layout(base, layout, link, NO_COSTS)
     assert said in p.refusal and p.minutes is None
-
-
-def test_no_round_is_judged_by_itself(monkeypatch):
-    old = SETS['dgx2h_ngc19.05_mxnet']
-    own, others = costs_without(DGX), costs_without(old)
-    changed = [replace(s, times=replace(s.times, epoch_s=2 * s.times.epoch_s)) if s.round == 'v0.7' else s
-               for s in load_published()]
-    monkeypatch.setattr(predict, 'load_published', lambda: changed)
-    assert costs_without(DGX) == own and costs_without(old) != others
 
 
 def test_pairs_are_of_one_maker_round_and_kind():
@@ -219,16 +199,15 @@ def test_each_extrapolation_is_a_doubt(source, splits, asked, doubted):
 
 def test_the_tables_of_ranks_on_other_data():
     """All columns, notes and sources of ImageNet are in docs/predict.md, which test_predict_cli compares."""
-    source = source_of(known(), known(2, 128, 0.11))
-    answer = answer_of(source, (1, 2), (2, 2), (4, 2), price=3.0)
-    [refused] = answer_of(source, (2, 3), global_batch_size=64).rows
+    answer = answer_of(source_of(known(), known(2, 128, 0.11)), (1, 2), (2, 2), (4, 2), price=3.0)
+    [refused] = answer_of(answer.source, (2, 3), global_batch_size=64).rows
     lines = render_tables(replace(answer, rows=(*answer.rows, refused))).splitlines()
-    assert '- Epochs of 1x2 on digits (not ImageNet): measured: 2 runs of 1x2 took 3 to 4' in lines
-    assert '- Other costs on several nodes: none are supposed' in lines
+    assert {'- Epochs of 1x2 on digits (not ImageNet): measured: 2 runs of 1x2 took 3 to 4',
+            '- Other costs on several nodes: none are supposed',
+            '2x3: refused: a batch of 64 cannot be shared evenly by 6 ranks'} < set(lines)
     assert any(line.startswith('- Error of the model: no published system has several nodes') for line in lines)
     assert [line.split()[:4] for line in lines if line.startswith('4x2  ')] == [
         ['4x2', '8', '256', '-'], ['4x2', '32', '100.0', '14.0'], ['4x2', '256', 'sgd', '-']]
-    assert '2x3: refused: a batch of 64 cannot be shared evenly by 6 ranks' in lines
     assert lines[-2:] == ['Mind', '- 4x2: no recipe of digits with a batch of 256 was measured: the step is predicted, '
                                   'epochs and minutes are not']
 
@@ -253,12 +232,10 @@ def test_energy_is_that_of_the_nodes_that_were_measured():
     source = replace(source_of(known(), known(2, 128)), power=Power(360.0, ('cpu', 'gpu')))
     answer = answer_of(source, (1, 2), (2, 2), (1, 4))
     one, two, other = answer.rows
-    assert answer.kwh(one) == pytest.approx(0.36 * one.minutes / 60)
-    assert answer.kwh(two) == pytest.approx(2 * 0.36 * two.minutes / 60)
+    assert [answer.kwh(r) for r in (one, two)] == pytest.approx([0.006 * one.minutes, 0.012 * two.minutes])
     assert other.minutes and answer.kwh(other) is None  # no node of four ranks was measured
     text = render_tables(answer)
-    assert 'Energy: 360 W a node, the mean of the CPUs and GPUs over the runs of the source; that' in text
-    assert '  kWh\n' in text and json.loads(render_json(answer))['predictions'][0]['kwh'] == answer.kwh(one)
+    assert 'Energy: 360 W a node, the mean of the CPUs and GPUs over' in text and '  kWh\n' in text
 
 
 def titles_of(picture):

@@ -5,8 +5,8 @@ import shlex
 
 import pytest
 from benches import bench_allreduce, bench_train
-from helpers import PUBLISHED, ROOT, call
-from lines import run_lines, write_lines, write_set
+from helpers import ROOT, call
+from lines import write_set
 
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mlperf.energy import Energy
@@ -61,12 +61,10 @@ def test_the_fewest_nodes_of_a_study_are_the_base_and_of_several_the_layout_deci
 
 def test_a_set_without_times_or_that_is_refused_has_its_reason(tmp_path):
     write_set(tmp_path / 'short', 2, status='aborted', accuracies=(0.1,))
-    with pytest.raises(UserError, match='nothing to start from: short: its logs do not tell'):
-        load_source([str(tmp_path / 'short')])
-    for k, batch in enumerate((64, 128)):
-        write_lines(tmp_path / f'mixed/result_{k}.txt', run_lines(batch=batch))
-    with pytest.raises(UserError, match='nothing to start from: mixed: global_batch_size is 64'):
-        load_source([str(tmp_path / 'mixed')])
+    write_set(tmp_path / 'mixed', 2, batch=lambda k: 64 << k)
+    for name, said in (('short', 'its logs do not tell'), ('mixed', 'global_batch_size is 64')):
+        with pytest.raises(UserError, match=f'nothing to start from: {name}: {said}'):
+            load_source([str(tmp_path / name)])
 
 
 def test_the_power_of_a_node_is_that_of_the_runs_or_not_known(monkeypatch, tmp_path):
@@ -203,12 +201,6 @@ def test_benches_are_predicted_from(dump):
     step = dump('step.json', bench_train({'local_batch_size': 26}, gpus=['A100']))
     [row] = rows(step, '--layouts', '8x8', '--optimizer', 'lars')  # 1,664 images of ImageNet
     assert row['recipe']['opt_name'] == 'lars' and row['minutes'] > 0 and row['epochs_source']
-
-
-@pytest.mark.needs_published
-def test_a_tree_of_published_logs_is_predicted_and_judged():
-    done = call('predict', '--validate', PUBLISHED)
-    assert done.returncode == 0 and '1 predicted: ' in done.stdout and done.stdout.count(': not predicted: ') == 2
 
 
 @pytest.mark.parametrize('words, said', [

@@ -204,6 +204,9 @@ def test_the_command_writes_a_file_that_a_dry_run_takes(tmp_path):
     assert render_config(config, ['a\x1b[31m', 'b']).startswith('# a?[31m\n# b\n')
     done = call('train', '--config', out, '--dry-run')
     assert done.returncode == 0 and 'ranks                 8\n' in done.stdout and 'warning' not in done.stdout
+    found = json.loads(call('recipe', '--global-batch-size', 1664, '--format', 'json').stdout)
+    assert found['choice']['kind'] == 'known' and found['is_at_batch'] and found['comparison'] is None
+    assert found['choice']['recipe']['base_lr'] == 7.4 and len(found['choice']['sources'][0]['systems']) > 1
     again = call('recipe', '--global-batch-size', 3264, '--out', out)
     assert again.returncode == 2 and 'is there already' in again.stderr and out.read_text() == text
     assert [p.name for p in tmp_path.iterdir()] == ['f.yaml']
@@ -244,14 +247,6 @@ def test_the_command_compares_and_train_warns_of_the_same(tmp_path):
     warning = call('train', '--config', path, '--dry-run').stdout.splitlines()[-1]
     assert warning == f'warning: {found["deviations"][0]}'
     assert warning.startswith('warning: schedule.decay: got poly (100 epochs)') and 'step (30 60 80 epochs)' in warning
-
-
-def test_the_choice_as_json_names_a_recipe_as_predict_does():
-    found, predicted = (json.loads(call(*words, '--format', 'json').stdout) for words in (
-        ('recipe', '--global-batch-size', 2500, '--optimizer', 'sgd', '--target', 0.749),
-        ('predict', 'v0.7/Fujitsu/gx_V100x8_ngc20.06_mxnet', '--layouts', '1x8')))
-    assert found['choice']['kind'] == 'between' and not found['is_at_batch'] and found['comparison'] is None
-    assert predicted['predictions'][0]['recipe'].keys() == found['choice']['recipe'].keys()
 
 
 @pytest.mark.parametrize('config', [
