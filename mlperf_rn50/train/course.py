@@ -68,8 +68,7 @@ def open_course(reference: Reference | None, plan: Plan, metrics: Path, num_epoc
     curve = [(epoch, accuracy) for epoch, accuracy in read_curve(metrics) if epoch <= num_epochs]
     planned = [e + 1 for e in range(plan.max_epochs) if plan.is_eval_epoch(e)]
     bands = references.band(reference, sorted({*planned, *(epoch for epoch, _ in curve)}))
-    by_epoch = {b.epoch: b for b in bands}
-    return Course(reference, by_epoch, curve, references.is_behind(by_epoch, curve))
+    return Course(reference, bands, curve, references.is_behind(bands, curve))
 
 
 def tell_reference(course: Course, config: Config, world_size: int) -> events.ReferenceFound | None:
