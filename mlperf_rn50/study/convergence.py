@@ -52,21 +52,18 @@ def _shared(name: str, kind: type[_T]) -> cached_property[_T | None]:
 
 @dataclass(frozen=True)
 class System:
-    """The runs of one folder, which agree in everything but their seeds.
+    """The runs of one folder, which agree in everything but their seeds; with a refusal, no set.
 
-    Args:
-        refusal: why the runs are no set; they have no score, time or mean, and of the rest only what they share.
-        doubts: what else makes it doubtful as a whole: logs of another system, or of several submitters.
-        is_copy: whether all of its logs are those of another system, so that a ratio would say nothing.
+    A refused one has no score, time or mean, and of the rest only what its runs share.
     """
 
     name: str
     folder: Path
     study: Path
     runs: tuple[Run, ...]
-    refusal: str | None = None
-    doubts: tuple[str, ...] = ()
-    is_copy: bool = False
+    refusal: str | None = None  # why the runs are no set
+    doubts: tuple[str, ...] = ()  # of all of it: logs of another system, or of several submitters
+    is_copy: bool = False  # whether all of its logs are those of another system, so that a ratio would say nothing
 
     @cached_property
     def copies(self) -> tuple[Copy, ...]:

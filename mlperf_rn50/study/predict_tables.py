@@ -10,7 +10,7 @@ from mlperf_rn50.study.known import Recipe
 from mlperf_rn50.study.predict import Costs, Link
 from mlperf_rn50.study.predict_answer import Answer, Row, unit_name
 from mlperf_rn50.study.predict_validation import Validation, costs_text, errors_text
-from mlperf_rn50.study.report_text import render_section
+from mlperf_rn50.study.report_text import MARKDOWN, render_section, terminal_style
 from mlperf_rn50.study.table import Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.study.text import data_name, money, plural
 
@@ -185,7 +185,7 @@ def render_tables(answer: Answer, validation: Validation, is_markdown: bool = Fa
     if known := [r for r in answer.predicted if r.recipe_source]:
         tables.append(_table('Recipes', known, _recipe_cells))
     return render_section(heading(answer), [*verdicts(answer), *constants(answer, validation)], tables,
-                          notes_of(answer), is_markdown, title)
+                          notes_of(answer), MARKDOWN if is_markdown else terminal_style(title))
 
 
 def _row_object(answer: Answer, row: Row) -> dict[str, Any]:
