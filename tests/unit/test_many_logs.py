@@ -6,9 +6,8 @@ from types import MappingProxyType
 
 import pytest
 from lines import mllog, write_lines, write_set
+from made_systems import studies_of, study_of
 
-from mlperf_rn50.mlperf.metrics import read_learning_rates, read_stragglers
-from mlperf_rn50.mlperf.reader import read_run
 from mlperf_rn50.mlperf.telemetry import find_telemetry
 from mlperf_rn50.study import in_processes, report_tables
 from mlperf_rn50.study.convergence import System
@@ -16,7 +15,6 @@ from mlperf_rn50.study.in_processes import map_in_processes
 from mlperf_rn50.study.report_plots import draw_study
 from mlperf_rn50.study.report_tables import notes_of, runs_table
 from mlperf_rn50.study.report_text import render_table
-from mlperf_rn50.study.scaling import make_studies
 from mlperf_rn50.study.systems import load_systems
 
 
@@ -68,7 +66,7 @@ def test_runs_are_the_same_whoever_reads_them(two_processors, tmp_path, monkeypa
 def studies(tmp_path):
     write_set(tmp_path / 'x/1x4', 3, status=lambda k: 'aborted' if k == 2 else 'success')
     write_set(tmp_path / 'x/2x4', 2, nodes=2, ranks=8, submission_platform='"runs": []')
-    return make_studies(load_systems([tmp_path]))
+    return studies_of(tmp_path)
 
 
 def test_a_table_of_very_many_runs_has_those_that_did_not_converge_and_says_that_others_are_left_out(
@@ -103,20 +101,11 @@ def test_a_folder_is_searched_for_samples_of_nodes_once(tmp_path):
 
 def test_pictures_of_many_runs_look_into_their_folder_once(tmp_path, monkeypatch):
     """A look for each run, in a folder that grows with them, took minutes."""
-    study, = make_studies(load_systems([write_set(tmp_path / '1x4', 20)]))
+    study = study_of(write_set(tmp_path / '1x4', 20))
     looks, scan = [], os.scandir
     monkeypatch.setattr(os, 'scandir', lambda path='.': looks.append(str(path)) or scan(path))
     draw_study(study)
     assert len([path for path in looks if path.endswith('1x4')]) == 1
-
-
-def test_metrics_are_found_among_very_many_lines(tmp_path):
-    run = read_run(write_set(tmp_path, 1) / 'result_0.txt')
-    (tmp_path / 'metrics.jsonl').write_text('\n'.join([
-        '{"event": "x"}', '{"learning_rate": 0.5, "time_s": 2}', 'learning_rate torn', '["stragglers"]',
-        '{"event": "ranks", "stragglers": ["rank 1 is slow: y"]}', '']))
-    assert read_learning_rates(run) == ((2, 0.5),)
-    assert read_stragglers(run) == ['rank 1 is slow: y (at 1 of 1 evaluations)']
 
 
 def test_a_note_is_found_by_the_system_that_it_names(studies):

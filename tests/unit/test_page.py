@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 from lines import write_set
-from made_systems import changed, refused, with_age
+from made_systems import changed, refused, studies_of, with_age
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.study import rcp
@@ -21,10 +21,6 @@ from mlperf_rn50.study.systems import load_systems
 HOSTILE = '</title><script>alert(1)</script><img src=x onerror=alert(1)>$x^{$ "\'&'
 PICTURES = ['accuracy_epochs', 'accuracy_time', 'efficiency', 'epochs', 'speedup', 'throughput', 'time_parts',
             'time_to_train']
-
-
-def studies_of(*folders):
-    return make_studies(load_systems(folders))
 
 
 def page_of(studies, folder='.'):

@@ -6,19 +6,14 @@ from xml.etree import ElementTree
 
 import pytest
 from lines import run_lines, write_lines, write_set
+from made_systems import study_of
 
 from mlperf_rn50.study import report_picture, report_plots
 from mlperf_rn50.study.report_picture import GRID, INK, render_svg
 from mlperf_rn50.study.report_plots import draw_study
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
 
 SVG = '{http://www.w3.org/2000/svg}'
 PHONE_PX = 360  # what a page 400 px wide leaves to a picture
-
-
-def study_of(*folders):
-    return make_studies(load_systems(folders))[0]
 
 
 def pictures_of(*folders):
@@ -188,6 +183,6 @@ def test_long_texts_do_not_make_a_picture_large(tmp_path):
 
 def test_an_initialisation_that_is_not_logged_is_no_bar_of_0_s(tmp_path):
     write_lines(tmp_path / 'result_0.txt', [text for text in run_lines(target=0.759) if '"init_' not in text])
-    [study] = make_studies(load_systems([tmp_path]))
+    study = study_of(tmp_path)
     svg = render_svg(next(p for p in draw_study(study) if p.name == 'time_parts'))
     assert 'before the clock 0.0 s' not in svg and 'later epochs 10.0 s' in svg

@@ -1,18 +1,11 @@
 """Speed-up and efficiency, and their causes."""
 import pytest
 from lines import write_set
+from made_systems import studies_of, study_of
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.study import scaling
 from mlperf_rn50.study.report_text import render_table
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
-
-
-def study_of(folder, baseline=None):
-    studies = make_studies(load_systems([folder]), baseline)
-    assert len(studies) == 1
-    return studies[0]
 
 
 def rows_of(text, title):
@@ -97,15 +90,15 @@ def test_a_difference_finer_than_the_grid_of_evaluations_is_weak(tmp_path):
     write_set(tmp_path / 'a', 3, accuracies=(0.5, 0.76), period=4)
     write_set(tmp_path / 'b', 3, accuracies=lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76), period=4, nodes=2,
               ranks=8)
-    assert 'b: 1.3 epochs from a on average, less than the 4 between two evaluations: weak evidence' in study_of(
-        tmp_path).notes
+    said = 'b: 1.3 epochs from a on average, less than the 4 between two evaluations: weak evidence'
+    assert said in study_of(tmp_path).notes
 
 
 def test_other_targets_and_data_are_other_studies(tmp_path):
     write_set(tmp_path / 'a', 1)
     write_set(tmp_path / 'b', 1, target=0.749)
     write_set(tmp_path / 'c', 1, train_samples=1437)
-    assert len(make_studies(load_systems([tmp_path]))) == 3
+    assert len(studies_of(tmp_path)) == 3
 
 
 def test_the_baseline_is_the_smallest_that_converged_or_the_one_that_is_named(tmp_path):
@@ -115,13 +108,13 @@ def test_the_baseline_is_the_smallest_that_converged_or_the_one_that_is_named(tm
     study = study_of(tmp_path)
     assert study.baseline.name == '2n' and study.comparisons[0] is None
     assert study.comparisons[2].speedup == pytest.approx(14 / 8)
-    named = study_of(tmp_path, '4n')
+    named = study_of(tmp_path, baseline='4n')
     assert named.comparisons[1].speedup == pytest.approx(8 / 14)
     with pytest.raises(UserError, match='--baseline: got 3n, expected one of: 1n, 2n, 4n'):
-        study_of(tmp_path, '3n')
+        study_of(tmp_path, baseline='3n')
     write_set(tmp_path / 't/4n', 1, nodes=4, ranks=16)
     with pytest.raises(UserError, match='4n names 2 systems'):
-        make_studies(load_systems([tmp_path]), '4n')
+        studies_of(tmp_path, baseline='4n')
 
 
 def test_a_system_without_a_log_is_shown_with_its_study(tmp_path):

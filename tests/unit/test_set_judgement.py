@@ -6,6 +6,7 @@ import re
 import pytest
 from helpers import ROOT
 from lines import mllog, run_lines, write_lines, write_set
+from made_systems import studies_of, study_of
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf.copies import find_copies
@@ -62,7 +63,7 @@ def test_a_system_that_is_a_copy_of_another_is_said(tmp_path):
     honest(tmp_path / 's/c', number=2)
     for path in (tmp_path / 's/a').iterdir():
         write_lines(tmp_path / 's/b' / path.name, [path.read_text().replace('"seed", "value": ', '"seed", "value": 9')])
-    study, = make_studies(load_systems([tmp_path]))
+    study = study_of(tmp_path)
     said = 'all 5 logs have the times of logs of a: they are copies, not runs of another system'
     assert {s.name: s.doubts for s in study.systems} == {'a': (), 'b': (said,), 'c': ()}
     assert f'- b: {said}' in render_table([study])
@@ -115,7 +116,7 @@ def test_a_refusal_is_said_once_and_the_singular_is_right(tmp_path):
     write_set(tmp_path / 's/a', 1, nodes=1, ranks=8)
     write_set(tmp_path / 's/b', 1, nodes=2, ranks=8)
     write_set(tmp_path / 's/c', 2, epoch_s=lambda k: 10.123 + k, batch=lambda k: 64 if k else 32)
-    text = render_table(make_studies(load_systems([tmp_path])))
+    text = render_table(studies_of(tmp_path))
     assert text.count('runs that differ in it are no set') == 1
     assert 'here is 1;' in text and 'here are 1' not in text
 
@@ -127,7 +128,7 @@ def test_a_platform_that_nobody_named_is_left_out(tmp_path, platform):
         path = folder / 'result_0.txt'
         path.write_text(path.read_text().replace(f'{nodes}xbox', platform)
                         + mllog('number_of_nodes', 0, nodes) + '\n')
-    study, = make_studies(load_systems([tmp_path]))
+    study = study_of(tmp_path)
     assert [s.num_nodes for s in study.systems] == [1, 2]
     assert (f'all ran on: {platform}' in study.notes) == (platform == 'box')
 
@@ -138,7 +139,7 @@ def test_an_efficiency_between_unknown_accelerators_says_what_it_supposes(tmp_pa
         folder = write_set(tmp_path / f's/{nodes}n', 1, nodes=nodes, ranks=4 * nodes)
         path = folder / 'result_0.txt'
         path.write_text(path.read_text().replace(f'{nodes}xbox', name) + mllog('number_of_nodes', 0, nodes) + '\n')
-    study, = make_studies(load_systems([tmp_path]))
+    study = study_of(tmp_path)
     said = 'the accelerator of 1n, 2n is not known: an efficiency supposes that all are alike'
     assert study.comparisons[1].efficiency and study.cautions == (() if 'xbox' in names[0] else (said,))
 
@@ -167,4 +168,4 @@ def test_each_name_is_offered_once(tmp_path):
     for home in 'ab':
         write_set(tmp_path / home / 'box', 1)
     with pytest.raises(UserError, match='expected one of: box$'):
-        make_studies(load_systems([tmp_path]), 'zz')
+        studies_of(tmp_path, baseline='zz')
