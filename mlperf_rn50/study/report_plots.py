@@ -120,17 +120,13 @@ def _spread(study: Study, places: Sequence[int], most: int) -> list[int]:
     return sorted([*base, *thin(others, most - len(base))])
 
 
-def _time(run: Run) -> float:
-    return inf if run.time_to_train_s is None else run.time_to_train_s
-
-
 def _sampled(picture: Picture, scene: _Scene, most: int) -> list[Sequence[Run]]:
     """The runs of each system that a picture with room for so many shows; says where they are not all."""
     each = max(most // max(len(scene.shown), 1), 2)
     if any(len(s.system.runs) > each for s in scene.shown):
         picture.notes.append(f'Of each system at most {each} runs are drawn, evenly from the fastest to the slowest')
-    return [thin(sorted(s.system.runs, key=_time) if len(s.system.runs) > each else s.system.runs, each)
-            for s in scene.shown]
+    return [thin(sorted(s.system.runs, key=lambda r: inf if r.time_to_train_s is None else r.time_to_train_s)
+                 if len(s.system.runs) > each else s.system.runs, each) for s in scene.shown]
 
 
 def _name(system: System, run: Run) -> str:

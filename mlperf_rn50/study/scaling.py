@@ -21,11 +21,6 @@ def speedup(base_s: float, time_s: float) -> float:
     return base_s / time_s
 
 
-def efficiency(base_s: float, base_units: int, time_s: float, units: int) -> float:
-    """Speed-up over the ratio of accelerators (or ranks): 1 is ideal."""
-    return speedup(base_s, time_s) * base_units / units
-
-
 @dataclass(frozen=True)
 class Rate:
     """Throughput against the ideal of so many times the smallest system's, as scaling studies print it."""

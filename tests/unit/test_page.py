@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 from lines import write_set
-from made_systems import changed, refused, studies_of, with_age
+from made_systems import changed, refused, studies_of, study_of, with_age
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.study import rcp
@@ -23,13 +23,13 @@ PICTURES = ['accuracy_epochs', 'accuracy_time', 'efficiency', 'epochs', 'speedup
             'time_to_train']
 
 
-def page_of(studies, folder='.'):
-    return render_html(studies, [draw_study(s) for s in studies], Path(folder))
+def page_of(studies, folder='.', draw=draw_study):
+    return render_html(studies, [draw(s) for s in studies], Path(folder))
 
 
 def bare_page_of(studies):
     """The page without its pictures, which take longest."""
-    return render_html(studies, [[] for _ in studies], Path('.'))
+    return page_of(studies, draw=lambda study: [])
 
 
 class Elements(HTMLParser):
@@ -96,11 +96,11 @@ def test_a_missing_efficiency_is_explained(sweep):
     study, = make_studies([changed(s, accelerator=name) for s, name in zip(systems, ('V100', 'A100'))])
     assert texts_of(answer_table(study))['2x4']['efficiency'] == '-'
     note = 'There is no efficiency between different accelerators.'
-    assert note in answer_table(study).note and note not in answer_table(studies_of(sweep)[0]).note
+    assert note in answer_table(study).note and note not in answer_table(study_of(sweep)).note
 
 
 def test_the_official_score_has_a_column_where_it_differs(sweep, monkeypatch):
-    study, = studies_of(sweep)
+    study = study_of(sweep)
     factors = {'1x4': 1.0044, '2x4': 1.0}
     monkeypatch.setattr(rcp, 'official_score_minutes', lambda s: s.score_minutes * factors[s.name])
     found = texts_of(answer_table(study))
@@ -113,7 +113,7 @@ def test_the_official_score_has_a_column_where_it_differs(sweep, monkeypatch):
 def test_a_note_of_several_systems_names_them_together(tmp_path):
     for name, more_s in (('a', 0.0), ('b', 3.7)):
         write_set(tmp_path / name, 2, seed=9, epoch_s=lambda k, more_s=more_s: 10.0 + k + more_s)
-    assert 'a, b: 2 runs have the same seed 9' in notes_of(studies_of(tmp_path)[0])
+    assert 'a, b: 2 runs have the same seed 9' in notes_of(study_of(tmp_path))
 
 
 @pytest.mark.parametrize('num_studies', [1, 2])
@@ -188,20 +188,17 @@ def test_a_log_and_a_folder_cannot_write_html(tmp_path):
     assert '<script>alert(1)' in elements.text.replace('<_', '</')
 
 
-def test_no_name_of_a_log_becomes_a_file(tmp_path):
-    write_set(tmp_path / 'logs/../logs/x$(y)', 2, submission_platform='../../evil', submission_org='/etc/evil')
-    dump_report(studies_of(tmp_path / 'logs'), tmp_path / 'out')
-    names = sorted(p.name for p in (tmp_path / 'out').iterdir())
-    assert set(names) <= {f'report.{s}' for s in ('html', 'json', 'csv', 'md')} | {'report_evaluations.csv'} | {
-        f'{p}.{s}' for p in [*PICTURES, 'learning_rate'] for s in ('svg', 'png')}
-    assert sorted(p.name for p in tmp_path.iterdir()) == ['logs', 'out']
-
-
-def test_the_same_logs_give_the_same_report(sweep, tmp_path):
+def test_no_name_of_a_log_becomes_a_file_and_the_same_logs_give_the_same_report(tmp_path):
+    for nodes in (1, 2):
+        write_set(tmp_path / f'logs/../logs/{nodes}$(y)', 2, nodes=nodes, ranks=4 * nodes, epoch_s=9.0 / nodes,
+                  submission_platform='../../evil', submission_org='/etc/evil')
     for name in ('a', 'b'):
-        dump_report(studies_of(sweep), tmp_path / name)
-    for path in (tmp_path / 'a').iterdir():
-        assert path.read_bytes() == (tmp_path / 'b' / path.name).read_bytes(), path.name
+        dump_report(studies_of(tmp_path / 'logs'), tmp_path / name)
+    found = {p.name: p.read_bytes() for p in (tmp_path / 'a').iterdir()}
+    assert set(found) == {'report.html', 'report.json', 'report.csv', 'report.md', 'report_evaluations.csv',
+                          *(f'{p}.{s}' for p in PICTURES for s in ('svg', 'png'))}
+    assert found == {p.name: p.read_bytes() for p in (tmp_path / 'b').iterdir()}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ['a', 'b', 'logs']
 
 
 def test_a_folder_that_cannot_be_written_is_said(sweep, tmp_path):
@@ -211,7 +208,7 @@ def test_a_folder_that_cannot_be_written_is_said(sweep, tmp_path):
 
 
 def test_pictures_tell_the_value_of_every_mark(sweep):
-    pictures = {p.name: render_svg(p) for p in draw_study(studies_of(sweep)[0])}
+    pictures = {p.name: render_svg(p) for p in draw_study(study_of(sweep))}
     assert sorted(pictures) == PICTURES
     titles = {name: [t.text for t in ElementTree.fromstring(svg).iter('{http://www.w3.org/2000/svg}title')]
               for name, svg in pictures.items()}

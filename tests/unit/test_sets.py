@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import shutil
 import socket
 from dataclasses import replace
 
@@ -195,13 +194,6 @@ def test_a_copy_with_another_seed_is_no_run_of_its_own(tmp_path):
     assert system.time_s == pytest.approx(2 * (10.123 + (0 + 1 + 2 + 4) / 4 + 1.01))
     found = json.loads(call('report', tmp_path, '--format', 'json').stdout)['systems'][0]
     assert (found['num_runs'], found['num_converged'], found['score_minutes']) == (5, 4, None)
-
-
-def test_a_copy_of_a_system_of_the_same_name_names_its_folder(tmp_path):
-    write_set(tmp_path / 'x/box', 1, epoch_s=10.123)
-    shutil.copytree(tmp_path / 'x/box', tmp_path / 'y/box')
-    found = [text for s in load_systems([tmp_path]) for text in s.doubts]
-    assert found == [f'result_0.txt has the times of result_0.txt of {tmp_path / "x/box"}: one is a copy of the other']
 
 
 def test_a_folder_that_cannot_be_read_is_named(tree, monkeypatch):
