@@ -4,6 +4,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.files import writing_folder
 from mlperf_rn50.locks import FileLock
 
 
@@ -16,11 +17,9 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """
     made = [p for p in (folder, *folder.parents) if not p.exists()]  # the deepest first
     lock = FileLock(folder / '.launcher.lock')
-    try:
+    with writing_folder(folder, '--run-dir'):
         folder.mkdir(parents=True, exist_ok=True)
         is_taken = lock.take()
-    except OSError as e:
-        raise ConfigError(f'--run-dir: {folder}: {e.strerror}; choose a folder that can be written') from e
     if not is_taken:
         raise ConfigError(f'--run-dir: {folder} is in use by {lock.holder()}; wait for it, or choose another folder')
     try:

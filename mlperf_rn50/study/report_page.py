@@ -1,12 +1,12 @@
 """The report as one HTML page that needs nothing else, for a browser: every number leads to its log line."""
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import mlperf_rn50
-from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import write_atomically
+from mlperf_rn50.files import numbered_lines, write_atomically, writing_folder
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.page import page_template
@@ -49,15 +49,10 @@ class _Sources:
 def _read_lines(path: Path, wanted: set[int]) -> dict[int, str]:
     """Lines of a file, cut to what can be read."""
     found = {}
-    with open(path, 'rb') as f:
-        number, last = 0, max(wanted)
-        while number < last and (line := f.readline(1 << 20)):
-            number += 1
-            if number in wanted:
-                text = printable(line.decode('utf-8', 'replace').strip())
-                found[number] = text if len(text) <= _MAX_QUOTE else text[:_MAX_QUOTE] + ' ...'
-            while line and not line.endswith(b'\n'):
-                line = f.readline(1 << 20)
+    for number, line in itertools.islice(numbered_lines(path), max(wanted)):
+        if number in wanted:
+            text = printable(line.decode('utf-8', 'replace').strip())
+            found[number] = text if len(text) <= _MAX_QUOTE else text[:_MAX_QUOTE] + ' ...'
     return found
 
 
@@ -151,9 +146,9 @@ def dump_report(studies: Sequence[Study], folder: Path) -> Path:
     """Writes the report in every form, and the pictures; returns the page.
 
     Raises:
-        UserError: the folder cannot be written.
+        ConfigError: the folder cannot be written.
     """
-    try:
+    with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / 'report.json', render_json(studies) + '\n')
         write_atomically(folder / 'report.csv', render_csv(studies) + '\n')
@@ -165,6 +160,4 @@ def dump_report(studies: Sequence[Study], folder: Path) -> Path:
             for picture in drawn[-1]:  # of one study at a time: drawing weighs much
                 dump_picture(picture, folder, f'study{i}_' if len(studies) > 1 else '')
         write_atomically(folder / 'report.html', render_html(studies, drawn, folder) + '\n')
-    except OSError as e:
-        raise UserError(f'--out: {folder}: {e.strerror}; choose a folder that can be written') from e
     return folder / 'report.html'
