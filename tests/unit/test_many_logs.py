@@ -65,7 +65,7 @@ def test_runs_are_the_same_whoever_reads_them(two_processors, tmp_path, monkeypa
 @pytest.fixture
 def studies(tmp_path):
     write_set(tmp_path / 'x/1x4', 3, status=lambda k: 'aborted' if k == 2 else 'success')
-    write_set(tmp_path / 'x/2x4', 2, nodes=2, ranks=8, submission_platform='"runs": []')
+    write_set(tmp_path / 'x/2x4', 2, nodes=2, ranks=8, platform='"runs": []')
     return studies_of(tmp_path)
 
 

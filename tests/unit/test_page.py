@@ -163,7 +163,7 @@ def test_the_answer_comes_first_and_every_number_leads_to_its_line(sweep):
 
 
 def test_a_log_and_a_folder_cannot_write_html(tmp_path):
-    write_set(tmp_path / HOSTILE.replace('/', '_'), 1, submission_org=HOSTILE, seed=HOSTILE, dataset=HOSTILE,
+    write_set(tmp_path / HOSTILE.replace('/', '_'), 1, org=HOSTILE, seed=HOSTILE, dataset=HOSTILE,
               optimizer={'opt_x': HOSTILE}, accuracies=(0.4, 0.5))
     elements = Elements(page_of(studies_of(tmp_path)))
     assert not {tag for tag, _ in elements.found} & {'link', 'img', 'iframe', 'object', 'source'}
@@ -175,7 +175,7 @@ def test_a_log_and_a_folder_cannot_write_html(tmp_path):
 def test_no_name_of_a_log_becomes_a_file_and_the_same_logs_give_the_same_report(tmp_path):
     for nodes in (1, 2):
         write_set(tmp_path / f'logs/../logs/{nodes}$(y)', 2, nodes=nodes, ranks=4 * nodes, epoch_s=9.0 / nodes,
-                  submission_platform='../../evil', submission_org='/etc/evil')
+                  platform='../../evil', org='/etc/evil')
     for name in ('a', 'b'):
         dump_report(studies_of(tmp_path / 'logs'), tmp_path / name)
     found = {p.name: p.read_bytes() for p in (tmp_path / 'a').iterdir()}

@@ -151,7 +151,7 @@ def test_as_many_systems_are_drawn_as_can_be_told_apart_and_it_is_said(tmp_path)
 
 
 def test_long_texts_do_not_make_a_picture_large(tmp_path):
-    write_set(tmp_path / ('a' * 200), 1, submission_platform='b' * 900)
+    write_set(tmp_path / ('a' * 200), 1, platform='b' * 900)
     pictures = pictures_of(tmp_path)
     assert f'{"a" * 99}…/result_0.txt: 2.00 epochs, converged' in [t for t, _ in marks_of(pictures['epochs'])]
     for picture in pictures.values():

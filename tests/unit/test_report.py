@@ -15,7 +15,6 @@ from mlperf_rn50.study.report_data import render_csv, render_evaluations_csv, re
 from mlperf_rn50.study.report_text import render_markdown, render_table
 
 HOSTILE = '<script>alert(1)</script>|`=1+1\x1b[31m"'
-NUMBERS = ['num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy', 'seed']
 
 
 @pytest.fixture
@@ -77,13 +76,11 @@ def test_a_row_is_an_evaluation_with_its_run(studies):
         ('2x4', '2', '2', '0.76', '80.0')]
 
 
-@pytest.mark.parametrize('render, numbers', [
-    (render_csv, [*NUMBERS, 'epochs_to_converge', 'time_to_train_s', 'final_accuracy', 'speedup', 'num_warnings']),
-    (render_evaluations_csv, [*NUMBERS, 'epoch', 'accuracy', 'time_s', 'line'])])
-def test_pandas_reads_numbers_as_numbers(studies, render, numbers):
-    table = pd.read_csv(io.StringIO(render(studies)))
-    assert all(pd.api.types.is_numeric_dtype(table[n]) for n in numbers)
-    assert not table.isin(['None', 'null', '[]', '{}']).any(axis=None) and set(table['system']) == {'1x4', '2x4'}
+def test_pandas_reads_numbers_as_numbers(studies):
+    table = pd.read_csv(io.StringIO(render_csv(studies)))
+    for name in ('num_nodes', 'target_accuracy', 'seed', 'epochs_to_converge', 'final_accuracy', 'speedup'):
+        assert pd.api.types.is_numeric_dtype(table[name]), name
+    assert not table.isin(['None', 'null', '[]', '{}']).any(axis=None)
 
 
 def test_refused_sets_and_running_runs_have_rows(studies):
@@ -98,7 +95,7 @@ def test_refused_sets_and_running_runs_have_rows(studies):
 
 @pytest.mark.parametrize('name', ['=cmd|x', '@SUM'])
 def test_a_log_steers_neither_terminal_nor_markdown_nor_spreadsheet(tmp_path, name):
-    write_set(tmp_path / name, 1, submission_org=HOSTILE, dataset=HOSTILE, nodes=HOSTILE, opt_name2=HOSTILE)
+    write_set(tmp_path / name, 1, org=HOSTILE, dataset=HOSTILE, nodes=HOSTILE, opt_name2=HOSTILE)
     studies = studies_of(tmp_path)
     markdown = render_markdown(studies)
     assert '\x1b' not in render_table(studies) + markdown + render_csv(studies)
@@ -128,11 +125,8 @@ def test_what_cannot_be_asked_for_is_said(studies, tmp_path, words, said):
 
 @pytest.mark.parametrize('name', ['prepare', 'report'])
 def test_help_does_not_wait_for_heavy_imports(name):
-    code = (f"import sys; sys.argv = ['mlperf-rn50', {name!r}, '--help']\n"
-            'from mlperf_rn50.cli import main\n'
-            'try: main()\nexcept SystemExit: pass\n'
-            "print([m for m in ('mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'numpy', "
-            "'jsonargparse', 'yaml', 'mlperf_logging') "
-            'if m in sys.modules])')
-    done = run([CLI[0], '-c', code])
-    assert done.stdout.splitlines()[-1] == '[]' and 'examples:' in done.stdout
+    done = run([CLI[0], '-X', 'importtime', *CLI[1:], name, '--help'])
+    imported = {line.rpartition('|')[2].strip().partition('.')[0] for line in done.stderr.splitlines()}
+    assert 'mlperf_rn50' in imported and 'examples:' in done.stdout
+    assert not imported & {'mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'numpy',
+                           'jsonargparse', 'yaml', 'mlperf_logging'}
