@@ -4,13 +4,12 @@ Each trial trains on 80,000 images (4 epochs), by launch/configs/cifar10_cpu.yam
 in bfloat16, which takes about the same epochs. The official validation images take no part.
 Usage: .venv/bin/python benchmarks/cifar10_search.py NAME [OPTIONS of mlperf-rn50 train]    (runs in logs/run/NAME)
 """
-import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
 
-from compare import HUGE_PAGES, OURS, ROOT
+from compare import HUGE_PAGES, OURS, ROOT, read_metrics
 
 from mlperf_rn50.data.cifar10 import cifar10
 from mlperf_rn50.data.prepare import pack
@@ -39,8 +38,7 @@ def main(name: str, options: list[str]) -> None:
     command = [OURS, '-m', 'mlperf_rn50', 'train', '--config', 'launch/configs/cifar10_cpu.yaml', '--run.dir',
                RUNS / name, *given, *options]
     done = subprocess.run([str(c) for c in command], cwd=ROOT, env={**os.environ, **HUGE_PAGES})
-    path = RUNS / name / 'metrics.jsonl'
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [{}]
+    lines = read_metrics(RUNS / name)
     if lines[-1].get('status') != 'aborted':  # the target of 100 % is not reached
         sys.exit(done.returncode or 1)
     top1 = next(m['num_top1'] / m['num_images'] for m in reversed(lines) if m['event'] == 'eval')

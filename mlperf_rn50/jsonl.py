@@ -6,9 +6,8 @@ from typing import TypeVar
 
 import msgspec
 
-from mlperf_rn50.files import regular_file
+from mlperf_rn50.files import numbered_lines
 
-MAX_LINE_BYTES = 1 << 20
 _MAX_LINES = 1 << 22
 T = TypeVar('T')
 
@@ -28,10 +27,8 @@ def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[i
         mark: bytes that a line must contain to be decoded.
     """
     try:
-        with open(path, 'rb', opener=regular_file) as f:
-            lines = itertools.islice(iter(lambda: f.readline(MAX_LINE_BYTES), b''), _MAX_LINES)
-            for number, line in enumerate(lines, start=1):
-                if mark in line and line.endswith(b'\n') and (value := decode(line, kind)) is not None:
-                    yield number, value
+        for number, line in itertools.islice(numbered_lines(path), _MAX_LINES):
+            if mark in line and line.endswith(b'\n') and (value := decode(line, kind)) is not None:
+                yield number, value
     except OSError:
         return

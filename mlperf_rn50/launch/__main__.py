@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE, ConfigError, UserError
+from mlperf_rn50.files import writing_folder
 from mlperf_rn50.launch import sweep
 from mlperf_rn50.launch.attempts import MAX_STUCK, newest_run, stuck_attempts, stuck_text
 from mlperf_rn50.launch.engine import Signals, as_child, processes_of, run_engine
@@ -157,11 +158,9 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """Hold a run folder for one launcher; one that was made for it and stayed empty is removed again."""
     made = [p for p in (folder, *folder.parents) if not p.exists()]  # the deepest first
     lock = FileLock(folder / '.launcher.lock')
-    try:
+    with writing_folder(folder, '--run-dir'):
         folder.mkdir(parents=True, exist_ok=True)
         is_taken = lock.take()
-    except OSError as e:
-        raise ConfigError(f'--run-dir: {folder}: {e.strerror}; choose a folder that can be written') from e
     if not is_taken:
         raise ConfigError(f'--run-dir: {folder} is in use by {lock.holder()}; wait for it, or choose another folder')
     try:

@@ -9,7 +9,7 @@ import numpy as np
 from mxnet.gluon import HybridBlock
 
 from mlperf_rn50.errors import RunFailed, UserError
-from mlperf_rn50.files import dump_json
+from mlperf_rn50.files import dump_json, writing_folder
 
 # Of the largest logit of an image; float32 sums in another order differ by some 1e-6.
 LIMIT = 1e-4
@@ -53,7 +53,7 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
     names.append(f'{stem}.{output_format}.json')
     _refuse_existing(out, names)
     wanted = net(images).asnumpy()
-    try:
+    with writing_folder(out):
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix='.export.', dir=out) as scratch:
             written = Path(scratch) / stem
@@ -71,8 +71,6 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
             _refuse_existing(out, names)
             for name in names:
                 (Path(scratch) / name).rename(out / name)
-    except OSError as e:
-        raise UserError(f'--out: {out}: {e.strerror}; choose a folder that can be written') from e
     return [out / name for name in names], found
 
 

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import write_atomically
+from mlperf_rn50.files import write_atomically, writing_folder
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.cost import cost
 from mlperf_rn50.study.known import KnownSet
@@ -183,14 +182,12 @@ def dump_prediction(answer: Answer, folder: Path) -> Path:
     """Write prediction.json, prediction.md and, where anything is predicted, the picture; return the folder.
 
     Raises:
-        UserError: the folder cannot be written.
+        ConfigError: the folder cannot be written.
     """
-    try:
+    with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / 'prediction.json', render_json(answer) + '\n')
         write_atomically(folder / 'prediction.md', render_tables(answer, is_markdown=True) + '\n')
         if picture := draw_prediction(answer):
             dump_picture_twice(picture, folder)
-    except OSError as e:
-        raise UserError(f'--out: {folder}: {e.strerror}; choose a folder that can be written') from e
     return folder

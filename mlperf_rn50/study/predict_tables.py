@@ -10,7 +10,7 @@ from mlperf_rn50.study.known import Recipe
 from mlperf_rn50.study.predict import Link, Prediction
 from mlperf_rn50.study.predict_answer import Answer
 from mlperf_rn50.study.predict_validation import costs_text, errors_text
-from mlperf_rn50.study.report_text import render_section
+from mlperf_rn50.study.report_text import MARKDOWN, render_section, terminal_style
 from mlperf_rn50.study.table import Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.study.text import data_name, money, plural
 
@@ -169,7 +169,7 @@ def render_tables(answer: Answer, is_markdown: bool = False, title: Callable[[st
     if known := [r for r in answer.predicted if r.recipe_source]:
         tables.append(_table('Recipes', known, _recipe_cells))
     return render_section(heading(answer), [*verdicts(answer), *constants(answer)], tables, notes_of(answer),
-                          is_markdown, title)
+                          MARKDOWN if is_markdown else terminal_style(title))
 
 
 def _fields(value: Any, *names: str) -> dict[str, Any]:

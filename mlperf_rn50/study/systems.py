@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import replace
 from itertools import islice
@@ -152,19 +152,14 @@ def _find_submitters(runs: Sequence[Run]) -> list[str]:
 
 def _find_foreign(systems: Sequence[System]) -> list[System]:
     """The systems, of which those know it whose logs are copies of another's before them."""
-    homes = {id(r): s for s in systems for r in s.runs}
-    found: dict[int, dict[int, list[Copy]]] = {}
+    homes = {id(r): i for i, s in enumerate(systems) for r in s.runs}
+    found: dict[int, dict[int, list[Copy]]] = {i: {} for i in range(len(systems))}
     for copy in find_copies([r for s in systems for r in s.runs]):
         home, other = homes[id(copy.run)], homes[id(copy.original)]
-        if home is not other:
-            found.setdefault(id(home), {}).setdefault(id(other), []).append(copy)
-    return [_told(s, homes, list(found[id(s)].values())) if id(s) in found else s for s in systems]
-
-
-def _told(system: System, homes: Mapping[int, System], copies: Sequence[Sequence[Copy]]) -> System:
-    """A system with what is said of its copies, those of each other system together."""
-    texts = (_foreign_text(system, homes[id(some[0].original)], some) for some in copies)
-    return replace(system, doubts=(*system.doubts, *texts), is_copy=sum(map(len, copies)) == len(system.runs))
+        if home != other:
+            found[home].setdefault(other, []).append(copy)
+    return [replace(s, doubts=(*s.doubts, *(_foreign_text(s, systems[i], copies) for i, copies in found[k].items())),
+                    is_copy=sum(map(len, found[k].values())) == len(s.runs)) for k, s in enumerate(systems)]
 
 
 def _foreign_text(system: System, other: System, copies: Sequence[Copy]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from lines import mllog, write_lines, write_set
+from made_systems import studies_of, study_of
 
 from mlperf_rn50.mlperf.telemetry import find_telemetry
 from mlperf_rn50.study import report_tables, systems
@@ -12,7 +13,6 @@ from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.report_plots import draw_study
 from mlperf_rn50.study.report_tables import notes_of, runs_table
 from mlperf_rn50.study.report_text import render_table
-from mlperf_rn50.study.scaling import make_studies
 from mlperf_rn50.study.systems import load_systems
 
 
@@ -62,8 +62,8 @@ def test_runs_are_the_same_whoever_reads_them(two_processors, tmp_path, monkeypa
 @pytest.fixture
 def studies(tmp_path):
     write_set(tmp_path / 'x/1x4', 3, status=lambda k: 'aborted' if k == 2 else 'success')
-    write_set(tmp_path / 'x/2x4', 2, nodes=2, ranks=8, submission_platform='"runs": []')
-    return make_studies(load_systems([tmp_path]))
+    write_set(tmp_path / 'x/2x4', 2, nodes=2, ranks=8, platform='"runs": []')
+    return studies_of(tmp_path)
 
 
 def test_a_table_of_very_many_runs_has_those_that_did_not_converge_and_says_that_others_are_left_out(
@@ -98,7 +98,7 @@ def test_a_folder_is_searched_for_samples_of_nodes_once(tmp_path):
 
 def test_pictures_of_many_runs_look_into_their_folder_once(tmp_path, monkeypatch):
     """A look for each run, in a folder that grows with them, took minutes."""
-    study, = make_studies(load_systems([write_set(tmp_path / '1x4', 20)]))
+    study = study_of(write_set(tmp_path / '1x4', 20))
     looks, scan = [], os.scandir
     monkeypatch.setattr(os, 'scandir', lambda path='.': looks.append(str(path)) or scan(path))
     draw_study(study)
