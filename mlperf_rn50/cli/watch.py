@@ -167,12 +167,13 @@ def _log(looks: Iterator[list[LiveRun]], every_s: float) -> None:
     for runs in looks:
         now = time.monotonic()
         for k, run in enumerate(runs):
-            news = run.number, run.status, run.has_end, len(run.evaluations), run.verdict, run.warnings, run.attempts
+            news = (run.warnings, run.place.number, run.status, run.has_end, len(run.evaluations),
+                    run.reference.verdict, run.place.attempts)
             before, step, then = said.get(k, (None, None, 0.0))
-            if news != before or run.step != step and now - then >= _PLAIN_PERIOD_S:
+            if news != before or run.clock.step != step and now - then >= _PLAIN_PERIOD_S:
                 print(line_of(run), flush=True)
-                for text in run.warnings if before is None or news[5] != before[5] else ():  # type: ignore[index]
+                for text in run.warnings if before is None or news[0] != before[0] else ():  # type: ignore[index]
                     print(f'  {text}', flush=True)
-                said[k] = news, run.step, now
+                said[k] = news, run.clock.step, now
         if not all(r.is_over for r in runs):
             time.sleep(every_s)

@@ -31,25 +31,25 @@ def _picture(name: str, title: str, notes: Sequence[str], height_in: float = _HE
 
 def _draw_accuracy(run: LiveRun) -> Picture | None:
     """Top-1 against epochs, with the band of the reference runs and the target."""
-    right = max([run.max_epochs or 0] + [e.epoch for e in run.evaluations]) or 1
-    band = [(b.epoch, b.low, b.high) for b in run.band
+    right = max([run.clock.max_epochs or 0] + [e.epoch for e in run.evaluations]) or 1
+    band = [(b.epoch, b.low, b.high) for b in run.reference.band
             if b.low is not None and b.high is not None and b.epoch <= right]
     if not run.evaluations and not band:
         return None
-    notes = [f'area and dashes: {run.num_reference} reference runs and their mean'] if band else []
+    notes = [f'area and dashes: {run.reference.num_reference} reference runs and their mean'] if band else []
     picture, axes = _picture('accuracy', 'Top-1', notes)
     axes.fill_between([e for e, _, _ in band], [low for _, low, _ in band], [high for _, _, high in band], color=GRID,
                       alpha=0.3, linewidth=0)
-    means = [(b.epoch, b.mean) for b in run.band if b.mean is not None and b.epoch <= right]
+    means = [(b.epoch, b.mean) for b in run.reference.band if b.mean is not None and b.epoch <= right]
     axes.plot([e for e, _ in means], [mean for _, mean in means], '--', color=GRID, linewidth=1.2)
     shown = thin(run.evaluations, _MAX_MARKS)
     line, = axes.plot([e.epoch for e in shown], [e.accuracy for e in shown], color=_RUN, linewidth=1.6, marker='o',
                       markersize=4)
     picture.tip(line, *(f'{percent(e.accuracy)} at epoch {e.epoch}' for e in shown))
-    if run.target is not None:
-        axes.axhline(run.target, color=INK, linewidth=1, linestyle=':')
-        axes.annotate(f'target {percent(run.target)}', (0, run.target), (4, 3), textcoords='offset points')
-    highest = max([e.accuracy for e in run.evaluations] + [high for _, _, high in band] + [run.target or 0.0])
+    if run.setup.target is not None:
+        axes.axhline(run.setup.target, color=INK, linewidth=1, linestyle=':')
+        axes.annotate(f'target {percent(run.setup.target)}', (0, run.setup.target), (4, 3), textcoords='offset points')
+    highest = max([e.accuracy for e in run.evaluations] + [high for _, _, high in band] + [run.setup.target or 0.0])
     axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
     axes.set(xlabel='epoch', xlim=(0, right), ylim=(0, min(1.0, (math.floor(10 * highest) + 1) / 10)))
     return picture
@@ -92,7 +92,7 @@ def _draw_ranks(run: LiveRun) -> Picture | None:
 
 def _rows(run: LiveRun) -> list[dict[str, str]]:
     """The evaluations, the newest first, each beside what the reference runs had there."""
-    band = {b.epoch: b for b in run.band}
+    band = {b.epoch: b for b in run.reference.band}
 
     def row(e: Evaluation) -> dict[str, str]:
         b = band.get(e.epoch)
@@ -117,7 +117,7 @@ def render_page(run: LiveRun, written: datetime, every_s: float, price: float | 
                    for p in pictures]
     return page_template('watch_page.html').render(
         title=heading(run), word=status_word(run), level=level_of(run), facts=facts_of(run, price),
-        warnings=run.warnings, figures=figures, rows=_rows(run), has_band=bool(run.band),
+        warnings=run.warnings, figures=figures, rows=_rows(run), has_band=bool(run.reference.band),
         reload_s=None if run.is_over else max(1, math.ceil(every_s)), written=f'{written:%Y-%m-%d %H:%M:%S} UTC',
         version=mlperf_rn50.__version__)
 
