@@ -15,7 +15,6 @@ _USAGE = '''mlperf-rn50 prepare {digits,cifar10,imagenet,folder} --out DIR [opti
 
 
 def make_parser() -> Parser:
-    """The options of the command."""
     parser = Parser('prepare', __doc__, EPILOG)
     parser.usage = _USAGE
     parser.add_argument('dataset', nargs='?', choices=['digits', 'cifar10', 'imagenet', 'folder'],
@@ -58,7 +57,6 @@ def parse_options(argv: Sequence[str]) -> Namespace:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
     options = parse_options(argv)
     from mlperf_rn50.data.prepare import prepare
     return prepare(options)

@@ -23,7 +23,6 @@ Defaults < --config FILE < options. A resumed run takes its configuration from i
 
 
 def make_parser() -> ArgumentParser:
-    """The options of the command."""
     from mlperf_rn50.cli._ranks import add_resume_options
     parser = config_parser('train', __doc__, EPILOG)
     add_resume_options(parser)
@@ -35,7 +34,6 @@ def make_parser() -> ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
     from mlperf_rn50.cli._ranks import in_rank, load_config
     from mlperf_rn50.options import parse_options
     from mlperf_rn50.system.processor import check_precision, find_processor

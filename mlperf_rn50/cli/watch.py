@@ -35,7 +35,6 @@ _PIPE_COLUMNS = 100
 
 
 def make_parser() -> Parser:
-    """The options of the command."""
     parser = Parser('watch', __doc__, EPILOG)
     parser.add_argument('paths', nargs='+', metavar='RUN_FOLDER', help='run folder, or result_<k>.txt in one')
     parser.add_argument('--every', type=float, default=5.0, metavar='SECONDS',
@@ -49,7 +48,6 @@ def make_parser() -> Parser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
     options = make_parser().parse_args(argv)
     if options.format == 'json' and not options.once:
         raise ConfigError('--format json: expected --once beside it')

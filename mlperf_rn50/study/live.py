@@ -224,7 +224,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Clock:
+class RunClock:
     """How far a run is."""
 
     epoch: float | None = None
@@ -239,7 +239,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ReferenceRuns:
     """A run beside its reference runs."""
 
     reference_text: str = ''
@@ -267,8 +267,8 @@ class LiveRun:
     has_end: bool = False
     note: str = ''
     setup: Setup = Setup()
-    clock: Clock = Clock()
-    reference: Comparison = Comparison()
+    clock: RunClock = RunClock()
+    reference: ReferenceRuns = ReferenceRuns()
     speeds: tuple[tuple[float, float], ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     ranks: tuple[RankTime, ...] = ()
@@ -481,15 +481,16 @@ def _live_run(place: Place, said: Run, course: _Course, max_epochs: int | None, 
     since_s = (metrics_age_s or 0.0) if is_running and seen_s else 0.0
 
     def left(until: float | None) -> float | None:
-        known = is_running and epoch_s is not None and until is not None
-        return max(0.0, (until - epoch) * epoch_s - since_s) if known else None  # type: ignore[operator]
-
-    clock = Clock(epoch, max_epochs, last.step, last.loss, last.learning_rate, last.images_per_s,
-                  seen_s + since_s if said.time_to_train_s is None else said.time_to_train_s, epoch_s, left(max_epochs))
+        if not is_running or epoch_s is None or until is None:
+            return None
+        return max(0.0, (until - epoch) * epoch_s - since_s)
+    time_s = seen_s + since_s if said.time_to_train_s is None else said.time_to_train_s
+    clock = RunClock(epoch, max_epochs, last.step, last.loss, last.learning_rate, last.images_per_s, time_s, epoch_s,
+                     left(max_epochs))
     verdict = course.verdicts[max(course.verdicts)] if course.verdicts else None
     ends = (verdict and verdict.reference_epochs) or course.reference.reference_epochs
     first_s, last_s = map(left, ends or (None, None))
-    comparison = Comparison(
+    reference = ReferenceRuns(
         _text(course.reference.text), course.reference.num_reference, ends,
         None if first_s is None or last_s is None else (first_s, last_s),
         tuple(course.band[e] for e in sorted(course.band)),
@@ -500,15 +501,15 @@ def _live_run(place: Place, said: Run, course: _Course, max_epochs: int | None, 
         layout.global_batch_size or said.global_batch_size, _text(said.opt_name or '') or None, said.seed,
         said.train_samples)
     return LiveRun(
-        place, said.status, keys.RUN_STOP in said.lines, setup=setup, clock=clock, reference=comparison,
+        place, said.status, keys.RUN_STOP in said.lines, setup=setup, clock=clock, reference=reference,
         speeds=tuple(course.speeds), evaluations=evaluations, ranks=course.ranks,
         num_resumes=max(said.num_resumes, course.num_resumes),
-        warnings=_warnings(said, course, comparison, place.nodes))
+        warnings=_warnings(said, course, reference, place.nodes))
 
 
-def _warnings(said: Run, course: _Course, comparison: Comparison, nodes: Sequence[Node]) -> tuple[str, ...]:
+def _warnings(said: Run, course: _Course, reference: ReferenceRuns, nodes: Sequence[Node]) -> tuple[str, ...]:
     """What to mind, the weightiest first."""
-    behind = [comparison.verdict or 'behind the reference runs'] if comparison.is_behind else []
+    behind = [reference.verdict or 'behind the reference runs'] if reference.is_behind else []
     quiet = [n for n in nodes if n.age_s is not None and n.age_s > _UNEXPECTEDLY_QUIET_S
              + min(m.age_s for m in nodes if m.age_s is not None)] if said.status == 'running' else []
     silent = [f'telemetry of {n.host}: nothing was written for {n.age_s:.0f} s' for n in quiet]

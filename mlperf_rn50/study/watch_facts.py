@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.study.live import STARTING, WAITING, Clock, LiveRun, Setup, cost_of
+from mlperf_rn50.study.live import STARTING, WAITING, LiveRun, RunClock, Setup, cost_of
 from mlperf_rn50.study.text import data_name, duration, money, percent, plural, some, span
 
 _SLOW = 0.10  # from here on a skew is worth a look
@@ -67,7 +67,7 @@ def _what(setup: Setup) -> str:
     return ', '.join(filter(None, parts))
 
 
-def epoch_text(clock: Clock) -> str:
+def epoch_text(clock: RunClock) -> str:
     """How far it is."""
     return '-' if clock.epoch is None else f'{clock.epoch:.2f}' + _known(' of {}', clock.max_epochs)
 
@@ -83,7 +83,7 @@ def accuracy_text(run: LiveRun) -> str:
     return text
 
 
-def _speed(clock: Clock) -> str:
+def _speed(clock: RunClock) -> str:
     parts = [_known('{:,.0f} images/s', clock.images_per_s), _known('{:.3g} s/epoch', clock.epoch_s or None),
              _known('loss {:.4g}', clock.loss), _known('learning rate {:.4g}', clock.learning_rate)]
     return ', '.join(filter(None, parts)) or '-'

@@ -8,7 +8,7 @@ from lines import START_S, run_lines, write_lines
 from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live, write_metrics
 
 from mlperf_rn50.jsonl import Tail
-from mlperf_rn50.study.live import BandPoint, Checkpoints, Comparison, Evaluation, Follower, Node, to_json
+from mlperf_rn50.study.live import BandPoint, Checkpoints, Evaluation, Follower, Node, ReferenceRuns, to_json
 
 
 def look(folder, now_s=NOW_S):
@@ -113,7 +113,7 @@ def test_a_resumed_run_has_what_it_writes_again_once(tmp_path):
 
 def test_the_band_and_the_verdict_of_the_reference(tmp_path):
     run = look(write_live(tmp_path, reference(1, 2, 3), train(20), evaluation(1, 20), course(1), train(40)))
-    assert run.reference == Comparison('reference: 5 runs', 5, (4, 6), (17.0, 37.0), tuple(
+    assert run.reference == ReferenceRuns('reference: 5 runs', 5, (4, 6), (17.0, 37.0), tuple(
         BandPoint(e, 0.5, 0.45, 0.55) for e in (1, 2, 3)), 'on course: 5 of 5 reference runs', 1, False)
 
 

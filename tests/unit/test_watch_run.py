@@ -11,7 +11,7 @@ from helpers import call
 from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live
 from rich.console import Console
 
-from mlperf_rn50.study.live import Checkpoints, Clock, Follower, LiveRun, Place
+from mlperf_rn50.study.live import Checkpoints, Follower, LiveRun, Place, RunClock
 from mlperf_rn50.study.watch_facts import duration, facts_of, status_text
 from mlperf_rn50.study.watch_page import render_page
 from mlperf_rn50.study.watch_terminal import draw_curves, render
@@ -67,7 +67,7 @@ def test_what_is_known_of_a_run_is_said(run):
     ({}, {'note': 'not begun yet'}, 'not begun yet'),
     ({'quiet_s': 720.0, 'checkpoints': Checkpoints(1, 40, 9.0)}, {'status': 'failed'},
      'killed: its log has no end, and nothing was written for 12 min; it can go on from step 40'),
-    ({}, {'status': 'failed', 'has_end': True, 'clock': Clock(time_s=60.0)}, 'failed, 60 s on its clock'),
+    ({}, {'status': 'failed', 'has_end': True, 'clock': RunClock(time_s=60.0)}, 'failed, 60 s on its clock'),
     ({'checkpoints': Checkpoints(1, 40)}, {'status': 'interrupted', 'has_end': True},
      'interrupted; it can go on from step 40'),
     ({}, {'status': 'running'}, 'running')])
