@@ -49,6 +49,7 @@ def wheel(tmp_path_factory):
     return next(home.glob('*.whl'))
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_package(wheel):
     held = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith('mlperf_rn50/')}
     ours = {str(p.relative_to(ROOT)) for p in (ROOT / 'mlperf_rn50').rglob('*') if p.is_file()

@@ -26,6 +26,7 @@ def test_one_line_says_what_to_install(words, missing, said, monkeypatch):
 @pytest.mark.parametrize('words, module, name', [
     (['prepare', 'digits', '--out', 'digits', '--workers', '2'], 'mxnet', 'MXNet'), (['doctor'], 'nvidia', 'DALI')],
     ids=['of other processes', 'the doctor'])
+@pytest.mark.slow  # processes, as here these packages may be imported already
 def test_it_is_said_where_the_package_is_imported_late(words, module, name, tmp_path):
     (tmp_path / f'{module}.py').write_text(f'raise ModuleNotFoundError("not here", name={module!r})\n')
     done = run([*CLI, *words], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': f'{tmp_path}:{ROOT}'})
