@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -254,22 +254,16 @@ class ReferenceRuns:
 
 @dataclass(frozen=True)
 class LiveRun:
-    """A run as its folder says it is now; None for what is not known.
-
-    Args:
-        status: waiting, there is no log yet; starting, it says nothing yet; else as in mlperf.run.Run.
-        has_end: whether its log has an end; a failed run without one was killed.
-        speeds: images per second over the epoch so far, at times of the run's clock in seconds.
-    """
+    """A run as its folder says it is now; None for what is not known."""
 
     place: Place
-    status: str = WAITING
-    has_end: bool = False
+    status: str = WAITING  # there is no log yet; STARTING: it says nothing yet; else as in mlperf.run.Run
+    has_end: bool = False  # of its log; a failed run without one was killed
     note: str = ''
     setup: Setup = Setup()
     clock: RunClock = RunClock()
     reference: ReferenceRuns = ReferenceRuns()
-    speeds: tuple[tuple[float, float], ...] = ()
+    speeds: tuple[tuple[float, float], ...] = ()  # seconds on its clock, images per second over the epoch so far
     evaluations: tuple[Evaluation, ...] = ()
     ranks: tuple[RankTime, ...] = ()
     num_resumes: int = 0
@@ -325,7 +319,8 @@ class _Course:
         """One more record."""
         match record:
             case _Report():
-                self._report(record)
+                self.last = record
+                self._at(record.epoch, record.time_s, record.images_per_s)
             case _Evaluated() if record.num_top1 <= record.num_images and len(self.evaluations) < _MAX_POINTS:
                 self.evaluations[record.epoch] = Evaluation(record.epoch, record.num_top1 / record.num_images,
                                                             record.time_s)
@@ -344,17 +339,13 @@ class _Course:
                 if record.epoch not in self.band and record.mean is not None:
                     self.band[record.epoch] = BandPoint(record.epoch, record.mean, record.low, record.high)
 
-    def _at(self, epoch: float, time_s: float | None) -> None:
+    def _at(self, epoch: float, time_s: float | None, images_per_s: float | None = None) -> None:
         """The run has got so far."""
-        if time_s is not None:
-            self.points = [p for p in self.points[-_MAX_POINTS:] if p[0] >= epoch - _PACE_EPOCHS]
-            self.points.append((epoch, time_s))
-
-    def _report(self, record: _Report) -> None:
-        self.last = record
-        self._at(record.epoch, record.time_s)
-        if record.time_s is not None and record.images_per_s is not None:
-            self.speeds.append((record.time_s, record.images_per_s))
+        if time_s is None:
+            return
+        self.points = [p for p in self.points[-_MAX_POINTS:] if p[0] >= epoch - _PACE_EPOCHS] + [(epoch, time_s)]
+        if images_per_s is not None:
+            self.speeds.append((time_s, images_per_s))
             if len(self.speeds) > _MAX_POINTS:
                 del self.speeds[1::2]
 
@@ -394,7 +385,6 @@ class Follower:
         self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}  # by number: signature, when, what it says
         self._tail, self._course, self._was_there = Tail(Path(), _METRICS), _Course(), False
         self._energy: tuple[Any, float, UsedEnergy | None] = None, 0.0, None  # of what, when to read it again, what
-        self._config: tuple[Any, int | None] = None, None  # signature, max_epochs
 
     def look(self, now_s: float | None = None) -> LiveRun:
         """The run now; now_s: seconds since 1970, the present where None."""
@@ -450,7 +440,6 @@ class Follower:
     def _run(self, number: int, numbers: Sequence[int], now_s: float) -> LiveRun:
         log = self.folder / f'result_{number}.txt'
         said, metrics = self._read(number, now_s), beside(log, 'metrics', '.jsonl')
-        config = beside(log, 'config', '.yaml')
         if self._tail.path != metrics:
             self._tail, self._course = Tail(metrics, _METRICS), _Course()
         is_anew, records = self._tail.read()
@@ -458,16 +447,13 @@ class Follower:
             self._course = _Course()
         for record in records:
             self._course.see(record)
-        if (signature := (config, _signature(config))) != self._config[0]:
-            self._config = signature, _max_epochs(config)
         ages = {path: age for path in (log, metrics) if (age := age_s(path, now_s)) is not None}
         place = Place(str(self.path), number, self._others(numbers, number, now_s), min(ages.values(), default=None),
                       _nodes(self.folder, number, now_s), _checkpoints(beside(log, 'checkpoints', ''), now_s),
-                      _attempts(self.folder, number))
+                      _attempts(self.folder, number), None if isinstance(said, UserError) else self._used(said))
         if isinstance(said, UserError):
             return LiveRun(place, STARTING, note=f'its log says nothing yet: {_text(str(said))}')
-        place = replace(place, energy=self._used(said))
-        return _live_run(place, said, self._course, self._config[1], ages.get(metrics))
+        return _live_run(place, said, self._course, _max_epochs(beside(log, 'config', '.yaml')), ages.get(metrics))
 
 
 def _live_run(place: Place, said: Run, course: _Course, max_epochs: int | None, metrics_age_s: float | None) -> LiveRun:
