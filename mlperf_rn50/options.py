@@ -64,11 +64,7 @@ def _check_unique(node: yaml.Node | None, where: str, prefix: str = '') -> None:
 
 
 def load_yaml(path: Path) -> dict:
-    """The tree in a YAML file, its keys known to exist.
-
-    Raises:
-        ConfigError: the file is missing, is not YAML, or holds an unknown key.
-    """
+    """The tree in a YAML file; raise ConfigError where it is missing, is not YAML, or holds an unknown key."""
     try:
         text = read_text(path, _MAX_BYTES)
         _check_size(text)

@@ -38,11 +38,7 @@ def make_parser() -> Parser:
 
 
 def parse_options(argv: Sequence[str]) -> Namespace:
-    """The options of the command line: a data set and --out, or --verify.
-
-    Raises:
-        ConfigError: neither, or both.
-    """
+    """The options of the command line: a data set and --out, or --verify; raise ConfigError for neither or both."""
     parser = make_parser()
     options = parser.parse_args(argv)
     missing = [name for name in ('dataset', 'out') if not getattr(options, name)]

@@ -66,11 +66,7 @@ def _print_plan(config: cfg.Config, options: Namespace) -> int:
 
 
 def _value_of(config: cfg.Config, key: str) -> Any:
-    """The value of 'section.key'; nothing for null.
-
-    Raises:
-        ConfigError: there is no such key.
-    """
+    """The value of 'section.key', '' for null; raise ConfigError where there is no such key."""
     section, _, name = key.partition('.')
     if section not in cfg.SECTIONS or name not in cfg.field_names(cfg.SECTIONS[section]):
         raise ConfigError(f'--print: got {key}, expected a section and a key, such as run.dir')

@@ -83,11 +83,7 @@ class _Pages:
         self._last: list[LiveRun | None] = [None] * len(self._folders)
 
     def write(self, runs: Sequence[LiveRun]) -> None:
-        """Writes each page whose run is not as it was.
-
-        Raises:
-            UserError: one cannot be written.
-        """
+        """Write each page whose run is not as it was; raise UserError where one cannot be written."""
         from mlperf_rn50.study.watch_page import dump_page
         for k, (run, folder) in enumerate(zip(runs, self._folders)):
             if run == self._last[k]:

@@ -373,10 +373,7 @@ class Follower:
     """Follows the run of a folder, the newest one, or the run whose log is named."""
 
     def __init__(self, path: Path):
-        """
-        Raises:
-            UserError: it is a file, and no log of ours.
-        """
+        """Raise UserError for a file that is no log of ours."""
         self.path, self.folder, self._fixed = path, path, None
         if m := re.fullmatch(r'result_(\d{1,9})\.txt', path.name):
             self.folder, self._fixed = path.parent, int(m[1])
@@ -422,7 +419,6 @@ class Follower:
         return said
 
     def _used(self, run: Run) -> UsedEnergy | None:
-        """The energy of a run so far."""
         of_what, again_at, used = self._energy
         now = time.monotonic()
         is_final = run.status != 'running'
@@ -511,11 +507,7 @@ def _used_energy(run: Run) -> UsedEnergy:
 
 
 def _numbers(folder: Path) -> list[int]:
-    """The numbers of the runs of a folder that have begun a log.
-
-    Raises:
-        OSError: it cannot be listed.
-    """
+    """The numbers of the runs of a folder that have begun a log; raise OSError where it cannot be listed."""
     with os.scandir(folder) as entries:
         return sorted(int(m[1]) for e in entries if (m := re.fullmatch(r'result_(\d{1,9})\.txt', e.name)))
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import PercentFormatter
 
 import mlperf_rn50
 from mlperf_rn50.files import write_atomically
-from mlperf_rn50.study.live import Evaluation, LiveRun
+from mlperf_rn50.study.live import BandPoint, Evaluation, LiveRun
 from mlperf_rn50.study.page import page_template
 from mlperf_rn50.study.report_picture import COLOURS, GRID, INK, STYLE, WIDTH_IN, Picture, inline_svg
 from mlperf_rn50.study.text import percent, thin
@@ -95,11 +95,10 @@ def _rows(run: LiveRun) -> list[dict[str, str]]:
     band = {b.epoch: b for b in run.reference.band}
 
     def row(e: Evaluation) -> dict[str, str]:
-        b = band.get(e.epoch)
-        has_ends = b is not None and b.low is not None and b.high is not None
+        b = band.get(e.epoch, BandPoint(e.epoch, None, None, None))
         return {'epoch': str(e.epoch), 'accuracy': percent(e.accuracy),
-                'mean': percent(b.mean) if b and b.mean is not None else '-',
-                'band': f'{100 * b.low:.2f} to {100 * b.high:.2f}' if has_ends else '-',  # type: ignore[union-attr, operator]
+                'mean': '-' if b.mean is None else percent(b.mean),
+                'band': '-' if b.low is None or b.high is None else f'{100 * b.low:.2f} to {100 * b.high:.2f}',
                 'time': '-' if e.time_s is None else f'{e.time_s / 60:.1f}'}
     return [row(e) for e in reversed(run.evaluations[-_MAX_ROWS:])]
 
@@ -123,10 +122,6 @@ def render_page(run: LiveRun, written: datetime, every_s: float, price: float | 
 
 
 def dump_page(run: LiveRun, folder: Path, every_s: float, price: float | None = None) -> None:
-    """Writes watch.html into a run's folder; nothing where there is no such folder yet.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write watch.html into a run's folder, if there is one yet; raise OSError where it cannot be written."""
     if folder.is_dir():
         write_atomically(folder / NAME, render_page(run, datetime.now(timezone.utc), every_s, price) + '\n')
