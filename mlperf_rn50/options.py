@@ -115,11 +115,7 @@ def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
 
 
 def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
-    """Return defaults < YAML file < command line as one checked tree; raise ConfigError where something is wrong.
-
-    Args:
-        parser: of the command, with the options of a configuration among its own.
-    """
+    """Return defaults < YAML file < command line as one checked tree; raise ConfigError where something is wrong."""
     return resolve_tree(load_yaml(yaml_path) if yaml_path else {}, str(yaml_path), argv, parser)
 
 

@@ -96,11 +96,8 @@ def _evaluate(config: Config, kept: Kept, options: Namespace, position: Position
 
 
 def _is_as_trained(config: Config, description: Description) -> bool:
-    """Whether the run's own evaluation was of the same images in the same arithmetic.
-
-    Synthetic images are other ones for another number of ranks.
-    """
-    if config.data.synthetic:
+    """Whether the run's own evaluation was of the same images in the same arithmetic."""
+    if config.data.synthetic:  # other images for another number of ranks
         return False
     tree = to_tree(config)
     keys = {'model': set(description.model), 'data': set(description.data) - {'dir'}, 'train': {'precision', 'device'}}

@@ -144,8 +144,7 @@ class BandPoint:
 
 @dataclass(frozen=True)
 class RankTime:
-    """What a step took a rank since the last evaluation, in seconds: waiting for data, computing, waiting for others.
-    """
+    """What a step took a rank since the last evaluation: waiting for data, computing, waiting for other ranks."""
 
     rank: int
     host: str
@@ -283,15 +282,15 @@ class LiveRun:
 
     @property
     def node_hours(self) -> float | None:
-        time_s, num_nodes = self.clock.time_s, self.setup.num_nodes
-        return node_hours(time_s, num_nodes) if time_s is not None and num_nodes else None
+        return self._node_hours(0.0)
 
     @property
     def node_hours_at_end(self) -> float | None:
-        time_s, left_s, num_nodes = self.clock.time_s, self.clock.left_s, self.setup.num_nodes
-        if time_s is None or left_s is None or not num_nodes:
-            return None
-        return node_hours(time_s + left_s, num_nodes)
+        return self._node_hours(self.clock.left_s)
+
+    def _node_hours(self, left_s: float | None) -> float | None:
+        time_s, num_nodes = self.clock.time_s, self.setup.num_nodes
+        return None if time_s is None or left_s is None or not num_nodes else node_hours(time_s + left_s, num_nodes)
 
 
 def _text(value: str) -> str:

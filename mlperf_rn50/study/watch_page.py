@@ -104,12 +104,7 @@ def _rows(run: LiveRun) -> list[dict[str, str]]:
 
 
 def render_page(run: LiveRun, written: datetime, every_s: float, price: float | None = None) -> str:
-    """The page of a run.
-
-    Args:
-        written: when, for its foot.
-        every_s: after which it loads itself again while the run is not over.
-    """
+    """The page of a run, with the time for its foot; it loads itself again every so often until the run is over."""
     with matplotlib.rc_context(STYLE):
         pictures = [p for draw in (_draw_accuracy, _draw_throughput, _draw_ranks) if (p := draw(run))]
         figures = [{'id': f'{p.name}-', 'title': p.title, 'notes': p.notes, 'svg': inline_svg(p, f'{p.name}-')}

@@ -141,11 +141,7 @@ def _warnings(runs: Sequence[LiveRun]) -> list[Text]:
 
 def render(runs: Sequence[LiveRun], console: Console, price: float | None = None,
            rows: int | None = None) -> RenderableType:
-    """The runs as they are now.
-
-    Args:
-        rows: there are; None for as many as are wanted.
-    """
+    """The runs as they are now, in so many rows; None for as many as are wanted."""
     width, is_ascii = console.width, not console.encoding.lower().startswith('utf')
     title = heading(runs[0]) if len(runs) == 1 else f'{len(runs)} runs'
     table = _facts_table(runs[0], price) if len(runs) == 1 else _overview(runs, width, price)
