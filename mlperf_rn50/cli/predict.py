@@ -38,7 +38,6 @@ def rate(text: str) -> float:
 
 
 def make_parser() -> Parser:
-    """Return the parser of the options."""
     parser = Parser('predict', __doc__, EPILOG)
     parser.add_argument('sources', nargs='*', metavar='SOURCE',
                         help='what was measured: a folder, a file, or round/organisation/system')
@@ -69,7 +68,6 @@ def make_parser() -> Parser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command; return its exit code."""
     parser = make_parser()
     options = parser.parse_args(argv)
     for name, expected in (('out', 'a folder'), ('system', 'a name'), ('validate', 'a TREE, or no word at all')):
