@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from mlperf_rn50.files import numbered_lines
+from mlperf_rn50.files import MAX_LINE_BYTES, numbered_lines, regular_file
 
 _MAX_LINES = 1 << 22
 _MAX_LOOK_BYTES = 1 << 26
