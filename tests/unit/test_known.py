@@ -98,7 +98,8 @@ def test_the_published_table_is_whole():
         known_by_kind = {'nesterov'} if s.recipe.opt_name == 'lars' else set()
         assert unknown - known_by_kind - ({'decay_epochs'} if s.org == 'Intel' else set()) == ends, s.name
         assert not set(s.unlogged) & {'base_lr', 'weight_decay', 'opt_name'}
-        assert s.converged and all(r.epochs == r.curve[-1][0] for r in s.converged), s.name
+        assert s.converged, s.name
+        assert all(r.epochs == (r.curve[-1][0] if r.status == 'converged' else None) for r in s.runs), s.name
         assert all((r.curve[-1][1] >= s.recipe.target_accuracy) == (r.status == 'converged') for r in s.runs), s.name
         assert 0 < s.times.evaluation_s < s.time_s and 0 < s.times.epoch_s * s.converged[0].epochs <= s.time_s
 
