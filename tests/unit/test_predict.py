@@ -199,7 +199,8 @@ def test_from_logs_without_a_schedule_one_node_is_predicted():
 def test_the_knee_is_where_time_begins_to_cost_more_than_it_saves():
     pairs = (1, 100.0), (2, 52.0), (4, 28.0), (8, 22.0), (16, None)
     rows = tuple(Prediction(BASE, Layout(n, 2, RECIPE), minutes=m) for n, m in pairs)
-    answer = Answer(None, source_of(known()), None, rows)
+    answer = Answer(20.0, source_of(known()), None, rows)
+    assert answer.cost(answer.knee) == pytest.approx(20 * 4 * 28 / 60)
     assert [r.layout.num_nodes for r in (answer.fastest, answer.cheapest, answer.knee)] == [8, 1, 4]
 
 
