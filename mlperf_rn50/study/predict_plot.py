@@ -40,16 +40,13 @@ _HEIGHT_IN = 5.0
 
 @dataclass(frozen=True)
 class _Panel:
-    """The values of a panel, of predictions and of measured sets; has_interval: whether predictions have intervals."""
+    """The values of a panel, of predictions and of measured sets."""
 
     unit: str
     of_row: Callable[[Prediction], float | None]
     of_set: Callable[[KnownSet], float | None]
     form: str = '.2f'
-    has_interval: bool = False
-
-    def interval(self, row: Prediction) -> tuple[float, float] | None:
-        return row.interval if self.has_interval else None
+    interval: Callable[[Prediction], tuple[float, float] | None] = lambda row: None
 
 
 def _panels(answer: Answer) -> tuple[_Panel, _Panel]:
@@ -61,7 +58,7 @@ def _panels(answer: Answer) -> tuple[_Panel, _Panel]:
                        lambda k: k.recipe.global_batch_size / k.step_s if k.step_s else None, ',.1f'))
     price = 1.0 if answer.price is None else answer.price
     unit = 'node-hours' if answer.price is None else f'cost, {price:g} a node-hour'
-    return (_Panel('minutes', lambda r: r.minutes, lambda k: k.minutes, has_interval=True),
+    return (_Panel('minutes', lambda r: r.minutes, lambda k: k.minutes, interval=lambda r: r.interval),
             _Panel(unit, lambda r: None if r.node_hours is None else r.node_hours * price,
                    lambda k: cost(k.time_s, k.num_nodes, price) if k.time_s and k.num_nodes else None))
 

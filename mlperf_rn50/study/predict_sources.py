@@ -36,16 +36,23 @@ _Bytes = Annotated[int, Meta(ge=1, le=10**12)]
 _Ms = Annotated[float, Meta(ge=0, le=1e8)]
 
 
-class MeasuredStep(Struct, frozen=True):
-    """A row of bench train: a step of all ranks, and its parts."""
-
+class _Measured(Struct, frozen=True):
     model: _Text
-    precision: _Text
-    input: _Text
-    image_size: _Count
     local_batch_size: _Count
     num_ranks: _Count
     num_hosts: _Count
+
+    def __post_init__(self) -> None:
+        if self.num_hosts > self.num_ranks:
+            raise ValueError(f'num_hosts: got {self.num_hosts}, expected at most the {self.num_ranks} ranks')
+
+
+class MeasuredStep(_Measured, frozen=True):
+    """A row of bench train: a step of all ranks, and its parts."""
+
+    precision: _Text
+    input: _Text
+    image_size: _Count
     num_parameters: _Bytes
     step_ms: Annotated[float, Meta(ge=1e-3, le=1e8)]
     data_ms: _Ms
@@ -53,9 +60,6 @@ class MeasuredStep(Struct, frozen=True):
     backward_ms: _Ms
     update_ms: _Ms
     all_reduce_ms: _Ms
-
-    def __post_init__(self) -> None:
-        _check_hosts(self.num_hosts, self.num_ranks)
 
     @property
     def step_s(self) -> float:
@@ -80,29 +84,17 @@ class MeasuredStep(Struct, frozen=True):
                 f'{self.local_batch_size} per rank')
 
 
-class MeasuredExchange(Struct, frozen=True):
+class MeasuredExchange(_Measured, frozen=True):
     """The gradients of a step in bench allreduce; step_ms: of the step with their exchange, None without one."""
 
-    model: _Text
-    local_batch_size: _Count
-    num_ranks: Annotated[int, Meta(ge=2, le=10**6)]
-    num_hosts: _Count
     time_ms: Annotated[float, Meta(ge=1e-6, le=1e8)]
     num_bytes: _Bytes = field(name='bytes')
     step_ms: Annotated[float, Meta(ge=1e-3, le=1e8)] | None = None
-
-    def __post_init__(self) -> None:
-        _check_hosts(self.num_hosts, self.num_ranks)
 
     @property
     def gbit_s(self) -> float:
         """The rate of the link of each rank, in a ring."""
         return 2 * (self.num_ranks - 1) / self.num_ranks * self.num_bytes * 8 / (self.time_ms / 1000) / 1e9
-
-
-def _check_hosts(num_hosts: int, num_ranks: int) -> None:
-    if num_hosts > num_ranks:
-        raise ValueError(f'num_hosts: got {num_hosts}, expected at most the {num_ranks} ranks')
 
 
 class _Machine(Struct):
@@ -282,7 +274,7 @@ def _base_of_exchange(bench: Bench, x: MeasuredExchange) -> tuple[Base, tuple[st
     """
     if x.step_ms is None:
         raise UserError(f'{bench.path}: has no step_ms, expected a bench train beside it')
-    step = MeasuredStep(x.model, 'float32', 'synthetic', _IMAGENET_PIXELS, x.local_batch_size, x.num_ranks, x.num_hosts,
+    step = MeasuredStep(x.model, x.local_batch_size, x.num_ranks, x.num_hosts, 'float32', 'synthetic', _IMAGENET_PIXELS,
                         x.num_bytes // 4, x.step_ms, 0.0, 0.0, 0.0, 0.0, 0.0)
     base, notes = _base_of_step(step, bench)
     return base, (*notes, 'The step of bench allreduce has the exchange in it, of which nothing is supposed to be '
