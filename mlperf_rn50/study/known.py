@@ -129,11 +129,6 @@ class KnownSet:
         return self.dataset is None
 
     @property
-    def local_batch_size(self) -> float | None:
-        """Images per step of an accelerator, or of a rank where there are none."""
-        return self.recipe.global_batch_size / self.num_units if self.num_units else None
-
-    @property
     def minutes(self) -> float | None:
         return self.time_s / 60 if self.time_s else None
 

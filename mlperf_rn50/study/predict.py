@@ -236,7 +236,7 @@ def is_pair(one: KnownSet, target: KnownSet) -> bool:
 def base_for(target: KnownSet, sets: Sequence[KnownSet]) -> Base | None:
     """Return the one-node set of the same kind that a set is predicted from."""
     found = [(s, base) for s in sets if is_pair(s, target) and (base := base_of(s))]
-    local = target.local_batch_size or 0.0
+    local = target.recipe.global_batch_size / (target.num_units or 1)
     nearest = min(found, key=lambda pair: (pair[0].recipe.opt_name != target.recipe.opt_name,
                                            abs(pair[1].local_batch_size - local), pair[0].name), default=None)
     return nearest and nearest[1]

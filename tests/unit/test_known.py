@@ -75,7 +75,7 @@ def test_a_set_of_logs_is_known_with_its_recipe_and_curves(tmp_path):
     assert known.times.epoch_s == pytest.approx(12)  # the mean of the three in the middle, as the score
     assert known.times.outside_s == pytest.approx(0)
     assert known.step_s == pytest.approx(12 * 1664 / IMAGENET_TRAIN)
-    assert known.local_batch_size == 208 and known.unlogged == ()
+    assert known.num_units == 8 and known.unlogged == ()
 
 
 def test_a_run_that_did_not_converge_counts_without_epochs_and_a_refused_set_is_not_known(tmp_path):

@@ -197,7 +197,7 @@ def test_the_command_writes_a_file_that_a_dry_run_takes(tmp_path):
     assert text.startswith('# mlperf-rn50 recipe --global-batch-size 1664 --nodes 2 --ranks-per-node 4 --out ')
     assert 'Expected: 35 epochs' in text and 'DellEMC' in text and 'lars_eta' not in text and 'momentum' not in text
     config = make_config(choose_recipe(1664), 2, 4)
-    assert resolve_config(out, [], PARSER) == config
+    assert resolve_config(out, [], PARSER) == config and config.train.eval_offset == 2
     assert render_config(config, ['a\x1b[31m', 'b']).startswith('# a?[31m\n# b\n')
     done = call('train', '--config', out, '--dry-run')
     assert done.returncode == 0 and 'ranks                 8\n' in done.stdout and 'warning' not in done.stdout
