@@ -95,6 +95,8 @@ def test_what_is_not_known_is_refused(base, layout, link, said):
 def test_pairs_are_of_one_maker_round_and_kind():
     many = SETS['dgxa100_n96_ngc20.06_mxnet']
     assert base_for(many, load_published()).known is DGX
+    near = replace(DGX, recipe=replace(DGX.recipe, global_batch_size=400))  # 50 images of each, as 45 of the many
+    assert base_for(many, [DGX, near]).known is near
     assert base_for(SETS['2xXE8545x4A100-SXM-80GB'], load_published()) is None
     assert base_for(many, [replace(DGX, round='v1.0')]) is base_for(many, [replace(DGX, org='Dell')]) is None
     many, unnamed = replace(many, accelerator=None), replace(DGX, accelerator=None)
