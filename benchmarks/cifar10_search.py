@@ -12,7 +12,7 @@ from dataclasses import replace
 from compare import HUGE_PAGES, OURS, ROOT, read_metrics
 
 from mlperf_rn50.data.cifar10 import cifar10
-from mlperf_rn50.data.prepare import Packing, pack
+from mlperf_rn50.data.prepare import pack
 
 DATA, RUNS = ROOT / 'data/cifar10_part', ROOT / 'logs/run'
 NUM_TRAIN, NUM_HELD = 20_000, 5_000
@@ -27,8 +27,7 @@ def prepare() -> None:
     if not (DATA / 'manifest.json').exists():
         whole = cifar10(None)
         DATA.mkdir(parents=True, exist_ok=True)
-        pack(replace(whole, train=whole.train[:NUM_TRAIN], validation=whole.train[-NUM_HELD:]), DATA, Packing(None), 1,
-             skip_damaged=False)
+        pack(replace(whole, train=whole.train[:NUM_TRAIN], validation=whole.train[-NUM_HELD:]), DATA)
 
 
 def main(name: str, options: list[str]) -> None:

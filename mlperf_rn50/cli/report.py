@@ -22,7 +22,6 @@ asked for"""
 
 
 def make_parser() -> Parser:
-    """The options of the command."""
     parser = Parser('report', __doc__, EPILOG)
     parser.add_argument('paths', nargs='+', metavar='PATH',
                         help='log, or folder with result_<k>.txt in it or below it; a folder of logs is one system')
@@ -39,7 +38,6 @@ def make_parser() -> Parser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
     options = make_parser().parse_args(argv)
     if options.rows and options.format != 'csv':
         raise ConfigError(f'--rows: got --format {options.format}, expected --format csv')

@@ -46,11 +46,7 @@ def _check_benchmark(path: Path, event: Event) -> None:
 
 
 def _collect(path: Path) -> tuple[dict[LineFormat, Found], Notes, int]:
-    """What the lines of each format say, what is wrong with others, and the last line of the log.
-
-    Raises:
-        UserError: the file cannot be read, is of another benchmark or holds more than one run.
-    """
+    """What the lines of each format say, what is wrong with others, and the last line of the log."""
     found: dict[LineFormat, Found] = {}
     torn = Notes()
     last_line = 0
@@ -81,7 +77,7 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
         now_s: seconds since 1970, by which a log without run_stop is still being written; the present where None.
 
     Raises:
-        UserError: the file cannot be read, or is no log of one ResNet run.
+        UserError: the file cannot be read, is of another benchmark, or is no log of one run.
     """
     found, torn, last_line = _collect(path)
     if not found:

@@ -56,9 +56,11 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
     with writing_folder(out):
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix='.export.', dir=out) as scratch:
-            write, read = (_write_onnx, _run_onnx) if output_format == 'onnx' else (_write_gluon, _run_gluon)
-            write(net, tuple(images.shape[1:]), Path(scratch) / stem)
-            found = difference(wanted, read(Path(scratch) / stem, images))
+            written = Path(scratch) / stem
+            net.export(str(written))
+            if output_format == 'onnx':
+                _to_onnx(written, tuple(images.shape[1:]))
+            found = difference(wanted, (_run_onnx if output_format == 'onnx' else _run_gluon)(written, images))
             if not found.relative <= LIMIT:  # also NaN
                 raise RunFailed(f'{out / names[0]}: not written: what was exported differs from the network by '
                                 f'{found.absolute:.3g}, {found.relative:.3g} of the largest logit, expected at most '
@@ -78,10 +80,6 @@ def _refuse_existing(out: Path, names: list[str]) -> None:
             raise UserError(f'{out / name}: exists already; remove it, or choose another folder with --out')
 
 
-def _write_gluon(net: HybridBlock, _: tuple[int, ...], stem: Path) -> None:
-    net.export(str(stem))
-
-
 def _run_gluon(stem: Path, images: mx.nd.NDArray) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # that it does not know the input's type
@@ -89,9 +87,8 @@ def _run_gluon(stem: Path, images: mx.nd.NDArray) -> np.ndarray:
     return net(images).asnumpy()
 
 
-def _write_onnx(net: HybridBlock, shape: tuple[int, ...], stem: Path) -> None:
-    """By MXNet's own exporter; the number of images stays open."""
-    net.export(f'{stem}')
+def _to_onnx(stem: Path, shape: tuple[int, ...]) -> None:
+    """Gluon's files as ONNX, by MXNet's own exporter; the number of images stays open."""
     files = Path(f'{stem}-symbol.json'), Path(f'{stem}-0000.params')
     mx.onnx.export_model(*map(str, files), [(1, *shape)], [np.float32], f'{stem}.onnx', dynamic=True,
                          dynamic_input_shapes=[('batch', *shape)])

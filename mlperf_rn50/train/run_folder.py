@@ -93,11 +93,7 @@ def run_numbers(folder: Path) -> list[int]:
 
 
 def next_index(folder: Path) -> int:
-    """The run number that new_run would give now in a folder, which is made if missing.
-
-    Raises:
-        ConfigError: the folder cannot be made or read.
-    """
+    """The number that new_run would give now in a folder, which is made if missing. Raises UserError if it cannot."""
     with writing_folder(folder, 'run.dir'):
         folder.mkdir(parents=True, exist_ok=True)
         taken = [int(m[1]) for p in folder.iterdir() if (m := _OWN.fullmatch(p.name))]
@@ -107,11 +103,7 @@ def next_index(folder: Path) -> int:
 
 
 def new_run(folder: Path) -> RunFolder:
-    """Claim the next free run number of a folder, which is made if missing.
-
-    Raises:
-        ConfigError: the folder cannot be made or written.
-    """
+    """Claim the next free run number of a folder, which is made if missing. Raises UserError if it cannot."""
     while True:
         run = RunFolder(folder, next_index(folder))
         with writing_folder(folder, 'run.dir'), suppress(FileExistsError):  # another program has just taken the number

@@ -2,8 +2,9 @@
 import shutil
 
 import pytest
-from e2e.training import command, pack_tiny
-from helpers import run, skip_for, under_ranks
+from e2e.thin import CHANNELS
+from e2e.training import arguments, pack_tiny, thin_ranks
+from helpers import run, skip_for
 
 
 @pytest.fixture(scope='session')
@@ -16,7 +17,7 @@ def tiny(tmp_path_factory):
 def thin():
     """ResNets of this process with a quarter of the channels: a sixteenth of the memory and time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('mlperf_rn50.model.resnet.STAGE_CHANNELS', (16, 32, 64, 128))
+        patch.setattr('mlperf_rn50.model.resnet.STAGE_CHANNELS', CHANNELS)
         yield
 
 
@@ -24,7 +25,7 @@ def thin():
 def whole_run(tiny, tmp_path_factory):
     """An uninterrupted run of two ranks, to its last epoch: its folder, and how it ended."""
     run_dir = tmp_path_factory.mktemp('whole')
-    return run_dir, run(under_ranks(2, command(run_dir, tiny)))
+    return run_dir, run(thin_ranks(2, *arguments(run_dir, tiny)))
 
 
 @pytest.fixture(scope='module')
