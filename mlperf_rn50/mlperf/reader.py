@@ -18,11 +18,7 @@ from mlperf_rn50.mlperf.run import Notes, Run
 
 
 def read_events(path: Path) -> Iterator[tuple[int, Event | ValueError]]:
-    """The events of a file with their line numbers; for a torn line, the error instead.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """The events of a file by line, or the error of a torn one; raise UserError where the file cannot be read."""
     try:
         for line_number, line in numbered_lines(path):
             if b':::ML' in line:
