@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mlperf_rn50.errors import EXIT_FAILED, StorageError
 from mlperf_rn50.files import (
+    MAX_LINE_BYTES,
     LineFile,
     parse_json,
     read_text,
@@ -19,6 +21,7 @@ from mlperf_rn50.files import (
     write_atomically,
     writing,
 )
+from mlperf_rn50.jsonl import decode, read_lines
 
 FULL = Path('/dev/full')
 
@@ -126,6 +129,26 @@ def test_untrusted_text_and_json_are_bounded(tmp_path):
     for endless in (Path('/dev/zero'), tmp_path / 'pipe'):
         with pytest.raises(OSError, match='not a file'):
             read_text(endless, 1000)
+        assert list(read_lines(endless, Step)) == []
     for text in ('[' * 100_000, '{"a":' * 100_000):
         with pytest.raises(ValueError, match='nested too deeply'):
             parse_json(text)
+
+
+class Step(msgspec.Struct):
+    step: int
+    loss: float | None = None
+
+
+@pytest.mark.parametrize('content', ['{"step": "1"}', '{"step": 1, "loss": NaN}', '[1]', '', '{"step": 1',
+                                     '[' * 100_000, b'\xff'])
+def test_what_does_not_fit_is_none(content):
+    assert decode(content, Step) is None
+
+
+def test_lines_keep_their_numbers_and_a_torn_one_is_skipped(tmp_path):
+    path = tmp_path / 'steps.jsonl'
+    path.write_text('{"step": 1}\nnoise\n{"other": 2}\n{"step": 3, "loss": 0.5}\n{"step": 4}')
+    assert list(read_lines(path, Step, b'"step"')) == [(1, Step(1)), (4, Step(3, 0.5))]
+    path.write_text('x' * (2 * MAX_LINE_BYTES) + '{"step": 1}\n{"step": 2}\n')
+    assert list(read_lines(path, Step)) == [(2, Step(2))]
