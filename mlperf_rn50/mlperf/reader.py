@@ -67,13 +67,10 @@ def _is_utf16(path: Path) -> bool:
 
 
 def read_run(path: Path, now_s: float | None = None) -> Run:
-    """The run of a log file.
+    """The run of a log file; raise UserError where it cannot be read, or is no log of one ResNet run.
 
     Args:
         now_s: seconds since 1970, by which a log without run_stop is still being written; the present where None.
-
-    Raises:
-        UserError: the file cannot be read, is of another benchmark, or is no log of one run.
     """
     found, torn, last_line = _collect(path)
     if not found:

@@ -259,13 +259,10 @@ def _kind(system: System) -> tuple:
 
 def make_studies(systems: Sequence[System], baseline: str | None = None,
                  price_per_node_hour: float | None = None) -> list[Study]:
-    """The studies of some systems, each against its smallest that converged.
+    """The studies of some systems, each against its smallest that converged; raise UserError for no such baseline.
 
     Args:
         baseline: name of a system that all with its data and target are compared with instead.
-
-    Raises:
-        UserError: there is no such system.
     """
     groups: dict[tuple, list[System]] = {}
     chosen = [s for s in systems if s.name == baseline]
