@@ -171,11 +171,7 @@ def dump_picture_twice(picture: Picture, folder: Path) -> None:
 
 
 def dump_prediction(answer: Answer, folder: Path) -> Path:
-    """Write prediction.json, prediction.md and, where anything is predicted, the picture; return the folder.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
+    """Write prediction.json, .md and any picture there is; return the folder; raise ConfigError where that fails."""
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / 'prediction.json', render_json(answer) + '\n')
