@@ -98,21 +98,3 @@ def test_memory_is_shared_where_dali_keeps_it_and_shapes_and_types_are_dalis(key
 def test_outputs_are_not_kept_where_dali_does_not_say_so(monkeypatch, pipe, has_dlpack):
     monkeypatch.setattr(handover, 'TensorCPU', type('TensorCPU', (), {'__dlpack__': None} if has_dlpack else {}))
     assert keeps_outputs(pipe) is False
-
-
-def test_a_copy_is_waited_for():
-    """copy_to_external() of a tensor on a GPU returns before the end of the copy if it is told non_blocking."""
-    class Tensor:
-        dtype = dali_types.FLOAT
-        calls: list = []
-
-        def shape(self):
-            return [2, 3]
-
-        def copy_to_external(self, *given, **keys):
-            self.calls.append((len(given), keys))
-            (np.ctypeslib.as_array((ctypes.c_float * 6).from_address(given[0].value)))[:] = range(6)
-    output = SimpleNamespace(as_tensor=Tensor)
-    array = to_mxnet(output, False, mx.cpu())
-    assert Tensor.calls == [(1, {})]
-    np.testing.assert_array_equal(array.asnumpy(), np.arange(6).reshape(2, 3))

@@ -4,7 +4,7 @@ import threading
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -58,10 +58,6 @@ def test_an_evaluation_is_exactly_the_validation_set_each_time(numbered):
         assert sorted(counted) == list(range(23))
 
 
-def size_of(records, labels):
-    return int(sum(records.num_bytes(np.array([label])) for label in labels))
-
-
 @pytest.mark.parametrize('nodes', [(0, 0, 0), (0, 1, 2)])
 def test_batches_say_how_many_bytes_were_read_for_them(numbered, nodes):
     config = numbered[21]
@@ -72,20 +68,19 @@ def test_batches_say_how_many_bytes_were_read_for_them(numbered, nodes):
         for node, stream in zip(nodes, streams):
             batch = next(stream)
             labels = batch.labels.asnumpy().tolist()
-            assert batch.num_bytes == size_of(records, labels)
-            assert batch.num_new_bytes == size_of(records, set(labels) - known[node])
+            assert batch.num_bytes == records.num_bytes(labels)
+            assert batch.num_new_bytes == records.num_bytes(sorted(set(labels) - known[node]))
             known[node] |= set(labels)
     batch = next(eval_batches(config, Shard(21, 0, 1, 5), None)())
-    assert (batch.num_bytes, batch.num_new_bytes) == (size_of(records, batch.labels.asnumpy()), 0)
+    assert (batch.num_bytes, batch.num_new_bytes) == (records.num_bytes(batch.labels.asnumpy()), 0)
 
 
 def test_building_reads_no_image(numbered, monkeypatch):
     reads, read = [], RecordFile.read
     monkeypatch.setattr(RecordFile, 'read', lambda self, position: (reads.append(position), read(self, position))[1])
-    build = Mock(wraps=pipeline.build_pipeline)
-    monkeypatch.setattr(pipeline, 'build_pipeline', build)
     before, shard = set(threading.enumerate()), Shard(21, 0, 1, 5)
-    train, evaluation = train_batches(numbered[21], shard, 1, 0, None), eval_batches(numbered[21], shard, None)()
+    with patch.object(pipeline, 'build_pipeline', wraps=pipeline.build_pipeline) as build:
+        train, evaluation = train_batches(numbered[21], shard, 1, 0, None), eval_batches(numbered[21], shard, None)()
     assert build.call_count == 2
     # The order of the first epoch is drawn, in a thread that is the only one so far.
     [thread] = set(threading.enumerate()) - before
@@ -93,9 +88,8 @@ def test_building_reads_no_image(numbered, monkeypatch):
     assert thread.name == 'ahead_0' and not reads
     next(train)
     num_reads = len(reads)
-    assert num_reads >= 5
     next(evaluation)
-    assert len(reads) > num_reads
+    assert len(reads) > num_reads >= 5
 
 
 def test_the_next_order_is_drawn_while_an_epoch_is_read(monkeypatch):
@@ -130,14 +124,7 @@ def test_batches_from_a_later_step_are_those_of_a_run_from_the_start(numbered):
         assert a.num_valid == b.num_valid
 
 
-def test_the_ranks_of_a_step_augment_as_one_rank_would(numbered):
-    config = with_data(numbered[24], crop='random_resized', mirror_probability=0.5)
-    one = next(train_batches(config, Shard(24, 0, 1, 8), 9, 0, None)).images.asnumpy()
-    two = [next(train_batches(config, Shard(24, r, 2, 4), 9, 0, None)).images.asnumpy() for r in (0, 1)]
-    np.testing.assert_array_equal(np.stack(two, axis=1).reshape(one.shape), one)
-
-
-def test_pixels_arrive_unchanged_and_normalised(numbered):
+def test_pixels_arrive_unchanged_normalised_and_channels_last_with_a_fourth(numbered):
     batch = next(train_batches(numbered[21], Shard(21, 0, 1, 5), 1, 0, None))
     images, expected = batch.images.asnumpy(), ramp(21)
     for image, label in zip(images, batch.labels.asnumpy()):
@@ -146,15 +133,9 @@ def test_pixels_arrive_unchanged_and_normalised(numbered):
     scaled = next(train_batches(config, Shard(21, 0, 1, 5), 1, 0, None)).images.asnumpy()
     mean, std = np.array([10, 20, 30]).reshape(1, 3, 1, 1), np.array([2, 4, 8]).reshape(1, 3, 1, 1)
     np.testing.assert_allclose(scaled, (images - mean) / std, atol=1e-5)
-
-
-def test_channels_last_and_fourth_channel(numbered):
     config = replace(with_data(numbered[21], pad_to_4_channels=True), model=ModelConfig(layout='NHWC'))
-    batch = next(train_batches(config, Shard(21, 0, 1, 5), 1, 0, None))
-    images = batch.images.asnumpy()
-    assert images.shape == (5, 8, 8, 4)
-    assert not images[..., 3].any()
-    np.testing.assert_array_equal(images[0, ..., :3], ramp(21)[batch.labels.asnumpy()[0]])
+    padded = next(train_batches(config, Shard(21, 0, 1, 5), 1, 0, None)).images.asnumpy()
+    np.testing.assert_array_equal(padded.transpose(0, 3, 1, 2), np.pad(images, ((0, 0), (0, 1), (0, 0), (0, 0))))
 
 
 def test_mirrors_alternate_from_epoch_to_epoch(numbered):
@@ -253,9 +234,8 @@ def test_synthetic_needs_no_file():
     assert sum(b.num_valid for b in eval_batches(config, Shard(10, 0, 1, 4), None)()) == 10
 
 
-@pytest.mark.parametrize('label, said', [(-1, '-1'), (2, '2')])
-def test_a_label_that_is_no_class_is_named(label, said):
+@pytest.mark.parametrize('label', [-1, 2])
+def test_a_label_that_is_no_class_is_named(label):
     record = Record(np.zeros(1, np.uint8), label, 0)
-    with pytest.raises(DataError) as e:
+    with pytest.raises(DataError, match=f'train.rec: got a label of {label}, expected 0 to 1'):
         pipeline._fill([record], Request(np.zeros(1), np.zeros(1)), DataConfig(num_classes=2), 'train.rec')
-    assert f'train.rec: got a label of {said}, expected 0 to 1' in str(e.value)
