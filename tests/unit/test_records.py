@@ -30,7 +30,7 @@ def read_all(path: Path):
     return [records.read(i) for i in range(len(records))]
 
 
-def test_a_payload_with_the_magic_number_is_put_together_again_and_of_several_labels_the_first_is_taken(tmp_path):
+def test_a_payload_with_the_magic_number_is_put_together_and_of_several_labels_the_first_counts(tmp_path):
     payload = b'abcd' + MAGIC + b'efgh' + MAGIC + b'ij'
     path = write(tmp_path, [b'x', payload, b'y'], labels=[0, 1, np.array([7.0, 1.0, 2.0])])
     assert path.read_bytes().count(MAGIC) > 3  # written in parts

@@ -194,7 +194,7 @@ def test_any_other_difference_is_refused_and_nothing_is_changed(change, said):
         np.testing.assert_array_equal(array, before[key])
 
 
-def test_four_channels_and_fused_operators_are_the_same_network_without_them():
+def test_any_network_is_the_same_in_three_channels_first_float32_and_plain_operators():
     config = replace(CONFIG, data=replace(CONFIG.data, pad_to_4_channels=True),
                      model=replace(CONFIG.model, fused_bn_relu=True, zero_gamma=False))
     net = build_model(config, mx.cpu(), 2)
@@ -205,14 +205,9 @@ def test_four_channels_and_fused_operators_are_the_same_network_without_them():
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
     with pytest.raises(DataError, match='w.npz: the weights are for 3 classes, the data has 4'):
         restore_model(replace(plain, data=replace(plain.data, num_classes=4)), mx.cpu(), arrays, 'w.npz')
-
-
-def test_channels_last_and_float16_become_channels_first_and_float32():
-    config = replace(CONFIG, model=replace(CONFIG.model, layout='NHWC'))
-    arrays = arrays_of(build(2))
-    nhwc = {n: (a.transpose(0, 2, 3, 1) if a.ndim == 4 else a).astype(np.float16) for n, a in arrays.items()}
-    plain, got = portable(config, nhwc)
-    assert (plain.model.layout, plain.train.precision) == ('NCHW', 'float32')
+    last = {n: (a.transpose(0, 2, 3, 1) if a.ndim == 4 else a).astype(np.float16) for n, a in arrays_of(net).items()}
+    told, got = portable(replace(config, model=replace(config.model, layout='NHWC')), last)
+    assert (told.model.layout, told.train.precision) == ('NCHW', 'float32')
     for name, array in got.items():
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, arrays[name].astype(np.float16))
