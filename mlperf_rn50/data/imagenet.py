@@ -13,17 +13,14 @@ COUNTS = (1_281_167, 50_000, 1000)  # training and validation images, classes
 def _tar_members(path: Path, is_nested: bool) -> Iterator[tuple[str, str, int, int]]:
     """(inner tar's stem or '', name, offset, size) of the pictures of a tar, or of the tars inside it."""
     with tarfile.open(path) as outer:
-        for member in outer:
-            if not member.isfile():
-                continue
+        for member in filter(tarfile.TarInfo.isfile, outer):
             if not is_nested:
                 yield '', Path(member.name).name, member.offset_data, member.size
                 continue
             with tarfile.open(fileobj=outer.extractfile(member)) as inner:
-                for picture in inner:
-                    if picture.isfile():
-                        yield (Path(member.name).stem, Path(picture.name).name,
-                               member.offset_data + picture.offset_data, picture.size)
+                for picture in filter(tarfile.TarInfo.isfile, inner):
+                    yield (Path(member.name).stem, Path(picture.name).name,
+                           member.offset_data + picture.offset_data, picture.size)
 
 
 def _tar_samples(path: Path, is_nested: bool) -> list[tuple[str, Sample]]:

@@ -321,8 +321,7 @@ def made_up_batches(config: Config, shard: Shard, device_id: int | None) -> Iter
 
 def _build_batches(records: RecordFile, wanted: Iterator[Request], shard: Shard, config: Config, is_training: bool,
                    device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
-    """A pipeline over what is wanted, as a function that gives its next batches, one for each number of valid images.
-    """
+    """A pipeline over what is wanted, as a function that gives its next batches, one a number of valid images."""
     sizes: deque[tuple[int, int]] = deque()  # bytes of the inputs whose batches are still to come
 
     def source() -> Iterator[Inputs]:

@@ -26,7 +26,7 @@ from mlperf_rn50.data.cifar10 import cifar10
 from mlperf_rn50.data.imagenet import imagenet
 from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, load_manifest, parse_index
 from mlperf_rn50.data.samples import Dataset, Sample, digits, folder
-from mlperf_rn50.data.verify import checksum, checksums_path, dump_array, dump_manifest, print_verdict
+from mlperf_rn50.data.verify import checksum, checksums_path, dump_array, dump_manifest, print_verdict, size_problem
 from mlperf_rn50.errors import EXIT_OK, DataError
 from mlperf_rn50.files import HashedFile, read_bytes, sync, write_atomically
 from mlperf_rn50.jsonl import decode
@@ -220,8 +220,7 @@ def is_prepared(out: Path, dataset_name: str) -> bool:
     manifest = load_manifest(out)
     if manifest['dataset'] != dataset_name:
         raise DataError(f'--out: {out} holds {manifest["dataset"]}, not {dataset_name}; choose another folder')
-    return all((out / f'{name}.rec').exists() and (out / f'{name}.rec').stat().st_size == split['rec_bytes']
-               for name, split in manifest['splits'].items())
+    return not any(size_problem(out / f'{name}.rec', split) for name, split in manifest['splits'].items())
 
 
 def add_indexes(out: Path) -> list[Path]:

@@ -10,7 +10,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +51,7 @@ def dump_array(path: Path, array: np.ndarray) -> str:
     return hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
-def load_checksums(rec_path: Path, entry: dict[str, Any]) -> np.ndarray | None:
-    """The checksums of the records of a split, uint32, (num_images,); None for an older folder, which has none."""
-    path = checksums_path(rec_path)
-    if 'crc_sha256' not in entry:
-        return None
-    if problem := _file_problem(path, entry['crc_sha256']):
-        raise DataError(f'{problem}; {_AGAIN}')
-    return np.load(path)
-
-
-def _size_problem(rec_path: Path, entry: dict[str, Any]) -> str:
+def size_problem(rec_path: Path, entry: dict[str, Any]) -> str:
     """Return that a .rec is missing or has another size than its entry in the manifest says; '' where it is right."""
     try:
         size = rec_path.stat().st_size
@@ -72,13 +62,17 @@ def _size_problem(rec_path: Path, entry: dict[str, Any]) -> str:
 
 def check_size(rec_path: Path, entry: dict[str, Any]) -> None:
     """Raise DataError for a .rec that is missing or has another size than its entry in the manifest says."""
-    if problem := _size_problem(rec_path, entry):
+    if problem := size_problem(rec_path, entry):
         raise DataError(f'{problem}; {_AGAIN}')
 
 
 def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, seed: int) -> int:
     """Reads some records, drawn by a seed, and the last one; returns how many."""
-    checksums = load_checksums(records.path, entry)
+    path, checksums = checksums_path(records.path), None
+    if 'crc_sha256' in entry:  # not in that of an older folder
+        if problem := _file_problem(path, entry['crc_sha256']):
+            raise DataError(f'{problem}; {_AGAIN}')
+        checksums = np.load(path)
     last = len(records) - 1
     drawn = np.random.default_rng(seed).permutation(last)[:num_records - 1]
     for position in [*map(int, drawn), last]:
@@ -133,9 +127,9 @@ def _differing(rec_path: Path, index: np.ndarray, checksums: np.ndarray, num_wor
             return len(block), [int(p) for p in block
                                 if checksum(f.fileno(), int(index[0, p]), int(index[1, p])) != checksums[p]]
         found = []
-        for done in as_completed([pool.submit(look, block) for block in _blocks(index)]):
-            bar.update(done.result()[0])
-            found += done.result()[1]
+        for num_done, wrong in pool.map(look, _blocks(index)):
+            bar.update(num_done)
+            found += wrong
     return sorted(found)
 
 
@@ -170,7 +164,7 @@ def _verify_split(rec_path: Path, entry: dict[str, Any], num_workers: int) -> It
     problems = {key: _file_problem(path, entry[key]) for key, path in paths.items() if key in entry}
     whole = {key for key, problem in problems.items() if not problem}
     yield from ((False, problem) for problem in problems.values() if problem)
-    if problem := _size_problem(rec_path, entry):
+    if problem := size_problem(rec_path, entry):
         yield False, problem
     if not rec_path.exists():
         return

@@ -89,11 +89,8 @@ def _run_gluon(stem: Path, images: mx.nd.NDArray) -> np.ndarray:
 
 def _to_onnx(stem: Path, shape: tuple[int, ...]) -> None:
     """Gluon's files as ONNX, by MXNet's own exporter; the number of images stays open."""
-    files = Path(f'{stem}-symbol.json'), Path(f'{stem}-0000.params')
-    mx.onnx.export_model(*map(str, files), [(1, *shape)], [np.float32], f'{stem}.onnx', dynamic=True,
-                         dynamic_input_shapes=[('batch', *shape)])
-    for path in files:
-        path.unlink()
+    mx.onnx.export_model(f'{stem}-symbol.json', f'{stem}-0000.params', [(1, *shape)], [np.float32], f'{stem}.onnx',
+                         dynamic=True, dynamic_input_shapes=[('batch', *shape)])
 
 
 def _run_onnx(stem: Path, images: mx.nd.NDArray) -> np.ndarray:

@@ -51,9 +51,7 @@ def test_docker_sh_without_a_gpu_asks_for_none(stand_in, tmp_path, monkeypatch):
     stand_in('docker')
     monkeypatch.setenv('MLPERF_RN50_DOCKER', 'docker')
     assert run([ROOT / 'launch/docker.sh', '--config', 'c.yaml'], cwd=tmp_path).returncode == 0
-    [line] = called(tmp_path)
-    assert '--gpus' not in line and ' mlperf_rn50:cpu --config' in line
-    assert 'Usage: launch/docker.sh ' in run([ROOT / 'launch/docker.sh', '--help']).stdout
+    assert '--gpus' not in called(tmp_path)[0] and ' mlperf_rn50:cpu --config' in called(tmp_path)[0]
 
 
 @pytest.mark.parametrize('arguments, said', [
@@ -85,13 +83,6 @@ def test_mistakes(script, arguments, said, capsys, monkeypatch):
     assert call(script, *arguments) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f'launch/{script}: ') and said in line
-
-
-@pytest.mark.parametrize('script', ['local.sh', 'mpirun.sh', 'horovodrun.sh', 'apptainer.sh', 'sweep.sh'])
-def test_help_has_an_example(script, capsys):
-    assert call(script, '--help') == 0
-    out = capsys.readouterr().out
-    assert 'Example: ' in out and f'Usage: launch/{script} ' in out and '--ranks-per-device K' in out
 
 
 @pytest.mark.slow

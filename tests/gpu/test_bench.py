@@ -47,11 +47,7 @@ def test_steps_of_one_gpu(tmp_path, figure):
         figure(f'bench train, made-up images, 1 GPU: {key}', row[key], unit)
     assert math.isfinite(row['images_per_s']) and row['images_per_s'] > 0
     [path] = tmp_path.glob('telemetry_0_*')
-    take_down_telemetry([json.loads(line) for line in path.read_text().splitlines()], figure)
-
-
-def take_down_telemetry(samples, figure):
-    """Record the largest values that NVML gave of the first GPU while it trained, and assert that it gave them."""
+    samples = [json.loads(line) for line in path.read_text().splitlines()]
     told = [s['gpus'][0] for s in samples if s.get('gpus')]
     found = {key: max((g[key] for g in told if key in g), default=None)
              for key in ('utilization_percent', 'memory_used_bytes', 'power_w', 'sm_clock_mhz')}

@@ -7,19 +7,14 @@ from gpu.conftest import IS_DRY
 from helpers import ROOT, run, under_ranks
 
 
-def on_ranks(folder, num_ranks, ranks_per_device):
-    """What each rank found."""
+def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path, figure):
+    n, device = num_ranks, 'cpu' if IS_DRY else 'gpu'
     environment = {**os.environ, 'PYTHONPATH': f'{ROOT}:{ROOT}/tests',
                    'MLPERF_RN50_RANKS_PER_DEVICE': str(ranks_per_device)}
-    done = run(under_ranks(num_ranks, [sys.executable, ROOT / 'tests/gpu/workers.py', folder,
-                                       'cpu' if IS_DRY else 'gpu', ranks_per_device]), env=environment)
+    worker = [sys.executable, ROOT / 'tests/gpu/workers.py', tmp_path, device, ranks_per_device]
+    done = run(under_ranks(n, worker), env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads((folder / f'{r}.json').read_text()) for r in range(num_ranks)]
-
-
-def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path, figure):
-    n = num_ranks
-    found = on_ranks(tmp_path, n, ranks_per_device)
+    found = [json.loads((tmp_path / f'{r}.json').read_text()) for r in range(n)]
     if not IS_DRY:
         assert [f['device'] for f in found] == [r // ranks_per_device for r in range(n)]
     for r, got in enumerate(found):

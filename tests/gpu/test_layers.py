@@ -19,12 +19,10 @@ def norm(channels):
     return lambda layout: nn.BatchNorm(axis=layout.index('C'), in_channels=channels)
 
 
-def sequence(*makers):
-    def make(layout):
-        block = nn.HybridSequential()
-        block.add(*(m(layout) for m in makers))
-        return block
-    return make
+def norm_and_relu(layout):
+    block = nn.HybridSequential()
+    block.add(norm(64)(layout), nn.Activation('relu'))
+    return block
 
 
 def unit(number, fusion=PLAIN):
@@ -47,7 +45,7 @@ KINDS = {
     'convolution 3x3, stride 2': (conv(64, 64, 3, 2), (8, 64, 14, 14)),
     'convolution 1x1, stride 2': (conv(64, 128, 1, 2), (8, 64, 14, 14)),
     'BatchNorm': (norm(64), (8, 64, 14, 14)),
-    'BatchNorm and ReLU': (sequence(norm(64), lambda layout: nn.Activation('relu')), (8, 64, 14, 14)),
+    'BatchNorm and ReLU': (norm_and_relu, (8, 64, 14, 14)),
     'max pooling': (lambda layout: nn.MaxPool2D(3, 2, 1, layout=layout), (8, 16, 32, 32)),
     'average pooling': (lambda layout: nn.GlobalAvgPool2D(layout=layout), (8, 64, 7, 7)),
     'dense': (lambda layout: nn.Dense(1000, in_units=256), (8, 256)),

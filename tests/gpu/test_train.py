@@ -1,4 +1,4 @@
-"""Whole runs: digits and CIFAR-10 to 74.9 % with a rank on every GPU, and a run that is killed and goes on."""
+"""The GPU of each rank; digits and CIFAR-10 to 74.9 % on every GPU; and a run that is killed and goes on."""
 import os
 import re
 import shutil
@@ -11,9 +11,25 @@ from gpu.conftest import IS_DRY, only_on_a_gpu
 from helpers import CLI, ROOT, run
 
 from mlperf_rn50.mlperf.reader import read_run
+from mlperf_rn50.system.cgroup import render_cpu_list
+from mlperf_rn50.system.gpus import find_visible_gpus
+from mlperf_rn50.system.topology import SYS, choose_binding, find_topology
 from mlperf_rn50.train.checkpoint import list_checkpoints, load
 
 TARGET = 0.749
+
+
+def test_every_rank_is_bound_beside_its_gpu(num_gpus, figure):
+    bus_ids = [g.bus_id for g in find_visible_gpus()]
+    topology, num = find_topology(SYS, sorted(os.sched_getaffinity(0)), bus_ids), max(1, len(bus_ids))
+    found = [choose_binding(topology, r, num, 1) for r in range(num)]
+    for r, binding in enumerate(found):
+        figure(f'topology of rank {r}', f'GPU {binding.gpu}, NUMA node {binding.numa_node}, cores '
+                                        f'{render_cpu_list(sorted(binding.cpus))}')
+    if not IS_DRY:
+        assert len(bus_ids) == num_gpus and [b.gpu for b in found] == list(range(num))
+        numbers = {n.number for n in topology.nodes}
+        assert all(b.numa_node == topology.gpus[r] for r, b in enumerate(found) if topology.gpus[r] in numbers)
 
 
 def train(figure, what, name, data_dir, run_dir, num_ranks, batch, *options):

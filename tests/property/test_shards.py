@@ -14,10 +14,7 @@ from mlperf_rn50.data.shards import (
 
 SIZES = dict(num_samples=st.integers(1, 300), world_size=st.integers(1, 9), local=st.integers(1, 20),
              num_micro=st.integers(1, 4))
-
-
-# Ranks per node, also unequal.
-LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=7)
+LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=7)  # ranks per node, also unequal
 
 
 def shards(num_samples, world_size, local, num_micro, nodes=(), rotation_epochs=None):
@@ -42,16 +39,11 @@ def read(group, order, is_counted=True):
 
 
 @given(**SIZES)
-def test_every_sample_counts_exactly_once(num_samples, world_size, local, num_micro):
+def test_every_sample_counts_once_in_steps_that_all_ranks_take(num_samples, world_size, local, num_micro):
     group = shards(num_samples, world_size, local, num_micro)
     order = epoch_order(group[0], seed=3, epoch=2)
     assert sorted(read(group, order)) == list(range(num_samples))
     assert len(read(group, order, is_counted=False)) == group[0].num_padded
-
-
-@given(**SIZES)
-def test_every_rank_takes_the_same_steps_and_agrees_on_the_valid_ones(num_samples, world_size, local, num_micro):
-    group = shards(num_samples, world_size, local, num_micro)
     assert len({s.steps_per_epoch for s in group}) == 1
     for step in range(group[0].steps_per_epoch):
         valid = sum(s.num_valid(step, m) for s in group for m in range(num_micro))
@@ -108,8 +100,7 @@ def test_parts_of_nodes_make_an_exact_epoch(num_samples, layout, local, num_micr
     assert sorted(read(group, order)) == list(range(num_samples))
     for node in range(len(layout)):
         ours = [s for s in group if nodes[s.rank] == node]
-        part, padding = set(read(ours, order)), set(read(ours, order, is_counted=False))
-        assert padding <= (part or {0})
+        assert set(read(ours, order, is_counted=False)) <= (set(read(ours, order)) or {0})
 
 
 @given(num_samples=st.integers(1, 300), world_size=st.integers(1, 9), local=st.integers(1, 8), seed=st.integers(0, 99),
@@ -175,9 +166,9 @@ def test_most_of_a_second_epoch_is_new_to_a_node_unless_it_keeps_its_part():
 
 # --- random numbers ----------------------------------------------------------------------------------------
 
-def draws_of(seed=5, epoch=1, first=0, num=4096, num_draws=8):
+def draws_of(seed=5, epoch=1, num=4096, num_draws=8):
     """Random numbers of positions one after another."""
-    return augmentation_uniforms(Shard(10**9, 0, 1, num), seed, epoch, first // num, 0, num_draws)
+    return augmentation_uniforms(Shard(10**9, 0, 1, num), seed, epoch, 0, 0, num_draws)
 
 
 def splitmix64(state, index):
@@ -221,20 +212,13 @@ def test_random_numbers_are_uniform():
 
 def test_neighbours_are_independent():
     base = draws_of()
-    others = {'position': draws_of(first=0, num=4097)[1:], 'draw': draws_of(num_draws=9)[:, 1:],
+    others = {'position': draws_of(num=4097)[1:], 'draw': draws_of(num_draws=9)[:, 1:],
               'epoch': draws_of(epoch=2), 'seed': draws_of(seed=6), 'seed and epoch': draws_of(seed=1, epoch=5),
               'position and draw': draws_of(num=4097, num_draws=9)[1:, 1:]}
     for name, other in others.items():
         assert abs(np.corrcoef(base.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(base.size), name
     correlations = np.corrcoef(base.T) - np.eye(8)
     assert np.abs(correlations).max() < 5 / np.sqrt(len(base))
-
-
-def test_each_key_gives_a_stream_of_its_own():
-    first = draws_of(num=10, num_draws=3)
-    for other in (draws_of(seed=6, num=10, num_draws=3), draws_of(epoch=0, num=10, num_draws=3),
-                  draws_of(first=10, num=10, num_draws=3)):
-        assert (first != other).all()
 
 
 @given(st.integers(0, 2**63), st.integers(0, 1000))
@@ -244,8 +228,4 @@ def test_half_of_the_samples_are_mirrored_and_the_others_in_the_next_epoch(seed,
     np.testing.assert_array_equal(first, ~second)
     assert 850 < first.sum() < 1150  # 6.7 standard deviations
     np.testing.assert_array_equal(alternating_mirrors(samples[::-7], seed, epoch), first[::-7])
-
-
-def test_which_samples_are_mirrored_depends_on_the_seed():
-    one, two = (alternating_mirrors(np.arange(2000), seed, 0) for seed in (1, 2))
-    assert 850 < (one != two).sum() < 1150
+    assert 850 < (first != alternating_mirrors(samples, seed + 1, epoch)).sum() < 1150

@@ -3,34 +3,29 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice, repeat
+from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import HANG_LIMIT_S, ROOT
+from helpers import HANG_LIMIT_S
 from numbered import make_config, ramp, with_data
 from nvidia.dali import fn
-from nvidia.dali import types as dali_types
 from nvidia.dali.backend import GetSchema
 from nvidia.dali.pipeline import Pipeline
 
-from mlperf_rn50.cli.train import make_parser
-from mlperf_rn50.config import Config, DataConfig, TrainConfig, check_values, to_tree
+from mlperf_rn50.config import Config, DataConfig, TrainConfig, check_values
 from mlperf_rn50.data import pipeline
 from mlperf_rn50.data.pipeline import build_warm, eval_batches, made_up_inputs, train_batches
 from mlperf_rn50.data.records import KeptRecords, Record, RecordFile
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.options import resolve_config
-from mlperf_rn50.train.changes import FREE, find_changes
 from mlperf_rn50.train.events import RecordsRead
 from mlperf_rn50.train.loop import tell_reads
 
 NVJPEG = {'hw_decoder_load': 0.7, 'hybrid_huffman_threshold': 500_000, 'preallocate_width_hint': 5980,
           'preallocate_height_hint': 6430, 'device_memory_padding_mib': 256, 'host_memory_padding_mib': 128,
           'decoded_bytes_hint': 1_315_942}
-KEYS = {**NVJPEG, 'record_cache_mib': 4096, 'prefetch_depth': 5}
 
 
 @pytest.fixture(scope='module')
@@ -39,56 +34,33 @@ def numbered(tmp_path_factory):
                        mirror_probability=0.5)
 
 
-def decoder_arguments(config, monkeypatch, crop):
-    """What the decoder of a training pipeline for a GPU is given; it is not built, which would need one."""
+@pytest.mark.parametrize('decoder, crop', [('mixed', 'random_resized'), ('mixed', 'padded'), ('cpu', 'random_resized')])
+def test_nvjpeg_is_set_up_as_the_keys_say_and_nothing_else(numbered, monkeypatch, decoder, crop):
     given = []
-    monkeypatch.setattr(Pipeline, 'build', lambda self: None)
+    monkeypatch.setattr(Pipeline, 'build', lambda self: None)  # which would need a GPU
     for name in ('image', 'image_slice'):
         make = getattr(fn.decoders, name)
         monkeypatch.setattr(fn.decoders, name, lambda *a, make=make, **k: (given.append(k), make(*a, **k))[1])
-    pipeline.build_pipeline(iter(()), 4, with_data(config, crop=crop), True, 0)
-    return given[-1]
-
-
-@pytest.mark.parametrize('crop', ['random_resized', 'padded'])
-def test_nvjpeg_is_set_up_as_the_keys_say(numbered, monkeypatch, crop):
-    given = decoder_arguments(with_data(numbered, decoder='mixed', **NVJPEG), monkeypatch, crop)
-    expected = {'device': 'mixed', 'hw_decoder_load': 0.7, 'hybrid_huffman_threshold': 500_000,
-                'preallocate_width_hint': 5980, 'preallocate_height_hint': 6430, 'bytes_per_sample_hint': 1_315_942,
-                'device_memory_padding': 256 * 2**20, 'host_memory_padding': 128 * 2**20}
-    assert {k: v for k, v in given.items() if k in expected} == expected
-
-
-def test_a_decoder_on_the_cpu_is_told_nothing_of_nvjpeg(numbered, monkeypatch):
-    given = decoder_arguments(with_data(numbered, **NVJPEG), monkeypatch, 'random_resized')
-    assert set(given) == {'axis_names', 'device', 'output_type'}
+    pipeline.build_pipeline(iter(()), 4, with_data(numbered, crop=crop, decoder=decoder, **NVJPEG), True, 0)
+    expected = {'hw_decoder_load': 0.7, 'hybrid_huffman_threshold': 500_000, 'preallocate_width_hint': 5980,
+                'preallocate_height_hint': 6430, 'bytes_per_sample_hint': 1_315_942,
+                'device_memory_padding': 256 * 2**20, 'host_memory_padding': 128 * 2**20, 'affine': False}
+    got = {k: v for k, v in given[-1].items() if k not in ('axis_names', 'output_type')}
+    assert got == {'device': decoder, **(expected if decoder == 'mixed' else {})}
 
 
 def test_the_defaults_are_dalis():
     schema, given = GetSchema('decoders__ImageSlice'), pipeline._nvjpeg_keys(DataConfig(decoder='mixed'))
-    assert given.pop('affine') is False and len(given) == len(NVJPEG)
+    del given['affine']
     assert given == {key: float(schema.GetArgumentDefaultValueString(key).strip('[], ')) for key in given}
 
 
 @pytest.mark.parametrize('key, value', [('hw_decoder_load', 1.01), ('host_memory_padding_mib', 65_536)])
 def test_values_that_dali_cannot_take_are_refused(key, value):
     config = Config(train=TrainConfig(local_batch_size=8))
-    check_values(with_data(config, **KEYS))
+    check_values(with_data(config, **NVJPEG))
     with pytest.raises(ConfigError, match=rf'data\.{key}: got {value}, expected '):
         check_values(with_data(config, **{key: value}))
-
-
-def test_they_change_freely_when_a_run_is_resumed():
-    changes = find_changes(to_tree(Config()), Config(data=DataConfig(**KEYS)))
-    assert {c.key for c in changes} == {f'data.{key}' for key in KEYS} <= FREE
-
-
-def test_a_recipe_has_the_values_that_were_published():
-    """NVIDIA's code of v1.0: DALI_PREFETCH_QUEUE, DALI_NVJPEG_MEMPADDING and so on."""
-    data = resolve_config(ROOT / 'launch/configs/dgxa100_v10_8node.yaml', [], make_parser()).data
-    assert {key: getattr(data, key) for key in KEYS} == {
-        **NVJPEG, 'hybrid_huffman_threshold': DataConfig.hybrid_huffman_threshold, 'host_memory_padding_mib': 256,
-        'prefetch_depth': 3, 'record_cache_mib': 0}
 
 
 def record(position, size=100):
@@ -175,8 +147,7 @@ def test_batches_are_the_same_after_a_warm_up(numbered, monkeypatch, crop, depth
 
 @pytest.mark.parametrize('depth', [1, 3])
 def test_a_warm_up_runs_the_pipeline_and_reads_nothing(numbered, monkeypatch, depth):
-    config, runs, taken = with_data(numbered, prefetch_depth=depth), [], []
-    run = Pipeline.run
+    config, runs, taken, run = with_data(numbered, prefetch_depth=depth), [], [], Pipeline.run
     monkeypatch.setattr(Pipeline, 'run', lambda self: (runs.append(run(self)), runs[-1])[1])
 
     def source():
@@ -184,9 +155,7 @@ def test_a_warm_up_runs_the_pipeline_and_reads_nothing(numbered, monkeypatch, de
             taken.append(0)
             yield made_up_inputs(4)
     pipe, left_over = build_warm(source(), 4, config, True, None, is_warm=True)
-    assert len(runs) == 1
-    assert not taken
-    assert len(list(left_over)) == depth - 1
+    assert (len(runs), taken, len(list(left_over))) == (1, [], depth - 1)
     pipe.run()
     assert len(taken) == 1
     taken.clear()
@@ -203,18 +172,6 @@ def test_only_pipelines_on_gpus_are_warmed_up(numbered, monkeypatch, device_id, 
     train_batches(config, Shard(24, 0, 1, 4), 9, 0, device_id)
     eval_batches(config, Shard(24, 0, 1, 4), device_id)
     assert asked == [(device_id, expected)] * 2
-
-
-def test_made_up_images_are_jpegs_that_look_like_imagenets():
-    inputs = made_up_inputs(3)
-    assert len(inputs.images) == len(inputs.labels) == len(inputs.anchors) == 3
-    pipe = Pipeline(3, 1, None)
-    with pipe:
-        encoded = fn.external_source(source=repeat(inputs.images), dtype=dali_types.UINT8, ndim=1)
-        pipe.set_outputs(fn.decoders.image(encoded))
-    pipe.build()
-    assert pipe.run()[0].at(2).shape == (375, 500, 3)
-    assert 50_000 < inputs.images[0].nbytes < 200_000
 
 
 @pytest.mark.parametrize('is_synthetic', [False, True])

@@ -34,29 +34,19 @@ def with_model(**keys) -> Config:
     return replace(GPU, model=replace(GPU.model, **keys))
 
 
-def stand_ins(space):
-    """NVIDIA's two operators of plain ones, in mx.nd or mx.sym; their BatchNorm has one more key."""
-    plain, relu = space.BatchNorm, space.Activation
-
-    def batch_norm(data, gamma, beta, moving_mean, moving_var, act_type=None, **keys):
-        y = plain(data, gamma, beta, moving_mean, moving_var, **keys)
-        return relu(y, act_type=act_type) if act_type else y
-
-    # Where the addend stands is not the same in all releases, so none of these has a place.
-    def batch_norm_add_relu(*, data, gamma, beta, addend, moving_mean, moving_var, eps, momentum, fix_gamma,
-                            use_global_stats, axis, name):
-        y = plain(data, gamma, beta, moving_mean, moving_var, eps=eps, momentum=momentum, fix_gamma=fix_gamma,
-                  use_global_stats=use_global_stats, axis=axis, name=name)
-        return relu(y + addend, act_type='relu')
-    return {'BatchNorm': batch_norm, 'BatchNormAddRelu': batch_norm_add_relu}
-
-
 @pytest.fixture
 def nvidia(monkeypatch):
-    """An MXNet with NVIDIA's operators."""
+    """An MXNet with NVIDIA's two operators, made of plain ones; their BatchNorm has one more key."""
     for space in (mx.nd, mx.sym):
-        for name, operator in stand_ins(space).items():
-            monkeypatch.setattr(space, name, operator, raising=False)
+        def batch_norm(*arrays, act_type=None, plain=space.BatchNorm, relu=space.Activation, **keys):
+            y = plain(*arrays, **keys)
+            return relu(y, act_type=act_type) if act_type else y
+
+        # Where the addend stands is not the same in all releases, so none of these has a place.
+        def batch_norm_add_relu(*, addend, plain=space.BatchNorm, relu=space.Activation, **keys):
+            return relu(plain(**keys) + addend, act_type='relu')
+        monkeypatch.setattr(space, 'BatchNorm', batch_norm)
+        monkeypatch.setattr(space, 'BatchNormAddRelu', batch_norm_add_relu, raising=False)
 
 
 # --- found out --------------------------------------------------------------------------------------
@@ -148,10 +138,9 @@ def test_the_last_norm_of_a_unit_is_in_the_join(nvidia, monkeypatch):
 
 
 def test_norms_stay_float32_in_float16(nvidia):
-    net = build_model(GPU, mx.cpu(), 0)
-    assert {np.dtype(p.dtype).name for n, p in net.collect_params().items() if '_bn' in n or n.startswith('bn0')} == {
-        'float32'}
-    assert np.dtype(net.collect_params()['conv0_weight'].dtype) == np.float16
+    types = {n: np.dtype(p.dtype).name for n, p in build_model(GPU, mx.cpu(), 0).collect_params().items()}
+    assert {t for n, t in types.items() if 'bn' in n} == {'float32'}
+    assert types['conv0_weight'] == 'float16'
 
 
 def test_what_is_kept_is_used_without_them(nvidia):
@@ -169,14 +158,13 @@ def test_what_is_kept_is_used_without_them(nvidia):
 
 def test_a_run_goes_on_without_what_it_began_with(nvidia, monkeypatch):
     """The same arrays, and the next step to the same loss."""
-    config = SMALL
-    plan, ends = make_plan(config, 1), []
+    plan, ends = make_plan(SMALL, 1), []
     for fusions in ((BOTH, PLAIN), (PLAIN, PLAIN)):
         trainer = []
         for fusion in fusions:
             monkeypatch.setattr(zoo, 'fusion_of', lambda config, fusion=fusion: fusion)
             trainer.append(trainers.Trainer(plan, LocalComm(), 0, None))
-        batches = made_up_batches(config, plan.train_shard(), None)
+        batches = made_up_batches(SMALL, plan.train_shard(), None)
         trainer[0].read(trainer[0].step(batches, 0, 0.1, False))
         kept = trainer[0].snapshot()
         assert {n: a.shape for n, a in kept.items()} == trainer[1].array_shapes()
@@ -185,8 +173,6 @@ def test_a_run_goes_on_without_what_it_began_with(nvidia, monkeypatch):
         ends.append(trainer[1].read(trainer[1].step(batches, 1, 0.1, False))[0])
     assert ends[0] == pytest.approx(ends[1], rel=1e-3)
 
-
-# --- several passes a step --------------------------------------------------------------------------
 
 def steps_of_two_passes() -> dict[str, bytes]:
     config = replace(SMALL, train=replace(SMALL.train, gradient_accumulation_steps=2))

@@ -96,12 +96,6 @@ def test_a_second_time_only_missing_and_damaged_indexes_are_made(pictures, tmp_p
         prepare('digits', '--out', out)
 
 
-def test_shorter_side_is_resized(pictures, tmp_path):
-    prepare('folder', '--source', pictures, '--out', tmp_path / 'out', '--resize-shorter', '15')
-    sizes = {Image.open(io.BytesIO(image)).size for _, image in contents(tmp_path / 'out', 'train')}
-    assert sizes == {(20, 15)}
-
-
 @pytest.mark.parametrize('other, num_written', [((), 6), (('--resize-shorter', 20), 8)])
 def test_an_interrupted_preparation_goes_on_unless_it_is_another(pictures, tmp_path, monkeypatch, other, num_written):
     arguments = ('folder', '--source', pictures, '--out', tmp_path / 'out', '--workers', '1')
@@ -119,7 +113,9 @@ def test_an_interrupted_preparation_goes_on_unless_it_is_another(pictures, tmp_p
     assert not (tmp_path / 'out/manifest.json').exists()
     assert prepare(*arguments, *other) == 0
     assert len(set(written)) == 5 and len(written) == num_written
-    assert len(contents(tmp_path / 'out', 'train')) == 6
+    stored = contents(tmp_path / 'out', 'train')
+    assert {Image.open(io.BytesIO(image)).size for _, image in stored} == {(27, 20) if other else (40, 30)}
+    assert len(stored) == 6
     assert not (tmp_path / 'out/.parts').exists()
 
 
@@ -218,11 +214,10 @@ def as_png():
 
 @pytest.mark.parametrize('form, is_archive', [(as_binary, True), (as_png, False)], ids=['archive-as_binary', 'as_png'])
 def test_cifar10_in_every_form(tmp_path, form, is_archive):
-    source = tmp_path / 'cifar.tar.gz' if is_archive else tmp_path
+    source = write_files(tmp_path / 'source', form())
     if is_archive:
+        source = tmp_path / 'cifar.tar.gz'
         source.write_bytes(gzip.compress(tar_of({f'cifar-10/{name}': content for name, content in form().items()})))
-    else:
-        write_files(source, form())
     data = cifar10(source)
     assert [s.label for s in data.train] == LABELS[:5].ravel().tolist()
     decoded = np.stack([np.asarray(Image.open(io.BytesIO(s.read()))) for s in data.train + data.validation])
@@ -237,8 +232,7 @@ def test_a_missing_batch_is_named(tmp_path):
         cifar10(tmp_path)
 
 
-@pytest.mark.parametrize('content', ['[["a"', '[1]'])
-def test_a_damaged_part_is_named(tmp_path, content):
-    (tmp_path / 'train_00000.json').write_text(content)
+def test_a_damaged_part_is_named(tmp_path):
+    (tmp_path / 'train_00000.json').write_text('[1]')
     with pytest.raises(DataError, match=rf'train_00000.json: damaged, .*; remove {tmp_path} and run it again'):
         packing._damaged([tmp_path / 'train_00000'])

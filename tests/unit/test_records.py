@@ -30,16 +30,11 @@ def read_all(path: Path):
     return [records.read(i) for i in range(len(records))]
 
 
-def test_a_payload_with_the_magic_number_is_put_together_again(tmp_path):
+def test_a_payload_with_the_magic_number_is_put_together_and_of_several_labels_the_first_counts(tmp_path):
     payload = b'abcd' + MAGIC + b'efgh' + MAGIC + b'ij'
-    path = write(tmp_path, [b'x', payload, b'y'])
+    path = write(tmp_path, [b'x', payload, b'y'], labels=[0, 1, np.array([7.0, 1.0, 2.0])])
     assert path.read_bytes().count(MAGIC) > 3  # written in parts
-    assert [r.image.tobytes() for r in read_all(path)] == [b'x', payload, b'y']
-
-
-def test_a_vector_label_gives_its_first_entry(tmp_path):
-    [record] = read_all(write(tmp_path, [b'image'], labels=[np.array([7.0, 1.0, 2.0])]))
-    assert (record.label, record.image.tobytes()) == (7, b'image')
+    assert [(r.label, r.image.tobytes()) for r in read_all(path)] == [(0, b'x'), (1, payload), (7, b'y')]
 
 
 @pytest.mark.parametrize('damage, message', [
@@ -71,7 +66,6 @@ def test_a_named_pipe_in_place_of_a_file_is_refused(tmp_path, name):
 
 
 def write_index(path: Path) -> Path:
-    """The mapped index of a .rec, from its .idx."""
     np.save(index_path(path), parse_index(path.with_suffix('.idx'), path.stat().st_size))
     return index_path(path)
 
@@ -83,17 +77,14 @@ def test_a_mapped_index_gives_the_same_records_without_the_other(tmp_path):
     some, parsed = np.array([3, 3, 8]), RecordFile(path)
     assert [(r.image.tobytes(), r.label, r.sample_id) for r in read_all(path)] == expected
     write_index(path)
+    lines = path.with_suffix('.idx').read_text().splitlines()
     path.with_suffix('.idx').unlink()
     assert [(r.image.tobytes(), r.label, r.sample_id) for r in read_all(path)] == expected
     assert RecordFile(path).num_bytes(some) == parsed.num_bytes(some)
-
-
-def test_an_index_in_another_order_than_the_file_is_parsed(tmp_path):
-    path = write(tmp_path, [b'a' * 4, b'b' * 40, b'c' * 8])
-    lines = path.with_suffix('.idx').read_text().splitlines()
-    path.with_suffix('.idx').write_text('\n'.join(lines[::-1]))
-    assert [r.image.tobytes()[:1] for r in read_all(path)] == [b'c', b'b', b'a']
-    assert RecordFile(path).num_bytes(np.arange(3)) == path.stat().st_size
+    index_path(path).unlink()
+    path.with_suffix('.idx').write_text('\n'.join(lines[::-1]))  # in another order than the file
+    assert [r.sample_id for r in read_all(path)] == [100 + i for i in range(9)][::-1]
+    assert RecordFile(path).num_bytes(np.arange(9)) == path.stat().st_size
 
 
 def changed(index, value):
@@ -109,11 +100,9 @@ def changed(index, value):
     (lambda p: p.write_bytes(p.read_bytes().replace(b'(2, 3)', b'(2, ((')), 'not an index'),
     (lambda p: np.save(p, np.load(p).astype(np.int32)), 'does not fit its .rec of'),
     (lambda p: np.save(p, np.load(p)[:1]), 'does not fit'),
-    (lambda p: np.save(p, np.load(p)[:, :2]), 'does not fit'),
     (changed((0, 0), 4), 'does not fit'),
     (changed((1, 2), 4), 'does not fit'),
     (changed((0, 1), -4), r'record 1: its index says \d+ bytes from -4 on, the file has \d+; prepare'),
-    (changed((0, 1), (1 << 63) - 1), 'its index says'),
     (changed((1, 1), 1 << 62), 'its index says'),
     (changed((0, 1), 4), 'not a RecordIO record|cut off'),
     (changed((1, 1), 3), 'cut off'),
