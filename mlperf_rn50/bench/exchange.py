@@ -9,8 +9,9 @@ import mxnet as mx
 import numpy as np
 
 from mlperf_rn50.bench.measure import Session, Shown
-from mlperf_rn50.bench.steps import Case, case_config, gradient_shapes, measure_case
+from mlperf_rn50.bench.steps import Case, case_config, measure_case
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.comm import sharing_of
 
 SIZES = tuple(4**k * 4096 for k in range(9))  # 4 KiB to 256 MiB
@@ -42,21 +43,17 @@ def _time(session: Session, arrays: list[mx.nd.NDArray]) -> dict[str, float]:
             'bus_gb_per_s': bus_bandwidth(num_bytes, seconds.median_s, session.comm.world_size) / 1e9}
 
 
-def measure_sizes(session: Session) -> list[dict[str, Any]]:
-    """One row per message size."""
-    rows = [_time(session, [mx.nd.zeros((size // 4,), session.context)]) for size in SIZES]
-    return [{**row, 'algorithm_gb_per_s': row['bytes'] / row['time_ms'] / 1e6} for row in rows]
-
-
 def bench_exchange(session: Session, case: Case) -> list[Shown]:
     """Message sizes, then the gradients of a network, and their share of its training step. Complete on rank 0."""
     comm = session.comm
     if comm.world_size < 2:
         raise ConfigError('ranks: got 1, expected 2 or more to exchange anything; start it with a launcher, such as '
                           'launch/ranks.sh 2 mlperf-rn50 bench allreduce')
-    rows = measure_sizes(session)
+    sizes = [_time(session, [mx.nd.zeros((size // 4,), session.context)]) for size in SIZES]
+    rows = [{**row, 'algorithm_gb_per_s': row['bytes'] / row['time_ms'] / 1e6} for row in sizes]
     session = replace(session, config=case_config(session.config, case))
-    grads = [mx.nd.zeros(shape, session.context) for shape in gradient_shapes(session.config)]
+    params = build_model(session.config, mx.cpu(), 0).collect_params().values()
+    grads = [mx.nd.zeros(p.shape, session.context) for p in params if p.grad_req != 'null']
     own, step_ms = _time(session, grads), measure_case(session, case)['step_ms']
     predicted_ms = 1000 * predict_s(rows, int(own['bytes']))
     gradients = {'model': case.model, 'num_gradients': len(grads), 'predicted_ms': predicted_ms, **own,

@@ -15,11 +15,6 @@ CACHES = ('cold', 'warm')
 NODE_COUNTS = (1, 2, 4, 8, 16, 32)
 
 
-def storage_bytes() -> int:
-    """Bytes this process had fetched from storage so far; what came from the page cache is not among them."""
-    return proc_number('io', 'read_bytes:')
-
-
 def forget_file(path: Path) -> None:
     """Drops a file's clean pages from this host's page cache, which needs no root."""
     with open(path, 'rb', opener=regular_file) as f:
@@ -42,10 +37,11 @@ def measure_pipeline(session: Session, cache: str) -> dict[str, Any]:
     config, plan = session.config, make_plan(session.config, 1)
     path = Path(config.data.dir) / 'train.rec'
     (forget_file if cache == 'cold' else load_file)(path)
-    start, before = time.perf_counter(), storage_bytes()
+    # Bytes fetched from storage; what came from the page cache is not among them.
+    start, before = time.perf_counter(), proc_number('io', 'read_bytes:')
     batches = train_batches(config, plan.train_shard(), 0, 0, session.device_id)
     seconds = session.time(lambda: next(batches).images.wait_to_read())
-    wall_s, read_bytes = time.perf_counter() - start, storage_bytes() - before
+    wall_s, read_bytes = time.perf_counter() - start, proc_number('io', 'read_bytes:') - before
     size = plan.local_batch_size
     record_bytes = path.stat().st_size / config.data.num_train
     return {'num_threads': config.data.num_threads, 'local_batch_size': size, 'cache': cache,

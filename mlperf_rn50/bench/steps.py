@@ -15,7 +15,7 @@ from mlperf_rn50.bench.measure import Session, Shown, measure_peak, peak_memory_
 from mlperf_rn50.config import Config, DataConfig, check_values
 from mlperf_rn50.data.pipeline import Batch, train_batches
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.model.zoo import build_model, count_flops, count_parameters, image_shape, image_size_of
+from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape, image_size_of
 from mlperf_rn50.train.loop import STEPS_AHEAD
 from mlperf_rn50.train.plan import Plan, make_plan
 from mlperf_rn50.train.trainer import Pulse, Trainer
@@ -173,9 +173,3 @@ def scaling_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     each = rows[0]['images_per_s'] / rows[0]['num_ranks']
     return [{'num_ranks': r['num_ranks'], 'num_hosts': r['num_hosts'], 'ideal': each * r['num_ranks'],
              'real': r['images_per_s'], 'efficiency': r['images_per_s'] / (each * r['num_ranks'])} for r in rows]
-
-
-def gradient_shapes(config: Config) -> list[tuple[int, ...]]:
-    """The shapes of a network's gradients."""
-    net = build_model(config, mx.cpu(), 0)
-    return [p.shape for p in net.collect_params().values() if p.grad_req != 'null']

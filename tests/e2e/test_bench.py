@@ -1,8 +1,10 @@
-"""The benches through their command line, as short as they go."""
+"""The benches through their command line, and the benchmarks that the docs cite, as short as they go."""
 import json
+import os
+import sys
 
 import pytest
-from helpers import CLI, call, run, under_ranks
+from helpers import CLI, ROOT, call, run, under_ranks
 
 from mlperf_rn50.bench import measure, operators
 
@@ -84,9 +86,8 @@ def test_the_exchange_alone():
     assert grads['bytes'] == 4 * 11_689_512 and grads['measured_share'] > 0
 
 
-@pytest.mark.parametrize('precisions', [['float32'],
-                                        pytest.param(['float32', 'bfloat16'], marks=[pytest.mark.slow,
-                                                                                      pytest.mark.needs_avx512])])
+@pytest.mark.parametrize('precisions', [
+    ['float32'], pytest.param(['float32', 'bfloat16'], marks=[pytest.mark.slow, pytest.mark.needs_avx512])])
 def test_the_operators_alone(precisions):
     words = ['bench', 'ops', '--batch-sizes=1', '--precisions', ','.join(precisions), '--format=json', *SHORT, *SMALL]
     done = run([*CLI, *words]) if len(precisions) > 1 else call(*words)
@@ -109,3 +110,21 @@ def test_mistakes_are_one_line(options, said):
     done = call('bench', *options)
     assert done.returncode == 2 and said in done.stderr and 'Traceback' not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('words, last', [
+    ('scale.py 1 1', 'opening the data, s'), ('replay.py', ''), ('report.py 1x5', '')])
+def test_a_benchmark_runs(words, last):
+    name, *arguments = words.split()
+    done = run([sys.executable, ROOT / 'benchmarks' / name, *arguments], cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().splitlines()[-1].startswith(last)
+
+
+@pytest.mark.slow
+def test_the_tests_on_gpus_pass_in_a_dry_run_on_the_cpu():
+    small = 'not (bench or train or resnet50)'
+    done = run([sys.executable, '-m', 'pytest', '-q', 'tests/gpu', '-k', small], cwd=ROOT,
+               env={**os.environ, 'MLPERF_RN50_TEST_GPU': 'dry', 'PYTHONPATH': str(ROOT)})
+    assert done.returncode == 0 and ' passed' in done.stdout, done.stdout

@@ -1,9 +1,7 @@
 """What is left of a training: its networks, whatever fails after the clock stopped; and a start from them."""
-import json
-
 import numpy as np
 import pytest
-from e2e.training import NUM_VAL, arguments, metrics, thin_ranks
+from e2e.training import NUM_VAL, arguments, assert_aborted, assert_one_line, log_events, metrics, thin_ranks
 from helpers import call, run
 
 from mlperf_rn50.errors import CheckpointError
@@ -20,8 +18,7 @@ CONVERGES = ['--train.target_accuracy=0.01', '--checkpoint.period_epochs=0']
 
 
 def events_of(run_dir, key):
-    lines = [line for line in (run_dir / 'result_0.txt').read_text().splitlines() if line.startswith(':::MLLOG')]
-    return [e for line in lines if (e := json.loads(line.removeprefix(':::MLLOG ')))['key'] == key]
+    return [e for e in log_events(run_dir) if e['key'] == key]
 
 
 @pytest.fixture(scope='module')
@@ -44,7 +41,7 @@ def test_a_run_that_converged_keeps_one_network_its_best_and_last(converged):
 def test_a_run_that_gave_up_keeps_its_best_and_its_last(tiny, tmp_path, monkeypatch):
     counts = iter([5, 9, 9, 7])
     monkeypatch.setattr(loop, 'evaluate', lambda *_: Accuracy(next(counts), 20, NUM_VAL))
-    assert call(*arguments(tmp_path, tiny)).returncode == 1
+    assert_aborted(call(*arguments(tmp_path, tiny)))
     best, best_arrays = load_weights(tmp_path)
     assert (best.epoch, best.num_top1, best.is_last) == (2, 9, False)
     last, arrays = load_weights(tmp_path, 'last')
@@ -55,33 +52,31 @@ def test_a_run_that_gave_up_keeps_its_best_and_its_last(tiny, tmp_path, monkeypa
     assert any((array != best_arrays[name]).any() for name, array in arrays.items())
 
 
-@pytest.mark.parametrize('broken', [(Saver, 'finish'), (Metrics, 'see')], ids=['the writer', 'metrics'])
-def test_the_network_outlives_what_fails_after_the_clock_stopped(tiny, tmp_path, monkeypatch, broken):
-    owner, name = broken
-    usual = getattr(owner, name)
+@pytest.mark.parametrize('owner, name, said', [
+    (Saver, 'finish', 'the disk is full'), (Metrics, 'see', 'the disk is full'),
+    (None, 'weights', 'cannot write the weights')], ids=['the writer', 'metrics', 'weights'])
+def test_the_clock_stops_and_the_network_outlives_what_fails_afterwards(tiny, tmp_path, monkeypatch, owner, name, said):
+    usual = getattr(owner, name, None)
 
     def fail(self, *event):
         if not event or isinstance(event[0], Ended):
             raise CheckpointError('the disk is full')
         usual(self, *event)
-    monkeypatch.setattr(owner, name, fail)
+    if owner:
+        monkeypatch.setattr(owner, name, fail)
+    else:
+        (tmp_path / name).write_text('a file in the way')
     done = call(*arguments(tmp_path, tiny, *CONVERGES))
-    assert done.returncode == 2 and 'the disk is full' in done.stderr
+    assert done.returncode == 2 and said in done.stderr
     assert [e['metadata']['status'] for e in events_of(tmp_path, 'run_stop')] == ['success']
-    assert load_weights(tmp_path)[0].is_last
-
-
-def test_weights_that_cannot_be_written_do_not_stop_the_clock_from_stopping(tiny, tmp_path):
-    (tmp_path / 'weights').write_text('a file in the way')
-    done = call(*arguments(tmp_path, tiny, *CONVERGES))
-    assert done.returncode == 2 and 'cannot write the weights' in done.stderr
-    assert [e['metadata']['status'] for e in events_of(tmp_path, 'run_stop')] == ['success']
+    assert not owner or load_weights(tmp_path)[0].is_last
 
 
 def test_a_run_starts_from_the_weights_of_another(converged, tiny, tmp_path):
     done = call(*arguments(tmp_path, tiny, '--train.max_epochs=1', f'--init-weights={converged}',
                            '--schedule.base_lr=1e-9', '--optimizer.weight_decay=0'))
-    assert done.returncode == 1 and f'starts from {converged}' in done.stderr, done.stderr
+    assert_aborted(done)
+    assert f'starts from {converged}' in done.stderr
     [event] = events_of(tmp_path, 'initial_weights')
     assert str(converged) in event['value'] and 'SHA-256' in event['value'] and event['metadata']['notes'] == []
     (before, after) = (load_weights(p)[1] for p in (converged, tmp_path))
@@ -95,7 +90,7 @@ def test_another_number_of_classes_starts_a_fresh_last_layer_on_every_rank(conve
     words = arguments(tmp_path, tiny, '--train.max_epochs=1', f'--init-weights={converged}', '--data.synthetic=true',
                       '--data.num_classes=7')
     done = run(thin_ranks(num_ranks, *words)) if num_ranks else call(*words)
-    assert done.returncode == 1 and 'aborted: the target was not reached' in done.stdout, done.stderr
+    assert_aborted(done)
     note = ('the weights are for 10 classes, the data has 7: the last layer (fc1_weight, fc1_bias) starts with fresh '
             'values')
     assert note in done.stderr and events_of(tmp_path, 'initial_weights')[0]['metadata']['notes'] == [note]
@@ -107,5 +102,4 @@ def test_another_number_of_classes_starts_a_fresh_last_layer_on_every_rank(conve
     (['--run.submission_division=closed'], 'the closed division starts from drawn weights')])
 def test_weights_that_cannot_be_taken_are_refused_in_one_line(converged, tiny, tmp_path, options, said):
     done = call(*arguments(tmp_path, tiny, f'--init-weights={converged}', *options))
-    said_lines = [line for line in done.stderr.splitlines() if line.startswith('mlperf-rn50:')]
-    assert done.returncode == 2 and len(said_lines) == 1 and said in said_lines[0], done.stderr
+    assert_one_line(done, 2, said)

@@ -1,4 +1,7 @@
-"""A launcher on this machine, asked to stop or hit in each phase of a run: what it ends with, and that it goes on."""
+"""A launcher on this machine, asked to stop or hit in each phase of a run: what it ends with, and that it goes on.
+
+And a run that stands still: it ends and says who waits for whom.
+"""
 import os
 import signal
 import subprocess
@@ -7,8 +10,8 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from e2e.training import arguments, metrics, parent_pid
-from helpers import HANG_LIMIT_S, ROOT, wait_for
+from e2e.training import arguments, metrics, parent_pid, thin_ranks
+from helpers import HANG_LIMIT_S, ROOT, run, wait_for
 
 from mlperf_rn50.train.checkpoint import list_checkpoints, load
 
@@ -123,3 +126,15 @@ def test_killed_in_each_phase_and_started_again_while_another_launcher_tries(tin
     assert not [n for n in os.listdir('/dev/shm') if n.startswith(f'mlperf_rn50-{job.process.pid}-')]
     failures = (job.run_dir / 'failures.jsonl').read_text()
     assert failures.count('killed by signal 9 (SIGKILL)') == 3
+
+
+def test_a_rank_whose_data_does_not_come_is_named_by_the_one_that_waits(tiny, tmp_path):
+    options = ['--comm.stall_limit_s=8', '--checkpoint.period_epochs=0']
+    done = run(thin_ranks(2, '--stuck', *arguments(tmp_path, tiny, *options)))
+    assert done.returncode == 1
+    [folder] = (tmp_path / 'stalled').iterdir()
+    assert 'step 7, training: no progress for ' in done.stderr
+    assert ' s (comm.stall_limit_s): waiting in the exchange of step 8 for rank 1 on ' in done.stderr
+    assert '(busy: reading data); its stacks: ' in done.stderr
+    assert f'its stacks: {folder}/rank_0.txt' in done.stderr
+    assert 'asnumpy' in (folder / 'rank_0.txt').read_text() and 'stuck' in (folder / 'rank_1.txt').read_text()

@@ -1,20 +1,24 @@
 """The whole program through its command line, on a few real digits."""
 import json
+import os
 import platform
 import re
 
 import pytest
-from e2e.training import NUM_VAL, STEPS_PER_EPOCH, arguments, metrics, thin_ranks
+from e2e.training import NUM_VAL, STEPS_PER_EPOCH, THIN, arguments, assert_aborted, assert_one_line, metrics, thin_ranks
 from helpers import ROOT, call, run
 
 SGD = '--optimizer.name=sgd'
+# MXNet is what it is on a processor without AVX-512.
+AVX2 = {**os.environ, 'DNNL_MAX_CPU_ISA': 'AVX2'}
+DIGITS = ['--config', ROOT / 'launch/configs/digits_cpu.yaml']
+BFLOAT16 = '--train.precision=bfloat16'
 pytestmark = pytest.mark.usefixtures('thin')
 
 
 def test_a_run_that_misses_its_target_is_shown_as_such(whole_run):
     run_dir, done = whole_run
-    assert done.returncode == 1, done.stderr
-    assert 'aborted: the target was not reached' in done.stdout
+    assert_aborted(done)
     assert 'epochs to converge  none' in done.stdout
     assert 'on tiny-digits (not ImageNet), target 100.00 %' in done.stdout
     end = metrics(run_dir, 'end')[0]
@@ -89,14 +93,6 @@ def test_dry_run_needs_neither_data_nor_a_gpu_and_writes_nothing(tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def assert_one_line(done, code, message):
-    """A mistake takes one line, from rank 0 where there are several."""
-    assert done.returncode == code, done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith('mlperf-rn50:') and 'rank 1' not in line]
-    assert len(said) == 1 and re.search(message, said[0]), done.stderr
-    assert 'Traceback' not in done.stderr
-
-
 def test_mistakes_take_one_line_from_rank_0():
     assert_one_line(run(thin_ranks(2, 'train', '--resume=/nonexistent')), 2, 'no checkpoint in it')
 
@@ -110,16 +106,58 @@ def test_mistakes_take_one_line_from_rank_0():
     (['--run.dir=/proc/x'], 2, 'run.dir: /proc/x'),
 ])
 def test_mistakes_take_one_line(tiny, tmp_path, options, code, message):
-    assert_one_line(call(*arguments(tmp_path, tiny, *options)), code, message)
+    done = call(*arguments(tmp_path, tiny, *options))
+    assert_one_line(done, code)
+    assert re.search(message, done.stderr)
 
 
-def test_synthetic_images_need_no_data_and_telemetry_goes_on_after_a_resume(tmp_path):
+@pytest.mark.parametrize('options', [
+    [], pytest.param(['--model.name=googlenet', '--data.image_size=64', '--data.resize_shorter=64', SGD],
+                     marks=pytest.mark.slow)], ids=['resnet', 'dropout'])
+def test_synthetic_images_need_no_data_and_telemetry_goes_on_after_a_resume(tmp_path, options):
     done = call(*arguments(tmp_path, tmp_path / 'none', '--data.synthetic=true', '--telemetry=true',
-                           '--train.max_epochs=1'))
-    assert done.returncode == 1 and 'tiny-digits, synthetic images (not ImageNet)' in done.stdout, done.stderr
-    done = call('train', '--resume', tmp_path, '--train.max_epochs=2')
-    assert done.returncode == 1, done.stderr
+                           '--train.max_epochs=1', *options))
+    assert_aborted(done)
+    assert 'tiny-digits, synthetic images (not ImageNet)' in done.stdout
+    assert_aborted(call('train', '--resume', tmp_path, '--train.max_epochs=2'))
+    assert [m['epoch'] for m in metrics(tmp_path, 'eval')] == [1, 2]
     [path] = tmp_path.glob('telemetry_*')
     assert path.name == f'telemetry_0_{platform.node()}.jsonl'
     starts = [r for line in path.read_text().splitlines() if (r := json.loads(line)).get('event') == 'run_start']
     assert starts[0]['clock_s'] < starts[1]['clock_s']
+
+
+# --- bfloat16 without AVX-512 -----------------------------------------------------------------------------
+
+@pytest.mark.parametrize('words, option', [
+    (['train', *DIGITS, BFLOAT16], 'train.precision'), (['bench', 'allreduce', BFLOAT16], 'train.precision'),
+    (['bench', 'train', '--precisions', 'float32,bfloat16'], '--precisions')])
+def test_bfloat16_is_refused_in_one_line_without_avx512(tmp_path, monkeypatch, words, option):
+    monkeypatch.setenv('DNNL_MAX_CPU_ISA', 'AVX2')
+    done = call(*words, '--run.dir', tmp_path / 'run')
+    assert (done.returncode, done.stdout) == (2, ''), done.stderr
+    [said] = done.stderr.splitlines()
+    assert f'{option}: got bfloat16, ' in said and 'AVX-512' in said and said.endswith('use float32')
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_launcher_without_avx512_ends_with_the_doctor(tmp_path):
+    done = run([ROOT / 'launch/local.sh', *DIGITS, '--run-dir', tmp_path / 'run', BFLOAT16, '--data.synthetic=true'],
+               env=AVX2)
+    assert done.returncode == 1 and 'failed      processor ' in done.stderr, done.stderr
+    assert 'fix: train.precision: got bfloat16, ' in done.stderr
+    assert list(tmp_path.rglob('result_*')) == []
+
+
+def test_a_plan_for_a_machine_with_avx512_can_be_made(monkeypatch):
+    monkeypatch.setenv('DNNL_MAX_CPU_ISA', 'AVX2')
+    assert call('train', *DIGITS, BFLOAT16, '--dry-run').returncode == 0
+
+
+@pytest.mark.slow
+def test_float32_trains_without_avx512(tiny, tmp_path):
+    done = run([*THIN, *arguments(tmp_path, tiny, '--train.target_accuracy=0.01')], env=AVX2)
+    assert done.returncode == 0, done.stderr
+    assert '"uses": "AVX2"' in (tmp_path / 'env.json').read_text()
+    assert '"DNNL_MAX_CPU_ISA": "AVX2"' in (tmp_path / 'env.json').read_text()

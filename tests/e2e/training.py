@@ -54,6 +54,24 @@ def metrics(run_dir, event=None, name='metrics.jsonl') -> list[dict]:
             if (m['event'] == event if event else m['event'] != 'ranks')]
 
 
+def log_events(run_dir) -> list[dict]:
+    """The events of the log of a run, as they stand there."""
+    lines = [line for line in (run_dir / 'result_0.txt').read_text().splitlines() if line.startswith(':::MLLOG')]
+    return [json.loads(line.removeprefix(':::MLLOG ')) for line in lines]
+
+
+def assert_one_line(done, code, *said) -> None:
+    """A mistake takes one line, which comes from rank 0 where there are several; it says some things."""
+    assert done.returncode == code and 'Traceback' not in done.stderr, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith('mlperf-rn50:') and 'rank 1' not in line]
+    assert len(lines) == 1 and all(text in lines[0] for text in said), done.stderr
+
+
+def assert_aborted(done) -> None:
+    """A run ended without its target, and not for a failure."""
+    assert done.returncode == 1 and 'aborted: the target was not reached' in done.stdout, done.stderr
+
+
 def start(words) -> subprocess.Popen:
     """Starts a command in a session of its own."""
     return subprocess.Popen([str(a) for a in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

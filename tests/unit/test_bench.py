@@ -1,11 +1,8 @@
 """The arithmetic of the benches and the text they print."""
-import json
-
-import mxnet as mx
 import pytest
 
-from mlperf_rn50.bench.exchange import SIZES, bus_bandwidth, predict_s
-from mlperf_rn50.bench.measure import Shown, cast, parse_list, parse_numbers, render_json, render_tables, spread_of
+from mlperf_rn50.bench.exchange import bus_bandwidth, predict_s
+from mlperf_rn50.bench.measure import Shown, parse_list, parse_numbers, render_tables, spread_of
 from mlperf_rn50.bench.operators import Convolution, convolutions
 from mlperf_rn50.bench.pipeline import need_rows
 from mlperf_rn50.bench.steps import Case, case_config, make_cases, scaling_rows
@@ -33,10 +30,6 @@ def test_lists():
         parse_list('--models', 'a,d', ['a', 'b', 'c'])
 
 
-def test_bfloat16_keeps_its_shape():
-    assert cast(mx.nd.ones((2, 3)), 'float32').shape == cast(mx.nd.ones((2, 3)), 'bfloat16').shape == (2, 3)
-
-
 def test_the_grid_has_float32_first():
     cases = make_cases(['a', 'b'], ['bfloat16', 'float32'], ['synthetic'], [8], [1, 2])
     assert [(c.precision, c.model, c.num_ranks) for c in cases] == [
@@ -62,7 +55,6 @@ def test_scaling_efficiency_of_study_3():
 def test_bus_bandwidth_as_nccl_tests_define_it():
     assert bus_bandwidth(1000, 0.5, 2) == 2000
     assert bus_bandwidth(1000, 0.5, 8) == 2000 * 7 / 4
-    assert (SIZES[0], SIZES[-1]) == (4 * 1024, 256 * 1024**2)
 
 
 def test_prediction_goes_through_the_sizes_measured():
@@ -88,9 +80,8 @@ def test_the_convolutions_are_those_of_the_network(name, image_size):
     assert found[Convolution(3, 64, image_size, 7, 2)] == 1
 
 
-MACHINE = {'hostname': 'n1', 'cpu': 'A CPU', 'processor': {'uses': 'AVX2'}, 'cpu_cores': 2,
-           'gpus': [], 'memory_bytes': 1, 'os': 'x', 'num_hosts': 1,
-           'omp_threads_per_rank': 2, 'packages': {'mlperf-rn50': '1.2', 'mxnet': '1.9.1'}, 'git_commit': None}
+MACHINE = {'cpu': 'A CPU', 'processor': {'uses': 'AVX2'}, 'cpu_cores': 2, 'gpus': [], 'num_hosts': 1,
+           'omp_threads_per_rank': 2, 'packages': {'mlperf-rn50': '1.2', 'mxnet': '1.9.1'}}
 SHOWN = [Shown('Steps', (('name', 'model', 's'), ('ms', 'ms', ',.1f'), ('share', 'of peak', '.0%')),
                [{'name': 'a\x1b[1m', 'ms': 1234.56, 'share': 0.5}, {'name': 'b', 'ms': None, 'share': 1}], 'Read so.')]
 
@@ -100,9 +91,3 @@ def test_tables_say_what_they_were_measured_on():
         'A CPU (AVX2), 2 cores, 2 threads per rank, 1 host; mlperf-rn50 1.2, mxnet 1.9.1\n\nSteps\n'
         'model         ms    of peak\n-------  -------  ---------\n'
         'a?[1m    1,234.6        50%\nb              -       100%\nRead so.')
-
-
-def test_json_has_every_value():
-    found = json.loads(render_json('train', MACHINE, SHOWN))
-    assert found['format'] == 'mlperf-rn50 bench train 1' and found['machine'] == MACHINE
-    assert found['tables'] == [{'title': 'Steps', 'note': 'Read so.', 'rows': SHOWN[0].rows}]

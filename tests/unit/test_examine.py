@@ -9,28 +9,21 @@ import pytest
 from mlperf_rn50.train.examine import _run_folder_problem
 
 
-class Ranks:
-    """Two ranks as threads, which exchange what Comm does."""
+class Rank:
+    """One of two ranks as threads, which exchange what Comm does."""
 
-    def __init__(self):
-        self.meeting, self.values = threading.Barrier(2), [None, None]
+    def __init__(self, rank, meeting, values):
+        self.rank, self.meeting, self.values = rank, meeting, values
 
-    def of(self, rank):
-        ranks = self
+    def gather_object(self, value):
+        self.values[self.rank] = value
+        self.meeting.wait(60)
+        found = list(self.values)
+        self.meeting.wait(60)
+        return found
 
-        class Comm:
-            def gather_object(self, value):
-                ranks.values[rank] = value
-                ranks.meeting.wait(60)
-                found = list(ranks.values)
-                ranks.meeting.wait(60)
-                return found
-
-            def barrier(self):
-                self.gather_object(None)
-        comm = Comm()
-        comm.rank = rank
-        return comm
+    def barrier(self):
+        self.meeting.wait(60)
 
 
 @pytest.fixture
@@ -40,11 +33,11 @@ def problems(monkeypatch):
     monkeypatch.setattr(platform, 'node', lambda: names.own)
 
     def find(folders, hosts=('h1', 'h2')):
-        ranks = Ranks()
+        meeting, values = threading.Barrier(2), [None, None]
 
         def one(rank):
             names.own = hosts[rank]
-            return _run_folder_problem(folders[rank], ranks.of(rank))
+            return _run_folder_problem(folders[rank], Rank(rank, meeting, values))
         with ThreadPoolExecutor(2) as pool:
             return list(pool.map(one, range(2)))
     return find

