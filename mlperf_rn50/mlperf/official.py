@@ -213,7 +213,7 @@ def _copy(home: Path, place: Path) -> Path:
 def judge_tree(home: Path, ruleset: str) -> TreeVerdict:
     """Return what the official tools say of a tree.
 
-    The logs must have passed check_results first: the official checker builds file names from values of the log.
+    The logs must have passed package.judge_runs first: the official checker builds file names from values of the log.
 
     Raises:
         NotInstalled: mlperf-logging is not there.

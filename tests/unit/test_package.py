@@ -14,9 +14,16 @@ from mlperf_rn50.config import DataConfig
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf import official
 from mlperf_rn50.mlperf.describe_system import describe_system, find_base, merge_description
-from mlperf_rn50.mlperf.package import Order, Package, judge_runs, make_package, package_as_json, render_package
+from mlperf_rn50.mlperf.package import (
+    Order,
+    Package,
+    find_oddities,
+    judge_runs,
+    make_package,
+    package_as_json,
+    render_package,
+)
 from mlperf_rn50.mlperf.run import LogWarning
-from mlperf_rn50.mlperf.set_rules import find_oddities
 from mlperf_rn50.mlperf.submitted_code import _CALLED, copy_code
 from mlperf_rn50.study.systems import load_systems
 
