@@ -181,11 +181,7 @@ def _walk(folder: Path) -> list[Path]:
 
 
 def find_logs(paths: Sequence[Path]) -> list[Path]:
-    """The files that are named, and every result_*.txt in or below a folder that is.
-
-    Raises:
-        UserError: a folder holds none.
-    """
+    """The files that are named, and every result_*.txt in or below a folder that is; UserError where it has none."""
     found: dict[Path, None] = {}
     for path in paths:
         logs = _walk(path) if path.is_dir() else [path]

@@ -187,9 +187,7 @@ def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
 def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, until_s: float | None = None) -> Energy:
     """Return the energy of a run up to a time of its clock; None: to its end, or as far as all nodes tell without one.
 
-    Args:
-        files: what telemetry.find_telemetry finds beside it, where that is known.
-    """
+    files: what telemetry.find_telemetry finds beside it, where that is known."""
     nodes = [_read_node(path) for path in files_of(run, files)]
     told_s = max(0.0, min(map(_last_s, nodes), default=0.0))
     seconds = next(s for s in (until_s, run.time_to_train_s, told_s) if s is not None)

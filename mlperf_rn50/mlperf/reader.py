@@ -20,11 +20,7 @@ _MAX_LINE_BYTES = 1 << 20
 
 
 def read_events(path: Path) -> Iterator[tuple[int, Event | ValueError]]:
-    """The events of a file with their line numbers; for a torn line, the error instead.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """The events of a file with their line numbers; for a torn line, the error. UserError where it cannot be read."""
     try:
         with open(path, 'rb', opener=regular_file) as f:
             line_number = 0
