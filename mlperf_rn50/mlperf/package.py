@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlperf_rn50
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import dump_json
 from mlperf_rn50.mlperf.check import check_log
@@ -29,7 +30,7 @@ from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.mlperf.official import Finding, find_danger, judge_tree
 from mlperf_rn50.mlperf.rulesets import ROUNDS
 from mlperf_rn50.mlperf.run import Run
-from mlperf_rn50.mlperf.submitted_code import copy_code, missing_code, own_code, write_runs, write_scripts
+from mlperf_rn50.mlperf.submitted_code import copy_code, missing_code, write_runs, write_scripts
 
 _NUM_RESULTS = 5
 _MAX_WARNINGS = 3  # of a log that are said here; report says all
@@ -50,7 +51,7 @@ class Order:
 
     @property
     def checkout(self) -> Path:
-        return self.code or own_code()
+        return self.code or Path(mlperf_rn50.__file__).parent.parent
 
     @property
     def ruleset(self) -> str:

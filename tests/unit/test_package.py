@@ -12,17 +12,8 @@ from sample_log import ENV, LARS, SGD, closed, write_five
 
 from mlperf_rn50.config import DataConfig
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf import official
+from mlperf_rn50.mlperf import official, package
 from mlperf_rn50.mlperf.describe_system import describe_system, find_base, merge_description
-from mlperf_rn50.mlperf.package import (
-    Order,
-    Package,
-    find_oddities,
-    judge_runs,
-    make_package,
-    package_as_json,
-    render_package,
-)
 from mlperf_rn50.mlperf.run import LogWarning
 from mlperf_rn50.mlperf.submitted_code import _CALLED, copy_code
 from mlperf_rn50.study.systems import load_systems
@@ -32,12 +23,12 @@ CODE = 'benchmarks/resnet/implementations/mlperf_rn50'
 OPEN = 'NOT yet to be handed in'
 
 
-def package(folder, tmp_path, *options):
+def build(folder, tmp_path, *options):
     return call('package', folder, '--org', 'us', '--system', 'box', '--out', tmp_path / 'out', *options)
 
 
 def order(tmp_path, **keys):
-    return Order(**{'org': 'us', 'system': 'box', 'round': 'v4.0', 'out': tmp_path / 'out', **keys})
+    return package.Order(**{'org': 'us', 'system': 'box', 'round': 'v4.0', 'out': tmp_path / 'out', **keys})
 
 
 def runs_of(folder):
@@ -51,7 +42,7 @@ def append(path, *lines):
 @pytest.fixture(scope='module')
 def good(tmp_path_factory):
     """The accepted package of the real runs, in a folder whose name is a pattern."""
-    return make_package(runs_of(DIGITS), order(tmp_path_factory.mktemp('a[b]{c,d}')))
+    return package.make_package(runs_of(DIGITS), order(tmp_path_factory.mktemp('a[b]{c,d}')))
 
 
 @pytest.fixture
@@ -63,11 +54,11 @@ def tree(tmp_path, good):
 def test_five_real_runs_pass_the_official_checkers_and_are_labelled(good):
     label = 'Trained on digits, not ImageNet: a check of the format, not a result that can be submitted or compared.'
     home, score = good.home, load_systems([DIGITS])[0].score_minutes
-    assert render_package(good, 'heading', score).startswith('\n'.join([
+    assert package.render_package(good, 'heading', score).startswith('\n'.join([
         'heading', '  logs                5 of 5 pass the rules of 4.0.0', '  system description  passed',
         '  package_checker     found no errors (4.0.0)', f'  result_summarizer   {score:.2f} min',
         f'  score here          {score:.2f} min', '  mind: the system description is made of the logs']))
-    said = package_as_json(good, score)
+    said = package.package_as_json(good, score)
     assert said['passed'] and said['tree'] == str(home) and said['score_minutes'] == score
     assert {'checker': 'package_checker', 'text': 'found no errors (4.0.0)'} in said['findings']
     assert label in said['notes'] and json.loads((home / 'systems/box.json').read_text())['sw_notes'] == label
@@ -108,7 +99,7 @@ def test_a_set_that_a_rule_refuses_leaves_nothing_behind(tmp_path, keys, harm, r
     folder = write_five(tmp_path / 'runs', **keys)
     if harm:
         harm(folder)
-    made = make_package(runs_of(folder), order(tmp_path))
+    made = package.make_package(runs_of(folder), order(tmp_path))
     assert made.home is None and not list((tmp_path / 'out').rglob('*'))
     said = [text for text in made.refusals if 'RCP' in text or not text.startswith('package_checker')]
     assert len(said) == len(rules) and all(text.startswith(rule) for text, rule in zip(said, rules)), made.refusals
@@ -121,16 +112,16 @@ def test_what_the_runs_are_is_judged_too(tmp_path):
                          ({'status': 'running'}, 'result_0.txt: is still being written'),
                          ({'division': 'closed'}, 'a set has one division; the logs name closed, open'),
                          ({'path': tmp_path / 'pipe', 'status': 'unreadable'}, 'pipe: is no file')]:
-        assert judge_runs((replace(runs[0], **change), *runs[1:]), '4.0.0')[0][:1] == [rule]
+        assert package.judge_runs((replace(runs[0], **change), *runs[1:]), '4.0.0')[0][:1] == [rule]
 
 
 def test_one_failed_run_is_accepted_and_said_first(tmp_path):
     folder = write_five(tmp_path / 'runs', ends=[None])
     append(result(folder, 2), mllog('global_batch_size', 0, 63))
     runs = runs_of(folder)
-    assert judge_runs(runs, '4.0.0') == ([], ('logs', '4 of 5 pass the rules of 4.0.0; one may fail'))
+    assert package.judge_runs(runs, '4.0.0') == ([], ('logs', '4 of 5 pass the rules of 4.0.0; one may fail'))
     many = replace(runs[4], warnings=tuple(LogWarning(None, text) for text in 'abcde'))
-    odd = find_oddities([*runs[:4], many])
+    odd = package.find_oddities([*runs[:4], many])
     assert odd[0] == 'one of 5 did not converge (result_0.txt: failed): it counts as the slowest'
     assert any(text.startswith('result_2.txt:') and 'global_batch_size is 63' in text for text in odd)
     assert odd[-4:] == [*(f'result_4.txt: {text}' for text in 'abc'),
@@ -141,7 +132,7 @@ def test_a_score_is_scaled_as_the_reference_convergence_asks(tmp_path):
     """34 epochs at a batch of 1632, where the reference has 35."""
     runs = runs_of(write_five(tmp_path / 'runs', closed(LARS), accuracies=(0.5,) * 16 + (0.7595,), batch=1632))
     minutes = sum(sorted(r.time_to_train_s for r in runs)[1:4]) / 3 / 60
-    made = make_package(runs, order(tmp_path))
+    made = package.make_package(runs, order(tmp_path))
     assert made.refusals == () and made.official_score_minutes == pytest.approx(minutes * 35 / 34, rel=1e-6)
     assert ('scaling', f'{35 / 34:.4f} for box: faster than the reference, within its bounds') in made.findings
     assert len(list((made.home / 'results/box/resnet').iterdir())) == 5
@@ -214,8 +205,8 @@ def test_a_second_system_joins_the_tree_and_nothing_is_overwritten(tmp_path, tre
     before = {p: p.read_bytes() for p in tree.rglob('*') if p.is_file()}
     runs = runs_of(DIGITS)
     with pytest.raises(UserError, match='is there already and is not overwritten'):
-        make_package(runs, order(tmp_path))
-    assert make_package(runs, order(tmp_path, system='box2', round='v1.0')).refusals == ()
+        package.make_package(runs, order(tmp_path))
+    assert package.make_package(runs, order(tmp_path, system='box2', round='v1.0')).refusals == ()
     assert (tree / CODE / 'run_and_time_box2.sh').is_file() and before == {p: p.read_bytes() for p in before}
     assert [p.name for p in (tmp_path / 'out').iterdir()] == ['us']
 
@@ -225,7 +216,7 @@ def test_a_second_system_joins_the_tree_and_nothing_is_overwritten(tmp_path, tre
     ({'system': 'x' * 200}, '--system: got'), ({'code': ROOT / 'docs'}, '--code: .*/docs lacks mlperf_rn50/__main__')])
 def test_a_name_cannot_leave_the_folder_and_the_code_is_whole(tmp_path, keys, said):
     with pytest.raises(UserError, match=said):
-        make_package((), order(tmp_path, **keys))
+        package.make_package((), order(tmp_path, **keys))
     assert not (tmp_path / 'out').exists()
 
 
@@ -265,7 +256,7 @@ def test_what_is_wrong_with_a_finished_tree(tree, harm, problem):
 
 def test_an_empty_field_leaves_a_new_tree_open_and_a_crash_is_its_last_line(tmp_path):
     """The summarizer wants numbers, and crashes where env.json says nothing; it fails neither command."""
-    made = package(write_five(tmp_path / 'runs', env={}), tmp_path)
+    made = build(write_five(tmp_path / 'runs', env={}), tmp_path)
     assert made.returncode == 0 and made.stdout.startswith(f'{tmp_path}/out/us: box, v4.0, {OPEN}\n'), made.stdout
     assert "  - systems/box.json: host_processors_per_node is '', expected a whole number" in made.stdout.splitlines()
     assert "  result_summarizer   crashed: ValueError: invalid literal for int() with base 10: ''" in made.stdout
@@ -274,19 +265,19 @@ def test_an_empty_field_leaves_a_new_tree_open_and_a_crash_is_its_last_line(tmp_
 
 def test_a_tool_that_does_not_end_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(official, '_MAX_S', 0.01)
-    done = package(DIGITS, tmp_path)
+    done = build(DIGITS, tmp_path)
     assert done.returncode == 1 and 'package_checker crashed: no answer after 0.01 s' in done.stdout
 
 
 @pytest.mark.parametrize('official, scored, is_said', [
     (0.44, 0.48, True), (0.44, 0.4401, False), (None, 0.48, False), (0.44, None, False)])
 def test_scores_that_differ_are_said(tmp_path, official, scored, is_said):
-    made = Package(tmp_path, oddities=('result_0.txt: x',), official_score_minutes=official)
+    made = package.Package(tmp_path, oddities=('result_0.txt: x',), official_score_minutes=official)
     text = '  mind: the scores differ: result_summarizer gives 0.44 min, the logs as they are read here 0.48 min; '
-    rendered = render_package(made, 'x', scored)
+    rendered = package.render_package(made, 'x', scored)
     assert (text in rendered) == rendered.endswith('of the logs above tells why') == ('differ' in rendered) == is_said
     scaled = replace(made, findings=(('scaling', '1.1 for box'),))
-    assert 'differ' not in render_package(scaled, 'x', scored)
+    assert 'differ' not in package.render_package(scaled, 'x', scored)
 
 
 @pytest.mark.parametrize('words, said', [
