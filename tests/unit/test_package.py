@@ -82,6 +82,7 @@ def rewrite(folder, source, target, old, new):
 
 @pytest.mark.parametrize('keys, harm, rules', [
     ({'num': 4}, None, ['a ResNet result is 5 runs; here are 4']),
+    ({'num': 6}, None, ['a ResNet result is 5 runs; here are 6']),
     ({'ends': ['aborted', 'failed']}, None,
      ['one run of five may fail; here 2 did: result_0.txt (aborted), result_1.txt (failed)']),
     ({'ends': ['aborted']}, lambda folder: rewrite(folder, 1, 1, '"key": "cache_clear"', '"key": "other"'),
