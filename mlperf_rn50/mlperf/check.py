@@ -192,12 +192,7 @@ def find_logs(paths: Sequence[Path]) -> list[Path]:
 
 
 def check_logs(paths: Sequence[Path], rulesets: Sequence[str] | None, division: str | None) -> Iterator[CheckedLog]:
-    """The same for several logs; one of many that cannot be read does not end the others.
-
-    Raises:
-        UserError: there is one log, and it cannot be read.
-        NotInstalled: see check_log.
-    """
+    """The same for several logs; one of many that cannot be read does not end the others, which NotInstalled does."""
     for path in paths:
         try:
             yield check_log(path, rulesets, division)

@@ -136,9 +136,7 @@ def _merge(source: Path, target: Path) -> None:
 def make_package(runs: Sequence[Run], order: Order) -> Package:
     """Builds the tree and has it checked; a set that a rule refuses leaves nothing behind.
 
-    Raises:
-        UserError: a name is taken or cannot be a folder's, or the folder cannot be written.
-    """
+    UserError where a name is taken or cannot be a folder's, or the folder cannot be written."""
     check_order(order)
     refusals, of_logs = judge_runs(runs, order.ruleset)
     if refusals:

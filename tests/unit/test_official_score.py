@@ -63,13 +63,12 @@ def test_it_is_shown_beside_the_score(tree_of):
     home, system = tree_of('v4.0')
     score, official = system.score_minutes, official_score_minutes(system)
     done = call('report', home)
-    assert 'official' in done.stdout and 'the score is scaled by 1.0294' in done.stdout
+    assert 'the score is scaled by 1.0294' in done.stdout
     said = f'box: the official score is {official:.2f} min, {score:.2f} x 1.0294: it took fewer epochs than'
     assert said in done.stdout
     found = json.loads(call('report', home, '--format', 'json').stdout)['systems'][0]
     assert (found['score_minutes'], found['official_score_minutes']) == (score, official)
     assert any(w.startswith(said) for w in found['warnings'])
-    assert 'official_score_minutes' in call('report', home, '--format', 'csv').stdout
 
 
 def test_where_nothing_is_scaled_it_is_said_what_would_be(tree_of):
