@@ -348,11 +348,8 @@ def choices_of(section: str, key: str) -> list[str]:
 
 def to_tree(config: Config) -> dict:
     """The configuration as plain dicts and lists, ready for YAML or JSON."""
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: plain(v) for k, v in value.items()}
-        return list(value) if isinstance(value, tuple) else value
-    return plain(dataclasses.asdict(config))
+    return {name: {k: list(v) if isinstance(v, tuple) else v for k, v in vars(section).items()}
+            for name, section in vars(config).items()}
 
 
 def render_yaml(config: Config) -> str:

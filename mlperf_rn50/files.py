@@ -11,7 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlperf_rn50.errors import StorageError
+from mlperf_rn50.errors import ConfigError, StorageError
+
+MAX_LINE_BYTES = 1 << 20  # of a line of a log or of metrics
 
 # What a disk says that is full, over its quota, failing or no longer to be written.
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
@@ -49,11 +51,7 @@ def dump_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def regular_file(path: str, flags: int) -> int:
-    """An opener for open() that takes a file alone, nothing that would wait for a writer or never end in its place.
-
-    Raises:
-        OSError: it cannot be opened, or is a folder, named pipe, socket or device.
-    """
+    """Open for open() a file alone; raise OSError for a folder, and what waits for a writer or never ends: a device."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -69,11 +67,7 @@ def no_link(path: str, flags: int) -> int:
 
 
 def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield what os.walk does, in order of names, however deep the folder is: os.walk of Python 3.11 calls itself.
-
-    Args:
-        onerror: is given the error of a folder that cannot be listed.
-    """
+    """Yield what os.walk does, in order of names, however deep the folder is: os.walk of Python 3.11 calls itself."""
     left = [os.fspath(folder)]
     while left:
         for place, folders, names in itertools.islice(os.walk(left.pop(), onerror=onerror), 1):
@@ -95,6 +89,18 @@ def read_bytes(path: Path) -> bytes:
     """Return the content of a regular file; raise OSError as regular_file does."""
     with open(path, 'rb', opener=regular_file) as f:
         return f.read()
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a regular file with their numbers; of one that is too long, its start; raise OSError."""
+    with open(path, 'rb', opener=regular_file) as f:
+        for number in itertools.count(1):
+            line = part = f.readline(MAX_LINE_BYTES)
+            if not line:
+                return
+            while part and not part.endswith(b'\n'):
+                part = f.readline(MAX_LINE_BYTES)
+            yield number, line
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -132,11 +138,9 @@ class LineFile:
     """A text file that grows by whole lines; each is handed over at once, so that a kill loses none."""
 
     def __init__(self, path: Path, is_new: bool = False):
-        """Opens a file, a new one if missing; a last line that a killed writer left torn is cut off.
+        """Open a file, a new one if missing; cut off a last line that a killed writer left torn.
 
-        Raises:
-            FileExistsError: is_new, and it is there already.
-            StorageError: it cannot be written.
+        Raise FileExistsError where is_new and it is there already, StorageError where it cannot be written.
         """
         self._path = path
         try:
@@ -152,11 +156,7 @@ class LineFile:
             raise storage_error(path, e) from e
 
     def write(self, line: str) -> None:
-        """Adds a line, whole or not at all.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Add a line, whole or not at all; raise StorageError where it cannot be written."""
         before, rest = os.fstat(self._file.fileno()).st_size, line.encode('utf-8', 'replace') + b'\n'
         try:
             while rest:
@@ -167,11 +167,7 @@ class LineFile:
             raise storage_error(self._path, e) from e
 
     def close(self) -> None:
-        """There will be no more lines.
-
-        Raises:
-            StorageError: the disk is late to say that it has not kept them.
-        """
+        """Add no more; raise StorageError where the disk says only now that it has not kept the lines."""
         with writing(self._path):
             self._file.close()
 
@@ -192,6 +188,15 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as e:
         raise storage_error(path, e) from e
+
+
+@contextmanager
+def writing_folder(folder: Path, option: str = '--out') -> Iterator[None]:
+    """Turn an OSError into the ConfigError that names the option and its folder."""
+    try:
+        yield
+    except OSError as e:
+        raise ConfigError(f'{option}: {folder}: {e.strerror}; choose a folder that can be written') from e
 
 
 def _disk_of(path: Path) -> str:

@@ -1,15 +1,17 @@
 """JSON objects and lines of untrusted files, decoded into msgspec Structs."""
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from mlperf_rn50.files import regular_file
+from mlperf_rn50.files import MAX_LINE_BYTES, numbered_lines, regular_file
 
-MAX_LINE_BYTES = 1 << 20
 _MAX_LINES = 1 << 22
+_MAX_LOOK_BYTES = 1 << 26
+_LAST_BYTES = 64  # before the place where reading stopped, by which a file is known again
 T = TypeVar('T')
 
 
@@ -28,10 +30,56 @@ def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[i
         mark: bytes that a line must contain to be decoded.
     """
     try:
-        with open(path, 'rb', opener=regular_file) as f:
-            lines = itertools.islice(iter(lambda: f.readline(MAX_LINE_BYTES), b''), _MAX_LINES)
-            for number, line in enumerate(lines, start=1):
-                if mark in line and line.endswith(b'\n') and (value := decode(line, kind)) is not None:
-                    yield number, value
+        for number, line in itertools.islice(numbered_lines(path), _MAX_LINES):
+            if mark in line and line.endswith(b'\n') and (value := decode(line, kind)) is not None:
+                yield number, value
     except OSError:
         return
+
+
+class Tail:
+    """The whole lines that fit a type, each once, as they come, of a file that another program is writing."""
+
+    def __init__(self, path: Path, kind: Any):
+        self.path, self._kind = path, kind
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._offset, self._last, self._is_skipping = 0, b'', False
+        self._inode: int | None = None
+
+    def read(self) -> tuple[bool, list[Any]]:
+        """Whether the file is another one than before, or was cut, and what is new in it; nothing without a file."""
+        try:
+            with open(self.path, 'rb', opener=regular_file) as f:
+                is_anew = not self._is_known(f)
+                if is_anew:
+                    self._start_anew()
+                self._inode = os.fstat(f.fileno()).st_ino
+                return is_anew, self._more(f)
+        except OSError:
+            is_gone = self._inode is not None and not self.path.exists()
+            if is_gone:
+                self._start_anew()
+            return is_gone, []
+
+    def _is_known(self, f: BinaryIO) -> bool:
+        """Whether the file still has what was read of it."""
+        if self._inode not in (None, os.fstat(f.fileno()).st_ino):
+            return False
+        f.seek(self._offset - len(self._last))
+        return f.read(len(self._last)) == self._last
+
+    def _more(self, f: BinaryIO) -> list[Any]:
+        records, start = [], self._offset
+        f.seek(start)
+        while self._offset - start < _MAX_LOOK_BYTES and (line := f.readline(MAX_LINE_BYTES)):
+            is_whole = line.endswith(b'\n')
+            if not is_whole and len(line) < MAX_LINE_BYTES:  # torn, or its end is still to come
+                break
+            self._offset += len(line)
+            self._last = (self._last + line)[-_LAST_BYTES:]
+            if is_whole and not self._is_skipping and (record := decode(line, self._kind)) is not None:
+                records.append(record)
+            self._is_skipping = not is_whole  # the rest of a line that is too long
+        return records

@@ -12,21 +12,16 @@ from mlperf_rn50.files import no_link, regular_file
 
 
 class FileLock:
-    """The lock of a file, which is made if missing.
-
-    Args:
-        is_held: whether this process holds it; False, too, where the file system has no locks.
-    """
+    """The lock of a file, which is made if missing."""
 
     def __init__(self, path: Path):
-        self.path, self.is_held = path, False
+        self.path, self.is_held = path, False  # not held, too, where the file system has no locks
         self._file: BinaryIO | None = None
 
     def take(self) -> bool:
-        """Take the lock; False where another process holds it. Without locks, print a warning and return True.
+        """Take the lock; return False where another process holds it. Without locks, print a warning and return True.
 
-        Raises:
-            OSError: the file cannot be opened, or is a symbolic link.
+        Raise OSError where the file cannot be opened, or is a symbolic link.
         """
         self._file = self._file or self._open()
         try:

@@ -9,11 +9,7 @@ import numpy as np
 
 
 def read_arrays(file: BinaryIO, num_bytes: int) -> dict[str, np.ndarray]:
-    """The arrays of an .npz as np.savez writes it, by name: numbers only, and never more than the file has.
-
-    Raises:
-        ValueError: it is no such file.
-    """
+    """The arrays of an .npz as np.savez writes it, by name; raise ValueError where it is no such file."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()

@@ -64,11 +64,7 @@ def _check_unique(node: yaml.Node | None, where: str, prefix: str = '') -> None:
 
 
 def load_yaml(path: Path) -> dict:
-    """The tree in a YAML file, its keys known to exist.
-
-    Raises:
-        ConfigError: the file is missing, is not YAML, or holds an unknown key.
-    """
+    """The tree in a YAML file; raise ConfigError where it is missing, is not YAML, or holds an unknown key."""
     try:
         text = read_text(path, _MAX_BYTES)
         _check_size(text)
@@ -119,11 +115,7 @@ def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
 
 
 def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
-    """Return defaults < YAML file < command line as one checked tree; raise ConfigError where something is wrong.
-
-    Args:
-        parser: of the command, with the options of a configuration among its own.
-    """
+    """Return defaults < YAML file < command line as one checked tree; raise ConfigError where something is wrong."""
     return resolve_tree(load_yaml(yaml_path) if yaml_path else {}, str(yaml_path), argv, parser)
 
 

@@ -36,11 +36,9 @@ def add_resume_options(parser: ArgumentParser) -> None:
 
 def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool = False,
             run_dir: Path | None = None) -> int:
-    """Runs this rank's part of a command, watched where a launcher started it.
+    """Run this rank's part of a command, watched where a launcher started it.
 
-    Args:
-        can_stop: whether it stops by itself when asked; else it is ended at once.
-        run_dir: None for that of the configuration.
+    Asked to stop, it is ended at once unless can_stop; run_dir: None for that of the configuration.
     """
     launched_rank(), launched_local()  # what a launcher got wrong is said before anything starts
     # MXNet reads OMP_NUM_THREADS once, when it is imported; unset, it spins as many threads as the machine has.

@@ -32,12 +32,7 @@ class Kept:
         return f'{self.path}: {d.model["name"]}, {kind} of its run, {d.epoch} epochs on {d.data["dataset"]}'
 
     def config(self, argv: Sequence[str], parser: ArgumentParser | None = None) -> Config:
-        """Return the configuration that they come with, changed by options and checked.
-
-        Raises:
-            ConfigError: an option is wrong.
-            DataError: the description is.
-        """
+        """Return the configuration that they come with, changed by options; raise ConfigError or DataError if wrong."""
         from mlperf_rn50.options import resolve_tree
         tree, where = self.description.tree(), f'{self.path.with_suffix(".json")}'
         try:

@@ -26,7 +26,6 @@ KINDS = ['train', 'data', 'allreduce', 'ops']
 
 
 def make_parser() -> ArgumentParser:
-    """The options of the command."""
     parser = config_parser('bench', __doc__, EPILOG)
     # Not required by the parser, which also reads YAML files.
     parser.add_argument('kind', nargs='?', choices=KINDS, help='what is measured')
@@ -47,7 +46,6 @@ def make_parser() -> ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
     from mlperf_rn50.cli._ranks import in_rank
     from mlperf_rn50.options import parse_options, resolve_config
     from mlperf_rn50.system.processor import check_precision, find_processor

@@ -20,7 +20,6 @@ that cannot be read; among several such a log counts as one that fails"""
 
 
 def make_parser() -> Parser:
-    """The options of the command."""
     parser = Parser('check', __doc__, EPILOG)
     parser.add_argument('files', nargs='+', metavar='FILE', help='result_<k>.txt, or a folder with such in or below it')
     parser.add_argument('--ruleset', type=parse_ruleset, choices=RULESETS, metavar='RULESET',
@@ -31,7 +30,6 @@ def make_parser() -> Parser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
     options = make_parser().parse_args(argv)
     from mlperf_rn50.mlperf import check
     rulesets = (options.ruleset,) if options.ruleset else None

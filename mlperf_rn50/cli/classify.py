@@ -37,7 +37,6 @@ class Guess:
 
 
 def make_parser() -> Parser:
-    """The options of the command."""
     parser = Parser('classify', __doc__, EPILOG)
     add_weights_options(parser)
     parser.add_argument('images', metavar='IMAGE', nargs='+', help='any format that Pillow reads')
@@ -46,7 +45,6 @@ def make_parser() -> Parser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
     options = make_parser().parse_args(argv)
     import mxnet  # noqa: F401 (is it there? Before the weights are looked for)
 

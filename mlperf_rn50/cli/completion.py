@@ -19,14 +19,12 @@ _KEYS = {'KEY', 'KEYS'}
 
 
 def make_parser() -> Parser:
-    """The options of the command."""
     parser = Parser('completion', __doc__, EPILOG)
     parser.add_argument('shell', choices=['bash', 'zsh', 'fish'], help='whose script')
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
     options = make_parser().parse_args(argv)
     import shtab
 

@@ -24,7 +24,6 @@ EPILOG = """examples:
 
 
 def make_parser() -> ArgumentParser:
-    """The options of the command."""
     from mlperf_rn50.cli._ranks import add_resume_options
     parser = config_parser('doctor', __doc__, EPILOG)
     add_resume_options(parser)
@@ -34,7 +33,6 @@ def make_parser() -> ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
     from mlperf_rn50.cli._ranks import in_rank, load_config
     from mlperf_rn50.options import parse_options
     parser = make_parser()

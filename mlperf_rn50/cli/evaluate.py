@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
     from mlperf_rn50.model.weights import Description
-    from mlperf_rn50.train.confusions import Confusion
-    from mlperf_rn50.train.evaluate import Accuracy
+    from mlperf_rn50.train.evaluate import Accuracy, Confusion
     from mlperf_rn50.train.watch import Position
 
 EPILOG = """examples:
@@ -29,7 +28,6 @@ log says another Top-1."""
 
 
 def make_parser() -> ArgumentParser:
-    """The options of the command."""
     parser = config_parser('evaluate', __doc__, EPILOG)
     # Not required by the parser, which also reads the weights' configuration.
     parser.add_argument('path', nargs='?', metavar='RUN|WEIGHTS', type=str,
@@ -41,7 +39,6 @@ def make_parser() -> ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
     from mlperf_rn50.cli._ranks import in_rank
     from mlperf_rn50.options import parse_options
     from mlperf_rn50.system.processor import check_precision, find_processor
@@ -62,14 +59,14 @@ def run(argv: Sequence[str]) -> int:
 def _evaluate(config: Config, kept: Kept, options: Namespace, position: Position) -> int:
     """One rank's part of the evaluation."""
     from mlperf_rn50.data.pipeline import device_context, eval_batches
+    from mlperf_rn50.data.records import class_names
     from mlperf_rn50.data.shards import Shard
     from mlperf_rn50.model.folded import eval_network
     from mlperf_rn50.model.zoo import restore_model
     from mlperf_rn50.system.topology import leave_openmp_to_engine
     from mlperf_rn50.train.comm import open_comm, sharing_of
-    from mlperf_rn50.train.confusions import ConfusionMatrix
     from mlperf_rn50.train.device import device_id_of
-    from mlperf_rn50.train.evaluate import evaluate
+    from mlperf_rn50.train.evaluate import ConfusionMatrix, evaluate
     position.now('start-up')
     comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
     data, device_id = config.data, device_id_of(config, comm)
@@ -87,7 +84,8 @@ def _evaluate(config: Config, kept: Kept, options: Namespace, position: Position
                         f'{accuracy.num_top1} are right')
     logged = _logged_top1(kept) if _is_as_trained(config, kept.description) else None
     if comm.rank == 0:
-        classes = _class_names(config, kept.description)
+        is_own = config.data.dataset == kept.description.data['dataset']
+        classes = kept.description.classes if is_own else class_names(config.data)
         confusions = matrix.largest(options.confusions, classes)
         render = render_json if options.format == 'json' else render_table
         print(render(config, kept, accuracy, logged, confusions), flush=True)
@@ -95,18 +93,9 @@ def _evaluate(config: Config, kept: Kept, options: Namespace, position: Position
     return EXIT_OK if logged in (None, accuracy.top1) else EXIT_FAILED
 
 
-def _class_names(config: Config, description: Description) -> Sequence[str]:
-    """Those of the weights; where another data set is evaluated, that one's."""
-    from mlperf_rn50.data.records import class_names
-    return description.classes if config.data.dataset == description.data['dataset'] else class_names(config.data)
-
-
 def _is_as_trained(config: Config, description: Description) -> bool:
-    """Whether the run's own evaluation was of the same images in the same arithmetic.
-
-    Synthetic images are other ones for another number of ranks.
-    """
-    if config.data.synthetic:
+    """Whether the run's own evaluation was of the same images in the same arithmetic."""
+    if config.data.synthetic:  # other images for another number of ranks
         return False
     tree = to_tree(config)
     keys = {'model': set(description.model), 'data': set(description.data) - {'dir'}, 'train': {'precision', 'device'}}

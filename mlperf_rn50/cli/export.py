@@ -25,7 +25,6 @@ _NUM_IMAGES = 64
 
 
 def make_parser() -> Parser:
-    """The options of the command."""
     parser = Parser('export', __doc__, EPILOG)
     add_weights_options(parser)
     parser.add_argument('--format', choices=['onnx', 'gluon'], required=True,
@@ -37,7 +36,6 @@ def make_parser() -> Parser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
     options = make_parser().parse_args(argv)
     if options.format == 'onnx':  # are they there? The work takes a while
         import onnx  # noqa: F401

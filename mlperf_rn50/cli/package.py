@@ -26,7 +26,6 @@ _OPEN = 'NOT yet to be handed in'
 
 
 def make_parser() -> Parser:
-    """The options of the command."""
     parser = Parser('package', __doc__, EPILOG)
     parser.add_argument('runs', nargs='*', metavar='RUNS', help='folder of result_<k>.txt, or the five logs')
     parser.add_argument('--org', help='who submits')
@@ -43,7 +42,6 @@ def make_parser() -> Parser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
     options = make_parser().parse_args(argv)
     _check_options(options)
     from mlperf_rn50.mlperf import package

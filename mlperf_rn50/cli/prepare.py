@@ -15,7 +15,6 @@ _USAGE = '''mlperf-rn50 prepare {digits,cifar10,imagenet,folder} --out DIR [opti
 
 
 def make_parser() -> Parser:
-    """The options of the command."""
     parser = Parser('prepare', __doc__, EPILOG)
     parser.usage = _USAGE
     parser.add_argument('dataset', nargs='?', choices=['digits', 'cifar10', 'imagenet', 'folder'],
@@ -39,11 +38,7 @@ def make_parser() -> Parser:
 
 
 def parse_options(argv: Sequence[str]) -> Namespace:
-    """The options of the command line: a data set and --out, or --verify.
-
-    Raises:
-        ConfigError: neither, or both.
-    """
+    """The options of the command line: a data set and --out, or --verify; raise ConfigError for neither or both."""
     parser = make_parser()
     options = parser.parse_args(argv)
     missing = [name for name in ('dataset', 'out') if not getattr(options, name)]
@@ -58,7 +53,6 @@ def parse_options(argv: Sequence[str]) -> Namespace:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
     options = parse_options(argv)
     from mlperf_rn50.data.prepare import prepare
     return prepare(options)

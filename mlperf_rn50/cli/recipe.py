@@ -30,7 +30,6 @@ _MAX_BATCH = 1_281_167
 
 
 def make_parser() -> Parser:
-    """Return the parser of the options."""
     parser = Parser('recipe', __doc__, EPILOG)
     parser.add_argument('--global-batch-size', type=count(_MAX_BATCH), metavar='N',
                         help='images per optimizer step over all ranks (default: of the --compare configuration)')
@@ -49,7 +48,6 @@ def make_parser() -> Parser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command; return its exit code."""
     options = make_parser().parse_args(argv)
     if (options.nodes is None) != (options.ranks_per_node is None):
         raise ConfigError('--nodes, --ranks-per-node: got one of them, expected both or neither')

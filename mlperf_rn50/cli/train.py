@@ -23,7 +23,6 @@ Defaults < --config FILE < options. A resumed run takes its configuration from i
 
 
 def make_parser() -> ArgumentParser:
-    """The options of the command."""
     from mlperf_rn50.cli._ranks import add_resume_options
     parser = config_parser('train', __doc__, EPILOG)
     add_resume_options(parser)
@@ -35,7 +34,6 @@ def make_parser() -> ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
     from mlperf_rn50.cli._ranks import in_rank, load_config
     from mlperf_rn50.options import parse_options
     from mlperf_rn50.system.processor import check_precision, find_processor
@@ -68,11 +66,7 @@ def _print_plan(config: cfg.Config, options: Namespace) -> int:
 
 
 def _value_of(config: cfg.Config, key: str) -> Any:
-    """The value of 'section.key'; nothing for null.
-
-    Raises:
-        ConfigError: there is no such key.
-    """
+    """The value of 'section.key', '' for null; raise ConfigError where there is no such key."""
     section, _, name = key.partition('.')
     if section not in cfg.SECTIONS or name not in cfg.field_names(cfg.SECTIONS[section]):
         raise ConfigError(f'--print: got {key}, expected a section and a key, such as run.dir')

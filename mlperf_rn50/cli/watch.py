@@ -35,7 +35,6 @@ _PIPE_COLUMNS = 100
 
 
 def make_parser() -> Parser:
-    """The options of the command."""
     parser = Parser('watch', __doc__, EPILOG)
     parser.add_argument('paths', nargs='+', metavar='RUN_FOLDER', help='run folder, or result_<k>.txt in one')
     parser.add_argument('--every', type=float, default=5.0, metavar='SECONDS',
@@ -49,7 +48,6 @@ def make_parser() -> Parser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit code."""
     options = make_parser().parse_args(argv)
     if options.format == 'json' and not options.once:
         raise ConfigError('--format json: expected --once beside it')
@@ -85,11 +83,7 @@ class _Pages:
         self._last: list[LiveRun | None] = [None] * len(self._folders)
 
     def write(self, runs: Sequence[LiveRun]) -> None:
-        """Writes each page whose run is not as it was.
-
-        Raises:
-            UserError: one cannot be written.
-        """
+        """Write each page whose run is not as it was; raise UserError where one cannot be written."""
         from mlperf_rn50.study.watch_page import dump_page
         for k, (run, folder) in enumerate(zip(runs, self._folders)):
             if run == self._last[k]:
@@ -167,12 +161,13 @@ def _log(looks: Iterator[list[LiveRun]], every_s: float) -> None:
     for runs in looks:
         now = time.monotonic()
         for k, run in enumerate(runs):
-            news = run.number, run.status, run.has_end, len(run.evaluations), run.verdict, run.warnings, run.attempts
+            news = (run.warnings, run.place.number, run.status, run.has_end, len(run.evaluations),
+                    run.reference.verdict, run.place.attempts)
             before, step, then = said.get(k, (None, None, 0.0))
-            if news != before or run.step != step and now - then >= _PLAIN_PERIOD_S:
+            if news != before or run.clock.step != step and now - then >= _PLAIN_PERIOD_S:
                 print(line_of(run), flush=True)
-                for text in run.warnings if before is None or news[5] != before[5] else ():  # type: ignore[index]
+                for text in run.warnings if before is None or news[0] != before[0] else ():  # type: ignore[index]
                     print(f'  {text}', flush=True)
-                said[k] = news, run.step, now
+                said[k] = news, run.clock.step, now
         if not all(r.is_over for r in runs):
             time.sleep(every_s)

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlperf_rn50
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import dump_json
+from mlperf_rn50.files import dump_json, writing_folder
 from mlperf_rn50.mlperf.check import check_log
 from mlperf_rn50.mlperf.copies import find_copies
 from mlperf_rn50.mlperf.describe_system import (
@@ -142,7 +142,7 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
     if refusals:
         return Package(None, refusals)
     oddities = find_oddities(runs)
-    try:
+    with writing_folder(order.out):
         order.out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=order.out, prefix='.package-') as place:
             new = Path(place) / order.org
@@ -153,8 +153,6 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
             if (order.home / CODE_FOLDER / 'code').exists():
                 notes.append(f'{CODE_FOLDER}/code is there already and stays as it is')
             _merge(new, order.home)
-    except OSError as e:
-        raise UserError(f'--out: {order.out}: {e.strerror}; choose a folder that can be written') from e
     score = verdict.scores.get(order.system)
     summary = verdict.crash or ('gives no score' if score is None else f'{score:.2f} min')
     findings = [of_logs, *verdict.findings, ('result_summarizer', summary)]

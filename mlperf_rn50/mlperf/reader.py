@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import regular_file
+from mlperf_rn50.files import numbered_lines
 from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.collect import Found
 from mlperf_rn50.mlperf.description import find_description
@@ -16,21 +16,14 @@ from mlperf_rn50.mlperf.events import Event, LineFormat, decode_events
 from mlperf_rn50.mlperf.facts import Facts
 from mlperf_rn50.mlperf.run import Notes, Run
 
-_MAX_LINE_BYTES = 1 << 20
-
 
 def read_events(path: Path) -> Iterator[tuple[int, Event | ValueError]]:
     """The events of a file with their line numbers; for a torn line, the error. UserError where it cannot be read."""
     try:
-        with open(path, 'rb', opener=regular_file) as f:
-            line_number = 0
-            while line := f.readline(_MAX_LINE_BYTES):
-                line_number += 1
-                if b':::ML' in line:
-                    for event in decode_events(line.decode('utf-8', 'replace')):
-                        yield line_number, event
-                while line and not line.endswith(b'\n'):  # the rest of what is too long to be a log line
-                    line = f.readline(_MAX_LINE_BYTES)
+        for line_number, line in numbered_lines(path):
+            if b':::ML' in line:
+                for event in decode_events(line.decode('utf-8', 'replace')):
+                    yield line_number, event
     except OSError as e:
         raise UserError(f'{path}: cannot read the log: {e.strerror}') from e
 

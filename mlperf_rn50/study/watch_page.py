@@ -11,7 +11,7 @@ from matplotlib.ticker import PercentFormatter
 
 import mlperf_rn50
 from mlperf_rn50.files import write_atomically
-from mlperf_rn50.study.live import Evaluation, LiveRun
+from mlperf_rn50.study.live import BandPoint, Evaluation, LiveRun
 from mlperf_rn50.study.page import page_template
 from mlperf_rn50.study.report_picture import COLOURS, GRID, INK, STYLE, WIDTH_IN, Picture, inline_svg
 from mlperf_rn50.study.text import percent, thin
@@ -31,25 +31,25 @@ def _picture(name: str, title: str, notes: Sequence[str], height_in: float = _HE
 
 def _draw_accuracy(run: LiveRun) -> Picture | None:
     """Top-1 against epochs, with the band of the reference runs and the target."""
-    right = max([run.max_epochs or 0] + [e.epoch for e in run.evaluations]) or 1
-    band = [(b.epoch, b.low, b.high) for b in run.band
+    right = max([run.clock.max_epochs or 0] + [e.epoch for e in run.evaluations]) or 1
+    band = [(b.epoch, b.low, b.high) for b in run.reference.band
             if b.low is not None and b.high is not None and b.epoch <= right]
     if not run.evaluations and not band:
         return None
-    notes = [f'area and dashes: {run.num_reference} reference runs and their mean'] if band else []
+    notes = [f'area and dashes: {run.reference.num_reference} reference runs and their mean'] if band else []
     picture, axes = _picture('accuracy', 'Top-1', notes)
     axes.fill_between([e for e, _, _ in band], [low for _, low, _ in band], [high for _, _, high in band], color=GRID,
                       alpha=0.3, linewidth=0)
-    means = [(b.epoch, b.mean) for b in run.band if b.mean is not None and b.epoch <= right]
+    means = [(b.epoch, b.mean) for b in run.reference.band if b.mean is not None and b.epoch <= right]
     axes.plot([e for e, _ in means], [mean for _, mean in means], '--', color=GRID, linewidth=1.2)
     shown = thin(run.evaluations, _MAX_MARKS)
     line, = axes.plot([e.epoch for e in shown], [e.accuracy for e in shown], color=_RUN, linewidth=1.6, marker='o',
                       markersize=4)
     picture.tip(line, *(f'{percent(e.accuracy)} at epoch {e.epoch}' for e in shown))
-    if run.target is not None:
-        axes.axhline(run.target, color=INK, linewidth=1, linestyle=':')
-        axes.annotate(f'target {percent(run.target)}', (0, run.target), (4, 3), textcoords='offset points')
-    highest = max([e.accuracy for e in run.evaluations] + [high for _, _, high in band] + [run.target or 0.0])
+    if run.setup.target is not None:
+        axes.axhline(run.setup.target, color=INK, linewidth=1, linestyle=':')
+        axes.annotate(f'target {percent(run.setup.target)}', (0, run.setup.target), (4, 3), textcoords='offset points')
+    highest = max([e.accuracy for e in run.evaluations] + [high for _, _, high in band] + [run.setup.target or 0.0])
     axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
     axes.set(xlabel='epoch', xlim=(0, right), ylim=(0, min(1.0, (math.floor(10 * highest) + 1) / 10)))
     return picture
@@ -92,41 +92,31 @@ def _draw_ranks(run: LiveRun) -> Picture | None:
 
 def _rows(run: LiveRun) -> list[dict[str, str]]:
     """The evaluations, the newest first, each beside what the reference runs had there."""
-    band = {b.epoch: b for b in run.band}
+    band = {b.epoch: b for b in run.reference.band}
 
     def row(e: Evaluation) -> dict[str, str]:
-        b = band.get(e.epoch)
-        has_ends = b is not None and b.low is not None and b.high is not None
+        b = band.get(e.epoch, BandPoint(e.epoch, None, None, None))
         return {'epoch': str(e.epoch), 'accuracy': percent(e.accuracy),
-                'mean': percent(b.mean) if b and b.mean is not None else '-',
-                'band': f'{100 * b.low:.2f} to {100 * b.high:.2f}' if has_ends else '-',  # type: ignore[union-attr, operator]
+                'mean': '-' if b.mean is None else percent(b.mean),
+                'band': '-' if b.low is None or b.high is None else f'{100 * b.low:.2f} to {100 * b.high:.2f}',
                 'time': '-' if e.time_s is None else f'{e.time_s / 60:.1f}'}
     return [row(e) for e in reversed(run.evaluations[-_MAX_ROWS:])]
 
 
 def render_page(run: LiveRun, written: datetime, every_s: float, price: float | None = None) -> str:
-    """The page of a run.
-
-    Args:
-        written: when, for its foot.
-        every_s: after which it loads itself again while the run is not over.
-    """
+    """The page of a run, with the time for its foot; it loads itself again every so often until the run is over."""
     with matplotlib.rc_context(STYLE):
         pictures = [p for draw in (_draw_accuracy, _draw_throughput, _draw_ranks) if (p := draw(run))]
         figures = [{'id': f'{p.name}-', 'title': p.title, 'notes': p.notes, 'svg': inline_svg(p, f'{p.name}-')}
                    for p in pictures]
     return page_template('watch_page.html').render(
         title=heading(run), word=status_word(run), level=level_of(run), facts=facts_of(run, price),
-        warnings=run.warnings, figures=figures, rows=_rows(run), has_band=bool(run.band),
+        warnings=run.warnings, figures=figures, rows=_rows(run), has_band=bool(run.reference.band),
         reload_s=None if run.is_over else max(1, math.ceil(every_s)), written=f'{written:%Y-%m-%d %H:%M:%S} UTC',
         version=mlperf_rn50.__version__)
 
 
 def dump_page(run: LiveRun, folder: Path, every_s: float, price: float | None = None) -> None:
-    """Writes watch.html into a run's folder; nothing where there is no such folder yet.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write watch.html into a run's folder, if there is one yet; raise OSError where it cannot be written."""
     if folder.is_dir():
         write_atomically(folder / NAME, render_page(run, datetime.now(timezone.utc), every_s, price) + '\n')

@@ -31,16 +31,20 @@ def _interpolated(points: Sequence[BandPoint], epoch: float) -> tuple[float, flo
     return l0 + share * (l1 - l0), h0 + share * (h1 - h0)
 
 
+def _targets(runs: Sequence[LiveRun]) -> list[float]:
+    return sorted({r.setup.target for r in runs if r.setup.target is not None})
+
+
 def _top(runs: Sequence[LiveRun]) -> float:
     """The upper end of the accuracies, a whole tenth."""
-    values = [e.accuracy for r in runs for e in r.evaluations] + [r.target for r in runs if r.target is not None]
-    values += [p.high for r in runs for p in r.band if p.high is not None]
+    values = [e.accuracy for r in runs for e in r.evaluations] + _targets(runs)
+    values += [p.high for r in runs for p in r.reference.band if p.high is not None]
     return min(1.0, (int(10 * max(values, default=0.9)) + 1) / 10)
 
 
 def last_epoch(runs: Sequence[LiveRun]) -> int:
     """The right end of a picture of accuracies: where the schedule ends, if that is known."""
-    return max([r.max_epochs or 0 for r in runs] + [r.evaluations[-1].epoch for r in runs if r.evaluations] + [1])
+    return max([r.clock.max_epochs or 0 for r in runs] + [r.evaluations[-1].epoch for r in runs if r.evaluations] + [1])
 
 
 def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool = False) -> Text:
@@ -56,10 +60,10 @@ def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool =
     def column(epoch: float) -> int:
         return min(max(round(epoch / last * (columns - 1)), 0), columns - 1)
     for x in range(columns if len(runs) == 1 else 0):
-        if ends := _interpolated(runs[0].band, x / (columns - 1) * last):
+        if ends := _interpolated(runs[0].reference.band, x / (columns - 1) * last):
             for y in range(row(ends[1]), row(ends[0]) + 1):
                 cells[y][x] = fill, 'dim'
-    for target in {r.target for r in runs if r.target is not None}:
+    for target in _targets(runs):
         cells[row(target)] = [(line, 'dim') for _ in cells[row(target)]]
     for k, run in enumerate(runs):
         for e in run.evaluations:
@@ -78,15 +82,15 @@ def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool =
 def _legend(runs: Sequence[LiveRun], marks: str, fill: str, line: str) -> str:
     parts = [f'{marks[k % len(marks)]} {"Top-1" if len(runs) == 1 else name}' for k, name in enumerate(names_of(runs))
              if runs[k].evaluations]
-    if len(runs) == 1 and any(p.low is not None for p in runs[0].band):
-        parts.append(f'{fill} {runs[0].num_reference} reference runs')
-    targets = sorted({r.target for r in runs if r.target is not None})
-    return '  '.join(parts + ([f'{line} target {" and ".join(map(percent, targets))}'] if targets else []))
+    if len(runs) == 1 and any(p.low is not None for p in runs[0].reference.band):
+        parts.append(f'{fill} {runs[0].reference.num_reference} reference runs')
+    targets = ' and '.join(map(percent, _targets(runs)))
+    return '  '.join(parts + [f'{line} target {targets}'] * bool(targets))
 
 
 def names_of(runs: Sequence[LiveRun]) -> list[str]:
     """A short name of each run: what its path has beyond those of all."""
-    paths = [os.path.normpath(printable(r.path)) for r in runs]
+    paths = [os.path.normpath(printable(r.place.path)) for r in runs]
     common = os.path.dirname(os.path.commonprefix(paths)) if len(set(paths)) > 1 else ''
     return [p[len(common) + 1:] if common.strip('/') else p for p in paths]
 
@@ -110,13 +114,13 @@ def _overview(runs: Sequence[LiveRun], width: int, price: float | None) -> Table
         table.add_column(name, justify='left' if name in ('status', 'epoch') else 'right', no_wrap=True,
                          overflow='crop')
     for run, name in zip(runs, names_of(runs)):
-        last, step, cost = run.evaluations[-1:], run.checkpoints.step, cost_of(run.node_hours, price)
+        last, step, cost = run.evaluations[-1:], run.place.checkpoints.step, cost_of(run.node_hours, price)
         cells: dict[str, RenderableType] = {
-            'status': Text(status_word(run), _STYLES[level_of(run)]), 'epoch': epoch_text(run),
+            'status': Text(status_word(run), _STYLES[level_of(run)]), 'epoch': epoch_text(run.clock),
             'Top-1': percent(last[0].accuracy) if last else '-',
-            'images/s': '-' if run.images_per_s is None else f'{run.images_per_s:,.0f}',
+            'images/s': '-' if run.clock.images_per_s is None else f'{run.clock.images_per_s:,.0f}',
             'skew': '-' if run.skew is None else percent(run.skew, '.1f'),
-            'left': '-' if run.left_s is None else duration(run.left_s),
+            'left': '-' if run.clock.left_s is None else duration(run.clock.left_s),
             'checkpoint': '-' if step is None else f'step {step}', 'cost': '-' if cost is None else money(cost)}
         table.add_row(Text(name), *(cells[c] for c in columns))
     return table
@@ -137,16 +141,12 @@ def _warnings(runs: Sequence[LiveRun]) -> list[Text]:
 
 def render(runs: Sequence[LiveRun], console: Console, price: float | None = None,
            rows: int | None = None) -> RenderableType:
-    """The runs as they are now.
-
-    Args:
-        rows: there are; None for as many as are wanted.
-    """
+    """The runs as they are now, in so many rows; None for as many as are wanted."""
     width, is_ascii = console.width, not console.encoding.lower().startswith('utf')
     title = heading(runs[0]) if len(runs) == 1 else f'{len(runs)} runs'
     table = _facts_table(runs[0], price) if len(runs) == 1 else _overview(runs, width, price)
     head: list[RenderableType] = [Text(title, 'bold', overflow='fold'), *_warnings(runs)]
-    if not any(r.evaluations or r.band for r in runs):
+    if not any(r.evaluations or r.reference.band for r in runs):
         return Group(*head, table)
 
     def room_below(*parts: RenderableType) -> int:

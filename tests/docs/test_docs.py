@@ -126,17 +126,15 @@ def test_links_and_pictures_lead_somewhere(page):
     assert broken == []
 
 
-def test_the_readme_is_short():
+def test_the_readme_is_short_and_the_set_up_page_quotes_the_script():
     assert len((ROOT / 'README.md').read_text().splitlines()) <= README_LINES
-
-
-def test_the_set_up_page_quotes_the_script():
     script = (ROOT / 'launch/setup.sh').read_text().splitlines()
     header = [line.removeprefix('#').removeprefix(' ') for line in script[1:] if line.startswith('#')]
     quoted = next(text for _, text in BLOCK.findall((ROOT / 'docs/setup.md').read_text()) if 'Usage:' in text)
     assert quoted.splitlines() == header[:len(quoted.splitlines())]
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_asks_nobody_else(tmp_path):
     # The theme's maker advertises its successor on the terminal.
     done = run([sys.executable, '-m', 'mkdocs', 'build', '--strict', '--config-file', ROOT / 'mkdocs.yml', '--site-dir',

@@ -49,11 +49,11 @@ def wheel(tmp_path_factory):
     return next(home.glob('*.whl'))
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_package(wheel):
     held = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith('mlperf_rn50/')}
-    ours = {str(p.relative_to(ROOT)) for p in (ROOT / 'mlperf_rn50').rglob('*') if p.is_file()
-            and '__pycache__' not in p.parts}
-    assert held == ours
+    assert held == {str(p.relative_to(ROOT)) for p in (ROOT / 'mlperf_rn50').rglob('*') if p.is_file()
+                    and '__pycache__' not in p.parts}
 
 
 def pins(lock):
@@ -80,8 +80,7 @@ def logs(tmp_path_factory):
 
 def clean(**variables):
     """The environment of a program that finds its own packages alone."""
-    ours = {k: v for k, v in os.environ.items() if not k.startswith(('PYTHON', 'VIRTUAL_ENV'))}
-    return {**ours, **{k: str(v) for k, v in variables.items()}}
+    return {k: v for k, v in os.environ.items() if not k.startswith(('PYTHON', 'VIRTUAL_ENV'))} | variables
 
 
 def pip(home, *words):
@@ -92,10 +91,9 @@ def pip(home, *words):
 
 def install(home, what):
     """Installs it with all that it asks for; the names of what is then there."""
-    done = pip(home, 'install', what)
-    assert done.returncode == 0, done.stderr
-    done = pip(home, 'check')
-    assert (done.returncode, done.stdout) == (0, 'No broken requirements found.\n')
+    for words in (['install', what], ['check']):
+        done = pip(home, *words)
+        assert done.returncode == 0, done.stdout + done.stderr
     return {normal(p['name']) for p in json.loads(pip(home, 'list', '--format', 'json').stdout)}
 
 
@@ -109,27 +107,21 @@ def home(request, tmp_path_factory):
     shutil.rmtree(home)
 
 
-@pytest.fixture
-def ask(tmp_path):
+def ask(home, *words, path=ROOT):
     """Asks an installed program and the checkout's, each in an empty folder, for the same answer; returns it."""
-    def ask(home, *words, **variables):
-        answers = []
-        for program, env in (([home / 'bin/mlperf-rn50'], clean()), (CLI, clean(**{'PYTHONPATH': ROOT, **variables}))):
-            place = Path(tempfile.mkdtemp(dir=tmp_path))
-            answers.append(run([*program, *words], cwd=place, env=env))
-        done, expected = answers
-        assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout), done.stderr
-        return done
-    return ask
+    done, expected = (run([*program, *words], cwd=tempfile.mkdtemp(dir=home), env=env) for program, env in (
+        ([home / 'bin/mlperf-rn50'], clean()), (CLI, clean(PYTHONPATH=str(path)))))
+    assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout), done.stderr
+    return done
 
 
 @pytest.mark.slow
-def test_report_needs_no_checkers_and_nothing_of_training(home, wheel, logs, ask, tmp_path):
+def test_report_needs_no_checkers_and_nothing_of_training(home, wheel, logs, tmp_path):
     assert not install(home, f'{wheel}') & (OF_TRAINING | OF_CHECKERS)
     without = tmp_path / 'without/mlperf_logging.py'
     without.parent.mkdir()
     without.write_text('raise ModuleNotFoundError("No module named \'mlperf_logging\'", name="mlperf_logging")\n')
-    done = ask(home, 'report', *logs, '--format', 'json', PYTHONPATH=f'{without.parent}:{ROOT}')
+    done = ask(home, 'report', *logs, '--format', 'json', path=f'{without.parent}:{ROOT}')
     assert done.returncode == 0 and len(json.loads(done.stdout)) > 0
     for words in (['predict', 'v0.7/NVIDIA/dgxa100_ngc20.06_mxnet', '--layouts', '1x8 2x8'],
                   ['recipe', '--global-batch-size', '1664'], ['watch', ROOT / 'logs/digits_five', '--once'],
@@ -142,7 +134,7 @@ def test_report_needs_no_checkers_and_nothing_of_training(home, wheel, logs, ask
 
 
 @pytest.mark.slow
-def test_check_and_package_come_with_an_extra(home, wheel, logs, ask):
+def test_check_and_package_come_with_an_extra(home, wheel, logs):
     names = install(home, f'{wheel}[check]')  # what the test above has installed stays
     assert names >= OF_CHECKERS and not names & OF_TRAINING
     done = ask(home, 'report', *logs, '--format', 'json')

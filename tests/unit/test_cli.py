@@ -1,9 +1,21 @@
-"""The command line before any command does its work: what is misspelt is answered in one line."""
+"""The command line before a command does its work: mistakes in one line, what is not installed, and colour."""
+import configparser
+import io
+import os
+import re
+import sys
+
 import pytest
-from helpers import call
+from helpers import CLI, ROOT, call, run
+from lines import write_set
 
 from mlperf_rn50 import __version__
-from mlperf_rn50.cli import command_names
+from mlperf_rn50.cli import EXTRAS, command_names, explain_missing
+from mlperf_rn50.cli._colour import has_colour, paint, paint_status, paint_statuses
+
+# What pip calls them, where it is not what is imported.
+DISTRIBUTIONS = {'nvidia': 'nvidia-dali-cuda120', 'pil': 'pillow', 'pynvml': 'nvidia-ml-py', 'sklearn': 'scikit-learn'}
+INSTALL = 'is not installed; install it with launch/setup.sh in the checkout, or pip install'
 
 
 @pytest.mark.parametrize('words, said', [
@@ -11,11 +23,9 @@ from mlperf_rn50.cli import command_names
     (['--degub', 'report'], '--degub: unknown option; did you mean --debug?'),
     (['--version=1'], 'argument --version: ignored explicit argument'),
     (['raport'], 'raport: unknown command; did you mean report?; expected one of'),
-    (['report'], 'PATH: missing; see mlperf-rn50 report --help'),
     (['export'], 'RUN|WEIGHTS, --format {onnx,gluon}: missing; see mlperf-rn50 export --help'),
     (['bench'], '{train,data,allreduce,ops}: missing; see'), (['evaluate'], 'RUN|WEIGHTS: missing; see'),
     (['report', 'x', '--fromat', 'csv'], '--fromat: unknown option; did you mean --format?'),
-    (['report', 'x', '--format', 'pdf'], "invalid choice: 'pdf'"),
     (['train', '--train.local_batch_siz=8'], 'did you mean --train.local_batch_size?'),
     (['bench', 'trian'], "invalid choice: 'trian'")])
 def test_mistakes_are_one_line(words, said):
@@ -24,26 +34,19 @@ def test_mistakes_are_one_line(words, said):
     assert said in done.stderr and done.stderr.startswith('mlperf-rn50: ') and done.stderr.count('\n') == 1
 
 
-def test_the_help_lists_every_command_with_its_line():
+def test_the_help_has_a_line_of_every_command_and_is_what_nothing_asked_for_gets():
     done = call('--help')
     assert call('help').stdout == done.stdout and call('help', 'check').stdout == call('check', '--help').stdout
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0 and {'train', 'bench', 'report'} < set(command_names())
-    for name in command_names():
-        [line] = [x for x in lines if x.startswith(f'  {name} ')]
-        assert line.endswith('.') and len(line) > 30
-
-
-def test_nothing_asked_for_is_a_mistake_that_gets_the_help():
-    done = call()
-    assert (done.returncode, done.stdout, done.stderr) == (2, '', call('--help').stdout)
+    shown = re.findall(r'^  (\w+) .{20,}\.$', done.stdout, re.MULTILINE)
+    assert done.returncode == 0 and shown == command_names() and {'train', 'bench', 'report'} < set(shown)
+    mistaken = call()
+    assert (mistaken.returncode, mistaken.stdout, mistaken.stderr) == (2, '', done.stdout)
 
 
 @pytest.mark.parametrize('name', command_names())
-def test_the_help_of_a_command_has_its_line_and_examples(name):
+def test_the_help_of_a_command_has_examples(name):
     done = call(name, '--help')
     assert done.returncode == 0 and f'examples:\n  mlperf-rn50 {name}' in done.stdout
-    assert f'usage: mlperf-rn50 {name} ' in done.stdout
 
 
 def test_the_version_names_the_stack():
@@ -57,7 +60,98 @@ def test_debug_shows_the_traceback():
     assert 'Traceback' not in call('report', '/nonexistent').stderr
 
 
-def test_the_help_of_a_key_says_what_it_takes():
-    text = ' '.join(call('train', '--help').stdout.split())
-    assert 'Expected: a fraction such as 0.749, not per cent, in fraction.' in text
-    assert 'Expected: a number above 0, in buckets.' in text
+# --- what is not installed --------------------------------------------------------------------------
+
+@pytest.mark.parametrize('words, missing, said', [
+    (['prepare', 'digits', '--out', 'digits'], 'sklearn', f"scikit-learn {INSTALL} 'mlperf-rn50[demo]'"),
+    (['train', '--help'], 'jsonargparse', f"jsonargparse {INSTALL} 'mlperf-rn50[cpu]'")])
+def test_one_line_says_what_to_install(words, missing, said, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    done = call(*words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, '', f'mlperf-rn50: {said}\n')
+
+
+@pytest.mark.parametrize('words, module, name', [
+    (['prepare', 'digits', '--out', 'digits', '--workers', '2'], 'mxnet', 'MXNet'), (['doctor'], 'nvidia', 'DALI')],
+    ids=['of other processes', 'the doctor'])
+@pytest.mark.slow  # processes, as here these packages may be imported already
+def test_it_is_said_where_the_package_is_imported_late(words, module, name, tmp_path):
+    (tmp_path / f'{module}.py').write_text(f'raise ModuleNotFoundError("not here", name={module!r})\n')
+    done = run([*CLI, *words], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': f'{tmp_path}:{ROOT}'})
+    assert (done.returncode, done.stdout) == (2, ''), done.stderr
+    [line] = [x for x in done.stderr.splitlines() if 'img/s' not in x]
+    assert line == f"mlperf-rn50: {name} {INSTALL} 'mlperf-rn50[cpu]'"
+
+
+@pytest.mark.parametrize('name', ['mlperf_rn50.nothing', None])
+def test_any_other_module_is_a_bug_and_keeps_its_traceback(name):
+    assert explain_missing(ModuleNotFoundError(f'No module named {name!r}', name=name)) is None
+
+
+def test_a_shell_completes_the_other_commands(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'jsonargparse', None)
+    done = call('completion', 'bash')
+    assert (done.returncode, done.stderr) == (0, '')
+    assert 'evaluations' in done.stdout and 'train' in done.stdout and '--train.precision' not in done.stdout
+
+
+def names_of(lines):
+    return {re.split('[=<>;]', line)[0].lower() for line in lines.split()}
+
+
+def test_the_extras_hold_the_packages():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / 'setup.cfg')
+    extras = setup['options.extras_require']
+    always = names_of(setup['options']['install_requires'])
+    for extra, packages in EXTRAS.items():
+        shared = extras['train'] + extras['wheels'] if extra == 'cpu' else ''
+        held = names_of(extras.get(extra, '') + shared)
+        for module in packages:
+            name = DISTRIBUTIONS.get(module.lower(), module.lower().replace('_', '-'))
+            assert not extra or name in held | always, f'{name} is not in {extra}'
+
+
+# --- colour -----------------------------------------------------------------------------------------
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """The environment, which says nothing of colour yet."""
+    for name in ('NO_COLOR', 'FORCE_COLOR'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv('TERM', 'xterm')
+    return monkeypatch
+
+
+@pytest.mark.parametrize('stream, set_to, expected', [
+    (Terminal(), {}, True), (io.StringIO(), {}, False), (Terminal(), {'NO_COLOR': '1'}, False),
+    (Terminal(), {'NO_COLOR': ''}, True), (Terminal(), {'TERM': 'dumb'}, False),
+    (io.StringIO(), {'FORCE_COLOR': '1'}, True), (Terminal(), {'FORCE_COLOR': '1', 'NO_COLOR': '1'}, False)])
+def test_when_there_is_colour(stream, set_to, expected, variables):
+    for name, value in set_to.items():
+        variables.setenv(name, value)
+    assert has_colour(stream) == expected
+
+
+@pytest.mark.usefixtures('variables')
+def test_the_status_of_a_line_is_coloured_and_no_other_word():
+    text = 'ok     name  all ok\nfailed     disk  failed to write\n  v0.5   open   pass, levels 1 and 2\n  bypass'
+    shown = paint_statuses(text, Terminal())
+    assert shown == (f'{paint("ok", "green")}     name  all ok\n{paint("failed", "red")}     disk  failed to write\n'
+                     f'  v0.5   open   {paint("pass", "green")}, levels 1 and 2\n  bypass')
+    assert paint_statuses(text, io.StringIO()) == text and paint_status('unknown') == 'unknown'
+
+
+def test_a_report_is_the_same_text_with_and_without_colour(tmp_path, variables):
+    write_set(tmp_path / 'sweep/1x4', 2, status=lambda k: 'success' if k else 'aborted')
+    piped = call('report', tmp_path)
+    variables.setenv('FORCE_COLOR', '1')
+    shown = call('report', tmp_path).stdout
+    assert (piped.returncode, piped.stderr) == (0, '') and '\x1b' not in piped.stdout
+    assert re.findall(r'\x1b\[(3\d)m(\w+)\x1b', shown) == [('33', 'aborted'), ('32', 'converged')]
+    assert f'{paint("Runs", "bold")}\n' in shown and re.sub(r'\x1b\[\d+m', '', shown) == piped.stdout

@@ -2,7 +2,6 @@
 import dataclasses
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -77,23 +76,19 @@ def test_a_resolved_configuration_reads_back_the_same(tmp_path):
     ('train: {seed: 1}\nrun: {dir: x}\ntrain:\n  seed: 2', 'train: occurs in line 1 and again in line 3'),
     ('run:\n  dir: x\n  seed: 1\n  dir: y', 'run.dir: occurs in line 2 and again in line 4'),
     ('train: [' + 'x, ' * 100 + ']', 'expected keys under it'),
+    (None, 'c.yaml: cannot read the configuration'),
 ])
 def test_mistakes_in_a_file(tmp_path, text, message):
     path = tmp_path / 'c.yaml'
-    path.write_text(text)
+    if text is not None:
+        path.write_text(text)
     with pytest.raises(ConfigError) as e:
         load_yaml(path)
     assert message in str(e.value) and str(path) in str(e.value) and '\n' not in str(e.value)
     assert len(str(e.value)) < 1000
 
 
-def test_a_missing_file():
-    with pytest.raises(ConfigError, match='none.yaml: cannot read the configuration'):
-        load_yaml(Path('none.yaml'))
-
-
 @pytest.mark.parametrize('options, message', [
-    (['--train.local_batch_siz', '8'], 'did you mean --train.local_batch_size?'),
     ([*BATCH, '--schedule.base_lr', 'x'], 'schedule.base_lr'),
     ([], 'expected exactly one of them'),
     ([*BATCH, '--train.eval_offset', '4'], 'train.eval_offset: got 4, expected 0 to 3'),
@@ -123,12 +118,6 @@ def test_mistakes_on_the_command_line_take_one_line(options, message):
     assert message in str(e.value) and '\n' not in str(e.value)
 
 
-def test_defaults_need_only_a_batch():
-    with pytest.raises(ConfigError):
-        check_values(Config())
-    assert resolve_config(None, BATCH, PARSER).train.local_batch_size == 8
-
-
 TEXTS = [(name, f.name) for name, section in SECTIONS.items() for f in dataclasses.fields(section)
          if f.type in (str, str | None)]
 CONTROLS = st.sampled_from(['Cc', 'Cs', 'Zl', 'Zp']).flatmap(lambda kind: st.characters(categories=[kind]))
@@ -152,9 +141,8 @@ def test_all_other_texts_are_taken(key, value):
     check_values(with_text(key, value))
 
 
-@pytest.mark.parametrize('name', ['*a', 'a: b: c'])
-def test_a_name_that_is_no_yaml_is_taken_as_it_is(name):
-    assert resolve_config(None, [*BATCH, '--run.dir', name], PARSER).run.dir == name
+def test_a_name_that_is_no_yaml_is_taken_as_it_is():
+    assert resolve_config(None, [*BATCH, '--run.dir', '*a: b: c'], PARSER).run.dir == '*a: b: c'
 
 
 def test_a_tree_that_is_nested_too_deeply_is_one_line():

@@ -174,7 +174,7 @@ def test_json_and_csv_have_null_for_what_was_not_measured(studies):
     assert rows[0]['cost'] == '' and rows[5]['cpu_kwh'] == '' and 'energy_of_nodes' not in rows[0]
 
 
-@pytest.mark.parametrize('price', ['0', 'nan'])
+@pytest.mark.parametrize('price', ['0', 'nan', 'free'])
 def test_a_price_is_a_number_above_0(log, price):
     done = call('report', log, '--price-per-node-hour', price)
     assert done.returncode == 2 and 'expected a number above 0, such as 3.5' in done.stderr

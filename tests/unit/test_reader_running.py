@@ -19,31 +19,24 @@ def unended(tmp_path):
     return unended
 
 
-def texts(run):
-    return [w.text for w in run.warnings]
+SLOW = {'accuracies': (0.5,), 'epoch_s': 1000, 'eval_s': 12}
 
 
-def test_a_log_that_was_just_written_is_running(unended):
+@pytest.mark.parametrize('written_s, keys, now_s, status', [
+    (0, {}, 82, 'running'), (0, {}, 22 + 601, 'failed'),
+    (990, SLOW, 1012 + 2900, 'running'), (990, SLOW, 1012 + 3100, 'failed'),
+    (2 * 86400, {}, 22 + 2 * 86400, 'failed')],  # a checkout gives a file the time at which it was made
+    ids=['just written', 'quiet', 'slow', 'slow and quiet', 'a copy of an old log'])
+def test_a_log_that_nobody_writes_is_that_of_a_failed_run(unended, written_s, keys, now_s, status):
+    assert read_run(unended(written_s, **keys), now_s=START_S + now_s).status == status
+
+
+def test_a_running_run_has_an_age_and_no_end(unended):
     run = read_run(unended(accuracies=(0.5, 0.4)), now_s=START_S + 82)
-    assert (run.status, run.age_s, run.last_epoch, run.best_accuracy) == ('running', 60.0, 2, 0.5)
-    assert (run.epochs_to_converge, run.time_to_train_s) == (None, None) and texts(run) == []
-
-
-def test_a_log_that_nobody_writes_is_that_of_a_failed_run(unended):
+    assert (run.age_s, run.last_epoch, run.best_accuracy) == (60.0, 2, 0.5)
+    assert (run.epochs_to_converge, run.time_to_train_s, run.warnings) == (None, None, ())
     run = read_run(unended(), now_s=START_S + 22 + 601)
-    assert (run.status, run.age_s) == ('failed', None) and texts(run) == ['no run_stop: the log ends here']
-
-
-@pytest.mark.parametrize('epoch_s, age_s, status', [(1000, 2900, 'running'), (1000, 3100, 'failed')])
-def test_a_slow_run_may_be_quiet_for_longer(unended, epoch_s, age_s, status):
-    path = unended(written_s=epoch_s - 10, accuracies=(0.5,), epoch_s=epoch_s, eval_s=12)
-    assert read_run(path, now_s=START_S + 12 + epoch_s + age_s).status == status
-
-
-def test_a_copy_of_an_old_log_is_not_running(unended):
-    """A checkout gives a file the time at which it was made."""
-    path = unended(written_s=2 * 86400)
-    assert read_run(path, now_s=START_S + 22 + 2 * 86400).status == 'failed'
+    assert run.age_s is None and [w.text for w in run.warnings] == ['no run_stop: the log ends here']
 
 
 def test_a_run_that_ended_has_no_age(tmp_path):
@@ -67,14 +60,11 @@ def test_the_lock_of_a_run_tells(unended, k, lock):
     assert read_run(log, now_s=START_S + 10**7).status == 'failed'
 
 
-def test_a_lock_that_is_no_file_is_not_waited_for(unended):
-    log = unended()
-    os.mkfifo(log.with_name('.run_0.lock'))
-    assert read_run(log, now_s=START_S + 30).status == 'running'
-
-
-def test_the_lock_can_still_be_taken(unended):
+def test_a_lock_that_is_no_file_is_not_waited_for_and_another_one_can_still_be_taken(unended):
     path = unended().with_name('.run_0.lock')
+    os.mkfifo(path)
+    assert read_run(path.with_name('result_0.txt'), now_s=START_S + 30).status == 'running'
+    path.unlink()
     path.touch()
     read_run(path.with_name('result_0.txt'))
     with open(path, 'a+b') as f:
