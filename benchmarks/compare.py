@@ -19,14 +19,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS, TORCH = ROOT / '.venv/bin/python', ROOT / 'benchmarks/.venv/bin/python'
-PEER = ROOT / 'benchmarks/torch_peer.py'
-# As the launchers set it.
-HUGE_PAGES = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
-ENVIRONMENT = {'OMP_NUM_THREADS': '2', **HUGE_PAGES}
+HUGE_PAGES = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}  # as the launchers set it
 # What helped torch most of what needs no other library.
 BOUND = {**HUGE_PAGES, 'OMP_PROC_BIND': 'close'}
 NAME = 'mlperf-rn50'
@@ -34,11 +32,6 @@ NAME = 'mlperf-rn50'
 SIDES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     'torch eager': ((), {}), 'torch compiled': (('--compile',), {}),
     'torch eager, huge pages, bound': ((), BOUND), 'torch compiled, huge pages, bound': (('--compile',), BOUND)}
-
-
-def of_precision(precision: str) -> list[str]:
-    """Options of the network that belong to a precision on a CPU."""
-    return ['--data.pad_to_4_channels', str(precision == 'bfloat16').lower(), '--model.fused_bn_relu', 'true']
 
 
 def run_json(command: Sequence[object], **variables: str) -> dict:
@@ -50,10 +43,25 @@ def run_json(command: Sequence[object], **variables: str) -> dict:
     return json.loads(done.stdout[done.stdout.index('{'):])
 
 
-def bench(*arguments: object) -> list[dict]:
-    """The rows of the first table of `mlperf-rn50 bench`."""
+def bench(*arguments: object) -> dict:
+    """The first row of the first table of `mlperf-rn50 bench`."""
     command = [ROOT / 'launch/bind.sh', OURS, '-m', 'mlperf_rn50', 'bench', *arguments, '--format', 'json']
-    return run_json(command, **ENVIRONMENT)['tables'][0]['rows']
+    return run_json(command, **HUGE_PAGES)['tables'][0]['rows'][0]
+
+
+def of_precision(precision: str) -> list[str]:
+    """Our options of the network that belong to a precision on a CPU."""
+    return ['--data.pad_to_4_channels', str(precision == 'bfloat16').lower(), '--model.fused_bn_relu', 'true']
+
+
+def torch_sides(run: Callable[..., dict], *arguments: object) -> dict[str, Callable[..., dict]]:
+    """What runs each of torch's sides."""
+    return {name: partial(run, *arguments, *options, **variables) for name, (options, variables) in SIDES.items()}
+
+
+def peer(*words: object, **variables: str) -> dict:
+    """What torch_peer.py prints."""
+    return run_json([TORCH, ROOT / 'benchmarks/torch_peer.py', *words], **variables)
 
 
 def read_metrics(run_dir: Path) -> list[dict]:
@@ -73,9 +81,9 @@ def train(config: object, *options: object) -> list[dict]:
     return lines
 
 
-def train_ours(config: Path, seed: int, *options: object) -> dict:
+def train_ours(config: Path, precision: str, seed: int) -> dict:
     """How a run ended, and Top-1 after every epoch."""
-    lines = train(config, '--run.seed', seed, *options)
+    lines = train(config, '--run.seed', seed, '--train.precision', precision, *of_precision(precision))
     end, top1 = lines[-1], [m['num_top1'] / m['num_images'] for m in lines if m['event'] == 'eval']
     return {'time_to_train_s': end['time_to_train_s'], 'epochs': len(top1), 'top1': top1,
             'is_converged': end['status'] == 'converged'}
@@ -103,7 +111,7 @@ def load_recipe(config: Path) -> dict:
     return to_tree(resolve_config(config, [], make_parser()))
 
 
-def train_torch(config: Path, seed: int, *options: object, **variables: str) -> dict:
+def train_torch(config: Path, precision: str, *options: object, seed: int = 0, **variables: str) -> dict:
     """Trains by the same configuration in torch; with --steps, some steps of it."""
     recipe = load_recipe(config)
     data = ROOT / recipe['data']['dir']
@@ -111,44 +119,31 @@ def train_torch(config: Path, seed: int, *options: object, **variables: str) -> 
     made = arrays / 'validation_labels.npy'
     if not made.exists() or made.stat().st_mtime < (data / 'manifest.json').stat().st_mtime:
         dump_arrays(data, arrays)
-    return run_json([TORCH, PEER, 'train', '--recipe', json.dumps(recipe), '--folder', arrays, '--seed', seed,
-                     *options], **variables)
+    return peer('train', '--precision', precision, '--recipe', json.dumps(recipe), '--folder', arrays, '--seed', seed,
+                *options, **variables)
 
 
-def compare(title: str, sides: dict[str, Callable[[], float]], rounds: int, target: float | None = None) -> None:
+def compare(title: str, sides: dict[str, Callable[[], dict]], rounds: int, target: float | None = None) -> None:
     """Measures every side `rounds` times in turn. The first is ours; it is compared with the fastest of the others."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name, measure in sides.items():
-            found[name].append(measure())
+            found[name].append(measure()['images_per_s'])
             print(f'round {number + 1}  {name:34s} {found[name][-1]:10.2f}', file=sys.stderr, flush=True)
     medians = {name: statistics.median(values) for name, values in found.items()}
     ours, *others = medians.values()
     for name, median in medians.items():
         print(f'{name:34s} median {median:10.2f}  of {" ".join(f"{v:.2f}" for v in found[name])}  {ours / median:.3f}')
-    print(f'{title}: ratio {ours / max(others):.3f}{f", wanted {target}" if target else ""}', flush=True)
-
-
-def compare_rates(title: str, precision: str, rounds: int, ours: Sequence[object],
-                  torch: Callable[..., dict]) -> None:
-    """Compares images/s of `bench train` with torch's sides. ours: options; torch: of a side's options, variables."""
-    sides: dict[str, Callable[[], float]] = {NAME: lambda: bench(
-        'train', *ours, '--precisions', precision, *of_precision(precision))[0]['images_per_s']}
-    for name, (options, variables) in SIDES.items():
-        sides[name] = lambda o=options, v=variables: torch('--precision', precision, *o, **v)['images_per_s']
-    compare(f'{title}, images/s, {precision}', sides, rounds)
+    print(f'{title}, images/s: ratio {ours / max(others):.3f}{f", wanted {target}" if target else ""}', flush=True)
 
 
 def compare_targets(config: Path, precision: str, seeds: Sequence[int], wanted: Sequence[str]) -> None:
     """Trains each side to the target with each seed, in turn."""
-    sides: dict[str, Callable[[int], dict]] = {NAME: lambda seed: train_ours(
-        config, seed, '--train.precision', precision, *of_precision(precision))}
-    for name, (options, variables) in SIDES.items():
-        sides[name] = lambda seed, o=options, v=variables: train_torch(config, seed, '--precision', precision, *o, **v)
+    sides = {NAME: partial(train_ours, config, precision), **torch_sides(train_torch, config, precision)}
     found: dict[str, list[dict]] = {name: [] for name in wanted}
     for seed in seeds:
         for name in wanted:
-            last = sides[name](seed)
+            last = sides[name](seed=seed)
             found[name].append(last)
             print(f'seed {seed}  {name:34s} {last["epochs"]} epochs, {last["time_to_train_s"]:7.1f} s, Top-1 '
                   + ' '.join(f'{100 * t:.2f}' for t in last['top1']), file=sys.stderr, flush=True)
@@ -170,20 +165,23 @@ def main() -> None:
     parser.add_argument('--sides', nargs='+', default=[NAME, *list(SIDES)[2:]], choices=[NAME, *SIDES],
                         help='of target (default: ours, and torch with huge pages and bound threads)')
     options = parser.parse_args()
-    if (options.what == 'step') != (options.config is None):
+    config, precision = options.config, options.precision
+    if (options.what == 'step') != (config is None):
         parser.error('CONFIG: expected for rate and target')
-    steps = ('--warmup-steps', 3, '--steps', 12)
+    if options.what == 'target':
+        compare_targets(config, precision, options.seeds, options.sides)
+        return
     if options.what == 'step':
         steps = ('--warmup-steps', 2, '--steps', 5)
-        compare_rates('training step', options.precision, options.rounds, ['--batch-sizes', 32, *steps],
-                      lambda *o, **v: run_json([TORCH, PEER, 'step', *steps, *o], **v))
-    elif options.what == 'rate':
-        size = load_recipe(options.config)['train']['global_batch_size']
-        compare_rates(options.config.stem, options.precision, options.rounds,
-                      ['--config', options.config, '--inputs', 'real', '--batch-sizes', size, *steps],
-                      lambda *o, **v: train_torch(options.config, 0, *steps, *o, **v))
+        ours: tuple[object, ...] = ('--batch-sizes', 32, *steps)
+        sides = torch_sides(peer, 'step', '--precision', precision, *steps)
     else:
-        compare_targets(options.config, options.precision, options.seeds, options.sides)
+        steps = ('--warmup-steps', 3, '--steps', 12)
+        size = load_recipe(config)['train']['global_batch_size']
+        ours = ('--config', config, '--inputs', 'real', '--batch-sizes', size, *steps)
+        sides = torch_sides(train_torch, config, precision, *steps)
+    sides = {NAME: partial(bench, 'train', *ours, '--precisions', precision, *of_precision(precision)), **sides}
+    compare(f'{config.stem if config else "training step"}, {precision}', sides, options.rounds)
 
 
 if __name__ == '__main__':

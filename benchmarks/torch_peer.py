@@ -1,7 +1,4 @@
-"""PyTorch's side of compare.py: a step, or training to the target.
-
-Each prints one JSON line. Usage: python torch_peer.py step|train [OPTIONS]
-"""
+"""PyTorch's side of compare.py, which starts it: a step, or training to the target; prints one JSON line."""
 import argparse
 import json
 import statistics
@@ -39,7 +36,8 @@ class Unit(nn.Module):
         return functional.relu(self.body(x) + self.shortcut(x), inplace=True)
 
 
-def resnet50(num_classes: int) -> nn.Module:
+def make_network(num_classes: int, zero_gamma: bool = False) -> nn.Module:
+    """ResNet-50, drawn as `mlperf-rn50` draws it."""
     layers, in_channels = [*conv_norm(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)], 64
     for channels, num_units, stride in STAGES:
         for i in range(num_units):
@@ -49,17 +47,22 @@ def resnet50(num_classes: int) -> nn.Module:
     for m in net.modules():
         if isinstance(m, nn.Conv2d):
             nn.init.kaiming_normal_(m.weight, mode='fan_in')
+        elif isinstance(m, Unit) and zero_gamma:
+            nn.init.zeros_(m.body[-1].weight)
+    nn.init.normal_(net[-1].weight, std=0.01)
+    nn.init.zeros_(net[-1].bias)
     return net.to(memory_format=torch.channels_last)
 
 
-def median_step_s(options: argparse.Namespace) -> float:
-    net = resnet50(1000)
+def step(options: argparse.Namespace) -> dict:
+    """Times steps with one batch that is there already."""
+    net = make_network(1000)
     optimizer = torch.optim.SGD(net.parameters(), 0.1, 0.9, weight_decay=1e-4)
     forward = torch.compile(net) if options.compile else net
     x = torch.rand(STEP_BATCH, 3, 224, 224).to(memory_format=torch.channels_last)
     y = torch.arange(STEP_BATCH) % 1000
     seconds = []
-    for _ in range(options.warmup_steps + (options.steps or 6)):
+    for _ in range(options.warmup_steps + options.steps):
         start = time.perf_counter()
         optimizer.zero_grad()
         with torch.autocast('cpu', torch.bfloat16, enabled=options.precision == 'bfloat16'):
@@ -67,7 +70,7 @@ def median_step_s(options: argparse.Namespace) -> float:
         loss.backward()
         optimizer.step()
         seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[options.warmup_steps:])
+    return {'images_per_s': STEP_BATCH / statistics.median(seconds[options.warmup_steps:])}
 
 
 def load_split(folder: Path, split: str, side: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,15 +106,6 @@ class Augmentation:
         return self.normalise(torch.where(is_mirrored[:, None, None, None], images.flip(3), images))
 
 
-def make_sgd(net: nn.Module, recipe: dict) -> torch.optim.Optimizer:
-    """MXNet's momentum, in which a gradient keeps its rate: torch's with a rate of 1, and the step's in loss and decay.
-    """
-    params = list(net.parameters())
-    return torch.optim.SGD([{'params': [p for p in params if p.dim() > 1], 'is_decayed': True},
-                            {'params': [p for p in params if p.dim() == 1], 'is_decayed': False}],
-                           1.0, recipe['momentum'], nesterov=recipe['nesterov'], fused=True)
-
-
 def learning_rate(schedule: dict, step: int, steps_per_epoch: int) -> float:
     """The polynomial schedule of `mlperf-rn50`."""
     epochs, warmup = (step + 1) / steps_per_epoch, schedule['warmup_epochs']
@@ -122,36 +116,22 @@ def learning_rate(schedule: dict, step: int, steps_per_epoch: int) -> float:
     return end + (schedule['base_lr'] - end) * (1 - progress) ** schedule['poly_power']
 
 
-def make_network(recipe: dict) -> nn.Module:
-    """ResNet-50, drawn as `mlperf-rn50` draws it."""
-    net = resnet50(recipe['data']['num_classes'])
-    nn.init.normal_(net[-1].weight, std=0.01)
-    nn.init.zeros_(net[-1].bias)
-    for unit in net.modules():
-        if isinstance(unit, Unit) and recipe['model']['zero_gamma']:
-            nn.init.zeros_(unit.body[-1].weight)
-    return net
-
-
 # What train() does, of what a configuration may say.
 DOES = {'model': {'name': ['resnet50'], 'bn_momentum': [0.9], 'bn_epsilon': [1e-5]},
         'optimizer': {'name': ['sgd'], 'decay_bn_and_bias': [False]}, 'schedule': {'decay': ['poly']},
         'data': {'crop': ['none', 'padded']}, 'train': {'eval_period': [1], 'gradient_accumulation_steps': [1]}}
 
 
-def check(recipe: dict) -> None:
-    for section, keys in DOES.items():
-        for key, values in keys.items():
-            if recipe[section][key] not in values:
-                raise SystemExit(f'{section}.{key}: got {recipe[section][key]}, expected one of {values}')
-
-
 class Training:
     """A network, and what a step and an evaluation do with it."""
 
     def __init__(self, recipe: dict, options: argparse.Namespace):
-        self._recipe, self.net = recipe, make_network(recipe)
-        self._optimizer = make_sgd(self.net, recipe['optimizer'])
+        self._recipe, sgd = recipe, recipe['optimizer']
+        self.net = make_network(recipe['data']['num_classes'], recipe['model']['zero_gamma'])
+        # MXNet's momentum, in which a gradient keeps its rate: torch's with a rate of 1, the step's in loss and decay.
+        groups = [{'params': [p for p in self.net.parameters() if (p.dim() > 1) == is_decayed],
+                   'is_decayed': is_decayed} for is_decayed in (True, False)]
+        self._optimizer = torch.optim.SGD(groups, 1.0, sgd['momentum'], nesterov=sgd['nesterov'], fused=True)
         self._forward = torch.compile(self.net) if options.compile else self.net
         self._autocast = partial(torch.autocast, 'cpu', torch.bfloat16, enabled=options.precision == 'bfloat16')
 
@@ -192,7 +172,9 @@ def train(options: argparse.Namespace) -> dict:
     """
     torch.manual_seed(options.seed)
     recipe = json.loads(options.recipe)
-    check(recipe)
+    for section, name, values in ((s, n, v) for s, names in DOES.items() for n, v in names.items()):
+        if recipe[section][name] not in values:
+            raise SystemExit(f'{section}.{name}: got {recipe[section][name]}, expected one of {values}')
     data, keys, schedule = recipe['data'], recipe['train'], recipe['schedule']
     (x, y), validation = (load_split(Path(options.folder), split, data['image_size'])
                           for split in ('train', 'validation'))
@@ -227,22 +209,18 @@ def train(options: argparse.Namespace) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser()
     parser.add_argument('what', choices=['step', 'train'])
     parser.add_argument('--precision', choices=['float32', 'bfloat16'], default='float32')
-    parser.add_argument('--warmup-steps', type=int, default=2)
-    parser.add_argument('--steps', type=int, help='timed; step: 6 unless said, train: to the target unless said')
+    parser.add_argument('--warmup-steps', type=int)
+    parser.add_argument('--steps', type=int, help='timed; train: to the target unless said')
     parser.add_argument('--compile', action='store_true')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--folder')
     parser.add_argument('--recipe', help='the tree of a configuration, as JSON')
     options = parser.parse_args()
     torch.set_num_threads(2)
-    if options.what == 'step':
-        result = {'images_per_s': STEP_BATCH / median_step_s(options)}
-    else:
-        result = train(options)
-    print(json.dumps(result))
+    print(json.dumps(step(options) if options.what == 'step' else train(options)))
 
 
 if __name__ == '__main__':

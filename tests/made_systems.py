@@ -2,7 +2,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.scaling import Study, make_studies
 from mlperf_rn50.study.systems import load_systems
@@ -27,8 +26,3 @@ def changed(system: System, **facts) -> System:
 def refused(system: System, reason: str) -> System:
     """A system whose runs are no set."""
     return replace(changed(system, status='failed', epochs_to_converge=None, time_to_train_s=None), refusal=reason)
-
-
-def with_age(run: Run, age_s: float) -> None:
-    """Says when a log was written last."""
-    object.__setattr__(run, 'age_s', age_s)

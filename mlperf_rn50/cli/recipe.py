@@ -92,11 +92,7 @@ def _compared(options: Namespace) -> tuple:
 
 
 def _write(choice: 'Choice', options: Namespace, argv: Sequence[str]) -> None:
-    """Write the configuration of a recipe.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
+    """Write the configuration of a recipe."""
     from mlperf_rn50.files import write_atomically
     from mlperf_rn50.study.recipes import comments_of, make_config, render_config
     config = make_config(choice, options.nodes, options.ranks_per_node)

@@ -18,7 +18,7 @@ from mlperf_rn50.mlperf.run import Notes, Run
 
 
 def read_events(path: Path) -> Iterator[tuple[int, Event | ValueError]]:
-    """The events of a file with their line numbers; for a torn line, the error. UserError where it cannot be read."""
+    """The events of a file by line, or the error of a torn one; raise UserError where the file cannot be read."""
     try:
         for line_number, line in numbered_lines(path):
             if b':::ML' in line:
@@ -67,13 +67,10 @@ def _is_utf16(path: Path) -> bool:
 
 
 def read_run(path: Path, now_s: float | None = None) -> Run:
-    """The run of a log file.
+    """The run of a log file; raise UserError where it cannot be read, or is no log of one ResNet run.
 
     Args:
         now_s: seconds since 1970, by which a log without run_stop is still being written; the present where None.
-
-    Raises:
-        UserError: the file cannot be read, is of another benchmark, or is no log of one run.
     """
     found, torn, last_line = _collect(path)
     if not found:

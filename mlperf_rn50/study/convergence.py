@@ -27,6 +27,11 @@ _MAX_MISSING = 10  # numbers of results in a sentence
 _T = TypeVar('_T')
 
 
+def ratio(a: float | None, b: float | None) -> float | None:
+    """Return a / b; None where one is missing, or b is 0."""
+    return a / b if a is not None and b else None
+
+
 def score_minutes(times_s: Sequence[float | None]) -> float | None:
     """The MLPerf score in minutes; None where the set has none.
 
@@ -169,10 +174,7 @@ class System:
     @cached_property
     def images_per_s(self) -> float | None:
         """Training images a second over all ranks, without evaluations and without the first epoch."""
-        epoch_s = self.epoch_s
-        if epoch_s and self.train_samples:
-            return self.train_samples / epoch_s
-        return None
+        return ratio(self.train_samples, self.epoch_s)
 
     @cached_property
     def node_hours(self) -> float | None:

@@ -129,11 +129,6 @@ class KnownSet:
         return self.dataset is None
 
     @property
-    def local_batch_size(self) -> float | None:
-        """Images per step of an accelerator, or of a rank where there are none."""
-        return self.recipe.global_batch_size / self.num_units if self.num_units else None
-
-    @property
     def minutes(self) -> float | None:
         return self.time_s / 60 if self.time_s else None
 
@@ -208,11 +203,6 @@ def make_times(epoch_s: float | None, runs: Sequence[tuple[float | None, int | N
     return Times(epoch_s, evaluation_s, outside_s)
 
 
-def _known_run(run: Run) -> KnownRun:
-    return KnownRun(run.path.name, run.status, run.epochs_to_converge, run.time_to_train_s,
-                    tuple((e.epoch, e.accuracy) for e in run.evaluations))
-
-
 def _evaluation_s(run: Run) -> float:
     return sum(e.stop_s - e.start_s for e in run.evaluations if e.start_s is not None and e.stop_s is not None)
 
@@ -223,7 +213,8 @@ def known_of(system: System) -> KnownSet | None:
     if system.refusal or not batch:
         return None
     counted = [r for r in system.counted if r.status != 'unreadable']
-    runs = tuple(map(_known_run, counted))
+    runs = tuple(KnownRun(r.path.name, r.status, r.epochs_to_converge, r.time_to_train_s,
+                          tuple((e.epoch, e.accuracy) for e in r.evaluations)) for r in counted)
     optimizer = {k: v for r in reversed(counted) for k, v in r.optimizer.items()}
     recipe = make_recipe(optimizer, batch, system.train_samples, system.target_accuracy, [r.curve for r in runs])
     times = make_times(system.epoch_s, [(r.time_to_train_s, r.last_epoch, len(r.evaluations), _evaluation_s(r))

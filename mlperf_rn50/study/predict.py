@@ -236,7 +236,7 @@ def is_pair(one: KnownSet, target: KnownSet) -> bool:
 def base_for(target: KnownSet, sets: Sequence[KnownSet]) -> Base | None:
     """Return the one-node set of the same kind that a set is predicted from."""
     found = [(s, base) for s in sets if is_pair(s, target) and (base := base_of(s))]
-    local = target.local_batch_size or 0.0
+    local = target.recipe.global_batch_size / (target.num_units or 1)
     nearest = min(found, key=lambda pair: (pair[0].recipe.opt_name != target.recipe.opt_name,
                                            abs(pair[1].local_batch_size - local), pair[0].name), default=None)
     return nearest and nearest[1]
@@ -279,27 +279,12 @@ def _quantiles(values: Sequence[float]) -> tuple[float, float, float]:
     return tenths[0], statistics.median(values), tenths[-1]
 
 
-def _step_cost_s(base: Base, target: KnownSet) -> float | None:
-    """Return what a step of a measured set costs beside computing and the ring; None where its logs lack it."""
+def _step_cost_s(base: Base, target: KnownSet) -> float:
+    """Return what a step of a published set costs beside computing and the ring."""
     layout, step_s, link = layout_of(target), target.step_s, PUBLISHED_LINK
-    if layout is None or step_s is None:
-        return None
+    assert layout and step_s  # the table has both of every set
     return (step_s - _compute_s(base, layout, link, NO_COSTS)
             - ring_s(link.exchange_bytes, layout.num_units, link.gbit_s))
-
-
-def find_costs(sets: Sequence[KnownSet]) -> Costs:
-    """Return the costs of several nodes, from all pairs of sets."""
-    pairs = [(base, s) for s in sets if (s.num_nodes or 0) > 1 and s.recipe.last_eval_epoch and s.times
-             and (base := base_for(s, sets))]
-    steps = [cost for base, s in pairs if (cost := _step_cost_s(base, s)) is not None]
-    low, middle, high = _quantiles([s.times.outside_s for _, s in pairs if s.times])
-    rounds = ', '.join(dict.fromkeys(s.round for _, s in pairs))
-    # Epochs of each run that converged, as a share of those that its schedule leaves room for.
-    shares = [r.epochs / last for s in sets if (last := s.recipe.last_eval_epoch) for r in s.converged if r.epochs]
-    spread_s = _half_interval(steps) * math.sqrt(1 + 1 / len(steps))  # the mean is not known exactly, either
-    return Costs(statistics.fmean(steps), spread_s, middle, low, high, _quantiles(shares)[0],
-                 f'{len(pairs)} pairs of published systems of {rounds}')
 
 
 def _is_same(a: KnownSet, b: KnownSet) -> bool:
@@ -312,7 +297,16 @@ def costs_without(*judged: KnownSet) -> Costs:
     """Return the costs of published systems, without the rounds that some sets name or were published in."""
     published = load_published()
     rounds = {s.round for s in judged} | {p.round for p in published for s in judged if _is_same(p, s)}
-    return find_costs([s for s in published if s.round not in rounds])
+    sets = [s for s in published if s.round not in rounds]
+    pairs = [(base, s) for s in sets if (s.num_nodes or 0) > 1 and s.recipe.last_eval_epoch and s.times
+             and (base := base_for(s, sets))]
+    steps = [_step_cost_s(base, s) for base, s in pairs]
+    low, middle, high = _quantiles([s.times.outside_s for _, s in pairs if s.times])
+    # Epochs of each run that converged, as a share of those that its schedule leaves room for.
+    shares = [r.epochs / last for s in sets if (last := s.recipe.last_eval_epoch) for r in s.converged if r.epochs]
+    spread_s = _half_interval(steps) * math.sqrt(1 + 1 / len(steps))  # the mean is not known exactly, either
+    source = f'{len(pairs)} pairs of published systems of {", ".join(dict.fromkeys(s.round for _, s in pairs))}'
+    return Costs(statistics.fmean(steps), spread_s, middle, low, high, _quantiles(shares)[0], source)
 
 
 def epochs_of(recipe: Recipe, costs: Costs) -> Epochs | None:

@@ -39,16 +39,13 @@ _HEIGHT_IN = 5.0
 
 @dataclass(frozen=True)
 class _Panel:
-    """The values of a panel, of predictions and of measured sets; has_interval: whether predictions have intervals."""
+    """The values of a panel, of predictions and of measured sets."""
 
     unit: str
     of_row: Callable[[Prediction], float | None]
     of_set: Callable[[KnownSet], float | None]
     form: str = '.2f'
-    has_interval: bool = False
-
-    def interval(self, row: Prediction) -> tuple[float, float] | None:
-        return row.interval if self.has_interval else None
+    interval: Callable[[Prediction], tuple[float, float] | None] = lambda row: None
 
 
 def _panels(answer: Answer) -> tuple[_Panel, _Panel]:
@@ -60,17 +57,17 @@ def _panels(answer: Answer) -> tuple[_Panel, _Panel]:
                        lambda k: k.recipe.global_batch_size / k.step_s if k.step_s else None, ',.1f'))
     price = 1.0 if answer.price is None else answer.price
     unit = 'node-hours' if answer.price is None else f'cost, {price:g} a node-hour'
-    return (_Panel('minutes', lambda r: r.minutes, lambda k: k.minutes, has_interval=True),
+    return (_Panel('minutes', lambda r: r.minutes, lambda k: k.minutes, interval=lambda r: r.interval),
             _Panel(unit, lambda r: None if r.node_hours is None else r.node_hours * price,
                    lambda k: cost(k.time_s, k.num_nodes, price) if k.time_s and k.num_nodes else None))
 
 
-def _by_units(answer: Answer) -> dict[int, list[Prediction]]:
-    """Return the layouts that are predicted, by accelerators or ranks on a node, ordered by nodes."""
+def _series(answer: Answer) -> list[tuple[str, int, list[Prediction]]]:
+    """Return colour, accelerators or ranks on a node, and the layouts with as many, ordered by nodes."""
     found: dict[int, list[Prediction]] = {}
     for row in sorted(answer.predicted, key=lambda r: r.layout.num_nodes):
         found.setdefault(row.layout.units_per_node, []).append(row)
-    return found
+    return [(COLOURS[i] if i < len(COLOURS) else INK, units, rows) for i, (units, rows) in enumerate(found.items())]
 
 
 def _draw_rows(picture: Picture, axes: Axes, panel: _Panel, rows: Sequence[Prediction], colour: str) -> list[float]:
@@ -104,12 +101,11 @@ def _measured_sets(answer: Answer) -> list[KnownSet]:
     return [k for k in answer.source.sets if k.num_nodes and k.num_nodes <= most][:_MAX_MEASURED]
 
 
-def _draw_panel(picture: Picture, axes: Axes, panel: _Panel, by_units: dict[int, list[Prediction]],
+def _draw_panel(picture: Picture, axes: Axes, panel: _Panel, series: Sequence[tuple[str, int, list[Prediction]]],
                 sets: Sequence[KnownSet]) -> None:
-    values = [v for colour, rows in zip(_colours(by_units), by_units.values())
-              for v in _draw_rows(picture, axes, panel, rows, colour)]
+    values = [v for colour, _, rows in series for v in _draw_rows(picture, axes, panel, rows, colour)]
     values += _draw_measured(picture, axes, panel, sets)
-    nodes = sorted({r.layout.num_nodes for rows in by_units.values() for r in rows} | {k.num_nodes or 1 for k in sets})
+    nodes = sorted({r.layout.num_nodes for *_, rows in series for r in rows} | {k.num_nodes or 1 for k in sets})
     axes.set_xscale('log', base=2)
     axes.minorticks_off()
     axes.set_xticks(ticks(nodes), [f'{n:,}' for n in ticks(nodes)])
@@ -119,10 +115,6 @@ def _draw_panel(picture: Picture, axes: Axes, panel: _Panel, by_units: dict[int,
         axes.set_ylabel(panel.unit)
         axes.set_ylim(bottom=0)
     axes.margins(x=0.08)
-
-
-def _colours(by_units: dict[int, list[Prediction]]) -> list[str]:
-    return [COLOURS[i] if i < len(COLOURS) else INK for i in range(len(by_units))]
 
 
 def _notes(answer: Answer, sets: Sequence[KnownSet]) -> list[str]:
@@ -137,8 +129,8 @@ def _notes(answer: Answer, sets: Sequence[KnownSet]) -> list[str]:
 
 def draw_prediction(answer: Answer) -> Picture | None:
     """Return time and cost against nodes; None where all layouts are refused."""
-    by_units, sets = _by_units(answer), _measured_sets(answer)
-    if not by_units:
+    series, sets = _series(answer), _measured_sets(answer)
+    if not series:
         return None
     with matplotlib.rc_context(STYLE):
         panels = _panels(answer)
@@ -147,12 +139,12 @@ def draw_prediction(answer: Answer) -> Picture | None:
         picture = Picture('prediction', title, printable(heading(answer)), figure, _notes(answer, sets))
         upper, lower = figure.subplots(2, 1, sharex=True)
         for axes, panel in ((upper, panels[0]), (lower, panels[1])):
-            _draw_panel(picture, axes, panel, by_units, sets)
+            _draw_panel(picture, axes, panel, series, sets)
         lower.set_xlabel('nodes (logarithmic)')
-        has_interval = any(panels[0].interval(r) for rows in by_units.values() for r in rows)
+        has_interval = any(panels[0].interval(r) for r in answer.predicted)
         legend(picture, [
             *(Line2D([], [], color=colour, marker='o', markersize=5, linewidth=1, label=f'predicted, {units} a node')
-              for colour, units in zip(_colours(by_units), by_units)),
+              for colour, units, _ in series),
             *([mark_of('|', 'four times out of five', 12, 1.6, GRID)] if has_interval else []),
             *([mark_of('x', 'measured', 7, 1.6)] if sets else [])])
     return picture
@@ -179,11 +171,7 @@ def dump_picture_twice(picture: Picture, folder: Path) -> None:
 
 
 def dump_prediction(answer: Answer, folder: Path) -> Path:
-    """Write prediction.json, prediction.md and, where anything is predicted, the picture; return the folder.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
+    """Write prediction.json, .md and any picture there is; return the folder; raise ConfigError where that fails."""
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / 'prediction.json', render_json(answer) + '\n')

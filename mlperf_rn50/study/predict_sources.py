@@ -36,16 +36,23 @@ _Bytes = Annotated[int, Meta(ge=1, le=10**12)]
 _Ms = Annotated[float, Meta(ge=0, le=1e8)]
 
 
-class MeasuredStep(Struct, frozen=True):
-    """A row of bench train: a step of all ranks, and its parts."""
-
+class _Measured(Struct, frozen=True):
     model: _Text
-    precision: _Text
-    input: _Text
-    image_size: _Count
     local_batch_size: _Count
     num_ranks: _Count
     num_hosts: _Count
+
+    def __post_init__(self) -> None:
+        if self.num_hosts > self.num_ranks:
+            raise ValueError(f'num_hosts: got {self.num_hosts}, expected at most the {self.num_ranks} ranks')
+
+
+class MeasuredStep(_Measured, frozen=True):
+    """A row of bench train: a step of all ranks, and its parts."""
+
+    precision: _Text
+    input: _Text
+    image_size: _Count
     num_parameters: _Bytes
     step_ms: Annotated[float, Meta(ge=1e-3, le=1e8)]
     data_ms: _Ms
@@ -53,9 +60,6 @@ class MeasuredStep(Struct, frozen=True):
     backward_ms: _Ms
     update_ms: _Ms
     all_reduce_ms: _Ms
-
-    def __post_init__(self) -> None:
-        _check_hosts(self.num_hosts, self.num_ranks)
 
     @property
     def step_s(self) -> float:
@@ -80,29 +84,17 @@ class MeasuredStep(Struct, frozen=True):
                 f'{self.local_batch_size} per rank')
 
 
-class MeasuredExchange(Struct, frozen=True):
+class MeasuredExchange(_Measured, frozen=True):
     """The gradients of a step in bench allreduce; step_ms: of the step with their exchange, None without one."""
 
-    model: _Text
-    local_batch_size: _Count
-    num_ranks: Annotated[int, Meta(ge=2, le=10**6)]
-    num_hosts: _Count
     time_ms: Annotated[float, Meta(ge=1e-6, le=1e8)]
     num_bytes: _Bytes = field(name='bytes')
     step_ms: Annotated[float, Meta(ge=1e-3, le=1e8)] | None = None
-
-    def __post_init__(self) -> None:
-        _check_hosts(self.num_hosts, self.num_ranks)
 
     @property
     def gbit_s(self) -> float:
         """The rate of the link of each rank, in a ring."""
         return 2 * (self.num_ranks - 1) / self.num_ranks * self.num_bytes * 8 / (self.time_ms / 1000) / 1e9
-
-
-def _check_hosts(num_hosts: int, num_ranks: int) -> None:
-    if num_hosts > num_ranks:
-        raise ValueError(f'num_hosts: got {num_hosts}, expected at most the {num_ranks} ranks')
 
 
 class _Machine(Struct):
@@ -145,6 +137,7 @@ class Source:
 
     Args:
         power: of a node of the base; None where it was not measured.
+        gradients: their bytes, and their type and network; None where nothing tells them.
     """
 
     base: Base
@@ -152,7 +145,7 @@ class Source:
     sets: tuple[KnownSet, ...] = ()
     notes: tuple[str, ...] = ()
     power: Power | None = None
-    gradients: tuple[int, str] = (_FLOAT32_BYTES, 'float32 gradients of ResNet-50')
+    gradients: tuple[int, str] | None = None
 
 
 def _read_start(path: Path, num_bytes: int) -> bytes:
@@ -202,55 +195,25 @@ def _exchange(path: Path, file: _File) -> MeasuredExchange:
     return convert({**row, 'num_ranks': num_ranks, 'num_hosts': file.machine.num_hosts}, MeasuredExchange)
 
 
-def full_name(known: KnownSet) -> str:
-    """Of a published system."""
-    return f'{known.round}/{known.org}/{known.name}'
-
-
 def find_published(name: str) -> KnownSet:
     """Return a published system by its whole name, or by the last part of it.
 
     Raises:
         ConfigError: there is none.
     """
-    sets = load_published()
-    by_name = {word.casefold(): s for s in sets for word in (s.name, full_name(s))}
+    whole = {f'{s.round}/{s.org}/{s.name}': s for s in load_published()}
+    short = {s.name: s for s in load_published()}
+    by_name = {word.casefold(): s for word, s in (whole | short).items()}
     if found := by_name.get(name.casefold()):
         return found
-    names = [full_name(s) for s in sets]
-    hint = nearest(name, names) or nearest(name, [s.name for s in sets])
+    hint = nearest(name, list(whole)) or nearest(name, list(short))
     raise ConfigError(f'{printable(name)}: neither a file or folder nor a published system' + (
-        hint or f'; expected a run, a study, the JSON of a bench, or a name such as {names[-1]}'))
+        hint or f'; expected a run, a study, the JSON of a bench, or a name such as {list(whole)[-1]}'))
 
 
 def _why_not(system: System) -> str:
     return printable(f'{system.name}: ' + (system.refusal or 'its logs do not tell the number of nodes, what shares '
                                            'the work, or how long an epoch takes, or no run of it has ended'))
-
-
-def choose_set(systems: Sequence[System], name: str | None, per_node: int | None) -> tuple[KnownSet, list[KnownSet]]:
-    """Return the set that a prediction starts from, and all of its kind.
-
-    Args:
-        name: of the system to start from; None for that with the fewest nodes.
-        per_node: accelerators or ranks on a node, which decide where several have so few.
-
-    Raises:
-        UserError: none can be started from, or several could.
-    """
-    sets = [k for s in systems if (k := known_of(s)) and base_of(k)]
-    if not sets:
-        raise UserError(f'nothing to start from: {"; ".join(map(_why_not, systems[:3]))}')
-    chosen = [k for k in sets if k.name == name] if name else _smallest(sets, per_node)
-    names = [k.name for k in sets]
-    if not chosen:
-        raise ConfigError(f'--system: got {name}, expected one of {printable(some(names, _MAX_NAMES))}'
-                          f'{nearest(name or "", names)}')
-    if len(chosen) > 1:
-        which = ', '.join(k.source for k in chosen[:_MAX_NAMES])
-        raise ConfigError(f'--system: {len(chosen)} systems could be started from, expected one: '
-                          f'{printable(some([k.name for k in chosen], _MAX_NAMES))} ({printable(which)})')
-    return chosen[0], [k for k in sets if _kind(k) == _kind(chosen[0])]
 
 
 def _smallest(sets: Sequence[KnownSet], per_node: int | None) -> list[KnownSet]:
@@ -311,7 +274,7 @@ def _base_of_exchange(bench: Bench, x: MeasuredExchange) -> tuple[Base, tuple[st
     """
     if x.step_ms is None:
         raise UserError(f'{bench.path}: has no step_ms, expected a bench train beside it')
-    step = MeasuredStep(x.model, 'float32', 'synthetic', _IMAGENET_PIXELS, x.local_batch_size, x.num_ranks, x.num_hosts,
+    step = MeasuredStep(x.model, x.local_batch_size, x.num_ranks, x.num_hosts, 'float32', 'synthetic', _IMAGENET_PIXELS,
                         x.num_bytes // 4, x.step_ms, 0.0, 0.0, 0.0, 0.0, 0.0)
     base, notes = _base_of_step(step, bench)
     return base, (*notes, 'The step of bench allreduce has the exchange in it, of which nothing is supposed to be '
@@ -328,10 +291,9 @@ def _exchange_link(base: Base, bench: Bench, x: MeasuredExchange) -> Link:
                 f'{source}; of its {1e3 * time_s:.1f} ms a step there shows {1e3 * max(shown_s, 0.0):.1f}')
 
 
-def _find_link(base: Base, gradients: tuple[int, str], bench: Bench | None,
-               gbit_s: float | None) -> tuple[Link | None, tuple[str, ...]]:
+def _find_link(source: Source, bench: Bench | None, gbit_s: float | None) -> tuple[Link | None, tuple[str, ...]]:
     """Return the link as asked for, as measured, or as of published systems, and notes about it."""
-    measured, notes = None, tuple[str, ...]()
+    base, measured, notes = source.base, None, tuple[str, ...]()
     if bench and bench.exchange:
         measured = _exchange_link(base, bench, bench.exchange)
         if bench.exchange.num_hosts == 1:
@@ -339,16 +301,13 @@ def _find_link(base: Base, gradients: tuple[int, str], bench: Bench | None,
     if gbit_s and measured:
         return replace(measured, gbit_s=gbit_s, source='--link-gbit-s, gradients as bench allreduce has them'), notes
     if gbit_s:
-        return Link(gbit_s, gradients[0], False, f'--link-gbit-s, {gradients[1]} are supposed'), notes
+        num_bytes, kind = source.gradients or (
+            (PUBLISHED_LINK.exchange_bytes, 'float16 gradients of ResNet-50') if base.has_accelerators else
+            (_FLOAT32_BYTES, 'float32 gradients of ResNet-50'))
+        return Link(gbit_s, num_bytes, False, f'--link-gbit-s, {kind} are supposed'), notes
     if notes:
         return None, notes
     return measured or (PUBLISHED_LINK if base.has_accelerators else None), ()
-
-
-def _gradients_of(base: Base) -> tuple[int, str]:
-    """Bytes and type of the gradients of a run, which its log does not have."""
-    return ((PUBLISHED_LINK.exchange_bytes, 'float16 gradients of ResNet-50') if base.has_accelerators else
-            (_FLOAT32_BYTES, 'float32 gradients of ResNet-50'))
 
 
 def load_source(words: Sequence[str], system: str | None = None, per_node: int | None = None,
@@ -380,20 +339,37 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
         source = _from_published(published[0])
     else:
         source = _from_bench(steps[0] if steps else None, exchange, per_node, local_batch_size)
-    link, notes = _find_link(source.base, source.gradients, exchange, gbit_s)
+    link, notes = _find_link(source, exchange, gbit_s)
     if link == PUBLISHED_LINK and not published:
         notes = (*notes, _ASSUMED)
     return replace(source, link=link, notes=(*source.notes, *notes))
 
 
 def _from_systems(systems: Sequence[System], name: str | None, per_node: int | None) -> Source:
-    known, sets = choose_set(systems, name, per_node)
-    base = base_of(known)
-    assert base is not None  # choose_set takes no other
-    notes = () if len(sets) == 1 or name else (
-        f'{known.name} of {len(sets)} systems is started from: it has the fewest nodes',)
+    """The system of a name, or else the one with the fewest nodes, and all sets of its kind.
+
+    Raises:
+        UserError: none can be started from, or several could.
+    """
+    sets = [k for s in systems if (k := known_of(s)) and base_of(k)]
+    if not sets:
+        raise UserError(f'nothing to start from: {"; ".join(map(_why_not, systems[:3]))}')
+    chosen = [k for k in sets if k.name == name] if name else _smallest(sets, per_node)
+    names = [k.name for k in sets]
+    if not chosen:
+        raise ConfigError(f'--system: got {name}, expected one of {printable(some(names, _MAX_NAMES))}'
+                          f'{nearest(name or "", names)}')
+    if len(chosen) > 1:
+        which = ', '.join(k.source for k in chosen[:_MAX_NAMES])
+        raise ConfigError(f'--system: {len(chosen)} systems could be started from, expected one: '
+                          f'{printable(some([k.name for k in chosen], _MAX_NAMES))} ({printable(which)})')
+    known, base = chosen[0], base_of(chosen[0])
+    assert base is not None  # as of all sets
+    alike = tuple(k for k in sets if _kind(k) == _kind(known))
+    notes = () if len(alike) == 1 or name else (
+        f'{known.name} of {len(alike)} systems is started from: it has the fewest nodes',)
     power = next((power_of(s) for s in systems if str(s.folder) == known.source), None)
-    return Source(base, None, tuple(sets), notes, power, _gradients_of(base))
+    return Source(base, None, alike, notes, power)
 
 
 def _from_published(known: KnownSet) -> Source:
@@ -401,7 +377,7 @@ def _from_published(known: KnownSet) -> Source:
     base, sets = base_of(known), load_published()
     assert base is not None  # their logs tell the times that a prediction starts from
     others = [s for s in sets if (s.num_nodes or 0) > 1 and (found := base_for(s, sets)) and found.known is known]
-    return Source(base, None, (known, *others), gradients=_gradients_of(base))
+    return Source(base, None, (known, *others))
 
 
 def _from_bench(steps: Bench | None, exchange: Bench | None, per_node: int | None,

@@ -11,7 +11,6 @@ from mlperf_rn50.study.recipes import STEP_SCHEDULE_EPOCHS, Published, fold, is_
 
 # Batches that one recipe was published for differ by as much: 1,632 and 2,064 images at a rate of 7.4.
 LIKE_BATCH = 1.3
-UNLOGGED, UNKNOWN, NONE = '†', '?', '-'
 _SLACK = 0.01  # values that differ by less are one
 # What no log says and the submissions had. Source: the code submitted with the logs, as docs/recipes.md cites it.
 _SUBMITTED: dict[str, Any] = {
@@ -39,8 +38,8 @@ class Cell:
     @property
     def text(self) -> str:
         if self.value is None:
-            return UNKNOWN if self.is_used else NONE
-        return value_text(self.value) + ('' if self.is_logged else UNLOGGED)
+            return '?' if self.is_used else '-'
+        return value_text(self.value) + ('' if self.is_logged else '†')
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,14 @@ from mlperf_rn50.study.text import plural
 SAME_BATCH = 1.025
 # Of a recipe that counts as reliable: nine of ten runs or more reach the target.
 _RELIABLE = 0.9
-_OLD_ROUNDS = ('v0.5', 'v0.6')
-LATEST = 'v0.7 and later'
+_GENERATIONS = ('v0.7 and later', 'v0.6', 'v0.5')
 # The submissions whose rates fall in steps declare so many epochs, and end long before.
 STEP_SCHEDULE_EPOCHS = 100.0
 
 
 def generation_of(known: KnownSet) -> str:
     """Return the rounds whose recipes were chosen alike: v0.5, v0.6, or all after them."""
-    return known.round if known.round in _OLD_ROUNDS else LATEST
+    return known.round if known.round in _GENERATIONS else _GENERATIONS[0]
 
 
 def reached_epoch(run: KnownRun, target: float) -> int | None:
@@ -117,7 +116,7 @@ def fold(sets: Sequence[KnownSet], opt_name: str | None = None, target: float | 
 
 def _age(published: Published) -> int:
     """Return 0 for the newest generation, more for older ones."""
-    return [LATEST, *reversed(_OLD_ROUNDS)].index(published.generation)
+    return _GENERATIONS.index(published.generation)
 
 
 def at_batch(recipes: Sequence[Published], batch: int) -> list[Published]:

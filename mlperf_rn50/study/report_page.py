@@ -143,11 +143,7 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
 
 
 def dump_report(studies: Sequence[Study], folder: Path) -> Path:
-    """Writes the report in every form, and the pictures; returns the page.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
+    """Write the report in every form, and the pictures; return the page; raise ConfigError where that fails."""
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / 'report.json', render_json(studies) + '\n')

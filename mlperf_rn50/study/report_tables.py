@@ -11,7 +11,7 @@ from mlperf_rn50.mlperf.energy import KINDS, NO_COUNTERS, NO_TELEMETRY
 from mlperf_rn50.mlperf.metrics import NodeReads, read_node_reads, read_stragglers
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.study import rcp
-from mlperf_rn50.study.convergence import System
+from mlperf_rn50.study.convergence import System, ratio
 from mlperf_rn50.study.cost import kwh
 from mlperf_rn50.study.scaling import Study
 from mlperf_rn50.study.table import Cell, Ref, Table, figures_cell, number_cell, percent_cell
@@ -307,16 +307,12 @@ def _energy_notes(system: System) -> list[str]:
     return notes
 
 
-def _share(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
-
-
 def _reads_row(system: System, node: NodeReads) -> tuple[Cell, ...]:
     first, later = ((node.path, node.first_line),), ((node.path, node.last_line),)
     return (Cell(system.name), Cell(node.host), number_cell(node.first_bytes / 1e6, ',.2f', first),
-            percent_cell(_share(node.first_new_bytes, node.first_bytes), '.1f', first),
+            percent_cell(ratio(node.first_new_bytes, node.first_bytes), '.1f', first),
             number_cell(None if node.later_bytes is None else node.later_bytes / 1e6, ',.2f', later),
-            percent_cell(_share(node.later_new_bytes, node.later_bytes), '.1f', later))
+            percent_cell(ratio(node.later_new_bytes, node.later_bytes), '.1f', later))
 
 
 def reads_table(study: Study) -> Table:

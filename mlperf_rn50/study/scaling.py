@@ -6,7 +6,7 @@ from functools import cached_property
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.study import rcp
-from mlperf_rn50.study.convergence import System
+from mlperf_rn50.study.convergence import System, ratio
 from mlperf_rn50.study.text import some
 
 UNNAMED = 'unnamed'  # a platform that nobody has named: the default of run.submission_platform
@@ -14,11 +14,6 @@ UNNAMED = 'unnamed'  # a platform that nobody has named: the default of run.subm
 IDENTITY_TOLERANCE = 0.01
 MAX_NAMES = 8  # of systems in a sentence
 MAX_OF_SPLITS = 8  # systems of one number of units that are compared pair by pair
-
-
-def speedup(base_s: float, time_s: float) -> float:
-    """How many times as fast as the base: base_s / time_s."""
-    return base_s / time_s
 
 
 @dataclass(frozen=True)
@@ -64,10 +59,6 @@ def full_speed_share(system: System) -> float | None:
     return epochs * epoch_s / parts.on_clock_s
 
 
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return a / b if a is not None and b else None
-
-
 def has_other_units(system: System, baseline: System) -> bool:
     """Whether two systems count what is not alike: accelerators of two models, or accelerators and ranks on CPUs."""
     models, counts = ((system.accelerator, baseline.accelerator), (system.num_accelerators, baseline.num_accelerators))
@@ -83,13 +74,13 @@ def compare(system: System, baseline: System) -> Comparison | None:
     time_s, base_s = system.time_s, baseline.time_s
     if not time_s or not base_s or _is_other_copy(system, baseline):
         return None
-    units = None if has_other_units(system, baseline) else _ratio(system.num_units, baseline.num_units)
-    total = speedup(base_s, time_s)
-    gain = _ratio(system.images_per_s, baseline.images_per_s)
-    epochs = _ratio(baseline.scored_epochs_mean, system.scored_epochs_mean)
-    share = _ratio(full_speed_share(system), full_speed_share(baseline))
+    units = None if has_other_units(system, baseline) else ratio(system.num_units, baseline.num_units)
+    total = base_s / time_s
+    gain = ratio(system.images_per_s, baseline.images_per_s)
+    epochs = ratio(baseline.scored_epochs_mean, system.scored_epochs_mean)
+    share = ratio(full_speed_share(system), full_speed_share(baseline))
     error = abs(gain * epochs * share / total - 1) if gain and epochs and share else None
-    return Comparison(system, baseline, total, _ratio(total, units), gain, _ratio(gain, units), epochs, share, error)
+    return Comparison(system, baseline, total, ratio(total, units), gain, ratio(gain, units), epochs, share, error)
 
 
 @dataclass(frozen=True)
@@ -109,7 +100,7 @@ def _compare_pair(a: System, b: System) -> Split | None:
     if not a.num_units or not rate_a or not rate_b or None in nodes or nodes[0] == nodes[1] or has_other_units(a, b):
         return None
     fast, slow = (a, b) if rate_a >= rate_b else (b, a)
-    times = _ratio(slow.time_s, fast.time_s)
+    times = ratio(slow.time_s, fast.time_s)
     return Split(a.num_units, fast, slow, max(rate_a, rate_b) / min(rate_a, rate_b) - 1, times - 1 if times else None)
 
 
@@ -268,13 +259,10 @@ def _kind(system: System) -> tuple:
 
 def make_studies(systems: Sequence[System], baseline: str | None = None,
                  price_per_node_hour: float | None = None) -> list[Study]:
-    """The studies of some systems, each against its smallest that converged.
+    """The studies of some systems, each against its smallest that converged; raise UserError for no such baseline.
 
     Args:
         baseline: name of a system that all with its data and target are compared with instead.
-
-    Raises:
-        UserError: there is no such system.
     """
     groups: dict[tuple, list[System]] = {}
     chosen = [s for s in systems if s.name == baseline]

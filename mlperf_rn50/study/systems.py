@@ -44,11 +44,7 @@ def _logs_below(path: Path) -> tuple[list[Path], list[OSError]]:
 
 
 def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSError]]:
-    """The logs that are named, or lie in or below a folder that is, by folder; and what could not be listed.
-
-    Raises:
-        UserError: a path holds none.
-    """
+    """The logs that paths are or hold, by folder, and what cannot be listed; raise UserError where one has none."""
     found: dict[Path, dict[Path, None]] = {}
     faults: dict[str, OSError] = {}
     for path in paths:

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.browser
 DESK = {'viewport': {'width': 1400, 'height': 900}}
 PHONE = {'viewport': {'width': 400, 'height': 860}, 'has_touch': True, 'is_mobile': True}
 SCREENS = pytest.mark.parametrize('screen', [DESK, PHONE], ids=['desk', 'phone'])
-PAGES = pytest.mark.parametrize('name', ['sweep', 'rounds'])
 
 
 def write_rounds(folder):
@@ -69,9 +68,9 @@ def column(table, head):
     return [cell.inner_text() for cell in cells.all()]
 
 
-def frame(page, title, number=0):
-    """A table with its title and what belongs to it."""
-    return page.locator('.frame', has=page.get_by_role('heading', name=title, exact=True)).nth(number)
+def frame(page, title):
+    """The first table with a title, and what belongs to it."""
+    return page.locator('.frame', has=page.get_by_role('heading', name=title, exact=True)).first
 
 
 ANSWER, ALL = 'Epochs to converge and time to train', 'All systems'
@@ -172,7 +171,7 @@ def test_pictures_tell_their_values_to_mouse_and_keyboard(open_page):
     assert tip.inner_text() == ''
 
 
-@PAGES
+@pytest.mark.parametrize('name', ['sweep', 'rounds'])
 @SCREENS
 def test_nothing_is_wider_than_the_screen(open_page, name, screen):
     page = open_page(name, **screen)

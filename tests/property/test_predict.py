@@ -87,19 +87,11 @@ PUBLISHED_BASES = [(k, b) for k in load_published() if (b := base_of(k))]
 SPLITS = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 16)), min_size=1, max_size=5, unique=True)
 
 
-@given(st.sampled_from(PUBLISHED_BASES), SPLITS, st.none() | st.integers(1, 100_000), st.booleans(),
-       st.floats(1e-6, 1e9))
-def test_the_knee_lies_between_the_fastest_and_the_cheapest(start, splits, batch, is_strong, price):
+@given(st.sampled_from(PUBLISHED_BASES), SPLITS, st.none() | st.integers(1, 100_000), st.booleans())
+def test_any_layouts_of_a_published_system_have_an_answer(start, splits, batch, is_strong):
     known, base = start
-    asked = Asked(tuple(splits), batch, is_strong=is_strong, price=price)
-    answer = make_answer(asked, Source(base, PUBLISHED_LINK, (known,)))
+    answer = make_answer(Asked(tuple(splits), batch, is_strong=is_strong), Source(base, PUBLISHED_LINK, (known,)))
+    assert all(row.refusal or row.step_s > 0 for row in answer.rows)
     for row in answer.timed:
-        assert answer.fastest.minutes <= row.minutes and answer.cheapest.node_hours <= row.node_hours
+        assert answer.fastest.minutes <= row.minutes and row.efficiency > 0
         assert row.node_hours == pytest.approx(row.minutes / 60 * row.layout.num_nodes)
-        assert 0 < answer.cost(row) < math.inf and row.efficiency > 0
-        # From the knee on, a share of time costs a larger share of node-hours, and before it a smaller one.
-        times, costs = (math.log(getattr(row, name) / getattr(answer.knee, name)) for name in ('minutes', 'node_hours'))
-        assert times + costs >= -1e-9
-    if answer.timed:
-        assert answer.fastest.minutes <= answer.knee.minutes <= answer.cheapest.minutes
-        assert answer.cheapest.node_hours <= answer.knee.node_hours <= answer.fastest.node_hours

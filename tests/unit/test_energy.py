@@ -133,7 +133,6 @@ def studies(tmp_path):
             for node in range({1: 1, 2: 2 - number, 4: 0, 8: 0}[nodes]):
                 write_node(tmp_path / f's/{nodes}x1', f'n{node}', steady(cpu=100 + 100 * number, gpu=300), number)
     write_node(tmp_path / 's/8x1', 'n1', [line(0, event='run_start', clock_s=0.0), line(1, cpu_percent=1.0)])
-
     return lambda price=None: make_studies(load_systems([tmp_path]), None, price)
 
 

@@ -1,4 +1,4 @@
-"""Files that grow by lines, on disks that take no more, and files that are read without trust."""
+"""Files that grow by lines, on disks that take no more; files and folders that are read without trust."""
 import errno
 import os
 import resource
@@ -6,19 +6,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from helpers import call
+from lines import write_set
 
 from mlperf_rn50.errors import EXIT_FAILED, StorageError
 from mlperf_rn50.files import (
+    MAX_LINE_BYTES,
     LineFile,
     parse_json,
     read_text,
     storage_error,
     temporaries_in,
     temporary_of,
+    walk,
     write_atomically,
     writing,
 )
+from mlperf_rn50.jsonl import decode, read_lines
 
 FULL = Path('/dev/full')
 
@@ -126,6 +132,69 @@ def test_untrusted_text_and_json_are_bounded(tmp_path):
     for endless in (Path('/dev/zero'), tmp_path / 'pipe'):
         with pytest.raises(OSError, match='not a file'):
             read_text(endless, 1000)
+        assert list(read_lines(endless, Step)) == []
     for text in ('[' * 100_000, '{"a":' * 100_000):
         with pytest.raises(ValueError, match='nested too deeply'):
             parse_json(text)
+
+
+class Step(msgspec.Struct):
+    step: int
+    loss: float | None = None
+
+
+@pytest.mark.parametrize('content', ['{"step": "1"}', '{"step": 1, "loss": NaN}', '[1]', '', '{"step": 1',
+                                     '[' * 100_000, b'\xff'])
+def test_what_does_not_fit_is_none(content):
+    assert decode(content, Step) is None
+
+
+def test_lines_keep_their_numbers_and_a_torn_one_is_skipped(tmp_path):
+    path = tmp_path / 'steps.jsonl'
+    path.write_text('{"step": 1}\nnoise\n{"other": 2}\n{"step": 3, "loss": 0.5}\n{"step": 4}')
+    assert list(read_lines(path, Step, b'"step"')) == [(1, Step(1)), (4, Step(3, 0.5))]
+    path.write_text('x' * (2 * MAX_LINE_BYTES) + '{"step": 1}\n{"step": 2}\n')
+    assert list(read_lines(path, Step)) == [(2, Step(2))]
+
+
+def test_the_walk_is_that_of_the_standard_library(tmp_path):
+    for name in ('b/c', 'a', 'b/a', 'secret'):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ('b/2', 'b/1', 'a/x', '0'):
+        (tmp_path / name).write_text('')
+    (tmp_path / 'b/link').symlink_to(tmp_path / 'a')
+    (tmp_path / 'loop').symlink_to('loop')
+    (tmp_path / 'gone').symlink_to('nowhere')
+    theirs = [(place, sorted(folders), sorted(names)) for place, folders, names in os.walk(tmp_path)]
+    assert sorted(walk(tmp_path, print)) == sorted(theirs)
+    assert [os.path.relpath(place, tmp_path) for place, _, _ in walk(tmp_path, print)] == [
+        '.', 'a', 'b', 'b/a', 'b/c', 'secret']
+    faults = []
+    assert list(walk(tmp_path / 'none', faults.append)) == []
+    assert [(type(e), e.filename) for e in faults] == [(FileNotFoundError, str(tmp_path / 'none'))]
+
+
+@pytest.fixture
+def deep(tmp_path):
+    """Makes folders of a name in each other; the lowest is the working folder until it is removed."""
+    here = os.getcwd()
+
+    def deep(name):
+        os.chdir(tmp_path)
+        for _ in range(1500):  # more than Python calls deep
+            os.mkdir(name)
+            os.chdir(name)
+        return tmp_path / name
+    yield deep
+    os.chdir(here)
+    subprocess.run(['rm', '-rf', *tmp_path.iterdir()], check=True)  # shutil.rmtree calls itself
+
+
+@pytest.mark.parametrize('command, said', [('report', 'result_1.txt  converged'), ('check', '2 logs')])
+def test_logs_below_very_many_folders_are_read(deep, command, said):
+    top = deep('d')
+    write_set('.', 2)
+    done = call(command, top)
+    assert done.stderr == '' and said in done.stdout
+    done = call(command, deep('ddd'))  # longer than any system takes
+    assert done.returncode in (1, 2) and 'File name too long' in done.stdout + done.stderr

@@ -9,7 +9,6 @@ from made_systems import studies_of, study_of
 
 from mlperf_rn50.mlperf.telemetry import find_telemetry
 from mlperf_rn50.study import report_tables, systems
-from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.report_plots import draw_study
 from mlperf_rn50.study.report_tables import notes_of, runs_table
 from mlperf_rn50.study.report_text import render_table
@@ -80,12 +79,6 @@ def test_notes_beyond_a_number_are_counted(studies, monkeypatch):
     whole = notes_of(studies[0])
     monkeypatch.setattr(report_tables, '_MAX_NOTES', 1)
     assert notes_of(studies[0]) == [whole[0], f'{len(whole) - 1} more such notes are in the JSON of the report']
-
-
-def test_what_a_system_has_is_looked_up_once(studies):
-    system = studies[0].systems[0]
-    for name in ('converged', 'scored', 'parts', 'epoch_s', 'warnings', 'eval_period', 'training_lines', 'num_units'):
-        assert name in dir(System) and getattr(system, name) is getattr(system, name) and name in vars(system), name
 
 
 def test_a_folder_is_searched_for_samples_of_nodes_once(tmp_path):

@@ -36,7 +36,6 @@ def run_of(tmp_path):
       epoch(2, {'n1': 4, 'n2': 0}, n1=20, n2=30), epoch(3, {'n1': 2, 'n2': 0}, n1=12, n2=30)],
      [('n1', 10, 10, 16, 3, 2, 4), ('n2', 30, 30, 30, 0, 2, 4)]),
     ([epoch(2, n1=7), epoch(1, n1=5), epoch(2, n1=9)], [('n1', 5, None, 9, None, 2, 3)]),  # trained again
-    ([epoch(1, n1=5)], [('n1', 5, None, None, None, 1, 1)]),
     ([epoch(1, n1=5), epoch(2, {'n1': 3}, n1=5), epoch(3, n1=5)], [('n1', 5, None, 5, None, 1, 3)]),
     (['not json', '[' * 100_000, '[]', epoch(0, n1=5), epoch(1.5, n1=5), epoch('1', n1=5), epoch(10**7, n1=5),
       epoch(1, n1=-1), epoch(1, n1='many'), epoch(1, n1=10**19), '{"event": "epoch", "epoch": 1, "record_bytes": [1]}',

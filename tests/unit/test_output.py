@@ -1,11 +1,11 @@
-"""Output that nobody takes: a reader that went away ends a command as it ends others, a full disk is one line."""
+"""Output that nobody takes, or not all letters of: a reader that went away is no fault, a full disk is one line."""
 import os
 import signal
 import subprocess
 import sys
 
 import pytest
-from helpers import CLI, HANG_LIMIT_S
+from helpers import CLI, HANG_LIMIT_S, run
 from lines import write_set
 
 FULL = 'mlperf-rn50: cannot write the output: No space left on device\n'
@@ -53,3 +53,16 @@ def test_a_closed_output_is_no_fault(log):
     code = f'import os, sys; os.close(1); os.execv(sys.executable, {[*CLI, "report", str(log)]!r})'
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=HANG_LIMIT_S)
     assert (done.returncode, done.stderr) == (0, '')
+
+
+@pytest.mark.parametrize('name, variables', [
+    ('系统', {'PYTHONIOENCODING': 'ascii'}),
+    ('box', {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'})])  # whose names of files are bytes
+def test_letters_that_the_output_lacks_end_no_report(tmp_path, name, variables):
+    folder = write_set(tmp_path / name, 2, epoch_s=lambda k: 10 + k)
+    plain = {k: v for k, v in os.environ.items() if k not in ('PYTHONUTF8', 'PYTHONIOENCODING')}
+    done = run([*CLI, 'report', folder, '--out', tmp_path / 'out'], env={**plain, **variables})
+    assert done.returncode == 0 and 'Traceback' not in done.stderr, done.stderr
+    assert '\\xb1' in done.stdout and done.stdout.isascii()
+    for file in ('report.md', 'report.html', 'report.csv'):
+        assert name in (tmp_path / 'out' / file).read_bytes().decode(), file

@@ -12,8 +12,18 @@ from matplotlib.image import imread
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, Times, load_published
-from mlperf_rn50.study.predict import NO_COSTS, Base, Epochs, Layout, Link, base_for, base_of, predict_layout
-from mlperf_rn50.study.predict_answer import Asked, make_answer, measured_epochs, own_recipe, published_recipe
+from mlperf_rn50.study.predict import (
+    NO_COSTS,
+    Base,
+    Epochs,
+    Layout,
+    Link,
+    Prediction,
+    base_for,
+    base_of,
+    predict_layout,
+)
+from mlperf_rn50.study.predict_answer import Answer, Asked, make_answer, measured_epochs, own_recipe, published_recipe
 from mlperf_rn50.study.predict_plot import draw_prediction, dump_prediction
 from mlperf_rn50.study.predict_sources import Power, Source, load_source
 from mlperf_rn50.study.predict_tables import render_json, render_tables
@@ -85,6 +95,8 @@ def test_what_is_not_known_is_refused(base, layout, link, said):
 def test_pairs_are_of_one_maker_round_and_kind():
     many = SETS['dgxa100_n96_ngc20.06_mxnet']
     assert base_for(many, load_published()).known is DGX
+    near = replace(DGX, recipe=replace(DGX.recipe, global_batch_size=400))  # 50 images of each, as 45 of the many
+    assert base_for(many, [DGX, near]).known is near
     assert base_for(SETS['2xXE8545x4A100-SXM-80GB'], load_published()) is None
     assert base_for(many, [replace(DGX, round='v1.0')]) is base_for(many, [replace(DGX, org='Dell')]) is None
     many, unnamed = replace(many, accelerator=None), replace(DGX, accelerator=None)
@@ -184,6 +196,14 @@ def test_a_time_of_another_recipe_or_target_is_not_compared(optimizer, target, i
 def test_from_logs_without_a_schedule_one_node_is_predicted():
     one, two = answer_of(load_source(['dgx1_ngc18.11_mxnet']), (1, 8), (2, 8), is_strong=True).rows
     assert one.minutes and two.refusal.startswith('the logs it would be predicted from declare no schedule')
+
+
+def test_the_knee_is_where_time_begins_to_cost_more_than_it_saves():
+    pairs = (1, 100.0), (2, 52.0), (4, 28.0), (8, 22.0), (16, None)
+    rows = tuple(Prediction(BASE, Layout(n, 2, RECIPE), minutes=m) for n, m in pairs)
+    answer = Answer(20.0, source_of(known()), None, rows)
+    assert answer.cost(answer.knee) == pytest.approx(20 * 4 * 28 / 60)
+    assert [r.layout.num_nodes for r in (answer.fastest, answer.cheapest, answer.knee)] == [8, 1, 4]
 
 
 @pytest.mark.parametrize('source, splits, asked, doubted', [

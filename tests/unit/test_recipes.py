@@ -121,17 +121,14 @@ def test_outside_of_what_is_known_there_is_none(batch, opt_name, target, sets, s
     assert said in str(e.value)
 
 
-def left_out():
+def test_the_errors_of_the_interpolation_are_those_of_the_documentation():
     """Each published recipe beside what its neighbours give for its batch, both of its optimizer and generation."""
+    page, pairs = (ROOT / 'docs/recipes.md').read_text(), []
     for family in families([p for p in fold(load_published()) if p.is_whole]):
         sizes = sorted({p.recipe.global_batch_size for p in family})
         for batches in zip(sizes, sizes[1:], sizes[2:]):
             low, own, high = ([p for p in family if p.recipe.global_batch_size == b] for b in batches)
-            yield from ((p, interpolate(low[0], high[0], batches[1])) for p in own)
-
-
-def test_the_errors_of_the_interpolation_are_those_of_the_documentation():
-    page, pairs = (ROOT / 'docs/recipes.md').read_text(), list(left_out())
+            pairs += [(p, interpolate(low[0], high[0], batches[1])) for p in own]
     lr = [abs(c.recipe.base_lr / p.recipe.base_lr - 1) for p, c in pairs]
     warmup = [abs(c.recipe.warmup_epochs - p.recipe.warmup_epochs) for p, c in pairs]
     epochs = [abs(c.epochs / p.mean_epochs - 1) for p, c in pairs]
@@ -200,7 +197,7 @@ def test_the_command_writes_a_file_that_a_dry_run_takes(tmp_path):
     assert text.startswith('# mlperf-rn50 recipe --global-batch-size 1664 --nodes 2 --ranks-per-node 4 --out ')
     assert 'Expected: 35 epochs' in text and 'DellEMC' in text and 'lars_eta' not in text and 'momentum' not in text
     config = make_config(choose_recipe(1664), 2, 4)
-    assert resolve_config(out, [], PARSER) == config
+    assert resolve_config(out, [], PARSER) == config and config.train.eval_offset == 2
     assert render_config(config, ['a\x1b[31m', 'b']).startswith('# a?[31m\n# b\n')
     done = call('train', '--config', out, '--dry-run')
     assert done.returncode == 0 and 'ranks                 8\n' in done.stdout and 'warning' not in done.stdout

@@ -17,7 +17,6 @@ from mlperf_rn50.study.reference import (
     find_published,
     has_same_recipe,
     introduce,
-    is_behind,
     reached,
     recipe_of,
     stand,
@@ -94,14 +93,6 @@ def test_spreads_are_pooled_by_the_part_of_the_schedule():
     assert typical_spreads(sets)[5] == pytest.approx(((0.0002 + 2 * 0.0016) / 3) ** 0.5)
     by_drop = typical_spreads([known(((28, 0.4), (32, 0.6)), ((28, 0.5), (32, 0.61)), recipe=STEPS)])
     assert by_drop == {-1: pytest.approx(0.1 / 2 ** 0.5), -2: pytest.approx(0.01 / 2 ** 0.5)}
-
-
-def test_the_alarm_wants_two_evaluations_in_a_row():
-    bands = band(reference(CURVE, shifted(0.001), spreads=dict.fromkeys(range(11), 0.005)), range(60))
-    low, high = shifted(-0.05), CURVE
-    assert not is_behind(bands, low[:1]) and is_behind(bands, low[:2]) and is_behind(bands, [high[0], *low[1:3]])
-    assert not is_behind(bands, [low[0], high[1], low[2]]) and not is_behind(bands, [*low[:2], high[2]])
-    assert not is_behind(bands, [*low[:3], (50, 0.1)])  # no reference there
 
 
 def said(curve, found=None):

@@ -176,14 +176,19 @@ def test_a_copy_with_another_seed_is_no_run_of_its_own(tmp_path):
     assert (found['num_runs'], found['num_converged'], found['score_minutes']) == (5, 4, None)
 
 
-def test_a_folder_that_cannot_be_read_is_named(tree, monkeypatch):
-    scan = os.scandir
+def deny(monkeypatch, function, part):
+    """A function of os may not look at paths with some part in them."""
+    allowed = getattr(os, function)
 
-    def refuse(path):
-        if str(path).endswith('2n'):
+    def refuse(path, **keys):
+        if part in str(path):
             raise PermissionError(13, 'Permission denied', str(path))
-        return scan(path)
-    monkeypatch.setattr(os, 'scandir', refuse)
+        return allowed(path, **keys)
+    monkeypatch.setattr(os, function, refuse)
+
+
+def test_a_folder_that_cannot_be_read_is_named(tree, monkeypatch):
+    deny(monkeypatch, 'scandir', '2n')
     study = study_of(tree)
     assert study.systems[2].refusal == 'the folder cannot be read: Permission denied'
     assert study.baseline.name == '1n' and [c is None for c in study.comparisons] == [False, False, True]
@@ -194,13 +199,7 @@ def test_a_folder_that_cannot_be_read_is_named(tree, monkeypatch):
 
 def test_a_description_in_a_folder_that_may_not_be_entered_is_left_out(tmp_path, monkeypatch):
     folder = write_set(tmp_path / 'us/results/box/resnet', 1)
-    stat = os.stat
-
-    def refuse(path, **keys):
-        if 'systems' in str(path):
-            raise PermissionError(13, 'Permission denied', str(path))
-        return stat(path, **keys)
-    monkeypatch.setattr(os, 'stat', refuse)
+    deny(monkeypatch, 'stat', 'systems')
     assert any('box.json cannot be read: Permission denied; left out' in w for w in only(folder).warnings)
 
 
