@@ -181,11 +181,7 @@ def _walk(folder: Path) -> list[Path]:
 
 
 def find_logs(paths: Sequence[Path]) -> list[Path]:
-    """The files that are named, and every result_*.txt in or below a folder that is.
-
-    Raises:
-        UserError: a folder holds none.
-    """
+    """The files that are named, and every result_*.txt in or below a folder that is; UserError where it has none."""
     found: dict[Path, None] = {}
     for path in paths:
         logs = _walk(path) if path.is_dir() else [path]
@@ -196,12 +192,7 @@ def find_logs(paths: Sequence[Path]) -> list[Path]:
 
 
 def check_logs(paths: Sequence[Path], rulesets: Sequence[str] | None, division: str | None) -> Iterator[CheckedLog]:
-    """The same for several logs; one of many that cannot be read does not end the others.
-
-    Raises:
-        UserError: there is one log, and it cannot be read.
-        NotInstalled: see check_log.
-    """
+    """The same for several logs; one of many that cannot be read does not end the others, which NotInstalled does."""
     for path in paths:
         try:
             yield check_log(path, rulesets, division)

@@ -120,11 +120,7 @@ class Found:
         return mark.time_s - self.single[keys.RUN_START][0].time_s
 
     def add(self, line: int, event: Event) -> None:
-        """Takes one event in.
-
-        Raises:
-            ValueError: the log goes on with another run.
-        """
+        """Takes one event in; ValueError where the log goes on with another run."""
         mark = Mark(event.time_s, line, len(self.resumes))
         key = event.key
         if self.format == 'MLPv0.5.0':
@@ -254,18 +250,14 @@ class Found:
         if epoch is None:
             self.warn(mark.line, f'{key} names no epoch; left out')
         elif epoch in where:
-            self._keep_first(where[epoch], mark, epoch, key)
+            if not self.resumes:  # a resumed run repeats what came after its checkpoint
+                first = where[epoch] if isinstance(where[epoch], Mark) else where[epoch][0]
+                is_same = abs(mark.time_s - first.time_s) <= _SAME_MOMENT_S
+                self.warn(mark.line, f'{key} of epoch {epoch} stands before, too; the first counts',
+                          _SAME_MOMENT if is_same else f'{key} of an epoch stands before, too; the first counts')
         elif len(where) >= _MAX_KEPT:
             self.warn(mark.line, f'more than {_MAX_KEPT} {key}; the rest is left out')
         else:
             where[epoch] = value
             return True
         return False
-
-    def _keep_first(self, kept: Any, mark: Mark, epoch: int, key: str) -> None:
-        """Says that an epoch has the same event again, unless a resumed run repeats what came after its checkpoint."""
-        first = kept if isinstance(kept, Mark) else kept[0]
-        if not self.resumes:
-            is_same = abs(mark.time_s - first.time_s) <= _SAME_MOMENT_S
-            self.warn(mark.line, f'{key} of epoch {epoch} stands before, too; the first counts',
-                      _SAME_MOMENT if is_same else f'{key} of an epoch stands before, too; the first counts')

@@ -121,8 +121,6 @@ def _joules_between(readings: Readings, start_s: float, stop_s: float) -> float:
     first_s, last_s = max(start_s, readings[0][0]), min(stop_s, readings[-1][0])
     if last_s - first_s < _MIN_SHARE * (stop_s - start_s):
         raise _Unmeasured(f'its samples cover {max(0.0, last_s - first_s):.1f} of {stop_s - start_s:.1f} s')
-    if last_s <= first_s:
-        return 0.0
     joules = _joules_at(readings, last_s) - _joules_at(readings, first_s)
     if joules > _MAX_DEVICE_W * (last_s - first_s):
         raise _Unmeasured(f'{joules / (last_s - first_s):,.0f} W is more than any device takes')
@@ -172,27 +170,24 @@ def _last_s(node: _Node) -> float:
     return last.last_s - last.start[0] + last.start[1] if last and last.start else 0.0
 
 
-def _find_fault(run: Run, nodes: Sequence[_Node], kind: str) -> str | None:
-    """Why the nodes that were sampled do not tell of the run."""
+def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
+    """Whether the nodes that were sampled are those of the run."""
     if not nodes:
-        return NO_TELEMETRY
+        raise _Unmeasured(NO_TELEMETRY)
     if not any(kind in n.kinds for n in nodes):
-        return NO_COUNTERS
+        raise _Unmeasured(NO_COUNTERS)
     if run.num_nodes != len(nodes):
-        return f'nodes with telemetry: {len(nodes)}, in the log: {run.num_nodes or "not said"}'
+        raise _Unmeasured(f'nodes with telemetry: {len(nodes)}, in the log: {run.num_nodes or "not said"}')
     boots: dict[str, str] = {}
     for node in nodes:
         if node.boot and boots.setdefault(node.boot, node.host) != node.host:
-            return f'{boots[node.boot]} and {node.host} are one machine, whose counters would count twice'
-    return None
+            raise _Unmeasured(f'{boots[node.boot]} and {node.host} are one machine, whose counters would count twice')
 
 
 def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, until_s: float | None = None) -> Energy:
     """Return the energy of a run up to a time of its clock; None: to its end, or as far as all nodes tell without one.
 
-    Args:
-        files: what telemetry.find_telemetry finds beside it, where that is known.
-    """
+    files: what telemetry.find_telemetry finds beside it, where that is known."""
     nodes = [_read_node(path) for path in files_of(run, files)]
     told_s = max(0.0, min(map(_last_s, nodes), default=0.0))
     seconds = next(s for s in (until_s, run.time_to_train_s, told_s) if s is not None)
@@ -200,8 +195,7 @@ def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, unt
     reasons = {}
     for kind in KINDS:
         try:
-            if fault := _find_fault(run, nodes, kind):
-                raise _Unmeasured(fault)
+            _check_nodes(run, nodes, kind)
             found[kind] = {n.host: _node_joules(n, kind, seconds) for n in nodes}
         except _Unmeasured as e:
             reasons[kind] = str(e)

@@ -1,4 +1,5 @@
 """From what the lines of a log say, and the description beside it, to a Run: what counts, and what contradicts it."""
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -224,8 +225,9 @@ class Facts:
         return max(seconds, 0.0)
 
     def _optimizer(self) -> Mapping[str, Any]:
-        plain = (int, float, str, bool, type(None))
-        return MappingProxyType({k: v if isinstance(v, plain) else repr(v)[:200]
+        def is_plain(value: Any) -> bool:  # and no NaN, which JSON does not have
+            return isinstance(value, (int, str, type(None))) or isinstance(value, float) and math.isfinite(value)
+        return MappingProxyType({k: v if is_plain(v) else repr(v)[:200]
                                  for k, v in sorted(self.found.optimizer.items())})
 
     def _course(self, is_sound: bool) -> dict[str, Any]:

@@ -39,11 +39,7 @@ class NotInstalled(UserError):
 
 
 def import_official(module: str) -> Any:
-    """A module of mlperf-logging, which is large and no part of an ordinary installation.
-
-    Raises:
-        NotInstalled: it, pandas or scipy is not installed.
-    """
+    """A module of mlperf-logging, which is large and no part of an ordinary installation; NotInstalled without it."""
     try:
         return importlib.import_module(f'mlperf_logging.{module}')
     except ImportError as e:
@@ -51,12 +47,9 @@ def import_official(module: str) -> Any:
 
 
 def claimed_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file that claim to be of a log, with their numbers.
+    """Yield the lines of a file that claim to be of a log, with their numbers; UserError where it cannot be read.
 
     They end where the official parser ends them, at carriage returns too.
-
-    Raises:
-        UserError: the file cannot be read.
     """
     try:
         with open(path, encoding='latin-1', newline='\n', opener=regular_file) as f:
@@ -150,6 +143,7 @@ def _run_checker(lines: list[Any], ruleset: str) -> list[str]:
 
 def _explain(message: str, lines: list) -> str:
     """An official message as a person would say it."""
+    message = re.sub(r"v\['(value|metadata)'\]", r'\1', message)
     if m := re.match(r"Required EXACTLY_ONE occurrence of '(\w+)' but found (\d+)", message):
         return f'{m[1]} stands {m[2]} times, expected once'
     if m := re.match(r"Required AT_LEAST_ONE occurrence of (.+?)(?: but found 0)?$", message):
@@ -157,21 +151,17 @@ def _explain(message: str, lines: list) -> str:
     if m := re.match(r"CHECK for '(\w+)' failed in line \d+:\n(.*)\nfailed test: (.+)", message):
         values = [line.value for line in lines if line.full_string == m[2]]
         got = f'{values[0]["value"]!r}, {values[0]["metadata"]}' if values else m[2][:80]
-        return f'{m[1]}: got {got}, which fails the test {_plain(m[3])}'
+        return f'{m[1]}: got {got}, which fails the test {m[3].strip()}'
     if m := re.match(r'Failed checks for (\w+) : (.+)', message):
         best = [a for line in lines if line.key == m[1] and (a := line.value['value']) is not None]
         hint = f'; the best is {max(best)}' if best and all(isinstance(a, (int, float)) for a in best) else ''
-        return f'{m[1]}: no line passes the test {_plain(m[2])}{hint}'
+        return f'{m[1]}: no line passes the test {m[2].strip()}{hint}'
     if "s['sgd_decay']" in message:
         return ('optimizer keys: expected opt_learning_rate_decay_boundary_epochs for sgd, or the decay steps, decay '
                 'power, weight decay and epsilon of lars, and none of the other')
     if 'initialized_tensors' in message:
         return 'weights_initialization: the tensors are not exactly those of ResNet-50 as the rules name them'
     return ' '.join(message.split('\ncurrent context')[0].split())[:200]
-
-
-def _plain(test: str) -> str:
-    return re.sub(r"v\['(value|metadata)'\]", r'\1', test.strip())
 
 
 @dataclass(frozen=True)
@@ -211,12 +201,9 @@ def _copy(home: Path, place: Path) -> Path:
 
 
 def judge_tree(home: Path, ruleset: str) -> TreeVerdict:
-    """Return what the official tools say of a tree.
+    """Return what the official tools say of a tree; NotInstalled without mlperf-logging.
 
-    The logs must have passed check_results first: the official checker builds file names from values of the log.
-
-    Raises:
-        NotInstalled: mlperf-logging is not there.
+    The logs must have passed package.judge_runs first: the official checker builds file names from values of the log.
     """
     with tempfile.TemporaryDirectory() as place:
         tree = _copy(home, Path(place, 'tree'))

@@ -1,17 +1,22 @@
 """A submission tree: built of a set of runs that keeps the rules, and judged when it is finished.
 
+The rules on a set hold whatever the layout of its tree: which sets are refused, and what is odd about one.
 Source: MLPerf training submission rules; the layout of v1.0 and later rounds.
 """
 import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlperf_rn50
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import dump_json, writing_folder
+from mlperf_rn50.mlperf.check import check_log
+from mlperf_rn50.mlperf.copies import find_copies
 from mlperf_rn50.mlperf.describe_system import (
     check_description,
     data_note,
@@ -22,12 +27,13 @@ from mlperf_rn50.mlperf.describe_system import (
 )
 from mlperf_rn50.mlperf.description import load_env
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.mlperf.official import Finding, judge_tree
+from mlperf_rn50.mlperf.official import Finding, find_danger, judge_tree
 from mlperf_rn50.mlperf.rulesets import ROUNDS
 from mlperf_rn50.mlperf.run import Run
-from mlperf_rn50.mlperf.set_rules import check_results, check_set, find_oddities
-from mlperf_rn50.mlperf.submitted_code import copy_code, missing_code, own_code, write_runs, write_scripts
+from mlperf_rn50.mlperf.submitted_code import copy_code, missing_code, write_runs, write_scripts
 
+_NUM_RESULTS = 5
+_MAX_WARNINGS = 3  # of a log that are said here; report says all
 _SAME_SCORE_MINUTES = 0.005  # scores that differ by less are written alike, or are rounded
 CODE_FOLDER = 'benchmarks/resnet/implementations/mlperf_rn50'  # in a tree
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
@@ -45,7 +51,7 @@ class Order:
 
     @property
     def checkout(self) -> Path:
-        return self.code or own_code()
+        return self.code or Path(mlperf_rn50.__file__).parent.parent
 
     @property
     def ruleset(self) -> str:
@@ -130,9 +136,7 @@ def _merge(source: Path, target: Path) -> None:
 def make_package(runs: Sequence[Run], order: Order) -> Package:
     """Builds the tree and has it checked; a set that a rule refuses leaves nothing behind.
 
-    Raises:
-        UserError: a name is taken or cannot be a folder's, or the folder cannot be written.
-    """
+    UserError where a name is taken or cannot be a folder's, or the folder cannot be written."""
     check_order(order)
     refusals, of_logs = judge_runs(runs, order.ruleset)
     if refusals:
@@ -156,10 +160,63 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
     return Package(order.home, (), oddities, findings, notes, score, flaws)
 
 
+def _check_set(runs: Sequence[Run]) -> list[str]:
+    """The rules that a set breaks, whatever its single logs say; a sentence each."""
+    refusals = []
+    if len(runs) != _NUM_RESULTS:
+        refusals.append(f'a ResNet result is {_NUM_RESULTS} runs; here are {len(runs)}')
+    failed = [r for r in runs if r.status != 'converged']
+    if len(failed) > 1:
+        refusals.append(f'one run of five may fail; here {len(failed)} did: '
+                        + ', '.join(f'{r.path.name} ({r.status})' for r in failed))
+    refusals += [f'{r.path.name}: is still being written' for r in runs if r.status == 'running']
+    refusals += [f'{r.path.name}: a log that spans a resume is not that of one timed run'
+                 for r in runs if r.num_resumes]
+    refusals += [copy.text for copy in find_copies(runs)]
+    divisions = sorted({str(r.division) for r in runs if r.status != 'unreadable'})
+    if len(divisions) > 1:
+        refusals.append(f'a set has one division; the logs name {", ".join(divisions)}')
+    if 'closed' in divisions and not all(r.is_imagenet for r in runs):
+        refusals.append('the closed division trains on ImageNet; these logs are of other data')
+    seeds = [r.seed for r in runs if r.seed is not None]
+    if len(set(seeds)) < len(seeds):
+        refusals.append('every run has a seed of its own; here some share one')
+    return refusals + [f'{r.path.name}: is no file' for r in runs if not r.path.is_file()]
+
+
 def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], Finding]:
-    """The rules against a set and its logs, and how many logs pass."""
-    refusals = check_set(runs)
-    return (refusals, ('logs', 'not checked')) if refusals else check_results(runs, ruleset)
+    """Return the rules against a set, else what a ruleset has against more of its logs than the one that may fail; and
+    how many logs pass.
+
+    A log that could steer, stall or crash the official tools is refused whatever the others are.
+    """
+    if refusals := _check_set(runs) or [f'{r.path.name}: {danger}' for r in runs
+                                        if (danger := find_danger(r.path, ruleset))]:
+        return refusals, ('logs', 'not checked')
+    verdicts = [(r, check_log(r.path, [ruleset]).verdicts[0]) for r in runs if r.status != 'unreadable']
+    violations = [f'{r.path.name}: {text}' for r, v in verdicts for text in v.violations]
+    violations += [f'{r.path.name}: did not converge ({r.status})' for r, v in verdicts
+                   if v.passed and r.status != 'converged']
+    good = sum(v.passed for _, v in verdicts)
+    num_failed = len(runs) - sum(v.passed and r.status == 'converged' for r, v in verdicts)
+    tolerated = '; one may fail' if good < len(runs) else ''
+    finding = 'logs', f'{good} of {len(runs)} pass the rules of {ruleset}{tolerated}'
+    return violations if num_failed > 1 else [], finding
+
+
+def find_oddities(runs: Sequence[Run]) -> list[str]:
+    """What to know of an accepted set before anything else: a run that failed, and what is odd about the logs."""
+    result = [f'one of {len(runs)} did not converge ({r.path.name}: {r.status}): it counts as the slowest'
+              for r in runs if r.status != 'converged']
+    counts = Counter(text for r in runs for text in dict.fromkeys(w.text for w in r.warnings))
+    shared = [text for text, count in counts.items() if count == len(runs) > 1]
+    result += [f'all {len(runs)} logs: {text}' for text in shared]
+    for run in runs:
+        own = [w for w in run.warnings if w.text not in shared]
+        result += [f'{run.path.name}{"" if w.line is None else f":{w.line}"}: {w.text}' for w in own[:_MAX_WARNINGS]]
+        if len(own) > _MAX_WARNINGS:
+            result.append(f'{run.path.name}: {len(own) - _MAX_WARNINGS} more of this kind, which report says')
+    return result
 
 
 def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]]) -> Package:

@@ -15,11 +15,7 @@ WRITTEN = ', '.join([V05, *(f'{ruleset} or {name}' for name, ruleset in ROUNDS.i
 
 
 def parse_ruleset(text: str) -> str:
-    """The ruleset of a round, however it is written: 4.0.0, v4.0.0, v4.0 or 4.0.
-
-    Raises:
-        ArgumentTypeError: there is none; names the nearest.
-    """
+    """The ruleset of a round, as 4.0.0, v4.0.0, v4.0 or 4.0; ArgumentTypeError names the one nearest to another."""
     word = text.strip().lower()
     number = word.removeprefix('v')
     found = ROUNDS.get(f'v{number.removesuffix(".0") if number.count(".") == 2 else number}')

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import mlperf_rn50
 from mlperf_rn50.files import dump_json
 from mlperf_rn50.mlperf.describe_system import data_note
 from mlperf_rn50.mlperf.description import beside, load_env, value_at
@@ -55,11 +54,6 @@ def write_scripts(folder: Path, runs: Sequence[Run], system: str) -> None:
         '# ResNet-50 v1.5 on MXNet Gluon: mlperf_rn50\n\n' + (f'**{printable(note)}**\n\n' if note else '')
         + f'1. `setup_{system}.sh`\n2. `preproc_dataset.sh`\n3. `run_and_time_{system}.sh`\n\n'
         '`code/` is the program, `runs_<system>/` the configuration and environment of each run.\n')
-
-
-def own_code() -> Path:
-    """The checkout that the program runs from; what holds its packages where it was installed."""
-    return Path(mlperf_rn50.__file__).parent.parent
 
 
 def missing_code(home: Path) -> list[str]:

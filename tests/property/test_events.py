@@ -1,26 +1,44 @@
-"""Log lines: what is written is read back, and noise is never an event."""
+"""Log lines are read back and noise is no event; damaged and made-up logs: no crash, no success that is not there."""
 import io
 import json
 import logging
 import string
+import sys
 
 import pytest
+from helpers import HANG_LIMIT_S, ROOT, run
 from hypothesis import example, given
 from hypothesis import strategies as st
-from mlperf_compliance import mlperf_log as v05
-from mlperf_compliance import tags
+from invariants import check_report, check_run
+from lines import mllog, run_lines, v05, v06
+from mlperf_compliance import mlperf_log, tags
 from mlperf_logging.mllog.mllog import MLLogger
 
+from mlperf_rn50.mlperf import events, keys
 from mlperf_rn50.mlperf.events import Event, decode_events, encode_v06
 
-KEYS = st.text(string.ascii_letters + string.digits + '_', min_size=1)
+NAMES = st.text(string.ascii_letters + string.digits + '_', min_size=1)
 # Within a value, a marker would start another line: the official parsers cannot read that either.
 TEXTS = st.text().filter(lambda s: ':::' not in s)
 VALUES = st.recursive(st.none() | st.booleans() | st.integers(-2**53, 2**53) | TEXTS
                       | st.floats(allow_nan=False, allow_infinity=False),
                       lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
                       max_leaves=8)
-METADATA = st.dictionaries(KEYS.filter(lambda k: k not in ('file', 'lineno')), VALUES, max_size=3)
+METADATA = st.dictionaries(NAMES.filter(lambda k: k not in ('file', 'lineno')), VALUES, max_size=3)
+KEYS = [value for module in (keys, events) for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, str)] + ['opt_x']
+V05_KEYS = ['run_clear_caches', 'run_set_random_seed', 'input_batch_size', 'eval_size', 'eval_target', 'train_epoch',
+            'eval_start', 'eval_accuracy', 'eval_stop', 'opt_learning_rate', 'run_start', 'run_stop', 'run_final']
+LIKELY_VALUES = VALUES | st.sampled_from([
+    1, 2, 3, 'success', 'resnet', 'lars', 0.76, 64, 1281167, 50000, '4xbox', float('nan'), float('inf'),
+    {'epoch': 1, 'value': 0.5}, {'throughput': 100.0, 'learning_rate': 'x'}, {'success': False}])
+LIKELY_METADATA = st.dictionaries(st.sampled_from(['epoch_num', 'first_epoch_num', 'epoch_count', 'status', 'reason',
+                                                   'is_imagenet', 'clock_s', 'number_of_nodes', 'number_of_ranks',
+                                                   'global_batch_size']), LIKELY_VALUES, max_size=3)
+TIMES = st.floats(-1e5, 1e5)
+LINES = (st.builds(lambda line, k, t, v, m: line(k, t, v, **m), st.sampled_from([mllog, v06]), st.sampled_from(KEYS),
+                   TIMES, LIKELY_VALUES, LIKELY_METADATA)
+         | st.builds(v05, st.sampled_from(V05_KEYS), TIMES, LIKELY_VALUES) | st.text(max_size=20))
 # What other programs leave on the line before ours; a log line itself would be another event.
 PREFIXES = st.text(max_size=20).filter(lambda s: ':' not in s and '\n' not in s)
 
@@ -41,7 +59,7 @@ def logger_into(buffer) -> logging.Logger:
     return logger
 
 
-@given(KEYS, VALUES, METADATA, st.integers(0, 2**41), PREFIXES)
+@given(NAMES, VALUES, METADATA, st.integers(0, 2**41), PREFIXES)
 def test_official_mllog_lines_are_read_back(key, value, metadata, time_ms, prefix):
     buffer = io.StringIO()
     MLLogger(logger_into(buffer)).event(key, value, metadata, time_ms=time_ms)
@@ -54,42 +72,84 @@ def test_official_mllog_lines_are_read_back(key, value, metadata, time_ms, prefi
 @given(st.sampled_from(tags.RESNET_TAGS), VALUES, PREFIXES)
 def test_official_v05_lines_are_read_back(tag, value, prefix):
     buffer = io.StringIO()
-    saved, v05.LOGGER = v05.LOGGER, logger_into(buffer)
+    saved, mlperf_log.LOGGER = mlperf_log.LOGGER, logger_into(buffer)
     try:
-        v05.resnet_print(tag, value)
+        mlperf_log.resnet_print(tag, value)
     finally:
-        v05.LOGGER = saved
+        mlperf_log.LOGGER = saved
     event = decode_line(prefix + buffer.getvalue())
     assert (event.line_format, event.key, event.value) == ('MLPv0.5.0', tag, value)
     assert event.metadata['file'].endswith('test_events.py')
 
 
-@given(KEYS, VALUES, METADATA, st.integers(0, 2**41), PREFIXES)
+@given(NAMES, VALUES, METADATA, st.integers(0, 2**41), PREFIXES)
 def test_v06_lines_are_read_back(key, value, metadata, time_ms, prefix):
     event = Event('MLL', key, time_ms / 1e3, value, metadata)
     assert decode_line(prefix + encode_v06(event)) == event
 
 
-@given(st.text())
-def test_text_without_a_marker_is_no_event(text):
-    if ':::ML' not in text:
-        assert decode_line(text) is None
-
-
-@given(st.sampled_from([':::MLLOG ', ':::MLL ', ':::MLPv0.5.0 ']), st.text())
+@given(st.sampled_from(['', ':::MLLOG ', ':::MLL ', ':::MLPv0.5.0 ']), st.text())
 @example(':::MLLOG ', '[' * 100_000)
 def test_noise_after_a_marker_is_an_event_or_a_value_error(marker, noise):
     try:
         event = decode_line(marker + noise)
     except ValueError:
         return
-    assert event is None or isinstance(event.key, str)
+    assert event is None if not marker and ':::ML' not in noise else event is None or isinstance(event.key, str)
 
 
-@given(KEYS, VALUES, METADATA, st.data())
+@given(NAMES, VALUES, METADATA, st.data())
 def test_a_torn_line_is_an_error_and_never_another_event(key, value, metadata, data):
     line = ':::MLLOG ' + json.dumps({'namespace': '', 'time_ms': 1, 'event_type': 'POINT_IN_TIME', 'key': key,
                                      'value': value, 'metadata': metadata})
     cut = data.draw(st.integers(len(':::MLLOG '), len(line) - 1))
     with pytest.raises(ValueError):
         decode_line(line[:cut])
+
+
+@pytest.fixture(scope='module')
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp('log') / 'result_0.txt'
+
+
+def write(path, lines):
+    path.write_text('\n'.join(lines), errors='replace')
+    return path
+
+
+@given(lines=st.lists(LINES, max_size=30))
+@example(lines=[mllog('lars_epsilon', 0, float('inf'))])
+def test_made_up_lines(path, lines):
+    if check_run(write(path, lines)):
+        check_report(path)
+
+
+@given(data=st.data())
+def test_a_damaged_log_never_becomes_another_success(path, data):
+    """Whatever lines are lost, doubled, moved or cut: epochs and target can be missed, never invented."""
+    lines = run_lines((0.5, 0.6, 0.7), status='success')  # says success, and never reached 75.9 %
+    for _ in range(data.draw(st.integers(1, 6))):
+        i, j = (data.draw(st.integers(0, len(lines) - 1)) for _ in (1, 2))
+        match data.draw(st.sampled_from(['lose', 'double', 'move', 'cut', 'join'])):
+            case 'lose':
+                lines.pop(i)
+            case 'double':
+                lines.insert(j, lines[i])
+            case 'move':
+                lines.insert(j, lines.pop(i))
+            case 'cut':
+                lines[i] = lines[i][:data.draw(st.integers(0, len(lines[i])))]
+            case 'join':
+                lines[i] += lines[j]
+    found = check_run(write(path, lines))
+    assert found is None or found.status != 'converged' or found.division != 'closed'
+
+
+@pytest.mark.parametrize('num_runs', [1000, pytest.param(15000, marks=pytest.mark.slow)])
+def test_a_coverage_guided_fuzzer_finds_nothing(tmp_path, num_runs):
+    """tests/fuzz_reader.py runs as long as one likes; here for a number of inputs."""
+    # Started by another process: the fuzzer takes the peak memory of the one it was forked from for its own.
+    done = run(['timeout', HANG_LIMIT_S, sys.executable, ROOT / 'tests/fuzz_reader.py', f'-runs={num_runs}', '-seed=1',
+                '-max_len=6000', f'-artifact_prefix={tmp_path}/', tmp_path, ROOT / 'tests/logs'])
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert f'Done {num_runs} runs' in done.stderr

@@ -3,7 +3,6 @@ import json
 import logging
 import re
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,8 +61,8 @@ def test_a_terminal_shows_a_bar_with_the_time_left(monkeypatch, capsys):
     progress = EpochProgress(logging.getLogger('none'), 0, 5, 2)
     progress.update(1.5, 0.1, 100.0)
     progress._bar.refresh()
-    assert re.search(r'epoch 1:\s+60%\|.*3/5 \[\d+:\d+<\d+:\d+.*100 img/s, loss 1.500, lr 0.1', capsys.readouterr().err)
     progress.close()
+    assert re.search(r'epoch 1:\s+60%\|.*3/5 \[\d+:\d+<\d+:\d+.*100 img/s, loss 1.500, lr 0.1', capsys.readouterr().err)
 
 
 def test_tensorboard_on_a_full_disk(tmp_path, monkeypatch):
@@ -80,9 +79,7 @@ def test_telemetry_on_a_full_disk_ends_the_run_from_its_thread(tmp_path, monkeyp
     sink = Sampled(sampler)
     sink.see(STEP)
     monkeypatch.setattr(sampler._file, '_file', open(FULL, 'ab', buffering=0))
-    deadline = time.monotonic() + HANG_LIMIT_S
-    while sampler._thread.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    sampler._thread.join(HANG_LIMIT_S)
     assert_named(sink, STEP, 'telemetry_0_n1.jsonl')
     sink.close()
 
