@@ -4,16 +4,15 @@ Each trial trains on 80,000 images (4 epochs), by launch/configs/cifar10_cpu.yam
 in bfloat16, which takes about the same epochs. The official validation images take no part.
 Usage: .venv/bin/python benchmarks/cifar10_search.py NAME [OPTIONS of mlperf-rn50 train]    (runs in logs/run/NAME)
 """
-import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
 
-from compare import HUGE_PAGES, OURS, ROOT
+from compare import HUGE_PAGES, OURS, ROOT, read_metrics
 
 from mlperf_rn50.data.cifar10 import cifar10
-from mlperf_rn50.data.prepare import Packing, pack
+from mlperf_rn50.data.prepare import pack
 
 DATA, RUNS = ROOT / 'data/cifar10_part', ROOT / 'logs/run'
 NUM_TRAIN, NUM_HELD = 20_000, 5_000
@@ -28,8 +27,7 @@ def prepare() -> None:
     if not (DATA / 'manifest.json').exists():
         whole = cifar10(None)
         DATA.mkdir(parents=True, exist_ok=True)
-        pack(replace(whole, train=whole.train[:NUM_TRAIN], validation=whole.train[-NUM_HELD:]), DATA, Packing(None), 1,
-             skip_damaged=False)
+        pack(replace(whole, train=whole.train[:NUM_TRAIN], validation=whole.train[-NUM_HELD:]), DATA)
 
 
 def main(name: str, options: list[str]) -> None:
@@ -40,8 +38,7 @@ def main(name: str, options: list[str]) -> None:
     command = [OURS, '-m', 'mlperf_rn50', 'train', '--config', 'launch/configs/cifar10_cpu.yaml', '--run.dir',
                RUNS / name, *given, *options]
     done = subprocess.run([str(c) for c in command], cwd=ROOT, env={**os.environ, **HUGE_PAGES})
-    path = RUNS / name / 'metrics.jsonl'
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [{}]
+    lines = read_metrics(RUNS / name)
     if lines[-1].get('status') != 'aborted':  # the target of 100 % is not reached
         sys.exit(done.returncode or 1)
     top1 = next(m['num_top1'] / m['num_images'] for m in reversed(lines) if m['event'] == 'eval')

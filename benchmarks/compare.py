@@ -56,18 +56,27 @@ def bench(*arguments: object) -> list[dict]:
     return run_json(command, **ENVIRONMENT)['tables'][0]['rows']
 
 
-def train_ours(config: Path, seed: int, *options: object) -> dict:
-    """Trains as a user does: how the run ended, and Top-1 after every epoch."""
+def read_metrics(run_dir: Path) -> list[dict]:
+    """The metrics of a run; one that says nothing where there are none."""
+    path = run_dir / 'metrics.jsonl'
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [{}]
+
+
+def train(config: object, *options: object) -> list[dict]:
+    """Trains as a user does, to the target or not; the metrics."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ['launch/local.sh', '--ranks-per-node', 1, '--config', config, '--run-dir', folder,
-                   '--run.seed', seed, *options]
+        command = ['launch/local.sh', '--ranks-per-node', 1, '--config', config, '--run-dir', folder, *options]
         done = subprocess.run([str(c) for c in command], cwd=ROOT, capture_output=True, text=True)
-        path = Path(folder) / 'metrics.jsonl'
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    end = lines[-1] if lines else {}
-    if end.get('status') not in ('converged', 'aborted'):
+        lines = read_metrics(Path(folder))
+    if lines[-1].get('status') not in ('converged', 'aborted'):
         sys.exit(done.stderr)
-    top1 = [m['num_top1'] / m['num_images'] for m in lines if m['event'] == 'eval']
+    return lines
+
+
+def train_ours(config: Path, seed: int, *options: object) -> dict:
+    """How a run ended, and Top-1 after every epoch."""
+    lines = train(config, '--run.seed', seed, *options)
+    end, top1 = lines[-1], [m['num_top1'] / m['num_images'] for m in lines if m['event'] == 'eval']
     return {'time_to_train_s': end['time_to_train_s'], 'epochs': len(top1), 'top1': top1,
             'is_converged': end['status'] == 'converged'}
 

@@ -12,18 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mlperf_rn50.study.known import KnownSet, known_of, load_published
+from mlperf_rn50.study.known import KnownRun, KnownSet, known_of, load_published
 from mlperf_rn50.study.recipes import STEP_SCHEDULE_EPOCHS
-from mlperf_rn50.study.reference import Band, Curve, How, Reference, band, find_published, is_behind, typical_spreads
+from mlperf_rn50.study.reference import Band, Curve, Reference, band, find_published, is_behind, typical_spreads
 from mlperf_rn50.study.systems import load_systems
 
 FAULT_AT = 1 / 3  # of the schedule
 FAULTS = ('stuck', '3 points low', '2 points low')
 
 
-def with_recipe(known: KnownSet, published: Sequence[KnownSet]) -> KnownSet:
+def with_recipe(known: KnownSet) -> KnownSet:
     """Return a set with the recipe of the published one of its name, as logs of v0.5 have less of it."""
-    own = next((s for s in published if s.name == known.name and s.round == known.round), known)
+    own = next((s for s in load_published() if s.name == known.name and s.round == known.round), known)
     return replace(known, recipe=own.recipe)
 
 
@@ -47,64 +47,51 @@ def alarm_at(bands: Mapping[int, Band], curve: Curve) -> int | None:
     return next((curve[i - 1][0] for i in range(1, len(curve) + 1) if is_behind(bands, curve[:i])), None)
 
 
-def bands_of(reference: Reference, known: KnownSet) -> dict[int, Band]:
-    """The bands at the evaluations of a set, by epoch."""
-    return {b.epoch: b for b in band(reference, sorted({e for run in known.runs for e, _ in run.curve}))}
-
-
 def is_one(a: KnownSet, b: KnownSet) -> bool:
     """Whether two sets are of one system: the same name, or the same runs under another."""
     return a.name == b.name or {r.curve for r in a.runs} & {r.curve for r in b.runs} != set()
 
 
-def spreads_for(known: KnownSet, others: Sequence[KnownSet]) -> dict[int, float]:
-    """Return the spreads of the other rounds, or for systems of v0.5 of all others."""
-    return typical_spreads([s for s in others if s.round != known.round or known.recipe.decay == 'step'])
+def reference_of(known: KnownSet, run: KnownRun) -> tuple[str, Reference]:
+    """Return how a run is compared, and with what: with other systems, or else with the other runs of its own.
 
-
-def find(known: KnownSet, published: Sequence[KnownSet]) -> Reference | None:
-    """Return the reference of a system's runs, itself left out."""
-    others = [s for s in published if not is_one(s, known)]
-    found = find_published(known.recipe, others)
-    return found and replace(found, spreads=spreads_for(known, others))
-
-
-def without(known: KnownSet, run_name: str) -> Reference:
-    """Return the other runs of its own system, for a run of a system that no other has the recipe of."""
-    rest = replace(known, runs=tuple(r for r in known.runs if r.name != run_name))
+    Spreads are those of the other rounds, or for systems of v0.5, whose rates drop, of all others.
+    """
+    is_step = known.recipe.decay == 'step'
     others = [s for s in load_published() if not is_one(s, known)]
-    return Reference('same', known.recipe, (rest,), spreads_for(known, others))
+    spreads = typical_spreads([s for s in others if s.round != known.round or is_step])
+    if found := find_published(known.recipe, others):
+        return found.how, replace(found, spreads=spreads)
+    rest = replace(known, runs=tuple(r for r in known.runs if r.name != run.name))
+    return 'own, step' if is_step else 'own', Reference('same', known.recipe, (rest,), spreads)
 
 
 @dataclass
 class Tally:
     """The flagged runs of a kind, by fault, and the latest point at which."""
 
-    sets: int = 0
+    systems: set[str] = field(default_factory=set)
     runs: int = 0
     flagged: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     latest: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def add(self, bands: Mapping[int, Band], curve: Curve, length: float) -> None:
+    def add(self, known: KnownSet, run: KnownRun, bands: Mapping[int, Band]) -> None:
+        self.systems.add(known.name)
         self.runs += 1
-        for name, bent in faults(curve, length).items():
+        for name, bent in faults(run.curve, length_of(known)).items():
             at = alarm_at(bands, bent)
             self.flagged[name] += at is not None
-            self.latest[name] = max(self.latest[name], (at or 0) / length)
+            self.latest[name] = max(self.latest[name], (at or 0) / length_of(known))
 
 
-def replay(sets: Sequence[KnownSet], published: Sequence[KnownSet]) -> dict[str, Tally]:
+def replay(sets: Sequence[KnownSet]) -> dict[str, Tally]:
     """Return the tallies by how the references match; 'own' for systems whose own other runs are all there is."""
-    tallies: dict[str, Tally] = {}
+    tallies: dict[str, Tally] = defaultdict(Tally)
     for known in sets:
-        found = find(known, published)
-        how: How | str = found.how if found else 'own, step' if known.recipe.decay == 'step' else 'own'
-        tally = tallies.setdefault(how, Tally())
-        tally.sets += 1
-        bands = bands_of(found, known) if found else None
+        epochs = sorted({e for run in known.runs for e, _ in run.curve})
         for run in known.converged:
-            own = bands if bands is not None else bands_of(without(known, run.name), known)
-            tally.add(own, run.curve, length_of(known))
+            how, reference = reference_of(known, run)
+            tallies[how].add(known, run, band(reference, epochs))
     return tallies
 
 
@@ -113,18 +100,17 @@ NAMES = {'same': 'same recipe, other systems', 'like': 'like recipe, other syste
 
 
 def main() -> int:
-    published = load_published()
-    sets: Sequence[KnownSet] = published
+    sets: Sequence[KnownSet] = load_published()
     if len(sys.argv) > 1:
         systems = load_systems([Path(p) for p in sys.argv[1:]])
-        sets = [with_recipe(k, published) for k in map(known_of, systems) if k and k.is_imagenet]
+        sets = [with_recipe(k) for k in map(known_of, systems) if k and k.is_imagenet]
     print('| compared with | sets | runs | false alarms | stuck found | 3 points low | 2 points low | latest, of the '
           'schedule |')
     print('|---|---|---|---|---|---|---|---|')
-    for how, t in sorted(replay(sets, published).items(), key=lambda pair: list(NAMES).index(pair[0])):
+    for how, t in sorted(replay(sets).items(), key=lambda pair: list(NAMES).index(pair[0])):
         shares = [f'{t.flagged[f]} ({t.flagged[f] / t.runs:.0%})' for f in ('good', *FAULTS)]
         latest = ', '.join(f'{t.latest[f]:.2f}' for f in FAULTS)
-        print(f'| {NAMES[how]} | {t.sets} | {t.runs} | {" | ".join(shares)} | {latest} |')
+        print(f'| {NAMES[how]} | {len(t.systems)} | {t.runs} | {" | ".join(shares)} | {latest} |')
     return 0
 
 

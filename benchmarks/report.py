@@ -2,7 +2,7 @@
 
 Trees of made-up v0.7 logs (62 to 90 epochs, an evaluation after each, one run in 20 short of the target)
 are written once; the report of each is made by a process of its own. CPU: of that process and those that it starts.
-Memory: the most that all of them held at once (PSS, looked at every 0.2 s), and the largest process alone.
+Memory: of the largest of them.
 Usage: .venv/bin/python benchmarks/report.py [SYSTEMSxRUNS ...] [CHECKOUT ...]
 """
 import os
@@ -43,38 +43,16 @@ def write_tree(folder: Path, num_systems: int, num_runs: int) -> Path:
     return folder
 
 
-def descendants(pid: int) -> list[int]:
-    """A process and all below it."""
-    try:
-        children = Path(f'/proc/{pid}/task/{pid}/children').read_text().split()
-    except OSError:
-        return []
-    return [pid, *(d for c in children for d in descendants(int(c)))]
-
-
-def pss_mb(pid: int) -> float:
-    """Memory of a process, of what it shares with others its share."""
-    try:
-        found = re.search(r'^Pss: +(\d+) kB', Path(f'/proc/{pid}/smaps_rollup').read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return int(found[1]) / 1024 if found else 0.0
-
-
 def measure(checkout: Path, tree: Path, out: Path) -> str:
     """Seconds and MB of a report."""
     start = time.perf_counter()
     program = subprocess.Popen([OURS, '-m', 'mlperf_rn50', 'report', tree, '--out', out, '--format', 'html'],
                                cwd=checkout, env={**os.environ, 'PYTHONPATH': str(checkout)}, stderr=subprocess.DEVNULL)
-    peak, ended = 0.0, 0
-    while not ended:
-        peak = max(peak, sum(map(pss_mb, descendants(program.pid))))
-        time.sleep(0.2)
-        ended, code, usage = os.wait4(program.pid, os.WNOHANG)
+    _, code, usage = os.wait4(program.pid, 0)
     wall = time.perf_counter() - start
     program.returncode = os.waitstatus_to_exitcode(code)
     pages = sum(p.stat().st_size for p in out.glob('report.html')) / 1e6
-    return (f'wall {wall:7.1f} s  CPU {usage.ru_utime + usage.ru_stime:7.1f} s  all {peak:5.0f} MB  '
+    return (f'wall {wall:7.1f} s  CPU {usage.ru_utime + usage.ru_stime:7.1f} s  '
             f'largest {usage.ru_maxrss / 1024:5.0f} MB  page {pages:5.1f} MB  exit code {program.returncode}')
 
 

@@ -37,11 +37,11 @@ def curve_of(row):
 
 
 def make_run(row, target):
-    """Name, seed, status, epochs, seconds and curve of a run."""
+    """Name, status, epochs, seconds and curve of a run."""
     curve = curve_of(row)
     is_over = row['status'] in ('', 'success') and curve[-1][1] >= target
-    return [row['file'], number(row['seed']), 'converged' if is_over else 'aborted', int(row['epochs']),
-            round(float(row['seconds']), 3), curve]
+    status = 'converged' if is_over else 'aborted'
+    return [row['file'], status, int(row['epochs']), round(float(row['seconds']), 3), curve]
 
 
 def make_optimizer(row):
@@ -63,14 +63,14 @@ def make_set(rows):
     """The facts of a system."""
     row, target = rows[0], V05_TARGET if rows[0]['round'] == 'v0.5' else TARGET
     runs = [make_run(r, target) for r in rows]
-    converged = [(run, r) for run, r in zip(runs, rows) if run[2] == 'converged']
+    converged = [(run, r) for run, r in zip(runs, rows) if run[1] == 'converged']
     times = make_times(statistics.fmean(float(r['train_epoch_mean_s']) for _, r in converged),
-                       [(run[4], run[3], len(run[5]), float(r['eval_s'])) for run, r in converged])
-    minutes = score_minutes([run[4] if run[2] == 'converged' else None for run in runs])
-    mean_s = statistics.fmean(run[4] for run, _ in converged)
+                       [(run[3], run[2], len(run[4]), float(r['eval_s'])) for run, r in converged])
+    minutes = score_minutes([run[3] if run[1] == 'converged' else None for run in runs])
+    mean_s = statistics.fmean(run[3] for run, _ in converged)
     return {'round': row['round'], 'org': row['org'], 'name': row['system'], 'num_nodes': int(row['nodes']),
             'num_accelerators': int(row['gpus']), 'num_ranks': number(row['ranks_in_log']),
-            'accelerator': None if row['accelerator'] == 'N/A' else row['accelerator'], 'framework': row['framework'],
+            'accelerator': None if row['accelerator'] == 'N/A' else row['accelerator'],
             'global_batch_size': int(row['global_batch_size']), 'target_accuracy': target,
             'optimizer': make_optimizer(row), 'unlogged': make_unlogged(row),
             'time_s': round(60 * minutes if minutes else mean_s, 3),

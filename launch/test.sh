@@ -29,10 +29,14 @@ run_tests() {
     pytest --dist loadfile --no-loadscope-reorder "$@" || [ $? = 5 ]
 }
 # The files that use MXNet, DALI or Horovod in a call of their own: the others then stay small.
+# The second call is made whatever the first found.
 run_quick() {
+    local failed=0
     for packages in light training; do
-        run_tests --packages "$packages" --numprocesses "$(nproc)" -m 'not slow and not cluster and not browser' "$@"
+        run_tests --packages "$packages" --numprocesses "$(nproc)" -m 'not slow and not cluster and not browser' "$@" ||
+            failed=1
     done
+    return "$failed"
 }
 run_quick "$@"
 [ "$scope" = all ] || exit 0

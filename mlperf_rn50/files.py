@@ -11,7 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlperf_rn50.errors import StorageError
+from mlperf_rn50.errors import ConfigError, StorageError
+
+MAX_LINE_BYTES = 1 << 20  # of a line of a log or of metrics
 
 # What a disk says that is full, over its quota, failing or no longer to be written.
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
@@ -87,6 +89,18 @@ def read_bytes(path: Path) -> bytes:
     """Return the content of a regular file; raise OSError as regular_file does."""
     with open(path, 'rb', opener=regular_file) as f:
         return f.read()
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a regular file with their numbers; of one that is too long, its start; raise OSError."""
+    with open(path, 'rb', opener=regular_file) as f:
+        for number in itertools.count(1):
+            line = part = f.readline(MAX_LINE_BYTES)
+            if not line:
+                return
+            while part and not part.endswith(b'\n'):
+                part = f.readline(MAX_LINE_BYTES)
+            yield number, line
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -174,6 +188,15 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as e:
         raise storage_error(path, e) from e
+
+
+@contextmanager
+def writing_folder(folder: Path, option: str = '--out') -> Iterator[None]:
+    """Turn an OSError into the ConfigError that names the option and its folder."""
+    try:
+        yield
+    except OSError as e:
+        raise ConfigError(f'{option}: {folder}: {e.strerror}; choose a folder that can be written') from e
 
 
 def _disk_of(path: Path) -> str:

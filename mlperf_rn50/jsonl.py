@@ -7,9 +7,8 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from mlperf_rn50.files import regular_file
+from mlperf_rn50.files import MAX_LINE_BYTES, numbered_lines, regular_file
 
-MAX_LINE_BYTES = 1 << 20
 _MAX_LINES = 1 << 22
 _MAX_LOOK_BYTES = 1 << 26
 _LAST_BYTES = 64  # before the place where reading stopped, by which a file is known again
@@ -31,11 +30,9 @@ def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[i
         mark: bytes that a line must contain to be decoded.
     """
     try:
-        with open(path, 'rb', opener=regular_file) as f:
-            lines = itertools.islice(iter(lambda: f.readline(MAX_LINE_BYTES), b''), _MAX_LINES)
-            for number, line in enumerate(lines, start=1):
-                if mark in line and line.endswith(b'\n') and (value := decode(line, kind)) is not None:
-                    yield number, value
+        for number, line in itertools.islice(numbered_lines(path), _MAX_LINES):
+            if mark in line and line.endswith(b'\n') and (value := decode(line, kind)) is not None:
+                yield number, value
     except OSError:
         return
 

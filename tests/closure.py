@@ -11,42 +11,26 @@ TRAINING = {'mxnet', 'nvidia', 'horovod'}
 _COMMANDS = {'bench', 'classify', 'evaluate', 'export', 'prepare', 'train'}
 
 
+def _nodes(node: ast.AST, is_whole: bool) -> Iterator[ast.AST]:
+    """All nodes under one, or those that run when a module is imported: not in functions or `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        is_left_out = (isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or
+                       isinstance(child, ast.If) and 'TYPE_CHECKING' in ast.unparse(child.test))
+        if is_whole or not is_left_out:
+            yield child
+            yield from _nodes(child, is_whole)
+
+
 @cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-def _modules(nodes: Iterator[ast.AST]) -> frozenset[str]:
+def imports(path: Path, is_whole: bool = True) -> frozenset[str]:
+    """The modules imported anywhere in a file, or when it is imported; for 'from a import b' both a and a.b."""
     found: set[str] = set()
-    for node in nodes:
+    for node in _nodes(ast.parse(path.read_text()), is_whole):
         if isinstance(node, ast.Import):
             found.update(a.name for a in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.update([node.module, *(f'{node.module}.{a.name}' for a in node.names)])
     return frozenset(found)
-
-
-@cache
-def imports(path: Path) -> frozenset[str]:
-    """The modules imported anywhere in a file; for 'from a import b' both a and a.b."""
-    return _modules(ast.walk(_tree(path)))
-
-
-def _at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run when a module is imported: functions are left out, as is `if TYPE_CHECKING`."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            continue
-        if isinstance(child, ast.If) and 'TYPE_CHECKING' in ast.unparse(child.test):
-            continue
-        yield child
-        yield from _at_import(child)
-
-
-@cache
-def first_imports(path: Path) -> frozenset[str]:
-    """The modules imported when a file is imported."""
-    return _modules(_at_import(_tree(path)))
 
 
 def files_of(module: str) -> Iterator[Path]:
@@ -66,16 +50,16 @@ def closure(modules: frozenset[str]) -> set[str]:
         module = left.pop()
         if module not in found:
             found.add(module)
-            left |= {m for path in files_of(module) for m in first_imports(path)}
+            left |= {m for path in files_of(module) for m in imports(path, is_whole=False)}
     return found
 
 
 @cache
 def needs_training_packages(path: Path) -> bool:
     """Whether a test file may import MXNet, DALI or Horovod into the process of the tests."""
-    strings = {n.value for n in ast.walk(_tree(path)) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    strings = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
     if 'helpers.call' in imports(path) and strings & _COMMANDS:
         return True
     # What a fixture imports is for the tests that name it, which import the same.
-    modules = imports(path).union(*(first_imports(p) for p in path.parent.glob('conftest.py')))
+    modules = imports(path).union(*(imports(p, is_whole=False) for p in path.parent.glob('conftest.py')))
     return any(m.split('.')[0] in TRAINING for m in closure(modules))

@@ -56,6 +56,15 @@ def call(*arguments) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
+def write_files(folder: Path, files, mode: int = 0o644) -> None:
+    """Writes texts under the names of a dict, such as those of a made-up /sys."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'{text}\n')
+        path.chmod(mode)
+
+
 def wait_for(is_reached, is_alive, describe, pause_s=0.05):
     """Waits until a condition holds while something is alive; returns what it is by then."""
     deadline = time.monotonic() + HANG_LIMIT_S

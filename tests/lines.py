@@ -26,7 +26,7 @@ def v05(key, time_s, value=None):
 
 def run_lines(accuracies=(0.5, 0.76), *, epoch_s=10.0, first_s=None, eval_s=1.0, status='success', seed=1, nodes=1,
               ranks=4, batch=64, target=None, period=1, train_samples=1_281_167, accelerators=True, optimizer=None,
-              division='closed', **extra):
+              division='closed', org='us', platform=None, **extra):
     """The lines of a v0.7+ run: initialisation from -5 s, the clock from 0, an evaluation after every `period` epochs.
 
     Args:
@@ -34,8 +34,8 @@ def run_lines(accuracies=(0.5, 0.76), *, epoch_s=10.0, first_s=None, eval_s=1.0,
         status: of run_stop; None leaves it out.
         extra: keys with their values, logged once.
     """
-    lines = [mllog('submission_benchmark', -6, 'resnet'), mllog('submission_org', -6, 'us'),
-             mllog('submission_division', -6, division), mllog('submission_platform', -6, f'{nodes}xbox'),
+    lines = [mllog('submission_benchmark', -6, 'resnet'), mllog('submission_org', -6, org),
+             mllog('submission_division', -6, division), mllog('submission_platform', -6, platform or f'{nodes}xbox'),
              *[mllog('init_start', -5)] * ranks, mllog('seed', -4, seed), mllog('global_batch_size', -4, batch),
              mllog('opt_name', -4, 'sgd'), mllog('init_stop', -1), mllog('run_start', 0),
              mllog('train_samples', 0, train_samples), mllog('eval_samples', 0, 50000)]

@@ -1,8 +1,22 @@
-"""Systems as logs would make them, with facts that the logs of the tests do not have."""
+"""Studies of folders, and systems as logs would make them, with facts that the logs of the tests do not have."""
 from dataclasses import replace
+from pathlib import Path
 
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.study.convergence import System
+from mlperf_rn50.study.scaling import Study, make_studies
+from mlperf_rn50.study.systems import load_systems
+
+
+def studies_of(*paths: Path, baseline: str | None = None) -> list[Study]:
+    """The studies of the logs under some paths."""
+    return make_studies(load_systems(paths), baseline)
+
+
+def study_of(*paths: Path, baseline: str | None = None) -> Study:
+    """The only study of the logs under some paths."""
+    study, = studies_of(*paths, baseline=baseline)
+    return study
 
 
 def changed(system: System, **facts) -> System:

@@ -1,33 +1,28 @@
 """Prepared data sets of numbered images."""
-import io
+from dataclasses import replace
 
 import numpy as np
-from PIL import Image
 
 from mlperf_rn50.config import Config, DataConfig
-from mlperf_rn50.data.prepare import Packing, pack
-from mlperf_rn50.data.samples import Dataset, Sample
-
-
-def png(pixels) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, 'PNG')
-    return buffer.getvalue()
+from mlperf_rn50.data.prepare import pack
+from mlperf_rn50.data.samples import Dataset, from_pixels
 
 
 def make_config(folder, images, num_val=1, **data) -> Config:
     """A prepared data set whose i-th training image has label i, so that labels tell which samples came."""
-    samples = [Sample(i, f'{i}', png(image)) for i, image in enumerate(images)]
-    pack(Dataset('numbered', 'test', [str(i) for i in range(max(2, len(samples)))], samples, samples[:num_val]),
-         folder, Packing(None), 1, False)
-    side = images[0].shape[0]
-    keys = dict(dir=str(folder), dataset='numbered', num_train=len(images), num_val=num_val,
-                num_classes=max(2, len(images)), image_size=side, resize_shorter=side, crop='none',
-                mirror_probability=0.0, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), num_threads=1, read_threads=2)
+    samples, num_classes, side = from_pixels(images, range(len(images)), ''), max(2, len(images)), len(images[0])
+    pack(Dataset('numbered', 'test', [str(i) for i in range(num_classes)], samples, samples[:num_val]), folder)
+    keys = dict(dir=str(folder), dataset='numbered', num_train=len(images), num_val=num_val, num_classes=num_classes,
+                image_size=side, resize_shorter=side, crop='none', mirror_probability=0.0, mean=(0.0, 0.0, 0.0),
+                std=(1.0, 1.0, 1.0), num_threads=1, read_threads=2)
     return Config(data=DataConfig(**{**keys, **data}))
 
 
-def ramp(n, side=8):
-    """Images that all differ, and whose left and right halves do."""
-    base = np.arange(side * side * 3, dtype=np.uint8).reshape(side, side, 3)
+def with_data(config, **keys) -> Config:
+    return replace(config, data=replace(config.data, **keys))
+
+
+def ramp(n):
+    """Images of 8x8 pixels that all differ, and whose left and right halves do."""
+    base = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
     return [base + np.uint8(i) for i in range(n)]

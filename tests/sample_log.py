@@ -1,9 +1,13 @@
-"""Logs of runs that never were, written by the real writer."""
+"""Logs of runs that never were, written by the real writer: one, or five as a submission is made of."""
+import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from lines import quiet
 
 from mlperf_rn50.config import Config, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
 from mlperf_rn50.mlperf.writer import RunLog
@@ -14,6 +18,19 @@ SGD = Config(run=RunConfig(submission_org='us', submission_platform='here'),
              train=TrainConfig(local_batch_size=8), schedule=ScheduleConfig(base_lr=0.5, warmup_epochs=5))
 LARS = replace(SGD, optimizer=OptimizerConfig('lars'))
 TENSORS = sorted(n for n, p in ResNet(ModelConfig(), 10).collect_params().items() if p.grad_req != 'null')
+SEED = 4_242_424_242  # of the logs that others are made from
+ENV = {'git_commit': None, 'packages': {'mxnet-cu117': '1.9.1', 'horovod': '0.28.1'},
+       'host': {'os_name': 'Debian GNU/Linux 12', 'memory_bytes': 512_000_000_000, 'hardware': {
+           'cpu': {'model': 'Xeon', 'sockets': 2, 'cores_per_socket': 20, 'threads_per_core': 2, 'max_mhz': 3700.0,
+                   'caches': 'L3 55 MiB'},
+           'storage': [{'kind': 'NVMe SSD', 'model': 'x', 'bytes': 1_600_000_000_000}] * 2,
+           'networks': [{'name': 'mlx5_0', 'rate': '100 Gb/sec'}],
+           'gpus': [{'name': 'V100', 'memory.total': '32510 MiB', 'clocks.max.sm': '1530 MHz'}] * 4}}}
+
+
+def closed(config):
+    """The same configuration for the closed division."""
+    return replace(config, run=replace(config.run, submission_division='closed'))
 
 
 def write_run(path, config=SGD, accuracies=(0.1, 0.7595), end='converged', v06=None, cache_clear=True, seed=7,
@@ -64,3 +81,22 @@ def _write(path, v06, config, accuracies, end, cache_clear, seed, batch):
     if end:
         log.run_stop(end)
     log.close()
+
+
+def at_another_pace(log, extra_ms):
+    """A log whose every MLLOG line takes some milliseconds longer, as no two runs have the same times."""
+    return ''.join(re.sub(r'("time_ms": )(\d+)', lambda m, late=i * extra_ms: f'{m[1]}{int(m[2]) + late}', line)
+                   for i, line in enumerate(log.splitlines(keepends=True)))
+
+
+def write_five(folder, config=SGD, num=5, seeds=range(1, 9), env=ENV, ends=(), pace_ms=0, **keys):
+    """A set of runs in a new folder, with env.json and config.yaml; every line takes pace_ms, and k more in run k."""
+    folder.mkdir(parents=True)
+    for k in range(num):
+        end = ends[k] if k < len(ends) else 'converged'
+        path = write_run(folder / f'result_{k}.txt', config, end=end, seed=SEED, **keys)
+        path.write_text(at_another_pace(path.read_text().replace(str(SEED), str(seeds[k])), pace_ms + k))
+        quiet(path)
+        (folder / f'env{f"_{k}" if k else ""}.json').write_text(json.dumps(env))
+        (folder / f'config{f"_{k}" if k else ""}.yaml').write_text('data:\n  dir: /home/me/imagenet\n')
+    return folder

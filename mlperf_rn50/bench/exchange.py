@@ -49,11 +49,7 @@ def measure_sizes(session: Session) -> list[dict[str, Any]]:
 
 
 def bench_exchange(session: Session, case: Case) -> list[Shown]:
-    """Message sizes, then the gradients of a network, and their share of its training step. Complete on rank 0.
-
-    Raises:
-        ConfigError: there is one rank only.
-    """
+    """Message sizes, then the gradients of a network, and their share of its training step. Complete on rank 0."""
     comm = session.comm
     if comm.world_size < 2:
         raise ConfigError('ranks: got 1, expected 2 or more to exchange anything; start it with a launcher, such as '

@@ -18,9 +18,8 @@ from mlperf_rn50.data.pipeline import device_context
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.text import plural
-from mlperf_rn50.system.environment import host_facts
+from mlperf_rn50.system.environment import git_commit, host_facts, package_versions
 from mlperf_rn50.system.launched import omp_threads
-from mlperf_rn50.system.stack import git_commit, package_versions
 from mlperf_rn50.train.comm import Comm
 from mlperf_rn50.train.watch import Position
 
@@ -156,11 +155,7 @@ def describe_machine(num_hosts: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Shown:
-    """A table of a bench: keys of its rows in the JSON form, and how the table shows them.
-
-    Args:
-        rows: by key; None is shown as '-'.
-    """
+    """A table of a bench: keys of its rows in the JSON form, and how the table shows them; None is shown as '-'."""
 
     title: str
     columns: tuple[tuple[str, str, str], ...]

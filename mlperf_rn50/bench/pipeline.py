@@ -56,14 +56,7 @@ def measure_pipeline(session: Session, cache: str) -> dict[str, Any]:
 
 def bench_pipeline(session: Session, threads: list[int], batch_sizes: list[int], caches: list[str],
                    node_images_per_s: float | None) -> list[Shown]:
-    """Measures the grid; then what nodes of a training speed read.
-
-    Args:
-        node_images_per_s: training speed of a node; None for the fastest pipeline measured.
-
-    Raises:
-        ConfigError: the configuration has no files to read.
-    """
+    """Measures the grid; then what nodes of a training speed read, None for that of the fastest pipeline measured."""
     config = session.config
     if config.data.synthetic:
         raise ConfigError('data.synthetic: got true, expected false: bench data reads the files of data.dir')

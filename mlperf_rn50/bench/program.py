@@ -2,16 +2,9 @@
 from pathlib import Path
 from typing import Any
 
+from mlperf_rn50.bench import measure
 from mlperf_rn50.bench.exchange import bench_exchange
-from mlperf_rn50.bench.measure import (
-    Session,
-    Shown,
-    describe_machine,
-    parse_list,
-    parse_numbers,
-    render_json,
-    render_tables,
-)
+from mlperf_rn50.bench.measure import Session, Shown, parse_list, parse_numbers
 from mlperf_rn50.bench.operators import bench_operators
 from mlperf_rn50.bench.pipeline import CACHES, bench_pipeline
 from mlperf_rn50.bench.steps import Case, bench_steps, make_cases
@@ -28,11 +21,7 @@ from mlperf_rn50.train.watch import Position
 
 
 def run_bench(config: Config, options: Any, position: Position) -> str:
-    """Measures what was asked for; called by all ranks.
-
-    Returns:
-        The text to print on rank 0, '' on the others.
-    """
+    """Measures what was asked for, called by all ranks; the text to print on rank 0, '' on the others."""
     counts = parse_numbers('--ranks', options.ranks) if options.ranks else [launched_size() or 1]
     comm = open_comm(config.comm.compression, counts, position.exchange, sharing_of(config))
     telemetry = _open_telemetry(config, comm)
@@ -45,10 +34,10 @@ def run_bench(config: Config, options: Any, position: Position) -> str:
     num_hosts = comm.sum([comm.local_rank == 0])[0]
     if comm.rank:
         return ''
-    machine = describe_machine(num_hosts)
+    machine = measure.describe_machine(num_hosts)
     if options.format == 'json':
-        return render_json(options.kind, machine, shown)
-    return render_tables(machine, shown)
+        return measure.render_json(options.kind, machine, shown)
+    return measure.render_tables(machine, shown)
 
 
 def _open_telemetry(config: Config, comm: Comm) -> Telemetry:

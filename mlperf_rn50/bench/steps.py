@@ -124,11 +124,7 @@ def measure_case(session: Session, case: Case) -> dict[str, Any]:
 
 
 def bench_steps(session: Session, cases: list[Case]) -> list[Shown]:
-    """Measures the cases one after another; ranks that a case does not need wait. Complete on rank 0.
-
-    Raises:
-        ConfigError: there are fewer ranks than a case needs, or its values do not go together.
-    """
+    """Measures the cases one after another; ranks that a case does not need wait. Complete on rank 0."""
     comm = session.comm
     for case in cases:
         if case.num_ranks > comm.world_size:

@@ -101,7 +101,7 @@ def _run(argv: Sequence[str]) -> int:
     parser = _OwnParser()
     own = parser.parse_args(argv[:place])
     if own.version:
-        from mlperf_rn50.system.stack import render_stack
+        from mlperf_rn50.system.environment import render_stack
         print(render_stack())
         return EXIT_OK
     names = command_names()

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
     from mlperf_rn50.model.weights import Description
-    from mlperf_rn50.train.confusions import Confusion
-    from mlperf_rn50.train.evaluate import Accuracy
+    from mlperf_rn50.train.evaluate import Accuracy, Confusion
     from mlperf_rn50.train.watch import Position
 
 EPILOG = """examples:
@@ -66,9 +65,8 @@ def _evaluate(config: Config, kept: Kept, options: Namespace, position: Position
     from mlperf_rn50.model.zoo import restore_model
     from mlperf_rn50.system.topology import leave_openmp_to_engine
     from mlperf_rn50.train.comm import open_comm, sharing_of
-    from mlperf_rn50.train.confusions import ConfusionMatrix
     from mlperf_rn50.train.device import device_id_of
-    from mlperf_rn50.train.evaluate import evaluate
+    from mlperf_rn50.train.evaluate import ConfusionMatrix, evaluate
     position.now('start-up')
     comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
     data, device_id = config.data, device_id_of(config, comm)

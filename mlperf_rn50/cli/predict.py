@@ -83,24 +83,21 @@ def run(argv: Sequence[str]) -> int:
 
 def _predict(options: Namespace) -> int:
     """Predict what is asked for, write and print it; fail where all layouts are refused."""
-    from mlperf_rn50.study.known import load_published
     from mlperf_rn50.study.predict_answer import Asked, make_answer
     from mlperf_rn50.study.predict_sources import load_source
     from mlperf_rn50.study.predict_tables import render_json, render_tables
-    from mlperf_rn50.study.predict_validation import validate
     splits = _splits(options.layouts)
     source = load_source(options.sources, options.system, splits[0][1], options.local_batch_size, options.link_gbit_s)
     answer = make_answer(Asked(tuple(splits), options.global_batch_size, options.local_batch_size, options.strong,
                                options.optimizer, options.target, options.price_per_node_hour), source)
-    validation = validate(load_published())
     if options.out:
         from mlperf_rn50.study.predict_plot import dump_prediction
-        print(f'mlperf-rn50: wrote {dump_prediction(answer, validation, Path(options.out))}', file=sys.stderr)
+        print(f'mlperf-rn50: wrote {dump_prediction(answer, Path(options.out))}', file=sys.stderr)
     if options.format == 'json':
-        print(render_json(answer, validation))
+        print(render_json(answer))
     else:
         title = partial(paint, colour='bold') if options.format == 'table' and has_colour(sys.stdout) else str
-        print(render_tables(answer, validation, options.format == 'markdown', title))
+        print(render_tables(answer, options.format == 'markdown', title))
     return EXIT_OK if answer.predicted else EXIT_FAILED
 
 
@@ -128,10 +125,9 @@ def _validate(options: Namespace, parser: Parser) -> int:
               '--format json': options.format == 'json'}
     if asked := [name for name, value in beside.items() if value]:
         raise option_error(f'--validate: got {", ".join(asked)} beside it, expected a TREE or nothing', parser)
-    from mlperf_rn50.study.known import load_published
-    from mlperf_rn50.study.predict_validation import render_validation, validate, validate_systems
+    from mlperf_rn50.study.predict_validation import render_validation, validate_published, validate_systems
     from mlperf_rn50.study.systems import load_systems
-    validation = (validate(load_published()) if options.validate is _PACKAGED else
+    validation = (validate_published() if options.validate is _PACKAGED else
                   validate_systems(load_systems([Path(options.validate)])))
     print(render_validation(validation, options.format == 'markdown'))
     return EXIT_OK if validation.predicted else EXIT_FAILED

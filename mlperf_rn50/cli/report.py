@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
     if options.rows and options.format != 'csv':
         raise ConfigError(f'--rows: got --format {options.format}, expected --format csv')
     from mlperf_rn50.study.report_data import render_csv, render_evaluations_csv, render_json
-    from mlperf_rn50.study.report_text import render_markdown, render_table
+    from mlperf_rn50.study.report_text import render_markdown, render_table, terminal_style
     from mlperf_rn50.study.scaling import make_studies
     from mlperf_rn50.study.systems import load_systems
     systems = load_systems([Path(p) for p in options.paths])
@@ -59,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
         from mlperf_rn50.study.report_plots import draw_study
         print(render_html(studies, [draw_study(s) for s in studies], Path.cwd()))
     elif options.format == 'table' and has_colour(sys.stdout):
-        print(render_table(studies, lambda text: paint(text, 'bold'), paint_status))
+        print(render_table(studies, terminal_style(lambda text: paint(text, 'bold'), paint_status)))
     else:
         csv = render_evaluations_csv if options.rows == 'evaluations' else render_csv
         print({'table': render_table, 'markdown': render_markdown, 'csv': csv,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, count, repeat
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import imagesize
 import mxnet as mx
@@ -35,8 +35,6 @@ from mlperf_rn50.data.shards import (
     first_reads,
 )
 from mlperf_rn50.errors import DataError
-
-T = TypeVar('T')
 
 # DALI makes these at run time, where a type checker does not see them.
 types: Any = dali_types
@@ -243,20 +241,6 @@ def _run(pipe: Pipeline) -> Any:
         raise DataError(f'the input pipeline failed: {" ".join(str(e).split())[:300]}') from e
 
 
-def _batches(pipe: Pipeline, left_over: Iterator[int], sizes: deque[tuple[int, int]], num_valid: Iterable[int],
-             context: mx.Context) -> Iterator[Batch]:
-    """Batches of a pipeline, paired with how many of each count and the bytes read for it.
-
-    left_over: one for each batch that still comes out before them, to be thrown away.
-    """
-    for _ in left_over:
-        _run(pipe)
-    is_kept = keeps_outputs(pipe)
-    for valid in num_valid:
-        images, labels = (to_mxnet(output, is_kept, context) for output in _run(pipe))
-        yield Batch(images, labels.reshape((-1,)), valid, *sizes.popleft())
-
-
 def made_up_inputs(batch_size: int) -> Inputs:
     """A batch of one made-up JPEG of the size that is usual in ImageNet, 500 by 375 pixels, without any crop."""
     noise = np.random.default_rng(0).integers(0, 256, (47, 63, 3), np.uint8)
@@ -272,34 +256,23 @@ def train_steps(shard: Shard, first_step: int) -> Iterator[tuple[int, int, int]]
             yield *divmod(step, shard.steps_per_epoch), micro
 
 
-def make_ahead(make: Callable[[int], T], first: int) -> Iterator[T]:
-    """make(first), make(first + 1), ... without end: each in a thread while the one before is used, the first at once.
-    """
-    pool = ThreadPoolExecutor(1, 'ahead')
-    first_made = pool.submit(make, first)
-
-    def results() -> Iterator[T]:
-        made = first_made
-        for number in count(first + 1):
-            result, made = made.result(), pool.submit(make, number)
-            yield result
-    return results()
-
-
 def train_requests(data: DataConfig, shard: Shard, seed: int, first_step: int) -> Iterator[Request]:
-    """What every forward pass reads from a global step on; the order of its epoch is drawn from this call on."""
-    is_known = np.zeros(shard.num_samples, bool)
+    """What every forward pass reads from a global step on.
+
+    The order of an epoch is drawn in a thread while the one before is read; that of the first from this call on.
+    """
+    is_known, pool = np.zeros(shard.num_samples, bool), ThreadPoolExecutor(1, 'ahead')
 
     def draw(epoch: int) -> tuple[np.ndarray, np.ndarray]:
         order = epoch_order(shard, seed, epoch)
         return order, first_reads(shard, order, is_known)
-    orders = make_ahead(draw, first_step // shard.steps_per_epoch)
+    first_drawn = pool.submit(draw, first_step // shard.steps_per_epoch)
 
     def requests() -> Iterator[Request]:
-        current = -1
+        current, drawn = -1, first_drawn
         for epoch, step, micro in train_steps(shard, first_step):
             if epoch != current:
-                current, (order, is_first) = epoch, next(orders)
+                current, (order, is_first), drawn = epoch, drawn.result(), pool.submit(draw, epoch + 1)
             samples = shard.samples(order, step, micro)
             uniforms = augmentation_uniforms(shard, seed, epoch, step, micro, NUM_DRAWS)
             is_mirrored = (alternating_mirrors(samples, seed, epoch) if data.mirror == 'alternating' else
@@ -358,8 +331,15 @@ def _build_batches(records: RecordFile, wanted: Iterator[Request], shard: Shard,
             yield inputs
     pipe, left_over = build_warm(source(), shard.local_batch_size, config, is_training, device_id,
                                  is_warm=device_id is not None and config.train.num_warmup_steps > 0)
-    context = device_context(device_id)
-    return lambda num_valid: _batches(pipe, left_over, sizes, num_valid, context)
+    context, is_kept = device_context(device_id), keeps_outputs(pipe)
+
+    def batches(num_valid: Iterable[int]) -> Iterator[Batch]:
+        for _ in left_over:  # made-up batches, before the first call only
+            _run(pipe)
+        for valid in num_valid:
+            images, labels = (to_mxnet(output, is_kept, context) for output in _run(pipe))
+            yield Batch(images, labels.reshape((-1,)), valid, *sizes.popleft())
+    return batches
 
 
 def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool, device_id: int | None,

@@ -14,7 +14,7 @@ from argparse import Namespace
 from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
-from dataclasses import dataclass
+from itertools import chain
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from threading import Thread
@@ -22,9 +22,10 @@ from threading import Thread
 import numpy as np
 from tqdm import tqdm
 
-from mlperf_rn50.data import sources
+from mlperf_rn50.data.cifar10 import cifar10
+from mlperf_rn50.data.imagenet import imagenet
 from mlperf_rn50.data.records import MANIFEST_FORMAT, MANIFEST_NAME, index_path, load_manifest, parse_index
-from mlperf_rn50.data.samples import Dataset, Sample
+from mlperf_rn50.data.samples import Dataset, Sample, digits, folder
 from mlperf_rn50.data.verify import checksum, checksums_path, dump_array, dump_manifest, print_verdict
 from mlperf_rn50.errors import EXIT_OK, DataError
 from mlperf_rn50.files import HashedFile, read_bytes, sync, write_atomically
@@ -36,15 +37,26 @@ _COPY_BYTES = 1 << 24
 _JPEG_QUALITY = 95
 
 
-@dataclass(frozen=True)
-class Packing:
-    """How images are packed: the shorter side to re-encode to, in pixels; None keeps the files byte for byte."""
+def find_dataset(options: Namespace, name: str) -> Dataset:
+    """The data set that the options of the prepare command mean."""
+    source = Path(options.source) if options.source else None
+    if options.dataset == 'digits':
+        return digits()
+    if options.dataset == 'cifar10':
+        return cifar10(source)
+    if source is None:
+        raise DataError(f'--source: missing; say where the images of {options.dataset} are')
+    if options.dataset == 'imagenet':
+        truth = Path(options.ground_truth) if options.ground_truth else None
+        return imagenet(source, truth, options.allow_partial)
+    return folder(source, name)
 
-    resize_shorter: int | None
 
-
-def pack_image(encoded: bytes, packing: Packing) -> bytes:
+def pack_image(encoded: bytes, resize_shorter: int | None) -> bytes:
     """The bytes to store of an encoded image, which is decoded whole to see that it can be.
+
+    Args:
+        resize_shorter: the shorter side to re-encode to, pixels; None keeps the bytes.
 
     Raises:
         Exception: of any kind, from Pillow, for an image that it cannot decode.
@@ -52,24 +64,24 @@ def pack_image(encoded: bytes, packing: Packing) -> bytes:
     from PIL import Image
     with Image.open(io.BytesIO(encoded)) as image:
         image.load()
-        if packing.resize_shorter is None or min(image.size) == packing.resize_shorter:
+        if resize_shorter is None or min(image.size) == resize_shorter:
             return encoded
-        scale = packing.resize_shorter / min(image.size)
-        width, height = (max(packing.resize_shorter, round(side * scale)) for side in image.size)
+        scale = resize_shorter / min(image.size)
+        width, height = (max(resize_shorter, round(side * scale)) for side in image.size)
         buffer = io.BytesIO()
         resized = image.convert('RGB').resize((width, height), Image.Resampling.BICUBIC)
         resized.save(buffer, 'JPEG', quality=_JPEG_QUALITY)
         return buffer.getvalue()
 
 
-def write_part(stem: Path, first_id: int, samples: list[Sample], packing: Packing) -> int:
+def write_part(stem: Path, first_id: int, samples: list[Sample], resize_shorter: int | None) -> int:
     """Writes <stem>.rec, .idx and, last, .json with the damaged images; returns how many images it read."""
     import mxnet as mx
     damaged = []
     record = mx.recordio.MXIndexedRecordIO(f'{stem}.idx', f'{stem}.rec', 'w')
     for sample_id, sample in enumerate(samples, start=first_id):
         try:
-            stored = pack_image(sample.read(), packing)
+            stored = pack_image(sample.read(), resize_shorter)
         except ModuleNotFoundError:  # Pillow's, for which no image is to blame
             raise
         except Exception as e:  # Pillow's decoders raise errors of many kinds
@@ -82,11 +94,12 @@ def write_part(stem: Path, first_id: int, samples: list[Sample], packing: Packin
     return len(samples)
 
 
-def _write_parts(folder: Path, split: str, samples: list[Sample], packing: Packing, num_workers: int) -> list[Path]:
+def _write_parts(parts: Path, split: str, samples: list[Sample], num_workers: int,
+                 resize_shorter: int | None) -> list[Path]:
     """Writes the parts of a split that are not there yet; returns the stems of all."""
     starts = range(0, len(samples), PART_SIZE)
-    stems = [folder / f'{split}_{i:05d}' for i in range(len(starts))]
-    missing = [(stem, start, samples[start:start + PART_SIZE], packing)
+    stems = [parts / f'{split}_{i:05d}' for i in range(len(starts))]
+    missing = [(stem, start, samples[start:start + PART_SIZE], resize_shorter)
                for stem, start in zip(stems, starts) if not stem.with_suffix('.json').exists()]
     num_done = len(samples) - sum(len(m[2]) for m in missing)
     with tqdm(total=len(samples), initial=num_done, desc=split, unit='img', disable=None) as bar:
@@ -140,7 +153,7 @@ def _damaged(stems: Iterable[Path]) -> list[tuple[str, str]]:
 
 
 def _write_index(rec_path: Path) -> str:
-    """Write the mapped index of a .rec from its .idx; return its SHA-256."""
+    """Writes the mapped index of a .rec from its .idx; returns its SHA-256."""
     return dump_array(index_path(rec_path), parse_index(rec_path.with_suffix('.idx'), rec_path.stat().st_size))
 
 
@@ -183,22 +196,16 @@ def _join(stems: list[Path], target: Path) -> dict:
             'idx_sha256': hashlib.sha256(index.encode()).hexdigest(), 'index_sha256': _write_index(rec_path)}
 
 
-def _fingerprint(dataset: Dataset, packing: Packing) -> str:
-    """What the parts on disk must have been made from to be used again."""
-    digest = hashlib.sha256(repr((PART_SIZE, packing)).encode())
-    for split in (dataset.train, dataset.validation):
-        for s in split:
-            digest.update(f'{s.label} {s.name} {s.size}\n'.encode())
-    return digest.hexdigest()
-
-
-def _open_parts(folder: Path, fingerprint: str) -> None:
-    """Makes the folder of parts, emptied if they were made from something else."""
-    note = folder / 'fingerprint'
-    if folder.exists() and not (note.exists() and note.read_text() == fingerprint):
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(note, fingerprint)
+def _open_parts(parts: Path, dataset: Dataset, resize_shorter: int | None) -> None:
+    """Makes the folder of parts, emptied if they were made from something else, as a note in it says."""
+    digest = hashlib.sha256(repr((PART_SIZE, resize_shorter)).encode())
+    for s in chain(dataset.train, dataset.validation):
+        digest.update(f'{s.label} {s.name} {s.size}\n'.encode())
+    note = parts / 'fingerprint'
+    if parts.exists() and not (note.exists() and note.read_text() == digest.hexdigest()):
+        shutil.rmtree(parts)
+    parts.mkdir(parents=True, exist_ok=True)
+    write_atomically(note, digest.hexdigest())
 
 
 def is_prepared(out: Path, dataset_name: str) -> bool:
@@ -230,17 +237,18 @@ def add_indexes(out: Path) -> list[Path]:
     return added
 
 
-def pack(dataset: Dataset, out: Path, packing: Packing, num_workers: int, skip_damaged: bool) -> dict:
+def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int | None = None,
+         skip_damaged: bool = False) -> dict:
     """Packs a data set into a folder; returns the manifest, which is written last.
 
     Raises:
         DataError: images are damaged and skip_damaged is false.
     """
     parts = out / '.parts'
-    _open_parts(parts, _fingerprint(dataset, packing))
-    splits = {'train': dataset.train, 'validation': dataset.validation}
-    stems = {name: _write_parts(parts, name, samples, packing, num_workers) for name, samples in splits.items()}
-    damaged = _damaged(s for group in stems.values() for s in group)
+    _open_parts(parts, dataset, resize_shorter)
+    stems = {name: _write_parts(parts, name, samples, num_workers, resize_shorter)
+             for name, samples in (('train', dataset.train), ('validation', dataset.validation))}
+    damaged = _damaged(chain.from_iterable(stems.values()))
     if damaged and not skip_damaged:
         listed = out / 'damaged.txt'
         write_atomically(listed, ''.join(f'{name}\t{why}\n' for name, why in damaged))
@@ -248,7 +256,7 @@ def pack(dataset: Dataset, out: Path, packing: Packing, num_workers: int, skip_d
         raise DataError(f'{len(damaged)} images cannot be decoded: {shown}{"; ..." if len(damaged) > 5 else ""}; '
                         f'all are listed in {listed}; replace them, or leave them out with --skip-corrupt')
     manifest = {'format': MANIFEST_FORMAT, 'dataset': dataset.name, 'source': dataset.source,
-                'resize_shorter': packing.resize_shorter, 'classes': dataset.classes,
+                'resize_shorter': resize_shorter, 'classes': dataset.classes,
                 'splits': {name: _join(group, out / name) for name, group in stems.items()},
                 'skipped': [name for name, _ in damaged]}
     dump_manifest(out, manifest)
@@ -271,10 +279,10 @@ def prepare(options: Namespace) -> int:
         print(f'{out}: {name} is already prepared'
               + (f'; added {", ".join(p.name for p in added)}, the images are as they were' if added else ''))
         return EXIT_OK
-    dataset = sources.find(options, name)
+    dataset = find_dataset(options, name)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        manifest = pack(dataset, out, Packing(options.resize_shorter), num_workers, options.skip_corrupt)
+        manifest = pack(dataset, out, num_workers, options.resize_shorter, options.skip_corrupt)
     except OSError as e:
         raise DataError(f'--out: {e.filename or out}: {e.strerror}; finished parts are kept, run it again') from e
     for split, entry in manifest['splits'].items():

@@ -1,10 +1,13 @@
-"""What every source delivers: encoded images with their labels, of pixels in memory or of folders of pictures."""
+"""What every source delivers: encoded images with their labels; from pixels in memory, or folders of pictures."""
 import io
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from mlperf_rn50.errors import DataError
 
 PICTURES = {'.jpeg', '.jpg', '.png', '.bmp', '.webp'}
 
@@ -45,16 +48,15 @@ class Dataset:
     validation: list[Sample]
 
 
-def _png(pixels: np.ndarray) -> bytes:
-    """A uint8 image, (height, width) or (height, width, 3), as PNG."""
+def from_pixels(pixels: Iterable[np.ndarray], labels: Iterable[int], prefix: str) -> list[Sample]:
+    """Images as PNG; each is uint8, (height, width) or (height, width, 3)."""
     from PIL import Image
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, 'PNG')
-    return buffer.getvalue()
-
-
-def from_pixels(pixels: np.ndarray, labels: np.ndarray, prefix: str) -> list[Sample]:
-    return [Sample(int(label), f'{prefix}/{i}', _png(image)) for i, (image, label) in enumerate(zip(pixels, labels))]
+    samples = []
+    for i, (image, label) in enumerate(zip(pixels, labels)):
+        buffer = io.BytesIO()
+        Image.fromarray(image).save(buffer, 'PNG')
+        samples.append(Sample(int(label), f'{prefix}/{i}', buffer.getvalue()))
+    return samples
 
 
 def folder_samples(root: Path, classes: list[str]) -> list[Sample]:
@@ -70,3 +72,32 @@ def folder_samples(root: Path, classes: list[str]) -> list[Sample]:
 
 def split_folder(source: Path, names: tuple[str, ...]) -> Path | None:
     return next((source / n for n in names if (source / n).is_dir()), None)
+
+
+def digits() -> Dataset:
+    """scikit-learn's 1,797 handwritten digits of 8x8 pixels; 360 of them, stratified, for validation."""
+    import sklearn
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+    bunch = load_digits()
+    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+    parts = train_test_split(pixels, bunch.target, test_size=360, stratify=bunch.target, random_state=0)
+    train, validation, train_labels, validation_labels = parts
+    return Dataset('digits', f'sklearn.datasets.load_digits, scikit-learn {sklearn.__version__}', list('0123456789'),
+                   from_pixels(train, train_labels, 'train'),
+                   from_pixels(validation, validation_labels, 'validation'))
+
+
+def folder(source: Path, name: str) -> Dataset:
+    """Pictures in <source>/{train,val}/<class>/; classes are numbered by their sorted names."""
+    train, validation = split_folder(source, ('train',)), split_folder(source, ('val', 'validation', 'test'))
+    if train is None or validation is None:
+        raise DataError(f'--source: {source}: expected folders train/ and val/, each with a folder per class')
+    classes = sorted(p.name for p in train.iterdir() if p.is_dir())
+    result = Dataset(name, str(source), classes, folder_samples(train, classes), folder_samples(validation, classes))
+    unknown = sorted(p.name for p in validation.iterdir() if p.is_dir() and p.name not in classes)
+    if unknown:
+        raise DataError(f'--source: {validation / unknown[0]}: a class that {train} does not have')
+    if not result.train or not result.validation:
+        raise DataError(f'--source: {source}: no pictures ({", ".join(sorted(PICTURES))}) in train/ or val/')
+    return result

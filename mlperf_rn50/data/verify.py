@@ -9,7 +9,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from mlperf_rn50.data.records import MANIFEST_NAME, RecordFile, index_path, load_manifest, parse_index
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, DataError
-from mlperf_rn50.files import read_bytes, regular_file, write_atomically
+from mlperf_rn50.files import regular_file, write_atomically
 
 _BLOCK_BYTES = 1 << 24
 _NUM_NAMED = 10
@@ -56,23 +56,24 @@ def load_checksums(rec_path: Path, entry: dict[str, Any]) -> np.ndarray | None:
     path = checksums_path(rec_path)
     if 'crc_sha256' not in entry:
         return None
+    if problem := _file_problem(path, entry['crc_sha256']):
+        raise DataError(f'{problem}; {_AGAIN}')
+    return np.load(path)
+
+
+def _size_problem(rec_path: Path, entry: dict[str, Any]) -> str:
+    """Return that a .rec is missing or has another size than its entry in the manifest says; '' where it is right."""
     try:
-        content = read_bytes(path)
+        size = rec_path.stat().st_size
     except OSError as e:
-        raise DataError(f'{path}: {e.strerror}; {_AGAIN}') from e
-    if hashlib.sha256(content).hexdigest() != entry['crc_sha256']:
-        raise DataError(f'{path}: not the file whose SHA-256 {MANIFEST_NAME} holds; {_AGAIN}')
-    return np.load(io.BytesIO(content))
+        return f'{rec_path}: {e.strerror}'
+    return '' if size == entry['rec_bytes'] else f'{rec_path}: got {size:,} bytes, expected {entry["rec_bytes"]:,}'
 
 
 def check_size(rec_path: Path, entry: dict[str, Any]) -> None:
     """Raise DataError for a .rec that is missing or has another size than its entry in the manifest says."""
-    try:
-        size = rec_path.stat().st_size
-    except OSError as e:
-        raise DataError(f'{rec_path}: {e.strerror}; {_AGAIN}') from e
-    if size != entry.get('rec_bytes', size):
-        raise DataError(f'{rec_path}: got {size:,} bytes, expected {entry["rec_bytes"]:,}; {_AGAIN}')
+    if problem := _size_problem(rec_path, entry):
+        raise DataError(f'{problem}; {_AGAIN}')
 
 
 def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, seed: int) -> int:
@@ -138,11 +139,6 @@ def _differing(rec_path: Path, index: np.ndarray, checksums: np.ndarray, num_wor
     return sorted(found)
 
 
-def _name_records(positions: list[int]) -> str:
-    named = ', '.join(map(str, positions[:_NUM_NAMED]))
-    return named if len(positions) <= _NUM_NAMED else f'{named} and {len(positions) - _NUM_NAMED:,} more'
-
-
 def _verify_whole(rec_path: Path, entry: dict[str, Any]) -> tuple[bool, str]:
     """Return the verdict on a .rec whose records have no usable checksums, and the line for it."""
     with tqdm(total=entry['rec_bytes'], desc=f'verify {rec_path.stem}', unit='B', unit_scale=True, disable=None) as bar:
@@ -158,31 +154,32 @@ def _verify_records(rec_path: Path, index: np.ndarray, num_workers: int) -> tupl
     """Return the verdict on the records of a .rec, and the line for it."""
     checksums = np.load(checksums_path(rec_path))
     positions = _differing(rec_path, index, checksums, num_workers)
-    if positions:
-        return False, (f'{rec_path}: {len(positions):,} of {len(checksums):,} records are not what was written: '
-                       f'{_name_records(positions)} (counted from 0)')
-    return True, f'{rec_path}: {len(checksums):,} records are as they were written'
+    if not positions:
+        return True, f'{rec_path}: {len(checksums):,} records are as they were written'
+    named = ', '.join(map(str, positions[:_NUM_NAMED]))
+    if len(positions) > _NUM_NAMED:
+        named += f' and {len(positions) - _NUM_NAMED:,} more'
+    return False, (f'{rec_path}: {len(positions):,} of {len(checksums):,} records are not what was written: {named} '
+                   '(counted from 0)')
 
 
-def _verify_split(rec_path: Path, entry: dict[str, Any], num_workers: int) -> tuple[list[str], list[str]]:
-    """Return what is right of the files of a split, and what is not, in lines."""
+def _verify_split(rec_path: Path, entry: dict[str, Any], num_workers: int) -> Iterator[tuple[bool, str]]:
+    """Verdicts on the files of a split, right or wrong, and the line for each."""
     paths = {'index_sha256': index_path(rec_path), 'idx_sha256': rec_path.with_suffix('.idx'),
              'crc_sha256': checksums_path(rec_path)}
     problems = {key: _file_problem(path, entry[key]) for key, path in paths.items() if key in entry}
-    whole, wrong = {key for key, p in problems.items() if not p}, [p for p in problems.values() if p]
-    try:
-        check_size(rec_path, entry)
-    except DataError as e:
-        wrong.append(str(e).removesuffix(f'; {_AGAIN}'))
+    whole = {key for key, problem in problems.items() if not problem}
+    yield from ((False, problem) for problem in problems.values() if problem)
+    if problem := _size_problem(rec_path, entry):
+        yield False, problem
     if not rec_path.exists():
-        return [], wrong
+        return
     if 'crc_sha256' in whole and len(whole) > 1:
         index = (np.load(paths['index_sha256']) if 'index_sha256' in whole else
                  parse_index(paths['idx_sha256'], entry['rec_bytes']))
-        is_right, line = _verify_records(rec_path, index, num_workers)
+        yield _verify_records(rec_path, index, num_workers)
     else:
-        is_right, line = _verify_whole(rec_path, entry)
-    return ([line], wrong) if is_right else ([], [*wrong, line])
+        yield _verify_whole(rec_path, entry)
 
 
 def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
@@ -194,22 +191,20 @@ def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
     path = folder / MANIFEST_NAME
     if not path.exists():
         raise DataError(f'--verify: {folder} holds no {MANIFEST_NAME}; expected a folder that prepare has made')
-    right: list[str] = []
-    wrong: list[str] = []
+    found: list[tuple[bool, str]] = []
     try:
         manifest = load_manifest(folder)
         if manifest_digest(manifest) != manifest.get('sha256', manifest_digest(manifest)):
-            wrong.append(f'{path}: changed since it was written')
+            found.append((False, f'{path}: changed since it was written'))
         for name, entry in manifest['splits'].items():
-            found = _verify_split(folder / f'{name}.rec', entry, num_workers)
-            right, wrong = right + found[0], wrong + found[1]
+            found += _verify_split(folder / f'{name}.rec', entry, num_workers)
     except DataError as e:
-        wrong.append(str(e))
+        found.append((False, str(e)))
     except OSError as e:
-        wrong.append(f'{e.filename or folder}: {e.strerror}')
+        found.append((False, f'{e.filename or folder}: {e.strerror}'))
     except (LookupError, TypeError, ValueError, AttributeError) as e:  # what a manifest lacks
-        wrong.append(f'{path}: not a manifest ({type(e).__name__}: {e})')
-    return right, wrong
+        found.append((False, f'{path}: not a manifest ({type(e).__name__}: {e})'))
+    return [line for is_right, line in found if is_right], [line for is_right, line in found if not is_right]
 
 
 def print_verdict(folder: Path, num_workers: int) -> int:

@@ -15,31 +15,15 @@ from functools import partial
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE, ConfigError, UserError
+from mlperf_rn50.files import writing_folder
 from mlperf_rn50.launch import sweep
 from mlperf_rn50.launch.attempts import MAX_STUCK, newest_run, stuck_attempts, stuck_text
 from mlperf_rn50.launch.engine import Signals, as_child, processes_of, run_engine
-from mlperf_rn50.launch.engines import (
-    ENGINES,
-    Engine,
-    environment,
-    nodes_of_slurm_job,
-    plain_output,
-    program_of_ranks,
-    slots_of,
-)
+from mlperf_rn50.launch.engines import ENGINES, Engine, environment, nodes_of_slurm_job, plain_output, program_of_ranks
 from mlperf_rn50.launch.hosts import common_slots, silent_hosts
-from mlperf_rn50.launch.lock import folder_lock
-from mlperf_rn50.launch.options import (
-    AlreadySaid,
-    Options,
-    count,
-    make_parser,
-    parse_options,
-    say,
-    usage_of,
-    values_of,
-)
+from mlperf_rn50.launch.options import AlreadySaid, Options, count, make_parser, parse_options, say, usage_of, values_of
 from mlperf_rn50.launch.supervisor import Layout, Supervisor, World
+from mlperf_rn50.locks import FileLock
 from mlperf_rn50.system.gpu_environment import device_of_words
 from mlperf_rn50.system.limits import SHARED_MEMORY, no_room, tmp_dir
 
@@ -66,11 +50,7 @@ class Launcher:
         say(self.script, text)
 
     def settle_layout(self) -> tuple[Layout, float, str]:
-        """The layout of the run, from the options or else from the configuration; its comm.start_limit_s and device.
-
-        Raises:
-            ConfigError: options, hosts and configuration do not go together.
-        """
+        """The layout of the run, by options, then configuration, which must agree; its start limit and device."""
         o, run_dir, nodes, ranks, start_limit_s, device = self.options, self.options.run_dir or '', '', '', '0', 'cpu'
         if o.config:
             options = [*(['--run.dir', run_dir] if run_dir else []), *o.train]
@@ -117,7 +97,7 @@ class Launcher:
         script = str(self.here / 'launch/engines' / name)
         remove_leftovers((SHARED_MEMORY, tmp_dir()))
         with self._guards(layout, job) as guards:
-            code = run_engine([script, slots_of(layout.hosts, layout.ranks_per_node), *command], env, self.signals, job,
+            code = run_engine([script, layout.slots, *command], env, self.signals, job,
                               limit_s, is_overdue, signal.SIGINT if self.engine.in_slurm else signal.SIGTERM,
                               messengers=() if self.engine.hands_on_stop else guards)
         for folder in (SHARED_MEMORY, tmp_dir()):  # what Open MPI leaves of a killed job
@@ -171,6 +151,27 @@ class Launcher:
             words += [f'--run.{key}', str(value)] if value else []
         as_child()
         os.execv(program, [program, 'train', *words])
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold a run folder for one launcher; one that was made for it and stayed empty is removed again."""
+    made = [p for p in (folder, *folder.parents) if not p.exists()]  # the deepest first
+    lock = FileLock(folder / '.launcher.lock')
+    with writing_folder(folder, '--run-dir'):
+        folder.mkdir(parents=True, exist_ok=True)
+        is_taken = lock.take()
+    if not is_taken:
+        raise ConfigError(f'--run-dir: {folder} is in use by {lock.holder()}; wait for it, or choose another folder')
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            lock.path.unlink()  # while it is held: the next launcher makes a new one
+        lock.close()
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
 
 
 def check_room(engine: Engine) -> None:

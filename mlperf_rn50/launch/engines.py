@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -46,11 +46,7 @@ ENGINES: Mapping[str, Engine] = {
 
 
 def program_of_ranks(here: Path, name: str, options: Options) -> list[str]:
-    """The words before the command of the program that every rank runs.
-
-    Raises:
-        ConfigError: the image or a folder for it is missing.
-    """
+    """The words before the command that every rank runs; ConfigError where the image or a folder for it is missing."""
     folder = os.getcwd()
     if name == 'apptainer':
         if not options.image:
@@ -78,11 +74,7 @@ def _mount(folder: str) -> str:
 
 
 def nodes_of_slurm_job(env: Mapping[str, str]) -> list[str]:
-    """The nodes of the Slurm job that this is.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """The nodes of the Slurm job that this is; ConfigError where it is none."""
     nodes = env.get('SLURM_JOB_NODELIST')
     if not nodes:
         raise ConfigError('SLURM_JOB_NODELIST: got nothing; submit this file with sbatch')
@@ -111,8 +103,3 @@ def environment(options: Options, env: Mapping[str, str], job: str, device: str)
 def plain_output(stream: TextIO, env: Mapping[str, str]) -> dict[str, str]:
     """What tells ranks that the launcher's output is no terminal: mpirun gives each of them one of its own."""
     return {} if stream.isatty() or env.get('FORCE_COLOR') else {'NO_COLOR': '1'}
-
-
-def slots_of(hosts: Sequence[str], ranks_per_node: int) -> str:
-    """Hosts as the scripts of launch/engines/ take them."""
-    return ','.join(f'{host}:{ranks_per_node}' for host in hosts)

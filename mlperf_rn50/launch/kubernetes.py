@@ -1,24 +1,29 @@
 """Print the manifests of a training on Kubernetes: an MPIJob of Kubeflow's operator.
 
-The options and the configuration are checked here; mlperf_rn50.launch.manifests makes the rest.
+The options and the configuration are checked, and fill the template in launch/kubernetes; all its values are quoted.
 """
 from __future__ import annotations
 
 import argparse
+import functools
 import posixpath
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+import jinja2
+import yaml
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
-from mlperf_rn50.launch.manifests import CONFIG_FOLDER, Training, User, Volume, render_mpi_job
 from mlperf_rn50.launch.options import Parser, count, number, say
 from mlperf_rn50.options import add_config_options, resolve_config
 
 PROGRAM = 'launch/kubernetes.sh'
 CHECKOUT = Path(__file__).parents[2]
+CONFIG_FOLDER = '/etc/mlperf_rn50/config'  # where the ConfigMap is mounted
 IMAGE_CONFIGS = '/opt/mlperf_rn50/launch/configs/'
 # A volume mounted on or above one of these would hide what the pods need.
 NEEDED_PATHS = ('/opt/mlperf_rn50', '/etc/mlperf_rn50', '/etc/mpi', '/dev/shm', '/home/rn50', '/usr', '/bin', '/lib',
@@ -33,6 +38,54 @@ EPILOG = """examples:
 
 Everything else is an option of: mlperf-rn50 train. --config and the options are checked here. Relative paths, of the
 run folder and of the data, are meant in the first volume."""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A PersistentVolumeClaim, and where the pods see it."""
+
+    claim: str
+    path: str
+
+
+@dataclass(frozen=True)
+class User:
+    """Whom the pods run as, and the group that volumes are given to, if any."""
+
+    uid: int
+    volume_group: int | None = None
+
+
+@dataclass(frozen=True)
+class Training:
+    """What runs where.
+
+    Args:
+        gpus_per_node: 0 asks for none.
+        config_text: None where the configuration is in the image.
+        options: of the training, exactly as the program gets them.
+        namespace: None leaves it to kubectl.
+        user: None leaves it to the image or the cluster.
+        memory: limit of each worker such as 64Gi, shared memory included; None for no limit.
+        cpus: limit of each worker; None for no limit.
+        grace_s: time from SIGTERM to SIGKILL, for a checkpoint.
+    """
+
+    name: str
+    image: str
+    num_nodes: int
+    ranks_per_node: int
+    gpus_per_node: int
+    volumes: tuple[Volume, ...]
+    config_path: str
+    config_text: str | None = None
+    options: tuple[str, ...] = ()
+    namespace: str | None = None
+    user: User | None = None
+    memory: str | None = None
+    cpus: str | None = None
+    shm_size: str = '8Gi'
+    grace_s: int = 120
 
 
 def _matching(pattern: str, expected: str) -> Callable[[str], str]:
@@ -101,11 +154,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _find_config(file: str) -> Path:
-    """Where a configuration is on this machine.
-
-    Raises:
-        ConfigError: it is said to be in the image and is not.
-    """
+    """Where a configuration is on this machine; ConfigError where it is said to be in the image and is not."""
     if not file.startswith(IMAGE_CONFIGS):
         return Path(file)
     path = CHECKOUT / 'launch/configs' / posixpath.normpath(file.removeprefix(IMAGE_CONFIGS))
@@ -131,11 +180,7 @@ def _check_names(own: argparse.Namespace, num_nodes: int) -> None:
 
 
 def _check_paths(config: Config, volumes: Sequence[Volume]) -> str:
-    """A doubt about the data, '' for none.
-
-    Raises:
-        ConfigError: two volumes have one path, or the run folder is in none.
-    """
+    """A doubt about the data, '' for none; ConfigError where volumes have one path, or the run folder is in none."""
     paths = [v.path for v in volumes]
     if twice := {p for p in paths if paths.count(p) > 1}:
         raise ConfigError(f'--volume: got two at {min(twice)}, expected another path for each')
@@ -151,11 +196,7 @@ def _check_paths(config: Config, volumes: Sequence[Volume]) -> str:
 
 
 def _num_gpus(config: Config, asked: int | None, ranks_per_node: int) -> int:
-    """GPUs of a pod.
-
-    Raises:
-        ConfigError: their number does not fit the ranks or the device.
-    """
+    """GPUs of a pod; ConfigError where their number does not fit the ranks or the device."""
     needed = -(-ranks_per_node // config.run.ranks_per_device) if config.train.device == 'gpu' else 0
     if asked is None:
         return needed
@@ -166,11 +207,7 @@ def _num_gpus(config: Config, asked: int | None, ranks_per_node: int) -> int:
 
 
 def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
-    """Return what a command line asks for, and a doubt, '' for none.
-
-    Raises:
-        ConfigError: a mistake in the options or in the configuration.
-    """
+    """Return what a command line asks for, and a doubt, '' for none; raise ConfigError for a mistake."""
     parser = make_parser()
     own, options = parser.parse_known_args(argv)
     _check_text([*options, own.config, own.run_dir or '', *(v.path for v in own.volume)])
@@ -192,6 +229,36 @@ def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
         config_path=own.config if is_in_image else f'{CONFIG_FOLDER}/config.yaml',
         config_text=None if is_in_image else path.read_text(), options=(*run_dir, *options), user=own.user,
         memory=own.memory, cpus=own.cpus, shm_size=own.shm_size, grace_s=own.grace_seconds), doubt
+
+
+def render_mpi_job(training: Training) -> str:
+    """Render an MPIJob, after the ConfigMap of a configuration that is not in the image, as YAML for kubectl."""
+    gpus = str(training.gpus_per_node) if training.gpus_per_node else None
+    limits = {'nvidia.com/gpu': gpus, 'cpu': training.cpus, 'memory': training.memory}
+    return _template().render(
+        vars(training), config_folder=CONFIG_FOLDER, limits={k: v for k, v in limits.items() if v},
+        launcher_words=['--hostfile', '/etc/mpi/hostfile', '--resume', '--restarts', '3', '--nodes',
+                        str(training.num_nodes), '--ranks-per-node', str(training.ranks_per_node), '--config',
+                        training.config_path, *training.options])
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(CHECKOUT / 'launch/kubernetes')
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    # A pod's command gets a word as it was: Kubernetes makes $ of $$, and puts values for $(...).
+    environment.filters.update(text=_quote, block=_block, escaped=lambda word: word.replace('$', '$$'))
+    return environment.get_template('mpi_job.yaml.j2')
+
+
+def _quote(text: str, style: str = '"') -> str:
+    """Text in quotes, which no reader of YAML takes for a number or a truth value."""
+    return yaml.dump(text, default_style=style, width=float('inf')).rstrip('\n')
+
+
+def _block(text: str) -> str:
+    """Lines as they are, where YAML can hold them so; after an empty last line it would end the document."""
+    return _quote(text, '|' if '\n' in text and not f'\n{text}'.endswith('\n\n') else '"')
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,6 +8,7 @@ from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
@@ -56,11 +57,7 @@ def say(script: Path, text: str) -> None:
 
 
 def values_of(here: Path, config: str, options: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Return values of a configuration, which is checked by this; none of them holds a line break.
-
-    Raises:
-        ConfigError: it cannot be run; its program has printed why.
-    """
+    """Return values of a configuration, without line breaks; raise AlreadySaid where it cannot be run."""
     command = [str(here / '.venv/bin/mlperf-rn50'), 'train', '--config', config, *options,
                *(word for key in keys for word in ('--print', key))]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_child, start_new_session=True)
@@ -84,12 +81,8 @@ count = number(1)
 
 def usage_of(script: Path) -> str:
     """What the comment at the top of a launch script says."""
-    lines = []
-    for line in script.read_text().splitlines()[1:]:
-        if not line.startswith('#'):
-            break
-        lines.append(line[1:].removeprefix(' '))
-    return '\n'.join(lines)
+    comment = takewhile(lambda line: line.startswith('#'), script.read_text().splitlines()[1:])
+    return '\n'.join(line[1:].removeprefix(' ') for line in comment)
 
 
 class Parser(ArgumentParser):
@@ -161,11 +154,7 @@ def join_values(parser: Parser, argv: Sequence[str]) -> list[str]:
 
 
 def parse_options(parser: Parser, argv: Sequence[str]) -> Options:
-    """What the words of a command line ask for.
-
-    Raises:
-        ConfigError: an option of the launcher has no value, or a wrong one.
-    """
+    """What the words of a command line ask for; ConfigError where an option has no value, or a wrong one."""
     namespace, train = parser.parse_known_args(join_values(parser, argv))
     values = vars(namespace)
     if values.pop('clear_caches'):

@@ -44,6 +44,11 @@ class Layout:
     hosts: tuple[str, ...]
     ranks_per_node: int
 
+    @property
+    def slots(self) -> str:
+        """The hosts as the scripts of launch/engines/ take them."""
+        return ','.join(f'{host}:{self.ranks_per_node}' for host in self.hosts)
+
 
 @dataclass(frozen=True)
 class World:
@@ -95,7 +100,8 @@ class Supervisor:
         self._stuck.clear()
         how = self.way_to_begin(newest_run(self.layout.run_dir) if is_resumed else None)
         while True:
-            job, before = self._next_job(), mark(self.layout.run_dir)
+            self._num_jobs += 1
+            job, before = f'{self.token}-{self._num_jobs}', mark(self.layout.run_dir)
             code = self._examine(job, how)
             is_fit = not code
             if not is_fit and not world.signals.is_asked and self._is_finding(job, code) and (
@@ -132,21 +138,13 @@ class Supervisor:
         return code == EXIT_FAILED or bool(self.world.silent(self.layout.hosts))
 
     def way_to_begin(self, run: RunFolder | None) -> list[str]:
-        """The options of train that go on with a run, or begin one where there is no checkpoint to go on from.
-
-        Raises:
-            ConfigError: there is nothing to go on from, and nothing to begin with.
-        """
+        """The options of train that go on with a run, or begin one; ConfigError where neither is possible."""
         if run and newest_step(run.checkpoints) >= 0:
             return ['--resume', str(run.checkpoints), *(['--elastic'] if self.options.elastic else [])]
         if not self.options.config:
             raise ConfigError(f'--resume: {self.layout.run_dir} holds no checkpoint of its newest run; start it anew '
                               'with --config')
         return ['--config', self.options.config, '--run.dir', str(self.layout.run_dir)]
-
-    def _next_job(self) -> str:
-        self._num_jobs += 1
-        return f'{self.token}-{self._num_jobs}'
 
     def _has_begun(self, before: Mark) -> bool:
         """Whether the ranks of an attempt have written something: from then on they watch themselves."""
@@ -164,8 +162,8 @@ class Supervisor:
         """Every node is looked at before the run starts on it."""
         if not self.options.doctor or self.world.signals.is_asked:
             return 0
-        return self._start(f'{job}d', ['doctor', '--quiet', *how],  # of its own: its guards end what is left of it
-                           lambda: False)
+        # A job of its own: its guards end what is left of it.
+        return self._start(f'{job}d', ['doctor', '--quiet', *how], lambda: False)
 
     def _is_finding(self, job: str, code: int) -> bool:
         """Return whether the doctor found a fault itself; a killed rank or a lost host is a failed attempt."""

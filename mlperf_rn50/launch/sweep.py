@@ -64,13 +64,10 @@ def check_options(o: Namespace, rest: Sequence[str]) -> None:
 
 
 def plan_sweep(o: Namespace, values: Sequence[str]) -> list[Layout]:
-    """Batch and learning rate of each layout.
+    """Batch and learning rate of each layout; ConfigError where the layouts cannot be trained so.
 
     Args:
         values: local and global batch size, base_lr and warmup_epochs of the configuration.
-
-    Raises:
-        ConfigError: the layouts cannot be trained so.
     """
     local, whole, base_lr, warmup_epochs = values
     try:
@@ -120,11 +117,7 @@ def run_layout(o: Namespace, layout: Layout, folder: Path, start: Callable[[], i
 
 
 def run(here: Path, script: Path, argv: Sequence[str], signals: Signals) -> int:
-    """Run launch/sweep.sh; return its exit code.
-
-    Raises:
-        ConfigError: the sweep cannot be made.
-    """
+    """Run launch/sweep.sh; return its exit code. Raise ConfigError where the sweep cannot be made."""
     o, rest = (parser := make_parser(script)).parse_known_args(join_values(parser, argv))
     check_options(o, rest)
     values = values_of(here, o.config, [], ['train.local_batch_size', 'train.global_batch_size', 'schedule.base_lr',

@@ -9,6 +9,7 @@ from typing import Any
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import walk
 from mlperf_rn50.mlperf import events
+from mlperf_rn50.mlperf.collect import number
 from mlperf_rn50.mlperf.events import Event
 from mlperf_rn50.mlperf.official import NotInstalled, check_official, find_long_lines
 from mlperf_rn50.mlperf.reader import read_events
@@ -76,10 +77,8 @@ class CheckedLog:
 
 def accuracy_of(event: Event) -> float | None:
     """The accuracy that an eval_accuracy names; None where it is no number."""
-    value = event.value.get('value') if isinstance(event.value, dict) else event.value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if abs(value) < 1e300 else None  # neither NaN nor what is no float
+    value = number(event.value.get('value') if isinstance(event.value, dict) else event.value, -1e300, 1e300)
+    return None if value is None else float(value)
 
 
 def check_v05(path: Path) -> tuple[str, ...]:
@@ -100,36 +99,27 @@ def check_v05(path: Path) -> tuple[str, ...]:
         violations.append(f'level 1: the order is {", ".join(ends)}, expected run_start, run_stop, run_final')
     if not counts['eval_start'] and not counts['eval_stop']:
         violations.append('level 1: there is neither eval_start nor eval_stop')
-    evaluations = [e for e in found if e.key == 'eval_accuracy']
-    for e in evaluations:
-        if not (isinstance(e.value, dict) and {'epoch', 'value'} <= set(e.value)) or accuracy_of(e) is None:
-            violations.append(f'level 1: eval_accuracy is {e.value!r}, expected {{"epoch": e, "value": v}}')
+    evaluations = [(e.value, accuracy_of(e)) for e in found if e.key == 'eval_accuracy']
+    for value, accuracy in evaluations:
+        if not (isinstance(value, dict) and {'epoch', 'value'} <= set(value)) or accuracy is None:
+            violations.append(f'level 1: eval_accuracy is {value!r}, expected {{"epoch": e, "value": v}}')
     violations += [f'level 2: {key} is missing' for key in _LEVEL2 if not counts[key]]
-    return tuple(violations + _target_missed(found, evaluations))
-
-
-def _target_missed(found: list[Event], evaluations: list[Event]) -> list[str]:
-    """The violation of a run that did not reach the target it logged."""
-    targets = [e.value for e in found if e.key == 'eval_target' and isinstance(e.value, (int, float))]
-    accuracies = [a for a in map(accuracy_of, evaluations) if a is not None]
-    if not targets or not accuracies:
-        return [] if accuracies else ['level 1: eval_accuracy is missing']
-    if max(accuracies) < targets[0]:
-        return [f'the target was missed: best accuracy {max(accuracies):.5f}, expected at least {targets[0]}']
-    return []
+    best = max([a for _, a in evaluations if a is not None], default=None)
+    target = next((e.value for e in found if e.key == 'eval_target' and isinstance(e.value, (int, float))), None)
+    if best is None:
+        violations.append('level 1: eval_accuracy is missing')
+    elif target is not None and best < target:
+        violations.append(f'the target was missed: best accuracy {best:.5f}, expected at least {target}')
+    return tuple(violations)
 
 
 def find_facts(path: Path) -> LogFacts:
-    """The facts of a log file.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """The facts of a log file."""
     formats, torn, accuracies = set(), [], []
     division, dataset, is_imagenet, num_resumes = None, None, True, 0
-    for number, event in read_events(path):
+    for line, event in read_events(path):
         if isinstance(event, ValueError):
-            torn.append(f'line {number}: {event}')
+            torn.append(f'line {line}: {event}')
             continue
         formats.add(event.line_format)
         if event.key == 'submission_division' and event.value in DIVISIONS:
@@ -261,14 +251,11 @@ def render_sum(logs: Sequence[CheckedLog]) -> str:
 def logs_as_json(logs: Sequence[CheckedLog]) -> dict[str, Any]:
     """The same for programs; the keys are those of docs/results.md."""
     return {'passed': all(log.passed for log in logs),
-            'logs': [_as_json(log) for log in logs],
+            'logs': [{'file': str(log.path), 'passed': log.passed, 'error': log.error, 'can_claim': log.claims,
+                      **{name: getattr(log.facts, name, None)
+                         for name in ('best_top1', 'dataset', 'is_imagenet', 'num_resumes')},
+                      'verdicts': [{'ruleset': v.ruleset, 'division': v.division, 'passed': v.passed,
+                                    'violations': v.violations} for v in log.verdicts]} for log in logs],
             'sum': {'num_logs': len(logs), 'num_unreadable': sum(log.facts is None for log in logs),
                     'rulesets': {r: {'num_passed': passed, 'num_failed': failed}
                                  for r, (passed, failed) in count_verdicts(logs).items()}}}
-
-
-def _as_json(log: CheckedLog) -> dict[str, Any]:
-    return {'file': str(log.path), 'passed': log.passed, 'error': log.error, 'can_claim': log.claims,
-            **{name: getattr(log.facts, name, None) for name in ('best_top1', 'dataset', 'is_imagenet', 'num_resumes')},
-            'verdicts': [{'ruleset': v.ruleset, 'division': v.division, 'passed': v.passed,
-                          'violations': v.violations} for v in log.verdicts]}

@@ -17,8 +17,7 @@ INPUT_BATCH_SIZE = 'input_batch_size'  # v0.5: of one accelerator
 RUN_FINAL = 'run_final'  # v0.5: after run_stop
 # Keys of which a run has one value, whatever the number of ranks.
 _SINGLE = frozenset([
-    keys.SUBMISSION_ORG, keys.SUBMISSION_DIVISION, keys.SUBMISSION_STATUS,
-    keys.SUBMISSION_PLATFORM,
+    keys.SUBMISSION_ORG, keys.SUBMISSION_DIVISION, keys.SUBMISSION_STATUS, keys.SUBMISSION_PLATFORM,
     keys.SUBMISSION_ENTRY, keys.GLOBAL_BATCH_SIZE, keys.TRAIN_SAMPLES, keys.EVAL_SAMPLES, keys.INIT_STOP,
     keys.RUN_START, keys.RUN_STOP, events.TARGET_ACCURACY, events.DATASET, events.NUM_NODES, events.NUM_RANKS,
     events.ACCELERATORS_PER_NODE, INPUT_BATCH_SIZE, RUN_FINAL])
@@ -130,7 +129,9 @@ class Found:
         key = event.key
         if self.format == 'MLPv0.5.0':
             key = _V05_KEYS.get(key, key)
-        self._keep_time(event)
+        if self.last_s is not None and event.key != events.RUN_RESUMED:
+            self.longest_gap_s = max(self.longest_gap_s, event.time_s - self.last_s)
+        self.last_s = event.time_s
         if key in _COUNTED:
             self._add_counted(mark, key, event)
         elif key in _SINGLE:
@@ -145,13 +146,6 @@ class Found:
                 self.rates.append((mark, event.value))
         else:
             self._add_progress(mark, key, event)
-
-    def _keep_time(self, event: Event) -> None:
-        """Notes how far apart events lie."""
-        now = event.time_s
-        if self.last_s is not None and event.key != events.RUN_RESUMED:
-            self.longest_gap_s = max(self.longest_gap_s, now - self.last_s)
-        self.last_s = now
 
     def _add_counted(self, mark: Mark, key: str, event: Event) -> None:
         """A line that every rank or node may write."""

@@ -75,6 +75,7 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
     disks, gpus = objects_at(env, 'host', 'hardware', 'storage'), objects_at(env, 'host', 'hardware', 'gpus')
     num_nodes = next((r.num_nodes for r in runs if r.num_nodes), None)
     accelerators = next((r.num_accelerators for r in runs if r.num_accelerators is not None), None)
+    gpu = gpus[0] if gpus and accelerators else {}
     sockets, cores, threads = (cpu.get(k) if isinstance(cpu.get(k), int) else None
                                for k in ('sockets', 'cores_per_socket', 'threads_per_core'))
     stack = {name: str(version) for name, version in object_at(env, 'packages').items()}
@@ -100,9 +101,9 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
         'accelerators_per_node': str(accelerators // num_nodes) if accelerators is not None and num_nodes else '',
         'accelerator_model_name': _each(sorted({str(g.get('name')) for g in gpus})) if accelerators != 0 else '',
         'accelerator_host_interconnect': '',
-        'accelerator_frequency': str(gpus[0].get('clocks.max.sm') or '') if gpus and accelerators else '',
+        'accelerator_frequency': str(gpu.get('clocks.max.sm') or ''),
         'accelerator_on-chip_memories': '', 'accelerator_memory_configuration': '',
-        'accelerator_memory_capacity': str(gpus[0].get('memory.total') or '') if gpus and accelerators else '',
+        'accelerator_memory_capacity': str(gpu.get('memory.total') or ''),
         'accelerator_interconnect': '', 'accelerator_interconnect_topology': '', 'cooling': '',
         'hw_notes': next((r.platform for r in runs if r.platform and r.platform != 'unnamed'), ''),
         'framework': f'{framework_of(env) or "MXNet"} Gluon', 'other_software_stack': stack,
@@ -141,12 +142,6 @@ def find_gaps(description: dict[str, Any]) -> list[str]:
     return [k for k, v in description.items() if v in ('', {}) and not k.startswith(may)]
 
 
-def _is_count(value: object) -> bool:
-    """Return whether a value is a whole number of up to nine digits, or one written as text."""
-    return (not isinstance(value, bool) and isinstance(value, (int, str))
-            and bool(re.fullmatch(r'[0-9]{1,9}', str(value))))
-
-
 def check_description(home: Path, system: str, divisions: Set[str | None]) -> tuple[list[str], list[str]]:
     """Return what is wrong with the description of a system in a tree, whose logs name some divisions, and what it
     leaves open, a sentence each."""
@@ -156,7 +151,7 @@ def check_description(home: Path, system: str, divisions: Set[str | None]) -> tu
     except ValueError as e:
         return [f'{where}: {str(e)[:200]}'], []
     flaws = [f'{k} is {content[k]!r:.40}, expected a whole number' for k in _NUMBERS
-             if k in content and not _is_count(content[k])]
+             if k in content and not re.fullmatch('[0-9]{1,9}', str(content[k]))]
     flaws += [f'division is {str(content.get("division")):.40}, the logs say {logged}'
               for logged in sorted(map(str, divisions)) if content.get('division') != logged]
     gaps = find_gaps(content)

@@ -47,7 +47,7 @@ class Energy:
 
 
 class _Unmeasured(Exception):
-    """Why something is not known."""
+    """Why something is not known; raised by what computes it, and kept by read_energy."""
 
 
 class _Session:
@@ -115,11 +115,7 @@ def _check_end(readings: Readings, time_s: float, name: str) -> None:
 
 
 def _joules_between(readings: Readings, start_s: float, stop_s: float) -> float:
-    """Joules from a time to another; the little that the readings do not reach is as the rest.
-
-    Raises:
-        _Unmeasured: they do not tell.
-    """
+    """Joules from a time to another; the little that the readings do not reach is as the rest."""
     _check_end(readings, start_s, 'start')
     _check_end(readings, stop_s, 'end')
     first_s, last_s = max(start_s, readings[0][0]), min(stop_s, readings[-1][0])
@@ -155,11 +151,7 @@ def _device_joules(parts: Sequence[tuple[_Session, float, float]], kind: str, na
 
 
 def _node_joules(node: _Node, kind: str, until_s: float) -> Devices:
-    """Joules of each device of a node.
-
-    Raises:
-        _Unmeasured: one is not known.
-    """
+    """Joules of each device of a node."""
     parts = _parts(node.sessions, until_s)
     if not parts or parts[0][1] > 0:
         raise _Unmeasured(f'{node.host} has no samples of the start of the run')

@@ -1,22 +1,34 @@
 """From what the lines of a log say, and the description beside it, to a Run: what counts, and what contradicts it."""
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from mlperf_rn50.locks import is_locked
 from mlperf_rn50.mlperf import clock, events, keys
 from mlperf_rn50.mlperf.collect import Found, integer, number
-from mlperf_rn50.mlperf.course import evaluations_of, learning_rates_of, renumber, stretches_of
 from mlperf_rn50.mlperf.description import Description, org_of_folder, round_of
 from mlperf_rn50.mlperf.events import LineFormat
 from mlperf_rn50.mlperf.layout import Layout
-from mlperf_rn50.mlperf.liveness import age_s, is_written
 from mlperf_rn50.mlperf.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, Evaluation, Run, RunStatus, Source
 
 _SUBMISSION_STATUSES = ('cloud', 'onprem', 'preview', 'research')
 _ROUNDS: dict[LineFormat, str] = {'MLPv0.5.0': 'v0.5', 'MLL': 'v0.6', 'MLLOG': 'v0.7+'}
-
 _MAX_CHANGES = 20  # keys of a configuration that a resumed run changed
+# A log that was not written for so long is that of a run that died, unless its own pace is slower.
+_QUIET_S = 600.0
+_QUIET_GAPS = 3
+# However slow a run is, something happens in a day; and a copy of an old log is as old as its last event.
+_DAY_S = 86400.0
+
+
+def age_s(log: Path, now_s: float) -> float | None:
+    """Seconds since a log was written; None where nobody can tell."""
+    try:
+        return max(now_s - log.stat().st_mtime, 0.0)
+    except OSError:
+        return None
 
 
 def _text(value: Any) -> str | None:
@@ -116,7 +128,10 @@ class Facts:
         if keys.RUN_START not in found.single:
             found.warn(None, 'no run_start: the time to train is not known')
         if keys.RUN_STOP not in found.single:
-            return self._unended()
+            if self._is_written():
+                return 'running'
+            found.warn(self.last_line, 'no run_stop: the log ends here')
+            return 'failed'
         mark, stop = found.single[keys.RUN_STOP]
         reason, is_v05 = stop.metadata.get('reason'), found.format == 'MLPv0.5.0'
         last = evaluations[-1].accuracy if evaluations else 0.0
@@ -135,13 +150,14 @@ class Facts:
             return 'aborted'
         return 'converged' if is_sound and not found.has_other_end else 'failed'
 
-    def _unended(self) -> RunStatus:
-        """The status of a log without run_stop."""
-        found = self.found
-        if is_written(self.path, age_s(self.path, self.now_s), self.now_s - (found.last_s or 0.0), found.longest_gap_s):
-            return 'running'
-        found.warn(self.last_line, 'no run_stop: the log ends here')
-        return 'failed'
+    def _is_written(self) -> bool:
+        """Whether a log without run_stop belongs to a run that is not over."""
+        lock = re.fullmatch(r'result_(\d+)(?:_v0\.6)?', self.path.stem)
+        if lock and (is_held := is_locked(self.path.with_name(f'.run_{lock[1]}.lock'))) is not None:
+            return is_held
+        limit_s = max(_QUIET_S, _QUIET_GAPS * min(self.found.longest_gap_s, _DAY_S))
+        age, since_event_s = age_s(self.path, self.now_s), self.now_s - (self.found.last_s or 0.0)
+        return age is not None and age < limit_s and since_event_s < max(limit_s, _DAY_S)
 
     def _round(self) -> str:
         """The round of the lines; of later ones the lines do not say which, but a folder may."""
@@ -217,17 +233,17 @@ class Facts:
         found = self.found
         stop = found.single.get(keys.RUN_STOP)
         time_s = found.clock_s(stop[0]) if stop else None
-        evaluations, stretches = evaluations_of(found), stretches_of(found, time_s)
+        evaluations, stretches = clock.evaluations_of(found), clock.stretches_of(found, time_s)
         for line, text, many in clock.stop_gap(found, evaluations, stretches) if is_sound else []:
             found.contradict(line, text, many)
-        return {'evaluations': evaluations, 'stretches': stretches, 'learning_rates': learning_rates_of(found),
+        return {'evaluations': evaluations, 'stretches': stretches, 'learning_rates': clock.learning_rates_of(found),
                 'init_s': self._init_s(), 'time_to_train_s': time_s if is_sound and (time_s or 0.0) >= 0 else None,
                 'last_epoch': found.last_epoch, 'num_resumes': len(found.resumes)}
 
     def run(self) -> Run:
         """The Run."""
         found, description = self.found, self.description
-        renumber(found)
+        clock.renumber(found)
         round_name, layout, is_sound = self._round(), Layout(found, description, self.sources), self._is_sound()
         course = self._course(is_sound)
         division = found.value(keys.SUBMISSION_DIVISION)

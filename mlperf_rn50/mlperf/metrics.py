@@ -43,8 +43,7 @@ class _Ranks(msgspec.Struct):
 
 @dataclass(frozen=True)
 class NodeReads:
-    """Bytes of training records that a node read, padded ones included, and of new ones, which it had not read before.
-    """
+    """Bytes of training records that a node read, padded ones included, and of new ones, not read before."""
 
     host: str
     path: Path

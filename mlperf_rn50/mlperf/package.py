@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import dump_json
-from mlperf_rn50.mlperf.check_tree import Finding, judge_tree
+from mlperf_rn50.files import dump_json, writing_folder
 from mlperf_rn50.mlperf.describe_system import (
-    Base,
     check_description,
     data_note,
     describe_system,
@@ -24,10 +22,11 @@ from mlperf_rn50.mlperf.describe_system import (
 )
 from mlperf_rn50.mlperf.description import load_env
 from mlperf_rn50.mlperf.events import printable
+from mlperf_rn50.mlperf.official import Finding, judge_tree
 from mlperf_rn50.mlperf.rulesets import ROUNDS
 from mlperf_rn50.mlperf.run import Run
 from mlperf_rn50.mlperf.set_rules import check_results, check_set, find_oddities
-from mlperf_rn50.mlperf.submitted_code import check_code, copy_code, missing_code, own_code, write_runs, write_scripts
+from mlperf_rn50.mlperf.submitted_code import copy_code, missing_code, own_code, write_runs, write_scripts
 
 _SAME_SCORE_MINUTES = 0.005  # scores that differ by less are written alike, or are rounded
 CODE_FOLDER = 'benchmarks/resnet/implementations/mlperf_rn50'  # in a tree
@@ -62,13 +61,13 @@ class Package:
     """What became of an order; texts are a sentence each."""
 
     home: Path | None  # the tree; None where a rule refused it and nothing was written
-    refusals: tuple[str, ...] = ()  # the rules against it
-    oddities: tuple[str, ...] = ()  # of the runs; said before all else
-    findings: tuple[Finding, ...] = ()  # what the checkers say of an accepted one
-    notes: tuple[str, ...] = ()
+    refusals: Sequence[str] = ()  # the rules against it
+    oddities: Sequence[str] = ()  # of the runs; said before all else
+    findings: Sequence[Finding] = ()  # what the checkers say of an accepted one
+    notes: Sequence[str] = ()
     official_score_minutes: float | None = None  # of result_summarizer; None where it gives none
     # What is still wrong with the description of a tree that was built; of a finished tree it is a refusal.
-    flaws: tuple[str, ...] = ()
+    flaws: Sequence[str] = ()
 
     @property
     def is_open(self) -> bool:
@@ -77,34 +76,27 @@ class Package:
 
 
 def check_order(order: Order) -> None:
-    """Names that are to become folders, and the code that is to be submitted.
-
-    Raises:
-        UserError: a name cannot be one, or is taken; the code is not whole.
-    """
+    """Raise UserError unless the names can become folders and are not taken, and the code is whole."""
     for option, name in (('--org', order.org), ('--system', order.system)):
         if not _NAME.fullmatch(name):
             raise UserError(f'{option}: got {name!r:.100}, expected letters, digits, ., _ and -, and no . or - first')
     taken = order.home / 'results' / order.system
     if taken.exists():
         raise UserError(f'{taken}: is there already and is not overwritten; choose another --system or --out')
-    check_code(order.checkout)
-
-
-def _describe(runs: Sequence[Run], env: dict[str, Any], order: Order,
-              base: Base | None) -> tuple[dict[str, Any], list[str]]:
-    """The system description, and notes on what of it came from where."""
-    ours, logged = (describe_system(runs, known, order.org, order.system, order.round, base) for known in (env, {}))
-    if base is None:
-        return ours, ['the system description is made of the logs' + (' and env.json' if env else ' alone')]
-    return merge_description(base, ours, logged)
+    if missing := missing_code(order.checkout):
+        raise UserError(f'--code: {order.checkout} lacks {", ".join(missing)}; name a checkout of mlperf_rn50 with '
+                        '--code DIR')
 
 
 def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
     """The tree of one system; returns notes."""
     env = next((env for r in runs if (env := load_env(r.path))), {})
     base = next((base for r in runs if (base := find_base(r.path))), None)
-    description, notes = _describe(runs, env, order, base)
+    description, logged = (describe_system(runs, known, order.org, order.system, order.round, base)
+                           for known in (env, {}))
+    notes = ['the system description is made of the logs' + (' and env.json' if env else ' alone')]
+    if base:
+        description, notes = merge_description(base, description, logged)
     results = home / 'results' / order.system / 'resnet'
     results.mkdir(parents=True)
     for k, run in enumerate(runs):
@@ -144,26 +136,24 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
     check_order(order)
     refusals, of_logs = judge_runs(runs, order.ruleset)
     if refusals:
-        return Package(None, tuple(refusals))
-    oddities = tuple(find_oddities(runs))
-    try:
+        return Package(None, refusals)
+    oddities = find_oddities(runs)
+    with writing_folder(order.out):
         order.out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=order.out, prefix='.package-') as place:
             new = Path(place) / order.org
             notes = _write_tree(new, runs, order)
             verdict = judge_tree(new, order.ruleset)
             if verdict.problems:
-                return Package(None, verdict.problems, oddities=oddities, notes=tuple(notes))
+                return Package(None, verdict.problems, oddities, notes=notes)
             if (order.home / CODE_FOLDER / 'code').exists():
                 notes.append(f'{CODE_FOLDER}/code is there already and stays as it is')
             _merge(new, order.home)
-    except OSError as e:
-        raise UserError(f'--out: {order.out}: {e.strerror}; choose a folder that can be written') from e
     score = verdict.scores.get(order.system)
     summary = verdict.crash or ('gives no score' if score is None else f'{score:.2f} min')
-    findings = (of_logs, *verdict.findings, ('result_summarizer', summary))
+    findings = [of_logs, *verdict.findings, ('result_summarizer', summary)]
     flaws, _ = check_description(order.home, order.system, {r.division for r in runs} - {None})
-    return Package(order.home, (), oddities, findings, tuple(notes), score, tuple(flaws))
+    return Package(order.home, (), oddities, findings, notes, score, flaws)
 
 
 def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], Finding]:
@@ -181,10 +171,20 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]
         UserError: a log cannot be read.
         NotInstalled: mlperf-logging is not there.
     """
-    parts = [_check_system(home, round_name, system, runs) for system, runs in sets.items()]
-    problems = [text for part in parts for text in part.refusals]
-    problems += _check_code(home)
-    findings = [finding for part in parts for finding in part.findings]
+    problems: list[str] = []
+    oddities: list[str] = []
+    notes: list[str] = []
+    findings: list[Finding] = []
+    for system, runs in sets.items():
+        refusals, (checker, text) = judge_runs(runs, ROUNDS[round_name])
+        flaws, gaps = check_description(home, system, {r.division for r in runs} - {None})
+        problems += [*(f'{system}: {refusal}' for refusal in refusals), *flaws]
+        oddities += [f'{system}: {odd}' for odd in find_oddities(runs)]
+        findings.append((checker, f'{system}: {text}'))
+        notes += gaps
+    code = home / CODE_FOLDER / 'code'  # which package wrote; other code is not judged
+    if missing := missing_code(code) if code.is_dir() else []:
+        problems.append(f'{CODE_FOLDER}/code lacks {", ".join(missing)}, which its scripts call')
     scores: Mapping[str, float] = {}
     if not problems:
         verdict = judge_tree(home, ROUNDS[round_name])
@@ -192,25 +192,8 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]
         scores = verdict.scores
         findings += [*verdict.findings, *([('result_summarizer', verdict.crash)] if verdict.crash else []),
                      *(('result_summarizer', f'{name}: {minutes:.2f} min') for name, minutes in scores.items())]
-    return Package(home, tuple(problems), tuple(text for part in parts for text in part.oddities), tuple(findings),
-                   tuple(text for part in parts for text in part.notes),
-                   next(iter(scores.values())) if len(scores) == 1 else None)
-
-
-def _check_system(home: Path, round_name: str, system: str, runs: Sequence[Run]) -> Package:
-    """The logs and the description of one system."""
-    refusals, (checker, text) = judge_runs(runs, ROUNDS[round_name])
-    flaws, gaps = check_description(home, system, {r.division for r in runs} - {None})
-    return Package(home, (*(f'{system}: {refusal}' for refusal in refusals), *flaws),
-                   tuple(f'{system}: {odd}' for odd in find_oddities(runs)), ((checker, f'{system}: {text}'),),
-                   tuple(gaps))
-
-
-def _check_code(home: Path) -> list[str]:
-    """What the code that package wrote lacks; other code is not judged."""
-    folder = f'{CODE_FOLDER}/code'
-    missing = missing_code(home / folder) if (home / folder).is_dir() else []
-    return [f'{folder} lacks {", ".join(missing)}, which its scripts call'] if missing else []
+    score = next(iter(scores.values())) if len(scores) == 1 else None
+    return Package(home, problems, oddities, findings, notes, score)
 
 
 def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:

@@ -8,15 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import regular_file
+from mlperf_rn50.files import numbered_lines
 from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.collect import Found
 from mlperf_rn50.mlperf.description import find_description
 from mlperf_rn50.mlperf.events import Event, LineFormat, decode_events
 from mlperf_rn50.mlperf.facts import Facts
 from mlperf_rn50.mlperf.run import Notes, Run
-
-_MAX_LINE_BYTES = 1 << 20
 
 
 def read_events(path: Path) -> Iterator[tuple[int, Event | ValueError]]:
@@ -26,15 +24,10 @@ def read_events(path: Path) -> Iterator[tuple[int, Event | ValueError]]:
         UserError: the file cannot be read.
     """
     try:
-        with open(path, 'rb', opener=regular_file) as f:
-            line_number = 0
-            while line := f.readline(_MAX_LINE_BYTES):
-                line_number += 1
-                if b':::ML' in line:
-                    for event in decode_events(line.decode('utf-8', 'replace')):
-                        yield line_number, event
-                while line and not line.endswith(b'\n'):  # the rest of what is too long to be a log line
-                    line = f.readline(_MAX_LINE_BYTES)
+        for line_number, line in numbered_lines(path):
+            if b':::ML' in line:
+                for event in decode_events(line.decode('utf-8', 'replace')):
+                    yield line_number, event
     except OSError as e:
         raise UserError(f'{path}: cannot read the log: {e.strerror}') from e
 
@@ -53,11 +46,7 @@ def _check_benchmark(path: Path, event: Event) -> None:
 
 
 def _collect(path: Path) -> tuple[dict[LineFormat, Found], Notes, int]:
-    """What the lines of each format say, what is wrong with others, and the last line of the log.
-
-    Raises:
-        UserError: the file cannot be read, is of another benchmark or holds more than one run.
-    """
+    """What the lines of each format say, what is wrong with others, and the last line of the log."""
     found: dict[LineFormat, Found] = {}
     torn = Notes()
     last_line = 0
@@ -88,7 +77,7 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
         now_s: seconds since 1970, by which a log without run_stop is still being written; the present where None.
 
     Raises:
-        UserError: the file cannot be read, or is no log of one ResNet run.
+        UserError: the file cannot be read, is of another benchmark, or is no log of one run.
     """
     found, torn, last_line = _collect(path)
     if not found:

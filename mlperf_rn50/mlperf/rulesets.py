@@ -30,11 +30,7 @@ def parse_ruleset(text: str) -> str:
 
 
 def parse_round(text: str) -> str:
-    """Return the round that is packaged, one of PACKAGED, however it is written.
-
-    Raises:
-        ArgumentTypeError: there is none; names the nearest, or the rounds that are packaged.
-    """
+    """Return a round of PACKAGED, however it is written; ArgumentTypeError names the nearest, or all of them."""
     ruleset = parse_ruleset(text)
     name = next(name for name, its in ROUNDS.items() if its == ruleset)
     if name not in PACKAGED:

@@ -6,6 +6,8 @@ from typing import Any, Literal, NamedTuple
 
 from mlperf_rn50.mlperf import keys
 
+# aborted: it ended short of the target; interrupted: it was asked to stop; failed: the log ends without run_stop,
+# contradicts itself, or the run gave up; running: no run_stop yet, and still being written; unreadable: no log.
 RunStatus = Literal['converged', 'aborted', 'interrupted', 'failed', 'running', 'unreadable']
 Basis = Literal['logged', 'implied', 'described']
 
@@ -95,30 +97,10 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run, as its log tells it; None where neither log nor description say.
-
-    Args:
-        round: v0.5, v0.6, or what the folders name for later ones, v0.7+ without it.
-        status: converged; aborted, where it ended short of the target; interrupted, where it was asked to stop;
-            failed, where the log ends without run_stop, contradicts itself or the run gave up; running, where it has no
-            run_stop yet and is still being written; unreadable, where it is no log.
-        target_accuracy: Top-1 as a fraction.
-        num_accelerators: 0 for a run on CPUs.
-        accelerator: its model, as the system description names it.
-        framework: with its version, as the system description names it.
-        init_s: from the first init_start to init_stop, before the clock.
-        epochs_to_converge: epochs trained when the target was reached.
-        time_to_train_s: from run_start to run_stop, without the gaps of resumes; None where the clock contradicts
-            itself.
-        age_s: of a running run, since its log was written.
-        learning_rates: (seconds since run_start, learning rate) as logged.
-        sources: of each field that is a fact, by its name.
-        lines: of run_start, run_stop and the like, by key.
-        warnings: contradictions first; what is true of many lines is said once.
-    """
+    """One run, as its log tells it; None where neither log nor description say."""
 
     path: Path
-    round: str
+    round: str  # v0.5, v0.6, or what the folders name for later ones, v0.7+ without it
     status: RunStatus
     benchmark: str = keys.RESNET  # no other is read
     org: str | None = None
@@ -129,9 +111,9 @@ class Run:
     is_imagenet: bool = True
     num_nodes: int | None = None
     num_ranks: int | None = None
-    num_accelerators: int | None = None
-    accelerator: str | None = None
-    framework: str | None = None
+    num_accelerators: int | None = None  # 0 for a run on CPUs
+    accelerator: str | None = None  # its model, as the system description names it
+    framework: str | None = None  # with its version, as the system description names it
     global_batch_size: int | None = None
     opt_name: str | None = None
     optimizer: Mapping[str, Any] = field(default_factory=dict)
@@ -141,16 +123,17 @@ class Run:
     eval_samples: int | None = None
     evaluations: Sequence[Evaluation] = ()
     stretches: Sequence[Stretch] = ()
-    learning_rates: Sequence[tuple[float, float]] = ()
-    init_s: float | None = None
-    epochs_to_converge: int | None = None
+    learning_rates: Sequence[tuple[float, float]] = ()  # (seconds since run_start, learning rate) as logged
+    init_s: float | None = None  # from the first init_start to init_stop, before the clock
+    epochs_to_converge: int | None = None  # trained when the target was reached
     last_epoch: int | None = None
+    # From run_start to run_stop, without the gaps of resumes; None where the clock contradicts itself.
     time_to_train_s: float | None = None
-    age_s: float | None = None
+    age_s: float | None = None  # of a running run, since its log was written
     num_resumes: int = 0
-    sources: Mapping[str, Source] = field(default_factory=dict)
-    lines: Mapping[str, int] = field(default_factory=dict)
-    warnings: tuple[LogWarning, ...] = ()
+    sources: Mapping[str, Source] = field(default_factory=dict)  # of each field that is a fact, by its name
+    lines: Mapping[str, int] = field(default_factory=dict)  # of run_start, run_stop and the like, by key
+    warnings: tuple[LogWarning, ...] = ()  # contradictions first; what is true of many lines is said once
 
     def fact(self, name: str) -> Any:
         """A field, but None for one that was counted in a log that is cut short."""

@@ -3,9 +3,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mlperf_rn50.mlperf import check
-from mlperf_rn50.mlperf.check_tree import Finding
 from mlperf_rn50.mlperf.copies import find_copies
-from mlperf_rn50.mlperf.official import find_danger
+from mlperf_rn50.mlperf.official import Finding, find_danger
 from mlperf_rn50.mlperf.run import Run
 
 NUM_RESULTS = 5

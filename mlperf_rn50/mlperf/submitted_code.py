@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import mlperf_rn50
-from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import dump_json
 from mlperf_rn50.mlperf.describe_system import data_note
 from mlperf_rn50.mlperf.description import beside, load_env, value_at
@@ -68,12 +67,6 @@ def missing_code(home: Path) -> list[str]:
     return [name for name in _CALLED if not (home / name).is_file()]
 
 
-def check_code(home: Path) -> None:
-    """Raise UserError unless a folder is a checkout of the program."""
-    if missing := missing_code(home):
-        raise UserError(f'--code: {home} lacks {", ".join(missing)}; name a checkout of mlperf_rn50 with --code DIR')
-
-
 def _git(home: Path, *arguments: str) -> bytes | None:
     """What git says in a checkout; None where it fails or is not there."""
     try:
@@ -93,8 +86,7 @@ def _archive(home: Path, commit: str) -> bytes | None:
 
 
 def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
-    """Copy the program as the runs had it, where its checkout knows their commit, else as it is now; say what is off.
-    """
+    """Copy the program as the runs had it, where its checkout knows their commit, else as it is now, and say so."""
     commit = value_at(env, 'git_commit')
     if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit) and (tar := _archive(home, commit)):
         folder.mkdir(parents=True, exist_ok=True)

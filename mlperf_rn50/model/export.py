@@ -9,7 +9,7 @@ import numpy as np
 from mxnet.gluon import HybridBlock
 
 from mlperf_rn50.errors import RunFailed, UserError
-from mlperf_rn50.files import dump_json
+from mlperf_rn50.files import dump_json, writing_folder
 
 # Of the largest logit of an image; float32 sums in another order differ by some 1e-6.
 LIMIT = 1e-4
@@ -53,12 +53,14 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
     names.append(f'{stem}.{output_format}.json')
     _refuse_existing(out, names)
     wanted = net(images).asnumpy()
-    try:
+    with writing_folder(out):
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix='.export.', dir=out) as scratch:
-            write, read = (_write_onnx, _run_onnx) if output_format == 'onnx' else (_write_gluon, _run_gluon)
-            write(net, tuple(images.shape[1:]), Path(scratch) / stem)
-            found = difference(wanted, read(Path(scratch) / stem, images))
+            written = Path(scratch) / stem
+            net.export(str(written))
+            if output_format == 'onnx':
+                _to_onnx(written, tuple(images.shape[1:]))
+            found = difference(wanted, (_run_onnx if output_format == 'onnx' else _run_gluon)(written, images))
             if not found.relative <= LIMIT:  # also NaN
                 raise RunFailed(f'{out / names[0]}: not written: what was exported differs from the network by '
                                 f'{found.absolute:.3g}, {found.relative:.3g} of the largest logit, expected at most '
@@ -69,8 +71,6 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
             _refuse_existing(out, names)
             for name in names:
                 (Path(scratch) / name).rename(out / name)
-    except OSError as e:
-        raise UserError(f'--out: {out}: {e.strerror}; choose a folder that can be written') from e
     return [out / name for name in names], found
 
 
@@ -80,10 +80,6 @@ def _refuse_existing(out: Path, names: list[str]) -> None:
             raise UserError(f'{out / name}: exists already; remove it, or choose another folder with --out')
 
 
-def _write_gluon(net: HybridBlock, _: tuple[int, ...], stem: Path) -> None:
-    net.export(str(stem))
-
-
 def _run_gluon(stem: Path, images: mx.nd.NDArray) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # that it does not know the input's type
@@ -91,9 +87,8 @@ def _run_gluon(stem: Path, images: mx.nd.NDArray) -> np.ndarray:
     return net(images).asnumpy()
 
 
-def _write_onnx(net: HybridBlock, shape: tuple[int, ...], stem: Path) -> None:
-    """By MXNet's own exporter; the number of images stays open."""
-    net.export(f'{stem}')
+def _to_onnx(stem: Path, shape: tuple[int, ...]) -> None:
+    """Gluon's files as ONNX, by MXNet's own exporter; the number of images stays open."""
     files = Path(f'{stem}-symbol.json'), Path(f'{stem}-0000.params')
     mx.onnx.export_model(*map(str, files), [(1, *shape)], [np.float32], f'{stem}.onnx', dynamic=True,
                          dynamic_input_shapes=[('batch', *shape)])

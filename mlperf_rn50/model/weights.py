@@ -180,28 +180,24 @@ def _damaged(path: Path, error: Exception) -> DataError:
 
 
 def _describe(npz: Path) -> Description:
-    """The description beside an .npz."""
+    """The description beside an .npz; every field has its type, and every key is known."""
     path = npz.with_suffix('.json')
     try:
         content = parse_json(read_text(path, _MAX_BYTES))
         if not isinstance(content, dict) or content.get('format') != FORMAT:
             raise ValueError(f'expected format {FORMAT}')
-        return _checked(content)
+        found = msgspec.convert(content, Description)
+        needed = {'data': DATA_KEYS, 'train': TRAIN_KEYS, 'model': ('name', 'layout')}
+        for section, keys in needed.items():
+            if missing := [key for key in keys if key not in content[section]]:
+                raise ValueError(f'{section}.{missing[0]} is missing')
+        check_keys({section: content[section] for section in needed})
+        if len(found.classes) != found.data['num_classes']:
+            raise ValueError(f'classes: got {len(found.classes)}, expected '
+                             f'data.num_classes={found.data["num_classes"]} names')
+        return found
     except (OSError, ValueError, UserError, msgspec.MsgspecError) as e:
         raise _damaged(path, e) from e
-
-
-def _checked(content: dict[str, Any]) -> Description:
-    """Raise ValueError, MsgspecError or ConfigError unless every field has its type, and every key is known."""
-    found = msgspec.convert(content, Description)
-    for section, keys in (('data', DATA_KEYS), ('train', TRAIN_KEYS), ('model', ('name', 'layout'))):
-        if missing := [key for key in keys if key not in content[section]]:
-            raise ValueError(f'{section}.{missing[0]} is missing')
-    check_keys({s: content[s] for s in ('model', 'data', 'train')})
-    if len(found.classes) != found.data['num_classes']:
-        raise ValueError(f'classes: got {len(found.classes)}, expected data.num_classes={found.data["num_classes"]} '
-                         'names')
-    return found
 
 
 def portable(config: Config, arrays: dict[str, np.ndarray]) -> tuple[Config, dict[str, np.ndarray]]:

@@ -53,14 +53,9 @@ def _branches(*blocks: nn.HybridBlock) -> HybridConcurrent:
     return result
 
 
-def _same(kernel: Kernel) -> Kernel:
-    """The padding that keeps the size."""
-    return kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2)
-
-
-def _conv(channels: int, kernel: Kernel, stride: int = 1, padding: Kernel | None = None) -> nn.HybridBlock:
+def _conv(channels: int, kernel: int, stride: int = 1) -> nn.HybridBlock:
     """Convolution with bias and ReLU, as GoogLeNet has them."""
-    return nn.Conv2D(channels, kernel, stride, _same(kernel) if padding is None else padding, activation='relu')
+    return nn.Conv2D(channels, kernel, stride, kernel // 2, activation='relu')
 
 
 def _googlenet_unit(a: int, b0: int, b: int, c0: int, c: int, d: int) -> nn.HybridBlock:
@@ -76,15 +71,17 @@ def _googlenet(num_classes: int) -> nn.HybridBlock:
                   nn.Dropout(0.4), nn.Dense(num_classes))
 
 
-def _norm_conv(channels: int, kernel: Kernel, stride: int = 1, padding: Kernel | None = None) -> nn.HybridBlock:
-    """Convolution, BatchNorm, ReLU, as the later Inceptions have them; no padding unless it is asked for."""
-    return _chain(nn.Conv2D(channels, kernel, stride, 0 if padding is None else padding, use_bias=False),
-                  nn.BatchNorm(epsilon=0.001), nn.Activation('relu'))
+def _norm_conv(channels: int, kernel: Kernel, stride: int = 1, padding: Kernel = 0) -> nn.HybridBlock:
+    """Convolution, BatchNorm, ReLU, as the later Inceptions have them."""
+    return _chain(nn.Conv2D(channels, kernel, stride, padding, use_bias=False), nn.BatchNorm(epsilon=0.001),
+                  nn.Activation('relu'))
 
 
 def _path(*layers: tuple[int, Kernel]) -> nn.HybridBlock:
     """Convolutions of (channels, kernel) that keep the size."""
-    return _chain(*(_norm_conv(channels, kernel, 1, _same(kernel)) for channels, kernel in layers))
+    def same(kernel: Kernel) -> Kernel:
+        return kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2)
+    return _chain(*(_norm_conv(channels, kernel, 1, same(kernel)) for channels, kernel in layers))
 
 
 def _pooled(channels: int) -> nn.HybridBlock:

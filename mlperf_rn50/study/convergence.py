@@ -52,21 +52,18 @@ def _shared(name: str, kind: type[_T]) -> cached_property[_T | None]:
 
 @dataclass(frozen=True)
 class System:
-    """The runs of one folder, which agree in everything but their seeds.
+    """The runs of one folder, which agree in everything but their seeds; with a refusal, no set.
 
-    Args:
-        refusal: why the runs are no set; they have no score, time or mean, and of the rest only what they share.
-        doubts: what else makes it doubtful as a whole: logs of another system, or of several submitters.
-        is_copy: whether all of its logs are those of another system, so that a ratio would say nothing.
+    A refused one has no score, time or mean, and of the rest only what its runs share.
     """
 
     name: str
     folder: Path
     study: Path
     runs: tuple[Run, ...]
-    refusal: str | None = None
-    doubts: tuple[str, ...] = ()
-    is_copy: bool = False
+    refusal: str | None = None  # why the runs are no set
+    doubts: tuple[str, ...] = ()  # of all of it: logs of another system, or of several submitters
+    is_copy: bool = False  # whether all of its logs are those of another system, so that a ratio would say nothing
 
     @cached_property
     def copies(self) -> tuple[Copy, ...]:
@@ -249,14 +246,14 @@ def _failures(runs: Sequence[Run]) -> list[str]:
 def _missing_numbers(runs: Sequence[Run]) -> list[str]:
     """The numbers that result_<k>.txt lack, counted from 0 or 1."""
     names = [re.fullmatch(r'result_(\d{1,9})\.txt', r.path.name) for r in runs]
-    numbers = sorted({int(m[1]) for m in names if m})
+    numbers = {int(m[1]) for m in names if m}
     if len(numbers) < 2 or not all(names):
         return []
-    count = numbers[-1] + 1 - min(numbers[0], 1) - len(numbers)
+    wanted = range(min(*numbers, 1), max(numbers) + 1)
+    count = len(wanted) - len(numbers)
     if not count:
         return []
-    starts = [min(numbers[0], 1) - 1, *numbers]
-    first = islice((k for a, b in zip(starts, numbers) for k in range(a + 1, b)), _MAX_MISSING)
+    first = islice((k for k in wanted if k not in numbers), _MAX_MISSING)
     more = f' and {count - _MAX_MISSING} more' if count > _MAX_MISSING else ''
     return [f'result_{", ".join(map(str, first))}{more} {are(count)} missing: what became of '
             f'{"that run" if count == 1 else "those runs"}?']

@@ -31,7 +31,6 @@ class Recipe:
         decay: poly, or step for rates that fall at step_epochs.
         decay_epochs: epochs of the whole schedule, warm-up included.
         step_epochs: where the rate falls to a tenth.
-        target_accuracy: Top-1 as a fraction.
         first_eval_epoch: epochs trained before the first one.
     """
 
@@ -71,7 +70,6 @@ class KnownRun:
     """
 
     name: str
-    seed: int | None
     status: str
     epochs: int | None
     time_s: float | None
@@ -114,7 +112,6 @@ class KnownSet:
     num_accelerators: int | None
     num_units: int | None
     accelerator: str | None
-    framework: str | None
     dataset: str | None
     train_samples: int | None
     recipe: Recipe
@@ -135,6 +132,10 @@ class KnownSet:
     def local_batch_size(self) -> float | None:
         """Images per step of an accelerator, or of a rank where there are none."""
         return self.recipe.global_batch_size / self.num_units if self.num_units else None
+
+    @property
+    def minutes(self) -> float | None:
+        return self.time_s / 60 if self.time_s else None
 
     @property
     def step_s(self) -> float | None:
@@ -170,11 +171,7 @@ def _decay_epochs(steps: float | None, batch: int, samples: int | None, warmup: 
 
 def make_recipe(optimizer: Mapping[str, Any], batch: int, samples: int | None, target: float | None,
                 curves: Sequence[Sequence[tuple[int, float]]]) -> Recipe:
-    """A recipe from the keys that logs of any round have for it.
-
-    Args:
-        target: Top-1 as a fraction.
-    """
+    """A recipe from the keys that logs of any round have for it."""
     name = optimizer.get('opt_name')
     own, other = ('lars', 'sgd') if name == 'lars' else ('sgd', 'lars')
     warmup = _number(optimizer, f'{own}_opt_learning_rate_warmup_epochs', 'opt_learning_rate_warmup_epochs',
@@ -197,11 +194,6 @@ def make_recipe(optimizer: Mapping[str, Any], batch: int, samples: int | None, t
         period, first, nesterov if isinstance(nesterov := optimizer.get('sgd_opt_nesterov'), bool) else None)
 
 
-def _known_run(run: Run) -> KnownRun:
-    return KnownRun(run.path.name, run.seed, run.status, run.epochs_to_converge, run.time_to_train_s,
-                    tuple((e.epoch, e.accuracy) for e in run.evaluations))
-
-
 def make_times(epoch_s: float | None, runs: Sequence[tuple[float | None, int | None, int, float]]) -> Times | None:
     """The mean times of some runs; None where the logs do not tell them.
 
@@ -216,6 +208,11 @@ def make_times(epoch_s: float | None, runs: Sequence[tuple[float | None, int | N
     return Times(epoch_s, evaluation_s, outside_s)
 
 
+def _known_run(run: Run) -> KnownRun:
+    return KnownRun(run.path.name, run.status, run.epochs_to_converge, run.time_to_train_s,
+                    tuple((e.epoch, e.accuracy) for e in run.evaluations))
+
+
 def _evaluation_s(run: Run) -> float:
     return sum(e.stop_s - e.start_s for e in run.evaluations if e.start_s is not None and e.stop_s is not None)
 
@@ -225,22 +222,20 @@ def known_of(system: System) -> KnownSet | None:
     batch = system.global_batch_size
     if system.refusal or not batch:
         return None
-    runs = tuple(r for r in system.counted if r.status != 'unreadable')
-    curves = [[(e.epoch, e.accuracy) for e in r.evaluations] for r in runs]
-    optimizer = {k: v for r in reversed(runs) for k, v in r.optimizer.items()}
-    recipe = make_recipe(optimizer, batch, system.train_samples, system.target_accuracy, curves)
+    counted = [r for r in system.counted if r.status != 'unreadable']
+    runs = tuple(map(_known_run, counted))
+    optimizer = {k: v for r in reversed(counted) for k, v in r.optimizer.items()}
+    recipe = make_recipe(optimizer, batch, system.train_samples, system.target_accuracy, [r.curve for r in runs])
     times = make_times(system.epoch_s, [(r.time_to_train_s, r.last_epoch, len(r.evaluations), _evaluation_s(r))
                                         for r in system.scored])
     return KnownSet(str(system.folder), system.round, system.org, system.name, system.num_nodes,
-                    system.num_accelerators, system.num_units, system.accelerator, system.framework,
-                    system.other_dataset, system.train_samples, recipe,
-                    times, system.time_s, tuple(map(_known_run, runs)))
+                    system.num_accelerators, system.num_units, system.accelerator, system.other_dataset,
+                    system.train_samples, recipe, times, system.time_s, runs)
 
 
 def _published_set(facts: Mapping[str, Any]) -> KnownSet:
-    runs = tuple(KnownRun(name, seed, status, epochs if status == 'converged' else None, time_s,
-                          tuple((e, a) for e, a in curve))
-                 for name, seed, status, epochs, time_s, curve in facts['runs'])
+    runs = tuple(KnownRun(name, status, epochs if status == 'converged' else None, time_s, tuple(map(tuple, curve)))
+                 for name, status, epochs, time_s, curve in facts['runs'])
     recipe = make_recipe(facts['optimizer'], facts['global_batch_size'], IMAGENET_TRAIN, facts['target_accuracy'],
                          [r.curve for r in runs])
     unlogged: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
@@ -248,8 +243,7 @@ def _published_set(facts: Mapping[str, Any]) -> KnownSet:
     recipe = replace(recipe, **unlogged, nesterov=False if recipe.opt_name == 'sgd' else None)  # the closed division's
     return KnownSet(f'published {facts["round"]}', facts['round'], facts['org'], facts['name'], facts['num_nodes'],
                     facts['num_accelerators'], facts['num_accelerators'] or facts['num_ranks'], facts['accelerator'],
-                    facts['framework'], None, IMAGENET_TRAIN, recipe, Times(*facts['times']), facts['time_s'], runs,
-                    tuple(unlogged))
+                    None, IMAGENET_TRAIN, recipe, Times(*facts['times']), facts['time_s'], runs, tuple(unlogged))
 
 
 @cache

@@ -23,7 +23,7 @@ from mlperf_rn50.mlperf import keys
 from mlperf_rn50.mlperf.description import beside
 from mlperf_rn50.mlperf.energy import KINDS, read_energy
 from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.mlperf.liveness import age_s
+from mlperf_rn50.mlperf.facts import age_s
 from mlperf_rn50.mlperf.metrics import Epoch, Number
 from mlperf_rn50.mlperf.reader import read_run
 from mlperf_rn50.mlperf.run import Run

@@ -10,12 +10,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlperf_rn50.study.cost import node_hours
 from mlperf_rn50.study.known import KnownSet, Recipe, load_published
+from mlperf_rn50.study.reference import has_same_recipe
 
-# Gradients of ResNet-50: 25.56 million, of 2 bytes as published systems exchange them.
-PUBLISHED_BYTES = 51_000_000
-# One port of InfiniBand EDR or 100 Gbit/s Ethernet, which stands for all of a published node's.
-PUBLISHED_GBIT_S = 100.0
 # A backward pass computes twice what the forward pass does, and gradients are exchanged behind it.
 BACKWARD_SHARE = 2 / 3
 # The share of a step that does not shrink with its images, above which the model does not hold.
@@ -51,6 +49,15 @@ class Base:
     dataset: str | None
     known: KnownSet | None = None
 
+    @property
+    def unit(self) -> str:
+        """What shares the work."""
+        return 'accelerator' if self.has_accelerators else 'rank'
+
+    @property
+    def local_batch_size(self) -> float:
+        return self.global_batch_size / self.num_units
+
 
 @dataclass(frozen=True)
 class Link:
@@ -60,6 +67,11 @@ class Link:
     exchange_bytes: int
     is_hidden: bool
     source: str
+
+
+# What is supposed between the nodes of published systems: one port of InfiniBand EDR or 100 Gbit/s Ethernet stands for
+# all of a node's. Gradients of ResNet-50: 25.56 million, of 2 bytes as these systems exchange them.
+PUBLISHED_LINK = Link(100.0, 51_000_000, False, 'one port of 100 Gbit/s, float16 gradients, nothing hidden')
 
 
 @dataclass(frozen=True)
@@ -122,8 +134,10 @@ class Prediction:
     Args:
         other_s: costs of a step on several nodes beside computing and exchange.
         low_minutes: lower end of the interval that holds four times out of five.
+        measured: a set of this layout and batch, perhaps of another recipe; None where none was measured.
     """
 
+    base: Base
     layout: Layout
     refusal: str | None = None
     epochs: Epochs | None = None
@@ -135,6 +149,8 @@ class Prediction:
     low_minutes: float | None = None
     high_minutes: float | None = None
     doubts: tuple[str, ...] = ()
+    recipe_source: str = ''
+    measured: KnownSet | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -145,15 +161,48 @@ class Prediction:
     def images_per_s(self) -> float | None:
         return self.layout.recipe.global_batch_size / self.step_s if self.step_s else None
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The minutes that hold four times out of five."""
+        return None if self.low_minutes is None or self.high_minutes is None else (self.low_minutes, self.high_minutes)
+
+    @property
+    def efficiency(self) -> float | None:
+        """Images per second of an accelerator or rank, as a share of the base's."""
+        rate, base = self.images_per_s, self.base
+        if rate is None:
+            return None
+        return rate / self.layout.num_units / (base.global_batch_size / base.step_s / base.num_units)
+
+    @property
+    def node_hours(self) -> float | None:
+        return None if self.minutes is None else node_hours(60 * self.minutes, self.layout.num_nodes)
+
+    @property
+    def measured_minutes(self) -> float | None:
+        """Of the set that was measured, where it trained this recipe to this target."""
+        measured, recipe = self.measured, self.layout.recipe
+        is_same = measured and (has_same_recipe(measured.recipe, recipe)
+                                and measured.recipe.target_accuracy == recipe.target_accuracy)
+        return measured.minutes if measured and is_same else None
+
+    @property
+    def measured_step_s(self) -> float | None:
+        return self.measured.step_s if self.measured else None
+
+    @property
+    def error(self) -> float | None:
+        """Of the minutes."""
+        return off_by(self.minutes, self.measured_minutes)
+
+    @property
+    def step_error(self) -> float | None:
+        return off_by(self.step_s, self.measured_step_s)
+
 
 def off_by(predicted: float | None, measured: float | None) -> float | None:
     """Return predicted over measured, minus 1; None without one of them."""
     return predicted / measured - 1 if predicted and measured else None
-
-
-def published_link() -> Link:
-    """Return the link that is supposed between the nodes of published systems."""
-    return Link(PUBLISHED_GBIT_S, PUBLISHED_BYTES, False, 'one port of 100 Gbit/s, float16 gradients, nothing hidden')
 
 
 def base_of(known: KnownSet) -> Base | None:
@@ -184,12 +233,13 @@ def is_pair(one: KnownSet, target: KnownSet) -> bool:
             and (one.org or '').casefold() == (target.org or '').casefold() and _is_alike(one, target))
 
 
-def base_for(target: KnownSet, sets: Sequence[KnownSet]) -> KnownSet | None:
+def base_for(target: KnownSet, sets: Sequence[KnownSet]) -> Base | None:
     """Return the one-node set of the same kind that a set is predicted from."""
-    found = [s for s in sets if is_pair(s, target) and base_of(s)]
+    found = [(s, base) for s in sets if is_pair(s, target) and (base := base_of(s))]
     local = target.local_batch_size or 0.0
-    return min(found, key=lambda s: (s.recipe.opt_name != target.recipe.opt_name,
-                                     abs((s.local_batch_size or 0.0) - local), s.name), default=None)
+    nearest = min(found, key=lambda pair: (pair[0].recipe.opt_name != target.recipe.opt_name,
+                                           abs(pair[1].local_batch_size - local), pair[0].name), default=None)
+    return nearest and nearest[1]
 
 
 def layout_of(known: KnownSet) -> Layout | None:
@@ -204,7 +254,7 @@ def _compute_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
     own_s = base.step_s - base.exchange_s
     if base.num_nodes > 1 and not base.exchange_s:
         own_s -= ring_s(link.exchange_bytes, base.num_units, link.gbit_s) + costs.step_s
-    return own_s * layout.local_batch_size / (base.global_batch_size / base.num_units)
+    return own_s * layout.local_batch_size / base.local_batch_size
 
 
 def _exchange_s(base: Base, layout: Layout, link: Link) -> float:
@@ -214,15 +264,6 @@ def _exchange_s(base: Base, layout: Layout, link: Link) -> float:
     if base.exchange_s and (base.num_nodes, base.num_units) == (layout.num_nodes, layout.num_units):
         return base.exchange_s
     return ring_s(link.exchange_bytes, layout.num_units, link.gbit_s)
-
-
-def step_cost_s(base: Base, target: KnownSet, link: Link) -> float | None:
-    """Return what a step of a measured set costs beside computing and the ring; None where its logs lack it."""
-    layout, step_s = layout_of(target), target.step_s
-    if layout is None or step_s is None:
-        return None
-    compute_s = _compute_s(base, layout, link, NO_COSTS)
-    return step_s - compute_s - ring_s(link.exchange_bytes, layout.num_units, link.gbit_s)
 
 
 def _half_interval(values: Sequence[float]) -> float:
@@ -238,12 +279,20 @@ def _quantiles(values: Sequence[float]) -> tuple[float, float, float]:
     return tenths[0], statistics.median(values), tenths[-1]
 
 
+def _step_cost_s(base: Base, target: KnownSet) -> float | None:
+    """Return what a step of a measured set costs beside computing and the ring; None where its logs lack it."""
+    layout, step_s, link = layout_of(target), target.step_s, PUBLISHED_LINK
+    if layout is None or step_s is None:
+        return None
+    return (step_s - _compute_s(base, layout, link, NO_COSTS)
+            - ring_s(link.exchange_bytes, layout.num_units, link.gbit_s))
+
+
 def find_costs(sets: Sequence[KnownSet]) -> Costs:
     """Return the costs of several nodes, from all pairs of sets."""
     pairs = [(base, s) for s in sets if (s.num_nodes or 0) > 1 and s.recipe.last_eval_epoch and s.times
-             and (one := base_for(s, sets)) and (base := base_of(one))]
-    link = published_link()
-    steps = [cost for base, s in pairs if (cost := step_cost_s(base, s, link)) is not None]
+             and (base := base_for(s, sets))]
+    steps = [cost for base, s in pairs if (cost := _step_cost_s(base, s)) is not None]
     low, middle, high = _quantiles([s.times.outside_s for _, s in pairs if s.times])
     rounds = ', '.join(dict.fromkeys(s.round for _, s in pairs))
     # Epochs of each run that converged, as a share of those that its schedule leaves room for.
@@ -269,10 +318,9 @@ def costs_without(*judged: KnownSet) -> Costs:
 def epochs_of(recipe: Recipe, costs: Costs) -> Epochs | None:
     """Return the last evaluation that the schedule leaves room for; None where the recipe declares no schedule."""
     last = recipe.last_eval_epoch
-    if last is None or recipe.decay_epochs is None:
-        return None
-    return Epochs(last, last * costs.epochs_low, last,
-                  f'last evaluation before the end of its schedule of {recipe.decay_epochs:g} epochs')
+    return None if last is None else Epochs(
+        last, last * costs.epochs_low, last,
+        f'last evaluation before the end of its schedule of {recipe.decay_epochs:g} epochs')
 
 
 def _num_evaluations(recipe: Recipe, epochs: float) -> float:
@@ -316,12 +364,11 @@ def _refusal(compute_s: float, fixed_s: float, is_known: bool) -> str | None:
     return None
 
 
-def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs | None = None) -> Prediction:
-    """Return the prediction of a layout; costs: of several nodes, None for costs_for(base)."""
+def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs) -> Prediction:
+    """Return the prediction of a layout; costs: of several nodes, such as costs_for(base)."""
     if layout.recipe.global_batch_size > base.train_samples:
-        return Prediction(layout, f'a batch of {layout.recipe.global_batch_size:,} is more than the data has images, '
-                                  f'{base.train_samples:,}')
-    costs = costs or costs_for(base)
+        return Prediction(base, layout, f'a batch of {layout.recipe.global_batch_size:,} is more than the data has '
+                                        f'images, {base.train_samples:,}')
     is_inside = layout.num_nodes == 1
     has_costs = not is_inside and not (base.num_nodes > 1 and base.exchange_s)  # else they are in what was measured
     compute_s = _compute_s(base, layout, link, costs)
@@ -329,16 +376,16 @@ def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs | None =
     hidden_s = min(exchange_s, BACKWARD_SHARE * compute_s) if link.is_hidden else 0.0
     fixed_s = exchange_s - hidden_s + other_s
     if refusal := _refusal(compute_s, fixed_s, is_inside or not base.has_accelerators):
-        return Prediction(layout, refusal)
+        return Prediction(base, layout, refusal)
     if layout.epochs is None and layout.recipe.last_eval_epoch is None and base.dataset is None:
-        return Prediction(layout, 'its recipe declares no schedule, so nothing says how many epochs it takes')
+        return Prediction(base, layout, 'its recipe declares no schedule, so nothing says how many epochs it takes')
     epochs = layout.epochs or epochs_of(layout.recipe, costs)
     times = _minutes(base, layout, costs, epochs, compute_s + fixed_s) if epochs and base.evaluation_s is not None \
         else (None, None, None)
     if times[0] is not None and times[0] <= 0:
-        return Prediction(layout, 'its minutes would be none or fewer: the runs of the source are shorter than their '
-                                  'epochs together, so that their times say nothing of so short a run')
-    return Prediction(layout, None, epochs, compute_s, exchange_s, hidden_s, other_s, *times)
+        return Prediction(base, layout, 'its minutes would be none or fewer: the runs of the source are shorter than '
+                                        'their epochs together, so that their times say nothing of so short a run')
+    return Prediction(base, layout, None, epochs, compute_s, exchange_s, hidden_s, other_s, *times)
 
 
 def costs_for(base: Base) -> Costs:

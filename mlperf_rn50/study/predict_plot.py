@@ -10,14 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import write_atomically
+from mlperf_rn50.files import write_atomically, writing_folder
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.cost import cost
 from mlperf_rn50.study.known import KnownSet
-from mlperf_rn50.study.predict_answer import Answer, Row
+from mlperf_rn50.study.predict import Prediction
+from mlperf_rn50.study.predict_answer import Answer
 from mlperf_rn50.study.predict_tables import heading, render_json, render_tables
-from mlperf_rn50.study.predict_validation import Validation
 from mlperf_rn50.study.report_picture import (
     COLOURS,
     GRID,
@@ -43,40 +42,38 @@ class _Panel:
     """The values of a panel, of predictions and of measured sets; has_interval: whether predictions have intervals."""
 
     unit: str
-    of_row: Callable[[Row], float | None]
+    of_row: Callable[[Prediction], float | None]
     of_set: Callable[[KnownSet], float | None]
     form: str = '.2f'
     has_interval: bool = False
 
-    def interval(self, row: Row) -> tuple[float, float] | None:
-        p = row.prediction
-        is_known = self.has_interval and p.low_minutes is not None and p.high_minutes is not None
-        return (p.low_minutes or 0.0, p.high_minutes or 0.0) if is_known else None
+    def interval(self, row: Prediction) -> tuple[float, float] | None:
+        return row.interval if self.has_interval else None
 
 
 def _panels(answer: Answer) -> tuple[_Panel, _Panel]:
     """Return time and cost; where epochs are not known, a step and its images per second."""
     if not answer.timed:
-        return (_Panel('ms per step', lambda r: 1e3 * (r.prediction.step_s or 0.0),
+        return (_Panel('ms per step', lambda r: 1e3 * (r.step_s or 0.0),
                        lambda k: 1e3 * k.step_s if k.step_s else None, '.1f'),
-                _Panel('images/s', lambda r: r.prediction.images_per_s,
+                _Panel('images/s', lambda r: r.images_per_s,
                        lambda k: k.recipe.global_batch_size / k.step_s if k.step_s else None, ',.1f'))
     price = 1.0 if answer.price is None else answer.price
     unit = 'node-hours' if answer.price is None else f'cost, {price:g} a node-hour'
-    return (_Panel('minutes', lambda r: r.minutes, lambda k: k.time_s / 60 if k.time_s else None, has_interval=True),
+    return (_Panel('minutes', lambda r: r.minutes, lambda k: k.minutes, has_interval=True),
             _Panel(unit, lambda r: None if r.node_hours is None else r.node_hours * price,
                    lambda k: cost(k.time_s, k.num_nodes, price) if k.time_s and k.num_nodes else None))
 
 
-def _by_units(answer: Answer) -> dict[int, list[Row]]:
+def _by_units(answer: Answer) -> dict[int, list[Prediction]]:
     """Return the layouts that are predicted, by accelerators or ranks on a node, ordered by nodes."""
-    found: dict[int, list[Row]] = {}
+    found: dict[int, list[Prediction]] = {}
     for row in sorted(answer.predicted, key=lambda r: r.layout.num_nodes):
         found.setdefault(row.layout.units_per_node, []).append(row)
     return found
 
 
-def _draw_rows(picture: Picture, axes: Axes, panel: _Panel, rows: Sequence[Row], colour: str) -> list[float]:
+def _draw_rows(picture: Picture, axes: Axes, panel: _Panel, rows: Sequence[Prediction], colour: str) -> list[float]:
     """Draw the predictions of as many units on a node; return the values."""
     points = [(r, v) for r in rows if (v := panel.of_row(r)) is not None]
     spans = [(r.layout.num_nodes, *span) for r, _ in points if (span := panel.interval(r))]
@@ -107,7 +104,7 @@ def _measured_sets(answer: Answer) -> list[KnownSet]:
     return [k for k in answer.source.sets if k.num_nodes and k.num_nodes <= most][:_MAX_MEASURED]
 
 
-def _draw_panel(picture: Picture, axes: Axes, panel: _Panel, by_units: dict[int, list[Row]],
+def _draw_panel(picture: Picture, axes: Axes, panel: _Panel, by_units: dict[int, list[Prediction]],
                 sets: Sequence[KnownSet]) -> None:
     values = [v for colour, rows in zip(_colours(by_units), by_units.values())
               for v in _draw_rows(picture, axes, panel, rows, colour)]
@@ -124,12 +121,12 @@ def _draw_panel(picture: Picture, axes: Axes, panel: _Panel, by_units: dict[int,
     axes.margins(x=0.08)
 
 
-def _colours(by_units: dict[int, list[Row]]) -> list[str]:
+def _colours(by_units: dict[int, list[Prediction]]) -> list[str]:
     return [COLOURS[i] if i < len(COLOURS) else INK for i in range(len(by_units))]
 
 
 def _notes(answer: Answer, sets: Sequence[KnownSet]) -> list[str]:
-    refused = [r.layout.name for r in answer.rows if r.prediction.refusal]
+    refused = [r.layout.name for r in answer.rows if r.refusal]
     batches = {(k.num_nodes, k.num_units): k.recipe.global_batch_size for k in sets}
     other = [r.layout.name for r in answer.rows if (not r.measured or r.minutes and not r.measured_minutes)
              and (r.layout.num_nodes, r.layout.num_units) in batches]
@@ -181,18 +178,16 @@ def dump_picture_twice(picture: Picture, folder: Path) -> None:
         picture.figure.savefig(folder / f'{picture.name}_dark.png', dpi=150, metadata={'Software': None})
 
 
-def dump_prediction(answer: Answer, validation: Validation, folder: Path) -> Path:
+def dump_prediction(answer: Answer, folder: Path) -> Path:
     """Write prediction.json, prediction.md and, where anything is predicted, the picture; return the folder.
 
     Raises:
-        UserError: the folder cannot be written.
+        ConfigError: the folder cannot be written.
     """
-    try:
+    with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / 'prediction.json', render_json(answer, validation) + '\n')
-        write_atomically(folder / 'prediction.md', render_tables(answer, validation, is_markdown=True) + '\n')
+        write_atomically(folder / 'prediction.json', render_json(answer) + '\n')
+        write_atomically(folder / 'prediction.md', render_tables(answer, is_markdown=True) + '\n')
         if picture := draw_prediction(answer):
             dump_picture_twice(picture, folder)
-    except OSError as e:
-        raise UserError(f'--out: {folder}: {e.strerror}; choose a folder that can be written') from e
     return folder

@@ -18,7 +18,7 @@ from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.mlperf.run import IMAGENET_TRAIN
 from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.known import KnownSet, known_of, load_published
-from mlperf_rn50.study.predict import BACKWARD_SHARE, PUBLISHED_BYTES, Base, Link, base_for, base_of, published_link
+from mlperf_rn50.study.predict import BACKWARD_SHARE, PUBLISHED_LINK, Base, Link, base_for, base_of
 from mlperf_rn50.study.systems import load_systems
 from mlperf_rn50.study.text import some
 
@@ -144,7 +144,6 @@ class Source:
     """The source of a prediction.
 
     Args:
-        link: None where nothing is known of it.
         power: of a node of the base; None where it was not measured.
     """
 
@@ -212,17 +211,13 @@ def find_published(name: str) -> KnownSet:
     """Return a published system by its whole name, or by the last part of it.
 
     Raises:
-        ConfigError: there is none, or several have that last part.
+        ConfigError: there is none.
     """
     sets = load_published()
+    by_name = {word.casefold(): s for s in sets for word in (s.name, full_name(s))}
+    if found := by_name.get(name.casefold()):
+        return found
     names = [full_name(s) for s in sets]
-    found = ([s for s, full in zip(sets, names) if full.casefold() == name.casefold()]
-             or [s for s in sets if s.name.casefold() == name.casefold()])
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f'{name}: names {len(found)} published systems, expected one of '
-                          f'{printable(some([full_name(s) for s in found], _MAX_NAMES))}')
     hint = nearest(name, names) or nearest(name, [s.name for s in sets])
     raise ConfigError(f'{printable(name)}: neither a file or folder nor a published system' + (
         hint or f'; expected a run, a study, the JSON of a bench, or a name such as {names[-1]}'))
@@ -326,8 +321,7 @@ def _base_of_exchange(bench: Bench, x: MeasuredExchange) -> tuple[Base, tuple[st
 def _exchange_link(base: Base, bench: Bench, x: MeasuredExchange) -> Link:
     """Return the link that bench allreduce measured: hidden where its step is shorter than its parts."""
     source = f'bench allreduce over {x.num_ranks} ranks on {x.num_hosts} nodes, {bench.path}'
-    local = base.global_batch_size / base.num_units
-    if x.step_ms is None or base.num_nodes > 1 or local != x.local_batch_size:
+    if x.step_ms is None or base.num_nodes > 1 or base.local_batch_size != x.local_batch_size:
         return Link(x.gbit_s, x.num_bytes, False, source)
     time_s, shown_s = x.time_ms / 1000, x.step_ms / 1000 - (base.step_s - base.exchange_s)
     return Link(x.gbit_s, x.num_bytes, shown_s < time_s / 2,
@@ -348,12 +342,12 @@ def _find_link(base: Base, gradients: tuple[int, str], bench: Bench | None,
         return Link(gbit_s, gradients[0], False, f'--link-gbit-s, {gradients[1]} are supposed'), notes
     if notes:
         return None, notes
-    return measured or (published_link() if base.has_accelerators else None), ()
+    return measured or (PUBLISHED_LINK if base.has_accelerators else None), ()
 
 
 def _gradients_of(base: Base) -> tuple[int, str]:
     """Bytes and type of the gradients of a run, which its log does not have."""
-    return ((PUBLISHED_BYTES, 'float16 gradients of ResNet-50') if base.has_accelerators else
+    return ((PUBLISHED_LINK.exchange_bytes, 'float16 gradients of ResNet-50') if base.has_accelerators else
             (_FLOAT32_BYTES, 'float32 gradients of ResNet-50'))
 
 
@@ -387,7 +381,7 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
     else:
         source = _from_bench(steps[0] if steps else None, exchange, per_node, local_batch_size)
     link, notes = _find_link(source.base, source.gradients, exchange, gbit_s)
-    if link == published_link() and not published:
+    if link == PUBLISHED_LINK and not published:
         notes = (*notes, _ASSUMED)
     return replace(source, link=link, notes=(*source.notes, *notes))
 
@@ -404,11 +398,9 @@ def _from_systems(systems: Sequence[System], name: str | None, per_node: int | N
 
 def _from_published(known: KnownSet) -> Source:
     """A published system, and those that are predicted from it to judge the model."""
-    base = base_of(known)
-    if base is None:
-        raise ConfigError(f'{full_name(known)}: its logs do not tell the times that a prediction starts from')
-    sets = load_published()
-    others = [s for s in sets if s is not known and (s.num_nodes or 0) > 1 and base_for(s, sets) is known]
+    base, sets = base_of(known), load_published()
+    assert base is not None  # their logs tell the times that a prediction starts from
+    others = [s for s in sets if (s.num_nodes or 0) > 1 and (found := base_for(s, sets)) and found.known is known]
     return Source(base, None, (known, *others), gradients=_gradients_of(base))
 
 

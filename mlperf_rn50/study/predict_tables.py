@@ -7,10 +7,10 @@ from typing import Any
 
 import mlperf_rn50
 from mlperf_rn50.study.known import Recipe
-from mlperf_rn50.study.predict import Costs, Link
-from mlperf_rn50.study.predict_answer import Answer, Row, unit_name
-from mlperf_rn50.study.predict_validation import Validation, costs_text, errors_text
-from mlperf_rn50.study.report_text import render_section
+from mlperf_rn50.study.predict import Link, Prediction
+from mlperf_rn50.study.predict_answer import Answer
+from mlperf_rn50.study.predict_validation import costs_text, errors_text
+from mlperf_rn50.study.report_text import MARKDOWN, render_section, terminal_style
 from mlperf_rn50.study.table import Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.study.text import data_name, money, plural
 
@@ -18,7 +18,7 @@ FORMAT = 'mlperf-rn50 predict 1'
 KNEE = 'the layout from which on one per cent less time costs more than one per cent more node-hours'
 
 
-def _group(pairs: Iterable[tuple[str, Row]]) -> dict[str, str]:
+def _group(pairs: Iterable[tuple[str, Prediction]]) -> dict[str, str]:
     """Return the names of the layouts by text."""
     named: dict[str, list[str]] = {}
     for text, row in pairs:
@@ -30,35 +30,30 @@ def _ms(seconds: float | None) -> Cell:
     return number_cell(None if seconds is None else 1e3 * seconds, ',.1f')
 
 
-def _table(title: str, rows: Sequence[Row], cells_of: Callable[[Row], dict[str, Cell]], note: str = '') -> Table:
+def _table(title: str, rows: Sequence[Prediction], cells_of: Callable[[Prediction], dict[str, Cell]],
+           note: str = '') -> Table:
     """Return a table without the columns that are empty; a refused layout has the reason in place of numbers."""
-    cells = [None if row.prediction.refusal else cells_of(row) for row in rows]
+    cells = [None if row.refusal else cells_of(row) for row in rows]
     known = [c for c in cells if c]
     head = tuple(h for h in known[0] if any(c[h].text != '-' for c in known)) if known else ('layout', 'answer')
     return Table(title, head, tuple(
         tuple(c[h] for h in head) if c else
-        (Cell(row.layout.name), Cell(f'refused: {row.prediction.refusal}', span=len(head) - 1))
+        (Cell(row.layout.name), Cell(f'refused: {row.refusal}', span=len(head) - 1))
         for row, c in zip(rows, cells)), note)
 
 
-def _interval(row: Row) -> Cell:
-    p = row.prediction
-    return Cell('-') if p.low_minutes is None or p.high_minutes is None else Cell(
-        f'{p.low_minutes:.2f} to {p.high_minutes:.2f}', p.low_minutes)
-
-
-def _answer_cells(answer: Answer, row: Row) -> dict[str, Cell]:
-    p, layout = row.prediction, row.layout
-    rate, price = p.images_per_s, answer.cost(row)
-    return {'layout': Cell(layout.name), unit_name(answer.base): number_cell(layout.num_units, ',d'),
+def _answer_cells(answer: Answer, p: Prediction) -> dict[str, Cell]:
+    layout, rate, cost = p.layout, p.images_per_s, answer.cost(p)
+    interval = Cell('-') if p.minutes is None else Cell(f'{p.low_minutes:.2f} to {p.high_minutes:.2f}', p.low_minutes)
+    return {'layout': Cell(layout.name), f'{answer.base.unit}s': number_cell(layout.num_units, ',d'),
             'batch': number_cell(layout.recipe.global_batch_size, ',d'),
             f'epochs, {data_name(answer.base.dataset)}': number_cell(p.epochs.mean if p.epochs else None, '.3g'),
-            'time, min': number_cell(p.minutes, ',.2f'), '80 % interval': _interval(row),
-            'measured, min': number_cell(row.measured_minutes, ',.2f'), 'off by': percent_cell(row.error, '+.1f'),
+            'time, min': number_cell(p.minutes, ',.2f'), '80 % interval': interval,
+            'measured, min': number_cell(p.measured_minutes, ',.2f'), 'off by': percent_cell(p.error, '+.1f'),
             'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f'),
-            'efficiency': percent_cell(row.efficiency), 'node-hours': figures_cell(row.node_hours),
-            'cost': Cell('-' if price is None else money(price), price),
-            'kWh': figures_cell(answer.kwh(row))}
+            'efficiency': percent_cell(p.efficiency), 'node-hours': figures_cell(p.node_hours),
+            'cost': Cell('-' if cost is None else money(cost), cost),
+            'kWh': figures_cell(answer.kwh(p))}
 
 
 def answer_table(answer: Answer) -> Table:
@@ -72,12 +67,11 @@ def answer_table(answer: Answer) -> Table:
                   partial(_answer_cells, answer), ' '.join(notes) if answer.predicted else '')
 
 
-def _step_cells(row: Row) -> dict[str, Cell]:
-    p = row.prediction
-    return {'layout': Cell(row.layout.name), 'images of each': number_cell(row.layout.local_batch_size, ',g'),
+def _step_cells(p: Prediction) -> dict[str, Cell]:
+    return {'layout': Cell(p.layout.name), 'images of each': number_cell(p.layout.local_batch_size, ',g'),
             'compute': _ms(p.compute_s), 'exchange': _ms(p.exchange_s), 'of it hidden': _ms(p.hidden_s),
             'other': _ms(p.other_s), 'step': _ms(p.step_s),
-            'measured': _ms(row.measured_step_s), 'off by': percent_cell(row.step_error, '+.1f')}
+            'measured': _ms(p.measured_step_s), 'off by': percent_cell(p.step_error, '+.1f')}
 
 
 def _schedule(recipe: Recipe) -> str:
@@ -86,7 +80,7 @@ def _schedule(recipe: Recipe) -> str:
     return '-' if recipe.decay_epochs is None else f'{recipe.decay or "-"}, {recipe.decay_epochs:g} epochs'
 
 
-def _recipe_cells(row: Row) -> dict[str, Cell]:
+def _recipe_cells(row: Prediction) -> dict[str, Cell]:
     recipe = row.layout.recipe
     return {'layout': Cell(row.layout.name), 'batch': number_cell(recipe.global_batch_size, ',d'),
             'optimizer': Cell(recipe.opt_name or '-'), 'learning rate': number_cell(recipe.base_lr, '.6g'),
@@ -94,7 +88,7 @@ def _recipe_cells(row: Row) -> dict[str, Cell]:
             'recipe of': Cell(row.recipe_source or '-')}
 
 
-def _say(answer: Answer, row: Row) -> str:
+def _say(answer: Answer, row: Prediction) -> str:
     cost = answer.cost(row)
     return (f'{row.layout.name}, {row.minutes:.2f} min, {figures_cell(row.node_hours).text} node-hours'
             + (f', cost {money(cost)}' if cost is not None else ''))
@@ -116,7 +110,7 @@ def verdicts(answer: Answer) -> list[str]:
 def _source_line(answer: Answer) -> str:
     base = answer.base
     return (f'Source: {base.name}, {base.source}: {plural(base.num_nodes, "node")}, '
-            f'{plural(base.num_units, unit_name(base)[:-1])}, batch {base.global_batch_size:,}, '
+            f'{plural(base.num_units, base.unit)}, batch {base.global_batch_size:,}, '
             f'{1e3 * base.step_s:.1f} ms a step; data: {data_name(answer.base.dataset)}')
 
 
@@ -128,12 +122,6 @@ def _link_line(link: Link | None) -> str:
             f'{hidden}; from {link.source}')
 
 
-def _costs_line(costs: Costs) -> str:
-    if not costs.step_s and costs.outside_s is None:
-        return 'Other costs on several nodes: none are supposed'
-    return f'Other costs on several nodes: {costs_text(costs)}'
-
-
 def _power_lines(answer: Answer) -> list[str]:
     power = answer.source.power
     if power is None:
@@ -143,22 +131,19 @@ def _power_lines(answer: Answer) -> list[str]:
             'as much on other layouts is supposed']
 
 
-def _error_line(answer: Answer, validation: Validation) -> str:
-    if not answer.base.has_accelerators:
-        return 'Error of the model: no published system has several nodes of ranks without accelerators to judge it by'
-    if not validation.num_predicted:
-        return 'Error of the model: not known'
-    return (f'Error of the model on {validation.num_predicted} published systems, each with the costs of other '
-            f'rounds: {errors_text(validation)}')
-
-
-def constants(answer: Answer, validation: Validation) -> list[str]:
+def constants(answer: Answer) -> list[str]:
     """Return the values that the predictions are made from, their sources, and the errors of such predictions."""
-    epochs = _group((r.prediction.epochs.source, r) for r in answer.rows if r.prediction.epochs)
+    epochs = _group((r.epochs.source, r) for r in answer.rows if r.epochs)
+    costs, error = 'none are supposed', ': no published system has several nodes of ranks without accelerators to ' \
+                                        'judge it by'
+    if validation := answer.validation:
+        costs = costs_text(answer.costs)
+        error = (f' on {validation.num_predicted} published systems, each with the costs of other rounds: '
+                 f'{errors_text(validation)}')
     return [_source_line(answer), *(f'Epochs of {names} on {data_name(answer.base.dataset)}: {text}'
                                     for text, names in epochs.items()),
-            _link_line(answer.source.link), _costs_line(answer.costs), *_power_lines(answer),
-            _error_line(answer, validation)]
+            _link_line(answer.source.link), f'Other costs on several nodes: {costs}', *_power_lines(answer),
+            f'Error of the model{error}']
 
 
 def heading(answer: Answer) -> str:
@@ -171,12 +156,11 @@ def heading(answer: Answer) -> str:
 
 def notes_of(answer: Answer) -> list[str]:
     """Return what weakens the numbers."""
-    doubts = _group((doubt, row) for row in answer.rows for doubt in row.prediction.doubts)
+    doubts = _group((doubt, row) for row in answer.rows for doubt in row.doubts)
     return [*answer.source.notes, *(f'{names}: {text}' for text, names in doubts.items())]
 
 
-def render_tables(answer: Answer, validation: Validation, is_markdown: bool = False,
-                  title: Callable[[str], str] = str) -> str:
+def render_tables(answer: Answer, is_markdown: bool = False, title: Callable[[str], str] = str) -> str:
     """Return the prediction as tables, for a terminal or as Markdown; title colours headings."""
     tables = [answer_table(answer)]
     if answer.predicted:
@@ -184,44 +168,39 @@ def render_tables(answer: Answer, validation: Validation, is_markdown: bool = Fa
                              'Step = compute + exchange - hidden + other.'))
     if known := [r for r in answer.predicted if r.recipe_source]:
         tables.append(_table('Recipes', known, _recipe_cells))
-    return render_section(heading(answer), [*verdicts(answer), *constants(answer, validation)], tables,
-                          notes_of(answer), is_markdown, title)
-
-
-def _row_object(answer: Answer, row: Row) -> dict[str, Any]:
-    p, layout = row.prediction, row.layout
-    epochs = {'epochs': 'mean', 'epochs_low': 'low', 'epochs_high': 'high', 'epochs_source': 'source'}
-    return {'layout': layout.name, **_fields(layout, 'num_nodes', 'units_per_node'),
-            'global_batch_size': layout.recipe.global_batch_size or None, 'refusal': p.refusal,
-            'recipe': None if p.refusal else asdict(layout.recipe), 'recipe_source': row.recipe_source or None,
-            **{key: getattr(p.epochs, name, None) for key, name in epochs.items()},
-            **_fields(p, 'compute_s', 'exchange_s', 'hidden_s', 'other_s', 'step_s', 'images_per_s'),
-            'efficiency': row.efficiency, **_fields(p, 'minutes', 'low_minutes', 'high_minutes'),
-            'node_hours': row.node_hours, 'cost': answer.cost(row), 'kwh': answer.kwh(row),
-            **_fields(row, 'measured_step_s', 'measured_minutes'), 'doubts': list(p.doubts)}
+    return render_section(heading(answer), [*verdicts(answer), *constants(answer)], tables, notes_of(answer),
+                          MARKDOWN if is_markdown else terminal_style(title))
 
 
 def _fields(value: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
-def predict_object(answer: Answer, validation: Validation) -> dict[str, Any]:
-    """Return the prediction as JSON has it; docs/predict.md explains its keys."""
-    base, link, power = answer.base, answer.source.link, answer.source.power
+def _row_object(answer: Answer, p: Prediction) -> dict[str, Any]:
+    recipe = p.layout.recipe
+    epochs = {'epochs': 'mean', 'epochs_low': 'low', 'epochs_high': 'high', 'epochs_source': 'source'}
+    return {'layout': p.layout.name, **_fields(p.layout, 'num_nodes', 'units_per_node'),
+            'global_batch_size': recipe.global_batch_size or None, 'refusal': p.refusal,
+            'recipe': None if p.refusal else asdict(recipe), 'recipe_source': p.recipe_source or None,
+            **{key: getattr(p.epochs, name, None) for key, name in epochs.items()},
+            **_fields(p, 'compute_s', 'exchange_s', 'hidden_s', 'other_s', 'step_s', 'images_per_s', 'efficiency',
+                      'minutes', 'low_minutes', 'high_minutes', 'node_hours'),
+            'cost': answer.cost(p), 'kwh': answer.kwh(p),
+            **_fields(p, 'measured_step_s', 'measured_minutes'), 'doubts': list(p.doubts)}
+
+
+def render_json(answer: Answer) -> str:
+    """Return the prediction as JSON; docs/predict.md explains its keys."""
+    base, link, power, validation = answer.base, answer.source.link, answer.source.power, answer.validation
     best = {'fastest': answer.fastest, 'cheapest': answer.cheapest, 'knee': answer.knee}
-    return {
+    return json.dumps({
         'format': FORMAT, 'version': mlperf_rn50.__version__,
-        'source': {**_fields(base, 'name', 'source', 'num_nodes', 'num_units'), 'unit': unit_name(base)[:-1],
-                   **_fields(base, 'global_batch_size', 'step_s', 'dataset'), 'is_imagenet': base.dataset is None},
+        'source': {**_fields(base, 'name', 'source', 'num_nodes', 'num_units', 'unit', 'global_batch_size', 'step_s',
+                             'dataset'), 'is_imagenet': base.dataset is None},
         'link': link and asdict(link),
         'costs': _fields(answer.costs, 'step_s', 'step_spread_s', 'outside_s', 'source'),
-        'validation': _fields(validation, 'num_predicted', 'num_held', 'median_error', 'high_error')
-        if base.has_accelerators else None,
-        'price_per_node_hour': answer.price, 'node_watts': power.watts if power else None,
+        'validation': validation and _fields(validation, 'num_predicted', 'num_held', 'median_error', 'high_error'),
+        'price_per_node_hour': answer.price, 'node_watts': power and power.watts,
         'predictions': [_row_object(answer, r) for r in answer.rows],
-        **{name: row.layout.name if row else None for name, row in best.items()}, 'notes': notes_of(answer)}
-
-
-def render_json(answer: Answer, validation: Validation) -> str:
-    """Return predict_object as text."""
-    return json.dumps(predict_object(answer, validation), indent=1, allow_nan=False)
+        **{name: row and row.layout.name for name, row in best.items()}, 'notes': notes_of(answer)},
+        indent=1, allow_nan=False)

@@ -2,15 +2,16 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from tabulate import tabulate
 
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.known import KnownSet, known_of
+from mlperf_rn50.study.known import KnownSet, known_of, load_published
 from mlperf_rn50.study.predict import (
-    PUBLISHED_BYTES,
-    PUBLISHED_GBIT_S,
+    PUBLISHED_LINK,
+    Base,
     Costs,
     Prediction,
     base_for,
@@ -20,7 +21,6 @@ from mlperf_rn50.study.predict import (
     layout_of,
     off_by,
     predict_layout,
-    published_link,
 )
 from mlperf_rn50.study.report_text import markdown_text
 
@@ -30,27 +30,20 @@ class Judged:
     """A set of several nodes, and its prediction from a one-node set; or the reason why there is none."""
 
     target: KnownSet
-    base: KnownSet | None
-    prediction: Prediction | None
-    reason: str | None
-    doubts: tuple[str, ...] = ()
+    base: Base | None
+    prediction: Prediction | None = None
+    reason: str | None = None
     costs: Costs | None = None
 
     @property
-    def measured_minutes(self) -> float | None:
-        return self.target.time_s / 60 if self.target.time_s else None
-
-    @property
     def error(self) -> float | None:
-        return off_by(self.prediction.minutes, self.measured_minutes) if self.prediction else None
+        return off_by(self.prediction.minutes, self.target.minutes) if self.prediction else None
 
     @property
     def is_held(self) -> bool:
         """Whether there is an interval that holds the measured time."""
-        p, measured = self.prediction, self.measured_minutes
-        if p is None or p.low_minutes is None or p.high_minutes is None or measured is None:
-            return False
-        return p.low_minutes <= measured <= p.high_minutes
+        interval, measured = self.prediction.interval if self.prediction else None, self.target.minutes
+        return interval is not None and measured is not None and interval[0] <= measured <= interval[1]
 
 
 @dataclass(frozen=True)
@@ -97,22 +90,25 @@ def _unpaired(target: KnownSet, sets: Sequence[KnownSet]) -> str:
 
 
 def _judge(target: KnownSet, sets: Sequence[KnownSet]) -> Judged:
-    one, layout = base_for(target, sets), layout_of(target)
-    base = base_of(one) if one else None
-    if one is None or base is None:
-        return Judged(target, None, None, _unpaired(target, sets))
+    base, layout = base_for(target, sets), layout_of(target)
+    if base is None or base.known is None:
+        return Judged(target, None, reason=_unpaired(target, sets))
     if layout is None or target.time_s is None:
-        return Judged(target, one, None, 'nothing to judge by: its logs do not tell its layout, or none converged')
-    doubts = () if target.accelerator else ('neither names its accelerator: they have as many on a node',)
-    costs = costs_without(target, one)
-    prediction = predict_layout(base, layout, published_link(), costs)
-    return Judged(target, one, prediction, prediction.refusal, doubts, costs)
+        return Judged(target, base, reason='nothing to judge by: its logs do not tell its layout, or none converged')
+    costs = costs_without(target, base.known)
+    prediction = predict_layout(base, layout, PUBLISHED_LINK, costs)
+    return Judged(target, base, prediction, prediction.refusal, costs)
 
 
 def validate(sets: Sequence[KnownSet], left_out: Sequence[str] = ()) -> Validation:
     """Predict every ImageNet set of several nodes from the one-node sets, with costs of other rounds only."""
-    return Validation(tuple(_judge(s, sets) for s in sets if (s.num_nodes or 0) > 1 and s.is_imagenet),
-                      tuple(left_out))
+    return Validation(tuple(_judge(s, sets) for s in sets if (s.num_nodes or 0) > 1 and s.is_imagenet), tuple(left_out))
+
+
+@cache
+def validate_published() -> Validation:
+    """Predict the systems of the packaged table."""
+    return validate(load_published())
 
 
 def validate_systems(systems: Sequence[System]) -> Validation:
@@ -127,7 +123,7 @@ def validate_systems(systems: Sequence[System]) -> Validation:
 def _cells(judged: Judged) -> list[str]:
     target, p = judged.target, judged.prediction
     name = [target.round, target.org or '-', target.name, judged.base.name if judged.base else '-']
-    measured = f'{judged.measured_minutes:.2f}' if judged.measured_minutes else '-'
+    measured = f'{target.minutes:.2f}' if target.minutes else '-'
     if judged.error is None or p is None or p.epochs is None:
         return [*name, '-', '-', '-', measured, '-', '-']
     return [*name, f'{p.epochs.mean:g}', f'{p.minutes:.2f}', f'{p.low_minutes:.2f} to {p.high_minutes:.2f}', measured,
@@ -164,12 +160,14 @@ def render_validation(validation: Validation, is_markdown: bool = False) -> str:
                      f'({100 * validation.num_held / number:.0f} %)')
     lines += [clean(f'{j.target.round} {j.target.name}: not predicted: {j.reason}')
               for j in validation.judged if j.reason]
-    lines += [clean(f'{j.target.round} {j.target.name}: {doubt}') for j in validation.predicted for doubt in j.doubts]
+    lines += [clean(f'{j.target.round} {j.target.name}: neither names its accelerator: they have as many on a node')
+              for j in validation.predicted if not j.target.accelerator]
     lines += map(clean, validation.left_out)
     if not validation.predicted:
         return '\n'.join(lines).rstrip()
     costs = dict.fromkeys((j.target.round, j.costs) for j in validation.predicted if j.costs)
-    lines += ['', f'Ring all-reduce of {PUBLISHED_BYTES / 1e6:.0f} MB (float16 gradients) at {PUBLISHED_GBIT_S:g} '
+    lines += ['', f'Ring all-reduce of {PUBLISHED_LINK.exchange_bytes / 1e6:.0f} MB (float16 gradients) at '
+              f'{PUBLISHED_LINK.gbit_s:g} '
               'Gbit/s (one port), nothing hidden. Other costs on several nodes, of each round from other rounds only:',
               *(f'{name}: {costs_text(c)}' for name, c in costs)]
     return '\n'.join(lines)

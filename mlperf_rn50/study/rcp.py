@@ -13,21 +13,13 @@ _RULESETS = ('1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
 
 @dataclass(frozen=True)
 class RcpVerdict:
-    """What the official rcp_checker says of a set.
+    """What the official rcp_checker says of a set."""
 
-    Args:
-        ruleset: whose points; the newest where the round has none.
-        is_of_round: whether the round of the set had points at all.
-        reference_epochs: mean of the reference at this batch, interpolated between batches; None where it has none.
-        min_epochs: the fewest epochs that pass.
-        epochs: the set's mean without fastest and slowest.
-    """
-
-    ruleset: str
-    is_of_round: bool
-    reference_epochs: float | None
-    min_epochs: float | None
-    epochs: float
+    ruleset: str  # whose points; the newest where the round has none
+    is_of_round: bool  # whether the round of the set had points at all
+    reference_epochs: float | None  # mean of the reference at this batch, interpolated between batches
+    min_epochs: float | None  # the fewest that pass
+    epochs: float  # the set's mean without fastest and slowest
     passed: bool
     scaling: float
     text: str

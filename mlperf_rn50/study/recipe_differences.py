@@ -6,8 +6,8 @@ from typing import Any
 
 from mlperf_rn50.config import IMAGENET, Config
 from mlperf_rn50.mlperf.run import IMAGENET_TRAIN, IMAGENET_VAL
-from mlperf_rn50.study.known import KnownSet, Recipe, load_published
-from mlperf_rn50.study.recipes import STEP_SCHEDULE_EPOCHS, Published, fold
+from mlperf_rn50.study.known import Recipe, load_published
+from mlperf_rn50.study.recipes import STEP_SCHEDULE_EPOCHS, Published, fold, is_within
 
 # Batches that one recipe was published for differ by as much: 1,632 and 2,064 images at a rate of 7.4.
 LIKE_BATCH = 1.3
@@ -45,11 +45,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A key of the configuration, and its values.
+    """A key of the configuration, its own value where one is compared, and that of each recipe.
 
     Args:
-        own: None where no configuration is compared.
-        published: of each recipe.
         is_alone: whether no recipe of its optimizer with a known value has that of the configuration.
     """
 
@@ -183,23 +181,18 @@ def _differing(config: Config, recipes: Sequence[Published], batch: int) -> list
     return found
 
 
-def find_deviations(config: Config, num_ranks: int | None, sets: Sequence[KnownSet] | None = None) -> list[str]:
+def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
     """Return a line for each key of an ImageNet configuration whose value no published set of like batch had.
 
     Sets of like batch converged, have the same optimizer, a batch within a factor of LIKE_BATCH, and this target or a
     higher one. Within one generation, a value between those of two sets counts as known, and so does a learning rate
     that was scaled with the batch.
-
-    Args:
-        num_ranks: None where it is not known.
-        sets: to compare with; None for the published ones.
     """
     batch = global_batch_size(config, num_ranks)
     if not is_imagenet(config) or batch is None:
         return []
-    known = fold(load_published() if sets is None else sets, config.optimizer.name, config.train.target_accuracy)
-    like = [p for p in known if max(p.recipe.global_batch_size / batch, batch / p.recipe.global_batch_size)
-            <= LIKE_BATCH]
+    known = fold(load_published(), config.optimizer.name, config.train.target_accuracy)
+    like = [p for p in known if is_within(p.recipe.global_batch_size, batch, LIKE_BATCH)]
     if not like:
         return [_nothing_like(config, batch, known)]
     groups = [[p for p in like if p.generation == g] for g in dict.fromkeys(p.generation for p in like)]
@@ -213,41 +206,36 @@ def find_deviations(config: Config, num_ranks: int | None, sets: Sequence[KnownS
     return [_mixture(config, groups[differing.index(fewest)], fewest, batch)]
 
 
-def _own_text(config: Config, key: str) -> str:
-    return _with_epochs(key, {k: _value(config, k) for k in (key, 'schedule.step_epochs', 'schedule.decay_epochs')})
-
-
-def _published_text(published: Published, key: str) -> str:
-    return _with_epochs(key, {k: cell.value for k, cell in published_cells(published).items()})
-
-
-def _with_epochs(key: str, values: dict[str, Any]) -> str:
+def _text(cells: dict[str, Cell], key: str) -> str:
     """Return the value of a key; of a kind of schedule with its epochs."""
-    text = value_text(values[key])
+    text = value_text(cells[key].value)
     if key != 'schedule.decay':
         return text
-    epochs = values['schedule.step_epochs' if text == 'step' else 'schedule.decay_epochs']
+    epochs = cells['schedule.step_epochs' if text == 'step' else 'schedule.decay_epochs'].value
     return f'{text} ({value_text(epochs)} epochs)'
 
 
 def _values_text(recipes: Sequence[Published], key: str) -> str:
     """The values of a key, each with the batches that it was published for."""
-    batches: dict[str, list[int]] = {}
+    batches: dict[str, set[int]] = {}
     for p in recipes:
-        if published_cells(p)[key].value is not None:
-            batches.setdefault(_published_text(p, key), []).append(p.recipe.global_batch_size)
-    return '; '.join(f'{text} at {", ".join(f"{b:,}" for b in sorted(set(sizes)))}' for text, sizes in batches.items())
+        cells = published_cells(p)
+        if cells[key].value is not None:
+            batches.setdefault(_text(cells, key), set()).add(p.recipe.global_batch_size)
+    return '; '.join(f'{text} at {", ".join(f"{b:,}" for b in sorted(sizes))}' for text, sizes in batches.items())
 
 
 def _deviation(config: Config, key: str, like: Sequence[Published], batch: int) -> str:
     if key == 'schedule.decay_epochs':
         like = [p for p in like if p.recipe.decay == config.schedule.decay]
-    return (f'{key}: got {_own_text(config, key)} at batch {batch:,}; the published {config.optimizer.name} sets of '
-            f'like batch that reached {100 * config.train.target_accuracy:.4g} % had {_values_text(like, key)}')
+    return (f'{key}: got {_text(_config_cells(config), key)} at batch {batch:,}; the published '
+            f'{config.optimizer.name} sets of like batch that reached {100 * config.train.target_accuracy:.4g} % had '
+            f'{_values_text(like, key)}')
 
 
 def _mixture(config: Config, recipes: Sequence[Published], keys: Sequence[str], batch: int) -> str:
-    texts = [f'{key} {_own_text(config, key)}, not {_values_text(recipes, key)}' for key in keys]
+    own = _config_cells(config)
+    texts = [f'{key} {_text(own, key)}, not {_values_text(recipes, key)}' for key in keys]
     return (f'schedule, optimizer: every value was published for a batch like {batch:,}, but never all of them '
             f'together; the nearest sets, of {recipes[0].generation}, differ in {"; ".join(texts)}')
 

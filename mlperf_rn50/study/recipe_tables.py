@@ -2,6 +2,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from tabulate import tabulate
@@ -23,7 +24,7 @@ class Recipes:
     """The published recipes of a batch, or those next to it, beside a choice or a configuration.
 
     Args:
-        target: Top-1 as a fraction; None for the own one of each recipe.
+        target: None for the own one of each recipe.
     """
 
     batch: int
@@ -43,9 +44,6 @@ def find_recipes(batch: int, opt_name: str | None, target: float | None, config:
                  num_ranks: int | None = None) -> Recipes:
     """Return the recipes of a batch, and the one to train with or a configuration beside them.
 
-    Args:
-        num_ranks: of the configuration, None where it is not known.
-
     Raises:
         ConfigError: no recipe is known for it.
     """
@@ -64,10 +62,6 @@ def _ordered(recipes: Sequence[Published], opt_name: str | None) -> list[Publish
     return sorted(newest_first, key=lambda p: (p.recipe.opt_name != opt_name, p.recipe.opt_name or ''))
 
 
-def _letters(recipes: Sequence[Published]) -> list[str]:
-    return [chr(ord('A') + i) if i < 26 else f'#{i + 1}' for i in range(len(recipes))]
-
-
 def _layout(known: KnownSet) -> str:
     """Nodes x accelerators of each, as predict names layouts."""
     if not known.num_accelerators:
@@ -77,7 +71,7 @@ def _layout(known: KnownSet) -> str:
 
 def _systems_table(recipes: Sequence[Published]) -> str:
     rows = []
-    for letter, published in zip(_letters(recipes), recipes):
+    for letter, published in zip(ascii_uppercase, recipes):
         for known in published.sets:
             epochs = published.epochs_of(known)
             rows.append([letter if known is published.sets[0] else '', f'{published.recipe.global_batch_size:,}',
@@ -91,7 +85,7 @@ def _systems_table(recipes: Sequence[Published]) -> str:
 
 def _values_tables(found: Recipes) -> list[str]:
     """The values; beside a configuration in two tables, those that differ between the recipes first."""
-    letters = _letters(found.recipes)
+    letters = ascii_uppercase[:len(found.recipes)]  # all published recipes are fewer
     if not found.config:
         return [tabulate(map(_texts, found.rows), ['', *letters], disable_numparse=True)]
     differing = [_texts(row) for row in found.rows if len({c.text for c in row.published}) > 1]

@@ -36,12 +36,17 @@ def reached_epoch(run: KnownRun, target: float) -> int | None:
     return next((epoch for epoch, accuracy in run.curve if accuracy >= target), None)
 
 
+def is_within(a: float | None, b: float | None, factor: float) -> bool:
+    """Whether two values are known, and the larger one is at most so many times the other."""
+    return bool(a and b) and max(a, b) <= factor * min(a, b)  # type: ignore[type-var, operator]
+
+
 @dataclass(frozen=True)
 class Published:
     """A recipe, and the one or more sets that were trained with it.
 
     Args:
-        target: Top-1 as a fraction: the recipe's own, or a lower one.
+        target: the recipe's own, or a lower one.
     """
 
     recipe: Recipe
@@ -117,7 +122,7 @@ def _age(published: Published) -> int:
 
 def at_batch(recipes: Sequence[Published], batch: int) -> list[Published]:
     """Return the recipes of a batch, or of one so near that it is the same recipe."""
-    return [p for p in recipes if 1 / SAME_BATCH <= p.recipe.global_batch_size / batch <= SAME_BATCH]
+    return [p for p in recipes if is_within(p.recipe.global_batch_size, batch, SAME_BATCH)]
 
 
 def families(recipes: Sequence[Published]) -> list[list[Published]]:
@@ -150,7 +155,6 @@ class Choice:
         recipe: with the batch that was asked for, and the target.
         kind: known, of sets at this batch; or between, of sets below and above.
         sources: one, or the one below and the one above.
-        target: Top-1 as a fraction.
     """
 
     recipe: Recipe
@@ -207,7 +211,7 @@ def choose_recipe(batch: int, opt_name: str | None = None, target: float | None 
 
     Args:
         opt_name: sgd or lars; None for either.
-        target: Top-1 as a fraction; None for the one that the recipe was made for.
+        target: None for the one that the recipe was made for.
         sets: to choose from; None for the published ones.
 
     Raises:
@@ -267,14 +271,9 @@ def _on_grid(epochs: float, recipe: Recipe) -> float:
 
 
 def make_config(choice: Choice, num_nodes: int | None = None, ranks_per_node: int | None = None) -> cfg.Config:
-    """Return the configuration of a recipe on GPUs, as the files of launch/configs have it.
-
-    Raises:
-        ConfigError: the ranks cannot share the batch.
-    """
+    """Return the configuration of a recipe on GPUs, as the files of launch/configs have it."""
     recipe, layout = choice.recipe, f'_{num_nodes}x{ranks_per_node}' if num_nodes and ranks_per_node else ''
     batch = recipe.global_batch_size
-    check_shares(batch, (num_nodes or 1) * (ranks_per_node or 1))
     assert recipe.eval_period and recipe.first_eval_epoch is not None
     assert recipe.momentum is not None and recipe.weight_decay is not None
     filled = {f.name: v for f in dataclasses.fields(cfg.ScheduleConfig)

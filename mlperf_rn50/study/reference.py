@@ -6,7 +6,7 @@ have. A run that is below its band twice in a row is behind: that is the alarm.
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
@@ -16,7 +16,7 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe
 from mlperf_rn50.study.recipe_differences import LIKE_BATCH
-from mlperf_rn50.study.recipes import SAME_BATCH, reached_epoch
+from mlperf_rn50.study.recipes import SAME_BATCH, is_within, reached_epoch
 from mlperf_rn50.study.text import plural, some, span
 
 # Of the replay (benchmarks/replay.py): how far below its references a run is an outlier, how often in a row.
@@ -36,10 +36,6 @@ def _is_equal(a: float | None, b: float | None) -> bool:
     return a is None or b is None or math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-9)
 
 
-def _is_within(a: float | None, b: float | None, factor: float) -> bool:
-    return bool(a and b) and max(a, b) <= factor * min(a, b)  # type: ignore[type-var, operator]
-
-
 def _has_same_decay(a: Recipe, b: Recipe) -> bool:
     """Whether the learning rates of two recipes fall in the same way and, but for step, over the same epochs."""
     if a.decay is None or b.decay is None:
@@ -56,7 +52,7 @@ def has_same_recipe(a: Recipe, b: Recipe) -> bool:
     """Whether optimizer, batch and learning rate of two recipes are the same, and all else that both have."""
     names = ('warmup_epochs', 'poly_power', 'end_lr', 'weight_decay', 'momentum', 'nesterov', 'label_smoothing')
     return (a.opt_name is not None and a.opt_name == b.opt_name
-            and _is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
+            and is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
             and a.base_lr is not None and b.base_lr is not None and _is_equal(a.base_lr, b.base_lr)
             and _has_same_decay(a, b) and all(_is_equal(getattr(a, name), getattr(b, name)) for name in names))
 
@@ -66,8 +62,8 @@ def has_like_recipe(a: Recipe, b: Recipe) -> bool:
     if (a.opt_name, a.decay, a.step_epochs) != (b.opt_name, b.decay, b.step_epochs) or not a.base_lr or not b.base_lr:
         return False
     rates = a.base_lr / a.global_batch_size, b.base_lr / b.global_batch_size
-    return (_is_within(a.global_batch_size, b.global_batch_size, LIKE_BATCH) and _is_within(*rates, _LIKE_RATE)
-            and (a.decay == 'step' or _is_within(a.decay_epochs, b.decay_epochs, _LIKE_LENGTH)))
+    return (is_within(a.global_batch_size, b.global_batch_size, LIKE_BATCH) and is_within(*rates, _LIKE_RATE)
+            and (a.decay == 'step' or is_within(a.decay_epochs, b.decay_epochs, _LIKE_LENGTH)))
 
 
 def _scale(own: Recipe, other: Recipe) -> float:
@@ -189,9 +185,9 @@ def band_at(reference: Reference, epoch: int) -> Band | None:
     return Band(epoch, _point(reference, epoch), values, mean, low, high)
 
 
-def band(reference: Reference, epochs: Sequence[int]) -> list[Band]:
-    """Return the bands at some epochs, without those where there is no reference."""
-    return [b for epoch in epochs if (b := band_at(reference, epoch))]
+def band(reference: Reference, epochs: Sequence[int]) -> dict[int, Band]:
+    """Return the bands at some epochs, by epoch, without those where there is no reference."""
+    return {epoch: b for epoch in epochs if (b := band_at(reference, epoch))}
 
 
 def is_below(here: Band | None, accuracy: float) -> bool:
@@ -219,7 +215,6 @@ class Standing:
     Args:
         epoch: epochs trained.
         point: the same as a fraction of the schedule; None where it has no length.
-        accuracy: Top-1 as a fraction.
         here: the band; None where no reference run is.
         is_behind: the alarm: whether this evaluation and the one before are below.
         reference_epochs: first and last at which reference runs came to the target; None where none did.
@@ -320,12 +315,11 @@ def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Se
 
 def _find(recipe: Recipe, sets: Sequence[KnownSet], spreads: Mapping[int, float],
           eval_samples: int | None) -> Reference | None:
-    matches: tuple[tuple[How, Callable[[Recipe, Recipe], bool]], ...] = (
-        ('same', has_same_recipe), ('like', has_like_recipe))
-    for how, fits in matches:
-        if found := tuple(s for s in sets if s.converged and fits(recipe, s.recipe)):
-            return Reference(how, recipe, found, spreads, eval_samples)
-    return None
+    same, like = (tuple(s for s in sets if s.converged and fits(recipe, s.recipe))
+                  for fits in (has_same_recipe, has_like_recipe))
+    if not same and not like:
+        return None
+    return Reference('same' if same else 'like', recipe, same or like, spreads, eval_samples)
 
 
 def describe(recipe: Recipe) -> str:

@@ -2,7 +2,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import mlperf_rn50
@@ -40,10 +40,8 @@ def _run_object(system: System, run: Run) -> dict[str, Any]:
                         for name, s in run.sources.items()}}
 
 
-def system_object(study: Study, system: System, comparison: Comparison | None,
-                  runs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """A system as the JSON report has it, with the objects of its runs; times in seconds unless the name says
-    otherwise."""
+def _system_object(study: Study, system: System, comparison: Comparison | None) -> dict[str, Any]:
+    """A system as the JSON report has it, without its runs."""
     c = comparison
     parts, energy = system.parts, system.energy
     verdict = rcp.check_rcp(system)
@@ -53,7 +51,7 @@ def system_object(study: Study, system: System, comparison: Comparison | None,
         'optimizer': next((dict(r.optimizer) for r in system.runs if r.optimizer and not system.refusal), {}),
         'dataset': system.dataset, 'is_imagenet': system.is_imagenet,
         'num_runs': len(system.runs), 'num_converged': len(system.converged),
-        'refusal': system.refusal, 'runs': list(runs),
+        'refusal': system.refusal, 'runs': [],
         'epochs_to_converge_mean': system.epochs_mean, 'score_minutes': system.score_minutes,
         'official_score_minutes': rcp.official_score_minutes(system),
         'time_to_train_mean_s': system.time_s, 'time_to_train_spread_s': system.spread_s,
@@ -75,22 +73,17 @@ def system_object(study: Study, system: System, comparison: Comparison | None,
 
 
 def _systems(studies: Sequence[Study]) -> Iterator[tuple[System, dict[str, Any]]]:
-    """Each system with its object, which leaves the runs out."""
     for study in studies:
         for system, comparison in zip(study.systems, study.comparisons):
-            yield system, system_object(study, system, comparison)
-
-
-def report_object(studies: Sequence[Study]) -> dict[str, Any]:
-    """The JSON report; docs/results.md says what its keys mean."""
-    return {'format': FORMAT, 'version': mlperf_rn50.__version__,
-            'systems': [{**found, 'runs': [_run_object(system, r) for r in system.runs]}
-                        for system, found in _systems(studies)]}
+            yield system, _system_object(study, system, comparison)
 
 
 def render_json(studies: Sequence[Study]) -> str:
-    """Return report_object as text."""
-    return json.dumps(report_object(studies), indent=1, allow_nan=False)
+    """The JSON report; docs/results.md says what its keys mean."""
+    systems = [{**found, 'runs': [_run_object(system, r) for r in system.runs]}
+               for system, found in _systems(studies)]
+    return json.dumps({'format': FORMAT, 'version': mlperf_rn50.__version__, 'systems': systems}, indent=1,
+                      allow_nan=False)
 
 
 def _spreadsheet(value: Any) -> Any:
@@ -105,26 +98,18 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if not isinstance(v, (list, dict)) and k not in _TABLES}
 
 
-def _run_rows(studies: Sequence[Study]) -> Iterator[dict[str, Any]]:
+def render_csv(studies: Sequence[Study]) -> str:
+    """One row per run: the plain values of its system's JSON object, then its own."""
+    rows: list[dict[str, Any]] = []
     for system, found in _systems(studies):
         shared = _plain(found)
-        for run in system.runs:
-            yield {**shared, **_plain(_run_object(system, run)), 'num_evaluations': len(run.evaluations),
-                   'num_warnings': len(run.warnings)}
-
-
-def _render_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
+        rows += ({**shared, **_plain(_run_object(system, run)), 'num_evaluations': len(run.evaluations),
+                  'num_warnings': len(run.warnings)} for run in system.runs)
     out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator='\n')
+    writer = csv.DictWriter(out, list(dict.fromkeys(k for row in rows for k in row)), lineterminator='\n')
     writer.writeheader()
     writer.writerows({k: _spreadsheet(v) for k, v in row.items()} for row in rows)
     return out.getvalue().rstrip('\n')
-
-
-def render_csv(studies: Sequence[Study]) -> str:
-    """One row per run: the plain values of its system's JSON object, then its own."""
-    rows = list(_run_rows(studies))
-    return _render_rows(rows, list(dict.fromkeys(k for row in rows for k in row)))
 
 
 def render_evaluations_csv(studies: Sequence[Study]) -> str:

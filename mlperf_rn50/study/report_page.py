@@ -1,13 +1,12 @@
 """The report as one HTML page that needs nothing else, for a browser: every number leads to its log line."""
+import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 import mlperf_rn50
-from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import write_atomically
+from mlperf_rn50.files import numbered_lines, write_atomically, writing_folder
 from mlperf_rn50.mlperf.events import printable
 from mlperf_rn50.study.convergence import System
 from mlperf_rn50.study.page import page_template
@@ -25,16 +24,6 @@ _MAX_LINES = 24  # lines of an entry; five runs have fewer
 _MAX_ANSWERS = 8  # sentences before the table, which has all
 
 
-@dataclass(frozen=True)
-class Quote:
-    """A line of a log that a number comes from."""
-
-    name: str
-    href: str
-    line: int
-    text: str
-
-
 class _Sources:
     """The places that the numbers of a page come from, each group of them once."""
 
@@ -45,14 +34,14 @@ class _Sources:
         """The id of the entry for some lines."""
         return self.groups.setdefault(refs, f'source-{len(self.groups) + 1}')
 
-    def quotes(self, folder: Path) -> list[tuple[str, list[Quote], int]]:
+    def quotes(self, folder: Path) -> list[tuple[str, list[dict], int]]:
         """Every entry with its first lines, links relative to the page's folder, and how many more lines it has."""
         wanted: dict[Path, set[int]] = {}
         for path, line in (ref for refs in self.groups for ref in refs[:_MAX_LINES]):
             wanted.setdefault(path, set()).add(line)
         logs = {path: (_short_name(path), _href(path, folder), _read_lines(path, lines))
                 for path, lines in wanted.items()}
-        return [(anchor, [Quote(name, href, line, texts.get(line, ''))
+        return [(anchor, [{'name': name, 'href': href, 'line': line, 'text': texts.get(line, '')}
                           for path, line in refs[:_MAX_LINES] for name, href, texts in (logs[path],)],
                  max(0, len(refs) - _MAX_LINES)) for refs, anchor in self.groups.items()]
 
@@ -60,15 +49,10 @@ class _Sources:
 def _read_lines(path: Path, wanted: set[int]) -> dict[int, str]:
     """Lines of a file, cut to what can be read."""
     found = {}
-    with open(path, 'rb') as f:
-        number, last = 0, max(wanted)
-        while number < last and (line := f.readline(1 << 20)):
-            number += 1
-            if number in wanted:
-                text = printable(line.decode('utf-8', 'replace').strip())
-                found[number] = text if len(text) <= _MAX_QUOTE else text[:_MAX_QUOTE] + ' ...'
-            while line and not line.endswith(b'\n'):
-                line = f.readline(1 << 20)
+    for number, line in itertools.islice(numbered_lines(path), max(wanted)):
+        if number in wanted:
+            text = printable(line.decode('utf-8', 'replace').strip())
+            found[number] = text if len(text) <= _MAX_QUOTE else text[:_MAX_QUOTE] + ' ...'
     return found
 
 
@@ -136,9 +120,8 @@ def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _S
     name = f'study-{number}'
     return {'id': name, 'title': heading(study), 'answer': _answer(study), 'notes': notes_of(study),
             'cautions': study.cautions,
-            'pictures': [{'id': f'p{number}-{k}-', 'title': p.title, 'notes': getattr(p, 'notes', ()),
-                          'svg': inline_svg(p, f'p{number}-{k}-')}
-                         for k, p in enumerate(pictures)],
+            'pictures': [{'id': f'p{number}-{k}-', 'title': p.title, 'notes': p.notes,
+                          'svg': inline_svg(p, f'p{number}-{k}-')} for k, p in enumerate(pictures)],
             'tables': [_table(t, f'{name}-table-{k}', sources) for k, t in enumerate(tables_of(study), start=1)]}
 
 
@@ -159,29 +142,22 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
         quotes=sources.quotes(folder), version=mlperf_rn50.__version__)
 
 
-def _dump_pictures(study: Study, folder: Path, prefix: str) -> list[Picture]:
-    """Draws the pictures of a study and writes them."""
-    pictures = draw_study(study)
-    for picture in pictures:
-        dump_picture(picture, folder, prefix)
-    return pictures
-
-
 def dump_report(studies: Sequence[Study], folder: Path) -> Path:
     """Writes the report in every form, and the pictures; returns the page.
 
     Raises:
-        UserError: the folder cannot be written.
+        ConfigError: the folder cannot be written.
     """
-    try:
+    with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / 'report.json', render_json(studies) + '\n')
         write_atomically(folder / 'report.csv', render_csv(studies) + '\n')
         write_atomically(folder / 'report_evaluations.csv', render_evaluations_csv(studies) + '\n')
         write_atomically(folder / 'report.md', render_markdown(studies) + '\n')
-        drawn = [_dump_pictures(study, folder, f'study{i}_' if len(studies) > 1 else '')
-                 for i, study in enumerate(studies, start=1)]
+        drawn = []
+        for i, study in enumerate(studies, start=1):
+            drawn.append(draw_study(study))
+            for picture in drawn[-1]:  # of one study at a time: drawing weighs much
+                dump_picture(picture, folder, f'study{i}_' if len(studies) > 1 else '')
         write_atomically(folder / 'report.html', render_html(studies, drawn, folder) + '\n')
-    except OSError as e:
-        raise UserError(f'--out: {folder}: {e.strerror}; choose a folder that can be written') from e
     return folder / 'report.html'

@@ -39,19 +39,14 @@ _LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # of what stands above a drawi
 
 @dataclass
 class Picture:
-    """A drawing. Its files say above it what it is; a page has a caption for that.
-
-    Args:
-        notes: what of it is not drawn, and other things to know.
-        tips: by the id of a group of the SVG, what its points (or the whole of it) say.
-    """
+    """A drawing. Its files say above it what it is; a page has a caption for that."""
 
     name: str
     title: str
     heading: str
     figure: Figure
-    notes: list[str] = field(default_factory=list)
-    tips: dict[str, Sequence[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # what of it is not drawn, and other things to know
+    tips: dict[str, Sequence[str]] = field(default_factory=dict)  # of the points, or the whole, of a group of the SVG
 
     @property
     def caption(self) -> str:

@@ -43,6 +43,8 @@ _PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('firs
           ('other', 'other_s', '#e3dcb4', ''))
 _DEVICES = (('#a0764a', '-', 2.4), (INK, ':', 1.2), ('#5f8299', '-', 2.4), (INK, '--', 1))  # as in telemetry.KINDS
 _MARKS = {'converged': 'o', 'running': '>'}  # of a run; any other ended short of the target
+_MEANINGS = {'o': 'converged', 'x': 'did not converge', '>': 'still running'}  # of marks
+_MINUTES = 'minutes since run_start'
 _MAX_SYSTEMS, _MAX_RUNS, _MAX_CURVES, _MAX_MARKS, _MAX_POINTS = 24, 240, 60, 1000, 200
 _MAX_TELEMETRY, _MAX_NODES, _MAX_SAMPLES = 6, 8, 1000
 _MAX_NAME, _MAX_NAMES = 44, 5
@@ -88,17 +90,16 @@ class _Scene:
         return picture, axes
 
 
-def labels(study: Study) -> list[str]:
+def _labels(study: Study) -> list[str]:
     """A short name of each system: its number of nodes where that tells them apart."""
-    nodes = [s.num_nodes for s in study.systems if s.num_nodes is not None]
-    if len(set(nodes)) < len(study.systems):
-        return [printable(s.name) for s in study.systems]
-    return [plural(n, 'node') for n in nodes]
+    nodes = {s.num_nodes: None for s in study.systems if s.num_nodes is not None}
+    return [plural(n, 'node') for n in nodes] if len(nodes) == len(study.systems) else [
+        printable(s.name) for s in study.systems]
 
 
 def _make_scene(study: Study) -> _Scene:
     """The systems that are sets: all of them, or the baseline and the fastest of very many."""
-    names, notes = labels(study), []
+    names, notes = _labels(study), []
     places = [i for i, s in enumerate(study.systems) if s.refusal is None]
     if refused := [names[i] for i, s in enumerate(study.systems) if s.refusal is not None]:
         notes.append(f'Not drawn, since their runs are no set: {some(refused, _MAX_NAMES)}')
@@ -119,17 +120,13 @@ def _spread(study: Study, places: Sequence[int], most: int) -> list[int]:
     return sorted([*base, *thin(others, most - len(base))])
 
 
-def _time(run: Run) -> float:
-    return inf if run.time_to_train_s is None else run.time_to_train_s
-
-
 def _sampled(picture: Picture, scene: _Scene, most: int) -> list[Sequence[Run]]:
     """The runs of each system that a picture with room for so many shows; says where they are not all."""
     each = max(most // max(len(scene.shown), 1), 2)
     if any(len(s.system.runs) > each for s in scene.shown):
         picture.notes.append(f'Of each system at most {each} runs are drawn, evenly from the fastest to the slowest')
-    return [thin(sorted(s.system.runs, key=_time) if len(s.system.runs) > each else s.system.runs, each)
-            for s in scene.shown]
+    return [thin(sorted(s.system.runs, key=lambda r: inf if r.time_to_train_s is None else r.time_to_train_s)
+                 if len(s.system.runs) > each else s.system.runs, each) for s in scene.shown]
 
 
 def _name(system: System, run: Run) -> str:
@@ -138,9 +135,8 @@ def _name(system: System, run: Run) -> str:
 
 def _explain_marks(runs: Sequence[Run]) -> list[Line2D]:
     """What the marks of runs mean, where there is more than one kind."""
-    kinds = [('converged', 'o', 'converged'), ('short', 'x', 'did not converge'), ('running', '>', 'still running')]
-    found = {r.status if r.status in _MARKS else 'short' for r in runs}
-    return [mark_of(mark, label) for kind, mark, label in kinds if kind in found] if found - {'converged'} else []
+    found = _by_mark(runs)
+    return [mark_of(mark, text) for mark, text in _MEANINGS.items() if mark in found] if found.keys() - {'o'} else []
 
 
 def _by_mark(runs: Sequence[Run]) -> dict[str, list[int]]:
@@ -248,22 +244,15 @@ def _explain_colours(shown: Sequence[_Shown]) -> list[Line2D]:
             for colour, label in sorted(names, key=lambda pair: pair[0] == INK)]
 
 
+_Points = Sequence[tuple[float, float, str]]  # x, y and text
+
+
 @dataclass(frozen=True)
 class _Curve:
-    """A curve of a run: x, y and text of each point."""
+    """A curve of a run."""
 
     run: Run
-    points: Sequence[tuple[float, float, str]]
-
-
-_Curves = Sequence[Sequence[_Curve]]  # of each system that is shown
-
-
-def _make_curves(scene: _Scene, picture: Picture, points_of: Callable[[Run], Sequence[tuple[float, float, str]]]
-                 ) -> _Curves:
-    return [[_Curve(r, [(x, y, f'{_name(s.system, r)}: {text}') for x, y, text in points])
-             for r in runs if (points := points_of(r))]
-            for s, runs in zip(scene.shown, _sampled(picture, scene, _MAX_CURVES))]
+    points: _Points
 
 
 def _draw_system(picture: Picture, axes: Axes, shown: _Shown, curves: Sequence[_Curve], has_all_marks: bool) -> None:
@@ -281,30 +270,6 @@ def _draw_system(picture: Picture, axes: Axes, shown: _Shown, curves: Sequence[_
         picture.tip(line, *(text for k in places for _, _, text in curves[k].points[0 if has_all_marks else -1:]))
 
 
-def _draw_curves(scene: _Scene, picture: Picture, axes: Axes, curves: _Curves, *lines: Line2D) -> None:
-    """The curves of each system, with a legend that names other lines, too."""
-    has_all_marks = sum(len(c.points) for of_system in curves for c in of_system) <= _MAX_MARKS
-    if not has_all_marks:
-        picture.notes.append('Marked is the last point of each curve')
-    for shown, of_system in zip(scene.shown, curves):
-        _draw_system(picture, axes, shown, of_system, has_all_marks)
-    legend(picture, [*_explain_colours([s for s, of_system in zip(scene.shown, curves) if of_system]), *lines,
-                     *_explain_marks([c.run for cs in curves for c in cs])])
-
-
-def _draw_against_time(scene: _Scene, picture: Picture, axes: Axes, curves: _Curves, *lines: Line2D) -> None:
-    """The curves of each system against minutes since run_start."""
-    is_log = differ_tenfold([c.points[-1][0] for of_system in curves for c in of_system])
-    if is_log:  # such an axis cannot show 0
-        later = [[_Curve(c.run, [p for p in c.points if p[0] > 0]) for c in of_system] for of_system in curves]
-        curves = [[c for c in of_system if c.points] for of_system in later]
-    _draw_curves(scene, picture, axes, curves, *lines)
-    if is_log:
-        scale_up(axes.xaxis, 'minutes since run_start', [c.points[i][0] for cs in curves for c in cs for i in (0, -1)])
-    else:
-        axes.set_xlabel('minutes since run_start')
-
-
 def _draw_target(scene: _Scene, axes: Axes) -> list[Line2D]:
     """Names the accuracy, and draws the target, where there is one; returns its line."""
     axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
@@ -315,19 +280,44 @@ def _draw_target(scene: _Scene, axes: Axes) -> list[Line2D]:
     return [axes.axhline(target, color=INK, linewidth=1, linestyle=':', label=f'target {100 * target:.4g} %')]
 
 
-def _accuracies_at_minutes(run: Run) -> list[tuple[float, float, str]]:
+def _draw_curves(scene: _Scene, picture: Picture, axes: Axes, points_of: Callable[[Run], _Points], x_name: str,
+                 lines: Sequence[Line2D] = ()) -> list[_Curve]:
+    """The curves of each system's runs, with a legend that names other lines, too; minutes may need a log scale."""
+    systems = [[_Curve(r, [(x, y, f'{_name(s.system, r)}: {text}') for x, y, text in points])
+                for r in runs if (points := points_of(r))]
+               for s, runs in zip(scene.shown, _sampled(picture, scene, _MAX_CURVES))]
+    whole = [c for of_system in systems for c in of_system]
+    if is_log := x_name == _MINUTES and differ_tenfold([c.points[-1][0] for c in whole]):  # which cannot show 0
+        later = [[_Curve(c.run, [p for p in c.points if p[0] > 0]) for c in of_system] for of_system in systems]
+        systems = [[c for c in of_system if c.points] for of_system in later]
+    drawn = [c for of_system in systems for c in of_system]
+    has_all_marks = sum(len(c.points) for c in drawn) <= _MAX_MARKS
+    if not has_all_marks:
+        picture.notes.append('Marked is the last point of each curve')
+    for shown, of_system in zip(scene.shown, systems):
+        _draw_system(picture, axes, shown, of_system, has_all_marks)
+    legend(picture, [*_explain_colours([s for s, of_system in zip(scene.shown, systems) if of_system]), *lines,
+                     *_explain_marks([c.run for c in drawn])])
+    if is_log:
+        scale_up(axes.xaxis, x_name, [c.points[i][0] for c in drawn for i in (0, -1)])
+    else:
+        axes.set_xlabel(x_name)
+    return whole
+
+
+def _accuracies_at_minutes(run: Run) -> _Points:
     """The evaluations of a run; none without run_start, where there is no time."""
-    return [(e.time_s / 60, e.accuracy, f'{percent(e.accuracy)} after {e.time_s / 60:.2f} min, {e.epoch} epochs')
-            for e in run.evaluations if e.time_s is not None
-            ] if all(e.time_s is not None for e in run.evaluations) else []
+    points = [(e.time_s / 60, e.accuracy, f'{percent(e.accuracy)} after {e.time_s / 60:.2f} min, {e.epoch} epochs')
+              for e in run.evaluations if e.time_s is not None]
+    return points if len(points) == len(run.evaluations) else []
 
 
-def _accuracies_at_epochs(run: Run) -> list[tuple[float, float, str]]:
+def _accuracies_at_epochs(run: Run) -> _Points:
     return [(e.epoch, e.accuracy, f'{percent(e.accuracy)} after {e.epoch} epochs'
              + (f', {e.time_s / 60:.2f} min' if e.time_s is not None else '')) for e in run.evaluations]
 
 
-def _learning_rates(run: Run) -> list[tuple[float, float, str]]:
+def _learning_rates(run: Run) -> _Points:
     rates = read_learning_rates(run)
     return [(t / 60, lr, f'learning rate {lr:.4g} after {t / 60:.2f} min')
             for t, lr in thin(rates, _MAX_POINTS)] if len(rates) > 1 else []
@@ -336,39 +326,28 @@ def _learning_rates(run: Run) -> list[tuple[float, float, str]]:
 def draw_accuracy_over_time(scene: _Scene) -> Picture | None:
     """Accuracy of every run against time."""
     picture, axes = scene.picture('accuracy_time', 'Accuracy against time', 3.4)
-    curves = _make_curves(scene, picture, _accuracies_at_minutes)
-    if not any(curves):
-        return None
-    _draw_against_time(scene, picture, axes, curves, *_draw_target(scene, axes))
-    return picture
+    curves = _draw_curves(scene, picture, axes, _accuracies_at_minutes, _MINUTES, _draw_target(scene, axes))
+    return picture if curves else None
 
 
 def draw_accuracy_over_epochs(scene: _Scene) -> Picture | None:
     """Accuracy of every run against epochs."""
     picture, axes = scene.picture('accuracy_epochs', 'Accuracy against epochs', 3.4)
-    curves = _make_curves(scene, picture, _accuracies_at_epochs)
-    if not any(curves):
-        return None
-    _draw_curves(scene, picture, axes, curves, *_draw_target(scene, axes))
+    curves = _draw_curves(scene, picture, axes, _accuracies_at_epochs, 'epochs', _draw_target(scene, axes))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel('epochs')
-    return picture
+    return picture if curves else None
 
 
 def draw_learning_rate(scene: _Scene) -> Picture | None:
     """The learning rate over time, where it was written down."""
     picture, axes = scene.picture('learning_rate', 'Learning rate as it was applied', 3.0)
-    curves = _make_curves(scene, picture, _learning_rates)
-    if not any(curves):
-        return None
-    _draw_against_time(scene, picture, axes, curves)
-    peaks = [max(y for _, y, _ in c.points) for of_system in curves for c in of_system]
+    peaks = [max(y for _, y, _ in c.points) for c in _draw_curves(scene, picture, axes, _learning_rates, _MINUTES)]
     if differ_tenfold(peaks):
         scale_up(axes.yaxis, 'learning rate', peaks)
         axes.set_ylim(bottom=min(peaks) / 30)
     else:
         axes.set_ylabel('learning rate')
-    return picture
+    return picture if peaks else None
 
 
 def draw_throughput(scene: _Scene) -> Picture | None:

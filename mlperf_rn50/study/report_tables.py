@@ -78,12 +78,6 @@ def official_minutes(system: System) -> float | None:
     return official if official is not None and score is not None and not math.isclose(official, score) else None
 
 
-def _converged(system: System) -> Cell:
-    running = sum(r.status == 'running' for r in system.runs)
-    done, counted = len(system.converged), len(system.counted)
-    return Cell(f'{done} / {counted}' + (f', {running} running' if running else ''), done / max(1, counted))
-
-
 def _system_cells(system: System, unit: str) -> dict[str, Cell]:
     """What tables of systems show of one, by column."""
     runs, done = system.runs, system.converged
@@ -91,14 +85,15 @@ def _system_cells(system: System, unit: str) -> dict[str, Cell]:
     is_score = system.score_minutes is not None
     spread = '' if is_score or system.spread_s is None else f' ± {_minutes(system.spread_s)}'
     is_count = unit == 'accelerators'
-    rate = system.images_per_s
+    rate, counted, running = system.images_per_s, len(system.counted), sum(r.status == 'running' for r in runs)
+    still = f', {running} running' if running else ''
     return {
         'system': Cell(system.name),
         'nodes': number_cell(system.num_nodes, refs=_source(runs, 'num_nodes')),
         unit: number_cell(system.num_accelerators if is_count else system.num_units,
                       refs=_source(runs, 'num_accelerators' if is_count else 'num_ranks')),
         'batch': number_cell(system.global_batch_size, refs=_source(runs, 'global_batch_size')),
-        'converged': _converged(system),
+        'converged': Cell(f'{len(done)} / {counted}{still}', len(done) / max(1, counted)),
         'epochs to converge': Cell(_each([str(e) for e in system.epochs]), system.epochs_mean, epoch_refs),
         'mean epochs': number_cell(system.epochs_mean, ',.1f', epoch_refs),
         'time, min': Cell(_minutes(system.time_s) + spread, system.time_s, _times(system)),
@@ -125,11 +120,6 @@ def _systems_table(title: str, systems: Sequence[System], rows: Sequence[dict[st
         tuple(row[h] for h in head) for s, row in zip(systems, rows)), **keys)
 
 
-def has_comparisons(study: Study) -> bool:
-    """Whether a system is compared with another one."""
-    return any(c and c.system is not study.baseline for c in study.comparisons)
-
-
 def _is_other_accelerator(study: Study) -> bool:
     """Whether an efficiency is missing because accelerators differ."""
     base = study.baseline.accelerator
@@ -147,7 +137,7 @@ def _cost_cells(study: Study, system: System, refs: tuple[Ref, ...]) -> dict[str
             'images/J': figures_cell(system.images_per_joule, refs)}
 
 
-def _without_costs(study: Study, rows: Sequence[dict[str, Cell]]) -> list[str]:
+def _without_costs(rows: Sequence[dict[str, Cell]]) -> list[str]:
     """The columns of costs in which no system has anything to say; node-hours stand beside what follows from them."""
     empty = [h for h in ('cost', *_ENERGY) if all(row[h].value is None for row in rows)]
     return [*empty, 'node-hours'] if len(empty) == 1 + len(_ENERGY) else empty
@@ -171,7 +161,8 @@ def answer_table(study: Study) -> Table:
         rows.append({**cells, 'speed-up': number_cell(comparison.speedup if comparison else None, ',.1f', refs),
                      'efficiency': percent_cell(comparison.efficiency if comparison else None, '.0f', refs),
                      **_cost_cells(study, system, _times(system)), **names})
-    is_compared, left_out = has_comparisons(study), _without_costs(study, rows)
+    is_compared = any(c and c.system is not study.baseline for c in study.comparisons)
+    left_out = _without_costs(rows)
     note = (f'Speed-up and efficiency against {study.baseline.name}. ' if is_compared else '') + (
         'There is no efficiency between different accelerators. ' if _is_other_accelerator(study) else '') + (
         'The time is the MLPerf score (five runs, fastest and slowest dropped), else the mean of the runs that '

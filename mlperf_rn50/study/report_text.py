@@ -17,22 +17,25 @@ def markdown_text(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Style:
-    """A way to write text: what a text of a log is made to be, tabulate's name, headings of two levels, a gap.
+class Style:
+    """A way to write text."""
 
-    Args:
-        status: what the word is made to be that says how a run ended.
-    """
-
-    clean: Callable[[str], str]
-    table_format: str
-    study: Callable[[str], str]
-    section: Callable[[str], str]
-    gap: str
-    status: Callable[[str], str] = str
+    clean: Callable[[str], str]  # of any text of a log
+    table_format: str  # as tabulate names it
+    study: Callable[[str], str]  # a heading
+    section: Callable[[str], str]  # a heading below it
+    gap: str  # between a table and its notes
+    status: Callable[[str], str] = str  # of the word that says how a run ended
 
 
-_MARKDOWN = _Style(markdown_text, 'github', lambda text: f'## {text}', lambda text: f'### {text}\n\n', '\n\n')
+def terminal_style(title: Callable[[str], str] = str, status: Callable[[str], str] = str) -> Style:
+    """The style of a terminal; title and status colour headings and how runs ended."""
+    return Style(printable, 'simple', lambda text: f'{title(text)}\n{"=" * len(text)}',
+                 lambda text: f'{title(text)}\n', '\n', status)
+
+
+TERMINAL = terminal_style()
+MARKDOWN = Style(markdown_text, 'github', lambda text: f'## {text}', lambda text: f'### {text}\n\n', '\n\n')
 
 
 def _texts(row: Sequence[Cell]) -> list[str]:
@@ -40,7 +43,7 @@ def _texts(row: Sequence[Cell]) -> list[str]:
     return [text for cell in row for text in ([cell.text] if cell.span == 1 else ['-'] * cell.span)]
 
 
-def _render_table(table: Table, style: _Style, title: Callable[[str], str]) -> str:
+def _render_table(table: Table, style: Style, title: Callable[[str], str]) -> str:
     rows = [[style.status(style.clean(text)) if name == 'status' else style.clean(text)
              for name, text in zip(table.head, _texts(row))] for row in table.rows]
     head = [style.clean(h) for h in table.head]
@@ -50,15 +53,9 @@ def _render_table(table: Table, style: _Style, title: Callable[[str], str]) -> s
     return title(style.clean(table.title)) + ''.join([text, *(f'{style.gap}{style.clean(n)}' for n in notes if n)])
 
 
-def _render(studies: Sequence[Study], style: _Style) -> str:
-    overview = overview_table(studies)
-    parts = [_render_table(overview, style, lambda title: style.study(title) + '\n\n')] if overview else []
-    parts += [_render_section(heading(s), s.cautions, tables_of(s), notes_of(s), style) for s in studies]
-    return '\n\n'.join(parts)
-
-
-def _render_section(title: str, points: Sequence[str], tables: Sequence[Table], notes: Sequence[str],
-                    style: _Style) -> str:
+def render_section(title: str, points: Sequence[str], tables: Sequence[Table], notes: Sequence[str],
+                   style: Style) -> str:
+    """Tables with what stands above them, and notes below."""
     parts = [style.study(style.clean(title))]
     if points:
         parts.append('\n'.join(f'- {style.clean(p)}' for p in points))
@@ -68,23 +65,14 @@ def _render_section(title: str, points: Sequence[str], tables: Sequence[Table], 
     return '\n\n'.join(parts)
 
 
-def _terminal(title: Callable[[str], str], status: Callable[[str], str]) -> _Style:
-    return _Style(printable, 'simple', lambda text: f'{title(text)}\n{"=" * len(text)}',
-                  lambda text: f'{title(text)}\n', '\n', status)
-
-
-def render_section(heading: str, points: Sequence[str], tables: Sequence[Table], notes: Sequence[str],
-                   is_markdown: bool = False, title: Callable[[str], str] = str) -> str:
-    """Tables with what stands above them, and notes below, as the report has them; title colours headings."""
-    return _render_section(heading, points, tables, notes, _MARKDOWN if is_markdown else _terminal(title, str))
-
-
-def render_table(studies: Sequence[Study], title: Callable[[str], str] = str,
-                 status: Callable[[str], str] = str) -> str:
-    """The tables of every study for a terminal; title and status colour headings and how runs ended."""
-    return _render(studies, _terminal(title, status))
+def render_table(studies: Sequence[Study], style: Style = TERMINAL) -> str:
+    """The tables of every study."""
+    overview = overview_table(studies)
+    parts = [_render_table(overview, style, lambda title: style.study(title) + '\n\n')] if overview else []
+    parts += [render_section(heading(s), s.cautions, tables_of(s), notes_of(s), style) for s in studies]
+    return '\n\n'.join(parts)
 
 
 def render_markdown(studies: Sequence[Study]) -> str:
     """The same as Markdown."""
-    return _render(studies, _MARKDOWN)
+    return render_table(studies, MARKDOWN)

@@ -7,7 +7,6 @@ from functools import cached_property
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.study import rcp
 from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.cost import cost
 from mlperf_rn50.study.text import some
 
 UNNAMED = 'unnamed'  # a platform that nobody has named: the default of run.submission_platform
@@ -22,22 +21,12 @@ def speedup(base_s: float, time_s: float) -> float:
     return base_s / time_s
 
 
-def efficiency(base_s: float, base_units: int, time_s: float, units: int) -> float:
-    """Speed-up over the ratio of accelerators (or ranks): 1 is ideal."""
-    return speedup(base_s, time_s) * base_units / units
-
-
 @dataclass(frozen=True)
 class Rate:
-    """Throughput against the ideal of so many times the smallest system's, as scaling studies print it.
+    """Throughput against the ideal of so many times the smallest system's, as scaling studies print it."""
 
-    Args:
-        units: accelerators, or ranks where there are none.
-        ideal: images/s if every unit did what one of the smallest system's does.
-    """
-
-    units: int
-    ideal: float
+    units: int  # accelerators, or ranks where there are none
+    ideal: float  # images/s if every unit did what one of the smallest system's does
     real: float
 
     @property
@@ -52,27 +41,19 @@ def scale_rate(base_units: int, base_rate: float, units: int, rate: float) -> Ra
 
 @dataclass(frozen=True)
 class Comparison:
-    """A system against the baseline of its study; every factor above 1 makes it faster.
-
-    Args:
-        speedup: time of the baseline over that of the system.
-        efficiency: speedup over the ratio of units; None where these are of another kind.
-        hardware_efficiency: throughput_gain over the ratio of units.
-        epoch_ratio: epochs of the baseline over those of the system, statistics.
-        share_ratio: ratio of the shares of the time that training at full speed takes; the rest is the first epoch's
-            extra, evaluations and what lies between.
-        identity_error: |throughput_gain x epoch_ratio x share_ratio / speedup - 1|.
-    """
+    """A system against the baseline of its study; every factor above 1 makes it faster."""
 
     system: System
     baseline: System
-    speedup: float
-    efficiency: float | None
+    speedup: float  # time of the baseline over that of the system
+    efficiency: float | None  # speedup over the ratio of units; None where these are of another kind
     throughput_gain: float | None
-    hardware_efficiency: float | None
-    epoch_ratio: float | None
+    hardware_efficiency: float | None  # throughput_gain over the ratio of units
+    epoch_ratio: float | None  # epochs of the baseline over those of the system, statistics
+    # Of the shares of the time that training at full speed takes; the rest is the first epoch's extra, evaluations
+    # and what lies between.
     share_ratio: float | None
-    identity_error: float | None
+    identity_error: float | None  # |throughput_gain x epoch_ratio x share_ratio / speedup - 1|
 
 
 def full_speed_share(system: System) -> float | None:
@@ -113,27 +94,19 @@ def compare(system: System, baseline: System) -> Comparison | None:
 
 @dataclass(frozen=True)
 class Split:
-    """Two node splits of the same number of units: how much the slower one loses.
-
-    Args:
-        difference: images/s of the faster over that of the slower, minus 1.
-        time_difference: the same of the times to train: slower over faster minus 1; None where one has none.
-    """
+    """Two node splits of the same number of units: how much the slower one loses."""
 
     units: int
     faster: System
     slower: System
-    difference: float
-    time_difference: float | None
+    difference: float  # images/s of the faster over that of the slower, minus 1
+    time_difference: float | None  # time to train of the slower over that of the faster, minus 1; None without both
 
 
 def _compare_pair(a: System, b: System) -> Split | None:
+    """Two systems of one number of units; None on as many nodes, or with units of another kind."""
     rate_a, rate_b, nodes = a.images_per_s, b.images_per_s, (a.num_nodes, b.num_nodes)
-    if not a.num_units or a.num_units != b.num_units or None in nodes or nodes[0] == nodes[1]:
-        return None
-    if not rate_a or not rate_b:
-        return None
-    if has_other_units(a, b):
+    if not a.num_units or not rate_a or not rate_b or None in nodes or nodes[0] == nodes[1] or has_other_units(a, b):
         return None
     fast, slow = (a, b) if rate_a >= rate_b else (b, a)
     times = _ratio(slow.time_s, fast.time_s)
@@ -172,29 +145,23 @@ def compare_splits(systems: Sequence[System]) -> list[Split]:
 
 @dataclass(frozen=True)
 class Study:
-    """Systems that may be compared: the same data and target, side by side in one folder.
-
-    Args:
-        comparisons: of each system, None where it has no time; none where there is but one that has.
-        cautions: what systems that are compared do not have in common, to be said before any ratio.
-        price_per_node_hour: what a node costs an hour, in any currency; None where nobody says.
-    """
+    """Systems that may be compared: the same data and target, side by side in one folder."""
 
     name: str
     systems: tuple[System, ...]
     baseline: System
-    comparisons: tuple[Comparison | None, ...]
+    comparisons: tuple[Comparison | None, ...]  # None for a system without a time; all where only one has a time
     splits: tuple[Split, ...]
     rates: tuple[Rate | None, ...]
-    cautions: tuple[str, ...]
+    cautions: tuple[str, ...]  # what systems that are compared do not have in common, to be said before any ratio
     notes: tuple[str, ...]
-    price_per_node_hour: float | None = None
+    price_per_node_hour: float | None = None  # in any currency
 
     def cost(self, system: System) -> float | None:
         """What a system's time costs; None without a price, a time or a number of nodes."""
-        if self.price_per_node_hour is None or system.time_s is None or not system.num_nodes:
+        if self.price_per_node_hour is None or system.node_hours is None:
             return None
-        return cost(system.time_s, system.num_nodes, self.price_per_node_hour)
+        return system.node_hours * self.price_per_node_hour
 
     @cached_property
     def notes_by_start(self) -> dict[str, list[str]]:
@@ -305,7 +272,6 @@ def make_studies(systems: Sequence[System], baseline: str | None = None,
 
     Args:
         baseline: name of a system that all with its data and target are compared with instead.
-        price_per_node_hour: what a node costs an hour, where that is known.
 
     Raises:
         UserError: there is no such system.

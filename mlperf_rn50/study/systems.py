@@ -1,10 +1,17 @@
 """Which logs are one set? Finds those under some paths, and refuses to pool runs that were not made alike."""
+import copyreg
+import ctypes
 import os
 import re
-from collections.abc import Mapping, Sequence
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mlperf_rn50.errors import UserError
@@ -14,7 +21,6 @@ from mlperf_rn50.mlperf.copies import Copy, find_copies
 from mlperf_rn50.mlperf.reader import OtherBenchmark, read_run
 from mlperf_rn50.mlperf.run import LogWarning, Run
 from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.in_processes import map_in_processes
 
 # What runs must share to be one set, beside the keys of their optimizer.
 _SHARED = ('global_batch_size', 'opt_name', 'target_accuracy', 'num_nodes', 'num_accelerators', 'dataset', 'round',
@@ -23,6 +29,8 @@ _SHARED = ('global_batch_size', 'opt_name', 'target_accuracy', 'num_nodes', 'num
 _SAID_BY = {'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'), 'train_samples': (keys.TRAIN_SAMPLES,),
             'eval_samples': (keys.EVAL_SAMPLES,)}
 _MAX_VALUE = 80  # characters of a value in a sentence
+# More logs than _MANY are read by several processes, _AT_ONCE in a piece.
+_MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
 
 
 def _logs_below(path: Path) -> tuple[list[Path], list[OSError]]:
@@ -70,6 +78,36 @@ def _load_run(path: Path) -> Run | OtherBenchmark:
         return _unreadable(path, str(e).removeprefix(f'{path}: '))
 
 
+def _reduce(mapping: MappingProxyType) -> tuple[Any, tuple[Any, ...]]:
+    return dict, (dict(mapping),)
+
+
+copyreg.pickle(MappingProxyType, _reduce)  # a run has some
+
+
+def _num_processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
+def _follow_parent() -> None:
+    """Leave Ctrl-C to the parent, and end with it, also when it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _load_runs(logs: Sequence[Path]) -> list[Run | OtherBenchmark]:
+    """What each log has, in their order; of many, read by several processes."""
+    if len(logs) <= _MANY or _num_processors() < 2 or threading.active_count() > 1:  # threads survive no fork
+        return list(map(_load_run, logs))
+    try:
+        with ProcessPoolExecutor(min(_num_processors(), _MAX_PROCESSES), initializer=_follow_parent) as pool:
+            return list(pool.map(_load_run, logs, chunksize=_AT_ONCE))
+    except (BrokenExecutor, OSError):  # a worker was killed, or none can be started
+        return list(map(_load_run, logs))
+
+
 def _make_set(logs: Sequence[Path], loaded: Sequence[Run | OtherBenchmark]) -> tuple[Run, ...] | OtherBenchmark:
     """The runs of a folder; a log of another benchmark among those of ResNet is one that cannot be read."""
     others = [x for x in loaded if isinstance(x, OtherBenchmark)]
@@ -114,19 +152,14 @@ def _find_submitters(runs: Sequence[Run]) -> list[str]:
 
 def _find_foreign(systems: Sequence[System]) -> list[System]:
     """The systems, of which those know it whose logs are copies of another's before them."""
-    homes = {id(r): s for s in systems for r in s.runs}
-    found: dict[int, dict[int, list[Copy]]] = {}
+    homes = {id(r): i for i, s in enumerate(systems) for r in s.runs}
+    found: dict[int, dict[int, list[Copy]]] = {i: {} for i in range(len(systems))}
     for copy in find_copies([r for s in systems for r in s.runs]):
         home, other = homes[id(copy.run)], homes[id(copy.original)]
-        if home is not other:
-            found.setdefault(id(home), {}).setdefault(id(other), []).append(copy)
-    return [_told(s, homes, list(found[id(s)].values())) if id(s) in found else s for s in systems]
-
-
-def _told(system: System, homes: Mapping[int, System], copies: Sequence[Sequence[Copy]]) -> System:
-    """A system with what is said of its copies, those of each other system together."""
-    texts = (_foreign_text(system, homes[id(some[0].original)], some) for some in copies)
-    return replace(system, doubts=(*system.doubts, *texts), is_copy=sum(map(len, copies)) == len(system.runs))
+        if home != other:
+            found[home].setdefault(other, []).append(copy)
+    return [replace(s, doubts=(*s.doubts, *(_foreign_text(s, systems[i], copies) for i, copies in found[k].items())),
+                    is_copy=sum(map(len, found[k].values())) == len(s.runs)) for k, s in enumerate(systems)]
 
 
 def _foreign_text(system: System, other: System, copies: Sequence[Copy]) -> str:
@@ -163,7 +196,7 @@ def load_systems(paths: Sequence[Path]) -> list[System]:
     found, faults = _find_logs(paths)
     systems = [_unread_system(fault) for fault in faults]
     others: list[OtherBenchmark] = []
-    loaded = iter(map_in_processes(_load_run, [log for logs in found.values() for log in logs]))
+    loaded = iter(_load_runs([log for logs in found.values() for log in logs]))
     for folder, logs in found.items():
         runs = _make_set(logs, [next(loaded) for _ in logs])
         if isinstance(runs, OtherBenchmark):

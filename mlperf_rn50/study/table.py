@@ -10,34 +10,25 @@ Ref = tuple[Path, int]  # a log and a line of it
 
 @dataclass(frozen=True)
 class Cell:
-    """What a table shows, what it sorts by, and where it comes from.
-
-    Args:
-        study: number, from 1, of the study that it leads to.
-    """
+    """What a table shows, what it sorts by, and where it comes from."""
 
     text: str
     value: float | None = None
     refs: tuple[Ref, ...] = ()
-    span: int = 1
-    study: int | None = None
+    span: int = 1  # columns
+    study: int | None = None  # number, from 1, of the one that it leads to
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its title, and a sentence that says how to read it.
-
-    Args:
-        minor: columns that a narrow screen leaves out until they are asked for.
-        choices: columns by whose texts rows can be chosen.
-    """
+    """A table with its title, and a sentence that says how to read it."""
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ''
-    minor: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
+    minor: tuple[str, ...] = ()  # columns that a narrow screen leaves out until they are asked for
+    choices: tuple[str, ...] = ()  # columns by whose texts rows can be chosen
 
     @property
     def whole_rows(self) -> list[tuple[Cell, ...]]:

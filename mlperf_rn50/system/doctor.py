@@ -17,13 +17,13 @@ from typing import Any
 import mlperf_rn50
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.checks import Check, Facts, by_node, grouped, hosts_of
+from mlperf_rn50.system.environment import package_versions
 from mlperf_rn50.system.gpu_environment import check_environment, environment_facts
 from mlperf_rn50.system.gpu_stack import check_gpus, check_libraries, check_trial, cuda_libraries, cuda_major
 from mlperf_rn50.system.gpus import VISIBLE, find_visible_gpus
 from mlperf_rn50.system.limits import check_limits, limit_facts
 from mlperf_rn50.system.power import energy_facts
 from mlperf_rn50.system.processor import Processor, check_precision, find_processor
-from mlperf_rn50.system.stack import package_versions
 
 _MAX_CLOCK_SKEW_S = 1.0
 
@@ -114,7 +114,7 @@ def _data(rows: Sequence[Facts]) -> list[Check]:
                  'copy the prepared folder to {} again')
     return [same, Check('.idx and .rec', 'ok', f'{first["num_probed"]} records looked at on each rank'
                         + (', by their checksums' if first['has_checksums'] else
-                           '; a folder of before, without their checksums'))]
+                           '; a folder prepared by an earlier version, without their checksums'))]
 
 
 def _disk(rows: Sequence[Facts], needed_bytes: int) -> Check:

@@ -1,4 +1,4 @@
-"""What a run ran on, for env.json and the system descriptions made from it: hardware and software.
+"""What a run ran on: hardware and software, for env.json, the system descriptions made from it, and --version.
 
 Source: lscpu, lsblk, /sys/class/net, /sys/class/infiniband, nvidia-smi (NVML), psutil.
 """
@@ -6,23 +6,28 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 from dataclasses import asdict
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+import mlperf_rn50
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.jsonl import decode
 from mlperf_rn50.system.cgroup import read_small
 from mlperf_rn50.system.processor import find_processor
-from mlperf_rn50.system.stack import git_commit, output_of, package_versions
 
 SYS = Path('/sys')
 _GPU_KEYS = ('name', 'memory.total', 'clocks.max.sm', 'power.limit', 'driver_version')
 _VARIABLES = ('OMP_', 'HOROVOD_', 'MXNET_', 'DNNL_', 'DALI_', 'NCCL_', 'KMP_', 'GLIBC_', 'CUDA_VISIBLE_DEVICES',
               'CUDA_DEVICE_ORDER')
+_MXNETS = ('mxnet', 'mxnet-cu112', 'mxnet-cu117')
+_PACKAGES = (*_MXNETS, 'horovod', 'nvidia-dali-cuda120', 'numpy', 'mlperf-logging', 'mlperf-compliance', 'openmpi')
+_NAMES = {'nvidia-dali-cuda120': 'DALI', 'horovod': 'Horovod', 'openmpi': 'Open MPI', 'numpy': 'NumPy'}
 
 
 def query_gpus(*keys: str) -> list[dict[str, str]]:
@@ -103,3 +108,58 @@ def dump_environment(path: Path, ranks_of_hosts: list[tuple[str, int]]) -> None:
              'nodes': [{'hostname': name, 'num_ranks': num_ranks} for name, num_ranks in ranks_of_hosts],
              'variables': {k: v for k, v in sorted(os.environ.items()) if k.startswith(_VARIABLES)}}
     write_atomically(path, json.dumps(facts, indent=1) + '\n')
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that matter, those installed."""
+    result = {'mlperf-rn50': mlperf_rn50.__version__}  # an editable install keeps the version it was made with
+    for name in _PACKAGES:
+        try:
+            result[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    # What a container has otherwise than as packages of Python.
+    if not any(name in result for name in _MXNETS) and (version := _mxnet_version()):
+        result['mxnet'] = version
+    if 'mxnet' in result and 'openmpi' not in result and (
+            said := re.match(r'mpirun \(Open MPI\) (\S+)', output_of('mpirun', '--version'))):
+        result['openmpi'] = said[1]
+    return result
+
+
+def _mxnet_version() -> str | None:
+    """The version that MXNet's files say, without its being imported."""
+    found = util.find_spec('mxnet')
+    for folder in (found and found.submodule_search_locations) or ():
+        path = Path(folder) / 'libinfo.py'
+        if path.is_file() and (said := re.search(r"^__version__ = '([\w.+-]+)'", path.read_text(), re.MULTILINE)):
+            return said[1]
+    return None
+
+
+def output_of(*command: str, timeout_s: float = 10) -> str:
+    """What a command prints; '' where it does not exist, fails or takes too long."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors='replace', timeout=timeout_s)
+    except (OSError, subprocess.TimeoutExpired):
+        return ''
+    return done.stdout if done.returncode == 0 else ''
+
+
+def git_commit() -> str | None:
+    """Commit of the program's checkout, with '-dirty' where files differ from it; None outside one."""
+    command = ['git', '-C', str(Path(mlperf_rn50.__file__).parent), 'describe', '--always', '--dirty', '--abbrev=40']
+    return output_of(*command, '--exclude=*').strip() or None
+
+
+def render_stack() -> str:
+    """What --version prints: the program, what it stands on, and the machine."""
+    versions, processor, commit = package_versions(), find_processor(), git_commit()
+    mxnet = next((n for n in versions if n.startswith('mxnet')), 'mxnet')
+    names = {mxnet: f'MXNet {mxnet.partition("-")[2]}'.strip(), **_NAMES}
+    limit = f', of it {processor.uses} (DNNL_MAX_CPU_ISA)' if processor.uses != processor.has else ''
+    return '\n'.join([
+        f'mlperf-rn50 {versions["mlperf-rn50"]}' + (f' (commit {commit})' if commit else ''),
+        ', '.join(f'{name} {versions.get(package, "not installed")}' for package, name in names.items()),
+        f'Python {sys.version.split()[0]}, {platform.platform()}',
+        f'{processor.name or platform.machine()}, {processor.has}{limit}'])

@@ -4,7 +4,6 @@ The launchers say which device a run is for (MLPERF_RN50_DEVICE) and launch/bind
 container, sets what is missing there; so what the user or NVIDIA's container has set stays.
 """
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mlperf_rn50.system.checks import Check, Facts, hosts_of
@@ -13,40 +12,28 @@ DEVICE_VARIABLE = 'MLPERF_RN50_DEVICE'
 SET_VARIABLE = 'MLPERF_RN50_SET_FOR_GPU'  # names of those that launch/bind.sh has set
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A variable, its value, why, and where that is from."""
-
-    name: str
-    value: str
-    reason: str
-    source: str
-
-
-_RECIPES = "NVIDIA's MLPerf submissions in MXNet, v0.6 and v0.7"
-SETTINGS = (
-    Setting('CUDA_DEVICE_ORDER', 'PCI_BUS_ID', 'CUDA counts GPUs as nvidia-smi and NVML do; else the fastest is 0',
-            'CUDA C++ Programming Guide, environment variables'),
-    Setting('MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD', '999', 'the forward pass is pushed to the engine as one piece',
-            _RECIPES),
-    Setting('MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD', '25', 'the backward pass in pieces, so that the first gradients '
-            'travel before it ends', _RECIPES),
+# Source, where no other is named: NVIDIA's MLPerf submissions in MXNet, v0.6 and v0.7.
+SETTINGS = {
+    # CUDA counts GPUs as nvidia-smi and NVML do; else the fastest is 0. Source: CUDA C++ Programming Guide.
+    'CUDA_DEVICE_ORDER': 'PCI_BUS_ID',
+    'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD': '999',  # the forward pass is pushed to the engine as one piece
+    'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD': '25',  # in pieces, so that the first gradients travel before it ends
     # A graph is captured with the addresses of its arrays and captured anew only when MXNet's temporary space moves
-    # (src/imperative/cuda_graphs.h); DALI's batches, and what Horovod sums, come from outside. Off is MXNet's default.
-    Setting('MXNET_ENABLE_CUDA_GRAPHS', '0', 'not tried with batches from DALI and with Horovod; some later recipes '
-            'set 1', 'MXNet 1.9.1, src/imperative/cuda_graphs.h'),
-    Setting('MXNET_CUDNN_AUTOTUNE_DEFAULT', '1', 'cuDNN times its convolutions once and takes the fastest that fits '
-            'the workspace of 1 GB', 'MXNet 1.9.1, environment variables'),
-    Setting('HOROVOD_CYCLE_TIME', '0.1', 'gradients wait at most 0.1 ms for their exchange (on CPUs 5 ms)', _RECIPES),
-    Setting('HOROVOD_NUM_NCCL_STREAMS', '1', 'one exchange at a time has all of the links',
-            "NVIDIA's MLPerf submissions in MXNet, v0.7"))
+    # (MXNet 1.9.1, src/imperative/cuda_graphs.h); DALI's batches, and what Horovod sums, come from outside: not tried.
+    # Off is MXNet's default; some later recipes set 1.
+    'MXNET_ENABLE_CUDA_GRAPHS': '0',
+    # cuDNN times its convolutions once and takes the fastest that fits the workspace of 1 GB. Source: MXNet 1.9.1.
+    'MXNET_CUDNN_AUTOTUNE_DEFAULT': '1',
+    'HOROVOD_CYCLE_TIME': '0.1',  # gradients wait at most 0.1 ms for their exchange (on CPUs 5 ms)
+    'HOROVOD_NUM_NCCL_STREAMS': '1',  # one exchange at a time has all of the links; v0.7 only
+}
 
 
 def missing_settings(env: Mapping[str, str]) -> dict[str, str]:
     """What is to be added to the environment of a rank: nothing where its device is no GPU."""
     if env.get(DEVICE_VARIABLE) != 'gpu':
         return {}
-    added = {s.name: s.value for s in SETTINGS if s.name not in env}
+    added = {name: value for name, value in SETTINGS.items() if name not in env}
     return {**added, SET_VARIABLE: ','.join(added)}
 
 
@@ -71,18 +58,18 @@ def device_of_words(words: Sequence[str]) -> str:
 def environment_facts(env: Mapping[str, str]) -> dict[str, list[str | None]]:
     """Value of each setting in this process, None where it is not set, and who set it: launcher or user."""
     ours = env.get(SET_VARIABLE, '').split(',')
-    return {s.name: [env.get(s.name), 'launcher' if s.name in ours else 'user'] for s in SETTINGS}
+    return {name: [env.get(name), 'launcher' if name in ours else 'user'] for name in SETTINGS}
 
 
 def check_environment(rows: Sequence[Facts]) -> Check:
     """Whether ranks on GPUs have the environment of the launchers, or another that was chosen."""
     name = 'GPU environment'
     for row in rows:
-        missing = [s for s in SETTINGS if row['gpu_environment'][s.name][0] is None]
+        missing = {s: value for s, value in SETTINGS.items() if row['gpu_environment'][s][0] is None}
         if missing:
-            return Check(name, 'warning', f'not set on {row["host"]}: {", ".join(s.name for s in missing)}',
+            return Check(name, 'warning', f'not set on {row["host"]}: {", ".join(missing)}',
                          'start it with one of launch/*.sh, or put launch/bind.sh before the program and hand on '
-                         f'{DEVICE_VARIABLE}=gpu; by hand: export ' + ' '.join(f'{s.name}={s.value}' for s in missing))
+                         f'{DEVICE_VARIABLE}=gpu; by hand: export ' + ' '.join(f'{s}={v}' for s, v in missing.items()))
     for setting, (value, _) in rows[0]['gpu_environment'].items():
         odd = [r for r in rows if r['gpu_environment'][setting][0] != value]
         if odd:

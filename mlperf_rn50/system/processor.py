@@ -71,11 +71,7 @@ def find_processor() -> Processor:
 
 
 def check_precision(option: str, precision: str, processor: Processor) -> None:
-    """Raise ConfigError for bfloat16 without AVX-512, inside which MXNet's oneDNN would die.
-
-    Args:
-        option: where the precision was asked for.
-    """
+    """Raise ConfigError, in the name of an option, for bfloat16 without AVX-512: inside it MXNet's oneDNN would die."""
     if precision != 'bfloat16' or processor.can_train_bfloat16:
         return
     if processor.has != processor.uses:

@@ -9,7 +9,7 @@ import platform
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -65,12 +65,8 @@ def make_rates(before: Counters, after: Counters, seconds: float) -> Counters:
             for kind, values in after.items() if values}
 
 
-def read_gpus(nvml: Any, handles: Sequence[Any]) -> list[dict[str, Any]]:
-    """What every GPU does, without what it does not tell (a divided one has no utilisation)."""
-    return [_read_gpu(nvml, handle) for handle in handles]
-
-
-def _read_gpu(nvml: Any, handle: Any) -> dict[str, Any]:
+def read_gpu(nvml: Any, handle: Any) -> dict[str, Any]:
+    """What a GPU does, without what it does not tell (a divided one has no utilisation)."""
     asked = {'utilization_percent': lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
              'memory_used_bytes': lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
              'power_w': lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
@@ -142,7 +138,7 @@ class Telemetry:
             memory = psutil.virtual_memory()
             sample = {'cpu_percent': psutil.cpu_percent(), 'memory_used_bytes': memory.used,
                       'page_cache_bytes': memory.cached, **make_rates(before, after, now - then)}
-            rest = {'gpus': read_gpus(nvml, handles), 'energy_j': meter.read(time.monotonic())}
+            rest = {'gpus': [read_gpu(nvml, h) for h in handles], 'energy_j': meter.read(time.monotonic())}
             self._write(sample | {key: value for key, value in rest.items() if value})
             before, then = after, now
         if energy := meter.read(time.monotonic()):  # the run ended since the last sample

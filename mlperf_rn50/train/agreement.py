@@ -21,11 +21,7 @@ def check_agreement(comm: Comm, digests: Mapping[str, int], epoch: int) -> None:
 
 
 def check_finite(name: str | None, epoch: int) -> None:
-    """Raise RunFailed where an array is not finite; called by all ranks, once their arrays are shown to agree.
-
-    Args:
-        name: of that array; None where all are finite.
-    """
+    """Raise RunFailed for an array, by name, that is not finite; called by all ranks once they are shown to agree."""
     if name:
         raise RunFailed(f'{name} holds values that are not finite after epoch {epoch + 1}, expected none; the loss may '
                         'hide them behind a ReLU: resume from a checkpoint before this epoch')
@@ -48,11 +44,7 @@ def describe_divergence(digests: Sequence[Mapping[str, int]], epoch: int) -> str
 
 
 def find_stragglers(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is to be said of ranks that compute much longer than the others, slowest first.
-
-    Args:
-        ranks: per rank: rank, host, cores, num_steps, data_s, compute_s, wait_s.
-    """
+    """Describe the ranks, as RanksTimed has them, that compute much longer than the others, slowest first."""
     if len(ranks) < 2:
         return []
     usual_s = median_low(r['compute_s'] for r in ranks)

@@ -58,11 +58,7 @@ def check_changes(changes: Sequence[Change], allowed: Sequence[str], where: str)
 
 
 def parse_allowed(text: str | None) -> tuple[str, ...]:
-    """The keys of --allow-changed.
-
-    Raises:
-        ConfigError: one of them does not exist.
-    """
+    """The keys of --allow-changed; raises ConfigError for one that does not exist."""
     known = [f'{name}.{key}' for name, section in SECTIONS.items() for key in field_names(section)]
     keys = tuple(text.split(',')) if text else ()
     for key in keys:

@@ -76,11 +76,7 @@ def fp16_scale(world_size: int) -> float:
 
 
 def find_stages(rank: int, num_ranks: int, num_sharing: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ranks of this rank's GPU, the first of which is their leader; and the leaders of all GPUs.
-
-    Args:
-        num_sharing: neighbours that share a GPU; the last GPU may have fewer.
-    """
+    """The neighbours that share this rank's GPU, the first of which is their leader; and the leaders of all GPUs."""
     first = rank - rank % num_sharing
     return tuple(range(first, min(first + num_sharing, num_ranks))), tuple(range(0, num_ranks, num_sharing))
 

@@ -6,37 +6,21 @@ from pathlib import Path
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf.metrics import read_curve
+from mlperf_rn50.study import reference as references
 from mlperf_rn50.study.known import KnownSet, Recipe, known_of, load_published
 from mlperf_rn50.study.recipe_differences import global_batch_size, is_imagenet
-from mlperf_rn50.study.reference import (
-    Band,
-    Reference,
-    band,
-    dataset_of,
-    describe,
-    find_named,
-    find_published,
-    introduce,
-    is_behind,
-    reached,
-    recipe_of,
-    stand,
-)
+from mlperf_rn50.study.reference import Band, Reference
 from mlperf_rn50.study.systems import load_systems
 from mlperf_rn50.train import events
 from mlperf_rn50.train.plan import Plan
 
 
 def _recipe_of(config: Config, world_size: int) -> Recipe:
-    return recipe_of(config, global_batch_size(config, world_size) or world_size)
+    return references.recipe_of(config, global_batch_size(config, world_size) or world_size)
 
 
 def _named_sets(paths: Sequence[str]) -> list[KnownSet]:
-    """Return the sets under some paths, without those that are refused.
-
-    Raises:
-        UserError: a path cannot be read, or holds no log or no set.
-    """
+    """Return the sets under some paths but those that are refused; raise UserError where there is none."""
     systems = load_systems([Path(p) for p in paths])
     found = [known for known in map(known_of, systems) if known]
     refused = next((s for s in systems if s.refusal), None)
@@ -53,9 +37,9 @@ def find_reference(config: Config, world_size: int) -> Reference | None:
     """
     recipe = _recipe_of(config, world_size)
     if config.run.reference:
-        return find_named(recipe, dataset_of(config), config.data.num_val, _named_sets(config.run.reference),
-                          load_published())
-    return find_published(recipe, load_published()) if is_imagenet(config) else None
+        return references.find_named(recipe, references.dataset_of(config), config.data.num_val,
+                                     _named_sets(config.run.reference), load_published())
+    return references.find_published(recipe, load_published()) if is_imagenet(config) else None
 
 
 @dataclass
@@ -72,7 +56,7 @@ class Course:
         if self.reference is None:
             return None
         self.curve.append((epochs, accuracy))
-        standing = stand(self.reference, self.bands, self.curve, time_s)
+        standing = references.stand(self.reference, self.bands, self.curve, time_s)
         was_behind, self.is_behind = self.is_behind, standing.is_behind
         return events.Compared(standing, standing.is_behind and not was_behind)
 
@@ -83,18 +67,17 @@ def open_course(reference: Reference | None, plan: Plan, metrics: Path, num_epoc
         return Course(None)
     curve = [(epoch, accuracy) for epoch, accuracy in read_curve(metrics) if epoch <= num_epochs]
     planned = [e + 1 for e in range(plan.max_epochs) if plan.is_eval_epoch(e)]
-    bands = band(reference, sorted({*planned, *(epoch for epoch, _ in curve)}))
-    by_epoch = {b.epoch: b for b in bands}
-    return Course(reference, by_epoch, curve, is_behind(by_epoch, curve))
+    bands = references.band(reference, sorted({*planned, *(epoch for epoch, _ in curve)}))
+    return Course(reference, bands, curve, references.is_behind(bands, curve))
 
 
 def tell_reference(course: Course, config: Config, world_size: int) -> events.ReferenceFound | None:
     """Return the event of the reference at the start; None where none is to be expected."""
     if course.reference:
-        return events.ReferenceFound(course.reference, list(course.bands.values()), reached(course.reference),
-                                     introduce(course.reference))
+        return events.ReferenceFound(course.reference, list(course.bands.values()),
+                                     references.reached(course.reference), references.introduce(course.reference))
     if not is_imagenet(config):
         return None
-    recipe = describe(_recipe_of(config, world_size))
+    recipe = references.describe(_recipe_of(config, world_size))
     return events.ReferenceFound(None, [], [], f'no reference: no published set has this recipe ({recipe}) or a like '
                                                'one; --run.reference PATH names runs')

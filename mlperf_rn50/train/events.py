@@ -30,11 +30,7 @@ class InitStarted:
 
 @dataclass(frozen=True)
 class Built:
-    """The network is there.
-
-    Args:
-        initial_weights: where weights came from that were not drawn, '' for drawn ones.
-    """
+    """The network is there; initial_weights: where weights came from, '' for drawn ones."""
 
     plan: Plan
     seed: int
@@ -87,11 +83,7 @@ class EpochStarted:
 
 @dataclass(frozen=True)
 class StepDone:
-    """A step is done.
-
-    Args:
-        epoch: epochs taken, with a fraction.
-    """
+    """A step is done; epoch: epochs taken, with a fraction."""
 
     step: int
     epoch: float
@@ -153,11 +145,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class ReferenceFound:
-    """What the evaluations of a run are compared with.
-
-    Args:
-        reference: None where there is nothing.
-    """
+    """What the evaluations of a run are compared with; reference: None where there is nothing."""
 
     reference: Reference | None
     bands: Sequence[Band]

@@ -17,8 +17,8 @@ from mlperf_rn50.data.verify import check_sample, check_size
 from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.zoo import build_model, count_parameters
 from mlperf_rn50.system.doctor import Check, Expected, Facts, check_facts, own_facts
+from mlperf_rn50.system.environment import package_versions
 from mlperf_rn50.system.gpu_stack import mxnet_facts, one_line
-from mlperf_rn50.system.stack import package_versions
 from mlperf_rn50.train.comm import Comm, LocalComm, describe_exchange
 from mlperf_rn50.train.device import device_id_of
 from mlperf_rn50.train.plan import make_plan

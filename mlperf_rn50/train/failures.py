@@ -14,12 +14,7 @@ _FILE = 'failures.jsonl'
 
 @dataclass(frozen=True)
 class Failure:
-    """One rank or host that failed.
-
-    Args:
-        job: the start of the ranks that it belongs to, MLPERF_RN50_JOB.
-        rank: that failed, None for a host.
-    """
+    """A rank, or a host with rank None, that failed; job: the start that it belongs to, MLPERF_RN50_JOB."""
 
     job: str
     host: str
@@ -28,8 +23,7 @@ class Failure:
 
 
 def append_line(path: Path, content: Mapping[str, Any]) -> None:
-    """Append a JSON line to a file of a run folder; without room or folder the line is lost, and the run reports why.
-    """
+    """Append a JSON line to a file of a run folder; without room or folder it is lost, and the run reports why."""
     with suppress(OSError), open(path, 'a', opener=no_link) as f:
         f.write(json.dumps(content) + '\n')
 

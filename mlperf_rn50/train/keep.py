@@ -42,22 +42,14 @@ class Keeper:
             self._best = Network(step, accuracy, copy())
 
     def write_best(self) -> None:
-        """Writes the best network so far, unless it is there already.
-
-        Raises:
-            UserError: it cannot be written.
-        """
+        """Writes the best network so far, unless it is there already; raises UserError where it cannot."""
         best = self._best
         if best and best is not self._written:
             self._write(BEST, best, is_last=False)
             self._written = best
 
     def write_at_end(self, step: int, arrays: dict[str, mx.nd.NDArray]) -> None:
-        """Writes what is left to write at the end of a run that is over; one file if the last is the best.
-
-        Raises:
-            UserError: it cannot be written.
-        """
+        """Writes what is left at the end of a run that is over; one file if the last is the best. Raises UserError."""
         if self._best and self._best.step == step:
             self._write(BEST, self._best, is_last=True)
             return

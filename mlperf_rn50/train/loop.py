@@ -84,11 +84,7 @@ def train_in(session: Session, warnings: Sequence[str] = ()) -> Outcome:
 
 
 def train_to_target(run: Run) -> Outcome:
-    """Trains and evaluates; a run that cannot go on leaves its best network, too.
-
-    Raises:
-        RunFailed: see train.
-    """
+    """Trains and evaluates; a run that cannot go on leaves its best network, too."""
     try:
         return run_epochs(run)
     except RunFailed:

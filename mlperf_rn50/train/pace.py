@@ -14,18 +14,14 @@ from dataclasses import dataclass
 import mxnet as mx
 
 
-@dataclass(frozen=True)
+@dataclass
 class Times:
-    """What some steps of a rank took, in seconds.
+    """What some steps of a rank took, in seconds; wait_s: from the end of backward to that of the exchange."""
 
-    Args:
-        wait_s: from the end of backward to that of the exchange: the exchange itself and the slower ranks.
-    """
-
-    num_steps: int
-    data_s: float
-    compute_s: float
-    wait_s: float
+    num_steps: int = 0
+    data_s: float = 0.0
+    compute_s: float = 0.0
+    wait_s: float = 0.0
 
 
 class _Watch(threading.Thread):
@@ -37,7 +33,7 @@ class _Watch(threading.Thread):
         self.steps = queue.SimpleQueue[tuple[float, mx.nd.NDArray, mx.nd.NDArray] | None]()
         self.num_seen = 0
         self.last_end = time.monotonic()
-        self.times = [0, 0.0, 0.0, 0.0]
+        self.times = Times()
         self.error: Exception | None = None
 
     def run(self) -> None:
@@ -59,10 +55,10 @@ class _Watch(threading.Thread):
     def add(self, data_at: float, computed_at: float, exchanged_at: float) -> None:
         """A step is done: its images came, its backward and its exchange were done, at these times."""
         start = max(self.last_end, data_at)
-        self.times[0] += 1
-        self.times[1] += start - self.last_end
-        self.times[2] += max(0.0, computed_at - start)
-        self.times[3] += exchanged_at - max(start, computed_at)
+        self.times.num_steps += 1
+        self.times.data_s += start - self.last_end
+        self.times.compute_s += max(0.0, computed_at - start)
+        self.times.wait_s += exchanged_at - max(start, computed_at)
         self.last_end = exchanged_at
 
 
@@ -98,9 +94,8 @@ class Pace:
     def take(self) -> Times:
         """The times since the last call."""
         self.drain()
-        num_steps, data_s, compute_s, wait_s = self._watch.times
-        self._watch.times = [0, 0.0, 0.0, 0.0]
-        return Times(int(num_steps), data_s, compute_s, wait_s)
+        taken, self._watch.times = self._watch.times, Times()
+        return taken
 
     def start(self) -> None:
         """The clock of the next step begins now, when those before are done."""

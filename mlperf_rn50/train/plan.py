@@ -12,8 +12,7 @@ class Plan:
     """The numbers of a run, made by make_plan.
 
     Args:
-        local_batch_size: images per rank and forward pass.
-        eval_batch_size: images per rank and evaluation pass.
+        local_batch_size, eval_batch_size: images per rank and pass.
         lr_scale: factor on the scheduled learning rate, other than 1 when the batch changed with the ranks.
         nodes: node of every rank, counted from 0; empty where they are not known, or all on one.
     """

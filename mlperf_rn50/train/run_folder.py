@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from mlperf_rn50.errors import CheckpointError, ConfigError, StorageError, UserError
-from mlperf_rn50.files import no_link, temporaries_in
+from mlperf_rn50.files import no_link, temporaries_in, writing_folder
 from mlperf_rn50.mlperf.events import Event
 from mlperf_rn50.mlperf.reader import read_events
 from mlperf_rn50.system.telemetry import host_file_name
@@ -93,40 +93,22 @@ def run_numbers(folder: Path) -> list[int]:
 
 
 def next_index(folder: Path) -> int:
-    """The run number that new_run would give now in a folder, which is made if missing.
-
-    Raises:
-        UserError: the folder cannot be made or read.
-    """
-    try:
+    """The number that new_run would give now in a folder, which is made if missing. Raises UserError if it cannot."""
+    with writing_folder(folder, 'run.dir'):
         folder.mkdir(parents=True, exist_ok=True)
         taken = [int(m[1]) for p in folder.iterdir() if (m := _OWN.fullmatch(p.name))]
         if any((folder / n).exists() for n in ('config.yaml', 'metrics.jsonl', 'train.log')):
             taken.append(0)
         return next(k for k in count(max(taken, default=-1) + 1) if not RunFolder(folder, k).lock.exists())
-    except OSError as e:
-        raise _useless(folder, e) from e
 
 
 def new_run(folder: Path) -> RunFolder:
-    """Claim the next free run number of a folder, which is made if missing.
-
-    Raises:
-        UserError: the folder cannot be made or written.
-    """
+    """Claim the next free run number of a folder, which is made if missing. Raises UserError if it cannot."""
     while True:
         run = RunFolder(folder, next_index(folder))
-        try:
+        with writing_folder(folder, 'run.dir'), suppress(FileExistsError):  # another program has just taken the number
             run.lock.touch(exist_ok=False)
             return run
-        except FileExistsError:
-            pass  # another program has just taken this number
-        except OSError as e:
-            raise _useless(folder, e) from e
-
-
-def _useless(folder: Path, e: OSError) -> UserError:
-    return UserError(f'run.dir: {folder}: {e.strerror}; choose a folder that can be written')
 
 
 def find_run(path: Path) -> tuple[RunFolder, Path]:

@@ -10,12 +10,7 @@ from mlperf_rn50.config import ScheduleConfig
 
 
 def learning_rate(config: ScheduleConfig, step: int, steps_per_epoch: int) -> float:
-    """The learning rate of a global step.
-
-    Args:
-        step: global step, from 0.
-        steps_per_epoch: steps of an epoch.
-    """
+    """The learning rate of a global step, from 0."""
     epochs = (step + 1) / steps_per_epoch
     if epochs < config.warmup_epochs:
         return config.base_lr * epochs / config.warmup_epochs

@@ -71,12 +71,10 @@ class Host:
 
 @dataclass(frozen=True)
 class Session:
-    """What a run is started with, on one rank.
+    """What a run is started with, on one rank; reference: on rank 0 only, None where there is nothing.
 
     Args:
-        hosts: of every rank.
         resumption: the checkpoint that a resumed run goes on from, whose arrays rank 0 alone has; None for a new run.
-        reference: what the run is compared with; None where there is nothing, and on other ranks than 0.
     """
 
     plan: Plan
@@ -96,12 +94,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Run(Session):
-    """A run whose clock runs.
-
-    Args:
-        train_data: training batches without end, from progress.step on.
-        course: its evaluations beside those of reference runs, which rank 0 has.
-    """
+    """A run whose clock runs; train_data is without end, from progress.step on; rank 0 has the course's reference."""
 
     sinks: events.Sinks
     saver: Saver
@@ -114,11 +107,7 @@ class Run(Session):
 
 
 def on_rank_0(comm: Comm, make: Callable[[], T]) -> T | None:
-    """Return what rank 0 makes; None on the other ranks.
-
-    Raises:
-        UserError: rank 0 cannot make it; on every rank.
-    """
+    """Return what rank 0 makes, None on the other ranks; raise its UserError on every rank."""
     made, problem = None, None
     if comm.rank == 0:
         try:
@@ -187,9 +176,6 @@ def load_resumption(comm: Comm, run: RunFolder, path: Path) -> checkpoint.Found:
 def plan_new(config: Config, comm: Comm, nodes: Sequence[int]) -> tuple[Plan, Progress]:
     """The plan of a new run and its first record, the same on all ranks: rank 0 draws the seed and claims the number.
 
-    Args:
-        nodes: of every rank, counted from 0.
-
     Raises:
         UserError: configuration and ranks do not go together, or the run folder cannot be written.
     """
@@ -203,11 +189,7 @@ def plan_new(config: Config, comm: Comm, nodes: Sequence[int]) -> tuple[Plan, Pr
 
 def plan_resumed(config: Config, world_size: int, nodes: Sequence[int], resumption: checkpoint.Found,
                  is_elastic: bool, allowed: Sequence[str] = ()) -> tuple[Plan, Progress]:
-    """The plan of a resumed run and how far it is.
-
-    Args:
-        is_elastic: whether it may go on with another number of ranks.
-        allowed: keys of the configuration that may differ from before, beside those that always may.
+    """The plan of a resumed run and how far it is; allowed: keys that may differ, beside those that always may.
 
     Raises:
         UserError: configuration, ranks and checkpoint do not go together.
@@ -377,11 +359,7 @@ def _begin(run: Run) -> None:
 
 
 def _initial_weights(config: Config, comm: Comm, trainer: Trainer) -> tuple[str, list[str]]:
-    """Puts kept weights into rank 0's network, where asked for; where they came from, and notes.
-
-    Raises:
-        UserError: rank 0 cannot use them; on every rank.
-    """
+    """Put kept weights into rank 0's network, where asked for; return where they came from, and notes."""
     path = config.train.init_weights
     if path is None:
         return '', []

@@ -55,11 +55,7 @@ def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Norms:
-    """Sizes of a step's gradients, on their way.
-
-    Args:
-        squared: float32, (tensors,): sums of squares of the gradients.
-    """
+    """Sizes of a step's gradients, on their way; squared: float32, (tensors,): their sums of squares."""
 
     rescale: float
     squared: mx.nd.NDArray
@@ -135,13 +131,7 @@ class Trainer:
 
     def step(self, batches: Iterator[Batch], step_in_epoch: int, lr: float, stop_requested: bool,
              with_norms: bool = False) -> Pulse:
-        """One optimizer step, pushed to the device and not waited for.
-
-        Args:
-            batches: of this rank; one is taken per pass.
-            step_in_epoch: from 0.
-            stop_requested: whether this rank was asked to stop.
-        """
+        """One optimizer step, of one of its batches per pass, pushed to the device and not waited for."""
         loss = 0.0
         for _ in range(self._num_micro):
             batch = next(batches)
@@ -202,11 +192,7 @@ class Trainer:
         return self._plan.rescale(step_in_epoch) / self.loss_scale.value
 
     def read(self, pulse: Pulse) -> tuple[float, bool]:
-        """Waits for a step: its mean loss, and whether any rank was asked to stop.
-
-        Raises:
-            MXNetError: the step failed.
-        """
+        """Waits for a step, and raises its MXNetError: its mean loss, and whether any rank was asked to stop."""
         loss, num_asked = (float(v) for v in pulse.sums.asnumpy())
         self.pace.check()
         if pulse.is_finite is not None:
@@ -276,14 +262,10 @@ class Trainer:
             mx.nd.array(arrays[name], self.context, array.dtype).copyto(array)
 
     def warm_up(self, batches: Iterator[Batch], eval_batch: Batch, num_steps: int) -> None:
-        """Steps and an evaluation on made-up images, then everything as it was before.
+        """Some steps, perhaps none, and an evaluation on made-up images, then everything as it was before.
 
         They compile graphs, choose kernels, allocate memory and open the connections of the exchange. Batches are
         filled up, so these shapes are all that a run comes to.
-
-        Args:
-            batches: of made-up images, a pass each.
-            num_steps: how many; 0 for nothing at all.
         """
         if not num_steps:
             return

@@ -13,15 +13,11 @@ from pathlib import Path
 import pytest
 from cluster.hosts import Cluster, Host
 from cluster.images import build_image
+from e2e.training import pack_tiny
 from helpers import ROOT, skip_for, wait_for
-
-from mlperf_rn50.data.prepare import Packing, pack
-from mlperf_rn50.data.sources import Dataset, digits
 
 TOOLS = ('ip', 'nsenter', 'unshare', 'ssh', 'sshd', 'munged', 'slurmctld', 'slurmd', 'sbatch', 'debootstrap', 'buildah',
          'podman', 'runc')
-
-
 # Of a training in which several ranks share a core.
 VARIABLES = {'OMP_NUM_THREADS': '1', 'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_btl': 'tcp,self,vader'}
 
@@ -69,9 +65,7 @@ def podman_settings(tmp_path, monkeypatch):
 def tiny_config(tmp_path_factory) -> Path:
     """A training of ResNet-18 on 200 digits that goes on until it is stopped."""
     folder = tmp_path_factory.mktemp('tiny')
-    whole = digits()
-    pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:150], whole.validation[:50]), folder / 'data',
-         Packing(None), 1, False)
+    pack_tiny(folder / 'data')
     path = folder / 'tiny.yaml'
     path.write_text(f"""
 run: {{seed: 3, metrics_period_steps: 1}}
@@ -88,11 +82,9 @@ checkpoint: {{period_steps: 5}}
 
 def run_metrics(run_dir: Path, event: str, name: str = 'metrics.jsonl') -> list[dict]:
     """The lines of one kind in metrics.jsonl."""
-    try:
-        lines = [json.loads(line) for line in (run_dir / name).read_text().splitlines() if line.endswith('}')]
-    except FileNotFoundError:
-        return []
-    return [m for m in lines if m['event'] == event]
+    path = run_dir / name
+    text = path.read_text() if path.exists() else ''
+    return [m for line in text.splitlines() if line.endswith('}') and (m := json.loads(line))['event'] == event]
 
 
 class Job:

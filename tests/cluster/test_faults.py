@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy
 import pytest
 from cluster.conftest import mounted, run_metrics
 from cluster.hosts import words
@@ -121,7 +122,6 @@ def test_the_checkpoint_folder_becomes_read_only(start, cluster):
 
 def other_packages(folder, data):
     """Another METADATA of numpy."""
-    import numpy
     info = next(Path(numpy.__file__).parent.parent.glob('numpy-*.dist-info'))
     (folder / 'METADATA').write_text((info / 'METADATA').read_text().replace(f'Version: {numpy.__version__}',
                                                                              'Version: 1.22.0', 1))

@@ -3,7 +3,7 @@ import json
 import re
 
 import pytest
-from cluster.conftest import VARIABLES, run_metrics
+from cluster.conftest import VARIABLES, Job, run_metrics
 from cluster.slurm import Slurm
 from helpers import ROOT, wait_for
 
@@ -40,8 +40,7 @@ class SlurmJob:
     def wait_for(self, is_reached, what):
         wait_for(is_reached, lambda: True, lambda: f'{what} not reached, {self.state}: {self.output}')
 
-    def wait_for_step(self, step):
-        self.wait_for(lambda: any(m['step'] >= step for m in run_metrics(self.run_dir, 'train')), f'step {step}')
+    wait_for_step = Job.wait_for_step
 
     def wait_for_state(self, *states):
         self.wait_for(lambda: self.state in states, f'one of {states}')
@@ -51,11 +50,15 @@ class SlurmJob:
         return self.slurm.state(self.number)
 
 
+@pytest.fixture(autouse=True)
+def _variables(monkeypatch):
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture
 def submit(slurm, tiny_config, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    for name, value in VARIABLES.items():
-        monkeypatch.setenv(name, value)
     jobs = []
 
     def submit_job(*arguments, sbatch=()):
@@ -68,10 +71,8 @@ def submit(slurm, tiny_config, tmp_path, monkeypatch):
 
 
 @pytest.mark.engine
-def test_ranks_of_srun_train_over_pmix(slurm, tiny_config, tmp_path, monkeypatch):
+def test_ranks_of_srun_train_over_pmix(slurm, tiny_config, tmp_path):
     """The engine of containers: without a container here, but with Slurm's own PMIx."""
-    for name, value in VARIABLES.items():
-        monkeypatch.setenv(name, value)
     output = slurm.call('salloc', '--quiet', '--nodes', 2, ROOT / 'launch/engines/srun.sh', 'h2:1,h3:1',
                         ROOT / 'launch/bind.sh', ROOT / '.venv/bin/mlperf-rn50', 'train', '--config', tiny_config,
                         '--run.dir', tmp_path, '--train.target_accuracy', 0.01)

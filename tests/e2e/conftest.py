@@ -1,7 +1,10 @@
-"""A data set of 200 digits, and trainings on it that take seconds."""
+"""A data set of 200 digits, and trainings on it that take seconds; a browser."""
+import shutil
+
 import pytest
-from e2e.training import command, pack_tiny
-from helpers import run, under_ranks
+from e2e.thin import CHANNELS
+from e2e.training import arguments, pack_tiny, thin_ranks
+from helpers import run, skip_for
 
 
 @pytest.fixture(scope='session')
@@ -14,7 +17,7 @@ def tiny(tmp_path_factory):
 def thin():
     """ResNets of this process with a quarter of the channels: a sixteenth of the memory and time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('mlperf_rn50.model.resnet.STAGE_CHANNELS', (16, 32, 64, 128))
+        patch.setattr('mlperf_rn50.model.resnet.STAGE_CHANNELS', CHANNELS)
         yield
 
 
@@ -22,4 +25,16 @@ def thin():
 def whole_run(tiny, tmp_path_factory):
     """An uninterrupted run of two ranks, to its last epoch: its folder, and how it ended."""
     run_dir = tmp_path_factory.mktemp('whole')
-    return run_dir, run(under_ranks(2, command(run_dir, tiny)))
+    return run_dir, run(thin_ranks(2, *arguments(run_dir, tiny)))
+
+
+@pytest.fixture(scope='module')
+def browser():
+    from playwright.sync_api import sync_playwright  # which few of these tests need
+    path = shutil.which('chromium')
+    skip_for('' if path else 'chromium missing; tests/install.sh installs it')
+    with sync_playwright() as playwright:
+        # Its sandbox wants namespaces, which root in a container has not.
+        browser = playwright.chromium.launch(executable_path=path, args=['--no-sandbox'])
+        yield browser
+        browser.close()

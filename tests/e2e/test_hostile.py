@@ -25,10 +25,6 @@ VARIABLES = ['OMP_NUM_THREADS', 'SLURM_RESTART_COUNT', 'MLPERF_RN50_RANKS_PER_DE
 SRUN = '#!/bin/sh\nwhile [ "${1#*/bind.sh}" = "$1" ]; do shift; done\nexec "$@"\n'
 
 
-def test_every_string_of_the_configuration_is_tried():
-    assert ('run', 'dir') in STRINGS and ('data', 'dataset') in STRINGS and ('train', 'init_weights') in STRINGS
-
-
 def tools(folder):
     """Stand-ins for Slurm and docker: ranks start here, one at a time."""
     for name, text in {'srun': SRUN, 'scontrol': '#!/bin/sh\necho localhost\n', 'docker': '#!/bin/sh\ntrue\n'}.items():
@@ -36,12 +32,13 @@ def tools(folder):
         (folder / name).chmod(0o755)
 
 
-@settings(max_examples=6, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from(STRINGS), st.sampled_from(PAYLOADS)), min_size=1, max_size=4),
        st.dictionaries(st.sampled_from(VARIABLES), st.sampled_from(PAYLOADS), max_size=2),
        st.sampled_from(['file', 'options']), st.sampled_from(PAYLOADS), st.sampled_from(['', '--hosts', '--study']))
 @example([(('run', 'dir'), PAYLOADS[5])], {}, 'file', '', '')
 def test_no_value_is_a_command(keys, variables, way, word, option):
+    assert {('run', 'dir'), ('data', 'dataset'), ('train', 'init_weights')} < set(STRINGS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         canary = folder / 'canary'

@@ -1,11 +1,8 @@
 """The report's page in a real browser: headless Chromium from Debian, as wide as a desk and as a phone."""
-import shutil
-
 import pytest
-from helpers import ROOT, call, skip_for
+from helpers import ROOT, call
 from lines import write_set
 from made_systems import changed, refused
-from playwright.sync_api import sync_playwright
 
 from mlperf_rn50.study.report_page import render_html
 from mlperf_rn50.study.report_plots import draw_study
@@ -17,17 +14,6 @@ DESK = {'viewport': {'width': 1400, 'height': 900}}
 PHONE = {'viewport': {'width': 400, 'height': 860}, 'has_touch': True, 'is_mobile': True}
 SCREENS = pytest.mark.parametrize('screen', [DESK, PHONE], ids=['desk', 'phone'])
 PAGES = pytest.mark.parametrize('name', ['sweep', 'rounds'])
-
-
-@pytest.fixture(scope='module')
-def browser():
-    path = shutil.which('chromium')
-    skip_for('' if path else 'chromium missing; tests/install.sh installs it')
-    with sync_playwright() as playwright:
-        # Its sandbox wants namespaces, which root in a container has not.
-        browser = playwright.chromium.launch(executable_path=path, args=['--no-sandbox'])
-        yield browser
-        browser.close()
 
 
 def write_rounds(folder):
@@ -141,7 +127,6 @@ def test_rows_are_chosen_by_words_and_lists(open_page):
     assert said.inner_text() == '0 of 6 systems'
     form.get_by_label('find').press('Enter')
     assert page.evaluate('location.search') == ''
-
 
 
 @SCREENS

@@ -5,7 +5,7 @@ On any machine: under DNNL_MAX_CPU_ISA=AVX2, MXNet is what it is on a processor 
 import os
 
 import pytest
-from e2e.training import command
+from e2e.training import THIN, arguments
 from helpers import ROOT, call, run
 
 AVX2 = {**os.environ, 'DNNL_MAX_CPU_ISA': 'AVX2'}
@@ -25,6 +25,7 @@ def test_it_is_refused(tmp_path, monkeypatch, words, option):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_launcher_ends_with_the_doctor(tmp_path):
     done = run([ROOT / 'launch/local.sh', *DIGITS, '--run-dir', tmp_path / 'run', BFLOAT16, '--data.synthetic=true'],
                env=AVX2)
@@ -38,8 +39,9 @@ def test_a_plan_for_another_machine_can_be_made(monkeypatch):
     assert call('train', *DIGITS, BFLOAT16, '--dry-run').returncode == 0
 
 
+@pytest.mark.slow
 def test_float32_trains_there(tiny, tmp_path):
-    done = run(command(tmp_path, tiny, '--train.target_accuracy=0.01'), env=AVX2)
+    done = run([*THIN, *arguments(tmp_path, tiny, '--train.target_accuracy=0.01')], env=AVX2)
     assert done.returncode == 0, done.stderr
     assert '"uses": "AVX2"' in (tmp_path / 'env.json').read_text()
     assert '"DNNL_MAX_CPU_ISA": "AVX2"' in (tmp_path / 'env.json').read_text()

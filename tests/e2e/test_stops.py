@@ -3,15 +3,14 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
 from e2e.training import arguments, metrics, parent_pid
-from helpers import HANG_LIMIT_S, ROOT
+from helpers import HANG_LIMIT_S, ROOT, wait_for
 
 from mlperf_rn50.train.checkpoint import list_checkpoints, load
-
-LOG_KEYS = ('"run_start"', '"run_resumed"', '"eval_start"', '"eval_stop"')
 
 
 class Job:
@@ -22,7 +21,6 @@ class Job:
         config = folder / 'c.yaml'
         config.write_text('{}\n')
         words = [w for w in arguments(self.run_dir, data)[1:] if not w.startswith(('--run.dir', '--train.max_epochs'))]
-        self._before = self._count()
         self.process = subprocess.Popen(
             [str(w) for w in (ROOT / 'launch/local.sh', '--no-doctor', '--config', config, '--run-dir', self.run_dir,
                               *words, '--checkpoint.period_steps=2', '--train.max_epochs=400',
@@ -31,15 +29,11 @@ class Job:
             # Tests that nohup started ignore it, and so would the launcher.
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
 
-    def _count(self):
-        """How often each key is in the log."""
+    def count(self, *keys):
+        """How often the log has one of some keys."""
         path = self.run_dir / 'result_0.txt'
         text = path.read_text() if path.exists() else ''
-        return {key: text.count(key) for key in LOG_KEYS}
-
-    def num_starts(self):
-        now = self._count()
-        return now['"run_start"'] + now['"run_resumed"']
+        return sum(text.count(f'"{key}"') for key in keys)
 
     def ranks(self):
         """The processes that train; of each pair the one that does."""
@@ -48,22 +42,20 @@ class Job:
 
     def is_in(self, phase, num_starts):
         """Whether the run is in a phase, after so many starts."""
+        has_started = self.count('run_start', 'run_resumed') >= num_starts
         if phase == 'start-up':
-            return bool(self.ranks()) and self.num_starts() < num_starts
-        if self.num_starts() < num_starts:
+            return bool(self.ranks()) and not has_started
+        if not has_started:
             return False
-        now = self._count()
         if phase == 'evaluation':
-            return now['"eval_start"'] > now['"eval_stop"']
+            return self.count('eval_start') > self.count('eval_stop')
         if phase == 'checkpoint':
             return bool(list(self.run_dir.glob('checkpoints/.step_*.tmp')))
         return bool(list_checkpoints(self.run_dir / 'checkpoints'))  # to go on from
 
     def wait_for(self, phase, num_starts):
-        deadline = time.monotonic() + HANG_LIMIT_S
-        while not self.is_in(phase, num_starts):
-            assert self.process.poll() is None and time.monotonic() < deadline, self.process.communicate()[0]
-            time.sleep(0.01)
+        wait_for(lambda: self.is_in(phase, num_starts), lambda: self.process.poll() is None,
+                 lambda: self.process.communicate()[0], pause_s=0.01)
 
     def end(self):
         out = self.process.communicate(timeout=HANG_LIMIT_S)[0]
@@ -71,17 +63,14 @@ class Job:
 
 
 def is_training(process):
-    try:
-        words = process.cmdline()
-    except psutil.Error:
-        return False
-    return 'train' in words and 'python' in words[0]
+    with suppress(psutil.Error):
+        return 'train' in (words := process.cmdline()) and 'python' in words[0]
+    return False
 
 
 def assert_whole(run_dir):
     for path in list_checkpoints(run_dir / 'checkpoints'):
         load(path)
-    assert not list(run_dir.glob('checkpoints/.*'))
 
 
 @pytest.mark.slow
@@ -96,6 +85,7 @@ def test_asked_to_stop_in_each_phase(tiny, tmp_path):
         code, out = job.end()
         assert code == 75, f'{phase}: {out}'
         assert_whole(job.run_dir)
+        assert not list(job.run_dir.glob('checkpoints/.*'))
         assert [m['status'] for m in metrics(job.run_dir, 'end')] == ['interrupted'] * num_starts, out
     steps = [m['step'] for m in metrics(job.run_dir, 'resumed')]
     assert steps == sorted(set(steps)) and len(steps) == 3
@@ -129,8 +119,7 @@ def test_killed_in_each_phase_and_started_again_while_another_launcher_tries(tin
     assert not [r for r in ranks if r.is_running()]
     assert out.count('killed by signal 9 (SIGKILL)') == 3 and out.count('its watcher was killed') == 1, out
     assert out.count('restart ') == 4
-    for path in list_checkpoints(job.run_dir / 'checkpoints'):
-        load(path)
+    assert_whole(job.run_dir)
     assert not [n for n in os.listdir('/dev/shm') if n.startswith(f'mlperf_rn50-{job.process.pid}-')]
     failures = (job.run_dir / 'failures.jsonl').read_text()
     assert failures.count('killed by signal 9 (SIGKILL)') == 3

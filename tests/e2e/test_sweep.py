@@ -2,19 +2,16 @@
 import re
 
 import pytest
+from e2e.training import pack_tiny
 from helpers import HANG_LIMIT_S, ROOT, run
 
-from mlperf_rn50.data.prepare import Packing, pack
-from mlperf_rn50.data.sources import Dataset, digits
 from mlperf_rn50.mlperf.reader import read_run
 
 
 @pytest.fixture
 def sweep(tmp_path):
     """Runs a sweep of two layouts in a folder of its own."""
-    whole = digits()
-    pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:60], whole.validation[:50]), tmp_path / 'data',
-         Packing(None), 1, False)
+    pack_tiny(tmp_path / 'data', 60)
     (tmp_path / 'tiny.yaml').write_text(
         'data: {dir: data, dataset: tiny-digits, num_train: 60, num_val: 50, num_classes: 10, image_size: 32,\n'
         '       resize_shorter: 32, crop: none, num_threads: 1}\n'

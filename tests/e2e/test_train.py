@@ -4,8 +4,8 @@ import platform
 import re
 
 import pytest
-from e2e.training import NUM_VAL, STEPS_PER_EPOCH, arguments, command, metrics
-from helpers import ROOT, call, run, under_ranks
+from e2e.training import NUM_VAL, STEPS_PER_EPOCH, arguments, metrics, thin_ranks
+from helpers import ROOT, call, run
 
 SGD = '--optimizer.name=sgd'
 pytestmark = pytest.mark.usefixtures('thin')
@@ -47,14 +47,13 @@ def test_the_run_folder_holds_what_a_reader_needs(whole_run):
     assert all(0 <= m['num_top1'] <= m['num_top5'] <= NUM_VAL for m in evaluations)
 
 
-def test_the_same_seed_gives_the_same_run_and_none_a_fresh_one_and_each_run_its_number(tiny, tmp_path):
-    for seed in (3, 3, 'null'):
-        done = call(*arguments(tmp_path, tiny, f'--run.seed={seed}', '--train.target_accuracy=0.01'))
+def test_the_same_seed_gives_the_same_run_and_each_run_has_its_number(tiny, tmp_path):
+    for _ in range(2):
+        done = call(*arguments(tmp_path, tiny, '--train.target_accuracy=0.01'))
         assert done.returncode == 0 and 'epochs to converge  1' in done.stdout, done.stderr
-    one, same, other = (metrics(tmp_path, name=f'metrics{k}.jsonl') for k in ('', '_1', '_2'))
-    assert one == same != other and len(metrics(tmp_path, 'train')) == STEPS_PER_EPOCH
-    assert {f'{name}_2.{kind}' for name, kind in (('result', 'txt'), ('config', 'yaml'), ('train', 'log'))} < {
-        p.name for p in tmp_path.iterdir()}
+    one, same = (metrics(tmp_path, name=f'metrics{k}.jsonl') for k in ('', '_1'))
+    assert one == same and len(metrics(tmp_path, 'train')) == STEPS_PER_EPOCH
+    assert {'result_1.txt', 'config_1.yaml', 'train_1.log'} < {p.name for p in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize('options', [
@@ -68,8 +67,8 @@ def test_the_same_seed_gives_the_same_run_and_none_a_fresh_one_and_each_run_its_
 ], ids=['sgd', 'lars', 'step', 'accumulate', 'bfloat16', 'compressed'])
 def test_every_way_to_train_writes_a_log_that_passes(tiny, tmp_path, options):
     words = ['--train.target_accuracy=0.01', '--run.clear_caches=true', '--run.log_v06=true', *options]
-    done = call(*arguments(tmp_path, tiny, *words)) if options == [SGD] else \
-        run(under_ranks(2, command(tmp_path, tiny, *words)))
+    words = arguments(tmp_path, tiny, *words)
+    done = call(*words) if options == [SGD] else run(thin_ranks(2, *words))
     assert done.returncode == 0, done.stderr
     assert 'epochs to converge  1' in done.stdout
     checked = call('check', tmp_path / 'result_0.txt')
@@ -98,9 +97,8 @@ def assert_one_line(done, code, message):
     assert 'Traceback' not in done.stderr
 
 
-def test_mistakes_take_one_line_from_rank_0(tiny, tmp_path):
-    options = ['--run.num_nodes=1', '--run.ranks_per_node=4']
-    assert_one_line(run(under_ranks(2, command(tmp_path, tiny, *options))), 2, 'but 2 were started')
+def test_mistakes_take_one_line_from_rank_0():
+    assert_one_line(run(thin_ranks(2, 'train', '--resume=/nonexistent')), 2, 'no checkpoint in it')
 
 
 @pytest.mark.parametrize('options, code, message', [
@@ -110,7 +108,6 @@ def test_mistakes_take_one_line_from_rank_0(tiny, tmp_path):
     (['--data.dir=/nonexistent'], 2, 'make the data with: mlperf-rn50 prepare'),
     (['--train.device=gpu'], 2, 'train.device: got gpu, and MXNet sees none'),
     (['--run.dir=/proc/x'], 2, 'run.dir: /proc/x'),
-    (['--resume=/nonexistent'], 2, 'no checkpoint in it'),
 ])
 def test_mistakes_take_one_line(tiny, tmp_path, options, code, message):
     assert_one_line(call(*arguments(tmp_path, tiny, *options)), code, message)
@@ -126,15 +123,3 @@ def test_synthetic_images_need_no_data_and_telemetry_goes_on_after_a_resume(tmp_
     assert path.name == f'telemetry_0_{platform.node()}.jsonl'
     starts = [r for line in path.read_text().splitlines() if (r := json.loads(line)).get('event') == 'run_start']
     assert starts[0]['clock_s'] < starts[1]['clock_s']
-
-
-@pytest.mark.slow
-def test_a_network_without_norms_trains_goes_on_and_is_another_benchmark(tiny, tmp_path):
-    options = ['--model.name=googlenet', '--data.image_size=64', '--data.resize_shorter=64', SGD]
-    assert call(*arguments(tmp_path, tiny, *options, '--train.max_epochs=1')).returncode == 1
-    done = call('train', '--resume', tmp_path, '--train.max_epochs=2')
-    assert done.returncode == 1, done.stderr
-    assert [m['epoch'] for m in metrics(tmp_path, 'eval')] == [1, 2]
-    assert '"submission_benchmark", "value": "googlenet"' in (tmp_path / 'result_0.txt').read_text()
-    report = call('report', tmp_path)
-    assert 'googlenet' in report.stdout + report.stderr

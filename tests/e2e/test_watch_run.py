@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import select
-import shutil
 import signal
 import struct
 import subprocess
@@ -15,10 +14,9 @@ import time
 from datetime import datetime, timezone
 
 import pytest
-from helpers import CLI, ROOT, skip_for
+from helpers import CLI, ROOT
 from lines import run_lines, write_lines
 from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live
-from playwright.sync_api import sync_playwright
 
 from mlperf_rn50.study.live import Follower
 from mlperf_rn50.study.watch_page import dump_page, render_page
@@ -140,17 +138,6 @@ def test_a_page_that_was_being_written_leaves_nothing(terminal, tmp_path):
     screen.program.send_signal(signal.SIGTERM)
     assert screen.rest()[1] == 0
     assert {p.name for p in folder.iterdir()} == {'result_0.txt', 'metrics.jsonl', 'config.yaml', 'watch.html'}
-
-
-@pytest.fixture(scope='module')
-def browser():
-    path = shutil.which('chromium')
-    skip_for('' if path else 'chromium missing; tests/install.sh installs it')
-    with sync_playwright() as playwright:
-        # Its sandbox wants namespaces, which root in a container has not.
-        browser = playwright.chromium.launch(executable_path=path, args=['--no-sandbox'])
-        yield browser
-        browser.close()
 
 
 def running(folder, hits=20):

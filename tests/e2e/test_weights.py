@@ -7,20 +7,22 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-from e2e.training import NUM_VAL, metrics
-from helpers import CLI, call, run, under_ranks
+from e2e.training import NUM_VAL, metrics, thin_ranks
+from helpers import call, run
 from PIL import Image
 
 from mlperf_rn50.cli._parsers import config_parser
 from mlperf_rn50.data.pictures import encode_picture, transform_picture
 from mlperf_rn50.data.pipeline import eval_batches
-from mlperf_rn50.data.prepare import Packing, pack
-from mlperf_rn50.data.samples import Dataset
+from mlperf_rn50.data.prepare import pack
+from mlperf_rn50.data.samples import Dataset, digits
 from mlperf_rn50.data.shards import Shard
-from mlperf_rn50.data.sources import digits
-from mlperf_rn50.model.weights import describe_weights, load_weights, save_weights
+from mlperf_rn50.model import resnet
+from mlperf_rn50.model.weights import describe_weights, load_weights, portable, save_weights
 from mlperf_rn50.model.zoo import build_model, restore_model
 from mlperf_rn50.options import load_yaml, resolve_tree
+
+pytestmark = pytest.mark.usefixtures('thin')
 
 
 def config_of(run_dir):
@@ -44,7 +46,7 @@ def evaluation(done) -> dict:
 @pytest.mark.parametrize('num_ranks', [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_accuracy_of_the_log_over_any_number_of_ranks(kept, num_ranks):
     words = ['evaluate', kept, '--format', 'json']
-    found = evaluation(run(under_ranks(num_ranks, [*CLI, *words])) if num_ranks else call(*words))
+    found = evaluation(run(thin_ranks(num_ranks, *words)) if num_ranks else call(*words))
     [logged] = [m for m in metrics(kept, 'eval') if m['epoch'] == found['epoch']]
     assert [found[k] for k in ('num_top1', 'num_top5', 'num_images')] == [
         logged[k] for k in ('num_top1', 'num_top5', 'num_images')]
@@ -79,8 +81,7 @@ def test_another_top1_than_the_logs_is_a_failure(kept, tmp_path):
 
 def test_other_images_are_evaluated_and_not_compared(kept, tmp_path):
     whole = digits()
-    pack(Dataset('others', 'digits', whole.classes, whole.train[:5], whole.validation[60:87]), tmp_path, Packing(None),
-         1, False)
+    pack(Dataset('others', 'digits', whole.classes, whole.train[:5], whole.validation[60:87]), tmp_path)
     done = call('evaluate', kept / 'weights/best.npz', f'--data.dir={tmp_path}', '--data.dataset=others',
                 '--data.num_val=27')
     assert done.returncode == 0, done.stderr
@@ -95,12 +96,17 @@ def test_mistakes_of_evaluate(kept, words, message):
     assert (done.returncode, done.stdout) == (2, '') and message in done.stderr and done.stderr.count('\n') == 1
 
 
-def test_a_description_with_a_value_of_a_wrong_type_is_one_line(kept, tmp_path):
-    shutil.copytree(kept / 'weights', tmp_path / 'weights')
-    path = tmp_path / 'weights/best.json'
+def described(kept, folder, **data) -> Path:
+    """The description beside a copy of the weights in a folder, with other values for data."""
+    path = shutil.copytree(kept / 'weights', folder / 'weights') / 'best.json'
     content = json.loads(path.read_text())
-    content['data']['image_size'] = 'large'
+    content['data'].update(data)
     path.write_text(json.dumps(content))
+    return path
+
+
+def test_a_description_with_a_value_of_a_wrong_type_is_one_line(kept, tmp_path):
+    path = described(kept, tmp_path, image_size='large')
     for command in (['evaluate', tmp_path], ['classify', tmp_path, 'x.png'], ['export', tmp_path, '--format=gluon']):
         done = call(*command)
         assert done.returncode == 2 and str(path) in done.stderr and done.stderr.count('\n') == 1, done.stderr
@@ -154,9 +160,17 @@ def export(*words):
     return done.stdout
 
 
-def test_onnx_computes_the_same_for_any_number_of_images(kept, tmp_path):
+def test_onnx_computes_the_same_for_any_number_of_images(kept, tmp_path, monkeypatch):
+    """Without the fused operators and the fourth channel of the network; one of few channels, which is quick."""
     import onnxruntime
-    said = export(kept, '--format=onnx', '--out', tmp_path / 'out')
+    monkeypatch.setattr(resnet, 'STAGE_CHANNELS', (16, 32, 64, 128))
+    config = config_of(kept)
+    config = replace(config, model=replace(config.model, fused_bn_relu=True),
+                     data=replace(config.data, pad_to_4_channels=True))
+    arrays = {n: p.data().asnumpy() for n, p in build_model(config, mx.cpu(), 2).collect_params().items()}
+    description = describe_weights(config, list('0123456789'), 10, 1, 2, is_best=True, is_last=True)
+    save_weights(tmp_path / 'weights', 'best', description, arrays)
+    said = export(tmp_path, '--format=onnx', '--out', tmp_path / 'out')
     assert 'on 50 validation images of tiny-digits (not ImageNet)' in said and 'difference   at most' in said
     assert {p.name for p in (tmp_path / 'out').iterdir()} == {'resnet18_best.onnx', 'resnet18_best.onnx.json'}
     facts = json.loads((tmp_path / 'out/resnet18_best.onnx.json').read_text())
@@ -164,20 +178,10 @@ def test_onnx_computes_the_same_for_any_number_of_images(kept, tmp_path):
     assert 0 < facts['check']['max_relative_difference'] < 1e-4
     session = onnxruntime.InferenceSession(tmp_path / 'out/resnet18_best.onnx')
     images = np.random.default_rng(0).normal(size=(7, 3, 32, 32)).astype(np.float32)
-    net = restore_model(config_of(kept), mx.cpu(), load_weights(kept)[1], '')
+    plain, plain_arrays = portable(config, arrays)
+    net = restore_model(plain, mx.cpu(), plain_arrays, '')
     np.testing.assert_allclose(session.run(None, {facts['input']['name']: images})[0],
                                net(mx.nd.array(images)).asnumpy(), rtol=1e-3, atol=1e-4)
-
-
-def test_fused_operators_and_a_fourth_channel_are_left_out(kept, tmp_path):
-    config = config_of(kept)
-    config = replace(config, model=replace(config.model, fused_bn_relu=True),
-                     data=replace(config.data, pad_to_4_channels=True))
-    net = build_model(config, mx.cpu(), 2)
-    save_weights(tmp_path, 'best', describe_weights(config, list('0123456789'), 10, 1, 2, is_best=True, is_last=True),
-                 {n: p.data().asnumpy() for n, p in net.collect_params().items()})
-    export(tmp_path, '--format=gluon', '--out', tmp_path / 'out')
-    assert json.loads((tmp_path / 'out/resnet18_best.gluon.json').read_text())['input']['shape'][1] == 3
 
 
 def test_what_is_there_is_not_overwritten(kept, tmp_path):
@@ -197,11 +201,7 @@ def test_an_export_that_computes_something_else_is_refused_and_removed(kept, tmp
 
 
 def test_images_for_the_check_may_be_elsewhere(kept, tmp_path, tiny):
-    shutil.copytree(kept / 'weights', tmp_path / 'weights')
-    path = tmp_path / 'weights/best.json'
-    content = json.loads(path.read_text())
-    content['data']['dir'] = '/nonexistent'
-    path.write_text(json.dumps(content))
+    described(kept, tmp_path, dir='/nonexistent')
     done = call('export', tmp_path, '--format=gluon', '--out', tmp_path / 'out')
     assert done.returncode == 2 and 'say where they are with --data.dir DIR' in done.stderr
     assert not (tmp_path / 'out').exists()
@@ -210,9 +210,17 @@ def test_images_for_the_check_may_be_elsewhere(kept, tmp_path, tiny):
         '-symbol.json', '-0000.params', '.gluon.json')}
 
 
-@pytest.fixture
-def picture(tmp_path):
-    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)).resize((40, 32)), tmp_path
+def difference(path, image, config):
+    """The mean difference of what the network gets of a picture's file from what it shows."""
+    shown = path.with_name('shown.png')
+    image.save(shown)
+    got, right = (transform_picture(encode_picture(p), config).asnumpy() for p in (path, shown))
+    assert got.shape == right.shape == (1, 3, 32, 32)
+    return np.abs(got - right).mean()
+
+
+def picture(*size):
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)).resize(size)
 
 
 @pytest.mark.parametrize('mode, name, keys', [
@@ -220,31 +228,20 @@ def picture(tmp_path):
     ('P', 'x.png', {}), ('1', 'x.tiff', {}), ('I;16', 'x.tiff', {}), ('I;16', 'x.png', {}), ('F', 'x.tiff', {}),
     ('RGB', 'x.webp', {'lossless': True, 'save_all': True}), ('P', 'x.gif', {'save_all': True}),
     ('CMYK', 'x.jpg', {'quality': 100}), ('L', 'x.jpg', {'quality': 100})])
-def test_every_kind_of_picture_is_the_one_that_it_shows(kept, picture, mode, name, keys):
-    image, folder = picture
-    path, config = folder / name, config_of(kept)
-    shown = image.convert('L' if mode == 'I;16' else mode)
-    wanted = np.asarray(shown.convert('RGB'))
+def test_every_kind_of_picture_is_the_one_that_it_shows(kept, tmp_path, mode, name, keys):
+    shown = picture(40, 32).convert('L' if mode == 'I;16' else mode)
+    wanted = shown.convert('RGB')
     if mode == 'I;16':
         shown = Image.fromarray(np.asarray(shown).astype(np.uint16) * 257)
     if keys.get('save_all'):
         keys = {**keys, 'append_images': [shown.rotate(180)]}
-    shown.save(path, **keys)
-    buffer = folder / 'wanted.png'
-    Image.fromarray(wanted).save(buffer)
-    got, right = (transform_picture(b, config).asnumpy() for b in (encode_picture(path), buffer.read_bytes()))
-    assert got.shape == (1, 3, 32, 32)
-    assert np.abs(got - right).mean() < (0.05 if name.endswith('jpg') else 1e-6)
+    shown.save(tmp_path / name, **keys)
+    assert difference(tmp_path / name, wanted, config_of(kept)) < (0.05 if name.endswith('jpg') else 1e-6)
 
 
 @pytest.mark.parametrize('name, keys', [('x.jpg', {'quality': 100, 'subsampling': 0}), ('x.webp', {'lossless': True})])
-def test_a_picture_is_turned_as_it_says(kept, picture, name, keys):
-    image, folder = picture
-    image = image.resize((64, 64))  # whole blocks of a JPEG
-    config = config_of(kept)
-    exif = Image.Exif()
+def test_a_picture_is_turned_as_it_says(kept, tmp_path, name, keys):
+    image, exif = picture(64, 64), Image.Exif()  # whole blocks of a JPEG
     exif[0x0112] = 6
-    image.save(folder / name, exif=exif, **keys)
-    image.rotate(-90).save(folder / 'wanted.png')
-    got, right = (transform_picture(encode_picture(folder / n), config).asnumpy() for n in (name, 'wanted.png'))
-    assert np.abs(got - right).mean() < 0.05
+    image.save(tmp_path / name, exif=exif, **keys)
+    assert difference(tmp_path / name, image.rotate(-90), config_of(kept)) < 0.05

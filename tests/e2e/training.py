@@ -1,25 +1,26 @@
 """A training that takes seconds, and what it leaves behind."""
 import json
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import psutil
-from helpers import CLI, HANG_LIMIT_S
+from helpers import CLI, HANG_LIMIT_S, under_ranks
 
-from mlperf_rn50.data.prepare import Packing, pack
-from mlperf_rn50.data.sources import Dataset, digits
+from mlperf_rn50.data.prepare import pack
+from mlperf_rn50.data.samples import Dataset, digits
 from mlperf_rn50.train.checkpoint import newest_step
 
 NUM_TRAIN, NUM_VAL, STEPS_PER_EPOCH = 150, 50, 5
+THIN = [sys.executable, Path(__file__).with_name('thin.py')]
 _VOLATILE = ('time_s', 'images_per_s', 'time_to_train_s')
 
 
-def pack_tiny(out: Path) -> Path:
-    """Prepares 200 of the digits in a folder."""
+def pack_tiny(out: Path, num_train: int = NUM_TRAIN) -> Path:
+    """Prepares some of the digits in a folder."""
     whole = digits()
-    pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:NUM_TRAIN], whole.validation[:NUM_VAL]),
-         out, Packing(None), 1, False)
+    pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:num_train], whole.validation[:NUM_VAL]), out)
     return out
 
 
@@ -29,7 +30,7 @@ def arguments(run_dir, data_dir, *options) -> list[str]:
             'data.dataset': 'tiny-digits', 'data.num_train': NUM_TRAIN, 'data.num_val': NUM_VAL, 'data.num_classes': 10,
             'data.image_size': 32, 'data.resize_shorter': 32, 'data.crop': 'padded', 'data.num_threads': 1,
             'model.name': 'resnet18', 'model.zero_gamma': 'true',
-            'optimizer.name': 'lars', 'optimizer.lars_eta': 0.02, 'schedule.base_lr': 0.02, 'schedule.warmup_epochs': 1,
+            'optimizer.name': 'lars', 'optimizer.lars_eta': 0.1, 'schedule.base_lr': 0.02, 'schedule.warmup_epochs': 1,
             'schedule.decay_epochs': 4, 'train.global_batch_size': 32, 'train.eval_period': 1,
             'train.target_accuracy': 1.0, 'train.max_epochs': 4,
             'comm.num_buckets': 2}
@@ -39,6 +40,11 @@ def arguments(run_dir, data_dir, *options) -> list[str]:
 def command(run_dir, data_dir, *options) -> list[str]:
     """The same as a command of its own."""
     return [*CLI, *arguments(run_dir, data_dir, *options)]
+
+
+def thin_ranks(num_ranks, *words) -> list:
+    """A command of the program on a number of ranks, with thin networks."""
+    return under_ranks(num_ranks, [*THIN, *words])
 
 
 def metrics(run_dir, event=None, name='metrics.jsonl') -> list[dict]:
@@ -52,17 +58,6 @@ def start(words) -> subprocess.Popen:
     """Starts a command in a session of its own."""
     return subprocess.Popen([str(a) for a in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                             start_new_session=True)
-
-
-def wait_for_step(run_dir, step, process) -> None:
-    """Waits until a step was reported."""
-    path, deadline = run_dir / 'metrics.jsonl', time.monotonic() + HANG_LIMIT_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()
-        if path.exists() and any(f'"step": {step},' in line for line in path.read_text().splitlines()):
-            return
-        time.sleep(0.01)
-    raise AssertionError(f'step {step} was not reached')
 
 
 def wait_for_checkpoint(run_dir, step, process) -> None:

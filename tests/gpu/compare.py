@@ -77,6 +77,12 @@ def run_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, p
         rounding: the precision that its input and parameters are rounded to first.
     """
     random = np.random.default_rng(7)
+
+    def put(values: np.ndarray, dtype: Any) -> mx.nd.NDArray:
+        return mx.nd.array(to_layout(rounded(values.astype(np.float32), rounding), layout), context, dtype)
+
+    def get(array: mx.nd.NDArray) -> np.ndarray:
+        return from_layout(array.asnumpy(), layout)
     block = make(layout)
     block.initialize(ctx=context)
     if precision == 'float16':
@@ -84,23 +90,18 @@ def run_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, p
     block.hybridize(static_alloc=True, static_shape=True)
     params = list(block.collect_params().values())
     for p in params:
-        nchw = np.empty(p.shape)
-        values = _parameter(p.name, from_layout(nchw, layout).shape, random)
-        p.set_data(mx.nd.array(to_layout(rounded(values, rounding), layout), context, p.dtype))
-    image = rounded(random.standard_normal(shape).astype(np.float32), rounding)
-    x = mx.nd.array(to_layout(image, layout), context, precision)
+        p.set_data(put(_parameter(p.name, from_layout(np.empty(p.shape), layout).shape, random), p.dtype))
+    x = put(random.standard_normal(shape), precision)
     x.attach_grad()
     with autograd.record():
         y = block(x)
-    out = from_layout(y.asnumpy(), layout)
-    seed = rounded(np.random.default_rng(8).standard_normal(out.shape).astype(np.float32), rounding)
-    y.backward(mx.nd.array(to_layout(seed, layout), context, y.dtype))
+    out = get(y)
+    y.backward(put(np.random.default_rng(8).standard_normal(out.shape), y.dtype))
     mx.nd.waitall()
-    found = {'output': out, 'gradient of the input': from_layout(x.grad.asnumpy(), layout)}
+    found = {'output': out, 'gradient of the input': get(x.grad)}
     for i, p in enumerate(params):
-        what = p.name.rpartition('_')[2]
-        array = p.data() if p.grad_req == 'null' else p.grad()
-        found[f'{"" if p.grad_req == "null" else "gradient of "}{what} {i}'] = from_layout(array.asnumpy(), layout)
+        what, array = ('', p.data()) if p.grad_req == 'null' else ('gradient of ', p.grad())
+        found[f'{what}{p.name.rpartition("_")[2]} {i}'] = get(array)
     return found
 
 
@@ -165,41 +166,30 @@ def make_batch(config: Config, rounding: str, device_id: int | None) -> Batch:
                  mx.nd.array(random.integers(0, 10, size), context, 'int32'), size)
 
 
-def run_steps(config: Config, weights: Arrays, rounding: str, device_id: int | None, num_steps: int = 2) -> Arrays:
-    """Loss and gradients of the first of some steps, and weights and statistics after the last, in NCHW."""
+def run_steps(config: Config, weights: Arrays, rounding: str, device_id: int | None) -> Arrays:
+    """Loss and gradients of the first of two steps, and weights and statistics after the second, by kind.
+
+    The gradients and the weights are each one vector: a tensor whose gradient is next to nothing says little.
+    """
     layout, trainer = config.model.layout, make_trainer(config, device_id)
     set_weights(trainer, {n: rounded(a, rounding) if n.endswith('weight') else a for n, a in weights.items()}, layout)
-    batch, found = make_batch(config, rounding, device_id), {}
-    for step in range(num_steps):
-        scale = trainer.loss_scale.value
-        pulse = trainer.step(iter([batch]), step, 0.05, False)
-        loss, _ = trainer.read(pulse)
-        if step == 0:
-            found['loss'] = np.array([loss])
-            found.update({f'grad/{t.name}': from_layout(t.grad.asnumpy().astype(np.float32) / scale, layout)
-                          for t in trainer.optimizer.tensors})
-    end = trainer.snapshot()
-    for name, array in end.items():
-        kind, _, rest = name.partition('/')
-        if kind == 'model':
-            found[f'{"statistics" if "running" in rest else "weight"}/{rest}'] = from_layout(array, layout)
-    return found
+    batch, scale = make_batch(config, rounding, device_id), trainer.loss_scale.value
+
+    def step(number: int) -> float:
+        return trainer.read(trainer.step(iter([batch]), number, 0.05, False))[0]
+
+    def vector(arrays: Arrays) -> np.ndarray:
+        return np.concatenate([from_layout(a.astype(np.float64), layout).ravel() for _, a in sorted(arrays.items())])
+    loss = step(0)
+    grad = vector({t.name: t.grad.asnumpy() for t in trainer.optimizer.tensors}) / scale
+    step(1)
+    end = {n: a for n, a in trainer.snapshot().items() if n.startswith('model/')}
+    return {'loss': np.array([loss]), 'grad': grad, 'weight': vector({n: end[n] for n in end if 'running' not in n}),
+            'statistics': vector({n: end[n] for n in end if 'running' in n})}
 
 
 def compare_steps(config: Config, device_id: int | None) -> dict[str, float]:
-    """The largest distance of each kind (loss, grad, weight, statistics) from the CPU.
-
-    The gradients and the weights are each taken as one vector: a tensor whose gradient is next to nothing says little.
-    """
+    """The distance of each kind (loss, grad, weight, statistics) from the CPU."""
     precision, weights = config.train.precision, weights_of(config)
-    expected = run_steps(plain(config), weights, precision, None)
-    got = run_steps(config, weights, precision, device_id)
-    kinds = ('loss', 'grad', 'weight', 'statistics')
-    whole = [{kind: np.concatenate([np.asarray(a, np.float64).ravel() for n, a in sorted(side.items())
-                                    if n.partition('/')[0] == kind]) for kind in kinds} for side in (got, expected)]
-    return distances(*whole)
-
-
-def too_far(found: dict[str, float], tolerance: float | dict[str, float]) -> dict[str, float]:
-    """Those distances that are beyond their tolerance."""
-    return {n: d for n, d in found.items() if not d <= (tolerance if isinstance(tolerance, float) else tolerance[n])}
+    return distances(run_steps(config, weights, precision, device_id),
+                     run_steps(plain(config), weights, precision, None))

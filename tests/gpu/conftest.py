@@ -22,9 +22,9 @@ def device_id() -> int | None:
 
 @pytest.fixture(autouse=True)
 def computable(request):
-    """In a dry run leave out what no layer of a CPU computes: NHWC and float16."""
+    """In a dry run leave out what no CPU computes: NHWC, float16 and nvJPEG."""
     values = getattr(request.node, 'callspec', None)
-    if IS_DRY and values and {'NHWC', 'float16'} & set(values.params.values()):
+    if values and {'NHWC', 'float16', 'mixed'} & set(values.params.values()):
         only_on_a_gpu('a CPU has no kernel for it')
 
 
@@ -42,12 +42,38 @@ def num_gpus() -> int:
     return 2 if IS_DRY else mx.context.num_gpus()
 
 
+@pytest.fixture(params=[1, 2])
+def ranks_per_device(request) -> int:
+    return request.param
+
+
+@pytest.fixture
+def num_ranks(num_gpus, ranks_per_device) -> int:
+    """Ranks of a test of several, as many on each GPU; 2 in a dry run."""
+    num = 2 if IS_DRY else num_gpus * ranks_per_device
+    if num < 2:
+        pytest.skip('one rank has no others')
+    return num
+
+
 @pytest.fixture
 def figure(record_property):
     """Put a measured value into the junit report: figure(name, value, unit='')."""
     def record(name: str, value: Any, unit: str = '') -> None:
         record_property(name, f'{value} {unit}'.rstrip())
     return record
+
+
+@pytest.fixture
+def check_distances(figure):
+    """Put distances from the CPU, by name, into the report, and assert that none is beyond its tolerance."""
+    def check(what: str, found: dict[str, float], tolerance: float | dict[str, float]) -> None:
+        for_all = isinstance(tolerance, float)
+        for kind, value in ({'largest': max(found.values())} if for_all else found).items():
+            figure(f'{what}: {kind} distance from the CPU', value, '|difference| / |value|')
+        too_far = {n: d for n, d in found.items() if not d <= (tolerance if for_all else tolerance[n])}  # also NaN
+        assert too_far == {}
+    return check
 
 
 @pytest.fixture(scope='session')

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from mlperf_rn50.config import Config, DataConfig
-from mlperf_rn50.data.prepare import Packing, pack
+from mlperf_rn50.data.prepare import pack
 from mlperf_rn50.data.records import load_manifest
 from mlperf_rn50.data.samples import Dataset, Sample
 
@@ -28,8 +28,7 @@ def picture(number: int) -> bytes:
 def pack_pictures(out: Path, number: int) -> Path:
     """Prepares so many pictures, all of them for training and one for each class for validation."""
     samples = [Sample(i % NUM_CLASSES, f'{i}', picture(i)) for i in range(number)]
-    pack(Dataset('pictures', 'made up', [str(i) for i in range(NUM_CLASSES)], samples, samples[:NUM_CLASSES]), out,
-         Packing(None), 1, False)
+    pack(Dataset('pictures', 'made up', [str(i) for i in range(NUM_CLASSES)], samples, samples[:NUM_CLASSES]), out)
     return out
 
 

@@ -7,7 +7,7 @@ import math
 import re
 
 import pytest
-from gpu.conftest import IS_DRY, only_on_a_gpu
+from gpu.conftest import IS_DRY
 from gpu.pictures import pictures_config
 from helpers import CLI, ROOT, run, under_ranks
 
@@ -40,10 +40,10 @@ def bench_train(num_ranks, batches, *words):
 
 def test_steps_of_one_gpu(tmp_path, figure):
     [row] = bench_train(0, BATCHES, '--telemetry', 'true', '--run.dir', tmp_path)[0]['rows']
-    figure('bench train, made-up images, 1 GPU', row['images_per_s'], 'images/s per GPU')
-    for key, unit in (('local_batch_size', 'images'), ('step_ms', 'ms'), ('spread', 'half the quartiles\' distance'),
-                      ('forward_ms', 'ms'), ('backward_ms', 'ms'), ('update_ms', 'ms'), ('memory_mib', 'MiB'),
-                      ('peak_gflops', 'GFLOP/s'), ('share_of_peak', 'fraction')):
+    for key, unit in (('images_per_s', 'images/s'), ('local_batch_size', 'images'), ('step_ms', 'ms'),
+                      ('spread', 'half the quartiles\' distance'), ('forward_ms', 'ms'), ('backward_ms', 'ms'),
+                      ('update_ms', 'ms'), ('memory_mib', 'MiB'), ('peak_gflops', 'GFLOP/s'),
+                      ('share_of_peak', 'fraction')):
         figure(f'bench train, made-up images, 1 GPU: {key}', row[key], unit)
     assert math.isfinite(row['images_per_s']) and row['images_per_s'] > 0
     [path] = tmp_path.glob('telemetry_0_*')
@@ -62,30 +62,23 @@ def take_down_telemetry(samples, figure):
     assert IS_DRY or found['memory_used_bytes'] and found['power_w'] and joules
 
 
-@pytest.mark.parametrize('ranks_per_device', [1, 2])
-def test_steps_of_all_gpus(ranks_per_device, num_gpus, figure):
-    n = 2 if IS_DRY else num_gpus * ranks_per_device
-    if n < 2:
-        pytest.skip('one GPU has no others')
-    tables = bench_train(n, BATCHES if ranks_per_device == 1 else FOR_TWO, '--run.ranks_per_device', ranks_per_device,
-                         *(['--ranks', f'1,{n}'] if ranks_per_device == 1 else []))
+def test_steps_of_all_gpus(ranks_per_device, num_ranks, figure):
+    batches, words = (BATCHES, ['--ranks', f'1,{num_ranks}']) if ranks_per_device == 1 else (FOR_TWO, [])
+    tables = bench_train(num_ranks, batches, '--run.ranks_per_device', ranks_per_device, *words)
     row = tables[0]['rows'][-1]
-    what = f'bench train, made-up images, {n} ranks, {ranks_per_device} on a GPU'
-    figure(what, row['images_per_s'] / n * ranks_per_device, 'images/s per GPU')
+    what = f'bench train, made-up images, {num_ranks} ranks, {ranks_per_device} on a GPU'
+    figure(what, row['images_per_s'] / num_ranks * ranks_per_device, 'images/s per GPU')
     figure(f'{what}: share of a step spent waiting for the exchange', row['all_reduce_ms'] / row['step_ms'], 'fraction')
     if ranks_per_device == 1:
         figure(f'{what}: scaling efficiency', tables[1]['rows'][-1]['efficiency'], 'fraction')
-    assert row['num_ranks'] == n
+    assert row['num_ranks'] == num_ranks
 
 
 @pytest.mark.parametrize('decoder', ['cpu', 'mixed'])
 def test_input(decoder, pictures, figure):
-    if decoder == 'mixed':
-        only_on_a_gpu('nvJPEG needs one')
     data = pictures_config(pictures).data
-    words = {'dir': data.dir, 'dataset': data.dataset, 'num_train': data.num_train, 'num_val': data.num_val,
-             'num_classes': data.num_classes, 'synthetic': 'false', 'decoder': decoder, 'prefetch_depth': 3,
-             'crop': 'random_resized', 'read_threads': 4}
+    words = {**{key: getattr(data, key) for key in ('dir', 'dataset', 'num_train', 'num_val', 'num_classes')},
+             'synthetic': 'false', 'decoder': decoder, 'prefetch_depth': 3, 'crop': 'random_resized', 'read_threads': 4}
     done = run([*CLI, 'bench', 'data', '--caches', 'warm', '--threads', '2' if IS_DRY else '4,8', '--batch-sizes',
                 '8' if IS_DRY else '208', *options(10, 50), *(f'--data.{k}={v}' for k, v in words.items())])
     rows = tables_of(done)[0]['rows']

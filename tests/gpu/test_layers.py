@@ -1,6 +1,6 @@
 """Each kind of layer of the network: forward, and backward to its input and its parameters, against the CPU."""
 import pytest
-from gpu.compare import LAYER_TOLERANCE, compare_block, too_far
+from gpu.compare import LAYER_TOLERANCE, compare_block
 from gpu.conftest import IS_DRY
 from mxnet.gluon import nn
 
@@ -61,12 +61,11 @@ SEVERAL = 10
 @pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])
 @pytest.mark.parametrize('precision', ['float32', 'float16'])
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_layer(kind, precision, layout, context, figure):
+def test_a_layer(kind, precision, layout, context, check_distances):
     make, shape = KINDS[kind]
-    found = compare_block(make, shape, layout, precision, context)
-    figure(f'{kind}, {precision}, {layout}: distance from the CPU', max(found.values()), '|difference| / |value|')
     factor = SEVERAL if 'unit' in kind else 1
-    assert too_far(found, factor * LAYER_TOLERANCE[precision]) == {}
+    check_distances(f'{kind}, {precision}, {layout}', compare_block(make, shape, layout, precision, context),
+                    factor * LAYER_TOLERANCE[precision])
 
 
 FUSED = {'BatchNorm and ReLU': Fusion(NormRelu), 'BatchNorm, sum and ReLU': Fusion(None, NormAddRelu),
@@ -74,7 +73,7 @@ FUSED = {'BatchNorm and ReLU': Fusion(NormRelu), 'BatchNorm, sum and ReLU': Fusi
 
 
 @pytest.mark.parametrize('name', FUSED)
-def test_a_fused_unit(name, context, figure):
+def test_a_fused_unit(name, context, check_distances):
     """Those of NVIDIA's builds in what they have kernels for; that of CPU builds in a dry run."""
     fusion, is_for_cpu = FUSED[name], 'CPU' in name
     if is_for_cpu != IS_DRY:
@@ -84,6 +83,5 @@ def test_a_fused_unit(name, context, figure):
         pytest.skip('this MXNet has no such operator')
     layout, precision = ('NCHW', 'float32') if is_for_cpu else ('NHWC', 'float16')
     found = compare_block(unit(1, fusion), (8, 256, 14, 14), layout, precision, context, unit(1))
-    figure(f'residual unit with {name} in one, {precision}, {layout}: distance from the CPU', max(found.values()),
-           '|difference| / |value|')
-    assert too_far(found, SEVERAL * LAYER_TOLERANCE[precision]) == {}
+    check_distances(f'residual unit with {name} in one, {precision}, {layout}', found,
+                    SEVERAL * LAYER_TOLERANCE[precision])

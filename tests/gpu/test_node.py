@@ -7,7 +7,7 @@ from gpu.conftest import IS_DRY
 from mlperf_rn50.system.cgroup import render_cpu_list
 from mlperf_rn50.system.gpus import find_visible_gpus
 from mlperf_rn50.system.power import find_gpus
-from mlperf_rn50.system.telemetry import read_gpus
+from mlperf_rn50.system.telemetry import read_gpu
 from mlperf_rn50.system.topology import SYS, choose_binding, find_topology
 
 
@@ -27,7 +27,7 @@ def test_every_rank_is_bound_beside_its_gpu(figure):
 
 def test_the_cards_tell_their_power(figure):
     nvml, handles = find_gpus()
-    told = read_gpus(nvml, handles)
+    told = [read_gpu(nvml, h) for h in handles]
     for number, values in enumerate(told):
         figure(f'GPU {number} at rest', ', '.join(f'{k} {v}' for k, v in values.items()))
     if not IS_DRY:

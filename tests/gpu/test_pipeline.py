@@ -6,9 +6,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from gpu.compare import from_layout
-from gpu.conftest import IS_DRY, only_on_a_gpu
+from gpu.conftest import IS_DRY
 from gpu.pictures import pictures_config
-from numbered import make_config
+from numbered import make_config, with_data
 
 from mlperf_rn50.config import ModelConfig, TrainConfig
 from mlperf_rn50.data.pipeline import eval_batches, train_batches
@@ -41,8 +41,6 @@ def level_differences(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize('layout, precision', [('NCHW', 'float32'), ('NHWC', 'float32'), ('NHWC', 'float16')])
 @pytest.mark.parametrize('is_training', [True, False], ids=['training', 'evaluation'])
 def test_images_are_those_of_the_cpu(is_training, layout, precision, decoder, pictures, device_id, figure):
-    if decoder == 'mixed':
-        only_on_a_gpu('nvJPEG needs one')
     expected, labels = images_of(pictures, is_training, 'NCHW', 'float32', None, 'cpu')
     got, own_labels = images_of(pictures, is_training, layout, precision, device_id, decoder)
     np.testing.assert_array_equal(own_labels, labels)
@@ -82,14 +80,12 @@ def read_late(batches, num_steps: int, context: mx.Context, side: int) -> list[t
 @pytest.mark.parametrize('prefetch_depth', [2, 3, 4, 5])
 def test_no_batch_is_overwritten_while_the_network_reads_it(decoder, prefetch_depth, tmp_path, device_id, context,
                                                             figure):
-    if decoder == 'mixed':
-        only_on_a_gpu('nvJPEG needs one')
     num_steps, busy_side = (12, 64) if IS_DRY else (300, 4096)
     images = [np.full((64, 64, 3), i, np.uint8) for i in range(200)]  # each of one level: its number, and its label
     config = make_config(tmp_path / 'tagged', images, decoder=decoder, prefetch_depth=prefetch_depth)
     shard = Shard(200, 0, 1, 4)
-    expected = [b.labels.asnumpy().tolist() for b in islice(train_batches(
-        replace(config, data=replace(config.data, decoder='cpu')), shard, 3, 0, None), num_steps)]
+    on_cpu = train_batches(with_data(config, decoder='cpu'), shard, 3, 0, None)
+    expected = [b.labels.asnumpy().tolist() for b in islice(on_cpu, num_steps)]
     read = read_late(train_batches(config, shard, 3, 0, device_id), num_steps, context, busy_side)
     wrong = [(batch, wanted) for batch, wanted in zip(read, expected) if batch != (wanted, wanted)]
     figure(f'streams, decoder {decoder}, {prefetch_depth} batches ahead: overwritten of {num_steps}', len(wrong),

@@ -10,7 +10,6 @@ from gpu.compare import (
     make_trainer,
     set_weights,
     step_config,
-    too_far,
     weights_of,
 )
 from gpu.conftest import IS_DRY, only_on_a_gpu
@@ -23,33 +22,25 @@ from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.optimizer import Optimizer
 
 
-def check_steps(config, what, device_id, figure):
-    """Record how far two steps are from the CPU's, and assert that it is not too far."""
-    found = compare_steps(config, device_id)
-    for kind, value in found.items():
-        figure(f'{what}: {kind}, distance from the CPU', value, '|difference| / |value|')
-    assert too_far(found, STEP_TOLERANCE[config.train.precision]) == {}
-
-
 @pytest.mark.parametrize('optimizer', ['sgd', 'lars'])
 @pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])
 @pytest.mark.parametrize('precision', ['float32', 'float16'])
 @pytest.mark.parametrize('name', ['resnet18', 'resnet50'])
-def test_two_steps(name, precision, layout, optimizer, device_id, figure):
-    config = step_config(name, layout, precision, optimizer)
-    check_steps(config, f'{name}, {precision}, {layout}, {optimizer}', device_id, figure)
+def test_two_steps(name, precision, layout, optimizer, device_id, check_distances):
+    found = compare_steps(step_config(name, layout, precision, optimizer), device_id)
+    check_distances(f'{name}, {precision}, {layout}, {optimizer}', found, STEP_TOLERANCE[precision])
 
 
-def test_two_fused_steps(device_id, figure):
+def test_two_fused_steps(device_id, check_distances):
     config = step_config('resnet50', 'NHWC', 'float16', 'lars', device='gpu')
     if fusion_of(config) == PLAIN:
         pytest.skip('this MXNet has no fused operators')
-    check_steps(config, str(fusion_of(config)), device_id, figure)
+    check_distances(str(fusion_of(config)), compare_steps(config, device_id), STEP_TOLERANCE['float16'])
 
 
 @pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])
 @pytest.mark.parametrize('precision', ['float32', 'float16'])
-def test_the_network_of_evaluations(precision, layout, device_id, figure):
+def test_the_network_of_evaluations(precision, layout, device_id, check_distances):
     outputs = []
     for config, device in ((step_config('resnet18', 'NCHW', 'float32', 'sgd'), None),
                            (step_config('resnet18', layout, precision, 'sgd'), device_id)):
@@ -57,9 +48,8 @@ def test_the_network_of_evaluations(precision, layout, device_id, figure):
         set_weights(trainer, weights_of(config), config.model.layout)
         trainer.fold()
         outputs.append(trainer.eval_net(make_batch(config, precision, device).images).asnumpy())
-    found = distance(outputs[1], outputs[0])
-    figure(f'evaluation, {precision}, {layout}: distance from the CPU', found, '|difference| / |value|')
-    assert found <= STEP_TOLERANCE[precision]['statistics']
+    check_distances(f'evaluation, {precision}, {layout}', {'logits': distance(outputs[1], outputs[0])},
+                    STEP_TOLERANCE[precision]['statistics'])
 
 
 def test_an_evaluation_of_a_batch_of_the_recipes_in_nhwc(context):
@@ -74,7 +64,7 @@ def test_an_evaluation_of_a_batch_of_the_recipes_in_nhwc(context):
 
 @pytest.mark.parametrize('name', ['sgd', 'lars'])
 @pytest.mark.parametrize('precision', ['float32', 'float16'])
-def test_groups_of_updates_are_single_updates(name, precision, context, figure):
+def test_groups_of_updates_are_single_updates(name, precision, context, check_distances):
     net = build_model(step_config('resnet18' if IS_DRY else 'resnet50', 'NHWC', precision, 'sgd'), context, 0)
     params = {n: p for n, p in net.collect_params().items() if p.grad_req != 'null'}
     config = OptimizerConfig(name, weight_decay=1e-3)
@@ -89,6 +79,4 @@ def test_groups_of_updates_are_single_updates(name, precision, context, figure):
         optimizer.step(lr)
     expected, state = reference(config, start, all_grads, lrs), optimizer.state()
     far = {n: distance(state.get(f'master/{n}', p.data()).asnumpy(), expected[n]) for n, p in params.items()}
-    figure(f'{name}, {precision}: {len(params)} tensors after 3 updates, largest distance from single ones',
-           max(far.values()), '|difference| / |value|')
-    assert too_far(far, 1e-4) == {}
+    check_distances(f'{name}, {precision}: {len(params)} tensors after 3 updates', far, 1e-4)

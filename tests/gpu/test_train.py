@@ -16,29 +16,24 @@ from mlperf_rn50.train.checkpoint import list_checkpoints, load
 TARGET = 0.749
 
 
-def train(name, data_dir, run_dir, num_ranks, batch, device_options, *options):
-    """A run of launch/local.sh with a configuration of launch/configs; how it ended."""
-    return run([ROOT / 'launch/local.sh', '--config', ROOT / f'launch/configs/{name}.yaml', '--ranks-per-node',
+def train(figure, what, name, data_dir, run_dir, num_ranks, batch, *options):
+    """What launch/local.sh printed of a run with a configuration of launch/configs, which reached its target."""
+    done = run([ROOT / 'launch/local.sh', '--config', ROOT / f'launch/configs/{name}.yaml', '--ranks-per-node',
                 num_ranks, '--run.dir', run_dir, f'--data.dir={data_dir}', '--run.telemetry=true', '--run.seed=1',
-                f'--train.global_batch_size={batch // num_ranks * num_ranks}', *device_options, *options],
-               timeout=3600)
-
-
-def take_down(figure, what, run_dir, done):
-    """Asserts that a run reached its target, and takes down how."""
+                f'--train.global_batch_size={batch // num_ranks * num_ranks}', *options], timeout=3600)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    log = read_run(run_dir / 'result_0.txt')
+    what, log = f'{what}, {num_ranks} ranks', read_run(run_dir / 'result_0.txt')
     figure(f'{what}: Top-1', log.final_accuracy, 'fraction')
     figure(f'{what}: epochs', log.epochs_to_converge, 'epochs')
     figure(f'{what}: from run_start to run_stop', log.time_to_train_s, 's')
     assert log.status == 'converged' and log.final_accuracy >= TARGET
+    return done.stdout + done.stderr
 
 
 def test_digits_with_a_rank_on_every_gpu(digits, tmp_path, num_gpus, device_options, figure):
     num_ranks = min(num_gpus, 16)
-    done = train('digits_cpu', digits, tmp_path, num_ranks, 64, device_options)
-    take_down(figure, f'digits, {num_ranks} ranks', tmp_path, done)
-    bound = sorted(re.findall(r'^\s*(rank \d+ on .*: cores .*)', done.stdout + done.stderr, re.MULTILINE))
+    said = train(figure, 'digits', 'digits_cpu', digits, tmp_path, num_ranks, 64, *device_options)
+    bound = sorted(re.findall(r'^\s*(rank \d+ on .*: cores .*)', said, re.MULTILINE))
     for number, line in enumerate(bound):
         figure(f'binding {number}', re.sub(r' on \S+', '', line, count=1))
     assert len(bound) == num_ranks
@@ -62,10 +57,9 @@ def test_cifar10_with_a_rank_on_every_gpu(tmp_path, num_gpus, device_options, fi
     folder = cifar10_folder(tmp_path / 'cifar10')
     if isinstance(folder, str):
         pytest.skip(folder)
-    num_ranks = min(num_gpus, 8)
     # The recipe's 5 epochs are those of one rank with 128 images.
-    done = train('cifar10_cpu', folder, tmp_path / 'run', num_ranks, 128, device_options, '--schedule.decay_epochs=8')
-    take_down(figure, f'CIFAR-10, {num_ranks} ranks', tmp_path / 'run', done)
+    train(figure, 'CIFAR-10', 'cifar10_cpu', folder, tmp_path / 'run', min(num_gpus, 8), 128, *device_options,
+          '--schedule.decay_epochs=8')
 
 
 def test_a_run_that_is_killed_goes_on(tmp_path, device_options, figure):

@@ -1,4 +1,4 @@
-"""What the ranks of the parallel tests run, in one start: python workers.py OUT COMPRESSION NUM_SHARING CALLS.
+"""What the ranks of the parallel tests run, in one start: python workers.py OUT NUM_SHARING CALLS.
 
 CALLS is a JSON list of [key, function, arguments]; rank r writes the results by key to OUT/r.json. Where several ranks
 share a GPU, arrays of mx.cpu(1) stand for those of one: they are copied to the host and back.
@@ -7,20 +7,19 @@ import json
 import sys
 import time
 import zlib
+from copy import copy
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 
 from mlperf_rn50.config import CommConfig, Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-from mlperf_rn50.data.pipeline import eval_batches, train_batches
+from mlperf_rn50.data.pipeline import train_batches
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.model import resnet
 from mlperf_rn50.train.agreement import check_agreement
 from mlperf_rn50.train.comm import open_comm
-from mlperf_rn50.train.evaluate import evaluate
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer
 
@@ -104,6 +103,13 @@ def steps(comm, data_dir, optimizer, micro, first_step):
     params = trainer.net.collect_params()
     names = ('conv0_weight', 'stage3_unit1_conv1_weight', 'bn0_gamma', 'fc1_weight', 'fc1_bias')
     return {'losses': losses, **{n: params[n].data().asnumpy().ravel()[:200].tolist() for n in names}}
+
+
+def compressed_steps(comm, data_dir):
+    """The same with gradients that travel in 16 bits."""
+    compressed = copy(comm)
+    compressed._compression = 'fp16'
+    return steps(compressed, data_dir, 'sgd', 1, 0)
 
 
 def _trainer(comm, data_dir):
@@ -209,32 +215,10 @@ def divergence(comm, data_dir):
     return {'said': said}
 
 
-def evaluation(comm, data_dir, batch_size):
-    """Counts over the validation set by all ranks."""
-    config = _config(data_dir, 'sgd', 1)
-    config = replace(config, train=replace(config.train, eval_batch_size=int(batch_size)))
-    plan = make_plan(config, comm.world_size)
-    trainer = Trainer(plan, comm, 0, None)
-    batches = eval_batches(config, plan.eval_shard(comm.rank), None)
-    results = [evaluate(trainer.net, batches(), 360, comm) for _ in range(2)]
-    return {'counts': [[r.num_top1, r.num_top5, r.num_images] for r in results]}
-
-
-def shards(comm, data_dir):
-    """Labels and counts of an epoch, through DALI."""
-    plan = make_plan(_config(data_dir, 'sgd', 1), comm.world_size)
-    shard = plan.train_shard(comm.rank)
-    batches = islice(train_batches(plan.config, shard, 3, 0, None), shard.steps_per_epoch)
-    counts = np.zeros(10, int)
-    for batch in batches:
-        counts += np.bincount(batch.labels.asnumpy()[:batch.num_valid], minlength=10)
-    return {'counts': comm.sum(counts.tolist()), 'num_steps': shard.steps_per_epoch}
-
-
 def main():
-    out, compression, num_sharing, calls = sys.argv[1:]
+    out, num_sharing, calls = sys.argv[1:]
     resnet.STAGE_CHANNELS = (16, 32, 64, 128)  # a quarter: a sixteenth of the time
-    comm = open_comm(compression, [3], num_sharing=int(num_sharing))
+    comm = open_comm('none', [3], num_sharing=int(num_sharing))
     with mx.cpu(int(num_sharing) > 1):
         results = {key: globals()[name](comm, *arguments) for key, name, arguments in json.loads(calls)}
     (Path(out) / f'{comm.rank}.json').write_text(json.dumps(results))

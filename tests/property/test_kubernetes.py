@@ -4,8 +4,7 @@ from cluster.kubelet import expand
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlperf_rn50.launch.kubernetes import make_parser
-from mlperf_rn50.launch.manifests import Training, Volume, render_mpi_job
+from mlperf_rn50.launch.kubernetes import Training, Volume, make_parser, render_mpi_job
 
 # All that an argument of a program can hold; and what YAML, a shell or Kubernetes may take for something else.
 TEXTS = (st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\0'))

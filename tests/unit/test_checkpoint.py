@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import tracemalloc
 import zipfile
 
@@ -13,18 +12,7 @@ import pytest
 
 from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint
 from mlperf_rn50.train import checkpoint
-from mlperf_rn50.train.checkpoint import (
-    _seal,
-    check_arrays,
-    clear_unfinished,
-    is_checkpoint_name,
-    list_checkpoints,
-    load,
-    load_newest,
-    put_aside,
-    save,
-    step_of,
-)
+from mlperf_rn50.train.checkpoint import list_checkpoints, load, load_newest, save
 from mlperf_rn50.train.progress import Progress
 
 ARRAYS = {'model/a': np.arange(6, dtype=np.float32).reshape(2, 3), 'optimizer/a': np.ones(3, np.float16)}
@@ -51,12 +39,14 @@ def test_the_last_ones_are_kept_in_the_order_of_their_steps(tmp_path):
     assert [load(p)[0].step for p in list_checkpoints(tmp_path)] == [10, 11, 100_000_000]
 
 
-def test_unfinished_ones_are_not_seen(tmp_path):
+def test_unfinished_ones_and_other_names_are_not_seen(tmp_path):
     (tmp_path / '.step_00000009.123.tmp').mkdir()
     (tmp_path / 'step_x').mkdir()
     assert list_checkpoints(tmp_path) == []
-    clear_unfinished(tmp_path)
+    checkpoint.clear_unfinished(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ['step_x']
+    names = ('step_x', 'step_', 'step_²', 'step_٣', f'step_{"9" * 5000}', 'damaged_step_5', 'step_5')
+    assert [n for n in names if checkpoint.is_checkpoint_name(n)] == ['step_5']
 
 
 @pytest.mark.parametrize('name', ['state.json', 'arrays.npz'])
@@ -104,7 +94,7 @@ def seal(path, **state):
     content.pop('sha256')
     content['state'].update(state)
     content['arrays_sha256'] = hashlib.sha256((path / 'arrays.npz').read_bytes()).hexdigest()
-    (path / 'state.json').write_text(_seal(content))
+    (path / 'state.json').write_text(checkpoint._seal(content))
 
 
 @pytest.mark.parametrize('state, message', [
@@ -122,7 +112,8 @@ def test_a_state_has_its_types_though_its_checksum_fits(tmp_path, state, message
 
 def test_another_version_is_refused_and_not_passed_over(tmp_path):
     save(tmp_path, progress(5), ARRAYS, keep=3)
-    for number, content in ((6, {'format': 3, 'state': {}, 'sha256': 'x'}), (7, json.loads(_seal({'format': 5})))):
+    for number, content in ((6, {'format': 3, 'state': {}, 'sha256': 'x'}),
+                            (7, json.loads(checkpoint._seal({'format': 5})))):
         path = save(tmp_path, progress(number), ARRAYS, keep=3)
         (path / 'state.json').write_text(json.dumps(content, indent=1))
         for read in (lambda: load(path), lambda: load_newest(tmp_path)):  # noqa: B023
@@ -162,20 +153,15 @@ def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypa
 def test_damaged_ones_that_are_put_aside_do_not_push_whole_ones_out(tmp_path):
     whole, *damaged = [save(tmp_path, progress(step), ARRAYS, keep=3) for step in (5, 6, 7)]
     for _ in range(2):  # the second time in the place of the first
-        put_aside(damaged)
+        checkpoint.put_aside(damaged)
         assert list_checkpoints(tmp_path) == [whole]
         for path in damaged:
             path.mkdir()
             (path / 'state.json').write_text('again')
-    put_aside(damaged)
+    checkpoint.put_aside(damaged)
     assert (tmp_path / 'damaged_step_00000007/state.json').read_text() == 'again'
     save(tmp_path, progress(6), ARRAYS, keep=2)
-    assert [step_of(p) for p in list_checkpoints(tmp_path)] == [5, 6]
-
-
-def test_what_is_no_checkpoint_by_its_name():
-    names = ('step_x', 'step_', 'step_²', 'step_٣', f'step_{"9" * 5000}', 'damaged_step_5', 'step_5')
-    assert [n for n in names if is_checkpoint_name(n)] == ['step_5']
+    assert [checkpoint.step_of(p) for p in list_checkpoints(tmp_path)] == [5, 6]
 
 
 class _Trap:
@@ -183,10 +169,9 @@ class _Trap:
         return (open, ('/nonexistent/must-not-run', 'w'))
 
 
-def zip_of(path, content, compression=zipfile.ZIP_STORED, names=('a.npy',)):
-    with zipfile.ZipFile(path, 'w', compression) as archive:
-        for name in names:
-            archive.writestr(name, content)
+def zip_of(path, content):
+    with zipfile.ZipFile(path, 'w') as archive:
+        archive.writestr('a.npy', content)
 
 
 def npy(header, data=b'', version=b'\x01\x00'):
@@ -247,13 +232,13 @@ def test_an_array_that_is_not_finite_is_named_and_the_checkpoint_before_is_taken
 
 def test_arrays_of_another_model_are_named(tmp_path):
     wanted = {'model/a': (2, 3), 'optimizer/a': (3,)}
-    check_arrays(tmp_path, ARRAYS, wanted)
+    checkpoint.check_arrays(tmp_path, ARRAYS, wanted)
     with pytest.raises(CheckpointError, match='model/b is missing'):
-        check_arrays(tmp_path, ARRAYS, {**wanted, 'model/b': (1,)})
+        checkpoint.check_arrays(tmp_path, ARRAYS, {**wanted, 'model/b': (1,)})
     with pytest.raises(CheckpointError, match='optimizer/a is not of this run'):
-        check_arrays(tmp_path, ARRAYS, {'model/a': (2, 3)})
+        checkpoint.check_arrays(tmp_path, ARRAYS, {'model/a': (2, 3)})
     with pytest.raises(CheckpointError, match=r'got shape \(3,\), expected \(4,\)'):
-        check_arrays(tmp_path, ARRAYS, {**wanted, 'optimizer/a': (4,)})
+        checkpoint.check_arrays(tmp_path, ARRAYS, {**wanted, 'optimizer/a': (4,)})
 
 
 def test_a_folder_that_cannot_be_written_loses_nothing(tmp_path):
@@ -281,11 +266,9 @@ for step in range(1, 10**6):
 '''
 
 
-@pytest.mark.parametrize('after_s', [0.0, 0.016])
-def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path, after_s):
+def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path):
     process = subprocess.Popen([sys.executable, '-c', WRITER, tmp_path], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == 'started\n'
-    time.sleep(after_s)
     process.kill()
     process.wait()
     kept = list_checkpoints(tmp_path)
@@ -293,5 +276,5 @@ def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path, after_s):
     for path in kept:
         found, arrays = load(path)
         assert (arrays['a'] == found.step).all() and path.name == f'step_{found.step:08d}'
-    clear_unfinished(tmp_path)
+    checkpoint.clear_unfinished(tmp_path)
     assert sorted(tmp_path.iterdir()) == kept

@@ -2,6 +2,7 @@
 import json
 
 import pytest
+from helpers import PUBLISHED
 from lines import write_set
 
 from mlperf_rn50.study.report_data import render_json
@@ -15,41 +16,40 @@ def study_of(folder, baseline=None):
     return study
 
 
-def pair(home, models, **keys):
-    """Two systems of a submission, of 4 and 8 accelerators, the second twice as fast."""
-    for k, model in enumerate(models):
-        write_set(home / f'results/{k + 1}n/resnet', nodes=k + 1, ranks=4 * (k + 1), epoch_s=20.0 / (k + 1), eval_s=0.0,
-                  **keys)
-        (home / 'systems').mkdir(exist_ok=True)
-        (home / f'systems/{k + 1}n.json').write_text(json.dumps({'accelerator_model_name': model}))
+def systems_of(*studies):
+    """As the JSON of the report has them, by name."""
+    return {s['system']: s for s in json.loads(render_json(studies))['systems']}
+
+
+def submission(home, models, **keys):
+    """Systems of 1, 2, 4, ... nodes of 4 accelerators, each twice as fast as the one before."""
+    (home / 'systems').mkdir(parents=True)
+    for nodes, model in models.items():
+        write_set(home / f'results/{nodes}n/resnet', **{
+            'nodes': nodes, 'ranks': 4 * nodes, 'epoch_s': 20.0 / nodes, 'eval_s': 0.0, **keys})
+        (home / f'systems/{nodes}n.json').write_text(json.dumps({'accelerator_model_name': model}))
     return home
 
 
-def test_accelerators_of_another_model_have_no_efficiency(tmp_path):
-    study = study_of(pair(tmp_path / 'v1.0/us', ['V100', 'A100']))
+CAUTION = '2n: A100, not V100 as in 1n: the speed-up is of other hardware, and there is no efficiency'
+
+
+@pytest.mark.parametrize('models, efficiency, cautions', [
+    (('V100', 'A100'), None, [CAUTION]), (('A100', 'A100'), 1, []), (('A100', ''), 1, []), (('', ''), 1, [])])
+def test_accelerators_of_another_model_have_no_efficiency(tmp_path, models, efficiency, cautions):
+    study = study_of(submission(tmp_path / 'v1.0/us', dict(zip((1, 2), models))))
     last = study.comparisons[1]
-    assert last.speedup == pytest.approx(2) and (last.efficiency, last.hardware_efficiency) == (None, None)
-    assert study.rates[1] is None
-    caution = '2n: A100, not V100 as in 1n: the speed-up is of other hardware, and there is no efficiency'
-    assert study.cautions == (caution,)
+    assert last.speedup == pytest.approx(2) and last.efficiency == last.hardware_efficiency == (
+        efficiency and pytest.approx(efficiency))
+    assert (study.rates[1] is None) == (efficiency is None) and list(study.cautions) == cautions
     text = render_table([study])
-    assert text.index(caution) < text.index('speed-up    efficiency')
-    assert caution in json.loads(render_json([study]))['systems'][1]['warnings']
-
-
-@pytest.mark.parametrize('models', [['A100', 'A100'], ['A100', ''], ['', '']])
-def test_those_of_the_same_or_an_unknown_model_do(tmp_path, models):
-    study = study_of(pair(tmp_path / 'v1.0/us', models))
-    assert study.comparisons[1].efficiency == pytest.approx(1) and not study.cautions and study.rates[1]
+    assert not cautions or text.index(CAUTION) < text.index('speed-up    efficiency')
+    assert [w for w in systems_of(study)['2n']['warnings'] if 'A100, not' in w] == cautions
 
 
 def test_node_splits_are_of_the_same_accelerators_on_other_nodes(tmp_path):
-    home = tmp_path / 'v1.0/us'
-    for name, nodes, model in (('1n', 1, 'V100'), ('2n', 2, 'V100'), ('4n', 4, 'A100'), ('4m', 4, 'A100')):
-        write_set(home / f'results/{name}/resnet', 1, nodes=nodes, ranks=16, epoch_s=10.0 + nodes + (name == '4m'))
-        (home / 'systems').mkdir(exist_ok=True)
-        (home / f'systems/{name}.json').write_text(json.dumps({'accelerator_model_name': model}))
-    assert [(x.faster.name, x.slower.name) for x in study_of(tmp_path).splits] == [('1n', '2n')]
+    study = study_of(submission(tmp_path / 'v1.0/us', {1: 'V100', 2: 'V100', 4: 'A100'}, ranks=16))
+    assert [(x.faster.name, x.slower.name) for x in study.splits] == [('2n', '1n')]
 
 
 def test_other_rules_are_said_before_the_ratio(tmp_path):
@@ -65,7 +65,24 @@ def test_a_study_of_one_system_has_no_speedup(tmp_path):
     write_set(tmp_path / '2n', 5, nodes=2, ranks=8, status='aborted')
     study = study_of(tmp_path)
     assert study.comparisons == (None, None)
-    found = json.loads(render_json([study]))['systems']
-    assert [(s['baseline'], s['speedup'], s['efficiency']) for s in found] == [(None, None, None)] * 2
+    assert {(s['baseline'], s['speedup'], s['efficiency']) for s in systems_of(study).values()} == {(None, None, None)}
     head = next(line for line in render_table([study]).splitlines() if line.startswith('system'))
     assert 'speed-up' not in head and 'efficiency' not in head
+
+
+@pytest.mark.needs_published
+def test_the_speedups_and_the_traps_of_the_published_rounds():
+    """test_known compares the figures of each system."""
+    systems = systems_of(*make_studies(load_systems([PUBLISHED])))
+    assert len(systems) == 6
+    n2 = systems['dgxa100_n2_ngc20.06_mxnet']
+    assert n2['baseline'] == 'dgxa100_ngc20.06_mxnet' and n2['speedup'] == pytest.approx(39.78 / 23.75, abs=1e-3)
+    assert n2['efficiency'] == pytest.approx(n2['speedup'] / 2) and not systems[n2['baseline']]['warnings']
+    for system in systems.values():
+        product = system['throughput_gain'] * system['epoch_ratio'] * system['share_ratio']
+        assert product == pytest.approx(system['speedup'])
+    # A description of 36 nodes, and logs of 32. The batch of a v0.5 log is that of one accelerator.
+    multi = systems['dgx2h_multi_ngc18.11_mxnet']
+    assert any('entry.json says 36 nodes, the 32 lines that clear a cache 32' in w for w in multi['warnings'])
+    assert all(any('36 nodes' in w for w in r['warnings']) for r in multi['runs'])
+    assert multi['runs'][0]['sources']['global_batch_size'].startswith('implied: input_batch_size x num_accelerators')

@@ -34,13 +34,6 @@ def opened(config, tmp_path, num_epochs=0):
     return open_course(find_reference(config, 1), make_plan(config, 1), tmp_path / 'metrics.jsonl', num_epochs)
 
 
-def test_runs_that_are_named_are_the_reference(config, tmp_path):
-    course = opened(config, tmp_path)
-    assert course.reference.num_runs == 3 and sorted(course.bands) == [1, 2, 3, 4]
-    told = tell_reference(course, config, 1)
-    assert told.text.startswith('reference: 3 runs of 1 set (') and list(told.reference_epochs) == [4, 4, 4]
-
-
 def test_without_a_name_only_imagenet_is_looked_up():
     assert find_reference(CONFIG, 1) is None and tell_reference(Course(None), CONFIG, 1) is None
     imagenet = replace(CONFIG, data=DataConfig())
@@ -61,8 +54,8 @@ def test_a_reference_that_cannot_be_read(tmp_path, name, words):
 def test_the_alarm_is_new_once(config, tmp_path):
     course = opened(config, tmp_path)
     seen = [course.evaluated(e, a, 10.0 * e) for e, a in [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.75)]]
-    assert [c.standing.is_behind for c in seen] == [False, True, True, False]
-    assert [c.is_new for c in seen] == [False, True, False, False]
+    assert [(c.standing.is_behind, c.is_new) for c in seen] == [
+        (False, False), (True, True), (True, False), (False, False)]
     assert not course.is_behind
 
 
@@ -74,9 +67,7 @@ def test_a_resumed_run_remembers_its_evaluations(config, tmp_path):
     assert read_curve(tmp_path / 'metrics.jsonl') == [(1, 0.1), (2, 0.2), (3, 0.2)]
     assert opened(config, tmp_path, 1).evaluated(2, 0.2, 20.0).is_new
     again = opened(config, tmp_path, 2)  # the one of epoch 3 is later than the checkpoint
-    assert again.is_behind and again.curve == [(1, 0.1), (2, 0.2)]
-    standing = again.evaluated(3, 0.2, 30.0)
-    assert standing.standing.is_behind and not standing.is_new
+    assert again.is_behind and again.curve == [(1, 0.1), (2, 0.2)] and not again.evaluated(3, 0.2, 30.0).is_new
 
 
 def test_what_is_recorded_and_shown(config, tmp_path, capsys):
@@ -89,9 +80,10 @@ def test_what_is_recorded_and_shown(config, tmp_path, capsys):
     sinks.close()
     reference, *records = map(json.loads, run.metrics.read_text().splitlines())
     assert (reference['event'], reference['how'], reference['num_reference']) == ('reference', 'same', 3)
+    assert reference['text'].startswith('reference: 3 runs of 1 set (')
     assert [b[0] for b in reference['band']] == [1, 2, 3, 4] and reference['reference_epochs'] == [4, 4]
     assert [(r['below'], r['behind']) for r in records] == [(True, False), (True, True), (False, False)]
-    here = band(course.reference, [2])[0]
+    here = band(course.reference, [2])[2]
     assert records[1] == {
         'event': 'course', 'epoch': 2, 'point': 2 / 6, 'accuracy': 0.2, 'mean': here.mean, 'low': here.low,
         'high': here.high, 'num_reference': 3, 'below': True, 'behind': True, 'reference_epochs': [4, 4],

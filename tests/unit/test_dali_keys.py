@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers import HANG_LIMIT_S, ROOT
-from numbered import make_config, ramp
+from numbered import make_config, ramp, with_data
 from nvidia.dali import fn
 from nvidia.dali import types as dali_types
 from nvidia.dali.backend import GetSchema
@@ -39,10 +39,6 @@ def numbered(tmp_path_factory):
                        mirror_probability=0.5)
 
 
-def with_data(config, **keys):
-    return replace(config, data=replace(config.data, **keys))
-
-
 def decoder_arguments(config, monkeypatch, crop):
     """What the decoder of a training pipeline for a GPU is given; it is not built, which would need one."""
     given = []
@@ -56,13 +52,11 @@ def decoder_arguments(config, monkeypatch, crop):
 
 @pytest.mark.parametrize('crop', ['random_resized', 'padded'])
 def test_nvjpeg_is_set_up_as_the_keys_say(numbered, monkeypatch, crop):
-    config = with_data(numbered, decoder='mixed', **NVJPEG)
-    given = decoder_arguments(config, monkeypatch, crop)
-    expected = {'hw_decoder_load': 0.7, 'hybrid_huffman_threshold': 500_000, 'preallocate_width_hint': 5980,
-                'preallocate_height_hint': 6430, 'device_memory_padding': 256 * 2**20,
-                'host_memory_padding': 128 * 2**20, 'bytes_per_sample_hint': 1_315_942}
+    given = decoder_arguments(with_data(numbered, decoder='mixed', **NVJPEG), monkeypatch, crop)
+    expected = {'device': 'mixed', 'hw_decoder_load': 0.7, 'hybrid_huffman_threshold': 500_000,
+                'preallocate_width_hint': 5980, 'preallocate_height_hint': 6430, 'bytes_per_sample_hint': 1_315_942,
+                'device_memory_padding': 256 * 2**20, 'host_memory_padding': 128 * 2**20}
     assert {k: v for k, v in given.items() if k in expected} == expected
-    assert given['device'] == 'mixed'
 
 
 def test_a_decoder_on_the_cpu_is_told_nothing_of_nvjpeg(numbered, monkeypatch):
@@ -71,13 +65,9 @@ def test_a_decoder_on_the_cpu_is_told_nothing_of_nvjpeg(numbered, monkeypatch):
 
 
 def test_the_defaults_are_dalis():
-    schema = GetSchema('decoders__ImageSlice')
-    defaults = {key: float(schema.GetArgumentDefaultValueString(key).strip('[], '))
-                for key in ('hw_decoder_load', 'hybrid_huffman_threshold', 'preallocate_width_hint',
-                            'preallocate_height_hint', 'device_memory_padding', 'host_memory_padding',
-                            'bytes_per_sample_hint')}
-    given = pipeline._nvjpeg_keys(DataConfig(decoder='mixed'))
-    assert {key: given[key] for key in defaults} == defaults
+    schema, given = GetSchema('decoders__ImageSlice'), pipeline._nvjpeg_keys(DataConfig(decoder='mixed'))
+    assert given.pop('affine') is False and len(given) == len(NVJPEG)
+    assert given == {key: float(schema.GetArgumentDefaultValueString(key).strip('[], ')) for key in given}
 
 
 @pytest.mark.parametrize('key, value', [('hw_decoder_load', 1.01), ('host_memory_padding_mib', 65_536)])
@@ -163,17 +153,8 @@ def test_bytes_count_what_was_read_from_the_file(numbered):
     config = with_data(numbered, record_cache_mib=1, read_threads=1)
     records = pipeline.open_split(config.data, 'train')
     batches = list(islice(train_batches(config, Shard(24, 0, 1, 4), 9, 0, None), 18))
-    sizes = [records.num_bytes(b.labels.asnumpy()) for b in batches]
-    assert [b.num_bytes for b in batches] == sizes[:6] + [0] * 12
-    assert [b.num_new_bytes for b in batches] == sizes[:6] + [0] * 12
-
-
-def warm_everywhere(monkeypatch):
-    """Warms pipelines up on a CPU as on a GPU; gives what was said of each."""
-    asked, build = [], build_warm
-    monkeypatch.setattr(pipeline, 'build_warm',
-                        lambda *a, is_warm: (asked.append(is_warm), build(*a, is_warm=True))[1])
-    return asked
+    sizes = [records.num_bytes(b.labels.asnumpy()) for b in batches[:6]] + [0] * 12
+    assert [(b.num_bytes, b.num_new_bytes) for b in batches] == list(zip(sizes, sizes))
 
 
 @pytest.mark.parametrize('crop, depth', [('random_resized', 1), ('padded', 3)])
@@ -185,7 +166,7 @@ def test_batches_are_the_same_after_a_warm_up(numbered, monkeypatch, crop, depth
         return [batch for _ in range(2) for batch in pixels(start(), 5)]
     streams = list(islice(train_batches(config, shard, 9, 2, None), 7))
     expected, expected_eval = pixels(iter(streams), 7), passes()
-    warm_everywhere(monkeypatch)
+    monkeypatch.setattr(pipeline, 'build_warm', lambda *a, is_warm: build_warm(*a, is_warm=True))
     warm = list(islice(train_batches(config, shard, 9, 2, None), 7))
     assert_same(pixels(iter(warm), 7), expected)
     assert [(b.num_bytes, b.num_new_bytes) for b in warm] == [(b.num_bytes, b.num_new_bytes) for b in streams]

@@ -3,6 +3,7 @@ import copy
 import errno
 import os
 from dataclasses import asdict
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,7 +12,7 @@ from mlperf_rn50.system import limits as limits_module
 from mlperf_rn50.system.cgroup import Limits
 from mlperf_rn50.system.doctor import Expected, check_facts, has_failed, render_checks
 from mlperf_rn50.system.gpu_environment import environment_facts
-from mlperf_rn50.system.limits import check_session, limit_facts, session_problem
+from mlperf_rn50.system.limits import check_session, limit_facts
 
 EPYC = {'name': 'EPYC', 'vendor': 'AuthenticAMD', 'family': 25, 'model': 17, 'has': 'AVX-512 BF16',
         'uses': 'AVX-512 BF16', 'limit': ''}
@@ -73,6 +74,7 @@ CASES = [
     ('packages', {'packages': {'mxnet': '1.9.1', 'horovod': '0.28.1'}}, {}, 'failed', 'numpy missing on h2', ''),
     ('data set', {'data': {**DATA, 'manifest': 'xxxx', 'num_images': 9}}, {}, 'failed',
      'manifest xxxx with 9 images on h2, but manifest mmmm with 1797 images on h1', 'to h2 again'),
+    ('.idx and .rec', {}, {}, 'ok', '128 records looked at on each rank, by their checksums', ''),
     ('data set', {'data': {'problem': 'train.rec: no such file'}}, {}, 'failed', 'on h2: train.rec: no', 'prepare'),
     ('clocks', {'clock_offset_s': -3.2}, {}, 'failed', '3200 ms apart at most (h2 and h1)', 'clock of h2'),
     ('ranks and nodes', {'local_size': 1}, {'ranks_per_node': 2}, 'failed', '2 nodes (h1: 2, h2: 1)', 'h2 has 1'),
@@ -121,6 +123,9 @@ def test_a_host_that_is_different(name, changes, asked, status, found, fix):
 
 
 def test_what_is_wrong_with_rank_0_or_without_other_ranks():
+    unsealed = {'data': {**DATA, 'has_checksums': False}}
+    assert check('.idx and .rec', rows(unsealed)).found.endswith('; a folder prepared by an earlier version, without '
+                                                                 'their checksums')
     read_only = {'run_folder_problem': '/run: Read-only file system'}
     assert check('run folder', rows(read_only)).status == 'failed'
     assert check('run folder', rows({'run_folder_problem': None})).status == 'not needed'
@@ -144,15 +149,11 @@ def test_the_limits_of_this_process_are_found(monkeypatch, tmp_path):
     assert (found['tmp_dir'], found['tmp_dir_problem']) == (str(tmp_path), '')
     assert found['cpus'] == sorted(os.sched_getaffinity(0)) and found['memory_available_bytes'] > 0
     assert found['ulimits']['open_files'] > 0 and not list(tmp_path.iterdir())
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, 'posix_fallocate', Mock(side_effect=full))
+    assert limit_facts()['tmp_dir_problem'] == 'No space left on device'
     monkeypatch.setenv('TMPDIR', str(tmp_path / 'none'))
     assert limit_facts()['tmp_dir_problem'] == 'No such file or directory'
-
-
-def test_a_full_tmpdir_is_found(monkeypatch, tmp_path):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr(os, 'posix_fallocate', full)
-    assert session_problem(tmp_path) == 'No space left on device'
 
 
 def test_open_mpi_without_room_for_its_files_is_named_by_its_ranks(monkeypatch, tmp_path):

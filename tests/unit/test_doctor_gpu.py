@@ -1,18 +1,13 @@
 """What the doctor says of GPUs, on made-up facts: both MXNets, cards, drivers and batches that were tried."""
+from unittest.mock import Mock
+
 import mxnet as mx
 import pytest
 
 from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system.gpu_stack import (
-    check_gpus,
-    check_libraries,
-    check_trial,
-    cuda_libraries,
-    cuda_major,
-    mxnet_facts,
-    one_line,
-)
+from mlperf_rn50.system import gpu_stack
+from mlperf_rn50.system.gpu_stack import check_gpus, check_libraries, check_trial, cuda_major, mxnet_facts, one_line
 from mlperf_rn50.train import examine
 from mlperf_rn50.train.comm import LocalComm
 
@@ -54,7 +49,6 @@ def test_which_mxnet_is_at_hand():
 @pytest.mark.parametrize('mxnet, card, driver, libcuda, status, said, fix', [
     (WHEELS, V100, R470, '11040', 'ok', '1 x Tesla V100-SXM2-16GB; driver 470.82.01; MXNet of mxnet-cu117', ''),
     (WHEELS, RTX4090, R535, '12020', 'ok', '4090', ''),
-    (WHEELS, M60, R535, '12020', 'ok', 'M60', ''),
     (WHEELS, ('K40', '3.5'), R535, '12020', 'failed', 'hold code up to 8.6', 'build MXNet for this card'),
     (WHEELS, V100, R418, '10010', 'failed', 'driver 418.40 on h1; CUDA 11 needs 450 or newer', 'newer driver'),
     (WHEELS, H100, R545, '12030', 'failed', 'has compute capability 9.0; the published mxnet-cu wheels hold code up to '
@@ -67,7 +61,6 @@ def test_which_mxnet_is_at_hand():
     (CONTAINER, RTX4090, R535, '12020', 'failed', 'needs 545 or newer', 'newer driver'),
     (CONTAINER, RTX4090, R545, '12030', 'ok', '4090', ''),
     (CONTAINER, H100, R535, '12020', 'ok', '1 x NVIDIA H100 80GB HBM3; driver 535.129.03', ''),
-    (CONTAINER, B200, '570.86.10', '12080', 'failed', 'compute capability 10.0; neither the', 'build MXNet'),
     (CONTAINER, M60, R545, '12030', 'failed', "NVIDIA's container has code from 6.0 on", 'MLPERF_RN50_VARIANT=cu117'),
     (OWN, H100, R535, '12020', 'ok', 'MXNet of an own build', ''),
     (OWN, A100, R470, '11040', 'failed', 'CUDA 12 needs 525 or newer', ''),
@@ -96,7 +89,7 @@ def test_the_check_is_of_the_gpus_that_ranks_use(made, status, found):
 
 
 def test_libraries_are_those_of_the_cuda_at_hand():
-    assert 'libcudnn.so.8' in cuda_libraries(11) and 'libcudnn.so.9' in cuda_libraries(12)
+    assert [f'libcudnn.so.{n}' in gpu_stack.cuda_libraries(major) for major, n in ((11, 8), (12, 9))] == [True, True]
     missing = check_libraries([row(), row(CONTAINER, host='h2', cuda_libraries={'libcudnn.so.9': None})], 'gpu')
     assert (missing.status, missing.found) == ('failed', 'not found on h2 for CUDA 12: libcudnn.so.9')
     assert check_libraries([row(cuda_libraries={'a': '1', 'b': ''})], 'gpu').found == 'a 1, b'
@@ -162,30 +155,17 @@ def test_what_a_kernel_refuses_is_one_line(monkeypatch, thin_resnets):
     assert 'global_batch_size' in examine.try_batches(wrong, 2, 0, None)['problem']
 
 
-@pytest.fixture
-def gather(monkeypatch):
-    """The facts of one rank whose device is found by a stand-in, on this machine."""
-    def of(find_device):
-        monkeypatch.setattr(examine, 'own_facts', lambda folder, mxnet: {'host': 'h1', 'gpus': [], 'mxnet': mxnet})
-        monkeypatch.setattr(examine, 'device_id_of', find_device)
-        monkeypatch.setattr(examine, 'device_context', lambda device_id: mx.cpu())
-        monkeypatch.setattr(examine, 'try_batches', lambda c, size, rank, device_id: {'device': device_id})
-        monkeypatch.setattr(examine, '_horovod_facts', lambda *_: {})
-        [found] = examine.gather_facts(config(device='gpu'), True, LocalComm())
-        return found
-    return of
-
-
-def test_a_rank_with_a_gpu_tries_it_and_one_without_says_why(gather):
-    found = gather(lambda c, comm: 0)
-    assert (found['device'], found['device_problem'], found['trial']) == (0, '', {'device': 0})
-    assert found['mxnet']['kind'] == 'cpu'
-
-    def none(*_):
-        raise ConfigError('train.device: got gpu, and MXNet sees none')
-    found = gather(none)
-    assert (found['device'], found['trial']) == (None, None)
-    assert found['device_problem'].endswith('MXNet sees none')
+@pytest.mark.parametrize('device, problem', [(0, ''), (None, 'train.device: got gpu, and MXNet sees none')])
+def test_a_rank_with_a_gpu_tries_it_and_one_without_says_why(monkeypatch, device, problem):
+    find_device = Mock(return_value=device, side_effect=ConfigError(problem) if problem else None)
+    for name, stand_in in (('own_facts', lambda folder, mxnet: {'host': 'h1', 'gpus': [], 'mxnet': mxnet}),
+                           ('device_id_of', find_device), ('device_context', lambda device_id: mx.cpu()),
+                           ('try_batches', lambda c, size, rank, device_id: {'device': device_id}),
+                           ('_horovod_facts', lambda *_: {})):
+        monkeypatch.setattr(examine, name, stand_in)
+    [found] = examine.gather_facts(config(device='gpu'), True, LocalComm())
+    assert (found['device'], found['device_problem'], found['mxnet']['kind']) == (device, problem, 'cpu')
+    assert found['trial'] == (None if problem else {'device': 0})
 
 
 def test_a_device_of_the_command_line_counts_without_a_configuration(monkeypatch, tmp_path):

@@ -1,18 +1,23 @@
-"""Counting what is right."""
+"""Counting what is right, and which class is taken for which: counts that agree, whatever the logits are."""
 import mxnet as mx
 import numpy as np
 import pytest
 
+from mlperf_rn50.cli.classify import likeliest
 from mlperf_rn50.data.pipeline import Batch
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.train.comm import LocalComm
-from mlperf_rn50.train.evaluate import Accuracy, correct_counts, evaluate
+from mlperf_rn50.train.evaluate import NO_CLASS, Accuracy, Confusion, ConfusionMatrix, correct_counts, evaluate
 
 
-def counts(logits, labels, num_valid=None):
-    got = correct_counts(mx.nd.array(logits), mx.nd.array(labels, dtype='int32'),
-                         len(labels) if num_valid is None else num_valid)
-    return [int(n) for n in got.asnumpy()]
+def batch(logits, labels, num_valid=None) -> Batch:
+    return Batch(mx.nd.array(logits), mx.nd.array(labels, dtype='int32'),
+                 len(labels) if num_valid is None else num_valid)
+
+
+def counts(*args):
+    made = batch(*args)
+    return [int(n) for n in correct_counts(made.images, made.labels, made.num_valid).asnumpy()]
 
 
 def test_against_sorting():
@@ -40,13 +45,59 @@ def test_equal_logits_rank_by_class_number_and_fewer_classes_than_five_are_all_i
     assert counts(np.eye(3), [0, 1, 0]) == [2, 3]
 
 
-def _batch(num_valid):
-    return Batch(mx.nd.array(np.eye(4)), mx.nd.array(range(4), dtype='int32'), num_valid)
-
-
 def test_the_whole_set_is_divided_once_and_another_number_of_images_is_an_error():
-    batches = [_batch(4), _batch(4), _batch(2)]
+    batches = [batch(np.eye(4), range(4), n) for n in (4, 4, 2)]
     assert evaluate(lambda images: images, batches, 10, LocalComm()) == Accuracy(10, 10, 10)
     for num_images in (9, 11):
         with pytest.raises(RunFailed, match=f'got 10 images over all ranks, expected {num_images}'):
             evaluate(lambda images: images, batches, num_images, LocalComm())
+
+
+def matrix_of(*batches) -> ConfusionMatrix:
+    matrix = ConfusionMatrix(batches[0].images.shape[1])
+    accuracy = evaluate(lambda images: images, batches, sum(b.num_valid for b in batches), LocalComm(),
+                        on_logits=matrix.add)
+    assert matrix.counts.trace() == accuracy.num_top1 and matrix.counts.sum() == accuracy.num_images
+    return matrix
+
+
+@pytest.mark.parametrize('kind', ['normal', 'ties', 'infinite', 'nan'])
+def test_the_diagonal_is_what_is_right(kind):
+    random = np.random.default_rng(0)
+    logits, labels = random.normal(size=(300, 7)), random.integers(0, 7, 300)
+    if kind == 'ties':
+        logits = np.round(logits)
+    elif kind == 'infinite':
+        logits[np.abs(logits) > 1] *= np.inf
+    elif kind == 'nan':
+        logits[random.random(logits.shape) < 0.1] = np.nan
+    matrix = matrix_of(batch(logits, labels))
+    np.testing.assert_array_equal(matrix.counts.sum(axis=1), np.bincount(labels, minlength=7))
+    assert (matrix.counts[:, -1].sum() > 0) == (kind == 'nan')
+    assert matrix_of(batch(logits, labels, 200)).counts.sum() == 200  # no padding
+
+
+def test_the_most_frequent_come_first_and_equal_ones_by_class():
+    taken = [(0, 1), (2, 1), (2, 1), (1, 0), (1, 0), (1, 2), (0, 0), (2, 2)]
+    matrix = matrix_of(batch(np.eye(3)[[t for _, t in taken]], [c for c, _ in taken]))
+    assert matrix.largest(3, 'xyz') == [
+        Confusion('y', 'x', 2, 2 / 3), Confusion('z', 'y', 2, 2 / 3), Confusion('x', 'y', 1, 1 / 2)]
+    assert [c.num_images for c in matrix.largest(100, 'xyz')] == [2, 2, 1, 1]
+    [found] = matrix_of(batch(np.full((2, 3), np.nan), [1, 1])).largest(5, 'xyz')
+    assert found == Confusion('y', NO_CLASS, 2, 1.0)
+
+
+def test_ranks_add_up_exactly():
+    class TwoRanks(LocalComm):
+        def sum(self, counts):
+            return [c + 2**53 for c in counts]
+    matrix = matrix_of(batch(np.eye(3), [0, 1, 1]))
+    matrix.sum(TwoRanks())
+    assert matrix.counts[1, 2] == 2**53 + 1 and matrix.counts[0, 3] == 2**53
+
+
+def test_the_likeliest_classes_of_logits():
+    found = likeliest(np.array([0, 1000, 1, 1000, -5, 999], np.float32), 'abcdef')
+    assert [(g.name, g.number) for g in found] == [('b', 1), ('d', 3), ('f', 5), ('c', 2), ('a', 0)]
+    assert found[0].probability == pytest.approx(1 / (2 + np.exp(-1))) and found[4].probability == 0
+    assert len(likeliest(np.zeros(3, np.float32), 'abc')) == 3

@@ -83,13 +83,16 @@ def test_a_build_that_has_them_uses_them_where_a_kernel_is(nvidia, config, expec
     assert fused.runs_nvidias_kernels(config) is has_kernels
 
 
-@pytest.mark.parametrize('right, wrong', [
-    (with_model(fused_bn_relu=True), replace(GPU, model=ModelConfig(fused_bn_relu=True))),
-    (with_model(fused_bn_add_relu=True), replace(CPU, model=ModelConfig(fused_bn_add_relu=True)))])
-def test_true_without_a_kernel_is_refused(right, wrong):
+@pytest.mark.parametrize('right, wrong, said', [
+    (with_model(fused_bn_relu=True), replace(GPU, model=ModelConfig(fused_bn_relu=True)),
+     'model.fused_bn_relu: got true with train.device=.*expected null'),
+    (with_model(fused_bn_add_relu=True), replace(CPU, model=ModelConfig(fused_bn_add_relu=True)),
+     'model.fused_bn_add_relu: got true with train.device=.*expected null'),
+    (replace(CPU, model=ModelConfig(fused_bn_relu=True)), with_model(name='inception_v3'),
+     'model.layout: got NHWC with model.name=inception_v3')])
+def test_what_has_no_kernel_is_refused(right, wrong, said):
     check_values(right)
-    check_values(replace(CPU, model=ModelConfig(fused_bn_relu=True)))
-    with pytest.raises(ConfigError, match=r'^model.fused_bn_(add_)?relu: got true with train.device=.*expected null'):
+    with pytest.raises(ConfigError, match=f'^{said}'):
         check_values(wrong)
 
 
@@ -156,17 +159,12 @@ def test_what_is_kept_is_used_without_them(nvidia):
     config = with_model(fused_bn_relu=True, fused_bn_add_relu=True)
     net = build_model(config, mx.cpu(), 0)
     arrays = {n: p.data().asnumpy() for n, p in net.collect_params().items()}
-    plain = restore_model(config, mx.cpu(), arrays, '')
-    assert not [b for b in blocks(plain) if isinstance(b, NormRelu | NormAddRelu)]
+    blocks = []
+    restore_model(config, mx.cpu(), arrays, '').apply(blocks.append)
+    assert len(blocks) > 50 and not [b for b in blocks if isinstance(b, NormRelu | NormAddRelu)]
     told, _ = portable(config, arrays)
     assert told.model.fused_bn_relu is told.model.fused_bn_add_relu is None
     check_values(replace(told, train=replace(told.train, local_batch_size=1)))
-
-
-def blocks(block):
-    yield block
-    for child in block._children.values():
-        yield from blocks(child)
 
 
 def test_a_run_goes_on_without_what_it_began_with(nvidia, monkeypatch):
@@ -209,19 +207,6 @@ def test_gradients_that_a_kernel_does_not_add_are_added_by_hand(monkeypatch):
 
 # --- channels last ----------------------------------------------------------------------------------
 
-def test_channels_last_draws_the_same_weights():
-    drawn = []
-    for layout in ('NCHW', 'NHWC'):
-        mx.random.seed(5)
-        net = ResNet(ModelConfig(name='resnet50', layout=layout), 4, 4)
-        net.initialize()
-        drawn.append({n: p.data().asnumpy() for n, p in net.collect_params().items()})
-    assert sum(array.ndim == 4 for array in drawn[0].values()) == 53
-    for name, first in drawn[0].items():
-        last = drawn[1][name]
-        np.testing.assert_array_equal(last.transpose(0, 3, 1, 2) if last.ndim == 4 else last, first, err_msg=name)
-
-
 def test_the_network_of_evaluations_has_no_norm_in_either_layout():
     """cuDNN refuses to infer with one that has 65,536 rows or more, as any batch on channels last has."""
     flops = []
@@ -236,12 +221,6 @@ def test_the_network_of_evaluations_has_no_norm_in_either_layout():
             assert net(mx.sym.var('data')).infer_shape(data=(2, *image_shape(config)))[1] == [(2, 4)]
             flops.append(count_flops(net, image_shape(config)))
     assert len(set(flops)) == 1
-
-
-def test_networks_that_keep_their_norms_are_refused_with_channels_last():
-    check_values(GPU)
-    with pytest.raises(ConfigError, match='^model.layout: got NHWC with model.name=inception_v3'):
-        check_values(with_model(name='inception_v3'))
 
 
 @pytest.mark.parametrize('environ, joins', [({}, True), ({'MXNET_USE_FUSION': '0'}, False)])

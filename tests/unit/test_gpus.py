@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import mxnet as mx
 import pytest
+from helpers import write_files
 
 from mlperf_rn50.config import Config, RunConfig, TrainConfig
 from mlperf_rn50.errors import ConfigError
@@ -114,14 +115,13 @@ def test_without_uuids_devices_are_known_by_number_and_host(found, num_gpus, vis
     assert make_view('h1', found, num_gpus, visible).uuids == uuids
 
 
-def take(monkeypatch, seen, num_gpus=None):
-    """The devices of ranks on one host, each of which sees some GPUs."""
+def take(monkeypatch, seen, num_gpus):
+    """The devices of ranks on one host, each of which sees some GPUs, of which CUDA counts so many."""
     config, taken = Config(train=TrainConfig(device='gpu'), run=RunConfig(ranks_per_device=1)), []
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
-    counts = [len(gpus) if num_gpus is None else num_gpus for gpus in seen]
-    told = [asdict(make_view(platform.node(), gpus, n, None)) for gpus, n in zip(seen, counts)]
+    monkeypatch.setattr(mx.context, 'num_gpus', Mock(return_value=num_gpus))
+    told = [asdict(make_view(platform.node(), gpus, num_gpus, None)) for gpus in seen]
     for rank, gpus in enumerate(seen):
-        monkeypatch.setattr(mx.context, 'num_gpus', Mock(return_value=counts[rank]))
         monkeypatch.setattr(device, 'find_visible_gpus', Mock(return_value=gpus))
         comm = SimpleNamespace(rank=rank, gather_object=Mock(return_value=told))
         try:
@@ -133,11 +133,11 @@ def take(monkeypatch, seen, num_gpus=None):
 
 
 def test_each_rank_learns_its_number_from_what_all_see(monkeypatch):
-    assert take(monkeypatch, [[gpu(0), gpu(1)]] * 2) == [0, 1]
-    same = take(monkeypatch, [[gpu(0)], [gpu(0)]])
+    assert take(monkeypatch, [[gpu(0), gpu(1)]] * 2, 2) == [0, 1]
+    same = take(monkeypatch, [[gpu(0)], [gpu(0)]], 1)
     assert same[0] == same[1] and 'run.ranks_per_device: got 1 with 2 ranks' in same[0]
-    assert take(monkeypatch, [[], []], num_gpus=2) == [0, 1]  # a driver that tells nothing
-    assert take(monkeypatch, [[]])[0].startswith('train.device: got gpu, and MXNet sees none')
+    assert take(monkeypatch, [[], []], 2) == [0, 1]  # a driver that tells nothing
+    assert take(monkeypatch, [[]], 0)[0].startswith('train.device: got gpu, and MXNet sees none')
     assert device.device_id_of(Config(), SimpleNamespace()) is None
 
 
@@ -167,10 +167,7 @@ def test_a_gpu_per_task_has_the_cores_that_it_has_where_all_see_all():
 def test_all_cards_of_a_host_are_in_sys(tmp_path):
     for name, vendor, kind in (('0000:3b:00.0', '0x10de', '0x030200'), ('0000:1a:00.0', '0x10de', '0x030000'),
                                ('0000:3c:00.0', '0x10de', '0x068000'), ('0000:5e:00.0', '0x15b3', '0x020700')):
-        folder = tmp_path / 'bus/pci/devices' / name
-        folder.mkdir(parents=True)
-        (folder / 'vendor').write_text(f'{vendor}\n')
-        (folder / 'class').write_text(f'{kind}\n')
+        write_files(tmp_path / 'bus/pci/devices' / name, {'vendor': vendor, 'class': kind})
     (tmp_path / 'bus/pci/devices/0000:00:00.0').mkdir()
     assert all_bus_ids(tmp_path) == ['0000:1a:00.0', '0000:3b:00.0']
 
@@ -182,7 +179,7 @@ def test_all_cards_of_a_host_are_in_sys(tmp_path):
 def test_a_part_of_the_gpus_of_a_node_is_not_metered(monkeypatch, tmp_path, num_used, num_cards, counted):
     metered = []
     monkeypatch.setattr(telemetry, 'find_gpus', lambda: (None, ['the only one']))
-    monkeypatch.setattr(telemetry, 'read_gpus', lambda nvml, handles: [])
+    monkeypatch.setattr(telemetry, 'read_gpu', lambda nvml, handle: {})
     monkeypatch.setattr(telemetry, 'all_bus_ids', lambda sys: HOST[:num_cards])
     monkeypatch.setattr(telemetry, 'open_meter', lambda sys, nvml, handles, now_s: metered.append(handles) or Meter({}))
     telemetry.Telemetry(tmp_path / 'telemetry_0_n1.jsonl', num_used).close()

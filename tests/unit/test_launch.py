@@ -3,6 +3,9 @@ import functools
 import io
 import json
 import os
+import pty
+import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -11,17 +14,16 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from helpers import HANG_LIMIT_S, ROOT, own_signals
+from helpers import HANG_LIMIT_S, ROOT, own_signals, wait_for, write_files
 
 from mlperf_rn50.errors import EXIT_USAGE, ConfigError
 from mlperf_rn50.launch import __main__ as launcher
 from mlperf_rn50.launch import attempts, engine, supervisor
-from mlperf_rn50.launch.__main__ import Launcher, check_room, main, remove_leftovers
+from mlperf_rn50.launch.__main__ import Launcher, check_room, folder_lock, main, remove_leftovers
 from mlperf_rn50.launch.attempts import Attempt, judge, look, mark
 from mlperf_rn50.launch.engine import Event, Signals, Stage, processes_of, react, run_engine
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, common_slots, parse_hostfile, parse_hosts, silent_hosts
-from mlperf_rn50.launch.lock import folder_lock
 from mlperf_rn50.launch.options import make_parser, parse_options
 from mlperf_rn50.train.failures import Failure, note_failure, read_failures
 from mlperf_rn50.train.run_folder import RunFolder
@@ -55,12 +57,12 @@ def test_slots_are_used_where_they_agree():
     assert common_slots([Host('h1'), Host('h2')]) is None
     with pytest.raises(ConfigError, match=r'slots=2 for h2 and slots=4 for h1, .* give --ranks-per-node'):
         common_slots([Host('h1', 4), Host('h2', 2)])
-    for text, said in (('h1 slots=x', 'slots=x'), ('', 'no host in it'), ('# none\n\n', 'no host in it')):
+
+
+def test_a_hostfile_is_a_file_with_hosts(tmp_path):
+    for text, said in (('h1 slots=x', 'slots=x'), ('# none\n\n', 'no host in it')):
         with pytest.raises(ConfigError, match=said):
             parse_hostfile(text, 'f')
-
-
-def test_a_hostfile_is_a_file(tmp_path):
     (tmp_path / 'hosts').write_text('h1 slots=2\n')
     assert options('--hostfile', tmp_path / 'hosts', '--hosts', 'h2').hosts == [Host('h1', 2), Host('h2')]
     os.mkfifo(tmp_path / 'pipe')
@@ -81,20 +83,14 @@ def test_what_a_launcher_does_not_know_is_trains():
     assert (o.config, o.seeds, [h.name for h in o.hosts]) == ('c.yaml', 2, ['h1', 'h2'])
     assert o.train == ['--train.max_epochs', '-1', '--run.clear_caches', 'true']
     assert not o.only_prints and options('--dry-run').only_prints and options('--print=run.dir').only_prints
-
-
-def test_only_launchers_with_hosts_take_them():
     assert options('--hosts', 'h1', script='local').hosts == []
     assert options('--container', 'x', '--mount', '/a', '--mount', '/b', script='slurm').mounts == ['/a', '/b']
 
 
-def test_the_environment_of_ranks():
+def test_the_environment_of_ranks_and_that_the_output_is_no_terminal():
     env = environment(options('--ranks-per-device', 4), {'GLIBC_TUNABLES': 'mine', 'A': 'b'}, '7-ab', 'cpu')
     assert env == {'GLIBC_TUNABLES': 'mine', 'A': 'b', 'MLPERF_RN50_RANKS_PER_DEVICE': '4', 'MLPERF_RN50_JOB': '7-ab',
                    'MLPERF_RN50_DEVICE': 'cpu', 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE': '50'}
-
-
-def test_ranks_are_told_that_nobody_looks():
     assert plain_output(io.StringIO(), {}) == {'NO_COLOR': '1'}
     assert plain_output(io.StringIO(), {'FORCE_COLOR': '1'}) == {}
     assert plain_output(SimpleNamespace(isatty=lambda: True), {}) == {}
@@ -110,8 +106,7 @@ def begin(folder, number=0):
 
 def write(run, *events):
     with open(run.metrics, 'a') as f:
-        for event in events:
-            f.write(json.dumps(event) + '\n')
+        f.writelines(json.dumps(event) + '\n' for event in events)
 
 
 def keep(run, step):
@@ -213,7 +208,7 @@ def test_a_second_launcher_is_refused_and_a_crash_lets_go(tmp_path):
             folder_lock(folder):
         pass
     assert not (tmp_path / 'a').exists()  # as it was found
-    code = f'''import time; from pathlib import Path; from mlperf_rn50.launch.lock import folder_lock
+    code = f'''import time; from pathlib import Path; from mlperf_rn50.launch.__main__ import folder_lock
 with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
     with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()
@@ -225,20 +220,10 @@ with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
     assert [p.name for p in folder.iterdir()] == ['result_0.txt']
 
 
-def test_without_locks_a_launcher_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
-    def flock(*_):
-        raise OSError(38, 'Function not implemented')
-    monkeypatch.setattr('fcntl.flock', flock)
-    with folder_lock(tmp_path):
-        pass
-    assert 'this file system has no locks' in capsys.readouterr().err and not list(tmp_path.iterdir())
-
-
 def test_a_lock_follows_no_link(tmp_path):
     (tmp_path / 'precious').write_text('x')
-    (tmp_path / 'run').mkdir()
-    (tmp_path / 'run/.launcher.lock').symlink_to(tmp_path / 'precious')
-    with pytest.raises(ConfigError), folder_lock(tmp_path / 'run'):
+    (tmp_path / '.launcher.lock').symlink_to('precious')
+    with pytest.raises(ConfigError), folder_lock(tmp_path):
         pass
     assert (tmp_path / 'precious').read_text() == 'x'
 
@@ -285,7 +270,10 @@ def run_shell(tmp_path, monkeypatch):
         job = f'{os.getpid()}-{time.monotonic_ns():x}'
         code = run_engine(['bash', '-c', script.replace('UP', f'touch {tmp_path}/up')],
                           dict(os.environ, MLPERF_RN50_JOB=job), heard, job, **keys)
-        return code, processes_of(job)
+        tries = iter(range(100))
+        while (left := processes_of(job)) and next(tries, None) is not None:
+            time.sleep(0.05)  # what was killed takes a moment to be gone
+        return code, left
     return run_shell
 
 
@@ -321,22 +309,6 @@ def test_an_engine_of_a_lost_host_has_failed_however_it_ended(run_shell):
     assert run_shell(WAITS.replace('exit 15', 'exit 75'), Event.LOST) == (1, [])
 
 
-@pytest.fixture
-def signals_at(monkeypatch):
-    """Sends signals to this process at certain times, and what a launcher makes of them."""
-    def read(*sent):
-        with own_signals():
-            for number in (signal.SIGINT, signal.SIGUSR1):
-                signal.signal(number, signal.SIG_IGN)
-            signals, events = Signals(), []
-            for number, now_s in sent:
-                monkeypatch.setattr(engine, 'time', SimpleNamespace(monotonic=lambda now_s=now_s: now_s))
-                os.kill(os.getpid(), number)
-                events.append(event.name if (event := signals.next(0)) else None)
-            return events
-    return read
-
-
 INT, TERM, HUP, USR2 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2
 
 
@@ -345,10 +317,17 @@ INT, TERM, HUP, USR2 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGU
      ['LOST', 'STOP', 'STOP', 'AT_ONCE', 'AT_ONCE', None]),
     (signal.SIG_DFL, [(HUP, 0), (signal.SIGUSR1, 9)], ['STOP', 'STOP']),
     (signal.SIG_IGN, [(HUP, 0), (INT, 9)], [None, 'STOP'])], ids=['once more', 'hangup', 'nohup'])
-def test_what_signals_mean_even_those_that_were_ignored_before(signals_at, before, sent, expected):
+def test_what_signals_mean_even_those_that_were_ignored_before(monkeypatch, before, sent, expected):
+    """Each comes at a time, to this process."""
     with own_signals():
-        signal.signal(HUP, before)
-        assert signals_at(*sent) == expected
+        for number, handler in ((INT, signal.SIG_IGN), (signal.SIGUSR1, signal.SIG_IGN), (HUP, before)):
+            signal.signal(number, handler)
+        signals, events = Signals(), []
+        for number, now_s in sent:
+            monkeypatch.setattr(engine, 'time', SimpleNamespace(monotonic=lambda now_s=now_s: now_s))
+            os.kill(os.getpid(), number)
+            events.append(event.name if (event := signals.next(0)) else None)
+    assert events == expected
 
 
 def test_the_loss_of_an_earlier_host_is_forgotten_and_other_signals_are_not():
@@ -362,14 +341,14 @@ def test_the_loss_of_an_earlier_host_is_forgotten_and_other_signals_are_not():
 
 def test_a_guard_hands_the_word_to_stop_on_to_ranks_that_let_it_in():
     env = {**os.environ, 'MLPERF_RN50_JOB': f'{os.getpid()}-{time.monotonic_ns():x}'}
-    rank = {**env, 'HOROVOD_RANK': '0'}
 
-    def start(script, env):
-        process = subprocess.Popen(['bash', '-c', script], env=env, stdout=subprocess.PIPE, text=True)
+    def start(script, **variables):
+        process = subprocess.Popen(['bash', '-c', script], env=env | variables, stdout=subprocess.PIPE, text=True)
         assert process.stdout.readline() == 'up\n'
         return process
     waits = 'trap "exit 75" USR1; echo up; while :; do sleep 0.05; done'
-    hears, starting, engine = start(waits, rank), start('echo up; exec sleep 600', rank), start(waits, env)
+    hears, starting = start(waits, HOROVOD_RANK='0'), start('echo up; exec sleep 600', HOROVOD_RANK='0')
+    engine = start(waits)
     with subprocess.Popen([ROOT / 'launch/guard.sh', env['MLPERF_RN50_JOB']], stdin=subprocess.PIPE,
                           text=True) as guard:
         print('\nstop', file=guard.stdin, flush=True)
@@ -380,18 +359,14 @@ def test_a_guard_hands_the_word_to_stop_on_to_ranks_that_let_it_in():
 
 
 def test_the_word_to_stop_goes_to_a_host_over_ssh(tmp_path):
-    ssh, heard = tmp_path / 'ssh', tmp_path / 'heard'
-    ssh.write_text(f'#!/bin/bash\nexec cat >{heard}\n')
-    ssh.chmod(0o755)
+    heard = tmp_path / 'heard'
+    write_files(tmp_path, {'ssh': f'#!/bin/bash\nexec cat >{heard}'}, mode=0o755)
     command = [ROOT / 'launch/guard.sh', '--host', 'far', '--launcher', os.getpid(), '1-a']
     with subprocess.Popen([str(c) for c in command], env={**os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}'},
                           stdout=subprocess.PIPE, text=True) as guard:
         assert guard.stdout.readline() == 'ready\n'
         guard.send_signal(signal.SIGUSR1)
-        deadline = time.monotonic() + HANG_LIMIT_S
-        while not heard.exists() or 'stop\n' not in heard.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: heard.exists() and 'stop\n' in heard.read_text(), lambda: guard.poll() is None, lambda: '')
         guard.terminate()
     assert guard.returncode == 0
 
@@ -459,19 +434,51 @@ def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted([full, mps, running])
 
 
-def test_a_pause_asks_for_nothing():
-    """Ctrl-Z and fg: SIGCONT, also beyond the deadline of a wait, is no signal to stop."""
-    code = """from mlperf_rn50.launch.engine import Signals
-signals = Signals()
-print('ready', flush=True)
-while not (event := signals.next(0.2)):
-    pass
-print(event.name)"""
-    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == 'ready\n'
-        for number in (signal.SIGSTOP, signal.SIGCONT):
-            process.send_signal(number)
-            time.sleep(0.4)
-        assert process.poll() is None
-        process.send_signal(INT)
-        assert process.stdout.read() == 'STOP\n'
+ON_A_TERMINAL = """import os
+from mlperf_rn50.launch.engine import Signals, run_engine
+
+class Quick(Signals):
+    def next(self, timeout_s):
+        print('waits', flush=True)
+        return super().next(min(timeout_s, 0.2))
+
+job, engine = 'terminal', 'trap "echo asked; exit 75" USR1; while [ ! -e {0} ]; do sleep 0.05; done; exit 7'
+code = run_engine(['bash', '-c', engine], dict(os.environ, MLPERF_RN50_JOB=job), Quick(), job)
+print('ended', code, flush=True)
+"""
+
+
+@pytest.mark.parametrize('has_interrupt', [False, True])
+def test_ctrl_z_and_fg_on_a_terminal(has_interrupt, tmp_path):
+    """A pause, also beyond the deadline of a wait, asks the engine for nothing; Ctrl-C after it does."""
+    (tmp_path / 'launcher.py').write_text(ON_A_TERMINAL.format(tmp_path / 'end'))
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execvp('bash', ['bash', '--norc', '--noprofile', '-i'])
+
+    def read_to(text):
+        read = ''
+        while not read.endswith(text):
+            assert select.select([terminal], [], [], HANG_LIMIT_S)[0], f'{text} not in {read}'
+            read += os.read(terminal, 1).decode(errors='replace')
+        return read
+    try:
+        os.write(terminal, f"stty -echo; {shlex.join([sys.executable, str(tmp_path / 'launcher.py')])}\n".encode())
+        read_to('waits')
+        os.write(terminal, b'\x1a')
+        read_to('Stopped')
+        time.sleep(0.3)  # longer than a wait
+        os.write(terminal, b'fg; exit\n')  # so that an end ends the reading, too
+        read_to('launcher.py')
+        read = ''.join(read_to('waits') for _ in range(3))
+        if has_interrupt:
+            os.write(terminal, b'\x03')
+        else:
+            (tmp_path / 'end').touch()
+        assert 'asked' not in read
+        assert ('asked' in read_to('ended ')) == has_interrupt
+        read_to('75' if has_interrupt else '7')
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)

@@ -6,17 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from helpers import call
+from helpers import call, run
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import launched
-from mlperf_rn50.system.launched import (
-    launched_local,
-    launched_rank,
-    launched_size,
-    omp_threads,
-    rank_name,
-)
+from mlperf_rn50.system.launched import launched_local, launched_rank, launched_size, omp_threads, rank_name
 
 
 @pytest.mark.parametrize('text, threads', [('4', 4), (' 3 , 2,1', 3), ('', None), ('0', None), (',2', None),
@@ -46,10 +40,9 @@ def test_the_program_says_it_in_one_line(monkeypatch):
 
 def test_binding_understands_nested_threads_and_names_a_wrong_number():
     command = [sys.executable, '-m', 'mlperf_rn50.system.topology', 'true', 'train']
-    done = subprocess.run(command, env={**os.environ, 'OMP_NUM_THREADS': '2,1'}, capture_output=True, text=True)
+    done = run(command, env={**os.environ, 'OMP_NUM_THREADS': '2,1'})
     assert done.returncode == 0 and ' 2 threads' in done.stderr, done.stderr
-    done = subprocess.run(command, env={**os.environ, 'MLPERF_RN50_RANKS_PER_DEVICE': 'x'}, capture_output=True,
-                          text=True)
+    done = run(command, env={**os.environ, 'MLPERF_RN50_RANKS_PER_DEVICE': 'x'})
     assert done.returncode == 2 and "MLPERF_RN50_RANKS_PER_DEVICE: got 'x'" in done.stderr
     assert done.stderr.count('\n') == 1
 

@@ -12,7 +12,7 @@ LIGHT_ROOMS = ('cli', 'mlperf')
 LIGHT = ['config', 'options', 'launch.__main__', 'model.weights', 'study.convergence', 'study.layouts', 'study.live',
          'study.predict_tables', 'study.recipe_differences', 'study.recipes', 'study.report_data',
          'study.report_tables', 'study.report_text', 'study.scaling', 'study.systems', 'study.watch_facts',
-         'system.doctor', 'system.environment', 'system.stack', 'system.topology', 'train.plan', 'train.watch']
+         'system.doctor', 'system.environment', 'system.topology', 'train.plan', 'train.watch']
 
 
 def room_of(module: str) -> str:

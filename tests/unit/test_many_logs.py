@@ -2,56 +2,51 @@
 import os
 import signal
 from dataclasses import replace
-from types import MappingProxyType
 
 import pytest
 from lines import mllog, write_lines, write_set
+from made_systems import studies_of, study_of
 
-from mlperf_rn50.mlperf.metrics import read_learning_rates, read_stragglers
-from mlperf_rn50.mlperf.reader import read_run
 from mlperf_rn50.mlperf.telemetry import find_telemetry
-from mlperf_rn50.study import in_processes, report_tables
+from mlperf_rn50.study import report_tables, systems
 from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.in_processes import map_in_processes
 from mlperf_rn50.study.report_plots import draw_study
 from mlperf_rn50.study.report_tables import notes_of, runs_table
 from mlperf_rn50.study.report_text import render_table
-from mlperf_rn50.study.scaling import make_studies
 from mlperf_rn50.study.systems import load_systems
 
 
 @pytest.fixture
 def two_processors(monkeypatch):
-    monkeypatch.setattr(in_processes, '_num_processors', lambda: 2)
+    monkeypatch.setattr(systems, '_num_processors', lambda: 2)
     # Threads that tests before have left in this process; with some of its own, a program forks none.
-    monkeypatch.setattr(in_processes.threading, 'active_count', lambda: 1)
+    monkeypatch.setattr(systems.threading, 'active_count', lambda: 1)
 
 
-def own_process(item):
-    return item, os.getpid(), MappingProxyType({'item': item})
+def own_process(path):
+    return path, os.getpid()
 
 
-def test_many_items_go_to_other_processes_and_stay_in_order(two_processors):
-    found = map_in_processes(own_process, range(100))
-    assert [item for item, _, _ in found] == list(range(100)) == [m['item'] for _, _, m in found]
-    assert os.getpid() not in {pid for _, pid, _ in found}
-    assert {pid for _, pid, _ in map_in_processes(own_process, range(64))} == {os.getpid()}
+@pytest.mark.parametrize('num, threads, is_here', [(100, 1, False), (64, 1, True), (100, 2, True)])
+def test_many_logs_go_to_other_processes_and_stay_in_order(two_processors, monkeypatch, num, threads, is_here):
+    monkeypatch.setattr(systems.threading, 'active_count', lambda: threads)
+    monkeypatch.setattr(systems, '_load_run', own_process)
+    found = systems._load_runs(range(num))
+    assert [item for item, _ in found] == list(range(num)) and (os.getpid() in {pid for _, pid in found}) == is_here
 
 
-def test_a_process_with_threads_forks_none(two_processors, monkeypatch):
-    monkeypatch.setattr(in_processes.threading, 'active_count', lambda: 2)
-    assert {pid for _, pid, _ in map_in_processes(own_process, range(100))} == {os.getpid()}
+HOME = os.getpid()
 
 
-def die_elsewhere(place):
-    item, home = place
-    if os.getpid() != home:
+def die_elsewhere(path):
+    if os.getpid() != HOME:
         os.kill(os.getpid(), signal.SIGKILL)
-    return item
+    return path
 
 
-def test_work_of_processes_that_are_killed_is_done_here(two_processors):
-    assert map_in_processes(die_elsewhere, [(i, os.getpid()) for i in range(70)]) == list(range(70))
+def test_logs_of_processes_that_are_killed_are_read_here(two_processors, monkeypatch):
+    monkeypatch.setattr(systems, '_load_run', die_elsewhere)
+    assert systems._load_runs(range(70)) == list(range(70))
 
 
 def test_runs_are_the_same_whoever_reads_them(two_processors, tmp_path, monkeypatch):
@@ -60,15 +55,15 @@ def test_runs_are_the_same_whoever_reads_them(two_processors, tmp_path, monkeypa
     write_lines(tmp_path / 'b/result_30.txt', ['no log'])
     write_lines(tmp_path / 'ssd/result_0.txt', [mllog('submission_benchmark', 0, 'ssd')])
     others = load_systems([tmp_path])
-    monkeypatch.setattr(in_processes, '_MANY', 1000)
+    monkeypatch.setattr(systems, '_MANY', 1000)
     assert others == load_systems([tmp_path]) and [len(s.runs) for s in others] == [40, 31]
 
 
 @pytest.fixture
 def studies(tmp_path):
     write_set(tmp_path / 'x/1x4', 3, status=lambda k: 'aborted' if k == 2 else 'success')
-    write_set(tmp_path / 'x/2x4', 2, nodes=2, ranks=8, submission_platform='"runs": []')
-    return make_studies(load_systems([tmp_path]))
+    write_set(tmp_path / 'x/2x4', 2, nodes=2, ranks=8, platform='"runs": []')
+    return studies_of(tmp_path)
 
 
 def test_a_table_of_very_many_runs_has_those_that_did_not_converge_and_says_that_others_are_left_out(
@@ -103,20 +98,11 @@ def test_a_folder_is_searched_for_samples_of_nodes_once(tmp_path):
 
 def test_pictures_of_many_runs_look_into_their_folder_once(tmp_path, monkeypatch):
     """A look for each run, in a folder that grows with them, took minutes."""
-    study, = make_studies(load_systems([write_set(tmp_path / '1x4', 20)]))
+    study = study_of(write_set(tmp_path / '1x4', 20))
     looks, scan = [], os.scandir
     monkeypatch.setattr(os, 'scandir', lambda path='.': looks.append(str(path)) or scan(path))
     draw_study(study)
     assert len([path for path in looks if path.endswith('1x4')]) == 1
-
-
-def test_metrics_are_found_among_very_many_lines(tmp_path):
-    run = read_run(write_set(tmp_path, 1) / 'result_0.txt')
-    (tmp_path / 'metrics.jsonl').write_text('\n'.join([
-        '{"event": "x"}', '{"learning_rate": 0.5, "time_s": 2}', 'learning_rate torn', '["stragglers"]',
-        '{"event": "ranks", "stragglers": ["rank 1 is slow: y"]}', '']))
-    assert read_learning_rates(run) == ((2, 0.5),)
-    assert read_stragglers(run) == ['rank 1 is slow: y (at 1 of 1 evaluations)']
 
 
 def test_a_note_is_found_by_the_system_that_it_names(studies):

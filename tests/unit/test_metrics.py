@@ -3,14 +3,13 @@ import json
 
 import pytest
 from lines import mllog, run_lines, write_lines
+from made_systems import studies_of, study_of
 
 from mlperf_rn50.mlperf.metrics import read_learning_rates, read_node_reads, read_stragglers
 from mlperf_rn50.mlperf.reader import read_run
 from mlperf_rn50.study.report_page import render_html
 from mlperf_rn50.study.report_tables import reads_table
 from mlperf_rn50.study.report_text import render_table
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
 
 
 def epoch(number, new=None, **record_bytes):
@@ -62,7 +61,7 @@ def test_learning_rates_are_those_of_the_metrics_else_of_the_log(run_of):
 
 def test_the_report_shows_what_each_node_read(run_of, tmp_path):
     run_of('[]')
-    [study] = make_studies(load_systems([tmp_path]), None)
+    study = study_of(tmp_path)
     assert not reads_table(study).rows and 'Training records' not in render_table([study])
     run_of(epoch(1, {'n1': 2_000_000, 'n<2': 3_000_000}, **{'n1': 2_000_000, 'n<2': 3_000_000}),
            epoch(2, {'n1': 500_000}, **{'n1': 2_000_000, 'n<2': 3_000_000}))
@@ -79,4 +78,4 @@ def test_slow_ranks_are_told_once_with_how_often(run_of):
                  ranks('rank 1 on h2 is slow: 8 ms', 'rank 0 on h1 is slow'))
     assert read_stragglers(run) == ['rank 1 on h2 is slow: 8 ms (at 2 of 3 evaluations)',
                                     'rank 0 on h1 is slow (at 1 of 3 evaluations)']
-    assert 'result_0.txt: rank 1 on h2 is slow: 8 ms (at 2 of 3' in render_table(make_studies(load_systems([run.path])))
+    assert 'result_0.txt: rank 1 on h2 is slow: 8 ms (at 2 of 3' in render_table(studies_of(run.path))

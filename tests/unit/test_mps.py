@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers import HANG_LIMIT_S, ROOT, run, skip_for
+from helpers import HANG_LIMIT_S, ROOT, run, skip_for, write_files
 
 SCRIPT = ROOT / 'launch/mps.sh'
 # Writes down its calls, and is a service once it was started: CALLS.
@@ -25,10 +25,7 @@ fi
 def environment(tmp_path):
     """A PATH with a GPU, and a folder for the service that is not there yet."""
     programs = tmp_path / 'bin'
-    programs.mkdir()
-    for name, text in (('nvidia-smi', '#!/bin/sh\n'), ('nvidia-cuda-mps-control', CONTROL)):
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
+    write_files(programs, {'nvidia-smi': '#!/bin/sh', 'nvidia-cuda-mps-control': CONTROL}, mode=0o755)
     return {'PATH': f'{programs}:{os.environ["PATH"]}', 'CALLS': str(tmp_path / 'calls'),
             'CUDA_MPS_PIPE_DIRECTORY': str(tmp_path / 'mps')}
 
@@ -100,14 +97,11 @@ def test_each_user_has_a_folder_of_their_own(environment):
     assert said == ['/tmp/mlperf_rn50-mps-0', '/tmp/mlperf_rn50-mps-4242']
 
 
-def test_a_program_that_is_missing_is_named(environment):
+def test_a_program_that_is_missing_is_named_and_without_a_gpu_nothing_is_started(environment, tmp_path):
     assert 'Usage: launch/mps.sh start|stop|folder' in run([SCRIPT], env=environment).stderr
-    (Path(environment['PATH'].partition(':')[0]) / 'nvidia-cuda-mps-control').unlink()
+    (tmp_path / 'bin/nvidia-cuda-mps-control').unlink()
     done = run([SCRIPT, 'start'], env=environment)
     assert done.returncode == 2 and 'nvidia-cuda-mps-control is missing on ' in done.stderr
-
-
-def test_without_a_gpu_nothing_is_started(environment):
-    (Path(environment['PATH'].partition(':')[0]) / 'nvidia-smi').write_text('#!/bin/sh\nexit 9\n')
+    (tmp_path / 'bin/nvidia-smi').write_text('#!/bin/sh\nexit 9\n')
     assert [run([SCRIPT, command], env=environment).returncode for command in ('stop', 'start')] == [0, 0]
     assert not Path(environment['CUDA_MPS_PIPE_DIRECTORY']).exists() and not calls(environment)

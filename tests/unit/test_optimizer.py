@@ -54,30 +54,22 @@ def reference(config, weights, all_grads, lrs, fractions=None, new_batch_at=None
     return weights
 
 
-def assert_steps_as_in_the_equations(config, lrs, fractions=None, scale=1.0, new_batch_at=None):
-    params, grads = make_params(), []
+@pytest.mark.parametrize('new_batch_at', [None, 2])
+@pytest.mark.parametrize('config', [
+    OptimizerConfig(momentum=0.0), OptimizerConfig(weight_decay=0.1, nesterov=True),
+    OptimizerConfig(weight_decay=0.1, decay_bn_and_bias=True), OptimizerConfig('lars', weight_decay=0.01),
+    OptimizerConfig('lars', momentum=0.94, lars_eta=0.1, decay_bn_and_bias=True)], ids=str)
+def test_four_steps_of_a_changing_rate(config, new_batch_at):
+    params, grads, lrs, fractions, scale = make_params(), [], (0.1, 0.5, 0.05, 0.05), (1.0, 0.25, 1.0, 0.5), 128.0
     start = {n: p.data().asnumpy() for n, p in params.items()}
     optimizer = Optimizer(params, config, 3)
-    for step, (lr, fraction) in enumerate(zip(lrs, fractions or [1.0] * len(lrs))):
+    for step, (lr, fraction) in enumerate(zip(lrs, fractions)):
         grads.append(set_grads(params, step, scale))
         optimizer.is_batch_new = step == new_batch_at
         optimizer.step(lr, fraction, 1 / scale)
     expected = reference(config, start, grads, lrs, fractions, new_batch_at)
     for n, p in params.items():
         np.testing.assert_allclose(p.data().asnumpy(), expected[n], rtol=2e-4, atol=2e-5, err_msg=n)
-
-
-@pytest.mark.parametrize('config', [
-    OptimizerConfig(momentum=0.0), OptimizerConfig(weight_decay=0.1, nesterov=True),
-    OptimizerConfig(weight_decay=0.1, decay_bn_and_bias=True), OptimizerConfig('lars', weight_decay=0.01),
-    OptimizerConfig('lars', momentum=0.94, lars_eta=0.1, decay_bn_and_bias=True)], ids=str)
-def test_four_steps_with_a_changing_rate(config):
-    assert_steps_as_in_the_equations(config, [0.1, 0.5, 0.5, 0.05], [1.0, 0.25, 1.0, 0.5], 128.0)
-
-
-@pytest.mark.parametrize('config', [OptimizerConfig(), OptimizerConfig(nesterov=True, weight_decay=0.1)], ids=str)
-def test_steps_around_a_change_of_the_batch(config):
-    assert_steps_as_in_the_equations(config, [0.1, 0.1, 0.4, 0.4], new_batch_at=2)
 
 
 @pytest.mark.parametrize('config', [OptimizerConfig(weight_decay=0.01), OptimizerConfig('lars', weight_decay=0.01),

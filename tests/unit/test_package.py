@@ -2,24 +2,23 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 from helpers import CLI, ROOT, call, run
 from lines import mllog
-from sample_log import LARS, SGD
-from submissions import ENV, at_another_pace, closed, write_five
+from sample_log import ENV, LARS, SGD, at_another_pace, closed, write_five
 
 import mlperf_rn50
 from mlperf_rn50.config import DataConfig
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf import check_tree
-from mlperf_rn50.mlperf.describe_system import describe_system, find_base, find_gaps, merge_description
+from mlperf_rn50.mlperf import official
+from mlperf_rn50.mlperf.describe_system import describe_system, find_base, merge_description
 from mlperf_rn50.mlperf.package import Order, Package, judge_runs, make_package, package_as_json, render_package
+from mlperf_rn50.mlperf.run import LogWarning
 from mlperf_rn50.mlperf.set_rules import find_oddities
-from mlperf_rn50.mlperf.submitted_code import copy_code
+from mlperf_rn50.mlperf.submitted_code import _CALLED, copy_code
 from mlperf_rn50.study.systems import load_systems
 
 DIGITS = ROOT / 'logs/digits_five'  # five real runs
@@ -43,33 +42,10 @@ def append(path, *lines):
     path.write_text(path.read_text() + '\n'.join(lines) + '\n')
 
 
-def test_five_real_runs_pass_the_official_checkers_and_are_labelled(tmp_path):
-    done = package(DIGITS, tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    label = 'Trained on digits, not ImageNet: a check of the format, not a result'
-    home, score = tmp_path / 'out/us', load_systems([DIGITS])[0].score_minutes
-    for finding in ('logs                5 of 5 pass the rules of 4.0.0', 'system description  passed',
-                    'package_checker     found no errors (4.0.0)', f'result_summarizer   {score:.2f} min', label):
-        assert finding in done.stdout
-    checked = run([sys.executable, '-m', 'mlperf_logging.package_checker', home, 'training', '4.0.0'], cwd=tmp_path)
-    assert 'PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !' in checked.stdout + checked.stderr
-    for k in range(5):
-        assert (home / f'results/box/resnet/result_{k}.txt').read_bytes() == (DIGITS / f'result_{k}.txt').read_bytes()
-    assert label in json.loads((home / 'systems/box.json').read_text())['sw_notes']
-    assert label in (home / CODE / 'README.md').read_text()
-    assert sorted(p.name for p in (home / CODE / 'runs_box').iterdir()) == sorted(
-        f'{stem}_{k}.{suffix}' for k in range(5) for stem, suffix in (('config', 'yaml'), ('env', 'json')))
-    shellcheck = run([CLI[0].replace('python', 'shellcheck'), *(home / CODE).glob('*.sh')])
-    assert shellcheck.returncode == 0, shellcheck.stdout
-
-
 @pytest.fixture(scope='module')
 def good(tmp_path_factory):
-    """An accepted package, in a folder whose name is a pattern."""
-    place = tmp_path_factory.mktemp('good')
-    made = make_package(runs_of(write_five(place / 'runs')), order(place, out=place / 'a[b]{c,d}*'))
-    assert made.refusals == () and made.official_score_minutes is not None
-    return made
+    """The accepted package of the real runs, in a folder whose name is a pattern."""
+    return make_package(runs_of(DIGITS), order(tmp_path_factory.mktemp('a[b]{c,d}')))
 
 
 @pytest.fixture
@@ -78,11 +54,25 @@ def tree(tmp_path, good):
     return shutil.copytree(good.home, tmp_path / 'out/us')
 
 
-def test_json_says_the_same(good):
-    said = package_as_json(good, 0.01)
-    assert said['passed'] and said['tree'] == str(good.home) and said['score_minutes'] == 0.01
+def test_five_real_runs_pass_the_official_checkers_and_are_labelled(good):
+    label = 'Trained on digits, not ImageNet: a check of the format, not a result that can be submitted or compared.'
+    home, score = good.home, load_systems([DIGITS])[0].score_minutes
+    assert render_package(good, 'heading', score).startswith('\n'.join([
+        'heading', '  logs                5 of 5 pass the rules of 4.0.0', '  system description  passed',
+        '  package_checker     found no errors (4.0.0)', f'  result_summarizer   {score:.2f} min',
+        f'  score here          {score:.2f} min', '  mind: the system description is made of the logs']))
+    said = package_as_json(good, score)
+    assert said['passed'] and said['tree'] == str(home) and said['score_minutes'] == score
     assert {'checker': 'package_checker', 'text': 'found no errors (4.0.0)'} in said['findings']
+    assert label in said['notes'] and json.loads((home / 'systems/box.json').read_text())['sw_notes'] == label
     assert any('the system description says nothing of ' in n and 'cooling' in n for n in said['notes'])
+    for k in range(5):
+        assert (home / f'results/box/resnet/result_{k}.txt').read_bytes() == (DIGITS / f'result_{k}.txt').read_bytes()
+    assert label in (home / CODE / 'README.md').read_text()
+    assert sorted(p.name for p in (home / CODE / 'runs_box').iterdir()) == sorted(
+        f'{stem}_{k}.{suffix}' for k in range(5) for stem, suffix in (('config', 'yaml'), ('env', 'json')))
+    shellcheck = run([CLI[0].replace('python', 'shellcheck'), *(home / CODE).glob('*.sh')])
+    assert shellcheck.returncode == 0, shellcheck.stdout
 
 
 def test_the_description_is_that_of_the_machine(tmp_path):
@@ -121,29 +111,32 @@ def break_a_rule(folder):
     ({'seeds': [1, 2, 3, 4, 4]}, None, ['every run has a seed of its own; here some share one']),
     ({'config': closed(replace(SGD, data=DataConfig(dataset='digits', num_train=1437, num_val=360)))}, None,
      ['the closed division trains on ImageNet; these logs are of other data']),
-    ({'config': closed(SGD), 'accuracies': (0.1, 0.75), 'num': 5}, None, [
+    ({'config': closed(SGD), 'accuracies': (0.1, 0.75)}, None, [
         f'result_{k}.txt: eval_accuracy: no line passes the test' for k in range(5)]),
     ({}, copy_a_log, ['result_4.txt is a copy of result_3.txt: all ']),
     ({'ends': ['aborted']}, lambda folder: append(result(folder, 0), mllog('opt_name', 0, 'adam/../../../tmp/x')),
      ["result_0.txt: opt_name: got 'adam/../../../tmp/x', expected"]),
-    ({}, lambda folder: append(result(folder, 1), mllog('seed', 0, 'x' * 10_000)), ['result_1.txt: line '])])
+    ({}, lambda folder: append(result(folder, 1), mllog('seed', 0, 'x' * 10_000)), ['result_1.txt: line ']),
+    ({'config': closed(LARS)}, None,  # by package_checker, of the tree that was built
+     ['package_checker: RCP Test Failed: Missing RCP, please submit RCP with BS = 64'])])
 def test_a_set_that_a_rule_refuses_leaves_nothing_behind(tmp_path, keys, harm, rules):
     folder = write_five(tmp_path / 'runs', **keys)
     if harm:
         harm(folder)
     made = make_package(runs_of(folder), order(tmp_path))
-    assert made.home is None and not (tmp_path / 'out').exists()
-    assert len(made.refusals) == len(rules), made.refusals
-    assert all(refusal.startswith(rule) for refusal, rule in zip(made.refusals, rules)), made.refusals
+    assert made.home is None and not list((tmp_path / 'out').rglob('*'))
+    said = [text for text in made.refusals if 'RCP' in text or not text.startswith('package_checker')]
+    assert len(said) == len(rules) and all(text.startswith(rule) for text, rule in zip(said, rules)), made.refusals
 
 
 def test_what_the_runs_are_is_judged_too(tmp_path):
-    runs = runs_of(write_five(tmp_path / 'runs'))
+    runs = runs_of(DIGITS)
     os.mkfifo(tmp_path / 'pipe')
     for change, rule in [({'num_resumes': 1}, 'result_0.txt: a log that spans a resume is not that of one timed run'),
                          ({'status': 'running'}, 'result_0.txt: is still being written'),
+                         ({'division': 'closed'}, 'a set has one division; the logs name closed, open'),
                          ({'path': tmp_path / 'pipe', 'status': 'unreadable'}, 'pipe: is no file')]:
-        assert judge_runs((replace(runs[0], **change), *runs[1:]), '4.0.0')[0] == [rule]
+        assert judge_runs((replace(runs[0], **change), *runs[1:]), '4.0.0')[0][:1] == [rule]
 
 
 def test_one_failed_run_is_accepted_and_said_first(tmp_path):
@@ -151,9 +144,12 @@ def test_one_failed_run_is_accepted_and_said_first(tmp_path):
     append(result(folder, 2), mllog('global_batch_size', 0, 63))
     runs = runs_of(folder)
     assert judge_runs(runs, '4.0.0') == ([], ('logs', '4 of 5 pass the rules of 4.0.0; one may fail'))
-    odd = find_oddities(runs)
+    many = replace(runs[4], warnings=tuple(LogWarning(None, text) for text in 'abcde'))
+    odd = find_oddities([*runs[:4], many])
     assert odd[0] == 'one of 5 did not converge (result_0.txt: failed): it counts as the slowest'
     assert any(text.startswith('result_2.txt:') and 'global_batch_size is 63' in text for text in odd)
+    assert odd[-4:] == [*(f'result_4.txt: {text}' for text in 'abc'),
+                        'result_4.txt: 2 more of this kind, which report says']
 
 
 def test_a_score_is_scaled_as_the_reference_convergence_asks(tmp_path):
@@ -166,12 +162,6 @@ def test_a_score_is_scaled_as_the_reference_convergence_asks(tmp_path):
     assert len(list((made.home / 'results/box/resnet').iterdir())) == 5
 
 
-def test_what_the_package_checker_refuses_leaves_nothing_behind(tmp_path):
-    made = make_package(runs_of(write_five(tmp_path / 'runs', closed(LARS))), order(tmp_path))
-    assert made.home is None and not list((tmp_path / 'out').rglob('*'))
-    assert 'package_checker: RCP Test Failed: Missing RCP, please submit RCP with BS = 64' in made.refusals
-
-
 def test_the_description_beside_the_logs_is_the_base_and_env_json_fills_its_gaps(tmp_path):
     theirs = {'submitter': 'them', 'division': 'closed', 'status': 'onprem', 'system_name': 'node',
               'number_of_nodes': 3, 'accelerators_per_node': '0', 'host_processor_model_name': 'EPYC',
@@ -181,13 +171,16 @@ def test_the_description_beside_the_logs_is_the_base_and_env_json_fills_its_gaps
     (tmp_path / 'systems/node.json').write_text(json.dumps(theirs))
     runs, base = runs_of(folder), find_base(folder / 'result_0.txt')
     ours, logged = (describe_system(runs, env, 'us', 'box', 'v4.0', base) for env in (ENV, {}))
+    ours['sw_notes'] = logged['sw_notes'] = 'a label'
     found, notes = merge_description(base, ours, logged)
     assert [found[k] for k in ('host_processor_model_name', 'cooling', 'other_software_stack', 'extra',
-                               'number_of_nodes', 'submitter', 'system_name', 'division', 'host_memory_capacity')] == [
-        'EPYC', 'water', {'a': '1'}, 'x', '3', 'us', 'box', 'open', '512 GB']
+                               'number_of_nodes', 'submitter', 'system_name', 'division', 'status',
+                               'host_memory_capacity')] == [
+        'EPYC', 'water', {'a': '1'}, 'x', '3', 'us', 'box', 'open', ours['status'], '512 GB']
     env, logs = notes[0].split('; from the logs: ')
     assert env.startswith('the system description is systems/node.json; from env.json: ')
-    assert 'host_memory_capacity' in env and 'hw_notes' in logs and 'cooling' not in notes[0]
+    assert 'host_memory_capacity' in env and 'hw_notes' in logs
+    assert 'cooling' not in notes[0] and 'sw_notes' not in notes[0] and found['sw_notes'] == 'a label'
     assert notes[1:] == [
         'systems/node.json says number_of_nodes 3, the logs 2; results and description are to agree',
         'systems/node.json says division closed, the logs open; the logs count']
@@ -195,36 +188,34 @@ def test_the_description_beside_the_logs_is_the_base_and_env_json_fills_its_gaps
 
 @pytest.mark.parametrize('theirs', ['[]', '{"number_of_nodes": {"a": 1}, "other_software_stack": [1]}',
                                     '{"nodes": 3, "sw_notes": {}, "division": 7}', '[' * 100_000])
-def test_whatever_stands_in_a_description(tmp_path, theirs):
+@pytest.mark.parametrize('env', [{'host': 3, 'packages': []}, {'host': {'hardware': {
+    'cpu': [], 'storage': {}, 'gpus': [1], 'networks': 'x'}}}])
+def test_whatever_stands_in_a_description_and_in_env_json(tmp_path, theirs, env):
     (tmp_path / 'systems').mkdir()
     (tmp_path / 'systems/node.json').write_text(theirs)
     base = find_base(tmp_path / 'results/node/resnet/result_0.txt')
-    ours = describe_system((), {}, 'us', 'box', 'v4.0', base)
+    ours = describe_system((), env, 'us', 'box', 'v4.0', base)
     made = merge_description(base, ours, ours)[0] if base else ours
     assert all(isinstance(made[k], type(v)) for k, v in ours.items() if k != 'other_software_stack')
     assert made['division'] == 'open' and json.dumps(made) and (base is None) == theirs.startswith('[')
 
 
-@pytest.mark.parametrize('env', [{}, {'host': 3}, {'packages': []}, {'host': {'hardware': {
-    'cpu': [], 'storage': {}, 'gpus': [1], 'networks': 'x'}}}])
-def test_whatever_stands_in_env_json(env):
-    assert json.dumps(describe_system((), env, 'us', 'box', 'v4.0', None))
-
-
-def test_the_code_is_that_of_now_where_the_commit_is_not_known(tmp_path):
+def test_the_code_is_that_of_the_commit_of_the_runs_else_that_of_now(tmp_path):
     home = tmp_path / 'checkout'
-    (home / 'launch').mkdir(parents=True)
-    (home / 'launch/setup.sh').touch()
-    assert copy_code(tmp_path / 'code', {'git_commit': '$(touch evil)'}, home) == (
-        'the code is that of now; the runs were made by commit $(touch evil)')
-    assert (tmp_path / 'code/launch/setup.sh').is_file()
 
-
-def test_the_code_is_that_of_the_commit_of_the_runs(tmp_path):
-    commit = subprocess.run(['git', '-C', ROOT, 'rev-parse', 'HEAD'], capture_output=True, text=True).stdout.strip()
-    if not commit:
-        pytest.skip('this is no checkout')
-    assert copy_code(tmp_path, {'git_commit': commit}, ROOT) == '' and (tmp_path / 'launch/setup.sh').is_file()
+    def commit(*names):
+        for name in names:
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / name).write_text('old')
+        for words in (['init', '-q'], ['add', '-A'], ['-c', 'user.name=x', '-c', 'user.email=x', 'commit', '-qm', 'x']):
+            assert run(['git', '-C', home, *words]).returncode == 0
+        return run(['git', '-C', home, 'rev-parse', 'HEAD']).stdout.strip()
+    part, whole = commit('launch/setup.sh'), commit(*_CALLED)  # which a submission needs
+    (home / 'launch/setup.sh').write_text('now')
+    for i, (name, text) in enumerate([(whole, 'old'), (part, 'now'), ('HEAD', 'now'), ('$(touch evil)', 'now')]):
+        assert copy_code(tmp_path / str(i), {'git_commit': name}, home) == (
+            '' if text == 'old' else f'the code is that of now; the runs were made by commit {name}')
+        assert (tmp_path / f'{i}/launch/setup.sh').read_text() == text
 
 
 def test_an_installed_copy_has_no_code_to_submit(tmp_path, monkeypatch):
@@ -232,7 +223,7 @@ def test_an_installed_copy_has_no_code_to_submit(tmp_path, monkeypatch):
     (site / 'mlperf_rn50').mkdir(parents=True)
     (site / 'mlperf_rn50/__main__.py').touch()
     monkeypatch.setattr(mlperf_rn50, '__file__', str(site / 'mlperf_rn50/__init__.py'))
-    done = package(write_five(tmp_path / 'runs'), tmp_path)
+    done = package(DIGITS, tmp_path)
     assert (done.returncode, done.stdout) == (2, '') and not (tmp_path / 'out').exists()
     assert done.stderr == (
         f'mlperf-rn50: --code: {site} lacks setup.cfg, launch/setup.sh, launch/requirements.lock, launch/local.sh, '
@@ -241,10 +232,10 @@ def test_an_installed_copy_has_no_code_to_submit(tmp_path, monkeypatch):
 
 def test_a_second_system_joins_the_tree_and_nothing_is_overwritten(tmp_path, tree):
     before = {p: p.read_bytes() for p in tree.rglob('*') if p.is_file()}
-    folder = write_five(tmp_path / 'runs')
+    runs = runs_of(DIGITS)
     with pytest.raises(UserError, match='is there already and is not overwritten'):
-        make_package(runs_of(folder), order(tmp_path))
-    assert make_package(runs_of(folder), order(tmp_path, system='box2', round='v1.0')).refusals == ()
+        make_package(runs, order(tmp_path))
+    assert make_package(runs, order(tmp_path, system='box2', round='v1.0')).refusals == ()
     assert (tree / CODE / 'run_and_time_box2.sh').is_file() and before == {p: p.read_bytes() for p in before}
     assert [p.name for p in (tmp_path / 'out').iterdir()] == ['us']
 
@@ -262,9 +253,11 @@ def test_a_finished_tree_is_checked_again(tree):
     rows = done.stdout.splitlines()
     assert rows[0] == f'{tree}: v4.0, no errors found'
     assert '  logs                box: 5 of 5 pass the rules of 4.0.0' in rows
-    assert any(row.startswith('  result_summarizer   box: 0.0') for row in rows)
+    assert "  mind: box: all 5 logs: submission_org is 'unnamed', box.json says 'us', which counts" in rows
+    assert any(row.startswith('  result_summarizer   box: ') for row in rows)
     [gaps] = [row for row in rows if 'says nothing of' in row]
     assert gaps.startswith('  mind: systems/box.json says nothing of ') and 'cooling' in gaps
+    assert 'accelerator' not in gaps and 'hw_notes' not in gaps  # of a machine without accelerators
     assert before == {p: p.read_bytes() for p in tree.rglob('*') if p.is_file()}
 
 
@@ -275,12 +268,13 @@ def change(tree, **fields):
 
 @pytest.mark.parametrize('harm, problem', [
     (lambda t: change(t, number_of_nodes=''), "systems/box.json: number_of_nodes is '', expected a whole number"),
+    (lambda t: change(t, host_processors_per_node='1' * 10), "systems/box.json: host_processors_per_node is '111"),
     (lambda t: change(t, division='closed'), 'systems/box.json: division is closed, the logs say open'),
     (lambda t: change(t, cooling=...), "['Missing field cooling']"),
     (lambda t: (t / 'systems/box.json').write_text('{'), 'systems/box.json: Expecting property name'),
     (lambda t: (t / 'systems/box.json').unlink(), 'systems/box.json: No such file'),
-    (lambda t: (t / 'results/box/resnet/result_4.txt').unlink(), 'box: a ResNet result is 5 runs; here are 4'),
-    (lambda t: append(t / 'results/box/resnet/result_3.txt', mllog('opt_name', 0, '../../x')),
+    (lambda t: result(t / 'results/box/resnet', 4).unlink(), 'box: a ResNet result is 5 runs; here are 4'),
+    (lambda t: append(result(t / 'results/box/resnet', 3), mllog('opt_name', 0, '../../x')),
      "box: result_3.txt: opt_name: got '../../x'"),
     (lambda t: (t / CODE / 'code/launch/setup.sh').unlink(), f'{CODE}/code lacks launch/setup.sh')])
 def test_what_is_wrong_with_a_finished_tree(tree, harm, problem):
@@ -299,8 +293,8 @@ def test_an_empty_field_leaves_a_new_tree_open_and_a_crash_is_its_last_line(tmp_
 
 
 def test_a_tool_that_does_not_end_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(check_tree, '_MAX_S', 0.01)
-    done = package(write_five(tmp_path / 'runs'), tmp_path)
+    monkeypatch.setattr(official, '_MAX_S', 0.01)
+    done = package(DIGITS, tmp_path)
     assert done.returncode == 1 and 'package_checker crashed: no answer after 0.01 s' in done.stdout
 
 
@@ -310,7 +304,8 @@ def test_scores_that_differ_are_said(tmp_path, official, scored, is_said):
     made = Package(tmp_path, oddities=('result_0.txt: x',), official_score_minutes=official)
     text = ('the scores differ: result_summarizer gives 0.44 min, the logs as they are read here 0.48 min; a round '
             'takes that of result_summarizer; what is said of the logs above tells why')
-    assert (f'  mind: {text}' in render_package(made, 'x', scored).splitlines()) == is_said
+    rendered = render_package(made, 'x', scored)
+    assert (f'  mind: {text}' in rendered.splitlines()) == ('differ' in rendered) == is_said
     scaled = replace(made, findings=(('scaling', '1.1 for box'),))
     assert 'differ' not in render_package(scaled, 'x', scored)
 
@@ -320,7 +315,6 @@ def test_scores_that_differ_are_said(tmp_path, official, scored, is_said):
     (['runs', '--org', 'us'], '--system SYSTEM, --out DIR: missing'),
     (['--check', 'x', '--org', 'us'], '--check: looks at a finished tree and builds none; got --org too'),
     (['--check', 'x'], '--check: x has no folder results'),
-    (['x', '--round', 'v0.7'], "--round: got 'v0.7', expected a round that is packaged: v1.0, v1.1, v2.0"),
     ([DIGITS, ROOT / 'logs/digits_sweep/1x1', '--org', 'us', '--system', 'x', '--out', 'o'], 'RUNS: got 2 sets')])
 def test_options_that_do_not_go_together(words, said):
     done = call('package', *words)
@@ -328,15 +322,13 @@ def test_options_that_do_not_go_together(words, said):
 
 
 def test_without_mlperf_logging_one_line_says_what_to_install(tmp_path, monkeypatch):
-    folder = write_five(tmp_path / 'runs')
     monkeypatch.setitem(sys.modules, 'mlperf_logging', None)
     for name in [n for n in sys.modules if n.startswith('mlperf_logging.')]:
         monkeypatch.delitem(sys.modules, name)
-    done = package(folder, tmp_path)
-    assert (done.returncode, done.stdout) == (2, '') and not (tmp_path / 'out').exists()
-    assert done.stderr == "mlperf-rn50: needs mlperf-logging: pip install 'mlperf-rn50[check]'\n"
-
-
-def test_gaps_are_those_that_matter():
-    assert find_gaps({'cooling': '', 'hw_notes': '', 'accelerators_per_node': '0', 'accelerator_frequency': ''}) == [
-        'cooling']
+    for words, code in [(['package', DIGITS, '--org', 'us', '--system', 'box', '--out', tmp_path / 'out'], 2),
+                        (['check', DIGITS], 2), (['check', DIGITS, '--ruleset', 'v0.5'], 0)]:  # whose checker is ours
+        done = call(*words)
+        assert done.returncode == code and not (tmp_path / 'out').exists()
+        if code:
+            assert (done.stdout, done.stderr) == (
+                '', "mlperf-rn50: needs mlperf-logging: pip install 'mlperf-rn50[check]'\n")

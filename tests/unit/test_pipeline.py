@@ -4,11 +4,12 @@ import threading
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from helpers import HANG_LIMIT_S
-from numbered import make_config, ramp
+from numbered import make_config, ramp, with_data
 
 from mlperf_rn50.config import Config, DataConfig, ModelConfig
 from mlperf_rn50.data import pipeline
@@ -23,10 +24,6 @@ from mlperf_rn50.errors import DataError
 def numbered(tmp_path_factory):
     """Configurations of 21, 22 and 23 numbered images: around multiples of the batches below."""
     return {n: make_config(tmp_path_factory.mktemp('numbered') / str(n), ramp(n), num_val=n) for n in (21, 22, 23, 24)}
-
-
-def with_data(config, **keys) -> Config:
-    return replace(config, data=replace(config.data, **keys))
 
 
 # Property tests prove that the shards partition the data for every world and size; these show that DALI follows them.
@@ -65,26 +62,19 @@ def size_of(records, labels):
     return int(sum(records.num_bytes(np.array([label])) for label in labels))
 
 
-def test_batches_say_how_many_bytes_were_read_for_them(numbered):
+@pytest.mark.parametrize('nodes', [(0, 0, 0), (0, 1, 2)])
+def test_batches_say_how_many_bytes_were_read_for_them(numbered, nodes):
     config = numbered[21]
     records = RecordFile(Path(config.data.dir) / 'train.rec')
-    whole = records.path.stat().st_size
-    assert records.num_bytes(np.arange(21)) == whole
-    for nodes, news in [((0, 0, 0), (whole, 0)), ((0, 1, 2), None)]:
-        known, totals = [set() for _ in nodes], []
-        shards = [Shard(21, r, 3, 2, 1, nodes) for r in range(3)]
-        streams = [train_batches(config, s, 9, 0, None) for s in shards]
-        for _ in range(2):
-            num_new, before = 0, [set(k) for k in known]
-            for rank, (shard, stream) in enumerate(zip(shards, streams)):
-                for batch in islice(stream, shard.steps_per_epoch):
-                    labels = batch.labels.asnumpy().tolist()
-                    assert batch.num_bytes == size_of(records, labels)
-                    num_new += batch.num_new_bytes
-                    known[nodes[rank]] |= set(labels)
-            totals.append(num_new)
-            assert num_new == sum(size_of(records, k - b) for k, b in zip(known, before))
-        assert news is None or tuple(totals) == news
+    shards = [Shard(21, r, 3, 2, 1, nodes) for r in range(3)]
+    streams, known = [train_batches(config, s, 9, 0, None) for s in shards], [set() for _ in nodes]
+    for _ in range(2 * shards[0].steps_per_epoch):
+        for node, stream in zip(nodes, streams):
+            batch = next(stream)
+            labels = batch.labels.asnumpy().tolist()
+            assert batch.num_bytes == size_of(records, labels)
+            assert batch.num_new_bytes == size_of(records, set(labels) - known[node])
+            known[node] |= set(labels)
     batch = next(eval_batches(config, Shard(21, 0, 1, 5), None)())
     assert (batch.num_bytes, batch.num_new_bytes) == (size_of(records, batch.labels.asnumpy()), 0)
 
@@ -92,22 +82,19 @@ def test_batches_say_how_many_bytes_were_read_for_them(numbered):
 def test_building_reads_no_image(numbered, monkeypatch):
     reads, read = [], RecordFile.read
     monkeypatch.setattr(RecordFile, 'read', lambda self, position: (reads.append(position), read(self, position))[1])
-    built, build = [], pipeline.build_pipeline
-    monkeypatch.setattr(pipeline, 'build_pipeline', lambda *a: (built.append(0), build(*a))[1])
-    before = set(threading.enumerate())
-    train, evaluate = (train_batches(numbered[21], Shard(21, 0, 1, 5), 1, 0, None),
-                       eval_batches(numbered[21], Shard(21, 0, 1, 5), None))
-    start = evaluate()
-    assert len(built) == 2
+    build = Mock(wraps=pipeline.build_pipeline)
+    monkeypatch.setattr(pipeline, 'build_pipeline', build)
+    before, shard = set(threading.enumerate()), Shard(21, 0, 1, 5)
+    train, evaluation = train_batches(numbered[21], shard, 1, 0, None), eval_batches(numbered[21], shard, None)()
+    assert build.call_count == 2
     # The order of the first epoch is drawn, in a thread that is the only one so far.
-    assert [t.name for t in set(threading.enumerate()) - before] == ['ahead_0']
-    for t in set(threading.enumerate()) - before:
-        t.join(0.2)
-    assert not reads
+    [thread] = set(threading.enumerate()) - before
+    thread.join(0.2)
+    assert thread.name == 'ahead_0' and not reads
     next(train)
-    assert len(reads) >= 5
     num_reads = len(reads)
-    next(start)
+    assert num_reads >= 5
+    next(evaluation)
     assert len(reads) > num_reads
 
 

@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,16 +12,17 @@ from PIL import Image
 
 from mlperf_rn50.cli.prepare import make_parser
 from mlperf_rn50.data import prepare as packing
-from mlperf_rn50.data import sources
+from mlperf_rn50.data import samples
+from mlperf_rn50.data.cifar10 import cifar10
 from mlperf_rn50.data.records import RecordFile, load_manifest
 from mlperf_rn50.data.verify import dump_manifest, verify
 from mlperf_rn50.errors import DataError
 
 
-def picture(seed, size=(40, 30), kind='JPEG') -> bytes:
+def picture(seed) -> bytes:
+    """A JPEG of 40 by 30 pixels."""
     buffer = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(buffer, kind)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (30, 40, 3), np.uint8)).save(buffer, 'JPEG')
     return buffer.getvalue()
 
 
@@ -36,21 +36,25 @@ def contents(folder, split):
     return [(r.label, r.image.tobytes()) for r in map(records.read, range(len(records)))]
 
 
+def write_files(folder, files: dict[str, bytes]):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
 @pytest.fixture
 def pictures(tmp_path):
     """source/{train,val}/<class>/<picture>, two classes."""
-    root = tmp_path / 'source'
     for split, num in (('train', 3), ('val', 2)):
         for label, name in enumerate(('n01', 'n02')):
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            for i in range(num):
-                (folder / f'{name}_{i}.JPEG').write_bytes(picture(100 * label + i))
-    return root
+            write_files(tmp_path / 'source' / split / name,
+                        {f'{name}_{i}.JPEG': picture(100 * label + i) for i in range(num)})
+    return tmp_path / 'source'
 
 
 def test_digits_are_a_fixed_stratified_split():
-    data = sources.digits()
+    data = samples.digits()
     assert (len(data.train), len(data.validation)) == (1437, 360)
     counts = np.bincount([s.label for s in data.validation])
     assert counts.min() >= 35 and counts.max() <= 37
@@ -74,10 +78,7 @@ def test_a_second_time_only_missing_and_damaged_indexes_are_made(pictures, tmp_p
     arguments = ('folder', '--source', pictures, '--out', out)
     assert prepare(*arguments) == 0
     images, whole = contents(out, 'validation'), load_manifest(out)
-    indexes, times = ({p.name: of(p) for p in out.glob(kind)} for kind, of in (
-        ('*.index.npy', Path.read_bytes), ('*.rec', lambda p: p.stat().st_mtime_ns)))
-    assert {f'{s}.index.npy': whole['splits'][s]['index_sha256'] for s in whole['splits']} == {
-        name: hashlib.sha256(content).hexdigest() for name, content in indexes.items()}
+    times = {p: p.stat().st_mtime_ns for p in out.glob('*.rec')}
     older = load_manifest(out)
     del older['splits']['validation']['index_sha256']
     dump_manifest(out, older)
@@ -89,9 +90,8 @@ def test_a_second_time_only_missing_and_damaged_indexes_are_made(pictures, tmp_p
         capsys.readouterr()
         assert prepare(*arguments) == 0
         assert capsys.readouterr().out == f'{out}: folder is already prepared{said}'
-        assert {p.name: p.read_bytes() for p in out.glob('*.index.npy')} == indexes
         assert load_manifest(out) == whole and verify(out, 1)[1] == []
-        assert {p.name: p.stat().st_mtime_ns for p in out.glob('*.rec')} == times
+        assert {p: p.stat().st_mtime_ns for p in out.glob('*.rec')} == times
     with pytest.raises(DataError, match='holds folder, not digits; choose another folder'):
         prepare('digits', '--out', out)
 
@@ -102,24 +102,23 @@ def test_shorter_side_is_resized(pictures, tmp_path):
     assert sizes == {(20, 15)}
 
 
-def test_an_interrupted_preparation_goes_on(pictures, tmp_path, monkeypatch):
+@pytest.mark.parametrize('other, num_written', [((), 6), (('--resize-shorter', 20), 8)])
+def test_an_interrupted_preparation_goes_on_unless_it_is_another(pictures, tmp_path, monkeypatch, other, num_written):
     arguments = ('folder', '--source', pictures, '--out', tmp_path / 'out', '--workers', '1')
     monkeypatch.setattr(packing, 'PART_SIZE', 2)
     written, write_part = [], packing.write_part
 
     def stop_at_third(stem, *rest):
-        if len(written) == 2:
-            raise KeyboardInterrupt
         written.append(stem.name)
+        if len(written) == 3:
+            raise KeyboardInterrupt
         return write_part(stem, *rest)
     monkeypatch.setattr(packing, 'write_part', stop_at_third)
     with pytest.raises(KeyboardInterrupt):
         prepare(*arguments)
     assert not (tmp_path / 'out/manifest.json').exists()
-    more = []
-    monkeypatch.setattr(packing, 'write_part', lambda stem, *rest: (more.append(stem.name), write_part(stem, *rest))[1])
-    assert prepare(*arguments) == 0
-    assert not set(more) & set(written) and len(more) + len(written) == 5
+    assert prepare(*arguments, *other) == 0
+    assert len(set(written)) == 5 and len(written) == num_written
     assert len(contents(tmp_path / 'out', 'train')) == 6
     assert not (tmp_path / 'out/.parts').exists()
 
@@ -158,15 +157,12 @@ def tar_of(files: dict[str, bytes]) -> bytes:
 @pytest.fixture
 def imagenet_tars(tmp_path):
     """The two tars of ILSVRC2012, with three synsets."""
-    source = tmp_path / 'ILSVRC2012'
-    source.mkdir()
     inner = {f'{s}.tar': tar_of({f'{s}_{i}.JPEG': picture(10 * k + i) for i in range(2)})
              for k, s in enumerate(('n03', 'n01', 'n02'))}
-    (source / 'ILSVRC2012_img_train.tar').write_bytes(tar_of(inner))
     val = {f'ILSVRC2012_val_{i:08d}.JPEG': picture(90 + i) for i in (2, 1, 3)}
-    (source / 'ILSVRC2012_img_val.tar').write_bytes(tar_of(val))
-    (source / 'truth.txt').write_text('n02\nn01\nn03\n')
-    return source
+    return write_files(tmp_path / 'ILSVRC2012', {
+        'ILSVRC2012_img_train.tar': tar_of(inner), 'ILSVRC2012_img_val.tar': tar_of(val),
+        'truth.txt': b'n02\nn01\nn03\n'})
 
 
 def test_imagenet_from_tars(imagenet_tars, tmp_path):
@@ -214,37 +210,31 @@ def as_binary():
 
 
 def as_png():
-    def sheet(k):
-        buffer = io.BytesIO()
-        Image.fromarray(PIXELS[k].reshape(4, 1024, 3)).save(buffer, 'PNG')
-        return buffer.getvalue()
-    labels = {'train_lables.json': json.dumps(LABELS[:5].ravel().tolist()).encode(),
-              'test_lables.json': json.dumps(LABELS[5].tolist()).encode()}
-    return {**{f'{n}.png': sheet(k) for k, n in enumerate(FILES)}, **labels}
+    sheets = samples.from_pixels(PIXELS.reshape(6, 4, 1024, 3), range(6), '')
+    return {**{f'{n}.png': s.data for n, s in zip(FILES, sheets)},
+            'train_lables.json': json.dumps(LABELS[:5].ravel().tolist()).encode(),
+            'test_lables.json': json.dumps(LABELS[5].tolist()).encode()}
 
 
 @pytest.mark.parametrize('form, is_archive', [(as_binary, True), (as_png, False)], ids=['archive-as_binary', 'as_png'])
 def test_cifar10_in_every_form(tmp_path, form, is_archive):
+    source = tmp_path / 'cifar.tar.gz' if is_archive else tmp_path
     if is_archive:
-        source = tmp_path / 'cifar.tar.gz'
         source.write_bytes(gzip.compress(tar_of({f'cifar-10/{name}': content for name, content in form().items()})))
     else:
-        source = tmp_path / 'cifar'
-        source.mkdir()
-        for name, content in form().items():
-            (source / name).write_bytes(content)
-    data = sources.cifar10(source)
+        write_files(source, form())
+    data = cifar10(source)
     assert [s.label for s in data.train] == LABELS[:5].ravel().tolist()
     decoded = np.stack([np.asarray(Image.open(io.BytesIO(s.read()))) for s in data.train + data.validation])
     np.testing.assert_array_equal(decoded, PIXELS.reshape(-1, 32, 32, 3))
 
 
 def test_a_missing_batch_is_named(tmp_path):
-    for name, content in as_binary().items():
-        (tmp_path / name).write_bytes(content)
-    (tmp_path / 'data_batch_4.bin').unlink()
+    files = as_binary()
+    del files['data_batch_4.bin']
+    write_files(tmp_path, files)
     with pytest.raises(DataError, match='data_batch_4.*use cifar-10-binary.tar.gz'):
-        sources.cifar10(tmp_path)
+        cifar10(tmp_path)
 
 
 @pytest.mark.parametrize('content', ['[["a"', '[1]'])

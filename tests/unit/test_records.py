@@ -49,6 +49,8 @@ def test_a_vector_label_gives_its_first_entry(tmp_path):
     (lambda rec, idx: idx.write_text('0\t0\n1\t999999\n'), 'do not fit'),
     (lambda rec, idx: idx.write_text('0\t0\n1\n'), 'two per image'),
     (lambda rec, idx: idx.unlink(), 'make it with'),
+    (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:8] + b'\xff' * 4 + rec.read_bytes()[12:]),
+     'its header says 4294967295 labels'),
 ])
 def test_damage_is_named(tmp_path, damage, message):
     path = write(tmp_path, [b'a' * 40, b'b' * 40, b'c' * 40])
@@ -90,9 +92,8 @@ def test_an_index_in_another_order_than_the_file_is_parsed(tmp_path):
     path = write(tmp_path, [b'a' * 4, b'b' * 40, b'c' * 8])
     lines = path.with_suffix('.idx').read_text().splitlines()
     path.with_suffix('.idx').write_text('\n'.join(lines[::-1]))
-    records = RecordFile(path)
-    assert [records.read(i).image.tobytes()[:1] for i in range(3)] == [b'c', b'b', b'a']
-    assert records.num_bytes(np.arange(3)) == path.stat().st_size
+    assert [r.image.tobytes()[:1] for r in read_all(path)] == [b'c', b'b', b'a']
+    assert RecordFile(path).num_bytes(np.arange(3)) == path.stat().st_size
 
 
 def changed(index, value):
@@ -146,11 +147,8 @@ def test_manifest_and_configuration_must_agree(tmp_path):
         open_split(replace(data, num_train=4), 'train')
     with pytest.raises(DataError, match='says numbered, the configuration imagenet'):
         open_split(replace(data, dataset='imagenet'), 'train')
-
-
-def test_missing_folder_says_how_to_make_it(tmp_path):
-    with pytest.raises(DataError, match='mlperf-rn50 prepare'):
-        open_split(DataConfig(dir=str(tmp_path / 'none')), 'train')
+    with pytest.raises(DataError, match='no such file; make the data with: mlperf-rn50 prepare'):
+        open_split(replace(data, dir=str(tmp_path / 'none')), 'train')
 
 
 @pytest.mark.parametrize('label', [-float('inf'), 1.5])
@@ -159,16 +157,18 @@ def test_a_label_that_is_no_whole_number_is_named(tmp_path, label):
         read_all(write(tmp_path, [b'a', b'b'], labels=[0, label]))
 
 
-def test_a_label_vector_that_is_longer_than_its_record_is_named(tmp_path):
-    path = write(tmp_path, [b'image'])
-    content = path.read_bytes()
-    path.write_bytes(content[:8] + (2**32 - 1).to_bytes(4, 'little') + content[12:])
-    with pytest.raises(DataError, match='its header says 4294967295 labels'):
-        RecordFile(path).read(0)
-
-
 GOOD = {'format': 1, 'dataset': 'd', 'classes': ['a', 'b'],
         'splits': {name: {'num_images': 1, 'rec_bytes': 1} for name in ('train', 'validation')}}
+
+
+def test_classes_have_their_names_or_numbers(tmp_path):
+    data = DataConfig(dir=str(tmp_path), num_classes=2)
+    assert class_names(data) == ['0', '1']
+    (tmp_path / 'manifest.json').write_text(json.dumps(GOOD))
+    assert class_names(data) == ['a', 'b']
+    assert class_names(replace(data, synthetic=True)) == ['0', '1']
+    with pytest.raises(DataError, match='says 2, the configuration 3; set data.num_classes or data.dir'):
+        class_names(replace(data, num_classes=3))
 
 
 @pytest.mark.parametrize('content, said', [

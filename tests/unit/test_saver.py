@@ -34,22 +34,15 @@ def fail():
     raise CheckpointError('the disk is full')
 
 
-def test_an_error_is_told_once_at_the_next_step():
+def test_an_error_is_told_once_at_the_next_step_at_the_end_or_by_the_next_one():
     saver = Saver()
-    saver.submit(fail)
-    wait([saver._pending])
-    with pytest.raises(CheckpointError, match='the disk is full'):
-        saver.check()
-    saver.check()
-    saver.finish()
-
-
-def test_an_error_is_not_lost_at_the_end_nor_by_the_next_one():
-    saver = Saver()
-    for after in (saver.finish, lambda: saver.submit(lambda: None)):
+    for after in (saver.check, saver.finish, lambda: saver.submit(lambda: None)):
         saver.submit(fail)
+        wait([saver._pending])
         with pytest.raises(CheckpointError, match='the disk is full'):
             after()
+        saver.check()
+        saver.finish()
 
 
 def test_a_checkpoint_that_filled_the_disk_is_named_before_what_had_no_room_beside_it(monkeypatch):

@@ -1,29 +1,11 @@
 """Speed-up and efficiency, and their causes."""
 import pytest
-from lines import write_set
+from lines import write_lines, write_set
+from made_systems import studies_of, study_of
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.study import scaling
 from mlperf_rn50.study.report_text import render_table
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
-
-
-def study_of(folder, baseline=None):
-    studies = make_studies(load_systems([folder]), baseline)
-    assert len(studies) == 1
-    return studies[0]
-
-
-def rows_of(text, title):
-    """The rows of a table as lists of words."""
-    lines = text.partition(f'{title}\n')[2].split('\n\n')[0].splitlines()
-    return [line.split() for line in lines[2:]]
-
-
-def test_speedup_and_efficiency():
-    assert scaling.speedup(300, 100) == 3
-    assert scaling.efficiency(300, 4, 100, 16) == 0.75
 
 
 @pytest.mark.parametrize('units, rate, ideal, percent', [(4, 2425, 2504, 97), (8, 4500, 5008, 90)])
@@ -42,14 +24,9 @@ def test_study_1_epochs_and_speedups(tmp_path):
         write_set(tmp_path / f'{nodes}x4', 1, nodes=nodes, ranks=4 * nodes, accuracies=(0.749,), period=epochs,
                   epoch_s=epoch_s, eval_s=0.0, batch=256 * nodes, target=0.749)
     study = study_of(tmp_path)
-    text = render_table([study])
-    rows = rows_of(text, 'Epochs to converge and time to train')
-    table = {row[0]: row for row in rows if 'x4' in row[0]}
-    assert [table[f'{n}x4'][-3] for n in STUDY_1] == ['1.0', '1.8', '3.3', '4.9']
-    assert [table[f'{n}x4'][7] for n in STUDY_1] == ['61', '62', '65', '81']
-    assert [s.epochs_mean for s in study.systems] == [61, 62, 65, 81]
-    for comparison in study.comparisons:
-        assert comparison.identity_error < 1e-6
+    assert [(s.epochs_mean, round(c.speedup, 3)) for s, c in zip(study.systems, study.comparisons)] == [
+        *STUDY_1.values()]
+    assert all(c.identity_error < 1e-6 for c in study.comparisons)
     # 8 nodes: eight times the accelerators, 4.9 times as fast; 81 epochs for 61 cost a quarter, hardware the rest.
     last = study.comparisons[-1]
     assert last.epoch_ratio == pytest.approx(61 / 81) and last.efficiency == pytest.approx(4.9 / 8, rel=1e-3)
@@ -97,15 +74,15 @@ def test_a_difference_finer_than_the_grid_of_evaluations_is_weak(tmp_path):
     write_set(tmp_path / 'a', 3, accuracies=(0.5, 0.76), period=4)
     write_set(tmp_path / 'b', 3, accuracies=lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76), period=4, nodes=2,
               ranks=8)
-    assert 'b: 1.3 epochs from a on average, less than the 4 between two evaluations: weak evidence' in study_of(
-        tmp_path).notes
+    said = 'b: 1.3 epochs from a on average, less than the 4 between two evaluations: weak evidence'
+    assert said in study_of(tmp_path).notes
 
 
 def test_other_targets_and_data_are_other_studies(tmp_path):
     write_set(tmp_path / 'a', 1)
     write_set(tmp_path / 'b', 1, target=0.749)
     write_set(tmp_path / 'c', 1, train_samples=1437)
-    assert len(make_studies(load_systems([tmp_path]))) == 3
+    assert len(studies_of(tmp_path)) == 3
 
 
 def test_the_baseline_is_the_smallest_that_converged_or_the_one_that_is_named(tmp_path):
@@ -115,19 +92,47 @@ def test_the_baseline_is_the_smallest_that_converged_or_the_one_that_is_named(tm
     study = study_of(tmp_path)
     assert study.baseline.name == '2n' and study.comparisons[0] is None
     assert study.comparisons[2].speedup == pytest.approx(14 / 8)
-    named = study_of(tmp_path, '4n')
+    named = study_of(tmp_path, baseline='4n')
     assert named.comparisons[1].speedup == pytest.approx(8 / 14)
     with pytest.raises(UserError, match='--baseline: got 3n, expected one of: 1n, 2n, 4n'):
-        study_of(tmp_path, '3n')
+        study_of(tmp_path, baseline='3n')
     write_set(tmp_path / 't/4n', 1, nodes=4, ranks=16)
-    with pytest.raises(UserError, match='4n names 2 systems'):
-        make_studies(load_systems([tmp_path]), '4n')
+    for name, said in (('4n', '4n names 2 systems'), ('3n', 'expected one of: 1n, 2n, 4n$')):  # each name once
+        with pytest.raises(UserError, match=said):
+            studies_of(tmp_path, baseline=name)
 
 
 def test_a_system_without_a_log_is_shown_with_its_study(tmp_path):
     write_set(tmp_path / '1x4', 2)
-    (tmp_path / '2x4').mkdir()
-    (tmp_path / '2x4/result_0.txt').write_text('killed before the first line of a log\n')
+    write_lines(tmp_path / '2x4/result_0.txt', ['killed before the first line of a log'])
     study = study_of(tmp_path)
     assert [s.name for s in study.systems] == ['1x4', '2x4'] and study.comparisons[1] is None
     assert '2x4: 1 of 1 logs cannot be read: it counts as not converged' in render_table([study])
+
+
+@pytest.mark.parametrize('names, is_alike, is_one', [
+    (('unnamed', 'unnamed'), False, False), (('box', 'box'), True, True), (('1xbox', '2xbox'), True, False),
+    (('2xDGX-1', '12xDGX-2H'), False, False)])
+def test_an_efficiency_between_unknown_accelerators_says_what_it_supposes(tmp_path, names, is_alike, is_one):
+    for nodes, name in zip((1, 2), names):
+        write_set(tmp_path / f's/{nodes}n', 1, nodes=nodes, ranks=4 * nodes, platform=name, number_of_nodes=nodes)
+    study = study_of(tmp_path)
+    assert [s.num_nodes for s in study.systems] == [1, 2] and study.comparisons[1].efficiency
+    said = 'the accelerator of 1n, 2n is not known: an efficiency supposes that all are alike'
+    assert study.cautions == (() if is_alike else (said,))
+    assert [n for n in study.notes if n.startswith('all ran on')] == (['all ran on: box'] if is_one else [])
+
+
+def test_of_many_splits_only_the_widest_is_shown_and_said(tmp_path):
+    def study_with(num_systems):
+        for i in range(num_systems):
+            write_set(tmp_path / f'{num_systems}/{i:02d}', 1, nodes=1 + i % 2, ranks=16, epoch_s=10.0 + (i * 7) % 11)
+        return study_of(tmp_path / str(num_systems))
+    most = scaling.MAX_OF_SPLITS
+    assert len(study_with(most).splits) == (most // 2) ** 2
+    many = study_with(2 * most)
+    fastest = max(many.systems, key=lambda s: s.images_per_s)
+    slowest = min(s.images_per_s for s in many.systems if s.num_nodes != fastest.num_nodes)
+    assert [x.difference for x in many.splits] == [fastest.images_per_s / slowest - 1]
+    assert ('of the 16 systems of 16 accelerators, only the fastest and the slowest on another number of nodes stand '
+            'side by side') in many.notes

@@ -1,26 +1,129 @@
-"""Sets are judged one by one: a bad one is refused and the others are reported; copies and lost lines are found."""
+"""Sets of runs: which may be pooled, their score, how weak their evidence is; a bad one is refused, others reported."""
 import csv
 import io
+import itertools
 import json
 import os
-import shutil
+import random
+import re
 import socket
 from dataclasses import replace
 
 import pytest
-from helpers import call
-from lines import write_set
+from helpers import ROOT, call
+from lines import mllog, run_lines, write_lines, write_set
+from made_systems import study_of
 
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.mlperf.copies import find_copies
+from mlperf_rn50.mlperf.reader import read_run
 from mlperf_rn50.mlperf.run import LogWarning
-from mlperf_rn50.study.convergence import System
+from mlperf_rn50.study.convergence import System, score_minutes
 from mlperf_rn50.study.report_text import render_table
-from mlperf_rn50.study.scaling import make_studies
 from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.study.time_parts import Parts
+
+MINUTES = 60.0
+TIME = re.compile(r'("time_ms": )(\d+)')
+START_MS = 1_600_000_000_000
+REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt; runs that differ in it are no set: report '
+           'them apart')
 
 
-def by_name(folder):
-    return {s.name: s for s in load_systems([folder])}
+def only(folder):
+    system, = load_systems([folder])
+    return system
+
+
+@pytest.mark.parametrize('times, score', [
+    ([1, 2, 3, 4, 5], 3.0), ([5, 1, 4, 2, 3], 3.0), ([1, 1, 1, 1, 100], 1.0),
+    ([10, 2, 3, 4, None], 17 / 3),  # a run without convergence is the slowest: the fastest is dropped all the same
+    ([1, 2, 3, None, None], None), ([None] * 5, None), ([1, 2, 3, 4], None), ([1, 2, 3, 4, 5, 6], None), ([], None)])
+def test_the_score_drops_fastest_and_slowest_of_five(times, score):
+    found = score_minutes([None if t is None else MINUTES * t for t in times])
+    assert found == (None if score is None else pytest.approx(score))
+
+
+def test_a_set_of_five(tmp_path):
+    system = only(write_set(tmp_path / 'study/box', epoch_s=lambda k: 10.0 + k, nodes=2, ranks=8))
+    assert (system.name, system.study_name, len(system.converged)) == ('box', 'study', 5)
+    assert (system.num_nodes, system.num_accelerators, system.num_units, system.global_batch_size) == (2, 8, 8, 64)
+    assert system.epochs == (2,) * 5 and system.epochs_mean == 2
+    # Two epochs of 10 to 14 s and two evaluations of 1 s: 22 to 30 s; the middle three are 24, 26, 28.
+    assert system.score_minutes == pytest.approx(26 / 60) and system.time_s == pytest.approx(26)
+    assert system.epoch_s == pytest.approx(12) and system.images_per_s == pytest.approx(1_281_167 / 12)
+    assert system.warnings == ()
+
+
+def test_one_aborted_run_counts_as_the_slowest_and_two_make_the_set_invalid(tmp_path):
+    one = only(write_set(tmp_path / 'one', epoch_s=lambda k: 10.0 + k,
+                         status=lambda k: 'aborted' if k == 0 else 'success'))
+    # 24, 26, 28, 30 and the aborted one, which was fast but is the slowest: 26, 28, 30.
+    assert one.score_minutes == pytest.approx(28 / 60) and [r.status for r in one.runs].count('aborted') == 1
+    assert '1 of 5 runs did not converge' in one.warnings
+    two = only(write_set(tmp_path / 'two', epoch_s=lambda k: 10.0 + k, status=lambda k: None if k < 2 else 'success'))
+    assert two.score_minutes is None and two.time_s == pytest.approx(28)
+
+
+def test_fewer_than_five_have_a_mean_and_a_spread(tmp_path):
+    system = only(write_set(tmp_path / 'three', 3, epoch_s=lambda k: 10.0 + k))
+    assert system.score_minutes is None and system.time_s == pytest.approx(24) and system.spread_s == pytest.approx(2)
+    single = only(write_set(tmp_path / 'single', 1, first_s=30, eval_s=2, accuracies=(0.5, 0.6, 0.76)))
+    assert single.spread_s is None and single.parts == Parts(4, 30, 20, 6, 0) and single.parts.on_clock_s == 56
+
+
+@pytest.mark.parametrize('num_runs, keys, said', [
+    (3, {}, ['no MLPerf score: it takes 5 runs, here are 3']),
+    (1, {}, ['no MLPerf score: it takes 5 runs, here is 1; one run says nothing about the spread']),
+    (5, {'seed': 9}, ['5 runs have the same seed 9']),
+    (5, {'period': 4, 'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76)},
+     ['the runs differ by one evaluation, earlier or later: a finer grid would tell more']),
+    (5, {'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.5, 0.6, 0.76)}, []),
+    (5, {'status': lambda k: 'success' if k > 1 else 'aborted'}, [
+        '2 of 5 runs did not converge', 'no MLPerf score: two or more runs without convergence make the set invalid'])])
+def test_what_weakens_a_set_is_said(tmp_path, num_runs, keys, said):
+    assert list(only(write_set(tmp_path, num_runs, epoch_s=lambda k: 10.123 + k, **keys)).warnings) == said
+
+
+def test_a_file_that_is_no_log_is_a_run_that_did_not_converge(tmp_path):
+    folder = write_set(tmp_path, 4)
+    (folder / 'result_4.txt').write_text('Segmentation fault\n')
+    system = only(folder)
+    assert [r.status for r in system.runs] == ['converged'] * 4 + ['unreadable'] and system.score_minutes is not None
+    assert any(w.startswith('result_4.txt: no MLPerf log line in it') for w in system.warnings)
+    with pytest.raises(UserError, match='result_4.txt: no MLPerf log line'):
+        load_systems([folder / 'result_4.txt'])
+    write_lines(folder / 'result_4.txt', run_lines()[:6])  # killed early
+    assert [r.status for r in only(folder).runs] == ['converged'] * 4 + ['failed']
+    write_lines(tmp_path / '2x1/result_0.txt', [])  # killed before its first line
+    assert sorted(len(s.runs) for s in load_systems([tmp_path])) == [1, 5]
+
+
+@pytest.mark.parametrize('field, values', [
+    ('sgd_opt_base_learning_rate', {'optimizer': lambda k: {'sgd_opt_base_learning_rate': 0.1 + k}}),
+    ('num_nodes', {'nodes': lambda k: 1 if k else 2}),
+    ('target_accuracy', {'target': lambda k: 0.7 if k else 0.75}),
+    ('num_accelerators', {'ranks': lambda k: 4 if k else 8})])
+def test_runs_that_differ_are_not_pooled(tmp_path, field, values):
+    write_set(tmp_path, 3, **values)
+    assert re.match(f'{field} is .* in result_0.txt and .* in result_1.txt; .* report them', only(tmp_path).refusal)
+    assert len(load_systems([tmp_path / 'result_1.txt'])) == 1
+
+
+def test_folders_of_other_benchmarks_are_left_out(tmp_path):
+    write_set(tmp_path / 'v1.0/us/results/box/resnet', 2)
+    write_lines(tmp_path / 'v1.0/us/results/box/bert/result_0.txt', [mllog('submission_benchmark', 0, 'bert')])
+    assert len(only(tmp_path).runs) == 2
+    with pytest.raises(UserError, match="benchmark 'bert', expected resnet"):
+        load_systems([tmp_path / 'v1.0/us/results/box/bert'])
+
+
+def test_only_numbered_results_are_looked_for(tmp_path):
+    write_lines(write_set(tmp_path, 2) / 'result_0_v0.6.txt', ['another form of result_0'])
+    assert [r.path.name for r in only(tmp_path).runs] == ['result_0.txt', 'result_1.txt']
+    (tmp_path / 'empty').mkdir()
+    with pytest.raises(UserError, match='no result_<k>.txt in it'):
+        load_systems([tmp_path / 'empty'])
 
 
 @pytest.fixture
@@ -30,10 +133,6 @@ def tree(tmp_path):
         write_set(tmp_path / f'study/{nodes}n', nodes=nodes, ranks=4 * nodes, epoch_s=40.0 / nodes,
                   batch=lambda k, nodes=nodes: 32 if nodes == 2 and k == 3 else 64 * nodes)
     return tmp_path
-
-
-REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt; runs that differ in it are no set: report '
-           'them apart')
 
 
 def test_a_refused_set_is_a_row_with_its_reason_and_the_others_are_reported(tree):
@@ -47,26 +146,19 @@ def test_a_refused_set_is_a_row_with_its_reason_and_the_others_are_reported(tree
                 'time_to_train_mean_s', 'time_to_train_spread_s', 'images_per_s', 'time_parts_s', 'efficiency'):
         assert refused[key] is None and (first[key] is not None or key == 'dataset'), key
     assert (refused['num_nodes'], refused['num_converged']) == (2, 5)
-
-
-@pytest.mark.parametrize('form', ['table', 'markdown', 'csv', 'html'])
-def test_every_form_has_the_reason(tree, form):
-    done = call('report', tree, '--format', form)
-    assert (done.returncode, done.stderr) == (1, '') and REFUSAL in done.stdout
-    if form == 'csv':
-        assert [r['refusal'] for r in csv.DictReader(io.StringIO(done.stdout))] == [*[''] * 10, *[REFUSAL] * 5]
-    else:
-        assert 'refused: global_batch_size is 128 in result_0.txt and 32 in result_3.txt' in done.stdout
+    rows = csv.DictReader(io.StringIO(call('report', tree, '--format', 'csv').stdout))
+    assert [r['refusal'] for r in rows] == [*[''] * 10, *[REFUSAL] * 5]
 
 
 def test_a_refused_set_is_compared_with_nothing(tree):
-    study, = make_studies(load_systems([tree]))
+    study = study_of(tree)
     assert [s.name for s in study.systems] == ['1n', '4n', '2n'] and study.baseline.name == '1n'
     assert study.comparisons[2] is None and study.rates[2] is None and not study.splits
     with pytest.raises(UserError, match='--baseline: 2n is no set: global_batch_size is 128'):
-        make_studies(load_systems([tree]), '2n')
-    alone, = make_studies(load_systems([tree / 'study/2n']))
-    assert alone.comparisons == (None,) and 'Speed-up and efficiency against' not in render_table([alone])
+        study_of(tree, baseline='2n')
+    alone = study_of(tree / 'study/2n')
+    text = render_table([alone])
+    assert alone.comparisons == (None,) and 'Speed-up and efficiency against' not in text and text.count(REFUSAL) == 1
     done = call('package', tree / 'study/2n', '--org', 'us', '--system', 'x', '--out', tree / 'out')
     assert done.returncode and REFUSAL in done.stdout + done.stderr and not (tree / 'out').exists()
 
@@ -75,20 +167,13 @@ def test_a_copy_with_another_seed_is_no_run_of_its_own(tmp_path):
     write_set(tmp_path, epoch_s=lambda k: 10.123 + k, eval_s=1.01)
     copied = (tmp_path / 'result_1.txt').read_text().replace('"key": "seed", "value": 2', '"key": "seed", "value": 77')
     (tmp_path / 'result_3.txt').write_text(copied)
-    system, = load_systems([tmp_path])
+    system = only(tmp_path)
     assert (len(system.runs), len(system.counted), len(system.converged), system.score_minutes) == (5, 4, 4, None)
     assert system.runs[3].seed == 77 and system.warnings[0].startswith('result_3.txt is a copy of result_1.txt')
     assert 'no MLPerf score: it takes 5 runs, here are 4' in system.warnings
     assert system.time_s == pytest.approx(2 * (10.123 + (0 + 1 + 2 + 4) / 4 + 1.01))
     found = json.loads(call('report', tmp_path, '--format', 'json').stdout)['systems'][0]
     assert (found['num_runs'], found['num_converged'], found['score_minutes']) == (5, 4, None)
-
-
-def test_a_copy_of_a_system_of_the_same_name_names_its_folder(tmp_path):
-    write_set(tmp_path / 'x/box', 1, epoch_s=10.123)
-    shutil.copytree(tmp_path / 'x/box', tmp_path / 'y/box')
-    found = [text for s in load_systems([tmp_path]) for text in s.doubts]
-    assert found == [f'result_0.txt has the times of result_0.txt of {tmp_path / "x/box"}: one is a copy of the other']
 
 
 def test_a_folder_that_cannot_be_read_is_named(tree, monkeypatch):
@@ -99,14 +184,12 @@ def test_a_folder_that_cannot_be_read_is_named(tree, monkeypatch):
             raise PermissionError(13, 'Permission denied', str(path))
         return scan(path)
     monkeypatch.setattr(os, 'scandir', refuse)
-    done = call('report', tree)
-    assert (done.returncode, done.stderr) == (1, '')
-    assert 'refused: the folder cannot be read: Permission denied' in done.stdout
-    assert by_name(tree)['2n'].refusal == 'the folder cannot be read: Permission denied'
-    study, = make_studies(load_systems([tree]))
+    study = study_of(tree)
+    assert study.systems[2].refusal == 'the folder cannot be read: Permission denied'
     assert study.baseline.name == '1n' and [c is None for c in study.comparisons] == [False, False, True]
     done = call('report', tree / 'study/2n')  # alone, too
-    assert done.returncode == 1 and 'Permission denied' in done.stdout
+    assert (done.returncode, done.stderr) == (1, '')
+    assert 'refused: the folder cannot be read: Permission denied' in done.stdout
 
 
 def test_a_description_in_a_folder_that_may_not_be_entered_is_left_out(tmp_path, monkeypatch):
@@ -118,13 +201,14 @@ def test_a_description_in_a_folder_that_may_not_be_entered_is_left_out(tmp_path,
             raise PermissionError(13, 'Permission denied', str(path))
         return stat(path, **keys)
     monkeypatch.setattr(os, 'stat', refuse)
-    assert any('box.json cannot be read: Permission denied; left out' in w for w in load_systems([folder])[0].warnings)
+    assert any('box.json cannot be read: Permission denied; left out' in w for w in only(folder).warnings)
 
 
 def test_what_is_wrong_is_said_before_what_is_weak_or_odd(tmp_path):
     write_set(tmp_path, 4, epoch_s=lambda k: 10.123 + k, batch=lambda k: 64 if k else 32, train_samples=1437)
     (tmp_path / 'result_4.txt').write_text((tmp_path / 'result_2.txt').read_text())
-    run = load_systems([tmp_path])[0].runs[0]
+    refused = only(tmp_path)
+    run = refused.runs[0]
     runs = [replace(run, path=tmp_path / f'result_{k}.txt', warnings=(LogWarning(1, 'odd'), LogWarning(k, 'no', True)))
             for k in range(2)]
     system = System('box', tmp_path, tmp_path, tuple(runs))
@@ -132,17 +216,14 @@ def test_what_is_wrong_is_said_before_what_is_weak_or_odd(tmp_path):
                                'evaluations are equal to the millisecond; it counts once', 'all 2 logs: no',
                                'no MLPerf score: it takes 5 runs, here is 1; one run says nothing about the spread',
                                'the data is another set, not ImageNet', 'all 2 logs: odd')
-    refused, = load_systems([tmp_path])
     assert refused.warnings[0] == refused.refusal and 'is a copy of' in refused.warnings[1]
 
 
-@pytest.mark.parametrize('num_running', [1, 2])
-def test_a_set_has_no_score_while_a_run_is_running(tmp_path, num_running):
-    found, = load_systems([write_set(tmp_path)])
-    runs = [replace(r, status='running') if k < num_running else r for k, r in enumerate(found.runs)]
-    system = replace(found, runs=tuple(runs))
-    assert found.score_minutes and system.score_minutes is None and len(system.converged) == 5 - num_running
-    assert system.warnings == (f'no MLPerf score yet: {num_running} of 5 runs still running',)
+def test_a_set_has_no_score_while_a_run_is_running(tmp_path):
+    found = only(write_set(tmp_path))
+    system = replace(found, runs=(replace(found.runs[0], status='running'), *found.runs[1:]))
+    assert found.score_minutes and system.score_minutes is None and len(system.converged) == 4
+    assert system.warnings == ('no MLPerf score yet: 1 of 5 runs still running',)
 
 
 def make_socket(path):
@@ -183,3 +264,96 @@ def test_paths_that_lead_nowhere_are_one_line(tmp_path):
         assert (done.returncode, done.stdout) == (2, '') and f'{name}: {why}; expected' in done.stderr
     done = call('report', tmp_path / 'loop')
     assert done.returncode == 1 and 'Too many levels of symbolic links' in done.stdout
+
+
+def honest(folder, num_runs=5, number=0, **keys):
+    """Runs of eight epochs whose lengths and accuracies vary as those of real ones."""
+    rng = random.Random(number)
+    write_set(folder, num_runs, epoch_s=20.0, eval_s=1.0, **{
+        'accuracies': lambda k: (*sorted(rng.randint(5000, 35000) / 50000 for _ in range(7)), 0.76), **keys})
+    for path in folder.glob('result_*.txt'):
+        late = list(itertools.accumulate(rng.randint(0, 50) for _ in range(200)))  # of each whole second
+        path.write_text(with_times(lambda t, late=late: t + late[t // 1000])(path.read_text()))
+    return folder
+
+
+def runs_of(folder):
+    return [read_run(p) for p in sorted(folder.glob('result_*.txt'))]
+
+
+def with_times(change):
+    """What changes the milliseconds since run_start of every line after it."""
+    def one(match):
+        time = int(match[2]) - START_MS
+        return f'{match[1]}{START_MS + (change(time) if time > 0 else time)}'
+    return lambda text: TIME.sub(one, text)
+
+
+def test_honest_runs_and_round_times_are_no_copies(tmp_path):
+    found = [r for number in range(5) for r in runs_of(honest(tmp_path / str(number), number=number))]
+    assert find_copies(found) == []
+    write_set(tmp_path / 'round', accuracies=[0.1] * 20 + [0.76], epoch_s=10.0)
+    even = write_set(tmp_path / 'even', accuracies=[0.1] * 20 + [0.76], epoch_s=lambda k: 10.1237 + k / 5000,
+                     eval_s=1.01)
+    for same in (runs_of(tmp_path / 'round'), runs_of(even)):
+        assert len(same) == 5 and find_copies(same) == []
+
+
+@pytest.mark.parametrize('folder', ['logs', pytest.param('../shared/published', marks=pytest.mark.needs_published)])
+def test_no_real_log_is_suspected(folder):
+    runs = [r for s in load_systems([ROOT / folder]) for r in s.runs]
+    assert len(runs) > 10 and find_copies(runs) == []
+
+
+def test_a_system_that_is_a_copy_of_another_is_said(tmp_path):
+    honest(tmp_path / 's/a', number=1)
+    honest(tmp_path / 's/c', number=2)
+    for path in (tmp_path / 's/a').iterdir():
+        write_lines(tmp_path / 's/b' / path.name, [path.read_text().replace('"seed", "value": ', '"seed", "value": 9')])
+    study = study_of(tmp_path)
+    said = 'all 5 logs have the times of logs of a: they are copies, not runs of another system'
+    assert {s.name: s.doubts for s in study.systems} == {'a': (), 'b': (said,), 'c': ()}
+    assert f'- b: {said}' in render_table([study])
+    assert {s.name for s, c in zip(study.systems, study.comparisons) if c} == {'a', 'c'}  # a ratio would say nothing
+    assert {s.name for s, r in zip(study.systems, study.rates) if r} == {'a', 'c'}
+
+
+def test_one_log_of_another_system_is_named(tmp_path):
+    honest(tmp_path / 's/a', number=1)
+    honest(tmp_path / 'other/a', number=2)
+    (tmp_path / 'other/a/result_3.txt').write_text((tmp_path / 's/a/result_1.txt').read_text())
+    first, second = load_systems([tmp_path])
+    copied = next(s for s in (first, second) if s.doubts)
+    assert [len(s.doubts) for s in (first, second)] == [0, 1]
+    assert copied.doubts == (f'result_1.txt has the times of result_3.txt of {first.folder}: one is a copy of the '
+                             'other',)
+
+
+def test_a_set_without_seeds_is_said(tmp_path):
+    said = 'no log names a seed: nothing says that the runs differ in theirs'
+    write_set(tmp_path, 2, epoch_s=lambda k: 10.123 + k)
+    for k in range(2):
+        assert said not in only(tmp_path).warnings
+        lines = run_lines(epoch_s=10.123 + k)
+        write_lines(tmp_path / f'result_{k}.txt', [x for x in lines if '"key": "seed"' not in x])
+    assert said in only(tmp_path).warnings
+
+
+@pytest.mark.parametrize('numbers, said', [
+    ((0, 1, 2, 3, 7), 'result_4, 5, 6 are missing: what became of those runs?'),
+    ((0, 1, 2, 3, 5), 'result_4 is missing: what became of that run?'),
+    ((1, 2, 3, 4, 5), None), ((2, 3, 4, 5, 6), 'result_1 is missing: what became of that run?'), ((7,), None),
+    ((0, 999_999_999), 'result_1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999999988 more are missing: what became of those '
+                       'runs?')])
+def test_holes_in_the_numbers_are_said(tmp_path, numbers, said):
+    for k, number in enumerate(numbers):
+        write_lines(tmp_path / f'result_{number}.txt', run_lines(seed=k, epoch_s=10.123 + k))
+    assert [w for w in only(tmp_path).warnings if 'missing' in w] == ([said] if said else [])
+
+
+def test_a_run_whose_clock_contradicts_itself_did_converge(tmp_path):
+    path = write_set(tmp_path, epoch_s=lambda k: 100.123 + k) / 'result_4.txt'
+    path.write_text(path.read_text().replace(mllog('run_start', 0), mllog('run_start', 60)))
+    found = only(tmp_path)
+    assert found.runs[4].status == 'failed'
+    assert '1 of 5 runs does not count: the log contradicts itself' in found.warnings

@@ -41,10 +41,6 @@ def assert_named(sink, event, name):
     assert '\n' not in str(e.value)
 
 
-def test_metrics_on_a_full_disk():
-    assert_named(Metrics(SimpleNamespace(metrics=FULL)), STEP, FULL)
-
-
 def test_the_configuration_on_a_full_disk(tmp_path, monkeypatch):
     def fail(_):
         raise OSError(28, 'No space left on device')
@@ -54,7 +50,8 @@ def test_the_configuration_on_a_full_disk(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ['metrics.jsonl'] and not run.metrics.read_text()
 
 
-def test_the_words_of_the_terminal_on_a_full_disk(capsys):
+def test_metrics_and_the_words_of_the_terminal_on_a_full_disk(capsys):
+    assert_named(Metrics(SimpleNamespace(metrics=FULL)), STEP, FULL)
     assert_named(Terminal(SimpleNamespace(train_log=FULL, result=Path('r'))), events.Warned('x'), FULL)
     said = capsys.readouterr().err
     assert said.count('\n') == 1 and 'Traceback' not in said

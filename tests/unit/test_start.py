@@ -9,17 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mlperf_rn50.config import (
-    SECTIONS,
-    Config,
-    DataConfig,
-    OptimizerConfig,
-    RunConfig,
-    ScheduleConfig,
-    TrainConfig,
-    field_names,
-    to_tree,
-)
+from mlperf_rn50.config import Config, DataConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig, to_tree
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import temporary_of
 from mlperf_rn50.mlperf.writer import RunLog
@@ -48,11 +38,6 @@ def progress_of(config, num_ranks, step):
                     last_lr=plan.learning_rate(step - 1))
 
 
-def trainer_with(optimizer):
-    return SimpleNamespace(restore=lambda arrays: None, array_shapes=dict, optimizer=optimizer,
-                           loss_scale=LossScale(1.0))
-
-
 def test_nodes_are_counted_in_the_order_of_their_first_rank():
     hosts = [Host(name, 0, 1, '0') for name in ('b', 'a', 'b', 'c')]
     assert nodes_of(hosts) == [0, 1, 0, 2]
@@ -62,22 +47,27 @@ def test_a_new_run_draws_a_seed_and_knows_its_nodes(tmp_path):
     comm = LocalComm()
     comm.world_size = 4
     plan, progress = plan_new(make_config(tmp_path), comm, [0, 0, 1, 1])
+    assert plan_new(make_config(tmp_path), comm, [0, 0, 1, 1])[1].seed != progress.seed
     assert plan.nodes == (0, 0, 1, 1) and plan.config.run.seed == progress.seed
     assert (progress.step, progress.global_batch_size, progress.lr_batch_size, progress.last_lr) == (0, 32, 32, 0.0)
 
 
+def found_of(before):
+    return checkpoint.Found(Path('none/step_00000010'), before, {})
+
+
 def resume(before, now, num_ranks, *, is_elastic=False, allowed=(), nodes=None):
     """Plan and record of a run that is resumed with a configuration."""
-    found = checkpoint.Found(Path('step_00000010'), before, {})
-    return plan_resumed(now, num_ranks, nodes or [0] * num_ranks, found, is_elastic, allowed)
+    return plan_resumed(now, num_ranks, nodes or [0] * num_ranks, found_of(before), is_elastic, allowed)
 
 
-def restored(before, progress, optimizer='sgd'):
+def restored(found, progress, optimizer='sgd'):
     """The trainer of a run that went back to a checkpoint."""
-    trainer = SimpleNamespace(restore=lambda arrays: None, array_shapes=dict, loss_scale=LossScale(1.0),
+    shapes = {n: a.shape for n, a in found.arrays.items()}
+    trainer = SimpleNamespace(restore=lambda arrays: None, array_shapes=lambda: shapes, loss_scale=LossScale(1.0),
                               optimizer=SimpleNamespace(_config=OptimizerConfig(optimizer), last_lr=None,
                                                         is_batch_new=False))
-    _restore(trainer, LocalComm(), checkpoint.Found(Path('none/step_00000010'), before, {}), progress)
+    _restore(trainer, LocalComm(), found, progress)
     return trainer
 
 
@@ -88,7 +78,7 @@ def test_with_half_of_the_ranks_the_momentum_follows_the_rate_that_was_applied_l
     plan, progress = resume(before, config, 2, is_elastic=True)
     assert (progress.step, progress.global_batch_size, progress.lr_batch_size) == (20, 16, 32)
     assert (progress.last_lr, progress.num_resumes, plan.lr_scale) == (before.last_lr, 1, 0.5)
-    optimizer = restored(before, progress, name).optimizer
+    optimizer = restored(found_of(before), progress, name).optimizer
     factor = Optimizer._momentum(optimizer, plan.learning_rate(progress.step)) / 0.9
     assert factor == pytest.approx(0.5, abs=2e-3) and factor != 0.5  # a step further in the schedule, too
 
@@ -96,7 +86,7 @@ def test_with_half_of_the_ranks_the_momentum_follows_the_rate_that_was_applied_l
 def test_with_as_many_ranks_sgd_goes_on_as_if_it_had_not_stopped(tmp_path):
     config = make_config(tmp_path)
     before = replace(progress_of(config, 4, 10), loss_scale=512.0, num_finite_steps=7)
-    trainer = restored(before, resume(before, config, 4)[1])
+    trainer = restored(found_of(before), resume(before, config, 4)[1])
     assert Optimizer._momentum(trainer.optimizer, 0.1) == 0.9
     assert trainer.loss_scale == LossScale(512.0, 7)
 
@@ -159,9 +149,7 @@ def test_of_a_folder_the_newest_whole_one_is_taken_and_a_named_one_is_taken_at_i
     with pytest.raises(UserError, match=f'the one before it is {older}: --resume {older}'):
         load_resumption(LocalComm(), run, newer)
     assert checkpoint.list_checkpoints(run.checkpoints) == [older, newer]  # nothing was done yet
-    trainer = SimpleNamespace(restore=lambda _: None, array_shapes=lambda: {'a': (2,)}, optimizer=SimpleNamespace(),
-                              loss_scale=LossScale(1.0))
-    _restore(trainer, LocalComm(), found, found.progress)
+    restored(found, found.progress)
     assert checkpoint.list_checkpoints(run.checkpoints) == [older] and not found.arrays
     assert (run.checkpoints / f'damaged_{newer.name}' / 'state.json').exists()
 
@@ -183,22 +171,25 @@ def test_the_configuration_is_that_of_the_run_before_or_the_keys_are_named(tmp_p
         'train.max_epochs null -> 9']
 
 
-def test_a_run_keeps_its_seed(tmp_path):
+def test_a_run_keeps_its_seed_its_data_its_ranks_and_its_batch(tmp_path):
     config = make_config(tmp_path)
     before = replace(progress_of(config, 4, 10), config=to_tree(config))  # of seed 5, which was drawn
     assert resume(before, config, 4)[0].config.run.seed == 5
-    other = replace(config, run=replace(config.run, seed=6))
-    with pytest.raises(UserError, match='run.seed: got 6, the checkpoint has 5'):
-        resume(before, other, 4, allowed=['run.seed'])
+    for section, key, value, num_ranks, said in (
+            ('run', 'seed', 6, 4, 'run.seed: got 6, the checkpoint has 5'),
+            ('data', 'num_train', 320, 4, 'data.num_train: got 320, the checkpoint has 640'),
+            ('run', 'seed', 5, 2, 'ranks: got 2, the checkpoint has 4; start 4 ranks'),
+            ('train', 'local_batch_size', 4, 4, 'train.global_batch_size: got 16, the checkpoint has 32')):
+        other = replace(config, **{section: replace(getattr(config, section), **{key: value})})
+        with pytest.raises(UserError, match=said):
+            resume(before, other, num_ranks, allowed=[f'{section}.{key}'])
 
 
-def test_keys_that_may_change_freely_exist():
-    known = {f'{name}.{key}' for name, section in SECTIONS.items() for key in field_names(section)}
+def test_keys_that_may_change_exist():
+    known = {f'{name}.{key}' for name, keys in to_tree(Config()).items() for key in keys}
     assert FREE < known and {'run.dir', 'data.dir', 'checkpoint.keep', 'train.max_epochs'} <= FREE
     assert not FREE & {'schedule.base_lr', 'optimizer.momentum', 'data.dataset', 'comm.compression', 'train.precision'}
 
-
-def test_allowed_keys_must_exist():
     assert parse_allowed('') == () and parse_allowed('data.crop,run.dir') == ('data.crop', 'run.dir')
     with pytest.raises(UserError, match='got schedule.base_lrr, .* did you mean schedule.base_lr?'):
         parse_allowed('data.crop,schedule.base_lrr')

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from helpers import CLI, HANG_LIMIT_S, own_signals, skip_for
+from helpers import CLI, HANG_LIMIT_S, own_signals, skip_for, wait_for
 
 from mlperf_rn50.train import stop
 from mlperf_rn50.train.stop import Asked
@@ -93,15 +93,13 @@ def heard(monkeypatch):
     return hear
 
 
-@pytest.mark.parametrize('number', [INT, TERM, HUP, USR1])
-def test_asked_once_a_run_stops_by_itself_and_a_command_with_nothing_to_finish_ends(heard, number):
-    assert list(heard(True, (number, 0))) == ['ask']
-    if number != USR1:
-        assert list(heard(False, (number, 0))) == ['end']
-
-
-def test_asked_twice_it_ends_at_once(heard):
-    assert list(heard(True, (INT, 0), (INT, 0.5), (INT, 1.5))) == ['ask', 'ask', 'end']
+@pytest.mark.parametrize('can_stop, sent, expected', [
+    # Asked once, a run stops by itself, and a command with nothing to finish ends; asked twice, it ends at once.
+    *((True, [(number, 0)], ['ask']) for number in (INT, TERM, HUP, USR1)),
+    *((False, [(number, 0)], ['end']) for number in (INT, TERM, HUP)),
+    (True, [(INT, 0), (INT, 0.5), (INT, 1.5)], ['ask', 'ask', 'end'])])
+def test_what_a_signal_leads_to(heard, can_stop, sent, expected):
+    assert list(heard(can_stop, *sent)) == expected
 
 
 def test_asked_in_a_process_it_stops_and_asked_twice_it_ends_wherever_it_is_but_not_by_a_hangup_under_nohup():
@@ -148,10 +146,7 @@ def test_a_preparation_is_interrupted_with_its_workers(tmp_path):
              '--workers', '2', '--resize-shorter', '500']
     process = subprocess.Popen([str(w) for w in [*CLI, *words]], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True, start_new_session=True)
-    deadline = time.monotonic() + HANG_LIMIT_S
-    while not list(tmp_path.glob('out/**/*.rec')):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.05)
+    wait_for(lambda: list(tmp_path.glob('out/**/*.rec')), lambda: process.poll() is None, process.communicate)
     workers = psutil.Process(process.pid).children(recursive=True)
     assert len(workers) >= 2
     os.killpg(process.pid, INT)  # as a terminal does

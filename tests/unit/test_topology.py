@@ -2,6 +2,7 @@
 import os
 
 import pytest
+from helpers import write_files
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,8 +41,7 @@ def test_cpu_lists_survive_both_ways(cpus):
 
 def test_a_rank_per_gpu_takes_its_socket():
     bindings = [choose_binding(C4140, r, 4, 1) for r in range(4)]
-    assert [(b.gpu, b.numa_node, b.num_threads) for b in bindings] == [
-        (0, 0, 10), (1, 0, 10), (2, 1, 10), (3, 1, 10)]
+    assert [(b.gpu, b.numa_node, b.num_threads) for b in bindings] == [(0, 0, 10), (1, 0, 10), (2, 1, 10), (3, 1, 10)]
     assert bindings[0].cpus == (*range(10), *range(40, 50))
     assert bindings[3].cpus == (*range(30, 40), *range(70, 80))
 
@@ -89,17 +89,9 @@ def test_no_core_is_idle_or_crowded_while_another_is_not(nodes, per_device, devi
 
 
 def test_a_machine_is_read_from_sys(tmp_path):
-    for number, cpus in enumerate(('0-1,4-5', '2-3,6-7')):
-        folder = tmp_path / f'devices/system/node/node{number}'
-        folder.mkdir(parents=True)
-        (folder / 'cpulist').write_text(cpus + '\n')
-    for cpu in range(8):
-        folder = tmp_path / f'devices/system/cpu/cpu{cpu}/topology'
-        folder.mkdir(parents=True)
-        (folder / 'thread_siblings_list').write_text(f'{cpu % 4},{cpu % 4 + 4}\n')
-    gpu = tmp_path / 'bus/pci/devices/0000:3b:00.0'
-    gpu.mkdir(parents=True)
-    (gpu / 'numa_node').write_text('1\n')
+    files = {f'devices/system/node/node{n}/cpulist': cpus for n, cpus in enumerate(('0-1,4-5', '2-3,6-7'))}
+    files |= {f'devices/system/cpu/cpu{n}/topology/thread_siblings_list': f'{n % 4},{n % 4 + 4}' for n in range(8)}
+    write_files(tmp_path, files | {'bus/pci/devices/0000:3b:00.0/numa_node': '1'})
     found = find_topology(tmp_path, [0, 1, 2, 3, 4, 6, 7], ['0000:3b:00.0'])
     assert found == Topology((NumaNode(0, ((0, 4), (1,))), NumaNode(1, ((2, 6), (3, 7)))), (1,))
 

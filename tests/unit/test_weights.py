@@ -9,16 +9,8 @@ import numpy as np
 import pytest
 
 from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
-from mlperf_rn50.data.records import class_names
 from mlperf_rn50.errors import DataError, UserError
-from mlperf_rn50.model.weights import (
-    describe_weights,
-    find_weights,
-    load_weights,
-    portable,
-    save_weights,
-    set_weights,
-)
+from mlperf_rn50.model.weights import describe_weights, find_weights, load_weights, portable, save_weights, set_weights
 from mlperf_rn50.model.zoo import build_model, restore_model
 from mlperf_rn50.train.run_folder import RunFolder, new_run
 
@@ -144,22 +136,16 @@ def test_what_is_no_weights_is_refused_though_its_digest_is_right(saved, content
 
 
 @pytest.mark.parametrize('change, said', [
+    (b'[]', 'expected format 1'), (b'\xff\xfe', 'decode'), (b'[' * 100_000, 'nested'), (b'{"format": 1}', 'missing'),
     ({'format': 2}, 'expected format 1'), ({'epoch': '5'}, 'epoch'),
     ({'classes': ['x', 'y']}, 'classes: got 2, expected data.num_classes=3 names'),
     ({'model': {'name': 'resnet18'}}, 'model.layout is missing'),
     ({'model': {'name': 'resnet18', 'layout': 'NCHW', 'depth': 18}}, 'model.depth: unknown key')])
-def test_a_description_of_wrong_types_is_refused(saved, change, said):
+def test_a_damaged_description_is_refused(saved, change, said):
     path = saved / 'best.json'
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(DataError, match=said) as e:
-        load_weights(saved)
-    assert str(path) in str(e.value)
-
-
-@pytest.mark.parametrize('text', [b'[]', b'\xff\xfe', b'[' * 100_000, b'{"format": 1}'])
-def test_a_damaged_description_is_refused(saved, text):
-    (saved / 'best.json').write_bytes(text)
-    with pytest.raises(DataError, match='best.json: not weights of this program'):
+    path.write_bytes(change if isinstance(change, bytes) else
+                     json.dumps({**json.loads(path.read_text()), **change}).encode())
+    with pytest.raises(DataError, match=rf'best.json: not weights of this program \(.*{said}'):
         load_weights(saved)
 
 
@@ -241,15 +227,3 @@ def test_channels_last_and_float16_become_channels_first_and_float32():
     for name, array in got.items():
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, arrays[name].astype(np.float16))
-
-
-def test_classes_without_names_are_numbers(tmp_path):
-    data = replace(CONFIG.data, dir=str(tmp_path))
-    assert class_names(data) == ['0', '1', '2']
-    (tmp_path / 'manifest.json').write_text(json.dumps({
-        'format': 1, 'dataset': 'd', 'classes': ['x', 'y', 'z'],
-        'splits': {name: {'num_images': 1, 'rec_bytes': 1} for name in ('train', 'validation')}}))
-    assert class_names(data) == ['x', 'y', 'z']
-    assert class_names(replace(data, synthetic=True)) == ['0', '1', '2']
-    with pytest.raises(DataError, match='says 3, the configuration 4; set data.num_classes or data.dir'):
-        class_names(replace(data, num_classes=4))

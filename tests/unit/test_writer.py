@@ -23,47 +23,42 @@ def values(path, key, line_format='MLLOG'):
 
 
 def test_epochs_count_from_one_and_in_v05_from_zero(tmp_path):
-    path = write_run(tmp_path / 'result_0.txt')
-    assert [e.metadata['epoch_num'] for e in events(path) if e.key == 'epoch_start'] == [1, 2, 3, 4]
-    for key in ('epoch_stop', 'tracked_stats'):
-        assert [e.metadata['epoch_num'] for e in events(path) if e.key == key] == [1, 2, 3, 4]
-    for key in ('eval_start', 'eval_accuracy', 'eval_stop'):
-        assert [e.metadata['epoch_num'] for e in events(path) if e.key == key] == [2, 4]
+    path = write_run(tmp_path / 'result_0.txt', cache_clear=False)
+    for keys, epochs in ((('epoch_start', 'epoch_stop', 'tracked_stats'), [1, 2, 3, 4]),
+                         (('eval_start', 'eval_accuracy', 'eval_stop'), [2, 4])):
+        for key in keys:
+            assert [e.metadata['epoch_num'] for e in events(path) if e.key == key] == epochs
     assert values(path, 'train_epoch', 'MLPv0.5.0') == [0, 1, 2, 3]
     assert values(path, 'eval_accuracy') == [0.1, 0.7595]
     assert values(path, 'eval_accuracy', 'MLPv0.5.0') == [{'epoch': 1, 'value': 0.1}, {'epoch': 3, 'value': 0.7595}]
     blocks = [e.metadata for e in events(path) if e.key == 'block_start']
     assert [(b['first_epoch_num'], b['epoch_count']) for b in blocks] == [(1, 2), (3, 2)]
+    cleared = next(e for e in events(path) if e.key == 'cache_clear')
+    assert (cleared.value, cleared.metadata['reason']) == (False, 'a reason')
+    assert values(path, 'run_clear_caches', 'MLPv0.5.0') == [False]
 
 
-def test_order_of_the_rules(tmp_path):
-    keys = [e.key for e in events(write_run(tmp_path / 'result_0.txt'))]
+def test_order_of_the_rules_and_the_place_that_logged_a_line(tmp_path):
+    path = write_run(tmp_path / 'result_0.txt')
+    keys, v05 = ([e.key for e in events(path, line_format)] for line_format in ('MLLOG', 'MLPv0.5.0'))
     order = ['submission_benchmark', 'cache_clear', 'init_start', 'seed', 'global_batch_size', 'init_stop',
              'run_start', 'train_samples', 'block_start', 'epoch_start', 'epoch_stop', 'eval_start', 'eval_accuracy',
              'eval_stop', 'block_stop', 'run_stop']
     places = [keys.index(k) for k in order]
     assert places == sorted(places)
-    v05 = [e.key for e in events(tmp_path / 'result_0.txt', 'MLPv0.5.0')]
     assert v05[:2] == ['run_clear_caches', 'run_start'] and v05[-2:] == ['run_stop', 'run_final']
-
-
-def test_lines_name_the_place_that_logged_them(tmp_path):
-    path = write_run(tmp_path / 'result_0.txt')
     for line_format in ('MLLOG', 'MLPv0.5.0'):
         assert {e.metadata['file'] for e in events(path, line_format)} == {'tests/sample_log.py'}
 
 
 def test_optimizer_keys_are_those_of_the_optimizer_that_ran(tmp_path):
-    sgd = write_run(tmp_path / 'sgd.txt')
-    lars = write_run(tmp_path / 'lars.txt', LARS)
-    assert {e.key for e in events(sgd) if 'lars' in e.key} == set()
-    assert {e.key for e in events(lars) if e.key.startswith('sgd')} == set()
+    sgd, lars, step = (write_run(tmp_path / str(i), config) for i, config in enumerate(
+        [SGD, LARS, replace(SGD, schedule=ScheduleConfig(decay='step'))]))
+    assert not any('lars' in e.key for e in events(sgd)) and not any(e.key.startswith('sgd') for e in events(lars))
     assert values(lars, 'lars_opt_learning_rate_decay_poly_power') == [2.0]
     assert values(lars, 'lars_epsilon') == [0.0]
-    step = replace(SGD, schedule=ScheduleConfig(decay='step'))
-    path = write_run(tmp_path / 'step.txt', step)
-    assert values(path, 'opt_learning_rate_decay_boundary_epochs') == [[30.0, 60.0, 80.0]]
-    assert values(path, 'sgd_opt_learning_rate_decay_poly_power') == []
+    assert values(step, 'opt_learning_rate_decay_boundary_epochs') == [[30.0, 60.0, 80.0]]
+    assert values(step, 'sgd_opt_learning_rate_decay_poly_power') == []
 
 
 @pytest.mark.parametrize('shuffle, metadata, text', [
@@ -73,58 +68,38 @@ def test_optimizer_keys_are_those_of_the_optimizer_that_ran(tmp_path):
 def test_the_log_says_how_the_data_is_shuffled(tmp_path, shuffle, metadata, text):
     log = RunLog(tmp_path / 'log', None)
     log.data(replace(SGD, data=DataConfig(shuffle=shuffle, node_rotation_epochs=3)), 8, 2)
+    log.eval_stop(0, np.float32(0.5))
     log.close()
     logged = next(e.metadata for e in events(tmp_path / 'log') if e.key == 'dataset')
     assert {k: v for k, v in logged.items() if 'shuffle' in k or 'rotation' in k} == metadata
     assert values(tmp_path / 'log', 'input_order', 'MLPv0.5.0') == [text]
-
-
-def test_cache_clear_says_what_was_done(tmp_path):
-    path = write_run(tmp_path / 'result_0.txt', cache_clear=False)
-    event = next(e for e in events(path) if e.key == 'cache_clear')
-    assert (event.value, event.metadata['reason']) == (False, 'a reason')
-    assert values(path, 'run_clear_caches', 'MLPv0.5.0') == [False]
-
-
-def test_a_result_is_never_overwritten(tmp_path):
-    path = tmp_path / 'result_0.txt'
-    path.write_text('a log')
-    with pytest.raises(FileExistsError):
-        RunLog(path, None)
-    assert path.read_text() == 'a log'
+    assert values(tmp_path / 'log', 'eval_accuracy') == [0.5]  # a plain number
 
 
 def test_nothing_reaches_the_terminal_and_other_ranks_write_nothing(tmp_path, capfd):
-    for name in (None, 'result_0.txt'):
-        log = RunLog(name and tmp_path / name, None)
+    path = tmp_path / 'result_0.txt'
+    for place in (None, path):
+        log = RunLog(place, None)
         log.run_start()
         log.epoch_start(0)
         log.close()
-        assert capfd.readouterr() == ('', '') and len(list(tmp_path.iterdir())) == (name is not None)
-    lines = (tmp_path / 'result_0.txt').read_text().splitlines()
-    assert len(lines) == len(set(lines)) == 3  # an epoch in both vocabularies
+        assert capfd.readouterr() == ('', '') and path.exists() == (place is not None)
+    text = path.read_text()
+    assert len(text.splitlines()) == len(set(text.splitlines())) == 3  # an epoch in both vocabularies
+    with pytest.raises(FileExistsError):
+        RunLog(path, None)
+    assert path.read_text() == text
 
 
-def test_a_torn_end_does_not_swallow_the_next_line(tmp_path):
+def test_a_torn_end_does_not_swallow_the_next_line_and_a_full_disk_is_an_error(tmp_path):
     path = tmp_path / 'result_0.txt'
     path.write_text('whole\n:::MLLOG {"namespace": "", "ti')
     log = RunLog(path, None, is_resumed=True)
     log.run_resumed(10, 2, 33.0)
-    log.close()
     first, last = path.read_text().splitlines()
-    assert first == 'whole' and json.loads(last.removeprefix(':::MLLOG '))['key'] == 'run_resumed'
-
-
-def test_a_full_disk_is_an_error(tmp_path):
-    log = RunLog(tmp_path / 'result_0.txt', None)
-    log._sink._file.close()
+    resumed = json.loads(last.removeprefix(':::MLLOG '))
+    assert first == 'whole' and (resumed['key'], resumed['metadata']['epoch_num']) == ('run_resumed', 3)
+    log.close()
     log._sink._file = LineFile(Path('/dev/full'))
     with pytest.raises(StorageError, match='/dev/full: cannot write: No space left on device; the disk at /dev has'):
         log.seed(1)
-
-
-def test_values_are_plain_numbers(tmp_path):
-    log = RunLog(tmp_path / 'result_0.txt', None)
-    log.eval_stop(0, np.float32(0.5))
-    log.close()
-    assert values(tmp_path / 'result_0.txt', 'eval_accuracy') == [0.5]

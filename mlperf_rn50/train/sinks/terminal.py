@@ -131,12 +131,7 @@ class Terminal:
 
 
 class EpochProgress:
-    """The progress of one epoch on rank 0.
-
-    Args:
-        epoch: from 0; shown from 1.
-        first_step: steps of it already done (after a resume).
-    """
+    """The progress of one epoch (from 0, shown from 1) on rank 0; first_step: steps of it done before a resume."""
 
     def __init__(self, console: logging.Logger, epoch: int, num_steps: int, first_step: int):
         self._console, self._epoch, self._num_steps = console, epoch, num_steps

@@ -1,0 +1,37 @@
+"""mlperf-rn50 as a process of its own, with the thin networks that the fixture `thin` gives to the process of a test.
+
+With --stuck, rank 1's eighth batch never comes.
+"""
+import sys
+import time
+from itertools import islice
+
+from mlperf_rn50.cli import _ranks, main
+from mlperf_rn50.system.launched import launched_rank
+from mlperf_rn50.train import watch
+
+CHANNELS = (16, 32, 64, 128)
+STUCK = '--stuck'
+
+
+def stuck(batches):
+    yield from islice(batches, 7)
+    time.sleep(100000)
+
+
+def in_rank(program, *args, real=_ranks.in_rank, **keys):
+    def thin_program(position):  # after the fork of the watcher, before which nothing heavy may be imported
+        from mlperf_rn50.model import resnet
+        from mlperf_rn50.train import start
+        resnet.STAGE_CHANNELS, made = CHANNELS, start.train_batches
+        if STUCK in sys.argv and launched_rank():
+            start.train_batches = lambda *a: stuck(made(*a))
+        return program(position)
+    return real(thin_program, *args, **keys)
+
+
+if __name__ == '__main__':
+    _ranks.in_rank = in_rank
+    if STUCK in sys.argv:
+        watch._HEAR_OTHERS_S += 600 * launched_rank()  # rank 0 speaks first, however far rank 1 is ahead of it
+    sys.exit(main([word for word in sys.argv[1:] if word != STUCK]))

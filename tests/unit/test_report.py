@@ -1,0 +1,132 @@
+"""A report as text, JSON and CSV: what is shown, to the letter, and that a log cannot steer it."""
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from helpers import CLI, ROOT, call, run
+from lines import write_set
+from made_systems import studies_of
+
+from mlperf_rn50.study.report_data import render_csv, render_evaluations_csv, render_json
+from mlperf_rn50.study.report_text import render_markdown, render_table
+
+HOSTILE = '<script>alert(1)</script>|`=1+1\x1b[31m"'
+
+
+@pytest.fixture
+def studies(tmp_path):
+    """Two systems; the first run of the second one ended after an evaluation."""
+    keys = {'target': 0.759, 'eval_s': 0.0}
+    write_set(tmp_path / 'sweep/1x4', 2, epoch_s=lambda k: 60.0 + 6 * k, **keys)
+    write_set(tmp_path / 'sweep/2x4', 2, nodes=2, ranks=8, batch=128, epoch_s=40.0, **keys,
+              status=lambda k: 'success' if k else None, accuracies=lambda k: (0.5, 0.76) if k else (0.25,))
+    return studies_of(tmp_path)
+
+
+def rows_of(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_the_answer_to_the_letter(studies):
+    assert render_table(studies).startswith('''\
+sweep: Top-1 75.90 % on ImageNet
+================================
+
+Epochs to converge and time to train
+system      nodes    accelerators    batch    converged    epochs to converge    mean epochs    time, min  which is      images/s    s/epoch    speed-up    efficiency
+--------  -------  --------------  -------  -----------  --------------------  -------------  -----------  ----------  ----------  ---------  ----------  ------------
+1x4             1               4       64        2 / 2                  2, 2            2.0  2.10 ± 0.14  mean of 2       20,336      63.00         1.0         100 %
+2x4             2               8      128        1 / 2                     2            2.0         1.33  mean of 1       32,029      40.00         1.6          79 %
+''')  # noqa: E501
+
+
+def test_the_keys_are_those_of_the_documents(studies):
+    first, second = json.loads(render_json(studies))['systems']
+    page = (ROOT / 'docs/results.md').read_text()
+    section = page.partition('## The JSON report')[2].partition('\n## ')[0]
+    named = re.findall(r'^\| (`\w+`.*?) \| (.*) \|$', section, re.MULTILINE)
+    assert set(first) == {key for keys, _ in named for key in re.findall(r'`(\w+)`', keys)}
+    assert set(first['runs'][0]) == set(re.findall(r'`(\w+)`', next(text for keys, text in named if '`runs`' in keys)))
+    for render in (render_csv, render_evaluations_csv):
+        assert set(rows_of(render(studies))[0]) <= set(re.findall(r'`(\w+)`', page))
+    assert (second['num_runs'], second['num_converged'], second['score_minutes']) == (2, 1, None)
+    assert second['runs'][0]['epochs_to_converge'] is None and second['runs'][0]['status'] == 'failed'
+    assert first['time_parts_s'] == {'init': 4.0, 'first_epoch': 63.0, 'later_epochs': 63.0, 'evaluation': 0.0,
+                                     'other': 0.0}
+
+
+def test_a_row_is_a_run_with_the_facts_of_its_system(studies):
+    rows = rows_of(render_csv(studies))
+    assert [(r['system'], r['num_nodes'], r['file'][-12:], r['status'], r['epochs_to_converge'], r['num_evaluations'])
+            for r in rows] == [
+        ('1x4', '1', 'result_0.txt', 'converged', '2', '2'), ('1x4', '1', 'result_1.txt', 'converged', '2', '2'),
+        ('2x4', '2', 'result_0.txt', 'failed', '', '1'), ('2x4', '2', 'result_1.txt', 'converged', '2', '2')]
+    assert rows[2]['time_to_train_s'] == ''
+
+
+def test_a_row_is_an_evaluation_with_its_run(studies):
+    rows = rows_of(render_evaluations_csv(studies))
+    assert [(r['system'], r['seed'], r['epoch'], r['accuracy'], r['time_s']) for r in rows] == [
+        ('1x4', '1', '1', '0.5', '60.0'), ('1x4', '1', '2', '0.76', '120.0'), ('1x4', '2', '1', '0.5', '66.0'),
+        ('1x4', '2', '2', '0.76', '132.0'), ('2x4', '1', '1', '0.25', '40.0'), ('2x4', '2', '1', '0.5', '40.0'),
+        ('2x4', '2', '2', '0.76', '80.0')]
+
+
+def test_pandas_reads_numbers_as_numbers(studies):
+    table = pd.read_csv(io.StringIO(render_csv(studies)))
+    for name in ('num_nodes', 'target_accuracy', 'seed', 'epochs_to_converge', 'final_accuracy', 'speedup'):
+        assert pd.api.types.is_numeric_dtype(table[name]), name
+    assert not table.isin(['None', 'null', '[]', '{}']).any(axis=None)
+
+
+def test_refused_sets_and_running_runs_have_rows(studies):
+    [study] = studies
+    first, second = study.systems
+    refused = replace(first, refusal='their batches differ')
+    running = replace(second, runs=(replace(second.runs[0], status='running'),))
+    rows = rows_of(render_csv([replace(study, systems=(refused, running))]))
+    assert [(r['system'], r['status']) for r in rows] == [
+        ('1x4', 'converged'), ('1x4', 'converged'), ('2x4', 'running')]
+
+
+@pytest.mark.parametrize('name', ['=cmd|x', '@SUM'])
+def test_a_log_steers_neither_terminal_nor_markdown_nor_spreadsheet(tmp_path, name):
+    write_set(tmp_path / name, 1, org=HOSTILE, dataset=HOSTILE, nodes=HOSTILE, opt_name2=HOSTILE)
+    studies = studies_of(tmp_path)
+    markdown = render_markdown(studies)
+    assert '\x1b' not in render_table(studies) + markdown + render_csv(studies)
+    assert '<script' not in markdown and '\\|' in markdown
+    for render, accuracy in ((render_csv, 'final_accuracy'), (render_evaluations_csv, 'accuracy')):
+        row = rows_of(render(studies))[0]
+        assert row['system'] == f"'{name}" and float(row[accuracy]) > 0
+
+
+def test_the_command_prints_text_and_nothing_else(tmp_path, studies):
+    folder = tmp_path / 'sweep'
+    for form, start in [('table', 'sweep: '), ('markdown', '## '), ('json', '{'), ('html', '<!DOCTYPE html>')]:
+        done = call('report', folder, '--format', form)
+        assert (done.returncode, done.stderr) == (0, '') and done.stdout.startswith(start)
+    runs = call('report', folder, '--format', 'csv', '--out', tmp_path / 'out')
+    evaluations = call('report', folder, '--format', 'csv', '--rows', 'evaluations')
+    assert (tmp_path / 'out/report.csv').read_text() == runs.stdout and len(runs.stdout.splitlines()) == 5
+    assert (tmp_path / 'out/report_evaluations.csv').read_text() == evaluations.stdout != runs.stdout
+
+
+@pytest.mark.parametrize('words, said', [(['--baseline', 'nobody'], 'expected one of: 1x4, 2x4'),
+                                         (['--rows', 'runs'], '--rows: got --format table, expected --format csv')])
+def test_what_cannot_be_asked_for_is_said(studies, tmp_path, words, said):
+    done = call('report', tmp_path / 'sweep', *words)
+    assert (done.returncode, done.stdout) == (2, '') and said in done.stderr
+
+
+@pytest.mark.parametrize('name', ['prepare', 'report'])
+def test_help_does_not_wait_for_heavy_imports(name):
+    done = run([CLI[0], '-X', 'importtime', *CLI[1:], name, '--help'])
+    imported = {line.rpartition('|')[2].strip().partition('.')[0] for line in done.stderr.splitlines()}
+    assert 'mlperf_rn50' in imported and 'examples:' in done.stdout
+    assert not imported & {'mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'numpy',
+                           'jsonargparse', 'yaml', 'mlperf_logging'}
