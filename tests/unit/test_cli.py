@@ -1,12 +1,14 @@
-"""The command line before a command does its work: mistakes in one line, what is not installed, and colour."""
+"""The command line before a command works: mistakes, what is not installed, colour, and completion in the shells."""
 import configparser
 import io
 import os
 import re
+import shlex
+import shutil
 import sys
 
 import pytest
-from helpers import CLI, ROOT, call, run
+from helpers import CLI, ROOT, call, run, skip_for
 from lines import write_set
 
 from mlperf_rn50 import __version__
@@ -88,13 +90,6 @@ def test_any_other_module_is_a_bug_and_keeps_its_traceback(name):
     assert explain_missing(ModuleNotFoundError(f'No module named {name!r}', name=name)) is None
 
 
-def test_a_shell_completes_the_other_commands(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'jsonargparse', None)
-    done = call('completion', 'bash')
-    assert (done.returncode, done.stderr) == (0, '')
-    assert 'evaluations' in done.stdout and 'train' in done.stdout and '--train.precision' not in done.stdout
-
-
 def names_of(lines):
     return {re.split('[=<>;]', line)[0].lower() for line in lines.split()}
 
@@ -155,3 +150,63 @@ def test_a_report_is_the_same_text_with_and_without_colour(tmp_path, variables):
     assert (piped.returncode, piped.stderr) == (0, '') and '\x1b' not in piped.stdout
     assert re.findall(r'\x1b\[(3\d)m(\w+)\x1b', shown) == [('33', 'aborted'), ('32', 'converged')]
     assert f'{paint("Runs", "bold")}\n' in shown and re.sub(r'\x1b\[\d+m', '', shown) == piped.stdout
+
+
+# --- completion: a word is begun, and the only one that fits comes back ------------------------------
+
+# What is typed, and what the last word becomes.
+CASES = [('rep', 'report'), ('--debug che', 'check'), ('report --fo', '--format'), ('report x --format c', 'csv'),
+         ('report --out fold', 'folder'), ('check folder/result_0.t', 'folder/result_0.txt'),
+         ('bench allr', 'allreduce'), ('train --train.precision bf', 'bfloat16'),
+         ('train --run.clear_caches t', 'true'),
+         ('train --config foldf', 'foldfile.yaml'), ('train --print schedule.base', 'schedule.base_lr'),
+         ('train --elastic --resume fold', 'folder'), ('classify folder foldf', 'foldfile.yaml')]
+
+
+def bash(script, typed):
+    words = shlex.join(['mlperf-rn50', *typed.split()])
+    code = (f'source {script}; COMP_WORDS=({words}); COMP_CWORD={len(typed.split())}; _shtab_mlperf_rn50; '
+            'printf "%s\\n" "${COMPREPLY[@]}"')
+    return run(['bash', '--norc', '-uc', code])
+
+
+def fish(script, typed):
+    done = run(['fish', '--no-config', '-c', f'source {script}; complete -C {shlex.quote("mlperf-rn50 " + typed)}'])
+    done.stdout = '\n'.join(line.partition('\t')[0].rstrip('/') for line in done.stdout.splitlines()) + '\n'
+    return done
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    here = tmp_path_factory.mktemp('shell')
+    (here / 'folder').mkdir()
+    (here / 'folder/result_0.txt').touch()
+    (here / 'foldfile.yaml').touch()
+    for shell in ('bash', 'zsh', 'fish'):
+        done = call('completion', shell)
+        assert (done.returncode, done.stderr) == (0, '')
+        (here / f'_{shell}').write_text(done.stdout)
+    return here
+
+
+@pytest.mark.parametrize('shell', [bash, fish])
+def test_a_word_is_completed(shell, folder, monkeypatch):
+    skip_for('' if shutil.which(shell.__name__) else f'{shell.__name__} is not installed')
+    monkeypatch.chdir(folder)
+    done = [(typed, shell(folder / f'_{shell.__name__}', typed)) for typed, _ in CASES]
+    assert [(typed, d.stdout.splitlines(), d.stderr) for typed, d in done] == [
+        (typed, [becomes], '') for typed, becomes in CASES]
+
+
+def test_zsh_reads_its_script(folder):
+    skip_for('' if shutil.which('zsh') else 'zsh is not installed')
+    # compdef is of the completion system, which works on a terminal alone.
+    done = run(['zsh', '-f', '-c', f'compdef() {{ print $3 }}; eval "$(<{folder}/_zsh)"'])
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, 'mlperf-rn50', '')
+
+
+def test_a_shell_completes_the_other_commands(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'jsonargparse', None)
+    done = call('completion', 'bash')
+    assert (done.returncode, done.stderr) == (0, '')
+    assert 'evaluations' in done.stdout and 'train' in done.stdout and '--train.precision' not in done.stdout

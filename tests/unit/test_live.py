@@ -39,17 +39,12 @@ def test_a_running_run(tmp_path):
     assert shown(run, 'node_hours', 'node_hours_at_end') == pytest.approx((2 * 23 / 3600, 2 * 100 / 3600))
 
 
-def test_a_run_without_metrics_has_what_its_log_says(tmp_path):
-    folder = write_live(tmp_path)
+def test_a_run_that_is_over_and_without_metrics_has_what_its_log_says(tmp_path):
+    folder = write_live(tmp_path, status='success', accuracies=(0.2, 0.8))
     (folder / 'metrics.jsonl').unlink()
     run = look(folder)
-    assert [(e.epoch, e.accuracy) for e in run.evaluations] == [(1, 0.2)]
-    assert shown(run, 'epoch', 'left_s') == (1, None)
-
-
-def test_a_run_that_is_over(tmp_path):
-    run = look(write_live(tmp_path, evaluation(1, 20), evaluation(2, 80), status='success', accuracies=(0.2, 0.8)))
-    assert shown(run, 'status', 'is_over', 'left_s', 'time_s') == ('converged', True, None, 22.0)
+    assert [(e.epoch, e.accuracy) for e in run.evaluations] == [(1, 0.2), (2, 0.8)]
+    assert shown(run, 'status', 'is_over', 'epoch', 'left_s', 'time_s') == ('converged', True, 2, None, 22.0)
 
 
 @pytest.mark.parametrize('reason, is_over', [('aborted', True), ('interrupted', False)])
@@ -153,20 +148,14 @@ def test_the_newest_sample_of_each_node_and_one_that_stopped(tmp_path):
     assert run.warnings == ('telemetry of n2: nothing was written for 90 s',)
 
 
-def test_a_file_that_grows_is_read_on_and_a_torn_line_when_it_is_whole(tmp_path):
+@pytest.mark.parametrize('is_replaced, values', [(False, [3]), (False, [3, 4, 5]), (True, [1, 2, 3])])
+def test_a_file_that_grows_is_read_on_and_another_one_in_its_place_anew(tmp_path, is_replaced, values):
     path = write_metrics(tmp_path / 'm', {'a': 1}, '{"a": ')
     tail = Tail(path, dict)
     assert tail.read() == (False, [{'a': 1}])
     with open(path, 'a') as f:
-        f.write('2}\n')
+        f.write('2}\n')  # the rest of a torn line
     assert tail.read() == (False, [{'a': 2}]) and tail.read() == (False, [])
-
-
-@pytest.mark.parametrize('is_replaced, values', [(False, [3]), (False, [3, 4, 5]), (True, [1, 2, 3])])
-def test_a_file_that_is_another_one_is_read_anew(tmp_path, is_replaced, values):
-    path = write_metrics(tmp_path / 'm', {'a': 1}, {'a': 2})
-    tail = Tail(path, dict)
-    assert len(tail.read()[1]) == 2
     new = write_metrics(tmp_path / 'new' if is_replaced else path, *({'a': v} for v in values))
     new.replace(path)
     assert tail.read() == (True, [{'a': v} for v in values])
@@ -206,8 +195,7 @@ def test_hostile_values_are_left_out(tmp_path, value):
     assert '\\u001b' not in text
 
 
-@pytest.mark.parametrize('config', ['[' * 1500, 'train: 7', '', '- 1', '!!python/object:os.system {}', 'a: &a [*a]',
-                                    '\ud800', '#' * 100_000])
+@pytest.mark.parametrize('config', ['[' * 1500, 'train: 7', '!!python/object:os.system {}', '\ud800', '#' * 100_000])
 def test_a_hostile_configuration_is_none(tmp_path, config):
     folder = write_live(tmp_path, train(10))
     (folder / 'config.yaml').write_bytes(config.encode('utf-8', 'surrogatepass'))
@@ -217,10 +205,8 @@ def test_a_hostile_configuration_is_none(tmp_path, config):
 
 def test_named_pipes_and_links_to_nowhere_are_not_waited_for(tmp_path):
     folder = write_live(tmp_path, train(10))
-    for name in ('metrics.jsonl', 'config.yaml'):
-        (folder / name).unlink()
-        os.mkfifo(folder / name)
-    for name in ('attempts.jsonl', 'telemetry_0_n1.jsonl'):
+    for name in ('metrics.jsonl', 'config.yaml', 'attempts.jsonl', 'telemetry_0_n1.jsonl'):
+        (folder / name).unlink(missing_ok=True)
         os.mkfifo(folder / name)
     (folder / 'checkpoints').symlink_to('nowhere')
     assert look(folder).status == 'running'

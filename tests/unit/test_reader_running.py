@@ -31,15 +31,12 @@ def test_a_log_that_nobody_writes_is_that_of_a_failed_run(unended, written_s, ke
     assert read_run(unended(written_s, **keys), now_s=START_S + now_s).status == status
 
 
-def test_a_running_run_has_an_age_and_no_end(unended):
+def test_only_a_running_run_has_an_age(unended, tmp_path):
     run = read_run(unended(accuracies=(0.5, 0.4)), now_s=START_S + 82)
     assert (run.age_s, run.last_epoch, run.best_accuracy) == (60.0, 2, 0.5)
     assert (run.epochs_to_converge, run.time_to_train_s, run.warnings) == (None, None, ())
     run = read_run(unended(), now_s=START_S + 22 + 601)
     assert run.age_s is None and [w.text for w in run.warnings] == ['no run_stop: the log ends here']
-
-
-def test_a_run_that_ended_has_no_age(tmp_path):
     run = read_run(write_lines(tmp_path / 'result_0.txt', run_lines()), now_s=START_S + 22)
     assert (run.status, run.age_s) == ('converged', None)
 
