@@ -85,7 +85,8 @@ def test_what_a_launcher_does_not_know_is_trains():
 
 
 def test_the_environment_of_ranks_and_that_the_output_is_no_terminal():
-    env = environment(options('--ranks-per-device', 4), {'GLIBC_TUNABLES': 'mine', 'A': 'b'}, '7-ab', 'cpu')
+    before = {'GLIBC_TUNABLES': 'mine', 'A': 'b', 'MLPERF_RN50_DEVICE': 'gpu'}
+    env = environment(options('--ranks-per-device', 4), before, '7-ab', 'cpu')
     assert env == {'GLIBC_TUNABLES': 'mine', 'A': 'b', 'MLPERF_RN50_RANKS_PER_DEVICE': '4', 'MLPERF_RN50_JOB': '7-ab',
                    'MLPERF_RN50_DEVICE': 'cpu', 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE': '50'}
     assert plain_output(io.StringIO(), {}) == {'NO_COLOR': '1'}

@@ -42,6 +42,8 @@ def test_a_rank_per_gpu_takes_its_socket():
     assert [(b.gpu, b.numa_node, b.num_threads) for b in bindings] == [(0, 0, 10), (1, 0, 10), (2, 1, 10), (3, 1, 10)]
     assert bindings[0].cpus == (*range(10), *range(40, 50))
     assert bindings[3].cpus == (*range(30, 40), *range(70, 80))
+    # One rank on two sockets without GPUs has both.
+    assert choose_binding(Topology((node(0, 0, 4), node(1, 4, 4))), 0, 1, 1).cpus == tuple(range(8))
 
 
 def test_pinned_threads_take_a_physical_core_each_and_keep_clear_of_the_rank_beside():
@@ -57,10 +59,6 @@ def test_pinned_threads_take_a_physical_core_each_and_keep_clear_of_the_rank_bes
 def test_a_plain_machine(local_size, per_device, cpus):
     bindings = [choose_binding(PLAIN, r, local_size, per_device) for r in range(local_size)]
     assert [b.cpus for b in bindings] == cpus and {b.gpu for b in bindings} == {None}
-
-
-def test_one_rank_on_two_sockets_has_both():
-    assert choose_binding(Topology((node(0, 0, 4), node(1, 4, 4))), 0, 1, 1).cpus == tuple(range(8))
 
 
 @given(nodes=st.lists(st.integers(1, 9), min_size=1, max_size=4), per_device=st.integers(1, 3),
@@ -85,10 +83,8 @@ def test_a_machine_is_read_from_sys(tmp_path):
     write_files(tmp_path, files | {'bus/pci/devices/0000:3b:00.0/numa_node': '1'})
     found = find_topology(tmp_path, [0, 1, 2, 3, 4, 6, 7], ['0000:3b:00.0'])
     assert found == Topology((NumaNode(0, ((0, 4), (1,))), NumaNode(1, ((2, 6), (3, 7)))), (1,))
-
-
-def test_a_machine_without_numa_folders_is_one_node(tmp_path):
-    assert find_topology(tmp_path, [0, 3], ['none']) == Topology((NumaNode(0, ((0,), (3,))),), (0,))
+    without_numa = find_topology(tmp_path / 'none', [0, 3], ['none'])
+    assert without_numa == Topology((NumaNode(0, ((0,), (3,))),), (0,))
 
 
 @pytest.mark.parametrize('text, threads', [('2,1', 2), ('many', None)])
