@@ -90,19 +90,16 @@ def test_the_parts_of_an_mpijob_and_the_image_agree():
     assert {'name': 'shm', 'emptyDir': {'medium': 'Memory', 'sizeLimit': '500Mi'}} in pods[-1]['spec']['volumes']
     assert {m['metadata']['namespace'] for m in manifests} == {'lab'}
     assert {m['metadata']['name'] for m in manifests} == {'rn50'}
-
-
-def test_the_launcher_finds_the_hostfile_the_port_and_the_key_of_the_workers():
-    spec = job_of(*ALL)['spec']
+    # The launcher finds the hostfile, and the port and the key of the workers.
+    spec = manifests[-1]['spec']
     client = dict(line.split(None, 1) for line in (ROOT / 'launch/kubernetes/ssh_config').read_text().splitlines()
                   if not line.lstrip().startswith('#'))
-    worker = spec['mpiReplicaSpecs']['Worker']['template']['spec']['containers'][0]
-    port, keys = worker['args'][1], worker['args'][3]
-    assert client['Port'] == port == str(worker['readinessProbe']['tcpSocket']['port'])
+    port, keys = trainer['args'][1], trainer['args'][3]
+    assert client['Port'] == port == str(trainer['readinessProbe']['tcpSocket']['port'])
     assert client['IdentityFile'] == f'{spec["sshAuthMountPath"]}/id_rsa'
     assert keys == f'{spec["sshAuthMountPath"]}/authorized_keys'
     assert spec['slotsPerWorker'] == 4 and spec['mpiReplicaSpecs']['Worker']['replicas'] == 3
-    [launcher] = spec['mpiReplicaSpecs']['Launcher']['template']['spec']['containers']
+    [launcher] = pods[0]['spec']['containers']
     assert launcher['command'][-1] == '/opt/mlperf_rn50/launch/mpirun.sh'
     assert launcher['args'][:9] == ['--hostfile', '/etc/mpi/hostfile', '--resume', '--restarts', '3', '--nodes', '3',
                                     '--ranks-per-node', '4']
