@@ -4,7 +4,7 @@ import re
 import signal
 
 import pytest
-from helpers import ROOT, own_signals, run
+from helpers import ROOT, own_signals, run, write_files
 
 from mlperf_rn50.data.prepare import Packing, pack
 from mlperf_rn50.data.sources import Dataset, digits
@@ -49,39 +49,31 @@ def test_a_dry_run_prints_the_plan_of_the_layout_and_starts_nothing(tmp_path):
     assert 'ranks_per_node: 4' in done.stdout and not (tmp_path / 'run').exists()
 
 
-@pytest.fixture
-def sweep(tmp_path):
-    """Runs a sweep of two layouts in a folder of its own."""
+@pytest.mark.slow
+def test_a_sweep(tmp_path):
+    """What is complete is skipped, what fails is shown, and the table says all of it."""
     whole = digits()
     pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:60], whole.validation[:50]), tmp_path / 'data',
          Packing(None), 1, False)
-    (tmp_path / 'tiny.yaml').write_text(
-        'data: {dir: data, dataset: tiny-digits, num_train: 60, num_val: 50, num_classes: 10, image_size: 32,\n'
-        '       resize_shorter: 32, crop: none, num_threads: 1}\n'
-        'model: {name: resnet18}\nschedule: {base_lr: 0.02, warmup_epochs: 1, decay_epochs: 9}\n'
-        'train: {global_batch_size: 20, eval_period: 1, target_accuracy: 0.01}\n')
+    tiny = ('data: {dir: data, dataset: tiny-digits, num_train: 60, num_val: 50, num_classes: 10, image_size: 32,\n'
+            '       resize_shorter: 32, crop: none, num_threads: 1}\n'
+            'model: {name: resnet18}\nschedule: {base_lr: 0.02, warmup_epochs: 1, decay_epochs: 9}\n'
+            'train: {global_batch_size: 20, eval_period: 1, target_accuracy: 0.01}\n')
+    write_files(tmp_path, {'tiny.yaml': tiny, 'wild.yaml': tiny.replace('base_lr: 0.02', 'base_lr: 1e30')})
 
-    (tmp_path / 'wild.yaml').write_text((tmp_path / 'tiny.yaml').read_text().replace('base_lr: 0.02', 'base_lr: 1e30'))
+    def sweep(name, *options):
+        return run([ROOT / 'launch/sweep.sh', '--study', name, '--layouts', '1x1 2x1', '--config', f'{name}.yaml',
+                    '--weak', '--no-doctor', *options], cwd=tmp_path)
 
-    def run_sweep(name, *options, study='tiny'):
-        return run([ROOT / 'launch/sweep.sh', '--study', study, '--layouts', '1x1 2x1', '--config', name, '--weak',
-                    '--no-doctor', *options], cwd=tmp_path)
-    return run_sweep
-
-
-def row(output, name):
-    return next(line.split() for line in output.splitlines() if line.startswith(name))
-
-
-@pytest.mark.slow
-def test_a_sweep(sweep, tmp_path):
-    failed = sweep('wild.yaml', '--train.target_accuracy', '1', study='wild')
+    def row(output, name):
+        return next(line.split() for line in output.splitlines() if line.startswith(name))
+    failed = sweep('wild', '--train.target_accuracy', '1')
     assert failed.returncode == 1, failed.stderr
     assert failed.stderr.count('this run did not converge') == 2  # the second layout ran all the same
     assert row(failed.stdout, '1x1')[1:8] == ['1', '1', '20', '0', '/', '1', '-']
     assert '1x1, 2x1: 1 of 1 runs did not converge' in failed.stdout
 
-    done = sweep('tiny.yaml', '--seeds', 2)
+    done = sweep('tiny', '--seeds', 2)
     assert done.returncode == 0, done.stderr
     assert row(done.stdout, '1x1')[1:7] == ['1', '1', '20', '2', '/', '2']
     assert row(done.stdout, '2x1')[1:7] == ['1', '2', '40', '2', '/', '2']  # one host, as the log says
@@ -91,6 +83,6 @@ def test_a_sweep(sweep, tmp_path):
     assert all(re.match('2 nodes of 1 ranks, simulated by local ranks of ', r.platform) for r in runs)
 
     before = sorted(tmp_path.rglob('result_*'))
-    again = sweep('tiny.yaml', '--seeds', 2)
+    again = sweep('tiny', '--seeds', 2)
     assert again.returncode == 0 and again.stderr.count('complete, skipped') == 2
     assert sorted(tmp_path.rglob('result_*')) == before
