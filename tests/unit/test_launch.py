@@ -213,9 +213,7 @@ with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
     with folder_lock(folder):  # its file is still there
         (folder / 'result_0.txt').touch()
     assert [p.name for p in folder.iterdir()] == ['result_0.txt']
-
-
-def test_a_lock_follows_no_link(tmp_path):
+    # It follows no link.
     (tmp_path / 'precious').write_text('x')
     (tmp_path / '.launcher.lock').symlink_to('precious')
     with pytest.raises(ConfigError), folder_lock(tmp_path):
