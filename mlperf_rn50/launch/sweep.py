@@ -99,7 +99,7 @@ def command_of(here: Path, o: Namespace, layout: Layout, folder: Path) -> list[s
             f'--schedule.warmup_epochs={layout.warmup_epochs:.10g}']
 
 
-def run_layout(o: Namespace, layout: Layout, folder: Path, start: Callable[[], int], signals: Signals,
+def run_layout(o: Namespace, layout: Layout, folder: Path, command: Sequence[str], signals: Signals,
                report: Callable[[str], None]) -> int:
     """Make the runs of a layout that are still missing; return the worst exit code."""
     missing, worst = o.seeds - num_complete(folder), 0
@@ -109,7 +109,9 @@ def run_layout(o: Namespace, layout: Layout, folder: Path, start: Callable[[], i
         if signals.is_asked:
             return worst
         report(f'{layout.name}: run {number + 1} of {o.seeds}')
-        code = start()
+        # Ctrl-C twice is at once for the launcher, too.
+        code = run_engine(command, os.environ, signals, f'{os.getpid()}-{secrets.token_hex(4)}',
+                          end_signal=signal.SIGINT)
         worst = max(worst, code)
         if code and not signals.is_asked:
             report(f'{layout.name}: this run {"did not converge" if code == 1 else f"failed with exit code {code}"}')
@@ -120,18 +122,12 @@ def run(here: Path, script: Path, argv: Sequence[str], signals: Signals) -> int:
     """Run launch/sweep.sh; return its exit code. Raise ConfigError where the sweep cannot be made."""
     o, rest = (parser := make_parser(script)).parse_known_args(join_values(parser, argv))
     check_options(o, rest)
-    values = values_of(here, o.config, [], ['train.local_batch_size', 'train.global_batch_size', 'schedule.base_lr',
-                                            'schedule.warmup_epochs'])
+    values = values_of(here, o.config, [], [name.removeprefix('--') for name in _OF_LAYOUTS])
     worst = 0
     for layout in plan_sweep(o, values):
         folder = Path('logs', o.study, layout.name)
         command = [*command_of(here, o, layout, folder), *rest]
-
-        def start(command: Sequence[str] = tuple(command)) -> int:
-            # Ctrl-C twice is at once for the launcher, too.
-            return run_engine(command, os.environ, signals, f'{os.getpid()}-{secrets.token_hex(4)}',
-                              end_signal=signal.SIGINT)
-        worst = max(worst, run_layout(o, layout, folder, start, signals, partial(say, script)))
+        worst = max(worst, run_layout(o, layout, folder, command, signals, partial(say, script)))
         if signals.is_asked:
             return EXIT_AT_ONCE if signals.is_at_once else EXIT_RESUMABLE
     subprocess.run([here / '.venv/bin/mlperf-rn50', 'report', f'logs/{o.study}'], preexec_fn=as_child)

@@ -1,11 +1,14 @@
-"""The launch scripts: how they start ranks, and how they are stopped."""
+"""The launch scripts: how they start ranks, how they are stopped, and sweeps over layouts of local ranks."""
 import os
+import re
 import signal
 
 import pytest
-from helpers import ROOT, own_signals, run
+from e2e.training import pack_tiny
+from helpers import ROOT, own_signals, run, write_files
 
 from mlperf_rn50.launch.__main__ import main
+from mlperf_rn50.mlperf.reader import read_run
 
 
 @pytest.mark.parametrize('arguments', [['2'], ['0', 'true'], []])
@@ -43,3 +46,40 @@ def test_a_dry_run_prints_the_plan_of_the_layout_and_starts_nothing(tmp_path):
                 tmp_path / 'run'])
     assert done.returncode == 0, done.stderr
     assert 'ranks_per_node: 4' in done.stdout and not (tmp_path / 'run').exists()
+
+
+@pytest.mark.slow
+def test_a_sweep(tmp_path):
+    """What is complete is skipped, what fails is shown, and the table says all of it."""
+    pack_tiny(tmp_path / 'data', 60)
+    tiny = ('data: {dir: data, dataset: tiny-digits, num_train: 60, num_val: 50, num_classes: 10, image_size: 32,\n'
+            '       resize_shorter: 32, crop: none, num_threads: 1}\n'
+            'model: {name: resnet18}\nschedule: {base_lr: 0.02, warmup_epochs: 1, decay_epochs: 9}\n'
+            'train: {global_batch_size: 20, eval_period: 1, target_accuracy: 0.01}\n')
+    write_files(tmp_path, {'tiny.yaml': tiny, 'wild.yaml': tiny.replace('base_lr: 0.02', 'base_lr: 1e30')})
+
+    def sweep(name, *options):
+        return run([ROOT / 'launch/sweep.sh', '--study', name, '--layouts', '1x1 2x1', '--config', f'{name}.yaml',
+                    '--weak', '--no-doctor', *options], cwd=tmp_path)
+
+    def row(output, name):
+        return next(line.split() for line in output.splitlines() if line.startswith(name))
+    failed = sweep('wild', '--train.target_accuracy', '1')
+    assert failed.returncode == 1, failed.stderr
+    assert failed.stderr.count('this run did not converge') == 2  # the second layout ran all the same
+    assert row(failed.stdout, '1x1')[1:8] == ['1', '1', '20', '0', '/', '1', '-']
+    assert '1x1, 2x1: 1 of 1 runs did not converge' in failed.stdout
+
+    done = sweep('tiny', '--seeds', 2)
+    assert done.returncode == 0, done.stderr
+    assert row(done.stdout, '1x1')[1:7] == ['1', '1', '20', '2', '/', '2']
+    assert row(done.stdout, '2x1')[1:7] == ['1', '2', '40', '2', '/', '2']  # one host, as the log says
+    runs = [read_run(tmp_path / f'logs/tiny/2x1/result_{k}.txt') for k in (0, 1)]
+    assert len({r.seed for r in runs}) == 2
+    assert [r.optimizer['sgd_opt_base_learning_rate'] for r in runs] == [pytest.approx(0.04)] * 2
+    assert all(re.match('2 nodes of 1 ranks, simulated by local ranks of ', r.platform) for r in runs)
+
+    before = sorted(tmp_path.rglob('result_*'))
+    again = sweep('tiny', '--seeds', 2)
+    assert again.returncode == 0 and again.stderr.count('complete, skipped') == 2
+    assert sorted(tmp_path.rglob('result_*')) == before

@@ -43,12 +43,9 @@ def test_the_tightest_of_nested_groups_counts(tree):
         'cpuset.cpus.effective': '0-63', 'job/cpuset.cpus.effective': '0-7,16',
         'job/step/cpuset.cpus.effective': '4-9'})
     assert found == Limits(8 * GB, 7 * GB, 1.5, (4, 5, 6, 7))
-
-
-def test_page_cache_that_is_given_up_is_not_used(tree):
     found = tree('0::/job\n', V2, {'job/memory.max': 8 * GB, 'job/memory.current': 8 * GB,
                                    'job/memory.stat': f'anon {GB}\nfile {7 * GB}\ninactive_file {6 * GB}\n'})
-    assert (found.memory_limit_bytes, found.memory_used_bytes) == (8 * GB, 2 * GB)
+    assert found.memory_used_bytes == 2 * GB  # page cache that is given up is not used
 
 
 def test_version_1_with_a_group_in_each_hierarchy(tree):
@@ -63,6 +60,8 @@ def test_version_1_with_a_group_in_each_hierarchy(tree):
     assert found == Limits(4 * GB, 2 * GB, 2.5, (2,))
     no_limit = {'memory/job/memory.limit_in_bytes': 9223372036854771712}  # as version 1 writes it
     assert tree('4:memory:/job\n', V1, no_limit) == Limits()
+    spaced = r'30 23 0:27 / /sys/fs/cgroup/my\040groups rw - cgroup2 cgroup2 rw'
+    assert tree('0::/a job\n', spaced, {'my groups/a job/memory.max': GB}).memory_limit_bytes == GB
 
 
 def test_a_container_sees_its_own_group_as_the_outermost(tree):
@@ -79,12 +78,7 @@ def test_a_container_sees_its_own_group_as_the_outermost(tree):
     assert tree('0::/../other\n', V2, {'../other/memory.max': GB, **own}).memory_limit_bytes == 4 * GB
 
 
-def test_a_mount_with_a_space(tree):
-    mounts = r'30 23 0:27 / /sys/fs/cgroup/my\040groups rw - cgroup2 cgroup2 rw'
-    assert tree('0::/a job\n', mounts, {'my groups/a job/memory.max': GB}).memory_limit_bytes == GB
-
-
-@pytest.mark.parametrize('text', ['nonsense', '-5', '12 oxen', '5 0', '5-x', '3-1'])
+@pytest.mark.parametrize('text', ['nonsense', '-5', '5 0', '3-1'])
 def test_nonsense_is_no_limit(tree, text):
     names = ('memory.max', 'cpu.max', 'cpuset.cpus.effective')
     found = tree('0::/job\nnonsense\n1:\n', 'nonsense\n - \n' + V2, {f'job/{n}': text for n in names})
@@ -140,9 +134,6 @@ def test_what_an_abort_means():
                                    RuntimeError('[x] src/storage: Failed to allocate CPU Memory')])
 def test_errors_for_want_of_memory(error):
     assert explain_error(error).startswith('out of memory: ')
-
-
-def test_other_errors_are_none():
     assert explain_error(ValueError('no such memory cell')) == ''
     assert explain_error(RuntimeError("can't start new thread")) == ''  # without ulimit -v, of another limit
 

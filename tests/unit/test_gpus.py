@@ -158,9 +158,7 @@ def test_a_rank_that_sees_its_own_gpu_has_its_place_on_the_host(visible, of_host
 
 def test_a_gpu_per_task_has_the_cores_that_it_has_where_all_see_all():
     two_sockets = Topology(tuple(NumaNode(n, tuple((4 * n + i,) for i in range(4))) for n in range(2)), (0, 0, 1, 1))
-    shared = [choose_binding(two_sockets, r, 4, 1) for r in range(4)]
     alone = [choose_binding(two_sockets, r, 4, 1, place) for r, place in enumerate((2, 0, 3, 1))]
-    assert [b.cpus for b in alone] == [shared[p].cpus for p in (2, 0, 3, 1)]
     assert [(b.cpus, b.numa_node) for b in alone] == [((4, 5), 1), ((0, 1), 0), ((6, 7), 1), ((2, 3), 0)]
 
 

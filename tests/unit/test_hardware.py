@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 from helpers import write_files
 
+from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import environment
 from mlperf_rn50.system.environment import find_hardware, find_networks, parse_cpu, parse_storage, query_gpus
+from mlperf_rn50.system.processor import check_precision, find_processor, parse_processor
 
 
 def test_lscpu():
@@ -16,11 +18,6 @@ def test_lscpu():
     text = json.dumps({'lscpu': [{'field': k, 'data': v} for k, v in fields.items()]})
     assert parse_cpu(text) == {'model': 'Xeon 8174', 'sockets': 2, 'cores_per_socket': 24, 'threads_per_core': 2,
                                'max_mhz': 3900.0, 'caches': 'L1d 1.5 MiB (48 instances), L3 66 MiB (2 instances)'}
-
-
-def test_without_the_programs_nothing_is_known():
-    for text in ('', '[]', '{}'):
-        assert parse_storage(text) == [] and set(parse_cpu(text).values()) == {None}
 
 
 def test_lsblk():
@@ -32,6 +29,8 @@ def test_lsblk():
         {'name': 'zram0', 'type': 'disk', 'size': 0}, {'name': 'loop0', 'type': 'loop', 'size': 5}]})
     assert [(d['kind'], d['model'], d['bytes']) for d in parse_storage(text)] == [
         ('NVMe SSD', 'PM9A3', 1920), ('HDD', None, 8000), ('SSD', 'S4510', 960), ('virtual disk', None, 100)]
+    for nothing in ('', '[]'):  # without the programs
+        assert parse_storage(nothing) == [] and set(parse_cpu(nothing).values()) == {None}
 
 
 def test_networks(tmp_path):
@@ -45,7 +44,7 @@ def test_networks(tmp_path):
 
 def test_this_machine_has_a_processor_and_memory():
     found = find_hardware()
-    assert found['cpu']['sockets'] >= 1 and found['memory_bytes'] > 2**28
+    assert found['cpu']['sockets'] >= 1 and found['memory_bytes'] > 2**28 and find_processor().has != 'no SSE4.1'
 
 
 def test_a_driver_that_prints_no_text_is_no_failure(tmp_path, monkeypatch):
@@ -72,14 +71,65 @@ def container(tmp_path, monkeypatch):
     return folder
 
 
-def test_what_a_container_has_is_named(container):
+def test_what_a_container_has_is_named_and_what_does_not_tell_is_left_out(container, monkeypatch):
     versions = environment.package_versions()
     assert (versions['mxnet'], versions['openmpi']) == ('1.9.1+nv24.06', '4.1.7a1')
     assert 'MXNet 1.9.1+nv24.06' in environment.render_stack() and 'Open MPI 4.1.7a1' in environment.render_stack()
-
-
-def test_what_does_not_tell_is_left_out(container, monkeypatch):
     (container / 'libinfo.py').unlink()
     monkeypatch.setenv('PATH', '/nowhere')
     assert not {'mxnet', 'openmpi'} & set(environment.package_versions())
     assert 'MXNet not installed' in environment.render_stack()
+
+
+# --- the processor: its flags, and what oneDNN is allowed ---------------------------------------------------
+
+AVX2 = 'fpu sse4_1 sse4_2 avx f16c fma avx2 bmi2'
+AVX512 = f'{AVX2} avx512f avx512dq avx512cd avx512bw avx512vl'
+BF16 = f'{AVX512} avx512_vnni avx512_bf16'
+
+
+def cpuinfo(flags, **fields):
+    lines = {'processor': '0', 'vendor_id': 'AuthenticAMD', 'cpu family': '25', 'model': '1', 'model name': 'EPYC',
+             'flags': flags, **fields}
+    one = ''.join(f'{k}\t: {v}\n' for k, v in lines.items())
+    return f'{one}\n{one.replace("EPYC", "other")}'
+
+
+def processor(flags, limit=None):
+    return parse_processor(cpuinfo(flags), {} if limit is None else {'DNNL_MAX_CPU_ISA': limit})
+
+
+@pytest.mark.parametrize('flags, has', [
+    ('fpu sse2', 'no SSE4.1'), (AVX2, 'AVX2'),
+    # Knights Landing has another half of AVX-512, which oneDNN's bfloat16 does not take.
+    (f'{AVX2} avx512f avx512cd avx512er avx512pf', 'AVX2'),
+    (AVX512, 'AVX-512'), (BF16, 'AVX-512 BF16'), (f'{BF16} amx_tile amx_int8 amx_bf16', 'AMX')])
+def test_instruction_sets(flags, has):
+    found = processor(flags)
+    assert (found.vendor, found.family, found.model, found.has, found.uses) == ('AuthenticAMD', 25, 1, has, has)
+    assert found.can_train_bfloat16 == has.startswith(('AVX-512', 'AMX'))
+
+
+@pytest.mark.parametrize('limit, uses', [
+    ('AVX512_MIC', 'AVX2'), ('AVX512_CORE', 'AVX-512'), ('AVX512_CORE_AMX', 'AVX-512 BF16'), ('ALL', 'AVX-512 BF16'),
+    ('avx2', 'AVX-512 BF16')])  # which oneDNN does not read in small letters
+def test_the_limit_of_onednn(limit, uses):
+    found = processor(BF16, limit)
+    assert (found.has, found.uses) == ('AVX-512 BF16', uses)
+    assert processor(AVX2, limit).uses == 'AVX2'  # it adds nothing
+
+
+def test_other_machines_have_none_of_it():
+    found = parse_processor('processor: 0\nFeatures: fp asimd\n', {})
+    assert (found.vendor, found.family, found.has) == ('', None, 'no SSE4.1') and not found.can_train_bfloat16
+
+
+def test_bfloat16_is_refused_without_avx512_and_the_line_says_what_to_do():
+    for precision, flags in [('float32', AVX2), ('float16', AVX2), ('bfloat16', AVX512)]:
+        check_precision('train.precision', precision, processor(flags))
+    with pytest.raises(ConfigError, match='^train.precision: got bfloat16, this processor has no AVX-512, only AVX2; '
+                                          'use float32$'):
+        check_precision('train.precision', 'bfloat16', processor(AVX2))
+    with pytest.raises(ConfigError, match='^--precisions: got bfloat16, and DNNL_MAX_CPU_ISA=AVX2 leaves AVX2 of '
+                                          'AVX-512 BF16, expected AVX-512; unset it, or use float32$'):
+        check_precision('--precisions', 'bfloat16', processor(BF16, 'AVX2'))

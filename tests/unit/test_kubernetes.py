@@ -90,19 +90,16 @@ def test_the_parts_of_an_mpijob_and_the_image_agree():
     assert {'name': 'shm', 'emptyDir': {'medium': 'Memory', 'sizeLimit': '500Mi'}} in pods[-1]['spec']['volumes']
     assert {m['metadata']['namespace'] for m in manifests} == {'lab'}
     assert {m['metadata']['name'] for m in manifests} == {'rn50'}
-
-
-def test_the_launcher_finds_the_hostfile_the_port_and_the_key_of_the_workers():
-    spec = job_of(*ALL)['spec']
+    # The launcher finds the hostfile, and the port and the key of the workers.
+    spec = manifests[-1]['spec']
     client = dict(line.split(None, 1) for line in (ROOT / 'launch/kubernetes/ssh_config').read_text().splitlines()
                   if not line.lstrip().startswith('#'))
-    worker = spec['mpiReplicaSpecs']['Worker']['template']['spec']['containers'][0]
-    port, keys = worker['args'][1], worker['args'][3]
-    assert client['Port'] == port == str(worker['readinessProbe']['tcpSocket']['port'])
+    port, keys = trainer['args'][1], trainer['args'][3]
+    assert client['Port'] == port == str(trainer['readinessProbe']['tcpSocket']['port'])
     assert client['IdentityFile'] == f'{spec["sshAuthMountPath"]}/id_rsa'
     assert keys == f'{spec["sshAuthMountPath"]}/authorized_keys'
     assert spec['slotsPerWorker'] == 4 and spec['mpiReplicaSpecs']['Worker']['replicas'] == 3
-    [launcher] = spec['mpiReplicaSpecs']['Launcher']['template']['spec']['containers']
+    [launcher] = pods[0]['spec']['containers']
     assert launcher['command'][-1] == '/opt/mlperf_rn50/launch/mpirun.sh'
     assert launcher['args'][:9] == ['--hostfile', '/etc/mpi/hostfile', '--resume', '--restarts', '3', '--nodes', '3',
                                     '--ranks-per-node', '4']
@@ -128,7 +125,7 @@ def test_what_is_not_given_is_of_the_configuration(tmp_path):
     training, doubt = plan_training(words)
     assert (training.num_nodes, training.ranks_per_node, training.gpus_per_node, doubt) == (5, 6, 2, '')
     assert plan_training([*words, '--gpus-per-node', '8'])[0].gpus_per_node == 8
-    assert plan_training([*words, '--nodes', '1'])[0].num_nodes == 1
+    assert plan_training([*words, '--nodes', '1', '--name', 'x' * 54])[0].num_nodes == 1  # the longest name
     assert 'in none of the volumes' in plan_training([*words, '--data.dir', '/data'])[1]
 
 
@@ -146,8 +143,7 @@ def test_numbers_and_truths_among_the_words_stay_text():
     (['--name', 'x' * 55], '--name: got 55 characters, expected at most 54; pods are called NAME-'),
     (['--name', 'x' * 54, '--nodes', '11'], 'expected at most 53; pods are called NAME-worker-10'),
     (['--image', '-x'], '--image'), (['--nodes', '0'], '--nodes: got 0, expected a number from 1'),
-    (['--volume', 'work'], 'expected CLAIM:/PATH'), (['--volume', 'a:b'], 'an absolute path'),
-    (['--volume', 'a:/x/../y'], 'without . .. // and :'), (['--volume', 'a:/x:ro'], 'an absolute path'),
+    (['--volume', 'work'], 'expected CLAIM:/PATH'), (['--volume', 'a:/x/../y'], 'without . .. // and :'),
     (['--volume', 'A:/x'], 'the name of a PersistentVolumeClaim'), (['--volume', 'a:/shared'], 'got two at /shared'),
     (['--volume', 'a:/opt'], 'would hide /opt/mlperf_rn50'), (['--volume', 'a:/x\ny'], 'an absolute path'),
     (['--memory', '64'], "--memory: got '64', expected a size such as 64Gi"), (['--cpus', '0'], 'a number of cores'),
@@ -166,8 +162,6 @@ def test_mistakes_are_one_line(words, said, capsys):
     assert out == '' and said in err and err.startswith('launch/kubernetes.sh: ') and err.count('\n') == 1
 
 
-def test_the_longest_name_fits_and_what_is_needed_is_reported(capsys):
-    assert main([*WORDS, '--name', 'x' * 54]) == 0
-    place = WORDS.index('--volume')
-    assert main(WORDS[:place]) == 2
+def test_what_is_needed_is_reported(capsys):
+    assert main(WORDS[:WORDS.index('--volume')]) == 2
     assert '--volume CLAIM:PATH: missing; see launch/kubernetes.sh --help' in capsys.readouterr().err

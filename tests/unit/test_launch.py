@@ -37,10 +37,14 @@ def options(*words, script='mpirun'):
 
 # --- hosts ------------------------------------------------------------------------------------------------
 
-def test_hosts_of_a_line_and_of_a_file():
+def test_hosts_of_a_line_and_of_a_file_and_their_slots_where_they_agree():
     assert parse_hosts('h1, h2') == [Host('h1'), Host('h2')]
     assert parse_hostfile('# all\nh1 slots=4 # big\n\nh2 max_slots=9 slots=4\n', 'f') == [Host('h1', 4), Host('h2', 4)]
     assert parse_hostfile('h1\nh1\nh2\nh2\n', 'f') == [Host('h1', 2), Host('h2', 2)]  # a line per rank, as PBS has it
+    assert common_slots([Host('h1', 4), Host('h2', 4)]) == 4
+    assert common_slots([Host('h1'), Host('h2')]) is None
+    with pytest.raises(ConfigError, match=r'slots=2 for h2 and slots=4 for h1, .* give --ranks-per-node'):
+        common_slots([Host('h1', 4), Host('h2', 2)])
 
 
 @pytest.mark.parametrize('text, said', [
@@ -50,13 +54,6 @@ def test_hosts_of_a_line_and_of_a_file():
 def test_hosts_that_are_none(text, said):
     with pytest.raises(ConfigError, match=said):
         parse_hosts(text)
-
-
-def test_slots_are_used_where_they_agree():
-    assert common_slots([Host('h1', 4), Host('h2', 4)]) == 4
-    assert common_slots([Host('h1'), Host('h2')]) is None
-    with pytest.raises(ConfigError, match=r'slots=2 for h2 and slots=4 for h1, .* give --ranks-per-node'):
-        common_slots([Host('h1', 4), Host('h2', 2)])
 
 
 def test_a_hostfile_is_a_file_with_hosts(tmp_path):
@@ -88,7 +85,8 @@ def test_what_a_launcher_does_not_know_is_trains():
 
 
 def test_the_environment_of_ranks_and_that_the_output_is_no_terminal():
-    env = environment(options('--ranks-per-device', 4), {'GLIBC_TUNABLES': 'mine', 'A': 'b'}, '7-ab', 'cpu')
+    before = {'GLIBC_TUNABLES': 'mine', 'A': 'b', 'MLPERF_RN50_DEVICE': 'gpu'}
+    env = environment(options('--ranks-per-device', 4), before, '7-ab', 'cpu')
     assert env == {'GLIBC_TUNABLES': 'mine', 'A': 'b', 'MLPERF_RN50_RANKS_PER_DEVICE': '4', 'MLPERF_RN50_JOB': '7-ab',
                    'MLPERF_RN50_DEVICE': 'cpu', 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE': '50'}
     assert plain_output(io.StringIO(), {}) == {'NO_COLOR': '1'}
@@ -170,10 +168,6 @@ def test_what_follows_an_attempt(attempt, asked, left, stuck, expected):
     assert (verdict.what, verdict.exit_code) == expected
 
 
-def test_pauses_grow_while_nothing_is_gained():
-    assert [attempts.pause_s(n) for n in (0, 1, 2, 3, 9)] == [0, 5, 10, 20, 60]
-
-
 def test_attempts_of_a_job_are_counted_across_its_starts(tmp_path):
     for job, gained in [('7', True), ('7', False), ('8', False), ('7', False)]:
         attempts.note_attempt(tmp_path, job, Attempt(0, 1, None, gained, True))
@@ -182,6 +176,7 @@ def test_attempts_of_a_job_are_counted_across_its_starts(tmp_path):
     assert attempts.stuck_attempts(tmp_path, '7') == 0
     attempts.note_attempt(tmp_path / 'none', '7', Attempt(0, 1, None, False, True))
     assert not (tmp_path / 'none').exists()
+    assert [attempts.pause_s(n) for n in (0, 1, 2, 3, 9)] == [0, 5, 10, 20, 60]
 
 
 # --- blame ------------------------------------------------------------------------------------------------
@@ -218,9 +213,7 @@ with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
     with folder_lock(folder):  # its file is still there
         (folder / 'result_0.txt').touch()
     assert [p.name for p in folder.iterdir()] == ['result_0.txt']
-
-
-def test_a_lock_follows_no_link(tmp_path):
+    # It follows no link.
     (tmp_path / 'precious').write_text('x')
     (tmp_path / '.launcher.lock').symlink_to('precious')
     with pytest.raises(ConfigError), folder_lock(tmp_path):
@@ -303,10 +296,6 @@ def test_a_start_has_a_limit_until_the_ranks_have_begun(run_shell):
         return len(asked) > 1
     assert run_shell('UP; sleep 0.3; exit 7', is_late=True, limit_s=2.0, is_overdue=is_overdue) == (7, [])
     assert asked == [True]
-
-
-def test_an_engine_of_a_lost_host_has_failed_however_it_ended(run_shell):
-    assert run_shell(WAITS.replace('exit 15', 'exit 75'), Event.LOST) == (1, [])
 
 
 INT, TERM, HUP, USR2 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2

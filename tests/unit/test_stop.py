@@ -89,7 +89,7 @@ def heard(monkeypatch):
                     clock = SimpleNamespace(monotonic=lambda now_s=now_s: now_s, sleep=lambda _: None)
                     monkeypatch.setattr(stop, 'time', clock)
                     os.kill(os.getpid(), number)
-                    yield calls.get(timeout=HANG_LIMIT_S)
+                    yield calls.get(timeout=10)
     return hear
 
 

@@ -8,14 +8,12 @@ from hypothesis import strategies as st
 
 from mlperf_rn50.system.cgroup import Limits
 from mlperf_rn50.system.topology import (
-    Binding,
     NumaNode,
     Topology,
     choose_binding,
     find_topology,
     parse_cpu_list,
     quota_threads,
-    render_binding,
     render_cpu_list,
     set_omp_threads,
     unbound_threads,
@@ -44,13 +42,8 @@ def test_a_rank_per_gpu_takes_its_socket():
     assert [(b.gpu, b.numa_node, b.num_threads) for b in bindings] == [(0, 0, 10), (1, 0, 10), (2, 1, 10), (3, 1, 10)]
     assert bindings[0].cpus == (*range(10), *range(40, 50))
     assert bindings[3].cpus == (*range(30, 40), *range(70, 80))
-
-
-def test_ranks_that_share_a_gpu_share_its_cores():
-    bindings = [choose_binding(C4140, r, 8, 2) for r in range(8)]
-    assert [b.gpu for b in bindings] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert all(b.num_threads == 5 for b in bindings)
-    assert bindings[0].cpus == bindings[1].cpus and bindings[1].cpus != bindings[2].cpus
+    # One rank on two sockets without GPUs has both.
+    assert choose_binding(Topology((node(0, 0, 4), node(1, 4, 4))), 0, 1, 1).cpus == tuple(range(8))
 
 
 def test_pinned_threads_take_a_physical_core_each_and_keep_clear_of_the_rank_beside():
@@ -66,10 +59,6 @@ def test_pinned_threads_take_a_physical_core_each_and_keep_clear_of_the_rank_bes
 def test_a_plain_machine(local_size, per_device, cpus):
     bindings = [choose_binding(PLAIN, r, local_size, per_device) for r in range(local_size)]
     assert [b.cpus for b in bindings] == cpus and {b.gpu for b in bindings} == {None}
-
-
-def test_one_rank_on_two_sockets_has_both():
-    assert choose_binding(Topology((node(0, 0, 4), node(1, 4, 4))), 0, 1, 1).cpus == tuple(range(8))
 
 
 @given(nodes=st.lists(st.integers(1, 9), min_size=1, max_size=4), per_device=st.integers(1, 3),
@@ -94,16 +83,8 @@ def test_a_machine_is_read_from_sys(tmp_path):
     write_files(tmp_path, files | {'bus/pci/devices/0000:3b:00.0/numa_node': '1'})
     found = find_topology(tmp_path, [0, 1, 2, 3, 4, 6, 7], ['0000:3b:00.0'])
     assert found == Topology((NumaNode(0, ((0, 4), (1,))), NumaNode(1, ((2, 6), (3, 7)))), (1,))
-
-
-def test_a_machine_without_numa_folders_is_one_node(tmp_path):
-    assert find_topology(tmp_path, [0, 3], ['none']) == Topology((NumaNode(0, ((0,), (3,))),), (0,))
-
-
-@pytest.mark.parametrize('cpus, gpu, text', [((0, 1, 2, 40), 1, 'cores 0-2,40, 3 threads, NUMA node 0, GPU 1'),
-                                             ((1,), None, 'cores 1, 3 threads, NUMA node 0, no GPU')])
-def test_what_is_printed(cpus, gpu, text):
-    assert render_binding(Binding(cpus, cpus, 3, 0, gpu)) == text
+    without_numa = find_topology(tmp_path / 'none', [0, 3], ['none'])
+    assert without_numa == Topology((NumaNode(0, ((0,), (3,))),), (0,))
 
 
 @pytest.mark.parametrize('text, threads', [('2,1', 2), ('many', None)])
