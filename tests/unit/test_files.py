@@ -2,6 +2,7 @@
 import errno
 import os
 import resource
+import subprocess
 from pathlib import Path
 
 import msgspec
