@@ -162,14 +162,14 @@ def main() -> None:
     parser.add_argument('--precision', choices=['float32', 'bfloat16'], default='float32')
     parser.add_argument('--rounds', type=int, default=3, help='of step and rate (default 3)')
     parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], help='of target (default 0 1 2)')
-    parser.add_argument('--sides', nargs='+', default=[NAME, *list(SIDES)[2:]], choices=[NAME, *SIDES],
-                        help='of target (default: ours, and torch with huge pages and bound threads)')
+    parser.add_argument('--sides', nargs='+', choices=[NAME, *SIDES], default=[],
+                        help='ours first (default: all; of target torch with huge pages and bound threads alone)')
     options = parser.parse_args()
     config, precision = options.config, options.precision
     if (options.what == 'step') != (config is None):
         parser.error('CONFIG: expected for rate and target')
     if options.what == 'target':
-        compare_targets(config, precision, options.seeds, options.sides)
+        compare_targets(config, precision, options.seeds, options.sides or [NAME, *list(SIDES)[2:]])
         return
     if options.what == 'step':
         steps = ('--warmup-steps', 2, '--steps', 5)
@@ -181,7 +181,8 @@ def main() -> None:
         ours = ('--config', config, '--inputs', 'real', '--batch-sizes', size, *steps)
         sides = torch_sides(train_torch, config, precision, *steps)
     sides = {NAME: partial(bench, 'train', *ours, '--precisions', precision, *of_precision(precision)), **sides}
-    compare(f'{config.stem if config else "training step"}, {precision}', sides, options.rounds)
+    compare(f'{config.stem if config else "training step"}, {precision}',
+            {name: sides[name] for name in options.sides or sides}, options.rounds)
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """Our input pipeline against bare DALI and MXNet's ImageRecordIter, on 2 threads; images/s.
 
 95 KB JPEGs, random crop to 224, mirror, normalise, batch 32, warm.
-Usage: python benchmarks/pipeline.py [dali|recorditer]    (those two: one measurement, as JSON)
+Usage: python benchmarks/pipeline.py [ROUNDS | dali | recorditer]    (those two: one measurement, as JSON)
 """
 import json
 import sys
@@ -64,12 +64,13 @@ def record_iter_rate() -> float:
 
 
 if __name__ == '__main__':
-    if sys.argv[1:]:
-        rate = {'dali': dali_rate, 'recorditer': record_iter_rate}[sys.argv[1]]()
-        print(json.dumps({'images_per_s': rate}))
+    [what] = sys.argv[1:] or ['']
+    if what in ('dali', 'recorditer'):
+        print(json.dumps({'images_per_s': dali_rate() if what == 'dali' else record_iter_rate()}))
     else:
         ours = partial(bench, 'data', '--config', 'benchmarks/photos.yaml', '--batch-sizes', BATCH, '--caches', 'warm',
                        '--warmup-steps', NUM_TRAIN // BATCH, '--steps', EPOCHS * NUM_TRAIN // BATCH)
         for other, name, rounds, wanted in (('bare DALI', 'dali', 10, 0.95), ('ImageRecordIter', 'recorditer', 3, 1.5)):
             theirs = partial(run_json, [OURS, __file__, name])
-            compare(f'pipeline against {other}', {'mlperf-rn50 bench data': ours, other: theirs}, rounds, wanted)
+            compare(f'pipeline against {other}', {'mlperf-rn50 bench data': ours, other: theirs}, int(what or rounds),
+                    wanted)

@@ -1,7 +1,8 @@
-"""Training as the program runs it against the bare Gluon step of the same network. Usage: python benchmarks/trainer.py
+"""Training as the program runs it against the bare Gluon step of the same network.
 
 Ours: photos through the pipeline, schedule, log, progress and Horovod of one rank, images/s of steps 11 to 30.
 Bare: network, loss, backward and gluon.Trainer on one batch that is there already; huge pages too.
+Usage: python benchmarks/trainer.py [ROUNDS | bare]    (bare: one measurement, as JSON)
 """
 import json
 import statistics
@@ -44,8 +45,10 @@ def bare() -> None:
 
 
 if __name__ == '__main__':
-    if sys.argv[1:] == ['bare']:
+    [what] = sys.argv[1:] or ['3']
+    if what == 'bare':
         bare()
     else:
         theirs = partial(run_json, [OURS, __file__, 'bare'], **HUGE_PAGES)
-        compare('trainer against the bare step, float32', {'mlperf-rn50 train': ours, 'bare Gluon': theirs}, 3, 0.98)
+        compare('trainer against the bare step, float32', {'mlperf-rn50 train': ours, 'bare Gluon': theirs},
+                int(what), 0.98)
