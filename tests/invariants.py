@@ -33,8 +33,7 @@ def check_run(path: Path):
         assert run.target_accuracy is None or run.evaluations[-1].accuracy >= run.target_accuracy
     else:
         assert run.epochs_to_converge is None
-    parts = parts_of(run)
-    assert parts is None or isinstance(parts, Parts)
+    assert isinstance(parts_of(run), Parts | None)
     return run
 
 

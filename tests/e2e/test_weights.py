@@ -39,7 +39,7 @@ def kept(whole_run):
 
 @pytest.mark.parametrize('num_ranks', [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_accuracy_of_the_log_over_any_number_of_ranks(kept, num_ranks):
-    words = ['evaluate', kept, '--format=json', '--confusions=1000']
+    words = ['evaluate', kept, '--format=json', '--confusions=1000', '--train.eval_batch_size=7']
     done = run(thin_ranks(num_ranks, *words)) if num_ranks else call(*words)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
@@ -49,15 +49,6 @@ def test_the_accuracy_of_the_log_over_any_number_of_ranks(kept, num_ranks):
     assert found['is_as_logged'] is True and found['logged_top1'] == found['top1']
     assert found['is_imagenet'] is False and found['num_images'] == NUM_VAL
     assert sum(c['num_images'] for c in found['confusions']) == NUM_VAL - found['num_top1']  # each that is wrong, once
-
-
-def test_a_person_is_told_the_data_set_the_log_and_the_confusions(kept):
-    done = call('evaluate', kept, '--confusions=2', '--train.eval_batch_size=7')
-    assert done.returncode == 0, done.stderr
-    first, top1, _, log, _, title, _, *rows = done.stdout.splitlines()
-    assert 'weights/best.npz: resnet18, best' in first and 'of 50 images of tiny-digits (not ImageNet)' in top1
-    assert log.startswith('in the log') and log.endswith(' %, the same')
-    assert title.split() == ['class', 'taken', 'for', 'images', 'of', 'the', 'class'] and len(rows) == 2
 
 
 def test_another_top1_than_the_logs_is_a_failure(kept, tmp_path):

@@ -1,17 +1,60 @@
-"""The exchange of all GPUs, one rank each and two each: every method of Comm, and sums of the size of a step."""
+"""The exchange of all GPUs, one rank each and two each: every method of Comm, and sums of the size of a step.
+
+The ranks run this file, too: python tests/gpu/test_exchange.py OUT DEVICE RANKS_PER_DEVICE.
+"""
 import json
 import os
 import sys
+from pathlib import Path
 
+import mxnet as mx
+import numpy as np
 from gpu.conftest import IS_DRY
 from helpers import ROOT, run, under_ranks
+from parallel.workers import collectives
+
+from mlperf_rn50.config import Config, RunConfig, TrainConfig
+from mlperf_rn50.data.pipeline import device_context
+from mlperf_rn50.train.comm import Comm, open_comm, sharing_of
+from mlperf_rn50.train.device import device_id_of
+
+# The gradients of a step in one exchange: of many sizes, 100 MB in all in float32.
+SHAPES = [(64,), (1000,), (2048, 1000), (512, 512, 3, 3), *[(256, 1024)] * 20, *[(2048, 512)] * 15]
+DRY_SHAPES = SHAPES[:2]
+
+
+def large_sums(comm: Comm, context: mx.Context, precision: str, num_rounds: int) -> list[float]:
+    """The largest distance from the known sum of several exchanges, of which two buckets are under way at a time."""
+    shapes, n, far = SHAPES if context.device_type == 'gpu' else DRY_SHAPES, comm.world_size, []
+    ranks = n * (n + 1) // 2
+    for number in range(num_rounds):
+        # Small whole numbers: every sum of them is exact, in float16 too.
+        grads = [mx.nd.full(s, (comm.rank + 1) * (number % 3 + 1), context, precision) for s in shapes]
+        half = len(grads) // 2
+        for bucket, part in enumerate((grads[:half], grads[half:])):
+            comm.sum_gradients(part, bucket)
+        far.append(max(float(np.abs(g.asnumpy().astype(np.float64) - ranks * (number % 3 + 1)).max()) for g in grads))
+    return far
+
+
+def main(out: str, device: str, ranks_per_device: str) -> None:
+    """What a rank runs; r writes r.json."""
+    config = Config(train=TrainConfig(device=device, local_batch_size=1),
+                    run=RunConfig(ranks_per_device=int(ranks_per_device)))
+    comm = open_comm('none', num_sharing=sharing_of(config))
+    device_id = device_id_of(config, comm)
+    context = device_context(device_id)
+    with context:  # where arrays are made that name no device
+        found = {'device': device_id, 'collectives': collectives(comm),
+                 **{f'large sums, {p}': large_sums(comm, context, p, 6) for p in ('float32', 'float16')}}
+    Path(out, f'{comm.rank}.json').write_text(json.dumps(found))
 
 
 def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path, figure):
     n, device = num_ranks, 'cpu' if IS_DRY else 'gpu'
     environment = {**os.environ, 'PYTHONPATH': f'{ROOT}:{ROOT}/tests',
                    'MLPERF_RN50_RANKS_PER_DEVICE': str(ranks_per_device)}
-    worker = [sys.executable, ROOT / 'tests/gpu/workers.py', tmp_path, device, ranks_per_device]
+    worker = [sys.executable, __file__, tmp_path, device, ranks_per_device]
     done = run(under_ranks(n, worker), env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads((tmp_path / f'{r}.json').read_text()) for r in range(n)]
@@ -24,3 +67,7 @@ def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path, figure):
         assert {key: got['collectives'][key] for key in expected} == expected
         assert got['large sums, float32'] == got['large sums, float16'] == [0] * 6
     figure(f'exchange of {n} ranks, {ranks_per_device} on a GPU: wrong sums', 0, 'sums')
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

@@ -2,26 +2,21 @@
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import islice
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from helpers import HANG_LIMIT_S
 from numbered import make_config, ramp, with_data
 from nvidia.dali import fn
-from nvidia.dali.backend import GetSchema
 from nvidia.dali.pipeline import Pipeline
 
-from mlperf_rn50.config import Config, DataConfig, TrainConfig, check_values
+from mlperf_rn50.config import Config, TrainConfig, check_values
 from mlperf_rn50.data import pipeline
 from mlperf_rn50.data.pipeline import build_warm, eval_batches, made_up_inputs, train_batches
 from mlperf_rn50.data.records import KeptRecords, Record, RecordFile
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.train.events import RecordsRead
-from mlperf_rn50.train.loop import tell_reads
 
 NVJPEG = {'hw_decoder_load': 0.7, 'hybrid_huffman_threshold': 500_000, 'preallocate_width_hint': 5980,
           'preallocate_height_hint': 6430, 'device_memory_padding_mib': 256, 'host_memory_padding_mib': 128,
@@ -47,12 +42,6 @@ def test_nvjpeg_is_set_up_as_the_keys_say_and_nothing_else(numbered, monkeypatch
                 'device_memory_padding': 256 * 2**20, 'host_memory_padding': 128 * 2**20, 'affine': False}
     got = {k: v for k, v in given[-1].items() if k not in ('axis_names', 'output_type')}
     assert got == {'device': decoder, **(expected if decoder == 'mixed' else {})}
-
-
-def test_the_defaults_are_dalis():
-    schema, given = GetSchema('decoders__ImageSlice'), pipeline._nvjpeg_keys(DataConfig(decoder='mixed'))
-    del given['affine']
-    assert given == {key: float(schema.GetArgumentDefaultValueString(key).strip('[], ')) for key in given}
 
 
 @pytest.mark.parametrize('key, value', [('hw_decoder_load', 1.01), ('host_memory_padding_mib', 65_536)])
@@ -161,25 +150,3 @@ def test_a_warm_up_runs_the_pipeline_and_reads_nothing(numbered, monkeypatch, de
     taken.clear()
     build_warm(source(), 4, config, True, None, is_warm=False)
     assert (len(runs), taken) == (2, [])
-
-
-@pytest.mark.parametrize('device_id, num_warmup_steps, expected', [(None, 2, False), (0, 2, True), (0, 0, False)])
-def test_only_pipelines_on_gpus_are_warmed_up(numbered, monkeypatch, device_id, num_warmup_steps, expected):
-    config, asked = replace(numbered, train=TrainConfig(num_warmup_steps=num_warmup_steps)), []
-    monkeypatch.setattr(pipeline, 'build_warm',
-                        lambda *a, is_warm: (asked.append((a[-1], is_warm)), (None, iter(())))[1])
-    monkeypatch.setattr(pipeline, 'device_context', lambda device_id: None)
-    train_batches(config, Shard(24, 0, 1, 4), 9, 0, device_id)
-    eval_batches(config, Shard(24, 0, 1, 4), device_id)
-    assert asked == [(device_id, expected)] * 2
-
-
-@pytest.mark.parametrize('is_synthetic', [False, True])
-def test_an_epoch_that_came_from_memory_is_told(is_synthetic):
-    told = []
-    comm = SimpleNamespace(gather_object=lambda value: [value, (0, 0)])
-    run = SimpleNamespace(comm=comm, hosts=[SimpleNamespace(name=n) for n in 'ab'],
-                          trainer=SimpleNamespace(take_bytes=lambda: (0, 0)), sinks=SimpleNamespace(see=told.append),
-                          plan=SimpleNamespace(config=Config(data=DataConfig(synthetic=is_synthetic))))
-    tell_reads(run, 3)
-    assert told == ([] if is_synthetic else [RecordsRead(3, {'a': 0, 'b': 0}, {'a': 0, 'b': 0})])

@@ -11,7 +11,7 @@ from mxnet.gluon import nn
 from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig, check_values
 from mlperf_rn50.data.pipeline import made_up_batches
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.model import fused, zoo
+from mlperf_rn50.model import fused
 from mlperf_rn50.model.folded import FoldedResNet
 from mlperf_rn50.model.fused import PLAIN, Fusion, NormAddRelu, NormRelu, fusion_of
 from mlperf_rn50.model.resnet import ResNet
@@ -156,24 +156,6 @@ def test_what_is_kept_is_used_without_them(nvidia):
     check_values(replace(told, train=replace(told.train, local_batch_size=1)))
 
 
-def test_a_run_goes_on_without_what_it_began_with(nvidia, monkeypatch):
-    """The same arrays, and the next step to the same loss."""
-    plan, ends = make_plan(SMALL, 1), []
-    for fusions in ((BOTH, PLAIN), (PLAIN, PLAIN)):
-        trainer = []
-        for fusion in fusions:
-            monkeypatch.setattr(zoo, 'fusion_of', lambda config, fusion=fusion: fusion)
-            trainer.append(trainers.Trainer(plan, LocalComm(), 0, None))
-        batches = made_up_batches(SMALL, plan.train_shard(), None)
-        trainer[0].read(trainer[0].step(batches, 0, 0.1, False))
-        kept = trainer[0].snapshot()
-        assert {n: a.shape for n, a in kept.items()} == trainer[1].array_shapes()
-        assert [t.name for t in trainer[0].optimizer.tensors] == [t.name for t in trainer[1].optimizer.tensors]
-        trainer[1].restore(kept)
-        ends.append(trainer[1].read(trainer[1].step(batches, 1, 0.1, False))[0])
-    assert ends[0] == pytest.approx(ends[1], rel=1e-3)
-
-
 def steps_of_two_passes() -> dict[str, bytes]:
     config = replace(SMALL, train=replace(SMALL.train, gradient_accumulation_steps=2))
     plan = make_plan(config, 1)
@@ -207,12 +189,3 @@ def test_the_network_of_evaluations_has_no_norm_in_either_layout():
             assert net(mx.sym.var('data')).infer_shape(data=(2, *image_shape(config)))[1] == [(2, 4)]
             flops.append(count_flops(net, image_shape(config)))
     assert len(set(flops)) == 1
-
-
-@pytest.mark.parametrize('environ, joins', [({}, True), ({'MXNET_USE_FUSION': '0'}, False)])
-def test_the_log_says_that_plain_operators_may_be_joined_all_the_same(nvidia, environ, joins):
-    later = '; MXNet joins the plain ones by itself unless MXNET_USE_FUSION=0' * joins
-    assert fused.fusion_text(GPU, environ) == str(BOTH)
-    assert fused.fusion_text(with_model(fused_bn_add_relu=False), environ) == (
-        'fused operators: BatchNorm with act_type=relu' + later)
-    assert fused.fusion_text(with_model(layout='NCHW'), environ) == 'fused operators: none'
