@@ -127,6 +127,13 @@ def test_attempts_that_gain_nothing_are_few_and_those_that_gain_are_many(restart
     assert code == EXIT_OK and len(world.calls) == 10 and world.paused == 0
 
 
+def test_a_run_that_was_stopped_is_not_taken_for_stopped_again(tmp_path):
+    world = Fake(tmp_path / 'run', [one(75, 'interrupted', 1, asked=True), one(137, begins=False)])
+    assert world.supervisor(OPTIONS).run_all() == EXIT_RESUMABLE
+    world.is_asked = False
+    assert world.supervisor(replace(OPTIONS, resume=True)).run_all() == EXIT_FAILED  # and not 75
+
+
 def test_a_run_that_a_lost_host_interrupted_is_started_again():
     again = replace(OPTIONS, restarts=1)
     lost = one(EXIT_FAILED, 'interrupted', 1, silent={'h2'})
