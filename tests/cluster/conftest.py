@@ -1,7 +1,9 @@
-"""Hosts, a small training and jobs on them, for all cluster tests."""
+"""Hosts, the image, a small training and jobs on them, for all cluster tests."""
 import fcntl
+import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,14 +14,19 @@ from pathlib import Path
 
 import pytest
 from cluster.hosts import Cluster, Host
-from cluster.images import build_image
 from e2e.training import pack_tiny
-from helpers import ROOT, skip_for, wait_for
+from helpers import ROOT, run, skip_for, wait_for
 
 TOOLS = ('ip', 'nsenter', 'unshare', 'ssh', 'sshd', 'munged', 'slurmctld', 'slurmd', 'sbatch', 'debootstrap', 'buildah',
          'podman', 'runc')
 # Of a training in which several ranks share a core.
 VARIABLES = {'OMP_NUM_THREADS': '1', 'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_btl': 'tcp,self,vader'}
+IMAGE = 'localhost/mlperf_rn50:test'
+BUILD_LIMIT_S = 3600
+# A small network, and a target that its first evaluation reaches.
+QUICK = ('--model.name', 'resnet18', '--train.target_accuracy', '0.05')
+# pip and apt must find the package sources this machine uses.
+HOST_SETTINGS = [p for p in ('/etc/ssl/certs', '/etc/pip.conf') if Path(p).exists()]
 
 
 @pytest.fixture(scope='session', autouse=True)
@@ -44,12 +51,50 @@ def _clean(request):
         request.getfixturevalue('cluster').reset()
 
 
+def buildah(*arguments):
+    done = run(['buildah', *arguments], timeout=BUILD_LIMIT_S, env={**os.environ, 'BUILDAH_ISOLATION': 'chroot'})
+    assert done.returncode == 0, f'{arguments}: {done.stdout[-3000:]}{done.stderr[-3000:]}'
+    return done.stdout.strip()
+
+
+def debian_mirror() -> str:
+    """Where this machine gets Debian from."""
+    for path in [Path('/etc/apt/sources.list'), *Path('/etc/apt/sources.list.d').glob('debian.*')]:
+        found = re.search(r'https?://\S+/debian(?=/?\s)', path.read_text()) if path.exists() else None
+        if found:
+            return found[0]
+    return 'http://deb.debian.org/debian'
+
+
+def base_image(folder) -> str:
+    """A Debian made by debootstrap, kept from one run of the tests to the next under the digest of how it is made."""
+    # With certificates, whose folder is then read-only: those of this machine.
+    command = ['debootstrap', '--variant=minbase', '--include=ca-certificates', 'bookworm']
+    name = f'localhost/mlperf_rn50-base:{hashlib.sha256(" ".join(command).encode()).hexdigest()[:12]}'
+    if run(['buildah', 'inspect', '--type', 'image', name]).returncode == 0:
+        return name
+    root = folder / 'root'
+    done = run([*command, root, debian_mirror()], timeout=BUILD_LIMIT_S)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    container = buildah('from', 'scratch')
+    buildah('add', '--quiet', container, root, '/')
+    buildah('commit', '--quiet', '--rm', container, name)
+    shutil.rmtree(root)
+    return name
+
+
 @pytest.fixture(scope='session')
 def image(tmp_path_factory) -> str:
-    """The name of the image."""
+    """The CPU image, built as its users build it; layers whose inputs have not changed are those of the last build."""
     with open(Path(tempfile.gettempdir()) / 'mlperf_rn50_image.lock', 'w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # what another worker built, and would prune while it builds, is there then
-        return build_image(tmp_path_factory.mktemp('debian'))
+        base = base_image(tmp_path_factory.mktemp('debian'))
+        mounts = [word for path in HOST_SETTINGS for word in ('--volume', f'{path}:{path}:ro')]
+        build = ['bud', '--quiet', '--layers', '--isolation', 'chroot', '--build-arg', f'BASE={base}', *mounts]
+        buildah(*build, '--target', 'build', '--tag', f'{IMAGE}-build', ROOT)  # named, or the pruning would take it
+        buildah(*build, '--tag', IMAGE, ROOT)
+        run(['buildah', 'rmi', '--prune'], timeout=BUILD_LIMIT_S)  # but for what a killed build holds
+        return IMAGE
 
 
 @pytest.fixture
@@ -80,9 +125,9 @@ checkpoint: {{period_steps: 5}}
     return path
 
 
-def run_metrics(run_dir: Path, event: str, name: str = 'metrics.jsonl') -> list[dict]:
+def run_metrics(run_dir: Path, event: str) -> list[dict]:
     """The lines of one kind in metrics.jsonl."""
-    path = run_dir / name
+    path = run_dir / 'metrics.jsonl'
     text = path.read_text() if path.exists() else ''
     return [m for line in text.splitlines() if line.endswith('}') and (m := json.loads(line))['event'] == event]
 

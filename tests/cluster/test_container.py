@@ -3,7 +3,7 @@ import os
 import subprocess
 
 import pytest
-from cluster.images import QUICK, buildah
+from cluster.conftest import QUICK, buildah
 from helpers import HANG_LIMIT_S, ROOT, run
 
 

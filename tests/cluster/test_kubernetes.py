@@ -1,19 +1,127 @@
-"""What launch/kubernetes.sh prints, run: each pod as a container of the real image on a host of its own."""
+"""What launch/kubernetes.sh prints, run: each pod as a container of the real image on a host of its own.
+
+The kubelet here knows the fields that the manifests use, and refuses others, so that none goes untested.
+"""
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
 import pytest
 import yaml
-from cluster import kubelet
-from cluster.conftest import run_metrics
-from cluster.images import QUICK
-from helpers import ROOT, run
+from cluster.conftest import QUICK, run_metrics
+from cluster.hosts import Host
+from helpers import HANG_LIMIT_S, ROOT, run, wait_for
+from property.test_kubernetes import expand
 
 NAMESPACE = 'lab'
 SOMEBODY = 12345  # whom the image does not know
+POD_FIELDS = {'restartPolicy', 'containers', 'terminationGracePeriodSeconds', 'enableServiceLinks',
+              'automountServiceAccountToken', 'securityContext', 'volumes', 'topologySpreadConstraints'}
+CONTAINER_FIELDS = {'name', 'image', 'imagePullPolicy', 'command', 'args', 'env', 'resources', 'workingDir', 'ports',
+                    'readinessProbe', 'securityContext', 'volumeMounts'}
+
+
+class Pod:
+    """A pod on a host; its process is that of podman run."""
+
+    def __init__(self, host: Host, name: str, command: Sequence[str], output_path: Path):
+        self.host, self.name, self._output_path = host, name, output_path
+        with open(output_path, 'a') as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+    @property
+    def output(self) -> str:
+        return self._output_path.read_text()
+
+    def wait(self) -> int:
+        """The exit code of the container, when it has ended."""
+        return self.process.wait(HANG_LIMIT_S)
+
+    def wait_for_port(self, port: int) -> None:
+        """Waits as a readiness probe does."""
+        probe = self.host.inside(['bash', '-c', f'</dev/tcp/{self.host.address}/{port}'])
+        wait_for(lambda: run(probe).returncode == 0, lambda: self.process.poll() is None, lambda: self.output)
+
+
+@dataclass
+class Namespace:
+    """What a namespace of a cluster holds beside the pods.
+
+    Args:
+        folder: for the files of ConfigMaps.
+        objects: all manifests.
+        claims: the folders of the PersistentVolumeClaims.
+        names: what DNS says: name -> address.
+    """
+
+    folder: Path
+    objects: Sequence[dict]
+    claims: Mapping[str, Path]
+    names: Mapping[str, str]
+
+    def start(self, template: dict, host: Host, name: str, variables: Mapping[str, str],
+              mounts: Mapping[str, Path]) -> Pod:
+        """Starts the pod of a template on a host, with what the controller adds to the environment and mounts."""
+        spec = template['spec']
+        [container] = spec['containers']
+        unknown = (spec.keys() - POD_FIELDS) | (container.keys() - CONTAINER_FIELDS)
+        assert not unknown, f'fields that no test has seen: {unknown}'
+        assert container['securityContext'] == {'allowPrivilegeEscalation': False, 'capabilities': {'drop': ['ALL']}}
+        env: dict[str, str] = {}
+        for variable in container.get('env', []):
+            env[variable['name']] = expand(variable['value'], env)
+        env |= variables
+        hosts_file = self.folder / f'{name}.hosts'  # the short name is known on the host itself alone
+        hosts_file.write_text(f'127.0.0.1 localhost\n{host.address} {name}\n'
+                              + ''.join(f'{a} {n}\n' for n, a in self.names.items()))
+        words = ['podman', 'run', '--rm', '--replace', '--pull', 'never', '--passwd=false', '--name', name,
+                 '--hostname', name, '--network', f'ns:/proc/{host.keeper.pid}/ns/net', '--no-hosts',
+                 '--stop-timeout', str(spec['terminationGracePeriodSeconds']), '--workdir', container['workingDir'],
+                 '--security-opt', 'no-new-privileges', '--cap-drop', 'ALL', *_user(spec['securityContext'])]
+        for key, value in env.items():
+            words += ['--env', f'{key}={value}']
+        paths = {m['name']: m['mountPath'] for m in container['volumeMounts']}
+        assert paths.keys() == {v['name'] for v in spec['volumes']}, 'not mounted'
+        for volume in spec['volumes']:
+            words += self._mount(volume, paths[volume['name']])
+        for path, source in {**mounts, '/etc/hosts': hosts_file}.items():
+            words += ['--volume', f'{source}:{path}:ro']
+        first, *command = [expand(word, env) for word in [*container['command'], *container.get('args', [])]]
+        return Pod(host, name, [*words, '--entrypoint', first, container['image'], *command],
+                   self.folder / f'{name}.out')
+
+    def _mount(self, source: dict, path: str) -> list[str]:
+        """The options of podman that mount a volume."""
+        [(kind, volume)] = [(k, v) for k, v in source.items() if k != 'name']
+        match kind:
+            case 'persistentVolumeClaim':
+                return ['--volume', f'{self.claims[volume["claimName"]]}:{path}']
+            case 'configMap':
+                [found] = [o for o in self.objects
+                           if o['kind'] == 'ConfigMap' and o['metadata']['name'] == volume['name']]
+                folder = self.folder / f'ConfigMap-{volume["name"]}'
+                folder.mkdir(exist_ok=True)
+                for key, text in found['data'].items():
+                    (folder / key).write_text(text)
+                return ['--volume', f'{folder}:{path}:ro']
+            case 'emptyDir' if volume['medium'] == 'Memory':
+                size = volume['sizeLimit'].replace('Gi', 'g').replace('Mi', 'm')
+                return ['--mount', f'type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=1777']
+        raise AssertionError(f'a volume that no test has seen: {source}')
+
+
+def _user(pod: dict) -> list[str]:
+    """Who runs a pod."""
+    assert pod['runAsNonRoot'] and pod['seccompProfile'] == {'type': 'RuntimeDefault'}
+    assert pod['runAsUser'] > 0  # this kubelet does not look into the image for another
+    return ['--user', f'{pod["runAsUser"]}:{pod["runAsGroup"]}']
 
 
 @pytest.fixture
 def pods(podman_settings):
     """A list of started pods, which are gone afterwards."""
-    started: list[kubelet.Pod] = []
+    started: list[Pod] = []
     yield started
     for pod in started:
         run(['podman', 'rm', '--force', '--time', '0', pod.name])
@@ -34,7 +142,7 @@ def test_an_mpijob_trains(cluster, image, digits, pods, tmp_path):
     workers = [f'{name}-worker-{i}' for i in range(spec['mpiReplicaSpecs']['Worker']['replicas'])]
     full_names = [f'{w}.{name}.{NAMESPACE}.svc' for w in workers]
     names = dict(zip(full_names, [h.address for h in cluster.hosts[1:]]))
-    node = kubelet.Cluster(tmp_path, manifests, {'work': tmp_path / 'work', 'digits': digits}, names)
+    node = Namespace(tmp_path, manifests, {'work': tmp_path / 'work', 'digits': digits}, names)
     secret, mpi = tmp_path / 'ssh', tmp_path / 'mpi'
     secret.mkdir()
     mpi.mkdir()

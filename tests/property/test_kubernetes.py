@@ -1,6 +1,8 @@
 """Manifests hold what they were given, whatever is in it."""
+import re
+from collections.abc import Mapping
+
 import yaml
-from cluster.kubelet import expand
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -16,10 +18,17 @@ TRAININGS = st.builds(Training, name=TEXTS, image=TEXTS, num_nodes=st.integers(1
                       namespace=st.none() | TEXTS)
 
 
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """A word of a command, or a variable, as the container gets it: $(NAME) is its value if there is one, $$ is $."""
+    return re.sub(r'\$(?:(\$)|\(([^)]*)\))', lambda m: m[1] or variables.get(m[2], m[0]), text)
+
+
 @settings(max_examples=40)
 @given(TRAININGS)
 def test_yaml_holds_every_text_and_pods_get_every_option(training):
     text = render_mpi_job(training)
+    quoted = {token.value for token in yaml.scan(text) if isinstance(token, yaml.ScalarToken) and not token.plain}
+    assert {word.replace('$', '$$') for word in training.options} <= quoted  # no reader's number or truth value
     manifests = list(yaml.safe_load_all(text))
     assert text.isascii() and {m['metadata']['name'] for m in manifests} == {training.name}
     assert [m['data'] for m in manifests[:-1]] == [{'config.yaml': t} for t in [training.config_text] if t is not None]

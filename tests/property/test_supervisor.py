@@ -128,7 +128,7 @@ def test_attempts_that_gain_nothing_are_few_and_those_that_gain_are_many(restart
 
 
 def test_a_run_that_was_stopped_is_not_taken_for_stopped_again(tmp_path):
-    world = Fake(tmp_path / 'run', [one(75, 'interrupted', 1, asked=True), UNFIT])
+    world = Fake(tmp_path / 'run', [one(75, 'interrupted', 1, asked=True), one(137, begins=False)])
     assert world.supervisor(OPTIONS).run_all() == EXIT_RESUMABLE
     world.is_asked = False
     assert world.supervisor(replace(OPTIONS, resume=True)).run_all() == EXIT_FAILED  # and not 75

@@ -11,15 +11,12 @@ def numbers(layouts):
     return [(x.name, x.global_batch_size, x.base_lr, x.warmup_epochs) for x in layouts]
 
 
-def test_strong_scaling_keeps_the_global_batch():
+def test_strong_scaling_keeps_the_global_batch_and_weak_the_local_one_with_a_scaled_rate():
     assert numbers(plan_layouts(SPLITS, 256, False, False, 0.1, 5, None)) == [
         ('1x4', 256, 0.1, 5), ('2x4', 256, 0.1, 5), ('8x4', 256, 0.1, 5)]
-
-
-@pytest.mark.parametrize('batch_size, is_local', [(256, False), (64, True)])
-def test_weak_scaling_keeps_the_local_batch_and_scales_the_rate(batch_size, is_local):
-    assert numbers(plan_layouts(SPLITS, batch_size, is_local, True, 0.1, 5, None)) == [
-        ('1x4', 256, 0.1, 5), ('2x4', 512, 0.2, 5), ('8x4', 2048, 0.8, 5)]
+    for batch_size, is_local in ((256, False), (64, True)):
+        assert numbers(plan_layouts(SPLITS, batch_size, is_local, True, 0.1, 5, None)) == [
+            ('1x4', 256, 0.1, 5), ('2x4', 512, 0.2, 5), ('8x4', 2048, 0.8, 5)]
 
 
 def test_a_table_names_rate_and_warm_up():
