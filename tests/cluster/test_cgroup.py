@@ -3,10 +3,13 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cluster.conftest import run_metrics
 from helpers import CLI, HANG_LIMIT_S, ROOT, run, skip_for, wait_for
 from unit.test_watch import start as start_watched
 
@@ -94,3 +97,38 @@ def test_a_rank_that_the_kernel_ends_is_told_the_limit_and_what_fits(group, phas
                         r'(0\.3 GB together, 0\.[12]|0\.4 GB together, 0\.2) GB each; (1 of this size fit: start at '
                         r'most 1 on a host, or lower train\.local_batch_size|lower train\.local_batch_size, or start '
                         r'fewer ranks on a host)\n', err)
+
+
+# The kernel ends others; once it has, no more is taken, or it would end the launcher before that can say so.
+NEIGHBOUR = """import re, sys, time
+open('/proc/self/oom_score_adj', 'w').write('-1000')
+def num_kills():
+    return int(re.search(r'^oom_kill ([0-9]+)$', open(sys.argv[1]).read(), re.M)[1])
+held, before = [], num_kills()
+while num_kills() == before:
+    held.append(b'x' * (8 << 20))
+    time.sleep(0.02)
+time.sleep(100000)
+"""
+
+
+def test_a_training_in_a_group_that_fills_up_says_so(group, tiny_config, tmp_path):
+    run_dir = tmp_path / 'run'
+    with open(tmp_path / 'out', 'w') as out:
+        job = subprocess.Popen(inside(group, ROOT / 'launch/local.sh', '--ranks-per-node', 2, '--config', tiny_config,
+                                      '--run-dir', run_dir, '--no-doctor'), stdout=out, stderr=out)
+    wait_for(lambda: len(run_metrics(run_dir, 'train')) >= 8, lambda: job.poll() is None, (tmp_path / 'out').read_text)
+    used_bytes = int((group / ('memory.current' if IS_V2 else 'memory.usage_in_bytes')).read_text())
+    limit(group, used_bytes + (64 << 20))
+    kills = group / ('memory.events' if IS_V2 else 'memory.oom_control')
+    neighbour = subprocess.Popen(inside(group, sys.executable, '-c', NEIGHBOUR, kills))
+    try:
+        code = job.wait(HANG_LIMIT_S)
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+    output = (tmp_path / 'out').read_text()
+    assert code == 1, output
+    assert re.search(r'rank \d on \S+, step \d+, (training|evaluation|writing a checkpoint): killed by signal 9 '
+                     r'\(SIGKILL\): out of memory: the memory limit of its cgroup is \d+\.\d GB, its 2 ranks used '
+                     r'about \d+\.\d GB together', output), output

@@ -431,15 +431,16 @@ class Quick(Signals):
         print('waits', flush=True)
         return super().next(min(timeout_s, 0.2))
 
-job, engine = 'terminal', 'trap "echo asked; exit 75" USR1; while :; do sleep 0.05; done'
+job, engine = 'terminal', 'trap "echo asked; exit 75" USR1; while [ ! -e {0} ]; do sleep 0.05; done; exit 7'
 code = run_engine(['bash', '-c', engine], dict(os.environ, MLPERF_RN50_JOB=job), Quick(), job)
 print('ended', code, flush=True)
 """
 
 
-def test_ctrl_z_and_fg_on_a_terminal(tmp_path):
+@pytest.mark.parametrize('has_interrupt', [False, True])
+def test_ctrl_z_and_fg_on_a_terminal(has_interrupt, tmp_path):
     """A pause, also beyond the deadline of a wait, asks the engine for nothing; Ctrl-C after it does."""
-    (tmp_path / 'launcher.py').write_text(ON_A_TERMINAL)
+    (tmp_path / 'launcher.py').write_text(ON_A_TERMINAL.format(tmp_path / 'end'))
     pid, terminal = pty.fork()
     if not pid:
         os.execvp('bash', ['bash', '--norc', '--noprofile', '-i'])
@@ -459,9 +460,13 @@ def test_ctrl_z_and_fg_on_a_terminal(tmp_path):
         os.write(terminal, b'fg; exit\n')  # so that an end ends the reading, too
         read_to('launcher.py')
         read = ''.join(read_to('waits') for _ in range(3))
-        os.write(terminal, b'\x03')
+        if has_interrupt:
+            os.write(terminal, b'\x03')
+        else:
+            (tmp_path / 'end').touch()
         assert 'asked' not in read
-        assert 'asked' in read_to('ended 75')
+        assert ('asked' in read_to('ended ')) == has_interrupt
+        read_to('75' if has_interrupt else '7')
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
