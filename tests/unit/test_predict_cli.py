@@ -193,6 +193,14 @@ def test_the_options_reach_the_prediction(study):
     assert rows(study, '--layouts', '1x2', '--system', '2x2', '--link-gbit-s', 10)[0]['measured_minutes'] is not None
 
 
+def test_benches_are_predicted_from(dump):
+    [row] = rows(dump('small.json', bench_train({'image_size': 32})), '--layouts', '1x1')
+    assert row['minutes'] is None and row['step_s'] == pytest.approx(0.3)
+    step = dump('step.json', bench_train({'local_batch_size': 26}, gpus=['A100']))
+    [row] = rows(step, '--layouts', '8x8', '--optimizer', 'lars')  # 1,664 images of ImageNet
+    assert row['recipe']['opt_name'] == 'lars' and row['minutes'] > 0 and row['epochs_source']
+
+
 @pytest.mark.parametrize('words, said', [
     ([], 'SOURCE, --layouts NxM'), ([A100, '--layouts', '1x' + '9' * 5000], '1x9'),
     ([A100, '--layouts', '999999x9'], '--layouts'), ([A100, '--layouts', '1x8', '--weak', '--strong'], '--strong'),
