@@ -1,7 +1,6 @@
 """Reports on very many logs: read by several processes, kept small, shown in part."""
 import os
 import signal
-from dataclasses import replace
 
 import pytest
 from lines import mllog, write_lines, write_set
@@ -96,8 +95,3 @@ def test_pictures_of_many_runs_look_into_their_folder_once(tmp_path, monkeypatch
     monkeypatch.setattr(os, 'scandir', lambda path='.': looks.append(str(path)) or scan(path))
     draw_study(study)
     assert len([path for path in looks if path.endswith('1x4')]) == 1
-
-
-def test_a_note_is_found_by_the_system_that_it_names(studies):
-    study = replace(studies[0], cautions=('a: b: c',), notes=('a: d', 'e'))
-    assert study.notes_by_start == {'a': ['a: b: c', 'a: d'], 'a: b': ['a: b: c']}

@@ -79,13 +79,6 @@ def test_a_refused_set_is_a_row_with_its_reason_and_no_number(sweep):
     assert set(lines[0].split()) == {'2x4', '-'} and lines[1].startswith('2x4: refused: num_nodes')
 
 
-def test_a_missing_efficiency_is_explained(sweep):
-    study, = make_studies([changed(s, accelerator=s.name) for s in load_systems([sweep])])
-    assert texts_of(answer_table(study))['2x4']['efficiency'] == '-'
-    note = 'There is no efficiency between different accelerators.'
-    assert note in answer_table(study).note and note not in answer_table(study_of(sweep)).note
-
-
 def test_the_official_score_has_a_column_where_it_differs(sweep, monkeypatch):
     study = study_of(sweep)
     factors = {'1x4': 1.0044, '2x4': 1.0}

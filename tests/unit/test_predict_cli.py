@@ -194,10 +194,8 @@ def test_the_options_reach_the_prediction(study):
 
 
 def test_benches_are_predicted_from(dump):
-    step = dump('step.json', bench_train({'image_size': 32, 'local_batch_size': 16}))
-    [row] = rows(step, dump('exchange.json', bench_allreduce(4, 4)), '--layouts', '4x1', '--local-batch-size', 16)
-    assert row['minutes'] is None
-    assert (row['compute_s'], row['exchange_s'], row['step_s']) == pytest.approx((0.3, 0.8, 1.1))
+    [row] = rows(dump('small.json', bench_train({'image_size': 32})), '--layouts', '1x1')
+    assert row['minutes'] is None and row['step_s'] == pytest.approx(0.3)
     step = dump('step.json', bench_train({'local_batch_size': 26}, gpus=['A100']))
     [row] = rows(step, '--layouts', '8x8', '--optimizer', 'lars')  # 1,664 images of ImageNet
     assert row['recipe']['opt_name'] == 'lars' and row['minutes'] > 0 and row['epochs_source']

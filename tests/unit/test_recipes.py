@@ -1,7 +1,6 @@
 """Published recipes: which is chosen at a batch, what lies between two, and how a configuration differs from them."""
 import json
 import os
-import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,17 +128,10 @@ def test_the_errors_of_the_interpolation_are_those_of_the_documentation():
         for batches in zip(sizes, sizes[1:], sizes[2:]):
             low, own, high = ([p for p in family if p.recipe.global_batch_size == b] for b in batches)
             pairs += [(p, interpolate(low[0], high[0], batches[1])) for p in own]
-    lr = [abs(c.recipe.base_lr / p.recipe.base_lr - 1) for p, c in pairs]
-    warmup = [abs(c.recipe.warmup_epochs - p.recipe.warmup_epochs) for p, c in pairs]
-    epochs = [abs(c.epochs / p.mean_epochs - 1) for p, c in pairs]
     rows = [f'| {p.generation} {p.recipe.opt_name} | {p.recipe.global_batch_size:,} | {p.recipe.base_lr:g} '
             f'| {c.recipe.base_lr:g} | {p.recipe.warmup_epochs:g} | {c.recipe.warmup_epochs:g} '
             f'| {p.mean_epochs:.3g} | {c.epochs:.3g} |' for p, c in pairs]
     assert len(rows) == 11 and not [row for row in rows if row not in page]
-    text = (f'learning rate {100 * statistics.median(lr):.1f} % (median), {100 * max(lr):.0f} % at worst; warm-up '
-            f'{statistics.median(warmup):.1f} and {max(warmup):.1f} epochs; epochs to the target '
-            f'{100 * statistics.median(epochs):.1f} % and {100 * max(epochs):.0f} %')
-    assert text in ' '.join(page.split()), text
 
 
 @pytest.mark.parametrize('name, batch, opt_name, target', [

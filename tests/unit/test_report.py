@@ -4,7 +4,6 @@ import io
 import json
 import re
 
-import pandas as pd
 import pytest
 from helpers import CLI, ROOT, call, run
 from lines import write_set
@@ -65,6 +64,7 @@ def test_a_row_is_a_run_with_the_facts_of_its_system(studies):
         ('1x4', '1', 'result_0.txt', 'converged', '2', '2'), ('1x4', '1', 'result_1.txt', 'converged', '2', '2'),
         ('2x4', '2', 'result_0.txt', 'failed', '', '1'), ('2x4', '2', 'result_1.txt', 'converged', '2', '2')]
     assert rows[2]['time_to_train_s'] == ''
+    assert not {'None', 'null', '[]', '{}'} & {value for row in rows for value in row.values()}
 
 
 def test_a_row_is_an_evaluation_with_its_run(studies):
@@ -73,13 +73,6 @@ def test_a_row_is_an_evaluation_with_its_run(studies):
         ('1x4', '1', '1', '0.5', '60.0'), ('1x4', '1', '2', '0.76', '120.0'), ('1x4', '2', '1', '0.5', '66.0'),
         ('1x4', '2', '2', '0.76', '132.0'), ('2x4', '1', '1', '0.25', '40.0'), ('2x4', '2', '1', '0.5', '40.0'),
         ('2x4', '2', '2', '0.76', '80.0')]
-
-
-def test_pandas_reads_numbers_as_numbers(studies):
-    table = pd.read_csv(io.StringIO(render_csv(studies)))
-    for name in ('num_nodes', 'target_accuracy', 'seed', 'epochs_to_converge', 'final_accuracy', 'speedup'):
-        assert pd.api.types.is_numeric_dtype(table[name]), name
-    assert not table.isin(['None', 'null', '[]', '{}']).any(axis=None)
 
 
 @pytest.mark.parametrize('name', ['=cmd|x', '@SUM'])

@@ -1,10 +1,8 @@
 """Sets of runs: which may be pooled, their score, how weak their evidence is; a bad one is refused, others reported."""
 import csv
 import io
-import itertools
 import json
 import os
-import random
 import re
 import socket
 from dataclasses import replace
@@ -16,7 +14,6 @@ from made_systems import study_of
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mlperf.copies import find_copies
-from mlperf_rn50.mlperf.reader import read_run
 from mlperf_rn50.mlperf.run import LogWarning
 from mlperf_rn50.study.convergence import System, score_minutes
 from mlperf_rn50.study.report_text import render_table
@@ -24,8 +21,6 @@ from mlperf_rn50.study.systems import load_systems
 from mlperf_rn50.study.time_parts import Parts
 
 MINUTES = 60.0
-TIME = re.compile(r'("time_ms": )(\d+)')
-START_MS = 1_600_000_000_000
 REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt; runs that differ in it are no set: report '
            'them apart')
 
@@ -76,6 +71,7 @@ def test_fewer_than_five_have_a_mean_and_a_spread(tmp_path):
     (3, {}, ['no MLPerf score: it takes 5 runs, here are 3']),
     (1, {}, ['no MLPerf score: it takes 5 runs, here is 1; one run says nothing about the spread']),
     (5, {'seed': 9}, ['5 runs have the same seed 9']),
+    (5, {'seed': None}, ['no log names a seed: nothing says that the runs differ in theirs']),
     (5, {'period': 4, 'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76)},
      ['the runs differ by one evaluation, earlier or later: a finer grid would tell more']),
     (5, {'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.5, 0.6, 0.76)}, []),
@@ -219,7 +215,8 @@ def test_what_is_wrong_is_said_before_what_is_weak_or_odd(tmp_path):
 
 
 def test_a_set_has_no_score_while_a_run_is_running(tmp_path):
-    found = only(write_set(tmp_path))
+    # Five runs of equal whole seconds, with few different accuracies: no copies, as a coarse clock has them.
+    found = only(write_set(tmp_path, accuracies=[0.1] * 20 + [0.76]))
     system = replace(found, runs=(replace(found.runs[0], status='running'), *found.runs[1:]))
     assert found.score_minutes and system.score_minutes is None and len(system.converged) == 4
     assert system.warnings == ('no MLPerf score yet: 1 of 5 runs still running',)
@@ -265,39 +262,6 @@ def test_paths_that_lead_nowhere_are_one_line(tmp_path):
     assert done.returncode == 1 and 'Too many levels of symbolic links' in done.stdout
 
 
-def honest(folder, num_runs=5, number=0, **keys):
-    """Runs of eight epochs whose lengths and accuracies vary as those of real ones."""
-    rng = random.Random(number)
-    write_set(folder, num_runs, epoch_s=20.0, eval_s=1.0, **{
-        'accuracies': lambda k: (*sorted(rng.randint(5000, 35000) / 50000 for _ in range(7)), 0.76), **keys})
-    for path in folder.glob('result_*.txt'):
-        late = list(itertools.accumulate(rng.randint(0, 50) for _ in range(200)))  # of each whole second
-        path.write_text(with_times(lambda t, late=late: t + late[t // 1000])(path.read_text()))
-    return folder
-
-
-def runs_of(folder):
-    return [read_run(p) for p in sorted(folder.glob('result_*.txt'))]
-
-
-def with_times(change):
-    """What changes the milliseconds since run_start of every line after it."""
-    def one(match):
-        time = int(match[2]) - START_MS
-        return f'{match[1]}{START_MS + (change(time) if time > 0 else time)}'
-    return lambda text: TIME.sub(one, text)
-
-
-def test_honest_runs_and_round_times_are_no_copies(tmp_path):
-    found = [r for number in range(5) for r in runs_of(honest(tmp_path / str(number), number=number))]
-    assert find_copies(found) == []
-    write_set(tmp_path / 'round', accuracies=[0.1] * 20 + [0.76], epoch_s=10.0)
-    even = write_set(tmp_path / 'even', accuracies=[0.1] * 20 + [0.76], epoch_s=lambda k: 10.1237 + k / 5000,
-                     eval_s=1.01)
-    for same in (runs_of(tmp_path / 'round'), runs_of(even)):
-        assert len(same) == 5 and find_copies(same) == []
-
-
 @pytest.mark.parametrize('folder', ['logs', pytest.param('../shared/published', marks=pytest.mark.needs_published)])
 def test_no_real_log_is_suspected(folder):
     runs = [r for s in load_systems([ROOT / folder]) for r in s.runs]
@@ -305,8 +269,8 @@ def test_no_real_log_is_suspected(folder):
 
 
 def test_a_system_that_is_a_copy_of_another_is_said(tmp_path):
-    honest(tmp_path / 's/a', number=1)
-    honest(tmp_path / 's/c', number=2)
+    for name, epoch_s in (('a', 10), ('c', 20)):  # whole seconds, and a curve of accuracies
+        write_set(tmp_path / 's' / name, epoch_s=lambda k, e=epoch_s: e + k, accuracies=(0.1, 0.2, 0.3, 0.4, 0.76))
     for path in (tmp_path / 's/a').iterdir():
         write_lines(tmp_path / 's/b' / path.name, [path.read_text().replace('"seed", "value": ', '"seed", "value": 9')])
     study = study_of(tmp_path)
@@ -318,24 +282,14 @@ def test_a_system_that_is_a_copy_of_another_is_said(tmp_path):
 
 
 def test_one_log_of_another_system_is_named(tmp_path):
-    honest(tmp_path / 's/a', number=1)
-    honest(tmp_path / 'other/a', number=2)
+    for name, epoch_s in (('s', 10.123), ('other', 20.123)):
+        write_set(tmp_path / name / 'a', epoch_s=lambda k, e=epoch_s: e + k)
     (tmp_path / 'other/a/result_3.txt').write_text((tmp_path / 's/a/result_1.txt').read_text())
     first, second = load_systems([tmp_path])
     copied = next(s for s in (first, second) if s.doubts)
     assert [len(s.doubts) for s in (first, second)] == [0, 1]
     assert copied.doubts == (f'result_1.txt has the times of result_3.txt of {first.folder}: one is a copy of the '
                              'other',)
-
-
-def test_a_set_without_seeds_is_said(tmp_path):
-    said = 'no log names a seed: nothing says that the runs differ in theirs'
-    write_set(tmp_path, 2, epoch_s=lambda k: 10.123 + k)
-    for k in range(2):
-        assert said not in only(tmp_path).warnings
-        lines = run_lines(epoch_s=10.123 + k)
-        write_lines(tmp_path / f'result_{k}.txt', [x for x in lines if '"key": "seed"' not in x])
-    assert said in only(tmp_path).warnings
 
 
 @pytest.mark.parametrize('numbers, said', [
