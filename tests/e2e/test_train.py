@@ -1,16 +1,13 @@
 """The whole program through its command line, on a few real digits."""
 import json
-import os
 import platform
 import re
 
 import pytest
-from e2e.training import NUM_VAL, STEPS_PER_EPOCH, THIN, arguments, assert_aborted, assert_one_line, metrics, thin_ranks
+from e2e.training import NUM_VAL, STEPS_PER_EPOCH, arguments, assert_aborted, assert_one_line, metrics, thin_ranks
 from helpers import ROOT, call, run
 
 SGD = '--optimizer.name=sgd'
-# MXNet is what it is on a processor without AVX-512.
-AVX2 = {**os.environ, 'DNNL_MAX_CPU_ISA': 'AVX2'}
 DIGITS = ['--config', ROOT / 'launch/configs/digits_cpu.yaml']
 BFLOAT16 = '--train.precision=bfloat16'
 pytestmark = pytest.mark.usefixtures('thin')
@@ -141,23 +138,6 @@ def test_bfloat16_is_refused_in_one_line_without_avx512(tmp_path, monkeypatch, w
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_a_launcher_without_avx512_ends_with_the_doctor(tmp_path):
-    done = run([ROOT / 'launch/local.sh', *DIGITS, '--run-dir', tmp_path / 'run', BFLOAT16, '--data.synthetic=true'],
-               env=AVX2)
-    assert done.returncode == 1 and 'failed      processor ' in done.stderr, done.stderr
-    assert 'fix: train.precision: got bfloat16, ' in done.stderr
-    assert list(tmp_path.rglob('result_*')) == []
-
-
 def test_a_plan_for_a_machine_with_avx512_can_be_made(monkeypatch):
     monkeypatch.setenv('DNNL_MAX_CPU_ISA', 'AVX2')
     assert call('train', *DIGITS, BFLOAT16, '--dry-run').returncode == 0
-
-
-@pytest.mark.slow
-def test_float32_trains_without_avx512(tiny, tmp_path):
-    done = run([*THIN, *arguments(tmp_path, tiny, '--train.target_accuracy=0.01')], env=AVX2)
-    assert done.returncode == 0, done.stderr
-    assert '"uses": "AVX2"' in (tmp_path / 'env.json').read_text()
-    assert '"DNNL_MAX_CPU_ISA": "AVX2"' in (tmp_path / 'env.json').read_text()

@@ -17,8 +17,6 @@ OPTIMIZERS, FIRST_STEPS = ['sgd', 'lars'], {'whole': 0, 'padded': 28}
 # Optimizer, first step and passes a step, for each number of ranks; 0 starts one process without a launcher.
 ONE_PASS = [(*case, 1) for case in product(OPTIMIZERS, FIRST_STEPS)]
 STEPS = {0: [*ONE_PASS, ('lars', 'padded', 4)], 1: [], 2: [*ONE_PASS, ('sgd', 'padded', 2)], 3: ONE_PASS}
-# Whose snapshot a number of ranks goes back to.
-BEFORE = {0: 0, 1: 0, 2: 0, 3: 2}
 THREE = pytest.param(3, marks=pytest.mark.slow)
 
 
@@ -38,11 +36,9 @@ def step_key(optimizer, first, num_passes):
     return f'steps {optimizer} {first} {num_passes}'
 
 
-def calls_of(num_ranks, data, snapshots):
+def calls_of(num_ranks, data):
     """Everything that a number of ranks is asked to do in one start."""
-    calls = [['collectives', 'collectives', []], ['statistics', 'statistics', [data]],
-             ['save', 'save_snapshot', [data, snapshots / f'{num_ranks}.npz']],
-             ['restored', 'restored', [data, snapshots / f'{BEFORE[num_ranks]}.npz']]]
+    calls = [['collectives', 'collectives', []], ['statistics', 'statistics', [data]]]
     calls += [[step_key(*case), 'steps', [data, case[0], case[2], FIRST_STEPS[case[1]]]] for case in STEPS[num_ranks]]
     if num_ranks == 2:
         calls += [['background', 'background', []], ['buckets', 'buckets', [data]],
@@ -53,14 +49,8 @@ def calls_of(num_ranks, data, snapshots):
 @pytest.fixture(scope='module')
 def results(tmp_path_factory, digits):
     """What a number of ranks found, started when it is first asked for: a list by rank of results by key."""
-    folder, snapshots = tmp_path_factory.mktemp('ranks'), tmp_path_factory.mktemp('snapshots')
-
-    @cache
-    def results(num_ranks):
-        if BEFORE[num_ranks] != num_ranks:
-            results(BEFORE[num_ranks])
-        return on_ranks(folder, num_ranks, calls_of(num_ranks, digits, snapshots))
-    return results
+    folder = tmp_path_factory.mktemp('ranks')
+    return cache(lambda num_ranks: on_ranks(folder, num_ranks, calls_of(num_ranks, digits)))
 
 
 def collectives_of(r, n, size):
@@ -147,9 +137,3 @@ def test_a_flipped_bit_is_found_and_named(results, num_ranks, blamed):
     for rank in results(num_ranks):
         before, after = rank['divergence']['said']
         assert before == '' and f'after epoch 4: {blamed}, first in model/stage2_unit1_conv1_weight (1 of ' in after
-
-
-@pytest.mark.parametrize('num_ranks', [2, THREE])
-def test_a_snapshot_is_restored_by_another_number_of_ranks(results, num_ranks):
-    for got in results(num_ranks):
-        assert got['restored']['num'] > 100 and got['restored']['different'] == []

@@ -149,7 +149,8 @@ def statistics(comm, data_dir):
     learned = [n for n in once if 'running' not in n]
     return {'own': own.tolist(), 'middle': _statistics_of(middle).tolist(), 'once': _statistics_of(once).tolist(),
             'twice': _statistics_of(twice).tolist(),
-            'is_learning_the_same': all((once[n] == twice[n]).all() for n in learned),
+            # Bits may differ: the order of a ring's sums depends on which gradients were fused.
+            'is_learning_the_same': all(np.allclose(once[n], twice[n], rtol=1e-5, atol=1e-7) for n in learned),
             'is_restored': all((middle[n] == back[n]).all() for n in middle)}
 
 
@@ -161,24 +162,6 @@ def background(comm):
             time.sleep(0.05)
         sums.append(comm.sum_in_background(mx.nd.array([comm.rank, k])))
     return [s.asnumpy().tolist() for s in sums]
-
-
-def save_snapshot(comm, data_dir, path):
-    """A snapshot after two steps, written by rank 0."""
-    trainer, batches = _trainer(comm, data_dir)
-    _take(trainer, batches, 2)
-    trainer.average_statistics()
-    if comm.rank == 0:
-        np.savez(path, **trainer.snapshot())
-    return {}
-
-
-def restored(comm, data_dir, path):
-    """Whether each rank has everything of a snapshot of other ranks."""
-    trainer, _ = _trainer(comm, data_dir)
-    arrays = dict(np.load(path))
-    trainer.restore(arrays if comm.rank == 0 else None)
-    return {'different': [n for n, a in trainer.snapshot().items() if (a != arrays[n]).any()], 'num': len(arrays)}
 
 
 def buckets(comm, data_dir):

@@ -3,8 +3,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mlperf_rn50.config import Config, DataConfig, ModelConfig, OptimizerConfig
-from mlperf_rn50.model.zoo import build_model
+from mlperf_rn50.config import OptimizerConfig
 from mlperf_rn50.train.comm import fp16_scale
 from mlperf_rn50.train.loss_scale import GROWTH_STEPS, LossScale
 from mlperf_rn50.train.optimizer import Optimizer, cut_buckets
@@ -208,17 +207,5 @@ def test_the_loss_scale_is_doubled_when_it_held_for_long_and_has_bounds():
     assert (scale, low.value, high.value) == (LossScale(2048.0, 0), 1.0, 2.0**24)
 
 
-def test_few_compressed_values_flush_to_zero_at_any_number_of_ranks():
-    data = DataConfig(num_classes=10, image_size=32, resize_shorter=32)
-    net = build_model(Config(data=data, model=ModelConfig(name='resnet18')), mx.cpu(), 0)
-    images, labels = mx.nd.random.normal(shape=(8, 3, 32, 32)), mx.nd.arange(8)
-    with mx.autograd.record():
-        loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()(net(images), labels).mean()
-    loss.backward()
-    params = net.collect_params().values()
-    values = np.concatenate([p.grad().asnumpy().ravel() for p in params if p.grad_req != 'null'])
-    values = values[values != 0]
-    flushed = {n: np.mean((values * np.float32(fp16_scale(n))).astype(np.float16) == 0) for n in (2, 64, 1024, 4096)}
-    assert max(flushed.values()) < 2e-5 and flushed[64] < 0.2 * np.mean(values.astype(np.float16) == 0), flushed
-    assert np.mean((values / 1024).astype(np.float16) == 0) > 20 * flushed[1024]  # as 0.4.0 had it
-    assert all(16 * n * fp16_scale(n) <= 65536 for n in flushed)
+def test_compressed_values_take_all_the_room_that_a_sum_over_the_ranks_leaves():
+    assert all(32768 <= 16 * n * fp16_scale(n) <= 65536 for n in (1, 2, 3, 64, 1000, 4096))
