@@ -33,7 +33,7 @@ def closed(config):
 
 
 def write_run(path, config=SGD, accuracies=(0.1, 0.7595), end='converged', v06=None, seed=7, batch=64):
-    """The log of a run with an evaluation per block of two epochs, at v06 in its lines; end None leaves it cut short."""
+    """A log with an evaluation per block of two epochs, at v06 in the lines of v0.6; end None leaves it cut short."""
     logs = _logs(config, accuracies, end, seed, batch)
     for place, text in zip((path, v06), logs):
         if place:
