@@ -1,26 +1,26 @@
-"""The documentation: the site builds, links lead somewhere, and what its blocks of commands name exists."""
+"""The documentation: the site builds, links lead somewhere, what commands name exists, made pages are up to date."""
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from argparse import ArgumentParser
+from argparse import SUPPRESS, ArgumentParser
 from functools import cache
 from pathlib import Path
 
 import pytest
-from helpers import HANG_LIMIT_S, ROOT, run
+from helpers import HANG_LIMIT_S, ROOT, run, skip_for
 
 from mlperf_rn50.cli import whole_parser
 from mlperf_rn50.launch import kubernetes, sweep
 from mlperf_rn50.launch.options import make_parser
 
 PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').glob('*.md'))]
-QUICK_START = ROOT / 'docs/quick-start.md'
+MAN, REFERENCE = ROOT / 'docs/mlperf-rn50.1', ROOT / 'docs/configuration.md'
 LANGUAGES = {'bash', 'text', 'yaml', 'python', 'cfg', 'sh'}  # sh: a file, not commands
 BLOCK = re.compile(r'^ *```(\S*)\n(.*?)^ *```$', re.MULTILINE | re.DOTALL)
-NOT_RUN = re.compile(r'<!-- not run: [^\n]* -->\s*')
+NOT_RUN = r'<!-- not run: [^\n]* -->\s*'
 
 
 @cache
@@ -83,9 +83,8 @@ def test_blocks_name_programs_and_options_that_exist(page):
     assert [wrong for language, text in blocks if language == 'bash' for wrong in wrong_in(text)] == []
 
 
-@pytest.fixture
-def checkout(tmp_path) -> Path:
-    """A copy of the checkout's own files, with its .venv."""
+@pytest.mark.slow
+def test_the_quick_start_works_in_a_copy_of_the_checkout(tmp_path):
     listed = run(['git', '-C', ROOT, 'ls-files', '-z', '--cached', '--others', '--exclude-standard'])
     assert listed.returncode == 0, listed.stderr
     for name in filter(None, listed.stdout.split('\0')):
@@ -93,17 +92,12 @@ def checkout(tmp_path) -> Path:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tmp_path / name)
     (tmp_path / '.venv').symlink_to((ROOT / '.venv').resolve())
-    return tmp_path
-
-
-@pytest.mark.slow
-def test_the_quick_start_works(checkout):
-    text = re.sub(NOT_RUN.pattern + BLOCK.pattern, '', QUICK_START.read_text(), flags=BLOCK.flags)
-    environment = {**os.environ, 'PATH': f'{checkout}/.venv/bin:{os.environ["PATH"]}', 'PYTHONPATH': str(checkout)}
+    text = re.sub(NOT_RUN + BLOCK.pattern, '', (ROOT / 'docs/quick-start.md').read_text(), flags=BLOCK.flags)
+    environment = {**os.environ, 'PATH': f'{tmp_path}/.venv/bin:{os.environ["PATH"]}', 'PYTHONPATH': str(tmp_path)}
     blocks = [block for language, block in BLOCK.findall(text) if language == 'bash']
     assert len(blocks) >= 8
     for block in blocks:
-        done = subprocess.run(['bash', '-euo', 'pipefail', '-c', block], cwd=checkout, env=environment,
+        done = subprocess.run(['bash', '-euo', 'pipefail', '-c', block], cwd=tmp_path, env=environment,
                               capture_output=True, text=True, timeout=HANG_LIMIT_S)
         assert done.returncode == 0, f'{block}\n{done.stdout[-2000:]}{done.stderr[-2000:]}'
 
@@ -142,3 +136,28 @@ def test_the_site_builds_without_a_warning_and_asks_nobody_else(tmp_path):
     assert {p.stem for p in (ROOT / 'docs').glob('*.md')} <= {p.stem for p in built}
     fetched = re.compile(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="?(?:https?:)?//[^">]*')
     assert [m for p in built for m in fetched.findall(p.read_text()) if 'rel="canonical"' not in m] == []
+
+
+@pytest.mark.parametrize('script, page', [('make_man.py', MAN), ('make_reference.py', REFERENCE)])
+def test_a_page_is_what_its_script_writes(script, page):
+    done = run([sys.executable, ROOT / 'docs' / script], env={'PYTHONPATH': str(ROOT), 'COLUMNS': '40'})
+    assert done.returncode == 0, done.stderr
+    assert page.read_text() == done.stdout, f'run: python docs/{script} > {page.relative_to(ROOT)}'
+
+
+def test_every_option_and_key_is_described():
+    man = MAN.read_text().replace('\\-', '-')
+    shown = [(name, a) for name, parser in commands().items() for a in parser._actions
+             if a.help != SUPPRESS and a.dest != 'help' and ('.' in a.dest or a.metavar != 'CONFIG')]
+    assert len(shown) > 100 and [a.option_strings for _, a in shown if not a.help or len(a.help) < 8] == []
+    assert [word for _, a in shown for word in a.option_strings if f'\\fB{word}\\fR' not in man] == []
+    assert re.findall(r'^\.SS (\w+)', man.partition('.SH CONFIGURATION')[0], re.MULTILINE) == [*commands()]
+    rows = re.findall(r'^\| `(\w+)` \|.*\| .{8,} \|$', REFERENCE.read_text(), re.MULTILINE)
+    assert set(rows) == {a.dest.partition('.')[2] for name, a in shown if name == 'train' and '.' in a.dest}
+
+
+def test_man_shows_it_without_a_warning():
+    skip_for('' if shutil.which('groff') else 'groff is not installed')
+    done = run(['groff', '-man', '-ww', '-Tutf8', '-P-cbou', MAN])
+    assert (done.returncode, done.stderr) == (0, '')
+    assert '--schedule.warmup_epochs WARMUP_EPOCHS' in done.stdout and '\\' not in done.stdout

@@ -1,5 +1,4 @@
 """watch in a terminal of its own, a pseudo-terminal, and its page in a real browser: headless Chromium from Debian."""
-import contextlib
 import fcntl
 import json
 import os
@@ -25,14 +24,6 @@ DESK = {'viewport': {'width': 1400, 'height': 900}}
 PHONE = {'viewport': {'width': 400, 'height': 860}, 'has_touch': True, 'is_mobile': True}
 HANG_LIMIT_S = 120  # only guards against hanging: a screen that is written again and again never falls silent
 LONG = 'a-rather-long-name-of-a-host-that-nobody-would-type-' * 3
-
-
-@contextlib.contextmanager
-def held(folder):
-    """Holds the lock of run 0, as the program that writes it does."""
-    with open(folder / '.run_0.lock', 'w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 class Terminal:
@@ -95,20 +86,17 @@ def terminal():
         os.close(t.master)
 
 
-def add(path, record):
-    with open(path, 'a') as f:
-        f.write(json.dumps(record) + '\n')
-
-
 def test_a_run_is_followed_from_before_its_begin_to_its_end(terminal, tmp_path):
     folder = tmp_path / 'run'
     screen = terminal(folder)
     screen.until('not begun yet: no such folder; waiting')
     write_live(tmp_path / 'made', train(10))
-    with held(tmp_path / 'made'):
+    with open(tmp_path / 'made/.run_0.lock', 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as the program that writes the run does
         (tmp_path / 'made').rename(folder)
         screen.until(r'running, last written .*20\.00 % at epoch 1')
-        add(folder / 'metrics.jsonl', evaluation(1, 33))
+        with open(folder / 'metrics.jsonl', 'a') as f:
+            f.write(json.dumps(evaluation(1, 33)) + '\n')
         screen.until(r'33\.00 % at epoch 1.*●')
         screen.resize(150, 30)
         wide = screen.until(r'at epoch 1, target[^\n]*│')  # the curve is beside what is known

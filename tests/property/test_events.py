@@ -27,8 +27,6 @@ VALUES = st.recursive(st.none() | st.booleans() | st.integers(-2**53, 2**53) | T
 METADATA = st.dictionaries(NAMES.filter(lambda k: k not in ('file', 'lineno')), VALUES, max_size=3)
 KEYS = [value for module in (keys, events) for name, value in vars(module).items()
         if name.isupper() and isinstance(value, str)] + ['opt_x']
-V05_KEYS = ['run_clear_caches', 'run_set_random_seed', 'input_batch_size', 'eval_size', 'eval_target', 'train_epoch',
-            'eval_start', 'eval_accuracy', 'eval_stop', 'opt_learning_rate', 'run_start', 'run_stop', 'run_final']
 LIKELY_VALUES = VALUES | st.sampled_from([
     1, 2, 3, 'success', 'resnet', 'lars', 0.76, 64, 1281167, 50000, '4xbox', float('nan'), float('inf'),
     {'epoch': 1, 'value': 0.5}, {'throughput': 100.0, 'learning_rate': 'x'}, {'success': False}])
@@ -38,7 +36,7 @@ LIKELY_METADATA = st.dictionaries(st.sampled_from(['epoch_num', 'first_epoch_num
 TIMES = st.floats(-1e5, 1e5)
 LINES = (st.builds(lambda line, k, t, v, m: line(k, t, v, **m), st.sampled_from([mllog, v06]), st.sampled_from(KEYS),
                    TIMES, LIKELY_VALUES, LIKELY_METADATA)
-         | st.builds(v05, st.sampled_from(V05_KEYS), TIMES, LIKELY_VALUES) | st.text(max_size=20))
+         | st.builds(v05, st.sampled_from(tags.RESNET_TAGS), TIMES, LIKELY_VALUES) | st.text(max_size=20))
 # What other programs leave on the line before ours; a log line itself would be another event.
 PREFIXES = st.text(max_size=20).filter(lambda s: ':' not in s and '\n' not in s)
 
@@ -60,13 +58,15 @@ def logger_into(buffer) -> logging.Logger:
 
 
 @given(NAMES, VALUES, METADATA, st.integers(0, 2**41), PREFIXES)
-def test_official_mllog_lines_are_read_back(key, value, metadata, time_ms, prefix):
+def test_official_mllog_lines_and_those_of_v06_are_read_back(key, value, metadata, time_ms, prefix):
     buffer = io.StringIO()
     MLLogger(logger_into(buffer)).event(key, value, metadata, time_ms=time_ms)
     event = decode_line(prefix + buffer.getvalue())
     assert (event.key, event.value, event.time_s) == (key, value, time_ms / 1e3)
     assert {k: v for k, v in event.metadata.items() if k not in ('file', 'lineno')} == metadata
     assert event.line_format == 'MLLOG'
+    event = Event('MLL', key, time_ms / 1e3, value, metadata)
+    assert decode_line(prefix + encode_v06(event)) == event
 
 
 @given(st.sampled_from(tags.RESNET_TAGS), VALUES, PREFIXES)
@@ -80,12 +80,6 @@ def test_official_v05_lines_are_read_back(tag, value, prefix):
     event = decode_line(prefix + buffer.getvalue())
     assert (event.line_format, event.key, event.value) == ('MLPv0.5.0', tag, value)
     assert event.metadata['file'].endswith('test_events.py')
-
-
-@given(NAMES, VALUES, METADATA, st.integers(0, 2**41), PREFIXES)
-def test_v06_lines_are_read_back(key, value, metadata, time_ms, prefix):
-    event = Event('MLL', key, time_ms / 1e3, value, metadata)
-    assert decode_line(prefix + encode_v06(event)) == event
 
 
 @given(st.sampled_from(['', ':::MLLOG ', ':::MLL ', ':::MLPv0.5.0 ']), st.text())

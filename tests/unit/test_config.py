@@ -38,10 +38,8 @@ def test_recipes_are_those_published():
         c = resolve_config(ROOT / f'launch/configs/{name}.yaml', [], PARSER)
         plan = make_plan(c, config_world_size(c))
         return plan.global_batch_size, c.optimizer.name, c.schedule.base_lr, c.train.target_accuracy
-    assert numbers('dgx1_v05') == (1664, 'sgd', 0.6, 0.749)
     assert numbers('dgx2_v05') == (4096, 'sgd', 1.8, 0.749)
     assert numbers('dgx1_v07') == (1664, 'lars', 7.4, 0.759)
-    assert numbers('dgxa100_v07') == (3264, 'sgd', 6, 0.759)
     assert numbers('dgxa100_v10_8node') == (13056, 'lars', 12.8, 0.759)
     assert [numbers(f'c4140_v100_{n}node')[0] for n in (1, 2, 4, 8)] == [832, 1664, 3328, 6656]
 
@@ -49,9 +47,10 @@ def test_recipes_are_those_published():
 def test_defaults_then_file_then_command_line(tmp_path):
     path = tmp_path / 'c.yaml'
     path.write_text('train: {local_batch_size: 16, eval_period: 2}\n')
-    config = resolve_config(path, ['--train.eval_period', '3', '--data.mean', '[1,2,3]'], PARSER)
+    options = ['--train.eval_period', '3', '--data.mean', '[1,2,3]', '--run.dir', '*a: b: c']  # which is no YAML
+    config = resolve_config(path, options, PARSER)
     assert (config.train.local_batch_size, config.train.eval_period, config.train.max_epochs) == (16, 3, None)
-    assert config.data.mean == (1.0, 2.0, 3.0)
+    assert config.data.mean == (1.0, 2.0, 3.0) and config.run.dir == '*a: b: c'
 
 
 def test_a_resolved_configuration_reads_back_the_same(tmp_path):
@@ -97,7 +96,6 @@ def test_mistakes_in_a_file(tmp_path, text, message):
     ([*BATCH, '--schedule.warmup_epochs', '90'], 'expected less than decay_epochs=90.0'),
     ([*BATCH, '--data.resize_shorter', '200'], 'expected at least image_size=224'),
     ([*BATCH, '--data.min_area', '0.5', '--data.max_area', '0.4'], 'expected min_area <= max_area'),
-    ([*BATCH, '--data.min_area', '0'], 'data.min_area: got 0'),
     ([*BATCH, '--data.std', '[1,0,1]'], 'data.std: got 0.0, expected a number above 0'),
     ([*BATCH, '--schedule.base_lr', '.inf'], 'schedule.base_lr: got inf, expected a number above 0'),
     ([*BATCH, '--data.mirror', 'alternating', '--data.mirror_probability', '0.3'],
@@ -137,10 +135,6 @@ def test_control_characters_are_refused_in_every_text(key, before, control, afte
 @given(st.sampled_from(TEXTS), st.text(st.characters(exclude_categories=['C', 'Zl', 'Zp'])))
 def test_all_other_texts_are_taken(key, value):
     check_values(with_text(key, value))
-
-
-def test_a_name_that_is_no_yaml_is_taken_as_it_is():
-    assert resolve_config(None, [*BATCH, '--run.dir', '*a: b: c'], PARSER).run.dir == '*a: b: c'
 
 
 def test_a_tree_that_is_nested_too_deeply_is_one_line():

@@ -16,7 +16,6 @@ from mlperf_rn50.files import (
     LineFile,
     parse_json,
     read_text,
-    storage_error,
     temporaries_in,
     temporary_of,
     walk,
@@ -79,17 +78,11 @@ def test_what_could_not_be_written_leaves_no_temporary_file(tmp_path, monkeypatc
     def fail(_):
         raise OSError(errno.ENOSPC, 'No space left on device')
     monkeypatch.setattr(os, 'fsync', fail)
-    with pytest.raises(StorageError, match='config.yaml: cannot write: No space left'), writing(path):
+    monkeypatch.setattr(os, 'statvfs', fail)
+    said = 'config.yaml: cannot write: No space left on device; its disk does not answer'
+    with pytest.raises(StorageError, match=said), writing(path):
         write_atomically(path, 'new')
     assert path.read_text() == 'old' and temporaries_in(tmp_path) == []
-
-
-def test_a_disk_that_does_not_answer_is_said(tmp_path, monkeypatch):
-    def fail(_):
-        raise OSError(errno.EIO, 'Input/output error')
-    monkeypatch.setattr(os, 'statvfs', fail)
-    said = str(storage_error(tmp_path / 'x', OSError(errno.EIO, 'Input/output error'), 'the weights'))
-    assert 'x: cannot write the weights: Input/output error; its disk does not answer (Input/output error)' in said
 
 
 def test_untrusted_text_and_json_are_bounded(tmp_path):
@@ -137,8 +130,7 @@ def test_the_walk_is_that_of_the_standard_library(tmp_path):
     (tmp_path / 'gone').symlink_to('nowhere')
     theirs = [(place, sorted(folders), sorted(names)) for place, folders, names in os.walk(tmp_path)]
     assert sorted(walk(tmp_path, print)) == sorted(theirs)
-    assert [os.path.relpath(place, tmp_path) for place, _, _ in walk(tmp_path, print)] == [
-        '.', 'a', 'b', 'b/a', 'b/c', 'secret']
+    assert [os.path.basename(place) for place, _, _ in walk(tmp_path, print)][1:] == ['a', 'b', 'a', 'c', 'secret']
     faults = []
     assert list(walk(tmp_path / 'none', faults.append)) == []
     assert [(type(e), e.filename) for e in faults] == [(FileNotFoundError, str(tmp_path / 'none'))]

@@ -106,16 +106,13 @@ def test_a_resumed_run_has_what_it_writes_again_once(tmp_path):
     assert [e.accuracy for e in follower.look(NOW_S).evaluations] == [0.2, 0.3, 0.5]
 
 
-def test_the_band_and_the_verdict_of_the_reference(tmp_path):
+def test_the_band_and_the_verdict_of_the_reference_and_a_run_that_is_behind_is_warned_of_first(tmp_path):
     run = look(write_live(tmp_path, reference(1, 2, 3), train(20), evaluation(1, 20), course(1), train(40)))
     assert run.reference == ReferenceRuns('reference: 5 runs', 5, (4, 6), (17.0, 37.0), tuple(
         BandPoint(e, 0.5, 0.45, 0.55) for e in (1, 2, 3)), 'on course: 5 of 5 reference runs', 1, False)
-
-
-def test_a_run_that_is_behind_is_warned_of_first(tmp_path):
     slow = {'event': 'ranks', 'epoch': 1, 'time_s': 10.0, 'ranks': [], 'stragglers': ['rank 1 is slow']}
-    run = look(write_live(tmp_path, slow, evaluation(1, 20), course(1, behind=True, text='behind: 3 points')))
-    assert run.reference.is_behind and run.warnings[:2] == ('behind: 3 points', 'rank 1 is slow')
+    run = look(write_live(tmp_path / 'behind', slow, evaluation(1, 20), course(1, behind=True, text='behind: 3')))
+    assert run.reference.is_behind and run.warnings[:2] == ('behind: 3', 'rank 1 is slow')
     assert run.reference.band == (BandPoint(1, 0.5, 0.45, 0.55),)  # without a record of the whole
 
 

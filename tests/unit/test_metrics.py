@@ -46,11 +46,6 @@ def test_reads_are_summed_up_by_node(run_of, lines, expected):
             for n in read_node_reads(run_of(*lines))] == expected
 
 
-def test_no_more_nodes_than_a_cluster_has(run_of):
-    run = run_of(epoch(1, **{f'n{i}': 1 for i in range(1000)}), epoch(2, **{f'm{i}': 1 for i in range(1000)}))
-    assert len(read_node_reads(run)) == 256
-
-
 def test_learning_rates_are_those_of_the_metrics_else_of_the_log(run_of):
     run = run_of('{"time_s": 1, "learning_rate": 0.5}', 'rubbish', '{"time_s": 2}', '{"time_s": 3, "learning_rate": 0}')
     assert read_learning_rates(run) == ((1, 0.5), (3, 0))

@@ -113,14 +113,11 @@ def test_the_verdict_is_the_official_one(tmp_path, batch, epochs):
     assert ('must be submitted' in ours.text) == ('please submit RCP' in message)
 
 
-def test_points_are_those_of_the_round_where_it_has_some(tmp_path):
+def test_points_are_those_of_the_round_where_it_has_some_and_a_run_without_convergence_counts_as_the_most(tmp_path):
     assert check_rcp(system_of(tmp_path / 'a', 3264, [35] * 5, 'v1.0')).ruleset == '1.0.0'
     old = check_rcp(system_of(tmp_path / 'b', 3264, [35] * 5, 'v0.7'))
     assert (old.ruleset, old.is_of_round) == ('4.0.0', False)
-
-
-def test_a_run_without_convergence_counts_as_the_most(tmp_path):
-    system = system_of(tmp_path, 3264, [30, 35, 36, 37, 31], status=lambda k: 'aborted' if k == 4 else 'success')
+    system = system_of(tmp_path / 'c', 3264, [30, 35, 36, 37, 31], status=lambda k: 'aborted' if k == 4 else 'success')
     assert is_applicable(system) and check_rcp(system).epochs == 36
 
 

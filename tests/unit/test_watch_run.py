@@ -121,16 +121,12 @@ def test_texts_of_a_run_steer_neither_terminal_nor_page(tmp_path):
     assert page.count('<script') == 1 and '\x1b' not in page and '&lt;script&gt;' in page
 
 
-def test_the_page_loads_itself_again_until_the_run_is_over(run):
+def test_the_page_shows_the_curve_beside_the_band_the_speed_and_the_ranks_and_is_read_again_until_the_end(run):
     page = render_page(run, WRITTEN, 4.2)
     assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in page and '}, 5000);' in page
     assert 'Written 2026-01-02 03:04:05 UTC' in page
     over = render_page(replace(run, status='converged', has_end=True), WRITTEN, 4.2)
     assert 'http-equiv="refresh"' not in over and '<script' not in over and 'The run is over' in over
-
-
-def test_the_page_shows_the_curve_beside_the_band_the_speed_and_the_ranks(run):
-    page = render_page(run, WRITTEN, 5.0)
     assert page.count('<figure>') == 3 and page.count('<title>rank ') == 6
     assert '<title>30.00 % at epoch 2</title>' in page and '5 reference runs and their mean' in page
     assert len(re.findall('stroke-dasharray: [1-9]', page)) == 2  # the mean and the target
