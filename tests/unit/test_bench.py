@@ -4,7 +4,6 @@ import pytest
 from mlperf_rn50.bench.exchange import bus_bandwidth, predict_s
 from mlperf_rn50.bench.measure import Shown, parse_list, parse_numbers, render_tables, spread_of
 from mlperf_rn50.bench.operators import Convolution, convolutions
-from mlperf_rn50.bench.pipeline import need_rows
 from mlperf_rn50.bench.steps import Case, case_config, make_cases, scaling_rows
 from mlperf_rn50.config import Config, DataConfig, ModelConfig
 from mlperf_rn50.errors import ConfigError
@@ -52,21 +51,11 @@ def test_scaling_efficiency_of_study_3():
         (1, 626, 100), (1, 2504, 97), (2, 5008, 90)]
 
 
-def test_bus_bandwidth_as_nccl_tests_define_it():
-    assert bus_bandwidth(1000, 0.5, 2) == 2000
-    assert bus_bandwidth(1000, 0.5, 8) == 2000 * 7 / 4
-
-
-def test_prediction_goes_through_the_sizes_measured():
+def test_bus_bandwidth_is_as_nccl_tests_define_it_and_prediction_goes_through_the_sizes_measured():
+    assert (bus_bandwidth(1000, 0.5, 2), bus_bandwidth(1000, 0.5, 8)) == (2000, 2000 * 7 / 4)
     rows = [{'bytes': 100, 'time_ms': 2.0}, {'bytes': 300, 'time_ms': 4.0}, {'bytes': 400, 'time_ms': 8.0}]
     assert [1000 * predict_s(rows, n) for n in (10, 100, 200, 300, 350, 400, 800)] == pytest.approx(
         [2, 2, 3, 4, 6, 8, 16])
-
-
-def test_storage_that_nodes_need():
-    rows = need_rows(1000, 110_000)
-    assert [(r['num_nodes'], r['images_per_s'], r['mb_per_s']) for r in rows[:3]] == [
-        (1, 1000, pytest.approx(110)), (2, 2000, pytest.approx(220)), (4, 4000, pytest.approx(440))]
 
 
 @pytest.mark.parametrize('name, image_size', [('resnet50', 96), ('resnet18', 224)])

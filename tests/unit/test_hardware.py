@@ -88,15 +88,10 @@ AVX512 = f'{AVX2} avx512f avx512dq avx512cd avx512bw avx512vl'
 BF16 = f'{AVX512} avx512_vnni avx512_bf16'
 
 
-def cpuinfo(flags, **fields):
-    lines = {'processor': '0', 'vendor_id': 'AuthenticAMD', 'cpu family': '25', 'model': '1', 'model name': 'EPYC',
-             'flags': flags, **fields}
-    one = ''.join(f'{k}\t: {v}\n' for k, v in lines.items())
-    return f'{one}\n{one.replace("EPYC", "other")}'
-
-
-def processor(flags, limit=None):
-    return parse_processor(cpuinfo(flags), {} if limit is None else {'DNNL_MAX_CPU_ISA': limit})
+def processor(flags, **environment_variables):
+    one = ('processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t: 1\nmodel name\t: EPYC\n'
+           f'flags\t: {flags}\n')
+    return parse_processor(f'{one}\n{one.replace("EPYC", "other")}', environment_variables)
 
 
 @pytest.mark.parametrize('flags, has', [
@@ -114,9 +109,9 @@ def test_instruction_sets(flags, has):
     ('AVX512_MIC', 'AVX2'), ('AVX512_CORE', 'AVX-512'), ('AVX512_CORE_AMX', 'AVX-512 BF16'), ('ALL', 'AVX-512 BF16'),
     ('avx2', 'AVX-512 BF16')])  # which oneDNN does not read in small letters
 def test_the_limit_of_onednn(limit, uses):
-    found = processor(BF16, limit)
+    found = processor(BF16, DNNL_MAX_CPU_ISA=limit)
     assert (found.has, found.uses) == ('AVX-512 BF16', uses)
-    assert processor(AVX2, limit).uses == 'AVX2'  # it adds nothing
+    assert processor(AVX2, DNNL_MAX_CPU_ISA=limit).uses == 'AVX2'  # it adds nothing
 
 
 def test_other_machines_have_none_of_it():
@@ -132,4 +127,4 @@ def test_bfloat16_is_refused_without_avx512_and_the_line_says_what_to_do():
         check_precision('train.precision', 'bfloat16', processor(AVX2))
     with pytest.raises(ConfigError, match='^--precisions: got bfloat16, and DNNL_MAX_CPU_ISA=AVX2 leaves AVX2 of '
                                           'AVX-512 BF16, expected AVX-512; unset it, or use float32$'):
-        check_precision('--precisions', 'bfloat16', processor(BF16, 'AVX2'))
+        check_precision('--precisions', 'bfloat16', processor(BF16, DNNL_MAX_CPU_ISA='AVX2'))

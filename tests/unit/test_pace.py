@@ -27,9 +27,7 @@ def test_steps_are_counted_not_passes():
         pace.has_data()  # a second pass
         assert pace._data_at == first
         pace.stepped(mx.nd.ones((2,)).copy(), mx.nd.ones((2,)).copy())
-    times = pace.take()
-    assert times.num_steps == 3
-    assert times.data_s >= 0 and times.compute_s >= 0 and times.wait_s >= 0
+    assert pace.take().num_steps == 3
 
 
 def test_a_step_that_failed_is_told():
@@ -61,9 +59,7 @@ def test_of_three_ranks_the_one_that_differs_is_named_with_its_first_array():
     good = {'model/a': 1, 'model/b': 2, 'optimizer/a': 3}
     said = describe_divergence([good, good, {**good, 'model/b': 7, 'optimizer/a': 8}], 4)
     assert 'after epoch 5: rank 2 of 3, first in model/b (2 of 3 arrays differ)' in said
-
-
-def test_of_two_ranks_nobody_can_tell_which():
+    # Of two ranks nobody can tell which.
     assert 'rank 0, 1 of 2, first in a (1 of 1' in describe_divergence([{'a': 1}, {'a': 2}], 0)
 
 

@@ -3,7 +3,7 @@ import os
 import sys
 
 import pytest
-from helpers import ROOT, run
+from helpers import ROOT, run, write_files
 
 
 def call(function, folder, path):
@@ -18,9 +18,7 @@ def container(tmp_path):
     for folder in (tmp_path / 'container', tmp_path / '.venv'):
         assert run([sys.executable, '-m', 'venv', '--without-pip', folder]).returncode == 0
         [packages] = folder.glob('lib/python3*/site-packages')
-        for name in ('mxnet', 'horovod', 'nvidia/dali', 'pip'):
-            (packages / name).mkdir(parents=True)
-            (packages / name / '__init__.py').touch()
+        write_files(packages, {f'{name}/__init__.py': '' for name in ('mxnet', 'horovod', 'nvidia/dali', 'pip')})
     return tmp_path
 
 
@@ -33,10 +31,8 @@ def test_an_environment_that_is_about_to_go_is_not_the_containers_python(contain
 
 def test_a_program_that_the_container_lacks_is_named(tmp_path):
     # The environment's own programs are not the container's.
-    for name, code in (('.venv/bin/mpirun', 2), ('.venv/bin/horovodrun', 3), ('bin/mpirun', 0)):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f'#!/bin/sh\nexit {code}\n')
-        (tmp_path / name).chmod(0o755)
+    codes = {'.venv/bin/mpirun': 2, '.venv/bin/horovodrun': 3, 'bin/mpirun': 0}
+    write_files(tmp_path, {name: f'#!/bin/sh\nexit {code}' for name, code in codes.items()}, mode=0o755)
     path = f'{tmp_path}/.venv/bin:{tmp_path}/bin'
 
     done = call('link_container_programs', tmp_path, path)

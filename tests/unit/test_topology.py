@@ -42,6 +42,9 @@ def test_a_rank_per_gpu_takes_its_socket():
     assert [(b.gpu, b.numa_node, b.num_threads) for b in bindings] == [(0, 0, 10), (1, 0, 10), (2, 1, 10), (3, 1, 10)]
     assert bindings[0].cpus == (*range(10), *range(40, 50))
     assert bindings[3].cpus == (*range(30, 40), *range(70, 80))
+    # With a GPU per task in another order: the cores it has where all see all.
+    alone = [choose_binding(C4140, r, 4, 1, place) for r, place in enumerate((2, 0, 3, 1))]
+    assert [(b.cpus, b.numa_node) for b in alone] == [(bindings[p].cpus, bindings[p].numa_node) for p in (2, 0, 3, 1)]
     # One rank on two sockets without GPUs has both.
     assert choose_binding(Topology((node(0, 0, 4), node(1, 4, 4))), 0, 1, 1).cpus == tuple(range(8))
 
