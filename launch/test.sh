@@ -43,5 +43,5 @@ run_quick "$@"
 tests/ngc.sh
 run_tests --numprocesses "$(($(nproc) + 1))" -m 'slow or cluster or browser' "$@"
 echo 'again, as on a processor without AVX-512:'
-DNNL_MAX_CPU_ISA=AVX2 run_tests --numprocesses "$(nproc)" tests/e2e/test_precision.py tests/e2e/test_bench.py \
+DNNL_MAX_CPU_ISA=AVX2 run_tests --numprocesses "$(nproc)" -m 'not slow' tests/e2e/test_{bench,train}.py \
     tests/unit/test_{bench,evaluate,pipeline,resnet,trainer}.py

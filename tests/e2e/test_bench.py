@@ -1,6 +1,7 @@
 """The benches through their command line, and the benchmarks that the docs cite, as short as they go."""
 import json
 import os
+import shlex
 import sys
 
 import pytest
@@ -101,14 +102,25 @@ def test_mistakes_are_one_line(options, said):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.fixture(scope='module')
+def peers():
+    """PyTorch and the photos, which comparisons need."""
+    done = run([ROOT / 'benchmarks/setup.sh'], cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('words, last', [
-    ('scale.py 1 1', 'opening the data, s'), ('replay.py', ''), ('report.py 1x5', '')])
-def test_a_benchmark_runs(words, last):
-    name, *arguments = words.split()
-    done = run([sys.executable, ROOT / 'benchmarks' / name, *arguments], cwd=ROOT)
+    ('scale.py 1 1', 'opening the data, s'), ('replay.py', ''), ('report.py 1x5', ''),
+    ("compare.py step --rounds 1 --sides mlperf-rn50 'torch eager'", 'training step, float32, images/s: ratio '),
+    ('pipeline.py 1', 'pipeline against ImageRecordIter, images/s: ratio '),
+    ('trainer.py 1', 'trainer against the bare step, float32, images/s: ratio '),
+    ('cifar10_search.py {0}/run --train.precision float32 --train.max_epochs 1 --train.eval_period 1 '
+     '--train.eval_offset 0 --schedule.decay_epochs 1', '{0}/run: Top-1 ')])
+def test_a_benchmark_runs(peers, tmp_path, words, last):
+    done = run([sys.executable, *shlex.split(f'benchmarks/{words}'.format(tmp_path))], cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().splitlines()[-1].startswith(last)
+    assert done.stdout.strip().splitlines()[-1].startswith(last.format(tmp_path))
 
 
 @pytest.mark.slow

@@ -189,6 +189,7 @@ HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s,), }"
 
 @pytest.mark.parametrize('write, message', [
     (lambda p: np.savez(p, a=np.array([_Trap()], dtype=object)), 'a.npy: holds object, expected numbers'),
+    (lambda p: np.savez(p, a=np.array(['text'])), 'a.npy: holds <U4, expected numbers'),
     (lambda p: np.savez_compressed(p, a=np.zeros(10**6)), 'compressed'),
     (lambda p: zip_of(p, npy(HUGE % 10**12)), 'its header claims 4000000000000 bytes, it has 0'),
     (lambda p: zip_of(p, npy(HUGE % '-1, -1', b'\0' * 4)), 'its header claims'),

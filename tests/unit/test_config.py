@@ -96,6 +96,7 @@ def test_mistakes_in_a_file(tmp_path, text, message):
     ([*BATCH, '--schedule.warmup_epochs', '90'], 'expected less than decay_epochs=90.0'),
     ([*BATCH, '--data.resize_shorter', '200'], 'expected at least image_size=224'),
     ([*BATCH, '--data.min_area', '0.5', '--data.max_area', '0.4'], 'expected min_area <= max_area'),
+    ([*BATCH, '--data.min_area', '0'], 'data.min_area: got 0'),
     ([*BATCH, '--data.std', '[1,0,1]'], 'data.std: got 0.0, expected a number above 0'),
     ([*BATCH, '--schedule.base_lr', '.inf'], 'schedule.base_lr: got inf, expected a number above 0'),
     ([*BATCH, '--data.mirror', 'alternating', '--data.mirror_probability', '0.3'],
