@@ -41,6 +41,7 @@ _START = time.monotonic()
 def pytest_addoption(parser):
     parser.addoption('--packages', choices=['light', 'training'],
                      help='only the test files that import MXNet, DALI or Horovod (training), or only the others')
+    parser.addoption('--update', action='store_true', help='write the expected.json of every case of tests/logs anew')
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -1,13 +1,13 @@
 """Logs of every kind: a folder of tests/logs is a tree of logs, and its expected.json the facts that are read from it.
 
-A new case is a new folder; `python tests/unit/test_log_corpus.py` writes every expected.json; see `git diff`.
+A new case is a new folder; `pytest --update tests/unit/test_log_corpus.py` writes every expected.json; see `git diff`.
 """
 import dataclasses
 import fcntl
 import json
 import os
 import platform
-import sys
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -47,8 +47,12 @@ def facts_of(case: Path) -> object:
 
 
 @pytest.mark.parametrize('case', CASES, ids=lambda p: p.name)
-def test_facts_of_a_log(case):
-    assert facts_of(case) == json.loads((case / 'expected.json').read_text())
+def test_facts_of_a_log(case, request):
+    facts, path = facts_of(case), case / 'expected.json'
+    if request.config.getoption('--update'):  # a list of values takes one line
+        text = re.sub(r'\[\n[^][{}]+\]', lambda m: re.sub(r'\n *', ' ', m[0]), json.dumps(facts, indent=1))
+        path.write_text(text + '\n')
+    assert facts == json.loads(path.read_text())
 
 
 def test_memory_does_not_grow_with_the_log(tmp_path):
@@ -153,8 +157,3 @@ def test_utf16_is_named(tmp_path, encoding):
     path.write_bytes((b'\xfe\xff' if encoding.endswith('be') else b'') + '\n'.join(run_lines()).encode(encoding))
     with pytest.raises(Exception, match='not UTF-16: write it as UTF-8'):
         read_run(path)
-
-
-if __name__ == '__main__':
-    for path in map(Path, sys.argv[1:] or CASES):
-        (path / 'expected.json').write_text(json.dumps(facts_of(path), indent=1) + '\n')
