@@ -3,6 +3,7 @@ import ctypes
 import os
 import threading
 from dataclasses import replace
+from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
 from unittest.mock import patch
@@ -183,8 +184,12 @@ def test_inputs_live_until_they_are_decoded(tmp_path):
 @pytest.mark.parametrize('num_threads, is_pinned', [(1, True), (2, False)])
 def test_threads_are_pinned_where_each_has_a_cpu(numbered, monkeypatch, num_threads, is_pinned):
     def dali_threads():
-        tasks = Path('/proc/self/task').iterdir()
-        return {int(t.name) for t in tasks if (t / 'comm').read_text().startswith('[DALI][TP')}
+        threads = set()
+        for name in Path('/proc/self/task').glob('*/comm'):
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread of an earlier test has just ended
+                if name.read_text().startswith('[DALI][TP'):
+                    threads.add(int(name.parent.name))
+        return threads
     cpus = os.sched_getaffinity(0)
     monkeypatch.setenv('DALI_AFFINITY_MASK', f'{max(cpus)}')
     config = with_data(numbered[21], num_threads=num_threads)
