@@ -2,8 +2,8 @@
 import ctypes
 import os
 import threading
-from dataclasses import replace
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 from unittest.mock import patch
