@@ -1,5 +1,6 @@
 """What the tests share: data, memory between files, and the last lines of a run: time, memory, what was left out."""
 import ctypes
+import functools
 import gc
 import os
 import resource
@@ -60,6 +61,14 @@ def pytest_configure(config):
         config.addinivalue_line('markers', f'{mark}: {why}')
 
 
+@functools.cache
+def _missing() -> set[str]:
+    """Return the marks of what this machine or checkout does not have."""
+    has = {'needs_avx512': find_processor().can_train_bfloat16, 'needs_published': PUBLISHED.is_dir(),
+           'needs_mpijob_schema': MPIJOB_SCHEMA.is_file()}
+    return {mark for mark, is_there in has.items() if not is_there}
+
+
 def pytest_collection_modifyitems(config, items):
     """Leaves out what cannot run here, whatever is installed."""
     for item in items:
@@ -69,17 +78,15 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker('gpu')
             if not os.environ.get('MLPERF_RN50_TEST_GPU'):
                 item.add_marker(pytest.mark.skip(reason=NO_GPU))
-    missing = {'needs_avx512': not find_processor().can_train_bfloat16, 'needs_published': not PUBLISHED.is_dir(),
-               'needs_mpijob_schema': not MPIJOB_SCHEMA.is_file()}
-    impossible = [i for i in items if any(is_missing and i.get_closest_marker(m) for m, is_missing in missing.items())]
+    impossible = [i for i in items if any(i.get_closest_marker(m) for m in _missing())]
     items[:] = [i for i in items if i not in impossible]
     config.hook.pytest_deselected(items=impossible)
 
 
 def pytest_deselected(items):
     for item in items:
-        marks = [m.name for m in item.iter_markers()]
-        item.config.stash[_COUNTS].update([m for m in LEFT_OUT if m in marks][:1])
+        why = {m.name for m in item.iter_markers()} & (_missing() | {'cluster', 'browser', 'slow'})
+        item.config.stash[_COUNTS].update([m for m in LEFT_OUT if m in why][:1])
 
 
 def _peak_kb() -> int:
