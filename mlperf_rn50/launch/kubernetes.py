@@ -50,7 +50,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class User:
-    """Whom the pods run as, and the group that volumes are given to, if any."""
+    """Return the user and group of the pods, and the group that owns their volumes, if any."""
 
     uid: int
     volume_group: int | None = None
@@ -154,7 +154,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _find_config(file: str) -> Path:
-    """Where a configuration is on this machine; ConfigError where it is said to be in the image and is not."""
+    """Return the path of a configuration on this machine; raise ConfigError where the image lacks it."""
     if not file.startswith(IMAGE_CONFIGS):
         return Path(file)
     path = CHECKOUT / 'launch/configs' / posixpath.normpath(file.removeprefix(IMAGE_CONFIGS))
@@ -246,7 +246,7 @@ def render_mpi_job(training: Training) -> str:
 def _template() -> jinja2.Template:
     loader = jinja2.FileSystemLoader(CHECKOUT / 'launch/kubernetes')
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    # A pod's command gets a word as it was: Kubernetes makes $ of $$, and puts values for $(...).
+    # An argument reaches the pod's command unchanged: Kubernetes makes $ of $$, and puts values for $(...).
     environment.filters.update(text=_quote, block=_block, escaped=lambda word: word.replace('$', '$$'))
     return environment.get_template('mpi_job.yaml.j2')
 

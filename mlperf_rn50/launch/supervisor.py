@@ -138,7 +138,7 @@ class Supervisor:
         return code == EXIT_FAILED or bool(self.world.silent(self.layout.hosts))
 
     def way_to_begin(self, run: RunFolder | None) -> list[str]:
-        """The options of train that go on with a run, or begin one; ConfigError where neither is possible."""
+        """Return the options of train that resume or begin a run; raise ConfigError where neither is possible."""
         if run and newest_step(run.checkpoints) >= 0:
             return ['--resume', str(run.checkpoints), *(['--elastic'] if self.options.elastic else [])]
         if not self.options.config:

@@ -120,7 +120,7 @@ class Found:
         return mark.time_s - self.single[keys.RUN_START][0].time_s
 
     def add(self, line: int, event: Event) -> None:
-        """Takes one event in; ValueError where the log goes on with another run."""
+        """Add one event; raise ValueError where the log continues with another run."""
         mark = Mark(event.time_s, line, len(self.resumes))
         key = event.key
         if self.format == 'MLPv0.5.0':

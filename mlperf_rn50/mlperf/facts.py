@@ -25,7 +25,7 @@ _DAY_S = 86400.0
 
 
 def age_s(log: Path, now_s: float) -> float | None:
-    """Seconds since a log was written; None where nobody can tell."""
+    """Return the seconds since a log was last written; None if unknown."""
     try:
         return max(now_s - log.stat().st_mtime, 0.0)
     except OSError:

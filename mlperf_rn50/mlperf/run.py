@@ -133,7 +133,7 @@ class Run:
     num_resumes: int = 0
     sources: Mapping[str, Source] = field(default_factory=dict)  # of each field that is a fact, by its name
     lines: Mapping[str, int] = field(default_factory=dict)  # of run_start, run_stop and the like, by key
-    warnings: tuple[LogWarning, ...] = ()  # contradictions first; what is true of many lines is said once
+    warnings: tuple[LogWarning, ...] = ()  # contradictions first; one warning for all lines of a kind
 
     def fact(self, name: str) -> Any:
         """A field, but None for one that was counted in a log that is cut short."""

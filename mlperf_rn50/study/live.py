@@ -232,7 +232,7 @@ class RunClock:
     loss: float | None = None
     learning_rate: float | None = None
     images_per_s: float | None = None  # over the epoch so far
-    time_s: float | None = None  # of its end, or now while it goes on
+    time_s: float | None = None  # at its end, or now while it runs
     epoch_s: float | None = None  # of an epoch with its evaluation, at the pace of late
     left_s: float | None = None  # to max_epochs
 
