@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from compare import HUGE_PAGES, OURS, ROOT, read_metrics
 
-from mlperf_rn50.data.cifar10 import cifar10
-from mlperf_rn50.data.prepare import pack
+from mlperf_rn50.data.prepare.cifar10 import cifar10
+from mlperf_rn50.data.prepare.command import pack
 
 DATA, RUNS = ROOT / 'data/cifar10_part', ROOT / 'logs/run'
 NUM_TRAIN, NUM_HELD = 20_000, 5_000

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mlperf_rn50.study.known import KnownRun, KnownSet, known_of, load_published
-from mlperf_rn50.study.recipes import STEP_SCHEDULE_EPOCHS
-from mlperf_rn50.study.reference import Band, Curve, Reference, band, find_published, is_behind, typical_spreads
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.analysis.recipe.band import Band, Curve, band, is_behind
+from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS
+from mlperf_rn50.analysis.recipe.reference import Reference, find_published, typical_spreads
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.run_set import KnownRun, KnownSet, known_of, load_published
 
 FAULT_AT = 1 / 3  # of the schedule
 FAULTS = ('stuck', '3 points low', '2 points low')

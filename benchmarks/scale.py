@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mlperf_rn50.config import DataConfig
-from mlperf_rn50.data.pipeline import _read_ahead, train_requests
+from mlperf_rn50.data.batches import _read_ahead, train_requests
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.records import MANIFEST_FORMAT, Record, RecordFile, index_path, open_split
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.data.verify import dump_manifest

@@ -25,7 +25,9 @@ def bare() -> None:
     import mxnet as mx
     from mxnet import autograd, gluon
 
-    from mlperf_rn50.config import Config, DataConfig, ModelConfig
+    from mlperf_rn50.config import Config
+    from mlperf_rn50.data.options import DataConfig
+    from mlperf_rn50.model.options import ModelConfig
     from mlperf_rn50.model.zoo import build_model
     config = Config(data=DataConfig(num_classes=10), model=ModelConfig(fused_bn_relu=True))
     net, loss = build_model(config, mx.cpu(), 0), gluon.loss.SoftmaxCrossEntropyLoss()

@@ -20,10 +20,10 @@ from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
+from mlperf_rn50.analysis.watch.follower import Follower
+from mlperf_rn50.analysis.watch.page import dump_page
+from mlperf_rn50.analysis.watch.terminal import render
 from mlperf_rn50.cli import main
-from mlperf_rn50.study.live import Follower
-from mlperf_rn50.study.watch_page import dump_page
-from mlperf_rn50.study.watch_terminal import render
 
 _HERE = Path(__file__).parent
 _TOP = _HERE.parent

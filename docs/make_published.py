@@ -1,6 +1,6 @@
 """Makes the table of published systems of the package, from facts that were read from their logs and descriptions.
 
-python docs/make_published.py published_runs.csv > mlperf_rn50/study/published.json
+python docs/make_published.py published_runs.csv > mlperf_rn50/analysis/sets/published.json
 """
 import csv
 import json
@@ -8,9 +8,9 @@ import statistics
 import sys
 from itertools import groupby
 
-from mlperf_rn50.mlperf.run import TARGET, V05_TARGET
-from mlperf_rn50.study.convergence import score_minutes
-from mlperf_rn50.study.known import make_times
+from mlperf_rn50.analysis.sets.convergence import score_minutes
+from mlperf_rn50.analysis.sets.run_set import make_times
+from mlperf_rn50.mllog.run import TARGET, V05_TARGET
 
 SOURCE = ('MLPerf Training results, github.com/mlcommons/training_results_v0.5, v0.6, v0.7 and v1.0: the systems that '
           'ran ResNet-50 on MXNet')

@@ -12,4 +12,4 @@ if [ "${MLPERF_RN50_RANKS_PER_DEVICE:-1}" != 1 ]; then
     CUDA_MPS_PIPE_DIRECTORY=$("$here/launch/mps.sh" folder)
     export CUDA_MPS_PIPE_DIRECTORY
 fi
-exec "$here/.venv/bin/python" "$here/mlperf_rn50/safe_path.py" mlperf_rn50.system.topology "$@"
+exec "$here/.venv/bin/python" "$here/mlperf_rn50/launch/safe_path.py" mlperf_rn50.system.topology "$@"

@@ -4,4 +4,4 @@
 
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-exec "$here/.venv/bin/python" "$here/mlperf_rn50/safe_path.py" mlperf_rn50.launch.kubernetes "$@"
+exec "$here/.venv/bin/python" "$here/mlperf_rn50/launch/safe_path.py" mlperf_rn50.launch.kubernetes "$@"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_rn50.cli import main
-from mlperf_rn50.train.watch import STOP_SIGNALS
+from mlperf_rn50.train.watchdog.watcher import STOP_SIGNALS
 
 ROOT = Path(__file__).parent.parent
 # Only guards against hanging: what a test is about is what happens, and in which order.

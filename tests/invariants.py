@@ -2,13 +2,13 @@
 import math
 from pathlib import Path
 
+from mlperf_rn50.analysis.report.data import render_csv, render_json
+from mlperf_rn50.analysis.report.text import render_markdown, render_table
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.analysis.sets.time_parts import Parts, parts_of
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.study.report_data import render_csv, render_json
-from mlperf_rn50.study.report_text import render_markdown, render_table
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
-from mlperf_rn50.study.time_parts import Parts, parts_of
+from mlperf_rn50.mllog.read.reader import read_run
 
 
 def check_run(path: Path):

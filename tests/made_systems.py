@@ -2,9 +2,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.scaling import Study, make_studies
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.analysis.sets.convergence import System
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.scaling import Study, make_studies
 
 
 def studies_of(*paths: Path, baseline: str | None = None) -> list[Study]:

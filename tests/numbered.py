@@ -3,9 +3,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlperf_rn50.config import Config, DataConfig
-from mlperf_rn50.data.prepare import pack
-from mlperf_rn50.data.samples import Dataset, from_pixels
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.prepare.samples import Dataset, from_pixels
 
 
 def make_config(folder, images, num_val=1, **data) -> Config:

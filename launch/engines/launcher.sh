@@ -8,4 +8,4 @@ if [ ! -x "$here/.venv/bin/python" ]; then
     echo "$script: $here/.venv is missing; run launch/setup.sh there" >&2
     exit 2
 fi
-exec "$here/.venv/bin/python" "$here/mlperf_rn50/safe_path.py" mlperf_rn50.launch "$here/$script" "$@"
+exec "$here/.venv/bin/python" "$here/mlperf_rn50/launch/safe_path.py" mlperf_rn50.launch "$here/$script" "$@"

@@ -8,11 +8,11 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from mlperf_rn50.bench.measure import Session, Shown
+from mlperf_rn50.bench.measure import BenchSession, Shown
 from mlperf_rn50.bench.steps import Case, case_config, measure_case
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.zoo import build_model
-from mlperf_rn50.train.comm import sharing_of
+from mlperf_rn50.train.comm.sharing import sharing_of
 
 SIZES = tuple(4**k * 4096 for k in range(9))  # 4 KiB to 256 MiB
 
@@ -32,7 +32,7 @@ def predict_s(rows: list[dict[str, Any]], num_bytes: int) -> float:
     return float(np.interp(num_bytes, sizes, seconds)) * max(1.0, num_bytes / sizes[-1])
 
 
-def _time(session: Session, arrays: list[mx.nd.NDArray]) -> dict[str, float]:
+def _time(session: BenchSession, arrays: list[mx.nd.NDArray]) -> dict[str, float]:
     """Part of a row: the exchange of some arrays."""
     def exchange() -> None:
         session.comm.sum_gradients(arrays)
@@ -43,7 +43,7 @@ def _time(session: Session, arrays: list[mx.nd.NDArray]) -> dict[str, float]:
             'bus_gb_per_s': bus_bandwidth(num_bytes, seconds.median_s, session.comm.world_size) / 1e9}
 
 
-def bench_exchange(session: Session, case: Case) -> list[Shown]:
+def bench_exchange(session: BenchSession, case: Case) -> list[Shown]:
     """Message sizes, then the gradients of a network, and their share of its training step. Complete on rank 0."""
     comm = session.comm
     if comm.world_size < 2:

@@ -14,14 +14,14 @@ import tabulate as tables
 
 import mlperf_rn50
 from mlperf_rn50.config import Config
-from mlperf_rn50.data.pipeline import device_context
+from mlperf_rn50.data.batches import device_context
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.study.text import plural
+from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.system.environment import git_commit, host_facts, package_versions
-from mlperf_rn50.system.launched import omp_threads
-from mlperf_rn50.train.comm import Comm
-from mlperf_rn50.train.watch import Position
+from mlperf_rn50.system.launcher_env import omp_threads
+from mlperf_rn50.text import plural
+from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.watchdog.position import Position
 
 _GEMM_SIDE = 2048
 
@@ -63,7 +63,7 @@ def time_repeated(action: Callable[[], Any], num_warmup: int, num: int) -> Sprea
 
 
 @dataclass(frozen=True)
-class Session:
+class BenchSession:
     """A bench: its configuration, its ranks, and how often it measures each thing."""
 
     config: Config

@@ -8,7 +8,7 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
-from mlperf_rn50.bench.measure import Session, Shown, cast, measure_gemm, measure_peak
+from mlperf_rn50.bench.measure import BenchSession, Shown, cast, measure_gemm, measure_peak
 from mlperf_rn50.config import Config
 from mlperf_rn50.model.resnet import depth_of, side_after, units
 
@@ -59,7 +59,7 @@ def _native(channels: int, side: int, batch_size: int, precision: str, context: 
     return mx.nd.Convolution(plain, eye, kernel=(1, 1), num_filter=channels, no_bias=True)
 
 
-def measure_convolution(c: Convolution, batch_size: int, precision: str, session: Session) -> tuple[float, float]:
+def measure_convolution(c: Convolution, batch_size: int, precision: str, session: BenchSession) -> tuple[float, float]:
     """Seconds of one convolution: forward, and backward to its weights and (but for the image) to its input."""
     context = session.context
     x = _native(c.in_channels, c.side, batch_size, precision, context)
@@ -90,7 +90,7 @@ def measure_convolution(c: Convolution, batch_size: int, precision: str, session
     return forward.median_s, statistics.median(backward)
 
 
-def _convolution_row(c: Convolution, count: int, batch_size: int, precision: str, session: Session,
+def _convolution_row(c: Convolution, count: int, batch_size: int, precision: str, session: BenchSession,
                      peak: float) -> dict[str, Any]:
     flops = c.flops(batch_size)
     row = {'layer': f'{c.kernel}x{c.kernel}/{c.stride} {c.in_channels} -> {c.channels}', 'side': c.side,
@@ -108,7 +108,7 @@ def _gemm_row(side: int, precision: str, context: mx.Context, peak: float, num: 
             'gflops': flops / seconds.median_s / 1e9, 'share': flops / seconds.median_s / peak}
 
 
-def bench_operators(session: Session, precisions: list[str], batch_size: int) -> list[Shown]:
+def bench_operators(session: BenchSession, precisions: list[str], batch_size: int) -> list[Shown]:
     """Matrix products and convolutions of the configured ResNet, for each precision (float32 first)."""
     context, shown = session.context, []
     for precision in sorted(precisions, key=lambda p: p == 'bfloat16'):

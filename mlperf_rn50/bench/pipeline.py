@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlperf_rn50.bench.measure import Session, Shown, proc_number
-from mlperf_rn50.data.pipeline import train_batches
+from mlperf_rn50.bench.measure import BenchSession, Shown, proc_number
+from mlperf_rn50.data.batches import train_batches
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.train.plan import make_plan
@@ -29,7 +29,7 @@ def load_file(path: Path) -> None:
             pass
 
 
-def measure_pipeline(session: Session, cache: str) -> dict[str, Any]:
+def measure_pipeline(session: BenchSession, cache: str) -> dict[str, Any]:
     """One row: training batches of one rank, made and thrown away.
 
     Warm reads go over the whole file first; cold ones start with none of it in the page cache.
@@ -50,7 +50,7 @@ def measure_pipeline(session: Session, cache: str) -> dict[str, Any]:
             'mb_per_s': size / seconds.mean_s * record_bytes / 1e6, 'storage_mb_per_s': read_bytes / wall_s / 1e6}
 
 
-def bench_pipeline(session: Session, threads: list[int], batch_sizes: list[int], caches: list[str],
+def bench_pipeline(session: BenchSession, threads: list[int], batch_sizes: list[int], caches: list[str],
                    node_images_per_s: float | None) -> list[Shown]:
     """Measures the grid; then what nodes of a training speed read, None for that of the fastest pipeline measured."""
     config = session.config

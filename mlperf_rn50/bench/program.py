@@ -4,20 +4,22 @@ from typing import Any
 
 from mlperf_rn50.bench import measure
 from mlperf_rn50.bench.exchange import bench_exchange
-from mlperf_rn50.bench.measure import Session, Shown, parse_list, parse_numbers
+from mlperf_rn50.bench.measure import BenchSession, Shown, parse_list, parse_numbers
 from mlperf_rn50.bench.operators import bench_operators
 from mlperf_rn50.bench.pipeline import CACHES, bench_pipeline
 from mlperf_rn50.bench.steps import Case, bench_steps, make_cases
 from mlperf_rn50.config import Config, choices_of
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system.launched import launched_size
+from mlperf_rn50.system.launcher_env import launched_size
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.system.topology import leave_openmp_to_engine
-from mlperf_rn50.train.comm import Comm, open_comm, sharing_of
-from mlperf_rn50.train.device import device_id_of
-from mlperf_rn50.train.run_folder import RunFolder, new_run
-from mlperf_rn50.train.start import from_rank_0, open_telemetry
-from mlperf_rn50.train.watch import Position
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder, new_run
+from mlperf_rn50.train.comm.device import device_id_of
+from mlperf_rn50.train.comm.horovod import Comm, open_comm
+from mlperf_rn50.train.comm.sharing import sharing_of
+from mlperf_rn50.train.session import from_rank_0
+from mlperf_rn50.train.start import open_telemetry
+from mlperf_rn50.train.watchdog.position import Position
 
 
 def run_bench(config: Config, options: Any, position: Position) -> str:
@@ -27,7 +29,7 @@ def run_bench(config: Config, options: Any, position: Position) -> str:
     telemetry = _open_telemetry(config, comm)
     try:
         telemetry.run_start(0.0)
-        session = Session(config, comm, device_id_of(config, comm), position, options.warmup_steps, options.steps)
+        session = BenchSession(config, comm, device_id_of(config, comm), position, options.warmup_steps, options.steps)
         shown = _measure(session, options, counts)
     finally:
         telemetry.close()
@@ -47,7 +49,7 @@ def _open_telemetry(config: Config, comm: Comm) -> Telemetry:
     return open_telemetry(config, comm, RunFolder(Path(config.run.dir), index))
 
 
-def _measure(session: Session, options: Any, counts: list[int]) -> list[Shown]:
+def _measure(session: BenchSession, options: Any, counts: list[int]) -> list[Shown]:
     config, num_ranks = session.config, session.comm.world_size
     leave_openmp_to_engine()
     sizes = parse_numbers('--batch-sizes', options.batch_sizes or str(config.train.local_batch_size or 32))

@@ -11,14 +11,15 @@ from typing import Any
 
 import mxnet as mx
 
-from mlperf_rn50.bench.measure import Session, Shown, measure_peak, peak_memory_bytes, reset_peak_memory, spread_of
-from mlperf_rn50.config import Config, DataConfig, check_values
-from mlperf_rn50.data.pipeline import Batch, train_batches
+from mlperf_rn50.bench.measure import BenchSession, Shown, measure_peak, peak_memory_bytes, reset_peak_memory, spread_of
+from mlperf_rn50.config import Config, check_values
+from mlperf_rn50.data.batches import Batch, train_batches
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape, image_size_of
 from mlperf_rn50.train.loop import STEPS_AHEAD
 from mlperf_rn50.train.plan import Plan, make_plan
-from mlperf_rn50.train.trainer import Pulse, Trainer
+from mlperf_rn50.train.trainer import PendingStep, Trainer
 
 PARTS = ('data', 'forward', 'backward', 'all_reduce', 'update')
 _NUM_SPLIT_STEPS = 5  # how many steps are taken apart, at most
@@ -58,10 +59,10 @@ def case_config(config: Config, case: Case) -> Config:
     return result
 
 
-def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: Session) -> list[float]:
+def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: BenchSession) -> list[float]:
     """Seconds of each step after the warm-up, taken as the training loop takes them: a few ahead of the device."""
     num_steps = session.num_warmup + session.num
-    pulses, stamps = deque[Pulse](), [time.perf_counter()]
+    pulses, stamps = deque[PendingStep](), [time.perf_counter()]
     for step in range(num_steps):
         pulses.append(trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step), False))
         while len(pulses) > (STEPS_AHEAD if step < num_steps - 1 else 0):
@@ -98,7 +99,7 @@ def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int
     return {part: b - a for part, a, b in zip(PARTS, stamps, stamps[1:])}
 
 
-def measure_case(session: Session, case: Case) -> dict[str, Any]:
+def measure_case(session: BenchSession, case: Case) -> dict[str, Any]:
     """One row, measured by the ranks of a case; the numbers are rank 0's, memory is the largest of all."""
     config, comm, device_id = session.config, session.comm, session.device_id
     plan = make_plan(config, comm.world_size)
@@ -123,7 +124,7 @@ def measure_case(session: Session, case: Case) -> dict[str, Any]:
         'share_of_peak': flops / seconds.median_s / peak, 'memory_mib': memory}
 
 
-def bench_steps(session: Session, cases: list[Case]) -> list[Shown]:
+def bench_steps(session: BenchSession, cases: list[Case]) -> list[Shown]:
     """Measures the cases one after another; ranks that a case does not need wait. Complete on rank 0."""
     comm = session.comm
     for case in cases:

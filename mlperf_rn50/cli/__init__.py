@@ -1,12 +1,11 @@
 """The command line: a module of this folder per command, and the only place that prints an error.
 
 A command is a module whose docstring opens with its one line of help, and which has make_parser() and
-run(argv) -> exit code. Modules whose name begins with _ are what several commands share.
+run(argv) -> exit code. parsers, ranks, terminal and weights are shared by several commands.
 """
 import importlib
 import io
 import os
-import pkgutil
 import signal
 import sys
 import time
@@ -17,15 +16,17 @@ from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn, TextIO
 
-from mlperf_rn50.cli._colour import has_colour, paint
-from mlperf_rn50.cli._parsers import Parser
+from mlperf_rn50.cli.terminal import has_colour, paint
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, RankLost, RunFailed, UserError, nearest
 from mlperf_rn50.files import DISK_FAULTS
-from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name, say
+from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.parser import Parser
+from mlperf_rn50.system.launcher_env import launched_rank, launched_size, rank_name, say
 from mlperf_rn50.system.out_of_memory import explain_error
-from mlperf_rn50.train.stop import END_SIGNALS, catch, end_at_once
+from mlperf_rn50.train.watchdog.signals import END_SIGNALS, catch, end_at_once
 
+COMMANDS = ('bench', 'check', 'classify', 'completion', 'doctor', 'evaluate', 'export', 'package', 'predict', 'prepare',
+            'recipe', 'report', 'train', 'watch')
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
 _EPILOG = """examples:
   mlperf-rn50 prepare digits --out data/digits
@@ -51,11 +52,6 @@ EXTRAS = {
     '': {'horovod': 'Horovod'}}
 
 
-def command_names() -> list[str]:
-    """The commands: the modules of this folder."""
-    return [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith('_')]
-
-
 def _command(name: str) -> ModuleType:
     return importlib.import_module(f'{__name__}.{name}')
 
@@ -69,15 +65,15 @@ class _OwnParser(Parser):
     """The parser of what stands before the command; its help lists the commands, which are imported for that."""
 
     def __init__(self) -> None:
-        super().__init__('', _DESCRIPTION, _EPILOG)
-        self.prog, self.usage = 'mlperf-rn50', 'mlperf-rn50 [--version] [--debug] COMMAND [OPTIONS...]'
+        super().__init__('mlperf-rn50', _DESCRIPTION, _EPILOG,
+                         usage='mlperf-rn50 [--version] [--debug] COMMAND [OPTIONS...]')
         self.add_argument('--version', action='store_true',
                           help='version, packages and processor, to name in a report')
         self.add_argument('--debug', action='store_true', help='show the traceback of an error')
 
     def format_help(self) -> str:
         """Return the help with a line for each command."""
-        rows = ''.join(f'  {name:10} {_summary(name)}\n' for name in command_names())
+        rows = ''.join(f'  {name:10} {_summary(name)}\n' for name in COMMANDS)
         self.epilog = f'commands:\n{rows}\n{_EPILOG}'
         return super().format_help()
 
@@ -86,7 +82,7 @@ def whole_parser() -> ArgumentParser:
     """Every command with its options, to complete and to document them; none for one whose packages are missing."""
     parser = _OwnParser()
     commands = parser.add_subparsers(metavar='COMMAND', parser_class=ArgumentParser)
-    for name in command_names():
+    for name in COMMANDS:
         commands.add_parser(name, help=_summary(name))
         with suppress(ModuleNotFoundError):
             commands._name_parser_map[name] = _command(name).make_parser()
@@ -104,13 +100,12 @@ def _run(argv: Sequence[str]) -> int:
         from mlperf_rn50.system.environment import render_stack
         print(render_stack())
         return EXIT_OK
-    names = command_names()
     if place == len(argv):  # nothing was asked for: help, but not as an answer
         parser.print_help(sys.stderr)
         return EXIT_USAGE
-    if argv[place] not in names:
-        raise ConfigError(f'{argv[place]}: unknown command{nearest(argv[place], names)}; expected one of '
-                          f'{", ".join(names)}')
+    if argv[place] not in COMMANDS:
+        raise ConfigError(f'{argv[place]}: unknown command{nearest(argv[place], COMMANDS)}; expected one of '
+                          f'{", ".join(COMMANDS)}')
     try:
         return _command(argv[place]).run(argv[place + 1:])
     except ModuleNotFoundError as e:

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_rn50.cli._parsers import config_parser
+from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
     from mlperf_rn50.config import Config
-    from mlperf_rn50.train.watch import Position
+    from mlperf_rn50.train.watchdog.position import Position
 
 EPILOG = """examples:
   mlperf-rn50 bench train --models alexnet,resnet50 --batch-sizes 8,16 --steps 20
@@ -46,7 +46,7 @@ def make_parser() -> ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    from mlperf_rn50.cli._ranks import in_rank
+    from mlperf_rn50.cli.ranks import in_rank
     from mlperf_rn50.options import parse_options, resolve_config
     from mlperf_rn50.system.processor import check_precision, find_processor
     parser = make_parser()

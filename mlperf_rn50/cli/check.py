@@ -4,10 +4,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlperf_rn50.cli._colour import paint_statuses
-from mlperf_rn50.cli._parsers import Parser
+from mlperf_rn50.cli.parsers import command_parser
+from mlperf_rn50.cli.terminal import paint_statuses
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
-from mlperf_rn50.mlperf.rulesets import DIVISIONS, RULESETS, WRITTEN, parse_ruleset
+from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, WRITTEN, parse_ruleset
+from mlperf_rn50.parser import Parser
 
 EPILOG = """examples:
   mlperf-rn50 check logs/digits_cpu/result_0.txt
@@ -20,7 +21,7 @@ that cannot be read; among several such a log counts as one that fails"""
 
 
 def make_parser() -> Parser:
-    parser = Parser('check', __doc__, EPILOG)
+    parser = command_parser('check', __doc__, EPILOG)
     parser.add_argument('files', nargs='+', metavar='FILE', help='result_<k>.txt, or a folder with such in or below it')
     parser.add_argument('--ruleset', type=parse_ruleset, choices=RULESETS, metavar='RULESET',
                         help=f'{WRITTEN} (default: every round whose lines the log holds)')
@@ -31,7 +32,7 @@ def make_parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
-    from mlperf_rn50.mlperf import check
+    from mlperf_rn50.mllog.check import check
     rulesets = (options.ruleset,) if options.ruleset else None
     paths = check.find_logs([Path(name) for name in options.files])
     logs = []

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_rn50.cli._parsers import Parser
-from mlperf_rn50.cli._weights import add_weights_options, load_kept
+from mlperf_rn50.cli.parsers import command_parser
+from mlperf_rn50.cli.weights import add_weights_options, load_kept
 from mlperf_rn50.errors import EXIT_OK, EXIT_USAGE, DataError
+from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
     import mxnet as mx
@@ -37,7 +38,7 @@ class Guess:
 
 
 def make_parser() -> Parser:
-    parser = Parser('classify', __doc__, EPILOG)
+    parser = command_parser('classify', __doc__, EPILOG)
     add_weights_options(parser)
     parser.add_argument('images', metavar='IMAGE', nargs='+', help='any format that Pillow reads')
     parser.add_argument('--format', choices=['table', 'json'], default='table', help='how to print the answers')
@@ -48,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     import mxnet  # noqa: F401 (is it there? Before the weights are looked for)
 
-    from mlperf_rn50.mlperf.events import printable
+    from mlperf_rn50.mllog.events import printable
     kept = load_kept(options.path, options.which)
     config, net = kept.portable_network()
     answers: dict[str, list[Guess] | DataError] = {}
@@ -83,7 +84,7 @@ def render_table(answers: dict[str, list[Guess] | DataError]) -> str:
     """The answers for a person: a row per file, the likeliest class first."""
     from tabulate import tabulate
 
-    from mlperf_rn50.mlperf.events import printable
+    from mlperf_rn50.mllog.events import printable
     rows = [[printable(name), *(f'{printable(g.name)} {100 * g.probability:.1f} %' for g in found)]
             for name, found in answers.items() if not isinstance(found, DataError)]
     titles = ['file', 'likeliest', *(f'{i}.' for i in range(2, _NUM_SHOWN + 1))]

@@ -2,8 +2,9 @@
 from argparse import SUPPRESS, ArgumentParser, _SubParsersAction
 from collections.abc import Sequence
 
-from mlperf_rn50.cli._parsers import Parser
+from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.errors import EXIT_OK
+from mlperf_rn50.parser import Parser
 
 EPILOG = """examples:
   mlperf-rn50 completion bash > ~/.local/share/bash-completion/completions/mlperf-rn50
@@ -19,7 +20,7 @@ _KEYS = {'KEY', 'KEYS'}
 
 
 def make_parser() -> Parser:
-    parser = Parser('completion', __doc__, EPILOG)
+    parser = command_parser('completion', __doc__, EPILOG)
     parser.add_argument('shell', choices=['bash', 'zsh', 'fish'], help='whose script')
     return parser
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from mlperf_rn50.cli._colour import paint_statuses
-from mlperf_rn50.cli._parsers import config_parser
+from mlperf_rn50.cli.parsers import config_parser
+from mlperf_rn50.cli.terminal import paint_statuses
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, RunFailed
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
     from mlperf_rn50.config import Config
-    from mlperf_rn50.train.watch import Position
+    from mlperf_rn50.train.watchdog.position import Position
 
 EPILOG = """examples:
   mlperf-rn50 doctor
@@ -24,7 +24,7 @@ EPILOG = """examples:
 
 
 def make_parser() -> ArgumentParser:
-    from mlperf_rn50.cli._ranks import add_resume_options
+    from mlperf_rn50.cli.ranks import add_resume_options
     parser = config_parser('doctor', __doc__, EPILOG)
     add_resume_options(parser)
     parser.add_argument('--format', choices=['table', 'json'], default='table', help='how to print the checks')
@@ -33,7 +33,7 @@ def make_parser() -> ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    from mlperf_rn50.cli._ranks import in_rank, load_config
+    from mlperf_rn50.cli.ranks import in_rank, load_config
     from mlperf_rn50.options import parse_options
     parser = make_parser()
     options = parse_options(parser, argv)
@@ -46,11 +46,12 @@ def run(argv: Sequence[str]) -> int:
 
 def _examine(config: Config, has_config: bool, output_format: str, is_quiet: bool, position: Position) -> int:
     """One rank's part of the doctor."""
-    from mlperf_rn50.system import doctor
-    from mlperf_rn50.system.launched import rank_name
+    from mlperf_rn50.doctor.checks import has_failed, render_checks
+    from mlperf_rn50.system.launcher_env import rank_name
     try:
-        from mlperf_rn50.train.comm import open_comm, sharing_of
-        from mlperf_rn50.train.examine import examine
+        from mlperf_rn50.doctor.facts import examine
+        from mlperf_rn50.train.comm.horovod import open_comm
+        from mlperf_rn50.train.comm.sharing import sharing_of
         comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
     except ModuleNotFoundError:  # what to install is said for every command alike
         raise
@@ -60,10 +61,10 @@ def _examine(config: Config, has_config: bool, output_format: str, is_quiet: boo
     rows, checks = examine(config, has_config, comm)
     if comm.rank == 0:
         if output_format == 'json':
-            print(json.dumps({'passed': not doctor.has_failed(checks), 'checks': [asdict(c) for c in checks],
+            print(json.dumps({'passed': not has_failed(checks), 'checks': [asdict(c) for c in checks],
                               'ranks': rows}, indent=1), flush=True)
         else:
             out = sys.stderr if is_quiet else sys.stdout
-            print(paint_statuses(doctor.render_checks(checks, is_quiet), out), file=out, flush=True)
+            print(paint_statuses(render_checks(checks, is_quiet), out), file=out, flush=True)
     comm.barrier()
-    return EXIT_FAILED if doctor.has_failed(checks) else EXIT_OK
+    return EXIT_FAILED if has_failed(checks) else EXIT_OK

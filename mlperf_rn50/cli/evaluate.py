@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from mlperf_rn50.cli._parsers import config_parser
-from mlperf_rn50.cli._weights import Kept, load_kept
-from mlperf_rn50.config import IMAGENET, Config, to_tree
+from mlperf_rn50.cli.parsers import config_parser
+from mlperf_rn50.cli.weights import SavedWeights, load_kept
+from mlperf_rn50.config import Config, to_tree
+from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, RunFailed, option_error
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
-    from mlperf_rn50.model.weights import Description
+    from mlperf_rn50.model.weights import WeightsDescription
     from mlperf_rn50.train.evaluate import Accuracy, Confusion
-    from mlperf_rn50.train.watch import Position
+    from mlperf_rn50.train.watchdog.position import Position
 
 EPILOG = """examples:
   mlperf-rn50 evaluate logs/digits_cpu
@@ -39,7 +40,7 @@ def make_parser() -> ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    from mlperf_rn50.cli._ranks import in_rank
+    from mlperf_rn50.cli.ranks import in_rank
     from mlperf_rn50.options import parse_options
     from mlperf_rn50.system.processor import check_precision, find_processor
     parser = make_parser()
@@ -56,16 +57,17 @@ def run(argv: Sequence[str]) -> int:
     return in_rank(lambda position: _evaluate(config, kept, options, position), config)
 
 
-def _evaluate(config: Config, kept: Kept, options: Namespace, position: Position) -> int:
+def _evaluate(config: Config, kept: SavedWeights, options: Namespace, position: Position) -> int:
     """One rank's part of the evaluation."""
-    from mlperf_rn50.data.pipeline import device_context, eval_batches
+    from mlperf_rn50.data.batches import device_context, eval_batches
     from mlperf_rn50.data.records import class_names
     from mlperf_rn50.data.shards import Shard
     from mlperf_rn50.model.folded import eval_network
     from mlperf_rn50.model.zoo import restore_model
     from mlperf_rn50.system.topology import leave_openmp_to_engine
-    from mlperf_rn50.train.comm import open_comm, sharing_of
-    from mlperf_rn50.train.device import device_id_of
+    from mlperf_rn50.train.comm.device import device_id_of
+    from mlperf_rn50.train.comm.horovod import open_comm
+    from mlperf_rn50.train.comm.sharing import sharing_of
     from mlperf_rn50.train.evaluate import ConfusionMatrix, evaluate
     position.now('start-up')
     comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
@@ -93,7 +95,7 @@ def _evaluate(config: Config, kept: Kept, options: Namespace, position: Position
     return EXIT_OK if logged in (None, accuracy.top1) else EXIT_FAILED
 
 
-def _is_as_trained(config: Config, description: Description) -> bool:
+def _is_as_trained(config: Config, description: WeightsDescription) -> bool:
     """Whether the run's own evaluation was of the same images in the same arithmetic."""
     if config.data.synthetic:  # other images for another number of ranks
         return False
@@ -102,11 +104,11 @@ def _is_as_trained(config: Config, description: Description) -> bool:
     return all(tree[s][k] == getattr(description, s)[k] for s, names in keys.items() for k in names)
 
 
-def _logged_top1(kept: Kept) -> float | None:
+def _logged_top1(kept: SavedWeights) -> float | None:
     """Top-1 in the log of the run that left the weights; without one, what they say themselves."""
-    from mlperf_rn50.mlperf.reader import read_run
+    from mlperf_rn50.mllog.read.reader import read_run
     from mlperf_rn50.model.weights import run_index
-    from mlperf_rn50.train.run_folder import RunFolder
+    from mlperf_rn50.train.checkpoint.run_folder import RunFolder
     folder = kept.path.absolute().parent
     log = RunFolder(folder.parent, run_index(folder)).result
     if folder.name.startswith('weights') and log.is_file():
@@ -116,12 +118,12 @@ def _logged_top1(kept: Kept) -> float | None:
     return kept.description.top1
 
 
-def render_table(config: Config, kept: Kept, accuracy: Accuracy, logged: float | None,
+def render_table(config: Config, kept: SavedWeights, accuracy: Accuracy, logged: float | None,
                  confusions: list[Confusion]) -> str:
     """The result for a person."""
     from tabulate import tabulate
 
-    from mlperf_rn50.mlperf.events import printable
+    from mlperf_rn50.mllog.events import printable
     from mlperf_rn50.train.evaluate import data_name
     name = printable(data_name(config.data))
     known = 'not compared: the run had no evaluation of them, or it was of other images or in another precision'
@@ -140,7 +142,7 @@ def render_table(config: Config, kept: Kept, accuracy: Accuracy, logged: float |
     return '\n'.join(lines)
 
 
-def render_json(config: Config, kept: Kept, accuracy: Accuracy, logged: float | None,
+def render_json(config: Config, kept: SavedWeights, accuracy: Accuracy, logged: float | None,
                 confusions: list[Confusion]) -> str:
     """The result for a program."""
     return json.dumps({

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_rn50.cli._parsers import Parser
-from mlperf_rn50.cli._weights import add_weights_options, load_kept
+from mlperf_rn50.cli.parsers import command_parser
+from mlperf_rn50.cli.weights import add_weights_options, load_kept
 from mlperf_rn50.errors import EXIT_OK, DataError
+from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
     import mxnet as mx
 
     from mlperf_rn50.config import Config
-    from mlperf_rn50.model.weights import Description
+    from mlperf_rn50.model.weights import WeightsDescription
 
 EPILOG = """examples:
   mlperf-rn50 export logs/digits_cpu --format onnx --out exported
@@ -25,7 +26,7 @@ _NUM_IMAGES = 64
 
 
 def make_parser() -> Parser:
-    parser = Parser('export', __doc__, EPILOG)
+    parser = command_parser('export', __doc__, EPILOG)
     add_weights_options(parser)
     parser.add_argument('--format', choices=['onnx', 'gluon'], required=True,
                         help='onnx, or gluon: what mxnet.gluon.SymbolBlock.imports loads')
@@ -42,7 +43,7 @@ def run(argv: Sequence[str]) -> int:
         import onnxruntime  # noqa: F401
     import mxnet  # noqa: F401
 
-    from mlperf_rn50.mlperf.events import printable
+    from mlperf_rn50.mllog.events import printable
     from mlperf_rn50.model.export import export
     from mlperf_rn50.train.evaluate import data_name
     kept = load_kept(options.path, options.which)
@@ -59,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _images(config: Config) -> mx.nd.NDArray:
     """The first images of the validation set."""
-    from mlperf_rn50.data.pipeline import eval_batches
+    from mlperf_rn50.data.batches import eval_batches
     from mlperf_rn50.data.shards import Shard
     size = min(_NUM_IMAGES, config.data.num_val)
     try:
@@ -70,7 +71,7 @@ def _images(config: Config) -> mx.nd.NDArray:
     return batch.images
 
 
-def _facts(description: Description, config: Config) -> dict:
+def _facts(description: WeightsDescription, config: Config) -> dict:
     """What a user of the network has to know."""
     data, side = config.data, config.data.image_size
     return {'model': config.model.name, 'input': {

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_rn50.cli._parsers import Parser
+from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, UserError
-from mlperf_rn50.mlperf.rulesets import PACKAGED, parse_round
+from mlperf_rn50.mllog.rulesets import PACKAGED, parse_round
+from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
-    from mlperf_rn50.mlperf.package import Package
+    from mlperf_rn50.mllog.package.package import Package
 
 EPILOG = """examples:
   mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission
@@ -26,7 +27,7 @@ _OPEN = 'NOT yet to be handed in'
 
 
 def make_parser() -> Parser:
-    parser = Parser('package', __doc__, EPILOG)
+    parser = command_parser('package', __doc__, EPILOG)
     parser.add_argument('runs', nargs='*', metavar='RUNS', help='folder of result_<k>.txt, or the five logs')
     parser.add_argument('--org', help='who submits')
     parser.add_argument('--system', help='name of the system')
@@ -44,7 +45,7 @@ def make_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     _check_options(options)
-    from mlperf_rn50.mlperf import package
+    from mlperf_rn50.mllog.package import package
     made, heading, minutes = _check(options) if options.check else _build(options)
     if options.format == 'json':
         print(json.dumps(package.package_as_json(made, minutes), indent=1))
@@ -66,8 +67,8 @@ def _check_options(options: Namespace) -> None:
 
 def _build(options: Namespace) -> tuple[Package, str, float | None]:
     """The package, the first line of what is said of it, and the score that report gives."""
-    from mlperf_rn50.mlperf import package
-    from mlperf_rn50.study.systems import load_systems
+    from mlperf_rn50.analysis.sets.load import load_systems
+    from mlperf_rn50.mllog.package import package
     systems = load_systems([Path(p) for p in options.runs])
     if len(systems) != 1:
         raise UserError(f'RUNS: got {len(systems)} sets ({", ".join(s.name for s in systems)}), expected one')
@@ -82,8 +83,8 @@ def _build(options: Namespace) -> tuple[Package, str, float | None]:
 
 def _check(options: Namespace) -> tuple[Package, str, float | None]:
     """The same for a finished tree."""
-    from mlperf_rn50.mlperf.package import check_finished
-    from mlperf_rn50.study.systems import load_systems
+    from mlperf_rn50.analysis.sets.load import load_systems
+    from mlperf_rn50.mllog.package.package import check_finished
     results = options.check / 'results'
     if not results.is_dir():
         raise UserError(f'--check: {options.check} has no folder results; expected the tree of an organisation, such '

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from mlperf_rn50.cli._colour import has_colour, paint
-from mlperf_rn50.cli._parsers import Parser, add_price_option, count, fraction
+from mlperf_rn50.cli.parsers import add_price_option, command_parser, count, fraction
+from mlperf_rn50.cli.terminal import has_colour, paint
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, option_error
+from mlperf_rn50.parser import Parser
 
 EPILOG = """examples:
   mlperf-rn50 predict v0.7/NVIDIA/dgxa100_ngc20.06_mxnet --layouts '1x8 2x8 8x8 96x8'
@@ -38,7 +39,7 @@ def rate(text: str) -> float:
 
 
 def make_parser() -> Parser:
-    parser = Parser('predict', __doc__, EPILOG)
+    parser = command_parser('predict', __doc__, EPILOG)
     parser.add_argument('sources', nargs='*', metavar='SOURCE',
                         help='what was measured: a folder, a file, or round/organisation/system')
     parser.add_argument('--layouts', nargs='+', metavar='NxM', help='nodes x accelerators (or ranks) on each')
@@ -83,15 +84,16 @@ def run(argv: Sequence[str]) -> int:
 
 def _predict(options: Namespace) -> int:
     """Predict what is asked for, write and print it; fail where all layouts are refused."""
-    from mlperf_rn50.study.predict_answer import Asked, make_answer
-    from mlperf_rn50.study.predict_sources import load_source
-    from mlperf_rn50.study.predict_tables import render_json, render_tables
+    from mlperf_rn50.analysis.predict.answer import PredictionRequest, make_answer
+    from mlperf_rn50.analysis.predict.source import load_source
+    from mlperf_rn50.analysis.predict.tables import render_json, render_tables
     splits = _splits(options.layouts)
     source = load_source(options.sources, options.system, splits[0][1], options.local_batch_size, options.link_gbit_s)
-    answer = make_answer(Asked(tuple(splits), options.global_batch_size, options.local_batch_size, options.strong,
-                               options.optimizer, options.target, options.price_per_node_hour), source)
+    answer = make_answer(PredictionRequest(
+        tuple(splits), options.global_batch_size, options.local_batch_size, options.strong, options.optimizer,
+        options.target, options.price_per_node_hour), source)
     if options.out:
-        from mlperf_rn50.study.predict_plot import dump_prediction
+        from mlperf_rn50.analysis.predict.plot import dump_prediction
         print(f'mlperf-rn50: wrote {dump_prediction(answer, Path(options.out))}', file=sys.stderr)
     if options.format == 'json':
         print(render_json(answer))
@@ -107,7 +109,7 @@ def _splits(words: Sequence[str]) -> list[tuple[int, int]]:
     Raises:
         ConfigError: a word is something else, comes twice, or is too large.
     """
-    from mlperf_rn50.study.layouts import parse_layouts
+    from mlperf_rn50.analysis.recipe.sweep_layouts import parse_layouts
     each = [word for text in words for word in text.split()]
     if len(each) > _MAX_LAYOUTS:
         raise ConfigError(f'--layouts: got {len(each):,}, expected at most {_MAX_LAYOUTS:,}')
@@ -125,8 +127,8 @@ def _validate(options: Namespace, parser: Parser) -> int:
               '--format json': options.format == 'json'}
     if asked := [name for name, value in beside.items() if value]:
         raise option_error(f'--validate: got {", ".join(asked)} beside it, expected a TREE or nothing', parser)
-    from mlperf_rn50.study.predict_validation import render_validation, validate_published, validate_systems
-    from mlperf_rn50.study.systems import load_systems
+    from mlperf_rn50.analysis.predict.validation import render_validation, validate_published, validate_systems
+    from mlperf_rn50.analysis.sets.load import load_systems
     validation = (validate_published() if options.validate is _PACKAGED else
                   validate_systems(load_systems([Path(options.validate)])))
     print(render_validation(validation, options.format == 'markdown'))

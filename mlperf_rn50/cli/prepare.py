@@ -2,7 +2,8 @@
 from argparse import Namespace
 from collections.abc import Sequence
 
-from mlperf_rn50.cli._parsers import Parser
+from mlperf_rn50.cli.parsers import command_parser
+from mlperf_rn50.parser import Parser
 
 EPILOG = """examples:
   mlperf-rn50 prepare digits --out data/digits
@@ -15,7 +16,7 @@ _USAGE = '''mlperf-rn50 prepare {digits,cifar10,imagenet,folder} --out DIR [opti
 
 
 def make_parser() -> Parser:
-    parser = Parser('prepare', __doc__, EPILOG)
+    parser = command_parser('prepare', __doc__, EPILOG)
     parser.usage = _USAGE
     parser.add_argument('dataset', nargs='?', choices=['digits', 'cifar10', 'imagenet', 'folder'],
                         help='kind of the source')
@@ -54,5 +55,5 @@ def parse_options(argv: Sequence[str]) -> Namespace:
 
 def run(argv: Sequence[str]) -> int:
     options = parse_options(argv)
-    from mlperf_rn50.data.prepare import prepare
+    from mlperf_rn50.data.prepare.command import prepare
     return prepare(options)

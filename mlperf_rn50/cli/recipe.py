@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_rn50.cli._parsers import Parser, config_parser, count, fraction
+from mlperf_rn50.cli.parsers import command_parser, config_parser, count, fraction
 from mlperf_rn50.errors import EXIT_OK, ConfigError
+from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
-    from mlperf_rn50.study.recipes import Choice
+    from mlperf_rn50.analysis.recipe.choose import Choice
 
 EPILOG = """examples:
   mlperf-rn50 recipe --global-batch-size 1664
@@ -30,7 +31,7 @@ _MAX_BATCH = 1_281_167
 
 
 def make_parser() -> Parser:
-    parser = Parser('recipe', __doc__, EPILOG)
+    parser = command_parser('recipe', __doc__, EPILOG)
     parser.add_argument('--global-batch-size', type=count(_MAX_BATCH), metavar='N',
                         help='images per optimizer step over all ranks (default: of the --compare configuration)')
     parser.add_argument('--optimizer', choices=['sgd', 'lars'], help='only recipes of this optimizer (default: both)')
@@ -58,8 +59,8 @@ def run(argv: Sequence[str]) -> int:
             raise ConfigError(f'--{name}: got an empty text, expected a file')
     if options.out and os.path.lexists(options.out):
         raise ConfigError(f'--out: {options.out} is there already, expected a new file; move it or name another')
-    from mlperf_rn50.study.recipe_tables import find_recipes, recipes_object, render_recipes
-    from mlperf_rn50.study.recipes import check_shares
+    from mlperf_rn50.analysis.recipe.choose import check_shares
+    from mlperf_rn50.analysis.recipe.tables import find_recipes, recipes_object, render_recipes
     if options.compare:
         found = find_recipes(*_compared(options))
     elif options.global_batch_size is None:
@@ -75,8 +76,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _compared(options: Namespace) -> tuple:
     """Return the arguments of find_recipes for a configuration: its batch, what is asked for, itself, its ranks."""
+    from mlperf_rn50.analysis.recipe.differences import global_batch_size
     from mlperf_rn50.options import resolve_config
-    from mlperf_rn50.study.recipe_differences import global_batch_size
     from mlperf_rn50.train.plan import config_world_size
     config = resolve_config(Path(options.compare), [], config_parser('train', None, ''))
     num_ranks = options.nodes * options.ranks_per_node if options.nodes else config_world_size(config)
@@ -93,8 +94,9 @@ def _compared(options: Namespace) -> tuple:
 
 def _write(choice: 'Choice', options: Namespace, argv: Sequence[str]) -> None:
     """Write the configuration of a recipe."""
+    from mlperf_rn50.analysis.recipe.choose import make_config
+    from mlperf_rn50.analysis.recipe.tables import comments_of, render_config
     from mlperf_rn50.files import write_atomically
-    from mlperf_rn50.study.recipes import comments_of, make_config, render_config
     config = make_config(choice, options.nodes, options.ranks_per_node)
     comments = comments_of(choice, shlex.join(['mlperf-rn50', 'recipe', *argv]), options.nodes, options.ranks_per_node)
     try:

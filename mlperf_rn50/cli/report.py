@@ -3,9 +3,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlperf_rn50.cli._colour import has_colour, paint, paint_status
-from mlperf_rn50.cli._parsers import Parser, add_price_option
+from mlperf_rn50.cli.parsers import add_price_option, command_parser
+from mlperf_rn50.cli.terminal import has_colour, paint, paint_status
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from mlperf_rn50.parser import Parser
 
 EPILOG = """examples:
   mlperf-rn50 report logs/digits_sweep
@@ -22,7 +23,7 @@ asked for"""
 
 
 def make_parser() -> Parser:
-    parser = Parser('report', __doc__, EPILOG)
+    parser = command_parser('report', __doc__, EPILOG)
     parser.add_argument('paths', nargs='+', metavar='PATH',
                         help='log, or folder with result_<k>.txt in it or below it; a folder of logs is one system')
     parser.add_argument('--format', choices=['table', 'markdown', 'csv', 'json', 'html'], default='table',
@@ -41,22 +42,22 @@ def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     if options.rows and options.format != 'csv':
         raise ConfigError(f'--rows: got --format {options.format}, expected --format csv')
-    from mlperf_rn50.study.report_data import render_csv, render_evaluations_csv, render_json
-    from mlperf_rn50.study.report_text import render_markdown, render_table, terminal_style
-    from mlperf_rn50.study.scaling import make_studies
-    from mlperf_rn50.study.systems import load_systems
+    from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
+    from mlperf_rn50.analysis.report.text import render_markdown, render_table, terminal_style
+    from mlperf_rn50.analysis.sets.load import load_systems
+    from mlperf_rn50.analysis.sets.scaling import make_studies
     systems = load_systems([Path(p) for p in options.paths])
     is_whole = not any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in systems)
     code = EXIT_OK if is_whole else EXIT_FAILED
     studies = make_studies(systems, options.baseline, options.price_per_node_hour)
     if options.out:
-        from mlperf_rn50.study.report_page import dump_report
+        from mlperf_rn50.analysis.report.page import dump_report
         print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out))}', file=sys.stderr)
         if options.format == 'html':
             return code
     if options.format == 'html':
-        from mlperf_rn50.study.report_page import render_html
-        from mlperf_rn50.study.report_plots import draw_study
+        from mlperf_rn50.analysis.report.page import render_html
+        from mlperf_rn50.analysis.report.plots import draw_study
         print(render_html(studies, [draw_study(s) for s in studies], Path.cwd()))
     elif options.format == 'table' and has_colour(sys.stdout):
         print(render_table(studies, terminal_style(lambda text: paint(text, 'bold'), paint_status)))

@@ -9,14 +9,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlperf_rn50.cli._colour import has_colour
-from mlperf_rn50.cli._parsers import Parser, add_price_option
+from mlperf_rn50.cli.parsers import add_price_option, command_parser
+from mlperf_rn50.cli.terminal import has_colour
 from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
+from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mlperf_rn50.study.live import Follower, LiveRun
+    from mlperf_rn50.analysis.watch.follower import Follower
+    from mlperf_rn50.analysis.watch.run_state import LiveRun
 
 EPILOG = """examples:
   mlperf-rn50 watch logs/digits_cpu
@@ -35,7 +37,7 @@ _PIPE_COLUMNS = 100
 
 
 def make_parser() -> Parser:
-    parser = Parser('watch', __doc__, EPILOG)
+    parser = command_parser('watch', __doc__, EPILOG)
     parser.add_argument('paths', nargs='+', metavar='RUN_FOLDER', help='run folder, or result_<k>.txt in one')
     parser.add_argument('--every', type=float, default=5.0, metavar='SECONDS',
                         help='time between two looks (default: 5)')
@@ -54,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
     if not _LEAST_S <= options.every <= 86400:
         raise ConfigError(f'--every: got {options.every:g}, expected {_LEAST_S:g} to 86400 seconds')
     price = options.price_per_node_hour
-    from mlperf_rn50.study.live import Follower
+    from mlperf_rn50.analysis.watch.follower import Follower
     followers = [Follower(Path(p)) for p in options.paths]
     pages = _Pages(followers, options.every, price) if options.html else None
     if options.once:
@@ -84,7 +86,7 @@ class _Pages:
 
     def write(self, runs: Sequence[LiveRun]) -> None:
         """Write each page whose run is not as it was; raise UserError where one cannot be written."""
-        from mlperf_rn50.study.watch_page import dump_page
+        from mlperf_rn50.analysis.watch.page import dump_page
         for k, (run, folder) in enumerate(zip(runs, self._folders)):
             if run == self._last[k]:
                 continue
@@ -99,8 +101,8 @@ class _Pages:
 
     def clear(self) -> None:
         """Removes what a page that was being written has left."""
+        from mlperf_rn50.analysis.watch.page import NAME
         from mlperf_rn50.files import temporary_of
-        from mlperf_rn50.study.watch_page import NAME
         for folder in self._folders:
             temporary_of(folder / NAME).unlink(missing_ok=True)
 
@@ -127,10 +129,10 @@ def _console() -> Console:
 def _say(runs: Sequence[LiveRun], price: float | None, form: str) -> None:
     """Prints the runs as they are."""
     if form == 'json':
-        from mlperf_rn50.study.live import to_json
+        from mlperf_rn50.analysis.watch.run_state import to_json
         print(json.dumps({'runs': [to_json(r, price) for r in runs]}, indent=2, allow_nan=False))
         return
-    from mlperf_rn50.study.watch_terminal import render
+    from mlperf_rn50.analysis.watch.terminal import render
     console = _console()
     with console.capture() as captured:
         console.print(render(runs, console, price))
@@ -141,7 +143,7 @@ def _show(looks: Iterator[list[LiveRun]], every_s: float, price: float | None) -
     """Keeps a terminal's screen as the runs are; leaves their last state on it when all are over."""
     from rich.live import Live
 
-    from mlperf_rn50.study.watch_terminal import render
+    from mlperf_rn50.analysis.watch.terminal import render
     console, runs = _console(), []
     with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         for runs in looks:
@@ -156,7 +158,7 @@ def _show(looks: Iterator[list[LiveRun]], every_s: float, price: float | None) -
 
 def _log(looks: Iterator[list[LiveRun]], every_s: float) -> None:
     """Prints a line for each run that has come to something, or after a while got further."""
-    from mlperf_rn50.study.watch_facts import line_of
+    from mlperf_rn50.analysis.watch.facts import line_of
     said: dict[int, tuple[object, object, float]] = {}
     for runs in looks:
         now = time.monotonic()

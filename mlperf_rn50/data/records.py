@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from mlperf_rn50.config import DataConfig
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import parse_json, read_text, regular_file
 

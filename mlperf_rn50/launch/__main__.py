@@ -18,14 +18,14 @@ from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE,
 from mlperf_rn50.files import writing_folder
 from mlperf_rn50.launch import sweep
 from mlperf_rn50.launch.attempts import MAX_STUCK, newest_run, stuck_attempts, stuck_text
-from mlperf_rn50.launch.engine import Signals, as_child, processes_of, run_engine
 from mlperf_rn50.launch.engines import ENGINES, Engine, environment, nodes_of_slurm_job, plain_output, program_of_ranks
 from mlperf_rn50.launch.hosts import common_slots, silent_hosts
 from mlperf_rn50.launch.options import AlreadySaid, Options, count, make_parser, parse_options, say, usage_of, values_of
-from mlperf_rn50.launch.supervisor import Layout, Supervisor, World
+from mlperf_rn50.launch.process import Signals, as_child, processes_of, run_engine
+from mlperf_rn50.launch.supervisor import RunPlace, Supervisor, World
 from mlperf_rn50.locks import FileLock
-from mlperf_rn50.system.gpu_environment import device_of_words
-from mlperf_rn50.system.limits import SHARED_MEMORY, no_room, tmp_dir
+from mlperf_rn50.system.gpu_env import device_of_words
+from mlperf_rn50.system.mpi_session import SHARED_MEMORY, no_room, tmp_dir
 
 # What Open MPI and DALI need for their own files before anything else, on this machine.
 _MIN_FREE_BYTES = 16 << 20
@@ -49,7 +49,7 @@ class Launcher:
         """Print a line for the user."""
         say(self.script, text)
 
-    def settle_layout(self) -> tuple[Layout, float, str]:
+    def settle_layout(self) -> tuple[RunPlace, float, str]:
         """The layout of the run, by options, then configuration, which must agree; its start limit and device."""
         o, run_dir, nodes, ranks, start_limit_s, device = self.options, self.options.run_dir or '', '', '', '0', 'cpu'
         if o.config:
@@ -72,9 +72,9 @@ class Launcher:
         ranks_per_node = o.ranks_per_node or common_slots(o.hosts[:num_nodes]) or int(ranks or 0) or 1
         if not names:  # all on this machine
             names = ['localhost'] * num_nodes
-        return Layout(Path(run_dir), tuple(names[:num_nodes]), ranks_per_node), float(start_limit_s), device
+        return RunPlace(Path(run_dir), tuple(names[:num_nodes]), ranks_per_node), float(start_limit_s), device
 
-    def start(self, start_limit_s: float, device: str, layout: Layout, job: str, words: Sequence[str],
+    def start(self, start_limit_s: float, device: str, layout: RunPlace, job: str, words: Sequence[str],
               has_begun: Callable[[], bool]) -> int:
         """Starts a command of the program on all ranks, and ends it where it has not begun in time; its exit code."""
         limit_s = start_limit_s + _GRACE_S if start_limit_s else 0.0
@@ -87,7 +87,7 @@ class Launcher:
         return self.start_ranks(layout, job, [*program_of_ranks(self.here, self.script.stem, self.options), *words],
                                 device, limit_s, is_overdue)
 
-    def start_ranks(self, layout: Layout, job: str, command: Sequence[str], device: str, limit_s: float = 0.0,
+    def start_ranks(self, layout: RunPlace, job: str, command: Sequence[str], device: str, limit_s: float = 0.0,
                     is_overdue: Callable[[], bool] = lambda: True) -> int:
         """Starts a program on all ranks; its exit code. See run_engine for the limit."""
         # Outside launch/slurm.sbatch, mpirun would start ranks on the nodes of the Slurm job that it is in.
@@ -105,7 +105,7 @@ class Launcher:
         return code
 
     @contextmanager
-    def _guards(self, layout: Layout, job: str) -> Iterator[Sequence[subprocess.Popen]]:
+    def _guards(self, layout: RunPlace, job: str) -> Iterator[Sequence[subprocess.Popen]]:
         """A guard per host ends the ranks there when this launcher is gone, and tells it when the host is."""
         guard = str(self.here / 'launch/guard.sh')
         hosts = layout.hosts if self.options.hosts or not self.engine.hands_on_stop else ()
@@ -138,7 +138,7 @@ class Launcher:
             code = Supervisor(world, self.options, layout, bool(self.options.hosts), batch_job, token).run_all()
         if self.options.ranks_per_device > 1:
             calm = Launcher(self.here, self.script, self.engine, self.options, Signals())
-            calm.start_ranks(Layout(layout.run_dir, layout.hosts, 1), f'{token}-m',
+            calm.start_ranks(RunPlace(layout.run_dir, layout.hosts, 1), f'{token}-m',
                              [str(self.here / 'launch/mps.sh'), 'stop'], device)
         return requeue(code, layout.run_dir, self.say) if self.engine.in_slurm else code
 
@@ -222,7 +222,8 @@ def run_ranks(here: Path, script: Path, argv: Sequence[str], signals: Signals) -
     per_device = os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE') or '1'
     options = parse_options(make_parser(script, False, None), ['--ranks-per-device', per_device])
     launcher = Launcher(here, script, ENGINES['local'], options, signals)
-    return launcher.start_ranks(Layout(Path(), ('localhost',), count(argv[0])), f'{os.getpid()}-{secrets.token_hex(4)}',
+    place = RunPlace(Path(), ('localhost',), count(argv[0]))
+    return launcher.start_ranks(place, f'{os.getpid()}-{secrets.token_hex(4)}',
                                 [str(here / 'launch/bind.sh'), *argv[1:]], device)
 
 

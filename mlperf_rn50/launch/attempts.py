@@ -12,9 +12,9 @@ from typing import Literal
 
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
 from mlperf_rn50.jsonl import read_lines
-from mlperf_rn50.train.checkpoint import newest_step
-from mlperf_rn50.train.failures import append_line
-from mlperf_rn50.train.run_folder import RunFolder, run_numbers
+from mlperf_rn50.train.checkpoint.checkpoint import newest_step
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
+from mlperf_rn50.train.watchdog.host_failures import append_line
 
 # Attempts in a row that leave no newer checkpoint, after which nothing is started any more.
 MAX_STUCK = 3
@@ -25,7 +25,7 @@ _ENDS = {'converged': EXIT_OK, 'aborted': EXIT_FAILED, 'failed': EXIT_FAILED, 'i
 
 
 @dataclass(frozen=True)
-class Mark:
+class RunProgress:
     """How far a run folder is before an attempt: newest run, its lines of metrics.jsonl, newest checkpoint; or -1."""
 
     newest: int
@@ -51,7 +51,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class NextStep:
     """What follows an attempt: the end with an exit code, or another attempt after a pause."""
 
     what: Literal['end', 'again']
@@ -95,13 +95,15 @@ def end_of(lines: Sequence[Line]) -> str | None:
     return last.status if last.event == 'end' and last.status in _ENDS else None
 
 
-def mark(folder: Path) -> Mark:
+def mark(folder: Path) -> RunProgress:
     """How far a run folder is now."""
     run = newest_run(folder)
-    return Mark(run.index, len(read_metrics(run)), newest_step(run.checkpoints)) if run else Mark(-1, 0, -1)
+    if run is None:
+        return RunProgress(-1, 0, -1)
+    return RunProgress(run.index, len(read_metrics(run)), newest_step(run.checkpoints))
 
 
-def look(folder: Path, before: Mark, exit_code: int, is_resumed: bool) -> Attempt:
+def look(folder: Path, before: RunProgress, exit_code: int, is_resumed: bool) -> Attempt:
     """Return what an attempt added; is_resumed if it continued the newest run, and did not begin one."""
     run = newest_run(folder)
     if run is None or not is_resumed and run.index == before.newest:
@@ -113,19 +115,19 @@ def look(folder: Path, before: Mark, exit_code: int, is_resumed: bool) -> Attemp
     return Attempt(run.index, exit_code, end_of(lines), step > began, step >= 0)
 
 
-def judge(attempt: Attempt, is_asked: bool, restarts_left: int, num_stuck: int) -> Verdict:
+def judge(attempt: Attempt, is_asked: bool, restarts_left: int, num_stuck: int) -> NextStep:
     """Return what follows an attempt; num_stuck counts attempts in a row, this one included, that gained nothing."""
     if attempt.end is not None:
-        return Verdict('end', _ENDS[attempt.end])
+        return NextStep('end', _ENDS[attempt.end])
     if is_asked:
-        return Verdict('end', EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED)
+        return NextStep('end', EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED)
     if attempt.exit_code == EXIT_USAGE:
-        return Verdict('end', EXIT_USAGE)
+        return NextStep('end', EXIT_USAGE)
     if restarts_left < 1:
-        return Verdict('end', EXIT_FAILED)
+        return NextStep('end', EXIT_FAILED)
     if num_stuck >= MAX_STUCK:
-        return Verdict('end', EXIT_FAILED, reason=stuck_text(num_stuck))
-    return Verdict('again', pause_s=pause_s(num_stuck))
+        return NextStep('end', EXIT_FAILED, reason=stuck_text(num_stuck))
+    return NextStep('again', pause_s=pause_s(num_stuck))
 
 
 def stuck_text(num_stuck: int) -> str:

@@ -12,7 +12,7 @@ from typing import TextIO
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.hosts import parse_host
 from mlperf_rn50.launch.options import Options
-from mlperf_rn50.system.gpu_environment import DEVICE_VARIABLE
+from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE
 
 _IN_IMAGE = ('/opt/mlperf_rn50/launch/bind.sh', '/opt/mlperf_rn50/.venv/bin/mlperf-rn50')
 
@@ -88,7 +88,7 @@ def environment(options: Options, env: Mapping[str, str], job: str, device: str)
     """The environment of the engine, which hands on the variables of launch/engines/variables.sh.
 
     Args:
-        device: train.device, for which launch/bind.sh sets what is missing (system/gpu_environment.py).
+        device: train.device, for which launch/bind.sh sets what is missing (system/gpu_env.py).
     """
     result = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1',  # fewer page faults on batches and gradients
               **env, 'MLPERF_RN50_RANKS_PER_DEVICE': str(options.ranks_per_device), 'MLPERF_RN50_JOB': job,

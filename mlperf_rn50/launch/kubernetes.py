@@ -18,7 +18,7 @@ import yaml
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
-from mlperf_rn50.launch.options import Parser, count, number, say
+from mlperf_rn50.launch.options import count, number, say, script_parser
 from mlperf_rn50.options import add_config_options, resolve_config
 
 PROGRAM = 'launch/kubernetes.sh'
@@ -122,7 +122,7 @@ def _user(text: str) -> User:
 
 def make_parser() -> argparse.ArgumentParser:
     """The options that are not of the training itself."""
-    parser = Parser(CHECKOUT / PROGRAM)
+    parser = script_parser(CHECKOUT / PROGRAM)
     parser.epilog = EPILOG
     add = parser.add_argument
     size = _matching(r'(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]i', 'a size such as 64Gi')

@@ -4,18 +4,18 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import NoReturn
 
-from mlperf_rn50.errors import ConfigError, option_error
-from mlperf_rn50.launch.engine import as_child
+from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.hosts import Host, load_hostfile, parse_hosts
-from mlperf_rn50.mlperf.events import printable
+from mlperf_rn50.launch.process import as_child
+from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.parser import Parser
 
 # Options of train that only print something: no rank is started for them.
 _PRINTING = ('--dry-run', '--print')
@@ -85,20 +85,9 @@ def usage_of(script: Path) -> str:
     return '\n'.join(line[1:].removeprefix(' ') for line in comment)
 
 
-class Parser(ArgumentParser):
-    """The parser of a launch script, whose help begins with the comment at the script's top."""
-
-    def __init__(self, script: Path):
-        super().__init__(f'launch/{script.name}', allow_abbrev=False, usage='', description=usage_of(script),
-                         formatter_class=RawDescriptionHelpFormatter)
-
-    def format_help(self) -> str:
-        """The comment of the script, then the options."""
-        return super().format_help().partition('\n\n')[2]
-
-    def error(self, message: str) -> NoReturn:
-        """Raise ConfigError for a mistake."""
-        raise option_error(message.removeprefix('argument '), self)
+def script_parser(script: Path) -> Parser:
+    """Return the parser of a launch script, whose help begins with the comment at the script's top."""
+    return Parser(f'launch/{script.name}', usage_of(script), usage=SUPPRESS)
 
 
 def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Parser:
@@ -107,7 +96,7 @@ def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Pars
     Args:
         image_option: None if ranks run in no container.
     """
-    parser = Parser(script)
+    parser = script_parser(script)
     own = parser.add_argument_group('options of every launcher')
     add = own.add_argument
     add('--config', metavar='FILE', help='the configuration of the run')

@@ -12,7 +12,7 @@ from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_U
 from mlperf_rn50.launch.attempts import (
     OVER,
     Attempt,
-    Mark,
+    RunProgress,
     end_of,
     judge,
     look,
@@ -23,11 +23,11 @@ from mlperf_rn50.launch.attempts import (
     read_metrics,
     stuck_attempts,
 )
-from mlperf_rn50.launch.engine import Signals
 from mlperf_rn50.launch.options import Options
-from mlperf_rn50.train.checkpoint import newest_step
-from mlperf_rn50.train.failures import Failure, note_failure, read_failures
-from mlperf_rn50.train.run_folder import RunFolder, run_numbers
+from mlperf_rn50.launch.process import Signals
+from mlperf_rn50.train.checkpoint.checkpoint import newest_step
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
+from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure, read_failures
 
 # Failures of a host, in attempts in a row that gained nothing, after which --elastic leaves it out.
 MAX_FAILURES = 2
@@ -37,7 +37,7 @@ _ASK_AGAIN_S = 2.0
 
 
 @dataclass(frozen=True)
-class Layout:
+class RunPlace:
     """Where a run goes, and how its ranks are laid out; hosts is localhost, once per node, without ssh."""
 
     run_dir: Path
@@ -60,7 +60,7 @@ class World:
         silent: return those of some hosts that do not answer.
     """
 
-    start: Callable[[Layout, str, Sequence[str], Callable[[], bool]], int]
+    start: Callable[[RunPlace, str, Sequence[str], Callable[[], bool]], int]
     silent: Callable[[Sequence[str]], list[str]]
     say: Callable[[str], None]
     signals: Signals
@@ -77,11 +77,11 @@ class Supervisor:
 
     world: World
     options: Options
-    layout: Layout
+    layout: RunPlace
     has_ssh: bool
     batch_job: str
     token: str
-    _stuck: dict[str, Layout] = field(default_factory=dict)  # by job, since the last one that gained something
+    _stuck: dict[str, RunPlace] = field(default_factory=dict)  # by job, since the last one that gained something
     _num_jobs: int = 0
 
     def run_all(self) -> int:
@@ -146,7 +146,7 @@ class Supervisor:
                               'with --config')
         return ['--config', self.options.config, '--run.dir', str(self.layout.run_dir)]
 
-    def _has_begun(self, before: Mark) -> bool:
+    def _has_begun(self, before: RunProgress) -> bool:
         """Whether the ranks of an attempt have written something: from then on they watch themselves."""
         return mark(self.layout.run_dir) != before
 
@@ -222,7 +222,7 @@ class Supervisor:
 
     def _leave_out(self, hosts: Sequence[str]) -> None:
         left = tuple(h for h in self.layout.hosts if h not in hosts)
-        self.layout = Layout(self.layout.run_dir, left, self.layout.ranks_per_node)
+        self.layout = RunPlace(self.layout.run_dir, left, self.layout.ranks_per_node)
 
 
 def plan_runs(folder: Path, options: Options) -> list[bool]:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from mlperf_rn50.analysis.recipe.sweep_layouts import SweepLayout, parse_layouts, parse_lr_table, plan_layouts
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_RESUMABLE, ConfigError
 from mlperf_rn50.launch.attempts import end_of, read_metrics
-from mlperf_rn50.launch.engine import Signals, as_child, run_engine
-from mlperf_rn50.launch.options import Parser, count, join_values, say, values_of
-from mlperf_rn50.study.layouts import Layout, parse_layouts, parse_lr_table, plan_layouts
-from mlperf_rn50.train.run_folder import RunFolder, run_numbers
+from mlperf_rn50.launch.options import count, join_values, say, script_parser, values_of
+from mlperf_rn50.launch.process import Signals, as_child, run_engine
+from mlperf_rn50.parser import Parser
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
 
 _OF_LAYOUTS = ('--train.local_batch_size', '--train.global_batch_size', '--schedule.base_lr',
                '--schedule.warmup_epochs')
@@ -26,7 +27,7 @@ _OF_SWEEP = ('--run-dir', '--nodes', '--ranks-per-node', '--resume')
 
 def make_parser(script: Path) -> Parser:
     """The options of a sweep."""
-    parser = Parser(script)
+    parser = script_parser(script)
     add = parser.add_argument_group('options of the sweep').add_argument
     add('--study', metavar='NAME', default='', help='the folder in logs/')
     add('--layouts', metavar='LIST', default='', help="nodes x ranks per node, such as '1x4 2x4'")
@@ -63,7 +64,7 @@ def check_options(o: Namespace, rest: Sequence[str]) -> None:
         raise ConfigError(f'--engine: got {o.engine}, expected mpirun or horovodrun')
 
 
-def plan_sweep(o: Namespace, values: Sequence[str]) -> list[Layout]:
+def plan_sweep(o: Namespace, values: Sequence[str]) -> list[SweepLayout]:
     """Batch and learning rate of each layout; ConfigError where the layouts cannot be trained so.
 
     Args:
@@ -84,7 +85,7 @@ def num_complete(folder: Path) -> int:
                for number in run_numbers(folder))
 
 
-def command_of(here: Path, o: Namespace, layout: Layout, folder: Path) -> list[str]:
+def command_of(here: Path, o: Namespace, layout: SweepLayout, folder: Path) -> list[str]:
     """Starts a run of a layout; options of the user's follow."""
     if o.hosts or o.hostfile:
         words = [f'{here}/launch/{o.engine}.sh', '--nodes', str(layout.num_nodes), '--ranks-per-node',
@@ -99,7 +100,7 @@ def command_of(here: Path, o: Namespace, layout: Layout, folder: Path) -> list[s
             f'--schedule.warmup_epochs={layout.warmup_epochs:.10g}']
 
 
-def run_layout(o: Namespace, layout: Layout, folder: Path, command: Sequence[str], signals: Signals,
+def run_layout(o: Namespace, layout: SweepLayout, folder: Path, command: Sequence[str], signals: Signals,
                report: Callable[[str], None]) -> int:
     """Make the runs of a layout that are still missing; return the worst exit code."""
     missing, worst = o.seeds - num_complete(folder), 0

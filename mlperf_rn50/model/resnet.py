@@ -11,8 +11,9 @@ from typing import Any
 import mxnet as mx
 from mxnet.gluon import nn
 
-from mlperf_rn50.config import Config, ModelConfig
+from mlperf_rn50.config import Config
 from mlperf_rn50.model.fused import PLAIN, Fusion
+from mlperf_rn50.model.options import ModelConfig
 
 # depth: (units per stage, whether units are bottlenecks)
 STAGES: dict[int, tuple[tuple[int, ...], bool]] = {

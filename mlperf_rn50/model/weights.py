@@ -45,7 +45,7 @@ _FOLDER = re.compile(r'weights(?:_(\d+))?')
 
 
 @dataclass(frozen=True)
-class Description:
+class WeightsDescription:
     """What the arrays are, and where they come from.
 
     Args:
@@ -77,7 +77,7 @@ class Description:
 
 
 def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: int, epoch: int, seed: int, *,
-                     is_best: bool, is_last: bool, counts: tuple[int, int, int] | None = None) -> Description:
+                     is_best: bool, is_last: bool, counts: tuple[int, int, int] | None = None) -> WeightsDescription:
     """The description of a run's network.
 
     Args:
@@ -87,12 +87,12 @@ def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: in
     tree = to_tree(config)
     train = {**tree['train'], 'eval_batch_size': eval_batch_size}
     top1, top5, total = counts or (None, None, None)
-    return Description(__version__, tree['model'], {k: tree['data'][k] for k in DATA_KEYS},
+    return WeightsDescription(__version__, tree['model'], {k: tree['data'][k] for k in DATA_KEYS},
                        {k: train[k] for k in TRAIN_KEYS}, tuple(classes), epoch, seed, is_best, is_last,
                        top1 / total if top1 is not None and total else None, top1, top5, total)
 
 
-def save_weights(folder: Path, stem: str, description: Description, arrays: dict[str, np.ndarray]) -> Path:
+def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: dict[str, np.ndarray]) -> Path:
     """Writes <stem>.npz and <stem>.json, each whole or not at all; returns the path of the .npz.
 
     Raises:
@@ -146,7 +146,7 @@ def run_index(folder: Path) -> int:
     return int(found[1]) if found and found[1] else 0
 
 
-def load_weights(path: Path, which: str = BEST) -> tuple[Description, dict[str, np.ndarray]]:
+def load_weights(path: Path, which: str = BEST) -> tuple[WeightsDescription, dict[str, np.ndarray]]:
     """The weights that a path means (find_weights), float32 or float16 by parameter, and what they are.
 
     Raises:
@@ -179,14 +179,14 @@ def _damaged(path: Path, error: Exception) -> DataError:
     return DataError(f'{path}: not weights of this program ({reason}); expected what a run leaves in its weights/')
 
 
-def _describe(npz: Path) -> Description:
+def _describe(npz: Path) -> WeightsDescription:
     """The description beside an .npz; every field has its type, and every key is known."""
     path = npz.with_suffix('.json')
     try:
         content = parse_json(read_text(path, _MAX_BYTES))
         if not isinstance(content, dict) or content.get('format') != FORMAT:
             raise ValueError(f'expected format {FORMAT}')
-        found = msgspec.convert(content, Description)
+        found = msgspec.convert(content, WeightsDescription)
         needed = {'data': DATA_KEYS, 'train': TRAIN_KEYS, 'model': ('name', 'layout')}
         for section, keys in needed.items():
             if missing := [key for key in keys if key not in content[section]]:

@@ -24,7 +24,7 @@ def oom_kills(folder: Path) -> int | None:
 
 
 @dataclass(frozen=True)
-class Sample:
+class MemorySample:
     """Most bytes that were resident and mapped in a process, 0 where they are not known, and the number of
     out-of-memory kills in its cgroup; on the host where no cgroup counts them."""
 
@@ -33,13 +33,13 @@ class Sample:
     num_kills: int = 0
 
 
-def take_sample(pid: int, cgroup: Path | None, before: Sample = Sample()) -> Sample:
+def take_sample(pid: int, cgroup: Path | None, before: MemorySample = MemorySample()) -> MemorySample:
     """A sample of a process; what one that has ended no longer tells stays as it was."""
     sizes = _numbers(_PROC / str(pid) / 'status')
     num_kills = oom_kills(cgroup) if cgroup else None
     if num_kills is None:
         num_kills = _numbers(_PROC / 'vmstat').get('oom_kill', 0)
-    return Sample(sizes.get('VmHWM', before.peak), sizes.get('VmPeak', before.peak_address_space), num_kills)
+    return MemorySample(sizes.get('VmHWM', before.peak), sizes.get('VmPeak', before.peak_address_space), num_kills)
 
 
 def gigabytes(num_bytes: int) -> str:
@@ -47,7 +47,7 @@ def gigabytes(num_bytes: int) -> str:
     return f'{num_bytes / 1e9:.1f} GB'
 
 
-def explain_kill(before: Sample, after: Sample, limit: int | None, host_total: int, num_ranks: int) -> str:
+def explain_kill(before: MemorySample, after: MemorySample, limit: int | None, host_total: int, num_ranks: int) -> str:
     """Why a process that SIGKILL ended had no memory; '' if the kernel did not end it for that.
 
     before is a sample of the running process; limit, of its cgroup, and host_total are in bytes.
@@ -86,7 +86,7 @@ def soft_limit(kind: int) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def explain_death(number: int, before: Sample, after: Sample, num_ranks: int) -> str:
+def explain_death(number: int, before: MemorySample, after: MemorySample, num_ranks: int) -> str:
     """Why a process that a signal ended had no memory; nothing where memory was not the reason."""
     if number == signal.SIGKILL:
         host_total = _numbers(_PROC / 'meminfo').get('MemTotal', 0)

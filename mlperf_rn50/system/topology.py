@@ -15,10 +15,10 @@ from pathlib import Path
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.system.cgroup import Limits, find_limits, parse_cpu_list, read_small, render_cpu_list
-from mlperf_rn50.system.gpu_environment import missing_settings
+from mlperf_rn50.system.gpu_env import missing_settings
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
-from mlperf_rn50.system.launched import environment_number, launched_local, omp_threads, rank_name, say
-from mlperf_rn50.system.limits import check_session
+from mlperf_rn50.system.launcher_env import environment_number, launched_local, omp_threads, rank_name, say
+from mlperf_rn50.system.mpi_session import check_session
 
 SYS = Path('/sys')
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import mxnet as mx
 import numpy as np
 
-from mlperf_rn50.config import IMAGENET, DataConfig
-from mlperf_rn50.data.pipeline import Batch
+from mlperf_rn50.data.batches import Batch
+from mlperf_rn50.data.options import IMAGENET, DataConfig
 from mlperf_rn50.errors import RunFailed
-from mlperf_rn50.train.comm import Comm
+from mlperf_rn50.train.comm.horovod import Comm
 
 NO_CLASS = 'none: not a number'
 

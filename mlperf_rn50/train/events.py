@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.study.reference import Band, Reference, Standing
-from mlperf_rn50.train.changes import Change
+from mlperf_rn50.train.checkpoint.changes import Change
 from mlperf_rn50.train.plan import Plan
 
 
@@ -145,19 +144,18 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class ReferenceFound:
-    """What the evaluations of a run are compared with; reference: None where there is nothing."""
+    """The reference runs of a run, or that there are none: in a sentence, and as metrics.jsonl holds them."""
 
-    reference: Reference | None
-    bands: Sequence[Band]
-    reference_epochs: Sequence[int]
     text: str
+    record: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Compared:
-    """An evaluation beside the reference runs; its epochs are epochs trained. is_new: whether the alarm is."""
+    """An evaluation beside the reference runs: in a sentence, and as metrics.jsonl holds it; is_new: a new alarm."""
 
-    standing: Standing
+    text: str
+    record: Mapping[str, Any]
     is_new: bool
 
 

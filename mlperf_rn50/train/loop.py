@@ -13,15 +13,17 @@ import mxnet as mx
 
 from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, RankLost, RunFailed, StorageError
-from mlperf_rn50.train import checkpoint, events
-from mlperf_rn50.train.agreement import check_agreement, check_finite, find_stragglers
-from mlperf_rn50.train.comm import Comm
-from mlperf_rn50.train.evaluate import Accuracy, data_name, evaluate
-from mlperf_rn50.train.run_folder import RunFolder, check_is_there
-from mlperf_rn50.train.start import Run, Session, hold_run, open_session, open_sinks, start
-from mlperf_rn50.train.stop import catch
-from mlperf_rn50.train.trainer import Norms, Pulse
-from mlperf_rn50.train.watch import Position
+from mlperf_rn50.train import events
+from mlperf_rn50.train.checkpoint import checkpoint
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder, check_is_there
+from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.rank_checks import check_agreement, check_finite, find_stragglers
+from mlperf_rn50.train.evaluate import Accuracy, evaluate
+from mlperf_rn50.train.session import Session, TrainingRun, hold_run, open_session
+from mlperf_rn50.train.start import open_sinks, start
+from mlperf_rn50.train.trainer import Norms, PendingStep
+from mlperf_rn50.train.watchdog.position import Position
+from mlperf_rn50.train.watchdog.signals import catch
 
 # Steps the loop may be ahead of the device: enough to keep it busy, few enough to bound memory.
 STEPS_AHEAD = 2
@@ -83,7 +85,7 @@ def train_in(session: Session, warnings: Sequence[str] = ()) -> Outcome:
         sinks.close()
 
 
-def train_to_target(run: Run) -> Outcome:
+def train_to_target(run: TrainingRun) -> Outcome:
     """Trains and evaluates; a run that cannot go on leaves its best network, too."""
     try:
         return run_epochs(run)
@@ -98,7 +100,7 @@ def train_to_target(run: Run) -> Outcome:
         raise
 
 
-def run_epochs(run: Run) -> Outcome:
+def run_epochs(run: TrainingRun) -> Outcome:
     """Epoch after epoch, until the target is reached or the run ends otherwise."""
     plan, progress = run.plan, run.progress
     first_epoch = progress.step // plan.steps_per_epoch  # of the block: the epochs up to an evaluation
@@ -122,13 +124,13 @@ def run_epochs(run: Run) -> Outcome:
     return end(run, 'aborted', None)
 
 
-def train_epoch(run: Run, epoch: int, is_block_start: bool) -> bool:
+def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
     """The steps of an epoch; True if the run was asked to stop in the middle of it (a checkpoint is taken)."""
     plan, progress, trainer = run.plan, run.progress, run.trainer
     last = (epoch + 1) * plan.steps_per_epoch
     run.sinks.see(events.EpochStarted(epoch, plan.steps_per_epoch, progress.step,
                                       plan.block_epochs(epoch) if is_block_start else None))
-    reports, under_way = Reports(run), deque[tuple[int, Pulse]]()
+    reports, under_way = Reports(run), deque[tuple[int, PendingStep]]()
     num_done = progress.step - epoch * plan.steps_per_epoch
     trainer.pace.start()
     for step in range(progress.step, last):
@@ -156,7 +158,7 @@ def train_epoch(run: Run, epoch: int, is_block_start: bool) -> bool:
     return False
 
 
-def tell_reads(run: Run, epoch: int) -> None:
+def tell_reads(run: TrainingRun, epoch: int) -> None:
     """Tells what each host has read for an epoch."""
     num_bytes, num_new_bytes = Counter[str](), Counter[str]()
     for host, (own, new) in zip(run.hosts, run.comm.gather_object(run.trainer.take_bytes())):
@@ -166,7 +168,7 @@ def tell_reads(run: Run, epoch: int) -> None:
         run.sinks.see(events.RecordsRead(epoch, num_bytes, num_new_bytes))
 
 
-def evaluate_epoch(run: Run, epoch: int, first_epoch: int) -> Accuracy:
+def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> Accuracy:
     """Evaluates after an epoch; all ranks are shown to be the same, and the slow ones named."""
     run.sinks.see(events.EvalStarted(epoch))
     trainer, num_val = run.trainer, run.plan.config.data.num_val
@@ -187,12 +189,12 @@ def evaluate_epoch(run: Run, epoch: int, first_epoch: int) -> Accuracy:
     return result
 
 
-def is_to_end(run: Run) -> bool:
+def is_to_end(run: TrainingRun) -> bool:
     """Whether the run is behind its reference, as rank 0 knows, and is to end for it."""
     return run.plan.config.run.stop_when_behind and run.comm.sum([run.course.is_behind])[0] > 0
 
 
-def time_ranks(run: Run, epoch: int) -> None:
+def time_ranks(run: TrainingRun, epoch: int) -> None:
     """Tells what the steps since the last evaluation took each rank."""
     taken = [asdict(run.trainer.pace.take()), run.comm.rank]
     ranks = [{'rank': rank, 'host': run.hosts[rank].name, 'cores': run.hosts[rank].cores, **times}
@@ -200,20 +202,20 @@ def time_ranks(run: Run, epoch: int) -> None:
     run.sinks.see(events.RanksTimed(epoch, run.clock.now_s(), ranks, find_stragglers(ranks)))
 
 
-def is_step_checkpoint_due(run: Run) -> bool:
+def is_step_checkpoint_due(run: TrainingRun) -> bool:
     """Whether a checkpoint follows a step in the middle of an epoch."""
     period = run.plan.config.checkpoint.period_steps
     return bool(period) and run.progress.step % period == 0
 
 
-def is_checkpoint_due(run: Run) -> bool:
+def is_checkpoint_due(run: TrainingRun) -> bool:
     """Whether a checkpoint follows the end of an epoch."""
     period = run.plan.config.checkpoint.period_epochs
     epochs = run.progress.step // run.plan.steps_per_epoch
     return bool(period) and epochs % period == 0 or is_step_checkpoint_due(run)
 
 
-def save(run: Run) -> None:
+def save(run: TrainingRun) -> None:
     """Takes a checkpoint; training waits for a copy in memory only."""
     run.sinks.see(events.Saving())
     trainer, progress = run.trainer, run.progress
@@ -228,7 +230,7 @@ def save(run: Run) -> None:
     trainer.pace.start()
 
 
-def end(run: Run, status: str, epochs_to_converge: int | None) -> Outcome:
+def end(run: TrainingRun, status: str, epochs_to_converge: int | None) -> Outcome:
     """The end of the run: in the log, then what is kept of it is written, off the clock."""
     ended = events.Ended(status, epochs_to_converge, run.clock.now_s(), run.progress.best_top1,
                          run.progress.images_per_s)
@@ -239,7 +241,7 @@ def end(run: Run, status: str, epochs_to_converge: int | None) -> Outcome:
     return Outcome(ended, run.folder)
 
 
-def keep_networks(run: Run, status: str) -> None:
+def keep_networks(run: TrainingRun, status: str) -> None:
     """Writes the networks of a run that is over; one that can go on has written its best with its checkpoint."""
     if run.comm.rank == 0 and status != 'interrupted':
         check_is_there(run.folder)
@@ -249,7 +251,7 @@ def keep_networks(run: Run, status: str) -> None:
 class Reports:
     """What is told of the steps of an epoch, as they are done."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: TrainingRun):
         self._run, self._start = run, time.monotonic()
         self._losses: list[float] = []
         self._num_steps = 0
@@ -264,7 +266,7 @@ class Reports:
         """Whether the sizes of a step's gradients (counted from 1) are told."""
         return self._run.plan.config.run.tensorboard and self._is_due(step)
 
-    def read(self, step: int, pulse: Pulse) -> bool:
+    def read(self, step: int, pulse: PendingStep) -> bool:
         """Waits for a step and tells of it; whether any rank was asked to stop by then.
 
         Raises:
@@ -294,19 +296,3 @@ def _read_norms(norms: Norms) -> tuple[float, dict[str, float]]:
     """The norm of the gradient of the mean loss, and LARS's trust ratio by tensor."""
     ratios = {n: float(r) for names, values in norms.trust_ratios for n, r in zip(names, values.asnumpy())}
     return norms.rescale * math.sqrt(float(norms.squared.asnumpy().sum())), ratios
-
-
-def render_outcome(outcome: Outcome, config: Config) -> str:
-    """How a run ended, with its data set wherever an accuracy stands."""
-    end, run = outcome.end, outcome.run
-    status = {'converged': 'converged', 'aborted': 'aborted: the target was not reached',
-              'interrupted': f'interrupted; go on with: mlperf-rn50 train --resume {run.dir}'}[end.status]
-    of_data = f'on {data_name(config.data)}, target {100 * config.train.target_accuracy:.2f} %'
-    return '\n'.join([
-        f'status              {status}',
-        f'best Top-1          {100 * end.best_top1:.2f} % {of_data}',
-        f'epochs to converge  {end.epochs_to_converge or "none"}',
-        f'time to train       {end.time_s:.1f} s{"" if end.epochs_to_converge else " so far"}',
-        f'throughput          {end.images_per_s:.0f} images/s in training',
-        f'log                 {run.result}',
-        f'beside it           {", ".join(p.name for p in (run.config, run.metrics, run.env, run.train_log))}'])

@@ -12,7 +12,7 @@ from itertools import accumulate
 import mxnet as mx
 import numpy as np
 
-from mlperf_rn50.config import OptimizerConfig
+from mlperf_rn50.train.options import OptimizerConfig
 
 # Most arrays that one call of multi_all_finite takes; it does not look.
 _MOST_CHECKED = 200

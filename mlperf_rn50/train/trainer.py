@@ -10,16 +10,16 @@ from mxnet.gluon import HybridBlock
 
 from mlperf_rn50 import npz
 from mlperf_rn50.config import Config
-from mlperf_rn50.data.pipeline import Batch, device_context
+from mlperf_rn50.data.batches import Batch, device_context
 from mlperf_rn50.model.folded import FoldedResNet
 from mlperf_rn50.model.fused import fusion_text, runs_nvidias_kernels
 from mlperf_rn50.model.zoo import build_model
-from mlperf_rn50.train.comm import Comm
+from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.evaluate import correct_counts
-from mlperf_rn50.train.loss_scale import LossScale
 from mlperf_rn50.train.optimizer import Optimizer
-from mlperf_rn50.train.pace import Pace
 from mlperf_rn50.train.plan import Plan
+from mlperf_rn50.train.schedule import LossScale
+from mlperf_rn50.train.step_timer import Pace
 
 
 class SmoothedCrossEntropy(HybridBlock):
@@ -63,7 +63,7 @@ class Norms:
 
 
 @dataclass(frozen=True)
-class Pulse:
+class PendingStep:
     """What a step will have found once it is done; nothing waits for it.
 
     Args:
@@ -130,7 +130,7 @@ class Trainer:
         self._comm.broadcast(self._live_arrays())
 
     def step(self, batches: Iterator[Batch], step_in_epoch: int, lr: float, stop_requested: bool,
-             with_norms: bool = False) -> Pulse:
+             with_norms: bool = False) -> PendingStep:
         """One optimizer step, of one of its batches per pass, pushed to the device and not waited for."""
         loss = 0.0
         for _ in range(self._num_micro):
@@ -173,7 +173,7 @@ class Trainer:
         self.pace.stepped(computed, last.copy())
         return sums
 
-    def update(self, sums: mx.nd.NDArray, step_in_epoch: int, lr: float, with_norms: bool = False) -> Pulse:
+    def update(self, sums: mx.nd.NDArray, step_in_epoch: int, lr: float, with_norms: bool = False) -> PendingStep:
         """Applies the gradients, bucket after bucket as they come."""
         used, rescale = self.loss_scale.value, self._rescale(step_in_epoch)
         is_finite = self.optimizer.all_finite() if self._is_float16 else None
@@ -182,7 +182,7 @@ class Trainer:
         if self._num_micro > 1:
             for tensor in self.optimizer.tensors:
                 tensor.grad[:] = 0
-        return Pulse(sums, used, is_finite, norms)
+        return PendingStep(sums, used, is_finite, norms)
 
     def _loss_weights(self, num_valid: int) -> mx.nd.NDArray:
         """The weight of each image of a batch in this rank's loss, float32, (local batch,)."""
@@ -191,7 +191,7 @@ class Trainer:
     def _rescale(self, step_in_epoch: int) -> float:
         return self._plan.rescale(step_in_epoch) / self.loss_scale.value
 
-    def read(self, pulse: Pulse) -> tuple[float, bool]:
+    def read(self, pulse: PendingStep) -> tuple[float, bool]:
         """Waits for a step, and raises its MXNetError: its mean loss, and whether any rank was asked to stop."""
         loss, num_asked = (float(v) for v in pulse.sums.asnumpy())
         self.pace.check()

@@ -11,7 +11,7 @@ import pytest
 from cluster.conftest import mounted, run_metrics
 from cluster.hosts import words
 
-from mlperf_rn50.train.checkpoint import list_checkpoints, load
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
 
 BARE = ('--no-doctor',)
 PHASE = '(training|evaluation|writing a checkpoint)'

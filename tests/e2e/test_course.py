@@ -6,8 +6,8 @@ from e2e.training import arguments, metrics
 from helpers import call
 from lines import write_set
 
-from mlperf_rn50.study import recipe_differences
-from mlperf_rn50.train.checkpoint import list_checkpoints
+from mlperf_rn50.analysis.recipe import differences
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,7 @@ def reference(folder, *accuracies):
 
 
 def test_a_run_far_behind_ends_with_its_checkpoint_and_can_go_on(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe_differences, 'is_imagenet', lambda config: True)  # 1,281,167 images are not at hand
+    monkeypatch.setattr(differences, 'is_imagenet', lambda config: True)  # 1,281,167 images are not at hand
     known, run_dir = reference(tmp_path / 'known', 0.97, 0.98, 0.985, 0.99), tmp_path / 'run'
     done = call(*arguments(run_dir, tiny, '--run.reference', known, '--run.stop_when_behind', 'true',
                            '--checkpoint.period_epochs', '0'))

@@ -7,10 +7,10 @@ from helpers import call, run
 from mlperf_rn50.errors import CheckpointError
 from mlperf_rn50.model.weights import load_weights
 from mlperf_rn50.train import loop
-from mlperf_rn50.train.checkpoint import list_checkpoints, load
+from mlperf_rn50.train.checkpoint.best_weights import Saver
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
 from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.events import Ended
-from mlperf_rn50.train.saver import Saver
 from mlperf_rn50.train.sinks.metrics import Metrics
 
 pytestmark = pytest.mark.usefixtures('thin')

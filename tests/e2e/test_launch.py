@@ -8,7 +8,7 @@ from e2e.training import pack_tiny
 from helpers import ROOT, own_signals, run, write_files
 
 from mlperf_rn50.launch.__main__ import main
-from mlperf_rn50.mlperf.reader import read_run
+from mlperf_rn50.mllog.read.reader import read_run
 
 
 @pytest.mark.parametrize('arguments', [['2'], ['0', 'true'], []])

@@ -4,10 +4,10 @@ from helpers import ROOT, call
 from lines import write_set
 from made_systems import changed, refused
 
-from mlperf_rn50.study.report_page import render_html
-from mlperf_rn50.study.report_plots import draw_study
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.analysis.report.page import render_html
+from mlperf_rn50.analysis.report.plots import draw_study
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.scaling import make_studies
 
 pytestmark = pytest.mark.browser
 DESK = {'viewport': {'width': 1400, 'height': 900}}

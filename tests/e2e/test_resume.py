@@ -6,20 +6,12 @@ from contextlib import suppress
 import numpy as np
 import psutil
 import pytest
-from e2e.training import (
-    arguments,
-    assert_aborted,
-    assert_one_line,
-    metrics,
-    start,
-    thin_ranks,
-    wait_for_checkpoint,
-)
+from e2e.training import arguments, assert_aborted, assert_one_line, metrics, start, thin_ranks, wait_for_checkpoint
 from helpers import call, run
 
 from mlperf_rn50.files import LineFile
-from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.train.checkpoint import list_checkpoints, load
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
 
 
 def assert_same_end(run_dir, whole_dir, step=20):

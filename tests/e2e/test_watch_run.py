@@ -17,8 +17,8 @@ from helpers import CLI, ROOT
 from lines import run_lines, write_lines
 from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live
 
-from mlperf_rn50.study.live import Follower
-from mlperf_rn50.study.watch_page import dump_page, render_page
+from mlperf_rn50.analysis.watch.follower import Follower
+from mlperf_rn50.analysis.watch.page import dump_page, render_page
 
 DESK = {'viewport': {'width': 1400, 'height': 900}}
 PHONE = {'viewport': {'width': 400, 'height': 860}, 'has_touch': True, 'is_mobile': True}

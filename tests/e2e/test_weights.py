@@ -11,13 +11,13 @@ from e2e.training import NUM_VAL, metrics, thin_ranks
 from helpers import call, run
 from PIL import Image
 
-from mlperf_rn50.cli._parsers import config_parser
-from mlperf_rn50.cli._weights import load_kept
 from mlperf_rn50.cli.evaluate import _logged_top1
+from mlperf_rn50.cli.parsers import config_parser
+from mlperf_rn50.cli.weights import load_kept
+from mlperf_rn50.data.batches import eval_batches
 from mlperf_rn50.data.pictures import encode_picture, transform_picture
-from mlperf_rn50.data.pipeline import eval_batches
-from mlperf_rn50.data.prepare import pack
-from mlperf_rn50.data.samples import Dataset, digits
+from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.prepare.samples import Dataset, digits
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.model import resnet
 from mlperf_rn50.model.weights import describe_weights, load_weights, portable, save_weights

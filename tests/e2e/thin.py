@@ -6,9 +6,10 @@ import sys
 import time
 from itertools import islice
 
-from mlperf_rn50.cli import _ranks, main
-from mlperf_rn50.system.launched import launched_rank
-from mlperf_rn50.train import watch
+from mlperf_rn50.cli import main
+from mlperf_rn50.cli import ranks as _ranks
+from mlperf_rn50.system.launcher_env import launched_rank
+from mlperf_rn50.train.watchdog import watcher
 
 CHANNELS = (16, 32, 64, 128)
 STUCK = '--stuck'
@@ -33,5 +34,5 @@ def in_rank(program, *args, real=_ranks.in_rank, **keys):
 if __name__ == '__main__':
     _ranks.in_rank = in_rank
     if STUCK in sys.argv:
-        watch._HEAR_OTHERS_S += 600 * launched_rank()  # rank 0 speaks first, however far rank 1 is ahead of it
+        watcher._HEAR_OTHERS_S += 600 * launched_rank()  # rank 0 speaks first, however far rank 1 is ahead of it
     sys.exit(main([word for word in sys.argv[1:] if word != STUCK]))

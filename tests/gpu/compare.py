@@ -10,10 +10,13 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from mlperf_rn50.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
-from mlperf_rn50.data.pipeline import Batch, device_context
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.batches import Batch, device_context
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import depth_of, units
-from mlperf_rn50.train.comm import LocalComm
+from mlperf_rn50.train.comm.horovod import LocalComm
+from mlperf_rn50.train.options import OptimizerConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer
 

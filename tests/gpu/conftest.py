@@ -31,7 +31,7 @@ def computable(request):
 @pytest.fixture(scope='session')
 def context(device_id):
     """The MXNet context of the same."""
-    from mlperf_rn50.data.pipeline import device_context
+    from mlperf_rn50.data.batches import device_context
     return device_context(device_id)
 
 

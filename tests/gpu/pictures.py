@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mlperf_rn50.config import Config, DataConfig
-from mlperf_rn50.data.prepare import pack
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.prepare.samples import Dataset, Sample
 from mlperf_rn50.data.records import load_manifest
-from mlperf_rn50.data.samples import Dataset, Sample
 
 NUM_CLASSES = 10
 SIZES = ((500, 375), (375, 500), (640, 427), (333, 500))  # width and height, as ImageNet has them

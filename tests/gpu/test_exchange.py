@@ -13,10 +13,12 @@ from gpu.conftest import IS_DRY
 from helpers import ROOT, run, under_ranks
 from parallel.workers import collectives
 
-from mlperf_rn50.config import Config, RunConfig, TrainConfig
-from mlperf_rn50.data.pipeline import device_context
-from mlperf_rn50.train.comm import Comm, open_comm, sharing_of
-from mlperf_rn50.train.device import device_id_of
+from mlperf_rn50.config import Config, RunConfig
+from mlperf_rn50.data.batches import device_context
+from mlperf_rn50.train.comm.device import device_id_of
+from mlperf_rn50.train.comm.horovod import Comm, open_comm
+from mlperf_rn50.train.comm.sharing import sharing_of
+from mlperf_rn50.train.options import TrainConfig
 
 # The gradients of a step in one exchange: of many sizes, 100 MB in all in float32.
 SHAPES = [(64,), (1000,), (2048, 1000), (512, 512, 3, 3), *[(256, 1024)] * 20, *[(2048, 512)] * 15]

@@ -4,8 +4,8 @@ from gpu.compare import LAYER_TOLERANCE, compare_block
 from gpu.conftest import IS_DRY
 from mxnet.gluon import nn
 
-from mlperf_rn50.config import ModelConfig
 from mlperf_rn50.model.fused import PLAIN, Fusion, NormAddRelu, NormRelu, has_norm_add_relu, has_norm_relu
+from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResidualUnit, _Layers, units
 from mlperf_rn50.train.trainer import SmoothedCrossEntropy
 

@@ -10,9 +10,10 @@ from gpu.conftest import IS_DRY
 from gpu.pictures import pictures_config
 from numbered import make_config, with_data
 
-from mlperf_rn50.config import ModelConfig, TrainConfig
-from mlperf_rn50.data.pipeline import eval_batches, train_batches
+from mlperf_rn50.data.batches import eval_batches, train_batches
 from mlperf_rn50.data.shards import Shard
+from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.train.options import TrainConfig
 
 BATCH = 8
 # Mean absolute difference in levels of 0 to 255, of a batch and of its worst image. Decoded on the CPU only the filter

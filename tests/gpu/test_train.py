@@ -10,11 +10,11 @@ from e2e.training import command, metrics, pack_tiny, start, wait_for_checkpoint
 from gpu.conftest import IS_DRY, only_on_a_gpu
 from helpers import CLI, ROOT, run
 
-from mlperf_rn50.mlperf.reader import read_run
+from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.system.cgroup import render_cpu_list
 from mlperf_rn50.system.gpus import find_visible_gpus
 from mlperf_rn50.system.topology import SYS, choose_binding, find_topology
-from mlperf_rn50.train.checkpoint import list_checkpoints, load
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
 
 TARGET = 0.749
 

@@ -14,12 +14,15 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 
-from mlperf_rn50.config import CommConfig, Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-from mlperf_rn50.data.pipeline import train_batches
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.batches import train_batches
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.model import resnet
-from mlperf_rn50.train.agreement import check_agreement
-from mlperf_rn50.train.comm import open_comm
+from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.train.comm.horovod import open_comm
+from mlperf_rn50.train.comm.rank_checks import check_agreement
+from mlperf_rn50.train.options import CommConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer
 

@@ -14,8 +14,8 @@ from lines import mllog, run_lines, v05, v06
 from mlperf_compliance import mlperf_log, tags
 from mlperf_logging.mllog.mllog import MLLogger
 
-from mlperf_rn50.mlperf import events, keys
-from mlperf_rn50.mlperf.events import Event, decode_events, encode_v06
+from mlperf_rn50.mllog import events, keys
+from mlperf_rn50.mllog.events import LogEvent, decode_events, encode_v06
 
 NAMES = st.text(string.ascii_letters + string.digits + '_', min_size=1)
 # Within a value, a marker would start another line: the official parsers cannot read that either.
@@ -65,7 +65,7 @@ def test_official_mllog_lines_and_those_of_v06_are_read_back(key, value, metadat
     assert (event.key, event.value, event.time_s) == (key, value, time_ms / 1e3)
     assert {k: v for k, v in event.metadata.items() if k not in ('file', 'lineno')} == metadata
     assert event.line_format == 'MLLOG'
-    event = Event('MLL', key, time_ms / 1e3, value, metadata)
+    event = LogEvent('MLL', key, time_ms / 1e3, value, metadata)
     assert decode_line(prefix + encode_v06(event)) == event
 
 

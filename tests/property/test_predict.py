@@ -6,20 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_rn50.study.known import Recipe, load_published, make_recipe
-from mlperf_rn50.study.predict import (
-    NO_COSTS,
-    PUBLISHED_LINK,
-    Base,
-    Epochs,
-    Layout,
-    Link,
-    base_of,
-    costs_for,
-    predict_layout,
-)
-from mlperf_rn50.study.predict_answer import Asked, make_answer
-from mlperf_rn50.study.predict_sources import Source
+from mlperf_rn50.analysis.predict.answer import PredictionRequest, make_answer
+from mlperf_rn50.analysis.predict.model import base_of, costs_for, predict_layout
+from mlperf_rn50.analysis.predict.prediction import NO_COSTS, PUBLISHED_LINK, Base, Epochs, Layout, Link
+from mlperf_rn50.analysis.predict.source import Source
+from mlperf_rn50.analysis.sets.run_set import Recipe, load_published, make_recipe
 
 SECONDS = st.floats(1e-6, 1e6)
 LINKS = st.builds(Link, st.floats(1e-3, 1e6), st.integers(1, 10**12), st.booleans(), st.just('any'))
@@ -90,7 +81,8 @@ SPLITS = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 16)), min_size=1
 @given(st.sampled_from(PUBLISHED_BASES), SPLITS, st.none() | st.integers(1, 100_000), st.booleans())
 def test_any_layouts_of_a_published_system_have_an_answer(start, splits, batch, is_strong):
     known, base = start
-    answer = make_answer(Asked(tuple(splits), batch, is_strong=is_strong), Source(base, PUBLISHED_LINK, (known,)))
+    request = PredictionRequest(tuple(splits), batch, is_strong=is_strong)
+    answer = make_answer(request, Source(base, PUBLISHED_LINK, (known,)))
     assert all(row.refusal or row.step_s > 0 for row in answer.rows)
     for row in answer.timed:
         assert answer.fastest.minutes <= row.minutes and row.efficiency > 0

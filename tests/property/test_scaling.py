@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lines import write_set
 
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
-from mlperf_rn50.study.time_parts import parts_of
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.analysis.sets.time_parts import parts_of
 
 
 def runs(more_s):

@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_rn50.config import ScheduleConfig
+from mlperf_rn50.train.options import ScheduleConfig
 from mlperf_rn50.train.schedule import is_eval_epoch, learning_rate
 
 

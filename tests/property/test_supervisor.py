@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
 from mlperf_rn50.launch.attempts import MAX_STUCK
 from mlperf_rn50.launch.options import make_parser, parse_options
-from mlperf_rn50.launch.supervisor import Layout, Supervisor, World
-from mlperf_rn50.train.failures import Failure, note_failure
-from mlperf_rn50.train.run_folder import RunFolder
+from mlperf_rn50.launch.supervisor import RunPlace, Supervisor, World
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder
+from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure
 
 HOSTS = ('h1', 'h2', 'h3')
 OPTIONS = parse_options(make_parser(ROOT / 'launch/mpirun.sh', True, None), ['--config', 'c.yaml', '--no-doctor'])
@@ -79,7 +79,7 @@ class Fake:
 
     def supervisor(self, options):
         world = World(self.start, lambda hosts: [h for h in hosts if h in self.silent], self.said.append, self)
-        return Supervisor(world, options, Layout(self.folder, HOSTS, 1), True, 'batch', 'token')
+        return Supervisor(world, options, RunPlace(self.folder, HOSTS, 1), True, 'batch', 'token')
 
 
 def end_of(todo, hosts):

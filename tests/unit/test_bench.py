@@ -5,8 +5,10 @@ from mlperf_rn50.bench.exchange import bus_bandwidth, predict_s
 from mlperf_rn50.bench.measure import Shown, parse_list, parse_numbers, render_tables, spread_of
 from mlperf_rn50.bench.operators import Convolution, convolutions
 from mlperf_rn50.bench.steps import Case, case_config, make_cases, scaling_rows
-from mlperf_rn50.config import Config, DataConfig, ModelConfig
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet
 from mlperf_rn50.model.zoo import count_flops
 

@@ -6,7 +6,7 @@ from helpers import write_files
 
 from mlperf_rn50.system import out_of_memory as oom
 from mlperf_rn50.system.cgroup import Limits, find_limits, memory_cgroup
-from mlperf_rn50.system.out_of_memory import Sample, explain_abort, explain_error, explain_kill
+from mlperf_rn50.system.out_of_memory import MemorySample, explain_abort, explain_error, explain_kill
 
 GB = 10**9
 V2 = '30 23 0:27 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n'
@@ -101,7 +101,7 @@ def test_kills_are_counted_in_both_versions(tmp_path, name, text):
     assert oom.oom_kills(tmp_path) == 2 and oom.oom_kills(tmp_path / 'none') is None
 
 
-BEFORE, AFTER = Sample(int(1.5 * GB), 0, 1), Sample(int(1.5 * GB), 0, 2)
+BEFORE, AFTER = MemorySample(int(1.5 * GB), 0, 1), MemorySample(int(1.5 * GB), 0, 2)
 
 
 @pytest.mark.parametrize('after, limit, num_ranks, said', [
@@ -138,6 +138,6 @@ def test_a_sample_keeps_what_a_dead_process_no_longer_tells(tmp_path, monkeypatc
     status = 'Name:\tx\nVmPeak:\t 2000 kB\nVmHWM:\t 1000 kB\n'
     write_files(tmp_path, {'7/status': status, 'vmstat': 'pgfault 9\noom_kill 3\n'})
     sample = oom.take_sample(7, None)
-    assert sample == Sample(1024000, 2048000, 3)
+    assert sample == MemorySample(1024000, 2048000, 3)
     (tmp_path / '7/status').write_text('Name:\tx\nState:\tZ (zombie)\n')
     assert oom.take_sample(7, None, sample) == sample

@@ -13,10 +13,11 @@ from lines import mllog, run_lines, write_lines
 from mlperf_logging.compliance_checker import mlp_parser
 from sample_log import LARS, SGD, write_run
 
-from mlperf_rn50.config import DataConfig, ScheduleConfig
-from mlperf_rn50.mlperf import check
-from mlperf_rn50.mlperf.official import MAX_LINE, _parse, claimed_lines, find_danger, find_long_lines
-from mlperf_rn50.mlperf.rulesets import parse_round, parse_ruleset
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.mllog.check import check
+from mlperf_rn50.mllog.check.official import MAX_LINE, _parse, claimed_lines, find_danger, find_long_lines
+from mlperf_rn50.mllog.rulesets import parse_round, parse_ruleset
+from mlperf_rn50.train.options import ScheduleConfig
 
 LATER = check.RULESETS[2:]
 STEP = replace(SGD, schedule=ScheduleConfig(decay='step'))

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint, StorageError
-from mlperf_rn50.train import checkpoint, loop
-from mlperf_rn50.train.checkpoint import list_checkpoints, load, load_newest, save
-from mlperf_rn50.train.progress import Progress
-from mlperf_rn50.train.saver import Saver
+from mlperf_rn50.train import loop
+from mlperf_rn50.train.checkpoint import checkpoint
+from mlperf_rn50.train.checkpoint.best_weights import Saver
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load, load_newest, save
+from mlperf_rn50.train.checkpoint.progress import Progress
 
 ARRAYS = {'model/a': np.arange(6, dtype=np.float32).reshape(2, 3), 'optimizer/a': np.ones(3, np.float16)}
 
@@ -256,9 +257,9 @@ import sys
 from pathlib import Path
 from functools import partial
 import numpy as np
-from mlperf_rn50.train.checkpoint import save
-from mlperf_rn50.train.progress import Progress
-from mlperf_rn50.train.saver import Saver
+from mlperf_rn50.train.checkpoint.checkpoint import save
+from mlperf_rn50.train.checkpoint.progress import Progress
+from mlperf_rn50.train.checkpoint.best_weights import Saver
 saver, folder = Saver(), Path(sys.argv[1])
 for step in range(1, 10**6):
     progress = Progress(step, 1, 1, 0.5, 1.0, 8, 8, 100, 0, [0])
@@ -285,7 +286,7 @@ def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path):
 # --- in the background ---------------------------------------------------------------------------------
 
 def test_training_goes_on_meanwhile_and_a_second_one_waits():
-    gate, written, waits = threading.Event(), [], []
+    gate, written, waits = threading.LogEvent(), [], []
 
     def open_gate():  # said while the second one waits
         waits.append(1)

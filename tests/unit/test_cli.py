@@ -12,8 +12,8 @@ from helpers import CLI, ROOT, call, run, skip_for
 from lines import write_set
 
 from mlperf_rn50 import __version__
-from mlperf_rn50.cli import EXTRAS, command_names, explain_missing
-from mlperf_rn50.cli._colour import has_colour, paint, paint_status, paint_statuses
+from mlperf_rn50.cli import COMMANDS, EXTRAS, explain_missing
+from mlperf_rn50.cli.terminal import has_colour, paint, paint_status, paint_statuses
 
 # What pip calls them, where it is not what is imported.
 DISTRIBUTIONS = {'nvidia': 'nvidia-dali-cuda120', 'pil': 'pillow', 'pynvml': 'nvidia-ml-py', 'sklearn': 'scikit-learn'}
@@ -40,7 +40,7 @@ def test_the_help_has_a_line_of_every_command_and_is_what_nothing_asked_for_gets
     done = call('--help')
     assert call('help').stdout == done.stdout and call('help', 'check').stdout == call('check', '--help').stdout
     shown = re.findall(r'^  (\w+) .{20,}\.$', done.stdout, re.MULTILINE)
-    assert done.returncode == 0 and shown == command_names() and {'train', 'bench', 'report'} < set(shown)
+    assert done.returncode == 0 and shown == list(COMMANDS) and {'train', 'bench', 'report'} < set(shown)
     assert [name for name in shown if f'examples:\n  mlperf-rn50 {name}' not in call(name, '--help').stdout] == []
     mistaken = call()
     assert (mistaken.returncode, mistaken.stdout, mistaken.stderr) == (2, '', done.stdout)

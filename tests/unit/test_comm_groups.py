@@ -9,19 +9,19 @@ from types import SimpleNamespace
 import mxnet as mx
 import pytest
 
-from mlperf_rn50.config import Config, RunConfig, TrainConfig
+from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.train import comm as comm_module
-from mlperf_rn50.train.comm import (
-    HorovodComm,
+from mlperf_rn50.train.comm import horovod as comm_module
+from mlperf_rn50.train.comm.horovod import HorovodComm, open_comm
+from mlperf_rn50.train.comm.sharing import (
     check_places,
     decide_sharing,
     describe_exchange,
     find_sets,
     find_stages,
-    open_comm,
     sharing_of,
 )
+from mlperf_rn50.train.options import TrainConfig
 
 
 class Array:

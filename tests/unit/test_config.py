@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlperf_rn50.cli.train import make_parser
-from mlperf_rn50.config import SECTIONS, Config, TrainConfig, check_values, render_yaml, to_tree
+from mlperf_rn50.config import SECTIONS, Config, check_values, render_yaml, to_tree
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.options import load_yaml, resolve_config, resolve_tree
+from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
 
 CONFIGS = sorted((ROOT / 'launch/configs').glob('*.yaml'))

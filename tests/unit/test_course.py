@@ -6,14 +6,16 @@ from types import SimpleNamespace
 import pytest
 from lines import write_set
 
-from mlperf_rn50.config import Config, DataConfig, RunConfig, ScheduleConfig, TrainConfig, check_values
+from mlperf_rn50.analysis.recipe.band import band
+from mlperf_rn50.config import Config, RunConfig, check_values
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError, UserError
-from mlperf_rn50.mlperf.metrics import read_curve
+from mlperf_rn50.mllog.sidecar.metrics import read_curve
 from mlperf_rn50.options import _join_paths
-from mlperf_rn50.study.reference import band
 from mlperf_rn50.train import events
-from mlperf_rn50.train.course import Course, find_reference, open_course, tell_reference
+from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
+from mlperf_rn50.train.reference import Course, find_reference, open_course, reference_event
 from mlperf_rn50.train.sinks.metrics import Metrics
 from mlperf_rn50.train.sinks.terminal import Terminal
 
@@ -35,10 +37,10 @@ def opened(config, tmp_path, num_epochs=0):
 
 
 def test_without_a_name_only_imagenet_is_looked_up():
-    assert find_reference(CONFIG, 1) is None and tell_reference(Course(None), CONFIG, 1) is None
+    assert find_reference(CONFIG, 1) is None and reference_event(Course(None), CONFIG, 1) is None
     imagenet = replace(CONFIG, data=DataConfig())
     assert find_reference(imagenet, 1) is None
-    assert tell_reference(Course(None), imagenet, 1).text.startswith(
+    assert reference_event(Course(None), imagenet, 1).text.startswith(
         'no reference: no published set has this recipe (sgd, batch 64, learning rate 0.1, poly over 6 epochs) or')
     assert Course(None).evaluated(1, 0.5, 1.0) is None
 
@@ -54,7 +56,7 @@ def test_a_reference_that_cannot_be_read(tmp_path, name, words):
 def test_the_alarm_is_new_once(config, tmp_path):
     course = opened(config, tmp_path)
     seen = [course.evaluated(e, a, 10.0 * e) for e, a in [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.75)]]
-    assert [(c.standing.is_behind, c.is_new) for c in seen] == [
+    assert [(c.record['behind'], c.is_new) for c in seen] == [
         (False, False), (True, True), (True, False), (False, False)]
     assert not course.is_behind
 
@@ -74,7 +76,7 @@ def test_what_is_recorded_and_shown(config, tmp_path, capsys):
     course = opened(config, tmp_path)
     run = SimpleNamespace(metrics=tmp_path / 'metrics.jsonl', train_log=tmp_path / 'train.log', result='r')
     sinks = events.Sinks([Metrics(run), Terminal(run)])
-    sinks.see(tell_reference(course, config, 1))
+    sinks.see(reference_event(course, config, 1))
     for epoch, accuracy in [(1, 0.1), (2, 0.2), (5, 0.5)]:
         sinks.see(course.evaluated(epoch, accuracy, 10.0 * epoch))
     sinks.close()

@@ -11,12 +11,14 @@ from numbered import make_config, ramp, with_data
 from nvidia.dali import fn
 from nvidia.dali.pipeline import Pipeline
 
-from mlperf_rn50.config import Config, TrainConfig, check_values
+from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.data import pipeline
-from mlperf_rn50.data.pipeline import build_warm, eval_batches, made_up_inputs, train_batches
+from mlperf_rn50.data.batches import eval_batches, train_batches
+from mlperf_rn50.data.pipeline import build_warm, made_up_inputs
 from mlperf_rn50.data.records import KeptRecords, Record, RecordFile
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.train.options import TrainConfig
 
 NVJPEG = {'hw_decoder_load': 0.7, 'hybrid_huffman_threshold': 500_000, 'preallocate_width_hint': 5980,
           'preallocate_height_hint': 6430, 'device_memory_padding_mib': 256, 'host_memory_padding_mib': 128,

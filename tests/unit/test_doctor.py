@@ -7,12 +7,13 @@ from unittest.mock import Mock
 
 import pytest
 
+from mlperf_rn50.doctor.checks import Expected, check_facts, has_failed, render_checks
+from mlperf_rn50.doctor.gpu_stack import environment_facts
+from mlperf_rn50.doctor.machine import limit_facts
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system import limits as limits_module
+from mlperf_rn50.system import mpi_session
 from mlperf_rn50.system.cgroup import Limits
-from mlperf_rn50.system.doctor import Expected, check_facts, has_failed, render_checks
-from mlperf_rn50.system.gpu_environment import environment_facts
-from mlperf_rn50.system.limits import check_session, limit_facts
+from mlperf_rn50.system.mpi_session import check_session
 
 EPYC = {'name': 'EPYC', 'vendor': 'AuthenticAMD', 'family': 25, 'model': 17, 'has': 'AVX-512 BF16',
         'uses': 'AVX-512 BF16', 'limit': ''}
@@ -150,7 +151,7 @@ def test_the_limits_of_this_process_are_found(monkeypatch, tmp_path):
 def test_open_mpi_without_room_for_its_files_is_named_by_its_ranks(monkeypatch, tmp_path):
     base = tmp_path / 'mlperf_rn50-1-a'
     base.mkdir()
-    monkeypatch.setattr(limits_module, '_free_bytes', lambda folder: 9 << 20 if folder == tmp_path else None)
+    monkeypatch.setattr(mpi_session, 'free_bytes', lambda folder: 9 << 20 if folder == tmp_path else None)
     env = {'OMPI_MCA_orte_tmpdir_base': str(base)}
     with pytest.raises(ConfigError, match='has 9.4 MB free, expected 10 MB for files of Open MPI'):
         check_session(env)

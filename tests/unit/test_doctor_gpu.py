@@ -4,12 +4,15 @@ from unittest.mock import Mock
 import mxnet as mx
 import pytest
 
-from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.doctor import facts as doctor_facts
+from mlperf_rn50.doctor import gpu_stack
+from mlperf_rn50.doctor.gpu_stack import check_gpus, check_libraries, check_trial, cuda_major, mxnet_facts, one_line
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system import gpu_stack
-from mlperf_rn50.system.gpu_stack import check_gpus, check_libraries, check_trial, cuda_major, mxnet_facts, one_line
-from mlperf_rn50.train import examine
-from mlperf_rn50.train.comm import LocalComm
+from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.train.comm.horovod import LocalComm
+from mlperf_rn50.train.options import TrainConfig
 
 MAPS = """7f1-7f2 r-xp 00000000 08:01 1 /usr/lib/libcuda.so.535.129.03
 7f3-7f4 r-xp 00000000 08:01 2 /usr/local/cuda/lib64/libcudart.so.{cudart}
@@ -136,21 +139,21 @@ def config(**train):
 
 
 def test_one_batch_of_each_kind_is_tried(monkeypatch, thin_resnets):
-    seen, eval_net = [], examine.Trainer.eval_net.fget
-    monkeypatch.setattr(examine.Trainer, 'eval_net', property(
+    seen, eval_net = [], doctor_facts.Trainer.eval_net.fget
+    monkeypatch.setattr(doctor_facts.Trainer, 'eval_net', property(
         lambda trainer: lambda images: seen.append(images.shape) or eval_net(trainer)(images)))
-    found = examine.try_batches(config(eval_batch_size=5), 1, 0, None)
+    found = doctor_facts.try_batches(config(eval_batch_size=5), 1, 0, None)
     assert (found['what'], found['problem'], seen) == ('an evaluation', '', [(5, 3, 32, 32)]) and found['seconds'] > 0
 
 
 def test_what_a_kernel_refuses_is_one_line(monkeypatch, thin_resnets):
     def refuse(*_):
         raise mx.MXNetError(REFUSED)
-    monkeypatch.setattr(examine.Trainer, 'forward', refuse)
-    found = examine.try_batches(config(), 1, 0, None)
+    monkeypatch.setattr(doctor_facts.Trainer, 'forward', refuse)
+    found = doctor_facts.try_batches(config(), 1, 0, None)
     assert found['what'] == 'a training pass' and found['problem'].endswith('CUDNN_STATUS_NOT_SUPPORTED')
     wrong = Config(train=TrainConfig(global_batch_size=7))
-    assert 'global_batch_size' in examine.try_batches(wrong, 2, 0, None)['problem']
+    assert 'global_batch_size' in doctor_facts.try_batches(wrong, 2, 0, None)['problem']
 
 
 @pytest.mark.parametrize('device, problem', [(0, ''), (None, 'train.device: got gpu, and MXNet sees none')])
@@ -160,15 +163,15 @@ def test_a_rank_with_a_gpu_tries_it_and_one_without_says_why(monkeypatch, device
                            ('device_id_of', find_device), ('device_context', lambda device_id: mx.cpu()),
                            ('try_batches', lambda c, size, rank, device_id: {'device': device_id}),
                            ('_horovod_facts', lambda *_: {})):
-        monkeypatch.setattr(examine, name, stand_in)
-    [found] = examine.gather_facts(config(device='gpu'), True, LocalComm())
+        monkeypatch.setattr(doctor_facts, name, stand_in)
+    [found] = doctor_facts.gather_facts(config(device='gpu'), True, LocalComm())
     assert (found['device'], found['device_problem'], found['mxnet']['kind']) == (device, problem, 'cpu')
     assert found['trial'] == (None if problem else {'device': 0})
 
 
 def test_a_device_of_the_command_line_counts_without_a_configuration(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    _, checks = examine.examine(config(device='gpu', precision='float16'), False, LocalComm())
+    _, checks = doctor_facts.examine(config(device='gpu', precision='float16'), False, LocalComm())
     [found] = [c for c in checks if c.name == 'GPU']
     assert found.status == 'failed' and 'is a CPU build' in found.found
     assert {'GPU environment', 'trial batches'} <= {c.name for c in checks}

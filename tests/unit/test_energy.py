@@ -8,13 +8,13 @@ import pytest
 from helpers import call
 from lines import START_S, run_lines, write_lines
 
-from mlperf_rn50.mlperf.energy import NO_COUNTERS, NO_TELEMETRY, read_energy
-from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.study.report_data import render_csv, render_json
-from mlperf_rn50.study.report_page import render_html
-from mlperf_rn50.study.report_text import render_table
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.analysis.report.data import render_csv, render_json
+from mlperf_rn50.analysis.report.page import render_html
+from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.sidecar.energy import NO_COUNTERS, NO_TELEMETRY, read_energy
 
 
 def line(time_s, **values):

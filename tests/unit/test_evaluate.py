@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from mlperf_rn50.cli.classify import likeliest
-from mlperf_rn50.data.pipeline import Batch
+from mlperf_rn50.data.batches import Batch
 from mlperf_rn50.errors import RunFailed
-from mlperf_rn50.train.comm import LocalComm
+from mlperf_rn50.train.comm.horovod import LocalComm
 from mlperf_rn50.train.evaluate import NO_CLASS, Accuracy, Confusion, ConfusionMatrix, correct_counts, evaluate
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mlperf_rn50.train.examine import _run_folder_problem
+from mlperf_rn50.doctor.facts import _run_folder_problem
 
 
 class Rank:

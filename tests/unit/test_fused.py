@@ -8,17 +8,20 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig, check_values
-from mlperf_rn50.data.pipeline import made_up_batches
+from mlperf_rn50.config import Config, check_values
+from mlperf_rn50.data.batches import made_up_batches
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model import fused
 from mlperf_rn50.model.folded import FoldedResNet
 from mlperf_rn50.model.fused import PLAIN, Fusion, NormAddRelu, NormRelu, fusion_of
+from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet
 from mlperf_rn50.model.weights import portable
 from mlperf_rn50.model.zoo import build_model, count_flops, image_shape, restore_model
 from mlperf_rn50.train import trainer as trainers
-from mlperf_rn50.train.comm import LocalComm
+from mlperf_rn50.train.comm.horovod import LocalComm
+from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
 
 pytestmark = pytest.mark.usefixtures('thin_resnets')

@@ -8,14 +8,15 @@ import mxnet as mx
 import pytest
 from helpers import write_files
 
-from mlperf_rn50.config import Config, RunConfig, TrainConfig
+from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import gpus as gpus_module
 from mlperf_rn50.system import telemetry
 from mlperf_rn50.system.gpus import Gpu, View, all_bus_ids, choose_gpus, find_visible_gpus, linux_bus_id, make_view
 from mlperf_rn50.system.power import Meter
 from mlperf_rn50.system.topology import choose_devices
-from mlperf_rn50.train import device
+from mlperf_rn50.train.comm import device
+from mlperf_rn50.train.options import TrainConfig
 
 
 def gpu(number):

@@ -4,11 +4,11 @@ import os
 import pytest
 from helpers import own_signals
 
-from mlperf_rn50.cli import _ranks
+from mlperf_rn50.cli import ranks as _ranks
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.cgroup import Limits
-from mlperf_rn50.train.comm import check_controller
+from mlperf_rn50.train.comm.horovod import check_controller
 
 
 @pytest.mark.parametrize('given, threads', [(None, '1'), ('', '1'), ('3,2', '3,2')])

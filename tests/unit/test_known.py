@@ -5,10 +5,18 @@ import pytest
 from helpers import PUBLISHED
 from lines import write_set
 
-from mlperf_rn50.mlperf.run import IMAGENET_TRAIN
-from mlperf_rn50.study.known import Recipe, Times, eval_grid, known_of, load_published, make_recipe, make_times
-from mlperf_rn50.study.predict import base_of, layout_of
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.analysis.predict.model import base_of, layout_of
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.run_set import (
+    Recipe,
+    RunTimes,
+    eval_grid,
+    known_of,
+    load_published,
+    make_recipe,
+    make_times,
+)
+from mlperf_rn50.mllog.run import IMAGENET_TRAIN
 
 V06 = {'opt_name': 'lars', 'lars_opt_base_learning_rate': 5.0, 'lars_opt_learning_rate_warmup_epochs': 5,
        'lars_opt_learning_rate_decay_steps': 51_657, 'lars_opt_end_learning_rate': 1e-4, 'lars_opt_weight_decay': 2e-4}
@@ -59,7 +67,7 @@ def test_the_last_evaluation_that_a_schedule_leaves_room_for(end, first, period,
 
 def test_the_times_of_a_set_are_the_means_of_its_runs():
     runs = [(110.0, 10, 2, 6.0), (116.0, 10, 4, 12.0), (None, 10, 2, 6.0), (110.0, None, 2, 6.0)]
-    assert make_times(9.0, runs) == Times(9.0, 3.0, (14 + 14) / 2)
+    assert make_times(9.0, runs) == RunTimes(9.0, 3.0, (14 + 14) / 2)
     assert make_times(None, runs) is None and make_times(9.0, runs[2:]) is None
 
 

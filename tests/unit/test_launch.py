@@ -18,15 +18,15 @@ from helpers import HANG_LIMIT_S, ROOT, own_signals, wait_for, write_files
 
 from mlperf_rn50.errors import EXIT_USAGE, ConfigError
 from mlperf_rn50.launch import __main__ as launcher
-from mlperf_rn50.launch import attempts, engine, supervisor
+from mlperf_rn50.launch import attempts, process, supervisor
 from mlperf_rn50.launch.__main__ import Launcher, check_room, folder_lock, main, remove_leftovers
 from mlperf_rn50.launch.attempts import Attempt, judge, look, mark
-from mlperf_rn50.launch.engine import Event, Signals, Stage, processes_of, react, run_engine
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.options import make_parser, parse_options
-from mlperf_rn50.train.failures import Failure, note_failure, read_failures
-from mlperf_rn50.train.run_folder import RunFolder
+from mlperf_rn50.launch.process import EngineEvent, Signals, Stage, processes_of, react, run_engine
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder
+from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure, read_failures
 
 
 def options(*words, script='mpirun'):
@@ -224,10 +224,11 @@ with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
 # --- an engine and its end --------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('events, expected', [
-    ([Event.STOP, Event.STOP], Stage.STOPPING), ([Event.STOP, Event.AT_ONCE], Stage.TERMINATING),
-    ([Event.LOST], Stage.TERMINATING), ([Event.LATE], Stage.TERMINATING),
-    ([Event.LOST, Event.LATE, Event.STOP], Stage.KILLING),
-    ([Event.STOP, Event.LATE, Event.LATE, Event.LATE], Stage.KILLING)])
+    ([EngineEvent.STOP, EngineEvent.STOP], Stage.STOPPING),
+    ([EngineEvent.STOP, EngineEvent.AT_ONCE], Stage.TERMINATING),
+    ([EngineEvent.LOST], Stage.TERMINATING), ([EngineEvent.LATE], Stage.TERMINATING),
+    ([EngineEvent.LOST, EngineEvent.LATE, EngineEvent.STOP], Stage.KILLING),
+    ([EngineEvent.STOP, EngineEvent.LATE, EngineEvent.LATE, EngineEvent.LATE], Stage.KILLING)])
 def test_the_stages_of_an_end(events, expected):
     assert functools.reduce(react, events, Stage.RUNNING) is expected
 
@@ -246,7 +247,7 @@ class Heard:
         if not (self.folder / 'up').exists():
             return None
         if self.events:
-            self.is_at_once |= self.events[0] is Event.AT_ONCE
+            self.is_at_once |= self.events[0] is EngineEvent.AT_ONCE
             return self.events.pop(0)
         self.now += max(timeout_s, 0) * self.is_late
         return None
@@ -258,8 +259,8 @@ def run_shell(tmp_path, monkeypatch):
     def run_shell(script, *events, is_late=False, **keys):
         (tmp_path / 'up').unlink(missing_ok=True)
         heard = Heard(tmp_path, events, is_late)
-        monkeypatch.setattr(engine, 'time', heard)
-        monkeypatch.setattr(engine, 'STOP_LIMIT_S', 5.0)
+        monkeypatch.setattr(process, 'time', heard)
+        monkeypatch.setattr(process, 'STOP_LIMIT_S', 5.0)
         job = f'{os.getpid()}-{time.monotonic_ns():x}'
         code = run_engine(['bash', '-c', script.replace('UP', f'touch {tmp_path}/up')],
                           dict(os.environ, MLPERF_RN50_JOB=job), heard, job, **keys)
@@ -275,16 +276,16 @@ DEAF = 'trap "" USR1 TERM; setsid sleep 600 & UP; while :; do wait; done'  # wit
 
 
 def test_the_word_to_stop_is_handed_on(run_shell):
-    assert run_shell(WAITS, Event.STOP) == (75, [])
+    assert run_shell(WAITS, EngineEvent.STOP) == (75, [])
     told = []
     messenger = SimpleNamespace(send_signal=lambda number: told.append(number))
-    code, _ = run_shell(WAITS, Event.STOP, Event.AT_ONCE, messengers=[messenger])
+    code, _ = run_shell(WAITS, EngineEvent.STOP, EngineEvent.AT_ONCE, messengers=[messenger])
     assert (code, told) == (15, [signal.SIGUSR1])
 
 
-@pytest.mark.parametrize('events', [[Event.STOP], [Event.STOP, Event.AT_ONCE], [Event.LOST]])
+@pytest.mark.parametrize('events', [[EngineEvent.STOP], [EngineEvent.STOP, EngineEvent.AT_ONCE], [EngineEvent.LOST]])
 def test_an_engine_that_does_not_end_is_killed_with_all_its_processes(run_shell, events):
-    assert run_shell(DEAF, *events, is_late=True) == (1 if Event.LOST in events else 137, [])
+    assert run_shell(DEAF, *events, is_late=True) == (1 if EngineEvent.LOST in events else 137, [])
 
 
 def test_a_start_has_a_limit_until_the_ranks_have_begun(run_shell):
@@ -313,7 +314,7 @@ def test_what_signals_mean_even_those_that_were_ignored_before(monkeypatch, befo
             signal.signal(number, handler)
         signals, events = Signals(), []
         for number, now_s in sent:
-            monkeypatch.setattr(engine, 'time', SimpleNamespace(monotonic=lambda now_s=now_s: now_s))
+            monkeypatch.setattr(process, 'time', SimpleNamespace(monotonic=lambda now_s=now_s: now_s))
             os.kill(os.getpid(), number)
             events.append(event.name if (event := signals.next(0)) else None)
     assert events == expected
@@ -325,7 +326,7 @@ def test_the_loss_of_an_earlier_host_is_forgotten_and_other_signals_are_not():
         for number in (USR2, TERM):
             os.kill(os.getpid(), number)
         signals.forget_lost()
-        assert [signals.next(0), signals.next(0)] == [Event.STOP, None]
+        assert [signals.next(0), signals.next(0)] == [EngineEvent.STOP, None]
 
 
 def test_a_guard_hands_the_word_to_stop_on_to_ranks_that_let_it_in():
@@ -424,7 +425,7 @@ def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
 
 
 ON_A_TERMINAL = """import os
-from mlperf_rn50.launch.engine import Signals, run_engine
+from mlperf_rn50.launch.process import Signals, run_engine
 
 class Quick(Signals):
     def next(self, timeout_s):

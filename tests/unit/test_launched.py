@@ -9,18 +9,11 @@ import sys
 import pytest
 from helpers import ROOT, run
 
+from mlperf_rn50.doctor.gpu_stack import check_environment, environment_facts
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system import launched
-from mlperf_rn50.system.gpu_environment import (
-    DEVICE_VARIABLE,
-    SET_VARIABLE,
-    SETTINGS,
-    check_environment,
-    device_of_words,
-    environment_facts,
-    missing_settings,
-)
-from mlperf_rn50.system.launched import launched_local, launched_rank, launched_size, omp_threads, rank_name
+from mlperf_rn50.system import launcher_env
+from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, SET_VARIABLE, SETTINGS, device_of_words, missing_settings
+from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size, omp_threads, rank_name
 
 
 @pytest.mark.parametrize('text, threads', [('4', 4), (' 3 , 2,1', 3), ('', None), ('0', None), (',2', None),
@@ -50,7 +43,7 @@ def test_binding_understands_nested_threads_and_names_a_wrong_number():
 
 def test_a_line_of_a_rank_is_written_in_one_piece_where_python_buffers_nothing():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # in which every write is its own message
-    code = 'from mlperf_rn50.system.launched import say; say("rank 0"); say("rank 1")'
+    code = 'from mlperf_rn50.system.launcher_env import say; say("rank 0"); say("rank 1")'
     assert subprocess.run([sys.executable, '-u', '-c', code], stderr=theirs).returncode == 0
     assert [ours.recv(100), ours.recv(100)] == [b'rank 0\n', b'rank 1\n']
 
@@ -66,7 +59,7 @@ SRUN = {'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_LOCALID
     (SRUN, (0, None, (0, 1))),  # a program started by hand within a job
     ({**SRUN, 'PMIX_RANK': '7'}, (7, 8, (3, 4)))])
 def test_launchers_tell_a_rank_its_place(monkeypatch, variables, expected):
-    for name in (*launched._RANK, *launched._SIZE, *launched._LOCAL_RANK, *launched._LOCAL_SIZE):
+    for name in (*launcher_env._RANK, *launcher_env._SIZE, *launcher_env._LOCAL_RANK, *launcher_env._LOCAL_SIZE):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -1,8 +1,8 @@
 """Sweeps: batch and learning rate of a layout."""
 import pytest
 
+from mlperf_rn50.analysis.recipe.sweep_layouts import parse_layouts, parse_lr_table, plan_layouts
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.study.layouts import parse_layouts, parse_lr_table, plan_layouts
 
 SPLITS = [(1, 4), (2, 4), (8, 4)]
 

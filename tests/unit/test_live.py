@@ -7,8 +7,9 @@ import pytest
 from lines import START_S, run_lines, write_lines
 from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live, write_metrics
 
+from mlperf_rn50.analysis.watch.follower import Follower
+from mlperf_rn50.analysis.watch.run_state import BandPoint, Checkpoints, LiveEvaluation, Node, ReferenceRuns, to_json
 from mlperf_rn50.jsonl import Tail
-from mlperf_rn50.study.live import BandPoint, Checkpoints, Evaluation, Follower, Node, ReferenceRuns, to_json
 
 
 def look(folder, now_s=NOW_S):
@@ -33,7 +34,7 @@ def test_a_running_run(tmp_path):
     run = look(write_live(tmp_path, train(10), evaluation(1, 20), evaluation(2, 101), train(30), train(40)))
     assert shown(run, 'status', 'number', 'quiet_s', 'dataset', 'target') == ('running', 0, 3.0, 'digits', 0.749)
     assert shown(run, 'epoch', 'max_epochs', 'step', 'images_per_s') == (2.0, 10, 40, 128.0)
-    assert run.evaluations == (Evaluation(1, 0.2, 10.0),)
+    assert run.evaluations == (LiveEvaluation(1, 0.2, 10.0),)
     # 20 steps of 0.5 s; 8 epochs are left, of which 3 s have gone by since the last report.
     assert shown(run, 'epoch_s', 'left_s', 'time_s') == (10.0, 77.0, 23.0)
     assert shown(run, 'node_hours', 'node_hours_at_end') == pytest.approx((2 * 23 / 3600, 2 * 100 / 3600))

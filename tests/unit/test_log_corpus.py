@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from lines import START_S, mllog, run_lines, write_lines
 
+from mlperf_rn50.analysis.sets.load import load_systems
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf.description import _count, load_object
-from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.mlperf.run import Notes, Run
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.mllog.read.description import _count, load_object
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.run import Notes, Run
 
 LOGS = Path(__file__).parents[1] / 'logs'
 CASES = sorted(p for p in LOGS.iterdir() if p.is_dir())

@@ -6,19 +6,21 @@ import pytest
 from lines import mllog, write_lines, write_set
 from made_systems import studies_of, study_of
 
-from mlperf_rn50.mlperf.telemetry import find_telemetry
-from mlperf_rn50.study import report_tables, systems
-from mlperf_rn50.study.report_plots import draw_study
-from mlperf_rn50.study.report_tables import notes_of, runs_table
-from mlperf_rn50.study.report_text import render_table
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.analysis.report import detail_tables, tables
+from mlperf_rn50.analysis.report.detail_tables import runs_table
+from mlperf_rn50.analysis.report.plots import draw_study
+from mlperf_rn50.analysis.report.tables import notes_of
+from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.analysis.sets import load
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry
 
 
 @pytest.fixture
 def two_processors(monkeypatch):
-    monkeypatch.setattr(systems, '_num_processors', lambda: 2)
+    monkeypatch.setattr(load, '_num_processors', lambda: 2)
     # Threads that tests before have left in this process; with some of its own, a program forks none.
-    monkeypatch.setattr(systems.threading, 'active_count', lambda: 1)
+    monkeypatch.setattr(load.threading, 'active_count', lambda: 1)
 
 
 def own_process(path):
@@ -27,9 +29,9 @@ def own_process(path):
 
 @pytest.mark.parametrize('num, threads, is_here', [(100, 1, False), (64, 1, True), (100, 2, True)])
 def test_many_logs_go_to_other_processes_and_stay_in_order(two_processors, monkeypatch, num, threads, is_here):
-    monkeypatch.setattr(systems.threading, 'active_count', lambda: threads)
-    monkeypatch.setattr(systems, '_load_run', own_process)
-    found = systems._load_runs(range(num))
+    monkeypatch.setattr(load.threading, 'active_count', lambda: threads)
+    monkeypatch.setattr(load, '_load_run', own_process)
+    found = load._load_runs(range(num))
     assert [item for item, _ in found] == list(range(num)) and (os.getpid() in {pid for _, pid in found}) == is_here
 
 
@@ -43,8 +45,8 @@ def die_elsewhere(path):
 
 
 def test_logs_of_processes_that_are_killed_are_read_here(two_processors, monkeypatch):
-    monkeypatch.setattr(systems, '_load_run', die_elsewhere)
-    assert systems._load_runs(range(70)) == list(range(70))
+    monkeypatch.setattr(load, '_load_run', die_elsewhere)
+    assert load._load_runs(range(70)) == list(range(70))
 
 
 def test_runs_are_the_same_whoever_reads_them(two_processors, tmp_path, monkeypatch):
@@ -53,7 +55,7 @@ def test_runs_are_the_same_whoever_reads_them(two_processors, tmp_path, monkeypa
     write_lines(tmp_path / 'b/result_30.txt', ['no log'])
     write_lines(tmp_path / 'ssd/result_0.txt', [mllog('submission_benchmark', 0, 'ssd')])
     others = load_systems([tmp_path])
-    monkeypatch.setattr(systems, '_MANY', 1000)
+    monkeypatch.setattr(load, '_MANY', 1000)
     assert others == load_systems([tmp_path]) and [len(s.runs) for s in others] == [40, 31]
 
 
@@ -67,7 +69,7 @@ def studies(tmp_path):
 def test_a_table_of_very_many_runs_has_those_that_did_not_converge_and_says_that_others_are_left_out(
         studies, monkeypatch):
     assert len(runs_table(studies[0]).rows) == 5 and not runs_table(studies[0]).note
-    monkeypatch.setattr(report_tables, '_MAX_RUNS', 2)
+    monkeypatch.setattr(detail_tables, '_MAX_RUNS', 2)
     table = runs_table(studies[0])
     assert [(row[0].text, row[1].text) for row in table.rows] == [('1x4', 'result_0.txt'), ('1x4', 'result_2.txt')]
     said = ('2 of 5 runs, those that did not converge before others; all are in the JSON and the CSV of the report.')
@@ -76,7 +78,7 @@ def test_a_table_of_very_many_runs_has_those_that_did_not_converge_and_says_that
 
 def test_notes_beyond_a_number_are_counted(studies, monkeypatch):
     whole = notes_of(studies[0])
-    monkeypatch.setattr(report_tables, '_MAX_NOTES', 1)
+    monkeypatch.setattr(tables, 'MAX_NOTES', 1)
     assert notes_of(studies[0]) == [whole[0], f'{len(whole) - 1} more such notes are in the JSON of the report']
 
 

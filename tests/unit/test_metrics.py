@@ -5,11 +5,11 @@ import pytest
 from lines import mllog, run_lines, write_lines
 from made_systems import studies_of, study_of
 
-from mlperf_rn50.mlperf.metrics import read_learning_rates, read_node_reads, read_stragglers
-from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.study.report_page import render_html
-from mlperf_rn50.study.report_tables import reads_table
-from mlperf_rn50.study.report_text import render_table
+from mlperf_rn50.analysis.report.detail_tables import reads_table
+from mlperf_rn50.analysis.report.page import render_html
+from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates, read_node_reads, read_stragglers
 
 
 def epoch(number, new=None, **record_bytes):

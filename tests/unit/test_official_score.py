@@ -10,12 +10,12 @@ from made_systems import changed
 from mlperf_logging.rcp_checker.rcp_checker import check_directory
 from sample_log import ENV, LARS, closed, write_five
 
-from mlperf_rn50.mlperf.describe_system import describe_system
-from mlperf_rn50.mlperf.official import _summarize
-from mlperf_rn50.mlperf.run import TARGET
-from mlperf_rn50.study.rcp import check_rcp, is_applicable, official_score_minutes
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.rcp import check_rcp, is_applicable, official_score_minutes
+from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.mllog.check.official import _summarize
+from mlperf_rn50.mllog.package.system_desc import describe_system
+from mlperf_rn50.mllog.run import TARGET
 
 
 def summarize(home, system, ruleset):
@@ -79,7 +79,7 @@ def test_where_nothing_is_scaled_it_is_said_what_would_be(tree_of):
 
 
 def test_without_mlperf_logging_it_is_the_score_and_a_note_says_so(tree_of, monkeypatch):
-    from mlperf_rn50.study import rcp
+    from mlperf_rn50.analysis.sets import rcp
     home, system = tree_of('v4.0')
     for cached in (rcp._verdict, rcp._checker):
         cached.cache_clear()

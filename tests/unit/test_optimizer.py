@@ -3,10 +3,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mlperf_rn50.config import OptimizerConfig
-from mlperf_rn50.train.comm import fp16_scale
-from mlperf_rn50.train.loss_scale import GROWTH_STEPS, LossScale
+from mlperf_rn50.train.comm.horovod import fp16_scale
 from mlperf_rn50.train.optimizer import Optimizer, cut_buckets
+from mlperf_rn50.train.options import OptimizerConfig
+from mlperf_rn50.train.schedule import GROWTH_STEPS, LossScale
 
 SHAPES = {'conv0_weight': (4, 3, 3, 3), 'fc1_weight': (5, 6), 'zero_weight': (2, 2), 'fc1_bias': (5,),
           'bn0_gamma': (4,), 'bn0_beta': (4,), 'a_weight': (7,), 'b_weight': (3, 1)}

@@ -3,8 +3,8 @@ import mxnet as mx
 import pytest
 from helpers import HANG_LIMIT_S
 
-from mlperf_rn50.train.agreement import describe_divergence, find_stragglers
-from mlperf_rn50.train.pace import Pace
+from mlperf_rn50.train.comm.rank_checks import describe_divergence, find_stragglers
+from mlperf_rn50.train.step_timer import Pace
 
 
 def test_parts_of_a_step():

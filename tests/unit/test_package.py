@@ -10,12 +10,13 @@ from helpers import CLI, ROOT, call, run
 from lines import mllog
 from sample_log import ENV, LARS, SGD, closed, write_five
 
-from mlperf_rn50.config import DataConfig
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf import official, package
-from mlperf_rn50.mlperf.describe_system import describe_system, find_base, merge_description
-from mlperf_rn50.mlperf.submitted_code import _CALLED, copy_code
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.mllog.check import official
+from mlperf_rn50.mllog.package import package
+from mlperf_rn50.mllog.package.code import _CALLED, copy_code
+from mlperf_rn50.mllog.package.system_desc import describe_system, find_base, merge_description
 
 DIGITS = ROOT / 'logs/digits_five'  # five real runs
 CODE = 'benchmarks/resnet/implementations/mlperf_rn50'

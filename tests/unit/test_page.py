@@ -8,15 +8,16 @@ import pytest
 from lines import write_set
 from made_systems import changed, refused, studies_of, study_of
 
+from mlperf_rn50.analysis.report.detail_tables import runs_table
+from mlperf_rn50.analysis.report.page import dump_report, render_html
+from mlperf_rn50.analysis.report.picture import render_svg
+from mlperf_rn50.analysis.report.plots import draw_study
+from mlperf_rn50.analysis.report.tables import answer_table, notes_of, overview_table
+from mlperf_rn50.analysis.report.text import render_markdown, render_table
+from mlperf_rn50.analysis.sets import rcp
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.study import rcp
-from mlperf_rn50.study.report_page import dump_report, render_html
-from mlperf_rn50.study.report_picture import render_svg
-from mlperf_rn50.study.report_plots import draw_study
-from mlperf_rn50.study.report_tables import answer_table, notes_of, overview_table, runs_table
-from mlperf_rn50.study.report_text import render_markdown, render_table
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
 
 HOSTILE = '</title><script>alert(1)</script><img src=x onerror=alert(1)>$x^{$ "\'&'
 PICTURES = ['accuracy_epochs', 'accuracy_time', 'efficiency', 'epochs', 'speedup', 'throughput', 'time_parts',

@@ -7,9 +7,9 @@ import pytest
 from lines import run_lines, write_lines, write_set
 from made_systems import study_of
 
-from mlperf_rn50.study import report_picture, report_plots
-from mlperf_rn50.study.report_picture import GRID, render_svg
-from mlperf_rn50.study.report_plots import draw_study
+from mlperf_rn50.analysis.report import bars, curves, scene
+from mlperf_rn50.analysis.report.picture import COLOURS, GRID, render_svg
+from mlperf_rn50.analysis.report.plots import draw_study
 
 SVG = '{http://www.w3.org/2000/svg}'
 
@@ -46,8 +46,8 @@ def pictures(sweep):
 
 
 def test_a_system_has_its_colour_in_all_pictures_and_nothing_else_has(pictures):
-    others = {colour for _, _, colour, _ in report_plots._PARTS} | {d[0] for d in report_plots._DEVICES}
-    assert not others & set(report_picture.COLOURS)
+    others = {colour for _, _, colour, _ in bars._PARTS} | {d[0] for d in curves._DEVICES}
+    assert not others & set(COLOURS)
     colours = {}
     for picture in pictures.values():
         for title, drawn in marks_of(picture) if picture.name != 'time_parts' else []:
@@ -55,7 +55,7 @@ def test_a_system_has_its_colour_in_all_pictures_and_nothing_else_has(pictures):
             if drawn:  # an ideal has the colour of the grid
                 colours.setdefault(system, set()).update(drawn)
     assert len(pictures) == 8
-    assert colours == {name: {c} for name, c in zip(('1', '2', '40'), report_picture.COLOURS)}
+    assert colours == {name: {c} for name, c in zip(('1', '2', '40'), COLOURS)}
 
 
 def test_values_that_differ_tenfold_have_a_logarithmic_axis(sweep, pictures):
@@ -112,11 +112,11 @@ def test_as_many_runs_are_drawn_as_can_be_told_apart_and_it_is_said(tmp_path):
     pictures = pictures_of(tmp_path)
     assert max(len(p.tips) for p in pictures.values()) < 10  # artists, which do not grow with the number of runs
     times = [t for t, _ in marks_of(pictures['time_to_train'])]
-    assert len(times) == 1 + report_plots._MAX_RUNS < 300
+    assert len(times) == 1 + bars._MAX_RUNS < 300
     assert {'1x4/result_0.txt', '1x4/result_299.txt'} <= {t.partition(':')[0] for t in times}  # fastest and slowest
-    assert (f'Of each system at most {report_plots._MAX_RUNS} runs are drawn, evenly from the fastest to the slowest'
+    assert (f'Of each system at most {bars._MAX_RUNS} runs are drawn, evenly from the fastest to the slowest'
             in pictures['time_to_train'].caption)
-    assert len(marks_of(pictures['accuracy_epochs'])) == 5 * report_plots._MAX_CURVES
+    assert len(marks_of(pictures['accuracy_epochs'])) == 5 * curves._MAX_CURVES
 
 
 def test_as_many_systems_are_drawn_as_can_be_told_apart_and_it_is_said(tmp_path):
@@ -124,7 +124,7 @@ def test_as_many_systems_are_drawn_as_can_be_told_apart_and_it_is_said(tmp_path)
         write_set(tmp_path / f'box{i:02d}', 1, epoch_s=600.0 - i, seed=i, accuracies=(*[0.5] * 44, 0.76))
     pictures = pictures_of(tmp_path)
     names = {t.partition('/')[0] for t, _ in marks_of(pictures['epochs']) if '/' in t}
-    assert len(names) == report_plots._MAX_SYSTEMS and {'box00', 'box29'} <= names
+    assert len(names) == scene._MAX_SYSTEMS and {'box00', 'box29'} <= names
     for picture in pictures.values():
         assert 'Drawn are 24 of 30 systems, evenly from the fastest to the slowest' in picture.caption
     # Of 24 x 45 evaluations the last of each run are marked.

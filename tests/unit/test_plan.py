@@ -3,8 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from mlperf_rn50.config import Config, DataConfig, RunConfig, ScheduleConfig, TrainConfig
+from mlperf_rn50.config import Config, RunConfig
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_elastic_plan, make_plan, render_plan, resumed_step
 from mlperf_rn50.train.schedule import learning_rate
 

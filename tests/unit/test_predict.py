@@ -10,25 +10,23 @@ import pytest
 from helpers import PUBLISHED
 from matplotlib.image import imread
 
-from mlperf_rn50.errors import UserError
-from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, Times, load_published
-from mlperf_rn50.study.predict import (
-    NO_COSTS,
-    Base,
-    Epochs,
-    Layout,
-    Link,
-    Prediction,
-    base_for,
-    base_of,
-    predict_layout,
+from mlperf_rn50.analysis.predict.answer import (
+    Answer,
+    PredictionRequest,
+    make_answer,
+    measured_epochs,
+    own_recipe,
+    published_recipe,
 )
-from mlperf_rn50.study.predict_answer import Answer, Asked, make_answer, measured_epochs, own_recipe, published_recipe
-from mlperf_rn50.study.predict_plot import draw_prediction, dump_prediction
-from mlperf_rn50.study.predict_sources import Power, Source, load_source
-from mlperf_rn50.study.predict_tables import render_json, render_tables
-from mlperf_rn50.study.predict_validation import render_validation, validate, validate_systems
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.analysis.predict.model import base_for, base_of, predict_layout
+from mlperf_rn50.analysis.predict.plot import draw_prediction, dump_prediction
+from mlperf_rn50.analysis.predict.prediction import NO_COSTS, Base, Epochs, Layout, Link, Prediction
+from mlperf_rn50.analysis.predict.source import Power, Source, load_source
+from mlperf_rn50.analysis.predict.tables import render_json, render_tables
+from mlperf_rn50.analysis.predict.validation import render_validation, validate, validate_systems
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.run_set import KnownRun, KnownSet, Recipe, RunTimes, load_published
+from mlperf_rn50.errors import UserError
 
 SLOW = Link(1.0, 100_000_000, False, 'measured')
 FAST = replace(SLOW, gbit_s=100.0)
@@ -132,7 +130,7 @@ def known(nodes=1, batch=64, step_s=0.1, epochs=(3, 4)):
     runs = tuple(KnownRun(f'result_{k}.txt', 'converged' if e else 'aborted', e, 20.0 * (e or 9), ((e or 9, 0.8),))
                  for k, e in enumerate(epochs))
     return KnownSet(f'logs/{nodes}x2', 'v0.7+', 'us', f'{nodes}x2', nodes, 0, 2 * nodes, None, 'digits', 6400,
-                    replace(DIGITS, global_batch_size=batch), Times(step_s * 6400 / batch, 1.0, 2.0), 60.0, runs)
+                    replace(DIGITS, global_batch_size=batch), RunTimes(step_s * 6400 / batch, 1.0, 2.0), 60.0, runs)
 
 
 def source_of(*sets, link=LINK):
@@ -140,12 +138,12 @@ def source_of(*sets, link=LINK):
 
 
 def answer_of(source, *splits, **asked):
-    return make_answer(Asked(splits, **asked), source)
+    return make_answer(PredictionRequest(splits, **asked), source)
 
 
 def test_ranks_that_do_not_share_the_measured_batch_have_no_batch_to_keep():
     with pytest.raises(UserError, match='4 ranks do not share 401 images'):
-        Asked(()).batch(replace(RANKS, global_batch_size=401), 2)
+        PredictionRequest(()).batch(replace(RANKS, global_batch_size=401), 2)
 
 
 def test_the_recipe_of_other_data_is_that_of_the_source_at_this_batch_or_none():

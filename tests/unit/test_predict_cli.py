@@ -8,11 +8,12 @@ from benches import bench_allreduce, bench_train
 from helpers import ROOT, call
 from lines import write_set
 
+from mlperf_rn50.analysis.predict.model import ring_s
+from mlperf_rn50.analysis.predict.prediction import PUBLISHED_LINK
+from mlperf_rn50.analysis.predict.source import Power, load_source
+from mlperf_rn50.analysis.sets.convergence import System
 from mlperf_rn50.errors import ConfigError, UserError
-from mlperf_rn50.mlperf.energy import Energy
-from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.predict import PUBLISHED_LINK, ring_s
-from mlperf_rn50.study.predict_sources import Power, load_source
+from mlperf_rn50.mllog.sidecar.energy import Energy
 
 A100 = 'dgxa100_ngc20.06_mxnet'
 PAGE = (ROOT / 'docs/predict.md').read_text()

@@ -11,9 +11,9 @@ from helpers import call
 from PIL import Image
 
 from mlperf_rn50.cli.prepare import make_parser
-from mlperf_rn50.data import prepare as packing
-from mlperf_rn50.data import samples
-from mlperf_rn50.data.cifar10 import cifar10
+from mlperf_rn50.data.prepare import command as packing
+from mlperf_rn50.data.prepare import samples
+from mlperf_rn50.data.prepare.cifar10 import cifar10
 from mlperf_rn50.data.records import RecordFile, load_manifest
 from mlperf_rn50.data.verify import dump_manifest, verify
 from mlperf_rn50.errors import DataError

@@ -9,13 +9,7 @@ import yaml
 from helpers import ROOT, call
 
 import mlperf_rn50
-from mlperf_rn50.cli._parsers import config_parser
-from mlperf_rn50.data.prepare import _JPEG_QUALITY
-from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.options import resolve_config
-from mlperf_rn50.study.known import load_published
-from mlperf_rn50.study.recipe_differences import find_deviations
-from mlperf_rn50.study.recipes import (
+from mlperf_rn50.analysis.recipe.choose import (
     choose_recipe,
     families,
     fold,
@@ -23,8 +17,14 @@ from mlperf_rn50.study.recipes import (
     interpolate,
     make_config,
     reached_epoch,
-    render_config,
 )
+from mlperf_rn50.analysis.recipe.differences import find_deviations
+from mlperf_rn50.analysis.recipe.tables import render_config
+from mlperf_rn50.analysis.sets.run_set import load_published
+from mlperf_rn50.cli.parsers import config_parser
+from mlperf_rn50.data.prepare.command import _JPEG_QUALITY
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.options import resolve_config
 
 PARSER = config_parser('train', None, '')
 SETS = {s.name: s for s in load_published()}

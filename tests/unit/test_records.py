@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numbered import make_config, ramp
 
-from mlperf_rn50.config import DataConfig
-from mlperf_rn50.data.prepare import add_indexes, is_prepared
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.prepare.command import add_indexes, is_prepared
 from mlperf_rn50.data.records import MAGIC, RecordFile, class_names, index_path, load_manifest, open_split, parse_index
 from mlperf_rn50.errors import DataError
 

@@ -5,23 +5,22 @@ from dataclasses import replace
 import pytest
 from helpers import ROOT
 
-from mlperf_rn50.config import Config, DataConfig, ScheduleConfig, TrainConfig
-from mlperf_rn50.errors import UserError
-from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, load_published
-from mlperf_rn50.study.reference import (
+from mlperf_rn50.analysis.recipe.band import band, band_at, reached, stand
+from mlperf_rn50.analysis.recipe.reference import (
     Reference,
-    band,
-    band_at,
     dataset_of,
     find_named,
     find_published,
     has_same_recipe,
     introduce,
-    reached,
     recipe_of,
-    stand,
     typical_spreads,
 )
+from mlperf_rn50.analysis.sets.run_set import KnownRun, KnownSet, Recipe, load_published
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))
 from replay import FAULTS, replay  # noqa: E402

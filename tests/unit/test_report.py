@@ -9,8 +9,8 @@ from helpers import CLI, ROOT, call, run
 from lines import write_set
 from made_systems import studies_of
 
-from mlperf_rn50.study.report_data import render_csv, render_evaluations_csv, render_json
-from mlperf_rn50.study.report_text import render_markdown, render_table
+from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
+from mlperf_rn50.analysis.report.text import render_markdown, render_table
 
 HOSTILE = '<script>alert(1)</script>|`=1+1\x1b[31m"'
 

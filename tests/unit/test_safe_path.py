@@ -4,7 +4,7 @@ import sys
 
 from helpers import ROOT, run
 
-SAFE = ROOT / 'mlperf_rn50/safe_path.py'
+SAFE = ROOT / 'mlperf_rn50/launch/safe_path.py'
 
 
 def test_nothing_is_imported_from_the_folder_a_launcher_is_started_in(tmp_path):

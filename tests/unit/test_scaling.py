@@ -6,10 +6,10 @@ from helpers import PUBLISHED
 from lines import write_lines, write_set
 from made_systems import studies_of, study_of
 
+from mlperf_rn50.analysis.report.data import render_json
+from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.analysis.sets import scaling
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.study import scaling
-from mlperf_rn50.study.report_data import render_json
-from mlperf_rn50.study.report_text import render_table
 
 
 @pytest.mark.parametrize('units, rate, ideal, percent', [(4, 2425, 2504, 97), (8, 4500, 5008, 90)])

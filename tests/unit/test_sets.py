@@ -12,13 +12,13 @@ from helpers import ROOT, call
 from lines import mllog, run_lines, write_lines, write_set
 from made_systems import study_of
 
+from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.analysis.sets.convergence import System, score_minutes
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf.copies import find_copies
-from mlperf_rn50.mlperf.run import LogWarning
-from mlperf_rn50.study.convergence import System, score_minutes
-from mlperf_rn50.study.report_text import render_table
-from mlperf_rn50.study.systems import load_systems
-from mlperf_rn50.study.time_parts import Parts
+from mlperf_rn50.mllog.package.duplicates import find_copies
+from mlperf_rn50.mllog.run import LogWarning
 
 MINUTES = 60.0
 REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt; runs that differ in it are no set: report '

@@ -11,16 +11,17 @@ import pytest
 from helpers import HANG_LIMIT_S
 from tensorboardX import record_writer
 
-from mlperf_rn50.config import Config, TrainConfig
+from mlperf_rn50.config import Config
 from mlperf_rn50.errors import StorageError
-from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.mlperf.writer import RunLog
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.system import telemetry
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train import events
-from mlperf_rn50.train.changes import Change
+from mlperf_rn50.train.checkpoint.changes import Change
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder
+from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
-from mlperf_rn50.train.run_folder import RunFolder
 from mlperf_rn50.train.sinks.metrics import Metrics
 from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
 from mlperf_rn50.train.sinks.tensorboard import TensorBoard

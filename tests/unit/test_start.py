@@ -9,19 +9,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mlperf_rn50.config import Config, DataConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig, to_tree
+from mlperf_rn50.config import Config, RunConfig, to_tree
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import temporary_of
-from mlperf_rn50.mlperf.writer import RunLog
-from mlperf_rn50.train import checkpoint, start
-from mlperf_rn50.train.changes import FREE, find_changes, parse_allowed
-from mlperf_rn50.train.comm import LocalComm
-from mlperf_rn50.train.loss_scale import LossScale
+from mlperf_rn50.mllog.writer import RunLog
+from mlperf_rn50.train import session
+from mlperf_rn50.train.checkpoint import checkpoint
+from mlperf_rn50.train.checkpoint.changes import FREE, find_changes, parse_allowed
+from mlperf_rn50.train.checkpoint.progress import Progress
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder, new_run
+from mlperf_rn50.train.comm.horovod import LocalComm
 from mlperf_rn50.train.optimizer import Optimizer
+from mlperf_rn50.train.options import OptimizerConfig, ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
-from mlperf_rn50.train.progress import Progress
-from mlperf_rn50.train.run_folder import RunFolder, new_run
-from mlperf_rn50.train.start import Host, _restore, hold_run, load_resumption, nodes_of, plan_new, plan_resumed
+from mlperf_rn50.train.schedule import LossScale
+from mlperf_rn50.train.session import RankPlace, hold_run, load_resumption, nodes_of, plan_new, plan_resumed
+from mlperf_rn50.train.start import _restore
 
 
 def make_config(folder, **train) -> Config:
@@ -39,7 +43,7 @@ def progress_of(config, num_ranks, step):
 
 
 def test_nodes_are_counted_in_the_order_of_their_first_rank():
-    hosts = [Host(name, 0, 1, '0') for name in ('b', 'a', 'b', 'c')]
+    hosts = [RankPlace(name, 0, 1, '0') for name in ('b', 'a', 'b', 'c')]
     assert nodes_of(hosts) == [0, 1, 0, 2]
 
 
@@ -53,7 +57,7 @@ def test_a_new_run_draws_a_seed_and_knows_its_nodes(tmp_path):
 
 
 def found_of(before):
-    return checkpoint.Found(Path('none/step_00000010'), before, {})
+    return checkpoint.LoadedCheckpoint(Path('none/step_00000010'), before, {})
 
 
 def resume(before, now, num_ranks, *, is_elastic=False, allowed=(), nodes=None):
@@ -207,8 +211,8 @@ def test_who_writes_a_run_holds_it_and_clears_what_a_killed_one_left(run, capsys
     others = [temporary_of(RunFolder(run.dir, 1).config), run.dir / '.config.yaml', run.checkpoints / 'step_x']
     for path in (*left[2:], *others):
         path.write_text('half')
-    monkeypatch.setattr(start, '_LOCK_LIMIT_S', 0.0)
-    monkeypatch.setattr(start, '_LOCK_PERIOD_S', 0.01)
+    monkeypatch.setattr(session, '_LOCK_LIMIT_S', 0.0)
+    monkeypatch.setattr(session, '_LOCK_PERIOD_S', 0.01)
     with open(run.lock, 'a') as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         other.write('process 7 on h9')
@@ -238,7 +242,7 @@ def test_a_new_run_clears_what_a_killed_one_before_it_left(run, tmp_path):
 
 
 def test_it_is_waited_for_until_the_other_one_ends(run, monkeypatch):
-    monkeypatch.setattr(start, '_LOCK_PERIOD_S', 0.0)
+    monkeypatch.setattr(session, '_LOCK_PERIOD_S', 0.0)
     other = open(run.lock, 'a')
     fcntl.flock(other, fcntl.LOCK_EX)
     beats = []

@@ -13,15 +13,15 @@ import psutil
 import pytest
 from helpers import CLI, HANG_LIMIT_S, own_signals, skip_for, wait_for
 
-from mlperf_rn50.train import stop
-from mlperf_rn50.train.stop import Asked
+from mlperf_rn50.train.watchdog import signals as stop_signals
+from mlperf_rn50.train.watchdog.signals import StopRequests
 
 INT, TERM, HUP, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
 # Asked to stop it ends with 75, as a run does after its checkpoint; stuck, it is in a native call for good.
 PROGRAM = '''
 import ctypes, os, signal, sys, time
 from mlperf_rn50.cli import main
-from mlperf_rn50.cli._ranks import in_rank
+from mlperf_rn50.cli.ranks import in_rank
 from mlperf_rn50.config import Config
 def rank(position):
     print('ready', flush=True)
@@ -68,7 +68,7 @@ def insist(process):
     ([(USR1, 0), (USR1, 60)], [False, False]), ([(USR1, 0), (INT, 2)], [False, True]),
     ([(TERM, 0), (HUP, 5), (TERM, 6)], [False, False, False])])
 def test_what_means_at_once(signals, expected):
-    asked = Asked()
+    asked = StopRequests()
     assert [asked.means_at_once(number, 100.0 + at) for number, at in signals] == expected
 
 
@@ -78,16 +78,16 @@ def heard(monkeypatch):
     """
     def hear(can_stop, *sent):
         calls = queue.Queue()
-        monkeypatch.setattr(stop, 'end_at_once', lambda: calls.put('end'))
+        monkeypatch.setattr(stop_signals, 'end_at_once', lambda: calls.put('end'))
         with own_signals():
-            for number in stop.STOP_SIGNALS:
+            for number in stop_signals.STOP_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(INT, signal.SIG_IGN)  # as a shell in the background does
-            stop.catch(lambda *_: None, stop.END_SIGNALS)
-            with stop.alone((lambda: calls.put('ask')) if can_stop else None):
+            stop_signals.catch(lambda *_: None, stop_signals.END_SIGNALS)
+            with stop_signals.alone((lambda: calls.put('ask')) if can_stop else None):
                 for number, now_s in sent:
                     clock = SimpleNamespace(monotonic=lambda now_s=now_s: now_s, sleep=lambda _: None)
-                    monkeypatch.setattr(stop, 'time', clock)
+                    monkeypatch.setattr(stop_signals, 'time', clock)
                     os.kill(os.getpid(), number)
                     yield calls.get(timeout=10)
     return hear

@@ -10,10 +10,10 @@ from helpers import wait_for, write_files
 from lines import run_lines, write_lines
 from made_systems import study_of
 
-from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.mlperf.telemetry import read_node, read_telemetry
-from mlperf_rn50.study.report_picture import render_svg
-from mlperf_rn50.study.report_plots import draw_study
+from mlperf_rn50.analysis.report.picture import render_svg
+from mlperf_rn50.analysis.report.plots import draw_study
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.sidecar.telemetry import read_node, read_telemetry
 from mlperf_rn50.system import power, telemetry
 from mlperf_rn50.system.power import Integrated, Lost, Meter, Rising, energy_facts, open_gpu_energy, open_packages
 from mlperf_rn50.system.telemetry import Telemetry, host_file_name, make_rates, read_counters, read_gpu

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from helpers import ROOT, run
 
-from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
-from mlperf_rn50.data.pipeline import eval_batches, made_up_batches, train_batches
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.batches import eval_batches, made_up_batches, train_batches
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import RunFailed
-from mlperf_rn50.train.agreement import check_finite
-from mlperf_rn50.train.comm import LocalComm
+from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.train.comm.horovod import LocalComm
+from mlperf_rn50.train.comm.rank_checks import check_finite
 from mlperf_rn50.train.evaluate import evaluate
+from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import DETERMINISM, SmoothedCrossEntropy, Trainer, device_notes
 
@@ -82,7 +85,7 @@ def test_the_loss_of_a_step_is_the_mean_over_its_images(made):
 TEAMS = '''import os
 import mxnet as mx
 from mlperf_rn50.system.topology import leave_openmp_to_engine
-from mlperf_rn50.train.saver import Saver
+from mlperf_rn50.train.checkpoint.best_weights import Saver
 leave_openmp_to_engine()
 net = mx.gluon.nn.Conv2D(16, 3, in_channels=16, layout='NCHW')
 net.initialize()

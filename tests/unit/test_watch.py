@@ -13,12 +13,13 @@ import pytest
 from helpers import HANG_LIMIT_S
 
 from mlperf_rn50.system import cgroup, out_of_memory
-from mlperf_rn50.train.stalled import State, explain, full_folders, read_states, stalled_folder, within
-from mlperf_rn50.train.watch import PHASES, Action, Health, Position, Watcher, assess
+from mlperf_rn50.train.watchdog.position import PHASES, Position
+from mlperf_rn50.train.watchdog.stall_report import State, explain, full_folders, read_states, stalled_folder, within
+from mlperf_rn50.train.watchdog.watcher import Action, Health, Watcher, assess
 
 PROGRAM = '''
 import os, signal, sys, time
-from mlperf_rn50.train.watch import watched
+from mlperf_rn50.train.watchdog.watcher import watched
 def rest():  # not one long sleep: a handler whose signal comes just before it would wait for its end
     for _ in range(600):
         time.sleep(0.1)
@@ -152,15 +153,15 @@ def test_each_start_has_a_folder_of_its_own(tmp_path):
 def test_the_activity_of_a_rank():
     position = Position()
     position.now('training', 3)
-    batches = position.told(iter([1, 2]))
+    batches = position.track_reading(iter([1, 2]))
     assert next(batches) == 1 and position.state().doing == 'computing'
     position.computed(True)
     assert (position.state().doing, position.state().num_reached) == ('waiting', 1)
     position.computed(False)
     with position.exchange():
         assert (position.state().doing, position.state().num_reached) == ('waiting', 2)
-    assert next(position.told(iter([position.state().doing]))) == 'computing'
-    assert next(position.told(position.state().doing for _ in range(1))) == 'reading data'
+    assert next(position.track_reading(iter([position.state().doing]))) == 'computing'
+    assert next(position.track_reading(position.state().doing for _ in range(1))) == 'reading data'
 
 
 def test_work_that_hangs_is_left():
@@ -188,7 +189,7 @@ def test_the_end_of_a_rank(status, code, said, capsys):  # status as waitpid has
 
 
 def test_stacks_and_state_of_a_silent_rank_are_written(tmp_path):
-    body = 'import ctypes; list(position.told(ctypes.PyDLL(None).sleep(1000) or 1 for _ in range(9)))'
+    body = 'import ctypes; list(position.track_reading(ctypes.PyDLL(None).sleep(1000) or 1 for _ in range(9)))'
     process = start(body, limit=f'900, {{"training": 0.5}}, __import__("pathlib").Path("{tmp_path}/stalled/4-2")',
                     HOROVOD_RANK='2', HOROVOD_SIZE='4', MLPERF_RN50_JOB='4-2')
     path = tmp_path / 'stalled/4-2/rank_2.txt'

@@ -8,11 +8,14 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import DataError, UserError
+from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.weights import describe_weights, find_weights, load_weights, portable, save_weights, set_weights
 from mlperf_rn50.model.zoo import build_model, restore_model
-from mlperf_rn50.train.run_folder import RunFolder, new_run
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder, new_run
+from mlperf_rn50.train.options import TrainConfig
 
 CONFIG = Config(data=DataConfig(dataset='squares', num_val=40, num_classes=3, image_size=32, resize_shorter=36),
                 model=ModelConfig(name='resnet18', zero_gamma=True), train=TrainConfig(local_batch_size=4))

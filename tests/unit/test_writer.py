@@ -8,12 +8,13 @@ import pytest
 from mlperf_logging.mllog import constants
 from sample_log import SGD, write_run
 
-from mlperf_rn50.config import DataConfig, ScheduleConfig
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import StorageError
 from mlperf_rn50.files import LineFile
-from mlperf_rn50.mlperf import keys
-from mlperf_rn50.mlperf.reader import read_events
-from mlperf_rn50.mlperf.writer import RunLog
+from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.read.reader import read_events
+from mlperf_rn50.mllog.writer import RunLog
+from mlperf_rn50.train.options import ScheduleConfig
 
 
 def events(path, line_format='MLLOG'):

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
-from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet
 from mlperf_rn50.model.zoo import Classifier, build_model, count_flops, count_parameters, image_shape, image_size_of
+from mlperf_rn50.train.options import TrainConfig
 
 
 def config_of(name, num_classes=1000, image_size=None, **data):

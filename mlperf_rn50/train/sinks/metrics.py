@@ -4,10 +4,9 @@ from typing import Any
 
 from mlperf_rn50.config import render_yaml
 from mlperf_rn50.files import LineFile, write_atomically, writing
-from mlperf_rn50.study.reference import Standing, name_of
 from mlperf_rn50.system.environment import dump_environment
 from mlperf_rn50.train import events
-from mlperf_rn50.train.run_folder import RunFolder
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 from mlperf_rn50.train.sinks.mlperf_log import changed, ranks_now
 
 
@@ -41,9 +40,9 @@ class Metrics:
                 write(event='eval', epoch=event.epoch + 1, time_s=event.time_s, num_top1=event.num_top1,
                       num_top5=event.num_top5, num_images=event.num_images, dataset=self._dataset)
             case events.ReferenceFound():
-                write(event='reference', **_reference(event))
+                write(event='reference', **event.record)
             case events.Compared():
-                write(event='course', **_standing(event.standing))
+                write(event='course', **event.record)
             case events.RecordsRead():
                 write(event='epoch', epoch=event.epoch + 1, record_bytes=dict(event.num_bytes),
                       new_record_bytes=dict(event.num_new_bytes))
@@ -58,24 +57,3 @@ class Metrics:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _reference(event: events.ReferenceFound) -> dict[str, Any]:
-    """What the evaluations are compared with; accuracies as fractions, epochs as they are trained."""
-    found, ends = event.reference, event.reference_epochs
-    return {'how': found.how if found else None, 'num_reference': found.num_runs if found else 0,
-            'sources': [name_of(s) for s in found.sets] if found else [],
-            'target': found.recipe.target_accuracy if found else None,
-            'reference_epochs': [ends[0], ends[-1]] if ends else None,
-            'band': [[b.epoch, b.point, b.mean, b.low, b.high, len(b.values)] for b in event.bands],
-            'text': event.text}
-
-
-def _standing(standing: Standing) -> dict[str, Any]:
-    """Where a run stands; without a band, its numbers are null."""
-    here = standing.here
-    return {'epoch': standing.epoch, 'point': standing.point, 'accuracy': standing.accuracy,
-            'mean': here.mean if here else None, 'low': here.low if here else None, 'high': here.high if here else None,
-            'num_reference': len(here.values) if here else 0, 'below': standing.is_below, 'behind': standing.is_behind,
-            'reference_epochs': standing.reference_epochs, 'seconds_left': standing.seconds_left,
-            'text': standing.text}

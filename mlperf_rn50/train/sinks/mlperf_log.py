@@ -1,7 +1,7 @@
 """The MLPerf log of a run."""
 from typing import Any
 
-from mlperf_rn50.mlperf.writer import RunLog
+from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.describe import describe
 from mlperf_rn50.train import events
 from mlperf_rn50.train.plan import Plan

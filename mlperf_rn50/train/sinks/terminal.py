@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from mlperf_rn50.files import LineFile
 from mlperf_rn50.train import events
-from mlperf_rn50.train.run_folder import RunFolder
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 
 # Without a terminal, a line at most this often.
 _PLAIN_PERIOD_S = 30.0
@@ -78,7 +78,7 @@ class Terminal:
             case events.ReferenceFound():
                 say('%s', event.text)
             case events.Compared():
-                (self._console.warning if event.is_new else say)('%s', event.standing.text)
+                (self._console.warning if event.is_new else say)('%s', event.text)
             case events.RanksTimed():
                 for text in event.stragglers:
                     self._console.warning('%s', text)

@@ -1,7 +1,7 @@
 """What this rank's watcher and its node's telemetry are told."""
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train import events
-from mlperf_rn50.train.watch import Position
+from mlperf_rn50.train.watchdog.position import Position
 
 
 class Watched:

@@ -1,0 +1,99 @@
+"""The networks that a run keeps, its best and its last, and the thread that writes them and checkpoints."""
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import mxnet as mx
+
+from mlperf_rn50.model.weights import BEST, LAST, describe_weights, save_weights
+from mlperf_rn50.system.topology import leave_openmp_to_engine
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder
+from mlperf_rn50.train.evaluate import Accuracy
+from mlperf_rn50.train.plan import Plan
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network as it was after a step: copies, by parameter; accuracy None where it was not evaluated."""
+
+    step: int
+    accuracy: Accuracy | None
+    arrays: dict[str, mx.nd.NDArray]
+
+
+class BestWeights:
+    """Rank 0's networks that are worth keeping; a thread may write one while a better one comes."""
+
+    def __init__(self, folder: RunFolder, plan: Plan, classes: Sequence[str]):
+        """classes: their names, read before they are needed."""
+        self._folder, self._plan, self._classes = folder.weights, plan, classes
+        self._best: Network | None = None
+        self._written: Network | None = None
+        self._last_accuracy: tuple[int, Accuracy] | None = None
+
+    def evaluated(self, step: int, accuracy: Accuracy, is_better: bool,
+                  copy: Callable[[], dict[str, mx.nd.NDArray]]) -> None:
+        """Note what the network is worth after a step, and keep it if it is better than all before.
+
+        Args:
+            is_better: than before in this run; the first one is kept anyway, unless a part before a resume kept one.
+            copy: copies the network.
+        """
+        self._last_accuracy = step, accuracy
+        if is_better or not (self._best or (self._folder / f'{BEST}.npz').exists()):
+            self._best = Network(step, accuracy, copy())
+
+    def write_best(self) -> None:
+        """Writes the best network so far, unless it is there already; raises UserError where it cannot."""
+        best = self._best
+        if best and best is not self._written:
+            self._write(BEST, best, is_last=False)
+            self._written = best
+
+    def write_at_end(self, step: int, arrays: dict[str, mx.nd.NDArray]) -> None:
+        """Writes what is left at the end of a run that is over; one file if the last is the best. Raises UserError."""
+        if self._best and self._best.step == step:
+            self._write(BEST, self._best, is_last=True)
+            return
+        self.write_best()
+        at, accuracy = self._last_accuracy or (step, None)
+        self._write(LAST, Network(step, accuracy if at == step else None, arrays), is_last=True)
+
+    def _write(self, stem: str, network: Network, is_last: bool) -> None:
+        config, found = self._plan.config, network.accuracy
+        description = describe_weights(
+            config, self._classes, self._plan.eval_batch_size, network.step // self._plan.steps_per_epoch,
+            config.run.seed or 0, is_best=stem == BEST, is_last=is_last,
+            counts=(found.num_top1, found.num_top5, found.num_images) if found else None)
+        save_weights(self._folder, stem, description, {n: a.asnumpy() for n, a in network.arrays.items()})
+
+
+class Saver:
+    """One thing after the other, in a thread; the next one waits until the one before is written."""
+
+    def __init__(self, on_wait: Callable[[], None] = lambda: None):
+        """on_wait is called now and then while something waits."""
+        self._pool, self._on_wait = ThreadPoolExecutor(1, 'save', leave_openmp_to_engine), on_wait
+        self._pending: Future[object] | None = None
+
+    def submit(self, *writes: Callable[[], object]) -> None:
+        """Writes in the background, one after the other, when what was submitted before is written.
+
+        Raises:
+            CheckpointError: that could not be written.
+        """
+        self.finish()
+        self._pending = self._pool.submit(lambda: [write() for write in writes])
+
+    def check(self) -> None:
+        """Raise the error of what was written, if it is done and there was one."""
+        if self._pending and self._pending.done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits until all is written; raises its error."""
+        while self._pending and not wait([self._pending], timeout=1).done:
+            self._on_wait()
+        pending, self._pending = self._pending, None
+        if pending:
+            pending.result()
