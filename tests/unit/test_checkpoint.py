@@ -286,7 +286,7 @@ def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path):
 # --- in the background ---------------------------------------------------------------------------------
 
 def test_training_goes_on_meanwhile_and_a_second_one_waits():
-    gate, written, waits = threading.LogEvent(), [], []
+    gate, written, waits = threading.Event(), [], []
 
     def open_gate():  # said while the second one waits
         waits.append(1)

@@ -23,7 +23,7 @@ INSTALL = 'is not installed; install it with launch/setup.sh in the checkout, or
 @pytest.mark.parametrize('words, said', [
     (['-x'], '-x: unknown option; see mlperf-rn50 --help'),
     (['--degub', 'report'], '--degub: unknown option; did you mean --debug?'),
-    (['--version=1'], 'argument --version: ignored explicit argument'),
+    (['--version=1'], '--version: ignored explicit argument'),
     (['raport'], 'raport: unknown command; did you mean report?; expected one of'),
     (['export'], 'RUN|WEIGHTS, --format {onnx,gluon}: missing; see mlperf-rn50 export --help'),
     (['bench'], '{train,data,allreduce,ops}: missing; see'), (['evaluate'], 'RUN|WEIGHTS: missing; see'),

@@ -12,6 +12,7 @@ import pytest
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train.comm import horovod as comm_module
+from mlperf_rn50.train.comm import sharing as sharing_module
 from mlperf_rn50.train.comm.horovod import HorovodComm, open_comm
 from mlperf_rn50.train.comm.sharing import (
     check_places,
@@ -165,9 +166,9 @@ def test_sharers_sum_first_only_where_nccl_would_refuse(monkeypatch, device, per
     assert decide_sharing(device, per_device, has_nccl) == sharing
     install(monkeypatch, SimpleNamespace(nccl_built=lambda: has_nccl))
     config = Config(train=TrainConfig(device=device), run=RunConfig(ranks_per_device=per_device))
-    monkeypatch.setattr(comm_module, 'launched_size', lambda: 6)
+    monkeypatch.setattr(sharing_module, 'launched_size', lambda: 6)
     assert sharing_of(config) == sharing
-    monkeypatch.setattr(comm_module, 'launched_size', lambda: None)
+    monkeypatch.setattr(sharing_module, 'launched_size', lambda: None)
     assert sharing_of(config) == 1
 
 

@@ -15,7 +15,7 @@ from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.data import pipeline
 from mlperf_rn50.data.batches import eval_batches, train_batches
 from mlperf_rn50.data.pipeline import build_warm, made_up_inputs
-from mlperf_rn50.data.records import KeptRecords, Record, RecordFile
+from mlperf_rn50.data.records import KeptRecords, Record, RecordFile, open_split
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train.options import TrainConfig
@@ -114,7 +114,7 @@ def test_batches_are_the_same_from_memory(numbered, monkeypatch, split, nodes):
 
 def test_bytes_count_what_was_read_from_the_file(numbered):
     config = with_data(numbered, record_cache_mib=1, read_threads=1)
-    records = pipeline.open_split(config.data, 'train')
+    records = open_split(config.data, 'train')
     batches = list(islice(train_batches(config, Shard(24, 0, 1, 4), 9, 0, None), 18))
     sizes = [records.num_bytes(b.labels.asnumpy()) for b in batches[:6]] + [0] * 12
     assert [(b.num_bytes, b.num_new_bytes) for b in batches] == list(zip(sizes, sizes))

@@ -18,7 +18,7 @@ from nvidia.dali import types as dali_types
 from nvidia.dali.backend import TensorCPU
 from nvidia.dali.pipeline import Pipeline
 
-from mlperf_rn50.data import pipeline
+from mlperf_rn50.data import batches, pipeline
 from mlperf_rn50.data.augment import NUM_DRAWS
 from mlperf_rn50.data.batches import Request, eval_batches, train_batches, train_requests
 from mlperf_rn50.data.dlpack import keeps_outputs, to_mxnet
@@ -219,7 +219,7 @@ def test_a_damaged_image_stops_with_one_line(tmp_path):
 def test_a_label_that_is_no_class_is_named(label):
     record = Record(np.zeros(1, np.uint8), label, 0)
     with pytest.raises(DataError, match=f'train.rec: got a label of {label}, expected 0 to 1'):
-        pipeline._fill([record], Request(np.zeros(1), np.zeros(1)), DataConfig(num_classes=2), 'train.rec')
+        batches._fill([record], Request(np.zeros(1), np.zeros(1)), DataConfig(num_classes=2), 'train.rec')
 
 
 # --- on the way from DALI to MXNet ------------------------------------------------------------------
