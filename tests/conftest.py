@@ -1,17 +1,14 @@
 """What the tests share: data, memory between files, and the last lines of a run: time, memory, what was left out."""
-import ctypes
 import functools
-import gc
 import os
 import resource
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from closure import needs_training_packages
-from helpers import CLI, MPIJOB_SCHEMA, PUBLISHED, run
+from helpers import CLI, MPIJOB_SCHEMA, PUBLISHED, return_memory, run
 from hypothesis import HealthCheck, settings
 
 from mlperf_rn50.system.processor import find_processor
@@ -123,12 +120,9 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture(scope='module', autouse=True)
 def returned_memory():
-    """Return freed memory to the system after each file that used MXNet: glibc would keep gigabytes of it."""
+    """Return freed memory to the system after each file."""
     yield
-    if mxnet := sys.modules.get('mxnet'):
-        gc.collect()
-        mxnet.nd.waitall()
-        ctypes.CDLL(None).malloc_trim(0)
+    return_memory()
 
 
 @pytest.fixture(scope='session')

@@ -1,5 +1,7 @@
 """Programs as the tests start them."""
 import contextlib
+import ctypes
+import gc
 import io
 import os
 import signal
@@ -25,6 +27,14 @@ CLI = [sys.executable, '-m', 'mlperf_rn50']
 def run(command, *, timeout=HANG_LIMIT_S, **keys) -> subprocess.CompletedProcess:
     """Runs a command to its end; output as text."""
     return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout, **keys)
+
+
+def return_memory() -> None:
+    """Return the memory that MXNet has freed to the system: glibc would keep gigabytes of it."""
+    if mxnet := sys.modules.get('mxnet'):
+        gc.collect()
+        mxnet.nd.waitall()
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextlib.contextmanager

@@ -108,6 +108,7 @@ def test_the_arrow_keys_move_within_a_table(open_page):
 
 
 def test_rows_are_chosen_by_words_and_lists(open_page):
+    from playwright.sync_api import expect
     page = open_page('rounds')
     box = frame(page, ALL)
     form, table = box.get_by_role('search'), box.locator('table')
@@ -116,7 +117,7 @@ def test_rows_are_chosen_by_words_and_lists(open_page):
     form.get_by_label('find').fill('MXNET v1.0')
     assert sorted(column(table, 'system')) == ['e10', 'e9'] and said.inner_text() == '2 of 6 systems'
     form.get_by_role('button', name='Show all').click()
-    page.wait_for_function("document.querySelector('output').textContent === '6 of 6 systems'")
+    expect(said).to_have_text('6 of 6 systems')
     form.get_by_label('accelerator').select_option('V100')
     form.get_by_label('round').select_option('v0.7')
     assert said.inner_text() == '3 of 6 systems' and 'b' in column(table, 'system')

@@ -32,15 +32,14 @@ def assert_same_end(run_dir, whole_dir, step=20):
 
 def test_killed_between_two_checkpoints_and_resumed(whole_run, tiny, tmp_path):
     options = ['--checkpoint.period_epochs=0', '--checkpoint.period_steps=4', '--checkpoint.keep=3']
-    process = start(thin_ranks(2, *arguments(tmp_path, tiny, *options)))
+    process = start(thin_ranks(2, '--stuck=10', *arguments(tmp_path, tiny, *options)))
     wait_for_checkpoint(tmp_path, 8, process)
     for victim in [*psutil.Process(process.pid).children(recursive=True), process]:
         with suppress(psutil.NoSuchProcess):  # a rank ends with its watcher
             victim.kill()
     process.communicate()
     assert_aborted(run(thin_ranks(2, 'train', '--resume', tmp_path)))
-    resumed_at = metrics(tmp_path, 'resumed')[0]['step']
-    assert resumed_at >= 8 and resumed_at % 4 == 0
+    assert metrics(tmp_path, 'resumed')[0]['step'] == 8
     assert_same_end(tmp_path, whole_run[0])
     said = call('check', tmp_path / 'result_0.txt', '--ruleset', 'v0.5').stdout
     assert 'a log that spans a resume cannot be submitted' in said

@@ -130,7 +130,7 @@ def test_killed_in_each_phase_and_started_again_while_another_launcher_tries(tin
 
 def test_a_rank_whose_data_does_not_come_is_named_by_the_one_that_waits(tiny, tmp_path):
     options = ['--comm.stall_limit_s=8', '--checkpoint.period_epochs=0']
-    done = run(thin_ranks(2, '--stuck', *arguments(tmp_path, tiny, *options)))
+    done = run(thin_ranks(2, '--stuck=7', *arguments(tmp_path, tiny, *options)))
     assert done.returncode == 1
     [folder] = (tmp_path / 'stalled').iterdir()
     assert 'step 7, training: no progress for ' in done.stderr

@@ -1,38 +1,37 @@
 """mlperf-rn50 as a process of its own, with the thin networks that the fixture `thin` gives to the process of a test.
 
-With --stuck, rank 1's eighth batch never comes.
+With --stuck=N, rank 1 gets N batches and waits for the next one for ever.
 """
 import sys
 import time
 from itertools import islice
 
-from mlperf_rn50.cli import main
-from mlperf_rn50.cli import ranks as _ranks
+from mlperf_rn50.cli import main, ranks
 from mlperf_rn50.system.launcher_env import launched_rank
 from mlperf_rn50.train.watchdog import watcher
 
 CHANNELS = (16, 32, 64, 128)
-STUCK = '--stuck'
+STUCK = next((int(w.partition('=')[2]) for w in sys.argv if w.startswith('--stuck=')), 0)
 
 
 def stuck(batches):
-    yield from islice(batches, 7)
+    yield from islice(batches, STUCK)
     time.sleep(100000)
 
 
-def in_rank(program, *args, real=_ranks.in_rank, **keys):
+def in_rank(program, *args, real=ranks.in_rank, **keys):
     def thin_program(position):  # after the fork of the watcher, before which nothing heavy may be imported
         from mlperf_rn50.model import resnet
         from mlperf_rn50.train import start
         resnet.STAGE_CHANNELS, made = CHANNELS, start.train_batches
-        if STUCK in sys.argv and launched_rank():
+        if STUCK and launched_rank():
             start.train_batches = lambda *a: stuck(made(*a))
         return program(position)
     return real(thin_program, *args, **keys)
 
 
 if __name__ == '__main__':
-    _ranks.in_rank = in_rank
-    if STUCK in sys.argv:
+    ranks.in_rank = in_rank
+    if STUCK:
         watcher._HEAR_OTHERS_S += 600 * launched_rank()  # rank 0 speaks first, however far rank 1 is ahead of it
-    sys.exit(main([word for word in sys.argv[1:] if word != STUCK]))
+    sys.exit(main([word for word in sys.argv[1:] if not word.startswith('--stuck=')]))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import return_memory
 
 IS_DRY = os.environ.get('MLPERF_RN50_TEST_GPU') == 'dry'
 # What follows compares float32 with the CPU's: without it tensor cores of Ampere and later round it to 11 bits.
@@ -26,6 +27,13 @@ def computable(request):
     values = getattr(request.node, 'callspec', None)
     if values and {'NHWC', 'float16', 'mixed'} & set(values.params.values()):
         only_on_a_gpu('a CPU has no kernel for it')
+
+
+@pytest.fixture(autouse=True)
+def returned_test_memory():
+    """Return freed memory after each test: these compare whole networks."""
+    yield
+    return_memory()
 
 
 @pytest.fixture(scope='session')
