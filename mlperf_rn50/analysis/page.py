@@ -1,4 +1,4 @@
-"""Pages of HTML that need nothing but themselves: their templates, and the style they share, lie beside this module."""
+"""Jinja environment of the self-contained HTML pages; templates and the shared style sheet are in this package."""
 from importlib import resources
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
@@ -6,12 +6,9 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from mlperf_rn50.mllog.events import printable
 
 
-def _source(name: str) -> str:
-    return resources.files('mlperf_rn50.analysis').joinpath(name).read_text()
-
-
 def page_template(name: str) -> Template:
-    """The template of a page: what is put into it is escaped, and steers nothing."""
+    """Return the template of a page, which escapes values and removes control characters from them."""
+    loader = FunctionLoader(lambda path: resources.files(__package__).joinpath(path).read_text())
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-                              finalize=lambda v: printable(v) if type(v) is str else v, loader=FunctionLoader(_source))
+                              finalize=lambda v: printable(v) if type(v) is str else v, loader=loader)
     return environment.get_template(name)

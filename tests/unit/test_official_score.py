@@ -64,7 +64,7 @@ def test_it_is_shown_beside_the_score(tree_of):
     score, official = system.score_minutes, official_score_minutes(system)
     done = call('report', home)
     assert 'the score is scaled by 1.0294' in done.stdout
-    said = f'box: the official score is {official:.2f} min, {score:.2f} x 1.0294: it took fewer epochs than'
+    said = f'box: the official score is {official:.2f} min = {score:.2f} min x 1.0294 because the runs took'
     assert said in done.stdout
     found = json.loads(call('report', home, '--format', 'json').stdout)['systems'][0]
     assert (found['score_minutes'], found['official_score_minutes']) == (score, official)
@@ -89,7 +89,7 @@ def test_without_mlperf_logging_it_is_the_score_and_a_note_says_so(tree_of, monk
     assert is_applicable(system) and check_rcp(system) is None
     assert official_score_minutes(system) == system.score_minutes
     done = call('report', home)
-    note = "reference convergence points were not checked: pip install 'mlperf-rn50[check]'"
+    note = "reference convergence points were not checked; run pip install 'mlperf-rn50[check]'"
     assert done.returncode == 0 and done.stdout.count(note) == 1 and 'Epochs against the reference' not in done.stdout
 
 

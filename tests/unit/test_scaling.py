@@ -47,7 +47,7 @@ def test_intervals_that_overlap_break_the_identity_and_are_said(tmp_path):
     log.write_text('\n'.join(lines))
     study = study_of(tmp_path)
     assert study.comparisons[1].identity_error > scaling.IDENTITY_TOLERANCE
-    assert any('intervals of its logs overlap or miss' in note for note in study.notes)
+    assert any('intervals in the logs overlap or are missing' in note for note in study.notes)
 
 
 def test_node_splits_of_the_same_accelerators(tmp_path):
@@ -64,7 +64,7 @@ def test_a_difference_finer_than_the_grid_of_evaluations_is_weak(tmp_path):
     write_set(tmp_path / 'a', 3, accuracies=(0.5, 0.76), period=4)
     write_set(tmp_path / 'b', 3, accuracies=lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76), period=4, nodes=2,
               ranks=8)
-    said = 'b: 1.3 epochs from a on average, less than the 4 between two evaluations: weak evidence'
+    said = 'b: weak evidence, 1.3 mean epochs from a, less than the 4 epochs between evaluations'
     assert said in study_of(tmp_path).notes
 
 
@@ -87,7 +87,7 @@ def test_the_baseline_is_the_smallest_that_converged_or_the_one_that_is_named(tm
     with pytest.raises(UserError, match='--baseline: got 3n, expected one of: 1n, 2n, 4n'):
         study_of(tmp_path, baseline='3n')
     write_set(tmp_path / 't/4n', 1, nodes=4, ranks=16)
-    for name, said in (('4n', '4n names 2 systems'), ('3n', 'expected one of: 1n, 2n, 4n$')):  # each name once
+    for name, said in (('4n', '4n, which matches 2 systems'), ('3n', 'expected one of: 1n, 2n, 4n$')):  # each name once
         with pytest.raises(UserError, match=said):
             studies_of(tmp_path, baseline=name)
 
@@ -99,7 +99,7 @@ def test_a_system_without_a_log_is_shown_with_its_study(tmp_path):
     assert [s.name for s in study.systems] == ['1x4', '2x4'] and study.comparisons == (None, None)
     assert {(s['baseline'], s['speedup'], s['efficiency']) for s in systems_of(study).values()} == {(None, None, None)}
     text = render_table([study])
-    assert '2x4: 1 of 1 logs cannot be read: it counts as not converged' in text
+    assert '2x4: 1 of 1 logs cannot be read, counted as not converged' in text
     assert 'speed-up' not in next(line for line in text.splitlines() if line.startswith('system'))
 
 
@@ -111,9 +111,9 @@ def test_an_efficiency_between_unknown_accelerators_says_what_it_supposes(tmp_pa
         write_set(tmp_path / f's/{nodes}n', 1, nodes=nodes, ranks=4 * nodes, platform=name, number_of_nodes=nodes)
     study = study_of(tmp_path)
     assert [s.num_nodes for s in study.systems] == [1, 2] and study.comparisons[1].efficiency
-    said = 'the accelerator of 1n, 2n is not known: an efficiency supposes that all are alike'
+    said = 'the accelerator of 1n, 2n is unknown; efficiency assumes that all accelerators are the same model'
     assert study.cautions == (() if is_alike else (said,))
-    assert [n for n in study.notes if n.startswith('all ran on')] == (['all ran on: box'] if is_one else [])
+    assert [n for n in study.notes if 'ran on' in n] == (['all systems ran on platform box'] if is_one else [])
 
 
 def test_of_many_splits_only_the_widest_is_shown_and_said(tmp_path):
@@ -127,8 +127,8 @@ def test_of_many_splits_only_the_widest_is_shown_and_said(tmp_path):
     fastest = max(many.systems, key=lambda s: s.images_per_s)
     slowest = min(s.images_per_s for s in many.systems if s.num_nodes != fastest.num_nodes)
     assert [x.difference for x in many.splits] == [fastest.images_per_s / slowest - 1]
-    assert ('of the 16 systems of 16 accelerators, only the fastest and the slowest on another number of nodes stand '
-            'side by side') in many.notes
+    assert ('of 16 systems with 16 accelerators, only the fastest is compared with the slowest on another number of '
+            'nodes') in many.notes
 
 
 def systems_of(*studies):
@@ -146,7 +146,7 @@ def submission(home, models, **keys):
     return home
 
 
-CAUTION = '2n: A100, not V100 as in 1n: the speed-up is of other hardware, and there is no efficiency'
+CAUTION = '2n: A100, not V100 as in 1n; the speed-up compares different hardware and has no efficiency'
 
 
 @pytest.mark.parametrize('models, efficiency, cautions', [
@@ -171,7 +171,7 @@ def test_other_rules_are_said_before_the_ratio(tmp_path):
     write_set(tmp_path / 'v1.0/us/results/a/resnet', 1)
     write_set(tmp_path / 'v2.0/us/results/b/resnet', 1, nodes=2, ranks=8, division='open', target=0.759)
     study = study_of(tmp_path, baseline='a')
-    assert study.cautions == ('b: rules of v2.0, not v1.0 as in a', 'b: open division, not closed as a')
+    assert study.cautions == ('b: rules of v2.0, not v1.0 as in a', 'b: open division, not closed as in a')
     assert study.comparisons[1].speedup == pytest.approx(1)
 
 

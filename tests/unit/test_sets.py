@@ -21,8 +21,8 @@ from mlperf_rn50.mllog.package.duplicates import find_copies
 from mlperf_rn50.mllog.run import LogWarning
 
 MINUTES = 60.0
-REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt; runs that differ in it are no set: report '
-           'them apart')
+REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt, expected one value in a run set; report '
+           'them separately')
 
 
 def only(folder):
@@ -68,12 +68,12 @@ def test_fewer_than_five_have_a_mean_and_a_spread(tmp_path):
 
 
 @pytest.mark.parametrize('num_runs, keys, said', [
-    (3, {}, ['no MLPerf score: it takes 5 runs, here are 3']),
-    (1, {}, ['no MLPerf score: it takes 5 runs, here is 1; one run says nothing about the spread']),
+    (3, {}, ['no MLPerf score: got 3 runs, expected 5']),
+    (1, {}, ['no MLPerf score: got 1 run, expected 5; the spread of a single run is unknown']),
     (5, {'seed': 9}, ['5 runs have the same seed 9']),
-    (5, {'seed': None}, ['no log names a seed: nothing says that the runs differ in theirs']),
+    (5, {'seed': None}, ['no log contains a seed; the runs may have the same one']),
     (5, {'period': 4, 'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76)},
-     ['the runs differ by one evaluation, earlier or later: a finer grid would tell more']),
+     ['the runs differ by at most one evaluation; a smaller eval_period gives better resolution']),
     (5, {'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.5, 0.6, 0.76)}, []),
     (5, {'status': lambda k: 'success' if k > 1 else 'aborted'}, [
         '2 of 5 runs did not converge', 'no MLPerf score: two or more runs without convergence make the set invalid'])])
@@ -102,7 +102,7 @@ def test_a_file_that_is_no_log_is_a_run_that_did_not_converge(tmp_path):
     ('num_accelerators', {'ranks': lambda k: 4 if k else 8})])
 def test_runs_that_differ_are_not_pooled(tmp_path, field, values):
     write_set(tmp_path, 3, **values)
-    assert re.match(f'{field} is .* in result_0.txt and .* in result_1.txt; .* report them', only(tmp_path).refusal)
+    assert re.match(f'{field} is .* in result_0.txt and .* in result_1.txt, .* report them', only(tmp_path).refusal)
     assert len(load_systems([tmp_path / 'result_1.txt'])) == 1
 
 
@@ -150,7 +150,7 @@ def test_a_refused_set_is_compared_with_nothing(tree):
     study = study_of(tree)
     assert [s.name for s in study.systems] == ['1n', '4n', '2n'] and study.baseline.name == '1n'
     assert study.comparisons[2] is None and study.rates[2] is None and not study.splits
-    with pytest.raises(UserError, match='--baseline: 2n is no set: global_batch_size is 128'):
+    with pytest.raises(UserError, match='--baseline: 2n is refused because global_batch_size is 128'):
         study_of(tree, baseline='2n')
     alone = study_of(tree / 'study/2n')
     text = render_table([alone])
@@ -166,7 +166,7 @@ def test_a_copy_with_another_seed_is_no_run_of_its_own(tmp_path):
     system = only(tmp_path)
     assert (len(system.runs), len(system.counted), len(system.converged), system.score_minutes) == (5, 4, 4, None)
     assert system.runs[3].seed == 77 and system.warnings[0].startswith('result_3.txt is a copy of result_1.txt')
-    assert 'no MLPerf score: it takes 5 runs, here are 4' in system.warnings
+    assert 'no MLPerf score: got 4 runs, expected 5' in system.warnings
     assert system.time_s == pytest.approx(2 * (10.123 + (0 + 1 + 2 + 4) / 4 + 1.01))
     found = json.loads(call('report', tmp_path, '--format', 'json').stdout)['systems'][0]
     assert (found['num_runs'], found['num_converged'], found['score_minutes']) == (5, 4, None)
@@ -209,8 +209,8 @@ def test_what_is_wrong_is_said_before_what_is_weak_or_odd(tmp_path):
     system = System('box', tmp_path, tmp_path, tuple(runs))
     assert system.warnings == (f'{runs[1].path.name} is a copy of {runs[0].path.name}: all 10 times of epochs and '
                                'evaluations are equal to the millisecond; it counts once', 'all 2 logs: no',
-                               'no MLPerf score: it takes 5 runs, here is 1; one run says nothing about the spread',
-                               'the data is another set, not ImageNet', 'all 2 logs: odd')
+                               'no MLPerf score: got 1 run, expected 5; the spread of a single run is unknown',
+                               'the data set is unnamed, not ImageNet', 'all 2 logs: odd')
     assert refused.warnings[0] == refused.refusal and 'is a copy of' in refused.warnings[1]
 
 
@@ -274,7 +274,7 @@ def test_a_system_that_is_a_copy_of_another_is_said(tmp_path):
     for path in (tmp_path / 's/a').iterdir():
         write_lines(tmp_path / 's/b' / path.name, [path.read_text().replace('"seed", "value": ', '"seed", "value": 9')])
     study = study_of(tmp_path)
-    said = 'all 5 logs have the times of logs of a: they are copies, not runs of another system'
+    said = 'all 5 logs have the same times as logs of a; they are duplicates, not runs of another system'
     assert {s.name: s.doubts for s in study.systems} == {'a': (), 'b': (said,), 'c': ()}
     assert f'- b: {said}' in render_table([study])
     assert {s.name for s, c in zip(study.systems, study.comparisons) if c} == {'a', 'c'}  # a ratio would say nothing
@@ -288,20 +288,17 @@ def test_one_log_of_another_system_is_named(tmp_path):
     first, second = load_systems([tmp_path])
     copied = next(s for s in (first, second) if s.doubts)
     assert [len(s.doubts) for s in (first, second)] == [0, 1]
-    assert copied.doubts == (f'result_1.txt has the times of result_3.txt of {first.folder}: one is a copy of the '
-                             'other',)
+    assert copied.doubts == (f'result_1.txt has the same times as result_3.txt of {first.folder}; one is a duplicate',)
 
 
-@pytest.mark.parametrize('numbers, said', [
-    ((0, 1, 2, 3, 7), 'result_4, 5, 6 are missing: what became of those runs?'),
-    ((0, 1, 2, 3, 5), 'result_4 is missing: what became of that run?'),
-    ((1, 2, 3, 4, 5), None), ((2, 3, 4, 5, 6), 'result_1 is missing: what became of that run?'), ((7,), None),
-    ((0, 999_999_999), 'result_1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999999988 more are missing: what became of those '
-                       'runs?')])
-def test_holes_in_the_numbers_are_said(tmp_path, numbers, said):
+@pytest.mark.parametrize('numbers, missing', [
+    ((0, 1, 2, 3, 7), '4, 5, 6'), ((0, 1, 2, 3, 5), '4'), ((1, 2, 3, 4, 5), None), ((2, 3, 4, 5, 6), '1'), ((7,), None),
+    ((0, 999_999_999), '1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999999988 more')])
+def test_gaps_in_the_numbers_are_reported(tmp_path, numbers, missing):
     for k, number in enumerate(numbers):
         write_lines(tmp_path / f'result_{number}.txt', run_lines(seed=k, epoch_s=10.123 + k))
-    assert [w for w in only(tmp_path).warnings if 'missing' in w] == ([said] if said else [])
+    text = f'result_<k>.txt is missing for k = {missing}; the numbering has a gap'
+    assert [w for w in only(tmp_path).warnings if 'missing' in w] == ([text] if missing else [])
 
 
 def test_a_run_whose_clock_contradicts_itself_did_converge(tmp_path):
@@ -309,4 +306,4 @@ def test_a_run_whose_clock_contradicts_itself_did_converge(tmp_path):
     path.write_text(path.read_text().replace(mllog('run_start', 0), mllog('run_start', 60)))
     found = only(tmp_path)
     assert found.runs[4].status == 'failed'
-    assert '1 of 5 runs does not count: the log contradicts itself' in found.warnings
+    assert '1 of 5 runs not counted because of contradictions in the log' in found.warnings

@@ -1,7 +1,4 @@
-"""How many epochs, and how long, until the target? Of a system: a set of runs that differ in their seeds.
-
-Pure, but for the energy, which is read from what lies beside the logs when it is asked for.
-"""
+"""Epochs and time to the target of a system, a set of runs with different seeds. Pure except for reading energy."""
 import re
 import statistics
 from collections import Counter
@@ -20,26 +17,23 @@ from mlperf_rn50.mllog.package.duplicates import Copy, find_copies
 from mlperf_rn50.mllog.run import LogWarning, Run
 from mlperf_rn50.mllog.sidecar.energy import Energy, read_energy
 from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry
-from mlperf_rn50.text import are
+from mlperf_rn50.text import plural
 
 RUNS_OF_A_SCORE = 5
-_MAX_MISSING = 10  # numbers of results in a sentence
+_MAX_MISSING = 10  # missing logs listed in a warning
 _T = TypeVar('_T')
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
-    """Return a / b; None where one is missing, or b is 0."""
+    """Return a / b, or None if either is missing or b is 0."""
     return a / b if a is not None and b else None
 
 
 def score_minutes(times_s: Sequence[float | None]) -> float | None:
-    """The MLPerf score in minutes; None where the set has none.
+    """Return the MLPerf score of the times to train, which are None for runs that did not converge.
 
-    Args:
-        times_s: time to train of each run in seconds, None for a run that did not converge.
-
-    Source: MLPerf training rules: five runs, fastest and slowest dropped; one run without convergence counts as the
-        slowest, two make the set invalid.
+    Source: MLPerf training rules. The fastest and the slowest of five runs are dropped. One run without convergence
+        counts as the slowest, two make the set invalid.
     """
     if len(times_s) != RUNS_OF_A_SCORE or sum(t is None for t in times_s) > 1:
         return None
@@ -48,7 +42,7 @@ def score_minutes(times_s: Sequence[float | None]) -> float | None:
 
 
 def _shared(name: str, kind: type[_T]) -> cached_property[_T | None]:
-    """Return a property: a fact that the first run has that has it; None for a refused set whose runs differ in it."""
+    """Return a property with the first known value of a fact, or None if the runs of a refused set disagree on it."""
     def first(system: 'System') -> _T | None:
         known = [v for r in system.runs if (v := r.fact(name)) is not None]
         return None if not known or system.refusal and any(v != known[0] for v in known) else known[0]
@@ -57,18 +51,15 @@ def _shared(name: str, kind: type[_T]) -> cached_property[_T | None]:
 
 @dataclass(frozen=True)
 class System:
-    """The runs of one folder, which agree in everything but their seeds; with a refusal, no set.
-
-    A refused one has no score, time or mean, and of the rest only what its runs share.
-    """
+    """The run set in a folder; a refused one has no score, time or mean, and only facts that its runs share."""
 
     name: str
     folder: Path
     study: Path
     runs: tuple[Run, ...]
-    refusal: str | None = None  # why the runs are no set
-    doubts: tuple[str, ...] = ()  # of all of it: logs of another system, or of several submitters
-    is_copy: bool = False  # whether all of its logs are those of another system, so that a ratio would say nothing
+    refusal: str | None = None  # why the runs do not form a set
+    doubts: tuple[str, ...] = ()  # about the whole set, such as duplicates of other logs
+    is_copy: bool = False  # all logs duplicate those of other systems
 
     @cached_property
     def copies(self) -> tuple[Copy, ...]:
@@ -76,15 +67,14 @@ class System:
 
     @cached_property
     def counted(self) -> tuple[Run, ...]:
-        """The runs without copies of others."""
+        """Runs without duplicates."""
         copied = {c.run.path for c in self.copies}
         return tuple(r for r in self.runs if r.path not in copied)
 
     @cached_property
     def study_name(self) -> str:
-        """Of the folder that holds the systems; for a submission, of its round and organisation."""
-        is_submission = self.study.name == 'results'
-        return '/'.join(self.study.parts[-3:-1]) if is_submission else self.study.name
+        """Name of the parent folder, or round and organisation of a submission."""
+        return '/'.join(self.study.parts[-3:-1]) if self.study.name == 'results' else self.study.name
 
     @cached_property
     def round(self) -> str:
@@ -105,7 +95,7 @@ class System:
 
     @cached_property
     def num_units(self) -> int | None:
-        """What shares the work: accelerators, or ranks where there are none."""
+        """Number of accelerators, or of ranks on CPUs."""
         return self.num_accelerators or self.num_ranks
 
     @cached_property
@@ -114,7 +104,7 @@ class System:
 
     @cached_property
     def other_dataset(self) -> str | None:
-        """The data set; None for ImageNet."""
+        """Name of the data set, None for ImageNet."""
         return None if self.is_imagenet else self.dataset or 'another data set'
 
     @cached_property
@@ -129,7 +119,7 @@ class System:
 
     @cached_property
     def scored(self) -> tuple[Run, ...]:
-        """The runs whose mean is the time of the system: the three of the MLPerf score, else all that converged."""
+        """Runs that the time is averaged over: three for an MLPerf score, else all converged runs."""
         if self.refusal:
             return ()
         if self.score_minutes is None:
@@ -139,15 +129,15 @@ class System:
 
     @cached_property
     def time_s(self) -> float | None:
-        """The time of the system in seconds: the score, or the mean of the runs that converged."""
+        """MLPerf score, or mean of the converged runs, in seconds."""
         times = [r.time_to_train_s for r in self.scored if r.time_to_train_s is not None]
         return statistics.fmean(times) if times else None
 
     @cached_property
     def spread_s(self) -> float | None:
-        """Standard deviation of the times of all runs that converged, in seconds; None with fewer than two."""
+        """Standard deviation of the times of all converged runs, in seconds; None for fewer than two."""
         times = [r.time_to_train_s for r in self.converged if r.time_to_train_s is not None]
-        # Python 3.10 rounds the stdev of floats otherwise than those after it.
+        # The stdev of floats is rounded differently in Python 3.10.
         return float(statistics.stdev(map(Decimal, times))) if len(times) > 1 and not self.refusal else None
 
     @cached_property
@@ -173,52 +163,50 @@ class System:
 
     @cached_property
     def images_per_s(self) -> float | None:
-        """Training images a second over all ranks, without evaluations and without the first epoch."""
+        """Training throughput of all ranks, without evaluations and the first epoch."""
         return ratio(self.train_samples, self.epoch_s)
 
     @cached_property
     def node_hours(self) -> float | None:
-        """Hours of all nodes for the time of the system."""
         return node_hours(self.time_s, self.num_nodes) if self.time_s is not None and self.num_nodes else None
 
     @cached_property
     def energies(self) -> dict[Path, Energy]:
-        """The energy of each run by its log, read beside it; of those that have no end, so far."""
+        """Energy of each run by log, from the files beside the log; energy so far if the run has no end."""
         files = find_telemetry(self.folder)
         return {r.path: read_energy(r, files) for r in self.runs if files and r.status != 'unreadable'}
 
     @cached_property
     def energy(self) -> Energy | None:
-        """The energy to the target: the mean of the runs of the time; None where there is no telemetry of them."""
+        """Mean energy of the scored runs, None without telemetry."""
         found = [self.energies[r.path] for r in self.scored if self.energies]
         return mean_energy(found) if found else None
 
     @cached_property
     def images_per_joule(self) -> float | None:
-        """Training images over the joules of what was measured, of the runs of the time."""
+        """Training images per measured joule, over the scored runs."""
         return images_per_joule(self.scored, self.energy) if self.energy else None
 
     @cached_property
     def training_lines(self) -> tuple[tuple[Path, int], ...]:
-        """Logs and lines that training times come from: of each run the first and the last epoch, and evaluation."""
+        """Source lines of the training times: first and last epoch and last evaluation of each run."""
         return tuple((r.path, rows[place].line) for r in self.scored or self.runs
                      for rows, place in ((r.stretches, 0), (r.stretches, -1), (r.evaluations, -1)) if rows)
 
     @cached_property
     def eval_period(self) -> int | None:
-        """Epochs between two evaluations, the most frequent."""
+        """Most frequent number of epochs between two evaluations."""
         gaps = [b.epoch - a.epoch for r in self.runs for a, b in zip(r.evaluations, r.evaluations[1:])]
         return Counter(gaps).most_common(1)[0][0] if gaps else None
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """Why it is no set, its copies and contradictions, what weakens its numbers, and what is odd about its logs."""
-        wrong = [*([self.refusal] if self.refusal else []), *self.doubts,
-                 *(f'{c.text}; it counts once' for c in self.copies)]
-        return (*wrong, *self._of_logs(True), *_weaknesses(self), *self._of_logs(False))
+        """Refusal, duplicates and contradictions, then weak evidence, then other warnings about the logs."""
+        return (*filter(None, [self.refusal]), *self.doubts, *(f'{c.text}; it counts once' for c in self.copies),
+                *self._log_warnings(True), *_weaknesses(self), *self._log_warnings(False))
 
-    def _of_logs(self, is_contradiction: bool) -> list[str]:
-        """What the logs are warned of, once where it is true of all."""
+    def _log_warnings(self, is_contradiction: bool) -> list[str]:
+        """Warnings about the logs, each only once if it applies to all logs."""
         found = [(r, w) for r in self.runs for w in r.warnings if w.is_contradiction == is_contradiction]
         counts = Counter(text for text, _ in dict.fromkeys((w.text, r.path) for r, w in found))
         shared = {text: None for text, count in counts.items() if count == len(self.runs) > 1}
@@ -227,26 +215,26 @@ class System:
 
 
 def render_warning(run: Run, warning: LogWarning) -> str:
-    """A warning with its file and line."""
+    """Return a warning with file and line."""
     line = '' if warning.line is None else f':{warning.line}'
     return f'{run.path.name}{line}: {warning.text}'
 
 
 def _failures(runs: Sequence[Run]) -> list[str]:
-    """How many runs count as none that converged, and why."""
+    """Return the number of runs that do not count as converged, by reason."""
     unread = sum(r.status == 'unreadable' for r in runs)
-    # It ended, but its clock or its end says two things.
+    # The run reached the target and ended, but its clock or status contradicts itself.
     unclear = sum(r.status == 'failed' and keys.RUN_STOP in r.lines and r.target_accuracy is not None
                   and (r.final_accuracy or 0.0) >= r.target_accuracy for r in runs)
     short = sum(r.status not in ('converged', 'running') for r in runs) - unread - unclear
-    texts = [(unread, f'cannot be read: {"it counts" if unread == 1 else "they count"} as not converged', 'logs'),
-             (unclear, f'{"does" if unclear == 1 else "do"} not count: the log contradicts itself', 'runs'),
-             (short, 'did not converge', 'runs')]
-    return [f'{count} of {len(runs)} {name} {text}' for count, text, name in texts if count]
+    texts = [(unread, 'logs cannot be read, counted as not converged'),
+             (unclear, 'runs not counted because of contradictions in the log'),
+             (short, 'runs did not converge')]
+    return [f'{count} of {len(runs)} {text}' for count, text in texts if count]
 
 
 def _missing_numbers(runs: Sequence[Run]) -> list[str]:
-    """The numbers that result_<k>.txt lack, counted from 0 or 1."""
+    """Return a warning about gaps in the numbers of result_<k>.txt, which start from 0 or 1."""
     names = [re.fullmatch(r'result_(\d{1,9})\.txt', r.path.name) for r in runs]
     numbers = {int(m[1]) for m in names if m}
     if len(numbers) < 2 or not all(names):
@@ -257,31 +245,29 @@ def _missing_numbers(runs: Sequence[Run]) -> list[str]:
         return []
     first = islice((k for k in wanted if k not in numbers), _MAX_MISSING)
     more = f' and {count - _MAX_MISSING} more' if count > _MAX_MISSING else ''
-    return [f'result_{", ".join(map(str, first))}{more} {are(count)} missing: what became of '
-            f'{"that run" if count == 1 else "those runs"}?']
+    return [f'result_<k>.txt is missing for k = {", ".join(map(str, first))}{more}; the numbering has a gap']
 
 
 def _weaknesses(system: System) -> list[str]:
     if system.refusal:
         return []
-    result = []
     runs, num_running = system.counted, sum(r.status == 'running' for r in system.runs)
-    result += _failures(runs)
+    result = _failures(runs)
     if num_running:
         result.append(f'no MLPerf score yet: {num_running} of {len(runs)} runs still running')
     elif len(runs) == RUNS_OF_A_SCORE and system.score_minutes is None:
         result.append('no MLPerf score: two or more runs without convergence make the set invalid')
     elif len(runs) != RUNS_OF_A_SCORE:
-        result.append(f'no MLPerf score: it takes {RUNS_OF_A_SCORE} runs, here {are(len(runs))} {len(runs)}'
-                      + ('; one run says nothing about the spread' if len(runs) == 1 else ''))
+        result.append(f'no MLPerf score: got {plural(len(runs), "run")}, expected {RUNS_OF_A_SCORE}'
+                      + ('; the spread of a single run is unknown' if len(runs) == 1 else ''))
     seeds = Counter(r.seed for r in runs if r.seed is not None)
     result += [f'{count} runs have the same seed {seed}' for seed, count in seeds.items() if count > 1]
     if not seeds and sum(r.status != 'unreadable' for r in runs) > 1:
-        result.append('no log names a seed: nothing says that the runs differ in theirs')
+        result.append('no log contains a seed; the runs may have the same one')
     result += _missing_numbers(system.runs)
     period, epochs = system.eval_period, system.epochs
     if period and epochs and 0 < max(epochs) - min(epochs) <= period:
-        result.append('the runs differ by one evaluation, earlier or later: a finer grid would tell more')
+        result.append('the runs differ by at most one evaluation; a smaller eval_period gives better resolution')
     if not system.is_imagenet:
-        result.append(f'the data is {system.dataset or "another set"}, not ImageNet')
+        result.append(f'the data set is {system.dataset or "unnamed"}, not ImageNet')
     return result

@@ -1,4 +1,4 @@
-"""Are the epochs credible? Against MLPerf's reference convergence points, with the official data and statistics."""
+"""Check of epochs against MLPerf's reference convergence points, with the official data and statistics."""
 import functools
 import statistics
 from dataclasses import dataclass
@@ -13,55 +13,54 @@ _RULESETS = ('1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
 
 @dataclass(frozen=True)
 class RcpVerdict:
-    """What the official rcp_checker says of a set."""
+    """Verdict of the official rcp_checker on a run set."""
 
-    ruleset: str  # whose points; the newest where the round has none
-    is_of_round: bool  # whether the round of the set had points at all
-    reference_epochs: float | None  # mean of the reference at this batch, interpolated between batches
-    min_epochs: float | None  # the fewest that pass
-    epochs: float  # the set's mean without fastest and slowest
+    ruleset: str  # source of the points; the newest if the round has none
+    is_of_round: bool  # the ruleset is that of the round
+    reference_epochs: float | None  # reference mean, interpolated between batch sizes
+    min_epochs: float | None  # minimum to pass
+    epochs: float  # mean without fastest and slowest run
     passed: bool
     scaling: float
     text: str
 
 
 def _ruleset(system: System) -> str | None:
-    """The rules of its round, where they have points."""
+    """Return the ruleset of the round, or None if it has no points."""
     ruleset = f'{system.round[1:]}.0'
     return ruleset if ruleset in _RULESETS else None
 
 
 def is_scaled(system: System) -> bool:
-    """Whether result_summarizer scales the score of a set where it converged faster than the reference: in the closed
-    division of the rounds that have points, whatever target its logs name."""
+    """Whether result_summarizer scales the score of a set with fewer epochs than the reference.
+
+    It does in the closed division of rounds with points, whatever the target in the logs.
+    """
     return (_ruleset(system) is not None and {r.division for r in system.runs if r.division} == {keys.CLOSED}
             and all((r.final_accuracy or 0) >= TARGET for r in system.converged))
 
 
 def is_applicable(system: System) -> bool:
-    """Whether there are points for a set: five runs on ImageNet to 75.9 %, four or more converged."""
+    """Whether there are points for a set, which is so for five runs on ImageNet to 75.9 %, of which four converged."""
     return (system.is_imagenet and system.score_minutes is not None and system.global_batch_size is not None
             and (system.target_accuracy == TARGET or is_scaled(system)))
 
 
 def olympic_epochs(system: System) -> float:
-    """Mean epochs without fewest and most; a run without convergence counts as the most."""
+    """Return mean epochs without the fewest and the most; a run without convergence has the most."""
     epochs = [float('inf') if r.epochs_to_converge is None else r.epochs_to_converge for r in system.counted]
     return statistics.fmean(sorted(epochs)[1:-1])
 
 
 @functools.cache
 def _checker(ruleset: str) -> Any:
-    """The official checker with its points; scipy takes a second to import."""
+    """Return the official checker with its points; importing its scipy takes a second."""
     from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
     return RCP_Checker('training', ruleset, 'resnet', False)
 
 
 def check_rcp(system: System) -> RcpVerdict | None:
-    """Return the verdict on a set; None where there are no points for it, or mlperf-logging is not installed.
-
-    Source: mlperf_logging.rcp_checker, pruned points.
-    """
+    """Return the verdict by the pruned points, or None without points for the set or without mlperf-logging."""
     if not is_applicable(system):
         return None
     ruleset = _ruleset(system)
@@ -84,7 +83,7 @@ def _verdict(ruleset: str, is_of_round: bool, has_scaling: bool, batch: int, epo
     if below and below[-1]['BS'] < batch < above[0]['BS']:
         point = checker._create_interp_rcp(batch, below[-1], above[0])[1]
     else:
-        point = above[0]  # of this batch, or the smallest one where the batch is smaller still
+        point = above[0]  # of this batch size, or of the smallest one if that is larger
     mean, least = float(point['RCP Mean']), float(point['RCP Mean'] / point['Max Speedup'])
     if epochs < least:
         text = f'fails: {epochs:.2f} epochs, at least {least:.2f} are credible (reference {mean:.2f})'
@@ -98,6 +97,6 @@ def _verdict(ruleset: str, is_of_round: bool, has_scaling: bool, batch: int, epo
 
 
 def official_score_minutes(system: System) -> float | None:
-    """Return the score that result_summarizer gives: scaled where the runs took fewer epochs than the reference."""
+    """Return the score of result_summarizer, scaled if the runs took fewer epochs than the reference."""
     verdict = check_rcp(system)
     return system.score_minutes * verdict.scaling if system.score_minutes and verdict else system.score_minutes

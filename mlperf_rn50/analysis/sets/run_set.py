@@ -1,7 +1,6 @@
-"""What is known of sets of runs that are over: their recipe, layout, times and curves. Pure but for load_published.
+"""Finished run sets with recipe, layout, times and curves, from logs or from published.json. Pure but for the latter.
 
-A set comes from logs (known_of) or from the table of published systems in this package (load_published), which
-docs/make_published.py makes. What is worked out from known sets reads them here and does not ask where they come from.
+docs/make_published.py writes published.json, the table of published systems.
 """
 import json
 import math
@@ -17,43 +16,35 @@ from mlperf_rn50.analysis.sets.convergence import System
 from mlperf_rn50.mllog.read.raw_log import number
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, Run
 
-# Logs give the end of a schedule in epochs or in steps; none has so many epochs, or so few steps.
-_MAX_EPOCHS = 200
+_MAX_EPOCHS = 200  # a larger end of a schedule is a number of steps
 _MAX_VALUE = 1e9
-_MAX_SCHEDULE = 10_000  # epochs that a schedule in steps is believed to have
+_MAX_SCHEDULE = 10_000  # epochs of a plausible schedule in steps
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What makes a run converge; None for what its log does not say.
-
-    Args:
-        decay: poly, or step for rates that fall at step_epochs.
-        decay_epochs: epochs of the whole schedule, warm-up included.
-        step_epochs: where the rate falls to a tenth.
-        first_eval_epoch: epochs trained before the first one.
-    """
+    """Hyperparameters of a run, None for those that are not logged."""
 
     opt_name: str | None
     global_batch_size: int
     base_lr: float | None = None
     warmup_epochs: float | None = None
-    decay: str | None = None
-    decay_epochs: float | None = None
+    decay: str | None = None  # 'poly', or 'step' for rates that fall at step_epochs
+    decay_epochs: float | None = None  # of the whole schedule, including warm-up
     end_lr: float | None = None
     poly_power: float | None = None
-    step_epochs: tuple[float, ...] | None = None
+    step_epochs: tuple[float, ...] | None = None  # at which the rate falls to a tenth
     weight_decay: float | None = None
     momentum: float | None = None
     label_smoothing: float | None = None
     target_accuracy: float | None = None
     eval_period: int | None = None
-    first_eval_epoch: int | None = None
+    first_eval_epoch: int | None = None  # epochs trained before the first evaluation
     nesterov: bool | None = None
 
     @property
     def last_eval_epoch(self) -> int | None:
-        """Epochs trained at the last evaluation that the schedule leaves room for; None where it declares no end."""
+        """Epochs trained at the last evaluation within the schedule, None if the end of the schedule is unknown."""
         if self.decay_epochs is None or not self.eval_period or self.first_eval_epoch is None:
             return None
         room = math.floor(self.decay_epochs + 0.1) - self.first_eval_epoch  # an end in steps is not a whole epoch
@@ -62,63 +53,43 @@ class Recipe:
 
 @dataclass(frozen=True)
 class KnownRun:
-    """One run.
-
-    Args:
-        epochs: trained when the target was reached; None where it was not.
-        curve: (epochs trained, Top-1 as a fraction) of every evaluation.
-    """
+    """One run of a known set."""
 
     name: str
     status: str
-    epochs: int | None
+    epochs: int | None  # to the target, None if it was not reached
     time_s: float | None
-    curve: tuple[tuple[int, float], ...]
+    curve: tuple[tuple[int, float], ...]  # (epochs trained, Top-1 as a fraction) of every evaluation
 
 
 @dataclass(frozen=True)
 class RunTimes:
-    """Where the time of a set goes, in seconds: the mean of its runs.
+    """Mean times of the runs of a set, in seconds."""
 
-    Args:
-        epoch_s: an epoch at full speed, without evaluation.
-        outside_s: the rest of the clock: what the first epoch takes more, and gaps.
-    """
-
-    epoch_s: float
+    epoch_s: float  # an epoch at full speed, without evaluation
     evaluation_s: float
-    outside_s: float
+    outside_s: float  # the rest of the time to train: extra time of the first epoch, and gaps
 
 
 @dataclass(frozen=True)
 class KnownSet:
-    """Runs that differ in their seeds only.
-
-    Args:
-        num_accelerators: of all nodes; 0 for CPUs.
-        num_units: what shares the work: accelerators, or ranks where there are none.
-        dataset: None for ImageNet.
-        times: None where the logs have no epochs, or no run ended.
-        time_s: the MLPerf score, or the mean of the runs that converged, in seconds; None without one.
-        runs: one or more.
-        unlogged: the fields of the recipe that no log says, which come from the settings submitted with it.
-    """
+    """Runs that differ only in the seed."""
 
     source: str
     round: str
     org: str | None
     name: str
     num_nodes: int | None
-    num_accelerators: int | None
-    num_units: int | None
+    num_accelerators: int | None  # of all nodes; 0 on CPUs
+    num_units: int | None  # accelerators, or ranks on CPUs
     accelerator: str | None
-    dataset: str | None
+    dataset: str | None  # None for ImageNet
     train_samples: int | None
     recipe: Recipe
-    times: RunTimes | None
-    time_s: float | None
-    runs: tuple[KnownRun, ...]
-    unlogged: tuple[str, ...] = ()
+    times: RunTimes | None  # None if the logs have no epochs, or no run ended
+    time_s: float | None  # MLPerf score, or mean of the converged runs
+    runs: tuple[KnownRun, ...]  # one or more
+    unlogged: tuple[str, ...] = ()  # recipe fields from the submitted settings, which the logs do not contain
 
     @property
     def converged(self) -> tuple[KnownRun, ...]:
@@ -135,28 +106,27 @@ class KnownSet:
     @property
     def step_s(self) -> float | None:
         """Seconds of a training step."""
-        if not self.times or not self.train_samples:
-            return None
-        return self.times.epoch_s * self.recipe.global_batch_size / self.train_samples
+        batch = self.recipe.global_batch_size
+        return self.times.epoch_s * batch / self.train_samples if self.times and self.train_samples else None
 
 
 def _number(optimizer: Mapping[str, Any], *names: str) -> float | None:
-    """The first of some keys that has a number."""
+    """Return the first number among some keys."""
     values = (number(optimizer.get(name), 0, _MAX_VALUE) for name in names)
     return next((v for v in values if v is not None), None)
 
 
 def eval_grid(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[int | None, int | None]:
-    """The most frequent epochs between two evaluations, and those before the first one."""
-    epochs = [sorted({epoch for epoch, _ in curve}) for curve in curves]  # whatever the order of a log
+    """Return the most frequent number of epochs between evaluations, and the number before the first one."""
+    epochs = [sorted({epoch for epoch, _ in curve}) for curve in curves]  # logs may be out of order
     gaps = Counter(b - a for each in epochs for a, b in zip(each, each[1:]))
     return gaps.most_common(1)[0][0] if gaps else None, min((each[0] for each in epochs if each), default=None)
 
 
 def _decay_epochs(steps: float | None, batch: int, samples: int | None, warmup: float | None) -> float | None:
-    """Epochs of the whole schedule, from the number that a log gives: of epochs, or of steps after the warm-up.
+    """Return the epochs of the whole schedule from the logged number of epochs, or of steps after the warm-up.
 
-    Logs of other data than ImageNet are this program's, which writes steps. None where nobody would train so long.
+    Logs of other data sets come from this program and contain steps. None for an implausibly long schedule.
     """
     if steps is None or samples in (None, IMAGENET_TRAIN) and steps <= _MAX_EPOCHS:
         return steps
@@ -166,41 +136,40 @@ def _decay_epochs(steps: float | None, batch: int, samples: int | None, warmup: 
 
 def make_recipe(optimizer: Mapping[str, Any], batch: int, samples: int | None, target: float | None,
                 curves: Sequence[Sequence[tuple[int, float]]]) -> Recipe:
-    """A recipe from the keys that logs of any round have for it."""
+    """Return the recipe from the optimizer keys, whose names depend on the round."""
     name = optimizer.get('opt_name')
-    own, other = ('lars', 'sgd') if name == 'lars' else ('sgd', 'lars')
-    warmup = _number(optimizer, f'{own}_opt_learning_rate_warmup_epochs', 'opt_learning_rate_warmup_epochs',
+    prefix, other = ('lars', 'sgd') if name == 'lars' else ('sgd', 'lars')
+    warmup = _number(optimizer, f'{prefix}_opt_learning_rate_warmup_epochs', 'opt_learning_rate_warmup_epochs',
                      f'{other}_opt_learning_rate_warmup_epochs')
-    steps = _number(optimizer, f'{own}_opt_learning_rate_decay_steps')
+    steps = _number(optimizer, f'{prefix}_opt_learning_rate_decay_steps')
     boundaries = optimizer.get('opt_learning_rate_decay_boundary_epochs')
     falls = tuple(number(b, 0, _MAX_VALUE) for b in boundaries) if isinstance(boundaries, (list, tuple)) else ()
     is_stepped = bool(falls) and None not in falls
     period, first = eval_grid(curves)
     return Recipe(
         name if isinstance(name, str) else None, batch,
-        _number(optimizer, f'{own}_opt_base_learning_rate', 'opt_base_learning_rate', 'opt_learning_rate'), warmup,
+        _number(optimizer, f'{prefix}_opt_base_learning_rate', 'opt_base_learning_rate', 'opt_learning_rate'), warmup,
         'step' if is_stepped else 'poly' if steps is not None else None,
         _decay_epochs(steps, batch, samples, warmup),
-        _number(optimizer, f'{own}_opt_end_learning_rate', f'{other}_opt_end_learning_rate'),
-        _number(optimizer, f'{own}_opt_learning_rate_decay_poly_power'),
+        _number(optimizer, f'{prefix}_opt_end_learning_rate', f'{other}_opt_end_learning_rate'),
+        _number(optimizer, f'{prefix}_opt_learning_rate_decay_poly_power'),
         tuple(float(b) for b in falls if b is not None) if is_stepped else None,
-        _number(optimizer, f'{own}_opt_weight_decay', 'model_l2_regularization'),
-        _number(optimizer, f'{own}_opt_momentum', 'opt_momentum'), _number(optimizer, 'label_smoothing'), target,
+        _number(optimizer, f'{prefix}_opt_weight_decay', 'model_l2_regularization'),
+        _number(optimizer, f'{prefix}_opt_momentum', 'opt_momentum'), _number(optimizer, 'label_smoothing'), target,
         period, first, nesterov if isinstance(nesterov := optimizer.get('sgd_opt_nesterov'), bool) else None)
 
 
 def make_times(epoch_s: float | None, runs: Sequence[tuple[float | None, int | None, int, float]]) -> RunTimes | None:
-    """The mean times of some runs; None where the logs do not tell them.
+    """Return the mean times of runs, or None if the logs do not contain them.
 
     Args:
-        runs: of each its seconds, epochs, evaluations, and the seconds of all of these.
+        runs: (time to train, number of epochs, number of evaluations, time of all evaluations) of each.
     """
     known = [(t, e, n, s) for t, e, n, s in runs if t is not None and e and n]
     if not epoch_s or not known:
         return None
     evaluation_s = sum(s for *_, s in known) / sum(n for _, _, n, _ in known)
-    outside_s = statistics.fmean(t - e * epoch_s - s for t, e, _, s in known)
-    return RunTimes(epoch_s, evaluation_s, outside_s)
+    return RunTimes(epoch_s, evaluation_s, statistics.fmean(t - e * epoch_s - s for t, e, _, s in known))
 
 
 def _evaluation_s(run: Run) -> float:
@@ -208,7 +177,7 @@ def _evaluation_s(run: Run) -> float:
 
 
 def known_of(system: System) -> KnownSet | None:
-    """What the logs of a system tell; None for a refused set, or where they do not tell the batch."""
+    """Return the set of a system, or None if it is refused or the batch size is unknown."""
     batch = system.global_batch_size
     if system.refusal or not batch:
         return None
@@ -231,7 +200,7 @@ def _published_set(facts: Mapping[str, Any]) -> KnownSet:
                          [r.curve for r in runs])
     unlogged: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
                                 for name, value in facts['unlogged'].items() if getattr(recipe, name) is None}
-    recipe = replace(recipe, **unlogged, nesterov=False if recipe.opt_name == 'sgd' else None)  # the closed division's
+    recipe = replace(recipe, **unlogged, nesterov=False if recipe.opt_name == 'sgd' else None)  # by the rules
     return KnownSet(f'published {facts["round"]}', facts['round'], facts['org'], facts['name'], facts['num_nodes'],
                     facts['num_accelerators'], facts['num_accelerators'] or facts['num_ranks'], facts['accelerator'],
                     None, IMAGENET_TRAIN, recipe, RunTimes(*facts['times']), facts['time_s'], runs, tuple(unlogged))
@@ -239,9 +208,6 @@ def _published_set(facts: Mapping[str, Any]) -> KnownSet:
 
 @cache
 def load_published() -> tuple[KnownSet, ...]:
-    """The published systems of MLPerf Training that ran ResNet-50 on MXNet, v0.5 to v1.0.
-
-    Source: github.com/mlcommons/training_results_v0.5, v0.6, v0.7 and v1.0.
-    """
+    """Return the published ResNet-50 systems with MXNet, from github.com/mlcommons/training_results_v0.5 to v1.0."""
     text = resources.files(__package__).joinpath('published.json').read_text(encoding='utf-8')
     return tuple(map(_published_set, json.loads(text)['sets']))

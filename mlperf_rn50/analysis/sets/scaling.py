@@ -1,4 +1,4 @@
-"""How much faster, and how efficient, are more accelerators, and why? Speed-up and its factors. Pure."""
+"""Speed-up and efficiency of systems, and their factors. Pure."""
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +9,18 @@ from mlperf_rn50.analysis.sets.convergence import System, ratio
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.text import some
 
-UNNAMED = 'unnamed'  # a platform that nobody has named: the default of run.submission_platform
-# The factors of a speed-up must give it back to this share, else the log's intervals overlap or miss.
-IDENTITY_TOLERANCE = 0.01
-MAX_NAMES = 8  # of systems in a sentence
-MAX_OF_SPLITS = 8  # systems of one number of units that are compared pair by pair
+UNNAMED = 'unnamed'  # the default of run.submission_platform
+IDENTITY_TOLERANCE = 0.01  # larger deviations of the product of factors are due to overlapping or missing intervals
+MAX_NAMES = 8  # system names in a message
+MAX_OF_SPLITS = 8  # systems with the same number of units that are compared in pairs
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Throughput against the ideal of so many times the smallest system's, as scaling studies print it."""
+    """Measured and ideal throughput, as in the scaling-efficiency tables of published studies."""
 
-    units: int  # accelerators, or ranks where there are none
-    ideal: float  # images/s if every unit did what one of the smallest system's does
+    units: int  # accelerators, or ranks on CPUs
+    ideal: float  # images/s at the throughput per unit of the baseline
     real: float
 
     @property
@@ -30,29 +29,27 @@ class Rate:
 
 
 def scale_rate(base_units: int, base_rate: float, units: int, rate: float) -> Rate:
-    """The row of the scaling-efficiency table for a number of units."""
+    """Return the row of the scaling-efficiency table for a number of units."""
     return Rate(units, base_rate / base_units * units, rate)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A system against the baseline of its study; every factor above 1 makes it faster."""
+    """A system against the baseline of its study; factors above 1 are faster."""
 
     system: System
     baseline: System
     speedup: float  # time of the baseline over that of the system
-    efficiency: float | None  # speedup over the ratio of units; None where these are of another kind
+    efficiency: float | None  # speedup over the ratio of units, None for different kinds of units
     throughput_gain: float | None
     hardware_efficiency: float | None  # throughput_gain over the ratio of units
-    epoch_ratio: float | None  # epochs of the baseline over those of the system, statistics
-    # Of the shares of the time that training at full speed takes; the rest is the first epoch's extra, evaluations
-    # and what lies between.
-    share_ratio: float | None
+    epoch_ratio: float | None  # epochs of the baseline over those of the system
+    share_ratio: float | None  # full_speed_share of the system over that of the baseline
     identity_error: float | None  # |throughput_gain x epoch_ratio x share_ratio / speedup - 1|
 
 
 def full_speed_share(system: System) -> float | None:
-    """Share of the time on the clock that its epochs take at the speed of those after the first."""
+    """Return the share of the time to train in epochs at full speed, without first-epoch overhead and evaluations."""
     parts, epoch_s, epochs = system.parts, system.epoch_s, system.scored_epochs_mean
     if parts is None or epoch_s is None or epochs is None or not parts.on_clock_s:
         return None
@@ -60,8 +57,8 @@ def full_speed_share(system: System) -> float | None:
 
 
 def has_other_units(system: System, baseline: System) -> bool:
-    """Whether two systems count what is not alike: accelerators of two models, or accelerators and ranks on CPUs."""
-    models, counts = ((system.accelerator, baseline.accelerator), (system.num_accelerators, baseline.num_accelerators))
+    """Whether the units are of different kinds, which are accelerators of two models, or accelerators and CPU ranks."""
+    models, counts = (system.accelerator, baseline.accelerator), (system.num_accelerators, baseline.num_accelerators)
     return None not in models and models[0] != models[1] or None not in counts and bool(counts[0]) != bool(counts[1])
 
 
@@ -70,7 +67,7 @@ def _is_other_copy(system: System, baseline: System) -> bool:
 
 
 def compare(system: System, baseline: System) -> Comparison | None:
-    """A system against a baseline; None where one of them has no time, or is a copy of another system."""
+    """Compare a system with a baseline; return None without both times, or for a duplicate system."""
     time_s, base_s = system.time_s, baseline.time_s
     if not time_s or not base_s or _is_other_copy(system, baseline):
         return None
@@ -85,17 +82,17 @@ def compare(system: System, baseline: System) -> Comparison | None:
 
 @dataclass(frozen=True)
 class Split:
-    """Two node splits of the same number of units: how much the slower one loses."""
+    """Two systems with the same number of units on different numbers of nodes."""
 
     units: int
     faster: System
     slower: System
-    difference: float  # images/s of the faster over that of the slower, minus 1
-    time_difference: float | None  # time to train of the slower over that of the faster, minus 1; None without both
+    difference: float  # relative difference of images/s
+    time_difference: float | None  # relative difference of the time to train
 
 
 def _compare_pair(a: System, b: System) -> Split | None:
-    """Two systems of one number of units; None on as many nodes, or with units of another kind."""
+    """Compare two systems with the same number of units; return None for equal nodes or different kinds of units."""
     rate_a, rate_b, nodes = a.images_per_s, b.images_per_s, (a.num_nodes, b.num_nodes)
     if not a.num_units or not rate_a or not rate_b or None in nodes or nodes[0] == nodes[1] or has_other_units(a, b):
         return None
@@ -105,7 +102,7 @@ def _compare_pair(a: System, b: System) -> Split | None:
 
 
 def _by_units(systems: Sequence[System]) -> dict[int, list[System]]:
-    """The systems with a throughput, by their number of units."""
+    """Group the systems with a throughput by number of units."""
     groups: dict[int, list[System]] = {}
     for system in systems:
         if system.num_units and system.images_per_s and not system.is_copy:
@@ -114,16 +111,16 @@ def _by_units(systems: Sequence[System]) -> dict[int, list[System]]:
 
 
 def _widest_split(systems: Sequence[System]) -> list[Split]:
-    """The fastest of many systems beside the slowest on another number of nodes."""
+    """Compare the fastest system with the slowest one on another number of nodes."""
     fastest = max(systems, key=lambda s: s.images_per_s or 0.0)
     splits = (_compare_pair(fastest, s) for s in systems if s is not fastest)
     return sorted((s for s in splits if s), key=lambda s: -s.difference)[:1]
 
 
 def compare_splits(systems: Sequence[System]) -> list[Split]:
-    """Systems of the same number of units on different numbers of nodes, each pair once.
+    """Compare systems with the same number of units on different numbers of nodes.
 
-    Of more than MAX_OF_SPLITS with one number of units, which have too many pairs, only the fastest and slowest.
+    All pairs are compared, but only the fastest and slowest of more than MAX_OF_SPLITS systems.
     """
     splits: list[Split] = []
     for group in _by_units(systems).values():
@@ -136,27 +133,26 @@ def compare_splits(systems: Sequence[System]) -> list[Split]:
 
 @dataclass(frozen=True)
 class Study:
-    """Systems that may be compared: the same data and target, side by side in one folder."""
+    """Systems in one folder with the same data set and target, which can be compared."""
 
     name: str
     systems: tuple[System, ...]
     baseline: System
-    comparisons: tuple[Comparison | None, ...]  # None for a system without a time; all where only one has a time
+    comparisons: tuple[Comparison | None, ...]  # None without a time; all None if only one has a time
     splits: tuple[Split, ...]
     rates: tuple[Rate | None, ...]
-    cautions: tuple[str, ...]  # what systems that are compared do not have in common, to be said before any ratio
+    cautions: tuple[str, ...]  # differences between compared systems, shown before any ratio
     notes: tuple[str, ...]
     price_per_node_hour: float | None = None  # in any currency
 
     def cost(self, system: System) -> float | None:
-        """What a system's time costs; None without a price, a time or a number of nodes."""
-        if self.price_per_node_hour is None or system.node_hours is None:
-            return None
-        return system.node_hours * self.price_per_node_hour
+        """Return the cost of a system's time, or None if price, time or number of nodes is unknown."""
+        price, hours = self.price_per_node_hour, system.node_hours
+        return None if price is None or hours is None else hours * price
 
     @cached_property
     def notes_by_start(self) -> dict[str, list[str]]:
-        """The cautions and notes by what stands before one of their colons, such as the name of a system."""
+        """Cautions and notes by each prefix before a colon, such as the name of a system."""
         found: dict[str, list[str]] = {}
         for note in (*self.cautions, *self.notes):
             words = note.split(': ')
@@ -170,31 +166,29 @@ def _cautions_of(system: System, baseline: System) -> list[str]:
     if has_other_units(system, baseline):
         kinds = [s.accelerator or ('accelerators' if s.num_accelerators else 'ranks on CPUs')
                  for s in (system, baseline)]
-        result.append(f'{kinds[0]}, not {kinds[1]} as in {baseline.name}: the speed-up is of other hardware, and there '
-                      'is no efficiency')
+        result.append(f'{kinds[0]}, not {kinds[1]} as in {baseline.name}; the speed-up compares different hardware and '
+                      'has no efficiency')
     if system.round != baseline.round:
         result.append(f'rules of {system.round}, not {baseline.round} as in {baseline.name}')
     if system.division and baseline.division and system.division != baseline.division:
-        result.append(f'{system.division} division, not {baseline.division} as {baseline.name}')
+        result.append(f'{system.division} division, not {baseline.division} as in {baseline.name}')
     return [f'{system.name}: {text}' for text in result]
 
 
 def _machine(system: System) -> str:
-    """Its platform without the number of nodes, as in 2xDGX-1; '' where nobody named it."""
+    """Return the platform without the number of nodes, which 2xDGX-1 begins with; '' if unknown."""
     platform = system.platform or UNNAMED
     return '' if platform == UNNAMED else re.sub(r'^\d+ *x *', '', platform).casefold()
 
 
 def _unknown_accelerators(comparisons: Sequence[Comparison | None], baseline: System) -> list[str]:
-    """What an efficiency supposes where nobody says what the accelerators are."""
+    """Return a caution if efficiencies assume that unknown accelerators are the same model."""
     others = [c.system for c in comparisons if c and c.system is not baseline and c.efficiency is not None
               and c.system.num_accelerators and None in (c.system.accelerator, baseline.accelerator)
               and (not _machine(c.system) or _machine(c.system) != _machine(baseline))]
     unknown = list(dict.fromkeys(s.name for s in (baseline, *others) if s.accelerator is None)) if others else []
-    if not unknown:
-        return []
-    return [f'the accelerator of {some(unknown, MAX_NAMES)} is not known: an efficiency supposes that all '
-            'are alike']
+    return [f'the accelerator of {some(unknown, MAX_NAMES)} is unknown; efficiency assumes that all accelerators are '
+            'the same model'] if unknown else []
 
 
 def _notes(systems: Sequence[System], comparisons: Sequence[Comparison | None], baseline: System) -> list[str]:
@@ -203,38 +197,37 @@ def _notes(systems: Sequence[System], comparisons: Sequence[Comparison | None], 
         if c is None or c.system is baseline:
             continue
         if c.identity_error is not None and c.identity_error > IDENTITY_TOLERANCE:
-            notes.append(f'{c.system.name}: throughput, epochs and share give {100 * c.identity_error:.1f} % more or '
-                         'less than the speed-up: intervals of its logs overlap or miss')
+            notes.append(f'{c.system.name}: the product of the factors is {100 * c.identity_error:.1f} % off the '
+                         'speed-up; intervals in the logs overlap or are missing')
         period = max((s.eval_period or 0) for s in (c.system, baseline))
         difference = abs((c.system.epochs_mean or 0) - (baseline.epochs_mean or 0))
         if 0 < difference < period:
-            notes.append(f'{c.system.name}: {difference:.1f} epochs from {baseline.name} on average, less than the '
-                         f'{period} between two evaluations: weak evidence')
+            notes.append(f'{c.system.name}: weak evidence, {difference:.1f} mean epochs from {baseline.name}, less '
+                         f'than the {period} epochs between evaluations')
     platforms = {s.platform for s in systems if s.platform}
     if len(platforms) == 1 and platforms != {UNNAMED} and len({s.num_nodes for s in systems} - {None}) > 1:
-        notes.append(f'all ran on: {platforms.pop()}')
-    notes += [f'of the {len(group)} systems of {units} {"accelerators" if group[0].num_accelerators else "ranks"}, '
-              'only the fastest and the slowest on another number of nodes stand side by side'
+        notes.append(f'all systems ran on platform {platforms.pop()}')
+    notes += [f'of {len(group)} systems with {units} {"accelerators" if group[0].num_accelerators else "ranks"}, only '
+              'the fastest is compared with the slowest on another number of nodes'
               for units, group in _by_units(systems).items() if len(group) > MAX_OF_SPLITS
               and len({s.num_nodes for s in group} - {None}) > 1]
     for system in systems:
         score, official = system.score_minutes, rcp.official_score_minutes(system)
         if score and official and official != score:
-            notes.append(f'{system.name}: the official score is {official:.2f} min, {score:.2f} x '
-                         f'{official / score:.4f}: it took fewer epochs than the reference')
+            notes.append(f'{system.name}: the official score is {official:.2f} min = {score:.2f} min x '
+                         f'{official / score:.4f} because the runs took fewer epochs than the reference')
     if any(rcp.is_applicable(s) and rcp.check_rcp(s) is None for s in systems):
-        notes.append("reference convergence points were not checked: pip install 'mlperf-rn50[check]'")
+        notes.append("reference convergence points were not checked; run pip install 'mlperf-rn50[check]'")
     return notes
 
 
 def _rate(system: System, baseline: System) -> Rate | None:
-    """A row of the scaling-efficiency table; None where one of the systems has no rate, or other units."""
-    base_units, base_rate, units, rate = (baseline.num_units, baseline.images_per_s, system.num_units,
-                                          system.images_per_s)
-    if not base_units or not base_rate or not units or not rate or has_other_units(
-            system, baseline) or _is_other_copy(system, baseline):
+    """Return a row of the scaling-efficiency table, or None without a rate or for different kinds of units."""
+    base_units, base_rate = baseline.num_units, baseline.images_per_s
+    if has_other_units(system, baseline) or _is_other_copy(system, baseline) or not base_units or not base_rate:
         return None
-    return scale_rate(base_units, base_rate, units, rate)
+    units, rate = system.num_units, system.images_per_s
+    return scale_rate(base_units, base_rate, units, rate) if units and rate else None
 
 
 def _make_study(systems: Sequence[System], baseline: System, price_per_node_hour: float | None) -> Study:
@@ -249,7 +242,7 @@ def _make_study(systems: Sequence[System], baseline: System, price_per_node_hour
 
 
 def _is_apart(system: System) -> bool:
-    """Whether it is shown, but nothing is compared with it: none of its files is a log, or its runs are no set."""
+    """Whether a system is shown but not compared because it is refused or has no readable log."""
     return system.refusal is not None or all(r.status == 'unreadable' for r in system.runs)
 
 
@@ -259,24 +252,25 @@ def _kind(system: System) -> tuple:
 
 def make_studies(systems: Sequence[System], baseline: str | None = None,
                  price_per_node_hour: float | None = None) -> list[Study]:
-    """The studies of some systems, each against its smallest that converged; raise UserError for no such baseline.
+    """Return the studies of systems; raise UserError for an unknown, ambiguous or refused baseline.
 
     Args:
-        baseline: name of a system that all with its data and target are compared with instead.
+        baseline: name of the baseline of all systems with the same data set and target; None for the smallest system
+            that converged in each study.
     """
     groups: dict[tuple, list[System]] = {}
     chosen = [s for s in systems if s.name == baseline]
     if baseline is not None and len(chosen) != 1:
         names = ', '.join(sorted({s.name for s in systems}))
         raise UserError(f'--baseline: got {baseline}, expected one of: {names}' if not chosen else
-                        f'--baseline: {baseline} names {len(chosen)} systems; report on fewer folders')
+                        f'--baseline: got {baseline}, which matches {len(chosen)} systems; report on fewer folders')
     if chosen and chosen[0].refusal:
-        raise UserError(f'--baseline: {baseline} is no set: {chosen[0].refusal}')
+        raise UserError(f'--baseline: {baseline} is refused because {chosen[0].refusal}')
     for system in sorted(systems, key=_is_apart):
         key: tuple = system.study, _kind(system)
         if chosen and _kind(system) == _kind(chosen[0]):
             key = ('chosen',)
-        elif _is_apart(system) and key not in groups:  # shown with those it lies beside
+        elif _is_apart(system) and key not in groups:  # shown in a study of the same folder
             key = next((k for k in groups if k[0] == system.study), key)
         groups.setdefault(key, []).append(system)
     studies = []

@@ -1,4 +1,4 @@
-"""Where does the time of a run go? Initialisation, first epoch, later epochs, evaluation, the rest. Pure."""
+"""Time of a run split into initialisation, first epoch, later epochs, evaluation and the rest. Pure."""
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,17 +8,11 @@ from mlperf_rn50.mllog.run import Run
 
 @dataclass(frozen=True)
 class Parts:
-    """Where the time of a run goes, in seconds; all but init_s is on the clock.
+    """Time of a run by phase, in seconds; all phases but init_s are part of the time to train."""
 
-    Args:
-        init_s: before run_start; None where it is not logged.
-        first_s: the first epoch, or the first piece of training that is logged.
-        training_s: the epochs after it.
-    """
-
-    init_s: float | None
-    first_s: float
-    training_s: float
+    init_s: float | None  # before run_start; None if not logged
+    first_s: float  # first epoch, or first logged block of epochs
+    training_s: float  # later epochs
     evaluation_s: float
     other_s: float
 
@@ -28,7 +22,7 @@ class Parts:
 
 
 def _covered_s(intervals: list[tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
+    """Return the length of the union of intervals."""
     total, end = 0.0, float('-inf')
     for start, stop in sorted(intervals):
         total += max(stop - max(start, end), 0.0)
@@ -37,7 +31,7 @@ def _covered_s(intervals: list[tuple[float, float]]) -> float:
 
 
 def parts_of(run: Run) -> Parts | None:
-    """Where a run's time goes; None where the log has no epochs or no end."""
+    """Return the time by phase, or None if the log has no epochs or no end."""
     if not run.stretches or run.time_to_train_s is None:
         return None
     training = [(s.start_s, s.stop_s) for s in run.stretches]
@@ -49,20 +43,18 @@ def parts_of(run: Run) -> Parts | None:
 
 
 def mean_parts(runs: Sequence[Run]) -> Parts | None:
-    """The mean of the parts of several runs; None where one of them has none."""
+    """Return the mean time by phase, or None if it is unknown for one of the runs."""
     parts = [p for p in map(parts_of, runs) if p]
     if not parts or len(parts) < len(runs):
         return None
     inits = [p.init_s for p in parts if p.init_s is not None]
-
-    def mean(name: str) -> float:
-        return statistics.fmean(getattr(p, name) for p in parts)
-    return Parts(statistics.fmean(inits) if inits else None, mean('first_s'), mean('training_s'), mean('evaluation_s'),
-                 mean('other_s'))
+    on_clock = ('first_s', 'training_s', 'evaluation_s', 'other_s')
+    return Parts(statistics.fmean(inits) if inits else None,
+                 *(statistics.fmean(getattr(p, name) for p in parts) for name in on_clock))
 
 
 def seconds_per_epoch(runs: Sequence[Run]) -> float | None:
-    """Seconds of an epoch of several runs, without the first one of each where there are others."""
+    """Return the mean seconds per epoch, without the first epoch of runs that have others."""
     epochs, seconds = 0, 0.0
     for run in runs:
         for stretch in run.stretches[1:] or run.stretches:
