@@ -48,8 +48,12 @@ def span(first_s: float, last_s: float) -> str:
 
 
 def percent(fraction: float, form: str = '.2f') -> str:
-    """Return a fraction as a percentage."""
     return f'{100 * fraction:{form}} %'
+
+
+def minutes(seconds: float | None) -> str:
+    """Return a duration in minutes as a number, '-' for None."""
+    return '-' if seconds is None else f'{seconds / 60:.2f}'
 
 
 def money(value: float) -> str:

@@ -86,7 +86,7 @@ def test_numbers_sort_as_numbers_and_names_with_theirs(open_page):
     assert column(table, 'batch') == ['128', '64', '32', '16']
     assert table.locator('th[aria-sort]').evaluate_all('l => l.map(h => [h.textContent, h.ariaSort])') == [
         ['batch', 'descending']]
-    assert table.page.locator('#said').inner_text() == 'sorted by batch, descending'
+    assert table.page.locator('#announcement').inner_text() == 'sorted by batch, descending'
     table.get_by_role('button', name='system').press('Enter')
     assert column(table, 'system') == ['1x1', '2x1', '4x1', '8x1']
     names = frame(open_page('rounds'), ALL).locator('table')

@@ -72,14 +72,14 @@ def test_a_table_of_very_many_runs_has_those_that_did_not_converge_and_says_that
     monkeypatch.setattr(detail_tables, '_MAX_RUNS', 2)
     table = runs_table(studies[0])
     assert [(row[0].text, row[1].text) for row in table.rows] == [('1x4', 'result_0.txt'), ('1x4', 'result_2.txt')]
-    said = ('2 of 5 runs, those that did not converge before others; all are in the JSON and the CSV of the report.')
-    assert table.note == said and said in render_table(studies)
+    note = '2 of 5 runs, preferably those that did not converge; the JSON and CSV reports have all.'
+    assert table.note == note and note in render_table(studies)
 
 
 def test_notes_beyond_a_number_are_counted(studies, monkeypatch):
     whole = notes_of(studies[0])
     monkeypatch.setattr(tables, 'MAX_NOTES', 1)
-    assert notes_of(studies[0]) == [whole[0], f'{len(whole) - 1} more such notes are in the JSON of the report']
+    assert notes_of(studies[0]) == [whole[0], f'{len(whole) - 1} more warnings are in the JSON report']
 
 
 def test_a_folder_is_searched_for_samples_of_nodes_once(tmp_path):

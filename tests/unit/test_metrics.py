@@ -61,7 +61,7 @@ def test_the_report_shows_what_each_node_read(run_of, tmp_path):
            epoch(2, {'n1': 500_000}, **{'n1': 2_000_000, 'n<2': 3_000_000}))
     assert [[c.text for c in row[1:]] for row in reads_table(study).rows] == [
         ['n1', '2.00', '100.0 %', '2.00', '25.0 %'], ['n<2', '3.00', '100.0 %', '3.00', '-']]
-    assert 'Training records that each node read, an epoch' in render_table([study])
+    assert 'Training records read by each node per epoch' in render_table([study])
     page = render_html([study], [[]], tmp_path)
     assert 'n&lt;2' in page and 'metrics.jsonl' in page  # its numbers lead to their lines
 

@@ -89,7 +89,7 @@ def test_what_is_no_set_is_named_and_not_drawn(sweep):
     refused = replace(study.systems[1], refusal='made up')
     drawn = pictures_of(sweep, systems=(study.systems[0], refused, study.systems[2]))
     for name, picture in drawn.items():
-        assert 'Not drawn, since their runs are no set: 2 nodes' in picture.caption
+        assert 'Not drawn because they are refused: 2 nodes' in picture.caption
         assert not [t for t, _ in marks_of(picture) if t.startswith(('2 nodes', '2x4'))], name
     assert drawn and not pictures_of(sweep, systems=(refused,), comparisons=(None,), rates=(None,))
 
@@ -114,7 +114,7 @@ def test_as_many_runs_are_drawn_as_can_be_told_apart_and_it_is_said(tmp_path):
     times = [t for t, _ in marks_of(pictures['time_to_train'])]
     assert len(times) == 1 + bars._MAX_RUNS < 300
     assert {'1x4/result_0.txt', '1x4/result_299.txt'} <= {t.partition(':')[0] for t in times}  # fastest and slowest
-    assert (f'Of each system at most {bars._MAX_RUNS} runs are drawn, evenly from the fastest to the slowest'
+    assert (f'At most {bars._MAX_RUNS} runs of each system are drawn, evenly spaced from fastest to slowest'
             in pictures['time_to_train'].caption)
     assert len(marks_of(pictures['accuracy_epochs'])) == 5 * curves._MAX_CURVES
 
@@ -126,10 +126,10 @@ def test_as_many_systems_are_drawn_as_can_be_told_apart_and_it_is_said(tmp_path)
     names = {t.partition('/')[0] for t, _ in marks_of(pictures['epochs']) if '/' in t}
     assert len(names) == scene._MAX_SYSTEMS and {'box00', 'box29'} <= names
     for picture in pictures.values():
-        assert 'Drawn are 24 of 30 systems, evenly from the fastest to the slowest' in picture.caption
+        assert '24 of 30 systems are drawn, evenly spaced from fastest to slowest' in picture.caption
     # Of 24 x 45 evaluations the last of each run are marked.
     assert len(marks_of(pictures['accuracy_time'])) == 24
-    assert 'Marked is the last point of each curve' in pictures['accuracy_time'].caption
+    assert 'Only the last point of each curve is marked' in pictures['accuracy_time'].caption
     assert '>other systems<' in render_svg(pictures['accuracy_time'])
 
 

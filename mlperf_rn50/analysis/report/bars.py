@@ -1,4 +1,4 @@
-"""Pictures with a row or a group of bars for each system."""
+"""Pictures with values of systems, mostly as bars."""
 from collections.abc import Callable
 from typing import Any
 
@@ -7,96 +7,78 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from mlperf_rn50.analysis.report.picture import (
-    COLOURS,
-    GRID,
-    INK,
-    Picture,
-    differ_tenfold,
-    legend,
-    mark_of,
-    plain,
-    scale_up,
-    ticks,
-)
+from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.report.refs import unit_name
-from mlperf_rn50.analysis.report.scene import (
-    MAX_NAME,
-    Scene,
-    by_mark,
-    explain_colours,
-    explain_marks,
-    filled,
-    run_name,
-    sample_runs,
-)
+from mlperf_rn50.analysis.report.scene import Scene, by_mark, explain_colours, explain_marks
 from mlperf_rn50.analysis.sets.convergence import System
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import short
+from mlperf_rn50.text import plural, short
 
 _PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('first epoch', 'first_s', '#4a5f78', ''),
           ('later epochs', 'training_s', '#b4c4d4', ''), ('evaluation', 'evaluation_s', '#9c5563', ''),
           ('other', 'other_s', '#e3dcb4', ''))
 _MAX_RUNS = 240
-_IDEAL: dict[str, Any] = {'fill': False, 'edgecolor': GRID, 'linestyle': '--'}  # the style of a bar
+_IDEAL: dict[str, Any] = {'fill': False, 'edgecolor': drawing.GRID, 'linestyle': '--'}  # style of a bar
 
 
-def _bar(picture: Picture, axes: Axes, row: float, value: float, text: str, height: float = 0.5, left: float = 0.0,
-         **style) -> None:
+def _filled(colour: str) -> dict[str, Any]:
+    return {'facecolor': (colour, 0.3), 'edgecolor': colour}
+
+
+def _bar(picture: drawing.Picture, axes: Axes, row: float, value: float, text: str, height: float = 0.5,
+         left: float = 0.0, **style) -> None:
     picture.tip(axes.barh(row, value, height, left, **style)[0], text)
 
 
-def _end(picture: Picture, axes: Axes, row: float, value: float, text: str, size: float, colour: str) -> None:
-    """Draw the end of a bar: on a logarithmic axis a bar has no foot."""
+def _end(picture: drawing.Picture, axes: Axes, row: float, value: float, text: str, size: float, colour: str) -> None:
+    """Draw only the end of a bar, because a bar on a logarithmic axis has no meaningful start."""
     picture.tip(axes.plot(value, row, '|', color=colour, markersize=size, markeredgewidth=2.5)[0], text)
 
 
 def _draw_values(scene: Scene, name: str, title: str, unit: str, total: Callable[[System], float | None],
-                 of_run: Callable[[Run], float | None]) -> Picture:
-    """The value of each system as a bar, of each run as a point."""
+                 of_run: Callable[[Run], float | None]) -> drawing.Picture:
+    """Draw the value of each system as a bar and that of each run as a point."""
     picture, axes = scene.rows(name, title)
-    sampled = sample_runs(picture, scene, _MAX_RUNS)
+    sampled = scene.sample_runs(picture, _MAX_RUNS)
     sizes = [total(s.system) for s in scene.shown]
     points = [[(r, v) for r in runs if (v := of_run(r)) is not None] for runs in sampled]
     values = [v for v in (*sizes, *(v for pairs in points for _, v in pairs)) if v is not None]
-    is_log = differ_tenfold(values)
+    is_log = drawing.differ_tenfold(values)
     for row, (s, size, pairs) in enumerate(zip(scene.shown, sizes, points)):
         if size is not None:
             text = f'{s.label}: {size:.2f} {unit}'
             if is_log:
                 _end(picture, axes, row, size, text, 26, s.colour)
             else:
-                _bar(picture, axes, row, size, text, **filled(s.colour))
+                _bar(picture, axes, row, size, text, **_filled(s.colour))
         for mark, places in by_mark([r for r, _ in pairs]).items():
             drawn, = axes.plot([pairs[k][1] for k in places],
                                [row + 0.38 * ((k + 0.5) / len(pairs) - 0.5) for k in places], mark, color=s.colour,
                                markersize=4.5 if len(pairs) <= 40 else 2.5)
-            picture.tip(drawn, *(f'{run_name(s.system, r)}: {v:.2f} {unit}, {r.status}'
+            picture.tip(drawn, *(f'{s.run_name(r)}: {v:.2f} {unit}, {r.status}'
                                  for r, v in (pairs[k] for k in places)))
     if is_log:
-        scale_up(axes.xaxis, unit, values)
+        drawing.scale_up(axes.xaxis, unit, values)
     else:
         axes.set(xlabel=unit, xlim=(0, max(values, default=0.0) * 1.04 or 1.0))
     marks = explain_marks([r for pairs in points for r, _ in pairs])
-    legend(picture, [mark_of('|', 'system', 12, 2.5), *marks] if is_log else marks)
+    drawing.legend(picture, [drawing.mark_of('|', 'system', 12, 2.5), *marks] if is_log else marks)
     return picture
 
 
-def draw_time_to_train(scene: Scene) -> Picture:
-    """Time to train of every system and run."""
+def draw_time_to_train(scene: Scene) -> drawing.Picture:
     return _draw_values(scene, 'time_to_train', 'Time to train', 'minutes',
                         lambda s: s.time_s / 60 if s.time_s else None,
                         lambda r: r.time_to_train_s / 60 if r.time_to_train_s is not None else None)
 
 
-def draw_epochs(scene: Scene) -> Picture:
-    """Epochs to converge of every system and run."""
+def draw_epochs(scene: Scene) -> drawing.Picture:
     return _draw_values(scene, 'epochs', 'Epochs to converge', 'epochs', lambda s: s.epochs_mean,
                         lambda r: r.evaluations[-1].epoch if r.evaluations else None)
 
 
-def draw_speedup(scene: Scene) -> Picture | None:
-    """Speed-up against accelerators, with the ideal line; None with nothing to compare."""
+def draw_speedup(scene: Scene) -> drawing.Picture | None:
+    """Draw speed-up against accelerators with the ideal line, None if nothing is compared."""
     study = scene.study
     known = [(s, s.system.num_units, c) for s in scene.shown
              if (c := study.comparisons[s.place]) and s.system.num_units]
@@ -105,58 +87,56 @@ def draw_speedup(scene: Scene) -> Picture | None:
         return None
     picture, axes = scene.picture('speedup', 'Speed-up', 3.2)
     units = sorted({u for _, u, _ in known} | {base})
-    axes.plot(units, [u / base for u in units], '--', color=GRID, linewidth=1.2)
+    axes.plot(units, [u / base for u in units], '--', color=drawing.GRID, linewidth=1.2)
     for s, u, c in known:
         share = f', efficiency {100 * c.efficiency:.0f} %' if c.efficiency is not None else ''
-        units_of = unit_name(study) if u > 1 else unit_name(study)[:-1]
         picture.tip(axes.plot(u, c.speedup, 'o', color=s.colour, markersize=6)[0],
-                    f'{s.label}: {c.speedup:.2f} times as fast on {u} {units_of}{share}')
-        if len(known) <= len(COLOURS):
+                    f'{s.label}: {c.speedup:.2f} times as fast on {plural(u, unit_name(study)[:-1])}{share}')
+        if len(known) <= len(drawing.COLOURS):
             axes.annotate(f'{c.speedup:.1f}', (u, c.speedup), xytext=(6, -3), textcoords='offset points', va='top')
     axes.set_xscale('log', base=2)
     axes.set_yscale('log', base=2)
     axes.yaxis.set_major_formatter(lambda value, _: f'{value:g}')
     axes.minorticks_off()
-    axes.set_xticks(ticks(units), [f'{u:,}' for u in ticks(units)])
+    axes.set_xticks(drawing.ticks(units), [f'{u:,}' for u in drawing.ticks(units)])
     axes.margins(x=0.1, y=0.1)
-    axes.set(xlabel=f'{unit_name(study)} (logarithmic)',
-             ylabel=f'times as fast as {short(scene.base_label, 24)}')
-    legend(picture, [Line2D([], [], color=GRID, linestyle='--', label='ideal'),
-                     *explain_colours([s for s, _, _ in known])])
+    axes.set(xlabel=f'{unit_name(study)} (logarithmic)', ylabel=f'times as fast as {short(scene.base_label, 24)}')
+    drawing.legend(picture, [Line2D([], [], color=drawing.GRID, linestyle='--', label='ideal'),
+                             *explain_colours([s for s, _, _ in known])])
     return picture
 
 
-def draw_throughput(scene: Scene) -> Picture | None:
-    """Throughput of every system, with its ideal."""
+def draw_throughput(scene: Scene) -> drawing.Picture | None:
     rates = [(row, s, r) for row, s in enumerate(scene.shown) if (r := scene.study.rates[s.place])]
     values = [v for _, _, r in rates for v in (r.ideal, r.real)]
     if not values:
         return None
-    has_ideal, is_log = len(rates) > 1, differ_tenfold(values)
+    has_ideal, is_log = len(rates) > 1, drawing.differ_tenfold(values)
     picture, axes = scene.rows('throughput', 'Training throughput' + (' and its ideal' if has_ideal else ''))
     for row, s, rate in rates:
         share = f', {100 * rate.efficiency:.0f} % of the ideal' if has_ideal else ''
         ideal, real = f'{s.label}: ideal {rate.ideal:,.1f} images/s', f'{s.label}: {rate.real:,.1f} images/s{share}'
         if is_log:
-            _end(picture, axes, row, rate.ideal, ideal, 18, GRID)
+            _end(picture, axes, row, rate.ideal, ideal, 18, drawing.GRID)
             picture.tip(axes.plot(rate.real, row, 'D', color=s.colour, markersize=6)[0], real)
         else:
             if has_ideal:
                 _bar(picture, axes, row, rate.ideal, ideal, **_IDEAL)
-            _bar(picture, axes, row, rate.real, real, **filled(s.colour))
+            _bar(picture, axes, row, rate.real, real, **_filled(s.colour))
     if is_log:
-        scale_up(axes.xaxis, 'images/s', values)
-        legend(picture, [mark_of('|', 'ideal', 10, 2.5, GRID), mark_of('D', 'measured', 6)])
+        drawing.scale_up(axes.xaxis, 'images/s', values)
+        drawing.legend(picture, [drawing.mark_of('|', 'ideal', 10, 2.5, drawing.GRID),
+                                 drawing.mark_of('D', 'measured', 6)])
     else:
         axes.set_xlabel('images/s')
-        axes.xaxis.set_major_formatter(plain)
+        axes.xaxis.set_major_formatter(drawing.plain)
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        legend(picture, [Patch(label='ideal', **_IDEAL), Patch(label='measured', **filled(INK))] if has_ideal else [])
+        if has_ideal:
+            drawing.legend(picture, [Patch(label='ideal', **_IDEAL), Patch(label='measured', **_filled(drawing.INK))])
     return picture
 
 
-def draw_efficiency(scene: Scene) -> Picture | None:
-    """What becomes of the ideal throughput, and of the ideal speed-up."""
+def draw_efficiency(scene: Scene) -> drawing.Picture | None:
     rates = [scene.study.rates[s.place] for s in scene.shown]
     if sum(r is not None for r in rates) < 2:
         return None
@@ -165,38 +145,36 @@ def draw_efficiency(scene: Scene) -> Picture | None:
         comparison = scene.study.comparisons[s.place]
         if rate is not None:
             _bar(picture, axes, row - 0.13, rate.efficiency,
-                 f'{s.label}: {100 * rate.efficiency:.1f} % of the ideal throughput', 0.24, **filled(s.colour))
+                 f'{s.label}: {100 * rate.efficiency:.1f} % of the ideal throughput', 0.24, **_filled(s.colour))
         if comparison and comparison.efficiency is not None:
             _bar(picture, axes, row + 0.13, comparison.efficiency,
                  f'{s.label}: {100 * comparison.efficiency:.1f} % of the ideal speed-up', 0.24, fill=False,
                  edgecolor=s.colour, hatch='/////')
     axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
-    axes.set_xlabel(f'share of the ideal, against {short(scene.base_label, MAX_NAME)}')
-    legend(picture, [Patch(label='of the throughput', **filled(INK)),
-                     Patch(fill=False, edgecolor=INK, hatch='/////', label='of the time to train')])
+    axes.set_xlabel(f'share of the ideal, against {scene.base_label}')
+    drawing.legend(picture, [Patch(label='of the throughput', **_filled(drawing.INK)),
+                             Patch(fill=False, edgecolor=drawing.INK, hatch='/////', label='of the time to train')])
     return picture
 
 
-def draw_time_parts(scene: Scene) -> Picture | None:
-    """Where the time goes, per system."""
+def draw_time_parts(scene: Scene) -> drawing.Picture | None:
     if not any(s.system.parts for s in scene.shown):
         return None
-    picture, axes = scene.rows('time_parts', 'Where the time goes')
+    picture, axes = scene.rows('time_parts', 'Time by phase')
     for row, s in enumerate(scene.shown):
         if (parts := s.system.parts) is None:
             continue
         seconds = [max(getattr(parts, name) or 0.0, 0.0) for _, name, _, _ in _PARTS]
         left = 0.0
         for (kind, name, colour, hatch), part in zip(_PARTS, seconds):
-            if getattr(parts, name) is None:  # not logged, which is no 0 s
-                continue
             share = part / (sum(seconds) or 1.0)
-            _bar(picture, axes, row, share, f'{s.label}: {kind} {part:,.1f} s, {100 * share:.1f} %', left=left,
-                 facecolor=colour, edgecolor=GRID, hatch=hatch)
+            if getattr(parts, name) is not None:  # None is not logged, which differs from 0 s
+                _bar(picture, axes, row, share, f'{s.label}: {kind} {part:,.1f} s, {100 * share:.1f} %', left=left,
+                     facecolor=colour, edgecolor=drawing.GRID, hatch=hatch)
             left += share
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
     axes.set_xlabel('share of initialisation and time to train')
-    legend(picture, [Patch(facecolor=colour, edgecolor=GRID, hatch=hatch, label=kind)
-                     for kind, _, colour, hatch in _PARTS])
+    drawing.legend(picture, [Patch(facecolor=colour, edgecolor=drawing.GRID, hatch=hatch, label=kind)
+                             for kind, _, colour, hatch in _PARTS])
     return picture

@@ -1,6 +1,7 @@
-"""Pictures of curves: accuracy, learning rate, and what the nodes read and sent."""
+"""Pictures of accuracy, learning rate and telemetry over time or epochs."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import isnan, nan
 
 from matplotlib.axes import Axes
@@ -11,16 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mlperf_rn50.analysis.report.picture import GRID, INK, WIDTH_IN, Picture, differ_tenfold, legend, scale_up
 from mlperf_rn50.analysis.report.refs import heading
-from mlperf_rn50.analysis.report.scene import (
-    MAX_NAME,
-    Scene,
-    SystemStyle,
-    by_mark,
-    explain_colours,
-    explain_marks,
-    run_name,
-    sample_runs,
-)
+from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, SystemStyle, by_mark, explain_colours, explain_marks
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates
@@ -37,15 +29,13 @@ _Points = Sequence[tuple[float, float, str]]  # x, y and text
 
 @dataclass(frozen=True)
 class _Curve:
-    """A curve of a run."""
-
     run: Run
     points: _Points
 
 
 def _draw_system(picture: Picture, axes: Axes, shown: SystemStyle, curves: Sequence[_Curve],
                  has_all_marks: bool) -> None:
-    """The curves of a system, one artist for those with the same mark; marks at every point or at the last ones."""
+    """Draw the curves of a system, one artist per mark, with marks at all points or only the last ones."""
     for mark, places in by_mark([c.run for c in curves]).items():
         xs: list[float] = []
         ys: list[float] = []
@@ -60,7 +50,7 @@ def _draw_system(picture: Picture, axes: Axes, shown: SystemStyle, curves: Seque
 
 
 def _draw_target(scene: Scene, axes: Axes) -> list[Line2D]:
-    """Names the accuracy, and draws the target, where there is one; returns its line."""
+    """Label the axis of accuracy, and return the line of the target if there is one."""
     axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
     axes.set_ylabel(f'Top-1, {short(printable(data_name(scene.study.baseline.other_dataset)), MAX_NAME)}')
     target = scene.study.baseline.target_accuracy
@@ -71,18 +61,18 @@ def _draw_target(scene: Scene, axes: Axes) -> list[Line2D]:
 
 def _draw_curves(scene: Scene, picture: Picture, axes: Axes, points_of: Callable[[Run], _Points], x_name: str,
                  lines: Sequence[Line2D] = ()) -> list[_Curve]:
-    """The curves of each system's runs, with a legend that names other lines, too; minutes may need a log scale."""
-    systems = [[_Curve(r, [(x, y, f'{run_name(s.system, r)}: {text}') for x, y, text in points])
+    """Draw a curve per run, with a legend that includes other lines; return all curves with points."""
+    systems = [[_Curve(r, [(x, y, f'{s.run_name(r)}: {text}') for x, y, text in points])
                 for r in runs if (points := points_of(r))]
-               for s, runs in zip(scene.shown, sample_runs(picture, scene, _MAX_CURVES))]
+               for s, runs in zip(scene.shown, scene.sample_runs(picture, _MAX_CURVES))]
     whole = [c for of_system in systems for c in of_system]
-    if is_log := x_name == _MINUTES and differ_tenfold([c.points[-1][0] for c in whole]):  # which cannot show 0
+    if is_log := x_name == _MINUTES and differ_tenfold([c.points[-1][0] for c in whole]):  # 0 has no logarithm
         later = [[_Curve(c.run, [p for p in c.points if p[0] > 0]) for c in of_system] for of_system in systems]
         systems = [[c for c in of_system if c.points] for of_system in later]
     drawn = [c for of_system in systems for c in of_system]
     has_all_marks = sum(len(c.points) for c in drawn) <= _MAX_MARKS
     if not has_all_marks:
-        picture.notes.append('Marked is the last point of each curve')
+        picture.notes.append('Only the last point of each curve is marked')
     for shown, of_system in zip(scene.shown, systems):
         _draw_system(picture, axes, shown, of_system, has_all_marks)
     legend(picture, [*explain_colours([s for s, of_system in zip(scene.shown, systems) if of_system]), *lines,
@@ -95,7 +85,7 @@ def _draw_curves(scene: Scene, picture: Picture, axes: Axes, points_of: Callable
 
 
 def _accuracies_at_minutes(run: Run) -> _Points:
-    """The evaluations of a run; none without run_start, where there is no time."""
+    """Return the points of the evaluations, none if times are missing because there is no run_start."""
     points = [(e.time_s / 60, e.accuracy, f'{percent(e.accuracy)} after {e.time_s / 60:.2f} min, {e.epoch} epochs')
               for e in run.evaluations if e.time_s is not None]
     return points if len(points) == len(run.evaluations) else []
@@ -113,14 +103,12 @@ def _learning_rates(run: Run) -> _Points:
 
 
 def draw_accuracy_over_time(scene: Scene) -> Picture | None:
-    """Accuracy of every run against time."""
     picture, axes = scene.picture('accuracy_time', 'Accuracy against time', 3.4)
     curves = _draw_curves(scene, picture, axes, _accuracies_at_minutes, _MINUTES, _draw_target(scene, axes))
     return picture if curves else None
 
 
 def draw_accuracy_over_epochs(scene: Scene) -> Picture | None:
-    """Accuracy of every run against epochs."""
     picture, axes = scene.picture('accuracy_epochs', 'Accuracy against epochs', 3.4)
     curves = _draw_curves(scene, picture, axes, _accuracies_at_epochs, 'epochs', _draw_target(scene, axes))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -128,8 +116,8 @@ def draw_accuracy_over_epochs(scene: Scene) -> Picture | None:
 
 
 def draw_learning_rate(scene: Scene) -> Picture | None:
-    """The learning rate over time, where it was written down."""
-    picture, axes = scene.picture('learning_rate', 'Learning rate as it was applied', 3.0)
+    """Draw the learning rate over time, None if it was not logged."""
+    picture, axes = scene.picture('learning_rate', 'Applied learning rate', 3.0)
     peaks = [max(y for _, y, _ in c.points) for c in _draw_curves(scene, picture, axes, _learning_rates, _MINUTES)]
     if differ_tenfold(peaks):
         scale_up(axes.yaxis, 'learning rate', peaks)
@@ -140,11 +128,11 @@ def draw_learning_rate(scene: Scene) -> Picture | None:
 
 
 def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> None:
-    """A node's rates over a run with its epochs and evaluations."""
+    """Draw the rates of a node over a run, with epochs and evaluations."""
     times = thin(node.times_s, _MAX_SAMPLES)
     for (colour, style, width), (label, rates) in zip(_DEVICES, node.rates.items()):
         known = [r for r in rates if not isnan(r)]
-        if not known:  # no such device
+        if not known:
             continue
         line, = axes.plot(times, [r / 1e6 for r in thin(rates, _MAX_SAMPLES)], style, color=colour, linewidth=width)
         picture.tip(line, f'{short(printable(node.host), MAX_NAME)}: {label}, at most {max(known) / 1e6:,.1f} MB/s')
@@ -159,36 +147,32 @@ def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> N
 
 
 def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
-    """Disk and network of every node over a system's first run that has them, a panel each; epochs and evaluations."""
+    """Draw disk and network rates of the first run with telemetry, with a panel per node."""
     files = find_telemetry(shown.system.folder)
     runs = shown.system.runs if files else ()
     run, nodes = next(((r, nodes) for r in runs if (nodes := read_telemetry(r, files))), (None, []))
     if run is None:
         return None
-    some = nodes[:_MAX_NODES]
-    figure = Figure(figsize=(WIDTH_IN, 1.2 + 1.7 * len(some)))
-    picture = Picture(f'telemetry_{shown.place}', f'Disk and network of every node, {run_name(shown.system, run)}',
+    drawn = nodes[:_MAX_NODES]
+    figure = Figure(figsize=(WIDTH_IN, 1.2 + 1.7 * len(drawn)))
+    picture = Picture(f'telemetry_{shown.place}', f'Disk and network of every node, {shown.run_name(run)}',
                       heading(scene.study), figure)
-    if len(some) < len(nodes):
-        picture.notes.append(f'Drawn are the first {len(some)} of {len(nodes)} nodes')
-    panels = figure.subplots(len(some), 1, squeeze=False, sharex=True)[:, 0]
-    for axes, node in zip(panels, some):
+    if len(drawn) < len(nodes):
+        picture.notes.append(f'The first {len(drawn)} of {len(nodes)} nodes are drawn')
+    panels = figure.subplots(len(drawn), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, node in zip(panels, drawn):
         _draw_node(picture, axes, run, node)
     panels[-1].set_xlabel('seconds since run_start')
     legend(picture, [*(Line2D([], [], color=colour, linestyle=style, linewidth=width, label=label)
-                        for (colour, style, width), label in zip(_DEVICES, some[0].rates)),
-                      Line2D([], [], color=GRID, linestyle=(0, (1, 2)), label='an epoch begins'),
+                        for (colour, style, width), label in zip(_DEVICES, drawn[0].rates)),
+                      Line2D([], [], color=GRID, linestyle=(0, (1, 2)), label='start of an epoch'),
                       Patch(color=GRID, alpha=0.35, linewidth=0, label='evaluation')])
     return picture
 
 
 def draw_all_telemetry(scene: Scene) -> list[Picture]:
-    """The nodes of the systems that have telemetry, or of the first of them."""
-    drawn = []
-    for shown in scene.shown:
-        if picture := draw_telemetry(scene, shown):
-            drawn.append(picture)
-        if len(drawn) == _MAX_TELEMETRY:
-            drawn[-1].notes.append(f'Of other systems than the first {_MAX_TELEMETRY} there is no such picture')
-            break
+    """Draw the telemetry of the first systems that have it."""
+    drawn = list(islice(filter(None, (draw_telemetry(scene, shown) for shown in scene.shown)), _MAX_TELEMETRY))
+    if len(drawn) == _MAX_TELEMETRY:
+        drawn[-1].notes.append(f'At most {_MAX_TELEMETRY} systems have this picture')
     return drawn

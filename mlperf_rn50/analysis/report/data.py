@@ -1,4 +1,4 @@
-"""The report as values for programs: JSON with everything, CSV with a row per run or per evaluation."""
+"""The report for programs, as JSON with everything or as CSV with a row per run or evaluation."""
 import csv
 import io
 import json
@@ -14,13 +14,14 @@ from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
 
 FORMAT = 'mlperf-rn50 report 1'
-# Keys of a system that hold a table, or nothing.
+# Keys of a system with a table or null.
 _TABLES = ('time_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')
-# Facts of a system that it has under the same name.
+# Attributes of System with the same key.
 _FACTS = ('platform', 'num_nodes', 'num_accelerators', 'accelerator', 'framework', 'num_ranks', 'global_batch_size',
           'target_accuracy')
-# What an evaluation's row says of itself, and of its system.
+# Columns of an evaluation, and of its system.
 _EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
+_FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ratio')  # of Comparison
 _EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')
 
 
@@ -41,32 +42,25 @@ def _run_object(system: System, run: Run) -> dict[str, Any]:
 
 
 def _system_object(study: Study, system: System, comparison: Comparison | None) -> dict[str, Any]:
-    """A system as the JSON report has it, without its runs."""
-    c = comparison
-    parts, energy = system.parts, system.energy
-    verdict = rcp.check_rcp(system)
+    """Return a system of the JSON report, without runs."""
+    parts, energy, verdict = system.parts, system.energy, rcp.check_rcp(system)
     return {
         'round': system.round, 'benchmark': system.runs[0].benchmark, 'org': system.org, 'system': system.name,
         'study': study.name, **{name: getattr(system, name) for name in _FACTS},
         'optimizer': next((dict(r.optimizer) for r in system.runs if r.optimizer and not system.refusal), {}),
-        'dataset': system.dataset, 'is_imagenet': system.is_imagenet,
-        'num_runs': len(system.runs), 'num_converged': len(system.converged),
-        'refusal': system.refusal, 'runs': [],
+        'dataset': system.dataset, 'is_imagenet': system.is_imagenet, 'num_runs': len(system.runs),
+        'num_converged': len(system.converged), 'refusal': system.refusal, 'runs': [],
         'epochs_to_converge_mean': system.epochs_mean, 'score_minutes': system.score_minutes,
         'official_score_minutes': rcp.official_score_minutes(system),
         'time_to_train_mean_s': system.time_s, 'time_to_train_spread_s': system.spread_s,
         'images_per_s': system.images_per_s, 'seconds_per_epoch': system.epoch_s,
         'time_parts_s': {'init': parts.init_s, 'first_epoch': parts.first_s, 'later_epochs': parts.training_s,
                          'evaluation': parts.evaluation_s, 'other': parts.other_s} if parts else None,
-        'node_hours': system.node_hours, 'price_per_node_hour': study.price_per_node_hour,
-        'cost': study.cost(system),
+        'node_hours': system.node_hours, 'price_per_node_hour': study.price_per_node_hour, 'cost': study.cost(system),
         'cpu_kwh': kwh(energy.cpu_joules) if energy else None, 'gpu_kwh': kwh(energy.gpu_joules) if energy else None,
-        'images_per_joule': system.images_per_joule,
-        'energy_not_measured': dict(energy.reasons) if energy else None,
+        'images_per_joule': system.images_per_joule, 'energy_not_measured': dict(energy.reasons) if energy else None,
         'baseline': study.baseline.name if any(study.comparisons) else None,
-        'speedup': c.speedup if c else None, 'efficiency': c.efficiency if c else None,
-        'throughput_gain': c.throughput_gain if c else None, 'epoch_ratio': c.epoch_ratio if c else None,
-        'share_ratio': c.share_ratio if c else None,
+        **{name: getattr(comparison, name, None) for name in _FACTORS},
         'rcp': {'ruleset': verdict.ruleset, 'reference_epochs': verdict.reference_epochs,
                 'min_epochs': verdict.min_epochs, 'passed': verdict.passed, 'text': verdict.text} if verdict else None,
         'warnings': [*system.warnings, *study.notes_by_start.get(system.name, ())]}
@@ -79,27 +73,26 @@ def _systems(studies: Sequence[Study]) -> Iterator[tuple[System, dict[str, Any]]
 
 
 def render_json(studies: Sequence[Study]) -> str:
-    """The JSON report; docs/results.md says what its keys mean."""
-    systems = [{**found, 'runs': [_run_object(system, r) for r in system.runs]}
-               for system, found in _systems(studies)]
+    """Return the JSON report, whose keys are described in docs/results.md."""
+    systems = [{**found, 'runs': [_run_object(s, r) for r in s.runs]} for s, found in _systems(studies)]
     return json.dumps({'format': FORMAT, 'version': mlperf_rn50.__version__, 'systems': systems}, indent=1,
                       allow_nan=False)
 
 
 def _spreadsheet(value: Any) -> Any:
-    """A value for CSV; text that a spreadsheet would run as a formula is quoted."""
+    """Return a value for CSV, with text quoted that a spreadsheet would run as a formula."""
     if not isinstance(value, str):
         return '' if value is None else value
     return f"'{printable(value)}" if value[:1] in ('=', '+', '-', '@') else printable(value)
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that fill one cell: neither lists nor tables."""
+    """Return the values that fit in a cell, which excludes lists and tables."""
     return {k: v for k, v in values.items() if not isinstance(v, (list, dict)) and k not in _TABLES}
 
 
 def render_csv(studies: Sequence[Study]) -> str:
-    """One row per run: the plain values of its system's JSON object, then its own."""
+    """Return a row per run with the plain values of the system, then those of the run."""
     rows: list[dict[str, Any]] = []
     for system, found in _systems(studies):
         shared = _plain(found)
@@ -113,7 +106,7 @@ def render_csv(studies: Sequence[Study]) -> str:
 
 
 def render_evaluations_csv(studies: Sequence[Study]) -> str:
-    """Return one row per evaluation: which system and run it is of, then its values."""
+    """Return a row per evaluation with system and run, then the values of the evaluation."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator='\n')
     writer.writerow(['study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed', *_EVALUATION])

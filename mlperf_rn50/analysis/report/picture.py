@@ -1,4 +1,4 @@
-"""One drawing and what each of its points says when it is pointed at; as SVG for a page, as PNG for a document."""
+"""A drawing with a tooltip for each mark, as SVG for pages and PNG for documents."""
 import io
 import logging
 import re
@@ -18,12 +18,11 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from mlperf_rn50.mllog.events import printable
 
-# Text and lines; a page in the dark has its own. Grid, ideal lines and outlines have 3:1 on white and on dark paper.
+# A dark page replaces INK. GRID, for ideal lines and outlines, too, has a contrast of 3:1 on white and dark paper.
 INK, GRID = '#1b1e23', '#808893'
-# After Okabe and Ito, whose colours the colour-blind tell apart; each has 3:1 on white and on dark paper. Systems
-# beyond these are drawn in ink.
+# The palette of Okabe and Ito for the colour-blind, adapted to a contrast of 3:1. Further systems are drawn in ink.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#c4649b', '#a67c00', '#7a6fd0')
-WIDTH_IN = 4.6  # on a phone, where a page shows it 360 CSS px wide, text is larger than 9 of them
+WIDTH_IN = 4.6  # text is larger than 9 CSS px on a phone, where the page shows it 360 px wide
 STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 'text.color': INK,
          'axes.edgecolor': GRID, 'axes.labelcolor': INK, 'axes.labelsize': 9.5, 'hatch.linewidth': 0.6,
          'xtick.color': GRID, 'ytick.color': GRID, 'xtick.labelcolor': INK, 'ytick.labelcolor': INK,
@@ -31,48 +30,46 @@ STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 
          'axes.grid': True, 'grid.color': GRID, 'grid.linewidth': 0.4, 'axes.axisbelow': True,
          'axes.spines.top': False, 'axes.spines.right': False,
          'legend.frameon': False, 'figure.facecolor': 'white', 'axes.facecolor': 'none',
-         'text.parse_math': False}  # what a log says is no formula
-# The first use on a machine makes a list of its fonts, and says so after 5 s: nothing that is wrong with a report.
+         'text.parse_math': False}  # text of logs is not a formula
+# The first use on a machine builds a list of fonts and logs a warning about it after 5 s.
 logging.getLogger('matplotlib.font_manager').setLevel(logging.ERROR)
-_LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # of what stands above a drawing
+_LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # of the text above a drawing
 
 
 @dataclass
 class Picture:
-    """A drawing. Its files say above it what it is; a page has a caption for that."""
+    """A drawing; its files have heading and caption above it, a page shows the caption."""
 
     name: str
     title: str
     heading: str
     figure: Figure
-    notes: list[str] = field(default_factory=list)  # what of it is not drawn, and other things to know
-    tips: dict[str, Sequence[str]] = field(default_factory=dict)  # of the points, or the whole, of a group of the SVG
+    notes: list[str] = field(default_factory=list)  # limits of what is drawn, and explanations
+    tips: dict[str, Sequence[str]] = field(default_factory=dict)  # of the marks, or the whole, of a group of the SVG
 
     @property
     def caption(self) -> str:
-        """What it shows, and what it does not."""
         return '. '.join([self.title, *self.notes])
 
     def tip(self, artist, *texts: str) -> None:
-        """What the points of an artist say."""
+        """Set the tooltips of the marks of an artist."""
         gid = f'tip{len(self.tips)}'
         artist.set_gid(gid)
         self.tips[gid] = texts
 
     @property
     def above(self) -> list[str]:
-        """The lines that stand above the drawing."""
         return [line for text in (self.heading, self.caption)
                 for line in textwrap.wrap(printable(text), _LINE_LENGTH)][:_MAX_LINES]
 
     @property
     def above_in(self) -> float:
-        """Their height."""
+        """Height of the lines above, in inches."""
         return _LINE_IN * (len(self.above) + 0.5)
 
     @cached_property
     def svg(self) -> str:
-        """It as SVG, the same every time; its points have titles."""
+        """Reproducible SVG with tooltips."""
         out = io.StringIO()
         width, height = self.figure.get_size_inches()
         whole = height + self.above_in
@@ -82,14 +79,14 @@ class Picture:
             self.figure.text(0.02, 1 - 0.3 * _LINE_IN / whole, '\n'.join(self.above), va='top', gid='title')
             self.figure.patch.set_gid('paper')
             self.figure.savefig(out, format='svg', metadata={'Date': None, 'Creator': None})
-        self.figure.set_layout_engine('none')  # it is laid out now
+        self.figure.set_layout_engine('none')  # keep this layout
         text = re.sub(r'<metadata>.*?</metadata>', '', out.getvalue(), flags=re.DOTALL)
-        # Each part begins with the id of a group, the first with what stands before all of them.
+        # Each part but the first begins with the id of a group.
         return '<g id="'.join(_add_titles(part, self.tips) for part in text.split('<g id="'))
 
 
 def _add_titles(part: str, tips: dict[str, Sequence[str]]) -> str:
-    """Gives the marks of a group their titles, one each, or the whole group the first."""
+    """Add a title to each mark of a group, or the first title to the whole group if the numbers differ."""
     gid, quote, rest = part.partition('"')
     if gid not in tips:
         return part
@@ -101,7 +98,6 @@ def _add_titles(part: str, tips: dict[str, Sequence[str]]) -> str:
 
 
 def _without(svg: str, gid: str) -> str:
-    """An SVG without one of its groups."""
     start, depth = svg.index(f'<g id="{gid}">'), 0
     for mark in re.finditer(r'<g\b|</g>', svg[start:]):
         depth += 1 if mark[0] == '<g' else -1
@@ -111,7 +107,7 @@ def _without(svg: str, gid: str) -> str:
 
 
 def render_svg(picture: Picture) -> str:
-    """A picture as SVG for a page, which has a caption for it and a paper of its own."""
+    """Return the SVG for a page, without heading, caption and background."""
     svg = _without(_without(picture.svg, 'title'), 'paper')
     top = picture.above_in * 72
     svg = svg.replace('<g id="figure_1">', f'<g id="figure_1" transform="translate(0 {-top:g})">', 1)
@@ -120,7 +116,7 @@ def render_svg(picture: Picture) -> str:
 
 
 def inline_svg(picture: Picture, prefix: str) -> str:
-    """A picture for the page: ids of its own, colours that follow the page's."""
+    """Return the SVG element for a page, with prefixed ids and with the colours of the page."""
     svg = render_svg(picture)
     svg = svg[svg.index('<svg'):]
     svg = re.sub(r'\bid="', f'id="{prefix}', svg)
@@ -132,20 +128,18 @@ def inline_svg(picture: Picture, prefix: str) -> str:
 
 
 def dump_picture(picture: Picture, folder: Path, prefix: str) -> None:
-    """Writes a picture as SVG and PNG."""
-    (folder / f'{prefix}{picture.name}.svg').write_text(picture.svg)  # first: it is laid out then
+    (folder / f'{prefix}{picture.name}.svg').write_text(picture.svg)  # first, because it sets the layout
     with matplotlib.rc_context(STYLE):
         picture.figure.savefig(folder / f'{prefix}{picture.name}.png', dpi=150, metadata={'Software': None})
-    picture.figure.clear()  # what it weighs is not needed any more
+    picture.figure.clear()  # free the memory
 
 
 def differ_tenfold(values: Sequence[float]) -> bool:
-    """Whether there are values of which one is ten times another; all are above 0."""
+    """Whether the largest value is at least ten times the smallest; all must be above 0."""
     return bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
 
 
 def plain(value: float, _: float = 0) -> str:
-    """A number beside an axis."""
     for size, letter in ((1e6, ' M'), (1e3, ' k')):
         if abs(value) >= max(size, 1e4):
             return f'{value / size:,.10g}{letter}'
@@ -153,7 +147,7 @@ def plain(value: float, _: float = 0) -> str:
 
 
 def scale_up(axis: Axis, name: str, values: Sequence[float]) -> None:
-    """Makes an axis a logarithmic one with numbers that can be read, and says so."""
+    """Make an axis logarithmic, with plain tick labels and a name."""
     (axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale)('log')
     axis.set_major_locator(LogLocator(10, (1,) if max(values) > 500 * min(values) else (1, 2, 5)))
     axis.set_minor_locator(NullLocator())
@@ -162,7 +156,6 @@ def scale_up(axis: Axis, name: str, values: Sequence[float]) -> None:
 
 
 def legend(picture: Picture, handles: Sequence[Line2D | Patch]) -> None:
-    """What marks and colours mean, below the drawing."""
     if not handles:
         return
     num_columns = max(1, min(len(handles), 58 // (max(len(str(h.get_label())) for h in handles) + 7)))
@@ -173,13 +166,12 @@ def legend(picture: Picture, handles: Sequence[Line2D | Patch]) -> None:
 
 
 def mark_of(marker: str, label: str, size: float = 4.5, width: float = 1.0, colour: str = INK) -> Line2D:
-    """A mark for a legend."""
     return Line2D([], [], color=colour, marker=marker, markersize=size, markeredgewidth=width, linestyle='',
                   label=label)
 
 
 def ticks(values: Sequence[int]) -> list[int]:
-    """Those of some rising numbers that have room beside each other on a logarithmic axis."""
+    """Return those of some increasing numbers that do not overlap on a logarithmic axis."""
     kept: list[int] = []
     for value in values:
         if not kept or value >= kept[-1] * max(1.3, (values[-1] / values[0]) ** 0.12):

@@ -1,37 +1,24 @@
-"""Which pictures does a study have? Draws them with matplotlib, for whoever reads the page or shows a slide.
+"""All pictures of a study.
 
-A colour is a system's, the same in all pictures of a study; what parts, rates and devices are has palettes of its own.
-A picture shows as many systems and runs as an eye can tell apart, and says which.
+A system has the same colour in all pictures; phases and devices have separate palettes. The number of drawn systems and
+runs is limited to what can be distinguished.
 """
-
 import matplotlib
 
-from mlperf_rn50.analysis.report.bars import (
-    draw_efficiency,
-    draw_epochs,
-    draw_speedup,
-    draw_throughput,
-    draw_time_parts,
-    draw_time_to_train,
-)
-from mlperf_rn50.analysis.report.curves import (
-    draw_accuracy_over_epochs,
-    draw_accuracy_over_time,
-    draw_all_telemetry,
-    draw_learning_rate,
-)
+from mlperf_rn50.analysis.report import bars, curves
 from mlperf_rn50.analysis.report.picture import STYLE, Picture
 from mlperf_rn50.analysis.report.scene import make_scene
 from mlperf_rn50.analysis.sets.scaling import Study
 
 
 def draw_study(study: Study) -> list[Picture]:
-    """All pictures that a study has something to show in."""
+    """Return the pictures of a study for which there is data."""
     scene = make_scene(study)
     if not scene.shown:
         return []
     with matplotlib.rc_context(STYLE):
         drawn = [draw(scene) for draw in (
-            draw_time_to_train, draw_epochs, draw_speedup, draw_accuracy_over_time, draw_accuracy_over_epochs,
-            draw_throughput, draw_efficiency, draw_time_parts, draw_learning_rate)]
-        return [p for p in (*drawn, *draw_all_telemetry(scene)) if p]
+            bars.draw_time_to_train, bars.draw_epochs, bars.draw_speedup, curves.draw_accuracy_over_time,
+            curves.draw_accuracy_over_epochs, bars.draw_throughput, bars.draw_efficiency, bars.draw_time_parts,
+            curves.draw_learning_rate)]
+        return [p for p in (*drawn, *curves.draw_all_telemetry(scene)) if p]

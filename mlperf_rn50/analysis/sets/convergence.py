@@ -67,7 +67,6 @@ class System:
 
     @cached_property
     def counted(self) -> tuple[Run, ...]:
-        """Runs without duplicates."""
         copied = {c.run.path for c in self.copies}
         return tuple(r for r in self.runs if r.path not in copied)
 
@@ -215,7 +214,6 @@ class System:
 
 
 def render_warning(run: Run, warning: LogWarning) -> str:
-    """Return a warning with file and line."""
     line = '' if warning.line is None else f':{warning.line}'
     return f'{run.path.name}{line}: {warning.text}'
 

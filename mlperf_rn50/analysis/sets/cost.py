@@ -9,7 +9,6 @@ _JOULES_PER_KWH = 3.6e6
 
 
 def node_hours(seconds: float, num_nodes: int) -> float:
-    """Return the node-hours of a run."""
     return seconds / 3600 * num_nodes
 
 
@@ -19,7 +18,6 @@ def cost(seconds: float, num_nodes: int, price_per_node_hour: float) -> float:
 
 
 def kwh(joules: float | None) -> float | None:
-    """Convert joules to kilowatt-hours."""
     return None if joules is None else joules / _JOULES_PER_KWH
 
 

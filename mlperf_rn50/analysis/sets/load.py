@@ -169,12 +169,6 @@ def _make_system(folder: Path, runs: tuple[Run, ...], refusal: str | None) -> Sy
     return System(home.name, folder, home.parent, runs, refusal, tuple(_find_submitters(runs)))
 
 
-def _unread_system(fault: OSError) -> System:
-    """Return a refused system for a folder that cannot be listed."""
-    folder = Path(fault.filename)
-    return _make_system(folder, (_unreadable(folder),), f'the folder cannot be read: {fault.strerror}')
-
-
 def load_systems(paths: Sequence[Path]) -> list[System]:
     """Return the systems with ResNet logs under some paths, ordered by size within a study.
 
@@ -185,7 +179,8 @@ def load_systems(paths: Sequence[Path]) -> list[System]:
         UserError: a path contains no log, or no log can be read.
     """
     found, faults = _find_logs(paths)
-    systems = [_unread_system(fault) for fault in faults]
+    systems = [_make_system(folder, (_unreadable(folder),), f'the folder cannot be read: {e.strerror}')
+               for e in faults for folder in (Path(e.filename),)]
     others: list[OtherBenchmark] = []
     loaded = iter(_load_runs([log for logs in found.values() for log in logs]))
     for folder, logs in found.items():

@@ -14,7 +14,7 @@ from typing import Any
 
 from mlperf_rn50.analysis.sets.convergence import System
 from mlperf_rn50.mllog.read.raw_log import number
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN, Run
+from mlperf_rn50.mllog.run import IMAGENET_TRAIN
 
 _MAX_EPOCHS = 200  # a larger end of a schedule is a number of steps
 _MAX_VALUE = 1e9
@@ -53,8 +53,6 @@ class Recipe:
 
 @dataclass(frozen=True)
 class KnownRun:
-    """One run of a known set."""
-
     name: str
     status: str
     epochs: int | None  # to the target, None if it was not reached
@@ -172,10 +170,6 @@ def make_times(epoch_s: float | None, runs: Sequence[tuple[float | None, int | N
     return RunTimes(epoch_s, evaluation_s, statistics.fmean(t - e * epoch_s - s for t, e, _, s in known))
 
 
-def _evaluation_s(run: Run) -> float:
-    return sum(e.stop_s - e.start_s for e in run.evaluations if e.start_s is not None and e.stop_s is not None)
-
-
 def known_of(system: System) -> KnownSet | None:
     """Return the set of a system, or None if it is refused or the batch size is unknown."""
     batch = system.global_batch_size
@@ -186,8 +180,9 @@ def known_of(system: System) -> KnownSet | None:
                           tuple((e.epoch, e.accuracy) for e in r.evaluations)) for r in counted)
     optimizer = {k: v for r in reversed(counted) for k, v in r.optimizer.items()}
     recipe = make_recipe(optimizer, batch, system.train_samples, system.target_accuracy, [r.curve for r in runs])
-    times = make_times(system.epoch_s, [(r.time_to_train_s, r.last_epoch, len(r.evaluations), _evaluation_s(r))
-                                        for r in system.scored])
+    times = make_times(system.epoch_s, [(r.time_to_train_s, r.last_epoch, len(r.evaluations), sum(
+        e.stop_s - e.start_s for e in r.evaluations if e.start_s is not None and e.stop_s is not None))
+        for r in system.scored])
     return KnownSet(str(system.folder), system.round, system.org, system.name, system.num_nodes,
                     system.num_accelerators, system.num_units, system.accelerator, system.other_dataset,
                     system.train_samples, recipe, times, system.time_s, runs)

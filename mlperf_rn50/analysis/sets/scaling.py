@@ -110,13 +110,6 @@ def _by_units(systems: Sequence[System]) -> dict[int, list[System]]:
     return groups
 
 
-def _widest_split(systems: Sequence[System]) -> list[Split]:
-    """Compare the fastest system with the slowest one on another number of nodes."""
-    fastest = max(systems, key=lambda s: s.images_per_s or 0.0)
-    splits = (_compare_pair(fastest, s) for s in systems if s is not fastest)
-    return sorted((s for s in splits if s), key=lambda s: -s.difference)[:1]
-
-
 def compare_splits(systems: Sequence[System]) -> list[Split]:
     """Compare systems with the same number of units on different numbers of nodes.
 
@@ -125,7 +118,9 @@ def compare_splits(systems: Sequence[System]) -> list[Split]:
     splits: list[Split] = []
     for group in _by_units(systems).values():
         if len(group) > MAX_OF_SPLITS:
-            splits += _widest_split(group)
+            fastest = max(group, key=lambda s: s.images_per_s or 0.0)
+            found = filter(None, (_compare_pair(fastest, s) for s in group if s is not fastest))
+            splits += sorted(found, key=lambda s: -s.difference)[:1]
         else:
             splits += filter(None, (_compare_pair(a, b) for i, a in enumerate(group) for b in group[i + 1:]))
     return splits
