@@ -208,7 +208,7 @@ def test_what_is_wrong_is_said_before_what_is_weak_or_odd(tmp_path):
             for k in range(2)]
     system = System('box', tmp_path, tmp_path, tuple(runs))
     assert system.warnings == (f'{runs[1].path.name} is a copy of {runs[0].path.name}: all 10 times of epochs and '
-                               'evaluations are equal to the millisecond; it counts once', 'all 2 logs: no',
+                               'evaluations are equal to the millisecond; counted once', 'all 2 logs: no',
                                'no MLPerf score: got 1 run, expected 5; the spread of a single run is unknown',
                                'the data set is unnamed, not ImageNet', 'all 2 logs: odd')
     assert refused.warnings[0] == refused.refusal and 'is a copy of' in refused.warnings[1]

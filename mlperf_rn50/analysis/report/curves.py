@@ -1,7 +1,7 @@
 """Pictures of accuracy, learning rate and telemetry over time or epochs."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from math import isnan, nan
 
 from matplotlib.axes import Axes
@@ -37,15 +37,11 @@ def _draw_system(picture: Picture, axes: Axes, shown: SystemStyle, curves: Seque
                  has_all_marks: bool) -> None:
     """Draw the curves of a system, one artist per mark, with marks at all points or only the last ones."""
     for mark, places in by_mark([c.run for c in curves]).items():
-        xs: list[float] = []
-        ys: list[float] = []
-        ends = []
-        for points in (curves[k].points for k in places):
-            xs += [*(x for x, _, _ in points), nan]
-            ys += [*(y for _, y, _ in points), nan]
-            ends.append(len(xs) - 2)
-        line, = axes.plot(xs, ys, color=shown.colour, linewidth=0.8, marker=mark, markersize=3,
-                          markevery=None if has_all_marks else ends)
+        found = [curves[k].points for k in places]
+        rows = [row for points in found for row in (*points, (nan, nan, ''))]  # NaN ends a curve
+        ends = [stop - 2 for stop in accumulate(len(points) + 1 for points in found)]
+        line, = axes.plot([x for x, _, _ in rows], [y for _, y, _ in rows], color=shown.colour, linewidth=0.8,
+                          marker=mark, markersize=3, markevery=None if has_all_marks else ends)
         picture.tip(line, *(text for k in places for _, _, text in curves[k].points[0 if has_all_marks else -1:]))
 
 
@@ -65,17 +61,17 @@ def _draw_curves(scene: Scene, picture: Picture, axes: Axes, points_of: Callable
     systems = [[_Curve(r, [(x, y, f'{s.run_name(r)}: {text}') for x, y, text in points])
                 for r in runs if (points := points_of(r))]
                for s, runs in zip(scene.shown, scene.sample_runs(picture, _MAX_CURVES))]
-    whole = [c for of_system in systems for c in of_system]
+    whole = [c for group in systems for c in group]
     if is_log := x_name == _MINUTES and differ_tenfold([c.points[-1][0] for c in whole]):  # 0 has no logarithm
-        later = [[_Curve(c.run, [p for p in c.points if p[0] > 0]) for c in of_system] for of_system in systems]
-        systems = [[c for c in of_system if c.points] for of_system in later]
-    drawn = [c for of_system in systems for c in of_system]
+        later = [[_Curve(c.run, [p for p in c.points if p[0] > 0]) for c in group] for group in systems]
+        systems = [[c for c in group if c.points] for group in later]
+    drawn = [c for group in systems for c in group]
     has_all_marks = sum(len(c.points) for c in drawn) <= _MAX_MARKS
     if not has_all_marks:
         picture.notes.append('Only the last point of each curve is marked')
-    for shown, of_system in zip(scene.shown, systems):
-        _draw_system(picture, axes, shown, of_system, has_all_marks)
-    legend(picture, [*explain_colours([s for s, of_system in zip(scene.shown, systems) if of_system]), *lines,
+    for shown, group in zip(scene.shown, systems):
+        _draw_system(picture, axes, shown, group, has_all_marks)
+    legend(picture, [*explain_colours([s for s, group in zip(scene.shown, systems) if group]), *lines,
                      *explain_marks([c.run for c in drawn])])
     if is_log:
         scale_up(axes.xaxis, x_name, [c.points[i][0] for c in drawn for i in (0, -1)])
@@ -131,11 +127,9 @@ def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> N
     """Draw the rates of a node over a run, with epochs and evaluations."""
     times = thin(node.times_s, _MAX_SAMPLES)
     for (colour, style, width), (label, rates) in zip(_DEVICES, node.rates.items()):
-        known = [r for r in rates if not isnan(r)]
-        if not known:
-            continue
-        line, = axes.plot(times, [r / 1e6 for r in thin(rates, _MAX_SAMPLES)], style, color=colour, linewidth=width)
-        picture.tip(line, f'{short(printable(node.host), MAX_NAME)}: {label}, at most {max(known) / 1e6:,.1f} MB/s')
+        if known := [r for r in rates if not isnan(r)]:
+            line, = axes.plot(times, [r / 1e6 for r in thin(rates, _MAX_SAMPLES)], style, color=colour, linewidth=width)
+            picture.tip(line, f'{short(printable(node.host), MAX_NAME)}: {label}, at most {max(known) / 1e6:,.1f} MB/s')
     if len(run.stretches) <= _MAX_POINTS:
         axes.vlines([s.start_s for s in run.stretches], 0, 1, GRID, (0, (1, 2)), linewidth=0.8,
                     transform=axes.get_xaxis_transform())
@@ -164,9 +158,9 @@ def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
         _draw_node(picture, axes, run, node)
     panels[-1].set_xlabel('seconds since run_start')
     legend(picture, [*(Line2D([], [], color=colour, linestyle=style, linewidth=width, label=label)
-                        for (colour, style, width), label in zip(_DEVICES, drawn[0].rates)),
-                      Line2D([], [], color=GRID, linestyle=(0, (1, 2)), label='start of an epoch'),
-                      Patch(color=GRID, alpha=0.35, linewidth=0, label='evaluation')])
+                       for (colour, style, width), label in zip(_DEVICES, drawn[0].rates)),
+                     Line2D([], [], color=GRID, linestyle=(0, (1, 2)), label='start of an epoch'),
+                     Patch(color=GRID, alpha=0.35, linewidth=0, label='evaluation')])
     return picture
 
 

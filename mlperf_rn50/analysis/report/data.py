@@ -14,12 +14,10 @@ from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
 
 FORMAT = 'mlperf-rn50 report 1'
-# Keys of a system with a table or null.
-_TABLES = ('time_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')
+_TABLES = ('time_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')  # keys with a table or null
 # Attributes of System with the same key.
 _FACTS = ('platform', 'num_nodes', 'num_accelerators', 'accelerator', 'framework', 'num_ranks', 'global_batch_size',
           'target_accuracy')
-# Columns of an evaluation, and of its system.
 _EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
 _FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ratio')  # of Comparison
 _EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')

@@ -1,8 +1,4 @@
-"""All pictures of a study.
-
-A system has the same colour in all pictures; phases and devices have separate palettes. The number of drawn systems and
-runs is limited to what can be distinguished.
-"""
+"""All pictures of a study, in which each system has one colour, different from those of phases and devices."""
 import matplotlib
 
 from mlperf_rn50.analysis.report import bars, curves

@@ -17,9 +17,8 @@ from mlperf_rn50.text import plural, short, some, thin
 
 _MARKS = {'converged': 'o', 'running': '>'}  # by status; 'x' for any other
 _MEANINGS = {'o': 'converged', 'x': 'did not converge', '>': 'still running'}
-_MAX_SYSTEMS = 24
-MAX_NAME = 44
-_MAX_NAMES = 5
+_MAX_SYSTEMS, _MAX_NAMES = 24, 5
+MAX_NAME = 44  # characters
 _ROW_IN = 0.46
 
 
@@ -71,16 +70,12 @@ class Scene:
                      if len(s.system.runs) > each else s.system.runs, each) for s in self.shown]
 
 
-def _labels(study: Study) -> list[str]:
-    """Return the label of each system, which is its number of nodes if that is unique."""
-    nodes = {s.num_nodes: None for s in study.systems if s.num_nodes is not None}
-    return [plural(n, 'node') for n in nodes] if len(nodes) == len(study.systems) else [
-        printable(s.name) for s in study.systems]
-
-
 def make_scene(study: Study) -> Scene:
     """Return the scene of the systems that are not refused, or of a sample if there are very many."""
-    names, notes = _labels(study), []
+    nodes = {s.num_nodes: None for s in study.systems if s.num_nodes is not None}
+    has_unique_nodes = len(nodes) == len(study.systems)
+    names = [plural(n, 'node') for n in nodes] if has_unique_nodes else [printable(s.name) for s in study.systems]
+    notes = []
     places = [i for i, s in enumerate(study.systems) if s.refusal is None]
     if refused := [names[i] for i, s in enumerate(study.systems) if s.refusal is not None]:
         notes.append(f'Not drawn because they are refused: {some(refused, _MAX_NAMES)}')

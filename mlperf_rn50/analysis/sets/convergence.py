@@ -32,8 +32,8 @@ def ratio(a: float | None, b: float | None) -> float | None:
 def score_minutes(times_s: Sequence[float | None]) -> float | None:
     """Return the MLPerf score of the times to train, which are None for runs that did not converge.
 
-    Source: MLPerf training rules. The fastest and the slowest of five runs are dropped. One run without convergence
-        counts as the slowest, two make the set invalid.
+    By the MLPerf training rules, the fastest and the slowest of five runs are dropped. One run without convergence
+    counts as the slowest, two make the set invalid.
     """
     if len(times_s) != RUNS_OF_A_SCORE or sum(t is None for t in times_s) > 1:
         return None
@@ -67,6 +67,7 @@ class System:
 
     @cached_property
     def counted(self) -> tuple[Run, ...]:
+        """Runs without duplicates."""
         copied = {c.run.path for c in self.copies}
         return tuple(r for r in self.runs if r.path not in copied)
 
@@ -119,12 +120,9 @@ class System:
     @cached_property
     def scored(self) -> tuple[Run, ...]:
         """Runs that the time is averaged over: three for an MLPerf score, else all converged runs."""
-        if self.refusal:
-            return ()
-        if self.score_minutes is None:
-            return self.converged
-        ordered = sorted(self.converged, key=lambda r: r.time_to_train_s or 0.0)
-        return tuple(ordered[1:RUNS_OF_A_SCORE - 1])
+        if self.refusal or self.score_minutes is None:
+            return () if self.refusal else self.converged
+        return tuple(sorted(self.converged, key=lambda r: r.time_to_train_s or 0.0)[1:RUNS_OF_A_SCORE - 1])
 
     @cached_property
     def time_s(self) -> float | None:
@@ -201,7 +199,7 @@ class System:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """Refusal, duplicates and contradictions, then weak evidence, then other warnings about the logs."""
-        return (*filter(None, [self.refusal]), *self.doubts, *(f'{c.text}; it counts once' for c in self.copies),
+        return (*filter(None, [self.refusal]), *self.doubts, *(f'{c.text}; counted once' for c in self.copies),
                 *self._log_warnings(True), *_weaknesses(self), *self._log_warnings(False))
 
     def _log_warnings(self, is_contradiction: bool) -> list[str]:
@@ -239,11 +237,9 @@ def _missing_numbers(runs: Sequence[Run]) -> list[str]:
         return []
     wanted = range(min(*numbers, 1), max(numbers) + 1)
     count = len(wanted) - len(numbers)
-    if not count:
-        return []
-    first = islice((k for k in wanted if k not in numbers), _MAX_MISSING)
+    first = ', '.join(map(str, islice((k for k in wanted if k not in numbers), _MAX_MISSING)))
     more = f' and {count - _MAX_MISSING} more' if count > _MAX_MISSING else ''
-    return [f'result_<k>.txt is missing for k = {", ".join(map(str, first))}{more}; the numbering has a gap']
+    return [f'result_<k>.txt is missing for k = {first}{more}; the numbering has a gap'] if count else []
 
 
 def _weaknesses(system: System) -> list[str]:

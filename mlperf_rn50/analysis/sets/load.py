@@ -33,22 +33,15 @@ _MAX_VALUE = 80  # characters of a value in a message
 _MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
 
 
-def _logs_below(path: Path) -> tuple[list[Path], list[OSError]]:
-    """Return the logs in or below a folder, or the log itself, and errors of listing folders."""
-    if os.path.isfile(path):
-        return [path], []
-    faults: list[OSError] = []
-    logs = [Path(folder, name) for folder, folders, names in walk(path, faults.append)
-            for name in (*folders, *names) if re.fullmatch(r'result_\d+\.txt', name)]
-    return sorted(logs), faults
-
-
 def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSError]]:
     """Return logs by folder, and errors of listing folders; raise UserError for a path without logs."""
     found: dict[Path, dict[Path, None]] = {}
     faults: dict[str, OSError] = {}
     for path in paths:
-        logs, errors = _logs_below(path)
+        errors: list[OSError] = []
+        logs = [path] if os.path.isfile(path) else sorted(
+            Path(folder, name) for folder, folders, names in walk(path, errors.append)
+            for name in (*folders, *names) if re.fullmatch(r'result_\d+\.txt', name))
         if not logs and all(isinstance(e, (FileNotFoundError, NotADirectoryError)) for e in errors):
             reason = ('no such folder' if not os.path.lexists(path) else 'neither a file nor a folder' if errors else
                       'no result_<k>.txt in it or below it')

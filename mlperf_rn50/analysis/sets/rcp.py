@@ -32,10 +32,7 @@ def _ruleset(system: System) -> str | None:
 
 
 def is_scaled(system: System) -> bool:
-    """Whether result_summarizer scales the score of a set with fewer epochs than the reference.
-
-    It does in the closed division of rounds with points, whatever the target in the logs.
-    """
+    """Whether result_summarizer may scale the score, as in the closed division of rounds with points."""
     return (_ruleset(system) is not None and {r.division for r in system.runs if r.division} == {keys.CLOSED}
             and all((r.final_accuracy or 0) >= TARGET for r in system.converged))
 

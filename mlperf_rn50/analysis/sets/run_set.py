@@ -158,11 +158,7 @@ def make_recipe(optimizer: Mapping[str, Any], batch: int, samples: int | None, t
 
 
 def make_times(epoch_s: float | None, runs: Sequence[tuple[float | None, int | None, int, float]]) -> RunTimes | None:
-    """Return the mean times of runs, or None if the logs do not contain them.
-
-    Args:
-        runs: (time to train, number of epochs, number of evaluations, time of all evaluations) of each.
-    """
+    """Return the mean of (time to train, epochs, number of evaluations, time of all evaluations), None if unknown."""
     known = [(t, e, n, s) for t, e, n, s in runs if t is not None and e and n]
     if not epoch_s or not known:
         return None

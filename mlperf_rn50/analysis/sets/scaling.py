@@ -62,14 +62,10 @@ def has_other_units(system: System, baseline: System) -> bool:
     return None not in models and models[0] != models[1] or None not in counts and bool(counts[0]) != bool(counts[1])
 
 
-def _is_other_copy(system: System, baseline: System) -> bool:
-    return system.is_copy and system is not baseline
-
-
 def compare(system: System, baseline: System) -> Comparison | None:
     """Compare a system with a baseline; return None without both times, or for a duplicate system."""
     time_s, base_s = system.time_s, baseline.time_s
-    if not time_s or not base_s or _is_other_copy(system, baseline):
+    if not time_s or not base_s or system.is_copy and system is not baseline:
         return None
     units = None if has_other_units(system, baseline) else ratio(system.num_units, baseline.num_units)
     total = base_s / time_s
@@ -111,10 +107,7 @@ def _by_units(systems: Sequence[System]) -> dict[int, list[System]]:
 
 
 def compare_splits(systems: Sequence[System]) -> list[Split]:
-    """Compare systems with the same number of units on different numbers of nodes.
-
-    All pairs are compared, but only the fastest and slowest of more than MAX_OF_SPLITS systems.
-    """
+    """Compare systems with equal units on different numbers of nodes in pairs, or the extremes of very many systems."""
     splits: list[Split] = []
     for group in _by_units(systems).values():
         if len(group) > MAX_OF_SPLITS:
@@ -219,10 +212,10 @@ def _notes(systems: Sequence[System], comparisons: Sequence[Comparison | None], 
 def _rate(system: System, baseline: System) -> Rate | None:
     """Return a row of the scaling-efficiency table, or None without a rate or for different kinds of units."""
     base_units, base_rate = baseline.num_units, baseline.images_per_s
-    if has_other_units(system, baseline) or _is_other_copy(system, baseline) or not base_units or not base_rate:
-        return None
     units, rate = system.num_units, system.images_per_s
-    return scale_rate(base_units, base_rate, units, rate) if units and rate else None
+    if has_other_units(system, baseline) or system.is_copy and system is not baseline:
+        return None
+    return scale_rate(base_units, base_rate, units, rate) if base_units and base_rate and units and rate else None
 
 
 def _make_study(systems: Sequence[System], baseline: System, price_per_node_hour: float | None) -> Study:
