@@ -37,7 +37,7 @@ class Table:
 
     @property
     def are_numbers(self) -> list[bool]:
-        """For each column, whether it contains only numbers."""
+        """A flag for each column, set if it contains only numbers."""
         rows = self.whole_rows
         return [all(row[i].value is not None or row[i].text == '-' for row in rows) for i in range(len(self.head))]
 

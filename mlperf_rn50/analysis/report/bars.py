@@ -35,13 +35,13 @@ def _end(picture: drawing.Picture, axes: Axes, row: float, value: float, text: s
     picture.tip(axes.plot(value, row, '|', color=colour, markersize=size, markeredgewidth=2.5)[0], text)
 
 
-def _draw_values(scene: Scene, name: str, title: str, unit: str, total: Callable[[System], float | None],
-                 of_run: Callable[[Run], float | None]) -> drawing.Picture:
+def _draw_values(scene: Scene, name: str, title: str, unit: str, system_value: Callable[[System], float | None],
+                 run_value: Callable[[Run], float | None]) -> drawing.Picture:
     """Draw the value of each system as a bar and that of each run as a point."""
     picture, axes = scene.rows(name, title)
     sampled = scene.sample_runs(picture, _MAX_RUNS)
-    sizes = [total(s.system) for s in scene.shown]
-    points = [[(r, v) for r in runs if (v := of_run(r)) is not None] for runs in sampled]
+    sizes = [system_value(s.system) for s in scene.shown]
+    points = [[(r, v) for r in runs if (v := run_value(r)) is not None] for runs in sampled]
     values = [v for v in (*sizes, *(v for pairs in points for _, v in pairs)) if v is not None]
     is_log = drawing.differ_tenfold(values)
     for row, (s, size, pairs) in enumerate(zip(scene.shown, sizes, points)):
@@ -112,7 +112,7 @@ def draw_throughput(scene: Scene) -> drawing.Picture | None:
     if not values:
         return None
     has_ideal, is_log = len(rates) > 1, drawing.differ_tenfold(values)
-    picture, axes = scene.rows('throughput', 'Training throughput' + (' and its ideal' if has_ideal else ''))
+    picture, axes = scene.rows('throughput', 'Training throughput' + (', measured and ideal' if has_ideal else ''))
     for row, s, rate in rates:
         share = f', {100 * rate.efficiency:.0f} % of the ideal' if has_ideal else ''
         ideal, real = f'{s.label}: ideal {rate.ideal:,.1f} images/s', f'{s.label}: {rate.real:,.1f} images/s{share}'

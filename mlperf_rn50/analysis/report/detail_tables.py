@@ -110,8 +110,8 @@ def energy_notes(system: System) -> list[str]:
     for kind in KINDS:
         found = [(p.name, e.reasons[kind]) for p, e in system.energies.items() if kind in e.reasons]
         odd = [f for f in found if f[1] not in (NO_TELEMETRY, NO_COUNTERS) or len(found) < len(system.energies)]
-        notes += [f'{kind.upper()} energy is not measured in {len(odd)} of {len(system.runs)} runs: {name}: {why}'
-                  for name, why in odd[:1]]
+        notes += [f'{kind.upper()} energy is not measured in {len(odd)} of {len(system.runs)} runs; {name}: {reason}'
+                  for name, reason in odd[:1]]
     return notes
 
 

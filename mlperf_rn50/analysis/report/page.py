@@ -65,7 +65,7 @@ def _answer(study: Study) -> list[str]:
         return [_system_answer(study, s, c) for s, c in pairs]
     fastest = min((s for s in study.systems if s.time_s), key=lambda s: s.time_s or 0.0, default=None)
     chosen = [_system_answer(study, s, c) for s, c in pairs if s is study.baseline or s is fastest]
-    return [*chosen, f'Baseline and fastest of {len(pairs)} systems; the table below has all']
+    return [*chosen, f'{len(pairs)} systems: baseline and fastest are listed here, all are in the table below']
 
 
 def _system_answer(study: Study, system: System, comparison: Comparison | None) -> str:

@@ -135,7 +135,7 @@ def dump_picture(picture: Picture, folder: Path, prefix: str) -> None:
 
 
 def differ_tenfold(values: Sequence[float]) -> bool:
-    """Whether the largest value is at least ten times the smallest; all must be above 0."""
+    """Return whether all values are above 0 and the largest is at least ten times the smallest."""
     return bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
 
 

@@ -21,7 +21,7 @@ def markdown_text(text: str) -> str:
 class Style:
     """Formatting of text output."""
 
-    clean: Callable[[str], str]  # escapes text of logs
+    clean: Callable[[str], str]  # escapes text from logs
     table_format: str  # of tabulate
     study: Callable[[str], str]  # formats a heading
     section: Callable[[str], str]  # formats a subheading

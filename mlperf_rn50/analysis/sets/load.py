@@ -67,6 +67,7 @@ def _load_run(path: Path) -> Run | OtherBenchmark:
         return _unreadable(path, str(e).removeprefix(f'{path}: '))
 
 
+# Runs contain mapping proxies, which cannot be pickled by default.
 copyreg.pickle(MappingProxyType, lambda mapping: (dict, (dict(mapping),)))  # type: ignore[arg-type,return-value]
 
 

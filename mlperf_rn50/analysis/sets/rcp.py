@@ -32,13 +32,13 @@ def _ruleset(system: System) -> str | None:
 
 
 def is_scaled(system: System) -> bool:
-    """Whether result_summarizer may scale the score, as in the closed division of rounds with points."""
+    """Return whether result_summarizer may scale the score, as in the closed division of rounds with points."""
     return (_ruleset(system) is not None and {r.division for r in system.runs if r.division} == {keys.CLOSED}
             and all((r.final_accuracy or 0) >= TARGET for r in system.converged))
 
 
 def is_applicable(system: System) -> bool:
-    """Whether there are points for a set, which is so for five runs on ImageNet to 75.9 %, of which four converged."""
+    """Return whether there are points for a set: five runs on ImageNet to 75.9 %, of which at least four converged."""
     return (system.is_imagenet and system.score_minutes is not None and system.global_batch_size is not None
             and (system.target_accuracy == TARGET or is_scaled(system)))
 

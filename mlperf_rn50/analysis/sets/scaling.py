@@ -57,7 +57,7 @@ def full_speed_share(system: System) -> float | None:
 
 
 def has_other_units(system: System, baseline: System) -> bool:
-    """Whether the units are of different kinds, which are accelerators of two models, or accelerators and CPU ranks."""
+    """Return whether the units differ in kind: accelerators of two models, or accelerators and CPU ranks."""
     models, counts = (system.accelerator, baseline.accelerator), (system.num_accelerators, baseline.num_accelerators)
     return None not in models and models[0] != models[1] or None not in counts and bool(counts[0]) != bool(counts[1])
 
@@ -164,7 +164,7 @@ def _cautions_of(system: System, baseline: System) -> list[str]:
 
 
 def _machine(system: System) -> str:
-    """Return the platform without the number of nodes, which 2xDGX-1 begins with; '' if unknown."""
+    """Return the platform without a leading number of nodes as in 2xDGX-1, or '' if unknown."""
     platform = system.platform or UNNAMED
     return '' if platform == UNNAMED else re.sub(r'^\d+ *x *', '', platform).casefold()
 
@@ -230,7 +230,7 @@ def _make_study(systems: Sequence[System], baseline: System, price_per_node_hour
 
 
 def _is_apart(system: System) -> bool:
-    """Whether a system is shown but not compared because it is refused or has no readable log."""
+    """Return whether a system is shown but not compared because it is refused or has no readable log."""
     return system.refusal is not None or all(r.status == 'unreadable' for r in system.runs)
 
 
