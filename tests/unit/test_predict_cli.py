@@ -50,7 +50,7 @@ def test_the_fewest_nodes_of_a_study_are_the_base_and_of_several_the_layout_deci
         write_set(tmp_path / f'{nodes}x4', 2, nodes=nodes, ranks=4 * nodes, batch=64 * nodes)
     source = load_source([str(tmp_path)])
     assert source.base.name == '1x4' and [k.name for k in source.sets] == ['1x4', '2x4', '4x4']
-    assert source.notes[0] == 'Predicted from 1x4, which has the fewest nodes of 3 systems; --system selects another'
+    assert source.notes[0] == 'Predicted from 1x4, with the fewest nodes of 3 systems; --system selects another'
     assert load_source([str(tmp_path)], '2x4').base.num_nodes == 2
     with pytest.raises(ConfigError, match='--system: got 2x3, expected one of 1x4, 2x4, 4x4; did you mean 2x4?'):
         load_source([str(tmp_path)], '2x3')

@@ -176,11 +176,11 @@ def _from_systems(systems: Sequence[System], name: str | None, per_node: int | N
                           f'{printable(some([k.name for k in chosen], _MAX_NAMES))} ({printable(which)})')
     known, base = chosen[0], base_of(chosen[0])
     assert base is not None  # sets without a base are excluded above
-    alike = tuple(k for k in sets if _kind(k) == _kind(known))
-    notes = () if len(alike) == 1 or name else (
-        f'Predicted from {known.name}, which has the fewest nodes of {len(alike)} systems; --system selects another',)
+    comparable = tuple(k for k in sets if _kind(k) == _kind(known))
+    notes = () if len(comparable) == 1 or name else (
+        f'Predicted from {known.name}, with the fewest nodes of {len(comparable)} systems; --system selects another',)
     power = next((power_of(s) for s in systems if str(s.folder) == known.source), None)
-    return Source(base, None, alike, notes, power)
+    return Source(base, None, comparable, notes, power)
 
 
 def _from_published(known: KnownSet) -> Source:

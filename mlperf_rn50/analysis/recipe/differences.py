@@ -12,7 +12,7 @@ from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
 
 # Ratio of batches that count as similar: the largest for one published recipe, 1,632 and 2,064 images at a rate of 7.4.
-LIKE_BATCH = 1.3
+SIMILAR_BATCH = 1.3
 _SLACK = 0.01  # relative difference of equal values
 # Values of the submissions that are not logged. Source: the code submitted with the logs, as cited in docs/recipes.md.
 _SUBMITTED: dict[str, Any] = {
@@ -43,10 +43,10 @@ class RecipeValue:
 
 @dataclass(frozen=True)
 class Row:
-    """Values of a key in the compared configuration (own), if any, and in each recipe."""
+    """Values of a key in the compared configuration, if any, and in each recipe."""
 
     key: str
-    own: RecipeValue | None
+    config: RecipeValue | None
     published: tuple[RecipeValue, ...]
     is_alone: bool = False  # the configuration's value differs from all known ones of recipes with its optimizer
 
@@ -117,18 +117,20 @@ def _config_cells(config: Config) -> dict[str, RecipeValue]:
 def rows_of(recipes: Sequence[Published], config: Config | None = None) -> list[Row]:
     """Compare recipes: their logged keys or, with a configuration, all of its keys."""
     cells = [_published_cells(p) for p in recipes]
-    own = _config_cells(config) if config else {}
-    alike = [c for c in cells if config and c['optimizer.name'].value == config.optimizer.name]
-    return [Row(key, own.get(key), tuple(c[key] for c in cells), bool(own) and _is_alone(key, own, alike or cells))
-            for key in own or _LOGGED if own and own[key].is_used or any(c[key].is_used for c in cells)]
+    values = _config_cells(config) if config else {}
+    comparable = [c for c in cells if config and c['optimizer.name'].value == config.optimizer.name]
+    return [Row(key, values.get(key), tuple(c[key] for c in cells),
+                bool(values) and _is_alone(key, values, comparable or cells))
+            for key in values or _LOGGED if values and values[key].is_used or any(c[key].is_used for c in cells)]
 
 
-def _is_alone(key: str, own: dict[str, RecipeValue], published: Sequence[dict[str, RecipeValue]]) -> bool:
+def _is_alone(key: str, values: dict[str, RecipeValue], published: Sequence[dict[str, RecipeValue]]) -> bool:
     """Return whether no recipe has a value; schedule values are compared within one kind of schedule."""
+    value, decay = values[key], values['schedule.decay'].value
     is_of_kind = key in ('schedule.decay_epochs', 'schedule.end_lr', 'schedule.poly_power')
-    alike = [c for c in published if not is_of_kind or c['schedule.decay'].value == own['schedule.decay'].value]
-    known = [c[key].value for c in alike if c[key].value is not None]
-    return own[key].is_used and (is_of_kind or bool(known)) and not any(_is_same(v, own[key].value) for v in known)
+    known = [c[key].value for c in published if c[key].value is not None
+             and (not is_of_kind or c['schedule.decay'].value == decay)]
+    return value.is_used and (is_of_kind or bool(known)) and not any(_is_same(v, value.value) for v in known)
 
 
 def is_imagenet(config: Config) -> bool:
@@ -157,17 +159,17 @@ def _range(recipes: Sequence[Published], key: str, batch: int) -> tuple[float, f
 def _differing(config: Config, recipes: Sequence[Published], batch: int) -> list[str]:
     """Return the keys whose values are outside the range of the recipes of one generation."""
     s = config.schedule
-    alike = [p for p in recipes if p.recipe.decay == s.decay]
+    comparable = [p for p in recipes if p.recipe.decay == s.decay]
     found = []
     for key in _WARNED:
         is_length = key == 'schedule.decay_epochs'
-        ends = _range(alike if is_length else recipes, key, batch)
+        ends = _range(comparable if is_length else recipes, key, batch)
         if ends and not (is_length and s.decay == 'step') and not (
                 ends[0] * (1 - _SLACK) <= attrgetter(key)(config) <= ends[1] * (1 + _SLACK)):
             found.append(key)
-    if not alike:
+    if not comparable:
         found.append('schedule.decay')
-    elif s.decay == 'step' and not any(_is_same(p.recipe.step_epochs, s.step_epochs) for p in alike):
+    elif s.decay == 'step' and not any(_is_same(p.recipe.step_epochs, s.step_epochs) for p in comparable):
         found.append('schedule.step_epochs')
     return found
 
@@ -175,23 +177,23 @@ def _differing(config: Config, recipes: Sequence[Published], batch: int) -> list
 def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
     """Return a line for each key of an ImageNet configuration that deviates from all published sets at similar batch.
 
-    These are converged sets with the same optimizer, a batch within a factor of LIKE_BATCH, and this target or a higher
-    one. Values between two sets of one generation are no deviation, nor are learning rates scaled with the batch.
+    These are converged sets with the same optimizer, a batch within SIMILAR_BATCH times, and at least this target.
+    Values between two sets of one generation are no deviation, nor are learning rates scaled with the batch.
     """
     batch = global_batch_size(config, num_ranks)
     if not is_imagenet(config) or batch is None:
         return []
     known = fold(load_published(), config.optimizer.name, config.train.target_accuracy)
-    like = [p for p in known if is_within(p.recipe.global_batch_size, batch, LIKE_BATCH)]
-    if not like:
+    similar = [p for p in known if is_within(p.recipe.global_batch_size, batch, SIMILAR_BATCH)]
+    if not similar:
         return [_incomparable(config, batch, known)]
-    groups = [[p for p in like if p.generation == g] for g in dict.fromkeys(p.generation for p in like)]
+    groups = [[p for p in similar if p.generation == g] for g in dict.fromkeys(p.generation for p in similar)]
     differing = [_differing(config, group, batch) for group in groups]
     if not all(differing):
         return []
     always = [key for key in differing[0] if all(key in keys for keys in differing)]
     if always:
-        return [_deviation(config, key, like, batch) for key in always]
+        return [_deviation(config, key, similar, batch) for key in always]
     fewest = min(differing, key=len)
     return [_mixture(config, groups[differing.index(fewest)], fewest, batch)]
 
@@ -215,17 +217,17 @@ def _values_text(recipes: Sequence[Published], key: str) -> str:
     return '; '.join(f'{text} at {", ".join(f"{b:,}" for b in sorted(sizes))}' for text, sizes in batches.items())
 
 
-def _deviation(config: Config, key: str, like: Sequence[Published], batch: int) -> str:
+def _deviation(config: Config, key: str, similar: Sequence[Published], batch: int) -> str:
     if key == 'schedule.decay_epochs':
-        like = [p for p in like if p.recipe.decay == config.schedule.decay]
+        similar = [p for p in similar if p.recipe.decay == config.schedule.decay]
     return (f'{key}: got {_text(_config_cells(config), key)} at batch {batch:,}; published '
             f'{config.optimizer.name} sets at similar batch that reached {100 * config.train.target_accuracy:.4g} % '
-            f'have {_values_text(like, key)}')
+            f'have {_values_text(similar, key)}')
 
 
 def _mixture(config: Config, recipes: Sequence[Published], keys: Sequence[str], batch: int) -> str:
-    own = _config_cells(config)
-    texts = [f'{key} (got {_text(own, key)}, published {_values_text(recipes, key)})' for key in keys]
+    values = _config_cells(config)
+    texts = [f'{key} (got {_text(values, key)}, published {_values_text(recipes, key)})' for key in keys]
     return (f'schedule, optimizer: got a combination of values that was never published at batches near {batch:,}; the '
             f'nearest sets ({recipes[0].generation}) differ in {", ".join(texts)}')
 
@@ -235,5 +237,5 @@ def _incomparable(config: Config, batch: int, known: Sequence[Published]) -> str
     nearest = [f'{f(side):,}' for f, side in ((max, [s for s in sizes if s < batch]),
                                               (min, [s for s in sizes if s > batch])) if side]
     return (f'train.global_batch_size: got {batch:,}; no published {config.optimizer.name} set that reached '
-            f'{100 * config.train.target_accuracy:.4g} % has a batch within a factor of {LIKE_BATCH} '
+            f'{100 * config.train.target_accuracy:.4g} % has a batch within a factor of {SIMILAR_BATCH} '
             f'(nearest: {" and ".join(nearest) or "none"}), so the recipe is not compared')

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Literal
 
 from mlperf_rn50.analysis.recipe.choose import SAME_BATCH, is_within
-from mlperf_rn50.analysis.recipe.differences import LIKE_BATCH
+from mlperf_rn50.analysis.recipe.differences import SIMILAR_BATCH
 from mlperf_rn50.analysis.sets.run_set import KnownRun, KnownSet, Recipe
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import IMAGENET
@@ -18,7 +18,7 @@ from mlperf_rn50.text import plural, some
 
 MIN_RUNS = 2  # for a spread
 # Largest ratios of learning rate per image and of schedule length between similar recipes.
-_LIKE_RATE, _LIKE_LENGTH = 1.5, 1.2
+_SIMILAR_RATE, _SIMILAR_LENGTH = 1.5, 1.2
 _SAME_EPOCHS = 0.5  # schedules logged in steps are not whole epochs
 _SHOWN, _MAX_NAME = 3, 120  # names in a message, characters of a name
 
@@ -49,13 +49,13 @@ def has_same_recipe(a: Recipe, b: Recipe) -> bool:
             and _has_same_decay(a, b) and all(_is_equal(getattr(a, name), getattr(b, name)) for name in names))
 
 
-def has_like_recipe(a: Recipe, b: Recipe) -> bool:
+def has_similar_recipe(a: Recipe, b: Recipe) -> bool:
     """Return whether optimizer and decay are equal, and batch, learning rate per image and length are similar."""
     if (a.opt_name, a.decay, a.step_epochs) != (b.opt_name, b.decay, b.step_epochs) or not a.base_lr or not b.base_lr:
         return False
     rates = a.base_lr / a.global_batch_size, b.base_lr / b.global_batch_size
-    return (is_within(a.global_batch_size, b.global_batch_size, LIKE_BATCH) and is_within(*rates, _LIKE_RATE)
-            and (a.decay == 'step' or is_within(a.decay_epochs, b.decay_epochs, _LIKE_LENGTH)))
+    return (is_within(a.global_batch_size, b.global_batch_size, SIMILAR_BATCH) and is_within(*rates, _SIMILAR_RATE)
+            and (a.decay == 'step' or is_within(a.decay_epochs, b.decay_epochs, _SIMILAR_LENGTH)))
 
 
 def _scale(recipe: Recipe, other: Recipe) -> float:
@@ -156,11 +156,11 @@ def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Se
 
 def _find(recipe: Recipe, sets: Sequence[KnownSet], spreads: Mapping[int, float],
           eval_samples: int | None) -> Reference | None:
-    same, like = (tuple(s for s in sets if s.converged and fits(recipe, s.recipe))
-                  for fits in (has_same_recipe, has_like_recipe))
-    if not same and not like:
+    same, similar = (tuple(s for s in sets if s.converged and fits(recipe, s.recipe))
+                     for fits in (has_same_recipe, has_similar_recipe))
+    if not same and not similar:
         return None
-    return Reference('same' if same else 'like', recipe, same or like, spreads, eval_samples)
+    return Reference('same' if same else 'like', recipe, same or similar, spreads, eval_samples)
 
 
 def describe(recipe: Recipe) -> str:

@@ -78,8 +78,8 @@ def _values_tables(found: Recipes) -> list[str]:
 
 
 def _texts(row: Row) -> list[str]:
-    own = [] if row.own is None else [row.own.text + (' *' if row.is_alone else '')]
-    return [row.key, *own, *(printable(cell.text) for cell in row.published)]
+    compared = [] if row.config is None else [row.config.text + (' *' if row.is_alone else '')]
+    return [row.key, *compared, *(printable(cell.text) for cell in row.published)]
 
 
 def render_recipes(found: Recipes) -> str:
@@ -148,7 +148,7 @@ def _published_object(published: Published) -> dict[str, Any]:
 def recipes_object(found: Recipes) -> dict[str, Any]:
     """Return the JSON of recipe, documented in docs/recipes.md."""
     choice, names = found.choice, ('epochs', 'epochs_range', 'num_converged', 'num_runs')
-    rows = [{'key': row.key, 'own': row.own and row.own.value, 'is_alone': row.is_alone,
+    rows = [{'key': row.key, 'own': row.config and row.config.value, 'is_alone': row.is_alone,
              'published': [{'value': c.value, 'is_logged': c.is_logged} for c in row.published]} for row in found.rows]
     return {'format': FORMAT, 'version': mlperf_rn50.__version__,
             'global_batch_size': found.batch, 'target_accuracy': found.target, 'is_at_batch': found.is_at_batch,
