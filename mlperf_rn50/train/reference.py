@@ -59,7 +59,7 @@ class Course:
         if self.reference is None:
             return None
         self.curve.append((epochs, accuracy))
-        standing = band.stand(self.reference, self.bands, self.curve, time_s)
+        standing = band.standing_of(self.reference, self.bands, self.curve, time_s)
         was_behind, self.is_behind = self.is_behind, standing.is_behind
         return events.Compared(standing.text, _standing_record(standing), standing.is_behind and not was_behind)
 
@@ -88,7 +88,7 @@ def reference_event(course: Course, config: Config, world_size: int) -> events.R
 
 def _reference_record(reference: Reference | None, bands: Sequence[Band], text: str) -> dict[str, Any]:
     """Return the reference runs as metrics.jsonl holds them; accuracies as fractions, epochs as trained."""
-    ends = band.reached(reference) if reference else []
+    ends = band.target_epochs(reference) if reference else []
     return {'how': reference.how if reference else None, 'num_reference': reference.num_runs if reference else 0,
             'sources': [reference_runs.name_of(s) for s in reference.sets] if reference else [],
             'target': reference.recipe.target_accuracy if reference else None,
@@ -98,7 +98,7 @@ def _reference_record(reference: Reference | None, bands: Sequence[Band], text: 
 
 def _standing_record(standing: Standing) -> dict[str, Any]:
     """Return an evaluation beside its band as metrics.jsonl holds it; without a band, its numbers are null."""
-    here = standing.here
+    here = standing.band
     return {'epoch': standing.epoch, 'point': standing.point, 'accuracy': standing.accuracy,
             'mean': here.mean if here else None, 'low': here.low if here else None, 'high': here.high if here else None,
             'num_reference': len(here.values) if here else 0, 'below': standing.is_below, 'behind': standing.is_behind,

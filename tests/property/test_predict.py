@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_rn50.analysis.predict.answer import PredictionRequest, make_answer
-from mlperf_rn50.analysis.predict.model import base_of, costs_for, predict_layout
+from mlperf_rn50.analysis.predict.answer import PredictionRequest, costs_for, make_answer
+from mlperf_rn50.analysis.predict.model import base_of, predict_layout
 from mlperf_rn50.analysis.predict.prediction import NO_COSTS, PUBLISHED_LINK, Base, Epochs, Layout, Link
 from mlperf_rn50.analysis.predict.source import Source
 from mlperf_rn50.analysis.sets.run_set import Recipe, load_published, make_recipe

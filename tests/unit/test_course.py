@@ -92,7 +92,7 @@ def test_what_is_recorded_and_shown(config, tmp_path, capsys):
         'seconds_left': [20.0, 20.0], 'text': records[1]['text']}
     assert (records[2]['mean'], records[2]['num_reference'], records[2]['seconds_left']) == (None, 0, None)
     said = capsys.readouterr().err
-    assert said.count('\n') == 4 and ' behind: 30.0 points under' in said and 'no reference run so far here' in said
+    assert said.count('\n') == 4 and ' behind: 30.0 points below' in said and 'no reference run at this epoch' in said
     assert said.splitlines() == run.train_log.read_text().splitlines()
 
 

@@ -30,7 +30,7 @@ def test_a_table_names_rate_and_warm_up():
 
 
 def test_a_batch_that_cannot_be_shared_is_refused():
-    with pytest.raises(ConfigError, match='3x1 = 3 ranks cannot share evenly'):
+    with pytest.raises(ConfigError, match='expected a multiple of 3x1 = 3 ranks'):
         plan_layouts([(1, 1), (3, 1)], 64, False, False, 0.1, 5, None)
     with pytest.raises(ConfigError, match='multiple of the 3 ranks'):
         plan_layouts([(3, 1), (6, 1)], 64, False, True, 0.1, 5, None)

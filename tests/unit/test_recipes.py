@@ -30,7 +30,7 @@ PARSER = config_parser('train', None, '')
 SETS = {s.name: s for s in load_published()}
 GOOD = SETS['gx_V100x8_fjmxnet']
 HIGH = {'schedule': {'base_lr': 99.0}}
-CONVERGED = 'like batch that reached 75.9 %'
+CONVERGED = 'similar batch that reached 75.9 %'
 # A DGX-1's learning rate of v0.5 with another schedule, as somebody trained on two nodes of four.
 CASE = {'run': {'num_nodes': 2, 'ranks_per_node': 4}, 'optimizer': {'name': 'sgd'},
         'schedule': {'base_lr': 0.6, 'warmup_epochs': 5, 'decay': 'poly', 'decay_epochs': 100},
@@ -103,7 +103,7 @@ def test_between_two_batches_the_rate_is_straight_in_logarithms_and_the_epochs_a
     assert choice.kind == 'between' and choice.recipe.base_lr == pytest.approx((0.6 * 1.8) ** 0.5, rel=0.002)
     assert choice.recipe.warmup_epochs == round(5 + 3 * (2611 - 1664) / (4096 - 1664), 1)
     assert choice.recipe.step_epochs == (30, 60, 80) and choice.epochs_range == (63, 64) and choice.epochs in (63, 64)
-    assert 'between' in choice.said_by and (choice.num_converged, choice.num_runs) == (10, 10)
+    assert 'between' in choice.source_text and (choice.num_converged, choice.num_runs) == (10, 10)
     choice = choose_recipe(10_000, 'lars')
     r = choice.recipe
     assert (r.decay_epochs, r.weight_decay, r.momentum) == (46, 5e-5, 0.9)
@@ -156,8 +156,8 @@ def test_it_is_the_configuration_that_is_kept_for_the_system(name, batch, opt_na
     ({'train': {'global_batch_size': 3264}},
      ['schedule.base_lr: got 5 at batch 3,264', '10.5 at 3,264', '11.7 at 4,080', CONVERGED]),
     ({'schedule': {'warmup_epochs': 2.0}},  # a mixture
-     ['never all of them together', 'of v0.6, differ in schedule.warmup_epochs 2, not 5 at 1,664']),
-    ({'train': {'global_batch_size': 12_000}}, ['the nearest: 6,144 and 33,280', 'compared with nothing']),
+     ['never published', '(v0.6) differ in schedule.warmup_epochs (got 2, published 5 at 1,664)']),
+    ({'train': {'global_batch_size': 12_000}}, ['nearest: 6,144 and 33,280', 'recipe is not compared']),
     ({}, None), ({'train': {'global_batch_size': 1536}, 'schedule': {'base_lr': 4.62}}, None),  # as the batch
     ({'data': {'dataset': 'digits'}, **HIGH}, None), ({'data': {'num_train': 1000}, **HIGH}, None),
     ({'data': {'synthetic': True}, **HIGH}, None), ({'model': {'name': 'resnet18'}, **HIGH}, None)])
@@ -170,7 +170,7 @@ def test_what_no_set_of_like_batch_had_is_a_line_with_both_values(sections, text
 def test_the_manifest_of_the_data_says_how_the_images_are_stored(tmp_path):
     manifest = tmp_path / 'manifest.json'
     path = config_of(tmp_path, {**CASE, 'data': {'dir': str(tmp_path)}})
-    smaller = f'to 256 pixels of the shorter side, as JPEG of quality {_JPEG_QUALITY}'
+    smaller = f'to 256 pixels on the shorter side, as JPEG of quality {_JPEG_QUALITY}'
     for content, said in (('{"resize_shorter": null}', 'byte for byte'), ('{"resize_shorter": 256}', smaller),
                           ('[]', 'is no manifest'), ('{"resize_shorter": "\\u001b[31mred"}', '?[31mred')):
         manifest.write_text(content)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from helpers import ROOT
 
-from mlperf_rn50.analysis.recipe.band import band, band_at, reached, stand
+from mlperf_rn50.analysis.recipe.band import band, band_at, standing_of, target_epochs
 from mlperf_rn50.analysis.recipe.reference import (
     Reference,
     dataset_of,
@@ -84,7 +84,7 @@ def test_schedules_of_other_lengths_are_compared_at_the_same_part():
     longer = replace(RECIPE, decay_epochs=44.0)
     found = Reference('like', longer, (known(CURVE, CURVE),))
     assert band_at(found, 22).mean == pytest.approx(0.6) and band_at(found, 22).point == 0.5
-    assert reached(found) == [44, 44]
+    assert target_epochs(found) == [44, 44]
 
 
 def test_spreads_are_pooled_by_the_part_of_the_schedule():
@@ -96,16 +96,16 @@ def test_spreads_are_pooled_by_the_part_of_the_schedule():
 
 def said(curve, found=None):
     found = found or reference(CURVE, shifted(0.004), shifted(0.002), spreads=dict.fromkeys(range(11), 0.005))
-    return stand(found, band(found, range(60)), curve, 1000.0)
+    return standing_of(found, band(found, range(60)), curve, 1000.0)
 
 
 @pytest.mark.parametrize('curve, below, behind, text', [
-    ([(10, 0.4), (20, 0.6)], False, False, 'on course: 3 of 3 reference runs within 0.4 points here; they converged at '
-     'epoch 40, 17 min from now'),
-    ([(10, 0.4), (20, 0.55)], True, False, 'below: 5.2 points under the mean of 3 reference runs here, more than 3 '
-     'sigma (1.7 points), once; 2 in a row are an alarm; they'),
-    ([(10, 0.3), (20, 0.55)], True, True, 'behind: 5.2 points under the mean of 3 reference runs here, more than 3 '
-     'sigma (1.7 points), 2 evaluations in a row; they')])
+    ([(10, 0.4), (20, 0.6)], False, False, 'on course: 3 of 3 reference runs within 0.4 points; all converged at epoch '
+     '40, 17 min from now'),
+    ([(10, 0.4), (20, 0.55)], True, False, 'outlier: 5.2 points below the mean of 3 reference runs, more than 3 '
+     'sigma (1.7 points), once; 2 in a row raise the alarm; all'),
+    ([(10, 0.3), (20, 0.55)], True, True, 'behind: 5.2 points below the mean of 3 reference runs, more than 3 '
+     'sigma (1.7 points), at 2 evaluations in a row; all')])
 def test_the_standing_on_course_below_and_behind(curve, below, behind, text):
     standing = said(curve)
     assert standing.text.startswith(text)
@@ -114,12 +114,12 @@ def test_the_standing_on_course_below_and_behind(curve, below, behind, text):
 
 def test_one_reference_run_and_a_target_that_reference_runs_did_not_have():
     standing = said([(10, 0.0), (20, 0.58)], reference(CURVE, spreads={5: 0.001}))
-    assert standing.here.low is None and not standing.is_behind
-    assert standing.text.startswith('1 reference run here, this run is 2.0 points under it; an alarm needs 2; they')
+    assert standing.band.low is None and not standing.is_behind
+    assert standing.text.startswith('2.0 points below the only reference run; an alarm needs 2; all')
     higher = replace(RECIPE, target_accuracy=0.763)
     found = Reference('same', higher, (known(CURVE, shifted(0.004)),))
-    assert '1 of 2 came to 76.30 % at epoch 40' in said([(20, 0.6)], found).text
-    assert 'none of them came to 90.00 %' in said([(20, 0.6)], replace(
+    assert '1 of 2 reached 76.30 % at epoch 40' in said([(20, 0.6)], found).text
+    assert 'none reached 90.00 %' in said([(20, 0.6)], replace(
         found, recipe=replace(RECIPE, target_accuracy=0.9))).text
 
 
@@ -134,15 +134,15 @@ def test_named_runs_of_another_recipe_are_taken_at_the_word():
     slow = replace(RECIPE, base_lr=1.5, target_accuracy=0.75)
     found = find_named(slow, 'digits', 360, [known(CURVE, dataset='digits'), known(CURVE)], load_published())
     assert (found.how, found.num_runs, found.eval_samples, found.spreads) == ('named', 1, 360, {})
-    assert introduce(found) == ('reference: 1 run of 1 set (/runs/s), of another recipe (lars, batch 1664, learning '
-                                'rate 7.4, poly over 40 epochs), as named')
+    assert introduce(found) == ('reference: 1 run of 1 set (/runs/s), another recipe (lars, batch 1664, learning '
+                                'rate 7.4, poly over 40 epochs), named by run.reference')
 
 
 @pytest.mark.parametrize('named, words', [
-    ([known(CURVE, dataset='cifar10')], 'got runs on cifar10, expected runs on digits that did'),
-    ([known(CURVE, dataset='digits', status='aborted')], 'got no run that reached its target, expected runs on digits'),
+    ([known(CURVE, dataset='cifar10')], 'got runs on cifar10, expected converged runs on digits'),
+    ([known(CURVE, dataset='digits', status='aborted')], 'got no converged run, expected converged runs on digits'),
     ([known(CURVE, dataset='digits', recipe=replace(RECIPE, base_lr=b)) for b in (20.0, 30.0)],
-     'got 2 sets of several recipes, none like that of this run')])
+     'got 2 sets of several recipes, expected one recipe or one similar to')])
 def test_sets_that_cannot_be_a_reference(named, words):
     with pytest.raises(UserError, match=words):
         find_named(RECIPE, 'digits', 360, named, [])

@@ -1,9 +1,9 @@
-"""Predictions of several layouts: their recipes and doubts, the fastest, the cheapest, and the knee between. Pure."""
+"""Predictions of several layouts: recipes, doubts, and the fastest, cheapest and knee layout. Pure."""
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mlperf_rn50.analysis.predict.model import costs_for, predict_layout
-from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Link, Prediction
+from mlperf_rn50.analysis.predict.model import costs_without, predict_layout
+from mlperf_rn50.analysis.predict.prediction import NO_COSTS, Base, Costs, Epochs, Layout, Link, Prediction
 from mlperf_rn50.analysis.predict.source import Source
 from mlperf_rn50.analysis.predict.validation import Validation, validate_published
 from mlperf_rn50.analysis.recipe.choose import choose_recipe, range_text
@@ -12,54 +12,42 @@ from mlperf_rn50.analysis.sets.run_set import KnownSet, Recipe
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.text import plural
 
-# The factor between the images of an accelerator and those measured above which there is a doubt.
-_ALIKE = 2
-_NO_SCHEDULE = ('the logs it would be predicted from declare no schedule: published sets of several nodes whose logs '
-                'are such (v0.5) take other times than the model says')
-_NO_LINK = 'what joins the nodes is not known: name a bench allreduce over them, or --link-gbit-s'
+# Ratio of predicted and measured local batch above which the compute time is doubtful.
+_MAX_BATCH_RATIO = 2
+_NO_SCHEDULE = ('the source logs declare no schedule; the model does not fit the multi-node times of such published '
+                'sets (v0.5)')
+_NO_LINK = 'interconnect unknown; pass --link-gbit-s or a bench allreduce file measured across nodes'
 
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """The layouts to predict.
+    """Layouts to predict; without any batch size, the local batch of the source is kept."""
 
-    Args:
-        splits: (nodes, accelerators or ranks on each), one or more.
-        global_batch_size: images per step; without it and local_batch_size, as many of each as were measured.
-        is_strong: with neither, as many of all as were measured.
-        target: Top-1 as a fraction; None for that of the source.
-        price: of a node-hour.
-    """
-
-    splits: tuple[tuple[int, int], ...]
+    splits: tuple[tuple[int, int], ...]  # nodes, accelerators or ranks per node
     global_batch_size: int | None = None
     local_batch_size: int | None = None
-    is_strong: bool = False
+    is_strong: bool = False  # without any batch size, keep the global batch of the source instead
     optimizer: str | None = None
-    target: float | None = None
-    price: float | None = None
+    target: float | None = None  # Top-1 as a fraction; None for that of the source
+    price: float | None = None  # of a node-hour
 
     def batch(self, base: Base, num_units: int) -> int:
-        """Return the images per step of a layout.
-
-        Raises:
-            UserError: they cannot be shared evenly.
-        """
+        """Return the global batch of a layout; raise UserError where it is not divisible."""
         if self.global_batch_size or self.is_strong:
             batch = self.global_batch_size or base.global_batch_size
             if batch % num_units:
-                raise UserError(f'a batch of {batch} cannot be shared evenly by {num_units} {base.unit}s')
+                raise UserError(f'batch {batch} is not divisible by {num_units} {base.unit}s')
             return batch
         local, rest = divmod(base.global_batch_size, base.num_units)
         if rest and not self.local_batch_size:
-            raise UserError(f'{base.num_units} {base.unit}s do not share {base.global_batch_size} images evenly, '
-                            'so there is no batch of each to keep: give one with --local-batch-size')
+            raise UserError(f'source batch {base.global_batch_size} is not divisible by {base.num_units} {base.unit}s; '
+                            'pass --local-batch-size')
         return (self.local_batch_size or local) * num_units
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The recipe of a layout; epochs: where they were measured, else None."""
+class LayoutRecipe:
+    """Recipe of a layout and its source; epochs: None where not measured."""
 
     recipe: Recipe
     source: str
@@ -69,19 +57,13 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Answer:
-    """The predictions that were asked for.
+    """Predictions of all requested layouts."""
 
-    Args:
-        price: of a node-hour.
-        costs: that they were made with.
-        validation: errors of such predictions; None where no published system is like the base.
-    """
-
-    price: float | None
+    price: float | None  # of a node-hour
     source: Source
     costs: Costs
     rows: tuple[Prediction, ...]
-    validation: Validation | None = None
+    validation: Validation | None = None  # None for a base without accelerators
 
     @property
     def base(self) -> Base:
@@ -89,12 +71,10 @@ class Answer:
 
     @property
     def predicted(self) -> list[Prediction]:
-        """The layouts that are not refused."""
         return [r for r in self.rows if not r.refusal]
 
     @property
     def timed(self) -> list[Prediction]:
-        """The layouts that have a time."""
         return [r for r in self.rows if r.minutes]
 
     @cached_property
@@ -107,15 +87,14 @@ class Answer:
 
     @cached_property
     def knee(self) -> Prediction | None:
-        """The layout from which on one per cent less time costs more than one per cent more node-hours."""
+        """Layout beyond which 1 % less time costs more than 1 % more node-hours."""
         return min(self.timed, key=lambda r: (r.minutes or 0.0) * (r.node_hours or 0.0), default=None)
 
     def cost(self, row: Prediction) -> float | None:
-        """In the currency of the price."""
         return None if row.node_hours is None or self.price is None else row.node_hours * self.price
 
     def kwh(self, row: Prediction) -> float | None:
-        """Energy of all nodes at the power that was measured, where they have as many accelerators or ranks."""
+        """Return the energy of all nodes at the measured power; None for nodes of another size."""
         power, base = self.source.power, self.base
         if power is None or row.minutes is None or row.layout.units_per_node * base.num_nodes != base.num_units:
             return None
@@ -123,72 +102,64 @@ class Answer:
 
 
 def measured_epochs(known: KnownSet) -> Epochs | None:
-    """Return the epochs that the runs of a set took; None where none converged."""
+    """Return the epochs to converge of the runs of a set; None where no run converged."""
     epochs = [r.epochs for r in known.converged if r.epochs]
     if not epochs:
         return None
     return Epochs(sum(epochs) / len(epochs), min(epochs), max(epochs),
-                  f'measured: {plural(len(epochs), "run")} of {known.name} took {range_text(epochs)}')
+                  f'{range_text(epochs)}, measured in {plural(len(epochs), "run")} of {known.name}')
 
 
-def own_recipe(source: Source, batch: int, optimizer: str | None, target: float | None) -> Chosen | None:
-    """Return the recipe of the source at a batch it was measured with; of other data than ImageNet, at any batch."""
+def source_recipe(source: Source, batch: int, optimizer: str | None, target: float | None) -> LayoutRecipe | None:
+    """Return the recipe that the source measured at a batch; on other data than ImageNet never None."""
     base = source.base
     sets = sorted(source.sets, key=lambda k: k is not base.known)
     for known in sets:
         recipe, epochs = known.recipe, measured_epochs(known)
         if (recipe.global_batch_size == batch and optimizer in (None, recipe.opt_name)
                 and target in (None, recipe.target_accuracy) and epochs):
-            return Chosen(recipe, f'{known.name}, as it was trained', epochs)
+            return LayoutRecipe(recipe, known.name, epochs)
     if base.dataset is None:
         return None
-    if not sets:  # a bench trains nothing to its end, as its notes say
-        return Chosen(Recipe(optimizer, batch), '')
+    if not sets:  # a bench measures no epochs, as its notes explain
+        return LayoutRecipe(Recipe(optimizer, batch), '')
     unknown = replace(sets[0].recipe, global_batch_size=batch, decay_epochs=None, step_epochs=None, base_lr=None,
                       warmup_epochs=None)
-    return Chosen(unknown, f'none for this batch of {base.dataset}', doubts=(
-        f'no recipe of {base.dataset} with a batch of {batch} was measured: the step is predicted, epochs and minutes '
-        'are not',))
+    return LayoutRecipe(unknown, f'none for this batch of {base.dataset}', doubts=(
+        f'no recipe measured on {base.dataset} at batch {batch}; the step is predicted, epochs and minutes are not',))
 
 
-def published_recipe(batch: int, optimizer: str | None, target: float | None) -> Chosen:
-    """Return the recipe of published sets of ImageNet for a batch.
-
-    Raises:
-        UserError: they have none for it.
-    """
+def published_recipe(batch: int, optimizer: str | None, target: float | None) -> LayoutRecipe:
+    """Return the recipe of published ImageNet sets for a batch; raise UserError where there is none."""
     try:
         choice = choose_recipe(batch, optimizer, target)
     except ConfigError as e:
-        raise UserError(f'no recipe for a batch of {str(e).removeprefix("--global-batch-size: got ")}') from e
+        raise UserError(f'no recipe for batch {str(e).removeprefix("--global-batch-size: got ")}') from e
     low, most = choice.epochs_range
     high = max(choice.epochs, min(most, choice.recipe.last_eval_epoch or most))
-    epochs = Epochs(choice.epochs, min(low, choice.epochs), high, choice.said_by)
+    epochs = Epochs(choice.epochs, min(low, choice.epochs), high, choice.source_text)
     if choice.kind == 'known':
-        return Chosen(choice.recipe, 'published sets at this batch', epochs)
-    return Chosen(choice.recipe, 'published sets about this batch', epochs,
-                  (f'nobody published a recipe for a batch of {batch:,}: it is between two',))
+        return LayoutRecipe(choice.recipe, 'published sets at this batch', epochs)
+    return LayoutRecipe(choice.recipe, 'published sets near this batch', epochs,
+                        (f'no recipe is published at batch {batch:,}; interpolated between two batches',))
 
 
 def _doubts(found: Prediction) -> list[str]:
-    """Return what weakens a prediction, but for its recipe; the last two weaken its interval."""
+    """Return the weaknesses of a prediction except those of its recipe; the last two concern the interval."""
     base, layout, doubts = found.base, found.layout, []
     local, measured = layout.local_batch_size, base.local_batch_size
-    if not measured / _ALIKE <= local <= measured * _ALIKE:
-        doubts.append(f'{local:g} images per {base.unit} and step, where {measured:g} were measured: that computing is '
-                      'in proportion to them is supposed')
+    if not measured / _MAX_BATCH_RATIO <= local <= measured * _MAX_BATCH_RATIO:
+        doubts.append(f'{local:g} images per {base.unit} and step, measured with {measured:g}; compute time is assumed '
+                      'to be proportional')
     units, measured = layout.units_per_node, base.num_units / base.num_nodes
     if units != measured and base.has_accelerators:
-        doubts.append(f'nodes with {units} accelerators, where such with {measured:g} were measured: their node-hours '
-                      'are others, and so is a price')
+        doubts.append(f'{units} accelerators per node, measured with {measured:g}; node-hours and prices differ')
     elif units > measured:
-        doubts.append(f'{units} ranks on a node, where {measured:g} were measured: that it has processors for all of '
-                      'them is supposed')
+        doubts.append(f'{units} ranks per node, measured with {measured:g}; enough processors are assumed')
     if found.minutes and (not base.known or len(base.known.converged) < 2):
-        doubts.append('fewer than two runs were measured: how much runs differ is not in the interval')
+        doubts.append('fewer than two measured runs; the interval excludes run-to-run variation')
     if found.minutes and layout.num_nodes == 1 < base.num_nodes:
-        doubts.append(f'worked back from {base.num_nodes} nodes: how well it is known what they cost beside computing '
-                      'is not in the interval')
+        doubts.append(f'derived from {base.num_nodes} nodes; the interval excludes the uncertainty of their costs')
     return doubts
 
 
@@ -199,17 +170,18 @@ def _predict(source: Source, layout: Layout, costs: Costs) -> Prediction:
             known.recipe.decay is None or 'decay' in known.unlogged):
         return Prediction(base, layout, _NO_SCHEDULE)
     if link is None and layout.num_nodes == base.num_nodes == 1:
-        link = Link(1.0, 0, False, 'none is needed')
+        link = Link(1.0, 0, False, 'not needed on one node')
     return predict_layout(base, layout, link, costs) if link else Prediction(base, layout, _NO_LINK)
 
 
-def _predict_split(asked: PredictionRequest, source: Source, num_nodes: int, per_node: int, costs: Costs) -> Prediction:
+def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, per_node: int,
+                   costs: Costs) -> Prediction:
     base, batch = source.base, 0
-    target = asked.target or (base.known.recipe.target_accuracy if base.known else None)
+    target = request.target or (base.known.recipe.target_accuracy if base.known else None)
     try:
-        batch = asked.batch(base, num_nodes * per_node)
-        chosen = (own_recipe(source, batch, asked.optimizer, target)
-                  or published_recipe(batch, asked.optimizer, target))
+        batch = request.batch(base, num_nodes * per_node)
+        chosen = (source_recipe(source, batch, request.optimizer, target)
+                  or published_recipe(batch, request.optimizer, target))
     except UserError as e:
         return Prediction(base, Layout(num_nodes, per_node, Recipe(None, batch)), str(e))
     layout = Layout(num_nodes, per_node, chosen.recipe, chosen.epochs)
@@ -220,8 +192,13 @@ def _predict_split(asked: PredictionRequest, source: Source, num_nodes: int, per
     return replace(found, doubts=doubts, recipe_source=chosen.source, measured=measured)
 
 
-def make_answer(asked: PredictionRequest, source: Source) -> Answer:
-    """Predict the layouts that are asked for."""
+def costs_for(base: Base) -> Costs:
+    """Return the costs of published systems for a base with accelerators."""
+    return costs_without(*([base.known] if base.known else [])) if base.has_accelerators else NO_COSTS
+
+
+def make_answer(request: PredictionRequest, source: Source) -> Answer:
+    """Predict all requested layouts."""
     costs = costs_for(source.base)
-    rows = tuple(_predict_split(asked, source, *split, costs) for split in asked.splits)
-    return Answer(asked.price, source, costs, rows, validate_published() if source.base.has_accelerators else None)
+    rows = tuple(_predict_split(request, source, *split, costs) for split in request.splits)
+    return Answer(request.price, source, costs, rows, validate_published() if source.base.has_accelerators else None)

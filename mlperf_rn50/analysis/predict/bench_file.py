@@ -1,4 +1,4 @@
-"""The JSON files of bench train and bench allreduce, typed and bounded: they are not trusted."""
+"""JSON files of bench train and bench allreduce: untrusted, so typed and bounded."""
 import os
 import re
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.mllog.events import printable
 
-_MAX_ERROR = 200  # characters of an error in a sentence
-_MAX_FILE_BYTES = 4 * 2**20  # of a bench
+_MAX_ERROR = 200  # characters of a decoder's error in a message
+_MAX_FILE_BYTES = 4 * 2**20
 _Text = Annotated[str, Meta(pattern=r'\A[\w .,/+-]{1,40}\Z')]
 _Count = Annotated[int, Meta(ge=1, le=10**6)]
 _Bytes = Annotated[int, Meta(ge=1, le=10**12)]
@@ -32,7 +32,7 @@ class _Measured(Struct, frozen=True):
 
 
 class MeasuredStep(_Measured, frozen=True):
-    """A row of bench train: a step of all ranks, and its parts."""
+    """A row of bench train: a step of all ranks and its parts, each measured alone."""
 
     precision: _Text
     input: _Text
@@ -51,14 +51,14 @@ class MeasuredStep(_Measured, frozen=True):
 
     @property
     def exchange_s(self) -> float:
-        """Exchange that is not hidden: what the parts, each measured alone, leave of the step."""
+        """Exchange that does not overlap: the step less its other parts."""
         parts = self.data_ms, self.forward_ms, self.backward_ms, self.update_ms
         shown_s = self.step_s - sum(ms / 1000 for ms in parts)
         return min(max(shown_s, 0.0), self.all_reduce_ms / 1000) if self.num_ranks > 1 else 0.0
 
     @property
     def gradients(self) -> tuple[int, str]:
-        """Their bytes, and their type and network."""
+        """Size of the gradients in bytes, and their type and network."""
         bits = 16 if self.precision == 'float16' else 32
         return bits // 8 * self.num_parameters, f'float{bits} gradients of {self.model}'
 
@@ -69,7 +69,7 @@ class MeasuredStep(_Measured, frozen=True):
 
 
 class MeasuredExchange(_Measured, frozen=True):
-    """The gradients of a step in bench allreduce; step_ms: of the step with their exchange, None without one."""
+    """Gradients of a step in bench allreduce; step_ms: a step with the exchange, None where not measured."""
 
     time_ms: Annotated[float, Meta(ge=1e-6, le=1e8)]
     num_bytes: _Bytes = field(name='bytes')
@@ -77,7 +77,7 @@ class MeasuredExchange(_Measured, frozen=True):
 
     @property
     def gbit_s(self) -> float:
-        """The rate of the link of each rank, in a ring."""
+        """Rate of each rank's link in a ring."""
         return 2 * (self.num_ranks - 1) / self.num_ranks * self.num_bytes * 8 / (self.time_ms / 1000) / 1e9
 
 
@@ -99,7 +99,7 @@ class _File(Struct):
 
 @dataclass(frozen=True)
 class Bench:
-    """A JSON file of bench train or bench allreduce."""
+    """A JSON file of bench train (steps) or bench allreduce (exchange)."""
 
     path: Path
     has_accelerators: bool
@@ -116,23 +116,15 @@ def _read_start(path: Path, num_bytes: int) -> bytes:
 
 
 def is_bench(path: Path) -> bool:
-    """Whether a path is a file with a JSON object, rather than a log or a folder.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Return whether a path is a JSON file; raise UserError for an unreadable file."""
     return os.path.isfile(path) and (path.suffix == '.json' or _read_start(path, 64).lstrip()[:1] == b'{')
 
 
 def load_bench(path: Path) -> Bench:
-    """Return the JSON file of bench train or bench allreduce.
-
-    Raises:
-        UserError: it is something else, or has values that no bench writes.
-    """
+    """Load a JSON file of bench train or bench allreduce; raise UserError for any other content."""
     content = _read_start(path, _MAX_FILE_BYTES + 1)
     if len(content) > _MAX_FILE_BYTES:
-        raise UserError(f'{path}: is larger than {_MAX_FILE_BYTES} bytes, expected the JSON of a bench')
+        raise UserError(f'{path}: file is larger than {_MAX_FILE_BYTES} bytes, expected JSON of bench')
     try:
         found = decode(content, type=_File)
         has_accelerators = bool(found.machine.gpus)
@@ -140,8 +132,8 @@ def load_bench(path: Path) -> Bench:
             return Bench(path, has_accelerators, convert(tuple(found.tables[0].rows), tuple[MeasuredStep, ...]))
         return Bench(path, has_accelerators, exchange=_exchange(path, found))
     except (MsgspecError, UnicodeError, RecursionError) as e:
-        raise UserError(f'{path}: {printable(str(e))[:_MAX_ERROR]}; expected what mlperf-rn50 bench train --format '
-                        'json, or bench allreduce, writes') from e
+        raise UserError(f'{path}: {printable(str(e))[:_MAX_ERROR]}; expected output of mlperf-rn50 bench train or '
+                        'bench allreduce with --format json') from e
 
 
 def _exchange(path: Path, file: _File) -> MeasuredExchange:
@@ -149,6 +141,6 @@ def _exchange(path: Path, file: _File) -> MeasuredExchange:
     num_ranks = next((int(m[1]) for t in tables if (m := re.fullmatch(r'All-reduce over (\d{1,6}) ranks', t))), 0)
     row = tables.get('The gradients of a step')
     if row is None or num_ranks < 2:
-        raise UserError(f'{path}: no table of an all-reduce over 2 or more ranks and of the gradients of a step; write '
-                        'it with mlperf-rn50 bench allreduce --format json')
+        raise UserError(f'{path}: no tables of an all-reduce over 2 or more ranks and of the gradients of a step; '
+                        'create the file with mlperf-rn50 bench allreduce --format json')
     return convert({**row, 'num_ranks': num_ranks, 'num_hosts': file.machine.num_hosts}, MeasuredExchange)

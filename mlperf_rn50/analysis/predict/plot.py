@@ -1,4 +1,4 @@
-"""The picture of a prediction: time and cost against nodes, measured and predicted."""
+"""Picture of a prediction: measured and predicted time and cost against nodes."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,25 +13,14 @@ from matplotlib.text import Text
 from mlperf_rn50.analysis.predict.answer import Answer
 from mlperf_rn50.analysis.predict.prediction import Prediction
 from mlperf_rn50.analysis.predict.tables import heading, render_json, render_tables
-from mlperf_rn50.analysis.report.picture import (
-    COLOURS,
-    GRID,
-    INK,
-    STYLE,
-    WIDTH_IN,
-    Picture,
-    differ_tenfold,
-    legend,
-    mark_of,
-    scale_up,
-    ticks,
-)
+from mlperf_rn50.analysis.report import picture as drawing
+from mlperf_rn50.analysis.report.picture import COLOURS, INK, STYLE, Picture
 from mlperf_rn50.analysis.sets.cost import cost
 from mlperf_rn50.analysis.sets.run_set import KnownSet
 from mlperf_rn50.files import write_atomically, writing_folder
 from mlperf_rn50.mllog.events import printable
 
-# The page of the report has these in the dark.
+# As on the report's page in dark mode.
 _DARK_INK, _DARK_PAPER = '#e6e9ee', '#14171b'
 _MAX_MEASURED, _MAX_REFUSED = 50, 5
 _HEIGHT_IN = 5.0
@@ -39,7 +28,7 @@ _HEIGHT_IN = 5.0
 
 @dataclass(frozen=True)
 class _Panel:
-    """The values of a panel, of predictions and of measured sets."""
+    """Quantity of a panel, for predictions and measured sets."""
 
     unit: str
     of_row: Callable[[Prediction], float | None]
@@ -49,21 +38,21 @@ class _Panel:
 
 
 def _panels(answer: Answer) -> tuple[_Panel, _Panel]:
-    """Return time and cost; where epochs are not known, a step and its images per second."""
+    """Return the panels of time and cost; with unknown epochs, of step time and throughput."""
     if not answer.timed:
         return (_Panel('ms per step', lambda r: 1e3 * (r.step_s or 0.0),
                        lambda k: 1e3 * k.step_s if k.step_s else None, '.1f'),
                 _Panel('images/s', lambda r: r.images_per_s,
                        lambda k: k.recipe.global_batch_size / k.step_s if k.step_s else None, ',.1f'))
     price = 1.0 if answer.price is None else answer.price
-    unit = 'node-hours' if answer.price is None else f'cost, {price:g} a node-hour'
+    unit = 'node-hours' if answer.price is None else f'cost, {price:g} per node-hour'
     return (_Panel('minutes', lambda r: r.minutes, lambda k: k.minutes, interval=lambda r: r.interval),
             _Panel(unit, lambda r: None if r.node_hours is None else r.node_hours * price,
                    lambda k: cost(k.time_s, k.num_nodes, price) if k.time_s and k.num_nodes else None))
 
 
 def _series(answer: Answer) -> list[tuple[str, int, list[Prediction]]]:
-    """Return colour, accelerators or ranks on a node, and the layouts with as many, ordered by nodes."""
+    """Return (colour, accelerators or ranks per node, layouts ordered by nodes)."""
     found: dict[int, list[Prediction]] = {}
     for row in sorted(answer.predicted, key=lambda r: r.layout.num_nodes):
         found.setdefault(row.layout.units_per_node, []).append(row)
@@ -71,7 +60,7 @@ def _series(answer: Answer) -> list[tuple[str, int, list[Prediction]]]:
 
 
 def _draw_rows(picture: Picture, axes: Axes, panel: _Panel, rows: Sequence[Prediction], colour: str) -> list[float]:
-    """Draw the predictions of as many units on a node; return the values."""
+    """Draw the predictions of one series; return the values."""
     points = [(r, v) for r in rows if (v := panel.of_row(r)) is not None]
     spans = [(r.layout.num_nodes, *span) for r, _ in points if (span := panel.interval(r))]
     for nodes, low, high in spans:
@@ -79,7 +68,7 @@ def _draw_rows(picture: Picture, axes: Axes, panel: _Panel, rows: Sequence[Predi
     line, = axes.plot([r.layout.num_nodes for r, _ in points], [v for _, v in points], color=colour, linewidth=1,
                       marker='o', markersize=5)
     picture.tip(line, *(f'{r.layout.name}: {v:{panel.form}} {panel.unit} predicted' + (
-        f', {s[0]:{panel.form}} to {s[1]:{panel.form}} four times out of five' if (s := panel.interval(r)) else '')
+        f', 80 % interval {s[0]:{panel.form}} to {s[1]:{panel.form}}' if (s := panel.interval(r)) else '')
         for r, v in points))
     return [v for _, v in points] + [end for _, *span in spans for end in span if end > 0]
 
@@ -95,12 +84,6 @@ def _draw_measured(picture: Picture, axes: Axes, panel: _Panel, sets: Sequence[K
     return [v for _, v in points]
 
 
-def _measured_sets(answer: Answer) -> list[KnownSet]:
-    """Return the sets within the range of nodes that is predicted."""
-    most = max((r.layout.num_nodes for r in answer.predicted), default=0)
-    return [k for k in answer.source.sets if k.num_nodes and k.num_nodes <= most][:_MAX_MEASURED]
-
-
 def _draw_panel(picture: Picture, axes: Axes, panel: _Panel, series: Sequence[tuple[str, int, list[Prediction]]],
                 sets: Sequence[KnownSet]) -> None:
     values = [v for colour, _, rows in series for v in _draw_rows(picture, axes, panel, rows, colour)]
@@ -108,9 +91,10 @@ def _draw_panel(picture: Picture, axes: Axes, panel: _Panel, series: Sequence[tu
     nodes = sorted({r.layout.num_nodes for *_, rows in series for r in rows} | {k.num_nodes or 1 for k in sets})
     axes.set_xscale('log', base=2)
     axes.minorticks_off()
-    axes.set_xticks(ticks(nodes), [f'{n:,}' for n in ticks(nodes)])
-    if differ_tenfold(values):
-        scale_up(axes.yaxis, panel.unit, values)
+    ticks = drawing.ticks(nodes)
+    axes.set_xticks(ticks, [f'{n:,}' for n in ticks])
+    if drawing.differ_tenfold(values):
+        drawing.scale_up(axes.yaxis, panel.unit, values)
     else:
         axes.set_ylabel(panel.unit)
         axes.set_ylim(bottom=0)
@@ -124,17 +108,18 @@ def _notes(answer: Answer, sets: Sequence[KnownSet]) -> list[str]:
              and (r.layout.num_nodes, r.layout.num_units) in batches]
     others = ' and others' if refused[_MAX_REFUSED:] else ''
     return [*([f'Refused: {", ".join(refused[:_MAX_REFUSED])}{others}'] if refused else []),
-            *([f'Measured with another batch or recipe than predicted: {", ".join(other)}'] if other else [])]
+            *([f'Measured with another batch or recipe: {", ".join(other)}'] if other else [])]
 
 
 def draw_prediction(answer: Answer) -> Picture | None:
-    """Return time and cost against nodes; None where all layouts are refused."""
-    series, sets = _series(answer), _measured_sets(answer)
-    if not series:
+    """Return the picture; None where all layouts are refused."""
+    if not answer.predicted:
         return None
+    series, max_nodes = _series(answer), max(r.layout.num_nodes for r in answer.predicted)
+    sets = [k for k in answer.source.sets if k.num_nodes and k.num_nodes <= max_nodes][:_MAX_MEASURED]
     with matplotlib.rc_context(STYLE):
         panels = _panels(answer)
-        figure = Figure(figsize=(WIDTH_IN, _HEIGHT_IN))
+        figure = Figure(figsize=(drawing.WIDTH_IN, _HEIGHT_IN))
         title = f'Predicted {panels[0].unit} and {panels[1].unit} against nodes'
         picture = Picture('prediction', title, printable(heading(answer)), figure, _notes(answer, sets))
         upper, lower = figure.subplots(2, 1, sharex=True)
@@ -142,36 +127,31 @@ def draw_prediction(answer: Answer) -> Picture | None:
             _draw_panel(picture, axes, panel, series, sets)
         lower.set_xlabel('nodes (logarithmic)')
         has_interval = any(panels[0].interval(r) for r in answer.predicted)
-        legend(picture, [
-            *(Line2D([], [], color=colour, marker='o', markersize=5, linewidth=1, label=f'predicted, {units} a node')
+        drawing.legend(picture, [
+            *(Line2D([], [], color=colour, marker='o', markersize=5, linewidth=1, label=f'predicted, {units} per node')
               for colour, units, _ in series),
-            *([mark_of('|', 'four times out of five', 12, 1.6, GRID)] if has_interval else []),
-            *([mark_of('x', 'measured', 7, 1.6)] if sets else [])])
+            *([drawing.mark_of('|', '80 % interval', 12, 1.6, drawing.GRID)] if has_interval else []),
+            *([drawing.mark_of('x', 'measured', 7, 1.6)] if sets else [])])
     return picture
 
 
-def _darken(figure: Figure) -> None:
-    """Ink and paper of a page in the dark."""
-    figure.patch.set_facecolor(_DARK_PAPER)
-    for artist in figure.findobj():
-        if isinstance(artist, (Line2D, Text)) and to_hex(artist.get_color()) == INK:
-            artist.set_color(_DARK_INK)
-
-
 def dump_picture_twice(picture: Picture, folder: Path) -> None:
-    """Write a picture as SVG and PNG, on white and on dark paper."""
-    svg = picture.svg  # first: it is laid out then
+    """Write a picture as SVG and PNG, for light and dark mode."""
+    svg = picture.svg  # lays out the figure, which savefig below relies on
     write_atomically(folder / f'{picture.name}.svg', svg)
     write_atomically(folder / f'{picture.name}_dark.svg',
                      svg.replace(INK, _DARK_INK).replace('fill: #ffffff', f'fill: {_DARK_PAPER}'))
     with matplotlib.rc_context(STYLE):
         picture.figure.savefig(folder / f'{picture.name}.png', dpi=150, metadata={'Software': None})
-        _darken(picture.figure)
+        picture.figure.patch.set_facecolor(_DARK_PAPER)
+        for artist in picture.figure.findobj():
+            if isinstance(artist, (Line2D, Text)) and to_hex(artist.get_color()) == INK:
+                artist.set_color(_DARK_INK)
         picture.figure.savefig(folder / f'{picture.name}_dark.png', dpi=150, metadata={'Software': None})
 
 
 def dump_prediction(answer: Answer, folder: Path) -> Path:
-    """Write prediction.json, .md and any picture there is; return the folder; raise ConfigError where that fails."""
+    """Write prediction.json, prediction.md and any picture; return the folder; raise ConfigError on failure."""
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / 'prediction.json', render_json(answer) + '\n')

@@ -1,4 +1,4 @@
-"""A prediction and what it starts from: base, link, epochs, costs, layout."""
+"""Data classes of predictions: measured base, interconnect, epochs, costs, layout and predicted times."""
 from dataclasses import dataclass
 
 from mlperf_rn50.analysis.recipe.reference import has_same_recipe
@@ -8,34 +8,24 @@ from mlperf_rn50.analysis.sets.run_set import KnownSet, Recipe
 
 @dataclass(frozen=True)
 class Base:
-    """A step that was measured.
-
-    Args:
-        num_units: accelerators of all its nodes, or ranks where there are none.
-        exchange_s: exchange that is not hidden, where it was measured; else 0.
-        evaluation_s: one evaluation; None where it was not measured (a bench).
-        outside_s: first epoch and gaps, on the clock; None where it was not measured.
-        dataset: None for ImageNet.
-        known: the runs it comes from; None for a bench.
-    """
+    """A measured step."""
 
     name: str
     source: str
     num_nodes: int
-    num_units: int
+    num_units: int  # accelerators of all nodes, or ranks on nodes without accelerators
     has_accelerators: bool
     global_batch_size: int
     step_s: float
-    exchange_s: float
-    evaluation_s: float | None
-    outside_s: float | None
+    exchange_s: float  # without overlap; 0 where not measured
+    evaluation_s: float | None  # None where not measured
+    outside_s: float | None  # first-epoch overhead and gaps, on the clock; None where not measured
     train_samples: int
-    dataset: str | None
-    known: KnownSet | None = None
+    dataset: str | None  # None for ImageNet
+    known: KnownSet | None = None  # None for a bench
 
     @property
     def unit(self) -> str:
-        """What shares the work."""
         return 'accelerator' if self.has_accelerators else 'rank'
 
     @property
@@ -45,7 +35,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Link:
-    """The slowest link between nodes; gbit_s: per direction, is_hidden: whether it runs behind the backward pass."""
+    """The slowest link between nodes, per direction; is_hidden: the exchange overlaps with the backward pass."""
 
     gbit_s: float
     exchange_bytes: int
@@ -53,14 +43,14 @@ class Link:
     source: str
 
 
-# What is supposed between the nodes of published systems: one port of InfiniBand EDR or 100 Gbit/s Ethernet stands for
-# all of a node's. Gradients of ResNet-50: 25.56 million, of 2 bytes as these systems exchange them.
-PUBLISHED_LINK = Link(100.0, 51_000_000, False, 'one port of 100 Gbit/s, float16 gradients, nothing hidden')
+# Assumption for published systems: one port of InfiniBand EDR or 100 Gbit/s Ethernet per node. ResNet-50 has 25.56
+# million gradients, of 2 bytes each in these systems.
+PUBLISHED_LINK = Link(100.0, 51_000_000, False, 'assumption of one port per node and float16 gradients')
 
 
 @dataclass(frozen=True)
 class Epochs:
-    """Epochs to the target, with the interval of four out of five, and their source."""
+    """Epochs to the target with the 80 % interval, and their source."""
 
     mean: float
     low: float
@@ -70,28 +60,23 @@ class Epochs:
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of other systems beside computing and exchange; low and high hold four out of five.
-
-    Args:
-        outside_s: what the first epoch takes more, and gaps, on several nodes; None: as the base.
-        epochs_low: epochs of those that converged early, as a share of what their schedule leaves room for.
-    """
+    """Costs of other systems besides computing and exchange; low and high bound the 80 % interval."""
 
     step_s: float
     step_spread_s: float
-    outside_s: float | None
+    outside_s: float | None  # first-epoch overhead and gaps on several nodes; None for that of the base
     outside_low_s: float
     outside_high_s: float
-    epochs_low: float
+    epochs_low: float  # of early convergence, as a fraction of the last evaluation in the schedule
     source: str
 
 
-NO_COSTS = Costs(0.0, 0.0, None, 0.0, 0.0, 1.0, 'none: the exchange is what was measured')
+NO_COSTS = Costs(0.0, 0.0, None, 0.0, 0.0, 1.0, 'none, only the exchange counts')
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Nodes, units on each, and a recipe; epochs: where they are known better than by its schedule."""
+    """Nodes, units per node and a recipe; epochs: measured ones, which take precedence over the schedule."""
 
     num_nodes: int
     units_per_node: int
@@ -113,13 +98,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The step and the minutes of a layout; with the reason of a refusal, or without known epochs, some are None.
-
-    Args:
-        other_s: costs of a step on several nodes beside computing and exchange.
-        low_minutes: lower end of the interval that holds four times out of five.
-        measured: a set of this layout and batch, perhaps of another recipe; None where none was measured.
-    """
+    """Predicted step and minutes of a layout; values are None after a refusal, or where epochs are unknown."""
 
     base: Base
     layout: Layout
@@ -128,13 +107,13 @@ class Prediction:
     compute_s: float | None = None
     exchange_s: float | None = None
     hidden_s: float | None = None
-    other_s: float | None = None
+    other_s: float | None = None  # costs of several nodes besides computing and exchange
     minutes: float | None = None
-    low_minutes: float | None = None
+    low_minutes: float | None = None  # of the 80 % interval
     high_minutes: float | None = None
     doubts: tuple[str, ...] = ()
     recipe_source: str = ''
-    measured: KnownSet | None = None
+    measured: KnownSet | None = None  # of this layout and batch, possibly of another recipe
 
     @property
     def step_s(self) -> float | None:
@@ -147,12 +126,11 @@ class Prediction:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The minutes that hold four times out of five."""
         return None if self.low_minutes is None or self.high_minutes is None else (self.low_minutes, self.high_minutes)
 
     @property
     def efficiency(self) -> float | None:
-        """Images per second of an accelerator or rank, as a share of the base's."""
+        """Images per second per accelerator or rank, as a fraction of that of the base."""
         rate, base = self.images_per_s, self.base
         if rate is None:
             return None
@@ -164,7 +142,7 @@ class Prediction:
 
     @property
     def measured_minutes(self) -> float | None:
-        """Of the set that was measured, where it trained this recipe to this target."""
+        """Minutes of the measured set; None where its recipe or target differs."""
         measured, recipe = self.measured, self.layout.recipe
         is_same = measured and (has_same_recipe(measured.recipe, recipe)
                                 and measured.recipe.target_accuracy == recipe.target_accuracy)
@@ -176,14 +154,13 @@ class Prediction:
 
     @property
     def error(self) -> float | None:
-        """Of the minutes."""
-        return off_by(self.minutes, self.measured_minutes)
+        return relative_error(self.minutes, self.measured_minutes)
 
     @property
     def step_error(self) -> float | None:
-        return off_by(self.step_s, self.measured_step_s)
+        return relative_error(self.step_s, self.measured_step_s)
 
 
-def off_by(predicted: float | None, measured: float | None) -> float | None:
-    """Return predicted over measured, minus 1; None without one of them."""
+def relative_error(predicted: float | None, measured: float | None) -> float | None:
+    """Return predicted / measured - 1; None without one of them."""
     return predicted / measured - 1 if predicted and measured else None

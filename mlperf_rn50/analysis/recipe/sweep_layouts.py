@@ -8,8 +8,6 @@ from mlperf_rn50.errors import ConfigError
 
 @dataclass(frozen=True)
 class SweepLayout:
-    """One layout of a sweep."""
-
     num_nodes: int
     ranks_per_node: int
     global_batch_size: int
@@ -22,11 +20,7 @@ class SweepLayout:
 
 
 def parse_layouts(words: Sequence[str]) -> list[tuple[int, int]]:
-    """Return (nodes, ranks per node) of words such as '2x4'.
-
-    Raises:
-        ConfigError: a word is something else, or comes twice.
-    """
+    """Parse words such as '2x4' into (nodes, ranks per node); raise ConfigError for other words and duplicates."""
     result: list[tuple[int, int]] = []
     for word in words:
         m = re.fullmatch(r'([1-9]\d{0,8})x([1-9]\d{0,8})', word, re.ASCII)
@@ -39,11 +33,7 @@ def parse_layouts(words: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def parse_lr_table(text: str) -> dict[int, tuple[float, float]]:
-    """Return learning rate and warm-up epochs by global batch, of lines 'global_batch base_lr warmup_epochs'.
-
-    Raises:
-        ConfigError: a line is something else.
-    """
+    """Parse lines 'global_batch base_lr warmup_epochs' into (base_lr, warmup_epochs) by global batch."""
     table = {}
     for line in text.splitlines():
         words = line.partition('#')[0].split()
@@ -60,17 +50,16 @@ def plan_layouts(splits: Sequence[tuple[int, int]], batch_size: int, is_local: b
                  warmup_epochs: float, lr_table: Mapping[int, tuple[float, float]] | None) -> list[SweepLayout]:
     """Return batch, learning rate and warm-up of each layout.
 
-    The configured batch and learning rate belong to the first layout. Weak scaling keeps the images per rank,
-    strong scaling the images per step; the learning rate follows the global batch in proportion and the warm-up
-    keeps its epochs, unless a table says otherwise.
+    The configured batch and learning rate apply to the first layout. Weak scaling keeps the images per rank, strong
+    scaling the images per step. The learning rate scales with the global batch, and the warm-up epochs stay the same.
 
     Args:
         splits: (nodes, ranks per node), at least one.
-        is_local: whether that is the local batch size.
-        lr_table: (base_lr, warmup_epochs) by global batch size, instead of the rule.
+        is_local: batch_size is per rank.
+        lr_table: (base_lr, warmup_epochs) by global batch size, instead of the scaled values.
 
     Raises:
-        ConfigError: the batch cannot be shared evenly, or the table lacks one.
+        ConfigError: the batch is not divisible by the ranks, or missing in the table.
     """
     first = splits[0][0] * splits[0][1]
     reference = batch_size * first if is_local else batch_size
@@ -82,8 +71,8 @@ def plan_layouts(splits: Sequence[tuple[int, int]], batch_size: int, is_local: b
                               'the first layout')
         global_batch_size = reference // first * world_size if is_weak else reference
         if global_batch_size % world_size:
-            raise ConfigError(f'train.global_batch_size: got {global_batch_size}, which {num_nodes}x{ranks_per_node} = '
-                              f'{world_size} ranks cannot share evenly; choose a multiple, or --weak')
+            raise ConfigError(f'train.global_batch_size: got {global_batch_size}, expected a multiple of '
+                              f'{num_nodes}x{ranks_per_node} = {world_size} ranks, or --weak')
         lr, warmup = base_lr * global_batch_size / reference, warmup_epochs
         if lr_table is not None:
             if global_batch_size not in lr_table:
