@@ -1,7 +1,4 @@
-"""Events of a run and the interface of the sinks that handle them.
-
-Epochs count from 0; steps are steps taken; times are seconds on the run's clock.
-"""
+"""Events of a run, and sinks. Epochs count from 0, steps are steps taken, times are seconds on the run's clock."""
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol

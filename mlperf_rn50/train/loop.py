@@ -43,16 +43,13 @@ class Outcome:
 
 def train(config: Config, comm: Comm, position: Position, resume: tuple[RunFolder, Path] | None = None,
           is_elastic: bool = False, allowed: Sequence[str] = (), warnings: Sequence[str] = ()) -> Outcome:
-    """Train until the target is reached, the epochs are used up, or a stop is requested.
+    """Train until the target is reached, the epochs are used up, or a stop is requested; raise UserError on failure.
 
     Args:
         config: not yet checked; for a resumed run, that of the run folder.
         resume: the run to resume, and its checkpoints folder or one checkpoint; None starts a new run.
         is_elastic: whether a resumed run may have another number of ranks than before.
         allowed: keys whose values may change at a resume, beside those that always may.
-
-    Raises:
-        UserError: an input cannot be used, the run failed (RunFailed), or the disk rejects writes (StorageError).
     """
     check_values(config)
     catch(position.request_stop)
@@ -257,7 +254,7 @@ class StepReporter:
         return self._run.plan.config.run.tensorboard and self._is_due(step)
 
     def read(self, step: int, pending: PendingStep) -> bool:
-        """Wait for a step (from 0) and report it; return whether a stop was requested; raise RunFailed for a bad loss."""
+        """Wait for a step (from 0) and report it; return whether a stop was requested; raise RunFailed."""
         run, plan = self._run, self._run.plan
         loss, is_stop_requested = run.trainer.read(pending)
         if not math.isfinite(loss):

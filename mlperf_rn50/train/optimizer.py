@@ -19,10 +19,7 @@ _MAX_CHECKED = 200  # arrays per call of multi_all_finite, which does not check 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A trained tensor with the live arrays of its update.
-
-    Weight and grad are float32 or float16, velocity is float32, and master is the float32 copy of a float16 weight.
-    """
+    """A trained tensor with the live arrays of its update; master: float32 copy of a float16 weight."""
 
     name: str
     weight: mx.nd.NDArray
@@ -221,12 +218,7 @@ def _make_tensor(name: str, param: mx.gluon.Parameter, config: OptimizerConfig) 
 
 
 def cut_buckets(num_bytes: Sequence[int], kinds: Sequence[str], num_buckets: int) -> list[list[int]]:
-    """Return the tensor indices of each bucket: at most num_buckets parts of similar size, split by kind. Pure.
-
-    Args:
-        num_bytes: of each tensor, in the order of their gradients.
-        kinds: dtype of each tensor.
-    """
+    """Return the tensor indices of each bucket: at most num_buckets parts of similar size, split by dtype. Pure."""
     total, before, stretches = sum(num_bytes), 0, [0] * len(num_bytes)
     for i, n in enumerate(num_bytes):
         stretches[i] = math.floor(num_buckets * before / total)

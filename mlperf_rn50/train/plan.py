@@ -9,11 +9,9 @@ from mlperf_rn50.train.schedule import is_eval_epoch, learning_rate
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of a run, made by make_plan.
+    """The numbers of a run, made by make_plan; lr_scale: factor on the scheduled learning rate.
 
-    Args:
-        lr_scale: factor on the scheduled learning rate, not 1 if the batch changed with the ranks.
-        nodes: node of every rank, counted from 0; empty if unknown or only one.
+    nodes: node of every rank, counted from 0; empty if unknown or only one.
     """
 
     config: Config
@@ -110,15 +108,10 @@ def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Pl
 
 
 def resumed_step(plan: Plan, step: int, global_batch_size: int, has_same_nodes: bool = True) -> int:
-    """Return the step of a plan that a run with another global batch has reached, without skipping images.
-
-    Args:
-        has_same_nodes: whether each rank is on the same node as before; if not, shuffle=node has another order and the
-            epoch restarts.
-    """
+    """Return the step of a plan that a run with another global batch has reached, without skipping images."""
     num_train = plan.config.data.num_train
     epoch, step_in_epoch = divmod(step, -(-num_train // global_batch_size))
-    if plan.config.data.shuffle == 'node' and not has_same_nodes:
+    if plan.config.data.shuffle == 'node' and not has_same_nodes:  # the order has changed, so the epoch restarts
         return epoch * plan.steps_per_epoch
     return epoch * plan.steps_per_epoch + step_in_epoch * global_batch_size // plan.global_batch_size
 

@@ -46,12 +46,7 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class Session:
-    """Inputs of a run on one rank.
-
-    Args:
-        resumption: checkpoint that a resumed run starts from, with arrays on rank 0 only; None for a new run.
-        reference: on rank 0 only; None without reference runs.
-    """
+    """Inputs of a run on one rank; only rank 0 has the reference and the arrays of the checkpoint to resume."""
 
     plan: Plan
     progress: Progress
@@ -70,12 +65,7 @@ class Session:
 
 @dataclass(frozen=True)
 class TrainingRun(Session):
-    """A run whose clock runs.
-
-    Args:
-        train_data: endless, from progress.step on.
-        clock_start: of time.monotonic(), minus the time before a resume.
-    """
+    """A run whose clock runs; train_data is endless; clock_start: monotonic, minus the time before a resume."""
 
     sinks: events.Sinks
     writer: BackgroundWriter

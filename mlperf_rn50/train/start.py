@@ -59,7 +59,7 @@ def open_telemetry(config: Config, comm: Comm, run: RunFolder) -> Telemetry:
 def _clear_caches(session: Session, sinks: events.Sinks) -> tuple[bool, str]:
     """Flush the page cache of every node if configured; return whether all succeeded, and the command or reason."""
     if not session.plan.config.run.clear_caches:
-        return False, 'not asked for (run.clear_caches)'
+        return False, 'not requested (run.clear_caches)'
     problem = None
     if session.comm.local_rank == 0:
         try:

@@ -62,12 +62,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class PendingStep:
-    """Results of a pushed step, not waited for.
-
-    Args:
-        sums: float32, (2,): mean loss of the global batch, and number of ranks with a stop request.
-        is_finite: float32, (1,); None without float16 gradients.
-    """
+    """Pending results of a step; sums: (2,), mean loss and number of stop requests; is_finite: (1,) for float16."""
 
     sums: mx.nd.NDArray
     loss_scale: float
@@ -200,11 +195,9 @@ class Trainer:
             self._folded.take(self.net)
 
     def settle(self) -> None:
-        """Wait for every pushed step.
-
-        Reading one array is not enough, because a static graph updates running statistics, and keeps weights in
-        oneDNN's layout, outside of the array's dependencies.
-        """
+        """Wait for every pushed step."""
+        # Reading one array is not enough, because a static graph updates running statistics, and keeps weights in
+        # oneDNN's layout, outside of the array's dependencies.
         mx.nd.waitall()
         self.timer.drain()
 
@@ -246,11 +239,7 @@ class Trainer:
             mx.nd.array(arrays[name], self.context, array.dtype).copyto(array)
 
     def warm_up(self, batches: Iterator[Batch], eval_batch: Batch, num_steps: int) -> None:
-        """Take some steps and an evaluation on made-up images, then restore everything.
-
-        They compile graphs, choose kernels, allocate memory and open connections. Batches are padded, so a run has no
-        other shapes.
-        """
+        """Take some steps and an evaluation on made-up images, with every shape of the run, then restore everything."""
         if not num_steps:
             return
         before, scale = self.snapshot(), self.loss_scale

@@ -156,11 +156,9 @@ def step_of(path: Path) -> int:
 
 
 def load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
-    """Read a checkpoint once, verify it, and return its progress and its read-only arrays by name.
+    """Read and verify a checkpoint; return its progress and its read-only arrays.
 
-    Raises:
-        DamagedCheckpoint: it is damaged or not a checkpoint; the message names the one before it, if any.
-        CheckpointError: it is of another version, or cannot be read.
+    Raise DamagedCheckpoint with a hint to the one before, or CheckpointError for other versions and failed reads.
     """
     try:
         return _load(path)

@@ -12,31 +12,23 @@ _Number = Annotated[float, Meta(ge=0, lt=2.0**63)]  # rejects NaN
 
 @dataclass
 class Progress:
-    """The mutable record of a run, equal on every rank.
-
-    Args:
-        best_top1: a fraction.
-        lr_batch_size: images per step that the configured learning rate is for.
-        nodes: node of every rank, counted from 0.
-        last_lr: learning rate of the last step, 0 before the first.
-        images, train_s: since the start or the last resume.
-    """
+    """The mutable record of a run, equal on every rank."""
 
     step: _From0
     seed: _From0
     world_size: _From1
-    best_top1: _Number
+    best_top1: _Number  # a fraction
     clock_s: _Number
     global_batch_size: _From1
-    lr_batch_size: _From1
+    lr_batch_size: _From1  # images per step that the configured learning rate is for
     num_train: _From1
     result_index: _From0
-    nodes: list[Annotated[int, Meta(ge=0, lt=2**31)]]
+    nodes: list[Annotated[int, Meta(ge=0, lt=2**31)]]  # node of every rank
     num_resumes: _From0 = 0
-    last_lr: _Number = 0.0
+    last_lr: _Number = 0.0  # 0 before the first step
     loss_scale: _Number = 1.0
     num_finite_steps: _From0 = 0
-    images: _From0 = 0
+    images: _From0 = 0  # this and train_s: since the start or the last resume
     train_s: _Number = 0.0
     config: dict[str, dict[str, Any]] = field(default_factory=dict)
 

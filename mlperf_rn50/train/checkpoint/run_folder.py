@@ -22,13 +22,13 @@ _NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboar
 
 
 class _NumberedPath:
-    """Path of a run, with the run number from the second run on."""
+    """Path of a run with its number; first: the text instead of the number for run 0."""
 
-    def __init__(self, stem: str, suffix: str = ''):
-        self._stem, self._suffix = stem, suffix
+    def __init__(self, stem: str, suffix: str = '', first: str = ''):
+        self._stem, self._suffix, self._first = stem, suffix, first
 
     def __get__(self, run: 'RunFolder', _: object) -> Path:
-        return run.dir / f'{self._stem}{f"_{run.index}" if run.index else ""}{self._suffix}'
+        return run.dir / f'{self._stem}{f"_{run.index}" if run.index else self._first}{self._suffix}'
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,9 @@ class RunFolder:
     tensorboard = _NumberedPath('tensorboard')
     checkpoints = _NumberedPath('checkpoints')
     weights = _NumberedPath('weights')
-
-    @property
-    def result(self) -> Path:
-        return self.dir / f'result_{self.index}.txt'
-
-    @property
-    def result_v06(self) -> Path:
-        return self.dir / f'result_{self.index}_v0.6.txt'
-
-    @property
-    def lock(self) -> Path:
-        return self.dir / f'.run_{self.index}.lock'
+    result = _NumberedPath('result', '.txt', first='_0')
+    result_v06 = _NumberedPath('result', '_v0.6.txt', first='_0')
+    lock = _NumberedPath('.run', '.lock', first='_0')
 
     def telemetry(self, host: str) -> Path:
         return self.dir / f'telemetry_{self.index}_{host_file_name(host)}.jsonl'
@@ -87,7 +78,6 @@ def check_present(run: RunFolder) -> None:
 
 
 def run_numbers(folder: Path) -> list[int]:
-    """Return the numbers of the runs of a folder that have a log."""
     return [int(m[1]) for p in folder.glob('result_*.txt') if (m := re.fullmatch(r'result_(\d+)\.txt', p.name))]
 
 

@@ -28,10 +28,7 @@ Exchange = Callable[[], AbstractContextManager[None]]
 class Comm:
     """The ranks of a run, which call the methods in the same order; this base class is for a single rank."""
 
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
+    rank, world_size, local_rank, local_size = 0, 1, 0, 1
 
     def broadcast(self, arrays: Mapping[str, mx.nd.NDArray]) -> None:
         """Copy the arrays of rank 0 to all ranks, in place."""
@@ -109,7 +106,7 @@ class HorovodComm(Comm):
         self._hvd, self._compression, self._num_sharing = hvd, compression, num_sharing
         self._sets = {**sets, tuple(range(size)): hvd.global_process_set}
         self._turns = cycle(range(_MAX_IN_BACKGROUND))
-        self._kept: dict[str, list[mx.nd.NDArray]] = {}
+        self._host_cache: dict[str, list[mx.nd.NDArray]] = {}
         self.rank, self.world_size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         if num_sharing > 1:
@@ -124,7 +121,7 @@ class HorovodComm(Comm):
         name = f'broadcast/{min(arrays)}'
         with self._exchange():
             self._sum(ordered, name)
-        self._kept.pop(name, None)  # free host memory that is rarely needed
+        self._host_cache.pop(name, None)  # free host memory that is rarely needed
 
     def sum_gradients(self, grads, bucket=0):
         name = f'gradients/{bucket}'
@@ -178,11 +175,11 @@ class HorovodComm(Comm):
         """Return host arrays like those of a device, cached by name because drivers lock new pages slowly."""
         if arrays[0].context == mx.cpu():
             return arrays
-        kept = self._kept.get(name, [])
-        if [(h.shape, h.dtype) for h in kept] != [(a.shape, a.dtype) for a in arrays]:
-            kept = [mx.nd.empty(a.shape, mx.cpu_pinned(a.context.device_id), a.dtype) for a in arrays]
-            self._kept[name] = kept
-        return kept
+        cached = self._host_cache.get(name, [])
+        if [(h.shape, h.dtype) for h in cached] != [(a.shape, a.dtype) for a in arrays]:
+            cached = [mx.nd.empty(a.shape, mx.cpu_pinned(a.context.device_id), a.dtype) for a in arrays]
+            self._host_cache[name] = cached
+        return cached
 
     def sum(self, counts):
         own = mx.nd.array(list(counts), dtype='int64')
@@ -224,16 +221,12 @@ class HorovodComm(Comm):
 
 def open_comm(compression: str, subset_sizes: Sequence[int] = (), exchange: Exchange = nullcontext,
               num_sharing: int = 1) -> Comm:
-    """Return the ranks of this run: those of Horovod under a launcher, otherwise a single one.
+    """Return the ranks of Horovod under a launcher, otherwise a single rank; raise ConfigError if Horovod is unusable.
 
     Args:
         subset_sizes: sizes that Comm.subset will be called with.
         exchange: context of operations that wait for all ranks.
         num_sharing: neighbouring ranks that share a GPU, see sharing_of; the last GPU may have fewer.
-
-    Raises:
-        ConfigError: Horovod is missing or lacks MXNet support under a launcher, or the ranks of a GPU are not
-            neighbours.
     """
     size = launched_size()
     if size is None:

@@ -16,11 +16,9 @@ class Metrics:
         self._run, self._dataset = run, ''
         self._file = LineFile(run.metrics)
 
-    def _write(self, **values: Any) -> None:
-        self._file.write(json.dumps(values))
-
     def handle(self, event: events.Event) -> None:
-        write = self._write
+        def write(**values: Any) -> None:
+            self._file.write(json.dumps(values))
         match event:
             case events.Opened():
                 with writing(self._run.config):

@@ -10,8 +10,7 @@ from mlperf_rn50.files import LineFile
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 
-# Minimum time between two progress lines without a terminal.
-_PLAIN_PERIOD_S = 30.0
+_PLAIN_PERIOD_S = 30.0  # between two progress lines without a terminal
 
 
 class _LogFile(logging.Handler):

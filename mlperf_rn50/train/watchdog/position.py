@@ -20,7 +20,7 @@ class _Shared(ctypes.Structure):
     """Numbers shared by a rank and its watcher; each has a single writing thread."""
 
     _fields_ = [(name, ctypes.c_int64) for name in (
-        'beats', 'phase', 'step', 'reading', 'calling', 'calls', 'computed', 'exchanging', 'asked')]
+        'beats', 'phase', 'step', 'reading', 'calling', 'calls', 'computed', 'exchanging', 'stop_requested')]
 
 
 class Position:
@@ -61,11 +61,11 @@ class Position:
         self._shared.exchanging = is_exchanging
 
     def request_stop(self, *_: object) -> None:
-        self._shared.asked = 1
+        self._shared.stop_requested = 1
 
     @property
     def is_stop_requested(self) -> bool:
-        return bool(self._shared.asked)
+        return bool(self._shared.stop_requested)
 
     @property
     def has_started(self) -> bool:

@@ -17,8 +17,7 @@ from mlperf_rn50.errors import EXIT_AT_ONCE
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 # Signals that end a program without state to save; SIGUSR1 of a launcher is only for programs with a checkpoint.
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# One Ctrl-C may arrive twice, from the terminal for the process group and from the launcher.
-_SAME_S = 1.0
+_SAME_S = 1.0  # as one Ctrl-C may arrive twice, from the terminal for the process group and from the launcher
 
 
 class StopRequests:
@@ -28,10 +27,8 @@ class StopRequests:
         self._first_at: float | None = None
 
     def is_forced(self, number: int, now_s: float) -> bool:
-        """Count a signal; return whether it is a Ctrl-C some time after an earlier request.
-
-        Slurm or a closing terminal may repeat the other signals while a checkpoint is written.
-        """
+        """Count a signal; return whether it is a Ctrl-C some time after an earlier request."""
+        # Slurm or a closing terminal may repeat the other signals while a checkpoint is written.
         if self._first_at is None:
             self._first_at = now_s
         return number == signal.SIGINT and now_s - self._first_at >= _SAME_S
@@ -56,11 +53,7 @@ def end_at_once(code: int = EXIT_AT_ONCE) -> NoReturn:
 
 @contextmanager
 def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None]:
-    """Handle the signals of a process without a watcher, in a thread because native calls delay Python handlers.
-
-    Args:
-        request_stop: None for a program without state to save, which is ended if the interrupt takes long.
-    """
+    """Handle the signals of a process without a watcher, in a thread because native calls delay Python handlers."""
     requests, (reader, writer) = StopRequests(), os.pipe()
     os.set_blocking(writer, False)
 
@@ -72,7 +65,7 @@ def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None
                 end_at_once()
             if request_stop:
                 request_stop()
-            elif byte[0] in END_SIGNALS:
+            elif byte[0] in END_SIGNALS:  # the main thread is interrupted; end the program if that takes long
                 time.sleep(2 * _SAME_S)
                 end_at_once()
         os.close(reader)

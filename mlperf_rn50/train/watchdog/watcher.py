@@ -1,4 +1,4 @@
-"""Watcher of a rank in a process of its own, which reports and ends a rank that dies or hangs.
+"""Watcher process of a rank, which reports and ends a rank that dies or hangs.
 
 The launcher starts the watcher, which forks the rank before heavy imports, reads the rank's position from shared memory
 and reports the end of the rank in one line. A rank whose watcher is killed reports that.
@@ -208,7 +208,6 @@ def run_watched(program: Callable[[Position], int], stall_limit_s: float,
 
     Args:
         stall_limit_s: time without a sign of life before a rank is ended; 0 for never.
-        folder: for the reports of a stalled rank; None for none.
         can_stop: whether the rank handles a stop request; otherwise a request ends it at once.
     """
     position, parent = Position(), os.getppid()
