@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: list[str]) -> int:
     """Run a command and print what went wrong; return its exit code. Raise OSError where the output is not taken."""
-    catch(_interrupt, END_SIGNALS, lets_in=False)  # a launcher's word waits until a run can stop by itself
+    catch(_interrupt, END_SIGNALS, unblock=False)  # a launcher's word waits until a run can stop by itself
     try:
         return _run(argv)
     except UserError as e:

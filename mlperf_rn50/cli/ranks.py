@@ -13,9 +13,9 @@ from mlperf_rn50.system.cgroup import find_limits
 from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size
 from mlperf_rn50.system.topology import set_omp_threads, unbound_threads
 from mlperf_rn50.train.watchdog.position import PHASES, Position
-from mlperf_rn50.train.watchdog.signals import STOP_SIGNALS, alone
+from mlperf_rn50.train.watchdog.signals import STOP_SIGNALS, handle_in_thread
 from mlperf_rn50.train.watchdog.stall_report import stalled_folder
-from mlperf_rn50.train.watchdog.watcher import watched
+from mlperf_rn50.train.watchdog.watcher import run_watched
 
 
 def load_config(options: Namespace, argv: Sequence[str], parser: ArgumentParser) -> tuple[Config, Any]:
@@ -48,10 +48,10 @@ def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool =
         os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')
     if launched_size() is None:
         position = Position()
-        with alone(position.ask if can_stop else None):  # before the imports, which take seconds
+        with handle_in_thread(position.request_stop if can_stop else None):  # before the imports, which take seconds
             return program(position)
     limits_s = {phase: getattr(config.comm, key) for phase, key in PHASES.items()}
     folder = stalled_folder(run_dir or Path(config.run.dir), dict(os.environ))
     # Asked to stop while it starts, a run stops after its first step: the signals wait until train() lets them in.
     signal.pthread_sigmask(signal.SIG_BLOCK if can_stop else signal.SIG_UNBLOCK, STOP_SIGNALS)
-    return watched(program, config.comm.stall_limit_s, limits_s, folder, can_stop)
+    return run_watched(program, config.comm.stall_limit_s, limits_s, folder, can_stop)

@@ -20,7 +20,7 @@ from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.zoo import build_model, count_parameters
 from mlperf_rn50.system.environment import package_versions
 from mlperf_rn50.train.comm.device import device_id_of
-from mlperf_rn50.train.comm.horovod import Comm, LocalComm
+from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.sharing import describe_exchange
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer
@@ -140,7 +140,7 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
     start, what, problem = time.monotonic(), 'a training pass', ''
     try:
         plan = make_plan(config, world_size)
-        trainer = Trainer(plan, LocalComm(), 0, device_id)
+        trainer = Trainer(plan, Comm(), 0, device_id)
         trainer.forward(next(made_up_batches(config, plan.train_shard(rank), device_id))).backward()
         mx.nd.waitall()
         what = 'an evaluation'

@@ -85,7 +85,7 @@ class Signals:
         if number not in STOP_SIGNALS:
             return None
         self.is_asked = True
-        self.is_at_once |= self._asked.means_at_once(number, time.monotonic())
+        self.is_at_once |= self._asked.is_forced(number, time.monotonic())
         return EngineEvent.AT_ONCE if self.is_at_once else EngineEvent.STOP
 
     def forget_lost(self) -> None:

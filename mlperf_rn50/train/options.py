@@ -1,4 +1,4 @@
-"""The options of training: optimizer, schedule, steps, exchange and checkpoints."""
+"""Options of training: optimizer, schedule, steps, exchange and checkpoints."""
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ class OptimizerConfig:
     Args:
         name: sgd or lars.
         momentum: of the velocity.
-        nesterov: whether the momentum of sgd is Nesterov's.
+        nesterov: use Nesterov momentum with sgd.
         weight_decay: L2 factor.
         decay_bn_and_bias: apply weight_decay to BatchNorm gamma and beta and to biases too.
         lars_eta: LARS trust coefficient.
@@ -30,7 +30,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate over the run.
+    """Learning rate over the run.
 
     Args:
         base_lr: reached at the end of the warm-up, for the global batch.
@@ -55,7 +55,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The steps and when to stop.
+    """Steps and end of training.
 
     Args:
         local_batch_size: images per rank and forward pass; give this or global_batch_size.
@@ -63,14 +63,14 @@ class TrainConfig:
         gradient_accumulation_steps: forward passes per optimizer step.
         label_smoothing: probability spread evenly over all classes.
         precision: float32, bfloat16 (CPU) or float16 with float32 master weights (GPU).
-        loss_scale: float16: factor on the loss to begin with; halved on overflow, doubled after 2,000 steps without.
+        loss_scale: initial factor on the loss in float16; halved on overflow, doubled after 2,000 finite steps.
         device: cpu or gpu; ranks share out the GPUs that they see, run.ranks_per_device neighbours each.
         target_accuracy: stop when Top-1 is at least this fraction.
         max_epochs: give up after this many epochs; null means schedule.decay_epochs.
         eval_period: epochs between two evaluations.
         eval_offset: evaluate after epoch e (from 0) when e modulo eval_period is this.
         eval_batch_size: images per rank and evaluation pass; null means local_batch_size.
-        num_warmup_steps: steps on made-up images before the clock starts, that leave no trace.
+        num_warmup_steps: steps on made-up images before the clock starts; the network is restored afterwards.
         init_weights: start from kept weights (a run folder or file; --init-weights); null draws fresh ones.
     """
 
@@ -92,16 +92,15 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class CommConfig:
-    """The gradient exchange.
+    """Gradient exchange and time limits of ranks.
 
     Args:
         compression: none, or fp16 (gradients travel in 16 bits).
-        num_buckets: parts in which gradients are exchanged, each as soon as backward has it.
-        stall_limit_s: a rank without a sign of life for so long while training is ended, and the run with it; 0 for
-            never.
-        start_limit_s: the same for everything before the first step; 0 for never.
-        eval_limit_s: the same for an evaluation; 0 for never.
-        checkpoint_limit_s: the same for a checkpoint and the first step after it; 0 for never.
+        num_buckets: parts in which gradients are exchanged, each as soon as backward has computed it.
+        stall_limit_s: end a run if a rank gives no sign of life for so long while training; 0 for never.
+        start_limit_s: the same before the first step; 0 for never.
+        eval_limit_s: the same in an evaluation; 0 for never.
+        checkpoint_limit_s: the same in a checkpoint and the first step after it; 0 for never.
     """
 
     compression: Literal['none', 'fp16'] = 'none'
@@ -114,11 +113,11 @@ class CommConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What is kept to go on from.
+    """Checkpoints to resume from.
 
     Args:
-        period_epochs: write one every so many epochs; 0 writes only when asked to stop.
-        period_steps: write one every so many steps, beside those; 0 for none.
+        period_epochs: write one every so many epochs; 0 writes one only at a stop request.
+        period_steps: also write one every so many steps; 0 for none.
         keep: how many to keep.
     """
 
@@ -141,4 +140,4 @@ def check_training(t: TrainConfig, s: ScheduleConfig, o: OptimizerConfig) -> Non
     require(s.warmup_epochs < s.decay_epochs,
             f'schedule.warmup_epochs: got {s.warmup_epochs}, expected less than decay_epochs={s.decay_epochs}')
     require(o.name == 'sgd' or not o.nesterov,
-            f'optimizer.nesterov: got true with optimizer.name={o.name}, expected false; it is of sgd')
+            f'optimizer.nesterov: got true with optimizer.name={o.name}, expected false, or name=sgd')

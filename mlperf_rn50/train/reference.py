@@ -1,4 +1,4 @@
-"""The evaluations of a run beside those of reference runs, which rank 0 reads before anything starts."""
+"""Comparison of the evaluations of a run with reference runs, which rank 0 reads before the start."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,21 +23,17 @@ def _recipe_of(config: Config, world_size: int) -> Recipe:
 
 
 def _named_sets(paths: Sequence[str]) -> list[KnownSet]:
-    """Return the sets under some paths but those that are refused; raise UserError where there is none."""
+    """Return the usable sets under some paths; raise UserError if all are refused."""
     systems = load_systems([Path(p) for p in paths])
     found = [known for known in map(known_of, systems) if known]
     refused = next((s for s in systems if s.refusal), None)
     if refused and not found:
-        raise UserError(f'run.reference: expected runs that are a set, got {refused.folder}: {refused.refusal}')
+        raise UserError(f'run.reference: expected a set of runs, got {refused.folder}: {refused.refusal}')
     return found
 
 
 def find_reference(config: Config, world_size: int) -> Reference | None:
-    """Return the reference of a run; None where none was named and no published set has its recipe.
-
-    Raises:
-        UserError: the named runs cannot be read, or compared with.
-    """
+    """Return the reference of a run, None if there is none; raise UserError if the named runs are unusable."""
     recipe = _recipe_of(config, world_size)
     if config.run.reference:
         return reference_runs.find_named(recipe, reference_runs.dataset_of(config), config.data.num_val,
@@ -46,16 +42,16 @@ def find_reference(config: Config, world_size: int) -> Reference | None:
 
 
 @dataclass
-class Course:
-    """The evaluations of a run so far, and their reference."""
+class ReferenceComparison:
+    """Evaluations of a run so far, and their reference."""
 
     reference: Reference | None
     bands: dict[int, Band] = field(default_factory=dict)
     curve: list[tuple[int, float]] = field(default_factory=list)
     is_behind: bool = False
 
-    def evaluated(self, epochs: int, accuracy: float, time_s: float) -> events.Compared | None:
-        """Return an evaluation, Top-1 as a fraction, beside the reference; None without one."""
+    def compare(self, epochs: int, accuracy: float, time_s: float) -> events.Compared | None:
+        """Compare an evaluation, Top-1 as a fraction, with the reference; return None without one."""
         if self.reference is None:
             return None
         self.curve.append((epochs, accuracy))
@@ -64,30 +60,30 @@ class Course:
         return events.Compared(standing.text, _standing_record(standing), standing.is_behind and not was_behind)
 
 
-def open_course(reference: Reference | None, plan: Plan, metrics: Path, num_epochs: int) -> Course:
-    """Return the course of a run that resumes after a number of epochs; earlier evaluations are in its metrics."""
+def open_comparison(reference: Reference | None, plan: Plan, metrics: Path, num_epochs: int) -> ReferenceComparison:
+    """Return the comparison of a run after a number of epochs, with the earlier evaluations of its metrics."""
     if reference is None:
-        return Course(None)
+        return ReferenceComparison(None)
     curve = [(epoch, accuracy) for epoch, accuracy in read_curve(metrics) if epoch <= num_epochs]
     planned = [e + 1 for e in range(plan.max_epochs) if plan.is_eval_epoch(e)]
     bands = band.band(reference, sorted({*planned, *(epoch for epoch, _ in curve)}))
-    return Course(reference, bands, curve, band.is_behind(bands, curve))
+    return ReferenceComparison(reference, bands, curve, band.is_behind(bands, curve))
 
 
-def reference_event(course: Course, config: Config, world_size: int) -> events.ReferenceFound | None:
-    """Return the event of the reference at the start; None where none is to be expected."""
-    if course.reference:
-        return events.ReferenceFound(text := reference_runs.introduce(course.reference),
-                                     _reference_record(course.reference, list(course.bands.values()), text))
+def reference_event(comparison: ReferenceComparison, config: Config, world_size: int) -> events.ReferenceFound | None:
+    """Return the event of the reference at the start; None without reference on other data than ImageNet."""
+    if comparison.reference:
+        return events.ReferenceFound(text := reference_runs.introduce(comparison.reference),
+                                     _reference_record(comparison.reference, list(comparison.bands.values()), text))
     if not is_imagenet(config):
         return None
     recipe = reference_runs.describe(_recipe_of(config, world_size))
-    text = f'no reference: no published set has this recipe ({recipe}) or a like one; --run.reference PATH names runs'
+    text = f'no reference: no published set has this recipe ({recipe}) or a similar one; use --run.reference PATH'
     return events.ReferenceFound(text, _reference_record(None, [], text))
 
 
 def _reference_record(reference: Reference | None, bands: Sequence[Band], text: str) -> dict[str, Any]:
-    """Return the reference runs as metrics.jsonl holds them; accuracies as fractions, epochs as trained."""
+    """Return the reference runs as a record of metrics.jsonl, with accuracies as fractions."""
     ends = band.target_epochs(reference) if reference else []
     return {'how': reference.how if reference else None, 'num_reference': reference.num_runs if reference else 0,
             'sources': [reference_runs.name_of(s) for s in reference.sets] if reference else [],
@@ -97,7 +93,7 @@ def _reference_record(reference: Reference | None, bands: Sequence[Band], text: 
 
 
 def _standing_record(standing: Standing) -> dict[str, Any]:
-    """Return an evaluation beside its band as metrics.jsonl holds it; without a band, its numbers are null."""
+    """Return a comparison as a record of metrics.jsonl; without a band, its numbers are null."""
     here = standing.band
     return {'epoch': standing.epoch, 'point': standing.point, 'accuracy': standing.accuracy,
             'mean': here.mean if here else None, 'low': here.low if here else None, 'high': here.high if here else None,

@@ -1,4 +1,4 @@
-"""What a run is started with (Session) and what it holds (Run): plan, progress, ranks, folder, checkpoint."""
+"""The inputs of a run (Session) and its state while the clock runs (TrainingRun)."""
 import os
 import platform
 import secrets
@@ -18,41 +18,25 @@ from mlperf_rn50.locks import FileLock
 from mlperf_rn50.system.launcher_env import say
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
-from mlperf_rn50.train.checkpoint.best_weights import BestWeights, Saver
+from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
 from mlperf_rn50.train.checkpoint.changes import check_changes, find_changes
 from mlperf_rn50.train.checkpoint.progress import Progress, parse_progress
-from mlperf_rn50.train.checkpoint.run_folder import (
-    RunFolder,
-    check_unfinished,
-    clear_abandoned,
-    is_one_checkpoint,
-    new_run,
-)
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder, check_unfinished, clear_abandoned, is_checkpoint, new_run
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
-from mlperf_rn50.train.reference import Course, Reference, find_reference
+from mlperf_rn50.train.reference import Reference, ReferenceComparison, find_reference
 from mlperf_rn50.train.trainer import Trainer
 from mlperf_rn50.train.watchdog.position import Position
 
 T = TypeVar('T')
 _LOCK_PERIOD_S = 0.5
-# What is being killed may still write its checkpoint: a watcher and a launcher give it 35 s together.
+# A run that is being killed may still write its checkpoint, for which watcher and launcher together allow 35 s.
 _LOCK_LIMIT_S = 60.0
-
-
-class Clock:
-    """The run's clock: monotonic, and going on from an earlier part of the run."""
-
-    def __init__(self, before_s: float):
-        self._start = time.monotonic() - before_s
-
-    def now_s(self) -> float:
-        return time.monotonic() - self._start
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a rank is: the host's name, the rank's number there, how many there are, and its cores."""
+    """Host name, rank number and rank count on that host, and cores of a rank."""
 
     name: str
     local_rank: int
@@ -62,11 +46,7 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class Session:
-    """What a run is started with, on one rank; reference: on rank 0 only, None where there is nothing.
-
-    Args:
-        resumption: the checkpoint that a resumed run goes on from, whose arrays rank 0 alone has; None for a new run.
-    """
+    """Inputs of a run on one rank; only rank 0 has the reference and the arrays of the checkpoint to resume."""
 
     plan: Plan
     progress: Progress
@@ -85,20 +65,23 @@ class Session:
 
 @dataclass(frozen=True)
 class TrainingRun(Session):
-    """A run whose clock runs; train_data is without end, from progress.step on; rank 0 has the course's reference."""
+    """A run whose clock runs; train_data is endless; clock_start: monotonic, minus the time before a resume."""
 
     sinks: events.Sinks
-    saver: Saver
-    keeper: BestWeights
+    writer: BackgroundWriter
+    best_weights: BestWeights
     trainer: Trainer
     train_data: Iterator[Batch]
     eval_data: Callable[[], Iterator[Batch]]
-    clock: Clock
-    course: Course
+    comparison: ReferenceComparison
+    clock_start: float
+
+    def now_s(self) -> float:
+        return time.monotonic() - self.clock_start
 
 
 def on_rank_0(comm: Comm, make: Callable[[], T]) -> T | None:
-    """Return what rank 0 makes, None on the other ranks; raise its UserError on every rank."""
+    """Return the result of a function on rank 0 and None elsewhere; raise its UserError on every rank."""
     made, problem = None, None
     if comm.rank == 0:
         try:
@@ -111,17 +94,13 @@ def on_rank_0(comm: Comm, make: Callable[[], T]) -> T | None:
 
 
 def from_rank_0(comm: Comm, make: Callable[[], Any]) -> Any:
-    """Return what rank 0 makes, of JSON's kinds, on all ranks; see on_rank_0."""
+    """Return the result of a function on rank 0, a JSON value, on all ranks; see on_rank_0."""
     return comm.gather_object(on_rank_0(comm, make))[0]
 
 
 @contextmanager
 def hold_run(comm: Comm, run: RunFolder, position: Position) -> Iterator[None]:
-    """Hold the lock of a run, and remove what a killed writer of it has left unfinished.
-
-    Raises:
-        UserError: another program still writes the run after a minute; on every rank.
-    """
+    """Hold the lock of a run and remove unfinished files; raise UserError on all ranks if another program holds it."""
     lock, attempts = FileLock(run.lock), count()
     try:
         while not from_rank_0(comm, lambda: _take(lock, next(attempts) * _LOCK_PERIOD_S)):
@@ -136,7 +115,7 @@ def hold_run(comm: Comm, run: RunFolder, position: Position) -> Iterator[None]:
 
 
 def _take(lock: FileLock, waited_s: float) -> bool:
-    """Take the lock of a run; False while another program has it, to be asked again."""
+    """Take the lock of a run; return False while another program holds it."""
     with writing(lock.path):
         if lock.take():
             return True
@@ -150,14 +129,10 @@ def _take(lock: FileLock, waited_s: float) -> bool:
 
 
 def load_resumption(comm: Comm, run: RunFolder, path: Path) -> checkpoint.LoadedCheckpoint:
-    """A checkpoint that rank 0 reads for all: the newest whole one of a folder, or the one that is named.
-
-    Raises:
-        UserError: rank 0 cannot use it, or the run needs no resuming; on every rank.
-    """
+    """Load the newest intact checkpoint of a folder, or one checkpoint, on rank 0; share its progress or UserError."""
     def load() -> checkpoint.LoadedCheckpoint:
         check_unfinished(run)
-        return checkpoint.LoadedCheckpoint(path, *checkpoint.load(path)) if is_one_checkpoint(path) else \
+        return checkpoint.LoadedCheckpoint(path, *checkpoint.load(path)) if is_checkpoint(path) else \
             checkpoint.load_newest(path)
     own = on_rank_0(comm, load)
     name, before = comm.gather_object(own and [str(own.path), asdict(own.progress)])[0]
@@ -165,55 +140,45 @@ def load_resumption(comm: Comm, run: RunFolder, path: Path) -> checkpoint.Loaded
 
 
 def plan_new(config: Config, comm: Comm, nodes: Sequence[int]) -> tuple[Plan, Progress]:
-    """The plan of a new run and its first record, the same on all ranks: rank 0 draws the seed and claims the number.
-
-    Raises:
-        UserError: configuration and ranks do not go together, or the run folder cannot be written.
-    """
+    """Return plan and progress of a new run; rank 0 draws the seed and claims the run number."""
     plan = make_plan(config, comm.world_size)
     drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
     seed, index = from_rank_0(comm, lambda: [drawn, new_run(Path(config.run.dir)).index])
-    plan, batch = _with(plan, seed, nodes), plan.global_batch_size
+    plan, batch = _complete(plan, seed, nodes), plan.global_batch_size
     return plan, Progress(0, seed, plan.world_size, 0.0, 0.0, batch, batch, config.data.num_train, index, list(nodes),
                           config=to_tree(plan.config))
 
 
 def plan_resumed(config: Config, world_size: int, nodes: Sequence[int], resumption: checkpoint.LoadedCheckpoint,
                  is_elastic: bool, allowed: Sequence[str] = ()) -> tuple[Plan, Progress]:
-    """The plan of a resumed run and how far it is; allowed: keys that may differ, beside those that always may.
-
-    Raises:
-        UserError: configuration, ranks and checkpoint do not go together.
-    """
+    """Return plan and progress of a resumed run; raise UserError if configuration, ranks and checkpoint do not fit."""
     before = resumption.progress
     plan = make_elastic_plan(config, world_size, before.lr_batch_size) if is_elastic else make_plan(config, world_size)
     _check_resumption(resumption, plan, is_elastic)
     step = resumed_step(plan, before.step, before.global_batch_size, before.nodes == list(nodes))
     if step >= plan.max_epochs * plan.steps_per_epoch:
-        raise ConfigError(f'train.max_epochs: got {plan.max_epochs}, and the checkpoint has taken all of them; '
-                          'raise it to go on')
+        raise ConfigError(f'train.max_epochs: got {plan.max_epochs}, and the checkpoint has completed all of them; '
+                          'increase it to resume')
     check_changes(find_changes(before.config, config), allowed, str(resumption.path))
-    plan = _with(plan, before.seed, nodes)
+    plan = _complete(plan, before.seed, nodes)
     return plan, replace(
         before, step=step, world_size=plan.world_size, global_batch_size=plan.global_batch_size,
         nodes=list(nodes), num_resumes=before.num_resumes + 1, images=0, train_s=0.0, config=to_tree(plan.config))
 
 
-def _with(plan: Plan, seed: int, nodes: Sequence[int]) -> Plan:
+def _complete(plan: Plan, seed: int, nodes: Sequence[int]) -> Plan:
     return replace(plan, config=replace(plan.config, run=replace(plan.config.run, seed=seed)), nodes=tuple(nodes))
 
 
 def _check_resumption(resumption: checkpoint.LoadedCheckpoint, plan: Plan, is_elastic: bool) -> None:
-    """Raise CheckpointError where a checkpoint does not fit the ranks and the configuration."""
     before = resumption.progress
     seed = plan.config.run.seed
     facts = [('data.num_train', plan.config.data.num_train, before.num_train, 'use the same data'),
-             ('run.seed', before.seed if seed is None else seed, before.seed, 'a run keeps its seed, leave it out')]
+             ('run.seed', before.seed if seed is None else seed, before.seed, 'leave the seed out')]
     if not is_elastic:
         facts += [('ranks', plan.world_size, before.world_size,
-                   f'start {before.world_size} ranks, or give --elastic to go on with {plan.world_size}'),
-                  ('train.global_batch_size', plan.global_batch_size, before.global_batch_size,
-                   'leave the batch as it was')]
+                   f'start {before.world_size} ranks, or resume with {plan.world_size} by --elastic'),
+                  ('train.global_batch_size', plan.global_batch_size, before.global_batch_size, 'keep the batch')]
     for name, got, expected, fix in facts:
         if got != expected:
             raise CheckpointError(f'{resumption.path}: {name}: got {got}, the checkpoint has {expected}; {fix}')
@@ -221,9 +186,12 @@ def _check_resumption(resumption: checkpoint.LoadedCheckpoint, plan: Plan, is_el
 
 def open_session(config: Config, comm: Comm, position: Position, resume: tuple[RunFolder, Path] | None,
                  is_elastic: bool, allowed: Sequence[str]) -> Session:
-    """What a run is started with; see loop.train."""
+    """Collect the inputs of a run; see loop.train."""
     resumption = load_resumption(comm, *resume) if resume else None
-    reference, hosts = on_rank_0(comm, lambda: find_reference(config, comm.world_size)), find_hosts(comm)
+    reference = on_rank_0(comm, lambda: find_reference(config, comm.world_size))
+    cores = sorted(os.sched_getaffinity(0))
+    text = f'{cores[0]}-{cores[-1]}' if len(cores) == cores[-1] - cores[0] + 1 > 1 else ','.join(map(str, cores))
+    hosts = [RankPlace(*row) for row in comm.gather_object([platform.node(), comm.local_rank, comm.local_size, text])]
     nodes = nodes_of(hosts)
     plan, progress = plan_resumed(config, comm.world_size, nodes, resumption, is_elastic, allowed) if resumption else \
         plan_new(config, comm, nodes)
@@ -231,14 +199,7 @@ def open_session(config: Config, comm: Comm, position: Position, resume: tuple[R
     return Session(plan, progress, comm, hosts, position, folder, resumption, reference)
 
 
-def find_hosts(comm: Comm) -> list[RankPlace]:
-    """Where every rank is."""
-    cores = sorted(os.sched_getaffinity(0))
-    text = f'{cores[0]}-{cores[-1]}' if len(cores) == cores[-1] - cores[0] + 1 > 1 else ','.join(map(str, cores))
-    return [RankPlace(*row) for row in comm.gather_object([platform.node(), comm.local_rank, comm.local_size, text])]
-
-
 def nodes_of(hosts: Sequence[RankPlace]) -> list[int]:
-    """The node of every rank, counted from 0 in the order of their first rank."""
+    """Return the node of every rank, counted from 0 in the order of first ranks."""
     names = list(dict.fromkeys(h.name for h in hosts))
     return [names.index(h.name) for h in hosts]

@@ -1,8 +1,7 @@
-"""Where the time of a rank's steps goes: waiting for data, computing, waiting for the other ranks.
+"""Times of a rank's steps: waiting for data, computing, waiting for the other ranks.
 
-The loop runs ahead of the device, so it cannot tell. A thread waits for two small copies of each step, one made when
-backward is done and one when the last gradients are summed, and reads the clock when they are there: the steps
-themselves wait for nothing more than before.
+The training loop runs ahead of the device and cannot measure them. A thread waits for two small copies of each step,
+made at the end of backward and after the sum of the last gradients, and reads the clock. Steps wait for nothing more.
 """
 import queue
 import threading
@@ -16,7 +15,7 @@ import mxnet as mx
 
 @dataclass
 class StepTimes:
-    """What some steps of a rank took, in seconds; wait_s: from the end of backward to that of the exchange."""
+    """Times of some steps of a rank, in seconds; wait_s: from the end of backward to that of the exchange."""
 
     num_steps: int = 0
     data_s: float = 0.0
@@ -24,14 +23,14 @@ class StepTimes:
     wait_s: float = 0.0
 
 
-class _Watch(threading.Thread):
-    """Waits for steps and adds up what they took."""
+class _TimerThread(threading.Thread):
+    """Waits for steps and adds up their times."""
 
-    def __init__(self, computed: Callable[[bool], None]) -> None:
-        super().__init__(name='pace', daemon=True)
-        self.computed = computed
+    def __init__(self, on_exchange: Callable[[bool], None]) -> None:
+        super().__init__(name='timer', daemon=True)
+        self.on_exchange = on_exchange
         self.steps = queue.SimpleQueue[tuple[float, mx.nd.NDArray, mx.nd.NDArray] | None]()
-        self.num_seen = 0
+        self.num_done = 0
         self.last_end = time.monotonic()
         self.times = StepTimes()
         self.error: Exception | None = None
@@ -42,18 +41,18 @@ class _Watch(threading.Thread):
             try:
                 computed.wait_to_read()
                 computed_at = time.monotonic()
-                self.computed(True)
+                self.on_exchange(True)
                 exchanged.wait_to_read()
-                self.computed(False)
+                self.on_exchange(False)
                 self.add(data_at, computed_at, time.monotonic())
-            except Exception as e:  # whatever it is, the loop has to hear of it
+            except Exception as e:  # any error must reach the training loop
                 self.error = e
             finally:
                 del step, computed, exchanged
-                self.num_seen += 1
+                self.num_done += 1
 
     def add(self, data_at: float, computed_at: float, exchanged_at: float) -> None:
-        """A step is done: its images came, its backward and its exchange were done, at these times."""
+        """Add a step by the times of its images, of the end of backward and of the end of the exchange."""
         start = max(self.last_end, data_at)
         self.times.num_steps += 1
         self.times.data_s += start - self.last_end
@@ -62,48 +61,45 @@ class _Watch(threading.Thread):
         self.last_end = exchanged_at
 
 
-class Pace:
-    """The clock of a rank's steps: has_data once a pass, then stepped; take when the steps are done.
+class StepTimer:
+    """Timer of a rank's steps; with gradient accumulation, data waits of later passes count as computing."""
 
-    With gradient accumulation, what later passes wait for counts as computing.
-    """
-
-    def __init__(self, computed: Callable[[bool], None] = lambda is_exchanging: None) -> None:
-        """computed is called when a step is computed and its exchange begins (True), and when that is done."""
-        self._watch = _Watch(computed)
+    def __init__(self, on_exchange: Callable[[bool], None] = lambda is_exchanging: None) -> None:
+        """on_exchange is called with True at the start of a gradient exchange and with False at its end."""
+        self._thread = _TimerThread(on_exchange)
         self._data_at, self._is_begun, self._num_pushed = 0.0, False, 0
-        self._watch.start()
-        weakref.finalize(self, self._watch.steps.put, None)  # the thread ends with its owner
+        self._thread.start()
+        weakref.finalize(self, self._thread.steps.put, None)  # the thread ends with the timer
 
-    def has_data(self) -> None:
-        """The images of a pass have come."""
+    def mark_data(self) -> None:
+        """Record the arrival of the images of a pass; only the first pass of a step counts."""
         if not self._is_begun:
             self._data_at, self._is_begun = time.monotonic(), True
 
-    def stepped(self, computed: mx.nd.NDArray, exchanged: mx.nd.NDArray) -> None:
-        """A step was pushed: copies that are there when backward, and when the exchange, is done."""
+    def mark_step(self, computed: mx.nd.NDArray, exchanged: mx.nd.NDArray) -> None:
+        """Record a pushed step, by arrays that are ready at the end of backward and of the exchange."""
         self._num_pushed += 1
-        self._watch.steps.put((self._data_at, computed, exchanged))
+        self._thread.steps.put((self._data_at, computed, exchanged))
         self._is_begun = False
 
     def check(self) -> None:
-        """Raise what a step raised: the engine tells of a failure only once, to whoever waits first."""
-        if self._watch.error:
-            raise self._watch.error
+        """Raise the error of a step, because the engine reports a failure only to the first waiting thread."""
+        if self._thread.error:
+            raise self._thread.error
 
     def take(self) -> StepTimes:
-        """The times since the last call."""
+        """Return the times since the last call."""
         self.drain()
-        taken, self._watch.times = self._watch.times, StepTimes()
+        taken, self._thread.times = self._thread.times, StepTimes()
         return taken
 
     def start(self) -> None:
-        """The clock of the next step begins now, when those before are done."""
+        """Start the clock of the next step after all earlier steps are done."""
         self.drain()
-        self._watch.last_end = time.monotonic()
+        self._thread.last_end = time.monotonic()
 
     def drain(self) -> None:
-        """Waits until all steps are seen; raises what one of them raised."""
-        while self._watch.num_seen < self._num_pushed:
+        """Wait until all steps are timed; raise the error of one."""
+        while self._thread.num_done < self._num_pushed:
             time.sleep(0.001)
         self.check()

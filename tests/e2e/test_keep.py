@@ -7,7 +7,7 @@ from helpers import call, run
 from mlperf_rn50.errors import CheckpointError
 from mlperf_rn50.model.weights import load_weights
 from mlperf_rn50.train import loop
-from mlperf_rn50.train.checkpoint.best_weights import Saver
+from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
 from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.events import Ended
@@ -53,7 +53,7 @@ def test_a_run_that_gave_up_keeps_its_best_and_its_last(tiny, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize('owner, name, said', [
-    (Saver, 'finish', 'the disk is full'), (Metrics, 'see', 'the disk is full'),
+    (BackgroundWriter, 'finish', 'the disk is full'), (Metrics, 'handle', 'the disk is full'),
     (None, 'weights', 'cannot write the weights')], ids=['the writer', 'metrics', 'weights'])
 def test_the_clock_stops_and_the_network_outlives_what_fails_afterwards(tiny, tmp_path, monkeypatch, owner, name, said):
     usual = getattr(owner, name, None)

@@ -25,7 +25,7 @@ class Saboteur:
     def __init__(self, phases, harm):
         self._phases, self._harm = list(phases), harm
 
-    def see(self, event):
+    def handle(self, event):
         for phase in [p for p in self._phases if PHASES[p](event)]:
             self._phases.remove(phase)
             self._harm()

@@ -67,7 +67,7 @@ def test_asked_to_stop_while_it_starts_it_stops_after_its_first_steps_and_goes_o
 
 
 @pytest.mark.parametrize('options, said', [
-    ([], 'train.max_epochs: got 2, and the checkpoint has taken all of them'),
+    ([], 'train.max_epochs: got 2, and the checkpoint has completed all of them'),
     (['--train.max_epochs=5', '--model.name=resnet34', '--allow-changed=model.name'],
      'is missing; this checkpoint is of another model or optimizer'),
     (['--config', 'x.yaml'], 'got both, expected one')])

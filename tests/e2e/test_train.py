@@ -91,7 +91,7 @@ def test_dry_run_needs_neither_data_nor_a_gpu_and_writes_nothing(tmp_path, monke
 
 
 def test_mistakes_take_one_line_from_rank_0():
-    assert_one_line(run(thin_ranks(2, 'train', '--resume=/nonexistent')), 2, 'no checkpoint in it')
+    assert_one_line(run(thin_ranks(2, 'train', '--resume=/nonexistent')), 2, 'contains no checkpoint')
 
 
 @pytest.mark.parametrize('options, code, message', [

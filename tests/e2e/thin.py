@@ -33,5 +33,5 @@ def in_rank(program, *args, real=ranks.in_rank, **keys):
 if __name__ == '__main__':
     ranks.in_rank = in_rank
     if STUCK:
-        watcher._HEAR_OTHERS_S += 600 * launched_rank()  # rank 0 speaks first, however far rank 1 is ahead of it
+        watcher._REPORTS_S += 600 * launched_rank()  # rank 0 speaks first, however far rank 1 is ahead of it
     sys.exit(main([word for word in sys.argv[1:] if not word.startswith('--stuck=')]))

@@ -15,7 +15,7 @@ from mlperf_rn50.data.batches import Batch, device_context
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import depth_of, units
-from mlperf_rn50.train.comm.horovod import LocalComm
+from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.options import OptimizerConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer
@@ -129,7 +129,7 @@ def step_config(name: str, layout: str, precision: str, optimizer: str, device: 
 
 
 def make_trainer(config: Config, device_id: int | None) -> Trainer:
-    return Trainer(make_plan(config, 1), LocalComm(), 0, device_id)
+    return Trainer(make_plan(config, 1), Comm(), 0, device_id)
 
 
 def plain(config: Config) -> Config:

@@ -16,7 +16,7 @@ import pytest
 from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint, StorageError
 from mlperf_rn50.train import loop
 from mlperf_rn50.train.checkpoint import checkpoint
-from mlperf_rn50.train.checkpoint.best_weights import Saver
+from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load, load_newest, save
 from mlperf_rn50.train.checkpoint.progress import Progress
 
@@ -138,9 +138,9 @@ def test_the_newest_whole_one_is_found(tmp_path):
     reasons = [reason for _, reason in found.damaged]
     assert 'state.json is missing' in reasons[0] and 'arrays.npz is missing' in reasons[1]
     (paths[0] / 'arrays.npz').write_bytes(b'x')
-    with pytest.raises(CheckpointError, match=f'none of its 4 checkpoints is whole; the newest: {paths[3]}'):
+    with pytest.raises(CheckpointError, match=f'none of its 4 checkpoints is intact; the newest: {paths[3]}'):
         load_newest(tmp_path)
-    with pytest.raises(CheckpointError, match='no checkpoint in it'):
+    with pytest.raises(CheckpointError, match='contains no checkpoint'):
         load_newest(tmp_path / 'none')
 
 
@@ -239,7 +239,7 @@ def test_arrays_of_another_model_are_named(tmp_path):
     checkpoint.check_arrays(tmp_path, ARRAYS, wanted)
     with pytest.raises(CheckpointError, match='model/b is missing'):
         checkpoint.check_arrays(tmp_path, ARRAYS, {**wanted, 'model/b': (1,)})
-    with pytest.raises(CheckpointError, match='optimizer/a is not of this run'):
+    with pytest.raises(CheckpointError, match='optimizer/a is unexpected'):
         checkpoint.check_arrays(tmp_path, ARRAYS, {'model/a': (2, 3)})
     with pytest.raises(CheckpointError, match=r'got shape \(3,\), expected \(4,\)'):
         checkpoint.check_arrays(tmp_path, ARRAYS, {**wanted, 'optimizer/a': (4,)})
@@ -259,8 +259,8 @@ from functools import partial
 import numpy as np
 from mlperf_rn50.train.checkpoint.checkpoint import save
 from mlperf_rn50.train.checkpoint.progress import Progress
-from mlperf_rn50.train.checkpoint.best_weights import Saver
-saver, folder = Saver(), Path(sys.argv[1])
+from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
+saver, folder = BackgroundWriter(), Path(sys.argv[1])
 for step in range(1, 10**6):
     progress = Progress(step, 1, 1, 0.5, 1.0, 8, 8, 100, 0, [0])
     saver.submit(partial(save, folder, progress, {'a': np.full(500_000, step, np.float32)}, 2))
@@ -291,7 +291,7 @@ def test_training_goes_on_meanwhile_and_a_second_one_waits():
     def open_gate():  # said while the second one waits
         waits.append(1)
         gate.set()
-    saver = Saver(open_gate)
+    saver = BackgroundWriter(open_gate)
 
     def write(k):
         gate.wait()
@@ -310,7 +310,7 @@ def fail():
 
 
 def test_an_error_is_told_once_at_the_next_step_at_the_end_or_by_the_next_one():
-    saver = Saver()
+    saver = BackgroundWriter()
     for after in (saver.check, saver.finish, lambda: saver.submit(lambda: None)):
         saver.submit(fail)
         wait([saver._pending])
@@ -324,9 +324,9 @@ def test_a_checkpoint_that_filled_the_disk_is_named_before_what_had_no_room_besi
     def write_log(_):
         raise StorageError('result_0.txt')
     monkeypatch.setattr(loop, 'run_epochs', write_log)
-    saver = Saver()
+    saver = BackgroundWriter()
     with pytest.raises(StorageError, match='result_0.txt'):
-        loop.train_to_target(SimpleNamespace(saver=saver))
+        loop.train_to_target(SimpleNamespace(writer=saver))
     saver.submit(fail)
     with pytest.raises(CheckpointError, match='the disk is full'):
-        loop.train_to_target(SimpleNamespace(saver=saver))
+        loop.train_to_target(SimpleNamespace(writer=saver))

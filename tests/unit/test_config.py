@@ -102,7 +102,7 @@ def test_mistakes_in_a_file(tmp_path, text, message):
     ([*BATCH, '--schedule.base_lr', '.inf'], 'schedule.base_lr: got inf, expected a number above 0'),
     ([*BATCH, '--data.mirror', 'alternating', '--data.mirror_probability', '0.3'],
      'data.mirror: got alternating with mirror_probability=0.3, expected random, or 0.5'),
-    ([*BATCH, '--optimizer.name', 'lars', '--optimizer.nesterov', 'true'], 'expected false; it is of sgd'),
+    ([*BATCH, '--optimizer.name', 'lars', '--optimizer.nesterov', 'true'], 'expected false, or name=sgd'),
     ([*BATCH, '--optimizer.nesterov', 'true', '--run.submission_division', 'closed'],
      'optimizer.nesterov: got true in the closed division'),
     ([*BATCH, '--data.mirror', 'alternating', '--run.submission_division', 'closed'],

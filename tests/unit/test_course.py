@@ -15,7 +15,7 @@ from mlperf_rn50.options import _join_paths
 from mlperf_rn50.train import events
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
-from mlperf_rn50.train.reference import Course, find_reference, open_course, reference_event
+from mlperf_rn50.train.reference import ReferenceComparison, find_reference, open_comparison, reference_event
 from mlperf_rn50.train.sinks.metrics import Metrics
 from mlperf_rn50.train.sinks.terminal import Terminal
 
@@ -33,16 +33,16 @@ def config(tmp_path):
 
 
 def opened(config, tmp_path, num_epochs=0):
-    return open_course(find_reference(config, 1), make_plan(config, 1), tmp_path / 'metrics.jsonl', num_epochs)
+    return open_comparison(find_reference(config, 1), make_plan(config, 1), tmp_path / 'metrics.jsonl', num_epochs)
 
 
 def test_without_a_name_only_imagenet_is_looked_up():
-    assert find_reference(CONFIG, 1) is None and reference_event(Course(None), CONFIG, 1) is None
+    assert find_reference(CONFIG, 1) is None and reference_event(ReferenceComparison(None), CONFIG, 1) is None
     imagenet = replace(CONFIG, data=DataConfig())
     assert find_reference(imagenet, 1) is None
-    assert reference_event(Course(None), imagenet, 1).text.startswith(
+    assert reference_event(ReferenceComparison(None), imagenet, 1).text.startswith(
         'no reference: no published set has this recipe (sgd, batch 64, learning rate 0.1, poly over 6 epochs) or')
-    assert Course(None).evaluated(1, 0.5, 1.0) is None
+    assert ReferenceComparison(None).compare(1, 0.5, 1.0) is None
 
 
 @pytest.mark.parametrize('name, words', [('none', 'none: no such folder; expected a log or a folder of logs'),
@@ -55,7 +55,7 @@ def test_a_reference_that_cannot_be_read(tmp_path, name, words):
 
 def test_the_alarm_is_new_once(config, tmp_path):
     course = opened(config, tmp_path)
-    seen = [course.evaluated(e, a, 10.0 * e) for e, a in [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.75)]]
+    seen = [course.compare(e, a, 10.0 * e) for e, a in [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.75)]]
     assert [(c.record['behind'], c.is_new) for c in seen] == [
         (False, False), (True, True), (True, False), (False, False)]
     assert not course.is_behind
@@ -67,18 +67,18 @@ def test_a_resumed_run_remembers_its_evaluations(config, tmp_path):
             print(json.dumps({'event': 'eval', 'epoch': epoch, 'num_top1': num, 'num_images': 360}), file=f)
         print('{"num_top1": "x"}', file=f)
     assert read_curve(tmp_path / 'metrics.jsonl') == [(1, 0.1), (2, 0.2), (3, 0.2)]
-    assert opened(config, tmp_path, 1).evaluated(2, 0.2, 20.0).is_new
+    assert opened(config, tmp_path, 1).compare(2, 0.2, 20.0).is_new
     again = opened(config, tmp_path, 2)  # the one of epoch 3 is later than the checkpoint
-    assert again.is_behind and again.curve == [(1, 0.1), (2, 0.2)] and not again.evaluated(3, 0.2, 30.0).is_new
+    assert again.is_behind and again.curve == [(1, 0.1), (2, 0.2)] and not again.compare(3, 0.2, 30.0).is_new
 
 
 def test_what_is_recorded_and_shown(config, tmp_path, capsys):
     course = opened(config, tmp_path)
     run = SimpleNamespace(metrics=tmp_path / 'metrics.jsonl', train_log=tmp_path / 'train.log', result='r')
     sinks = events.Sinks([Metrics(run), Terminal(run)])
-    sinks.see(reference_event(course, config, 1))
+    sinks.handle(reference_event(course, config, 1))
     for epoch, accuracy in [(1, 0.1), (2, 0.2), (5, 0.5)]:
-        sinks.see(course.evaluated(epoch, accuracy, 10.0 * epoch))
+        sinks.handle(course.compare(epoch, accuracy, 10.0 * epoch))
     sinks.close()
     reference, *records = map(json.loads, run.metrics.read_text().splitlines())
     assert (reference['event'], reference['how'], reference['num_reference']) == ('reference', 'same', 3)

@@ -11,7 +11,7 @@ from mlperf_rn50.doctor import gpu_stack
 from mlperf_rn50.doctor.gpu_stack import check_gpus, check_libraries, check_trial, cuda_major, mxnet_facts, one_line
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.options import ModelConfig
-from mlperf_rn50.train.comm.horovod import LocalComm
+from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.options import TrainConfig
 
 MAPS = """7f1-7f2 r-xp 00000000 08:01 1 /usr/lib/libcuda.so.535.129.03
@@ -164,14 +164,14 @@ def test_a_rank_with_a_gpu_tries_it_and_one_without_says_why(monkeypatch, device
                            ('try_batches', lambda c, size, rank, device_id: {'device': device_id}),
                            ('_horovod_facts', lambda *_: {})):
         monkeypatch.setattr(doctor_facts, name, stand_in)
-    [found] = doctor_facts.gather_facts(config(device='gpu'), True, LocalComm())
+    [found] = doctor_facts.gather_facts(config(device='gpu'), True, Comm())
     assert (found['device'], found['device_problem'], found['mxnet']['kind']) == (device, problem, 'cpu')
     assert found['trial'] == (None if problem else {'device': 0})
 
 
 def test_a_device_of_the_command_line_counts_without_a_configuration(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    _, checks = doctor_facts.examine(config(device='gpu', precision='float16'), False, LocalComm())
+    _, checks = doctor_facts.examine(config(device='gpu', precision='float16'), False, Comm())
     [found] = [c for c in checks if c.name == 'GPU']
     assert found.status == 'failed' and 'is a CPU build' in found.found
     assert {'GPU environment', 'trial batches'} <= {c.name for c in checks}

@@ -6,7 +6,7 @@ import pytest
 from mlperf_rn50.cli.classify import likeliest
 from mlperf_rn50.data.batches import Batch
 from mlperf_rn50.errors import RunFailed
-from mlperf_rn50.train.comm.horovod import LocalComm
+from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.evaluate import NO_CLASS, Accuracy, Confusion, ConfusionMatrix, correct_counts, evaluate
 
 
@@ -42,15 +42,15 @@ def test_equal_logits_rank_by_class_number_and_fewer_classes_than_five_are_all_i
 
 def test_the_whole_set_is_divided_once_and_another_number_of_images_is_an_error():
     batches = [batch(np.eye(4), range(4), n) for n in (4, 4, 2)]
-    assert evaluate(lambda images: images, batches, 10, LocalComm()) == Accuracy(10, 10, 10)
+    assert evaluate(lambda images: images, batches, 10, Comm()) == Accuracy(10, 10, 10)
     for num_images in (9, 11):
         with pytest.raises(RunFailed, match=f'got 10 images over all ranks, expected {num_images}'):
-            evaluate(lambda images: images, batches, num_images, LocalComm())
+            evaluate(lambda images: images, batches, num_images, Comm())
 
 
 def matrix_of(*batches) -> ConfusionMatrix:
     matrix = ConfusionMatrix(batches[0].images.shape[1])
-    accuracy = evaluate(lambda images: images, batches, sum(b.num_valid for b in batches), LocalComm(),
+    accuracy = evaluate(lambda images: images, batches, sum(b.num_valid for b in batches), Comm(),
                         on_logits=matrix.add)
     assert matrix.counts.trace() == accuracy.num_top1 and matrix.counts.sum() == accuracy.num_images
     return matrix
@@ -83,7 +83,7 @@ def test_the_most_frequent_come_first_and_equal_ones_by_class():
 
 
 def test_ranks_add_up_exactly():
-    class TwoRanks(LocalComm):
+    class TwoRanks(Comm):
         def sum(self, counts):
             return [c + 2**53 for c in counts]
     matrix = matrix_of(batch(np.eye(3), [0, 1, 1]))

@@ -20,7 +20,7 @@ from mlperf_rn50.model.resnet import ResNet
 from mlperf_rn50.model.weights import portable
 from mlperf_rn50.model.zoo import build_model, count_flops, image_shape, restore_model
 from mlperf_rn50.train import trainer as trainers
-from mlperf_rn50.train.comm.horovod import LocalComm
+from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
 
@@ -162,7 +162,7 @@ def test_what_is_kept_is_used_without_them(nvidia):
 def steps_of_two_passes() -> dict[str, bytes]:
     config = replace(SMALL, train=replace(SMALL.train, gradient_accumulation_steps=2))
     plan = make_plan(config, 1)
-    trainer = trainers.Trainer(plan, LocalComm(), 0, None)
+    trainer = trainers.Trainer(plan, Comm(), 0, None)
     batches = made_up_batches(config, plan.train_shard(), None)
     for _ in range(2):
         trainer.read(trainer.step(batches, 0, 0.1, False))

@@ -24,8 +24,8 @@ def test_threads_follow_the_quota_unless_they_are_given(monkeypatch, given, thre
 
 
 @pytest.mark.parametrize('env, has_mpi, has_gloo, said', [
-    ({'HOROVOD_CONTROLLER': 'gloo'}, True, False, 'built without Gloo; start the ranks through MPI'),
-    ({'OMPI_COMM_WORLD_SIZE': '2'}, False, True, 'built without MPI; start them with launch/horovodrun.sh')])
+    ({'HOROVOD_CONTROLLER': 'gloo'}, True, False, 'built without Gloo; start the ranks with launch/mpirun.sh'),
+    ({'OMPI_COMM_WORLD_SIZE': '2'}, False, True, 'built without MPI; use launch/horovodrun.sh')])
 def test_what_horovod_lacks_is_named(env, has_mpi, has_gloo, said):
     with pytest.raises(ConfigError, match=said):
         check_controller(env, has_mpi, has_gloo)

@@ -4,48 +4,48 @@ import pytest
 from helpers import HANG_LIMIT_S
 
 from mlperf_rn50.train.comm.rank_checks import describe_divergence, find_stragglers
-from mlperf_rn50.train.step_timer import Pace
+from mlperf_rn50.train.step_timer import StepTimer
 
 
 def test_parts_of_a_step():
-    pace = Pace()
-    pace._watch.last_end = 10.0
-    pace._watch.add(data_at=10.5, computed_at=12.0, exchanged_at=12.25)  # the images came late
-    pace._watch.add(data_at=11.0, computed_at=13.25, exchanged_at=15.25)  # they came while the step before was computed
-    times = pace.take()
+    timer = StepTimer()
+    timer._thread.last_end = 10.0
+    timer._thread.add(data_at=10.5, computed_at=12.0, exchanged_at=12.25)  # the images came late
+    timer._thread.add(data_at=11.0, computed_at=13.25, exchanged_at=15.25)  # they came during the step before
+    times = timer.take()
     assert times.num_steps == 2
     assert (times.data_s, times.compute_s, times.wait_s) == (0.5, 1.5 + 1.0, 0.25 + 2.0)
-    assert pace.take().num_steps == 0
+    assert timer.take().num_steps == 0
 
 
 def test_steps_are_counted_not_passes():
-    pace = Pace()
-    pace.start()
+    timer = StepTimer()
+    timer.start()
     for _ in range(3):
-        pace.has_data()
-        first = pace._data_at
-        pace.has_data()  # a second pass
-        assert pace._data_at == first
-        pace.stepped(mx.nd.ones((2,)).copy(), mx.nd.ones((2,)).copy())
-    assert pace.take().num_steps == 3
+        timer.mark_data()
+        first = timer._data_at
+        timer.mark_data()  # a second pass
+        assert timer._data_at == first
+        timer.mark_step(mx.nd.ones((2,)).copy(), mx.nd.ones((2,)).copy())
+    assert timer.take().num_steps == 3
 
 
 def test_a_step_that_failed_is_told():
-    pace = Pace()
-    pace.has_data()
+    timer = StepTimer()
+    timer.mark_data()
     wrong = mx.nd.random.normal(0, -1, shape=(2, 2))  # fails when it is computed
-    pace.stepped(wrong, mx.nd.ones((1,)))
+    timer.mark_step(wrong, mx.nd.ones((1,)))
     with pytest.raises(mx.MXNetError):
-        pace.take()
+        timer.take()
     with pytest.raises(mx.MXNetError):
-        pace.check()
+        timer.check()
 
 
 def test_its_thread_ends_with_it():
-    pace = Pace()
-    thread = pace._watch
+    timer = StepTimer()
+    thread = timer._thread
     assert thread.is_alive()
-    del pace
+    del timer
     thread.join(HANG_LIMIT_S)
     assert not thread.is_alive()
 

@@ -3,12 +3,12 @@ import json
 import logging
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from helpers import HANG_LIMIT_S
+from msgspec.structs import replace
 from tensorboardX import record_writer
 
 from mlperf_rn50.config import Config
@@ -37,7 +37,7 @@ CHANGES = [Change('schedule.base_lr', 0.02, 0.5), Change('train.max_epochs', Non
 
 def assert_named(sink, event, name):
     with pytest.raises(StorageError, match=f'{name}: cannot write: No space left on device; the disk at ') as e:
-        sink.see(event)
+        sink.handle(event)
     assert '\n' not in str(e.value)
 
 
@@ -78,7 +78,7 @@ def test_telemetry_on_a_full_disk_ends_the_run_from_its_thread(tmp_path, monkeyp
     monkeypatch.setattr(telemetry, 'PERIOD_S', 0.0)
     sampler = Telemetry(tmp_path / 'telemetry_0_n1.jsonl')
     sink = Sampled(sampler)
-    sink.see(STEP)
+    sink.handle(STEP)
     monkeypatch.setattr(sampler._file, '_file', open(FULL, 'ab', buffering=0))
     sampler._thread.join(HANG_LIMIT_S)
     assert_named(sink, STEP, 'telemetry_0_n1.jsonl')
@@ -89,8 +89,8 @@ def test_what_a_resumed_run_does_otherwise_is_told_everywhere(tmp_path, capsys):
     run = RunFolder(tmp_path, 0)
     run.metrics.write_text('{"event": "train", "step": 40}\n{"event": "tra')
     sinks = events.Sinks([Metrics(run), Terminal(run), MlperfLog(RunLog(run.result, run.result_v06))])
-    sinks.see(RESUMED)
-    sinks.see(replace(RESUMED, changes=CHANGES))
+    sinks.handle(RESUMED)
+    sinks.handle(replace(RESUMED, changes=CHANGES))
     sinks.close()
     same, other = [json.loads(line) for line in run.metrics.read_text().splitlines()][1:]
     changed = {'schedule.base_lr': [0.02, 0.5], 'train.max_epochs': [None, 9]}

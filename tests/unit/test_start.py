@@ -19,7 +19,7 @@ from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.changes import FREE, find_changes, parse_allowed
 from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder, new_run
-from mlperf_rn50.train.comm.horovod import LocalComm
+from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.options import OptimizerConfig, ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
@@ -48,7 +48,7 @@ def test_nodes_are_counted_in_the_order_of_their_first_rank():
 
 
 def test_a_new_run_draws_a_seed_and_knows_its_nodes(tmp_path):
-    comm = LocalComm()
+    comm = Comm()
     comm.world_size = 4
     plan, progress = plan_new(make_config(tmp_path), comm, [0, 0, 1, 1])
     assert plan_new(make_config(tmp_path), comm, [0, 0, 1, 1])[1].seed != progress.seed
@@ -71,7 +71,7 @@ def restored(found, progress, optimizer='sgd'):
     trainer = SimpleNamespace(restore=lambda arrays: None, array_shapes=lambda: shapes, loss_scale=LossScale(1.0),
                               optimizer=SimpleNamespace(_config=OptimizerConfig(optimizer), last_lr=None,
                                                         is_batch_new=False))
-    _restore(trainer, LocalComm(), found, progress)
+    _restore(SimpleNamespace(comm=Comm(), progress=progress), trainer, found)
     return trainer
 
 
@@ -102,7 +102,7 @@ def test_an_epoch_begins_anew_where_other_nodes_shuffle_their_own_images(tmp_pat
     assert [resume(before, config, 4, nodes=n)[1].step for n in ([0, 0, 1, 1], [0, 1, 0, 1])] == [30, 20]
 
 
-class OtherRank(LocalComm):
+class OtherRank(Comm):
     """Rank 1 of two; said: what rank 0 shares, in turn."""
 
     rank = 1
@@ -126,7 +126,7 @@ def run(tmp_path):
 
 def test_rank_0_alone_reads_a_checkpoint_and_shares_what_it_found(run, monkeypatch):
     older, newer = checkpoint.list_checkpoints(run.checkpoints)
-    read = load_resumption(LocalComm(), run, run.checkpoints)
+    read = load_resumption(Comm(), run, run.checkpoints)
     assert (read.path, read.progress.step, set(read.arrays)) == (newer, 6, {'a'})
     monkeypatch.setattr(checkpoint, '_load', None)  # a rank that reads fails
     other = load_resumption(OtherRank(None, [str(older), vars(read.progress)]), run, run.checkpoints)
@@ -138,20 +138,20 @@ def test_rank_0_alone_reads_a_checkpoint_and_shares_what_it_found(run, monkeypat
 def test_a_run_that_reached_its_target_is_not_resumed_and_its_log_not_touched(run):
     RunLog(run.result, None, is_resumed=True).run_stop('converged')
     log = run.result.read_bytes()
-    with pytest.raises(UserError, match='a run that reached its target; there is nothing to go on with'):
-        load_resumption(LocalComm(), run, run.checkpoints)
+    with pytest.raises(UserError, match='a run that reached its target; there is nothing to resume'):
+        load_resumption(Comm(), run, run.checkpoints)
     assert run.result.read_bytes() == log
 
 
 def test_of_a_folder_the_newest_whole_one_is_taken_and_a_named_one_is_taken_at_its_word(run):
     older, newer = checkpoint.list_checkpoints(run.checkpoints)
     (newer / 'arrays.npz').write_bytes(b'x')
-    found = load_resumption(LocalComm(), run, run.checkpoints)
+    found = load_resumption(Comm(), run, run.checkpoints)
     assert (found.path, found.progress.step) == (older, 3)
     [(path, reason)] = found.damaged
     assert path == newer and reason.startswith(f'{newer}: ') and 'arrays.npz is damaged' in reason
     with pytest.raises(UserError, match=f'the one before it is {older}: --resume {older}'):
-        load_resumption(LocalComm(), run, newer)
+        load_resumption(Comm(), run, newer)
     assert checkpoint.list_checkpoints(run.checkpoints) == [older, newer]  # nothing was done yet
     restored(found, found.progress)
     assert checkpoint.list_checkpoints(run.checkpoints) == [older] and not found.arrays
@@ -166,8 +166,8 @@ def test_the_configuration_is_that_of_the_run_before_or_the_keys_are_named(tmp_p
     with pytest.raises(UserError) as e:
         resume(before, other, 4, allowed=['data.crop'])
     assert str(e.value).endswith(
-        'the configuration is not that of the run before: schedule.base_lr 0.4 -> 0.5; leave it as it was, or accept '
-        'just this with --allow-changed data.crop,schedule.base_lr')
+        'the configuration differs from the run before: schedule.base_lr 0.4 -> 0.5; restore it, or accept these '
+        'changes with --allow-changed data.crop,schedule.base_lr')
     plan, progress = resume(before, other, 4, allowed=['schedule.base_lr', 'data.crop'])
     assert progress.config == to_tree(plan.config) and progress.config['schedule']['base_lr'] == 0.5
     assert [str(c) for c in find_changes(before.config, plan.config)] == [
@@ -198,7 +198,7 @@ def test_keys_that_may_change_exist():
 
 
 def hold(run):
-    return hold_run(LocalComm(), run, SimpleNamespace(now=lambda: None))
+    return hold_run(Comm(), run, SimpleNamespace(now=lambda: None))
 
 
 def test_who_writes_a_run_holds_it_and_clears_what_a_killed_one_left(run, capsys, monkeypatch):
@@ -251,7 +251,7 @@ def test_it_is_waited_for_until_the_other_one_ends(run, monkeypatch):
         beats.append(1)
         if len(beats) == 3:
             other.close()
-    with hold_run(LocalComm(), run, SimpleNamespace(now=now)):
+    with hold_run(Comm(), run, SimpleNamespace(now=now)):
         assert len(beats) == 3
 
 
@@ -281,7 +281,7 @@ def test_a_run_that_goes_on_finds_its_own_checkpoints_to_be_the_newest(tmp_path,
     for number in (40, 200, 300):
         checkpoint.save(tmp_path, replace(before, step=number), {}, 9)
     origin = tmp_path / ('step_00000040' if step == 40 else 'step_00000200')
-    checkpoint.begin_again(tmp_path, origin, replace(before, step=step), {})
+    checkpoint.rewind(tmp_path, origin, replace(before, step=step), {})
     found = checkpoint.list_checkpoints(tmp_path)
     assert [checkpoint.load(p)[0].step for p in found] == kept
 

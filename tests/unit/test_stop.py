@@ -31,7 +31,7 @@ sys.modules['mlperf_rn50.cli.report'] = sys  # a command of its own
 sys.run = lambda _: in_rank(rank, Config(), can_stop={can_stop})
 sys.exit(main(['report']))
 '''
-ASKED = 'import itertools; next(time.sleep(0.1) for _ in itertools.count() if position.is_asked); return 75'
+ASKED = 'import itertools; next(time.sleep(0.1) for _ in itertools.count() if position.is_stop_requested); return 75'
 # Native, so that no handler of Python's runs: a lock that is taken already.
 STUCK = 'lock = ctypes.create_string_buffer(64); [ctypes.CDLL(None).pthread_mutex_lock(lock) for _ in range(2)]'
 WAIT_S = 1.1  # between two signals that are not the same one
@@ -69,7 +69,7 @@ def insist(process):
     ([(TERM, 0), (HUP, 5), (TERM, 6)], [False, False, False])])
 def test_what_means_at_once(signals, expected):
     asked = StopRequests()
-    assert [asked.means_at_once(number, 100.0 + at) for number, at in signals] == expected
+    assert [asked.is_forced(number, 100.0 + at) for number, at in signals] == expected
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def heard(monkeypatch):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(INT, signal.SIG_IGN)  # as a shell in the background does
             stop_signals.catch(lambda *_: None, stop_signals.END_SIGNALS)
-            with stop_signals.alone((lambda: calls.put('ask')) if can_stop else None):
+            with stop_signals.handle_in_thread((lambda: calls.put('ask')) if can_stop else None):
                 for number, now_s in sent:
                     clock = SimpleNamespace(monotonic=lambda now_s=now_s: now_s, sleep=lambda _: None)
                     monkeypatch.setattr(stop_signals, 'time', clock)

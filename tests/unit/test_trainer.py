@@ -13,7 +13,7 @@ from mlperf_rn50.data.batches import eval_batches, made_up_batches, train_batche
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.model.options import ModelConfig
-from mlperf_rn50.train.comm.horovod import LocalComm
+from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import check_finite
 from mlperf_rn50.train.evaluate import evaluate
 from mlperf_rn50.train.options import TrainConfig
@@ -42,7 +42,7 @@ def made(thin_resnets):
     data = DataConfig(num_train=20, num_val=8, num_classes=3, image_size=16, resize_shorter=16, synthetic=True)
     config = Config(data=data, model=ModelConfig(name='resnet18'), train=TrainConfig(local_batch_size=8))
     plan = make_plan(config, 1)
-    return Trainer(plan, LocalComm(), 0, None), made_up_batches(config, plan.train_shard(), None)
+    return Trainer(plan, Comm(), 0, None), made_up_batches(config, plan.train_shard(), None)
 
 
 def test_the_last_step_takes_the_share_of_the_rate_that_its_images_fill(made, monkeypatch):
@@ -85,14 +85,14 @@ def test_the_loss_of_a_step_is_the_mean_over_its_images(made):
 TEAMS = '''import os
 import mxnet as mx
 from mlperf_rn50.system.topology import leave_openmp_to_engine
-from mlperf_rn50.train.checkpoint.best_weights import Saver
+from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 leave_openmp_to_engine()
 net = mx.gluon.nn.Conv2D(16, 3, in_channels=16, layout='NCHW')
 net.initialize()
 net.hybridize(static_alloc=True)
 net(mx.nd.ones((4, 16, 32, 32))).wait_to_read()
 read = lambda: [p.data().asnumpy() for p in net.collect_params().values()]
-saver = Saver()
+saver = BackgroundWriter()
 saver.submit(os.getpid)
 saver.finish()
 before = len(os.listdir('/proc/self/task'))
@@ -115,7 +115,7 @@ def test_on_a_gpu_the_same_bits_are_promised_only_where_they_are_asked_for(envir
     fused, *note = device_notes(GPU, environ)
     assert fused == 'fused operators: none'
     assert note == ([] if missing is None else [
-        f'resumed or repeated, this run is not promised to give the same bits; on a GPU that takes {missing}'])
+        f'results are not reproducible to the bit; on a GPU that takes {missing}'])
     assert device_notes(replace(GPU, train=TrainConfig(local_batch_size=4)), environ) == []
 
 
@@ -134,7 +134,7 @@ def test_the_warm_up_comes_to_every_shape_of_the_run(thin_resnets, train):
     """19 and 9 images fill no last batch."""
     data = DataConfig(num_train=19, num_val=9, num_classes=3, image_size=16, resize_shorter=16, synthetic=True)
     config = Config(data=data, model=ModelConfig(name='resnet18'), train=TrainConfig(**train))
-    plan, comm = make_plan(config, 1), LocalComm()
+    plan, comm = make_plan(config, 1), Comm()
     trainer = Trainer(plan, comm, 0, None)
     taught, asked = watched(trainer.net), watched(trainer.eval_net)
     trainer.warm_up(made_up_batches(config, plan.train_shard(), None),

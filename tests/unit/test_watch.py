@@ -13,13 +13,14 @@ import pytest
 from helpers import HANG_LIMIT_S
 
 from mlperf_rn50.system import cgroup, out_of_memory
+from mlperf_rn50.train.watchdog import stall_report
 from mlperf_rn50.train.watchdog.position import PHASES, Position
-from mlperf_rn50.train.watchdog.stall_report import State, explain, full_folders, read_states, stalled_folder, within
+from mlperf_rn50.train.watchdog.stall_report import State, explain, full_folders, read_states, stalled_folder
 from mlperf_rn50.train.watchdog.watcher import Action, Health, Watcher, assess
 
 PROGRAM = '''
 import os, signal, sys, time
-from mlperf_rn50.train.watchdog.watcher import watched
+from mlperf_rn50.train.watchdog.watcher import run_watched
 def rest():  # not one long sleep: a handler whose signal comes just before it would wait for its end
     for _ in range(600):
         time.sleep(0.1)
@@ -28,7 +29,7 @@ def rank(position):
     position.now('training', 42)
     {body}
     return 7
-sys.exit(watched(rank, {limit}))
+sys.exit(run_watched(rank, {limit}))
 '''
 
 
@@ -69,7 +70,7 @@ def health(**keys):
     ({'stacks': '', 'phase': 'evaluation'}, 1303.0, (Action.END_AND_EXPLAIN,
                                                      'no progress for 303 s (comm.eval_limit_s)')),
     ({'orphaned_at': 1000.0}, 1015.0, (Action.WAIT, '')),
-    ({'orphaned_at': 1000.0, 'limit_s': 0}, 1015.1, (Action.END, 'its launcher is gone'))])
+    ({'orphaned_at': 1000.0, 'limit_s': 0}, 1015.1, (Action.END, 'the launcher has ended'))])
 def test_when_a_rank_is_ended(keys, now, expected):
     assert assess(health(**keys), now) == expected
 
@@ -81,13 +82,13 @@ def watcher_of(position, **limits_s):
 def test_a_sign_of_life_starts_the_clock_anew_and_the_limit_is_that_of_the_phase():
     position = Position()
     watcher = watcher_of(position, evaluation=9)
-    watcher._look()
+    watcher._refresh()
     before = watcher._health
-    watcher._look()
+    watcher._refresh()
     assert watcher._health == before and before.limit_s == 5
     position.now('evaluation')
     watcher._health = replace(before, stacks='of an earlier stall')
-    watcher._look()
+    watcher._refresh()
     after = watcher._health
     assert after.beat_at > before.beat_at and (after.phase, after.limit_s, after.stacks) == ('evaluation', 9, None)
 
@@ -106,7 +107,7 @@ def test_a_kill_that_is_counted_while_the_rank_still_dies_is_its_own(tmp_path, m
 def test_an_abort_is_explained_by_what_was_in_use_at_the_last_look(monkeypatch):
     watcher = watcher_of(Position())
     watcher._memory = replace(watcher._memory, peak_address_space=0)
-    watcher._look()
+    watcher._refresh()
     monkeypatch.setattr(out_of_memory, 'soft_limit', lambda kind: 1)
     assert watcher._cause(signal.SIGABRT)[0].startswith('out of memory: its address space is limited to ')
 
@@ -155,9 +156,9 @@ def test_the_activity_of_a_rank():
     position.now('training', 3)
     batches = position.track_reading(iter([1, 2]))
     assert next(batches) == 1 and position.state().doing == 'computing'
-    position.computed(True)
+    position.mark_exchange(True)
     assert (position.state().doing, position.state().num_reached) == ('waiting', 1)
-    position.computed(False)
+    position.mark_exchange(False)
     with position.exchange():
         assert (position.state().doing, position.state().num_reached) == ('waiting', 2)
     assert next(position.track_reading(iter([position.state().doing]))) == 'computing'
@@ -165,9 +166,9 @@ def test_the_activity_of_a_rank():
 
 
 def test_work_that_hangs_is_left():
-    assert within(60, lambda: 'done') == 'done'
-    assert within(0.1, lambda: time.sleep(600) or '') is None
-    assert within(60, lambda: 1 / 0) is None
+    assert stall_report.run_limited(60, lambda: 'done') == 'done'
+    assert stall_report.run_limited(0.1, lambda: time.sleep(600) or '') is None
+    assert stall_report.run_limited(60, lambda: 1 / 0) is None
 
 
 def test_the_folder_that_is_full_is_named(monkeypatch):
@@ -194,7 +195,7 @@ def test_stacks_and_state_of_a_silent_rank_are_written(tmp_path):
                     HOROVOD_RANK='2', HOROVOD_SIZE='4', MLPERF_RN50_JOB='4-2')
     path = tmp_path / 'stalled/4-2/rank_2.txt'
     err = error_of(process)
-    assert f'busy: reading data; no report from ranks 0, 1, 3; its stacks: {path}\n' in err
+    assert f'busy: reading data; no report from ranks 0, 1, 3; stacks: {path}\n' in err
     assert 'step 42, training: no progress for ' in err and process.returncode == 1
     text = path.read_text()
     assert text.startswith(f'rank 2 on {os.uname().nodename}, step 42, training, reading data; ')
@@ -242,7 +243,7 @@ def test_a_rank_whose_watcher_is_killed_ends_and_reports_it_unless_its_launcher_
         assert process.stdout.readline() == 'asked\n'
     process.kill()
     assert error_of(process) == ('' if is_asked else (
-        f'mlperf-rn50: rank 1 on {os.uname().nodename}, step 42, training: its watcher was killed (SIGKILL, or out of '
+        f'mlperf-rn50: rank 1 on {os.uname().nodename}, step 42, training: the watcher was killed (SIGKILL, or out of '
         'memory); the rank ends with it\n'))
     assert_ends(rank)
 

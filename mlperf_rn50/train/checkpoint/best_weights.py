@@ -1,4 +1,4 @@
-"""The networks that a run keeps, its best and its last, and the thread that writes them and checkpoints."""
+"""Best and last network of a run, and the thread that writes them and checkpoints."""
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from mlperf_rn50.train.plan import Plan
 
 @dataclass(frozen=True)
 class Network:
-    """A network as it was after a step: copies, by parameter; accuracy None where it was not evaluated."""
+    """Copy of a network after a step, by parameter; accuracy is None if not evaluated."""
 
     step: int
     accuracy: Accuracy | None
@@ -22,36 +22,30 @@ class Network:
 
 
 class BestWeights:
-    """Rank 0's networks that are worth keeping; a thread may write one while a better one comes."""
+    """Keeps the best network on rank 0; safe to update while a thread writes the one before."""
 
     def __init__(self, folder: RunFolder, plan: Plan, classes: Sequence[str]):
-        """classes: their names, read before they are needed."""
         self._folder, self._plan, self._classes = folder.weights, plan, classes
         self._best: Network | None = None
         self._written: Network | None = None
         self._last_accuracy: tuple[int, Accuracy] | None = None
 
-    def evaluated(self, step: int, accuracy: Accuracy, is_better: bool,
-                  copy: Callable[[], dict[str, mx.nd.NDArray]]) -> None:
-        """Note what the network is worth after a step, and keep it if it is better than all before.
-
-        Args:
-            is_better: than before in this run; the first one is kept anyway, unless a part before a resume kept one.
-            copy: copies the network.
-        """
+    def update(self, step: int, accuracy: Accuracy, is_better: bool,
+               copy: Callable[[], dict[str, mx.nd.NDArray]]) -> None:
+        """Record the accuracy after a step; keep a copy of the network if it is better or the first of the run."""
         self._last_accuracy = step, accuracy
         if is_better or not (self._best or (self._folder / f'{BEST}.npz').exists()):
             self._best = Network(step, accuracy, copy())
 
     def write_best(self) -> None:
-        """Writes the best network so far, unless it is there already; raises UserError where it cannot."""
+        """Write the best network so far unless already written; raise UserError on failure."""
         best = self._best
         if best and best is not self._written:
             self._write(BEST, best, is_last=False)
             self._written = best
 
     def write_at_end(self, step: int, arrays: dict[str, mx.nd.NDArray]) -> None:
-        """Writes what is left at the end of a run that is over; one file if the last is the best. Raises UserError."""
+        """Write best and last network of a finished run, in one file if they are the same; raise UserError."""
         if self._best and self._best.step == step:
             self._write(BEST, self._best, is_last=True)
             return
@@ -68,30 +62,26 @@ class BestWeights:
         save_weights(self._folder, stem, description, {n: a.asnumpy() for n, a in network.arrays.items()})
 
 
-class Saver:
-    """One thing after the other, in a thread; the next one waits until the one before is written."""
+class BackgroundWriter:
+    """Thread that writes submissions one after the other; submitting waits for the one before."""
 
     def __init__(self, on_wait: Callable[[], None] = lambda: None):
-        """on_wait is called now and then while something waits."""
+        """on_wait is called every second while finish waits."""
         self._pool, self._on_wait = ThreadPoolExecutor(1, 'save', leave_openmp_to_engine), on_wait
         self._pending: Future[object] | None = None
 
     def submit(self, *writes: Callable[[], object]) -> None:
-        """Writes in the background, one after the other, when what was submitted before is written.
-
-        Raises:
-            CheckpointError: that could not be written.
-        """
+        """Write in order in the background, after the submission before; raise the UserError of that one."""
         self.finish()
         self._pending = self._pool.submit(lambda: [write() for write in writes])
 
     def check(self) -> None:
-        """Raise the error of what was written, if it is done and there was one."""
+        """Raise the error of a finished submission, if any."""
         if self._pending and self._pending.done():
             self.finish()
 
     def finish(self) -> None:
-        """Waits until all is written; raises its error."""
+        """Wait until everything is written; raise its error."""
         while self._pending and not wait([self._pending], timeout=1).done:
             self._on_wait()
         pending, self._pending = self._pending, None

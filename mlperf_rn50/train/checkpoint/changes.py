@@ -1,4 +1,4 @@
-"""What a resumed run does otherwise than before: which keys may differ freely, and which only when it is asked for."""
+"""Configuration changes of a resumed run: keys that may always differ, and keys that need --allow-changed."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -6,9 +6,8 @@ from typing import Any
 from mlperf_rn50.config import SECTIONS, Config, field_names, to_tree
 from mlperf_rn50.errors import CheckpointError, ConfigError, nearest
 
-# Keys that may differ freely, because they do not say what is computed: where the run lies, how fast it goes, what is
-# kept and told of it, and how long it goes on. Batches are here as the plan compares what they come to. run.seed is
-# not among what is compared: a run keeps its seed.
+# Keys that may always differ because they do not change the computation: paths, speed, checkpoints, reports and the end
+# of training. Batch keys are included because the plan compares the resulting batch; run.seed is never compared.
 FREE = frozenset((
     *(f'run.{key}' for key in field_names(SECTIONS['run'])),
     *(f'checkpoint.{key}' for key in field_names(SECTIONS['checkpoint'])),
@@ -20,25 +19,24 @@ FREE = frozenset((
     'train.local_batch_size', 'train.global_batch_size', 'train.eval_batch_size', 'train.num_warmup_steps',
     'train.max_epochs', 'train.target_accuracy'))
 
-
-# A key that had false for its default before it had null: the checkpoints of then, which lack a key that came with it.
+# The default of this key changed from false to null; checkpoints from before that lack _CAME_WITH_IT.
 _FORMER_DEFAULT, _CAME_WITH_IT = ('model.fused_bn_relu', False, None), 'fused_bn_add_relu'
 
 
 @dataclass(frozen=True)
 class Change:
-    """A key of the configuration, such as schedule.base_lr, that a resumed run has another value for."""
+    """A configuration key, such as schedule.base_lr, that differs after a resume."""
 
     key: str
     before: Any
     now: Any
 
     def __str__(self) -> str:
-        return f'{self.key} {_shown(self.before)} -> {_shown(self.now)}'
+        return f'{self.key} {_render(self.before)} -> {_render(self.now)}'
 
 
 def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> list[Change]:
-    """What a configuration has otherwise than the tree of one before; a key that is newer had its default then."""
+    """Compare a configuration with an earlier tree; keys newer than the tree count as default."""
     now, default = to_tree(config), to_tree(Config())
     whole = {section: {**default.get(section, {}), **keys} for section, keys in before.items()}
     changes = [Change(f'{section}.{key}', value, now.get(section, {}).get(key)) for section, keys in whole.items()
@@ -49,16 +47,16 @@ def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> lis
 
 
 def check_changes(changes: Sequence[Change], allowed: Sequence[str], where: str) -> None:
-    """Raise CheckpointError for changes that are neither free nor allowed; where: the checkpoint."""
+    """Raise CheckpointError for changes that are neither free nor allowed; where: checkpoint path."""
     refused = [c for c in changes if c.key not in FREE and c.key not in allowed]
     if refused:
-        raise CheckpointError(f'{where}: the configuration is not that of the run before: '
-                              f'{", ".join(map(str, refused))}; leave it as it was, or accept just this with '
+        raise CheckpointError(f'{where}: the configuration differs from the run before: '
+                              f'{", ".join(map(str, refused))}; restore it, or accept these changes with '
                               f'--allow-changed {",".join([*allowed, *(c.key for c in refused)])}')
 
 
 def parse_allowed(text: str | None) -> tuple[str, ...]:
-    """The keys of --allow-changed; raises ConfigError for one that does not exist."""
+    """Return the keys of --allow-changed; raise ConfigError for unknown keys."""
     known = [f'{name}.{key}' for name, section in SECTIONS.items() for key in field_names(section)]
     keys = tuple(text.split(',')) if text else ()
     for key in keys:
@@ -68,5 +66,5 @@ def parse_allowed(text: str | None) -> tuple[str, ...]:
     return keys
 
 
-def _shown(value: Any) -> str:
+def _render(value: Any) -> str:
     return 'null' if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,8 +1,7 @@
-"""Everything a resumed run needs, written atomically and read without trusting it.
+"""Checkpoints, written atomically and verified when read.
 
-A checkpoint is a folder step_<n> holding arrays.npz and state.json; state.json is small and carries the SHA-256
-of arrays.npz and its own. Order and augmentation are functions of (seed, epoch, step), so the global step is the whole
-position in the data.
+A checkpoint is a folder step_<n> with arrays.npz and the small state.json, which contains the SHA-256 of arrays.npz and
+of itself. Order and augmentation are functions of (seed, epoch, step), so the global step defines the data position.
 """
 import errno
 import hashlib
@@ -17,17 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from mlperf_rn50 import files
 from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint
-from mlperf_rn50.files import (
-    HashedFile,
-    parse_json,
-    read_bytes,
-    read_text,
-    sync,
-    temporaries_in,
-    temporary_of,
-    write_atomically,
-)
+from mlperf_rn50.files import read_bytes, read_text, temporary_of
 from mlperf_rn50.npz import check_finite, read_arrays
 from mlperf_rn50.train.checkpoint.progress import Progress, parse_progress
 
@@ -39,12 +30,7 @@ _MAX_STATE_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint that was read.
-
-    Args:
-        arrays: the large part, by name; not to be written to.
-        damaged: newer ones of the same run that cannot be used, the newest first, each with what is wrong with it.
-    """
+    """A checkpoint with its read-only arrays; damaged: unusable newer ones, newest first, with the reasons."""
 
     path: Path
     progress: Progress
@@ -61,32 +47,25 @@ def _sync_folder(path: Path) -> None:
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
-    """Writes a new .npz through to the disk; returns its SHA-256."""
+    """Write a new .npz and sync it to disk; return its SHA-256."""
     with open(path, 'xb') as f:
-        hashed = HashedFile(f)
+        hashed = files.HashedFile(f)
         np.savez(hashed, **arrays)
-        sync(f)
+        files.sync(f)
     return hashed.hexdigest()
 
 
 def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], keep: int) -> Path:
-    """Writes a checkpoint and drops all but the last `keep`.
-
-    Args:
-        folder: where checkpoints live; made if missing.
-
-    Raises:
-        CheckpointError: it cannot be written; earlier ones are untouched.
-    """
+    """Write a checkpoint and remove all but the last `keep`; raise CheckpointError, with earlier ones untouched."""
     final = folder / f'{_PREFIX}{progress.step:08d}'
     temporary = temporary_of(final)
     try:
         temporary.mkdir(parents=True)
         digest = _write_arrays(temporary / 'arrays.npz', arrays)
-        write_atomically(temporary / 'state.json', _seal(
+        files.write_atomically(temporary / 'state.json', _seal(
             {'format': FORMAT, 'state': asdict(progress), 'arrays_sha256': digest}))
         _sync_folder(temporary)
-        if final.exists():  # the same step of the same run: written again after a resume
+        if final.exists():  # written before a resume
             _remove(final)
         temporary.rename(final)
         _sync_folder(folder)
@@ -100,44 +79,35 @@ def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], kee
 
 
 def _seal(content: dict[str, Any]) -> str:
-    """The text of state.json: the content, and the SHA-256 of its text."""
+    """Return the text of state.json: the content and its SHA-256."""
     text = json.dumps(content, indent=1)
     return json.dumps({**content, 'sha256': hashlib.sha256(text.encode()).hexdigest()}, indent=1)
 
 
 def _unseal(text: str) -> dict[str, Any]:
-    """What _seal was given.
-
-    Raises:
-        ValueError: the text is not what _seal makes, to the last bit.
-        CheckpointError: it is of another version.
-    """
-    content = parse_json(text)
+    """Return the content given to _seal; raise ValueError for damage and CheckpointError for another version."""
+    content = files.parse_json(text)
     if not isinstance(content, dict):
         raise ValueError(f'state.json holds a {type(content).__name__}, expected an object')
     content.pop('sha256', None)
     is_whole, found = _seal(content) == text, content.get('format')
     if found in _UNSEALED or is_whole and found != FORMAT:
-        raise CheckpointError(f'got format {str(found)[:20]}, expected {FORMAT}; it is of another version of this '
-                              'program: resume with that one, or start the run anew')
+        raise CheckpointError(f'got format {str(found)[:20]}, expected {FORMAT}; resume with the program version '
+                              'that wrote it, or start a new run')
     if not is_whole:
-        raise ValueError('state.json is damaged: it does not fit its SHA-256')
+        raise ValueError('state.json is damaged: its SHA-256 does not match')
     return content
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint: out of sight first, so that no half of one is ever found."""
+    """Remove a checkpoint; rename it first, so that no partial checkpoint is found."""
     aside = temporary_of(path, '.old')
     path.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def put_aside(paths: Sequence[Path]) -> None:
-    """Renames damaged checkpoints, so that no later count of checkpoints sees them.
-
-    Raises:
-        CheckpointError: their folder cannot be written.
-    """
+    """Rename damaged checkpoints, so that list_checkpoints ignores them; raise CheckpointError on failure."""
     for path in paths:
         aside = path.with_name(_ASIDE + path.name)
         try:
@@ -147,13 +117,10 @@ def put_aside(paths: Sequence[Path]) -> None:
             raise CheckpointError(f'{path}: cannot put the damaged checkpoint aside: {e.strerror}') from e
 
 
-def begin_again(folder: Path, path: Path, progress: Progress, arrays: Mapping[str, np.ndarray]) -> None:
-    """Lets a run that goes on from a checkpoint of a folder find its own ones to be the newest, by their steps.
+def rewind(folder: Path, path: Path, progress: Progress, arrays: Mapping[str, np.ndarray]) -> None:
+    """Make the progress of a resumed run the newest checkpoint of a folder; raise CheckpointError on failure.
 
-    With a larger batch it counts fewer steps than before; and it may go on from an older checkpoint than the newest.
-
-    Raises:
-        CheckpointError: it cannot be written.
+    Its step may be lower than before: with a larger batch, or when resuming from an older checkpoint than the newest.
     """
     if not is_checkpoint_name(path.name) or progress.step < step_of(path):
         save(folder, progress, arrays, keep=len(list_checkpoints(folder)) + 1)
@@ -163,39 +130,35 @@ def begin_again(folder: Path, path: Path, progress: Progress, arrays: Mapping[st
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Removes what a run that was killed while it wrote has left; nobody else may be writing there."""
-    for path in temporaries_in(folder, f'{_PREFIX}*'):
+    """Remove temporaries of killed writers; the caller holds the lock of the run."""
+    for path in files.temporaries_in(folder, f'{_PREFIX}*'):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The finished checkpoints of a folder, oldest first; by their names, unread."""
+    """Return the finished checkpoints of a folder by their names, oldest first, without reading them."""
     found = [p for p in folder.glob(f'{_PREFIX}*') if is_checkpoint_name(p.name) and p.is_dir()]
     return sorted(found, key=step_of)
 
 
 def newest_step(folder: Path) -> int:
-    """The step of a folder's newest checkpoint, by its name; -1 where there is none."""
+    """Return the step of a folder's newest checkpoint by its name, or -1."""
     return max(map(step_of, list_checkpoints(folder)), default=-1)
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Whether a folder of this name is a checkpoint."""
     digits = name.removeprefix(_PREFIX)
     return name.startswith(_PREFIX) and digits.isascii() and digits.isdecimal() and len(digits) < 20
 
 
 def step_of(path: Path) -> int:
-    """Steps taken, as the name of a checkpoint says."""
     return int(path.name.removeprefix(_PREFIX))
 
 
 def load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
-    """A checkpoint, read once and checked whole for damage: the small part, and the arrays by name (not to be written).
+    """Read and verify a checkpoint; return its progress and its read-only arrays.
 
-    Raises:
-        DamagedCheckpoint: it is damaged or not one of ours; names the one before it, if there is one.
-        CheckpointError: it is of another version, or cannot be read.
+    Raise DamagedCheckpoint with a hint to the one before, or CheckpointError for other versions and failed reads.
     """
     try:
         return _load(path)
@@ -204,11 +167,7 @@ def load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
 
 
 def load_newest(folder: Path) -> LoadedCheckpoint:
-    """The newest checkpoint of a folder that is whole.
-
-    Raises:
-        CheckpointError: there is none, or the newest is of another version or cannot be read.
-    """
+    """Load the newest intact checkpoint of a folder; raise CheckpointError if there is none or reading fails."""
     damaged: list[tuple[Path, str]] = []
     for path in reversed(list_checkpoints(folder)):
         try:
@@ -216,8 +175,8 @@ def load_newest(folder: Path) -> LoadedCheckpoint:
         except DamagedCheckpoint as e:
             damaged.append((path, str(e)))
     if not damaged:
-        raise CheckpointError(f'{folder}: no checkpoint in it')
-    raise CheckpointError(f'{folder}: none of its {len(damaged)} checkpoints is whole; the newest: {damaged[0][1]}')
+        raise CheckpointError(f'{folder}: contains no checkpoint')
+    raise CheckpointError(f'{folder}: none of its {len(damaged)} checkpoints is intact; the newest: {damaged[0][1]}')
 
 
 def _load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
@@ -242,11 +201,11 @@ def _load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
 
 
 def check_arrays(path: Path, arrays: dict[str, np.ndarray], wanted: dict[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointError unless the arrays are exactly those wanted (by name, with their shapes)."""
+    """Raise CheckpointError unless names and shapes of the arrays match."""
     for name in sorted(set(wanted) - set(arrays)):
         raise CheckpointError(f'{path}: {name} is missing; this checkpoint is of another model or optimizer')
     for name in sorted(set(arrays) - set(wanted)):
-        raise CheckpointError(f'{path}: {name} is not of this run; this checkpoint is of another model or optimizer')
+        raise CheckpointError(f'{path}: {name} is unexpected; this checkpoint is of another model or optimizer')
     for name, shape in wanted.items():
         if arrays[name].shape != shape:
             raise CheckpointError(f'{path}: {name}: got shape {arrays[name].shape}, expected {shape}; '
@@ -262,6 +221,5 @@ def _reason(error: Exception) -> str:
 
 
 def _previous_hint(path: Path) -> str:
-    others = [p for p in list_checkpoints(path.parent)
-              if is_checkpoint_name(path.name) and step_of(p) < step_of(path)]
+    others = [p for p in list_checkpoints(path.parent) if is_checkpoint_name(path.name) and step_of(p) < step_of(path)]
     return f'; the one before it is {others[-1]}: --resume {others[-1]}' if others else '; there is none before it'

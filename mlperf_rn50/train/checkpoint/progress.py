@@ -1,4 +1,4 @@
-"""How far a run is: what a checkpoint holds beside the arrays."""
+"""Progress of a run, which a checkpoint contains beside the arrays."""
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
@@ -7,57 +7,42 @@ from msgspec import Meta
 
 _From0 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _From1 = Annotated[int, Meta(ge=1, le=2**63 - 1)]
-_Number = Annotated[float, Meta(ge=0, lt=2.0**63)]  # nor NaN
+_Number = Annotated[float, Meta(ge=0, lt=2.0**63)]  # rejects NaN
 
 
 @dataclass
 class Progress:
-    """The one mutable record of a run, the same on every rank.
-
-    Args:
-        best_top1: best Top-1 so far, a fraction.
-        clock_s: seconds on the run's clock so far.
-        global_batch_size: images per step.
-        lr_batch_size: images per step that the configured learning rate is for.
-        num_train: images per epoch.
-        nodes: node of every rank, counted from 0.
-        last_lr: learning rate of the last step, 0 before the first.
-        train_s: seconds of training, since the start or the last resume.
-    """
+    """The mutable record of a run, equal on every rank."""
 
     step: _From0
     seed: _From0
     world_size: _From1
-    best_top1: _Number
+    best_top1: _Number  # a fraction
     clock_s: _Number
     global_batch_size: _From1
-    lr_batch_size: _From1
+    lr_batch_size: _From1  # images per step that the configured learning rate is for
     num_train: _From1
     result_index: _From0
-    nodes: list[Annotated[int, Meta(ge=0, lt=2**31)]]
+    nodes: list[Annotated[int, Meta(ge=0, lt=2**31)]]  # node of every rank
     num_resumes: _From0 = 0
-    last_lr: _Number = 0.0
+    last_lr: _Number = 0.0  # 0 before the first step
     loss_scale: _Number = 1.0
     num_finite_steps: _From0 = 0
-    images: _From0 = 0
+    images: _From0 = 0  # this and train_s: since the start or the last resume
     train_s: _Number = 0.0
     config: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def images_per_s(self) -> float:
-        """Training throughput over all ranks, evaluations not counted; 0 before the first epoch is over."""
+        """Training throughput of all ranks without evaluations; 0 before the end of the first epoch."""
         return self.images / self.train_s if self.train_s else 0.0
 
 
 def parse_progress(tree: Any) -> Progress:
-    """Return the record from what JSON held.
-
-    Raises:
-        ValueError: a key is missing, unknown, of another type or out of its range.
-    """
+    """Return the record from a JSON value; raise ValueError for wrong keys, types or ranges."""
     keys = [f.name for f in fields(Progress)]
     if not isinstance(tree, dict) or set(tree) != set(keys):
-        raise ValueError(f'its state has other keys than {", ".join(keys)}')
+        raise ValueError(f'the state has other keys than {", ".join(keys)}')
     progress = msgspec.convert(tree, Progress)
     if len(progress.nodes) != progress.world_size:
         raise ValueError(f'nodes: got {len(progress.nodes)}, expected one for each of {progress.world_size} ranks')

@@ -1,7 +1,7 @@
-"""The files of a run. A folder may hold several runs, numbered; nothing is ever overwritten.
+"""Files of a run. A folder may contain several numbered runs; nothing is overwritten.
 
-Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log, checkpoints/ and weights/; run k
-owns result_k.txt, config_k.yaml and so on. .run_k.lock claims the number k and is locked by who writes the run.
+Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log, checkpoints/ and weights/; run k owns
+result_k.txt, config_k.yaml and so on. .run_k.lock claims the number k, and the program that writes the run locks it.
 """
 import fcntl
 import re
@@ -17,52 +17,42 @@ from mlperf_rn50.mllog.read.reader import read_events
 from mlperf_rn50.system.telemetry import host_file_name
 from mlperf_rn50.train.checkpoint.checkpoint import clear_unfinished, is_checkpoint_name, list_checkpoints
 
-# Files and folders of a run that say its number.
-_OWN = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboard|checkpoints|weights)_(\d+).*')
+# Files and folders with the number of their run.
+_NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|tensorboard|checkpoints|weights)_(\d+).*')
 
 
-class _OwnPath:
-    """A path that every run of a folder has for itself: with the run's number from the second run on."""
+class _NumberedPath:
+    """Path of a run with its number; first: the text instead of the number for run 0."""
 
-    def __init__(self, stem: str, suffix: str = ''):
-        self._stem, self._suffix = stem, suffix
+    def __init__(self, stem: str, suffix: str = '', first: str = ''):
+        self._stem, self._suffix, self._first = stem, suffix, first
 
     def __get__(self, run: 'RunFolder', _: object) -> Path:
-        return run.dir / f'{self._stem}{f"_{run.index}" if run.index else ""}{self._suffix}'
+        return run.dir / f'{self._stem}{f"_{run.index}" if run.index else self._first}{self._suffix}'
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths of run number `index` in folder `dir`."""
+    """Paths of run number `index` in folder `dir`."""
 
     dir: Path
     index: int
-    config = _OwnPath('config', '.yaml')
-    metrics = _OwnPath('metrics', '.jsonl')
-    env = _OwnPath('env', '.json')
-    train_log = _OwnPath('train', '.log')
-    tensorboard = _OwnPath('tensorboard')
-    checkpoints = _OwnPath('checkpoints')
-    weights = _OwnPath('weights')
-
-    @property
-    def result(self) -> Path:
-        return self.dir / f'result_{self.index}.txt'
-
-    @property
-    def result_v06(self) -> Path:
-        return self.dir / f'result_{self.index}_v0.6.txt'
-
-    @property
-    def lock(self) -> Path:
-        return self.dir / f'.run_{self.index}.lock'
+    config = _NumberedPath('config', '.yaml')
+    metrics = _NumberedPath('metrics', '.jsonl')
+    env = _NumberedPath('env', '.json')
+    train_log = _NumberedPath('train', '.log')
+    tensorboard = _NumberedPath('tensorboard')
+    checkpoints = _NumberedPath('checkpoints')
+    weights = _NumberedPath('weights')
+    result = _NumberedPath('result', '.txt', first='_0')
+    result_v06 = _NumberedPath('result', '_v0.6.txt', first='_0')
+    lock = _NumberedPath('.run', '.lock', first='_0')
 
     def telemetry(self, host: str) -> Path:
-        """The samples of a node."""
         return self.dir / f'telemetry_{self.index}_{host_file_name(host)}.jsonl'
 
     def clear_unfinished(self) -> None:
-        """Removes what a part of this run that was killed while it wrote has left; for who holds its lock."""
+        """Remove temporaries of killed writers; the caller holds the lock of the run."""
         clear_unfinished(self.checkpoints)
         for path in (*temporaries_in(self.weights), *temporaries_in(self.dir, self.config.name),
                      *temporaries_in(self.dir, self.env.name)):
@@ -70,7 +60,7 @@ class RunFolder:
 
 
 def clear_abandoned(run: RunFolder) -> None:
-    """Remove what killed writers of the folder's other runs left unfinished; runs that are being written are left."""
+    """Remove temporaries of killed writers of the folder's other runs; skip runs that are locked."""
     for path in run.dir.glob('.run_*.lock'):
         match = re.fullmatch(r'\.run_(\d+)\.lock', path.name)
         if not match or path == run.lock:
@@ -80,72 +70,65 @@ def clear_abandoned(run: RunFolder) -> None:
             RunFolder(run.dir, int(match[1])).clear_unfinished()
 
 
-def check_is_there(run: RunFolder) -> None:
-    """Raise StorageError where a run's log is no longer in its folder: a mount that is gone leaves an empty one."""
+def check_present(run: RunFolder) -> None:
+    """Raise StorageError if the log has vanished from the run folder, as after a lost mount."""
     if not run.result.exists():
-        raise StorageError(f'{run.dir}: is not the folder that this run writes to, {run.result.name} is not in it; '
-                           'mount it again, and go on with the last checkpoint')
+        raise StorageError(f'{run.dir}: {run.result.name} has vanished, so this is no longer the folder of this run; '
+                           'mount it again, and resume from the last checkpoint')
 
 
 def run_numbers(folder: Path) -> list[int]:
-    """The numbers of the runs of a folder that have begun a log."""
     return [int(m[1]) for p in folder.glob('result_*.txt') if (m := re.fullmatch(r'result_(\d+)\.txt', p.name))]
 
 
 def next_index(folder: Path) -> int:
-    """The number that new_run would give now in a folder, which is made if missing. Raises UserError if it cannot."""
+    """Return the next free run number of a folder, created if missing; raise UserError on failure."""
     with writing_folder(folder, 'run.dir'):
         folder.mkdir(parents=True, exist_ok=True)
-        taken = [int(m[1]) for p in folder.iterdir() if (m := _OWN.fullmatch(p.name))]
+        taken = [int(m[1]) for p in folder.iterdir() if (m := _NUMBERED.fullmatch(p.name))]
         if any((folder / n).exists() for n in ('config.yaml', 'metrics.jsonl', 'train.log')):
             taken.append(0)
         return next(k for k in count(max(taken, default=-1) + 1) if not RunFolder(folder, k).lock.exists())
 
 
 def new_run(folder: Path) -> RunFolder:
-    """Claim the next free run number of a folder, which is made if missing. Raises UserError if it cannot."""
+    """Claim the next free run number of a folder, created if missing; raise UserError on failure."""
     while True:
         run = RunFolder(folder, next_index(folder))
-        with writing_folder(folder, 'run.dir'), suppress(FileExistsError):  # another program has just taken the number
+        with writing_folder(folder, 'run.dir'), suppress(FileExistsError):  # another program claimed it first
             run.lock.touch(exist_ok=False)
             return run
 
 
 def find_run(path: Path) -> tuple[RunFolder, Path]:
-    """The run that --resume PATH means, and its checkpoints folder, or the one checkpoint that PATH is.
-
-    Reads no checkpoint: rank 0 alone does that.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """Return the run of --resume PATH, and its checkpoints folder or one checkpoint, unread; raise CheckpointError."""
     checkpoints = path.parent
-    if not is_one_checkpoint(path):
+    if not is_checkpoint(path):
         folders = [path] if path.name.startswith('checkpoints') else sorted(path.glob('checkpoints*'), key=_run_index)
         found = [f for f in folders if list_checkpoints(f)]
         if not found:
-            raise CheckpointError(f'{path}: no checkpoint in it; expected a run folder with checkpoints/step_<n>')
+            raise CheckpointError(f'{path}: contains no checkpoint, expected a run folder with checkpoints/step_<n>')
         path = checkpoints = found[-1]
     if not path.is_dir():
         raise CheckpointError(f'{path}: no such checkpoint')
     run = RunFolder(checkpoints.parent, _run_index(checkpoints))
     for needed in (run.config, run.result):
         if not needed.exists():
-            raise ConfigError(f'{needed}: missing; a run is resumed in the folder it ran in')
+            raise ConfigError(f'{needed}: missing; resume the run in its original folder')
     return run, path
 
 
-def is_one_checkpoint(path: Path) -> bool:
-    """Whether a path is meant to be a checkpoint, not a folder of some."""
+def is_checkpoint(path: Path) -> bool:
+    """Check whether a path names a checkpoint and not a folder of checkpoints."""
     return is_checkpoint_name(path.name) or (path / 'state.json').exists()
 
 
 def check_unfinished(run: RunFolder) -> None:
-    """Raise UserError for a run that has reached its target: its log ends with success."""
+    """Raise UserError for a run that has reached its target."""
     if any(e.key == 'run_stop' and e.metadata.get('status') == 'success'
            for _, e in read_events(run.result) if isinstance(e, LogEvent)):
-        raise UserError(f'--resume: {run.result} is the log of a run that reached its target; there is nothing to go '
-                        'on with, and its log stays as it is')
+        raise UserError(f'--resume: {run.result} is the log of a run that reached its target; there is nothing to '
+                        'resume')
 
 
 def _run_index(path: Path) -> int:

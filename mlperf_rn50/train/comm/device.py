@@ -1,4 +1,4 @@
-"""Which device a rank computes on."""
+"""Device of a rank."""
 import os
 import platform
 from dataclasses import asdict
@@ -12,11 +12,7 @@ from mlperf_rn50.train.comm.horovod import Comm
 
 
 def device_id_of(config: Config, comm: Comm) -> int | None:
-    """The number of this rank's GPU as MXNet counts them; None on CPUs. To be asked by all ranks at once.
-
-    Raises:
-        ConfigError: a rank has none, or more ranks than run.ranks_per_device would share one; on every rank.
-    """
+    """Return MXNet's number of the GPU of this rank, None on CPUs; all ranks call it and raise the same ConfigError."""
     if config.train.device == 'cpu':
         return None
     num_gpus = mx.context.num_gpus()

@@ -1,7 +1,7 @@
-"""What the training loop needs of Horovod, and a stand-in for one process.
+"""Communication between ranks through Horovod, and for a single process.
 
-Without a launcher (mpirun, horovodrun, srun) there is one rank and Horovod is not touched: MPI cannot
-always start alone. Ranks that share a GPU exchange in two stages, see sharing.py.
+Without a launcher (mpirun, horovodrun, srun) there is one rank and Horovod is not used, because MPI cannot always start
+alone. Ranks that share a GPU exchange in two stages, see sharing.py.
 """
 import json
 import math
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from itertools import cycle
-from typing import Any, Protocol
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -20,109 +20,81 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.launcher_env import launched_size
 from mlperf_rn50.train.comm.sharing import check_places, find_sets, find_stages
 
-# More sums than are ever under way at once, and few enough names for Horovod's cache.
+# More than the concurrent sums, and few enough names for Horovod's cache.
 _MAX_IN_BACKGROUND = 16
 Exchange = Callable[[], AbstractContextManager[None]]
 
 
-class Comm(Protocol):
-    """The ranks of a run. Every method but the properties is called by all ranks, in the same order."""
+class Comm:
+    """The ranks of a run, which call the methods in the same order; this base class is for a single rank."""
 
-    rank: int
-    world_size: int
-    local_rank: int
-    local_size: int
+    rank, world_size, local_rank, local_size = 0, 1, 0, 1
 
     def broadcast(self, arrays: Mapping[str, mx.nd.NDArray]) -> None:
-        """Gives every rank the arrays of rank 0, in place."""
+        """Copy the arrays of rank 0 to all ranks, in place."""
 
     def sum_gradients(self, grads: Sequence[mx.nd.NDArray], bucket: int = 0) -> None:
-        """Sums a bucket of gradients over ranks in place, as one exchange, without waiting for it.
-
-        Buckets with other numbers may be under way at the same time.
-        """
+        """Sum a bucket of gradients over ranks in place, as one exchange, without waiting; buckets may overlap."""
 
     def sum_in_background(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
-        """The sum over ranks of a small array, without waiting for it."""
+        """Return the sum over ranks of a small array, without waiting."""
+        return array
 
     def average(self, arrays: Sequence[mx.nd.NDArray]) -> None:
-        """Averages over ranks in place."""
+        """Average over ranks in place."""
 
     def sum(self, counts: Sequence[int]) -> list[int]:
-        """Exact sums of integers over ranks."""
+        """Return exact sums of integers over ranks."""
+        return [int(c) for c in counts]
 
     def gather_object(self, value: Any) -> list[Any]:
-        """The values of all ranks, in their order: anything that JSON can hold."""
+        """Return the JSON values of all ranks, in rank order."""
+        return [json.loads(json.dumps(value))]
 
     def barrier(self) -> None:
-        """Returns once every rank has called it."""
+        """Wait for all ranks."""
 
     def subset(self, size: int) -> 'Comm | None':
-        """The first `size` ranks, one of the sizes named to open_comm; None on the others."""
+        """Return the first `size` ranks, one of the sizes of open_comm; None on the others."""
+        return self
 
 
 def fp16_scale(world_size: int) -> float:
-    """What gradients are multiplied with before they travel in 16 bits: a power of two.
+    """Return the factor, a power of two, on gradients exchanged in 16 bits.
 
-    Large, so that small values do not flush to zero; but a sum over all ranks of values up to 16 stays below
-    float16's 65,504. Larger ones are clipped.
+    It is large so that small values do not flush to zero, but sums over all ranks of values up to 16 stay below 65,504,
+    the maximum of float16. Larger values are clipped.
     """
     return 2.0 ** max(0, 12 - math.ceil(math.log2(world_size)))
 
 
 def _copy(sources: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -> None:
-    """Copies arrays into others without waiting for it, but not into themselves."""
+    """Copy arrays into others, except into themselves, without waiting."""
     for source, target in zip(sources, targets):
         if source is not target:
             source.copyto(target)
 
 
 def _set_to_minus_0(arrays: Sequence[mx.nd.NDArray]) -> None:
-    """Fills arrays with what leaves every number as it is, to the bit, when it is added."""
+    """Fill arrays with -0, which leaves every number unchanged to the bit when added."""
     for array in arrays:
         array[:] = 0
         array *= -1
 
 
-class LocalComm:
-    """One rank: nothing to exchange."""
-
-    rank, world_size, local_rank, local_size = 0, 1, 0, 1
-
-    def broadcast(self, *_, **__):
-        pass
-
-    sum_gradients = average = barrier = broadcast
-
-    def sum_in_background(self, array):
-        return array
-
-    def sum(self, counts):
-        return [int(c) for c in counts]
-
-    def gather_object(self, value):
-        return [json.loads(json.dumps(value))]
-
-    def subset(self, size):
-        return self
-
-
 def check_controller(env: Mapping[str, str], has_mpi: bool, has_gloo: bool) -> None:
-    """Raise ConfigError where the launcher has ranks meet in a way that Horovod was built without."""
+    """Raise ConfigError if Horovod was built without the controller of the launcher."""
     if env.get('HOROVOD_CONTROLLER') == 'gloo' and not has_gloo:
-        raise ConfigError('HOROVOD_CONTROLLER: got gloo from the launcher, and this Horovod was built without Gloo; '
-                          'start the ranks through MPI: launch/mpirun.sh')
+        raise ConfigError('HOROVOD_CONTROLLER: got gloo from the launcher, and Horovod was built without Gloo; start '
+                          'the ranks with launch/mpirun.sh')
     if 'OMPI_COMM_WORLD_SIZE' in env and not has_mpi:
-        raise ConfigError('got ranks of mpirun, and this Horovod was built without MPI; start them with '
-                          'launch/horovodrun.sh')
+        raise ConfigError('got ranks of mpirun, and Horovod was built without MPI; use launch/horovodrun.sh')
 
 
-class HorovodComm:
-    """The ranks Horovod knows."""
-
+class HorovodComm(Comm):
     def __init__(self, compression: str = 'none', subset_sizes: Sequence[int] = (), exchange: Exchange = nullcontext,
                  num_sharing: int = 1):
-        """See open_comm."""
+        """Start Horovod; see open_comm."""
         import horovod.mxnet as hvd
         check_controller(os.environ, hvd.mpi_built(), hvd.gloo_built())
         size = launched_size() or 1
@@ -134,26 +106,26 @@ class HorovodComm:
         self._hvd, self._compression, self._num_sharing = hvd, compression, num_sharing
         self._sets = {**sets, tuple(range(size)): hvd.global_process_set}
         self._turns = cycle(range(_MAX_IN_BACKGROUND))
-        self._kept: dict[str, list[mx.nd.NDArray]] = {}
+        self._host_cache: dict[str, list[mx.nd.NDArray]] = {}
         self.rank, self.world_size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         if num_sharing > 1:
             check_places(self.gather_object([platform.node(), self.local_rank]), num_sharing)
 
     def broadcast(self, arrays):
-        # Not Horovod's own broadcast, which may read a tensor's name after the tensor was sent and its name freed
-        # (0.28.1, EnqueueTensorBroadcast). Every other rank contributes -0, so the sum is rank 0's array to the bit.
+        # Horovod's broadcast may read the name of a tensor after it was freed (0.28.1, EnqueueTensorBroadcast), so all
+        # other ranks contribute -0 to a sum that equals the array of rank 0 to the bit.
         ordered = [array for _, array in sorted(arrays.items())]
         if self.rank:
             _set_to_minus_0(ordered)
         name = f'broadcast/{min(arrays)}'
         with self._exchange():
             self._sum(ordered, name)
-        self._kept.pop(name, None)  # not needed again for long
+        self._host_cache.pop(name, None)  # free host memory that is rarely needed
 
     def sum_gradients(self, grads, bucket=0):
         name = f'gradients/{bucket}'
-        if self._compression == 'none' or grads[0].dtype == np.float16:  # which has its loss scale
+        if self._compression == 'none' or grads[0].dtype == np.float16:  # float16 gradients have the loss scale
             self._sum(list(grads), name)
             return
         scale, most = fp16_scale(self.world_size), np.finfo(np.float16).max / self.world_size
@@ -163,7 +135,7 @@ class HorovodComm:
             grad[:] = reduced.astype(grad.dtype) / scale
 
     def sum_in_background(self, array):
-        # Horovod refuses a name that is still under way, and several of these are when the network is slow.
+        # Horovod rejects names in use, and several sums are pending if the network is slow.
         total = array.copy()
         self._sum([total], f'background/{next(self._turns)}')
         return total
@@ -175,15 +147,15 @@ class HorovodComm:
             array /= self.world_size
 
     def _sum(self, arrays, name):
-        """Sums arrays of the device over ranks in place, as one exchange, without waiting for it.
+        """Sum device arrays over ranks in place, as one exchange, without waiting.
 
-        float16 is summed in float16 on the host, as it is by NCCL: a sum beyond its range is infinite in the leader's
-        sum, and so for all. Every rank takes the result from where its GPU's ranks last agreed on it.
+        float16 is summed in float16 on the host, as by NCCL, so that an overflow is infinite in the sum of the leader
+        and thus on all ranks. Every rank takes the result from the last sum within its GPU.
         """
         sharers, leaders = find_stages(self.rank, self.world_size, self._num_sharing)
         hosts = self._host_arrays(arrays, name) if len(sharers) > 1 else arrays
         _copy(arrays, hosts)
-        name = f'{name}/{self.world_size}'  # a subset has sets of sharers and leaders in common with all ranks
+        name = f'{name}/{self.world_size}'  # subsets share process sets with all ranks
         self._sum_among(sharers, hosts, f'{name}/sharers')
         if len(leaders) > 1:
             if self.rank == sharers[0]:
@@ -200,17 +172,14 @@ class HorovodComm:
             self._hvd.grouped_allreduce_(arrays, op=self._hvd.Sum, process_set=self._sets[ranks], name=name)
 
     def _host_arrays(self, arrays, name):
-        """Arrays in host memory like those of a device, which stay as they are where they are there already.
-
-        They are kept for the next exchange of this name: a driver takes long to lock new pages in memory.
-        """
+        """Return host arrays like those of a device, cached by name because drivers lock new pages slowly."""
         if arrays[0].context == mx.cpu():
             return arrays
-        kept = self._kept.get(name, [])
-        if [(h.shape, h.dtype) for h in kept] != [(a.shape, a.dtype) for a in arrays]:
-            kept = [mx.nd.empty(a.shape, mx.cpu_pinned(a.context.device_id), a.dtype) for a in arrays]
-            self._kept[name] = kept
-        return kept
+        cached = self._host_cache.get(name, [])
+        if [(h.shape, h.dtype) for h in cached] != [(a.shape, a.dtype) for a in arrays]:
+            cached = [mx.nd.empty(a.shape, mx.cpu_pinned(a.context.device_id), a.dtype) for a in arrays]
+            self._host_cache[name] = cached
+        return cached
 
     def sum(self, counts):
         own = mx.nd.array(list(counts), dtype='int64')
@@ -226,7 +195,7 @@ class HorovodComm:
         return [json.loads(texts[end - n:end]) for n, end in zip(lengths, ends)]
 
     def _gather(self, array, name):
-        """The 1-D arrays of all ranks, one after another; they may differ in length."""
+        """Return the concatenated 1-D arrays of all ranks, which may differ in length."""
         with self._exchange():
             own = mx.nd.array(array, dtype=array.dtype)
             return self._hvd.allgather(own, name=name, process_set=self._all).asnumpy()
@@ -244,7 +213,7 @@ class HorovodComm:
         if self.rank >= size:
             return None
         part = copy(self)
-        part._turns = cycle(range(_MAX_IN_BACKGROUND))  # its own: the names must agree among its ranks
+        part._turns = cycle(range(_MAX_IN_BACKGROUND))  # names must agree within the subset
         part.world_size = size
         part.local_size = min(self.local_size, size - (self.rank - self.local_rank))
         return part
@@ -252,21 +221,16 @@ class HorovodComm:
 
 def open_comm(compression: str, subset_sizes: Sequence[int] = (), exchange: Exchange = nullcontext,
               num_sharing: int = 1) -> Comm:
-    """The ranks of this run: Horovod's under a launcher, else the stand-in.
+    """Return the ranks of Horovod under a launcher, otherwise a single rank; raise ConfigError if Horovod is unusable.
 
     Args:
-        subset_sizes: how many ranks some parts of the work will be done by, see Comm.subset.
-        exchange: entered around what waits for all ranks.
-        num_sharing: neighbouring ranks that share a GPU and sum among themselves first, see sharing_of. The last GPU,
-            also that of a subset, may have fewer.
-
-    Raises:
-        ConfigError: a launcher started several processes and Horovod is missing or has no MXNet support, or the ranks
-            of a GPU are not neighbours.
+        subset_sizes: sizes that Comm.subset will be called with.
+        exchange: context of operations that wait for all ranks.
+        num_sharing: neighbouring ranks that share a GPU, see sharing_of; the last GPU may have fewer.
     """
     size = launched_size()
     if size is None:
-        return LocalComm()
+        return Comm()
     try:
         return HorovodComm(compression, subset_sizes, exchange, num_sharing)
     except ImportError as e:

@@ -1,4 +1,4 @@
-"""Whether all ranks are the same, and which of them is slow. Pure but for the gathering."""
+"""Checks that all ranks agree, and detection of stragglers."""
 import json
 import zlib
 from collections import Counter
@@ -9,42 +9,37 @@ from typing import Any
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.train.comm.horovod import Comm
 
-# A rank is a straggler when it computes longer than the median of all by this factor.
-STRAGGLER_FACTOR = 1.15
+STRAGGLER_FACTOR = 1.15  # on the median compute time of all ranks
 
 
 def check_agreement(comm: Comm, digests: Mapping[str, int], epoch: int) -> None:
-    """Raise RunFailed where arrays of a rank, after an epoch from 0, are not those of the others; called by all."""
+    """Raise RunFailed if the arrays of the ranks differ after an epoch (from 0); all ranks call it."""
     own = zlib.crc32(json.dumps(sorted(digests.items())).encode())
     if len(set(comm.gather_object(own))) > 1:
         raise RunFailed(describe_divergence(comm.gather_object(dict(digests)), epoch))
 
 
 def check_finite(name: str | None, epoch: int) -> None:
-    """Raise RunFailed for an array, by name, that is not finite; called by all ranks once they are shown to agree."""
+    """Raise RunFailed if an array is named as not finite; all ranks call it after check_agreement."""
     if name:
-        raise RunFailed(f'{name} holds values that are not finite after epoch {epoch + 1}, expected none; the loss may '
-                        'hide them behind a ReLU: resume from a checkpoint before this epoch')
+        raise RunFailed(f'{name} holds values that are not finite after epoch {epoch + 1}, which a ReLU may hide from '
+                        'the loss; resume from a checkpoint before this epoch')
 
 
 def describe_divergence(digests: Sequence[Mapping[str, int]], epoch: int) -> str:
-    """Which ranks differ from most of the others, and in what first.
-
-    Args:
-        digests: of each rank's arrays, by name; not all the same.
-    """
+    """Describe which ranks differ from the majority, and the first differing array; digests: by rank and name."""
     usual = {name: Counter(d[name] for d in digests).most_common(1)[0] for name in digests[0]}
     names = [n for n in usual if len({d[n] for d in digests}) > 1]
-    # Where most agree, the others are wrong; where not, nobody can tell.
+    # Without a majority, the deviating rank is unknown and all are listed.
     has_most = all(2 * count > len(digests) for _, count in usual.values())
     ranks = [r for r, d in enumerate(digests) if not has_most or any(d[n] != usual[n][0] for n in names)]
     return (f'the ranks no longer agree after epoch {epoch + 1}: rank {", ".join(map(str, ranks))} of {len(digests)}, '
-            f'first in {names[0]} ({len(names)} of {len(usual)} arrays differ); memory or network of a rank changed '
-            'data silently: test the node, then resume from a checkpoint before this epoch')
+            f'first in {names[0]} ({len(names)} of {len(usual)} arrays differ); memory or network of a rank corrupted '
+            'data silently; test the node, then resume from a checkpoint before this epoch')
 
 
 def find_stragglers(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Describe the ranks, as RanksTimed has them, that compute much longer than the others, slowest first."""
+    """Describe the stragglers among the ranks of a RanksTimed event, slowest first."""
     if len(ranks) < 2:
         return []
     usual_s = median_low(r['compute_s'] for r in ranks)

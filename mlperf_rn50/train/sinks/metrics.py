@@ -1,5 +1,6 @@
-"""metrics.jsonl, config.yaml and env.json: a run for programs."""
+"""Machine-readable files of a run: metrics.jsonl, config.yaml and env.json."""
 import json
+from dataclasses import asdict
 from typing import Any
 
 from mlperf_rn50.config import render_yaml
@@ -7,21 +8,17 @@ from mlperf_rn50.files import LineFile, write_atomically, writing
 from mlperf_rn50.system.environment import dump_environment
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder
-from mlperf_rn50.train.sinks.mlperf_log import changed, ranks_now
+from mlperf_rn50.train.sinks.mlperf_log import render_changes, render_ranks
 
 
 class Metrics:
-    """Writes the files of a run that are not its log."""
-
     def __init__(self, run: RunFolder):
         self._run, self._dataset = run, ''
         self._file = LineFile(run.metrics)
 
-    def _write(self, **values: Any) -> None:
-        self._file.write(json.dumps(values))
-
-    def see(self, event: events.Event) -> None:
-        write = self._write
+    def handle(self, event: events.Event) -> None:
+        def write(**values: Any) -> None:
+            self._file.write(json.dumps(values))
         match event:
             case events.Opened():
                 with writing(self._run.config):
@@ -32,13 +29,14 @@ class Metrics:
                 self._dataset = event.plan.config.data.dataset
             case events.Resumed():
                 self._dataset = event.plan.config.data.dataset
-                write(event='resumed', step=event.step, **ranks_now(event.plan, event.num_hosts), **changed(event))
+                write(event='resumed', step=event.step, **render_ranks(event.plan, event.num_hosts),
+                      **render_changes(event))
             case events.StepDone(is_reported=True):
                 write(event='train', step=event.step, epoch=event.epoch, time_s=event.time_s, loss=event.mean_loss,
                       learning_rate=event.learning_rate, images_per_s=event.images_per_s)
             case events.Evaluated():
-                write(event='eval', epoch=event.epoch + 1, time_s=event.time_s, num_top1=event.num_top1,
-                      num_top5=event.num_top5, num_images=event.num_images, dataset=self._dataset)
+                write(event='eval', epoch=event.epoch + 1, time_s=event.time_s, **asdict(event.accuracy),
+                      dataset=self._dataset)
             case events.ReferenceFound():
                 write(event='reference', **event.record)
             case events.Compared():

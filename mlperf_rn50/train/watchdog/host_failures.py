@@ -1,4 +1,4 @@
-"""Which host failed, and why: a line in the run folder for each rank or host, counted when hosts are chosen again."""
+"""Failures of hosts and ranks: lines in the run folder, counted when a launcher chooses hosts again."""
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +14,7 @@ _FILE = 'failures.jsonl'
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank, or a host with rank None, that failed; job: the start that it belongs to, MLPERF_RN50_JOB."""
+    """Failure of a rank, or of a host if rank is None; job: MLPERF_RN50_JOB of the start."""
 
     job: str
     host: str
@@ -23,16 +23,14 @@ class Failure:
 
 
 def append_line(path: Path, content: Mapping[str, Any]) -> None:
-    """Append a JSON line to a file of a run folder; without room or folder it is lost, and the run reports why."""
+    """Append a JSON line to a file of a run folder; ignore errors, which the run reports elsewhere."""
     with suppress(OSError), open(path, 'a', opener=no_link) as f:
         f.write(json.dumps(content) + '\n')
 
 
 def note_failure(folder: Path, failure: Failure) -> None:
-    """Add a failure to the list of a run folder."""
     append_line(folder / _FILE, vars(failure))
 
 
 def read_failures(folder: Path) -> list[Failure]:
-    """Return all failures of a run folder, the oldest first."""
     return [failure for _, failure in read_lines(folder / _FILE, Failure)]

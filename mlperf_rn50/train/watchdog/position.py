@@ -1,4 +1,4 @@
-"""The position of a rank (phase, step, signs of life), in memory that it shares with its watcher."""
+"""Position of a rank (phase, step, activity, signs of life) in memory shared with its watcher."""
 import ctypes
 import mmap
 import platform
@@ -11,26 +11,24 @@ from mlperf_rn50.system.launcher_env import launched_rank
 from mlperf_rn50.train.watchdog import stall_report
 
 T = TypeVar('T')
-# The phases of a rank, and the key of comm that limits the time without a sign of life in each.
+# Phases of a rank, with the key of comm that limits the time without a sign of life.
 PHASES = {'start-up': 'start_limit_s', 'training': 'stall_limit_s', 'evaluation': 'eval_limit_s',
           'writing a checkpoint': 'checkpoint_limit_s'}
 
 
 class _Shared(ctypes.Structure):
-    """The numbers a rank and its watcher share: each is written by one thread of one of them."""
+    """Numbers shared by a rank and its watcher; each has a single writing thread."""
 
     _fields_ = [(name, ctypes.c_int64) for name in (
-        'beats', 'phase', 'step', 'reading', 'calling', 'calls', 'computed', 'exchanging', 'asked')]
+        'beats', 'phase', 'step', 'reading', 'calling', 'calls', 'computed', 'exchanging', 'stop_requested')]
 
 
 class Position:
-    """Where a rank is: signs of life, phase, step and activity, in memory it shares with its watcher."""
-
     def __init__(self) -> None:
         self._shared = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared)))
 
     def now(self, phase: str | None = None, step: int | None = None) -> None:
-        """Give a sign of life, in one of PHASES at a number of steps taken; None: as before."""
+        """Give a sign of life; None leaves phase or number of steps taken unchanged."""
         if phase is not None:
             self._shared.phase = list(PHASES).index(phase)
         if step is not None:
@@ -38,7 +36,7 @@ class Position:
         self._shared.beats += 1
 
     def track_reading(self, batches: Iterator[T]) -> Iterator[T]:
-        """Yield the batches; while one is waited for, the rank is reading data."""
+        """Yield the batches; the rank counts as reading data while it waits for one."""
         while True:
             self._shared.reading = 1
             batch = next(batches, None)
@@ -49,7 +47,7 @@ class Position:
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
-        """Enter around what waits for all ranks."""
+        """Mark a section that waits for all ranks."""
         self._shared.calls += 1
         self._shared.calling = 1
         try:
@@ -57,22 +55,20 @@ class Position:
         finally:
             self._shared.calling = 0
 
-    def computed(self, is_exchanging: bool) -> None:
-        """Record that a step has been computed and its gradients are exchanged; or have been."""
+    def mark_exchange(self, is_exchanging: bool) -> None:
+        """Record the start (True) or end of a gradient exchange, whose step has been computed."""
         self._shared.computed += is_exchanging
         self._shared.exchanging = is_exchanging
 
-    def ask(self, *_: object) -> None:
-        """Request a stop."""
-        self._shared.asked = 1
+    def request_stop(self, *_: object) -> None:
+        self._shared.stop_requested = 1
 
     @property
-    def is_asked(self) -> bool:
-        return bool(self._shared.asked)
+    def is_stop_requested(self) -> bool:
+        return bool(self._shared.stop_requested)
 
     @property
     def has_started(self) -> bool:
-        """Whether the rank has begun to train."""
         return self._shared.phase > 0
 
     @property
@@ -84,13 +80,12 @@ class Position:
         return list(PHASES)[self._shared.phase]
 
     def state(self) -> stall_report.State:
-        """What other ranks read when this one is stalled."""
         shared = self._shared
         is_waiting = shared.calling or shared.exchanging
         doing = 'reading data' if shared.reading else stall_report.WAITING if is_waiting else \
             'computing' if self.phase in ('training', 'evaluation') else self.phase
         return stall_report.State(launched_rank(), platform.node(), shared.step, self.phase, doing,
-                             shared.calls + shared.computed, time.time())
+                                  shared.calls + shared.computed, time.time())
 
     def __str__(self) -> str:
         return f'step {self._shared.step}, {self.phase}'

@@ -1,7 +1,7 @@
-"""The report of a stalled rank: its stacks, and who waits for whom.
+"""Report of a stalled rank: stacks, and which rank waits for which.
 
-It goes to <run folder>/stalled/<job>/rank_<r>.txt and .json, which the other ranks' watchers read where they share the
-folder. Storage and rank may hang, so all of it is done in a process of its own and within a time limit.
+It goes to <run folder>/stalled/<job>/rank_<r>.txt and .json, which the watchers of other ranks read on a shared file
+system. Storage and rank may hang, so a forked process with a time limit does the work.
 """
 import json
 import os
@@ -20,24 +20,20 @@ from mlperf_rn50.files import write_atomically
 from mlperf_rn50.system.launcher_env import launched_rank
 from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure
 
-# On this signal, which nothing else uses, faulthandler writes the rank's stacks.
+# On this otherwise unused signal, faulthandler writes the stacks of the rank.
 STACK_SIGNAL = getattr(signal, 'SIGSTKFLT', 16)  # Python 3.10 has no name for it
 WAITING = 'waiting'
 _CLOCK_SKEW_S = 60
-# A dump is over when nothing has been added for so long.
-_QUIET_S = 1.0
+_QUIET_S = 1.0  # without new output, after which a dump is complete
 _MAX_NAMED = 10
-# Variables that name one start of all ranks, in each of them: our launchers, Open MPI, Slurm.
+# Variables that identify one start of all ranks: our launchers, Open MPI, Slurm.
 _JOBS = ('MLPERF_RN50_JOB', 'PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'SLURM_JOB_ID')
 _FULL_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
 class State:
-    """Where a rank is: reading data, computing or waiting for other ranks.
-
-    num_reached counts exchanges, alike on all ranks; time_s is in seconds since 1970.
-    """
+    """State of a rank; num_reached counts exchanges, equally on all ranks; time_s: seconds since 1970."""
 
     rank: int
     host: str
@@ -49,19 +45,19 @@ class State:
 
 
 def stalled_folder(run_dir: Path, variables: dict[str, str]) -> Path:
-    """Where the ranks of one start report a stall."""
+    """Return the folder for stall reports of one start."""
     job = next((variables[n] for n in _JOBS if n in variables), 'job')
     return run_dir / 'stalled' / re.sub(r'[^\w.-]', '_', job)
 
 
-def within(limit_s: float, work: Callable[[], str]) -> str | None:
-    """Do some work in a process of its own; None where it fails or takes longer."""
+def run_limited(limit_s: float, work: Callable[[], str]) -> str | None:
+    """Do some work in a forked process; return None if it fails or exceeds the limit."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
         try:
             os.write(writer, work().encode())
-        except BaseException:  # whatever it is, the watcher must not end of it
+        except BaseException:  # no error may end the watcher
             os._exit(1)
         os._exit(0)
     os.close(writer)
@@ -70,19 +66,19 @@ def within(limit_s: float, work: Callable[[], str]) -> str | None:
         text = pipe.read() if is_done else b''
     if not is_done:
         os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0 if is_done else os.WNOHANG)  # one that waits for storage may never end
+    _, status = os.waitpid(pid, 0 if is_done else os.WNOHANG)  # a process that waits for storage may never end
     return text.decode() if is_done and not status else None
 
 
 def note(folder: Path, reason: str) -> str:
-    """Add this host to the failures of the run, which a launcher counts."""
+    """Add this host to the failures of the run; a launcher counts them to choose hosts."""
     note_failure(folder.parent.parent, Failure(os.environ.get('MLPERF_RN50_JOB', ''), platform.node(), reason,
                                                launched_rank()))
     return ''
 
 
 def record(folder: Path, state: State, pid: int, stacks: int) -> str:
-    """Write the state of a stalled rank and its stacks, which arrive in the pipe `stacks`; returns their path."""
+    """Write the state of a stalled rank and its stacks from the pipe `stacks`; return their path."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / f'rank_{state.rank}.json', json.dumps(asdict(state)))
     path = folder / f'rank_{state.rank}.txt'
@@ -102,12 +98,11 @@ def _dump_stacks(pid: int, stacks: int) -> str:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or a debugger: its state as in proc(5)."""
+    """Check whether a process is stopped by a signal or a debugger. Source: proc(5)."""
     return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] in ('T', 't')
 
 
 def read_states(folder: Path, since_s: float) -> list[State]:
-    """The states that ranks have written since a time, by rank."""
     states = []
     for path in folder.glob('rank_*.json'):
         try:
@@ -120,16 +115,16 @@ def read_states(folder: Path, since_s: float) -> list[State]:
 
 
 def explain(own: State, others: Sequence[State], size: int) -> str:
-    """Whom a stalled rank waits for, or who waits for it, among all stalled ranks of `size`."""
+    """Describe which ranks a stalled rank waits for, or which wait for it; size: number of all ranks."""
     states = sorted([own, *others], key=lambda s: s.rank)
     front = max(s.num_reached for s in states)
     behind = [s for s in states if s.num_reached < front]
-    there = _name_ranks([s.rank for s in states if s.num_reached == front])
+    waiting = _name_ranks([s.rank for s in states if s.num_reached == front])
     silent = sorted(set(range(size)) - {s.rank for s in states})
     exchange = (f'the exchange of step {max(s.step for s in states) + 1}' if own.phase == 'training' else
                 f'an exchange ({own.phase})')
     if own in behind:
-        text = f'busy: {own.doing}; {there} waiting for it in {exchange}'
+        text = f'busy: {own.doing}; {waiting} waiting for it in {exchange}'
     elif behind:
         late = ', '.join(f'rank {s.rank} on {s.host} (busy: {s.doing})' for s in behind[:_MAX_NAMED])
         text = f'waiting in {exchange} for {late}' + (', ...' if len(behind) > _MAX_NAMED else '')
@@ -141,14 +136,14 @@ def explain(own: State, others: Sequence[State], size: int) -> str:
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:
-    """Ranks in words: rank 2; ranks 0, 1, 3; long lists are cut."""
+    """Return ranks as text, shortened: rank 2; ranks 0, 1, 3."""
     names = [str(r) for r in ranks]
     more = f', ... {names[-1]} ({len(names)})' if len(names) > _MAX_NAMED else ''
     return f'rank{"s" if len(names) > 1 else ""} {", ".join(names[:_MAX_NAMED])}{more}'
 
 
 def full_folders() -> str:
-    """The folders written to at a start that are full, as a clause for a message; '' for none."""
+    """Describe full folders among those written to at a start; '' for none."""
     found = []
     for folder in dict.fromkeys([os.environ.get('TMPDIR', '/tmp'), '/dev/shm']):
         try:
