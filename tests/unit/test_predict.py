@@ -226,8 +226,8 @@ def test_the_tables_of_ranks_on_other_data():
     assert any(line.startswith('- Model error: unknown') for line in lines)
     assert [line.split()[:4] for line in lines if line.startswith('4x2  ')] == [
         ['4x2', '8', '256', '-'], ['4x2', '32', '100.0', '14.0'], ['4x2', '256', 'sgd', '-']]
-    assert lines[-2:] == ['Warnings', '- 4x2: no recipe measured on digits at batch 256; the step is predicted, epochs and '
-                                  'minutes are not']
+    assert lines[-2:] == ['Warnings', '- 4x2: no recipe measured on digits at batch 256; the step is '
+                                      'predicted, epochs and minutes are not']
 
 
 def test_without_a_link_several_nodes_are_refused_and_one_is_not(tmp_path):
