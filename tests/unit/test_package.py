@@ -279,7 +279,7 @@ def test_scores_that_differ_are_said(tmp_path, official, scored, is_said):
 
 @pytest.mark.parametrize('words, said', [
     (['runs', '--org', 'us'], '--system SYSTEM, --out DIR: missing'),
-    (['--check', 'x', '--org', 'us'], '--check: looks at a finished tree and builds none; got --org too'),
+    (['--check', 'x', '--org', 'us'], '--check: got --org too, expected only a finished tree'),
     (['--check', 'x'], '--check: x has no folder results'),
     ([DIGITS, ROOT / 'logs/digits_sweep/1x1', '--org', 'us', '--system', 'x', '--out', 'o'], 'RUNS: got 2 sets')])
 def test_options_that_do_not_go_together(words, said):

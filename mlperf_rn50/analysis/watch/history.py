@@ -1,69 +1,58 @@
-"""What the records of metrics.jsonl come to, one after another."""
+"""History of a run, accumulated from the records of metrics.jsonl."""
 from dataclasses import dataclass, field
 
-from mlperf_rn50.analysis.watch.records import (
-    METRICS,
-    CourseRecord,
-    EvalRecord,
-    RanksRecord,
-    ReferenceRecord,
-    ResumedRecord,
-    TrainRecord,
-)
+from mlperf_rn50.analysis.watch import records
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveEvaluation, RankTime
 from mlperf_rn50.mllog.events import printable
 
-_MAX_POINTS, _MAX_RANKS, MAX_NODES, MAX_TEXT, MAX_SAID = 20_000, 4096, 256, 400, 20
-_PACE_EPOCHS = 4.0  # the last ones, over which the pace is taken
+_MAX_POINTS, _MAX_RANKS, MAX_NODES, MAX_TEXT, MAX_ITEMS = 20_000, 4096, 256, 400, 20
+_PACE_EPOCHS = 4.0  # the last epochs, which give epoch_s
 
 
 def text(value: str) -> str:
-    """Text of a record, in one line that may be shown."""
+    """Return an untrusted text as one printable line."""
     return printable(' '.join(value[:MAX_TEXT].split()))
 
 
 @dataclass
 class MetricsHistory:
-    """What the records of metrics.jsonl come to, one after another."""
-
-    last: TrainRecord = field(default_factory=TrainRecord)
-    points: list[tuple[float, float]] = field(default_factory=list)  # epoch, time_s
-    speeds: list[tuple[float, float]] = field(default_factory=list)
+    last: records.TrainRecord = field(default_factory=records.TrainRecord)
+    points: list[tuple[float, float]] = field(default_factory=list)  # (epoch, time_s)
+    speeds: list[tuple[float, float]] = field(default_factory=list)  # (time_s, images_per_s)
     evaluations: dict[int, LiveEvaluation] = field(default_factory=dict)
     ranks: tuple[RankTime, ...] = ()
     stragglers: tuple[str, ...] = ()
-    reference: ReferenceRecord = field(default_factory=ReferenceRecord)
+    reference: records.ReferenceRecord = field(default_factory=records.ReferenceRecord)
     band: dict[int, BandPoint] = field(default_factory=dict)
-    verdicts: dict[int, CourseRecord] = field(default_factory=dict)
-    layout: ResumedRecord | None = None
+    verdicts: dict[int, records.CourseRecord] = field(default_factory=dict)
+    layout: records.ResumedRecord | None = None
     num_resumes: int = 0
 
-    def see(self, record: METRICS) -> None:
-        """One more record."""
+    def add(self, record: records.METRICS) -> None:
         match record:
-            case TrainRecord():
+            case records.TrainRecord():
                 self.last = record
-                self._at(record.epoch, record.time_s, record.images_per_s)
-            case EvalRecord() if record.num_top1 <= record.num_images and len(self.evaluations) < _MAX_POINTS:
+                self._add_point(record.epoch, record.time_s, record.images_per_s)
+            case records.EvalRecord() if (record.num_top1 <= record.num_images
+                                          and len(self.evaluations) < _MAX_POINTS):
                 self.evaluations[record.epoch] = LiveEvaluation(record.epoch, record.num_top1 / record.num_images,
                                                             record.time_s)
-                self._at(record.epoch, record.time_s)
-            case RanksRecord():
+                self._add_point(record.epoch, record.time_s)
+            case records.RanksRecord():
                 self.ranks = tuple(RankTime(r.rank, text(r.host), *(s / r.num_steps for s in (
                     r.data_s, r.compute_s, r.wait_s))) for r in record.ranks[:_MAX_RANKS])
-                self.stragglers = tuple(filter(None, map(text, record.stragglers[:MAX_SAID])))
-            case ResumedRecord():
-                self._resumed(record)
-            case ReferenceRecord():
+                self.stragglers = tuple(filter(None, map(text, record.stragglers[:MAX_ITEMS])))
+            case records.ResumedRecord():
+                self._resume(record)
+            case records.ReferenceRecord():
                 self.reference = record
                 self.band = {epoch: BandPoint(epoch, mean, low, high) for epoch, _, mean, low, high, _ in record.band}
-            case CourseRecord() if len(self.verdicts) < _MAX_POINTS:
+            case records.CourseRecord() if len(self.verdicts) < _MAX_POINTS:
                 self.verdicts[record.epoch] = record
                 if record.epoch not in self.band and record.mean is not None:
                     self.band[record.epoch] = BandPoint(record.epoch, record.mean, record.low, record.high)
 
-    def _at(self, epoch: float, time_s: float | None, images_per_s: float | None = None) -> None:
-        """The run has got so far."""
+    def _add_point(self, epoch: float, time_s: float | None, images_per_s: float | None = None) -> None:
         if time_s is None:
             return
         self.points = [p for p in self.points[-_MAX_POINTS:] if p[0] >= epoch - _PACE_EPOCHS] + [(epoch, time_s)]
@@ -72,20 +61,20 @@ class MetricsHistory:
             if len(self.speeds) > _MAX_POINTS:
                 del self.speeds[1::2]
 
-    def _resumed(self, record: ResumedRecord) -> None:
-        """What was written of steps after the checkpoint is written again."""
+    def _resume(self, record: records.ResumedRecord) -> None:
+        """Drop everything after the checkpoint, because the resumed run writes it again."""
         self.num_resumes += 1
         self.layout = record
         if self.last.step and self.last.epoch:
             epoch = record.step * self.last.epoch / self.last.step
             self.evaluations = {e: v for e, v in self.evaluations.items() if e <= epoch + 1e-6}
             self.verdicts = {e: v for e, v in self.verdicts.items() if e <= epoch + 1e-6}
-            self.last = TrainRecord(record.step, epoch)
+            self.last = records.TrainRecord(record.step, epoch)
         self.points, self.ranks, self.stragglers = [], (), ()
 
     @property
     def epoch_s(self) -> float | None:
-        """Seconds of an epoch, evaluations included, over the last ones."""
+        """Duration of an epoch with its evaluation, averaged over the last ones."""
         if not self.points:
             return None
         (first, since_s), (last, now_s) = self.points[0], self.points[-1]

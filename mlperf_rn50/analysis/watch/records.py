@@ -1,4 +1,4 @@
-"""Records of metrics.jsonl, of a launcher's attempts and of telemetry, as watch reads them: typed and bounded."""
+"""Typed and bounded records of metrics.jsonl, attempts.jsonl and telemetry, as watch reads them."""
 from typing import Annotated, Any
 
 import msgspec
@@ -53,7 +53,7 @@ class ReferenceRecord(msgspec.Struct, tag_field='event', tag='reference'):
     text: str = ''
     num_reference: Whole = 0
     reference_epochs: tuple[Epochs, Epochs] | None = None
-    # Epoch, point of the schedule, mean, low, high, number of runs.
+    # (epoch, point of the schedule, mean, low, high, number of runs)
     band: list[tuple[Epoch, Any, Fraction | None, Fraction | None, Fraction | None, Any]] = []
 
 
