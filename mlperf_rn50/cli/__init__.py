@@ -1,7 +1,7 @@
 """Command line: one module of this folder per command, and the only place that prints errors.
 
-The docstring of a command's module is its help, and its first line the summary in the list of commands. The module has
-make_parser() and run(argv), which returns the exit code. The modules parsers, ranks, terminal and weights are shared.
+The docstring of a command's module is its help; its first line is the summary in the list of commands. The module has
+make_parser() and run(argv), which returns the exit code. Commands share parsers, ranks, terminal and weights.
 """
 import importlib
 import io
@@ -39,8 +39,7 @@ For the options of a command, run mlperf-rn50 COMMAND --help.
 
 exit codes: 0 success, 1 failed run or check, 2 invalid arguments or input, 75 interrupted and resumable,
 130 ended at once"""
-# Optional packages by the extra that contains them: import name and display name. Horovod is in no extra, because pip
-# alone builds it without MXNet.
+# Import and display names of optional packages, by extra. No extra has Horovod, which pip builds without MXNet.
 EXTRAS = {
     'cpu': {'mxnet': 'MXNet', 'nvidia': 'DALI', 'PIL': 'Pillow', 'docstring_parser': 'docstring-parser',
             'imagesize': 'imagesize', 'jsonargparse': 'jsonargparse', 'mlperf_compliance': 'mlperf-compliance',
@@ -194,10 +193,9 @@ def _main(argv: list[str]) -> int:
             traceback.print_exc()
         _print_error(e)
         return _leave(e.exit_code)
-    except BrokenPipeError:
-        raise
     except Exception as e:
-        if isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None:  # other files have a name
+        is_disk_fault = isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None  # None for the output
+        if is_disk_fault or isinstance(e, BrokenPipeError):
             raise
         explanation = explain_error(e)
         if not explanation or '--debug' in argv:

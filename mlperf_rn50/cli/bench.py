@@ -39,8 +39,7 @@ def make_parser() -> ArgumentParser:
     add('--threads', metavar='N,M', type=str, help='data: numbers of DALI threads (default: data.num_threads)')
     add('--caches', metavar='A,B', type=str, default='cold,warm', help='data: states of the page cache')
     add('--node-images-per-s', metavar='X', type=float,
-        help='data: training speed of a node in images/s, for the required storage bandwidth (default: speed of the '
-             'pipeline)')
+        help='data: training speed of a node, for the required storage bandwidth (default: speed of the pipeline)')
     add('--warmup-steps', metavar='N', type=int, default=10, help='steps before the measurement')
     add('--steps', metavar='N', type=int, default=100, help='measured steps, batches or repetitions')
     add('--format', choices=['table', 'json'], default='table', help='output format')

@@ -2,11 +2,10 @@
 
 examples:
   mlperf-rn50 check logs/digits_cpu/result_0.txt
-  mlperf-rn50 check logs/digits_five --ruleset v4.0
+  mlperf-rn50 check logs/digits_five --ruleset v4.0 --division open
   mlperf-rn50 check result_*.txt --ruleset v0.5 --format json
-  mlperf-rn50 check result_0.txt --ruleset 4.0.0 --division open
 
-exit codes: 0 every log passes, 1 a log fails or one of several is unreadable, 2 invalid arguments or no readable log
+exit codes: 0 all logs pass, 1 a log fails or one of several is unreadable, 2 usage error, no log, or one unreadable log
 """
 import json
 import sys

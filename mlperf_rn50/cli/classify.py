@@ -58,8 +58,8 @@ def run(argv: Sequence[str]) -> int:
             print(f'mlperf-rn50: {printable(str(e))}', file=sys.stderr, flush=True)
     if options.format == 'json':
         print(json.dumps({'images': [
-            {'file': name, 'error': str(found)} if isinstance(found, DataError)
-            else {'file': name, 'classes': [g._asdict() for g in found]} for name, found in answers.items()]}, indent=1))
+            {'file': name, 'error': str(a)} if isinstance(a, DataError)
+            else {'file': name, 'classes': [g._asdict() for g in a]} for name, a in answers.items()]}, indent=1))
     elif table := _render_table({name: a for name, a in answers.items() if not isinstance(a, DataError)}):
         print(table)
     return EXIT_USAGE if any(isinstance(a, DataError) for a in answers.values()) else EXIT_OK

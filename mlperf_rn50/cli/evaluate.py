@@ -24,7 +24,6 @@ from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, RunFailed, opt
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
-    from mlperf_rn50.model.weights import WeightsDescription
     from mlperf_rn50.train.evaluate import Accuracy, Confusion
     from mlperf_rn50.train.watchdog.position import Position
 
@@ -84,22 +83,21 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, positio
     if matrix.counts.trace() != accuracy.num_top1:
         raise RunFailed(f'evaluation: the confusion matrix has {matrix.counts.trace()} correct images, expected '
                         f'{accuracy.num_top1} as counted for Top-1')
-    logged = _logged_top1(weights) if _is_as_trained(config, weights.description) else None
+    logged = _logged_top1(weights) if _is_as_trained(config, weights) else None
     if comm.rank == 0:
         is_same_dataset = data.dataset == weights.description.data['dataset']
         classes = weights.description.classes if is_same_dataset else class_names(data)
         confusions = matrix.largest(options.confusions, classes)
-        render = _render_json if options.format == 'json' else _render_table
-        print(render(config, weights, accuracy, logged, confusions), flush=True)
+        print(_render(config, weights, accuracy, logged, confusions, options.format), flush=True)
     comm.barrier()
     return EXIT_OK if logged in (None, accuracy.top1) else EXIT_FAILED
 
 
-def _is_as_trained(config: Config, description: WeightsDescription) -> bool:
+def _is_as_trained(config: Config, weights: SavedWeights) -> bool:
     """Check that the evaluations of the run used the same images in the same arithmetic."""
     if config.data.synthetic:  # the images depend on the number of ranks
         return False
-    tree = to_tree(config)
+    tree, description = to_tree(config), weights.description
     keys = {'model': set(description.model), 'data': set(description.data) - {'dir'}, 'train': {'precision', 'device'}}
     return all(tree[s][k] == getattr(description, s)[k] for s, names in keys.items() for k in names)
 
@@ -110,15 +108,21 @@ def _logged_top1(weights: SavedWeights) -> float | None:
     from mlperf_rn50.model.weights import run_index
     from mlperf_rn50.train.checkpoint.run_folder import RunFolder
     folder, description = weights.path.absolute().parent, weights.description
-    log = RunFolder(folder.parent, run_index(folder)).result
+    log, found = RunFolder(folder.parent, run_index(folder)).result, []
     if folder.name.startswith('weights') and log.is_file():
         found = [e.accuracy for e in read_run(log).evaluations if e.epoch == description.epoch]
-        return found[-1] if found else description.top1
-    return description.top1
+    return found[-1] if found else description.top1
 
 
-def _render_table(config: Config, weights: SavedWeights, accuracy: Accuracy, logged: float | None,
-                  confusions: list[Confusion]) -> str:
+def _render(config: Config, weights: SavedWeights, accuracy: Accuracy, logged: float | None,
+            confusions: list[Confusion], output_format: str) -> str:
+    if output_format == 'json':
+        return json.dumps({
+            'weights': str(weights.path), 'epoch': weights.description.epoch, 'dataset': config.data.dataset,
+            'is_imagenet': config.data.dataset == IMAGENET, 'is_synthetic': config.data.synthetic, **asdict(accuracy),
+            'top1': accuracy.top1, 'top5': accuracy.top5, 'logged_top1': logged,
+            'is_as_logged': None if logged is None else logged == accuracy.top1,
+            'confusions': [asdict(c) for c in confusions]}, indent=1)
     from tabulate import tabulate
 
     from mlperf_rn50.mllog.events import printable
@@ -137,13 +141,3 @@ def _render_table(config: Config, weights: SavedWeights, accuracy: Accuracy, log
         lines += ['', tabulate(rows, ['class', 'taken for', 'images', 'of the class'], disable_numparse=True,
                                colalign=('left', 'left', 'right', 'right'))]
     return '\n'.join(lines)
-
-
-def _render_json(config: Config, weights: SavedWeights, accuracy: Accuracy, logged: float | None,
-                 confusions: list[Confusion]) -> str:
-    return json.dumps({
-        'weights': str(weights.path), 'epoch': weights.description.epoch, 'dataset': config.data.dataset,
-        'is_imagenet': config.data.dataset == IMAGENET, 'is_synthetic': config.data.synthetic, **asdict(accuracy),
-        'top1': accuracy.top1, 'top5': accuracy.top5, 'logged_top1': logged,
-        'is_as_logged': None if logged is None else logged == accuracy.top1,
-        'confusions': [asdict(c) for c in confusions]}, indent=1)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.parsers import command_parser
-from mlperf_rn50.cli.weights import add_weights_options, load_saved
+from mlperf_rn50.cli.weights import SavedWeights, add_weights_options, load_saved
 from mlperf_rn50.errors import EXIT_OK, DataError
 from mlperf_rn50.parser import Parser
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import mxnet as mx
 
     from mlperf_rn50.config import Config
-    from mlperf_rn50.model.weights import WeightsDescription
 
 _NUM_IMAGES = 64
 
@@ -51,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     weights = load_saved(options.path, options.which)
     config, net = weights.portable_network([f'--data.dir={options.data_dir}'] if options.data_dir else [])
     files, found = export(net, _images(config), Path(options.out), f'{config.model.name}_{weights.path.stem}',
-                          options.format, _facts(weights.description, config))
+                          options.format, _facts(weights, config))
     print(f'weights      {printable(str(weights))}\n'
           f'checked      on {found.num_images} validation images of {printable(data_name(config.data))}\n'
           f'difference   at most {found.absolute:.3g}, {found.relative:.3g} of the largest logit\n'
@@ -70,9 +69,9 @@ def _images(config: Config) -> mx.nd.NDArray:
         raise DataError(f'{e}; the export is verified with validation images: give their folder with --data.dir') from e
 
 
-def _facts(description: WeightsDescription, config: Config) -> dict:
+def _facts(weights: SavedWeights, config: Config) -> dict:
     """Describe inputs, outputs and origin of the exported network."""
-    data, side = config.data, config.data.image_size
+    description, data, side = weights.description, config.data, config.data.image_size
     return {'model': config.model.name, 'input': {
         'name': 'data', 'shape': ['batch', 3, side, side], 'dtype': 'float32', 'layout': 'NCHW', 'colours': 'RGB',
         'resize_shorter': data.resize_shorter, 'interpolation': data.interpolation, 'centre_crop': side,

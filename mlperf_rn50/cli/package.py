@@ -1,14 +1,13 @@
 """Build a submission tree from five runs and validate it with the official checkers.
 
 examples:
-  mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission
   mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission --round v3.1
   mlperf-rn50 package --check submission/us --round v4.0
 
 Results are copied byte for byte. If a rule refuses the set of runs, the rule is printed and nothing is written.
 
-exit codes: 0 accepted, even if the description of a new tree is still incomplete, 1 refused by a rule or a checker, 2
-invalid arguments
+exit codes: 0 accepted, even if the description of a new tree is still incomplete, 1 refused by a rule or a checker,
+2 invalid arguments
 """
 from __future__ import annotations
 
@@ -24,9 +23,10 @@ from mlperf_rn50.mllog.rulesets import PACKAGED, parse_round
 from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
+    from mlperf_rn50.analysis.sets.convergence import System
     from mlperf_rn50.mllog.package.package import Package
 
-_OPEN = 'NOT yet to be handed in'
+_OPEN = 'NOT ready for submission'
 
 
 def make_parser() -> Parser:
@@ -55,8 +55,15 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f'--check: got {", ".join(given)} too, expected only a finished tree')
     if missing and not options.check:
         parser.error(f'the following arguments are required: {", ".join(missing)}')
+    from mlperf_rn50.analysis.sets.load import load_systems
     from mlperf_rn50.mllog.package import package
-    result, heading, minutes = _check(options) if options.check else _build(options)
+    folder = options.check and options.check / 'results'
+    if folder and not folder.is_dir():
+        raise UserError(f'--check: {options.check} has no folder results; expected the tree of an organisation, such '
+                        'as submission/us')
+    systems = load_systems([folder] if folder else [Path(p) for p in options.runs])
+    result, heading = (_check if options.check else _build)(options, systems)
+    minutes = systems[0].score_minutes if len(systems) == 1 else None
     if options.format == 'json':
         print(json.dumps(package.package_as_json(result, minutes), indent=1))
     else:
@@ -64,11 +71,9 @@ def run(argv: Sequence[str]) -> int:
     return EXIT_FAILED if result.refusals else EXIT_OK
 
 
-def _build(options: Namespace) -> tuple[Package, str, float | None]:
-    """Return the package, the heading of its text and the score in minutes."""
-    from mlperf_rn50.analysis.sets.load import load_systems
+def _build(options: Namespace, systems: Sequence[System]) -> tuple[Package, str]:
+    """Return the package and the heading of its text."""
     from mlperf_rn50.mllog.package import package
-    systems = load_systems([Path(p) for p in options.runs])
     if len(systems) != 1:
         raise UserError(f'RUNS: got {len(systems)} sets ({", ".join(s.name for s in systems)}), expected one')
     if systems[0].refusal:
@@ -77,18 +82,10 @@ def _build(options: Namespace) -> tuple[Package, str, float | None]:
     result = package.make_package(systems[0].runs, order)
     heading = (f'{result.home}: {order.system}, {order.round}' + f', {_OPEN}' * result.is_open if result.home else
                f'refused by the rules of {order.round}; nothing was written:')
-    return result, heading, systems[0].score_minutes
+    return result, heading
 
 
-def _check(options: Namespace) -> tuple[Package, str, float | None]:
-    """Return the result for a finished tree, as _build does."""
-    from mlperf_rn50.analysis.sets.load import load_systems
+def _check(options: Namespace, systems: Sequence[System]) -> tuple[Package, str]:
     from mlperf_rn50.mllog.package.package import check_finished
-    results = options.check / 'results'
-    if not results.is_dir():
-        raise UserError(f'--check: {options.check} has no folder results; expected the tree of an organisation, such '
-                        'as submission/us')
-    systems = load_systems([results])
     result = check_finished(options.check, options.round, {s.name: s.runs for s in systems})
-    heading = f'{options.check}: {options.round}, {_OPEN if result.is_open else "no errors found"}'
-    return result, heading, systems[0].score_minutes if len(systems) == 1 else None
+    return result, f'{options.check}: {options.round}, {_OPEN if result.is_open else "no errors found"}'

@@ -5,14 +5,14 @@ examples:
   mlperf-rn50 predict dgxa100_ngc20.06_mxnet --layouts '1x8 2x8 4x8' --strong --price-per-node-hour 20
   mlperf-rn50 predict logs/digits_sweep --layouts '1x1 2x1 4x1 8x1' --link-gbit-s 1 --out prediction
   mlperf-rn50 predict step.json exchange.json --layouts '1x4 2x4 4x4 8x4'    (from bench train and bench allreduce)
-  mlperf-rn50 predict --validate ../shared/published
+  mlperf-rn50 predict --validate training_results_v0.7
 
 SOURCE is a run folder, a study or a tree of published logs; a JSON file of bench train or bench allreduce; or the name
 of a published system, as round/organisation/system (recipe lists them by batch). A bench allreduce beside another
 SOURCE gives the speed of the interconnect.
 
 By default the batch per accelerator is constant (--weak). A layout that cannot be predicted is refused with the reason.
-The knee is the layout from which on 1 % less time costs more than 1 % more node-hours.
+The knee is the layout beyond which 1 % less time costs more than 1 % more node-hours.
 
 exit codes: 0 at least one layout was predicted, 1 all layouts were refused, 2 invalid arguments
 """
@@ -28,7 +28,6 @@ from mlperf_rn50.cli.terminal import has_colour, paint
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, option_error
 from mlperf_rn50.parser import Parser
 
-_PACKAGED = 'packaged'  # --validate without a TREE; compared by identity, because a folder may have this name
 _MAX_UNITS, _MAX_BATCH, _MAX_LAYOUTS = 1_000_000, 10_000_000, 1000
 
 
@@ -52,9 +51,8 @@ def make_parser() -> Parser:
     add('--system', metavar='NAME', help='base system in a folder of several (default: the one with the fewest nodes)')
     add('--format', choices=['table', 'markdown', 'json'], default='table', help='output format (default: table)')
     add('--out', metavar='DIR', help='folder for prediction.json, prediction.md and the figure (SVG, PNG; light, dark)')
-    add('--validate', nargs='?', const=_PACKAGED, metavar='TREE',
-        help='predict published systems of several nodes from those of one node and print the errors; TREE: published '
-             'logs (default: the packaged table)')
+    add('--validate', nargs='?', const=True, metavar='TREE',
+        help='print the prediction errors for published systems, from a tree of logs (default: the packaged table)')
     return parser
 
 
@@ -109,7 +107,7 @@ def _validate(options: Namespace, parser: Parser) -> int:
         raise option_error(f'--validate: got {", ".join(given)} too, expected only a TREE or nothing', parser)
     from mlperf_rn50.analysis.predict.validation import render_validation, validate_published, validate_systems
     from mlperf_rn50.analysis.sets.load import load_systems
-    validation = (validate_published() if options.validate is _PACKAGED else
+    validation = (validate_published() if options.validate is True else
                   validate_systems(load_systems([Path(options.validate)])))
     print(render_validation(validation, options.format == 'markdown'))
     return EXIT_OK if validation.predicted else EXIT_FAILED

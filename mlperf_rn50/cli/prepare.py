@@ -29,21 +29,18 @@ def make_parser() -> Parser:
     add('--name', help='folder: name of the data set, shown with its accuracy')
     add('--resize-shorter', type=int, metavar='PIXELS',
         help='shorter side to resize to, which re-encodes the images (default: unchanged files)')
-    add('--workers', type=int, metavar='N',
-        help='number of processes, or of threads for --verify (default: number of cores)')
+    add('--workers', type=int, metavar='N', help='processes, or threads with --verify (default: number of cores)')
     add('--skip-corrupt', action='store_true', help='skip damaged images and list them')
-    add('--allow-partial', action='store_true',
-        help='imagenet: accept another number of images or classes than ImageNet has')
+    add('--allow-partial', action='store_true', help='imagenet: accept a different number of images or classes')
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
-    missing = [name for name in ('dataset', 'out') if not getattr(options, name)]
+    missing = [name for name, value in (('data set', options.dataset), ('--out DIR', options.out)) if not value]
     if options.verify is None and missing:
-        names = ['--out DIR' if n == 'out' else 'data set' for n in missing]
-        parser.error(f'got no {" and no ".join(names)}, expected a data set and --out, or --verify DIR')
+        parser.error(f'got no {" and no ".join(missing)}, expected a data set and --out, or --verify DIR')
     others = [k for k, v in vars(options).items() if v != parser.get_default(k) and k not in ('verify', 'workers')]
     if options.verify is not None and others:
         other = 'a data set' if others[0] == 'dataset' else f'--{others[0].replace("_", "-")}'

@@ -20,11 +20,11 @@ from mlperf_rn50.train.watchdog.watcher import watched
 
 def load_config(options: Namespace, argv: Sequence[str], parser: ArgumentParser) -> tuple[Config, Any]:
     """Return the configuration of a run and, for --resume, the run folder and checkpoint."""
-    if not options.resume:
-        return resolve_config(Path(options.config) if options.config else None, argv, parser), None
-    from mlperf_rn50.train.checkpoint.run_folder import find_run
-    resume = find_run(Path(options.resume))
-    return resolve_config(resume[0].config, argv, parser), resume
+    if options.resume:
+        from mlperf_rn50.train.checkpoint.run_folder import find_run
+        resume = find_run(Path(options.resume))
+        return resolve_config(resume[0].config, argv, parser), resume
+    return resolve_config(Path(options.config) if options.config else None, argv, parser), None
 
 
 def add_resume_options(parser: ArgumentParser) -> None:
@@ -38,9 +38,7 @@ def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool =
             run_dir: Path | None = None) -> int:
     """Run this rank's part of a command, with a watchdog if a launcher started it.
 
-    Args:
-        can_stop: the program handles stop requests; otherwise a stop request ends it at once.
-        run_dir: folder of the run (default: run.dir of the configuration).
+    A stop request ends the program at once unless can_stop; run_dir None means run.dir of the configuration.
     """
     launched_rank(), launched_local()  # report invalid launcher variables before anything starts
     # MXNet reads OMP_NUM_THREADS once, on import. Unset, it starts a spinning thread per core of the machine.

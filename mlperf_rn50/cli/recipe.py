@@ -17,14 +17,10 @@ import shlex
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.parsers import command_parser, config_parser, count, fraction
 from mlperf_rn50.errors import EXIT_OK, ConfigError
 from mlperf_rn50.parser import Parser
-
-if TYPE_CHECKING:
-    from mlperf_rn50.analysis.recipe.choose import Choice
 
 _MAX_BATCH = 1_281_167
 
@@ -56,18 +52,25 @@ def run(argv: Sequence[str]) -> int:
             raise ConfigError(f'--{name}: got an empty text, expected a file')
     if options.out and os.path.lexists(options.out):
         raise ConfigError(f'--out: {options.out} exists already, expected a new file; move it or choose another name')
-    from mlperf_rn50.analysis.recipe.choose import check_shares
-    from mlperf_rn50.analysis.recipe.tables import find_recipes, recipes_object, render_recipes
+    from mlperf_rn50.analysis.recipe import choose, tables
     if options.compare:
-        found = find_recipes(*_compared(options))
+        found = tables.find_recipes(*_compared(options))
     elif options.global_batch_size is None:
         raise ConfigError('--global-batch-size N: missing; see mlperf-rn50 recipe --help')
     else:
-        check_shares(options.global_batch_size, (options.nodes or 1) * (options.ranks_per_node or 1))
-        found = find_recipes(options.global_batch_size, options.optimizer, options.target)
+        choose.check_shares(options.global_batch_size, (options.nodes or 1) * (options.ranks_per_node or 1))
+        found = tables.find_recipes(options.global_batch_size, options.optimizer, options.target)
     if options.out and found.choice:
-        _write(found.choice, options, argv)
-    print(json.dumps(recipes_object(found), indent=2) if options.format == 'json' else render_recipes(found))
+        from mlperf_rn50.files import write_atomically
+        layout = options.nodes, options.ranks_per_node
+        comments = tables.comments_of(found.choice, shlex.join(['mlperf-rn50', 'recipe', *argv]), *layout)
+        try:
+            config = choose.make_config(found.choice, *layout)
+            write_atomically(Path(options.out), tables.render_config(config, comments))
+        except OSError as e:
+            raise ConfigError(f'--out: cannot write {options.out}: {e.strerror}') from e
+    print(json.dumps(tables.recipes_object(found), indent=2) if options.format == 'json' else
+          tables.render_recipes(found))
     return EXIT_OK
 
 
@@ -87,15 +90,3 @@ def _compared(options: Namespace) -> tuple:
         raise ConfigError(f'--global-batch-size: got {batch}, but {options.compare} has {configured}; omit the option')
     target = config.train.target_accuracy if options.target is None else options.target
     return batch, options.optimizer, target, config, num_ranks
-
-
-def _write(choice: 'Choice', options: Namespace, argv: Sequence[str]) -> None:
-    from mlperf_rn50.analysis.recipe.choose import make_config
-    from mlperf_rn50.analysis.recipe.tables import comments_of, render_config
-    from mlperf_rn50.files import write_atomically
-    config = make_config(choice, options.nodes, options.ranks_per_node)
-    comments = comments_of(choice, shlex.join(['mlperf-rn50', 'recipe', *argv]), options.nodes, options.ranks_per_node)
-    try:
-        write_atomically(Path(options.out), render_config(config, comments))
-    except OSError as e:
-        raise ConfigError(f'--out: cannot write {options.out}: {e.strerror}') from e

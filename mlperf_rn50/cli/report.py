@@ -4,8 +4,7 @@ examples:
   mlperf-rn50 report logs/digits_sweep
   mlperf-rn50 report training_results_v0.7/NVIDIA --format json
   mlperf-rn50 report logs/c4140 --format csv --rows evaluations
-  mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4
-  mlperf-rn50 report logs/c4140 --price-per-node-hour 3.5
+  mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4 --price-per-node-hour 3.5
 
 Runs that did not converge are always listed. Runs of one folder that differ in batch, optimizer, target or number of
 nodes are not a run set: they are listed with the reason, and excluded from comparisons.
@@ -30,9 +29,7 @@ def make_parser() -> Parser:
     add('--format', choices=['table', 'markdown', 'csv', 'json', 'html'], default='table',
         help='output format (default: table)')
     add('--rows', choices=['runs', 'evaluations'], help='rows of --format csv (default: runs)')
-    add('--out', metavar='DIR',
-        help='folder for report.html, report.json, report.md, report.csv (a row per run), report_evaluations.csv and '
-             'the figures (SVG, PNG)')
+    add('--out', metavar='DIR', help='folder for report.{html,json,md,csv}, report_evaluations.csv, figures (SVG, PNG)')
     add('--baseline', metavar='SYSTEM', help='system to compare with (default: the smallest of each study)')
     add_price_option(parser)
     return parser
@@ -47,8 +44,8 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.sets.load import load_systems
     from mlperf_rn50.analysis.sets.scaling import make_studies
     systems = load_systems([Path(p) for p in options.paths])
-    has_refusal = any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in systems)
-    code = EXIT_FAILED if has_refusal else EXIT_OK
+    is_complete = not any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in systems)
+    code = EXIT_OK if is_complete else EXIT_FAILED
     studies = make_studies(systems, options.baseline, options.price_per_node_hour)
     if options.out:
         from mlperf_rn50.analysis.report.page import dump_report

@@ -61,9 +61,8 @@ def _print_plan(config: cfg.Config, options: Namespace) -> int:
     from mlperf_rn50.analysis.recipe.differences import find_deviations
     from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
     ranks = options.ranks or config_world_size(config) or 1
-    print(cfg.render_yaml(config) + '\n' + render_plan(make_plan(config, ranks)))
-    for text in find_deviations(config, ranks):
-        print(f'warning: {text}')
+    print('\n'.join([cfg.render_yaml(config), render_plan(make_plan(config, ranks)),
+                     *(f'warning: {text}' for text in find_deviations(config, ranks))]))
     return EXIT_OK
 
 

@@ -6,8 +6,8 @@ examples:
   mlperf-rn50 watch logs/c4140 --html --price-per-node-hour 24.5
   mlperf-rn50 watch logs/c4140 --once --format json
 
-A folder stands for its newest run, which may start later. Nothing is locked, and written only with --html, so a run on
-other machines can be followed through a shared folder. Piped output is one line per event of a run.
+A folder stands for its newest run, which may start later. No file is locked, and only --html writes files, so a run on
+other machines can be followed through a shared folder. On a pipe the output is one line per event of a run.
 
 exit codes: 0 all runs are over, or Ctrl-C, 2 invalid arguments
 """
@@ -17,6 +17,7 @@ import json
 import re
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
     from mlperf_rn50.analysis.watch.follower import Follower
     from mlperf_rn50.analysis.watch.run_state import LiveRun
 
-_LEAST_S, _PLAIN_PERIOD_S, _RESIZE_S = 0.2, 30.0, 0.2
-_PIPE_COLUMNS = 100
+_LEAST_S, _LINE_PERIOD_S, _RESIZE_S, _PIPE_COLUMNS = 0.2, 30.0, 0.2, 100
 
 
 def make_parser() -> Parser:
@@ -54,10 +54,8 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError('--format json: expected --once beside it')
     if not _LEAST_S <= options.every <= 86400:
         raise ConfigError(f'--every: got {options.every:g}, expected {_LEAST_S:g} to 86400 seconds')
-    price = options.price_per_node_hour
     from mlperf_rn50.analysis.watch.follower import Follower
-    followers = [Follower(Path(p)) for p in options.paths]
-    states = _states(followers, options.html, options.every, price)
+    states, price = _states([Follower(Path(p)) for p in options.paths], options), options.price_per_node_hour
     if options.once:
         _print_once(next(states), price, options.format)
         return EXIT_OK
@@ -71,37 +69,36 @@ def run(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _states(followers: Sequence[Follower], has_pages: bool, every_s: float,
-            price: float | None) -> Iterator[list[LiveRun]]:
-    """Yield the current state of the runs until all are over; write the pages that have changed before."""
+def _states(followers: Sequence[Follower], options: Namespace) -> Iterator[list[LiveRun]]:
+    """Yield the current state of the runs until all are over; first write the pages that have changed."""
     runs: list[LiveRun] = []
     written: list[LiveRun | None] = [None] * len(followers)
     while not runs or not all(r.is_over for r in runs):
         runs = [f.look() for f in followers]
         for k, (run, follower) in enumerate(zip(runs, followers)):
-            if has_pages and run != written[k]:
-                _write_page(run, follower.folder, every_s, price)
+            if options.html and run != written[k]:
+                _write_page(run, follower.folder, options)
                 written[k] = run if run.is_over or follower.folder.is_dir() else None
         yield runs
 
 
-def _write_page(run: LiveRun, folder: Path, every_s: float, price: float | None) -> None:
+def _write_page(run: LiveRun, folder: Path, options: Namespace) -> None:
     from mlperf_rn50.analysis.watch.page import NAME, dump_page
     from mlperf_rn50.files import temporary_of
     try:
-        dump_page(run, folder, every_s, price)
+        dump_page(run, folder, options.every, options.price_per_node_hour)
     except FileNotFoundError:  # the folder was removed meanwhile
         pass
     except OSError as e:
         raise UserError(f'--html: cannot write to {folder}: {e.strerror}; omit --html') from e
-    finally:  # remove the temporary file of an interrupted write
+    except KeyboardInterrupt:
         temporary_of(folder / NAME).unlink(missing_ok=True)
+        raise
 
 
 def _console() -> Console:
     from rich.console import Console
-    is_terminal = sys.stdout.isatty()
-    colour = has_colour(sys.stdout)
+    is_terminal, colour = sys.stdout.isatty(), has_colour(sys.stdout)
     return Console(file=sys.stdout, force_terminal=is_terminal or colour, no_color=not colour, highlight=False,
                    markup=False, emoji=False, width=None if is_terminal else _PIPE_COLUMNS)
 
@@ -136,16 +133,15 @@ def _show_live(states: Iterator[list[LiveRun]], every_s: float, price: float | N
 
 
 def _print_lines(states: Iterator[list[LiveRun]], every_s: float) -> None:
-    """Print a line for each run on every event, and on progress of its steps after _PLAIN_PERIOD_S."""
+    """Print a line for each run on every event, and on progress of its steps after _LINE_PERIOD_S."""
     from mlperf_rn50.analysis.watch.facts import line_of
     printed: dict[int, tuple[object, object, float]] = {}
     for runs in states:
         now = time.monotonic()
         for k, run in enumerate(runs):
-            news = (run.warnings, run.number, run.status, run.has_end, len(run.evaluations), run.verdict,
-                    run.attempts)
+            news = run.warnings, run.number, run.status, run.has_end, len(run.evaluations), run.verdict, run.attempts
             before, step, then = printed.get(k, (None, None, 0.0))
-            if news != before or run.step != step and now - then >= _PLAIN_PERIOD_S:
+            if news != before or run.step != step and now - then >= _LINE_PERIOD_S:
                 print(line_of(run), flush=True)
                 for text in run.warnings if before is None or news[0] != before[0] else ():  # type: ignore[index]
                     print(f'  {text}', flush=True)

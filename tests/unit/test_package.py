@@ -20,7 +20,7 @@ from mlperf_rn50.mllog.package.system_desc import describe_system, find_base, me
 
 DIGITS = ROOT / 'logs/digits_five'  # five real runs
 CODE = 'benchmarks/resnet/implementations/mlperf_rn50'
-OPEN = 'NOT yet to be handed in'
+OPEN = 'NOT ready for submission'
 
 
 def build(folder, tmp_path, *options):

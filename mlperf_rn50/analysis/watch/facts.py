@@ -1,6 +1,5 @@
 """Facts of a live run as text, for the terminal, the page and line output."""
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mlperf_rn50.analysis.watch.run_state import STARTING, WAITING, LiveRun
 from mlperf_rn50.mllog.events import printable
@@ -8,10 +7,11 @@ from mlperf_rn50.text import data_name, duration, money, percent, plural, some, 
 
 _SLOW = 0.10  # skew that is shown as a warning
 _MAX_NAMED = 6
+STATUS_LEVELS = {'converged': 'good', 'running': 'good', 'interrupted': 'warn', 'aborted': 'bad', 'failed': 'bad',
+                 'unreadable': 'bad', WAITING: '', STARTING: ''}
 
 
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     name: str
     text: str
     level: str = ''  # good, warn, bad or none
@@ -26,20 +26,13 @@ def status_word(run: LiveRun) -> str:
     return 'killed' if run.status == 'failed' and not run.has_end else run.status
 
 
-def level_of(run: LiveRun) -> str:
-    """Return the level of the status."""
-    return {'converged': 'good', 'running': 'good', 'interrupted': 'warn', 'aborted': 'bad', 'failed': 'bad',
-            'unreadable': 'bad'}.get(run.status, '')
-
-
 def status_text(run: LiveRun) -> str:
     word, resume = status_word(run), _known('; resumable from step {}', run.checkpoints.step)
     if run.status in (WAITING, STARTING):
         return run.note
     if word == 'killed':
-        quiet = 'the time of the last write is unknown' if run.quiet_s is None else (
-            f'nothing was written for {duration(run.quiet_s)}')
-        return f'killed: the log has no end, and {quiet}{resume}'
+        age = 'an unknown time' if run.quiet_s is None else duration(run.quiet_s)
+        return f'killed: the log has no end, and nothing was written for {age}{resume}'
     if word == 'running':
         return word if run.quiet_s is None else f'{word}, last written {duration(run.quiet_s)} ago'
     epochs = f' after {run.evaluations[-1].epoch:g} epochs' if word == 'converged' and run.evaluations else ''
@@ -67,8 +60,8 @@ def accuracy_text(run: LiveRun) -> str:
     if not run.evaluations:
         return 'no evaluation yet'
     last, best = run.evaluations[-1], max(run.evaluations, key=lambda e: e.accuracy)
-    text = f'{percent(last.accuracy)} at epoch {last.epoch}'
-    return text if best.epoch == last.epoch else f'{text}, best {percent(best.accuracy)} at {best.epoch}'
+    best_text = '' if best.epoch == last.epoch else f', best {percent(best.accuracy)} at {best.epoch}'
+    return f'{percent(last.accuracy)} at epoch {last.epoch}{best_text}'
 
 
 def _speed(run: LiveRun) -> str:
@@ -127,16 +120,14 @@ def _nodes(run: LiveRun) -> str:
 
 def _others(run: LiveRun) -> str:
     """Return the other runs of the folder, grouped by status."""
-    by_status: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for number, status in run.others:
-        by_status.setdefault(status, []).append(number)
-    return '; '.join(f'{"run" if len(n) == 1 else "runs"} {_numbers(n)} {status}' for status, n in by_status.items())
+        groups.setdefault(status, []).append(number)
 
-
-def _numbers(numbers: Sequence[int]) -> str:
-    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f'{numbers[0]} to {numbers[-1]}'
-    return some(numbers, _MAX_NAMED)
+    def names(n: list[int]) -> str:
+        is_range = len(n) > 2 and n[-1] - n[0] == len(n) - 1
+        return f'runs {n[0]} to {n[-1]}' if is_range else f'run{"" if len(n) == 1 else "s"} {some(n, _MAX_NAMED)}'
+    return '; '.join(f'{names(numbers)} {status}' for status, numbers in groups.items())
 
 
 def _progress(run: LiveRun, price: float | None) -> list[Fact]:
@@ -159,9 +150,9 @@ def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
     """Return all known facts; price: per node-hour."""
     has_started = run.status not in (WAITING, STARTING)
     attempts = f'{len(run.attempts)} by the launcher, the last: {run.attempts[-1]}' if run.attempts else ''
-    facts = [Fact('status', status_text(run), level_of(run)), *(_progress(run, price) if has_started else []),
-             Fact('nodes', '' if run.has_end else _nodes(run)), Fact('attempts', attempts),
-             Fact('other runs', _others(run))]
+    facts = [Fact('status', status_text(run), STATUS_LEVELS[run.status]),
+             *(_progress(run, price) if has_started else []), Fact('nodes', '' if run.has_end else _nodes(run)),
+             Fact('attempts', attempts), Fact('other runs', _others(run))]
     return [f for f in facts if f.text]
 
 

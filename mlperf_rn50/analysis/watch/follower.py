@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import yaml
 
 from mlperf_rn50.analysis.sets.cost import kwh
-from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_NODES, MAX_TEXT, MetricsHistory, text
-from mlperf_rn50.analysis.watch.records import METRICS, AttemptRecord, Epochs, NodeSample, ResumedRecord
+from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, METRICS, Epochs, MetricsHistory, ResumedRecord, text
 from mlperf_rn50.analysis.watch.run_state import STARTING, Checkpoints, LiveEvaluation, LiveRun, Node, UsedEnergy
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import read_text, regular_file
@@ -32,12 +31,32 @@ from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, read_energy
 from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry, host_of
 
-_MAX_CONFIG_BYTES = 1 << 14
+_LOG = re.compile(r'result_(\d{1,9})\.txt')
+_MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256
 _TAIL_BYTES = 1 << 16  # enough for the newest sample of a node
 _UNEXPECTEDLY_QUIET_S = 60.0  # of a node's telemetry, beyond that of the other nodes
 _READ_AGAIN_S = 5.0  # period to check whether the lock of an unchanged log is still held
 # Energy is integrated over all samples, so it is read rarely, and the less often the longer it takes.
 _ENERGY_PERIOD_S, _ENERGY_SHARE = 60.0, 0.05
+_Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
+
+
+class AttemptRecord(msgspec.Struct):
+    run: int | None
+    exit_code: Annotated[int, msgspec.Meta(ge=-255, le=255)] | None = None
+    end: str | None = None
+    can_resume: bool = False
+
+
+class GpuSample(msgspec.Struct):
+    utilization_percent: _Percent | None = None
+    power_w: Annotated[float, msgspec.Meta(ge=0, le=1e5)] | None = None
+
+
+class NodeSample(msgspec.Struct):
+    event: str | None = None
+    cpu_percent: _Percent | None = None
+    gpus: list[GpuSample] = []
 
 
 class Follower:
@@ -46,7 +65,7 @@ class Follower:
     def __init__(self, path: Path):
         """Raise UserError for a file that is not result_<k>.txt."""
         self.path, self.folder, self._fixed = path, path, None
-        if m := re.fullmatch(r'result_(\d{1,9})\.txt', path.name):
+        if m := _LOG.fullmatch(path.name):
             self.folder, self._fixed = path.parent, int(m[1])
         elif path.is_file():
             raise UserError(f'{path}: got a file, expected a run folder, or result_<k>.txt in one')
@@ -58,7 +77,8 @@ class Follower:
         """Return the current state; now_s: seconds since 1970, None for the system clock."""
         now_s = time.time() if now_s is None else now_s
         try:
-            numbers = _numbers(self.folder)
+            with os.scandir(self.folder) as entries:
+                numbers = sorted(int(m[1]) for e in entries if (m := _LOG.fullmatch(e.name)))
         except FileNotFoundError:
             return LiveRun(str(self.path), note='the folder is gone; waiting for it' if self._was_there else
                            'not started yet: no such folder; waiting')
@@ -75,8 +95,10 @@ class Follower:
 
     def _read(self, number: int, now_s: float) -> Run | UserError:
         """Read a log again if it was written, or to check whether a running run still holds its lock."""
-        path = self.folder / f'result_{number}.txt'
-        signature = _signature(path)
+        path, signature = self.folder / f'result_{number}.txt', None
+        with suppress(OSError):
+            status = path.stat()
+            signature = status.st_ino, status.st_size, status.st_mtime_ns
         before, read_s, run = self._logs.get(number, (None, -math.inf, UserError('')))
         is_open = isinstance(run, UserError) or run.status == 'running' or keys.RUN_STOP not in run.lines
         if signature == before and not (is_open and abs(now_s - read_s) >= _READ_AGAIN_S):
@@ -115,7 +137,7 @@ class Follower:
         ages = {path: age for path in (log, metrics) if (age := age_s(path, now_s)) is not None}
         state = replace(
             state, number=number, quiet_s=min(ages.values(), default=None), attempts=_attempts(self.folder, number),
-            nodes=tuple(_node(p, now_s) for p in find_telemetry(self.folder).get(str(number), ())[:MAX_NODES]),
+            nodes=tuple(_node(p, now_s) for p in find_telemetry(self.folder).get(str(number), ())[:_MAX_NODES]),
             checkpoints=_checkpoints(beside(log, 'checkpoints', ''), now_s))
         if isinstance(run, UserError):
             return replace(state, status=STARTING, note=f'no readable log yet: {text(str(run))}')
@@ -168,12 +190,6 @@ def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str,
     return (*behind, *stragglers, *quiet, *log)[:MAX_ITEMS]
 
 
-def _numbers(folder: Path) -> list[int]:
-    """Return the numbers of the runs with a log; raise OSError if the folder cannot be listed."""
-    with os.scandir(folder) as entries:
-        return sorted(int(m[1]) for e in entries if (m := re.fullmatch(r'result_(\d{1,9})\.txt', e.name)))
-
-
 def _hint_for_empty_folder(folder: Path) -> str:
     """Return the note on a folder without runs, with the subfolders that contain runs."""
     found: list[str] = []
@@ -181,14 +197,6 @@ def _hint_for_empty_folder(folder: Path) -> str:
         found = sorted(e.name for e in entries if e.is_dir() and (Path(e.path) / 'result_0.txt').exists())
     hint = f'; there are runs in {", ".join(map(printable, found[:4]))}{" ..." if found[4:] else ""} below it'
     return f'not started yet: no log in the folder; waiting{hint if found else ""}'
-
-
-def _signature(path: Path) -> tuple[int, int, int] | None:
-    """Return a value that changes with the file; None without a file."""
-    with suppress(OSError):
-        status = path.stat()
-        return status.st_ino, status.st_size, status.st_mtime_ns
-    return None
 
 
 def _max_epochs(path: Path) -> int | None:

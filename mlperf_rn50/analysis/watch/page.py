@@ -12,15 +12,14 @@ from matplotlib.ticker import PercentFormatter
 import mlperf_rn50
 from mlperf_rn50.analysis.page import page_template
 from mlperf_rn50.analysis.report.picture import COLOURS, GRID, INK, STYLE, WIDTH_IN, Picture, inline_svg
-from mlperf_rn50.analysis.watch.facts import facts_of, heading, level_of, status_word
-from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveEvaluation, LiveRun
+from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, facts_of, heading, status_word
+from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.text import percent, thin
 
 NAME = 'watch.html'
 _MAX_MARKS, _MAX_BARS, _MAX_ROWS, _BAR_IN, _HEIGHT_IN = 200, 16, 400, 0.21, 2.9
-_RUN = COLOURS[0]
-_PARTS = (('data', '#a67c00'), ('compute', _RUN), ('wait', GRID))  # of a step
+_PARTS = (('data', '#a67c00'), ('compute', COLOURS[0]), ('wait', GRID))  # of a step
 
 
 def _picture(name: str, title: str, notes: Sequence[str], height_in: float = _HEIGHT_IN) -> tuple[Picture, Axes]:
@@ -42,8 +41,8 @@ def _draw_accuracy(run: LiveRun) -> Picture | None:
     means = [(b.epoch, b.mean) for b in run.band if b.mean is not None and b.epoch <= right]
     axes.plot([e for e, _ in means], [mean for _, mean in means], '--', color=GRID, linewidth=1.2)
     shown = thin(run.evaluations, _MAX_MARKS)
-    line, = axes.plot([e.epoch for e in shown], [e.accuracy for e in shown], color=_RUN, linewidth=1.6, marker='o',
-                      markersize=4)
+    line, = axes.plot([e.epoch for e in shown], [e.accuracy for e in shown], color=COLOURS[0], linewidth=1.6,
+                      marker='o', markersize=4)
     picture.tip(line, *(f'{percent(e.accuracy)} at epoch {e.epoch}' for e in shown))
     if run.target is not None:
         axes.axhline(run.target, color=INK, linewidth=1, linestyle=':')
@@ -60,7 +59,7 @@ def _draw_throughput(run: LiveRun) -> Picture | None:
     unit_s, unit = (3600.0, 'hours') if run.speeds[-1][0] >= 10_000 else (60.0, 'minutes')
     picture, axes = _picture('throughput', 'Throughput', ['average over each epoch so far'])
     shown = thin(run.speeds, _MAX_MARKS)
-    axes.plot([time_s / unit_s for time_s, _ in shown], [speed for _, speed in shown], color=_RUN, linewidth=1.6)
+    axes.plot([time_s / unit_s for time_s, _ in shown], [speed for _, speed in shown], color=COLOURS[0], linewidth=1.6)
     axes.set(xlabel=f'time on the clock, {unit}', ylabel='images/s')
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.1 * max(speed for _, speed in shown) or 1.0)
@@ -91,14 +90,10 @@ def _draw_ranks(run: LiveRun) -> Picture | None:
 def _rows(run: LiveRun) -> list[dict[str, str]]:
     """Return the table of evaluations beside the reference band, the newest first."""
     band = {b.epoch: b for b in run.band}
-
-    def row(e: LiveEvaluation) -> dict[str, str]:
-        b = band.get(e.epoch, BandPoint(e.epoch, None, None, None))
-        return {'epoch': str(e.epoch), 'accuracy': percent(e.accuracy),
-                'mean': '-' if b.mean is None else percent(b.mean),
-                'band': '-' if b.low is None or b.high is None else f'{100 * b.low:.2f} to {100 * b.high:.2f}',
-                'time': '-' if e.time_s is None else f'{e.time_s / 60:.1f}'}
-    return [row(e) for e in reversed(run.evaluations[-_MAX_ROWS:])]
+    pairs = [(e, band.get(e.epoch, BandPoint(e.epoch, None, None, None))) for e in run.evaluations[-_MAX_ROWS:]]
+    return [{'epoch': str(e.epoch), 'accuracy': percent(e.accuracy), 'mean': '-' if b.mean is None else percent(b.mean),
+             'band': '-' if b.low is None or b.high is None else f'{100 * b.low:.2f} to {100 * b.high:.2f}',
+             'time': '-' if e.time_s is None else f'{e.time_s / 60:.1f}'} for e, b in reversed(pairs)]
 
 
 def render_page(run: LiveRun, written: datetime, every_s: float, price: float | None = None) -> str:
@@ -107,7 +102,7 @@ def render_page(run: LiveRun, written: datetime, every_s: float, price: float | 
         figures = [{'id': f'{p.name}-', 'title': p.title, 'notes': p.notes, 'svg': inline_svg(p, f'{p.name}-')}
                    for p in pictures]
     return page_template('watch/page.html').render(
-        title=heading(run), word=status_word(run), level=level_of(run), facts=facts_of(run, price),
+        title=heading(run), word=status_word(run), level=STATUS_LEVELS[run.status], facts=facts_of(run, price),
         warnings=run.warnings, figures=figures, rows=_rows(run), has_band=bool(run.band),
         reload_s=None if run.is_over else max(1, math.ceil(every_s)), written=f'{written:%Y-%m-%d %H:%M:%S} UTC',
         version=mlperf_rn50.__version__)

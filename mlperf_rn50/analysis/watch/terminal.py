@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mlperf_rn50.analysis.watch.facts import epoch_text, facts_of, heading, level_of, status_text, status_word
+from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, epoch_text, facts_of, heading, status_text, status_word
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun, cost_of
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.text import duration, money, percent
@@ -70,8 +70,7 @@ def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool =
         for style, same in groupby(content, key=itemgetter(1)):
             text.append(''.join(char for char, _ in same), style)
         text.append('\n')
-    left = 'epoch 0'
-    return text.append(left + str(last).rjust(width - len(left)), 'dim')
+    return text.append('epoch 0' + str(last).rjust(width - len('epoch 0')), 'dim')
 
 
 def _legend(runs: Sequence[LiveRun], marks: str, fill: str, line: str) -> str:
@@ -111,7 +110,7 @@ def _overview(runs: Sequence[LiveRun], width: int, price: float | None) -> Table
     for run, name in zip(runs, _names(runs)):
         last, step, cost = run.evaluations[-1:], run.checkpoints.step, cost_of(run.node_hours(), price)
         cells: dict[str, RenderableType] = {
-            'status': Text(status_word(run), _STYLES[level_of(run)]), 'epoch': epoch_text(run),
+            'status': Text(status_word(run), _STYLES[STATUS_LEVELS[run.status]]), 'epoch': epoch_text(run),
             'Top-1': percent(last[0].accuracy) if last else '-',
             'images/s': '-' if run.images_per_s is None else f'{run.images_per_s:,.0f}',
             'skew': '-' if run.skew is None else percent(run.skew, '.1f'),
