@@ -1,4 +1,4 @@
-"""Colour on a terminal, and nowhere else; NO_COLOR (no-color.org) turns it off there, FORCE_COLOR on elsewhere."""
+"""Colour on terminals, without it elsewhere; NO_COLOR (no-color.org) always disables and FORCE_COLOR enables it."""
 import os
 import re
 from typing import TextIO
@@ -9,24 +9,23 @@ _COLOURS = {'converged': 'green', 'pass': 'green', 'ok': 'green', 'aborted': 'ye
 
 
 def has_colour(stream: TextIO | None) -> bool:
-    """Whether what goes to a stream is coloured; None is one that was closed before the program began."""
+    """Decide whether output to a stream is coloured; a stream that was closed at start-up is None."""
     if stream is None or os.environ.get('NO_COLOR'):
         return False
     return bool(os.environ.get('FORCE_COLOR')) or (stream.isatty() and os.environ.get('TERM') != 'dumb')
 
 
 def paint(text: str, colour: str) -> str:
-    """Text in a colour: bold, red, green or yellow."""
     return f'\x1b[{_CODES[colour]}m{text}\x1b[0m'
 
 
 def paint_status(text: str) -> str:
-    """A word that says how a run or a check ended, in its colour; any other text as it is."""
+    """Colour a status of a run or a check; return other text unchanged."""
     return paint(text, _COLOURS[text]) if text in _COLOURS else text
 
 
 def paint_statuses(text: str, stream: TextIO | None) -> str:
-    """Lines, the first such word of each in its colour where it stands between spaces; for a stream with colour."""
+    """Colour the first status of each line that is a separate word, if the stream has colour."""
     if not has_colour(stream):
         return text
     return re.sub(rf'(?m)^(.*?(?:^| ))({"|".join(_COLOURS)})(?=[ ,]|$)', lambda m: m[1] + paint_status(m[2]), text)

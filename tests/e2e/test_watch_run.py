@@ -89,7 +89,7 @@ def terminal():
 def test_a_run_is_followed_from_before_its_begin_to_its_end(terminal, tmp_path):
     folder = tmp_path / 'run'
     screen = terminal(folder)
-    screen.until('not begun yet: no such folder; waiting')
+    screen.until('not started yet: no such folder; waiting')
     write_live(tmp_path / 'made', train(10))
     with open(tmp_path / 'made/.run_0.lock', 'w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as the program that writes the run does
@@ -101,7 +101,7 @@ def test_a_run_is_followed_from_before_its_begin_to_its_end(terminal, tmp_path):
         screen.resize(150, 30)
         wide = screen.until(r'at epoch 1, target[^\n]*│')  # the curve is beside what is known
         assert '\x1b[?1049l' not in wide
-    screen.until('killed: its log has no end')  # who held the lock is gone
+    screen.until('killed: the log has no end')  # who held the lock is gone
     write_lines(folder / 'result_0.txt', run_lines((0.33, 0.8), target=0.749))
     rest, code = screen.rest()
     end = rest.rpartition('\x1b[?1049l')[2]
@@ -174,5 +174,5 @@ def test_the_page_shows_what_is_new_and_stops_when_the_run_is_over(browser, tmp_
         page.get_by_text('30.00 % at epoch 3').first.wait_for()
         write_lines(folder / 'result_0.txt', run_lines((0.3, 0.8), target=0.749))
         dump_page(Follower(folder).look(NOW_S), folder, 1.0)
-        page.get_by_text('The run is over: this page stays as it is.').wait_for()
+        page.get_by_text('The run is over and this page is final.').wait_for()
         assert page.locator('meta[http-equiv=refresh]').count() == 0

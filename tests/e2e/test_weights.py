@@ -13,7 +13,7 @@ from PIL import Image
 
 from mlperf_rn50.cli.evaluate import _logged_top1
 from mlperf_rn50.cli.parsers import config_parser
-from mlperf_rn50.cli.weights import load_kept
+from mlperf_rn50.cli.weights import load_saved
 from mlperf_rn50.data.batches import eval_batches
 from mlperf_rn50.data.pictures import encode_picture, transform_picture
 from mlperf_rn50.data.prepare.command import pack
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures('thin')
 
 
 def config_of(run_dir):
-    return resolve_tree(load_yaml(run_dir / 'config.yaml'), '', [], config_parser('', '', ''))
+    return resolve_tree(load_yaml(run_dir / 'config.yaml'), '', [], config_parser())
 
 
 @pytest.fixture(scope='module')
@@ -55,9 +55,9 @@ def test_another_top1_than_the_logs_is_a_failure(kept, tmp_path):
     description, arrays = load_weights(kept)
     arrays['fc1_bias'] = arrays['fc1_bias'] + np.float32(100) * (np.arange(10) == 3)  # everything is a 3 now
     save_weights(tmp_path / 'weights', 'best', replace(description, top1=0.99), arrays)
-    assert _logged_top1(load_kept(tmp_path, 'best')) == 0.99  # without a log, what the weights say themselves
+    assert _logged_top1(load_saved(tmp_path, 'best')) == 0.99  # without a log, what the weights say themselves
     shutil.copy(kept / 'result_0.txt', tmp_path)
-    assert _logged_top1(load_kept(tmp_path, 'best')) == description.top1
+    assert _logged_top1(load_saved(tmp_path, 'best')) == description.top1
     done = call('evaluate', tmp_path)
     assert done.returncode == 1 and 'NOT THE SAME' in done.stdout
     assert ' 3 ' in done.stdout.splitlines()[-1]
@@ -73,7 +73,7 @@ def test_other_images_are_evaluated_and_not_compared(kept, tmp_path):
 
 
 @pytest.mark.parametrize('words, message', [
-    ([], 'RUN|WEIGHTS: missing; see'), (['--config=x.yaml'], 'weights have their own config'),
+    ([], 'RUN|WEIGHTS: missing; see'), (['--config=x.yaml'], 'weights contain their config'),
     (['--confusions=-1'], '--confusions: got -1, expected 0 or more'), (['--data.num_val=49'], 'set data.num_val')])
 def test_mistakes_of_evaluate(kept, words, message):
     done = call('evaluate', *([kept] if words else []), *words)
@@ -181,7 +181,7 @@ def test_an_export_that_computes_something_else_is_refused_and_removed(kept, tmp
 def test_images_for_the_check_may_be_elsewhere(kept, tmp_path, tiny):
     described(kept, tmp_path, dir='/nonexistent')
     done = call('export', tmp_path, '--format=gluon', '--out', tmp_path / 'out')
-    assert done.returncode == 2 and 'say where they are with --data.dir DIR' in done.stderr
+    assert done.returncode == 2 and 'give their folder with --data.dir' in done.stderr
     assert not (tmp_path / 'out').exists()
     assert call('export', tmp_path, '--format=gluon', '--out', tmp_path / 'out', '--data.dir', tiny).returncode == 0
     assert {p.name for p in (tmp_path / 'out').iterdir()} == {f'resnet18_best{s}' for s in (

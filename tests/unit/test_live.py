@@ -8,7 +8,7 @@ from lines import START_S, run_lines, write_lines
 from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live, write_metrics
 
 from mlperf_rn50.analysis.watch.follower import Follower
-from mlperf_rn50.analysis.watch.run_state import BandPoint, Checkpoints, LiveEvaluation, Node, ReferenceRuns, to_json
+from mlperf_rn50.analysis.watch.run_state import BandPoint, Checkpoints, LiveEvaluation, Node, to_json
 from mlperf_rn50.jsonl import Tail
 
 
@@ -23,8 +23,8 @@ def shown(run, *names):
 
 def test_a_folder_without_a_run_is_waited_for_and_runs_below_it_are_named(tmp_path):
     run = look(tmp_path / 'later')
-    assert (run.status, run.note, run.is_over) == ('waiting', 'not begun yet: no such folder; waiting', False)
-    assert look(tmp_path).note == 'not begun yet: no log in the folder; waiting'
+    assert (run.status, run.note, run.is_over) == ('waiting', 'not started yet: no such folder; waiting', False)
+    assert look(tmp_path).note == 'not started yet: no log in the folder; waiting'
     write_live(tmp_path / '1x1')
     assert look(tmp_path).note.endswith('; there are runs in 1x1 below it')
 
@@ -68,7 +68,7 @@ def test_a_killed_run_says_since_when_and_what_the_launcher_noted(tmp_path):
     assert shown(run, 'status', 'has_end', 'is_over', 'left_s') == ('failed', False, False, None)
     # The last that was written is an evaluation, in the log, at 11 s.
     assert shown(run, 'quiet_s', 'time_s') == (5000.0 + 2 * 86400, 11.0)
-    assert run.place.attempts == (
+    assert run.attempts == (
         'cut short (exit code 137), can be resumed', 'failed (exit code 1), cannot be resumed',
         'converged (exit code 0)')
 
@@ -84,11 +84,11 @@ def test_the_newest_run_is_shown_and_the_others_named(tmp_path):
 def test_a_folder_that_goes_away_and_comes_back(tmp_path):
     folder = write_live(tmp_path / 'run', train(10))
     follower = Follower(folder)
-    assert follower.look(NOW_S).clock.step == 10
+    assert follower.look(NOW_S).step == 10
     shutil.rmtree(folder)
     assert follower.look(NOW_S).note == 'the folder is gone; waiting for it'
     write_live(folder, train(30))
-    assert follower.look(NOW_S).clock.step == 30
+    assert follower.look(NOW_S).step == 30
 
 
 def test_a_resumed_run_has_what_it_writes_again_once(tmp_path):
@@ -109,12 +109,14 @@ def test_a_resumed_run_has_what_it_writes_again_once(tmp_path):
 
 def test_the_band_and_the_verdict_of_the_reference_and_a_run_that_is_behind_is_warned_of_first(tmp_path):
     run = look(write_live(tmp_path, reference(1, 2, 3), train(20), evaluation(1, 20), course(1), train(40)))
-    assert run.reference == ReferenceRuns('reference: 5 runs', 5, (4, 6), (17.0, 37.0), tuple(
-        BandPoint(e, 0.5, 0.45, 0.55) for e in (1, 2, 3)), 'on course: 5 of 5 reference runs', 1, False)
+    assert shown(run, 'reference_text', 'num_reference', 'reference_epochs', 'reference_left_s') == (
+        'reference: 5 runs', 5, (4, 6), (17.0, 37.0))
+    assert run.band == tuple(BandPoint(e, 0.5, 0.45, 0.55) for e in (1, 2, 3))
+    assert shown(run, 'verdict', 'verdict_epoch', 'is_behind') == ('on course: 5 of 5 reference runs', 1, False)
     slow = {'event': 'ranks', 'epoch': 1, 'time_s': 10.0, 'ranks': [], 'stragglers': ['rank 1 is slow']}
     run = look(write_live(tmp_path / 'behind', slow, evaluation(1, 20), course(1, behind=True, text='behind: 3')))
-    assert run.reference.is_behind and run.warnings[:2] == ('behind: 3', 'rank 1 is slow')
-    assert run.reference.band == (BandPoint(1, 0.5, 0.45, 0.55),)  # without a record of the whole
+    assert run.is_behind and run.warnings[:2] == ('behind: 3', 'rank 1 is slow')
+    assert run.band == (BandPoint(1, 0.5, 0.45, 0.55),)  # without a record of the whole
 
 
 def test_the_skew_is_that_of_what_ranks_take_themselves(tmp_path):
@@ -130,7 +132,7 @@ def test_checkpoints_are_counted_and_unfinished_ones_are_not(tmp_path):
     for name in ('step_20', 'step_100', '.step_120.7.tmp', 'damaged_step_80', 'step_x'):
         (folder / 'checkpoints' / name).mkdir(parents=True)
     os.utime(folder / 'checkpoints/step_100', (NOW_S - 9,) * 2)
-    assert look(folder).place.checkpoints == Checkpoints(2, 100, 9.0)
+    assert look(folder).checkpoints == Checkpoints(2, 100, 9.0)
 
 
 def test_the_newest_sample_of_each_node_and_one_that_stopped(tmp_path):
@@ -142,7 +144,7 @@ def test_the_newest_sample_of_each_node_and_one_that_stopped(tmp_path):
                              '{"cpu_pe')
         os.utime(path, (NOW_S - age_s,) * 2)
     run = look(folder)
-    assert run.place.nodes == (Node('n1', 1.0, 50.0, 85.0, 400.0), Node('n2', 90.0, 50.0, 85.0, 400.0))
+    assert run.nodes == (Node('n1', 1.0, 50.0, 85.0, 400.0), Node('n2', 90.0, 50.0, 85.0, 400.0))
     assert run.warnings == ('telemetry of n2: nothing was written for 90 s',)
 
 

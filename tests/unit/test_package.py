@@ -20,7 +20,7 @@ from mlperf_rn50.mllog.package.system_desc import describe_system, find_base, me
 
 DIGITS = ROOT / 'logs/digits_five'  # five real runs
 CODE = 'benchmarks/resnet/implementations/mlperf_rn50'
-OPEN = 'NOT yet to be handed in'
+OPEN = 'NOT ready for submission'
 
 
 def build(folder, tmp_path, *options):
@@ -279,7 +279,7 @@ def test_scores_that_differ_are_said(tmp_path, official, scored, is_said):
 
 @pytest.mark.parametrize('words, said', [
     (['runs', '--org', 'us'], '--system SYSTEM, --out DIR: missing'),
-    (['--check', 'x', '--org', 'us'], '--check: looks at a finished tree and builds none; got --org too'),
+    (['--check', 'x', '--org', 'us'], '--check: got --org too, expected only a finished tree'),
     (['--check', 'x'], '--check: x has no folder results'),
     ([DIGITS, ROOT / 'logs/digits_sweep/1x1', '--org', 'us', '--system', 'x', '--out', 'o'], 'RUNS: got 2 sets')])
 def test_options_that_do_not_go_together(words, said):

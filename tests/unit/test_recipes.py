@@ -26,7 +26,7 @@ from mlperf_rn50.data.prepare.command import _JPEG_QUALITY
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.options import resolve_config
 
-PARSER = config_parser('train', None, '')
+PARSER = config_parser('train')
 SETS = {s.name: s for s in load_published()}
 GOOD = SETS['gx_V100x8_fjmxnet']
 HIGH = {'schedule': {'base_lr': 99.0}}
@@ -197,7 +197,7 @@ def test_the_command_writes_a_file_that_a_dry_run_takes(tmp_path):
     assert found['choice']['kind'] == 'known' and found['is_at_batch'] and found['comparison'] is None
     assert found['choice']['recipe']['base_lr'] == 7.4 and len(found['choice']['sources'][0]['systems']) > 1
     again = call('recipe', '--global-batch-size', 3264, '--out', out)
-    assert again.returncode == 2 and 'is there already' in again.stderr and out.read_text() == text
+    assert again.returncode == 2 and 'exists already' in again.stderr and out.read_text() == text
     assert [p.name for p in tmp_path.iterdir()] == ['f.yaml']
 
 

@@ -1,6 +1,6 @@
-"""Follow a run folder while it is written: read incrementally, and not trusted.
+"""Follow a run folder while it is written: read incrementally, without trust, locks or writes.
 
-Nothing is locked and nothing is written. Times are those of the run's own clock, and the age of its files.
+Times are those of the run's own clock, and the ages of its files.
 """
 import math
 import os
@@ -9,27 +9,16 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import yaml
 
 from mlperf_rn50.analysis.sets.cost import kwh
-from mlperf_rn50.analysis.watch.history import MAX_NODES, MAX_SAID, MAX_TEXT, MetricsHistory, text
-from mlperf_rn50.analysis.watch.records import METRICS, AttemptRecord, Epochs, NodeSample, ResumedRecord
-from mlperf_rn50.analysis.watch.run_state import (
-    STARTING,
-    Checkpoints,
-    LiveEvaluation,
-    LiveRun,
-    Node,
-    Place,
-    ReferenceRuns,
-    RunClock,
-    Setup,
-    UsedEnergy,
-)
+from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, METRICS, Epochs, MetricsHistory, ResumedRecord, text
+from mlperf_rn50.analysis.watch.run_state import STARTING, Checkpoints, LiveEvaluation, LiveRun, Node, UsedEnergy
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import read_text, regular_file
 from mlperf_rn50.jsonl import Tail, decode, read_lines
@@ -42,177 +31,176 @@ from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, read_energy
 from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry, host_of
 
-_MAX_CONFIG_BYTES = 1 << 14
-_TAIL_BYTES = 1 << 16  # of a node's samples: the newest is wanted
-_UNEXPECTEDLY_QUIET_S = 60.0  # of a node's telemetry, beyond what other nodes are quiet
-_READ_AGAIN_S = 5.0  # a log that was not written is asked again whether somebody holds its lock
-# Energy is read from all samples: seldom, and the less often the longer it takes.
+_LOG = re.compile(r'result_(\d{1,9})\.txt')
+_MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256
+_TAIL_BYTES = 1 << 16  # enough for the newest sample of a node
+_UNEXPECTEDLY_QUIET_S = 60.0  # of a node's telemetry, beyond that of the other nodes
+_READ_AGAIN_S = 5.0  # period to check whether the lock of an unchanged log is still held
+# Energy is integrated over all samples, so it is read rarely, and the less often the longer it takes.
 _ENERGY_PERIOD_S, _ENERGY_SHARE = 60.0, 0.05
+_Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
+
+
+class AttemptRecord(msgspec.Struct):
+    run: int | None
+    exit_code: Annotated[int, msgspec.Meta(ge=-255, le=255)] | None = None
+    end: str | None = None
+    can_resume: bool = False
+
+
+class GpuSample(msgspec.Struct):
+    utilization_percent: _Percent | None = None
+    power_w: Annotated[float, msgspec.Meta(ge=0, le=1e5)] | None = None
+
+
+class NodeSample(msgspec.Struct):
+    event: str | None = None
+    cpu_percent: _Percent | None = None
+    gpus: list[GpuSample] = []
 
 
 class Follower:
-    """Follows the run of a folder, the newest one, or the run whose log is named."""
+    """Follow the newest run of a folder, or the run of a log that is named."""
 
     def __init__(self, path: Path):
-        """Raise UserError for a file that is no log of ours."""
+        """Raise UserError for a file that is not result_<k>.txt."""
         self.path, self.folder, self._fixed = path, path, None
-        if m := re.fullmatch(r'result_(\d{1,9})\.txt', path.name):
+        if m := _LOG.fullmatch(path.name):
             self.folder, self._fixed = path.parent, int(m[1])
         elif path.is_file():
             raise UserError(f'{path}: got a file, expected a run folder, or result_<k>.txt in one')
-        self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}  # by number: signature, when, what it says
-        self._tail, self._course, self._was_there = Tail(Path(), METRICS), MetricsHistory(), False
-        self._energy: tuple[Any, float, UsedEnergy | None] = None, 0.0, None  # of what, when to read it again, what
+        self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}  # by number: signature, time of reading, content
+        self._tail, self._history, self._was_there = Tail(Path(), METRICS), MetricsHistory(), False
+        self._energy: tuple[Any, float, UsedEnergy | None] = None, 0.0, None  # key, time of the next reading, value
 
     def look(self, now_s: float | None = None) -> LiveRun:
-        """The run now; now_s: seconds since 1970, the present where None."""
+        """Return the current state; now_s: seconds since 1970, None for the system clock."""
         now_s = time.time() if now_s is None else now_s
         try:
-            numbers = _numbers(self.folder)
+            with os.scandir(self.folder) as entries:
+                numbers = sorted(int(m[1]) for e in entries if (m := _LOG.fullmatch(e.name)))
+        except FileNotFoundError:
+            return LiveRun(str(self.path), note='the folder is gone; waiting for it' if self._was_there else
+                           'not started yet: no such folder; waiting')
         except OSError as e:
-            return LiveRun(Place(str(self.path)), note=self._absence(e))
+            return LiveRun(str(self.path), note=f'cannot be read: {e.strerror}; trying again')
         self._was_there = True
-        wanted = max(numbers, default=None) if self._fixed is None else self._fixed
-        if wanted is None or wanted not in numbers:
-            place = Place(str(self.path), others=self._others(numbers, wanted, now_s),
-                          attempts=_attempts(self.folder, None))
-            return LiveRun(place, note=_emptiness(self.folder))
-        return self._run(wanted, numbers, now_s)
-
-    def _absence(self, error: OSError) -> str:
-        if not isinstance(error, FileNotFoundError):
-            return f'cannot be read: {error.strerror}; trying again'
-        return 'the folder is gone; waiting for it' if self._was_there else 'not begun yet: no such folder; waiting'
+        number = max(numbers, default=None) if self._fixed is None else self._fixed
+        others = {n: self._read(n, now_s) for n in numbers if n != number}
+        state = LiveRun(str(self.path), others=tuple(
+            (n, STARTING if isinstance(run, UserError) else run.status) for n, run in others.items()))
+        if number is None or number not in numbers:
+            return replace(state, note=_hint_for_empty_folder(self.folder), attempts=_attempts(self.folder, None))
+        return self._look_at(number, state, now_s)
 
     def _read(self, number: int, now_s: float) -> Run | UserError:
-        """What the log of a run says: read again when it was written, or to ask whether it is still held."""
-        path = self.folder / f'result_{number}.txt'
-        signature = _signature(path)
-        before, read_s, said = self._logs.get(number, (None, -math.inf, UserError('')))
-        is_open = isinstance(said, UserError) or said.status == 'running' or keys.RUN_STOP not in said.lines
+        """Read a log again if it was written, or to check whether a running run still holds its lock."""
+        path, signature = self.folder / f'result_{number}.txt', None
+        with suppress(OSError):
+            status = path.stat()
+            signature = status.st_ino, status.st_size, status.st_mtime_ns
+        before, read_s, run = self._logs.get(number, (None, -math.inf, UserError('')))
+        is_open = isinstance(run, UserError) or run.status == 'running' or keys.RUN_STOP not in run.lines
         if signature == before and not (is_open and abs(now_s - read_s) >= _READ_AGAIN_S):
-            return said
+            return run
         try:
-            said = read_run(path, now_s)
+            run = read_run(path, now_s)
         except UserError as e:
-            said = e
-        self._logs[number] = signature, now_s, said
-        return said
+            run = e
+        self._logs[number] = signature, now_s, run
+        return run
 
-    def _used(self, run: Run) -> UsedEnergy | None:
-        of_what, again_at, used = self._energy
+    def _used_energy(self, run: Run) -> UsedEnergy | None:
+        before, again_at, used = self._energy
         now = time.monotonic()
         is_final = run.status != 'running'
-        if of_what == (what := (run.path, is_final)) and (is_final or now < again_at):
+        key = run.path, is_final
+        if before == key and (is_final or now < again_at):
             return used
-        used = _used_energy(run)
-        taken_s = time.monotonic() - now
-        self._energy = what, now + max(_ENERGY_PERIOD_S, taken_s / _ENERGY_SHARE), used
+        energy = read_energy(run)
+        reasons = dict.fromkeys(energy.reasons[kind] for kind in KINDS if kind in energy.reasons)
+        used = UsedEnergy(energy.seconds, kwh(energy.cpu_joules), kwh(energy.gpu_joules),
+                          printable('; '.join(reasons))[:MAX_TEXT])
+        self._energy = key, now + max(_ENERGY_PERIOD_S, (time.monotonic() - now) / _ENERGY_SHARE), used
         return used
 
-    def _others(self, numbers: Sequence[int], number: int | None, now_s: float) -> tuple[tuple[int, str], ...]:
-        said = {n: self._read(n, now_s) for n in numbers if n != number}
-        return tuple((n, STARTING if isinstance(s, UserError) else s.status) for n, s in sorted(said.items()))
-
-    def _run(self, number: int, numbers: Sequence[int], now_s: float) -> LiveRun:
+    def _look_at(self, number: int, state: LiveRun, now_s: float) -> LiveRun:
         log = self.folder / f'result_{number}.txt'
-        said, metrics = self._read(number, now_s), beside(log, 'metrics', '.jsonl')
+        run, metrics = self._read(number, now_s), beside(log, 'metrics', '.jsonl')
         if self._tail.path != metrics:
-            self._tail, self._course = Tail(metrics, METRICS), MetricsHistory()
-        is_anew, records = self._tail.read()
-        if is_anew:
-            self._course = MetricsHistory()
+            self._tail, self._history = Tail(metrics, METRICS), MetricsHistory()
+        is_new, records = self._tail.read()
+        if is_new:
+            self._history = MetricsHistory()
         for record in records:
-            self._course.see(record)
+            self._history.add(record)
         ages = {path: age for path in (log, metrics) if (age := age_s(path, now_s)) is not None}
-        place = Place(str(self.path), number, self._others(numbers, number, now_s), min(ages.values(), default=None),
-                      _nodes(self.folder, number, now_s), _checkpoints(beside(log, 'checkpoints', ''), now_s),
-                      _attempts(self.folder, number), None if isinstance(said, UserError) else self._used(said))
-        if isinstance(said, UserError):
-            return LiveRun(place, STARTING, note=f'its log says nothing yet: {text(str(said))}')
-        return _live_run(place, said, self._course, _max_epochs(beside(log, 'config', '.yaml')), ages.get(metrics))
+        state = replace(
+            state, number=number, quiet_s=min(ages.values(), default=None), attempts=_attempts(self.folder, number),
+            nodes=tuple(_node(p, now_s) for p in find_telemetry(self.folder).get(str(number), ())[:_MAX_NODES]),
+            checkpoints=_checkpoints(beside(log, 'checkpoints', ''), now_s))
+        if isinstance(run, UserError):
+            return replace(state, status=STARTING, note=f'no readable log yet: {text(str(run))}')
+        state = replace(state, energy=self._used_energy(run), max_epochs=_max_epochs(beside(log, 'config', '.yaml')))
+        return _live_run(state, run, self._history, ages.get(metrics))
 
 
-def _live_run(place: Place, said: Run, course: MetricsHistory, max_epochs: int | None,
-              metrics_age_s: float | None) -> LiveRun:
-    """A run, from what its log says, its metrics come to and its configuration has."""
-    last, layout, is_running = course.last, course.layout or ResumedRecord(0), said.status == 'running'
-    evaluations = tuple(course.evaluations[e] for e in sorted(course.evaluations)) or tuple(
-        LiveEvaluation(e.epoch, e.accuracy, e.time_s) for e in said.evaluations)
+def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: float | None) -> LiveRun:
+    """Complete a state with the content of the log and the metrics."""
+    last, layout, is_running = history.last, history.layout or ResumedRecord(0), run.status == 'running'
+    evaluations = tuple(history.evaluations[e] for e in sorted(history.evaluations)) or tuple(
+        LiveEvaluation(e.epoch, e.accuracy, e.time_s) for e in run.evaluations)
     newest = evaluations[-1] if evaluations else LiveEvaluation(0, 0.0, None)
-    epoch, epoch_s = max(last.epoch, newest.epoch), course.epoch_s
+    epoch, epoch_s = max(last.epoch, newest.epoch), history.epoch_s
     seen_s = max(last.time_s or 0.0, newest.time_s or 0.0)
     since_s = (metrics_age_s or 0.0) if is_running and seen_s else 0.0
 
-    def left(until: float | None) -> float | None:
+    def left_s(until: float | None) -> float | None:
         if not is_running or epoch_s is None or until is None:
             return None
         return max(0.0, (until - epoch) * epoch_s - since_s)
-    time_s = seen_s + since_s if said.time_to_train_s is None else said.time_to_train_s
-    clock = RunClock(epoch, max_epochs, last.step, last.loss, last.learning_rate, last.images_per_s, time_s, epoch_s,
-                     left(max_epochs))
-    verdict = course.verdicts[max(course.verdicts)] if course.verdicts else None
-    ends = (verdict and verdict.reference_epochs) or course.reference.reference_epochs
-    first_s, last_s = map(left, ends or (None, None))
-    reference = ReferenceRuns(
-        text(course.reference.text), course.reference.num_reference, ends,
-        None if first_s is None or last_s is None else (first_s, last_s),
-        tuple(course.band[e] for e in sorted(course.band)),
-        *((text(verdict.text), verdict.epoch, verdict.behind) if verdict else ()))
-    setup = Setup(
-        None if said.is_imagenet else text(said.dataset or '') or 'another data set', said.target_accuracy,
-        layout.number_of_nodes or said.num_nodes, layout.number_of_ranks or said.num_ranks,
-        layout.global_batch_size or said.global_batch_size, text(said.opt_name or '') or None, said.seed,
-        said.train_samples)
-    return LiveRun(
-        place, said.status, keys.RUN_STOP in said.lines, setup=setup, clock=clock, reference=reference,
-        speeds=tuple(course.speeds), evaluations=evaluations, ranks=course.ranks,
-        num_resumes=max(said.num_resumes, course.num_resumes),
-        warnings=_warnings(said, course, reference, place.nodes))
+    verdict = history.verdicts[max(history.verdicts)] if history.verdicts else None
+    ends = (verdict and verdict.reference_epochs) or history.reference.reference_epochs
+    first_s, last_s = map(left_s, ends or (None, None))
+    state = replace(
+        state, status=run.status, has_end=keys.RUN_STOP in run.lines,
+        num_resumes=max(run.num_resumes, history.num_resumes),
+        dataset=None if run.is_imagenet else text(run.dataset or '') or 'another data set', target=run.target_accuracy,
+        num_nodes=layout.number_of_nodes or run.num_nodes, num_ranks=layout.number_of_ranks or run.num_ranks,
+        global_batch_size=layout.global_batch_size or run.global_batch_size,
+        opt_name=text(run.opt_name or '') or None, seed=run.seed, train_samples=run.train_samples,
+        epoch=epoch, step=last.step, loss=last.loss, learning_rate=last.learning_rate, images_per_s=last.images_per_s,
+        time_s=seen_s + since_s if run.time_to_train_s is None else run.time_to_train_s, epoch_s=epoch_s,
+        left_s=left_s(state.max_epochs), speeds=tuple(history.speeds), evaluations=evaluations, ranks=history.ranks,
+        reference_text=text(history.reference.text), num_reference=history.reference.num_reference,
+        reference_epochs=ends, reference_left_s=None if first_s is None or last_s is None else (first_s, last_s),
+        band=tuple(history.band[e] for e in sorted(history.band)))
+    if verdict:
+        state = replace(state, verdict=text(verdict.text), verdict_epoch=verdict.epoch, is_behind=verdict.behind)
+    return replace(state, warnings=_warnings(state, run, history.stragglers))
 
 
-def _warnings(said: Run, course: MetricsHistory, reference: ReferenceRuns, nodes: Sequence[Node]) -> tuple[str, ...]:
-    """What to mind, the weightiest first."""
-    behind = [reference.verdict or 'behind the reference runs'] if reference.is_behind else []
-    quiet = [n for n in nodes if n.age_s is not None and n.age_s > _UNEXPECTEDLY_QUIET_S
-             + min(m.age_s for m in nodes if m.age_s is not None)] if said.status == 'running' else []
-    silent = [f'telemetry of {n.host}: nothing was written for {n.age_s:.0f} s' for n in quiet]
-    log = [text(w.text) for w in said.warnings if w.line is None or not w.text.startswith('no run_stop')]
-    return (*behind, *course.stragglers, *silent, *log)[:MAX_SAID]
+def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str, ...]:
+    """Return the warnings, the most important first."""
+    behind = [state.verdict or 'behind the reference runs'] if state.is_behind else []
+    ages = [n.age_s for n in state.nodes if n.age_s is not None] if run.status == 'running' else []
+    quiet = [f'telemetry of {n.host}: nothing was written for {n.age_s:.0f} s' for n in state.nodes
+             if ages and n.age_s is not None and n.age_s > _UNEXPECTEDLY_QUIET_S + min(ages)]
+    log = [text(w.text) for w in run.warnings if w.line is None or not w.text.startswith('no run_stop')]
+    return (*behind, *stragglers, *quiet, *log)[:MAX_ITEMS]
 
 
-def _used_energy(run: Run) -> UsedEnergy:
-    energy = read_energy(run)
-    reasons = dict.fromkeys(energy.reasons[kind] for kind in KINDS if kind in energy.reasons)
-    return UsedEnergy(energy.seconds, kwh(energy.cpu_joules), kwh(energy.gpu_joules),
-                      printable('; '.join(reasons))[:MAX_TEXT])
-
-
-def _numbers(folder: Path) -> list[int]:
-    """The numbers of the runs of a folder that have begun a log; raise OSError where it cannot be listed."""
-    with os.scandir(folder) as entries:
-        return sorted(int(m[1]) for e in entries if (m := re.fullmatch(r'result_(\d{1,9})\.txt', e.name)))
-
-
-def _emptiness(folder: Path) -> str:
-    """What is to be said of a folder without runs: perhaps the folders in it were meant."""
-    below: list[str] = []
+def _hint_for_empty_folder(folder: Path) -> str:
+    """Return the note on a folder without runs, with the subfolders that contain runs."""
+    found: list[str] = []
     with suppress(OSError), os.scandir(folder) as entries:
-        below = sorted(e.name for e in entries if e.is_dir() and (Path(e.path) / 'result_0.txt').exists())
-    meant = f'; there are runs in {", ".join(map(printable, below[:4]))}{" ..." if below[4:] else ""} below it'
-    return f'not begun yet: no log in the folder; waiting{meant if below else ""}'
-
-
-def _signature(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file does; None without one."""
-    with suppress(OSError):
-        status = path.stat()
-        return status.st_ino, status.st_size, status.st_mtime_ns
-    return None
+        found = sorted(e.name for e in entries if e.is_dir() and (Path(e.path) / 'result_0.txt').exists())
+    hint = f'; there are runs in {", ".join(map(printable, found[:4]))}{" ..." if found[4:] else ""} below it'
+    return f'not started yet: no log in the folder; waiting{hint if found else ""}'
 
 
 def _max_epochs(path: Path) -> int | None:
-    """Epochs after which a run gives up, by its config.yaml, as train/plan.py has it; None where it does not tell."""
+    """Return the last epoch of the schedule in config.yaml, computed as in train/plan.py; None if unknown."""
     with suppress(OSError, ValueError, KeyError, RecursionError, yaml.YAMLError, msgspec.MsgspecError):
         config = msgspec.convert(yaml.safe_load(read_text(path, _MAX_CONFIG_BYTES)), dict[str, dict[str, Any]])
         epochs = config.get('train', {}).get('max_epochs') or config['schedule']['decay_epochs']
@@ -221,45 +209,32 @@ def _max_epochs(path: Path) -> int | None:
 
 
 def _checkpoints(folder: Path, now_s: float) -> Checkpoints:
-    """The checkpoints of a folder that are whole."""
+    """Return the complete checkpoints of a folder."""
     found = {}
     with suppress(OSError), os.scandir(folder) as entries:
         found = {int(m[1]): Path(e.path) for e in entries if (m := re.fullmatch(r'step_(\d{1,12})', e.name))}
     return Checkpoints(len(found), max(found), age_s(found[max(found)], now_s)) if found else Checkpoints()
 
 
-def _attempts(folder: Path, run: int | None) -> tuple[str, ...]:
-    """How the attempts ended that a launcher noted of a run, None for those that got to none."""
-    own = [a for _, a in read_lines(folder / 'attempts.jsonl', AttemptRecord) if a.run == run]
-    return tuple(map(_ending, own[-MAX_SAID:]))
-
-
-def _ending(attempt: AttemptRecord) -> str:
-    end = text(attempt.end or '') or 'cut short'
-    can = '' if end == 'converged' else f', {"can" if attempt.can_resume else "cannot"} be resumed'
-    return f'{end} (exit code {"unknown" if attempt.exit_code is None else attempt.exit_code}){can}'
-
-
-def _nodes(folder: Path, number: int, now_s: float) -> tuple[Node, ...]:
-    """The newest sample of every node of a run, by name."""
-    return tuple(_node(path, now_s) for path in find_telemetry(folder).get(str(number), ())[:MAX_NODES])
+def _attempts(folder: Path, number: int | None) -> tuple[str, ...]:
+    """Return the ends of the launcher's attempts at a run; None for those that started no run."""
+    attempts = [a for _, a in read_lines(folder / 'attempts.jsonl', AttemptRecord) if a.run == number]
+    return tuple(f'{end} (exit code {"unknown" if a.exit_code is None else a.exit_code})'
+                 + ('' if end == 'converged' else f', {"can" if a.can_resume else "cannot"} be resumed')
+                 for a in attempts[-MAX_ITEMS:] for end in [text(a.end or '') or 'cut short'])
 
 
 def _node(path: Path, now_s: float) -> Node:
-    sample = _last_sample(path)
-    used = [g.utilization_percent for g in sample.gpus if g.utilization_percent is not None]
-    power = [g.power_w for g in sample.gpus if g.power_w is not None]
-    return Node(printable(host_of(path)), age_s(path, now_s), sample.cpu_percent,
-                statistics.fmean(used) if used else None, math.fsum(power) if power else None)
-
-
-def _last_sample(path: Path) -> NodeSample:
-    """The last sample of a node's file; an empty one without any."""
+    """Return the newest sample in the telemetry of a node."""
     try:
         with open(path, 'rb', opener=regular_file) as f:
             f.seek(max(0, os.fstat(f.fileno()).st_size - _TAIL_BYTES))
             lines = f.read(_TAIL_BYTES).splitlines(keepends=True)
     except OSError:
-        return NodeSample()
-    found = (decode(line, NodeSample) for line in reversed(lines) if line.endswith(b'\n'))
-    return next((s for s in found if s and s.event is None), NodeSample())
+        lines = []
+    samples = (decode(line, NodeSample) for line in reversed(lines) if line.endswith(b'\n'))
+    sample = next((s for s in samples if s and s.event is None), NodeSample())
+    used = [g.utilization_percent for g in sample.gpus if g.utilization_percent is not None]
+    power = [g.power_w for g in sample.gpus if g.power_w is not None]
+    return Node(printable(host_of(path)), age_s(path, now_s), sample.cpu_percent,
+                statistics.fmean(used) if used else None, math.fsum(power) if power else None)
