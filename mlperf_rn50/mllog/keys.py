@@ -1,8 +1,6 @@
-"""Keys and values of the MLLOG vocabulary, by their official names: what the log has of them.
+"""Keys and values of the MLLOG vocabulary, under their names in mlperf_logging.mllog.constants.
 
-A report needs no more of mlperf-logging, which brings pandas and SciPy along. A test compares them with it.
-
-Source: mlperf_logging.mllog.constants.
+They are copied because mlperf-logging imports pandas and SciPy. A test compares them with the original.
 """
 ABORTED = 'aborted'
 BLOCK_START = 'block_start'

@@ -1,20 +1,20 @@
-"""Logs that are duplicates of one another, whatever seed or date they contain. Pure.
+"""Duplicate logs, whatever seed or date they contain. Pure.
 
-A run duplicates another where all times since run_start are equal to the millisecond, and at least four of them, over a
-second or more, are not whole seconds, which coarse clocks write. Equal accuracies are evidence beside whole seconds.
+Runs are duplicates if all times since run_start are equal to the millisecond, and at least four of them, over a second
+or more, are not whole seconds, as coarse clocks write. With whole seconds, equal accuracies are required too.
 """
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlperf_rn50.mllog.run import Run
 
-_MIN_TIMES, _MIN_MS = 4, 1000  # fewer equal times, or those of a shorter run, may be chance
+_MIN_TIMES, _MIN_MS = 4, 1000  # fewer equal times, or those of a shorter run, may be coincidence
 _MIN_ACCURACIES = 4  # different ones
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A run whose log repeats that of an earlier one, and a sentence on both."""
+    """A run that duplicates an earlier one, and a message about both."""
 
     run: Run
     original: Run
@@ -22,33 +22,29 @@ class Copy:
 
 
 def _times_ms(run: Run) -> tuple[int | None, ...]:
-    """Return when epochs and evaluations began and ended, since run_start."""
+    """Return the starts and ends of epochs and evaluations since run_start."""
     times = [t for e in run.evaluations for t in (e.start_s, e.time_s, e.stop_s)]
     times += [t for s in run.stretches for t in (s.start_s, s.stop_s)]
     return tuple(None if t is None else round(1e3 * t) for t in times)
 
 
 def _is_evidence(times_ms: Sequence[int | None], accuracies: Sequence[float]) -> bool:
-    """Whether another run cannot have the same times, and accuracies where times are whole seconds, by chance."""
+    """Return whether equality of these times, and accuracies if times are whole seconds, cannot be coincidence."""
     is_curve = len(set(accuracies)) >= _MIN_ACCURACIES
-    telling = {t for t in times_ms if t is not None and (is_curve or t % 1000)}
-    return len(telling) >= _MIN_TIMES and max(telling) - min(telling) >= _MIN_MS
+    significant = {t for t in times_ms if t is not None and (is_curve or t % 1000)}
+    return len(significant) >= _MIN_TIMES and max(significant) - min(significant) >= _MIN_MS
 
 
 def _sentence(run: Run, original: Run, num_times: int) -> str:
     is_one_name = run.path.name == original.path.name
     name, other = (p if is_one_name else p.name for p in (run.path, original.path))
     same = [e.accuracy for e in run.evaluations] == [e.accuracy for e in original.evaluations]
-    return (f'{name} is a copy of {other}: all {num_times} times of epochs and evaluations are equal to the '
-            f'millisecond{"" if same else ", though not the accuracies"}')
+    return (f'{name} is a duplicate of {other}: all {num_times} times of epochs and evaluations are equal to the '
+            f'millisecond{"" if same else ", but not the accuracies"}')
 
 
 def find_copies(runs: Sequence[Run]) -> list[Copy]:
-    """Return the runs that repeat an earlier one.
-
-    Times count from run_start, so that a log that was moved to another day is found. Seeds, names and accuracies, which
-    are easily changed, do not matter.
-    """
+    """Return the runs that duplicate an earlier one, whatever their dates, seeds and names."""
     first: dict[object, Run] = {}
     copies = []
     for run in runs:
