@@ -17,12 +17,11 @@ NUM_RANKS = 'number_of_ranks'
 NUM_NODES = 'number_of_nodes'
 ACCELERATORS_PER_NODE = 'accelerators_per_node'  # 0 if the ranks train on CPUs
 RUN_RESUMED = 'run_resumed'          # value: step; metadata: epoch_num, clock_s, submittable (false),
-                                     # number_of_ranks, number_of_nodes, global_batch_size, lr_scale; changed for
-                                     # changed configuration keys: {key: [before, now]}
+                                     # number_of_ranks, number_of_nodes, global_batch_size, lr_scale,
+                                     # changed (configuration keys): {key: [before, now]}
 SGD_NESTEROV = 'sgd_opt_nesterov'    # value: true or false; not in the closed division
 INITIAL_WEIGHTS = 'initial_weights'  # value: their source; metadata: notes
-TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second, "learning_rate": of the epoch's last
-                                     # step}; metadata: epoch_num
+TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second, "learning_rate"}; metadata: epoch_num
 
 _V05 = re.compile(r':::MLPv0\.5\.0 (?P<benchmark>[a-z]+) (?P<time>\d+\.\d+) \((?P<file>[^: ]+):(?P<line>\d+)\) '
                   r'(?P<key>[A-Za-z0-9_]+)\s?(?::\s+(?P<value>.+))?$')
@@ -69,20 +68,15 @@ def decode_events(line: str) -> list[LogEvent | ValueError]:
 
 
 def _try_decode(text: str) -> LogEvent | ValueError:
+    text = text.strip()
     try:
-        return _decode(text.strip())
+        if text.startswith(':::MLLOG'):
+            return _decode_mllog(text)
+        return _decode_v05(text) if text.startswith(':::MLPv0.5.0') else _decode_v06(text)
     except ValueError as e:
         return e
     except RecursionError:
         return ValueError('nested too deeply')
-
-
-def _decode(text: str) -> LogEvent:
-    if text.startswith(':::MLLOG'):
-        return _decode_mllog(text)
-    if text.startswith(':::MLPv0.5.0'):
-        return _decode_v05(text)
-    return _decode_v06(text)
 
 
 def _parse(text: str) -> Any:

@@ -6,11 +6,8 @@ from mlperf_rn50.errors import nearest
 V05 = 'v0.5'
 RULESETS = (V05, '0.6.0', '0.7.0', '1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
 DIVISIONS = ('open', 'closed')
-# Rulesets of the checkers by round.
-ROUNDS = {V05: V05, **{f'v{r[:3]}': r for r in RULESETS[1:]}}
-# Rounds for which submission trees are built and checked; earlier ones are closed.
-PACKAGED = tuple(name for name in ROUNDS if name >= 'v1.0')
-# The text for --help.
+ROUNDS = {V05: V05, **{f'v{r[:3]}': r for r in RULESETS[1:]}}  # rulesets of the checkers by round
+PACKAGED = tuple(name for name in ROUNDS if name >= 'v1.0')  # earlier rounds take no submissions any more
 WRITTEN = ', '.join([V05, *(f'{ruleset} or {name}' for name, ruleset in ROUNDS.items() if ruleset != V05)])
 
 

@@ -1,6 +1,7 @@
 """A run as read from its log, with the sources of its facts and the warnings about it."""
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -9,10 +10,8 @@ from mlperf_rn50.mllog import keys
 # aborted: ended below the target; interrupted: ended by a stop request; failed: the run gave up, or its log has no
 # run_stop or contradicts itself; running: no run_stop yet, and still being written; unreadable: not a log.
 RunStatus = Literal['converged', 'aborted', 'interrupted', 'failed', 'running', 'unreadable']
-Basis = Literal['logged', 'implied', 'described']
 
-# Top-1 required by the rules of the closed division, in v0.5 and later.
-V05_TARGET, TARGET = 0.749, 0.759
+V05_TARGET, TARGET = 0.749, 0.759  # Top-1 that the rules of the closed division require, in v0.5 and later
 IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
 MAX_WARNINGS = 50  # contradictions, and as many others
 
@@ -21,7 +20,7 @@ MAX_WARNINGS = 50  # contradictions, and as many others
 class FactSource:
     """Source of a fact: logged, implied by logged lines, or described, in the log or in a file beside it."""
 
-    basis: Basis
+    basis: Literal['logged', 'implied', 'described']
     text: str  # the key, lines or file
     line: int | None = None  # of the log, or of path
     path: Path | None = None  # of the description; None for the log
@@ -29,35 +28,27 @@ class FactSource:
 
 @dataclass(frozen=True, slots=True)
 class LogWarning:
-    """A warning about a log."""
-
     line: int | None  # None for the whole file
     text: str
     is_contradiction: bool = False  # of a value that is used, which may be wrong
-
-
-@dataclass
-class _Note:
-    line: int | None
-    text: str
-    count: int = 1
 
 
 class Notes:
     """Collects warnings in memory that does not grow with the log: one for all lines of a kind, with their count."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[bool, str], _Note] = {}  # by (is_contradiction, summary)
+        self._kept: dict[tuple[bool, str], LogWarning] = {}  # the first by (is_contradiction, summary)
+        self._counts: Counter[tuple[bool, str]] = Counter()
 
     def warn(self, line: int | None, text: str, summary: str = '', is_contradiction: bool = False) -> None:
         """Add a warning; of several with the same summary only the first is kept."""
         kind = is_contradiction, summary or text
-        if kind in self._kept:
-            self._kept[kind].count += 1
-        elif sum(key[0] == is_contradiction for key in self._kept) < MAX_WARNINGS:
-            self._kept[kind] = _Note(line, text)
-        else:
-            self._kept.setdefault((is_contradiction, ''), _Note(line, 'further warnings are omitted'))
+        if kind not in self._kept and sum(key[0] == is_contradiction for key in self._kept) >= MAX_WARNINGS:
+            omitted = LogWarning(line, 'further warnings are omitted', is_contradiction)
+            self._kept.setdefault((is_contradiction, ''), omitted)
+            return
+        self._kept.setdefault(kind, LogWarning(line, text, is_contradiction))
+        self._counts[kind] += 1
 
     def contradict(self, line: int | None, text: str, summary: str = '') -> None:
         """Add a warning that contradicts a value that is used."""
@@ -65,13 +56,13 @@ class Notes:
 
     def include(self, other: 'Notes') -> None:
         """Insert the warnings of another collection before these."""
-        self._kept = {**other._kept, **self._kept}
+        self._kept, self._counts = {**other._kept, **self._kept}, other._counts + self._counts
 
     def warnings(self) -> tuple[LogWarning, ...]:
         """Return contradictions, then the rest, each in the order of the log."""
-        return tuple(LogWarning(n.line, n.text if n.count == 1 else f'{n.count} lines from line {n.line} on: {summary}',
-                                is_contradiction)
-                     for (is_contradiction, summary), n in sorted(self._kept.items(), key=lambda i: not i[0][0]))
+        kept = sorted(self._kept.items(), key=lambda item: not item[0][0])
+        return tuple(w if (count := self._counts[kind]) < 2 else
+                     replace(w, text=f'{count} lines from line {w.line} on: {kind[1]}') for kind, w in kept)
 
 
 class Evaluation(NamedTuple):

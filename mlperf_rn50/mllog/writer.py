@@ -16,13 +16,14 @@ import mlperf_rn50
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.files import LineFile
-from mlperf_rn50.mllog import events, keys
+from mlperf_rn50.mllog import events
 
 # The v0.5 package writes lines with a value to this file only, if it is set at import.
 os.environ.pop('COMPLIANCE_FILE', None)
 
 from mlperf_compliance import mlperf_log as v05  # noqa: E402
 from mlperf_compliance import tags  # noqa: E402
+from mlperf_logging.mllog import constants as keys  # noqa: E402
 from mlperf_logging.mllog.mllog import MLLogger  # noqa: E402
 
 _ROOT = re.escape(str(Path(mlperf_rn50.__file__).parent.parent))
@@ -62,12 +63,7 @@ class RunLog:
     """The log of a run; with path None, as on ranks other than 0, nothing is written."""
 
     def __init__(self, path: Path | None, v06_path: Path | None, is_resumed: bool = False):
-        """Create the files, or open those of the resumed run.
-
-        Raises:
-            FileExistsError: a file of a new run exists.
-            StorageError: a file cannot be written; also raised by every method.
-        """
+        """Create the files (FileExistsError if one exists), or open those of a resumed run; StorageError on failure."""
         self._is_open = path is not None
         self._sink, self._v06 = _Sink(path, not is_resumed), _Sink(v06_path, not is_resumed)
         self._has_v06 = v06_path is not None

@@ -16,6 +16,7 @@ from mlperf_rn50.mllog.read.reader import read_events
 from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
 from mlperf_rn50.text import plural
 
+_BY_FORMAT = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}
 _MAX_NAMED = 20  # torn or long lines in the violations of a log
 # Keys of level 2 of the rules of v0.5.
 _LEVEL2 = ('run_clear_caches', 'train_loop', 'train_epoch', 'opt_learning_rate', 'eval_start', 'eval_size',
@@ -26,8 +27,6 @@ _LEVEL2 = ('run_clear_caches', 'train_loop', 'train_epoch', 'opt_learning_rate',
 
 @dataclass(frozen=True)
 class RulesetResult:
-    """Verdict of a ruleset on a log."""
-
     ruleset: str
     division: str
     violations: tuple[str, ...]
@@ -50,17 +49,9 @@ class LogFacts:
     torn: tuple[str, ...]  # a message for each torn line, and one with the number of the others
     long: tuple[str, ...]  # the same for lines over the length limit
 
-    @property
-    def applicable_rulesets(self) -> tuple[str, ...]:
-        """Rulesets for the line formats in the log."""
-        by_format = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}
-        return tuple(r for line_format in by_format if line_format in self.formats for r in by_format[line_format])
-
 
 @dataclass(frozen=True)
 class CheckedLog:
-    """Facts and verdicts of a log."""
-
     path: Path
     facts: LogFacts | None = None  # None if the log is unreadable
     verdicts: tuple[RulesetResult, ...] = ()
@@ -83,21 +74,15 @@ def accuracy_of(event: LogEvent) -> float | None:
 
 
 def check_v05(path: Path) -> tuple[str, ...]:
-    """Return the violations of the v0.5 rules, levels 1 and 2, and of its quality target.
-
-    Source: MLPerf training v0.5 compliance rules.
-    """
+    """Return the violations of the v0.5 compliance rules of MLPerf training, levels 1 and 2, and of its target."""
     found = [e for _, e in read_events(path) if isinstance(e, LogEvent) and e.line_format == 'MLPv0.5.0']
     if not found:
         return ('no :::MLPv0.5.0 line',)
-    violations = []
-    counts = Counter(e.key for e in found)
-    for key in ('run_start', 'run_stop', 'run_final'):
-        if counts[key] != 1:
-            violations.append(f'level 1: {key} appears {counts[key]} times, expected once')
-    ends = [e.key for e in found if e.key in ('run_start', 'run_stop', 'run_final')]
-    if not violations and ends != ['run_start', 'run_stop', 'run_final']:
-        violations.append(f'level 1: the order is {", ".join(ends)}, expected run_start, run_stop, run_final')
+    counts, once = Counter(e.key for e in found), ['run_start', 'run_stop', 'run_final']
+    violations = [f'level 1: {key} appears {counts[key]} times, expected once' for key in once if counts[key] != 1]
+    order = [e.key for e in found if e.key in once]
+    if not violations and order != once:
+        violations.append(f'level 1: the order is {", ".join(order)}, expected {", ".join(once)}')
     if not counts['eval_start'] and not counts['eval_stop']:
         violations.append('level 1: eval_start and eval_stop are missing')
     evaluations = [(e.value, accuracy_of(e)) for e in found if e.key == 'eval_accuracy']
@@ -128,10 +113,9 @@ def find_facts(path: Path) -> LogFacts:
             dataset, is_imagenet = str(event.value), event.metadata.get('is_imagenet') is True
         elif event.key == events.RUN_RESUMED:
             num_resumes += 1
-        elif event.key == 'eval_accuracy':
-            accuracies.append(accuracy_of(event))
-    known = [a for a in accuracies if a is not None]
-    return LogFacts(frozenset(formats), division, dataset, is_imagenet, num_resumes, max(known, default=None),
+        elif event.key == 'eval_accuracy' and (accuracy := accuracy_of(event)) is not None:
+            accuracies.append(accuracy)
+    return LogFacts(frozenset(formats), division, dataset, is_imagenet, num_resumes, max(accuracies, default=None),
                     _limited(torn, 'torn lines'), _limited(find_long_lines(path), 'long lines'))
 
 
@@ -140,32 +124,26 @@ def _limited(texts: Sequence[str], name: str) -> tuple[str, ...]:
     return (*texts[:_MAX_NAMED], *([f'{name}: {len(texts) - _MAX_NAMED} more'] if len(texts) > _MAX_NAMED else []))
 
 
-def _check_ruleset(path: Path, facts: LogFacts, ruleset: str, division: str | None) -> RulesetResult:
-    violations = facts.long + facts.torn
-    if ruleset == V05:
-        violations += check_v05(path)
-    elif not facts.long:  # which the official checker would parse for minutes
-        violations += check_official(path, ruleset, division)
-    return RulesetResult(ruleset, division or facts.division or 'open', violations)
-
-
 def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str | None = None) -> CheckedLog:
-    """Return the verdicts of rulesets on a log.
+    """Return the verdicts of rulesets, by default those of the line formats and for the logged division.
 
-    Args:
-        rulesets: of RULESETS; None for those of the line formats in the log.
-        division: replaces the logged one; None keeps it.
-
-    Raises:
-        UserError: the file is unreadable or has no log line.
-        NotInstalled: a ruleset needs the official checker.
+    UserError if the file is unreadable or has no log line, NotInstalled if the official checker is missing.
     """
     facts = find_facts(path)
     if not facts.formats:
         reason = facts.long[0] if facts.long else 'no MLPerf log line in it'
         raise UserError(f'{path}: {reason}; expected a result_<k>.txt')
-    wanted = facts.applicable_rulesets if rulesets is None else rulesets
-    return CheckedLog(path, facts, tuple(_check_ruleset(path, facts, r, division) for r in wanted))
+    if rulesets is None:
+        rulesets = [r for name in _BY_FORMAT if name in facts.formats for r in _BY_FORMAT[name]]
+    verdicts = []
+    for ruleset in rulesets:
+        violations = facts.long + facts.torn
+        if ruleset == V05:
+            violations += check_v05(path)
+        elif not facts.long:  # which the official checker would parse for minutes
+            violations += check_official(path, ruleset, division)
+        verdicts.append(RulesetResult(ruleset, division or facts.division or 'open', violations))
+    return CheckedLog(path, facts, tuple(verdicts))
 
 
 def _walk(folder: Path) -> list[Path]:
@@ -203,10 +181,10 @@ def check_logs(paths: Sequence[Path], rulesets: Sequence[str] | None, division: 
 
 
 def render_log(log: CheckedLog) -> str:
-    """Return the verdicts and the rulesets that the log can claim, as text."""
     lines = [str(log.path)]
     if log.facts is None:
-        return '\n'.join(map(events.printable, [*lines, f'  FAIL: {log.error}']))
+        lines.append(f'  FAIL: {log.error}')
+        return '\n'.join(map(events.printable, lines))
     for v in log.verdicts:
         level = ', levels 1 and 2' if v.ruleset == V05 else ''
         lines.append(f'  {v.ruleset:6s} {v.division:6s} {"pass" + level if v.passed else "FAIL"}')
@@ -239,12 +217,12 @@ def render_sum(logs: Sequence[CheckedLog]) -> str:
 
 def logs_as_json(logs: Sequence[CheckedLog]) -> dict[str, Any]:
     """Return the verdicts as JSON with the keys of docs/results.md."""
+    names = ('best_top1', 'dataset', 'is_imagenet', 'num_resumes')
+    counts = {r: {'num_passed': passed, 'num_failed': failed} for r, (passed, failed) in count_verdicts(logs).items()}
     return {'passed': all(log.passed for log in logs),
             'logs': [{'file': str(log.path), 'passed': log.passed, 'error': log.error, 'can_claim': log.claims,
-                      **{name: getattr(log.facts, name, None)
-                         for name in ('best_top1', 'dataset', 'is_imagenet', 'num_resumes')},
+                      **{name: getattr(log.facts, name, None) for name in names},
                       'verdicts': [{'ruleset': v.ruleset, 'division': v.division, 'passed': v.passed,
                                     'violations': v.violations} for v in log.verdicts]} for log in logs],
             'sum': {'num_logs': len(logs), 'num_unreadable': sum(log.facts is None for log in logs),
-                    'rulesets': {r: {'num_passed': passed, 'num_failed': failed}
-                                 for r, (passed, failed) in count_verdicts(logs).items()}}}
+                    'rulesets': counts}}

@@ -46,10 +46,7 @@ def import_official(module: str) -> Any:
 
 
 def marked_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines with the mark of a log line, numbered; UserError if the file is unreadable.
-
-    As in the official parser, a carriage return ends a line too.
-    """
+    """Yield numbered lines with the mark of a log line, split as in the official parser; UserError if unreadable."""
     try:
         with open(path, encoding='latin-1', newline='\n', opener=regular_file) as f:
             for number, text in enumerate(f, start=1):
@@ -120,24 +117,18 @@ def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str,
     for line in lines:
         if line.key == 'submission_division' and division:
             line.value['value'] = division
-    try:
-        messages = _run_checker(lines, ruleset)
-    except Exception as e:  # it compares and divides values of the log
-        return (f'the official checker crashes on the log ({_short(e)})',)
-    return tuple(_explain(m, lines)[:500] for m in messages)
-
-
-def _run_checker(lines: list[Any], ruleset: str) -> list[str]:
-    """Return the messages of the official checker."""
     mlp_compliance = import_official('compliance_checker.mlp_compliance')
-    checker = mlp_compliance.make_checker('training', ruleset, quiet=True, werror=False)
     logging.disable(logging.CRITICAL)
     try:
+        checker = mlp_compliance.make_checker('training', ruleset, quiet=True, werror=False)
         mlp_compliance.enqueued_configs.clear()
         checker.check_loglines(lines, f'training_{ruleset}/common.yaml')
+        messages = [str(m) for m in (*checker.overwritable.values(), *checker.not_overwritable)]
+    except Exception as e:  # it compares and divides values of the log
+        return (f'the official checker crashes on the log ({_short(e)})',)
     finally:
         logging.disable(logging.NOTSET)
-    return [str(m) for m in (*checker.overwritable.values(), *checker.not_overwritable)]
+    return tuple(_explain(m, lines)[:500] for m in messages)
 
 
 def _explain(message: str, lines: list) -> str:
@@ -165,8 +156,6 @@ def _explain(message: str, lines: list) -> str:
 
 @dataclass(frozen=True)
 class TreeVerdict:
-    """Results of the official tools for a tree."""
-
     problems: Sequence[str] = ()  # from package_checker
     results: Sequence[CheckResult] = ()  # passed checks
     scores: Mapping[str, float] = field(default_factory=dict)  # minutes by system_name, scaled by the reference
@@ -200,17 +189,18 @@ def _copy(home: Path, place: Path) -> Path:
 
 
 def judge_tree(home: Path, ruleset: str) -> TreeVerdict:
-    """Return the results of the official tools for a tree; NotInstalled without mlperf-logging.
-
-    The logs must have passed package.judge_runs, because the official checker builds file names from their values.
-    """
+    """Return the results of the official tools for a tree whose logs have passed package.judge_runs (find_danger)."""
     with tempfile.TemporaryDirectory() as place:
         tree = _copy(home, Path(place, 'tree'))
         problems, results = _check_package(tree, ruleset, Path(place, 'log'))
         if problems:
             return TreeVerdict(problems)
         scores, crash = _summarize(tree, ruleset, Path(place, 'summary.csv'))
-        return TreeVerdict((), results + _scaled(tree), scores, crash)
+        for path in sorted(tree.glob('results/*/resnet/scaling.json')):  # from package_checker, for result_summarizer
+            factor = json.loads(path.read_text())['scaling_factor']
+            results.append(('scaling', f'{factor:.4f} for {path.parent.parent.name}: faster than the reference, within '
+                            'its bounds'))
+        return TreeVerdict((), results, scores, crash)
 
 
 def _check_package(tree: Path, ruleset: str, log: Path) -> tuple[list[str], list[CheckResult]]:
@@ -228,17 +218,10 @@ def _check_package(tree: Path, ruleset: str, log: Path) -> tuple[list[str], list
     return [], [*described, *converged, ('package_checker', f'found no errors ({ruleset})')]
 
 
-def _scaled(tree: Path) -> list[CheckResult]:
-    """Return the scaling factors that package_checker wrote for result_summarizer."""
-    factors = [(p.parent.parent.name, json.loads(p.read_text())['scaling_factor'])
-               for p in sorted(tree.glob('results/*/resnet/scaling.json'))]
-    return [('scaling', f'{factor:.4f} for {system}: faster than the reference, within its bounds')
-            for system, factor in factors]
-
-
 def _summarize(tree: Path, ruleset: str, path: Path) -> tuple[dict[str, float], str | None]:
     """Return the scores of result_summarizer in minutes, and its crash."""
     _, crash = _official('result_summarizer', str(tree), 'training', ruleset, '--csv', str(path), place=path.parent)
     rows = csv.DictReader(path.read_text().splitlines()) if path.is_file() else []
     scores = {row['system']: float(row['resnet']) for row in rows if row.get('resnet')}
     return scores, f'crashed: {crash}' if crash else None
+

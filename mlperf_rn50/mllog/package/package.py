@@ -29,26 +29,17 @@ _NUM_RESULTS = 5
 _MAX_WARNINGS = 3  # of a log; report shows all
 _SAME_SCORE_MINUTES = 0.005  # a smaller difference disappears in rounding
 CODE_FOLDER = 'benchmarks/resnet/implementations/mlperf_rn50'  # in a tree
+_CHECKOUT = Path(mlperf_rn50.__file__).parent.parent
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
 
 
 @dataclass(frozen=True)
 class Order:
-    """A request for a submission tree."""
-
     org: str
     system: str
     round: str
     out: Path  # parent of the organisation's tree
     code: Path | None = None  # checkout that is submitted; None for that of the running program
-
-    @property
-    def checkout(self) -> Path:
-        return self.code or Path(mlperf_rn50.__file__).parent.parent
-
-    @property
-    def ruleset(self) -> str:
-        return ROUNDS[self.round]
 
     @property
     def home(self) -> Path:
@@ -73,7 +64,7 @@ class Package:
         return bool(self.refusals or self.flaws)
 
 
-def check_order(order: Order) -> None:
+def _check_order(order: Order) -> None:
     """Raise UserError unless the names are valid and unused, and the code is complete."""
     for option, name in (('--org', order.org), ('--system', order.system)):
         if not _NAME.fullmatch(name):
@@ -81,9 +72,9 @@ def check_order(order: Order) -> None:
     taken = order.home / 'results' / order.system
     if taken.exists():
         raise UserError(f'{taken}: exists and is not overwritten; choose another --system or --out')
-    if missing := missing_code(order.checkout):
-        raise UserError(f'--code: {order.checkout} lacks {", ".join(missing)}; name a checkout of mlperf_rn50 with '
-                        '--code DIR')
+    if missing := missing_code(order.code or _CHECKOUT):
+        raise UserError(f'--code: {order.code or _CHECKOUT} lacks {", ".join(missing)}; name a checkout of '
+                        'mlperf_rn50 with --code DIR')
 
 
 def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
@@ -104,7 +95,7 @@ def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
     code.mkdir(parents=True)
     write_scripts(code, runs, order.system)
     write_runs(code / f'runs_{order.system}', runs)
-    notes += [copy_code(code / 'code', env, order.checkout), system_desc.data_note(runs)]
+    notes += [copy_code(code / 'code', env, order.code or _CHECKOUT), system_desc.data_note(runs)]
     if gaps := system_desc.find_gaps(description):
         notes.append(f'the system description lacks {", ".join(gaps)}; complete it, then run mlperf-rn50 package '
                      f'--check {order.home} --round {order.round}')
@@ -126,8 +117,8 @@ def _merge(source: Path, target: Path) -> None:
 
 def make_package(runs: Sequence[Run], order: Order) -> Package:
     """Build and check the tree, or write nothing if a rule refuses it; UserError for invalid names or folders."""
-    check_order(order)
-    refusals, log_result = judge_runs(runs, order.ruleset)
+    _check_order(order)
+    refusals, log_result = judge_runs(runs, ROUNDS[order.round])
     if refusals:
         return Package(None, refusals)
     warnings = find_warnings(runs)
@@ -136,7 +127,7 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
         with tempfile.TemporaryDirectory(dir=order.out, prefix='.package-') as place:
             new = Path(place) / order.org
             notes = _write_tree(new, runs, order)
-            verdict = judge_tree(new, order.ruleset)
+            verdict = judge_tree(new, ROUNDS[order.round])
             if verdict.problems:
                 return Package(None, verdict.problems, warnings, notes=notes)
             if (order.home / CODE_FOLDER / 'code').exists():
@@ -150,7 +141,6 @@ def make_package(runs: Sequence[Run], order: Order) -> Package:
 
 
 def _check_set(runs: Sequence[Run]) -> list[str]:
-    """Return the violated rules on run sets."""
     refusals = []
     if len(runs) != _NUM_RESULTS:
         refusals.append(f'got {plural(len(runs), "run")}, expected {_NUM_RESULTS} for a ResNet result')
@@ -172,10 +162,7 @@ def _check_set(runs: Sequence[Run]) -> list[str]:
 
 
 def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], CheckResult]:
-    """Return the violated rules on run sets, else the violations of the logs if more than one fails, and a summary.
-
-    A log that could steer, stall or crash the official tools is refused in any case.
-    """
+    """Return the violations of the set or of a dangerous log, else of the logs if more than one fails; a summary."""
     if refusals := _check_set(runs) or [f'{r.path.name}: {danger}' for r in runs
                                         if (danger := find_danger(r.path, ruleset))]:
         return refusals, ('logs', 'not checked')
@@ -206,10 +193,7 @@ def find_warnings(runs: Sequence[Run]) -> list[str]:
 
 
 def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]]) -> Package:
-    """Check a finished tree, given the runs by folder in results; UserError for an unreadable log.
-
-    The official tools run only if everything else has passed.
-    """
+    """Check a finished tree, given the runs by folder in results, with the official tools last."""
     problems: list[str] = []
     warnings: list[str] = []
     notes: list[str] = []
@@ -237,8 +221,7 @@ def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]
 
 def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:
     """Return a package as text; score_minutes is that of report."""
-    lines = [heading]
-    lines += [f'  warning: {text}' for text in package.warnings]
+    lines = [heading, *(f'  warning: {text}' for text in package.warnings)]
     lines += [f'  - {text}' for text in (*package.refusals, *package.flaws)]
     lines += [f'  {name:19s} {text}' for name, text in package.findings]
     if not package.refusals and score_minutes is not None:

@@ -1,19 +1,16 @@
 """System descriptions of submissions: made from runs, env.json and a submitted description, and checked."""
 import re
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlperf_rn50.mllog.read.description import framework_of, load_object, object_at, objects_at, system_path, value_at
 from mlperf_rn50.mllog.run import Run
 
 _STATUS_OF_4 = {'cloud': 'Available cloud', 'onprem': 'Available on-premise', 'preview': 'Preview',
                 'research': 'Research, Development, or Internal (RDI)'}
-# Fields that are also in the logs.
-_COMPARED = ('number_of_nodes', 'accelerators_per_node')
-# Fields that result_summarizer parses as numbers.
-_NUMBERS = ('number_of_nodes', 'host_processors_per_node', 'accelerators_per_node')
+_COMPARED = ('number_of_nodes', 'accelerators_per_node')  # also in the logs
+_NUMBERS = ('number_of_nodes', 'host_processors_per_node', 'accelerators_per_node')  # parsed by result_summarizer
 # Fields that the order or the logs determine, or that are joined.
 _DETERMINED = ('submitter', 'system_name', 'division', 'status', 'sw_notes')
 
@@ -28,10 +25,7 @@ def _each(values: Sequence[str]) -> str:
     return ' + '.join(f'{n}x {v}' if n > 1 else v for v, n in counts.items() if v)
 
 
-@dataclass(frozen=True)
-class SubmittedDescription:
-    """A system description from a submitter."""
-
+class SubmittedDescription(NamedTuple):
     name: str  # folder and file
     fields: dict[str, Any]  # without empty ones
 
@@ -63,12 +57,9 @@ def data_note(runs: Sequence[Run]) -> str:
 
 def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: str, round_name: str,
                     base: SubmittedDescription | None) -> dict[str, Any]:
-    """Return a system description from logs, an env.json, and the base for a missing division or status.
-
-    Unknown fields are ''. Source: mlperf_logging.system_desc_checker.
-    """
+    """Return the fields of mlperf_logging.system_desc_checker from logs, env.json and base; '' if unknown."""
     cpu = object_at(env, 'host', 'hardware', 'cpu')
-    disks, gpus = objects_at(env, 'host', 'hardware', 'storage'), objects_at(env, 'host', 'hardware', 'gpus')
+    disks, gpus, networks = (objects_at(env, 'host', 'hardware', name) for name in ('storage', 'gpus', 'networks'))
     num_nodes = next((r.num_nodes for r in runs if r.num_nodes), None)
     accelerators = next((r.num_accelerators for r in runs if r.num_accelerators is not None), None)
     gpu = gpus[0] if gpus and accelerators else {}
@@ -81,8 +72,7 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
     return {
         'submitter': org, 'division': next((r.division for r in runs if r.division), division),
         'status': _status(status, round_name), 'system_name': system,
-        'number_of_nodes': '' if num_nodes is None else str(num_nodes),
-        'host_processors_per_node': str(sockets or ''),
+        'number_of_nodes': '' if num_nodes is None else str(num_nodes), 'host_processors_per_node': str(sockets or ''),
         'host_processor_model_name': str(cpu.get('model') or value_at(env, 'host', 'cpu')),
         'host_processor_core_count': str(cores or ''),
         'host_processor_vcpu_count': str(cores * threads) if cores and threads else '',
@@ -91,13 +81,11 @@ def describe_system(runs: Sequence[Run], env: dict[str, Any], org: str, system: 
         'host_memory_capacity': _size(value_at(env, 'host', 'memory_bytes')),
         'host_storage_type': _each([str(d.get('kind') or '') for d in disks]),
         'host_storage_capacity': _each([_size(d.get('bytes')) for d in disks]),
-        'host_networking': _each([f'{n.get("name")} {n.get("rate") or ""}'.strip() for n in
-                                  objects_at(env, 'host', 'hardware', 'networks')]),
+        'host_networking': _each([f'{n.get("name")} {n.get("rate") or ""}'.strip() for n in networks]),
         'host_networking_topology': '', 'host_memory_configuration': '',
         'accelerators_per_node': str(accelerators // num_nodes) if accelerators is not None and num_nodes else '',
         'accelerator_model_name': _each(sorted({str(g.get('name')) for g in gpus})) if accelerators != 0 else '',
-        'accelerator_host_interconnect': '',
-        'accelerator_frequency': str(gpu.get('clocks.max.sm') or ''),
+        'accelerator_host_interconnect': '', 'accelerator_frequency': str(gpu.get('clocks.max.sm') or ''),
         'accelerator_on-chip_memories': '', 'accelerator_memory_configuration': '',
         'accelerator_memory_capacity': str(gpu.get('memory.total') or ''),
         'accelerator_interconnect': '', 'accelerator_interconnect_topology': '', 'cooling': '',
@@ -112,10 +100,9 @@ def merge_description(base: SubmittedDescription, ours: dict[str, Any],
     """Return the base with gaps filled from ours, and notes on the sources; logged is ours without env.json."""
     fields = {k: v for k, v in base.fields.items() if k not in _DETERMINED}
     filled = [k for k, v in ours.items() if v and k not in fields and k not in _DETERMINED]
+    by_source = {'env.json': [k for k in filled if not logged[k]], 'the logs': [k for k in filled if logged[k]]}
     notes = ['; '.join([f'the system description is {base.name}', *(
-        f'from {place}: {", ".join(names)}' for place, names in (
-            ('env.json', [k for k in filled if not logged[k]]), ('the logs', [k for k in filled if logged[k]]))
-        if names)])]
+        f'from {source}: {", ".join(names)}' for source, names in by_source.items() if names)])]
     notes += [f'{k} is {fields[k]:.40} in {base.name}, but {ours[k]} in the logs; the two must agree'
               for k in _COMPARED if k in fields and ours[k] and fields[k] != ours[k]]
     if base.fields.get('division', ours['division']) != ours['division']:

@@ -1,7 +1,7 @@
-"""Evaluations, training segments and learning rates on the clock of a run, and inconsistent times. Pure."""
+"""Evaluations and training segments on the clock of a run, and inconsistent times. Pure."""
 import bisect
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, LinePosition, RawLog, integer, number
@@ -10,15 +10,11 @@ from mlperf_rn50.mllog.run import Evaluation, TrainSegment
 SKEW_S = 2.0  # tolerated between the clocks of nodes and processes; published logs have milliseconds
 _GAP_S = 60.0  # tolerated between the last evaluation and run_stop, however short the epochs are
 _OLDEST_S = 1e9  # an earlier time is in seconds where milliseconds belong
-T = TypeVar('T')
 
 
 def renumber(log: RawLog) -> None:
-    """Count epochs from 1, and evaluations too unless one of them would precede its epoch.
-
-    Logs of TensorFlow in v0.7 to v1.0 and of MosaicML in v2.0 count from 0.
-    """
-    if min([*log.epochs, *log.blocks], default=1) != 0:
+    """Count epochs from 1, and evaluations too unless one of them would precede its epoch."""
+    if min([*log.epochs, *log.blocks], default=1) != 0:  # 0 in TensorFlow of v0.7 to v1.0 and MosaicML of v2.0
         return
     marks = {epoch: log.eval_starts.get(epoch, mark) for epoch, (mark, _) in log.accuracies.items()}
     is_from_0 = all(epoch <= _last_begun(log, mark) for epoch, mark in marks.items())
@@ -29,7 +25,7 @@ def renumber(log: RawLog) -> None:
         log.eval_starts, log.eval_stops = _shifted(log.eval_starts), _shifted(log.eval_stops)
 
 
-def _shifted(by_epoch: dict[int, T]) -> dict[int, T]:
+def _shifted(by_epoch: dict[int, Any]) -> dict[int, Any]:
     return {epoch + 1: value for epoch, value in by_epoch.items()}
 
 
@@ -66,12 +62,6 @@ def train_segments(log: RawLog, end_s: float | None) -> tuple[TrainSegment, ...]
     return tuple(segments)
 
 
-def learning_rates(log: RawLog) -> tuple[tuple[float, float], ...]:
-    """Return (seconds since run_start, learning rate) in order of time."""
-    pairs = [(log.clock_s(mark), number(rate, 0, 1e9)) for mark, rate in log.rates]
-    return tuple(sorted((t, lr) for t, lr in pairs if t is not None and lr is not None))
-
-
 class Finding(NamedTuple):
     """A warning about a line, and its summary for several such lines."""
 
@@ -106,8 +96,7 @@ def _check_resumes(log: RawLog) -> Iterator[Finding]:
     for part, (mark, event) in enumerate(log.resumes):
         clock_s = number(event.metadata.get('clock_s'), 0, 1e9)
         if clock_s is None:
-            yield Finding(mark.line, 'run_resumed has no clock_s (seconds of the run before the resume)',
-                          'run_resumed has no clock_s')
+            yield Finding(mark.line, 'run_resumed has no clock_s, expected the seconds of the run before the resume')
             continue
         epoch = integer(event.metadata.get('epoch_num'), 1)
         # An evaluation may come after the checkpoint of its epoch.
@@ -124,11 +113,22 @@ def _check_resumes(log: RawLog) -> Iterator[Finding]:
                           'run_start', 'run_resumed has a clock_s of more than the time since run_start')
 
 
-def misplaced(log: RawLog) -> list[Finding]:
-    """Return the findings about evaluations and ends that leave the time to train usable."""
+def misplaced(log: RawLog) -> Iterator[Finding]:
+    """Yield the findings about evaluations and ends that leave the time to train usable."""
     if log.resumes or keys.RUN_START not in log.single:
-        return []
-    return [*_check_early_evaluations(log), *_check_order('accuracy', log.accuracies), *_check_ends(log)]
+        return
+    start = log.single[keys.RUN_START][0]
+    for mark, name in _eval_moments(log) if log.epochs or log.blocks else []:
+        if (early_s := start.time_s - mark.time_s) > SKEW_S:
+            yield Finding(mark.line, f'{name} is {early_s:.1f} s earlier than run_start (line {start.line})',
+                          'evaluation earlier than run_start')
+    yield from _check_order('accuracy', log.accuracies)
+    epochs, accuracies = ({k: mark for k, (mark, _) in marks.items()} for marks in (log.epochs, log.accuracies))
+    for name, starts, ends in (('epoch', epochs, log.epoch_stops), ('evaluation', log.eval_starts, accuracies)):
+        for epoch in sorted(starts.keys() & ends.keys()):
+            if (back_s := starts[epoch].time_s - ends[epoch].time_s) > SKEW_S:
+                yield Finding(ends[epoch].line, f'{name} {epoch} ends {back_s:.1f} s before it starts (line '
+                              f'{starts[epoch].line})', f'{name} ends before it starts')
 
 
 def _check_start(log: RawLog) -> Iterator[Finding]:
@@ -158,29 +158,12 @@ def _check_stop(log: RawLog) -> Iterator[Finding]:
         yield Finding(stop.line, f'run_stop is {late_s:.1f} s later than run_final (line {final[0].line})')
 
 
-def _check_early_evaluations(log: RawLog) -> Iterator[Finding]:
-    start = log.single[keys.RUN_START][0]
-    for mark, name in _eval_moments(log) if log.epochs or log.blocks else []:
-        if (early_s := start.time_s - mark.time_s) > SKEW_S:
-            yield Finding(mark.line, f'{name} is {early_s:.1f} s earlier than run_start (line {start.line})',
-                          'evaluation earlier than run_start')
-
-
 def _check_order(name: str, starts: Mapping[int, tuple[LinePosition, float]]) -> Iterator[Finding]:
     pairs = sorted((epoch, mark) for epoch, (mark, _) in starts.items())
     for (before, earlier), (epoch, later) in zip(pairs, pairs[1:]):
         if (back_s := earlier.time_s - later.time_s) > SKEW_S:
             yield Finding(later.line, f'{name} {epoch} is {back_s:.1f} s earlier than {name} {before} (line '
                           f'{earlier.line})', f'{name} earlier than that of the epoch before')
-
-
-def _check_ends(log: RawLog) -> Iterator[Finding]:
-    epochs, accuracies = ({k: mark for k, (mark, _) in marks.items()} for marks in (log.epochs, log.accuracies))
-    for name, starts, ends in (('epoch', epochs, log.epoch_stops), ('evaluation', log.eval_starts, accuracies)):
-        for epoch in sorted(starts.keys() & ends.keys()):
-            if (back_s := starts[epoch].time_s - ends[epoch].time_s) > SKEW_S:
-                yield Finding(ends[epoch].line, f'{name} {epoch} ends {back_s:.1f} s before it starts (line '
-                              f'{starts[epoch].line})', f'{name} ends before it starts')
 
 
 def check_gap(log: RawLog, done: tuple[Evaluation, ...], segments: tuple[TrainSegment, ...]) -> Iterator[Finding]:

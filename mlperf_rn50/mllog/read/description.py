@@ -11,8 +11,6 @@ _MAX_BYTES = 1 << 20
 
 
 class Count(NamedTuple):
-    """A count and its source."""
-
     number: int
     source: FactSource
 
@@ -106,7 +104,6 @@ def objects_at(env: dict[str, Any], *names: str) -> list[dict[str, Any]]:
 
 
 def framework_of(env: dict[str, Any]) -> str | None:
-    """Return the framework in an env.json."""
     packages = object_at(env, 'packages')
     return next((_name(f'MXNet {v}') for k, v in packages.items() if k.startswith('mxnet')), None)
 
@@ -129,10 +126,7 @@ def find_description(log: Path) -> tuple[SystemDescription, str | None]:
 
 
 def org_of_folder(log: Path) -> tuple[str, FactSource] | None:
-    """Return the submitter from the path of a log in the tree of a round, v0.6/<org>/results/<system>/resnet.
-
-    In v0.5 there may be a folder of the submission between <org> and results.
-    """
+    """Return the submitter from the path v0.6/<org>/results/<system>/resnet, in v0.5 perhaps with <org>/<name>."""
     folders = [p.name for p in log.absolute().parents]
     if folders[0] != 'resnet' or 'results' not in folders[2:3]:
         return None
@@ -165,16 +159,16 @@ def _describe(path: Path, content: dict[str, Any], text: str) -> SystemDescripti
         counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]
         known = [(num, num * each) for num, each in counts if num is not None and each is not None]
         num_nodes, total = (sum(column) for column in zip(*known)) if known else (None, None)
-        return SystemDescription(None, make_count(num_nodes or None, source('num_nodes')),
-                                 make_count(total, source('num_accelerators')),
-                                 _names([n.get('accelerator') for n in nodes]), _name(content.get('framework')))
+        return SystemDescription(
+            None, make_count(num_nodes or None, source('num_nodes')), make_count(total, source('num_accelerators')),
+            _names([n.get('accelerator') for n in nodes]), _name(content.get('framework')))
     if path.parent.name == 'systems':
         num_nodes, per_node = _count(content.get('number_of_nodes')), _count(content.get('accelerators_per_node'))
         org = _name(content.get('submitter'))
         total = num_nodes * per_node if num_nodes is not None and per_node is not None else None
-        return SystemDescription((org, source('submitter')) if org else None,
-                                 make_count(num_nodes or None, source('number_of_nodes')),
-                                 make_count(total, source('accelerators_per_node')),
-                                 _name(content.get('accelerator_model_name')), _name(content.get('framework')))
+        return SystemDescription(
+            (org, source('submitter')) if org else None, make_count(num_nodes or None, source('number_of_nodes')),
+            make_count(total, source('accelerators_per_node')), _name(content.get('accelerator_model_name')),
+            _name(content.get('framework')))
     gpus = objects_at(content, 'host', 'hardware', 'gpus')  # our env.json: the log itself counts nodes and GPUs
     return SystemDescription(accelerator=_names([g.get('name') for g in gpus]), framework=framework_of(content))

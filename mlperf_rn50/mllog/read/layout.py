@@ -36,21 +36,15 @@ class LayoutReader:
         self.global_batch_size = self._settle(keys.GLOBAL_BATCH_SIZE, 'images per step',
                                               self._logged(keys.GLOBAL_BATCH_SIZE), self._implied_batch())
 
-    def _source(self, key: str) -> FactSource:
-        return FactSource('logged', key, self._log.line(key))
-
     def _logged(self, key: str) -> Count | None:
-        return make_count(integer(self._log.value(key), 1), self._source(key))
+        return make_count(integer(self._log.value(key), 1), self._log.source(key))
 
     def _count_lines(self, key: str) -> Count | None:
         count, line = self._log.counts[key], self._log.first_lines.get(key)
         return Count(count, FactSource('implied', f'{count} {key} lines', line)) if count > 1 else None
 
     def _in_order(self, described: Count | None, lines: Count | None) -> list[Count | None]:
-        """Return the described count and the counted lines, the latter first where two counts agree.
-
-        They agree where the description is of another submission (v0.5, NVIDIA, DGX-2H).
-        """
+        """Return both counts, first that of lines if two agree, as where NVIDIA's v0.5 has a wrong description."""
         nodes, total = self._described.nodes, self._described.accelerators
         agree = (nodes and total and self._ranks and self._cleared
                  and self._ranks.number * nodes.number == self._cleared.number * total.number)
@@ -87,7 +81,7 @@ class LayoutReader:
         """Return the accelerators of all nodes; a rank drives one if nothing else is known."""
         per_node = integer(self._log.value(events.ACCELERATORS_PER_NODE))
         logged = make_count(per_node * self.num_nodes if per_node is not None and self.num_nodes else None,
-                            self._source(events.ACCELERATORS_PER_NODE))
+                            self._log.source(events.ACCELERATORS_PER_NODE))
         lines = self._ranks if events.NUM_RANKS not in self._log.single else None
         return self._settle('num_accelerators', 'accelerators', logged,
                             *self._in_order(self._described.accelerators, lines))

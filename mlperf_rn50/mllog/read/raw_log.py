@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent
-from mlperf_rn50.mllog.run import Notes
+from mlperf_rn50.mllog.run import FactSource, Notes
 
 _MAX_KEPT = 10_000  # evaluations, epochs and so on; a real log has about a hundred
 _MAX_KEYS = 64
@@ -15,20 +15,16 @@ _MAX_EPOCH = 10**6
 _OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_bn_span|gradient_accumulation_steps')
 INPUT_BATCH_SIZE = 'input_batch_size'  # v0.5, of one accelerator
 RUN_FINAL = 'run_final'  # v0.5, after run_stop
-# Keys that have one value per run, whatever the number of ranks.
-_SINGLE = frozenset([
+_ONCE = frozenset([keys.INIT_STOP, keys.RUN_START, keys.RUN_STOP])  # some logs repeat the other single keys
+_SINGLE = _ONCE | {  # one value per run, whatever the number of ranks
     keys.SUBMISSION_ORG, keys.SUBMISSION_DIVISION, keys.SUBMISSION_STATUS, keys.SUBMISSION_PLATFORM,
-    keys.SUBMISSION_ENTRY, keys.GLOBAL_BATCH_SIZE, keys.TRAIN_SAMPLES, keys.EVAL_SAMPLES, keys.INIT_STOP,
-    keys.RUN_START, keys.RUN_STOP, events.TARGET_ACCURACY, events.DATASET, events.NUM_NODES, events.NUM_RANKS,
-    events.ACCELERATORS_PER_NODE, INPUT_BATCH_SIZE, RUN_FINAL])
-# Events that happen once per run; some logs repeat the other single keys.
-_ONCE = frozenset([keys.INIT_STOP, keys.RUN_START, keys.RUN_STOP])
+    keys.SUBMISSION_ENTRY, keys.GLOBAL_BATCH_SIZE, keys.TRAIN_SAMPLES, keys.EVAL_SAMPLES, events.TARGET_ACCURACY,
+    events.DATASET, events.NUM_NODES, events.NUM_RANKS, events.ACCELERATORS_PER_NODE, INPUT_BATCH_SIZE, RUN_FINAL}
 _COUNTED = frozenset([keys.INIT_START, keys.SEED, keys.CACHE_CLEAR])
-# v0.5 tags and the later keys of the same meaning.
-_V05_KEYS = {'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED,
-             'preproc_num_train_examples': keys.TRAIN_SAMPLES, 'eval_size': keys.EVAL_SAMPLES,
-             'eval_target': events.TARGET_ACCURACY, 'opt_learning_rate': keys.OPT_BASE_LR,
-             'train_epoch': keys.EPOCH_START}
+_V05_KEYS = {  # tags of v0.5 and the later keys of the same meaning
+    'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED, 'train_epoch': keys.EPOCH_START,
+    'preproc_num_train_examples': keys.TRAIN_SAMPLES, 'eval_size': keys.EVAL_SAMPLES,
+    'eval_target': events.TARGET_ACCURACY, 'opt_learning_rate': keys.OPT_BASE_LR}
 
 
 def number(value: Any, low: float, high: float) -> float | None:
@@ -96,16 +92,14 @@ class RawLog:
         """Return the line of a single key; None if it is missing."""
         return self.single[key][0].line if key in self.single else None
 
+    def source(self, key: str) -> FactSource:
+        return FactSource('logged', key, self.line(key))
+
     def is_success(self, event: LogEvent) -> bool:
         """Return whether a run_stop marks success; without a status it does in v0.5, whose published logs have none."""
         if self.format == 'MLPv0.5.0':
             return not (isinstance(event.value, dict) and event.value.get('success') in (False, 'false'))
         return event.metadata.get('status') == keys.SUCCESS
-
-    @property
-    def last_epoch(self) -> int | None:
-        """Last epoch in the log."""
-        return max([k for where in (self.epochs, self.blocks, self.accuracies) for k in where], default=None)
 
     def clock_s(self, mark: LinePosition | None) -> float | None:
         """Return seconds on the run's clock, which is stopped between the end of a run and its resume."""
@@ -129,7 +123,12 @@ class RawLog:
             self.longest_gap_s = max(self.longest_gap_s, event.time_s - self.last_s)
         self.last_s = event.time_s
         if key in _COUNTED:
-            self._add_counted(mark, key, event)
+            self.counts[key] += 1
+            self.first_lines.setdefault(key, mark.line)
+            if key == keys.INIT_START and (self.first_init is None or mark.time_s < self.first_init.time_s):
+                self.first_init = mark
+            if key == keys.SEED and self.seed is None:
+                self.seed = mark.line, event.value
         elif key in _SINGLE:
             self._add_single(mark, key, event)
         elif key == events.RUN_RESUMED and len(self.resumes) < _MAX_KEPT:
@@ -142,14 +141,6 @@ class RawLog:
                 self.rates.append((mark, event.value))
         else:
             self._add_progress(mark, key, event)
-
-    def _add_counted(self, mark: LinePosition, key: str, event: LogEvent) -> None:
-        self.counts[key] += 1
-        self.first_lines.setdefault(key, mark.line)
-        if key == keys.INIT_START and (self.first_init is None or mark.time_s < self.first_init.time_s):
-            self.first_init = mark
-        if key == keys.SEED and self.seed is None:
-            self.seed = mark.line, event.value
 
     def _add_single(self, mark: LinePosition, key: str, event: LogEvent) -> None:
         if key not in self.single:
@@ -195,7 +186,12 @@ class RawLog:
         elif key == keys.BLOCK_STOP:
             self.last_block_stop = mark
         elif self.format == 'MLPv0.5.0' and key in (keys.EVAL_START, keys.EVAL_STOP) and event.value is None:
-            self._add_bare(mark, key)
+            if key == keys.EVAL_START:  # without an epoch, which is that of the accuracy between or after the two
+                self._open_eval = [mark]
+            elif self._open_eval:
+                self._open_eval = [self._open_eval[0], mark]
+            elif self._evaluated:
+                self.eval_stops.setdefault(self._evaluated, mark)
         elif key in (keys.EPOCH_STOP, keys.EVAL_START, keys.EVAL_STOP):
             where = {keys.EPOCH_STOP: self.epoch_stops, keys.EVAL_START: self.eval_starts,
                      keys.EVAL_STOP: self.eval_stops}[key]
@@ -207,15 +203,6 @@ class RawLog:
             self.stats.setdefault(epoch or step or self._epoch_now, (mark, event.value))
             if 'learning_rate' in event.value and len(self.rates) < _MAX_KEPT:
                 self.rates.append((mark, event.value['learning_rate']))
-
-    def _add_bare(self, mark: LinePosition, key: str) -> None:
-        """Add an evaluation start or stop of v0.5 without an epoch; the accuracy between or after them has it."""
-        if key == keys.EVAL_START:
-            self._open_eval = [mark]
-        elif self._open_eval:
-            self._open_eval = [self._open_eval[0], mark]
-        elif self._evaluated:
-            self.eval_stops.setdefault(self._evaluated, mark)
 
     def _epoch(self, event: LogEvent) -> int | None:
         """Return the epoch of an event; v0.5 counts from 0 and may omit the current epoch."""

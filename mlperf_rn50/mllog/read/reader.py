@@ -32,49 +32,30 @@ class OtherBenchmark(UserError):
     """A log of another benchmark than ResNet."""
 
 
-def _check_benchmark(path: Path, event: LogEvent) -> None:
-    if event.line_format == 'MLPv0.5.0':
-        benchmark = event.metadata['benchmark']
-    else:
-        benchmark = event.value if event.key == keys.SUBMISSION_BENCHMARK else keys.RESNET
-    if benchmark != keys.RESNET:
-        raise OtherBenchmark(f'{path}: got a log of the benchmark {benchmark!r:.80}, expected resnet')
-
-
-def _collect(path: Path) -> tuple[dict[LineFormat, RawLog], Notes, int]:
-    """Return the content by line format, the warnings about torn lines, and the number of the last log line."""
+def read_run(path: Path, now_s: float | None = None) -> Run:
+    """Return the run of a log file at a time since 1970; UserError if it is unreadable or not of one ResNet run."""
     logs: dict[LineFormat, RawLog] = {}
     torn, last_line = Notes(), 0
     for last_line, event in read_events(path):
         if isinstance(event, ValueError):
             torn.warn(last_line, f'torn line, ignored: {str(event)[:200]}', 'torn line, ignored')
             continue
-        _check_benchmark(path, event)
+        benchmark = event.value if event.key == keys.SUBMISSION_BENCHMARK else keys.RESNET
+        if event.line_format == 'MLPv0.5.0':
+            benchmark = event.metadata['benchmark']
+        if benchmark != keys.RESNET:
+            raise OtherBenchmark(f'{path}: got a log of the benchmark {benchmark!r:.80}, expected resnet')
         if (log := logs.get(event.line_format)) is None:
             log = logs[event.line_format] = RawLog(event.line_format)
         try:
             log.add(last_line, event)
         except ValueError as e:
             raise UserError(f'{path}: {e}') from e
-    return logs, torn, last_line
-
-
-def _is_utf16(path: Path) -> bool:
-    """Return whether a file starts with the byte order mark of UTF-16, which some shells write for redirections."""
-    with open(path, 'rb') as f:
-        return f.read(2) in (b'\xff\xfe', b'\xfe\xff')
-
-
-def read_run(path: Path, now_s: float | None = None) -> Run:
-    """Return the run of a log file; raise UserError if it is unreadable or not the log of one ResNet run.
-
-    Args:
-        now_s: seconds since 1970, to judge whether a log without run_stop is still being written; None for now.
-    """
-    logs, torn, last_line = _collect(path)
     if not logs:
+        with open(path, 'rb') as f:
+            is_utf16 = f.read(2) in (b'\xff\xfe', b'\xfe\xff')  # as written by some shells
         raise UserError(f'{path}: no MLPerf log line in it; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0'
-                        + ('; the file is UTF-16, convert it to UTF-8' if _is_utf16(path) else ''))
+                        + ('; the file is UTF-16, convert it to UTF-8' if is_utf16 else ''))
     # Our own logs hold the same run in two formats, of which the later one contains more.
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
     best = max((logs[f] for f in order if f in logs), key=lambda log: keys.RUN_START in log.single)

@@ -1,7 +1,6 @@
 """Resolution of a log and the system description beside it into a Run: facts, their sources, and warnings."""
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,14 +15,12 @@ from mlperf_rn50.mllog.read.raw_log import RawLog, integer, number
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Run, RunStatus
 from mlperf_rn50.text import plural
 
-_SUBMISSION_STATUSES = ('cloud', 'onprem', 'preview', 'research')
+_AVAILABILITIES = ('cloud', 'onprem', 'preview', 'research')
 _ROUNDS: dict[LineFormat, str] = {'MLPv0.5.0': 'v0.5', 'MLL': 'v0.6', 'MLLOG': 'v0.7+'}
 _MAX_CHANGES = 20  # configuration keys changed at a resume
 # A log not written for this long is that of a dead run, unless the run itself has long gaps between events.
-_QUIET_S = 600.0
-_QUIET_GAPS = 3
-# Even a slow run logs an event per day, and a copy of an old log is as old as its last event.
-_DAY_S = 86400.0
+_QUIET_S, _QUIET_GAPS = 600.0, 3
+_DAY_S = 86400.0  # even a slow run logs an event per day; a copy of an old log is as old as its last event
 
 
 def age_s(log: Path, now_s: float) -> float | None:
@@ -45,11 +42,9 @@ def _is_share(accuracy: float, num_images: int) -> bool:
     return abs(accuracy * num_images - round(accuracy * num_images)) <= rounding
 
 
-def _changes(changed: Any) -> str:
-    """Return the configuration keys that a resume changed, each with both values; '' for none."""
-    pairs = list(changed.items())[:_MAX_CHANGES] if isinstance(changed, dict) else []
-    return ', '.join(f'{key[:60]} {str(values[0])[:40]} -> {str(values[1])[:40]}' for key, values in pairs
-                     if isinstance(values, list) and len(values) == 2)
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is a scalar that JSON has, unlike NaN."""
+    return isinstance(value, (int, str, type(None))) or isinstance(value, float) and math.isfinite(value)
 
 
 def _normalized(name: str) -> str:
@@ -66,13 +61,10 @@ class RunResolver:
         clock.renumber(log)
         self.evaluations = clock.evaluations(log)
 
-    def _logged(self, key: str) -> FactSource:
-        return FactSource('logged', key, self.log.line(key))
-
     def _org(self) -> str | None:
         """Return the submitter, from the submission or, without one, from the log."""
         logged = _text(self.log.value(keys.SUBMISSION_ORG))
-        in_log = (logged, self._logged(keys.SUBMISSION_ORG)) if logged else None
+        in_log = (logged, self.log.source(keys.SUBMISSION_ORG)) if logged else None
         named = self.description.org or org_of_folder(self.path) or in_log
         if named is None:
             return None
@@ -87,7 +79,7 @@ class RunResolver:
     def _target(self, round_name: str, division: str | None) -> float | None:
         logged = number(self.log.value(events.TARGET_ACCURACY), 0, 1)
         if logged is not None:
-            self.sources[events.TARGET_ACCURACY] = self._logged(events.TARGET_ACCURACY)
+            self.sources[events.TARGET_ACCURACY] = self.log.source(events.TARGET_ACCURACY)
             return float(logged)
         if division == keys.OPEN:
             return None
@@ -172,45 +164,41 @@ class RunResolver:
         self.sources['round'] = FactSource('implied', 'the line format')
         return name
 
-    def _flag(self, target: float | None, num_val: int | None) -> None:
-        """Warn of evaluations and resumes that affect how the numbers can be used."""
+    def _flag_evaluations(self, target: float | None, num_val: int | None) -> None:
         log, evaluations = self.log, self.evaluations
+        if not evaluations:
+            return
+        last = evaluations[-1]
         early = [e for e in evaluations[:-1] if target is not None and e.accuracy >= target]
         if early:
             log.contradict(early[0].line, f'the target was reached in epoch {early[0].epoch}, but training continued '
-                           f'to epoch {evaluations[-1].epoch}, which is used')
-        if evaluations:
-            self._flag_epoch()
+                           f'to epoch {last.epoch}, which is used')
+        trained = max((k + count - 1 for starts in (log.epochs, log.blocks) for k, (_, count) in starts.items()),
+                      default=last.epoch)
+        period = max((b.epoch - a.epoch for a, b in zip(evaluations, evaluations[1:])), default=1)
+        # A slow evaluation may end while the next epoch is trained.
+        if not trained - max(2, period) <= last.epoch <= trained:
+            log.contradict(last.line, f'the last evaluation is of epoch {last.epoch}, but the last trained epoch is '
+                           f'{trained}')
         odd = [e for e in evaluations if num_val and not _is_share(e.accuracy, num_val)]
         if odd and num_val:
             fits = [n for n in range(num_val - num_val // 20, num_val + num_val // 10)
                     if all(_is_share(e.accuracy, n) for e in evaluations)] if len(evaluations) <= 100 else []
             log.warn(odd[0].line, f'{len(odd)} of {len(evaluations)} accuracies are not multiples of 1/{num_val} '
                      f'({num_val} evaluation images)' + (f', but all are of 1/{fits[0]}' if len(fits) == 1 else ''))
+
+    def _flag_resumes(self) -> None:
+        log = self.log
         if log.resumes:
             log.warn(log.resumes[0][0].line, f'the run was resumed {plural(len(log.resumes), "time")}; only a run '
                      'without a resume can be submitted')
         for mark, event in log.resumes:
-            if text := _changes(event.metadata.get('changed')):
-                log.warn(mark.line, f'the run was resumed with another configuration: {text}')
-
-    def _flag_epoch(self) -> None:
-        """Warn if the last evaluation is of an untrained epoch, or of one long before the last."""
-        log, last = self.log, self.evaluations[-1]
-        trained = max((k + count - 1 for starts in (log.epochs, log.blocks) for k, (_, count) in starts.items()),
-                      default=last.epoch)
-        period = max((b.epoch - a.epoch for a, b in zip(self.evaluations, self.evaluations[1:])), default=1)
-        # A slow evaluation may end while the next epoch is trained.
-        if not trained - max(2, period) <= last.epoch <= trained:
-            log.contradict(last.line, f'the last evaluation is of epoch {last.epoch}, but the last trained epoch is '
-                           f'{trained}')
-
-    def _flag_target(self, target: float | None, round_name: str, division: str | None, is_imagenet: bool) -> None:
-        """Warn if a log of the closed division has a target below that of the rules."""
-        rule = V05_TARGET if round_name == 'v0.5' else TARGET
-        if target is not None and target < rule and division == keys.CLOSED and is_imagenet:
-            self.log.contradict(self.log.line(events.TARGET_ACCURACY), f'target_accuracy is {target:g}, expected at '
-                                f'least {rule:g} in the closed division of {round_name}')
+            changed = event.metadata.get('changed')
+            pairs = list(changed.items())[:_MAX_CHANGES] if isinstance(changed, dict) else []
+            texts = [f'{key[:60]} {str(values[0])[:40]} -> {str(values[1])[:40]}' for key, values in pairs
+                     if isinstance(values, list) and len(values) == 2]
+            if texts:
+                log.warn(mark.line, f'the run was resumed with another configuration: {", ".join(texts)}')
 
     def _init_s(self) -> float | None:
         stop, start = self.log.single.get(keys.INIT_STOP), self.log.first_init
@@ -223,22 +211,19 @@ class RunResolver:
             return None
         return max(seconds, 0.0)
 
-    def _optimizer(self) -> Mapping[str, Any]:
-        def is_plain(value: Any) -> bool:  # and not NaN, which JSON does not have
-            return isinstance(value, (int, str, type(None))) or isinstance(value, float) and math.isfinite(value)
-        return MappingProxyType({k: v if is_plain(v) else repr(v)[:200]
-                                 for k, v in sorted(self.log.optimizer.items())})
-
     def _times(self, is_sound: bool) -> dict[str, Any]:
         """Return the fields of a Run that depend on its clock."""
         log, stop = self.log, self.log.single.get(keys.RUN_STOP)
         time_s = log.clock_s(stop[0]) if stop else None
         segments = clock.train_segments(log, time_s)
+        pairs = [(log.clock_s(mark), number(rate, 0, 1e9)) for mark, rate in log.rates]
+        rates = tuple(sorted((t, rate) for t, rate in pairs if t is not None and rate is not None))
         for finding in clock.check_gap(log, self.evaluations, segments) if is_sound else []:
             log.contradict(*finding)
-        return {'evaluations': self.evaluations, 'stretches': segments, 'learning_rates': clock.learning_rates(log),
+        return {'evaluations': self.evaluations, 'stretches': segments, 'learning_rates': rates,
                 'init_s': self._init_s(), 'time_to_train_s': time_s if is_sound and (time_s or 0.0) >= 0 else None,
-                'last_epoch': log.last_epoch, 'num_resumes': len(log.resumes)}
+                'last_epoch': max([*log.epochs, *log.blocks, *log.accuracies], default=None),
+                'num_resumes': len(log.resumes)}
 
     def run(self) -> Run:
         log, description = self.log, self.description
@@ -246,23 +231,27 @@ class RunResolver:
         times = self._times(is_sound)
         division = log.value(keys.SUBMISSION_DIVISION)
         division = division if division in (keys.OPEN, keys.CLOSED) else None
-        submission_status = log.value(keys.SUBMISSION_STATUS)
-        target, optimizer = self._target(round_name, division), self._optimizer()
+        availability = log.value(keys.SUBMISSION_STATUS)
+        target = self._target(round_name, division)
+        optimizer = {k: v if _is_plain(v) else repr(v)[:200] for k, v in sorted(log.optimizer.items())}
         dataset, is_imagenet, num_train, num_val = self._data()
         status = self._status(target, times['time_to_train_s'], is_sound)
-        self._flag(target, num_val)
-        self._flag_target(target, round_name, division, is_imagenet)
+        self._flag_evaluations(target, num_val)
+        self._flag_resumes()
+        rule = V05_TARGET if round_name == 'v0.5' else TARGET
+        if target is not None and target < rule and division == keys.CLOSED and is_imagenet:
+            log.contradict(log.line(events.TARGET_ACCURACY), f'target_accuracy is {target:g}, expected at least '
+                           f'{rule:g} in the closed division of {round_name}')
         if log.seed:
             self.sources['seed'] = FactSource('logged', keys.SEED, log.seed[0])
         return Run(
             self.path, round_name, status, org=self._org(), platform=_text(log.value(keys.SUBMISSION_PLATFORM)),
-            division=division,
-            submission_status=submission_status if submission_status in _SUBMISSION_STATUSES else None, dataset=dataset,
-            is_imagenet=is_imagenet, num_nodes=layout.num_nodes, num_ranks=layout.num_ranks,
+            division=division, submission_status=availability if availability in _AVAILABILITIES else None,
+            dataset=dataset, is_imagenet=is_imagenet, num_nodes=layout.num_nodes, num_ranks=layout.num_ranks,
             num_accelerators=layout.num_accelerators, global_batch_size=layout.global_batch_size,
             accelerator=description.accelerator if layout.num_accelerators != 0 else None,
             framework=description.framework, opt_name=_text(optimizer.get(keys.OPT_NAME)),
-            optimizer=optimizer, seed=integer(log.seed[1], -2**63, 2**64) if log.seed else None,
+            optimizer=MappingProxyType(optimizer), seed=integer(log.seed[1], -2**63, 2**64) if log.seed else None,
             target_accuracy=target, train_samples=num_train, eval_samples=num_val,
             epochs_to_converge=self.evaluations[-1].epoch if status == 'converged' else None,
             age_s=age_s(self.path, self.now_s) if status == 'running' else None,

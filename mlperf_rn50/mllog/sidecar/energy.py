@@ -38,7 +38,6 @@ class Energy:
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Measured kinds."""
         return tuple(kind for kind in KINDS if getattr(self, f'{kind}_joules') is not None)
 
     @property
@@ -71,8 +70,6 @@ class _Session:
 
 
 class _Node(NamedTuple):
-    """Samples of a node."""
-
     host: str
     boot: str | None
     kinds: set[str]  # in any session
@@ -99,17 +96,13 @@ def _joules_at(readings: Readings, time_s: float) -> float:
     return before + (after - before) * (time_s - before_s) / (after_s - before_s)
 
 
-def _check_end(readings: Readings, time_s: float, name: str) -> None:
-    place = bisect.bisect_left(readings, time_s, key=itemgetter(0))
-    gap_s = min(abs(t - time_s) for t, _ in readings[max(0, place - 1):place + 1])
-    if gap_s > _MAX_GAP_S:
-        raise _Unmeasured(f'the nearest sample is {gap_s:.1f} s from the {name}, expected at most {_MAX_GAP_S:g} s')
-
-
 def _joules_between(readings: Readings, start_s: float, stop_s: float) -> float:
     """Return the joules between two times, extrapolated for the short parts beyond the readings."""
-    _check_end(readings, start_s, 'start')
-    _check_end(readings, stop_s, 'end')
+    for time_s, name in ((start_s, 'start'), (stop_s, 'end')):
+        place = bisect.bisect_left(readings, time_s, key=itemgetter(0))
+        gap_s = min(abs(t - time_s) for t, _ in readings[max(0, place - 1):place + 1])
+        if gap_s > _MAX_GAP_S:
+            raise _Unmeasured(f'the nearest sample is {gap_s:.1f} s from the {name}, expected at most {_MAX_GAP_S:g} s')
     first_s, last_s = max(start_s, readings[0][0]), min(stop_s, readings[-1][0])
     if last_s - first_s < _MIN_SHARE * (stop_s - start_s):
         raise _Unmeasured(f'the samples cover {max(0.0, last_s - first_s):.1f} s of {stop_s - start_s:.1f} s')
@@ -117,13 +110,6 @@ def _joules_between(readings: Readings, start_s: float, stop_s: float) -> float:
     if joules > _MAX_DEVICE_W * (last_s - first_s):
         raise _Unmeasured(f'got {joules / (last_s - first_s):,.0f} W, expected at most {_MAX_DEVICE_W:,.0f} W')
     return joules * (stop_s - start_s) / (last_s - first_s)
-
-
-def _parts(sessions: Sequence[_Session], until_s: float) -> list[tuple[_Session, float, float]]:
-    """Return sessions with their start and end on the run's clock; repeated training counts once."""
-    starts = [s.start[1] for s in sessions if s.start]
-    stops = [min([until_s, *starts[i + 1:]]) for i in range(len(starts))]
-    return [(s, start, stop) for s, start, stop in zip(sessions, starts, stops) if stop > start]
 
 
 def _device_joules(parts: Sequence[tuple[_Session, float, float]], kind: str, name: str) -> float:
@@ -145,12 +131,14 @@ def _device_joules(parts: Sequence[tuple[_Session, float, float]], kind: str, na
 
 
 def _node_joules(node: _Node, kind: str, until_s: float) -> Devices:
-    parts = _parts(node.sessions, until_s)
+    starts = [s.start[1] for s in node.sessions if s.start]
+    stops = [min([until_s, *starts[i + 1:]]) for i in range(len(starts))]  # repeated training counts once
+    parts = [part for part in zip(node.sessions, starts, stops) if part[2] > part[1]]
     if not parts or parts[0][1] > 0:
         raise _Unmeasured(f'{node.host} has no samples from the start of the run')
     if any(not s.readings.get(kind) for s, _, _ in parts):
         raise _Unmeasured(f'{node.host} has no readable counters')
-    found = {}
+    found: Devices = {}
     for name in dict.fromkeys(n for s, _, _ in parts for n in s.readings[kind]):
         try:
             found[name] = _device_joules(parts, kind, name)
@@ -180,12 +168,7 @@ def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
 
 
 def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, until_s: float | None = None) -> Energy:
-    """Return the energy of a run.
-
-    Args:
-        files: as in telemetry.files_of.
-        until_s: end on the run's clock; None for the end of the run or else the last time that all nodes have sampled.
-    """
+    """Return the energy up to a time, or the end of the run, or else the last time that all nodes have sampled."""
     nodes = [_read_node(path) for path in files_of(run, files)]
     sampled_s = max(0.0, min(map(_last_s, nodes), default=0.0))
     seconds = next(s for s in (until_s, run.time_to_train_s, sampled_s) if s is not None)

@@ -70,20 +70,20 @@ def read_curve(path: Path) -> list[tuple[int, float]]:
 def read_node_reads(run: Run) -> list[NodeReads]:
     """Return the reads of each node, in order of names; of a repeated epoch, as after a resume, the last."""
     path = beside(run.path, 'metrics', '.jsonl')
-    epochs: dict[str, dict[int, tuple[int, int, int | None]]] = {}
+    epochs: dict[str, dict[int, tuple[int, int, int | None]]] = {}  # (line, bytes, new bytes) by host and epoch
     for line, reads in read_lines(path, _Reads, b'record_bytes'):
         for host, num_bytes in reads.record_bytes.items():
             if host in epochs or len(epochs) < _MAX_NODES:
                 epochs.setdefault(host, {})[reads.epoch] = (line, num_bytes, reads.new_record_bytes.get(host))
-    return [_node_reads(host, path, [e for _, e in sorted(found.items())]) for host, found in sorted(epochs.items())]
-
-
-def _node_reads(host: str, path: Path, epochs: list[tuple[int, int, int | None]]) -> NodeReads:
-    """Summarize a node from (line, bytes, new bytes) of each epoch."""
-    (first_line, first_bytes, first_new), later = epochs[0], epochs[1:]
-    new = [n for _, _, n in later if n is not None]
-    return NodeReads(host, path, first_bytes, first_new, statistics.fmean(n for _, n, _ in later) if later else None,
-                     statistics.fmean(new) if new and len(new) == len(later) else None, first_line, epochs[-1][0])
+    result = []
+    for host, by_epoch in sorted(epochs.items()):
+        rows = [by_epoch[epoch] for epoch in sorted(by_epoch)]
+        (first_line, first, first_new), later = rows[0], rows[1:]
+        new = [n for _, _, n in later if n is not None]
+        result.append(NodeReads(
+            host, path, first, first_new, statistics.fmean(n for _, n, _ in later) if later else None,
+            statistics.fmean(new) if new and len(new) == len(later) else None, first_line, rows[-1][0]))
+    return result
 
 
 def read_stragglers(run: Run) -> list[str]:

@@ -14,7 +14,7 @@ from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.mllog.run import Run
 
 _MAX_NODES = 256
-# Counters whose rates are added up, by label of a plot.
+# Counters that are added up, by label in a plot.
 KINDS = {'disk read': ('disk_read',), 'disk write': ('disk_write',),
          'network receive': ('net_receive', 'infiniband_receive'), 'network send': ('net_send', 'infiniband_send')}
 
