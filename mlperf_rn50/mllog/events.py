@@ -11,7 +11,7 @@ from typing import Any, Literal
 LineFormat = Literal['MLPv0.5.0', 'MLL', 'MLLOG']
 
 # Keys of this program, in MLLOG and MLL lines.
-DATASET = 'dataset'                  # value: name; metadata: is_imagenet, synthetic, shuffle; mirror where not random
+DATASET = 'dataset'                  # value: name; metadata: is_imagenet, synthetic, shuffle; mirror if not random
 TARGET_ACCURACY = 'target_accuracy'  # value: fraction
 NUM_RANKS = 'number_of_ranks'
 NUM_NODES = 'number_of_nodes'

@@ -127,14 +127,14 @@ def find_gaps(description: dict[str, Any]) -> list[str]:
 
 def check_description(home: Path, system: str, divisions: Set[str | None]) -> tuple[list[str], list[str]]:
     """Return the flaws and the gaps of the description of a system in a tree, given the divisions in its logs."""
-    where = f'systems/{system}.json'
+    name = f'systems/{system}.json'
     try:
-        content, _ = load_object(home / where)
+        content, _ = load_object(home / name)
     except ValueError as e:
-        return [f'{where}: {str(e)[:200]}'], []
+        return [f'{name}: {str(e)[:200]}'], []
     flaws = [f'{k} is {content[k]!r:.40}, expected a whole number' for k in _NUMBERS
              if k in content and not re.fullmatch('[0-9]{1,9}', str(content[k]))]
     flaws += [f'division is {str(content.get("division")):.40}, expected {logged} as in the logs'
               for logged in sorted(map(str, divisions)) if content.get('division') != logged]
     gaps = find_gaps(content)
-    return [f'{where}: {flaw}' for flaw in flaws], [f'{where} lacks {", ".join(gaps)}'] if gaps else []
+    return [f'{name}: {flaw}' for flaw in flaws], [f'{name} lacks {", ".join(gaps)}'] if gaps else []

@@ -193,9 +193,9 @@ class RawLog:
             elif self._evaluated:
                 self.eval_stops.setdefault(self._evaluated, mark)
         elif key in (keys.EPOCH_STOP, keys.EVAL_START, keys.EVAL_STOP):
-            where = {keys.EPOCH_STOP: self.epoch_stops, keys.EVAL_START: self.eval_starts,
+            marks = {keys.EPOCH_STOP: self.epoch_stops, keys.EVAL_START: self.eval_starts,
                      keys.EVAL_STOP: self.eval_stops}[key]
-            self._keep(where, epoch, mark, mark, key)
+            self._keep(marks, epoch, mark, mark, key)
         elif key == keys.EVAL_ACCURACY:
             self._add_accuracy(mark, epoch, event)
         elif key == events.TRACKED_STATS and isinstance(event.value, dict) and len(self.stats) < _MAX_KEPT:
@@ -225,23 +225,23 @@ class RawLog:
                             'eval_accuracy of an epoch has several values; the first is used')
         elif self._keep(self.accuracies, epoch, (mark, float(accuracy)), mark, event.key):
             self._evaluated = epoch or 0
-            for where, open_mark in zip((self.eval_starts, self.eval_stops), self._open_eval):
-                where.setdefault(self._evaluated, open_mark)
+            for marks, open_mark in zip((self.eval_starts, self.eval_stops), self._open_eval):
+                marks.setdefault(self._evaluated, open_mark)
             self._open_eval = []
 
-    def _keep(self, where: dict[int, Any], epoch: int | None, value: Any, mark: LinePosition, key: str) -> bool:
+    def _keep(self, kept: dict[int, Any], epoch: int | None, value: Any, mark: LinePosition, key: str) -> bool:
         """Keep the first value of an epoch, and warn of any other; return whether it was kept."""
         if epoch is None:
             self.warn(mark.line, f'{key} has no epoch number; ignored')
-        elif epoch in where:
+        elif epoch in kept:
             if not self.resumes:  # a resumed run repeats the epochs after its checkpoint
-                first = where[epoch] if isinstance(where[epoch], LinePosition) else where[epoch][0]
+                first = kept[epoch] if isinstance(kept[epoch], LinePosition) else kept[epoch][0]
                 is_duplicate = abs(mark.time_s - first.time_s) <= _DUPLICATE_S
                 self.warn(mark.line, f'{key} of epoch {epoch} is repeated; the first is used',
                           _DUPLICATE if is_duplicate else f'{key} of an epoch is repeated; the first is used')
-        elif len(where) >= _MAX_KEPT:
+        elif len(kept) >= _MAX_KEPT:
             self.warn(mark.line, f'more than {_MAX_KEPT} lines of {key}; the rest are ignored')
         else:
-            where[epoch] = value
+            kept[epoch] = value
             return True
         return False

@@ -180,12 +180,13 @@ class RunResolver:
         if not trained - max(2, period) <= last.epoch <= trained:
             log.contradict(last.line, f'the last evaluation is of epoch {last.epoch}, but the last trained epoch is '
                            f'{trained}')
-        odd = [e for e in evaluations if num_val and not _is_share(e.accuracy, num_val)]
-        if odd and num_val:
+        misfits = [e for e in evaluations if num_val and not _is_share(e.accuracy, num_val)]
+        if misfits and num_val:
             fits = [n for n in range(num_val - num_val // 20, num_val + num_val // 10)
                     if all(_is_share(e.accuracy, n) for e in evaluations)] if len(evaluations) <= 100 else []
-            log.warn(odd[0].line, f'{len(odd)} of {len(evaluations)} accuracies are not multiples of 1/{num_val} '
-                     f'({num_val} evaluation images)' + (f', but all are of 1/{fits[0]}' if len(fits) == 1 else ''))
+            log.warn(misfits[0].line, f'{len(misfits)} of {len(evaluations)} accuracies are not multiples of '
+                     f'1/{num_val}, expected for {num_val} evaluation images'
+                     + (f', but all are multiples of 1/{fits[0]}' if len(fits) == 1 else ''))
 
     def _flag_resumes(self) -> None:
         log = self.log
