@@ -114,7 +114,7 @@ class Run:
     train_samples: int | None = None
     eval_samples: int | None = None
     evaluations: Sequence[Evaluation] = ()
-    stretches: Sequence[TrainSegment] = ()
+    segments: Sequence[TrainSegment] = ()
     learning_rates: Sequence[tuple[float, float]] = ()  # (seconds since run_start, learning rate) as logged
     init_s: float | None = None  # from the first init_start to init_stop
     epochs_to_converge: int | None = None

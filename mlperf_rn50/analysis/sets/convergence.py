@@ -202,7 +202,7 @@ class System:
     def training_lines(self) -> tuple[tuple[Path, int], ...]:
         """Logs and lines that training times come from: of each run the first and the last epoch, and evaluation."""
         return tuple((r.path, rows[place].line) for r in self.scored or self.runs
-                     for rows, place in ((r.stretches, 0), (r.stretches, -1), (r.evaluations, -1)) if rows)
+                     for rows, place in ((r.segments, 0), (r.segments, -1), (r.evaluations, -1)) if rows)
 
     @cached_property
     def eval_period(self) -> int | None:

@@ -34,7 +34,7 @@ def find_copies(runs: Sequence[Run]) -> list[Copy]:
     copies = []
     for run in runs:
         times = [t for e in run.evaluations for t in (e.start_s, e.time_s, e.stop_s)]
-        times += [t for s in run.stretches for t in (s.start_s, s.stop_s)]
+        times += [t for s in run.segments for t in (s.start_s, s.stop_s)]
         times_ms = tuple(None if t is None else round(1e3 * t) for t in times)
         accuracies = tuple(e.accuracy for e in run.evaluations)
         found = [first.setdefault(key, run) for key, needed in ((times_ms, ()), ((times_ms, accuracies), accuracies))

@@ -221,7 +221,7 @@ class RunResolver:
         rates = tuple(sorted((t, rate) for t, rate in pairs if t is not None and rate is not None))
         for finding in clock.check_gap(log, self.evaluations, segments) if is_sound else []:
             log.contradict(*finding)
-        return {'evaluations': self.evaluations, 'stretches': segments, 'learning_rates': rates,
+        return {'evaluations': self.evaluations, 'segments': segments, 'learning_rates': rates,
                 'init_s': self._init_s(), 'time_to_train_s': time_s if is_sound and (time_s or 0.0) >= 0 else None,
                 'last_epoch': max([*log.epochs, *log.blocks, *log.accuracies], default=None),
                 'num_resumes': len(log.resumes)}
