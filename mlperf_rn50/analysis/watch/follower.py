@@ -35,7 +35,7 @@ from mlperf_rn50.files import read_text, regular_file
 from mlperf_rn50.jsonl import Tail, decode, read_lines
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.events import printable
-from mlperf_rn50.mllog.read.description import beside
+from mlperf_rn50.mllog.read.description import sibling
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.read.resolve import age_s
 from mlperf_rn50.mllog.run import Run
@@ -116,7 +116,7 @@ class Follower:
 
     def _run(self, number: int, numbers: Sequence[int], now_s: float) -> LiveRun:
         log = self.folder / f'result_{number}.txt'
-        said, metrics = self._read(number, now_s), beside(log, 'metrics', '.jsonl')
+        said, metrics = self._read(number, now_s), sibling(log, 'metrics', '.jsonl')
         if self._tail.path != metrics:
             self._tail, self._course = Tail(metrics, METRICS), MetricsHistory()
         is_anew, records = self._tail.read()
@@ -126,11 +126,11 @@ class Follower:
             self._course.see(record)
         ages = {path: age for path in (log, metrics) if (age := age_s(path, now_s)) is not None}
         place = Place(str(self.path), number, self._others(numbers, number, now_s), min(ages.values(), default=None),
-                      _nodes(self.folder, number, now_s), _checkpoints(beside(log, 'checkpoints', ''), now_s),
+                      _nodes(self.folder, number, now_s), _checkpoints(sibling(log, 'checkpoints', ''), now_s),
                       _attempts(self.folder, number), None if isinstance(said, UserError) else self._used(said))
         if isinstance(said, UserError):
             return LiveRun(place, STARTING, note=f'its log says nothing yet: {text(str(said))}')
-        return _live_run(place, said, self._course, _max_epochs(beside(log, 'config', '.yaml')), ages.get(metrics))
+        return _live_run(place, said, self._course, _max_epochs(sibling(log, 'config', '.yaml')), ages.get(metrics))
 
 
 def _live_run(place: Place, said: Run, course: MetricsHistory, max_epochs: int | None,

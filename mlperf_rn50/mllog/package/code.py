@@ -9,7 +9,7 @@ from typing import Any
 from mlperf_rn50.files import dump_json
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.package.system_desc import data_note
-from mlperf_rn50.mllog.read.description import beside, load_env, value_at
+from mlperf_rn50.mllog.read.description import load_env, sibling, value_at
 from mlperf_rn50.mllog.run import Run
 
 # Files and folders of the checkout that are submitted.
@@ -99,7 +99,7 @@ def write_runs(folder: Path, runs: Sequence[Run]) -> None:
     """Write the configuration and environment of each run."""
     folder.mkdir()
     for k, run in enumerate(runs):
-        config, env = beside(run.path, 'config', '.yaml'), load_env(run.path)
+        config, env = sibling(run.path, 'config', '.yaml'), load_env(run.path)
         if env:
             dump_json(folder / f'env_{k}.json', env)
         if config.is_file():

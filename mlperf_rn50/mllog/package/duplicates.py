@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from mlperf_rn50.mllog.run import Run
 
-_MIN_TIMES, _MIN_MS = 4, 1000  # fewer equal times, or those of a shorter run, may be coincidence
-_MIN_ACCURACIES = 4  # different ones
+_MIN_TIMES, _MIN_MS, _MIN_ACCURACIES = 4, 1000, 4  # fewer equal values, or a shorter run, may be coincidence
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def _names(values: list[Any]) -> str | None:
     return ' + '.join(dict.fromkeys(name for v in values if (name := _name(v)))) or None
 
 
-def beside(log: Path, stem: str, suffix: str) -> Path:
+def sibling(log: Path, stem: str, suffix: str) -> Path:
     """Return the path of a file beside one of our logs, such as config_2.yaml for result_2.txt, config.yaml for 0."""
     m = re.fullmatch(r'result_(\d+)(?:_v0\.6)?', log.stem)
     return log.with_name(f'{stem}{f"_{m[1]}" if m and m[1] != "0" else ""}{suffix}')
@@ -79,7 +79,7 @@ def load_object(path: Path) -> tuple[dict[str, Any], str]:
 def load_env(log: Path) -> dict[str, Any]:
     """Return the env.json of one of our runs; empty if it is missing or unreadable."""
     try:
-        return load_object(beside(log, 'env', '.json'))[0]
+        return load_object(sibling(log, 'env', '.json'))[0]
     except ValueError:
         return {}
 
@@ -111,7 +111,7 @@ def framework_of(env: dict[str, Any]) -> str | None:
 def find_description(log: Path) -> tuple[SystemDescription, str | None]:
     """Return the description of a log, empty without a file, and a warning about the file."""
     log = log.absolute()
-    places = beside(log, 'env', '.json'), log.parent.parent / 'entry.json', system_path(log)
+    places = sibling(log, 'env', '.json'), log.parent.parent / 'entry.json', system_path(log)
     try:
         path = next((p for p in places if p.is_file()), None)
     except OSError as e:  # no permission for a folder
@@ -153,7 +153,6 @@ def _describe(path: Path, content: dict[str, Any], text: str) -> SystemDescripti
     def source(key: str) -> FactSource:
         line = next((i for i, line in enumerate(text.splitlines(), start=1) if f'"{key}"' in line), None)
         return FactSource('described', path.name, line, path)
-
     if path.name == 'entry.json':
         nodes = objects_at(content, 'nodes')
         counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]

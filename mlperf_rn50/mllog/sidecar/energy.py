@@ -1,7 +1,6 @@
 """Energy of a run from the telemetry of its nodes beside the log, which is untrusted input like the log.
 
-It covers the run's clock: from run_start to run_stop, without the gaps of resumes and repeated training. It counts only
-if every node has it for the whole time.
+It covers the run's clock, without gaps of resumes and repeated training, and needs samples of every node throughout.
 """
 import bisect
 from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from mlperf_rn50.jsonl import read_lines
-from mlperf_rn50.mllog.read.description import beside
+from mlperf_rn50.mllog.read.description import sibling
 from mlperf_rn50.mllog.run import Run
 
 _MAX_NODES = 256
@@ -57,7 +57,7 @@ class NodeReads:
 
 def read_learning_rates(run: Run) -> Sequence[tuple[float, float]]:
     """Return (seconds since run_start, learning rate), from metrics.jsonl or else from the log, which has fewer."""
-    steps = read_lines(beside(run.path, 'metrics', '.jsonl'), _Step, b'learning_rate')
+    steps = read_lines(sibling(run.path, 'metrics', '.jsonl'), _Step, b'learning_rate')
     return tuple((s.time_s, s.learning_rate) for _, s in steps) or run.learning_rates
 
 
@@ -69,7 +69,7 @@ def read_curve(path: Path) -> list[tuple[int, float]]:
 
 def read_node_reads(run: Run) -> list[NodeReads]:
     """Return the reads of each node, in order of names; of a repeated epoch, as after a resume, the last."""
-    path = beside(run.path, 'metrics', '.jsonl')
+    path = sibling(run.path, 'metrics', '.jsonl')
     epochs: dict[str, dict[int, tuple[int, int, int | None]]] = {}  # (line, bytes, new bytes) by host and epoch
     for line, reads in read_lines(path, _Reads, b'record_bytes'):
         for host, num_bytes in reads.record_bytes.items():
@@ -89,7 +89,7 @@ def read_node_reads(run: Run) -> list[NodeReads]:
 def read_stragglers(run: Run) -> list[str]:
     """Return the last message about each straggler, and how often it was one."""
     found: dict[str, tuple[str, int]] = {}
-    records = [r for _, r in read_lines(beside(run.path, 'metrics', '.jsonl'), _StragglersRecord, b'stragglers')]
+    records = [r for _, r in read_lines(sibling(run.path, 'metrics', '.jsonl'), _StragglersRecord, b'stragglers')]
     for text in (text for r in records for text in r.stragglers):
         rank = text.partition(' is slow')[0]
         if rank in found or len(found) < _MAX_NODES:
