@@ -1,10 +1,7 @@
-"""Keys and values of the MLLOG vocabulary, by their official names: what the log has of them.
+"""Keys and values of the MLLOG vocabulary for readers, under their names in mlperf_logging.mllog.constants.
 
-A report needs no more of mlperf-logging, which brings pandas and SciPy along. A test compares them with it.
-
-Source: mlperf_logging.mllog.constants.
+They are copied because reports work without mlperf-logging, which requires pandas and SciPy. A test compares them.
 """
-ABORTED = 'aborted'
 BLOCK_START = 'block_start'
 BLOCK_STOP = 'block_stop'
 CACHE_CLEAR = 'cache_clear'
@@ -16,21 +13,11 @@ EVAL_SAMPLES = 'eval_samples'
 EVAL_START = 'eval_start'
 EVAL_STOP = 'eval_stop'
 GLOBAL_BATCH_SIZE = 'global_batch_size'
-GRADIENT_ACCUMULATION_STEPS = 'gradient_accumulation_steps'
 INIT_START = 'init_start'
 INIT_STOP = 'init_stop'
-INTERVAL_END = 'INTERVAL_END'
-INTERVAL_START = 'INTERVAL_START'
-LARS = 'lars'
-LARS_EPSILON = 'lars_epsilon'
-LARS_OPT_LEARNING_RATE_WARMUP_EPOCHS = 'lars_opt_learning_rate_warmup_epochs'
-MODEL_BN_SPAN = 'model_bn_span'
 OPEN = 'open'
 OPT_BASE_LR = 'opt_base_learning_rate'
-OPT_LR_DECAY_BOUNDARY_EPOCHS = 'opt_learning_rate_decay_boundary_epochs'
-OPT_LR_WARMUP_EPOCHS = 'opt_learning_rate_warmup_epochs'
 OPT_NAME = 'opt_name'
-POINT_IN_TIME = 'POINT_IN_TIME'
 RESNET = 'resnet'
 RUN_START = 'run_start'
 RUN_STOP = 'run_stop'
@@ -40,8 +27,6 @@ SUBMISSION_DIVISION = 'submission_division'
 SUBMISSION_ENTRY = 'submission_entry'
 SUBMISSION_ORG = 'submission_org'
 SUBMISSION_PLATFORM = 'submission_platform'
-SUBMISSION_POC_NAME = 'submission_poc_name'
 SUBMISSION_STATUS = 'submission_status'
 SUCCESS = 'success'
 TRAIN_SAMPLES = 'train_samples'
-WEIGHTS_INITIALIZATION = 'weights_initialization'

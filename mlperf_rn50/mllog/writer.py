@@ -1,8 +1,8 @@
-"""The log of a run: every event of the table of the rules, in every vocabulary, at its moment.
+"""The log of a run, with all events that the rules require, in every vocabulary.
 
-Only rank 0 writes. Lines are encoded by the official libraries: mlperf-logging (:::MLLOG) and
-mlperf-compliance (:::MLPv0.5.0), into one file; 0.6.0 lines (:::MLL) go to a file of their own, as the
-0.6.0 checker rejects the others. Methods take epochs counted from 0 and log them as each format counts.
+Only rank 0 writes. The official libraries mlperf-logging (:::MLLOG) and mlperf-compliance (:::MLPv0.5.0) write to one
+file. Lines of 0.6.0 (:::MLL) go to a separate one, because the 0.6.0 checker rejects the others. Methods take epochs
+from 0 and log them as each format counts.
 """
 import logging
 import os
@@ -16,22 +16,22 @@ import mlperf_rn50
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.files import LineFile
-from mlperf_rn50.mllog import events, keys
+from mlperf_rn50.mllog import events
 
-# The v0.5 package sends valued lines to this file alone, so it must not be set when it is imported.
+# The v0.5 package writes lines with a value to this file only, if it is set at import.
 os.environ.pop('COMPLIANCE_FILE', None)
 
 from mlperf_compliance import mlperf_log as v05  # noqa: E402
 from mlperf_compliance import tags  # noqa: E402
+from mlperf_logging.mllog import constants as keys  # noqa: E402
 from mlperf_logging.mllog.mllog import MLLogger  # noqa: E402
 
 _ROOT = re.escape(str(Path(mlperf_rn50.__file__).parent.parent))
-# Frames between a line's encoder and the code that called a method of RunLog.
-_DEPTH = 3
+_DEPTH = 3  # frames between the encoder of a line and the caller of a method of RunLog
 
 
 class _Sink(logging.Handler):
-    """Writes each message as one line, at once, and lets errors out."""
+    """Writes each message as a line at once, and propagates errors."""
 
     def __init__(self, path: Path | None, is_new: bool):
         super().__init__()
@@ -51,7 +51,7 @@ class _Sink(logging.Handler):
 
 
 def _make_logger(name: str, sink: logging.Handler) -> logging.Logger:
-    """A logger that writes to one sink and nowhere else."""
+    """Return a logger that writes to one sink only."""
     logger = logging.getLogger(name)
     logger.handlers[:] = [sink]
     logger.propagate = False
@@ -60,15 +60,10 @@ def _make_logger(name: str, sink: logging.Handler) -> logging.Logger:
 
 
 class RunLog:
-    """The log of one run. With path None (every rank but 0) it writes nothing."""
+    """The log of a run; with path None, as on ranks other than 0, nothing is written."""
 
     def __init__(self, path: Path | None, v06_path: Path | None, is_resumed: bool = False):
-        """Opens the files: new ones, or those of the run that is resumed.
-
-        Raises:
-            FileExistsError: a new run's file is there already.
-            StorageError: they cannot be written, also from every method.
-        """
+        """Create the files (FileExistsError if one exists), or open those of a resumed run; StorageError on failure."""
         self._is_open = path is not None
         self._sink, self._v06 = _Sink(path, not is_resumed), _Sink(v06_path, not is_resumed)
         self._has_v06 = v06_path is not None
@@ -82,7 +77,7 @@ class RunLog:
         self._v06.close()
 
     def _event(self, key: str, value: Any = None, kind: str = keys.POINT_IN_TIME, **metadata: Any) -> None:
-        """An MLLOG line, and the same as a 0.6.0 line where that log is kept."""
+        """Write an MLLOG line, and the same as a 0.6.0 line if there is such a log."""
         if not self._is_open:
             return
         now = time.time()
@@ -94,12 +89,11 @@ class RunLog:
             self._v06.handle(logging.makeLogRecord({'msg': '%s', 'args': (events.encode_v06(event),)}))
 
     def _tag(self, tag: str, value: Any = None) -> None:
-        """A v0.5 line."""
         if self._is_open:
             v05.resnet_print(tag, value, stack_offset=_DEPTH)
 
     def submission(self, config: Config) -> None:
-        """Who ran what, where."""
+        """Log benchmark, submitter and platform."""
         run = config.run
         benchmark = keys.RESNET if config.model.name.startswith(keys.RESNET) else config.model.name
         for key, value in [(keys.SUBMISSION_BENCHMARK, benchmark), (keys.SUBMISSION_ORG, run.submission_org),
@@ -112,23 +106,22 @@ class RunLog:
             self._event(keys.SUBMISSION_ENTRY, run.submission_platform)
 
     def cache_clear(self, was_done: bool, reason: str) -> None:
-        """Whether the page cache was flushed on every node, and how or why not."""
+        """Log whether the page cache was flushed on every node, and how or why not."""
         self._event(keys.CACHE_CLEAR, was_done, reason=reason)
         self._tag(tags.RUN_CLEAR_CACHES, was_done)
 
     def init_start(self) -> None:
-        """Before the model is built; v0.5 starts its clock here."""
+        """Log the start of initialization, before the model is built; v0.5 starts its clock here."""
         self._event(keys.INIT_START, kind=keys.INTERVAL_START)
         self._tag(tags.RUN_START)
 
     def seed(self, seed: int) -> None:
-        """The run's seed."""
         self._event(keys.SEED, seed)
         self._tag(tags.RUN_SET_RANDOM_SEED, seed)
 
     def hyperparameters(self, config: Config, global_batch_size: int, local_batch_size: int, decay_steps: int,
                         warmup_steps: int) -> None:
-        """Batch, optimizer and schedule, under the keys of the optimizer that runs."""
+        """Log batch, optimizer and schedule, under the keys of the optimizer."""
         o, s, t = config.optimizer, config.schedule, config.train
         self._event(keys.GLOBAL_BATCH_SIZE, global_batch_size)
         self._event(keys.MODEL_BN_SPAN, local_batch_size)
@@ -140,7 +133,7 @@ class RunLog:
         self._event(f'{o.name}_opt_base_learning_rate', s.base_lr)
         self._event(f'{o.name}_opt_weight_decay', o.weight_decay)
         self._event(f'{o.name}_opt_momentum', o.momentum)
-        if o.name == 'sgd' and config.run.submission_division == 'open':  # the closed one has no Nesterov
+        if o.name == 'sgd' and config.run.submission_division == 'open':  # the closed one has no Nesterov momentum
             self._event(events.SGD_NESTEROV, o.nesterov)
         self._event(f'{o.name}_opt_learning_rate_decay_steps', decay_steps)
         if s.decay != 'step':
@@ -162,7 +155,7 @@ class RunLog:
         self._tag(tags.MODEL_EXCLUDE_BN_FROM_L2, not o.decay_bn_and_bias)
 
     def model(self, description: Sequence[tuple[str, Any]], tensor_names: Sequence[str]) -> None:
-        """The network, layer by layer as (v0.5 tag, value), and every initialised tensor."""
+        """Log the network, layer by layer as (v0.5 tag, value), and every initialized tensor."""
         for tag, value in description:
             self._tag(tag, value)
         self._tag(tags.MODEL_HP_LOSS_FN, 'categorical_cross_entropy')
@@ -170,23 +163,22 @@ class RunLog:
             self._event(keys.WEIGHTS_INITIALIZATION, None, tensor=name)
 
     def initial_weights(self, source: str, notes: Sequence[str]) -> None:
-        """The weights were not drawn but taken over, which the open division allows only."""
+        """Log that the weights were loaded instead of drawn, which only the open division permits."""
         self._event(events.INITIAL_WEIGHTS, source, notes=list(notes))
 
     def init_stop(self) -> None:
-        """Initialisation is over; nothing of the data was touched yet."""
+        """Log the end of initialization, before any access to the data."""
         self._event(keys.INIT_STOP, kind=keys.INTERVAL_END)
 
     def run_start(self) -> None:
-        """The clock starts."""
         self._event(keys.RUN_START, kind=keys.INTERVAL_START)
 
     def run_resumed(self, step: int, epoch: int, clock_s: float, **plan: Any) -> None:
-        """The run goes on from a checkpoint, with what is planned for it: the log is no longer one timed run."""
+        """Log a resume from a checkpoint with its plan; the log is then no longer one timed run."""
         self._event(events.RUN_RESUMED, step, epoch_num=epoch + 1, clock_s=clock_s, submittable=False, **plan)
 
     def data(self, config: Config, num_ranks: int, num_nodes: int) -> None:
-        """The data set, how it is fed, and the ranks that share it."""
+        """Log the data set, its augmentation and order, and the ranks that share it."""
         d, t = config.data, config.train
         shuffle: dict[str, Any] = {'shuffle': d.shuffle}
         if d.shuffle == 'node':
@@ -222,38 +214,35 @@ class RunLog:
         self._tag(tags.TRAIN_LOOP)
 
     def block_start(self, epoch: int, num_epochs: int) -> None:
-        """The epochs up to the next evaluation begin."""
         self._event(keys.BLOCK_START, kind=keys.INTERVAL_START, first_epoch_num=epoch + 1, epoch_count=num_epochs)
 
     def block_stop(self, epoch: int) -> None:
-        """The block that began with an epoch is evaluated."""
+        """Log the end of the block that began with an epoch."""
         self._event(keys.BLOCK_STOP, kind=keys.INTERVAL_END, first_epoch_num=epoch + 1)
 
     def epoch_start(self, epoch: int) -> None:
-        """An epoch begins."""
         self._event(keys.EPOCH_START, kind=keys.INTERVAL_START, epoch_num=epoch + 1)
         self._tag(tags.TRAIN_EPOCH, epoch)
 
     def epoch_stop(self, epoch: int, images_per_s: float, learning_rate: float) -> None:
-        """An epoch's last step is done, at a learning rate; images_per_s is its throughput over all ranks."""
+        """Log the end of an epoch, its throughput over all ranks and its last learning rate."""
         self._event(keys.EPOCH_STOP, kind=keys.INTERVAL_END, epoch_num=epoch + 1)
         self._event(events.TRACKED_STATS, {'throughput': float(images_per_s), 'learning_rate': float(learning_rate)},
                     epoch_num=epoch + 1)
 
     def eval_start(self, epoch: int) -> None:
-        """The evaluation after an epoch begins."""
         self._event(keys.EVAL_START, kind=keys.INTERVAL_START, epoch_num=epoch + 1)
         self._tag(tags.EVAL_START, epoch)
 
     def eval_stop(self, epoch: int, top1: float) -> None:
-        """The evaluation after an epoch is over: its Top-1, a fraction of the whole validation set."""
+        """Log the end of an evaluation, and its Top-1 as a fraction of the whole validation set."""
         self._event(keys.EVAL_ACCURACY, float(top1), epoch_num=epoch + 1)
         self._event(keys.EVAL_STOP, kind=keys.INTERVAL_END, epoch_num=epoch + 1)
         self._tag(tags.EVAL_ACCURACY, {'epoch': epoch, 'value': float(top1)})
         self._tag(tags.EVAL_STOP, epoch)
 
     def run_stop(self, reason: str) -> None:
-        """The target is reached ('converged'), or why the run ends without it: aborted, interrupted or failed."""
+        """Log the end of the run; the reason is converged, aborted, interrupted or failed."""
         is_success = reason == 'converged'
         self._event(keys.RUN_STOP, kind=keys.INTERVAL_END, status=keys.SUCCESS if is_success else keys.ABORTED,
                     reason=reason)

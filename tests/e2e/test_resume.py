@@ -42,7 +42,7 @@ def test_killed_between_two_checkpoints_and_resumed(whole_run, tiny, tmp_path):
     assert metrics(tmp_path, 'resumed')[0]['step'] == 8
     assert_same_end(tmp_path, whole_run[0])
     said = call('check', tmp_path / 'result_0.txt', '--ruleset', 'v0.5').stdout
-    assert 'a log that spans a resume cannot be submitted' in said
+    assert 'only a run without a resume can be submitted' in said
 
 
 @pytest.fixture(scope='module')

@@ -85,25 +85,26 @@ RESUMED = steady(start_s=990, run_s=1000, stop_s=1013, clock_s=10.0, cpu=200)
     (1, {'n1': [*STEADY[:14], *STEADY[28:]]}, 2200),
     (1, {'n1': [*STEADY[:25], *HOSTILE, *STEADY[25:]]}, 2200),
     (2, {'n1': STEADY, 'n2': steady(cpu=10)}, 2420),
-    (2, {'n1': STEADY}, 'nodes with telemetry: 1, in the log: 2'),
-    (2, {'n1': STEADY, 'n2': NO_ENERGY}, 'n2 has no counters that could be read'),
-    (2, {'n1': STEADY, 'n2': STEADY[:5]}, 'n2 has no samples of the start of the run'),
-    (2, {'n1': BOOTED, 'n2': BOOTED}, 'n1 and n2 are one machine, whose counters would count twice'),
+    (2, {'n1': STEADY}, 'telemetry of 1 node, but 2 in the log'),
+    (2, {'n1': STEADY, 'n2': NO_ENERGY}, 'n2 has no readable counters'),
+    (2, {'n1': STEADY, 'n2': STEADY[:5]}, 'n2 has no samples from the start of the run'),
+    (2, {'n1': BOOTED, 'n2': BOOTED}, 'n1 and n2 are the same machine, which would count twice'),
     (1, {}, NO_TELEMETRY), (1, {'n1': NO_ENERGY}, NO_COUNTERS),
-    (1, {'n1': steady(stop_s=18, cpu=100)}, 'n1, cpu 0: no sample within 3 s of the end, the next is 4.0 s away'),
+    (1, {'n1': steady(stop_s=18, cpu=100)},
+     'n1, cpu 0: the nearest sample is 4.0 s from the end, expected at most 3 s'),
     (1, {'n1': readings((t, t) for t in range(4, 30))},
-     'n1, cpu 0: no sample within 3 s of the start, the next is 4.0 s away'),
-    (1, {'n1': steady(cpu=2e4)}, 'n1, cpu 0: 20,000 W is more than any device takes'),
-    (1, {'n1': [*STEADY, reading(31, cpu=3.0)]}, 'n1, cpu 0: its counter falls'),
-    (1, {'n1': [*STEADY, reading(5, cpu=9e4)]}, 'n1, cpu 0: the times of its samples fall'),
+     'n1, cpu 0: the nearest sample is 4.0 s from the start, expected at most 3 s'),
+    (1, {'n1': steady(cpu=2e4)}, 'n1, cpu 0: got 20,000 W, expected at most 10,000 W'),
+    (1, {'n1': [*STEADY, reading(31, cpu=3.0)]}, 'n1, cpu 0: the counter decreases'),
+    (1, {'n1': [*STEADY, reading(5, cpu=9e4)]}, 'n1, cpu 0: the sample times decrease'),
     (1, {'n1': [text.replace('"cpu": {', '"cpu": {"1": 5.0, ') for text in STEADY]},  # no sum of the other devices
-     'n1, cpu 1: its counter stands still'),
+     'n1, cpu 1: the counter does not change'),
     (1, {'n1': steady(stop_s=20, cpu=100)}, 2200),  # the rest is as what is there
-    (1, {'n1': readings((t, t) for t in range(2, 21))}, 'n1, cpu 0: its samples cover 18.0 of 22.0 s'),
+    (1, {'n1': readings((t, t) for t in range(2, 21))}, 'n1, cpu 0: the samples cover 18.0 s of 22.0 s'),
     (1, {'n1': [*steady(stop_s=15, cpu=100), *RESUMED]}, 10 * 100 + 12 * 200),
-    (1, {'n1': RESUMED}, 'n1 has no samples of the start of the run'),
+    (1, {'n1': RESUMED}, 'n1 has no samples from the start of the run'),
     (1, {'n1': [*steady(stop_s=6, cpu=100), *RESUMED]},
-     'n1, cpu 0: no sample within 3 s of the end, the next is 4.0 s away')])
+     'n1, cpu 0: the nearest sample is 4.0 s from the end, expected at most 3 s')])
 def test_cpu_joules_or_why_there_are_none(tmp_path, num_nodes, nodes, expected):
     found = energy_of(write_log(tmp_path, nodes=num_nodes), **nodes)
     if isinstance(expected, str):
@@ -147,7 +148,7 @@ def test_tables_have_the_columns_that_are_known(studies, tmp_path):
     columns, _, first, second, *_ = rows_of(text[text.index('\nsystem ') + 1:])
     assert [dict(zip(columns, first))[h] for h in heads] == ['0.00611', '0.0214', '0.000917', '0.00183', '259']
     assert [dict(zip(columns, second))[h] for h in heads[2:]] == ['-', '-', '-']
-    assert '2x1: CPU energy is not measured in 1 of 2 runs; result_1.txt: nodes with telemetry: 1' in text
+    assert '2x1: CPU energy is not measured in 1 of 2 runs; result_1.txt: telemetry of 1 node, but 2' in text
     assert rows_of(text.partition('Energy of a run\n')[2])[2] == ['1x1', '22.0', '0.00275', 'CPUs and GPUs', '450']
     page = render_html(studies(3.5), [[]], tmp_path)
     assert '0.0214 for 0.00611 node-hours' in page and '>GPU kWh<' in page

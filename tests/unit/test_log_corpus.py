@@ -78,7 +78,7 @@ def test_what_is_kept_of_a_log_and_of_its_description_is_bounded(tmp_path):
         notes.warn(k, str(k))
         notes.contradict(k, str(k))
     assert [w.is_contradiction for w in notes.warnings()] == [True] * 51 + [False] * 51
-    assert notes.warnings()[-1].text == 'more warnings follow; they are left out'
+    assert notes.warnings()[-1].text == 'further warnings are omitted'
     (tmp_path / 'env.json').write_text(' ' * (1 << 20) + '{}')
     with pytest.raises(ValueError, match='is larger than 1048576 bytes'):
         load_object(tmp_path / 'env.json')
@@ -119,7 +119,7 @@ def test_only_a_running_run_has_an_age(unended, tmp_path):
     assert (run.age_s, run.last_epoch, run.best_accuracy) == (60.0, 2, 0.5)
     assert (run.epochs_to_converge, run.time_to_train_s, run.warnings) == (None, None, ())
     run = read_run(unended(), now_s=START_S + 22 + 601)
-    assert run.age_s is None and [w.text for w in run.warnings] == ['no run_stop: the log ends here']
+    assert run.age_s is None and [w.text for w in run.warnings] == ['no run_stop; the log ends here']
     run = read_run(write_lines(tmp_path / 'result_0.txt', run_lines()), now_s=START_S + 22)
     assert (run.status, run.age_s) == ('converged', None)
 
@@ -155,5 +155,5 @@ def test_a_lock_that_is_no_file_is_not_waited_for_and_another_one_can_still_be_t
 def test_utf16_is_named(tmp_path, encoding):
     path = tmp_path / 'result_0.txt'
     path.write_bytes((b'\xfe\xff' if encoding.endswith('be') else b'') + '\n'.join(run_lines()).encode(encoding))
-    with pytest.raises(Exception, match='not UTF-16: write it as UTF-8'):
+    with pytest.raises(Exception, match='the file is UTF-16, convert it to UTF-8'):
         read_run(path)

@@ -52,17 +52,18 @@ def tree(tmp_path, good):
 
 
 def test_five_real_runs_pass_the_official_checkers_and_are_labelled(good):
-    label = 'Trained on digits, not ImageNet: a check of the format, not a result that can be submitted or compared.'
+    label = ('Trained on digits, not ImageNet; this checks the format only, and the result cannot be submitted or '
+             'compared.')
     home, score = good.home, load_systems([DIGITS])[0].score_minutes
     assert package.render_package(good, 'heading', score).startswith('\n'.join([
         'heading', '  logs                5 of 5 pass the rules of 4.0.0', '  system description  passed',
         '  package_checker     found no errors (4.0.0)', f'  result_summarizer   {score:.2f} min',
-        f'  score here          {score:.2f} min', '  mind: the system description is made of the logs']))
+        f'  report score        {score:.2f} min', '  note: the system description comes from the logs']))
     said = package.package_as_json(good, score)
     assert said['passed'] and said['tree'] == str(home) and said['score_minutes'] == score
     assert {'checker': 'package_checker', 'text': 'found no errors (4.0.0)'} in said['findings']
     assert label in said['notes'] and json.loads((home / 'systems/box.json').read_text())['sw_notes'] == label
-    assert any('the system description says nothing of ' in n and 'cooling' in n for n in said['notes'])
+    assert any('the system description lacks ' in n and 'cooling' in n for n in said['notes'])
     for k in range(5):
         assert (home / f'results/box/resnet/result_{k}.txt').read_bytes() == (DIGITS / f'result_{k}.txt').read_bytes()
     assert label in (home / CODE / 'README.md').read_text()
@@ -81,17 +82,17 @@ def rewrite(folder, source, target, old, new):
 
 
 @pytest.mark.parametrize('keys, harm, rules', [
-    ({'num': 4}, None, ['a ResNet result is 5 runs; here are 4']),
-    ({'num': 6}, None, ['a ResNet result is 5 runs; here are 6']),
+    ({'num': 4}, None, ['got 4 runs, expected 5 for a ResNet result']),
+    ({'num': 6}, None, ['got 6 runs, expected 5 for a ResNet result']),
     ({'ends': ['aborted', 'failed']}, None,
-     ['one run of five may fail; here 2 did: result_0.txt (aborted), result_1.txt (failed)']),
+     ['got 2 failed runs, expected at most one: result_0.txt (aborted), result_1.txt (failed)']),
     ({'ends': ['aborted']}, lambda folder: rewrite(folder, 1, 1, '"key": "cache_clear"', '"key": "other"'),
      ['result_1.txt: cache_clear is missing', 'result_0.txt: did not converge (aborted)']),
-    ({'seeds': [1, 2, 3, 4, 4]}, None, ['every run has a seed of its own; here some share one']),
+    ({'seeds': [1, 2, 3, 4, 4]}, None, ['some runs have the same seed, expected a different one for each run']),
     ({'config': closed(replace(SGD, data=DataConfig(dataset='digits', num_train=1437, num_val=360)))}, None,
-     ['the closed division trains on ImageNet; these logs are of other data']),
+     ['the closed division requires ImageNet, but these logs are of other data']),
     ({'pace_ms': 50}, lambda folder: rewrite(folder, 3, 4, '"value": 4,', '"value": 99,'),
-     ['result_4.txt is a copy of result_3.txt: all ']),
+     ['result_4.txt is a duplicate of result_3.txt: all ']),
     ({'ends': ['aborted']}, lambda folder: append(result(folder, 0), mllog('opt_name', 0, 'adam/../../../tmp/x')),
      ["result_0.txt: opt_name: got 'adam/../../../tmp/x', expected"]),
     ({'config': closed(LARS)}, None,  # by package_checker, of the tree that was built
@@ -109,10 +110,10 @@ def test_a_set_that_a_rule_refuses_leaves_nothing_behind(tmp_path, keys, harm, r
 def test_what_the_runs_are_is_judged_too(tmp_path):
     runs = runs_of(DIGITS)
     os.mkfifo(tmp_path / 'pipe')
-    for change, rule in [({'num_resumes': 1}, 'result_0.txt: a log that spans a resume is not that of one timed run'),
+    for change, rule in [({'num_resumes': 1}, 'result_0.txt: the run was resumed, expected one timed run'),
                          ({'status': 'running'}, 'result_0.txt: is still being written'),
-                         ({'division': 'closed'}, 'a set has one division; the logs name closed, open'),
-                         ({'path': tmp_path / 'pipe', 'status': 'unreadable'}, 'pipe: is no file')]:
+                         ({'division': 'closed'}, 'got the divisions closed, open, expected one'),
+                         ({'path': tmp_path / 'pipe', 'status': 'unreadable'}, 'pipe: is not a file')]:
         assert package.judge_runs((replace(runs[0], **change), *runs[1:]), '4.0.0')[0][:1] == [rule]
 
 
@@ -121,8 +122,8 @@ def test_one_failed_run_is_accepted_and_said_first(tmp_path):
     append(result(folder, 2), mllog('global_batch_size', 0, 63))
     runs = runs_of(folder)
     assert package.judge_runs(runs, '4.0.0') == ([], ('logs', '4 of 5 pass the rules of 4.0.0; one may fail'))
-    odd = package.find_oddities(runs)
-    assert odd[0] == 'one of 5 did not converge (result_0.txt: failed): it counts as the slowest'
+    odd = package.find_warnings(runs)
+    assert odd[0] == '1 of 5 runs did not converge (result_0.txt: failed) and counts as the slowest'
     assert any(text.startswith('result_2.txt:') and 'global_batch_size is 63' in text for text in odd)
 
 
@@ -163,8 +164,8 @@ def test_the_description_beside_the_logs_is_the_base_and_that_of_the_machine_fil
     assert 'host_memory_capacity' in env and 'hw_notes' in logs
     assert 'cooling' not in notes[0] and 'sw_notes' not in notes[0] and found['sw_notes'] == 'a label'
     assert notes[1:] == [
-        'systems/node.json says number_of_nodes 3, the logs 2; results and description are to agree',
-        'systems/node.json says division closed, the logs open; the logs count']
+        'number_of_nodes is 3 in systems/node.json, but 2 in the logs; the two must agree',
+        'division is closed in systems/node.json, but open in the logs, which is used']
 
 
 @pytest.mark.parametrize('theirs', ['[]', '{"number_of_nodes": {"a": 1}, "other_software_stack": [1]}',
@@ -195,14 +196,14 @@ def test_the_code_is_that_of_the_commit_of_the_runs_else_that_of_now(tmp_path):
     (home / 'launch/setup.sh').write_text('now')
     for i, (name, text) in enumerate([(whole, 'old'), (part, 'now'), ('HEAD', 'now'), ('$(touch evil)', 'now')]):
         assert copy_code(tmp_path / str(i), {'git_commit': name}, home) == (
-            '' if text == 'old' else f'the code is that of now; the runs were made by commit {name}')
+            '' if text == 'old' else f'the code is the current checkout, but the runs used commit {name}')
         assert (tmp_path / f'{i}/launch/setup.sh').read_text() == text
 
 
 def test_a_second_system_joins_the_tree_and_nothing_is_overwritten(tmp_path, tree):
     before = {p: p.read_bytes() for p in tree.rglob('*') if p.is_file()}
     runs = runs_of(DIGITS)
-    with pytest.raises(UserError, match='is there already and is not overwritten'):
+    with pytest.raises(UserError, match='exists and is not overwritten'):
         package.make_package(runs, order(tmp_path))
     assert package.make_package(runs, order(tmp_path, system='box2', round='v1.0')).refusals == ()
     assert (tree / CODE / 'run_and_time_box2.sh').is_file() and before == {p: p.read_bytes() for p in before}
@@ -225,10 +226,10 @@ def test_a_finished_tree_is_checked_again(tree):
     rows = done.stdout.splitlines()
     assert rows[0] == f'{tree}: v4.0, no errors found'
     assert '  logs                box: 5 of 5 pass the rules of 4.0.0' in rows
-    assert "  mind: box: all 5 logs: submission_org is 'unnamed', box.json says 'us', which counts" in rows
+    assert "  warning: box: all 5 logs: submission_org is 'unnamed', but 'us' in box.json; the latter is used" in rows
     assert any(row.startswith('  result_summarizer   box: ') for row in rows)
-    [gaps] = [row for row in rows if 'says nothing of' in row]
-    assert gaps.startswith('  mind: systems/box.json says nothing of ') and 'cooling' in gaps
+    [gaps] = [row for row in rows if 'box.json lacks' in row]
+    assert gaps.startswith('  note: systems/box.json lacks ') and 'cooling' in gaps
     assert 'accelerator' not in gaps and 'hw_notes' not in gaps  # of a machine without accelerators
     assert before == {p: p.read_bytes() for p in tree.rglob('*') if p.is_file()}
 
@@ -240,7 +241,7 @@ def change(tree, **fields):
 
 @pytest.mark.parametrize('harm, problem', [
     (lambda t: change(t, host_processors_per_node='1' * 10), "systems/box.json: host_processors_per_node is '111"),
-    (lambda t: change(t, division='closed'), 'systems/box.json: division is closed, the logs say open'),
+    (lambda t: change(t, division='closed'), 'systems/box.json: division is closed, expected open as in the logs'),
     (lambda t: change(t, cooling=...), "['Missing field cooling']"),
     (lambda t: (t / 'systems/box.json').write_text('{'), 'systems/box.json: Expecting property name'),
     (lambda t: append(result(t / 'results/box/resnet', 3), mllog('opt_name', 0, '../../x')),
@@ -269,10 +270,10 @@ def test_a_tool_that_does_not_end_is_stopped(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('official, scored, is_said', [(0.44, 0.48, True), (0.44, 0.4401, False), (0.44, None, False)])
 def test_scores_that_differ_are_said(tmp_path, official, scored, is_said):
-    made = package.Package(tmp_path, oddities=('result_0.txt: x',), official_score_minutes=official)
-    text = '  mind: the scores differ: result_summarizer gives 0.44 min, the logs as they are read here 0.48 min; '
+    made = package.Package(tmp_path, warnings=('result_0.txt: x',), official_score_minutes=official)
+    text = '  warning: the scores differ: 0.44 min from result_summarizer, 0.48 min from report; '
     rendered = package.render_package(made, 'x', scored)
-    assert (text in rendered) == rendered.endswith('of the logs above tells why') == ('differ' in rendered) == is_said
+    assert (text in rendered) == rendered.endswith('see the warnings above') == ('differ' in rendered) == is_said
     scaled = replace(made, findings=(('scaling', '1.1 for box'),))
     assert 'differ' not in package.render_package(scaled, 'x', scored)
 

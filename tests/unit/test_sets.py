@@ -165,7 +165,7 @@ def test_a_copy_with_another_seed_is_no_run_of_its_own(tmp_path):
     (tmp_path / 'result_3.txt').write_text(copied)
     system = only(tmp_path)
     assert (len(system.runs), len(system.counted), len(system.converged), system.score_minutes) == (5, 4, 4, None)
-    assert system.runs[3].seed == 77 and system.warnings[0].startswith('result_3.txt is a copy of result_1.txt')
+    assert system.runs[3].seed == 77 and system.warnings[0].startswith('result_3.txt is a duplicate of result_1.txt')
     assert 'no MLPerf score: got 4 runs, expected 5' in system.warnings
     assert system.time_s == pytest.approx(2 * (10.123 + (0 + 1 + 2 + 4) / 4 + 1.01))
     found = json.loads(call('report', tmp_path, '--format', 'json').stdout)['systems'][0]
@@ -196,7 +196,7 @@ def test_a_folder_that_cannot_be_read_is_named(tree, monkeypatch):
 def test_a_description_in_a_folder_that_may_not_be_entered_is_left_out(tmp_path, monkeypatch):
     folder = write_set(tmp_path / 'us/results/box/resnet', 1)
     deny(monkeypatch, 'stat', 'systems')
-    assert any('box.json cannot be read: Permission denied; left out' in w for w in only(folder).warnings)
+    assert any('box.json cannot be read: Permission denied; ignored' in w for w in only(folder).warnings)
 
 
 def test_what_is_wrong_is_said_before_what_is_weak_or_odd(tmp_path):
@@ -207,11 +207,11 @@ def test_what_is_wrong_is_said_before_what_is_weak_or_odd(tmp_path):
     runs = [replace(run, path=tmp_path / f'result_{k}.txt', warnings=(LogWarning(1, 'odd'), LogWarning(k, 'no', True)))
             for k in range(2)]
     system = System('box', tmp_path, tmp_path, tuple(runs))
-    assert system.warnings == (f'{runs[1].path.name} is a copy of {runs[0].path.name}: all 10 times of epochs and '
+    assert system.warnings == (f'{runs[1].path.name} is a duplicate of {runs[0].path.name}: all 10 times of epochs and '
                                'evaluations are equal to the millisecond; counted once', 'all 2 logs: no',
                                'no MLPerf score: got 1 run, expected 5; the spread of a single run is unknown',
                                'the data set is unnamed, not ImageNet', 'all 2 logs: odd')
-    assert refused.warnings[0] == refused.refusal and 'is a copy of' in refused.warnings[1]
+    assert refused.warnings[0] == refused.refusal and 'is a duplicate of' in refused.warnings[1]
 
 
 def test_a_set_has_no_score_while_a_run_is_running(tmp_path):

@@ -61,7 +61,7 @@ def test_what_is_known_of_a_run_is_said(run):
         ('left', '62 s to epoch 10, the end of the schedule', ''),
         ('target in', '2 s to 22 s, if reached at epoch 4 to 6 as in the reference runs', ''),
         ('checkpoints', 'none', ''), ('node-hours', '0.0211 so far (cost 0.0633), 0.0556 at epoch 10 (cost 0.167)', ''),
-        ('energy', 'not measured: there is no telemetry of the run', '')]
+        ('energy', 'not measured: no telemetry of the run', '')]
 
 
 @pytest.mark.parametrize('place, changes, text', [

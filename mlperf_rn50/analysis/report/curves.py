@@ -130,8 +130,8 @@ def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> N
         if known := [r for r in rates if not isnan(r)]:
             line, = axes.plot(times, [r / 1e6 for r in thin(rates, _MAX_SAMPLES)], style, color=colour, linewidth=width)
             picture.tip(line, f'{short(printable(node.host), MAX_NAME)}: {label}, at most {max(known) / 1e6:,.1f} MB/s')
-    if len(run.stretches) <= _MAX_POINTS:
-        axes.vlines([s.start_s for s in run.stretches], 0, 1, GRID, (0, (1, 2)), linewidth=0.8,
+    if len(run.segments) <= _MAX_POINTS:
+        axes.vlines([s.start_s for s in run.segments], 0, 1, GRID, (0, (1, 2)), linewidth=0.8,
                     transform=axes.get_xaxis_transform())
     for e in run.evaluations:
         if e.start_s is not None and e.stop_s is not None:

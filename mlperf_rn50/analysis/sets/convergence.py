@@ -188,7 +188,7 @@ class System:
     def training_lines(self) -> tuple[tuple[Path, int], ...]:
         """Source lines of the training times: first and last epoch and last evaluation of each run."""
         return tuple((r.path, rows[place].line) for r in self.scored or self.runs
-                     for rows, place in ((r.stretches, 0), (r.stretches, -1), (r.evaluations, -1)) if rows)
+                     for rows, place in ((r.segments, 0), (r.segments, -1), (r.evaluations, -1)) if rows)
 
     @cached_property
     def eval_period(self) -> int | None:

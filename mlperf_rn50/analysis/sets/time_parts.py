@@ -32,9 +32,9 @@ def _covered_s(intervals: list[tuple[float, float]]) -> float:
 
 def parts_of(run: Run) -> Parts | None:
     """Return the time by phase, or None if the log has no epochs or no end."""
-    if not run.stretches or run.time_to_train_s is None:
+    if not run.segments or run.time_to_train_s is None:
         return None
-    training = [(s.start_s, s.stop_s) for s in run.stretches]
+    training = [(s.start_s, s.stop_s) for s in run.segments]
     evaluation = [(e.start_s, e.stop_s) for e in run.evaluations
                   if e.start_s is not None and e.stop_s is not None and e.stop_s >= e.start_s]
     first, rest = training[0], training[1:]
@@ -57,7 +57,7 @@ def seconds_per_epoch(runs: Sequence[Run]) -> float | None:
     """Return the mean seconds per epoch, without the first epoch of runs that have others."""
     epochs, seconds = 0, 0.0
     for run in runs:
-        for stretch in run.stretches[1:] or run.stretches:
-            epochs += stretch.num_epochs
-            seconds += stretch.stop_s - stretch.start_s
+        for segment in run.segments[1:] or run.segments:
+            epochs += segment.num_epochs
+            seconds += segment.stop_s - segment.start_s
     return seconds / epochs if epochs else None

@@ -24,7 +24,7 @@ from mlperf_rn50.files import read_text, regular_file
 from mlperf_rn50.jsonl import Tail, decode, read_lines
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.events import printable
-from mlperf_rn50.mllog.read.description import beside
+from mlperf_rn50.mllog.read.description import sibling
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.read.resolve import age_s
 from mlperf_rn50.mllog.run import Run
@@ -126,7 +126,7 @@ class Follower:
 
     def _look_at(self, number: int, state: LiveRun, now_s: float) -> LiveRun:
         log = self.folder / f'result_{number}.txt'
-        run, metrics = self._read(number, now_s), beside(log, 'metrics', '.jsonl')
+        run, metrics = self._read(number, now_s), sibling(log, 'metrics', '.jsonl')
         if self._tail.path != metrics:
             self._tail, self._history = Tail(metrics, METRICS), MetricsHistory()
         is_new, records = self._tail.read()
@@ -138,10 +138,10 @@ class Follower:
         state = replace(
             state, number=number, quiet_s=min(ages.values(), default=None), attempts=_attempts(self.folder, number),
             nodes=tuple(_node(p, now_s) for p in find_telemetry(self.folder).get(str(number), ())[:_MAX_NODES]),
-            checkpoints=_checkpoints(beside(log, 'checkpoints', ''), now_s))
+            checkpoints=_checkpoints(sibling(log, 'checkpoints', ''), now_s))
         if isinstance(run, UserError):
             return replace(state, status=STARTING, note=f'no readable log yet: {text(str(run))}')
-        state = replace(state, energy=self._used_energy(run), max_epochs=_max_epochs(beside(log, 'config', '.yaml')))
+        state = replace(state, energy=self._used_energy(run), max_epochs=_max_epochs(sibling(log, 'config', '.yaml')))
         return _live_run(state, run, self._history, ages.get(metrics))
 
 

@@ -1,4 +1,4 @@
-"""The code folder of a submission: the program, the scripts the rules ask for, how each run was configured."""
+"""The code folder of a submission: program, scripts required by the rules, and configuration of each run."""
 import re
 import shutil
 import subprocess
@@ -9,16 +9,16 @@ from typing import Any
 from mlperf_rn50.files import dump_json
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.package.system_desc import data_note
-from mlperf_rn50.mllog.read.description import beside, load_env, value_at
+from mlperf_rn50.mllog.read.description import load_env, sibling, value_at
 from mlperf_rn50.mllog.run import Run
 
-# What a submission's code is, of our checkout.
+# Files and folders of the checkout that are submitted.
 _CODE = ('mlperf_rn50', 'launch', 'setup.cfg', 'pyproject.toml', 'Dockerfile', 'README.md', 'CHANGELOG.md', 'LICENSE')
-# What the scripts below call, and what that needs.
+# Files that the scripts below need.
 _CALLED = ('mlperf_rn50/__main__.py', 'setup.cfg', 'launch/setup.sh', 'launch/requirements.lock', 'launch/local.sh',
            'launch/mpirun.sh')
 _PREPARE = '''#!/usr/bin/env bash
-# Makes the data set of the runs. Usage: preproc_dataset.sh [OPTIONS of mlperf-rn50 prepare], such as --source DIR
+# Prepares the data set of the runs. Usage: preproc_dataset.sh [OPTIONS of mlperf-rn50 prepare], such as --source DIR
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/code"
 configs=(../runs_*/config_*.yaml)
@@ -30,7 +30,7 @@ _SETUP = '''#!/usr/bin/env bash
 set -euo pipefail
 exec "$(dirname "${BASH_SOURCE[0]}")/code/launch/setup.sh"
 '''
-# Filled in with names and numbers that were checked, never with text of a log.
+# Placeholders are replaced by checked names and numbers only, never by text of a log.
 _RUN = '''#!/usr/bin/env bash
 # Runs the benchmark five times. Options are those of code/launch/LAUNCHER.sh, such as --hosts h1,h2
 set -euo pipefail
@@ -41,7 +41,7 @@ exec launch/LAUNCHER.sh --config ../runs_SYSTEM/config_0.yaml --run-dir logs/SYS
 
 
 def write_scripts(folder: Path, runs: Sequence[Run], system: str) -> None:
-    """The files that the rules ask of a benchmark's code."""
+    """Write the scripts and the README that the rules require."""
     nodes = next((r.num_nodes for r in runs if r.num_nodes), 1)
     ranks = next((r.num_ranks for r in runs if r.num_ranks), nodes)
     run = _RUN.replace('LAUNCHER', 'mpirun' if nodes > 1 else 'local').replace('RANKS', str(max(ranks // nodes, 1)))
@@ -57,12 +57,12 @@ def write_scripts(folder: Path, runs: Sequence[Run], system: str) -> None:
 
 
 def missing_code(home: Path) -> list[str]:
-    """What a folder lacks of what the scripts of a submission call."""
+    """Return the files missing in a checkout that the scripts of a submission need."""
     return [name for name in _CALLED if not (home / name).is_file()]
 
 
 def _git(home: Path, *arguments: str) -> bytes | None:
-    """What git says in a checkout; None where it fails or is not there."""
+    """Return the output of git in a checkout; None if it fails or is not installed."""
     try:
         done = subprocess.run(['git', '-C', str(home), *arguments], capture_output=True)
     except OSError:
@@ -71,7 +71,7 @@ def _git(home: Path, *arguments: str) -> bytes | None:
 
 
 def _archive(home: Path, commit: str) -> bytes | None:
-    """The code of a commit as tar; None where the checkout does not know it, or it lacks what the scripts call."""
+    """Return the code of a commit as tar; None if the commit is unknown or lacks files that the scripts need."""
     names = (_git(home, 'ls-tree', '-r', '--name-only', commit) or b'').decode('utf-8', 'replace').splitlines()
     if not set(_CALLED) <= set(names):
         return None
@@ -80,7 +80,7 @@ def _archive(home: Path, commit: str) -> bytes | None:
 
 
 def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
-    """Copy the program as the runs had it, where its checkout knows their commit, else as it is now, and say so."""
+    """Copy the program at the commit of the runs, or else as it is now; return a note on the latter."""
     commit = value_at(env, 'git_commit')
     if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit) and (tar := _archive(home, commit)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,14 +92,14 @@ def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns('__pycache__'))
         elif source.is_file():
             shutil.copy2(source, folder / name)
-    return f'the code is that of now; the runs were made by commit {str(commit)[:50] or "unknown"}'
+    return f'the code is the current checkout, but the runs used commit {str(commit)[:50] or "unknown"}'
 
 
 def write_runs(folder: Path, runs: Sequence[Run]) -> None:
-    """Configuration and environment of each run."""
+    """Write the configuration and environment of each run."""
     folder.mkdir()
     for k, run in enumerate(runs):
-        config, env = beside(run.path, 'config', '.yaml'), load_env(run.path)
+        config, env = sibling(run.path, 'config', '.yaml'), load_env(run.path)
         if env:
             dump_json(folder / f'env_{k}.json', env)
         if config.is_file():

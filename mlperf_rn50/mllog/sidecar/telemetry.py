@@ -1,4 +1,4 @@
-"""Reads the samples of the nodes beside a log, which are untrusted input like the log."""
+"""Reader of the node telemetry beside a log, which is untrusted input like the log."""
 import math
 import os
 import re
@@ -14,22 +14,22 @@ from mlperf_rn50.jsonl import read_lines
 from mlperf_rn50.mllog.run import Run
 
 _MAX_NODES = 256
-# What a picture shows: kinds of devices whose rates belong together.
+# Counters that are added up, by label in a plot.
 KINDS = {'disk read': ('disk_read',), 'disk write': ('disk_write',),
          'network receive': ('net_receive', 'infiniband_receive'), 'network send': ('net_send', 'infiniband_send')}
 
 Name = Annotated[str, msgspec.Meta(max_length=64)]
 Joules = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-Rates = dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e15)]]  # bytes per second by device
+Rates = dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e15)]]  # by device
 Gauge = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 
 
 class TelemetryRecord(msgspec.Struct):
-    """A line of a node's file: a sample, or an event with its name."""
+    """A line of a node's file: a sample, or a named event."""
 
-    time_ms: Annotated[float, msgspec.Meta(ge=0, le=1e15)]  # of the node's clock, since 1970
+    time_ms: Annotated[float, msgspec.Meta(ge=0, le=1e15)]  # on the node's clock, since 1970
     event: str | None = None
-    clock_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  # of the run, at its start
+    clock_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  # of the run, at run_start
     boot: Name | None = None
     energy_j: dict[str, dict[Name, Joules]] = {}  # by kind and device
     cpu_percent: Gauge = math.nan
@@ -48,24 +48,24 @@ class TelemetryRecord(msgspec.Struct):
 
 @dataclass(frozen=True)
 class NodeTelemetry:
-    """What a node did during a run, sample by sample; NaN where a sample does not say."""
+    """Samples of a node during a run; NaN for missing values."""
 
     host: str
     path: Path
     times_s: tuple[float, ...]  # since run_start
-    rates: dict[str, tuple[float, ...]]  # bytes per second by the keys of KINDS, without the loopback interface
+    rates: dict[str, tuple[float, ...]]  # bytes per second by KINDS, without the loopback interface
     cpu_percent: tuple[float, ...]  # of all cores
     page_cache_bytes: tuple[float, ...]
 
 
 def _rate(record: TelemetryRecord, kinds: tuple[str, ...]) -> float:
-    """Return bytes per second of all devices that a sample tells of."""
+    """Return the bytes per second of all devices in a sample."""
     found = [value for kind in kinds for name, value in getattr(record, f'{kind}_bytes_per_s').items() if name != 'lo']
     return sum(found) if found else math.nan
 
 
 def read_node(path: Path) -> NodeTelemetry | None:
-    """The samples of a node on the run's clock; None where the file has none, or does not say when the run started."""
+    """Return the samples of a node on the run's clock; None if the file has no samples or no run_start."""
     offset_s = None
     samples: list[tuple[float, ...]] = []
     for _, record in read_lines(path, TelemetryRecord):
@@ -81,7 +81,7 @@ def read_node(path: Path) -> NodeTelemetry | None:
 
 
 def find_telemetry(folder: Path) -> dict[str, list[Path]]:
-    """The files of samples in a folder of runs, in the order of their names, by the number of the run."""
+    """Return the telemetry files in a folder in order of names, by number of the run."""
     found: dict[str, list[Path]] = {}
     with suppress(OSError), os.scandir(folder) as entries:
         for name in sorted(e.name for e in entries):
@@ -91,17 +91,17 @@ def find_telemetry(folder: Path) -> dict[str, list[Path]]:
 
 
 def files_of(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> Sequence[Path]:
-    """The files of samples of a run, by host; files: what find_telemetry finds beside it, where that is known."""
+    """Return the telemetry files of a run; files is find_telemetry of its folder, or None to call that."""
     m = re.fullmatch(r'result_(\d+)\.txt', run.path.name)
     found = find_telemetry(run.path.parent) if files is None else files
     return found.get(m[1], ())[:_MAX_NODES] if m else ()
 
 
 def host_of(path: Path) -> str:
-    """The host that a file of samples is named after."""
+    """Return the host in the name of a telemetry file."""
     return path.stem.split('_', 2)[-1]
 
 
 def read_telemetry(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> list[NodeTelemetry]:
-    """The samples of all nodes of a run, by name; files: what find_telemetry finds beside it, where that is known."""
+    """Return the samples of all nodes of a run; files as in files_of."""
     return [node for p in files_of(run, files) if (node := read_node(p))]
