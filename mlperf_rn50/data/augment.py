@@ -1,23 +1,22 @@
-"""Training crops as a function of random numbers and image sizes. Pure, vectorised over a batch."""
+"""Random training crops, vectorised over a batch. Pure."""
 import numpy as np
 
-# Uniforms one image consumes: this many tries of (area, aspect, x, y), then the mirror.
+# Random numbers per image: NUM_TRIES draws of (area, aspect, x, y), then one for the mirror.
 NUM_TRIES = 10
 NUM_DRAWS = 4 * NUM_TRIES + 1
 
 
 def random_resized_crops(uniforms: np.ndarray, heights: np.ndarray, widths: np.ndarray,
                          area: tuple[float, float], aspect: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Crop windows of random area and aspect, as Inception training draws them.
+    """Return crop windows of random area and aspect ratio, as in Inception training.
 
-    Each image takes its first try that fits; where none does, the centre crop nearest in aspect.
+    Each image uses its first draw that fits, or else the centre crop with the nearest aspect ratio.
 
     Args:
         uniforms: in [0, 1), shape (batch, 4 * NUM_TRIES).
-        heights: of the images, pixels, shape (batch,).
-        widths: of the images, pixels, shape (batch,).
-        area: smallest and largest share of the image's area.
-        aspect: smallest and largest width / height, drawn log-uniformly.
+        heights, widths: of the images, pixels, shape (batch,).
+        area: range of the crop's fraction of the image area.
+        aspect: range of width / height, drawn log-uniformly.
 
     Returns:
         Anchors (y, x) and shapes (height, width) as fractions of the image, float32, shape (batch, 2) each.
@@ -42,13 +41,8 @@ def random_resized_crops(uniforms: np.ndarray, heights: np.ndarray, widths: np.n
 
 
 def padded_crop_anchors(uniforms: np.ndarray, padding: int) -> np.ndarray:
-    """Anchors (y, x) of a full-size window over an image with a border, relative to the image's corner.
+    """Return anchors (y, x) of a full-size window on a padded image, relative to the corner of the unpadded image.
 
-    Args:
-        uniforms: in [0, 1), shape (batch, 2).
-        padding: width of the border, pixels.
-
-    Returns:
-        Pixels from -padding to padding, float32, shape (batch, 2).
+    uniforms: in [0, 1), (batch, 2). padding: pixels. The result: pixels from -padding to padding, float32, (batch, 2).
     """
     return (np.floor(uniforms * (2 * padding + 1)) - padding).astype(np.float32)

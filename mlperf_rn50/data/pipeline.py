@@ -1,8 +1,7 @@
-"""The DALI pipelines: from RecordIO files to batches on the device.
+"""DALI pipelines from encoded images to batches on the device.
 
-Python decides which records are read and where they are cropped (shards.py, augment.py); DALI decodes,
-crops, resizes, mirrors and normalises in its own threads. handover.py brings a batch to MXNet, without a copy
-where DALI keeps its outputs alive.
+Python selects the records and crops (shards.py, augment.py). DALI decodes, crops, resizes, mirrors and normalises in
+its own threads. dlpack.py passes a batch to MXNet.
 """
 import dataclasses
 import io
@@ -23,11 +22,11 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import DataError
 
-# DALI makes these at run time, where a type checker does not see them.
+# DALI creates its types at run time, invisible to a type checker.
 types: Any = dali_types
 _DTYPES = {'images': types.UINT8, 'labels': types.INT32, 'mirrors': types.INT32,
            'anchors': types.FLOAT, 'shapes': types.FLOAT}
-# What a training crop needs of Inputs.
+# The fields of Inputs that each training crop uses.
 _WINDOW = {'random_resized': ('anchors', 'shapes'), 'padded': ('anchors',), 'none': ()}
 _INTERPOLATION = {'nearest': types.INTERP_NN, 'linear': types.INTERP_LINEAR, 'cubic': types.INTERP_CUBIC,
                   'triangular': types.INTERP_TRIANGULAR, 'lanczos3': types.INTERP_LANCZOS3}
@@ -35,10 +34,10 @@ _INTERPOLATION = {'nearest': types.INTERP_NN, 'linear': types.INTERP_LINEAR, 'cu
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one run of a pipeline is fed with, one entry per image, and the bytes that were read for all of them.
+    """Inputs of one pipeline run, one entry per image, and the bytes read for all of them.
 
-    anchor and shape are the crop (y, x) and (height, width): fractions of the image for
-    random_resized, pixels of the resized image for padded.
+    A crop has an anchor (y, x) and a shape (height, width): fractions of the image for random_resized, pixels of the
+    resized image for padded.
     """
 
     images: list[np.ndarray]
@@ -57,12 +56,12 @@ def whole_images(images: list[np.ndarray]) -> Inputs:
 
 
 def _has_own_cpus(num_threads: int) -> bool:
-    """Whether the launcher gave each DALI thread a logical CPU: free to move, two share one while others are idle."""
+    """Return whether the launcher assigned a logical CPU to each DALI thread; unpinned, two may share one."""
     return num_threads <= len([c for c in os.environ.get('DALI_AFFINITY_MASK', '').split(',') if c])
 
 
 def _nvjpeg_keys(data: DataConfig) -> dict[str, Any]:
-    """What DALI's decoder takes for the decoder mixed alone; nothing for the decoder cpu."""
+    """Return the decoder arguments of decoder=mixed; none for decoder=cpu."""
     if data.decoder == 'cpu':
         return {}
     return {'hw_decoder_load': data.hw_decoder_load, 'hybrid_huffman_threshold': data.hybrid_huffman_threshold,
@@ -75,9 +74,9 @@ def _nvjpeg_keys(data: DataConfig) -> dict[str, Any]:
 
 
 def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu: bool) -> Any:
-    """The part of the graph from encoded images to normalised ones of the size that the network takes."""
+    """Add to the graph: encoded images to normalised images of the network input size."""
     data = config.data
-    # linear and cubic as in the recipes, which are older than DALI's antialias and its being the default.
+    # The recipes with linear and cubic predate DALI's antialias and its default.
     interpolation = {'interp_type': _INTERPOLATION[data.interpolation],
                      'antialias': data.interpolation in ('triangular', 'lanczos3')}
     side = data.image_size
@@ -105,19 +104,17 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
 
 def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool,
                    device_id: int | None) -> Pipeline:
-    """The DALI graph of training or evaluation.
+    """Build the DALI graph of training (crops of data.crop) or evaluation (resize and centre crop).
 
-    Args:
-        is_training: crop as data.crop says; otherwise resize the shorter side and crop the centre.
-        device_id: GPU number, None for the CPU.
+    device_id: GPU number, None for the CPU.
     """
     data, on_gpu = config.data, device_id is not None
 
-    # DALI wants only what the graph uses.
+    # DALI accepts only inputs that the graph uses.
     window = _WINDOW[data.crop] if is_training else ()
     used = [f for f in dataclasses.fields(Inputs) if f.name in ('images', 'labels', 'mirrors', *window)]
 
-    # DALI reads them where they are, so they live until their outputs have been handed out.
+    # DALI reads the inputs in place (no_copy), so they must live until their outputs have been returned.
     alive: deque[Inputs] = deque(maxlen=data.prefetch_depth + 2)
 
     def feed() -> Iterator[tuple]:
@@ -138,15 +135,15 @@ def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is
 
 
 def run_pipeline(pipe: Pipeline) -> Any:
-    """The next images and labels of a pipeline."""
+    """Return the next images and labels of a pipeline."""
     try:
         return pipe.run()
     except RuntimeError as e:  # DALI wraps a decoder's message in many lines
         raise DataError(f'the input pipeline failed: {" ".join(str(e).split())[:300]}') from e
 
 
-def made_up_inputs(batch_size: int) -> Inputs:
-    """A batch of one made-up JPEG of the size that is usual in ImageNet, 500 by 375 pixels, without any crop."""
+def synthetic_inputs(batch_size: int) -> Inputs:
+    """Return a batch of one synthetic JPEG of 500 by 375 pixels, the usual size in ImageNet, without a crop."""
     noise = np.random.default_rng(0).integers(0, 256, (47, 63, 3), np.uint8)
     encoded = io.BytesIO()
     Image.fromarray(noise).resize((500, 375)).save(encoded, 'JPEG', quality=95)
@@ -155,17 +152,15 @@ def made_up_inputs(batch_size: int) -> Inputs:
 
 def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool, device_id: int | None,
                is_warm: bool) -> tuple[Pipeline, Iterator[int]]:
-    """A pipeline as build_pipeline makes it, and an item for each made-up batch that comes out of it before the first
-    of source.
+    """Build a pipeline; return it with an item for each synthetic batch that it returns before those of source.
 
-    Args:
-        is_warm: run it once on made-up images, so that what nvJPEG and DALI set up and allocate at first use is there.
-            The first run takes in as many batches as are prefetched, so nothing of source is read.
+    With is_warm it runs once on synthetic images, in which nvJPEG and DALI make their first allocations. This run
+    consumes as many batches as are prefetched, so it reads nothing from source.
     """
     if not is_warm:
         return build_pipeline(source, batch_size, config, is_training, device_id), iter(())
-    num_made_up = config.data.prefetch_depth
-    made_up = repeat(made_up_inputs(batch_size), num_made_up)
-    pipe = build_pipeline(chain(made_up, source), batch_size, config, is_training, device_id)
+    num_synthetic = config.data.prefetch_depth
+    synthetic = repeat(synthetic_inputs(batch_size), num_synthetic)
+    pipe = build_pipeline(chain(synthetic, source), batch_size, config, is_training, device_id)
     run_pipeline(pipe)
-    return pipe, iter(range(num_made_up - 1))
+    return pipe, iter(range(num_synthetic - 1))

@@ -1,8 +1,7 @@
-"""The network of an evaluation: BatchNorm folded into the convolution before it.
+"""The network of an evaluation, with each BatchNorm folded into the preceding convolution.
 
-With running statistics a BatchNorm is y = (x - mean) gamma / sqrt(var + eps) + beta: a factor and a term for each
-channel, which the convolution's weights and a bias take over. Source: Jacob et al. 2017
-(https://arxiv.org/abs/1712.05877, section 3.2).
+With running statistics, BatchNorm is y = (x - mean) gamma / sqrt(var + eps) + beta. The convolution's weights take over
+the factor, a bias the rest. Source: Jacob et al. 2017 (https://arxiv.org/abs/1712.05877, section 3.2).
 """
 import mxnet as mx
 
@@ -11,7 +10,7 @@ from mlperf_rn50.model.resnet import ResNet, row_image_size
 
 
 class FoldedResNet:
-    """A ResNet for evaluations, fed with the weights of the one that is trained."""
+    """A ResNet for evaluations, which uses the weights of the trained one."""
 
     def __init__(self, config: Config, context: mx.Context):
         self._epsilon = config.model.bn_epsilon
@@ -20,11 +19,11 @@ class FoldedResNet:
         self.net.initialize(mx.init.Zero(), ctx=context)
         if config.train.precision == 'float16':
             self.net.cast('float16')
-        # Not with the MKLDNN backend, which would fuse more: it keeps weights of an evaluation for the next one.
+        # The MKLDNN backend would fuse more, but it caches the weights of one evaluation for the next.
         self.net.hybridize(static_alloc=True, static_shape=True)
 
-    def take(self, trained: mx.gluon.HybridBlock) -> None:
-        """Takes over weights and running statistics as they stand."""
+    def copy_weights(self, trained: mx.gluon.HybridBlock) -> None:
+        """Copy the current weights and running statistics."""
         source = {n: p.data() for n, p in trained.collect_params().items()}
         for name, param in self.net.collect_params().items():
             layer, _, kind = name.rpartition('_')
@@ -35,7 +34,7 @@ class FoldedResNet:
                 param.set_data((weight if kind == 'weight' else bias).astype(param.dtype))
 
     def _fold(self, layer: str, source: dict[str, mx.nd.NDArray]) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
-        """Weight and bias of a convolution with its norm in it, float32."""
+        """Return weight and bias of a convolution with its BatchNorm folded in, float32."""
         head, _, number = layer.rpartition('conv')
         norm = f'{head}bn{number.removeprefix("1") if number == "1sc" else number}'
         gamma, beta, mean, var = (source[f'{norm}_{kind}'].astype('float32')
@@ -46,9 +45,9 @@ class FoldedResNet:
 
 
 def eval_network(config: Config, context: mx.Context, trained: mx.gluon.HybridBlock) -> mx.gluon.HybridBlock:
-    """What evaluations use of a trained network: a ResNet is folded, any other is taken as it is."""
+    """Return the network for evaluations of a trained one: folded for a ResNet, else unchanged."""
     if not config.model.name.startswith('resnet'):
         return trained
     folded = FoldedResNet(config, context)
-    folded.take(trained)
+    folded.copy_weights(trained)
     return folded.net

@@ -1,6 +1,6 @@
-"""The networks of the throughput studies beside ResNet, and what is common to all: building and counting.
+"""Networks of the throughput studies beside ResNet, and construction and counting for all networks.
 
-From the Gluon model zoo where it has them. Sources: AlexNet, Krizhevsky 2014 (https://arxiv.org/abs/1404.5997); VGG,
+From the Gluon model zoo where available. Sources: AlexNet, Krizhevsky 2014 (https://arxiv.org/abs/1404.5997); VGG,
 Simonyan and Zisserman 2014 (https://arxiv.org/abs/1409.1556); GoogLeNet, Szegedy et al. 2014
 (https://arxiv.org/abs/1409.4842), without local response normalisation and auxiliary classifiers; Inception-v3,
 Szegedy et al. 2015 (https://arxiv.org/abs/1512.00567); Inception-v4, Szegedy et al. 2016
@@ -23,7 +23,7 @@ from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet, row_image_size
 from mlperf_rn50.model.weights import set_weights
 
-# Side of the image that a network was made for, where it is not 224.
+# Design image size of the networks, if not 224.
 _IMAGE_SIZE = {'inception_v3': 299, 'inception_v4': 299}
 
 # GoogLeNet, table 1, stages 3 to 5, each after a pool: 1x1; reduction and 3x3; reduction and 5x5; projection.
@@ -37,7 +37,7 @@ Kernel = int | tuple[int, int]
 
 
 def image_size_of(name: str) -> int:
-    """Side of the square image, pixels, that a network was made for."""
+    """Return the side of the square image, pixels, for which a network was designed."""
     return _IMAGE_SIZE.get(name, 224)
 
 
@@ -48,14 +48,14 @@ def _chain(*blocks: nn.HybridBlock) -> nn.HybridSequential:
 
 
 def _branches(*blocks: nn.HybridBlock) -> HybridConcurrent:
-    """Several paths from one input, their channels one after another."""
+    """Return parallel paths from one input, with concatenated channels."""
     result = HybridConcurrent(axis=1, prefix='')
     result.add(*blocks)
     return result
 
 
 def _conv(channels: int, kernel: int, stride: int = 1) -> nn.HybridBlock:
-    """Convolution with bias and ReLU, as GoogLeNet has them."""
+    """Return a convolution with bias and ReLU, as in GoogLeNet."""
     return nn.Conv2D(channels, kernel, stride, kernel // 2, activation='relu')
 
 
@@ -73,13 +73,13 @@ def _googlenet(num_classes: int) -> nn.HybridBlock:
 
 
 def _norm_conv(channels: int, kernel: Kernel, stride: int = 1, padding: Kernel = 0) -> nn.HybridBlock:
-    """Convolution, BatchNorm, ReLU, as the later Inceptions have them."""
+    """Return convolution, BatchNorm and ReLU, as in the later Inceptions."""
     return _chain(nn.Conv2D(channels, kernel, stride, padding, use_bias=False), nn.BatchNorm(epsilon=0.001),
                   nn.Activation('relu'))
 
 
 def _path(*layers: tuple[int, Kernel]) -> nn.HybridBlock:
-    """Convolutions of (channels, kernel) that keep the size."""
+    """Return convolutions (channels, kernel) that keep the map size."""
     def same(kernel: Kernel) -> Kernel:
         return kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2)
     return _chain(*(_norm_conv(channels, kernel, 1, same(kernel)) for channels, kernel in layers))
@@ -138,7 +138,7 @@ def _inception_v4(num_classes: int) -> nn.HybridBlock:
 
 
 def _inception_v3(num_classes: int) -> nn.HybridBlock:
-    """Gluon's, for images of any size."""
+    """Return Gluon's network, for images of any size."""
     features = vision.inception_v3(prefix='').features[:-2]
     return _chain(features, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.5), nn.Dense(num_classes))
 
@@ -150,7 +150,7 @@ _MAKERS: dict[str, Callable[[int], nn.HybridBlock]] = {
 
 
 class Classifier(nn.HybridBlock):
-    """Any network of the zoo: images to logits, float32 whatever the layers compute in."""
+    """A network of the zoo: images to float32 logits."""
 
     def __init__(self, config: ModelConfig, num_classes: int):
         super().__init__(prefix=f'{config.name}_')
@@ -162,35 +162,34 @@ class Classifier(nn.HybridBlock):
 
 
 def image_shape(config: Config) -> tuple[int, int, int]:
-    """The shape of one image as the network gets it."""
+    """Return the shape of one image as the network input."""
     channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
     return (channels, side, side) if config.model.layout == 'NCHW' else (side, side, channels)
 
 
-def _tell_shapes(net: nn.HybridBlock, config: Config) -> None:
-    """Tells every layer the shape of its input, without a forward pass, which would change the layout of weights."""
+def _infer_shapes(net: nn.HybridBlock, config: Config) -> None:
+    """Infer the input shapes of all layers without a forward pass, which would change the layout of the weights."""
     try:
         net.infer_shape(mx.nd.zeros((1, *image_shape(config))))
     except (mx.MXNetError, ValueError) as e:
-        if 'exceed' not in str(e):  # a kernel that is larger than its input
+        if 'exceed' not in str(e):  # MXNet's message for a kernel larger than its input
             raise
         name = config.model.name
-        raise ConfigError(f'data.image_size: got {config.data.image_size}, too small for {name}, which was made for '
+        raise ConfigError(f'data.image_size: got {config.data.image_size}, too small for {name}, expected about '
                           f'{image_size_of(name)}; raise it') from e
 
 
 def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:
-    """An initialised, hybridized network of the configured kind and precision on a device.
+    """Return an initialised, hybridized network on a device, of the configured kind and precision.
 
-    Args:
-        is_plain: of ordinary operators, and for images of any size.
+    is_plain selects ordinary operators and images of any size.
 
     Raises:
-        ConfigError: the images are too small for it, or it wants an operator that this MXNet does not have.
+        ConfigError: the images are too small, or this MXNet lacks a configured operator.
     """
     if config.train.precision == 'bfloat16':
         from mxnet.contrib import amp
-        # Casts are put in by operator; weights stay float32. No loss scaling: bfloat16 has float32's range.
+        # Inserts casts per operator; weights stay float32. bfloat16 needs no loss scaling, as it has float32's range.
         amp.init('bfloat16')
     mx.random.seed(seed)
     if config.model.name.startswith('resnet'):
@@ -200,7 +199,7 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
         net.initialize(ctx=context)
     else:
         net = Classifier(config.model, config.data.num_classes)
-        _tell_shapes(net, config)
+        _infer_shapes(net, config)
         net.initialize(mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2), ctx=context)
     if config.train.precision == 'float16':
         net.cast('float16')
@@ -209,10 +208,10 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
 
 
 def restore_model(config: Config, context: mx.Context, arrays: dict[str, np.ndarray], where: str) -> nn.HybridBlock:
-    """A network on a device with weights that must be whole, of ordinary operators.
+    """Return a network of ordinary operators on a device with complete weights.
 
     Raises:
-        DataError: they are not of the configured network.
+        DataError: the weights do not match the configured network.
     """
     net = build_model(config, context, 0, is_plain=True)
     try:
@@ -225,16 +224,12 @@ def restore_model(config: Config, context: mx.Context, arrays: dict[str, np.ndar
 
 
 def count_parameters(net: nn.HybridBlock) -> int:
-    """Trained parameters (running statistics not counted)."""
+    """Return the number of trained parameters, without running statistics."""
     return sum(p.data().size for p in net.collect_params().values() if p.grad_req != 'null')
 
 
 def count_flops(net: nn.HybridBlock, shape: tuple[int, int, int]) -> int:
-    """Floating-point operations of one image's forward pass: two per multiply-add of convolutions and FC.
-
-    Args:
-        shape: of one input, without the batch dimension.
-    """
+    """Return the FLOPs of one image's forward pass: two per multiply-add of convolutions and FC."""
     symbol = net(mx.sym.var('data'))
     internals = symbol.get_internals()
     _, shapes, _ = internals.infer_shape(data=(1, *shape))

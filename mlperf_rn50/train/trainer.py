@@ -211,7 +211,7 @@ class Trainer:
     def fold(self) -> None:
         """Gives eval_net the network as it is."""
         if self._folded:
-            self._folded.take(self.net)
+            self._folded.copy_weights(self.net)
 
     def settle(self) -> None:
         """Waits for every step pushed so far.

@@ -165,7 +165,7 @@ def test_onnx_computes_the_same_for_any_number_of_images(kept, tmp_path, monkeyp
 def test_what_is_there_is_not_overwritten(kept, tmp_path):
     (tmp_path / 'resnet18_best-0000.params').write_text('mine')
     done = call('export', kept, '--format=gluon', '--out', tmp_path)
-    assert done.returncode == 2 and 'exists already; remove it, or choose another folder with --out' in done.stderr
+    assert done.returncode == 2 and 'exists already; remove it or choose another folder with --out' in done.stderr
     assert [p.read_text() for p in tmp_path.iterdir()] == ['mine']
 
 
