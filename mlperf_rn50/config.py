@@ -83,7 +83,6 @@ SECTIONS: dict[str, type] = {f.name: f.type for f in dataclasses.fields(Config)}
 
 
 def field_names(section: type) -> list[str]:
-    """Return the keys of a section."""
     return [f.name for f in dataclasses.fields(section)]
 
 

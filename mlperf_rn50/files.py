@@ -127,7 +127,6 @@ class HashedFile:
         raise io.UnsupportedOperation
 
     def hexdigest(self) -> str:
-        """Return the SHA-256 of the written data."""
         return self._sha256.hexdigest()
 
 
@@ -135,10 +134,7 @@ class LineFile:
     """A text file that grows by whole lines, unbuffered, so that a kill loses none."""
 
     def __init__(self, path: Path, is_new: bool = False):
-        """Open or create a file; remove an incomplete last line of a killed writer.
-
-        Raise FileExistsError if the file exists despite is_new, StorageError if it cannot be written.
-        """
+        """Open or create a file (FileExistsError for an existing one if is_new); remove an incomplete last line."""
         self._path = path
         try:
             self._file = open(path, 'x+b' if is_new else 'a+b', buffering=0, opener=no_link)
@@ -207,6 +203,5 @@ def _disk_of(path: Path) -> str:
 
 
 def sync(file: BinaryIO) -> None:
-    """Flush a file to the disk."""
     file.flush()
     os.fsync(file.fileno())

@@ -24,10 +24,7 @@ def decode(content: bytes | str, kind: type[T]) -> T | None:
 
 
 def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[int, T]]:
-    """Yield (line number, value) of the complete lines of a type; nothing without a regular file.
-
-    mark: bytes that a line must contain to be decoded.
-    """
+    """Yield (line number, value) of the complete lines with a mark and of a type; nothing without a regular file."""
     try:
         for number, line in itertools.islice(numbered_lines(path), _MAX_LINES):
             if mark in line and line.endswith(b'\n') and (value := decode(line, kind)) is not None:

@@ -58,7 +58,6 @@ class FileLock:
         return read_holder(self.path) or 'another process'
 
     def close(self) -> None:
-        """Release the lock."""
         if self._file:
             self._file.close()
         self._file, self.is_held = None, False

@@ -129,11 +129,8 @@ def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargpar
     for section, key in _SHORT:
         if options[key] is not None:
             options[section][key] = options[key]
-    result = cfg.Config(**{name: section(**_plain(options[name])) for name, section in SECTIONS.items()})
+    values = {name: {k: tuple(v) if isinstance(v, list) else v for k, v in vars(options[name]).items()}
+              for name in SECTIONS}
+    result = cfg.Config(**{name: section(**values[name]) for name, section in SECTIONS.items()})
     cfg.check_values(result)
     return result
-
-
-def _plain(section: jsonargparse.Namespace) -> dict[str, Any]:
-    """Return the values of a section, with lists as tuples."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(section).items()}

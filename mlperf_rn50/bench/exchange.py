@@ -23,10 +23,7 @@ def bus_bandwidth(num_bytes: int, seconds: float, num_ranks: int) -> float:
 
 
 def predict_s(rows: list[dict[str, Any]], num_bytes: int) -> float:
-    """Return the seconds for a size: interpolated, and beyond the largest size at its bandwidth.
-
-    rows: with 'bytes' and 'time_ms', by size.
-    """
+    """Return the seconds for a size, interpolated from rows by size; beyond them at the largest one's bandwidth."""
     sizes, seconds = [r['bytes'] for r in rows], [r['time_ms'] / 1000 for r in rows]
     return float(np.interp(num_bytes, sizes, seconds)) * max(1.0, num_bytes / sizes[-1])
 

@@ -19,6 +19,7 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.system.environment import git_commit, host_facts, package_versions
 from mlperf_rn50.system.launcher_env import omp_threads
+from mlperf_rn50.table import number_cell
 from mlperf_rn50.text import plural
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.watchdog.position import Position
@@ -28,7 +29,6 @@ _GEMM_SIDE = 2048
 
 @dataclass(frozen=True)
 class Spread:
-    """Statistics of repeated measurements, in seconds."""
 
     median_s: float
     low_s: float
@@ -82,7 +82,6 @@ class BenchSession:
 
 
 def cast(array: mx.nd.NDArray, precision: str) -> mx.nd.NDArray:
-    """Return an array in a precision of the configuration."""
     if precision == 'bfloat16':  # not a NumPy type, so amp_cast needs MXNet's own
         from mxnet.contrib.amp.amp import bfloat16
         return mx.nd.amp_cast(array, dtype=bfloat16)
@@ -90,17 +89,12 @@ def cast(array: mx.nd.NDArray, precision: str) -> mx.nd.NDArray:
 
 
 def measure_gemm(side: int, precision: str, context: mx.Context, num: int = 12) -> Spread:
-    """Time a product of two square matrices."""
     a, b = (cast(mx.nd.random.normal(shape=(side, side), ctx=context), precision) for _ in range(2))
-    return time_repeated(
-        lambda: mx.nd.FullyConnected(a, b, num_hidden=side, no_bias=True).wait_to_read(), 2, num)
+    return time_repeated(lambda: mx.nd.FullyConnected(a, b, num_hidden=side, no_bias=True).wait_to_read(), 2, num)
 
 
 def measure_peak(precision: str, context: mx.Context) -> float:
-    """Return the FLOP/s of the fastest of several matrix products in this process.
-
-    Because amp.init changes the operators of the process, measure float32 before it and bfloat16 after it.
-    """
+    """Return the FLOP/s of the fastest matrix product; float32 before amp.init, bfloat16 after it, as it is global."""
     return 2 * _GEMM_SIDE**3 / measure_gemm(_GEMM_SIDE, precision, context).least_s
 
 
@@ -162,12 +156,7 @@ class ResultTable:
     note: str = ''
 
 
-def _cell(value: Any, form: str) -> str:
-    return '-' if value is None else format(value, form) if not isinstance(value, str) else printable(value)
-
-
 def render_tables(machine: dict[str, Any], tables: Sequence[ResultTable]) -> str:
-    """Return the tables as text."""
     packages = machine['packages']
     mxnet = next((f'{n} {v}' for n, v in packages.items() if n.startswith('mxnet')), 'no MXNet')
     description = ', '.join([f'{machine["cpu"]} ({machine["processor"]["uses"]})', f'{machine["cpu_cores"]} cores',
@@ -175,7 +164,8 @@ def render_tables(machine: dict[str, Any], tables: Sequence[ResultTable]) -> str
                              plural(machine['num_hosts'], 'host')])
     lines = [f'{description}; mlperf-rn50 {packages["mlperf-rn50"]}, {mxnet}']
     for table in tables:
-        body = [[_cell(row[key], form) for key, _, form in table.columns] for row in table.rows]
+        body = [[printable(v) if isinstance(v := row[key], str) else number_cell(v, form).text
+                 for key, _, form in table.columns] for row in table.rows]
         lines += ['', table.title, tabulate(body, [heading for _, heading, _ in table.columns], disable_numparse=True,
                                             colalign=['left' if f == 's' else 'right' for *_, f in table.columns])]
         lines += [table.note] * bool(table.note)

@@ -23,7 +23,6 @@ def forget_file(path: Path) -> None:
 
 
 def load_file(path: Path) -> None:
-    """Read a file into the page cache."""
     with open(path, 'rb', opener=regular_file) as f:
         while f.read(2**24):
             pass
@@ -49,10 +48,7 @@ def measure_pipeline(session: BenchSession, cache: str) -> dict[str, Any]:
 
 def bench_pipeline(session: BenchSession, threads: list[int], batch_sizes: list[int], caches: list[str],
                    node_images_per_s: float | None) -> list[ResultTable]:
-    """Measure all cases, then compute the storage bandwidth for several numbers of nodes.
-
-    node_images_per_s: training speed; None for that of the fastest case.
-    """
+    """Measure all cases; then the storage for numbers of nodes at a speed, None for that of the fastest case."""
     config = session.config
     if config.data.synthetic:
         raise ConfigError('data.synthetic: got true, expected false; bench data reads files from data.dir')

@@ -15,7 +15,7 @@ from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.system.topology import leave_openmp_to_engine
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder, new_run
 from mlperf_rn50.train.comm.device import device_id_of
-from mlperf_rn50.train.comm.horovod import Comm, open_comm
+from mlperf_rn50.train.comm.horovod import open_comm
 from mlperf_rn50.train.comm.sharing import sharing_of
 from mlperf_rn50.train.session import from_rank_0
 from mlperf_rn50.train.start import open_telemetry
@@ -26,7 +26,10 @@ def run_bench(config: Config, options: Any, position: Position) -> str:
     """Run a bench on all ranks; return its text on rank 0, '' on the others."""
     counts = parse_numbers('--ranks', options.ranks) if options.ranks else [launched_size() or 1]
     comm = open_comm(config.comm.compression, counts, position.exchange, sharing_of(config))
-    telemetry = _open_telemetry(config, comm)
+    telemetry = Telemetry(None)
+    if config.run.telemetry:
+        index = from_rank_0(comm, lambda: new_run(Path(config.run.dir)).index)
+        telemetry = open_telemetry(config, comm, RunFolder(Path(config.run.dir), index))
     try:
         telemetry.run_start(0.0)
         session = BenchSession(config, comm, device_id_of(config, comm), position, options.warmup_steps, options.steps)
@@ -40,13 +43,6 @@ def run_bench(config: Config, options: Any, position: Position) -> str:
     if options.format == 'json':
         return measure.render_json(options.kind, machine, tables)
     return measure.render_tables(machine, tables)
-
-
-def _open_telemetry(config: Config, comm: Comm) -> Telemetry:
-    if not config.run.telemetry:
-        return Telemetry(None)
-    index = from_rank_0(comm, lambda: new_run(Path(config.run.dir)).index)
-    return open_telemetry(config, comm, RunFolder(Path(config.run.dir), index))
 
 
 def _measure(session: BenchSession, options: Any, counts: list[int]) -> list[ResultTable]:

@@ -28,7 +28,6 @@ _NUM_SPLIT_STEPS = 5  # upper limit of the steps measured by parts
 
 @dataclass(frozen=True)
 class Case:
-    """The configuration of one row."""
 
     model: str
     precision: str

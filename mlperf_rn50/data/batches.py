@@ -25,37 +25,22 @@ from mlperf_rn50.errors import DataError
 
 @dataclass(frozen=True)
 class Batch:
-    """Images of one rank for one forward pass.
+    """Images of one rank for one forward pass."""
 
-    Args:
-        images: float32 or float16, (batch, channels, side, side), or channels last for layout=NHWC.
-        labels: int32, (batch,).
-        num_valid: number of leading images that count; the rest is padding.
-        num_bytes: bytes read from files, padding included; 0 for cached records and synthetic images.
-        num_new_bytes: bytes of the records that this node reads for the first time since the process started.
-    """
-
-    images: mx.nd.NDArray
-    labels: mx.nd.NDArray
-    num_valid: int
-    num_bytes: int = 0
-    num_new_bytes: int = 0
+    images: mx.nd.NDArray  # float32 or float16, (batch, channels, side, side), or channels last for layout=NHWC
+    labels: mx.nd.NDArray  # int32, (batch,)
+    num_valid: int  # leading images that count; the rest is padding
+    num_bytes: int = 0  # read from files, padding included; 0 for cached records and synthetic images
+    num_new_bytes: int = 0  # of records that this node reads for the first time since the process started
 
 
 class Request(NamedTuple):
-    """Records and random numbers of one forward pass.
+    """Records and random numbers of one forward pass."""
 
-    Args:
-        samples: numbers of the records, int64, (batch,).
-        is_new: whether the node of this rank reads the record for the first time, bool, (batch,).
-        uniforms: random numbers of the augmentation, (batch, draws); None for an evaluation.
-        is_mirrored: bool, (batch,); None for an evaluation.
-    """
-
-    samples: np.ndarray
-    is_new: np.ndarray
-    uniforms: np.ndarray | None = None
-    is_mirrored: np.ndarray | None = None
+    samples: np.ndarray  # numbers of the records, int64, (batch,)
+    is_new: np.ndarray  # whether this rank's node reads the record for the first time, bool, (batch,)
+    uniforms: np.ndarray | None = None  # random numbers of the augmentation, (batch, draws); None for an evaluation
+    is_mirrored: np.ndarray | None = None  # bool, (batch,); None for an evaluation
 
 
 def _fill(records: list[Record], request: Request, data: DataConfig, where: str) -> Inputs:
@@ -136,7 +121,6 @@ def train_requests(data: DataConfig, shard: Shard, seed: int, first_step: int) -
 
 
 def eval_requests(shard: Shard) -> Iterator[Request]:
-    """Yield the requests of evaluation after evaluation."""
     order, none_new = shards.file_order(shard), np.zeros(shard.local_batch_size, bool)
     while True:
         for step in range(shard.steps_per_epoch):
@@ -144,10 +128,7 @@ def eval_requests(shard: Shard) -> Iterator[Request]:
 
 
 def train_batches(config: Config, shard: Shard, seed: int, first_step: int, device_id: int | None) -> Iterator[Batch]:
-    """Return training batches without end, from a global step on.
-
-    The pipeline is built at once, and reads its first image for the first batch.
-    """
+    """Return training batches without end, from a global step on. The first one reads the first image."""
     num_valid = (shard.num_valid(step, micro) for _, step, micro in train_steps(shard, first_step))
     if config.data.synthetic:
         return _make_synthetic(config, shard, device_id)(num_valid)
@@ -195,8 +176,7 @@ def _build_batches(records: RecordFile, requests: Iterator[Request], shard: Shar
     return batches
 
 
-def _make_synthetic(config: Config, shard: Shard,
-                       device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
+def _make_synthetic(config: Config, shard: Shard, device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
     """Return the function of _build_batches for one batch of random images, repeated on the device."""
     data, side, size = config.data, config.data.image_size, shard.local_batch_size
     channels = 4 if data.pad_to_4_channels else 3

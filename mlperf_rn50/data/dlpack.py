@@ -15,17 +15,13 @@ from nvidia.dali.backend import TensorCPU
 def keeps_outputs(pipe: Any) -> bool:
     """Return whether the outputs of a pipeline stay unchanged while they are referenced.
 
-    They do with the dynamic executor (the default of DALI 2). The older executors, the only ones of DALI 1.3x, have as
-    many buffers as prefetched batches and overwrite them, even while they are read.
+    They do with the dynamic executor (the default of DALI 2). Older executors overwrite their buffers, even in use.
     """
     return bool(getattr(pipe, 'exec_dynamic', False)) and hasattr(TensorCPU, '__dlpack__')
 
 
 def to_mxnet(output: Any, is_kept: bool, context: mx.Context) -> mx.nd.NDArray:
-    """Return an output of run(), a dense batch, as an array on its device.
-
-    is_kept: keeps_outputs() of the pipeline; True shares the memory, False copies it before this returns.
-    """
+    """Return an output of run(), a dense batch, as an array on its device; is_kept: keeps_outputs() of the pipeline."""
     tensor = output.as_tensor()
     return mx.nd.from_dlpack(tensor.__dlpack__()) if is_kept else _copy(tensor, context)
 

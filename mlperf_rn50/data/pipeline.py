@@ -34,16 +34,12 @@ _INTERPOLATION = {'nearest': types.INTERP_NN, 'linear': types.INTERP_LINEAR, 'cu
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of one pipeline run, one entry per image, and the bytes read for all of them.
-
-    A crop has an anchor (y, x) and a shape (height, width): fractions of the image for random_resized, pixels of the
-    resized image for padded.
-    """
+    """Inputs of one pipeline run, one entry per image, and the bytes read for all of them."""
 
     images: list[np.ndarray]
     labels: np.ndarray
-    anchors: np.ndarray
-    shapes: np.ndarray
+    anchors: np.ndarray  # of crops (y, x): fractions for random_resized, pixels of the resized image for padded
+    shapes: np.ndarray  # of crops (height, width), fractions
     mirrors: np.ndarray
     num_bytes: int = 0
     num_new_bytes: int = 0
@@ -104,10 +100,7 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
 
 def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool,
                    device_id: int | None) -> Pipeline:
-    """Build the DALI graph of training (crops of data.crop) or evaluation (resize and centre crop).
-
-    device_id: GPU number, None for the CPU.
-    """
+    """Build the DALI graph of training (crops of data.crop) or evaluation (resize and centre crop)."""
     data, on_gpu = config.data, device_id is not None
 
     # DALI accepts only inputs that the graph uses.

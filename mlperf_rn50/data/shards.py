@@ -24,22 +24,15 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's share of a data set.
-
-    Args:
-        local_batch_size: samples per rank and forward pass.
-        num_micro: forward passes per step (gradient accumulation).
-        nodes: node of every rank, counted from 0; empty for a single node.
-        rotation_epochs: epochs a node keeps its part of the samples; None for one order over all nodes.
-    """
+    """One rank's share of a data set."""
 
     num_samples: int
     rank: int
     world_size: int
-    local_batch_size: int
-    num_micro: int = 1
-    nodes: tuple[int, ...] = ()
-    rotation_epochs: int | None = None
+    local_batch_size: int  # samples per rank and forward pass
+    num_micro: int = 1  # forward passes per step (gradient accumulation)
+    nodes: tuple[int, ...] = ()  # node of every rank, counted from 0; empty for a single node
+    rotation_epochs: int | None = None  # epochs a node keeps its part of the samples; None for one order over all nodes
 
     @property
     def micro_batch_size(self) -> int:

@@ -86,7 +86,6 @@ def manifest_digest(manifest: dict[str, Any]) -> str:
 
 
 def dump_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write the manifest of a folder with its digest."""
     manifest['sha256'] = manifest_digest(manifest)
     write_atomically(folder / MANIFEST_NAME, json.dumps(manifest, indent=1) + '\n')
 
@@ -170,11 +169,7 @@ def _verify_split(rec_path: Path, entry: dict[str, Any], num_workers: int) -> It
 
 
 def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
-    """Return the lines for the intact and for the damaged parts of a prepared folder.
-
-    Raises:
-        DataError: there is no manifest.
-    """
+    """Return lines for the intact and the damaged parts of a folder; raise DataError without a manifest."""
     path = folder / MANIFEST_NAME
     if not path.exists():
         raise DataError(f'--verify: {folder} has no {MANIFEST_NAME}; expected a folder written by prepare')

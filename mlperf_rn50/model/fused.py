@@ -34,10 +34,7 @@ class NormAddRelu(nn.BatchNorm):
 
 @dataclass(frozen=True)
 class Fusion:
-    """Fused layer types, None for separate layers.
-
-    norm_add_relu replaces the last BatchNorm of a unit, the addition of the shortcut and the ReLU.
-    """
+    """Fused layers, None for separate ones; norm_add_relu: the last BatchNorm of a unit, addition and ReLU."""
 
     norm_relu: type[nn.HybridBlock] | None = None
     norm_add_relu: type[nn.HybridBlock] | None = None
@@ -70,8 +67,7 @@ def _suits_kernels(config: Config) -> bool:
 def fusion_of(config: Config) -> Fusion:
     """Return the fused layers of a ResNet: on a GPU all available ones, unless the configuration disables them.
 
-    Raises:
-        ConfigError: this MXNet lacks a configured operator.
+    Raise ConfigError if this MXNet lacks a configured operator.
     """
     model = config.model
     if config.train.device == 'cpu':

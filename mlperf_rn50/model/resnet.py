@@ -35,23 +35,18 @@ class Layer:
 
 @dataclass(frozen=True)
 class Unit:
-    """A residual unit, as used for the network and the log.
-
-    stride is that of the 3x3 convolution (the first one in a basic unit) and of the projection, a 1x1 convolution. A
-    bottleneck has 1x1, 3x3 and 1x1 convolutions, a basic unit two of 3x3.
-    """
+    """A residual unit, as used for the network and the log."""
 
     name: str
     in_channels: int
     channels: int
     out_channels: int
-    stride: int
-    has_projection: bool
-    is_bottleneck: bool
+    stride: int  # of the 3x3 convolution (the first one in a basic unit) and the projection
+    has_projection: bool  # the shortcut is a 1x1 convolution
+    is_bottleneck: bool  # 1x1, 3x3 and 1x1 instead of two 3x3 convolutions
 
     @property
     def layers(self) -> list[Layer]:
-        """Convolutions of the body, in order."""
         if self.is_bottleneck:
             return [Layer(1, 1, self.channels, True), Layer(3, self.stride, self.channels, True),
                     Layer(1, 1, self.out_channels, False)]
@@ -69,7 +64,6 @@ def row_image_size(config: Config) -> int | None:
 
 
 def depth_of(config: ModelConfig) -> int:
-    """Return the number of layers in the name of a ResNet."""
     return int(config.name.removeprefix('resnet'))
 
 
@@ -100,18 +94,14 @@ class _ChannelsLastXavier(mx.init.Xavier):
 _ROW = (2, 1, 3, 0)  # transposes 1x1 maps of all images to one row of pixels
 
 
-class _ToRow(nn.HybridBlock):
-    """1x1 maps, (batch, channels, 1, 1), to one row of pixels, (1, channels, 1, batch)."""
-
-    def hybrid_forward(self, F, x):
-        return F.transpose(x, _ROW)
+def _to_row(F: Any, x: Any) -> Any:
+    """Return 1x1 maps, (batch, channels, 1, 1), as one row of pixels, (1, channels, 1, batch)."""
+    return F.transpose(x, _ROW)
 
 
-class _FromRow(nn.HybridBlock):
-    """The output of _ToRow to (batch, channels)."""
-
-    def hybrid_forward(self, F, x):
-        return F.transpose(F.reshape(x, (-3, -3)))
+def _from_row(F: Any, x: Any) -> Any:
+    """Return the output of _to_row as (batch, channels)."""
+    return F.transpose(F.reshape(x, (-3, -3)))
 
 
 class _RowConv(nn.Conv2D):
@@ -143,10 +133,7 @@ class _RowConv(nn.Conv2D):
 
 @dataclass(frozen=True)
 class _Layers:
-    """Factory of layers: convolutions with norms, or (folded, for evaluations) with a bias instead.
-
-    1x1 maps are computed as a row if their side is known.
-    """
+    """Factory of layers: convolutions with norms, or (folded, for evaluations) with biases; 1x1 maps as rows."""
 
     config: ModelConfig
     is_folded: bool
@@ -183,7 +170,6 @@ class _Layers:
 
 
 class ResidualUnit(nn.HybridBlock):
-    """A residual unit: body plus shortcut, then ReLU."""
 
     def __init__(self, unit: Unit, make: _Layers, in_side: int):
         super().__init__(prefix=f'{unit.name}_')
@@ -202,8 +188,7 @@ class ResidualUnit(nn.HybridBlock):
             if unit.has_projection:
                 self.shortcut, layer = nn.HybridSequential(prefix=''), Layer(1, unit.stride, unit.out_channels, False)
                 with self.shortcut.name_scope():
-                    self.shortcut.add(make.conv('conv1sc', unit.in_channels, layer, in_side),
-                                      *make.norm('bnsc', layer))
+                    self.shortcut.add(make.conv('conv1sc', unit.in_channels, layer, in_side), *make.norm('bnsc', layer))
 
     def hybrid_forward(self, F, x):
         shortcut = x if self.shortcut is None else self.shortcut(x)
@@ -230,11 +215,12 @@ class ResNet(nn.HybridBlock):
             self.features = nn.HybridSequential(prefix='')
             with self.features.name_scope():
                 self.features.add(make.conv('conv0', in_channels, stem, 0), *make.norm('bn0', stem),
-                                  nn.MaxPool2D(3, 2, 1, layout=config.layout), *([_ToRow()] if side == 1 else []))
+                                  nn.MaxPool2D(3, 2, 1, layout=config.layout),
+                                  *([nn.HybridLambda(_to_row)] if side == 1 else []))
                 for unit in units(depth_of(config)):
                     self.features.add(ResidualUnit(unit, make, side))
                     side = side_after(side, unit.stride)
-                self.features.add(*([_FromRow()] if side == 1 else
+                self.features.add(*([nn.HybridLambda(_from_row)] if side == 1 else
                                     [nn.GlobalAvgPool2D(layout=config.layout), nn.Flatten()]))
             self.fc = nn.Dense(num_classes, in_units=units(depth_of(config))[-1].out_channels,
                                weight_initializer=mx.init.Normal(0.01), bias_initializer='zeros', prefix='fc1_')

@@ -34,25 +34,18 @@ _FOLDER = re.compile(r'weights(?:_(\d+))?')
 
 @dataclass(frozen=True)
 class WeightsDescription:
-    """Description of weights and their origin.
-
-    Args:
-        data: the keys DATA_KEYS of the data section, needed for inference.
-        epoch: epochs trained.
-        is_best: whether no evaluation of the run was better.
-        top1: accuracy in the run's evaluation, a fraction; like the counts, None without an evaluation.
-    """
+    """Description of weights and their origin."""
 
     program_version: str
     model: dict[str, Any]
-    data: dict[str, Any]
+    data: dict[str, Any]  # with DATA_KEYS, the keys needed for inference
     train: dict[str, Any]
     classes: tuple[str, ...]
     epoch: int
     seed: int
     is_best: bool
     is_last: bool
-    top1: float | None = None
+    top1: float | None = None  # a fraction; like the counts, None without an evaluation
     num_top1: int | None = None
     num_top5: int | None = None
     num_images: int | None = None
@@ -82,9 +75,7 @@ def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: in
 def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: dict[str, np.ndarray]) -> Path:
     """Write <stem>.npz and <stem>.json atomically; return the path of the .npz.
 
-    Raises:
-        StorageError: the disk is full or failing.
-        UserError: another write error.
+    Raise StorageError if the disk is full or failing, UserError for another write error.
     """
     path = folder / f'{stem}.npz'
     temporary = files.temporary_of(path)
@@ -110,8 +101,7 @@ def save_weights(folder: Path, stem: str, description: WeightsDescription, array
 def find_weights(path: Path, which: str = BEST) -> Path:
     """Return the .npz of a run folder (of its newest run with weights), of a weights folder, or of its own path.
 
-    Raises:
-        UserError: no weights found.
+    Raise UserError if there are none.
     """
     if path.is_file():
         return path
@@ -137,9 +127,7 @@ def run_index(folder: Path) -> int:
 def load_weights(path: Path, which: str = BEST) -> tuple[WeightsDescription, dict[str, np.ndarray]]:
     """Load the weights at a path (see find_weights): description and arrays, float32 or float16.
 
-    Raises:
-        UserError: no weights found.
-        DataError: they are damaged or in another format.
+    Raise UserError if there are none, DataError if they are damaged or in another format.
     """
     npz = find_weights(path, which)
     description = _describe(npz)
@@ -204,12 +192,9 @@ def portable(config: Config, arrays: dict[str, np.ndarray]) -> tuple[Config, dic
 
 
 def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
-    """Copy arrays into an initialised network; return notes for the user.
+    """Copy arrays into an initialised network; return notes for the user. Raise UserError if names or shapes differ.
 
     If only the number of classes differs, the last layer keeps its initial values and a note names it.
-
-    Raises:
-        UserError: another difference in names or shapes.
     """
     import mxnet as mx
     params = dict(net.collect_params().items())

@@ -89,52 +89,40 @@ def _pooled(channels: int) -> nn.HybridBlock:
     return _chain(nn.AvgPool2D(3, 1, 1, count_include_pad=False), _path((channels, 1)))
 
 
-def _inception_v4_stem() -> nn.HybridBlock:
-    """Figure 3."""
-    return _chain(
-        _norm_conv(32, 3, 2), _norm_conv(32, 3), _path((64, 3)),
-        _branches(nn.MaxPool2D(3, 2), _norm_conv(96, 3, 2)),
-        _branches(_chain(_path((64, 1)), _norm_conv(96, 3)),
-                  _chain(_path((64, 1), (64, (7, 1)), (64, (1, 7))), _norm_conv(96, 3))),
-        _branches(_norm_conv(192, 3, 2), nn.MaxPool2D(3, 2)))
-
-
-def _inception_v4_a() -> nn.HybridBlock:
-    """Figure 4."""
-    return _branches(_pooled(96), _path((96, 1)), _path((64, 1), (96, 3)), _path((64, 1), (96, 3), (96, 3)))
-
-
-def _inception_v4_b() -> nn.HybridBlock:
-    """Figure 5."""
-    return _branches(_pooled(128), _path((384, 1)), _path((192, 1), (224, (1, 7)), (256, (7, 1))),
-                     _path((192, 1), (192, (1, 7)), (224, (7, 1)), (224, (1, 7)), (256, (7, 1))))
-
-
-def _inception_v4_c() -> nn.HybridBlock:
-    """Figure 6."""
-    def split() -> nn.HybridBlock:
-        return _branches(_path((256, (1, 3))), _path((256, (3, 1))))
-    return _branches(_pooled(256), _path((256, 1)), _chain(_path((384, 1)), split()),
-                     _chain(_path((384, 1), (448, (1, 3)), (512, (3, 1))), split()))
-
-
-def _reduction_a() -> nn.HybridBlock:
-    """Figure 7, with the sizes of table 1."""
-    return _branches(nn.MaxPool2D(3, 2), _norm_conv(384, 3, 2),
-                     _chain(_path((192, 1), (224, 3)), _norm_conv(256, 3, 2)))
-
-
-def _reduction_b() -> nn.HybridBlock:
-    """Figure 8."""
-    return _branches(nn.MaxPool2D(3, 2), _chain(_path((192, 1)), _norm_conv(192, 3, 2)),
-                     _chain(_path((256, 1), (256, (1, 7)), (320, (7, 1))), _norm_conv(320, 3, 2)))
-
-
 def _inception_v4(num_classes: int) -> nn.HybridBlock:
-    """Figure 9."""
-    return _chain(_inception_v4_stem(), *(_inception_v4_a() for _ in range(4)), _reduction_a(),
-                  *(_inception_v4_b() for _ in range(7)), _reduction_b(), *(_inception_v4_c() for _ in range(3)),
-                  nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.2), nn.Dense(num_classes))
+    """Return the network of figure 9, from the units of figures 3 to 8 with the sizes of table 1."""
+    def stem() -> nn.HybridBlock:
+        return _chain(
+            _norm_conv(32, 3, 2), _norm_conv(32, 3), _path((64, 3)),
+            _branches(nn.MaxPool2D(3, 2), _norm_conv(96, 3, 2)),
+            _branches(_chain(_path((64, 1)), _norm_conv(96, 3)),
+                      _chain(_path((64, 1), (64, (7, 1)), (64, (1, 7))), _norm_conv(96, 3))),
+            _branches(_norm_conv(192, 3, 2), nn.MaxPool2D(3, 2)))
+
+    def unit_a() -> nn.HybridBlock:
+        return _branches(_pooled(96), _path((96, 1)), _path((64, 1), (96, 3)), _path((64, 1), (96, 3), (96, 3)))
+
+    def unit_b() -> nn.HybridBlock:
+        return _branches(_pooled(128), _path((384, 1)), _path((192, 1), (224, (1, 7)), (256, (7, 1))),
+                         _path((192, 1), (192, (1, 7)), (224, (7, 1)), (224, (1, 7)), (256, (7, 1))))
+
+    def unit_c() -> nn.HybridBlock:
+        def split() -> nn.HybridBlock:
+            return _branches(_path((256, (1, 3))), _path((256, (3, 1))))
+        return _branches(_pooled(256), _path((256, 1)), _chain(_path((384, 1)), split()),
+                         _chain(_path((384, 1), (448, (1, 3)), (512, (3, 1))), split()))
+
+    def reduction_a() -> nn.HybridBlock:
+        return _branches(nn.MaxPool2D(3, 2), _norm_conv(384, 3, 2),
+                         _chain(_path((192, 1), (224, 3)), _norm_conv(256, 3, 2)))
+
+    def reduction_b() -> nn.HybridBlock:
+        return _branches(nn.MaxPool2D(3, 2), _chain(_path((192, 1)), _norm_conv(192, 3, 2)),
+                         _chain(_path((256, 1), (256, (1, 7)), (320, (7, 1))), _norm_conv(320, 3, 2)))
+    # Gluon numbers the parameters in the order of creation, so the units must be created in the order of the network.
+    return _chain(stem(), *(unit_a() for _ in range(4)), reduction_a(), *(unit_b() for _ in range(7)), reduction_b(),
+                  *(unit_c() for _ in range(3)), nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.2),
+                  nn.Dense(num_classes))
 
 
 def _inception_v3(num_classes: int) -> nn.HybridBlock:
@@ -150,7 +138,6 @@ _MAKERS: dict[str, Callable[[int], nn.HybridBlock]] = {
 
 
 class Classifier(nn.HybridBlock):
-    """A network of the zoo: images to float32 logits."""
 
     def __init__(self, config: ModelConfig, num_classes: int):
         super().__init__(prefix=f'{config.name}_')
@@ -162,7 +149,6 @@ class Classifier(nn.HybridBlock):
 
 
 def image_shape(config: Config) -> tuple[int, int, int]:
-    """Return the shape of one image as the network input."""
     channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
     return (channels, side, side) if config.model.layout == 'NCHW' else (side, side, channels)
 
@@ -180,12 +166,9 @@ def _infer_shapes(net: nn.HybridBlock, config: Config) -> None:
 
 
 def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:
-    """Return an initialised, hybridized network on a device, of the configured kind and precision.
+    """Return an initialised, hybridized network on a device; is_plain: of ordinary operators, for images of any size.
 
-    is_plain selects ordinary operators and images of any size.
-
-    Raises:
-        ConfigError: the images are too small, or this MXNet lacks a configured operator.
+    Raise ConfigError if the images are too small or this MXNet lacks a configured operator.
     """
     if config.train.precision == 'bfloat16':
         from mxnet.contrib import amp
@@ -208,11 +191,7 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
 
 
 def restore_model(config: Config, context: mx.Context, arrays: dict[str, np.ndarray], where: str) -> nn.HybridBlock:
-    """Return a network of ordinary operators on a device with complete weights.
-
-    Raises:
-        DataError: the weights do not match the configured network.
-    """
+    """Return a network of ordinary operators with weights, complete and of this network, else raise DataError."""
     net = build_model(config, context, 0, is_plain=True)
     try:
         notes = set_weights(net, arrays)

@@ -234,5 +234,5 @@ def test_a_missing_batch_is_named(tmp_path):
 
 def test_a_damaged_part_is_named(tmp_path):
     (tmp_path / 'train_00000.json').write_text('[1]')
-    with pytest.raises(DataError, match=rf'train_00000.json: damaged, .*; remove {tmp_path} and run it again'):
+    with pytest.raises(DataError, match=rf'train_00000.json: damaged, .*; remove {tmp_path} and run prepare again'):
         packing._damaged_images([tmp_path / 'train_00000'])

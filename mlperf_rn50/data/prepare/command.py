@@ -39,7 +39,6 @@ _JPEG_QUALITY = 95
 
 
 def find_dataset(options: Namespace, name: str) -> Dataset:
-    """Return the data set selected by the options of the prepare command."""
     source = Path(options.source) if options.source else None
     if options.dataset == 'digits':
         return digits()

@@ -36,7 +36,7 @@ def _tar_samples(path: Path, is_nested: bool) -> list[tuple[str, Sample]]:
 def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list[int]:
     """Return the labels of validation images in the order of their names.
 
-    Each line ends with a synset, optionally after the image's name. Class numbers are rejected because those of
+    Lines end with a synset, optionally after the image's name. Class numbers are rejected, as those of
     ILSVRC2012_validation_ground_truth.txt are not in the order of the synset names.
     """
     try:

@@ -14,12 +14,7 @@ PICTURES = {'.jpeg', '.jpg', '.png', '.bmp', '.webp'}
 
 @dataclass(frozen=True)
 class Sample:
-    """An encoded image: bytes in memory, or a range of a file, such as of a tar.
-
-    Args:
-        data: the bytes; None for a file.
-        offset, size: of the range, bytes.
-    """
+    """An encoded image: bytes in memory (data), or size bytes at offset of a file, such as a tar."""
 
     label: int
     name: str
