@@ -139,8 +139,8 @@ def _check_together(c: Config) -> None:
     require(is_open or d.mirror == 'random',
             'data.mirror: got alternating in the closed division, expected random, or run.submission_division=open')
     require(is_open or t.init_weights is None,
-            f'train.init_weights: got {t.init_weights} with run.submission_division=closed, expected null; the closed '
-            'division requires random initial weights')
+            f'train.init_weights: got {t.init_weights} in the closed division, expected null, or '
+            'run.submission_division=open')
     require(t.device == 'gpu' or d.decoder == 'cpu',
             'data.decoder: got mixed with train.device=cpu, expected cpu; nvJPEG needs train.device=gpu')
     require(not c.run.stop_when_behind or bool(c.run.reference) or d.dataset == IMAGENET and not d.synthetic,

@@ -166,12 +166,17 @@ class LineFile:
 
 
 def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
-    """Return the error for a failed write, with the disk; what: such as 'the weights'."""
+    """Return the error for a failed write, with the free space of the disk; what: such as 'the weights'."""
     if error.errno == errno.ELOOP:
-        return StorageError(f'{path}: got a symbolic link, expected a file of this run; replace the link by the '
-                            'file')
-    return StorageError(f'{path}: cannot write{" " * bool(what)}{what}: {error.strerror}; {_disk_of(path)}; free '
-                        'space or repair it, and resume from the last checkpoint')
+        return StorageError(f'{path}: got a symbolic link, expected a file of this run; replace the link by the file')
+    try:
+        mount = next(p for p in (path.resolve(), *path.resolve().parents) if os.path.ismount(p))
+        free = os.statvfs(mount)
+        disk = f'the disk at {mount} has {free.f_bavail * free.f_frsize} bytes free'
+    except OSError as e:
+        disk = f'the disk does not respond ({e.strerror})'
+    return StorageError(f'{path}: cannot write{" " * bool(what)}{what}: {error.strerror}; {disk}; free space or repair '
+                        'it, and resume from the last checkpoint')
 
 
 @contextmanager
@@ -190,16 +195,6 @@ def writing_folder(folder: Path, option: str = '--out') -> Iterator[None]:
         yield
     except OSError as e:
         raise ConfigError(f'{option}: {folder}: {e.strerror}; choose a writable folder') from e
-
-
-def _disk_of(path: Path) -> str:
-    """Return the mount point of a path and its free bytes, as text."""
-    try:
-        mount = next(p for p in (path.resolve(), *path.resolve().parents) if os.path.ismount(p))
-        free = os.statvfs(mount)
-        return f'the disk at {mount} has {free.f_bavail * free.f_frsize} bytes free'
-    except OSError as e:
-        return f'the disk does not respond ({e.strerror})'
 
 
 def sync(file: BinaryIO) -> None:

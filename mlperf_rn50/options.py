@@ -57,8 +57,7 @@ def _check_unique(node: yaml.Node | None, where: str, prefix: str = '') -> None:
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         name, line = f'{prefix}{key.value}', key.start_mark.line + 1
         if name in lines:
-            raise ConfigError(f'{where}: {name}: occurs in line {lines[name]} and again in line {line}, expected once; '
-                              'merge the two')
+            raise ConfigError(f'{where}: {name}: occurs in line {lines[name]} and again in line {line}, expected once')
         lines[name] = line
         _check_unique(value, where, f'{name}.')
 

@@ -4,7 +4,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,14 +51,12 @@ def spread_of(seconds: Sequence[float]) -> Spread:
 
 def time_repeated(action: Callable[[], Any], num_warmup: int, num: int) -> Spread:
     """Time an action that waits for its own completion."""
-    for _ in range(num_warmup):
-        action()
     seconds = []
-    for _ in range(num):
+    for _ in range(num_warmup + num):
         start = time.perf_counter()
         action()
         seconds.append(time.perf_counter() - start)
-    return spread_of(seconds)
+    return spread_of(seconds[num_warmup:])
 
 
 @dataclass(frozen=True)
@@ -96,12 +93,6 @@ def measure_gemm(side: int, precision: str, context: mx.Context, num: int = 12) 
 def measure_peak(precision: str, context: mx.Context) -> float:
     """Return the FLOP/s of the fastest matrix product; float32 before amp.init, bfloat16 after it, as it is global."""
     return 2 * _GEMM_SIDE**3 / measure_gemm(_GEMM_SIDE, precision, context).least_s
-
-
-def reset_peak_memory() -> None:
-    """Restart the measurement of peak_memory_bytes."""
-    with suppress(OSError):  # without it, the peak is that since the start of the process
-        Path('/proc/self/clear_refs').write_text('5')
 
 
 def peak_memory_bytes(device_id: int | None) -> int:

@@ -15,9 +15,8 @@ import numpy as np
 from mlperf_rn50.config import Config
 from mlperf_rn50.data import shards
 from mlperf_rn50.data.augment import NUM_DRAWS, padded_crop_anchors, random_resized_crops
-from mlperf_rn50.data.dlpack import keeps_outputs, to_mxnet
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.pipeline import Inputs, build_warm, run_pipeline, whole_images
+from mlperf_rn50.data.pipeline import Inputs, build_warm, keeps_outputs, run_pipeline, to_mxnet, whole_images
 from mlperf_rn50.data.records import Record, RecordCache, RecordFile, open_split
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import DataError

@@ -30,20 +30,18 @@ class DataConfig:
         min_aspect: smallest aspect ratio of a crop, width / height.
         max_aspect: largest aspect ratio of a crop, width / height.
         interpolation: resize filter; only triangular and lanczos3 antialias when they shrink an image.
-        mirror: random (each image with mirror_probability) or alternating (each image in every second epoch, half of
-            the images in the first).
+        mirror: random (with mirror_probability) or alternating (in every second epoch, half of the images first).
         mirror_probability: probability of a horizontal flip in training.
         mean: mean of each channel, on a scale of 0 to 255.
         std: standard deviation of each channel, on a scale of 0 to 255.
         decoder: JPEG decoder: cpu, or mixed (nvJPEG; needs train.device=gpu).
         hw_decoder_load: fraction of the images for the GPU's hardware JPEG decoder (A100 and later); decoder=mixed.
         hybrid_huffman_threshold: size above which the GPU decodes the Huffman codes, pixels; decoder=mixed.
-        preallocate_width_hint: image width for which the hardware JPEG decoder preallocates memory, pixels; 0 allocates
-            on demand; decoder=mixed.
-        preallocate_height_hint: image height for the same, pixels; 0 allocates on demand; decoder=mixed.
+        preallocate_width_hint: image width preallocated in the hardware decoder, pixels; 0: on demand; decoder=mixed.
+        preallocate_height_hint: image height preallocated likewise, pixels; 0: on demand; decoder=mixed.
         device_memory_padding_mib: GPU memory that nvJPEG preallocates per thread, MiB; decoder=mixed.
         host_memory_padding_mib: page-locked host memory that nvJPEG preallocates twice per thread, MiB; decoder=mixed.
-        decoded_bytes_hint: GPU memory preallocated per decoded image, bytes; 0 allocates on demand; decoder=mixed.
+        decoded_bytes_hint: GPU memory preallocated per decoded image, bytes; 0: on demand; decoder=mixed.
         num_threads: number of DALI threads per rank.
         read_threads: number of threads per rank that read records from storage.
         record_cache_mib: memory per rank for encoded images, for training and validation each, MiB; 0 caches none.
@@ -96,5 +94,4 @@ def check_data(d: DataConfig) -> None:
     require(d.resize_shorter >= d.image_size,
             f'data.resize_shorter: got {d.resize_shorter}, expected at least image_size={d.image_size}')
     require(d.mirror == 'random' or d.mirror_probability == 0.5,
-            f'data.mirror: got alternating with mirror_probability={d.mirror_probability}, expected random, or '
-            'mirror_probability=0.5')
+            f'data.mirror_probability: got {d.mirror_probability} with mirror=alternating, expected 0.5')

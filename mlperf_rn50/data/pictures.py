@@ -33,12 +33,11 @@ def encode_picture(path: Path) -> bytes:
                 if image.format in _NATIVE_FORMATS and (is_upright or _DALI_HAS_ORIENTATION):
                     return encoded
                 return _png(ImageOps.exif_transpose(image))
-    except OSError as e:
-        reason = e.strerror or 'Pillow cannot decode it'
-        raise DataError(f'{path}: {reason}; expected an image such as a JPEG or PNG') from e
     except Exception as e:  # Pillow's decoders raise many types of exceptions
-        raise DataError(f'{path}: {type(e).__name__}: {" ".join(str(e).split())[:120]}; expected an image such as '
-                        'a JPEG or PNG') from e
+        reason = f'{type(e).__name__}: {" ".join(str(e).split())[:120]}'
+        if isinstance(e, OSError):
+            reason = e.strerror or 'Pillow cannot decode it'
+        raise DataError(f'{path}: {reason}; expected an image such as a JPEG or PNG') from e
 
 
 def _png(image: Image.Image) -> bytes:

@@ -1,8 +1,12 @@
 """DALI pipelines from encoded images to batches on the device.
 
 Python selects the records and crops (shards.py, augment.py). DALI decodes, crops, resizes, mirrors and normalises in
-its own threads. dlpack.py passes a batch to MXNet.
+its own threads. MXNet shares an output that DALI leaves unchanged, else it gets a copy. No stream synchronisation is
+needed, because outputs of Pipeline.run() without a stream are complete: DALI 1.3x waits on the host for their CUDA
+events (Executor::ShareOutputs), and DALI 2 documents them as host-synchronous. MXNet releases shared memory after its
+last operator on it has ended on the GPU (PushFCompute), so DALI never reuses memory in use.
 """
+import ctypes
 import dataclasses
 import io
 import os
@@ -12,9 +16,11 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
+import mxnet as mx
 import numpy as np
 from nvidia.dali import fn
 from nvidia.dali import types as dali_types
+from nvidia.dali.backend import TensorCPU
 from nvidia.dali.pipeline import Pipeline
 from PIL import Image
 
@@ -157,3 +163,31 @@ def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_tra
     pipe = build_pipeline(chain(synthetic, source), batch_size, config, is_training, device_id)
     run_pipeline(pipe)
     return pipe, iter(range(num_synthetic - 1))
+
+
+def keeps_outputs(pipe: Any) -> bool:
+    """Return whether the outputs of a pipeline stay unchanged while they are referenced.
+
+    They do with the dynamic executor (the default of DALI 2). Older executors overwrite their buffers, even in use.
+    """
+    return bool(getattr(pipe, 'exec_dynamic', False)) and hasattr(TensorCPU, '__dlpack__')
+
+
+def to_mxnet(output: Any, is_kept: bool, context: mx.Context) -> mx.nd.NDArray:
+    """Return an output of run(), a dense batch, as an array on its device; is_kept: keeps_outputs() of the pipeline."""
+    tensor = output.as_tensor()
+    return mx.nd.from_dlpack(tensor.__dlpack__()) if is_kept else _copy(tensor, context)
+
+
+def _copy(tensor: Any, context: mx.Context) -> mx.nd.NDArray:
+    """Return a finished copy of a tensor in MXNet memory.
+
+    It bypasses the MXNet engine, as DALI's MXNet plugin did, because an operator would queue behind all pushed steps.
+    On a GPU, DALI copies on its own stream and waits for it on the host (non_blocking=False; CopyToExternalImplGPU in
+    backend_impl.cc), so the next run() may overwrite the tensor and MXNet may read the copy on any stream.
+    """
+    array = mx.nd.empty(tuple(tensor.shape()), context, types.to_numpy_type(tensor.dtype))
+    address = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    tensor.copy_to_external(address)
+    return array

@@ -80,8 +80,7 @@ def _parse_record(payload: bytes, where: str) -> Record:
     num_labels, label, sample_id, _ = _HEADER.unpack_from(payload)
     start = _HEADER.size
     if 4 * num_labels > len(payload) - start:
-        raise DataError(f'{where}: got a header with {num_labels} labels in a record of {len(payload)} bytes; '
-                        'prepare the data again')
+        raise DataError(f'{where}: got a header of {num_labels} labels in {len(payload)} bytes; prepare the data again')
     if num_labels:  # a vector of labels follows the header, whose first entry is the class
         label = float(np.frombuffer(payload, np.float32, 1, start)[0])
         start += 4 * num_labels
@@ -232,6 +231,5 @@ def open_split(data: DataConfig, split: str) -> RecordFile:
                             f'{folder / MANIFEST_NAME}; set data.{key} or data.dir')
     records = RecordFile(folder / f'{split}.rec')
     if len(records) != num_images:
-        raise DataError(f'{records.path}: got {len(records)} images in its index, expected {num_images}; '
-                        'prepare the data again')
+        raise DataError(f'{records.path}: got {len(records)} indexes, expected {num_images}; prepare the data again')
     return records

@@ -53,12 +53,13 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
             written = Path(scratch) / stem
             net.export(str(written))
             if output_format == 'onnx':
-                _to_onnx(written, tuple(images.shape[1:]))
+                shape = tuple(images.shape[1:])
+                mx.onnx.export_model(f'{written}-symbol.json', f'{written}-0000.params', [(1, *shape)], [np.float32],
+                                     f'{written}.onnx', dynamic=True, dynamic_input_shapes=[('batch', *shape)])
             found = difference(expected, (_run_onnx if output_format == 'onnx' else _run_gluon)(written, images))
             if not found.relative <= LIMIT:  # also NaN
-                raise RunFailed(f'{out / names[0]}: not written; got an export that differs by '
-                                f'{found.absolute:.3g}, {found.relative:.3g} of the largest logit, expected at most '
-                                f'{LIMIT:g}')
+                raise RunFailed(f'{out / names[0]}: not written; got logits that differ by {found.absolute:.3g}, '
+                                f'{found.relative:.3g} of the largest, expected at most {LIMIT:g}')
             dump_json(Path(scratch) / names[-1], {**facts, 'format': output_format, 'files': names[:-1], 'check': {
                 'images': found.num_images, 'max_absolute_difference': found.absolute,
                 'max_relative_difference': found.relative}})
@@ -79,12 +80,6 @@ def _run_gluon(stem: Path, images: mx.nd.NDArray) -> np.ndarray:
         warnings.simplefilter('ignore')  # on the unknown input type
         net = mx.gluon.SymbolBlock.imports(f'{stem}-symbol.json', [INPUT], f'{stem}-0000.params')
     return net(images).asnumpy()
-
-
-def _to_onnx(stem: Path, shape: tuple[int, ...]) -> None:
-    """Convert Gluon's files to ONNX with MXNet's exporter; the batch dimension stays dynamic."""
-    mx.onnx.export_model(f'{stem}-symbol.json', f'{stem}-0000.params', [(1, *shape)], [np.float32], f'{stem}.onnx',
-                         dynamic=True, dynamic_input_shapes=[('batch', *shape)])
 
 
 def _run_onnx(stem: Path, images: mx.nd.NDArray) -> np.ndarray:

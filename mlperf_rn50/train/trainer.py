@@ -11,8 +11,8 @@ from mxnet.gluon import HybridBlock
 from mlperf_rn50 import npz
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import Batch, device_context
-from mlperf_rn50.model.folded import FoldedResNet
 from mlperf_rn50.model.fused import fusion_text, runs_nvidias_kernels
+from mlperf_rn50.model.resnet import FoldedResNet
 from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.evaluate import correct_counts

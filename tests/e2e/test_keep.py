@@ -99,7 +99,7 @@ def test_another_number_of_classes_starts_a_fresh_last_layer_on_every_rank(conve
 @pytest.mark.parametrize('options, said', [
     (['--init-weights=/nonexistent'], '/nonexistent: no such file or folder'),
     (['--model.name=resnet34'], 'expected the same model.name'),
-    (['--run.submission_division=closed'], 'the closed division starts from drawn weights')])
+    (['--run.submission_division=closed'], 'in the closed division, expected null')])
 def test_weights_that_cannot_be_taken_are_refused_in_one_line(converged, tiny, tmp_path, options, said):
     done = call(*arguments(tmp_path, tiny, f'--init-weights={converged}', *options))
     assert_one_line(done, 2, said)

@@ -15,8 +15,8 @@ from gpu.compare import (
 from gpu.conftest import IS_DRY, only_on_a_gpu
 from unit.test_optimizer import reference
 
-from mlperf_rn50.model.folded import FoldedResNet
 from mlperf_rn50.model.fused import PLAIN, fusion_of
+from mlperf_rn50.model.resnet import FoldedResNet
 from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.options import OptimizerConfig

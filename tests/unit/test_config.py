@@ -101,8 +101,7 @@ def test_mistakes_in_a_file(tmp_path, text, message):
     ([*BATCH, '--data.std', '[1,0,1]'], 'data.std: got 0.0, expected a number above 0'),
     ([*BATCH, '--schedule.base_lr', '.inf'], 'schedule.base_lr: got inf, expected a number above 0'),
     ([*BATCH, '--data.mirror', 'alternating', '--data.mirror_probability', '0.3'],
-     'data.mirror: got alternating with mirror_probability=0.3, expected random, or '
-     'mirror_probability=0.5'),
+     'data.mirror_probability: got 0.3 with mirror=alternating, expected 0.5'),
     ([*BATCH, '--optimizer.name', 'lars', '--optimizer.nesterov', 'true'], 'expected false; it is of sgd'),
     ([*BATCH, '--optimizer.nesterov', 'true', '--run.submission_division', 'closed'],
      'optimizer.nesterov: got true in the closed division'),

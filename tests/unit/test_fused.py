@@ -13,10 +13,9 @@ from mlperf_rn50.data.batches import synthetic_batches
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model import fused
-from mlperf_rn50.model.folded import FoldedResNet
 from mlperf_rn50.model.fused import PLAIN, Fusion, NormAddRelu, NormRelu, fusion_of
 from mlperf_rn50.model.options import ModelConfig
-from mlperf_rn50.model.resnet import ResNet
+from mlperf_rn50.model.resnet import FoldedResNet, ResNet
 from mlperf_rn50.model.weights import portable
 from mlperf_rn50.model.zoo import build_model, count_flops, image_shape, restore_model
 from mlperf_rn50.train import trainer as trainers

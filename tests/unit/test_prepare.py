@@ -173,7 +173,7 @@ def test_imagenet_from_tars(imagenet_tars, tmp_path):
 
 
 @pytest.mark.parametrize('text, message', [
-    ('1\n2\n3\n', 'got .1., expected a synset such as n01 .the class numbers of the development kit have another order'),
+    ('1\n2\n3\n', 'got .1., expected a synset such as n01 .the class numbers of the development kit'),
     ('n01\nn02\n', 'got 2 lines, expected 3'),
     ('ILSVRC2012_val_00000001.JPEG n01\nILSVRC2012_val_00000002.JPEG n02\nx n03\n', "got 'no line'"),
 ])
@@ -234,5 +234,5 @@ def test_a_missing_batch_is_named(tmp_path):
 
 def test_a_damaged_part_is_named(tmp_path):
     (tmp_path / 'train_00000.json').write_text('[1]')
-    with pytest.raises(DataError, match=rf'train_00000.json: damaged, .*; remove {tmp_path} and run prepare again'):
+    with pytest.raises(DataError, match=rf'train_00000.json: damaged; remove {tmp_path} and run prepare again'):
         packing._damaged_images([tmp_path / 'train_00000'])

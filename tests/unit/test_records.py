@@ -45,7 +45,7 @@ def test_a_payload_with_the_magic_number_is_put_together_and_of_several_labels_t
     (lambda rec, idx: idx.write_text('0\t0\n1\n'), 'two per image'),
     (lambda rec, idx: idx.unlink(), 'make it with'),
     (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:8] + b'\xff' * 4 + rec.read_bytes()[12:]),
-     'got a header with 4294967295 labels'),
+     'got a header of 4294967295 labels'),
 ])
 def test_damage_is_named(tmp_path, damage, message):
     path = write(tmp_path, [b'a' * 40, b'b' * 40, b'c' * 40])

@@ -10,10 +10,9 @@ import pytest
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.model.describe import describe
-from mlperf_rn50.model.folded import FoldedResNet
 from mlperf_rn50.model.fused import PLAIN, fusion_of
 from mlperf_rn50.model.options import ModelConfig
-from mlperf_rn50.model.resnet import ResNet, units
+from mlperf_rn50.model.resnet import FoldedResNet, ResNet, units
 from mlperf_rn50.model.zoo import build_model, count_flops
 
 pytestmark = pytest.mark.usefixtures('thin_resnets')

@@ -1,4 +1,4 @@
-"""prepare --verify: what is not what was written is named; and the sample that the doctor looks at."""
+"""prepare --verify: damaged files and records are reported; and the sample that the doctor checks."""
 import json
 import re
 import zlib

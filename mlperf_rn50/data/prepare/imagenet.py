@@ -95,7 +95,6 @@ def _validation(val_dir: Path | None, val_tar: Path, ground_truth: Path | None, 
     else:
         raise DataError(f'--source: {val_tar.parent}: expected {val_tar.name} or val/ in it')
     if ground_truth is None:
-        raise DataError('--ground-truth: missing; expected a file with the synset of each validation image, or images '
-                        'in val/<synset>/')
+        raise DataError('--ground-truth: missing; expected a file of synsets, or images in val/<synset>/')
     labels = _read_ground_truth(ground_truth, [Path(s.name).name for s in flat], classes)
     return [replace(sample, label=label) for sample, label in zip(flat, labels)]
