@@ -48,7 +48,9 @@ class Tail:
         """Return whether the file was replaced or truncated, and its new values; none without a file."""
         try:
             with open(self.path, 'rb', opener=regular_file) as f:
-                is_replaced = not self._is_known(f)
+                f.seek(self._offset - len(self._last))
+                is_same_file = self._inode in (None, os.fstat(f.fileno()).st_ino)
+                is_replaced = not is_same_file or f.read(len(self._last)) != self._last
                 if is_replaced:
                     self._reset()
                 self._inode = os.fstat(f.fileno()).st_ino
@@ -58,13 +60,6 @@ class Tail:
             if is_gone:
                 self._reset()
             return is_gone, []
-
-    def _is_known(self, f: BinaryIO) -> bool:
-        """Return whether the file still contains the data that was read."""
-        if self._inode not in (None, os.fstat(f.fileno()).st_ino):
-            return False
-        f.seek(self._offset - len(self._last))
-        return f.read(len(self._last)) == self._last
 
     def _more(self, f: BinaryIO) -> list[Any]:
         records, start = [], self._offset

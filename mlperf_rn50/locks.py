@@ -19,10 +19,7 @@ class FileLock:
         self._file: BinaryIO | None = None
 
     def take(self) -> bool:
-        """Take the lock; return False if another process holds it. Without file system locks, warn and return True.
-
-        Raise OSError if the file cannot be opened or is a symbolic link.
-        """
+        """Take the lock; return False if another process holds it. Warn and return True if locks are unsupported."""
         self._file = self._file or self._open()
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

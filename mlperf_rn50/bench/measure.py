@@ -28,7 +28,6 @@ _GEMM_SIDE = 2048
 
 @dataclass(frozen=True)
 class Spread:
-
     median_s: float
     low_s: float
     high_s: float

@@ -101,12 +101,6 @@ def _convolution_row(c: Convolution, count: int, batch_size: int, precision: str
     return row
 
 
-def _gemm_row(side: int, precision: str, context: mx.Context, peak: float, num: int) -> dict[str, Any]:
-    seconds, flops = measure_gemm(side, precision, context, num), 2 * side**3
-    return {'side': side, 'precision': precision, 'time_ms': 1000 * seconds.median_s, 'spread': seconds.relative,
-            'gflops': flops / seconds.median_s / 1e9, 'share': flops / seconds.median_s / peak}
-
-
 def bench_operators(session: BenchSession, precisions: list[str], batch_size: int) -> list[ResultTable]:
     """Measure matrix products and convolutions of the configured ResNet for each precision, float32 first."""
     context, tables = session.context, []
@@ -115,7 +109,12 @@ def bench_operators(session: BenchSession, precisions: list[str], batch_size: in
             from mxnet.contrib import amp
             amp.init('bfloat16')
         peak = measure_peak(precision, context)
-        gemms = [_gemm_row(n, precision, context, peak, session.num) for n in GEMM_SIDES]
+        gemms = []
+        for side in GEMM_SIDES:
+            seconds, flops = measure_gemm(side, precision, context, session.num), 2 * side**3
+            gemms.append({'side': side, 'precision': precision, 'time_ms': 1000 * seconds.median_s,
+                          'spread': seconds.relative, 'gflops': flops / seconds.median_s / 1e9,
+                          'share': flops / seconds.median_s / peak})
         rows = [_convolution_row(c, count, batch_size, precision, session, peak)
                 for c, count in convolutions(session.config).items()]
         tables += [

@@ -15,24 +15,16 @@ CACHES = ('cold', 'warm')
 NODE_COUNTS = (1, 2, 4, 8, 16, 32)
 
 
-def forget_file(path: Path) -> None:
-    """Drop a file's clean pages from the page cache of this host; needs no root."""
-    with open(path, 'rb', opener=regular_file) as f:
-        os.fsync(f.fileno())
-        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def load_file(path: Path) -> None:
-    with open(path, 'rb', opener=regular_file) as f:
-        while f.read(2**24):
-            pass
-
-
 def measure_pipeline(session: BenchSession, cache: str) -> dict[str, Any]:
     """Measure training batches of one rank; cold starts without, warm with the file in the page cache."""
     config, plan = session.config, make_plan(session.config, 1)
     path = Path(config.data.dir) / 'train.rec'
-    (forget_file if cache == 'cold' else load_file)(path)
+    with open(path, 'rb', opener=regular_file) as f:
+        if cache == 'cold':  # drop the clean pages of the file, which needs no root
+            os.fsync(f.fileno())
+            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while cache == 'warm' and f.read(2**24):
+            pass
     # Counts bytes from storage only, not from the page cache.
     start, before = time.perf_counter(), proc_number('io', 'read_bytes:')
     batches = train_batches(config, plan.train_shard(), 0, 0, session.device_id)
@@ -59,7 +51,9 @@ def bench_pipeline(session: BenchSession, threads: list[int], batch_sizes: list[
     # Loads the program's own pages first, so that they do not count as reads of data.
     measure_pipeline(replace(cases[0][0], num_warmup=0, num=1), 'warm')
     rows = [measure_pipeline(case, cache) for case, cache in cases]
-    speed = node_images_per_s or max(r['images_per_s'] for r in rows)
+    speed, record_bytes = node_images_per_s or max(r['images_per_s'] for r in rows), rows[0]['record_bytes']
+    storage = [{'num_nodes': n, 'images_per_s': n * speed, 'mb_per_s': n * speed * record_bytes / 1e6}
+               for n in NODE_COUNTS]
     return [
         ResultTable(f'Input pipeline: {config.data.dataset}, {config.data.image_size} pixels', (
             ('num_threads', 'threads', 'd'), ('local_batch_size', 'batch', 'd'), ('cache', 'page cache', 's'),
@@ -70,11 +64,4 @@ def bench_pipeline(session: BenchSession, threads: list[int], batch_sizes: list[
             'the whole measurement.'),
         ResultTable('Storage that training needs until the data is in the page cache', (
             ('num_nodes', 'nodes', 'd'), ('images_per_s', 'images/s', ',.0f'), ('mb_per_s', 'MB/s to read', ',.1f')),
-            need_rows(speed, rows[0]['record_bytes']),
-            f'At {speed:,.0f} images/s per node and {rows[0]["record_bytes"]:,.0f} bytes per record.')]
-
-
-def need_rows(node_images_per_s: float, record_bytes: float) -> list[dict[str, Any]]:
-    """Return the read bandwidth for each number of nodes at a training speed."""
-    return [{'num_nodes': n, 'images_per_s': n * node_images_per_s,
-             'mb_per_s': n * node_images_per_s * record_bytes / 1e6} for n in NODE_COUNTS]
+            storage, f'At {speed:,.0f} images/s per node and {record_bytes:,.0f} bytes per record.')]

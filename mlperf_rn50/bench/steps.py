@@ -30,7 +30,6 @@ _NUM_SPLIT_STEPS = 5  # upper limit of the steps measured by parts
 
 @dataclass(frozen=True)
 class Case:
-
     model: str
     precision: str
     source: str

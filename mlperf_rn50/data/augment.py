@@ -41,8 +41,5 @@ def random_resized_crops(uniforms: np.ndarray, heights: np.ndarray, widths: np.n
 
 
 def padded_crop_anchors(uniforms: np.ndarray, padding: int) -> np.ndarray:
-    """Return anchors (y, x) of a full-size window on a padded image, relative to the corner of the unpadded image.
-
-    uniforms: in [0, 1), (batch, 2). padding: pixels. The result: pixels from -padding to padding, float32, (batch, 2).
-    """
+    """Return anchors (y, x) of a full-size window on a padded image: -padding to padding pixels, float32, (n, 2)."""
     return (np.floor(uniforms * (2 * padding + 1)) - padding).astype(np.float32)

@@ -25,7 +25,6 @@ from nvidia.dali.pipeline import Pipeline
 from PIL import Image
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import DataError
 
 # DALI creates its types at run time, invisible to a type checker.
@@ -62,19 +61,6 @@ def _has_own_cpus(num_threads: int) -> bool:
     return num_threads <= len([c for c in os.environ.get('DALI_AFFINITY_MASK', '').split(',') if c])
 
 
-def _nvjpeg_keys(data: DataConfig) -> dict[str, Any]:
-    """Return the decoder arguments of decoder=mixed; none for decoder=cpu."""
-    if data.decoder == 'cpu':
-        return {}
-    return {'hw_decoder_load': data.hw_decoder_load, 'hybrid_huffman_threshold': data.hybrid_huffman_threshold,
-            'preallocate_width_hint': data.preallocate_width_hint,
-            'preallocate_height_hint': data.preallocate_height_hint,
-            'device_memory_padding': data.device_memory_padding_mib << 20,
-            'host_memory_padding': data.host_memory_padding_mib << 20,
-            'bytes_per_sample_hint': data.decoded_bytes_hint,
-            'affine': _has_own_cpus(data.num_threads)}
-
-
 def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu: bool) -> Any:
     """Add to the graph: encoded images to normalised images of the network input size."""
     data = config.data
@@ -82,7 +68,14 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
     interpolation = {'interp_type': _INTERPOLATION[data.interpolation],
                      'antialias': data.interpolation in ('triangular', 'lanczos3')}
     side = data.image_size
-    decoding = {'device': data.decoder, 'output_type': types.RGB, **_nvjpeg_keys(data)}
+    decoding = {'device': data.decoder, 'output_type': types.RGB}
+    if data.decoder == 'mixed':
+        decoding |= {'hw_decoder_load': data.hw_decoder_load, 'hybrid_huffman_threshold': data.hybrid_huffman_threshold,
+                     'preallocate_width_hint': data.preallocate_width_hint,
+                     'preallocate_height_hint': data.preallocate_height_hint,
+                     'device_memory_padding': data.device_memory_padding_mib << 20,
+                     'host_memory_padding': data.host_memory_padding_mib << 20,
+                     'bytes_per_sample_hint': data.decoded_bytes_hint, 'affine': _has_own_cpus(data.num_threads)}
     images: Any
     if 'shapes' in given:
         images = fn.decoders.image_slice(given['images'], given['anchors'], given['shapes'], axis_names='HW',
@@ -166,10 +159,7 @@ def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_tra
 
 
 def keeps_outputs(pipe: Any) -> bool:
-    """Return whether the outputs of a pipeline stay unchanged while they are referenced.
-
-    They do with the dynamic executor (the default of DALI 2). Older executors overwrite their buffers, even in use.
-    """
+    """Return whether outputs stay unchanged while referenced: yes with the dynamic executor of DALI 2, else no."""
     return bool(getattr(pipe, 'exec_dynamic', False)) and hasattr(TensorCPU, '__dlpack__')
 
 

@@ -115,20 +115,6 @@ def _blocks(index: np.ndarray) -> list[np.ndarray]:
             if b.size]
 
 
-def _differing(rec_path: Path, index: np.ndarray, checksums: np.ndarray, num_workers: int) -> list[int]:
-    """Return the positions of the records that do not match their checksums."""
-    with (open(rec_path, 'rb', buffering=0, opener=regular_file) as f, ThreadPoolExecutor(num_workers) as pool,
-          tqdm(total=len(checksums), desc=f'verify {rec_path.stem}', unit='img', disable=None) as bar):
-        def check_block(block: np.ndarray) -> tuple[int, list[int]]:
-            return len(block), [int(p) for p in block
-                                if checksum(f.fileno(), int(index[0, p]), int(index[1, p])) != checksums[p]]
-        found = []
-        for num_done, differing in pool.map(check_block, _blocks(index)):
-            bar.update(num_done)
-            found += differing
-    return sorted(found)
-
-
 def _verify_whole(rec_path: Path, entry: dict[str, Any]) -> tuple[bool, str]:
     """Return whether a .rec without usable record checksums is intact, and the line of output."""
     with tqdm(total=entry['rec_bytes'], desc=f'verify {rec_path.stem}', unit='B', unit_scale=True, disable=None) as bar:
@@ -141,12 +127,19 @@ def _verify_whole(rec_path: Path, entry: dict[str, Any]) -> tuple[bool, str]:
 
 def _verify_records(rec_path: Path, index: np.ndarray, num_workers: int) -> tuple[bool, str]:
     """Return whether the records of a .rec are intact, and the line of output."""
-    checksums = np.load(checksums_path(rec_path))
-    positions = _differing(rec_path, index, checksums, num_workers)
-    if not positions:
+    checksums, differing = np.load(checksums_path(rec_path)), []
+    with (open(rec_path, 'rb', buffering=0, opener=regular_file) as f, ThreadPoolExecutor(num_workers) as pool,
+          tqdm(total=len(checksums), desc=f'verify {rec_path.stem}', unit='img', disable=None) as bar):
+        def check_block(block: np.ndarray) -> tuple[int, list[int]]:
+            return len(block), [int(p) for p in block
+                                if checksum(f.fileno(), int(index[0, p]), int(index[1, p])) != checksums[p]]
+        for num_done, positions in pool.map(check_block, _blocks(index)):
+            bar.update(num_done)
+            differing += positions
+    if not differing:
         return True, f'{rec_path}: {len(checksums):,} records match their checksums'
-    return False, (f'{rec_path}: {len(positions):,} of {len(checksums):,} records do not match their checksums: '
-                   f'{some(positions, _NUM_NAMED)} (counted from 0)')
+    return False, (f'{rec_path}: {len(differing):,} of {len(checksums):,} records do not match their checksums: '
+                   f'{some(sorted(differing), _NUM_NAMED)} (counted from 0)')
 
 
 def _verify_split(rec_path: Path, entry: dict[str, Any], num_workers: int) -> Iterator[tuple[bool, str]]:

@@ -65,10 +65,7 @@ def _suits_kernels(config: Config) -> bool:
 
 
 def fusion_of(config: Config) -> Fusion:
-    """Return the fused layers of a ResNet: on a GPU all available ones, unless the configuration disables them.
-
-    Raise ConfigError if this MXNet lacks a configured operator.
-    """
+    """Return the fused layers of a ResNet, on a GPU all available by default; raise ConfigError for a missing one."""
     model = config.model
     if config.train.device == 'cpu':
         return Fusion(nn.BatchNormReLU if model.fused_bn_relu else None)
@@ -84,10 +81,7 @@ def fusion_of(config: Config) -> Fusion:
 
 
 def runs_nvidias_kernels(config: Config) -> bool:
-    """Return whether norms run in NVIDIA's kernels, fused or not.
-
-    These kernels overwrite the gradients of gamma and beta, even where they should add to them.
-    """
+    """Return whether norms run in NVIDIA's kernels, which overwrite gradients of gamma and beta instead of adding."""
     return _suits_kernels(config) and (has_norm_relu() or has_norm_add_relu())
 
 

@@ -203,11 +203,7 @@ class ResNet(nn.HybridBlock):
 
     def __init__(self, config: ModelConfig, num_classes: int, in_channels: int = 3, is_folded: bool = False,
                  fusion: Fusion = PLAIN, image_size: int | None = None):
-        """See build_model for a network to train.
-
-        in_channels: 3, or 4 with data.pad_to_4_channels. image_size: side of the images, pixels, to compute 1x1 maps as
-        rows (NCHW only); None for images of any size.
-        """
+        """in_channels: 3, or 4 if padded. image_size: side in pixels to compute 1x1 maps as rows (NCHW); None: any."""
         super().__init__(prefix='')
         make, stem = _Layers(config, is_folded, fusion), Layer(7, 2, STAGE_CHANNELS[0], True)
         side = side_after(side_after(image_size or 0, stem.stride), 2)  # input of the first unit; 0: any

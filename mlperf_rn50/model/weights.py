@@ -59,11 +59,7 @@ class WeightsDescription:
 
 def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: int, epoch: int, seed: int, *,
                      is_best: bool, is_last: bool, counts: tuple[int, int, int] | None = None) -> WeightsDescription:
-    """Return the description of a run's network.
-
-    eval_batch_size: images per rank and evaluation pass, as planned. counts: images right, right within five, and
-    all, of its evaluation.
-    """
+    """Return the description of a run's network; counts: Top-1 correct, Top-5 correct and all evaluated images."""
     tree = to_tree(config)
     train = {**tree['train'], 'eval_batch_size': eval_batch_size}
     top1, top5, total = counts or (None, None, None)
@@ -73,10 +69,7 @@ def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: in
 
 
 def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: dict[str, np.ndarray]) -> Path:
-    """Write <stem>.npz and <stem>.json atomically; return the path of the .npz.
-
-    Raise StorageError if the disk is full or failing, UserError for another write error.
-    """
+    """Write <stem>.npz and .json atomically; return the .npz. Raise StorageError for a disk fault, else UserError."""
     path = folder / f'{stem}.npz'
     temporary = files.temporary_of(path)
     try:
@@ -99,10 +92,7 @@ def save_weights(folder: Path, stem: str, description: WeightsDescription, array
 
 
 def find_weights(path: Path, which: str = BEST) -> Path:
-    """Return the .npz of a run folder (of its newest run with weights), of a weights folder, or of its own path.
-
-    Raise UserError if there are none.
-    """
+    """Return the .npz of a run folder (newest run), of a weights folder or of its own path, else raise UserError."""
     if path.is_file():
         return path
     if not path.is_dir():
@@ -125,10 +115,7 @@ def run_index(folder: Path) -> int:
 
 
 def load_weights(path: Path, which: str = BEST) -> tuple[WeightsDescription, dict[str, np.ndarray]]:
-    """Load the weights at a path (see find_weights): description and arrays, float32 or float16.
-
-    Raise UserError if there are none, DataError if they are damaged or in another format.
-    """
+    """Load description and arrays from find_weights(); raise UserError without any, DataError for damaged ones."""
     npz = find_weights(path, which)
     description = _describe(npz)
     try:
@@ -192,10 +179,7 @@ def portable(config: Config, arrays: dict[str, np.ndarray]) -> tuple[Config, dic
 
 
 def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
-    """Copy arrays into an initialised network; return notes for the user. Raise UserError if names or shapes differ.
-
-    If only the number of classes differs, the last layer keeps its initial values and a note names it.
-    """
+    """Copy arrays into a network; return notes. Raise UserError if more than the number of classes differs."""
     import mxnet as mx
     params = dict(net.collect_params().items())
     for names, place in ((sorted(params.keys() - arrays), 'weights'), (sorted(arrays.keys() - params), 'network')):

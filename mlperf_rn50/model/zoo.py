@@ -2,9 +2,9 @@
 
 From the Gluon model zoo where available. Sources: AlexNet, Krizhevsky 2014 (https://arxiv.org/abs/1404.5997); VGG,
 Simonyan and Zisserman 2014 (https://arxiv.org/abs/1409.1556); GoogLeNet, Szegedy et al. 2014
-(https://arxiv.org/abs/1409.4842), without local response normalisation and auxiliary classifiers; Inception-v3,
-Szegedy et al. 2015 (https://arxiv.org/abs/1512.00567); Inception-v4, Szegedy et al. 2016
-(https://arxiv.org/abs/1602.07261), both without auxiliary classifiers.
+(https://arxiv.org/abs/1409.4842), without local response normalisation; Inception-v3, Szegedy et al. 2015
+(https://arxiv.org/abs/1512.00567); Inception-v4, Szegedy et al. 2016 (https://arxiv.org/abs/1602.07261); all without
+auxiliary classifiers.
 """
 import json
 import math
@@ -166,10 +166,7 @@ def _infer_shapes(net: nn.HybridBlock, config: Config) -> None:
 
 
 def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:
-    """Return an initialised, hybridized network on a device; is_plain: of ordinary operators, for images of any size.
-
-    Raise ConfigError if the images are too small or this MXNet lacks a configured operator.
-    """
+    """Return an initialised, hybridized network on a device; is_plain: of ordinary operators and for any image size."""
     if config.train.precision == 'bfloat16':
         from mxnet.contrib import amp
         # Inserts casts per operator; weights stay float32. bfloat16 needs no loss scaling, as it has float32's range.

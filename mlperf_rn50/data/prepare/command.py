@@ -53,10 +53,7 @@ def find_dataset(options: Namespace, name: str) -> Dataset:
 
 
 def pack_image(encoded: bytes, resize_shorter: int | None) -> bytes:
-    """Return the bytes to store for an encoded image, after a full decode as a check. Raise any exception of Pillow.
-
-    resize_shorter: shorter side to re-encode to, pixels; None keeps the bytes.
-    """
+    """Return the bytes to store after a full decode; resize_shorter: pixels, None keeps them. Raise any exception."""
     from PIL import Image
     with Image.open(io.BytesIO(encoded)) as image:
         image.load()
