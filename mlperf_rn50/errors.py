@@ -4,9 +4,7 @@ import re
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 EXIT_RESUMABLE = 75  # EX_TEMPFAIL of sysexits.h: run again with --resume
 EXIT_AT_ONCE = 130  # second stop request, or Ctrl-C in a command with nothing to finish, as in shells
 

@@ -19,7 +19,6 @@ from mlperf_rn50.files import read_text
 if TYPE_CHECKING:
     import jsonargparse
 
-
 _MAX_BYTES, _MAX_DEPTH = 1 << 18, 8  # limits of a configuration file
 _PATHS = ('--run.reference',)  # options with one or more paths
 _SHORT = (('run', 'telemetry'), ('train', 'init_weights'))  # keys with a short option

@@ -25,13 +25,10 @@ class Convolution:
     kernel: int
     stride: int
 
-    @property
-    def out_side(self) -> int:
-        return side_after(self.side, self.stride)
-
     def flops(self, batch_size: int) -> int:
         """FLOPs of one forward pass, two per multiply-add."""
-        return 2 * batch_size * self.out_side**2 * self.channels * self.in_channels * self.kernel**2
+        out_side = side_after(self.side, self.stride)
+        return 2 * batch_size * out_side**2 * self.channels * self.in_channels * self.kernel**2
 
 
 def convolutions(config: Config) -> Counter[Convolution]:
@@ -64,7 +61,7 @@ def measure_convolution(c: Convolution, batch_size: int, precision: str, session
     context = session.context
     x = _native(c.in_channels, c.side, batch_size, precision, context)
     w = cast(mx.nd.random.normal(shape=(c.channels, c.in_channels, c.kernel, c.kernel), ctx=context), precision)
-    out_grad = _native(c.channels, c.out_side, batch_size, precision, context)
+    out_grad = _native(c.channels, side_after(c.side, c.stride), batch_size, precision, context)
     variables = [x, w] if c.in_channels >= 16 else [w]
     autograd.mark_variables(variables, [cast(mx.nd.zeros(a.shape, context), precision) for a in variables])
     keys = dict(kernel=(c.kernel,) * 2, stride=(c.stride,) * 2, pad=(c.kernel // 2,) * 2, num_filter=c.channels,

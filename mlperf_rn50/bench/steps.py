@@ -149,8 +149,8 @@ def _steps_table(rows: list[dict[str, Any]]) -> ResultTable:
         ('model', 'model', 's'), ('precision', 'precision', 's'), ('input', 'input', 's'),
         ('image_size', 'pixels', 'd'), ('local_batch_size', 'batch', 'd'), ('num_ranks', 'ranks', 'd'),
         ('num_hosts', 'hosts', 'd'), ('num_steps', 'n', 'd'), ('images_per_s', 'images/s', ',.1f'),
-        ('step_ms', 'ms/step', ',.1f'), ('spread', '±', '.1%'), *((f'{p}_ms', p.replace('_', '-'), ',.1f')
-                                                                  for p in PARTS),
+        ('step_ms', 'ms/step', ',.1f'), ('spread', '±', '.1%'),
+        *((f'{p}_ms', p.replace('_', '-'), ',.1f') for p in PARTS),
         ('gflops', 'GFLOP/s', ',.0f'), ('share_of_peak', 'of peak', '.0%'), ('memory_mib', 'MiB', ',d')), rows,
         'batch, MiB, GFLOP/s: per rank. ms/step: median of n steps, ± half the interquartile range. data to update: ms '
         'of each part, without overlap. GFLOP/s: two FLOPs per multiply-add of convolutions and dense layers, backward '

@@ -8,18 +8,15 @@ NUM_DRAWS = 4 * NUM_TRIES + 1
 
 def random_resized_crops(uniforms: np.ndarray, heights: np.ndarray, widths: np.ndarray,
                          area: tuple[float, float], aspect: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return crop windows of random area and aspect ratio, as in Inception training.
+    """Return anchors (y, x) and shapes (height, width) of random crops, fractions of the image, float32, (batch, 2).
 
-    Each image uses its first draw that fits, or else the centre crop with the nearest aspect ratio.
+    As in Inception training, an image uses its first draw that fits, or else the centre crop nearest in aspect ratio.
 
     Args:
         uniforms: in [0, 1), shape (batch, 4 * NUM_TRIES).
         heights, widths: of the images, pixels, shape (batch,).
         area: range of the crop's fraction of the image area.
         aspect: range of width / height, drawn log-uniformly.
-
-    Returns:
-        Anchors (y, x) and shapes (height, width) as fractions of the image, float32, shape (batch, 2) each.
     """
     u = uniforms.reshape(len(uniforms), NUM_TRIES, 4)
     h, w = heights[:, None].astype(float), widths[:, None].astype(float)

@@ -75,7 +75,6 @@ def _read_ahead(records: RecordFile, data: DataConfig, requests: Iterator[Reques
         inputs = _fill([record for record, _ in found], request, data, str(records.path))
         return dataclasses.replace(inputs, num_bytes=records.num_bytes(request.samples[is_read]),
                                    num_new_bytes=records.num_bytes(request.samples[request.is_new]))
-
     pending: deque[Future[Inputs]] = deque()
     try:
         for request in requests:

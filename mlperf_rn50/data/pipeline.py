@@ -76,12 +76,9 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
                      'device_memory_padding': data.device_memory_padding_mib << 20,
                      'host_memory_padding': data.host_memory_padding_mib << 20,
                      'bytes_per_sample_hint': data.decoded_bytes_hint, 'affine': _has_own_cpus(data.num_threads)}
-    images: Any
-    if 'shapes' in given:
-        images = fn.decoders.image_slice(given['images'], given['anchors'], given['shapes'], axis_names='HW',
-                                         **decoding)
-    else:
-        images = fn.decoders.image(given['images'], **decoding)
+    images: Any = (
+        fn.decoders.image_slice(given['images'], given['anchors'], given['shapes'], axis_names='HW', **decoding)
+        if 'shapes' in given else fn.decoders.image(given['images'], **decoding))
     if on_gpu and data.decoder == 'cpu':
         images = images.gpu()
     if not is_training:
@@ -101,11 +98,9 @@ def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is
                    device_id: int | None) -> Pipeline:
     """Build the DALI graph of training (crops of data.crop) or evaluation (resize and centre crop)."""
     data, on_gpu = config.data, device_id is not None
-
     # DALI accepts only inputs that the graph uses.
     window = _WINDOW[data.crop] if is_training else ()
     used = [f for f in dataclasses.fields(Inputs) if f.name in ('images', 'labels', 'mirrors', *window)]
-
     # DALI reads the inputs in place (no_copy), so they must live until their outputs have been returned.
     alive: deque[Inputs] = deque(maxlen=data.prefetch_depth + 2)
 

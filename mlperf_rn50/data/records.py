@@ -168,10 +168,7 @@ class RecordFile:
 
 
 class RecordCache:
-    """Records cached once read, up to max_bytes of encoded images, without eviction.
-
-    DALI's own image cache identifies images only from its own readers.
-    """
+    """A cache of records up to a size, without eviction; DALI's own image cache needs DALI's readers."""
 
     def __init__(self, read: Callable[[int], Record], max_bytes: int):
         self._read, self._free_bytes = read, max_bytes

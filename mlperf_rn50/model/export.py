@@ -36,12 +36,9 @@ def export(net: HybridBlock, images: mx.nd.NDArray, out: Path, stem: str, output
            facts: dict) -> tuple[list[Path], Difference]:
     """Write a network and its description, all files or none; return the files and the measured difference.
 
-    Raise UserError if a file exists or cannot be written, RunFailed if the export computes other logits.
-
-    Args:
-        net: images to logits, float32 on the CPU, of ordinary operators.
-        images: input of the check, float32, (batch, 3, side, side).
-        facts: information for the user, copied to the description.
+    Raise UserError if a file exists or cannot be written, RunFailed if the export computes other logits. net: images to
+    logits, float32 on the CPU, of ordinary operators. images: input of the check, (batch, 3, side, side). facts: for
+    the description.
     """
     names = [f'{stem}.onnx'] if output_format == 'onnx' else [f'{stem}-symbol.json', f'{stem}-0000.params']
     names.append(f'{stem}.{output_format}.json')

@@ -107,8 +107,7 @@ def _from_row(F: Any, x: Any) -> Any:
 class _RowConv(nn.Conv2D):
     """A convolution to 1x1 maps as a matrix product over a row of all images. NCHW.
 
-    oneDNN sums the gradient of the weights image by image, which is slow for 1x1 maps. The mean and variance of a
-    subsequent norm are unchanged.
+    oneDNN sums weight gradients image by image, which is slow for 1x1 maps. The next norm's statistics are unchanged.
     """
 
     def __init__(self, in_side: int, *args: Any, **keys: Any):

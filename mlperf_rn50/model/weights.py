@@ -79,8 +79,7 @@ def save_weights(folder: Path, stem: str, description: WeightsDescription, array
             np.savez(hashed, **arrays)
             files.sync(f)
         temporary.replace(path)
-        written = replace(description, sha256=hashed.hexdigest())
-        tree = {'format': FORMAT, **asdict(written)}
+        tree = {'format': FORMAT, **asdict(replace(description, sha256=hashed.hexdigest()))}
         files.write_atomically(path.with_suffix('.json'), json.dumps(tree, indent=1) + '\n')
     except OSError as e:
         with suppress(OSError):

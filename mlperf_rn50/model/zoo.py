@@ -153,18 +153,6 @@ def image_shape(config: Config) -> tuple[int, int, int]:
     return (channels, side, side) if config.model.layout == 'NCHW' else (side, side, channels)
 
 
-def _infer_shapes(net: nn.HybridBlock, config: Config) -> None:
-    """Infer the input shapes of all layers without a forward pass, which would change the layout of the weights."""
-    try:
-        net.infer_shape(mx.nd.zeros((1, *image_shape(config))))
-    except (mx.MXNetError, ValueError) as e:
-        if 'exceed' not in str(e):  # MXNet's message for a kernel larger than its input
-            raise
-        name = config.model.name
-        raise ConfigError(f'data.image_size: got {config.data.image_size}, too small for {name}, expected about '
-                          f'{image_size_of(name)}; raise it') from e
-
-
 def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:
     """Return an initialised, hybridized network on a device; is_plain: of ordinary operators and for any image size."""
     if config.train.precision == 'bfloat16':
@@ -179,7 +167,13 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
         net.initialize(ctx=context)
     else:
         net = Classifier(config.model, config.data.num_classes)
-        _infer_shapes(net, config)
+        try:  # without a forward pass, which would change the layout of the weights
+            net.infer_shape(mx.nd.zeros((1, *image_shape(config))))
+        except (mx.MXNetError, ValueError) as e:
+            if 'exceed' not in str(e):  # MXNet's message for a kernel larger than its input
+                raise
+            raise ConfigError(f'data.image_size: got {config.data.image_size}, too small for {config.model.name}, '
+                              f'expected about {image_size_of(config.model.name)}; raise it') from e
         net.initialize(mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2), ctx=context)
     if config.train.precision == 'float16':
         net.cast('float16')

@@ -201,8 +201,7 @@ def _open_parts(parts: Path, dataset: Dataset, resize_shorter: int | None) -> No
 
 def is_prepared(out: Path, dataset_name: str) -> bool:
     """Return whether a folder contains this complete data set; raise DataError if it contains another one."""
-    path = out / MANIFEST_NAME
-    if not path.exists():
+    if not (out / MANIFEST_NAME).exists():
         return False
     manifest = load_manifest(out)
     if manifest['dataset'] != dataset_name:

@@ -34,10 +34,9 @@ def _tar_samples(path: Path, is_nested: bool) -> list[tuple[str, Sample]]:
 
 
 def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list[int]:
-    """Return the labels of validation images in the order of their names.
+    """Return the labels of validation images in the order of their names, from lines of [name] synset.
 
-    Lines end with a synset, optionally after the image's name. Class numbers are rejected, as those of
-    ILSVRC2012_validation_ground_truth.txt are not in the order of the synset names.
+    The class numbers of ILSVRC2012_validation_ground_truth.txt are rejected, as they do not follow the synset names.
     """
     try:
         rows = [line.split() for line in path.read_text().splitlines() if line.strip()]

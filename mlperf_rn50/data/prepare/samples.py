@@ -75,11 +75,10 @@ def digits() -> Dataset:
     from sklearn.model_selection import train_test_split
     bunch = load_digits()
     pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-    parts = train_test_split(pixels, bunch.target, test_size=360, stratify=bunch.target, random_state=0)
-    train, validation, train_labels, validation_labels = parts
+    train, validation, train_labels, validation_labels = train_test_split(
+        pixels, bunch.target, test_size=360, stratify=bunch.target, random_state=0)
     return Dataset('digits', f'sklearn.datasets.load_digits, scikit-learn {sklearn.__version__}', list('0123456789'),
-                   from_pixels(train, train_labels, 'train'),
-                   from_pixels(validation, validation_labels, 'validation'))
+                   from_pixels(train, train_labels, 'train'), from_pixels(validation, validation_labels, 'validation'))
 
 
 def folder(source: Path, name: str) -> Dataset:
