@@ -1,8 +1,8 @@
-"""Training as the program runs it against the bare Gluon step of the same network.
+"""Training with the program against the bare Gluon step of the same network.
 
 Ours: photos through the pipeline, schedule, log, progress and Horovod of one rank, images/s of steps 11 to 30.
-Bare: network, loss, backward and gluon.Trainer on one batch that is there already; huge pages too.
-Usage: python benchmarks/trainer.py [ROUNDS | bare]    (bare: one measurement, as JSON)
+Bare: network, loss, backward and gluon.Trainer on one batch in memory, with huge pages too.
+Usage: python benchmarks/trainer.py [ROUNDS | bare]    (bare: one measurement as JSON)
 """
 import json
 import statistics

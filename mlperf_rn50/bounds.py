@@ -1,4 +1,4 @@
-"""Bounds of configuration values, and how a value outside of them is refused."""
+"""Bounds of configuration values, and the declaration and check of options."""
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ from mlperf_rn50.errors import ConfigError
 
 @dataclass(frozen=True)
 class Bounds:
-    """Which numbers a key takes: in words, and as a test."""
+    """The valid range of an option, as text and as a predicate."""
 
     text: str
     holds: Callable[[float], bool]
@@ -27,7 +27,7 @@ ACCURACY = Bounds('a fraction such as 0.749, not per cent', lambda v: 0 < v <= 1
 
 
 def option(default: Any, bounds: Bounds, unit: str = '') -> Any:
-    """A key that takes numbers: its default, bounds and unit."""
+    """Declare a numeric option with its default, bounds and unit."""
     return field(default=default, metadata={'bounds': bounds, 'unit': unit})
 
 

@@ -1,7 +1,7 @@
-"""The configuration: one tree of frozen dataclasses, filled from defaults < YAML file < command line.
+"""Configuration: a tree of frozen dataclasses, filled from defaults < YAML file < command line.
 
-The options of a component lie beside it, in data/options.py, model/options.py and train/options.py, and here those of
-the run; derived numbers (global batch, steps per epoch) are in train/plan.py.
+Options of components are in data/options.py, model/options.py and train/options.py, those of the run here. Derived
+numbers (global batch, steps per epoch) are in train/plan.py.
 """
 import dataclasses
 import math
@@ -14,42 +14,35 @@ import yaml
 from mlperf_rn50.bounds import ABOVE_0, FROM_0, Bounds, option, require
 from mlperf_rn50.data.options import IMAGENET, DataConfig, check_data
 from mlperf_rn50.model.options import ModelConfig, check_model
-from mlperf_rn50.train.options import (
-    CheckpointConfig,
-    CommConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-    TrainConfig,
-    check_training,
-)
+from mlperf_rn50.train import options as train_options
+from mlperf_rn50.train.options import CheckpointConfig, CommConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
-# Unicode's categories of control characters, surrogates, and line and paragraph separators.
-_UNPRINTED = ('Cc', 'Cs', 'Zl', 'Zp')
+_UNPRINTED = ('Cc', 'Cs', 'Zl', 'Zp')  # Unicode categories of controls, surrogates, line and paragraph separators
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Where the run goes and who submits it.
+    """Run folder, ranks, logs and submission.
 
     Args:
         dir: run folder; results are numbered and never overwritten.
-        seed: seed of initialisation, order and augmentation; null draws a fresh one for every run.
-        num_nodes: nodes the run is made for; checked at start when given.
-        ranks_per_node: ranks on each node; checked at start when given.
-        ranks_per_device: neighbouring ranks of a node that share a GPU, or a core set without GPUs.
-        submission_org: organisation named in the log.
-        submission_platform: system named in the log.
-        submission_division: open or closed.
-        submission_status: availability of the system, in the words of the rules.
-        submission_poc_name: contact named in the 0.6.0 log.
-        clear_caches: flush the page cache on every node before initialisation (needs root).
-        log_v06: also write a 0.6.0 log, as result_<k>_v0.6.txt.
-        metrics_period_steps: steps between two lines of metrics.jsonl.
-        telemetry: sample every node once a second into telemetry_<k>_<host>.jsonl (--telemetry true).
-        tensorboard: also write losses, rates, norms and times for TensorBoard, into tensorboard/.
-        reference: run folders or published trees that evaluations are compared with; [] for the published sets that
-            have the recipe, on ImageNet.
-        stop_when_behind: end the run, with a checkpoint, when it is behind its reference runs.
+        seed: seed of initialisation, order and augmentation; null draws a new one for each run.
+        num_nodes: expected number of nodes, checked at start; null disables the check.
+        ranks_per_node: expected number of ranks per node, checked at start; null disables the check.
+        ranks_per_device: number of neighbouring ranks of a node that share a GPU, or without GPUs a core set.
+        submission_org: organisation in the log.
+        submission_platform: system name in the log.
+        submission_division: division in the log: open or closed.
+        submission_status: availability of the system, in the terms of the MLPerf rules.
+        submission_poc_name: contact in the 0.6.0 log.
+        clear_caches: flush the page cache of every node before initialisation; needs root.
+        log_v06: also write a 0.6.0 log, result_<k>_v0.6.txt.
+        metrics_period_steps: number of steps between two lines of metrics.jsonl.
+        telemetry: sample every node once a second into telemetry_<k>_<host>.jsonl; short form --telemetry true.
+        tensorboard: also write losses, rates, norms and times for TensorBoard, in tensorboard/.
+        reference: run folders or published trees for comparison of evaluations; [] uses published sets with the same
+            recipe, on ImageNet only.
+        stop_when_behind: stop the run with a checkpoint when it falls behind its references.
     """
 
     dir: str = 'logs/run'
@@ -73,7 +66,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """The whole tree, one section each."""
+    """The complete tree, one section per field."""
 
     run: RunConfig = field(default_factory=RunConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -85,38 +78,37 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
 
-_MAX_WHOLE = 10**18  # a larger number is none that a float tells from its neighbour, or no float at all
+_MAX_WHOLE = 10**18  # larger integers may not convert to float
 SECTIONS: dict[str, type] = {f.name: f.type for f in dataclasses.fields(Config)}  # type: ignore[misc]
 
 
 def field_names(section: type) -> list[str]:
-    """The keys of a section."""
     return [f.name for f in dataclasses.fields(section)]
 
 
 def choices_of(section: str, key: str) -> list[str]:
-    """The values that a key with fixed choices may have."""
+    """Return the valid values of a key with fixed choices."""
     return list(get_args(next(f.type for f in dataclasses.fields(SECTIONS[section]) if f.name == key)))
 
 
 def to_tree(config: Config) -> dict:
-    """The configuration as plain dicts and lists, ready for YAML or JSON."""
+    """Return the configuration as plain dicts and lists, for YAML or JSON."""
     return {name: {k: list(v) if isinstance(v, tuple) else v for k, v in vars(section).items()}
             for name, section in vars(config).items()}
 
 
 def render_yaml(config: Config) -> str:
-    """The configuration as YAML text that load_yaml reads back to the same tree."""
+    """Return the configuration as YAML text for load_yaml."""
     return yaml.safe_dump(to_tree(config), sort_keys=False, default_flow_style=None)
 
 
 def _check_key(name: str, key: dataclasses.Field, value: Any) -> None:
-    """Raise ConfigError for a value that is missing, a number out of its bounds, or a text that a terminal obeys."""
+    """Raise ConfigError for a missing value, a number out of bounds or a text with control characters."""
     bounds: Bounds | None = key.metadata.get('bounds')
     require(value is not None or type(None) in get_args(key.type),
-            f'{name}: got null, expected a value; leave the key out for its default')
+            f'{name}: got null, expected a value; omit the key for its default')
     for part in value if isinstance(value, tuple) else (value,):
-        if isinstance(part, str):  # no control characters, ends of lines, or what has no encoding
+        if isinstance(part, str):
             require(not any(unicodedata.category(x) in _UNPRINTED for x in part),
                      f'{name}: got {part!a}, expected text without control characters')
         require(not isinstance(part, int) or abs(part) < _MAX_WHOLE,
@@ -126,18 +118,18 @@ def _check_key(name: str, key: dataclasses.Field, value: Any) -> None:
 
 
 def check_values(c: Config) -> None:
-    """Raise ConfigError for values that cannot be run, each with the numbers and a fix."""
+    """Raise ConfigError for invalid values."""
     for section, values in vars(c).items():
         for key in dataclasses.fields(values):
             _check_key(f'{section}.{key.name}', key, getattr(values, key.name))
     check_data(c.data)
-    check_training(c.train, c.schedule, c.optimizer)
+    train_options.check_training(c.train, c.schedule, c.optimizer)
     check_model(c.model, c.train.device, c.train.precision)
     _check_together(c)
 
 
 def _check_together(c: Config) -> None:
-    """Raise ConfigError for values of several sections that exclude each other."""
+    """Raise ConfigError for conflicting values of several sections."""
     t, d, is_open = c.train, c.data, c.run.submission_division == 'open'
     require((c.run.ranks_per_node or c.run.ranks_per_device) % c.run.ranks_per_device == 0,
             f'run.ranks_per_node: got {c.run.ranks_per_node}, expected a multiple of '
@@ -147,10 +139,10 @@ def _check_together(c: Config) -> None:
     require(is_open or d.mirror == 'random',
             'data.mirror: got alternating in the closed division, expected random, or run.submission_division=open')
     require(is_open or t.init_weights is None,
-            f'train.init_weights: got {t.init_weights} with run.submission_division=closed, expected null; the closed '
-            'division starts from drawn weights')
+            f'train.init_weights: got {t.init_weights} in the closed division, expected null, or '
+            'run.submission_division=open')
     require(t.device == 'gpu' or d.decoder == 'cpu',
             'data.decoder: got mixed with train.device=cpu, expected cpu; nvJPEG needs train.device=gpu')
     require(not c.run.stop_when_behind or bool(c.run.reference) or d.dataset == IMAGENET and not d.synthetic,
             f'run.stop_when_behind: got true on {d.dataset}{", synthetic" if d.synthetic else ""} without a '
-            'reference, expected false, or run folders in run.reference; only ImageNet has published ones')
+            'reference, expected false, or run folders in run.reference; only ImageNet has published references')

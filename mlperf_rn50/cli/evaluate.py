@@ -61,7 +61,7 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, positio
     from mlperf_rn50.data.batches import device_context, eval_batches
     from mlperf_rn50.data.records import class_names
     from mlperf_rn50.data.shards import Shard
-    from mlperf_rn50.model.folded import eval_network
+    from mlperf_rn50.model.resnet import eval_network
     from mlperf_rn50.model.zoo import restore_model
     from mlperf_rn50.system.topology import leave_openmp_to_engine
     from mlperf_rn50.train.comm.device import device_id_of

@@ -1,9 +1,12 @@
-"""The DALI pipelines: from RecordIO files to batches on the device.
+"""DALI pipelines from encoded images to batches on the device.
 
-Python decides which records are read and where they are cropped (shards.py, augment.py); DALI decodes,
-crops, resizes, mirrors and normalises in its own threads. handover.py brings a batch to MXNet, without a copy
-where DALI keeps its outputs alive.
+Python selects the records and crops (shards.py, augment.py). DALI decodes, crops, resizes, mirrors and normalises in
+its own threads. MXNet shares an output that DALI leaves unchanged, else it gets a copy. No stream synchronisation is
+needed, because outputs of Pipeline.run() without a stream are complete: DALI 1.3x waits on the host for their CUDA
+events (Executor::ShareOutputs), and DALI 2 documents them as host-synchronous. MXNet releases shared memory after its
+last operator on it has ended on the GPU (PushFCompute), so DALI never reuses memory in use.
 """
+import ctypes
 import dataclasses
 import io
 import os
@@ -13,21 +16,22 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
+import mxnet as mx
 import numpy as np
 from nvidia.dali import fn
 from nvidia.dali import types as dali_types
+from nvidia.dali.backend import TensorCPU
 from nvidia.dali.pipeline import Pipeline
 from PIL import Image
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import DataError
 
-# DALI makes these at run time, where a type checker does not see them.
+# DALI creates its types at run time, invisible to a type checker.
 types: Any = dali_types
 _DTYPES = {'images': types.UINT8, 'labels': types.INT32, 'mirrors': types.INT32,
            'anchors': types.FLOAT, 'shapes': types.FLOAT}
-# What a training crop needs of Inputs.
+# The fields of Inputs that each training crop uses.
 _WINDOW = {'random_resized': ('anchors', 'shapes'), 'padded': ('anchors',), 'none': ()}
 _INTERPOLATION = {'nearest': types.INTERP_NN, 'linear': types.INTERP_LINEAR, 'cubic': types.INTERP_CUBIC,
                   'triangular': types.INTERP_TRIANGULAR, 'lanczos3': types.INTERP_LANCZOS3}
@@ -35,16 +39,12 @@ _INTERPOLATION = {'nearest': types.INTERP_NN, 'linear': types.INTERP_LINEAR, 'cu
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one run of a pipeline is fed with, one entry per image, and the bytes that were read for all of them.
-
-    anchor and shape are the crop (y, x) and (height, width): fractions of the image for
-    random_resized, pixels of the resized image for padded.
-    """
+    """Inputs of one pipeline run, one entry per image, and the bytes read for all of them."""
 
     images: list[np.ndarray]
     labels: np.ndarray
-    anchors: np.ndarray
-    shapes: np.ndarray
+    anchors: np.ndarray  # of crops (y, x): fractions for random_resized, pixels of the resized image for padded
+    shapes: np.ndarray  # of crops (height, width), fractions
     mirrors: np.ndarray
     num_bytes: int = 0
     num_new_bytes: int = 0
@@ -57,37 +57,28 @@ def whole_images(images: list[np.ndarray]) -> Inputs:
 
 
 def _has_own_cpus(num_threads: int) -> bool:
-    """Whether the launcher gave each DALI thread a logical CPU: free to move, two share one while others are idle."""
+    """Return whether the launcher assigned a logical CPU to each DALI thread; unpinned, two may share one."""
     return num_threads <= len([c for c in os.environ.get('DALI_AFFINITY_MASK', '').split(',') if c])
 
 
-def _nvjpeg_keys(data: DataConfig) -> dict[str, Any]:
-    """What DALI's decoder takes for the decoder mixed alone; nothing for the decoder cpu."""
-    if data.decoder == 'cpu':
-        return {}
-    return {'hw_decoder_load': data.hw_decoder_load, 'hybrid_huffman_threshold': data.hybrid_huffman_threshold,
-            'preallocate_width_hint': data.preallocate_width_hint,
-            'preallocate_height_hint': data.preallocate_height_hint,
-            'device_memory_padding': data.device_memory_padding_mib << 20,
-            'host_memory_padding': data.host_memory_padding_mib << 20,
-            'bytes_per_sample_hint': data.decoded_bytes_hint,
-            'affine': _has_own_cpus(data.num_threads)}
-
-
 def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu: bool) -> Any:
-    """The part of the graph from encoded images to normalised ones of the size that the network takes."""
+    """Add to the graph: encoded images to normalised images of the network input size."""
     data = config.data
-    # linear and cubic as in the recipes, which are older than DALI's antialias and its being the default.
+    # The recipes with linear and cubic predate DALI's antialias and its default.
     interpolation = {'interp_type': _INTERPOLATION[data.interpolation],
                      'antialias': data.interpolation in ('triangular', 'lanczos3')}
     side = data.image_size
-    decoding = {'device': data.decoder, 'output_type': types.RGB, **_nvjpeg_keys(data)}
-    images: Any
-    if 'shapes' in given:
-        images = fn.decoders.image_slice(given['images'], given['anchors'], given['shapes'], axis_names='HW',
-                                         **decoding)
-    else:
-        images = fn.decoders.image(given['images'], **decoding)
+    decoding = {'device': data.decoder, 'output_type': types.RGB}
+    if data.decoder == 'mixed':
+        decoding |= {'hw_decoder_load': data.hw_decoder_load, 'hybrid_huffman_threshold': data.hybrid_huffman_threshold,
+                     'preallocate_width_hint': data.preallocate_width_hint,
+                     'preallocate_height_hint': data.preallocate_height_hint,
+                     'device_memory_padding': data.device_memory_padding_mib << 20,
+                     'host_memory_padding': data.host_memory_padding_mib << 20,
+                     'bytes_per_sample_hint': data.decoded_bytes_hint, 'affine': _has_own_cpus(data.num_threads)}
+    images: Any = (
+        fn.decoders.image_slice(given['images'], given['anchors'], given['shapes'], axis_names='HW', **decoding)
+        if 'shapes' in given else fn.decoders.image(given['images'], **decoding))
     if on_gpu and data.decoder == 'cpu':
         images = images.gpu()
     if not is_training:
@@ -105,19 +96,12 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
 
 def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool,
                    device_id: int | None) -> Pipeline:
-    """The DALI graph of training or evaluation.
-
-    Args:
-        is_training: crop as data.crop says; otherwise resize the shorter side and crop the centre.
-        device_id: GPU number, None for the CPU.
-    """
+    """Build the DALI graph of training (crops of data.crop) or evaluation (resize and centre crop)."""
     data, on_gpu = config.data, device_id is not None
-
-    # DALI wants only what the graph uses.
+    # DALI accepts only inputs that the graph uses.
     window = _WINDOW[data.crop] if is_training else ()
     used = [f for f in dataclasses.fields(Inputs) if f.name in ('images', 'labels', 'mirrors', *window)]
-
-    # DALI reads them where they are, so they live until their outputs have been handed out.
+    # DALI reads the inputs in place (no_copy), so they must live until their outputs have been returned.
     alive: deque[Inputs] = deque(maxlen=data.prefetch_depth + 2)
 
     def feed() -> Iterator[tuple]:
@@ -138,15 +122,15 @@ def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is
 
 
 def run_pipeline(pipe: Pipeline) -> Any:
-    """The next images and labels of a pipeline."""
+    """Return the next images and labels of a pipeline."""
     try:
         return pipe.run()
     except RuntimeError as e:  # DALI wraps a decoder's message in many lines
         raise DataError(f'the input pipeline failed: {" ".join(str(e).split())[:300]}') from e
 
 
-def made_up_inputs(batch_size: int) -> Inputs:
-    """A batch of one made-up JPEG of the size that is usual in ImageNet, 500 by 375 pixels, without any crop."""
+def synthetic_inputs(batch_size: int) -> Inputs:
+    """Return a batch of one synthetic JPEG of 500 by 375 pixels, the usual size in ImageNet, without a crop."""
     noise = np.random.default_rng(0).integers(0, 256, (47, 63, 3), np.uint8)
     encoded = io.BytesIO()
     Image.fromarray(noise).resize((500, 375)).save(encoded, 'JPEG', quality=95)
@@ -155,17 +139,40 @@ def made_up_inputs(batch_size: int) -> Inputs:
 
 def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool, device_id: int | None,
                is_warm: bool) -> tuple[Pipeline, Iterator[int]]:
-    """A pipeline as build_pipeline makes it, and an item for each made-up batch that comes out of it before the first
-    of source.
+    """Build a pipeline; return it with an item for each synthetic batch that it returns before those of source.
 
-    Args:
-        is_warm: run it once on made-up images, so that what nvJPEG and DALI set up and allocate at first use is there.
-            The first run takes in as many batches as are prefetched, so nothing of source is read.
+    With is_warm it runs once on synthetic images, in which nvJPEG and DALI make their first allocations. This run
+    consumes as many batches as are prefetched, so it reads nothing from source.
     """
     if not is_warm:
         return build_pipeline(source, batch_size, config, is_training, device_id), iter(())
-    num_made_up = config.data.prefetch_depth
-    made_up = repeat(made_up_inputs(batch_size), num_made_up)
-    pipe = build_pipeline(chain(made_up, source), batch_size, config, is_training, device_id)
+    num_synthetic = config.data.prefetch_depth
+    synthetic = repeat(synthetic_inputs(batch_size), num_synthetic)
+    pipe = build_pipeline(chain(synthetic, source), batch_size, config, is_training, device_id)
     run_pipeline(pipe)
-    return pipe, iter(range(num_made_up - 1))
+    return pipe, iter(range(num_synthetic - 1))
+
+
+def keeps_outputs(pipe: Any) -> bool:
+    """Return whether outputs stay unchanged while referenced: yes with the dynamic executor of DALI 2, else no."""
+    return bool(getattr(pipe, 'exec_dynamic', False)) and hasattr(TensorCPU, '__dlpack__')
+
+
+def to_mxnet(output: Any, is_kept: bool, context: mx.Context) -> mx.nd.NDArray:
+    """Return an output of run(), a dense batch, as an array on its device; is_kept: keeps_outputs() of the pipeline."""
+    tensor = output.as_tensor()
+    return mx.nd.from_dlpack(tensor.__dlpack__()) if is_kept else _copy(tensor, context)
+
+
+def _copy(tensor: Any, context: mx.Context) -> mx.nd.NDArray:
+    """Return a finished copy of a tensor in MXNet memory.
+
+    It bypasses the MXNet engine, as DALI's MXNet plugin did, because an operator would queue behind all pushed steps.
+    On a GPU, DALI copies on its own stream and waits for it on the host (non_blocking=False; CopyToExternalImplGPU in
+    backend_impl.cc), so the next run() may overwrite the tensor and MXNet may read the copy on any stream.
+    """
+    array = mx.nd.empty(tuple(tensor.shape()), context, types.to_numpy_type(tensor.dtype))
+    address = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    tensor.copy_to_external(address)
+    return array

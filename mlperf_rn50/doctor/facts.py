@@ -11,7 +11,7 @@ from pathlib import Path
 import mxnet as mx
 
 from mlperf_rn50.config import Config, render_yaml
-from mlperf_rn50.data.batches import device_context, made_up_batches
+from mlperf_rn50.data.batches import device_context, synthetic_batches
 from mlperf_rn50.data.records import MANIFEST_NAME, load_manifest, open_split
 from mlperf_rn50.data.verify import check_sample, check_size
 from mlperf_rn50.doctor.checks import Check, Expected, Facts, check_facts, own_facts
@@ -141,11 +141,11 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
     try:
         plan = make_plan(config, world_size)
         trainer = Trainer(plan, Comm(), 0, device_id)
-        trainer.forward(next(made_up_batches(config, plan.train_shard(rank), device_id))).backward()
+        trainer.forward(next(synthetic_batches(config, plan.train_shard(rank), device_id))).backward()
         mx.nd.waitall()
         what = 'an evaluation'
         trainer.fold()
-        trainer.eval_net(next(made_up_batches(config, plan.eval_shard(rank), device_id)).images).wait_to_read()
+        trainer.eval_net(next(synthetic_batches(config, plan.eval_shard(rank), device_id)).images).wait_to_read()
     except (mx.MXNetError, UserError) as e:
         problem = one_line(str(e))
     used = 0

@@ -8,7 +8,7 @@ from typing import Any
 import mxnet as mx
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.data.batches import eval_batches, made_up_batches, train_batches
+from mlperf_rn50.data.batches import eval_batches, synthetic_batches, train_batches
 from mlperf_rn50.data.records import class_names
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.weights import load_weights, set_weights
@@ -90,8 +90,8 @@ def start(session: Session, sinks: events.Sinks) -> TrainingRun:
     train_shard, eval_shard = plan.train_shard(comm.rank), plan.eval_shard(comm.rank)
     train_data = position.track_reading(train_batches(config, train_shard, progress.seed, progress.step, device_id))
     eval_data = eval_batches(config, eval_shard, device_id)
-    trainer.warm_up(made_up_batches(config, train_shard, device_id),
-                    next(made_up_batches(config, eval_shard, device_id)), config.train.num_warmup_steps)
+    trainer.warm_up(synthetic_batches(config, train_shard, device_id),
+                    next(synthetic_batches(config, eval_shard, device_id)), config.train.num_warmup_steps)
     if resumption:
         _restore(session, trainer, resumption)
     else:

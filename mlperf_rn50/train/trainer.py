@@ -11,8 +11,8 @@ from mxnet.gluon import HybridBlock
 from mlperf_rn50 import npz
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import Batch, device_context
-from mlperf_rn50.model.folded import FoldedResNet
 from mlperf_rn50.model.fused import fusion_text, runs_nvidias_kernels
+from mlperf_rn50.model.resnet import FoldedResNet
 from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.evaluate import correct_counts
@@ -192,7 +192,7 @@ class Trainer:
 
     def fold(self) -> None:
         if self._folded:
-            self._folded.take(self.net)
+            self._folded.copy_weights(self.net)
 
     def settle(self) -> None:
         """Wait for every pushed step."""

@@ -145,7 +145,7 @@ def no_data(folder, data):
 @pytest.mark.parametrize('make, arguments, said, code', [
     (other_packages, (), r'failed +packages +numpy 1\.22\.0 on h2, but numpy \S+ on h1', 1),
     (other_data, (), r'failed +data set +manifest \w+ with 200 images on h2, but manifest \w+', 1),
-    (no_data, BARE, r'rank 1 on h2: \S+manifest\.json: no such file; make the data with', 2)])
+    (no_data, BARE, r'rank 1 on h2: \S+manifest\.json: no such file; create the data with', 2)])
 def test_a_host_that_differs_is_refused(start, cluster, tiny_config, tmp_path, make, arguments, said, code):
     with mounted(cluster.hosts[1:2], '--bind', *make(tmp_path, tiny_config.parent / 'data')):
         assert_ended(start(*arguments), said, code=code)

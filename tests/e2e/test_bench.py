@@ -91,7 +91,7 @@ def test_the_operators_alone(precisions):
 
 @pytest.mark.parametrize('options, said', [
     ([], '{train,data,allreduce,ops}: missing; see mlperf-rn50 bench --help'),
-    (['train', '--ranks', '2'], '--ranks: got 2, and 1 were started'),
+    (['train', '--ranks', '2'], '--ranks: got 2, expected at most 1'),
     (['train', '--steps', '0'], '--steps: got 0, expected 1 or more'),
     (['allreduce'], 'ranks: got 1, expected 2 or more'),
     (['data', '--data.synthetic', 'true'], 'data.synthetic: got true, expected false'),

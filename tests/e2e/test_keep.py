@@ -91,15 +91,15 @@ def test_another_number_of_classes_starts_a_fresh_last_layer_on_every_rank(conve
                       '--data.num_classes=7')
     done = run(thin_ranks(num_ranks, *words)) if num_ranks else call(*words)
     assert_aborted(done)
-    note = ('the weights are for 10 classes, the data has 7: the last layer (fc1_weight, fc1_bias) starts with fresh '
-            'values')
+    note = ('the weights are for 10 classes, the data has 7; the last layer (fc1_weight, fc1_bias) is newly '
+            'initialised')
     assert note in done.stderr and events_of(tmp_path, 'initial_weights')[0]['metadata']['notes'] == [note]
 
 
 @pytest.mark.parametrize('options, said', [
     (['--init-weights=/nonexistent'], '/nonexistent: no such file or folder'),
-    (['--model.name=resnet34'], 'they are of another model.name'),
-    (['--run.submission_division=closed'], 'the closed division starts from drawn weights')])
+    (['--model.name=resnet34'], 'expected the same model.name'),
+    (['--run.submission_division=closed'], 'in the closed division, expected null')])
 def test_weights_that_cannot_be_taken_are_refused_in_one_line(converged, tiny, tmp_path, options, said):
     done = call(*arguments(tmp_path, tiny, f'--init-weights={converged}', *options))
     assert_one_line(done, 2, said)

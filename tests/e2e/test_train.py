@@ -98,7 +98,7 @@ def test_mistakes_take_one_line_from_rank_0():
     (['--schedule.base_lr=1e30'], 1, 'the loss is (inf|nan) at step'),
     (['--data.num_train=100'], 2, 'says 150, the configuration 100; set data.num_train'),
     (['--train.gradient_accumulation_steps=3'], 2, 'expected a multiple of 3'),
-    (['--data.dir=/nonexistent'], 2, 'make the data with: mlperf-rn50 prepare'),
+    (['--data.dir=/nonexistent'], 2, 'create the data with: mlperf-rn50 prepare'),
     (['--train.device=gpu'], 2, 'train.device: got gpu, and MXNet sees none'),
     (['--run.dir=/proc/x'], 2, 'run.dir: /proc/x'),
 ])

@@ -15,8 +15,8 @@ from gpu.compare import (
 from gpu.conftest import IS_DRY, only_on_a_gpu
 from unit.test_optimizer import reference
 
-from mlperf_rn50.model.folded import FoldedResNet
 from mlperf_rn50.model.fused import PLAIN, fusion_of
+from mlperf_rn50.model.resnet import FoldedResNet
 from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.options import OptimizerConfig
@@ -57,7 +57,7 @@ def test_an_evaluation_of_a_batch_of_the_recipes_in_nhwc(context):
     only_on_a_gpu('a CPU has no kernel for it')
     config = step_config('resnet50', 'NHWC', 'float16', 'sgd')
     net = FoldedResNet(config, context)
-    net.take(build_model(config, context, 0))
+    net.copy_weights(build_model(config, context, 0))
     logits = net.net(mx.nd.random.normal(shape=(208, 224, 224, 4), ctx=context).astype('float16')).asnumpy()
     assert logits.shape == (208, 10) and np.isfinite(logits).all()
 

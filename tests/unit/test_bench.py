@@ -2,7 +2,7 @@
 import pytest
 
 from mlperf_rn50.bench.exchange import bus_bandwidth, predict_s
-from mlperf_rn50.bench.measure import Shown, parse_list, parse_numbers, render_tables, spread_of
+from mlperf_rn50.bench.measure import ResultTable, parse_list, parse_numbers, render_tables, spread_of
 from mlperf_rn50.bench.operators import Convolution, convolutions
 from mlperf_rn50.bench.steps import Case, case_config, make_cases, scaling_rows
 from mlperf_rn50.config import Config
@@ -39,7 +39,7 @@ def test_the_grid_has_float32_first():
 
 @pytest.mark.parametrize('name, configured, expected', [
     ('resnet50', 224, 224), ('inception_v3', 224, 299), ('inception_v3', 128, 128)])
-def test_made_up_images_have_the_size_of_the_network(name, configured, expected):
+def test_synthetic_images_have_the_size_of_the_network(name, configured, expected):
     config = Config(data=DataConfig(image_size=configured))
     case = case_config(config, Case(name, 'float32', 'synthetic', 8, 1))
     assert (case.data.image_size, case.train.local_batch_size, case.data.synthetic) == (expected, 8, True)
@@ -73,7 +73,7 @@ def test_the_convolutions_are_those_of_the_network(name, image_size):
 
 MACHINE = {'cpu': 'A CPU', 'processor': {'uses': 'AVX2'}, 'cpu_cores': 2, 'gpus': [], 'num_hosts': 1,
            'omp_threads_per_rank': 2, 'packages': {'mlperf-rn50': '1.2', 'mxnet': '1.9.1'}}
-SHOWN = [Shown('Steps', (('name', 'model', 's'), ('ms', 'ms', ',.1f'), ('share', 'of peak', '.0%')),
+SHOWN = [ResultTable('Steps', (('name', 'model', 's'), ('ms', 'ms', ',.1f'), ('share', 'of peak', '.0%')),
                [{'name': 'a\x1b[1m', 'ms': 1234.56, 'share': 0.5}, {'name': 'b', 'ms': None, 'share': 1}], 'Read so.')]
 
 

@@ -149,8 +149,8 @@ def test_one_log_that_cannot_be_read_does_not_end_the_others_and_json_says_the_s
     assert done.returncode == as_json.returncode == 1 and '\x1b' not in done.stdout + as_json.stdout
     for i, (name, why) in enumerate([('none.txt', 'cannot read the log: No such file or directory'),
                                      ('bad/result_0.txt', 'no MLPerf log line in it; expected a result_<k>.txt'),
-                                     ('bad/result_1.txt', 'cannot read the log: it is a named pipe, not a file'),
-                                     ('bad/closed', 'cannot read the log: it is a folder, not a file')]):
+                                     ('bad/result_1.txt', 'cannot read the log: got a named pipe, expected a file'),
+                                     ('bad/closed', 'cannot read the log: got a folder, expected a file')]):
         assert f'{tmp_path / name}\n  FAIL: {why}\n' in done.stdout
         assert (said['logs'][i]['error'], said['logs'][i]['verdicts']) == (why, [])
     assert done.stdout.endswith('\n6 logs, 4 unreadable\n  v0.5   2 failed\n')

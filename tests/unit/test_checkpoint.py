@@ -59,7 +59,7 @@ def test_a_named_pipe_in_a_checkpoint_does_not_block(tmp_path, name):
     path = save(tmp_path, progress(), ARRAYS, keep=2)
     (path / name).unlink()
     os.mkfifo(path / name)
-    with pytest.raises(CheckpointError, match='it is a named pipe, not a file'):
+    with pytest.raises(CheckpointError, match='got a named pipe, expected a file'):
         load(path)
 
 
@@ -189,11 +189,11 @@ HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s,), }"
 
 
 @pytest.mark.parametrize('write, message', [
-    (lambda p: np.savez(p, a=np.array([_Trap()], dtype=object)), 'a.npy: holds object, expected numbers'),
-    (lambda p: np.savez(p, a=np.array(['text'])), 'a.npy: holds <U4, expected numbers'),
+    (lambda p: np.savez(p, a=np.array([_Trap()], dtype=object)), 'a.npy: got object, expected numbers'),
+    (lambda p: np.savez(p, a=np.array(['text'])), 'a.npy: got <U4, expected numbers'),
     (lambda p: np.savez_compressed(p, a=np.zeros(10**6)), 'compressed'),
-    (lambda p: zip_of(p, npy(HUGE % 10**12)), 'its header claims 4000000000000 bytes, it has 0'),
-    (lambda p: zip_of(p, npy(HUGE % '-1, -1', b'\0' * 4)), 'its header claims'),
+    (lambda p: zip_of(p, npy(HUGE % 10**12)), 'got 0 bytes, expected 4000000000000 from its header'),
+    (lambda p: zip_of(p, npy(HUGE % '-1, -1', b'\0' * 4)), 'from its header'),
     (lambda p: zip_of(p, npy('[' * 60_000, version=b'\x02\x00')), 'not an .npz|header|Header'),
     (lambda p: zip_of(p, b'no array'), 'magic'),
 ])
@@ -221,14 +221,14 @@ def test_an_archive_whose_members_overlap_is_no_bomb(tmp_path):
     tail = tail[:8] + (1000).to_bytes(2, 'little') * 2 + (1000 * len(entry)).to_bytes(4, 'little') + tail[16:]
     (path / 'arrays.npz').write_bytes(content[:start] + 1000 * entry + tail)
     seal(path)
-    with pytest.raises(DamagedCheckpoint, match='claim more than|not an .npz'):
+    with pytest.raises(DamagedCheckpoint, match='larger than the|not an .npz'):
         load(path)
 
 
 def test_an_array_that_is_not_finite_is_named_and_the_checkpoint_before_is_taken(tmp_path):
     older = save(tmp_path, progress(4), ARRAYS, keep=2)
     bad = save(tmp_path, progress(5), {**ARRAYS, 'model/b': np.array([1, np.nan, np.inf], np.float32)}, keep=2)
-    with pytest.raises(DamagedCheckpoint, match='model/b: got 2 of 3 values that are not finite'):
+    with pytest.raises(DamagedCheckpoint, match='model/b: got 2 non-finite of 3 values'):
         load(bad)
     found = load_newest(tmp_path)
     assert found.path == older and [path for path, _ in found.damaged] == [bad]

@@ -14,8 +14,8 @@ from nvidia.dali.pipeline import Pipeline
 from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.data import pipeline
 from mlperf_rn50.data.batches import eval_batches, train_batches
-from mlperf_rn50.data.pipeline import build_warm, made_up_inputs
-from mlperf_rn50.data.records import KeptRecords, Record, RecordFile, open_split
+from mlperf_rn50.data.pipeline import build_warm, synthetic_inputs
+from mlperf_rn50.data.records import Record, RecordCache, RecordFile, open_split
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train.options import TrainConfig
@@ -60,7 +60,7 @@ def record(position, size=100):
 
 def test_records_are_kept_until_memory_is_full():
     reads = []
-    kept = KeptRecords(lambda p: (reads.append(p), record(p, [200, 500, 100, 50][p]))[1], 300)
+    kept = RecordCache(lambda p: (reads.append(p), record(p, [200, 500, 100, 50][p]))[1], 300)
     first, again = ([kept.read(p) for p in range(4)] for _ in range(2))
     assert [is_read for _, is_read in first] == [True] * 4
     assert [is_read for _, is_read in again] == [False, True, False, True]  # the small one has room, the large one not
@@ -76,7 +76,7 @@ def test_threads_that_read_the_same_record_count_it_once():
         if position == 0:
             together.wait(HANG_LIMIT_S)  # all four are reading it, and none has kept it yet
         return record(position)
-    kept = KeptRecords(read, 300)
+    kept = RecordCache(read, 300)
     with ThreadPoolExecutor(4) as pool:
         assert [is_read for _, is_read in pool.map(kept.read, [0] * 4)] == [True] * 4
     assert [kept.read(p)[1] for p in (1, 2, 3)] == [True] * 3
@@ -144,7 +144,7 @@ def test_a_warm_up_runs_the_pipeline_and_reads_nothing(numbered, monkeypatch, de
     def source():
         while True:
             taken.append(0)
-            yield made_up_inputs(4)
+            yield synthetic_inputs(4)
     pipe, left_over = build_warm(source(), 4, config, True, None, is_warm=True)
     assert (len(runs), taken, len(list(left_over))) == (1, [], depth - 1)
     pipe.run()

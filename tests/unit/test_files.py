@@ -53,7 +53,7 @@ def test_a_full_disk_is_named_with_the_file(tmp_path):
     with pytest.raises(StorageError) as e:
         lines.write('x')
     assert str(e.value).startswith('/dev/full: cannot write: No space left on device; the disk at /dev has ')
-    assert 'bytes free; make room' in str(e.value) and e.value.exit_code == EXIT_FAILED
+    assert 'bytes free; free space' in str(e.value) and e.value.exit_code == EXIT_FAILED
     lines.close()
     with pytest.raises(StorageError, match='lines: cannot write: No such file or directory'):
         LineFile(tmp_path / 'none/lines')
@@ -79,7 +79,7 @@ def test_what_could_not_be_written_leaves_no_temporary_file(tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, 'No space left on device')
     monkeypatch.setattr(os, 'fsync', fail)
     monkeypatch.setattr(os, 'statvfs', fail)
-    said = 'config.yaml: cannot write: No space left on device; its disk does not answer'
+    said = 'config.yaml: cannot write: No space left on device; the disk does not respond'
     with pytest.raises(StorageError, match=said), writing(path):
         write_atomically(path, 'new')
     assert path.read_text() == 'old' and temporaries_in(tmp_path) == []
@@ -93,7 +93,7 @@ def test_untrusted_text_and_json_are_bounded(tmp_path):
         read_text(path, 4)
     os.mkfifo(tmp_path / 'pipe')
     for endless in (Path('/dev/zero'), tmp_path / 'pipe'):
-        with pytest.raises(OSError, match='not a file'):
+        with pytest.raises(OSError, match='expected a file'):
             read_text(endless, 1000)
         assert list(read_lines(endless, Step)) == []
     for text in ('[' * 100_000, '{"a":' * 100_000):

@@ -63,7 +63,7 @@ def test_a_hostfile_is_a_file_with_hosts(tmp_path):
     (tmp_path / 'hosts').write_text('h1 slots=2\n')
     assert options('--hostfile', tmp_path / 'hosts', '--hosts', 'h2').hosts == [Host('h1', 2), Host('h2')]
     os.mkfifo(tmp_path / 'pipe')
-    with pytest.raises(ConfigError, match='--hostfile: cannot read .*/pipe: it is a named pipe, not a file'):
+    with pytest.raises(ConfigError, match='--hostfile: cannot read .*/pipe: got a named pipe, expected a file'):
         options('--hostfile', tmp_path / 'pipe')
 
 

@@ -178,7 +178,7 @@ def test_no_name_of_a_log_becomes_a_file_and_the_same_logs_give_the_same_report(
 
 def test_a_folder_that_cannot_be_written_is_said(sweep, tmp_path):
     (tmp_path / 'file').write_text('')
-    with pytest.raises(UserError, match='--out: .*choose a folder that can be written'):
+    with pytest.raises(UserError, match='--out: .*choose a writable folder'):
         dump_report(studies_of(sweep), tmp_path / 'file/out')
 
 

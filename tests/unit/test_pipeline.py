@@ -21,8 +21,8 @@ from nvidia.dali.pipeline import Pipeline
 from mlperf_rn50.data import batches, pipeline
 from mlperf_rn50.data.augment import NUM_DRAWS
 from mlperf_rn50.data.batches import Request, eval_batches, train_batches, train_requests
-from mlperf_rn50.data.dlpack import keeps_outputs, to_mxnet
 from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.pipeline import keeps_outputs, to_mxnet
 from mlperf_rn50.data.records import Record, RecordFile
 from mlperf_rn50.data.shards import Shard, augmentation_uniforms, epoch_order
 from mlperf_rn50.errors import DataError

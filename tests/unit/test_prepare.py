@@ -86,13 +86,13 @@ def test_a_second_time_only_missing_and_damaged_indexes_are_made(pictures, tmp_p
     (out / 'train.index.npy').write_bytes(b'damaged')
     assert contents(out, 'validation') == images  # from the .idx
 
-    for said in ('; added train.index.npy, validation.index.npy, the images are as they were\n', '\n'):
+    for said in ('; added train.index.npy, validation.index.npy, images unchanged\n', '\n'):
         capsys.readouterr()
         assert prepare(*arguments) == 0
         assert capsys.readouterr().out == f'{out}: folder is already prepared{said}'
         assert load_manifest(out) == whole and verify(out, 1)[1] == []
         assert {p: p.stat().st_mtime_ns for p in out.glob('*.rec')} == times
-    with pytest.raises(DataError, match='holds folder, not digits; choose another folder'):
+    with pytest.raises(DataError, match='contains folder, expected digits; choose another folder'):
         prepare('digits', '--out', out)
 
 
@@ -132,7 +132,7 @@ def test_damaged_images_are_listed_and_stop_it_unless_skipped(pictures, tmp_path
     victim = pictures / 'train/n02/n02_1.JPEG'
     victim.write_bytes(victim.read_bytes()[:-200])
     arguments = ('folder', '--source', pictures, '--out', tmp_path / 'out')
-    with pytest.raises(DataError, match=r'1 images cannot be decoded: train/n02/n02_1.JPEG .*--skip-corrupt'):
+    with pytest.raises(DataError, match=r'1 image cannot be decoded: train/n02/n02_1.JPEG .*--skip-corrupt'):
         prepare(*arguments)
     assert 'train/n02/n02_1.JPEG' in (tmp_path / 'out/damaged.txt').read_text()
     assert prepare(*arguments, '--skip-corrupt') == 0
@@ -173,7 +173,7 @@ def test_imagenet_from_tars(imagenet_tars, tmp_path):
 
 
 @pytest.mark.parametrize('text, message', [
-    ('1\n2\n3\n', 'got .1., expected a synset such as n01 .class numbers of the development kit follow another order'),
+    ('1\n2\n3\n', 'got .1., expected a synset such as n01 .the class numbers of the development kit'),
     ('n01\nn02\n', 'got 2 lines, expected 3'),
     ('ILSVRC2012_val_00000001.JPEG n01\nILSVRC2012_val_00000002.JPEG n02\nx n03\n', "got 'no line'"),
 ])
@@ -234,5 +234,5 @@ def test_a_missing_batch_is_named(tmp_path):
 
 def test_a_damaged_part_is_named(tmp_path):
     (tmp_path / 'train_00000.json').write_text('[1]')
-    with pytest.raises(DataError, match=rf'train_00000.json: damaged, .*; remove {tmp_path} and run it again'):
-        packing._damaged([tmp_path / 'train_00000'])
+    with pytest.raises(DataError, match=rf'train_00000.json: damaged; remove {tmp_path} and run prepare again'):
+        packing._damaged_images([tmp_path / 'train_00000'])

@@ -38,14 +38,14 @@ def test_a_payload_with_the_magic_number_is_put_together_and_of_several_labels_t
 
 
 @pytest.mark.parametrize('damage, message', [
-    (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-8]), 'not a RecordIO record|cut off|do not fit'),
+    (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-8]), 'not a RecordIO record|truncated|do not match'),
     (lambda rec, idx: rec.write_bytes(b'\0' * rec.stat().st_size), 'not a RecordIO record'),
-    (lambda rec, idx: idx.write_text('0\t0\n1\t7\n2\t80\n'), 'not a RecordIO record|cut off'),
-    (lambda rec, idx: idx.write_text('0\t0\n1\t999999\n'), 'do not fit'),
+    (lambda rec, idx: idx.write_text('0\t0\n1\t7\n2\t80\n'), 'not a RecordIO record|truncated'),
+    (lambda rec, idx: idx.write_text('0\t0\n1\t999999\n'), 'do not match'),
     (lambda rec, idx: idx.write_text('0\t0\n1\n'), 'two per image'),
     (lambda rec, idx: idx.unlink(), 'make it with'),
     (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:8] + b'\xff' * 4 + rec.read_bytes()[12:]),
-     'its header says 4294967295 labels'),
+     'got a header of 4294967295 labels'),
 ])
 def test_damage_is_named(tmp_path, damage, message):
     path = write(tmp_path, [b'a' * 40, b'b' * 40, b'c' * 40])
@@ -61,7 +61,7 @@ def test_a_named_pipe_in_place_of_a_file_is_refused(tmp_path, name):
         (tmp_path / 'train.index.npy').unlink()
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
-    with pytest.raises(DataError, match=rf'^\S+/{name}: .*it is a named pipe, not a file.*; \S+ [^\n]*$'):
+    with pytest.raises(DataError, match=rf'^\S+/{name}: .*got a named pipe, expected a file.*; \S+ [^\n]*$'):
         open_split(data, 'train')
 
 
@@ -98,14 +98,14 @@ def changed(index, value):
 @pytest.mark.parametrize('damage, message', [
     (lambda p: p.write_bytes(b''), 'not an index .*mlperf-rn50 prepare'),
     (lambda p: p.write_bytes(p.read_bytes().replace(b'(2, 3)', b'(2, ((')), 'not an index'),
-    (lambda p: np.save(p, np.load(p).astype(np.int32)), 'does not fit its .rec of'),
-    (lambda p: np.save(p, np.load(p)[:1]), 'does not fit'),
-    (changed((0, 0), 4), 'does not fit'),
-    (changed((1, 2), 4), 'does not fit'),
-    (changed((0, 1), -4), r'record 1: its index says \d+ bytes from -4 on, the file has \d+; prepare'),
-    (changed((1, 1), 1 << 62), 'its index says'),
-    (changed((0, 1), 4), 'not a RecordIO record|cut off'),
-    (changed((1, 1), 3), 'cut off'),
+    (lambda p: np.save(p, np.load(p).astype(np.int32)), 'does not match its .rec of'),
+    (lambda p: np.save(p, np.load(p)[:1]), 'does not match'),
+    (changed((0, 0), 4), 'does not match'),
+    (changed((1, 2), 4), 'does not match'),
+    (changed((0, 1), -4), r'record 1: got an index entry of \d+ bytes at -4, expected it within'),
+    (changed((1, 1), 1 << 62), 'got an index entry'),
+    (changed((0, 1), 4), 'not a RecordIO record|truncated'),
+    (changed((1, 1), 3), 'truncated'),
 ])
 def test_a_damaged_index_is_named_in_one_line(tmp_path, damage, message):
     path = write(tmp_path, [b'a' * 40, b'b' * 40, b'c' * 40])
@@ -132,11 +132,11 @@ def test_an_index_with_any_byte_changed_is_right_or_named(tmp_path):
 def test_manifest_and_configuration_must_agree(tmp_path):
     data = make_config(tmp_path, ramp(5), num_val=3).data
     assert (len(open_split(data, 'train')), len(open_split(data, 'validation'))) == (5, 3)
-    with pytest.raises(DataError, match='says 5, the configuration 4; set data.num_train'):
+    with pytest.raises(DataError, match='got 4, expected 5 from .*; set data.num_train'):
         open_split(replace(data, num_train=4), 'train')
-    with pytest.raises(DataError, match='says numbered, the configuration imagenet'):
+    with pytest.raises(DataError, match='got imagenet, expected numbered from'):
         open_split(replace(data, dataset='imagenet'), 'train')
-    with pytest.raises(DataError, match='no such file; make the data with: mlperf-rn50 prepare'):
+    with pytest.raises(DataError, match='no such file; create the data with: mlperf-rn50 prepare'):
         open_split(replace(data, dir=str(tmp_path / 'none')), 'train')
 
 
@@ -156,7 +156,7 @@ def test_classes_have_their_names_or_numbers(tmp_path):
     (tmp_path / 'manifest.json').write_text(json.dumps(GOOD))
     assert class_names(data) == ['a', 'b']
     assert class_names(replace(data, synthetic=True)) == ['0', '1']
-    with pytest.raises(DataError, match='says 2, the configuration 3; set data.num_classes or data.dir'):
+    with pytest.raises(DataError, match='got 3, expected 2 from .*; set data.num_classes or data.dir'):
         class_names(replace(data, num_classes=3))
 
 

@@ -10,10 +10,9 @@ import pytest
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.model.describe import describe
-from mlperf_rn50.model.folded import FoldedResNet
 from mlperf_rn50.model.fused import PLAIN, fusion_of
 from mlperf_rn50.model.options import ModelConfig
-from mlperf_rn50.model.resnet import ResNet, units
+from mlperf_rn50.model.resnet import FoldedResNet, ResNet, units
 from mlperf_rn50.model.zoo import build_model, count_flops
 
 pytestmark = pytest.mark.usefixtures('thin_resnets')
@@ -142,7 +141,7 @@ def trained_net(name='resnet18', side=32, channels=3, **model):
     net = build_model(config, mx.cpu(), 0)
     teach_norms(net)
     folded = FoldedResNet(config, mx.cpu())
-    folded.take(net)
+    folded.copy_weights(net)
     return net, folded
 
 
@@ -155,7 +154,7 @@ def test_the_folded_network_follows_the_one_that_is_trained(name, side, channels
         outputs.append(folded.net(images).asnumpy())
         np.testing.assert_allclose(outputs[-1], expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
         net.collect_params()['bn0_running_mean'].set_data(mx.nd.ones((16,)))
-        folded.take(net)
+        folded.copy_weights(net)
     assert (outputs[0] != outputs[1]).any()
     shape = (channels, side, side)
     assert count_flops(folded.net, shape) == count_flops(net, shape)  # rows leave the same taps out

@@ -228,8 +228,8 @@ def make_socket(path):
 
 
 @pytest.mark.parametrize('make, why', [
-    (os.mkfifo, 'it is a named pipe, not a file'), (os.mkdir, 'it is a folder, not a file'),
-    (lambda p: os.symlink('/dev/zero', p), 'it is a device, not a file'), (make_socket, 'No such device or address'),
+    (os.mkfifo, 'got a named pipe, expected a file'), (os.mkdir, 'got a folder, expected a file'),
+    (lambda p: os.symlink('/dev/zero', p), 'got a device, expected a file'), (make_socket, 'No such device or address'),
     (lambda p: os.symlink(p.name, p), 'Too many levels of symbolic links')])
 def test_what_is_no_file_is_not_waited_for(tmp_path, monkeypatch, make, why):
     write_set(tmp_path / 'runs', 2)

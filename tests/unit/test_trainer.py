@@ -9,7 +9,7 @@ import pytest
 from helpers import ROOT, run
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.data.batches import eval_batches, made_up_batches, train_batches
+from mlperf_rn50.data.batches import eval_batches, synthetic_batches, train_batches
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.model.options import ModelConfig
@@ -42,7 +42,7 @@ def made(thin_resnets):
     data = DataConfig(num_train=20, num_val=8, num_classes=3, image_size=16, resize_shorter=16, synthetic=True)
     config = Config(data=data, model=ModelConfig(name='resnet18'), train=TrainConfig(local_batch_size=8))
     plan = make_plan(config, 1)
-    return Trainer(plan, Comm(), 0, None), made_up_batches(config, plan.train_shard(), None)
+    return Trainer(plan, Comm(), 0, None), synthetic_batches(config, plan.train_shard(), None)
 
 
 def test_the_last_step_takes_the_share_of_the_rate_that_its_images_fill(made, monkeypatch):
@@ -137,8 +137,8 @@ def test_the_warm_up_comes_to_every_shape_of_the_run(thin_resnets, train):
     plan, comm = make_plan(config, 1), Comm()
     trainer = Trainer(plan, comm, 0, None)
     taught, asked = watched(trainer.net), watched(trainer.eval_net)
-    trainer.warm_up(made_up_batches(config, plan.train_shard(), None),
-                    next(made_up_batches(config, plan.eval_shard(), None)), 1)
+    trainer.warm_up(synthetic_batches(config, plan.train_shard(), None),
+                    next(synthetic_batches(config, plan.eval_shard(), None)), 1)
     in_warm_up = set(taught), set(asked)
     assert all(in_warm_up) and in_warm_up[0] != in_warm_up[1]
     taught.clear(), asked.clear()

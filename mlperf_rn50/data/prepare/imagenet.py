@@ -1,4 +1,4 @@
-"""ImageNet (ILSVRC2012) from its two tars, read in place, or from folders of synsets."""
+"""ImageNet (ILSVRC2012) from its two tars, read in place, or from synset folders."""
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +11,7 @@ COUNTS = (1_281_167, 50_000, 1000)  # training and validation images, classes
 
 
 def _tar_members(path: Path, is_nested: bool) -> Iterator[tuple[str, str, int, int]]:
-    """(inner tar's stem or '', name, offset, size) of the pictures of a tar, or of the tars inside it."""
+    """Yield (inner tar's stem or '', name, offset, size) of the images of a tar or of its nested tars."""
     with tarfile.open(path) as outer:
         for member in filter(tarfile.TarInfo.isfile, outer):
             if not is_nested:
@@ -24,25 +24,24 @@ def _tar_members(path: Path, is_nested: bool) -> Iterator[tuple[str, str, int, i
 
 
 def _tar_samples(path: Path, is_nested: bool) -> list[tuple[str, Sample]]:
-    """(synset or '', sample without label) of a tar's pictures, sorted by name."""
+    """Return (synset or '', unlabelled sample) of the images of a tar, sorted by name."""
     try:
         found = [(synset, Sample(-1, f'{path.name}/{name}', None, str(path), offset, size))
                  for synset, name, offset, size in _tar_members(path, is_nested)]
     except (OSError, tarfile.TarError) as e:
-        raise DataError(f'imagenet: {path}: not a readable tar: {" ".join(str(e).split())}; fetch it again') from e
+        raise DataError(f'imagenet: {path}: not a readable tar: {" ".join(str(e).split())}; download it again') from e
     return sorted(found, key=lambda pair: (pair[0], pair[1].name))
 
 
 def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list[int]:
-    """The labels of validation images in the order of their names.
+    """Return the labels of validation images in the order of their names, from lines of [name] synset.
 
-    Each line ends with a synset; it may begin with the image's name. Class numbers are refused: the
-    numbers of ILSVRC2012_validation_ground_truth.txt are not in the order of the synsets' names.
+    The class numbers of ILSVRC2012_validation_ground_truth.txt are rejected, as they do not follow the synset names.
     """
     try:
         rows = [line.split() for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as e:
-        raise DataError(f'--ground-truth: {path}: cannot be read') from e
+        raise DataError(f'--ground-truth: {path}: cannot be read; expected a text file') from e
     if len(rows) != len(names):
         raise DataError(f'--ground-truth: {path}: got {len(rows)} lines, expected {len(names)}, one per image')
     if all(len(row) > 1 for row in rows):
@@ -54,15 +53,15 @@ def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list
     for name, synset in zip(names, synsets):
         if synset not in number:
             raise DataError(f'--ground-truth: {path}: {name}: got {synset or "no line"!r}, expected a synset such as '
-                            f'{classes[0]} (class numbers of the development kit follow another order)')
+                            f'{classes[0]} (the class numbers of the development kit have another order)')
     return [number[s] for s in synsets]
 
 
 def imagenet(source: Path, ground_truth: Path | None, allow_partial: bool) -> Dataset:
-    """ILSVRC2012 from its two tars or from synset folders; labels follow the sorted synsets.
+    """Read ILSVRC2012 from its two tars or from synset folders; labels follow the sorted synsets.
 
-    Training: ILSVRC2012_img_train.tar, or train/<synset>/. Validation: val/<synset>/, or
-    ILSVRC2012_img_val.tar or a flat val/ with a ground truth file.
+    Training: ILSVRC2012_img_train.tar or train/<synset>/. Validation: val/<synset>/, or ILSVRC2012_img_val.tar or a
+    flat val/ with a ground truth file.
     """
     train_tar, val_tar = source / 'ILSVRC2012_img_train.tar', source / 'ILSVRC2012_img_val.tar'
     train_dir, val_dir = split_folder(source, ('train',)), split_folder(source, ('val', 'validation'))
@@ -80,7 +79,7 @@ def imagenet(source: Path, ground_truth: Path | None, allow_partial: bool) -> Da
     counts = (len(result.train), len(result.validation), len(classes))
     if counts != COUNTS and not allow_partial:
         raise DataError(f'imagenet: got {counts[0]:,} training and {counts[1]:,} validation images of {counts[2]} '
-                        'classes, expected 1,281,167 and 50,000 of 1000; complete it, or use --allow-partial')
+                        'classes, expected 1,281,167 and 50,000 of 1000; complete the data or use --allow-partial')
     return result
 
 
@@ -95,7 +94,6 @@ def _validation(val_dir: Path | None, val_tar: Path, ground_truth: Path | None, 
     else:
         raise DataError(f'--source: {val_tar.parent}: expected {val_tar.name} or val/ in it')
     if ground_truth is None:
-        raise DataError('--ground-truth: missing; flat validation images need a file with the synset of each, '
-                        'or put them in val/<synset>/')
+        raise DataError('--ground-truth: missing; expected a file of synsets, or images in val/<synset>/')
     labels = _read_ground_truth(ground_truth, [Path(s.name).name for s in flat], classes)
     return [replace(sample, label=label) for sample, label in zip(flat, labels)]

@@ -1,4 +1,4 @@
-"""What every source delivers: encoded images with their labels; from pixels in memory, or folders of pictures."""
+"""Encoded images with labels, the output of every source, made from pixels in memory or from image folders."""
 import io
 import os
 from collections.abc import Iterable
@@ -14,12 +14,7 @@ PICTURES = {'.jpeg', '.jpg', '.png', '.bmp', '.webp'}
 
 @dataclass(frozen=True)
 class Sample:
-    """An encoded image: its bytes, or a stretch of a file (of a tar, too).
-
-    Args:
-        data: the bytes, None for a file.
-        offset, size: of the stretch, bytes.
-    """
+    """An encoded image: bytes in memory (data), or size bytes at offset of a file, such as a tar."""
 
     label: int
     name: str
@@ -29,7 +24,6 @@ class Sample:
     size: int = 0
 
     def read(self) -> bytes:
-        """The encoded image."""
         if self.data is not None:
             return self.data
         with open(self.path, 'rb') as f:
@@ -39,7 +33,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What is to be packed: splits, class names in order of their labels, and where it came from."""
+    """Splits to pack, class names in the order of their labels, and the source."""
 
     name: str
     source: str
@@ -49,7 +43,7 @@ class Dataset:
 
 
 def from_pixels(pixels: Iterable[np.ndarray], labels: Iterable[int], prefix: str) -> list[Sample]:
-    """Images as PNG; each is uint8, (height, width) or (height, width, 3)."""
+    """Encode images as PNG; each is uint8, (height, width) or (height, width, 3)."""
     from PIL import Image
     samples = []
     for i, (image, label) in enumerate(zip(pixels, labels)):
@@ -60,7 +54,7 @@ def from_pixels(pixels: Iterable[np.ndarray], labels: Iterable[int], prefix: str
 
 
 def folder_samples(root: Path, classes: list[str]) -> list[Sample]:
-    """The pictures of <root>/<class>/, sorted by name."""
+    """Return the images of <root>/<class>/, sorted by name."""
     samples = []
     for label, name in enumerate(classes):
         for entry in sorted(os.scandir(root / name), key=lambda e: e.name) if (root / name).is_dir() else []:
@@ -75,21 +69,20 @@ def split_folder(source: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def digits() -> Dataset:
-    """scikit-learn's 1,797 handwritten digits of 8x8 pixels; 360 of them, stratified, for validation."""
+    """Return scikit-learn's 1,797 handwritten digits of 8x8 pixels; 360 of them, stratified, for validation."""
     import sklearn
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
     bunch = load_digits()
     pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-    parts = train_test_split(pixels, bunch.target, test_size=360, stratify=bunch.target, random_state=0)
-    train, validation, train_labels, validation_labels = parts
+    train, validation, train_labels, validation_labels = train_test_split(
+        pixels, bunch.target, test_size=360, stratify=bunch.target, random_state=0)
     return Dataset('digits', f'sklearn.datasets.load_digits, scikit-learn {sklearn.__version__}', list('0123456789'),
-                   from_pixels(train, train_labels, 'train'),
-                   from_pixels(validation, validation_labels, 'validation'))
+                   from_pixels(train, train_labels, 'train'), from_pixels(validation, validation_labels, 'validation'))
 
 
 def folder(source: Path, name: str) -> Dataset:
-    """Pictures in <source>/{train,val}/<class>/; classes are numbered by their sorted names."""
+    """Read images from <source>/{train,val}/<class>/; classes are numbered by their sorted names."""
     train, validation = split_folder(source, ('train',)), split_folder(source, ('val', 'validation', 'test'))
     if train is None or validation is None:
         raise DataError(f'--source: {source}: expected folders train/ and val/, each with a folder per class')
@@ -97,7 +90,7 @@ def folder(source: Path, name: str) -> Dataset:
     result = Dataset(name, str(source), classes, folder_samples(train, classes), folder_samples(validation, classes))
     unknown = sorted(p.name for p in validation.iterdir() if p.is_dir() and p.name not in classes)
     if unknown:
-        raise DataError(f'--source: {validation / unknown[0]}: a class that {train} does not have')
+        raise DataError(f'--source: {validation / unknown[0]}: class missing in {train}')
     if not result.train or not result.validation:
-        raise DataError(f'--source: {source}: no pictures ({", ".join(sorted(PICTURES))}) in train/ or val/')
+        raise DataError(f'--source: {source}: no images ({", ".join(sorted(PICTURES))}) in train/ or val/')
     return result
