@@ -55,7 +55,7 @@ def test_docker_sh_without_a_gpu_asks_for_none(stand_in, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('arguments, said', [
-    (['--mount', '/nowhere'], '--mount: /nowhere is no folder'), (['--image'], '--image: a value is missing')])
+    (['--mount', '/nowhere'], '--mount: got /nowhere, expected a'), (['--image'], '--image: a value is missing')])
 def test_mistakes_of_docker_sh(arguments, said):
     done = run([ROOT / 'launch/docker.sh', *arguments])
     assert done.returncode == 2 and said in done.stderr
