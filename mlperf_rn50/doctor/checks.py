@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,30 +166,19 @@ def _all_reduce(rows: Sequence[Facts]) -> Check:
                  f'bus {bandwidth * 2 * (len(rows) - 1) / len(rows) / 1e9:.2f} GB/s')
 
 
-@dataclass(frozen=True)
-class Expected:
-    """Requirements of the configuration; None for no requirement."""
-
-    device: str = 'cpu'
-    precision: str = 'float32'
-    num_nodes: int | None = None
-    ranks_per_node: int | None = None
-    needed_disk_bytes: int = 0
-
-
-def check_facts(rows: Sequence[Facts], expected: Expected) -> list[Check]:
-    """Run all checks on the facts of all ranks, rank 0 first."""
+def check_facts(rows: Sequence[Facts], device: str = 'cpu', precision: str = 'float32', num_nodes: int | None = None,
+                ranks_per_node: int | None = None, needed_disk_bytes: int = 0) -> list[Check]:
+    """Run all checks on the facts of all ranks, rank 0 first, for the requirements of a configuration."""
     return [
         _same('program', rows, lambda r: f'code {r["code"]}', f'code {rows[0]["code"]} on all ranks',
               'check out the same commit on {}'),
         _same('configuration', rows, lambda r: f'digest {r["config"]}', f'digest {rows[0]["config"]} on all ranks',
               'copy the configuration file to {} again'),
         _same('Python', rows, lambda r: r['python'], rows[0]['python'], 'run launch/setup.sh on {}'),
-        _packages(rows), _processor(rows, expected.precision), *gpu_stack.check_gpu_stack(rows, expected.device),
-        Check('DALI', 'ok', f'{rows[0]["dali"]} imports'), _horovod(rows, expected.device),
-        _layout(rows, expected.num_nodes, expected.ranks_per_node), *_data(rows),
-        _disk(rows, expected.needed_disk_bytes), _run_folder(rows), *check_limits(rows, expected.device),
-        _energy(rows), _clocks(rows), _all_reduce(rows)]
+        _packages(rows), _processor(rows, precision), *gpu_stack.check_gpu_stack(rows, device),
+        Check('DALI', 'ok', f'{rows[0]["dali"]} imports'), _horovod(rows, device),
+        _layout(rows, num_nodes, ranks_per_node), *_data(rows), _disk(rows, needed_disk_bytes), _run_folder(rows),
+        *check_limits(rows, device), _energy(rows), _clocks(rows), _all_reduce(rows)]
 
 
 def has_failed(checks: Sequence[Check]) -> bool:

@@ -5,7 +5,6 @@ import platform
 import secrets
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import mxnet as mx
@@ -14,7 +13,7 @@ from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.data.batches import device_context, made_up_batches
 from mlperf_rn50.data.records import MANIFEST_NAME, load_manifest, open_split
 from mlperf_rn50.data.verify import check_sample, check_size
-from mlperf_rn50.doctor.checks import Check, Expected, Facts, check_facts, own_facts
+from mlperf_rn50.doctor.checks import Check, Facts, check_facts, own_facts
 from mlperf_rn50.doctor.gpu_stack import mxnet_facts, one_line
 from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.zoo import build_model, count_parameters
@@ -173,9 +172,9 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
 def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], list[Check]]:
     """Gather the facts of all ranks and check them; without has_config, only device and precision are requirements."""
     rows = gather_facts(config, has_config, comm)
-    expected = Expected(config.train.device, config.train.precision)
-    if has_config:
-        num_parameters = count_parameters(build_model(config, mx.cpu(), 0))
-        expected = replace(expected, num_nodes=config.run.num_nodes, ranks_per_node=config.run.ranks_per_node,
-                           needed_disk_bytes=_BYTES_PER_PARAMETER * num_parameters * (config.checkpoint.keep + 1))
-    return rows, check_facts(rows, expected)
+    if not has_config:
+        return rows, check_facts(rows, config.train.device, config.train.precision)
+    num_parameters = count_parameters(build_model(config, mx.cpu(), 0))
+    return rows, check_facts(rows, config.train.device, config.train.precision, config.run.num_nodes,
+                             config.run.ranks_per_node,
+                             _BYTES_PER_PARAMETER * num_parameters * (config.checkpoint.keep + 1))

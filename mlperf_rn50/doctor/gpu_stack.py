@@ -41,19 +41,14 @@ _FIXES = (  # by a part of the last line of an MXNet error
     ('insufficient for CUDA runtime', 'install a newer NVIDIA driver there'))
 
 
-def loaded_libraries(maps: str) -> dict[str, str]:
-    """Parse the versions of the CUDA libraries of a process, such as 12.4.127 of libcudart, from /proc/self/maps."""
-    found = re.findall(r'/(libcudart|libcublas|libcudnn|libnccl)\.so\.([\d.]+)$', maps, re.MULTILINE)
-    return dict(sorted(set(found)))
-
-
 def mxnet_facts(packages: Mapping[str, str], env: Mapping[str, str], maps: str, has_cuda: bool,
                 has_fused_norm: bool) -> dict[str, Any]:
     """Describe the MXNet of this process; kind is cpu, wheels, container (NVIDIA's MXNet, anywhere) or other."""
     release = env.get('NVIDIA_MXNET_VERSION', '')
     wheel = next((n for n in WHEELS if n in packages), '')
     kind = 'cpu' if not has_cuda else 'container' if release or has_fused_norm else 'wheels' if wheel else 'other'
-    return {'kind': kind, 'release': release or wheel, 'libraries': loaded_libraries(maps) if has_cuda else {},
+    loaded = set(re.findall(r'/(libcudart|libcublas|libcudnn|libnccl)\.so\.([\d.]+)$', maps, re.MULTILINE))
+    return {'kind': kind, 'release': release or wheel, 'libraries': dict(sorted(loaded)) if has_cuda else {},
             'compatibility': env.get('_CUDA_COMPAT_STATUS', '')}
 
 
@@ -108,12 +103,7 @@ def capability_problem(kind: str, capability: str) -> tuple[str, str] | None:
 
 
 def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_driver: str) -> tuple[str, str] | None:
-    """Return problem and fix if a driver cannot run an MXNet, else None.
-
-    Args:
-        version: of the driver, such as 535.129.03.
-        cuda_driver: CUDA version of libcuda.so.1, such as 12020; '' if unknown.
-    """
+    """Return problem and fix if a driver cannot run an MXNet; cuda_driver is such as 12020, or '' if unknown."""
     (series, release), cuda = _numbers(version), cuda_major(mxnet)
     is_container = mxnet['kind'] == 'container'
     oldest = _CONTAINER_DRIVER if is_container else _OLDEST_DRIVERS[cuda]

@@ -1,6 +1,4 @@
 """Program behind the launch scripts; launch/engines/launcher.sh runs it."""
-from __future__ import annotations
-
 import os
 import re
 import secrets

@@ -2,8 +2,6 @@
 
 An attempt is one start of the ranks. Only what this attempt wrote counts, not the output of earlier ones.
 """
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

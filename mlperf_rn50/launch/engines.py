@@ -1,6 +1,4 @@
 """Engines that start the ranks: script, handling of stop requests, and the command line of every rank."""
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

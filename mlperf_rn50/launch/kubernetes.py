@@ -2,8 +2,6 @@
 
 Checked options and configuration fill the template in launch/kubernetes; all values are quoted.
 """
-from __future__ import annotations
-
 import argparse
 import functools
 import posixpath
@@ -84,7 +82,6 @@ class Training:
 
 
 def _matching(pattern: str, expected: str) -> Callable[[str], str]:
-    """Return the argparse type of a text that matches a pattern."""
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
             raise argparse.ArgumentTypeError(f'got {text!r}, expected {expected}')
@@ -104,7 +101,6 @@ def _volume(text: str) -> Volume:
 
 
 def _is_within(path: str, folder: str) -> bool:
-    """Return whether an absolute path is a folder or lies in it."""
     place = PurePosixPath(posixpath.normpath(path))
     return PurePosixPath(folder) in (place, *place.parents)
 
@@ -158,22 +154,6 @@ def _find_config(file: str) -> Path:
     return path
 
 
-def _check_text(words: Sequence[str]) -> None:
-    for word in words:
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise ConfigError(f'{word!r}: got invalid UTF-8, expected UTF-8 for the manifest') from None
-
-
-def _check_names(name: str, num_nodes: int) -> None:
-    """Raise ConfigError if a host name would be too long for DNS."""
-    longest = f'-worker-{num_nodes - 1}'  # '-launcher' is never longer
-    if len(name + longest) > LABEL_LENGTH:
-        raise ConfigError(f'--name: got {len(name)} characters, expected at most {LABEL_LENGTH - len(longest)}; '
-                          f'pods are called NAME{longest}')
-
-
 def _check_paths(config: Config, volumes: Sequence[Volume]) -> str:
     """Return a warning about the data, or ''; raise ConfigError for duplicate paths or a run folder in no volume."""
     paths = [v.path for v in volumes]
@@ -204,7 +184,11 @@ def _num_gpus(config: Config, requested: int | None, ranks_per_node: int) -> int
 def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
     """Return the training that a command line requests, and a warning or ''; raise ConfigError for an error."""
     o, options = make_parser().parse_known_args(argv)
-    _check_text([*options, o.config, o.run_dir or '', *(v.path for v in o.volume)])
+    for text in (*options, o.config, o.run_dir or '', *(v.path for v in o.volume)):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f'{text!r}: got invalid UTF-8, expected UTF-8 for the manifest') from None
     path = _find_config(o.config)
     import jsonargparse  # imported late because it takes longer than --help
     checker = jsonargparse.ArgumentParser(PROGRAM, allow_abbrev=False, exit_on_error=False)
@@ -213,7 +197,10 @@ def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
     given = [word for option, value in values.items() if value is not None for word in (option, str(value))]
     config = resolve_config(path, [*given, *options], checker)  # the pods parse the options in the same order
     num_nodes, ranks_per_node = config.run.num_nodes or 1, config.run.ranks_per_node or 1
-    _check_names(o.name, num_nodes)
+    longest = f'-worker-{num_nodes - 1}'  # '-launcher' is never longer
+    if len(o.name + longest) > LABEL_LENGTH:
+        raise ConfigError(f'--name: got {len(o.name)} characters, expected at most {LABEL_LENGTH - len(longest)}; '
+                          f'pods are called NAME{longest}')
     warning = _check_paths(config, o.volume)
     is_in_image = o.config.startswith(IMAGE_CONFIGS)
     run_dir = ('--run-dir', o.run_dir) if o.run_dir is not None else ()

@@ -1,6 +1,4 @@
 """Options of the launchers; unknown ones are passed to mlperf-rn50 train."""
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

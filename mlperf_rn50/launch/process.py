@@ -3,8 +3,6 @@
 The engine runs in a separate session, so that a terminal's Ctrl-C reaches only the launcher. The launcher reads its
 signals one after another, and forwards a stop request that gives the ranks time for a checkpoint.
 """
-from __future__ import annotations
-
 import ctypes
 import os
 import select

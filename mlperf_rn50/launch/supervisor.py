@@ -1,6 +1,4 @@
 """Supervision of runs: doctor, attempts and restarts."""
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Callable, Sequence

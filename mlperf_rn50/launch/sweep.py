@@ -1,6 +1,4 @@
 """Sweep over layouts with several seeds each; skip complete layouts, report failed runs, print a table at the end."""
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -54,15 +54,13 @@ def parse_cpu(text: str) -> dict[str, Any]:
 
 def parse_storage(text: str) -> list[dict[str, Any]]:
     """Parse kind, model and size of each disk from the output of `lsblk --json`."""
+    def kind(disk: dict[str, Any]) -> str:
+        if str(disk.get('name')).startswith('vd'):
+            return 'virtual disk'
+        return 'NVMe SSD' if disk.get('tran') == 'nvme' else 'HDD' if disk.get('rota') else 'SSD'
     devices = (decode(text, dict) or {}).get('blockdevices', [])
-    return [{'kind': _disk_kind(d), 'model': (d.get('model') or '').strip() or None, 'bytes': int(d['size'])}
+    return [{'kind': kind(d), 'model': (d.get('model') or '').strip() or None, 'bytes': int(d['size'])}
             for d in devices if d.get('type') == 'disk' and int(d.get('size') or 0)]
-
-
-def _disk_kind(disk: dict[str, Any]) -> str:
-    if str(disk.get('name')).startswith('vd'):
-        return 'virtual disk'
-    return 'NVMe SSD' if disk.get('tran') == 'nvme' else 'HDD' if disk.get('rota') else 'SSD'
 
 
 def find_networks(sys: Path = SYS) -> list[dict[str, Any]]:

@@ -24,14 +24,7 @@ _NVIDIA, _DISPLAY_CLASS = '0x10de', '0x03'
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device: a card, or an instance of a card (MIG).
-
-    Args:
-        uuid: GPU-… or MIG-….
-        bus_id: PCI address of the card in Linux notation; '' if unknown.
-        compute_cap: compute capability, such as 8.0.
-        memory_bytes: of the device; None if unknown.
-    """
+    """A CUDA device: a card, or an instance of a card (MIG); bus_id is the PCI address of the card, '' if unknown."""
 
     uuid: str
     name: str
@@ -52,28 +45,20 @@ def linux_bus_id(text: str) -> str:
     return f'{int(domain, 16):04x}:{rest.lower()}' if re.fullmatch(r'[0-9A-Fa-f]+', domain) and rest else ''
 
 
-def _memory_bytes(nvml: Any, handle: Any) -> int | None:
-    with suppress(Exception):  # of NVML; some devices have no separate memory
-        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return None
-
-
 def _read_gpu(nvml: Any, handle: Any) -> Gpu:
     is_instance = nvml.nvmlDeviceIsMigDeviceHandle(handle)
     card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_instance else handle
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(card)
+    memory_bytes = None
+    with suppress(Exception):  # of NVML; some devices have no separate memory
+        memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     return Gpu(_text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle)),
                linux_bus_id(_text(nvml.nvmlDeviceGetPciInfo(card).busId)), f'{major}.{minor}',
-               _text(nvml.nvmlSystemGetDriverVersion()), _memory_bytes(nvml, handle))
+               _text(nvml.nvmlSystemGetDriverVersion()), memory_bytes)
 
 
 def visible_handles(nvml: Any, handles: Sequence[Any], visible: str | None) -> list[Any]:
-    """Return NVML's handles of the devices that CUDA sees, in CUDA's order.
-
-    Args:
-        handles: of all cards, by PCI address.
-        visible: CUDA_VISIBLE_DEVICES, numbers and UUIDs up to the first unknown one; None if not set.
-    """
+    """Return NVML's handles of the devices that CUDA sees, up to the first unknown one in CUDA_VISIBLE_DEVICES."""
     if visible is None:
         return list(handles)
     found: list[Any] = []
@@ -105,16 +90,11 @@ def all_bus_ids(sys: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class View:
-    """Devices visible to a rank.
-
-    Args:
-        uuids: of the devices, in CUDA's order; placeholders with numbers if unknown.
-        visible: CUDA_VISIBLE_DEVICES; None if not set.
-    """
+    """Devices visible to a rank."""
 
     host: str
-    uuids: tuple[str, ...]
-    visible: str | None = None
+    uuids: tuple[str, ...]  # in CUDA's order; placeholders with numbers if unknown
+    visible: str | None = None  # CUDA_VISIBLE_DEVICES
 
     @property
     def shown(self) -> str:
@@ -137,10 +117,7 @@ def choose_gpus(views: Sequence[View], ranks_per_device: int) -> list[int]:
     """Assign to each rank the number of a GPU among those that it sees; views are of all ranks.
 
     Ranks of a host that see the same GPUs divide them in order, `ranks_per_device` consecutive ranks per GPU; a rank
-    that sees a single GPU uses number 0.
-
-    Raises:
-        ConfigError: more ranks, or ranks that are not consecutive, would share a GPU.
+    that sees a single GPU uses number 0. Raise ConfigError if more or other ranks would share a GPU.
     """
     numbers, alike = [], Counter[tuple[str, tuple[str, ...]]]()
     sizes = Counter((v.host, v.uuids) for v in views)

@@ -38,18 +38,14 @@ def check_session(env: Mapping[str, str]) -> None:
 
     Space that its files already use counts as free.
     """
-    base = env.get('OMPI_MCA_orte_tmpdir_base')
-    free = free_bytes(Path(base).parent) if base else None
-    if base and free is not None and free < SESSION_BYTES - _used_bytes(Path(base)):
-        raise ConfigError(no_room('TMPDIR', Path(base).parent, free, SESSION_BYTES))
-
-
-def _used_bytes(folder: Path) -> int:
-    """Return the disk usage of the files in a folder."""
+    base = Path(env.get('OMPI_MCA_orte_tmpdir_base', ''))
+    free = free_bytes(base.parent) if base.name else None
     try:
-        return sum(512 * p.lstat().st_blocks for p in folder.rglob('*'))
+        used = sum(512 * p.lstat().st_blocks for p in base.rglob('*')) if base.name else 0
     except OSError:  # a file was removed meanwhile, so the job is running
-        return SESSION_BYTES
+        return
+    if free is not None and free < SESSION_BYTES - used:
+        raise ConfigError(no_room('TMPDIR', base.parent, free, SESSION_BYTES))
 
 
 def session_problem(folder: Path) -> str:

@@ -27,21 +27,15 @@ _NAMES = tuple(name for name, _, _ in _LEVELS)
 
 @dataclass(frozen=True)
 class Processor:
-    """Model and instruction set level of a processor; unknown numbers are None.
-
-    Args:
-        has: highest level of the processor.
-        uses: highest level that oneDNN may use under DNNL_MAX_CPU_ISA.
-        limit: DNNL_MAX_CPU_ISA; '' if not set.
-    """
+    """Model and instruction set level of a processor; unknown numbers are None."""
 
     name: str
     vendor: str
     family: int | None
     model: int | None
-    has: str
-    uses: str
-    limit: str
+    has: str  # highest level of the processor
+    uses: str  # highest level that oneDNN may use
+    limit: str  # DNNL_MAX_CPU_ISA; '' if not set
 
     @property
     def can_train_bfloat16(self) -> bool:

@@ -41,15 +41,10 @@ class Topology:
 
 @dataclass(frozen=True)
 class Binding:
-    """Cores and GPU of a rank.
-
-    Args:
-        pinning: CPUs in the order for pinned threads: first one per physical core, each rank beginning elsewhere.
-        gpu: number of the GPU, None without GPUs.
-    """
+    """Cores and GPU of a rank."""
 
     cpus: tuple[int, ...]
-    pinning: tuple[int, ...]
+    pinning: tuple[int, ...]  # CPUs in the order for pinned threads, first one per physical core
     num_threads: int
     numa_node: int
     gpu: int | None
@@ -69,12 +64,8 @@ def choose_devices(visible: Sequence[str], installed: Sequence[str],
                    num_devices: int) -> tuple[Sequence[str], int | None]:
     """Return the GPUs that the ranks of a node divide, and this rank's index; None if it follows from the local rank.
 
-    Ranks with enough visible GPUs all see the same ones. A rank that sees a single GPU finds its index among all GPUs
-    of the host, if the host has enough.
-
-    Args:
-        visible: PCI addresses of the GPUs that this rank sees, in CUDA's order; the card's for a MIG instance.
-        installed: PCI addresses of all GPUs of the host.
+    Ranks with enough visible GPUs all see the same ones. A rank that sees a single GPU finds its index among all
+    installed GPUs, if they are enough. GPUs are given by PCI address of the card, the visible ones in CUDA's order.
     """
     if len(visible) == 1 < num_devices <= len(installed) and visible[0] in installed:
         return installed, installed.index(visible[0])
@@ -90,13 +81,8 @@ def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> 
             nodes.append(NumaNode(int(path.name[4:]), _cores(sys, cpus)))
     if not nodes:
         nodes = [NumaNode(0, _cores(sys, sorted(allowed)))]
-    return Topology(tuple(nodes), tuple(_numa_node(sys, b) for b in bus_ids))
-
-
-def _numa_node(sys: Path, bus_id: str) -> int:
-    """Return the NUMA node of a PCI device; 0 if unknown, which Linux writes as -1."""
-    text = read_small(sys / f'bus/pci/devices/{bus_id}/numa_node')
-    return int(text) if text.isdecimal() else 0
+    gpu_nodes = (read_small(sys / f'bus/pci/devices/{bus_id}/numa_node') for bus_id in bus_ids)
+    return Topology(tuple(nodes), tuple(int(n) if n.isdecimal() else 0 for n in gpu_nodes))  # -1 is unknown
 
 
 def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
@@ -144,11 +130,7 @@ def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
 
 
 def unbound_threads(cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: Limits) -> int:
-    """Return the threads of a rank that launch/bind.sh did not start.
-
-    Args:
-        cpus: logical CPUs available to the rank, which shares them with the other ranks if they are all of the node.
-    """
+    """Return the threads of a rank without launch/bind.sh; ranks share the CPUs if those are all of the node."""
     is_shared = len(cpus) == (len(limits.cpuset) if limits.cpuset else num_machine_cpus)
     return quota_threads(max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits)
 
@@ -173,13 +155,6 @@ def leave_openmp_to_engine() -> None:
         ctypes.CDLL('libgomp.so.1').omp_set_num_threads(1)
 
 
-def render_binding(binding: Binding) -> str:
-    """Render a binding as one line."""
-    gpu = 'no GPU' if binding.gpu is None else f'GPU {binding.gpu}'
-    return (f'cores {render_cpu_list(binding.cpus)}, {binding.num_threads} threads, NUMA node {binding.numa_node}, '
-            f'{gpu}')
-
-
 def _bind(command: Sequence[str]) -> None:
     """Bind this process and execute the command."""
     if launched_local()[0] == 0:  # one report per node is enough
@@ -202,7 +177,8 @@ def _bind(command: Sequence[str]) -> None:
     threads = set_omp_threads(quota_threads(binding.num_threads, local_size, find_limits()))
     os.environ.setdefault('DALI_AFFINITY_MASK', ','.join(map(str, binding.pinning)))
     if command[1:2] == ['train']:
-        say(f'{rank_name()} (local {local_rank}): {render_binding(replace(binding, num_threads=threads))}')
+        say(f'{rank_name()} (local {local_rank}): cores {render_cpu_list(binding.cpus)}, {threads} threads, '
+            f'NUMA node {binding.numa_node}, ' + ('no GPU' if binding.gpu is None else f'GPU {binding.gpu}'))
     os.execvp(command[0], list(command))
 
 
