@@ -25,10 +25,9 @@ _MAX_CLOCK_SKEW_S = 1.0
 
 def code_digest() -> str:
     """Return a digest of the program's source files."""
-    folder, digest = Path(mlperf_rn50.__file__).parent, hashlib.sha256()
-    for path in sorted(folder.rglob('*.py')):
-        digest.update(f'{path.relative_to(folder)}\0'.encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
+    folder = Path(mlperf_rn50.__file__).parent
+    files = [f'{path.relative_to(folder)}\0'.encode() + path.read_bytes() for path in sorted(folder.rglob('*.py'))]
+    return hashlib.sha256(b''.join(files)).hexdigest()[:12]
 
 
 def own_facts(run_dir: Path, mxnet: Mapping[str, Any]) -> Facts:
@@ -137,7 +136,6 @@ def _run_folder(rows: Sequence[Facts]) -> Check:
 
 
 def _energy(rows: Sequence[Facts]) -> Check:
-    """Report which devices have energy counters; none are required."""
     nodes = [node[0] for node in by_node(rows)]
     texts = []
     for kind, name in (('cpu', 'CPU packages'), ('gpu', 'GPUs')):
@@ -175,7 +173,9 @@ def check_facts(rows: Sequence[Facts], device: str = 'cpu', precision: str = 'fl
         _same('configuration', rows, lambda r: f'digest {r["config"]}', f'digest {rows[0]["config"]} on all ranks',
               'copy the configuration file to {} again'),
         _same('Python', rows, lambda r: r['python'], rows[0]['python'], 'run launch/setup.sh on {}'),
-        _packages(rows), _processor(rows, precision), *gpu_stack.check_gpu_stack(rows, device),
+        _packages(rows), _processor(rows, precision), gpu_stack.check_gpus(rows, device),
+        gpu_stack.check_libraries(rows, device),
+        *([gpu_stack.check_environment(rows), gpu_stack.check_trial(rows)] if device == 'gpu' else []),
         Check('DALI', 'ok', f'{rows[0]["dali"]} imports'), _horovod(rows, device),
         _layout(rows, num_nodes, ranks_per_node), *_data(rows), _disk(rows, needed_disk_bytes), _run_folder(rows),
         *check_limits(rows, device), _energy(rows), _clocks(rows), _all_reduce(rows)]

@@ -51,7 +51,6 @@ def _data_facts(config: Config, rank: int) -> dict:
 
 
 def _horovod_facts(config: Config, comm: Comm) -> dict:
-    """Describe the features of the Horovod build, and those that this run uses."""
     import horovod.mxnet as hvd
     built = {'MPI': hvd.mpi_built(), 'Gloo': hvd.gloo_built()}
     in_use = 'no Horovod (one process)'
@@ -84,17 +83,6 @@ def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
     return sorted(times[1:])[1]
 
 
-def _write_token(folder: Path, name: str) -> tuple[str, list[Path]]:
-    """Create a file in a folder; return the problem, '' for none, and the folders created for it."""
-    made = [f for f in (folder, *folder.parents) if not f.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    except OSError as e:
-        return f'{e.filename or folder}: {e.strerror}', made
-    return '', made
-
-
 def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
     """Return why a file of rank 0 in the run folder is invisible here, '' if it is visible; None on a single host.
 
@@ -106,7 +94,12 @@ def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
     token, problem = f'.doctor-{secrets.token_hex(8)}', ''
     made: list[Path] = []
     if comm.rank == 0:
-        problem, made = _write_token(folder, token)
+        made = [f for f in (folder, *folder.parents) if not f.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / token).touch()
+        except OSError as e:
+            problem = f'{e.filename or folder}: {e.strerror}'
     token, problem_of_0 = comm.gather_object([token, problem])[0]
     if comm.rank and not problem_of_0:
         for opened in (folder.parent, folder):  # opening a folder makes NFS look it up again

@@ -149,12 +149,6 @@ def _gpu_problems(row: Facts) -> Iterator[tuple[str, str]]:
         yield row['device_problem'], ''
 
 
-def check_gpu_stack(rows: Sequence[Facts], device: str) -> list[Check]:
-    """Run all checks on GPUs and their software; device is train.device."""
-    checks = [check_gpus(rows, device), check_libraries(rows, device)]
-    return checks if device != 'gpu' else [*checks, check_environment(rows), check_trial(rows)]
-
-
 def check_gpus(rows: Sequence[Facts], device: str) -> Check:
     """Check that every rank has a GPU that works with its MXNet and driver."""
     if device != 'gpu':

@@ -39,7 +39,6 @@ def _allowed_cpus(node: Sequence[Facts]) -> float:
 
 
 def _cpus(rows: Sequence[Facts]) -> Check:
-    """Check that every rank has a CPU; report the node with the fewest CPUs per rank."""
     node = min(by_node(rows), key=lambda n: _allowed_cpus(n) / len(n))
     allowed, first = _allowed_cpus(node), node[0]
     quota = first['cgroup']['quota_cpus']
@@ -122,7 +121,6 @@ def _open_files(rows: Sequence[Facts]) -> Check:
 
 
 def _unlimited(name: str, rows: Sequence[Facts], key: str, fix: str) -> Check:
-    """Check that a ulimit is unlimited."""
     limited = [r for r in rows if r['ulimits'][key] is not None]
     if not limited:
         return Check(name, 'ok', 'unlimited on all ranks')

@@ -90,11 +90,12 @@ class Launcher:
         env = environment(self.options, {**plain_output(sys.stdout, outer), **outer}, job, device)
         name = 'srun.sh' if self.engine.in_slurm and self.options.image else self.engine.script
         script = str(self.here / 'launch/engines' / name)
+        slots = ','.join(f'{host}:{layout.ranks_per_node}' for host in layout.hosts)
         remove_leftovers((SHARED_MEMORY, tmp_dir()))
         with self._guards(layout, job) as guards:
-            code = run_engine([script, layout.slots, *command], env, self.signals, job,
-                              limit_s, is_overdue, signal.SIGINT if self.engine.in_slurm else signal.SIGTERM,
-                              messengers=() if self.engine.hands_on_stop else guards)
+            code = run_engine([script, slots, *command], env, self.signals, job, limit_s, is_overdue,
+                              end_signal=signal.SIGINT if self.engine.in_slurm else signal.SIGTERM,
+                              messengers=() if self.engine.forwards_stop else guards)
         for folder in (SHARED_MEMORY, tmp_dir()):  # Open MPI does not clean up after a killed job
             shutil.rmtree(folder / f'mlperf_rn50-{job}', ignore_errors=True)
         return code
@@ -103,10 +104,9 @@ class Launcher:
     def _guards(self, layout: RunPlace, job: str) -> Iterator[Sequence[subprocess.Popen]]:
         """Start a guard per host: it ends the ranks if the launcher dies, and notifies the launcher of a lost host."""
         guard = str(self.here / 'launch/guard.sh')
-        hosts = layout.hosts if self.options.hosts or not self.engine.hands_on_stop else ()
-        guards = [subprocess.Popen([guard, '--host', host, '--launcher', str(os.getpid()), job],
-                                   stdout=subprocess.PIPE, start_new_session=True, preexec_fn=as_child)
-                  for host in hosts]
+        hosts = layout.hosts if self.options.hosts or not self.engine.forwards_stop else ()
+        guards = [subprocess.Popen([guard, '--host', host, '--launcher', str(os.getpid()), job], preexec_fn=as_child,
+                                   stdout=subprocess.PIPE, start_new_session=True) for host in hosts]
         try:
             for stdout in (g.stdout for g in guards if g.stdout):
                 with stdout:

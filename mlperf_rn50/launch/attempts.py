@@ -33,18 +33,12 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class Attempt:
-    """Result of an attempt.
+    """Result of an attempt."""
 
-    Args:
-        run: number of the run, None if none began.
-        end: final status in the run's log (converged, aborted, failed, interrupted), None if it has none.
-        gained: whether a newer checkpoint was written.
-    """
-
-    run: int | None
+    run: int | None  # None if no run began
     exit_code: int
-    end: str | None
-    gained: bool
+    end: str | None  # converged, aborted, failed or interrupted, None if the run's log has no end
+    gained: bool  # a newer checkpoint
     can_resume: bool
 
 
@@ -60,7 +54,7 @@ class NextStep:
 
 @dataclass(frozen=True)
 class Line:
-    """Fields of a line of metrics.jsonl that a launcher reads."""
+    """Relevant fields of a line of metrics.jsonl."""
 
     event: str = ''
     step: int | None = None
@@ -69,7 +63,7 @@ class Line:
 
 @dataclass(frozen=True)
 class _Record:
-    """Fields of a line of attempts.jsonl that a launcher reads."""
+    """Relevant fields of a line of attempts.jsonl."""
 
     job: str
     end: str | None = None
@@ -93,7 +87,7 @@ def end_of(lines: Sequence[Line]) -> str | None:
     return last.status if last.event == 'end' and last.status in _ENDS else None
 
 
-def mark(folder: Path) -> RunProgress:
+def read_progress(folder: Path) -> RunProgress:
     """Return the current progress in a run folder."""
     run = newest_run(folder)
     if run is None:
@@ -101,7 +95,7 @@ def mark(folder: Path) -> RunProgress:
     return RunProgress(run.index, len(read_metrics(run)), newest_step(run.checkpoints))
 
 
-def look(folder: Path, before: RunProgress, exit_code: int, is_resumed: bool) -> Attempt:
+def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: bool) -> Attempt:
     """Return the result of an attempt; is_resumed if it resumed the newest run instead of beginning one."""
     run = newest_run(folder)
     if run is None or not is_resumed and run.index == before.newest:

@@ -17,18 +17,12 @@ _IN_IMAGE = ('/opt/mlperf_rn50/launch/bind.sh', '/opt/mlperf_rn50/.venv/bin/mlpe
 
 @dataclass(frozen=True)
 class Engine:
-    """Script that starts the ranks of a launcher.
-
-    Args:
-        hands_on_stop: whether the script forwards SIGUSR1, the stop request, to the ranks and waits for their
-            checkpoint; otherwise the guards forward it.
-        image_option: None if ranks do not run in a container.
-    """
+    """Script that starts the ranks of a launcher, and its properties."""
 
     script: str
     has_hosts: bool = False
-    hands_on_stop: bool = True
-    image_option: str | None = None
+    forwards_stop: bool = True  # SIGUSR1, the stop request, to the ranks; otherwise the guards forward it
+    image_option: str | None = None  # None if ranks do not run in a container
     in_slurm: bool = False
 
 
@@ -38,7 +32,7 @@ ENGINES: Mapping[str, Engine] = {
     'local': Engine('openmpi.sh'),
     'mpirun': Engine('openmpi.sh', has_hosts=True),
     'apptainer': Engine('openmpi.sh', has_hosts=True, image_option='--image'),
-    'horovodrun': Engine('horovodrun.sh', has_hosts=True, hands_on_stop=False),
+    'horovodrun': Engine('horovodrun.sh', has_hosts=True, forwards_stop=False),
     'slurm': Engine('openmpi.sh', in_slurm=True, image_option='--container'),
 }
 

@@ -50,11 +50,7 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def parse_hostfile(text: str, where: str) -> list[Host]:
-    """Parse one host per line, optionally with slots=N; the slots of repeated hosts add up, as with PBS.
-
-    Raises:
-        ConfigError: no host, an invalid host name or an invalid slots=.
-    """
+    """Parse one host per line, optionally with slots=N; the slots of repeated hosts add up, as with PBS."""
     found: dict[str, list[int | None]] = {}
     for line in text.splitlines():
         words = line.partition('#')[0].split()

@@ -56,13 +56,7 @@ class User:
 
 @dataclass(frozen=True)
 class Training:
-    """Values of the manifests; namespace None leaves it to kubectl, user None to the image or the cluster.
-
-    Args:
-        config_text: None if the configuration is in the image.
-        memory: limit per worker such as 64Gi, including shared memory; None for no limit.
-        grace_s: time from SIGTERM to SIGKILL, for a checkpoint.
-    """
+    """Values of the manifests; None leaves a value to kubectl, the image or the cluster."""
 
     name: str
     image: str
@@ -71,14 +65,14 @@ class Training:
     gpus_per_node: int
     volumes: tuple[Volume, ...]
     config_path: str
-    config_text: str | None = None
+    config_text: str | None = None  # None if the configuration is in the image
     options: tuple[str, ...] = ()
     namespace: str | None = None
     user: User | None = None
-    memory: str | None = None
+    memory: str | None = None  # per worker, including shared memory
     cpus: str | None = None
     shm_size: str = '8Gi'
-    grace_s: int = 120
+    grace_s: int = 120  # from SIGTERM to SIGKILL
 
 
 def _matching(pattern: str, expected: str) -> Callable[[str], str]:
@@ -171,7 +165,6 @@ def _check_paths(config: Config, volumes: Sequence[Volume]) -> str:
 
 
 def _num_gpus(config: Config, requested: int | None, ranks_per_node: int) -> int:
-    """Return the GPUs of a pod; raise ConfigError if the number does not fit the ranks or the device."""
     needed = -(-ranks_per_node // config.run.ranks_per_device) if config.train.device == 'gpu' else 0
     if requested is None:
         return needed

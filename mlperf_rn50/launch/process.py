@@ -99,7 +99,7 @@ class Signals:
 
 
 def as_child() -> None:
-    """Reset the signals in a new process, and end it when the launcher ends; a preexec_fn."""
+    """Reset the signals of a new process, and let it end with the launcher; for preexec_fn."""
     signal.set_wakeup_fd(-1)  # the pipe belongs to the launcher
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

@@ -28,42 +28,27 @@ class RunPlace:
     hosts: tuple[str, ...]
     ranks_per_node: int
 
-    @property
-    def slots(self) -> str:
-        """The hosts in the notation of the scripts in launch/engines/."""
-        return ','.join(f'{host}:{self.ranks_per_node}' for host in self.hosts)
-
 
 @dataclass(frozen=True)
 class World:
-    """Side effects of the supervisor.
+    """Side effects of the supervisor."""
 
-    Args:
-        start: run a command on all ranks of a layout, under a job name, and return its exit code; stop it if the last
-            argument still returns False at the start limit.
-        silent: return the unreachable ones among some hosts.
-    """
-
+    # Run a command on all ranks, under a job name; stop it if the last argument returns False at the start limit.
     start: Callable[[RunPlace, str, Sequence[str], Callable[[], bool]], int]
-    silent: Callable[[Sequence[str]], list[str]]
+    silent: Callable[[Sequence[str]], list[str]]  # return the unreachable hosts
     say: Callable[[str], None]
     signals: Signals
 
 
 @dataclass
 class Supervisor:
-    """Supervisor of the runs of one launcher.
-
-    Args:
-        has_ssh: whether the hosts can be probed with ssh.
-        batch_job: identifier that a requeued job shares with its earlier starts.
-    """
+    """Supervisor of the runs of one launcher."""
 
     world: World
     options: Options
     layout: RunPlace
-    has_ssh: bool
-    batch_job: str
+    has_ssh: bool  # for probes of the hosts
+    batch_job: str  # the same for all starts of a requeued job
     token: str
     _stuck: dict[str, RunPlace] = field(default_factory=dict)  # layouts by job, since the last gain
     _num_jobs: int = 0
@@ -85,7 +70,7 @@ class Supervisor:
         train_options = self.train_options(attempts.newest_run(self.layout.run_dir) if is_resumed else None)
         while True:
             self._num_jobs += 1
-            job, before = f'{self.token}-{self._num_jobs}', attempts.mark(self.layout.run_dir)
+            job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(self.layout.run_dir)
             code = self._run_doctor(job, train_options)
             is_fit = not code
             if not is_fit and not world.signals.is_asked and self._is_finding(job, code) and (
@@ -93,7 +78,7 @@ class Supervisor:
                 return code
             if is_fit and not world.signals.is_asked:
                 code = self._start(job, ['train', *train_options], partial(self._has_begun, before))
-            attempt = attempts.look(self.layout.run_dir, before, code, train_options[0] == '--resume')
+            attempt = attempts.read_attempt(self.layout.run_dir, before, code, train_options[0] == '--resume')
             if attempt.end == 'interrupted' and self._has_lost_host(code):
                 attempt = replace(attempt, end=None)
             num_stuck = self._record(job, attempt)
@@ -134,18 +119,14 @@ class Supervisor:
 
     def _has_begun(self, before: attempts.RunProgress) -> bool:
         """Return whether the ranks have written to the run folder; from then on they enforce their own limits."""
-        return attempts.mark(self.layout.run_dir) != before
+        return attempts.read_progress(self.layout.run_dir) != before
 
     def _start(self, job: str, words: Sequence[str], has_begun: Callable[[], bool]) -> int:
-        """Run a command of the program on all ranks, with the options of the current layout."""
-        layout = self.layout
-        return self.world.start(layout, job, [
-            *words, *self.options.train, '--run.num_nodes', str(len(layout.hosts)), '--run.ranks_per_node',
-            str(layout.ranks_per_node), '--run.ranks_per_device', str(self.options.ranks_per_device)],
-            has_begun)
+        layout = ['--run.num_nodes', len(self.layout.hosts), '--run.ranks_per_node', self.layout.ranks_per_node,
+                  '--run.ranks_per_device', self.options.ranks_per_device]
+        return self.world.start(self.layout, job, [*words, *self.options.train, *map(str, layout)], has_begun)
 
     def _run_doctor(self, job: str, train_options: Sequence[str]) -> int:
-        """Check every node before the run starts there."""
         if not self.options.doctor or self.world.signals.is_asked:
             return 0
         # A separate job, so that its guards end only its processes.

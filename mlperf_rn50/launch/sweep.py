@@ -63,11 +63,7 @@ def check_options(o: Namespace, rest: Sequence[str]) -> None:
 
 
 def plan_sweep(o: Namespace, values: Sequence[str]) -> list[SweepLayout]:
-    """Return batch and learning rate of each layout, from the values of _LAYOUT_OPTIONS in the configuration.
-
-    Raises:
-        ConfigError: unreadable learning rate table, or values that do not fit the layouts.
-    """
+    """Return batch and learning rate of each layout, from the values of _LAYOUT_OPTIONS in the configuration."""
     local_batch, global_batch, base_lr, warmup_epochs = values
     try:
         table = parse_lr_table(Path(o.lr_table).read_text()) if o.lr_table else None

@@ -16,15 +16,11 @@ _NO_LIMIT_BYTES = 1 << 60  # version 1 writes 'no limit' as the largest number o
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the groups of a process; None for no limit.
+    """Limits of the groups of a process; None for no limit."""
 
-    The memory limit belongs to the group with the least memory left; used memory excludes reclaimable page cache. A
-    quota of 1.5 CPUs is 1.5 s of CPU time per second.
-    """
-
-    memory_limit_bytes: int | None = None
-    memory_used_bytes: int = 0
-    quota_cpus: float | None = None
+    memory_limit_bytes: int | None = None  # of the group with the least memory left
+    memory_used_bytes: int = 0  # without reclaimable page cache
+    quota_cpus: float | None = None  # 1.5 is 1.5 s of CPU time per second
     cpuset: tuple[int, ...] | None = None
 
 

@@ -72,10 +72,7 @@ def visible_handles(nvml: Any, handles: Sequence[Any], visible: str | None) -> l
 
 
 def find_visible_gpus() -> list[Gpu]:
-    """Return the devices that CUDA sees in this process, from NVML; none without a driver.
-
-    UUID prefixes and numbers of MIG cards are not resolved; make_view then falls back on numbers.
-    """
+    """Return the devices that CUDA sees, from NVML; UUID prefixes and numbers of MIG cards are not resolved."""
     nvml, handles = find_gpus()
     with suppress(Exception):  # of NVML
         return [_read_gpu(nvml, h) for h in visible_handles(nvml, handles, os.environ.get(VISIBLE))]

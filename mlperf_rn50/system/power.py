@@ -105,8 +105,7 @@ def _open_gpu(nvml: Any, handle: Any, name: str, now_s: float) -> Counter:
 
 
 class Meter:
-    """Joules of this node's devices by kind, cpu and gpu; a kind with a lost device is dropped, as a sum would be
-    incomplete."""
+    """Joules of this node's devices, by kind; a kind with a lost device is dropped, because its sum is incomplete."""
 
     def __init__(self, counters: Mapping[str, Sequence[Counter]]):
         self._counters = {kind: list(found) for kind, found in counters.items() if found}
@@ -114,16 +113,15 @@ class Meter:
 
     def read(self, now_s: float) -> dict[str, dict[str, float]]:
         """Return joules by kind and device, rounded to millijoules, without kinds that cannot be read now."""
-        return {kind: found for kind in tuple(self._counters) if (found := self._read_kind(kind, now_s))}
-
-    def _read_kind(self, kind: str, now_s: float) -> dict[str, float]:
-        try:
-            return {c.name: round(c.joules(now_s), 3) for c in self._counters[kind]}
-        except CounterLost:
-            del self._counters[kind]
-        except Exception:  # of the file system or NVML; the next reading may succeed
-            pass
-        return {}
+        result = {}
+        for kind, counters in tuple(self._counters.items()):
+            try:
+                result[kind] = {c.name: round(c.joules(now_s), 3) for c in counters}
+            except CounterLost:
+                del self._counters[kind]
+            except Exception:  # of the file system or NVML; the next reading may succeed
+                continue
+        return result
 
 
 def open_meter(sys: Path, nvml: Any, handles: Sequence[Any], now_s: float) -> Meter:

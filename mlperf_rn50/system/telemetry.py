@@ -1,8 +1,7 @@
 """Telemetry of a node, once a second, as JSON lines next to the log of a run.
 
-A sample has rates since the previous one. A line at run_start aligns this node's clock with the run. Joules are counted
-since the start of the sampler, so that a lost line loses none (see power.py). Source: psutil (/proc/stat, meminfo,
-diskstats, net/dev), /sys/class/infiniband, NVML.
+Rates are since the previous sample, joules since the start (see power.py). A line at run_start aligns this node's clock
+with the run. Source: psutil (/proc/stat, meminfo, diskstats, net/dev), /sys/class/infiniband, NVML.
 """
 import json
 import platform

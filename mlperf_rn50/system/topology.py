@@ -94,11 +94,10 @@ def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
 
 def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_per_device: int,
                    place: int | None = None) -> Binding:
-    """Choose the binding of one rank.
+    """Choose the binding of one rank; place is the index of its GPU on the node, None derives it from local_rank.
 
     A device is a GPU or, without GPUs, a core set; `ranks_per_device` consecutive ranks share one. A device has the
-    cores of its NUMA node, divided evenly among the devices there; without GPUs the devices are spread over the NUMA
-    nodes. place is the index of the rank's GPU on the node; None derives it from local_rank.
+    cores of its NUMA node, divided evenly among the devices there. Devices without GPUs are spread over the nodes.
     """
     num_devices = -(-local_size // ranks_per_device) if place is None else len(topology.gpus)
     device = local_rank // ranks_per_device if place is None else place
@@ -146,9 +145,8 @@ def set_omp_threads(num_threads: int) -> int:
 def leave_openmp_to_engine() -> None:
     """Disable OpenMP teams in this thread; to be called after MXNet is imported.
 
-    On a CPU, MXNet computes in a thread of its engine. A thread that only reads an array copies it or converts its
-    layout in parallel, and would start a second team. With more team threads than cores, libgomp stops active waiting,
-    so that every parallel loop ends with a system call, and a small step takes 1.1 to 1.4 times as long. Source:
+    MXNet computes on a CPU in a thread of its engine; a thread that copies an array would start a second team. With
+    more team threads than cores, libgomp stops active waiting, and a small step takes 1.1 to 1.4 times as long. Source:
     libgomp, gomp_managed_threads and GOMP_SPINCOUNT.
     """
     with suppress(OSError):  # an MXNet with another OpenMP

@@ -20,7 +20,7 @@ from mlperf_rn50.errors import EXIT_USAGE, ConfigError
 from mlperf_rn50.launch import __main__ as launcher
 from mlperf_rn50.launch import attempts, process, supervisor
 from mlperf_rn50.launch.__main__ import Launcher, check_room, folder_lock, main, remove_leftovers
-from mlperf_rn50.launch.attempts import Attempt, judge, look, mark
+from mlperf_rn50.launch.attempts import Attempt, judge, read_attempt, read_progress
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.options import make_parser, parse_options
@@ -115,32 +115,32 @@ def test_the_end_of_an_earlier_part_is_not_believed(tmp_path):
     run = begin(tmp_path)
     keep(run, 8)
     write(run, {'event': 'train', 'step': 8}, {'event': 'end', 'status': 'interrupted'})
-    before = mark(tmp_path)
-    attempt = look(tmp_path, before, 2, is_resumed=True)  # the resume fails at once
+    before = read_progress(tmp_path)
+    attempt = read_attempt(tmp_path, before, 2, is_resumed=True)  # the resume fails at once
     assert attempt == Attempt(0, 2, None, gained=False, can_resume=True)
     write(run, {'event': 'resumed', 'step': 8}, {'event': 'train', 'step': 12}, {'event': 'end', 'status': 'converged'})
     keep(run, 12)
-    assert look(tmp_path, before, 0, is_resumed=True) == Attempt(0, 0, 'converged', gained=True, can_resume=True)
+    assert read_attempt(tmp_path, before, 0, is_resumed=True) == Attempt(0, 0, 'converged', True, can_resume=True)
 
 
 def test_an_attempt_that_began_no_run(tmp_path):
     write(begin(tmp_path), {'event': 'end', 'status': 'converged'})
-    before = mark(tmp_path)
-    assert look(tmp_path, before, 1, is_resumed=False).run is None
+    before = read_progress(tmp_path)
+    assert read_attempt(tmp_path, before, 1, is_resumed=False).run is None
     begin(tmp_path, 1)
-    assert look(tmp_path, before, 1, is_resumed=False) == Attempt(1, 1, None, gained=False, can_resume=False)
+    assert read_attempt(tmp_path, before, 1, is_resumed=False) == Attempt(1, 1, None, gained=False, can_resume=False)
 
 
 def test_with_a_larger_batch_fewer_steps_are_more(tmp_path):
     run = begin(tmp_path)
     keep(run, 100)
-    before = mark(tmp_path)
+    before = read_progress(tmp_path)
     (run.checkpoints / 'step_00000100').rmdir()
     keep(run, 50)  # the same images in a larger batch
     write(run, {'event': 'resumed', 'step': 50})
-    assert not look(tmp_path, before, 1, is_resumed=True).gained
+    assert not read_attempt(tmp_path, before, 1, is_resumed=True).gained
     keep(run, 60)
-    assert look(tmp_path, before, 1, is_resumed=True).gained
+    assert read_attempt(tmp_path, before, 1, is_resumed=True).gained
 
 
 def test_torn_and_hostile_lines_say_nothing(tmp_path):
