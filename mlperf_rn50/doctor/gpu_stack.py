@@ -30,15 +30,14 @@ _CONTAINER = "NVIDIA's container"
 USE_CONTAINER = ("use NVIDIA's container: docker build --build-arg VARIANT=ngc --build-arg "
                  'BASE=nvcr.io/nvidia/mxnet:24.06-py3 . (docs/setup.md)')
 _ERROR_WORDS = ('Check failed', 'Error:', 'cuDNN', 'CUDA', 'out of memory')
+_LOWER_BATCH = 'lower train.local_batch_size or train.eval_batch_size, or set model.layout to NCHW'
 _FIXES = (  # by a part of the last line of an MXNet error
     ('out of memory', 'lower train.local_batch_size (with train.gradient_accumulation_steps for the same global '
      'batch) or train.eval_batch_size'),
-    ('no kernel image', "this MXNet has no code for this card: use NVIDIA's container (docs/setup.md)"),
-    ('CUDNN_STATUS_NOT_SUPPORTED', 'cuDNN has no kernel for these sizes: lower train.local_batch_size or '
-     'train.eval_batch_size, or set model.layout to NCHW'),
-    ('CUDNN_STATUS_BAD_PARAM', 'cuDNN refuses these sizes: lower train.local_batch_size or train.eval_batch_size, or '
-     'set model.layout to NCHW'),
-    ('insufficient for CUDA runtime', 'install a newer NVIDIA driver there'))
+    ('no kernel image', "this MXNet has no code for this card; use NVIDIA's container (docs/setup.md)"),
+    ('CUDNN_STATUS_NOT_SUPPORTED', f'cuDNN has no kernel for these sizes; {_LOWER_BATCH}'),
+    ('CUDNN_STATUS_BAD_PARAM', f'cuDNN rejects these sizes; {_LOWER_BATCH}'),
+    ('insufficient for CUDA runtime', 'install a newer NVIDIA driver'))
 
 
 def mxnet_facts(packages: Mapping[str, str], env: Mapping[str, str], maps: str, has_cuda: bool,

@@ -130,5 +130,5 @@ def test_a_training_in_a_group_that_fills_up_says_so(group, tiny_config, tmp_pat
     output = (tmp_path / 'out').read_text()
     assert code == 1, output
     assert re.search(r'rank \d on \S+, step \d+, (training|evaluation|writing a checkpoint): killed by signal 9 '
-                     r'\(SIGKILL\): out of memory: the memory limit of its cgroup is \d+\.\d GB, its 2 ranks used '
+                     r'\(SIGKILL\): out of memory: the memory limit of the cgroup is \d+\.\d GB, 2 ranks used '
                      r'about \d+\.\d GB together', output), output
