@@ -115,10 +115,7 @@ def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
 
 
 def try_batches(config: Config, world_size: int, rank: int, device_id: int | None) -> dict:
-    """Run a training pass without an update and an evaluation, with synthetic batches of the configured size.
-
-    A missing kernel or a lack of memory shows up within seconds, as one line in 'problem'.
-    """
+    """Run a training pass without an update and an evaluation on synthetic batches, to find problems in seconds."""
     start, what, problem = time.monotonic(), 'a training pass', ''
     try:
         plan = make_plan(config, world_size)

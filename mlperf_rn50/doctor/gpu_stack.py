@@ -85,10 +85,7 @@ def _numbers(version: str) -> tuple[int, int]:
 
 
 def capability_problem(kind: str, capability: str) -> tuple[str, str] | None:
-    """Return problem and fix if an MXNet has no code for a compute capability such as 8.9, else None.
-
-    A custom build may have code for any, which only the trial batches show.
-    """
+    """Return problem and fix if an MXNet, unless a custom build, has no code for a compute capability such as 8.9."""
     major, minor = _numbers(capability)
     if major > _CONTAINER_MAJORS[-1]:
         return (f'neither the published wheels nor {_CONTAINER} (last release: 24.06) have code for it',

@@ -42,10 +42,6 @@ class Launcher:
     options: Options
     signals: Signals
 
-    def say(self, text: str) -> None:
-        """Print a message to stderr."""
-        say(self.script, text)
-
     def settle_layout(self) -> tuple[RunPlace, float, str]:
         """Return the layout of the run (options take precedence over the configuration), its start limit and device."""
         o, run_dir, nodes, ranks, start_limit_s, device = self.options, self.options.run_dir or '', '', '', '0', 'cpu'
@@ -76,8 +72,8 @@ class Launcher:
         def is_overdue() -> bool:
             if has_begun():
                 return False
-            self.say(f'{words[0]}: still starting after {limit_s:.0f} s ({_START_LIMIT} plus {_GRACE_S:.0f} s); '
-                     'stopped')
+            say(self.script, f'{words[0]}: still starting after {limit_s:.0f} s ({_START_LIMIT} plus {_GRACE_S:.0f} '
+                             's); stopped')
             return True
         return self.start_ranks(layout, job, [*program_of_ranks(self.here, self.script.stem, self.options), *words],
                                 device, limit_s, is_overdue)
@@ -126,15 +122,15 @@ class Launcher:
         program_of_ranks(self.here, self.script.stem, self.options)  # report a missing image or folder first
         layout, start_limit_s, device = self.settle_layout()
         check_room(self.engine)
-        token = f'{os.getpid()}-{secrets.token_hex(4)}'
-        world = World(partial(self.start, start_limit_s, device), silent_hosts, self.say, self.signals)
+        token, report = f'{os.getpid()}-{secrets.token_hex(4)}', partial(say, self.script)
+        world = World(partial(self.start, start_limit_s, device), silent_hosts, report, self.signals)
         batch_job = os.environ.get('SLURM_JOB_ID', token)
         with folder_lock(layout.run_dir):
             code = Supervisor(world, self.options, layout, bool(self.options.hosts), batch_job, token).run_all()
         if self.options.ranks_per_device > 1:
             replace(self, signals=Signals()).start_ranks(RunPlace(layout.run_dir, layout.hosts, 1), f'{token}-m',
                                                          [str(self.here / 'launch/mps.sh'), 'stop'], device)
-        return requeue(code, layout.run_dir, self.say) if self.engine.in_slurm else code
+        return requeue(code, layout.run_dir, report) if self.engine.in_slurm else code
 
     def _print(self) -> None:
         """Replace this process with the program that prints the requested values; no rank is started."""
@@ -186,22 +182,22 @@ def remove_leftovers(folders: Iterable[Path]) -> None:
                 path.rmdir()
 
 
-def requeue(code: int, run_dir: Path, say: Callable[[str], None]) -> int:
+def requeue(code: int, run_dir: Path, report: Callable[[str], None]) -> int:
     """Requeue a Slurm job whose run can be resumed, unless it was cancelled; return the exit code."""
     if code != EXIT_RESUMABLE:
         return code
     job = os.environ['SLURM_JOB_ID']
     if (num_stuck := stuck_attempts(run_dir, job)) >= MAX_STUCK:
-        say(stuck_text(num_stuck))
+        report(stuck_text(num_stuck))
         return EXIT_FAILED
     shown = subprocess.run(['scontrol', 'show', 'job', job], capture_output=True, text=True).stdout
     # An ending job is COMPLETING both after scancel and at its time limit; only the reason tells them apart.
     if 'JobState=RUNNING' in shown or 'Reason=TimeLimit' in shown:
-        say('stopped before the end of the run; requeued, resumes from its checkpoint')
+        report('stopped before the end of the run; requeued, resumes from its checkpoint')
         if subprocess.run(['scontrol', 'requeue', job]).returncode:
-            say(f'Slurm did not requeue the job; resume with --resume --run-dir {run_dir}')
+            report(f'Slurm did not requeue the job; resume with --resume --run-dir {run_dir}')
     else:
-        say(f'cancelled; the checkpoint is in {run_dir}')
+        report(f'cancelled; the checkpoint is in {run_dir}')
     return code
 
 

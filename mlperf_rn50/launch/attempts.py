@@ -1,7 +1,4 @@
-"""Result of an attempt at a run, read from the run folder, and the decision to end or to try again.
-
-An attempt is one start of the ranks. Only what this attempt wrote counts, not the output of earlier ones.
-"""
+"""Results of attempts (starts of the ranks), from what each wrote to the run folder, and the decision on the next."""
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,4 @@
-"""Kubernetes manifests for a training: an MPIJob of Kubeflow's operator.
-
-Checked options and configuration fill the template in launch/kubernetes; all values are quoted.
-"""
+"""Kubernetes manifests for a training: an MPIJob of Kubeflow's operator, from the template in launch/kubernetes."""
 import argparse
 import functools
 import posixpath

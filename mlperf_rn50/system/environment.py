@@ -1,7 +1,4 @@
-"""Hardware and software of this host, for env.json, system descriptions and --version.
-
-Source: lscpu, lsblk, /sys/class/net, /sys/class/infiniband, nvidia-smi (NVML), psutil.
-"""
+"""Hardware and software of this host, from lscpu, lsblk, /sys/class, nvidia-smi (NVML) and psutil."""
 import json
 import os
 import platform

@@ -1,8 +1,7 @@
 """GPUs that this process can use, in CUDA's order, and their assignment to the ranks of a node.
 
-NVML lists all GPUs whose device files can be opened, by PCI address, which is CUDA's order with
-CUDA_DEVICE_ORDER=PCI_BUS_ID; CUDA sees those in CUDA_VISIBLE_DEVICES. Source: CUDA C++ Programming Guide (environment
-variables), NVML API reference.
+NVML lists all GPUs whose device files can be opened by PCI address, which is CUDA's order with
+CUDA_DEVICE_ORDER=PCI_BUS_ID; CUDA sees those in CUDA_VISIBLE_DEVICES. Source: CUDA C++ Programming Guide, NVML API.
 """
 import os
 import re
@@ -57,15 +56,14 @@ def _read_gpu(nvml: Any, handle: Any) -> Gpu:
                _text(nvml.nvmlSystemGetDriverVersion()), memory_bytes)
 
 
-def visible_handles(nvml: Any, handles: Sequence[Any], visible: str | None) -> list[Any]:
-    """Return NVML's handles of the devices that CUDA sees, up to the first unknown one in CUDA_VISIBLE_DEVICES."""
+def _visible_handles(nvml: Any, handles: Sequence[Any], visible: str | None) -> list[Any]:
     if visible is None:
         return list(handles)
     found: list[Any] = []
     for word in map(str.strip, visible.split(',')):
         try:
             handle = handles[int(word)] if re.fullmatch('[0-9]{1,9}', word) else nvml.nvmlDeviceGetHandleByUUID(word)
-        except Exception:  # of NVML, or a number beyond the last card
+        except Exception:  # of NVML, or a number beyond the last card; CUDA ignores the rest of the list
             break
         found.append(handle)
     return found
@@ -75,7 +73,7 @@ def find_visible_gpus() -> list[Gpu]:
     """Return the devices that CUDA sees, from NVML; UUID prefixes and numbers of MIG cards are not resolved."""
     nvml, handles = find_gpus()
     with suppress(Exception):  # of NVML
-        return [_read_gpu(nvml, h) for h in visible_handles(nvml, handles, os.environ.get(VISIBLE))]
+        return [_read_gpu(nvml, h) for h in _visible_handles(nvml, handles, os.environ.get(VISIBLE))]
     return []
 
 

@@ -34,10 +34,7 @@ def no_room(name: str, folder: Path, free: int, needed: int) -> str:
 
 
 def check_session(env: Mapping[str, str]) -> None:
-    """Raise ConfigError if the session folder of Open MPI is out of space, because Open MPI reports no error.
-
-    Space that its files already use counts as free.
-    """
+    """Raise ConfigError if Open MPI's session folder, with its present files, is out of space; Open MPI does not."""
     base = Path(env.get('OMPI_MCA_orte_tmpdir_base', ''))
     free = free_bytes(base.parent) if base.name else None
     try:

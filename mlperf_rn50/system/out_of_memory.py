@@ -48,10 +48,7 @@ def gigabytes(num_bytes: int) -> str:
 
 
 def explain_kill(before: MemorySample, after: MemorySample, limit: int | None, host_total: int, num_ranks: int) -> str:
-    """Explain the SIGKILL of a process; '' if the kernel did not kill it for lack of memory.
-
-    before is a sample of the running process; limit, of its cgroup, and host_total are in bytes.
-    """
+    """Explain the SIGKILL of a process; '' if it was not for lack of memory. limit, of the cgroup, is in bytes."""
     if after.num_kills <= before.num_kills:
         return ''
     cause, total = f'the {gigabytes(host_total)} of the host are exhausted', host_total

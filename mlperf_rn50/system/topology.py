@@ -121,10 +121,7 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
 
 
 def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
-    """Limit the threads of a rank to its share of the node's CPU quota, at least one.
-
-    With more threads than the quota allows, the kernel suspends the whole group until the next period.
-    """
+    """Limit the threads of a rank to its share of the CPU quota; above it, the kernel suspends all ranks at times."""
     return num_threads if limits.quota_cpus is None else max(1, min(num_threads, int(limits.quota_cpus // local_size)))
 
 
