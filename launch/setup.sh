@@ -140,7 +140,7 @@ find_python() {
   Debian 12: apt-get install python3.11 python3.11-venv
   Ubuntu: add-apt-repository ppa:deadsnakes/ppa && apt-get install python3.11 python3.11-venv
   RHEL, Fedora: dnf install python3.11
-  uv, which this script then uses (the only way on Debian 13): pipx install uv
+  uv, which this script then uses (for example on Debian 13): pipx install uv
   conda: conda create -n python3.11 python=3.11 && conda activate python3.11'
 }
 make_venv() {
