@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the linters over everything: ruff, mypy, shellcheck. The rules are in pyproject.toml and setup.cfg.
+# Runs ruff, mypy and shellcheck on all files. The rules are in pyproject.toml and setup.cfg.
 # Usage: launch/lint.sh
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."

@@ -1,11 +1,10 @@
-"""Looks at every rank's machine, data and network before a run: gathers the facts that doctor/checks.py checks."""
+"""Facts about the machine, data and network of every rank before a run, for doctor/checks.py."""
 import hashlib
 import os
 import platform
 import secrets
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import mxnet as mx
@@ -14,7 +13,7 @@ from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.data.batches import device_context, synthetic_batches
 from mlperf_rn50.data.records import MANIFEST_NAME, load_manifest, open_split
 from mlperf_rn50.data.verify import check_sample, check_size
-from mlperf_rn50.doctor.checks import Check, Expected, Facts, check_facts, own_facts
+from mlperf_rn50.doctor.checks import Check, Facts, check_facts, own_facts
 from mlperf_rn50.doctor.gpu_stack import mxnet_facts, one_line
 from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.zoo import build_model, count_parameters
@@ -28,12 +27,11 @@ from mlperf_rn50.train.trainer import Trainer
 _NUM_PROBED = 64
 _NUM_CLOCK_READINGS = 5
 _ALL_REDUCE_FLOATS = 4 << 20
-# Weights, and the velocity beside them, in float32.
-_BYTES_PER_PARAMETER = 8
+_BYTES_PER_PARAMETER = 8  # weights and velocity in float32
 
 
 def _data_facts(config: Config, rank: int) -> dict:
-    """The data set as this rank sees it, with a sample of its records read: other ones on every rank."""
+    """Describe the data set of this rank and check a sample of records, different ones on every rank."""
     folder = Path(config.data.dir)
     try:
         manifest = load_manifest(folder)
@@ -47,14 +45,12 @@ def _data_facts(config: Config, rank: int) -> dict:
             records.close()
     except DataError as e:
         return {'problem': str(e)}
-    return {'problem': '', 'dataset': manifest['dataset'], 'num_probed': num_probed,
-            'has_checksums': has_checksums,
+    return {'problem': '', 'dataset': manifest['dataset'], 'num_probed': num_probed, 'has_checksums': has_checksums,
             'manifest': hashlib.sha256((folder / MANIFEST_NAME).read_bytes()).hexdigest()[:12],
             'num_images': sum(s['num_images'] for s in manifest['splits'].values())}
 
 
 def _horovod_facts(config: Config, comm: Comm) -> dict:
-    """What Horovod was built with, and what this run uses of it."""
     import horovod.mxnet as hvd
     built = {'MPI': hvd.mpi_built(), 'Gloo': hvd.gloo_built()}
     in_use = 'no Horovod (one process)'
@@ -66,7 +62,7 @@ def _horovod_facts(config: Config, comm: Comm) -> dict:
 
 
 def _clock_offset_s(comm: Comm) -> float:
-    """This rank's wall clock minus rank 0's, as well as a barrier can tell."""
+    """Measure this rank's wall clock minus rank 0's, to the precision of a barrier."""
     offsets = []
     for _ in range(_NUM_CLOCK_READINGS):
         comm.barrier()
@@ -76,7 +72,7 @@ def _clock_offset_s(comm: Comm) -> float:
 
 
 def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
-    """Median time of three all-reduces, after one to warm up."""
+    """Measure the median time of three all-reduces, after one for warm-up."""
     array, times = mx.nd.zeros((_ALL_REDUCE_FLOATS,), context), []
     for _ in range(4):
         comm.barrier()
@@ -87,21 +83,10 @@ def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
     return sorted(times[1:])[1]
 
 
-def _write_token(folder: Path, name: str) -> tuple[str, list[Path]]:
-    """Makes a file in a folder; why it could not, '' if it could, and the folders that had to be made for it."""
-    made = [f for f in (folder, *folder.parents) if not f.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    except OSError as e:
-        return f'{e.filename or folder}: {e.strerror}', made
-    return '', made
-
-
 def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
-    """Why this rank does not see what rank 0 writes in the run folder, '' if it does; None on one host.
+    """Return why a file of rank 0 in the run folder is invisible here, '' if it is visible; None on a single host.
 
-    Nothing is left behind. To be asked before anything looks for the folder, as NFS remembers what was not there.
+    The file is removed again. Call this before anything looks for the folder, because NFS caches missing files.
     """
     if len(set(comm.gather_object(platform.node()))) == 1:
         return None
@@ -109,34 +94,28 @@ def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
     token, problem = f'.doctor-{secrets.token_hex(8)}', ''
     made: list[Path] = []
     if comm.rank == 0:
-        problem, made = _write_token(folder, token)
+        made = [f for f in (folder, *folder.parents) if not f.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / token).touch()
+        except OSError as e:
+            problem = f'{e.filename or folder}: {e.strerror}'
     token, problem_of_0 = comm.gather_object([token, problem])[0]
     if comm.rank and not problem_of_0:
-        for opened in (folder.parent, folder):  # NFS looks anew at a folder that is opened
+        for opened in (folder.parent, folder):  # opening a folder makes NFS look it up again
             with suppress(OSError):
                 os.close(os.open(opened, os.O_RDONLY))
         problem = '' if (folder / token).exists() else f'no {folder / token}'
     comm.barrier()
     if comm.rank == 0:
         for remove in ((folder / token).unlink, *(f.rmdir for f in made)):
-            with suppress(OSError):  # never made, or something was put there meanwhile
+            with suppress(OSError):  # never created, or no longer empty
                 remove()
     return problem
 
 
-def _device(config: Config, comm: Comm) -> tuple[int | None, str]:
-    """The GPU of this rank, None for none, and what is wrong with that."""
-    try:
-        return device_id_of(config, comm), ''
-    except ConfigError as e:
-        return None, str(e)
-
-
 def try_batches(config: Config, world_size: int, rank: int, device_id: int | None) -> dict:
-    """A training pass without an update and an evaluation, on made-up images of the configured batches.
-
-    What no kernel does, or no memory is left for, is met here in seconds, and in 'problem' in one line.
-    """
+    """Run a training pass without an update and an evaluation on synthetic batches, to find problems in seconds."""
     start, what, problem = time.monotonic(), 'a training pass', ''
     try:
         plan = make_plan(config, world_size)
@@ -156,21 +135,23 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
 
 
 def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
-    """The facts of all ranks, on every rank."""
+    """Gather the facts of all ranks, on every rank."""
     import nvidia.dali
     config_digest = hashlib.sha256(render_yaml(config).encode()).hexdigest()[:12]
-    device_id, device_problem = _device(config, comm)
+    device_id, device_problem = None, ''
+    try:
+        device_id = device_id_of(config, comm)
+    except ConfigError as e:
+        device_problem = str(e)
     context = device_context(device_id)
     run_folder_problem = _run_folder_problem(Path(config.run.dir), comm) if has_config else None
-    own_mxnet = mxnet_facts(package_versions(), os.environ, Path('/proc/self/maps').read_text(),
-                            mx.runtime.Features().is_enabled('CUDA'), hasattr(mx.nd, 'BatchNormAddRelu'))
-    own = own_facts(Path(config.run.dir), own_mxnet)
-    facts = own | {
+    mxnet = mxnet_facts(package_versions(), os.environ, Path('/proc/self/maps').read_text(),
+                        mx.runtime.Features().is_enabled('CUDA'), hasattr(mx.nd, 'BatchNormAddRelu'))
+    facts = own_facts(Path(config.run.dir), mxnet) | {
         'device': device_id, 'device_problem': device_problem,
         'trial': None if device_id is None else try_batches(config, comm.world_size, comm.rank, device_id),
         'rank': comm.rank, 'local_rank': comm.local_rank, 'local_size': comm.local_size, 'config': config_digest,
-        'dali': nvidia.dali.__version__,
-        'horovod': _horovod_facts(config, comm),
+        'dali': nvidia.dali.__version__, 'horovod': _horovod_facts(config, comm),
         'run_folder_problem': run_folder_problem,
         'data': _data_facts(config, comm.rank) if has_config and not config.data.synthetic else None,
         'clock_offset_s': _clock_offset_s(comm), 'all_reduce_s': _all_reduce_s(comm, context),
@@ -179,16 +160,11 @@ def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
 
 
 def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], list[Check]]:
-    """Facts of all ranks and the checks on them.
-
-    Args:
-        config: of the run; where has_config is False defaults, of which device and precision are held against the
-            machines: a word of the command line may have set them.
-    """
+    """Gather the facts of all ranks and check them; without has_config, only device and precision are requirements."""
     rows = gather_facts(config, has_config, comm)
-    expected = Expected(config.train.device, config.train.precision)
-    if has_config:
-        num_parameters = count_parameters(build_model(config, mx.cpu(), 0))
-        expected = replace(expected, num_nodes=config.run.num_nodes, ranks_per_node=config.run.ranks_per_node,
-                           needed_disk_bytes=_BYTES_PER_PARAMETER * num_parameters * (config.checkpoint.keep + 1))
-    return rows, check_facts(rows, expected)
+    if not has_config:
+        return rows, check_facts(rows, config.train.device, config.train.precision)
+    num_parameters = count_parameters(build_model(config, mx.cpu(), 0))
+    return rows, check_facts(rows, config.train.device, config.train.precision, config.run.num_nodes,
+                             config.run.ranks_per_node,
+                             _BYTES_PER_PARAMETER * num_parameters * (config.checkpoint.keep + 1))

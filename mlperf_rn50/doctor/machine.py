@@ -1,4 +1,4 @@
-"""Limits that a machine sets for its ranks (CPUs, memory, shared memory, TMPDIR, ulimits): facts and checks."""
+"""Machine limits for ranks (CPUs, memory, shared memory, TMPDIR, ulimits): facts and checks."""
 import os
 import resource
 from collections.abc import Sequence
@@ -12,19 +12,17 @@ from mlperf_rn50.system.launcher_env import launched_local, omp_threads
 from mlperf_rn50.system.mpi_session import SESSION_BYTES, SHARED_MEMORY, free_bytes, session_problem, tmp_dir
 from mlperf_rn50.system.out_of_memory import soft_limit
 
-# btl_vader_segment_size, and a page of its own.
-_SEGMENT_BYTES = (4 << 20) + 4096
+_SEGMENT_BYTES = (4 << 20) + 4096  # btl_vader_segment_size and a page
 # Source: NVIDIA, NCCL user guide, troubleshooting: docker run --shm-size=1g --ulimit memlock=-1.
 _NCCL_SHARED_BYTES = 1 << 30
 _MIN_MEMORY_BYTES = 2 << 30
-# What a rank has open beside its connections: 31 were measured on 2 ranks; CUDA opens dozens.
-_NUM_OPEN_FILES = 128
+_NUM_OPEN_FILES = 128  # of a rank, without connections; 31 were measured on 2 ranks, and CUDA opens dozens
 _ULIMITS = {'open_files': resource.RLIMIT_NOFILE, 'address_space_bytes': resource.RLIMIT_AS,
             'locked_bytes': resource.RLIMIT_MEMLOCK}
 
 
 def limit_facts() -> Facts:
-    """What this process finds on its machine without any other rank."""
+    """Gather the limits of this process and its machine."""
     folder = tmp_dir()
     return {'cpus': sorted(os.sched_getaffinity(0)), 'num_machine_cpus': os.cpu_count() or 1,
             'omp_num_threads': os.environ.get('OMP_NUM_THREADS', ''), 'cgroup': asdict(find_limits()),
@@ -35,21 +33,20 @@ def limit_facts() -> Facts:
 
 
 def _allowed_cpus(node: Sequence[Facts]) -> float:
-    """CPUs that the ranks of a node may use together."""
+    """Return the number of CPUs available to all ranks of a node together."""
     cpus = {cpu for r in node for cpu in r['cpus']}
     return min([len(cpus), *(r['cgroup']['quota_cpus'] for r in node if r['cgroup']['quota_cpus'])])
 
 
 def _cpus(rows: Sequence[Facts]) -> Check:
-    """Whether every rank has a CPU; what taskset, a cpuset or a quota leave is said where it is least."""
     node = min(by_node(rows), key=lambda n: _allowed_cpus(n) / len(n))
     allowed, first = _allowed_cpus(node), node[0]
     quota = first['cgroup']['quota_cpus']
     return Check('CPUs', 'ok' if allowed >= len(node) else 'warning',
                  f'{len(node)} ranks may use {allowed:g} of the {first["num_machine_cpus"]} CPUs of {first["host"]}'
                  + (', the quota of their control group' if quota == allowed else ''),
-                 f'with less than one each they wait for one another; start {max(1, int(allowed))} there, or allow '
-                 'more (taskset, --cpus-per-task of Slurm, --cpus of a container)')
+                 f'ranks with less than one CPU each wait for each other; start at most {max(1, int(allowed))} there, '
+                 'or allow more CPUs (taskset, --cpus-per-task of Slurm, --cpus of a container)')
 
 
 def _threads(rows: Sequence[Facts]) -> Check:
@@ -59,30 +56,29 @@ def _threads(rows: Sequence[Facts]) -> Check:
         return Check('threads', 'warning', f'OMP_NUM_THREADS is not set on {hosts_of(unset)}',
                      'start the ranks with the scripts in launch/, which set it')
     for node in by_node(rows):
-        wanted, allowed = sum(omp_threads(r['omp_num_threads']) or 0 for r in node), _allowed_cpus(node)
-        if wanted > max(allowed, len(node)):
-            return Check('threads', 'warning', f'{wanted} threads on the {allowed:g} CPUs that ranks of '
-                         f'{node[0]["host"]} may use', 'start fewer ranks there or lower OMP_NUM_THREADS')
+        num_threads, allowed = sum(omp_threads(r['omp_num_threads']) or 0 for r in node), _allowed_cpus(node)
+        if num_threads > max(allowed, len(node)):
+            return Check('threads', 'warning', f'{num_threads} threads on the {allowed:g} CPUs available to the ranks '
+                         f'of {node[0]["host"]}', 'start fewer ranks there or lower OMP_NUM_THREADS')
     return Check('threads', 'ok', f'{threads[0]} per rank')
 
 
-def _room_bytes(row: Facts) -> int:
-    """Memory that is left for the ranks of a node: of the machine and of the control group."""
-    limit = row['cgroup']['memory_limit_bytes']
-    left = row['memory_available_bytes']
-    return left if limit is None else max(0, min(left, limit - row['cgroup']['memory_used_bytes']))
+def _available_bytes(row: Facts) -> int:
+    """Return the memory available to the ranks of a node, limited by machine and control group."""
+    limit, available = row['cgroup']['memory_limit_bytes'], row['memory_available_bytes']
+    return available if limit is None else max(0, min(available, limit - row['cgroup']['memory_used_bytes']))
 
 
 def _memory(rows: Sequence[Facts]) -> Check:
-    row = min(rows, key=lambda r: _room_bytes(r) / r['local_size'])
-    share, limit = _room_bytes(row) // row['local_size'], row['cgroup']['memory_limit_bytes']
+    row = min(rows, key=lambda r: _available_bytes(r) / r['local_size'])
+    share, limit = _available_bytes(row) // row['local_size'], row['cgroup']['memory_limit_bytes']
     found, fix = f'{share / 1e9:.1f} GB available per rank on {row["host"]}', 'start fewer ranks'
-    if limit is not None and _room_bytes(row) < row['memory_available_bytes']:
+    if limit is not None and _available_bytes(row) < row['memory_available_bytes']:
         found += (f'; their control group allows {limit / 1e9:.1f} GB, '
                   f'{row["cgroup"]["memory_used_bytes"] / 1e9:.1f} GB of it in use')
-        fix += ', or raise the limit (--mem of Slurm, --memory of a container): beyond it the kernel kills ranks'
+        fix += ', or raise the limit (--mem of Slurm, --memory of a container), beyond which the kernel kills ranks'
     return Check('memory', 'ok' if share >= _MIN_MEMORY_BYTES else 'warning', found,
-                 f'{_MIN_MEMORY_BYTES / 1e9:.1f} GB per rank is little; {fix}')
+                 f'expected at least {_MIN_MEMORY_BYTES / 1e9:.1f} GB per rank; {fix}')
 
 
 def _shared_memory(rows: Sequence[Facts], device: str) -> Check:
@@ -98,21 +94,21 @@ def _shared_memory(rows: Sequence[Facts], device: str) -> Check:
     found = (f'no {SHARED_MEMORY} on {host}' if free is None else
              f'{free / 1e6:,.0f} MB free in {SHARED_MEMORY} on {host}') + f', {needed(node) / 1e6:,.0f} MB needed'
     return Check(name, 'ok' if (free or 0) >= needed(node) else 'warning', found,
-                 'the ranks of a node then exchange more slowly, through TCP; remove vader_segment.* of runs that were '
-                 'killed, or allow more (a container: --shm-size=1g or --ipc=host)')
+                 'otherwise the ranks of a node use slower TCP; remove vader_segment.* of killed runs, or allow more '
+                 '(a container: --shm-size=1g or --ipc=host)')
 
 
 def _tmp_dir(rows: Sequence[Facts]) -> Check:
     bad = [r for r in rows if r['tmp_dir_problem']]
     if bad:
         return Check('TMPDIR', 'failed', f'{bad[0]["tmp_dir"]} on {hosts_of(bad)}: {bad[0]["tmp_dir_problem"]}; '
-                     f'expected a folder with {SESSION_BYTES / 1e6:.0f} MB free for Open MPI, which hangs without',
-                     'make room there, or set TMPDIR to a folder on a local disk')
-    return Check('TMPDIR', 'ok', f'{rows[0]["tmp_dir"]} has room for Open MPI')
+                     f'expected a folder with {SESSION_BYTES / 1e6:.0f} MB free, without which Open MPI hangs',
+                     'free space there, or set TMPDIR to a folder on a local disk')
+    return Check('TMPDIR', 'ok', f'{rows[0]["tmp_dir"]} has enough space for Open MPI')
 
 
 def _open_files(rows: Sequence[Facts]) -> Check:
-    # Gloo connects each rank with all others, with those of its node, and with one of each node.
+    # Gloo connects each rank with all others, with those on the same node, and with one on each node.
     needed = _NUM_OPEN_FILES + 2 * len(rows) + 2
     limited = [r for r in rows if r['ulimits']['open_files'] is not None]
     if not limited:
@@ -121,11 +117,10 @@ def _open_files(rows: Sequence[Facts]) -> Check:
     limit, host = row['ulimits']['open_files'], row['host']
     return Check('open files', 'ok' if limit >= needed else 'warning',
                  f'{limit:,} for a rank on {host}, up to {needed:,} needed',
-                 f'ulimit -n {needed} before the launcher, or nofile in /etc/security/limits.conf of {host}')
+                 f'run ulimit -n {needed} before the launcher, or set nofile in /etc/security/limits.conf of {host}')
 
 
 def _unlimited(name: str, rows: Sequence[Facts], key: str, fix: str) -> Check:
-    """A check that a ulimit is none."""
     limited = [r for r in rows if r['ulimits'][key] is not None]
     if not limited:
         return Check(name, 'ok', 'unlimited on all ranks')
@@ -134,11 +129,11 @@ def _unlimited(name: str, rows: Sequence[Facts], key: str, fix: str) -> Check:
 
 
 def check_limits(rows: Sequence[Facts], device: str) -> list[Check]:
-    """The checks on what the machines of all ranks allow, rank 0 first; device is train.device."""
+    """Run the checks on the machine limits of all ranks, rank 0 first; device is train.device."""
     locked_memory = Check('locked memory', 'not needed', 'train.device=cpu') if device != 'gpu' else _unlimited(
-        'locked memory', rows, 'locked_bytes', 'transfers between GPU and network lock memory: ulimit -l unlimited '
-        'before the launcher, memlock in /etc/security/limits.conf, or --ulimit memlock=-1 of a container')
+        'locked memory', rows, 'locked_bytes', 'transfers between GPU and network lock memory; run ulimit -l unlimited '
+        'before the launcher, set memlock in /etc/security/limits.conf, or --ulimit memlock=-1 of a container')
     address_space = _unlimited('address space', rows, 'address_space_bytes', 'a rank maps several times the memory '
-                               'that it uses: ulimit -v unlimited before the launcher')
+                               'that it uses; run ulimit -v unlimited before the launcher')
     return [_cpus(rows), _threads(rows), _memory(rows), _shared_memory(rows, device), _tmp_dir(rows), _open_files(rows),
             address_space, locked_memory]

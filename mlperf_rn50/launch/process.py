@@ -1,10 +1,8 @@
-"""One start of the ranks as a process: its signals, its end, and what it must not leave behind.
+"""Process of one start of the ranks: signals, exit code and cleanup.
 
-The launcher reads signals itself, one after another; the engine has a session of its own, so that a terminal's Ctrl-C
-reaches the launcher alone, which passes on a word to stop that gives the ranks time for their checkpoint.
+The engine runs in a separate session, so that a terminal's Ctrl-C reaches only the launcher. The launcher reads its
+signals one after another, and forwards a stop request that gives the ranks time for a checkpoint.
 """
-from __future__ import annotations
-
 import ctypes
 import os
 import select
@@ -22,31 +20,30 @@ from mlperf_rn50.train.watchdog.signals import STOP_SIGNALS, StopRequests, catch
 
 _SIGNALS = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
 _PR_SET_PDEATHSIG = 1
-# After the word to stop, the ranks have so long for their checkpoint; after SIGTERM, the engine for its end.
-STOP_LIMIT_S = 600.0
-TERM_LIMIT_S = 10.0
+STOP_LIMIT_S = 600.0  # for a checkpoint after a stop request
+TERM_LIMIT_S = 10.0  # for the end of the engine after SIGTERM
 
 
 class Stage(Enum):
-    """How an engine is being brought to its end."""
+    """Stage of stopping an engine."""
 
     RUNNING = 'running'
-    STOPPING = 'asked to stop'
-    TERMINATING = 'told to end'
+    STOPPING = 'stop requested'
+    TERMINATING = 'terminating'
     KILLING = 'killed'
 
 
 class EngineEvent(Enum):
-    """What happens while an engine runs."""
+    """Event while an engine runs."""
 
-    STOP = 'a word to stop'
-    AT_ONCE = 'Ctrl-C once more'
-    LOST = 'a host is cut off'
-    LATE = 'the time of the stage is over'
+    STOP = 'stop request'
+    AT_ONCE = 'second Ctrl-C'
+    LOST = 'host lost'
+    LATE = 'stage timed out'
 
 
 def react(stage: Stage, event: EngineEvent) -> Stage:
-    """The stage after an event; it never goes back, and a stage that lasts too long is followed by the next."""
+    """Return the stage after an event; stages only advance, and a timeout leads to the next one."""
     order = list(Stage)
     if event is EngineEvent.STOP:
         wanted = Stage.STOPPING
@@ -59,7 +56,7 @@ def react(stage: Stage, event: EngineEvent) -> Stage:
 
 @dataclass
 class Signals:
-    """The signals of the launcher: is_asked to stop with a checkpoint, is_at_once after Ctrl-C once more."""
+    """Signals of the launcher: is_asked after a stop request, is_at_once after a second Ctrl-C."""
 
     is_asked: bool = False
     is_at_once: bool = False
@@ -69,14 +66,14 @@ class Signals:
         self._writer = open(writer, 'wb', buffering=0)  # closed with this object
         for end in (self._reader, writer):
             os.set_blocking(end, False)
-        # Python writes the number of each signal into the pipe. sigtimedwait would be shorter, but interrupted after
-        # its time is over, as by SIGCONT, it returns a signal that was never sent.
+        # Python writes the number of each signal into the pipe. sigtimedwait would be shorter, but when interrupted
+        # after its timeout, as by SIGCONT, it returns a signal that was never sent.
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         catch(lambda *_: None, _SIGNALS)
         self._asked = StopRequests()
 
     def next(self, timeout_s: float) -> EngineEvent | None:
-        """Wait up to timeout_s for a signal or the end of a child; return what it means, if anything."""
+        """Wait up to timeout_s for a signal or the end of a child; return the event, if any."""
         if not select.select([self._reader], [], [], max(0.0, timeout_s))[0]:
             return None
         number = os.read(self._reader, 1)[0]
@@ -89,21 +86,21 @@ class Signals:
         return EngineEvent.AT_ONCE if self.is_at_once else EngineEvent.STOP
 
     def forget_lost(self) -> None:
-        """Drop the loss of a host of a job that is over; other signals stay in order."""
+        """Discard pending notices of lost hosts from a finished job; other signals stay in order."""
         with suppress(BlockingIOError):
             waiting = os.read(self._reader, select.PIPE_BUF)
             self._writer.write(waiting.replace(bytes([signal.SIGUSR2]), b''))
 
     def pause(self, seconds: float) -> None:
-        """Waits so long, or until the launcher is asked to stop."""
+        """Wait for a time or until a stop request."""
         end = time.monotonic() + seconds
         while not self.is_asked and time.monotonic() < end:
             self.next(end - time.monotonic())
 
 
 def as_child() -> None:
-    """In the new process: signals as a program expects them, and an end with the launcher's."""
-    signal.set_wakeup_fd(-1)  # the pipe is the launcher's
+    """Reset the signals of a new process, and let it end with the launcher; for preexec_fn."""
+    signal.set_wakeup_fd(-1)  # the pipe belongs to the launcher
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -113,15 +110,13 @@ def as_child() -> None:
 def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals, job: str, limit_s: float = 0.0,
                is_overdue: Callable[[], bool] = lambda: True, end_signal: signal.Signals = signal.SIGTERM,
                messengers: Sequence[subprocess.Popen] = ()) -> int:
-    """Runs an engine to its end; returns its exit code, that of a shell for one that a signal ended.
-
-    Where a host was cut off that is EXIT_FAILED, whatever the other ranks made of their end.
+    """Run an engine to its end; return its exit code, 128 + number for a signal, EXIT_FAILED if a host was lost.
 
     Args:
-        job: what every process of the job carries in its environment as MLPERF_RN50_JOB.
+        job: MLPERF_RN50_JOB in the environment of every process of the job.
         limit_s: 0 for no limit.
-        is_overdue: called once limit_s is over; if it returns False, there is no limit any more.
-        messengers: hand SIGUSR1 on to the ranks, which then stop with a checkpoint; the engine if there are none.
+        is_overdue: called after limit_s; if it returns False, the limit is lifted.
+        messengers: processes that forward SIGUSR1 to the ranks as a stop request; the engine if empty.
     """
     process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True,
                                preexec_fn=as_child)
@@ -140,7 +135,7 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals,
         is_lost |= event is EngineEvent.LOST
         after = react(stage, event)
         if after is stage and event is not EngineEvent.LATE:
-            continue  # said already
+            continue  # signalled already
         stage, since = after, time.monotonic()
         if stage is Stage.STOPPING:
             for messenger in messengers or [process]:
@@ -157,19 +152,19 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: Signals,
 
 
 def kill_job(job: str, group: int) -> None:
-    """Ends what is left of a job on this machine."""
+    """Kill the remaining processes of a job on this machine."""
     for pid in (-group, *processes_of(job)):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 def processes_of(job: str) -> list[int]:
-    """The processes of this machine that carry a job in their environment."""
+    """Return the processes of a job on this machine, found by their environment."""
     wanted, found = f'MLPERF_RN50_JOB={job}'.encode(), []
     for path in Path('/proc').glob('[0-9]*/environ'):
         try:
             if wanted in path.read_bytes().split(b'\0'):
                 found.append(int(path.parent.name))
         except OSError:
-            continue  # gone, or somebody else's
+            continue  # ended, or owned by another user
     return found

@@ -1,6 +1,6 @@
-"""Room for the files of Open MPI: its session folder in TMPDIR, and shared memory.
+"""Disk space for Open MPI: its session folder in TMPDIR, and shared memory.
 
-Measured with Open MPI 4.1.8, 2 ranks: a session folder of 8.3 MB on each node, in TMPDIR, and 4 MiB a rank in /dev/shm.
+Measured with Open MPI 4.1.8, 2 ranks: 8.3 MB per node in TMPDIR, and 4 MiB per rank in /dev/shm.
 """
 import os
 import shutil
@@ -15,7 +15,7 @@ SESSION_BYTES = 10 << 20
 
 
 def free_bytes(folder: Path) -> int | None:
-    """What can still be written to a file system; None where there is no such folder."""
+    """Return the free space of a file system; None without such a folder."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -23,37 +23,30 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def tmp_dir() -> Path:
-    """TMPDIR as launch/engines/openmpi.sh has it; tempfile goes elsewhere where there is no room."""
+    """Return TMPDIR as launch/engines/openmpi.sh reads it; tempfile would use another folder if it is full."""
     return Path(os.environ.get('TMPDIR') or '/tmp')
 
 
 def no_room(name: str, folder: Path, free: int, needed: int) -> str:
-    """What is said of a folder without room for Open MPI; free and needed in bytes."""
+    """Return the message for a folder without space for Open MPI; free and needed in bytes."""
     return (f'{name}: {folder} has {free / 1e6:.1f} MB free, expected {needed / 1e6:.0f} MB for files of Open MPI; '
-            'make room there')
+            'free space there')
 
 
 def check_session(env: Mapping[str, str]) -> None:
-    """Raise ConfigError where Open MPI has started this process and found no room for its files: it would not say so.
-
-    What it has written there already counts as room.
-    """
-    base = env.get('OMPI_MCA_orte_tmpdir_base')
-    free = free_bytes(Path(base).parent) if base else None
-    if base and free is not None and free < SESSION_BYTES - _used_bytes(Path(base)):
-        raise ConfigError(no_room('TMPDIR', Path(base).parent, free, SESSION_BYTES))
-
-
-def _used_bytes(folder: Path) -> int:
-    """What the files below a folder take on its disk."""
+    """Raise ConfigError if Open MPI's session folder, with its present files, is out of space; Open MPI does not."""
+    base = Path(env.get('OMPI_MCA_orte_tmpdir_base', ''))
+    free = free_bytes(base.parent) if base.name else None
     try:
-        return sum(512 * p.lstat().st_blocks for p in folder.rglob('*'))
-    except OSError:  # some are gone meanwhile: of a job that works
-        return SESSION_BYTES
+        used = sum(512 * p.lstat().st_blocks for p in base.rglob('*')) if base.name else 0
+    except OSError:  # a file was removed meanwhile, so the job is running
+        return
+    if free is not None and free < SESSION_BYTES - used:
+        raise ConfigError(no_room('TMPDIR', base.parent, free, SESSION_BYTES))
 
 
 def session_problem(folder: Path) -> str:
-    """Why Open MPI's session folder cannot be made somewhere; '' where it can. Full, mpirun hangs without a word."""
+    """Return why Open MPI's session folder does not fit into a folder, '' if it does; mpirun hangs on a full disk."""
     try:
         with tempfile.TemporaryFile(dir=folder) as f:
             os.posix_fallocate(f.fileno(), 0, SESSION_BYTES)

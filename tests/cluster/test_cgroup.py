@@ -92,10 +92,10 @@ def test_a_rank_that_the_kernel_ends_is_told_the_limit_and_what_fits(group, phas
     err = process.communicate(timeout=HANG_LIMIT_S)[1]
     assert process.returncode == 1
     assert re.fullmatch(rf'mlperf-rn50: rank 0 on \S+, step 42, {phase}: killed by signal 9 \(SIGKILL\): out of '
-                        r'memory: the memory limit of its cgroup is 0\.2 GB, its 2 ranks used about '
+                        r'memory: the memory limit of the cgroup is 0\.2 GB, 2 ranks used about '
                         # As of the last look at it, which on a busy machine is while it takes more.
-                        r'(0\.3 GB together, 0\.[12]|0\.4 GB together, 0\.2) GB each; (1 of this size fit: start at '
-                        r'most 1 on a host, or lower train\.local_batch_size|lower train\.local_batch_size, or start '
+                        r'(0\.3 GB together, 0\.[12]|0\.4 GB together, 0\.2) GB each; (start at most 1 rank of this '
+                        r'size on a host, or lower train\.local_batch_size|lower train\.local_batch_size, or start '
                         r'fewer ranks on a host)\n', err)
 
 
@@ -130,5 +130,5 @@ def test_a_training_in_a_group_that_fills_up_says_so(group, tiny_config, tmp_pat
     output = (tmp_path / 'out').read_text()
     assert code == 1, output
     assert re.search(r'rank \d on \S+, step \d+, (training|evaluation|writing a checkpoint): killed by signal 9 '
-                     r'\(SIGKILL\): out of memory: the memory limit of its cgroup is \d+\.\d GB, its 2 ranks used '
+                     r'\(SIGKILL\): out of memory: the memory limit of the cgroup is \d+\.\d GB, 2 ranks used '
                      r'about \d+\.\d GB together', output), output

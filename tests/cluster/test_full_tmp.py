@@ -38,7 +38,7 @@ def test_a_launcher_without_room_says_so(start, cluster, tmp, name):
         fill(cluster.hosts[0], folder)
         code, output = start(num_hosts=1, TMPDIR=str(tmp)).end()
     assert (code, output) == (2, f'launch/mpirun.sh: {name}: {folder} has 0.0 MB free, expected 17 MB for files of '
-                                 'Open MPI; make room there\n')
+                                 'Open MPI; free space there\n')
 
 
 @pytest.mark.parametrize('arguments', [(), BARE])
@@ -48,7 +48,7 @@ def test_another_host_without_room_is_named(start, cluster, tmp, arguments):
         code, output = start(*arguments, '--ranks-per-node', 2, TMPDIR=str(tmp)).end()
     own = [line for line in output.splitlines() if line.startswith('mlperf-rn50: ')]
     assert code == 2, output
-    assert own == [f'mlperf-rn50: h2: TMPDIR: {tmp} has 0.0 MB free, expected 10 MB for files of Open MPI; make room '
+    assert own == [f'mlperf-rn50: h2: TMPDIR: {tmp} has 0.0 MB free, expected 10 MB for files of Open MPI; free space '
                    'there'], output
 
 

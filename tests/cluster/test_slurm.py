@@ -198,7 +198,7 @@ def test_scancel_leaves_a_checkpoint(submit):
     [path] = list_checkpoints(job.run_dir / 'checkpoints')
     assert load(path)[0].step >= 10
     assert run_metrics(job.run_dir, 'end')[0]['status'] == 'interrupted'
-    job.wait_for(lambda: 'cancelled; its checkpoint is in' in job.output, 'the last word')
+    job.wait_for(lambda: 'cancelled; the checkpoint is in' in job.output, 'the last word')
     assert job.state == 'CANCELLED'  # and not pending again
 
 
@@ -209,7 +209,7 @@ def test_the_signal_before_the_time_limit_requeues_the_job_which_reaches_its_tar
     job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
     job.wait_for_state('COMPLETED', 'FAILED')
     assert job.state == 'COMPLETED', job.output
-    assert 'requeued, and goes on' in job.output and 'resumed from' in job.output
+    assert 'requeued, resumes from' in job.output and 'resumed from' in job.output
     assert [m['status'] for m in run_metrics(job.run_dir, 'end')] == ['interrupted', 'converged']
 
 

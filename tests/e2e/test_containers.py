@@ -55,7 +55,7 @@ def test_docker_sh_without_a_gpu_asks_for_none(stand_in, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('arguments, said', [
-    (['--mount', '/nowhere'], '--mount: /nowhere is no folder'), (['--image'], '--image: a value is missing')])
+    (['--mount', '/nowhere'], '--mount: got /nowhere, expected a'), (['--image'], '--image: a value is missing')])
 def test_mistakes_of_docker_sh(arguments, said):
     done = run([ROOT / 'launch/docker.sh', *arguments])
     assert done.returncode == 2 and said in done.stderr
@@ -76,8 +76,8 @@ def call(script, *arguments):
     ('sweep.sh', ['--study', 'x', '--config', DIGITS], '--layouts: got nothing'),
     ('sweep.sh', ['--study', 'x', '--config', DIGITS, '--layouts', '1x'], 'expected nodes x ranks, such as 2x4'),
     ('sweep.sh', ['--study', 'x', '--config', DIGITS, '--layouts', '1x1', '--lr-table', '/no'], '--lr-table: /no'),
-    ('sweep.sh', ['--schedule.base_lr=1'], '--schedule.base_lr: each layout has its own'),
-    ('sweep.sh', ['--run-dir', 'x'], '--run-dir: the sweep sets it itself')])
+    ('sweep.sh', ['--schedule.base_lr=1'], '--schedule.base_lr: layouts have different values'),
+    ('sweep.sh', ['--run-dir', 'x'], '--run-dir: the sweep sets this option')])
 def test_mistakes(script, arguments, said, capsys, monkeypatch):
     monkeypatch.setattr('mlperf_rn50.launch.sweep.values_of', lambda *_: ['', '32', '0.1', '5'])
     assert call(script, *arguments) == 2

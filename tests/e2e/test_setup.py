@@ -28,9 +28,9 @@ case "$*" in
     -) cat >/dev/null; echo 'all of it imports' ;;
 esac
 '''
-STEPS = ['step 1 of 5, the Python environment', 'step 2 of 5, MXNet and what builds Horovod',
-         'step 3 of 5, the other packages; Horovod is being built meanwhile', 'step 4 of 5, Horovod',
-         'step 5 of 5, does everything fit together', 'done']
+STEPS = ['step 1 of 5, the Python environment', "step 2 of 5, MXNet and Horovod's build tools",
+         'step 3 of 5, the other packages, while Horovod is built', 'step 4 of 5, Horovod',
+         'step 5 of 5, the checks', 'done']
 
 
 def program(path: Path, text: str = '') -> None:
@@ -112,8 +112,8 @@ def test_a_script_runs_in_its_own_checkout_whatever_cdpath_says(tmp_path, script
 
 
 def test_help_needs_nothing_and_a_check_says_what_is_not_set_up(ready):
-    assert setup(ready, '--help').stdout.startswith('Sets up what is missing in .venv')
-    assert 'nothing is set up here; run launch/setup.sh' in setup(ready, '--check').stderr
+    assert setup(ready, '--help').stdout.startswith('Sets up .venv with pinned packages')
+    assert '.venv is missing; run launch/setup.sh' in setup(ready, '--check').stderr
     setup(ready)
     shutil.rmtree(ready / '.venv/lib/python3.11/site-packages/mxnet')
     done = setup(ready, '--check')
@@ -123,13 +123,13 @@ def test_help_needs_nothing_and_a_check_says_what_is_not_set_up(ready):
 @pytest.mark.parametrize('words, variables, programs, said', [
     (['--chekc'], {}, {}, 'got --chekc, expected --check, --help'),
     ([], {'MLPERF_RN50_VARIANT': 'cu999'}, {}, 'got cu999, expected cpu, cu112, cu117 or ngc'),
-    ([], {'TMPDIR': '/none'}, {}, 'no folder can be made in /none; set TMPDIR to another folder'),
-    ([], {'MLPERF_RN50_VARIANT': 'ngc'}, {'python3': 'exit 1'}, 'got no python3 in PATH that has mxnet, horovod and'),
+    ([], {'TMPDIR': '/none'}, {}, 'cannot create a folder in /none; set TMPDIR to another folder'),
+    ([], {'MLPERF_RN50_VARIANT': 'ngc'}, {'python3': 'exit 1'}, 'got no python3 in PATH with mxnet, horovod and'),
     ([], {}, {'python3.11': 'exit 1'}, 'python3.11 is missing'),
     ([], {}, {'python3.11': None, 'uv': 'exit 1'}, 'uv cannot make a virtual environment with Python 3.11'),
     ([], {}, {'python3.11': '[ "$1" = -c ] && echo "$0"'}, 'apt-get install python3.11-venv'),
-    ([], {}, {'g++': None}, 'g++ is missing, which builds Horovod; install it (Debian, Ubuntu: apt-get install g++'),
-    ([], {'MLPERF_RN50_VARIANT': 'cu117'}, {}, 'nvcc is missing, which builds Horovod; put a CUDA 11 toolkit in PATH'),
+    ([], {}, {'g++': None}, "g++ is missing, which Horovod's build needs; install it (Debian, Ubuntu: apt-get"),
+    ([], {'MLPERF_RN50_VARIANT': 'cu117'}, {}, "nvcc is missing, which Horovod's build needs; put a CUDA 11"),
     ([], {'XDG_CACHE_HOME': '/dev/null'}, {}, 'set XDG_CACHE_HOME to another folder')])
 def test_what_is_missing_is_named_before_anything_is_downloaded(ready, words, variables, programs, said):
     for name, text in programs.items():
@@ -149,7 +149,7 @@ def test_a_path_that_programs_cannot_be_started_in_is_refused(ready, name):
 def test_a_checkout_that_cannot_be_written_is_named(ready):
     (ready / '.venv.lock').mkdir()
     done = setup(ready)
-    assert done.returncode == 2 and f': {ready} cannot be written, where .venv goes; use a checkout' in done.stderr
+    assert done.returncode == 2 and f': {ready} is not writable, but .venv is created there; use' in done.stderr
 
 
 def test_uv_is_used_where_no_python_of_the_version_is(ready):
@@ -180,7 +180,7 @@ def test_a_step_that_fails_shows_its_last_lines_and_the_next_setup_goes_on_there
     done = setup(ready, ON_PIP=f'[[ $pip != {what} ]] || {{ echo "fatal error"; exit 1; }}')
     path = ready / f'.venv/.setup/{log}.log'
     assert done.returncode == 1
-    assert done.stderr.endswith(f'fatal error\nlaunch/setup.sh: {said}; the whole log is {path}\n')
+    assert done.stderr.endswith(f'fatal error\nlaunch/setup.sh: {said}; the complete log is {path}\n')
     assert 'fatal error' in path.read_text() and list((ready.parent / 'tmp').iterdir()) == []
     assert any('numpy' in call for call in pip_calls(ready))
     done = setup(ready)
@@ -204,9 +204,9 @@ def test_a_change_is_set_up_without_building_horovod_again_also_one_taken_back_h
 
 
 @pytest.mark.parametrize('change, variant, reason', [
-    ('mkdir new && mv checkout new', 'cpu', 'it was made at '),
-    ('ln -sf /nowhere/python3.11 checkout/.venv/bin/python', 'cpu', 'its Python is gone'),
-    ('rm checkout/.venv/.setup/made', 'cpu', 'it is unfinished or of an older set-up'),
+    ('mkdir new && mv checkout new', 'cpu', 'it was created at '),
+    ('ln -sf /nowhere/python3.11 checkout/.venv/bin/python', 'cpu', 'its Python is missing'),
+    ('rm checkout/.venv/.setup/made', 'cpu', 'it is unfinished or from an older set-up'),
     ('cp bin/make bin/nvcc', 'cu117', 'it is for cpu')])
 def test_a_venv_that_cannot_be_used_is_made_anew(ready, change, variant, reason):
     setup(ready)
@@ -215,7 +215,7 @@ def test_a_venv_that_cannot_be_used_is_made_anew(ready, change, variant, reason)
     assert run(['bash', '-c', change], cwd=beside).returncode == 0
     ready = next(path for path in (beside / 'new/checkout', ready) if path.exists())
     done = setup(ready, **variables, MLPERF_RN50_VARIANT=variant)
-    assert done.returncode == 0 and said_by(done)[0].startswith(f'.venv is made anew: {reason}')
+    assert done.returncode == 0 and said_by(done)[0].startswith(f'.venv is created again because {reason}')
     assert not (ready / '.venv/old').exists()
     done = setup(ready, **variables)  # what it was made for is now the default
     assert (done.returncode, done.stderr) == (0, '')
@@ -291,7 +291,7 @@ def test_a_setup_that_ends_early_leaves_nothing_running_or_lying_about(ready, st
         else:
             process.send_signal(how)
         ended, said = end_of(process)
-        assert ended == code and ('stopped; launch/setup.sh goes on from here' in said) == (code > 1), said
+        assert ended == code and ('stopped; run launch/setup.sh again to resume' in said) == (code > 1), said
         assert heard.read() == ''  # the end of the pipe: no process has it open
     assert wheels(ready.parent / 'home') == [] and list((ready.parent / 'tmp').iterdir()) == []
     done = setup(ready)

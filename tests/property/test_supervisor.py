@@ -122,7 +122,7 @@ def test_a_launcher_ends_with_a_code_that_is_borne_out(script, restarts, is_elas
 def test_attempts_that_gain_nothing_are_few_and_those_that_gain_are_many(restarts):
     code, world, _ = fake_run([STUCK] * 30, replace(OPTIONS, restarts=restarts))
     assert code == EXIT_FAILED and len(world.calls) == min(1 + restarts, MAX_STUCK)
-    assert restarts < MAX_STUCK or 'left no newer checkpoint' in world.said[-1]
+    assert restarts < MAX_STUCK or 'wrote no newer checkpoint' in world.said[-1]
     code, world, _ = fake_run([GAINS] * 9, replace(OPTIONS, restarts=20))
     assert code == EXIT_OK and len(world.calls) == 10 and world.paused == 0
 
@@ -192,7 +192,7 @@ def test_elastic_leaves_out_a_host_that_fails_twice():
     fails = one(1, blames='h2')
     _, world, _ = fake_run([fails, fails], replace(OPTIONS, restarts=5, elastic=True))
     assert [hosts for hosts, _ in world.calls] == [HOSTS, HOSTS, ('h1', 'h3')]
-    assert 'going on without h2, which failed twice and gained no steps (killed)' in world.said
+    assert 'excluding h2, which failed twice without gaining steps (killed)' in world.said
     _, world, _ = fake_run([fails, fails], replace(OPTIONS, restarts=5))
     assert {hosts for hosts, _ in world.calls} == {HOSTS}
 

@@ -106,13 +106,13 @@ BEFORE, AFTER = MemorySample(int(1.5 * GB), 0, 1), MemorySample(int(1.5 * GB), 0
 
 @pytest.mark.parametrize('after, limit, num_ranks, said', [
     (BEFORE, 4 * GB, 4, ''),
-    (AFTER, 4 * GB, 4, 'out of memory: the memory limit of its cgroup is 4.0 GB, its 4 ranks used about 6.0 GB '
-     'together, 1.5 GB each; 2 of this size fit: start at most 2 on a host, or lower train.local_batch_size'),
-    (AFTER, 1 * GB, 1, 'out of memory: the memory limit of its cgroup is 1.0 GB, this rank used 1.5 GB; lower '
+    (AFTER, 4 * GB, 4, 'out of memory: the memory limit of the cgroup is 4.0 GB, 4 ranks used about 6.0 GB together, '
+     '1.5 GB each; start at most 2 ranks of this size on a host, or lower train.local_batch_size'),
+    (AFTER, 1 * GB, 1, 'out of memory: the memory limit of the cgroup is 1.0 GB, this rank used 1.5 GB; lower '
      'train.local_batch_size'),
-    (AFTER, None, 50, 'out of memory: the host has 64.0 GB and ran out of it, its 50 ranks used about 75.0 GB '
-     'together, 1.5 GB each; 42 of this size fit: start at most 42 on a host, or lower train.local_batch_size'),
-    (AFTER, 64 * GB, 2, 'out of memory: the host has 64.0 GB and ran out of it, its 2 ranks used about 3.0 GB '
+    (AFTER, None, 50, 'out of memory: the 64.0 GB of the host are exhausted, 50 ranks used about 75.0 GB '
+     'together, 1.5 GB each; start at most 42 ranks of this size on a host, or lower train.local_batch_size'),
+    (AFTER, 64 * GB, 2, 'out of memory: the 64.0 GB of the host are exhausted, 2 ranks used about 3.0 GB '
      'together, 1.5 GB each; lower train.local_batch_size, or start fewer ranks on a host')])
 def test_what_a_kill_means(after, limit, num_ranks, said):
     assert explain_kill(BEFORE, after, limit, 64 * GB, num_ranks) == said
@@ -121,7 +121,7 @@ def test_what_a_kill_means(after, limit, num_ranks, said):
 def test_what_an_abort_means():
     assert explain_abort(int(3.9 * GB), None) == explain_abort(GB, 4 * GB) == ''
     assert explain_abort(int(3.9 * GB), 4 * GB).startswith(
-        'out of memory: its address space is limited to 4.0 GB (ulimit -v), of which it used 3.9 GB; raise the limit')
+        'out of memory: the address space of the process is limited to 4.0 GB (ulimit -v), 3.9 GB used; raise')
     assert oom.explain_death(signal.SIGTERM, BEFORE, AFTER, 1) == ''
 
 

@@ -51,9 +51,9 @@ def test_which_mxnet_is_at_hand():
 
 @pytest.mark.parametrize('mxnet, card, driver, libcuda, status, said, fix', [
     (WHEELS, V100, R470, '11040', 'ok', '1 x Tesla V100-SXM2-16GB; driver 470.82.01; MXNet of mxnet-cu117', ''),
-    (WHEELS, ('K40', '3.5'), R535, '12020', 'failed', 'hold code up to 8.6', 'build MXNet for this card'),
+    (WHEELS, ('K40', '3.5'), R535, '12020', 'failed', 'have code up to 8.6', 'build MXNet for this card'),
     (WHEELS, V100, R418, '10010', 'failed', 'driver 418.40 on h1; CUDA 11 needs 450 or newer', 'newer driver'),
-    (WHEELS, H100, R545, '12030', 'failed', 'has compute capability 9.0; the published mxnet-cu wheels hold code up to '
+    (WHEELS, H100, R545, '12030', 'failed', 'has compute capability 9.0; the published mxnet-cu wheels have code up to '
      '8.6', "NVIDIA's container: docker build --build-arg VARIANT=ngc"),
     (WHEELS, B200, R545, '12030', 'failed', 'neither the published wheels nor', 'build MXNet for this card'),
     (CONTAINER, V100, R470, '12040', 'ok', "driver 470.82.01; MXNet of NVIDIA's container 24.06", ''),
@@ -63,7 +63,7 @@ def test_which_mxnet_is_at_hand():
     (CONTAINER, RTX4090, R535, '12020', 'failed', 'needs 545 or newer', 'newer driver'),
     (CONTAINER, RTX4090, R545, '12030', 'ok', '4090', ''),
     (CONTAINER, M60, R545, '12030', 'failed', "NVIDIA's container has code from 6.0 on", 'MLPERF_RN50_VARIANT=cu117'),
-    (OWN, H100, R535, '12020', 'ok', 'MXNet of an own build', ''),
+    (OWN, H100, R535, '12020', 'ok', 'MXNet of a custom build', ''),
     (OWN, A100, R470, '11040', 'failed', 'CUDA 12 needs 525 or newer', ''),
     (CPU, A100, R535, '12020', 'failed', 'MXNet on h1 is a CPU build', 'MLPERF_RN50_VARIANT=ngc')])
 def test_cards_and_drivers(mxnet, card, driver, libcuda, status, said, fix):
@@ -80,8 +80,8 @@ TWO = [gpu(V100, uuid='GPU-a'), gpu(H100, uuid='GPU-b')]
     ([row(gpus=TWO, device=None)], 'failed', 'NVIDIA H100 80GB HBM3 on h1'),
     ([row(gpus=[TWO[0]] * 2), row(gpus=[TWO[0]]), row(gpus=[gpu(V100, uuid='GPU-c')], host='h2')], 'ok', '2 x Tesla'),
     ([row(gpus=[TWO[0], gpu(V100, uuid='GPU-d')], device=d) for d in (0, 1)], 'ok', '2 x Tesla'),
-    ([row()], 'failed', 'no driver tells of one on h1'),
-    ([row(visible='')], 'failed', 'none is visible on h1 (CUDA_VISIBLE_DEVICES=)'),
+    ([row()], 'failed', 'the driver on h1 lists no GPU'),
+    ([row(visible='')], 'failed', 'no GPU is visible on h1 (CUDA_VISIBLE_DEVICES=)'),
     ([row(gpus=TWO[:1], device=None, device_problem='run.ranks_per_device: got 1')], 'failed', 'run.ranks_per_device')])
 def test_the_check_is_of_the_gpus_that_ranks_use(made, status, found):
     check = check_gpus(made, 'gpu')
@@ -107,7 +107,7 @@ Stack trace:
 
 @pytest.mark.parametrize('error, line', [
     (REFUSED, 'MXNetError: Check failed: e == CUDNN_STATUS_SUCCESS (9 vs. 0) : cuDNN: CUDNN_STATUS_NOT_SUPPORTED'),
-    ('\nsomething\n  odd', 'something'), ('', 'an error without a word'), ('x' * 900, 'x' * 300)])
+    ('\nsomething\n  odd', 'something'), ('', 'an error without a message'), ('x' * 900, 'x' * 300)])
 def test_an_error_is_one_line(error, line):
     assert one_line(error) == line
 
@@ -127,7 +127,7 @@ def test_a_refused_kernel_is_met_by_the_doctor(error, fix):
 
 def test_batches_that_ran():
     check = check_trial([row(trial=tried()), row(trial=tried(seconds=4.4))])
-    assert check.status == 'ok' and 'in 4 s at most; up to 5.0 GB' in check.found
+    assert check.status == 'ok' and 'in at most 4 s; afterwards up to 5.0 GB' in check.found
     assert check_trial([row()]).status == 'not needed'
 
 

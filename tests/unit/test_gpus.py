@@ -91,10 +91,10 @@ def test_ranks_share_out_what_they_see(made, per_device, numbers):
     (views('GPU-a', 'GPU-a', visible='0'), 1, 'run.ranks_per_device: got 1 with 2 ranks on h1 that see 1 GPU '
      r'\(CUDA_VISIBLE_DEVICES=0\); all see GPU-a; expected at least 2, or a GPU for each rank'),
     (views(*['a b'] * 5), 2, 'got 2 with 5 ranks on h1 that see 2 GPUs; all see a, b; expected at least 3'),
-    (views('a b', 'a'), 1, 'got 1, and ranks 0, 1 on h1 all take GPU a .* expected a GPU for each, or 2'),
-    (views('a', 'a', hosts=['pod-0', 'pod-1']), 1, 'ranks 0, 1 on pod-0, pod-1 all take GPU a'),
-    (views('a', '', visible=''), 1, 'rank 1 on h1 sees no GPU .CUDA_VISIBLE_DEVICES=.; give it one'),
-    (views('a', 'b', 'a', 'b'), 2, '^run.ranks_per_device: got 2, and ranks 0 and 2 on h1, which are no neighbours'),
+    (views('a b', 'a'), 1, 'got 1, but ranks 0, 1 on h1 all use GPU a .* expected a GPU for each, or 2'),
+    (views('a', 'a', hosts=['pod-0', 'pod-1']), 1, 'ranks 0, 1 on pod-0, pod-1 all use GPU a'),
+    (views('a', '', visible=''), 1, 'rank 1 on h1 sees no GPU .CUDA_VISIBLE_DEVICES=.; make one visible'),
+    (views('a', 'b', 'a', 'b'), 2, '^run.ranks_per_device: got 2, but ranks 0 and 2 on h1, which are not consecutive'),
     (numbered(None, None), 1, 'got 1 with 2 ranks on h1 that see 1 GPU; expected at least 2')])
 def test_ranks_never_share_a_gpu_that_was_not_to_be_shared(made, per_device, said):
     with pytest.raises(ConfigError, match=said):

@@ -122,9 +122,9 @@ def test_other_machines_have_none_of_it():
 def test_bfloat16_is_refused_without_avx512_and_the_line_says_what_to_do():
     for precision, flags in [('float32', AVX2), ('float16', AVX2), ('bfloat16', AVX512)]:
         check_precision('train.precision', precision, processor(flags))
-    with pytest.raises(ConfigError, match='^train.precision: got bfloat16, this processor has no AVX-512, only AVX2; '
+    with pytest.raises(ConfigError, match='^train.precision: got bfloat16 on a processor with AVX2, expected AVX-512; '
                                           'use float32$'):
         check_precision('train.precision', 'bfloat16', processor(AVX2))
-    with pytest.raises(ConfigError, match='^--precisions: got bfloat16, and DNNL_MAX_CPU_ISA=AVX2 leaves AVX2 of '
-                                          'AVX-512 BF16, expected AVX-512; unset it, or use float32$'):
+    with pytest.raises(ConfigError, match=r'^--precisions: got bfloat16 with AVX2 \(DNNL_MAX_CPU_ISA=AVX2 limits '
+                                          r'AVX-512 BF16\), expected AVX-512; unset the variable, or use float32$'):
         check_precision('--precisions', 'bfloat16', processor(BF16, DNNL_MAX_CPU_ISA='AVX2'))

@@ -125,7 +125,7 @@ def test_what_is_not_given_is_of_the_configuration(tmp_path):
 
 
 @pytest.mark.parametrize('words, said', [
-    (['--name', 'Rn50'], "--name: got 'Rn50', expected small letters"),
+    (['--name', 'Rn50'], "--name: got 'Rn50', expected lower-case letters"),
     (['--name', 'x' * 55], '--name: got 55 characters, expected at most 54; pods are called NAME-'),
     (['--name', 'x' * 54, '--nodes', '11'], 'expected at most 53; pods are called NAME-worker-10'),
     (['--image', '-x'], '--image'), (['--nodes', '0'], '--nodes: got 0, expected a number from 1'),
@@ -133,13 +133,13 @@ def test_what_is_not_given_is_of_the_configuration(tmp_path):
     (['--volume', 'A:/x'], 'the name of a PersistentVolumeClaim'), (['--volume', 'a:/shared'], 'got two at /shared'),
     (['--volume', 'a:/opt'], 'would hide /opt/mlperf_rn50'), (['--volume', 'a:/x\ny'], 'an absolute path'),
     (['--memory', '64'], "--memory: got '64', expected a size such as 64Gi"), (['--cpus', '0'], 'a number of cores'),
-    (['--user', '0'], 'UID or UID:GID, and not root'), (['--namespace', 'A'], '--namespace'),
+    (['--user', '0'], 'UID or UID:GID, not root'), (['--namespace', 'A'], '--namespace'),
     (['--gpus-per-node', '2'], 'got 2 with train.device=cpu and --ranks-per-node 1, expected 0'),
     (['--train.device', 'gpu', '--model.fused_bn_relu', 'false', '--ranks-per-node', '4', '--gpus-per-node', '2'],
      'expected 4'),
-    (['--run-dir', '/results'], '--run-dir: got /results, expected a folder in a volume: /shared; anywhere else'),
+    (['--run-dir', '/results'], '--run-dir: got /results, expected a folder in a volume: /shared; elsewhere'),
     (['--run-dir', '../run'], 'expected a folder in a volume'), (['--run.dir', '/tmp'], 'in a volume'),
-    (['--config', f'{IMAGE_CONFIGS}../kubernetes/pod.yaml'], 'expected a file of launch/configs'),
+    (['--config', f'{IMAGE_CONFIGS}../kubernetes/pod.yaml'], 'expected a file in launch/configs'),
     (['--train.max_epoch', '3'], 'did you mean --train.max_epochs?'),
     (['--run.submission_org', '\udcff'], 'expected UTF-8'), (['word'], 'word: unknown option')])
 def test_mistakes_are_one_line(words, said, capsys):

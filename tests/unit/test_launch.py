@@ -20,7 +20,7 @@ from mlperf_rn50.errors import EXIT_USAGE, ConfigError
 from mlperf_rn50.launch import __main__ as launcher
 from mlperf_rn50.launch import attempts, process, supervisor
 from mlperf_rn50.launch.__main__ import Launcher, check_room, folder_lock, main, remove_leftovers
-from mlperf_rn50.launch.attempts import Attempt, judge, look, mark
+from mlperf_rn50.launch.attempts import Attempt, judge, read_attempt, read_progress
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.options import make_parser, parse_options
@@ -43,13 +43,13 @@ def test_hosts_of_a_line_and_of_a_file_and_their_slots_where_they_agree():
     assert parse_hostfile('h1\nh1\nh2\nh2\n', 'f') == [Host('h1', 2), Host('h2', 2)]  # a line per rank, as PBS has it
     assert common_slots([Host('h1', 4), Host('h2', 4)]) == 4
     assert common_slots([Host('h1'), Host('h2')]) is None
-    with pytest.raises(ConfigError, match=r'slots=2 for h2 and slots=4 for h1, .* give --ranks-per-node'):
+    with pytest.raises(ConfigError, match=r'slots=2 for h2 and slots=4 for h1, .* set --ranks-per-node'):
         common_slots([Host('h1', 4), Host('h2', 2)])
 
 
 @pytest.mark.parametrize('text, said', [
-    ('', 'got nothing, expected host names'), ('h1,,h2', "got '', expected"), ('h1,h1', 'h1 is named twice'),
-    ('-oProxyCommand=x', 'expected a host name or an address'), ('me@h1', 'name the user in ~/.ssh/config'),
+    ('', 'got nothing, expected host names'), ('h1,,h2', "got '', expected"), ('h1,h1', 'got h1 twice'),
+    ('-oProxyCommand=x', 'expected a host name or an address'), ('me@h1', 'set the user in ~/.ssh/config'),
     ('fe80::1', 'give an IPv6 address a name in /etc/hosts'), ('h1\nh2', r"got 'h1\\nh2'")])
 def test_hosts_that_are_none(text, said):
     with pytest.raises(ConfigError, match=said):
@@ -57,7 +57,7 @@ def test_hosts_that_are_none(text, said):
 
 
 def test_a_hostfile_is_a_file_with_hosts(tmp_path):
-    for text, said in (('h1 slots=x', 'slots=x'), ('# none\n\n', 'no host in it')):
+    for text, said in (('h1 slots=x', 'slots=x'), ('# none\n\n', 'got no host')):
         with pytest.raises(ConfigError, match=said):
             parse_hostfile(text, 'f')
     (tmp_path / 'hosts').write_text('h1 slots=2\n')
@@ -115,32 +115,32 @@ def test_the_end_of_an_earlier_part_is_not_believed(tmp_path):
     run = begin(tmp_path)
     keep(run, 8)
     write(run, {'event': 'train', 'step': 8}, {'event': 'end', 'status': 'interrupted'})
-    before = mark(tmp_path)
-    attempt = look(tmp_path, before, 2, is_resumed=True)  # the resume fails at once
+    before = read_progress(tmp_path)
+    attempt = read_attempt(tmp_path, before, 2, is_resumed=True)  # the resume fails at once
     assert attempt == Attempt(0, 2, None, gained=False, can_resume=True)
     write(run, {'event': 'resumed', 'step': 8}, {'event': 'train', 'step': 12}, {'event': 'end', 'status': 'converged'})
     keep(run, 12)
-    assert look(tmp_path, before, 0, is_resumed=True) == Attempt(0, 0, 'converged', gained=True, can_resume=True)
+    assert read_attempt(tmp_path, before, 0, is_resumed=True) == Attempt(0, 0, 'converged', True, can_resume=True)
 
 
 def test_an_attempt_that_began_no_run(tmp_path):
     write(begin(tmp_path), {'event': 'end', 'status': 'converged'})
-    before = mark(tmp_path)
-    assert look(tmp_path, before, 1, is_resumed=False).run is None
+    before = read_progress(tmp_path)
+    assert read_attempt(tmp_path, before, 1, is_resumed=False).run is None
     begin(tmp_path, 1)
-    assert look(tmp_path, before, 1, is_resumed=False) == Attempt(1, 1, None, gained=False, can_resume=False)
+    assert read_attempt(tmp_path, before, 1, is_resumed=False) == Attempt(1, 1, None, gained=False, can_resume=False)
 
 
 def test_with_a_larger_batch_fewer_steps_are_more(tmp_path):
     run = begin(tmp_path)
     keep(run, 100)
-    before = mark(tmp_path)
+    before = read_progress(tmp_path)
     (run.checkpoints / 'step_00000100').rmdir()
     keep(run, 50)  # the same images in a larger batch
     write(run, {'event': 'resumed', 'step': 50})
-    assert not look(tmp_path, before, 1, is_resumed=True).gained
+    assert not read_attempt(tmp_path, before, 1, is_resumed=True).gained
     keep(run, 60)
-    assert look(tmp_path, before, 1, is_resumed=True).gained
+    assert read_attempt(tmp_path, before, 1, is_resumed=True).gained
 
 
 def test_torn_and_hostile_lines_say_nothing(tmp_path):
@@ -368,8 +368,8 @@ def test_a_start_that_takes_too_long_is_said(capfd, monkeypatch):
     for limit_s, has_begun in ((900.0, False), (900.0, True), (0.0, True)):
         launcher.start(limit_s, 'cpu', None, '1-2', ['doctor'], lambda has_begun=has_begun: has_begun)
     assert asked == [(1020.0, True), (1020.0, False), (0.0, False)]
-    assert capfd.readouterr().err == ('launch/mpirun.sh: doctor: still starting after 1020 s (comm.start_limit_s and '
-                                      '120 s); ended\n')
+    assert capfd.readouterr().err == ('launch/mpirun.sh: doctor: still starting after 1020 s (comm.start_limit_s plus '
+                                      '120 s); stopped\n')
 
 
 CONFIG = ['/r', '2', '3', '7.5', 'cpu']  # run.dir, nodes, ranks per node, start limit and device of the configuration
@@ -380,7 +380,7 @@ CONFIG = ['/r', '2', '3', '7.5', 'cpu']  # run.dir, nodes, ranks per node, start
     (['--config', 'c', '--nodes', 1, '--ranks-per-node', 4], CONFIG, (['localhost'], 4)),
     (['--config', 'c', '--hosts', 'h1,h2,h3'], CONFIG, (['h1', 'h2'], 3)),
     (['--config', 'c', '--hosts', 'h1,h2,h3'], ['/r', '', '', '7.5', 'cpu'], (['h1', 'h2', 'h3'], 1)),
-    (['--config', 'c', '--hosts', 'h1'], CONFIG, '--nodes: got 2 and 1 hosts'),
+    (['--config', 'c', '--hosts', 'h1'], CONFIG, '--nodes: got 2 with 1 hosts'),
     (['--resume', '--run-dir', '/r'], CONFIG[1:], (['localhost'] * 2, 3)),
     (['--resume', '--run-dir', '/r', '--hosts', 'h1'], CONFIG[1:], (['h1'], 3)),
     (['--resume'], CONFIG, 'got no --run-dir'), ([], CONFIG, '--config: got nothing')])

@@ -117,8 +117,8 @@ def rows(*envs):
 def test_the_doctor_says_what_is_set_by_whom_and_warns_of_what_is_not_and_of_unlike_hosts():
     env = {**GPU, 'HOROVOD_CYCLE_TIME': '0.5'}
     check = check_environment(rows({**env, **missing_settings(env)}))
-    assert check.status == 'ok' and check.found.endswith('; set before it: HOROVOD_CYCLE_TIME=0.5')
-    assert check.found.startswith('by the launcher: CUDA_DEVICE_ORDER=PCI_BUS_ID, MXNET_EXEC_BULK')
+    assert check.status == 'ok' and check.found.endswith('; set by the user: HOROVOD_CYCLE_TIME=0.5')
+    assert check.found.startswith('set by the launcher: CUDA_DEVICE_ORDER=PCI_BUS_ID, MXNET_EXEC_BULK')
     missing = check_environment(rows(SETTINGS, {k: v for k, v in SETTINGS.items() if k != 'HOROVOD_CYCLE_TIME'}))
     assert (missing.status, missing.found) == ('warning', 'not set on h1: HOROVOD_CYCLE_TIME')
     assert 'launch/*.sh' in missing.fix and missing.fix.endswith('export HOROVOD_CYCLE_TIME=0.1')

@@ -26,7 +26,7 @@ def test_an_environment_that_is_about_to_go_is_not_the_containers_python(contain
     found = call('find_container_python', container, f'{container}/.venv/bin:{container}/container/bin')
     assert found.returncode == 0 and found.stdout.strip() == str(container / 'container/bin/python3'), found.stderr
     found = call('find_container_python', container, f'{container}/.venv/bin')
-    assert found.returncode == 2 and 'got no python3 in PATH that has mxnet' in found.stderr
+    assert found.returncode == 2 and 'got no python3 in PATH with mxnet' in found.stderr
 
 
 def test_a_program_that_the_container_lacks_is_named(tmp_path):

@@ -15,7 +15,7 @@ from mlperf_rn50.analysis.report.plots import draw_study
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.sidecar.telemetry import read_node, read_telemetry
 from mlperf_rn50.system import power, telemetry
-from mlperf_rn50.system.power import Integrated, Lost, Meter, Rising, energy_facts, open_gpu_energy, open_packages
+from mlperf_rn50.system.power import CounterLost, EnergyCounter, Meter, PowerIntegral, open_gpu_energy, open_packages
 from mlperf_rn50.system.telemetry import Telemetry, host_file_name, make_rates, read_counters, read_gpu
 
 
@@ -138,15 +138,15 @@ def test_a_package_that_cannot_be_read_leaves_no_sum_of_the_others(node, monkeyp
 
 def test_a_counter_without_a_range_that_fell_is_told_no_more_when_it_rises():
     values = iter((5.0, 7.0, 6.0, 9.0))
-    meter = Meter({'gpu': [Rising('0', lambda: next(values), 0.0)]})
+    meter = Meter({'gpu': [EnergyCounter('0', lambda: next(values), 0.0)]})
     assert [meter.read(t) for t in (1.0, 2.0, 3.0)] == [{'gpu': {'0': 2.0}}, {}, {}]
 
 
 def test_power_is_integrated_between_readings_that_lie_close():
     values = iter((100.0, 200.0, 200.0, 0.0))
-    counter = Integrated('0', lambda: next(values), 10.0)
+    counter = PowerIntegral('0', lambda: next(values), 10.0)
     assert [counter.joules(t) for t in (11.0, 13.0)] == [150.0, 550.0]
-    with pytest.raises(Lost):
+    with pytest.raises(CounterLost):
         counter.joules(30.0)
 
 
@@ -201,7 +201,7 @@ def test_the_sampler_writes_joules_from_its_start_to_its_end(node, tmp_path, mon
 
 def test_facts_count_the_devices(node, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pynvml', fake_nvml())
-    assert energy_facts(node.sys) == {'cpu': 2, 'gpu': 2}
+    assert power.energy_facts(node.sys) == {'cpu': 2, 'gpu': 2}
     node.second.unlink()
     monkeypatch.setitem(sys.modules, 'pynvml', None)
-    assert energy_facts(node.sys) == {'cpu': 0, 'gpu': 0}
+    assert power.energy_facts(node.sys) == {'cpu': 0, 'gpu': 0}

@@ -109,7 +109,7 @@ def test_an_abort_is_explained_by_what_was_in_use_at_the_last_look(monkeypatch):
     watcher._memory = replace(watcher._memory, peak_address_space=0)
     watcher._refresh()
     monkeypatch.setattr(out_of_memory, 'soft_limit', lambda kind: 1)
-    assert watcher._cause(signal.SIGABRT)[0].startswith('out of memory: its address space is limited to ')
+    assert watcher._cause(signal.SIGABRT)[0].startswith('out of memory: the address space of the process is limited to')
 
 
 # --- who waits for whom -----------------------------------------------------------------------------
