@@ -118,8 +118,8 @@ def test_an_older_folder_is_held_against_what_it_has(folder):
 
 @pytest.mark.parametrize('arguments, message', [
     ([], 'got no data set and no --out DIR, expected a data set and --out, or --verify DIR'),
-    (['digits', '--verify', 'x'], '--verify: got a data set as well'),
-    (['--verify', 'x', '--skip-corrupt'], '--verify: got --skip-corrupt as well'),
+    (['digits', '--verify', 'x'], '--verify: got a data set too'),
+    (['--verify', 'x', '--skip-corrupt'], '--verify: got --skip-corrupt too'),
     (['--verify', 'x'], '--verify: x has no manifest.json; expected a folder written by prepare')])
 def test_a_mistake_on_the_command_line_is_one_line(arguments, message):
     done = call('prepare', *arguments)
