@@ -419,7 +419,9 @@ def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
     gone, full, mps, running = (tmp_path / f'mlperf_rn50-{n}' for n in ('9-01234567-1', '9-01234568-1d', 'mps-0', job))
     for folder in (gone, full / 'files', mps, running):
         folder.mkdir(parents=True)
-    with subprocess.Popen(['cat'], stdin=subprocess.PIPE, env={**os.environ, 'MLPERF_RN50_JOB': job}):
+    with subprocess.Popen(['sh', '-c', 'echo up; cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          env={**os.environ, 'MLPERF_RN50_JOB': job}) as process:
+        assert process.stdout.readline() == b'up\n'  # before exec is over, a process has no environment
         remove_leftovers([tmp_path, tmp_path / 'nothing'])
     assert sorted(tmp_path.iterdir()) == sorted([full, mps, running])
 
