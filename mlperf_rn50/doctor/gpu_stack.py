@@ -52,7 +52,7 @@ def mxnet_facts(packages: Mapping[str, str], env: Mapping[str, str], maps: str, 
 
 
 def cuda_major(mxnet: Mapping[str, Any]) -> int:
-    """Return the CUDA version of an MXNet, 11 if unknown."""
+    """Return the CUDA version of an MXNet build; 11 if unknown."""
     version = mxnet['libraries'].get('libcudart', '')
     return 12 if version.startswith('12.') or not version and mxnet['kind'] == 'container' else 11
 

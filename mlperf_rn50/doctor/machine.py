@@ -16,7 +16,7 @@ _SEGMENT_BYTES = (4 << 20) + 4096  # btl_vader_segment_size and a page
 # Source: NVIDIA, NCCL user guide, troubleshooting: docker run --shm-size=1g --ulimit memlock=-1.
 _NCCL_SHARED_BYTES = 1 << 30
 _MIN_MEMORY_BYTES = 2 << 30
-_NUM_OPEN_FILES = 128  # of a rank, without connections; 31 were measured on 2 ranks, and CUDA opens dozens
+_NUM_OPEN_FILES = 128  # per rank, excluding connections; 31 measured with 2 ranks, and CUDA opens dozens
 _ULIMITS = {'open_files': resource.RLIMIT_NOFILE, 'address_space_bytes': resource.RLIMIT_AS,
             'locked_bytes': resource.RLIMIT_MEMLOCK}
 

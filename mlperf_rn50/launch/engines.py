@@ -69,7 +69,7 @@ def nodes_of_slurm_job(env: Mapping[str, str]) -> list[str]:
     """Return the nodes of the surrounding Slurm job; raise ConfigError outside one."""
     nodes = env.get('SLURM_JOB_NODELIST')
     if not nodes:
-        raise ConfigError('SLURM_JOB_NODELIST: got nothing; submit this file with sbatch')
+        raise ConfigError('SLURM_JOB_NODELIST is not set; submit this file with sbatch')
     done = subprocess.run(['scontrol', 'show', 'hostnames', nodes], capture_output=True, text=True)
     if done.returncode:
         raise ConfigError(f'scontrol: {" ".join(done.stderr.split())}')

@@ -50,7 +50,7 @@ def has_same_recipe(a: Recipe, b: Recipe) -> bool:
 
 
 def has_similar_recipe(a: Recipe, b: Recipe) -> bool:
-    """Return whether optimizer and decay are equal, and batch, learning rate per image and length are similar."""
+    """Return whether optimizer and decay match, and batch, learning rate per image and length are similar."""
     if (a.opt_name, a.decay, a.step_epochs) != (b.opt_name, b.decay, b.step_epochs) or not a.base_lr or not b.base_lr:
         return False
     rates = a.base_lr / a.global_batch_size, b.base_lr / b.global_batch_size

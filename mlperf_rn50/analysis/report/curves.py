@@ -1,4 +1,4 @@
-"""Pictures of accuracy, learning rate and telemetry over time or epochs."""
+"""Plots of accuracy, learning rate and telemetry over time or epochs."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice

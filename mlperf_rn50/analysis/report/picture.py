@@ -30,7 +30,7 @@ STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 
          'axes.grid': True, 'grid.color': GRID, 'grid.linewidth': 0.4, 'axes.axisbelow': True,
          'axes.spines.top': False, 'axes.spines.right': False,
          'legend.frameon': False, 'figure.facecolor': 'white', 'axes.facecolor': 'none',
-         'text.parse_math': False}  # text of logs is not a formula
+         'text.parse_math': False}  # log text must not be parsed as a formula
 # The first use on a machine builds a list of fonts and logs a warning about it after 5 s.
 logging.getLogger('matplotlib.font_manager').setLevel(logging.ERROR)
 _LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # of the text above a drawing

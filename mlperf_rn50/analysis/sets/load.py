@@ -28,7 +28,7 @@ _SHARED = ('global_batch_size', 'opt_name', 'target_accuracy', 'num_nodes', 'num
 # Facts with a default from the rules or ImageNet, and the log keys of which any one makes them known.
 _FACT_KEYS = {'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'), 'train_samples': (keys.TRAIN_SAMPLES,),
               'eval_samples': (keys.EVAL_SAMPLES,)}
-_MAX_VALUE = 80  # characters of a value in a message
+_MAX_VALUE = 80  # maximum characters of a value quoted in a message
 # More than _MANY logs are read by several processes, in chunks of _AT_ONCE.
 _MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
 

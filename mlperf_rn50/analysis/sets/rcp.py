@@ -57,7 +57,7 @@ def _checker(ruleset: str) -> Any:
 
 
 def check_rcp(system: System) -> RcpVerdict | None:
-    """Return the verdict by the pruned points, or None without points for the set or without mlperf-logging."""
+    """Return the verdict against the pruned points; None if the set has none or mlperf-logging is missing."""
     if not is_applicable(system):
         return None
     ruleset = _ruleset(system)
