@@ -91,9 +91,9 @@ def test_metrics_and_terminal_output(config, tmp_path, capsys):
         'high': here.high, 'num_reference': 3, 'below': True, 'behind': True, 'reference_epochs': [4, 4],
         'seconds_left': [20.0, 20.0], 'text': records[1]['text']}
     assert (records[2]['mean'], records[2]['num_reference'], records[2]['seconds_left']) == (None, 0, None)
-    shown = capsys.readouterr().err
-    assert shown.count('\n') == 4 and ' behind: 30.0 points below' in shown and 'no reference run at this epoch' in shown
-    assert shown.splitlines() == run.train_log.read_text().splitlines()
+    text = capsys.readouterr().err
+    assert text.count('\n') == 4 and ' behind: 30.0 points below' in text and 'no reference run at this epoch' in text
+    assert text.splitlines() == run.train_log.read_text().splitlines()
 
 
 @pytest.mark.parametrize('words, joined', [
