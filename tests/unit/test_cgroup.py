@@ -62,7 +62,7 @@ def test_version_1_with_a_group_in_each_hierarchy(tree):
     assert tree('4:memory:/job\n', V1, no_limit) == Limits()
 
 
-def test_container_has_its_group_as_the_outermost(tree):
+def test_group_of_a_container_is_the_outermost(tree):
     # With a cgroup namespace, and without one, where the path is the host's and the mount begins at the group.
     limits = {'memory.max': 4 * GB, 'memory.current': GB}
     assert tree('0::/\n', V2, limits).memory_limit_bytes == 4 * GB

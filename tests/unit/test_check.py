@@ -53,7 +53,7 @@ def test_official_checker_agrees(good, tmp_path):
     (SGD, 0.7489, '0.7.0', None,
      'eval_accuracy: the best value is 0.7489, expected value >= 0.7590 and value < 1.0 in at least one line'),
     (SGD, 0.7489, '4.0.0', None, None), (SGD, 0.7489, '4.0.0', 'closed', 'eval_accuracy: the best value')])
-def test_violations_by_a_run(tmp_path, config, accuracy, ruleset, division, message):
+def test_violations_by_ruleset(tmp_path, config, accuracy, ruleset, division, message):
     path, v06 = tmp_path / 'result_0.txt', tmp_path / 'result_0_v0.6.txt'
     write_run(path, config, accuracies=(0.1, accuracy), end='converged' if accuracy > 0.75 else 'aborted', v06=v06)
     got = violations(v06 if ruleset == '0.6.0' else path, ruleset, division)
@@ -77,7 +77,7 @@ def test_violations_by_a_run(tmp_path, config, accuracy, ruleset, division, mess
     ({'"value": "resnet"': '"value": "../x"'}, '4.0.0', "submission_benchmark: got '../x', expected resnet"),
     ({'"value": "open"': '"value": "../x"'}, '4.0.0', "submission_division: got '../x', expected open or closed"),
     ({':::MLLOG {"namespace": "", "time_ms"': ':::MLLOG {"namespace": "", "time'}, '4.0.0', 'torn line ')])
-def test_violations_by_a_changed_log(good, change, ruleset, message):
+def test_violations_of_a_changed_log(good, change, ruleset, message):
     """`change` maps text in a line to its replacement, or to None to remove the lines that contain it."""
     lines = good.read_text().splitlines()
     lines = [next((None if new is None else line.replace(old, new) for old, new in change.items() if old in line), line)
@@ -170,7 +170,7 @@ def test_no_readable_log_is_a_usage_error(tmp_path, text, reason):
     assert (done.returncode, done.stdout) == (2, '') and reason in done.stderr
 
 
-# Logs made to stall, crash or steer the official checker.
+# Logs made to stall, crash or mislead the official checker.
 def write_with(folder, *lines):
     return write_lines(folder / 'result_0.txt', [*run_lines(), *lines])
 

@@ -283,7 +283,7 @@ def test_kill_during_a_write_leaves_an_intact_checkpoint(tmp_path):
     assert sorted(tmp_path.iterdir()) == kept
 
 
-# --- in the background ---------------------------------------------------------------------------------
+# --- background writing --------------------------------------------------------------------------------
 
 def test_write_does_not_block_training_and_a_second_write_waits():
     gate, written, waits = threading.Event(), [], []

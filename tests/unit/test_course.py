@@ -45,11 +45,11 @@ def test_without_a_path_only_imagenet_is_looked_up():
     assert ReferenceComparison(None).compare(1, 0.5, 1.0) is None
 
 
-@pytest.mark.parametrize('name, words', [('none', 'none: no such folder; expected a log or a folder of logs'),
+@pytest.mark.parametrize('name, message', [('none', 'none: no such folder; expected a log or a folder of logs'),
                                          ('mixed', 'got .*mixed: global_batch_size is 64 in result_0.txt and 65')])
-def test_unreadable_reference_is_refused(tmp_path, name, words):
+def test_unreadable_reference_is_refused(tmp_path, name, message):
     write_set(tmp_path / 'mixed', batch=lambda k: 64 + k)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         find_reference(replace(CONFIG, run=RunConfig(reference=(str(tmp_path / name),))), 1)
 
 
@@ -104,10 +104,10 @@ def test_paths_follow_their_option(words, joined):
     assert _join_paths(words) == joined
 
 
-@pytest.mark.parametrize('run, words', [
+@pytest.mark.parametrize('run, message', [
     ({'stop_when_behind': True}, 'run.stop_when_behind: got true on digits without a reference, expected'),
     ({'reference': ('ok', 'a\x1b[2J')}, 'run.reference: got .*, expected text without control characters')])
-def test_invalid_values_are_refused(run, words):
+def test_invalid_values_are_refused(run, message):
     check_values(replace(CONFIG, run=RunConfig(stop_when_behind=True, reference=('logs/a',))))
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         check_values(replace(CONFIG, run=RunConfig(**run)))

@@ -75,13 +75,13 @@ def numbered(*visible):
 
 
 @pytest.mark.parametrize('made, per_device, numbers', [
-    (views('a b c d', 'a b c d', 'a b c d', 'a b c d'), 1, [0, 1, 2, 3]),  # all see all
+    (views('a b c d', 'a b c d', 'a b c d', 'a b c d'), 1, [0, 1, 2, 3]),  # all ranks see all GPUs
     (views('a b', 'a b', 'a b', 'a b'), 3, [0, 0, 0, 1]),
     (views('a', 'b', 'c', 'd'), 1, [0, 0, 0, 0]),  # one GPU per task, which is number 0 for each
     (views('a', 'a', 'b', 'b', 'c'), 2, [0] * 5),
     (views('a', 'b', 'b', 'c', 'c'), 2, [0] * 5),  # with NCCL, another check refuses uneven nodes
     (views('a b', 'a b', 'c d', 'c d', hosts=['h1', 'h1', 'h2', 'h2']), 1, [0, 1, 0, 1]),
-    (views('a b', 'c d'), 1, [0, 0]),  # several per task: each takes its first
+    (views('a b', 'c d'), 1, [0, 0]),  # several per task, of which a rank takes the first
     (numbered('0', '1'), 1, [0, 0])])
 def test_ranks_divide_the_visible_gpus(made, per_device, numbers):
     assert choose_gpus(made, per_device) == numbers
@@ -148,7 +148,7 @@ HOST = ('0000:0b:00.0', '0000:1b:00.0', '0000:8b:00.0', '0000:9b:00.0')
 
 
 @pytest.mark.parametrize('visible, of_host, num_devices, expected', [
-    (HOST[2:], HOST, 2, (HOST[2:], None)),  # both see both
+    (HOST[2:], HOST, 2, (HOST[2:], None)),  # both ranks see both GPUs
     (HOST[2:3], HOST, 4, (HOST, 2)),  # one GPU per task
     (HOST[2:3], HOST, 1, (HOST[2:3], None)),
     (HOST[:1], (), 2, (HOST[:1], None)),  # a container that hides /sys

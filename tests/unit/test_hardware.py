@@ -81,7 +81,7 @@ def test_versions_in_a_container_are_found_and_unknown_ones_omitted(container, m
     assert 'MXNet not installed' in environment.render_stack()
 
 
-# --- the processor: its flags, and what oneDNN is allowed ---------------------------------------------------
+# --- processor flags and the limit of oneDNN ----------------------------------------------------------------
 
 AVX2 = 'fpu sse4_1 sse4_2 avx f16c fma avx2 bmi2'
 AVX512 = f'{AVX2} avx512f avx512dq avx512cd avx512bw avx512vl'

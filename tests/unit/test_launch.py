@@ -221,7 +221,7 @@ with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
     assert (tmp_path / 'precious').read_text() == 'x'
 
 
-# --- an engine and its end --------------------------------------------------------------------------------
+# --- engines and how they end -----------------------------------------------------------------------------
 
 @pytest.mark.parametrize('events, expected', [
     ([EngineEvent.STOP, EngineEvent.STOP], Stage.STOPPING),
