@@ -1,4 +1,4 @@
-"""The course of a run: what it is compared with is read first, and an alarm is kept over a resume."""
+"""Course of a run: reference, comparison, and an alarm that survives a resume."""
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ CONFIG = Config(run=RunConfig(), data=DIGITS, schedule=ScheduleConfig(0.1, 1, 'p
 
 @pytest.fixture
 def config(tmp_path):
-    """A configuration whose reference is three runs of four epochs."""
+    """A configuration with a reference of three runs of four epochs."""
     folder = write_set(tmp_path / 'known', 3, accuracies=lambda k: (0.3, 0.5, 0.7 + k / 100, 0.76), train_samples=1437,
                        eval_samples=360, target=0.75, dataset='digits')
     return replace(CONFIG, run=RunConfig(reference=(str(folder),)))
@@ -36,7 +36,7 @@ def opened(config, tmp_path, num_epochs=0):
     return open_comparison(find_reference(config, 1), make_plan(config, 1), tmp_path / 'metrics.jsonl', num_epochs)
 
 
-def test_without_a_name_only_imagenet_is_looked_up():
+def test_without_a_path_only_imagenet_is_looked_up():
     assert find_reference(CONFIG, 1) is None and reference_event(ReferenceComparison(None), CONFIG, 1) is None
     imagenet = replace(CONFIG, data=DataConfig())
     assert find_reference(imagenet, 1) is None
@@ -45,15 +45,15 @@ def test_without_a_name_only_imagenet_is_looked_up():
     assert ReferenceComparison(None).compare(1, 0.5, 1.0) is None
 
 
-@pytest.mark.parametrize('name, words', [('none', 'none: no such folder; expected a log or a folder of logs'),
+@pytest.mark.parametrize('name, message', [('none', 'none: no such folder; expected a log or a folder of logs'),
                                          ('mixed', 'got .*mixed: global_batch_size is 64 in result_0.txt and 65')])
-def test_a_reference_that_cannot_be_read(tmp_path, name, words):
+def test_unreadable_reference_is_refused(tmp_path, name, message):
     write_set(tmp_path / 'mixed', batch=lambda k: 64 + k)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         find_reference(replace(CONFIG, run=RunConfig(reference=(str(tmp_path / name),))), 1)
 
 
-def test_the_alarm_is_new_once(config, tmp_path):
+def test_alarm_is_new_only_once(config, tmp_path):
     course = opened(config, tmp_path)
     seen = [course.compare(e, a, 10.0 * e) for e, a in [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.75)]]
     assert [(c.record['behind'], c.is_new) for c in seen] == [
@@ -61,18 +61,18 @@ def test_the_alarm_is_new_once(config, tmp_path):
     assert not course.is_behind
 
 
-def test_a_resumed_run_remembers_its_evaluations(config, tmp_path):
+def test_resumed_run_keeps_earlier_evaluations(config, tmp_path):
     with open(tmp_path / 'metrics.jsonl', 'w') as f:
         for epoch, num in [(1, 250), (1, 36), (2, 72), (3, 72)]:
             print(json.dumps({'event': 'eval', 'epoch': epoch, 'num_top1': num, 'num_images': 360}), file=f)
         print('{"num_top1": "x"}', file=f)
     assert read_curve(tmp_path / 'metrics.jsonl') == [(1, 0.1), (2, 0.2), (3, 0.2)]
     assert opened(config, tmp_path, 1).compare(2, 0.2, 20.0).is_new
-    again = opened(config, tmp_path, 2)  # the one of epoch 3 is later than the checkpoint
+    again = opened(config, tmp_path, 2)  # the evaluation of epoch 3 is later than the checkpoint
     assert again.is_behind and again.curve == [(1, 0.1), (2, 0.2)] and not again.compare(3, 0.2, 30.0).is_new
 
 
-def test_what_is_recorded_and_shown(config, tmp_path, capsys):
+def test_metrics_and_terminal_output(config, tmp_path, capsys):
     course = opened(config, tmp_path)
     run = SimpleNamespace(metrics=tmp_path / 'metrics.jsonl', train_log=tmp_path / 'train.log', result='r')
     sinks = events.Sinks([Metrics(run), Terminal(run)])
@@ -91,9 +91,9 @@ def test_what_is_recorded_and_shown(config, tmp_path, capsys):
         'high': here.high, 'num_reference': 3, 'below': True, 'behind': True, 'reference_epochs': [4, 4],
         'seconds_left': [20.0, 20.0], 'text': records[1]['text']}
     assert (records[2]['mean'], records[2]['num_reference'], records[2]['seconds_left']) == (None, 0, None)
-    said = capsys.readouterr().err
-    assert said.count('\n') == 4 and ' behind: 30.0 points below' in said and 'no reference run at this epoch' in said
-    assert said.splitlines() == run.train_log.read_text().splitlines()
+    text = capsys.readouterr().err
+    assert text.count('\n') == 4 and ' behind: 30.0 points below' in text and 'no reference run at this epoch' in text
+    assert text.splitlines() == run.train_log.read_text().splitlines()
 
 
 @pytest.mark.parametrize('words, joined', [
@@ -104,10 +104,10 @@ def test_paths_follow_their_option(words, joined):
     assert _join_paths(words) == joined
 
 
-@pytest.mark.parametrize('run, words', [
+@pytest.mark.parametrize('run, message', [
     ({'stop_when_behind': True}, 'run.stop_when_behind: got true on digits without a reference, expected'),
     ({'reference': ('ok', 'a\x1b[2J')}, 'run.reference: got .*, expected text without control characters')])
-def test_values_that_no_run_can_have(run, words):
+def test_invalid_values_are_refused(run, message):
     check_values(replace(CONFIG, run=RunConfig(stop_when_behind=True, reference=('logs/a',))))
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         check_values(replace(CONFIG, run=RunConfig(**run)))

@@ -1,4 +1,4 @@
-"""The checks of the doctor, on made-up facts."""
+"""Doctor checks with made-up facts."""
 import copy
 import errno
 import os
@@ -39,13 +39,13 @@ def facts(rank, host, **changes):
     return copy.deepcopy({**row, **changes})
 
 
-def rows(of_h1=None, **of_h2):
-    """Two hosts of two ranks; the second host is different."""
-    return [*(facts(r, 'h1', **of_h1 or {}) for r in (0, 1)), *(facts(r, 'h2', **of_h2) for r in (2, 3))]
+def rows(h1_changes=None, **h2_changes):
+    """Two hosts of two ranks, with changes of each host."""
+    return [*(facts(r, 'h1', **h1_changes or {}) for r in (0, 1)), *(facts(r, 'h2', **h2_changes) for r in (2, 3))]
 
 
-def check(name, made, **asked):
-    return next(c for c in check_facts(made, **asked) if c.name == name)
+def check(name, made, **requested):
+    return next(c for c in check_facts(made, **requested) if c.name == name)
 
 
 def cgroup(**allowed):
@@ -67,7 +67,7 @@ def test_good_machines_pass():
     assert '100 MB in 10 ms: 10.00 GB/s, bus 15.00 GB/s' in render_checks(checks, is_quiet=False)
 
 
-# The check, what differs on h2, what the configuration asks for, and the status, finding and advice.
+# Check, changes of h2, values of the configuration, status, finding and advice.
 CASES = [
     ('program', {'code': 'bbbb'}, {}, 'failed', 'code bbbb on h2, but code aaaa on h1', 'the same commit on h2'),
     ('packages', {'packages': {**PACKAGES, 'numpy': '1.22.0'}}, {}, 'failed',
@@ -91,7 +91,7 @@ CASES = [
      'fewer ranks'),
     ('threads', {'omp_num_threads': ''}, {}, 'warning', 'OMP_NUM_THREADS is not set on h2', 'launch/'),
     ('threads', cgroup(quota_cpus=6.5), {}, 'warning', '8 threads on the 6.5 CPUs available to the ranks of h2', ''),
-    # Fewer threads than one each cannot be; it is the check of CPUs that warns.
+    # A rank has at least one thread, so the check of CPUs warns instead.
     ('threads', {**cgroup(quota_cpus=1.5), 'omp_num_threads': '1'}, {}, 'ok', '4 per rank', ''),
     ('CPUs', {}, {}, 'ok', '2 ranks may use 8 of the 16 CPUs of h1', ''),
     ('CPUs', {'cpus': [3]}, {}, 'warning', '2 ranks may use 1 of the 16 CPUs of h2', 'at most 1 there'),  # taskset
@@ -117,14 +117,14 @@ CASES = [
      'files of h1 are not visible on h2 (no /run/.doctor-1)', '')]
 
 
-@pytest.mark.parametrize('name, changes, asked, status, found, fix', CASES,
+@pytest.mark.parametrize('name, changes, requested, status, found, fix', CASES,
                          ids=[f'{number} {case[0]}' for number, case in enumerate(CASES)])
-def test_a_host_that_is_different(name, changes, asked, status, found, fix):
-    c = check(name, rows(**changes), **asked)
+def test_host_that_differs(name, changes, requested, status, found, fix):
+    c = check(name, rows(**changes), **requested)
     assert (c.status, found in c.found, fix in c.fix) == (status, True, True), c
 
 
-def test_what_is_wrong_with_rank_0_or_without_other_ranks():
+def test_problems_of_rank_0_and_of_single_ranks():
     unsealed = {'data': {**DATA, 'has_checksums': False}}
     assert ', without checksums, because an earlier version' in check('.idx and .rec', rows(unsealed)).found
     read_only = {'run_folder_problem': '/run: Read-only file system'}
@@ -135,7 +135,7 @@ def test_what_is_wrong_with_rank_0_or_without_other_ranks():
     assert check('shared memory', alone).status == 'not needed'
 
 
-def test_the_limits_of_this_process_are_found(monkeypatch, tmp_path):
+def test_limits_of_this_process(monkeypatch, tmp_path):
     monkeypatch.setenv('TMPDIR', str(tmp_path))
     found = limit_facts()
     assert (found['tmp_dir'], found['tmp_dir_problem']) == (str(tmp_path), '')
@@ -148,7 +148,7 @@ def test_the_limits_of_this_process_are_found(monkeypatch, tmp_path):
     assert limit_facts()['tmp_dir_problem'] == 'No such file or directory'
 
 
-def test_open_mpi_without_room_for_its_files_is_named_by_its_ranks(monkeypatch, tmp_path):
+def test_ranks_refuse_a_full_session_folder_of_open_mpi(monkeypatch, tmp_path):
     base = tmp_path / 'mlperf_rn50-1-a'
     base.mkdir()
     monkeypatch.setattr(mpi_session, 'free_bytes', lambda folder: 9 << 20 if folder == tmp_path else None)
@@ -157,4 +157,4 @@ def test_open_mpi_without_room_for_its_files_is_named_by_its_ranks(monkeypatch, 
         check_session(env)
     check_session({})  # horovodrun and srun need none
     (base / 'segment').write_bytes(bytes(2 << 20))
-    check_session(env)  # it has room, and uses it
+    check_session(env)  # the files already exist

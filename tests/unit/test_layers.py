@@ -1,4 +1,4 @@
-"""Imports point one way and without cycles, folders and modules stay small, and a class name has one meaning."""
+"""Structure of the package: direction and cycles of imports, sizes of folders and modules, unique class names."""
 import ast
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
@@ -12,7 +12,7 @@ PACKAGE = ROOT / 'mlperf_rn50'
 # A module may import from its own room and from those below it.
 ROOMS = [{'__main__'}, {'cli'}, {'bench', 'doctor', 'launch'}, {'train'}, {'analysis'},
          {'mllog', 'data', 'model', 'system'}, {'options'}, {'config'},
-         {'data.options', 'model.options', 'train.options'},  # what components declare, and config puts together
+         {'data.options', 'model.options', 'train.options'},  # declared by components, combined by config
          {'bounds', 'jsonl', 'locks', 'parser', 'table'}, {'files', 'npz', 'text'}, {'errors'}]
 HEAVY = {'mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'sklearn', 'rich'}
 LIGHT_ROOMS = ('cli', 'mllog', 'analysis/sets', 'analysis/recipe')
@@ -23,13 +23,13 @@ MAX_MODULES, MAX_LINES, MIN_LINES = 12, 300, 40
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the package but __init__ of its folders: its dotted name below the package, and its file."""
+    """Return dotted name below the package and file of every module except __init__.py."""
     return {'.'.join(p.relative_to(PACKAGE).with_suffix('').parts): p for p in PACKAGE.rglob('*.py')
             if p.name != '__init__.py'}
 
 
-def arrows(found: dict[str, Path]) -> dict[str, set[str]]:
-    """The modules that each imports, among some."""
+def import_graph(found: dict[str, Path]) -> dict[str, set[str]]:
+    """Return the imports of each module among the given modules."""
     return {name: {m.removeprefix('mlperf_rn50.') for m in imports(path)} & set(found) for name, path in found.items()}
 
 
@@ -47,7 +47,7 @@ def cycle(graph: dict[str, set[str]]) -> list[str]:
 
 
 def folder_graph(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """The same of folders; a module of a room that has folders stands for itself."""
+    """Return the imports between folders; a module directly in a room counts as a folder."""
     def place(name: str) -> str:
         return name.rpartition('.')[0] if name.count('.') > 1 else name
     folders: dict[str, set[str]] = {}
@@ -56,18 +56,18 @@ def folder_graph(graph: dict[str, set[str]]) -> dict[str, set[str]]:
     return folders
 
 
-def test_arrows_point_down():
-    assert [f'{name} imports {i}' for name, imported in arrows(modules()).items() for i in imported
+def test_imports_point_down():
+    assert [f'{name} imports {i}' for name, imported in import_graph(modules()).items() for i in imported
             if name.partition('.')[0] != i.partition('.')[0] and level(i) <= level(name)] == []
 
 
-def test_there_are_no_cycles_of_modules_or_folders():
-    graph = arrows(modules())
+def test_imports_of_modules_and_folders_have_no_cycles():
+    graph = import_graph(modules())
     assert cycle(graph) == cycle(folder_graph(graph)) == []
 
 
-def test_training_knows_the_analysis_in_one_module():
-    assert [name for name, imported in arrows(modules()).items()
+def test_one_module_of_training_imports_the_analysis():
+    assert [name for name, imported in import_graph(modules()).items()
             if name.startswith('train.') and any(i.startswith('analysis.') for i in imported)] == ['train.reference']
 
 
@@ -77,11 +77,11 @@ def test_folders_and_modules_are_small():
     assert {f: n for f, n in folders.items() if n > MAX_MODULES and f != 'cli'} == {}
     num_lines = {name: len(path.read_text().splitlines()) for name, path in found.items()}
     assert {name: n for name, n in num_lines.items() if n > MAX_LINES} == {}
-    users = Counter(i for imported in arrows(found).values() for i in imported)
+    users = Counter(i for imported in import_graph(found).values() for i in imported)
     assert {name: n for name, n in num_lines.items() if n < MIN_LINES and users[name] == 1} == {}
 
 
-def test_a_class_name_is_defined_once():
+def test_class_names_are_defined_once():
     names = Counter(node.name for path in PACKAGE.rglob('*.py') for node in ast.walk(ast.parse(path.read_text()))
                     if isinstance(node, ast.ClassDef))
     assert [name for name, n in names.items() if n > 1] == []
