@@ -43,18 +43,18 @@ def run_lines(accuracies=(0.5, 0.76), *, epoch_s=10.0, first_s=None, eval_s=1.0,
     if not accelerators:
         lines += [mllog('number_of_ranks', 0, ranks), mllog('number_of_nodes', 0, nodes),
                   mllog('accelerators_per_node', 0, 0)]
-    time_s, epoch = 0.0, 0
+    now, epoch = 0.0, 0
     for accuracy in accuracies:
         for _ in range(period):
             epoch += 1
-            lines.append(mllog('epoch_start', time_s, epoch_num=epoch))
-            time_s += first_s if epoch == 1 and first_s is not None else epoch_s
-            lines.append(mllog('epoch_stop', time_s, epoch_num=epoch))
-        lines.append(mllog('eval_start', time_s, epoch_num=epoch))
-        time_s += eval_s
-        lines += [mllog('eval_accuracy', time_s, accuracy, epoch_num=epoch), mllog('eval_stop', time_s, epoch_num=epoch)]
+            lines.append(mllog('epoch_start', now, epoch_num=epoch))
+            now += first_s if epoch == 1 and first_s is not None else epoch_s
+            lines.append(mllog('epoch_stop', now, epoch_num=epoch))
+        lines.append(mllog('eval_start', now, epoch_num=epoch))
+        now += eval_s
+        lines += [mllog('eval_accuracy', now, accuracy, epoch_num=epoch), mllog('eval_stop', now, epoch_num=epoch)]
     if status is not None:
-        lines.append(mllog('run_stop', time_s, status=status))
+        lines.append(mllog('run_stop', now, status=status))
     return lines
 
 

@@ -144,15 +144,15 @@ def test_first_reads_are_samples_new_to_the_node(num_samples, layout, local, dat
     nodes = nodes_of(layout)
     group = shards(num_samples, len(nodes), local, 1, nodes, rotation_epochs)
     shard = group[data.draw(st.integers(0, len(nodes) - 1))]
-    peers, is_known, known = [s for s in group if nodes[s.rank] == nodes[shard.rank]], np.zeros(num_samples, bool), set()
+    peers, is_known, seen = [s for s in group if nodes[s.rank] == nodes[shard.rank]], np.zeros(num_samples, bool), set()
     for epoch in range(3):
         order = epoch_order(shard, 3, epoch)
         is_first = first_reads(shard, order, is_known)
         samples = {*read(peers, order), *read(peers, order, is_counted=False)}
-        assert sorted(order[is_first]) == sorted(samples - known)
+        assert sorted(order[is_first]) == sorted(samples - seen)
         assert set(np.flatnonzero(is_first)) <= set(shard.node_positions(nodes[shard.rank]))
-        known |= samples
-        assert set(np.flatnonzero(is_known)) == known
+        seen |= samples
+        assert set(np.flatnonzero(is_known)) == seen
 
 
 def test_second_epoch_is_mostly_new_to_node_unless_it_keeps_its_part():
