@@ -113,7 +113,7 @@ def write(path, lines):
 
 @given(lines=st.lists(LINES, max_size=30))
 @example(lines=[mllog('lars_epsilon', 0, float('inf'))])
-def test_made_up_lines(path, lines):
+def test_made_up_log_keeps_invariants(path, lines):
     if check_run(write(path, lines)):
         check_report(path)
 
