@@ -1,4 +1,4 @@
-"""What must hold of the Run of any file whatever."""
+"""Invariants of the Run and the reports of any file."""
 import math
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from mlperf_rn50.mllog.read.reader import read_run
 
 
 def check_run(path: Path):
-    """Reads a file and asserts what must hold; None for a file that is refused as no log."""
+    """Read a file and check the invariants; return None if it is refused as not a log."""
     try:
         run = read_run(path)
     except UserError as e:
@@ -38,7 +38,7 @@ def check_run(path: Path):
 
 
 def check_report(path: Path) -> None:
-    """A report of any file that is a log can be written, and steers no terminal."""
+    """Check that every report can be rendered and has no control characters."""
     studies = make_studies(load_systems([path]))
     for render in (render_table, render_markdown, render_csv, render_json):
         text = render(studies)

@@ -1,4 +1,4 @@
-"""prepare --verify: damaged files and records are reported; and the sample that the doctor checks."""
+"""prepare --verify: damaged files and records; the sample that the doctor checks."""
 import json
 import re
 import zlib
@@ -18,7 +18,6 @@ NUM_TRAIN, NUM_VAL = 60, 12
 
 @pytest.fixture
 def folder(tmp_path):
-    """A prepared folder of numbered images."""
     make_config(tmp_path, ramp(NUM_TRAIN), num_val=NUM_VAL)
     return tmp_path
 
@@ -34,7 +33,7 @@ def place_of(rec, position) -> slice:
     return slice(int(start), int(start + length))
 
 
-def test_what_was_written_is_right(folder):
+def test_undamaged_folder_passes(folder):
     done = call('prepare', '--verify', folder, '--workers', 3)
     assert (done.returncode, done.stderr) == (0, '')  # no progress bar without a terminal
     assert done.stdout == (f'{folder}/train.rec: 60 records match their checksums\n'
@@ -45,7 +44,7 @@ def test_what_was_written_is_right(folder):
     assert int(checksums[30]) == zlib.crc32(rec.read_bytes()[place_of(rec, 30)])
 
 
-def test_flipped_bits_are_named_by_their_records(folder):
+def test_flipped_bits_are_reported_by_record(folder):
     rec = folder / 'train.rec'
     for position in (0, 37, NUM_TRAIN - 1):
         flip(rec, place_of(rec, position).stop - 1 - (position == 0) * 90)
@@ -56,7 +55,7 @@ def test_flipped_bits_are_named_by_their_records(folder):
     assert f'{folder}: damaged; copy the folder' in done.stdout
 
 
-def test_a_file_cut_short_names_ten_records_and_counts_the_rest(folder):
+def test_truncated_file_lists_ten_records_and_counts_the_rest(folder):
     rec = folder / 'train.rec'
     whole = rec.stat().st_size
     rec.write_bytes(rec.read_bytes()[:place_of(rec, NUM_TRAIN - 12).start + 20])
@@ -73,7 +72,7 @@ def test_a_file_cut_short_names_ten_records_and_counts_the_rest(folder):
     ('train.idx', Path.unlink, 'No such file or directory'),
     ('train.index.npy', lambda path: flip(path, -3), 'does not match its SHA-256 in manifest.json'),
     ('validation.crc.npy', lambda path: flip(path, -3), 'does not match its SHA-256 in manifest.json')])
-def test_a_damaged_file_is_named_and_the_records_are_looked_at_all_the_same(folder, name, damage, message):
+def test_damaged_file_is_named_and_records_are_still_checked(folder, name, damage, message):
     damage(folder / name)
     [found] = verify(folder, 2)[1]
     assert re.fullmatch(f'{folder}/{name}: {message}', found)
@@ -82,7 +81,7 @@ def test_a_damaged_file_is_named_and_the_records_are_looked_at_all_the_same(fold
     assert len(found) == 2 and any('train.rec: 1 of 60 records do not match their checksums: ' in f for f in found)
 
 
-def test_without_its_indexes_the_whole_file_is_looked_at(folder):
+def test_whole_file_is_checked_if_indexes_are_damaged(folder):
     for name in ('train.idx', 'train.index.npy'):
         flip(folder / name, -3)
     right, found = verify(folder, 2)
@@ -93,14 +92,14 @@ def test_without_its_indexes_the_whole_file_is_looked_at(folder):
 @pytest.mark.parametrize('damage, message', [
     (lambda text: text.replace('"0"', '"zero"'), 'manifest.json: does not match its own SHA-256'),
     (lambda text: text[:-40], 'manifest.json: not a manifest')])
-def test_a_damaged_manifest_is_named(folder, damage, message):
+def test_damaged_manifest_is_named(folder, damage, message):
     path = folder / 'manifest.json'
     path.write_text(damage(path.read_text()))
     done = call('prepare', '--verify', folder)
     assert done.returncode == 1 and f'{folder}/{message}' in done.stdout and 'Traceback' not in done.stderr
 
 
-def test_an_older_folder_is_held_against_what_it_has(folder):
+def test_older_folder_is_checked_by_available_checksums(folder):
     manifest = load_manifest(folder)  # without the checksums of the records and of the manifest
     for name, entry in manifest['splits'].items():
         del entry['crc_sha256']
@@ -121,12 +120,12 @@ def test_an_older_folder_is_held_against_what_it_has(folder):
     (['digits', '--verify', 'x'], '--verify: got a data set too'),
     (['--verify', 'x', '--skip-corrupt'], '--verify: got --skip-corrupt too'),
     (['--verify', 'x'], '--verify: x has no manifest.json; expected a folder written by prepare')])
-def test_a_mistake_on_the_command_line_is_one_line(arguments, message):
+def test_usage_error_is_one_line(arguments, message):
     done = call('prepare', *arguments)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count('\n') == 1
 
 
-# --- What the doctor looks at ----------------------------------------------------------------------
+# --- the sample of the doctor -----------------------------------------------------------------------
 
 def sample(folder, num_records, seed):
     records = RecordFile(folder / 'train.rec')
@@ -136,7 +135,7 @@ def sample(folder, num_records, seed):
         records.close()
 
 
-def test_the_last_record_is_in_every_sample(folder):
+def test_last_record_is_in_every_sample(folder):
     flip(folder / 'train.rec', -1)
     for seed in range(3):
         with pytest.raises(DataError, match='train.rec, record 59: does not match its checksum; copy the folder'):
@@ -146,7 +145,7 @@ def test_the_last_record_is_in_every_sample(folder):
         sample(folder, 2, 0)
 
 
-def test_ranks_look_at_different_records(folder, monkeypatch):
+def test_ranks_check_different_records(folder, monkeypatch):
     seen, read = [], RecordFile.read
     monkeypatch.setattr(RecordFile, 'read', lambda self, position: (seen.append(position), read(self, position))[1])
     assert [sample(folder, 10, rank) for rank in range(2)] == [10, 10]
