@@ -1,7 +1,7 @@
 """One trial of a recipe on part of CIFAR-10: 20,000 training images, evaluated on 5,000 others of the training set.
 
 Trains on 80,000 images (4 epochs) with launch/configs/cifar10_cpu.yaml and the options, in bfloat16, which needs about
-the same epochs. The official validation images are not used.
+as many epochs as float32. The official validation images are not used.
 Usage: .venv/bin/python benchmarks/cifar10_search.py NAME [OPTIONS of mlperf-rn50 train]    (runs in logs/run/NAME)
 """
 import os
@@ -23,7 +23,7 @@ OPTIONS = {'data.dir': DATA, 'data.num_train': NUM_TRAIN, 'data.num_val': NUM_HE
 
 
 def prepare() -> None:
-    """Pack the part if missing."""
+    """Pack the part of the data set if missing."""
     if not (DATA / 'manifest.json').exists():
         whole = cifar10(None)
         DATA.mkdir(parents=True, exist_ok=True)

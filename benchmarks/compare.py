@@ -65,7 +65,7 @@ def peer(*words: object, **variables: str) -> dict:
 
 
 def read_metrics(run_dir: Path) -> list[dict]:
-    """Return the metrics of a run; one empty record without a file."""
+    """Return the metrics of a run, or one empty record if the file is missing."""
     path = run_dir / 'metrics.jsonl'
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [{}]
 

@@ -23,7 +23,7 @@ FAULTS = ('stuck', '3 points low', '2 points low')
 
 
 def with_recipe(known: KnownSet) -> KnownSet:
-    """Return a set with the recipe of the published set of its name, because logs of v0.5 contain less of it."""
+    """Return a set with the recipe of the published set of the same name, because logs of v0.5 contain less of it."""
     own = next((s for s in load_published() if s.name == known.name and s.round == known.round), known)
     return replace(known, recipe=own.recipe)
 

@@ -22,7 +22,7 @@ NODES = (1, 2, 4, 8, 16, 32, 64, 96)
 
 
 def accuracies(rng: random.Random) -> list[float]:
-    """Return those of a run that reaches 75.9 % after 62 to 90 epochs; one in 20 does not."""
+    """Return accuracies of a run that reaches 75.9 % after 62 to 90 epochs, or with probability 1/20 does not."""
     count, end = rng.randint(62, 90), 0.7585 if rng.random() < 0.05 else 0.7592
     before = [min(end - 0.68 * (1 - (i + 1) / count) ** 2, 0.7588) for i in range(count - 1)]
     return [round(a * 50_000) / 50_000 for a in (*before, end)]

@@ -52,7 +52,7 @@ def make_folder(folder: Path) -> None:
 
 
 def feeding_ms(records: RecordFile, seed: int) -> tuple[list[float], list[float]]:
-    """Return ms of the thread that feeds DALI: of each step in an epoch, and of each epoch's first but the run's."""
+    """Return ms in the thread that feeds DALI for steps within epochs and for first steps of epochs but the first."""
     source, steps, starts = _read_ahead(records, DATA, train_requests(DATA, SHARD, seed, 0)), [], []
     next(source)  # the first step fills the queue
     # The source is ahead of training, so the first steps of an epoch are requested during the one before.

@@ -1,4 +1,4 @@
-"""TMPDIR and /dev/shm without room: a start says so, and a run that is at work goes on."""
+"""Full TMPDIR and /dev/shm: an error at the start, no effect on a started run."""
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +15,7 @@ SMALL_DISK = ('-t', 'tmpfs', '-o', 'size=64m', 'tmpfs')
 
 
 def fill(host: Host, folder: Path) -> None:
-    """Writes a folder of a host full, to the last byte."""
+    """Fill the disk of a folder on a host."""
     inside = Path(f'/proc/{host.keeper.pid}/root{folder}')
     with open(inside / 'filler', 'wb', buffering=0) as f, suppress(OSError):
         while f.write(bytes(4096)):
@@ -25,14 +25,14 @@ def fill(host: Host, folder: Path) -> None:
 
 @pytest.fixture
 def tmp(tmp_path) -> Path:
-    """The TMPDIR of a job."""
+    """TMPDIR of a job."""
     folder = tmp_path / 'tmp'
     folder.mkdir()
     return folder
 
 
 @pytest.mark.parametrize('name', ['TMPDIR', '/dev/shm'])
-def test_a_launcher_without_room_says_so(start, cluster, tmp, name):
+def test_full_disk_of_the_launcher_is_refused(start, cluster, tmp, name):
     folder = {'TMPDIR': tmp, '/dev/shm': SHM}[name]
     with mounted(cluster.hosts[:1], *SMALL_DISK, folder):
         fill(cluster.hosts[0], folder)
@@ -42,7 +42,7 @@ def test_a_launcher_without_room_says_so(start, cluster, tmp, name):
 
 
 @pytest.mark.parametrize('arguments', [(), BARE])
-def test_another_host_without_room_is_named(start, cluster, tmp, arguments):
+def test_full_disk_of_another_host_is_reported(start, cluster, tmp, arguments):
     with mounted(cluster.hosts[1:2], *SMALL_DISK, tmp):
         fill(cluster.hosts[1], tmp)
         code, output = start(*arguments, '--ranks-per-node', 2, TMPDIR=str(tmp)).end()
@@ -52,7 +52,7 @@ def test_another_host_without_room_is_named(start, cluster, tmp, arguments):
                    'there'], output
 
 
-def test_a_run_at_work_goes_on(start, cluster, tmp):
+def test_started_run_is_not_affected(start, cluster, tmp):
     hosts = cluster.hosts[:2]
     with mounted(hosts, *SMALL_DISK, tmp), mounted(hosts, *SMALL_DISK, SHM):
         job = start(*BARE, '--ranks-per-node', 2, '--train.max_epochs', 4, TMPDIR=str(tmp))

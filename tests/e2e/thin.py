@@ -1,6 +1,6 @@
-"""mlperf-rn50 as a process of its own, with the thin networks that the fixture `thin` gives to the process of a test.
+"""Program mlperf-rn50 as a separate process with the thin networks of the fixture `thin`.
 
-With --stuck=N, rank 1 gets N batches and waits for the next one for ever.
+With --stuck=N, rank 1 gets N batches and then waits for ever.
 """
 import sys
 import time
@@ -20,12 +20,12 @@ def stuck(batches):
 
 
 def in_rank(program, *args, real=ranks.in_rank, **keys):
-    def thin_program(position):  # after the fork of the watcher, before which nothing heavy may be imported
+    def thin_program(position):  # runs after the fork of the watcher; heavy imports must come later
         from mlperf_rn50.model import resnet
         from mlperf_rn50.train import start
-        resnet.STAGE_CHANNELS, made = CHANNELS, start.train_batches
+        resnet.STAGE_CHANNELS, train_batches = CHANNELS, start.train_batches
         if STUCK and launched_rank():
-            start.train_batches = lambda *a: stuck(made(*a))
+            start.train_batches = lambda *a: stuck(train_batches(*a))
         return program(position)
     return real(thin_program, *args, **keys)
 
@@ -33,5 +33,5 @@ def in_rank(program, *args, real=ranks.in_rank, **keys):
 if __name__ == '__main__':
     ranks.in_rank = in_rank
     if STUCK:
-        watcher._REPORTS_S += 600 * launched_rank()  # rank 0 speaks first, however far rank 1 is ahead of it
+        watcher._REPORTS_S += 600 * launched_rank()  # rank 0 must report first
     sys.exit(main([word for word in sys.argv[1:] if not word.startswith('--stuck=')]))
