@@ -137,8 +137,8 @@ def source_of(*sets, link=LINK):
     return Source(base_of(sets[0]), link, sets)
 
 
-def answer_of(source, *splits, **asked):
-    return make_answer(PredictionRequest(splits, **asked), source)
+def answer_of(source, *splits, **options):
+    return make_answer(PredictionRequest(splits, **options), source)
 
 
 def test_source_batch_must_be_divisible_by_the_ranks():
@@ -204,15 +204,15 @@ def test_knee_is_where_costs_start_to_exceed_the_time_saved():
     assert [r.layout.num_nodes for r in (answer.fastest, answer.cheapest, answer.knee)] == [8, 1, 4]
 
 
-@pytest.mark.parametrize('source, splits, asked, doubted', [
+@pytest.mark.parametrize('source, splits, options, doubted', [
     (A100, ((2, 8), (4, 8)), {'is_strong': True}, [0, 1]),  # 102 images where 408 were measured
     ('v0.6/NVIDIA/dgx1_ngc19.05_mxnet', ((2, 4), (1, 8)), {}, [1, 0]),  # nodes of another size
     ('dgxa100_n2_ngc20.06_mxnet', ((1, 8), (2, 8)), {'is_strong': True}, [1, 0]),  # worked back from two nodes
     (known(), ((1, 1), (1, 4)), {'is_strong': True}, [0, 1]),  # ranks that share a node
     (known(epochs=(3,)), ((1, 2),), {}, [1]), (known(epochs=(3, 3)), ((1, 2),), {}, [0])])  # single runs
-def test_each_extrapolation_is_a_doubt(source, splits, asked, doubted):
+def test_each_extrapolation_is_a_doubt(source, splits, options, doubted):
     source = load_source([source]) if isinstance(source, str) else source_of(source)
-    assert [len(r.doubts) for r in answer_of(source, *splits, **asked).rows] == doubted
+    assert [len(r.doubts) for r in answer_of(source, *splits, **options).rows] == doubted
 
 
 def test_tables_of_ranks_on_other_data():

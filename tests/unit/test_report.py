@@ -29,7 +29,7 @@ def rows_of(text):
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_answer_table_is_exact(studies):
+def test_the_answer_to_the_letter(studies):
     assert render_table(studies).startswith('''\
 sweep: Top-1 75.90 % on ImageNet
 ================================

@@ -87,8 +87,8 @@ def test_baseline_is_the_smallest_converged_or_the_named_system(tmp_path):
     with pytest.raises(UserError, match='--baseline: got 3n, expected one of: 1n, 2n, 4n'):
         study_of(tmp_path, baseline='3n')
     write_set(tmp_path / 't/4n', 1, nodes=4, ranks=16)
-    for name, error in (('4n', '4n, which matches 2 systems'), ('3n', 'expected one of: 1n, 2n, 4n$')):  # each name once
-        with pytest.raises(UserError, match=error):
+    for name, text in (('4n', '4n, which matches 2 systems'), ('3n', 'expected one of: 1n, 2n, 4n$')):  # each name once
+        with pytest.raises(UserError, match=text):
             studies_of(tmp_path, baseline=name)
 
 
