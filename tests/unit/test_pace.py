@@ -1,4 +1,4 @@
-"""Where the time of steps goes, from clocks that are set by hand; ranks that are slow or differ from the others."""
+"""Parts of the step time from clocks set by hand; stragglers and diverging ranks."""
 import mxnet as mx
 import pytest
 from helpers import HANG_LIMIT_S
@@ -10,8 +10,8 @@ from mlperf_rn50.train.step_timer import StepTimer
 def test_parts_of_a_step():
     timer = StepTimer()
     timer._thread.last_end = 10.0
-    timer._thread.add(data_at=10.5, computed_at=12.0, exchanged_at=12.25)  # the images came late
-    timer._thread.add(data_at=11.0, computed_at=13.25, exchanged_at=15.25)  # they came during the step before
+    timer._thread.add(data_at=10.5, computed_at=12.0, exchanged_at=12.25)  # images arrived late
+    timer._thread.add(data_at=11.0, computed_at=13.25, exchanged_at=15.25)  # images arrived during the previous step
     times = timer.take()
     assert times.num_steps == 2
     assert (times.data_s, times.compute_s, times.wait_s) == (0.5, 1.5 + 1.0, 0.25 + 2.0)
@@ -30,18 +30,18 @@ def test_steps_are_counted_not_passes():
     assert timer.take().num_steps == 3
 
 
-def test_a_step_that_failed_is_told():
+def test_failed_step_raises():
     timer = StepTimer()
     timer.mark_data()
-    wrong = mx.nd.random.normal(0, -1, shape=(2, 2))  # fails when it is computed
-    timer.mark_step(wrong, mx.nd.ones((1,)))
+    failing = mx.nd.random.normal(0, -1, shape=(2, 2))  # fails when it is computed
+    timer.mark_step(failing, mx.nd.ones((1,)))
     with pytest.raises(mx.MXNetError):
         timer.take()
     with pytest.raises(mx.MXNetError):
         timer.check()
 
 
-def test_its_thread_ends_with_it():
+def test_thread_ends_with_the_timer():
     timer = StepTimer()
     thread = timer._thread
     assert thread.is_alive()
@@ -55,21 +55,21 @@ def times(*seconds):
             for r, s in enumerate(seconds)]
 
 
-def test_of_three_ranks_the_one_that_differs_is_named_with_its_first_array():
+def test_diverging_rank_of_three_is_named_with_the_first_array():
     good = {'model/a': 1, 'model/b': 2, 'optimizer/a': 3}
-    said = describe_divergence([good, good, {**good, 'model/b': 7, 'optimizer/a': 8}], 4)
-    assert 'after epoch 5: rank 2 of 3, first in model/b (2 of 3 arrays differ)' in said
-    # Of two ranks nobody can tell which.
+    message = describe_divergence([good, good, {**good, 'model/b': 7, 'optimizer/a': 8}], 4)
+    assert 'after epoch 5: rank 2 of 3, first in model/b (2 of 3 arrays differ)' in message
+    # With two ranks, it is unknown which one diverged.
     assert 'rank 0, 1 of 2, first in a (1 of 1' in describe_divergence([{'a': 1}, {'a': 2}], 0)
 
 
-def test_a_rank_that_computes_longer_than_the_median_is_named():
+def test_rank_slower_than_the_median_is_a_straggler():
     assert find_stragglers(times(1, 1.14, 1, 1)) == []
-    [said] = find_stragglers(times(1, 1, 1.25, 1))
-    assert said.startswith('rank 2 on h2 (cores 0-3) is slow: 125 ms a step to compute, the median is 100')
-    assert '10% of each step is lost' in said
+    [straggler] = find_stragglers(times(1, 1, 1.25, 1))
+    assert straggler.startswith('rank 2 on h2 (cores 0-3) is slow: 125 ms a step to compute, the median is 100')
+    assert '10% of each step is lost' in straggler
 
 
 @pytest.mark.parametrize('seconds, slow', [((1, 2, 1, 3, 1), ['3', '1']), ((1, 1.2), ['1']), ((5,), [])])
-def test_the_slowest_comes_first_of_two_the_faster_is_the_measure_and_one_rank_is_never_slow(seconds, slow):
+def test_slowest_straggler_comes_first_and_a_single_rank_is_never_slow(seconds, slow):
     assert [s.split()[1] for s in find_stragglers(times(*seconds))] == slow

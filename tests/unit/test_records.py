@@ -1,4 +1,4 @@
-"""Reading RecordIO: as MXNet writes it, and damaged."""
+"""RecordIO files: reading intact and damaged ones."""
 import json
 import os
 from dataclasses import replace
@@ -30,7 +30,7 @@ def read_all(path: Path):
     return [records.read(i) for i in range(len(records))]
 
 
-def test_a_payload_with_the_magic_number_is_put_together_and_of_several_labels_the_first_counts(tmp_path):
+def test_split_payload_is_joined_and_the_first_of_several_labels_counts(tmp_path):
     payload = b'abcd' + MAGIC + b'efgh' + MAGIC + b'ij'
     path = write(tmp_path, [b'x', payload, b'y'], labels=[0, 1, np.array([7.0, 1.0, 2.0])])
     assert path.read_bytes().count(MAGIC) > 3  # written in parts
@@ -55,7 +55,7 @@ def test_damage_is_named(tmp_path, damage, message):
 
 
 @pytest.mark.parametrize('name', ['train.rec', 'train.idx', 'train.index.npy', 'manifest.json'])
-def test_a_named_pipe_in_place_of_a_file_is_refused(tmp_path, name):
+def test_named_pipe_in_place_of_a_file_is_refused(tmp_path, name):
     data = make_config(tmp_path, ramp(2)).data
     if name == 'train.idx':
         (tmp_path / 'train.index.npy').unlink()
@@ -70,7 +70,7 @@ def write_index(path: Path) -> Path:
     return index_path(path)
 
 
-def test_a_mapped_index_gives_the_same_records_without_the_other(tmp_path):
+def test_mapped_index_gives_the_same_records_without_the_text_index(tmp_path):
     payloads = [bytes([i]) * (7 * i + 1) for i in range(9)]
     path = write(tmp_path, payloads)
     expected = [(payload, i, 100 + i) for i, payload in enumerate(payloads)]
@@ -107,7 +107,7 @@ def changed(index, value):
     (changed((0, 1), 4), 'not a RecordIO record|truncated'),
     (changed((1, 1), 3), 'truncated'),
 ])
-def test_a_damaged_index_is_named_in_one_line(tmp_path, damage, message):
+def test_damaged_index_is_a_one_line_error(tmp_path, damage, message):
     path = write(tmp_path, [b'a' * 40, b'b' * 40, b'c' * 40])
     damage(write_index(path))
     with pytest.raises(DataError, match=message) as e:
@@ -115,7 +115,7 @@ def test_a_damaged_index_is_named_in_one_line(tmp_path, damage, message):
     assert '\n' not in str(e.value)
 
 
-def test_an_index_with_any_byte_changed_is_right_or_named(tmp_path):
+def test_index_with_any_byte_changed_is_read_or_refused(tmp_path):
     payloads = [b'a' * 40, b'b' * 400, b'c' * 4000]
     path = write(tmp_path, payloads)
     whole = write_index(path).read_bytes()
@@ -141,7 +141,7 @@ def test_manifest_and_configuration_must_agree(tmp_path):
 
 
 @pytest.mark.parametrize('label', [-float('inf'), 1.5])
-def test_a_label_that_is_no_whole_number_is_named(tmp_path, label):
+def test_label_that_is_no_whole_number_is_named(tmp_path, label):
     with pytest.raises(DataError, match=rf'train.rec, record 1: got the label {label}, expected a whole'):
         read_all(write(tmp_path, [b'a', b'b'], labels=[0, label]))
 
@@ -150,7 +150,7 @@ GOOD = {'format': 1, 'dataset': 'd', 'classes': ['a', 'b'],
         'splits': {name: {'num_images': 1, 'rec_bytes': 1} for name in ('train', 'validation')}}
 
 
-def test_classes_have_their_names_or_numbers(tmp_path):
+def test_classes_have_names_or_numbers(tmp_path):
     data = DataConfig(dir=str(tmp_path), num_classes=2)
     assert class_names(data) == ['0', '1']
     (tmp_path / 'manifest.json').write_text(json.dumps(GOOD))
@@ -160,14 +160,14 @@ def test_classes_have_their_names_or_numbers(tmp_path):
         class_names(replace(data, num_classes=3))
 
 
-@pytest.mark.parametrize('content, said', [
+@pytest.mark.parametrize('content, message', [
     ('[' * 100_000, 'nested too deeply'), ('[]', 'Expected `object`'), ({'format': 2}, '2 - at `$.format`'),
     ({'dataset': None}, '$.dataset'), ({'classes': [1]}, '$.classes[0]'),
     ({'splits': {'train': GOOD['splits']['train']}}, 'missing required field `validation`'),
     ({'splits': {**GOOD['splits'], 'train': {'num_images': 1.0, 'rec_bytes': 1}}}, '$.splits.train.num_images'),
     ({'splits': {**GOOD['splits'], 'validation': {'num_images': 1}}}, 'missing required field `rec_bytes`'),
 ])
-def test_a_damaged_manifest_is_one_line_wherever_it_is_read(tmp_path, content, said):
+def test_damaged_manifest_is_a_one_line_error_in_every_reader(tmp_path, content, message):
     text = content if isinstance(content, str) else json.dumps({**GOOD, **content})
     (tmp_path / 'manifest.json').write_text(text)
     data = DataConfig(dir=str(tmp_path), dataset='d', num_train=1, num_val=1, num_classes=2)
@@ -175,4 +175,4 @@ def test_a_damaged_manifest_is_one_line_wherever_it_is_read(tmp_path, content, s
                  lambda: is_prepared(tmp_path, 'd'), lambda: add_indexes(tmp_path)):
         with pytest.raises(DataError) as e:
             read()
-        assert said in str(e.value) and 'prepare the data again' in str(e.value) and '\n' not in str(e.value)
+        assert message in str(e.value) and 'prepare the data again' in str(e.value) and '\n' not in str(e.value)

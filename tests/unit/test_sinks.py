@@ -1,4 +1,4 @@
-"""What reads the events of a run, on a disk that takes no more, and of a run that goes on otherwise."""
+"""Event sinks on a full disk, and of a run resumed with another configuration."""
 import json
 import logging
 import re
@@ -41,7 +41,7 @@ def assert_named(sink, event, name):
     assert '\n' not in str(e.value)
 
 
-def test_the_configuration_on_a_full_disk(tmp_path, monkeypatch):
+def test_configuration_on_a_full_disk(tmp_path, monkeypatch):
     def fail(_):
         raise OSError(28, 'No space left on device')
     monkeypatch.setattr('os.fsync', fail)
@@ -50,14 +50,14 @@ def test_the_configuration_on_a_full_disk(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ['metrics.jsonl'] and not run.metrics.read_text()
 
 
-def test_metrics_and_the_words_of_the_terminal_on_a_full_disk(capsys):
+def test_metrics_and_terminal_log_on_a_full_disk(capsys):
     assert_named(Metrics(SimpleNamespace(metrics=FULL)), STEP, FULL)
     assert_named(Terminal(SimpleNamespace(train_log=FULL, result=Path('r'))), events.Warned('x'), FULL)
-    said = capsys.readouterr().err
-    assert said.count('\n') == 1 and 'Traceback' not in said
+    output = capsys.readouterr().err
+    assert output.count('\n') == 1 and 'Traceback' not in output
 
 
-def test_a_terminal_shows_a_bar_with_the_time_left(monkeypatch, capsys):
+def test_terminal_shows_a_bar_with_the_time_left(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, 'isatty', lambda: True, raising=False)
     progress = EpochProgress(logging.getLogger('none'), 0, 5, 2)
     progress.update(1.5, 0.1, 100.0)
@@ -70,7 +70,7 @@ def test_tensorboard_on_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb', buffering=0))
     with pytest.raises(StorageError, match=f'{tmp_path}/tensorboard: cannot write: No space left'):
         TensorBoard(tmp_path / 'tensorboard', 0)
-    monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb'))  # says it when it is flushed
+    monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb'))  # fails when it is flushed
     assert_named(TensorBoard(tmp_path / 'tensorboard', 0), STEP, tmp_path / 'tensorboard')
 
 
@@ -85,7 +85,7 @@ def test_telemetry_on_a_full_disk_ends_the_run_from_its_thread(tmp_path, monkeyp
     sink.close()
 
 
-def test_what_a_resumed_run_does_otherwise_is_told_everywhere(tmp_path, capsys):
+def test_changes_of_a_resumed_run_are_in_every_output(tmp_path, capsys):
     run = RunFolder(tmp_path, 0)
     run.metrics.write_text('{"event": "train", "step": 40}\n{"event": "tra')
     sinks = events.Sinks([Metrics(run), Terminal(run), MlperfLog(RunLog(run.result, run.result_v06))])
@@ -96,8 +96,8 @@ def test_what_a_resumed_run_does_otherwise_is_told_everywhere(tmp_path, capsys):
     changed = {'schedule.base_lr': [0.02, 0.5], 'train.max_epochs': [None, 9]}
     assert 'changed' not in same and other['changed'] == changed
     for path in (run.train_log, None):
-        said = path.read_text() if path else capsys.readouterr().err
-        assert said.count('changed: schedule.base_lr 0.02 -> 0.5, train.max_epochs null -> 9') == 1
+        output = path.read_text() if path else capsys.readouterr().err
+        assert output.count('changed: schedule.base_lr 0.02 -> 0.5, train.max_epochs null -> 9') == 1
     for path in (run.result, run.result_v06):
         resumed = [line for line in path.read_text().splitlines() if 'run_resumed' in line]
         assert ['"changed"' in line for line in resumed] == [False, True]
