@@ -1,10 +1,10 @@
-# The program and everything it needs in user space; the NVIDIA driver comes from the host.
+# Image with the program and all libraries; the NVIDIA driver comes from the host.
 #   docker build -t mlperf_rn50:cpu .
 #   docker build -t mlperf_rn50:ngc --build-arg VARIANT=ngc --build-arg BASE=nvcr.io/nvidia/mxnet:24.06-py3 .
 #   docker build -t mlperf_rn50:cu117 --build-arg VARIANT=cu117 .        (or cu112)
 #   docker run --rm -v "$PWD/data:/data" mlperf_rn50:cpu prepare digits --out /data/digits
-# BASE is any Debian 12 with its usual package sources; python:3.11-slim-bookworm serves as well. For ngc it is NVIDIA's
-# MXNet container, whose MXNet, Horovod, DALI, NCCL and Open MPI are used; name@sha256:... pins it.
+# BASE is any Debian 12 with its default package sources, such as python:3.11-slim-bookworm. For ngc it is NVIDIA's MXNet
+# container, whose MXNet, Horovod, DALI, NCCL and Open MPI are used; name@sha256:... pins it.
 ARG BASE=debian:bookworm-slim
 
 FROM ${BASE} AS build
@@ -13,15 +13,15 @@ ENV DEBIAN_FRONTEND=noninteractive
 RUN [ "$VARIANT" = ngc ] || { \
         apt-get update && apt-get install -y --no-install-recommends python3 python3-venv python3-dev g++ make \
         && rm -rf /var/lib/apt/lists/*; }
-# To build Horovod for GPUs: nvcc. To see that everything resolves: the driver's library. NCCL is a PyPI wheel.
+# nvcc builds Horovod for GPUs; the check of libraries needs libcuda1. NCCL is a PyPI wheel.
 RUN [ "$VARIANT" = cpu ] || [ "$VARIANT" = ngc ] || { \
         find /etc/apt -name '*.list' -o -name '*.sources' | xargs sed -i -E 's/^((deb|Components:) .*main)$/\1 contrib non-free/' \
         && apt-get update \
         && apt-get install -y --no-install-recommends nvidia-cuda-toolkit libcuda1 \
         && rm -rf /var/lib/apt/lists/*; }
 WORKDIR /opt/mlperf_rn50
-# The packages first: a change of the program alone does not install them again; downloads and the built Horovod are
-# kept beside the images, not in them.
+# Packages first, so that a change of the program does not reinstall them. Downloads and the Horovod build are in a cache
+# outside the images.
 COPY setup.cfg pyproject.toml LICENSE ./
 COPY launch/setup.sh launch/setup_ngc.sh launch/requirements.lock launch/requirements_ngc.lock launch/
 COPY mlperf_rn50/__init__.py mlperf_rn50/
@@ -31,13 +31,13 @@ RUN --mount=type=cache,target=/root/.cache \
 COPY README.md ./
 COPY launch launch
 COPY mlperf_rn50 mlperf_rn50
-# Every library resolves and the three that matter import, without a GPU.
+# Check without a GPU that all libraries resolve and that MXNet, Horovod and DALI import.
 RUN MLPERF_RN50_VARIANT="$VARIANT" launch/setup.sh --check && rm -rf mlperf_rn50/__pycache__
 
 FROM ${BASE}
 ARG VARIANT=cpu
-# Open MPI and horovodrun reach other nodes with ssh, and MPIJobs let them in; libgomp and libquadmath are MXNet's.
-# Clusters run it as any user of group 0, whom launch/user.sh names in a folder that libnss-extrausers looks into.
+# Open MPI and horovodrun use ssh, and workers of MPIJobs run sshd; MXNet needs libgomp and libquadmath. Clusters run the
+# image as any user of group 0, which launch/user.sh adds to a file for libnss-extrausers.
 RUN apt-get update && apt-get install -y --no-install-recommends python3 libgomp1 libquadmath0 \
         openssh-client openssh-server libnss-extrausers \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
@@ -50,7 +50,7 @@ COPY --from=build /opt/mlperf_rn50 /opt/mlperf_rn50
 RUN MLPERF_RN50_VARIANT="$VARIANT" /opt/mlperf_rn50/launch/setup.sh --check
 ENV PATH=/opt/mlperf_rn50/.venv/bin:$PATH HOME=/home/rn50 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
-# A number: Kubernetes cannot see whether a name is root's.
+# Kubernetes cannot tell whether a user name is root, so this is a number.
 USER 1000
 WORKDIR /home/rn50
 ENTRYPOINT ["mlperf-rn50"]

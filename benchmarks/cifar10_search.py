@@ -1,7 +1,7 @@
-"""One trial of a recipe on a part of CIFAR-10: 20,000 training images, judged by 5,000 others of the training set.
+"""One trial of a recipe on part of CIFAR-10: 20,000 training images, evaluated on 5,000 others of the training set.
 
-Each trial trains on 80,000 images (4 epochs), by launch/configs/cifar10_cpu.yaml and what the options say otherwise;
-in bfloat16, which takes about the same epochs. The official validation images take no part.
+Trains on 80,000 images (4 epochs) with launch/configs/cifar10_cpu.yaml and the options, in bfloat16, which needs about
+as many epochs as float32. The official validation images are not used.
 Usage: .venv/bin/python benchmarks/cifar10_search.py NAME [OPTIONS of mlperf-rn50 train]    (runs in logs/run/NAME)
 """
 import os
@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from compare import HUGE_PAGES, OURS, ROOT, read_metrics
 
-from mlperf_rn50.data.cifar10 import cifar10
-from mlperf_rn50.data.prepare import pack
+from mlperf_rn50.data.prepare.cifar10 import cifar10
+from mlperf_rn50.data.prepare.command import pack
 
 DATA, RUNS = ROOT / 'data/cifar10_part', ROOT / 'logs/run'
 NUM_TRAIN, NUM_HELD = 20_000, 5_000
@@ -23,7 +23,7 @@ OPTIONS = {'data.dir': DATA, 'data.num_train': NUM_TRAIN, 'data.num_val': NUM_HE
 
 
 def prepare() -> None:
-    """Packs the part, unless it is there."""
+    """Pack the part of the data set if missing."""
     if not (DATA / 'manifest.json').exists():
         whole = cifar10(None)
         DATA.mkdir(parents=True, exist_ok=True)
@@ -32,14 +32,14 @@ def prepare() -> None:
 
 def main(name: str, options: list[str]) -> None:
     if (RUNS / name).exists():
-        sys.exit(f'{RUNS / name} exists; give the trial another name')
+        sys.exit(f'{RUNS / name} exists; choose another name')
     prepare()
     given = [word for key, value in OPTIONS.items() for word in (f'--{key}', str(value))]
     command = [OURS, '-m', 'mlperf_rn50', 'train', '--config', 'launch/configs/cifar10_cpu.yaml', '--run.dir',
                RUNS / name, *given, *options]
     done = subprocess.run([str(c) for c in command], cwd=ROOT, env={**os.environ, **HUGE_PAGES})
     lines = read_metrics(RUNS / name)
-    if lines[-1].get('status') != 'aborted':  # the target of 100 % is not reached
+    if lines[-1].get('status') != 'aborted':  # the target of 100 % is out of reach
         sys.exit(done.returncode or 1)
     top1 = next(m['num_top1'] / m['num_images'] for m in reversed(lines) if m['event'] == 'eval')
     print(f'{name}: Top-1 {100 * top1:.2f} % of {NUM_HELD} held-out images, {lines[-1]["images_per_s"]:.0f} images/s')

@@ -1,12 +1,12 @@
-"""Ours against PyTorch in turn, on 2 threads: medians, and their ratio to the fastest; what other comparisons call.
+"""Comparison with PyTorch in alternating runs on 2 threads: medians and their ratio to the fastest; shared helpers.
 
-torch trains by our configuration: the same network, batch, schedule, augmentation and momentum rule. Both evaluate
-after every epoch. Neither clock holds the making of the network, what the first step and evaluation compile or choose,
-or the reading of the arrays; ours goes from run_start to run_stop.
+torch trains with our configuration: the same network, batch, schedule, augmentation and momentum rule. Both evaluate
+after every epoch. The time excludes network creation, compilation by the first step and evaluation, and array loading;
+ours is from run_start to run_stop.
 
 Usage: .venv/bin/python benchmarks/compare.py step [OPTIONS]          images/s: ResNet-50, 224x224, batch 32
-       .venv/bin/python benchmarks/compare.py rate CONFIG [OPTIONS]   images/s of training, some steps a round
-       .venv/bin/python benchmarks/compare.py target CONFIG [OPTIONS] whole runs: epochs, Top-1, seconds
+       .venv/bin/python benchmarks/compare.py rate CONFIG [OPTIONS]   images/s of some training steps per round
+       .venv/bin/python benchmarks/compare.py target CONFIG [OPTIONS] complete runs: epochs, Top-1, seconds
 CONFIG: launch/configs/cifar10_cpu.yaml (hours) or digits_cpu.yaml. OPTIONS: see --help
 """
 import argparse
@@ -25,17 +25,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OURS, TORCH = ROOT / '.venv/bin/python', ROOT / 'benchmarks/.venv/bin/python'
 HUGE_PAGES = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}  # as the launchers set it
-# What helped torch most of what needs no other library.
+# The settings that helped torch most without another library.
 BOUND = {**HUGE_PAGES, 'OMP_PROC_BIND': 'close'}
 NAME = 'mlperf-rn50'
-# Options and variables of torch's sides: what its users may set without another library.
+# Options and environment of torch's variants, without other libraries.
 SIDES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     'torch eager': ((), {}), 'torch compiled': (('--compile',), {}),
     'torch eager, huge pages, bound': ((), BOUND), 'torch compiled, huge pages, bound': (('--compile',), BOUND)}
 
 
 def run_json(command: Sequence[object], **variables: str) -> dict:
-    """The JSON object that a program prints, on 2 threads."""
+    """Run a program on 2 threads; return the JSON object that it prints."""
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, cwd=ROOT,
                           env={**os.environ, 'OMP_NUM_THREADS': '2', **variables})
     if done.returncode:
@@ -44,34 +44,34 @@ def run_json(command: Sequence[object], **variables: str) -> dict:
 
 
 def bench(*arguments: object) -> dict:
-    """The first row of the first table of `mlperf-rn50 bench`."""
+    """Return the first row of the first table of `mlperf-rn50 bench`."""
     command = [ROOT / 'launch/bind.sh', OURS, '-m', 'mlperf_rn50', 'bench', *arguments, '--format', 'json']
     return run_json(command, **HUGE_PAGES)['tables'][0]['rows'][0]
 
 
 def of_precision(precision: str) -> list[str]:
-    """Our options of the network that belong to a precision on a CPU."""
+    """Return our network options for a precision on a CPU."""
     return ['--data.pad_to_4_channels', str(precision == 'bfloat16').lower(), '--model.fused_bn_relu', 'true']
 
 
 def torch_sides(run: Callable[..., dict], *arguments: object) -> dict[str, Callable[..., dict]]:
-    """What runs each of torch's sides."""
+    """Return a function for each of torch's variants."""
     return {name: partial(run, *arguments, *options, **variables) for name, (options, variables) in SIDES.items()}
 
 
 def peer(*words: object, **variables: str) -> dict:
-    """What torch_peer.py prints."""
+    """Return the output of torch_peer.py."""
     return run_json([TORCH, ROOT / 'benchmarks/torch_peer.py', *words], **variables)
 
 
 def read_metrics(run_dir: Path) -> list[dict]:
-    """The metrics of a run; one that says nothing where there are none."""
+    """Return the metrics of a run, or one empty record if the file is missing."""
     path = run_dir / 'metrics.jsonl'
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [{}]
 
 
 def train(config: object, *options: object) -> list[dict]:
-    """Trains as a user does, to the target or not; the metrics."""
+    """Train with the launcher; return the metrics."""
     with tempfile.TemporaryDirectory() as folder:
         command = ['launch/local.sh', '--ranks-per-node', 1, '--config', config, '--run-dir', folder, *options]
         done = subprocess.run([str(c) for c in command], cwd=ROOT, capture_output=True, text=True)
@@ -82,7 +82,7 @@ def train(config: object, *options: object) -> list[dict]:
 
 
 def train_ours(config: Path, precision: str, seed: int) -> dict:
-    """How a run ended, and Top-1 after every epoch."""
+    """Return time, epochs and Top-1 of every epoch of a run."""
     lines = train(config, '--run.seed', seed, '--train.precision', precision, *of_precision(precision))
     end, top1 = lines[-1], [m['num_top1'] / m['num_images'] for m in lines if m['event'] == 'eval']
     return {'time_to_train_s': end['time_to_train_s'], 'epochs': len(top1), 'top1': top1,
@@ -90,7 +90,7 @@ def train_ours(config: Path, precision: str, seed: int) -> dict:
 
 
 def dump_arrays(folder: Path, out: Path) -> None:
-    """Writes decoded images and labels of a prepared folder as {train,validation}_{images,labels}.npy."""
+    """Write decoded images and labels of a prepared folder as {train,validation}_{images,labels}.npy."""
     import numpy as np
     from PIL import Image
 
@@ -112,7 +112,7 @@ def load_recipe(config: Path) -> dict:
 
 
 def train_torch(config: Path, precision: str, *options: object, seed: int = 0, **variables: str) -> dict:
-    """Trains by the same configuration in torch; with --steps, some steps of it."""
+    """Train with the same configuration in torch; with --steps, only some steps."""
     recipe = load_recipe(config)
     data = ROOT / recipe['data']['dir']
     arrays = data.with_name(f'{data.name}_arrays')
@@ -124,7 +124,7 @@ def train_torch(config: Path, precision: str, *options: object, seed: int = 0, *
 
 
 def compare(title: str, sides: dict[str, Callable[[], dict]], rounds: int, target: float | None = None) -> None:
-    """Measures every side `rounds` times in turn. The first is ours; it is compared with the fastest of the others."""
+    """Measure every side `rounds` times in turn; compare the first, ours, with the fastest of the others."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name, measure in sides.items():
@@ -134,15 +134,15 @@ def compare(title: str, sides: dict[str, Callable[[], dict]], rounds: int, targe
     ours, *others = medians.values()
     for name, median in medians.items():
         print(f'{name:34s} median {median:10.2f}  of {" ".join(f"{v:.2f}" for v in found[name])}  {ours / median:.3f}')
-    print(f'{title}, images/s: ratio {ours / max(others):.3f}{f", wanted {target}" if target else ""}', flush=True)
+    print(f'{title}, images/s: ratio {ours / max(others):.3f}{f", expected {target}" if target else ""}', flush=True)
 
 
-def compare_targets(config: Path, precision: str, seeds: Sequence[int], wanted: Sequence[str]) -> None:
-    """Trains each side to the target with each seed, in turn."""
+def compare_targets(config: Path, precision: str, seeds: Sequence[int], names: Sequence[str]) -> None:
+    """Train each side to the target with each seed, in turn."""
     sides = {NAME: partial(train_ours, config, precision), **torch_sides(train_torch, config, precision)}
-    found: dict[str, list[dict]] = {name: [] for name in wanted}
+    found: dict[str, list[dict]] = {name: [] for name in names}
     for seed in seeds:
-        for name in wanted:
+        for name in names:
             last = sides[name](seed=seed)
             found[name].append(last)
             print(f'seed {seed}  {name:34s} {last["epochs"]} epochs, {last["time_to_train_s"]:7.1f} s, Top-1 '
@@ -151,7 +151,7 @@ def compare_targets(config: Path, precision: str, seeds: Sequence[int], wanted: 
                for name, runs in found.items()}
     for name, seconds in medians.items():
         epochs = ', '.join(str(r['epochs']) if r['is_converged'] else 'not reached' for r in found[name])
-        ratio = f'; ours takes {medians[NAME] / seconds:.3f} of it' if NAME in medians else ''
+        ratio = f'; ratio of ours {medians[NAME] / seconds:.3f}' if NAME in medians else ''
         print(f'{name:34s} median {seconds:7.1f} s; epochs {epochs}{ratio}')
 
 
@@ -160,10 +160,10 @@ def main() -> None:
     parser.add_argument('what', choices=['step', 'rate', 'target'])
     parser.add_argument('config', nargs='?', type=lambda p: Path(p).resolve())
     parser.add_argument('--precision', choices=['float32', 'bfloat16'], default='float32')
-    parser.add_argument('--rounds', type=int, default=3, help='of step and rate (default 3)')
-    parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], help='of target (default 0 1 2)')
+    parser.add_argument('--rounds', type=int, default=3, help='for step and rate (default 3)')
+    parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], help='for target (default 0 1 2)')
     parser.add_argument('--sides', nargs='+', choices=[NAME, *SIDES], default=[],
-                        help='ours first (default: all; of target torch with huge pages and bound threads alone)')
+                        help='ours first (default: all; for target only torch with huge pages and bound threads)')
     options = parser.parse_args()
     config, precision = options.config, options.precision
     if (options.what == 'step') != (config is None):

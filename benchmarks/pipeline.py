@@ -1,7 +1,7 @@
 """Our input pipeline against bare DALI and MXNet's ImageRecordIter, on 2 threads; images/s.
 
 95 KB JPEGs, random crop to 224, mirror, normalise, batch 32, warm.
-Usage: python benchmarks/pipeline.py [ROUNDS | dali | recorditer]    (those two: one measurement, as JSON)
+Usage: python benchmarks/pipeline.py [ROUNDS | dali | recorditer]    (the last two: one measurement as JSON)
 """
 import json
 import sys
@@ -45,7 +45,7 @@ def dali_rate() -> float:
 
 
 def record_iter_rate() -> float:
-    """MXNet's own."""
+    """MXNet's own reader."""
     import mxnet as mx
     reader = mx.io.ImageRecordIter(
         path_imgrec=RECORDS['path'], path_imgidx=RECORDS['index_path'], data_shape=(3, 224, 224), batch_size=BATCH,
@@ -70,7 +70,7 @@ if __name__ == '__main__':
     else:
         ours = partial(bench, 'data', '--config', 'benchmarks/photos.yaml', '--batch-sizes', BATCH, '--caches', 'warm',
                        '--warmup-steps', NUM_TRAIN // BATCH, '--steps', EPOCHS * NUM_TRAIN // BATCH)
-        for other, name, rounds, wanted in (('bare DALI', 'dali', 10, 0.95), ('ImageRecordIter', 'recorditer', 3, 1.5)):
+        for other, name, rounds, ratio in (('bare DALI', 'dali', 10, 0.95), ('ImageRecordIter', 'recorditer', 3, 1.5)):
             theirs = partial(run_json, [OURS, __file__, name])
             compare(f'pipeline against {other}', {'mlperf-rn50 bench data': ours, other: theirs}, int(what or rounds),
-                    wanted)
+                    ratio)

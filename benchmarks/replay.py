@@ -1,10 +1,10 @@
-"""False alarms of `train`, and faults that it finds, in published runs that reached their target.
+"""False alarms of `train`, and the faults it detects, in published runs that reached their target.
 
-Every run is compared with the sets of other systems that have its recipe, or a like one, as `train` does it, with the
-spreads of the other rounds only. Then from a third of its schedule on each run is stuck, or 3 or 2 points lower.
+Every run is compared with the sets of other systems with its recipe or a similar one, as in `train`, with the spreads
+of the other rounds only. Then faults are injected from a third of its schedule on: stuck, or 3 or 2 points lower.
 
-Usage: python benchmarks/replay.py [FOLDER]    (the packaged table of published systems; or a tree of published logs,
-whose runs are compared with that table)
+Usage: python benchmarks/replay.py [FOLDER]    (the packaged table of published systems, or a tree of published logs
+compared with that table)
 """
 import sys
 from collections import defaultdict
@@ -12,29 +12,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mlperf_rn50.study.known import KnownRun, KnownSet, known_of, load_published
-from mlperf_rn50.study.recipes import STEP_SCHEDULE_EPOCHS
-from mlperf_rn50.study.reference import Band, Curve, Reference, band, find_published, is_behind, typical_spreads
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.analysis.recipe.band import Band, Curve, band, is_behind
+from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS
+from mlperf_rn50.analysis.recipe.reference import Reference, find_published, typical_spreads
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.run_set import KnownRun, KnownSet, known_of, load_published
 
-FAULT_AT = 1 / 3  # of the schedule
+FAULT_AT = 1 / 3  # fraction of the schedule
 FAULTS = ('stuck', '3 points low', '2 points low')
 
 
 def with_recipe(known: KnownSet) -> KnownSet:
-    """Return a set with the recipe of the published one of its name, as logs of v0.5 have less of it."""
+    """Return a set with the recipe of the published set of the same name, because logs of v0.5 contain less of it."""
     own = next((s for s in load_published() if s.name == known.name and s.round == known.round), known)
     return replace(known, recipe=own.recipe)
 
 
 def length_of(known: KnownSet) -> float:
-    """Return the epochs of the schedule; undeclared ones: of the submissions with steps, or all that were trained."""
+    """Return the epochs of the schedule; if undeclared, those of submissions with steps, or all trained epochs."""
     undeclared = STEP_SCHEDULE_EPOCHS if known.recipe.decay == 'step' else max(r.curve[-1][0] for r in known.runs)
     return known.recipe.decay_epochs or undeclared
 
 
 def faults(curve: Curve, length: float) -> dict[str, Curve]:
-    """A curve, and what it would be with each fault."""
+    """Return a curve, and its variant with each fault."""
     at = FAULT_AT * length
     stuck_at = next((a for e, a in curve if e >= at), 0.0)
     return {'good': curve, 'stuck': [(e, stuck_at if e >= at else a) for e, a in curve],
@@ -43,19 +44,19 @@ def faults(curve: Curve, length: float) -> dict[str, Curve]:
 
 
 def alarm_at(bands: Mapping[int, Band], curve: Curve) -> int | None:
-    """Return the epoch at which a run would have been behind; None where it never would."""
+    """Return the epoch at which a run would be flagged as behind; None if never."""
     return next((curve[i - 1][0] for i in range(1, len(curve) + 1) if is_behind(bands, curve[:i])), None)
 
 
 def is_one(a: KnownSet, b: KnownSet) -> bool:
-    """Whether two sets are of one system: the same name, or the same runs under another."""
+    """Return whether two sets are of one system: the same name, or the same runs."""
     return a.name == b.name or {r.curve for r in a.runs} & {r.curve for r in b.runs} != set()
 
 
 def reference_of(known: KnownSet, run: KnownRun) -> tuple[str, Reference]:
-    """Return how a run is compared, and with what: with other systems, or else with the other runs of its own.
+    """Return the kind of comparison of a run, and its reference: other systems, or else other runs of its own system.
 
-    Spreads are those of the other rounds, or for systems of v0.5, whose rates drop, of all others.
+    Spreads are those of the other rounds, or for systems of v0.5, whose rates drop in steps, of all others.
     """
     is_step = known.recipe.decay == 'step'
     others = [s for s in load_published() if not is_one(s, known)]
@@ -68,7 +69,7 @@ def reference_of(known: KnownSet, run: KnownRun) -> tuple[str, Reference]:
 
 @dataclass
 class Tally:
-    """The flagged runs of a kind, by fault, and the latest point at which."""
+    """Flagged runs of a kind, by fault, and the latest point of detection."""
 
     systems: set[str] = field(default_factory=set)
     runs: int = 0
@@ -85,7 +86,7 @@ class Tally:
 
 
 def replay(sets: Sequence[KnownSet]) -> dict[str, Tally]:
-    """Return the tallies by how the references match; 'own' for systems whose own other runs are all there is."""
+    """Return the tallies by kind of reference; 'own' for systems with only their own other runs."""
     tallies: dict[str, Tally] = defaultdict(Tally)
     for known in sets:
         epochs = sorted({e for run in known.runs for e, _ in run.curve})

@@ -1,8 +1,7 @@
-"""How long `mlperf-rn50 report --out` takes for many logs, and how much memory.
+"""Time and memory of `mlperf-rn50 report --out` for many logs.
 
-Trees of made-up v0.7 logs (62 to 90 epochs, an evaluation after each, one run in 20 short of the target)
-are written once; the report of each is made by a process of its own. CPU: of that process and those that it starts.
-Memory: of the largest of them.
+Trees of synthetic v0.7 logs (62 to 90 epochs, an evaluation after each, one run in 20 below the target) are written
+once; a separate process reports each. CPU time includes child processes; memory is that of the largest process.
 Usage: .venv/bin/python benchmarks/report.py [SYSTEMSxRUNS ...]
 """
 import os
@@ -23,14 +22,14 @@ NODES = (1, 2, 4, 8, 16, 32, 64, 96)
 
 
 def accuracies(rng: random.Random) -> list[float]:
-    """Of a run that reaches 75.9 % after 62 to 90 epochs; one in 20 does not."""
+    """Return accuracies of a run that reaches 75.9 % after 62 to 90 epochs, or with probability 1/20 does not."""
     count, end = rng.randint(62, 90), 0.7585 if rng.random() < 0.05 else 0.7592
     before = [min(end - 0.68 * (1 - (i + 1) / count) ** 2, 0.7588) for i in range(count - 1)]
     return [round(a * 50_000) / 50_000 for a in (*before, end)]
 
 
 def write_tree(folder: Path, num_systems: int, num_runs: int) -> Path:
-    """Systems of 1 to 96 nodes, each with its runs."""
+    """Write systems of 1 to 96 nodes, each with its runs."""
     for s in range(num_systems):
         rng, nodes = random.Random(s), NODES[s % len(NODES)]
         curves = [accuracies(rng) for _ in range(num_runs)]
@@ -43,7 +42,7 @@ def write_tree(folder: Path, num_systems: int, num_runs: int) -> Path:
 
 
 def measure(tree: Path, out: Path) -> str:
-    """Seconds and MB of a report."""
+    """Return time and memory of a report, as text."""
     start = time.perf_counter()
     program = subprocess.Popen([OURS, '-m', 'mlperf_rn50', 'report', tree, '--out', out, '--format', 'html'],
                                cwd=ROOT, stderr=subprocess.DEVNULL)
@@ -59,7 +58,7 @@ def main() -> None:
     for size in sys.argv[1:] or SIZES:
         num_systems, num_runs = map(int, size.split('x'))
         with tempfile.TemporaryDirectory() as folder:
-            tree = write_tree(Path(folder) / 'made_up', num_systems, num_runs)
+            tree = write_tree(Path(folder) / 'synthetic', num_systems, num_runs)
             print(f'{size:>8s}  {measure(tree, Path(folder) / "report")}', flush=True)
 
 

@@ -1,7 +1,7 @@
-"""What one of 1,024 ranks pays at batch 65,536 on ImageNet's counts; no image is decoded.
+"""Cost per rank of input preparation on 1,024 ranks, at batch 65,536 with ImageNet's counts; no image is decoded.
 
-The thread that feeds DALI, a step and at an epoch's start: order, random numbers, handing over to the threads that
-read. And opening the data. On made-up indexes beside empty files of their size.
+Measures the thread that feeds DALI, per step and at the start of an epoch (order, random numbers, requests to the
+reading threads), and the opening of the data. Uses synthetic indexes beside empty files of the right size.
 Usage: .venv/bin/python benchmarks/scale.py [ROUNDS [EPOCHS]]
 """
 import statistics
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mlperf_rn50.config import DataConfig
-from mlperf_rn50.data.pipeline import _read_ahead, train_requests
+from mlperf_rn50.data.batches import _read_ahead, train_requests
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.records import MANIFEST_FORMAT, Record, RecordFile, index_path, open_split
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.data.verify import dump_manifest
@@ -24,21 +24,21 @@ RANK, WORLD_SIZE, BATCH, RANKS_PER_NODE = 512, 1024, 65_536, 8
 SHARD = Shard(DATA.num_train, RANK, WORLD_SIZE, BATCH // WORLD_SIZE,
               nodes=tuple(r // RANKS_PER_NODE for r in range(WORLD_SIZE)))
 RECORD_BYTES = 115_000
-STEP_S = 0.05  # a short step: the threads that read and draw ahead have no longer than this for each
+STEP_S = 0.05  # a short step, the time limit of the threads that read and draw ahead
 ROUNDS, EPOCHS = (*map(int, sys.argv[1:]), *(3, 4)[len(sys.argv) - 1:])
-# The first bytes of a PNG of 500x375: all that a crop asks of an image.
+# The first bytes of a PNG of 500x375, which suffice for a crop.
 IMAGE = np.frombuffer(b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\xf4\0\0\1\x77\x08\2\0\0\0', np.uint8)
 
 
 class NoImages(RecordFile):
-    """A file whose records are all the same image."""
+    """A file in which all records are the same image."""
 
     def read(self, position: int) -> Record:
         return Record(IMAGE, 0, position)
 
 
 def make_folder(folder: Path) -> None:
-    """A prepared folder of ImageNet's counts, without its images."""
+    """Write a prepared folder with ImageNet's counts, without its images."""
     splits = {}
     for name, num in (('train', DATA.num_train), ('validation', DATA.num_val)):
         lengths = np.random.default_rng(0).integers(1, RECORD_BYTES // 2, num) * 4
@@ -52,10 +52,10 @@ def make_folder(folder: Path) -> None:
 
 
 def feeding_ms(records: RecordFile, seed: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of the thread that feeds DALI: of each step in an epoch, and of each first one but the run's."""
+    """Return ms in the thread that feeds DALI for steps within epochs and for first steps of epochs but the first."""
     source, steps, starts = _read_ahead(records, DATA, train_requests(DATA, SHARD, seed, 0)), [], []
-    next(source)  # the first of a run fills the queue
-    # The source is ahead of training, so the first steps of an epoch are asked for while another one is trained on.
+    next(source)  # the first step fills the queue
+    # The source is ahead of training, so the first steps of an epoch are requested during the one before.
     ahead = DATA.prefetch_depth + DATA.read_threads + 1
     for step in range(ahead, ahead + EPOCHS * SHARD.steps_per_epoch):
         time.sleep(STEP_S)
@@ -83,9 +83,9 @@ def main() -> None:
                 values.extend(more)
             print(f'round {number + 1} of {ROUNDS}', file=sys.stderr, flush=True)
     print(f'rank {RANK} of {WORLD_SIZE:,}, batch {BATCH:,}, {DATA.num_train:,} images: medians (worst)')
-    wanted = (('a step, ms', 1), ("an epoch's start, ms", 5), ('opening the data, s', 0.2))
-    for (row, limit), values in zip(wanted, found):
-        print(f'{row:22s} {statistics.median(values):8.3f} ({max(values):.3f})   wanted {limit}')
+    limits = (('step, ms', 1), ('start of an epoch, ms', 5), ('opening the data, s', 0.2))
+    for (row, limit), values in zip(limits, found):
+        print(f'{row:22s} {statistics.median(values):8.3f} ({max(values):.3f})   limit {limit}')
 
 
 if __name__ == '__main__':

@@ -37,7 +37,7 @@ class Unit(nn.Module):
 
 
 def make_network(num_classes: int, zero_gamma: bool = False) -> nn.Module:
-    """ResNet-50, drawn as `mlperf-rn50` draws it."""
+    """Return ResNet-50, initialised as in `mlperf-rn50`."""
     layers, in_channels = [*conv_norm(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)], 64
     for channels, num_units, stride in STAGES:
         for i in range(num_units):
@@ -55,7 +55,7 @@ def make_network(num_classes: int, zero_gamma: bool = False) -> nn.Module:
 
 
 def step(options: argparse.Namespace) -> dict:
-    """Times steps with one batch that is there already."""
+    """Time steps on one batch in memory."""
     net = make_network(1000)
     optimizer = torch.optim.SGD(net.parameters(), 0.1, 0.9, weight_decay=1e-4)
     forward = torch.compile(net) if options.compile else net
@@ -74,7 +74,7 @@ def step(options: argparse.Namespace) -> dict:
 
 
 def load_split(folder: Path, split: str, side: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What compare.dump_arrays wrote: images as float32 of 0 to 255, (n, 3, side, side), and labels."""
+    """Return the output of compare.dump_arrays: float32 images of 0 to 255, (n, 3, side, side), and labels."""
     images = torch.tensor(np.load(folder / f'{split}_images.npy')).permute(0, 3, 1, 2).float()
     if images.shape[-1] != side:
         images = functional.interpolate(images, size=(side, side), mode='bilinear')
@@ -82,7 +82,7 @@ def load_split(folder: Path, split: str, side: int) -> tuple[torch.Tensor, torch
 
 
 class Augmentation:
-    """Padded crops and mirrors of `mlperf-rn50`, then its normalisation."""
+    """Padded crops, mirrors and normalisation of `mlperf-rn50`."""
 
     def __init__(self, data: dict, num_train: int):
         self._data, self._padding = data, data['crop_padding'] if data['crop'] == 'padded' else 0
@@ -107,7 +107,7 @@ class Augmentation:
 
 
 def learning_rate(schedule: dict, step: int, steps_per_epoch: int) -> float:
-    """The polynomial schedule of `mlperf-rn50`."""
+    """Return the rate of the polynomial schedule of `mlperf-rn50`."""
     epochs, warmup = (step + 1) / steps_per_epoch, schedule['warmup_epochs']
     if epochs < warmup:
         return schedule['base_lr'] * epochs / warmup
@@ -116,19 +116,19 @@ def learning_rate(schedule: dict, step: int, steps_per_epoch: int) -> float:
     return end + (schedule['base_lr'] - end) * (1 - progress) ** schedule['poly_power']
 
 
-# What train() does, of what a configuration may say.
-DOES = {'model': {'name': ['resnet50'], 'bn_momentum': [0.9], 'bn_epsilon': [1e-5]},
-        'optimizer': {'name': ['sgd'], 'decay_bn_and_bias': [False]}, 'schedule': {'decay': ['poly']},
-        'data': {'crop': ['none', 'padded']}, 'train': {'eval_period': [1], 'gradient_accumulation_steps': [1]}}
+# The supported values of a configuration.
+SUPPORTED = {'model': {'name': ['resnet50'], 'bn_momentum': [0.9], 'bn_epsilon': [1e-5]},
+             'optimizer': {'name': ['sgd'], 'decay_bn_and_bias': [False]}, 'schedule': {'decay': ['poly']},
+             'data': {'crop': ['none', 'padded']}, 'train': {'eval_period': [1], 'gradient_accumulation_steps': [1]}}
 
 
 class Training:
-    """A network, and what a step and an evaluation do with it."""
+    """A network with its training step and evaluation."""
 
     def __init__(self, recipe: dict, options: argparse.Namespace):
         self._recipe, sgd = recipe, recipe['optimizer']
         self.net = make_network(recipe['data']['num_classes'], recipe['model']['zero_gamma'])
-        # MXNet's momentum, in which a gradient keeps its rate: torch's with a rate of 1, the step's in loss and decay.
+        # MXNet's momentum includes the rate, so torch's rate is 1 and the step's rate scales loss and decay.
         groups = [{'params': [p for p in self.net.parameters() if (p.dim() > 1) == is_decayed],
                    'is_decayed': is_decayed} for is_decayed in (True, False)]
         self._optimizer = torch.optim.SGD(groups, 1.0, sgd['momentum'], nesterov=sgd['nesterov'], fused=True)
@@ -136,7 +136,7 @@ class Training:
         self._autocast = partial(torch.autocast, 'cpu', torch.bfloat16, enabled=options.precision == 'bfloat16')
 
     def loss(self, images: torch.Tensor, labels: torch.Tensor, is_valid: torch.Tensor) -> torch.Tensor:
-        """The mean over the images that count."""
+        """Return the mean over the valid images."""
         with self._autocast():
             losses = functional.cross_entropy(self._forward(images), labels, reduction='none',
                                               label_smoothing=self._recipe['train']['label_smoothing'])
@@ -157,7 +157,7 @@ class Training:
                        for x, y in zip(images.split(size), labels.split(size)))
 
     def try_out(self, run: Callable[[], None]) -> None:
-        """Runs what compiles or chooses something the first time; the network is what it was."""
+        """Run code that compiles or selects kernels at first use; restore the network afterwards."""
         before, state = {name: value.clone() for name, value in self.net.state_dict().items()}, torch.get_rng_state()
         run()
         self.net.load_state_dict(before)
@@ -166,13 +166,13 @@ class Training:
 
 
 def train(options: argparse.Namespace) -> dict:
-    """Trains by a configuration of `mlperf-rn50` (see DOES) until its target.
+    """Train with a configuration of `mlperf-rn50` (see SUPPORTED) to its target.
 
-    With --steps, so many steps after --warmup-steps and no evaluation.
+    With --steps, time that many steps after --warmup-steps, without evaluation.
     """
     torch.manual_seed(options.seed)
     recipe = json.loads(options.recipe)
-    for section, name, values in ((s, n, v) for s, names in DOES.items() for n, v in names.items()):
+    for section, name, values in ((s, n, v) for s, names in SUPPORTED.items() for n, v in names.items()):
         if recipe[section][name] not in values:
             raise SystemExit(f'{section}.{name}: got {recipe[section][name]}, expected one of {values}')
     data, keys, schedule = recipe['data'], recipe['train'], recipe['schedule']
@@ -192,7 +192,7 @@ def train(options: argparse.Namespace) -> dict:
         training.net.train()
         order = torch.randperm(len(y))
         for step in range(steps):
-            # The last batch is filled up; what fills it weighs nothing, and the rate is that of the share that counts.
+            # The last batch is padded with images of weight 0; the rate is scaled by the valid fraction.
             positions = step * size + torch.arange(size)
             chosen, is_valid = order[positions % len(y)], positions < len(y)
             lr = learning_rate(schedule, epoch * steps + step, steps) * is_valid.sum().item() / size
@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument('what', choices=['step', 'train'])
     parser.add_argument('--precision', choices=['float32', 'bfloat16'], default='float32')
     parser.add_argument('--warmup-steps', type=int)
-    parser.add_argument('--steps', type=int, help='timed; train: to the target unless said')
+    parser.add_argument('--steps', type=int, help='timed steps; train: default to the target')
     parser.add_argument('--compile', action='store_true')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--folder')

@@ -1,8 +1,8 @@
-"""Training as the program runs it against the bare Gluon step of the same network.
+"""Training with the program against the bare Gluon step of the same network.
 
 Ours: photos through the pipeline, schedule, log, progress and Horovod of one rank, images/s of steps 11 to 30.
-Bare: network, loss, backward and gluon.Trainer on one batch that is there already; huge pages too.
-Usage: python benchmarks/trainer.py [ROUNDS | bare]    (bare: one measurement, as JSON)
+Bare: network, loss, backward and gluon.Trainer on one batch in memory, with huge pages too.
+Usage: python benchmarks/trainer.py [ROUNDS | bare]    (bare: one measurement as JSON)
 """
 import json
 import statistics
@@ -25,7 +25,9 @@ def bare() -> None:
     import mxnet as mx
     from mxnet import autograd, gluon
 
-    from mlperf_rn50.config import Config, DataConfig, ModelConfig
+    from mlperf_rn50.config import Config
+    from mlperf_rn50.data.options import DataConfig
+    from mlperf_rn50.model.options import ModelConfig
     from mlperf_rn50.model.zoo import build_model
     config = Config(data=DataConfig(num_classes=10), model=ModelConfig(fused_bn_relu=True))
     net, loss = build_model(config, mx.cpu(), 0), gluon.loss.SoftmaxCrossEntropyLoss()

@@ -20,17 +20,17 @@ from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
+from mlperf_rn50.analysis.watch.follower import Follower
+from mlperf_rn50.analysis.watch.page import dump_page
+from mlperf_rn50.analysis.watch.terminal import render
 from mlperf_rn50.cli import main
-from mlperf_rn50.study.live import Follower
-from mlperf_rn50.study.watch_page import dump_page
-from mlperf_rn50.study.watch_terminal import render
 
 _HERE = Path(__file__).parent
 _TOP = _HERE.parent
 _LOGS, _RUN = _TOP / 'logs/digits_sweep', Path('logs/digits_cpu/now')
 _TRAIN = ['launch/local.sh', '--ranks-per-node', '2', '--config', 'launch/configs/digits_cpu.yaml', '--run-dir', _RUN,
           '--run.reference', '[logs/digits_five]', '--checkpoint.period_epochs', '1']
-_SHOWN_EPOCH = 2.2  # of the run; it goes on to the third or fourth
+_SHOWN_EPOCH = 2.2  # of three or four
 # By kind: the screen, and how many pixels of the page's height are shown at most.
 _DESK = {'viewport': {'width': 1400, 'height': 900}}, 1250
 _PHONE = {'viewport': {'width': 400, 'height': 860}, 'device_scale_factor': 1.5, 'is_mobile': True,
@@ -62,7 +62,7 @@ def make_report_pictures(browser: Browser, folder: Path) -> None:
 
 
 def make_watch_pictures(browser: Browser, folder: Path) -> None:
-    """A run while it goes on: in a terminal of 100 columns, and its page on a desk and, in the dark, on a phone."""
+    """A live run: in a terminal of 100 columns, and its page on a desk and, in the dark, on a phone."""
     shutil.rmtree(_RUN, ignore_errors=True)
     training = subprocess.Popen(list(map(str, _TRAIN)), start_new_session=True)
     try:

@@ -1,6 +1,6 @@
-"""Makes the table of published systems of the package, from facts that were read from their logs and descriptions.
+"""Create the table of published systems, from a CSV file of values read from their logs and descriptions.
 
-python docs/make_published.py published_runs.csv > mlperf_rn50/study/published.json
+python docs/make_published.py published_runs.csv > mlperf_rn50/analysis/sets/published.json
 """
 import csv
 import json
@@ -8,13 +8,13 @@ import statistics
 import sys
 from itertools import groupby
 
-from mlperf_rn50.mlperf.run import TARGET, V05_TARGET
-from mlperf_rn50.study.convergence import score_minutes
-from mlperf_rn50.study.known import make_times
+from mlperf_rn50.analysis.sets.convergence import score_minutes
+from mlperf_rn50.analysis.sets.run_set import make_times
+from mlperf_rn50.mllog.run import TARGET, V05_TARGET
 
 SOURCE = ('MLPerf Training results, github.com/mlcommons/training_results_v0.5, v0.6, v0.7 and v1.0: the systems that '
           'ran ResNet-50 on MXNet')
-# What the logs leave out, of the settings that were submitted with them (launch/configs/ cites those).
+# Values from the submitted settings, which are not logged (cited in launch/configs/).
 V05_WARMUP_EPOCHS = {1664: 5, 4096: 8, 16384: 15}
 V05_STEP_EPOCHS = [30, 60, 80]
 V06_MOMENTUM = 0.9
@@ -23,7 +23,7 @@ POLY_POWER = 2
 
 
 def number(text):
-    """A number; None for an empty cell, and for what is none."""
+    """Return a number; None for any other text."""
     try:
         value = float(text)
     except ValueError:
@@ -31,27 +31,22 @@ def number(text):
     return int(value) if value.is_integer() else value
 
 
-def curve_of(row):
-    """Epoch and Top-1 of each evaluation."""
-    return [[int(epoch), float(accuracy)] for epoch, accuracy in (x.split(':') for x in row['acc_curve'].split())]
-
-
 def make_run(row, target):
-    """Name, status, epochs, seconds and curve of a run."""
-    curve = curve_of(row)
-    is_over = row['status'] in ('', 'success') and curve[-1][1] >= target
-    status = 'converged' if is_over else 'aborted'
-    return [row['file'], status, int(row['epochs']), round(float(row['seconds']), 3), curve]
+    """Return name, status, epochs, seconds and curve (epoch, Top-1) of a run."""
+    curve = [[int(epoch), float(accuracy)] for epoch, accuracy in (x.split(':') for x in row['acc_curve'].split())]
+    is_converged = row['status'] in ('', 'success') and curve[-1][1] >= target
+    return [row['file'], 'converged' if is_converged else 'aborted', int(row['epochs']),
+            round(float(row['seconds']), 3), curve]
 
 
 def make_optimizer(row):
-    """The keys of the optimizer that were logged."""
+    """Return the logged optimizer keys."""
     keys = [k for k in row if k == 'opt_name' or 'opt_' in k or k in ('lars_epsilon', 'model_l2_regularization')]
     return {k: value for k in keys if (value := row[k] if k == 'opt_name' else number(row[k])) is not None}
 
 
 def make_unlogged(row):
-    """What was submitted and not logged, as fields of a recipe."""
+    """Return the recipe fields that were submitted but not logged."""
     if row['round'] == 'v0.5':
         return {'warmup_epochs': V05_WARMUP_EPOCHS[int(row['global_batch_size'])], 'decay': 'step',
                 'step_epochs': V05_STEP_EPOCHS, 'label_smoothing': 0}
@@ -60,7 +55,6 @@ def make_unlogged(row):
 
 
 def make_set(rows):
-    """The facts of a system."""
     row, target = rows[0], V05_TARGET if rows[0]['round'] == 'v0.5' else TARGET
     runs = [make_run(r, target) for r in rows]
     converged = [(run, r) for run, r in zip(runs, rows) if run[1] == 'converged']

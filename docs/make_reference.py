@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from docstring_parser import parse
 
-from mlperf_rn50.config import SECTIONS, Bounds
+from mlperf_rn50.bounds import Bounds
+from mlperf_rn50.config import SECTIONS
 
 _HEAD = """# Configuration
 

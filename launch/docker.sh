@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Trains on this node in a container, with docker or podman; the image is built from the Dockerfile.
+# Trains on this node in a container of docker or podman; the image is built from the Dockerfile.
 # Usage: launch/docker.sh [--image IMAGE] [--mount DIR]... --config FILE --ranks-per-node R [OPTIONS...]
 # Example: launch/docker.sh --image mlperf_rn50:cu117 --mount /data --ranks-per-node 4
 #              --config launch/configs/c4140_v100_1node.yaml
 #   --image IMAGE   default mlperf_rn50:cpu
-#   --mount DIR     a folder the run needs beside the current one, such as the data; at the same path inside
-# The other options are those of launch/local.sh. MLPERF_RN50_DOCKER names the engine (default: docker, else podman).
+#   --mount DIR     additional folder to mount at the same path, such as the data
+# All other options are passed to launch/local.sh. MLPERF_RN50_DOCKER sets the engine (default: docker, else podman).
 
 set -euo pipefail
 fail() {
     echo "launch/docker.sh: $*" >&2
     exit 2
 }
-engine=${MLPERF_RN50_DOCKER:-$(command -v docker || command -v podman || fail 'neither docker nor podman is there; install one')}
+engine=${MLPERF_RN50_DOCKER:-$(command -v docker || command -v podman || fail 'found neither docker nor podman; install one')}
 image=mlperf_rn50:cpu options=(--volume "$PWD:$PWD") rest=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -20,7 +20,7 @@ while [ $# -gt 0 ]; do
         --image | --mount) [ $# -gt 1 ] || fail "$1: a value is missing" ;;&
         --image) image=$2; shift ;;
         --mount)
-            [ -d "$2" ] || fail "--mount: $2 is no folder"
+            [ -d "$2" ] || fail "--mount: got $2, expected a folder"
             options+=(--volume "$(realpath "$2"):$(realpath "$2")")
             shift ;;
         *) rest+=("$1") ;;
@@ -32,12 +32,11 @@ for name in $("$(dirname -- "${BASH_SOURCE[0]}")/engines/variables.sh"); do
 done
 if command -v nvidia-smi >/dev/null; then
     case $(basename "$engine") in
-        podman) options+=(--device nvidia.com/gpu=all) ;; # the Container Device Interface
+        podman) options+=(--device nvidia.com/gpu=all) ;; # Container Device Interface
         *) options+=(--gpus all) ;;
     esac
     options+=(--ulimit memlock=-1)
 fi
-# Shared memory, the files of whoever started it, and after `docker stop` the time that ranks have for their checkpoint
-# (10 s otherwise).
+# Host shared memory, files owned by the user, and time for a checkpoint after `docker stop` (default 10 s).
 exec "$engine" run --rm --network host --ipc host --user "$(id -u):$(id -g)" --env HOME=/tmp --stop-timeout 630 \
     --workdir "$PWD" "${options[@]}" --entrypoint /opt/mlperf_rn50/launch/local.sh "$image" "${rest[@]}"

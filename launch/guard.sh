@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Guards the ranks of a job on one host; the launchers that use ssh start one for each host.
-# Usage: launch/guard.sh --host HOST --launcher PID JOB    beside the launcher: says so once it is ready, keeps in touch
-#                                                          with the host, hands USR1, the word to stop, on to its ranks,
-#                                                          and sends USR2 to the launcher when the host is cut off
+# Guards the ranks of a job on one host; launchers that use ssh start one for each host.
+# Usage: launch/guard.sh --host HOST --launcher PID JOB    next to the launcher: prints "ready", stays connected to the
+#                                                          host, forwards USR1, the stop request, to the ranks there,
+#                                                          and sends USR2 to the launcher when the host is lost
 #        launch/guard.sh JOB                               on the host: ends the ranks when the launcher is gone
 
 set -u
-# With a line from the launcher every 5 s on its input; after 20 s of silence, the ranks are ended.
+# Stdin has a line from the launcher every 5 s; after 20 s without one, end the ranks.
 guard_here() {
     local word signal pid
     while read -r -t 20 word; do
         [ "$word" != stop ] || ask_to_stop
     done
     trap '' HUP TERM PIPE
-    for signal in TERM KILL; do # first a chance for a checkpoint
+    for signal in TERM KILL; do # TERM leaves time for a checkpoint
         for pid in $(ranks); do
             kill "-$signal" "$pid" 2>/dev/null
         done
@@ -22,13 +22,13 @@ guard_here() {
             sleep 1
         done
     done
-    # What Open MPI leaves of a job that was killed, see launch/engines/openmpi.sh.
+    # Open MPI does not clean up after a killed job, see launch/engines/openmpi.sh.
     rm -rf -- "/dev/shm/mlperf_rn50-$job" "${TMPDIR:-/tmp}/mlperf_rn50-$job"
 }
 ranks() {
     grep -lsz "^MLPERF_RN50_JOB=$job\$" /proc/[0-9]*/environ | cut -d/ -f3
 }
-# Only those that let the word in: a rank that is starting would die of it, and hears the next one.
+# Only ranks that catch the signal; it would kill a starting rank, which a later request reaches.
 ask_to_stop() {
     local pid
     for pid in $(ranks); do
@@ -53,7 +53,7 @@ keep_in_touch() { # HOST LAUNCHER JOB
     echo ready
     exec {pipe}> >(reach "$1" "$3" >/dev/null 2>&1)
     guard=$!
-    trap 'exit 0' TERM # closes the pipe, which tells the host
+    trap 'exit 0' TERM # closes the pipe, so that the guard on the host ends
     trap '' PIPE
     while kill -0 "$2" 2>/dev/null; do
         echo "$word" >&"$pipe" || break
@@ -64,7 +64,7 @@ keep_in_touch() { # HOST LAUNCHER JOB
     kill -USR2 "$2" 2>/dev/null
 }
 
-# A word with anything else in it would reach files of others.
+# Other characters in a job could address files of others.
 if [ $# -gt 0 ] && [[ ! ${!#} =~ ^[0-9a-z-]+$ ]]; then
     set --
 fi

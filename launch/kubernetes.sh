@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prints the manifests of a training on a Kubernetes cluster.
+# Prints the manifests for a training on a Kubernetes cluster.
 # Usage: launch/kubernetes.sh --image IMAGE --config FILE --volume CLAIM:PATH [OPTIONS...] | kubectl apply -f -
 
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-exec "$here/.venv/bin/python" "$here/mlperf_rn50/safe_path.py" mlperf_rn50.launch.kubernetes "$@"
+exec "$here/.venv/bin/python" "$here/mlperf_rn50/launch/safe_path.py" mlperf_rn50.launch.kubernetes "$@"

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # Starts or stops NVIDIA's Multi-Process Service on this node, for several ranks per GPU.
 # Usage: launch/mps.sh start|stop|folder     launch/bind.sh and the launchers call it for --ranks-per-device above 1
-# Without a GPU there is nothing to start: ranks then share a core set.
-# folder prints where the service and its clients meet: CUDA_MPS_PIPE_DIRECTORY, or a folder of this user in /tmp, which
-# all ranks of a node find without being told. It must be a folder of mode 700 that belongs to this user, and no link.
+# Without a GPU nothing is started, and ranks share a core set.
+# folder prints the pipe folder: CUDA_MPS_PIPE_DIRECTORY, or a folder in /tmp with the same name for all ranks of a node.
+# It must be a folder, not a link, with mode 700 and owned by this user.
 
 set -euo pipefail
 folder=${CUDA_MPS_PIPE_DIRECTORY:-/tmp/mlperf_rn50-mps-$EUID}
-while [[ $folder == ?*/ ]]; do folder=${folder%/}; done # a link with a slash behind it would be followed
+while [[ $folder == ?*/ ]]; do folder=${folder%/}; done # with a trailing slash, a link would be followed
 
 fail() {
     echo "launch/mps.sh: $1" >&2
     exit 2
 }
-# What others could write to, or have put there, is left alone.
+# Rejects a folder that other users can write to or have created.
 check_folder() {
     local found
     found=$(stat -c '%F, owner %u, mode %a' -- "$folder" 2>/dev/null) || found=nothing
@@ -39,14 +39,13 @@ if [ "$1" = stop ]; then
     ask quit || true
     exit
 fi
-mkdir -m 700 -- "$folder" 2>/dev/null || true # what is there already stays as it is
+mkdir -m 700 -- "$folder" 2>/dev/null || true # the mode of an existing folder is not changed
 check_folder
-mkdir -p -- "$CUDA_MPS_LOG_DIRECTORY" || fail "$CUDA_MPS_LOG_DIRECTORY cannot be made; set CUDA_MPS_LOG_DIRECTORY to another folder"
-# Every rank of a node asks, and the first one starts it. The folder is its own lock: no file is opened to be written.
-# The service takes none of that rank's limits: with its CUDA_VISIBLE_DEVICES it would serve no other GPU and number the
-# rest anew, and a limit of threads that it has itself holds for its clients of later runs, too, whatever they ask for.
-# An instance of a GPU (MIG) is served only where the service is told its name.
-# Nor is it a rank, which launch/guard.sh may ask to stop.
+mkdir -p -- "$CUDA_MPS_LOG_DIRECTORY" || fail "$CUDA_MPS_LOG_DIRECTORY cannot be created; set CUDA_MPS_LOG_DIRECTORY to another folder"
+# The first rank of a node starts the service. The lock is on the folder, so that no file is opened for writing. The
+# service does not inherit that rank's CUDA_VISIBLE_DEVICES, with which it would serve only some GPUs and renumber them,
+# except for a MIG instance, which is served only by name. It does not inherit the limit of threads, which would also
+# apply to clients of later runs, nor HOROVOD_RANK, with which launch/guard.sh would take it for a rank.
 limits=(-u CUDA_MPS_ACTIVE_THREAD_PERCENTAGE -u HOROVOD_RANK)
 [[ ${CUDA_VISIBLE_DEVICES:-} == MIG-* ]] || limits+=(-u CUDA_VISIBLE_DEVICES)
 exec 9<"$folder"

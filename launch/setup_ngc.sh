@@ -1,22 +1,21 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# What launch/setup.sh does otherwise for the variant ngc, inside NVIDIA's MXNet container: MXNet, Horovod, DALI, NumPy,
-# Open MPI and pip stay the container's, .venv gets only what they lack. Sourced by it.
+# Functions of launch/setup.sh for the variant ngc, inside NVIDIA's MXNet container: .venv uses the container's MXNet,
+# Horovod, DALI, NumPy, Open MPI and pip, and contains only additional packages.
 
-# The path of the container's Python.
 find_container_python() {
     local python
     while read -r python; do
         "$python" -c 'import sys
 from importlib.util import find_spec
-# Not one of .venv, should that be in PATH: it is about to go.
+# Not the Python of .venv, which is about to be removed.
 not sys.prefix.endswith("/.venv") and all(map(find_spec, ("mxnet", "horovod", "nvidia.dali", "pip"))) or sys.exit(1)
 sys.version_info >= (3, 10) or sys.exit(1)
 print(sys.executable)' </dev/null 2>/dev/null && return
     done < <(type -aP python3 python)
-    fail "MLPERF_RN50_VARIANT=ngc: got no python3 in PATH that has mxnet, horovod and nvidia.dali, expected to be inside \
-NVIDIA's container, such as nvcr.io/nvidia/mxnet:24.06-py3; elsewhere use cpu, cu112 or cu117"
+    fail "MLPERF_RN50_VARIANT=ngc: got no python3 in PATH with mxnet, horovod and nvidia.dali, expected NVIDIA's \
+container, such as nvcr.io/nvidia/mxnet:24.06-py3; elsewhere use cpu, cu112 or cu117"
 }
-# An environment that sees the container's packages behind its own. Without pip, as Ubuntu's Python has no ensurepip.
+# An environment that falls back on the container's packages; without pip, as Ubuntu's Python has no ensurepip.
 make_container_venv() {
     local python
     python=$(find_container_python)
@@ -29,7 +28,7 @@ for folder in site.getsitepackages():
     mkdir "$state"
     echo "$variant $PWD/.venv" >"$state/made"
 }
-# The pins of the lock for what the container has not, or has older than setup.cfg wants it; and its own NumPy.
+# Writes the pins for packages that the container lacks, or has in a version too old for setup.cfg, and its NumPy.
 write_container_pins() {
     .venv/bin/python - launch/requirements_ngc.lock >"$state/pins" <<'PYTHON'
 import re
@@ -52,8 +51,8 @@ with open(sys.argv[1]) as f:
 PYTHON
     lock=$state/pins
 }
-# Programs of the container under the names the launchers use. Not links: mpirun takes the folder it is called in for
-# that of its installation, on other hosts too.
+# Wrappers for programs of the container. With links, mpirun would look for its installation in .venv, also on other
+# hosts.
 link_container_programs() {
     local name path
     for name in mpirun horovodrun; do
@@ -63,9 +62,9 @@ link_container_programs() {
         chmod +x ".venv/bin/$name"
     done
 }
-# The container's own packages may not fit together, which is not ours to judge.
+# Conflicts among the container's own packages are ignored.
 check_own_packages() {
     local own
     own=$(pip check 2>/dev/null | grep '^mlperf-rn50 ') || return 0
-    fail "the installed packages do not fit together: ${own%%$'\n'*}"
+    fail "the installed packages conflict: ${own%%$'\n'*}"
 }

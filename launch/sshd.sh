@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Lets the launcher of an MPIJob in: an ssh server of whoever starts it, root or not, until it is stopped.
+# Runs an ssh server as the current user, root or not, for the launcher of an MPIJob.
 # Usage: launch/user.sh launch/sshd.sh --port PORT --authorized-keys FILE
-# Its own key is made anew at each start, in a folder of its own. No password opens it, and no other user's key.
+# Each start generates a new host key in a new folder. Only keys in FILE are accepted, and no passwords.
 
 set -euo pipefail
 fail() {
@@ -30,12 +30,12 @@ Port $port
 HostKey $folder/host_key
 PidFile none
 AuthorizedKeysFile $keys
-# The keys belong to whoever mounted them.
+# The mounted keys may belong to another user.
 StrictModes no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 UsePAM no
-# mpirun and the guards of all launchers come at once.
+# mpirun and the guards of all launchers connect at the same time.
 MaxStartups 200
 EOF
 exec /usr/sbin/sshd -D -e -f "$folder/sshd_config"

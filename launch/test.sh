@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Sets up what is missing and runs linters, types and tests; the last line gives time and memory,
-# the last lines of each call of pytest also what was left out.
+# Sets up the environment and runs linters, types and tests; the last line has time and memory, and each call of pytest
+# reports the tests it left out.
 # Usage: launch/test.sh [--all | --ngc | --gpu] [PYTEST OPTIONS...]
-#   without an option: the quick tests; no root, nothing but launch/setup.sh
-#   --all: everything: also the slow tests, real hosts, Slurm, containers and a browser (root; tests/install.sh installs
-#          them), and a part again as on a processor without AVX-512, and as in NVIDIA's container
-#   --ngc: of these the last alone: Python 3.10, NumPy 1.22, an older DALI (tests/ngc.sh)
-#   --gpu: on a machine with a GPU, and only there: set-up (NVIDIA's container: MLPERF_RN50_VARIANT=ngc, else cu117),
-#          doctor, tests/gpu, and the folder to send back, logs/gpu_<time> (or $MLPERF_RN50_GPU_RESULT)
+#   without an option: quick tests; they need only launch/setup.sh, and no root
+#   --all: additionally slow tests, real hosts, Slurm, containers and a browser (root; tests/install.sh installs them),
+#          and some tests again as on a processor without AVX-512 and in NVIDIA's container
+#   --ngc: only the tests in a stand-in for NVIDIA's container: Python 3.10, NumPy 1.22, an older DALI (tests/ngc.sh)
+#   --gpu: only on a machine with a GPU: set-up (MLPERF_RN50_VARIANT=ngc in NVIDIA's container, else cu117), doctor and
+#          tests/gpu; results to send back are in logs/gpu_<time> (or $MLPERF_RN50_GPU_RESULT)
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 scope=quick
@@ -24,13 +24,12 @@ MLPERF_RN50_PEAKS=$(mktemp) # each call of pytest adds the GB of its largest wor
 export MLPERF_RN50_PEAKS
 trap 'printf "total time %d:%02d, largest worker %s GB\n" $((SECONDS / 60)) $((SECONDS % 60)) \
     "$(sort -n "$MLPERF_RN50_PEAKS" | tail -n 1)"; rm -f "$MLPERF_RN50_PEAKS"' EXIT
-# A file stays on one worker, because its tests share what takes long to make. Exit code 5: no test was selected.
+# A file stays on one worker, because its tests share slow fixtures. Exit code 5 means that no test was selected.
 run_tests() {
     pytest --dist loadfile --no-loadscope-reorder "$@" || [ $? = 5 ]
 }
-# Every part runs, whatever an earlier one found.
 failed=0
-# The files that use MXNet, DALI or Horovod in a call of their own: the others then stay small.
+# Files that use MXNet, DALI or Horovod run in a separate call, so that the other workers stay small.
 for packages in light training; do
     run_tests --packages "$packages" --numprocesses "$(nproc)" -m 'not slow and not cluster and not browser' "$@" ||
         failed=1

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs a command in the image as whoever it was started as: a user without a name gets one, which ssh and sshd ask for.
+# Runs a command in the image, after adding a name for the current user if it has none, because ssh and sshd need one.
 # Usage: launch/user.sh COMMAND...
-# Clusters start containers as any user. The image looks for names in /var/lib/extrausers, too, where anybody may add one;
-# groups below 500, such as 0, are not taken from there, so the group of the entry is only a number.
+# Clusters start containers as any user. The image also looks up names in /var/lib/extrausers, which is writable for all.
+# Groups below 500, such as 0, are not looked up there, so the group of the entry does not matter.
 
 set -euo pipefail
 [ $# -gt 0 ] || { sed -n '2,/^$/s/^# \{0,1\}//p' "$0" >&2; exit 2; }

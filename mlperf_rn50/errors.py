@@ -1,76 +1,74 @@
-"""The errors a person can do something about, and their words; anything else is a bug and keeps its traceback."""
+"""Errors that a user can act on, and their exit codes; any other exception is a bug and keeps its traceback."""
 import difflib
 import re
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_RESUMABLE = 75  # EX_TEMPFAIL of sysexits.h: run it again with --resume
-EXIT_AT_ONCE = 130  # asked twice to stop, or a command that has nothing to finish: as shells say of Ctrl-C
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+EXIT_RESUMABLE = 75  # EX_TEMPFAIL of sysexits.h: run again with --resume
+EXIT_AT_ONCE = 130  # second stop request, or Ctrl-C in a command with nothing to finish, as in shells
 
 
 class UserError(Exception):
-    """A mistake in what was asked for: one line saying what, got, expected and fix."""
+    """A user error, described in one line: name, value found, value expected, action."""
 
     exit_code = EXIT_USAGE
-    where = ''  # the rank, host, step and phase it happened at, once the run has started
+    where = ''  # rank, host, step and phase, once the run has started
 
 
 class ConfigError(UserError):
-    """A key, value or combination of values that cannot be run."""
+    """An invalid key, value or combination of values."""
 
 
 class DataError(UserError):
-    """A data set that is missing, incomplete or damaged."""
+    """A missing, incomplete or damaged data set."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, damaged or made by another run."""
+    """A checkpoint that is missing, damaged or from another run."""
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint whose content is not what was written; one before it may be whole."""
+    """A checkpoint with damaged content; an earlier one may be intact."""
 
 
 class RunFailed(UserError):
-    """A run that started and cannot end well, such as one whose loss is no longer finite."""
+    """A run that failed after its start, such as by a loss that is not finite."""
 
     exit_code = EXIT_FAILED
 
 
 class StorageError(UserError):
-    """A disk that takes nothing more; what was written before is whole."""
+    """A disk that is full or failing; earlier files are intact."""
 
     exit_code = EXIT_FAILED
 
 
 class RankLost(UserError):
-    """Another rank, its host or its network is gone."""
+    """The loss of another rank, its host or its network."""
 
     exit_code = EXIT_FAILED
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """The hint for a misspelt word: '; did you mean X?', or nothing where none is close."""
+    """Return the hint for a misspelt word, '; did you mean X?', or '' without a close match."""
     match = difflib.get_close_matches(word, known, n=1)
     return f'; did you mean {match[0]}?' if match else ''
 
 
 def option_error(message: str, parser: ArgumentParser) -> ConfigError:
-    """A parser's complaint in one line: the nearest option for a misspelt one, what is missing as it is typed."""
+    """Convert the error of a parser to one line, with the nearest option or the usage of a missing argument."""
     text, help_ = ' '.join(message.split()), f'; see {parser.prog} --help'
     if m := re.search(r'[Uu]nrecognized arguments: (\S+)', text):
         known = list(parser._option_string_actions)
         return ConfigError(f'{m[1]}: unknown option{nearest(m[1].partition("=")[0], known) or help_}')
     if m := re.search(r'the following arguments are required: (.+)', text):
-        return ConfigError(f'{", ".join(_typed(name, parser) for name in m[1].split(", "))}: missing{help_}')
+        return ConfigError(f'{", ".join(_usage_of(name, parser) for name in m[1].split(", "))}: missing{help_}')
     return ConfigError(text + help_)
 
 
-def _typed(name: str, parser: ArgumentParser) -> str:
-    """An argument that a parser names, as the usage has it: an option with its value, or the value alone."""
+def _usage_of(name: str, parser: ArgumentParser) -> str:
+    """Return an argument as in the usage: an option with its value, or the value alone."""
     action = next((a for a in parser._actions if name in (*a.option_strings, a.metavar, a.dest)), None)
     if not action:
         return name

@@ -11,12 +11,12 @@ from mlperf_rn50.files import MAX_LINE_BYTES, numbered_lines, regular_file
 
 _MAX_LINES = 1 << 22
 _MAX_LOOK_BYTES = 1 << 26
-_LAST_BYTES = 64  # before the place where reading stopped, by which a file is known again
+_LAST_BYTES = 64  # kept from before the read position, to detect a replaced file
 T = TypeVar('T')
 
 
 def decode(content: bytes | str, kind: type[T]) -> T | None:
-    """Return JSON as a value of a type; None where it is not JSON (NaN is not) or does not fit the type."""
+    """Return JSON as a value of a type; None if it is malformed (as is NaN) or of another type."""
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -24,11 +24,7 @@ def decode(content: bytes | str, kind: type[T]) -> T | None:
 
 
 def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[int, T]]:
-    """Yield (line number, value) of the whole lines that fit a type; nothing without a regular file.
-
-    Args:
-        mark: bytes that a line must contain to be decoded.
-    """
+    """Yield (line number, value) of the complete lines with a mark and of a type; nothing without a regular file."""
     try:
         for number, line in itertools.islice(numbered_lines(path), _MAX_LINES):
             if mark in line and line.endswith(b'\n') and (value := decode(line, kind)) is not None:
@@ -38,48 +34,43 @@ def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[i
 
 
 class Tail:
-    """The whole lines that fit a type, each once, as they come, of a file that another program is writing."""
+    """Incremental reader of a file that is being written: each complete line of a type once."""
 
     def __init__(self, path: Path, kind: Any):
         self.path, self._kind = path, kind
-        self._start_anew()
+        self._reset()
 
-    def _start_anew(self) -> None:
+    def _reset(self) -> None:
         self._offset, self._last, self._is_skipping = 0, b'', False
         self._inode: int | None = None
 
     def read(self) -> tuple[bool, list[Any]]:
-        """Whether the file is another one than before, or was cut, and what is new in it; nothing without a file."""
+        """Return whether the file was replaced or truncated, and its new values; none without a file."""
         try:
             with open(self.path, 'rb', opener=regular_file) as f:
-                is_anew = not self._is_known(f)
-                if is_anew:
-                    self._start_anew()
+                f.seek(self._offset - len(self._last))
+                is_same_file = self._inode in (None, os.fstat(f.fileno()).st_ino)
+                is_replaced = not is_same_file or f.read(len(self._last)) != self._last
+                if is_replaced:
+                    self._reset()
                 self._inode = os.fstat(f.fileno()).st_ino
-                return is_anew, self._more(f)
+                return is_replaced, self._more(f)
         except OSError:
             is_gone = self._inode is not None and not self.path.exists()
             if is_gone:
-                self._start_anew()
+                self._reset()
             return is_gone, []
-
-    def _is_known(self, f: BinaryIO) -> bool:
-        """Whether the file still has what was read of it."""
-        if self._inode not in (None, os.fstat(f.fileno()).st_ino):
-            return False
-        f.seek(self._offset - len(self._last))
-        return f.read(len(self._last)) == self._last
 
     def _more(self, f: BinaryIO) -> list[Any]:
         records, start = [], self._offset
         f.seek(start)
         while self._offset - start < _MAX_LOOK_BYTES and (line := f.readline(MAX_LINE_BYTES)):
             is_whole = line.endswith(b'\n')
-            if not is_whole and len(line) < MAX_LINE_BYTES:  # torn, or its end is still to come
+            if not is_whole and len(line) < MAX_LINE_BYTES:  # incomplete, as yet
                 break
             self._offset += len(line)
             self._last = (self._last + line)[-_LAST_BYTES:]
             if is_whole and not self._is_skipping and (record := decode(line, self._kind)) is not None:
                 records.append(record)
-            self._is_skipping = not is_whole  # the rest of a line that is too long
+            self._is_skipping = not is_whole  # the rest of an overlong line
         return records

@@ -1,4 +1,4 @@
-"""Lock files: the kernel gives a lock back however its holder ends, and the file names the holder."""
+"""Lock files: the kernel releases the lock when the holder ends, and the file names the holder."""
 import fcntl
 import os
 import platform
@@ -12,17 +12,14 @@ from mlperf_rn50.files import no_link, regular_file
 
 
 class FileLock:
-    """The lock of a file, which is made if missing."""
+    """The lock of a file, which is created if missing."""
 
     def __init__(self, path: Path):
-        self.path, self.is_held = path, False  # not held, too, where the file system has no locks
+        self.path, self.is_held = path, False  # stays False on a file system without locks
         self._file: BinaryIO | None = None
 
     def take(self) -> bool:
-        """Take the lock; return False where another process holds it. Without locks, print a warning and return True.
-
-        Raise OSError where the file cannot be opened, or is a symbolic link.
-        """
+        """Take the lock; return False if another process holds it. Warn and return True if locks are unsupported."""
         self._file = self._file or self._open()
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -32,7 +29,7 @@ class FileLock:
             sys.stderr.write(f'{self.path}: this file system has no locks ({e.strerror}); start only one program at a '
                              'time in this folder\n')
             return True
-        if not self._is_there(self._file):  # its last holder has removed it meanwhile
+        if not self._is_current(self._file):  # the last holder has deleted it meanwhile
             self.close()
             return self.take()
         self.is_held = True
@@ -45,34 +42,33 @@ class FileLock:
     def _open(self) -> BinaryIO:
         try:
             return open(self.path, 'a+b', buffering=0, opener=no_link)
-        except PermissionError:  # of another user's run; a lock needs no more than to read it
+        except PermissionError:  # another user's file; read access suffices for a lock
             return open(self.path, 'rb', buffering=0, opener=no_link)
 
-    def _is_there(self, file: BinaryIO) -> bool:
+    def _is_current(self, file: BinaryIO) -> bool:
         with suppress(OSError):
             return os.path.samestat(os.stat(self.path), os.fstat(file.fileno()))
         return False
 
     def holder(self) -> str:
-        """Return the name of the process that holds the lock, as it wrote it."""
+        """Return the name of the process that holds the lock, from the file."""
         return read_holder(self.path) or 'another process'
 
     def close(self) -> None:
-        """Give the lock back."""
         if self._file:
             self._file.close()
         self._file, self.is_held = None, False
 
 
 def read_holder(path: Path) -> str:
-    """Return the name of the last holder of a lock; '' where there is none."""
+    """Return the name of the last holder of a lock; '' without one."""
     with suppress(OSError), open(path, 'rb', opener=regular_file) as f:
         return f.read(200).decode(errors='replace').strip()
     return ''
 
 
 def is_locked(path: Path) -> bool | None:
-    """Return whether a process holds a lock; None where this host cannot know: some file systems hide other hosts'."""
+    """Return whether a process holds a lock; None if unknown, as some file systems hide locks of other hosts."""
     try:
         with open(path, 'rb', opener=regular_file) as f:
             fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)

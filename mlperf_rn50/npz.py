@@ -1,4 +1,4 @@
-"""Reading .npz files without trusting them: numbers only, and never more than the file has."""
+"""Reading of untrusted .npz files: numbers only, and never more than the size of the file."""
 import math
 import tokenize
 import zipfile
@@ -9,35 +9,35 @@ import numpy as np
 
 
 def read_arrays(file: BinaryIO, num_bytes: int) -> dict[str, np.ndarray]:
-    """The arrays of an .npz as np.savez writes it, by name; raise ValueError where it is no such file."""
+    """Return the arrays of an uncompressed .npz by name; raise ValueError for any other file."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             if any(m.compress_type != zipfile.ZIP_STORED or m.flag_bits & 1 for m in members):
-                raise ValueError('its arrays are compressed or encrypted, which this program never does')
+                raise ValueError('got compressed or encrypted arrays, expected stored ones')
             if sum(m.file_size for m in members) > num_bytes:
-                raise ValueError(f'its arrays claim more than the {num_bytes} bytes of the file')
+                raise ValueError(f'got arrays larger than the {num_bytes} bytes of the file')
             return {m.filename.removesuffix('.npy'): _read_array(archive, m) for m in members}
-    # What zipfile and NumPy let out of headers that are overwritten.
+    # zipfile and NumPy raise all of these for damaged headers.
     except (zipfile.BadZipFile, EOFError, KeyError, TypeError, AttributeError, SyntaxError, OverflowError, MemoryError,
             RecursionError, NotImplementedError, tokenize.TokenError) as e:
         raise ValueError(f'not an .npz ({" ".join(str(e).split())[:200] or type(e).__name__})') from e
 
 
 def find_non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
-    """Return the name of the first array that holds a NaN or an infinity."""
+    """Return the name of the first array with a NaN or an infinity."""
     return next((n for n, a in arrays.items() if a.dtype.kind == 'f' and not np.isfinite(a).all()), None)
 
 
 def check_finite(arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError where an array holds a NaN or an infinity."""
+    """Raise ValueError if an array contains a NaN or an infinity."""
     if name := find_non_finite(arrays):
         num_bad = int((~np.isfinite(arrays[name])).sum())
-        raise ValueError(f'{name}: got {num_bad} of {arrays[name].size} values that are not finite, expected none')
+        raise ValueError(f'{name}: got {num_bad} non-finite of {arrays[name].size} values, expected none')
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """An array, once its header has shown that the member holds just that."""
+    """Return an array, after a check of its header against the member."""
     name = member.filename
     with archive.open(member) as f:
         version = np.lib.format.read_magic(f)
@@ -46,8 +46,8 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, is_fortran, dtype = read_header(f)
         if dtype.kind not in 'fiub' or dtype.fields:
-            raise ValueError(f'{name}: holds {str(dtype)[:40]}, expected numbers')
+            raise ValueError(f'{name}: got {str(dtype)[:40]}, expected numbers')
         num_bytes = math.prod(shape) * dtype.itemsize
         if min(shape, default=0) < 0 or num_bytes != member.file_size - f.tell():
-            raise ValueError(f'{name}: its header claims {num_bytes} bytes, it has {member.file_size - f.tell()}')
+            raise ValueError(f'{name}: got {member.file_size - f.tell()} bytes, expected {num_bytes} from its header')
         return np.frombuffer(f.read(), dtype).reshape(shape, order='F' if is_fortran else 'C')

@@ -1,4 +1,4 @@
-"""A configuration from its parts: defaults < YAML file < options."""
+"""Composition of a configuration: defaults < YAML file < options."""
 from __future__ import annotations
 
 import itertools
@@ -19,21 +19,20 @@ from mlperf_rn50.files import read_text
 if TYPE_CHECKING:
     import jsonargparse
 
-
-_MAX_BYTES, _MAX_DEPTH = 1 << 18, 8  # of a configuration file
-_PATHS = ('--run.reference',)  # options that take one path or more
-_SHORT = (('run', 'telemetry'), ('train', 'init_weights'))  # keys that have an option of their own name
+_MAX_BYTES, _MAX_DEPTH = 1 << 18, 8  # limits of a configuration file
+_PATHS = ('--run.reference',)  # options with one or more paths
+_SHORT = (('run', 'telemetry'), ('train', 'init_weights'))  # keys with a short option
 
 
 def check_keys(tree: Any, where: str = '') -> None:
-    """Raise ConfigError for the first section or key of a parsed YAML tree that does not exist."""
+    """Raise ConfigError for the first unknown section or key of a parsed YAML tree."""
     if not isinstance(tree, dict):
         raise ConfigError(f'{where or "the file"}: got {type(tree).__name__}, expected sections with keys')
     for section, values in tree.items():
         if section not in SECTIONS:
             raise ConfigError(f'{where}{section}: unknown section{nearest(str(section), list(SECTIONS))}')
         if not isinstance(values, dict):
-            raise ConfigError(f'{where}{section}: got {repr(values)[:80]}, expected keys under it')
+            raise ConfigError(f'{where}{section}: got {repr(values)[:80]}, expected keys')
         known = field_names(SECTIONS[section])
         for key in values:
             if key not in known:
@@ -41,30 +40,29 @@ def check_keys(tree: Any, where: str = '') -> None:
 
 
 def _check_size(text: str) -> None:
-    """Raise ValueError for aliases, a few lines of which stand for gigabytes, and for what is nested too deeply."""
+    """Raise ValueError for aliases, which can expand to gigabytes, and for deep nesting."""
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f'got the alias *{event.anchor}, expected every value written out')
+            raise ValueError(f'got the alias *{event.anchor}, expected explicit values')
         if depth > _MAX_DEPTH:
             raise ValueError(f'is nested deeper than {_MAX_DEPTH}')
 
 
 def _check_unique(node: yaml.Node | None, where: str, prefix: str = '') -> None:
-    """Raise ConfigError for a section or key that occurs twice: YAML's parser would keep the last one silently."""
+    """Raise ConfigError for a duplicate section or key, of which YAML's parser would silently keep the last."""
     lines: dict[str, int] = {}
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         name, line = f'{prefix}{key.value}', key.start_mark.line + 1
         if name in lines:
-            raise ConfigError(f'{where}: {name}: occurs in line {lines[name]} and again in line {line}, expected once; '
-                              'merge the two')
+            raise ConfigError(f'{where}: {name}: occurs in line {lines[name]} and again in line {line}, expected once')
         lines[name] = line
         _check_unique(value, where, f'{name}.')
 
 
 def load_yaml(path: Path) -> dict:
-    """The tree in a YAML file; raise ConfigError where it is missing, is not YAML, or holds an unknown key."""
+    """Return the tree of a YAML file; raise ConfigError if it is missing, malformed or contains an unknown key."""
     try:
         text = read_text(path, _MAX_BYTES)
         _check_size(text)
@@ -72,17 +70,17 @@ def load_yaml(path: Path) -> dict:
         tree = yaml.safe_load(text) or {}
     except OSError as e:
         raise ConfigError(f'{path}: cannot read the configuration: {e.strerror}') from e
-    except (yaml.YAMLError, ValueError) as e:  # the latter also for a date or number that there is not
+    except (yaml.YAMLError, ValueError) as e:  # ValueError also for an invalid date or number
         raise ConfigError(f'{path}: not a YAML file: {" ".join(str(e).split())}') from e
     check_keys(tree, f'{path}: ')
     return tree
 
 
 def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
-    """Adds --config, and an option for every key of the configuration."""
-    parser.add_argument('--config', metavar='FILE', type=str, help='YAML file: only what differs from the defaults')
-    parser.add_argument('--telemetry', metavar='BOOL', type=bool | None, help='the short form of --run.telemetry')
-    parser.add_argument('--init-weights', metavar='PATH', type=str, help='the short form of --train.init_weights')
+    """Add --config, and an option for every key of the configuration."""
+    parser.add_argument('--config', metavar='FILE', type=str, help='YAML file with values that override the defaults')
+    parser.add_argument('--telemetry', metavar='BOOL', type=bool | None, help='short form of --run.telemetry')
+    parser.add_argument('--init-weights', metavar='PATH', type=str, help='short form of --train.init_weights')
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
     bounded = {f'{name}.{f.name}': f.metadata for name, section in SECTIONS.items() for f in fields(section)
@@ -93,7 +91,7 @@ def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
 
 
 def _join_paths(argv: Sequence[str]) -> list[str]:
-    """Return the words with the paths after an option of _PATHS joined: `--option A B` as `--option=["A", "B"]`."""
+    """Join the paths after an option of _PATHS: `--option A B` to `--option=["A", "B"]`."""
     for place, word in enumerate(argv):
         name, equals, value = word.partition('=')
         if name in _PATHS:
@@ -107,33 +105,30 @@ def _join_paths(argv: Sequence[str]) -> list[str]:
 
 def parse_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
                   namespace: jsonargparse.Namespace | None = None) -> jsonargparse.Namespace:
-    """Parse a command line with options of a configuration; raise ConfigError for an unknown option or wrong type."""
+    """Parse a command line with configuration options; raise ConfigError for an unknown option or a wrong type."""
     try:
         return parser.parse_args(_join_paths(argv), namespace=namespace)
-    except (ArgumentError, OverflowError) as e:  # the latter for a whole number that is no float
+    except (ArgumentError, OverflowError) as e:  # OverflowError for an integer that exceeds float
         raise option_error(str(e), parser) from e
 
 
 def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
-    """Return defaults < YAML file < command line as one checked tree; raise ConfigError where something is wrong."""
+    """Return defaults < YAML file < command line as a checked tree; raise ConfigError for invalid values."""
     return resolve_tree(load_yaml(yaml_path) if yaml_path else {}, str(yaml_path), argv, parser)
 
 
 def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
-    """Return the same for the content of a file; where: the file's name."""
+    """Return the same for a parsed file with the name `where`."""
     try:
         base = parser.parse_object(tree, defaults=True)
-    except (ArgumentError, RecursionError, OverflowError) as e:  # the last for a whole number that is no float
+    except (ArgumentError, RecursionError, OverflowError) as e:  # OverflowError for an integer that exceeds float
         raise ConfigError(f'{where}: {" ".join(str(e).split())[:500]}') from e
     options = parse_options(parser, argv, base)
     for section, key in _SHORT:
         if options[key] is not None:
             options[section][key] = options[key]
-    result = cfg.Config(**{name: section(**_plain(options[name])) for name, section in SECTIONS.items()})
+    values = {name: {k: tuple(v) if isinstance(v, list) else v for k, v in vars(options[name]).items()}
+              for name in SECTIONS}
+    result = cfg.Config(**{name: section(**values[name]) for name, section in SECTIONS.items()})
     cfg.check_values(result)
     return result
-
-
-def _plain(section: jsonargparse.Namespace) -> dict[str, Any]:
-    """Return the values of a section, lists as the tuples of the dataclass."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(section).items()}

@@ -1,4 +1,4 @@
-"""The JSON of benches, as mlperf-rn50 bench writes it, with any values."""
+"""Output of mlperf-rn50 bench in JSON, with made-up values."""
 
 STEP = {'model': 'resnet50', 'precision': 'float32', 'input': 'synthetic', 'image_size': 224, 'local_batch_size': 32,
         'num_ranks': 1, 'num_hosts': 1, 'step_ms': 300.0, 'data_ms': 1.0, 'forward_ms': 90.0, 'backward_ms': 190.0,

@@ -1,4 +1,4 @@
-"""Which modules a file imports, without importing them."""
+"""Imports of a file, found without importing it."""
 import ast
 from collections.abc import Iterator
 from functools import cache
@@ -7,12 +7,12 @@ from pathlib import Path
 from helpers import ROOT
 
 TRAINING = {'mxnet', 'nvidia', 'horovod'}
-# Commands that import MXNet, DALI or Horovod where a test runs them in its own process (helpers.call).
+# Commands that import MXNet, DALI or Horovod if a test runs them in its own process (helpers.call).
 _COMMANDS = {'bench', 'classify', 'evaluate', 'export', 'prepare', 'train'}
 
 
 def _nodes(node: ast.AST, is_whole: bool) -> Iterator[ast.AST]:
-    """All nodes under one, or those that run when a module is imported: not in functions or `if TYPE_CHECKING`."""
+    """Yield all nodes below one, or only those run on import (not in functions or `if TYPE_CHECKING`)."""
     for child in ast.iter_child_nodes(node):
         is_left_out = (isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or
                        isinstance(child, ast.If) and 'TYPE_CHECKING' in ast.unparse(child.test))
@@ -23,7 +23,7 @@ def _nodes(node: ast.AST, is_whole: bool) -> Iterator[ast.AST]:
 
 @cache
 def imports(path: Path, is_whole: bool = True) -> frozenset[str]:
-    """The modules imported anywhere in a file, or when it is imported; for 'from a import b' both a and a.b."""
+    """Return the modules imported anywhere in a file, or on its import; `from a import b` gives a and a.b."""
     found: set[str] = set()
     for node in _nodes(ast.parse(path.read_text()), is_whole):
         if isinstance(node, ast.Import):
@@ -34,7 +34,7 @@ def imports(path: Path, is_whole: bool = True) -> frozenset[str]:
 
 
 def files_of(module: str) -> Iterator[Path]:
-    """The files that importing a module of this checkout runs, its packages included."""
+    """Yield the files that run when a module of this checkout is imported, parent packages included."""
     parts = module.split('.')
     for base in (ROOT, ROOT / 'tests'):
         for length in range(1, len(parts) + 1):
@@ -43,7 +43,7 @@ def files_of(module: str) -> Iterator[Path]:
 
 
 def closure(modules: frozenset[str]) -> set[str]:
-    """The modules that importing some modules imports, at any depth."""
+    """Return the modules that importing some modules imports, at any depth."""
     found: set[str] = set()
     left = set(modules)
     while left:
@@ -56,10 +56,10 @@ def closure(modules: frozenset[str]) -> set[str]:
 
 @cache
 def needs_training_packages(path: Path) -> bool:
-    """Whether a test file may import MXNet, DALI or Horovod into the process of the tests."""
+    """Return True if a test file may import MXNet, DALI or Horovod into the test process."""
     strings = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
     if 'helpers.call' in imports(path) and strings & _COMMANDS:
         return True
-    # What a fixture imports is for the tests that name it, which import the same.
+    # Imports within fixtures do not count; the tests that use such a fixture import the same modules.
     modules = imports(path).union(*(imports(p, is_whole=False) for p in path.parent.glob('conftest.py')))
     return any(m.split('.')[0] in TRAINING for m in closure(modules))

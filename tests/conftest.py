@@ -1,4 +1,4 @@
-"""What the tests share: data, memory between files, and the last lines of a run: time, memory, what was left out."""
+"""Shared fixtures, selection of tests, and the summary of time, memory and tests left out."""
 import functools
 import os
 import resource
@@ -13,23 +13,23 @@ from hypothesis import HealthCheck, settings
 
 from mlperf_rn50.system.processor import find_processor
 
-# MXNet reads it at import; without it every process spins as many threads as there are cores.
+# MXNet reads this at import; without it every process has a spinning thread per core.
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 
-# A slow machine is no failure. Continuous integration judges a change by the same examples each time; new ones are for
-# those who can look at what they find.
+# A slow machine must not fail a test. Continuous integration uses the same examples each time, so that only the change
+# itself can fail; other runs try new examples.
 settings.register_profile('untimed', deadline=None, suppress_health_check=[HealthCheck.too_slow],
                           derandomize='MLPERF_RN50_NEED_ALL' in os.environ)
 settings.load_profile('untimed')
 
-# Marks of tests that a run may leave out, and why it does.
+# Marks of tests that a run may leave out, and the reasons.
 LEFT_OUT = {'needs_avx512': f'need AVX-512, and this processor may use {find_processor().uses}',
             'needs_mpijob_schema': 'need the schema of MPIJobs, ../shared/reference/mpijob-crd.yaml',
             'needs_published': 'need the published logs of MLPerf rounds, in ../shared/published',
             'cluster': 'need root, for hosts, Slurm and containers: launch/test.sh --all',
             'browser': 'need headless Chromium: launch/test.sh --all',
             'slow': 'take longer: launch/test.sh --all'}
-# Tests of tests/gpu run where they are asked for alone (launch/test.sh --gpu), and are seen as not run otherwise.
+# Tests in tests/gpu run only with launch/test.sh --gpu, and are reported as not run otherwise.
 NO_GPU = 'needs a GPU'
 _COUNTS = pytest.StashKey[Counter]()
 _PEAKS_KB = pytest.StashKey[list[int]]()
@@ -43,7 +43,7 @@ def pytest_addoption(parser):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Do not even import the files of the other kind."""
+    """Ignore files of the other kind before they are imported."""
     if (kind := config.getoption('--packages')) and collection_path.name.startswith('test_'):
         return True if needs_training_packages(collection_path) != (kind == 'training') else None
     return None
@@ -60,14 +60,14 @@ def pytest_configure(config):
 
 @functools.cache
 def _missing() -> set[str]:
-    """Return the marks of what this machine or checkout does not have."""
+    """Return the marks whose requirements this machine or checkout lacks."""
     has = {'needs_avx512': find_processor().can_train_bfloat16, 'needs_published': PUBLISHED.is_dir(),
            'needs_mpijob_schema': MPIJOB_SCHEMA.is_file()}
     return {mark for mark, is_there in has.items() if not is_there}
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what cannot run here, whatever is installed."""
+    """Mark tests by folder, and deselect those that cannot run here."""
     for item in items:
         if Path(item.path).parent.name == 'cluster':
             item.add_marker('cluster')
@@ -91,7 +91,7 @@ def _peak_kb() -> int:
 
 
 def pytest_sessionfinish(session):
-    """Send the printing process the counts, which all workers share, and the largest memory of this worker."""
+    """Send the counts, equal in all workers, and the peak memory of this worker to the reporting process."""
     if hasattr(session.config, 'workeroutput'):
         session.config.workeroutput.update(left_out=dict(session.config.stash[_COUNTS]), peak_kb=_peak_kb())
 
@@ -113,7 +113,7 @@ def pytest_terminal_summary(terminalreporter, config):
     minutes, seconds = divmod(round(time.monotonic() - _START), 60)
     peak_gb = max(config.stash[_PEAKS_KB] or [_peak_kb()]) * 1024 / 1e9
     terminalreporter.write_line(f'time {minutes}:{seconds:02d}, largest worker {peak_gb:.1f} GB')
-    if peaks := os.environ.get('MLPERF_RN50_PEAKS'):  # of launch/test.sh, which makes several calls
+    if peaks := os.environ.get('MLPERF_RN50_PEAKS'):  # set by launch/test.sh, which calls pytest several times
         with open(peaks, 'a') as file:
             file.write(f'{peak_gb:.1f}\n')
 
@@ -127,7 +127,7 @@ def returned_memory():
 
 @pytest.fixture(scope='session')
 def digits(tmp_path_factory) -> Path:
-    """A folder with the prepared digits."""
+    """Prepared digits data set."""
     out = tmp_path_factory.mktemp('data') / 'digits'
     done = run([*CLI, 'prepare', 'digits', '--out', out])
     assert done.returncode == 0, done.stderr

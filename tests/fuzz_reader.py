@@ -1,4 +1,4 @@
-"""Fuzzes the reader with atheris, guided by coverage: python tests/fuzz_reader.py [libFuzzer options] [CORPUS]"""
+"""Coverage-guided fuzzer of the log reader: python tests/fuzz_reader.py [libFuzzer options] [CORPUS]"""
 import os
 import sys
 import tempfile
@@ -13,7 +13,7 @@ FILE = Path(tempfile.mkdtemp(dir='/dev/shm' if os.path.isdir('/dev/shm') else No
 
 
 def fuzz(data: bytes) -> None:
-    """One input."""
+    """Check one input."""
     FILE.write_bytes(data)
     if check_run(FILE):
         check_report(FILE)

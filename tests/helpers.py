@@ -1,4 +1,4 @@
-"""Programs as the tests start them."""
+"""Helpers to run programs, write files and wait."""
 import contextlib
 import ctypes
 import gc
@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from mlperf_rn50.cli import main
-from mlperf_rn50.train.watch import STOP_SIGNALS
+from mlperf_rn50.train.watchdog.watcher import STOP_SIGNALS
 
 ROOT = Path(__file__).parent.parent
-# Only guards against hanging: what a test is about is what happens, and in which order.
+# Only a guard against hangs; tests check events and their order, not times.
 HANG_LIMIT_S = 900
 PUBLISHED = ROOT.parent / 'shared/published'  # real logs, for tests marked needs_published
 MPIJOB_SCHEMA = ROOT.parent / 'shared/reference/mpijob-crd.yaml'  # the operator's, for tests marked needs_mpijob_schema
@@ -25,12 +25,12 @@ CLI = [sys.executable, '-m', 'mlperf_rn50']
 
 
 def run(command, *, timeout=HANG_LIMIT_S, **keys) -> subprocess.CompletedProcess:
-    """Runs a command to its end; output as text."""
+    """Run a command to completion; output as text."""
     return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout, **keys)
 
 
 def return_memory() -> None:
-    """Return the memory that MXNet has freed to the system: glibc would keep gigabytes of it."""
+    """Return memory freed by MXNet to the system; glibc would keep gigabytes of it."""
     if mxnet := sys.modules.get('mxnet'):
         gc.collect()
         mxnet.nd.waitall()
@@ -39,7 +39,7 @@ def return_memory() -> None:
 
 @contextlib.contextmanager
 def own_signals() -> Iterator[None]:
-    """Lets a program handle signals as it likes, and goes back to how they were."""
+    """Restore signal handlers and mask after a program has changed them."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)}
     try:
@@ -52,9 +52,9 @@ def own_signals() -> Iterator[None]:
 
 
 def call(*arguments) -> subprocess.CompletedProcess:
-    """Runs a command of the program as one process without a launcher, in this one: a start takes seconds.
+    """Run a command of mlperf-rn50 in this process, because starting another takes seconds.
 
-    Not for bfloat16, which changes the operators of a whole process.
+    Unsuitable for bfloat16, which changes the operators of the whole process.
     """
     words = [str(a) for a in arguments]
     out, err = io.StringIO(), io.StringIO()
@@ -67,7 +67,7 @@ def call(*arguments) -> subprocess.CompletedProcess:
 
 
 def write_files(folder: Path, files, mode: int = 0o644) -> None:
-    """Writes texts under the names of a dict, such as those of a made-up /sys."""
+    """Write files from a dict of names to texts, such as a fake /sys tree."""
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def write_files(folder: Path, files, mode: int = 0o644) -> None:
 
 
 def wait_for(is_reached, is_alive, describe, pause_s=0.05):
-    """Waits until a condition holds while something is alive; returns what it is by then."""
+    """Wait until is_reached() is true, while is_alive(); return its value."""
     deadline = time.monotonic() + HANG_LIMIT_S
     while not (reached := is_reached()):
         assert is_alive() and time.monotonic() < deadline, describe()
@@ -85,7 +85,7 @@ def wait_for(is_reached, is_alive, describe, pause_s=0.05):
 
 
 def skip_for(reason: str) -> None:
-    """Skips a test for a reason, if there is one; fails it where none may be skipped."""
+    """Skip a test if a reason is given; fail instead if no test may be skipped."""
     if reason and os.environ.get('MLPERF_RN50_NEED_ALL'):
         pytest.fail(f'this test must run here: {reason}')
     if reason:
@@ -93,5 +93,5 @@ def skip_for(reason: str) -> None:
 
 
 def under_ranks(num_ranks: int, command) -> list:
-    """The command that starts another one with a number of ranks; as it is for 0 ranks."""
+    """Return the command that starts another one on a number of ranks; unchanged for 0 ranks."""
     return [ROOT / 'launch/ranks.sh', num_ranks, *command] if num_ranks else list(command)

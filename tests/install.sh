@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the cluster tests, and those of the report's page, the shells' completion and the manual page, need from
-# Debian's packages; needs root.
+# Installs the Debian packages for tests of clusters, report page, shell completion and manual page; needs root.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq

@@ -1,24 +1,24 @@
-"""What must hold of the Run of any file whatever."""
+"""Invariants of the Run and the reports of any file."""
 import math
 from pathlib import Path
 
+from mlperf_rn50.analysis.report.data import render_csv, render_json
+from mlperf_rn50.analysis.report.text import render_markdown, render_table
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.analysis.sets.time_parts import Parts, parts_of
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.study.report_data import render_csv, render_json
-from mlperf_rn50.study.report_text import render_markdown, render_table
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
-from mlperf_rn50.study.time_parts import Parts, parts_of
+from mlperf_rn50.mllog.read.reader import read_run
 
 
 def check_run(path: Path):
-    """Reads a file and asserts what must hold; None for a file that is refused as no log."""
+    """Read a file and check the invariants; return None if it is refused as not a log."""
     try:
         run = read_run(path)
     except UserError as e:
         assert str(path) in str(e) and '\n' not in str(e)
         return None
-    assert len(run.evaluations) <= 10_000 and len(run.stretches) <= 10_000 and len(run.warnings) <= 200
+    assert len(run.evaluations) <= 10_000 and len(run.segments) <= 10_000 and len(run.warnings) <= 200
     assert all(0 <= e.accuracy <= 1 for e in run.evaluations)
     assert [e.epoch for e in run.evaluations] == sorted({e.epoch for e in run.evaluations})
     for value in (run.time_to_train_s, run.init_s):
@@ -38,7 +38,7 @@ def check_run(path: Path):
 
 
 def check_report(path: Path) -> None:
-    """A report of any file that is a log can be written, and steers no terminal."""
+    """Check that every report can be rendered and has no control characters."""
     studies = make_studies(load_systems([path]))
     for render in (render_table, render_markdown, render_csv, render_json):
         text = render(studies)

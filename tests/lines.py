@@ -1,4 +1,4 @@
-"""Log lines of every round, with any time: what test logs are made of."""
+"""Log lines of all rounds with given times, and logs made of them."""
 import json
 from pathlib import Path
 
@@ -25,12 +25,12 @@ def v05(key, time_s, value=None):
 def run_lines(accuracies=(0.5, 0.76), *, epoch_s=10.0, first_s=None, eval_s=1.0, status='success', seed=1, nodes=1,
               ranks=4, batch=64, target=None, period=1, train_samples=1_281_167, accelerators=True, optimizer=None,
               division='closed', org='us', platform=None, **extra):
-    """The lines of a v0.7+ run: initialisation from -5 s, the clock from 0, an evaluation after every `period` epochs.
+    """Lines of a v0.7+ run: initialisation at -5 s, run_start at 0, an evaluation after every `period` epochs.
 
     Args:
-        first_s: seconds of the first epoch, those of the others where None.
-        status: of run_stop; None leaves it out.
-        extra: keys with their values, logged once.
+        first_s: seconds of the first epoch; None for epoch_s.
+        status: of run_stop; None omits run_stop.
+        extra: further keys and values, logged once.
     """
     lines = [mllog('submission_benchmark', -6, 'resnet'), mllog('submission_org', -6, org),
              mllog('submission_division', -6, division), mllog('submission_platform', -6, platform or f'{nodes}xbox'),
@@ -59,7 +59,7 @@ def run_lines(accuracies=(0.5, 0.76), *, epoch_s=10.0, first_s=None, eval_s=1.0,
 
 
 def write_lines(path, lines):
-    """A log of some lines."""
+    """Write a log; return its path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text('\n'.join(lines) + '\n')
@@ -67,8 +67,8 @@ def write_lines(path, lines):
 
 
 def write_set(folder, num_runs=5, **keys):
-    """A set of runs, each with its seed; keys of run_lines, or functions of the run's number."""
+    """Write a set of runs with different seeds; keys of run_lines, or functions of the run's number."""
     for k in range(num_runs):
-        own = {name: value(k) if callable(value) else value for name, value in keys.items()}
-        write_lines(Path(folder) / f'result_{k}.txt', run_lines(**{'seed': k + 1, **own}))
+        values = {name: value(k) if callable(value) else value for name, value in keys.items()}
+        write_lines(Path(folder) / f'result_{k}.txt', run_lines(**{'seed': k + 1, **values}))
     return Path(folder)

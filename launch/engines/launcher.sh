@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Becomes the program behind a launch script, which decides what is started when; launch/engines/ starts it.
-# Usage: launch/engines/launcher.sh SCRIPT [OPTIONS...]     the last line of every launcher
+# Executes the program behind a launch script, which starts the ranks with the other scripts in launch/engines.
+# Usage: launch/engines/launcher.sh SCRIPT [OPTIONS...]     last line of every launcher
 here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 script=launch/$(basename -- "$1")
 shift
@@ -8,4 +8,4 @@ if [ ! -x "$here/.venv/bin/python" ]; then
     echo "$script: $here/.venv is missing; run launch/setup.sh there" >&2
     exit 2
 fi
-exec "$here/.venv/bin/python" "$here/mlperf_rn50/safe_path.py" mlperf_rn50.launch "$here/$script" "$@"
+exec "$here/.venv/bin/python" "$here/mlperf_rn50/launch/safe_path.py" mlperf_rn50.launch "$here/$script" "$@"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Starts a program with Open MPI on hosts, so many ranks on each, and becomes mpirun.
+# Executes mpirun of Open MPI to start a program on hosts.
 # Usage: launch/engines/openmpi.sh HOST:RANKS[,HOST:RANKS...] PROGRAM [ARGUMENTS...]     localhost is this machine
 set -euo pipefail
-# Numbers of it are calculated with, which a shell would not do with words of others.
+# Validate before shell arithmetic, which would evaluate other text.
 [[ ${1:-} =~ ^[A-Za-z0-9._-]+:[1-9][0-9]*(,[A-Za-z0-9._-]+:[1-9][0-9]*)*$ ]] || { sed -n '2,3s/^# //p' "$0" >&2; exit 2; }
 here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 slots=$1 num_ranks=0
@@ -12,16 +12,16 @@ for host in ${slots//,/ }; do
 done
 [ "$(id -u)" != 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 options=(--quiet --bind-to none --oversubscribe --mca mpi_yield_when_idle 1 --mca btl_vader_single_copy_mechanism none
-    # A host that is cut off is noticed after 25 s of silence.
+    # Detect a lost host after 25 s without an answer.
     --mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 5 --mca oob_tcp_keepalive_probes 3
-    # Files of this job alone, for whoever ends it to remove; launch/bind.sh makes the second folder.
+    # Separate folders per job, which launcher or guard remove at its end; launch/bind.sh creates the second one.
     --mca orte_tmpdir_base "${TMPDIR:-/tmp}/mlperf_rn50-$MLPERF_RN50_JOB"
     --mca btl_vader_backing_directory "/dev/shm/mlperf_rn50-$MLPERF_RN50_JOB")
 for name in $("$here/launch/engines/variables.sh"); do
     options+=(-x "$name")
 done
 start=()
-if [ -n "${SLURM_JOB_ID:-}" ]; then # of launch/slurm.sbatch: mpirun starts orted with srun
+if [ -n "${SLURM_JOB_ID:-}" ]; then # under launch/slurm.sbatch, mpirun starts orted with srun
     start=("$here/.venv/bin/python" "$here/launch/engines/without_sigterm.py")
     options+=(--mca orte_launch_agent "${start[*]} $here/.venv/bin/orted")
 fi

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Starts a program with srun on nodes of a Slurm job, as many ranks on each, and becomes srun; MPI connects with PMIx.
+# Executes srun to start a program on nodes of a Slurm job, with the same number of ranks on each; MPI uses PMIx.
 # Usage: launch/engines/srun.sh HOST:RANKS[,HOST:RANKS...] [SRUN OPTIONS...] PROGRAM [ARGUMENTS...]
 set -euo pipefail
-# Numbers of it are calculated with, which a shell would not do with words of others.
+# Validate before shell arithmetic, which would evaluate other text.
 [[ ${1:-} =~ ^[A-Za-z0-9._-]+:[1-9][0-9]*(,[A-Za-z0-9._-]+:[1-9][0-9]*)*$ ]] || { sed -n '2,3s/^# //p' "$0" >&2; exit 2; }
 slots=$1
 shift

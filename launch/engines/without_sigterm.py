@@ -1,6 +1,6 @@
-"""Become a program that never receives SIGTERM: scancel sends it to mpirun and orted too, which would kill their ranks.
+"""Execute a program with SIGTERM blocked: scancel sends it to mpirun and orted too, which would kill their ranks.
 
-The ranks receive it: Open MPI unblocks all signals in them.
+Open MPI unblocks all signals in the ranks, which therefore receive it.
 """
 import os
 import signal

@@ -1,6 +1,6 @@
-"""bench allreduce: the gradient exchange alone, as training does it.
+"""bench allreduce: the gradient exchange alone, with the code of training.
 
-Source: nccl-tests' definitions (PERFORMANCE.md): algorithm bandwidth S / t, bus bandwidth S / t x 2 (n - 1) / n.
+Source: nccl-tests (PERFORMANCE.md): algorithm bandwidth S / t, bus bandwidth S / t x 2 (n - 1) / n.
 """
 from dataclasses import replace
 from typing import Any
@@ -8,32 +8,28 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from mlperf_rn50.bench.measure import Session, Shown
+from mlperf_rn50.bench.measure import BenchSession, ResultTable
 from mlperf_rn50.bench.steps import Case, case_config, measure_case
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.zoo import build_model
-from mlperf_rn50.train.comm import sharing_of
+from mlperf_rn50.train.comm.sharing import sharing_of
 
 SIZES = tuple(4**k * 4096 for k in range(9))  # 4 KiB to 256 MiB
 
 
 def bus_bandwidth(num_bytes: int, seconds: float, num_ranks: int) -> float:
-    """Bytes per second that cross each rank's link, whatever the number of ranks."""
+    """Return the bytes per second over each rank's link, comparable for any number of ranks."""
     return num_bytes / seconds * 2 * (num_ranks - 1) / num_ranks
 
 
 def predict_s(rows: list[dict[str, Any]], num_bytes: int) -> float:
-    """Seconds for a size between those measured, in proportion; beyond the largest at its bandwidth.
-
-    Args:
-        rows: with 'bytes' and 'time_ms', by size.
-    """
+    """Return the seconds for a size, interpolated from rows by size; beyond them at the largest one's bandwidth."""
     sizes, seconds = [r['bytes'] for r in rows], [r['time_ms'] / 1000 for r in rows]
     return float(np.interp(num_bytes, sizes, seconds)) * max(1.0, num_bytes / sizes[-1])
 
 
-def _time(session: Session, arrays: list[mx.nd.NDArray]) -> dict[str, float]:
-    """Part of a row: the exchange of some arrays."""
+def _time(session: BenchSession, arrays: list[mx.nd.NDArray]) -> dict[str, float]:
+    """Measure the exchange of some arrays; return part of a row."""
     def exchange() -> None:
         session.comm.sum_gradients(arrays)
         mx.nd.waitall()
@@ -43,34 +39,34 @@ def _time(session: Session, arrays: list[mx.nd.NDArray]) -> dict[str, float]:
             'bus_gb_per_s': bus_bandwidth(num_bytes, seconds.median_s, session.comm.world_size) / 1e9}
 
 
-def bench_exchange(session: Session, case: Case) -> list[Shown]:
-    """Message sizes, then the gradients of a network, and their share of its training step. Complete on rank 0."""
+def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
+    """Measure message sizes, and the gradients of a network beside its training step. Tables on rank 0 only."""
     comm = session.comm
     if comm.world_size < 2:
-        raise ConfigError('ranks: got 1, expected 2 or more to exchange anything; start it with a launcher, such as '
+        raise ConfigError('ranks: got 1, expected 2 or more; start them with a launcher, such as '
                           'launch/ranks.sh 2 mlperf-rn50 bench allreduce')
     sizes = [_time(session, [mx.nd.zeros((size // 4,), session.context)]) for size in SIZES]
     rows = [{**row, 'algorithm_gb_per_s': row['bytes'] / row['time_ms'] / 1e6} for row in sizes]
     session = replace(session, config=case_config(session.config, case))
     params = build_model(session.config, mx.cpu(), 0).collect_params().values()
     grads = [mx.nd.zeros(p.shape, session.context) for p in params if p.grad_req != 'null']
-    own, step_ms = _time(session, grads), measure_case(session, case)['step_ms']
-    predicted_ms = 1000 * predict_s(rows, int(own['bytes']))
-    gradients = {'model': case.model, 'num_gradients': len(grads), 'predicted_ms': predicted_ms, **own,
+    measured, step_ms = _time(session, grads), measure_case(session, case)['step_ms']
+    predicted_ms = 1000 * predict_s(rows, int(measured['bytes']))
+    gradients = {'model': case.model, 'num_gradients': len(grads), 'predicted_ms': predicted_ms, **measured,
                  'step_ms': step_ms, 'predicted_share': predicted_ms / step_ms,
-                 'measured_share': own['time_ms'] / step_ms, 'local_batch_size': case.local_batch_size}
+                 'measured_share': measured['time_ms'] / step_ms, 'local_batch_size': case.local_batch_size}
     if comm.rank:
         return []
     num_sharing = sharing_of(session.config)
-    first = f' The {num_sharing} ranks of a GPU sum among themselves first, in host memory.' if num_sharing > 1 else ''
+    first = f' The {num_sharing} ranks of a GPU first sum their gradients in host memory.' if num_sharing > 1 else ''
     return [
-        Shown(f'All-reduce over {comm.world_size} ranks', (
+        ResultTable(f'All-reduce over {comm.world_size} ranks', (
             ('bytes', 'bytes', ',d'), ('num', 'n', 'd'), ('time_ms', 'ms', ',.3f'), ('spread', '±', '.0%'),
             ('algorithm_gb_per_s', 'algorithm GB/s', '.3f'), ('bus_gb_per_s', 'bus GB/s', '.3f')), rows,
-            f'float32, summed in place, as gradients are; waited for by rank 0.{first}'),
-        Shown('The gradients of a step', (
+            f'float32, summed in place like gradients; times of rank 0.{first}'),
+        ResultTable('The gradients of a step', (
             ('model', 'model', 's'), ('num_gradients', 'tensors', 'd'), ('bytes', 'bytes', ',d'),
             ('predicted_ms', 'predicted ms', ',.1f'), ('time_ms', 'measured ms', ',.1f'), ('spread', '±', '.0%'),
             ('bus_gb_per_s', 'bus GB/s', '.3f'), ('local_batch_size', 'batch', 'd'), ('step_ms', 'step, ms', ',.1f'),
             ('predicted_share', 'predicted share', '.1%'), ('measured_share', 'measured share', '.1%')), [gradients],
-            'Predicted from the sizes above. Share of a step without overlap.')]
+            'Prediction: from the sizes above. Share: of the step time, without overlap.')]

@@ -1,35 +1,33 @@
-"""What every bench shares: the machine it ran on, medians, peaks, and how results are shown."""
+"""Shared parts of all benches: session, timing, peaks, machine description and output of results."""
 import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mxnet as mx
-import tabulate as tables
+from tabulate import tabulate
 
 import mlperf_rn50
 from mlperf_rn50.config import Config
-from mlperf_rn50.data.pipeline import device_context
+from mlperf_rn50.data.batches import device_context
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.study.text import plural
+from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.system.environment import git_commit, host_facts, package_versions
-from mlperf_rn50.system.launched import omp_threads
-from mlperf_rn50.train.comm import Comm
-from mlperf_rn50.train.watch import Position
+from mlperf_rn50.system.launcher_env import omp_threads
+from mlperf_rn50.table import number_cell
+from mlperf_rn50.text import plural
+from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.watchdog.position import Position
 
 _GEMM_SIDE = 2048
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Several measurements of one thing, in seconds."""
-
     median_s: float
     low_s: float
     high_s: float
@@ -39,32 +37,30 @@ class Spread:
 
     @property
     def relative(self) -> float:
-        """Half the distance between the quartiles, as a fraction of the median."""
+        """Half the interquartile range, as a fraction of the median."""
         return (self.high_s - self.low_s) / 2 / self.median_s if self.median_s else 0.0
 
 
 def spread_of(seconds: Sequence[float]) -> Spread:
-    """Median and quartiles of at least one measurement."""
+    """Return the statistics of at least one measurement."""
     several = seconds if len(seconds) > 1 else [*seconds, *seconds]
     low, median, high = statistics.quantiles(several, n=4, method='inclusive')
     return Spread(median, low, high, min(seconds), statistics.fmean(seconds), len(seconds))
 
 
 def time_repeated(action: Callable[[], Any], num_warmup: int, num: int) -> Spread:
-    """Times an action that waits for its own work."""
-    for _ in range(num_warmup):
-        action()
+    """Time an action that waits for its own completion."""
     seconds = []
-    for _ in range(num):
+    for _ in range(num_warmup + num):
         start = time.perf_counter()
         action()
         seconds.append(time.perf_counter() - start)
-    return spread_of(seconds)
+    return spread_of(seconds[num_warmup:])
 
 
 @dataclass(frozen=True)
-class Session:
-    """A bench: its configuration, its ranks, and how often it measures each thing."""
+class BenchSession:
+    """Configuration, ranks and numbers of repetitions of a bench."""
 
     config: Config
     comm: Comm
@@ -78,41 +74,28 @@ class Session:
         return device_context(self.device_id)
 
     def time(self, action: Callable[[], Any]) -> Spread:
-        """Times an action that waits for its own work."""
         return time_repeated(action, self.num_warmup, self.num)
 
 
 def cast(array: mx.nd.NDArray, precision: str) -> mx.nd.NDArray:
-    """An array in a precision of the configuration."""
-    if precision == 'bfloat16':  # no NumPy type: the operator wants MXNet's own
+    if precision == 'bfloat16':  # not a NumPy type, so amp_cast needs MXNet's own
         from mxnet.contrib.amp.amp import bfloat16
         return mx.nd.amp_cast(array, dtype=bfloat16)
     return array.astype(precision)
 
 
 def measure_gemm(side: int, precision: str, context: mx.Context, num: int = 12) -> Spread:
-    """Times a product of two square matrices."""
     a, b = (cast(mx.nd.random.normal(shape=(side, side), ctx=context), precision) for _ in range(2))
-    return time_repeated(
-        lambda: mx.nd.FullyConnected(a, b, num_hidden=side, no_bias=True).wait_to_read(), 2, num)
+    return time_repeated(lambda: mx.nd.FullyConnected(a, b, num_hidden=side, no_bias=True).wait_to_read(), 2, num)
 
 
 def measure_peak(precision: str, context: mx.Context) -> float:
-    """FLOP/s of this process: those of the fastest of several matrix products.
-
-    bfloat16 after amp.init only, float32 before it only: it changes the operators of the whole process.
-    """
+    """Return the FLOP/s of the fastest matrix product; float32 before amp.init, bfloat16 after it, as it is global."""
     return 2 * _GEMM_SIDE**3 / measure_gemm(_GEMM_SIDE, precision, context).least_s
 
 
-def reset_peak_memory() -> None:
-    """Lets peak_memory_bytes count from here on."""
-    with suppress(OSError):  # then it counts from the start of the process
-        Path('/proc/self/clear_refs').write_text('5')
-
-
 def peak_memory_bytes(device_id: int | None) -> int:
-    """The most memory this process has used: its resident set, or what its GPU has in use now."""
+    """Return the peak resident set of this process, or the memory in use on its GPU."""
     if device_id is not None:
         free, total = mx.context.gpu_memory_info(device_id)
         return total - free
@@ -120,13 +103,13 @@ def peak_memory_bytes(device_id: int | None) -> int:
 
 
 def proc_number(file: str, key: str) -> int:
-    """Return a number that the kernel counts for this process, from a file of /proc/self."""
+    """Return a number from a file of /proc/self."""
     lines = Path('/proc/self', file).read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> list[str]:
-    """The words of 'a,b'."""
+    """Return the words of 'a,b'."""
     words = [w.strip() for w in text.split(',')]
     for word in words:
         if not word or (known and word not in known):
@@ -136,7 +119,7 @@ def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> li
 
 
 def parse_numbers(option: str, text: str) -> list[int]:
-    """The numbers of '8,16', each above 0."""
+    """Return the numbers of '8,16', each above 0."""
     words = parse_list(option, text)
     for word in words:
         if not word.isdecimal() or int(word) < 1:
@@ -145,17 +128,16 @@ def parse_numbers(option: str, text: str) -> list[int]:
 
 
 def describe_machine(num_hosts: int) -> dict[str, Any]:
-    """What the numbers were measured on."""
-    host = host_facts()
-    keys = ('hostname', 'cpu', 'cpu_cores', 'processor', 'gpus', 'memory_bytes', 'os')
+    """Return hardware, versions and settings of the measurement."""
+    host, keys = host_facts(), ('hostname', 'cpu', 'cpu_cores', 'processor', 'gpus', 'memory_bytes', 'os')
     return {**{key: host[key] for key in keys}, 'num_hosts': num_hosts,
             'omp_threads_per_rank': omp_threads(os.environ.get('OMP_NUM_THREADS', '')),
             'packages': package_versions(), 'git_commit': git_commit()}
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A table of a bench: keys of its rows in the JSON form, and how the table shows them; None is shown as '-'."""
+class ResultTable:
+    """A table of a bench. Columns are (JSON key, heading, format); None is printed as -."""
 
     title: str
     columns: tuple[tuple[str, str, str], ...]
@@ -163,28 +145,23 @@ class Shown:
     note: str = ''
 
 
-def _cell(value: Any, form: str) -> str:
-    return '-' if value is None else format(value, form) if not isinstance(value, str) else printable(value)
-
-
-def render_tables(machine: dict[str, Any], shown: Sequence[Shown]) -> str:
-    """For people."""
+def render_tables(machine: dict[str, Any], tables: Sequence[ResultTable]) -> str:
     packages = machine['packages']
     mxnet = next((f'{n} {v}' for n, v in packages.items() if n.startswith('mxnet')), 'no MXNet')
-    where = ', '.join([f'{machine["cpu"]} ({machine["processor"]["uses"]})', f'{machine["cpu_cores"]} cores',
-                       *machine['gpus'], f'{machine["omp_threads_per_rank"]} threads per rank',
-                       plural(machine['num_hosts'], 'host')])
-    lines = [f'{where}; mlperf-rn50 {packages["mlperf-rn50"]}, {mxnet}']
-    for s in shown:
-        body = [[_cell(row[key], form) for key, _, form in s.columns] for row in s.rows]
-        lines += ['', s.title, tables.tabulate(body, [heading for _, heading, _ in s.columns], disable_numparse=True,
-                                               colalign=['left' if form == 's' else 'right' for *_, form in s.columns])]
-        if s.note:
-            lines.append(s.note)
+    description = ', '.join([f'{machine["cpu"]} ({machine["processor"]["uses"]})', f'{machine["cpu_cores"]} cores',
+                             *machine['gpus'], f'{machine["omp_threads_per_rank"]} threads per rank',
+                             plural(machine['num_hosts'], 'host')])
+    lines = [f'{description}; mlperf-rn50 {packages["mlperf-rn50"]}, {mxnet}']
+    for table in tables:
+        body = [[printable(v) if isinstance(v := row[key], str) else number_cell(v, form).text
+                 for key, _, form in table.columns] for row in table.rows]
+        lines += ['', table.title, tabulate(body, [heading for _, heading, _ in table.columns], disable_numparse=True,
+                                            colalign=['left' if f == 's' else 'right' for *_, f in table.columns])]
+        lines += [table.note] * bool(table.note)
     return '\n'.join(lines)
 
 
-def render_json(kind: str, machine: dict[str, Any], shown: Sequence[Shown]) -> str:
-    """For programs: every value of every row, by title of the table."""
+def render_json(kind: str, machine: dict[str, Any], tables: Sequence[ResultTable]) -> str:
+    """Return all rows as JSON, by table title."""
     return json.dumps({'format': f'mlperf-rn50 bench {kind} 1', 'version': mlperf_rn50.__version__, 'machine': machine,
-                       'tables': [{'title': s.title, 'note': s.note, 'rows': s.rows} for s in shown]}, indent=1)
+                       'tables': [{'title': t.title, 'note': t.note, 'rows': t.rows} for t in tables]}, indent=1)

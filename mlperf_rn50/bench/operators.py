@@ -1,4 +1,4 @@
-"""bench ops: matrix products, and the convolutions of a ResNet forward and backward, against the peak."""
+"""bench ops: matrix products, and the convolutions of a ResNet forward and backward, relative to the peak."""
 import statistics
 import time
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd
 
-from mlperf_rn50.bench.measure import Session, Shown, cast, measure_gemm, measure_peak
+from mlperf_rn50.bench.measure import BenchSession, ResultTable, cast, measure_gemm, measure_peak
 from mlperf_rn50.config import Config
 from mlperf_rn50.model.resnet import depth_of, side_after, units
 
@@ -17,7 +17,7 @@ GEMM_SIDES = (512, 1024, 2048, 4096)
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of a network: channels, side of the input in pixels, kernel and stride."""
+    """A convolution of a network; side is that of the input in pixels."""
 
     in_channels: int
     channels: int
@@ -25,17 +25,14 @@ class Convolution:
     kernel: int
     stride: int
 
-    @property
-    def out_side(self) -> int:
-        return side_after(self.side, self.stride)
-
     def flops(self, batch_size: int) -> int:
-        """Of one pass forward; two per multiply-add."""
-        return 2 * batch_size * self.out_side**2 * self.channels * self.in_channels * self.kernel**2
+        """FLOPs of one forward pass, two per multiply-add."""
+        out_side = side_after(self.side, self.stride)
+        return 2 * batch_size * out_side**2 * self.channels * self.in_channels * self.kernel**2
 
 
 def convolutions(config: Config) -> Counter[Convolution]:
-    """The convolutions of a ResNet, and how often each occurs; training on a CPU has rows for maps of one pixel."""
+    """Return the convolutions of a ResNet with their counts; training on a CPU computes 1x1 maps as rows."""
     channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
     found = Counter([Convolution(channels, 64, side, 7, 2)])
     side = side_after(side_after(side, 2), 2)
@@ -51,7 +48,7 @@ def convolutions(config: Config) -> Counter[Convolution]:
 
 
 def _native(channels: int, side: int, batch_size: int, precision: str, context: mx.Context) -> mx.nd.NDArray:
-    """Activations as a network has them in its middle: in the layout that the library's convolutions put out."""
+    """Return activations in the layout of the library's convolutions, as inside a network."""
     plain = cast(mx.nd.random.normal(shape=(batch_size, channels, side, side), ctx=context), precision)
     if channels < 16:
         return plain
@@ -59,15 +56,14 @@ def _native(channels: int, side: int, batch_size: int, precision: str, context: 
     return mx.nd.Convolution(plain, eye, kernel=(1, 1), num_filter=channels, no_bias=True)
 
 
-def measure_convolution(c: Convolution, batch_size: int, precision: str, session: Session) -> tuple[float, float]:
-    """Seconds of one convolution: forward, and backward to its weights and (but for the image) to its input."""
+def measure_convolution(c: Convolution, batch_size: int, precision: str, session: BenchSession) -> tuple[float, float]:
+    """Return seconds of a convolution: forward, and backward to weights and input (first layer: weights only)."""
     context = session.context
     x = _native(c.in_channels, c.side, batch_size, precision, context)
-    w = mx.nd.random.normal(shape=(c.channels, c.in_channels, c.kernel, c.kernel), ctx=context)
-    w = cast(w, precision)
-    out_grad = _native(c.channels, c.out_side, batch_size, precision, context)
-    wanted = [x, w] if c.in_channels >= 16 else [w]
-    autograd.mark_variables(wanted, [cast(mx.nd.zeros(a.shape, context), precision) for a in wanted])
+    w = cast(mx.nd.random.normal(shape=(c.channels, c.in_channels, c.kernel, c.kernel), ctx=context), precision)
+    out_grad = _native(c.channels, side_after(c.side, c.stride), batch_size, precision, context)
+    variables = [x, w] if c.in_channels >= 16 else [w]
+    autograd.mark_variables(variables, [cast(mx.nd.zeros(a.shape, context), precision) for a in variables])
     keys = dict(kernel=(c.kernel,) * 2, stride=(c.stride,) * 2, pad=(c.kernel // 2,) * 2, num_filter=c.channels,
                 no_bias=True)
     mx.nd.waitall()
@@ -83,14 +79,14 @@ def measure_convolution(c: Convolution, batch_size: int, precision: str, session
         y.backward(out_grad)
         mx.nd.waitall()
         return time.perf_counter() - start
-    out = convolve()  # into the same memory each time, as in a network: new memory costs more than many a convolution
+    out = convolve()  # reused as in a network, because new memory can cost more than the convolution
     with autograd.train_mode():
         forward = session.time(lambda: convolve(out=out).wait_to_read())
     backward = [backward_s() for _ in range(session.num_warmup + session.num)][session.num_warmup:]
     return forward.median_s, statistics.median(backward)
 
 
-def _convolution_row(c: Convolution, count: int, batch_size: int, precision: str, session: Session,
+def _convolution_row(c: Convolution, count: int, batch_size: int, precision: str, session: BenchSession,
                      peak: float) -> dict[str, Any]:
     flops = c.flops(batch_size)
     row = {'layer': f'{c.kernel}x{c.kernel}/{c.stride} {c.in_channels} -> {c.channels}', 'side': c.side,
@@ -102,31 +98,30 @@ def _convolution_row(c: Convolution, count: int, batch_size: int, precision: str
     return row
 
 
-def _gemm_row(side: int, precision: str, context: mx.Context, peak: float, num: int) -> dict[str, Any]:
-    seconds, flops = measure_gemm(side, precision, context, num), 2 * side**3
-    return {'side': side, 'precision': precision, 'time_ms': 1000 * seconds.median_s, 'spread': seconds.relative,
-            'gflops': flops / seconds.median_s / 1e9, 'share': flops / seconds.median_s / peak}
-
-
-def bench_operators(session: Session, precisions: list[str], batch_size: int) -> list[Shown]:
-    """Matrix products and convolutions of the configured ResNet, for each precision (float32 first)."""
-    context, shown = session.context, []
+def bench_operators(session: BenchSession, precisions: list[str], batch_size: int) -> list[ResultTable]:
+    """Measure matrix products and convolutions of the configured ResNet for each precision, float32 first."""
+    context, tables = session.context, []
     for precision in sorted(precisions, key=lambda p: p == 'bfloat16'):
         if precision == 'bfloat16':
             from mxnet.contrib import amp
             amp.init('bfloat16')
         peak = measure_peak(precision, context)
-        gemms = [_gemm_row(n, precision, context, peak, session.num) for n in GEMM_SIDES]
+        gemms = []
+        for side in GEMM_SIDES:
+            seconds, flops = measure_gemm(side, precision, context, session.num), 2 * side**3
+            gemms.append({'side': side, 'precision': precision, 'time_ms': 1000 * seconds.median_s,
+                          'spread': seconds.relative, 'gflops': flops / seconds.median_s / 1e9,
+                          'share': flops / seconds.median_s / peak})
         rows = [_convolution_row(c, count, batch_size, precision, session, peak)
                 for c, count in convolutions(session.config).items()]
-        shown += [
-            Shown(f'Matrix products, {precision}', (
+        tables += [
+            ResultTable(f'Matrix products, {precision}', (
                 ('side', 'side', 'd'), ('time_ms', 'ms', ',.2f'), ('spread', '±', '.0%'), ('gflops', 'GFLOP/s', ',.0f'),
-                ('share', 'of peak', '.0%')), gemms, f'Peak: {peak / 1e9:,.0f} GFLOP/s, the fastest of 12.'),
-            Shown(f'Convolutions of {session.config.model.name}, batch {batch_size}, {precision}', (
+                ('share', 'of peak', '.0%')), gemms, f'Peak: {peak / 1e9:,.0f} GFLOP/s, the fastest of 12 products.'),
+            ResultTable(f'Convolutions of {session.config.model.name}, batch {batch_size}, {precision}', (
                 ('layer', 'layer', 's'), ('side', 'pixels', 'd'), ('count', 'times', 'd'), ('gflop', 'GFLOP', '.2f'),
                 ('forward_ms', 'forward ms', ',.2f'), ('forward_gflops', 'GFLOP/s', ',.0f'),
                 ('forward_share', 'of peak', '.0%'), ('backward_ms', 'backward ms', ',.2f'),
                 ('backward_gflops', 'GFLOP/s', ',.0f'), ('backward_share', 'of peak', '.0%')), rows,
-                f'Medians of {session.num}. Backward: to the weights and the input (the first layer: to the weights).')]
-    return shown
+                f'Medians of {session.num}. Backward: gradients of weights and input (first layer: weights only).')]
+    return tables

@@ -1,34 +1,39 @@
-"""The benches as programs: from the options of the command line to a text, on every rank."""
+"""Execution of a bench on every rank, from command-line options to the printed text."""
 from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.bench import measure
 from mlperf_rn50.bench.exchange import bench_exchange
-from mlperf_rn50.bench.measure import Session, Shown, parse_list, parse_numbers
+from mlperf_rn50.bench.measure import BenchSession, ResultTable, parse_list, parse_numbers
 from mlperf_rn50.bench.operators import bench_operators
 from mlperf_rn50.bench.pipeline import CACHES, bench_pipeline
 from mlperf_rn50.bench.steps import Case, bench_steps, make_cases
 from mlperf_rn50.config import Config, choices_of
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system.launched import launched_size
+from mlperf_rn50.system.launcher_env import launched_size
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.system.topology import leave_openmp_to_engine
-from mlperf_rn50.train.comm import Comm, open_comm, sharing_of
-from mlperf_rn50.train.device import device_id_of
-from mlperf_rn50.train.run_folder import RunFolder, new_run
-from mlperf_rn50.train.start import from_rank_0, open_telemetry
-from mlperf_rn50.train.watch import Position
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder, new_run
+from mlperf_rn50.train.comm.device import device_id_of
+from mlperf_rn50.train.comm.horovod import open_comm
+from mlperf_rn50.train.comm.sharing import sharing_of
+from mlperf_rn50.train.session import from_rank_0
+from mlperf_rn50.train.start import open_telemetry
+from mlperf_rn50.train.watchdog.position import Position
 
 
 def run_bench(config: Config, options: Any, position: Position) -> str:
-    """Measures what was asked for, called by all ranks; the text to print on rank 0, '' on the others."""
+    """Run a bench on all ranks; return its text on rank 0, '' on the others."""
     counts = parse_numbers('--ranks', options.ranks) if options.ranks else [launched_size() or 1]
     comm = open_comm(config.comm.compression, counts, position.exchange, sharing_of(config))
-    telemetry = _open_telemetry(config, comm)
+    telemetry = Telemetry(None)
+    if config.run.telemetry:
+        index = from_rank_0(comm, lambda: new_run(Path(config.run.dir)).index)
+        telemetry = open_telemetry(config, comm, RunFolder(Path(config.run.dir), index))
     try:
         telemetry.run_start(0.0)
-        session = Session(config, comm, device_id_of(config, comm), position, options.warmup_steps, options.steps)
-        shown = _measure(session, options, counts)
+        session = BenchSession(config, comm, device_id_of(config, comm), position, options.warmup_steps, options.steps)
+        tables = _measure(session, options, counts)
     finally:
         telemetry.close()
     num_hosts = comm.sum([comm.local_rank == 0])[0]
@@ -36,18 +41,11 @@ def run_bench(config: Config, options: Any, position: Position) -> str:
         return ''
     machine = measure.describe_machine(num_hosts)
     if options.format == 'json':
-        return measure.render_json(options.kind, machine, shown)
-    return measure.render_tables(machine, shown)
+        return measure.render_json(options.kind, machine, tables)
+    return measure.render_tables(machine, tables)
 
 
-def _open_telemetry(config: Config, comm: Comm) -> Telemetry:
-    if not config.run.telemetry:
-        return Telemetry(None)
-    index = from_rank_0(comm, lambda: new_run(Path(config.run.dir)).index)
-    return open_telemetry(config, comm, RunFolder(Path(config.run.dir), index))
-
-
-def _measure(session: Session, options: Any, counts: list[int]) -> list[Shown]:
+def _measure(session: BenchSession, options: Any, counts: list[int]) -> list[ResultTable]:
     config, num_ranks = session.config, session.comm.world_size
     leave_openmp_to_engine()
     sizes = parse_numbers('--batch-sizes', options.batch_sizes or str(config.train.local_batch_size or 32))
@@ -60,12 +58,11 @@ def _measure(session: Session, options: Any, counts: list[int]) -> list[Shown]:
     if options.kind == 'allreduce':
         return bench_exchange(session, Case(models[0], precisions[0], 'synthetic', sizes[0], num_ranks))
     if num_ranks > 1:
-        raise ConfigError(f'ranks: got {num_ranks}, expected 1: bench {options.kind} measures one rank; '
-                          'start it without a launcher')
+        raise ConfigError(f'ranks: got {num_ranks}, expected 1 for bench {options.kind}; start it without a launcher')
     if options.kind == 'data':
         threads = parse_numbers('--threads', options.threads or str(config.data.num_threads))
         caches = parse_list('--caches', options.caches, CACHES)
         return bench_pipeline(session, threads, sizes, caches, options.node_images_per_s)
     if not config.model.name.startswith('resnet'):
-        raise ConfigError(f'model.name: got {config.model.name}, expected a ResNet: bench ops knows their convolutions')
+        raise ConfigError(f'model.name: got {config.model.name}, expected a ResNet for bench ops')
     return bench_operators(session, precisions, sizes[0])

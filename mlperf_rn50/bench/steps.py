@@ -1,4 +1,4 @@
-"""bench train: training steps through the code of training, on a grid of networks, precisions, batches and ranks.
+"""bench train: training steps with the code of training, for combinations of networks, precisions, batches and ranks.
 
 Source: tf_cnn_benchmarks' short test, 10 warm-up steps and the mean of 100.
 """
@@ -6,28 +6,30 @@ import gc
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
 
-from mlperf_rn50.bench.measure import Session, Shown, measure_peak, peak_memory_bytes, reset_peak_memory, spread_of
-from mlperf_rn50.config import Config, DataConfig, check_values
-from mlperf_rn50.data.pipeline import Batch, train_batches
+from mlperf_rn50.bench import measure
+from mlperf_rn50.bench.measure import BenchSession, ResultTable, spread_of
+from mlperf_rn50.config import Config, check_values
+from mlperf_rn50.data.batches import Batch, train_batches
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.zoo import count_flops, count_parameters, image_shape, image_size_of
 from mlperf_rn50.train.loop import STEPS_AHEAD
 from mlperf_rn50.train.plan import Plan, make_plan
-from mlperf_rn50.train.trainer import Pulse, Trainer
+from mlperf_rn50.train.trainer import PendingStep, Trainer
 
 PARTS = ('data', 'forward', 'backward', 'all_reduce', 'update')
-_NUM_SPLIT_STEPS = 5  # how many steps are taken apart, at most
+_NUM_SPLIT_STEPS = 5  # upper limit of the steps measured by parts
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row: what is measured."""
-
     model: str
     precision: str
     source: str
@@ -37,13 +39,13 @@ class Case:
 
 def make_cases(models: list[str], precisions: list[str], sources: list[str], batch_sizes: list[int],
                rank_counts: list[int]) -> list[Case]:
-    """The grid, float32 first: bfloat16 changes the operators of the whole process."""
+    """Return all cases, float32 first, because bfloat16 changes the operators of the process."""
     return [Case(m, p, s, b, n) for p in sorted(precisions, key=lambda p: p == 'bfloat16') for m in models
             for s in sources for b in batch_sizes for n in rank_counts]
 
 
 def case_config(config: Config, case: Case) -> Config:
-    """The configuration of a case; made-up images have the size the network was made for, unless one is configured."""
+    """Return the configuration of a case; synthetic images have the network's size unless one is configured."""
     is_synthetic = case.source == 'synthetic'
     data = replace(config.data, synthetic=is_synthetic)
     if is_synthetic and data.image_size == DataConfig.image_size:
@@ -58,17 +60,17 @@ def case_config(config: Config, case: Case) -> Config:
     return result
 
 
-def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: Session) -> list[float]:
-    """Seconds of each step after the warm-up, taken as the training loop takes them: a few ahead of the device."""
+def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: BenchSession) -> list[float]:
+    """Return the seconds of each step after the warm-up, with as many steps ahead of the device as in training."""
     num_steps = session.num_warmup + session.num
-    pulses, stamps = deque[Pulse](), [time.perf_counter()]
+    pulses, stamps = deque[PendingStep](), [time.perf_counter()]
     for step in range(num_steps):
         pulses.append(trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step), False))
         while len(pulses) > (STEPS_AHEAD if step < num_steps - 1 else 0):
             pulses.popleft().sums.wait_to_read()
             stamps.append(time.perf_counter())
             session.position.now('training', len(stamps))
-        if step == session.num_warmup - 1:  # the clock starts with nothing under way
+        if step == session.num_warmup - 1:  # start the clock with an idle device
             mx.nd.waitall()
             pulses.clear()
             stamps = [time.perf_counter()]
@@ -78,7 +80,7 @@ def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: 
 
 
 def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int) -> dict[str, float]:
-    """Seconds of the parts of one step, each waited for; together they take longer than a step, which overlaps them."""
+    """Return the seconds of each part of one step, without overlap; their sum exceeds a normal step."""
     stamps = [time.perf_counter()]
 
     def done() -> None:
@@ -98,19 +100,20 @@ def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int
     return {part: b - a for part, a, b in zip(PARTS, stamps, stamps[1:])}
 
 
-def measure_case(session: Session, case: Case) -> dict[str, Any]:
-    """One row, measured by the ranks of a case; the numbers are rank 0's, memory is the largest of all."""
+def measure_case(session: BenchSession, case: Case) -> dict[str, Any]:
+    """Measure one row on the ranks of a case; times are those of rank 0, memory is the maximum of all ranks."""
     config, comm, device_id = session.config, session.comm, session.device_id
     plan = make_plan(config, comm.world_size)
-    reset_peak_memory()
+    with suppress(OSError):  # resets peak_memory_bytes; else it is the peak since the start of the process
+        Path('/proc/self/clear_refs').write_text('5')
     trainer = Trainer(plan, comm, 0, device_id)
     trainer.broadcast()
     batches = train_batches(config, plan.train_shard(comm.rank), 0, 0, device_id)
     seconds = spread_of(time_steps(trainer, batches, plan, session))
     splits = [split_step(trainer, batches, plan, step) for step in range(min(session.num, _NUM_SPLIT_STEPS))]
-    peak = measure_peak(config.train.precision, session.context)
+    peak = measure.measure_peak(config.train.precision, session.context)
     flops = 3 * count_flops(trainer.net, image_shape(config)) * plan.local_batch_size
-    memory = max(comm.gather_object(round(peak_memory_bytes(device_id) / 2**20)))
+    memory = max(comm.gather_object(round(measure.peak_memory_bytes(device_id) / 2**20)))
     return {
         'model': case.model, 'precision': case.precision, 'input': case.source, 'image_size': config.data.image_size,
         'local_batch_size': case.local_batch_size, 'num_ranks': comm.world_size,
@@ -123,12 +126,12 @@ def measure_case(session: Session, case: Case) -> dict[str, Any]:
         'share_of_peak': flops / seconds.median_s / peak, 'memory_mib': memory}
 
 
-def bench_steps(session: Session, cases: list[Case]) -> list[Shown]:
-    """Measures the cases one after another; ranks that a case does not need wait. Complete on rank 0."""
+def bench_steps(session: BenchSession, cases: list[Case]) -> list[ResultTable]:
+    """Measure the cases in turn, while ranks outside of a case wait. Complete on rank 0."""
     comm = session.comm
     for case in cases:
         if case.num_ranks > comm.world_size:
-            raise ConfigError(f'--ranks: got {case.num_ranks}, and {comm.world_size} were started; start it with a '
+            raise ConfigError(f'--ranks: got {case.num_ranks}, expected at most {comm.world_size}; start more with a '
                               f'launcher, such as launch/ranks.sh {case.num_ranks} mlperf-rn50 bench train …')
     configs = [case_config(session.config, case) for case in cases]
     rows = []
@@ -141,27 +144,27 @@ def bench_steps(session: Session, cases: list[Case]) -> list[Shown]:
     return [_steps_table(rows), *_scaling_tables(rows)] if comm.rank == 0 else []
 
 
-def _steps_table(rows: list[dict[str, Any]]) -> Shown:
-    return Shown('Training steps', (
+def _steps_table(rows: list[dict[str, Any]]) -> ResultTable:
+    return ResultTable('Training steps', (
         ('model', 'model', 's'), ('precision', 'precision', 's'), ('input', 'input', 's'),
         ('image_size', 'pixels', 'd'), ('local_batch_size', 'batch', 'd'), ('num_ranks', 'ranks', 'd'),
         ('num_hosts', 'hosts', 'd'), ('num_steps', 'n', 'd'), ('images_per_s', 'images/s', ',.1f'),
-        ('step_ms', 'ms/step', ',.1f'), ('spread', '±', '.1%'), *((f'{p}_ms', p.replace('_', '-'), ',.1f')
-                                                                  for p in PARTS),
+        ('step_ms', 'ms/step', ',.1f'), ('spread', '±', '.1%'),
+        *((f'{p}_ms', p.replace('_', '-'), ',.1f') for p in PARTS),
         ('gflops', 'GFLOP/s', ',.0f'), ('share_of_peak', 'of peak', '.0%'), ('memory_mib', 'MiB', ',d')), rows,
-        'Batch, MiB and GFLOP/s per rank; ms/step is the median of n steps, ± half the distance of its quartiles. '
-        'Data to update: ms of each part in steps that wait after each, without overlap. GFLOP: two per multiply-add '
-        'of convolutions and dense layers, forward once and backward twice. Peak: the fastest of 12 matrix products.')
+        'batch, MiB, GFLOP/s: per rank. ms/step: median of n steps, ± half the interquartile range. data to update: ms '
+        'of each part, without overlap. GFLOP/s: two FLOPs per multiply-add of convolutions and dense layers, backward '
+        'counted twice. Peak: the fastest of 12 matrix products.')
 
 
-def _scaling_tables(rows: list[dict[str, Any]]) -> list[Shown]:
-    """Study 3's table, for what was measured on several numbers of ranks."""
+def _scaling_tables(rows: list[dict[str, Any]]) -> list[ResultTable]:
+    """Return study 3's table for each case measured on several numbers of ranks."""
     names = ('model', 'precision', 'input', 'local_batch_size')
     result = []
     for case in dict.fromkeys(tuple(r[n] for n in names) for r in rows):
         same = sorted((r for r in rows if tuple(r[n] for n in names) == case), key=lambda r: r['num_ranks'])
         if len(same) > 1:
-            result.append(Shown(
+            result.append(ResultTable(
                 f'Scaling efficiency: {case[0]}, {case[1]}, {case[2]}, {case[3]} images per rank',
                 (('num_ranks', 'ranks', 'd'), ('num_hosts', 'hosts', 'd'), ('ideal', 'ideal images/s', ',.1f'),
                  ('real', 'real images/s', ',.1f'), ('efficiency', 'efficiency', '.0%')), scaling_rows(same)))
@@ -169,7 +172,7 @@ def _scaling_tables(rows: list[dict[str, Any]]) -> list[Shown]:
 
 
 def scaling_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Ideal and real throughput of each number of ranks, against the smallest. rows: by number of ranks."""
+    """Return ideal and real throughput relative to the first of some rows, by number of ranks."""
     each = rows[0]['images_per_s'] / rows[0]['num_ranks']
     return [{'num_ranks': r['num_ranks'], 'num_hosts': r['num_hosts'], 'ideal': each * r['num_ranks'],
              'real': r['images_per_s'], 'efficiency': r['images_per_s'] / (each * r['num_ranks'])} for r in rows]

@@ -1,12 +1,11 @@
-"""The command line: a module of this folder per command, and the only place that prints an error.
+"""Command line: one module of this folder per command, and the only place that prints errors.
 
-A command is a module whose docstring opens with its one line of help, and which has make_parser() and
-run(argv) -> exit code. Modules whose name begins with _ are what several commands share.
+The docstring of a command's module is its help; its first line is the summary in the list of commands. The module has
+make_parser() and run(argv), which returns the exit code. Commands share parsers, ranks, terminal and weights.
 """
 import importlib
 import io
 import os
-import pkgutil
 import signal
 import sys
 import time
@@ -17,15 +16,17 @@ from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn, TextIO
 
-from mlperf_rn50.cli._colour import has_colour, paint
-from mlperf_rn50.cli._parsers import Parser
+from mlperf_rn50.cli.terminal import has_colour, paint
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, RankLost, RunFailed, UserError, nearest
 from mlperf_rn50.files import DISK_FAULTS
-from mlperf_rn50.mlperf.events import printable
-from mlperf_rn50.system.launched import launched_rank, launched_size, rank_name, say
+from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.parser import Parser
+from mlperf_rn50.system.launcher_env import launched_rank, launched_size, rank_name, say
 from mlperf_rn50.system.out_of_memory import explain_error
-from mlperf_rn50.train.stop import END_SIGNALS, catch, end_at_once
+from mlperf_rn50.train.watchdog.signals import END_SIGNALS, catch, end_at_once
 
+COMMANDS = ('bench', 'check', 'classify', 'completion', 'doctor', 'evaluate', 'export', 'package', 'predict', 'prepare',
+            'recipe', 'report', 'train', 'watch')
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
 _EPILOG = """examples:
   mlperf-rn50 prepare digits --out data/digits
@@ -34,12 +35,11 @@ _EPILOG = """examples:
   mlperf-rn50 check logs/digits_cpu/result_0.txt
   mlperf-rn50 report logs/digits_sweep
 
-mlperf-rn50 COMMAND --help says more of each.
+For the options of a command, run mlperf-rn50 COMMAND --help.
 
-exit codes: 0 done, 1 the run failed or the check did not pass, 2 a mistake in what was asked for,
-75 interrupted and resumable, 130 ended at once"""
-# Packages that may be missing: as imported, and their names, by the extra that holds them. No extra holds Horovod: pip
-# alone builds it without MXNet.
+exit codes: 0 success, 1 failed run or check, 2 invalid arguments or input, 75 interrupted and resumable,
+130 ended at once"""
+# Import and display names of optional packages, by extra. No extra has Horovod, which pip builds without MXNet.
 EXTRAS = {
     'cpu': {'mxnet': 'MXNet', 'nvidia': 'DALI', 'PIL': 'Pillow', 'docstring_parser': 'docstring-parser',
             'imagesize': 'imagesize', 'jsonargparse': 'jsonargparse', 'mlperf_compliance': 'mlperf-compliance',
@@ -51,42 +51,35 @@ EXTRAS = {
     '': {'horovod': 'Horovod'}}
 
 
-def command_names() -> list[str]:
-    """The commands: the modules of this folder."""
-    return [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith('_')]
-
-
 def _command(name: str) -> ModuleType:
     return importlib.import_module(f'{__name__}.{name}')
 
 
 def _summary(name: str) -> str:
-    """What a command is for, in a line."""
     return (_command(name).__doc__ or '').partition('\n')[0]
 
 
-class _OwnParser(Parser):
-    """The parser of what stands before the command; its help lists the commands, which are imported for that."""
+class _MainParser(Parser):
+    """Parser of the arguments before the command; only its help imports all commands, to list them."""
 
     def __init__(self) -> None:
-        super().__init__('', _DESCRIPTION, _EPILOG)
-        self.prog, self.usage = 'mlperf-rn50', 'mlperf-rn50 [--version] [--debug] COMMAND [OPTIONS...]'
+        super().__init__('mlperf-rn50', _DESCRIPTION, _EPILOG,
+                         usage='mlperf-rn50 [--version] [--debug] COMMAND [OPTIONS...]')
         self.add_argument('--version', action='store_true',
-                          help='version, packages and processor, to name in a report')
+                          help='print the versions of program and packages, and the processor')
         self.add_argument('--debug', action='store_true', help='show the traceback of an error')
 
     def format_help(self) -> str:
-        """Return the help with a line for each command."""
-        rows = ''.join(f'  {name:10} {_summary(name)}\n' for name in command_names())
+        rows = ''.join(f'  {name:10} {_summary(name)}\n' for name in COMMANDS)
         self.epilog = f'commands:\n{rows}\n{_EPILOG}'
         return super().format_help()
 
 
 def whole_parser() -> ArgumentParser:
-    """Every command with its options, to complete and to document them; none for one whose packages are missing."""
-    parser = _OwnParser()
+    """Return the parser with all commands and options, except those of commands whose packages are missing."""
+    parser = _MainParser()
     commands = parser.add_subparsers(metavar='COMMAND', parser_class=ArgumentParser)
-    for name in command_names():
+    for name in COMMANDS:
         commands.add_parser(name, help=_summary(name))
         with suppress(ModuleNotFoundError):
             commands._name_parser_map[name] = _command(name).make_parser()
@@ -94,23 +87,21 @@ def whole_parser() -> ArgumentParser:
 
 
 def _run(argv: Sequence[str]) -> int:
-    """Runs the command that the words name."""
+    """Run the command that the arguments name and return its exit code."""
     if argv[:1] == ['help']:
         argv = [*argv[1:2], '--help']
     place = next((i for i, word in enumerate(argv) if not word.startswith('-')), len(argv))
-    parser = _OwnParser()
-    own = parser.parse_args(argv[:place])
-    if own.version:
+    parser = _MainParser()
+    if parser.parse_args(argv[:place]).version:
         from mlperf_rn50.system.environment import render_stack
         print(render_stack())
         return EXIT_OK
-    names = command_names()
-    if place == len(argv):  # nothing was asked for: help, but not as an answer
+    if place == len(argv):
         parser.print_help(sys.stderr)
         return EXIT_USAGE
-    if argv[place] not in names:
-        raise ConfigError(f'{argv[place]}: unknown command{nearest(argv[place], names)}; expected one of '
-                          f'{", ".join(names)}')
+    if argv[place] not in COMMANDS:
+        raise ConfigError(f'{argv[place]}: unknown command{nearest(argv[place], COMMANDS)}; expected one of '
+                          f'{", ".join(COMMANDS)}')
     try:
         return _command(argv[place]).run(argv[place + 1:])
     except ModuleNotFoundError as e:
@@ -120,7 +111,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def explain_missing(error: ModuleNotFoundError) -> UserError | None:
-    """Return the mistake behind a module that is not there; None where it is ours or unknown, which is a bug."""
+    """Return how to install a missing optional package; None for any other module, which is a bug."""
     module = (error.name or '').partition('.')[0]
     for extra, packages in EXTRAS.items():
         if module in packages:
@@ -131,28 +122,28 @@ def explain_missing(error: ModuleNotFoundError) -> UserError | None:
 
 
 def _drop(stream: TextIO) -> None:
-    """What could not be written is not tried again as the interpreter closes."""
+    """Redirect a stream to /dev/null, so that the interpreter does not write the rest again when it exits."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _print_error(error: UserError) -> None:
-    """One line: what several ranks found is said by the lowest, whose end is theirs."""
+    """Print an error in one line, the lowest rank first: its exit ends the others before they repeat the line."""
     try:
         rank = launched_rank()
-    except UserError:  # the error is about just that
+    except UserError:  # the error may be the rank itself
         rank = 0
-    time.sleep(0.5 * min(rank, 10) + 2 * isinstance(error, RankLost))  # a lost rank is given time to say why
+    time.sleep(0.5 * min(rank, 10) + 2 * isinstance(error, RankLost))  # the lost rank may still report its own error
     where = error.where or (f'{rank_name()}: ' if rank else '')
     name = paint('mlperf-rn50:', 'red') if has_colour(sys.stderr) else 'mlperf-rn50:'
     try:
         say(f'{name} {where}{printable(str(error))}')
-    except OSError:  # the exit code remains
+    except OSError:  # the exit code still reports the failure
         _drop(sys.stderr)
 
 
 def _leave(code: int) -> int:
-    """Returns the exit code; among other ranks it leaves at once, as closing down would wait for their exchanges."""
+    """Return the exit code; among other ranks exit at once instead, because shutdown would wait for their exchanges."""
     if 'horovod.mxnet' in sys.modules and launched_size() is not None:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -160,12 +151,8 @@ def _leave(code: int) -> int:
     return code
 
 
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 def _die_of_pipe() -> NoReturn:
-    """Ends as programs do whose reader went away (| head): by SIGPIPE, without a word."""
+    """Exit silently by SIGPIPE, as programs do when their reader has closed the pipe (| head)."""
     _drop(sys.stdout)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])
@@ -174,16 +161,16 @@ def _die_of_pipe() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command, and hands over all of its output; returns its exit code."""
+    """Run a command, flush its output and return its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a letter that the terminal's encoding lacks ends no command
+        if isinstance(stream, io.TextIOWrapper):  # the encoding of the terminal may lack characters
             stream.reconfigure(errors='backslashreplace')
     try:
         try:
             return _main(argv)
         finally:
-            if sys.stdout:  # None where it was closed
+            if sys.stdout:  # None if it was closed
                 sys.stdout.flush()
     except KeyboardInterrupt:
         end_at_once()
@@ -196,8 +183,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    """Run a command and print what went wrong; return its exit code. Raise OSError where the output is not taken."""
-    catch(_interrupt, END_SIGNALS, lets_in=False)  # a launcher's word waits until a run can stop by itself
+    """Run a command, print its error and return its exit code; raise OSError if the output cannot be written."""
+    # A launcher's signals stay blocked until a run can stop by itself.
+    catch(signal.default_int_handler, END_SIGNALS, unblock=False)
     try:
         return _run(argv)
     except UserError as e:
@@ -205,15 +193,14 @@ def _main(argv: list[str]) -> int:
             traceback.print_exc()
         _print_error(e)
         return _leave(e.exit_code)
-    except BrokenPipeError:
-        raise
     except Exception as e:
-        if isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None:  # of files, others say which
+        is_disk_fault = isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None  # None for the output
+        if is_disk_fault or isinstance(e, BrokenPipeError):
             raise
-        said = explain_error(e)
-        if not said or '--debug' in argv:  # a bug: show where, and still take the other ranks down
+        explanation = explain_error(e)
+        if not explanation or '--debug' in argv:
             traceback.print_exc()
-        if said:
-            _print_error(RunFailed(said))
-            end_at_once(EXIT_FAILED)  # what has no memory does not close down without a word
+        if explanation:
+            _print_error(RunFailed(explanation))
+            end_at_once(EXIT_FAILED)  # a shutdown out of memory would print further errors
         return _leave(EXIT_FAILED)

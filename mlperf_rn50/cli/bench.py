@@ -1,52 +1,53 @@
-"""Measure training steps, the input pipeline, the all-reduce or single operators, for a short time."""
-from __future__ import annotations
+"""Benchmark training steps, the input pipeline, the all-reduce or single operators.
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from mlperf_rn50.cli._parsers import config_parser
-from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
-
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
-
-    from mlperf_rn50.config import Config
-    from mlperf_rn50.train.watch import Position
-
-EPILOG = """examples:
+examples:
   mlperf-rn50 bench train --models alexnet,resnet50 --batch-sizes 8,16 --steps 20
   launch/ranks.sh 2 mlperf-rn50 bench train --ranks 1,2 --precisions float32,bfloat16 --data.pad_to_4_channels true
   mlperf-rn50 bench data --config launch/configs/cifar10_cpu.yaml --threads 1,2 --batch-sizes 128
   launch/ranks.sh 2 mlperf-rn50 bench allreduce --batch-sizes 8
   mlperf-rn50 bench ops --batch-sizes 32 --precisions float32,bfloat16
 
-Every option of train is one of bench, too: a bench runs the code of training with its configuration."""
-KINDS = ['train', 'data', 'allreduce', 'ops']
+bench takes every configuration option of train, because it runs the training code with that configuration.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlperf_rn50.cli.parsers import config_parser
+from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+
+    from mlperf_rn50.config import Config
+    from mlperf_rn50.train.watchdog.position import Position
 
 
 def make_parser() -> ArgumentParser:
-    parser = config_parser('bench', __doc__, EPILOG)
-    # Not required by the parser, which also reads YAML files.
-    parser.add_argument('kind', nargs='?', choices=KINDS, help='what is measured')
-    parser.add_argument('--models', metavar='A,B', type=str, help='train: networks (default: model.name)')
-    parser.add_argument('--precisions', metavar='A,B', type=str, help='train, ops (default: train.precision)')
-    parser.add_argument('--inputs', metavar='A,B', type=str, default='synthetic', help='train: synthetic, real')
-    parser.add_argument('--batch-sizes', metavar='N,M', type=str,
-                        help='images per rank (default: train.local_batch_size, or 32)')
-    parser.add_argument('--ranks', metavar='N,M', type=str, help='train: how many of the ranks started (default: all)')
-    parser.add_argument('--threads', metavar='N,M', type=str, help='data: DALI threads (default: data.num_threads)')
-    parser.add_argument('--caches', metavar='A,B', type=str, default='cold,warm', help='data: page cache')
-    parser.add_argument('--node-images-per-s', metavar='X', type=float,
-                        help='data: training speed of a node, for the storage it needs (default: the pipeline\'s)')
-    parser.add_argument('--warmup-steps', metavar='N', type=int, default=10, help='steps before the clock starts')
-    parser.add_argument('--steps', metavar='N', type=int, default=100, help='steps, batches or repetitions measured')
-    parser.add_argument('--format', choices=['table', 'json'], default='table', help='how to print the results')
+    parser = config_parser('bench', __doc__)
+    add = parser.add_argument
+    # Optional here, because the same parser reads YAML files.
+    add('kind', nargs='?', choices=['train', 'data', 'allreduce', 'ops'], help='benchmark to run')
+    add('--models', metavar='A,B', type=str, help='train: networks (default: model.name)')
+    add('--precisions', metavar='A,B', type=str, help='train, ops: precisions (default: train.precision)')
+    add('--inputs', metavar='A,B', type=str, default='synthetic', help='train: kinds of input, synthetic or real')
+    add('--batch-sizes', metavar='N,M', type=str,
+        help='images per rank and step (default: train.local_batch_size, or 32 without --config)')
+    add('--ranks', metavar='N,M', type=str, help='train: numbers of ranks (default: all started ranks)')
+    add('--threads', metavar='N,M', type=str, help='data: numbers of DALI threads (default: data.num_threads)')
+    add('--caches', metavar='A,B', type=str, default='cold,warm', help='data: states of the page cache')
+    add('--node-images-per-s', metavar='X', type=float,
+        help='data: training speed of a node, for the required storage bandwidth (default: speed of the pipeline)')
+    add('--warmup-steps', metavar='N', type=int, default=10, help='steps before the measurement')
+    add('--steps', metavar='N', type=int, default=100, help='measured steps, batches or repetitions')
+    add('--format', choices=['table', 'json'], default='table', help='output format')
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
-    from mlperf_rn50.cli._ranks import in_rank
+    from mlperf_rn50.cli.ranks import in_rank
     from mlperf_rn50.options import parse_options, resolve_config
     from mlperf_rn50.system.processor import check_precision, find_processor
     parser = make_parser()
@@ -56,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
     for name, least in (('warmup_steps', 0), ('steps', 1)):
         if options[name] < least:
             raise ConfigError(f'--{name.replace("_", "-")}: got {options[name]}, expected {least} or more')
-    if not options.config:  # the batch is an option of its own
+    if not options.config:  # the configuration has no default for this key
         argv = [*argv, '--train.local_batch_size=32']
     config = resolve_config(Path(options.config) if options.config else None, argv, parser)
     if options.kind in ('train', 'ops') and options.precisions:
@@ -68,9 +69,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _bench(config: Config, options: Namespace, position: Position) -> int:
-    """One rank's part of a bench."""
     from mlperf_rn50.bench.program import run_bench
-    text = run_bench(config, options, position)
-    if text:
+    if text := run_bench(config, options, position):
         print(text, flush=True)
     return EXIT_OK

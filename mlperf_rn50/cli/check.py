@@ -1,41 +1,40 @@
-"""Run the official checkers on logs and say what each log can claim."""
+"""Check logs with the official checkers and list what each log can claim.
+
+examples:
+  mlperf-rn50 check logs/digits_cpu/result_0.txt
+  mlperf-rn50 check logs/digits_five --ruleset v4.0 --division open
+  mlperf-rn50 check result_*.txt --ruleset v0.5 --format json
+
+exit codes: 0 all logs pass, 1 a log fails or one of several is unreadable, 2 usage error, no log, or one unreadable log
+"""
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlperf_rn50.cli._colour import paint_statuses
-from mlperf_rn50.cli._parsers import Parser
+from mlperf_rn50.cli.parsers import command_parser
+from mlperf_rn50.cli.terminal import paint_statuses
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
-from mlperf_rn50.mlperf.rulesets import DIVISIONS, RULESETS, WRITTEN, parse_ruleset
-
-EPILOG = """examples:
-  mlperf-rn50 check logs/digits_cpu/result_0.txt
-  mlperf-rn50 check logs/digits_five --ruleset v4.0
-  mlperf-rn50 check result_*.txt --ruleset v0.5 --format json
-  mlperf-rn50 check result_0.txt --ruleset 4.0.0 --division open
-
-exit codes: 0 every log passes all that was asked for, 1 one does not, 2 a mistake in what was asked for, such as a log
-that cannot be read; among several such a log counts as one that fails"""
+from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, WRITTEN, parse_ruleset
+from mlperf_rn50.parser import Parser
 
 
 def make_parser() -> Parser:
-    parser = Parser('check', __doc__, EPILOG)
-    parser.add_argument('files', nargs='+', metavar='FILE', help='result_<k>.txt, or a folder with such in or below it')
+    parser = command_parser('check', __doc__)
+    parser.add_argument('files', nargs='+', metavar='FILE', help='result_<k>.txt, or folder that contains such logs')
     parser.add_argument('--ruleset', type=parse_ruleset, choices=RULESETS, metavar='RULESET',
-                        help=f'{WRITTEN} (default: every round whose lines the log holds)')
-    parser.add_argument('--division', choices=DIVISIONS, help='default: the one the log names')
-    parser.add_argument('--format', choices=['text', 'json'], default='text', help='how to print (default: text)')
+                        help=f'{WRITTEN} (default: all rounds whose line format the log contains)')
+    parser.add_argument('--division', choices=DIVISIONS, help='division (default: the one in the log)')
+    parser.add_argument('--format', choices=['text', 'json'], default='text', help='output format (default: text)')
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
-    from mlperf_rn50.mlperf import check
+    from mlperf_rn50.mllog.check import check
     rulesets = (options.ruleset,) if options.ruleset else None
-    paths = check.find_logs([Path(name) for name in options.files])
     logs = []
-    for log in check.check_logs(paths, rulesets, options.division):
+    for log in check.check_logs(check.find_logs([Path(f) for f in options.files]), rulesets, options.division):
         logs.append(log)
         if options.format == 'text':
             print(paint_statuses(check.render_log(log), sys.stdout))

@@ -1,97 +1,83 @@
-"""Say what kept weights take pictures for: the five likeliest classes of each file."""
+"""Classify pictures with saved weights and show the five most likely classes of each.
+
+examples:
+  mlperf-rn50 classify logs/digits_cpu seven.png photo.webp
+  mlperf-rn50 classify weights/best.npz *.jpg --format json
+
+Pictures are resized, centre-cropped and normalised as in an evaluation. The network computes in float32 on the CPU.
+A file that is not a picture is reported, the other files are still classified, and the exit code is 2.
+"""
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from mlperf_rn50.cli._parsers import Parser
-from mlperf_rn50.cli._weights import add_weights_options, load_kept
+from mlperf_rn50.cli.parsers import command_parser
+from mlperf_rn50.cli.weights import add_weights_options, load_saved
 from mlperf_rn50.errors import EXIT_OK, EXIT_USAGE, DataError
+from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
-    import mxnet as mx
     import numpy as np
 
-    from mlperf_rn50.config import Config
-
-EPILOG = """examples:
-  mlperf-rn50 classify logs/digits_cpu seven.png photo.webp
-  mlperf-rn50 classify weights/best.npz *.jpg --format json
-
-A picture goes the way of the evaluation: resized, its centre cut out, normalised. The network computes in float32 on
-the CPU. A file that is no picture is named, the others are answered, and the exit code is 2."""
 _NUM_SHOWN = 5
 
 
-@dataclass(frozen=True)
-class Guess:
-    """A class by name and number, and its probability from 0 to 1."""
-
+class Guess(NamedTuple):
     name: str
     number: int
-    probability: float
+    probability: float  # from 0 to 1
 
 
 def make_parser() -> Parser:
-    parser = Parser('classify', __doc__, EPILOG)
+    parser = command_parser('classify', __doc__)
     add_weights_options(parser)
-    parser.add_argument('images', metavar='IMAGE', nargs='+', help='any format that Pillow reads')
-    parser.add_argument('--format', choices=['table', 'json'], default='table', help='how to print the answers')
+    parser.add_argument('images', metavar='IMAGE', nargs='+', help='picture in any format that Pillow reads')
+    parser.add_argument('--format', choices=['table', 'json'], default='table', help='output format (default: table)')
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
-    import mxnet  # noqa: F401 (is it there? Before the weights are looked for)
+    import mxnet  # noqa: F401 (a missing package is reported before missing weights)
 
-    from mlperf_rn50.mlperf.events import printable
-    kept = load_kept(options.path, options.which)
-    config, net = kept.portable_network()
+    from mlperf_rn50.data.pictures import encode_picture, transform_picture
+    from mlperf_rn50.mllog.events import printable
+    weights = load_saved(options.path, options.which)
+    config, net = weights.portable_network()
     answers: dict[str, list[Guess] | DataError] = {}
     for name in options.images:
         try:
-            answers[name] = classify(net, name, config, kept.description.classes)
+            logits = net(transform_picture(encode_picture(Path(name)), config, name)).asnumpy()[0]
+            answers[name] = likeliest(logits, weights.description.classes)
         except DataError as e:
             answers[name] = e
             print(f'mlperf-rn50: {printable(str(e))}', file=sys.stderr, flush=True)
-    render = render_json if options.format == 'json' else render_table
-    if shown := render(answers):
-        print(shown)
+    if options.format == 'json':
+        print(json.dumps({'images': [
+            {'file': name, 'error': str(a)} if isinstance(a, DataError)
+            else {'file': name, 'classes': [g._asdict() for g in a]} for name, a in answers.items()]}, indent=1))
+    elif table := _render_table({name: a for name, a in answers.items() if not isinstance(a, DataError)}):
+        print(table)
     return EXIT_USAGE if any(isinstance(a, DataError) for a in answers.values()) else EXIT_OK
 
 
-def classify(net: mx.gluon.HybridBlock, name: str, config: Config, classes: Sequence[str]) -> list[Guess]:
-    """The likeliest classes of a picture."""
-    from mlperf_rn50.data.pictures import encode_picture, transform_picture
-    encoded = encode_picture(Path(name))
-    return likeliest(net(transform_picture(encoded, config, name)).asnumpy()[0], classes)
-
-
 def likeliest(logits: np.ndarray, classes: Sequence[str]) -> list[Guess]:
-    """The classes of the largest logits, (classes,), with their probabilities (softmax)."""
+    """Return the classes of the largest logits, (classes,), with their softmax probabilities."""
     import numpy as np
     values = np.exp(logits.astype(np.float64) - logits.max())
     order = np.argsort(-logits, kind='stable')[:_NUM_SHOWN]
     return [Guess(classes[i], int(i), float(values[i] / values.sum())) for i in order]
 
 
-def render_table(answers: dict[str, list[Guess] | DataError]) -> str:
-    """The answers for a person: a row per file, the likeliest class first."""
+def _render_table(answers: dict[str, list[Guess]]) -> str:
     from tabulate import tabulate
 
-    from mlperf_rn50.mlperf.events import printable
+    from mlperf_rn50.mllog.events import printable
     rows = [[printable(name), *(f'{printable(g.name)} {100 * g.probability:.1f} %' for g in found)]
-            for name, found in answers.items() if not isinstance(found, DataError)]
+            for name, found in answers.items()]
     titles = ['file', 'likeliest', *(f'{i}.' for i in range(2, _NUM_SHOWN + 1))]
     return tabulate(rows, titles[:len(rows[0])], disable_numparse=True) if rows else ''
-
-
-def render_json(answers: dict[str, list[Guess] | DataError]) -> str:
-    """The answers for a program."""
-    return json.dumps({'images': [
-        {'file': name, 'error': str(found)} if isinstance(found, DataError)
-        else {'file': name, 'classes': [asdict(g) for g in found]} for name, found in answers.items()]}, indent=1)

@@ -1,4 +1,10 @@
-"""Check every rank: program, packages, processor, GPUs, data, disk, clocks, threads, network."""
+"""Check every rank: program, packages, processor, GPUs, data, disk, clocks, threads, network.
+
+examples:
+  mlperf-rn50 doctor
+  mpirun -np 2 mlperf-rn50 doctor --config launch/configs/digits_cpu.yaml
+  mlperf-rn50 doctor --config launch/configs/c4140_v100_1node.yaml --format json
+"""
 from __future__ import annotations
 
 import json
@@ -7,63 +13,56 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from mlperf_rn50.cli._colour import paint_statuses
-from mlperf_rn50.cli._parsers import config_parser
+from mlperf_rn50.cli.parsers import config_parser
+from mlperf_rn50.cli.terminal import paint_statuses
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, RunFailed
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
+    from jsonargparse import ArgumentParser, Namespace
 
     from mlperf_rn50.config import Config
-    from mlperf_rn50.train.watch import Position
-
-EPILOG = """examples:
-  mlperf-rn50 doctor
-  mpirun -np 2 mlperf-rn50 doctor --config launch/configs/digits_cpu.yaml
-  mlperf-rn50 doctor --config launch/configs/c4140_v100_1node.yaml --format json"""
+    from mlperf_rn50.train.watchdog.position import Position
 
 
 def make_parser() -> ArgumentParser:
-    from mlperf_rn50.cli._ranks import add_resume_options
-    parser = config_parser('doctor', __doc__, EPILOG)
+    from mlperf_rn50.cli.ranks import add_resume_options
+    parser = config_parser('doctor', __doc__)
     add_resume_options(parser)
-    parser.add_argument('--format', choices=['table', 'json'], default='table', help='how to print the checks')
-    parser.add_argument('--quiet', action='store_true', help='print what is not right, and the sum')
+    parser.add_argument('--format', choices=['table', 'json'], default='table', help='output format')
+    parser.add_argument('--quiet', action='store_true', help='print only warnings, failures and the totals')
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
-    from mlperf_rn50.cli._ranks import in_rank, load_config
+    from mlperf_rn50.cli.ranks import in_rank, load_config
     from mlperf_rn50.options import parse_options
     parser = make_parser()
     options = parse_options(parser, argv)
-    has_config = bool(options.config or options.resume)
-    if not has_config:  # any batch will do: nothing is trained
+    if not (options.config or options.resume):  # the key has no default, and nothing is trained
         argv = ['--train.local_batch_size=1', *argv]
     config, _ = load_config(options, argv, parser)
-    return in_rank(lambda position: _examine(config, has_config, options.format, options.quiet, position), config)
+    return in_rank(lambda position: _examine(config, options, position), config)
 
 
-def _examine(config: Config, has_config: bool, output_format: str, is_quiet: bool, position: Position) -> int:
-    """One rank's part of the doctor."""
-    from mlperf_rn50.system import doctor
-    from mlperf_rn50.system.launched import rank_name
+def _examine(config: Config, options: Namespace, position: Position) -> int:
+    from mlperf_rn50.doctor.checks import has_failed, render_checks
+    from mlperf_rn50.system.launcher_env import rank_name
     try:
-        from mlperf_rn50.train.comm import open_comm, sharing_of
-        from mlperf_rn50.train.examine import examine
+        from mlperf_rn50.doctor.facts import examine
+        from mlperf_rn50.train.comm.horovod import open_comm
+        from mlperf_rn50.train.comm.sharing import sharing_of
         comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
-    except ModuleNotFoundError:  # what to install is said for every command alike
+    except ModuleNotFoundError:  # main() explains how to install it
         raise
     except (ImportError, OSError) as e:
-        raise RunFailed(f'{rank_name()}: MXNet, DALI or Horovod does not import: {e}; run launch/setup.sh --check '
+        raise RunFailed(f'{rank_name()}: cannot import MXNet, DALI or Horovod: {e}; run launch/setup.sh --check '
                         'there') from e
-    rows, checks = examine(config, has_config, comm)
-    if comm.rank == 0:
-        if output_format == 'json':
-            print(json.dumps({'passed': not doctor.has_failed(checks), 'checks': [asdict(c) for c in checks],
-                              'ranks': rows}, indent=1), flush=True)
-        else:
-            out = sys.stderr if is_quiet else sys.stdout
-            print(paint_statuses(doctor.render_checks(checks, is_quiet), out), file=out, flush=True)
+    rows, checks = examine(config, bool(options.config or options.resume), comm)
+    if comm.rank == 0 and options.format == 'json':
+        print(json.dumps({'passed': not has_failed(checks), 'checks': [asdict(c) for c in checks], 'ranks': rows},
+                         indent=1), flush=True)
+    elif comm.rank == 0:
+        out = sys.stderr if options.quiet else sys.stdout
+        print(paint_statuses(render_checks(checks, options.quiet), out), file=out, flush=True)
     comm.barrier()
-    return EXIT_FAILED if doctor.has_failed(checks) else EXIT_OK
+    return EXIT_FAILED if has_failed(checks) else EXIT_OK

@@ -1,38 +1,36 @@
-"""Work out epochs to converge, time to train and speed-up, from MLPerf logs of any round."""
+"""Compute epochs to converge, time to train and speed-up from MLPerf logs of any round.
+
+examples:
+  mlperf-rn50 report logs/digits_sweep
+  mlperf-rn50 report training_results_v0.7/NVIDIA --format json
+  mlperf-rn50 report logs/c4140 --format csv --rows evaluations
+  mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4 --price-per-node-hour 3.5
+
+Runs that did not converge are always listed. Runs of one folder that differ in batch, optimizer, target or number of
+nodes are not a run set: they are listed with the reason, and excluded from comparisons.
+
+exit codes: 0 all run sets are complete, 1 a run set was refused, or a folder or log is unreadable, 2 invalid arguments
+"""
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlperf_rn50.cli._colour import has_colour, paint, paint_status
-from mlperf_rn50.cli._parsers import Parser, add_price_option
+from mlperf_rn50.cli.parsers import add_price_option, command_parser
+from mlperf_rn50.cli.terminal import has_colour, paint, paint_status
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError
-
-EPILOG = """examples:
-  mlperf-rn50 report logs/digits_sweep
-  mlperf-rn50 report training_results_v0.7/NVIDIA --format json
-  mlperf-rn50 report logs/c4140 --format csv --rows evaluations
-  mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4
-  mlperf-rn50 report logs/c4140 --price-per-node-hour 3.5
-
-A run that did not converge is shown, never left out. Runs of one folder that differ in batch, optimizer, target or
-number of nodes are no set: they are shown, with the reason, and compared with nothing.
-
-exit codes: 0 all sets are whole, 1 a set was refused, or a folder or a log could not be read, 2 a mistake in what was
-asked for"""
+from mlperf_rn50.parser import Parser
 
 
 def make_parser() -> Parser:
-    parser = Parser('report', __doc__, EPILOG)
-    parser.add_argument('paths', nargs='+', metavar='PATH',
-                        help='log, or folder with result_<k>.txt in it or below it; a folder of logs is one system')
-    parser.add_argument('--format', choices=['table', 'markdown', 'csv', 'json', 'html'], default='table',
-                        help='what goes to the standard output (default: table)')
-    parser.add_argument('--rows', choices=['runs', 'evaluations'], help='what a row of --format csv is (default: runs)')
-    parser.add_argument('--out', metavar='DIR',
-                        help='write report.html, report.json, report.md, report.csv (a row per run), '
-                             'report_evaluations.csv and the pictures (SVG, PNG) there')
-    parser.add_argument('--baseline', metavar='SYSTEM',
-                        help='compare with this system (default: the smallest of each study)')
+    parser = command_parser('report', __doc__)
+    add = parser.add_argument
+    add('paths', nargs='+', metavar='PATH',
+        help='log, or folder that contains result_<k>.txt; the logs of one folder are one system')
+    add('--format', choices=['table', 'markdown', 'csv', 'json', 'html'], default='table',
+        help='output format (default: table)')
+    add('--rows', choices=['runs', 'evaluations'], help='rows of --format csv (default: runs)')
+    add('--out', metavar='DIR', help='folder for report.{html,json,md,csv}, report_evaluations.csv, figures (SVG, PNG)')
+    add('--baseline', metavar='SYSTEM', help='system to compare with (default: the smallest of each study)')
     add_price_option(parser)
     return parser
 
@@ -41,22 +39,22 @@ def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     if options.rows and options.format != 'csv':
         raise ConfigError(f'--rows: got --format {options.format}, expected --format csv')
-    from mlperf_rn50.study.report_data import render_csv, render_evaluations_csv, render_json
-    from mlperf_rn50.study.report_text import render_markdown, render_table, terminal_style
-    from mlperf_rn50.study.scaling import make_studies
-    from mlperf_rn50.study.systems import load_systems
+    from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
+    from mlperf_rn50.analysis.report.text import render_markdown, render_table, terminal_style
+    from mlperf_rn50.analysis.sets.load import load_systems
+    from mlperf_rn50.analysis.sets.scaling import make_studies
     systems = load_systems([Path(p) for p in options.paths])
-    is_whole = not any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in systems)
-    code = EXIT_OK if is_whole else EXIT_FAILED
+    is_complete = not any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in systems)
+    code = EXIT_OK if is_complete else EXIT_FAILED
     studies = make_studies(systems, options.baseline, options.price_per_node_hour)
     if options.out:
-        from mlperf_rn50.study.report_page import dump_report
+        from mlperf_rn50.analysis.report.page import dump_report
         print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out))}', file=sys.stderr)
         if options.format == 'html':
             return code
     if options.format == 'html':
-        from mlperf_rn50.study.report_page import render_html
-        from mlperf_rn50.study.report_plots import draw_study
+        from mlperf_rn50.analysis.report.page import render_html
+        from mlperf_rn50.analysis.report.plots import draw_study
         print(render_html(studies, [draw_study(s) for s in studies], Path.cwd()))
     elif options.format == 'table' and has_colour(sys.stdout):
         print(render_table(studies, terminal_style(lambda text: paint(text, 'bold'), paint_status)))

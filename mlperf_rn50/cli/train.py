@@ -1,4 +1,12 @@
-"""Train until the target is reached, and log the run the MLPerf way."""
+"""Train until the target accuracy is reached and write an MLPerf log.
+
+examples:
+  mlperf-rn50 train --config launch/configs/c4140_v100_4node.yaml --dry-run
+  mpirun -np 2 mlperf-rn50 train --config launch/configs/digits_cpu.yaml --run.seed 1
+  mpirun -np 2 mlperf-rn50 train --resume logs/digits_cpu
+
+Options override the --config file, which overrides the defaults. A resumed run uses the configuration in its folder.
+"""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -6,38 +14,32 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from mlperf_rn50 import config as cfg
-from mlperf_rn50.cli._parsers import config_parser
+from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
-    from mlperf_rn50.train.watch import Position
-
-EPILOG = """examples:
-  mlperf-rn50 train --config launch/configs/c4140_v100_4node.yaml --dry-run
-  mpirun -np 2 mlperf-rn50 train --config launch/configs/digits_cpu.yaml --run.seed 1
-  mpirun -np 2 mlperf-rn50 train --resume logs/digits_cpu
-
-Defaults < --config FILE < options. A resumed run takes its configuration from its own folder."""
+    from mlperf_rn50.train.loop import Outcome
+    from mlperf_rn50.train.watchdog.position import Position
 
 
 def make_parser() -> ArgumentParser:
-    from mlperf_rn50.cli._ranks import add_resume_options
-    parser = config_parser('train', __doc__, EPILOG)
+    from mlperf_rn50.cli.ranks import add_resume_options
+    parser = config_parser('train', __doc__)
     add_resume_options(parser)
-    parser.add_argument('--dry-run', action='store_true', help='print the plan of the run and stop; reads no data')
-    parser.add_argument('--print', metavar='KEY', action='append', type=str,
-                        help='print the value of run.dir, for example, and stop; for scripts')
-    parser.add_argument('--ranks', type=int, metavar='N', help='number of ranks for --dry-run')
+    add = parser.add_argument
+    add('--dry-run', action='store_true', help='print the plan of the run and exit; reads no data')
+    add('--print', metavar='KEY', action='append', type=str, help='print the value of a key, such as run.dir, and exit')
+    add('--ranks', type=int, metavar='N', help='number of ranks for --dry-run')
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
-    from mlperf_rn50.cli._ranks import in_rank, load_config
+    from mlperf_rn50.cli.ranks import in_rank, load_config
     from mlperf_rn50.options import parse_options
     from mlperf_rn50.system.processor import check_precision, find_processor
-    from mlperf_rn50.train.changes import parse_allowed
+    from mlperf_rn50.train.checkpoint.changes import parse_allowed
     parser = make_parser()
     options = parse_options(parser, argv)
     if options.resume and options.config:
@@ -55,18 +57,16 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _print_plan(config: cfg.Config, options: Namespace) -> int:
-    """Every value, what follows from them, and what no published set had that converged."""
-    from mlperf_rn50.study.recipe_differences import find_deviations
+    """Print all values, what follows from them, and deviations from published runs that converged."""
+    from mlperf_rn50.analysis.recipe.differences import find_deviations
     from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
     ranks = options.ranks or config_world_size(config) or 1
-    print(cfg.render_yaml(config) + '\n' + render_plan(make_plan(config, ranks)))
-    for text in find_deviations(config, ranks):
-        print(f'warning: {text}')
+    print('\n'.join([cfg.render_yaml(config), render_plan(make_plan(config, ranks)),
+                     *(f'warning: {text}' for text in find_deviations(config, ranks))]))
     return EXIT_OK
 
 
 def _value_of(config: cfg.Config, key: str) -> Any:
-    """The value of 'section.key', '' for null; raise ConfigError where there is no such key."""
     section, _, name = key.partition('.')
     if section not in cfg.SECTIONS or name not in cfg.field_names(cfg.SECTIONS[section]):
         raise ConfigError(f'--print: got {key}, expected a section and a key, such as run.dir')
@@ -75,13 +75,13 @@ def _value_of(config: cfg.Config, key: str) -> Any:
 
 
 def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[str], position: Position) -> int:
-    """One rank's part of a run."""
-    from mlperf_rn50.study.recipe_differences import find_deviations
-    from mlperf_rn50.system.launched import rank_name
-    from mlperf_rn50.train.comm import open_comm, sharing_of
-    from mlperf_rn50.train.loop import render_outcome, train
+    from mlperf_rn50.analysis.recipe.differences import find_deviations
+    from mlperf_rn50.system.launcher_env import rank_name
+    from mlperf_rn50.train.comm.horovod import open_comm
+    from mlperf_rn50.train.comm.sharing import sharing_of
+    from mlperf_rn50.train.loop import train
     comm = open_comm(config.comm.compression, exchange=position.exchange, num_sharing=sharing_of(config))
-    position.now()  # the imports took their time
+    position.now()  # the imports took a while, which must not count as a stall
     warnings = find_deviations(config, comm.world_size) if comm.rank == 0 and not resume else []
     try:
         outcome = train(config, comm, position, resume, is_elastic, allowed, warnings)
@@ -89,7 +89,23 @@ def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[
         e.where = f'{rank_name()}, {position}: ' if position.has_started else ''
         raise
     if comm.rank == 0:
-        with suppress(OSError):  # a closed terminal changes nothing of the run
-            print(render_outcome(outcome, config), flush=True)
-    comm.barrier()  # a launcher ends the other ranks when one leaves with a code other than 0
+        with suppress(OSError):  # a closed terminal must not fail the run
+            print(_render_outcome(outcome, config), flush=True)
+    comm.barrier()  # the launcher ends the other ranks when one exits with a code other than 0
     return outcome.exit_code
+
+
+def _render_outcome(outcome: Outcome, config: cfg.Config) -> str:
+    from mlperf_rn50.train.evaluate import data_name
+    end, run = outcome.end, outcome.run
+    status = {'converged': 'converged', 'aborted': 'aborted: the target was not reached',
+              'interrupted': f'interrupted; resume with: mlperf-rn50 train --resume {run.dir}'}[end.status]
+    of_data = f'on {data_name(config.data)}, target {100 * config.train.target_accuracy:.2f} %'
+    return '\n'.join([
+        f'status              {status}',
+        f'best Top-1          {100 * end.best_top1:.2f} % {of_data}',
+        f'epochs to converge  {end.epochs_to_converge or "none"}',
+        f'time to train       {end.time_s:.1f} s{"" if end.epochs_to_converge else " so far"}',
+        f'throughput          {end.images_per_s:.0f} images/s in training',
+        f'log                 {run.result}',
+        f'other files         {", ".join(p.name for p in (run.config, run.metrics, run.env, run.train_log))}'])

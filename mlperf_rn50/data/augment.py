@@ -1,26 +1,22 @@
-"""Training crops as a function of random numbers and image sizes. Pure, vectorised over a batch."""
+"""Random training crops, vectorised over a batch. Pure."""
 import numpy as np
 
-# Uniforms one image consumes: this many tries of (area, aspect, x, y), then the mirror.
+# Random numbers per image: NUM_TRIES draws of (area, aspect, x, y), then one for the mirror.
 NUM_TRIES = 10
 NUM_DRAWS = 4 * NUM_TRIES + 1
 
 
 def random_resized_crops(uniforms: np.ndarray, heights: np.ndarray, widths: np.ndarray,
                          area: tuple[float, float], aspect: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Crop windows of random area and aspect, as Inception training draws them.
+    """Return anchors (y, x) and shapes (height, width) of random crops, fractions of the image, float32, (batch, 2).
 
-    Each image takes its first try that fits; where none does, the centre crop nearest in aspect.
+    As in Inception training, an image uses its first draw that fits, or else the centre crop nearest in aspect ratio.
 
     Args:
         uniforms: in [0, 1), shape (batch, 4 * NUM_TRIES).
-        heights: of the images, pixels, shape (batch,).
-        widths: of the images, pixels, shape (batch,).
-        area: smallest and largest share of the image's area.
-        aspect: smallest and largest width / height, drawn log-uniformly.
-
-    Returns:
-        Anchors (y, x) and shapes (height, width) as fractions of the image, float32, shape (batch, 2) each.
+        heights, widths: of the images, pixels, shape (batch,).
+        area: range of the crop's fraction of the image area.
+        aspect: range of width / height, drawn log-uniformly.
     """
     u = uniforms.reshape(len(uniforms), NUM_TRIES, 4)
     h, w = heights[:, None].astype(float), widths[:, None].astype(float)
@@ -42,13 +38,5 @@ def random_resized_crops(uniforms: np.ndarray, heights: np.ndarray, widths: np.n
 
 
 def padded_crop_anchors(uniforms: np.ndarray, padding: int) -> np.ndarray:
-    """Anchors (y, x) of a full-size window over an image with a border, relative to the image's corner.
-
-    Args:
-        uniforms: in [0, 1), shape (batch, 2).
-        padding: width of the border, pixels.
-
-    Returns:
-        Pixels from -padding to padding, float32, shape (batch, 2).
-    """
+    """Return anchors (y, x) of a full-size window on a padded image: -padding to padding pixels, float32, (n, 2)."""
     return (np.floor(uniforms * (2 * padding + 1)) - padding).astype(np.float32)

@@ -1,22 +1,20 @@
-"""Who reads which sample, and how many steps an epoch has. Pure arithmetic: no files, no frameworks.
+"""Assignment of samples to ranks, and the number of steps per epoch. Pure arithmetic: no files, no frameworks.
 
-The rule. An epoch is a permutation of all training samples, drawn from (seed, epoch) alone, cut into
-global batches. A global batch is cut into micro-batches of world_size * local_batch_size positions
-(one, unless gradients are accumulated), and rank r takes every world_size-th position from r on. The
-last global batch is filled up with samples from the front of the same permutation; those padded
-positions are the last of the batch, are counted, and weigh nothing in the loss. So every rank takes
-the same number of steps, each sample counts exactly once an epoch, and the samples of a step do not
-depend on the number of ranks that share it.
+An epoch is a permutation of all training samples, drawn from (seed, epoch) alone and cut into global batches. A global
+batch is cut into micro-batches of world_size * local_batch_size positions (one without gradient accumulation), and
+rank r takes every world_size-th position from r on. The last global batch is padded with samples from the start of
+the permutation; they are at its end, are counted, and have no weight in the loss. So all ranks take the same number
+of steps, each sample counts exactly once per epoch, and the samples of a step do not depend on the number of ranks.
 
-Where a node keeps to a part of the samples, positions and steps are the same. The samples are dealt into
-parts as large as the unpadded positions of the nodes, and each node has a permutation of its own part at
-its positions. Every few epochs the parts move on to the next node.
+With shuffle=node, positions and steps are the same. The samples are divided into parts as large as the unpadded
+positions of the nodes, and each node has a permutation of its part at its positions. The parts rotate over the nodes
+every few epochs.
 """
 from dataclasses import dataclass
 
 import numpy as np
 
-# Domain separation of the random streams drawn from one seed.
+# Keys of the random streams, so that those of one seed are independent.
 _ORDER_STREAM, _AUGMENT_STREAM, _PART_STREAM, _MIRROR_STREAM = 1, 2, 3, 4
 # Source: Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators (OOPSLA 2014): the increment of
 # SplitMix64; its mix is variant 13 of Stafford, Better Bit Mixing (2011).
@@ -26,22 +24,15 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's share of a data set.
-
-    Args:
-        local_batch_size: samples per rank and forward pass.
-        num_micro: forward passes per step (gradient accumulation).
-        nodes: node of every rank, counted from 0; empty where all are on one.
-        rotation_epochs: epochs a node keeps to the same part of the samples; None for one order over all nodes.
-    """
+    """One rank's share of a data set."""
 
     num_samples: int
     rank: int
     world_size: int
-    local_batch_size: int
-    num_micro: int = 1
-    nodes: tuple[int, ...] = ()
-    rotation_epochs: int | None = None
+    local_batch_size: int  # samples per rank and forward pass
+    num_micro: int = 1  # forward passes per step (gradient accumulation)
+    nodes: tuple[int, ...] = ()  # node of every rank, counted from 0; empty for a single node
+    rotation_epochs: int | None = None  # epochs a node keeps its part of the samples; None for one order over all nodes
 
     @property
     def micro_batch_size(self) -> int:
@@ -55,7 +46,7 @@ class Shard:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps that visit every sample once, the last one padded."""
+        """Steps that use every sample once; the last one is padded."""
         return -(-self.num_samples // self.global_batch_size)
 
     @property
@@ -78,15 +69,15 @@ class Shard:
         return first + self.world_size * np.arange(self.local_batch_size, dtype=np.int64)
 
     def num_valid(self, step: int, micro: int = 0) -> int:
-        """How many of positions(step, micro) are not padding; they come first."""
+        """Number of positions(step, micro) that are not padding; they come first."""
         return int(np.count_nonzero(self.positions(step, micro) < self.num_samples))
 
     def samples(self, order: np.ndarray, step: int, micro: int = 0) -> np.ndarray:
-        """What this rank reads of an epoch's order, or of other values of its positions: those of positions()."""
+        """This rank's values from an array over the positions of an epoch, such as its order."""
         return order[self.positions(step, micro)]
 
     def node_positions(self, node: int) -> np.ndarray:
-        """Positions that the ranks of a node read in an epoch, ascending, padded ones included. int64."""
+        """Positions of the ranks of a node in an epoch, ascending, padded ones included. int64."""
         nodes = self.nodes or (0,) * self.world_size
         return np.flatnonzero(np.tile(np.equal(nodes, node), self.num_positions // self.world_size))
 
@@ -96,59 +87,55 @@ def _generator(stream: int, *key: int) -> np.random.Generator:
 
 
 def file_order(shard: Shard) -> np.ndarray:
-    """The samples as they are stored, at the padded positions of an epoch. int64, shape (num_positions,)."""
+    """Return the samples in storage order at the padded positions of an epoch. int64, shape (num_positions,)."""
     return np.resize(np.arange(shard.num_samples), shard.num_positions)
 
 
 def epoch_order(shard: Shard, seed: int, epoch: int) -> np.ndarray:
-    """The samples at the padded positions of an epoch, the same on every rank. int64, shape (num_positions,)."""
+    """Return the samples at the padded positions of an epoch, equal on all ranks. int64, shape (num_positions,)."""
     random = _generator(_ORDER_STREAM, seed, epoch)
     if shard.rotation_epochs is None:
         return np.resize(random.permutation(shard.num_samples), shard.num_positions)
     num_nodes = max(shard.nodes, default=0) + 1
     order, start = np.empty(shard.num_positions, np.int64), 0
-    # The same for every run, whose reads may still be in the page cache; dealt, as files are sorted by class.
+    # Equal in all runs, to reuse the page cache of earlier ones; shuffled, because files are sorted by class.
     dealt = _generator(_PART_STREAM).permutation(shard.num_samples)
     for place in range(num_nodes):
-        mine = shard.node_positions((place - epoch // shard.rotation_epochs) % num_nodes)
-        stop = start + int(np.searchsorted(mine, shard.num_samples))
-        # A node whose positions are all padded has no part: np.resize gives it sample 0, which does not count.
-        order[mine] = np.resize(random.permutation(np.sort(dealt[start:stop])), len(mine))
+        positions = shard.node_positions((place - epoch // shard.rotation_epochs) % num_nodes)
+        stop = start + int(np.searchsorted(positions, shard.num_samples))
+        # A node with only padded positions has an empty part; np.resize then returns sample 0, which does not count.
+        order[positions] = np.resize(random.permutation(np.sort(dealt[start:stop])), len(positions))
         start = stop
     return order
 
 
 def first_reads(shard: Shard, order: np.ndarray, is_known: np.ndarray) -> np.ndarray:
-    """Where in an epoch's order this rank's node reads a sample for the first time.
+    """Return where in an epoch's order this rank's node first reads a sample: bool, shape (num_positions,).
 
-    Args:
-        is_known: samples that the node has read before, bool, shape (num_samples,); those of the epoch are added.
-
-    Returns:
-        bool, shape (num_positions,); False where another node reads.
+    is_known: samples that the node has read before, bool, shape (num_samples,); the epoch's are added in place.
     """
-    mine = shard.node_positions(shard.nodes[shard.rank] if shard.nodes else 0)
-    samples, places = np.unique(order[mine], return_index=True)
+    positions = shard.node_positions(shard.nodes[shard.rank] if shard.nodes else 0)
+    samples, places = np.unique(order[positions], return_index=True)
     is_first = np.zeros(shard.num_positions, bool)
-    is_first[mine[places[~is_known[samples]]]] = True
+    is_first[positions[places[~is_known[samples]]]] = True
     is_known[samples] = True
     return is_first
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's mix of 64 bits, uint64."""
+    """Return the SplitMix64 mix of 64 bits, uint64."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))
 
 
 def _hash(state: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """The index-th number (from 0) of SplitMix64 generators in given states; uint64, broadcast over both."""
+    """Return the index-th number (from 0) of SplitMix64 generators with given states; uint64, broadcast."""
     return _mix(state + (index + np.uint64(1)) * _INCREMENT)
 
 
 def _state(*keys: int) -> np.ndarray:
-    """The state of a generator for some keys, uint64, (1,)."""
+    """Return the state of the generator of some keys, uint64, (1,)."""
     state = np.array([keys[0]], np.uint64)
     for key in keys[1:]:
         state = _hash(state, np.array([key & _WORD], np.uint64))
@@ -156,29 +143,19 @@ def _state(*keys: int) -> np.ndarray:
 
 
 def alternating_mirrors(samples: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Which samples are mirrored in an epoch: half of them, drawn from (seed, sample), and the others in the next.
+    """Return which samples are mirrored in an epoch (from 0): a half drawn from (seed, sample), then the other half.
 
     Source: Jordan, 94% on CIFAR-10 in 3.29 seconds on a single GPU (2024, https://arxiv.org/abs/2404.00498).
-
-    Args:
-        samples: numbers of the records, int64, (batch,).
-        epoch: from 0.
-
-    Returns:
-        bool, (batch,).
     """
     drawn = _hash(_state(_MIRROR_STREAM, seed), samples.astype(np.uint64)) >> np.uint64(63)
     return (drawn + np.uint64(epoch)) % np.uint64(2) == 1
 
 
 def augmentation_uniforms(shard: Shard, seed: int, epoch: int, step: int, micro: int, num_draws: int) -> np.ndarray:
-    """Random numbers for the augmentation of this rank's samples of one forward pass.
+    """Return the augmentation's random numbers of a forward pass: float64 in [0, 1), (local_batch_size, num_draws).
 
-    Each is a hash of (seed, epoch, position in the epoch, draw), so an image is augmented in the same way
-    whatever the number of ranks and passes and the batch, and a resumed run needs no random state.
-
-    Returns:
-        float64 in [0, 1), shape (local_batch_size, num_draws).
+    Each is a hash of (seed, epoch, position in the epoch, draw). An image is thus augmented equally for any number of
+    ranks and passes and any batch size, and a resumed run needs no random state.
     """
     images = _hash(_state(_AUGMENT_STREAM, seed, epoch), shard.positions(step, micro).astype(np.uint64))
     draws = _hash(images[:, None], np.arange(num_draws, dtype=np.uint64))

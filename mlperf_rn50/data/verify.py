@@ -1,8 +1,7 @@
-"""Is a prepared folder still what was written? Its manifest, its indexes, and every record of its images.
+"""Verification of a prepared folder: manifest, indexes and every image record, and the format of its checksums.
 
-manifest.json holds a SHA-256 of itself and of every file; <split>.crc.npy holds the CRC-32 of every record. Older
-folders have no checksums of records: there the SHA-256 of the whole file shows whether something differs, not what.
-What is missing or not what was written raises DataError.
+manifest.json contains its own SHA-256 and that of every file; <split>.crc.npy contains the CRC-32 of every record.
+Older folders have no record checksums; their whole-file SHA-256 detects a difference but does not locate it.
 """
 import hashlib
 import io
@@ -20,22 +19,20 @@ from tqdm import tqdm
 from mlperf_rn50.data.records import MANIFEST_NAME, RecordFile, index_path, load_manifest, parse_index
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, DataError
 from mlperf_rn50.files import regular_file, write_atomically
+from mlperf_rn50.text import some
 
 _BLOCK_BYTES = 1 << 24
 _NUM_NAMED = 10
-_AGAIN = 'copy the folder again from where it is right, or prepare it again into an empty one'
+_AGAIN = 'copy the folder from an intact source, or prepare it again in an empty folder'
 
 
 def checksums_path(rec_path: Path) -> Path:
-    """The checksums of the records of a .rec: CRC-32 of each, framing included, in the order of its index.
-
-    NumPy's format, uint32, (num_images,).
-    """
+    """Return the path of the CRC-32 of each record, framing included: .npy, uint32, in the order of the index."""
     return rec_path.with_suffix('.crc.npy')
 
 
 def checksum(file: int, start: int, length: int) -> int | None:
-    """The CRC-32 of a record of an open file; None where the file ends before it does or cannot be read."""
+    """Return the CRC-32 of a record of an open file; None if it is truncated or unreadable."""
     try:
         stored = os.pread(file, length, start)
     except OSError:
@@ -44,7 +41,7 @@ def checksum(file: int, start: int, length: int) -> int | None:
 
 
 def dump_array(path: Path, array: np.ndarray) -> str:
-    """Write an array in NumPy's format; return the SHA-256 of the file."""
+    """Write an array in .npy format; return the SHA-256 of the file."""
     buffer = io.BytesIO()
     np.save(buffer, array)
     write_atomically(path, buffer.getvalue())
@@ -52,7 +49,7 @@ def dump_array(path: Path, array: np.ndarray) -> str:
 
 
 def size_problem(rec_path: Path, entry: dict[str, Any]) -> str:
-    """Return that a .rec is missing or has another size than its entry in the manifest says; '' where it is right."""
+    """Return an error if a .rec is missing or its size differs from its manifest entry, else ''."""
     try:
         size = rec_path.stat().st_size
     except OSError as e:
@@ -61,15 +58,15 @@ def size_problem(rec_path: Path, entry: dict[str, Any]) -> str:
 
 
 def check_size(rec_path: Path, entry: dict[str, Any]) -> None:
-    """Raise DataError for a .rec that is missing or has another size than its entry in the manifest says."""
+    """Raise DataError if a .rec is missing or its size differs from its manifest entry."""
     if problem := size_problem(rec_path, entry):
         raise DataError(f'{problem}; {_AGAIN}')
 
 
 def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, seed: int) -> int:
-    """Reads some records, drawn by a seed, and the last one; returns how many."""
+    """Check the last and some random records of a split; return their number. Raise DataError for a mismatch."""
     path, checksums = checksums_path(records.path), None
-    if 'crc_sha256' in entry:  # not in that of an older folder
+    if 'crc_sha256' in entry:  # missing in older folders
         if problem := _file_problem(path, entry['crc_sha256']):
             raise DataError(f'{problem}; {_AGAIN}')
         checksums = np.load(path)
@@ -78,18 +75,17 @@ def check_sample(records: RecordFile, entry: dict[str, Any], num_records: int, s
     for position in [*map(int, drawn), last]:
         records.read(position)
         if checksums is not None and checksum(*records.place(position)) != checksums[position]:
-            raise DataError(f'{records.path}, record {position}: not what was written; {_AGAIN}')
+            raise DataError(f'{records.path}, record {position}: does not match its checksum; {_AGAIN}')
     return len(drawn) + 1
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
-    """Return the SHA-256 of a manifest without its own."""
+    """Return the SHA-256 of a manifest without its own digest."""
     content = {k: v for k, v in manifest.items() if k != 'sha256'}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def dump_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Writes the manifest of a folder, with its digest."""
     manifest['sha256'] = manifest_digest(manifest)
     write_atomically(folder / MANIFEST_NAME, json.dumps(manifest, indent=1) + '\n')
 
@@ -104,61 +100,50 @@ def _sha256(path: Path, progress: Callable[[int], Any] = lambda _: None) -> str:
 
 
 def _file_problem(path: Path, sha256: str) -> str:
-    """Return why a file is not the one whose SHA-256 the manifest has; '' where it is."""
+    """Return an error if a file does not match a SHA-256, else ''."""
     try:
-        return '' if _sha256(path) == sha256 else f'{path}: not the file whose SHA-256 {MANIFEST_NAME} holds'
+        return '' if _sha256(path) == sha256 else f'{path}: does not match its SHA-256 in {MANIFEST_NAME}'
     except OSError as e:
         return f'{path}: {e.strerror}'
 
 
 def _blocks(index: np.ndarray) -> list[np.ndarray]:
-    """Positions of records that lie one after another, in blocks that are worth a thread's turn."""
+    """Return the positions of contiguous records, in blocks of about _BLOCK_BYTES."""
     ordered = np.argsort(index[0])
     ends = np.cumsum(index[1][ordered])
     return [b for b in np.split(ordered, np.searchsorted(ends, np.arange(_BLOCK_BYTES, ends[-1], _BLOCK_BYTES)))
             if b.size]
 
 
-def _differing(rec_path: Path, index: np.ndarray, checksums: np.ndarray, num_workers: int) -> list[int]:
-    """Positions of the records that are not what was written."""
-    with (open(rec_path, 'rb', buffering=0, opener=regular_file) as f, ThreadPoolExecutor(num_workers) as pool,
-          tqdm(total=len(checksums), desc=f'verify {rec_path.stem}', unit='img', disable=None) as bar):
-        def look(block: np.ndarray) -> tuple[int, list[int]]:
-            return len(block), [int(p) for p in block
-                                if checksum(f.fileno(), int(index[0, p]), int(index[1, p])) != checksums[p]]
-        found = []
-        for num_done, wrong in pool.map(look, _blocks(index)):
-            bar.update(num_done)
-            found += wrong
-    return sorted(found)
-
-
 def _verify_whole(rec_path: Path, entry: dict[str, Any]) -> tuple[bool, str]:
-    """Return the verdict on a .rec whose records have no usable checksums, and the line for it."""
+    """Return whether a .rec without usable record checksums is intact, and the line of output."""
     with tqdm(total=entry['rec_bytes'], desc=f'verify {rec_path.stem}', unit='B', unit_scale=True, disable=None) as bar:
         is_right = _sha256(rec_path, bar.update) == entry['rec_sha256']
-    why = ('the checksums of its records or its indexes are damaged' if 'crc_sha256' in entry else
-           'an older folder, without checksums of records')
-    verdict = 'as it was written' if is_right else 'not what was written'
-    unknown = '' if is_right else '; which records differ is unknown'
-    return is_right, f'{rec_path}: {verdict}, by the SHA-256 of the whole file{unknown} ({why})'
+    reason = ('record checksums or indexes are damaged' if 'crc_sha256' in entry else
+              'older folder without record checksums')
+    verdict = 'matches its SHA-256' if is_right else 'does not match its SHA-256; which records differ is unknown'
+    return is_right, f'{rec_path}: {verdict} ({reason})'
 
 
 def _verify_records(rec_path: Path, index: np.ndarray, num_workers: int) -> tuple[bool, str]:
-    """Return the verdict on the records of a .rec, and the line for it."""
-    checksums = np.load(checksums_path(rec_path))
-    positions = _differing(rec_path, index, checksums, num_workers)
-    if not positions:
-        return True, f'{rec_path}: {len(checksums):,} records are as they were written'
-    named = ', '.join(map(str, positions[:_NUM_NAMED]))
-    if len(positions) > _NUM_NAMED:
-        named += f' and {len(positions) - _NUM_NAMED:,} more'
-    return False, (f'{rec_path}: {len(positions):,} of {len(checksums):,} records are not what was written: {named} '
-                   '(counted from 0)')
+    """Return whether the records of a .rec are intact, and the line of output."""
+    checksums, differing = np.load(checksums_path(rec_path)), []
+    with (open(rec_path, 'rb', buffering=0, opener=regular_file) as f, ThreadPoolExecutor(num_workers) as pool,
+          tqdm(total=len(checksums), desc=f'verify {rec_path.stem}', unit='img', disable=None) as bar):
+        def check_block(block: np.ndarray) -> tuple[int, list[int]]:
+            return len(block), [int(p) for p in block
+                                if checksum(f.fileno(), int(index[0, p]), int(index[1, p])) != checksums[p]]
+        for num_done, positions in pool.map(check_block, _blocks(index)):
+            bar.update(num_done)
+            differing += positions
+    if not differing:
+        return True, f'{rec_path}: {len(checksums):,} records match their checksums'
+    return False, (f'{rec_path}: {len(differing):,} of {len(checksums):,} records do not match their checksums: '
+                   f'{some(sorted(differing), _NUM_NAMED)} (counted from 0)')
 
 
 def _verify_split(rec_path: Path, entry: dict[str, Any], num_workers: int) -> Iterator[tuple[bool, str]]:
-    """Verdicts on the files of a split, right or wrong, and the line for each."""
+    """Yield whether each file of a split is intact, with a line of output."""
     paths = {'index_sha256': index_path(rec_path), 'idx_sha256': rec_path.with_suffix('.idx'),
              'crc_sha256': checksums_path(rec_path)}
     problems = {key: _file_problem(path, entry[key]) for key, path in paths.items() if key in entry}
@@ -177,35 +162,30 @@ def _verify_split(rec_path: Path, entry: dict[str, Any], num_workers: int) -> It
 
 
 def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
-    """Return what is right of a prepared folder, and what is not, in lines.
-
-    Raises:
-        DataError: there is no manifest.
-    """
+    """Return lines for the intact and the damaged parts of a folder; raise DataError without a manifest."""
     path = folder / MANIFEST_NAME
     if not path.exists():
-        raise DataError(f'--verify: {folder} holds no {MANIFEST_NAME}; expected a folder that prepare has made')
+        raise DataError(f'--verify: {folder} has no {MANIFEST_NAME}; expected a folder written by prepare')
     found: list[tuple[bool, str]] = []
     try:
         manifest = load_manifest(folder)
         if manifest_digest(manifest) != manifest.get('sha256', manifest_digest(manifest)):
-            found.append((False, f'{path}: changed since it was written'))
+            found.append((False, f'{path}: does not match its own SHA-256'))
         for name, entry in manifest['splits'].items():
             found += _verify_split(folder / f'{name}.rec', entry, num_workers)
     except DataError as e:
         found.append((False, str(e)))
     except OSError as e:
         found.append((False, f'{e.filename or folder}: {e.strerror}'))
-    except (LookupError, TypeError, ValueError, AttributeError) as e:  # what a manifest lacks
+    except (LookupError, TypeError, ValueError, AttributeError) as e:  # from missing or malformed fields
         found.append((False, f'{path}: not a manifest ({type(e).__name__}: {e})'))
     return [line for is_right, line in found if is_right], [line for is_right, line in found if not is_right]
 
 
 def print_verdict(folder: Path, num_workers: int) -> int:
-    """Verify a folder and print the verdict; return the exit code."""
+    """Verify a folder and print the result; return the exit code."""
     right, wrong = verify(folder, num_workers)
-    for line in right + wrong:
-        print(line)
+    print(*right, *wrong, sep='\n')
     if wrong:
-        print(f'{folder}: not what was written; {_AGAIN}')
+        print(f'{folder}: damaged; {_AGAIN}')
     return EXIT_FAILED if wrong else EXIT_OK

@@ -1,1 +1,1 @@
-"""What launchers decide: layout, attempts, ends, failing hosts. The scripts of launch/ start what it says."""
+"""Launchers: layout of the ranks, attempts, exit codes, failed hosts. The scripts in launch/ start the processes."""

@@ -1,6 +1,4 @@
-"""The program behind the scripts of launch/: launch/engines/launcher.sh becomes it."""
-from __future__ import annotations
-
+"""Program behind the launch scripts; launch/engines/launcher.sh runs it."""
 import os
 import re
 import secrets
@@ -18,26 +16,25 @@ from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE,
 from mlperf_rn50.files import writing_folder
 from mlperf_rn50.launch import sweep
 from mlperf_rn50.launch.attempts import MAX_STUCK, newest_run, stuck_attempts, stuck_text
-from mlperf_rn50.launch.engine import Signals, as_child, processes_of, run_engine
 from mlperf_rn50.launch.engines import ENGINES, Engine, environment, nodes_of_slurm_job, plain_output, program_of_ranks
 from mlperf_rn50.launch.hosts import common_slots, silent_hosts
-from mlperf_rn50.launch.options import AlreadySaid, Options, count, make_parser, parse_options, say, usage_of, values_of
-from mlperf_rn50.launch.supervisor import Layout, Supervisor, World
+from mlperf_rn50.launch.options import AlreadyReported, Options, make_parser, parse_options, say, usage_of, values_of
+from mlperf_rn50.launch.process import Signals, as_child, processes_of, run_engine
+from mlperf_rn50.launch.supervisor import RunPlace, Supervisor, World
 from mlperf_rn50.locks import FileLock
-from mlperf_rn50.system.gpu_environment import device_of_words
-from mlperf_rn50.system.limits import SHARED_MEMORY, no_room, tmp_dir
+from mlperf_rn50.system.gpu_env import device_of_words
+from mlperf_rn50.system.mpi_session import SHARED_MEMORY, no_room, tmp_dir
 
-# What Open MPI and DALI need for their own files before anything else, on this machine.
-_MIN_FREE_BYTES = 16 << 20
-# The doctor and the start of a run may take so long beyond the limit that the ranks watch themselves.
+_MIN_FREE_BYTES = 16 << 20  # needed on this machine for the files of Open MPI and DALI
+# The launcher allows this much more than the start limit, which the ranks enforce themselves once they run.
 _START_LIMIT, _GRACE_S = 'comm.start_limit_s', 120.0
 _KEYS = ('run.num_nodes', 'run.ranks_per_node', _START_LIMIT, 'train.device')
-_LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')  # launch/engines/openmpi.sh and launch/bind.sh make them
+_LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')  # made by launch/engines/openmpi.sh and launch/bind.sh
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """One launch script at work; here is the checkout."""
+    """A running launch script; here is the checkout."""
 
     here: Path
     script: Path
@@ -45,12 +42,8 @@ class Launcher:
     options: Options
     signals: Signals
 
-    def say(self, text: str) -> None:
-        """Print a line for the user."""
-        say(self.script, text)
-
-    def settle_layout(self) -> tuple[Layout, float, str]:
-        """The layout of the run, by options, then configuration, which must agree; its start limit and device."""
+    def settle_layout(self) -> tuple[RunPlace, float, str]:
+        """Return the layout of the run (options take precedence over the configuration), its start limit and device."""
         o, run_dir, nodes, ranks, start_limit_s, device = self.options, self.options.run_dir or '', '', '', '0', 'cpu'
         if o.config:
             options = [*(['--run.dir', run_dir] if run_dir else []), *o.train]
@@ -58,64 +51,62 @@ class Launcher:
         elif not o.resume:
             raise ConfigError('--config: got nothing, expected a file of launch/configs')
         elif not run_dir:
-            raise ConfigError('--resume: got no --run-dir, expected the folder of the run to go on with')
+            raise ConfigError('--resume: got no --run-dir, expected the folder of the run to resume')
         elif run := newest_run(Path(run_dir)):
             nodes, ranks, start_limit_s, device = values_of(self.here, str(run.config), o.train, _KEYS)
-            nodes = '' if o.hosts else nodes  # which may be fewer than before
-        names = [h.name for h in o.hosts]
-        if self.engine.in_slurm:
-            names = nodes_of_slurm_job(os.environ)
+            nodes = '' if o.hosts else nodes  # a resumed run may have fewer hosts than before
+        names = nodes_of_slurm_job(os.environ) if self.engine.in_slurm else [h.name for h in o.hosts]
         num_nodes = o.nodes or int(nodes or 0) or len(names) or 1
         if names and len(names) < num_nodes:
-            raise ConfigError(f'--nodes: got {num_nodes} and {len(names)} hosts, expected as many hosts; name more or '
-                              'lower --nodes')
+            raise ConfigError(f'--nodes: got {num_nodes} with {len(names)} hosts, expected at least as many hosts; '
+                              'add hosts or lower --nodes')
         ranks_per_node = o.ranks_per_node or common_slots(o.hosts[:num_nodes]) or int(ranks or 0) or 1
-        if not names:  # all on this machine
-            names = ['localhost'] * num_nodes
-        return Layout(Path(run_dir), tuple(names[:num_nodes]), ranks_per_node), float(start_limit_s), device
+        hosts = tuple(names[:num_nodes]) if names else ('localhost',) * num_nodes
+        return RunPlace(Path(run_dir), hosts, ranks_per_node), float(start_limit_s), device
 
-    def start(self, start_limit_s: float, device: str, layout: Layout, job: str, words: Sequence[str],
+    def start(self, start_limit_s: float, device: str, layout: RunPlace, job: str, words: Sequence[str],
               has_begun: Callable[[], bool]) -> int:
-        """Starts a command of the program on all ranks, and ends it where it has not begun in time; its exit code."""
+        """Run a command of the program on all ranks, stop it if start-up takes too long; return its exit code."""
         limit_s = start_limit_s + _GRACE_S if start_limit_s else 0.0
 
         def is_overdue() -> bool:
             if has_begun():
                 return False
-            self.say(f'{words[0]}: still starting after {limit_s:.0f} s ({_START_LIMIT} and {_GRACE_S:.0f} s); ended')
+            say(self.script, f'{words[0]}: still starting after {limit_s:.0f} s ({_START_LIMIT} plus {_GRACE_S:.0f} '
+                             's); stopped')
             return True
         return self.start_ranks(layout, job, [*program_of_ranks(self.here, self.script.stem, self.options), *words],
                                 device, limit_s, is_overdue)
 
-    def start_ranks(self, layout: Layout, job: str, command: Sequence[str], device: str, limit_s: float = 0.0,
+    def start_ranks(self, layout: RunPlace, job: str, command: Sequence[str], device: str, limit_s: float = 0.0,
                     is_overdue: Callable[[], bool] = lambda: True) -> int:
-        """Starts a program on all ranks; its exit code. See run_engine for the limit."""
-        # Outside launch/slurm.sbatch, mpirun would start ranks on the nodes of the Slurm job that it is in.
+        """Run a program on all ranks and return its exit code; see run_engine for the limit."""
+        # With Slurm's variables, mpirun would start the ranks on the nodes of the surrounding Slurm job.
         outer = {k: v for k, v in os.environ.items() if self.engine.in_slurm or not k.startswith('SLURM_')}
         env = environment(self.options, {**plain_output(sys.stdout, outer), **outer}, job, device)
         name = 'srun.sh' if self.engine.in_slurm and self.options.image else self.engine.script
         script = str(self.here / 'launch/engines' / name)
+        slots = ','.join(f'{host}:{layout.ranks_per_node}' for host in layout.hosts)
         remove_leftovers((SHARED_MEMORY, tmp_dir()))
         with self._guards(layout, job) as guards:
-            code = run_engine([script, layout.slots, *command], env, self.signals, job,
-                              limit_s, is_overdue, signal.SIGINT if self.engine.in_slurm else signal.SIGTERM,
-                              messengers=() if self.engine.hands_on_stop else guards)
-        for folder in (SHARED_MEMORY, tmp_dir()):  # what Open MPI leaves of a killed job
+            code = run_engine([script, slots, *command], env, self.signals, job, limit_s, is_overdue,
+                              end_signal=signal.SIGINT if self.engine.in_slurm else signal.SIGTERM,
+                              messengers=() if self.engine.forwards_stop else guards)
+        for folder in (SHARED_MEMORY, tmp_dir()):  # Open MPI does not clean up after a killed job
             shutil.rmtree(folder / f'mlperf_rn50-{job}', ignore_errors=True)
         return code
 
     @contextmanager
-    def _guards(self, layout: Layout, job: str) -> Iterator[Sequence[subprocess.Popen]]:
-        """A guard per host ends the ranks there when this launcher is gone, and tells it when the host is."""
+    def _guards(self, layout: RunPlace, job: str) -> Iterator[Sequence[subprocess.Popen]]:
+        """Start a guard per host: it ends the ranks if the launcher dies, and notifies the launcher of a lost host."""
         guard = str(self.here / 'launch/guard.sh')
-        hosts = layout.hosts if self.options.hosts or not self.engine.hands_on_stop else ()
-        guards = [subprocess.Popen([guard, '--host', host, '--launcher', str(os.getpid()), job],
-                                   stdout=subprocess.PIPE, start_new_session=True, preexec_fn=as_child)
-                  for host in hosts]
+        hosts = layout.hosts if self.options.hosts or not self.engine.forwards_stop else ()
+        guards = [subprocess.Popen([guard, '--host', host, '--launcher', str(os.getpid()), job], preexec_fn=as_child,
+                                   stdout=subprocess.PIPE, start_new_session=True) for host in hosts]
         try:
             for stdout in (g.stdout for g in guards if g.stdout):
                 with stdout:
-                    stdout.readline()  # they are ready: an earlier word to stop would end them
+                    stdout.readline()  # until it is ready, a stop request would end the guard
             yield guards
         finally:
             for process in guards:
@@ -125,25 +116,24 @@ class Launcher:
             self.signals.forget_lost()
 
     def run(self) -> int:
-        """Everything that was asked for; the exit code."""
+        """Carry out the options and return the exit code."""
         if self.options.only_prints:
             self._print()
-        program_of_ranks(self.here, self.script.stem, self.options)  # a mistake in it is said first
+        program_of_ranks(self.here, self.script.stem, self.options)  # report a missing image or folder first
         layout, start_limit_s, device = self.settle_layout()
         check_room(self.engine)
-        token = f'{os.getpid()}-{secrets.token_hex(4)}'
-        world = World(partial(self.start, start_limit_s, device), silent_hosts, self.say, self.signals)
+        token, report = f'{os.getpid()}-{secrets.token_hex(4)}', partial(say, self.script)
+        world = World(partial(self.start, start_limit_s, device), silent_hosts, report, self.signals)
         batch_job = os.environ.get('SLURM_JOB_ID', token)
         with folder_lock(layout.run_dir):
             code = Supervisor(world, self.options, layout, bool(self.options.hosts), batch_job, token).run_all()
         if self.options.ranks_per_device > 1:
-            calm = Launcher(self.here, self.script, self.engine, self.options, Signals())
-            calm.start_ranks(Layout(layout.run_dir, layout.hosts, 1), f'{token}-m',
-                             [str(self.here / 'launch/mps.sh'), 'stop'], device)
-        return requeue(code, layout.run_dir, self.say) if self.engine.in_slurm else code
+            replace(self, signals=Signals()).start_ranks(RunPlace(layout.run_dir, layout.hosts, 1), f'{token}-m',
+                                                         [str(self.here / 'launch/mps.sh'), 'stop'], device)
+        return requeue(code, layout.run_dir, report) if self.engine.in_slurm else code
 
     def _print(self) -> None:
-        """Becomes the program that prints what was asked for; no rank is started for it."""
+        """Replace this process with the program that prints the requested values; no rank is started."""
         o, program = self.options, str(self.here / '.venv/bin/mlperf-rn50')
         words = [*(['--config', o.config] if o.config else []), *(['--run.dir', o.run_dir] if o.run_dir else []),
                  *o.train]
@@ -155,19 +145,19 @@ class Launcher:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold a run folder for one launcher; one that was made for it and stayed empty is removed again."""
-    made = [p for p in (folder, *folder.parents) if not p.exists()]  # the deepest first
+    """Lock a run folder for one launcher; remove the folders created here if they stay empty."""
+    made = [p for p in (folder, *folder.parents) if not p.exists()]  # deepest first
     lock = FileLock(folder / '.launcher.lock')
     with writing_folder(folder, '--run-dir'):
         folder.mkdir(parents=True, exist_ok=True)
         is_taken = lock.take()
     if not is_taken:
-        raise ConfigError(f'--run-dir: {folder} is in use by {lock.holder()}; wait for it, or choose another folder')
+        raise ConfigError(f'--run-dir: {folder} is in use by {lock.holder()}; wait for it or choose another folder')
     try:
         yield
     finally:
         with suppress(OSError):
-            lock.path.unlink()  # while it is held: the next launcher makes a new one
+            lock.path.unlink()  # before close(), so that no other launcher can hold a deleted file
         lock.close()
         with suppress(OSError):
             for path in made:
@@ -175,7 +165,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 def check_room(engine: Engine) -> None:
-    """Raise ConfigError where Open MPI could not even start: it would wait for ever."""
+    """Raise ConfigError if the disk is too full for Open MPI, which would hang."""
     if engine.script != 'openmpi.sh':
         return
     for folder, name in ((tmp_dir(), 'TMPDIR'), (SHARED_MEMORY, str(SHARED_MEMORY))):
@@ -184,36 +174,36 @@ def check_room(engine: Engine) -> None:
 
 
 def remove_leftovers(folders: Iterable[Path]) -> None:
-    """Remove the empty job folders of launchers that were killed; a job of which a process runs keeps its own."""
+    """Remove the empty job folders of killed launchers, except those of jobs with a running process."""
     for path in [path for folder in folders for path in folder.glob('mlperf_rn50-*')]:
         match = _LEFTOVER.fullmatch(path.name)
-        with suppress(OSError):  # not empty, or removed meanwhile
+        with suppress(OSError):  # not empty, or already removed
             if match and path.lstat().st_uid == os.geteuid() and not processes_of(match[1]):
                 path.rmdir()
 
 
-def requeue(code: int, run_dir: Path, say: Callable[[str], None]) -> int:
-    """What becomes of a Slurm job that can go on: requeued, unless it was cancelled."""
+def requeue(code: int, run_dir: Path, report: Callable[[str], None]) -> int:
+    """Requeue a Slurm job whose run can be resumed, unless it was cancelled; return the exit code."""
     if code != EXIT_RESUMABLE:
         return code
     job = os.environ['SLURM_JOB_ID']
     if (num_stuck := stuck_attempts(run_dir, job)) >= MAX_STUCK:
-        say(stuck_text(num_stuck))
+        report(stuck_text(num_stuck))
         return EXIT_FAILED
     shown = subprocess.run(['scontrol', 'show', 'job', job], capture_output=True, text=True).stdout
-    # A job that is ending is shown as COMPLETING, whether it was cancelled or its time was up.
+    # An ending job is COMPLETING both after scancel and at its time limit; only the reason tells them apart.
     if 'JobState=RUNNING' in shown or 'Reason=TimeLimit' in shown:
-        say('stopped before its end; requeued, and goes on from its checkpoint')
+        report('stopped before the end of the run; requeued, resumes from its checkpoint')
         if subprocess.run(['scontrol', 'requeue', job]).returncode:
-            say(f'Slurm did not requeue it; go on with --resume --run-dir {run_dir}')
+            report(f'Slurm did not requeue the job; resume with --resume --run-dir {run_dir}')
     else:
-        say(f'cancelled; its checkpoint is in {run_dir}')
+        report(f'cancelled; the checkpoint is in {run_dir}')
     return code
 
 
 def run_ranks(here: Path, script: Path, argv: Sequence[str], signals: Signals) -> int:
-    """launch/ranks.sh: a program with a number of ranks on this machine, and nothing else."""
-    if len(argv) < 2 or not argv[0].isdecimal() or int(argv[0]) < 1:
+    """Run a program with a number of ranks on this machine, for launch/ranks.sh."""
+    if len(argv) < 2 or not re.fullmatch(r'0*[1-9]\d{0,5}', argv[0], re.ASCII):
         print(usage_of(script), file=sys.stderr)
         return EXIT_USAGE
     device = device_of_words(argv[1:])
@@ -221,9 +211,9 @@ def run_ranks(here: Path, script: Path, argv: Sequence[str], signals: Signals) -
         os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')  # as the program sets it on CPUs
     per_device = os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE') or '1'
     options = parse_options(make_parser(script, False, None), ['--ranks-per-device', per_device])
-    launcher = Launcher(here, script, ENGINES['local'], options, signals)
-    return launcher.start_ranks(Layout(Path(), ('localhost',), count(argv[0])), f'{os.getpid()}-{secrets.token_hex(4)}',
-                                [str(here / 'launch/bind.sh'), *argv[1:]], device)
+    return Launcher(here, script, ENGINES['local'], options, signals).start_ranks(
+        RunPlace(Path(), ('localhost',), int(argv[0])), f'{os.getpid()}-{secrets.token_hex(4)}',
+        [str(here / 'launch/bind.sh'), *argv[1:]], device)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -238,9 +228,9 @@ def main(argv: Sequence[str]) -> int:
         engine = ENGINES[script.stem]
         options = parse_options(make_parser(script, engine.has_hosts, engine.image_option), words)
         if os.environ.get('SLURM_RESTART_COUNT', '0') != '0' and script.stem == 'slurm':
-            options = replace(options, resume=True)  # a requeued job goes on with its run
+            options = replace(options, resume=True)  # a requeued job resumes its run
         return Launcher(here, script, engine, options, signals).run()
-    except AlreadySaid:
+    except AlreadyReported:
         return EXIT_USAGE
     except UserError as e:
         say(script, str(e))

@@ -1,6 +1,4 @@
-"""How each launcher starts ranks: the script that does it, what asks it to stop, and what every rank runs."""
-from __future__ import annotations
-
+"""Engines that start the ranks: script, handling of stop requests, and the command line of every rank."""
 import os
 import shutil
 import subprocess
@@ -12,41 +10,35 @@ from typing import TextIO
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.hosts import parse_host
 from mlperf_rn50.launch.options import Options
-from mlperf_rn50.system.gpu_environment import DEVICE_VARIABLE
+from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE
 
 _IN_IMAGE = ('/opt/mlperf_rn50/launch/bind.sh', '/opt/mlperf_rn50/.venv/bin/mlperf-rn50')
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What starts the ranks of a launcher.
-
-    Args:
-        hands_on_stop: whether the script hands SIGUSR1, the word to stop, on to the ranks and waits for their
-            checkpoint; where it does not, the guards do.
-        image_option: None if ranks run in no container.
-    """
+    """Script that starts the ranks of a launcher, and its properties."""
 
     script: str
     has_hosts: bool = False
-    hands_on_stop: bool = True
-    image_option: str | None = None
+    forwards_stop: bool = True  # SIGUSR1, the stop request, to the ranks; otherwise the guards forward it
+    image_option: str | None = None  # None if ranks do not run in a container
     in_slurm: bool = False
 
 
-# mpirun and srun hand SIGUSR1 on to their ranks and wait; mpirun kills them a second after SIGTERM. horovodrun hands
-# on SIGTERM alone, and kills them 5 s later.
+# mpirun and srun forward SIGUSR1 to their ranks and wait; mpirun kills them 1 s after SIGTERM. horovodrun forwards only
+# SIGTERM, and kills the ranks 5 s later.
 ENGINES: Mapping[str, Engine] = {
     'local': Engine('openmpi.sh'),
     'mpirun': Engine('openmpi.sh', has_hosts=True),
     'apptainer': Engine('openmpi.sh', has_hosts=True, image_option='--image'),
-    'horovodrun': Engine('horovodrun.sh', has_hosts=True, hands_on_stop=False),
+    'horovodrun': Engine('horovodrun.sh', has_hosts=True, forwards_stop=False),
     'slurm': Engine('openmpi.sh', in_slurm=True, image_option='--container'),
 }
 
 
 def program_of_ranks(here: Path, name: str, options: Options) -> list[str]:
-    """The words before the command that every rank runs; ConfigError where the image or a folder for it is missing."""
+    """Return the program of every rank as a command line; raise ConfigError if the image or a mount is missing."""
     folder = os.getcwd()
     if name == 'apptainer':
         if not options.image:
@@ -67,17 +59,17 @@ def program_of_ranks(here: Path, name: str, options: Options) -> list[str]:
 def _mount(folder: str) -> str:
     path = os.path.realpath(folder)
     if not os.path.isdir(path):
-        raise ConfigError(f'--mount: {folder} is no folder')
+        raise ConfigError(f'--mount: got {folder}, expected a folder')
     if set(path) & {',', ':'}:
-        raise ConfigError(f'--mount: got {folder}, expected a path without commas and colons, which Pyxis splits at')
+        raise ConfigError(f'--mount: got {folder}, expected a path without commas and colons, where Pyxis splits it')
     return path
 
 
 def nodes_of_slurm_job(env: Mapping[str, str]) -> list[str]:
-    """The nodes of the Slurm job that this is; ConfigError where it is none."""
+    """Return the nodes of the surrounding Slurm job; raise ConfigError outside one."""
     nodes = env.get('SLURM_JOB_NODELIST')
     if not nodes:
-        raise ConfigError('SLURM_JOB_NODELIST: got nothing; submit this file with sbatch')
+        raise ConfigError('SLURM_JOB_NODELIST is not set; submit this file with sbatch')
     done = subprocess.run(['scontrol', 'show', 'hostnames', nodes], capture_output=True, text=True)
     if done.returncode:
         raise ConfigError(f'scontrol: {" ".join(done.stderr.split())}')
@@ -85,21 +77,17 @@ def nodes_of_slurm_job(env: Mapping[str, str]) -> list[str]:
 
 
 def environment(options: Options, env: Mapping[str, str], job: str, device: str) -> dict[str, str]:
-    """The environment of the engine, which hands on the variables of launch/engines/variables.sh.
-
-    Args:
-        device: train.device, for which launch/bind.sh sets what is missing (system/gpu_environment.py).
-    """
+    """Return the environment of the engine, which forwards the variables listed by launch/engines/variables.sh."""
     result = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1',  # fewer page faults on batches and gradients
               **env, 'MLPERF_RN50_RANKS_PER_DEVICE': str(options.ranks_per_device), 'MLPERF_RN50_JOB': job,
               DEVICE_VARIABLE: device}
     if options.ranks_per_device > 1:
-        # Twice an even share: what a rank leaves idle while it waits, the others may use. Source: NVIDIA's guide to the
-        # Multi-Process Service, execution resource provisioning (100 % / 0.5 n).
+        # Twice an even share, so that other ranks can use what a waiting rank leaves idle. Source: NVIDIA's guide to
+        # the Multi-Process Service, execution resource provisioning (100 % / 0.5 n).
         result.setdefault('CUDA_MPS_ACTIVE_THREAD_PERCENTAGE', str(min(100, 200 // options.ranks_per_device)))
     return result
 
 
 def plain_output(stream: TextIO, env: Mapping[str, str]) -> dict[str, str]:
-    """What tells ranks that the launcher's output is no terminal: mpirun gives each of them one of its own."""
+    """Return NO_COLOR unless the launcher writes to a terminal; ranks under mpirun always have one."""
     return {} if stream.isatty() or env.get('FORCE_COLOR') else {'NO_COLOR': '1'}

@@ -1,29 +1,26 @@
-"""What every launcher is asked for; what it does not know itself is an option of mlperf-rn50 train."""
-from __future__ import annotations
-
+"""Options of the launchers; unknown ones are passed to mlperf-rn50 train."""
 import re
 import subprocess
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, ArgumentTypeError
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import NoReturn
 
-from mlperf_rn50.errors import ConfigError, option_error
-from mlperf_rn50.launch.engine import as_child
+from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.hosts import Host, load_hostfile, parse_hosts
-from mlperf_rn50.mlperf.events import printable
+from mlperf_rn50.launch.process import as_child
+from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.parser import Parser
 
-# Options of train that only print something: no rank is started for them.
-_PRINTING = ('--dry-run', '--print')
+_PRINTING = ('--dry-run', '--print')  # options of train that start no ranks
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a launcher was asked for. None, where not said otherwise, is what the configuration says."""
+    """Parsed options of a launcher; None leaves a value to the configuration."""
 
     config: str | None
     run_dir: str | None
@@ -42,33 +39,33 @@ class Options:
 
     @property
     def only_prints(self) -> bool:
-        """Whether an option of train asks for something to be printed, and nothing else."""
+        """Whether the options only print values and start no run."""
         return any(word.partition('=')[0] in _PRINTING for word in self.train)
 
 
-class AlreadySaid(ConfigError):
-    """A mistake that another program has reported."""
+class AlreadyReported(ConfigError):
+    """An error whose message another program has printed."""
 
 
 def say(script: Path, text: str) -> None:
-    """Print a line of a launch script for the user, who may have closed the terminal."""
-    with suppress(OSError):
+    """Print a message of a launch script to stderr."""
+    with suppress(OSError):  # the terminal may be closed
         print(f'launch/{script.name}: {printable(text)}', file=sys.stderr, flush=True)
 
 
 def values_of(here: Path, config: str, options: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Return values of a configuration, without line breaks; raise AlreadySaid where it cannot be run."""
+    """Return values of a configuration, without line breaks; raise AlreadyReported if it is invalid."""
     command = [str(here / '.venv/bin/mlperf-rn50'), 'train', '--config', config, *options,
                *(word for key in keys for word in ('--print', key))]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_child, start_new_session=True)
     values = done.stdout.split('\n')[:-1]
     if done.returncode or len(values) != len(keys):
-        raise AlreadySaid
+        raise AlreadyReported
     return values
 
 
 def number(least: int) -> Callable[[str], int]:
-    """Return the type of an option that counts something."""
+    """Return the argparse type of a whole number with a minimum."""
     def parse(text: str) -> int:
         if not re.fullmatch(r'[0-9]{1,6}', text) or int(text) < least:
             raise ArgumentTypeError(f'got {text}, expected a number from {least}')
@@ -80,38 +77,22 @@ count = number(1)
 
 
 def usage_of(script: Path) -> str:
-    """What the comment at the top of a launch script says."""
+    """Return the comment at the top of a launch script."""
     comment = takewhile(lambda line: line.startswith('#'), script.read_text().splitlines()[1:])
     return '\n'.join(line[1:].removeprefix(' ') for line in comment)
 
 
-class Parser(ArgumentParser):
-    """The parser of a launch script, whose help begins with the comment at the script's top."""
-
-    def __init__(self, script: Path):
-        super().__init__(f'launch/{script.name}', allow_abbrev=False, usage='', description=usage_of(script),
-                         formatter_class=RawDescriptionHelpFormatter)
-
-    def format_help(self) -> str:
-        """The comment of the script, then the options."""
-        return super().format_help().partition('\n\n')[2]
-
-    def error(self, message: str) -> NoReturn:
-        """Raise ConfigError for a mistake."""
-        raise option_error(message.removeprefix('argument '), self)
+def script_parser(script: Path) -> Parser:
+    """Return the parser of a launch script, with the comment at the top of the script as help."""
+    return Parser(f'launch/{script.name}', usage_of(script), usage=SUPPRESS)
 
 
 def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Parser:
-    """The options of a launcher.
-
-    Args:
-        image_option: None if ranks run in no container.
-    """
-    parser = Parser(script)
-    own = parser.add_argument_group('options of every launcher')
-    add = own.add_argument
-    add('--config', metavar='FILE', help='the configuration of the run')
-    add('--run-dir', metavar='DIR', help='where its files go (default: run.dir of the configuration)')
+    """Return the parser of a launcher; image_option is None if ranks do not run in a container."""
+    parser = script_parser(script)
+    add = parser.add_argument_group('options of every launcher').add_argument
+    add('--config', metavar='FILE', help='configuration of the run')
+    add('--run-dir', metavar='DIR', help='run folder (default: run.dir of the configuration)')
     add('--nodes', metavar='N', type=count,
         help='nodes (default: run.num_nodes of the configuration, or all hosts given, or 1)')
     add('--ranks-per-node', metavar='R', type=count,
@@ -119,30 +100,30 @@ def make_parser(script: Path, has_hosts: bool, image_option: str | None) -> Pars
     add('--ranks-per-device', metavar='K', type=count, default=1,
         help='K ranks share a GPU through NVIDIA MPS, or a core set without GPUs (default 1)')
     add('--seeds', metavar='N', type=count, default=1,
-        help='N runs one after another, each with a fresh seed; with --resume, those in the run folder count')
+        help='N consecutive runs, each with a fresh seed; with --resume, those in the run folder count')
     add('--clear-caches', action='store_true', help='flush the page cache of every node before each run (needs root)')
     add('--restarts', metavar='N', type=count, default=0,
-        help='after a failure go on from the last checkpoint, at most N times, and while steps are gained')
-    add('--elastic', action='store_true', help='with --restarts: go on with the hosts that still answer, without those '
-        'that failed twice')
-    add('--resume', action='store_true', help='go on with the newest run of the run folder')
+        help='resume from the last checkpoint after a failure, at most N times, while restarts gain steps')
+    add('--elastic', action='store_true', help='with --restarts: resume on the reachable hosts, without those that '
+        'failed twice')
+    add('--resume', action='store_true', help='resume the newest run in the run folder')
     add('--no-doctor', dest='doctor', action='store_false', help='do not check the nodes first')
     if has_hosts:
         add('--hosts', metavar='h1,h2,…', action='extend', type=parse_hosts, help='hosts reached with ssh')
         add('--hostfile', dest='hosts', metavar='FILE', action='extend', type=load_hostfile,
-            help='a file with one host a line, with slots=R or without')
+            help='file with one host per line, optionally with slots=R')
     if image_option:
-        add(image_option, dest='image', metavar='IMAGE', help='the image that every rank runs in')
+        add(image_option, dest='image', metavar='IMAGE', help='container image of every rank')
     if image_option == '--container':
         add('--mount', dest='mounts', metavar='DIR', action='append',
-            help='a folder that the run needs beside the current one')
+            help='folder to mount in addition to the current one')
     parser.set_defaults(hosts=[], image=None, mounts=[])
-    parser.epilog = 'Everything else is an option of: mlperf-rn50 train'
+    parser.epilog = 'All other options are passed to: mlperf-rn50 train'
     return parser
 
 
 def join_values(parser: Parser, argv: Sequence[str]) -> list[str]:
-    """The words with each of the parser's values at its option: one that begins with a dash is no option, but wrong."""
+    """Join each option of the parser with its value, so that argparse rejects a value that begins with a dash."""
     takes_value = {name for action in parser._actions if action.nargs is None for name in action.option_strings}
     words: list[str] = []
     for word in argv:
@@ -154,7 +135,7 @@ def join_values(parser: Parser, argv: Sequence[str]) -> list[str]:
 
 
 def parse_options(parser: Parser, argv: Sequence[str]) -> Options:
-    """What the words of a command line ask for; ConfigError where an option has no value, or a wrong one."""
+    """Parse a command line; raise ConfigError for a missing or invalid value."""
     namespace, train = parser.parse_known_args(join_values(parser, argv))
     values = vars(namespace)
     if values.pop('clear_caches'):

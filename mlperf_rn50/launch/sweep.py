@@ -1,6 +1,4 @@
-"""A list of layouts, with several seeds each: what is complete is left out, what fails is said, and a table ends it."""
-from __future__ import annotations
-
+"""Sweep over layouts with several seeds each; skip complete layouts, report failed runs, print a table at the end."""
 import os
 import platform
 import re
@@ -12,47 +10,48 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from mlperf_rn50.analysis.recipe.sweep_layouts import SweepLayout, parse_layouts, parse_lr_table, plan_layouts
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_RESUMABLE, ConfigError
 from mlperf_rn50.launch.attempts import end_of, read_metrics
-from mlperf_rn50.launch.engine import Signals, as_child, run_engine
-from mlperf_rn50.launch.options import Parser, count, join_values, say, values_of
-from mlperf_rn50.study.layouts import Layout, parse_layouts, parse_lr_table, plan_layouts
-from mlperf_rn50.train.run_folder import RunFolder, run_numbers
+from mlperf_rn50.launch.options import count, join_values, say, script_parser, values_of
+from mlperf_rn50.launch.process import Signals, as_child, run_engine
+from mlperf_rn50.parser import Parser
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
 
-_OF_LAYOUTS = ('--train.local_batch_size', '--train.global_batch_size', '--schedule.base_lr',
-               '--schedule.warmup_epochs')
-_OF_SWEEP = ('--run-dir', '--nodes', '--ranks-per-node', '--resume')
+_LAYOUT_OPTIONS = ('--train.local_batch_size', '--train.global_batch_size', '--schedule.base_lr',
+                   '--schedule.warmup_epochs')
+_SWEEP_OPTIONS = ('--run-dir', '--nodes', '--ranks-per-node', '--resume')
 
 
 def make_parser(script: Path) -> Parser:
-    """The options of a sweep."""
-    parser = Parser(script)
+    """Return the parser of launch/sweep.sh."""
+    parser = script_parser(script)
     add = parser.add_argument_group('options of the sweep').add_argument
-    add('--study', metavar='NAME', default='', help='the folder in logs/')
+    add('--study', metavar='NAME', default='', help='folder in logs/')
     add('--layouts', metavar='LIST', default='', help="nodes x ranks per node, such as '1x4 2x4'")
-    add('--config', metavar='FILE', help='the configuration; its batch and learning rate are those of the first layout')
+    add('--config', metavar='FILE', help='configuration, with the batch and learning rate of the first layout')
     add('--seeds', metavar='N', type=count, default=1, help='runs of each layout, each with a fresh seed (default 1)')
     add('--weak', dest='is_weak', action='store_true', help='keep the images per rank')
     add('--strong', dest='is_weak', action='store_false', help='keep the images per step (default)')
-    add('--lr-table', metavar='FILE', help='lines of: global_batch base_lr warmup_epochs. Without it the learning rate '
-        "follows the global batch in proportion, from the first layout's, and the warm-up keeps its epochs")
-    add('--engine', metavar='NAME', default='mpirun', help='mpirun (default) or horovodrun, with hosts; without them '
-        'the ranks of all nodes run on this machine, and the log says so')
+    add('--lr-table', metavar='FILE', help='lines of: global_batch base_lr warmup_epochs (default: the learning rate '
+        'is proportional to the global batch, starting from the first layout, with the same warm-up epochs)')
+    add('--engine', metavar='NAME', default='mpirun', help='mpirun (default) or horovodrun, for hosts; without hosts '
+        'the ranks of all nodes run on this machine, which the log records')
     add('--hosts', metavar='h1,h2,…', help='hosts reached with ssh')
-    add('--hostfile', metavar='FILE', help='a file with one host a line')
-    parser.epilog = ('Everything else is an option of the launcher, such as --ranks-per-device K, or of: mlperf-rn50 '
+    add('--hostfile', metavar='FILE', help='file with one host per line')
+    parser.epilog = ('All other options are passed to the launcher, such as --ranks-per-device K, or to: mlperf-rn50 '
                      'train')
     return parser
 
 
 def check_options(o: Namespace, rest: Sequence[str]) -> None:
-    """Raise ConfigError for the first option that cannot be."""
+    """Raise ConfigError for the first invalid option."""
     for word in rest:
         name = word.partition('=')[0]
-        if name in _OF_SWEEP:
-            raise ConfigError(f'{name}: the sweep sets it itself; leave it out')
-        if name in _OF_LAYOUTS:
-            raise ConfigError(f"{name}: each layout has its own; set the first layout's in the configuration")
+        if name in _SWEEP_OPTIONS:
+            raise ConfigError(f'{name}: the sweep sets this option; remove it')
+        if name in _LAYOUT_OPTIONS:
+            raise ConfigError(f'{name}: layouts have different values; set that of the first one in the configuration')
     if not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._-]*', o.study):
         raise ConfigError(f'--study: got {o.study!r}, expected a name for the folder in logs/')
     if not o.layouts.strip():
@@ -63,29 +62,19 @@ def check_options(o: Namespace, rest: Sequence[str]) -> None:
         raise ConfigError(f'--engine: got {o.engine}, expected mpirun or horovodrun')
 
 
-def plan_sweep(o: Namespace, values: Sequence[str]) -> list[Layout]:
-    """Batch and learning rate of each layout; ConfigError where the layouts cannot be trained so.
-
-    Args:
-        values: local and global batch size, base_lr and warmup_epochs of the configuration.
-    """
-    local, whole, base_lr, warmup_epochs = values
+def plan_sweep(o: Namespace, values: Sequence[str]) -> list[SweepLayout]:
+    """Return batch and learning rate of each layout, from the values of _LAYOUT_OPTIONS in the configuration."""
+    local_batch, global_batch, base_lr, warmup_epochs = values
     try:
         table = parse_lr_table(Path(o.lr_table).read_text()) if o.lr_table else None
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f'--lr-table: {o.lr_table}: {getattr(e, "strerror", None) or "not a text file"}') from e
-    return plan_layouts(parse_layouts(o.layouts.replace(',', ' ').split()), int(local or whole), bool(local),
-                        o.is_weak, float(base_lr), float(warmup_epochs), table)
+    return plan_layouts(parse_layouts(o.layouts.replace(',', ' ').split()), int(local_batch or global_batch),
+                        bool(local_batch), o.is_weak, float(base_lr), float(warmup_epochs), table)
 
 
-def num_complete(folder: Path) -> int:
-    """How many runs of a layout have ended by their own account."""
-    return sum(end_of(read_metrics(RunFolder(folder, number))) in ('converged', 'aborted')
-               for number in run_numbers(folder))
-
-
-def command_of(here: Path, o: Namespace, layout: Layout, folder: Path) -> list[str]:
-    """Starts a run of a layout; options of the user's follow."""
+def launch_command(here: Path, o: Namespace, layout: SweepLayout, folder: Path) -> list[str]:
+    """Return the command that starts a run of a layout, without the user's other options."""
     if o.hosts or o.hostfile:
         words = [f'{here}/launch/{o.engine}.sh', '--nodes', str(layout.num_nodes), '--ranks-per-node',
                  str(layout.ranks_per_node), *(['--hosts', o.hosts] if o.hosts else []),
@@ -99,17 +88,19 @@ def command_of(here: Path, o: Namespace, layout: Layout, folder: Path) -> list[s
             f'--schedule.warmup_epochs={layout.warmup_epochs:.10g}']
 
 
-def run_layout(o: Namespace, layout: Layout, folder: Path, command: Sequence[str], signals: Signals,
+def run_layout(o: Namespace, layout: SweepLayout, folder: Path, command: Sequence[str], signals: Signals,
                report: Callable[[str], None]) -> int:
-    """Make the runs of a layout that are still missing; return the worst exit code."""
-    missing, worst = o.seeds - num_complete(folder), 0
+    """Make the missing runs of a layout; return the worst exit code."""
+    num_complete = sum(end_of(read_metrics(RunFolder(folder, number))) in ('converged', 'aborted')
+                       for number in run_numbers(folder))
+    missing, worst = o.seeds - num_complete, 0
     if missing <= 0:
         report(f'{layout.name}: complete, skipped')
     for number in range(o.seeds - missing, o.seeds):
         if signals.is_asked:
             return worst
         report(f'{layout.name}: run {number + 1} of {o.seeds}')
-        # Ctrl-C twice is at once for the launcher, too.
+        # With SIGINT as the end signal, a second Ctrl-C also ends the launcher at once.
         code = run_engine(command, os.environ, signals, f'{os.getpid()}-{secrets.token_hex(4)}',
                           end_signal=signal.SIGINT)
         worst = max(worst, code)
@@ -119,14 +110,14 @@ def run_layout(o: Namespace, layout: Layout, folder: Path, command: Sequence[str
 
 
 def run(here: Path, script: Path, argv: Sequence[str], signals: Signals) -> int:
-    """Run launch/sweep.sh; return its exit code. Raise ConfigError where the sweep cannot be made."""
+    """Run launch/sweep.sh; return its exit code. Raise ConfigError for invalid options."""
     o, rest = (parser := make_parser(script)).parse_known_args(join_values(parser, argv))
     check_options(o, rest)
-    values = values_of(here, o.config, [], [name.removeprefix('--') for name in _OF_LAYOUTS])
+    values = values_of(here, o.config, [], [name.removeprefix('--') for name in _LAYOUT_OPTIONS])
     worst = 0
     for layout in plan_sweep(o, values):
         folder = Path('logs', o.study, layout.name)
-        command = [*command_of(here, o, layout, folder), *rest]
+        command = [*launch_command(here, o, layout, folder), *rest]
         worst = max(worst, run_layout(o, layout, folder, command, signals, partial(say, script)))
         if signals.is_asked:
             return EXIT_AT_ONCE if signals.is_at_once else EXIT_RESUMABLE

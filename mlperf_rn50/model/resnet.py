@@ -1,8 +1,8 @@
-"""ResNet v1.5 in Gluon: the stride of a downsampling block sits on its 3x3 convolution and its projection.
+"""ResNet v1.5 in Gluon, with the stride of a downsampling block on its 3x3 convolution and its projection.
 
-Parameters carry the names of MLPerf's weights_initialization events (conv0_weight, stage1_unit1_bn1_gamma, ...).
-Source: He et al. 2015 (https://arxiv.org/abs/1512.03385) with the v1.5 stride; initialisation as in MLPerf's
-MXNet submissions.
+Parameters have the names of MLPerf's weights_initialization events (conv0_weight, stage1_unit1_bn1_gamma, ...).
+Source: He et al. 2015 (https://arxiv.org/abs/1512.03385) with the v1.5 stride; initialisation as in MLPerf's MXNet
+submissions.
 """
 from dataclasses import dataclass
 from functools import partial
@@ -11,10 +11,11 @@ from typing import Any
 import mxnet as mx
 from mxnet.gluon import nn
 
-from mlperf_rn50.config import Config, ModelConfig
+from mlperf_rn50.config import Config
 from mlperf_rn50.model.fused import PLAIN, Fusion
+from mlperf_rn50.model.options import ModelConfig
 
-# depth: (units per stage, whether units are bottlenecks)
+# depth: (units per stage, is_bottleneck)
 STAGES: dict[int, tuple[tuple[int, ...], bool]] = {
     18: ((2, 2, 2, 2), False), 34: ((3, 4, 6, 3), False),
     50: ((3, 4, 6, 3), True), 101: ((3, 4, 23, 3), True), 152: ((3, 8, 36, 3), True)}
@@ -34,26 +35,18 @@ class Layer:
 
 @dataclass(frozen=True)
 class Unit:
-    """One residual unit, as build and log describe it.
-
-    Args:
-        name: such as stage1_unit1.
-        stride: of its 3x3 convolution (the first one in a basic unit) and projection.
-        has_projection: the shortcut is a 1x1 convolution.
-        is_bottleneck: 1x1, 3x3, 1x1 instead of 3x3, 3x3.
-    """
+    """A residual unit, as used for the network and the log."""
 
     name: str
     in_channels: int
     channels: int
     out_channels: int
-    stride: int
-    has_projection: bool
-    is_bottleneck: bool
+    stride: int  # of the 3x3 convolution (the first one in a basic unit) and the projection
+    has_projection: bool  # the shortcut is a 1x1 convolution
+    is_bottleneck: bool  # 1x1, 3x3 and 1x1 instead of two 3x3 convolutions
 
     @property
     def layers(self) -> list[Layer]:
-        """The convolutions of its body, in order."""
         if self.is_bottleneck:
             return [Layer(1, 1, self.channels, True), Layer(3, self.stride, self.channels, True),
                     Layer(1, 1, self.out_channels, False)]
@@ -61,22 +54,21 @@ class Unit:
 
 
 def side_after(side: int, stride: int) -> int:
-    """The side of a map, pixels, after a layer that pads it: half of it, rounded up, for a stride of 2."""
+    """Return the side of a map, pixels, after a padded layer: for a stride of 2 half of it, rounded up."""
     return -(-side // stride)
 
 
 def row_image_size(config: Config) -> int | None:
-    """The image_size of a ResNet that is to compute maps of one pixel as rows: on a CPU."""
+    """Return the image_size of a ResNet that computes 1x1 maps as rows, which is on a CPU; else None."""
     return config.data.image_size if config.train.device == 'cpu' else None
 
 
 def depth_of(config: ModelConfig) -> int:
-    """The number of layers in the name of a ResNet."""
     return int(config.name.removeprefix('resnet'))
 
 
 def units(depth: int) -> list[Unit]:
-    """The residual units of a depth, in order."""
+    """Return the residual units of a depth, in order."""
     counts, is_bottleneck = STAGES[depth]
     result, in_channels = [], STAGE_CHANNELS[0]
     for stage, (num_units, channels) in enumerate(zip(counts, STAGE_CHANNELS), start=1):
@@ -90,10 +82,7 @@ def units(depth: int) -> list[Unit]:
 
 
 class _ChannelsLastXavier(mx.init.Xavier):
-    """Xavier for weights of (out, height, width, in), which MXNet's own takes for (out, in, height, width).
-
-    The same numbers are drawn as for that shape.
-    """
+    """Xavier for weights (out, height, width, in), with the numbers that MXNet's own draws for NCHW."""
 
     def _init_weight(self, name, arr):
         num_out, height, width, num_in = arr.shape
@@ -102,41 +91,36 @@ class _ChannelsLastXavier(mx.init.Xavier):
         arr[:] = drawn.transpose((0, 2, 3, 1))
 
 
-_ROW = (2, 1, 3, 0)  # the axes of maps of one pixel, as one row of pixels
+_ROW = (2, 1, 3, 0)  # transposes 1x1 maps of all images to one row of pixels
 
 
-class _ToRow(nn.HybridBlock):
-    """Maps of one pixel, (batch, channels, 1, 1), as one row of pixels, (1, channels, 1, batch)."""
-
-    def hybrid_forward(self, F, x):
-        return F.transpose(x, _ROW)
+def _to_row(F: Any, x: Any) -> Any:
+    """Return 1x1 maps, (batch, channels, 1, 1), as one row of pixels, (1, channels, 1, batch)."""
+    return F.transpose(x, _ROW)
 
 
-class _FromRow(nn.HybridBlock):
-    """What _ToRow made, as (batch, channels)."""
-
-    def hybrid_forward(self, F, x):
-        return F.transpose(F.reshape(x, (-3, -3)))
+def _from_row(F: Any, x: Any) -> Any:
+    """Return the output of _to_row as (batch, channels)."""
+    return F.transpose(F.reshape(x, (-3, -3)))
 
 
 class _RowConv(nn.Conv2D):
-    """A convolution to maps of one pixel, on a row of all images: what it computes is a matrix product. NCHW.
+    """A convolution to 1x1 maps as a matrix product over a row of all images. NCHW.
 
-    oneDNN sums the gradient of the weights image by image, which is slow for images of one pixel. A norm finds the
-    same mean and variance either way.
+    oneDNN sums weight gradients image by image, which is slow for 1x1 maps. The next norm's statistics are unchanged.
     """
 
     def __init__(self, in_side: int, *args: Any, **keys: Any):
-        """in_side: of the maps that it reads, pixels; 1: they are a row. The rest as nn.Conv2D."""
+        """in_side: of the input maps, pixels; 1 for a row. The rest as nn.Conv2D."""
         super().__init__(*args, **keys)
         self._in_side = in_side
-        self._first = self._kwargs['pad'][0]  # of the taps of the kernel that see a pixel, on each axis
+        self._first = self._kwargs['pad'][0]  # of the kernel taps on a pixel, on each axis
         self._num = min(in_side, self._kwargs['kernel'][0] - self._first)
 
     def hybrid_forward(self, F, x, weight, bias=None):
         first, num, end = self._first, self._num, self._first + self._num
-        if self._in_side > 1:  # the pixels that are seen become channels
-            if num < self._in_side:  # the first pixel; pooling, as it hands its gradient on in oneDNN's layout
+        if self._in_side > 1:  # turn the covered pixels into channels
+            if num < self._in_side:  # keep the first pixel; pooling keeps the gradient in oneDNN's layout
                 x = F.Pooling(x, kernel=(1, 1), stride=self._kwargs['stride'], pool_type='avg')
             x = F.transpose(F.reshape(x, (0, -1, 1, 1)), _ROW)
         if num < self._kwargs['kernel'][0]:
@@ -148,10 +132,7 @@ class _RowConv(nn.Conv2D):
 
 @dataclass(frozen=True)
 class _Layers:
-    """Makes the layers of a network: convolutions with norms, or (folded, for evaluations) with a bias instead.
-
-    Maps of one pixel are computed as a row where their side is known.
-    """
+    """Factory of layers: convolutions with norms, or (folded, for evaluations) with biases; 1x1 maps as rows."""
 
     config: ModelConfig
     is_folded: bool
@@ -165,7 +146,7 @@ class _Layers:
                     in_channels=in_channels, layout=self.config.layout, weight_initializer=init, prefix=f'{name}_')
 
     def norm(self, name: str, layer: Layer, is_last: bool = False) -> list[nn.HybridBlock]:
-        """BatchNorm, with ReLU after it where the layer has one; is_last marks the last of a unit (zero_gamma)."""
+        """Return BatchNorm and the ReLU of the layer, if any; is_last marks the last norm of a unit (zero_gamma)."""
         relu = [nn.Activation('relu')] if layer.has_relu else []
         if self.is_folded:
             return relu
@@ -175,7 +156,7 @@ class _Layers:
         return [nn.BatchNorm(**keys), *relu]
 
     def norm_add_relu(self, name: str, layer: Layer) -> nn.HybridBlock | None:
-        """The end of a unit as one layer, where there is such a one."""
+        """Return the end of a unit as one layer, None without such an operator."""
         if self.is_folded or not self.fusion.norm_add_relu:
             return None
         return self.fusion.norm_add_relu(**self._norm_keys(name, layer, is_last=True))
@@ -188,14 +169,13 @@ class _Layers:
 
 
 class ResidualUnit(nn.HybridBlock):
-    """One residual unit: body plus shortcut, then ReLU."""
 
     def __init__(self, unit: Unit, make: _Layers, in_side: int):
         super().__init__(prefix=f'{unit.name}_')
         with self.name_scope():
             self.body, num = nn.HybridSequential(prefix=''), len(unit.layers)
             channels, side = unit.in_channels, in_side
-            # Before the shortcut: parameters are in one order, fused or not.
+            # Before the shortcut, so that the parameters have the same order with and without fusion.
             self.end = make.norm_add_relu(f'bn{num}', unit.layers[-1])
             with self.body.name_scope():
                 for i, layer in enumerate(unit.layers, start=1):
@@ -207,44 +187,86 @@ class ResidualUnit(nn.HybridBlock):
             if unit.has_projection:
                 self.shortcut, layer = nn.HybridSequential(prefix=''), Layer(1, unit.stride, unit.out_channels, False)
                 with self.shortcut.name_scope():
-                    self.shortcut.add(make.conv('conv1sc', unit.in_channels, layer, in_side),
-                                      *make.norm('bnsc', layer))
+                    self.shortcut.add(make.conv('conv1sc', unit.in_channels, layer, in_side), *make.norm('bnsc', layer))
 
     def hybrid_forward(self, F, x):
         shortcut = x if self.shortcut is None else self.shortcut(x)
         if self.end is not None:
             return self.end(self.body(x), shortcut)
-        # Activation, not relu: on a CPU only that one stays in oneDNN and its layout (bfloat16: a third of the step).
+        # On a CPU, Activation stays in oneDNN and its layout, relu does not (bfloat16: a third of the step time).
         return F.Activation(self.body(x) + shortcut, act_type='relu')
 
 
 class ResNet(nn.HybridBlock):
-    """ResNet v1.5: images in the configured layout to logits, float32 whatever the layers compute in."""
+    """ResNet v1.5: images in the configured layout to float32 logits."""
 
     def __init__(self, config: ModelConfig, num_classes: int, in_channels: int = 3, is_folded: bool = False,
                  fusion: Fusion = PLAIN, image_size: int | None = None):
-        """See build_model for a network to train.
-
-        Args:
-            in_channels: 3, or 4 with data.pad_to_4_channels.
-            image_size: side of its images, pixels, where maps of one pixel are to be computed as rows (NCHW); None for
-                images of any size.
-        """
+        """in_channels: 3, or 4 if padded. image_size: side in pixels to compute 1x1 maps as rows (NCHW); None: any."""
         super().__init__(prefix='')
         make, stem = _Layers(config, is_folded, fusion), Layer(7, 2, STAGE_CHANNELS[0], True)
-        side = side_after(side_after(image_size or 0, stem.stride), 2)  # of the maps that the first unit reads; 0: any
+        side = side_after(side_after(image_size or 0, stem.stride), 2)  # input of the first unit; 0: any
         with self.name_scope():
             self.features = nn.HybridSequential(prefix='')
             with self.features.name_scope():
                 self.features.add(make.conv('conv0', in_channels, stem, 0), *make.norm('bn0', stem),
-                                  nn.MaxPool2D(3, 2, 1, layout=config.layout), *([_ToRow()] if side == 1 else []))
+                                  nn.MaxPool2D(3, 2, 1, layout=config.layout),
+                                  *([nn.HybridLambda(_to_row)] if side == 1 else []))
                 for unit in units(depth_of(config)):
                     self.features.add(ResidualUnit(unit, make, side))
                     side = side_after(side, unit.stride)
-                self.features.add(*([_FromRow()] if side == 1 else
+                self.features.add(*([nn.HybridLambda(_from_row)] if side == 1 else
                                     [nn.GlobalAvgPool2D(layout=config.layout), nn.Flatten()]))
             self.fc = nn.Dense(num_classes, in_units=units(depth_of(config))[-1].out_channels,
                                weight_initializer=mx.init.Normal(0.01), bias_initializer='zeros', prefix='fc1_')
 
     def hybrid_forward(self, F, x):
         return F.cast(self.fc(self.features(x)), 'float32')
+
+
+class FoldedResNet:
+    """A ResNet for evaluations, with the BatchNorms of the trained one folded into the preceding convolutions.
+
+    With running statistics, BatchNorm is y = (x - mean) gamma / sqrt(var + eps) + beta. The convolution's weights take
+    over the factor, a bias the rest. Source: Jacob et al. 2017 (https://arxiv.org/abs/1712.05877, section 3.2).
+    """
+
+    def __init__(self, config: Config, context: mx.Context):
+        self._epsilon = config.model.bn_epsilon
+        self.net = ResNet(config.model, config.data.num_classes, 4 if config.data.pad_to_4_channels else 3,
+                          is_folded=True, image_size=row_image_size(config))
+        self.net.initialize(mx.init.Zero(), ctx=context)
+        if config.train.precision == 'float16':
+            self.net.cast('float16')
+        # The MKLDNN backend would fuse more, but it caches the weights of one evaluation for the next.
+        self.net.hybridize(static_alloc=True, static_shape=True)
+
+    def copy_weights(self, trained: mx.gluon.HybridBlock) -> None:
+        """Copy the current weights and running statistics."""
+        source = {n: p.data() for n, p in trained.collect_params().items()}
+        for name, param in self.net.collect_params().items():
+            layer, _, kind = name.rpartition('_')
+            if layer.endswith('fc1'):
+                param.set_data(source[name])
+            else:
+                weight, bias = self._fold(layer, source)
+                param.set_data((weight if kind == 'weight' else bias).astype(param.dtype))
+
+    def _fold(self, layer: str, source: dict[str, mx.nd.NDArray]) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
+        """Return weight and bias of a convolution with its BatchNorm folded in, float32."""
+        head, _, number = layer.rpartition('conv')
+        norm = f'{head}bn{number.removeprefix("1") if number == "1sc" else number}'
+        gamma, beta, mean, var = (source[f'{norm}_{kind}'].astype('float32')
+                                  for kind in ('gamma', 'beta', 'running_mean', 'running_var'))
+        factor = gamma / mx.nd.sqrt(var + self._epsilon)
+        weight = source[f'{layer}_weight'].astype('float32') * factor.reshape((-1, 1, 1, 1))
+        return weight, beta - mean * factor
+
+
+def eval_network(config: Config, context: mx.Context, trained: mx.gluon.HybridBlock) -> mx.gluon.HybridBlock:
+    """Return the network for evaluations of a trained one: folded for a ResNet, else unchanged."""
+    if not config.model.name.startswith('resnet'):
+        return trained
+    folded = FoldedResNet(config, context)
+    folded.copy_weights(trained)
+    return folded.net

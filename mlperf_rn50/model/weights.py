@@ -1,7 +1,7 @@
-"""The network that a run leaves behind: its arrays beside what one has to know to use them.
+"""Trained weights of a run, stored with the description needed to use them.
 
-weights/ of a run folder holds best.npz and best.json, and last.npz and last.json where the last network is another
-one. Read without trusting it: no pickle, and nothing that the digest does not cover.
+weights/ of a run folder contains best.npz and best.json, and last.npz and last.json if the last network differs. The
+files are untrusted: they are read without pickle and checked against the SHA-256 of the description.
 """
 import hashlib
 import io
@@ -16,115 +16,82 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mlperf_rn50 import __version__
+from mlperf_rn50 import __version__, files
 from mlperf_rn50.config import Config, to_tree
 from mlperf_rn50.errors import DataError, UserError
-from mlperf_rn50.files import (
-    DISK_FAULTS,
-    HashedFile,
-    no_link,
-    parse_json,
-    read_bytes,
-    read_text,
-    storage_error,
-    sync,
-    temporary_of,
-    write_atomically,
-)
 from mlperf_rn50.npz import check_finite, read_arrays
 from mlperf_rn50.options import check_keys
 
 FORMAT = 1
 BEST, LAST = 'best', 'last'
-# What is done to an image before the network sees it, and which images its accuracy is of.
+# Preprocessing of the input, and the images on which the accuracy was measured.
 DATA_KEYS = ('dir', 'dataset', 'num_val', 'num_classes', 'synthetic', 'image_size', 'resize_shorter', 'interpolation',
              'mean', 'std', 'decoder', 'pad_to_4_channels')
 TRAIN_KEYS = ('precision', 'device', 'eval_batch_size')
-_MAX_BYTES = 1 << 26  # of a description: every class has its name there
+_MAX_BYTES = 1 << 26  # of a description with the names of all classes
 _FOLDER = re.compile(r'weights(?:_(\d+))?')
 
 
 @dataclass(frozen=True)
-class Description:
-    """What the arrays are, and where they come from.
-
-    Args:
-        data: the keys of its section that an inference needs, DATA_KEYS.
-        epoch: epochs trained.
-        is_best: whether no evaluation of the run was better.
-        top1: of the run's own evaluation of them, a fraction; None where there was none, as for the counts.
-    """
+class WeightsDescription:
+    """Description of weights and their origin."""
 
     program_version: str
     model: dict[str, Any]
-    data: dict[str, Any]
+    data: dict[str, Any]  # with DATA_KEYS, the keys needed for inference
     train: dict[str, Any]
     classes: tuple[str, ...]
     epoch: int
     seed: int
     is_best: bool
     is_last: bool
-    top1: float | None = None
+    top1: float | None = None  # a fraction; like the counts, None without an evaluation
     num_top1: int | None = None
     num_top5: int | None = None
     num_images: int | None = None
     sha256: str = ''
 
     def tree(self) -> dict[str, Any]:
-        """The configuration that uses them, as sections with keys."""
+        """Return the configuration for these weights, as sections with keys."""
         return {'model': self.model, 'data': self.data,
                 'train': {**self.train, 'local_batch_size': self.train['eval_batch_size']}}
 
 
 def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: int, epoch: int, seed: int, *,
-                     is_best: bool, is_last: bool, counts: tuple[int, int, int] | None = None) -> Description:
-    """The description of a run's network.
-
-    Args:
-        eval_batch_size: images per rank of an evaluation pass, as planned.
-        counts: images right, right within five, and all, of its evaluation.
-    """
+                     is_best: bool, is_last: bool, counts: tuple[int, int, int] | None = None) -> WeightsDescription:
+    """Return the description of a run's network; counts: Top-1 correct, Top-5 correct and all evaluated images."""
     tree = to_tree(config)
     train = {**tree['train'], 'eval_batch_size': eval_batch_size}
     top1, top5, total = counts or (None, None, None)
-    return Description(__version__, tree['model'], {k: tree['data'][k] for k in DATA_KEYS},
+    return WeightsDescription(__version__, tree['model'], {k: tree['data'][k] for k in DATA_KEYS},
                        {k: train[k] for k in TRAIN_KEYS}, tuple(classes), epoch, seed, is_best, is_last,
                        top1 / total if top1 is not None and total else None, top1, top5, total)
 
 
-def save_weights(folder: Path, stem: str, description: Description, arrays: dict[str, np.ndarray]) -> Path:
-    """Writes <stem>.npz and <stem>.json, each whole or not at all; returns the path of the .npz.
-
-    Raises:
-        StorageError: the disk takes nothing more.
-        UserError: they cannot be written otherwise.
-    """
+def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: dict[str, np.ndarray]) -> Path:
+    """Write <stem>.npz and .json atomically; return the .npz. Raise StorageError for a disk fault, else UserError."""
     path = folder / f'{stem}.npz'
-    temporary = temporary_of(path)
+    temporary = files.temporary_of(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(temporary, 'wb', opener=no_link) as f:
-            hashed = HashedFile(f)
+        with open(temporary, 'wb', opener=files.no_link) as f:
+            hashed = files.HashedFile(f)
             np.savez(hashed, **arrays)
-            sync(f)
+            files.sync(f)
         temporary.replace(path)
-        written = replace(description, sha256=hashed.hexdigest())
-        write_atomically(path.with_suffix('.json'), json.dumps({'format': FORMAT, **asdict(written)}, indent=1) + '\n')
+        tree = {'format': FORMAT, **asdict(replace(description, sha256=hashed.hexdigest()))}
+        files.write_atomically(path.with_suffix('.json'), json.dumps(tree, indent=1) + '\n')
     except OSError as e:
         with suppress(OSError):
             temporary.unlink()
-        if e.errno in DISK_FAULTS:
-            raise storage_error(path, e, 'the weights') from e
-        raise UserError(f'{path}: cannot write the weights: {e.strerror}; make room or fix the permissions') from e
+        if e.errno in files.DISK_FAULTS:
+            raise files.storage_error(path, e, 'the weights') from e
+        raise UserError(f'{path}: cannot write the weights: {e.strerror}; free space or fix the permissions') from e
     return path
 
 
 def find_weights(path: Path, which: str = BEST) -> Path:
-    """The .npz that is meant by a run folder (its newest run that kept any), a folder of weights, or the .npz itself.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Return the .npz of a run folder (newest run), of a weights folder or of its own path, else raise UserError."""
     if path.is_file():
         return path
     if not path.is_dir():
@@ -132,61 +99,55 @@ def find_weights(path: Path, which: str = BEST) -> Path:
     folders = [path, *(p for p in path.iterdir() if _FOLDER.fullmatch(p.name))]
     kept = [p for p in folders if (p / f'{BEST}.npz').is_file()]
     if not kept:
-        raise UserError(f'{path}: no weights in it, expected weights/{BEST}.npz; a run keeps its network with '
-                        'its first checkpoint after an evaluation, and when it ends')
+        raise UserError(f'{path}: contains no weights, expected weights/{BEST}.npz; a run writes them with its first '
+                        'checkpoint after an evaluation and at its end')
     folder = path if path in kept else max(kept, key=run_index)
     last, best = folder / f'{LAST}.npz', folder / f'{BEST}.npz'
-    # One that is older is of the part of a run before it was resumed.
+    # An older last.npz is from before the run was resumed.
     return last if which == LAST and last.is_file() and _describe(last).epoch > _describe(best).epoch else best
 
 
 def run_index(folder: Path) -> int:
-    """Number of the run that a folder of weights is of."""
+    """Return the number of the run of a folder of weights."""
     found = _FOLDER.fullmatch(folder.name)
     return int(found[1]) if found and found[1] else 0
 
 
-def load_weights(path: Path, which: str = BEST) -> tuple[Description, dict[str, np.ndarray]]:
-    """The weights that a path means (find_weights), float32 or float16 by parameter, and what they are.
-
-    Raises:
-        UserError: there are none.
-        DataError: they are damaged or not of this program.
-    """
+def load_weights(path: Path, which: str = BEST) -> tuple[WeightsDescription, dict[str, np.ndarray]]:
+    """Load description and arrays from find_weights(); raise UserError without any, DataError for damaged ones."""
     npz = find_weights(path, which)
     description = _describe(npz)
     try:
-        data = read_bytes(npz)
+        data = files.read_bytes(npz)
         got = hashlib.sha256(data).hexdigest()
         if got != description.sha256:
-            raise DataError(f'{npz}: damaged, or not of the {npz.stem}.json beside it: got SHA-256 {got[:12]}…, '
-                            f'expected {description.sha256[:12]}…; copy both again')
+            raise DataError(f'{npz}: got SHA-256 {got[:12]}…, expected {description.sha256[:12]}… from '
+                            f'{npz.stem}.json; copy both files again')
         arrays = read_arrays(io.BytesIO(data), len(data))
         check_finite(arrays)
     except (OSError, ValueError, MemoryError) as e:
         raise _damaged(npz, e) from e
     for name, array in arrays.items():
         if array.dtype not in (np.float32, np.float16):
-            raise DataError(f'{npz}: {name}: got {array.dtype}, expected float32 or float16; these are not weights of '
-                            'this program')
+            raise DataError(f'{npz}: {name}: got {array.dtype}, expected float32 or float16 as written by this program')
     return description, arrays
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
     reason = ' '.join(str(error).split())[:200] or type(error).__name__
     if isinstance(error, FileNotFoundError):
-        return DataError(f'{error.filename}: missing; weights are an .npz and a .json of the same name')
-    return DataError(f'{path}: not weights of this program ({reason}); expected what a run leaves in its weights/')
+        return DataError(f'{error.filename}: missing; expected an .npz and a .json of the same name')
+    return DataError(f'{path}: not weights of this program ({reason}); expected files from the weights folder of a run')
 
 
-def _describe(npz: Path) -> Description:
-    """The description beside an .npz; every field has its type, and every key is known."""
+def _describe(npz: Path) -> WeightsDescription:
+    """Return the validated description of an .npz."""
     path = npz.with_suffix('.json')
     try:
-        content = parse_json(read_text(path, _MAX_BYTES))
+        content = files.parse_json(files.read_text(path, _MAX_BYTES))
         if not isinstance(content, dict) or content.get('format') != FORMAT:
             raise ValueError(f'expected format {FORMAT}')
-        found = msgspec.convert(content, Description)
+        found = msgspec.convert(content, WeightsDescription)
         needed = {'data': DATA_KEYS, 'train': TRAIN_KEYS, 'model': ('name', 'layout')}
         for section, keys in needed.items():
             if missing := [key for key in keys if key not in content[section]]:
@@ -201,7 +162,7 @@ def _describe(npz: Path) -> Description:
 
 
 def portable(config: Config, arrays: dict[str, np.ndarray]) -> tuple[Config, dict[str, np.ndarray]]:
-    """The same network for any machine: float32, NCHW, three channels, ordinary operators, on the CPU."""
+    """Return the equivalent network for any machine: float32, NCHW, three channels, plain operators, on the CPU."""
     data = replace(config.data, pad_to_4_channels=False, decoder='cpu')
     model = replace(config.model, layout='NCHW', fused_bn_relu=None, fused_bn_add_relu=None)
     train = replace(config.train, precision='float32', device='cpu')
@@ -210,43 +171,37 @@ def portable(config: Config, arrays: dict[str, np.ndarray]) -> tuple[Config, dic
     def convert(array: np.ndarray) -> np.ndarray:
         if array.ndim == 4 and is_nhwc:
             array = array.transpose(0, 3, 1, 2)
-        if array.ndim == 4 and has_padding and array.shape[1] == 4:  # the first convolution: its fourth channel is 0
+        if array.ndim == 4 and has_padding and array.shape[1] == 4:  # drop the zero channel of the first convolution
             array = array[:, :3]
         return np.ascontiguousarray(array, np.float32)
     return (replace(config, data=data, model=model, train=train), {n: convert(a) for n, a in arrays.items()})
 
 
 def set_weights(net: Any, arrays: dict[str, np.ndarray]) -> list[str]:
-    """Puts arrays into an initialised network, in place; returns notes for the user.
-
-    Where only the number of classes differs, the last layer keeps its fresh values, and a note names it.
-
-    Raises:
-        UserError: a name or a shape differs otherwise.
-    """
+    """Copy arrays into a network; return notes. Raise UserError if more than the number of classes differs."""
     import mxnet as mx
     params = dict(net.collect_params().items())
-    for names, fault in ((sorted(set(params) - set(arrays)), 'is missing in the weights'),
-                         (sorted(set(arrays) - set(params)), 'is in the weights, and not in this network')):
+    for names, place in ((sorted(params.keys() - arrays), 'weights'), (sorted(arrays.keys() - params), 'network')):
         if names:
-            raise UserError(f'weights: {names[0]} {fault} ({len(names)} such names); they are of another model.name')
+            raise UserError(f'weights: {names[0]} is missing in the {place} ({len(names)} such names); '
+                            'expected the same model.name')
     fresh = _fresh_layer(params, arrays)
     for name, param in params.items():
         if name not in fresh and arrays[name].shape != param.shape:
-            raise UserError(f'weights: {name}: got shape {arrays[name].shape}, expected {param.shape}; they are of '
-                            'another model.name, model.layout or data.pad_to_4_channels')
+            raise UserError(f'weights: {name}: got shape {arrays[name].shape}, expected {param.shape}; use the '
+                            'same model.name, model.layout and data.pad_to_4_channels')
     for name in set(params) - set(fresh):
         for array in params[name].list_data():
-            # By way of MXNet's own copy: an array that a graph has used may be in oneDNN's layout.
+            # Copied by MXNet, because an array that a graph has used may be in oneDNN's layout.
             mx.nd.array(arrays[name], dtype=array.dtype).copyto(array)
     if not fresh:
         return []
-    return [f'the weights are for {arrays[fresh[0]].shape[0]} classes, the data has {params[fresh[0]].shape[0]}: the '
-            f'last layer ({", ".join(fresh)}) starts with fresh values']
+    return [f'the weights are for {arrays[fresh[0]].shape[0]} classes, the data has {params[fresh[0]].shape[0]}; the '
+            f'last layer ({", ".join(fresh)}) is newly initialised']
 
 
 def _fresh_layer(params: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[str]:
-    """Weight and bias of the last layer, where the weights have another number of classes; else nothing."""
+    """Return weight and bias of the last layer if only its number of classes differs, else nothing."""
     last = list(params)[-2:]
     old, new = [arrays[n].shape for n in last], [params[n].shape for n in last]
     differs = all(a and b and a[0] != b[0] and a[1:] == b[1:] for a, b in zip(old, new))

@@ -1,10 +1,10 @@
-"""The networks of the throughput studies beside ResNet, and what is common to all: building and counting.
+"""Networks of the throughput studies beside ResNet, and construction and counting for all networks.
 
-From the Gluon model zoo where it has them. Sources: AlexNet, Krizhevsky 2014 (https://arxiv.org/abs/1404.5997); VGG,
+From the Gluon model zoo where available. Sources: AlexNet, Krizhevsky 2014 (https://arxiv.org/abs/1404.5997); VGG,
 Simonyan and Zisserman 2014 (https://arxiv.org/abs/1409.1556); GoogLeNet, Szegedy et al. 2014
-(https://arxiv.org/abs/1409.4842), without local response normalisation and auxiliary classifiers; Inception-v3,
-Szegedy et al. 2015 (https://arxiv.org/abs/1512.00567); Inception-v4, Szegedy et al. 2016
-(https://arxiv.org/abs/1602.07261), both without auxiliary classifiers.
+(https://arxiv.org/abs/1409.4842), without local response normalisation; Inception-v3, Szegedy et al. 2015
+(https://arxiv.org/abs/1512.00567); Inception-v4, Szegedy et al. 2016 (https://arxiv.org/abs/1602.07261); all without
+auxiliary classifiers.
 """
 import json
 import math
@@ -16,13 +16,14 @@ from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import HybridConcurrent
 from mxnet.gluon.model_zoo import vision
 
-from mlperf_rn50.config import Config, ModelConfig
+from mlperf_rn50.config import Config
 from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.fused import PLAIN, fusion_of
+from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet, row_image_size
 from mlperf_rn50.model.weights import set_weights
 
-# Side of the image that a network was made for, where it is not 224.
+# Design image size of the networks, if not 224.
 _IMAGE_SIZE = {'inception_v3': 299, 'inception_v4': 299}
 
 # GoogLeNet, table 1, stages 3 to 5, each after a pool: 1x1; reduction and 3x3; reduction and 5x5; projection.
@@ -36,7 +37,7 @@ Kernel = int | tuple[int, int]
 
 
 def image_size_of(name: str) -> int:
-    """Side of the square image, pixels, that a network was made for."""
+    """Return the side of the square image, pixels, for which a network was designed."""
     return _IMAGE_SIZE.get(name, 224)
 
 
@@ -47,14 +48,14 @@ def _chain(*blocks: nn.HybridBlock) -> nn.HybridSequential:
 
 
 def _branches(*blocks: nn.HybridBlock) -> HybridConcurrent:
-    """Several paths from one input, their channels one after another."""
+    """Return parallel paths from one input, with concatenated channels."""
     result = HybridConcurrent(axis=1, prefix='')
     result.add(*blocks)
     return result
 
 
 def _conv(channels: int, kernel: int, stride: int = 1) -> nn.HybridBlock:
-    """Convolution with bias and ReLU, as GoogLeNet has them."""
+    """Return a convolution with bias and ReLU, as in GoogLeNet."""
     return nn.Conv2D(channels, kernel, stride, kernel // 2, activation='relu')
 
 
@@ -72,13 +73,13 @@ def _googlenet(num_classes: int) -> nn.HybridBlock:
 
 
 def _norm_conv(channels: int, kernel: Kernel, stride: int = 1, padding: Kernel = 0) -> nn.HybridBlock:
-    """Convolution, BatchNorm, ReLU, as the later Inceptions have them."""
+    """Return convolution, BatchNorm and ReLU, as in the later Inceptions."""
     return _chain(nn.Conv2D(channels, kernel, stride, padding, use_bias=False), nn.BatchNorm(epsilon=0.001),
                   nn.Activation('relu'))
 
 
 def _path(*layers: tuple[int, Kernel]) -> nn.HybridBlock:
-    """Convolutions of (channels, kernel) that keep the size."""
+    """Return convolutions (channels, kernel) that keep the map size."""
     def same(kernel: Kernel) -> Kernel:
         return kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2)
     return _chain(*(_norm_conv(channels, kernel, 1, same(kernel)) for channels, kernel in layers))
@@ -88,56 +89,44 @@ def _pooled(channels: int) -> nn.HybridBlock:
     return _chain(nn.AvgPool2D(3, 1, 1, count_include_pad=False), _path((channels, 1)))
 
 
-def _inception_v4_stem() -> nn.HybridBlock:
-    """Figure 3."""
-    return _chain(
-        _norm_conv(32, 3, 2), _norm_conv(32, 3), _path((64, 3)),
-        _branches(nn.MaxPool2D(3, 2), _norm_conv(96, 3, 2)),
-        _branches(_chain(_path((64, 1)), _norm_conv(96, 3)),
-                  _chain(_path((64, 1), (64, (7, 1)), (64, (1, 7))), _norm_conv(96, 3))),
-        _branches(_norm_conv(192, 3, 2), nn.MaxPool2D(3, 2)))
-
-
-def _inception_v4_a() -> nn.HybridBlock:
-    """Figure 4."""
-    return _branches(_pooled(96), _path((96, 1)), _path((64, 1), (96, 3)), _path((64, 1), (96, 3), (96, 3)))
-
-
-def _inception_v4_b() -> nn.HybridBlock:
-    """Figure 5."""
-    return _branches(_pooled(128), _path((384, 1)), _path((192, 1), (224, (1, 7)), (256, (7, 1))),
-                     _path((192, 1), (192, (1, 7)), (224, (7, 1)), (224, (1, 7)), (256, (7, 1))))
-
-
-def _inception_v4_c() -> nn.HybridBlock:
-    """Figure 6."""
-    def split() -> nn.HybridBlock:
-        return _branches(_path((256, (1, 3))), _path((256, (3, 1))))
-    return _branches(_pooled(256), _path((256, 1)), _chain(_path((384, 1)), split()),
-                     _chain(_path((384, 1), (448, (1, 3)), (512, (3, 1))), split()))
-
-
-def _reduction_a() -> nn.HybridBlock:
-    """Figure 7, with the sizes of table 1."""
-    return _branches(nn.MaxPool2D(3, 2), _norm_conv(384, 3, 2),
-                     _chain(_path((192, 1), (224, 3)), _norm_conv(256, 3, 2)))
-
-
-def _reduction_b() -> nn.HybridBlock:
-    """Figure 8."""
-    return _branches(nn.MaxPool2D(3, 2), _chain(_path((192, 1)), _norm_conv(192, 3, 2)),
-                     _chain(_path((256, 1), (256, (1, 7)), (320, (7, 1))), _norm_conv(320, 3, 2)))
-
-
 def _inception_v4(num_classes: int) -> nn.HybridBlock:
-    """Figure 9."""
-    return _chain(_inception_v4_stem(), *(_inception_v4_a() for _ in range(4)), _reduction_a(),
-                  *(_inception_v4_b() for _ in range(7)), _reduction_b(), *(_inception_v4_c() for _ in range(3)),
-                  nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.2), nn.Dense(num_classes))
+    """Return the network of figure 9, from the units of figures 3 to 8 with the sizes of table 1."""
+    def stem() -> nn.HybridBlock:
+        return _chain(
+            _norm_conv(32, 3, 2), _norm_conv(32, 3), _path((64, 3)),
+            _branches(nn.MaxPool2D(3, 2), _norm_conv(96, 3, 2)),
+            _branches(_chain(_path((64, 1)), _norm_conv(96, 3)),
+                      _chain(_path((64, 1), (64, (7, 1)), (64, (1, 7))), _norm_conv(96, 3))),
+            _branches(_norm_conv(192, 3, 2), nn.MaxPool2D(3, 2)))
+
+    def unit_a() -> nn.HybridBlock:
+        return _branches(_pooled(96), _path((96, 1)), _path((64, 1), (96, 3)), _path((64, 1), (96, 3), (96, 3)))
+
+    def unit_b() -> nn.HybridBlock:
+        return _branches(_pooled(128), _path((384, 1)), _path((192, 1), (224, (1, 7)), (256, (7, 1))),
+                         _path((192, 1), (192, (1, 7)), (224, (7, 1)), (224, (1, 7)), (256, (7, 1))))
+
+    def unit_c() -> nn.HybridBlock:
+        def split() -> nn.HybridBlock:
+            return _branches(_path((256, (1, 3))), _path((256, (3, 1))))
+        return _branches(_pooled(256), _path((256, 1)), _chain(_path((384, 1)), split()),
+                         _chain(_path((384, 1), (448, (1, 3)), (512, (3, 1))), split()))
+
+    def reduction_a() -> nn.HybridBlock:
+        return _branches(nn.MaxPool2D(3, 2), _norm_conv(384, 3, 2),
+                         _chain(_path((192, 1), (224, 3)), _norm_conv(256, 3, 2)))
+
+    def reduction_b() -> nn.HybridBlock:
+        return _branches(nn.MaxPool2D(3, 2), _chain(_path((192, 1)), _norm_conv(192, 3, 2)),
+                         _chain(_path((256, 1), (256, (1, 7)), (320, (7, 1))), _norm_conv(320, 3, 2)))
+    # Gluon numbers the parameters in the order of creation, so the units must be created in the order of the network.
+    return _chain(stem(), *(unit_a() for _ in range(4)), reduction_a(), *(unit_b() for _ in range(7)), reduction_b(),
+                  *(unit_c() for _ in range(3)), nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.2),
+                  nn.Dense(num_classes))
 
 
 def _inception_v3(num_classes: int) -> nn.HybridBlock:
-    """Gluon's, for images of any size."""
+    """Return Gluon's network, for images of any size."""
     features = vision.inception_v3(prefix='').features[:-2]
     return _chain(features, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.5), nn.Dense(num_classes))
 
@@ -149,7 +138,6 @@ _MAKERS: dict[str, Callable[[int], nn.HybridBlock]] = {
 
 
 class Classifier(nn.HybridBlock):
-    """Any network of the zoo: images to logits, float32 whatever the layers compute in."""
 
     def __init__(self, config: ModelConfig, num_classes: int):
         super().__init__(prefix=f'{config.name}_')
@@ -161,35 +149,15 @@ class Classifier(nn.HybridBlock):
 
 
 def image_shape(config: Config) -> tuple[int, int, int]:
-    """The shape of one image as the network gets it."""
     channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
     return (channels, side, side) if config.model.layout == 'NCHW' else (side, side, channels)
 
 
-def _tell_shapes(net: nn.HybridBlock, config: Config) -> None:
-    """Tells every layer the shape of its input, without a forward pass, which would change the layout of weights."""
-    try:
-        net.infer_shape(mx.nd.zeros((1, *image_shape(config))))
-    except (mx.MXNetError, ValueError) as e:
-        if 'exceed' not in str(e):  # a kernel that is larger than its input
-            raise
-        name = config.model.name
-        raise ConfigError(f'data.image_size: got {config.data.image_size}, too small for {name}, which was made for '
-                          f'{image_size_of(name)}; raise it') from e
-
-
 def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:
-    """An initialised, hybridized network of the configured kind and precision on a device.
-
-    Args:
-        is_plain: of ordinary operators, and for images of any size.
-
-    Raises:
-        ConfigError: the images are too small for it, or it wants an operator that this MXNet does not have.
-    """
+    """Return an initialised, hybridized network on a device; is_plain: of ordinary operators and for any image size."""
     if config.train.precision == 'bfloat16':
         from mxnet.contrib import amp
-        # Casts are put in by operator; weights stay float32. No loss scaling: bfloat16 has float32's range.
+        # Inserts casts per operator; weights stay float32. bfloat16 needs no loss scaling, as it has float32's range.
         amp.init('bfloat16')
     mx.random.seed(seed)
     if config.model.name.startswith('resnet'):
@@ -199,7 +167,13 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
         net.initialize(ctx=context)
     else:
         net = Classifier(config.model, config.data.num_classes)
-        _tell_shapes(net, config)
+        try:  # without a forward pass, which would change the layout of the weights
+            net.infer_shape(mx.nd.zeros((1, *image_shape(config))))
+        except (mx.MXNetError, ValueError) as e:
+            if 'exceed' not in str(e):  # MXNet's message for a kernel larger than its input
+                raise
+            raise ConfigError(f'data.image_size: got {config.data.image_size}, too small for {config.model.name}, '
+                              f'expected about {image_size_of(config.model.name)}; raise it') from e
         net.initialize(mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2), ctx=context)
     if config.train.precision == 'float16':
         net.cast('float16')
@@ -208,11 +182,7 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
 
 
 def restore_model(config: Config, context: mx.Context, arrays: dict[str, np.ndarray], where: str) -> nn.HybridBlock:
-    """A network on a device with weights that must be whole, of ordinary operators.
-
-    Raises:
-        DataError: they are not of the configured network.
-    """
+    """Return a network of ordinary operators with weights, complete and of this network, else raise DataError."""
     net = build_model(config, context, 0, is_plain=True)
     try:
         notes = set_weights(net, arrays)
@@ -224,16 +194,12 @@ def restore_model(config: Config, context: mx.Context, arrays: dict[str, np.ndar
 
 
 def count_parameters(net: nn.HybridBlock) -> int:
-    """Trained parameters (running statistics not counted)."""
+    """Return the number of trained parameters, without running statistics."""
     return sum(p.data().size for p in net.collect_params().values() if p.grad_req != 'null')
 
 
 def count_flops(net: nn.HybridBlock, shape: tuple[int, int, int]) -> int:
-    """Floating-point operations of one image's forward pass: two per multiply-add of convolutions and FC.
-
-    Args:
-        shape: of one input, without the batch dimension.
-    """
+    """Return the FLOPs of one image's forward pass: two per multiply-add of convolutions and FC."""
     symbol = net(mx.sym.var('data'))
     internals = symbol.get_internals()
     _, shapes, _ = internals.infer_shape(data=(1, *shape))

@@ -1,13 +1,11 @@
-"""What a run ran on: hardware and software, for env.json, the system descriptions made from it, and --version.
-
-Source: lscpu, lsblk, /sys/class/net, /sys/class/infiniband, nvidia-smi (NVML), psutil.
-"""
+"""Hardware and software of this host, from lscpu, lsblk, /sys/class, nvidia-smi (NVML) and psutil."""
 import json
 import os
 import platform
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata, util
 from pathlib import Path
@@ -31,13 +29,13 @@ _NAMES = {'nvidia-dali-cuda120': 'DALI', 'horovod': 'Horovod', 'openmpi': 'Open 
 
 
 def query_gpus(*keys: str) -> list[dict[str, str]]:
-    """What nvidia-smi says of each GPU of this host, under its own names (such as name); none without it."""
+    """Query nvidia-smi for each GPU of this host; the keys are those of nvidia-smi, such as name."""
     text = output_of('nvidia-smi', f'--query-gpu={",".join(keys)}', '--format=csv,noheader', timeout_s=60)
     return [dict(zip(keys, (w.strip() for w in line.split(',')))) for line in text.splitlines()]
 
 
 def parse_cpu(text: str) -> dict[str, Any]:
-    """Model, sockets, cores, threads, frequency and caches from what `lscpu --json` prints."""
+    """Parse model, sockets, cores, threads, frequency and caches from the output of `lscpu --json`."""
     entries = (decode(text, dict) or {}).get('lscpu', [])
     fields = {entry.get('field', '').rstrip(':'): entry.get('data') for entry in entries}
 
@@ -52,20 +50,18 @@ def parse_cpu(text: str) -> dict[str, Any]:
 
 
 def parse_storage(text: str) -> list[dict[str, Any]]:
-    """Kind, model and size of each disk from what `lsblk --json` prints."""
+    """Parse kind, model and size of each disk from the output of `lsblk --json`."""
+    def kind(disk: dict[str, Any]) -> str:
+        if str(disk.get('name')).startswith('vd'):
+            return 'virtual disk'
+        return 'NVMe SSD' if disk.get('tran') == 'nvme' else 'HDD' if disk.get('rota') else 'SSD'
     devices = (decode(text, dict) or {}).get('blockdevices', [])
-    return [{'kind': _disk_kind(d), 'model': (d.get('model') or '').strip() or None, 'bytes': int(d['size'])}
+    return [{'kind': kind(d), 'model': (d.get('model') or '').strip() or None, 'bytes': int(d['size'])}
             for d in devices if d.get('type') == 'disk' and int(d.get('size') or 0)]
 
 
-def _disk_kind(disk: dict[str, Any]) -> str:
-    if str(disk.get('name')).startswith('vd'):
-        return 'virtual disk'
-    return 'NVMe SSD' if disk.get('tran') == 'nvme' else 'HDD' if disk.get('rota') else 'SSD'
-
-
 def find_networks(sys: Path = SYS) -> list[dict[str, Any]]:
-    """Network interfaces with a device, and InfiniBand ports, with their rates where they have one."""
+    """Find network interfaces with a device, and InfiniBand ports, with their rates or None."""
     result = []
     for path in sorted((sys / 'class/net').glob('*/device')):
         speed = read_small(path.parent / 'speed')
@@ -76,7 +72,7 @@ def find_networks(sys: Path = SYS) -> list[dict[str, Any]]:
 
 
 def find_hardware() -> dict[str, Any]:
-    """Processors, memory, storage, networks and GPUs of this host."""
+    """Describe processors, memory, storage, networks and GPUs of this host."""
     return {'cpu': parse_cpu(output_of('lscpu', '--json')), 'memory_bytes': psutil.virtual_memory().total,
             'storage': parse_storage(output_of('lsblk', '--json', '--bytes', '--nodeps', '--output',
                                                'NAME,TYPE,SIZE,ROTA,TRAN,MODEL')),
@@ -84,25 +80,19 @@ def find_hardware() -> dict[str, Any]:
 
 
 def host_facts() -> dict[str, Any]:
-    """Hardware and system of this host."""
-    hardware = find_hardware()
-    return {'hostname': platform.node(), 'os': platform.platform(), 'os_name': _os_name(),
+    """Describe hardware and operating system of this host."""
+    hardware, os_name = find_hardware(), None
+    with suppress(OSError):
+        os_name = platform.freedesktop_os_release().get('PRETTY_NAME')
+    return {'hostname': platform.node(), 'os': platform.platform(), 'os_name': os_name,
             'cpu': hardware['cpu']['model'] or platform.machine(),
             'processor': asdict(find_processor()), 'cpu_cores': len(os.sched_getaffinity(0)),
             'memory_bytes': hardware['memory_bytes'], 'gpus': [g['name'] for g in hardware['gpus']],
             'hardware': hardware}
 
 
-def _os_name() -> str | None:
-    """Name and version of the distribution."""
-    try:
-        return platform.freedesktop_os_release().get('PRETTY_NAME')
-    except OSError:
-        return None
-
-
 def dump_environment(path: Path, ranks_of_hosts: list[tuple[str, int]]) -> None:
-    """Writes env.json: versions, this host, ranks of every host, relevant variables, and the program's commit."""
+    """Write env.json: versions, this host, ranks of every host, relevant variables, and the commit."""
     facts = {'python': sys.version.split()[0], 'packages': package_versions(), 'git_commit': git_commit(),
              'host': host_facts(), 'num_nodes': len(ranks_of_hosts),
              'nodes': [{'hostname': name, 'num_ranks': num_ranks} for name, num_ranks in ranks_of_hosts],
@@ -111,34 +101,32 @@ def dump_environment(path: Path, ranks_of_hosts: list[tuple[str, int]]) -> None:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that matter, those installed."""
-    result = {'mlperf-rn50': mlperf_rn50.__version__}  # an editable install keeps the version it was made with
+    """Return the versions of the relevant packages that are installed."""
+    result = {'mlperf-rn50': mlperf_rn50.__version__}  # metadata of an editable install may be outdated
     for name in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             result[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    # What a container has otherwise than as packages of Python.
+    # A container may have these without Python package metadata.
     if not any(name in result for name in _MXNETS) and (version := _mxnet_version()):
         result['mxnet'] = version
     if 'mxnet' in result and 'openmpi' not in result and (
-            said := re.match(r'mpirun \(Open MPI\) (\S+)', output_of('mpirun', '--version'))):
-        result['openmpi'] = said[1]
+            match := re.match(r'mpirun \(Open MPI\) (\S+)', output_of('mpirun', '--version'))):
+        result['openmpi'] = match[1]
     return result
 
 
 def _mxnet_version() -> str | None:
-    """The version that MXNet's files say, without its being imported."""
-    found = util.find_spec('mxnet')
-    for folder in (found and found.submodule_search_locations) or ():
+    """Read the version of MXNet from its files, without importing it."""
+    spec = util.find_spec('mxnet')
+    for folder in (spec and spec.submodule_search_locations) or ():
         path = Path(folder) / 'libinfo.py'
-        if path.is_file() and (said := re.search(r"^__version__ = '([\w.+-]+)'", path.read_text(), re.MULTILINE)):
-            return said[1]
+        if path.is_file() and (match := re.search(r"^__version__ = '([\w.+-]+)'", path.read_text(), re.MULTILINE)):
+            return match[1]
     return None
 
 
 def output_of(*command: str, timeout_s: float = 10) -> str:
-    """What a command prints; '' where it does not exist, fails or takes too long."""
+    """Return the output of a command; '' if it does not exist, fails or times out."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors='replace', timeout=timeout_s)
     except (OSError, subprocess.TimeoutExpired):
@@ -147,17 +135,17 @@ def output_of(*command: str, timeout_s: float = 10) -> str:
 
 
 def git_commit() -> str | None:
-    """Commit of the program's checkout, with '-dirty' where files differ from it; None outside one."""
+    """Return the commit of the checkout, with '-dirty' for modified files; None outside a checkout."""
     command = ['git', '-C', str(Path(mlperf_rn50.__file__).parent), 'describe', '--always', '--dirty', '--abbrev=40']
     return output_of(*command, '--exclude=*').strip() or None
 
 
 def render_stack() -> str:
-    """What --version prints: the program, what it stands on, and the machine."""
+    """Render the output of --version: program, packages, Python and processor."""
     versions, processor, commit = package_versions(), find_processor(), git_commit()
     mxnet = next((n for n in versions if n.startswith('mxnet')), 'mxnet')
     names = {mxnet: f'MXNet {mxnet.partition("-")[2]}'.strip(), **_NAMES}
-    limit = f', of it {processor.uses} (DNNL_MAX_CPU_ISA)' if processor.uses != processor.has else ''
+    limit = f', limited to {processor.uses} by DNNL_MAX_CPU_ISA' if processor.uses != processor.has else ''
     return '\n'.join([
         f'mlperf-rn50 {versions["mlperf-rn50"]}' + (f' (commit {commit})' if commit else ''),
         ', '.join(f'{name} {versions.get(package, "not installed")}' for package, name in names.items()),

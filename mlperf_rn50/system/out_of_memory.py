@@ -1,4 +1,4 @@
-"""Whether a process was ended for want of memory, by which limit, and what would fit."""
+"""Diagnosis of out-of-memory failures: the limit, the memory used, and what would fit."""
 import re
 import resource
 import signal
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_rn50.system.cgroup import find_limits, read_small
+from mlperf_rn50.text import plural
 
 _PROC = Path('/proc')
 _FAILED_ALLOCATION = re.compile(r'bad_alloc|Memory allocation failed|Failed to allocate CPU Memory|'
@@ -13,81 +14,77 @@ _FAILED_ALLOCATION = re.compile(r'bad_alloc|Memory allocation failed|Failed to a
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """The numbers of 'name number' (memory.events, vmstat) and the bytes of 'Name:  number kB' (status, meminfo)."""
+    """Parse 'name number' (memory.events, vmstat) and 'Name:  number kB' (status, meminfo), the latter to bytes."""
     lines = re.findall(r'^(\w+):?\s+(\d+)( kB)?$', read_small(path), re.MULTILINE)
     return {name: int(value) * (1024 if unit else 1) for name, value, unit in lines}
 
 
 def oom_kills(folder: Path) -> int | None:
-    """How many processes of a cgroup the kernel has killed for want of memory; None where it does not tell."""
+    """Return the number of out-of-memory kills in a cgroup; None if not counted."""
     return (_numbers(folder / 'memory.events') or _numbers(folder / 'memory.oom_control')).get('oom_kill')
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Most bytes that were resident and mapped in a process, 0 where they are not known, and the number of
-    out-of-memory kills in its cgroup; on the host where no cgroup counts them."""
+class MemorySample:
+    """Peak resident and mapped bytes of a process, 0 if unknown, and out-of-memory kills in its cgroup or host."""
 
     peak: int = 0
     peak_address_space: int = 0
     num_kills: int = 0
 
 
-def take_sample(pid: int, cgroup: Path | None, before: Sample = Sample()) -> Sample:
-    """A sample of a process; what one that has ended no longer tells stays as it was."""
+def take_sample(pid: int, cgroup: Path | None, before: MemorySample = MemorySample()) -> MemorySample:
+    """Sample a process; values missing after its end are taken from the sample before."""
     sizes = _numbers(_PROC / str(pid) / 'status')
     num_kills = oom_kills(cgroup) if cgroup else None
     if num_kills is None:
         num_kills = _numbers(_PROC / 'vmstat').get('oom_kill', 0)
-    return Sample(sizes.get('VmHWM', before.peak), sizes.get('VmPeak', before.peak_address_space), num_kills)
+    return MemorySample(sizes.get('VmHWM', before.peak), sizes.get('VmPeak', before.peak_address_space), num_kills)
 
 
 def gigabytes(num_bytes: int) -> str:
-    """A number of bytes for people."""
+    """Render a number of bytes."""
     return f'{num_bytes / 1e9:.1f} GB'
 
 
-def explain_kill(before: Sample, after: Sample, limit: int | None, host_total: int, num_ranks: int) -> str:
-    """Why a process that SIGKILL ended had no memory; '' if the kernel did not end it for that.
-
-    before is a sample of the running process; limit, of its cgroup, and host_total are in bytes.
-    """
+def explain_kill(before: MemorySample, after: MemorySample, limit: int | None, host_total: int, num_ranks: int) -> str:
+    """Explain the SIGKILL of a process; '' if it was not for lack of memory. limit, of the cgroup, is in bytes."""
     if after.num_kills <= before.num_kills:
         return ''
-    what, total = f'the host has {gigabytes(host_total)} and ran out of it', host_total
+    cause, total = f'the {gigabytes(host_total)} of the host are exhausted', host_total
     if limit is not None and limit < host_total:
-        what, total = f'the memory limit of its cgroup is {gigabytes(limit)}', limit
+        cause, total = f'the memory limit of the cgroup is {gigabytes(limit)}', limit
     used = f'this rank used {gigabytes(before.peak)}' if num_ranks == 1 else \
-        f'its {num_ranks} ranks used about {gigabytes(num_ranks * before.peak)} together, {gigabytes(before.peak)} each'
+        f'{num_ranks} ranks used about {gigabytes(num_ranks * before.peak)} together, {gigabytes(before.peak)} each'
     num_fit = int(total // before.peak) if before.peak else 0
     fix = 'lower train.local_batch_size'
     if 0 < num_fit < num_ranks:
-        fix = f'{num_fit} of this size fit: start at most {num_fit} on a host, or {fix}'
+        fix = f'start at most {plural(num_fit, "rank")} of this size on a host, or {fix}'
     elif num_ranks > 1:
         fix += ', or start fewer ranks on a host'
-    return f'out of memory: {what}, {used}; {fix}'
+    return f'out of memory: {cause}, {used}; {fix}'
 
 
 def explain_abort(peak_address_space: int, limit: int | None) -> str:
-    """Why a process that aborted had no memory: it used its address space up; nothing if it did not."""
+    """Explain the abort of a process with an exhausted address space; '' for any other abort."""
     if limit is None or peak_address_space < 0.8 * limit:
         return ''
-    return _address_space_is_full('its address space', limit, peak_address_space)
+    return _address_space_message('the address space of the process', limit, peak_address_space)
 
 
-def _address_space_is_full(whose: str, limit: int, used: int) -> str:
-    return (f'out of memory: {whose} is limited to {gigabytes(limit)} (ulimit -v), of which it used {gigabytes(used)}; '
+def _address_space_message(name: str, limit: int, used: int) -> str:
+    return (f'out of memory: {name} is limited to {gigabytes(limit)} (ulimit -v), {gigabytes(used)} used; '
             'raise the limit (ulimit -v unlimited), or lower train.local_batch_size')
 
 
 def soft_limit(kind: int) -> int | None:
-    """A limit of this process and its children, in bytes where it is one of memory; None for none."""
+    """Return a soft limit of this process and its children, memory in bytes; None if unlimited."""
     soft, _ = resource.getrlimit(kind)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def explain_death(number: int, before: Sample, after: Sample, num_ranks: int) -> str:
-    """Why a process that a signal ended had no memory; nothing where memory was not the reason."""
+def explain_death(number: int, before: MemorySample, after: MemorySample, num_ranks: int) -> str:
+    """Explain the end of a process by a signal; '' if memory was not the reason."""
     if number == signal.SIGKILL:
         host_total = _numbers(_PROC / 'meminfo').get('MemTotal', 0)
         return explain_kill(before, after, find_limits().memory_limit_bytes, host_total, num_ranks)
@@ -97,17 +94,17 @@ def explain_death(number: int, before: Sample, after: Sample, num_ranks: int) ->
 
 
 def explain_error(error: BaseException) -> str:
-    """What an exception means that says that there was no memory; nothing for any other."""
+    """Explain an exception for a failed allocation; '' for any other."""
     text = str(error)
     if not isinstance(error, MemoryError) and not _FAILED_ALLOCATION.search(text):
         return ''
     limit = soft_limit(resource.RLIMIT_AS)
-    if limit is None and 'start new thread' in text:  # of another limit
+    if limit is None and 'start new thread' in text:  # a limit on threads, not on memory
         return ''
     used = _numbers(_PROC / 'self/status')
     if limit is not None:
-        # Where not even that can be read, it is all in use.
-        return _address_space_is_full('the address space of this process', limit, used.get('VmPeak', limit))
+        # A process that cannot even read its status has used up everything.
+        return _address_space_message('the address space of this process', limit, used.get('VmPeak', limit))
     host = _numbers(_PROC / 'meminfo')
     return (f'out of memory: an allocation failed ({" ".join(text.split())[:120] or type(error).__name__}); this '
             f'process used {gigabytes(used.get("VmHWM", 0))}, the host has {gigabytes(host.get("MemAvailable", 0))} of '

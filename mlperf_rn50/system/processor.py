@@ -1,6 +1,6 @@
-"""The processor of this host: what it is, and which instructions oneDNN, MXNet's CPU kernels, may use on it.
+"""Processor of this host, and the instructions that oneDNN, MXNet's CPU kernels, may use on it.
 
-Source: /proc/cpuinfo; oneDNN's DNNL_MAX_CPU_ISA, which it reads in capitals only.
+Source: /proc/cpuinfo; oneDNN's DNNL_MAX_CPU_ISA, which must be in capitals.
 """
 import os
 import re
@@ -12,7 +12,7 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.cgroup import read_small
 
 CPUINFO = Path('/proc/cpuinfo')
-# Each holds those before it: name, the flags it takes, and the values of DNNL_MAX_CPU_ISA that end there.
+# Name, required flags, and values of DNNL_MAX_CPU_ISA with this limit; each level includes those before it.
 _LEVELS = (
     ('no SSE4.1', (), ()),
     ('SSE4.1', ('sse4_1',), ('SSE41',)),
@@ -27,20 +27,15 @@ _NAMES = tuple(name for name, _, _ in _LEVELS)
 
 @dataclass(frozen=True)
 class Processor:
-    """A processor, as a run's speed needs it to be known; numbers that are not there are None.
-
-    Args:
-        uses: the highest one that oneDNN may use, where DNNL_MAX_CPU_ISA leaves less.
-        limit: DNNL_MAX_CPU_ISA; '' where it is not set.
-    """
+    """Model and instruction set level of a processor; unknown numbers are None."""
 
     name: str
     vendor: str
     family: int | None
     model: int | None
-    has: str
-    uses: str
-    limit: str
+    has: str  # highest level of the processor
+    uses: str  # highest level that oneDNN may use
+    limit: str  # DNNL_MAX_CPU_ISA; '' if not set
 
     @property
     def can_train_bfloat16(self) -> bool:
@@ -49,7 +44,7 @@ class Processor:
 
 
 def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
-    """The first processor of /proc/cpuinfo, under the given environment variables."""
+    """Parse the first processor of /proc/cpuinfo, limited by the environment variables."""
     def field(name: str) -> str:
         found = re.search(rf'^{name}\s*: (.*)$', cpuinfo, re.MULTILINE)
         return found[1].strip() if found else ''
@@ -66,15 +61,15 @@ def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
 
 
 def find_processor() -> Processor:
-    """That of this host, under this process's environment."""
+    """Return the processor of this host under this process's environment."""
     return parse_processor(read_small(CPUINFO), os.environ)
 
 
 def check_precision(option: str, precision: str, processor: Processor) -> None:
-    """Raise ConfigError, in the name of an option, for bfloat16 without AVX-512: inside it MXNet's oneDNN would die."""
+    """Raise ConfigError for bfloat16 without AVX-512, with which MXNet's oneDNN would crash."""
     if precision != 'bfloat16' or processor.can_train_bfloat16:
         return
     if processor.has != processor.uses:
-        raise ConfigError(f'{option}: got bfloat16, and DNNL_MAX_CPU_ISA={processor.limit} leaves {processor.uses} of '
-                          f'{processor.has}, expected AVX-512; unset it, or use float32')
-    raise ConfigError(f'{option}: got bfloat16, this processor has no AVX-512, only {processor.has}; use float32')
+        raise ConfigError(f'{option}: got bfloat16 with {processor.uses} (DNNL_MAX_CPU_ISA={processor.limit} limits '
+                          f'{processor.has}), expected AVX-512; unset the variable, or use float32')
+    raise ConfigError(f'{option}: got bfloat16 on a processor with {processor.has}, expected AVX-512; use float32')

@@ -1,8 +1,7 @@
-"""What a node is doing, once a second, as JSON lines beside the log of a run.
+"""Telemetry of a node, once a second, as JSON lines next to the log of a run.
 
-A sample has rates since the sample before. Lines are aligned to the run by this node's own clock: at run_start, a
-line says so. Source: psutil (/proc/stat, meminfo, diskstats, net/dev), /sys/class/infiniband, NVML. Joules are counted
-since the sampler's start, so that a line that is lost takes none of them away; see power.py.
+Rates are since the previous sample, joules since the start (see power.py). A line at run_start aligns this node's clock
+with the run. Source: psutil (/proc/stat, meminfo, diskstats, net/dev), /sys/class/infiniband, NVML.
 """
 import json
 import platform
@@ -24,19 +23,18 @@ from mlperf_rn50.system.power import BOOT_ID, find_gpus, open_meter
 
 SYS = Path('/sys')
 PERIOD_S = 1.0
-# InfiniBand counts data in words of 4 bytes.
-_WORD_BYTES = 4
+_WORD_BYTES = 4  # unit of InfiniBand's data counters
 
 Counters = dict[str, dict[str, int]]
 
 
 def host_file_name(host: str) -> str:
-    """A host's name as part of a file name."""
+    """Return a host name as part of a file name."""
     return re.sub(r'[^\w.-]', '_', host)
 
 
 def read_counters(sys: Path = SYS) -> Counters:
-    """Bytes that passed each disk, network interface and InfiniBand port of this host since it started."""
+    """Read the bytes transferred by each disk, network interface and InfiniBand port since boot."""
     disks = {name: d for name, d in (psutil.disk_io_counters(perdisk=True) or {}).items()
              if (sys / 'block' / name / 'device').exists()}
     nets = psutil.net_io_counters(pernic=True)
@@ -50,7 +48,7 @@ def read_counters(sys: Path = SYS) -> Counters:
 
 
 def _words(paths: Mapping[str, Path]) -> dict[str, int]:
-    """Bytes of counters of words, without those that cannot be read."""
+    """Read word counters as bytes, without unreadable ones."""
     found = {}
     for name, path in paths.items():
         with suppress(OSError, ValueError):
@@ -59,30 +57,29 @@ def _words(paths: Mapping[str, Path]) -> dict[str, int]:
 
 
 def make_rates(before: Counters, after: Counters, seconds: float) -> Counters:
-    """Bytes per second of each device between two readings; 0 for one whose counter was reset or is new."""
+    """Return bytes per second of each device between two readings; 0 for a new or reset counter."""
     return {f'{kind}_bytes_per_s': {n: round(max(0, value - before.get(kind, {}).get(n, value)) / seconds)
                                     for n, value in values.items()}
             for kind, values in after.items() if values}
 
 
 def read_gpu(nvml: Any, handle: Any) -> dict[str, Any]:
-    """What a GPU does, without what it does not tell (a divided one has no utilisation)."""
-    asked = {'utilization_percent': lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-             'memory_used_bytes': lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
-             'power_w': lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-             'sm_clock_mhz': lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)}
-    told = {}
-    for name, ask in asked.items():
-        with suppress(Exception):  # NVML's own errors
-            told[name] = ask()
-    return told
+    """Read the state of a GPU, without unavailable values (a MIG instance has no utilisation)."""
+    queries = {'utilization_percent': lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+               'memory_used_bytes': lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+               'power_w': lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+               'sm_clock_mhz': lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)}
+    values = {}
+    for name, query in queries.items():
+        with suppress(Exception):  # of NVML
+            values[name] = query()
+    return values
 
 
 class Telemetry:
-    """Samples this node in a thread of its own, from the start to close()."""
+    """Thread that samples this node until close(); without a path, on all but one rank of a node, it does nothing."""
 
     def __init__(self, path: Path | None, num_gpus: int = 0):
-        """path: appended to, as a resumed run has it; None samples nothing (ranks other than the first of a node)."""
         self._num_gpus = num_gpus
         self._file = LineFile(path) if path else None
         self._error: StorageError | None = None
@@ -95,7 +92,7 @@ class Telemetry:
             self._thread.start()
 
     def run_start(self, clock_s: float) -> None:
-        """The run's clock stands at clock_s now."""
+        """Record the current clock of the run."""
         self._write({'event': 'run_start', 'clock_s': clock_s})
 
     def check(self) -> None:
@@ -104,7 +101,7 @@ class Telemetry:
             raise self._error
 
     def close(self) -> None:
-        """Stops sampling."""
+        """Stop sampling."""
         if self._file:
             self._stop.set()
             self._thread.join()
@@ -125,14 +122,14 @@ class Telemetry:
     def _sample(self) -> None:
         nvml, handles = find_gpus()
         before, then = read_counters(), time.monotonic()
-        # A rank that may open its own GPU alone would count a part of the node's energy, which would look like all.
+        # If this rank can open only some of the node's GPUs, their energy would look like that of the node.
         is_part = len(handles) < min(self._num_gpus, len(all_bus_ids(SYS)))
         meter = open_meter(SYS, nvml, [] if is_part else handles, then)
         if energy := meter.read(then):
             self._write({'event': 'meter', 'boot': read_small(BOOT_ID) or None, 'energy_j': energy,
                          **({'gpu_energy': 'counted' if meter.are_gpus_counted else 'integrated from power'}
                             if 'gpu' in energy else {})})
-        psutil.cpu_percent()  # counts from here
+        psutil.cpu_percent()  # the next call measures from here
         while not self._stop.wait(PERIOD_S):
             after, now = read_counters(), time.monotonic()
             memory = psutil.virtual_memory()
@@ -141,5 +138,5 @@ class Telemetry:
             rest = {'gpus': [read_gpu(nvml, h) for h in handles], 'energy_j': meter.read(time.monotonic())}
             self._write(sample | {key: value for key, value in rest.items() if value})
             before, then = after, now
-        if energy := meter.read(time.monotonic()):  # the run ended since the last sample
+        if energy := meter.read(time.monotonic()):  # since the last sample
             self._write({'event': 'stop', 'energy_j': energy})

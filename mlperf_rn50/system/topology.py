@@ -1,4 +1,4 @@
-"""Which cores and GPU a rank of this node should use, and the program that binds it to them (launch/bind.sh).
+"""Binding of ranks to cores and GPUs of a node, and the program behind launch/bind.sh.
 
 Source: /sys/devices/system (cpu, node), NVML for GPUs. NCCL and UCX choose network devices.
 """
@@ -15,17 +15,17 @@ from pathlib import Path
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.system.cgroup import Limits, find_limits, parse_cpu_list, read_small, render_cpu_list
-from mlperf_rn50.system.gpu_environment import missing_settings
+from mlperf_rn50.system.gpu_env import missing_settings
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
-from mlperf_rn50.system.launched import environment_number, launched_local, omp_threads, rank_name, say
-from mlperf_rn50.system.limits import check_session
+from mlperf_rn50.system.launcher_env import environment_number, launched_local, omp_threads, rank_name, say
+from mlperf_rn50.system.mpi_session import check_session
 
 SYS = Path('/sys')
 
 
 @dataclass(frozen=True)
 class NumaNode:
-    """A NUMA node: its number, and its physical cores, each as its logical CPUs."""
+    """A NUMA node with its physical cores, each a tuple of logical CPUs."""
 
     number: int
     cores: tuple[tuple[int, ...], ...]
@@ -33,7 +33,7 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class Topology:
-    """What a node offers: NUMA nodes with at least one core, and the NUMA node of each GPU."""
+    """NUMA nodes of a host with at least one core, and the NUMA node of each GPU."""
 
     nodes: tuple[NumaNode, ...]
     gpus: tuple[int, ...] = ()
@@ -41,23 +41,17 @@ class Topology:
 
 @dataclass(frozen=True)
 class Binding:
-    """What one rank uses.
-
-    Args:
-        pinning: the same in the order in which threads that stay in place take them: first a physical core each,
-            beginning with those that no other rank begins with.
-        gpu: number of its GPU, None where there is none.
-    """
+    """Cores and GPU of a rank."""
 
     cpus: tuple[int, ...]
-    pinning: tuple[int, ...]
+    pinning: tuple[int, ...]  # CPUs in the order for pinned threads, first one per physical core
     num_threads: int
     numa_node: int
     gpu: int | None
 
 
 def _cores(sys: Path, cpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Logical CPUs grouped by physical core."""
+    """Group logical CPUs by physical core."""
     cores: dict[tuple[int, ...], None] = {}
     for cpu in cpus:
         path = sys / f'devices/system/cpu/cpu{cpu}/topology/thread_siblings_list'
@@ -66,24 +60,20 @@ def _cores(sys: Path, cpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(cores)
 
 
-def choose_devices(visible: Sequence[str], of_host: Sequence[str],
+def choose_devices(visible: Sequence[str], installed: Sequence[str],
                    num_devices: int) -> tuple[Sequence[str], int | None]:
-    """The GPUs that the ranks of a node share out, and which of them is this rank's where its number does not give it.
+    """Return the GPUs that the ranks of a node divide, and this rank's index; None if it follows from the local rank.
 
-    Ranks that see enough of them all see the same. A rank that sees only its own has its place among all of the host's,
-    where these are as many as are needed.
-
-    Args:
-        visible: PCI addresses of the GPUs that this rank sees, in CUDA's order, those of MIG instances being their
-            card's; of_host: of all GPUs of the host.
+    Ranks with enough visible GPUs all see the same ones. A rank that sees a single GPU finds its index among all
+    installed GPUs, if they are enough. GPUs are given by PCI address of the card, the visible ones in CUDA's order.
     """
-    if len(visible) == 1 < num_devices <= len(of_host) and visible[0] in of_host:
-        return of_host, of_host.index(visible[0])
+    if len(visible) == 1 < num_devices <= len(installed) and visible[0] in installed:
+        return installed, installed.index(visible[0])
     return visible, None
 
 
 def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> Topology:
-    """The topology of a node, from /sys or a copy of it."""
+    """Read the topology of a node from /sys or a copy of it."""
     nodes = []
     for path in sorted((sys / 'devices/system/node').glob('node[0-9]*'), key=lambda p: int(p.name[4:])):
         cpus = [c for c in parse_cpu_list((path / 'cpulist').read_text()) if c in allowed]
@@ -91,17 +81,12 @@ def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> 
             nodes.append(NumaNode(int(path.name[4:]), _cores(sys, cpus)))
     if not nodes:
         nodes = [NumaNode(0, _cores(sys, sorted(allowed)))]
-    return Topology(tuple(nodes), tuple(_numa_node(sys, b) for b in bus_ids))
-
-
-def _numa_node(sys: Path, bus_id: str) -> int:
-    """That of a PCI device; 0 where it is unknown, which Linux writes as -1."""
-    text = read_small(sys / f'bus/pci/devices/{bus_id}/numa_node')
-    return int(text) if text.isdecimal() else 0
+    gpu_nodes = (read_small(sys / f'bus/pci/devices/{bus_id}/numa_node') for bus_id in bus_ids)
+    return Topology(tuple(nodes), tuple(int(n) if n.isdecimal() else 0 for n in gpu_nodes))  # -1 is unknown
 
 
 def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
-    """One of several neighbouring parts of a sequence, as even as can be; parts share where there are too few."""
+    """Return one of several consecutive parts of a sequence, of nearly equal size; parts share if items are too few."""
     if num_parts > len(items):
         return [items[part * len(items) // num_parts]]
     return items[part * len(items) // num_parts:(part + 1) * len(items) // num_parts]
@@ -109,14 +94,10 @@ def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
 
 def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_per_device: int,
                    place: int | None = None) -> Binding:
-    """The binding of one rank.
+    """Choose the binding of one rank; place is the index of its GPU on the node, None derives it from local_rank.
 
-    A device is a GPU or, without GPUs, a core set; `ranks_per_device` neighbouring ranks share one. A device has
-    the cores of its NUMA node, shared evenly with the devices beside it; without GPUs the devices are spread
-    over the NUMA nodes.
-
-    Args:
-        place: of the rank's GPU among all of the node, where its number on the node does not give it.
+    A device is a GPU or, without GPUs, a core set; `ranks_per_device` consecutive ranks share one. A device has the
+    cores of its NUMA node, divided evenly among the devices there. Devices without GPUs are spread over the nodes.
     """
     num_devices = -(-local_size // ranks_per_device) if place is None else len(topology.gpus)
     device = local_rank // ranks_per_device if place is None else place
@@ -128,7 +109,7 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
     node = topology.nodes[places[device]]
     beside = [d for d in range(num_devices) if places[d] == places[device]]
     cores: Sequence[tuple[int, ...]]
-    if not topology.gpus and num_devices < len(topology.nodes):  # fewer devices than nodes: a device spans several
+    if not topology.gpus and num_devices < len(topology.nodes):  # a device then spans several nodes
         cores = [c for n in _share(topology.nodes, device, num_devices) for c in n.cores]
     else:
         cores = _share(node.cores, beside.index(device), len(beside))
@@ -136,31 +117,22 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
     num_threads = max(1, len(cores) // sharers)
     first = local_rank % ranks_per_device * num_threads % len(cores)
     pinning = [cpu for nth in zip_longest(*cores[first:], *cores[:first]) for cpu in nth if cpu is not None]
-    return Binding(tuple(sorted(pinning)), tuple(pinning), num_threads, node.number,
-                   device if topology.gpus else None)
+    return Binding(tuple(sorted(pinning)), tuple(pinning), num_threads, node.number, device if topology.gpus else None)
 
 
 def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
-    """So many threads, or what a rank's share of the node's quota of CPU time has time for; at least one.
-
-    Threads beyond the quota do not only wait: the whole group stands still until its next period.
-    """
+    """Limit the threads of a rank to its share of the CPU quota; above it, the kernel suspends all ranks at times."""
     return num_threads if limits.quota_cpus is None else max(1, min(num_threads, int(limits.quota_cpus // local_size)))
 
 
 def unbound_threads(cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: Limits) -> int:
-    """Threads of a rank that launch/bind.sh did not start.
-
-    Args:
-        cpus: logical CPUs it may run on: its own, if something else bound it; all of the node's, shared with the ranks
-            beside it, if nothing did.
-    """
+    """Return the threads of a rank without launch/bind.sh; ranks share the CPUs if those are all of the node."""
     is_shared = len(cpus) == (len(limits.cpuset) if limits.cpuset else num_machine_cpus)
     return quota_threads(max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits)
 
 
 def set_omp_threads(num_threads: int) -> int:
-    """Sets OMP_NUM_THREADS where it does not say a number yet; returns what it says."""
+    """Set OMP_NUM_THREADS unless it has a number; return the effective number."""
     given = omp_threads(os.environ.get('OMP_NUM_THREADS', ''))
     if given is None:
         os.environ['OMP_NUM_THREADS'] = str(num_threads)
@@ -168,30 +140,22 @@ def set_omp_threads(num_threads: int) -> int:
 
 
 def leave_openmp_to_engine() -> None:
-    """Takes OpenMP from this thread, which then starts no team of threads; to be called once MXNet is imported.
+    """Disable OpenMP teams in this thread; to be called after MXNet is imported.
 
-    On a CPU, MXNet computes in a thread of its engine. A thread that only reads an array copies it in parallel, or has
-    to bring it into another layout first, and would get a team, too. With more threads in teams than there are cores,
-    libgomp lets none of them wait actively any more: every end of a parallel loop is then a system call, and a small
-    step takes 1.1 to 1.4 times as long. Source: libgomp, gomp_managed_threads and GOMP_SPINCOUNT.
+    MXNet computes on a CPU in a thread of its engine; a thread that copies an array would start a second team. With
+    more team threads than cores, libgomp stops active waiting, and a small step takes 1.1 to 1.4 times as long. Source:
+    libgomp, gomp_managed_threads and GOMP_SPINCOUNT.
     """
     with suppress(OSError):  # an MXNet with another OpenMP
         ctypes.CDLL('libgomp.so.1').omp_set_num_threads(1)
 
 
-def render_binding(binding: Binding) -> str:
-    """One line for people."""
-    gpu = 'no GPU' if binding.gpu is None else f'GPU {binding.gpu}'
-    return (f'cores {render_cpu_list(binding.cpus)}, {binding.num_threads} threads, NUMA node {binding.numa_node}, '
-            f'{gpu}')
-
-
 def _bind(command: Sequence[str]) -> None:
-    """Binds this process and becomes the command."""
-    if launched_local()[0] == 0:  # one rank of a node says it
+    """Bind this process and execute the command."""
+    if launched_local()[0] == 0:  # one report per node is enough
         check_session(os.environ)
     if 'train' in command:
-        # The launcher's word to stop, which would end a program that only starts: it waits until training lets it in.
+        # A stop request during start-up would kill the program; training unblocks the signal.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     os.environ.update(missing_settings(os.environ))
     if os.environ.get('MLPERF_RN50_BIND') == 'off':
@@ -203,13 +167,13 @@ def _bind(command: Sequence[str]) -> None:
     topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), bus_ids)
     binding = choose_binding(topology, local_rank, local_size, per_device, place)
     if len(visible) == 1:
-        binding = replace(binding, gpu=0)  # as CUDA counts for the rank
+        binding = replace(binding, gpu=0)  # CUDA numbers the rank's only GPU 0
     os.sched_setaffinity(0, binding.cpus)
     threads = set_omp_threads(quota_threads(binding.num_threads, local_size, find_limits()))
     os.environ.setdefault('DALI_AFFINITY_MASK', ','.join(map(str, binding.pinning)))
     if command[1:2] == ['train']:
-        said = render_binding(replace(binding, num_threads=threads))
-        say(f'{rank_name()} (local {local_rank}): {said}')
+        say(f'{rank_name()} (local {local_rank}): cores {render_cpu_list(binding.cpus)}, {threads} threads, '
+            f'NUMA node {binding.numa_node}, ' + ('no GPU' if binding.gpu is None else f'GPU {binding.gpu}'))
     os.execvp(command[0], list(command))
 
 

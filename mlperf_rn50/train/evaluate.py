@@ -1,21 +1,21 @@
-"""Exact Top-1, Top-5 and confusions over all ranks: integer counts, summed, divided once."""
+"""Exact Top-1, Top-5 and confusions of all ranks, from summed integer counts."""
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import mxnet as mx
 import numpy as np
 
-from mlperf_rn50.config import IMAGENET, DataConfig
-from mlperf_rn50.data.pipeline import Batch
+from mlperf_rn50.data.batches import Batch
+from mlperf_rn50.data.options import IMAGENET, DataConfig
 from mlperf_rn50.errors import RunFailed
-from mlperf_rn50.train.comm import Comm
+from mlperf_rn50.train.comm.horovod import Comm
 
 NO_CLASS = 'none: not a number'
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Counts over the whole validation set; top1 and top5 are fractions of it."""
+    """Counts over the whole validation set; top1 and top5 are fractions."""
 
     num_top1: int
     num_top5: int
@@ -31,29 +31,26 @@ class Accuracy:
 
 
 def data_name(data: DataConfig) -> str:
-    """The data set as it stands beside an accuracy."""
+    """Return the name of the data set for display beside an accuracy."""
     return (data.dataset + (', synthetic images' if data.synthetic else '')
             + ('' if data.dataset == IMAGENET else ' (not ImageNet)'))
 
 
 def correct_counts(logits: mx.nd.NDArray, labels: mx.nd.NDArray, num_valid: int) -> mx.nd.NDArray:
-    """How many of the first num_valid images have their label among the 1 and the 5 largest logits.
+    """Count the first num_valid images whose label is among the 1 and the 5 largest logits, without waiting.
 
-    Equal logits rank by class number; a logit that is not a number ranks its image last.
+    Equal logits rank by class number; a NaN logit ranks its image last. The result is float32, (2,), exact below 2**24.
 
     Args:
         logits: float32, (batch, classes).
         labels: int32, (batch,).
-
-    Returns:
-        float32, (2,), exact below 2**24; not waited for.
     """
     num_classes = logits.shape[1]
     labels = labels.astype('float32')
     own = mx.nd.pick(logits, labels).reshape((-1, 1))
     classes = mx.nd.arange(num_classes, ctx=logits.context).reshape((1, -1))
     later = mx.nd.broadcast_greater(classes, labels.reshape((-1, 1)))
-    # Counting what ranks lower, not what ranks higher, makes NaN the worst place and not the best.
+    # Counting lower logits, not higher ones, gives NaN the worst place and not the best.
     lower = mx.nd.broadcast_lesser(logits, own) + mx.nd.broadcast_equal(logits, own) * later
     place = num_classes - 1 - lower.sum(axis=1)
     valid = mx.nd.arange(len(logits), ctx=logits.context) < num_valid
@@ -63,16 +60,7 @@ def correct_counts(logits: mx.nd.NDArray, labels: mx.nd.NDArray, num_valid: int)
 def evaluate(net: mx.gluon.HybridBlock, batches: Iterable[Batch], num_images: int, comm: Comm,
              on_batch: Callable[[], None] = lambda: None,
              on_logits: Callable[[mx.nd.NDArray, Batch], None] = lambda logits, batch: None) -> Accuracy:
-    """The accuracy of a network on the whole validation set.
-
-    Args:
-        net: images to logits; the same on every rank.
-        on_batch: called for each batch.
-        on_logits: called with what the network says of each.
-
-    Raises:
-        RunFailed: the ranks together did not see each image once.
-    """
+    """Return the accuracy of a network on the validation set; raise RunFailed unless each image was evaluated once."""
     num_seen, counts = 0, mx.nd.zeros((2,))
     for batch in batches:
         on_batch()
@@ -89,7 +77,7 @@ def evaluate(net: mx.gluon.HybridBlock, batches: Iterable[Batch], num_images: in
 
 @dataclass(frozen=True)
 class Confusion:
-    """Images of a class that were taken for another one; share is their fraction of the class."""
+    """Images of a class that were classified as another; share: fraction of the class."""
 
     true_class: str
     taken_for: str
@@ -98,27 +86,25 @@ class Confusion:
 
 
 class ConfusionMatrix:
-    """Images by their class (row) and the class they were taken for (column), int64.
+    """Counts of images by true class (row) and predicted class (column), int64; the last column counts NaN logits.
 
-    The last column counts those of whose logits one is not a number. Otherwise, as in correct_counts, the largest
-    logit decides, and of equal ones the first.
+    As in correct_counts, the first of the largest logits decides.
     """
 
     def __init__(self, num_classes: int):
         self.counts = np.zeros((num_classes, num_classes + 1), np.int64)
 
     def add(self, logits: mx.nd.NDArray, batch: Batch) -> None:
-        """Counts a batch. logits: float32, (batch, classes)."""
         values, labels = logits[:batch.num_valid].asnumpy(), batch.labels[:batch.num_valid].asnumpy()
         taken = np.where(np.isnan(values).any(axis=1), values.shape[1], values.argmax(axis=1))
         np.add.at(self.counts, (labels, taken), 1)
 
     def sum(self, comm: Comm) -> None:
-        """Adds up the counts of all ranks, on each."""
+        """Sum the counts over all ranks."""
         self.counts[:] = np.reshape(comm.sum(self.counts.ravel().tolist()), self.counts.shape)
 
     def largest(self, number: int, classes: Sequence[str]) -> list[Confusion]:
-        """The most frequent confusions, at most so many; equally frequent ones by their class."""
+        """Return at most `number` confusions, most frequent first, equally frequent ones by class."""
         wrong = self.counts.copy()
         np.fill_diagonal(wrong, 0)
         names, sizes = [*classes, NO_CLASS], self.counts.sum(axis=1)

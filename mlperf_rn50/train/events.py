@@ -1,18 +1,22 @@
-"""What happens in a run, as the sinks read it. Epochs count from 0, steps are steps taken."""
+"""Events of a run, and sinks. Epochs count from 0, steps are steps taken, times are seconds on the run's clock."""
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from mlperf_rn50.config import Config
-from mlperf_rn50.study.reference import Band, Reference, Standing
-from mlperf_rn50.train.changes import Change
+from mlperf_rn50.train.checkpoint.changes import Change
+from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.plan import Plan
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A new run begins: its configuration, the (name, ranks) of its hosts, and whether their page caches are empty."""
+class Event(Struct, frozen=True):
+    """Base of all events."""
+
+
+class Opened(Event, frozen=True):
+    """Start of a new run; hosts: their names and numbers of ranks."""
 
     config: Config
     hosts: Sequence[tuple[str, int]]
@@ -20,17 +24,13 @@ class Opened:
     cache_reason: str
 
 
-@dataclass(frozen=True)
-class InitStarted:
-    """The network is about to be built."""
-
+class InitStarted(Event, frozen=True):
     plan: Plan
     seed: int
 
 
-@dataclass(frozen=True)
-class Built:
-    """The network is there; initial_weights: where weights came from, '' for drawn ones."""
+class Built(Event, frozen=True):
+    """The network exists; initial_weights: source of the weights, '' for random ones."""
 
     plan: Plan
     seed: int
@@ -41,25 +41,19 @@ class Built:
     notes: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class InitStopped:
-    """All is ready and nothing of the data was touched."""
+class InitStopped(Event, frozen=True):
+    """Everything is ready, and no data has been read."""
 
 
-@dataclass(frozen=True)
-class RunStarted:
-    """The clock starts: a new run's."""
+class RunStarted(Event, frozen=True):
+    """The clock of a new run starts."""
 
     plan: Plan
     num_hosts: int
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """The clock goes on: a run's that goes on from a checkpoint, with the world size and batch it had before.
-
-    changes: all that its configuration has otherwise than before.
-    """
+class Resumed(Event, frozen=True):
+    """The clock of a resumed run continues; changes: all differences of its configuration."""
 
     plan: Plan
     num_hosts: int
@@ -71,9 +65,8 @@ class Resumed:
     changes: Sequence[Change] = ()
 
 
-@dataclass(frozen=True)
-class EpochStarted:
-    """An epoch begins, at a step of it; block_epochs: epochs up to the next evaluation, where a block begins too."""
+class EpochStarted(Event, frozen=True):
+    """Start of an epoch; block_epochs: epochs up to the next evaluation, None inside of a block."""
 
     epoch: int
     num_steps: int
@@ -81,9 +74,8 @@ class EpochStarted:
     block_epochs: int | None
 
 
-@dataclass(frozen=True)
-class StepDone:
-    """A step is done; epoch: epochs taken, with a fraction."""
+class StepDone(Event, frozen=True):
+    """End of a step; epoch: epochs taken, with a fraction."""
 
     step: int
     epoch: float
@@ -94,80 +86,54 @@ class StepDone:
     is_reported: bool = False
     mean_loss: float = 0.0
     gradient_norm: float | None = None
-    trust_ratios: Mapping[str, float] = field(default_factory=dict)
+    trust_ratios: Mapping[str, float] = {}
 
 
-@dataclass(frozen=True)
-class EpochDone:
-    """An epoch's last step is done."""
-
+class EpochDone(Event, frozen=True):
     epoch: int
     time_s: float
     images_per_s: float
     learning_rate: float
 
 
-@dataclass(frozen=True)
-class RecordsRead:
-    """What an epoch read: bytes of records by host, and of those that the host had not read before."""
+class RecordsRead(Event, frozen=True):
+    """Bytes of records read in an epoch by host, and those read by this host for the first time."""
 
     epoch: int
     num_bytes: Mapping[str, int]
     num_new_bytes: Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class EvalStarted:
-    """The evaluation after an epoch begins."""
-
+class EvalStarted(Event, frozen=True):
     epoch: int
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """The evaluation after an epoch is over; first_epoch: of the block that ends with it."""
+class Evaluated(Event, frozen=True):
+    """End of the evaluation after an epoch; first_epoch: of the block that ends with it."""
 
     epoch: int
     first_epoch: int
     time_s: float
-    num_top1: int
-    num_top5: int
-    num_images: int
-
-    @property
-    def top1(self) -> float:
-        return self.num_top1 / self.num_images
-
-    @property
-    def top5(self) -> float:
-        return self.num_top5 / self.num_images
+    accuracy: Accuracy
 
 
-@dataclass(frozen=True)
-class ReferenceFound:
-    """What the evaluations of a run are compared with; reference: None where there is nothing."""
+class ReferenceFound(Event, frozen=True):
+    """The reference runs, if any, as a sentence and as a record of metrics.jsonl."""
 
-    reference: Reference | None
-    bands: Sequence[Band]
-    reference_epochs: Sequence[int]
     text: str
+    record: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Compared:
-    """An evaluation beside the reference runs; its epochs are epochs trained. is_new: whether the alarm is."""
+class Compared(Event, frozen=True):
+    """Comparison of an evaluation with the reference runs; is_new: it raises a new alarm."""
 
-    standing: Standing
+    text: str
+    record: Mapping[str, Any]
     is_new: bool
 
 
-@dataclass(frozen=True)
-class RanksTimed:
-    """What the steps since the last evaluation took each rank.
-
-    Args:
-        ranks: per rank: rank, host, cores, num_steps, data_s, compute_s, wait_s.
-    """
+class RanksTimed(Event, frozen=True):
+    """Times of each rank since the last evaluation: rank, host, cores, num_steps, data_s, compute_s, wait_s."""
 
     epoch: int
     time_s: float
@@ -175,33 +141,26 @@ class RanksTimed:
     stragglers: Sequence[str]
 
 
-@dataclass(frozen=True)
-class Saving:
+class Saving(Event, frozen=True):
     """A checkpoint is being taken."""
 
 
-@dataclass(frozen=True)
-class Alive:
-    """Something went on in an evaluation."""
+class Alive(Event, frozen=True):
+    """Progress within an evaluation."""
 
 
-@dataclass(frozen=True)
-class Noted:
-    """Something worth knowing of the run."""
+class Noted(Event, frozen=True):
+    text: str
+
+
+class Warned(Event, frozen=True):
+    """A warning, which does not stop the run."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Warned:
-    """Something that does not stop the run."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The run is over: converged, aborted, interrupted or failed."""
+class Ended(Event, frozen=True):
+    """End of the run; status: converged, aborted, interrupted or failed."""
 
     status: str
     epochs_to_converge: int | None
@@ -210,19 +169,12 @@ class Ended:
     images_per_s: float
 
 
-Event = (Opened | InitStarted | Built | InitStopped | RunStarted | Resumed | EpochStarted | StepDone | EpochDone
-         | RecordsRead | EvalStarted | Evaluated | ReferenceFound | Compared | RanksTimed | Saving | Alive | Noted
-         | Warned | Ended)
-
-
 class Sink(Protocol):
-    """What keeps or shows events, and changes nothing of the run."""
+    """Records or shows events without influence on the run."""
 
-    def see(self, event: Event) -> None:
-        """An event has happened."""
+    def handle(self, event: Event) -> None: ...
 
-    def close(self) -> None:
-        """There will be no more."""
+    def close(self) -> None: ...
 
 
 class Sinks:
@@ -231,13 +183,12 @@ class Sinks:
     def __init__(self, sinks: Sequence[Sink]):
         self._sinks = list(sinks)
 
-    def see(self, event: Event) -> None:
-        """An event has happened."""
+    def handle(self, event: Event) -> None:
         for sink in self._sinks:
-            sink.see(event)
+            sink.handle(event)
 
     def close(self) -> None:
-        """There will be no more; all are closed, whatever one of them says."""
+        """Close all sinks, even if one of them fails."""
         with ExitStack() as closing:
             for sink in self._sinks:
                 closing.callback(sink.close)

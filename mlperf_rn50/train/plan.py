@@ -1,4 +1,4 @@
-"""What a configuration means for a number of ranks: batches, steps, evaluations. Pure."""
+"""Plan of a run for a number of ranks: batches, steps and evaluations. Pure."""
 from dataclasses import dataclass, replace
 
 from mlperf_rn50.config import Config
@@ -9,12 +9,9 @@ from mlperf_rn50.train.schedule import is_eval_epoch, learning_rate
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of a run, made by make_plan.
+    """The numbers of a run, made by make_plan; lr_scale: factor on the scheduled learning rate.
 
-    Args:
-        local_batch_size, eval_batch_size: images per rank and pass.
-        lr_scale: factor on the scheduled learning rate, other than 1 when the batch changed with the ranks.
-        nodes: node of every rank, counted from 0; empty where they are not known, or all on one.
+    nodes: node of every rank, counted from 0; empty if unknown or only one.
     """
 
     config: Config
@@ -26,14 +23,12 @@ class Plan:
     nodes: tuple[int, ...] = ()
 
     def train_shard(self, rank: int = 0) -> Shard:
-        """A rank's share of the training set."""
         data = self.config.data
         return Shard(data.num_train, rank, self.world_size, self.local_batch_size,
                      self.config.train.gradient_accumulation_steps, self.nodes,
                      data.node_rotation_epochs if data.shuffle == 'node' else None)
 
     def eval_shard(self, rank: int = 0) -> Shard:
-        """A rank's share of the validation set."""
         return Shard(self.config.data.num_val, rank, self.world_size, self.eval_batch_size)
 
     @property
@@ -43,20 +38,19 @@ class Plan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of an epoch."""
         return self.train_shard().steps_per_epoch
 
     @property
     def loss_weight(self) -> float:
-        """The weight of an image in its rank's loss: of a mean over the rank's images, whatever the global batch."""
+        """Weight of an image in the loss of a rank, which is a mean over the images of the rank."""
         return 1 / (self.local_batch_size * self.config.train.gradient_accumulation_steps)
 
     def rescale(self, step_in_epoch: int) -> float:
-        """What makes the sum over ranks of losses and gradients that of the mean over the images of a step."""
+        """Return the factor from sums over ranks to the mean over the images of a step."""
         return 1 / (self.loss_weight * self.train_shard().num_valid_global(step_in_epoch))
 
     def fraction(self, step_in_epoch: int) -> float:
-        """How much of the global batch of a step is filled: below 1 in the last step of an epoch only."""
+        """Return the filled fraction of a global batch, below 1 only in the last step of an epoch."""
         return self.train_shard().num_valid_global(step_in_epoch) / self.global_batch_size
 
     @property
@@ -66,25 +60,19 @@ class Plan:
         return round((s.decay_epochs - s.warmup_epochs) * self.steps_per_epoch)
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of a global step (from 0)."""
         return self.lr_scale * learning_rate(self.config.schedule, step, self.steps_per_epoch)
 
     def is_eval_epoch(self, epoch: int) -> bool:
-        """Whether an evaluation follows an epoch (from 0)."""
         t = self.config.train
         return is_eval_epoch(epoch, t.eval_period, t.eval_offset, self.max_epochs)
 
     def block_epochs(self, epoch: int) -> int:
-        """Epochs from an epoch (from 0) up to and including the one its next evaluation follows."""
+        """Return the number of epochs from an epoch (from 0) to its next evaluation, inclusive."""
         return next(e for e in range(epoch, self.max_epochs) if self.is_eval_epoch(e)) - epoch + 1
 
 
 def make_plan(config: Config, world_size: int) -> Plan:
-    """The plan of a configuration for a number of ranks.
-
-    Raises:
-        ConfigError: the global batch cannot be shared evenly, or the ranks are not those configured.
-    """
+    """Return the plan for a number of ranks; raise ConfigError if batch and ranks do not fit."""
     t, r = config.train, config.run
     wanted = config_world_size(config)
     if wanted not in (None, world_size):
@@ -92,7 +80,7 @@ def make_plan(config: Config, world_size: int) -> Plan:
                           f'ranks, but {world_size} were started; start {wanted}, or set both to null')
     local = t.local_batch_size
     if local is None:
-        assert t.global_batch_size is not None  # check_values: exactly one of the two is given
+        assert t.global_batch_size is not None  # check_values requires exactly one of the two
         passes = world_size * t.gradient_accumulation_steps
         local, rest = divmod(t.global_batch_size, passes)
         if rest or not local:
@@ -106,16 +94,10 @@ def make_plan(config: Config, world_size: int) -> Plan:
 
 
 def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Plan:
-    """The plan of a run that goes on with another number of ranks.
+    """Return the plan of a run resumed with another number of ranks than configured; raise ConfigError as make_plan.
 
-    A configured local batch stays; a configured global batch is rounded down to what the ranks can share evenly.
-    The learning rate follows the global batch in proportion.
-
-    Args:
-        config: of the run; its own numbers of nodes and ranks are not looked at.
-
-    Raises:
-        ConfigError: there are more ranks than images in the global batch.
+    A local batch stays, a global batch is rounded down to a multiple, and the learning rate is proportional to the
+    resulting batch.
     """
     train, passes = config.train, world_size * config.train.gradient_accumulation_steps
     if train.global_batch_size is not None and train.global_batch_size >= passes:
@@ -126,21 +108,16 @@ def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Pl
 
 
 def resumed_step(plan: Plan, step: int, global_batch_size: int, has_same_nodes: bool = True) -> int:
-    """The step of a plan up to which a run with another global batch has come: no image of the epoch is left out.
-
-    Args:
-        has_same_nodes: whether each rank was on the same node then; if not, the order of shuffle=node was another,
-            and the epoch begins anew.
-    """
+    """Return the step of a plan that a run with another global batch has reached, without skipping images."""
     num_train = plan.config.data.num_train
     epoch, step_in_epoch = divmod(step, -(-num_train // global_batch_size))
-    if plan.config.data.shuffle == 'node' and not has_same_nodes:
+    if plan.config.data.shuffle == 'node' and not has_same_nodes:  # the order has changed, so the epoch restarts
         return epoch * plan.steps_per_epoch
     return epoch * plan.steps_per_epoch + step_in_epoch * global_batch_size // plan.global_batch_size
 
 
 def config_world_size(config: Config) -> int | None:
-    """The number of ranks a configuration asks for, None where it leaves that open."""
+    """Return the configured number of ranks, None if it is open."""
     if config.run.num_nodes is None or config.run.ranks_per_node is None:
         return None
     return config.run.num_nodes * config.run.ranks_per_node
@@ -149,14 +126,14 @@ def config_world_size(config: Config) -> int | None:
 def _render_shuffle(plan: Plan) -> str:
     data = plan.config.data
     if data.shuffle == 'global':
-        return 'global: every epoch an order over all images; every node comes to read all of them'
+        return 'global: every epoch an order over all images; every node reads all of them over time'
     num_nodes = len(set(plan.nodes)) or plan.config.run.num_nodes
     share = f'about 1/{num_nodes or "N"} of the images{"" if num_nodes else " (N nodes)"}'
     return f'node: each node reads {share}, a new part every {data.node_rotation_epochs} epochs'
 
 
 def render_plan(plan: Plan) -> str:
-    """The plan as text: batches, steps, evaluations, padding, and the learning rate at every epoch."""
+    """Return the plan as text, with the learning rate of every epoch."""
     c, train, val = plan.config, plan.train_shard(), plan.eval_shard()
     evals = [str(e + 1) for e in range(plan.max_epochs) if plan.is_eval_epoch(e)]
     lines = [

@@ -1,21 +1,25 @@
-"""The learning rate at a step. Pure.
+"""Learning rate schedule and float16 loss scale. Pure.
 
-Source: MLPerf training rules (linear warm-up, polynomial decay); step and cosine as in common use.
-Steps count from 0, and step s uses the point s + 1 of the curve, so that the first step of a warm-up
-already learns and the last reaches base_lr.
+Sources: MLPerf training rules for linear warm-up and polynomial decay; Micikevicius et al. 2017
+(https://arxiv.org/abs/1710.03740), section 3.2, for the loss scale. Steps count from 0, and step s uses point s + 1 of
+the curve, so that the first warm-up step already learns and the last one reaches base_lr.
 """
 import math
+from dataclasses import dataclass
 
-from mlperf_rn50.config import ScheduleConfig
+from mlperf_rn50.train.options import ScheduleConfig
+
+GROWTH_STEPS = 2000
+_LEAST, _MOST = 1.0, 2.0**24
 
 
 def learning_rate(config: ScheduleConfig, step: int, steps_per_epoch: int) -> float:
-    """The learning rate of a global step, from 0."""
+    """Return the learning rate of a global step, from 0."""
     epochs = (step + 1) / steps_per_epoch
     if epochs < config.warmup_epochs:
         return config.base_lr * epochs / config.warmup_epochs
     if config.decay == 'step':
-        # A step belongs to the epoch it is in, hence `step` and not `step + 1`.
+        # Uses step, not step + 1, because a step belongs to the epoch that contains it.
         num_drops = sum(step / steps_per_epoch >= e for e in config.step_epochs)
         return config.base_lr * config.step_factor ** num_drops
     progress = min(1.0, (epochs - config.warmup_epochs) / (config.decay_epochs - config.warmup_epochs))
@@ -27,5 +31,29 @@ def learning_rate(config: ScheduleConfig, step: int, steps_per_epoch: int) -> fl
 
 
 def is_eval_epoch(epoch: int, eval_period: int, eval_offset: int, max_epochs: int) -> bool:
-    """Whether an evaluation follows an epoch (from 0): on the grid of the rules, and after the last one."""
+    """Check whether an evaluation follows an epoch (from 0): on the grid of the rules, and after the last."""
     return epoch % eval_period == eval_offset or epoch == max_epochs - 1
+
+
+@dataclass
+class LossScale:
+    """Loss factor: halved after an overflow, doubled after GROWTH_STEPS finite steps in a row.
+
+    All ranks read the outcome of a step at the same later step, so that they decide alike without waiting. Overflows of
+    pending steps with an older, larger scale change nothing.
+    """
+
+    value: float
+    num_finite_steps: int = 0
+
+    def read(self, used: float, is_finite: bool) -> None:
+        """Update the scale by the outcome of a step; used: the scale of that step."""
+        if is_finite:
+            self.num_finite_steps += 1
+            if self.num_finite_steps == GROWTH_STEPS:
+                self._change(self.value * 2)
+        elif used <= self.value:
+            self._change(used / 2)
+
+    def _change(self, value: float) -> None:
+        self.value, self.num_finite_steps = min(max(value, _LEAST), _MOST), 0

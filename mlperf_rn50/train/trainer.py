@@ -1,4 +1,4 @@
-"""The network, its optimizer and the step that ties them to the ranks."""
+"""Training step of a rank: network, optimizer and gradient exchange."""
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from mxnet.gluon import HybridBlock
 
 from mlperf_rn50 import npz
 from mlperf_rn50.config import Config
-from mlperf_rn50.data.pipeline import Batch, device_context
-from mlperf_rn50.model.folded import FoldedResNet
+from mlperf_rn50.data.batches import Batch, device_context
 from mlperf_rn50.model.fused import fusion_text, runs_nvidias_kernels
+from mlperf_rn50.model.resnet import FoldedResNet
 from mlperf_rn50.model.zoo import build_model
-from mlperf_rn50.train.comm import Comm
+from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.evaluate import correct_counts
-from mlperf_rn50.train.loss_scale import LossScale
 from mlperf_rn50.train.optimizer import Optimizer
-from mlperf_rn50.train.pace import Pace
 from mlperf_rn50.train.plan import Plan
+from mlperf_rn50.train.schedule import LossScale
+from mlperf_rn50.train.step_timer import StepTimer
 
 
 class SmoothedCrossEntropy(HybridBlock):
-    """Cross entropy of each image, times its weight; the target gives `smoothing` evenly to all classes."""
+    """Weighted cross entropy per image; the target spreads `smoothing` evenly over all classes."""
 
     def __init__(self, smoothing: float):
         super().__init__()
@@ -37,25 +37,23 @@ class SmoothedCrossEntropy(HybridBlock):
         return loss * weights
 
 
-# What makes a GPU give the same bits again: deterministic algorithms, and the same ones each time. The search for the
-# fastest times them, and may choose others in another process.
+# Settings for reproducible bits on a GPU: deterministic algorithms without autotuning, which chooses by measured time.
 DETERMINISM = {'MXNET_ENFORCE_DETERMINISM': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': '0'}
 
 
 def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:
-    """What the log says of a run on a GPU: which operators the network uses, and whether its bits are reproducible."""
+    """Return log notes of a run on a GPU: fused operators, and missing settings for reproducible bits."""
     if config.train.device == 'cpu':
         return []
     notes = [fusion_text(config, environ)] if config.model.name.startswith('resnet') else []
     if missing := [f'{name}={value}' for name, value in DETERMINISM.items() if environ.get(name) != value]:
-        notes.append('resumed or repeated, this run is not promised to give the same bits; on a GPU that takes '
-                     f'{" and ".join(missing)}')
+        notes.append(f'results are not reproducible to the bit; on a GPU that takes {" and ".join(missing)}')
     return notes
 
 
 @dataclass(frozen=True)
 class Norms:
-    """Sizes of a step's gradients, on their way; squared: float32, (tensors,): their sums of squares."""
+    """Pending norms of the gradients of a step; squared: float32, (tensors,), the sums of squares."""
 
     rescale: float
     squared: mx.nd.NDArray
@@ -63,13 +61,8 @@ class Norms:
 
 
 @dataclass(frozen=True)
-class Pulse:
-    """What a step will have found once it is done; nothing waits for it.
-
-    Args:
-        sums: float32, (2,): the mean loss of the global batch, and how many ranks were asked to stop.
-        is_finite: float32, (1,): whether no gradient overflowed; None where they are not float16.
-    """
+class PendingStep:
+    """Pending results of a step; sums: (2,), mean loss and number of stop requests; is_finite: (1,) for float16."""
 
     sums: mx.nd.NDArray
     loss_scale: float
@@ -78,16 +71,14 @@ class Pulse:
 
 
 class Trainer:
-    """One rank's part of the training.
+    """Training on one rank.
 
-    The loss of a rank is the mean over its full batch, whatever the number of ranks, so that float16 gradients do not
-    shrink with the global batch; padding weighs nothing. The update divides the sum over ranks by what is missing to
-    the mean over the images of the step.
+    The loss of a rank is the mean over its full batch, so that float16 gradients do not shrink with the global batch;
+    padding has weight 0. The update rescales the sum over ranks to the mean over the images of the step.
     """
 
     def __init__(self, plan: Plan, comm: Comm, seed: int, device_id: int | None,
-                 computed: Callable[[bool], None] = lambda is_exchanging: None):
-        """computed: see Pace."""
+                 on_exchange: Callable[[bool], None] = lambda is_exchanging: None):
         config = plan.config
         self._plan, self._comm = plan, comm
         self.context = device_context(device_id)
@@ -99,82 +90,76 @@ class Trainer:
         trained = {n: p for n, p in params.items() if p.grad_req != 'null'}
         self._statistics = {n: p.data() for n, p in sorted(params.items()) if p.grad_req == 'null'}
         self._num_micro = config.train.gradient_accumulation_steps
-        # Gradients that a pass writes where it should add, with their sums.
-        self._by_hand: list[tuple[mx.nd.NDArray, mx.nd.NDArray]] = []
+        # Gradients that a pass overwrites instead of adding, with their sums.
+        self._manual_sums: list[tuple[mx.nd.NDArray, mx.nd.NDArray]] = []
         if self._num_micro > 1:
-            is_by_hand = runs_nvidias_kernels(config)
+            is_overwriting = runs_nvidias_kernels(config)
             for name, p in trained.items():
-                if is_by_hand and name.endswith(('_gamma', '_beta')):
-                    self._by_hand.append((p.grad(), mx.nd.zeros_like(p.grad())))
+                if is_overwriting and name.endswith(('_gamma', '_beta')):
+                    self._manual_sums.append((p.grad(), mx.nd.zeros_like(p.grad())))
                 else:
                     p.grad_req = 'add'
         self._is_float16 = config.train.precision == 'float16'
         self.loss_scale = LossScale(config.train.loss_scale if self._is_float16 else 1.0)
         self.optimizer = Optimizer(trained, config.optimizer, config.comm.num_buckets)
         self._positions = mx.nd.arange(plan.local_batch_size, ctx=self.context)
-        self.pace = Pace(computed)
+        self.timer = StepTimer(on_exchange)
         self._num_bytes = self._num_new_bytes = 0
 
     @property
-    def tensor_names(self) -> list[str]:
-        """Names of the trained tensors, as weights_initialization logs them."""
-        return sorted(t.name for t in self.optimizer.tensors)
-
-    @property
     def eval_net(self) -> HybridBlock:
-        """The network of evaluations: as it was at the last fold()."""
+        """The network for evaluations, as of the last fold()."""
         return self._folded.net if self._folded else self.net
 
     def broadcast(self) -> None:
-        """Gives every rank the weights, statistics and optimizer state of rank 0."""
+        """Copy weights, statistics and optimizer state of rank 0 to all ranks."""
         self._comm.broadcast(self._live_arrays())
 
     def step(self, batches: Iterator[Batch], step_in_epoch: int, lr: float, stop_requested: bool,
-             with_norms: bool = False) -> Pulse:
-        """One optimizer step, of one of its batches per pass, pushed to the device and not waited for."""
+             with_norms: bool = False) -> PendingStep:
+        """Push one optimizer step, with one batch per pass, without waiting."""
         loss = 0.0
         for _ in range(self._num_micro):
             batch = next(batches)
-            self.pace.has_data()
+            self.timer.mark_data()
             self._num_bytes += batch.num_bytes
             self._num_new_bytes += batch.num_new_bytes
             losses = self.forward(batch)
             losses.backward()
-            for grad, total in self._by_hand:
+            for grad, total in self._manual_sums:
                 total += grad
             loss = losses.detach().sum() + loss
-        for grad, total in self._by_hand:
+        for grad, total in self._manual_sums:
             grad[:] = total
             total[:] = 0
         sums = self.exchange(loss, step_in_epoch, stop_requested)
         return self.update(sums, step_in_epoch, lr, with_norms)
 
     def take_bytes(self) -> tuple[int, int]:
-        """Bytes of the records of all steps since the last call, and of those that are new to this rank's node."""
+        """Return record bytes since the last call, in total and read by this node for the first time."""
         taken = self._num_bytes, self._num_new_bytes
         self._num_bytes = self._num_new_bytes = 0
         return taken
 
     def forward(self, batch: Batch) -> mx.nd.NDArray:
-        """The weighted losses of a batch's images, ready for backward(); float32 (local batch,)."""
+        """Return the weighted losses of a batch, ready for backward(); float32 (local batch,)."""
         with autograd.record():
             return self._loss(self.net(batch.images), batch.labels, self._loss_weights(batch.num_valid))
 
     def exchange(self, loss: mx.nd.NDArray, step_in_epoch: int, stop_requested: bool) -> mx.nd.NDArray:
-        """Sums gradients, and what Pulse.sums holds, over the ranks. loss: this rank's, (1,)."""
+        """Sum gradients over the ranks; return PendingStep.sums. loss: (1,)."""
         last = self.optimizer.tensors[-1].grad
         computed = last.copy()
-        # The pulse goes first: it is ready before the gradients are.
+        # The small sum goes first because it is ready before the gradients.
         mean = loss * self._rescale(step_in_epoch)
         sums = mx.nd.concat(mean, mx.nd.full((1,), float(stop_requested), self.context), dim=0)
         sums = self._comm.sum_in_background(sums)
         for number, bucket in enumerate(self.optimizer.buckets):
             self._comm.sum_gradients(bucket.grads, number)
-        self.pace.stepped(computed, last.copy())
+        self.timer.mark_step(computed, last.copy())
         return sums
 
-    def update(self, sums: mx.nd.NDArray, step_in_epoch: int, lr: float, with_norms: bool = False) -> Pulse:
-        """Applies the gradients, bucket after bucket as they come."""
+    def update(self, sums: mx.nd.NDArray, step_in_epoch: int, lr: float, with_norms: bool = False) -> PendingStep:
         used, rescale = self.loss_scale.value, self._rescale(step_in_epoch)
         is_finite = self.optimizer.all_finite() if self._is_float16 else None
         self.optimizer.step(lr, self._plan.fraction(step_in_epoch), rescale, is_finite)
@@ -182,67 +167,59 @@ class Trainer:
         if self._num_micro > 1:
             for tensor in self.optimizer.tensors:
                 tensor.grad[:] = 0
-        return Pulse(sums, used, is_finite, norms)
+        return PendingStep(sums, used, is_finite, norms)
 
     def _loss_weights(self, num_valid: int) -> mx.nd.NDArray:
-        """The weight of each image of a batch in this rank's loss, float32, (local batch,)."""
+        """Return the weight of each image in the loss, float32, (local batch,)."""
         return (self._positions < num_valid) * (self.loss_scale.value * self._plan.loss_weight)
 
     def _rescale(self, step_in_epoch: int) -> float:
         return self._plan.rescale(step_in_epoch) / self.loss_scale.value
 
-    def read(self, pulse: Pulse) -> tuple[float, bool]:
-        """Waits for a step, and raises its MXNetError: its mean loss, and whether any rank was asked to stop."""
-        loss, num_asked = (float(v) for v in pulse.sums.asnumpy())
-        self.pace.check()
-        if pulse.is_finite is not None:
-            self.loss_scale.read(pulse.loss_scale, bool(pulse.is_finite.asscalar()))
+    def read(self, pending: PendingStep) -> tuple[float, bool]:
+        """Wait for a step; return its mean loss and whether a stop was requested; raise its MXNetError."""
+        loss, num_asked = (float(v) for v in pending.sums.asnumpy())
+        self.timer.check()
+        if pending.is_finite is not None:
+            self.loss_scale.read(pending.loss_scale, bool(pending.is_finite.asscalar()))
         return loss, num_asked > 0
 
     def average_statistics(self) -> None:
-        """Averages BatchNorm's running statistics over ranks, in place.
-
-        Statistics are linear in what they have seen, so averaging them early or late gives the same average.
-        """
+        """Average the running statistics over ranks in place, at any time because they are linear in the batches."""
         self.settle()
         if self._statistics:
             self._comm.average(list(self._statistics.values()))
 
     def fold(self) -> None:
-        """Gives eval_net the network as it is."""
         if self._folded:
-            self._folded.take(self.net)
+            self._folded.copy_weights(self.net)
 
     def settle(self) -> None:
-        """Waits for every step pushed so far.
-
-        Reading one array is not enough: a static graph updates the running statistics, and keeps weights in
-        oneDNN's layout, without the array's own dependencies knowing, so a read may come too early.
-        """
+        """Wait for every pushed step."""
+        # Reading one array is not enough, because a static graph updates running statistics, and keeps weights in
+        # oneDNN's layout, outside of the array's dependencies.
         mx.nd.waitall()
-        self.pace.drain()
+        self.timer.drain()
 
     def _live_arrays(self) -> dict[str, mx.nd.NDArray]:
-        """What all ranks share, by name in a checkpoint."""
+        """Return the arrays that all ranks share, by name in a checkpoint."""
         weights = {t.name: t.weight for t in self.optimizer.tensors}
         return {**{f'model/{n}': a for n, a in {**weights, **self._statistics}.items()},
                 **{f'optimizer/{n}': a for n, a in self.optimizer.state().items()}}
 
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of what snapshot returns."""
         return {n: a.shape for n, a in self._live_arrays().items()}
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """A copy of everything a checkpoint holds, as it stands: on all ranks the same after average_statistics."""
+        """Copy all arrays of a checkpoint; equal on all ranks after average_statistics."""
         self.settle()
         return {n: a.asnumpy() for n, a in self._live_arrays().items()}
 
     def copy_network(self) -> dict[str, mx.nd.NDArray]:
-        """A copy of the network's own arrays on the device, by parameter."""
         return {n: p.data().copy() for n, p in self.net.collect_params().items()}
 
     def digests(self) -> dict[str, int]:
-        """CRC-32 of every array of a snapshot, by name."""
+        """Return the CRC-32 of every array of a snapshot, by name."""
         return {n: zlib.crc32(a.asnumpy().view(np.uint8).ravel()) for n, a in self._live_arrays().items()}
 
     def find_non_finite(self) -> str | None:
@@ -250,7 +227,7 @@ class Trainer:
         return next((n for n, a in self._live_arrays().items() if npz.find_non_finite({n: a.asnumpy()})), None)
 
     def restore(self, arrays: Mapping[str, np.ndarray] | None) -> None:
-        """Goes back to a snapshot. Rank 0 has it; the other ranks pass None and receive it."""
+        """Restore a snapshot of rank 0 on all ranks; the others pass None."""
         self.settle()
         if arrays is not None:
             self._set(arrays)
@@ -258,15 +235,11 @@ class Trainer:
 
     def _set(self, arrays: Mapping[str, np.ndarray]) -> None:
         for name, array in self._live_arrays().items():
-            # By way of MXNet's own copy: an array that a graph has used may be in oneDNN's layout.
+            # copyto handles an array that a graph has converted to oneDNN's layout.
             mx.nd.array(arrays[name], self.context, array.dtype).copyto(array)
 
     def warm_up(self, batches: Iterator[Batch], eval_batch: Batch, num_steps: int) -> None:
-        """Some steps, perhaps none, and an evaluation on made-up images, then everything as it was before.
-
-        They compile graphs, choose kernels, allocate memory and open the connections of the exchange. Batches are
-        filled up, so these shapes are all that a run comes to.
-        """
+        """Take some steps and an evaluation on made-up images, with every shape of the run, then restore everything."""
         if not num_steps:
             return
         before, scale = self.snapshot(), self.loss_scale
@@ -281,4 +254,4 @@ class Trainer:
         self._set(before)
         self.settle()
         self.loss_scale, self.optimizer.last_lr = scale, None
-        self.pace.take()
+        self.timer.take()

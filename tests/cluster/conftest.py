@@ -1,4 +1,4 @@
-"""Hosts, the image, a small training and jobs on them, for all cluster tests."""
+"""Fixtures of all cluster tests: hosts, the image, a small training, and jobs."""
 import fcntl
 import hashlib
 import json
@@ -19,13 +19,13 @@ from helpers import ROOT, run, skip_for, wait_for
 
 TOOLS = ('ip', 'nsenter', 'unshare', 'ssh', 'sshd', 'munged', 'slurmctld', 'slurmd', 'sbatch', 'debootstrap', 'buildah',
          'podman', 'runc')
-# Of a training in which several ranks share a core.
+# For trainings with several ranks on a core.
 VARIABLES = {'OMP_NUM_THREADS': '1', 'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_btl': 'tcp,self,vader'}
 IMAGE = 'localhost/mlperf_rn50:test'
 BUILD_LIMIT_S = 3600
-# A small network, and a target that its first evaluation reaches.
+# A small network, and a target that the first evaluation reaches.
 QUICK = ('--model.name', 'resnet18', '--train.target_accuracy', '0.05')
-# pip and apt must find the package sources this machine uses.
+# Files that pip and apt need to reach the package sources of this machine.
 HOST_SETTINGS = [p for p in ('/etc/ssl/certs', '/etc/pip.conf') if Path(p).exists()]
 
 
@@ -37,15 +37,15 @@ def _tools():
 
 @pytest.fixture(scope='session')
 def cluster(tmp_path_factory):
-    """Hosts h1 to h3: the first with the launcher and rank 0, one that something happens to, and a bystander."""
-    made = Cluster(tmp_path_factory.mktemp('hosts'), 3)
-    yield made
-    made.close()
+    """Hosts h1 to h3: h1 with the launcher and rank 0, h2 for faults, and h3 as an unaffected host."""
+    hosts = Cluster(tmp_path_factory.mktemp('hosts'), 3)
+    yield hosts
+    hosts.close()
 
 
 @pytest.fixture(autouse=True)
 def _clean(request):
-    """No test leaves a process or a cut link to the next one."""
+    """End processes and restore links after each test."""
     yield
     if 'cluster' in request.fixturenames:
         request.getfixturevalue('cluster').reset()
@@ -58,7 +58,7 @@ def buildah(*arguments):
 
 
 def debian_mirror() -> str:
-    """Where this machine gets Debian from."""
+    """Return the Debian mirror of this machine."""
     for path in [Path('/etc/apt/sources.list'), *Path('/etc/apt/sources.list.d').glob('debian.*')]:
         found = re.search(r'https?://\S+/debian(?=/?\s)', path.read_text()) if path.exists() else None
         if found:
@@ -67,8 +67,8 @@ def debian_mirror() -> str:
 
 
 def base_image(folder) -> str:
-    """A Debian made by debootstrap, kept from one run of the tests to the next under the digest of how it is made."""
-    # With certificates, whose folder is then read-only: those of this machine.
+    """Return a Debian image by debootstrap; it is cached between test runs under the digest of its command."""
+    # Install certificates here, because a read-only mount covers their folder later.
     command = ['debootstrap', '--variant=minbase', '--include=ca-certificates', 'bookworm']
     name = f'localhost/mlperf_rn50-base:{hashlib.sha256(" ".join(command).encode()).hexdigest()[:12]}'
     if run(['buildah', 'inspect', '--type', 'image', name]).returncode == 0:
@@ -85,21 +85,21 @@ def base_image(folder) -> str:
 
 @pytest.fixture(scope='session')
 def image(tmp_path_factory) -> str:
-    """The CPU image, built as its users build it; layers whose inputs have not changed are those of the last build."""
+    """CPU image, built as users do; unchanged layers come from the last build."""
     with open(Path(tempfile.gettempdir()) / 'mlperf_rn50_image.lock', 'w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # what another worker built, and would prune while it builds, is there then
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may build or prune
         base = base_image(tmp_path_factory.mktemp('debian'))
         mounts = [word for path in HOST_SETTINGS for word in ('--volume', f'{path}:{path}:ro')]
         build = ['bud', '--quiet', '--layers', '--isolation', 'chroot', '--build-arg', f'BASE={base}', *mounts]
-        buildah(*build, '--target', 'build', '--tag', f'{IMAGE}-build', ROOT)  # named, or the pruning would take it
+        buildah(*build, '--target', 'build', '--tag', f'{IMAGE}-build', ROOT)  # a tag protects it from pruning
         buildah(*build, '--tag', IMAGE, ROOT)
-        run(['buildah', 'rmi', '--prune'], timeout=BUILD_LIMIT_S)  # but for what a killed build holds
+        run(['buildah', 'rmi', '--prune'], timeout=BUILD_LIMIT_S)  # except leftovers of killed builds
         return IMAGE
 
 
 @pytest.fixture
 def podman_settings(tmp_path, monkeypatch):
-    """podman as it runs on machines that allow little: another runtime, low limits."""
+    """Configure podman for restricted machines: another runtime, low limits."""
     path = tmp_path / 'containers.conf'
     path.write_text('[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
                     '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\n')
@@ -108,7 +108,7 @@ def podman_settings(tmp_path, monkeypatch):
 
 @pytest.fixture(scope='session')
 def tiny_config(tmp_path_factory) -> Path:
-    """A training of ResNet-18 on 200 digits that goes on until it is stopped."""
+    """Configuration of a training of ResNet-18 on 200 digits that runs until it is stopped."""
     folder = tmp_path_factory.mktemp('tiny')
     pack_tiny(folder / 'data')
     path = folder / 'tiny.yaml'
@@ -126,14 +126,14 @@ checkpoint: {{period_steps: 5}}
 
 
 def run_metrics(run_dir: Path, event: str) -> list[dict]:
-    """The lines of one kind in metrics.jsonl."""
+    """Records of one event in metrics.jsonl."""
     path = run_dir / 'metrics.jsonl'
     text = path.read_text() if path.exists() else ''
     return [m for line in text.splitlines() if line.endswith('}') and (m := json.loads(line))['event'] == event]
 
 
 class Job:
-    """A launcher that runs on the first host."""
+    """Launcher on the first host."""
 
     def __init__(self, cluster: Cluster, launcher: str, arguments, run_dir: Path, variables=()):
         self.cluster, self.run_dir = cluster, run_dir
@@ -150,14 +150,14 @@ class Job:
         return self.output_path.read_text()
 
     def wait_for(self, is_reached, what: str):
-        """Waits until a condition holds while the launcher runs; returns what it is by then."""
+        """Wait for a true value while the launcher runs; return the value."""
         return wait_for(is_reached, lambda: self.process.poll() is None, lambda: f'{what} not reached: {self.output}')
 
     def wait_for_step(self, step: int) -> None:
         self.wait_for(lambda: any(m['step'] >= step for m in run_metrics(self.run_dir, 'train')), f'step {step}')
 
     def wait_for_restart(self, number: int) -> None:
-        """Waits until attempt number (from 1) begins after a failure; phases are then those of this attempt."""
+        """Wait for restart `number` (from 1) after a failure; later phases are those of this attempt."""
         self.wait_for(lambda: f'restart {number} of ' in self.output, f'restart {number}')
         self._num_seen = len(self._log()), len(run_metrics(self.run_dir, 'train'))
 
@@ -166,7 +166,7 @@ class Job:
         return path.read_text().splitlines() if path.exists() else []
 
     def is_in(self, phase: str, num_hosts: int = 2) -> bool:
-        """Whether this attempt is in a phase: start-up, training, evaluation, or checkpoint, while one is written."""
+        """Return whether this attempt is in a phase: start-up, training, evaluation, or checkpoint (being written)."""
         num_lines, num_steps = self._num_seen
         log = '\n'.join(self._log()[num_lines:])
         if phase == 'start-up':
@@ -174,15 +174,15 @@ class Job:
         is_evaluating = log.count('"eval_start"') > log.count('"eval_stop"')
         if phase == 'evaluation':
             return is_evaluating
-        if phase == 'training':  # with a checkpoint behind it
+        if phase == 'training':  # after a checkpoint
             return len(run_metrics(self.run_dir, 'train')) >= num_steps + 8 and not is_evaluating
-        # One that a killed rank of an earlier attempt left does not count: the name has its writer in it.
+        # The name contains the writer, so checkpoints left by killed ranks of earlier attempts do not count.
         return any(found for rank in self.cluster.hosts[0].ranks()
                    for found in (self.run_dir / 'checkpoints').glob(f'.step_*.{rank}.tmp'))
 
     @contextmanager
     def held_in(self, phase: str) -> Iterator[None]:
-        """Waits for a phase; one that takes a moment lasts as long as the block, as rank 0 is stopped in it."""
+        """Wait for a phase; suspend rank 0 during the block if the phase is short."""
         self.wait_for(lambda: self.is_in(phase), phase)
         if phase in ('start-up', 'training'):
             yield
@@ -190,7 +190,7 @@ class Job:
         while True:
             pid = self.rank_pid(0)
             os.kill(pid, signal.SIGSTOP)
-            if self.is_in(phase):  # and not just over
+            if self.is_in(phase):  # may have ended before the signal
                 break
             os.kill(pid, signal.SIGCONT)
             self.wait_for(lambda: self.is_in(phase), phase)
@@ -201,11 +201,11 @@ class Job:
                 os.kill(pid, signal.SIGCONT)
 
     def rank_pid(self, number: int) -> int:
-        """The process that trains on host number (from 0) when there is one rank per host, once it is there."""
+        """Wait for the training process on a host (from 0) with one rank; return its id."""
         return self.wait_for(self.cluster.hosts[number].rank, f'a rank on host {number}')
 
     def end(self) -> tuple[int, str]:
-        """Exit code and output, when the launcher and every rank on every host are gone."""
+        """Wait until the launcher and all ranks have ended; return the exit code and the output."""
         wait_for(lambda: self.process.poll() is not None and not any(h.ranks() for h in self.cluster.hosts),
                  lambda: True, lambda: f'still there: {[h.ranks() for h in self.cluster.hosts]}\n{self.output}')
         return self.process.returncode, self.output
@@ -213,21 +213,21 @@ class Job:
 
 @contextmanager
 def mounted(hosts: Sequence[Host], *words: object) -> Iterator[None]:
-    """Mounts something on some hosts, with these words of mount."""
-    made: list[Host] = []
+    """Run mount with these arguments on some hosts, and unmount at the end."""
+    mounted_hosts: list[Host] = []
     try:
         for host in hosts:
             host.call('mount', *words)
-            made.append(host)
+            mounted_hosts.append(host)
         yield
     finally:
-        for host in made:
+        for host in mounted_hosts:
             host.call('umount', '--lazy', words[-1])
 
 
 @pytest.fixture
 def start(cluster, tiny_config, tmp_path):
-    """Starts a launcher on some of the hosts; its run folder is tmp_path/run."""
+    """Start a launcher on some of the hosts, with run folder tmp_path/run."""
     jobs = []
 
     def start_job(*arguments, launcher='mpirun.sh', num_hosts=2, **variables) -> Job:

@@ -1,7 +1,7 @@
-"""Hosts made of network, UTS and mount namespaces: own address, own name, own sshd, one shared disk.
+"""Hosts made of network, UTS and mount namespaces, each with an address, a name and sshd, and with a shared disk.
 
-They stand on one bridge, as machines on one switch. Needs root, iproute2, openssh-server and util-linux.
-As a program it runs a command on the first of some hosts, h1, h2 and so on:
+A bridge connects them like a switch. Requires root, iproute2, openssh-server and util-linux.
+As a program, runs a command on the first of some hosts (h1, h2 and so on):
   python tests/cluster/hosts.py 8 launch/sweep.sh --hosts h1,h2,h3,h4,h5,h6,h7,h8 ...
 """
 import os
@@ -27,7 +27,7 @@ def _call(*command: object, **keys) -> None:
 
 @dataclass
 class Host:
-    """One host: its name, its address, and the process that keeps its namespaces."""
+    """Name and address of a host, and the process that keeps the namespaces alive."""
 
     name: str
     address: str
@@ -35,32 +35,32 @@ class Host:
     sshd: subprocess.Popen | None = None
 
     def inside(self, command: Sequence[object]) -> list[str]:
-        """The command that runs another one on this host."""
+        """Return the command that runs another command on this host."""
         return ['nsenter', '-t', str(self.keeper.pid), '-n', '-u', '-m', f'--wdns={os.getcwd()}', '--',
                 *(str(c) for c in command)]
 
     def call(self, *command: object) -> None:
-        """Runs a command on this host, which must succeed."""
+        """Run a command on this host; it must succeed."""
         _call(*self.inside(command))
 
     def pids(self, of_sshd: bool = False) -> list[int]:
-        """Processes of this host but for its keeper: those of its sshd, or the others."""
+        """Return the processes of this host except the keeper: those of sshd, or all others."""
         found = [p for p in map(int, filter(str.isdecimal, os.listdir('/proc')))
                  if _namespace(p) == _namespace(self.keeper.pid) and p != self.keeper.pid]
         return [p for p in found if (words(p)[:1] in ([_SSHD], ['sshd:'])) == of_sshd]
 
     def ranks(self) -> list[int]:
-        """Processes of this host that train, supervisors included."""
+        """Return the training processes of this host, including supervisors."""
         return [p for p in self.pids() if 'train' in words(p) and any('mlperf' in w for w in words(p))]
 
     def rank(self) -> int | None:
-        """The process that trains, where a host has one rank: a fork of its watcher, under the same command line."""
+        """Return the training process of a host with one rank: a fork of the watcher with the same command line."""
         found = [p for p in self.ranks() if words(p)[1:2] and words(p)[1].endswith('/mlperf-rn50')]
         return next((p for p in found if _parent(p) in found and _parent(_parent(p)) not in found), None)
 
 
 def kill(pids: Iterable[int]) -> None:
-    """Ends processes, some of which may end with others."""
+    """Kill processes; some may have ended already."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -74,7 +74,7 @@ def _namespace(pid: int) -> str:
 
 
 def _parent(pid: int) -> int:
-    """The parent of a process; 0 of one that is gone."""
+    """Return the parent of a process; 0 if the process has ended."""
     try:
         return int(Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[1])
     except OSError:
@@ -82,7 +82,7 @@ def _parent(pid: int) -> int:
 
 
 def words(pid: int) -> list[str]:
-    """The command line of a process."""
+    """Return the command line of a process."""
     try:
         return re.split(r'[\0 ]', Path(f'/proc/{pid}/cmdline').read_text())
     except OSError:
@@ -90,7 +90,7 @@ def words(pid: int) -> list[str]:
 
 
 class Cluster:
-    """Hosts h1 to hN, reached from each other with ssh."""
+    """Hosts h1 to hN, connected by ssh."""
 
     def __init__(self, folder: Path, num_hosts: int):
         self.folder, self.bridge = folder, f'rn50-{os.getpid() % 100000}'
@@ -126,14 +126,14 @@ class Cluster:
             time.sleep(0.01)
         _call('ip', 'link', 'add', self._link(host), 'type', 'veth', 'peer', 'name', 'eth0', 'netns', keeper.pid)
         self.set_link(host, True)
-        # A shell over ssh reads .bashrc: what it starts may take a minute (a lock left by a killed shell).
+        # A shell over ssh reads .bashrc, which may block for a minute on a lock left by a killed shell.
         host.call('bash', '-ec', f'''hostname {name}; ip addr add {address}/24 dev eth0; ip link set eth0 up
 ip link set lo up; mount --bind {self.folder}/etc_hosts /etc/hosts
 [ ! -e ~/.bashrc ] || mount --bind /dev/null ~/.bashrc''')
         self.start_sshd(host)
 
     def start_sshd(self, host: Host) -> None:
-        """Lets a host be reached with ssh."""
+        """Start sshd on a host."""
         Path('/run/sshd').mkdir(exist_ok=True)
         options = [f'HostKey={self.folder}/server', f'AuthorizedKeysFile={self.folder}/user.pub',
                    'StrictModes=no', 'PermitRootLogin=yes', 'UsePAM=no', 'PidFile=none',
@@ -142,21 +142,21 @@ ip link set lo up; mount --bind {self.folder}/etc_hosts /etc/hosts
                                      stderr=open(self.folder / f'sshd_{host.name}.log', 'w'))
 
     def kill_sshd(self, host: Host) -> None:
-        """Ends a host's sshd and all its connections; what was started over them is left alone."""
+        """Kill sshd of a host with all connections, but not the processes started over them."""
         kill(host.pids(of_sshd=True))
         assert host.sshd
         host.sshd.wait()
 
     def environment(self) -> dict[str, str]:
-        """What a command on a host needs to reach the others."""
+        """Return the environment for ssh between hosts."""
         return {**os.environ, 'PATH': f'{self.folder}/bin:{os.environ["PATH"]}'}
 
     def set_link(self, host: Host, is_up: bool) -> None:
-        """Cuts or heals a host's link: nothing arrives, and no error is raised anywhere."""
+        """Cut or restore the link of a host; a cut link drops packets without errors."""
         _call('ip', 'link', 'set', self._link(host), *(['master', self.bridge, 'up'] if is_up else ['nomaster']))
 
     def reset(self) -> None:
-        """Ends what runs on the hosts, heals every link, and starts every sshd that is dead."""
+        """Kill the processes on the hosts, restore all links, and restart missing sshd."""
         for host in self.hosts:
             kill(host.pids())
             self.set_link(host, True)
@@ -174,7 +174,7 @@ ip link set lo up; mount --bind {self.folder}/etc_hosts /etc/hosts
 
 
 def main(num_hosts: int, command: Sequence[str]) -> int:
-    """Runs a command on the first of some hosts; returns its exit code."""
+    """Run a command on the first of some hosts; return the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         cluster = Cluster(Path(folder), num_hosts)
         try:

@@ -1,4 +1,4 @@
-"""The doctor and ranks inside a real control group, of version 1 or 2."""
+"""Doctor and ranks in a control group of version 1 or 2."""
 import json
 import os
 import re
@@ -23,7 +23,7 @@ OUTER_BYTES, INNER_BYTES = 2 << 30, 8 << 30  # the outer group is the tighter on
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A group of memory, to be limited; removed at the end, with those in it."""
+    """Memory group without limits yet; removed at the end, with inner groups."""
     try:
         MEMORY.mkdir()
     except OSError as e:
@@ -38,7 +38,7 @@ def group() -> Iterator[Path]:
 
 @pytest.fixture
 def joined(group) -> list[Path]:
-    """The innermost groups to be in: two levels of memory, and 1.5 CPUs."""
+    """Groups to join: two levels of memory, and 1.5 CPUs."""
     if IS_V2:
         (group / 'cgroup.subtree_control').write_text('+memory +cpu')
     else:
@@ -54,7 +54,7 @@ def joined(group) -> list[Path]:
     return [group / 'inner'] if IS_V2 else [group / 'inner', CPU]
 
 
-def test_the_doctor_knows_the_group_it_is_in(joined):
+def test_doctor_reports_limits_of_the_group(joined):
     environment = {k: v for k, v in os.environ.items() if k != 'OMP_NUM_THREADS'}
     enter = 'for group in "${@:1:$0}"; do echo $$ >"$group/cgroup.procs"; done; exec "${@:$0 + 1}"'
     done = run([shutil.which('bash'), '-c', enter, len(joined), *joined, ROOT / 'launch/ranks.sh', 1, *CLI, 'doctor',
@@ -70,7 +70,7 @@ def test_the_doctor_knows_the_group_it_is_in(joined):
 
 
 def limit(group: Path, num_bytes: int) -> None:
-    """Gives a group so much memory, and no swap."""
+    """Limit the memory of a group, without swap."""
     (group / LIMIT).write_text(str(num_bytes))
     swap = group / ('memory.swap.max' if IS_V2 else 'memory.memsw.limit_in_bytes')
     if swap.exists():
@@ -78,28 +78,28 @@ def limit(group: Path, num_bytes: int) -> None:
 
 
 def inside(group: Path, *command: object) -> list[str]:
-    """The command that runs another one in a group."""
+    """Return the command that runs another command in a group."""
     return ['bash', '-c', 'echo $$ >"$0/cgroup.procs"; exec "$@"', str(group), *(str(c) for c in command)]
 
 
 @pytest.mark.parametrize('phase', ['start-up', 'training'])
-def test_a_rank_that_the_kernel_ends_is_told_the_limit_and_what_fits(group, phase):
+def test_out_of_memory_kill_is_reported_with_limit_and_advice(group, phase):
     limit(group, 200 << 20)
-    # What it holds is seen now and then; what it takes at last is too much.
+    # The watcher samples the first allocation; the second one exceeds the limit.
     body = f'position.now("{phase}"); held = b"x" * (120 << 20); time.sleep(4); more = b"x" * (120 << 20); rest()'
     process = start_watched(body, command=inside(group), HOROVOD_SIZE='2', HOROVOD_LOCAL_RANK='0',
                             HOROVOD_LOCAL_SIZE='2')
     err = process.communicate(timeout=HANG_LIMIT_S)[1]
     assert process.returncode == 1
     assert re.fullmatch(rf'mlperf-rn50: rank 0 on \S+, step 42, {phase}: killed by signal 9 \(SIGKILL\): out of '
-                        r'memory: the memory limit of its cgroup is 0\.2 GB, its 2 ranks used about '
-                        # As of the last look at it, which on a busy machine is while it takes more.
-                        r'(0\.3 GB together, 0\.[12]|0\.4 GB together, 0\.2) GB each; (1 of this size fit: start at '
-                        r'most 1 on a host, or lower train\.local_batch_size|lower train\.local_batch_size, or start '
+                        r'memory: the memory limit of the cgroup is 0\.2 GB, 2 ranks used about '
+                        # Usage at the last sample, which on a busy machine falls into the second allocation.
+                        r'(0\.3 GB together, 0\.[12]|0\.4 GB together, 0\.2) GB each; (start at most 1 rank of this '
+                        r'size on a host, or lower train\.local_batch_size|lower train\.local_batch_size, or start '
                         r'fewer ranks on a host)\n', err)
 
 
-# The kernel ends others; once it has, no more is taken, or it would end the launcher before that can say so.
+# Fills the group until the kernel kills a rank, then stops, because more would kill the launcher before its report.
 NEIGHBOUR = """import re, sys, time
 open('/proc/self/oom_score_adj', 'w').write('-1000')
 def num_kills():
@@ -112,7 +112,7 @@ time.sleep(100000)
 """
 
 
-def test_a_training_in_a_group_that_fills_up_says_so(group, tiny_config, tmp_path):
+def test_training_in_a_full_group_reports_out_of_memory(group, tiny_config, tmp_path):
     run_dir = tmp_path / 'run'
     with open(tmp_path / 'out', 'w') as out:
         job = subprocess.Popen(inside(group, ROOT / 'launch/local.sh', '--ranks-per-node', 2, '--config', tiny_config,
@@ -130,5 +130,5 @@ def test_a_training_in_a_group_that_fills_up_says_so(group, tiny_config, tmp_pat
     output = (tmp_path / 'out').read_text()
     assert code == 1, output
     assert re.search(r'rank \d on \S+, step \d+, (training|evaluation|writing a checkpoint): killed by signal 9 '
-                     r'\(SIGKILL\): out of memory: the memory limit of its cgroup is \d+\.\d GB, its 2 ranks used '
+                     r'\(SIGKILL\): out of memory: the memory limit of the cgroup is \d+\.\d GB, 2 ranks used '
                      r'about \d+\.\d GB together', output), output

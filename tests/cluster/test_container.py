@@ -1,4 +1,4 @@
-"""The image, really built from the Dockerfile and run: buildah without a container engine, and podman."""
+"""The image built from the Dockerfile, run with buildah (no container engine) and podman."""
 import os
 import subprocess
 
@@ -9,35 +9,35 @@ from helpers import HANG_LIMIT_S, ROOT, run
 
 @pytest.fixture
 def container(image):
-    made = buildah('from', image)
-    yield made
-    buildah('rm', made)
+    name = buildah('from', image)
+    yield name
+    buildah('rm', name)
 
 
-def test_the_image_is_small_enough_and_starts_as_a_user(image, container):
+def test_image_is_small_and_runs_as_user(image, container):
     size = int(run(['podman', 'image', 'inspect', '--format', '{{.Size}}', image]).stdout)
     assert size < 2.5e9, size  # DALI alone is 1 GB
     config = run(['podman', 'image', 'inspect', '--format', '{{.Config.User}} {{.Config.Entrypoint}}', image]).stdout
     assert config.split() == ['1000', '[mlperf-rn50]']
     assert buildah('run', container, '--', 'id', '-un') == 'rn50'
     assert buildah('run', container, '--', 'mlperf-rn50', '--version').startswith('mlperf-rn50 ')
-    somebody = ('run', '--user', '12345:0', container, '--', '/opt/mlperf_rn50/launch/user.sh')
-    home = buildah(*somebody, 'bash', '-c', 'whoami && echo ~ && touch ~/file && ssh -G host | grep ^port')
+    as_user = ('run', '--user', '12345:0', container, '--', '/opt/mlperf_rn50/launch/user.sh')
+    home = buildah(*as_user, 'bash', '-c', 'whoami && echo ~ && touch ~/file && ssh -G host | grep ^port')
     assert home.split() == ['user12345', '/home/rn50', 'port', '22']
     assert not buildah('run', container, '--', 'find', '/etc/ssh', '-name', 'ssh_host_*')
-    said = buildah('run', container, '--', '/opt/mlperf_rn50/launch/setup.sh', '--check')
-    assert 'every library resolves' in said and 'with MPI, Gloo import' in said
+    output = buildah('run', container, '--', '/opt/mlperf_rn50/launch/setup.sh', '--check')
+    assert 'all libraries resolve' in output and 'with MPI, Gloo import' in output
 
 
 @pytest.mark.engine
-def test_the_image_prepares_trains_and_logs(container, tmp_path):
+def test_image_prepares_data_trains_and_logs(container, tmp_path):
     tmp_path.chmod(0o777)
     mount = ('--volume', f'{tmp_path}:/data')
     buildah('run', *mount, container, '--', 'mlperf-rn50', 'prepare', 'digits', '--out', '/data/digits')
-    said = buildah('run', *mount, container, '--', '/opt/mlperf_rn50/launch/local.sh', '--ranks-per-node', '2',
-                   '--config', '/opt/mlperf_rn50/launch/configs/digits_cpu.yaml', '--data.dir', '/data/digits',
-                   '--run-dir', '/data/run', *QUICK)
-    assert 'status              converged' in said
+    output = buildah('run', *mount, container, '--', '/opt/mlperf_rn50/launch/local.sh', '--ranks-per-node', '2',
+                     '--config', '/opt/mlperf_rn50/launch/configs/digits_cpu.yaml', '--data.dir', '/data/digits',
+                     '--run-dir', '/data/run', *QUICK)
+    assert 'status              converged' in output
     checked = run([ROOT / '.venv/bin/mlperf-rn50', 'check', tmp_path / 'run/result_0.txt', '--ruleset', '4.0.0'])
     assert checked.returncode == 0, checked.stdout
 

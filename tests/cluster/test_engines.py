@@ -8,7 +8,7 @@ import pytest
 import yaml
 from cluster.conftest import run_metrics
 
-from mlperf_rn50.train.checkpoint import list_checkpoints
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints
 
 # A target that the first evaluation reaches.
 QUICK = ('--train.target_accuracy', '0.01')
@@ -16,7 +16,7 @@ QUICK = ('--train.target_accuracy', '0.01')
 
 @pytest.mark.engine
 @pytest.mark.parametrize('launcher, num_hosts', [('mpirun.sh', 1), ('mpirun.sh', 3), ('horovodrun.sh', 3)])
-def test_trains_on_hosts(start, cluster, tiny_config, launcher, num_hosts):
+def test_training_on_hosts(start, cluster, tiny_config, launcher, num_hosts):
     job = start(*QUICK, '--data.shuffle', 'node', launcher=launcher, num_hosts=num_hosts)
     code, output = job.end()
     assert code == 0, output
@@ -30,14 +30,14 @@ def test_trains_on_hosts(start, cluster, tiny_config, launcher, num_hosts):
     assert (config['num_nodes'], config['ranks_per_node']) == (num_hosts, 1)
     for number, host in enumerate(cluster.hosts[:num_hosts]):
         assert f'rank {number} on {host.name} (local 0): cores ' in output
-    [told] = run_metrics(job.run_dir, 'epoch')
-    assert set(told['record_bytes']) == {h.name for h in cluster.hosts[:num_hosts]}
+    [epoch] = run_metrics(job.run_dir, 'epoch')
+    assert set(epoch['record_bytes']) == {h.name for h in cluster.hosts[:num_hosts]}
     whole = (tiny_config.parent / 'data/train.rec').stat().st_size
-    assert sum(told['new_record_bytes'].values()) == whole
-    assert max(told['new_record_bytes'].values()) < 1.2 * whole / num_hosts
+    assert sum(epoch['new_record_bytes'].values()) == whole
+    assert max(epoch['new_record_bytes'].values()) < 1.2 * whole / num_hosts
 
 
-def test_two_ranks_a_host_share_a_device_and_hosts_come_from_a_file(start, cluster, tiny_config, tmp_path):
+def test_hostfile_and_two_ranks_per_host_on_one_device(start, cluster, tiny_config, tmp_path):
     (tmp_path / 'hosts').write_text('# one of them\nh3 slots=2\n\n')
     job = start(*QUICK, '--ranks-per-node', 2, '--ranks-per-device', 2, '--seeds', 2, '--run.seed', 'null',
                 '--clear-caches', '--hostfile', tmp_path / 'hosts', '--nodes', 2, num_hosts=1)
@@ -52,13 +52,13 @@ def test_two_ranks_a_host_share_a_device_and_hosts_come_from_a_file(start, clust
 
 
 @pytest.mark.parametrize('launcher', ['mpirun.sh', 'horovodrun.sh'])
-def test_asked_to_stop_it_leaves_a_checkpoint_and_goes_on(start, launcher):
+def test_stop_request_leaves_a_checkpoint_and_resumes(start, launcher):
     job = start('--no-doctor', '--checkpoint.period_steps', 0, '--checkpoint.period_epochs', 0, launcher=launcher,
                 num_hosts=2)
     job.wait_for_step(10)
     os.kill(job.rank_pid(0), signal.SIGSTOP)
     job.process.send_signal(signal.SIGTERM)
-    time.sleep(7)  # longer than an engine waits after SIGTERM: a second, and 5 s
+    time.sleep(7)  # longer than engines wait after SIGTERM (1 s and 5 s)
     os.kill(job.rank_pid(0), signal.SIGCONT)
     code, output = job.end()
     assert code == 75, output

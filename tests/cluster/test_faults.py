@@ -1,4 +1,4 @@
-"""What can go wrong between hosts: the run ends everywhere and says who, where and when, or goes on."""
+"""Faults of hosts, links and disks: the run ends on all hosts with a report, or resumes."""
 import os
 import re
 import shutil
@@ -11,7 +11,7 @@ import pytest
 from cluster.conftest import mounted, run_metrics
 from cluster.hosts import words
 
-from mlperf_rn50.train.checkpoint import list_checkpoints, load
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
 
 BARE = ('--no-doctor',)
 PHASE = '(training|evaluation|writing a checkpoint)'
@@ -19,23 +19,23 @@ RECORDED = r'last recorded: step \d+, (training|evaluation)'
 
 
 def assert_nothing_lost(run_dir):
-    """What was written is there and whole: the newest checkpoint loads, the log has its start."""
+    """Assert that the newest checkpoint, the log and the metrics are complete."""
     assert '"run_start"' in (run_dir / 'result_0.txt').read_text()
     newest = list_checkpoints(run_dir / 'checkpoints')[-1]
     assert load(newest)[0].step == int(newest.name[5:])
     assert [m['step'] for m in run_metrics(run_dir, 'train')] == list(range(1, 1 + len(run_metrics(run_dir, 'train'))))
 
 
-def assert_ended(job, *said, code=None):
+def assert_ended(job, *patterns, code=None):
     got, output = job.end()
     assert got != 0 and (code is None or got == code), output
-    for pattern in said:
+    for pattern in patterns:
         assert re.search(pattern, output), f'{pattern!r} is not in: {output}'
     return output
 
 
 @pytest.mark.parametrize('launcher, victim', [('mpirun.sh', 0), ('mpirun.sh', 2), ('horovodrun.sh', 2)])
-def test_a_rank_is_killed(start, launcher, victim):
+def test_killed_rank_is_reported(start, launcher, victim):
     job = start(*BARE, launcher=launcher, num_hosts=3)
     job.wait_for_step(8)
     os.kill(job.rank_pid(victim), signal.SIGKILL)
@@ -43,7 +43,7 @@ def test_a_rank_is_killed(start, launcher, victim):
     assert_nothing_lost(job.run_dir)
 
 
-def test_a_rank_is_stopped_longer_than_the_stall_limit(start):
+def test_rank_stopped_longer_than_the_stall_limit_is_reported(start):
     job = start(*BARE, '--comm.stall_limit_s', 40)
     job.wait_for_step(8)
     os.kill(job.rank_pid(1), signal.SIGSTOP)
@@ -54,7 +54,7 @@ def test_a_rank_is_stopped_longer_than_the_stall_limit(start):
 @pytest.mark.parametrize('phase, num_hosts, where', [
     ('start-up', 2, r'(before a run began|last recorded: step 0, start-up)'), ('training', 3, RECORDED),
     ('evaluation', 2, RECORDED), ('checkpoint', 2, RECORDED)])
-def test_a_link_is_cut(start, cluster, phase, num_hosts, where):
+def test_host_with_cut_link_is_reported(start, cluster, phase, num_hosts, where):
     job = start(*BARE, '--comm.stall_limit_s', 0, num_hosts=num_hosts)
     last = num_hosts - 1
     with job.held_in(phase):
@@ -64,7 +64,7 @@ def test_a_link_is_cut(start, cluster, phase, num_hosts, where):
         assert_nothing_lost(job.run_dir)
 
 
-def test_a_host_whose_packets_are_dropped_in_one_direction_is_named(start, cluster):
+def test_host_with_one_way_packet_loss_is_reported(start, cluster):
     job = start(*BARE, '--comm.stall_limit_s', 0)
     job.wait_for_step(8)
     cluster.hosts[1].call('/usr/sbin/iptables', '-A', 'OUTPUT', '-j', 'DROP')
@@ -75,7 +75,7 @@ def test_a_host_whose_packets_are_dropped_in_one_direction_is_named(start, clust
     assert_nothing_lost(job.run_dir)
 
 
-def test_a_link_that_heals_in_time_does_no_harm(start, cluster):
+def test_short_link_failure_has_no_effect(start, cluster):
     job = start(*BARE, '--checkpoint.period_epochs', 0, '--train.max_epochs', 3)
     job.wait_for_step(8)
     cluster.set_link(cluster.hosts[1], False)
@@ -86,7 +86,7 @@ def test_a_link_that_heals_in_time_does_no_harm(start, cluster):
     assert len(run_metrics(job.run_dir, 'eval')) == 3
 
 
-def test_the_disk_of_the_run_folder_fills_up(start, cluster, tmp_path):
+def test_full_disk_of_the_run_folder_is_reported(start, cluster, tmp_path):
     disk = tmp_path / 'run'
     disk.mkdir()
     with mounted(cluster.hosts, '-t', 'tmpfs', '-o', 'size=150m', 'tmpfs', disk):
@@ -97,7 +97,7 @@ def test_the_disk_of_the_run_folder_fills_up(start, cluster, tmp_path):
         assert_nothing_lost(Path(f'/proc/{cluster.hosts[0].keeper.pid}/root{disk}'))
 
 
-def test_the_data_is_truncated_while_training(start, tiny_config, tmp_path):
+def test_data_truncated_during_training_is_reported(start, tiny_config, tmp_path):
     data = tmp_path / 'data'
     shutil.copytree(tiny_config.parent / 'data', data)
     job = start(*BARE, '--data.dir', data)
@@ -108,20 +108,20 @@ def test_the_data_is_truncated_while_training(start, tiny_config, tmp_path):
     assert_nothing_lost(job.run_dir)
 
 
-def test_the_checkpoint_folder_becomes_read_only(start, cluster):
+def test_read_only_checkpoint_folder_is_reported(start, cluster):
     job = start(*BARE)
     job.wait_for_step(8)
     folder = job.run_dir / 'checkpoints'
     pid = job.rank_pid(0)
-    os.kill(pid, signal.SIGSTOP)  # what it has open for writing would forbid the mount
-    with mounted(cluster.hosts, '-o', 'bind,ro', folder, folder):  # root writes wherever the mount allows it
+    os.kill(pid, signal.SIGSTOP)  # files open for writing would prevent the mount
+    with mounted(cluster.hosts, '-o', 'bind,ro', folder, folder):  # permissions would not stop root
         os.kill(pid, signal.SIGCONT)
         assert_ended(job, rf'rank 0 on h1, step \d+, {PHASE}: .*Read-only file system; earlier ones are kept', code=2)
         assert_nothing_lost(job.run_dir)
 
 
 def other_packages(folder, data):
-    """Another METADATA of numpy."""
+    """Create other METADATA of numpy; return source and target of a mount."""
     info = next(Path(numpy.__file__).parent.parent.glob('numpy-*.dist-info'))
     (folder / 'METADATA').write_text((info / 'METADATA').read_text().replace(f'Version: {numpy.__version__}',
                                                                              'Version: 1.22.0', 1))
@@ -129,7 +129,7 @@ def other_packages(folder, data):
 
 
 def other_data(folder, data):
-    """Another data set."""
+    """Create another data set; return source and target of a mount."""
     shutil.copytree(data, folder / 'other')
     manifest = folder / 'other/manifest.json'
     manifest.write_text(manifest.read_text().replace('"digits"', '"figures"', 1) + '\n')
@@ -137,28 +137,28 @@ def other_data(folder, data):
 
 
 def no_data(folder, data):
-    """An empty folder in place of the data set."""
+    """Create an empty folder for the data set; return source and target of a mount."""
     (folder / 'empty').mkdir()
     return folder / 'empty', data
 
 
-@pytest.mark.parametrize('make, arguments, said, code', [
+@pytest.mark.parametrize('replace, arguments, message, code', [
     (other_packages, (), r'failed +packages +numpy 1\.22\.0 on h2, but numpy \S+ on h1', 1),
     (other_data, (), r'failed +data set +manifest \w+ with 200 images on h2, but manifest \w+', 1),
-    (no_data, BARE, r'rank 1 on h2: \S+manifest\.json: no such file; make the data with', 2)])
-def test_a_host_that_differs_is_refused(start, cluster, tiny_config, tmp_path, make, arguments, said, code):
-    with mounted(cluster.hosts[1:2], '--bind', *make(tmp_path, tiny_config.parent / 'data')):
-        assert_ended(start(*arguments), said, code=code)
+    (no_data, BARE, r'rank 1 on h2: \S+manifest\.json: no such file; create the data with', 2)])
+def test_different_host_is_refused(start, cluster, tiny_config, tmp_path, replace, arguments, message, code):
+    with mounted(cluster.hosts[1:2], '--bind', *replace(tmp_path, tiny_config.parent / 'data')):
+        assert_ended(start(*arguments), message, code=code)
         assert arguments or not (tmp_path / 'run').exists()  # the doctor comes before the run folder
 
 
-def test_a_host_refuses_ssh(start, cluster):
+def test_host_without_ssh_is_reported(start, cluster):
     cluster.kill_sshd(cluster.hosts[1])  # until the end of the test
     assert_ended(start(*BARE), r'host h2 \(with rank 1\) does not answer h1; before a run began')
 
 
 @pytest.mark.parametrize('launcher', ['mpirun.sh', 'horovodrun.sh'])
-def test_the_launcher_is_killed(start, cluster, launcher):
+def test_killed_launcher_ends_all_ranks(start, cluster, launcher):
     job = start(*BARE, launcher=launcher)
     job.wait_for_step(8)
     shell = next(p for p in cluster.hosts[0].pids() if any(w.endswith(f'launch/{launcher}') for w in words(p)))
@@ -167,7 +167,7 @@ def test_the_launcher_is_killed(start, cluster, launcher):
     assert_nothing_lost(job.run_dir)
 
 
-def test_a_killed_rank_is_started_again_and_the_run_reaches_its_target(start):
+def test_run_restarts_after_a_killed_rank_and_converges(start):
     job = start(*BARE, '--restarts', 2, '--train.target_accuracy', 0.6)
     job.wait_for_step(8)
     os.kill(job.rank_pid(1), signal.SIGKILL)
@@ -178,20 +178,20 @@ def test_a_killed_rank_is_started_again_and_the_run_reaches_its_target(start):
     assert resumed['step'] >= 5 and resumed['number_of_ranks'] == 2
 
 
-def test_a_lost_host_is_left_out_and_the_run_reaches_its_target(start, cluster):
+def test_elastic_run_excludes_a_lost_host_and_converges(start, cluster):
     job = start(*BARE, '--restarts', 1, '--elastic', '--train.target_accuracy', 0.6, num_hosts=3)
     job.wait_for_step(8)
     cluster.set_link(cluster.hosts[2], False)
     code, output = job.end()
     assert code == 0, output
-    assert 'going on without h3' in output
+    assert 'excluding h3, which did not answer' in output
     assert 'planned again: 2 ranks (before: 3), global batch 24 (before: 24), learning rate times 1' in output
     [resumed] = run_metrics(job.run_dir, 'resumed')
     assert (resumed['number_of_ranks'], resumed['number_of_nodes'], resumed['lr_scale']) == (2, 2, 1.0)
     assert '"key": "run_resumed"' in (job.run_dir / 'result_0.txt').read_text()
 
 
-def test_without_elastic_a_lost_host_is_waited_for(start, cluster):
+def test_run_without_elastic_waits_for_a_lost_host(start, cluster):
     job = start(*BARE, '--restarts', 1, '--train.target_accuracy', 0.6)
     job.wait_for_step(8)
     cluster.set_link(cluster.hosts[1], False)
@@ -202,7 +202,7 @@ def test_without_elastic_a_lost_host_is_waited_for(start, cluster):
     assert run_metrics(job.run_dir, 'resumed')[0]['number_of_ranks'] == 2
 
 
-def test_a_run_that_ended_by_itself_is_not_started_again(start):
+def test_completed_run_is_not_restarted(start):
     job = start(*BARE, '--restarts', 3, '--train.max_epochs', 1, num_hosts=2)
     code, output = job.end()
     assert code == 1 and 'restart' not in output and 'aborted: the target was not reached' in output
@@ -211,7 +211,7 @@ def test_a_run_that_ended_by_itself_is_not_started_again(start):
 SILENT = 'host h2 (with rank 1) does not answer h1; last recorded: step '
 
 
-def test_sshd_dies_in_each_phase_and_the_run_reaches_its_target(start, cluster):
+def test_run_restarts_after_loss_of_sshd_in_each_phase_and_converges(start, cluster):
     job, host = start(*BARE, '--restarts', 3, '--train.target_accuracy', 0.8), cluster.hosts[1]
     for number, phase in enumerate(('training', 'evaluation', 'checkpoint'), 1):
         with job.held_in(phase):

@@ -1,4 +1,4 @@
-"""TMPDIR and /dev/shm without room: a start says so, and a run that is at work goes on."""
+"""Full TMPDIR and /dev/shm: an error at the start, no effect on a started run."""
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -8,14 +8,14 @@ from cluster.conftest import mounted, run_metrics
 from cluster.hosts import Host
 from cluster.test_faults import BARE
 
-from mlperf_rn50.train.checkpoint import list_checkpoints, load
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
 
 SHM = Path('/dev/shm')
 SMALL_DISK = ('-t', 'tmpfs', '-o', 'size=64m', 'tmpfs')
 
 
 def fill(host: Host, folder: Path) -> None:
-    """Writes a folder of a host full, to the last byte."""
+    """Fill the disk of a folder on a host."""
     inside = Path(f'/proc/{host.keeper.pid}/root{folder}')
     with open(inside / 'filler', 'wb', buffering=0) as f, suppress(OSError):
         while f.write(bytes(4096)):
@@ -25,34 +25,34 @@ def fill(host: Host, folder: Path) -> None:
 
 @pytest.fixture
 def tmp(tmp_path) -> Path:
-    """The TMPDIR of a job."""
+    """TMPDIR of a job."""
     folder = tmp_path / 'tmp'
     folder.mkdir()
     return folder
 
 
 @pytest.mark.parametrize('name', ['TMPDIR', '/dev/shm'])
-def test_a_launcher_without_room_says_so(start, cluster, tmp, name):
+def test_full_disk_of_the_launcher_is_refused(start, cluster, tmp, name):
     folder = {'TMPDIR': tmp, '/dev/shm': SHM}[name]
     with mounted(cluster.hosts[:1], *SMALL_DISK, folder):
         fill(cluster.hosts[0], folder)
         code, output = start(num_hosts=1, TMPDIR=str(tmp)).end()
     assert (code, output) == (2, f'launch/mpirun.sh: {name}: {folder} has 0.0 MB free, expected 17 MB for files of '
-                                 'Open MPI; make room there\n')
+                                 'Open MPI; free space there\n')
 
 
 @pytest.mark.parametrize('arguments', [(), BARE])
-def test_another_host_without_room_is_named(start, cluster, tmp, arguments):
+def test_full_disk_of_another_host_is_reported(start, cluster, tmp, arguments):
     with mounted(cluster.hosts[1:2], *SMALL_DISK, tmp):
         fill(cluster.hosts[1], tmp)
         code, output = start(*arguments, '--ranks-per-node', 2, TMPDIR=str(tmp)).end()
     own = [line for line in output.splitlines() if line.startswith('mlperf-rn50: ')]
     assert code == 2, output
-    assert own == [f'mlperf-rn50: h2: TMPDIR: {tmp} has 0.0 MB free, expected 10 MB for files of Open MPI; make room '
+    assert own == [f'mlperf-rn50: h2: TMPDIR: {tmp} has 0.0 MB free, expected 10 MB for files of Open MPI; free space '
                    'there'], output
 
 
-def test_a_run_at_work_goes_on(start, cluster, tmp):
+def test_started_run_is_not_affected(start, cluster, tmp):
     hosts = cluster.hosts[:2]
     with mounted(hosts, *SMALL_DISK, tmp), mounted(hosts, *SMALL_DISK, SHM):
         job = start(*BARE, '--ranks-per-node', 2, '--train.max_epochs', 4, TMPDIR=str(tmp))

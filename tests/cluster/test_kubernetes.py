@@ -1,6 +1,6 @@
-"""What launch/kubernetes.sh prints, run: each pod as a container of the real image on a host of its own.
+"""Manifests of launch/kubernetes.sh, with each pod as a container of the real image on a separate host.
 
-The kubelet here knows the fields that the manifests use, and refuses others, so that none goes untested.
+The simulated kubelet accepts only the fields that it implements, so every field of the manifests is tested.
 """
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from helpers import HANG_LIMIT_S, ROOT, run, wait_for
 from property.test_kubernetes import expand
 
 NAMESPACE = 'lab'
-SOMEBODY = 12345  # whom the image does not know
+USER_ID = 12345  # unknown to the image
 POD_FIELDS = {'restartPolicy', 'containers', 'terminationGracePeriodSeconds', 'enableServiceLinks',
               'automountServiceAccountToken', 'securityContext', 'volumes', 'topologySpreadConstraints'}
 CONTAINER_FIELDS = {'name', 'image', 'imagePullPolicy', 'command', 'args', 'env', 'resources', 'workingDir', 'ports',
@@ -23,7 +23,7 @@ CONTAINER_FIELDS = {'name', 'image', 'imagePullPolicy', 'command', 'args', 'env'
 
 
 class Pod:
-    """A pod on a host; its process is that of podman run."""
+    """Pod on a host, with the process of podman run."""
 
     def __init__(self, host: Host, name: str, command: Sequence[str], output_path: Path):
         self.host, self.name, self._output_path = host, name, output_path
@@ -35,24 +35,24 @@ class Pod:
         return self._output_path.read_text()
 
     def wait(self) -> int:
-        """The exit code of the container, when it has ended."""
+        """Wait for the end of the container; return the exit code."""
         return self.process.wait(HANG_LIMIT_S)
 
     def wait_for_port(self, port: int) -> None:
-        """Waits as a readiness probe does."""
+        """Wait as a readiness probe does."""
         probe = self.host.inside(['bash', '-c', f'</dev/tcp/{self.host.address}/{port}'])
         wait_for(lambda: run(probe).returncode == 0, lambda: self.process.poll() is None, lambda: self.output)
 
 
 @dataclass
 class Namespace:
-    """What a namespace of a cluster holds beside the pods.
+    """Contents of a namespace beside the pods.
 
     Args:
         folder: for the files of ConfigMaps.
         objects: all manifests.
-        claims: the folders of the PersistentVolumeClaims.
-        names: what DNS says: name -> address.
+        claims: folders by names of PersistentVolumeClaims.
+        names: addresses by names in DNS.
     """
 
     folder: Path
@@ -62,17 +62,17 @@ class Namespace:
 
     def start(self, template: dict, host: Host, name: str, variables: Mapping[str, str],
               mounts: Mapping[str, Path]) -> Pod:
-        """Starts the pod of a template on a host, with what the controller adds to the environment and mounts."""
+        """Start the pod of a template on a host, with variables and mounts of the controller."""
         spec = template['spec']
         [container] = spec['containers']
         unknown = (spec.keys() - POD_FIELDS) | (container.keys() - CONTAINER_FIELDS)
-        assert not unknown, f'fields that no test has seen: {unknown}'
+        assert not unknown, f'untested fields: {unknown}'
         assert container['securityContext'] == {'allowPrivilegeEscalation': False, 'capabilities': {'drop': ['ALL']}}
         env: dict[str, str] = {}
         for variable in container.get('env', []):
             env[variable['name']] = expand(variable['value'], env)
         env |= variables
-        hosts_file = self.folder / f'{name}.hosts'  # the short name is known on the host itself alone
+        hosts_file = self.folder / f'{name}.hosts'  # the short name resolves only on the host
         hosts_file.write_text(f'127.0.0.1 localhost\n{host.address} {name}\n'
                               + ''.join(f'{a} {n}\n' for n, a in self.names.items()))
         words = ['podman', 'run', '--rm', '--replace', '--pull', 'never', '--passwd=false', '--name', name,
@@ -92,7 +92,7 @@ class Namespace:
                    self.folder / f'{name}.out')
 
     def _mount(self, source: dict, path: str) -> list[str]:
-        """The options of podman that mount a volume."""
+        """Return the options of podman that mount a volume."""
         [(kind, volume)] = [(k, v) for k, v in source.items() if k != 'name']
         match kind:
             case 'persistentVolumeClaim':
@@ -108,19 +108,19 @@ class Namespace:
             case 'emptyDir' if volume['medium'] == 'Memory':
                 size = volume['sizeLimit'].replace('Gi', 'g').replace('Mi', 'm')
                 return ['--mount', f'type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=1777']
-        raise AssertionError(f'a volume that no test has seen: {source}')
+        raise AssertionError(f'untested volume: {source}')
 
 
 def _user(pod: dict) -> list[str]:
-    """Who runs a pod."""
+    """Return the options of podman for the user of a pod."""
     assert pod['runAsNonRoot'] and pod['seccompProfile'] == {'type': 'RuntimeDefault'}
-    assert pod['runAsUser'] > 0  # this kubelet does not look into the image for another
+    assert pod['runAsUser'] > 0  # this kubelet does not take the user from the image
     return ['--user', f'{pod["runAsUser"]}:{pod["runAsGroup"]}']
 
 
 @pytest.fixture
 def pods(podman_settings):
-    """A list of started pods, which are gone afterwards."""
+    """List of started pods, which are removed at the end."""
     started: list[Pod] = []
     yield started
     for pod in started:
@@ -128,17 +128,17 @@ def pods(podman_settings):
         pod.process.wait()
 
 
-def test_an_mpijob_trains(cluster, image, digits, pods, tmp_path):
+def test_mpijob_trains(cluster, image, digits, pods, tmp_path):
     (tmp_path / 'work').mkdir()
     (tmp_path / 'work').chmod(0o777)
     done = run([ROOT / 'launch/kubernetes.sh', '--image', image, '--nodes', '2', '--ranks-per-node', '1', '--config',
                 ROOT / 'launch/configs/digits_cpu.yaml', '--volume', 'work:/work', '--volume', 'digits:/data/digits',
-                '--namespace', NAMESPACE, '--data.dir', '/data/digits', '--run-dir', 'run', '--user', SOMEBODY, *QUICK])
+                '--namespace', NAMESPACE, '--data.dir', '/data/digits', '--run-dir', 'run', '--user', USER_ID, *QUICK])
     assert (done.returncode, done.stderr) == (0, '')
     manifests = list(yaml.safe_load_all(done.stdout))
     [job] = [m for m in manifests if m['kind'] == 'MPIJob']
     spec, name = job['spec'], job['metadata']['name']
-    # What the operator makes: names of the workers, the Secret with a key, and the files of the launcher.
+    # Created by the operator: names of the workers, the Secret with a key, and the files of the launcher.
     workers = [f'{name}-worker-{i}' for i in range(spec['mpiReplicaSpecs']['Worker']['replicas'])]
     full_names = [f'{w}.{name}.{NAMESPACE}.svc' for w in workers]
     names = dict(zip(full_names, [h.address for h in cluster.hosts[1:]]))
@@ -149,7 +149,7 @@ def test_an_mpijob_trains(cluster, image, digits, pods, tmp_path):
     made = run(['ssh-keygen', '-q', '-t', 'ecdsa', '-b', '521', '-m', 'PEM', '-N', '', '-f', secret / 'id_rsa'])
     assert made.returncode == 0, made.stderr
     (secret / 'authorized_keys').write_text((secret / 'id_rsa.pub').read_text())
-    (secret / 'id_rsa').chmod(0o644)  # of root, and read by whoever the pods run as
+    (secret / 'id_rsa').chmod(0o644)  # owned by root, and read by the user of the pods
     (mpi / 'hostfile').write_text(''.join(f'{w} slots={spec["slotsPerWorker"]}\n' for w in full_names))
     keys = {spec['sshAuthMountPath']: secret}
 
@@ -173,8 +173,8 @@ def test_an_mpijob_trains(cluster, image, digits, pods, tmp_path):
     for rank, worker in enumerate(workers):
         assert f'rank {rank} on {worker}' in launcher.output
     result = tmp_path / 'work/run/result_0.txt'
-    assert result.stat().st_uid == SOMEBODY and run_metrics(result.parent, 'end')[-1]['status'] == 'converged'
-    # Asked to go, a worker goes.
+    assert result.stat().st_uid == USER_ID and run_metrics(result.parent, 'end')[-1]['status'] == 'converged'
+    # Workers end on SIGTERM.
     for pod in pods[:2]:
         assert run(['podman', 'kill', '--signal', 'TERM', pod.name]).returncode == 0
         pod.wait()

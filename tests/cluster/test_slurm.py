@@ -1,4 +1,4 @@
-"""Slurm's own controller and nodes: a job trains on two nodes, is interrupted and goes on."""
+"""Slurm jobs with a real controller and two nodes: training, interruption and requeue."""
 import json
 import os
 import pwd
@@ -12,13 +12,13 @@ from cluster.conftest import VARIABLES, Job, run_metrics
 from cluster.hosts import Cluster, Host
 from helpers import HANG_LIMIT_S, ROOT, run, wait_for
 
-from mlperf_rn50.train.checkpoint import list_checkpoints, load
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
 
 BARE = ('--no-doctor', '--checkpoint.period_epochs', 0, '--checkpoint.period_steps', 0)
 
 
 class Slurm:
-    """munge, slurmctld and slurmd from Debian's packages, with everything they write in one folder."""
+    """munge, slurmctld and slurmd from Debian packages, with all files in one folder."""
 
     def __init__(self, cluster: Cluster, folder: Path):
         self.cluster, self.folder = cluster, folder
@@ -41,7 +41,7 @@ class Slurm:
         user = pwd.getpwnam('munge')
         for path in (munge, munge / 'key'):
             os.chown(path, user.pw_uid, user.pw_gid)
-        for path in munge.parents:  # pytest's folders are for their owner only
+        for path in munge.parents:  # only the owner may enter folders of pytest
             if path.stat().st_mode & 0o011 != 0o011:
                 path.chmod(path.stat().st_mode | 0o011)
         self._start(self.controller, 'setpriv', '--reuid=munge', '--regid=munge', '--clear-groups', 'munged', '-F',
@@ -87,13 +87,13 @@ SlurmdLogFile={self.folder}/slurmd_%n.log
         self.processes.append(subprocess.Popen(host.inside(command), env=self.environment(), stdout=log, stderr=log))
 
     def call(self, *command: object) -> str:
-        """Output of a Slurm command on the controller."""
+        """Return the output of a Slurm command on the controller."""
         done = run(self.controller.inside(command), env=self.environment())
         assert done.returncode == 0, f'{command}: {done.stdout}{done.stderr}'
         return done.stdout
 
     def _wait_until_ready(self) -> None:
-        """Waits until every node is idle."""
+        """Wait until every node is idle."""
         deadline = time.monotonic() + HANG_LIMIT_S
         command = self.controller.inside(['sinfo', '-h', '-o', '%D %t'])
         while (done := run(command, env=self.environment())).stdout.split() != [str(len(self.nodes)), 'idle']:
@@ -101,7 +101,7 @@ SlurmdLogFile={self.folder}/slurmd_%n.log
             time.sleep(0.2)
 
     def state(self, job: str) -> str:
-        """The state of a job, as scontrol says it."""
+        """Return the state of a job from scontrol."""
         words = self.call('scontrol', 'show', 'job', job).split()
         return next(w.partition('=')[2] for w in words if w.startswith('JobState='))
 
@@ -114,18 +114,18 @@ SlurmdLogFile={self.folder}/slurmd_%n.log
 
 @pytest.fixture(scope='module')
 def slurm(cluster, tmp_path_factory):
-    made = Slurm(cluster, tmp_path_factory.mktemp('slurm'))
-    yield made
-    made.close()
+    daemons = Slurm(cluster, tmp_path_factory.mktemp('slurm'))
+    yield daemons
+    daemons.close()
 
 
 @pytest.fixture(autouse=True)
 def _clean():
-    """Slurm's daemons run on the hosts: they stay between these tests."""
+    """Override the reset of the hosts, because it would kill the daemons of Slurm."""
 
 
 class SlurmJob:
-    """A job that trains on two nodes."""
+    """Training job on two nodes."""
 
     def __init__(self, slurm, config, folder, *arguments, sbatch=()):
         self.slurm, self.run_dir, self.output_path = slurm, folder / 'run', folder / 'job.out'
@@ -172,7 +172,7 @@ def submit(slurm, tiny_config, tmp_path, monkeypatch):
 
 @pytest.mark.engine
 def test_ranks_of_srun_train_over_pmix(slurm, tiny_config, tmp_path):
-    """The engine of containers: without a container here, but with Slurm's own PMIx."""
+    """The engine for containers, here without a container, with PMIx of Slurm."""
     output = slurm.call('salloc', '--quiet', '--nodes', 2, ROOT / 'launch/engines/srun.sh', 'h2:1,h3:1',
                         ROOT / 'launch/bind.sh', ROOT / '.venv/bin/mlperf-rn50', 'train', '--config', tiny_config,
                         '--run.dir', tmp_path, '--train.target_accuracy', 0.01)
@@ -181,7 +181,7 @@ def test_ranks_of_srun_train_over_pmix(slurm, tiny_config, tmp_path):
 
 
 @pytest.mark.engine
-def test_trains_on_two_nodes(submit):
+def test_training_on_two_nodes(submit):
     job = submit('--train.target_accuracy', '0.01')
     job.wait_for_state('COMPLETED', 'FAILED')
     assert job.state == 'COMPLETED', job.output
@@ -198,22 +198,22 @@ def test_scancel_leaves_a_checkpoint(submit):
     [path] = list_checkpoints(job.run_dir / 'checkpoints')
     assert load(path)[0].step >= 10
     assert run_metrics(job.run_dir, 'end')[0]['status'] == 'interrupted'
-    job.wait_for(lambda: 'cancelled; its checkpoint is in' in job.output, 'the last word')
-    assert job.state == 'CANCELLED'  # and not pending again
+    job.wait_for(lambda: 'cancelled; the checkpoint is in' in job.output, 'the last message')
+    assert job.state == 'CANCELLED'  # not requeued
 
 
-def test_the_signal_before_the_time_limit_requeues_the_job_which_reaches_its_target(submit):
+def test_job_is_requeued_on_the_signal_before_the_time_limit_and_converges(submit):
     job = submit(*BARE, '--train.target_accuracy', '0.8')
     job.wait_for_step(10)
-    job.slurm.call('scancel', '--batch', '--signal', 'USR1', job.number)  # what --signal=B:USR1@90 sends
+    job.slurm.call('scancel', '--batch', '--signal', 'USR1', job.number)  # as sent by --signal=B:USR1@90
     job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
     job.wait_for_state('COMPLETED', 'FAILED')
     assert job.state == 'COMPLETED', job.output
-    assert 'requeued, and goes on' in job.output and 'resumed from' in job.output
+    assert 'requeued, resumes from' in job.output and 'resumed from' in job.output
     assert [m['status'] for m in run_metrics(job.run_dir, 'end')] == ['interrupted', 'converged']
 
 
-def test_the_signal_reaches_ranks_that_only_start(submit):
+def test_job_is_requeued_on_a_signal_during_start_up(submit):
     job = submit(*BARE, '--train.target_accuracy', '0.6')
     job.wait_for(lambda: job.output.count(': cores ') == 2, 'the ranks')
     job.slurm.call('scancel', '--batch', '--signal', 'USR1', job.number)
@@ -222,7 +222,7 @@ def test_the_signal_reaches_ranks_that_only_start(submit):
     assert [m['status'] for m in run_metrics(job.run_dir, 'end')] == ['interrupted', 'converged']
 
 
-def test_the_time_limit_leaves_a_checkpoint_and_requeues(submit):
+def test_job_is_requeued_with_a_checkpoint_at_the_time_limit(submit):
     job = submit(*BARE, sbatch=('--time', 60, '--signal', 'B:USR1@60'))  # which Slurm may send 30 s earlier
     job.wait_for_step(1)
     shown = job.slurm.call('scontrol', 'show', 'job', job.number)

@@ -1,4 +1,4 @@
-"""The documentation: the site builds, links lead somewhere, what commands name exists, made pages are up to date."""
+"""Documentation: site, links, commands, generated pages."""
 import os
 import re
 import shlex
@@ -18,20 +18,20 @@ from mlperf_rn50.launch.options import make_parser
 
 PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').glob('*.md'))]
 MAN, REFERENCE = ROOT / 'docs/mlperf-rn50.1', ROOT / 'docs/configuration.md'
-LANGUAGES = {'bash', 'text', 'yaml', 'python', 'cfg', 'sh'}  # sh: a file, not commands
+LANGUAGES = {'bash', 'text', 'yaml', 'python', 'cfg', 'sh'}  # sh is a file, not commands
 BLOCK = re.compile(r'^ *```(\S*)\n(.*?)^ *```$', re.MULTILINE | re.DOTALL)
 NOT_RUN = r'<!-- not run: [^\n]* -->\s*'
 
 
 @cache
 def commands() -> dict[str, ArgumentParser]:
-    """The parsers of the commands of mlperf-rn50."""
+    """Parsers of the commands of mlperf-rn50."""
     return whole_parser()._subparsers._group_actions[0].choices
 
 
 @cache
 def options_of(script: str) -> set[str]:
-    """The options of a script of launch/."""
+    """Options of a script in launch/."""
     text, path = (ROOT / script).read_text(), ROOT / script
     train = set(commands()['train']._option_string_actions)
     if 'engines/launcher.sh' in text:
@@ -44,8 +44,8 @@ def options_of(script: str) -> set[str]:
     return train.union(*(p._option_string_actions for p in own))
 
 
-def unknown_in(words: list[str]) -> list[str]:
-    """The words of a program of this project that the program does not take."""
+def unknown_words(words: list[str]) -> list[str]:
+    """Return the words of a command line that its program does not accept."""
     program, *words = words
     if program != 'mlperf-rn50':
         known = options_of(program)
@@ -62,29 +62,29 @@ def unknown_in(words: list[str]) -> list[str]:
     return [w for w in words if w.startswith('--') and w.partition('=')[0] not in known]
 
 
-def wrong_in(commands_text: str) -> list[str]:
-    """What a block of commands names that does not exist: files of the project, commands and options."""
-    wrong, words = [], [w.strip('<()') for w in shlex.split(commands_text.replace('\\\n', ' '), comments=True)]
+def invalid_names(commands_text: str) -> list[str]:
+    """Return the files, commands and options in a block of commands that do not exist."""
+    invalid, words = [], [w.strip('<()') for w in shlex.split(commands_text.replace('\\\n', ' '), comments=True)]
     named = [w for w in words if re.fullmatch(r'(launch|tests|docs|benchmarks)/[\w/.-]+\.\w+', w)]
-    wrong += [w for w in named if not (ROOT / w).exists()]
-    programs = [w for w in named if w.startswith('launch/') and w.endswith(('.sh', '.sbatch')) and w not in wrong]
+    invalid += [w for w in named if not (ROOT / w).exists()]
+    programs = [w for w in named if w.startswith('launch/') and w.endswith(('.sh', '.sbatch')) and w not in invalid]
     starts = [i for i, w in enumerate(words) if w == 'mlperf-rn50' or w in programs]
     for start, end in zip(starts, [*starts[1:], None]):
         command = words[start:end]
         stop = next((i for i, w in enumerate(command) if w in ('|', '>', '&&', ';')), None)
-        wrong += unknown_in(command[:stop])
-    return wrong
+        invalid += unknown_words(command[:stop])
+    return invalid
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda p: p.name)
-def test_blocks_name_programs_and_options_that_exist(page):
+def test_commands_use_existing_files_and_options(page):
     blocks = BLOCK.findall(page.read_text())
     assert {language for language, _ in blocks} <= LANGUAGES
-    assert [wrong for language, text in blocks if language == 'bash' for wrong in wrong_in(text)] == []
+    assert [invalid for language, text in blocks if language == 'bash' for invalid in invalid_names(text)] == []
 
 
 @pytest.mark.slow
-def test_the_quick_start_works_in_a_copy_of_the_checkout(tmp_path):
+def test_quick_start_works_in_a_copy_of_the_checkout(tmp_path):
     listed = run(['git', '-C', ROOT, 'ls-files', '-z', '--cached', '--others', '--exclude-standard'])
     assert listed.returncode == 0, listed.stderr
     for name in filter(None, listed.stdout.split('\0')):
@@ -103,13 +103,13 @@ def test_the_quick_start_works_in_a_copy_of_the_checkout(tmp_path):
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The anchors of a page's headings, as a forge makes them."""
+    """Anchors of a page's headings, as GitHub generates them."""
     headings = re.findall(r'^#+ (.+)$', BLOCK.sub('', page.read_text()), re.MULTILINE)
     return {re.sub(r'[^\w\- ]', '', h.strip().lower()).replace(' ', '-') for h in headings}
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda p: p.name)
-def test_links_and_pictures_lead_somewhere(page):
+def test_links_and_pictures_have_targets(page):
     broken = []
     for target in re.findall(r'\]\(([^)\s]+)\)', BLOCK.sub('', page.read_text())):
         path, _, anchor = target.partition('#')
@@ -119,7 +119,7 @@ def test_links_and_pictures_lead_somewhere(page):
     assert broken == []
 
 
-def test_the_set_up_page_quotes_the_script():
+def test_setup_page_quotes_the_script():
     script = (ROOT / 'launch/setup.sh').read_text().splitlines()
     header = [line.removeprefix('#').removeprefix(' ') for line in script[1:] if line.startswith('#')]
     quoted = next(text for _, text in BLOCK.findall((ROOT / 'docs/setup.md').read_text()) if 'Usage:' in text)
@@ -127,8 +127,8 @@ def test_the_set_up_page_quotes_the_script():
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning_and_asks_nobody_else(tmp_path):
-    # The theme's maker advertises its successor on the terminal.
+def test_site_builds_without_warnings_and_external_requests(tmp_path):
+    # The variable turns off the theme's advertisement of MkDocs 2.
     done = run([sys.executable, '-m', 'mkdocs', 'build', '--strict', '--config-file', ROOT / 'mkdocs.yml', '--site-dir',
                 tmp_path], env={**os.environ, 'NO_MKDOCS_2_WARNING': '1'})
     assert done.returncode == 0 and 'WARNING' not in done.stderr, done.stderr
@@ -139,7 +139,7 @@ def test_the_site_builds_without_a_warning_and_asks_nobody_else(tmp_path):
 
 
 @pytest.mark.parametrize('script, page', [('make_man.py', MAN), ('make_reference.py', REFERENCE)])
-def test_a_page_is_what_its_script_writes(script, page):
+def test_generated_page_is_up_to_date(script, page):
     done = run([sys.executable, ROOT / 'docs' / script], env={'PYTHONPATH': str(ROOT), 'COLUMNS': '40'})
     assert done.returncode == 0, done.stderr
     assert page.read_text() == done.stdout, f'run: python docs/{script} > {page.relative_to(ROOT)}'
@@ -156,7 +156,7 @@ def test_every_option_and_key_is_described():
     assert set(rows) == {a.dest.partition('.')[2] for name, a in shown if name == 'train' and '.' in a.dest}
 
 
-def test_man_shows_it_without_a_warning():
+def test_man_page_renders_without_warnings():
     skip_for('' if shutil.which('groff') else 'groff is not installed')
     done = run(['groff', '-man', '-ww', '-Tutf8', '-P-cbou', MAN])
     assert (done.returncode, done.stderr) == (0, '')

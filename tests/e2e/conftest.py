@@ -1,4 +1,4 @@
-"""A data set of 200 digits, and trainings on it that take seconds; a browser."""
+"""Fixtures: a data set of 200 digits, short trainings on it, and a browser."""
 import shutil
 
 import pytest
@@ -9,13 +9,13 @@ from helpers import run, skip_for
 
 @pytest.fixture(scope='session')
 def tiny(tmp_path_factory):
-    """200 of the digits: 5 steps an epoch, the last one padded."""
+    """Data set of 200 digits: 5 steps per epoch, the last one padded."""
     return pack_tiny(tmp_path_factory.mktemp('tiny'))
 
 
 @pytest.fixture(scope='module')
 def thin():
-    """ResNets of this process with a quarter of the channels: a sixteenth of the memory and time."""
+    """Build ResNets in this process with a quarter of the channels: a sixteenth of the memory and time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('mlperf_rn50.model.resnet.STAGE_CHANNELS', CHANNELS)
         yield
@@ -23,18 +23,18 @@ def thin():
 
 @pytest.fixture(scope='session')
 def whole_run(tiny, tmp_path_factory):
-    """An uninterrupted run of two ranks, to its last epoch: its folder, and how it ended."""
+    """Folder and result of an uninterrupted run of two ranks to the last epoch."""
     run_dir = tmp_path_factory.mktemp('whole')
     return run_dir, run(thin_ranks(2, *arguments(run_dir, tiny)))
 
 
 @pytest.fixture(scope='module')
 def browser():
-    from playwright.sync_api import sync_playwright  # which few of these tests need
+    from playwright.sync_api import sync_playwright  # needed by few of these tests
     path = shutil.which('chromium')
     skip_for('' if path else 'chromium missing; tests/install.sh installs it')
     with sync_playwright() as playwright:
-        # Its sandbox wants namespaces, which root in a container has not.
+        # The sandbox requires namespaces, which root in a container does not have.
         browser = playwright.chromium.launch(executable_path=path, args=['--no-sandbox'])
         yield browser
         browser.close()

@@ -1,4 +1,4 @@
-"""The benches through their command line, and the benchmarks that the docs cite, as short as they go."""
+"""Bench commands and the benchmark scripts cited in the docs, with minimal workloads."""
 import json
 import os
 import shlex
@@ -24,7 +24,7 @@ def rows(done, table=0):
     return json.loads(done.stdout)['tables'][table]['rows']
 
 
-def test_a_row_says_all_of_a_step():
+def test_step_row_contains_all_measurements():
     [row] = rows(call('bench', 'train', '--batch-sizes', '2', '--format', 'json', *SHORT, *SMALL, '--steps', '3'))
     assert (row['model'], row['num_ranks'], row['num_steps'], row['local_batch_size']) == ('resnet18', 1, 3, 2)
     assert row['images_per_s'] == pytest.approx(2000 / row['step_ms'])
@@ -36,7 +36,7 @@ def test_a_row_says_all_of_a_step():
 
 @pytest.mark.slow
 @pytest.mark.needs_avx512
-def test_numbers_of_ranks_and_precisions_make_a_grid():
+def test_ranks_and_precisions_form_a_grid():
     done = run(under_ranks(2, [*CLI, 'bench', 'train', '--ranks', '1,2', '--precisions', 'bfloat16,float32',
                                '--batch-sizes', '2', '--format', 'json', *SHORT, *SMALL]))
     assert [(r['precision'], r['num_ranks']) for r in rows(done)] == [
@@ -56,7 +56,7 @@ def test_real_data_and_telemetry(digits, tmp_path):
     assert [p.name.startswith('telemetry_0_') for p in tmp_path.glob('[!.]*')] == [True]
 
 
-def test_the_pipeline_alone(digits):
+def test_pipeline_only(digits):
     done = call('bench', 'data', '--config', 'launch/configs/digits_cpu.yaml', '--data.dir', digits,
                 '--threads', '1', '--batch-sizes', '16,8', '--node-images-per-s', '1000', '--format', 'json', *SHORT)
     assert [(r['local_batch_size'], r['cache']) for r in rows(done)] == [
@@ -67,7 +67,7 @@ def test_the_pipeline_alone(digits):
 
 
 @pytest.mark.slow
-def test_the_exchange_alone():
+def test_allreduce_only():
     done = run(under_ranks(2, [*CLI, 'bench', 'allreduce', '--batch-sizes', '2', '--format', 'json', *SHORT, *SMALL]))
     sizes = rows(done)
     assert [r['bytes'] for r in sizes][::8] == [4096, 2**28]
@@ -78,7 +78,7 @@ def test_the_exchange_alone():
 
 @pytest.mark.parametrize('precisions', [
     ['float32'], pytest.param(['float32', 'bfloat16'], marks=[pytest.mark.slow, pytest.mark.needs_avx512])])
-def test_the_operators_alone(precisions):
+def test_operators_only(precisions):
     words = ['bench', 'ops', '--batch-sizes=1', '--precisions', ','.join(precisions), '--format=json', *SHORT, *SMALL]
     done = run([*CLI, *words]) if len(precisions) > 1 else call(*words)
     assert done.returncode == 0, done.stderr
@@ -89,22 +89,22 @@ def test_the_operators_alone(precisions):
         assert all(r['forward_gflops'] > 0 and r['backward_ms'] > 0 for r in table['rows'])
 
 
-@pytest.mark.parametrize('options, said', [
+@pytest.mark.parametrize('options, message', [
     ([], '{train,data,allreduce,ops}: missing; see mlperf-rn50 bench --help'),
-    (['train', '--ranks', '2'], '--ranks: got 2, and 1 were started'),
+    (['train', '--ranks', '2'], '--ranks: got 2, expected at most 1'),
     (['train', '--steps', '0'], '--steps: got 0, expected 1 or more'),
     (['allreduce'], 'ranks: got 1, expected 2 or more'),
     (['data', '--data.synthetic', 'true'], 'data.synthetic: got true, expected false'),
     (['ops', '--model.name', 'vgg16'], 'model.name: got vgg16, expected a ResNet')])
-def test_mistakes_are_one_line(options, said):
+def test_usage_errors_are_one_line(options, message):
     done = call('bench', *options)
-    assert done.returncode == 2 and said in done.stderr and 'Traceback' not in done.stderr
+    assert done.returncode == 2 and message in done.stderr and 'Traceback' not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
 @pytest.fixture(scope='module')
 def peers():
-    """PyTorch and the photos, which comparisons need."""
+    """PyTorch and the photos for comparisons."""
     done = run([ROOT / 'benchmarks/setup.sh'], cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
@@ -117,14 +117,14 @@ def peers():
     ('trainer.py 1', 'trainer against the bare step, float32, images/s: ratio '),
     ('cifar10_search.py {0}/run --train.precision float32 --train.max_epochs 1 --train.eval_period 1 '
      '--train.eval_offset 0 --schedule.decay_epochs 1', '{0}/run: Top-1 ')])
-def test_a_benchmark_runs(peers, tmp_path, words, last):
+def test_benchmark_script_runs(peers, tmp_path, words, last):
     done = run([sys.executable, *shlex.split(f'benchmarks/{words}'.format(tmp_path))], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().splitlines()[-1].startswith(last.format(tmp_path))
 
 
 @pytest.mark.slow
-def test_the_tests_on_gpus_pass_in_a_dry_run_on_the_cpu():
+def test_gpu_tests_pass_in_cpu_dry_run():
     small = 'not (bench or train or resnet50)'
     done = run([sys.executable, '-m', 'pytest', '-q', 'tests/gpu', '-k', small], cwd=ROOT,
                env={**os.environ, 'MLPERF_RN50_TEST_GPU': 'dry', 'PYTHONPATH': str(ROOT)})

@@ -1,4 +1,4 @@
-"""docker.sh, apptainer.sh, slurm.sbatch with Pyxis and mps.sh, with stand-ins for the programs this machine lacks."""
+"""docker.sh, apptainer.sh, slurm.sbatch with Pyxis, and mps.sh, with stand-ins for missing programs."""
 import os
 
 import pytest
@@ -7,29 +7,27 @@ from helpers import ROOT, own_signals, run, write_files
 from mlperf_rn50.launch import __main__ as launcher
 
 DIGITS = ROOT / 'launch/configs/digits_cpu.yaml'
-
-
-WRITE_DOWN = 'echo "$(basename "$0") $*" >>"$LOG"'
+RECORD_CALL = 'echo "$(basename "$0") $*" >>"$LOG"'
 
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """Puts a shell program of a name before all others on the PATH; it may use $LOG."""
+    """Put a named shell program first on the PATH; the program may use $LOG."""
     monkeypatch.setenv('PATH', f'{tmp_path}/bin:{os.environ["PATH"]}')
     monkeypatch.setenv('LOG', str(tmp_path / 'log'))
 
-    def make(name, body=WRITE_DOWN):
+    def make(name, body=RECORD_CALL):
         write_files(tmp_path / 'bin', {name: f'#!/usr/bin/env bash\n{body}'}, mode=0o755)
     return make
 
 
 def called(tmp_path):
-    """What the stand-ins wrote down: one call a line."""
+    """Recorded calls of the stand-ins, one per line."""
     return (tmp_path / 'log').read_text().splitlines()
 
 
 @pytest.mark.parametrize('engine, gpu', [('docker', '--gpus all'), ('podman', '--device nvidia.com/gpu=all')])
-def test_docker_sh_gives_the_gpus_the_folders_and_the_environment(stand_in, tmp_path, monkeypatch, engine, gpu):
+def test_docker_sh_passes_gpus_folders_and_environment(stand_in, tmp_path, monkeypatch, engine, gpu):
     stand_in(engine)
     stand_in('nvidia-smi', '')
     monkeypatch.setenv('MLPERF_RN50_DOCKER', engine)
@@ -47,27 +45,27 @@ def test_docker_sh_gives_the_gpus_the_folders_and_the_environment(stand_in, tmp_
     assert line.endswith('--entrypoint /opt/mlperf_rn50/launch/local.sh rn50:x --config c.yaml --seeds 2')
 
 
-def test_docker_sh_without_a_gpu_asks_for_none(stand_in, tmp_path, monkeypatch):
+def test_docker_sh_without_gpu_requests_none(stand_in, tmp_path, monkeypatch):
     stand_in('docker')
     monkeypatch.setenv('MLPERF_RN50_DOCKER', 'docker')
     assert run([ROOT / 'launch/docker.sh', '--config', 'c.yaml'], cwd=tmp_path).returncode == 0
     assert '--gpus' not in called(tmp_path)[0] and ' mlperf_rn50:cpu --config' in called(tmp_path)[0]
 
 
-@pytest.mark.parametrize('arguments, said', [
-    (['--mount', '/nowhere'], '--mount: /nowhere is no folder'), (['--image'], '--image: a value is missing')])
-def test_mistakes_of_docker_sh(arguments, said):
+@pytest.mark.parametrize('arguments, message', [
+    (['--mount', '/nowhere'], '--mount: got /nowhere, expected a'), (['--image'], '--image: a value is missing')])
+def test_docker_sh_usage_errors(arguments, message):
     done = run([ROOT / 'launch/docker.sh', *arguments])
-    assert done.returncode == 2 and said in done.stderr
+    assert done.returncode == 2 and message in done.stderr
 
 
 def call(script, *arguments):
-    """Runs a launch script's program in this process; its exit code."""
+    """Run the program of a launch script in this process; return the exit code."""
     with own_signals():
         return launcher.main([str(ROOT / 'launch' / script), *(str(a) for a in arguments)])
 
 
-@pytest.mark.parametrize('script, arguments, said', [
+@pytest.mark.parametrize('script, arguments, message', [
     ('apptainer.sh', ['--config', DIGITS], '--image: got nothing, expected an Apptainer image'),
     ('apptainer.sh', ['--image', 'none.sif'], '--image: none.sif does not exist; build it with'),
     ('local.sh', ['--seeds', '0'], '--seeds: got 0, expected a number from 1'),
@@ -76,19 +74,19 @@ def call(script, *arguments):
     ('sweep.sh', ['--study', 'x', '--config', DIGITS], '--layouts: got nothing'),
     ('sweep.sh', ['--study', 'x', '--config', DIGITS, '--layouts', '1x'], 'expected nodes x ranks, such as 2x4'),
     ('sweep.sh', ['--study', 'x', '--config', DIGITS, '--layouts', '1x1', '--lr-table', '/no'], '--lr-table: /no'),
-    ('sweep.sh', ['--schedule.base_lr=1'], '--schedule.base_lr: each layout has its own'),
-    ('sweep.sh', ['--run-dir', 'x'], '--run-dir: the sweep sets it itself')])
-def test_mistakes(script, arguments, said, capsys, monkeypatch):
+    ('sweep.sh', ['--schedule.base_lr=1'], '--schedule.base_lr: layouts have different values'),
+    ('sweep.sh', ['--run-dir', 'x'], '--run-dir: the sweep sets this option')])
+def test_usage_errors_are_one_line(script, arguments, message, capsys, monkeypatch):
     monkeypatch.setattr('mlperf_rn50.launch.sweep.values_of', lambda *_: ['', '32', '0.1', '5'])
     assert call(script, *arguments) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f'launch/{script}: ') and said in line
+    assert line.startswith(f'launch/{script}: ') and message in line
 
 
 @pytest.mark.slow
 def test_apptainer_sh_runs_every_rank_in_the_image(stand_in, digits, tmp_path):
-    # Runs what stands after the image, from this checkout.
-    stand_in('apptainer', f'''{WRITE_DOWN}
+    # Runs the command after the image argument, from this checkout.
+    stand_in('apptainer', f'''{RECORD_CALL}
 while [ "$1" != {tmp_path}/rn50.sif ]; do shift; done
 shift
 for word; do set -- "$@" "${{word/#\\/opt\\/mlperf_rn50/{ROOT}}}"; shift; done

@@ -1,18 +1,18 @@
-"""What the clock does not see and what must leave no trace: warm-up, ranks that are slow, kept scalars."""
+"""Warm-up without side effects, data access after run_start, and TensorBoard scalars."""
 import numpy as np
 import pytest
 from e2e.training import STEPS_PER_EPOCH, arguments, assert_aborted, log_events, metrics
 from helpers import call
 
 from mlperf_rn50.data import records
-from mlperf_rn50.train.checkpoint import list_checkpoints, load
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
 
 pytestmark = pytest.mark.usefixtures('thin')
 EPOCH = '--train.max_epochs=1'
 
 
-def log_of(run_dir):
-    """The events of a log, without times and the lines of code that wrote them."""
+def comparable_events(run_dir):
+    """Events of a log, without times and source lines."""
     return [(e['key'], e['value'], {k: v for k, v in e['metadata'].items() if k not in ('file', 'lineno')})
             for e in log_events(run_dir) if e['key'] != 'tracked_stats']
 
@@ -22,7 +22,7 @@ def log_of(run_dir):
                      marks=pytest.mark.slow),
     pytest.param(['--model.name=googlenet', '--optimizer.name=sgd', '--data.image_size=64', '--data.resize_shorter=64'],
                  marks=pytest.mark.slow)], ids=['lars', 'accumulate', 'dropout'])
-def test_a_warm_up_leaves_no_trace(tiny, tmp_path, options):
+def test_warm_up_has_no_side_effects(tiny, tmp_path, options):
     cold, warm = tmp_path / '0', tmp_path / '3'
     for run_dir in (cold, warm):
         assert_aborted(call(*arguments(run_dir, tiny, EPOCH, f'--train.num_warmup_steps={run_dir.name}', *options)))
@@ -30,12 +30,12 @@ def test_a_warm_up_leaves_no_trace(tiny, tmp_path, options):
     assert set(arrays) == set(arrays_warm)
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, arrays_warm[name], err_msg=name)
-    assert metrics(cold) == metrics(warm) and log_of(cold) == log_of(warm)
+    assert metrics(cold) == metrics(warm) and comparable_events(cold) == comparable_events(warm)
     benchmark = 'googlenet' if '--model.name=googlenet' in options else 'resnet'
-    assert [value for key, value, _ in log_of(cold) if key == 'submission_benchmark'] == [benchmark]
+    assert [value for key, value, _ in comparable_events(cold) if key == 'submission_benchmark'] == [benchmark]
 
 
-def test_no_image_is_touched_before_the_clock_runs(tiny, tmp_path, monkeypatch):
+def test_no_image_is_read_before_run_start(tiny, tmp_path, monkeypatch):
     seen, read = [], records.RecordFile.read
 
     def reading(self, position):

@@ -1,4 +1,4 @@
-"""A run beside reference runs and published recipes: on course, behind, and ended for it."""
+"""Comparison of a run with reference runs and published recipes, and the stop of a run that is behind."""
 import json
 
 import pytest
@@ -6,8 +6,8 @@ from e2e.training import arguments, metrics
 from helpers import call
 from lines import write_set
 
-from mlperf_rn50.study import recipe_differences
-from mlperf_rn50.train.checkpoint import list_checkpoints
+from mlperf_rn50.analysis.recipe import differences
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -17,8 +17,8 @@ def reference(folder, *accuracies):
                      eval_samples=50, target=accuracies[-1], dataset='tiny-digits')
 
 
-def test_a_run_far_behind_ends_with_its_checkpoint_and_can_go_on(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe_differences, 'is_imagenet', lambda config: True)  # 1,281,167 images are not at hand
+def test_run_far_behind_stops_with_checkpoint_and_can_resume(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(differences, 'is_imagenet', lambda config: True)  # 1,281,167 images are not available
     known, run_dir = reference(tmp_path / 'known', 0.97, 0.98, 0.985, 0.99), tmp_path / 'run'
     done = call(*arguments(run_dir, tiny, '--run.reference', known, '--run.stop_when_behind', 'true',
                            '--checkpoint.period_epochs', '0'))

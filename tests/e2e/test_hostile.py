@@ -1,4 +1,4 @@
-"""Nothing in a configuration, an option, a host name, a variable or the folder one stands in is run as a command."""
+"""Shell injection: configuration, options, host names, variables and the working directory are never executed."""
 import dataclasses
 import os
 import tempfile
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlperf_rn50.config import SECTIONS
 
 DIGITS = ROOT / 'launch/configs/digits_cpu.yaml'
-# What shells evaluate in some place or other; CANARY is a file that must not come to be.
+# Texts that shells evaluate in some contexts. CANARY is a file that must not be created.
 PAYLOADS = ['$(touch CANARY)', '`touch CANARY`', 'x[$(touch CANARY)]', 'x"; touch CANARY; "', "x'; touch CANARY #",
             'x\nseeds[$(touch CANARY)]\nseeds[$(touch CANARY)]', '${x:-$(touch CANARY)}', '-x; touch CANARY',
             'a b\tc', '*', '; touch CANARY',
@@ -25,8 +25,8 @@ VARIABLES = ['OMP_NUM_THREADS', 'SLURM_RESTART_COUNT', 'MLPERF_RN50_RANKS_PER_DE
 SRUN = '#!/bin/sh\nwhile [ "${1#*/bind.sh}" = "$1" ]; do shift; done\nexec "$@"\n'
 
 
-def tools(folder):
-    """Stand-ins for Slurm and docker: ranks start here, one at a time."""
+def write_tools(folder):
+    """Write stand-ins for Slurm and docker that start ranks locally, one at a time."""
     for name, text in {'srun': SRUN, 'scontrol': '#!/bin/sh\necho localhost\n', 'docker': '#!/bin/sh\ntrue\n'}.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -37,12 +37,12 @@ def tools(folder):
        st.dictionaries(st.sampled_from(VARIABLES), st.sampled_from(PAYLOADS), max_size=2),
        st.sampled_from(['file', 'options']), st.sampled_from(PAYLOADS), st.sampled_from(['', '--hosts', '--study']))
 @example([(('run', 'dir'), PAYLOADS[5])], {}, 'file', '', '')
-def test_no_value_is_a_command(keys, variables, way, word, option):
+def test_no_value_is_executed(keys, variables, way, word, option):
     assert {('run', 'dir'), ('data', 'dataset'), ('train', 'init_weights')} < set(STRINGS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         canary = folder / 'canary'
-        tools(folder)
+        write_tools(folder)
 
         def armed(text):
             return text.replace('CANARY', str(canary))
@@ -71,7 +71,7 @@ def test_no_value_is_a_command(keys, variables, way, word, option):
 @pytest.mark.parametrize('script, words', [
     ('bind.sh', ['true']), ('local.sh', ['--help']), ('ranks.sh', []), ('slurm.sbatch', ['--help']),
     ('docker.sh', ['--help'])])
-def test_the_folder_one_stands_in_is_not_code(tmp_path, script, words):
+def test_working_directory_is_not_imported(tmp_path, script, words):
     for name in ('psutil', 'json', 'mlperf_rn50', 'yaml', 'sitecustomize'):
         (tmp_path / f'{name}.py').write_text('open("canary", "w")\nraise SystemExit(9)\n')
     done = run(['bash', ROOT / 'launch' / script, *words], cwd=tmp_path,
@@ -82,11 +82,11 @@ def test_the_folder_one_stands_in_is_not_code(tmp_path, script, words):
 
 @pytest.mark.parametrize('engine', ['openmpi.sh', 'horovodrun.sh', 'srun.sh'])
 @pytest.mark.parametrize('slots', ['h1:0', 'h1:x[$(touch canary)]', 'h1:2;touch canary'])
-def test_engines_calculate_with_numbers_only(tmp_path, engine, slots):
+def test_engines_accept_only_numeric_slots(tmp_path, engine, slots):
     done = run([ROOT / 'launch/engines' / engine, slots, 'true'], cwd=tmp_path)
     assert done.returncode == 2 and 'Usage: launch/engines/' in done.stderr and not list(tmp_path.iterdir())
 
 
-def test_a_guard_takes_no_path_for_a_job(tmp_path):
+def test_guard_rejects_a_path_as_job(tmp_path):
     done = run([ROOT / 'launch/guard.sh', f'../../{tmp_path}'], stdin=-3)
     assert done.returncode == 2 and tmp_path.exists()

@@ -1,4 +1,4 @@
-"""What is left of a training: its networks, whatever fails after the clock stopped; and a start from them."""
+"""Saved weights: contents, failures after run_stop, and a start from saved weights."""
 import numpy as np
 import pytest
 from e2e.training import NUM_VAL, arguments, assert_aborted, assert_one_line, log_events, metrics, thin_ranks
@@ -7,10 +7,10 @@ from helpers import call, run
 from mlperf_rn50.errors import CheckpointError
 from mlperf_rn50.model.weights import load_weights
 from mlperf_rn50.train import loop
-from mlperf_rn50.train.checkpoint import list_checkpoints, load
+from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
 from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.events import Ended
-from mlperf_rn50.train.saver import Saver
 from mlperf_rn50.train.sinks.metrics import Metrics
 
 pytestmark = pytest.mark.usefixtures('thin')
@@ -23,13 +23,13 @@ def events_of(run_dir, key):
 
 @pytest.fixture(scope='module')
 def converged(thin, tiny, tmp_path_factory):
-    """The folder of a run that reached its target; not to be changed."""
+    """Folder of a converged run; tests must not modify it."""
     run_dir = tmp_path_factory.mktemp('converged') / 'run'
     assert call(*arguments(run_dir, tiny, *CONVERGES)).returncode == 0
     return run_dir
 
 
-def test_a_run_that_converged_keeps_one_network_its_best_and_last(converged):
+def test_converged_run_keeps_one_network_as_best_and_last(converged):
     assert {p.name for p in (converged / 'weights').iterdir()} == {'best.npz', 'best.json'}
     kept, _ = load_weights(converged)
     [evaluated] = metrics(converged, 'eval')
@@ -38,7 +38,7 @@ def test_a_run_that_converged_keeps_one_network_its_best_and_last(converged):
     assert kept.classes == tuple('0123456789')
 
 
-def test_a_run_that_gave_up_keeps_its_best_and_its_last(tiny, tmp_path, monkeypatch):
+def test_aborted_run_keeps_best_and_last_network(tiny, tmp_path, monkeypatch):
     counts = iter([5, 9, 9, 7])
     monkeypatch.setattr(loop, 'evaluate', lambda *_: Accuracy(next(counts), 20, NUM_VAL))
     assert_aborted(call(*arguments(tmp_path, tiny)))
@@ -52,27 +52,27 @@ def test_a_run_that_gave_up_keeps_its_best_and_its_last(tiny, tmp_path, monkeypa
     assert any((array != best_arrays[name]).any() for name, array in arrays.items())
 
 
-@pytest.mark.parametrize('owner, name, said', [
-    (Saver, 'finish', 'the disk is full'), (Metrics, 'see', 'the disk is full'),
+@pytest.mark.parametrize('owner, name, message', [
+    (BackgroundWriter, 'finish', 'the disk is full'), (Metrics, 'handle', 'the disk is full'),
     (None, 'weights', 'cannot write the weights')], ids=['the writer', 'metrics', 'weights'])
-def test_the_clock_stops_and_the_network_outlives_what_fails_afterwards(tiny, tmp_path, monkeypatch, owner, name, said):
-    usual = getattr(owner, name, None)
+def test_run_stop_and_weights_survive_later_failures(tiny, tmp_path, monkeypatch, owner, name, message):
+    original = getattr(owner, name, None)
 
     def fail(self, *event):
         if not event or isinstance(event[0], Ended):
             raise CheckpointError('the disk is full')
-        usual(self, *event)
+        original(self, *event)
     if owner:
         monkeypatch.setattr(owner, name, fail)
     else:
         (tmp_path / name).write_text('a file in the way')
     done = call(*arguments(tmp_path, tiny, *CONVERGES))
-    assert done.returncode == 2 and said in done.stderr
+    assert done.returncode == 2 and message in done.stderr
     assert [e['metadata']['status'] for e in events_of(tmp_path, 'run_stop')] == ['success']
     assert not owner or load_weights(tmp_path)[0].is_last
 
 
-def test_a_run_starts_from_the_weights_of_another(converged, tiny, tmp_path):
+def test_run_starts_from_weights_of_another_run(converged, tiny, tmp_path):
     done = call(*arguments(tmp_path, tiny, '--train.max_epochs=1', f'--init-weights={converged}',
                            '--schedule.base_lr=1e-9', '--optimizer.weight_decay=0'))
     assert_aborted(done)
@@ -86,20 +86,20 @@ def test_a_run_starts_from_the_weights_of_another(converged, tiny, tmp_path):
 
 
 @pytest.mark.parametrize('num_ranks', [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_another_number_of_classes_starts_a_fresh_last_layer_on_every_rank(converged, tiny, tmp_path, num_ranks):
+def test_different_number_of_classes_reinitialises_last_layer_on_every_rank(converged, tiny, tmp_path, num_ranks):
     words = arguments(tmp_path, tiny, '--train.max_epochs=1', f'--init-weights={converged}', '--data.synthetic=true',
                       '--data.num_classes=7')
     done = run(thin_ranks(num_ranks, *words)) if num_ranks else call(*words)
     assert_aborted(done)
-    note = ('the weights are for 10 classes, the data has 7: the last layer (fc1_weight, fc1_bias) starts with fresh '
-            'values')
+    note = ('the weights are for 10 classes, the data has 7; the last layer (fc1_weight, fc1_bias) is newly '
+            'initialised')
     assert note in done.stderr and events_of(tmp_path, 'initial_weights')[0]['metadata']['notes'] == [note]
 
 
-@pytest.mark.parametrize('options, said', [
+@pytest.mark.parametrize('options, message', [
     (['--init-weights=/nonexistent'], '/nonexistent: no such file or folder'),
-    (['--model.name=resnet34'], 'they are of another model.name'),
-    (['--run.submission_division=closed'], 'the closed division starts from drawn weights')])
-def test_weights_that_cannot_be_taken_are_refused_in_one_line(converged, tiny, tmp_path, options, said):
+    (['--model.name=resnet34'], 'expected the same model.name'),
+    (['--run.submission_division=closed'], 'in the closed division, expected null')])
+def test_unusable_weights_are_refused_in_one_line(converged, tiny, tmp_path, options, message):
     done = call(*arguments(tmp_path, tiny, f'--init-weights={converged}', *options))
-    assert_one_line(done, 2, said)
+    assert_one_line(done, 2, message)

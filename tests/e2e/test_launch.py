@@ -1,4 +1,4 @@
-"""The launch scripts: how they start ranks, how they are stopped, and sweeps over layouts of local ranks."""
+"""Launch scripts: start and stop of ranks, dry runs, and sweeps over layouts of local ranks."""
 import os
 import re
 import signal
@@ -8,17 +8,17 @@ from e2e.training import pack_tiny
 from helpers import ROOT, own_signals, run, write_files
 
 from mlperf_rn50.launch.__main__ import main
-from mlperf_rn50.mlperf.reader import read_run
+from mlperf_rn50.mllog.read.reader import read_run
 
 
 @pytest.mark.parametrize('arguments', [['2'], ['0', 'true'], []])
-def test_usage_of_ranks(arguments, capsys):
+def test_ranks_sh_usage(arguments, capsys):
     with own_signals():
         assert main([str(ROOT / 'launch/ranks.sh'), *arguments]) == 2
     assert 'Usage: launch/ranks.sh RANKS' in capsys.readouterr().err
 
 
-def test_ranks_have_their_number_and_their_cores_also_inside_a_job_of_slurm_and_hand_on_their_exit_code():
+def test_ranks_inside_a_slurm_job_have_numbers_and_cores_and_return_their_exit_code():
     job = {'SLURM_JOB_ID': '1', 'SLURM_JOBID': '1', 'SLURM_NODELIST': 'n1', 'SLURM_JOB_NODELIST': 'n1',
            'SLURM_NNODES': '1', 'SLURM_TASKS_PER_NODE': '1', 'SLURM_PROCID': '0', 'SLURM_NTASKS': '1'}
     done = run([ROOT / 'launch/ranks.sh', 2, 'sh', '-c', 'echo $OMPI_COMM_WORLD_RANK $OMPI_COMM_WORLD_SIZE '
@@ -32,15 +32,15 @@ def test_ranks_have_their_number_and_their_cores_also_inside_a_job_of_slurm_and_
     assert not first & second or len(os.sched_getaffinity(0)) == 1
 
 
-def test_bound_ranks_hold_back_the_word_to_stop_until_they_train():
-    def blocked(word):  # not with a shell in between, which would let it in
+def test_bound_ranks_block_the_stop_signal_until_training():
+    def blocked(word):  # without a shell in between, which would unblock the signal
         shown = run([ROOT / 'launch/bind.sh', 'grep', '-s', 'SigBlk', '/proc/self/status', word]).stdout
         return int(shown.split()[-1], 16)
     assert blocked('train') == 1 << (signal.SIGUSR1 - 1)
-    assert blocked('another') == 0  # a program that does not know the word is ended by it
+    assert blocked('another') == 0  # others do not handle the signal, which must terminate them
 
 
-def test_a_dry_run_prints_the_plan_of_the_layout_and_starts_nothing(tmp_path):
+def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path):
     config = ROOT / 'launch/configs/digits_cpu.yaml'
     done = run([ROOT / 'launch/local.sh', f'--config={config}', '--ranks-per-node', 4, '--dry-run', '--run-dir',
                 tmp_path / 'run'])
@@ -49,8 +49,7 @@ def test_a_dry_run_prints_the_plan_of_the_layout_and_starts_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep(tmp_path):
-    """What is complete is skipped, what fails is shown, and the table says all of it."""
+def test_sweep_skips_complete_runs_and_reports_failures(tmp_path):
     pack_tiny(tmp_path / 'data', 60)
     tiny = ('data: {dir: data, dataset: tiny-digits, num_train: 60, num_val: 50, num_classes: 10, image_size: 32,\n'
             '       resize_shorter: 32, crop: none, num_threads: 1}\n'
@@ -66,14 +65,14 @@ def test_a_sweep(tmp_path):
         return next(line.split() for line in output.splitlines() if line.startswith(name))
     failed = sweep('wild', '--train.target_accuracy', '1')
     assert failed.returncode == 1, failed.stderr
-    assert failed.stderr.count('this run did not converge') == 2  # the second layout ran all the same
+    assert failed.stderr.count('this run did not converge') == 2  # the second layout ran as well
     assert row(failed.stdout, '1x1')[1:8] == ['1', '1', '20', '0', '/', '1', '-']
     assert '1x1, 2x1: 1 of 1 runs did not converge' in failed.stdout
 
     done = sweep('tiny', '--seeds', 2)
     assert done.returncode == 0, done.stderr
     assert row(done.stdout, '1x1')[1:7] == ['1', '1', '20', '2', '/', '2']
-    assert row(done.stdout, '2x1')[1:7] == ['1', '2', '40', '2', '/', '2']  # one host, as the log says
+    assert row(done.stdout, '2x1')[1:7] == ['1', '2', '40', '2', '/', '2']  # one host according to the log
     runs = [read_run(tmp_path / f'logs/tiny/2x1/result_{k}.txt') for k in (0, 1)]
     assert len({r.seed for r in runs}) == 2
     assert [r.optimizer['sgd_opt_base_learning_rate'] for r in runs] == [pytest.approx(0.04)] * 2

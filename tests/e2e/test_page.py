@@ -1,13 +1,13 @@
-"""The report's page in a real browser: headless Chromium from Debian, as wide as a desk and as a phone."""
+"""Report page in headless Chromium, with desktop and phone viewports."""
 import pytest
 from helpers import ROOT, call
 from lines import write_set
 from made_systems import changed, refused
 
-from mlperf_rn50.study.report_page import render_html
-from mlperf_rn50.study.report_plots import draw_study
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.analysis.report.page import render_html
+from mlperf_rn50.analysis.report.plots import draw_study
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.scaling import make_studies
 
 pytestmark = pytest.mark.browser
 DESK = {'viewport': {'width': 1400, 'height': 900}}
@@ -16,7 +16,7 @@ SCREENS = pytest.mark.parametrize('screen', [DESK, PHONE], ids=['desk', 'phone']
 
 
 def write_rounds(folder):
-    """A page of two studies: accelerators of two kinds, a system that is no set, one that did not converge."""
+    """Write a page of two studies: two accelerators, a system that is not a run set, one that did not converge."""
     for name, nodes, accuracy in [('a-rather-long-name_of_a_system_v100', 1, 0.8), ('b', 2, 0.8), ('c', 4, 0.1),
                                   ('d', 8, 0.8)]:
         write_set(folder / 'old' / name, 1, epoch_s=60.0 / nodes, nodes=nodes, accuracies=(0.1, accuracy),
@@ -34,7 +34,7 @@ def write_rounds(folder):
 
 @pytest.fixture(scope='module')
 def paths(tmp_path_factory):
-    """The page of the committed sweep, and one of two rounds."""
+    """Pages of the committed sweep and of two rounds."""
     out = tmp_path_factory.mktemp('report')
     done = call('report', ROOT / 'logs/digits_sweep', '--out', out, '--format', 'html')
     assert (done.returncode, done.stdout) == (0, ''), done.stderr
@@ -43,42 +43,42 @@ def paths(tmp_path_factory):
 
 @pytest.fixture
 def open_page(browser, paths):
-    """Opens a page; fails if it asks for anything but itself or has anything to complain of."""
-    requests, complaints, contexts = [], [], []
+    """Open a page; fail on requests for anything else, console messages and errors."""
+    requests, messages, contexts = [], [], []
 
     def open_page(name='sweep', **options):
         contexts.append(browser.new_context(**{**DESK, **options}))
         page = contexts[-1].new_page()
         page.on('request', lambda r: requests.append(r.url))
-        page.on('console', lambda m: complaints.append(m.text))
-        page.on('pageerror', lambda e: complaints.append(str(e)))
+        page.on('console', lambda m: messages.append(m.text))
+        page.on('pageerror', lambda e: messages.append(str(e)))
         page.goto(paths[name].as_uri())
         return page
     yield open_page
     for context in contexts:
         context.close()
-    assert complaints == [] and set(requests) <= {p.as_uri() for p in paths.values()}
+    assert messages == [] and set(requests) <= {p.as_uri() for p in paths.values()}
     assert len(requests) == len(contexts)
 
 
 def column(table, head):
-    """The texts of a column that are shown, first row first."""
+    """Visible texts of a column, in row order."""
     number = [text.strip() for text in table.locator('th').all_inner_texts()].index(head) + 1
     cells = table.locator(f'tbody tr:not([hidden]) td:nth-child({number}):not([colspan])')
     return [cell.inner_text() for cell in cells.all()]
 
 
 def frame(page, title):
-    """The first table with a title, and what belongs to it."""
+    """First table with a title, and its controls."""
     return page.locator('.frame', has=page.get_by_role('heading', name=title, exact=True)).first
 
 
-ANSWER, ALL = 'Epochs to converge and time to train', 'All systems'
+RESULTS, ALL = 'Epochs to converge and time to train', 'All systems'
 
 
 @pytest.mark.engine
-def test_numbers_sort_as_numbers_and_names_with_theirs(open_page):
-    table = frame(open_page(), ANSWER).locator('table')
+def test_numeric_columns_and_names_sort_numerically(open_page):
+    table = frame(open_page(), RESULTS).locator('table')
     batch = table.get_by_role('button', name='batch')
     assert column(table, 'batch') == ['16', '32', '64', '128']
     batch.click()
@@ -86,18 +86,18 @@ def test_numbers_sort_as_numbers_and_names_with_theirs(open_page):
     assert column(table, 'batch') == ['128', '64', '32', '16']
     assert table.locator('th[aria-sort]').evaluate_all('l => l.map(h => [h.textContent, h.ariaSort])') == [
         ['batch', 'descending']]
-    assert table.page.locator('#said').inner_text() == 'sorted by batch, descending'
+    assert table.page.locator('#announcement').inner_text() == 'sorted by batch, descending'
     table.get_by_role('button', name='system').press('Enter')
     assert column(table, 'system') == ['1x1', '2x1', '4x1', '8x1']
     names = frame(open_page('rounds'), ALL).locator('table')
     names.get_by_role('button', name='system').click()
     assert column(names, 'system')[-2:] == ['e9', 'e10']
-    for _ in range(2):  # what is missing is last both ways
+    for _ in range(2):  # missing values are last in both directions
         names.get_by_role('button', name='time, min').click()
         assert column(names, 'system')[-2:] == ['c', 'd']
 
 
-def test_the_arrow_keys_move_within_a_table(open_page):
+def test_arrow_keys_move_within_a_table(open_page):
     page = open_page('rounds')
     table = frame(page, ALL).locator('table')
     table.get_by_role('button', name='system').focus()
@@ -107,35 +107,35 @@ def test_the_arrow_keys_move_within_a_table(open_page):
         assert page.evaluate('document.activeElement.textContent') == text, key
 
 
-def test_rows_are_chosen_by_words_and_lists(open_page):
+def test_rows_are_filtered_by_text_and_lists(open_page):
     from playwright.sync_api import expect
     page = open_page('rounds')
     box = frame(page, ALL)
     form, table = box.get_by_role('search'), box.locator('table')
-    said = form.locator('output')
-    assert said.inner_text() == '6 of 6 systems' and said.evaluate('o => o.role || o.localName') == 'output'
+    count = form.locator('output')
+    assert count.inner_text() == '6 of 6 systems' and count.evaluate('o => o.role || o.localName') == 'output'
     form.get_by_label('find').fill('MXNET v1.0')
-    assert sorted(column(table, 'system')) == ['e10', 'e9'] and said.inner_text() == '2 of 6 systems'
+    assert sorted(column(table, 'system')) == ['e10', 'e9'] and count.inner_text() == '2 of 6 systems'
     form.get_by_role('button', name='Show all').click()
-    expect(said).to_have_text('6 of 6 systems')
+    expect(count).to_have_text('6 of 6 systems')
     form.get_by_label('accelerator').select_option('V100')
     form.get_by_label('round').select_option('v0.7')
-    assert said.inner_text() == '3 of 6 systems' and 'b' in column(table, 'system')
-    table.get_by_role('button', name='system').click()  # what is not chosen stays away
+    assert count.inner_text() == '3 of 6 systems' and 'b' in column(table, 'system')
+    table.get_by_role('button', name='system').click()  # sorting keeps filtered rows hidden
     assert len(column(table, 'system')) == 3
-    form.get_by_label('find').fill('nobody')
-    assert said.inner_text() == '0 of 6 systems'
+    form.get_by_label('find').fill('zzz')
+    assert count.inner_text() == '0 of 6 systems'
     form.get_by_label('find').press('Enter')
     assert page.evaluate('location.search') == ''
 
 
 @SCREENS
-def test_sources_are_folded_until_a_number_asks_for_them(open_page, screen):
+def test_sources_are_collapsed_until_a_number_is_followed(open_page, screen):
     page = open_page(**screen)
     folded = page.evaluate('document.documentElement.scrollHeight')
     sources = page.locator('details.sources')
     assert not sources.evaluate('d => d.open') and not page.locator('#source-1').is_visible()
-    link = frame(page, ANSWER).get_by_role('link', name='2.7')
+    link = frame(page, RESULTS).get_by_role('link', name='2.7')
     link.click()
     entry = page.locator(':target')
     assert '"key": "eval_accuracy"' in entry.inner_text() and entry.is_visible()
@@ -146,11 +146,11 @@ def test_sources_are_folded_until_a_number_asks_for_them(open_page, screen):
     assert link.evaluate('a => a === document.activeElement')
     assert 0 < link.bounding_box()['y'] < screen['viewport']['height']
     sources.evaluate('d => { d.open = false; }')
-    link.click()  # the same number again
+    link.click()  # the same link again
     assert entry.is_visible()
 
 
-def test_pictures_tell_their_values_to_mouse_and_keyboard(open_page):
+def test_plots_show_values_for_mouse_and_keyboard(open_page):
     page = open_page()
     tip = page.locator('#tip')
     figure = page.locator('figure', has_text='Speed-up').first
@@ -174,7 +174,7 @@ def test_pictures_tell_their_values_to_mouse_and_keyboard(open_page):
 
 @pytest.mark.parametrize('name', ['sweep', 'rounds'])
 @SCREENS
-def test_nothing_is_wider_than_the_screen(open_page, name, screen):
+def test_page_fits_the_screen_width(open_page, name, screen):
     page = open_page(name, **screen)
     width = page.evaluate('innerWidth')
     assert width == screen['viewport']['width'] and page.evaluate('document.documentElement.scrollWidth') <= width

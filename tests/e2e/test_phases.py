@@ -1,4 +1,4 @@
-"""Faults in each phase of a run, in the process of the run: what is lost, what is said, what goes on."""
+"""Faults injected into the training process in each phase of a run."""
 import json
 import os
 import shutil
@@ -9,7 +9,7 @@ from e2e.training import arguments, assert_aborted, assert_one_line, metrics
 from helpers import call, wait_for
 
 from mlperf_rn50.train import events, loop
-from mlperf_rn50.train.checkpoint import list_checkpoints, load
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('thin')]
 PHASES = {'start-up': lambda e: isinstance(e, events.InitStarted),
@@ -19,16 +19,16 @@ PHASES = {'start-up': lambda e: isinstance(e, events.InitStarted),
 TWO_EPOCHS = ('--train.max_epochs=2', '--checkpoint.period_steps=3', '--checkpoint.keep=9')
 
 
-class Saboteur:
-    """A reader of the events of a run that does something when a phase is reached, once each."""
+class FaultInjector:
+    """Event sink that injects a fault once in each given phase."""
 
-    def __init__(self, phases, harm):
-        self._phases, self._harm = list(phases), harm
+    def __init__(self, phases, inject):
+        self._phases, self._inject = list(phases), inject
 
-    def see(self, event):
+    def handle(self, event):
         for phase in [p for p in self._phases if PHASES[p](event)]:
             self._phases.remove(phase)
-            self._harm()
+            self._inject()
 
     def close(self):
         assert not self._phases, 'a phase was not reached'
@@ -36,13 +36,13 @@ class Saboteur:
 
 @pytest.fixture
 def train(tiny, tmp_path, monkeypatch):
-    """Runs a training that is harmed in some phases; its end and its folder."""
-    def run_with(phases, harm, *options, run_dir=tmp_path / 'run'):
+    """Run a training with a fault in some phases; return the result and the run folder."""
+    def run_with(phases, inject, *options, run_dir=tmp_path / 'run'):
         real = loop.open_sinks
 
         def open_sinks(*args):
             sinks = real(*args)
-            return events.Sinks([*sinks._sinks, Saboteur(phases, lambda: harm(run_dir))])
+            return events.Sinks([*sinks._sinks, FaultInjector(phases, lambda: inject(run_dir))])
         monkeypatch.setattr(loop, 'open_sinks', open_sinks)
         done = call(*arguments(run_dir, tiny, *TWO_EPOCHS, *options))
         monkeypatch.setattr(loop, 'open_sinks', real)
@@ -51,21 +51,21 @@ def train(tiny, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('phase', ['start-up', 'training', 'checkpoint'])
-def test_a_run_folder_that_vanishes_is_named(train, phase):
-    """What a mount leaves behind when it is gone: an empty folder that nothing of the run may be written to."""
+def test_vanished_run_folder_is_reported(train, phase):
+    """A lost mount leaves an empty folder, to which the run must not write."""
     def lose(run_dir):
-        if phase == 'training':  # the last checkpoint is whole before the folder goes
+        if phase == 'training':  # the last checkpoint is complete before the folder vanishes
             wait_for((run_dir / 'checkpoints/step_00000006').exists, lambda: True, lambda: 'no checkpoint')
         run_dir.rename(run_dir.with_name('elsewhere'))
         run_dir.mkdir()
     done, run_dir = train([phase], lose)
-    assert_one_line(done, 1, str(run_dir), 'is not the folder')
+    assert_one_line(done, 1, str(run_dir), 'no longer the folder of this run')
     assert not list(run_dir.iterdir())
     for path in list_checkpoints(run_dir.with_name('elsewhere') / 'checkpoints'):
         load(path)
 
 
-def test_the_wall_clock_jumps(train, monkeypatch):
+def test_times_survive_wall_clock_jumps(train, monkeypatch):
     real, jumped_s = time.time, [0.0]
     monkeypatch.setattr(time, 'time', lambda: real() + jumped_s[0])
 
@@ -81,13 +81,13 @@ def test_the_wall_clock_jumps(train, monkeypatch):
     assert [m['status'] for m in metrics(run_dir, 'end')] == ['aborted']
 
 
-def test_a_run_at_work_is_not_disturbed_and_a_resume_is_careful(train, tiny):
-    def harm(run_dir):
+def test_modified_run_folder_does_not_affect_the_run_and_is_checked_on_resume(train, tiny):
+    def inject(run_dir):
         config = run_dir / 'config.yaml'
         config.write_text(config.read_text().replace('base_lr: 0.02', 'base_lr: 0.5'))
         for path in list_checkpoints(run_dir / 'checkpoints')[-1:]:
             (path / 'arrays.npz').write_bytes(b'x')
-    done, run_dir = train(['training', 'evaluation', 'checkpoint'], harm)
+    done, run_dir = train(['training', 'evaluation', 'checkpoint'], inject)
     assert_aborted(done)
     assert max(m['learning_rate'] for m in metrics(run_dir, 'train')) <= 0.02
     newest = list_checkpoints(run_dir / 'checkpoints')[-1]
@@ -101,11 +101,11 @@ def test_a_run_at_work_is_not_disturbed_and_a_resume_is_careful(train, tiny):
 
 
 @pytest.mark.parametrize('phase, name', [('start-up', 'train.rec'), ('evaluation', 'validation.rec')])
-def test_data_that_is_cut_short_is_named(train, tiny, tmp_path, phase, name):
+def test_truncated_data_is_reported(train, tiny, tmp_path, phase, name):
     data = tmp_path / 'data'
     shutil.copytree(tiny, data)
     done, run_dir = train([phase], lambda _: os.truncate(data / name, 1000), f'--data.dir={data}',
-                          '--train.max_epochs=3', '--train.eval_batch_size=8')  # so that little is read ahead
+                          '--train.max_epochs=3', '--train.eval_batch_size=8')  # limits read-ahead
     assert_one_line(done, 2, name.removesuffix('rec'))
     for path in list_checkpoints(run_dir / 'checkpoints'):
         load(path)

@@ -1,4 +1,4 @@
-"""Checkpoints: a run that was killed, or asked to stop, ends as one that was not."""
+"""Resume after a kill, a stop request or a full disk, compared with an uninterrupted run."""
 import os
 import signal
 from contextlib import suppress
@@ -6,24 +6,16 @@ from contextlib import suppress
 import numpy as np
 import psutil
 import pytest
-from e2e.training import (
-    arguments,
-    assert_aborted,
-    assert_one_line,
-    metrics,
-    start,
-    thin_ranks,
-    wait_for_checkpoint,
-)
+from e2e.training import arguments, assert_aborted, assert_one_line, metrics, start, thin_ranks, wait_for_checkpoint
 from helpers import call, run
 
 from mlperf_rn50.files import LineFile
-from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.train.checkpoint import list_checkpoints, load
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
 
 
 def assert_same_end(run_dir, whole_dir, step=20):
-    """The last checkpoints are equal, what was learned to the bit, and so is every evaluation."""
+    """Assert that the last checkpoints and all evaluations are equal, learned parameters bit by bit."""
     ends = [list_checkpoints(d / 'checkpoints')[-1] for d in (run_dir, whole_dir)]
     states = [load(e)[0] for e in ends]
     assert states[0].step == states[1].step == step
@@ -31,14 +23,14 @@ def assert_same_end(run_dir, whole_dir, step=20):
     arrays = [load(e)[1] for e in ends]
     assert set(arrays[0]) == set(arrays[1])
     for name, array in arrays[0].items():
-        # Running statistics are averaged at every checkpoint, which the two runs have at different steps.
+        # Running statistics are averaged at every checkpoint, and the runs checkpoint at different steps.
         tolerance = 1e-6 if 'running' in name else 0
         np.testing.assert_allclose(array, arrays[1][name], rtol=tolerance, atol=tolerance, err_msg=name)
     by_epoch = [{m['epoch']: m for m in metrics(d, 'eval')} for d in (run_dir, whole_dir)]
     assert by_epoch[0] == by_epoch[1]
 
 
-def test_killed_between_two_checkpoints_and_resumed(whole_run, tiny, tmp_path):
+def test_run_killed_between_checkpoints_resumes_exactly(whole_run, tiny, tmp_path):
     options = ['--checkpoint.period_epochs=0', '--checkpoint.period_steps=4', '--checkpoint.keep=3']
     process = start(thin_ranks(2, '--stuck=10', *arguments(tmp_path, tiny, *options)))
     wait_for_checkpoint(tmp_path, 8, process)
@@ -49,42 +41,42 @@ def test_killed_between_two_checkpoints_and_resumed(whole_run, tiny, tmp_path):
     assert_aborted(run(thin_ranks(2, 'train', '--resume', tmp_path)))
     assert metrics(tmp_path, 'resumed')[0]['step'] == 8
     assert_same_end(tmp_path, whole_run[0])
-    said = call('check', tmp_path / 'result_0.txt', '--ruleset', 'v0.5').stdout
-    assert 'a log that spans a resume cannot be submitted' in said
+    output = call('check', tmp_path / 'result_0.txt', '--ruleset', 'v0.5').stdout
+    assert 'only a run without a resume can be submitted' in output
 
 
 @pytest.fixture(scope='module')
 def ended(thin, tiny, tmp_path_factory):
-    """The folder of a run of one process that took its two epochs; not to be changed."""
+    """Folder of a completed single-process run of two epochs; tests must not modify it."""
     run_dir = tmp_path_factory.mktemp('ended')
     assert_aborted(call(*arguments(run_dir, tiny, '--train.max_epochs=2')))
     return run_dir
 
 
-def test_asked_to_stop_while_it_starts_it_stops_after_its_first_steps_and_goes_on(ended, tiny, tmp_path, monkeypatch):
+def test_stop_request_during_start_up_stops_after_first_steps_and_resumes(ended, tiny, tmp_path, monkeypatch):
     with monkeypatch.context() as m:
         m.setattr('mlperf_rn50.train.start.leave_openmp_to_engine', lambda: os.kill(os.getpid(), signal.SIGUSR1))
         done = call(*arguments(tmp_path, tiny, '--train.max_epochs=2'))
     assert done.returncode == 75 and f'mlperf-rn50 train --resume {tmp_path}' in done.stdout, done.stderr
     [path] = list_checkpoints(tmp_path / 'checkpoints')
-    assert load(path)[0].step <= 3  # the first, and those already under way
+    assert load(path)[0].step <= 3  # the first, and those already in progress
     log = (tmp_path / 'result_0.txt').read_text()
     assert '"run_stop"' in log and '"aborted"' in log
     assert_aborted(call('train', '--resume', tmp_path))
     assert_same_end(tmp_path, ended, 10)
 
 
-@pytest.mark.parametrize('options, said', [
-    ([], 'train.max_epochs: got 2, and the checkpoint has taken all of them'),
+@pytest.mark.parametrize('options, message', [
+    ([], 'train.max_epochs: got 2, and the checkpoint has completed all of them'),
     (['--train.max_epochs=5', '--model.name=resnet34', '--allow-changed=model.name'],
      'is missing; this checkpoint is of another model or optimizer'),
     (['--config', 'x.yaml'], 'got both, expected one')])
-def test_resumes_that_cannot_be_are_refused(ended, options, said):
+def test_impossible_resumes_are_refused(ended, options, message):
     done = call('train', '--resume', ended, *options)
-    assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert done.returncode == 2 and message in done.stderr, done.stderr
 
 
-def test_a_full_disk_ends_the_run_in_one_line_and_it_goes_on_afterwards(thin, tiny, tmp_path, monkeypatch):
+def test_full_disk_is_one_line_and_the_run_resumes(thin, tiny, tmp_path, monkeypatch):
     with monkeypatch.context() as m:
         whole = LineFile.write
 
@@ -97,7 +89,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_it_goes_on_afterwards(thin, ti
                                '--run.tensorboard=true'))
     assert_one_line(done, 1, 'step 7, training: ', f'{tmp_path}/metrics.jsonl: cannot write: No space left')
     assert [load(p)[0].step for p in list_checkpoints(tmp_path / 'checkpoints')] == [5, 6]
-    for name in ('metrics.jsonl', 'result_0.txt'):  # as a kernel that was killed may leave them
+    for name in ('metrics.jsonl', 'result_0.txt'):  # a partial line, as after a crash of the machine
         with open(tmp_path / name, 'a') as f:
             f.write('{"event": "tra')
     done = call('train', '--resume', tmp_path)

@@ -1,4 +1,4 @@
-"""launch/setup.sh: what it says, does, keeps and leaves; with stand-ins for Python, pip, uv and the compilers."""
+"""launch/setup.sh: progress, errors, caches and clean-up, with stand-ins for Python, pip, uv and the compilers."""
 import os
 import re
 import shutil
@@ -12,7 +12,7 @@ from helpers import HANG_LIMIT_S, ROOT, run
 SCRIPTS = ('setup.sh', 'test.sh', 'demo.sh', 'lint.sh')
 TOOLS = ('bash', 'cat', 'cp', 'cut', 'dirname', 'find', 'flock', 'grep', 'head', 'ldd', 'ln', 'mkdir', 'mktemp', 'mv',
          'rm', 'sed', 'sha256sum', 'sleep', 'sort', 'tail', 'touch')
-# A Python 3.11 that installs nothing: a call of pip is written down, and does what the test has put into ON_PIP.
+# A Python 3.11 that installs nothing: it records calls of pip and then runs the shell code of the test in ON_PIP.
 PYTHON = '''
 case "$*" in
     *version_info*) echo "$0" ;;
@@ -28,20 +28,20 @@ case "$*" in
     -) cat >/dev/null; echo 'all of it imports' ;;
 esac
 '''
-STEPS = ['step 1 of 5, the Python environment', 'step 2 of 5, MXNet and what builds Horovod',
-         'step 3 of 5, the other packages; Horovod is being built meanwhile', 'step 4 of 5, Horovod',
-         'step 5 of 5, does everything fit together', 'done']
+STEPS = ['step 1 of 5, the Python environment', "step 2 of 5, MXNet and Horovod's build tools",
+         'step 3 of 5, the other packages, while Horovod is built', 'step 4 of 5, Horovod',
+         'step 5 of 5, the checks', 'done']
 
 
 def program(path: Path, text: str = '') -> None:
-    """Writes a program of the shell; a link in its place goes."""
+    """Write a shell program, replacing a link at the path."""
     path.unlink(missing_ok=True)
     path.write_text(f'#!{shutil.which("bash")}\n{text}')
     path.chmod(0o755)
 
 
 def make_checkout(folder):
-    """The scripts of a checkout, without .venv."""
+    """Create a checkout with scripts only, without .venv."""
     (folder / 'launch').mkdir(parents=True)
     shutil.copy(ROOT / 'setup.cfg', folder)
     for name in (*SCRIPTS, 'setup_ngc.sh', 'requirements.lock', 'requirements_ngc.lock'):
@@ -51,7 +51,7 @@ def make_checkout(folder):
 
 @pytest.fixture
 def ready(tmp_path):
-    """A checkout with all that a set-up needs; beside it a PATH, bin, with nothing else but the usual small tools."""
+    """Checkout with all that a set-up needs, beside a PATH folder, bin, with only basic tools."""
     for name in ('bin', 'tmp', 'home'):
         (tmp_path / name).mkdir()
     for name in TOOLS:
@@ -73,15 +73,15 @@ def setup(checkout, *arguments, **variables):
 
 
 def pip_calls(checkout):
-    """What pip was called with since the last time."""
+    """Return the arguments of pip calls since the last query."""
     calls = checkout.parent / 'calls'
-    said = calls.read_text().splitlines() if calls.exists() else []
+    recorded = calls.read_text().splitlines() if calls.exists() else []
     calls.unlink(missing_ok=True)
-    return said
+    return recorded
 
 
-def said_by(done):
-    """The lines on progress, without their times."""
+def progress(done):
+    """Progress lines, without times."""
     assert done.stdout == ''
     return re.findall(r'^setting up \.venv \(\w+\): (.*) \(\d+:\d\d\)$', done.stderr, re.MULTILINE)
 
@@ -91,13 +91,13 @@ def wheels(cache):
 
 
 @pytest.mark.slow
-def test_the_real_setup_repeated_changes_nothing():
+def test_repeated_real_setup_changes_nothing():
     done = run([ROOT / 'launch/setup.sh'])
     assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
 
 
 @pytest.mark.parametrize('script', SCRIPTS)
-def test_a_script_runs_in_its_own_checkout_whatever_cdpath_says(tmp_path, script):
+def test_scripts_ignore_cdpath(tmp_path, script):
     own, other = make_checkout(tmp_path / 'own'), make_checkout(tmp_path / 'other')
     for folder in (own, other):
         (folder / '.venv/bin').mkdir(parents=True)
@@ -107,63 +107,63 @@ def test_a_script_runs_in_its_own_checkout_whatever_cdpath_says(tmp_path, script
             (folder / '.venv/lib/python3.11/site-packages' / part).mkdir(parents=True)
     done = run(['bash', f'launch/{script}', *(['--check'] if script == 'setup.sh' else [])], cwd=own,
                env={'PATH': os.environ['PATH'], 'CDPATH': str(other)})
-    said = done.stdout + done.stderr
-    assert str(other) not in said and f'in {own}' in said, said
+    output = done.stdout + done.stderr
+    assert str(other) not in output and f'in {own}' in output, output
 
 
-def test_help_needs_nothing_and_a_check_says_what_is_not_set_up(ready):
-    assert setup(ready, '--help').stdout.startswith('Sets up what is missing in .venv')
-    assert 'nothing is set up here; run launch/setup.sh' in setup(ready, '--check').stderr
+def test_help_needs_no_setup_and_check_reports_a_missing_or_unfinished_one(ready):
+    assert setup(ready, '--help').stdout.startswith('Sets up .venv with pinned packages')
+    assert '.venv is missing; run launch/setup.sh' in setup(ready, '--check').stderr
     setup(ready)
     shutil.rmtree(ready / '.venv/lib/python3.11/site-packages/mxnet')
     done = setup(ready, '--check')
     assert (done.returncode, done.stderr) == (2, 'launch/setup.sh: .venv is unfinished; run launch/setup.sh\n')
 
 
-@pytest.mark.parametrize('words, variables, programs, said', [
+@pytest.mark.parametrize('words, variables, programs, message', [
     (['--chekc'], {}, {}, 'got --chekc, expected --check, --help'),
     ([], {'MLPERF_RN50_VARIANT': 'cu999'}, {}, 'got cu999, expected cpu, cu112, cu117 or ngc'),
-    ([], {'TMPDIR': '/none'}, {}, 'no folder can be made in /none; set TMPDIR to another folder'),
-    ([], {'MLPERF_RN50_VARIANT': 'ngc'}, {'python3': 'exit 1'}, 'got no python3 in PATH that has mxnet, horovod and'),
+    ([], {'TMPDIR': '/none'}, {}, 'cannot create a folder in /none; set TMPDIR to another folder'),
+    ([], {'MLPERF_RN50_VARIANT': 'ngc'}, {'python3': 'exit 1'}, 'got no python3 in PATH with mxnet, horovod and'),
     ([], {}, {'python3.11': 'exit 1'}, 'python3.11 is missing'),
     ([], {}, {'python3.11': None, 'uv': 'exit 1'}, 'uv cannot make a virtual environment with Python 3.11'),
     ([], {}, {'python3.11': '[ "$1" = -c ] && echo "$0"'}, 'apt-get install python3.11-venv'),
-    ([], {}, {'g++': None}, 'g++ is missing, which builds Horovod; install it (Debian, Ubuntu: apt-get install g++'),
-    ([], {'MLPERF_RN50_VARIANT': 'cu117'}, {}, 'nvcc is missing, which builds Horovod; put a CUDA 11 toolkit in PATH'),
+    ([], {}, {'g++': None}, "g++ is missing, which Horovod's build needs; install it (Debian, Ubuntu: apt-get"),
+    ([], {'MLPERF_RN50_VARIANT': 'cu117'}, {}, "nvcc is missing, which Horovod's build needs; put a CUDA 11"),
     ([], {'XDG_CACHE_HOME': '/dev/null'}, {}, 'set XDG_CACHE_HOME to another folder')])
-def test_what_is_missing_is_named_before_anything_is_downloaded(ready, words, variables, programs, said):
+def test_missing_requirements_are_reported_before_downloads(ready, words, variables, programs, message):
     for name, text in programs.items():
         program(ready.parent / 'bin' / name, text or '')
         if text is None:
             (ready.parent / 'bin' / name).unlink()
     done = setup(ready, *words, **variables)
-    assert done.returncode == 2 and said in done.stderr and not pip_calls(ready), done.stderr
+    assert done.returncode == 2 and message in done.stderr and not pip_calls(ready), done.stderr
 
 
 @pytest.mark.parametrize('name', ['a\nb', 'a:b', 'a$b'])
-def test_a_path_that_programs_cannot_be_started_in_is_refused(ready, name):
+def test_checkout_path_with_special_characters_is_refused(ready, name):
     done = setup(ready.rename(ready.with_name(name)), '--check')
     assert done.returncode == 2 and 'move the checkout' in done.stderr and done.stderr.count('\n') == 1, done.stderr
 
 
-def test_a_checkout_that_cannot_be_written_is_named(ready):
+def test_unwritable_checkout_is_reported(ready):
     (ready / '.venv.lock').mkdir()
     done = setup(ready)
-    assert done.returncode == 2 and f': {ready} cannot be written, where .venv goes; use a checkout' in done.stderr
+    assert done.returncode == 2 and f': {ready} is not writable, but .venv is created there; use' in done.stderr
 
 
-def test_uv_is_used_where_no_python_of_the_version_is(ready):
+def test_uv_is_used_without_python_of_the_version(ready):
     tools = ready.parent / 'bin'
     (tools / 'python3.11').rename(ready.parent / 'from_uv')
     program(tools / 'python3.11', 'echo "python3.11: no such version here" >&2; exit 127')  # as pyenv's
     program(tools / 'uv', f'echo "uv $*" >>"$CALLS"; exec {ready.parent / "from_uv"} -m venv .venv')
-    assert said_by(setup(ready)) == STEPS
+    assert progress(setup(ready)) == STEPS
     assert pip_calls(ready)[0] == 'uv venv --quiet --seed --python 3.11 .venv'
 
 
-def test_the_steps_are_said_and_nothing_else(ready):
+def test_only_steps_are_printed_and_a_complete_setup_is_silent(ready):
     done = setup(ready, ON_PIP='echo "WARNING: of its own configuration" >&2')
-    assert said_by(done) == STEPS
+    assert progress(done) == STEPS
     assert [line for line in done.stderr.splitlines() if not line.startswith('setting up')] == ['all of it imports']
     calls = pip_calls(ready)
     assert [call.split()[0] for call in calls].count('wheel') == 1 and calls[-1] == 'check'
@@ -171,31 +171,31 @@ def test_the_steps_are_said_and_nothing_else(ready):
     (ready / '.venv.lock').unlink()
     done = setup(ready)
     assert (done.returncode, done.stdout, done.stderr, pip_calls(ready)) == (0, '', '', [])
-    assert not (ready / '.venv.lock').exists()  # nothing is written where all is done
+    assert not (ready / '.venv.lock').exists()  # a complete set-up writes nothing
 
 
-@pytest.mark.parametrize('what, log, said, step', [('*-e*', 'pip', 'pip failed', 3),
-                                                   ('wheel*', 'horovod', 'Horovod did not build', 4)])
-def test_a_step_that_fails_shows_its_last_lines_and_the_next_setup_goes_on_there(ready, what, log, said, step):
+@pytest.mark.parametrize('what, log, message, step', [('*-e*', 'pip', 'pip failed', 3),
+                                                      ('wheel*', 'horovod', 'Horovod did not build', 4)])
+def test_failed_step_shows_last_lines_and_next_setup_resumes_there(ready, what, log, message, step):
     done = setup(ready, ON_PIP=f'[[ $pip != {what} ]] || {{ echo "fatal error"; exit 1; }}')
     path = ready / f'.venv/.setup/{log}.log'
     assert done.returncode == 1
-    assert done.stderr.endswith(f'fatal error\nlaunch/setup.sh: {said}; the whole log is {path}\n')
+    assert done.stderr.endswith(f'fatal error\nlaunch/setup.sh: {message}; the complete log is {path}\n')
     assert 'fatal error' in path.read_text() and list((ready.parent / 'tmp').iterdir()) == []
     assert any('numpy' in call for call in pip_calls(ready))
     done = setup(ready)
-    assert done.returncode == 0 and said_by(done)[0].startswith(f'step {step} of 5')
+    assert done.returncode == 0 and progress(done)[0].startswith(f'step {step} of 5')
     assert not any('numpy' in call for call in pip_calls(ready))
 
 
-def test_a_change_is_set_up_without_building_horovod_again_also_one_taken_back_halfway(ready):
+def test_changes_and_reverted_changes_do_not_rebuild_horovod(ready):
     setup(ready)
     pip_calls(ready)
-    (ready.parent / 'bin/g++').unlink()  # not needed where nothing is built
+    (ready.parent / 'bin/g++').unlink()  # only needed for a build
     for changed in ('launch/requirements.lock', 'setup.cfg'):
         with (ready / changed).open('a') as file:
             file.write('\n# changed\n')
-        assert said_by(setup(ready)) == [STEPS[1], 'step 3 of 5, the other packages', *STEPS[3:]]
+        assert progress(setup(ready)) == [STEPS[1], 'step 3 of 5, the other packages', *STEPS[3:]]
         assert not any(call.startswith('wheel') for call in pip_calls(ready))
     setup(ready, MLPERF_RN50_EXTRAS='demo', ON_PIP='[[ $pip != *force-reinstall* ]] || exit 1')
     assert any('.[cpu,demo]' in call for call in pip_calls(ready))
@@ -204,44 +204,44 @@ def test_a_change_is_set_up_without_building_horovod_again_also_one_taken_back_h
 
 
 @pytest.mark.parametrize('change, variant, reason', [
-    ('mkdir new && mv checkout new', 'cpu', 'it was made at '),
-    ('ln -sf /nowhere/python3.11 checkout/.venv/bin/python', 'cpu', 'its Python is gone'),
-    ('rm checkout/.venv/.setup/made', 'cpu', 'it is unfinished or of an older set-up'),
+    ('mkdir new && mv checkout new', 'cpu', 'it was created at '),
+    ('ln -sf /nowhere/python3.11 checkout/.venv/bin/python', 'cpu', 'its Python is missing'),
+    ('rm checkout/.venv/.setup/made', 'cpu', 'it is unfinished or from an older set-up'),
     ('cp bin/make bin/nvcc', 'cu117', 'it is for cpu')])
-def test_a_venv_that_cannot_be_used_is_made_anew(ready, change, variant, reason):
+def test_unusable_venv_is_created_again(ready, change, variant, reason):
     setup(ready)
     (ready / '.venv/old').touch()
     variables, beside = environment(ready), ready.parent
     assert run(['bash', '-c', change], cwd=beside).returncode == 0
     ready = next(path for path in (beside / 'new/checkout', ready) if path.exists())
     done = setup(ready, **variables, MLPERF_RN50_VARIANT=variant)
-    assert done.returncode == 0 and said_by(done)[0].startswith(f'.venv is made anew: {reason}')
+    assert done.returncode == 0 and progress(done)[0].startswith(f'.venv is created again because {reason}')
     assert not (ready / '.venv/old').exists()
-    done = setup(ready, **variables)  # what it was made for is now the default
+    done = setup(ready, **variables)  # .venv keeps the variant as its default
     assert (done.returncode, done.stderr) == (0, '')
 
 
-def test_home_may_be_unset_and_where_files_cannot_be_locked_nothing_waits(ready):
+def test_setup_works_without_home_and_without_file_locks(ready):
     program(ready.parent / 'bin/flock', 'exit 66')
     done = setup(ready, HOME=None, ON_PIP='echo "$XDG_CACHE_HOME" >"$CALLS.cache"')
-    assert done.returncode == 0 and said_by(done) == STEPS, done.stderr
+    assert done.returncode == 0 and progress(done) == STEPS, done.stderr
     assert [Path(wheel).name for wheel in wheels(ready / '.venv/.cache')] == ['horovod-0.28.1.whl']
     assert (ready.parent / 'calls.cache').read_text().strip() == str(ready / '.venv/.cache')  # pip's too
 
 
 @pytest.fixture
 def start(ready):
-    """Starts a set-up whose pip may say something to the test (into SAYS) and wait for a word of it (from HEARS)."""
-    ends, started = {'SAYS': ready.parent / 'says', 'HEARS': ready.parent / 'hears'}, []
-    for path in ends.values():
+    """Start a set-up whose pip may write to the test (pipe EVENTS) and wait for the test (pipe RELEASE)."""
+    pipes, started = {'EVENTS': ready.parent / 'events', 'RELEASE': ready.parent / 'release'}, []
+    for path in pipes.values():
         os.mkfifo(path)
 
     def start(on_pip):
         started.append(subprocess.Popen([ready / 'launch/setup.sh'], text=True, stderr=subprocess.PIPE,
-                                        env=environment(ready, ON_PIP=on_pip, **ends)))
+                                        env=environment(ready, ON_PIP=on_pip, **pipes)))
         return started[-1]
-    signal.alarm(HANG_LIMIT_S)  # a pipe that is opened by one end alone would wait for ever
-    yield start, lambda: ends['SAYS'].open(), lambda: ends['HEARS'].write_text('go on\n')
+    signal.alarm(HANG_LIMIT_S)  # opening a pipe blocks until the other end is open
+    yield start, lambda: pipes['EVENTS'].open(), lambda: pipes['RELEASE'].write_text('continue\n')
     signal.alarm(0)
     for process in started:
         process.kill()
@@ -249,52 +249,52 @@ def start(ready):
 
 
 def end_of(process):
-    """Its exit code and what it said."""
-    _, said = process.communicate(timeout=HANG_LIMIT_S)
-    return process.returncode, said
+    """Wait for a set-up; return the exit code and standard error."""
+    _, err = process.communicate(timeout=HANG_LIMIT_S)
+    return process.returncode, err
 
 
-ONE_IS_BUSY = '[[ $pip != *numpy* ]] || { echo busy >"$SAYS"; read -r _ <"$HEARS"; }'
+PAUSE_AT_NUMPY = '[[ $pip != *numpy* ]] || { echo busy >"$EVENTS"; read -r _ <"$RELEASE"; }'
 
 
-def test_a_second_setup_waits_for_the_first_and_finds_all_done(ready, start):
-    start, hear, tell = start
-    first = start(ONE_IS_BUSY)
-    assert hear().read() == 'busy\n'
-    second = start(ONE_IS_BUSY)
+def test_second_setup_waits_for_the_first_and_has_nothing_to_do(ready, start):
+    start, open_events, release = start
+    first = start(PAUSE_AT_NUMPY)
+    assert open_events().read() == 'busy\n'
+    second = start(PAUSE_AT_NUMPY)
     assert f'waiting for another set-up, process {first.pid} on ' in second.stderr.readline()
-    tell()
+    release()
     assert end_of(first)[0] == 0
     assert end_of(second) == (0, '')
     calls = pip_calls(ready)
     assert len(calls) == len(set(calls)) and calls[-1] == 'check'
 
 
-BUILD_GOES_ON = """case $pip in
+BUILD_IN_BACKGROUND = """case $pip in
     wheel*)
         mkdir "${@: -2:1}"; echo half >"${@: -2:1}/horovod-0.28.1.whl"; touch "$TMPDIR/object.o"
-        exec 7>"$SAYS"
+        exec 7>"$EVENTS"
         (sleep 900) & # the compiler
         echo building >&7; wait ;;
-    *-e*) read -r _ <"$HEARS"; exit 1 ;;
+    *-e*) read -r _ <"$RELEASE"; exit 1 ;;
 esac"""
 
 
 @pytest.mark.parametrize('how, code', [('pip fails', 1), (signal.SIGTERM, 143)])
-def test_a_setup_that_ends_early_leaves_nothing_running_or_lying_about(ready, start, how, code):
-    start, hear, tell = start
-    process = start(BUILD_GOES_ON)
-    with hear() as heard:
-        assert heard.readline() == 'building\n'
+def test_interrupted_setup_leaves_no_processes_and_no_files(ready, start, how, code):
+    start, open_events, release = start
+    process = start(BUILD_IN_BACKGROUND)
+    with open_events() as events:
+        assert events.readline() == 'building\n'
         if how == 'pip fails':
-            tell()
+            release()
         else:
             process.send_signal(how)
-        ended, said = end_of(process)
-        assert ended == code and ('stopped; launch/setup.sh goes on from here' in said) == (code > 1), said
-        assert heard.read() == ''  # the end of the pipe: no process has it open
+        ended, err = end_of(process)
+        assert ended == code and ('stopped; run launch/setup.sh again to resume' in err) == (code > 1), err
+        assert events.read() == ''  # end of file, as no process has the pipe open
     assert wheels(ready.parent / 'home') == [] and list((ready.parent / 'tmp').iterdir()) == []
     done = setup(ready)
-    assert done.returncode == 0 and said_by(done)[0] == STEPS[2]
+    assert done.returncode == 0 and progress(done)[0] == STEPS[2]
     assert wheels(ready.parent / 'home') == [
         '.cache/mlperf_rn50/horovod-0.28.1-mxnet-1.9.1-openmpi-4.1.8-cpython-311-test/horovod-0.28.1.whl']

@@ -1,4 +1,4 @@
-"""watch in a terminal of its own, a pseudo-terminal, and its page in a real browser: headless Chromium from Debian."""
+"""The watch command in a pseudo-terminal, and its page in headless Chromium."""
 import fcntl
 import json
 import os
@@ -17,17 +17,17 @@ from helpers import CLI, ROOT
 from lines import run_lines, write_lines
 from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live
 
-from mlperf_rn50.study.live import Follower
-from mlperf_rn50.study.watch_page import dump_page, render_page
+from mlperf_rn50.analysis.watch.follower import Follower
+from mlperf_rn50.analysis.watch.page import dump_page, render_page
 
 DESK = {'viewport': {'width': 1400, 'height': 900}}
 PHONE = {'viewport': {'width': 400, 'height': 860}, 'has_touch': True, 'is_mobile': True}
-HANG_LIMIT_S = 120  # only guards against hanging: a screen that is written again and again never falls silent
-LONG = 'a-rather-long-name-of-a-host-that-nobody-would-type-' * 3
+HANG_LIMIT_S = 120  # only guards against hanging, as the screen is redrawn for ever
+LONG = 'a-rather-long-name-of-a-host-that-fills-every-column-' * 3
 
 
 class Terminal:
-    """A program in a terminal of some size."""
+    """Program in a pseudo-terminal of a given size."""
 
     def __init__(self, *words, columns=80, rows=24, **env):
         self.master, slave = pty.openpty()
@@ -45,18 +45,18 @@ class Terminal:
             self.program.send_signal(signal.SIGWINCH)
 
     def read(self):
-        """Takes what was written; False at the end."""
+        """Read available output; return False at the end."""
         ready, _, _ = select.select([self.master], [], [], HANG_LIMIT_S)
-        assert ready, f'nothing was written for long; before that: {self.text[-2000:]}'
+        assert ready, f'no output within {HANG_LIMIT_S} s; before: {self.text[-2000:]}'
         try:
             part = os.read(self.master, 65536)
-        except OSError:  # Linux says so where nobody has the other end any more
+        except OSError:  # on Linux, when the other end is closed
             part = b''
         self.text += part.decode('utf-8', 'replace')
         return bool(part)
 
     def until(self, pattern):
-        """Reads until something was written after what was looked at before; returns what was before it."""
+        """Read until unread output matches a pattern; return the output up to the end of the match."""
         until_s = time.monotonic() + HANG_LIMIT_S
         while not (found := re.search(pattern, self.text, re.DOTALL)):
             assert time.monotonic() < until_s and self.read(), f'{pattern}: not in {self.text[-2000:]}'
@@ -64,7 +64,7 @@ class Terminal:
         return before
 
     def rest(self):
-        """All up to the end, and the exit code."""
+        """Return the remaining output and the exit code."""
         while self.read():
             pass
         return self.text, self.program.wait(HANG_LIMIT_S)
@@ -72,7 +72,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal():
-    """A function that starts watch in a terminal."""
+    """Start watch in a terminal."""
     started = []
 
     def start(*words, **keys):
@@ -86,41 +86,41 @@ def terminal():
         os.close(t.master)
 
 
-def test_a_run_is_followed_from_before_its_begin_to_its_end(terminal, tmp_path):
+def test_run_is_followed_from_before_its_start_to_its_end(terminal, tmp_path):
     folder = tmp_path / 'run'
     screen = terminal(folder)
-    screen.until('not begun yet: no such folder; waiting')
+    screen.until('not started yet: no such folder; waiting')
     write_live(tmp_path / 'made', train(10))
     with open(tmp_path / 'made/.run_0.lock', 'w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as the program that writes the run does
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as the training program does
         (tmp_path / 'made').rename(folder)
         screen.until(r'running, last written .*20\.00 % at epoch 1')
         with open(folder / 'metrics.jsonl', 'a') as f:
             f.write(json.dumps(evaluation(1, 33)) + '\n')
         screen.until(r'33\.00 % at epoch 1.*●')
         screen.resize(150, 30)
-        wide = screen.until(r'at epoch 1, target[^\n]*│')  # the curve is beside what is known
+        wide = screen.until(r'at epoch 1, target[^\n]*│')  # the curve is beside the values
         assert '\x1b[?1049l' not in wide
-    screen.until('killed: its log has no end')  # who held the lock is gone
+    screen.until('killed: the log has no end')  # the lock is released
     write_lines(folder / 'result_0.txt', run_lines((0.33, 0.8), target=0.749))
     rest, code = screen.rest()
     end = rest.rpartition('\x1b[?1049l')[2]
-    assert code == 0 and 'converged after' in end and '\x1b[?1049h' not in end  # what is left on the terminal
+    assert code == 0 and 'converged after' in end and '\x1b[?1049h' not in end  # the text that remains on the terminal
 
 
-def test_the_terminal_is_given_back_at_ctrl_c(terminal, tmp_path):
+def test_ctrl_c_restores_the_terminal(terminal, tmp_path):
     screen = terminal(tmp_path, NO_COLOR='1')
     screen.until('waiting')
-    os.write(screen.master, b'\x03')  # the terminal sends the signal itself where it controls the program
+    os.write(screen.master, b'\x03')  # a controlling terminal would send the signal itself
     screen.program.send_signal(signal.SIGINT)
     rest, code = screen.rest()
     assert code == 0 and '\x1b[?1049l' in rest and 'Traceback' not in rest and 'Error' not in rest
     assert not re.search(r'\x1b\[[\d;]*3[0-7]m', screen.text + rest)
 
 
-def test_a_page_that_was_being_written_leaves_nothing(terminal, tmp_path):
+def test_sigterm_leaves_no_temporary_page(terminal, tmp_path):
     folder = write_live(tmp_path / 'run', train(10), evaluation(1, 20))
-    screen = terminal(folder, '--html', TERM='dumb')  # a terminal without a screen gets lines
+    screen = terminal(folder, '--html', TERM='dumb')  # a dumb terminal gets lines
     line = screen.until('run 0: killed[^\n]*\n')
     assert '\x1b[?1049h' not in line
     screen.program.send_signal(signal.SIGTERM)
@@ -129,7 +129,7 @@ def test_a_page_that_was_being_written_leaves_nothing(terminal, tmp_path):
 
 
 def running(folder, hits=20):
-    """A run with all that a page shows."""
+    """Return the state of a run with everything that a page shows."""
     ranks = {'event': 'ranks', 'epoch': 3, 'time_s': 30.0, 'stragglers': [f'rank 3 on {LONG} is slow'],
              'ranks': [rank(k, 1.0 + k / 10, LONG) for k in range(20)]}
     write_live(folder, reference(*range(1, 11)), train(10), *(evaluation(e, hits) for e in (1, 2, 3)),
@@ -139,40 +139,40 @@ def running(folder, hits=20):
 
 @pytest.mark.browser
 @pytest.mark.parametrize('screen', [DESK, PHONE], ids=['desk', 'phone'])
-def test_the_page_fits_is_sound_and_asks_for_nothing(browser, tmp_path, screen):
-    requests, complaints = [], []
+def test_page_fits_the_screen_without_errors_or_requests(browser, tmp_path, screen):
+    requests, messages = [], []
     path = tmp_path / 'page.html'
     path.write_text(render_page(running(tmp_path / 'run'), datetime.now(timezone.utc), 3600))
     with browser.new_context(**screen) as context:
         page = context.new_page()
         page.on('request', lambda r: requests.append(r.url))
-        page.on('console', lambda m: complaints.append(m.text))
+        page.on('console', lambda m: messages.append(m.text))
         page.goto(path.as_uri())
         width = page.evaluate('innerWidth')
         assert width == screen['viewport']['width'] and page.evaluate('document.documentElement.scrollWidth') <= width
         for box in (f.bounding_box() for f in page.locator('figure, table, dl').all()):
             assert box['x'] >= 0 and box['x'] + box['width'] <= width
         sizes = page.evaluate('''[...document.querySelectorAll("svg text")].map(t => {
-            const {a, b} = t.getScreenCTM();  // b: of text that is turned
+            const {a, b} = t.getScreenCTM();  // b is not 0 for rotated text
             return parseFloat(getComputedStyle(t).fontSize) * Math.hypot(a, b);
         })''')
         assert min(sizes) >= 9  # CSS pixels
-    assert len(requests) == 1 and complaints == []
+    assert len(requests) == 1 and messages == []
 
 
 @pytest.mark.browser
 @pytest.mark.parametrize('has_script', [True, False], ids=['script', 'no script'])
-def test_the_page_shows_what_is_new_and_stops_when_the_run_is_over(browser, tmp_path, has_script):
+def test_page_updates_and_is_final_after_the_run(browser, tmp_path, has_script):
     folder = tmp_path / 'run'
     run = running(folder)
     dump_page(run, folder, 1.0)
     with browser.new_context(java_script_enabled=has_script) as context:
         page = context.new_page()
         page.goto((folder / 'watch.html').as_uri())
-        page.get_by_text('20.00 % at epoch 3').first.wait_for()  # the page loads itself anew now and then
+        page.get_by_text('20.00 % at epoch 3').first.wait_for()  # the page reloads itself periodically
         dump_page(running(folder, hits=30), folder, 1.0)
         page.get_by_text('30.00 % at epoch 3').first.wait_for()
         write_lines(folder / 'result_0.txt', run_lines((0.3, 0.8), target=0.749))
         dump_page(Follower(folder).look(NOW_S), folder, 1.0)
-        page.get_by_text('The run is over: this page stays as it is.').wait_for()
+        page.get_by_text('The run is over and this page is final.').wait_for()
         assert page.locator('meta[http-equiv=refresh]').count() == 0

@@ -1,4 +1,4 @@
-"""What a run leaves behind is used: evaluated again over any ranks, asked about pictures, exported."""
+"""Saved weights: evaluation on any number of ranks, classification of pictures, and export."""
 import json
 import shutil
 from dataclasses import replace
@@ -11,13 +11,13 @@ from e2e.training import NUM_VAL, metrics, thin_ranks
 from helpers import call, run
 from PIL import Image
 
-from mlperf_rn50.cli._parsers import config_parser
-from mlperf_rn50.cli._weights import load_kept
 from mlperf_rn50.cli.evaluate import _logged_top1
+from mlperf_rn50.cli.parsers import config_parser
+from mlperf_rn50.cli.weights import load_saved
+from mlperf_rn50.data.batches import eval_batches
 from mlperf_rn50.data.pictures import encode_picture, transform_picture
-from mlperf_rn50.data.pipeline import eval_batches
-from mlperf_rn50.data.prepare import pack
-from mlperf_rn50.data.samples import Dataset, digits
+from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.prepare.samples import Dataset, digits
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.model import resnet
 from mlperf_rn50.model.weights import describe_weights, load_weights, portable, save_weights
@@ -28,17 +28,17 @@ pytestmark = pytest.mark.usefixtures('thin')
 
 
 def config_of(run_dir):
-    return resolve_tree(load_yaml(run_dir / 'config.yaml'), '', [], config_parser('', '', ''))
+    return resolve_tree(load_yaml(run_dir / 'config.yaml'), '', [], config_parser())
 
 
 @pytest.fixture(scope='module')
 def kept(whole_run):
-    """The folder of a run of two ranks, with its weights."""
+    """Folder of a run of two ranks, with weights."""
     return whole_run[0]
 
 
 @pytest.mark.parametrize('num_ranks', [0, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_accuracy_of_the_log_over_any_number_of_ranks(kept, num_ranks):
+def test_evaluation_on_any_number_of_ranks_repeats_the_logged_accuracy(kept, num_ranks):
     words = ['evaluate', kept, '--format=json', '--confusions=1000', '--train.eval_batch_size=7']
     done = run(thin_ranks(num_ranks, *words)) if num_ranks else call(*words)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -48,16 +48,16 @@ def test_the_accuracy_of_the_log_over_any_number_of_ranks(kept, num_ranks):
         logged[k] for k in ('num_top1', 'num_top5', 'num_images')]
     assert found['is_as_logged'] is True and found['logged_top1'] == found['top1']
     assert found['is_imagenet'] is False and found['num_images'] == NUM_VAL
-    assert sum(c['num_images'] for c in found['confusions']) == NUM_VAL - found['num_top1']  # each that is wrong, once
+    assert sum(c['num_images'] for c in found['confusions']) == NUM_VAL - found['num_top1']  # each wrong image once
 
 
-def test_another_top1_than_the_logs_is_a_failure(kept, tmp_path):
+def test_top1_different_from_the_log_is_a_failure(kept, tmp_path):
     description, arrays = load_weights(kept)
-    arrays['fc1_bias'] = arrays['fc1_bias'] + np.float32(100) * (np.arange(10) == 3)  # everything is a 3 now
+    arrays['fc1_bias'] = arrays['fc1_bias'] + np.float32(100) * (np.arange(10) == 3)  # predicts 3 for every image
     save_weights(tmp_path / 'weights', 'best', replace(description, top1=0.99), arrays)
-    assert _logged_top1(load_kept(tmp_path, 'best')) == 0.99  # without a log, what the weights say themselves
+    assert _logged_top1(load_saved(tmp_path, 'best')) == 0.99  # without a log: of the description
     shutil.copy(kept / 'result_0.txt', tmp_path)
-    assert _logged_top1(load_kept(tmp_path, 'best')) == description.top1
+    assert _logged_top1(load_saved(tmp_path, 'best')) == description.top1
     done = call('evaluate', tmp_path)
     assert done.returncode == 1 and 'NOT THE SAME' in done.stdout
     assert ' 3 ' in done.stdout.splitlines()[-1]
@@ -73,15 +73,15 @@ def test_other_images_are_evaluated_and_not_compared(kept, tmp_path):
 
 
 @pytest.mark.parametrize('words, message', [
-    ([], 'RUN|WEIGHTS: missing; see'), (['--config=x.yaml'], 'weights have their own config'),
+    ([], 'RUN|WEIGHTS: missing; see'), (['--config=x.yaml'], 'weights contain their config'),
     (['--confusions=-1'], '--confusions: got -1, expected 0 or more'), (['--data.num_val=49'], 'set data.num_val')])
-def test_mistakes_of_evaluate(kept, words, message):
+def test_usage_errors_of_evaluate(kept, words, message):
     done = call('evaluate', *([kept] if words else []), *words)
     assert (done.returncode, done.stdout) == (2, '') and message in done.stderr and done.stderr.count('\n') == 1
 
 
 def described(kept, folder, **data) -> Path:
-    """The description beside a copy of the weights in a folder, with other values for data."""
+    """Copy the weights to a folder and change values of data in the description; return its path."""
     path = shutil.copytree(kept / 'weights', folder / 'weights') / 'best.json'
     content = json.loads(path.read_text())
     content['data'].update(data)
@@ -89,7 +89,7 @@ def described(kept, folder, **data) -> Path:
     return path
 
 
-def test_a_description_with_a_value_of_a_wrong_type_is_one_line(kept, tmp_path):
+def test_wrong_type_in_description_is_one_line(kept, tmp_path):
     path = described(kept, tmp_path, image_size='large')
     for command in (['evaluate', tmp_path], ['classify', tmp_path, 'x.png'], ['export', tmp_path, '--format=gluon']):
         done = call(*command)
@@ -98,14 +98,14 @@ def test_a_description_with_a_value_of_a_wrong_type_is_one_line(kept, tmp_path):
 
 @pytest.fixture(scope='module')
 def pictures(tmp_path_factory) -> list[Path]:
-    """The first five validation images of the digits, as they were prepared, in files."""
+    """Files with the first five validation images of the digits, as prepared."""
     folder = tmp_path_factory.mktemp('pictures')
     for i, sample in enumerate(digits().validation[:5]):
         (folder / f'{i}.png').write_bytes(sample.read())
     return sorted(folder.iterdir())
 
 
-def test_five_pictures_are_named_as_the_evaluation_does(kept, pictures):
+def test_classification_agrees_with_the_evaluation(kept, pictures):
     done = call('classify', kept, *pictures, '/none.png', '--format=json')
     assert done.returncode == 2, done.stderr
     description, arrays = load_weights(kept)
@@ -125,11 +125,11 @@ def test_five_pictures_are_named_as_the_evaluation_does(kept, pictures):
         np.testing.assert_allclose([c['probability'] for c in found], np.sort(wanted[i])[:-6:-1], rtol=1e-4, atol=1e-7)
 
 
-def test_a_file_that_is_no_picture_is_named_and_the_others_are_answered(kept, pictures, tmp_path):
+def test_unreadable_pictures_are_reported_and_others_classified(kept, pictures, tmp_path):
     (tmp_path / 'text.png').write_text('no picture')
     (tmp_path / 'cut.png').write_bytes(pictures[0].read_bytes()[:60])
     Image.effect_noise((64, 64), 50).save(tmp_path / 'whole.jpg')
-    (tmp_path / 'cut.jpg').write_bytes((tmp_path / 'whole.jpg').read_bytes()[:-600])  # decoders fill up what is missing
+    (tmp_path / 'cut.jpg').write_bytes((tmp_path / 'whole.jpg').read_bytes()[:-600])  # decoders fill in the rest
     wrong = [tmp_path / 'text.png', tmp_path / 'cut.png', tmp_path / 'cut.jpg', tmp_path / 'none.png', tmp_path]
     done = call('classify', kept, wrong[0], pictures[0], *wrong[1:], pictures[1])
     assert done.returncode == 2
@@ -138,8 +138,8 @@ def test_a_file_that_is_no_picture_is_named_and_the_others_are_answered(kept, pi
     assert title.split()[:2] == ['file', 'likeliest'] and [r.split()[0] for r in rows] == [str(p) for p in pictures[:2]]
 
 
-def test_onnx_computes_the_same_for_any_number_of_images(kept, tmp_path, monkeypatch):
-    """Without the fused operators and the fourth channel of the network; one of few channels, which is quick."""
+def test_onnx_export_agrees_for_any_number_of_images(kept, tmp_path, monkeypatch):
+    """Export a thin network, without fused operators and the fourth channel."""
     import onnxruntime
     monkeypatch.setattr(resnet, 'STAGE_CHANNELS', (16, 32, 64, 128))
     config = config_of(kept)
@@ -148,8 +148,8 @@ def test_onnx_computes_the_same_for_any_number_of_images(kept, tmp_path, monkeyp
     arrays = {n: p.data().asnumpy() for n, p in build_model(config, mx.cpu(), 2).collect_params().items()}
     description = describe_weights(config, list('0123456789'), 10, 1, 2, is_best=True, is_last=True)
     save_weights(tmp_path / 'weights', 'best', description, arrays)
-    said = call('export', tmp_path, '--format=onnx', '--out', tmp_path / 'out').stdout
-    assert 'on 50 validation images of tiny-digits (not ImageNet)' in said and 'difference   at most' in said
+    output = call('export', tmp_path, '--format=onnx', '--out', tmp_path / 'out').stdout
+    assert 'on 50 validation images of tiny-digits (not ImageNet)' in output and 'difference   at most' in output
     assert {p.name for p in (tmp_path / 'out').iterdir()} == {'resnet18_best.onnx', 'resnet18_best.onnx.json'}
     facts = json.loads((tmp_path / 'out/resnet18_best.onnx.json').read_text())
     assert facts['classes'] == list('0123456789') and facts['input']['shape'] == ['batch', 3, 32, 32]
@@ -162,26 +162,26 @@ def test_onnx_computes_the_same_for_any_number_of_images(kept, tmp_path, monkeyp
                                net(mx.nd.array(images)).asnumpy(), rtol=1e-3, atol=1e-4)
 
 
-def test_what_is_there_is_not_overwritten(kept, tmp_path):
-    (tmp_path / 'resnet18_best-0000.params').write_text('mine')
+def test_existing_files_are_not_overwritten(kept, tmp_path):
+    (tmp_path / 'resnet18_best-0000.params').write_text('existing')
     done = call('export', kept, '--format=gluon', '--out', tmp_path)
-    assert done.returncode == 2 and 'exists already; remove it, or choose another folder with --out' in done.stderr
-    assert [p.read_text() for p in tmp_path.iterdir()] == ['mine']
+    assert done.returncode == 2 and 'exists already; remove it or choose another folder with --out' in done.stderr
+    assert [p.read_text() for p in tmp_path.iterdir()] == ['existing']
 
 
-def test_an_export_that_computes_something_else_is_refused_and_removed(kept, tmp_path, monkeypatch):
+def test_wrong_export_is_refused_and_removed(kept, tmp_path, monkeypatch):
     from mlperf_rn50.model import export as module
     right = module._run_gluon
     monkeypatch.setattr(module, '_run_gluon', lambda stem, images: right(stem, images) * 1.001)
     done = call('export', kept, '--format=gluon', '--out', tmp_path)
-    assert done.returncode == 1 and 'differs from the network by' in done.stderr and done.stderr.count('\n') == 1
+    assert done.returncode == 1 and 'got logits that differ by' in done.stderr and done.stderr.count('\n') == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_images_for_the_check_may_be_elsewhere(kept, tmp_path, tiny):
+def test_export_check_accepts_another_data_folder(kept, tmp_path, tiny):
     described(kept, tmp_path, dir='/nonexistent')
     done = call('export', tmp_path, '--format=gluon', '--out', tmp_path / 'out')
-    assert done.returncode == 2 and 'say where they are with --data.dir DIR' in done.stderr
+    assert done.returncode == 2 and 'give their folder with --data.dir' in done.stderr
     assert not (tmp_path / 'out').exists()
     assert call('export', tmp_path, '--format=gluon', '--out', tmp_path / 'out', '--data.dir', tiny).returncode == 0
     assert {p.name for p in (tmp_path / 'out').iterdir()} == {f'resnet18_best{s}' for s in (
@@ -194,7 +194,7 @@ def test_images_for_the_check_may_be_elsewhere(kept, tmp_path, tiny):
     ('RGB', 'x.webp', {'lossless': True, 'save_all': True}), ('P', 'x.gif', {'save_all': True}),
     ('CMYK', 'x.jpg', {'quality': 100}), ('L', 'x.jpg', {'quality': 100}),
     ('RGB', 'turned.jpg', {'quality': 100, 'subsampling': 0}), ('RGB', 'turned.webp', {'lossless': True})])
-def test_every_kind_of_picture_is_the_one_that_it_shows(kept, tmp_path, mode, name, keys):
+def test_all_picture_formats_are_decoded_correctly(kept, tmp_path, mode, name, keys):
     blurred = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
     shown = Image.fromarray(blurred).resize((64, 32)).convert('L' if mode == 'I;16' else mode)
     wanted, config = shown.convert('RGB'), config_of(kept)

@@ -1,4 +1,4 @@
-"""What pip installs: the wheel holds all that the program uses, and reads logs on every Python at hand."""
+"""The wheel: complete contents, minimal dependencies, and the same reports on every available Python."""
 import configparser
 import json
 import os
@@ -13,31 +13,31 @@ import pytest
 from helpers import CLI, PUBLISHED, ROOT, run
 from lines import write_set
 
-# What pip builds the wheel from.
+# Inputs of the wheel.
 SOURCES = ('mlperf_rn50', 'docs', 'setup.cfg', 'pyproject.toml', 'README.md', 'LICENSE')
-OF_TRAINING = {'mxnet', 'mlperf-compliance', 'jsonargparse', 'psutil', 'tqdm'}
-OF_CHECKERS = {'mlperf-logging', 'pandas', 'scipy'}
+TRAINING_PACKAGES = {'mxnet', 'mlperf-compliance', 'jsonargparse', 'psutil', 'tqdm'}
+CHECKER_PACKAGES = {'mlperf-logging', 'pandas', 'scipy'}
 
 
 def find_python(version: str) -> Path | None:
-    """A Python of a version: in the PATH (no shim: there may be none behind it), of pyenv or of uv."""
-    of_uv = Path(os.environ.get('UV_PYTHON_INSTALL_DIR') or Path.home() / '.local/share/uv/python')
+    """Find a Python version in PATH, pyenv or uv; ignore shims, which may have no Python behind them."""
+    uv_folder = Path(os.environ.get('UV_PYTHON_INSTALL_DIR') or Path.home() / '.local/share/uv/python')
     places = [*(Path(folder) / f'python{version}' for folder in os.get_exec_path() if Path(folder).name != 'shims'),
               *Path.home().glob(f'.pyenv/versions/{version}.*/bin/python'),
-              *of_uv.glob(f'cpython-{version}.*/bin/python{version}')]
+              *uv_folder.glob(f'cpython-{version}.*/bin/python{version}')]
     return next((p for p in places if os.access(p, os.X_OK)), None)
 
 
 PYTHONS = {'3.11': Path(sys.executable), **{v: p for v in ('3.10', '3.12', '3.13') if (p := find_python(v))}}
 
 
-def normal(name):
+def canonical(name):
     return re.sub('[-_.]+', '-', name).lower()
 
 
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory):
-    """The wheel, built as pip does from a checkout."""
+    """Wheel built by pip from a copy of the checkout."""
     home = tmp_path_factory.mktemp('wheel')
     for name in SOURCES:
         if (ROOT / name).is_dir():
@@ -50,7 +50,7 @@ def wheel(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_every_file_of_the_package(wheel):
+def test_wheel_contains_every_file_of_the_package(wheel):
     held = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith('mlperf_rn50/')}
     assert held == {str(p.relative_to(ROOT)) for p in (ROOT / 'mlperf_rn50').rglob('*') if p.is_file()
                     and '__pycache__' not in p.parts}
@@ -58,91 +58,91 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
 
 def pins(lock):
     lines = (ROOT / 'launch' / lock).read_text().splitlines()
-    return {normal(name): version for name, _, version in (line.partition('==') for line in lines if line[0] != '#')}
+    return {canonical(name): version for name, _, version in (line.partition('==') for line in lines if line[0] != '#')}
 
 
-def test_the_least_versions_are_those_that_the_tests_run_with():
+def test_minimum_versions_are_the_tested_versions():
     setup = configparser.ConfigParser()
     setup.read(ROOT / 'setup.cfg')
     least = dict(line.split('>=') for line in setup['options']['install_requires'].split())
     pinned, in_container = pins('requirements.lock'), pins('requirements_ngc.lock')
-    assert {normal(name): version for name, version in least.items()} == {
-        name: (in_container if name == 'matplotlib' else pinned)[name] for name in map(normal, least)}
+    assert {canonical(name): version for name, version in least.items()} == {
+        name: (in_container if name == 'matplotlib' else pinned)[name] for name in map(canonical, least)}
 
 
 @pytest.fixture(scope='module')
 def logs(tmp_path_factory):
-    """A made-up set with a spread that Python 3.10 would round otherwise, measured ones, and the published ones."""
+    """Synthetic set with a spread that Python 3.10 would round differently, a measured sweep, and published logs."""
     home = write_set(tmp_path_factory.mktemp('logs') / 'made_up/n1', epoch_s=lambda k: 7.1 + k / 3, target=0.759,
                      accuracies=lambda k: [0.1] * (36 + k % 3) + [0.7591])
     return [home, ROOT / 'logs/digits_sweep', *([PUBLISHED] if PUBLISHED.is_dir() else [])]
 
 
-def clean(**variables):
-    """The environment of a program that finds its own packages alone."""
+def clean_environment(**variables):
+    """Environment variables without those that add packages."""
     return {k: v for k, v in os.environ.items() if not k.startswith(('PYTHON', 'VIRTUAL_ENV'))} | variables
 
 
 def pip(home, *words):
-    """This environment's pip, for another environment, which has none."""
+    """Run pip of this environment for another environment, which has no pip."""
     return run([sys.executable, '-m', 'pip', '--disable-pip-version-check', '--python', home / 'bin/python', *words],
-               env=clean())
+               env=clean_environment())
 
 
-def install(home, what):
-    """Installs it with all that it asks for; the names of what is then there."""
-    for words in (['install', what], ['check']):
+def install(home, package):
+    """Install a package with dependencies; return the names of all installed packages."""
+    for words in (['install', package], ['check']):
         done = pip(home, *words)
         assert done.returncode == 0, done.stdout + done.stderr
-    return {normal(p['name']) for p in json.loads(pip(home, 'list', '--format', 'json').stdout)}
+    return {canonical(p['name']) for p in json.loads(pip(home, 'list', '--format', 'json').stdout)}
 
 
 @pytest.fixture(scope='module', params=PYTHONS)
 def home(request, tmp_path_factory):
-    """An empty environment of a Python."""
+    """Empty virtual environment."""
     home = tmp_path_factory.mktemp('home')
-    done = run([PYTHONS[request.param], '-m', 'venv', '--without-pip', home], env=clean())
+    done = run([PYTHONS[request.param], '-m', 'venv', '--without-pip', home], env=clean_environment())
     assert done.returncode == 0, done.stderr
     yield home
     shutil.rmtree(home)
 
 
-def ask(home, *words, path=ROOT):
-    """Asks an installed program and the checkout's, each in an empty folder, for the same answer; returns it."""
+def run_both(home, *words, path=ROOT):
+    """Run the installed program and the one of the checkout, assert equal output, and return the result."""
     done, expected = (run([*program, *words], cwd=tempfile.mkdtemp(dir=home), env=env) for program, env in (
-        ([home / 'bin/mlperf-rn50'], clean()), (CLI, clean(PYTHONPATH=str(path)))))
+        ([home / 'bin/mlperf-rn50'], clean_environment()), (CLI, clean_environment(PYTHONPATH=str(path)))))
     assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout), done.stderr
     return done
 
 
 @pytest.mark.slow
-def test_report_needs_no_checkers_and_nothing_of_training(home, wheel, logs, tmp_path):
-    assert not install(home, f'{wheel}') & (OF_TRAINING | OF_CHECKERS)
+def test_report_needs_no_checker_or_training_packages(home, wheel, logs, tmp_path):
+    assert not install(home, f'{wheel}') & (TRAINING_PACKAGES | CHECKER_PACKAGES)
     without = tmp_path / 'without/mlperf_logging.py'
     without.parent.mkdir()
     without.write_text('raise ModuleNotFoundError("No module named \'mlperf_logging\'", name="mlperf_logging")\n')
-    done = ask(home, 'report', *logs, '--format', 'json', path=f'{without.parent}:{ROOT}')
+    done = run_both(home, 'report', *logs, '--format', 'json', path=f'{without.parent}:{ROOT}')
     assert done.returncode == 0 and len(json.loads(done.stdout)) > 0
     for words in (['predict', 'v0.7/NVIDIA/dgxa100_ngc20.06_mxnet', '--layouts', '1x8 2x8'],
                   ['recipe', '--global-batch-size', '1664'], ['watch', ROOT / 'logs/digits_five', '--once'],
                   ['report', logs[0], '--out', 'report']):
-        done = run([home / 'bin/mlperf-rn50', *words], cwd=tmp_path, env=clean())
+        done = run([home / 'bin/mlperf-rn50', *words], cwd=tmp_path, env=clean_environment())
         assert done.returncode == 0 and done.stdout, done.stderr
     assert '<svg' in (tmp_path / 'report/report.html').read_text()
-    done = run([home / 'bin/mlperf-rn50', 'check', logs[0] / 'result_0.txt'], cwd=tmp_path, env=clean())
+    done = run([home / 'bin/mlperf-rn50', 'check', logs[0] / 'result_0.txt'], cwd=tmp_path, env=clean_environment())
     assert (done.returncode, done.stdout) == (2, '') and done.stderr.endswith("pip install 'mlperf-rn50[check]'\n")
 
 
 @pytest.mark.slow
-def test_check_and_package_come_with_an_extra(home, wheel, logs):
-    names = install(home, f'{wheel}[check]')  # what the test above has installed stays
-    assert names >= OF_CHECKERS and not names & OF_TRAINING
-    done = ask(home, 'report', *logs, '--format', 'json')
+def test_check_and_package_need_an_extra(home, wheel, logs):
+    names = install(home, f'{wheel}[check]')  # in addition to the packages of the test above
+    assert names >= CHECKER_PACKAGES and not names & TRAINING_PACKAGES
+    done = run_both(home, 'report', *logs, '--format', 'json')
     assert done.returncode == 0 and '"reference_epochs"' in done.stdout
     five = ROOT / 'logs/digits_five'
-    done = ask(home, 'check', *sorted(five.glob('result_*.txt')), logs[0] / 'result_0.txt')
+    done = run_both(home, 'check', *sorted(five.glob('result_*.txt')), logs[0] / 'result_0.txt')
     assert done.returncode == 1 and 'v0.5 open, 0.7.0 open' in done.stdout and 'FAIL' in done.stdout
-    done = ask(home, 'package', five, '--org', 'us', '--system', 'vm', '--out', 'tree', '--code', ROOT)
+    done = run_both(home, 'package', five, '--org', 'us', '--system', 'vm', '--out', 'tree', '--code', ROOT)
     assert done.returncode == 0 and 'found no errors (4.0.0)' in done.stdout
     if not (home / 'lib/python3.11').is_dir():
         done = pip(home, 'install', '--dry-run', f'{wheel}[cpu]')

@@ -1,14 +1,14 @@
-"""mlperf-rn50 as a process of its own, with the thin networks that the fixture `thin` gives to the process of a test.
+"""Program mlperf-rn50 as a separate process with the thin networks of the fixture `thin`.
 
-With --stuck=N, rank 1 gets N batches and waits for the next one for ever.
+With --stuck=N, rank 1 gets N batches and then waits for ever.
 """
 import sys
 import time
 from itertools import islice
 
-from mlperf_rn50.cli import _ranks, main
-from mlperf_rn50.system.launched import launched_rank
-from mlperf_rn50.train import watch
+from mlperf_rn50.cli import main, ranks
+from mlperf_rn50.system.launcher_env import launched_rank
+from mlperf_rn50.train.watchdog import watcher
 
 CHANNELS = (16, 32, 64, 128)
 STUCK = next((int(w.partition('=')[2]) for w in sys.argv if w.startswith('--stuck=')), 0)
@@ -19,19 +19,19 @@ def stuck(batches):
     time.sleep(100000)
 
 
-def in_rank(program, *args, real=_ranks.in_rank, **keys):
-    def thin_program(position):  # after the fork of the watcher, before which nothing heavy may be imported
+def in_rank(program, *args, real=ranks.in_rank, **keys):
+    def thin_program(position):  # runs after the fork of the watcher; heavy imports must come later
         from mlperf_rn50.model import resnet
         from mlperf_rn50.train import start
-        resnet.STAGE_CHANNELS, made = CHANNELS, start.train_batches
+        resnet.STAGE_CHANNELS, train_batches = CHANNELS, start.train_batches
         if STUCK and launched_rank():
-            start.train_batches = lambda *a: stuck(made(*a))
+            start.train_batches = lambda *a: stuck(train_batches(*a))
         return program(position)
     return real(thin_program, *args, **keys)
 
 
 if __name__ == '__main__':
-    _ranks.in_rank = in_rank
+    ranks.in_rank = in_rank
     if STUCK:
-        watch._HEAR_OTHERS_S += 600 * launched_rank()  # rank 0 speaks first, however far rank 1 is ahead of it
+        watcher._REPORTS_S += 600 * launched_rank()  # rank 0 must report first
     sys.exit(main([word for word in sys.argv[1:] if not word.startswith('--stuck=')]))

@@ -1,4 +1,4 @@
-"""A training that takes seconds, and what it leaves behind."""
+"""Short trainings, and assertions on their results."""
 import json
 import subprocess
 import sys
@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 from helpers import CLI, HANG_LIMIT_S, under_ranks
 
-from mlperf_rn50.data.prepare import pack
-from mlperf_rn50.data.samples import Dataset, digits
-from mlperf_rn50.train.checkpoint import newest_step
+from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.prepare.samples import Dataset, digits
+from mlperf_rn50.train.checkpoint.checkpoint import newest_step
 
 NUM_TRAIN, NUM_VAL, STEPS_PER_EPOCH = 150, 50, 5
 THIN = [sys.executable, Path(__file__).with_name('thin.py')]
@@ -18,14 +18,14 @@ _VOLATILE = ('time_s', 'images_per_s', 'time_to_train_s')
 
 
 def pack_tiny(out: Path, num_train: int = NUM_TRAIN) -> Path:
-    """Prepares some of the digits in a folder."""
+    """Prepare some of the digits in a folder."""
     whole = digits()
     pack(Dataset('tiny-digits', 'digits', whole.classes, whole.train[:num_train], whole.validation[:NUM_VAL]), out)
     return out
 
 
 def arguments(run_dir, data_dir, *options) -> list[str]:
-    """A training of ResNet-18 whose target is out of reach, unless the options say otherwise."""
+    """Arguments of a training of ResNet-18 with an unreachable target, unless overridden."""
     keys = {'run.dir': run_dir, 'run.seed': 3, 'run.metrics_period_steps': 1, 'data.dir': data_dir,
             'data.dataset': 'tiny-digits', 'data.num_train': NUM_TRAIN, 'data.num_val': NUM_VAL, 'data.num_classes': 10,
             'data.image_size': 32, 'data.resize_shorter': 32, 'data.crop': 'padded', 'data.num_threads': 1,
@@ -38,48 +38,48 @@ def arguments(run_dir, data_dir, *options) -> list[str]:
 
 
 def command(run_dir, data_dir, *options) -> list[str]:
-    """The same as a command of its own."""
+    """Complete command with these arguments."""
     return [*CLI, *arguments(run_dir, data_dir, *options)]
 
 
 def thin_ranks(num_ranks, *words) -> list:
-    """A command of the program on a number of ranks, with thin networks."""
+    """Command that runs the program with thin networks on a number of ranks."""
     return under_ranks(num_ranks, [*THIN, *words])
 
 
 def metrics(run_dir, event=None, name='metrics.jsonl') -> list[dict]:
-    """What metrics.jsonl says, without what differs between two equal runs."""
+    """Events of metrics.jsonl, without values that differ between equal runs."""
     lines = [json.loads(line) for line in (Path(run_dir) / name).read_text().splitlines()]
     return [{k: v for k, v in m.items() if k not in _VOLATILE} for m in lines
             if (m['event'] == event if event else m['event'] != 'ranks')]
 
 
 def log_events(run_dir) -> list[dict]:
-    """The events of the log of a run, as they stand there."""
+    """Events of the log of a run."""
     lines = [line for line in (run_dir / 'result_0.txt').read_text().splitlines() if line.startswith(':::MLLOG')]
     return [json.loads(line.removeprefix(':::MLLOG ')) for line in lines]
 
 
-def assert_one_line(done, code, *said) -> None:
-    """A mistake takes one line, which comes from rank 0 where there are several; it says some things."""
+def assert_one_line(done, code, *texts) -> None:
+    """Assert that an error is one line with some texts, from rank 0 if there are several."""
     assert done.returncode == code and 'Traceback' not in done.stderr, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith('mlperf-rn50:') and 'rank 1' not in line]
-    assert len(lines) == 1 and all(text in lines[0] for text in said), done.stderr
+    assert len(lines) == 1 and all(text in lines[0] for text in texts), done.stderr
 
 
 def assert_aborted(done) -> None:
-    """A run ended without its target, and not for a failure."""
+    """Assert that a run ended below its target, without a failure."""
     assert done.returncode == 1 and 'aborted: the target was not reached' in done.stdout, done.stderr
 
 
 def start(words) -> subprocess.Popen:
-    """Starts a command in a session of its own."""
+    """Start a command in a new session."""
     return subprocess.Popen([str(a) for a in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                             start_new_session=True)
 
 
 def wait_for_checkpoint(run_dir, step, process) -> None:
-    """Waits until a checkpoint of a step or a later one is on disk: a thread writes it while training goes on."""
+    """Wait for a checkpoint of a step or later; a thread writes it during training."""
     deadline = time.monotonic() + HANG_LIMIT_S
     while newest_step(run_dir / 'checkpoints') < step:
         assert process.poll() is None, process.communicate()
@@ -88,7 +88,7 @@ def wait_for_checkpoint(run_dir, step, process) -> None:
 
 
 def parent_pid(process) -> int | None:
-    """The parent of a process (psutil's), None of one that is gone."""
+    """Return the parent of a psutil process; None if the process has ended."""
     try:
         return process.ppid()
     except psutil.Error:

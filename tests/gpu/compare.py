@@ -1,6 +1,6 @@
-"""Blocks and steps on a device against the same in float32 and NCHW on the CPU; arrays are compared in NCHW.
+"""Comparison of blocks and steps on a device with float32 and NCHW on the CPU; arrays are compared in NCHW.
 
-What float16 rounds away in the inputs is rounded away in the reference, too: what is left is what kernels do.
+The inputs of the reference are rounded to float16 too, so that only differences of the kernels remain.
 """
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,25 +10,28 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from mlperf_rn50.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
-from mlperf_rn50.data.pipeline import Batch, device_context
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.batches import Batch, device_context
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import depth_of, units
-from mlperf_rn50.train.comm import LocalComm
+from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.options import OptimizerConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer
 
 Arrays = dict[str, np.ndarray]
 LAST_GAMMA = 0.2
-# Largest distance from the reference, as a share of its size: |got - expected| / |expected|, norms over an array. Of
-# a layer: float32 sums in another order; float16 has 11 bits. Of a step: every layer of the network adds its own, and
-# BatchNorm over few images makes differences larger on the way back.
+# Largest relative distance from the reference: |got - expected| / |expected|, with norms over an array. For a layer,
+# float32 sums in another order and float16 has 11 bits. For a step, the distances of all layers add up, and BatchNorm
+# over few images amplifies them in the backward pass.
 LAYER_TOLERANCE = {'float32': 1e-4, 'float16': 1e-2}
 STEP_TOLERANCE = {'float32': {'loss': 1e-4, 'grad': 5e-2, 'weight': 1e-3, 'statistics': 1e-3},
                   'float16': {'loss': 1e-2, 'grad': 0.3, 'weight': 1e-2, 'statistics': 2e-2}}
 
 
 def distance(got: np.ndarray, expected: np.ndarray) -> float:
-    """|got - expected| / |expected|; inf where something is no number, or shapes differ."""
+    """|got - expected| / |expected|; inf for non-finite values or different shapes."""
     a, b = np.asarray(got, np.float64), np.asarray(expected, np.float64)
     if a.shape != b.shape or not np.isfinite(a).all():
         return float('inf')
@@ -37,28 +40,28 @@ def distance(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 def distances(got: Arrays, expected: Arrays) -> dict[str, float]:
-    """The distance of each array, by name; inf for one that only one side has."""
+    """Distance of each array by name; inf for an array that only one side has."""
     return {n: distance(got[n], expected[n]) if n in got and n in expected else float('inf')
             for n in {**expected, **got}}
 
 
 def to_layout(array: np.ndarray, layout: str) -> np.ndarray:
-    """Images or weights of a convolution from NCHW to a layout."""
+    """Convert images or convolution weights from NCHW to a layout."""
     return array.transpose(0, 2, 3, 1) if layout == 'NHWC' and array.ndim == 4 else array
 
 
 def from_layout(array: np.ndarray, layout: str) -> np.ndarray:
-    """And back."""
+    """Convert images or convolution weights from a layout to NCHW."""
     return array.transpose(0, 3, 1, 2) if layout == 'NHWC' and array.ndim == 4 else array
 
 
 def rounded(array: np.ndarray, precision: str) -> np.ndarray:
-    """What is left of float32 numbers in a precision."""
+    """Round float32 numbers to a precision."""
     return array.astype(precision).astype(np.float32)
 
 
 def _parameter(name: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
-    """Numbers for a parameter, of the size that it has in training."""
+    """Random values of a parameter, as large as in training."""
     values = random.standard_normal(shape).astype(np.float32)
     if name.endswith('running_var'):
         return np.abs(values) + 0.5
@@ -69,12 +72,12 @@ def _parameter(name: str, shape: tuple[int, ...], random: np.random.Generator) -
 
 def run_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, precision: str, rounding: str,
               context: mx.Context) -> Arrays:
-    """Output, gradients and statistics of a block for the same numbers each time, in NCHW.
+    """Output, gradients and statistics of a block in NCHW, from the same numbers at each call.
 
     Args:
-        make: makes it for a layout.
-        shape: of its input in NCHW.
-        rounding: the precision that its input and parameters are rounded to first.
+        make: makes the block for a layout.
+        shape: of the input in NCHW.
+        rounding: precision that input and parameters are rounded to first.
     """
     random = np.random.default_rng(7)
 
@@ -100,22 +103,22 @@ def run_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, p
     mx.nd.waitall()
     found = {'output': out, 'gradient of the input': get(x.grad)}
     for i, p in enumerate(params):
-        what, array = ('', p.data()) if p.grad_req == 'null' else ('gradient of ', p.grad())
-        found[f'{what}{p.name.rpartition("_")[2]} {i}'] = get(array)
+        prefix, array = ('', p.data()) if p.grad_req == 'null' else ('gradient of ', p.grad())
+        found[f'{prefix}{p.name.rpartition("_")[2]} {i}'] = get(array)
     return found
 
 
 def compare_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, precision: str,
                   context: mx.Context, reference: Callable[[str], Any] | None = None) -> dict[str, float]:
-    """Distances of a block on a device from the CPU; reference makes the CPU's where it is another one."""
+    """Distances of a block on a device from the CPU; reference makes a different block for the CPU."""
     expected = run_block(reference or make, shape, 'NCHW', 'float32', precision, mx.cpu())
     return distances(run_block(make, shape, layout, precision, precision, context), expected)
 
 
 def step_config(name: str, layout: str, precision: str, optimizer: str, device: str = 'cpu') -> Config:
-    """A small training: images of 64 pixels with 4 channels, the last of zeros.
+    """Configuration of a small training on images of 64 pixels with 4 channels, the last one zero.
 
-    With device=gpu the network joins operators where there are kernels for it, with cpu it has them one by one.
+    With device=gpu the network has fused operators where kernels exist, with cpu none.
     """
     data = DataConfig(num_train=32, num_val=16, num_classes=10, image_size=64, resize_shorter=64, synthetic=True,
                       pad_to_4_channels=True)
@@ -126,20 +129,20 @@ def step_config(name: str, layout: str, precision: str, optimizer: str, device: 
 
 
 def make_trainer(config: Config, device_id: int | None) -> Trainer:
-    return Trainer(make_plan(config, 1), LocalComm(), 0, device_id)
+    return Trainer(make_plan(config, 1), Comm(), 0, device_id)
 
 
 def plain(config: Config) -> Config:
-    """The same on the CPU, in float32 and NCHW."""
+    """Return the configuration for the CPU, in float32 and NCHW."""
     return replace(config, model=replace(config.model, layout='NCHW'),
                    train=replace(config.train, precision='float32', device='cpu'))
 
 
 def weights_of(config: Config) -> Arrays:
-    """The weights and statistics that a comparison starts from, in NCHW, by name in a checkpoint.
+    """Initial weights and statistics of a comparison, in NCHW, by name in a checkpoint.
 
-    Gamma of the last norm of each block is small, as after a start with zero_gamma: at 1 a fresh network of 50 layers
-    makes the rounding of float16 as large as its gradients.
+    Gamma of the last norm of each block is small, as after a start with zero_gamma; with gamma = 1 the float16 rounding
+    errors of an untrained network of 50 layers are as large as its gradients.
     """
     last = 'bn3_gamma' if units(depth_of(config.model))[0].is_bottleneck else 'bn2_gamma'
     found = make_trainer(plain(config), None).snapshot()
@@ -147,7 +150,7 @@ def weights_of(config: Config) -> Arrays:
 
 
 def set_weights(trainer: Trainer, weights: Arrays, layout: str) -> None:
-    """Gives a trainer those weights, masters of float16 weights included, and velocities of 0."""
+    """Set weights, including masters of float16 weights, and velocities of 0."""
     arrays = {}
     for name, shape in trainer.array_shapes().items():
         source = weights.get(name) if name.startswith('model/') else \
@@ -157,7 +160,7 @@ def set_weights(trainer: Trainer, weights: Arrays, layout: str) -> None:
 
 
 def make_batch(config: Config, rounding: str, device_id: int | None) -> Batch:
-    """The same images each time, in the layout and precision of a configuration."""
+    """The same images at each call, in the layout and precision of a configuration."""
     random, size = np.random.default_rng(3), config.train.local_batch_size
     images = rounded(random.standard_normal((size, 4, 64, 64)).astype(np.float32), rounding)
     images[:, 3] = 0
@@ -169,7 +172,7 @@ def make_batch(config: Config, rounding: str, device_id: int | None) -> Batch:
 def run_steps(config: Config, weights: Arrays, rounding: str, device_id: int | None) -> Arrays:
     """Loss and gradients of the first of two steps, and weights and statistics after the second, by kind.
 
-    The gradients and the weights are each one vector: a tensor whose gradient is next to nothing says little.
+    All gradients and all weights form one vector each, because tiny gradients of single tensors are mostly noise.
     """
     layout, trainer = config.model.layout, make_trainer(config, device_id)
     set_weights(trainer, {n: rounded(a, rounding) if n.endswith('weight') else a for n, a in weights.items()}, layout)
@@ -189,7 +192,7 @@ def run_steps(config: Config, weights: Arrays, rounding: str, device_id: int | N
 
 
 def compare_steps(config: Config, device_id: int | None) -> dict[str, float]:
-    """The distance of each kind (loss, grad, weight, statistics) from the CPU."""
+    """Distance of each kind (loss, grad, weight, statistics) from the CPU."""
     precision, weights = config.train.precision, weights_of(config)
     return distances(run_steps(config, weights, precision, device_id),
                      run_steps(plain(config), weights, precision, None))

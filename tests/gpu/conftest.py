@@ -1,7 +1,7 @@
-"""What the tests on GPUs share: the device, and the figures for the junit report.
+"""Shared fixtures of the GPU tests: the device, and figures for the junit report.
 
-MLPERF_RN50_TEST_GPU=run is set by launch/test.sh --gpu; with dry the same tests run on the CPU, for those who change
-them: what a CPU can do, with less of it.
+launch/test.sh --gpu sets MLPERF_RN50_TEST_GPU=run. With MLPERF_RN50_TEST_GPU=dry the tests run on the CPU, smaller and
+without what a CPU cannot compute, so that changes of the tests can be tried without a GPU.
 """
 import os
 from pathlib import Path
@@ -11,19 +11,19 @@ import pytest
 from helpers import return_memory
 
 IS_DRY = os.environ.get('MLPERF_RN50_TEST_GPU') == 'dry'
-# What follows compares float32 with the CPU's: without it tensor cores of Ampere and later round it to 11 bits.
+# Without this, tensor cores of Ampere and later round float32 to 11 bits, which does not match the CPU.
 os.environ.setdefault('NVIDIA_TF32_OVERRIDE', '0')
 
 
 @pytest.fixture(scope='session')
 def device_id() -> int | None:
-    """The GPU of tests that need one; None in a dry run."""
+    """Index of the GPU; None in a dry run."""
     return None if IS_DRY else 0
 
 
 @pytest.fixture(autouse=True)
 def computable(request):
-    """In a dry run leave out what no CPU computes: NHWC, float16 and nvJPEG."""
+    """Skip what no CPU computes in a dry run: NHWC, float16 and nvJPEG."""
     values = getattr(request.node, 'callspec', None)
     if values and {'NHWC', 'float16', 'mixed'} & set(values.params.values()):
         only_on_a_gpu('a CPU has no kernel for it')
@@ -31,21 +31,21 @@ def computable(request):
 
 @pytest.fixture(autouse=True)
 def returned_test_memory():
-    """Return freed memory after each test: these compare whole networks."""
+    """Return freed memory after each test, because the tests compare whole networks."""
     yield
     return_memory()
 
 
 @pytest.fixture(scope='session')
 def context(device_id):
-    """The MXNet context of the same."""
-    from mlperf_rn50.data.pipeline import device_context
+    """MXNet context of the device."""
+    from mlperf_rn50.data.batches import device_context
     return device_context(device_id)
 
 
 @pytest.fixture(scope='session')
 def num_gpus() -> int:
-    """GPUs that ranks of this machine can have, one each; 2 ranks in a dry run."""
+    """Number of GPUs of this machine; 2 in a dry run."""
     import mxnet as mx
     return 2 if IS_DRY else mx.context.num_gpus()
 
@@ -57,16 +57,16 @@ def ranks_per_device(request) -> int:
 
 @pytest.fixture
 def num_ranks(num_gpus, ranks_per_device) -> int:
-    """Ranks of a test of several, as many on each GPU; 2 in a dry run."""
+    """Number of ranks, equally many on each GPU, at least 2; 2 in a dry run."""
     num = 2 if IS_DRY else num_gpus * ranks_per_device
     if num < 2:
-        pytest.skip('one rank has no others')
+        pytest.skip('needs two ranks')
     return num
 
 
 @pytest.fixture
 def figure(record_property):
-    """Put a measured value into the junit report: figure(name, value, unit='')."""
+    """Add a measured value to the junit report: figure(name, value, unit='')."""
     def record(name: str, value: Any, unit: str = '') -> None:
         record_property(name, f'{value} {unit}'.rstrip())
     return record
@@ -74,19 +74,19 @@ def figure(record_property):
 
 @pytest.fixture
 def check_distances(figure):
-    """Put distances from the CPU, by name, into the report, and assert that none is beyond its tolerance."""
+    """Add distances from the CPU, by name, to the report, and assert that all are within tolerance."""
     def check(what: str, found: dict[str, float], tolerance: float | dict[str, float]) -> None:
-        for_all = isinstance(tolerance, float)
-        for kind, value in ({'largest': max(found.values())} if for_all else found).items():
+        is_common = isinstance(tolerance, float)
+        for kind, value in ({'largest': max(found.values())} if is_common else found).items():
             figure(f'{what}: {kind} distance from the CPU', value, '|difference| / |value|')
-        too_far = {n: d for n, d in found.items() if not d <= (tolerance if for_all else tolerance[n])}  # also NaN
+        too_far = {n: d for n, d in found.items() if not d <= (tolerance if is_common else tolerance[n])}  # also NaN
         assert too_far == {}
     return check
 
 
 @pytest.fixture(scope='session')
 def device_options(device_id) -> list[str]:
-    """Options of train and bench for the device, in the recipe's precision and layout; float32 NCHW in a dry run."""
+    """Options of train and bench for the device, in float16 and NHWC; float32 and NCHW in a dry run."""
     if device_id is None:
         return ['--train.device=cpu', '--train.precision=float32', '--model.layout=NCHW']
     return ['--train.device=gpu', '--train.precision=float16', '--model.layout=NHWC', '--model.fused_bn_relu=null',
@@ -95,12 +95,12 @@ def device_options(device_id) -> list[str]:
 
 @pytest.fixture(scope='session')
 def pictures(tmp_path_factory) -> Path:
-    """A folder with prepared photographs, as far as they can be made up."""
+    """Prepared data set of made-up photographs."""
     from gpu.pictures import pack_pictures
     return pack_pictures(tmp_path_factory.mktemp('pictures'), 16 if IS_DRY else 512)
 
 
 def only_on_a_gpu(reason: str) -> None:
-    """Leaves a test out of a dry run."""
+    """Skip the test in a dry run."""
     if IS_DRY:
         pytest.skip(f'dry run: {reason}')

@@ -1,21 +1,22 @@
-"""Made-up photographs: JPEG of several sizes with shades, edges and noise, and no two halves alike."""
+"""Made-up photographs: JPEG images of several sizes with gradients and noise, without symmetries."""
 import io
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from mlperf_rn50.config import Config, DataConfig
-from mlperf_rn50.data.prepare import pack
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.prepare.samples import Dataset, Sample
 from mlperf_rn50.data.records import load_manifest
-from mlperf_rn50.data.samples import Dataset, Sample
 
 NUM_CLASSES = 10
-SIZES = ((500, 375), (375, 500), (640, 427), (333, 500))  # width and height, as ImageNet has them
+SIZES = ((500, 375), (375, 500), (640, 427), (333, 500))  # (width, height), typical of ImageNet
 
 
 def picture(number: int) -> bytes:
-    """One picture as a JPEG file, the same for the same number."""
+    """Return a JPEG file that depends only on the number."""
     random, (width, height) = np.random.default_rng(number), SIZES[number % len(SIZES)]
     coarse = random.integers(0, 256, (height // 60 + 2, width // 60 + 2, 3), np.uint8)
     shades = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), np.int16)
@@ -26,14 +27,14 @@ def picture(number: int) -> bytes:
 
 
 def pack_pictures(out: Path, number: int) -> Path:
-    """Prepares so many pictures, all of them for training and one for each class for validation."""
+    """Prepare a number of pictures, all for training and one per class for validation."""
     samples = [Sample(i % NUM_CLASSES, f'{i}', picture(i)) for i in range(number)]
     pack(Dataset('pictures', 'made up', [str(i) for i in range(NUM_CLASSES)], samples, samples[:NUM_CLASSES]), out)
     return out
 
 
 def pictures_config(folder: Path, **data) -> Config:
-    """A configuration for them, whose images come in levels of 0 to 255."""
+    """Configuration for a folder of pictures, with pixel values from 0 to 255."""
     number = load_manifest(folder)['splits']['train']['num_images']
     keys = dict(dir=str(folder), dataset='pictures', num_train=number, num_val=NUM_CLASSES, num_classes=NUM_CLASSES,
                 mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), read_threads=2)

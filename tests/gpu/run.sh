@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Proves the program on a node with GPUs: set-up, doctor, these tests; one folder to send back. launch/test.sh --gpu.
+# Runs set-up, doctor and GPU tests on a node with GPUs, for launch/test.sh --gpu.
 # Usage: tests/gpu/run.sh [PYTEST OPTIONS...]
-# MLPERF_RN50_VARIANT is what is set up (default: what .venv has, if it is for GPUs; ngc in NVIDIA's container; else
+# MLPERF_RN50_VARIANT is the variant to set up (default: that of .venv, if it is for GPUs; ngc in NVIDIA's container; else
 # cu117). The doctor's report and a junit report for each file go to MLPERF_RN50_GPU_RESULT (default: logs/gpu_<time>).
-# MLPERF_RN50_TEST_GPU=dry runs the same on the CPU, for those who change these tests.
+# MLPERF_RN50_TEST_GPU=dry runs the tests on the CPU, for their development.
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 export MLPERF_RN50_TEST_GPU=${MLPERF_RN50_TEST_GPU:-run}
 
-# Why these tests cannot run here; nothing where they can.
+# Prints why the tests cannot run here, if so.
 no_gpu() {
     if ! command -v nvidia-smi >/dev/null; then
-        echo 'there is no nvidia-smi, so no NVIDIA driver'
+        echo 'nvidia-smi is missing, so there is no NVIDIA driver'
     elif [[ $(timeout --kill-after 5 60 nvidia-smi -L 2>/dev/null) != GPU\ * ]]; then
-        echo 'nvidia-smi finds none'
+        echo 'nvidia-smi lists none'
     fi
 }
 gpu_variant() {
@@ -31,7 +31,7 @@ if [ -n "$why" ]; then
     echo "launch/test.sh --gpu: no GPU here: $why; nothing was set up or run" >&2
     exit 2
 fi
-# Once it is too late, this is "no kernel image is available" everywhere.
+# Without this check, every test would fail with "no kernel image is available".
 too_new() {
     local name capability
     while IFS=, read -r name capability; do
@@ -41,7 +41,7 @@ too_new() {
 device=(--train.device cpu --train.precision float32 --model.layout NCHW --train.local_batch_size 8)
 [ "$MLPERF_RN50_TEST_GPU" = dry ] || {
     export MLPERF_RN50_VARIANT=${MLPERF_RN50_VARIANT:-$(gpu_variant)}
-    export MLPERF_RN50_EXTRAS=${MLPERF_RN50_EXTRAS-demo,pytest} # without the linters, and what else no GPU needs
+    export MLPERF_RN50_EXTRAS=${MLPERF_RN50_EXTRAS-demo,pytest} # without linters and other packages for development
     device=()
     card=$([[ $MLPERF_RN50_VARIANT != cu* ]] || too_new)
     if [ -n "$card" ]; then
@@ -56,13 +56,13 @@ out=${MLPERF_RN50_GPU_RESULT:-logs/gpu_$(date -u +%Y%m%dT%H%M%SZ)}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 export MLPERF_RN50_GPU_RESULT=$out
-[ -z "$(ls -A "$out")" ] || { echo "launch/test.sh --gpu: $out has files in it; choose another folder" >&2; exit 2; }
+[ -z "$(ls -A "$out")" ] || { echo "launch/test.sh --gpu: $out is not empty; choose another folder" >&2; exit 2; }
 
 failed=0
 python -m mlperf_rn50 doctor --config tests/gpu/resnet50.yaml --run.dir "$out/doctor" "${device[@]}" --format json \
     >"$out/doctor.json" 2>"$out/doctor.txt" || { failed=1; cat "$out/doctor.txt" >&2; }
-# Each file in a process of its own: what one leaves on the GPU, or how it ends, is nothing to the others.
-# In the foreground: at a terminal, Ctrl-C is for pytest, too.
+# A separate process per file, so that its GPU memory or a crash does not affect other files; in the foreground, so that
+# Ctrl-C also reaches pytest.
 trap 'exit 130' INT
 for file in tests/gpu/test_*.py; do
     timeout --foreground --signal INT --kill-after 60 3600 python -m pytest "$file" --junitxml "$out/$(basename "$file" .py).xml" "$@" || { [ $? = 5 ] || failed=1; }

@@ -1,6 +1,6 @@
-"""How fast it is: steps, input and exchange, held against what published systems train; and what the card says of it.
+"""Speed of steps, input and exchange, and telemetry of the GPU.
 
-No speed fails a test: the figures are in the junit report.
+No speed fails a test; the figures are in the junit report.
 """
 import json
 import math
@@ -14,9 +14,9 @@ from helpers import CLI, ROOT, run, under_ranks
 CONFIG = ROOT / 'tests/gpu/resnet50.yaml'
 SMALL = ['--model.name=resnet18', '--data.image_size=32', '--data.resize_shorter=32', '--train.device=cpu',
          '--train.precision=float32', '--model.layout=NCHW']
-# The first that fits is measured: those of the recipes for 80 and 40 GB, for 16 GB, and what is left.
+# The first batch that fits is measured: the batches of the recipes for 80, 40 and 16 GB, and a smaller one.
 BATCHES = [2] if IS_DRY else [408, 208, 128, 64]
-FOR_TWO = BATCHES[-2:]  # ranks of a GPU
+FOR_TWO = BATCHES[-2:]  # for two ranks on a GPU
 
 
 def options(num_warmup=20, num=100):
@@ -30,7 +30,7 @@ def tables_of(done) -> list[dict]:
 
 
 def bench_train(num_ranks, batches, *words):
-    """The tables of bench train with the first batch that fits."""
+    """Return the tables of bench train with the first batch that fits."""
     for batch in batches:
         done = run(under_ranks(num_ranks, [*CLI, 'bench', 'train', '--batch-sizes', batch, *options(), *words]))
         if not re.search('out of memory|cudamalloc', done.stderr, re.IGNORECASE):
@@ -38,7 +38,7 @@ def bench_train(num_ranks, batches, *words):
     return tables_of(done)
 
 
-def test_steps_of_one_gpu(tmp_path, figure):
+def test_training_steps_on_one_gpu(tmp_path, figure):
     [row] = bench_train(0, BATCHES, '--telemetry', 'true', '--run.dir', tmp_path)[0]['rows']
     for key, unit in (('images_per_s', 'images/s'), ('local_batch_size', 'images'), ('step_ms', 'ms'),
                       ('spread', 'half the quartiles\' distance'), ('forward_ms', 'ms'), ('backward_ms', 'ms'),
@@ -48,17 +48,17 @@ def test_steps_of_one_gpu(tmp_path, figure):
     assert math.isfinite(row['images_per_s']) and row['images_per_s'] > 0
     [path] = tmp_path.glob('telemetry_0_*')
     samples = [json.loads(line) for line in path.read_text().splitlines()]
-    told = [s['gpus'][0] for s in samples if s.get('gpus')]
-    found = {key: max((g[key] for g in told if key in g), default=None)
+    gpu_samples = [s['gpus'][0] for s in samples if s.get('gpus')]
+    found = {key: max((g[key] for g in gpu_samples if key in g), default=None)
              for key in ('utilization_percent', 'memory_used_bytes', 'power_w', 'sm_clock_mhz')}
     joules = [s['energy_j']['gpu'] for s in samples if 'gpu' in s.get('energy_j', {})]
     for key, value in found.items():
-        figure(f'telemetry, the most: {key}', 'not told' if value is None else value)
-    figure('telemetry: energy of all GPUs', sum(joules[-1].values()) if joules else 'not told', 'J')
+        figure(f'telemetry, maximum: {key}', 'not reported' if value is None else value)
+    figure('telemetry: energy of all GPUs', sum(joules[-1].values()) if joules else 'not reported', 'J')
     assert IS_DRY or found['memory_used_bytes'] and found['power_w'] and joules
 
 
-def test_steps_of_all_gpus(ranks_per_device, num_ranks, figure):
+def test_training_steps_on_all_gpus(ranks_per_device, num_ranks, figure):
     batches, words = (BATCHES, ['--ranks', f'1,{num_ranks}']) if ranks_per_device == 1 else (FOR_TWO, [])
     tables = bench_train(num_ranks, batches, '--run.ranks_per_device', ranks_per_device, *words)
     row = tables[0]['rows'][-1]
@@ -71,7 +71,7 @@ def test_steps_of_all_gpus(ranks_per_device, num_ranks, figure):
 
 
 @pytest.mark.parametrize('decoder', ['cpu', 'mixed'])
-def test_input(decoder, pictures, figure):
+def test_input_pipeline(decoder, pictures, figure):
     data = pictures_config(pictures).data
     words = {**{key: getattr(data, key) for key in ('dir', 'dataset', 'num_train', 'num_val', 'num_classes')},
              'synthetic': 'false', 'decoder': decoder, 'prefetch_depth': 3, 'crop': 'random_resized', 'read_threads': 4}
@@ -85,9 +85,9 @@ def test_input(decoder, pictures, figure):
     assert all(row['images_per_s'] > 0 for row in rows)
 
 
-def test_exchange(num_gpus, figure):
+def test_allreduce(num_gpus, figure):
     if num_gpus < 2:
-        pytest.skip('one rank has nobody to exchange with')
+        pytest.skip('needs two ranks')
     done = run(under_ranks(num_gpus, [*CLI, 'bench', 'allreduce', '--batch-sizes', BATCHES[-1], *options(5, 20)]))
     sizes, [grads] = (t['rows'] for t in tables_of(done))
     for row in (sizes[0], sizes[len(sizes) // 2], sizes[-1]):

@@ -1,6 +1,6 @@
-"""The exchange of all GPUs, one rank each and two each: every method of Comm, and sums of the size of a step.
+"""Exchange between all GPUs, with one or two ranks each: every method of Comm, and sums of the size of a step.
 
-The ranks run this file, too: python tests/gpu/test_exchange.py OUT DEVICE RANKS_PER_DEVICE.
+The ranks run this file too: python tests/gpu/test_exchange.py OUT DEVICE RANKS_PER_DEVICE.
 """
 import json
 import os
@@ -13,22 +13,24 @@ from gpu.conftest import IS_DRY
 from helpers import ROOT, run, under_ranks
 from parallel.workers import collectives
 
-from mlperf_rn50.config import Config, RunConfig, TrainConfig
-from mlperf_rn50.data.pipeline import device_context
-from mlperf_rn50.train.comm import Comm, open_comm, sharing_of
-from mlperf_rn50.train.device import device_id_of
+from mlperf_rn50.config import Config, RunConfig
+from mlperf_rn50.data.batches import device_context
+from mlperf_rn50.train.comm.device import device_id_of
+from mlperf_rn50.train.comm.horovod import Comm, open_comm
+from mlperf_rn50.train.comm.sharing import sharing_of
+from mlperf_rn50.train.options import TrainConfig
 
-# The gradients of a step in one exchange: of many sizes, 100 MB in all in float32.
+# Gradients of a step, of many sizes, 100 MB of float32 in total.
 SHAPES = [(64,), (1000,), (2048, 1000), (512, 512, 3, 3), *[(256, 1024)] * 20, *[(2048, 512)] * 15]
 DRY_SHAPES = SHAPES[:2]
 
 
 def large_sums(comm: Comm, context: mx.Context, precision: str, num_rounds: int) -> list[float]:
-    """The largest distance from the known sum of several exchanges, of which two buckets are under way at a time."""
+    """Return the largest error of each of several exchanges, each of two concurrent buckets."""
     shapes, n, far = SHAPES if context.device_type == 'gpu' else DRY_SHAPES, comm.world_size, []
     ranks = n * (n + 1) // 2
     for number in range(num_rounds):
-        # Small whole numbers: every sum of them is exact, in float16 too.
+        # Sums of small integers are exact, in float16 too.
         grads = [mx.nd.full(s, (comm.rank + 1) * (number % 3 + 1), context, precision) for s in shapes]
         half = len(grads) // 2
         for bucket, part in enumerate((grads[:half], grads[half:])):
@@ -38,13 +40,13 @@ def large_sums(comm: Comm, context: mx.Context, precision: str, num_rounds: int)
 
 
 def main(out: str, device: str, ranks_per_device: str) -> None:
-    """What a rank runs; r writes r.json."""
+    """Run all exchanges on a rank; rank r writes r.json."""
     config = Config(train=TrainConfig(device=device, local_batch_size=1),
                     run=RunConfig(ranks_per_device=int(ranks_per_device)))
     comm = open_comm('none', num_sharing=sharing_of(config))
     device_id = device_id_of(config, comm)
     context = device_context(device_id)
-    with context:  # where arrays are made that name no device
+    with context:  # the default for new arrays
         found = {'device': device_id, 'collectives': collectives(comm),
                  **{f'large sums, {p}': large_sums(comm, context, p, 6) for p in ('float32', 'float16')}}
     Path(out, f'{comm.rank}.json').write_text(json.dumps(found))

@@ -1,11 +1,11 @@
-"""Each kind of layer of the network: forward, and backward to its input and its parameters, against the CPU."""
+"""Layers of the network against the CPU: outputs, and gradients of inputs and parameters."""
 import pytest
 from gpu.compare import LAYER_TOLERANCE, compare_block
 from gpu.conftest import IS_DRY
 from mxnet.gluon import nn
 
-from mlperf_rn50.config import ModelConfig
 from mlperf_rn50.model.fused import PLAIN, Fusion, NormAddRelu, NormRelu, has_norm_add_relu, has_norm_relu
+from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResidualUnit, _Layers, units
 from mlperf_rn50.train.trainer import SmoothedCrossEntropy
 
@@ -30,7 +30,7 @@ def unit(number, fusion=PLAIN):
 
 
 class Smoothed(SmoothedCrossEntropy):
-    """The loss for labels 0, 1, 2, … and weights of 1, of logits in float32."""
+    """Loss of float32 logits for labels 0, 1, 2, … and weights of 1."""
 
     def hybrid_forward(self, F, x):
         logits = F.cast(x, 'float32')
@@ -52,14 +52,14 @@ KINDS = {
     'loss': (lambda layout: Smoothed(0.1), (8, 10)),
     'residual unit with projection': (unit(0), (8, 64, 14, 14)),
     'residual unit': (unit(1), (8, 256, 14, 14))}
-# Several layers, each with its own rounding, which a ReLU makes larger where a sign becomes another.
+# Tolerance factor for several layers; each rounds, and a ReLU amplifies the error where a sign changes.
 SEVERAL = 10
 
 
 @pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])
 @pytest.mark.parametrize('precision', ['float32', 'float16'])
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_layer(kind, precision, layout, context, check_distances):
+def test_layer_matches_cpu(kind, precision, layout, context, check_distances):
     make, shape = KINDS[kind]
     factor = SEVERAL if 'unit' in kind else 1
     check_distances(f'{kind}, {precision}, {layout}', compare_block(make, shape, layout, precision, context),
@@ -71,11 +71,11 @@ FUSED = {'BatchNorm and ReLU': Fusion(NormRelu), 'BatchNorm, sum and ReLU': Fusi
 
 
 @pytest.mark.parametrize('name', FUSED)
-def test_a_fused_unit(name, context, check_distances):
-    """Those of NVIDIA's builds in what they have kernels for; that of CPU builds in a dry run."""
+def test_fused_unit_matches_cpu(name, context, check_distances):
+    """Units of NVIDIA's builds in float16 and NHWC; the unit of CPU builds only in a dry run."""
     fusion, is_for_cpu = FUSED[name], 'CPU' in name
     if is_for_cpu != IS_DRY:
-        pytest.skip('that is for CPUs' if is_for_cpu else 'dry run: that is for GPUs')
+        pytest.skip('only on CPUs' if is_for_cpu else 'dry run: only on GPUs')
     if not is_for_cpu and (fusion.norm_relu and not has_norm_relu() or
                            fusion.norm_add_relu and not has_norm_add_relu()):
         pytest.skip('this MXNet has no such operator')

@@ -1,4 +1,4 @@
-"""DALI on a GPU: crops and mirrors of the CPU, nearly its pixels, and memory that nobody overwrites."""
+"""DALI on a GPU: the same crops and mirrors as on the CPU, nearly the same pixels, and no overwritten batches."""
 from dataclasses import replace
 from itertools import islice
 
@@ -10,13 +10,14 @@ from gpu.conftest import IS_DRY
 from gpu.pictures import pictures_config
 from numbered import make_config, with_data
 
-from mlperf_rn50.config import ModelConfig, TrainConfig
-from mlperf_rn50.data.pipeline import eval_batches, train_batches
+from mlperf_rn50.data.batches import eval_batches, train_batches
 from mlperf_rn50.data.shards import Shard
+from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.train.options import TrainConfig
 
 BATCH = 8
-# Mean absolute difference in levels of 0 to 255, of a batch and of its worst image. Decoded on the CPU only the filter
-# of the resize differs in its last bits; nvJPEG's inverse transform and its way to scale colours up are its own.
+# Mean absolute difference in levels of 0 to 255, of a batch and of the worst image. If the CPU decodes, only the last
+# bits of the resize filter differ; nvJPEG has a different inverse transform and chroma upsampling.
 MEAN_LEVELS = {'cpu': 0.5, 'mixed': 2.0}
 WORST_LEVELS = {'cpu': 1.0, 'mixed': 4.0}
 
@@ -33,35 +34,35 @@ def images_of(folder, is_training, layout, precision, device_id, decoder):
 
 
 def level_differences(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """The mean absolute difference of each image."""
+    """Mean absolute difference of each image."""
     return np.abs(got - expected).mean(axis=(1, 2, 3))
 
 
 @pytest.mark.parametrize('decoder', ['cpu', 'mixed'])
 @pytest.mark.parametrize('layout, precision', [('NCHW', 'float32'), ('NHWC', 'float32'), ('NHWC', 'float16')])
 @pytest.mark.parametrize('is_training', [True, False], ids=['training', 'evaluation'])
-def test_images_are_those_of_the_cpu(is_training, layout, precision, decoder, pictures, device_id, figure):
+def test_images_match_cpu(is_training, layout, precision, decoder, pictures, device_id, figure):
     expected, labels = images_of(pictures, is_training, 'NCHW', 'float32', None, 'cpu')
-    got, own_labels = images_of(pictures, is_training, layout, precision, device_id, decoder)
-    np.testing.assert_array_equal(own_labels, labels)
+    got, got_labels = images_of(pictures, is_training, layout, precision, device_id, decoder)
+    np.testing.assert_array_equal(got_labels, labels)
     found = level_differences(got, expected)
     what = f'{"training" if is_training else "evaluation"}, decoder {decoder}, {precision}, {layout}'
     figure(f'images, {what}: mean difference from the CPU', float(found.mean()), 'levels of 255')
-    figure(f'images, {what}: the same of the worst image', float(found.max()), 'levels of 255')
+    figure(f'images, {what}: mean difference of the worst image', float(found.max()), 'levels of 255')
     assert found.mean() <= MEAN_LEVELS[decoder] and found.max() <= WORST_LEVELS[decoder]
-    # Another mirror, and another crop of the same picture, would be seen.
+    # The tolerance would reveal a different mirror or crop of the same picture.
     assert level_differences(got, expected[..., ::-1]).min() > 2 * WORST_LEVELS[decoder]
     assert level_differences(got[..., 8:], expected[..., :-8]).min() > 2 * WORST_LEVELS[decoder]
 
 
 def read_late(batches, num_steps: int, context: mx.Context, side: int) -> list[tuple[list, list]]:
-    """Return (levels, labels) of each batch, read by a device that is kept busy before each; images are of one level.
+    """Return (levels, labels) of each batch, read by a device that is kept busy before each; images have one level.
 
-    Nothing waits for the device meanwhile, so the pipeline fills batches that it has yet to read. A batch whose memory
-    is used again too early has the levels of a later one, or several (None).
+    Nothing waits for the device meanwhile, so the pipeline fills batches before the device has read earlier ones. If
+    memory is reused too early, images have the level of a later batch, or several levels (None).
 
     Args:
-        side: of the square matrices that the device multiplies before it reads a batch.
+        side: of the square matrices that the device multiplies before each batch.
     """
     busy, read = mx.nd.random.uniform(-1, 1, shape=(side, side), ctx=context) / side, []
     for batch in islice(batches, num_steps):
@@ -78,10 +79,10 @@ def read_late(batches, num_steps: int, context: mx.Context, side: int) -> list[t
 
 @pytest.mark.parametrize('decoder', ['cpu', 'mixed'])
 @pytest.mark.parametrize('prefetch_depth', [2, 3, 4, 5])
-def test_no_batch_is_overwritten_while_the_network_reads_it(decoder, prefetch_depth, tmp_path, device_id, context,
+def test_batches_are_not_overwritten_while_they_are_read(decoder, prefetch_depth, tmp_path, device_id, context,
                                                             figure):
     num_steps, busy_side = (12, 64) if IS_DRY else (300, 4096)
-    images = [np.full((64, 64, 3), i, np.uint8) for i in range(200)]  # each of one level: its number, and its label
+    images = [np.full((64, 64, 3), i, np.uint8) for i in range(200)]  # level = index = label
     config = make_config(tmp_path / 'tagged', images, decoder=decoder, prefetch_depth=prefetch_depth)
     shard = Shard(200, 0, 1, 4)
     on_cpu = train_batches(with_data(config, decoder='cpu'), shard, 3, 0, None)

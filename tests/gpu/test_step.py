@@ -1,4 +1,4 @@
-"""The whole training step, the network of evaluations and the optimizer's groups, against the CPU."""
+"""Training step, evaluation network and grouped optimizer updates, against the CPU."""
 import mxnet as mx
 import numpy as np
 import pytest
@@ -15,23 +15,23 @@ from gpu.compare import (
 from gpu.conftest import IS_DRY, only_on_a_gpu
 from unit.test_optimizer import reference
 
-from mlperf_rn50.config import OptimizerConfig
-from mlperf_rn50.model.folded import FoldedResNet
 from mlperf_rn50.model.fused import PLAIN, fusion_of
+from mlperf_rn50.model.resnet import FoldedResNet
 from mlperf_rn50.model.zoo import build_model
 from mlperf_rn50.train.optimizer import Optimizer
+from mlperf_rn50.train.options import OptimizerConfig
 
 
 @pytest.mark.parametrize('optimizer', ['sgd', 'lars'])
 @pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])
 @pytest.mark.parametrize('precision', ['float32', 'float16'])
 @pytest.mark.parametrize('name', ['resnet18', 'resnet50'])
-def test_two_steps(name, precision, layout, optimizer, device_id, check_distances):
+def test_two_steps_match_cpu(name, precision, layout, optimizer, device_id, check_distances):
     found = compare_steps(step_config(name, layout, precision, optimizer), device_id)
     check_distances(f'{name}, {precision}, {layout}, {optimizer}', found, STEP_TOLERANCE[precision])
 
 
-def test_two_fused_steps(device_id, check_distances):
+def test_two_fused_steps_match_cpu(device_id, check_distances):
     config = step_config('resnet50', 'NHWC', 'float16', 'lars', device='gpu')
     if fusion_of(config) == PLAIN:
         pytest.skip('this MXNet has no fused operators')
@@ -40,7 +40,7 @@ def test_two_fused_steps(device_id, check_distances):
 
 @pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])
 @pytest.mark.parametrize('precision', ['float32', 'float16'])
-def test_the_network_of_evaluations(precision, layout, device_id, check_distances):
+def test_evaluation_network_matches_cpu(precision, layout, device_id, check_distances):
     outputs = []
     for config, device in ((step_config('resnet18', 'NCHW', 'float32', 'sgd'), None),
                            (step_config('resnet18', layout, precision, 'sgd'), device_id)):
@@ -52,19 +52,19 @@ def test_the_network_of_evaluations(precision, layout, device_id, check_distance
                     STEP_TOLERANCE[precision]['statistics'])
 
 
-def test_an_evaluation_of_a_batch_of_the_recipes_in_nhwc(context):
-    """2.6 million rows, where cuDNN's own BatchNorm for inference refuses more than 65,535."""
+def test_evaluation_of_large_batch_in_nhwc(context):
+    """The batch has 2.6 million rows; cuDNN's BatchNorm for inference refuses more than 65,535."""
     only_on_a_gpu('a CPU has no kernel for it')
     config = step_config('resnet50', 'NHWC', 'float16', 'sgd')
     net = FoldedResNet(config, context)
-    net.take(build_model(config, context, 0))
+    net.copy_weights(build_model(config, context, 0))
     logits = net.net(mx.nd.random.normal(shape=(208, 224, 224, 4), ctx=context).astype('float16')).asnumpy()
     assert logits.shape == (208, 10) and np.isfinite(logits).all()
 
 
 @pytest.mark.parametrize('name', ['sgd', 'lars'])
 @pytest.mark.parametrize('precision', ['float32', 'float16'])
-def test_groups_of_updates_are_single_updates(name, precision, context, check_distances):
+def test_grouped_updates_match_single_updates(name, precision, context, check_distances):
     net = build_model(step_config('resnet18' if IS_DRY else 'resnet50', 'NHWC', precision, 'sgd'), context, 0)
     params = {n: p for n, p in net.collect_params().items() if p.grad_req != 'null'}
     config = OptimizerConfig(name, weight_decay=1e-3)
@@ -78,5 +78,5 @@ def test_groups_of_updates_are_single_updates(name, precision, context, check_di
         all_grads.append(grads)
         optimizer.step(lr)
     expected, state = reference(config, start, all_grads, lrs), optimizer.state()
-    far = {n: distance(state.get(f'master/{n}', p.data()).asnumpy(), expected[n]) for n, p in params.items()}
-    check_distances(f'{name}, {precision}: {len(params)} tensors after 3 updates', far, 1e-4)
+    found = {n: distance(state.get(f'master/{n}', p.data()).asnumpy(), expected[n]) for n, p in params.items()}
+    check_distances(f'{name}, {precision}: {len(params)} tensors after 3 updates', found, 1e-4)

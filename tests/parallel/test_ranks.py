@@ -1,6 +1,6 @@
-"""Real Horovod ranks: what they exchange, and that a step does not depend on how many share it.
+"""Horovod ranks: collectives, and steps that do not depend on the number of ranks.
 
-Each number of ranks is started once, as a start takes seconds, runs everything, and is looked at by many tests.
+A start takes seconds, so each number of ranks is started once, and its results are shared by the tests.
 """
 import json
 import sys
@@ -21,7 +21,7 @@ THREE = pytest.param(3, marks=pytest.mark.slow)
 
 
 def on_ranks(folder, num_ranks, calls, num_sharing=1, has_mpi=True):
-    """Results by key of some calls of worker functions, [key, function, arguments], one dict per rank."""
+    """Run worker functions, [key, function, arguments]; return one dict per rank of results by key."""
     out = folder / f'{num_ranks}_{len(list(folder.iterdir()))}'
     out.mkdir()
     words = json.dumps([[key, name, [str(a) for a in arguments]] for key, name, arguments in calls])
@@ -37,7 +37,7 @@ def step_key(optimizer, first, num_passes):
 
 
 def calls_of(num_ranks, data):
-    """Everything that a number of ranks is asked to do in one start."""
+    """Worker calls of one start."""
     calls = [['collectives', 'collectives', []], ['statistics', 'statistics', [data]]]
     calls += [[step_key(*case), 'steps', [data, case[0], case[2], FIRST_STEPS[case[1]]]] for case in STEPS[num_ranks]]
     if num_ranks == 2:
@@ -48,13 +48,13 @@ def calls_of(num_ranks, data):
 
 @pytest.fixture(scope='module')
 def results(tmp_path_factory, digits):
-    """What a number of ranks found, started when it is first asked for: a list by rank of results by key."""
+    """Function of a number of ranks, started on first use; returns a list by rank of results by key."""
     folder = tmp_path_factory.mktemp('ranks')
     return cache(lambda num_ranks: on_ranks(folder, num_ranks, calls_of(num_ranks, digits)))
 
 
 def collectives_of(r, n, size):
-    """What a rank of n, on a host with a number of ranks, gets of each exchange."""
+    """Expected results of rank r of n, with size ranks on its host."""
     special = [np.array([-0.0, 0.0, np.inf, 1e-40, 1.5], t).tobytes().hex() for t in (np.float32, np.float16)]
     total = sum(range(1, n + 1))
     return {'rank': r, 'world_size': n, 'local': [r, size], 'broadcast': [[10.0, 10.0], [0.0, 0.0, 0.0]],
@@ -72,28 +72,28 @@ def test_collectives(results, num_ranks):
 
 @pytest.mark.parametrize('num_ranks, num_sharing, has_mpi', [
     (4, 2, True), pytest.param(2, 2, True, marks=pytest.mark.slow), pytest.param(3, 2, False, marks=pytest.mark.slow)])
-def test_ranks_that_share_a_gpu_exchange_as_others_do(tmp_path, num_ranks, num_sharing, has_mpi):
-    calls = [[name, name, []] for name in ('collectives', 'comes_late', *(['of_three'] if num_ranks == 4 else []))]
+def test_collectives_of_ranks_that_share_a_gpu(tmp_path, num_ranks, num_sharing, has_mpi):
+    calls = [[name, name, []] for name in ('collectives', 'late_rank', *(['three_ranks'] if num_ranks == 4 else []))]
     found = on_ranks(tmp_path, num_ranks, calls, num_sharing=num_sharing, has_mpi=has_mpi)
     assert [r['collectives'] for r in found] == [collectives_of(r, num_ranks, num_ranks) for r in range(num_ranks)]
-    assert [r['comes_late'] for r in found] == [[num_ranks] * 4] * num_ranks
+    assert [r['late_rank'] for r in found] == [[num_ranks] * 4] * num_ranks
     if num_ranks == 4:
-        assert [r['of_three'] for r in found] == [*(collectives_of(r, 3, 3) for r in range(3)), None]
+        assert [r['three_ranks'] for r in found] == [*(collectives_of(r, 3, 3) for r in range(3)), None]
 
 
-def test_bare_ranks_share_gpus_where_the_environment_asks_for_it(monkeypatch):
+def test_ranks_without_launcher_share_gpus_by_environment(monkeypatch):
     monkeypatch.setenv('MLPERF_RN50_RANKS_PER_DEVICE', '2')
     monkeypatch.delenv('CUDA_MPS_ACTIVE_THREAD_PERCENTAGE', raising=False)
     done = run(under_ranks(1, ['printenv', 'MLPERF_RN50_RANKS_PER_DEVICE', 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE']))
     assert done.stdout.splitlines()[-2:] == ['2', '100'], done.stderr
 
 
-def test_several_sums_may_be_under_way_at_once(results):
+def test_concurrent_background_sums(results):
     assert [r['background'] for r in results(2)] == [[[1.0, 2.0 * k] for k in range(8)]] * 2
 
 
 @pytest.mark.parametrize('num_ranks', [0, 2, THREE])
-def test_two_ranks_take_the_step_of_one_rank_with_twice_the_batch(results, num_ranks):
+def test_step_does_not_depend_on_number_of_ranks(results, num_ranks):
     for case, got in product(STEPS[num_ranks], results(num_ranks)):
         one = results(0)[0][step_key(*case[:2], 1)]
         for name, expected in one.items():
@@ -112,7 +112,7 @@ def test_compressed_gradients_are_nearly_the_same(results):
 
 
 @pytest.mark.parametrize('num_ranks', [2, THREE])
-def test_averaging_the_statistics_in_the_middle_changes_nothing(results, num_ranks):
+def test_averaging_statistics_midway_does_not_change_the_result(results, num_ranks):
     found = [r['statistics'] for r in results(num_ranks)]
     own = np.array([r['own'] for r in found])
     assert (own[0] != own[1]).any()
@@ -123,8 +123,8 @@ def test_averaging_the_statistics_in_the_middle_changes_nothing(results, num_ran
     assert all(r['once'] == found[0]['once'] and r['middle'] == found[0]['middle'] for r in found)
 
 
-def test_several_buckets_give_the_bits_of_one(results):
-    """With two ranks a sum has one order; with more it may depend on a gradient's place in the exchange."""
+def test_number_of_buckets_does_not_change_bits(results):
+    """Only for two ranks; with more, the order of a sum may depend on a gradient's place in the exchange."""
     for rank in results(2):
         sgd_one, sgd_five, lars_one, lars_five = rank['buckets']['ends']
         assert [n for n, _ in rank['buckets']['ends']] == [1, 5, 1, 5]
@@ -133,7 +133,7 @@ def test_several_buckets_give_the_bits_of_one(results):
 
 @pytest.mark.parametrize('num_ranks, blamed', [(2, 'rank 0, 1 of 2'), pytest.param(3, 'rank 1 of 3',
                                                                                   marks=pytest.mark.slow)])
-def test_a_flipped_bit_is_found_and_named(results, num_ranks, blamed):
+def test_flipped_bit_is_found_and_named(results, num_ranks, blamed):
     for rank in results(num_ranks):
-        before, after = rank['divergence']['said']
+        before, after = rank['divergence']['errors']
         assert before == '' and f'after epoch 4: {blamed}, first in model/stage2_unit1_conv1_weight (1 of ' in after

@@ -1,7 +1,7 @@
-"""What the ranks of the parallel tests run, in one start: python workers.py OUT NUM_SHARING CALLS.
+"""Worker of the parallel tests, run by every rank: python workers.py OUT NUM_SHARING CALLS.
 
 CALLS is a JSON list of [key, function, arguments]; rank r writes the results by key to OUT/r.json. Where several ranks
-share a GPU, arrays of mx.cpu(1) stand for those of one: they are copied to the host and back.
+share a GPU, arrays of mx.cpu(1) stand in for GPU arrays: they are copied to the host and back.
 """
 import json
 import sys
@@ -14,18 +14,21 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 
-from mlperf_rn50.config import CommConfig, Config, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-from mlperf_rn50.data.pipeline import train_batches
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.batches import train_batches
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.model import resnet
-from mlperf_rn50.train.agreement import check_agreement
-from mlperf_rn50.train.comm import open_comm
+from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.train.comm.horovod import open_comm
+from mlperf_rn50.train.comm.rank_checks import check_agreement
+from mlperf_rn50.train.options import CommConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer
 
 
 def collectives(comm):
-    """Every method of Comm, each with a result that tells which ranks took part."""
+    """Call every method of Comm, with results that depend on the participating ranks."""
     r = comm.rank
     special = np.array([-0.0, 0.0, np.inf, 1e-40, 1.5]) if r == 0 else np.full(5, np.nan)
     shared = {'b': mx.nd.full((3,), r), 'a': mx.nd.full((2,), 10 + r),
@@ -50,16 +53,16 @@ def collectives(comm):
             'counts': comm.sum([r, 2**40, r == 0])}
 
 
-def of_three(comm):
-    """The same of the first three ranks; rank 2 of four shares its GPU with a rank that takes no part."""
+def three_ranks(comm):
+    """Collectives of the first three ranks; rank 2 of four shares its GPU with a rank outside the subset."""
     part = comm.subset(3)
     result = collectives(part) if part else None
     comm.barrier()
     return result
 
 
-def comes_late(comm):
-    """The last rank starts its sum after the others have gone on from theirs: no rank may wait for it."""
+def late_rank(comm):
+    """The last rank starts its sum after the others have returned from theirs; no rank may wait for it."""
     is_last = comm.rank == comm.world_size - 1
     if is_last:
         comm.barrier()
@@ -81,7 +84,7 @@ def _config(data_dir, optimizer, micro) -> Config:
 
 
 def _freeze_statistics(block):
-    """BatchNorm with its running statistics, so that a sample does not depend on its batch."""
+    """Use running statistics in BatchNorm, so that a sample does not depend on its batch."""
     if isinstance(block, (mx.gluon.nn.BatchNorm, mx.gluon.nn.BatchNormReLU)):
         block._kwargs['use_global_stats'] = True
     for child in block._children.values():
@@ -89,9 +92,9 @@ def _freeze_statistics(block):
 
 
 def steps(comm, data_dir, optimizer, micro, first_step):
-    """Weights after three steps of 48 images, among them the padded last step of an epoch (step 29)."""
+    """Losses and weights of three steps of 48 images, including the padded last step of an epoch (step 29)."""
     plan = make_plan(_config(data_dir, optimizer, int(micro)), comm.world_size)
-    trainer = Trainer(plan, comm, comm.rank, None)  # another seed on every rank: rank 0's weights must win
+    trainer = Trainer(plan, comm, comm.rank, None)  # a different seed per rank; rank 0's weights must win
     trainer.broadcast()
     _freeze_statistics(trainer.net)
     first = int(first_step)
@@ -106,7 +109,7 @@ def steps(comm, data_dir, optimizer, micro, first_step):
 
 
 def compressed_steps(comm, data_dir):
-    """The same with gradients that travel in 16 bits."""
+    """Steps with gradients compressed to 16 bits."""
     compressed = copy(comm)
     compressed._compression = 'fp16'
     return steps(compressed, data_dir, 'sgd', 1, 0)
@@ -119,7 +122,7 @@ def _trainer(comm, data_dir):
     return trainer, train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None)
 
 
-def _take(trainer, batches, num_steps):
+def _run_steps(trainer, batches, num_steps):
     for step in range(num_steps):
         trainer.step(batches, step, 0.01, False)
     trainer.settle()
@@ -130,18 +133,18 @@ def _statistics_of(arrays):
 
 
 def statistics(comm, data_dir):
-    """Running statistics that are averaged once, at the end, and those that a checkpoint averaged in the middle."""
+    """Running statistics that are averaged once, at the end, or also midway, by a checkpoint."""
     trainer, batches = _trainer(comm, data_dir)
-    _take(trainer, batches, 2)
+    _run_steps(trainer, batches, 2)
     own = _statistics_of(trainer.snapshot())
-    _take(trainer, batches, 2)
+    _run_steps(trainer, batches, 2)
     trainer.average_statistics()
     once = trainer.snapshot()
     trainer, batches = _trainer(comm, data_dir)
-    _take(trainer, batches, 2)
+    _run_steps(trainer, batches, 2)
     trainer.average_statistics()
     middle = trainer.snapshot()
-    _take(trainer, batches, 2)
+    _run_steps(trainer, batches, 2)
     trainer.average_statistics()
     twice = trainer.snapshot()
     trainer.restore(middle if comm.rank == 0 else None)
@@ -149,13 +152,13 @@ def statistics(comm, data_dir):
     learned = [n for n in once if 'running' not in n]
     return {'own': own.tolist(), 'middle': _statistics_of(middle).tolist(), 'once': _statistics_of(once).tolist(),
             'twice': _statistics_of(twice).tolist(),
-            # Bits may differ: the order of a ring's sums depends on which gradients were fused.
+            # Bits may differ, because the order of a ring's sums depends on which gradients were fused.
             'is_learning_the_same': all(np.allclose(once[n], twice[n], rtol=1e-5, atol=1e-7) for n in learned),
             'is_restored': all((middle[n] == back[n]).all() for n in middle)}
 
 
 def background(comm):
-    """Sums that are all under way before the first one is waited for; rank 1 comes late to each."""
+    """Start all sums before waiting for the first; rank 1 is late for each."""
     sums = []
     for k in range(8):
         if comm.rank == 1:
@@ -165,7 +168,7 @@ def background(comm):
 
 
 def buckets(comm, data_dir):
-    """Digests of the weights after two steps whose gradients travel in one bucket and in several."""
+    """Digests of the weights after two steps with one bucket of gradients and with several."""
     ends = []
     for optimizer in ('sgd', 'lars'):
         for num_buckets in (1, 5):
@@ -173,34 +176,34 @@ def buckets(comm, data_dir):
             plan = make_plan(replace(config, comm=CommConfig(num_buckets=num_buckets)), comm.world_size)
             trainer = Trainer(plan, comm, 0, None)
             trainer.broadcast()
-            _take(trainer, train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None), 2)
+            _run_steps(trainer, train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None), 2)
             ends.append([len(trainer.optimizer.buckets), zlib.crc32(json.dumps(trainer.digests()).encode())])
     return {'ends': ends}
 
 
 def divergence(comm, data_dir):
-    """What is said of ranks before and after a bit of one array of rank 1 was flipped."""
+    """Errors of the agreement check before and after flipping a bit of one array of rank 1."""
     trainer, batches = _trainer(comm, data_dir)
-    _take(trainer, batches, 1)
+    _run_steps(trainer, batches, 1)
     trainer.average_statistics()
-    said = []
+    errors = []
     for _ in range(2):
         try:
             check_agreement(comm, trainer.digests(), 3)
-            said.append('')
+            errors.append('')
         except RunFailed as e:
-            said.append(str(e))
+            errors.append(str(e))
         if comm.rank == 1:
             weight = trainer.net.collect_params()['stage2_unit1_conv1_weight'].data()
             bits = weight.asnumpy()
             bits.view(np.uint32).ravel()[1234] ^= 1
             weight[:] = bits
-    return {'said': said}
+    return {'errors': errors}
 
 
 def main():
     out, num_sharing, calls = sys.argv[1:]
-    resnet.STAGE_CHANNELS = (16, 32, 64, 128)  # a quarter: a sixteenth of the time
+    resnet.STAGE_CHANNELS = (16, 32, 64, 128)  # a quarter of the channels takes a sixteenth of the time
     comm = open_comm('none', [3], num_sharing=int(num_sharing))
     with mx.cpu(int(num_sharing) > 1):
         results = {key: globals()[name](comm, *arguments) for key, name, arguments in json.loads(calls)}

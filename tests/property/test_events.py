@@ -1,4 +1,4 @@
-"""Log lines are read back and noise is no event; damaged and made-up logs: no crash, no success that is not there."""
+"""Log lines: round trip, noise; damaged and made-up logs cause no crash and no false success."""
 import io
 import json
 import logging
@@ -14,11 +14,11 @@ from lines import mllog, run_lines, v05, v06
 from mlperf_compliance import mlperf_log, tags
 from mlperf_logging.mllog.mllog import MLLogger
 
-from mlperf_rn50.mlperf import events, keys
-from mlperf_rn50.mlperf.events import Event, decode_events, encode_v06
+from mlperf_rn50.mllog import events, keys
+from mlperf_rn50.mllog.events import LogEvent, decode_events, encode_v06
 
 NAMES = st.text(string.ascii_letters + string.digits + '_', min_size=1)
-# Within a value, a marker would start another line: the official parsers cannot read that either.
+# A marker within a value would start another line; the official parsers cannot read that either.
 TEXTS = st.text().filter(lambda s: ':::' not in s)
 VALUES = st.recursive(st.none() | st.booleans() | st.integers(-2**53, 2**53) | TEXTS
                       | st.floats(allow_nan=False, allow_infinity=False),
@@ -37,12 +37,12 @@ TIMES = st.floats(-1e5, 1e5)
 LINES = (st.builds(lambda line, k, t, v, m: line(k, t, v, **m), st.sampled_from([mllog, v06]), st.sampled_from(KEYS),
                    TIMES, LIKELY_VALUES, LIKELY_METADATA)
          | st.builds(v05, st.sampled_from(tags.RESNET_TAGS), TIMES, LIKELY_VALUES) | st.text(max_size=20))
-# What other programs leave on the line before ours; a log line itself would be another event.
+# Output of other programs before a log line; a marker in it would start another event.
 PREFIXES = st.text(max_size=20).filter(lambda s: ':' not in s and '\n' not in s)
 
 
 def decode_line(line):
-    """The last event of a line, None without one; raises its error."""
+    """Return the last event of a line, or None; raise the error if decoding it failed."""
     found = [*decode_events(line)][-1:] or [None]
     if isinstance(found[0], ValueError):
         raise found[0]
@@ -58,19 +58,19 @@ def logger_into(buffer) -> logging.Logger:
 
 
 @given(NAMES, VALUES, METADATA, st.integers(0, 2**41), PREFIXES)
-def test_official_mllog_lines_and_those_of_v06_are_read_back(key, value, metadata, time_ms, prefix):
+def test_official_mllog_lines_and_v06_lines_round_trip(key, value, metadata, time_ms, prefix):
     buffer = io.StringIO()
     MLLogger(logger_into(buffer)).event(key, value, metadata, time_ms=time_ms)
     event = decode_line(prefix + buffer.getvalue())
     assert (event.key, event.value, event.time_s) == (key, value, time_ms / 1e3)
     assert {k: v for k, v in event.metadata.items() if k not in ('file', 'lineno')} == metadata
     assert event.line_format == 'MLLOG'
-    event = Event('MLL', key, time_ms / 1e3, value, metadata)
+    event = LogEvent('MLL', key, time_ms / 1e3, value, metadata)
     assert decode_line(prefix + encode_v06(event)) == event
 
 
 @given(st.sampled_from(tags.RESNET_TAGS), VALUES, PREFIXES)
-def test_official_v05_lines_are_read_back(tag, value, prefix):
+def test_official_v05_lines_round_trip(tag, value, prefix):
     buffer = io.StringIO()
     saved, mlperf_log.LOGGER = mlperf_log.LOGGER, logger_into(buffer)
     try:
@@ -84,7 +84,7 @@ def test_official_v05_lines_are_read_back(tag, value, prefix):
 
 @given(st.sampled_from(['', ':::MLLOG ', ':::MLL ', ':::MLPv0.5.0 ']), st.text())
 @example(':::MLLOG ', '[' * 100_000)
-def test_noise_after_a_marker_is_an_event_or_a_value_error(marker, noise):
+def test_noise_after_marker_yields_an_event_or_a_value_error(marker, noise):
     try:
         event = decode_line(marker + noise)
     except ValueError:
@@ -93,7 +93,7 @@ def test_noise_after_a_marker_is_an_event_or_a_value_error(marker, noise):
 
 
 @given(NAMES, VALUES, METADATA, st.data())
-def test_a_torn_line_is_an_error_and_never_another_event(key, value, metadata, data):
+def test_torn_line_is_an_error(key, value, metadata, data):
     line = ':::MLLOG ' + json.dumps({'namespace': '', 'time_ms': 1, 'event_type': 'POINT_IN_TIME', 'key': key,
                                      'value': value, 'metadata': metadata})
     cut = data.draw(st.integers(len(':::MLLOG '), len(line) - 1))
@@ -113,15 +113,15 @@ def write(path, lines):
 
 @given(lines=st.lists(LINES, max_size=30))
 @example(lines=[mllog('lars_epsilon', 0, float('inf'))])
-def test_made_up_lines(path, lines):
+def test_made_up_log_keeps_invariants(path, lines):
     if check_run(write(path, lines)):
         check_report(path)
 
 
 @given(data=st.data())
-def test_a_damaged_log_never_becomes_another_success(path, data):
-    """Whatever lines are lost, doubled, moved or cut: epochs and target can be missed, never invented."""
-    lines = run_lines((0.5, 0.6, 0.7), status='success')  # says success, and never reached 75.9 %
+def test_damaged_log_never_becomes_a_success(path, data):
+    """Lost, duplicate, moved or cut lines can hide epochs and the target, but never invent them."""
+    lines = run_lines((0.5, 0.6, 0.7), status='success')  # status success without reaching 75.9 %
     for _ in range(data.draw(st.integers(1, 6))):
         i, j = (data.draw(st.integers(0, len(lines) - 1)) for _ in (1, 2))
         match data.draw(st.sampled_from(['lose', 'double', 'move', 'cut', 'join'])):
@@ -140,9 +140,9 @@ def test_a_damaged_log_never_becomes_another_success(path, data):
 
 
 @pytest.mark.parametrize('num_runs', [1000, pytest.param(15000, marks=pytest.mark.slow)])
-def test_a_coverage_guided_fuzzer_finds_nothing(tmp_path, num_runs):
-    """tests/fuzz_reader.py runs as long as one likes; here for a number of inputs."""
-    # Started by another process: the fuzzer takes the peak memory of the one it was forked from for its own.
+def test_coverage_guided_fuzzer_finds_no_failure(tmp_path, num_runs):
+    """tests/fuzz_reader.py can also run without a limit."""
+    # Started through timeout, because the fuzzer counts the peak memory of the process that it was forked from.
     done = run(['timeout', HANG_LIMIT_S, sys.executable, ROOT / 'tests/fuzz_reader.py', f'-runs={num_runs}', '-seed=1',
                 '-max_len=6000', f'-artifact_prefix={tmp_path}/', tmp_path, ROOT / 'tests/logs'])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

@@ -1,4 +1,4 @@
-"""Manifests hold what they were given, whatever is in it."""
+"""Kubernetes manifests preserve any text."""
 import re
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlperf_rn50.launch.kubernetes import Training, Volume, make_parser, render_mpi_job
 
-# All that an argument of a program can hold; and what YAML, a shell or Kubernetes may take for something else.
+# Any program argument; and texts that are special to YAML, a shell or Kubernetes.
 TEXTS = (st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\0'))
          | st.text('$(){}[]\'"\\\n\t #&*!|>%@`:-,?~y', max_size=12))
 TRAININGS = st.builds(Training, name=TEXTS, image=TEXTS, num_nodes=st.integers(1, 99), ranks_per_node=st.integers(1, 9),
@@ -19,16 +19,16 @@ TRAININGS = st.builds(Training, name=TEXTS, image=TEXTS, num_nodes=st.integers(1
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """A word of a command, or a variable, as the container gets it: $(NAME) is its value if there is one, $$ is $."""
+    """Expand an argument as Kubernetes does: $(NAME) is the value of a known variable, $$ is $."""
     return re.sub(r'\$(?:(\$)|\(([^)]*)\))', lambda m: m[1] or variables.get(m[2], m[0]), text)
 
 
 @settings(max_examples=40)
 @given(TRAININGS)
-def test_yaml_holds_every_text_and_pods_get_every_option(training):
+def test_manifests_preserve_every_text_and_option(training):
     text = render_mpi_job(training)
     quoted = {token.value for token in yaml.scan(text) if isinstance(token, yaml.ScalarToken) and not token.plain}
-    assert {word.replace('$', '$$') for word in training.options} <= quoted  # no reader's number or truth value
+    assert {word.replace('$', '$$') for word in training.options} <= quoted  # never read as a number or boolean
     manifests = list(yaml.safe_load_all(text))
     assert text.isascii() and {m['metadata']['name'] for m in manifests} == {training.name}
     assert [m['data'] for m in manifests[:-1]] == [{'config.yaml': t} for t in [training.config_text] if t is not None]
@@ -43,7 +43,7 @@ def test_yaml_holds_every_text_and_pods_get_every_option(training):
 @given(st.lists(st.tuples(st.sampled_from(['--data.dir', '--run.submission_org', '--train.max_epochs']),
                           TEXTS.filter(lambda s: not s.startswith('-')))))
 @example([('--data.dir', '-1'), ('--data.dir', '$(HOME)')])
-def test_what_is_no_option_of_the_launcher_goes_to_the_training(options):
+def test_options_unknown_to_launcher_go_to_training(options):
     words = [w for pair in options for w in pair]
     _, rest = make_parser().parse_known_args(['--image', 'x', *words, '--volume', 'a:/b', '--config', 'c'])
     assert rest == words

@@ -1,4 +1,4 @@
-"""Predictions of anything that a log or a bench may hold: possible numbers, or a refusal."""
+"""Predictions from any log or bench: plausible numbers or a refusal."""
 import math
 from dataclasses import replace
 
@@ -6,20 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_rn50.study.known import Recipe, load_published, make_recipe
-from mlperf_rn50.study.predict import (
-    NO_COSTS,
-    PUBLISHED_LINK,
-    Base,
-    Epochs,
-    Layout,
-    Link,
-    base_of,
-    costs_for,
-    predict_layout,
-)
-from mlperf_rn50.study.predict_answer import Asked, make_answer
-from mlperf_rn50.study.predict_sources import Source
+from mlperf_rn50.analysis.predict.answer import PredictionRequest, costs_for, make_answer
+from mlperf_rn50.analysis.predict.model import base_of, predict_layout
+from mlperf_rn50.analysis.predict.prediction import NO_COSTS, PUBLISHED_LINK, Base, Epochs, Layout, Link
+from mlperf_rn50.analysis.predict.source import Source
+from mlperf_rn50.analysis.sets.run_set import Recipe, load_published, make_recipe
 
 SECONDS = st.floats(1e-6, 1e6)
 LINKS = st.builds(Link, st.floats(1e-3, 1e6), st.integers(1, 10**12), st.booleans(), st.just('any'))
@@ -50,7 +41,7 @@ def layouts(draw):
 
 
 @given(bases(), layouts(), LINKS, COSTS, st.floats(1, 100))
-def test_a_prediction_has_possible_numbers_and_a_faster_link_is_never_slower(base, layout, link, costs, times):
+def test_predictions_are_plausible_and_a_faster_link_is_never_slower(base, layout, link, costs, times):
     p, q = (predict_layout(base, layout, k, costs) for k in (link, replace(link, gbit_s=times * link.gbit_s)))
     if p.refusal:
         return
@@ -58,7 +49,7 @@ def test_a_prediction_has_possible_numbers_and_a_faster_link_is_never_slower(bas
     assert 0 < p.step_s < math.inf and 0 < p.images_per_s < math.inf
     if p.minutes is not None:
         assert 0 < p.minutes < math.inf and 0 <= p.low_minutes <= p.minutes <= p.high_minutes < math.inf
-    if base.num_nodes == 1 or base.exchange_s:  # of others, a faster link says that more of the step is computing
+    if base.num_nodes == 1 or base.exchange_s:  # else a faster link implies more compute time
         assert not q.refusal and q.step_s <= p.step_s * (1 + 1e-9)
         assert (p.minutes is None) == (q.minutes is None)
         assert p.minutes is None or q.minutes <= p.minutes * (1 + 1e-9)
@@ -73,7 +64,7 @@ CURVES = st.lists(st.lists(st.tuples(st.integers(0, 10**6), st.just(0.5)), max_s
 
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES), st.integers(1, 10**12), st.none() | st.integers(0, 10**12),
        CURVES)
-def test_a_recipe_of_any_log_has_numbers_or_nothing(optimizer, batch, samples, curves):
+def test_recipe_of_any_log_has_valid_numbers_or_none(optimizer, batch, samples, curves):
     r = make_recipe(optimizer, batch, samples, 0.759, curves)
     numbers = [r.base_lr, r.warmup_epochs, r.decay_epochs, r.momentum, r.label_smoothing, *(r.step_epochs or ())]
     assert all(n is None or type(n) in (int, float) and 0 <= n < math.inf for n in numbers)
@@ -88,9 +79,10 @@ SPLITS = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 16)), min_size=1
 
 
 @given(st.sampled_from(PUBLISHED_BASES), SPLITS, st.none() | st.integers(1, 100_000), st.booleans())
-def test_any_layouts_of_a_published_system_have_an_answer(start, splits, batch, is_strong):
+def test_any_layout_of_a_published_system_has_an_answer(start, splits, batch, is_strong):
     known, base = start
-    answer = make_answer(Asked(tuple(splits), batch, is_strong=is_strong), Source(base, PUBLISHED_LINK, (known,)))
+    request = PredictionRequest(tuple(splits), batch, is_strong=is_strong)
+    answer = make_answer(request, Source(base, PUBLISHED_LINK, (known,)))
     assert all(row.refusal or row.step_s > 0 for row in answer.rows)
     for row in answer.timed:
         assert answer.fastest.minutes <= row.minutes and row.efficiency > 0

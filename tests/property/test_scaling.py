@@ -1,16 +1,16 @@
-"""The identity of the speed-up and the bounds of its parts, for any durations."""
+"""Speed-up: the product of its factors and the bounds of its parts, for any durations."""
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lines import write_set
 
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
-from mlperf_rn50.study.time_parts import parts_of
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.analysis.sets.time_parts import parts_of
 
 
 def runs(more_s):
-    """Sets of runs, all of whose times are tenths of seconds and a little more."""
+    """Sets of runs with times of whole tenths of seconds plus more_s."""
     seconds = st.integers(1, 5000).map(lambda n: n / 10 + more_s)
     return st.fixed_dictionaries({'epoch_s': seconds, 'first_s': seconds, 'eval_s': seconds,
                                   'num_runs': st.integers(1, 5), 'period': st.integers(1, 4),
@@ -22,13 +22,13 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp('study')
 
 
-# Sets with the same times would be copies of one another, which are not compared.
+# The offsets differ, because sets with the same times count as copies and are not compared.
 @given(small=runs(0.0), large=runs(0.037))
-def test_throughput_epochs_and_share_give_the_speedup(folder, small, large):
+def test_speedup_is_product_of_throughput_epochs_and_share(folder, small, large):
     for path in folder.rglob('*.txt'):
         path.unlink()
     write_set(folder / 'a', **small)
-    write_set(folder / 'b', nodes=2, ranks=8, batch=128, **{  # whose first run has an evaluation more
+    write_set(folder / 'b', nodes=2, ranks=8, batch=128, **{  # the first run has one more evaluation
         **large, 'accuracies': lambda k: (0.4,) * (k == 0) + large['accuracies']})
     study = make_studies(load_systems([folder]))[0]
     base, c = study.comparisons

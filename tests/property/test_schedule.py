@@ -1,8 +1,8 @@
-"""The learning rate stays where it belongs, for any schedule."""
+"""Learning rate and evaluation epochs of any schedule."""
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_rn50.config import ScheduleConfig
+from mlperf_rn50.train.options import ScheduleConfig
 from mlperf_rn50.train.schedule import is_eval_epoch, learning_rate
 
 
@@ -15,13 +15,13 @@ def schedules(draw):
 
 
 @given(schedules(), st.integers(1, 100), st.integers(0, 5000))
-def test_between_zero_and_base(schedule, steps_per_epoch, step):
+def test_learning_rate_is_between_zero_and_base(schedule, steps_per_epoch, step):
     assert 0 < learning_rate(schedule, step, steps_per_epoch) + 1e-12
     assert learning_rate(schedule, step, steps_per_epoch) <= schedule.base_lr * (1 + 1e-9)
 
 
 @given(schedules(), st.integers(1, 50))
-def test_rises_in_the_warmup_and_never_after(schedule, steps_per_epoch):
+def test_learning_rate_rises_only_in_warmup(schedule, steps_per_epoch):
     warmup = int(schedule.warmup_epochs * steps_per_epoch)
     rates = [learning_rate(schedule, s, steps_per_epoch) for s in range(warmup + 100)]
     assert all(a <= b for a, b in zip(rates[:warmup - 1], rates[1:warmup]))
@@ -30,7 +30,7 @@ def test_rises_in_the_warmup_and_never_after(schedule, steps_per_epoch):
 
 
 @given(period=st.integers(1, 8), data=st.data(), max_epochs=st.integers(1, 60))
-def test_evaluations_are_a_period_apart_and_one_follows_the_last_epoch(period, data, max_epochs):
+def test_evaluations_are_a_period_apart_and_after_the_last_epoch(period, data, max_epochs):
     offset = data.draw(st.integers(0, period - 1))
     epochs = [e for e in range(max_epochs) if is_eval_epoch(e, period, offset, max_epochs)]
     assert epochs[-1] == max_epochs - 1

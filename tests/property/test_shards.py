@@ -1,4 +1,4 @@
-"""Every sample once an epoch, the same steps on every rank: for any sizes."""
+"""Shards: every sample once an epoch, equal steps per rank, random numbers, for any sizes."""
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,12 +22,12 @@ def shards(num_samples, world_size, local, num_micro, nodes=(), rotation_epochs=
 
 
 def nodes_of(layout):
-    """Node of every rank, ranks of a node side by side."""
+    """Node of every rank, with the ranks of a node adjacent."""
     return tuple(np.repeat(range(len(layout)), layout).tolist())
 
 
 def read(group, order, is_counted=True):
-    """The samples that some ranks read in an epoch; without the padded ones, or only those."""
+    """Samples that a group of ranks reads in an epoch: the counted ones, or only the padding."""
     chosen = []
     for shard in group:
         for step in range(shard.steps_per_epoch):
@@ -39,7 +39,7 @@ def read(group, order, is_counted=True):
 
 
 @given(**SIZES)
-def test_every_sample_counts_once_in_steps_that_all_ranks_take(num_samples, world_size, local, num_micro):
+def test_epoch_covers_every_sample_once_in_equal_steps_per_rank(num_samples, world_size, local, num_micro):
     group = shards(num_samples, world_size, local, num_micro)
     order = epoch_order(group[0], seed=3, epoch=2)
     assert sorted(read(group, order)) == list(range(num_samples))
@@ -51,7 +51,7 @@ def test_every_sample_counts_once_in_steps_that_all_ranks_take(num_samples, worl
 
 
 @given(num_samples=st.integers(1, 200), world_size=st.integers(1, 6), local=st.integers(1, 8))
-def test_a_step_has_the_same_samples_whatever_the_number_of_ranks(num_samples, world_size, local):
+def test_samples_of_step_do_not_depend_on_number_of_ranks(num_samples, world_size, local):
     one = Shard(num_samples, 0, 1, local * world_size)
     order = epoch_order(one, 0, 0)
     for step in range(one.steps_per_epoch):
@@ -60,7 +60,7 @@ def test_a_step_has_the_same_samples_whatever_the_number_of_ranks(num_samples, w
 
 
 @given(seed=st.integers(0, 2**31), epoch=st.integers(0, 100))
-def test_orders_are_permutations_that_change_with_seed_and_epoch(seed, epoch):
+def test_epoch_orders_are_permutations_by_seed_and_epoch(seed, epoch):
     shard = Shard(100, 0, 1, 10)
     order = epoch_order(shard, seed, epoch)
     assert sorted(order) == list(range(100))
@@ -70,18 +70,18 @@ def test_orders_are_permutations_that_change_with_seed_and_epoch(seed, epoch):
 
 
 @given(world_size=st.integers(1, 5), local=st.integers(1, 6), step=st.integers(0, 5))
-def test_an_image_is_augmented_the_same_whatever_the_number_of_ranks_and_passes(world_size, local, step):
+def test_augmentation_does_not_depend_on_number_of_ranks_and_passes(world_size, local, step):
     whole = augmentation_uniforms(Shard(1000, 0, 1, local * world_size), 5, 1, step, 0, 7)
     for shard in shards(1000, world_size, local, 1):
-        mine = augmentation_uniforms(shard, 5, 1, step, 0, 7)
-        np.testing.assert_array_equal(mine, whole[shard.rank::world_size])
+        part = augmentation_uniforms(shard, 5, 1, step, 0, 7)
+        np.testing.assert_array_equal(part, whole[shard.rank::world_size])
     for shard in shards(1000, 1, world_size, local):  # the same batch in `local` passes of world_size images
         parts = [augmentation_uniforms(shard, 5, 1, step, m, 7) for m in range(local)]
         np.testing.assert_array_equal(np.concatenate(parts), whole)
     assert ((whole >= 0) & (whole < 1)).all()
 
 
-def test_padding_comes_from_the_front_of_the_same_epoch():
+def test_padding_repeats_first_samples_of_epoch():
     group = shards(10, 2, 2, 1)
     order = epoch_order(group[0], 1, 0)
     filled = np.stack([s.samples(order, 2) for s in group], axis=1).ravel()
@@ -89,37 +89,37 @@ def test_padding_comes_from_the_front_of_the_same_epoch():
     np.testing.assert_array_equal(file_order(group[0]), [*range(10), 0, 1])
 
 
-# --- nodes that keep to a part of the samples -------------------------------------------------------------
+# --- nodes with a part of the samples ---------------------------------------------------------------------
 
 @given(num_samples=st.integers(1, 300), layout=LAYOUTS, local=st.integers(1, 8), num_micro=st.integers(1, 3),
        rotation_epochs=st.integers(1, 4), epoch=st.integers(0, 20), data=st.data())
-def test_parts_of_nodes_make_an_exact_epoch(num_samples, layout, local, num_micro, rotation_epochs, epoch, data):
-    nodes = tuple(data.draw(st.permutations(nodes_of(layout))))  # ranks need not be side by side
+def test_parts_of_nodes_cover_epoch_exactly(num_samples, layout, local, num_micro, rotation_epochs, epoch, data):
+    nodes = tuple(data.draw(st.permutations(nodes_of(layout))))  # ranks need not be adjacent
     group = shards(num_samples, len(nodes), local, num_micro, nodes, rotation_epochs)
     order = epoch_order(group[0], 3, epoch)
     assert sorted(read(group, order)) == list(range(num_samples))
     for node in range(len(layout)):
-        ours = [s for s in group if nodes[s.rank] == node]
-        assert set(read(ours, order, is_counted=False)) <= (set(read(ours, order)) or {0})
+        peers = [s for s in group if nodes[s.rank] == node]
+        assert set(read(peers, order, is_counted=False)) <= (set(read(peers, order)) or {0})
 
 
 @given(num_samples=st.integers(1, 300), world_size=st.integers(1, 9), local=st.integers(1, 8), seed=st.integers(0, 99),
        epoch=st.integers(0, 20), rotation_epochs=st.integers(1, 4))
-def test_one_node_has_the_order_of_all(num_samples, world_size, local, seed, epoch, rotation_epochs):
+def test_single_node_has_the_global_order(num_samples, world_size, local, seed, epoch, rotation_epochs):
     shard = Shard(num_samples, 0, world_size, local)
     alone = Shard(num_samples, 0, world_size, local, 1, (0,) * world_size, rotation_epochs)
     np.testing.assert_array_equal(epoch_order(alone, seed, epoch), epoch_order(shard, seed, epoch))
 
 
 @given(layout=LAYOUTS, rotation_epochs=st.integers(1, 4), num_each=st.integers(2, 9))
-def test_a_node_keeps_its_part_until_the_parts_move_on(layout, rotation_epochs, num_each):
+def test_node_keeps_its_part_until_rotation(layout, rotation_epochs, num_each):
     num_nodes = len(layout)
-    nodes = nodes_of([2] * num_nodes)  # as many each, so that the parts are the same in every turn
+    nodes = nodes_of([2] * num_nodes)  # equal nodes, so the parts are equal in every turn
     shard = Shard(2 * num_nodes * num_each, 0, 2 * num_nodes, 3, 1, nodes, rotation_epochs)
 
     def part(node, epoch):
-        mine = shard.node_positions(node)
-        return frozenset(epoch_order(shard, 3, epoch)[mine[mine < shard.num_samples]].tolist())
+        positions = shard.node_positions(node)
+        return frozenset(epoch_order(shard, 3, epoch)[positions[positions < shard.num_samples]].tolist())
     turns = [part(0, turn * rotation_epochs) for turn in range(num_nodes)]
     assert part(0, rotation_epochs - 1) == turns[0]
     assert len(set(turns)) == num_nodes and set().union(*turns) == set(range(shard.num_samples))
@@ -128,34 +128,34 @@ def test_a_node_keeps_its_part_until_the_parts_move_on(layout, rotation_epochs, 
     assert num_each < 5 or (orders[0] != orders[1]).any()
 
 
-def test_a_part_is_spread_over_the_file():
+def test_part_of_node_is_spread_over_the_file():
     nodes = nodes_of([4, 4, 4, 4])
     shard = Shard(16_000, 0, 16, 8, 1, nodes, 10)
     order = epoch_order(shard, 3, 0)
     for node in range(4):
-        counts = np.bincount(order[shard.node_positions(node)] // 1000, minlength=16)  # a class a thousand
+        counts = np.bincount(order[shard.node_positions(node)] // 1000, minlength=16)  # 1000 samples per class
         assert counts.min() > 150 and counts.max() < 350
 
 
 @given(num_samples=st.integers(1, 200), layout=LAYOUTS, local=st.integers(1, 8), data=st.data(),
        rotation_epochs=st.sampled_from([None, 1, 2]))
-def test_first_reads_are_those_of_samples_that_the_node_did_not_have(num_samples, layout, local, data,
+def test_first_reads_are_samples_new_to_the_node(num_samples, layout, local, data,
                                                                       rotation_epochs):
     nodes = nodes_of(layout)
     group = shards(num_samples, len(nodes), local, 1, nodes, rotation_epochs)
     shard = group[data.draw(st.integers(0, len(nodes) - 1))]
-    ours, is_known, known = [s for s in group if nodes[s.rank] == nodes[shard.rank]], np.zeros(num_samples, bool), set()
+    peers, is_known, seen = [s for s in group if nodes[s.rank] == nodes[shard.rank]], np.zeros(num_samples, bool), set()
     for epoch in range(3):
         order = epoch_order(shard, 3, epoch)
         is_first = first_reads(shard, order, is_known)
-        samples = {*read(ours, order), *read(ours, order, is_counted=False)}
-        assert sorted(order[is_first]) == sorted(samples - known)
+        samples = {*read(peers, order), *read(peers, order, is_counted=False)}
+        assert sorted(order[is_first]) == sorted(samples - seen)
         assert set(np.flatnonzero(is_first)) <= set(shard.node_positions(nodes[shard.rank]))
-        known |= samples
-        assert set(np.flatnonzero(is_known)) == known
+        seen |= samples
+        assert set(np.flatnonzero(is_known)) == seen
 
 
-def test_most_of_a_second_epoch_is_new_to_a_node_unless_it_keeps_its_part():
+def test_second_epoch_is_mostly_new_to_node_unless_it_keeps_its_part():
     nodes = nodes_of([2] * 8)
     for rotation_epochs, second, third in [(None, 0.875, 0.766), (10, 0, 0), (2, 0, 1)]:
         shard = Shard(16_000, 0, 16, 8, 1, nodes, rotation_epochs)
@@ -167,19 +167,19 @@ def test_most_of_a_second_epoch_is_new_to_a_node_unless_it_keeps_its_part():
 # --- random numbers ----------------------------------------------------------------------------------------
 
 def draws_of(seed=5, epoch=1, num=4096, num_draws=8):
-    """Random numbers of positions one after another."""
+    """Random numbers of consecutive positions."""
     return augmentation_uniforms(Shard(10**9, 0, 1, num), seed, epoch, 0, 0, num_draws)
 
 
 def splitmix64(state, index):
-    """The index-th number of the generator in a state, in whole numbers of Python."""
+    """The index-th number of the generator from a state, in Python integers."""
     x = (state + (index + 1) * 0x9E3779B97F4A7C15) % 2**64
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
     return x ^ x >> 31
 
 
-def test_random_numbers_are_the_same_for_ever():
+def test_random_numbers_are_stable():
     assert splitmix64(0, 0) == 0xE220A8397B1DCDAF  # as published
     shard = Shard(100, 1, 2, 3)
     known = [[0.7311561440000633, 0.304043554912258], [0.2605973630866445, 0.6171312145731701],
@@ -191,13 +191,13 @@ def test_random_numbers_are_the_same_for_ever():
 
 
 @given(local=st.integers(1, 40), world_size=st.integers(1, 9), epoch=st.integers(0, 90), seed=st.integers(0, 2**40))
-def test_an_image_is_augmented_the_same_whatever_the_batch(local, world_size, epoch, seed):
+def test_augmentation_does_not_depend_on_batch(local, world_size, epoch, seed):
     whole = augmentation_uniforms(Shard(300, 0, 1, 300), seed, epoch, 0, 0, 5)
     for shard in shards(300, world_size, local, 1):
         for step in range(shard.steps_per_epoch):
             valid = shard.num_valid(step)
-            mine = augmentation_uniforms(shard, seed, epoch, step, 0, 5)[:valid]
-            np.testing.assert_array_equal(mine, whole[shard.positions(step)[:valid]])
+            part = augmentation_uniforms(shard, seed, epoch, step, 0, 5)[:valid]
+            np.testing.assert_array_equal(part, whole[shard.positions(step)[:valid]])
 
 
 def test_random_numbers_are_uniform():
@@ -210,7 +210,7 @@ def test_random_numbers_are_uniform():
         assert 255 - 5 * np.sqrt(2 * 255) < chi_square < 255 + 5 * np.sqrt(2 * 255)
 
 
-def test_neighbours_are_independent():
+def test_random_numbers_of_neighbours_are_uncorrelated():
     base = draws_of()
     others = {'position': draws_of(num=4097)[1:], 'draw': draws_of(num_draws=9)[:, 1:],
               'epoch': draws_of(epoch=2), 'seed': draws_of(seed=6), 'seed and epoch': draws_of(seed=1, epoch=5),
@@ -222,7 +222,7 @@ def test_neighbours_are_independent():
 
 
 @given(st.integers(0, 2**63), st.integers(0, 1000))
-def test_half_of_the_samples_are_mirrored_and_the_others_in_the_next_epoch(seed, epoch):
+def test_mirrors_alternate_between_halves_of_the_samples(seed, epoch):
     samples = np.arange(2000)
     first, second = (alternating_mirrors(samples, seed, e) for e in (epoch, epoch + 1))
     np.testing.assert_array_equal(first, ~second)

@@ -1,9 +1,9 @@
-"""What unit tests share."""
+"""Fixtures of the unit tests."""
 import pytest
 
 
 @pytest.fixture
 def thin_resnets(monkeypatch):
-    """ResNets with a quarter of the channels, and all of their layers: a sixteenth of the memory and time."""
+    """ResNets with all layers and a quarter of the channels, for a sixteenth of the memory and time."""
     from mlperf_rn50.model import resnet
     monkeypatch.setattr(resnet, 'STAGE_CHANNELS', (16, 32, 64, 128))

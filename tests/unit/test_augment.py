@@ -1,4 +1,4 @@
-"""Crop windows: inside the image, of the asked area and aspect, and as drawn."""
+"""Crop windows: bounds, area, aspect and distribution."""
 import numpy as np
 import pytest
 
@@ -13,7 +13,7 @@ def crops(n=2000, h=375, w=500, area=AREA, aspect=ASPECT):
     return anchor * [h, w], shape * [h, w]
 
 
-def test_area_and_aspect_cover_their_ranges_and_stay_in_them():
+def test_area_and_aspect_cover_their_ranges():
     _, shape = crops()
     area, aspect = shape.prod(axis=1) / (375 * 500), shape[:, 1] / shape[:, 0]
     assert 0.078 < area.min() < 0.1 and 0.9 < area.max() <= 1.0
@@ -29,7 +29,7 @@ def test_windows_reach_every_border_and_stay_inside(h, w):
     assert (anchor + shape <= [h + 0.01, w + 0.01]).all()
 
 
-def test_first_try_that_fits_is_taken():
+def test_first_fitting_try_is_used():
     u = np.zeros((1, 4 * NUM_TRIES))
     u[0, 0:4] = [0.999, 0.999, 0, 0]  # the whole area at aspect 4/3 does not fit into a square
     u[0, 4:8] = [0.0, 0.5, 0.5, 0.5]  # a tenth of the side at aspect 1, in the middle
@@ -39,14 +39,14 @@ def test_first_try_that_fits_is_taken():
 
 
 @pytest.mark.parametrize('h, w', [(100, 1000), (1000, 100)])
-def test_centre_crop_where_nothing_fits(h, w):
+def test_centre_crop_if_no_try_fits(h, w):
     anchor, shape = crops(1, h, w, area=(1.0, 1.0))
     assert shape.min() == pytest.approx(100)
     assert shape.max() == pytest.approx(133, abs=1)
     np.testing.assert_allclose(anchor * 2 + shape, [[h, w]], atol=1.01)
 
 
-def test_padded_anchors_take_every_shift_equally():
+def test_padded_anchors_are_uniform_over_shifts():
     anchors = padded_crop_anchors(np.random.default_rng(0).random((9000, 2)), 4)
     values, counts = np.unique(anchors[:, 0], return_counts=True)
     assert list(values) == list(range(-4, 5))

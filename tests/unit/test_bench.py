@@ -1,12 +1,14 @@
-"""The arithmetic of the benches and the text they print."""
+"""Benchmarks: arithmetic and printed tables."""
 import pytest
 
 from mlperf_rn50.bench.exchange import bus_bandwidth, predict_s
-from mlperf_rn50.bench.measure import Shown, parse_list, parse_numbers, render_tables, spread_of
+from mlperf_rn50.bench.measure import ResultTable, parse_list, parse_numbers, render_tables, spread_of
 from mlperf_rn50.bench.operators import Convolution, convolutions
 from mlperf_rn50.bench.steps import Case, case_config, make_cases, scaling_rows
-from mlperf_rn50.config import Config, DataConfig, ModelConfig
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet
 from mlperf_rn50.model.zoo import count_flops
 
@@ -29,7 +31,7 @@ def test_lists():
         parse_list('--models', 'a,d', ['a', 'b', 'c'])
 
 
-def test_the_grid_has_float32_first():
+def test_grid_starts_with_float32():
     cases = make_cases(['a', 'b'], ['bfloat16', 'float32'], ['synthetic'], [8], [1, 2])
     assert [(c.precision, c.model, c.num_ranks) for c in cases] == [
         (p, m, n) for p in ('float32', 'bfloat16') for m in 'ab' for n in (1, 2)]
@@ -37,7 +39,7 @@ def test_the_grid_has_float32_first():
 
 @pytest.mark.parametrize('name, configured, expected', [
     ('resnet50', 224, 224), ('inception_v3', 224, 299), ('inception_v3', 128, 128)])
-def test_made_up_images_have_the_size_of_the_network(name, configured, expected):
+def test_synthetic_images_have_the_size_of_the_network(name, configured, expected):
     config = Config(data=DataConfig(image_size=configured))
     case = case_config(config, Case(name, 'float32', 'synthetic', 8, 1))
     assert (case.data.image_size, case.train.local_batch_size, case.data.synthetic) == (expected, 8, True)
@@ -51,7 +53,7 @@ def test_scaling_efficiency_of_study_3():
         (1, 626, 100), (1, 2504, 97), (2, 5008, 90)]
 
 
-def test_bus_bandwidth_is_as_nccl_tests_define_it_and_prediction_goes_through_the_sizes_measured():
+def test_bus_bandwidth_follows_nccl_tests_and_prediction_interpolates_measured_sizes():
     assert (bus_bandwidth(1000, 0.5, 2), bus_bandwidth(1000, 0.5, 8)) == (2000, 2000 * 7 / 4)
     rows = [{'bytes': 100, 'time_ms': 2.0}, {'bytes': 300, 'time_ms': 4.0}, {'bytes': 400, 'time_ms': 8.0}]
     assert [1000 * predict_s(rows, n) for n in (10, 100, 200, 300, 350, 400, 800)] == pytest.approx(
@@ -59,7 +61,7 @@ def test_bus_bandwidth_is_as_nccl_tests_define_it_and_prediction_goes_through_th
 
 
 @pytest.mark.parametrize('name, image_size', [('resnet50', 96), ('resnet18', 224)])
-def test_the_convolutions_are_those_of_the_network(name, image_size):
+def test_convolutions_match_the_network(name, image_size):
     config = Config(model=ModelConfig(name=name), data=DataConfig(image_size=image_size, num_classes=10))
     found = convolutions(config)
     dense = 2 * 10 * (2048 if name == 'resnet50' else 512)
@@ -71,12 +73,12 @@ def test_the_convolutions_are_those_of_the_network(name, image_size):
 
 MACHINE = {'cpu': 'A CPU', 'processor': {'uses': 'AVX2'}, 'cpu_cores': 2, 'gpus': [], 'num_hosts': 1,
            'omp_threads_per_rank': 2, 'packages': {'mlperf-rn50': '1.2', 'mxnet': '1.9.1'}}
-SHOWN = [Shown('Steps', (('name', 'model', 's'), ('ms', 'ms', ',.1f'), ('share', 'of peak', '.0%')),
-               [{'name': 'a\x1b[1m', 'ms': 1234.56, 'share': 0.5}, {'name': 'b', 'ms': None, 'share': 1}], 'Read so.')]
+TABLES = [ResultTable('Steps', (('name', 'model', 's'), ('ms', 'ms', ',.1f'), ('share', 'of peak', '.0%')),
+                [{'name': 'a\x1b[1m', 'ms': 1234.56, 'share': 0.5}, {'name': 'b', 'ms': None, 'share': 1}], 'A note.')]
 
 
-def test_tables_say_what_they_were_measured_on():
-    assert render_tables(MACHINE, SHOWN) == (
+def test_tables_name_the_measured_machine():
+    assert render_tables(MACHINE, TABLES) == (
         'A CPU (AVX2), 2 cores, 2 threads per rank, 1 host; mlperf-rn50 1.2, mxnet 1.9.1\n\nSteps\n'
         'model         ms    of peak\n-------  -------  ---------\n'
-        'a?[1m    1,234.6        50%\nb              -       100%\nRead so.')
+        'a?[1m    1,234.6        50%\nb              -       100%\nA note.')

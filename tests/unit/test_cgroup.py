@@ -1,4 +1,4 @@
-"""What control groups allow, on made-up trees of every kind, and what is said of a process without memory."""
+"""Control groups: limits on made-up trees of both versions, and explanations of out-of-memory errors."""
 import signal
 
 import pytest
@@ -6,7 +6,7 @@ from helpers import write_files
 
 from mlperf_rn50.system import out_of_memory as oom
 from mlperf_rn50.system.cgroup import Limits, find_limits, memory_cgroup
-from mlperf_rn50.system.out_of_memory import Sample, explain_abort, explain_error, explain_kill
+from mlperf_rn50.system.out_of_memory import MemorySample, explain_abort, explain_error, explain_kill
 
 GB = 10**9
 V2 = '30 23 0:27 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n'
@@ -19,7 +19,7 @@ V1 = ('31 23 0:28 / /sys/fs/cgroup ro - tmpfs tmpfs ro,mode=755\n'
 
 @pytest.fixture
 def tree(tmp_path):
-    """Makes a tree: /proc/self/cgroup, mountinfo, and files of groups below /sys/fs/cgroup; returns its limits."""
+    """Write /proc/self/cgroup, mountinfo and files of groups below /sys/fs/cgroup; return the limits found."""
     def make(groups, mounts, files):
         write_files(tmp_path, {'proc/self/cgroup': groups, 'proc/self/mountinfo': mounts,
                                **{f'sys/fs/cgroup/{k}': v for k, v in files.items()}})
@@ -27,16 +27,16 @@ def tree(tmp_path):
     return make
 
 
-def test_no_groups_allow_everything(tree, tmp_path):
+def test_no_groups_mean_no_limits(tree, tmp_path):
     assert find_limits(tmp_path) == Limits()  # not even /proc
     assert tree('0::/\n', V2, {}) == Limits()
     assert tree('0::/job\n', V2, {'job/memory.max': 'max\n', 'job/memory.current': '5\n', 'job/cpu.max': 'max 100000\n',
                                   'job/cpuset.cpus.effective': '\n'}) == Limits()
 
 
-def test_the_tightest_of_nested_groups_counts(tree):
+def test_tightest_of_nested_groups_applies(tree):
     found = tree('0::/job/step/task\n', V2, {
-        'job/memory.max': 8 * GB, 'job/memory.current': 7 * GB,  # others of the job leave the least room
+        'job/memory.max': 8 * GB, 'job/memory.current': 7 * GB,  # other processes of the job leave the least room
         'job/step/memory.max': 4 * GB, 'job/step/memory.current': GB,
         'job/step/task/memory.max': 'max', 'job/step/task/memory.current': GB,
         'job/cpu.max': '150000 100000', 'job/step/cpu.max': '800000 100000', 'job/step/task/cpu.max': 'max 100000',
@@ -45,7 +45,7 @@ def test_the_tightest_of_nested_groups_counts(tree):
     assert found == Limits(8 * GB, 7 * GB, 1.5, (4, 5, 6, 7))
     found = tree('0::/job\n', V2, {'job/memory.max': 8 * GB, 'job/memory.current': 8 * GB,
                                    'job/memory.stat': f'anon {GB}\nfile {7 * GB}\ninactive_file {6 * GB}\n'})
-    assert found.memory_used_bytes == 2 * GB  # page cache that is given up is not used
+    assert found.memory_used_bytes == 2 * GB  # reclaimable page cache does not count as used
 
 
 def test_version_1_with_a_group_in_each_hierarchy(tree):
@@ -62,10 +62,10 @@ def test_version_1_with_a_group_in_each_hierarchy(tree):
     assert tree('4:memory:/job\n', V1, no_limit) == Limits()
 
 
-def test_a_container_sees_its_own_group_as_the_outermost(tree):
-    # With a name space of its own, and without: then the path is the host's, and the mount begins at the group.
-    own = {'memory.max': 4 * GB, 'memory.current': GB}
-    assert tree('0::/\n', V2, own).memory_limit_bytes == 4 * GB
+def test_group_of_a_container_is_the_outermost(tree):
+    # With a cgroup namespace, and without one, where the path is the host's and the mount begins at the group.
+    limits = {'memory.max': 4 * GB, 'memory.current': GB}
+    assert tree('0::/\n', V2, limits).memory_limit_bytes == 4 * GB
     v1 = '33 31 0:30 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n'
     files = {'memory/memory.limit_in_bytes': 2 * GB, 'memory/memory.usage_in_bytes': GB}
     assert tree('4:memory:/docker/abc\n', v1, files).memory_limit_bytes == 2 * GB
@@ -73,11 +73,11 @@ def test_a_container_sees_its_own_group_as_the_outermost(tree):
         **files, 'memory/below/memory.limit_in_bytes': GB, 'memory/below/memory.usage_in_bytes': 0,
         'memory/memory.usage_in_bytes': 0}).memory_limit_bytes == GB
     assert tree('4:memory:/elsewhere\n', v1, files).memory_limit_bytes == 2 * GB
-    assert tree('0::/../other\n', V2, {'../other/memory.max': GB, **own}).memory_limit_bytes == 4 * GB
+    assert tree('0::/../other\n', V2, {'../other/memory.max': GB, **limits}).memory_limit_bytes == 4 * GB
 
 
 @pytest.mark.parametrize('text', ['nonsense', '-5', '5 0', '3-1'])
-def test_nonsense_is_no_limit(tree, text):
+def test_invalid_text_is_no_limit(tree, text):
     names = ('memory.max', 'cpu.max', 'cpuset.cpus.effective')
     found = tree('0::/job\nnonsense\n1:\n', 'nonsense\n - \n' + V2, {f'job/{n}': text for n in names})
     assert (found.quota_cpus, found.memory_limit_bytes) == (None, None)
@@ -87,7 +87,7 @@ def test_nonsense_is_no_limit(tree, text):
     ('0::/job/rank\n', V2, ['job/memory.events', 'job/rank/memory.events'], 'job/rank'),
     ('9:name=systemd:/\n4:memory:/job\n0::/\n', V1, ['memory/job/memory.oom_control'], 'memory/job'),
     ('0::/docker/81af\n', V2, ['memory.events'], '.'), ('0::/\n', V2, ['memory.max'], None)])
-def test_the_group_that_counts_kills(tree, tmp_path, groups, mounts, files, expected):
+def test_group_with_the_kill_counter(tree, tmp_path, groups, mounts, files, expected):
     tree(groups, mounts, dict.fromkeys(files, 'oom_kill 0'))
     assert memory_cgroup(tmp_path) == (None if expected is None else tmp_path / 'sys/fs/cgroup' / expected)
 
@@ -101,43 +101,43 @@ def test_kills_are_counted_in_both_versions(tmp_path, name, text):
     assert oom.oom_kills(tmp_path) == 2 and oom.oom_kills(tmp_path / 'none') is None
 
 
-BEFORE, AFTER = Sample(int(1.5 * GB), 0, 1), Sample(int(1.5 * GB), 0, 2)
+BEFORE, AFTER = MemorySample(int(1.5 * GB), 0, 1), MemorySample(int(1.5 * GB), 0, 2)
 
 
-@pytest.mark.parametrize('after, limit, num_ranks, said', [
+@pytest.mark.parametrize('after, limit, num_ranks, expected', [
     (BEFORE, 4 * GB, 4, ''),
-    (AFTER, 4 * GB, 4, 'out of memory: the memory limit of its cgroup is 4.0 GB, its 4 ranks used about 6.0 GB '
-     'together, 1.5 GB each; 2 of this size fit: start at most 2 on a host, or lower train.local_batch_size'),
-    (AFTER, 1 * GB, 1, 'out of memory: the memory limit of its cgroup is 1.0 GB, this rank used 1.5 GB; lower '
+    (AFTER, 4 * GB, 4, 'out of memory: the memory limit of the cgroup is 4.0 GB, 4 ranks used about 6.0 GB together, '
+     '1.5 GB each; start at most 2 ranks of this size on a host, or lower train.local_batch_size'),
+    (AFTER, 1 * GB, 1, 'out of memory: the memory limit of the cgroup is 1.0 GB, this rank used 1.5 GB; lower '
      'train.local_batch_size'),
-    (AFTER, None, 50, 'out of memory: the host has 64.0 GB and ran out of it, its 50 ranks used about 75.0 GB '
-     'together, 1.5 GB each; 42 of this size fit: start at most 42 on a host, or lower train.local_batch_size'),
-    (AFTER, 64 * GB, 2, 'out of memory: the host has 64.0 GB and ran out of it, its 2 ranks used about 3.0 GB '
+    (AFTER, None, 50, 'out of memory: the 64.0 GB of the host are exhausted, 50 ranks used about 75.0 GB '
+     'together, 1.5 GB each; start at most 42 ranks of this size on a host, or lower train.local_batch_size'),
+    (AFTER, 64 * GB, 2, 'out of memory: the 64.0 GB of the host are exhausted, 2 ranks used about 3.0 GB '
      'together, 1.5 GB each; lower train.local_batch_size, or start fewer ranks on a host')])
-def test_what_a_kill_means(after, limit, num_ranks, said):
-    assert explain_kill(BEFORE, after, limit, 64 * GB, num_ranks) == said
+def test_explanation_of_a_kill(after, limit, num_ranks, expected):
+    assert explain_kill(BEFORE, after, limit, 64 * GB, num_ranks) == expected
 
 
-def test_what_an_abort_means():
+def test_explanation_of_an_abort():
     assert explain_abort(int(3.9 * GB), None) == explain_abort(GB, 4 * GB) == ''
     assert explain_abort(int(3.9 * GB), 4 * GB).startswith(
-        'out of memory: its address space is limited to 4.0 GB (ulimit -v), of which it used 3.9 GB; raise the limit')
+        'out of memory: the address space of the process is limited to 4.0 GB (ulimit -v), 3.9 GB used; raise')
     assert oom.explain_death(signal.SIGTERM, BEFORE, AFTER, 1) == ''
 
 
 @pytest.mark.parametrize('error', [MemoryError(), RuntimeError('std::bad_alloc'), OSError(12, 'Cannot allocate memory'),
                                    RuntimeError('[x] src/storage: Failed to allocate CPU Memory')])
-def test_errors_for_want_of_memory(error):
+def test_explanation_of_out_of_memory_errors(error):
     assert explain_error(error).startswith('out of memory: ')
     assert explain_error(ValueError('no such memory cell')) == ''
-    assert explain_error(RuntimeError("can't start new thread")) == ''  # without ulimit -v, of another limit
+    assert explain_error(RuntimeError("can't start new thread")) == ''  # without ulimit -v, another limit is the cause
 
 
-def test_a_sample_keeps_what_a_dead_process_no_longer_tells(tmp_path, monkeypatch):
+def test_sample_of_a_dead_process_keeps_earlier_values(tmp_path, monkeypatch):
     monkeypatch.setattr(oom, '_PROC', tmp_path)
     status = 'Name:\tx\nVmPeak:\t 2000 kB\nVmHWM:\t 1000 kB\n'
     write_files(tmp_path, {'7/status': status, 'vmstat': 'pgfault 9\noom_kill 3\n'})
     sample = oom.take_sample(7, None)
-    assert sample == Sample(1024000, 2048000, 3)
+    assert sample == MemorySample(1024000, 2048000, 3)
     (tmp_path / '7/status').write_text('Name:\tx\nState:\tZ (zombie)\n')
     assert oom.take_sample(7, None, sample) == sample

@@ -1,4 +1,4 @@
-"""The checkers: what passes, what does not and why, as one log, as a folder of logs, and as JSON."""
+"""Log checkers: verdicts and violations, folders of logs, JSON output, and hostile logs."""
 import io
 import json
 import logging
@@ -13,10 +13,11 @@ from lines import mllog, run_lines, write_lines
 from mlperf_logging.compliance_checker import mlp_parser
 from sample_log import LARS, SGD, write_run
 
-from mlperf_rn50.config import DataConfig, ScheduleConfig
-from mlperf_rn50.mlperf import check
-from mlperf_rn50.mlperf.official import MAX_LINE, _parse, claimed_lines, find_danger, find_long_lines
-from mlperf_rn50.mlperf.rulesets import parse_round, parse_ruleset
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.mllog.check import check
+from mlperf_rn50.mllog.check.official import MAX_LINE, _parse, find_danger, find_long_lines, marked_lines
+from mlperf_rn50.mllog.rulesets import parse_round, parse_ruleset
+from mlperf_rn50.train.options import ScheduleConfig
 
 LATER = check.RULESETS[2:]
 STEP = replace(SGD, schedule=ScheduleConfig(decay='step'))
@@ -32,13 +33,13 @@ def violations(path, ruleset, division=None):
 
 
 @pytest.mark.parametrize('config', [SGD, LARS], ids=['sgd', 'lars'])
-def test_a_good_log_passes_every_ruleset(tmp_path, config):
+def test_good_log_passes_every_ruleset(tmp_path, config):
     path = write_run(tmp_path / 'result_0.txt', config)
     passed = {(r, d): violations(path, r, d) for r in LATER for d in ('open', 'closed')}
     assert passed == dict.fromkeys(passed, ()) and violations(path, check.V05) == ()
 
 
-def test_the_official_program_agrees(good, tmp_path):
+def test_official_checker_agrees(good, tmp_path):
     done = run([sys.executable, '-m', 'mlperf_logging.compliance_checker', '--usage', 'training',
                 '--ruleset', '4.0.0', '--log_output', tmp_path / 'out', good])
     assert (done.returncode, 'SUCCESS' in done.stderr) == (0, True)
@@ -50,9 +51,9 @@ def test_the_official_program_agrees(good, tmp_path):
     (SGD, 0.7489, check.V05, None, 'the target was missed: best accuracy 0.74890, expected at least 0.749'),
     (STEP, 0.7489, '0.6.0', None, 'run_stop: got '),
     (SGD, 0.7489, '0.7.0', None,
-     'eval_accuracy: no line passes the test value >= 0.7590 and value < 1.0; the best is 0.7489'),
-    (SGD, 0.7489, '4.0.0', None, None), (SGD, 0.7489, '4.0.0', 'closed', 'eval_accuracy: no line passes the test')])
-def test_what_a_ruleset_has_against_a_run(tmp_path, config, accuracy, ruleset, division, message):
+     'eval_accuracy: the best value is 0.7489, expected value >= 0.7590 and value < 1.0 in at least one line'),
+    (SGD, 0.7489, '4.0.0', None, None), (SGD, 0.7489, '4.0.0', 'closed', 'eval_accuracy: the best value')])
+def test_violations_by_ruleset(tmp_path, config, accuracy, ruleset, division, message):
     path, v06 = tmp_path / 'result_0.txt', tmp_path / 'result_0_v0.6.txt'
     write_run(path, config, accuracies=(0.1, accuracy), end='converged' if accuracy > 0.75 else 'aborted', v06=v06)
     got = violations(v06 if ruleset == '0.6.0' else path, ruleset, division)
@@ -61,23 +62,23 @@ def test_what_a_ruleset_has_against_a_run(tmp_path, config, accuracy, ruleset, d
 
 @pytest.mark.parametrize('change, ruleset, message', [
     ({'"seed"': None}, '4.0.0', None),
-    ({'"train_samples"': None}, '4.0.0', 'train_samples stands 0 times, expected once'),
+    ({'"train_samples"': None}, '4.0.0', 'train_samples appears 0 times, expected once'),
     ({'"cache_clear"': None}, '4.0.0', 'cache_clear is missing'),
-    ({') run_start': None}, 'v0.5', 'level 1: run_start stands 0 times, expected once'),
+    ({') run_start': None}, 'v0.5', 'level 1: run_start appears 0 times, expected once'),
     ({') run_start': ') train_loop', ') train_loop': ') run_start', ') run_stop': ') run_final',
       ') run_final': ') run_stop'}, 'v0.5', 'level 1: the order is run_start, run_final, run_stop, expected'),
-    ({') eval_start': None, ') eval_stop': None}, 'v0.5', 'level 1: there is neither eval_start nor eval_stop'),
+    ({') eval_start': None, ') eval_stop': None}, 'v0.5', 'level 1: eval_start and eval_stop are missing'),
     ({'model_hp_shorcut_add': None}, 'v0.5', 'level 2: model_hp_shorcut_add is missing'),
     ({') eval_accuracy': None}, 'v0.5', 'level 1: eval_accuracy is missing'),
     ({'"value": "research"': '"value": "attic"'}, '4.0.0', "submission_status: got 'attic'"),
     ({'"tensor": "fc1_bias"': '"tensor": "fc_bias"'}, '2.1.0',
-     'weights_initialization: the tensors are not exactly those of ResNet-50 as the rules name them'),
+     'weights_initialization: expected exactly the tensors of ResNet-50 under the names in the rules'),
     ({'"value": "sgd"': '"value": "adam/../../x"'}, '4.0.0', "opt_name: got 'adam/../../x', expected sgd or lars"),
     ({'"value": "resnet"': '"value": "../x"'}, '4.0.0', "submission_benchmark: got '../x', expected resnet"),
     ({'"value": "open"': '"value": "../x"'}, '4.0.0', "submission_division: got '../x', expected open or closed"),
-    ({':::MLLOG {"namespace": "", "time_ms"': ':::MLLOG {"namespace": "", "time'}, '4.0.0', 'torn line, line ')])
-def test_what_is_wrong_is_named(good, change, ruleset, message):
-    """A change of text maps a piece of a line to another; None takes the lines away."""
+    ({':::MLLOG {"namespace": "", "time_ms"': ':::MLLOG {"namespace": "", "time'}, '4.0.0', 'torn line ')])
+def test_violations_of_a_changed_log(good, change, ruleset, message):
+    """`change` maps text in a line to its replacement, or to None to remove the lines that contain it."""
     lines = good.read_text().splitlines()
     lines = [next((None if new is None else line.replace(old, new) for old, new in change.items() if old in line), line)
              for line in lines]
@@ -86,14 +87,14 @@ def test_what_is_wrong_is_named(good, change, ruleset, message):
     assert any(text.startswith(message) for text in got) if message else got == (), got
 
 
-def test_the_command_says_what_can_be_claimed_and_that_digits_are_not_imagenet(tmp_path):
+def test_command_lists_claims_and_notes_that_digits_are_not_imagenet(tmp_path):
     path, v06 = tmp_path / 'result_0.txt', tmp_path / 'result_0_v0.6.txt'
     write_run(path, replace(LARS, data=DataConfig(dataset='digits')), v06=v06)
     path.write_text(path.read_text() + mllog('run_resumed', 9, 5) + '\n')
     done = call('check', path)
     assert done.returncode == 0
     assert f'can claim: v0.5 open, {", ".join(f"{r} open" for r in LATER)}\n' in done.stdout
-    assert 'the data set is digits, not ImageNet' in done.stdout and 'the run was resumed 1 times' in done.stdout
+    assert 'the data set is digits, not ImageNet' in done.stdout and 'the run was resumed 1 time;' in done.stdout
     assert 'can claim: 0.6.0 open\n' in call('check', v06).stdout
     assert call('check', path, '--ruleset', '0.6.0').returncode == 1
 
@@ -111,25 +112,25 @@ def test_published_logs(name, ruleset, passes):
 # Several logs.
 @pytest.fixture
 def logs(tmp_path):
-    """Folders of a log that passes the rules of v0.5, and of one that missed their target."""
+    """Two folders with a log each: the first passes the rules of v0.5, the second misses their target."""
     for k, accuracy in enumerate((0.7595, 0.7489)):
         (tmp_path / f'logs/set_{k}').mkdir(parents=True)
         write_run(tmp_path / f'logs/set_{k}/result_{k}.txt', accuracies=(0.1, accuracy))
     return tmp_path / 'logs'
 
 
-def test_a_folder_stands_for_the_logs_below_it_and_ends_with_a_sum(logs):
+def test_folder_expands_to_its_logs_with_a_summary(logs):
     done = call('check', logs)
     assert done.returncode == 1
     assert [line for line in done.stdout.splitlines() if 'result_' in line] == [
         f'{logs}/set_{k}/result_{k}.txt' for k in range(2)]
     assert done.stdout[done.stdout.index('\n2 logs'):].startswith(
-        '\n2 logs\n  v0.5   1 pass, 1 fails\n  0.7.0  1 pass, 1 fails\n  1.0.0  2 pass\n')
+        '\n2 logs\n  v0.5   1 passed, 1 failed\n  0.7.0  1 passed, 1 failed\n  1.0.0  2 passed\n')
     alone = call('check', logs / 'set_0', '--ruleset', 'v0.5')
     assert alone.returncode == 0 and ' logs' not in alone.stdout.splitlines()[-1]
 
 
-def test_one_log_that_cannot_be_read_does_not_end_the_others_and_json_says_the_same(logs, tmp_path, monkeypatch):
+def test_unreadable_logs_do_not_stop_the_check_and_json_agrees(logs, tmp_path, monkeypatch):
     (tmp_path / 'bad/closed').mkdir(parents=True)
     (tmp_path / 'bad/result_0.txt').write_text('\x1b[2Jno log\n')
     os.mkfifo(tmp_path / 'bad/result_1.txt')
@@ -144,32 +145,32 @@ def test_one_log_that_cannot_be_read_does_not_end_the_others_and_json_says_the_s
     monkeypatch.setattr(os, 'scandir', refuse)
     words = ['check', tmp_path / 'none.txt', tmp_path / 'bad', logs, '--ruleset', 'v0.5']
     done, as_json = call(*words), call(*words, '--format', 'json')
-    said = json.loads(as_json.stdout, parse_constant=pytest.fail)
+    content = json.loads(as_json.stdout, parse_constant=pytest.fail)
     assert done.returncode == as_json.returncode == 1 and '\x1b' not in done.stdout + as_json.stdout
-    for i, (name, why) in enumerate([('none.txt', 'cannot read the log: No such file or directory'),
+    for i, (name, reason) in enumerate([('none.txt', 'cannot read the log: No such file or directory'),
                                      ('bad/result_0.txt', 'no MLPerf log line in it; expected a result_<k>.txt'),
-                                     ('bad/result_1.txt', 'cannot read the log: it is a named pipe, not a file'),
-                                     ('bad/closed', 'cannot read the log: it is a folder, not a file')]):
-        assert f'{tmp_path / name}\n  FAIL: {why}\n' in done.stdout
-        assert (said['logs'][i]['error'], said['logs'][i]['verdicts']) == (why, [])
-    assert done.stdout.endswith('\n6 logs, 4 of them cannot be read\n  v0.5   2 fail\n')
-    assert as_json.stdout.isascii() and said['passed'] is False and said['sum'] == {
+                                     ('bad/result_1.txt', 'cannot read the log: got a named pipe, expected a file'),
+                                     ('bad/closed', 'cannot read the log: got a folder, expected a file')]):
+        assert f'{tmp_path / name}\n  FAIL: {reason}\n' in done.stdout
+        assert (content['logs'][i]['error'], content['logs'][i]['verdicts']) == (reason, [])
+    assert done.stdout.endswith('\n6 logs, 4 unreadable\n  v0.5   2 failed\n')
+    assert as_json.stdout.isascii() and content['passed'] is False and content['sum'] == {
         'num_logs': 6, 'num_unreadable': 4, 'rulesets': {'v0.5': {'num_passed': 0, 'num_failed': 2}}}
-    torn, missed = said['logs'][4:]
+    torn, missed = content['logs'][4:]
     assert (torn['best_top1'], torn['can_claim'], torn['is_imagenet'], torn['num_resumes']) == (0.7595, [], True, 0)
     assert missed['verdicts'][0]['violations'][0].startswith('the target was missed') and not missed['passed']
 
 
-@pytest.mark.parametrize('text, why', [
+@pytest.mark.parametrize('text, reason', [
     (None, 'no result_<k>.txt in it or below it'), (':::MLLOG ' + 'x' * MAX_LINE, 'line 1 is longer than 8192')])
-def test_no_log_at_all_is_a_mistake(tmp_path, text, why):
+def test_no_readable_log_is_a_usage_error(tmp_path, text, reason):
     if text is not None:
         (tmp_path / 'result_0.txt').write_text(text)
     done = call('check', tmp_path)
-    assert (done.returncode, done.stdout) == (2, '') and why in done.stderr
+    assert (done.returncode, done.stdout) == (2, '') and reason in done.stderr
 
 
-# Logs made to stall, crash or steer the official checker.
+# Logs made to stall, crash or mislead the official checker.
 def write_with(folder, *lines):
     return write_lines(folder / 'result_0.txt', [*run_lines(), *lines])
 
@@ -179,42 +180,42 @@ def write_with(folder, *lines):
     ':::MLL 1.0 seed: ' + '1' * 90_000, ':::MLPv0.5.0 resnet 1.0 (a:1) ' + 'a' * 90_000],
     ids=['late', 'just-too-long', 'v0.6', 'v0.5'])
 @pytest.mark.parametrize('ruleset', ['0.6.0', '4.0.0'])
-def test_a_long_line_is_a_violation_and_no_checker_is_given_it(tmp_path, line, ruleset):
+def test_long_line_is_a_violation_and_skips_the_official_checker(tmp_path, line, ruleset):
     path = write_with(tmp_path, line)
-    expected = (f'line {len(run_lines()) + 1} is longer than 8192 characters, which no log line is; no checker was '
-                'given it')
+    expected = (f'line {len(run_lines()) + 1} is longer than 8192 characters, the limit for a log line; the official '
+                'checker was not run')
     assert [text for text in violations(path, ruleset) if not text.startswith('torn')] == [expected]
     assert find_danger(path, ruleset) == expected
 
 
-def test_the_longest_line_and_long_ones_of_other_programs_are_no_violation(tmp_path, monkeypatch):
-    """They are parsed one by one: the official reading of a file takes time quadratic in the length of a line."""
+def test_longest_allowed_line_and_long_foreign_lines_are_no_violation(tmp_path, monkeypatch):
+    """Lines are parsed one by one because the official file parser takes time quadratic in their length."""
     monkeypatch.setattr(mlp_parser, 'parse_file', lambda *_, **__: pytest.fail('a file was read unbounded'))
     fits = mllog('seed', 1, 'x' * (MAX_LINE - 1 - len(mllog('seed', 1, ''))))
-    progress = '\r'.join(['progress' * 10, mllog('seed', 1, 2)] * 90)  # with lines of ours between
+    progress = '\r'.join(['progress' * 10, mllog('seed', 1, 2)] * 90)  # with log lines in between
     path = write_with(tmp_path, fits, 'x' * 90_000, progress)
     assert find_long_lines(path) == []
     assert violations(path, '4.0.0') == violations(write_lines(tmp_path / 'without', run_lines()), '4.0.0')
     assert max(len(line.full_string) for line in _parse(path, '4.0.0')[0]) == MAX_LINE - 1
 
 
-def test_lines_are_those_of_the_official_parser(tmp_path):
+def test_lines_match_the_official_parser(tmp_path):
     text = 'a:::MLLOG 1\r\nb\rc:::MLLOG 2\r:::MLLOG 3\n\nd:::MLLOG :::MLLOG 4\x0b\x85:::MLLOG 5'
     (tmp_path / 'log').write_bytes(text.encode('latin-1'))
     official = [line for line in io.TextIOWrapper(io.BytesIO(text.encode('latin-1')), 'latin-1') if ':::ML' in line]
-    ours = list(claimed_lines(tmp_path / 'log'))
-    assert [line.strip() for _, line in ours] == [line.strip() for line in official] and len(ours) == 4
-    assert [number for number, _ in ours] == [1, 2, 2, 4]
+    found = list(marked_lines(tmp_path / 'log'))
+    assert [line.strip() for _, line in found] == [line.strip() for line in official] and len(found) == 4
+    assert [number for number, _ in found] == [1, 2, 2, 4]
 
 
-@pytest.mark.parametrize('line, why', [
+@pytest.mark.parametrize('line, reason', [
     (':::MLLOG {}', 'KeyError'), (':::MLLOG []', 'TypeError'), (':::MLLOG ' + '[' * 5000, 'RecursionError'),
-    (':::MLLOG {"key": [], "time_ms": 1, "value": 1, "metadata": {}}', 'a key is [], expected a text'),
+    (':::MLLOG {"key": [], "time_ms": 1, "value": 1, "metadata": {}}', 'a key is [], expected a string'),
     (':::MLLOG {"key": "seed", "time_ms": 1, "value": 1, "metadata": 3}', 'its value or metadata is missing')])
-def test_a_line_on_which_the_official_tools_crash_is_a_violation(tmp_path, line, why):
+def test_line_that_crashes_the_official_tools_is_a_violation(tmp_path, line, reason):
     path = write_with(tmp_path, line)
-    assert why in find_danger(path, '4.0.0')
-    assert any(why in text for text in violations(path, '4.0.0'))
+    assert reason in find_danger(path, '4.0.0')
+    assert any(reason in text for text in violations(path, '4.0.0'))
 
 
 def test_values_that_crash_the_official_checker_are_a_violation(tmp_path):
@@ -223,28 +224,28 @@ def test_values_that_crash_the_official_checker_are_a_violation(tmp_path):
     assert not logging.root.manager.disable
 
 
-def test_many_torn_lines_are_folded_and_steer_no_terminal(tmp_path):
+def test_torn_lines_are_folded_and_control_characters_removed(tmp_path):
     path = write_with(tmp_path, *[':::MLLOG {'] * 500, '\x1b[2J:::MLLOG {"key": "\x1b]0;x"}',
                       mllog('eval_accuracy', 9, 0.5).replace('0.5', '1' + '0' * 400))
     torn = [t for t in violations(path, 'v0.5') if t.startswith('torn line')]
-    assert len(torn) == 21 and torn[-1] == 'torn line, and 481 more of them'
+    assert len(torn) == 21 and torn[-1] == 'torn lines: 481 more'
     assert check.find_facts(path).best_top1 == 0.76  # 1e400 is no accuracy
     done = call('check', tmp_path, '--ruleset', 'v0.5')
     assert done.returncode == 1 and '\x1b' not in done.stdout and len(done.stdout.splitlines()) < 60
-    assert '\x1b' not in call('check', tmp_path, '--ruleset', '4.0.0').stdout  # which quotes the lines
+    assert '\x1b' not in call('check', tmp_path, '--ruleset', '4.0.0').stdout  # this checker quotes the lines
 
 
-# Rulesets as they are written.
-def test_a_ruleset_may_be_written_as_round_or_version():
+# Spellings of rulesets.
+def test_ruleset_is_a_round_or_a_version():
     assert [parse_ruleset(text) for text in ('4.0.0', ' V2.1', 'v0.5.0', '0.6')] == ['4.0.0', '2.1.0', 'v0.5', '0.6.0']
     assert [parse_round(text) for text in ('4.0.0', ' V2.1')] == ['v4.0', 'v2.1']
-    with pytest.raises(ArgumentTypeError, match='expected a round that is packaged: v1.0'):
+    with pytest.raises(ArgumentTypeError, match='expected one of the rounds v1.0'):
         parse_round('0.6')
 
 
 @pytest.mark.parametrize('parse', [parse_ruleset, parse_round])
 @pytest.mark.parametrize('text, hint', [('4.0.1', 'did you mean 4.0.0'), ('v3.2', 'did you mean v3.1'),
                                         ('', 'from v0.5 to v4.0'), ('4', 'expected a round such as 4.0.0 or v4.0')])
-def test_another_ruleset_is_refused_with_the_nearest(parse, text, hint):
+def test_unknown_ruleset_is_refused_with_a_suggestion(parse, text, hint):
     with pytest.raises(ArgumentTypeError, match=f'^got {text!r}.*{hint}'):
         parse(text)

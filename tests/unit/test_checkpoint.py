@@ -1,4 +1,4 @@
-"""Checkpoints: whole or refused, and never a trap; written in the background, and their errors are told."""
+"""Checkpoints: damage, hostile content, retention and background writing."""
 import hashlib
 import json
 import os
@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint, StorageError
-from mlperf_rn50.train import checkpoint, loop
-from mlperf_rn50.train.checkpoint import list_checkpoints, load, load_newest, save
-from mlperf_rn50.train.progress import Progress
-from mlperf_rn50.train.saver import Saver
+from mlperf_rn50.train import loop
+from mlperf_rn50.train.checkpoint import checkpoint
+from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
+from mlperf_rn50.train.checkpoint.checkpoint import list_checkpoints, load, load_newest, save
+from mlperf_rn50.train.checkpoint.progress import Progress
 
 ARRAYS = {'model/a': np.arange(6, dtype=np.float32).reshape(2, 3), 'optimizer/a': np.ones(3, np.float16)}
 
@@ -28,7 +29,7 @@ def progress(step=5, **keys):
                               num_resumes=0, last_lr=0.3, config={'schedule': {'base_lr': 0.3}}), **keys})
 
 
-def test_round_trip_of_arrays_of_any_numbers(tmp_path):
+def test_round_trip_of_numeric_arrays(tmp_path):
     given = {**ARRAYS, 'a/b': np.asfortranarray(np.arange(6.0).reshape(2, 3)), 'c': np.float32(3),
              'd': np.zeros((0, 3)), 'e': np.arange(3) > 1, 'f': np.arange(5, dtype='>i2')}
     got, arrays = load(save(tmp_path, progress(), given, keep=2))
@@ -37,13 +38,13 @@ def test_round_trip_of_arrays_of_any_numbers(tmp_path):
         assert (array.dtype, array.shape) == (given[name].dtype, given[name].shape) and (array == given[name]).all()
 
 
-def test_the_last_ones_are_kept_in_the_order_of_their_steps(tmp_path):
+def test_newest_checkpoints_by_step_are_kept(tmp_path):
     for step in (9, 10, 100_000_000, 11):
         save(tmp_path, progress(step), ARRAYS, keep=3)
     assert [load(p)[0].step for p in list_checkpoints(tmp_path)] == [10, 11, 100_000_000]
 
 
-def test_unfinished_ones_and_other_names_are_not_seen(tmp_path):
+def test_unfinished_checkpoints_and_other_names_are_ignored(tmp_path):
     (tmp_path / '.step_00000009.123.tmp').mkdir()
     (tmp_path / 'step_x').mkdir()
     assert list_checkpoints(tmp_path) == []
@@ -54,11 +55,11 @@ def test_unfinished_ones_and_other_names_are_not_seen(tmp_path):
 
 
 @pytest.mark.parametrize('name', ['state.json', 'arrays.npz'])
-def test_a_named_pipe_in_a_checkpoint_does_not_block(tmp_path, name):
+def test_named_pipe_in_a_checkpoint_does_not_block(tmp_path, name):
     path = save(tmp_path, progress(), ARRAYS, keep=2)
     (path / name).unlink()
     os.mkfifo(path / name)
-    with pytest.raises(CheckpointError, match='it is a named pipe, not a file'):
+    with pytest.raises(CheckpointError, match='got a named pipe, expected a file'):
         load(path)
 
 
@@ -68,7 +69,7 @@ def test_a_named_pipe_in_a_checkpoint_does_not_block(tmp_path, name):
     ('state.json', lambda b: b'[' * 100_000, 'nested too deeply'),
     ('state.json', lambda b: b' ' * (1 << 25), 'is larger than'),
 ])
-def test_damage_is_refused_and_the_one_before_offered(tmp_path, name, damage, message):
+def test_damaged_checkpoint_is_refused_and_the_previous_one_suggested(tmp_path, name, damage, message):
     first = save(tmp_path, progress(5), ARRAYS, keep=2)
     second = save(tmp_path, progress(6), ARRAYS, keep=2)
     (second / name).write_bytes(damage((second / name).read_bytes()))
@@ -77,8 +78,8 @@ def test_damage_is_refused_and_the_one_before_offered(tmp_path, name, damage, me
     assert f'--resume {first}' in str(e.value) and '\n' not in str(e.value)
 
 
-def test_any_bit_that_changes_is_seen(tmp_path):
-    """Strides that come to every bit of a byte, and to every part of both files."""
+def test_any_changed_bit_is_detected(tmp_path):
+    """The strides reach every bit of a byte and every part of both files."""
     path = save(tmp_path, progress(), {'a': np.arange(4, dtype=np.float32)}, keep=2)
     for name, stride in (('state.json', 13), ('arrays.npz', 29)):
         whole = (path / name).read_bytes()
@@ -93,7 +94,7 @@ def test_any_bit_that_changes_is_seen(tmp_path):
 
 
 def seal(path, **state):
-    """Makes both checksums of a checkpoint fit what is in it; with other values in its state."""
+    """Change values in the state of a checkpoint and recompute both checksums."""
     content = json.loads((path / 'state.json').read_text())
     content.pop('sha256')
     content['state'].update(state)
@@ -106,7 +107,7 @@ def seal(path, **state):
     ({'step': 10**30}, '$.step'), ({'clock_s': float('nan')}, '$.clock_s'), ({'last_lr': float('inf')}, '$.last_lr'),
     ({'global_batch_size': 0}, '>= 1'), ({'nodes': [0]}, 'nodes: got 1, expected one for each of 2 ranks'),
     ({'config': {'a': 1}}, 'at `$.config[...]`'), ({'sead': 1}, 'other keys than')])
-def test_a_state_has_its_types_though_its_checksum_fits(tmp_path, state, message):
+def test_invalid_state_with_a_valid_checksum_is_refused(tmp_path, state, message):
     path = save(tmp_path, progress(), ARRAYS, keep=2)
     seal(path, **state)
     with pytest.raises(DamagedCheckpoint) as e:
@@ -114,7 +115,7 @@ def test_a_state_has_its_types_though_its_checksum_fits(tmp_path, state, message
     assert message in str(e.value) and '\n' not in str(e.value)
 
 
-def test_another_version_is_refused_and_not_passed_over(tmp_path):
+def test_checkpoint_of_another_format_is_refused_and_not_skipped(tmp_path):
     save(tmp_path, progress(5), ARRAYS, keep=3)
     for number, content in ((6, {'format': 3, 'state': {}, 'sha256': 'x'}),
                             (7, json.loads(checkpoint._seal({'format': 5})))):
@@ -126,7 +127,7 @@ def test_another_version_is_refused_and_not_passed_over(tmp_path):
             assert not isinstance(e.value, DamagedCheckpoint)
 
 
-def test_the_newest_whole_one_is_found(tmp_path):
+def test_newest_intact_checkpoint_is_loaded(tmp_path):
     paths = [save(tmp_path, progress(step), ARRAYS, keep=4) for step in (5, 6, 7, 8)]
     (paths[1] / 'state.json').write_bytes(b'x')
     (paths[2] / 'arrays.npz').unlink()
@@ -137,13 +138,13 @@ def test_the_newest_whole_one_is_found(tmp_path):
     reasons = [reason for _, reason in found.damaged]
     assert 'state.json is missing' in reasons[0] and 'arrays.npz is missing' in reasons[1]
     (paths[0] / 'arrays.npz').write_bytes(b'x')
-    with pytest.raises(CheckpointError, match=f'none of its 4 checkpoints is whole; the newest: {paths[3]}'):
+    with pytest.raises(CheckpointError, match=f'none of its 4 checkpoints is intact; the newest: {paths[3]}'):
         load_newest(tmp_path)
-    with pytest.raises(CheckpointError, match='no checkpoint in it'):
+    with pytest.raises(CheckpointError, match='contains no checkpoint'):
         load_newest(tmp_path / 'none')
 
 
-def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch):
+def test_checkpoint_without_read_permission_is_not_skipped(tmp_path, monkeypatch):
     for step in (5, 6):
         save(tmp_path, progress(step), ARRAYS, keep=2)
 
@@ -154,9 +155,9 @@ def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypa
         load_newest(tmp_path)
 
 
-def test_damaged_ones_that_are_put_aside_do_not_push_whole_ones_out(tmp_path):
+def test_damaged_checkpoints_put_aside_do_not_displace_intact_ones(tmp_path):
     whole, *damaged = [save(tmp_path, progress(step), ARRAYS, keep=3) for step in (5, 6, 7)]
-    for _ in range(2):  # the second time in the place of the first
+    for _ in range(2):  # the second round replaces the first
         checkpoint.put_aside(damaged)
         assert list_checkpoints(tmp_path) == [whole]
         for path in damaged:
@@ -179,7 +180,7 @@ def zip_of(path, content):
 
 
 def npy(header, data=b'', version=b'\x01\x00'):
-    """An array file with a header as it is given."""
+    """An array file with the given header."""
     text = header.encode() + b'\n'
     return b'\x93NUMPY' + version + len(text).to_bytes(2 if version[0] == 1 else 4, 'little') + text + data
 
@@ -188,15 +189,15 @@ HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s,), }"
 
 
 @pytest.mark.parametrize('write, message', [
-    (lambda p: np.savez(p, a=np.array([_Trap()], dtype=object)), 'a.npy: holds object, expected numbers'),
-    (lambda p: np.savez(p, a=np.array(['text'])), 'a.npy: holds <U4, expected numbers'),
+    (lambda p: np.savez(p, a=np.array([_Trap()], dtype=object)), 'a.npy: got object, expected numbers'),
+    (lambda p: np.savez(p, a=np.array(['text'])), 'a.npy: got <U4, expected numbers'),
     (lambda p: np.savez_compressed(p, a=np.zeros(10**6)), 'compressed'),
-    (lambda p: zip_of(p, npy(HUGE % 10**12)), 'its header claims 4000000000000 bytes, it has 0'),
-    (lambda p: zip_of(p, npy(HUGE % '-1, -1', b'\0' * 4)), 'its header claims'),
+    (lambda p: zip_of(p, npy(HUGE % 10**12)), 'got 0 bytes, expected 4000000000000 from its header'),
+    (lambda p: zip_of(p, npy(HUGE % '-1, -1', b'\0' * 4)), 'from its header'),
     (lambda p: zip_of(p, npy('[' * 60_000, version=b'\x02\x00')), 'not an .npz|header|Header'),
     (lambda p: zip_of(p, b'no array'), 'magic'),
 ])
-def test_hostile_arrays_are_refused_in_one_line_and_little_memory(tmp_path, write, message):
+def test_hostile_arrays_are_refused_in_one_line_with_little_memory(tmp_path, write, message):
     path = save(tmp_path, progress(), ARRAYS, keep=2)
     write(path / 'arrays.npz')
     seal(path)
@@ -210,7 +211,7 @@ def test_hostile_arrays_are_refused_in_one_line_and_little_memory(tmp_path, writ
     assert '\n' not in str(e.value)
 
 
-def test_an_archive_whose_members_overlap_is_no_bomb(tmp_path):
+def test_archive_with_overlapping_members_is_refused(tmp_path):
     path = save(tmp_path, progress(), ARRAYS, keep=2)
     zip_of(path / 'arrays.npz', npy(HUGE % 1000, bytes(4000)))
     content = (path / 'arrays.npz').read_bytes()
@@ -220,31 +221,31 @@ def test_an_archive_whose_members_overlap_is_no_bomb(tmp_path):
     tail = tail[:8] + (1000).to_bytes(2, 'little') * 2 + (1000 * len(entry)).to_bytes(4, 'little') + tail[16:]
     (path / 'arrays.npz').write_bytes(content[:start] + 1000 * entry + tail)
     seal(path)
-    with pytest.raises(DamagedCheckpoint, match='claim more than|not an .npz'):
+    with pytest.raises(DamagedCheckpoint, match='larger than the|not an .npz'):
         load(path)
 
 
-def test_an_array_that_is_not_finite_is_named_and_the_checkpoint_before_is_taken(tmp_path):
+def test_non_finite_array_is_named_and_the_previous_checkpoint_loaded(tmp_path):
     older = save(tmp_path, progress(4), ARRAYS, keep=2)
     bad = save(tmp_path, progress(5), {**ARRAYS, 'model/b': np.array([1, np.nan, np.inf], np.float32)}, keep=2)
-    with pytest.raises(DamagedCheckpoint, match='model/b: got 2 of 3 values that are not finite'):
+    with pytest.raises(DamagedCheckpoint, match='model/b: got 2 non-finite of 3 values'):
         load(bad)
     found = load_newest(tmp_path)
     assert found.path == older and [path for path, _ in found.damaged] == [bad]
 
 
-def test_arrays_of_another_model_are_named(tmp_path):
+def test_arrays_of_another_model_are_refused(tmp_path):
     wanted = {'model/a': (2, 3), 'optimizer/a': (3,)}
     checkpoint.check_arrays(tmp_path, ARRAYS, wanted)
     with pytest.raises(CheckpointError, match='model/b is missing'):
         checkpoint.check_arrays(tmp_path, ARRAYS, {**wanted, 'model/b': (1,)})
-    with pytest.raises(CheckpointError, match='optimizer/a is not of this run'):
+    with pytest.raises(CheckpointError, match='optimizer/a is unexpected'):
         checkpoint.check_arrays(tmp_path, ARRAYS, {'model/a': (2, 3)})
     with pytest.raises(CheckpointError, match=r'got shape \(3,\), expected \(4,\)'):
         checkpoint.check_arrays(tmp_path, ARRAYS, {**wanted, 'optimizer/a': (4,)})
 
 
-def test_a_folder_that_cannot_be_written_loses_nothing(tmp_path):
+def test_failed_write_keeps_the_existing_checkpoint(tmp_path):
     first = save(tmp_path, progress(5), ARRAYS, keep=2)
     with pytest.raises(CheckpointError, match='cannot write the checkpoint'):
         save(tmp_path / 'step_00000005' / 'state.json', progress(6), ARRAYS, keep=2)  # a file in the way
@@ -256,10 +257,10 @@ import sys
 from pathlib import Path
 from functools import partial
 import numpy as np
-from mlperf_rn50.train.checkpoint import save
-from mlperf_rn50.train.progress import Progress
-from mlperf_rn50.train.saver import Saver
-saver, folder = Saver(), Path(sys.argv[1])
+from mlperf_rn50.train.checkpoint.checkpoint import save
+from mlperf_rn50.train.checkpoint.progress import Progress
+from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
+saver, folder = BackgroundWriter(), Path(sys.argv[1])
 for step in range(1, 10**6):
     progress = Progress(step, 1, 1, 0.5, 1.0, 8, 8, 100, 0, [0])
     saver.submit(partial(save, folder, progress, {'a': np.full(500_000, step, np.float32)}, 2))
@@ -268,7 +269,7 @@ for step in range(1, 10**6):
 '''
 
 
-def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path):
+def test_kill_during_a_write_leaves_an_intact_checkpoint(tmp_path):
     process = subprocess.Popen([sys.executable, '-c', WRITER, tmp_path], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == 'started\n'
     process.kill()
@@ -282,15 +283,15 @@ def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path):
     assert sorted(tmp_path.iterdir()) == kept
 
 
-# --- in the background ---------------------------------------------------------------------------------
+# --- background writing --------------------------------------------------------------------------------
 
-def test_training_goes_on_meanwhile_and_a_second_one_waits():
+def test_write_does_not_block_training_and_a_second_write_waits():
     gate, written, waits = threading.Event(), [], []
 
-    def open_gate():  # said while the second one waits
+    def open_gate():  # called while the second write waits
         waits.append(1)
         gate.set()
-    saver = Saver(open_gate)
+    saver = BackgroundWriter(open_gate)
 
     def write(k):
         gate.wait()
@@ -308,8 +309,8 @@ def fail():
     raise CheckpointError('the disk is full')
 
 
-def test_an_error_is_told_once_at_the_next_step_at_the_end_or_by_the_next_one():
-    saver = Saver()
+def test_write_error_is_raised_once_by_the_next_call():
+    saver = BackgroundWriter()
     for after in (saver.check, saver.finish, lambda: saver.submit(lambda: None)):
         saver.submit(fail)
         wait([saver._pending])
@@ -319,13 +320,13 @@ def test_an_error_is_told_once_at_the_next_step_at_the_end_or_by_the_next_one():
         saver.finish()
 
 
-def test_a_checkpoint_that_filled_the_disk_is_named_before_what_had_no_room_beside_it(monkeypatch):
+def test_checkpoint_error_takes_precedence_over_a_storage_error(monkeypatch):
     def write_log(_):
         raise StorageError('result_0.txt')
     monkeypatch.setattr(loop, 'run_epochs', write_log)
-    saver = Saver()
+    saver = BackgroundWriter()
     with pytest.raises(StorageError, match='result_0.txt'):
-        loop.train_to_target(SimpleNamespace(saver=saver))
+        loop.train_to_target(SimpleNamespace(writer=saver))
     saver.submit(fail)
     with pytest.raises(CheckpointError, match='the disk is full'):
-        loop.train_to_target(SimpleNamespace(saver=saver))
+        loop.train_to_target(SimpleNamespace(writer=saver))

@@ -1,4 +1,4 @@
-"""The command line before a command works: mistakes, what is not installed, colour, and completion in the shells."""
+"""Command line: usage errors, missing packages, colour and shell completion."""
 import configparser
 import io
 import os
@@ -12,41 +12,41 @@ from helpers import CLI, ROOT, call, run, skip_for
 from lines import write_set
 
 from mlperf_rn50 import __version__
-from mlperf_rn50.cli import EXTRAS, command_names, explain_missing
-from mlperf_rn50.cli._colour import has_colour, paint, paint_status, paint_statuses
+from mlperf_rn50.cli import COMMANDS, EXTRAS, explain_missing
+from mlperf_rn50.cli.terminal import has_colour, paint, paint_status, paint_statuses
 
-# What pip calls them, where it is not what is imported.
+# Names for pip that differ from the imported module.
 DISTRIBUTIONS = {'nvidia': 'nvidia-dali-cuda120', 'pil': 'pillow', 'pynvml': 'nvidia-ml-py', 'sklearn': 'scikit-learn'}
 INSTALL = 'is not installed; install it with launch/setup.sh in the checkout, or pip install'
 
 
-@pytest.mark.parametrize('words, said', [
+@pytest.mark.parametrize('words, message', [
     (['-x'], '-x: unknown option; see mlperf-rn50 --help'),
     (['--degub', 'report'], '--degub: unknown option; did you mean --debug?'),
-    (['--version=1'], 'argument --version: ignored explicit argument'),
+    (['--version=1'], '--version: ignored explicit argument'),
     (['raport'], 'raport: unknown command; did you mean report?; expected one of'),
     (['export'], 'RUN|WEIGHTS, --format {onnx,gluon}: missing; see mlperf-rn50 export --help'),
     (['bench'], '{train,data,allreduce,ops}: missing; see'), (['evaluate'], 'RUN|WEIGHTS: missing; see'),
     (['report', 'x', '--fromat', 'csv'], '--fromat: unknown option; did you mean --format?'),
     (['train', '--train.local_batch_siz=8'], 'did you mean --train.local_batch_size?'),
     (['bench', 'trian'], "invalid choice: 'trian'")])
-def test_mistakes_are_one_line(words, said):
+def test_usage_errors_are_one_line(words, message):
     done = call(*words)
     assert (done.returncode, done.stdout) == (2, '')
-    assert said in done.stderr and done.stderr.startswith('mlperf-rn50: ') and done.stderr.count('\n') == 1
+    assert message in done.stderr and done.stderr.startswith('mlperf-rn50: ') and done.stderr.count('\n') == 1
 
 
-def test_the_help_has_a_line_of_every_command_and_is_what_nothing_asked_for_gets():
+def test_help_lists_every_command_and_is_printed_without_arguments():
     done = call('--help')
     assert call('help').stdout == done.stdout and call('help', 'check').stdout == call('check', '--help').stdout
     shown = re.findall(r'^  (\w+) .{20,}\.$', done.stdout, re.MULTILINE)
-    assert done.returncode == 0 and shown == command_names() and {'train', 'bench', 'report'} < set(shown)
+    assert done.returncode == 0 and shown == list(COMMANDS) and {'train', 'bench', 'report'} < set(shown)
     assert [name for name in shown if f'examples:\n  mlperf-rn50 {name}' not in call(name, '--help').stdout] == []
     mistaken = call()
     assert (mistaken.returncode, mistaken.stdout, mistaken.stderr) == (2, '', done.stdout)
 
 
-def test_the_version_names_the_stack():
+def test_version_lists_the_software_stack():
     first, packages, system, processor = call('--version').stdout.splitlines()
     assert first.startswith(f'mlperf-rn50 {__version__}') and system.startswith('Python 3.11.')
     assert all(f'{name} ' in packages for name in ('MXNet', 'DALI', 'Horovod', 'Open MPI')) and ', ' in processor
@@ -57,22 +57,22 @@ def test_debug_shows_the_traceback():
     assert 'Traceback' not in call('report', '/nonexistent').stderr
 
 
-# --- what is not installed --------------------------------------------------------------------------
+# --- missing packages -------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('words, missing, said', [
+@pytest.mark.parametrize('words, missing, message', [
     (['prepare', 'digits', '--out', 'digits'], 'sklearn', f"scikit-learn {INSTALL} 'mlperf-rn50[demo]'"),
     (['train', '--help'], 'jsonargparse', f"jsonargparse {INSTALL} 'mlperf-rn50[cpu]'")])
-def test_one_line_says_what_to_install(words, missing, said, monkeypatch):
+def test_missing_package_is_one_line_with_the_install_command(words, missing, message, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     done = call(*words)
-    assert (done.returncode, done.stdout, done.stderr) == (2, '', f'mlperf-rn50: {said}\n')
+    assert (done.returncode, done.stdout, done.stderr) == (2, '', f'mlperf-rn50: {message}\n')
 
 
 @pytest.mark.parametrize('words, module, name', [
     (['prepare', 'digits', '--out', 'digits', '--workers', '2'], 'mxnet', 'MXNet'), (['doctor'], 'nvidia', 'DALI')],
-    ids=['of other processes', 'the doctor'])
-@pytest.mark.slow  # processes, as here these packages may be imported already
-def test_it_is_said_where_the_package_is_imported_late(words, module, name, tmp_path):
+    ids=['worker processes', 'doctor'])
+@pytest.mark.slow  # separate processes, because this one may have imported the packages
+def test_missing_package_that_is_imported_late_is_one_line(words, module, name, tmp_path):
     (tmp_path / f'{module}.py').write_text(f'raise ModuleNotFoundError("not here", name={module!r})\n')
     done = run([*CLI, *words], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': f'{tmp_path}:{ROOT}'})
     assert (done.returncode, done.stdout) == (2, ''), done.stderr
@@ -81,7 +81,7 @@ def test_it_is_said_where_the_package_is_imported_late(words, module, name, tmp_
 
 
 @pytest.mark.parametrize('name', ['mlperf_rn50.nothing', None])
-def test_any_other_module_is_a_bug_and_keeps_its_traceback(name):
+def test_any_other_missing_module_keeps_its_traceback(name):
     assert explain_missing(ModuleNotFoundError(f'No module named {name!r}', name=name)) is None
 
 
@@ -89,7 +89,7 @@ def names_of(lines):
     return {re.split('[=<>;]', line)[0].lower() for line in lines.split()}
 
 
-def test_the_extras_hold_the_packages():
+def test_extras_contain_the_packages():
     setup = configparser.ConfigParser()
     setup.read(ROOT / 'setup.cfg')
     extras = setup['options.extras_require']
@@ -111,7 +111,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def variables(monkeypatch):
-    """The environment, which says nothing of colour yet."""
+    """The environment without settings for colour."""
     for name in ('NO_COLOR', 'FORCE_COLOR'):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv('TERM', 'xterm')
@@ -122,14 +122,14 @@ def variables(monkeypatch):
     (Terminal(), {}, True), (io.StringIO(), {}, False), (Terminal(), {'NO_COLOR': '1'}, False),
     (Terminal(), {'NO_COLOR': ''}, True), (Terminal(), {'TERM': 'dumb'}, False),
     (io.StringIO(), {'FORCE_COLOR': '1'}, True), (Terminal(), {'FORCE_COLOR': '1', 'NO_COLOR': '1'}, False)])
-def test_when_there_is_colour(stream, set_to, expected, variables):
+def test_colour_follows_terminal_and_environment(stream, set_to, expected, variables):
     for name, value in set_to.items():
         variables.setenv(name, value)
     assert has_colour(stream) == expected
 
 
 @pytest.mark.usefixtures('variables')
-def test_the_status_of_a_line_is_coloured_and_no_other_word():
+def test_only_the_status_of_a_line_is_coloured():
     text = 'ok     name  all ok\nfailed     disk  failed to write\n  v0.5   open   pass, levels 1 and 2\n  bypass'
     shown = paint_statuses(text, Terminal())
     assert shown == (f'{paint("ok", "green")}     name  all ok\n{paint("failed", "red")}     disk  failed to write\n'
@@ -137,7 +137,7 @@ def test_the_status_of_a_line_is_coloured_and_no_other_word():
     assert paint_statuses(text, io.StringIO()) == text and paint_status('unknown') == 'unknown'
 
 
-def test_a_report_is_the_same_text_with_and_without_colour(tmp_path, variables):
+def test_report_text_is_the_same_with_and_without_colour(tmp_path, variables):
     write_set(tmp_path / 'sweep/1x4', 2, status=lambda k: 'success' if k else 'aborted')
     piped = call('report', tmp_path)
     variables.setenv('FORCE_COLOR', '1')
@@ -147,9 +147,9 @@ def test_a_report_is_the_same_text_with_and_without_colour(tmp_path, variables):
     assert f'{paint("Runs", "bold")}\n' in shown and re.sub(r'\x1b\[\d+m', '', shown) == piped.stdout
 
 
-# --- completion: a word is begun, and the only one that fits comes back ------------------------------
+# --- completion of the last argument by its only match ----------------------------------------------
 
-# What is typed, and what the last word becomes.
+# Typed text and the completed last argument.
 CASES = [('rep', 'report'), ('--debug che', 'check'), ('report --fo', '--format'), ('report x --format c', 'csv'),
          ('report --out fold', 'folder'), ('check folder/result_0.t', 'folder/result_0.txt'),
          ('bench allr', 'allreduce'), ('train --train.precision bf', 'bfloat16'),
@@ -185,22 +185,22 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize('shell', [bash, fish])
-def test_a_word_is_completed(shell, folder, monkeypatch):
+def test_completion_of_arguments(shell, folder, monkeypatch):
     skip_for('' if shutil.which(shell.__name__) else f'{shell.__name__} is not installed')
     monkeypatch.chdir(folder)
     done = [(typed, shell(folder / f'_{shell.__name__}', typed)) for typed, _ in CASES]
     assert [(typed, d.stdout.splitlines(), d.stderr) for typed, d in done] == [
-        (typed, [becomes], '') for typed, becomes in CASES]
+        (typed, [expected], '') for typed, expected in CASES]
 
 
-def test_zsh_reads_its_script(folder):
+def test_zsh_reads_the_script(folder):
     skip_for('' if shutil.which('zsh') else 'zsh is not installed')
-    # compdef is of the completion system, which works on a terminal alone.
+    # compdef belongs to the completion system, which works only on a terminal.
     done = run(['zsh', '-f', '-c', f'compdef() {{ print $3 }}; eval "$(<{folder}/_zsh)"'])
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, 'mlperf-rn50', '')
 
 
-def test_a_shell_completes_the_other_commands(monkeypatch):
+def test_completion_without_jsonargparse_covers_other_commands(monkeypatch):
     monkeypatch.setitem(sys.modules, 'jsonargparse', None)
     done = call('completion', 'bash')
     assert (done.returncode, done.stderr) == (0, '')

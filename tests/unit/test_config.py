@@ -1,4 +1,4 @@
-"""Configurations: what is accepted, and how a mistake is said."""
+"""Configurations: accepted values and error messages."""
 import dataclasses
 import re
 from dataclasses import replace
@@ -10,21 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlperf_rn50.cli.train import make_parser
-from mlperf_rn50.config import SECTIONS, Config, TrainConfig, check_values, render_yaml, to_tree
+from mlperf_rn50.config import SECTIONS, Config, check_values, render_yaml, to_tree
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.options import load_yaml, resolve_config, resolve_tree
+from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
 
 CONFIGS = sorted((ROOT / 'launch/configs').glob('*.yaml'))
 BATCH = ['--train.local_batch_size', '8']
 PARSER = make_parser()
-# A few lines that would be 10^9 words, were the aliases written out.
+# A short text that would expand to 10^9 strings if its aliases were resolved.
 LAUGHS = 'run: {dir: [&a [lol], ' + ', '.join(f'&{chr(98 + i)} [{", ".join(10 * ["*" + chr(97 + i)])}]'
                                              for i in range(9)) + ']}'
 
 
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda p: p.stem)
-def test_shipped_configurations_make_a_plan_and_open_with_their_command(path):
+def test_shipped_configurations_have_a_plan_and_begin_with_their_command(path):
     config = resolve_config(path, [], PARSER)
     assert render_plan(make_plan(config, config_world_size(config) or 2))
     head = path.read_text().split('\n')[:4]
@@ -33,7 +34,7 @@ def test_shipped_configurations_make_a_plan_and_open_with_their_command(path):
     assert any(word in path.read_text() for word in ('ublished', 'easured'))
 
 
-def test_recipes_are_those_published():
+def test_recipes_match_the_published_ones():
     def numbers(name):
         c = resolve_config(ROOT / f'launch/configs/{name}.yaml', [], PARSER)
         plan = make_plan(c, config_world_size(c))
@@ -47,13 +48,13 @@ def test_recipes_are_those_published():
 def test_defaults_then_file_then_command_line(tmp_path):
     path = tmp_path / 'c.yaml'
     path.write_text('train: {local_batch_size: 16, eval_period: 2}\n')
-    options = ['--train.eval_period', '3', '--data.mean', '[1,2,3]', '--run.dir', '*a: b: c']  # which is no YAML
+    options = ['--train.eval_period', '3', '--data.mean', '[1,2,3]', '--run.dir', '*a: b: c']  # not YAML
     config = resolve_config(path, options, PARSER)
     assert (config.train.local_batch_size, config.train.eval_period, config.train.max_epochs) == (16, 3, None)
     assert config.data.mean == (1.0, 2.0, 3.0) and config.run.dir == '*a: b: c'
 
 
-def test_a_resolved_configuration_reads_back_the_same(tmp_path):
+def test_round_trip_of_a_resolved_configuration(tmp_path):
     config = resolve_config(CONFIGS[0], ['--run.seed', '7'], PARSER)
     path = tmp_path / 'config.yaml'
     path.write_text(render_yaml(config))
@@ -68,14 +69,14 @@ def test_a_resolved_configuration_reads_back_the_same(tmp_path):
     ('- 1', 'got list, expected sections'),
     ('train: !!python/object/apply:os.system [ls]', 'not a YAML file'),
     ('run: {dir: ' + '[' * 100_000, 'nested deeper than 8'),
-    (LAUGHS, 'got the alias *a, expected every value written out'),
+    (LAUGHS, 'got the alias *a, expected explicit values'),
     ('run: {dir: 2020-99-99}', 'not a YAML file'),
     ('run: {dir: "' + 'x' * (1 << 18) + '"}', 'is larger than'),
     ('train: {seed: 1}\nrun: {dir: x}\ntrain:\n  seed: 2', 'train: occurs in line 1 and again in line 3'),
     ('run:\n  dir: x\n  seed: 1\n  dir: y', 'run.dir: occurs in line 2 and again in line 4'),
     (None, 'c.yaml: cannot read the configuration'),
 ])
-def test_mistakes_in_a_file(tmp_path, text, message):
+def test_errors_in_a_file(tmp_path, text, message):
     path = tmp_path / 'c.yaml'
     if text is not None:
         path.write_text(text)
@@ -100,8 +101,8 @@ def test_mistakes_in_a_file(tmp_path, text, message):
     ([*BATCH, '--data.std', '[1,0,1]'], 'data.std: got 0.0, expected a number above 0'),
     ([*BATCH, '--schedule.base_lr', '.inf'], 'schedule.base_lr: got inf, expected a number above 0'),
     ([*BATCH, '--data.mirror', 'alternating', '--data.mirror_probability', '0.3'],
-     'data.mirror: got alternating with mirror_probability=0.3, expected random, or 0.5'),
-    ([*BATCH, '--optimizer.name', 'lars', '--optimizer.nesterov', 'true'], 'expected false; it is of sgd'),
+     'data.mirror_probability: got 0.3 with mirror=alternating, expected 0.5'),
+    ([*BATCH, '--optimizer.name', 'lars', '--optimizer.nesterov', 'true'], 'expected false, or name=sgd'),
     ([*BATCH, '--optimizer.nesterov', 'true', '--run.submission_division', 'closed'],
      'optimizer.nesterov: got true in the closed division'),
     ([*BATCH, '--data.mirror', 'alternating', '--run.submission_division', 'closed'],
@@ -109,7 +110,7 @@ def test_mistakes_in_a_file(tmp_path, text, message):
     ([*BATCH, '--model.name', 'resnet51'], 'model.name'),
     ([*BATCH, '--run.dir', 'a\x1b[2J'], 'run.dir: got '),
 ])
-def test_mistakes_on_the_command_line_take_one_line(options, message):
+def test_errors_on_the_command_line_are_one_line(options, message):
     with pytest.raises(ConfigError) as e:
         resolve_config(None, options, PARSER)
     assert message in str(e.value) and '\n' not in str(e.value)
@@ -121,7 +122,7 @@ CONTROLS = st.sampled_from(['Cc', 'Cs', 'Zl', 'Zp']).flatmap(lambda kind: st.cha
 
 
 def with_text(key, value):
-    """A configuration that is right but for one text."""
+    """A configuration that is valid except for one text."""
     (section, name), config = key, Config(train=TrainConfig(local_batch_size=8))
     return replace(config, **{section: replace(getattr(config, section), **{name: value})})
 
@@ -134,11 +135,11 @@ def test_control_characters_are_refused_in_every_text(key, before, control, afte
 
 
 @given(st.sampled_from(TEXTS), st.text(st.characters(exclude_categories=['C', 'Zl', 'Zp'])))
-def test_all_other_texts_are_taken(key, value):
+def test_all_other_texts_are_accepted(key, value):
     check_values(with_text(key, value))
 
 
-def test_a_tree_that_is_nested_too_deeply_is_one_line():
+def test_error_of_a_deeply_nested_tree_is_one_line():
     deep: list = []
     for _ in range(5000):
         deep = [deep]
@@ -148,7 +149,7 @@ def test_a_tree_that_is_nested_too_deeply_is_one_line():
 
 
 def test_numbers_have_bounds():
-    """A number without bounds would be believed, whatever it is."""
+    """Without bounds, any number would be accepted."""
     without = [f'{name}.{f.name}' for name, section in SECTIONS.items() for f in dataclasses.fields(section)
                if {int, float} & {f.type, *get_args(f.type)} and 'bounds' not in f.metadata]
     assert not without

@@ -1,4 +1,4 @@
-"""The course of a run: what it is compared with is read first, and an alarm is kept over a resume."""
+"""Course of a run: reference, comparison, and an alarm that survives a resume."""
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -6,14 +6,16 @@ from types import SimpleNamespace
 import pytest
 from lines import write_set
 
-from mlperf_rn50.config import Config, DataConfig, RunConfig, ScheduleConfig, TrainConfig, check_values
+from mlperf_rn50.analysis.recipe.band import band
+from mlperf_rn50.config import Config, RunConfig, check_values
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError, UserError
-from mlperf_rn50.mlperf.metrics import read_curve
+from mlperf_rn50.mllog.sidecar.metrics import read_curve
 from mlperf_rn50.options import _join_paths
-from mlperf_rn50.study.reference import band
 from mlperf_rn50.train import events
-from mlperf_rn50.train.course import Course, find_reference, open_course, tell_reference
+from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
+from mlperf_rn50.train.reference import ReferenceComparison, find_reference, open_comparison, reference_event
 from mlperf_rn50.train.sinks.metrics import Metrics
 from mlperf_rn50.train.sinks.terminal import Terminal
 
@@ -24,59 +26,59 @@ CONFIG = Config(run=RunConfig(), data=DIGITS, schedule=ScheduleConfig(0.1, 1, 'p
 
 @pytest.fixture
 def config(tmp_path):
-    """A configuration whose reference is three runs of four epochs."""
+    """A configuration with a reference of three runs of four epochs."""
     folder = write_set(tmp_path / 'known', 3, accuracies=lambda k: (0.3, 0.5, 0.7 + k / 100, 0.76), train_samples=1437,
                        eval_samples=360, target=0.75, dataset='digits')
     return replace(CONFIG, run=RunConfig(reference=(str(folder),)))
 
 
 def opened(config, tmp_path, num_epochs=0):
-    return open_course(find_reference(config, 1), make_plan(config, 1), tmp_path / 'metrics.jsonl', num_epochs)
+    return open_comparison(find_reference(config, 1), make_plan(config, 1), tmp_path / 'metrics.jsonl', num_epochs)
 
 
-def test_without_a_name_only_imagenet_is_looked_up():
-    assert find_reference(CONFIG, 1) is None and tell_reference(Course(None), CONFIG, 1) is None
+def test_without_a_path_only_imagenet_is_looked_up():
+    assert find_reference(CONFIG, 1) is None and reference_event(ReferenceComparison(None), CONFIG, 1) is None
     imagenet = replace(CONFIG, data=DataConfig())
     assert find_reference(imagenet, 1) is None
-    assert tell_reference(Course(None), imagenet, 1).text.startswith(
+    assert reference_event(ReferenceComparison(None), imagenet, 1).text.startswith(
         'no reference: no published set has this recipe (sgd, batch 64, learning rate 0.1, poly over 6 epochs) or')
-    assert Course(None).evaluated(1, 0.5, 1.0) is None
+    assert ReferenceComparison(None).compare(1, 0.5, 1.0) is None
 
 
-@pytest.mark.parametrize('name, words', [('none', 'none: no such folder; expected a log or a folder of logs'),
+@pytest.mark.parametrize('name, message', [('none', 'none: no such folder; expected a log or a folder of logs'),
                                          ('mixed', 'got .*mixed: global_batch_size is 64 in result_0.txt and 65')])
-def test_a_reference_that_cannot_be_read(tmp_path, name, words):
+def test_unreadable_reference_is_refused(tmp_path, name, message):
     write_set(tmp_path / 'mixed', batch=lambda k: 64 + k)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=message):
         find_reference(replace(CONFIG, run=RunConfig(reference=(str(tmp_path / name),))), 1)
 
 
-def test_the_alarm_is_new_once(config, tmp_path):
+def test_alarm_is_new_only_once(config, tmp_path):
     course = opened(config, tmp_path)
-    seen = [course.evaluated(e, a, 10.0 * e) for e, a in [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.75)]]
-    assert [(c.standing.is_behind, c.is_new) for c in seen] == [
+    seen = [course.compare(e, a, 10.0 * e) for e, a in [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.75)]]
+    assert [(c.record['behind'], c.is_new) for c in seen] == [
         (False, False), (True, True), (True, False), (False, False)]
     assert not course.is_behind
 
 
-def test_a_resumed_run_remembers_its_evaluations(config, tmp_path):
+def test_resumed_run_keeps_earlier_evaluations(config, tmp_path):
     with open(tmp_path / 'metrics.jsonl', 'w') as f:
         for epoch, num in [(1, 250), (1, 36), (2, 72), (3, 72)]:
             print(json.dumps({'event': 'eval', 'epoch': epoch, 'num_top1': num, 'num_images': 360}), file=f)
         print('{"num_top1": "x"}', file=f)
     assert read_curve(tmp_path / 'metrics.jsonl') == [(1, 0.1), (2, 0.2), (3, 0.2)]
-    assert opened(config, tmp_path, 1).evaluated(2, 0.2, 20.0).is_new
-    again = opened(config, tmp_path, 2)  # the one of epoch 3 is later than the checkpoint
-    assert again.is_behind and again.curve == [(1, 0.1), (2, 0.2)] and not again.evaluated(3, 0.2, 30.0).is_new
+    assert opened(config, tmp_path, 1).compare(2, 0.2, 20.0).is_new
+    again = opened(config, tmp_path, 2)  # the evaluation of epoch 3 is later than the checkpoint
+    assert again.is_behind and again.curve == [(1, 0.1), (2, 0.2)] and not again.compare(3, 0.2, 30.0).is_new
 
 
-def test_what_is_recorded_and_shown(config, tmp_path, capsys):
+def test_metrics_and_terminal_output(config, tmp_path, capsys):
     course = opened(config, tmp_path)
     run = SimpleNamespace(metrics=tmp_path / 'metrics.jsonl', train_log=tmp_path / 'train.log', result='r')
     sinks = events.Sinks([Metrics(run), Terminal(run)])
-    sinks.see(tell_reference(course, config, 1))
+    sinks.handle(reference_event(course, config, 1))
     for epoch, accuracy in [(1, 0.1), (2, 0.2), (5, 0.5)]:
-        sinks.see(course.evaluated(epoch, accuracy, 10.0 * epoch))
+        sinks.handle(course.compare(epoch, accuracy, 10.0 * epoch))
     sinks.close()
     reference, *records = map(json.loads, run.metrics.read_text().splitlines())
     assert (reference['event'], reference['how'], reference['num_reference']) == ('reference', 'same', 3)
@@ -89,9 +91,9 @@ def test_what_is_recorded_and_shown(config, tmp_path, capsys):
         'high': here.high, 'num_reference': 3, 'below': True, 'behind': True, 'reference_epochs': [4, 4],
         'seconds_left': [20.0, 20.0], 'text': records[1]['text']}
     assert (records[2]['mean'], records[2]['num_reference'], records[2]['seconds_left']) == (None, 0, None)
-    said = capsys.readouterr().err
-    assert said.count('\n') == 4 and ' behind: 30.0 points under' in said and 'no reference run so far here' in said
-    assert said.splitlines() == run.train_log.read_text().splitlines()
+    text = capsys.readouterr().err
+    assert text.count('\n') == 4 and ' behind: 30.0 points below' in text and 'no reference run at this epoch' in text
+    assert text.splitlines() == run.train_log.read_text().splitlines()
 
 
 @pytest.mark.parametrize('words, joined', [
@@ -102,10 +104,10 @@ def test_paths_follow_their_option(words, joined):
     assert _join_paths(words) == joined
 
 
-@pytest.mark.parametrize('run, words', [
+@pytest.mark.parametrize('run, message', [
     ({'stop_when_behind': True}, 'run.stop_when_behind: got true on digits without a reference, expected'),
     ({'reference': ('ok', 'a\x1b[2J')}, 'run.reference: got .*, expected text without control characters')])
-def test_values_that_no_run_can_have(run, words):
+def test_invalid_values_are_refused(run, message):
     check_values(replace(CONFIG, run=RunConfig(stop_when_behind=True, reference=('logs/a',))))
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         check_values(replace(CONFIG, run=RunConfig(**run)))

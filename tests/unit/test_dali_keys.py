@@ -1,4 +1,4 @@
-"""The keys of DALI on GPUs, what a rank keeps of its records in memory, and the start that is off the clock."""
+"""DALI keys for GPUs, the record cache of a rank, and the warm-up before the clock starts."""
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +11,14 @@ from numbered import make_config, ramp, with_data
 from nvidia.dali import fn
 from nvidia.dali.pipeline import Pipeline
 
-from mlperf_rn50.config import Config, TrainConfig, check_values
+from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.data import pipeline
-from mlperf_rn50.data.pipeline import build_warm, eval_batches, made_up_inputs, train_batches
-from mlperf_rn50.data.records import KeptRecords, Record, RecordFile
+from mlperf_rn50.data.batches import eval_batches, train_batches
+from mlperf_rn50.data.pipeline import build_warm, synthetic_inputs
+from mlperf_rn50.data.records import Record, RecordCache, RecordFile, open_split
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.train.options import TrainConfig
 
 NVJPEG = {'hw_decoder_load': 0.7, 'hybrid_huffman_threshold': 500_000, 'preallocate_width_hint': 5980,
           'preallocate_height_hint': 6430, 'device_memory_padding_mib': 256, 'host_memory_padding_mib': 128,
@@ -30,9 +32,9 @@ def numbered(tmp_path_factory):
 
 
 @pytest.mark.parametrize('decoder, crop', [('mixed', 'random_resized'), ('mixed', 'padded'), ('cpu', 'random_resized')])
-def test_nvjpeg_is_set_up_as_the_keys_say_and_nothing_else(numbered, monkeypatch, decoder, crop):
+def test_keys_configure_nvjpeg_and_no_other_decoder(numbered, monkeypatch, decoder, crop):
     given = []
-    monkeypatch.setattr(Pipeline, 'build', lambda self: None)  # which would need a GPU
+    monkeypatch.setattr(Pipeline, 'build', lambda self: None)  # a build would need a GPU
     for name in ('image', 'image_slice'):
         make = getattr(fn.decoders, name)
         monkeypatch.setattr(fn.decoders, name, lambda *a, make=make, **k: (given.append(k), make(*a, **k))[1])
@@ -45,7 +47,7 @@ def test_nvjpeg_is_set_up_as_the_keys_say_and_nothing_else(numbered, monkeypatch
 
 
 @pytest.mark.parametrize('key, value', [('hw_decoder_load', 1.01), ('host_memory_padding_mib', 65_536)])
-def test_values_that_dali_cannot_take_are_refused(key, value):
+def test_values_out_of_range_for_dali_are_refused(key, value):
     config = Config(train=TrainConfig(local_batch_size=8))
     check_values(with_data(config, **NVJPEG))
     with pytest.raises(ConfigError, match=rf'data\.{key}: got {value}, expected '):
@@ -56,29 +58,29 @@ def record(position, size=100):
     return Record(np.full(size, position % 256, np.uint8), position, position)
 
 
-def test_records_are_kept_until_memory_is_full():
+def test_records_are_cached_until_memory_is_full():
     reads = []
-    kept = KeptRecords(lambda p: (reads.append(p), record(p, [200, 500, 100, 50][p]))[1], 300)
-    first, again = ([kept.read(p) for p in range(4)] for _ in range(2))
+    cache = RecordCache(lambda p: (reads.append(p), record(p, [200, 500, 100, 50][p]))[1], 300)
+    first, again = ([cache.read(p) for p in range(4)] for _ in range(2))
     assert [is_read for _, is_read in first] == [True] * 4
-    assert [is_read for _, is_read in again] == [False, True, False, True]  # the small one has room, the large one not
+    assert [is_read for _, is_read in again] == [False, True, False, True]  # 100 bytes fit after 500 did not
     assert reads == [0, 1, 2, 3, 1, 3]
     assert first[0][0] is again[0][0] and [r.sample_id for r, _ in again] == [0, 1, 2, 3]
 
 
-def test_threads_that_read_the_same_record_count_it_once():
+def test_concurrent_reads_of_a_record_count_once():
     together, reads = threading.Barrier(4), Counter()
 
     def read(position):
         reads[position] += 1
         if position == 0:
-            together.wait(HANG_LIMIT_S)  # all four are reading it, and none has kept it yet
+            together.wait(HANG_LIMIT_S)  # all four read it before any has cached it
         return record(position)
-    kept = KeptRecords(read, 300)
+    cache = RecordCache(read, 300)
     with ThreadPoolExecutor(4) as pool:
-        assert [is_read for _, is_read in pool.map(kept.read, [0] * 4)] == [True] * 4
-    assert [kept.read(p)[1] for p in (1, 2, 3)] == [True] * 3
-    assert [kept.read(p)[1] for p in (0, 1, 2, 3)] == [False] * 3 + [True]
+        assert [is_read for _, is_read in pool.map(cache.read, [0] * 4)] == [True] * 4
+    assert [cache.read(p)[1] for p in (1, 2, 3)] == [True] * 3
+    assert [cache.read(p)[1] for p in (0, 1, 2, 3)] == [False] * 3 + [True]
     assert reads == {0: 4, 1: 1, 2: 1, 3: 2}
 
 
@@ -93,7 +95,7 @@ def assert_same(got, expected):
 
 
 @pytest.mark.parametrize('split, nodes', [('train', (0, 1)), ('validation', (0, 0))])
-def test_batches_are_the_same_from_memory(numbered, monkeypatch, split, nodes):
+def test_batches_from_the_cache_are_identical(numbered, monkeypatch, split, nodes):
     shard = Shard(24, 1, 2, 4, 1, nodes)
 
     def stream(config):
@@ -110,16 +112,16 @@ def test_batches_are_the_same_from_memory(numbered, monkeypatch, split, nodes):
     assert max(reads.values()) == 1
 
 
-def test_bytes_count_what_was_read_from_the_file(numbered):
+def test_byte_counts_cover_only_reads_from_the_file(numbered):
     config = with_data(numbered, record_cache_mib=1, read_threads=1)
-    records = pipeline.open_split(config.data, 'train')
+    records = open_split(config.data, 'train')
     batches = list(islice(train_batches(config, Shard(24, 0, 1, 4), 9, 0, None), 18))
     sizes = [records.num_bytes(b.labels.asnumpy()) for b in batches[:6]] + [0] * 12
     assert [(b.num_bytes, b.num_new_bytes) for b in batches] == list(zip(sizes, sizes))
 
 
 @pytest.mark.parametrize('crop, depth', [('random_resized', 1), ('padded', 3)])
-def test_batches_are_the_same_after_a_warm_up(numbered, monkeypatch, crop, depth):
+def test_batches_after_a_warm_up_are_identical(numbered, monkeypatch, crop, depth):
     config, shard = with_data(numbered, crop=crop, prefetch_depth=depth), Shard(24, 0, 1, 5)
 
     def passes():
@@ -135,14 +137,14 @@ def test_batches_are_the_same_after_a_warm_up(numbered, monkeypatch, crop, depth
 
 
 @pytest.mark.parametrize('depth', [1, 3])
-def test_a_warm_up_runs_the_pipeline_and_reads_nothing(numbered, monkeypatch, depth):
+def test_warm_up_runs_the_pipeline_and_reads_nothing(numbered, monkeypatch, depth):
     config, runs, taken, run = with_data(numbered, prefetch_depth=depth), [], [], Pipeline.run
     monkeypatch.setattr(Pipeline, 'run', lambda self: (runs.append(run(self)), runs[-1])[1])
 
     def source():
         while True:
             taken.append(0)
-            yield made_up_inputs(4)
+            yield synthetic_inputs(4)
     pipe, left_over = build_warm(source(), 4, config, True, None, is_warm=True)
     assert (len(runs), taken, len(list(left_over))) == (1, [], depth - 1)
     pipe.run()

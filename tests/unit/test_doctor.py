@@ -1,4 +1,4 @@
-"""The checks of the doctor, on made-up facts."""
+"""Doctor checks with made-up facts."""
 import copy
 import errno
 import os
@@ -7,12 +7,13 @@ from unittest.mock import Mock
 
 import pytest
 
+from mlperf_rn50.doctor.checks import check_facts, has_failed, render_checks
+from mlperf_rn50.doctor.gpu_stack import environment_facts
+from mlperf_rn50.doctor.machine import limit_facts
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system import limits as limits_module
+from mlperf_rn50.system import mpi_session
 from mlperf_rn50.system.cgroup import Limits
-from mlperf_rn50.system.doctor import Expected, check_facts, has_failed, render_checks
-from mlperf_rn50.system.gpu_environment import environment_facts
-from mlperf_rn50.system.limits import check_session, limit_facts
+from mlperf_rn50.system.mpi_session import check_session
 
 EPYC = {'name': 'EPYC', 'vendor': 'AuthenticAMD', 'family': 25, 'model': 17, 'has': 'AVX-512 BF16',
         'uses': 'AVX-512 BF16', 'limit': ''}
@@ -38,13 +39,13 @@ def facts(rank, host, **changes):
     return copy.deepcopy({**row, **changes})
 
 
-def rows(of_h1=None, **of_h2):
-    """Two hosts of two ranks; the second host is different."""
-    return [*(facts(r, 'h1', **of_h1 or {}) for r in (0, 1)), *(facts(r, 'h2', **of_h2) for r in (2, 3))]
+def rows(h1_changes=None, **h2_changes):
+    """Two hosts of two ranks, with changes of each host."""
+    return [*(facts(r, 'h1', **h1_changes or {}) for r in (0, 1)), *(facts(r, 'h2', **h2_changes) for r in (2, 3))]
 
 
-def check(name, made, **asked):
-    return next(c for c in check_facts(made, Expected(**asked)) if c.name == name)
+def check(name, made, **requested):
+    return next(c for c in check_facts(made, **requested) if c.name == name)
 
 
 def cgroup(**allowed):
@@ -60,40 +61,41 @@ def processor(uses):
 
 
 def test_good_machines_pass():
-    checks = check_facts(rows(), Expected('cpu', 'bfloat16', 2, 2, 10**9))
+    checks = check_facts(rows(), 'cpu', 'bfloat16', 2, 2, 10**9)
     assert not has_failed(checks)
     assert render_checks(checks, is_quiet=True) == 'doctor: 22 checks passed, 0 failed, 0 warnings'
     assert '100 MB in 10 ms: 10.00 GB/s, bus 15.00 GB/s' in render_checks(checks, is_quiet=False)
 
 
-# The check, what differs on h2, what the configuration asks for, and the status, finding and advice.
+# Check, changes of h2, values of the configuration, status, finding and advice.
 CASES = [
-    ('program', {'code': 'bbbb'}, {}, 'failed', 'code bbbb on h2, but code aaaa on h1', 'the checkout on h2'),
+    ('program', {'code': 'bbbb'}, {}, 'failed', 'code bbbb on h2, but code aaaa on h1', 'the same commit on h2'),
     ('packages', {'packages': {**PACKAGES, 'numpy': '1.22.0'}}, {}, 'failed',
      'numpy 1.22.0 on h2, but numpy 1.23.5 on h1', 'launch/setup.sh on h2'),
     ('packages', {'packages': {'mxnet': '1.9.1', 'horovod': '0.28.1'}}, {}, 'failed', 'numpy missing on h2', ''),
     ('data set', {'data': {**DATA, 'manifest': 'xxxx', 'num_images': 9}}, {}, 'failed',
      'manifest xxxx with 9 images on h2, but manifest mmmm with 1797 images on h1', 'to h2 again'),
-    ('.idx and .rec', {}, {}, 'ok', '128 records looked at on each rank, by their checksums', ''),
+    ('.idx and .rec', {}, {}, 'ok', '128 records checked on each rank, with their checksums', ''),
     ('data set', {'data': {'problem': 'train.rec: no such file'}}, {}, 'failed', 'on h2: train.rec: no', 'prepare'),
-    ('clocks', {'clock_offset_s': -3.2}, {}, 'failed', '3200 ms apart at most (h2 and h1)', 'clock of h2'),
+    ('clocks', {'clock_offset_s': -3.2}, {}, 'failed', 'at most 3200 ms apart (h2 and h1)', 'clock of h2'),
     ('ranks and nodes', {'local_size': 1}, {'ranks_per_node': 2}, 'failed', '2 nodes (h1: 2, h2: 1)', 'h2 has 1'),
     ('ranks and nodes', {}, {'num_nodes': 4}, 'failed', '4 ranks on 2 nodes', 'run.num_nodes is 4'),
     ('disk', {'disk_free_bytes': 10}, {'needed_disk_bytes': 10**9}, 'failed', '0.0 GB free for the run folder on h2, '
-     '1.0 GB needed', 'make room'),
+     '1.0 GB needed', 'free space'),
     ('TMPDIR', {'tmp_dir': '/scratch', 'tmp_dir_problem': 'No space left on device'}, {}, 'failed',
      '/scratch on h2: No space left on device; expected a folder with 10 MB free', 'set TMPDIR'),
     ('Horovod', {}, {'device': 'gpu'}, 'failed', 'operations MPI+Gloo', 'built with NCCL'),
     ('processor', processor('AVX2'), {'precision': 'bfloat16'}, 'failed', 'EPYC, AVX2 on h2', 'use float32'),
     ('processor', processor('AVX2'), {}, 'warning', 'EPYC, AVX2 on h2, but EPYC, AVX-512 BF16 on h1', 'slowest'),
-    ('threads', {'omp_num_threads': '5'}, {}, 'warning', '10 threads on the 8 CPUs that ranks of h2', 'fewer ranks'),
+    ('threads', {'omp_num_threads': '5'}, {}, 'warning', '10 threads on the 8 CPUs available to the ranks of h2',
+     'fewer ranks'),
     ('threads', {'omp_num_threads': ''}, {}, 'warning', 'OMP_NUM_THREADS is not set on h2', 'launch/'),
-    ('threads', cgroup(quota_cpus=6.5), {}, 'warning', '8 threads on the 6.5 CPUs that ranks of h2 may use', ''),
-    # Fewer threads than one each cannot be; it is the check of CPUs that warns.
+    ('threads', cgroup(quota_cpus=6.5), {}, 'warning', '8 threads on the 6.5 CPUs available to the ranks of h2', ''),
+    # A rank has at least one thread, so the check of CPUs warns instead.
     ('threads', {**cgroup(quota_cpus=1.5), 'omp_num_threads': '1'}, {}, 'ok', '4 per rank', ''),
     ('CPUs', {}, {}, 'ok', '2 ranks may use 8 of the 16 CPUs of h1', ''),
-    ('CPUs', {'cpus': [3]}, {}, 'warning', '2 ranks may use 1 of the 16 CPUs of h2', 'start 1 there'),  # taskset
-    ('CPUs', cgroup(quota_cpus=1.5), {}, 'warning', '1.5 of the 16 CPUs of h2, the quota of their', 'start 1 there'),
+    ('CPUs', {'cpus': [3]}, {}, 'warning', '2 ranks may use 1 of the 16 CPUs of h2', 'at most 1 there'),  # taskset
+    ('CPUs', cgroup(quota_cpus=1.5), {}, 'warning', '1.5 of the 16 CPUs of h2, the quota of their', 'at most 1 there'),
     ('memory', {'memory_available_bytes': 3 << 30}, {}, 'warning', '1.6 GB available per rank on h2', 'fewer ranks'),
     ('memory', cgroup(memory_limit_bytes=8 * 10**9, memory_used_bytes=10**9), {}, 'ok', '3.5 GB available per rank on '
      'h2; their control group allows 8.0 GB, 1.0 GB of it in use', 'raise the limit'),
@@ -109,23 +111,22 @@ CASES = [
     ('locked memory', {}, {'device': 'gpu'}, 'warning', '8.4 MB for a rank on h1, h2, expected unlimited', 'ulimit -l'),
     ('locked memory', {}, {}, 'not needed', '', ''),
     ('energy', {}, {}, 'ok', '4 CPU packages can be measured; 16 GPUs can be measured (run.telemetry)', ''),
-    ('energy', {'energy': {'cpu': 0, 'gpu': 8}}, {}, 'ok', '2 CPU packages can be measured, not on h2: no sum of', ''),
+    ('energy', {'energy': {'cpu': 0, 'gpu': 8}}, {}, 'ok', '2 CPU packages can be measured, none on h2, so there', ''),
     ('run folder', {}, {}, 'ok', 'the same on all 2 hosts', ''),
     ('run folder', {'run_folder_problem': 'no /run/.doctor-1'}, {}, 'warning',
-     'what h1 writes there is not seen on h2: no /run/.doctor-1', '')]
+     'files of h1 are not visible on h2 (no /run/.doctor-1)', '')]
 
 
-@pytest.mark.parametrize('name, changes, asked, status, found, fix', CASES,
+@pytest.mark.parametrize('name, changes, requested, status, found, fix', CASES,
                          ids=[f'{number} {case[0]}' for number, case in enumerate(CASES)])
-def test_a_host_that_is_different(name, changes, asked, status, found, fix):
-    c = check(name, rows(**changes), **asked)
+def test_host_that_differs(name, changes, requested, status, found, fix):
+    c = check(name, rows(**changes), **requested)
     assert (c.status, found in c.found, fix in c.fix) == (status, True, True), c
 
 
-def test_what_is_wrong_with_rank_0_or_without_other_ranks():
+def test_problems_of_rank_0_and_of_single_ranks():
     unsealed = {'data': {**DATA, 'has_checksums': False}}
-    assert check('.idx and .rec', rows(unsealed)).found.endswith('; a folder prepared by an earlier version, without '
-                                                                 'their checksums')
+    assert ', without checksums, because an earlier version' in check('.idx and .rec', rows(unsealed)).found
     read_only = {'run_folder_problem': '/run: Read-only file system'}
     assert check('run folder', rows(read_only)).status == 'failed'
     assert check('run folder', rows({'run_folder_problem': None})).status == 'not needed'
@@ -134,7 +135,7 @@ def test_what_is_wrong_with_rank_0_or_without_other_ranks():
     assert check('shared memory', alone).status == 'not needed'
 
 
-def test_the_limits_of_this_process_are_found(monkeypatch, tmp_path):
+def test_limits_of_this_process(monkeypatch, tmp_path):
     monkeypatch.setenv('TMPDIR', str(tmp_path))
     found = limit_facts()
     assert (found['tmp_dir'], found['tmp_dir_problem']) == (str(tmp_path), '')
@@ -147,13 +148,13 @@ def test_the_limits_of_this_process_are_found(monkeypatch, tmp_path):
     assert limit_facts()['tmp_dir_problem'] == 'No such file or directory'
 
 
-def test_open_mpi_without_room_for_its_files_is_named_by_its_ranks(monkeypatch, tmp_path):
+def test_ranks_refuse_a_full_session_folder_of_open_mpi(monkeypatch, tmp_path):
     base = tmp_path / 'mlperf_rn50-1-a'
     base.mkdir()
-    monkeypatch.setattr(limits_module, '_free_bytes', lambda folder: 9 << 20 if folder == tmp_path else None)
+    monkeypatch.setattr(mpi_session, 'free_bytes', lambda folder: 9 << 20 if folder == tmp_path else None)
     env = {'OMPI_MCA_orte_tmpdir_base': str(base)}
     with pytest.raises(ConfigError, match='has 9.4 MB free, expected 10 MB for files of Open MPI'):
         check_session(env)
     check_session({})  # horovodrun and srun need none
     (base / 'segment').write_bytes(bytes(2 << 20))
-    check_session(env)  # it has room, and uses it
+    check_session(env)  # the files already exist

@@ -1,15 +1,18 @@
-"""What the doctor says of GPUs, on made-up facts: both MXNets, cards, drivers and batches that were tried."""
+"""Doctor checks of GPUs with made-up facts: MXNet builds, cards, drivers and trial batches."""
 from unittest.mock import Mock
 
 import mxnet as mx
 import pytest
 
-from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.doctor import facts as doctor_facts
+from mlperf_rn50.doctor import gpu_stack
+from mlperf_rn50.doctor.gpu_stack import check_gpus, check_libraries, check_trial, cuda_major, mxnet_facts, one_line
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system import gpu_stack
-from mlperf_rn50.system.gpu_stack import check_gpus, check_libraries, check_trial, cuda_major, mxnet_facts, one_line
-from mlperf_rn50.train import examine
-from mlperf_rn50.train.comm import LocalComm
+from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.options import TrainConfig
 
 MAPS = """7f1-7f2 r-xp 00000000 08:01 1 /usr/lib/libcuda.so.535.129.03
 7f3-7f4 r-xp 00000000 08:01 2 /usr/local/cuda/lib64/libcudart.so.{cudart}
@@ -21,7 +24,7 @@ WHEELS = mxnet_facts({'mxnet-cu117': '1.9.1'}, {}, MAPS.format(cudart='11.8.89',
 CONTAINER = mxnet_facts({'mxnet': '1.9.1'}, {'NVIDIA_MXNET_VERSION': '24.06'},
                         MAPS.format(cudart='12.4.127', cudnn='9.1.0'), True, True)
 CPU = mxnet_facts({'mxnet': '1.9.1'}, {}, '', False, False)
-OWN = mxnet_facts({'mxnet': '1.9.1'}, {}, MAPS.format(cudart='12.8.90', cudnn='9.7.1'), True, False)
+CUSTOM = mxnet_facts({'mxnet': '1.9.1'}, {}, MAPS.format(cudart='12.8.90', cudnn='9.7.1'), True, False)
 V100, A100, H100, B200, RTX4090, M60 = (
     ('Tesla V100-SXM2-16GB', '7.0'), ('NVIDIA A100-SXM4-40GB', '8.0'), ('NVIDIA H100 80GB HBM3', '9.0'),
     ('NVIDIA B200', '10.0'), ('NVIDIA GeForce RTX 4090', '8.9'), ('Tesla M60', '5.2'))
@@ -37,20 +40,20 @@ def row(mxnet=WHEELS, gpus=(), host='h1', device=0, libcuda='12020', **changes):
             'cuda_libraries': {'libcuda.so.1': libcuda}, 'trial': None, **changes}
 
 
-def test_which_mxnet_is_at_hand():
-    # The last: a host that ssh starts without the container's variables.
-    found = [CPU, WHEELS, CONTAINER, OWN, mxnet_facts({'mxnet': '1.9.1'}, {}, '', True, True)]
+def test_kind_of_mxnet_build():
+    # The last is a host on which ssh starts a rank without the container's variables.
+    found = [CPU, WHEELS, CONTAINER, CUSTOM, mxnet_facts({'mxnet': '1.9.1'}, {}, '', True, True)]
     assert [(m['kind'], m['release'], cuda_major(m)) for m in found] == [
         ('cpu', '', 11), ('wheels', 'mxnet-cu117', 11), ('container', '24.06', 12), ('other', '', 12),
         ('container', '', 12)]
     assert WHEELS['libraries'] == {'libcudart': '11.8.89', 'libcudnn': '8'}
 
 
-@pytest.mark.parametrize('mxnet, card, driver, libcuda, status, said, fix', [
+@pytest.mark.parametrize('mxnet, card, driver, libcuda, status, found, fix', [
     (WHEELS, V100, R470, '11040', 'ok', '1 x Tesla V100-SXM2-16GB; driver 470.82.01; MXNet of mxnet-cu117', ''),
-    (WHEELS, ('K40', '3.5'), R535, '12020', 'failed', 'hold code up to 8.6', 'build MXNet for this card'),
+    (WHEELS, ('K40', '3.5'), R535, '12020', 'failed', 'have code up to 8.6', 'build MXNet for this card'),
     (WHEELS, V100, R418, '10010', 'failed', 'driver 418.40 on h1; CUDA 11 needs 450 or newer', 'newer driver'),
-    (WHEELS, H100, R545, '12030', 'failed', 'has compute capability 9.0; the published mxnet-cu wheels hold code up to '
+    (WHEELS, H100, R545, '12030', 'failed', 'has compute capability 9.0; the published mxnet-cu wheels have code up to '
      '8.6', "NVIDIA's container: docker build --build-arg VARIANT=ngc"),
     (WHEELS, B200, R545, '12030', 'failed', 'neither the published wheels nor', 'build MXNet for this card'),
     (CONTAINER, V100, R470, '12040', 'ok', "driver 470.82.01; MXNet of NVIDIA's container 24.06", ''),
@@ -60,12 +63,12 @@ def test_which_mxnet_is_at_hand():
     (CONTAINER, RTX4090, R535, '12020', 'failed', 'needs 545 or newer', 'newer driver'),
     (CONTAINER, RTX4090, R545, '12030', 'ok', '4090', ''),
     (CONTAINER, M60, R545, '12030', 'failed', "NVIDIA's container has code from 6.0 on", 'MLPERF_RN50_VARIANT=cu117'),
-    (OWN, H100, R535, '12020', 'ok', 'MXNet of an own build', ''),
-    (OWN, A100, R470, '11040', 'failed', 'CUDA 12 needs 525 or newer', ''),
+    (CUSTOM, H100, R535, '12020', 'ok', 'MXNet of a custom build', ''),
+    (CUSTOM, A100, R470, '11040', 'failed', 'CUDA 12 needs 525 or newer', ''),
     (CPU, A100, R535, '12020', 'failed', 'MXNet on h1 is a CPU build', 'MLPERF_RN50_VARIANT=ngc')])
-def test_cards_and_drivers(mxnet, card, driver, libcuda, status, said, fix):
+def test_cards_and_drivers(mxnet, card, driver, libcuda, status, found, fix):
     check = check_gpus([row(mxnet, [gpu(card, driver)], libcuda=libcuda)], 'gpu')
-    assert (check.status, said in check.found, fix in check.fix) == (status, True, True), check
+    assert (check.status, found in check.found, fix in check.fix) == (status, True, True), check
 
 
 TWO = [gpu(V100, uuid='GPU-a'), gpu(H100, uuid='GPU-b')]
@@ -77,16 +80,16 @@ TWO = [gpu(V100, uuid='GPU-a'), gpu(H100, uuid='GPU-b')]
     ([row(gpus=TWO, device=None)], 'failed', 'NVIDIA H100 80GB HBM3 on h1'),
     ([row(gpus=[TWO[0]] * 2), row(gpus=[TWO[0]]), row(gpus=[gpu(V100, uuid='GPU-c')], host='h2')], 'ok', '2 x Tesla'),
     ([row(gpus=[TWO[0], gpu(V100, uuid='GPU-d')], device=d) for d in (0, 1)], 'ok', '2 x Tesla'),
-    ([row()], 'failed', 'no driver tells of one on h1'),
-    ([row(visible='')], 'failed', 'none is visible on h1 (CUDA_VISIBLE_DEVICES=)'),
+    ([row()], 'failed', 'the driver on h1 lists no GPU'),
+    ([row(visible='')], 'failed', 'no GPU is visible on h1 (CUDA_VISIBLE_DEVICES=)'),
     ([row(gpus=TWO[:1], device=None, device_problem='run.ranks_per_device: got 1')], 'failed', 'run.ranks_per_device')])
-def test_the_check_is_of_the_gpus_that_ranks_use(made, status, found):
+def test_check_covers_the_gpus_in_use(made, status, found):
     check = check_gpus(made, 'gpu')
     assert (check.status, check.found.startswith(found)) == (status, True), check
     assert check_gpus(made, 'cpu').status == 'not needed'
 
 
-def test_libraries_are_those_of_the_cuda_at_hand():
+def test_libraries_match_the_cuda_version():
     assert [f'libcudnn.so.{n}' in gpu_stack.cuda_libraries(major) for major, n in ((11, 8), (12, 9))] == [True, True]
     missing = check_libraries([row(), row(CONTAINER, host='h2', cuda_libraries={'libcudnn.so.9': None})], 'gpu')
     assert (missing.status, missing.found) == ('failed', 'not found on h2 for CUDA 12: libcudnn.so.9')
@@ -104,8 +107,8 @@ Stack trace:
 
 @pytest.mark.parametrize('error, line', [
     (REFUSED, 'MXNetError: Check failed: e == CUDNN_STATUS_SUCCESS (9 vs. 0) : cuDNN: CUDNN_STATUS_NOT_SUPPORTED'),
-    ('\nsomething\n  odd', 'something'), ('', 'an error without a word'), ('x' * 900, 'x' * 300)])
-def test_an_error_is_one_line(error, line):
+    ('\nsomething\n  odd', 'something'), ('', 'an error without a message'), ('x' * 900, 'x' * 300)])
+def test_error_is_reduced_to_one_line(error, line):
     assert one_line(error) == line
 
 
@@ -117,14 +120,14 @@ def tried(problem='', seconds=2.0):
     (REFUSED, 'cuDNN has no kernel for these sizes'),
     ('cudaMalloc retry failed: out of memory', 'lower train.local_batch_size'),
     ('Check failed: something else', 'model.layout NCHW, float32 and a smaller batch')])
-def test_a_refused_kernel_is_met_by_the_doctor(error, fix):
+def test_refused_kernel_is_reported_with_advice(error, fix):
     check = check_trial([row(trial=tried()), row(host='h2', trial=tried(one_line(error)))])
     assert check.status == 'failed' and check.found == f'an evaluation on h2: {one_line(error)}' and fix in check.fix
 
 
-def test_batches_that_ran():
+def test_successful_trial_batches():
     check = check_trial([row(trial=tried()), row(trial=tried(seconds=4.4))])
-    assert check.status == 'ok' and 'in 4 s at most; up to 5.0 GB' in check.found
+    assert check.status == 'ok' and 'in at most 4 s; afterwards up to 5.0 GB' in check.found
     assert check_trial([row()]).status == 'not needed'
 
 
@@ -136,39 +139,39 @@ def config(**train):
 
 
 def test_one_batch_of_each_kind_is_tried(monkeypatch, thin_resnets):
-    seen, eval_net = [], examine.Trainer.eval_net.fget
-    monkeypatch.setattr(examine.Trainer, 'eval_net', property(
+    seen, eval_net = [], doctor_facts.Trainer.eval_net.fget
+    monkeypatch.setattr(doctor_facts.Trainer, 'eval_net', property(
         lambda trainer: lambda images: seen.append(images.shape) or eval_net(trainer)(images)))
-    found = examine.try_batches(config(eval_batch_size=5), 1, 0, None)
+    found = doctor_facts.try_batches(config(eval_batch_size=5), 1, 0, None)
     assert (found['what'], found['problem'], seen) == ('an evaluation', '', [(5, 3, 32, 32)]) and found['seconds'] > 0
 
 
-def test_what_a_kernel_refuses_is_one_line(monkeypatch, thin_resnets):
+def test_error_of_a_kernel_is_one_line(monkeypatch, thin_resnets):
     def refuse(*_):
         raise mx.MXNetError(REFUSED)
-    monkeypatch.setattr(examine.Trainer, 'forward', refuse)
-    found = examine.try_batches(config(), 1, 0, None)
+    monkeypatch.setattr(doctor_facts.Trainer, 'forward', refuse)
+    found = doctor_facts.try_batches(config(), 1, 0, None)
     assert found['what'] == 'a training pass' and found['problem'].endswith('CUDNN_STATUS_NOT_SUPPORTED')
     wrong = Config(train=TrainConfig(global_batch_size=7))
-    assert 'global_batch_size' in examine.try_batches(wrong, 2, 0, None)['problem']
+    assert 'global_batch_size' in doctor_facts.try_batches(wrong, 2, 0, None)['problem']
 
 
 @pytest.mark.parametrize('device, problem', [(0, ''), (None, 'train.device: got gpu, and MXNet sees none')])
-def test_a_rank_with_a_gpu_tries_it_and_one_without_says_why(monkeypatch, device, problem):
+def test_rank_with_a_gpu_tries_it_and_one_without_reports_the_reason(monkeypatch, device, problem):
     find_device = Mock(return_value=device, side_effect=ConfigError(problem) if problem else None)
     for name, stand_in in (('own_facts', lambda folder, mxnet: {'host': 'h1', 'gpus': [], 'mxnet': mxnet}),
                            ('device_id_of', find_device), ('device_context', lambda device_id: mx.cpu()),
                            ('try_batches', lambda c, size, rank, device_id: {'device': device_id}),
                            ('_horovod_facts', lambda *_: {})):
-        monkeypatch.setattr(examine, name, stand_in)
-    [found] = examine.gather_facts(config(device='gpu'), True, LocalComm())
+        monkeypatch.setattr(doctor_facts, name, stand_in)
+    [found] = doctor_facts.gather_facts(config(device='gpu'), True, Comm())
     assert (found['device'], found['device_problem'], found['mxnet']['kind']) == (device, problem, 'cpu')
     assert found['trial'] == (None if problem else {'device': 0})
 
 
-def test_a_device_of_the_command_line_counts_without_a_configuration(monkeypatch, tmp_path):
+def test_device_option_applies_without_a_configuration(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    _, checks = examine.examine(config(device='gpu', precision='float16'), False, LocalComm())
+    _, checks = doctor_facts.examine(config(device='gpu', precision='float16'), False, Comm())
     [found] = [c for c in checks if c.name == 'GPU']
     assert found.status == 'failed' and 'is a CPU build' in found.found
     assert {'GPU environment', 'trial batches'} <= {c.name for c in checks}

@@ -1,4 +1,4 @@
-"""The energy of a run: read back from its nodes' files, and in every form of the report. Numbers are made up."""
+"""Energy of a run: telemetry files of nodes and every format of the report, with made-up numbers."""
 import csv
 import io
 import json
@@ -8,17 +8,17 @@ import pytest
 from helpers import call
 from lines import START_S, run_lines, write_lines
 
-from mlperf_rn50.mlperf.energy import NO_COUNTERS, NO_TELEMETRY, read_energy
-from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.study.report_data import render_csv, render_json
-from mlperf_rn50.study.report_page import render_html
-from mlperf_rn50.study.report_text import render_table
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.analysis.report.data import render_csv, render_json
+from mlperf_rn50.analysis.report.page import render_html
+from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.sidecar.energy import NO_COUNTERS, NO_TELEMETRY, read_energy
 
 
 def line(time_s, **values):
-    """A line of a node whose clock is 7 s ahead of the log's."""
+    """Telemetry line of a node whose clock is 7 s ahead of the log."""
     return json.dumps({'time_ms': round(1e3 * (START_S + 7 + time_s)), **values})
 
 
@@ -28,7 +28,7 @@ def reading(time_s, cpu=None, gpu=None, **values):
 
 
 def steady(start_s=-10, stop_s=30, clock_s=0.0, run_s=0, **watts):
-    """A sampler of devices that take as many watts, 40 % of them until 4 s before run_start; a reading a second."""
+    """One reading a second of devices at constant power, of which they draw 40 % until 4 s before run_start."""
     def joules(t, w):
         return w * (0.4 * (min(t, run_s - 4) - start_s) + max(0.0, t - run_s + 4))
     rows = [(start_s - 0.1, line(start_s - 0.1, event='start')),
@@ -57,7 +57,7 @@ def energy_of(log, **nodes):
     return read_energy(read_run(log))
 
 
-def test_joules_are_of_the_run_alone(log):
+def test_joules_cover_only_the_run(log):
     found = energy_of(log, n1=steady(cpu=100, gpu=300))
     assert (found.seconds, found.measured, found.reasons) == (22.0, ('cpu', 'gpu'), {})
     assert [found.cpu_joules, found.gpu_joules, found.joules] == pytest.approx([2200, 6600, 8800])
@@ -65,18 +65,18 @@ def test_joules_are_of_the_run_alone(log):
 
 
 def readings(pairs):
-    """A node with the start of the run, and (seconds, joules) of its CPU."""
+    """Telemetry lines with the start of the run and (seconds, joules) of a CPU."""
     return [line(0, event='run_start', clock_s=0.0), *(reading(t, cpu=j) for t, j in pairs)]
 
 
-# Whatever does not fit is as if it were not there.
+# Invalid lines are ignored.
 HOSTILE = [line(12.5, energy_j={'cpu': {'0': '@'}}).replace('"@"', value)
            for value in ('-5', 'NaN', '1e300', 'true', '"9"', 'null')]
 HOSTILE += [line(12.5, energy_j=[1]), line(12.5, energy_j={'cpu': [1], 'gpu': 7}), '{"time_ms": NaN, "event": 1}',
             reading(12.5, cpu={'x' * 65: 1.0}), '[' * 100_000]
 STEADY, NO_ENERGY = steady(cpu=100), [line(0, event='run_start', clock_s=0.0), line(1, cpu_percent=3.0)]
 BOOTED = [*STEADY, reading(31, event='stop', boot='b1', cpu=9e4)]
-# Killed at 15 s, the checkpoint is of 10 s; it goes on a thousand seconds later.
+# Killed at 15 s with a checkpoint of 10 s, and resumed a thousand seconds later.
 RESUMED = steady(start_s=990, run_s=1000, stop_s=1013, clock_s=10.0, cpu=200)
 
 
@@ -85,26 +85,27 @@ RESUMED = steady(start_s=990, run_s=1000, stop_s=1013, clock_s=10.0, cpu=200)
     (1, {'n1': [*STEADY[:14], *STEADY[28:]]}, 2200),
     (1, {'n1': [*STEADY[:25], *HOSTILE, *STEADY[25:]]}, 2200),
     (2, {'n1': STEADY, 'n2': steady(cpu=10)}, 2420),
-    (2, {'n1': STEADY}, 'nodes with telemetry: 1, in the log: 2'),
-    (2, {'n1': STEADY, 'n2': NO_ENERGY}, 'n2 has no counters that could be read'),
-    (2, {'n1': STEADY, 'n2': STEADY[:5]}, 'n2 has no samples of the start of the run'),
-    (2, {'n1': BOOTED, 'n2': BOOTED}, 'n1 and n2 are one machine, whose counters would count twice'),
+    (2, {'n1': STEADY}, 'telemetry of 1 node, but 2 in the log'),
+    (2, {'n1': STEADY, 'n2': NO_ENERGY}, 'n2 has no readable counters'),
+    (2, {'n1': STEADY, 'n2': STEADY[:5]}, 'n2 has no samples from the start of the run'),
+    (2, {'n1': BOOTED, 'n2': BOOTED}, 'n1 and n2 are the same machine, which would count twice'),
     (1, {}, NO_TELEMETRY), (1, {'n1': NO_ENERGY}, NO_COUNTERS),
-    (1, {'n1': steady(stop_s=18, cpu=100)}, 'n1, cpu 0: no sample within 3 s of the end, the next is 4.0 s away'),
+    (1, {'n1': steady(stop_s=18, cpu=100)},
+     'n1, cpu 0: the nearest sample is 4.0 s from the end, expected at most 3 s'),
     (1, {'n1': readings((t, t) for t in range(4, 30))},
-     'n1, cpu 0: no sample within 3 s of the start, the next is 4.0 s away'),
-    (1, {'n1': steady(cpu=2e4)}, 'n1, cpu 0: 20,000 W is more than any device takes'),
-    (1, {'n1': [*STEADY, reading(31, cpu=3.0)]}, 'n1, cpu 0: its counter falls'),
-    (1, {'n1': [*STEADY, reading(5, cpu=9e4)]}, 'n1, cpu 0: the times of its samples fall'),
-    (1, {'n1': [text.replace('"cpu": {', '"cpu": {"1": 5.0, ') for text in STEADY]},  # no sum of the other devices
-     'n1, cpu 1: its counter stands still'),
-    (1, {'n1': steady(stop_s=20, cpu=100)}, 2200),  # the rest is as what is there
-    (1, {'n1': readings((t, t) for t in range(2, 21))}, 'n1, cpu 0: its samples cover 18.0 of 22.0 s'),
+     'n1, cpu 0: the nearest sample is 4.0 s from the start, expected at most 3 s'),
+    (1, {'n1': steady(cpu=2e4)}, 'n1, cpu 0: got 20,000 W, expected at most 10,000 W'),
+    (1, {'n1': [*STEADY, reading(31, cpu=3.0)]}, 'n1, cpu 0: the counter decreases'),
+    (1, {'n1': [*STEADY, reading(5, cpu=9e4)]}, 'n1, cpu 0: the sample times decrease'),
+    (1, {'n1': [text.replace('"cpu": {', '"cpu": {"1": 5.0, ') for text in STEADY]},  # no partial sum
+     'n1, cpu 1: the counter does not change'),
+    (1, {'n1': steady(stop_s=20, cpu=100)}, 2200),  # the rest is extrapolated
+    (1, {'n1': readings((t, t) for t in range(2, 21))}, 'n1, cpu 0: the samples cover 18.0 s of 22.0 s'),
     (1, {'n1': [*steady(stop_s=15, cpu=100), *RESUMED]}, 10 * 100 + 12 * 200),
-    (1, {'n1': RESUMED}, 'n1 has no samples of the start of the run'),
+    (1, {'n1': RESUMED}, 'n1 has no samples from the start of the run'),
     (1, {'n1': [*steady(stop_s=6, cpu=100), *RESUMED]},
-     'n1, cpu 0: no sample within 3 s of the end, the next is 4.0 s away')])
-def test_cpu_joules_or_why_there_are_none(tmp_path, num_nodes, nodes, expected):
+     'n1, cpu 0: the nearest sample is 4.0 s from the end, expected at most 3 s')])
+def test_cpu_joules_or_the_reason_for_none(tmp_path, num_nodes, nodes, expected):
     found = energy_of(write_log(tmp_path, nodes=num_nodes), **nodes)
     if isinstance(expected, str):
         assert (found.reasons['cpu'], found.cpu_joules, found.joules) == (expected, None, None)
@@ -112,12 +113,12 @@ def test_cpu_joules_or_why_there_are_none(tmp_path, num_nodes, nodes, expected):
         assert found.cpu_joules == pytest.approx(expected) and 'cpu' not in found.reasons
 
 
-def test_so_many_devices_are_no_node(log):
+def test_number_of_devices_is_bounded(log):
     found = energy_of(log, n1=readings((t, {str(k): 1.0 + t for k in range(1000)}) for t in range(-1, 24)))
     assert len(found.nodes['n1']['cpu']) == 64
 
 
-def test_of_a_run_that_goes_on_it_is_so_far(tmp_path):
+def test_energy_of_a_running_run_covers_the_time_so_far(tmp_path):
     log = write_log(tmp_path, nodes=2, status=None)
     found = energy_of(log, n1=steady(stop_s=18, cpu=100), n2=steady(stop_s=15, cpu=100))
     assert found.seconds == 15 and found.cpu_joules == pytest.approx(3000)
@@ -126,7 +127,7 @@ def test_of_a_run_that_goes_on_it_is_so_far(tmp_path):
 
 @pytest.fixture
 def studies(tmp_path):
-    """1x1: two runs measured. 2x1: one of the two lacks a node. 4x1: no telemetry. 8x1: none of energy."""
+    """Systems 1x1 with two measured runs, 2x1 with a node missing in one, 4x1 without telemetry, 8x1 without energy."""
     for nodes in (1, 2, 4, 8):
         for number in (0, 1):
             write_log(tmp_path / f's/{nodes}x1', number, nodes)
@@ -141,13 +142,13 @@ def rows_of(text):
     return [re.split(' {2,}', line.strip()) for line in text.splitlines()]
 
 
-def test_tables_have_the_columns_that_are_known(studies, tmp_path):
+def test_tables_have_columns_of_known_values(studies, tmp_path):
     text = render_table(studies(3.5))
     heads = ['node-hours', 'cost', 'CPU kWh', 'GPU kWh', 'images/J']
     columns, _, first, second, *_ = rows_of(text[text.index('\nsystem ') + 1:])
     assert [dict(zip(columns, first))[h] for h in heads] == ['0.00611', '0.0214', '0.000917', '0.00183', '259']
     assert [dict(zip(columns, second))[h] for h in heads[2:]] == ['-', '-', '-']
-    assert '2x1: CPU energy is not measured in 1 of 2 runs: result_1.txt: nodes with telemetry: 1' in text
+    assert '2x1: CPU energy is not measured in 1 of 2 runs; result_1.txt: telemetry of 1 node, but 2' in text
     assert rows_of(text.partition('Energy of a run\n')[2])[2] == ['1x1', '22.0', '0.00275', 'CPUs and GPUs', '450']
     page = render_html(studies(3.5), [[]], tmp_path)
     assert '0.0214 for 0.00611 node-hours' in page and '>GPU kWh<' in page
@@ -156,7 +157,7 @@ def test_tables_have_the_columns_that_are_known(studies, tmp_path):
     assert [h for h in heads if h in render_table(studies(2))] == ['node-hours', 'cost']
 
 
-def test_json_and_csv_have_null_for_what_was_not_measured(studies):
+def test_json_and_csv_are_null_where_unmeasured(studies):
     first, second, third, fourth = json.loads(render_json(studies(3.6)))['systems']
     assert first['cost'] == pytest.approx(0.022) and first['node_hours'] == pytest.approx(22 / 3600)
     assert first['cpu_kwh'] == pytest.approx(3300 / 3.6e6) and first['energy_not_measured'] == {}
@@ -174,6 +175,6 @@ def test_json_and_csv_have_null_for_what_was_not_measured(studies):
 
 
 @pytest.mark.parametrize('price', ['0', 'nan', 'free'])
-def test_a_price_is_a_number_above_0(log, price):
+def test_price_must_be_a_number_above_0(log, price):
     done = call('report', log, '--price-per-node-hour', price)
     assert done.returncode == 2 and 'expected a number above 0, such as 3.5' in done.stderr

@@ -1,12 +1,12 @@
-"""Counting what is right, and which class is taken for which: counts that agree, whatever the logits are."""
+"""Evaluation: correct counts, confusion matrix and likeliest classes."""
 import mxnet as mx
 import numpy as np
 import pytest
 
 from mlperf_rn50.cli.classify import likeliest
-from mlperf_rn50.data.pipeline import Batch
+from mlperf_rn50.data.batches import Batch
 from mlperf_rn50.errors import RunFailed
-from mlperf_rn50.train.comm import LocalComm
+from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.evaluate import NO_CLASS, Accuracy, Confusion, ConfusionMatrix, correct_counts, evaluate
 
 
@@ -20,7 +20,7 @@ def counts(*args):
     return [int(n) for n in correct_counts(made.images, made.labels, made.num_valid).asnumpy()]
 
 
-def test_against_sorting():
+def test_counts_match_sorting():
     random = np.random.default_rng(0)
     logits, labels = random.normal(size=(200, 20)), random.integers(0, 20, 200)
     ranked = np.argsort(-logits, axis=1)
@@ -28,36 +28,36 @@ def test_against_sorting():
     assert counts(logits, labels) == expected
 
 
-def test_not_a_number_is_never_right():
+def test_nan_is_never_correct():
     logits = np.zeros((3, 10))
     logits[0, :] = np.nan
     logits[1, 2] = np.nan
     assert counts(logits, [0, 2, 0]) == [1, 1]
 
 
-def test_equal_logits_rank_by_class_number_and_fewer_classes_than_five_are_all_in():
+def test_ties_rank_by_class_number_and_top5_includes_all_of_fewer_classes():
     assert counts(np.zeros((7, 7)), range(7)) == [1, 5]
     assert counts(np.eye(3), [0, 1, 0]) == [2, 3]
 
 
-def test_the_whole_set_is_divided_once_and_another_number_of_images_is_an_error():
+def test_images_are_counted_once_and_a_wrong_number_is_an_error():
     batches = [batch(np.eye(4), range(4), n) for n in (4, 4, 2)]
-    assert evaluate(lambda images: images, batches, 10, LocalComm()) == Accuracy(10, 10, 10)
+    assert evaluate(lambda images: images, batches, 10, Comm()) == Accuracy(10, 10, 10)
     for num_images in (9, 11):
         with pytest.raises(RunFailed, match=f'got 10 images over all ranks, expected {num_images}'):
-            evaluate(lambda images: images, batches, num_images, LocalComm())
+            evaluate(lambda images: images, batches, num_images, Comm())
 
 
 def matrix_of(*batches) -> ConfusionMatrix:
     matrix = ConfusionMatrix(batches[0].images.shape[1])
-    accuracy = evaluate(lambda images: images, batches, sum(b.num_valid for b in batches), LocalComm(),
+    accuracy = evaluate(lambda images: images, batches, sum(b.num_valid for b in batches), Comm(),
                         on_logits=matrix.add)
     assert matrix.counts.trace() == accuracy.num_top1 and matrix.counts.sum() == accuracy.num_images
     return matrix
 
 
 @pytest.mark.parametrize('kind', ['normal', 'ties', 'infinite', 'nan'])
-def test_the_diagonal_is_what_is_right(kind):
+def test_diagonal_matches_the_correct_counts(kind):
     random = np.random.default_rng(0)
     logits, labels = random.normal(size=(300, 7)), random.integers(0, 7, 300)
     if kind == 'ties':
@@ -72,7 +72,7 @@ def test_the_diagonal_is_what_is_right(kind):
     assert matrix_of(batch(logits, labels, 200)).counts.sum() == 200  # no padding
 
 
-def test_the_most_frequent_come_first_and_equal_ones_by_class():
+def test_confusions_are_sorted_by_frequency_then_class():
     taken = [(0, 1), (2, 1), (2, 1), (1, 0), (1, 0), (1, 2), (0, 0), (2, 2)]
     matrix = matrix_of(batch(np.eye(3)[[t for _, t in taken]], [c for c, _ in taken]))
     assert matrix.largest(3, 'xyz') == [
@@ -82,8 +82,8 @@ def test_the_most_frequent_come_first_and_equal_ones_by_class():
     assert found == Confusion('y', NO_CLASS, 2, 1.0)
 
 
-def test_ranks_add_up_exactly():
-    class TwoRanks(LocalComm):
+def test_sum_over_ranks_is_exact():
+    class TwoRanks(Comm):
         def sum(self, counts):
             return [c + 2**53 for c in counts]
     matrix = matrix_of(batch(np.eye(3), [0, 1, 1]))
@@ -91,7 +91,7 @@ def test_ranks_add_up_exactly():
     assert matrix.counts[1, 2] == 2**53 + 1 and matrix.counts[0, 3] == 2**53
 
 
-def test_the_likeliest_classes_of_logits():
+def test_likeliest_classes_of_logits():
     found = likeliest(np.array([0, 1000, 1, 1000, -5, 999], np.float32), 'abcdef')
     assert [(g.name, g.number) for g in found] == [('b', 1), ('d', 3), ('f', 5), ('c', 2), ('a', 0)]
     assert found[0].probability == pytest.approx(1 / (2 + np.exp(-1))) and found[4].probability == 0

@@ -1,4 +1,4 @@
-"""Facts of the doctor that ranks gather together."""
+"""Doctor facts that several ranks gather."""
 import os
 import platform
 import threading
@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mlperf_rn50.train.examine import _run_folder_problem
+from mlperf_rn50.doctor.facts import _run_folder_problem
 
 
 class Rank:
-    """One of two ranks as threads, which exchange what Comm does."""
+    """One of two ranks in threads, with the part of Comm that the doctor uses."""
 
     def __init__(self, rank, meeting, values):
         self.rank, self.meeting, self.values = rank, meeting, values
@@ -28,42 +28,42 @@ class Rank:
 
 @pytest.fixture
 def problems(monkeypatch):
-    """What two ranks, on hosts of some names, find of a folder each."""
+    """Return the problems that two ranks on the given hosts find with their run folders."""
     names = threading.local()
     monkeypatch.setattr(platform, 'node', lambda: names.own)
 
     def find(folders, hosts=('h1', 'h2')):
         meeting, values = threading.Barrier(2), [None, None]
 
-        def one(rank):
+        def check(rank):
             names.own = hosts[rank]
             return _run_folder_problem(folders[rank], Rank(rank, meeting, values))
         with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(one, range(2)))
+            return list(pool.map(check, range(2)))
     return find
 
 
-def test_a_shared_run_folder_is_seen_and_left_as_it_was(problems, tmp_path):
+def test_shared_run_folder_is_found_and_left_unchanged(problems, tmp_path):
     assert problems([tmp_path / 'logs/run'] * 2) == ['', '']
-    assert not list(tmp_path.iterdir())  # it is made by the run, not by the doctor
+    assert not list(tmp_path.iterdir())  # the run creates it, not the doctor
     (tmp_path / 'logs').mkdir()
     (tmp_path / 'logs/result_0.txt').touch()
     assert problems([tmp_path / 'logs'] * 2) == ['', '']
     assert [p.name for p in (tmp_path / 'logs').iterdir()] == ['result_0.txt']
 
 
-def test_a_host_with_a_run_folder_of_its_own_says_so(problems, tmp_path):
-    (tmp_path / 'of_1/run').mkdir(parents=True)
-    of_0, of_1 = problems([tmp_path / 'of_0/run', tmp_path / 'of_1/run'])
-    assert of_0 == '' and of_1.startswith(f'no {tmp_path}/of_1/run/.doctor-')
-    assert not (tmp_path / 'of_0').exists()
+def test_unshared_run_folder_is_reported(problems, tmp_path):
+    (tmp_path / 'h2/run').mkdir(parents=True)
+    problem_0, problem_1 = problems([tmp_path / 'h1/run', tmp_path / 'h2/run'])
+    assert problem_0 == '' and problem_1.startswith(f'no {tmp_path}/h2/run/.doctor-')
+    assert not (tmp_path / 'h1').exists()
 
 
-def test_a_run_folder_that_rank_0_cannot_write_is_its_problem_alone(problems, tmp_path):
+def test_unwritable_run_folder_is_reported_by_rank_0_alone(problems, tmp_path):
     (tmp_path / 'file').touch()
-    of_0, of_1 = problems([tmp_path / 'file/run'] * 2)
-    assert of_0 == f'{tmp_path}/file/run: {os.strerror(20)}' and of_1 == ''
+    problem_0, problem_1 = problems([tmp_path / 'file/run'] * 2)
+    assert problem_0 == f'{tmp_path}/file/run: {os.strerror(20)}' and problem_1 == ''
 
 
-def test_one_host_asks_nothing(problems, tmp_path):
+def test_single_host_needs_no_check(problems, tmp_path):
     assert problems([tmp_path / 'run'] * 2, hosts=('h1', 'h1')) == [None, None]

@@ -1,4 +1,4 @@
-"""Files that grow by lines, on disks that take no more; files and folders that are read without trust."""
+"""Files: appending of lines, full disks, and reading of untrusted files and folders."""
 import errno
 import os
 import resource
@@ -26,7 +26,7 @@ from mlperf_rn50.jsonl import decode, read_lines
 
 
 @pytest.mark.parametrize('before, kept', [('', ''), ('torn', ''), ('whole\n', 'whole\n'), ('a\nb\nto', 'a\nb\n')])
-def test_a_torn_last_line_is_cut_off_and_a_new_one_stands_there_at_once(tmp_path, before, kept):
+def test_torn_last_line_is_cut_off_and_a_new_line_is_written_at_once(tmp_path, before, kept):
     path = tmp_path / 'lines'
     path.write_text(before)
     lines = LineFile(path)
@@ -36,7 +36,7 @@ def test_a_torn_last_line_is_cut_off_and_a_new_one_stands_there_at_once(tmp_path
         LineFile(path, is_new=True)
 
 
-def test_a_link_is_not_written_through(tmp_path):
+def test_write_follows_no_symbolic_link(tmp_path):
     target, link = tmp_path / 'target', tmp_path / 'link'
     target.write_text('without an end of line')
     link.symlink_to(target)
@@ -48,18 +48,18 @@ def test_a_link_is_not_written_through(tmp_path):
     assert target.read_text() == 'without an end of line'
 
 
-def test_a_full_disk_is_named_with_the_file(tmp_path):
+def test_error_of_a_full_disk_names_file_and_disk(tmp_path):
     lines = LineFile(Path('/dev/full'))
     with pytest.raises(StorageError) as e:
         lines.write('x')
     assert str(e.value).startswith('/dev/full: cannot write: No space left on device; the disk at /dev has ')
-    assert 'bytes free; make room' in str(e.value) and e.value.exit_code == EXIT_FAILED
+    assert 'bytes free; free space' in str(e.value) and e.value.exit_code == EXIT_FAILED
     lines.close()
     with pytest.raises(StorageError, match='lines: cannot write: No such file or directory'):
         LineFile(tmp_path / 'none/lines')
 
 
-def test_of_a_line_that_does_not_fit_nothing_is_left(tmp_path):
+def test_line_that_does_not_fit_leaves_no_part(tmp_path):
     lines, (soft, hard) = LineFile(tmp_path / 'lines'), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
@@ -68,10 +68,10 @@ def test_of_a_line_that_does_not_fit_nothing_is_left(tmp_path):
                 lines.write(100 * 'x')
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert (tmp_path / 'lines').read_text() == 9 * (100 * 'x' + '\n')  # 91 bytes of a tenth would have had room
+    assert (tmp_path / 'lines').read_text() == 9 * (100 * 'x' + '\n')  # 91 bytes of the tenth line would have fitted
 
 
-def test_what_could_not_be_written_leaves_no_temporary_file(tmp_path, monkeypatch):
+def test_failed_write_leaves_no_temporary_file(tmp_path, monkeypatch):
     path = tmp_path / 'config.yaml'
     write_atomically(path, 'old')
 
@@ -79,8 +79,8 @@ def test_what_could_not_be_written_leaves_no_temporary_file(tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, 'No space left on device')
     monkeypatch.setattr(os, 'fsync', fail)
     monkeypatch.setattr(os, 'statvfs', fail)
-    said = 'config.yaml: cannot write: No space left on device; its disk does not answer'
-    with pytest.raises(StorageError, match=said), writing(path):
+    message = 'config.yaml: cannot write: No space left on device; the disk does not respond'
+    with pytest.raises(StorageError, match=message), writing(path):
         write_atomically(path, 'new')
     assert path.read_text() == 'old' and temporaries_in(tmp_path) == []
 
@@ -93,7 +93,7 @@ def test_untrusted_text_and_json_are_bounded(tmp_path):
         read_text(path, 4)
     os.mkfifo(tmp_path / 'pipe')
     for endless in (Path('/dev/zero'), tmp_path / 'pipe'):
-        with pytest.raises(OSError, match='not a file'):
+        with pytest.raises(OSError, match='expected a file'):
             read_text(endless, 1000)
         assert list(read_lines(endless, Step)) == []
     for text in ('[' * 100_000, '{"a":' * 100_000):
@@ -108,11 +108,11 @@ class Step(msgspec.Struct):
 
 @pytest.mark.parametrize('content', ['{"step": "1"}', '{"step": 1, "loss": NaN}', '[1]', '', '{"step": 1',
                                      '[' * 100_000, b'\xff'])
-def test_what_does_not_fit_is_none(content):
+def test_invalid_content_decodes_to_none(content):
     assert decode(content, Step) is None
 
 
-def test_lines_keep_their_numbers_and_a_torn_one_is_skipped(tmp_path):
+def test_lines_keep_their_numbers_and_torn_lines_are_skipped(tmp_path):
     path = tmp_path / 'steps.jsonl'
     path.write_text('{"step": 1}\nnoise\n{"other": 2}\n{"step": 3, "loss": 0.5}\n{"step": 4}')
     assert list(read_lines(path, Step, b'"step"')) == [(1, Step(1)), (4, Step(3, 0.5))]
@@ -120,7 +120,7 @@ def test_lines_keep_their_numbers_and_a_torn_one_is_skipped(tmp_path):
     assert list(read_lines(path, Step)) == [(2, Step(2))]
 
 
-def test_the_walk_is_that_of_the_standard_library(tmp_path):
+def test_walk_matches_the_standard_library(tmp_path):
     for name in ('b/c', 'a', 'b/a', 'secret'):
         (tmp_path / name).mkdir(parents=True)
     for name in ('b/2', 'b/1', 'a/x', '0'):
@@ -128,8 +128,8 @@ def test_the_walk_is_that_of_the_standard_library(tmp_path):
     (tmp_path / 'b/link').symlink_to(tmp_path / 'a')
     (tmp_path / 'loop').symlink_to('loop')
     (tmp_path / 'gone').symlink_to('nowhere')
-    theirs = [(place, sorted(folders), sorted(names)) for place, folders, names in os.walk(tmp_path)]
-    assert sorted(walk(tmp_path, print)) == sorted(theirs)
+    expected = [(place, sorted(folders), sorted(names)) for place, folders, names in os.walk(tmp_path)]
+    assert sorted(walk(tmp_path, print)) == sorted(expected)
     assert [os.path.basename(place) for place, _, _ in walk(tmp_path, print)][1:] == ['a', 'b', 'a', 'c', 'secret']
     faults = []
     assert list(walk(tmp_path / 'none', faults.append)) == []
@@ -138,25 +138,25 @@ def test_the_walk_is_that_of_the_standard_library(tmp_path):
 
 @pytest.fixture
 def deep(tmp_path):
-    """Makes folders of a name in each other; the lowest is the working folder until it is removed."""
+    """Create nested folders of a name; the deepest is the working folder until the test ends."""
     here = os.getcwd()
 
     def deep(name):
         os.chdir(tmp_path)
-        for _ in range(1500):  # more than Python calls deep
+        for _ in range(1500):  # deeper than the recursion limit of Python
             os.mkdir(name)
             os.chdir(name)
         return tmp_path / name
     yield deep
     os.chdir(here)
-    subprocess.run(['rm', '-rf', *tmp_path.iterdir()], check=True)  # shutil.rmtree calls itself
+    subprocess.run(['rm', '-rf', *tmp_path.iterdir()], check=True)  # shutil.rmtree is recursive
 
 
-@pytest.mark.parametrize('command, said', [('report', 'result_1.txt  converged'), ('check', '2 logs')])
-def test_logs_below_very_many_folders_are_read(deep, command, said):
+@pytest.mark.parametrize('command, text', [('report', 'result_1.txt  converged'), ('check', '2 logs')])
+def test_logs_in_deeply_nested_folders_are_read(deep, command, text):
     top = deep('d')
     write_set('.', 2)
     done = call(command, top)
-    assert done.stderr == '' and said in done.stdout
-    done = call(command, deep('ddd'))  # longer than any system takes
+    assert done.stderr == '' and text in done.stdout
+    done = call(command, deep('ddd'))  # longer than any system allows
     assert done.returncode in (1, 2) and 'File name too long' in done.stdout + done.stderr

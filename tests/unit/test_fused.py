@@ -1,4 +1,4 @@
-"""Norms joined with what follows them: found out, the same numbers, the same names; and channels last."""
+"""Fused norms: detection, and the same numbers and names as unfused ones; channels last."""
 import json
 from dataclasses import replace
 
@@ -8,17 +8,19 @@ import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig, check_values
-from mlperf_rn50.data.pipeline import made_up_batches
+from mlperf_rn50.config import Config, check_values
+from mlperf_rn50.data.batches import synthetic_batches
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model import fused
-from mlperf_rn50.model.folded import FoldedResNet
 from mlperf_rn50.model.fused import PLAIN, Fusion, NormAddRelu, NormRelu, fusion_of
-from mlperf_rn50.model.resnet import ResNet
+from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.model.resnet import FoldedResNet, ResNet
 from mlperf_rn50.model.weights import portable
 from mlperf_rn50.model.zoo import build_model, count_flops, image_shape, restore_model
 from mlperf_rn50.train import trainer as trainers
-from mlperf_rn50.train.comm import LocalComm
+from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
 
 pytestmark = pytest.mark.usefixtures('thin_resnets')
@@ -36,26 +38,26 @@ def with_model(**keys) -> Config:
 
 @pytest.fixture
 def nvidia(monkeypatch):
-    """An MXNet with NVIDIA's two operators, made of plain ones; their BatchNorm has one more key."""
+    """MXNet with NVIDIA's two operators, made of plain ones; this BatchNorm has one more key."""
     for space in (mx.nd, mx.sym):
         def batch_norm(*arrays, act_type=None, plain=space.BatchNorm, relu=space.Activation, **keys):
             y = plain(*arrays, **keys)
             return relu(y, act_type=act_type) if act_type else y
 
-        # Where the addend stands is not the same in all releases, so none of these has a place.
+        # The position of the addend differs between releases, so all arguments are keywords.
         def batch_norm_add_relu(*, addend, plain=space.BatchNorm, relu=space.Activation, **keys):
             return relu(plain(**keys) + addend, act_type='relu')
         monkeypatch.setattr(space, 'BatchNorm', batch_norm)
         monkeypatch.setattr(space, 'BatchNormAddRelu', batch_norm_add_relu, raising=False)
 
 
-# --- found out --------------------------------------------------------------------------------------
+# --- detection --------------------------------------------------------------------------------------
 
-def test_this_mxnet_has_none_of_them():
+def test_this_mxnet_has_no_fused_operators():
     assert fusion_of(GPU) == PLAIN and str(fusion_of(GPU)) == 'fused operators: none'
     assert not fused.runs_nvidias_kernels(GPU)
     for key, operator in (('fused_bn_relu', 'BatchNorm with act_type'), ('fused_bn_add_relu', 'BatchNormAddRelu')):
-        with pytest.raises(ConfigError, match=rf'^model.{key}: got true, and this MXNet \(.*\) has no {operator};'):
+        with pytest.raises(ConfigError, match=rf'^model.{key}: got true, but MXNet \S+ has no {operator};'):
             build_model(with_model(**{key: True}), mx.cpu(), 0)
 
 
@@ -63,26 +65,26 @@ def test_this_mxnet_has_none_of_them():
     (GPU, BOTH), (with_model(fused_bn_relu=True, fused_bn_add_relu=True), BOTH),
     (with_model(fused_bn_relu=False), Fusion(None, NormAddRelu)),
     (with_model(fused_bn_add_relu=False), Fusion(NormRelu, None)),
-    # Where the kernels are not, the operators would leave the sum and the ReLU out.
+    # Without the kernels, the operators would omit the sum and the ReLU.
     (with_model(layout='NCHW'), PLAIN), (replace(GPU, train=replace(GPU.train, precision='float32')), PLAIN),
     (replace(GPU, train=replace(GPU.train, device='cpu')), PLAIN),
     (replace(CPU, model=ModelConfig(fused_bn_relu=True)), Fusion(nn.BatchNormReLU))])
-def test_a_build_that_has_them_uses_them_where_a_kernel_is(nvidia, config, expected):
+def test_fused_operators_are_used_where_a_kernel_exists(nvidia, config, expected):
     assert fusion_of(config) == expected
     has_kernels = expected.norm_relu is NormRelu or expected.norm_add_relu is NormAddRelu
     assert fused.runs_nvidias_kernels(config) is has_kernels
 
 
-@pytest.mark.parametrize('right, wrong, said', [
+@pytest.mark.parametrize('right, wrong, message', [
     (with_model(fused_bn_relu=True), replace(GPU, model=ModelConfig(fused_bn_relu=True)),
      'model.fused_bn_relu: got true with train.device=.*expected null'),
     (with_model(fused_bn_add_relu=True), replace(CPU, model=ModelConfig(fused_bn_add_relu=True)),
      'model.fused_bn_add_relu: got true with train.device=.*expected null'),
     (replace(CPU, model=ModelConfig(fused_bn_relu=True)), with_model(name='inception_v3'),
      'model.layout: got NHWC with model.name=inception_v3')])
-def test_what_has_no_kernel_is_refused(right, wrong, said):
+def test_options_without_a_kernel_are_refused(right, wrong, message):
     check_values(right)
-    with pytest.raises(ConfigError, match=f'^{said}'):
+    with pytest.raises(ConfigError, match=f'^{message}'):
         check_values(wrong)
 
 
@@ -122,12 +124,12 @@ def test_fused_and_unfused_give_the_same_numbers(nvidia, name, is_hybrid, num_no
     assert operators.count('BatchNorm') == num_norms
     assert count_flops(net, (3, 64, 64)) == count_flops(plain, (3, 64, 64))
     expected, got = trained(plain, is_hybrid), trained(net, is_hybrid)
-    assert list(got) == list(expected)  # names, and their order: the buckets of the exchange
+    assert list(got) == list(expected)  # names and order, on which the buckets of the exchange depend
     for key, value in expected.items():
         np.testing.assert_allclose(got[key], value, rtol=1e-3, atol=1e-4 * np.abs(value).max(), err_msg=key)
 
 
-def test_the_last_norm_of_a_unit_is_in_the_join(nvidia, monkeypatch):
+def test_last_norm_of_a_unit_is_fused_with_the_addition(nvidia, monkeypatch):
     names, plain = [], mx.sym.BatchNormAddRelu
     monkeypatch.setattr(mx.sym, 'BatchNormAddRelu', lambda **keys: names.append(keys['gamma'].name) or plain(**keys))
     net = make_net(BOTH, 'resnet50', zero_gamma=True)
@@ -143,30 +145,30 @@ def test_norms_stay_float32_in_float16(nvidia):
     assert types['conv0_weight'] == 'float16'
 
 
-def test_what_is_kept_is_used_without_them(nvidia):
-    """Evaluations, exports and other machines."""
+def test_saved_weights_are_used_without_fused_operators(nvidia):
+    """Evaluations, exports and other machines use plain operators."""
     config = with_model(fused_bn_relu=True, fused_bn_add_relu=True)
     net = build_model(config, mx.cpu(), 0)
     arrays = {n: p.data().asnumpy() for n, p in net.collect_params().items()}
     blocks = []
     restore_model(config, mx.cpu(), arrays, '').apply(blocks.append)
     assert len(blocks) > 50 and not [b for b in blocks if isinstance(b, NormRelu | NormAddRelu)]
-    told, _ = portable(config, arrays)
-    assert told.model.fused_bn_relu is told.model.fused_bn_add_relu is None
-    check_values(replace(told, train=replace(told.train, local_batch_size=1)))
+    exported, _ = portable(config, arrays)
+    assert exported.model.fused_bn_relu is exported.model.fused_bn_add_relu is None
+    check_values(replace(exported, train=replace(exported.train, local_batch_size=1)))
 
 
 def steps_of_two_passes() -> dict[str, bytes]:
     config = replace(SMALL, train=replace(SMALL.train, gradient_accumulation_steps=2))
     plan = make_plan(config, 1)
-    trainer = trainers.Trainer(plan, LocalComm(), 0, None)
-    batches = made_up_batches(config, plan.train_shard(), None)
+    trainer = trainers.Trainer(plan, Comm(), 0, None)
+    batches = synthetic_batches(config, plan.train_shard(), None)
     for _ in range(2):
         trainer.read(trainer.step(batches, 0, 0.1, False))
     return {n: a.tobytes() for n, a in trainer.snapshot().items()}
 
 
-def test_gradients_that_a_kernel_does_not_add_are_added_by_hand(monkeypatch):
+def test_gradients_are_added_explicitly_where_a_kernel_does_not(monkeypatch):
     added = steps_of_two_passes()
     seen = []
     monkeypatch.setattr(trainers, 'runs_nvidias_kernels', lambda config: seen.append(config) or True)
@@ -175,8 +177,8 @@ def test_gradients_that_a_kernel_does_not_add_are_added_by_hand(monkeypatch):
 
 # --- channels last ----------------------------------------------------------------------------------
 
-def test_the_network_of_evaluations_has_no_norm_in_either_layout():
-    """cuDNN refuses to infer with one that has 65,536 rows or more, as any batch on channels last has."""
+def test_evaluation_network_has_no_norm_in_either_layout():
+    """cuDNN refuses inference with a norm of 65,536 rows or more, which any batch with channels last has."""
     flops = []
     for layout in ('NCHW', 'NHWC'):
         config = with_model(name='resnet50', layout=layout)

@@ -1,4 +1,4 @@
-"""Which GPUs a rank sees and takes: CUDA_VISIBLE_DEVICES, one GPU per task, MIG, and ranks that would share one."""
+"""Visible and chosen GPUs of a rank: CUDA_VISIBLE_DEVICES, one GPU per task, MIG, and unintended sharing."""
 import platform
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -8,14 +8,15 @@ import mxnet as mx
 import pytest
 from helpers import write_files
 
-from mlperf_rn50.config import Config, RunConfig, TrainConfig
+from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import gpus as gpus_module
 from mlperf_rn50.system import telemetry
 from mlperf_rn50.system.gpus import Gpu, View, all_bus_ids, choose_gpus, find_visible_gpus, linux_bus_id, make_view
 from mlperf_rn50.system.power import Meter
 from mlperf_rn50.system.topology import choose_devices
-from mlperf_rn50.train import device
+from mlperf_rn50.train.comm import device
+from mlperf_rn50.train.options import TrainConfig
 
 
 def gpu(number):
@@ -46,7 +47,7 @@ class FakeNvml:
 @pytest.mark.parametrize('visible, uuids', [
     (None, ['GPU-a0', 'GPU-b1', 'GPU-c2']), ('', []), (' 2 , 0', ['GPU-c2', 'GPU-a0']), ('0,-1,1', ['GPU-a0']),
     ('1,3,0', ['GPU-b1']), ('GPU-b1,0', ['GPU-b1', 'GPU-a0']), ('MIG-c1', ['MIG-c1'])])
-def test_cuda_counts_what_is_named_up_to_the_first_mistake(monkeypatch, visible, uuids):
+def test_visible_devices_count_up_to_the_first_invalid_entry(monkeypatch, visible, uuids):
     monkeypatch.setattr(gpus_module, 'find_gpus', lambda: (FakeNvml(), ['a', 'b', 'c']))
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
     if visible is not None:
@@ -69,38 +70,38 @@ def views(*uuids_of_ranks, hosts=None, visible=None):
 
 
 def numbered(*visible):
-    """Views of ranks on one host that see a GPU each, of which the driver tells nothing."""
+    """Views of ranks on one host that see a GPU each, without facts from the driver."""
     return [make_view('h1', [], 1, v) for v in visible]
 
 
 @pytest.mark.parametrize('made, per_device, numbers', [
-    (views('a b c d', 'a b c d', 'a b c d', 'a b c d'), 1, [0, 1, 2, 3]),  # all see all
+    (views('a b c d', 'a b c d', 'a b c d', 'a b c d'), 1, [0, 1, 2, 3]),  # all ranks see all GPUs
     (views('a b', 'a b', 'a b', 'a b'), 3, [0, 0, 0, 1]),
-    (views('a', 'b', 'c', 'd'), 1, [0, 0, 0, 0]),  # one GPU per task: all call it 0
+    (views('a', 'b', 'c', 'd'), 1, [0, 0, 0, 0]),  # one GPU per task, which is number 0 for each
     (views('a', 'a', 'b', 'b', 'c'), 2, [0] * 5),
-    (views('a', 'b', 'b', 'c', 'c'), 2, [0] * 5),  # where NCCL is, uneven nodes are refused elsewhere
+    (views('a', 'b', 'b', 'c', 'c'), 2, [0] * 5),  # with NCCL, another check refuses uneven nodes
     (views('a b', 'a b', 'c d', 'c d', hosts=['h1', 'h1', 'h2', 'h2']), 1, [0, 1, 0, 1]),
-    (views('a b', 'c d'), 1, [0, 0]),  # several per task: each takes its first
+    (views('a b', 'c d'), 1, [0, 0]),  # several per task, of which a rank takes the first
     (numbered('0', '1'), 1, [0, 0])])
-def test_ranks_share_out_what_they_see(made, per_device, numbers):
+def test_ranks_divide_the_visible_gpus(made, per_device, numbers):
     assert choose_gpus(made, per_device) == numbers
 
 
-@pytest.mark.parametrize('made, per_device, said', [
+@pytest.mark.parametrize('made, per_device, message', [
     (views('GPU-a', 'GPU-a', visible='0'), 1, 'run.ranks_per_device: got 1 with 2 ranks on h1 that see 1 GPU '
      r'\(CUDA_VISIBLE_DEVICES=0\); all see GPU-a; expected at least 2, or a GPU for each rank'),
     (views(*['a b'] * 5), 2, 'got 2 with 5 ranks on h1 that see 2 GPUs; all see a, b; expected at least 3'),
-    (views('a b', 'a'), 1, 'got 1, and ranks 0, 1 on h1 all take GPU a .* expected a GPU for each, or 2'),
-    (views('a', 'a', hosts=['pod-0', 'pod-1']), 1, 'ranks 0, 1 on pod-0, pod-1 all take GPU a'),
-    (views('a', '', visible=''), 1, 'rank 1 on h1 sees no GPU .CUDA_VISIBLE_DEVICES=.; give it one'),
-    (views('a', 'b', 'a', 'b'), 2, '^run.ranks_per_device: got 2, and ranks 0 and 2 on h1, which are no neighbours'),
+    (views('a b', 'a'), 1, 'got 1, but ranks 0, 1 on h1 all use GPU a .* expected a GPU for each, or 2'),
+    (views('a', 'a', hosts=['pod-0', 'pod-1']), 1, 'ranks 0, 1 on pod-0, pod-1 all use GPU a'),
+    (views('a', '', visible=''), 1, 'rank 1 on h1 sees no GPU .CUDA_VISIBLE_DEVICES=.; make one visible'),
+    (views('a', 'b', 'a', 'b'), 2, '^run.ranks_per_device: got 2, but ranks 0 and 2 on h1, which are not consecutive'),
     (numbered(None, None), 1, 'got 1 with 2 ranks on h1 that see 1 GPU; expected at least 2')])
-def test_ranks_never_share_a_gpu_that_was_not_to_be_shared(made, per_device, said):
-    with pytest.raises(ConfigError, match=said):
+def test_unintended_sharing_is_refused(made, per_device, message):
+    with pytest.raises(ConfigError, match=message):
         choose_gpus(made, per_device)
 
 
-def test_a_variable_cannot_steer_the_terminal_or_fill_it():
+def test_variable_in_a_message_is_escaped_and_shortened():
     with pytest.raises(ConfigError) as e:
         choose_gpus(numbered(*['\x1b[2J0\n' + '0' * 100_000] * 2), 1)
     assert '\x1b' not in str(e.value) and '\n' not in str(e.value) and len(str(e.value)) < 500
@@ -110,53 +111,53 @@ def test_a_variable_cannot_steer_the_terminal_or_fill_it():
     ([gpu(0)], 1, None, ('GPU-a0',)), ([], 2, None, ('number 0 of h1', 'number 1 of h1')),
     ([], 1, '3,1', ('number 3 of h1',)),  # a GPU for each task, and no NVML
     ([], 1, 'GPU-a', ('number 0 of h1',)),
-    ([gpu(0), gpu(1)], 1, None, ('number 0 of h1',))])  # CUDA counts otherwise
-def test_without_uuids_devices_are_known_by_number_and_host(found, num_gpus, visible, uuids):
+    ([gpu(0), gpu(1)], 1, None, ('number 0 of h1',))])  # CUDA reports another number
+def test_without_uuids_devices_are_identified_by_number_and_host(found, num_gpus, visible, uuids):
     assert make_view('h1', found, num_gpus, visible).uuids == uuids
 
 
 def take(monkeypatch, seen, num_gpus):
-    """The devices of ranks on one host, each of which sees some GPUs, of which CUDA counts so many."""
+    """Return the devices that ranks on one host choose, given the GPUs that each sees and the number from CUDA."""
     config, taken = Config(train=TrainConfig(device='gpu'), run=RunConfig(ranks_per_device=1)), []
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
     monkeypatch.setattr(mx.context, 'num_gpus', Mock(return_value=num_gpus))
-    told = [asdict(make_view(platform.node(), gpus, num_gpus, None)) for gpus in seen]
+    reported = [asdict(make_view(platform.node(), gpus, num_gpus, None)) for gpus in seen]
     for rank, gpus in enumerate(seen):
         monkeypatch.setattr(device, 'find_visible_gpus', Mock(return_value=gpus))
-        comm = SimpleNamespace(rank=rank, gather_object=Mock(return_value=told))
+        comm = SimpleNamespace(rank=rank, gather_object=Mock(return_value=reported))
         try:
             taken.append(device.device_id_of(config, comm))
         except ConfigError as e:
             taken.append(str(e))
-        comm.gather_object.assert_called_once_with(told[rank])
+        comm.gather_object.assert_called_once_with(reported[rank])
     return taken
 
 
-def test_each_rank_learns_its_number_from_what_all_see(monkeypatch):
+def test_device_numbers_follow_from_the_views_of_all_ranks(monkeypatch):
     assert take(monkeypatch, [[gpu(0), gpu(1)]] * 2, 2) == [0, 1]
     same = take(monkeypatch, [[gpu(0)], [gpu(0)]], 1)
     assert same[0] == same[1] and 'run.ranks_per_device: got 1 with 2 ranks' in same[0]
-    assert take(monkeypatch, [[], []], 2) == [0, 1]  # a driver that tells nothing
+    assert take(monkeypatch, [[], []], 2) == [0, 1]  # no facts from the driver
     assert take(monkeypatch, [[]], 0)[0].startswith('train.device: got gpu, and MXNet sees none')
     assert device.device_id_of(Config(), SimpleNamespace()) is None
 
 
-# --- cores beside the GPU --------------------------------------------------------------------------------
+# --- cores close to the GPU ------------------------------------------------------------------------------
 
 HOST = ('0000:0b:00.0', '0000:1b:00.0', '0000:8b:00.0', '0000:9b:00.0')
 
 
 @pytest.mark.parametrize('visible, of_host, num_devices, expected', [
-    (HOST[2:], HOST, 2, (HOST[2:], None)),  # both see both
+    (HOST[2:], HOST, 2, (HOST[2:], None)),  # both ranks see both GPUs
     (HOST[2:3], HOST, 4, (HOST, 2)),  # one GPU per task
     (HOST[2:3], HOST, 1, (HOST[2:3], None)),
     (HOST[:1], (), 2, (HOST[:1], None)),  # a container that hides /sys
     (HOST[:1], HOST, 8, (HOST[:1], None))])  # instances: more ranks than cards
-def test_a_rank_that_sees_its_own_gpu_has_its_place_on_the_host(visible, of_host, num_devices, expected):
+def test_rank_with_one_visible_gpu_is_placed_among_all_of_the_host(visible, of_host, num_devices, expected):
     assert choose_devices(visible, of_host, num_devices) == expected
 
 
-def test_all_cards_of_a_host_are_in_sys(tmp_path):
+def test_cards_of_a_host_are_read_from_sys(tmp_path):
     for name, vendor, kind in (('0000:3b:00.0', '0x10de', '0x030200'), ('0000:1a:00.0', '0x10de', '0x030000'),
                                ('0000:3c:00.0', '0x10de', '0x068000'), ('0000:5e:00.0', '0x15b3', '0x020700')):
         write_files(tmp_path / 'bus/pci/devices' / name, {'vendor': vendor, 'class': kind})
@@ -165,10 +166,10 @@ def test_all_cards_of_a_host_are_in_sys(tmp_path):
 
 
 @pytest.mark.parametrize('num_used, num_cards, counted', [
-    (4, 4, 0),  # one GPU per task: what this rank may open is a part
+    (4, 4, 0),  # one GPU per task, so this rank can open only some
     (1, 4, 1), (7, 1, 1),  # instances of one card
-    (4, 0, 1)])  # nothing tells
-def test_a_part_of_the_gpus_of_a_node_is_not_metered(monkeypatch, tmp_path, num_used, num_cards, counted):
+    (4, 0, 1)])  # unknown number of cards
+def test_partly_visible_gpus_of_a_node_are_not_metered(monkeypatch, tmp_path, num_used, num_cards, counted):
     metered = []
     monkeypatch.setattr(telemetry, 'find_gpus', lambda: (None, ['the only one']))
     monkeypatch.setattr(telemetry, 'read_gpu', lambda nvml, handle: {})

@@ -1,4 +1,4 @@
-"""What a host is made of, from what Linux prints of it, and what the program stands on, whoever installed it."""
+"""Hardware facts from Linux, versions of the software stack, and instruction sets of processors."""
 import json
 from importlib import metadata
 from types import SimpleNamespace
@@ -47,7 +47,7 @@ def test_this_machine_has_a_processor_and_memory():
     assert found['cpu']['sockets'] >= 1 and found['memory_bytes'] > 2**28 and find_processor().has != 'no SSE4.1'
 
 
-def test_a_driver_that_prints_no_text_is_no_failure(tmp_path, monkeypatch):
+def test_invalid_bytes_from_a_driver_are_replaced(tmp_path, monkeypatch):
     write_files(tmp_path, {'nvidia-smi': "#!/bin/sh\nprintf '\\377\\376, 3\\n'"}, mode=0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin')
     assert query_gpus('name', 'uuid') == [{'name': '\ufffd\ufffd', 'uuid': '3'}]
@@ -55,7 +55,7 @@ def test_a_driver_that_prints_no_text_is_no_failure(tmp_path, monkeypatch):
 
 @pytest.fixture
 def container(tmp_path, monkeypatch):
-    """Packages as a container has them: MXNet from a folder of its own, Open MPI as a program."""
+    """Packages as in a container: MXNet in a separate folder, Open MPI as a program."""
     folder = tmp_path / 'opt/mxnet'
     write_files(folder, {'libinfo.py': "# version\n__version__ = '1.9.1+nv24.06'"})
     write_files(tmp_path / 'bin', {'mpirun': '#!/bin/sh\necho "mpirun (Open MPI) 4.1.7a1"'}, mode=0o755)
@@ -71,7 +71,7 @@ def container(tmp_path, monkeypatch):
     return folder
 
 
-def test_what_a_container_has_is_named_and_what_does_not_tell_is_left_out(container, monkeypatch):
+def test_versions_in_a_container_are_found_and_unknown_ones_omitted(container, monkeypatch):
     versions = environment.package_versions()
     assert (versions['mxnet'], versions['openmpi']) == ('1.9.1+nv24.06', '4.1.7a1')
     assert 'MXNet 1.9.1+nv24.06' in environment.render_stack() and 'Open MPI 4.1.7a1' in environment.render_stack()
@@ -81,7 +81,7 @@ def test_what_a_container_has_is_named_and_what_does_not_tell_is_left_out(contai
     assert 'MXNet not installed' in environment.render_stack()
 
 
-# --- the processor: its flags, and what oneDNN is allowed ---------------------------------------------------
+# --- processor flags and the limit of oneDNN ----------------------------------------------------------------
 
 AVX2 = 'fpu sse4_1 sse4_2 avx f16c fma avx2 bmi2'
 AVX512 = f'{AVX2} avx512f avx512dq avx512cd avx512bw avx512vl'
@@ -96,7 +96,7 @@ def processor(flags, **environment_variables):
 
 @pytest.mark.parametrize('flags, has', [
     ('fpu sse2', 'no SSE4.1'), (AVX2, 'AVX2'),
-    # Knights Landing has another half of AVX-512, which oneDNN's bfloat16 does not take.
+    # Knights Landing has other parts of AVX-512, which are not enough for bfloat16 in oneDNN.
     (f'{AVX2} avx512f avx512cd avx512er avx512pf', 'AVX2'),
     (AVX512, 'AVX-512'), (BF16, 'AVX-512 BF16'), (f'{BF16} amx_tile amx_int8 amx_bf16', 'AMX')])
 def test_instruction_sets(flags, has):
@@ -107,24 +107,24 @@ def test_instruction_sets(flags, has):
 
 @pytest.mark.parametrize('limit, uses', [
     ('AVX512_MIC', 'AVX2'), ('AVX512_CORE', 'AVX-512'), ('AVX512_CORE_AMX', 'AVX-512 BF16'), ('ALL', 'AVX-512 BF16'),
-    ('avx2', 'AVX-512 BF16')])  # which oneDNN does not read in small letters
-def test_the_limit_of_onednn(limit, uses):
+    ('avx2', 'AVX-512 BF16')])  # oneDNN ignores lower case
+def test_limit_of_onednn(limit, uses):
     found = processor(BF16, DNNL_MAX_CPU_ISA=limit)
     assert (found.has, found.uses) == ('AVX-512 BF16', uses)
-    assert processor(AVX2, DNNL_MAX_CPU_ISA=limit).uses == 'AVX2'  # it adds nothing
+    assert processor(AVX2, DNNL_MAX_CPU_ISA=limit).uses == 'AVX2'  # a limit adds no instruction set
 
 
-def test_other_machines_have_none_of_it():
+def test_other_architectures_have_no_instruction_set():
     found = parse_processor('processor: 0\nFeatures: fp asimd\n', {})
     assert (found.vendor, found.family, found.has) == ('', None, 'no SSE4.1') and not found.can_train_bfloat16
 
 
-def test_bfloat16_is_refused_without_avx512_and_the_line_says_what_to_do():
+def test_bfloat16_without_avx512_is_refused_with_advice():
     for precision, flags in [('float32', AVX2), ('float16', AVX2), ('bfloat16', AVX512)]:
         check_precision('train.precision', precision, processor(flags))
-    with pytest.raises(ConfigError, match='^train.precision: got bfloat16, this processor has no AVX-512, only AVX2; '
+    with pytest.raises(ConfigError, match='^train.precision: got bfloat16 on a processor with AVX2, expected AVX-512; '
                                           'use float32$'):
         check_precision('train.precision', 'bfloat16', processor(AVX2))
-    with pytest.raises(ConfigError, match='^--precisions: got bfloat16, and DNNL_MAX_CPU_ISA=AVX2 leaves AVX2 of '
-                                          'AVX-512 BF16, expected AVX-512; unset it, or use float32$'):
+    with pytest.raises(ConfigError, match=r'^--precisions: got bfloat16 with AVX2 \(DNNL_MAX_CPU_ISA=AVX2 limits '
+                                          r'AVX-512 BF16\), expected AVX-512; unset the variable, or use float32$'):
         check_precision('--precisions', 'bfloat16', processor(BF16, DNNL_MAX_CPU_ISA='AVX2'))

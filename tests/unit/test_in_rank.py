@@ -1,21 +1,21 @@
-"""What every rank does before its part of a command."""
+"""Setup of a rank before its part of a command."""
 import os
 
 import pytest
 from helpers import own_signals
 
-from mlperf_rn50.cli import _ranks
+from mlperf_rn50.cli import ranks as _ranks
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.cgroup import Limits
-from mlperf_rn50.train.comm import check_controller
+from mlperf_rn50.train.comm.horovod import check_controller
 
 
 @pytest.mark.parametrize('given, threads', [(None, '1'), ('', '1'), ('3,2', '3,2')])
-def test_threads_follow_the_quota_unless_they_are_given(monkeypatch, given, threads):
+def test_threads_follow_the_quota_unless_set(monkeypatch, given, threads):
     monkeypatch.setattr(_ranks, 'find_limits', lambda: Limits(quota_cpus=1.5))
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(64)))
-    monkeypatch.setenv('HOROVOD_CYCLE_TIME', '5')  # set beside it, and to be as it was afterwards
+    monkeypatch.setenv('HOROVOD_CYCLE_TIME', '5')  # in_rank sets it too, and monkeypatch restores it
     monkeypatch.delenv('OMP_NUM_THREADS') if given is None else monkeypatch.setenv('OMP_NUM_THREADS', given)
     seen = []
     with own_signals():
@@ -23,11 +23,11 @@ def test_threads_follow_the_quota_unless_they_are_given(monkeypatch, given, thre
     assert seen == [threads]
 
 
-@pytest.mark.parametrize('env, has_mpi, has_gloo, said', [
-    ({'HOROVOD_CONTROLLER': 'gloo'}, True, False, 'built without Gloo; start the ranks through MPI'),
-    ({'OMPI_COMM_WORLD_SIZE': '2'}, False, True, 'built without MPI; start them with launch/horovodrun.sh')])
-def test_what_horovod_lacks_is_named(env, has_mpi, has_gloo, said):
-    with pytest.raises(ConfigError, match=said):
+@pytest.mark.parametrize('env, has_mpi, has_gloo, message', [
+    ({'HOROVOD_CONTROLLER': 'gloo'}, True, False, 'built without Gloo; start the ranks with launch/mpirun.sh'),
+    ({'OMPI_COMM_WORLD_SIZE': '2'}, False, True, 'built without MPI; use launch/horovodrun.sh')])
+def test_missing_controller_of_horovod_is_named(env, has_mpi, has_gloo, message):
+    with pytest.raises(ConfigError, match=message):
         check_controller(env, has_mpi, has_gloo)
     check_controller(env, True, True)
     check_controller({}, False, False)  # one process needs neither

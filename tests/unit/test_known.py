@@ -1,14 +1,22 @@
-"""What is known of earlier runs: the recipe that logs of any round tell, and the table of published systems."""
+"""Known run sets: recipes from logs of any round, and the table of published systems."""
 from dataclasses import fields, replace
 
 import pytest
 from helpers import PUBLISHED
 from lines import write_set
 
-from mlperf_rn50.mlperf.run import IMAGENET_TRAIN
-from mlperf_rn50.study.known import Recipe, Times, eval_grid, known_of, load_published, make_recipe, make_times
-from mlperf_rn50.study.predict import base_of, layout_of
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.analysis.predict.model import base_of, layout_of
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.run_set import (
+    Recipe,
+    RunTimes,
+    eval_grid,
+    known_of,
+    load_published,
+    make_recipe,
+    make_times,
+)
+from mlperf_rn50.mllog.run import IMAGENET_TRAIN
 
 V06 = {'opt_name': 'lars', 'lars_opt_base_learning_rate': 5.0, 'lars_opt_learning_rate_warmup_epochs': 5,
        'lars_opt_learning_rate_decay_steps': 51_657, 'lars_opt_end_learning_rate': 1e-4, 'lars_opt_weight_decay': 2e-4}
@@ -23,18 +31,18 @@ def recipe(optimizer, batch=1664, curves=(CURVE,)):
     return make_recipe(optimizer, batch, IMAGENET_TRAIN, 0.759, curves)
 
 
-def test_the_end_of_a_schedule_is_in_epochs_or_in_steps_after_the_warm_up():
+def test_end_of_a_schedule_is_in_epochs_or_in_steps_after_the_warm_up():
     assert recipe(V07).decay_epochs == 42
     for steps, epochs in ((51_657, 51_657 / 770 + 5), (200, 200), (201, 201 / 770 + 5)):  # 769.9 steps are an epoch
         end = recipe({**V06, 'lars_opt_learning_rate_decay_steps': steps}).decay_epochs
         assert end == pytest.approx(epochs, abs=0.01)
     assert recipe({'opt_name': 'sgd'}).decay_epochs is None
-    assert recipe({**V07, 'sgd_opt_learning_rate_decay_steps': 1e9}).decay_epochs is None  # nobody trains so long
-    # Of other data, steps: 12 steps are an epoch of digits with a batch of 128.
+    assert recipe({**V07, 'sgd_opt_learning_rate_decay_steps': 1e9}).decay_epochs is None  # implausibly long
+    # With other data the value is in steps, and an epoch of digits has 12 steps of batch 128.
     assert make_recipe(V07 | {'sgd_opt_learning_rate_decay_steps': 132}, 128, 1437, None, []).decay_epochs == 11 + 5
 
 
-def test_a_recipe_has_the_keys_of_its_optimizer():
+def test_recipe_uses_the_keys_of_the_optimizer():
     r = recipe({**V06, 'sgd_opt_base_learning_rate': 9, 'opt_momentum': 0.8})
     assert (r.opt_name, r.base_lr, r.warmup_epochs, r.decay, r.end_lr, r.weight_decay, r.momentum) == (
         'lars', 5, 5, 'poly', 1e-4, 2e-4, 0.8)
@@ -45,7 +53,7 @@ def test_a_recipe_has_the_keys_of_its_optimizer():
     assert recipe({}) == Recipe(None, 1664, target_accuracy=0.759, eval_period=4, first_eval_epoch=4)
 
 
-def test_the_grid_is_the_most_frequent_gap_and_the_first_epoch():
+def test_grid_is_the_most_frequent_gap_and_the_first_epoch():
     assert eval_grid([]) == (None, None) and eval_grid([[], [(3, 0.1)]]) == (None, 3)
     assert eval_grid([[(3, 0.1), (7, 0.2), (11, 0.3)], [(7, 0.2), (8, 0.3)]]) == (4, 3)
 
@@ -53,17 +61,17 @@ def test_the_grid_is_the_most_frequent_gap_and_the_first_epoch():
 @pytest.mark.parametrize('end, first, period, last', [
     (37, 3, 4, 35), (35, 3, 4, 35), (34.8, 3, 4, 31), (34.95, 3, 4, 35), (3, 4, 4, None), (None, 3, 4, None),
     (37, None, 4, None), (37, 3, None, None)])
-def test_the_last_evaluation_that_a_schedule_leaves_room_for(end, first, period, last):
+def test_last_evaluation_within_a_schedule(end, first, period, last):
     assert Recipe('sgd', 1, decay_epochs=end, first_eval_epoch=first, eval_period=period).last_eval_epoch == last
 
 
-def test_the_times_of_a_set_are_the_means_of_its_runs():
+def test_times_of_a_set_are_means_of_its_runs():
     runs = [(110.0, 10, 2, 6.0), (116.0, 10, 4, 12.0), (None, 10, 2, 6.0), (110.0, None, 2, 6.0)]
-    assert make_times(9.0, runs) == Times(9.0, 3.0, (14 + 14) / 2)
+    assert make_times(9.0, runs) == RunTimes(9.0, 3.0, (14 + 14) / 2)
     assert make_times(None, runs) is None and make_times(9.0, runs[2:]) is None
 
 
-def test_a_set_of_logs_is_known_with_its_recipe_and_curves(tmp_path):
+def test_known_set_has_recipe_and_curves(tmp_path):
     write_set(tmp_path / 'box', accuracies=(0.5, 0.7, 0.76), batch=1664, optimizer=LOGGED, target=0.759, period=4,
               ranks=8, epoch_s=lambda k: 10.0 + k)
     [system] = load_systems([tmp_path])
@@ -72,13 +80,13 @@ def test_a_set_of_logs_is_known_with_its_recipe_and_curves(tmp_path):
     assert [r.epochs for r in known.converged] == [12] * 5
     assert known.runs[0].curve == ((4, 0.5), (8, 0.7), (12, 0.76)) and known.is_imagenet
     assert known.time_s == system.time_s and known.times.evaluation_s == pytest.approx(1)
-    assert known.times.epoch_s == pytest.approx(12)  # the mean of the three in the middle, as the score
+    assert known.times.epoch_s == pytest.approx(12)  # the mean of the middle three, like the score
     assert known.times.outside_s == pytest.approx(0)
     assert known.step_s == pytest.approx(12 * 1664 / IMAGENET_TRAIN)
     assert known.num_units == 8 and known.unlogged == ()
 
 
-def test_a_run_that_did_not_converge_counts_without_epochs_and_a_refused_set_is_not_known(tmp_path):
+def test_unconverged_run_counts_without_epochs_and_a_refused_set_is_unknown(tmp_path):
     write_set(tmp_path / 'box', 3, status=lambda k: 'aborted' if k == 2 else 'success')
     known = known_of(*load_systems([tmp_path]))
     assert [(r.status, r.epochs) for r in known.runs] == [('converged', 2), ('converged', 2), ('aborted', None)]
@@ -88,7 +96,7 @@ def test_a_run_that_did_not_converge_counts_without_epochs_and_a_refused_set_is_
     assert system.refusal and system.global_batch_size == 64 and known_of(system) is None
 
 
-def test_the_published_table_is_whole():
+def test_published_table_is_complete():
     sets = load_published()
     assert len({s.name.casefold() for s in sets}) == len(sets) == 38 and sum(len(s.runs) for s in sets) == 190
     for s in sets:
@@ -105,7 +113,7 @@ def test_the_published_table_is_whole():
 
 
 @pytest.mark.needs_published
-def test_the_table_says_what_the_logs_say():
+def test_published_table_matches_the_logs():
     known = [known_of(s) for s in load_systems([PUBLISHED / 'v0.5', PUBLISHED / 'v0.6', PUBLISHED / 'v0.7'])]
     assert len(known) == 6
     for logged in known:

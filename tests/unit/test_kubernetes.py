@@ -1,4 +1,4 @@
-"""Manifests: the API's own schemas take them, every mistake is one line, and the parts that must agree do."""
+"""Kubernetes manifests: schemas of the API, one-line errors, and agreement between their parts."""
 
 import jsonschema
 import kubernetes_validate
@@ -10,7 +10,7 @@ from mlperf_rn50.launch.kubernetes import IMAGE_CONFIGS, main, plan_training, re
 
 CONFIG = ROOT / 'launch/configs/digits_cpu.yaml'
 WORDS = ['--image', 'registry.example:5000/a/mlperf_rn50:cpu', '--config', str(CONFIG), '--volume', 'work:/shared']
-# With everything that can be asked for.
+# Every option.
 ALL = [*WORDS, '--volume', 'data.set-1:/data', '--nodes', '3', '--ranks-per-node', '4', '--train.device', 'gpu',
        '--model.fused_bn_relu', 'false', '--name', 'rn50', '--namespace', 'lab', '--memory', '64Gi', '--cpus', '16',
        '--shm-size', '500Mi', '--grace-seconds', '300', '--user', '12345:678', '--run-dir', '/shared/run',
@@ -36,7 +36,7 @@ def launcher_args(*words):
 
 @pytest.mark.parametrize('words, version', [(WORDS, kubernetes_validate.latest_version()), (ALL, '1.31')],
                          ids=['least', 'all'])
-def test_the_api_takes_them(words, version):
+def test_manifests_match_the_api_schemas(words, version):
     config_map, job = manifests_of(*words)
     pods = [{'apiVersion': 'v1', 'kind': 'Pod', **template} for template in templates_of(job)]
     for manifest in (config_map, *pods):
@@ -44,7 +44,7 @@ def test_the_api_takes_them(words, version):
 
 
 def closed(schema):
-    """The same schema of a custom resource, which takes no keys it does not name."""
+    """Return a copy of the schema of a custom resource that refuses unnamed keys."""
     if isinstance(schema, list):
         return [closed(s) for s in schema]
     if not isinstance(schema, dict):
@@ -57,7 +57,7 @@ def closed(schema):
 
 
 @pytest.mark.needs_mpijob_schema
-def test_the_operator_takes_an_mpijob():
+def test_mpijob_matches_the_schema_of_the_operator():
     definition = yaml.load(MPIJOB_SCHEMA.read_text(), getattr(yaml, 'CSafeLoader', yaml.SafeLoader))
     [schema] = [v['schema']['openAPIV3Schema'] for v in definition['spec']['versions'] if v['name'] == 'v2beta1']
     check = jsonschema.Draft7Validator(closed(schema))
@@ -65,7 +65,7 @@ def test_the_operator_takes_an_mpijob():
         check.validate(job_of(*words))
 
 
-def test_the_parts_of_an_mpijob_and_the_image_agree():
+def test_parts_of_an_mpijob_and_the_image_agree():
     manifests = manifests_of(*ALL)
     pods = templates_of(manifests[-1])
     for pod in pods:
@@ -100,7 +100,7 @@ def test_the_parts_of_an_mpijob_and_the_image_agree():
                                     '--ranks-per-node', '4']
 
 
-def test_a_configuration_travels_unless_it_is_in_the_image(tmp_path):
+def test_configuration_is_in_a_config_map_unless_in_the_image(tmp_path):
     [config_map, _] = manifests_of(*WORDS)
     assert config_map['data'] == {'config.yaml': CONFIG.read_text()}
     (tmp_path / 'c.yaml').write_text(f'{CONFIG.read_text()}\n')  # with an empty line at its end
@@ -112,20 +112,20 @@ def test_a_configuration_travels_unless_it_is_in_the_image(tmp_path):
     assert launcher_args(*words)[-2:] == ['--config', f'{IMAGE_CONFIGS}digits_cpu.yaml']
 
 
-def test_what_is_not_given_is_of_the_configuration(tmp_path):
+def test_missing_options_come_from_the_configuration(tmp_path):
     path = tmp_path / 'config.yaml'
     path.write_text('run: {num_nodes: 5, ranks_per_node: 6, ranks_per_device: 3}\n'
                     'train: {device: gpu, local_batch_size: 8}\n')
     words = [w.replace(str(CONFIG), str(path)) for w in WORDS]
-    training, doubt = plan_training(words)
-    assert (training.num_nodes, training.ranks_per_node, training.gpus_per_node, doubt) == (5, 6, 2, '')
+    training, warning = plan_training(words)
+    assert (training.num_nodes, training.ranks_per_node, training.gpus_per_node, warning) == (5, 6, 2, '')
     assert plan_training([*words, '--gpus-per-node', '8'])[0].gpus_per_node == 8
     assert plan_training([*words, '--nodes', '1', '--name', 'x' * 54])[0].num_nodes == 1  # the longest name
     assert 'in none of the volumes' in plan_training([*words, '--data.dir', '/data'])[1]
 
 
-@pytest.mark.parametrize('words, said', [
-    (['--name', 'Rn50'], "--name: got 'Rn50', expected small letters"),
+@pytest.mark.parametrize('words, message', [
+    (['--name', 'Rn50'], "--name: got 'Rn50', expected lower-case letters"),
     (['--name', 'x' * 55], '--name: got 55 characters, expected at most 54; pods are called NAME-'),
     (['--name', 'x' * 54, '--nodes', '11'], 'expected at most 53; pods are called NAME-worker-10'),
     (['--image', '-x'], '--image'), (['--nodes', '0'], '--nodes: got 0, expected a number from 1'),
@@ -133,21 +133,21 @@ def test_what_is_not_given_is_of_the_configuration(tmp_path):
     (['--volume', 'A:/x'], 'the name of a PersistentVolumeClaim'), (['--volume', 'a:/shared'], 'got two at /shared'),
     (['--volume', 'a:/opt'], 'would hide /opt/mlperf_rn50'), (['--volume', 'a:/x\ny'], 'an absolute path'),
     (['--memory', '64'], "--memory: got '64', expected a size such as 64Gi"), (['--cpus', '0'], 'a number of cores'),
-    (['--user', '0'], 'UID or UID:GID, and not root'), (['--namespace', 'A'], '--namespace'),
+    (['--user', '0'], 'UID or UID:GID, not root'), (['--namespace', 'A'], '--namespace'),
     (['--gpus-per-node', '2'], 'got 2 with train.device=cpu and --ranks-per-node 1, expected 0'),
     (['--train.device', 'gpu', '--model.fused_bn_relu', 'false', '--ranks-per-node', '4', '--gpus-per-node', '2'],
      'expected 4'),
-    (['--run-dir', '/results'], '--run-dir: got /results, expected a folder in a volume: /shared; anywhere else'),
+    (['--run-dir', '/results'], '--run-dir: got /results, expected a folder in a volume: /shared; elsewhere'),
     (['--run-dir', '../run'], 'expected a folder in a volume'), (['--run.dir', '/tmp'], 'in a volume'),
-    (['--config', f'{IMAGE_CONFIGS}../kubernetes/pod.yaml'], 'expected a file of launch/configs'),
+    (['--config', f'{IMAGE_CONFIGS}../kubernetes/pod.yaml'], 'expected a file in launch/configs'),
     (['--train.max_epoch', '3'], 'did you mean --train.max_epochs?'),
     (['--run.submission_org', '\udcff'], 'expected UTF-8'), (['word'], 'word: unknown option')])
-def test_mistakes_are_one_line(words, said, capsys):
+def test_errors_are_one_line(words, message, capsys):
     assert main([*WORDS, *words]) == 2
     out, err = capsys.readouterr()
-    assert out == '' and said in err and err.startswith('launch/kubernetes.sh: ') and err.count('\n') == 1
+    assert out == '' and message in err and err.startswith('launch/kubernetes.sh: ') and err.count('\n') == 1
 
 
-def test_what_is_needed_is_reported(capsys):
+def test_missing_required_option_is_reported(capsys):
     assert main(WORDS[:WORDS.index('--volume')]) == 2
     assert '--volume CLAIM:PATH: missing; see launch/kubernetes.sh --help' in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What launchers decide, part by part: hosts, options, attempts, failures, the lock, and how an engine is ended."""
+"""Launchers: hosts, options, attempts, failures, the lock, and the end of an engine."""
 import functools
 import io
 import json
@@ -18,15 +18,15 @@ from helpers import HANG_LIMIT_S, ROOT, own_signals, wait_for, write_files
 
 from mlperf_rn50.errors import EXIT_USAGE, ConfigError
 from mlperf_rn50.launch import __main__ as launcher
-from mlperf_rn50.launch import attempts, engine, supervisor
+from mlperf_rn50.launch import attempts, process, supervisor
 from mlperf_rn50.launch.__main__ import Launcher, check_room, folder_lock, main, remove_leftovers
-from mlperf_rn50.launch.attempts import Attempt, judge, look, mark
-from mlperf_rn50.launch.engine import Event, Signals, Stage, processes_of, react, run_engine
+from mlperf_rn50.launch.attempts import Attempt, judge, read_attempt, read_progress
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.options import make_parser, parse_options
-from mlperf_rn50.train.failures import Failure, note_failure, read_failures
-from mlperf_rn50.train.run_folder import RunFolder
+from mlperf_rn50.launch.process import EngineEvent, Signals, Stage, processes_of, react, run_engine
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder
+from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure, read_failures
 
 
 def options(*words, script='mpirun'):
@@ -37,33 +37,33 @@ def options(*words, script='mpirun'):
 
 # --- hosts ------------------------------------------------------------------------------------------------
 
-def test_hosts_of_a_line_and_of_a_file_and_their_slots_where_they_agree():
+def test_hosts_of_an_option_and_of_a_file_and_their_common_slots():
     assert parse_hosts('h1, h2') == [Host('h1'), Host('h2')]
     assert parse_hostfile('# all\nh1 slots=4 # big\n\nh2 max_slots=9 slots=4\n', 'f') == [Host('h1', 4), Host('h2', 4)]
     assert parse_hostfile('h1\nh1\nh2\nh2\n', 'f') == [Host('h1', 2), Host('h2', 2)]  # a line per rank, as PBS has it
     assert common_slots([Host('h1', 4), Host('h2', 4)]) == 4
     assert common_slots([Host('h1'), Host('h2')]) is None
-    with pytest.raises(ConfigError, match=r'slots=2 for h2 and slots=4 for h1, .* give --ranks-per-node'):
+    with pytest.raises(ConfigError, match=r'slots=2 for h2 and slots=4 for h1, .* set --ranks-per-node'):
         common_slots([Host('h1', 4), Host('h2', 2)])
 
 
-@pytest.mark.parametrize('text, said', [
-    ('', 'got nothing, expected host names'), ('h1,,h2', "got '', expected"), ('h1,h1', 'h1 is named twice'),
-    ('-oProxyCommand=x', 'expected a host name or an address'), ('me@h1', 'name the user in ~/.ssh/config'),
+@pytest.mark.parametrize('text, message', [
+    ('', 'got nothing, expected host names'), ('h1,,h2', "got '', expected"), ('h1,h1', 'got h1 twice'),
+    ('-oProxyCommand=x', 'expected a host name or an address'), ('me@h1', 'set the user in ~/.ssh/config'),
     ('fe80::1', 'give an IPv6 address a name in /etc/hosts'), ('h1\nh2', r"got 'h1\\nh2'")])
-def test_hosts_that_are_none(text, said):
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_hosts_are_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
         parse_hosts(text)
 
 
-def test_a_hostfile_is_a_file_with_hosts(tmp_path):
-    for text, said in (('h1 slots=x', 'slots=x'), ('# none\n\n', 'no host in it')):
-        with pytest.raises(ConfigError, match=said):
+def test_hostfile_is_a_file_with_hosts(tmp_path):
+    for text, message in (('h1 slots=x', 'slots=x'), ('# none\n\n', 'got no host')):
+        with pytest.raises(ConfigError, match=message):
             parse_hostfile(text, 'f')
     (tmp_path / 'hosts').write_text('h1 slots=2\n')
     assert options('--hostfile', tmp_path / 'hosts', '--hosts', 'h2').hosts == [Host('h1', 2), Host('h2')]
     os.mkfifo(tmp_path / 'pipe')
-    with pytest.raises(ConfigError, match='--hostfile: cannot read .*/pipe: it is a named pipe, not a file'):
+    with pytest.raises(ConfigError, match='--hostfile: cannot read .*/pipe: got a named pipe, expected a file'):
         options('--hostfile', tmp_path / 'pipe')
 
 
@@ -75,7 +75,7 @@ def test_this_machine_needs_no_ssh(monkeypatch):
 
 # --- options ----------------------------------------------------------------------------------------------
 
-def test_what_a_launcher_does_not_know_is_trains():
+def test_unknown_options_go_to_train():
     o = options('--config=c.yaml', '--seeds', 2, '--train.max_epochs', -1, '--hosts', 'h1,h2', '--clear-caches')
     assert (o.config, o.seeds, [h.name for h in o.hosts]) == ('c.yaml', 2, ['h1', 'h2'])
     assert o.train == ['--train.max_epochs', '-1', '--run.clear_caches', 'true']
@@ -84,10 +84,10 @@ def test_what_a_launcher_does_not_know_is_trains():
     assert options('--container', 'x', '--mount', '/a', '--mount', '/b', script='slurm').mounts == ['/a', '/b']
 
 
-def test_the_environment_of_ranks_and_that_the_output_is_no_terminal():
-    before = {'GLIBC_TUNABLES': 'mine', 'A': 'b', 'MLPERF_RN50_DEVICE': 'gpu'}
+def test_environment_of_ranks_and_of_redirected_output():
+    before = {'GLIBC_TUNABLES': 'user', 'A': 'b', 'MLPERF_RN50_DEVICE': 'gpu'}
     env = environment(options('--ranks-per-device', 4), before, '7-ab', 'cpu')
-    assert env == {'GLIBC_TUNABLES': 'mine', 'A': 'b', 'MLPERF_RN50_RANKS_PER_DEVICE': '4', 'MLPERF_RN50_JOB': '7-ab',
+    assert env == {'GLIBC_TUNABLES': 'user', 'A': 'b', 'MLPERF_RN50_RANKS_PER_DEVICE': '4', 'MLPERF_RN50_JOB': '7-ab',
                    'MLPERF_RN50_DEVICE': 'cpu', 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE': '50'}
     assert plain_output(io.StringIO(), {}) == {'NO_COLOR': '1'}
     assert plain_output(io.StringIO(), {'FORCE_COLOR': '1'}) == {}
@@ -111,51 +111,51 @@ def keep(run, step):
     (run.checkpoints / f'step_{step:08d}').mkdir(parents=True)
 
 
-def test_the_end_of_an_earlier_part_is_not_believed(tmp_path):
+def test_end_of_an_earlier_attempt_is_ignored(tmp_path):
     run = begin(tmp_path)
     keep(run, 8)
     write(run, {'event': 'train', 'step': 8}, {'event': 'end', 'status': 'interrupted'})
-    before = mark(tmp_path)
-    attempt = look(tmp_path, before, 2, is_resumed=True)  # the resume fails at once
+    before = read_progress(tmp_path)
+    attempt = read_attempt(tmp_path, before, 2, is_resumed=True)  # the resume fails at once
     assert attempt == Attempt(0, 2, None, gained=False, can_resume=True)
     write(run, {'event': 'resumed', 'step': 8}, {'event': 'train', 'step': 12}, {'event': 'end', 'status': 'converged'})
     keep(run, 12)
-    assert look(tmp_path, before, 0, is_resumed=True) == Attempt(0, 0, 'converged', gained=True, can_resume=True)
+    assert read_attempt(tmp_path, before, 0, is_resumed=True) == Attempt(0, 0, 'converged', True, can_resume=True)
 
 
-def test_an_attempt_that_began_no_run(tmp_path):
+def test_attempt_that_began_no_run(tmp_path):
     write(begin(tmp_path), {'event': 'end', 'status': 'converged'})
-    before = mark(tmp_path)
-    assert look(tmp_path, before, 1, is_resumed=False).run is None
+    before = read_progress(tmp_path)
+    assert read_attempt(tmp_path, before, 1, is_resumed=False).run is None
     begin(tmp_path, 1)
-    assert look(tmp_path, before, 1, is_resumed=False) == Attempt(1, 1, None, gained=False, can_resume=False)
+    assert read_attempt(tmp_path, before, 1, is_resumed=False) == Attempt(1, 1, None, gained=False, can_resume=False)
 
 
-def test_with_a_larger_batch_fewer_steps_are_more(tmp_path):
+def test_progress_counts_images_if_the_batch_size_changes(tmp_path):
     run = begin(tmp_path)
     keep(run, 100)
-    before = mark(tmp_path)
+    before = read_progress(tmp_path)
     (run.checkpoints / 'step_00000100').rmdir()
     keep(run, 50)  # the same images in a larger batch
     write(run, {'event': 'resumed', 'step': 50})
-    assert not look(tmp_path, before, 1, is_resumed=True).gained
+    assert not read_attempt(tmp_path, before, 1, is_resumed=True).gained
     keep(run, 60)
-    assert look(tmp_path, before, 1, is_resumed=True).gained
+    assert read_attempt(tmp_path, before, 1, is_resumed=True).gained
 
 
-def test_torn_and_hostile_lines_say_nothing(tmp_path):
+def test_torn_and_hostile_lines_are_ignored(tmp_path):
     run = begin(tmp_path)
     run.metrics.write_text('{"event": "end", "status": "converged"}\n[1]\n' + '[' * 100_000 + '\n{"event": "end", "st')
     assert attempts.read_metrics(run) == [attempts.Line('end', None, 'converged')]
     assert attempts.place_of(run) == 'step 0, start-up'
 
 
-@pytest.mark.parametrize('attempt, asked, left, stuck, expected', [
-    # A run that ended by its own account is not started again.
+@pytest.mark.parametrize('attempt, is_asked, restarts_left, num_stuck, expected', [
+    # A run with a logged end is not restarted.
     (Attempt(0, 1, 'converged', True, True), False, 9, 0, ('end', 0)),
     (Attempt(0, 1, 'failed', True, True), False, 9, 0, ('end', 1)),
     (Attempt(0, 1, 'interrupted', True, True), False, 9, 0, ('end', 75)),
-    # One that was cut short is, while steps are gained.
+    # A run that was cut short is restarted while it gains steps.
     (Attempt(0, 1, None, True, True), False, 1, 0, ('again', 0)),
     (Attempt(0, 1, None, True, True), False, 0, 0, ('end', 1)),
     (Attempt(0, 1, None, False, True), False, 9, 2, ('again', 0)),
@@ -163,32 +163,32 @@ def test_torn_and_hostile_lines_say_nothing(tmp_path):
     (Attempt(0, 2, None, False, True), False, 9, 1, ('end', 2)),
     (Attempt(0, 1, None, True, True), True, 9, 0, ('end', 75)),
     (Attempt(None, 1, None, False, False), True, 9, 1, ('end', 1))])
-def test_what_follows_an_attempt(attempt, asked, left, stuck, expected):
-    verdict = judge(attempt, asked, left, stuck)
+def test_next_step_after_an_attempt(attempt, is_asked, restarts_left, num_stuck, expected):
+    verdict = judge(attempt, is_asked, restarts_left, num_stuck)
     assert (verdict.what, verdict.exit_code) == expected
 
 
-def test_attempts_of_a_job_are_counted_across_its_starts(tmp_path):
+def test_stuck_attempts_are_counted_across_starts_of_a_job(tmp_path):
     for job, gained in [('7', True), ('7', False), ('8', False), ('7', False)]:
         attempts.note_attempt(tmp_path, job, Attempt(0, 1, None, gained, True))
     assert [attempts.stuck_attempts(tmp_path, job) for job in ('7', '8', '9')] == [2, 1, 0]
-    attempts.note_attempt(tmp_path, '7', Attempt(1, 0, 'converged', False, False))  # one without a checkpoint
+    attempts.note_attempt(tmp_path, '7', Attempt(1, 0, 'converged', False, False))  # a run without a checkpoint
     assert attempts.stuck_attempts(tmp_path, '7') == 0
     attempts.note_attempt(tmp_path / 'none', '7', Attempt(0, 1, None, False, True))
     assert not (tmp_path / 'none').exists()
     assert [attempts.pause_s(n) for n in (0, 1, 2, 3, 9)] == [0, 5, 10, 20, 60]
 
 
-# --- blame ------------------------------------------------------------------------------------------------
+# --- failed hosts -----------------------------------------------------------------------------------------
 
-def test_a_host_that_failed_twice_without_progress_is_bad(tmp_path):
+def test_host_that_failed_twice_without_progress_is_bad(tmp_path):
     for job, host, cause in [('a', 'h1', 'does not answer'), ('b', 'h2', 'killed'), ('c', 'h2', 'does not answer'),
                              ('c', 'h2', 'killed'), ('c', 'h3', 'killed')]:
         note_failure(tmp_path, Failure(job, host, cause))
     failures = read_failures(tmp_path)
     assert supervisor.bad_hosts(failures, ['h1', 'h2', 'h3']) == {'h2': 'killed'}
-    assert supervisor.bad_hosts(failures[2:], ['h1', 'h2', 'h3']) == {}  # twice in one attempt is once
-    assert supervisor.bad_hosts(failures, ['h2']) == {}  # the last one stays
+    assert supervisor.bad_hosts(failures[2:], ['h1', 'h2', 'h3']) == {}  # two failures in one attempt count once
+    assert supervisor.bad_hosts(failures, ['h2']) == {}  # the last host is kept
     hosts = ['10.0.0.1', '10.0.0.2', '10.0.0.3']
     assert supervisor.ranks_of('h2', ['h1', 'h2'], 2) == '2, 3'
     assert supervisor.name_of(failures[0], hosts, 2) == 'h1'
@@ -197,7 +197,7 @@ def test_a_host_that_failed_twice_without_progress_is_bad(tmp_path):
 
 # --- the lock ---------------------------------------------------------------------------------------------
 
-def test_a_second_launcher_is_refused_and_a_crash_lets_go(tmp_path):
+def test_second_launcher_is_refused_and_a_crash_releases_the_lock(tmp_path):
     folder = tmp_path / 'a/run'
     with folder_lock(folder), pytest.raises(ConfigError, match=rf'is in use by process {os.getpid()} on '), \
             folder_lock(folder):
@@ -210,10 +210,10 @@ with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
         with pytest.raises(ConfigError, match='is in use by'), folder_lock(folder):
             pass
         holder.kill()
-    with folder_lock(folder):  # its file is still there
+    with folder_lock(folder):  # the file of the killed process is still there
         (folder / 'result_0.txt').touch()
     assert [p.name for p in folder.iterdir()] == ['result_0.txt']
-    # It follows no link.
+    # The lock follows no link.
     (tmp_path / 'precious').write_text('x')
     (tmp_path / '.launcher.lock').symlink_to('precious')
     with pytest.raises(ConfigError), folder_lock(tmp_path):
@@ -221,19 +221,20 @@ with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)'''
     assert (tmp_path / 'precious').read_text() == 'x'
 
 
-# --- an engine and its end --------------------------------------------------------------------------------
+# --- engines and how they end -----------------------------------------------------------------------------
 
 @pytest.mark.parametrize('events, expected', [
-    ([Event.STOP, Event.STOP], Stage.STOPPING), ([Event.STOP, Event.AT_ONCE], Stage.TERMINATING),
-    ([Event.LOST], Stage.TERMINATING), ([Event.LATE], Stage.TERMINATING),
-    ([Event.LOST, Event.LATE, Event.STOP], Stage.KILLING),
-    ([Event.STOP, Event.LATE, Event.LATE, Event.LATE], Stage.KILLING)])
-def test_the_stages_of_an_end(events, expected):
+    ([EngineEvent.STOP, EngineEvent.STOP], Stage.STOPPING),
+    ([EngineEvent.STOP, EngineEvent.AT_ONCE], Stage.TERMINATING),
+    ([EngineEvent.LOST], Stage.TERMINATING), ([EngineEvent.LATE], Stage.TERMINATING),
+    ([EngineEvent.LOST, EngineEvent.LATE, EngineEvent.STOP], Stage.KILLING),
+    ([EngineEvent.STOP, EngineEvent.LATE, EngineEvent.LATE, EngineEvent.LATE], Stage.KILLING)])
+def test_stages_of_a_stop(events, expected):
     assert functools.reduce(react, events, Stage.RUNNING) is expected
 
 
-class Heard:
-    """Signals that are heard one after another once the engine is up; its clock runs where `is_late`."""
+class ScriptedSignals:
+    """Events in the given order once the engine is up; the clock advances only if `is_late`."""
 
     def __init__(self, folder, events, is_late):
         self.folder, self.events, self.is_late, self.now, self.is_at_once = folder, list(events), is_late, 0.0, False
@@ -246,7 +247,7 @@ class Heard:
         if not (self.folder / 'up').exists():
             return None
         if self.events:
-            self.is_at_once |= self.events[0] is Event.AT_ONCE
+            self.is_at_once |= self.events[0] is EngineEvent.AT_ONCE
             return self.events.pop(0)
         self.now += max(timeout_s, 0) * self.is_late
         return None
@@ -254,48 +255,48 @@ class Heard:
 
 @pytest.fixture
 def run_shell(tmp_path, monkeypatch):
-    """Runs a shell script as an engine; its exit code, and the processes that are left of the job."""
+    """Run a shell script as an engine; return its exit code and the remaining processes of the job."""
     def run_shell(script, *events, is_late=False, **keys):
         (tmp_path / 'up').unlink(missing_ok=True)
-        heard = Heard(tmp_path, events, is_late)
-        monkeypatch.setattr(engine, 'time', heard)
-        monkeypatch.setattr(engine, 'STOP_LIMIT_S', 5.0)
+        signals = ScriptedSignals(tmp_path, events, is_late)
+        monkeypatch.setattr(process, 'time', signals)
+        monkeypatch.setattr(process, 'STOP_LIMIT_S', 5.0)
         job = f'{os.getpid()}-{time.monotonic_ns():x}'
         code = run_engine(['bash', '-c', script.replace('UP', f'touch {tmp_path}/up')],
-                          dict(os.environ, MLPERF_RN50_JOB=job), heard, job, **keys)
+                          dict(os.environ, MLPERF_RN50_JOB=job), signals, job, **keys)
         tries = iter(range(100))
         while (left := processes_of(job)) and next(tries, None) is not None:
-            time.sleep(0.05)  # what was killed takes a moment to be gone
+            time.sleep(0.05)  # killed processes disappear after a moment
         return code, left
     return run_shell
 
 
 WAITS = 'trap "exit 75" USR1; trap "exit 15" TERM; UP; while :; do sleep 0.02; done'
-DEAF = 'trap "" USR1 TERM; setsid sleep 600 & UP; while :; do wait; done'  # with a process of another group
+IGNORES = 'trap "" USR1 TERM; setsid sleep 600 & UP; while :; do wait; done'  # with a process in another group
 
 
-def test_the_word_to_stop_is_handed_on(run_shell):
-    assert run_shell(WAITS, Event.STOP) == (75, [])
-    told = []
-    messenger = SimpleNamespace(send_signal=lambda number: told.append(number))
-    code, _ = run_shell(WAITS, Event.STOP, Event.AT_ONCE, messengers=[messenger])
-    assert (code, told) == (15, [signal.SIGUSR1])
+def test_stop_request_is_forwarded(run_shell):
+    assert run_shell(WAITS, EngineEvent.STOP) == (75, [])
+    sent = []
+    messenger = SimpleNamespace(send_signal=lambda number: sent.append(number))
+    code, _ = run_shell(WAITS, EngineEvent.STOP, EngineEvent.AT_ONCE, messengers=[messenger])
+    assert (code, sent) == (15, [signal.SIGUSR1])
 
 
-@pytest.mark.parametrize('events', [[Event.STOP], [Event.STOP, Event.AT_ONCE], [Event.LOST]])
-def test_an_engine_that_does_not_end_is_killed_with_all_its_processes(run_shell, events):
-    assert run_shell(DEAF, *events, is_late=True) == (1 if Event.LOST in events else 137, [])
+@pytest.mark.parametrize('events', [[EngineEvent.STOP], [EngineEvent.STOP, EngineEvent.AT_ONCE], [EngineEvent.LOST]])
+def test_engine_that_does_not_stop_is_killed_with_all_processes(run_shell, events):
+    assert run_shell(IGNORES, *events, is_late=True) == (1 if EngineEvent.LOST in events else 137, [])
 
 
-def test_a_start_has_a_limit_until_the_ranks_have_begun(run_shell):
+def test_start_limit_applies_until_the_ranks_have_begun(run_shell):
     assert run_shell(WAITS, is_late=True, limit_s=20.0) == (15, [])
-    asked = []
+    calls = []
 
     def is_overdue():
-        asked.append(True)
-        return len(asked) > 1
+        calls.append(True)
+        return len(calls) > 1
     assert run_shell('UP; sleep 0.3; exit 7', is_late=True, limit_s=2.0, is_overdue=is_overdue) == (7, [])
-    assert asked == [True]
+    assert calls == [True]
 
 
 INT, TERM, HUP, USR2 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2
@@ -306,29 +307,29 @@ INT, TERM, HUP, USR2 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGU
      ['LOST', 'STOP', 'STOP', 'AT_ONCE', 'AT_ONCE', None]),
     (signal.SIG_DFL, [(HUP, 0), (signal.SIGUSR1, 9)], ['STOP', 'STOP']),
     (signal.SIG_IGN, [(HUP, 0), (INT, 9)], [None, 'STOP'])], ids=['once more', 'hangup', 'nohup'])
-def test_what_signals_mean_even_those_that_were_ignored_before(monkeypatch, before, sent, expected):
-    """Each comes at a time, to this process."""
+def test_events_of_signals_even_of_those_ignored_before(monkeypatch, before, sent, expected):
+    """This process receives each signal at the given time."""
     with own_signals():
         for number, handler in ((INT, signal.SIG_IGN), (signal.SIGUSR1, signal.SIG_IGN), (HUP, before)):
             signal.signal(number, handler)
         signals, events = Signals(), []
         for number, now_s in sent:
-            monkeypatch.setattr(engine, 'time', SimpleNamespace(monotonic=lambda now_s=now_s: now_s))
+            monkeypatch.setattr(process, 'time', SimpleNamespace(monotonic=lambda now_s=now_s: now_s))
             os.kill(os.getpid(), number)
             events.append(event.name if (event := signals.next(0)) else None)
     assert events == expected
 
 
-def test_the_loss_of_an_earlier_host_is_forgotten_and_other_signals_are_not():
+def test_forget_lost_drops_only_the_loss_of_a_host():
     with own_signals():
         signals = Signals()
         for number in (USR2, TERM):
             os.kill(os.getpid(), number)
         signals.forget_lost()
-        assert [signals.next(0), signals.next(0)] == [Event.STOP, None]
+        assert [signals.next(0), signals.next(0)] == [EngineEvent.STOP, None]
 
 
-def test_a_guard_hands_the_word_to_stop_on_to_ranks_that_let_it_in():
+def test_guard_forwards_a_stop_request_to_ranks_with_a_handler():
     env = {**os.environ, 'MLPERF_RN50_JOB': f'{os.getpid()}-{time.monotonic_ns():x}'}
 
     def start(script, **variables):
@@ -336,39 +337,39 @@ def test_a_guard_hands_the_word_to_stop_on_to_ranks_that_let_it_in():
         assert process.stdout.readline() == 'up\n'
         return process
     waits = 'trap "exit 75" USR1; echo up; while :; do sleep 0.05; done'
-    hears, starting = start(waits, HOROVOD_RANK='0'), start('echo up; exec sleep 600', HOROVOD_RANK='0')
+    ready, starting = start(waits, HOROVOD_RANK='0'), start('echo up; exec sleep 600', HOROVOD_RANK='0')
     engine = start(waits)
     with subprocess.Popen([ROOT / 'launch/guard.sh', env['MLPERF_RN50_JOB']], stdin=subprocess.PIPE,
                           text=True) as guard:
         print('\nstop', file=guard.stdin, flush=True)
-        assert hears.wait() == 75
+        assert ready.wait() == 75
         assert starting.poll() is None and engine.poll() is None
-    # Its launcher is gone.
+    # The launcher of the guard is gone.
     assert (starting.wait(), engine.wait()) == (-signal.SIGTERM, -signal.SIGTERM)
 
 
-def test_the_word_to_stop_goes_to_a_host_over_ssh(tmp_path):
-    heard = tmp_path / 'heard'
-    write_files(tmp_path, {'ssh': f'#!/bin/bash\nexec cat >{heard}'}, mode=0o755)
+def test_stop_request_goes_to_a_host_over_ssh(tmp_path):
+    inbox = tmp_path / 'inbox'
+    write_files(tmp_path, {'ssh': f'#!/bin/bash\nexec cat >{inbox}'}, mode=0o755)
     command = [ROOT / 'launch/guard.sh', '--host', 'far', '--launcher', os.getpid(), '1-a']
     with subprocess.Popen([str(c) for c in command], env={**os.environ, 'PATH': f'{tmp_path}:{os.environ["PATH"]}'},
                           stdout=subprocess.PIPE, text=True) as guard:
         assert guard.stdout.readline() == 'ready\n'
         guard.send_signal(signal.SIGUSR1)
-        wait_for(lambda: heard.exists() and 'stop\n' in heard.read_text(), lambda: guard.poll() is None, lambda: '')
+        wait_for(lambda: inbox.exists() and 'stop\n' in inbox.read_text(), lambda: guard.poll() is None, lambda: '')
         guard.terminate()
     assert guard.returncode == 0
 
 
-def test_a_start_that_takes_too_long_is_said(capfd, monkeypatch):
+def test_slow_start_is_reported(capfd, monkeypatch):
     launcher = Launcher(ROOT, ROOT / 'launch/mpirun.sh', ENGINES['mpirun'], options('--config', 'c.yaml'), None)
-    asked = []
-    monkeypatch.setattr(Launcher, 'start_ranks', lambda self, *a: asked.append((a[-2], a[-1]())) or 143)
+    calls = []
+    monkeypatch.setattr(Launcher, 'start_ranks', lambda self, *a: calls.append((a[-2], a[-1]())) or 143)
     for limit_s, has_begun in ((900.0, False), (900.0, True), (0.0, True)):
         launcher.start(limit_s, 'cpu', None, '1-2', ['doctor'], lambda has_begun=has_begun: has_begun)
-    assert asked == [(1020.0, True), (1020.0, False), (0.0, False)]
-    assert capfd.readouterr().err == ('launch/mpirun.sh: doctor: still starting after 1020 s (comm.start_limit_s and '
-                                      '120 s); ended\n')
+    assert calls == [(1020.0, True), (1020.0, False), (0.0, False)]
+    assert capfd.readouterr().err == ('launch/mpirun.sh: doctor: still starting after 1020 s (comm.start_limit_s plus '
+                                      '120 s); stopped\n')
 
 
 CONFIG = ['/r', '2', '3', '7.5', 'cpu']  # run.dir, nodes, ranks per node, start limit and device of the configuration
@@ -379,13 +380,13 @@ CONFIG = ['/r', '2', '3', '7.5', 'cpu']  # run.dir, nodes, ranks per node, start
     (['--config', 'c', '--nodes', 1, '--ranks-per-node', 4], CONFIG, (['localhost'], 4)),
     (['--config', 'c', '--hosts', 'h1,h2,h3'], CONFIG, (['h1', 'h2'], 3)),
     (['--config', 'c', '--hosts', 'h1,h2,h3'], ['/r', '', '', '7.5', 'cpu'], (['h1', 'h2', 'h3'], 1)),
-    (['--config', 'c', '--hosts', 'h1'], CONFIG, '--nodes: got 2 and 1 hosts'),
+    (['--config', 'c', '--hosts', 'h1'], CONFIG, '--nodes: got 2 with 1 hosts'),
     (['--resume', '--run-dir', '/r'], CONFIG[1:], (['localhost'] * 2, 3)),
     (['--resume', '--run-dir', '/r', '--hosts', 'h1'], CONFIG[1:], (['h1'], 3)),
     (['--resume'], CONFIG, 'got no --run-dir'), ([], CONFIG, '--config: got nothing')])
-def test_the_layout_of_options_hosts_and_configuration(words, config, expected, monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr(launcher, 'values_of', lambda here, file, options, keys: asked.append(keys) or config)
+def test_layout_of_options_hosts_and_configuration(words, config, expected, monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(launcher, 'values_of', lambda here, file, options, keys: calls.append(keys) or config)
     monkeypatch.setattr(launcher, 'newest_run', lambda folder: RunFolder(folder, 0))
     settle = Launcher(ROOT, ROOT / 'launch/mpirun.sh', ENGINES['mpirun'], options(*words), None).settle_layout
     if isinstance(expected, str):
@@ -394,10 +395,10 @@ def test_the_layout_of_options_hosts_and_configuration(words, config, expected, 
         return
     layout, limit_s, device = settle()
     assert (list(layout.hosts), layout.ranks_per_node) == expected and str(layout.run_dir) == '/r'
-    assert (limit_s, device) == (7.5, 'cpu') and len(asked[0]) == len(config)
+    assert (limit_s, device) == (7.5, 'cpu') and len(calls[0]) == len(config)
 
 
-def test_a_full_tmpdir_is_not_passed_over_for_another_folder(tmp_path, monkeypatch):
+def test_full_tmpdir_is_refused_although_another_folder_has_space(tmp_path, monkeypatch):
     monkeypatch.setenv('TMPDIR', str(tmp_path))
     free = {tmp_path: 0}
     monkeypatch.setattr(shutil, 'disk_usage', lambda p: SimpleNamespace(free=free.get(p, 10**9)))
@@ -407,7 +408,7 @@ def test_a_full_tmpdir_is_not_passed_over_for_another_folder(tmp_path, monkeypat
     check_room(ENGINES['local'])
 
 
-def test_no_host_name_steers_a_terminal(capfd):
+def test_host_name_in_a_message_is_escaped(capfd):
     with own_signals():
         assert main([str(ROOT / 'launch/mpirun.sh'), '--config', 'c.yaml', '--hosts', 'me@h\x1b[31m']) == EXIT_USAGE
     assert '\x1b' not in capfd.readouterr().err
@@ -418,13 +419,15 @@ def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
     gone, full, mps, running = (tmp_path / f'mlperf_rn50-{n}' for n in ('9-01234567-1', '9-01234568-1d', 'mps-0', job))
     for folder in (gone, full / 'files', mps, running):
         folder.mkdir(parents=True)
-    with subprocess.Popen(['cat'], stdin=subprocess.PIPE, env={**os.environ, 'MLPERF_RN50_JOB': job}):
+    with subprocess.Popen(['sh', '-c', 'echo up; cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          env={**os.environ, 'MLPERF_RN50_JOB': job}) as process:
+        assert process.stdout.readline() == b'up\n'  # before exec is over, a process has no environment
         remove_leftovers([tmp_path, tmp_path / 'nothing'])
     assert sorted(tmp_path.iterdir()) == sorted([full, mps, running])
 
 
 ON_A_TERMINAL = """import os
-from mlperf_rn50.launch.engine import Signals, run_engine
+from mlperf_rn50.launch.process import Signals, run_engine
 
 class Quick(Signals):
     def next(self, timeout_s):
@@ -439,7 +442,7 @@ print('ended', code, flush=True)
 
 @pytest.mark.parametrize('has_interrupt', [False, True])
 def test_ctrl_z_and_fg_on_a_terminal(has_interrupt, tmp_path):
-    """A pause, also beyond the deadline of a wait, asks the engine for nothing; Ctrl-C after it does."""
+    """A pause, even beyond the deadline of a wait, sends no stop request to the engine; Ctrl-C after it does."""
     (tmp_path / 'launcher.py').write_text(ON_A_TERMINAL.format(tmp_path / 'end'))
     pid, terminal = pty.fork()
     if not pid:
@@ -457,7 +460,7 @@ def test_ctrl_z_and_fg_on_a_terminal(has_interrupt, tmp_path):
         os.write(terminal, b'\x1a')
         read_to('Stopped')
         time.sleep(0.3)  # longer than a wait
-        os.write(terminal, b'fg; exit\n')  # so that an end ends the reading, too
+        os.write(terminal, b'fg; exit\n')  # exit, so that reading ends with the launcher
         read_to('launcher.py')
         read = ''.join(read_to('waits') for _ in range(3))
         if has_interrupt:

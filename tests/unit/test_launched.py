@@ -1,4 +1,4 @@
-"""What launchers tell ranks in the environment: numbers, read or refused in one line, and settings for GPUs."""
+"""Environment variables from launchers to ranks: numbers, one-line errors, and settings for GPUs."""
 import json
 import os
 import platform
@@ -9,37 +9,30 @@ import sys
 import pytest
 from helpers import ROOT, run
 
+from mlperf_rn50.doctor.gpu_stack import check_environment, environment_facts
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system import launched
-from mlperf_rn50.system.gpu_environment import (
-    DEVICE_VARIABLE,
-    SET_VARIABLE,
-    SETTINGS,
-    check_environment,
-    device_of_words,
-    environment_facts,
-    missing_settings,
-)
-from mlperf_rn50.system.launched import launched_local, launched_rank, launched_size, omp_threads, rank_name
+from mlperf_rn50.system import launcher_env
+from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, SET_VARIABLE, SETTINGS, device_of_words, missing_settings
+from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size, omp_threads, rank_name
 
 
 @pytest.mark.parametrize('text, threads', [('4', 4), (' 3 , 2,1', 3), ('', None), ('0', None), (',2', None),
                                            ('²', None), ('9' * 5000, None)])
-def test_threads_of_nested_levels_count_by_the_first(text, threads):
+def test_first_level_of_nested_threads_counts(text, threads):
     assert omp_threads(text) == threads
 
 
 @pytest.mark.parametrize('text', ['', '1,2', '٣', '9' * 5000])
-def test_a_launcher_that_says_no_number_is_named(monkeypatch, text):
-    for name, ask in (('OMPI_COMM_WORLD_RANK', launched_rank), ('PMI_SIZE', launched_size),
+def test_variable_without_a_number_is_named(monkeypatch, text):
+    for name, read in (('OMPI_COMM_WORLD_RANK', launched_rank), ('PMI_SIZE', launched_size),
                       ('OMPI_COMM_WORLD_LOCAL_RANK', launched_local)):
         with monkeypatch.context() as m:
             m.setenv(name, text)
             with pytest.raises(ConfigError, match=f'{name}: got .* in the environment, expected a whole number'):
-                ask()
+                read()
 
 
-def test_binding_understands_nested_threads_and_names_a_wrong_number():
+def test_binding_accepts_nested_threads_and_refuses_an_invalid_number():
     command = [sys.executable, '-m', 'mlperf_rn50.system.topology', 'true', 'train']
     done = run(command, env={**os.environ, 'OMP_NUM_THREADS': '2,1'})
     assert done.returncode == 0 and ' 2 threads' in done.stderr, done.stderr
@@ -48,11 +41,11 @@ def test_binding_understands_nested_threads_and_names_a_wrong_number():
     assert done.stderr.count('\n') == 1
 
 
-def test_a_line_of_a_rank_is_written_in_one_piece_where_python_buffers_nothing():
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # in which every write is its own message
-    code = 'from mlperf_rn50.system.launched import say; say("rank 0"); say("rank 1")'
-    assert subprocess.run([sys.executable, '-u', '-c', code], stderr=theirs).returncode == 0
-    assert [ours.recv(100), ours.recv(100)] == [b'rank 0\n', b'rank 1\n']
+def test_line_of_a_rank_is_one_write_in_unbuffered_python():
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # every write is a message
+    code = 'from mlperf_rn50.system.launcher_env import say; say("rank 0"); say("rank 1")'
+    assert subprocess.run([sys.executable, '-u', '-c', code], stderr=writer).returncode == 0
+    assert [reader.recv(100), reader.recv(100)] == [b'rank 0\n', b'rank 1\n']
 
 
 SRUN = {'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_LOCALID': '3'}
@@ -65,8 +58,8 @@ SRUN = {'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_LOCALID
     ({'HOROVOD_RANK': '6', 'HOROVOD_SIZE': '8', 'HOROVOD_LOCAL_RANK': '0', 'HOROVOD_LOCAL_SIZE': '4'}, (6, 8, (0, 4))),
     (SRUN, (0, None, (0, 1))),  # a program started by hand within a job
     ({**SRUN, 'PMIX_RANK': '7'}, (7, 8, (3, 4)))])
-def test_launchers_tell_a_rank_its_place(monkeypatch, variables, expected):
-    for name in (*launched._RANK, *launched._SIZE, *launched._LOCAL_RANK, *launched._LOCAL_SIZE):
+def test_place_of_a_rank_by_launcher(monkeypatch, variables, expected):
+    for name in (*launcher_env._RANK, *launcher_env._SIZE, *launcher_env._LOCAL_RANK, *launcher_env._LOCAL_SIZE):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -79,7 +72,7 @@ def test_launchers_tell_a_rank_its_place(monkeypatch, variables, expected):
 GPU = {DEVICE_VARIABLE: 'gpu'}
 
 
-def test_what_is_set_stays_and_cpus_get_nothing():
+def test_existing_settings_are_kept_and_cpus_get_none():
     assert missing_settings({**GPU, 'PATH': '/bin'}) == {**SETTINGS, SET_VARIABLE: ','.join(SETTINGS)}
     added = missing_settings({**GPU, 'HOROVOD_CYCLE_TIME': '1', 'MXNET_ENABLE_CUDA_GRAPHS': ''})
     assert added.keys() == SETTINGS.keys() - {'HOROVOD_CYCLE_TIME', 'MXNET_ENABLE_CUDA_GRAPHS'} | {SET_VARIABLE}
@@ -87,7 +80,7 @@ def test_what_is_set_stays_and_cpus_get_nothing():
     assert missing_settings({}) == missing_settings({DEVICE_VARIABLE: 'cpu'}) == {}
 
 
-def test_the_variables_are_handed_on_to_ranks_elsewhere():
+def test_variables_are_forwarded_to_remote_ranks():
     script = ROOT / 'launch/engines/variables.sh'
     given = dict.fromkeys([*SETTINGS, DEVICE_VARIABLE, SET_VARIABLE, 'CUDA_VISIBLE_DEVICES'], 'x')
     done = run([script], env={'PATH': os.environ['PATH'], **given})
@@ -98,7 +91,7 @@ def test_the_variables_are_handed_on_to_ranks_elsewhere():
     ('--config {gpu}', 'gpu'), ('--config={gpu} --train.device cpu', 'cpu'), ('', 'cpu'), ('--train.device', 'cpu'),
     ('--config /no/such/file', 'cpu'), ('--train.device gpu --train.device cpu', 'cpu'), ('--config {broken}', 'cpu'),
     ('--resume {folder}', 'gpu'), ('--resume={folder} --train.device=cpu', 'cpu')])
-def test_the_device_in_the_words_of_a_program(tmp_path, words, device):
+def test_device_of_a_command_line(tmp_path, words, device):
     (tmp_path / 'config.yaml').write_text('train: {device: gpu}')
     (tmp_path / 'broken.yaml').write_text('[' * 600)
     words = words.format(gpu=tmp_path / 'config.yaml', broken=tmp_path / 'broken.yaml', folder=tmp_path)
@@ -108,7 +101,7 @@ def test_the_device_in_the_words_of_a_program(tmp_path, words, device):
 @pytest.mark.parametrize('device, given, expected', [
     ('gpu', {'HOROVOD_NUM_NCCL_STREAMS': '2'}, {**SETTINGS, 'HOROVOD_NUM_NCCL_STREAMS': '2'}),
     ('cpu', {}, {'HOROVOD_CYCLE_TIME': '5'})])
-def test_a_rank_sees_it(device, given, expected):
+def test_settings_reach_a_rank(device, given, expected):
     env = {k: v for k, v in os.environ.items() if k not in SETTINGS and not k.startswith(('MLPERF_RN50_', 'OMPI_'))}
     show = 'import json, os; print(json.dumps(dict(os.environ)))'
     done = run([ROOT / 'launch/ranks.sh', 1, sys.executable, '-c', show, '--train.device', device], env=env | given)
@@ -121,11 +114,11 @@ def rows(*envs):
     return [{'host': f'h{i}', 'gpu_environment': environment_facts(env)} for i, env in enumerate(envs)]
 
 
-def test_the_doctor_says_what_is_set_by_whom_and_warns_of_what_is_not_and_of_unlike_hosts():
+def test_doctor_lists_settings_and_warns_of_missing_and_differing_ones():
     env = {**GPU, 'HOROVOD_CYCLE_TIME': '0.5'}
     check = check_environment(rows({**env, **missing_settings(env)}))
-    assert check.status == 'ok' and check.found.endswith('; set before it: HOROVOD_CYCLE_TIME=0.5')
-    assert check.found.startswith('by the launcher: CUDA_DEVICE_ORDER=PCI_BUS_ID, MXNET_EXEC_BULK')
+    assert check.status == 'ok' and check.found.endswith('; set by the user: HOROVOD_CYCLE_TIME=0.5')
+    assert check.found.startswith('set by the launcher: CUDA_DEVICE_ORDER=PCI_BUS_ID, MXNET_EXEC_BULK')
     missing = check_environment(rows(SETTINGS, {k: v for k, v in SETTINGS.items() if k != 'HOROVOD_CYCLE_TIME'}))
     assert (missing.status, missing.found) == ('warning', 'not set on h1: HOROVOD_CYCLE_TIME')
     assert 'launch/*.sh' in missing.fix and missing.fix.endswith('export HOROVOD_CYCLE_TIME=0.1')

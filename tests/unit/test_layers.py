@@ -1,43 +1,94 @@
-"""Imports point one way, and the analysis half needs none of the heavy packages."""
+"""Structure of the package: direction and cycles of imports, sizes of folders and modules, unique class names."""
+import ast
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
 import pytest
 from closure import closure, imports
 from helpers import ROOT
 
 PACKAGE = ROOT / 'mlperf_rn50'
 # A module may import from its own room and from those below it.
-ROOMS = [{'__main__'}, {'cli'}, {'bench', 'launch'}, {'train'}, {'study'}, {'mlperf', 'data', 'model', 'system'},
-         {'options'}, {'config'}, {'jsonl', 'locks'}, {'files', 'npz', 'safe_path'}, {'errors'}]
+ROOMS = [{'__main__'}, {'cli'}, {'bench', 'doctor', 'launch'}, {'train'}, {'analysis'},
+         {'mllog', 'data', 'model', 'system'}, {'options'}, {'config'},
+         {'data.options', 'model.options', 'train.options'},  # declared by components, combined by config
+         {'bounds', 'jsonl', 'locks', 'parser', 'table'}, {'files', 'npz', 'text'}, {'errors'}]
 HEAVY = {'mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'sklearn', 'rich'}
-LIGHT_ROOMS = ('cli', 'mlperf')
-LIGHT = ['config', 'options', 'launch.__main__', 'model.weights', 'study.convergence', 'study.layouts', 'study.live',
-         'study.predict_tables', 'study.recipe_differences', 'study.recipes', 'study.report_data',
-         'study.report_tables', 'study.report_text', 'study.scaling', 'study.systems', 'study.watch_facts',
-         'system.doctor', 'system.environment', 'system.topology', 'train.plan', 'train.watch']
+LIGHT_ROOMS = ('cli', 'mllog', 'analysis/sets', 'analysis/recipe')
+LIGHT = ['config', 'options', 'launch.__main__', 'model.weights', 'analysis.predict.tables', 'analysis.report.data',
+         'analysis.report.tables', 'analysis.report.text', 'analysis.watch.facts', 'analysis.watch.run_state',
+         'doctor.checks', 'system.environment', 'system.topology', 'train.plan', 'train.watchdog.watcher']
+MAX_MODULES, MAX_LINES, MIN_LINES = 12, 300, 40
 
 
-def room_of(module: str) -> str:
-    parts = module.split('.')
-    return parts[1] if len(parts) > 1 else '__init__'
+def modules() -> dict[str, Path]:
+    """Return dotted name below the package and file of every module except __init__.py."""
+    return {'.'.join(p.relative_to(PACKAGE).with_suffix('').parts): p for p in PACKAGE.rglob('*.py')
+            if p.name != '__init__.py'}
 
 
-def level(room: str) -> int:
-    return next(i for i, rooms in enumerate(ROOMS) if room in rooms)
+def import_graph(found: dict[str, Path]) -> dict[str, set[str]]:
+    """Return the imports of each module among the given modules."""
+    return {name: {m.removeprefix('mlperf_rn50.') for m in imports(path)} & set(found) for name, path in found.items()}
 
 
-def test_arrows_point_down():
-    wrong = []
-    for path in PACKAGE.rglob('*.py'):
-        here = path.relative_to(PACKAGE).with_suffix('').parts[0]
-        if here == '__init__':
-            continue
-        for module in imports(path):
-            there = room_of(module) if module.startswith('mlperf_rn50.') else None
-            if there and there != '__version__' and there != here and level(there) <= level(here):
-                wrong.append(f'{path.relative_to(ROOT)} imports {module}')
-    assert not wrong
+def level(name: str) -> int:
+    return next((i for i, rooms in enumerate(ROOMS) if name in rooms), None) or next(
+        i for i, rooms in enumerate(ROOMS) if name.partition('.')[0] in rooms)
 
 
-@pytest.mark.parametrize('module', LIGHT + [f'{room}.{p.stem}' for room in LIGHT_ROOMS
-                                            for p in sorted((PACKAGE / room).glob('[a-z]*.py'))])
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as e:
+        return e.args[1]
+    return []
+
+
+def folder_graph(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return the imports between folders; a module directly in a room counts as a folder."""
+    def place(name: str) -> str:
+        return name.rpartition('.')[0] if name.count('.') > 1 else name
+    folders: dict[str, set[str]] = {}
+    for name, imported in graph.items():
+        folders.setdefault(place(name), set()).update(place(i) for i in imported if place(i) != place(name))
+    return folders
+
+
+def test_imports_point_down():
+    assert [f'{name} imports {i}' for name, imported in import_graph(modules()).items() for i in imported
+            if name.partition('.')[0] != i.partition('.')[0] and level(i) <= level(name)] == []
+
+
+def test_imports_of_modules_and_folders_have_no_cycles():
+    graph = import_graph(modules())
+    assert cycle(graph) == cycle(folder_graph(graph)) == []
+
+
+def test_one_module_of_training_imports_the_analysis():
+    assert [name for name, imported in import_graph(modules()).items()
+            if name.startswith('train.') and any(i.startswith('analysis.') for i in imported)] == ['train.reference']
+
+
+def test_folders_and_modules_are_small():
+    found = modules()
+    folders = Counter(str(path.parent.relative_to(PACKAGE)) for path in found.values())
+    assert {f: n for f, n in folders.items() if n > MAX_MODULES and f != 'cli'} == {}
+    num_lines = {name: len(path.read_text().splitlines()) for name, path in found.items()}
+    assert {name: n for name, n in num_lines.items() if n > MAX_LINES} == {}
+    users = Counter(i for imported in import_graph(found).values() for i in imported)
+    assert {name: n for name, n in num_lines.items() if n < MIN_LINES and users[name] == 1} == {}
+
+
+def test_class_names_are_defined_once():
+    names = Counter(node.name for path in PACKAGE.rglob('*.py') for node in ast.walk(ast.parse(path.read_text()))
+                    if isinstance(node, ast.ClassDef))
+    assert [name for name, n in names.items() if n > 1] == []
+
+
+@pytest.mark.parametrize('module', LIGHT + [f'{room.replace("/", ".")}.{p.relative_to(PACKAGE / room).with_suffix("")}'
+                                            .replace('/', '.') for room in LIGHT_ROOMS
+                                            for p in sorted((PACKAGE / room).rglob('[a-z]*.py'))])
 def test_light_modules_import_nothing_heavy(module):
     assert {m for m in closure(frozenset({f'mlperf_rn50.{module}'})) if m.split('.')[0] in HEAVY} == set()

@@ -1,8 +1,8 @@
-"""Sweeps: batch and learning rate of a layout."""
+"""Sweep layouts: batch size and learning rate."""
 import pytest
 
+from mlperf_rn50.analysis.recipe.sweep_layouts import parse_layouts, parse_lr_table, plan_layouts
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.study.layouts import parse_layouts, parse_lr_table, plan_layouts
 
 SPLITS = [(1, 4), (2, 4), (8, 4)]
 
@@ -11,7 +11,7 @@ def numbers(layouts):
     return [(x.name, x.global_batch_size, x.base_lr, x.warmup_epochs) for x in layouts]
 
 
-def test_strong_scaling_keeps_the_global_batch_and_weak_the_local_one_with_a_scaled_rate():
+def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_local_one():
     assert numbers(plan_layouts(SPLITS, 256, False, False, 0.1, 5, None)) == [
         ('1x4', 256, 0.1, 5), ('2x4', 256, 0.1, 5), ('8x4', 256, 0.1, 5)]
     for batch_size, is_local in ((256, False), (64, True)):
@@ -19,7 +19,7 @@ def test_strong_scaling_keeps_the_global_batch_and_weak_the_local_one_with_a_sca
             ('1x4', 256, 0.1, 5), ('2x4', 512, 0.2, 5), ('8x4', 2048, 0.8, 5)]
 
 
-def test_a_table_names_rate_and_warm_up():
+def test_table_gives_learning_rate_and_warm_up():
     table = parse_lr_table('# batch rate warm-up\n256 0.1 2\n512 0.15 3  # tuned\n')
     assert numbers(plan_layouts(SPLITS[:2], 256, False, True, 9.0, 9, table)) == [('1x4', 256, 0.1, 2),
                                                                                 ('2x4', 512, 0.15, 3)]
@@ -29,15 +29,15 @@ def test_a_table_names_rate_and_warm_up():
         parse_lr_table('256 0.1')
 
 
-def test_a_batch_that_cannot_be_shared_is_refused():
-    with pytest.raises(ConfigError, match='3x1 = 3 ranks cannot share evenly'):
+def test_indivisible_batch_is_refused():
+    with pytest.raises(ConfigError, match='expected a multiple of 3x1 = 3 ranks'):
         plan_layouts([(1, 1), (3, 1)], 64, False, False, 0.1, 5, None)
     with pytest.raises(ConfigError, match='multiple of the 3 ranks'):
         plan_layouts([(3, 1), (6, 1)], 64, False, True, 0.1, 5, None)
 
 
-@pytest.mark.parametrize('words, said', [(['4'], 'expected nodes x ranks'), (['0x4'], 'expected nodes x ranks'),
+@pytest.mark.parametrize('words, text', [(['4'], 'expected nodes x ranks'), (['0x4'], 'expected nodes x ranks'),
                                          (['2x4x1'], 'expected nodes x ranks'), (['1x2', '1x2'], 'named twice')])
-def test_layouts_are_nodes_times_ranks_and_come_once(words, said):
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_and_duplicate_layouts_are_refused(words, text):
+    with pytest.raises(ConfigError, match=text):
         parse_layouts(words)

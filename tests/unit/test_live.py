@@ -1,4 +1,4 @@
-"""What a run folder says of the run in it, at every moment of its life, and whatever stands in it."""
+"""State of a run folder at every stage of a run, and with hostile content."""
 import json
 import os
 import shutil
@@ -7,8 +7,9 @@ import pytest
 from lines import START_S, run_lines, write_lines
 from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live, write_metrics
 
+from mlperf_rn50.analysis.watch.follower import Follower
+from mlperf_rn50.analysis.watch.run_state import BandPoint, Checkpoints, LiveEvaluation, Node, to_json
 from mlperf_rn50.jsonl import Tail
-from mlperf_rn50.study.live import BandPoint, Checkpoints, Evaluation, Follower, Node, ReferenceRuns, to_json
 
 
 def look(folder, now_s=NOW_S):
@@ -20,26 +21,26 @@ def shown(run, *names):
     return tuple(content[name] for name in names)
 
 
-def test_a_folder_without_a_run_is_waited_for_and_runs_below_it_are_named(tmp_path):
+def test_folder_without_a_run_is_waiting_and_runs_below_it_are_named(tmp_path):
     run = look(tmp_path / 'later')
-    assert (run.status, run.note, run.is_over) == ('waiting', 'not begun yet: no such folder; waiting', False)
-    assert look(tmp_path).note == 'not begun yet: no log in the folder; waiting'
+    assert (run.status, run.note, run.is_over) == ('waiting', 'not started yet: no such folder; waiting', False)
+    assert look(tmp_path).note == 'not started yet: no log in the folder; waiting'
     write_live(tmp_path / '1x1')
     assert look(tmp_path).note.endswith('; there are runs in 1x1 below it')
 
 
-def test_a_running_run(tmp_path):
-    # More right answers than images are no evaluation.
+def test_running_run(tmp_path):
+    # More correct answers than images are no evaluation.
     run = look(write_live(tmp_path, train(10), evaluation(1, 20), evaluation(2, 101), train(30), train(40)))
     assert shown(run, 'status', 'number', 'quiet_s', 'dataset', 'target') == ('running', 0, 3.0, 'digits', 0.749)
     assert shown(run, 'epoch', 'max_epochs', 'step', 'images_per_s') == (2.0, 10, 40, 128.0)
-    assert run.evaluations == (Evaluation(1, 0.2, 10.0),)
-    # 20 steps of 0.5 s; 8 epochs are left, of which 3 s have gone by since the last report.
+    assert run.evaluations == (LiveEvaluation(1, 0.2, 10.0),)
+    # An epoch is 20 steps of 0.5 s; 8 epochs are left, less 3 s since the last report.
     assert shown(run, 'epoch_s', 'left_s', 'time_s') == (10.0, 77.0, 23.0)
     assert shown(run, 'node_hours', 'node_hours_at_end') == pytest.approx((2 * 23 / 3600, 2 * 100 / 3600))
 
 
-def test_a_run_that_is_over_and_without_metrics_has_what_its_log_says(tmp_path):
+def test_finished_run_without_metrics_has_the_values_of_the_log(tmp_path):
     folder = write_live(tmp_path, status='success', accuracies=(0.2, 0.8))
     (folder / 'metrics.jsonl').unlink()
     run = look(folder)
@@ -48,7 +49,7 @@ def test_a_run_that_is_over_and_without_metrics_has_what_its_log_says(tmp_path):
 
 
 @pytest.mark.parametrize('reason, is_over', [('aborted', True), ('interrupted', False)])
-def test_an_interrupted_run_is_not_over_as_it_may_be_gone_on_with(tmp_path, reason, is_over):
+def test_interrupted_run_is_not_over_because_it_can_be_resumed(tmp_path, reason, is_over):
     log = write_live(tmp_path, evaluation(1, 20)) / 'result_0.txt'
     stop = json.loads(run_lines((0.2,), status='aborted')[-1].partition(' ')[2])
     stop['metadata']['reason'] = reason
@@ -56,7 +57,7 @@ def test_an_interrupted_run_is_not_over_as_it_may_be_gone_on_with(tmp_path, reas
     assert shown(look(tmp_path), 'status', 'is_over') == (reason, is_over)
 
 
-def test_a_killed_run_says_since_when_and_what_the_launcher_noted(tmp_path):
+def test_killed_run_has_a_quiet_time_and_the_attempts_of_the_launcher(tmp_path):
     folder = write_live(tmp_path, train(10), age_s=5000.0)
     write_metrics(folder / 'attempts.jsonl',
                   {'job': 'j', 'run': None, 'exit_code': 2, 'end': None, 'gained': False, 'can_resume': False},
@@ -65,14 +66,14 @@ def test_a_killed_run_says_since_when_and_what_the_launcher_noted(tmp_path):
                   {'job': 'j', 'run': 0, 'exit_code': 0, 'end': 'converged', 'gained': True, 'can_resume': True})
     run = look(folder, NOW_S + 2 * 86400)
     assert shown(run, 'status', 'has_end', 'is_over', 'left_s') == ('failed', False, False, None)
-    # The last that was written is an evaluation, in the log, at 11 s.
+    # The last record is an evaluation in the log at 11 s.
     assert shown(run, 'quiet_s', 'time_s') == (5000.0 + 2 * 86400, 11.0)
-    assert run.place.attempts == (
+    assert run.attempts == (
         'cut short (exit code 137), can be resumed', 'failed (exit code 1), cannot be resumed',
         'converged (exit code 0)')
 
 
-def test_the_newest_run_is_shown_and_the_others_named(tmp_path):
+def test_newest_run_is_shown_and_the_others_are_named(tmp_path):
     write_live(tmp_path, status='success', accuracies=(0.8,))
     write_live(tmp_path, train(10), number=10)
     assert shown(look(tmp_path), 'number', 'step', 'others') == (10, 10, ((0, 'converged'),))
@@ -80,17 +81,17 @@ def test_the_newest_run_is_shown_and_the_others_named(tmp_path):
     assert shown(run, 'number', 'status', 'others') == (0, 'converged', ((10, 'running'),))
 
 
-def test_a_folder_that_goes_away_and_comes_back(tmp_path):
+def test_folder_that_disappears_and_returns(tmp_path):
     folder = write_live(tmp_path / 'run', train(10))
     follower = Follower(folder)
-    assert follower.look(NOW_S).clock.step == 10
+    assert follower.look(NOW_S).step == 10
     shutil.rmtree(folder)
     assert follower.look(NOW_S).note == 'the folder is gone; waiting for it'
     write_live(folder, train(30))
-    assert follower.look(NOW_S).clock.step == 30
+    assert follower.look(NOW_S).step == 30
 
 
-def test_a_resumed_run_has_what_it_writes_again_once(tmp_path):
+def test_resumed_run_has_repeated_records_once(tmp_path):
     resumed = {'event': 'resumed', 'step': 40, 'number_of_ranks': 8, 'number_of_nodes': 4, 'global_batch_size': 256}
     follower = Follower(write_live(tmp_path, train(20), evaluation(1, 20), train(40), evaluation(2, 30), train(60),
                                    evaluation(3, 40), course(3, text='old'), train(70)))
@@ -106,17 +107,19 @@ def test_a_resumed_run_has_what_it_writes_again_once(tmp_path):
     assert [e.accuracy for e in follower.look(NOW_S).evaluations] == [0.2, 0.3, 0.5]
 
 
-def test_the_band_and_the_verdict_of_the_reference_and_a_run_that_is_behind_is_warned_of_first(tmp_path):
+def test_band_and_verdict_of_the_reference_and_first_warning_of_a_run_behind(tmp_path):
     run = look(write_live(tmp_path, reference(1, 2, 3), train(20), evaluation(1, 20), course(1), train(40)))
-    assert run.reference == ReferenceRuns('reference: 5 runs', 5, (4, 6), (17.0, 37.0), tuple(
-        BandPoint(e, 0.5, 0.45, 0.55) for e in (1, 2, 3)), 'on course: 5 of 5 reference runs', 1, False)
+    assert shown(run, 'reference_text', 'num_reference', 'reference_epochs', 'reference_left_s') == (
+        'reference: 5 runs', 5, (4, 6), (17.0, 37.0))
+    assert run.band == tuple(BandPoint(e, 0.5, 0.45, 0.55) for e in (1, 2, 3))
+    assert shown(run, 'verdict', 'verdict_epoch', 'is_behind') == ('on course: 5 of 5 reference runs', 1, False)
     slow = {'event': 'ranks', 'epoch': 1, 'time_s': 10.0, 'ranks': [], 'stragglers': ['rank 1 is slow']}
     run = look(write_live(tmp_path / 'behind', slow, evaluation(1, 20), course(1, behind=True, text='behind: 3')))
-    assert run.reference.is_behind and run.warnings[:2] == ('behind: 3', 'rank 1 is slow')
-    assert run.reference.band == (BandPoint(1, 0.5, 0.45, 0.55),)  # without a record of the whole
+    assert run.is_behind and run.warnings[:2] == ('behind: 3', 'rank 1 is slow')
+    assert run.band == (BandPoint(1, 0.5, 0.45, 0.55),)  # without a reference record
 
 
-def test_the_skew_is_that_of_what_ranks_take_themselves(tmp_path):
+def test_skew_is_of_the_compute_times_of_ranks(tmp_path):
     ranks = {'event': 'ranks', 'epoch': 1, 'time_s': 1.0, 'stragglers': [],
              'ranks': [rank(0, 1.0), rank(1, 1.0), rank(2, 1.5, 'n2')]}
     run = look(write_live(tmp_path, ranks))
@@ -124,15 +127,15 @@ def test_the_skew_is_that_of_what_ranks_take_themselves(tmp_path):
     assert look(write_live(tmp_path, {**ranks, 'ranks': [rank(0, 1.0)]})).skew is None
 
 
-def test_checkpoints_are_counted_and_unfinished_ones_are_not(tmp_path):
+def test_only_finished_checkpoints_are_counted(tmp_path):
     folder = write_live(tmp_path, train(10))
     for name in ('step_20', 'step_100', '.step_120.7.tmp', 'damaged_step_80', 'step_x'):
         (folder / 'checkpoints' / name).mkdir(parents=True)
     os.utime(folder / 'checkpoints/step_100', (NOW_S - 9,) * 2)
-    assert look(folder).place.checkpoints == Checkpoints(2, 100, 9.0)
+    assert look(folder).checkpoints == Checkpoints(2, 100, 9.0)
 
 
-def test_the_newest_sample_of_each_node_and_one_that_stopped(tmp_path):
+def test_newest_sample_of_each_node_and_warning_of_a_silent_node(tmp_path):
     folder = write_live(tmp_path, train(10))
     gpus = [{'utilization_percent': 80, 'power_w': 300.0}, {'utilization_percent': 90, 'power_w': 100.0}, {}]
     for host, age_s in (('n1', 1.0), ('n2', 90.0)):
@@ -141,12 +144,12 @@ def test_the_newest_sample_of_each_node_and_one_that_stopped(tmp_path):
                              '{"cpu_pe')
         os.utime(path, (NOW_S - age_s,) * 2)
     run = look(folder)
-    assert run.place.nodes == (Node('n1', 1.0, 50.0, 85.0, 400.0), Node('n2', 90.0, 50.0, 85.0, 400.0))
+    assert run.nodes == (Node('n1', 1.0, 50.0, 85.0, 400.0), Node('n2', 90.0, 50.0, 85.0, 400.0))
     assert run.warnings == ('telemetry of n2: nothing was written for 90 s',)
 
 
 @pytest.mark.parametrize('is_replaced, values', [(False, [3]), (False, [3, 4, 5]), (True, [1, 2, 3])])
-def test_a_file_that_grows_is_read_on_and_another_one_in_its_place_anew(tmp_path, is_replaced, values):
+def test_growing_file_is_read_incrementally_and_a_replaced_file_anew(tmp_path, is_replaced, values):
     path = write_metrics(tmp_path / 'm', {'a': 1}, '{"a": ')
     tail = Tail(path, dict)
     assert tail.read() == (False, [{'a': 1}])
@@ -158,14 +161,14 @@ def test_a_file_that_grows_is_read_on_and_another_one_in_its_place_anew(tmp_path
     assert tail.read() == (True, [{'a': v} for v in values])
 
 
-def test_lines_that_do_not_fit_are_left_out_and_one_too_long_ends_no_reading(tmp_path):
+def test_invalid_and_too_long_lines_are_skipped(tmp_path):
     path = tmp_path / 'm'
     path.write_bytes(b'\xff\xfe{}\n[1]\nnot json\n' + b'[' * 200_000 + b'\n{"a": "' + b'x' * (3 << 20) + b'"}\n'
                      + b'{"a": "\xff"}\n{"a": 1}\n' + b'x' * (2 << 20))
     tail = Tail(path, dict)
     assert tail.read() == (False, [{'a': 1}])
     with open(path, 'ab') as f:
-        f.write(b'{"a": 2}\n{"a": 3}\n')  # of which the first is the rest of the line
+        f.write(b'{"a": 2}\n{"a": 3}\n')  # the first is the rest of the long line
     assert tail.read() == (False, [{'a': 3}])
 
 
@@ -173,7 +176,7 @@ HOSTILE = [True, None, 'x', -1, 1e400, float('nan'), [], {}, 10**30, '\x1b[2J' *
 
 
 @pytest.mark.parametrize('value', HOSTILE, ids=repr)
-def test_hostile_values_are_left_out(tmp_path, value):
+def test_hostile_values_are_ignored(tmp_path, value):
     records = [train(10), evaluation(1, 20), reference(1), course(1),
                {'event': 'ranks', 'ranks': [rank(0, 1.0), rank(1, 1.0)], 'stragglers': ['a']},
                {'event': 'resumed', 'step': 20, 'number_of_ranks': 2, 'number_of_nodes': 2, 'global_batch_size': 64}]
@@ -188,19 +191,19 @@ def test_hostile_values_are_left_out(tmp_path, value):
     (folder / 'config.yaml').write_text(f'train: {{max_epochs: {json.dumps(value)}}}\nschedule: {json.dumps(value)}\n')
     run = look(folder)
     assert run.status == 'running'
-    text = json.dumps(to_json(run), allow_nan=False)  # no number is out of all bounds
+    text = json.dumps(to_json(run), allow_nan=False)  # all numbers are finite
     assert '\\u001b' not in text
 
 
 @pytest.mark.parametrize('config', ['[' * 1500, 'train: 7', '!!python/object:os.system {}', '\ud800', '#' * 100_000])
-def test_a_hostile_configuration_is_none(tmp_path, config):
+def test_hostile_configuration_is_ignored(tmp_path, config):
     folder = write_live(tmp_path, train(10))
     (folder / 'config.yaml').write_bytes(config.encode('utf-8', 'surrogatepass'))
     run = look(folder)
     assert shown(run, 'status', 'max_epochs', 'left_s') == ('running', None, None)
 
 
-def test_named_pipes_and_links_to_nowhere_are_not_waited_for(tmp_path):
+def test_named_pipes_and_broken_links_do_not_block(tmp_path):
     folder = write_live(tmp_path, train(10))
     for name in ('metrics.jsonl', 'config.yaml', 'attempts.jsonl', 'telemetry_0_n1.jsonl'):
         (folder / name).unlink(missing_ok=True)
@@ -209,7 +212,7 @@ def test_named_pipes_and_links_to_nowhere_are_not_waited_for(tmp_path):
     assert look(folder).status == 'running'
 
 
-def test_a_log_that_nobody_writes_is_asked_again_and_read_when_it_was_written(tmp_path):
+def test_quiet_log_of_a_failed_run_is_read_again_after_a_write(tmp_path):
     follower = Follower(write_live(tmp_path, train(10)))
     assert follower.look(NOW_S).status == 'running'
     assert follower.look(NOW_S + 1e6).status == 'failed'

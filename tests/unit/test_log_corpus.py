@@ -1,6 +1,6 @@
-"""Logs of every kind: a folder of tests/logs is a tree of logs, and its expected.json the facts that are read from it.
+"""Log corpus: each folder of tests/logs is a tree of logs with the expected facts in expected.json.
 
-A new case is a new folder; `pytest --update tests/unit/test_log_corpus.py` writes every expected.json; see `git diff`.
+A new case is a new folder. `pytest --update tests/unit/test_log_corpus.py` writes every expected.json.
 """
 import dataclasses
 import fcntl
@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 from lines import START_S, mllog, run_lines, write_lines
 
+from mlperf_rn50.analysis.sets.load import load_systems
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf.description import _count, load_object
-from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.mlperf.run import Notes, Run
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.mllog.read.description import _count, load_object
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.run import Notes, Run
 
 LOGS = Path(__file__).parents[1] / 'logs'
 CASES = sorted(p for p in LOGS.iterdir() if p.is_dir())
 
 
 def facts_of_run(run: Run) -> dict:
-    """Return every fact of a run that has a value; of a warning its line and whether it is a contradiction."""
+    """Return the facts of a run that have a value; of a warning, the line and whether it is a contradiction."""
     facts = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)} | {
         'path': run.path.name, 'age_s': None, 'optimizer': dict(run.optimizer), 'lines': dict(run.lines),
         'sources': {k: [s.basis, s.line] for k, s in run.sources.items()},
@@ -34,7 +34,7 @@ def facts_of_run(run: Run) -> dict:
 
 
 def facts_of(case: Path) -> object:
-    """Return what is read from a tree of logs, as JSON has it."""
+    """Return the facts of a tree of logs as decoded JSON."""
     try:
         systems = load_systems([case])
     except UserError as e:
@@ -72,13 +72,13 @@ def test_memory_does_not_grow_with_the_log(tmp_path):
     assert peak < 12_000_000
 
 
-def test_what_is_kept_of_a_log_and_of_its_description_is_bounded(tmp_path):
+def test_warnings_of_a_log_and_size_of_a_description_are_bounded(tmp_path):
     notes = Notes()
     for k in range(60):
         notes.warn(k, str(k))
         notes.contradict(k, str(k))
     assert [w.is_contradiction for w in notes.warnings()] == [True] * 51 + [False] * 51
-    assert notes.warnings()[-1].text == 'more warnings follow; they are left out'
+    assert notes.warnings()[-1].text == 'further warnings are omitted'
     (tmp_path / 'env.json').write_text(' ' * (1 << 20) + '{}')
     with pytest.raises(ValueError, match='is larger than 1048576 bytes'):
         load_object(tmp_path / 'env.json')
@@ -87,14 +87,14 @@ def test_what_is_kept_of_a_log_and_of_its_description_is_bounded(tmp_path):
 @pytest.mark.parametrize('value, count', [
     (' 8.0 ', 8), (8.0, 8), ('1' * 9, 111_111_111), ('1' * 10, None), (10**9 - 1, 10**9 - 1), (10**9, None),
     (2.5, None), (-1, None), (True, None), ('8 x', None)])
-def test_a_count_of_a_description_is_a_whole_number_of_nine_digits(value, count):
+def test_count_in_a_description_is_a_whole_number_of_nine_digits(value, count):
     assert _count(value) == count
 
 
-# A log without an end is that of a run that goes on, or of one that died.
+# A log without an end belongs to a running run or to a killed one.
 @pytest.fixture
 def unended(tmp_path):
-    """A log whose last event was at 22 s of the run, and whose file was written so many seconds after it."""
+    """Write a log with its last event at 22 s of the run and its modification time `written_s` later."""
     def unended(written_s=0.0, **keys):
         path = write_lines(tmp_path / 'result_0.txt', run_lines(status=None, **keys))
         os.utime(path, (START_S + 22 + written_s,) * 2)
@@ -108,9 +108,9 @@ SLOW = {'accuracies': (0.5,), 'epoch_s': 1000, 'eval_s': 12}
 @pytest.mark.parametrize('written_s, keys, now_s, status', [
     (0, {}, 82, 'running'), (0, {}, 22 + 601, 'failed'),
     (990, SLOW, 1012 + 2900, 'running'), (990, SLOW, 1012 + 3100, 'failed'),
-    (2 * 86400, {}, 22 + 2 * 86400, 'failed')],  # a checkout gives a file the time at which it was made
+    (2 * 86400, {}, 22 + 2 * 86400, 'failed')],  # a checkout sets the modification time to the present
     ids=['just written', 'quiet', 'slow', 'slow and quiet', 'a copy of an old log'])
-def test_a_log_that_nobody_writes_is_that_of_a_failed_run(unended, written_s, keys, now_s, status):
+def test_quiet_log_belongs_to_a_failed_run(unended, written_s, keys, now_s, status):
     assert read_run(unended(written_s, **keys), now_s=START_S + now_s).status == status
 
 
@@ -119,13 +119,13 @@ def test_only_a_running_run_has_an_age(unended, tmp_path):
     assert (run.age_s, run.last_epoch, run.best_accuracy) == (60.0, 2, 0.5)
     assert (run.epochs_to_converge, run.time_to_train_s, run.warnings) == (None, None, ())
     run = read_run(unended(), now_s=START_S + 22 + 601)
-    assert run.age_s is None and [w.text for w in run.warnings] == ['no run_stop: the log ends here']
+    assert run.age_s is None and [w.text for w in run.warnings] == ['no run_stop; the log ends here']
     run = read_run(write_lines(tmp_path / 'result_0.txt', run_lines()), now_s=START_S + 22)
     assert (run.status, run.age_s) == ('converged', None)
 
 
 @pytest.mark.parametrize('k, lock', [(0, '.run_0.lock'), (3, '.run_3.lock')])
-def test_the_lock_of_a_run_tells(unended, k, lock):
+def test_lock_of_a_run_decides_the_status(unended, k, lock):
     log = unended()
     log = log.rename(log.with_name(f'result_{k}.txt'))
     path = log.with_name(lock)
@@ -134,13 +134,13 @@ def test_the_lock_of_a_run_tells(unended, k, lock):
         fcntl.flock(f, fcntl.LOCK_EX)
         run = read_run(log, now_s=START_S + 10**7)
         assert run.status == 'running' and run.age_s > 10**6
-    assert read_run(log, now_s=START_S + 23).status == 'failed'  # given back on this machine
+    assert read_run(log, now_s=START_S + 23).status == 'failed'  # released on this machine
     path.write_text('process 7 on another-machine\n')
     assert read_run(log, now_s=START_S + 23).status == 'running'
     assert read_run(log, now_s=START_S + 10**7).status == 'failed'
 
 
-def test_a_lock_that_is_no_file_is_not_waited_for_and_another_one_can_still_be_taken(unended):
+def test_lock_that_is_not_a_file_does_not_block_and_reading_leaves_a_lock_free(unended):
     path = unended().with_name('.run_0.lock')
     os.mkfifo(path)
     assert read_run(path.with_name('result_0.txt'), now_s=START_S + 30).status == 'running'
@@ -152,8 +152,8 @@ def test_a_lock_that_is_no_file_is_not_waited_for_and_another_one_can_still_be_t
 
 
 @pytest.mark.parametrize('encoding', ['utf-16', 'utf-16-be'])
-def test_utf16_is_named(tmp_path, encoding):
+def test_utf16_is_refused(tmp_path, encoding):
     path = tmp_path / 'result_0.txt'
     path.write_bytes((b'\xfe\xff' if encoding.endswith('be') else b'') + '\n'.join(run_lines()).encode(encoding))
-    with pytest.raises(Exception, match='not UTF-16: write it as UTF-8'):
+    with pytest.raises(Exception, match='the file is UTF-16, convert it to UTF-8'):
         read_run(path)

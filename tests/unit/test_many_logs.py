@@ -1,4 +1,4 @@
-"""Reports on very many logs: read by several processes, kept small, shown in part."""
+"""Reports on many logs: parallel reading, and limits on rows, notes and directory scans."""
 import os
 import signal
 
@@ -6,54 +6,56 @@ import pytest
 from lines import mllog, write_lines, write_set
 from made_systems import studies_of, study_of
 
-from mlperf_rn50.mlperf.telemetry import find_telemetry
-from mlperf_rn50.study import report_tables, systems
-from mlperf_rn50.study.report_plots import draw_study
-from mlperf_rn50.study.report_tables import notes_of, runs_table
-from mlperf_rn50.study.report_text import render_table
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.analysis.report import detail_tables, tables
+from mlperf_rn50.analysis.report.detail_tables import runs_table
+from mlperf_rn50.analysis.report.plots import draw_study
+from mlperf_rn50.analysis.report.tables import notes_of
+from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.analysis.sets import load
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry
 
 
 @pytest.fixture
 def two_processors(monkeypatch):
-    monkeypatch.setattr(systems, '_num_processors', lambda: 2)
-    # Threads that tests before have left in this process; with some of its own, a program forks none.
-    monkeypatch.setattr(systems.threading, 'active_count', lambda: 1)
+    monkeypatch.setattr(load, '_num_processors', lambda: 2)
+    # Earlier tests may have left threads in this process, and load does not fork a process with threads.
+    monkeypatch.setattr(load.threading, 'active_count', lambda: 1)
 
 
-def own_process(path):
+def path_and_pid(path):
     return path, os.getpid()
 
 
-@pytest.mark.parametrize('num, threads, is_here', [(100, 1, False), (64, 1, True), (100, 2, True)])
-def test_many_logs_go_to_other_processes_and_stay_in_order(two_processors, monkeypatch, num, threads, is_here):
-    monkeypatch.setattr(systems.threading, 'active_count', lambda: threads)
-    monkeypatch.setattr(systems, '_load_run', own_process)
-    found = systems._load_runs(range(num))
-    assert [item for item, _ in found] == list(range(num)) and (os.getpid() in {pid for _, pid in found}) == is_here
+@pytest.mark.parametrize('num, threads, is_local', [(100, 1, False), (64, 1, True), (100, 2, True)])
+def test_many_logs_are_read_by_other_processes_in_order(two_processors, monkeypatch, num, threads, is_local):
+    monkeypatch.setattr(load.threading, 'active_count', lambda: threads)
+    monkeypatch.setattr(load, '_load_run', path_and_pid)
+    found = load._load_runs(range(num))
+    assert [item for item, _ in found] == list(range(num)) and (os.getpid() in {pid for _, pid in found}) == is_local
 
 
-HOME = os.getpid()
+PARENT_PID = os.getpid()
 
 
-def die_elsewhere(path):
-    if os.getpid() != HOME:
+def die_in_child(path):
+    if os.getpid() != PARENT_PID:
         os.kill(os.getpid(), signal.SIGKILL)
     return path
 
 
-def test_logs_of_processes_that_are_killed_are_read_here(two_processors, monkeypatch):
-    monkeypatch.setattr(systems, '_load_run', die_elsewhere)
-    assert systems._load_runs(range(70)) == list(range(70))
+def test_logs_of_killed_processes_are_read_in_the_parent(two_processors, monkeypatch):
+    monkeypatch.setattr(load, '_load_run', die_in_child)
+    assert load._load_runs(range(70)) == list(range(70))
 
 
-def test_runs_are_the_same_whoever_reads_them(two_processors, tmp_path, monkeypatch):
+def test_runs_do_not_depend_on_the_number_of_processes(two_processors, tmp_path, monkeypatch):
     write_set(tmp_path / 'a', 40, accuracies=(0.3, 0.76), optimizer={'opt_x': 1.5})
     write_set(tmp_path / 'b', 30, nodes=2, status=lambda k: 'success' if k else None)
     write_lines(tmp_path / 'b/result_30.txt', ['no log'])
     write_lines(tmp_path / 'ssd/result_0.txt', [mllog('submission_benchmark', 0, 'ssd')])
     others = load_systems([tmp_path])
-    monkeypatch.setattr(systems, '_MANY', 1000)
+    monkeypatch.setattr(load, '_MANY', 1000)
     assert others == load_systems([tmp_path]) and [len(s.runs) for s in others] == [40, 31]
 
 
@@ -64,23 +66,22 @@ def studies(tmp_path):
     return studies_of(tmp_path)
 
 
-def test_a_table_of_very_many_runs_has_those_that_did_not_converge_and_says_that_others_are_left_out(
-        studies, monkeypatch):
+def test_truncated_run_table_keeps_unconverged_runs_and_has_a_note(studies, monkeypatch):
     assert len(runs_table(studies[0]).rows) == 5 and not runs_table(studies[0]).note
-    monkeypatch.setattr(report_tables, '_MAX_RUNS', 2)
+    monkeypatch.setattr(detail_tables, '_MAX_RUNS', 2)
     table = runs_table(studies[0])
     assert [(row[0].text, row[1].text) for row in table.rows] == [('1x4', 'result_0.txt'), ('1x4', 'result_2.txt')]
-    said = ('2 of 5 runs, those that did not converge before others; all are in the JSON and the CSV of the report.')
-    assert table.note == said and said in render_table(studies)
+    note = '2 of 5 runs, preferably those that did not converge; the JSON and CSV reports have all.'
+    assert table.note == note and note in render_table(studies)
 
 
-def test_notes_beyond_a_number_are_counted(studies, monkeypatch):
+def test_notes_beyond_the_limit_are_counted(studies, monkeypatch):
     whole = notes_of(studies[0])
-    monkeypatch.setattr(report_tables, '_MAX_NOTES', 1)
-    assert notes_of(studies[0]) == [whole[0], f'{len(whole) - 1} more such notes are in the JSON of the report']
+    monkeypatch.setattr(tables, 'MAX_NOTES', 1)
+    assert notes_of(studies[0]) == [whole[0], f'{len(whole) - 1} more warnings are in the JSON report']
 
 
-def test_a_folder_is_searched_for_samples_of_nodes_once(tmp_path):
+def test_telemetry_files_are_found_by_node(tmp_path):
     for name in ('telemetry_2_b', 'telemetry_2_a_1', 'telemetry_10_a', 'telemetry_x_a', 'metrics'):
         (tmp_path / f'{name}.jsonl').write_text('')
     assert find_telemetry(tmp_path) == {'10': [tmp_path / 'telemetry_10_a.jsonl'],
@@ -88,10 +89,10 @@ def test_a_folder_is_searched_for_samples_of_nodes_once(tmp_path):
     assert find_telemetry(tmp_path / 'none') == {}
 
 
-def test_pictures_of_many_runs_look_into_their_folder_once(tmp_path, monkeypatch):
-    """A look for each run, in a folder that grows with them, took minutes."""
+def test_pictures_of_many_runs_scan_the_folder_once(tmp_path, monkeypatch):
+    """One scan per run took minutes, because the folder grows with the number of runs."""
     study = study_of(write_set(tmp_path / '1x4', 20))
-    looks, scan = [], os.scandir
-    monkeypatch.setattr(os, 'scandir', lambda path='.': looks.append(str(path)) or scan(path))
+    scans, scan = [], os.scandir
+    monkeypatch.setattr(os, 'scandir', lambda path='.': scans.append(str(path)) or scan(path))
     draw_study(study)
-    assert len([path for path in looks if path.endswith('1x4')]) == 1
+    assert len([path for path in scans if path.endswith('1x4')]) == 1

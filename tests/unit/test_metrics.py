@@ -1,15 +1,15 @@
-"""What a run's metrics say beside its log: learning rates, what each node read, slow ranks."""
+"""Metrics beside a run's log: learning rates, bytes read by each node, stragglers."""
 import json
 
 import pytest
 from lines import mllog, run_lines, write_lines
 from made_systems import studies_of, study_of
 
-from mlperf_rn50.mlperf.metrics import read_learning_rates, read_node_reads, read_stragglers
-from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.study.report_page import render_html
-from mlperf_rn50.study.report_tables import reads_table
-from mlperf_rn50.study.report_text import render_table
+from mlperf_rn50.analysis.report.detail_tables import reads_table
+from mlperf_rn50.analysis.report.page import render_html
+from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates, read_node_reads, read_stragglers
 
 
 def epoch(number, new=None, **record_bytes):
@@ -23,7 +23,7 @@ def ranks(*stragglers):
 
 @pytest.fixture
 def run_of(tmp_path):
-    """A function that writes a log and metrics of some lines beside it, and reads the log."""
+    """Return a function that writes a log and metrics beside it, and reads the log."""
     def make(*lines):
         (tmp_path / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
         return read_run(write_lines(tmp_path / 'result_0.txt', [
@@ -35,25 +35,25 @@ def run_of(tmp_path):
     (['{"event": "train", "step": 20}', epoch(1, {'n1': 10, 'n2': 30}, n2=30, n1=10),
       epoch(2, {'n1': 4, 'n2': 0}, n1=20, n2=30), epoch(3, {'n1': 2, 'n2': 0}, n1=12, n2=30)],
      [('n1', 10, 10, 16, 3, 2, 4), ('n2', 30, 30, 30, 0, 2, 4)]),
-    ([epoch(2, n1=7), epoch(1, n1=5), epoch(2, n1=9)], [('n1', 5, None, 9, None, 2, 3)]),  # trained again
+    ([epoch(2, n1=7), epoch(1, n1=5), epoch(2, n1=9)], [('n1', 5, None, 9, None, 2, 3)]),  # epoch 2 was repeated
     ([epoch(1, n1=5), epoch(2, {'n1': 3}, n1=5), epoch(3, n1=5)], [('n1', 5, None, 5, None, 1, 3)]),
     (['not json', '[' * 100_000, '[]', epoch(0, n1=5), epoch(1.5, n1=5), epoch('1', n1=5), epoch(10**7, n1=5),
       epoch(1, n1=-1), epoch(1, n1='many'), epoch(1, n1=10**19), '{"event": "epoch", "epoch": 1, "record_bytes": [1]}',
       '{"event": "eval", "epoch": 9, "record_bytes": {"n1": 3}}', epoch(1, n1=6)],
      [('n1', 6, None, None, None, 13, 13)])])
-def test_reads_are_summed_up_by_node(run_of, lines, expected):
+def test_reads_are_summed_by_node(run_of, lines, expected):
     assert [(n.host, n.first_bytes, n.first_new_bytes, n.later_bytes, n.later_new_bytes, n.first_line, n.last_line)
             for n in read_node_reads(run_of(*lines))] == expected
 
 
-def test_learning_rates_are_those_of_the_metrics_else_of_the_log(run_of):
+def test_learning_rates_come_from_the_metrics_or_else_the_log(run_of):
     run = run_of('{"time_s": 1, "learning_rate": 0.5}', 'rubbish', '{"time_s": 2}', '{"time_s": 3, "learning_rate": 0}')
     assert read_learning_rates(run) == ((1, 0.5), (3, 0))
     run.path.with_name('metrics.jsonl').unlink()
     assert read_learning_rates(run) == ((5, 0.5),)
 
 
-def test_the_report_shows_what_each_node_read(run_of, tmp_path):
+def test_report_shows_the_reads_of_each_node(run_of, tmp_path):
     run_of('[]')
     study = study_of(tmp_path)
     assert not reads_table(study).rows and 'Training records' not in render_table([study])
@@ -61,14 +61,14 @@ def test_the_report_shows_what_each_node_read(run_of, tmp_path):
            epoch(2, {'n1': 500_000}, **{'n1': 2_000_000, 'n<2': 3_000_000}))
     assert [[c.text for c in row[1:]] for row in reads_table(study).rows] == [
         ['n1', '2.00', '100.0 %', '2.00', '25.0 %'], ['n<2', '3.00', '100.0 %', '3.00', '-']]
-    assert 'Training records that each node read, an epoch' in render_table([study])
+    assert 'Training records read by each node per epoch' in render_table([study])
     page = render_html([study], [[]], tmp_path)
-    assert 'n&lt;2' in page and 'metrics.jsonl' in page  # its numbers lead to their lines
+    assert 'n&lt;2' in page and 'metrics.jsonl' in page  # numbers link to the metrics
 
 
-def test_slow_ranks_are_told_once_with_how_often(run_of):
-    wrong = [json.dumps({'event': 'ranks', 'stragglers': s}) for s in (5, None, {'a': 1}, [5], ['x' * 1000], [None])]
-    run = run_of(*wrong, ranks(), ranks('rank 1 on h2 is slow: 9 ms'),
+def test_stragglers_are_listed_once_with_their_frequency(run_of):
+    invalid = [json.dumps({'event': 'ranks', 'stragglers': s}) for s in (5, None, {'a': 1}, [5], ['x' * 1000], [None])]
+    run = run_of(*invalid, ranks(), ranks('rank 1 on h2 is slow: 9 ms'),
                  ranks('rank 1 on h2 is slow: 8 ms', 'rank 0 on h1 is slow'))
     assert read_stragglers(run) == ['rank 1 on h2 is slow: 8 ms (at 2 of 3 evaluations)',
                                     'rank 0 on h1 is slow (at 1 of 3 evaluations)']

@@ -1,4 +1,4 @@
-"""launch/mps.sh: where the service and its clients meet, with stand-ins for NVIDIA's programs."""
+"""launch/mps.sh: start, stop and folder of the MPS service, with stand-ins for NVIDIA's programs."""
 import os
 import subprocess
 from pathlib import Path
@@ -7,15 +7,15 @@ import pytest
 from helpers import HANG_LIMIT_S, ROOT, run, skip_for, write_files
 
 SCRIPT = ROOT / 'launch/mps.sh'
-# Writes down its calls, and is a service once it was started: CALLS.
+# Append the calls to the file CALLS, and act as a service once started.
 CONTROL = '''#!/bin/sh
 if [ "$1" = -d ]; then
     echo "start in $CUDA_MPS_PIPE_DIRECTORY, log in $CUDA_MPS_LOG_DIRECTORY" >>"$CALLS"
     env | grep -E '^CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|MPS_ACTIVE_THREAD_PERCENTAGE)=' >>"$CALLS"
     : >"$CUDA_MPS_PIPE_DIRECTORY/control"
 else
-    read -r asked
-    [ "$asked" != quit ] || echo quit >>"$CALLS"
+    read -r request
+    [ "$request" != quit ] || echo quit >>"$CALLS"
     [ -e "$CUDA_MPS_PIPE_DIRECTORY/control" ]
 fi
 '''
@@ -23,7 +23,7 @@ fi
 
 @pytest.fixture
 def environment(tmp_path):
-    """A PATH with a GPU, and a folder for the service that is not there yet."""
+    """Environment with a GPU, and a service folder that does not exist yet."""
     programs = tmp_path / 'bin'
     write_files(programs, {'nvidia-smi': '#!/bin/sh', 'nvidia-cuda-mps-control': CONTROL}, mode=0o755)
     return {'PATH': f'{programs}:{os.environ["PATH"]}', 'CALLS': str(tmp_path / 'calls'),
@@ -35,7 +35,7 @@ def calls(environment) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_the_service_is_started_once_in_a_folder_of_its_own(environment):
+def test_service_is_started_once_in_a_private_folder(environment):
     folder = Path(environment['CUDA_MPS_PIPE_DIRECTORY'])
     starts = [subprocess.Popen([SCRIPT, 'start'], env=environment, stderr=subprocess.PIPE) for _ in range(4)]
     assert [p.wait(HANG_LIMIT_S) for p in starts] == [0] * 4, [p.stderr.read() for p in starts]
@@ -46,7 +46,7 @@ def test_the_service_is_started_once_in_a_folder_of_its_own(environment):
 
 
 @pytest.mark.parametrize('visible, kept', [('GPU-6f1c', []), ('MIG-8a2d', ['CUDA_VISIBLE_DEVICES=MIG-8a2d'])])
-def test_the_service_takes_no_limit_of_the_rank_that_starts_it(environment, visible, kept):
+def test_service_ignores_the_limits_of_the_starting_rank(environment, visible, kept):
     environment |= {'CUDA_VISIBLE_DEVICES': visible, 'CUDA_DEVICE_ORDER': 'PCI_BUS_ID',
                     'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE': '25'}
     assert run([SCRIPT, 'start'], env=environment).returncode == 0
@@ -60,22 +60,22 @@ def planted_link(folder: Path) -> str:
     return 'got symbolic link, owner'
 
 
-def open_to_all(folder: Path) -> str:
+def writable_by_all(folder: Path) -> str:
     folder.mkdir()
     folder.chmod(0o777)
     return f'got a folder, owner {os.geteuid()}, mode 777'
 
 
-def of_another(folder: Path) -> str:
+def owned_by_another(folder: Path) -> str:
     skip_for('' if os.geteuid() == 0 else 'only root can give a folder away')
     folder.mkdir(mode=0o700)
     os.chown(folder, 4242, 4242)
     return 'owner 4242, mode 700'
 
 
-@pytest.mark.parametrize('plant, slash', [(planted_link, ''), (planted_link, '//'), (open_to_all, ''),
-                                          (of_another, '')])
-def test_what_others_could_have_planted_is_refused_and_left_alone(environment, plant, slash):
+@pytest.mark.parametrize('plant, slash', [(planted_link, ''), (planted_link, '//'), (writable_by_all, ''),
+                                          (owned_by_another, '')])
+def test_untrusted_folder_is_refused_and_unchanged(environment, plant, slash):
     folder = Path(environment['CUDA_MPS_PIPE_DIRECTORY'])
     found = plant(folder)
     environment['CUDA_MPS_PIPE_DIRECTORY'] += slash
@@ -88,10 +88,10 @@ def test_what_others_could_have_planted_is_refused_and_left_alone(environment, p
     assert not calls(environment)
 
 
-def test_a_program_that_is_missing_is_named_and_without_a_gpu_nothing_is_started(environment, tmp_path):
+def test_missing_program_is_named_and_nothing_is_started_without_a_gpu(environment, tmp_path):
     assert 'Usage: launch/mps.sh start|stop|folder' in run([SCRIPT], env=environment).stderr
-    of_user = run([SCRIPT, 'folder'], env={'PATH': environment['PATH']}).stdout  # each has their own
-    assert of_user == f'/tmp/mlperf_rn50-mps-{os.geteuid()}\n'
+    default_folder = run([SCRIPT, 'folder'], env={'PATH': environment['PATH']}).stdout  # one per user
+    assert default_folder == f'/tmp/mlperf_rn50-mps-{os.geteuid()}\n'
     (tmp_path / 'bin/nvidia-cuda-mps-control').unlink()
     done = run([SCRIPT, 'start'], env=environment)
     assert done.returncode == 2 and 'nvidia-cuda-mps-control is missing on ' in done.stderr

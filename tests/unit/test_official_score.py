@@ -1,4 +1,4 @@
-"""Reference convergence points: verdicts are those of the official checker, and scores those of result_summarizer."""
+"""Reference convergence points: verdicts match the official checker, scores match result_summarizer."""
 import json
 import shutil
 import sys
@@ -10,22 +10,22 @@ from made_systems import changed
 from mlperf_logging.rcp_checker.rcp_checker import check_directory
 from sample_log import ENV, LARS, closed, write_five
 
-from mlperf_rn50.mlperf.describe_system import describe_system
-from mlperf_rn50.mlperf.official import _summarize
-from mlperf_rn50.mlperf.run import TARGET
-from mlperf_rn50.study.rcp import check_rcp, is_applicable, official_score_minutes
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.rcp import check_rcp, is_applicable, official_score_minutes
+from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.mllog.check.official import _summarize
+from mlperf_rn50.mllog.package.system_desc import describe_system
+from mlperf_rn50.mllog.run import TARGET
 
 
 def summarize(home, system, ruleset):
-    """The score after a first run of the tool, which works out the factor as the package checker does, and with it."""
+    """Return the scores of the tool's first run, which computes the factor, and the second, which applies it."""
     return [_summarize(home, ruleset, home.parent / 'summary.csv')[0].get(system) for _ in range(2)]
 
 
 @pytest.fixture
 def tree_of(tmp_path):
-    """A function that writes a submission of 34 epochs at a batch of 1632, where the reference takes 35."""
+    """Return a function that writes a submission of 34 epochs at batch 1632, where the reference takes 35."""
     def make(round_name, division='closed'):
         home = tmp_path / round_name / 'us'
         config = closed(LARS) if division == 'closed' else LARS
@@ -41,7 +41,7 @@ def tree_of(tmp_path):
 @pytest.mark.parametrize('round_name, division, factor', [
     ('v4.0', 'closed', 35 / 34), ('v0.7', 'closed', 1),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [('v1.0', 'closed', 35 / 34), ('v4.0', 'open', 1)])])
-def test_it_is_that_of_the_official_summarizer(tree_of, round_name, division, factor):
+def test_score_matches_the_official_summarizer(tree_of, round_name, division, factor):
     home, system = tree_of(round_name, division)
     unscaled, official = summarize(home, 'box', f'{round_name[1:]}.0')
     assert system.score_minutes == pytest.approx(unscaled, rel=1e-4)
@@ -50,7 +50,7 @@ def test_it_is_that_of_the_official_summarizer(tree_of, round_name, division, fa
 
 
 @pytest.mark.needs_published
-def test_it_is_that_of_the_official_summarizer_on_published_logs(tmp_path):
+def test_score_matches_the_official_summarizer_on_published_logs(tmp_path):
     home = shutil.copytree(PUBLISHED / 'v0.7/NVIDIA', tmp_path / 'v0.7/NVIDIA')
     systems = load_systems([home])
     assert len(systems) == 2
@@ -59,27 +59,27 @@ def test_it_is_that_of_the_official_summarizer_on_published_logs(tmp_path):
             summarize(home, system.name, '0.7.0'))
 
 
-def test_it_is_shown_beside_the_score(tree_of):
+def test_official_score_is_shown_beside_the_score(tree_of):
     home, system = tree_of('v4.0')
     score, official = system.score_minutes, official_score_minutes(system)
     done = call('report', home)
     assert 'the score is scaled by 1.0294' in done.stdout
-    said = f'box: the official score is {official:.2f} min, {score:.2f} x 1.0294: it took fewer epochs than'
-    assert said in done.stdout
+    note = f'box: the official score is {official:.2f} min = {score:.2f} min x 1.0294 because the runs took'
+    assert note in done.stdout
     found = json.loads(call('report', home, '--format', 'json').stdout)['systems'][0]
     assert (found['score_minutes'], found['official_score_minutes']) == (score, official)
-    assert any(w.startswith(said) for w in found['warnings'])
+    assert any(w.startswith(note) for w in found['warnings'])
 
 
-def test_where_nothing_is_scaled_it_is_said_what_would_be(tree_of):
+def test_unscaled_round_reports_the_factor_that_would_apply(tree_of):
     system = changed(tree_of('v0.7')[1], target_accuracy=TARGET)
     verdict = check_rcp(system)
     assert (verdict.scaling, 'the score would be scaled by 1.0294' in verdict.text) == (1, True)
     assert not make_studies([system])[0].notes
 
 
-def test_without_mlperf_logging_it_is_the_score_and_a_note_says_so(tree_of, monkeypatch):
-    from mlperf_rn50.study import rcp
+def test_without_mlperf_logging_the_score_is_unscaled_with_a_note(tree_of, monkeypatch):
+    from mlperf_rn50.analysis.sets import rcp
     home, system = tree_of('v4.0')
     for cached in (rcp._verdict, rcp._checker):
         cached.cache_clear()
@@ -89,7 +89,7 @@ def test_without_mlperf_logging_it_is_the_score_and_a_note_says_so(tree_of, monk
     assert is_applicable(system) and check_rcp(system) is None
     assert official_score_minutes(system) == system.score_minutes
     done = call('report', home)
-    note = "reference convergence points were not checked: pip install 'mlperf-rn50[check]'"
+    note = "reference convergence points were not checked; run pip install 'mlperf-rn50[check]'"
     assert done.returncode == 0 and done.stdout.count(note) == 1 and 'Epochs against the reference' not in done.stdout
 
 
@@ -102,18 +102,18 @@ def system_of(folder, batch, epochs, round_name='v4.0', **keys):
 @pytest.mark.parametrize('batch', [512, 1632, 3264, 4096, 5000, 13056, 60000, 67840, 80000])
 @pytest.mark.parametrize('epochs', [[33, 34, 34, 34, 35], [35] * 5, [40, 44, 45, 46, 60], [78, 78, 80, 80, 85],
                                     [90] * 5])
-def test_the_verdict_is_the_official_one(tmp_path, batch, epochs):
+def test_verdict_matches_the_official_checker(tmp_path, batch, epochs):
     system = system_of(tmp_path, batch, epochs)
-    ours = check_rcp(system)
+    verdict = check_rcp(system)
     passed, message, scale = check_directory(str(system.folder), 'training', '4.0.0', False, False,
                                              rcp_pass='pruned_rcps')
-    assert ours.passed == passed, message
+    assert verdict.passed == passed, message
     if passed and scale != 1:
-        assert f'scaled by {scale:.4f}' in ours.text
-    assert ('must be submitted' in ours.text) == ('please submit RCP' in message)
+        assert f'scaled by {scale:.4f}' in verdict.text
+    assert ('must be submitted' in verdict.text) == ('please submit RCP' in message)
 
 
-def test_points_are_those_of_the_round_where_it_has_some_and_a_run_without_convergence_counts_as_the_most(tmp_path):
+def test_points_of_the_round_are_preferred_and_an_unconverged_run_is_the_slowest(tmp_path):
     assert check_rcp(system_of(tmp_path / 'a', 3264, [35] * 5, 'v1.0')).ruleset == '1.0.0'
     old = check_rcp(system_of(tmp_path / 'b', 3264, [35] * 5, 'v0.7'))
     assert (old.ruleset, old.is_of_round) == ('4.0.0', False)
@@ -122,5 +122,5 @@ def test_points_are_those_of_the_round_where_it_has_some_and_a_run_without_conve
 
 
 @pytest.mark.parametrize('keys', [{'target': 0.749}, {'train_samples': 1437}, {'num_runs': 4}])
-def test_other_targets_data_and_counts_have_no_points(tmp_path, keys):
+def test_other_targets_data_sets_and_run_counts_have_no_points(tmp_path, keys):
     assert not is_applicable(load_systems([write_set(tmp_path, **{'accuracies': (0.76,), **keys})])[0])

@@ -1,12 +1,12 @@
-"""SGD and LARS against the equations, in NumPy; float16 keeps the bits of gradients on any number of ranks."""
+"""SGD and LARS against NumPy; grouped updates, overflows, loss scale and gradient compression."""
 import mxnet as mx
 import numpy as np
 import pytest
 
-from mlperf_rn50.config import OptimizerConfig
-from mlperf_rn50.train.comm import fp16_scale
-from mlperf_rn50.train.loss_scale import GROWTH_STEPS, LossScale
+from mlperf_rn50.train.comm.horovod import fp16_scale
 from mlperf_rn50.train.optimizer import Optimizer, cut_buckets
+from mlperf_rn50.train.options import OptimizerConfig
+from mlperf_rn50.train.schedule import GROWTH_STEPS, LossScale
 
 SHAPES = {'conv0_weight': (4, 3, 3, 3), 'fc1_weight': (5, 6), 'zero_weight': (2, 2), 'fc1_bias': (5,),
           'bn0_gamma': (4,), 'bn0_beta': (4,), 'a_weight': (7,), 'b_weight': (3, 1)}
@@ -15,10 +15,10 @@ SHAPES = {'conv0_weight': (4, 3, 3, 3), 'fc1_weight': (5, 6), 'zero_weight': (2,
 def make_params(dtype='float32'):
     params, random = {}, np.random.default_rng(0)
     for name, shape in SHAPES.items():
-        own = 'float32' if name.startswith('bn') else dtype
-        p = mx.gluon.Parameter(name, shape=shape, dtype=own)
+        param_dtype = 'float32' if name.startswith('bn') else dtype
+        p = mx.gluon.Parameter(name, shape=shape, dtype=param_dtype)
         p.initialize(mx.init.Zero())
-        p.set_data(mx.nd.array(random.normal(size=shape), dtype=own) * (not name.startswith('zero')))
+        p.set_data(mx.nd.array(random.normal(size=shape), dtype=param_dtype) * (not name.startswith('zero')))
         params[name] = p
     return params
 
@@ -32,7 +32,7 @@ def set_grads(params, seed, scale=1.0):
 
 
 def reference(config, weights, all_grads, lrs, fractions=None, new_batch_at=None):
-    """The update, tensor by tensor, in float64. Fractions: of each step's global batch that is filled."""
+    """Update tensor by tensor in float64. `fractions` are the filled parts of each step's global batch."""
     weights = {n: w.astype(np.float64) for n, w in weights.items()}
     velocity = {n: np.zeros_like(w) for n, w in weights.items()}
     last = None
@@ -43,16 +43,16 @@ def reference(config, weights, all_grads, lrs, fractions=None, new_batch_at=None
             g = grads[n].astype(np.float64)
             is_weight = n.endswith('_weight')
             wd = config.weight_decay if is_weight or config.decay_bn_and_bias else 0.0
-            own = lr * fraction
+            rate = lr * fraction
             norm_w, norm_g = np.linalg.norm(w), np.linalg.norm(g)
             if config.name == 'lars' and is_weight and norm_w > 0 and norm_g > 0:
-                own = lr * fraction * config.lars_eta * norm_w / (norm_g + wd * norm_w + config.lars_epsilon)
-            kept, change = momentum * velocity[n], own * (g + wd * w)
+                rate = lr * fraction * config.lars_eta * norm_w / (norm_g + wd * norm_w + config.lars_epsilon)
+            kept, change = momentum * velocity[n], rate * (g + wd * w)
             velocity[n] = kept - change
             weights[n] = w + velocity[n]
             if config.nesterov:  # the operator's velocity sees the weight after the step
                 weights[n] = w + config.momentum * velocity[n] - change
-                velocity[n] = kept - own * (g + wd * weights[n])
+                velocity[n] = kept - rate * (g + wd * weights[n])
     return weights
 
 
@@ -61,7 +61,7 @@ def reference(config, weights, all_grads, lrs, fractions=None, new_batch_at=None
     OptimizerConfig(momentum=0.0), OptimizerConfig(weight_decay=0.1, nesterov=True),
     OptimizerConfig(weight_decay=0.1, decay_bn_and_bias=True), OptimizerConfig('lars', weight_decay=0.01),
     OptimizerConfig('lars', momentum=0.94, lars_eta=0.1, decay_bn_and_bias=True)], ids=str)
-def test_four_steps_of_a_changing_rate(config, new_batch_at):
+def test_four_steps_of_a_changing_rate_match_numpy(config, new_batch_at):
     params, grads, lrs, fractions, scale = make_params(), [], (0.1, 0.5, 0.05, 0.05), (1.0, 0.25, 1.0, 0.5), 128.0
     start = {n: p.data().asnumpy() for n, p in params.items()}
     optimizer = Optimizer(params, config, 3)
@@ -94,21 +94,21 @@ def test_float16_weights_follow_their_float32_masters(config):
             assert f'master/{n}' not in state
 
 
-def test_what_lars_did_is_told():
+def test_lars_trust_ratios_are_reported():
     params = make_params()
     optimizer = Optimizer(params, OptimizerConfig('lars', lars_eta=0.1, weight_decay=0.0), 2)
     grads = set_grads(params, 0)
     weight = params['fc1_weight'].data().asnumpy()
     optimizer.step(0.5, 0.5)
-    told = {n: float(r) for names, ratios in optimizer.trust_ratios() for n, r in zip(names, ratios.asnumpy())}
-    assert set(told) == {n for n in SHAPES if n.endswith('_weight')}
-    assert told['fc1_weight'] == pytest.approx(
+    reported = {n: float(r) for names, ratios in optimizer.trust_ratios() for n, r in zip(names, ratios.asnumpy())}
+    assert set(reported) == {n for n in SHAPES if n.endswith('_weight')}
+    assert reported['fc1_weight'] == pytest.approx(
         0.1 * np.linalg.norm(weight) / np.linalg.norm(grads['fc1_weight']), rel=1e-4)
     assert optimizer.squared_norms().asnumpy().sum() == pytest.approx(
         sum((g.astype(float)**2).sum() for g in grads.values()), rel=1e-5)
 
 
-def test_cutting_buckets():
+def test_bucket_boundaries():
     for sizes, kinds, num, expected in [
             ([4], 'a', 8, [[0]]), ([1, 1, 1, 1], 'aaaa', 2, [[0, 1], [2, 3]]),
             ([8, 1, 1, 1, 1], 'aaaaa', 2, [[0], [1, 2, 3, 4]]), ([1, 1, 10], 'aaa', 3, [[0, 1, 2]]),
@@ -116,7 +116,7 @@ def test_cutting_buckets():
         assert cut_buckets(sizes, kinds, num) == expected
 
 
-# --- groups and overflows: the same bits as one by one -----------------------------------------------
+# --- groups and overflows: the same bits as single updates -----------------------------------------------
 
 LRS, FRACTIONS = (0.1, 0.5, 0.5, 0.05), (1.0, 0.25, 1.0, 0.5)
 BOTH = pytest.mark.parametrize('config', [
@@ -142,7 +142,7 @@ def run(config, dtype, size, num_buckets=1, is_checked=False):
 
 @BOTH
 @pytest.mark.parametrize('dtype', ['float32', 'float16'])
-def test_any_group_gives_the_bits_of_single_updates(config, dtype):
+def test_grouped_updates_give_the_bits_of_single_updates(config, dtype):
     expected = run(config, dtype, 1)
     assert any(n.startswith('master/') for n in expected) == (dtype == 'float16')
     for size, num_buckets in ((2, 1), (5, 4), (54, 1)):
@@ -152,7 +152,7 @@ def test_any_group_gives_the_bits_of_single_updates(config, dtype):
 
 @BOTH
 @pytest.mark.parametrize('size, num_buckets', [(1, 1), (54, 3)])
-def test_a_step_that_overflowed_leaves_every_bit(config, size, num_buckets):
+def test_overflowed_step_changes_no_bit(config, size, num_buckets):
     params = make_params('float16')
     optimizer = Optimizer(params, config, num_buckets)
     optimizer.group_size = size
@@ -171,7 +171,7 @@ def test_a_step_that_overflowed_leaves_every_bit(config, size, num_buckets):
     assert all(after[n] != before[n] for n in after if n.startswith('velocity'))
 
 
-def test_no_more_tensors_are_looked_at_at_once_than_the_operator_takes(monkeypatch):
+def test_overflow_check_passes_at_most_200_tensors_to_the_operator(monkeypatch):
     params = {f't{i:03}_gamma': mx.gluon.Parameter(f't{i:03}_gamma', shape=(2,)) for i in range(450)}
     for p in params.values():
         p.initialize(mx.init.One())
@@ -189,16 +189,16 @@ def test_no_more_tensors_are_looked_at_at_once_than_the_operator_takes(monkeypat
         params[f't{bad:03}_gamma'].grad()[:] = 1
 
 
-def test_the_loss_scale_is_halved_on_overflow_once_for_all_steps_under_way():
+def test_loss_scale_is_halved_once_for_all_steps_in_flight():
     scale = LossScale(1024.0)
     for used, is_finite in [(1024, True), (1024, False), (1024, False), (1024, True), (512, False), (256, True)]:
         scale.read(used, is_finite)
     assert scale == LossScale(256.0, 1)
-    scale.read(1024, False)  # of a step before the last changes
+    scale.read(1024, False)  # from a step before the last changes
     assert scale == LossScale(256.0, 1)
 
 
-def test_the_loss_scale_is_doubled_when_it_held_for_long_and_has_bounds():
+def test_loss_scale_is_doubled_after_enough_steps_and_bounded():
     scale, low, high = LossScale(1024.0), LossScale(1.0), LossScale(2.0**24, GROWTH_STEPS - 1)
     for _ in range(GROWTH_STEPS):
         scale.read(scale.value, True)
@@ -207,5 +207,5 @@ def test_the_loss_scale_is_doubled_when_it_held_for_long_and_has_bounds():
     assert (scale, low.value, high.value) == (LossScale(2048.0, 0), 1.0, 2.0**24)
 
 
-def test_compressed_values_take_all_the_room_that_a_sum_over_the_ranks_leaves():
+def test_compressed_values_use_the_range_left_by_a_sum_over_the_ranks():
     assert all(32768 <= 16 * n * fp16_scale(n) <= 65536 for n in (1, 2, 3, 64, 1000, 4096))

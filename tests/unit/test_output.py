@@ -1,4 +1,4 @@
-"""Output that nobody takes, or not all letters of: a reader that went away is no fault, a full disk is one line."""
+"""Output streams: closed pipes, full disks, and characters that the encoding lacks."""
 import os
 import signal
 import subprocess
@@ -16,40 +16,40 @@ def log(tmp_path_factory):
     return write_set(tmp_path_factory.mktemp('set'), 1) / 'result_0.txt'
 
 
-def words(log, command):
-    """A command with output: little, which is handed over at the end; or more than any buffer holds."""
+def arguments_of(log, command):
+    """Return a command with output that fits a buffer, or with more than any buffer holds."""
     return {'little': ['report', log], 'large': ['check', *[log] * 400], 'help': ['report', '--help']}[command]
 
 
 def run_into(stdout, arguments, stderr=subprocess.PIPE):
-    # As users have it: argparse does not say what becomes of a help text that is written without a buffer.
+    # Buffered, as for users, because argparse ignores write errors of an unbuffered help text.
     buffered = {k: v for k, v in os.environ.items() if k != 'PYTHONUNBUFFERED'}
     return subprocess.run([*CLI, *map(str, arguments)], stdout=stdout, stderr=stderr, text=True, timeout=HANG_LIMIT_S,
                           env=buffered)
 
 
 @pytest.mark.parametrize('command', ['little', 'large', 'help'])
-def test_a_reader_that_went_away_is_the_end_and_no_fault(log, command):
+def test_closed_pipe_ends_the_command_without_an_error(log, command):
     reader, writer = os.pipe()
     os.close(reader)
-    done = run_into(writer, words(log, command))
+    done = run_into(writer, arguments_of(log, command))
     os.close(writer)
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, '')  # 141 for a shell
 
 
 @pytest.mark.parametrize('command', ['little', 'large'])
-def test_a_full_disk_is_one_line(log, command):
+def test_full_disk_is_a_one_line_error(log, command):
     with open('/dev/full', 'w') as full:
-        done = run_into(full, words(log, command))
+        done = run_into(full, arguments_of(log, command))
     assert (done.returncode, done.stderr) == (1, FULL)
 
 
-def test_errors_that_cannot_be_written_change_no_exit_code():
+def test_unwritable_errors_keep_the_exit_code():
     with open('/dev/full', 'w') as full:
         assert run_into(subprocess.PIPE, ['report', '/nonexistent'], full).returncode == 2
 
 
-def test_a_closed_output_is_no_fault(log):
+def test_closed_output_is_no_error(log):
     code = f'import os, sys; os.close(1); os.execv(sys.executable, {[*CLI, "report", str(log)]!r})'
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=HANG_LIMIT_S)
     assert (done.returncode, done.stderr) == (0, '')
@@ -57,8 +57,8 @@ def test_a_closed_output_is_no_fault(log):
 
 @pytest.mark.parametrize('name, variables', [
     ('系统', {'PYTHONIOENCODING': 'ascii'}),
-    ('box', {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'})])  # whose names of files are bytes
-def test_letters_that_the_output_lacks_end_no_report(tmp_path, name, variables):
+    ('box', {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'})])  # file names are bytes
+def test_characters_that_the_output_lacks_are_escaped(tmp_path, name, variables):
     folder = write_set(tmp_path / name, 2, epoch_s=lambda k: 10 + k)
     plain = {k: v for k, v in os.environ.items() if k not in ('PYTHONUTF8', 'PYTHONIOENCODING')}
     done = run([*CLI, 'report', folder, '--out', tmp_path / 'out'], env={**plain, **variables})

@@ -1,4 +1,4 @@
-"""Submission trees: built of five logs or refused with the rule, judged again when finished; results untouched."""
+"""Submission trees: built from five logs or refused by a rule, and rechecked when finished."""
 import json
 import os
 import shutil
@@ -10,16 +10,17 @@ from helpers import CLI, ROOT, call, run
 from lines import mllog
 from sample_log import ENV, LARS, SGD, closed, write_five
 
-from mlperf_rn50.config import DataConfig
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf import official, package
-from mlperf_rn50.mlperf.describe_system import describe_system, find_base, merge_description
-from mlperf_rn50.mlperf.submitted_code import _CALLED, copy_code
-from mlperf_rn50.study.systems import load_systems
+from mlperf_rn50.mllog.check import official
+from mlperf_rn50.mllog.package import package
+from mlperf_rn50.mllog.package.code import _CALLED, copy_code
+from mlperf_rn50.mllog.package.system_desc import describe_system, find_base, merge_description
 
 DIGITS = ROOT / 'logs/digits_five'  # five real runs
 CODE = 'benchmarks/resnet/implementations/mlperf_rn50'
-OPEN = 'NOT yet to be handed in'
+OPEN = 'NOT ready for submission'
 
 
 def build(folder, tmp_path, *options):
@@ -40,28 +41,29 @@ def append(path, *lines):
 
 @pytest.fixture(scope='module')
 def good(tmp_path_factory):
-    """The accepted package of the real runs, in a folder whose name is a pattern."""
+    """Accepted package of the real runs, in a folder whose name is a glob pattern."""
     return package.make_package(runs_of(DIGITS), order(tmp_path_factory.mktemp('a[b]{c,d}')))
 
 
 @pytest.fixture
 def tree(tmp_path, good):
-    """A tree of one system that the checkers accept."""
+    """Tree of one system that the checkers accept."""
     return shutil.copytree(good.home, tmp_path / 'out/us')
 
 
 def test_five_real_runs_pass_the_official_checkers_and_are_labelled(good):
-    label = 'Trained on digits, not ImageNet: a check of the format, not a result that can be submitted or compared.'
+    label = ('Trained on digits, not ImageNet; this checks the format only, and the result cannot be submitted or '
+             'compared.')
     home, score = good.home, load_systems([DIGITS])[0].score_minutes
     assert package.render_package(good, 'heading', score).startswith('\n'.join([
         'heading', '  logs                5 of 5 pass the rules of 4.0.0', '  system description  passed',
         '  package_checker     found no errors (4.0.0)', f'  result_summarizer   {score:.2f} min',
-        f'  score here          {score:.2f} min', '  mind: the system description is made of the logs']))
-    said = package.package_as_json(good, score)
-    assert said['passed'] and said['tree'] == str(home) and said['score_minutes'] == score
-    assert {'checker': 'package_checker', 'text': 'found no errors (4.0.0)'} in said['findings']
-    assert label in said['notes'] and json.loads((home / 'systems/box.json').read_text())['sw_notes'] == label
-    assert any('the system description says nothing of ' in n and 'cooling' in n for n in said['notes'])
+        f'  report score        {score:.2f} min', '  note: the system description comes from the logs']))
+    found = package.package_as_json(good, score)
+    assert found['passed'] and found['tree'] == str(home) and found['score_minutes'] == score
+    assert {'checker': 'package_checker', 'text': 'found no errors (4.0.0)'} in found['findings']
+    assert label in found['notes'] and json.loads((home / 'systems/box.json').read_text())['sw_notes'] == label
+    assert any('the system description lacks ' in n and 'cooling' in n for n in found['notes'])
     for k in range(5):
         assert (home / f'results/box/resnet/result_{k}.txt').read_bytes() == (DIGITS / f'result_{k}.txt').read_bytes()
     assert label in (home / CODE / 'README.md').read_text()
@@ -79,53 +81,53 @@ def rewrite(folder, source, target, old, new):
     result(folder, target).write_text(result(folder, source).read_text().replace(old, new))
 
 
-@pytest.mark.parametrize('keys, harm, rules', [
-    ({'num': 4}, None, ['a ResNet result is 5 runs; here are 4']),
-    ({'num': 6}, None, ['a ResNet result is 5 runs; here are 6']),
+@pytest.mark.parametrize('keys, damage, rules', [
+    ({'num': 4}, None, ['got 4 runs, expected 5 for a ResNet result']),
+    ({'num': 6}, None, ['got 6 runs, expected 5 for a ResNet result']),
     ({'ends': ['aborted', 'failed']}, None,
-     ['one run of five may fail; here 2 did: result_0.txt (aborted), result_1.txt (failed)']),
+     ['got 2 failed runs, expected at most one: result_0.txt (aborted), result_1.txt (failed)']),
     ({'ends': ['aborted']}, lambda folder: rewrite(folder, 1, 1, '"key": "cache_clear"', '"key": "other"'),
      ['result_1.txt: cache_clear is missing', 'result_0.txt: did not converge (aborted)']),
-    ({'seeds': [1, 2, 3, 4, 4]}, None, ['every run has a seed of its own; here some share one']),
+    ({'seeds': [1, 2, 3, 4, 4]}, None, ['some runs have the same seed, expected a different one for each run']),
     ({'config': closed(replace(SGD, data=DataConfig(dataset='digits', num_train=1437, num_val=360)))}, None,
-     ['the closed division trains on ImageNet; these logs are of other data']),
+     ['the closed division requires ImageNet, but these logs are of other data']),
     ({'pace_ms': 50}, lambda folder: rewrite(folder, 3, 4, '"value": 4,', '"value": 99,'),
-     ['result_4.txt is a copy of result_3.txt: all ']),
+     ['result_4.txt is a duplicate of result_3.txt: all ']),
     ({'ends': ['aborted']}, lambda folder: append(result(folder, 0), mllog('opt_name', 0, 'adam/../../../tmp/x')),
      ["result_0.txt: opt_name: got 'adam/../../../tmp/x', expected"]),
-    ({'config': closed(LARS)}, None,  # by package_checker, of the tree that was built
+    ({'config': closed(LARS)}, None,  # by package_checker, after the tree was built
      ['package_checker: RCP Test Failed: Missing RCP, please submit RCP with BS = 64'])])
-def test_a_set_that_a_rule_refuses_leaves_nothing_behind(tmp_path, keys, harm, rules):
+def test_refused_set_leaves_no_files(tmp_path, keys, damage, rules):
     folder = write_five(tmp_path / 'runs', **keys)
-    if harm:
-        harm(folder)
+    if damage:
+        damage(folder)
     made = package.make_package(runs_of(folder), order(tmp_path))
     assert made.home is None and not list((tmp_path / 'out').rglob('*'))
-    said = [text for text in made.refusals if 'RCP' in text or not text.startswith('package_checker')]
-    assert len(said) == len(rules) and all(text.startswith(rule) for text, rule in zip(said, rules)), made.refusals
+    found = [text for text in made.refusals if 'RCP' in text or not text.startswith('package_checker')]
+    assert len(found) == len(rules) and all(text.startswith(rule) for text, rule in zip(found, rules)), made.refusals
 
 
-def test_what_the_runs_are_is_judged_too(tmp_path):
+def test_state_of_the_runs_is_judged(tmp_path):
     runs = runs_of(DIGITS)
     os.mkfifo(tmp_path / 'pipe')
-    for change, rule in [({'num_resumes': 1}, 'result_0.txt: a log that spans a resume is not that of one timed run'),
+    for change, rule in [({'num_resumes': 1}, 'result_0.txt: the run was resumed, expected one timed run'),
                          ({'status': 'running'}, 'result_0.txt: is still being written'),
-                         ({'division': 'closed'}, 'a set has one division; the logs name closed, open'),
-                         ({'path': tmp_path / 'pipe', 'status': 'unreadable'}, 'pipe: is no file')]:
+                         ({'division': 'closed'}, 'got the divisions closed, open, expected one'),
+                         ({'path': tmp_path / 'pipe', 'status': 'unreadable'}, 'pipe: is not a file')]:
         assert package.judge_runs((replace(runs[0], **change), *runs[1:]), '4.0.0')[0][:1] == [rule]
 
 
-def test_one_failed_run_is_accepted_and_said_first(tmp_path):
+def test_one_failed_run_is_accepted_and_is_the_first_warning(tmp_path):
     folder = write_five(tmp_path / 'runs', ends=[None])
     append(result(folder, 2), mllog('global_batch_size', 0, 63))
     runs = runs_of(folder)
     assert package.judge_runs(runs, '4.0.0') == ([], ('logs', '4 of 5 pass the rules of 4.0.0; one may fail'))
-    odd = package.find_oddities(runs)
-    assert odd[0] == 'one of 5 did not converge (result_0.txt: failed): it counts as the slowest'
-    assert any(text.startswith('result_2.txt:') and 'global_batch_size is 63' in text for text in odd)
+    warnings = package.find_warnings(runs)
+    assert warnings[0] == '1 of 5 runs did not converge (result_0.txt: failed) and counts as the slowest'
+    assert any(text.startswith('result_2.txt:') and 'global_batch_size is 63' in text for text in warnings)
 
 
-def test_a_score_is_scaled_as_the_reference_convergence_asks(tmp_path):
+def test_score_is_scaled_by_reference_convergence_points(tmp_path):
     """34 epochs at a batch of 1632, where the reference has 35."""
     runs = runs_of(write_five(tmp_path / 'runs', closed(LARS), accuracies=(0.5,) * 16 + (0.7595,), batch=1632))
     minutes = sum(sorted(r.time_to_train_s for r in runs)[1:4]) / 3 / 60
@@ -135,52 +137,52 @@ def test_a_score_is_scaled_as_the_reference_convergence_asks(tmp_path):
     assert len(list((made.home / 'results/box/resnet').iterdir())) == 5
 
 
-def test_the_description_beside_the_logs_is_the_base_and_that_of_the_machine_fills_its_gaps(tmp_path):
-    theirs = {'submitter': 'them', 'division': 'closed', 'status': 'onprem', 'system_name': 'node',
-              'number_of_nodes': 3, 'accelerators_per_node': '4', 'host_processor_model_name': 'EPYC',
-              'host_memory_capacity': ' N/A', 'cooling': 'water', 'other_software_stack': {'a': '1'}, 'extra': 'x'}
+def test_gaps_in_the_submitted_description_are_filled_from_the_machine(tmp_path):
+    submitted = {'submitter': 'them', 'division': 'closed', 'status': 'onprem', 'system_name': 'node',
+                 'number_of_nodes': 3, 'accelerators_per_node': '4', 'host_processor_model_name': 'EPYC',
+                 'host_memory_capacity': ' N/A', 'cooling': 'water', 'other_software_stack': {'a': '1'}, 'extra': 'x'}
     folder = write_five(tmp_path / 'results/node/resnet', replace(SGD, train=replace(SGD.train, device='gpu')))
     (tmp_path / 'systems').mkdir()
-    (tmp_path / 'systems/node.json').write_text(json.dumps(theirs))
+    (tmp_path / 'systems/node.json').write_text(json.dumps(submitted))
     runs, base = runs_of(folder), find_base(folder / 'result_0.txt')
-    ours, logged = (describe_system(runs, env, 'us', 'box', 'v4.0', base) for env in (ENV, {}))
-    assert len(ours) == 33
-    assert [ours[k] for k in ('number_of_nodes', 'accelerators_per_node', 'accelerator_model_name',
-                              'accelerator_memory_capacity', 'host_processors_per_node', 'host_processor_core_count',
-                              'host_processor_vcpu_count', 'host_memory_capacity', 'host_storage_type',
-                              'host_storage_capacity', 'host_networking', 'operating_system', 'framework')] == [
+    built, logged = (describe_system(runs, env, 'us', 'box', 'v4.0', base) for env in (ENV, {}))
+    assert len(built) == 33
+    assert [built[k] for k in ('number_of_nodes', 'accelerators_per_node', 'accelerator_model_name',
+                               'accelerator_memory_capacity', 'host_processors_per_node', 'host_processor_core_count',
+                               'host_processor_vcpu_count', 'host_memory_capacity', 'host_storage_type',
+                               'host_storage_capacity', 'host_networking', 'operating_system', 'framework')] == [
         '2', '4', 'V100', '32510 MiB', '2', '20', '40', '512 GB', '2x NVMe SSD', '2x 1600 GB', 'mlx5_0 100 Gb/sec',
         'Debian GNU/Linux 12', 'MXNet 1.9.1 Gluon']
-    ours['sw_notes'] = logged['sw_notes'] = 'a label'
-    found, notes = merge_description(base, ours, logged)
+    built['sw_notes'] = logged['sw_notes'] = 'a label'
+    found, notes = merge_description(base, built, logged)
     assert [found[k] for k in ('host_processor_model_name', 'cooling', 'other_software_stack', 'extra',
                                'number_of_nodes', 'submitter', 'system_name', 'division', 'status',
                                'host_memory_capacity')] == [
-        'EPYC', 'water', {'a': '1'}, 'x', '3', 'us', 'box', 'open', ours['status'], '512 GB']
+        'EPYC', 'water', {'a': '1'}, 'x', '3', 'us', 'box', 'open', built['status'], '512 GB']
     env, logs = notes[0].split('; from the logs: ')
     assert env.startswith('the system description is systems/node.json; from env.json: ')
     assert 'host_memory_capacity' in env and 'hw_notes' in logs
     assert 'cooling' not in notes[0] and 'sw_notes' not in notes[0] and found['sw_notes'] == 'a label'
     assert notes[1:] == [
-        'systems/node.json says number_of_nodes 3, the logs 2; results and description are to agree',
-        'systems/node.json says division closed, the logs open; the logs count']
+        'number_of_nodes is 3 in systems/node.json, but 2 in the logs; the two must agree',
+        'division is closed in systems/node.json, but open in the logs, which is used']
 
 
-@pytest.mark.parametrize('theirs', ['[]', '{"number_of_nodes": {"a": 1}, "other_software_stack": [1]}',
-                                    '{"nodes": 3, "sw_notes": {}, "division": 7}', '[' * 100_000])
+@pytest.mark.parametrize('submitted', ['[]', '{"number_of_nodes": {"a": 1}, "other_software_stack": [1]}',
+                                       '{"nodes": 3, "sw_notes": {}, "division": 7}', '[' * 100_000])
 @pytest.mark.parametrize('env', [{'host': 3, 'packages': []}, {'host': {'hardware': {
     'cpu': [], 'storage': {}, 'gpus': [1], 'networks': 'x'}}}])
-def test_whatever_stands_in_a_description_and_in_env_json(tmp_path, theirs, env):
+def test_malformed_description_and_env_json_are_tolerated(tmp_path, submitted, env):
     (tmp_path / 'systems').mkdir()
-    (tmp_path / 'systems/node.json').write_text(theirs)
+    (tmp_path / 'systems/node.json').write_text(submitted)
     base = find_base(tmp_path / 'results/node/resnet/result_0.txt')
-    ours = describe_system((), env, 'us', 'box', 'v4.0', base)
-    made = merge_description(base, ours, ours)[0] if base else ours
-    assert all(isinstance(made[k], type(v)) for k, v in ours.items() if k != 'other_software_stack')
-    assert made['division'] == 'open' and json.dumps(made) and (base is None) == theirs.startswith('[')
+    built = describe_system((), env, 'us', 'box', 'v4.0', base)
+    made = merge_description(base, built, built)[0] if base else built
+    assert all(isinstance(made[k], type(v)) for k, v in built.items() if k != 'other_software_stack')
+    assert made['division'] == 'open' and json.dumps(made) and (base is None) == submitted.startswith('[')
 
 
-def test_the_code_is_that_of_the_commit_of_the_runs_else_that_of_now(tmp_path):
+def test_code_comes_from_the_commit_of_the_runs_or_else_the_checkout(tmp_path):
     home = tmp_path / 'checkout'
 
     def commit(*names):
@@ -190,45 +192,45 @@ def test_the_code_is_that_of_the_commit_of_the_runs_else_that_of_now(tmp_path):
         for words in (['init', '-q'], ['add', '-A'], ['-c', 'user.name=x', '-c', 'user.email=x', 'commit', '-qm', 'x']):
             assert run(['git', '-C', home, *words]).returncode == 0
         return run(['git', '-C', home, 'rev-parse', 'HEAD']).stdout.strip()
-    part, whole = commit('launch/setup.sh'), commit(*_CALLED)  # which a submission needs
+    part, whole = commit('launch/setup.sh'), commit(*_CALLED)  # all that a submission needs
     (home / 'launch/setup.sh').write_text('now')
     for i, (name, text) in enumerate([(whole, 'old'), (part, 'now'), ('HEAD', 'now'), ('$(touch evil)', 'now')]):
         assert copy_code(tmp_path / str(i), {'git_commit': name}, home) == (
-            '' if text == 'old' else f'the code is that of now; the runs were made by commit {name}')
+            '' if text == 'old' else f'the code is the current checkout, but the runs used commit {name}')
         assert (tmp_path / f'{i}/launch/setup.sh').read_text() == text
 
 
-def test_a_second_system_joins_the_tree_and_nothing_is_overwritten(tmp_path, tree):
+def test_second_system_is_added_and_nothing_is_overwritten(tmp_path, tree):
     before = {p: p.read_bytes() for p in tree.rglob('*') if p.is_file()}
     runs = runs_of(DIGITS)
-    with pytest.raises(UserError, match='is there already and is not overwritten'):
+    with pytest.raises(UserError, match='exists and is not overwritten'):
         package.make_package(runs, order(tmp_path))
     assert package.make_package(runs, order(tmp_path, system='box2', round='v1.0')).refusals == ()
     assert (tree / CODE / 'run_and_time_box2.sh').is_file() and before == {p: p.read_bytes() for p in before}
     assert [p.name for p in (tmp_path / 'out').iterdir()] == ['us']
 
 
-@pytest.mark.parametrize('keys, said', [
+@pytest.mark.parametrize('keys, message', [
     ({'org': ''}, '--org: got'), ({'system': '../x'}, '--system: got'), ({'org': '.x'}, '--org: got'),
     ({'system': 'x' * 200}, '--system: got'), ({'code': ROOT / 'docs'}, '--code: .*/docs lacks mlperf_rn50/__main__')])
-def test_a_name_cannot_leave_the_folder_and_the_code_is_whole(tmp_path, keys, said):
-    with pytest.raises(UserError, match=said):
+def test_invalid_names_and_incomplete_code_are_refused(tmp_path, keys, message):
+    with pytest.raises(UserError, match=message):
         package.make_package((), order(tmp_path, **keys))
     assert not (tmp_path / 'out').exists()
 
 
-def test_a_finished_tree_is_checked_again(tree):
+def test_finished_tree_is_rechecked(tree):
     before = {p: p.read_bytes() for p in tree.rglob('*') if p.is_file()}
     done = call('package', '--check', tree)
     assert done.returncode == 0, done.stdout
     rows = done.stdout.splitlines()
     assert rows[0] == f'{tree}: v4.0, no errors found'
     assert '  logs                box: 5 of 5 pass the rules of 4.0.0' in rows
-    assert "  mind: box: all 5 logs: submission_org is 'unnamed', box.json says 'us', which counts" in rows
+    assert "  warning: box: all 5 logs: submission_org is 'unnamed', but 'us' in box.json; the latter is used" in rows
     assert any(row.startswith('  result_summarizer   box: ') for row in rows)
-    [gaps] = [row for row in rows if 'says nothing of' in row]
-    assert gaps.startswith('  mind: systems/box.json says nothing of ') and 'cooling' in gaps
-    assert 'accelerator' not in gaps and 'hw_notes' not in gaps  # of a machine without accelerators
+    [gaps] = [row for row in rows if 'box.json lacks' in row]
+    assert gaps.startswith('  note: systems/box.json lacks ') and 'cooling' in gaps
+    assert 'accelerator' not in gaps and 'hw_notes' not in gaps  # the machine has no accelerators
     assert before == {p: p.read_bytes() for p in tree.rglob('*') if p.is_file()}
 
 
@@ -237,22 +239,22 @@ def change(tree, **fields):
     path.write_text(json.dumps({k: v for k, v in {**json.loads(path.read_text()), **fields}.items() if v is not ...}))
 
 
-@pytest.mark.parametrize('harm, problem', [
+@pytest.mark.parametrize('damage, problem', [
     (lambda t: change(t, host_processors_per_node='1' * 10), "systems/box.json: host_processors_per_node is '111"),
-    (lambda t: change(t, division='closed'), 'systems/box.json: division is closed, the logs say open'),
+    (lambda t: change(t, division='closed'), 'systems/box.json: division is closed, expected open as in the logs'),
     (lambda t: change(t, cooling=...), "['Missing field cooling']"),
     (lambda t: (t / 'systems/box.json').write_text('{'), 'systems/box.json: Expecting property name'),
     (lambda t: append(result(t / 'results/box/resnet', 3), mllog('opt_name', 0, '../../x')),
      "box: result_3.txt: opt_name: got '../../x'"),
     (lambda t: (t / CODE / 'code/launch/setup.sh').unlink(), f'{CODE}/code lacks launch/setup.sh')])
-def test_what_is_wrong_with_a_finished_tree(tree, harm, problem):
-    harm(tree)
+def test_errors_in_a_finished_tree_are_reported(tree, damage, problem):
+    damage(tree)
     done = call('package', '--check', tree, '--format', 'json')
     assert done.returncode == 1 and any(problem in t for t in json.loads(done.stdout)['refusals']), done.stdout
 
 
-def test_an_empty_field_leaves_a_new_tree_open_and_a_crash_is_its_last_line(tmp_path):
-    """The summarizer wants numbers, and crashes where env.json says nothing; it fails neither command."""
+def test_empty_field_prevents_submission_and_a_summarizer_crash_is_reported(tmp_path):
+    """The summarizer expects numbers and crashes on an empty env.json, but neither command fails."""
     made = build(write_five(tmp_path / 'runs', env={}), tmp_path)
     assert made.returncode == 0 and made.stdout.startswith(f'{tmp_path}/out/us: box, v4.0, {OPEN}\n'), made.stdout
     assert "  - systems/box.json: host_processors_per_node is '', expected a whole number" in made.stdout.splitlines()
@@ -260,38 +262,38 @@ def test_an_empty_field_leaves_a_new_tree_open_and_a_crash_is_its_last_line(tmp_
     assert call('package', '--check', tmp_path / 'out/us').stdout.startswith(f'{tmp_path}/out/us: v4.0, {OPEN}\n')
 
 
-def test_a_tool_that_does_not_end_is_stopped(tmp_path, monkeypatch):
+def test_hanging_checker_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(official, '_MAX_S', 0.01)
     done = build(DIGITS, tmp_path)
     assert done.returncode == 1 and 'package_checker crashed: no answer after 0.01 s' in done.stdout
 
 
-@pytest.mark.parametrize('official, scored, is_said', [(0.44, 0.48, True), (0.44, 0.4401, False), (0.44, None, False)])
-def test_scores_that_differ_are_said(tmp_path, official, scored, is_said):
-    made = package.Package(tmp_path, oddities=('result_0.txt: x',), official_score_minutes=official)
-    text = '  mind: the scores differ: result_summarizer gives 0.44 min, the logs as they are read here 0.48 min; '
+@pytest.mark.parametrize('official, scored, is_shown', [(0.44, 0.48, True), (0.44, 0.4401, False), (0.44, None, False)])
+def test_differing_scores_are_reported(tmp_path, official, scored, is_shown):
+    made = package.Package(tmp_path, warnings=('result_0.txt: x',), official_score_minutes=official)
+    text = '  warning: the scores differ: 0.44 min from result_summarizer, 0.48 min from report; '
     rendered = package.render_package(made, 'x', scored)
-    assert (text in rendered) == rendered.endswith('of the logs above tells why') == ('differ' in rendered) == is_said
+    assert (text in rendered) == rendered.endswith('see the warnings above') == ('differ' in rendered) == is_shown
     scaled = replace(made, findings=(('scaling', '1.1 for box'),))
     assert 'differ' not in package.render_package(scaled, 'x', scored)
 
 
-@pytest.mark.parametrize('words, said', [
+@pytest.mark.parametrize('words, message', [
     (['runs', '--org', 'us'], '--system SYSTEM, --out DIR: missing'),
-    (['--check', 'x', '--org', 'us'], '--check: looks at a finished tree and builds none; got --org too'),
+    (['--check', 'x', '--org', 'us'], '--check: got --org too, expected only a finished tree'),
     (['--check', 'x'], '--check: x has no folder results'),
     ([DIGITS, ROOT / 'logs/digits_sweep/1x1', '--org', 'us', '--system', 'x', '--out', 'o'], 'RUNS: got 2 sets')])
-def test_options_that_do_not_go_together(words, said):
+def test_incompatible_options_are_refused(words, message):
     done = call('package', *words)
-    assert (done.returncode, done.stdout) == (2, '') and said in done.stderr
+    assert (done.returncode, done.stdout) == (2, '') and message in done.stderr
 
 
-def test_without_mlperf_logging_one_line_says_what_to_install(tmp_path, monkeypatch):
+def test_missing_mlperf_logging_is_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'mlperf_logging', None)
     for name in [n for n in sys.modules if n.startswith('mlperf_logging.')]:
         monkeypatch.delitem(sys.modules, name)
     for words, code in [(['package', DIGITS, '--org', 'us', '--system', 'box', '--out', tmp_path / 'out'], 2),
-                        (['check', DIGITS], 2), (['check', DIGITS, '--ruleset', 'v0.5'], 0)]:  # whose checker is ours
+                        (['check', DIGITS], 2), (['check', DIGITS, '--ruleset', 'v0.5'], 0)]:  # needs no mlperf-logging
         done = call(*words)
         assert done.returncode == code and not (tmp_path / 'out').exists()
         if code:

@@ -1,4 +1,4 @@
-"""The HTML page and the pictures: whole in themselves, and safe whatever a log says."""
+"""HTML page and pictures: self-contained, and safe from hostile log contents."""
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -8,15 +8,16 @@ import pytest
 from lines import write_set
 from made_systems import changed, refused, studies_of, study_of
 
+from mlperf_rn50.analysis.report.detail_tables import runs_table
+from mlperf_rn50.analysis.report.page import dump_report, render_html
+from mlperf_rn50.analysis.report.picture import render_svg
+from mlperf_rn50.analysis.report.plots import draw_study
+from mlperf_rn50.analysis.report.tables import answer_table, notes_of, overview_table
+from mlperf_rn50.analysis.report.text import render_markdown, render_table
+from mlperf_rn50.analysis.sets import rcp
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.study import rcp
-from mlperf_rn50.study.report_page import dump_report, render_html
-from mlperf_rn50.study.report_picture import render_svg
-from mlperf_rn50.study.report_plots import draw_study
-from mlperf_rn50.study.report_tables import answer_table, notes_of, overview_table, runs_table
-from mlperf_rn50.study.report_text import render_markdown, render_table
-from mlperf_rn50.study.scaling import make_studies
-from mlperf_rn50.study.systems import load_systems
 
 HOSTILE = '</title><script>alert(1)</script><img src=x onerror=alert(1)>$x^{$ "\'&'
 PICTURES = ['accuracy_epochs', 'accuracy_time', 'efficiency', 'epochs', 'speedup', 'throughput', 'time_parts',
@@ -28,12 +29,12 @@ def page_of(studies, folder='.'):
 
 
 def bare_page_of(studies):
-    """The page without its pictures, which take longest."""
+    """Render the page without pictures, which take the longest."""
     return render_html(studies, [[] for _ in studies], Path('.'))
 
 
 class Elements(HTMLParser):
-    """Every element's name with its attributes, and the text that is outside of script and style."""
+    """Elements with their attributes, and the text outside script and style."""
 
     def __init__(self, page):
         super().__init__()
@@ -67,7 +68,7 @@ def texts_of(table):
     return {row[0].text: dict(zip(table.head, (cell.text for cell in row))) for row in table.whole_rows}
 
 
-def test_a_refused_set_is_a_row_with_its_reason_and_no_number(sweep):
+def test_refused_set_is_a_row_with_its_reason_and_no_number(sweep):
     systems = load_systems([sweep])
     studies = make_studies([systems[0], refused(systems[1], 'num_nodes is 1 in <a>|and 2 in b')])
     row = answer_table(studies[0]).rows[1]
@@ -79,7 +80,7 @@ def test_a_refused_set_is_a_row_with_its_reason_and_no_number(sweep):
     assert set(lines[0].split()) == {'2x4', '-'} and lines[1].startswith('2x4: refused: num_nodes')
 
 
-def test_the_official_score_has_a_column_where_it_differs(sweep, monkeypatch):
+def test_official_score_has_a_column_only_where_it_differs(sweep, monkeypatch):
     study = study_of(sweep)
     factors = {'1x4': 1.0044, '2x4': 1.0}
     monkeypatch.setattr(rcp, 'official_score_minutes', lambda s: s.score_minutes * factors[s.name])
@@ -90,21 +91,21 @@ def test_the_official_score_has_a_column_where_it_differs(sweep, monkeypatch):
     assert 'official score, min' not in answer_table(study).head
 
 
-def test_a_note_of_several_systems_names_them_together(tmp_path):
+def test_shared_note_names_all_its_systems(tmp_path):
     for name, more_s in (('a', 0.0), ('b', 3.7)):
         write_set(tmp_path / name, 2, seed=9, epoch_s=lambda k, more_s=more_s: 10.0 + k + more_s)
     assert 'a, b: 2 runs have the same seed 9' in notes_of(study_of(tmp_path))
 
 
 def check_headings(page):
-    """They are nested, and that of the sweep stands once."""
+    """Headings are nested, and the heading of the sweep appears once."""
     headings = re.findall(r'<h([1-6])[^>]*>(.*?)</h', page)
     levels = [int(level) for level, _ in headings]
     assert levels.count(1) == 1 and all(b <= a + 1 for a, b in zip(levels, levels[1:]))
     assert len([text for _, text in headings if text.startswith('sweep: ')]) == 1
 
 
-def test_a_run_that_goes_on_says_how_far_it_is(sweep):
+def test_running_run_shows_its_progress(sweep):
     systems = load_systems([sweep])
     study, = make_studies([changed(systems[0], status='running', epochs_to_converge=None, time_to_train_s=None,
                                    age_s=200.0)])
@@ -113,9 +114,9 @@ def test_a_run_that_goes_on_says_how_far_it_is(sweep):
     assert 'none of 5 runs reached the target, 5 still running' in Elements(bare_page_of([study])).text
 
 
-def test_all_systems_stand_in_one_table_before_their_studies(sweep, tmp_path):
+def test_table_of_all_systems_precedes_the_studies(sweep, tmp_path):
     write_set(tmp_path / 'other/box', 5, target=0.749)
-    studies = studies_of(sweep, tmp_path)  # in the order of their paths
+    studies = studies_of(sweep, tmp_path)  # sorted by path
     assert [(n, row['organisation'], row['target'], row['study']) for n, row in
             texts_of(overview_table(studies)).items()] == [
         ('1x4', 'us', '75.90 %', 'sweep'), ('2x4', 'us', '75.90 %', 'sweep'), ('box', 'us', '74.90 %', 'other')]
@@ -130,7 +131,7 @@ def test_all_systems_stand_in_one_table_before_their_studies(sweep, tmp_path):
     assert 'All systems' not in bare_page_of(alone) + render_table(alone) + render_markdown(alone)
 
 
-def test_the_answer_comes_first_and_every_number_leads_to_its_line(sweep):
+def test_answer_comes_first_and_numbers_link_to_log_lines(sweep):
     page = page_of(studies_of(sweep), sweep)
     check_headings(page)
     text, elements = Elements(page).text, Elements(page).found
@@ -144,7 +145,7 @@ def test_the_answer_comes_first_and_every_number_leads_to_its_line(sweep):
     assert sum(href.startswith('#source-') for href in links) > 80
     assert {href for href in links if not href.startswith('#')} == {
         f'{name}/result_{k}.txt' for name in ('1x4', '2x4') for k in range(5)}
-    assert page.count(' data-key="') > 20  # by which numbers are sorted
+    assert page.count(' data-key="') > 20  # sort keys of numbers
     policy = next(a['content'] for _, a in elements if a.get('http-equiv') == 'Content-Security-Policy')
     assert policy.startswith("default-src 'none'") and not [a for _, a in elements if 'src' in a]
     quoted = re.search(r'<a href="1x4/result_0.txt">1x4/result_0.txt</a>:(\d+) <code>(.*?)</code>', page)
@@ -152,7 +153,7 @@ def test_the_answer_comes_first_and_every_number_leads_to_its_line(sweep):
     assert quoted[2][:60] == line.replace('"', '&#34;')[:60]
 
 
-def test_a_log_and_a_folder_cannot_write_html(tmp_path):
+def test_log_and_folder_cannot_inject_html(tmp_path):
     write_set(tmp_path / HOSTILE.replace('/', '_'), 1, org=HOSTILE, seed=HOSTILE, dataset=HOSTILE,
               optimizer={'opt_x': HOSTILE}, accuracies=(0.4, 0.5))
     elements = Elements(page_of(studies_of(tmp_path)))
@@ -162,7 +163,7 @@ def test_a_log_and_a_folder_cannot_write_html(tmp_path):
     assert '<script>alert(1)' in elements.text.replace('<_', '</')
 
 
-def test_no_name_of_a_log_becomes_a_file_and_the_same_logs_give_the_same_report(tmp_path):
+def test_names_in_logs_are_no_file_names_and_reports_are_reproducible(tmp_path):
     for nodes in (1, 2):
         write_set(tmp_path / f'logs/../logs/{nodes}$(y)', 2, nodes=nodes, ranks=4 * nodes, epoch_s=9.0 / nodes,
                   platform='../../evil', org='/etc/evil')
@@ -175,13 +176,13 @@ def test_no_name_of_a_log_becomes_a_file_and_the_same_logs_give_the_same_report(
     assert sorted(p.name for p in tmp_path.iterdir()) == ['a', 'b', 'logs']
 
 
-def test_a_folder_that_cannot_be_written_is_said(sweep, tmp_path):
+def test_unwritable_folder_is_an_error(sweep, tmp_path):
     (tmp_path / 'file').write_text('')
-    with pytest.raises(UserError, match='--out: .*choose a folder that can be written'):
+    with pytest.raises(UserError, match='--out: .*choose a writable folder'):
         dump_report(studies_of(sweep), tmp_path / 'file/out')
 
 
-def test_pictures_tell_the_value_of_every_mark(sweep):
+def test_every_mark_in_pictures_has_a_title_with_its_value(sweep):
     pictures = {p.name: render_svg(p) for p in draw_study(study_of(sweep))}
     assert sorted(pictures) == PICTURES
     titles = {name: [t.text for t in ElementTree.fromstring(svg).iter('{http://www.w3.org/2000/svg}title')]
@@ -194,6 +195,6 @@ def test_pictures_tell_the_value_of_every_mark(sweep):
     assert '1x4/result_0.txt: 76.00 % after 2 epochs, 2.03 min' in titles['accuracy_epochs']
 
 
-def test_runs_without_evaluations_or_ends_still_have_a_page(tmp_path):
+def test_runs_without_evaluations_or_ends_have_a_page(tmp_path):
     write_set(tmp_path / '1x1', 2, accuracies=(), status=None)
     assert 'none of 2 runs reached the target' in page_of(studies_of(tmp_path))

@@ -1,4 +1,4 @@
-"""What pictures look like: colours that mean one thing, and no more than an eye can tell."""
+"""Appearance of pictures: consistent colours, axes, and limits on the number of marks."""
 import re
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -7,20 +7,20 @@ import pytest
 from lines import run_lines, write_lines, write_set
 from made_systems import study_of
 
-from mlperf_rn50.study import report_picture, report_plots
-from mlperf_rn50.study.report_picture import GRID, render_svg
-from mlperf_rn50.study.report_plots import draw_study
+from mlperf_rn50.analysis.report import bars, curves, scene
+from mlperf_rn50.analysis.report.picture import COLOURS, GRID, render_svg
+from mlperf_rn50.analysis.report.plots import draw_study
 
 SVG = '{http://www.w3.org/2000/svg}'
 
 
 def pictures_of(*folders, **changes):
-    """The pictures of a study, some of whose fields are changed, by their names."""
+    """Return the pictures of a study by name, with some of its fields changed."""
     return {p.name: p for p in draw_study(replace(study_of(*folders), **changes))}
 
 
 def marks_of(picture):
-    """The title of every mark, with the colours that it, or the group it is in, is drawn in."""
+    """Return the title of every mark with the colours of the mark or its group."""
     found = []
     for group in ElementTree.fromstring(render_svg(picture)).iter(f'{SVG}g'):
         if group.get('id', '').startswith('tip'):
@@ -31,7 +31,7 @@ def marks_of(picture):
 
 @pytest.fixture(scope='module')
 def sweep(tmp_path_factory):
-    """1, 2 and 40 nodes, whose times differ more than tenfold; one run aborted."""
+    """Systems of 1, 2 and 40 nodes whose times differ more than tenfold; one run aborted."""
     tmp_path = tmp_path_factory.mktemp('sweep')
     for nodes in (1, 2, 40):
         write_set(tmp_path / f'sweep/{nodes}x4', 3, nodes=nodes, ranks=4 * nodes, batch=64 * nodes,
@@ -45,17 +45,17 @@ def pictures(sweep):
     return pictures_of(sweep)
 
 
-def test_a_system_has_its_colour_in_all_pictures_and_nothing_else_has(pictures):
-    others = {colour for _, _, colour, _ in report_plots._PARTS} | {d[0] for d in report_plots._DEVICES}
-    assert not others & set(report_picture.COLOURS)
+def test_system_has_one_exclusive_colour_in_all_pictures(pictures):
+    others = {colour for _, _, colour, _ in bars._PARTS} | {d[0] for d in curves._DEVICES}
+    assert not others & set(COLOURS)
     colours = {}
     for picture in pictures.values():
         for title, drawn in marks_of(picture) if picture.name != 'time_parts' else []:
             system = re.sub('^(1|2|40)x4/.*|:.*', r'\1', title).removesuffix('s').removesuffix(' node')
-            if drawn:  # an ideal has the colour of the grid
+            if drawn:  # an ideal line has the colour of the grid
                 colours.setdefault(system, set()).update(drawn)
     assert len(pictures) == 8
-    assert colours == {name: {c} for name, c in zip(('1', '2', '40'), report_picture.COLOURS)}
+    assert colours == {name: {c} for name, c in zip(('1', '2', '40'), COLOURS)}
 
 
 def test_values_that_differ_tenfold_have_a_logarithmic_axis(sweep, pictures):
@@ -68,14 +68,14 @@ def test_values_that_differ_tenfold_have_a_logarithmic_axis(sweep, pictures):
     assert {'1', '2', '5', '10', '20'} <= ticks
 
 
-def test_a_curve_that_starts_with_the_clock_has_a_logarithmic_axis(tmp_path):
+def test_curve_that_starts_at_zero_has_a_logarithmic_axis(tmp_path):
     for name, epoch_s in (('a', 1.0), ('b', 100.0)):
         write_set(tmp_path / name, 1, epoch_s=epoch_s, first_s=0.0, eval_s=0.0)
     titles = [t for t, _ in marks_of(pictures_of(tmp_path)['accuracy_time'])]
     assert len(titles) == 2 and all(t.endswith('2 epochs') for t in titles)  # the first evaluation is at 0 min
 
 
-def test_a_heading_stands_in_the_file_and_not_in_the_page(pictures):
+def test_heading_is_in_the_file_but_not_in_the_page(pictures):
     for name in ('accuracy_time', 'accuracy_epochs'):
         assert '>target 75.9 %<' in render_svg(pictures[name])
     for picture in pictures.values():
@@ -84,17 +84,17 @@ def test_a_heading_stands_in_the_file_and_not_in_the_page(pictures):
         assert 'fill: #ffffff' in picture.svg and 'id="paper"' not in render_svg(picture)
 
 
-def test_what_is_no_set_is_named_and_not_drawn(sweep):
+def test_refused_system_is_named_but_not_drawn(sweep):
     study = study_of(sweep)
     refused = replace(study.systems[1], refusal='made up')
     drawn = pictures_of(sweep, systems=(study.systems[0], refused, study.systems[2]))
     for name, picture in drawn.items():
-        assert 'Not drawn, since their runs are no set: 2 nodes' in picture.caption
+        assert 'Not drawn because they are refused: 2 nodes' in picture.caption
         assert not [t for t, _ in marks_of(picture) if t.startswith(('2 nodes', '2x4'))], name
     assert drawn and not pictures_of(sweep, systems=(refused,), comparisons=(None,), rates=(None,))
 
 
-def test_how_a_run_ended_is_marked(sweep, pictures):
+def test_status_of_a_run_is_marked(sweep, pictures):
     svg = render_svg(pictures['epochs'])
     assert '>did not converge<' in svg and '>converged<' in svg and '>still running<' not in svg
     system = study_of(sweep / '1x4').baseline
@@ -107,33 +107,33 @@ def test_how_a_run_ended_is_marked(sweep, pictures):
     assert 'ideal' not in single['throughput'] and not {'efficiency', 'speedup'} & set(single)
 
 
-def test_as_many_runs_are_drawn_as_can_be_told_apart_and_it_is_said(tmp_path):
+def test_number_of_drawn_runs_is_limited_and_noted(tmp_path):
     write_set(tmp_path / '1x4', 300, epoch_s=lambda k: 60.0 + k / 7, accuracies=(0.2, 0.5, 0.6, 0.7, 0.76))
     pictures = pictures_of(tmp_path)
-    assert max(len(p.tips) for p in pictures.values()) < 10  # artists, which do not grow with the number of runs
+    assert max(len(p.tips) for p in pictures.values()) < 10  # artists do not grow with the number of runs
     times = [t for t, _ in marks_of(pictures['time_to_train'])]
-    assert len(times) == 1 + report_plots._MAX_RUNS < 300
+    assert len(times) == 1 + bars._MAX_RUNS < 300
     assert {'1x4/result_0.txt', '1x4/result_299.txt'} <= {t.partition(':')[0] for t in times}  # fastest and slowest
-    assert (f'Of each system at most {report_plots._MAX_RUNS} runs are drawn, evenly from the fastest to the slowest'
+    assert (f'At most {bars._MAX_RUNS} runs of each system are drawn, evenly spaced from fastest to slowest'
             in pictures['time_to_train'].caption)
-    assert len(marks_of(pictures['accuracy_epochs'])) == 5 * report_plots._MAX_CURVES
+    assert len(marks_of(pictures['accuracy_epochs'])) == 5 * curves._MAX_CURVES
 
 
-def test_as_many_systems_are_drawn_as_can_be_told_apart_and_it_is_said(tmp_path):
+def test_number_of_drawn_systems_is_limited_and_noted(tmp_path):
     for i in range(30):
         write_set(tmp_path / f'box{i:02d}', 1, epoch_s=600.0 - i, seed=i, accuracies=(*[0.5] * 44, 0.76))
     pictures = pictures_of(tmp_path)
     names = {t.partition('/')[0] for t, _ in marks_of(pictures['epochs']) if '/' in t}
-    assert len(names) == report_plots._MAX_SYSTEMS and {'box00', 'box29'} <= names
+    assert len(names) == scene._MAX_SYSTEMS and {'box00', 'box29'} <= names
     for picture in pictures.values():
-        assert 'Drawn are 24 of 30 systems, evenly from the fastest to the slowest' in picture.caption
-    # Of 24 x 45 evaluations the last of each run are marked.
+        assert '24 of 30 systems are drawn, evenly spaced from fastest to slowest' in picture.caption
+    # Only the last of 45 evaluations of each run is marked.
     assert len(marks_of(pictures['accuracy_time'])) == 24
-    assert 'Marked is the last point of each curve' in pictures['accuracy_time'].caption
+    assert 'Only the last point of each curve is marked' in pictures['accuracy_time'].caption
     assert '>other systems<' in render_svg(pictures['accuracy_time'])
 
 
-def test_long_texts_do_not_make_a_picture_large(tmp_path):
+def test_long_texts_are_shortened(tmp_path):
     write_set(tmp_path / ('a' * 200), 1, platform='b' * 900)
     pictures = pictures_of(tmp_path)
     assert f'{"a" * 99}…/result_0.txt: 2.00 epochs, converged' in [t for t, _ in marks_of(pictures['epochs'])]
@@ -142,7 +142,7 @@ def test_long_texts_do_not_make_a_picture_large(tmp_path):
         assert len(picture.above) <= 8
 
 
-def test_an_initialisation_that_is_not_logged_is_no_bar_of_0_s(tmp_path):
+def test_unlogged_initialisation_has_no_bar(tmp_path):
     write_lines(tmp_path / 'result_0.txt', [text for text in run_lines(target=0.759) if '"init_' not in text])
     svg = render_svg(pictures_of(tmp_path)['time_parts'])
     assert 'before the clock 0.0 s' not in svg and 'later epochs 10.0 s' in svg

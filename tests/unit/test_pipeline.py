@@ -1,4 +1,4 @@
-"""What DALI delivers: every sample once over all ranks, the right pixels, and memory that stays valid."""
+"""DALI pipeline: every sample once over all ranks, correct pixels, and memory that stays valid."""
 import ctypes
 import os
 import threading
@@ -18,30 +18,31 @@ from nvidia.dali import types as dali_types
 from nvidia.dali.backend import TensorCPU
 from nvidia.dali.pipeline import Pipeline
 
-from mlperf_rn50.config import DataConfig, ModelConfig
-from mlperf_rn50.data import pipeline
+from mlperf_rn50.data import batches, pipeline
 from mlperf_rn50.data.augment import NUM_DRAWS
-from mlperf_rn50.data.handover import keeps_outputs, to_mxnet
-from mlperf_rn50.data.pipeline import Request, eval_batches, train_batches, train_requests
+from mlperf_rn50.data.batches import Request, eval_batches, train_batches, train_requests
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.pipeline import keeps_outputs, to_mxnet
 from mlperf_rn50.data.records import Record, RecordFile
 from mlperf_rn50.data.shards import Shard, augmentation_uniforms, epoch_order
 from mlperf_rn50.errors import DataError
+from mlperf_rn50.model.options import ModelConfig
 
 
 @pytest.fixture(scope='module')
 def numbered(tmp_path_factory):
-    """Configurations of 21, 22 and 23 numbered images: around multiples of the batches below."""
+    """Configurations of 21 to 24 numbered images, around multiples of the batches below."""
     return {n: make_config(tmp_path_factory.mktemp('numbered') / str(n), ramp(n), num_val=n) for n in (21, 22, 23, 24)}
 
 
 # Property tests prove that the shards partition the data for every world and size; these show that DALI follows them.
 
-@pytest.mark.parametrize('nodes', [(0,), (0, 0, 1)], ids=['one rank', 'two nodes that keep their parts'])
-def test_an_epoch_is_exactly_the_data_set(numbered, nodes):
+@pytest.mark.parametrize('nodes', [(0,), (0, 0, 1)], ids=['one rank', 'two nodes'])
+def test_epoch_contains_every_sample_once(numbered, nodes):
     shards = [Shard(22, rank, len(nodes), 2, 1, nodes, 2) for rank in range(len(nodes))]
     streams = [train_batches(numbered[22], shard, 9, 0, None) for shard in shards]
     epochs, parts = [], []
-    for _ in range(3):  # the parts move on after the second
+    for _ in range(3):  # parts rotate after the second
         counted, padded, read = [], 0, [set() for _ in set(nodes)]
         for node, shard, stream in zip(nodes, shards, streams):
             for batch in islice(stream, shard.steps_per_epoch):
@@ -51,7 +52,7 @@ def test_an_epoch_is_exactly_the_data_set(numbered, nodes):
                 read[node] |= set(labels)
         assert sorted(counted) == list(range(22))
         assert padded == shards[0].num_padded
-        assert sum(map(len, read)) == 22  # no node reads an image of another one's part
+        assert sum(map(len, read)) == 22  # nodes read disjoint parts
         epochs.append(counted)
         parts.append(read)
     assert epochs[0] != epochs[1]
@@ -59,7 +60,7 @@ def test_an_epoch_is_exactly_the_data_set(numbered, nodes):
     assert (parts[1] != parts[2]) == (len(set(nodes)) > 1)
 
 
-def test_an_evaluation_is_exactly_the_validation_set_each_time(numbered):
+def test_each_evaluation_contains_every_sample_once(numbered):
     passes = [eval_batches(numbered[23], Shard(23, r, 2, 2), None) for r in range(2)]
     for _ in range(2):
         counted = [label for start in passes for b in start() for label in b.labels.asnumpy()[:b.num_valid]]
@@ -67,7 +68,7 @@ def test_an_evaluation_is_exactly_the_validation_set_each_time(numbered):
 
 
 @pytest.mark.parametrize('nodes', [(0, 0, 0), (0, 1, 2)])
-def test_batches_say_how_many_bytes_were_read_for_them(numbered, nodes):
+def test_batches_count_the_bytes_read(numbered, nodes):
     config = numbered[21]
     records = RecordFile(Path(config.data.dir) / 'train.rec')
     shards = [Shard(21, r, 3, 2, 1, nodes) for r in range(3)]
@@ -90,7 +91,7 @@ def test_building_reads_no_image(numbered, monkeypatch):
     with patch.object(pipeline, 'build_pipeline', wraps=pipeline.build_pipeline) as build:
         train, evaluation = train_batches(numbered[21], shard, 1, 0, None), eval_batches(numbered[21], shard, None)()
     assert build.call_count == 2
-    # The order of the first epoch is drawn, in a thread that is the only one so far.
+    # The only thread so far draws the order of the first epoch.
     [thread] = set(threading.enumerate()) - before
     thread.join(0.2)
     assert thread.name == 'ahead_0' and not reads
@@ -100,7 +101,7 @@ def test_building_reads_no_image(numbered, monkeypatch):
     assert len(reads) > num_reads >= 5
 
 
-def test_an_epoch_begun_in_the_middle_goes_on_with_its_own_order_and_random_numbers():
+def test_epoch_resumed_midway_keeps_its_order_and_random_numbers():
     shard = Shard(20, 0, 1, 10)
     requests = train_requests(DataConfig(), shard, 1, 3)  # the second step of the second epoch
     for epoch, step in ((1, 1), (2, 0), (2, 1)):
@@ -109,7 +110,7 @@ def test_an_epoch_begun_in_the_middle_goes_on_with_its_own_order_and_random_numb
         np.testing.assert_array_equal(request.uniforms, augmentation_uniforms(shard, 1, epoch, step, 0, NUM_DRAWS))
 
 
-def test_pixels_arrive_unchanged_normalised_and_channels_last_with_a_fourth(numbered):
+def test_pixels_are_unchanged_normalised_or_padded_channels_last(numbered):
     batch = next(train_batches(numbered[21], Shard(21, 0, 1, 5), 1, 0, None))
     images, expected = batch.images.asnumpy(), ramp(21)
     for image, label in zip(images, batch.labels.asnumpy()):
@@ -123,7 +124,7 @@ def test_pixels_arrive_unchanged_normalised_and_channels_last_with_a_fourth(numb
     np.testing.assert_array_equal(padded.transpose(0, 3, 1, 2), np.pad(images, ((0, 0), (0, 1), (0, 0), (0, 0))))
 
 
-def test_mirrors_alternate_from_epoch_to_epoch(numbered):
+def test_mirrors_alternate_between_epochs(numbered):
     config = with_data(numbered[24], mirror='alternating', mirror_probability=0.5)
     shard = Shard(24, 0, 1, 8)
     batches, plain = train_batches(config, shard, 3, 0, None), ramp(24)
@@ -151,7 +152,7 @@ def test_padded_crop_is_a_shift_with_black_borders(numbered):
 
 
 def test_crops_cut_the_drawn_window_and_the_centre(tmp_path):
-    # An image whose red is its column and green its row, so that a crop tells where it was cut.
+    # Red is the column and green the row, so that the pixels of a crop show its position.
     y, x = np.mgrid[0:64, 0:64].astype(np.uint8)
     image = np.stack([x, y, np.zeros_like(x)], axis=2)
     config = make_config(tmp_path, [image] * 2, crop='random_resized', min_area=0.25, max_area=0.25,
@@ -164,16 +165,16 @@ def test_crops_cut_the_drawn_window_and_the_centre(tmp_path):
 
 
 @pytest.mark.parametrize('interpolation', ['linear', 'triangular'])
-def test_only_triangular_averages_what_it_shrinks(tmp_path, interpolation):
+def test_only_triangular_interpolation_averages_shrunk_pixels(tmp_path, interpolation):
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     config = make_config(tmp_path, [pixels], image_size=8, resize_shorter=8, interpolation=interpolation)
     image = next(eval_batches(config, Shard(1, 0, 1, 1), None)()).images.asnumpy()[0].transpose(1, 2, 0)
-    between = [4 * np.arange(8) + i for i in (1, 2)]  # the pixels beside the centre of each small one
+    between = [4 * np.arange(8) + i for i in (1, 2)]  # the pixels beside the centre of each output pixel
     linear = np.mean([pixels[np.ix_(y, x)].astype(float) for y in between for x in between], axis=0)
     assert (np.abs(image - linear).max() <= 1) == (interpolation == 'linear')
 
 
-def test_inputs_live_until_they_are_decoded(tmp_path):
+def test_inputs_stay_valid_until_decoded(tmp_path):
     images = list(np.random.default_rng(0).integers(0, 256, (8, 200, 200, 3), np.uint8))
     config = make_config(tmp_path, images, prefetch_depth=4)
     for batch in islice(train_batches(config, Shard(8, 0, 1, 4), 1, 0, None), 10):
@@ -182,7 +183,7 @@ def test_inputs_live_until_they_are_decoded(tmp_path):
 
 
 @pytest.mark.parametrize('num_threads, is_pinned', [(1, True), (2, False)])
-def test_threads_are_pinned_where_each_has_a_cpu(numbered, monkeypatch, num_threads, is_pinned):
+def test_threads_are_pinned_if_each_has_a_cpu(numbered, monkeypatch, num_threads, is_pinned):
     def dali_threads():
         threads = set()
         for name in Path('/proc/self/task').glob('*/comm'):
@@ -201,7 +202,7 @@ def test_threads_are_pinned_where_each_has_a_cpu(numbered, monkeypatch, num_thre
     assert all(os.sched_getaffinity(t) == ({max(cpus)} if is_pinned else cpus) for t in threads)
 
 
-def test_a_damaged_image_stops_with_one_line(tmp_path):
+def test_damaged_image_is_a_one_line_error(tmp_path):
     config = make_config(tmp_path, ramp(4))
     rec = tmp_path / 'train.rec'
     content = bytearray(rec.read_bytes())
@@ -215,30 +216,30 @@ def test_a_damaged_image_stops_with_one_line(tmp_path):
 
 
 @pytest.mark.parametrize('label', [-1, 2])
-def test_a_label_that_is_no_class_is_named(label):
+def test_label_that_is_no_class_is_named(label):
     record = Record(np.zeros(1, np.uint8), label, 0)
     with pytest.raises(DataError, match=f'train.rec: got a label of {label}, expected 0 to 1'):
-        pipeline._fill([record], Request(np.zeros(1), np.zeros(1)), DataConfig(num_classes=2), 'train.rec')
+        batches._fill([record], Request(np.zeros(1), np.zeros(1)), DataConfig(num_classes=2), 'train.rec')
 
 
-# --- on the way from DALI to MXNet ------------------------------------------------------------------
+# --- transfer from DALI to MXNet ------------------------------------------------------------------
 
 IS_DALI_2 = hasattr(TensorCPU, '__dlpack__')
-# The executors of the DALI at hand; DALI 2 has the one of before, too.
+# The executors of the installed DALI; DALI 2 includes the older one.
 EXECUTORS = [pytest.param({}, id='default'),
              *([pytest.param({'exec_dynamic': False}, id='older')] if IS_DALI_2 else [])]
 SIDE, SIZE = 32, 8
 
 
 def counting_pipe(depth=2, **keys):
-    """A pipeline whose i-th batch, from 0, has images and labels that are all i."""
+    """Build a pipeline whose i-th batch, from 0, has images and labels that are all i."""
     batches = (([np.full((SIDE, SIDE, 3), i, np.uint8)] * SIZE, np.full((SIZE, 1), i, np.int32)) for i in count())
     pipe = Pipeline(SIZE, 2, None, prefetch_queue_depth=depth, **keys)
     with pipe:
         images, labels = fn.external_source(source=batches, num_outputs=2, batch=True, no_copy=True, ndim=[3, 1],
                                             dtype=[dali_types.UINT8, dali_types.INT32])
         images = fn.crop_mirror_normalize(images, dtype=dali_types.FLOAT16, mean=[0.0] * 3, std=[1.0] * 3)
-        pipe.set_outputs(images, labels + 0)  # DALI's memory, not that of the source
+        pipe.set_outputs(images, labels + 0)  # in DALI's memory, not the source's
     pipe.build()
     return pipe
 
@@ -250,7 +251,7 @@ def address_of(array):
 
 
 class Gate(mx.operator.CustomOp):
-    """The number that it is given, once is_open is set."""
+    """Identity operator that waits until is_open is set."""
 
     is_open = threading.Event()
 
@@ -267,8 +268,8 @@ class GateProp(mx.operator.CustomOpProp):
 
 @pytest.mark.parametrize('keys', EXECUTORS)
 @pytest.mark.parametrize('depth', [1, 3])
-def test_a_batch_is_not_overwritten_while_the_network_reads_it(keys, depth):
-    """The network comes to the first batch only when all have been asked for."""
+def test_batch_is_not_overwritten_while_the_network_reads_it(keys, depth):
+    """The network reads the first batch only after all were requested."""
     pipe = counting_pipe(depth, **keys)
     is_kept = keeps_outputs(pipe)
     Gate.is_open.clear()
@@ -285,7 +286,7 @@ def test_a_batch_is_not_overwritten_while_the_network_reads_it(keys, depth):
 
 
 @pytest.mark.parametrize('keys', EXECUTORS)
-def test_memory_is_shared_where_dali_keeps_it_and_shapes_and_types_are_dalis(keys):
+def test_memory_is_shared_if_dali_keeps_it_and_shapes_and_types_match(keys):
     pipe = counting_pipe(**keys)
     is_kept, outputs = keeps_outputs(pipe), pipe.run()
     assert is_kept == (IS_DALI_2 and not keys)

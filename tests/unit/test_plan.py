@@ -1,10 +1,12 @@
-"""What a configuration means for a number of ranks, and its learning rate at known points, step for step."""
+"""Plan of a configuration for a number of ranks, and learning rates at known steps."""
 from dataclasses import replace
 
 import pytest
 
-from mlperf_rn50.config import Config, DataConfig, RunConfig, ScheduleConfig, TrainConfig
+from mlperf_rn50.config import Config, RunConfig
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_elastic_plan, make_plan, render_plan, resumed_step
 from mlperf_rn50.train.schedule import learning_rate
 
@@ -13,7 +15,7 @@ def config(**train):
     return Config(train=TrainConfig(**train))
 
 
-def test_numbers_of_published_runs():
+def test_plans_match_published_runs():
     plan = make_plan(config(local_batch_size=208), 8)  # v0.5 DGX-1
     assert (plan.global_batch_size, plan.steps_per_epoch) == (1664, 770)
     assert plan.train_shard().num_padded == 770 * 1664 - 1_281_167
@@ -31,7 +33,7 @@ def test_global_batch_is_shared_evenly_or_refused_with_a_fix():
         make_plan(config(global_batch_size=4), 8)
 
 
-def test_started_ranks_must_be_the_configured_ones():
+def test_started_ranks_must_match_the_configuration():
     c = replace(config(local_batch_size=8), run=RunConfig(num_nodes=2, ranks_per_node=4))
     assert make_plan(c, 8).world_size == 8
     with pytest.raises(ConfigError, match='2 x 4 = 8 ranks, but 4 were started'):
@@ -39,14 +41,14 @@ def test_started_ranks_must_be_the_configured_ones():
 
 
 @pytest.mark.parametrize('offset, first', [(0, [0, 4, 8]), (3, [3, 7, 11])])
-def test_evaluations_and_blocks(offset, first):
+def test_evaluation_epochs_and_blocks(offset, first):
     plan = make_plan(config(local_batch_size=8, eval_offset=offset, max_epochs=20), 1)
     assert [e for e in range(20) if plan.is_eval_epoch(e)][:3] == first
     assert plan.block_epochs(0) == first[0] + 1
     assert plan.block_epochs(first[0] + 1) == 4
 
 
-def test_an_evaluation_decodes_no_more_than_a_share_of_the_images_at_once():
+def test_evaluation_batch_is_at_most_the_images_of_a_rank():
     data = DataConfig(num_train=1000, num_val=50_000)
     for train, world_size, batch in [({'local_batch_size': 64}, 1024, 49), ({'local_batch_size': 64}, 8, 64),
                                      ({'local_batch_size': 8, 'eval_batch_size': 500}, 128, 391),
@@ -57,7 +59,7 @@ def test_an_evaluation_decodes_no_more_than_a_share_of_the_images_at_once():
         assert shard.steps_per_epoch > 1 or shard.num_padded < world_size
 
 
-def test_a_shuffle_by_node_reaches_the_shards_and_the_text():
+def test_shuffle_by_node_is_in_the_shards_and_the_text():
     c = replace(config(global_batch_size=60), data=DataConfig(shuffle='node', node_rotation_epochs=3))
     plan = make_plan(c, 4)
     assert 'shuffle               node: each node reads about 1/N of the images (N nodes), a new part every 3 epochs' \
@@ -68,7 +70,7 @@ def test_a_shuffle_by_node_reaches_the_shards_and_the_text():
     assert make_plan(config(global_batch_size=60), 4).train_shard().rotation_epochs is None
 
 
-# --- going on with another number of ranks ------------------------------------------------------------
+# --- resuming with another number of ranks ------------------------------------------------------------
 
 @pytest.mark.parametrize('train, world_size, batch, scale', [
     ({'global_batch_size': 64}, 2, 64, 1.0),
@@ -76,7 +78,7 @@ def test_a_shuffle_by_node_reaches_the_shards_and_the_text():
     ({'global_batch_size': 64, 'gradient_accumulation_steps': 2}, 3, 60, 60 / 64),
     ({'local_batch_size': 16}, 3, 48, 48 / 64),         # 4 ranks of 16 before
 ])
-def test_an_elastic_plan_keeps_what_it_can_and_scales_the_rate(train, world_size, batch, scale):
+def test_elastic_plan_keeps_the_batch_if_possible_and_scales_the_rate(train, world_size, batch, scale):
     c = replace(config(**train), run=RunConfig(num_nodes=4, ranks_per_node=1))
     plan = make_elastic_plan(c, world_size, 64)
     assert (plan.global_batch_size, plan.lr_scale, plan.config) == (batch, pytest.approx(scale), c)
@@ -84,13 +86,13 @@ def test_an_elastic_plan_keeps_what_it_can_and_scales_the_rate(train, world_size
     assert plan.learning_rate(steady) == pytest.approx(scale * replace(plan, lr_scale=1.0).learning_rate(steady))
 
 
-def test_an_elastic_plan_without_an_image_per_rank_is_refused():
+def test_elastic_plan_without_an_image_per_rank_is_refused():
     with pytest.raises(ConfigError, match='got 2, expected a multiple of 3'):
         make_elastic_plan(config(global_batch_size=2), 3, 2)
 
 
 @pytest.mark.parametrize('before, now', [(64, 64), (64, 48), (48, 64)])
-def test_a_resumed_step_leaves_no_image_out_and_repeats_less_than_a_batch(before, now):
+def test_resumed_step_skips_no_image_and_repeats_less_than_a_batch(before, now):
     data = DataConfig(num_train=1000, num_val=10, num_classes=10)
     plan = make_plan(Config(data=data, train=TrainConfig(global_batch_size=now)), 1)
     steps_before = -(-1000 // before)
@@ -102,7 +104,7 @@ def test_a_resumed_step_leaves_no_image_out_and_repeats_less_than_a_batch(before
 
 
 @pytest.mark.parametrize('num_train, ranks, local, passes', [(100, 3, 4, 2), (96, 2, 4, 1), (5, 4, 2, 1)])
-def test_every_image_of_an_epoch_weighs_the_same(num_train, ranks, local, passes):
+def test_every_image_of_an_epoch_has_the_same_weight(num_train, ranks, local, passes):
     train = TrainConfig(local_batch_size=local, gradient_accumulation_steps=passes)
     plan = make_plan(Config(data=DataConfig(num_train=num_train), train=train), ranks)
     shard = plan.train_shard()
@@ -112,7 +114,7 @@ def test_every_image_of_an_epoch_weighs_the_same(num_train, ranks, local, passes
         # An image's weight in the gradient of a step, times the share of the learning rate that the step takes.
         weight = plan.loss_weight * plan.rescale(step) * plan.fraction(step)
         assert weight == pytest.approx(1 / plan.global_batch_size)
-    assert plan.loss_weight == 1 / (local * passes)  # whatever the number of ranks
+    assert plan.loss_weight == 1 / (local * passes)  # for any number of ranks
 
 
 def test_warmup_reaches_base_lr_at_its_last_step():
@@ -128,7 +130,7 @@ def test_step_decay_drops_at_the_first_step_of_its_epochs():
     assert rates == pytest.approx([0.4, 0.04, 0.04, 0.004])
 
 
-def test_decays_by_hand_down_to_end_lr():
+def test_poly_and_cosine_decay_to_end_lr():
     poly = ScheduleConfig(base_lr=2.0, warmup_epochs=1, decay='poly', decay_epochs=5, end_lr=0.0, poly_power=2)
     assert [learning_rate(poly, step, 4) for step in (3, 11, 19, 100)] == pytest.approx([2.0, 0.5, 0.0, 0.0])
     cosine = ScheduleConfig(base_lr=1.0, warmup_epochs=0, decay='cosine', decay_epochs=2, end_lr=0.0)

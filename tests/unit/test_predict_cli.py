@@ -1,4 +1,4 @@
-"""predict from its sources to what it prints: runs, published systems, and files of benches that are not trusted."""
+"""predict from sources to output: runs, published systems, and untrusted bench files."""
 import json
 import re
 import shlex
@@ -8,11 +8,12 @@ from benches import bench_allreduce, bench_train
 from helpers import ROOT, call
 from lines import write_set
 
+from mlperf_rn50.analysis.predict.model import ring_s
+from mlperf_rn50.analysis.predict.prediction import PUBLISHED_LINK
+from mlperf_rn50.analysis.predict.source import Power, load_source
+from mlperf_rn50.analysis.sets.convergence import System
 from mlperf_rn50.errors import ConfigError, UserError
-from mlperf_rn50.mlperf.energy import Energy
-from mlperf_rn50.study.convergence import System
-from mlperf_rn50.study.predict import PUBLISHED_LINK, ring_s
-from mlperf_rn50.study.predict_sources import Power, load_source
+from mlperf_rn50.mllog.sidecar.energy import Energy
 
 A100 = 'dgxa100_ngc20.06_mxnet'
 PAGE = (ROOT / 'docs/predict.md').read_text()
@@ -29,45 +30,45 @@ def dump(tmp_path):
     return write
 
 
-def test_a_published_system_by_its_name_or_the_last_part_of_it():
+def test_published_system_is_found_by_name_or_its_last_part():
     source = load_source([f'V0.7/nvidia/{A100}'])
     assert source.base == load_source([A100]).base and source.link == PUBLISHED_LINK
-    assert [k.num_nodes for k in source.sets] == [1, 2, 96]  # what the validation pairs with it
+    assert [k.num_nodes for k in source.sets] == [1, 2, 96]  # its pairs in the validation
 
 
-@pytest.mark.parametrize('name, said', [
+@pytest.mark.parametrize('name, message', [
     ('dgxa100_ngc20.06_mxnte', 'did you mean v0.7/NVIDIA/dgxa100_ngc20.06_mxnet?'),
-    ('a\x1b[31mb', 'a?[31mb: neither a file or folder nor a published system; expected a run')])
-def test_an_unknown_name_is_one_line_with_the_nearest(name, said):
+    ('a\x1b[31mb', 'a?[31mb: not a file, folder or published system; expected a run')])
+def test_unknown_name_is_a_one_line_error_with_the_nearest_name(name, message):
     with pytest.raises(ConfigError) as e:
         load_source([name])
-    assert said in str(e.value) and '\n' not in str(e.value)
+    assert message in str(e.value) and '\n' not in str(e.value)
 
 
-def test_the_fewest_nodes_of_a_study_are_the_base_and_of_several_the_layout_decides(tmp_path):
+def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
     for nodes in (4, 1, 2):
         write_set(tmp_path / f'{nodes}x4', 2, nodes=nodes, ranks=4 * nodes, batch=64 * nodes)
     source = load_source([str(tmp_path)])
     assert source.base.name == '1x4' and [k.name for k in source.sets] == ['1x4', '2x4', '4x4']
-    assert source.notes[0] == '1x4 of 3 systems is started from: it has the fewest nodes'
+    assert source.notes[0] == 'Predicted from 1x4, with the fewest nodes of 3 systems; --system selects another'
     assert load_source([str(tmp_path)], '2x4').base.num_nodes == 2
     with pytest.raises(ConfigError, match='--system: got 2x3, expected one of 1x4, 2x4, 4x4; did you mean 2x4?'):
         load_source([str(tmp_path)], '2x3')
     write_set(tmp_path / '1x2', 2, ranks=2)
     assert load_source([str(tmp_path)], per_node=2).base.name == '1x2'
-    with pytest.raises(ConfigError, match='--system: 2 systems could be started from, expected one: 1x2, 1x4'):
+    with pytest.raises(ConfigError, match='--system: 2 systems match, expected one of 1x2, 1x4'):
         load_source([str(tmp_path)], per_node=8)
 
 
-def test_a_set_without_times_or_that_is_refused_has_its_reason(tmp_path):
+def test_unusable_set_is_refused_with_its_reason(tmp_path):
     write_set(tmp_path / 'short', 2, status='aborted', accuracies=(0.1,))
     write_set(tmp_path / 'mixed', 2, batch=lambda k: 64 << k)
-    for name, said in (('short', 'its logs do not tell'), ('mixed', 'global_batch_size is 64')):
-        with pytest.raises(UserError, match=f'nothing to start from: {name}: {said}'):
+    for name, reason in (('short', 'the logs lack the number'), ('mixed', 'global_batch_size is 64')):
+        with pytest.raises(UserError, match=f'no set to predict from: {name}: {reason}'):
             load_source([str(tmp_path / name)])
 
 
-def test_the_power_of_a_node_is_that_of_the_runs_or_not_known(monkeypatch, tmp_path):
+def test_power_of_a_node_comes_from_the_runs_or_is_unknown(monkeypatch, tmp_path):
     write_set(tmp_path / '2x4', 2, nodes=2, ranks=8)
     for energy, power in ((None, None), (Energy(10.0), None),  # no telemetry, telemetry without counters
                           (Energy(10.0, cpu_joules=1000.0, gpu_joules=5000.0), Power(300.0, ('cpu', 'gpu')))):
@@ -76,61 +77,61 @@ def test_the_power_of_a_node_is_that_of_the_runs_or_not_known(monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize('step_ms, is_hidden', [(1000.0, False), (650.0, True), (750.0, False), (None, False)])
-def test_a_step_of_one_rank_and_the_exchange_of_several(dump, step_ms, is_hidden):
+def test_step_of_one_rank_and_exchange_of_several(dump, step_ms, is_hidden):
     source = load_source([dump('a.json', bench_train()), dump('b.json', bench_allreduce(step_ms=step_ms))])
     base, link = source.base, source.link
     assert (base.step_s, base.exchange_s, base.global_batch_size, base.dataset) == (0.3, 0.0, 32, None)
     assert (base.num_nodes, base.num_units, base.has_accelerators) == (1, 1, False)
     assert base.evaluation_s == pytest.approx(0.1 * 50_000 / 32)
-    assert ring_s(link.exchange_bytes, 2, link.gbit_s) == pytest.approx(0.8)  # what was measured
+    assert ring_s(link.exchange_bytes, 2, link.gbit_s) == pytest.approx(0.8)  # as measured
     assert link.is_hidden == is_hidden and 'over 2 ranks on 2 nodes' in link.source
-    assert ('shows 700.0' in link.source) == (step_ms == 1000.0)
+    assert ('700.0 of 800.0 ms add' in link.source) == (step_ms == 1000.0)
 
 
-def test_a_link_that_is_asked_for_wins_but_keeps_the_bytes(dump):
+def test_requested_link_takes_precedence_but_keeps_the_bytes(dump):
     step, exchange = dump('a.json', bench_train()), dump('b.json', bench_allreduce())
     small = dump('c.json', bench_train({'precision': 'float16', 'num_parameters': 1000}))
-    inside = dump('e.json', bench_allreduce(num_hosts=1))  # which says nothing of what joins nodes
-    assert load_source([step]).link is None  # ranks without accelerators have no link that is published
+    inside = dump('e.json', bench_allreduce(num_hosts=1))  # has no link between nodes
+    assert load_source([step]).link is None  # no published link of ranks without accelerators
     source = load_source([step, inside])
     assert source.link is None and 'within one host' in source.notes[-1]
-    measured = 'gradients as bench allreduce has them'
-    for words, num_bytes, of in (([step, exchange], 100_000_000, measured), ([step, inside], 100_000_000, measured),
-                                 ([step], 102_228_128, 'float32 gradients of resnet50 are supposed'),
-                                 ([small], 2000, 'float16 gradients of resnet50 are supposed'),
-                                 ([A100], 51_000_000, 'float16 gradients of ResNet-50 are supposed')):
+    measured = 'gradient size from bench allreduce'
+    for words, num_bytes, origin in (([step, exchange], 100_000_000, measured), ([step, inside], 100_000_000, measured),
+                                     ([step], 102_228_128, 'assumed float32 gradients of resnet50'),
+                                     ([small], 2000, 'assumed float16 gradients of resnet50'),
+                                     ([A100], 51_000_000, 'assumed float16 gradients of ResNet-50')):
         link = load_source(words, gbit_s=25.0).link
-        assert (link.gbit_s, link.exchange_bytes, link.source) == (25.0, num_bytes, f'--link-gbit-s, {of}')
+        assert (link.gbit_s, link.exchange_bytes, link.source) == (25.0, num_bytes, f'--link-gbit-s, {origin}')
     assert load_source([A100, exchange]).link.exchange_bytes == 100_000_000
-    of_gpus = load_source([dump('d.json', bench_train(gpus=['A100']))])
-    assert of_gpus.link == PUBLISHED_LINK and of_gpus.notes[-1].startswith('Nobody says what joins the nodes')
+    gpu_source = load_source([dump('d.json', bench_train(gpus=['A100']))])
+    assert gpu_source.link == PUBLISHED_LINK and gpu_source.notes[-1].startswith('Interconnect unknown: assuming 100')
 
 
-def test_an_exchange_alone_has_its_step(dump):
+def test_exchange_alone_has_a_step(dump):
     source = load_source([dump('b.json', bench_allreduce())])
     assert (source.base.step_s, source.base.num_nodes, source.base.num_units) == (1.0, 2, 2)
-    with pytest.raises(UserError, match='has no step_ms, expected a bench train beside it'):
+    with pytest.raises(UserError, match='step_ms is missing; pass a bench train file as well'):
         load_source([dump('b.json', bench_allreduce(step_ms=None))])
 
 
-def test_of_several_rows_those_of_few_hosts_and_the_asked_for_ranks_count(dump):
+def test_rows_of_few_hosts_and_the_requested_ranks_are_selected(dump):
     rows = [{'num_ranks': 4, 'step_ms': 400.0}, {'num_ranks': 8, 'num_hosts': 2}, {'num_ranks': 1, 'image_size': 32}]
     path = dump('a.json', bench_train(*rows))
     four, one = (load_source([path], per_node=n).base for n in (4, 1))
-    assert (four.num_units, four.exchange_s) == (4, pytest.approx(0.005))  # no more than it takes alone
-    # Other images than ImageNet's have steps only, and so have other networks.
+    assert (four.num_units, four.exchange_s) == (4, pytest.approx(0.005))  # at most the time of the exchange alone
+    # Other image sizes and networks have only a step time.
     assert (one.num_units, one.dataset, one.evaluation_s) == (1, 'images of 32 pixels', None)
     path = dump('a.json', bench_train({'local_batch_size': 32}, {'local_batch_size': 64, 'model': 'vgg16'}))
     sixty_four = load_source([path], local_batch_size=64).base
     assert (sixty_four.global_batch_size, sixty_four.evaluation_s) == (64, None)
-    with pytest.raises(ConfigError, match='2 measurements could be started from: resnet50, float32, synthetic'):
+    with pytest.raises(ConfigError, match='got 2 matching measurements.*found: resnet50, float32, synthetic'):
         load_source([path])
 
 
-def test_there_is_one_thing_to_start_from(dump):
+def test_only_one_source_of_each_kind_is_accepted(dump):
     step, exchange = dump('a.json', bench_train()), dump('b.json', bench_allreduce())
     for words in ([step, step], [exchange, exchange], [step, A100]):
-        with pytest.raises(ConfigError, match='are several things to start from, expected one'):
+        with pytest.raises(ConfigError, match='SOURCE: got .*, expected one run, study, published system or'):
             load_source(words)
     with pytest.raises(ConfigError, match='--system: got x, expected a SOURCE that is a folder'):
         load_source([step], 'x')
@@ -140,7 +141,7 @@ ROW, GRADIENTS = ('tables', 0, 'rows', 0), ('tables', 1, 'rows', 0)
 
 
 def altered(*path, value):
-    """What a bench writes, with another value at a place."""
+    """Return the content of a bench file with another value at a path."""
     content = place = bench_train() if path[:2] == ROW[:2] else bench_allreduce()
     for key in path[:-1]:
         place = place[key]
@@ -148,26 +149,26 @@ def altered(*path, value):
     return content
 
 
-@pytest.mark.parametrize('content, said', [
+@pytest.mark.parametrize('content, message', [
     ('', 'Input data was truncated'), ('[]', 'Expected `object`, got `array`'), ('{"a": ' * 100_000, 'recursion'),
-    ('{"format": "\x1b[2J"}', 'JSON is malformed'), (' ' * 5_000_000, 'is larger than 4194304 bytes'),
-    (bench_allreduce(1, 1), 'no table of an all-reduce over 2 or more ranks'),
+    ('{"format": "\x1b[2J"}', 'JSON is malformed'), (' ' * 5_000_000, 'file is larger than 4194304 bytes'),
+    (bench_allreduce(1, 1), 'no tables of an all-reduce over 2 or more ranks'),
     (altered('format', value='mlperf-rn50 bench data 1'), 'format'), (altered('tables', value=[]), 'tables'),
     (altered('machine', 'gpus', value='A100'), 'gpus'), (altered('machine', 'num_hosts', value=3), 'num_hosts'),
     (altered(*ROW[:3], value=[{}] * 1001), 'rows'), (altered(*ROW, 'model', value='\x9b2J\u202e'), 'model'),
     *((altered(*ROW, 'step_ms', value=v), 'step_ms') for v in (1e308, 0, '300')),
     (altered(*ROW, 'num_hosts', value=2), 'num_hosts'), (altered(*ROW, 'local_batch_size', value=-32), 'local_batch'),
     (altered(*GRADIENTS, 'bytes', value=1e300), 'bytes'), (altered(*GRADIENTS, 'time_ms', value=0), 'time_ms')])
-def test_a_file_that_no_bench_writes_is_one_line_that_names_the_place(dump, content, said):
+def test_invalid_bench_file_is_a_one_line_error_with_the_location(dump, content, message):
     with pytest.raises(UserError) as e:
         load_source([dump('a.json', content)])
     text = str(e.value)
-    assert said in text and '.json: ' in text and text.isprintable() and len(text) < 400
+    assert message in text and '.json: ' in text and text.isprintable() and len(text) < 400
 
 
 @pytest.fixture(scope='module')
 def study(tmp_path_factory):
-    """1 and 2 nodes of two ranks, 64 images a step of each."""
+    """Sets of 1 and 2 nodes of two ranks, with 64 images per rank and step."""
     folder = tmp_path_factory.mktemp('study')
     for nodes in (1, 2):
         write_set(folder / f'{nodes}x2', 2, nodes=nodes, ranks=2 * nodes, batch=128 * nodes, accelerators=False,
@@ -181,7 +182,7 @@ def rows(*words):
     return json.loads(done.stdout)['predictions']
 
 
-def test_the_options_reach_the_prediction(study):
+def test_options_change_the_prediction(study):
     assert [r['global_batch_size'] for r in rows(study, '--layouts', '1x2 1x4')] == [128, 256]
     assert [r['global_batch_size'] for r in rows(study, '--layouts', '1x2 1x4', '--strong')] == [128, 128]
     assert rows(study, '--layouts', '1x2', '--local-batch-size', 8)[0]['global_batch_size'] == 16
@@ -193,7 +194,7 @@ def test_the_options_reach_the_prediction(study):
     assert rows(study, '--layouts', '1x2', '--system', '2x2', '--link-gbit-s', 10)[0]['measured_minutes'] is not None
 
 
-def test_benches_are_predicted_from(dump):
+def test_prediction_from_bench_files(dump):
     [row] = rows(dump('small.json', bench_train({'image_size': 32})), '--layouts', '1x1')
     assert row['minutes'] is None and row['step_s'] == pytest.approx(0.3)
     step = dump('step.json', bench_train({'local_batch_size': 26}, gpus=['A100']))
@@ -201,19 +202,19 @@ def test_benches_are_predicted_from(dump):
     assert row['recipe']['opt_name'] == 'lars' and row['minutes'] > 0 and row['epochs_source']
 
 
-@pytest.mark.parametrize('words, said', [
+@pytest.mark.parametrize('words, message', [
     ([], 'SOURCE, --layouts NxM'), ([A100, '--layouts', '1x' + '9' * 5000], '1x9'),
     ([A100, '--layouts', '999999x9'], '--layouts'), ([A100, '--layouts', '1x8', '--weak', '--strong'], '--strong'),
     ([A100, '--layouts', ' '.join(f'{i}x1' for i in range(1, 1002))], '--layouts: got 1,001, expected at most 1,000'),
     ([A100, '--layouts', '1x8', '--out', ''], '--out'), ([A100, '--layouts', '1x8', '--link-gbit-s', 'nan'], 'nan'),
     (['--validate', '--layouts', '1x2'], '--layouts')])
-def test_a_mistake_is_one_line_and_ends_with_2(words, said):
+def test_invalid_arguments_are_a_one_line_error_with_exit_code_2(words, message):
     done = call('predict', *words)
-    assert (done.returncode, done.stdout) == (2, '') and said in done.stderr
+    assert (done.returncode, done.stdout) == (2, '') and message in done.stderr
     assert done.stderr.startswith('mlperf-rn50: ') and done.stderr.count('\n') == 1 and len(done.stderr) < 400
 
 
-def test_the_exit_code_tells_whether_anything_is_predicted_and_the_files_have_it_all(study, tmp_path):
+def test_exit_code_depends_on_predicted_minutes_and_files_are_complete(study, tmp_path):
     done = call('predict', study, '--layouts', '2x2', '--out', tmp_path, '--format', 'markdown')
     assert done.returncode == 1 and done.stderr == f'mlperf-rn50: wrote {tmp_path}\n'
     assert (tmp_path / 'prediction.md').read_text() == done.stdout
@@ -223,5 +224,5 @@ def test_the_exit_code_tells_whether_anything_is_predicted_and_the_files_have_it
 
 
 @pytest.mark.parametrize('command, text', SHOWN, ids=[c[:40] for c, _ in SHOWN])
-def test_the_page_shows_what_the_command_prints(command, text):
-    assert call(*shlex.split(command)).stdout.rstrip() == text, f'copy what mlperf-rn50 {command} prints'
+def test_page_shows_the_output_of_the_command(command, text):
+    assert call(*shlex.split(command)).stdout.rstrip() == text, f'copy the output of mlperf-rn50 {command}'

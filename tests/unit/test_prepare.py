@@ -1,4 +1,4 @@
-"""From images to RecordIO: every source, interruptions, and damage."""
+"""Preparation of data as RecordIO: every source, interruptions, and damage."""
 import gzip
 import hashlib
 import io
@@ -11,16 +11,16 @@ from helpers import call
 from PIL import Image
 
 from mlperf_rn50.cli.prepare import make_parser
-from mlperf_rn50.data import prepare as packing
-from mlperf_rn50.data import samples
-from mlperf_rn50.data.cifar10 import cifar10
+from mlperf_rn50.data.prepare import command as packing
+from mlperf_rn50.data.prepare import samples
+from mlperf_rn50.data.prepare.cifar10 import cifar10
 from mlperf_rn50.data.records import RecordFile, load_manifest
 from mlperf_rn50.data.verify import dump_manifest, verify
 from mlperf_rn50.errors import DataError
 
 
 def picture(seed) -> bytes:
-    """A JPEG of 40 by 30 pixels."""
+    """Return a JPEG of 40 by 30 pixels."""
     buffer = io.BytesIO()
     Image.fromarray(np.random.default_rng(seed).integers(0, 255, (30, 40, 3), np.uint8)).save(buffer, 'JPEG')
     return buffer.getvalue()
@@ -31,7 +31,7 @@ def prepare(*arguments) -> int:
 
 
 def contents(folder, split):
-    """(label, bytes) of every record."""
+    """Return (label, bytes) of every record."""
     records = RecordFile(folder / f'{split}.rec')
     return [(r.label, r.image.tobytes()) for r in map(records.read, range(len(records)))]
 
@@ -58,22 +58,22 @@ def test_digits_are_a_fixed_stratified_split():
     assert (len(data.train), len(data.validation)) == (1437, 360)
     counts = np.bincount([s.label for s in data.validation])
     assert counts.min() >= 35 and counts.max() <= 37
-    assert len({s.data for s in data.train} & {s.data for s in data.validation}) <= 2  # the set holds equal images
+    assert len({s.data for s in data.train} & {s.data for s in data.validation}) <= 2  # the set contains duplicates
 
 
 def test_folder_keeps_the_bytes_and_numbers_classes_by_name(pictures, tmp_path):
-    done = call('prepare', 'folder', '--source', pictures, '--out', tmp_path / 'out', '--name', 'mine')
-    assert done.returncode == 0 and 'train.rec: 6 images of mine' in done.stdout
+    done = call('prepare', 'folder', '--source', pictures, '--out', tmp_path / 'out', '--name', 'flowers')
+    assert done.returncode == 0 and 'train.rec: 6 images of flowers' in done.stdout
     assert '\r' not in done.stderr  # no progress bar without a terminal
     expected = [(label, picture(100 * label + i)) for label in range(2) for i in range(3)]
     assert contents(tmp_path / 'out', 'train') == expected
     manifest = load_manifest(tmp_path / 'out')
-    assert (manifest['dataset'], manifest['classes']) == ('mine', ['n01', 'n02'])
+    assert (manifest['dataset'], manifest['classes']) == ('flowers', ['n01', 'n02'])
     assert manifest['splits']['train']['rec_sha256'] == hashlib.sha256(
         (tmp_path / 'out/train.rec').read_bytes()).hexdigest()
 
 
-def test_a_second_time_only_missing_and_damaged_indexes_are_made(pictures, tmp_path, capsys):
+def test_second_preparation_makes_only_missing_and_damaged_indexes(pictures, tmp_path, capsys):
     out = tmp_path / 'out'
     arguments = ('folder', '--source', pictures, '--out', out)
     assert prepare(*arguments) == 0
@@ -86,18 +86,18 @@ def test_a_second_time_only_missing_and_damaged_indexes_are_made(pictures, tmp_p
     (out / 'train.index.npy').write_bytes(b'damaged')
     assert contents(out, 'validation') == images  # from the .idx
 
-    for said in ('; added train.index.npy, validation.index.npy, the images are as they were\n', '\n'):
+    for suffix in ('; added train.index.npy, validation.index.npy, images unchanged\n', '\n'):
         capsys.readouterr()
         assert prepare(*arguments) == 0
-        assert capsys.readouterr().out == f'{out}: folder is already prepared{said}'
+        assert capsys.readouterr().out == f'{out}: folder is already prepared{suffix}'
         assert load_manifest(out) == whole and verify(out, 1)[1] == []
         assert {p: p.stat().st_mtime_ns for p in out.glob('*.rec')} == times
-    with pytest.raises(DataError, match='holds folder, not digits; choose another folder'):
+    with pytest.raises(DataError, match='contains folder, expected digits; choose another folder'):
         prepare('digits', '--out', out)
 
 
 @pytest.mark.parametrize('other, num_written', [((), 6), (('--resize-shorter', 20), 8)])
-def test_an_interrupted_preparation_goes_on_unless_it_is_another(pictures, tmp_path, monkeypatch, other, num_written):
+def test_interrupted_preparation_resumes_unless_options_changed(pictures, tmp_path, monkeypatch, other, num_written):
     arguments = ('folder', '--source', pictures, '--out', tmp_path / 'out', '--workers', '1')
     monkeypatch.setattr(packing, 'PART_SIZE', 2)
     written, write_part = [], packing.write_part
@@ -128,11 +128,11 @@ def test_parallel_workers_write_the_same_file(pictures, tmp_path, monkeypatch):
         assert (tmp_path / '1' / name).read_bytes() == (tmp_path / '2' / name).read_bytes()
 
 
-def test_damaged_images_are_listed_and_stop_it_unless_skipped(pictures, tmp_path):
+def test_damaged_images_are_listed_and_refused_unless_skipped(pictures, tmp_path):
     victim = pictures / 'train/n02/n02_1.JPEG'
     victim.write_bytes(victim.read_bytes()[:-200])
     arguments = ('folder', '--source', pictures, '--out', tmp_path / 'out')
-    with pytest.raises(DataError, match=r'1 images cannot be decoded: train/n02/n02_1.JPEG .*--skip-corrupt'):
+    with pytest.raises(DataError, match=r'1 image cannot be decoded: train/n02/n02_1.JPEG .*--skip-corrupt'):
         prepare(*arguments)
     assert 'train/n02/n02_1.JPEG' in (tmp_path / 'out/damaged.txt').read_text()
     assert prepare(*arguments, '--skip-corrupt') == 0
@@ -173,11 +173,11 @@ def test_imagenet_from_tars(imagenet_tars, tmp_path):
 
 
 @pytest.mark.parametrize('text, message', [
-    ('1\n2\n3\n', 'got .1., expected a synset such as n01 .class numbers of the development kit follow another order'),
+    ('1\n2\n3\n', 'got .1., expected a synset such as n01 .the class numbers of the development kit'),
     ('n01\nn02\n', 'got 2 lines, expected 3'),
     ('ILSVRC2012_val_00000001.JPEG n01\nILSVRC2012_val_00000002.JPEG n02\nx n03\n', "got 'no line'"),
 ])
-def test_a_wrong_ground_truth_is_refused(imagenet_tars, tmp_path, text, message):
+def test_wrong_ground_truth_is_refused(imagenet_tars, tmp_path, text, message):
     (imagenet_tars / 'truth.txt').write_text(text)
     with pytest.raises(DataError, match=message):
         prepare('imagenet', '--source', imagenet_tars, '--out', tmp_path / 'out', '--allow-partial',
@@ -191,7 +191,7 @@ def test_imagenet_from_folders_or_a_missing_source(pictures, tmp_path):
         prepare('imagenet', '--source', tmp_path, '--out', tmp_path / 'none')
 
 
-# --- CIFAR-10 in its two forms -------------------------------------------------------------------
+# --- CIFAR-10 in both forms -------------------------------------------------------------------
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (6, 4, 32, 32, 3), dtype=np.uint8)  # six files of four images
 LABELS = np.random.default_rng(1).integers(0, 10, (6, 4))
@@ -224,7 +224,7 @@ def test_cifar10_in_every_form(tmp_path, form, is_archive):
     np.testing.assert_array_equal(decoded, PIXELS.reshape(-1, 32, 32, 3))
 
 
-def test_a_missing_batch_is_named(tmp_path):
+def test_missing_batch_is_named(tmp_path):
     files = as_binary()
     del files['data_batch_4.bin']
     write_files(tmp_path, files)
@@ -232,7 +232,7 @@ def test_a_missing_batch_is_named(tmp_path):
         cifar10(tmp_path)
 
 
-def test_a_damaged_part_is_named(tmp_path):
+def test_damaged_part_is_named(tmp_path):
     (tmp_path / 'train_00000.json').write_text('[1]')
-    with pytest.raises(DataError, match=rf'train_00000.json: damaged, .*; remove {tmp_path} and run it again'):
-        packing._damaged([tmp_path / 'train_00000'])
+    with pytest.raises(DataError, match=rf'train_00000.json: damaged; remove {tmp_path} and run prepare again'):
+        packing._damaged_images([tmp_path / 'train_00000'])

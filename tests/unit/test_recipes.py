@@ -1,4 +1,4 @@
-"""Published recipes: which is chosen at a batch, what lies between two, and how a configuration differs from them."""
+"""Published recipes: choice by batch, interpolation, and deviations of a configuration."""
 import json
 import os
 from dataclasses import replace
@@ -9,13 +9,7 @@ import yaml
 from helpers import ROOT, call
 
 import mlperf_rn50
-from mlperf_rn50.cli._parsers import config_parser
-from mlperf_rn50.data.prepare import _JPEG_QUALITY
-from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.options import resolve_config
-from mlperf_rn50.study.known import load_published
-from mlperf_rn50.study.recipe_differences import find_deviations
-from mlperf_rn50.study.recipes import (
+from mlperf_rn50.analysis.recipe.choose import (
     choose_recipe,
     families,
     fold,
@@ -23,15 +17,21 @@ from mlperf_rn50.study.recipes import (
     interpolate,
     make_config,
     reached_epoch,
-    render_config,
 )
+from mlperf_rn50.analysis.recipe.differences import find_deviations
+from mlperf_rn50.analysis.recipe.tables import render_config
+from mlperf_rn50.analysis.sets.run_set import load_published
+from mlperf_rn50.cli.parsers import config_parser
+from mlperf_rn50.data.prepare.command import _JPEG_QUALITY
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.options import resolve_config
 
-PARSER = config_parser('train', None, '')
+PARSER = config_parser('train')
 SETS = {s.name: s for s in load_published()}
 GOOD = SETS['gx_V100x8_fjmxnet']
 HIGH = {'schedule': {'base_lr': 99.0}}
-CONVERGED = 'like batch that reached 75.9 %'
-# A DGX-1's learning rate of v0.5 with another schedule, as somebody trained on two nodes of four.
+CONVERGED = 'similar batch that reached 75.9 %'
+# The learning rate of a v0.5 DGX-1 with another schedule, on two nodes of four accelerators.
 CASE = {'run': {'num_nodes': 2, 'ranks_per_node': 4}, 'optimizer': {'name': 'sgd'},
         'schedule': {'base_lr': 0.6, 'warmup_epochs': 5, 'decay': 'poly', 'decay_epochs': 100},
         'data': {'decoder': 'mixed'}, 'model': {'layout': 'NHWC'},
@@ -45,12 +45,12 @@ def config_of(folder: Path, tree) -> Path:
 
 
 def changed(**sections):
-    """The configuration of a published recipe, DGX-1's of v0.6, with other values."""
+    """Return the configuration of the DGX-1 recipe of v0.6 with other values."""
     published = make_config(choose_recipe(1664, sets=[s for s in load_published() if s.round == 'v0.6']))
     return replace(published, **{name: replace(getattr(published, name), **keys) for name, keys in sections.items()})
 
 
-def test_equal_recipes_are_one_with_all_their_systems():
+def test_equal_recipes_are_folded_with_all_their_systems():
     recipes = fold(load_published())
     assert sum(len(p.sets) for p in recipes) == 38 and len({(p.recipe, p.generation) for p in recipes}) == len(recipes)
     assert len(recipes) <= 26  # each has a letter in tables
@@ -60,74 +60,74 @@ def test_equal_recipes_are_one_with_all_their_systems():
     assert {generation_of(s) for s in most.sets} == {'v0.7 and later'}
 
 
-def test_a_lower_target_counts_where_each_run_reached_it():
+def test_lower_target_counts_epochs_until_each_run_reached_it():
     run = SETS['dgx1_ngc19.05_mxnet'].runs[0]
     assert reached_epoch(run, 0.759) == run.epochs == 60 and reached_epoch(run, 0.99) is None
     low, high = (fold([SETS['dgx1_ngc19.05_mxnet']], target=t)[0] for t in (0.749, None))
     assert low.epochs == (52, 52, 56, 56, 56) and high.epochs == (56, 60, 60, 60, 60)
-    old = [SETS['dgx1_ngc18.11_mxnet']]  # its runs ended above 75 %, and were made for 74.9 %
+    old = [SETS['dgx1_ngc18.11_mxnet']]  # runs with target 74.9 % that ended above 75 %
     assert fold(old, target=0.75) == [] != fold(old, target=0.749)
     aborted = [SETS['nf5488a5_mxnet']]
     assert [len(fold(aborted, target=t)[0].epochs) for t in (0.759, 0.749)] == [4, 5]
 
 
-@pytest.mark.parametrize('batch, opt_name, target, lr, epochs, at', [
+@pytest.mark.parametrize('batch, opt_name, target, lr, epochs, source_batch', [
     (1664, None, None, 7.4, 35, 1664), (1664, None, 0.749, 7.4, 31, 1664), (1664, 'sgd', None, 0.6, 63, 1664),
     (3328, 'lars', None, 10.5, 35, 3264),  # 59 of 60 runs 2 % below, rather than 60 epochs of an older round
-    (4096, 'lars', None, 11.7, 35, 4080)])  # near by, as the logs of the very batch tell no end of the schedule
-def test_what_is_published_at_a_batch_is_chosen(batch, opt_name, target, lr, epochs, at):
+    (4096, 'lars', None, 11.7, 35, 4080)])  # nearby; logs at this batch lack the end of the schedule
+def test_published_recipe_of_a_batch_is_chosen(batch, opt_name, target, lr, epochs, source_batch):
     choice = choose_recipe(batch, opt_name, target)
     assert choice.kind == 'known' and choice.recipe.base_lr == lr and round(choice.epochs) == epochs
-    assert choice.sources[0].recipe.global_batch_size == at and choice.recipe.global_batch_size == batch
+    assert choice.sources[0].recipe.global_batch_size == source_batch and choice.recipe.global_batch_size == batch
     assert choice.recipe.target_accuracy == choice.target == (target or choice.sources[0].recipe.target_accuracy)
 
 
 def altered(base_lr, epochs=35, batch=1664, failed=0):
-    """A published set with another learning rate and other epochs; some of its five runs do not reach the target."""
+    """Return a published set with other learning rate and epochs; `failed` of its five runs miss the target."""
     runs = tuple(replace(r, curve=((epochs, 0.5 if k < failed else 0.76),)) for k, r in enumerate(GOOD.runs))
     return replace(GOOD, recipe=replace(GOOD.recipe, base_lr=base_lr, global_batch_size=batch), runs=runs)
 
 
 @pytest.mark.parametrize('batch, sets, base_lr', [
-    (1664, [altered(9.0, failed=1), altered(8.0, batch=1632)], 8.0),  # a reliable recipe of a batch near by comes first
-    (1664, [altered(7.4), altered(8.0, batch=1632)], 7.4),  # of reliable ones the very batch
-    (1632, [altered(5.0, batch=1632, failed=1), altered(7.4)], 7.4),  # 4 of 5 at the very batch are too few
+    (1664, [altered(9.0, failed=1), altered(8.0, batch=1632)], 8.0),  # a reliable recipe of a nearby batch comes first
+    (1664, [altered(7.4), altered(8.0, batch=1632)], 7.4),  # of reliable ones the exact batch
+    (1632, [altered(5.0, batch=1632, failed=1), altered(7.4)], 7.4),  # 4 of 5 at the exact batch are too few
     (1664, [altered(5.0, 38), altered(7.4)], 7.4),  # then the shorter one
-    (1664, [altered(5.0, 38), altered(5.0, 38), altered(7.4)], 5.0)])  # but for one that was tried more often
-def test_of_several_at_a_batch_the_reliable_then_the_nearest_then_the_shortest_counts(batch, sets, base_lr):
+    (1664, [altered(5.0, 38), altered(5.0, 38), altered(7.4)], 5.0)])  # unless another one has more runs
+def test_reliable_then_nearest_then_shortest_recipe_is_chosen(batch, sets, base_lr):
     assert choose_recipe(batch, sets=sets).recipe.base_lr == base_lr
 
 
-def test_between_two_batches_the_rate_is_straight_in_logarithms_and_the_epochs_are_on_the_grid():
+def test_interpolated_rate_is_log_linear_and_epochs_are_on_the_grid():
     choice = choose_recipe(2611, 'sgd', 0.749)  # the square root of 1,664 x 4,096
     assert choice.kind == 'between' and choice.recipe.base_lr == pytest.approx((0.6 * 1.8) ** 0.5, rel=0.002)
     assert choice.recipe.warmup_epochs == round(5 + 3 * (2611 - 1664) / (4096 - 1664), 1)
     assert choice.recipe.step_epochs == (30, 60, 80) and choice.epochs_range == (63, 64) and choice.epochs in (63, 64)
-    assert 'between' in choice.said_by and (choice.num_converged, choice.num_runs) == (10, 10)
+    assert 'between' in choice.source_text and (choice.num_converged, choice.num_runs) == (10, 10)
     choice = choose_recipe(10_000, 'lars')
     r = choice.recipe
     assert (r.decay_epochs, r.weight_decay, r.momentum) == (46, 5e-5, 0.9)
     assert (choice.epochs - r.first_eval_epoch) % r.eval_period == 0 and choice.epochs <= r.last_eval_epoch
 
 
-@pytest.mark.parametrize('batch, opt_name, target, sets, said', [
+@pytest.mark.parametrize('batch, opt_name, target, sets, message', [
     (256, None, None, None, 'lars of v0.6 1,664 to 59,904'),
     (1_000_000, 'lars', 0.759, None, 'got 1,000,000 (lars, 75.9 %)'), (1664, None, 0.8, None, 'there are none'),
-    (4096, None, None, [SETS['1-node-8s-cpx-2-mxnet']], 'there are none')])  # its logs tell no end of the schedule
-def test_outside_of_what_is_known_there_is_none(batch, opt_name, target, sets, said):
+    (4096, None, None, [SETS['1-node-8s-cpx-2-mxnet']], 'there are none')])  # its logs lack the end of the schedule
+def test_batch_outside_the_published_range_is_refused(batch, opt_name, target, sets, message):
     with pytest.raises(ConfigError, match=r'--global-batch-size: got [\d,]+ .*expected a batch') as e:
         choose_recipe(batch, opt_name, target, sets)
-    assert said in str(e.value)
+    assert message in str(e.value)
 
 
-def test_the_errors_of_the_interpolation_are_those_of_the_documentation():
-    """Each published recipe beside what its neighbours give for its batch, both of its optimizer and generation."""
+def test_interpolation_errors_match_the_documentation():
+    """Compare each published recipe with the one interpolated between its neighbours of the same family."""
     page, pairs = (ROOT / 'docs/recipes.md').read_text(), []
     for family in families([p for p in fold(load_published()) if p.is_whole]):
         sizes = sorted({p.recipe.global_batch_size for p in family})
         for batches in zip(sizes, sizes[1:], sizes[2:]):
-            low, own, high = ([p for p in family if p.recipe.global_batch_size == b] for b in batches)
-            pairs += [(p, interpolate(low[0], high[0], batches[1])) for p in own]
+            low, published, high = ([p for p in family if p.recipe.global_batch_size == b] for b in batches)
+            pairs += [(p, interpolate(low[0], high[0], batches[1])) for p in published]
     rows = [f'| {p.generation} {p.recipe.opt_name} | {p.recipe.global_batch_size:,} | {p.recipe.base_lr:g} '
             f'| {c.recipe.base_lr:g} | {p.recipe.warmup_epochs:g} | {c.recipe.warmup_epochs:g} '
             f'| {p.mean_epochs:.3g} | {c.epochs:.3g} |' for p, c in pairs]
@@ -136,14 +136,14 @@ def test_the_errors_of_the_interpolation_are_those_of_the_documentation():
 
 @pytest.mark.parametrize('name, batch, opt_name, target', [
     ('dgx1_v05', 1664, 'sgd', 0.749), ('dgxa100_v07', 3264, 'sgd', 0.759)])
-def test_it_is_the_configuration_that_is_kept_for_the_system(name, batch, opt_name, target):
+def test_recipe_matches_the_stored_configuration_of_the_system(name, batch, opt_name, target):
     kept = resolve_config(ROOT / f'launch/configs/{name}.yaml', [], PARSER)
     written = make_config(choose_recipe(batch, opt_name, target), kept.run.num_nodes, kept.run.ranks_per_node)
     assert written.schedule == kept.schedule and written.optimizer == kept.optimizer and written.model == kept.model
-    # How fast data comes is of the system, not of the recipe.
-    own = {key: getattr(written.data, key) for key in ('prefetch_depth', 'device_memory_padding_mib',
-                                                       'host_memory_padding_mib')}
-    assert written.data == replace(kept.data, **own)
+    # Options of data throughput belong to the system, not to the recipe.
+    system_keys = {key: getattr(written.data, key) for key in ('prefetch_depth', 'device_memory_padding_mib',
+                                                               'host_memory_padding_mib')}
+    assert written.data == replace(kept.data, **system_keys)
     assert written.train == replace(kept.train, local_batch_size=None, global_batch_size=batch,
                                     eval_offset=written.train.eval_offset)
 
@@ -155,33 +155,33 @@ def test_it_is_the_configuration_that_is_kept_for_the_system(name, batch, opt_na
     ({'schedule': {'decay': 'cosine'}}, ['schedule.decay: got cosine (72 epochs)', 'poly (37 epochs) at', CONVERGED]),
     ({'train': {'global_batch_size': 3264}},
      ['schedule.base_lr: got 5 at batch 3,264', '10.5 at 3,264', '11.7 at 4,080', CONVERGED]),
-    ({'schedule': {'warmup_epochs': 2.0}},  # a mixture
-     ['never all of them together', 'of v0.6, differ in schedule.warmup_epochs 2, not 5 at 1,664']),
-    ({'train': {'global_batch_size': 12_000}}, ['the nearest: 6,144 and 33,280', 'compared with nothing']),
-    ({}, None), ({'train': {'global_batch_size': 1536}, 'schedule': {'base_lr': 4.62}}, None),  # as the batch
+    ({'schedule': {'warmup_epochs': 2.0}},  # a mixture of recipes
+     ['never published', '(v0.6) differ in schedule.warmup_epochs (got 2, published 5 at 1,664)']),
+    ({'train': {'global_batch_size': 12_000}}, ['nearest: 6,144 and 33,280', 'recipe is not compared']),
+    ({}, None), ({'train': {'global_batch_size': 1536}, 'schedule': {'base_lr': 4.62}}, None),  # scaled with the batch
     ({'data': {'dataset': 'digits'}, **HIGH}, None), ({'data': {'num_train': 1000}, **HIGH}, None),
     ({'data': {'synthetic': True}, **HIGH}, None), ({'model': {'name': 'resnet18'}, **HIGH}, None)])
-def test_what_no_set_of_like_batch_had_is_a_line_with_both_values(sections, texts):
-    """Nothing is said of published values, and of what is not ResNet-50 on ImageNet."""
+def test_deviation_is_one_line_with_both_values(sections, texts):
+    """Published values, and anything but ResNet-50 on ImageNet, have no deviation."""
     lines = find_deviations(changed(**sections), None)
     assert len(lines) == bool(texts) and all(text in lines[0] for text in texts or ())
 
 
-def test_the_manifest_of_the_data_says_how_the_images_are_stored(tmp_path):
+def test_manifest_describes_the_stored_images(tmp_path):
     manifest = tmp_path / 'manifest.json'
     path = config_of(tmp_path, {**CASE, 'data': {'dir': str(tmp_path)}})
-    smaller = f'to 256 pixels of the shorter side, as JPEG of quality {_JPEG_QUALITY}'
-    for content, said in (('{"resize_shorter": null}', 'byte for byte'), ('{"resize_shorter": 256}', smaller),
-                          ('[]', 'is no manifest'), ('{"resize_shorter": "\\u001b[31mred"}', '?[31mred')):
+    smaller = f'to 256 pixels on the shorter side, as JPEG of quality {_JPEG_QUALITY}'
+    for content, message in (('{"resize_shorter": null}', 'byte for byte'), ('{"resize_shorter": 256}', smaller),
+                             ('[]', 'is no manifest'), ('{"resize_shorter": "\\u001b[31mred"}', '?[31mred')):
         manifest.write_text(content)
         out = call('recipe', '--compare', path).stdout
-        assert said in out and '\x1b' not in out
+        assert message in out and '\x1b' not in out
     manifest.unlink()
-    os.mkfifo(manifest)  # is not waited for
+    os.mkfifo(manifest)  # must not block
     assert 'is no manifest of prepare' in call('recipe', '--compare', path).stdout
 
 
-def test_the_command_writes_a_file_that_a_dry_run_takes(tmp_path):
+def test_command_writes_a_file_that_a_dry_run_accepts(tmp_path):
     out = tmp_path / 'f.yaml'
     done = call('recipe', '--global-batch-size', 1664, '--nodes', 2, '--ranks-per-node', 4, '--out', out)
     assert done.returncode == 0, done.stderr
@@ -197,30 +197,30 @@ def test_the_command_writes_a_file_that_a_dry_run_takes(tmp_path):
     assert found['choice']['kind'] == 'known' and found['is_at_batch'] and found['comparison'] is None
     assert found['choice']['recipe']['base_lr'] == 7.4 and len(found['choice']['sources'][0]['systems']) > 1
     again = call('recipe', '--global-batch-size', 3264, '--out', out)
-    assert again.returncode == 2 and 'is there already' in again.stderr and out.read_text() == text
+    assert again.returncode == 2 and 'exists already' in again.stderr and out.read_text() == text
     assert [p.name for p in tmp_path.iterdir()] == ['f.yaml']
 
 
-@pytest.mark.parametrize('words, text, said', [
+@pytest.mark.parametrize('words, text, message', [
     ([], '', '--global-batch-size'), (['--global-batch-size', 100], '', '100'),
     (['--global-batch-size', 1664, '--nodes', 2], '', '--ranks-per-node'),
     (['--global-batch-size', 1664, '--nodes', 3, '--ranks-per-node', 3], '', 'a multiple of 9, such as 1665'),
     (['--global-batch-size', 1664, '--out', '/nonexistent/f.yaml'], '', '/nonexistent/f.yaml'),
     (['--out', 'x'], '{}', '--out'),
     (['--global-batch-size', 5], 'train: {global_batch_size: 1664}', '--global-batch-size: got 5'),
-    ([], 'train: {local_batch_size: 208}', 'give --nodes and --ranks-per-node'),  # of an unknown number of ranks
+    ([], 'train: {local_batch_size: 208}', 'give --nodes and --ranks-per-node'),  # unknown number of ranks
     ([], 'schedule: {warmup_epochs: null}', 'schedule.warmup_epochs: got null'),
     ([], 'run: {num_nodes: ' + '9' * 400 + '}', 'run.num_nodes: got a number of 400 digits, expected at most 18')])
-def test_mistakes_are_one_line(tmp_path, words, text, said):
-    """A text is that of a configuration to compare with."""
+def test_invalid_arguments_are_a_one_line_error(tmp_path, words, text, message):
+    """`text` is the configuration to compare with."""
     path = tmp_path / 'c.yaml'
     path.write_text(text)
     done = call('recipe', *words, *(['--compare', path] if text else []))
     assert (done.returncode, done.stdout) == (2, '') and done.stderr.count('\n') == 1
-    assert said in done.stderr
+    assert message in done.stderr
 
 
-def test_the_command_compares_and_train_warns_of_the_same(tmp_path):
+def test_command_reports_the_same_deviation_as_train(tmp_path):
     path = config_of(tmp_path, CASE)
     found = json.loads(call('recipe', '--compare', path, '--format', 'json').stdout)
     assert found['choice'] is None and len(found['deviations']) == 1 and found['version'] == mlperf_rn50.__version__
@@ -231,8 +231,8 @@ def test_the_command_compares_and_train_warns_of_the_same(tmp_path):
     for row in ('schedule.base_lr 0.6 0.6', 'schedule.warmup_epochs 5 5†', 'schedule.decay poly * step†',
                 'schedule.step_epochs - 30 60 80†', 'optimizer.decay_bn_and_bias false ?', 'data.min_area 0.05 0.05†'):
         assert any(line.startswith(row) for line in lines), row
-    own = json.loads(call('recipe', '--compare', ROOT / 'launch/configs/dgx1_v05.yaml', '--format', 'json').stdout)
-    assert not any(row['is_alone'] for row in own['comparison'] if row['key'].startswith('schedule'))  # also of steps
+    dgx1 = json.loads(call('recipe', '--compare', ROOT / 'launch/configs/dgx1_v05.yaml', '--format', 'json').stdout)
+    assert not any(row['is_alone'] for row in dgx1['comparison'] if row['key'].startswith('schedule'))  # also steps
     warning = call('train', '--config', path, '--dry-run').stdout.splitlines()[-1]
     assert warning == f'warning: {found["deviations"][0]}'
     assert warning.startswith('warning: schedule.decay: got poly (100 epochs)') and 'step (30 60 80 epochs)' in warning
@@ -241,5 +241,5 @@ def test_the_command_compares_and_train_warns_of_the_same(tmp_path):
 @pytest.mark.parametrize('config', [
     make_config(choose_recipe(b, 'lars', 0.759)) for b in (1750, 2500, 3500, 5000)] + [
     make_config(choose_recipe(p.recipe.global_batch_size, sets=p.sets)) for p in fold(load_published()) if p.is_whole])
-def test_published_recipes_and_those_between_are_without_a_deviation(config):
+def test_published_and_interpolated_recipes_have_no_deviation(config):
     assert find_deviations(config, None) == []

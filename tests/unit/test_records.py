@@ -1,4 +1,4 @@
-"""Reading RecordIO: as MXNet writes it, and damaged."""
+"""RecordIO files: reading intact and damaged ones."""
 import json
 import os
 from dataclasses import replace
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numbered import make_config, ramp
 
-from mlperf_rn50.config import DataConfig
-from mlperf_rn50.data.prepare import add_indexes, is_prepared
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.prepare.command import add_indexes, is_prepared
 from mlperf_rn50.data.records import MAGIC, RecordFile, class_names, index_path, load_manifest, open_split, parse_index
 from mlperf_rn50.errors import DataError
 
@@ -30,7 +30,7 @@ def read_all(path: Path):
     return [records.read(i) for i in range(len(records))]
 
 
-def test_a_payload_with_the_magic_number_is_put_together_and_of_several_labels_the_first_counts(tmp_path):
+def test_split_payload_is_joined_and_the_first_of_several_labels_counts(tmp_path):
     payload = b'abcd' + MAGIC + b'efgh' + MAGIC + b'ij'
     path = write(tmp_path, [b'x', payload, b'y'], labels=[0, 1, np.array([7.0, 1.0, 2.0])])
     assert path.read_bytes().count(MAGIC) > 3  # written in parts
@@ -38,14 +38,14 @@ def test_a_payload_with_the_magic_number_is_put_together_and_of_several_labels_t
 
 
 @pytest.mark.parametrize('damage, message', [
-    (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-8]), 'not a RecordIO record|cut off|do not fit'),
+    (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-8]), 'not a RecordIO record|truncated|do not match'),
     (lambda rec, idx: rec.write_bytes(b'\0' * rec.stat().st_size), 'not a RecordIO record'),
-    (lambda rec, idx: idx.write_text('0\t0\n1\t7\n2\t80\n'), 'not a RecordIO record|cut off'),
-    (lambda rec, idx: idx.write_text('0\t0\n1\t999999\n'), 'do not fit'),
+    (lambda rec, idx: idx.write_text('0\t0\n1\t7\n2\t80\n'), 'not a RecordIO record|truncated'),
+    (lambda rec, idx: idx.write_text('0\t0\n1\t999999\n'), 'do not match'),
     (lambda rec, idx: idx.write_text('0\t0\n1\n'), 'two per image'),
     (lambda rec, idx: idx.unlink(), 'make it with'),
     (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:8] + b'\xff' * 4 + rec.read_bytes()[12:]),
-     'its header says 4294967295 labels'),
+     'got a header of 4294967295 labels'),
 ])
 def test_damage_is_named(tmp_path, damage, message):
     path = write(tmp_path, [b'a' * 40, b'b' * 40, b'c' * 40])
@@ -55,13 +55,13 @@ def test_damage_is_named(tmp_path, damage, message):
 
 
 @pytest.mark.parametrize('name', ['train.rec', 'train.idx', 'train.index.npy', 'manifest.json'])
-def test_a_named_pipe_in_place_of_a_file_is_refused(tmp_path, name):
+def test_named_pipe_in_place_of_a_file_is_refused(tmp_path, name):
     data = make_config(tmp_path, ramp(2)).data
     if name == 'train.idx':
         (tmp_path / 'train.index.npy').unlink()
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
-    with pytest.raises(DataError, match=rf'^\S+/{name}: .*it is a named pipe, not a file.*; \S+ [^\n]*$'):
+    with pytest.raises(DataError, match=rf'^\S+/{name}: .*got a named pipe, expected a file.*; \S+ [^\n]*$'):
         open_split(data, 'train')
 
 
@@ -70,7 +70,7 @@ def write_index(path: Path) -> Path:
     return index_path(path)
 
 
-def test_a_mapped_index_gives_the_same_records_without_the_other(tmp_path):
+def test_mapped_index_gives_the_same_records_without_the_text_index(tmp_path):
     payloads = [bytes([i]) * (7 * i + 1) for i in range(9)]
     path = write(tmp_path, payloads)
     expected = [(payload, i, 100 + i) for i, payload in enumerate(payloads)]
@@ -98,16 +98,16 @@ def changed(index, value):
 @pytest.mark.parametrize('damage, message', [
     (lambda p: p.write_bytes(b''), 'not an index .*mlperf-rn50 prepare'),
     (lambda p: p.write_bytes(p.read_bytes().replace(b'(2, 3)', b'(2, ((')), 'not an index'),
-    (lambda p: np.save(p, np.load(p).astype(np.int32)), 'does not fit its .rec of'),
-    (lambda p: np.save(p, np.load(p)[:1]), 'does not fit'),
-    (changed((0, 0), 4), 'does not fit'),
-    (changed((1, 2), 4), 'does not fit'),
-    (changed((0, 1), -4), r'record 1: its index says \d+ bytes from -4 on, the file has \d+; prepare'),
-    (changed((1, 1), 1 << 62), 'its index says'),
-    (changed((0, 1), 4), 'not a RecordIO record|cut off'),
-    (changed((1, 1), 3), 'cut off'),
+    (lambda p: np.save(p, np.load(p).astype(np.int32)), 'does not match its .rec of'),
+    (lambda p: np.save(p, np.load(p)[:1]), 'does not match'),
+    (changed((0, 0), 4), 'does not match'),
+    (changed((1, 2), 4), 'does not match'),
+    (changed((0, 1), -4), r'record 1: got an index entry of \d+ bytes at -4, expected it within'),
+    (changed((1, 1), 1 << 62), 'got an index entry'),
+    (changed((0, 1), 4), 'not a RecordIO record|truncated'),
+    (changed((1, 1), 3), 'truncated'),
 ])
-def test_a_damaged_index_is_named_in_one_line(tmp_path, damage, message):
+def test_damaged_index_is_a_one_line_error(tmp_path, damage, message):
     path = write(tmp_path, [b'a' * 40, b'b' * 40, b'c' * 40])
     damage(write_index(path))
     with pytest.raises(DataError, match=message) as e:
@@ -115,7 +115,7 @@ def test_a_damaged_index_is_named_in_one_line(tmp_path, damage, message):
     assert '\n' not in str(e.value)
 
 
-def test_an_index_with_any_byte_changed_is_right_or_named(tmp_path):
+def test_index_with_any_byte_changed_is_read_or_refused(tmp_path):
     payloads = [b'a' * 40, b'b' * 400, b'c' * 4000]
     path = write(tmp_path, payloads)
     whole = write_index(path).read_bytes()
@@ -132,16 +132,16 @@ def test_an_index_with_any_byte_changed_is_right_or_named(tmp_path):
 def test_manifest_and_configuration_must_agree(tmp_path):
     data = make_config(tmp_path, ramp(5), num_val=3).data
     assert (len(open_split(data, 'train')), len(open_split(data, 'validation'))) == (5, 3)
-    with pytest.raises(DataError, match='says 5, the configuration 4; set data.num_train'):
+    with pytest.raises(DataError, match='got 4, expected 5 from .*; set data.num_train'):
         open_split(replace(data, num_train=4), 'train')
-    with pytest.raises(DataError, match='says numbered, the configuration imagenet'):
+    with pytest.raises(DataError, match='got imagenet, expected numbered from'):
         open_split(replace(data, dataset='imagenet'), 'train')
-    with pytest.raises(DataError, match='no such file; make the data with: mlperf-rn50 prepare'):
+    with pytest.raises(DataError, match='no such file; create the data with: mlperf-rn50 prepare'):
         open_split(replace(data, dir=str(tmp_path / 'none')), 'train')
 
 
 @pytest.mark.parametrize('label', [-float('inf'), 1.5])
-def test_a_label_that_is_no_whole_number_is_named(tmp_path, label):
+def test_label_that_is_no_whole_number_is_named(tmp_path, label):
     with pytest.raises(DataError, match=rf'train.rec, record 1: got the label {label}, expected a whole'):
         read_all(write(tmp_path, [b'a', b'b'], labels=[0, label]))
 
@@ -150,24 +150,24 @@ GOOD = {'format': 1, 'dataset': 'd', 'classes': ['a', 'b'],
         'splits': {name: {'num_images': 1, 'rec_bytes': 1} for name in ('train', 'validation')}}
 
 
-def test_classes_have_their_names_or_numbers(tmp_path):
+def test_classes_have_names_or_numbers(tmp_path):
     data = DataConfig(dir=str(tmp_path), num_classes=2)
     assert class_names(data) == ['0', '1']
     (tmp_path / 'manifest.json').write_text(json.dumps(GOOD))
     assert class_names(data) == ['a', 'b']
     assert class_names(replace(data, synthetic=True)) == ['0', '1']
-    with pytest.raises(DataError, match='says 2, the configuration 3; set data.num_classes or data.dir'):
+    with pytest.raises(DataError, match='got 3, expected 2 from .*; set data.num_classes or data.dir'):
         class_names(replace(data, num_classes=3))
 
 
-@pytest.mark.parametrize('content, said', [
+@pytest.mark.parametrize('content, message', [
     ('[' * 100_000, 'nested too deeply'), ('[]', 'Expected `object`'), ({'format': 2}, '2 - at `$.format`'),
     ({'dataset': None}, '$.dataset'), ({'classes': [1]}, '$.classes[0]'),
     ({'splits': {'train': GOOD['splits']['train']}}, 'missing required field `validation`'),
     ({'splits': {**GOOD['splits'], 'train': {'num_images': 1.0, 'rec_bytes': 1}}}, '$.splits.train.num_images'),
     ({'splits': {**GOOD['splits'], 'validation': {'num_images': 1}}}, 'missing required field `rec_bytes`'),
 ])
-def test_a_damaged_manifest_is_one_line_wherever_it_is_read(tmp_path, content, said):
+def test_damaged_manifest_is_a_one_line_error_in_every_reader(tmp_path, content, message):
     text = content if isinstance(content, str) else json.dumps({**GOOD, **content})
     (tmp_path / 'manifest.json').write_text(text)
     data = DataConfig(dir=str(tmp_path), dataset='d', num_train=1, num_val=1, num_classes=2)
@@ -175,4 +175,4 @@ def test_a_damaged_manifest_is_one_line_wherever_it_is_read(tmp_path, content, s
                  lambda: is_prepared(tmp_path, 'd'), lambda: add_indexes(tmp_path)):
         with pytest.raises(DataError) as e:
             read()
-        assert said in str(e.value) and 'prepare the data again' in str(e.value) and '\n' not in str(e.value)
+        assert message in str(e.value) and 'prepare the data again' in str(e.value) and '\n' not in str(e.value)

@@ -1,27 +1,26 @@
-"""A run beside earlier runs of its recipe: which these are, the band, what is said, the alarm on published runs."""
+"""Comparison of a run with reference runs: selection, band, standing, and alarms on published runs."""
 import sys
 from dataclasses import replace
 
 import pytest
 from helpers import ROOT
 
-from mlperf_rn50.config import Config, DataConfig, ScheduleConfig, TrainConfig
-from mlperf_rn50.errors import UserError
-from mlperf_rn50.study.known import KnownRun, KnownSet, Recipe, load_published
-from mlperf_rn50.study.reference import (
+from mlperf_rn50.analysis.recipe.band import band, band_at, standing_of, target_epochs
+from mlperf_rn50.analysis.recipe.reference import (
     Reference,
-    band,
-    band_at,
     dataset_of,
     find_named,
     find_published,
     has_same_recipe,
     introduce,
-    reached,
     recipe_of,
-    stand,
     typical_spreads,
 )
+from mlperf_rn50.analysis.sets.run_set import KnownRun, KnownSet, Recipe, load_published
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))
 from replay import FAULTS, replay  # noqa: E402
@@ -36,8 +35,8 @@ def known(*curves, recipe=RECIPE, dataset=None, status='converged', name='s'):
     return KnownSet('/runs/' + name, 'v0.7', 'us', name, 1, 8, 8, None, dataset, 1000, recipe, None, None, runs)
 
 
-def shifted(by):
-    return tuple((e, a + by) for e, a in CURVE)
+def shifted(offset):
+    return tuple((e, a + offset) for e, a in CURVE)
 
 
 def reference(*curves, **keys):
@@ -50,10 +49,10 @@ def reference(*curves, **keys):
     ({'base_lr': None}, None), ({'opt_name': 'sgd'}, None), ({'decay': 'cosine'}, None), ({'decay': None}, 'same'),
     ({'decay_epochs': 40.4}, 'same'), ({'decay_epochs': 42.0}, 'like'), ({'decay_epochs': 60.0}, None),
     ({'decay_epochs': None}, 'same'), ({'weight_decay': 5e-5}, 'like'), ({'weight_decay': None}, 'same')])
-def test_the_same_recipe_goes_before_a_like_one(change, how):
+def test_same_recipe_precedes_a_similar_one(change, how):
     other = replace(RECIPE, **change)
     assert has_same_recipe(RECIPE, other) is has_same_recipe(other, RECIPE) is (how == 'same')
-    nearly = known(CURVE, recipe=replace(RECIPE, decay_epochs=43.0), name='like')  # like those of 40 and 42 epochs
+    nearly = known(CURVE, recipe=replace(RECIPE, decay_epochs=43.0), name='like')  # similar to 40 and 42 epochs
     found = find_published(RECIPE, [nearly, known(CURVE, recipe=other, name='other')])
     expected = {'same': ['other'], 'like': ['like', 'other'], None: ['like']}
     assert (found.how, [s.name for s in found.sets]) == (how or 'like', expected[how])
@@ -61,17 +60,17 @@ def test_the_same_recipe_goes_before_a_like_one(change, how):
     assert not has_same_recipe(STEPS, replace(STEPS, step_epochs=(30.0, 80.0)))
 
 
-def test_the_band_is_the_mean_and_three_spreads_of_one_more_run():
-    here = band_at(reference(shifted(-0.01), CURVE, shifted(0.01)), 20)
-    assert (here.point, here.mean, len(here.values)) == (0.5, pytest.approx(0.6), 3)
-    assert here.mean - here.low == here.high - here.mean == pytest.approx(3 * 0.01 * (1 + 1 / 3) ** 0.5)
-    same = [CURVE] * 4  # differ no less than published ones, or than chance
+def test_band_is_the_mean_and_three_spreads_of_one_more_run():
+    middle = band_at(reference(shifted(-0.01), CURVE, shifted(0.01)), 20)
+    assert (middle.point, middle.mean, len(middle.values)) == (0.5, pytest.approx(0.6), 3)
+    assert middle.mean - middle.low == middle.high - middle.mean == pytest.approx(3 * 0.01 * (1 + 1 / 3) ** 0.5)
+    same = [CURVE] * 4  # the spread is at least that of published runs, or of chance
     assert band_at(reference(*same, spreads={5: 0.02}), 20).low == pytest.approx(0.6 - 0.06 * 1.25 ** 0.5)
     chance = (0.6 * 0.4 / 400) ** 0.5
     assert band_at(reference(*same, eval_samples=400), 20).low == pytest.approx(0.6 - 3 * chance * 1.25 ** 0.5)
 
 
-def test_between_evaluations_a_reference_is_in_proportion_unless_the_rate_drops():
+def test_reference_is_interpolated_between_evaluations_unless_the_rate_drops():
     found = reference(CURVE, shifted(0.01))
     assert band_at(found, 25).mean == pytest.approx(0.655)
     assert band_at(found, 9) is band_at(found, 41) is None
@@ -81,75 +80,75 @@ def test_between_evaluations_a_reference_is_in_proportion_unless_the_rate_drops(
     assert band_at(found, 30) is None and band_at(found, 32).mean == 0.68 and band_at(found, 34).mean > 0.68
 
 
-def test_schedules_of_other_lengths_are_compared_at_the_same_part():
+def test_schedules_of_other_lengths_are_compared_at_the_same_fraction():
     longer = replace(RECIPE, decay_epochs=44.0)
     found = Reference('like', longer, (known(CURVE, CURVE),))
     assert band_at(found, 22).mean == pytest.approx(0.6) and band_at(found, 22).point == 0.5
-    assert reached(found) == [44, 44]
+    assert target_epochs(found) == [44, 44]
 
 
-def test_spreads_are_pooled_by_the_part_of_the_schedule():
+def test_spreads_are_pooled_by_fraction_of_the_schedule():
     sets = [known(CURVE, shifted(0.02)), known(CURVE, shifted(0.04), shifted(0.08))]
     assert typical_spreads(sets)[5] == pytest.approx(((0.0002 + 2 * 0.0016) / 3) ** 0.5)
     by_drop = typical_spreads([known(((28, 0.4), (32, 0.6)), ((28, 0.5), (32, 0.61)), recipe=STEPS)])
     assert by_drop == {-1: pytest.approx(0.1 / 2 ** 0.5), -2: pytest.approx(0.01 / 2 ** 0.5)}
 
 
-def said(curve, found=None):
+def standing_after(curve, found=None):
     found = found or reference(CURVE, shifted(0.004), shifted(0.002), spreads=dict.fromkeys(range(11), 0.005))
-    return stand(found, band(found, range(60)), curve, 1000.0)
+    return standing_of(found, band(found, range(60)), curve, 1000.0)
 
 
 @pytest.mark.parametrize('curve, below, behind, text', [
-    ([(10, 0.4), (20, 0.6)], False, False, 'on course: 3 of 3 reference runs within 0.4 points here; they converged at '
-     'epoch 40, 17 min from now'),
-    ([(10, 0.4), (20, 0.55)], True, False, 'below: 5.2 points under the mean of 3 reference runs here, more than 3 '
-     'sigma (1.7 points), once; 2 in a row are an alarm; they'),
-    ([(10, 0.3), (20, 0.55)], True, True, 'behind: 5.2 points under the mean of 3 reference runs here, more than 3 '
-     'sigma (1.7 points), 2 evaluations in a row; they')])
-def test_the_standing_on_course_below_and_behind(curve, below, behind, text):
-    standing = said(curve)
+    ([(10, 0.4), (20, 0.6)], False, False, 'on course: 3 of 3 reference runs within 0.4 points; all converged at epoch '
+     '40, 17 min from now'),
+    ([(10, 0.4), (20, 0.55)], True, False, 'outlier: 5.2 points below the mean of 3 reference runs, more than 3 '
+     'sigma (1.7 points), once; 2 in a row raise the alarm; all'),
+    ([(10, 0.3), (20, 0.55)], True, True, 'behind: 5.2 points below the mean of 3 reference runs, more than 3 '
+     'sigma (1.7 points), at 2 evaluations in a row; all')])
+def test_standing_on_course_below_and_behind(curve, below, behind, text):
+    standing = standing_after(curve)
     assert standing.text.startswith(text)
     assert (standing.is_below, standing.is_behind, standing.seconds_left) == (below, behind, (1000.0, 1000.0))
 
 
-def test_one_reference_run_and_a_target_that_reference_runs_did_not_have():
-    standing = said([(10, 0.0), (20, 0.58)], reference(CURVE, spreads={5: 0.001}))
-    assert standing.here.low is None and not standing.is_behind
-    assert standing.text.startswith('1 reference run here, this run is 2.0 points under it; an alarm needs 2; they')
+def test_standing_with_one_reference_run_or_another_target():
+    standing = standing_after([(10, 0.0), (20, 0.58)], reference(CURVE, spreads={5: 0.001}))
+    assert standing.band.low is None and not standing.is_behind
+    assert standing.text.startswith('2.0 points below the only reference run; an alarm needs 2; all')
     higher = replace(RECIPE, target_accuracy=0.763)
     found = Reference('same', higher, (known(CURVE, shifted(0.004)),))
-    assert '1 of 2 came to 76.30 % at epoch 40' in said([(20, 0.6)], found).text
-    assert 'none of them came to 90.00 %' in said([(20, 0.6)], replace(
+    assert '1 of 2 reached 76.30 % at epoch 40' in standing_after([(20, 0.6)], found).text
+    assert 'none reached 90.00 %' in standing_after([(20, 0.6)], replace(
         found, recipe=replace(RECIPE, target_accuracy=0.9))).text
 
 
-def test_only_runs_that_converged_are_references():
+def test_only_converged_runs_are_references():
     failed = known(shifted(-0.3), status='aborted')
     assert find_published(RECIPE, [failed]) is find_published(replace(RECIPE, base_lr=1.0), [known(CURVE)]) is None
     mixed = find_published(RECIPE, [failed, replace(failed, runs=(*known(CURVE).runs, *failed.runs))])
     assert mixed.num_runs == len(mixed.sets) == len(band_at(mixed, 20).values) == 1
 
 
-def test_named_runs_of_another_recipe_are_taken_at_the_word():
+def test_named_runs_of_another_recipe_are_accepted():
     slow = replace(RECIPE, base_lr=1.5, target_accuracy=0.75)
     found = find_named(slow, 'digits', 360, [known(CURVE, dataset='digits'), known(CURVE)], load_published())
     assert (found.how, found.num_runs, found.eval_samples, found.spreads) == ('named', 1, 360, {})
-    assert introduce(found) == ('reference: 1 run of 1 set (/runs/s), of another recipe (lars, batch 1664, learning '
-                                'rate 7.4, poly over 40 epochs), as named')
+    assert introduce(found) == ('reference: 1 run of 1 set (/runs/s), another recipe (lars, batch 1664, learning '
+                                'rate 7.4, poly over 40 epochs), named by run.reference')
 
 
 @pytest.mark.parametrize('named, words', [
-    ([known(CURVE, dataset='cifar10')], 'got runs on cifar10, expected runs on digits that did'),
-    ([known(CURVE, dataset='digits', status='aborted')], 'got no run that reached its target, expected runs on digits'),
+    ([known(CURVE, dataset='cifar10')], 'got runs on cifar10, expected converged runs on digits'),
+    ([known(CURVE, dataset='digits', status='aborted')], 'got no converged run, expected converged runs on digits'),
     ([known(CURVE, dataset='digits', recipe=replace(RECIPE, base_lr=b)) for b in (20.0, 30.0)],
-     'got 2 sets of several recipes, none like that of this run')])
-def test_sets_that_cannot_be_a_reference(named, words):
+     'got 2 sets of several recipes, expected one recipe or one similar to')])
+def test_unsuitable_named_sets_are_refused(named, words):
     with pytest.raises(UserError, match=words):
         find_named(RECIPE, 'digits', 360, named, [])
 
 
-def test_the_recipe_of_a_configuration_is_that_of_its_published_set():
+def test_recipe_of_a_configuration_matches_its_published_set():
     v07 = Config(data=DataConfig(), train=TrainConfig(global_batch_size=1664, label_smoothing=0.1,
                                                       target_accuracy=0.759))
     v07 = replace(v07, schedule=ScheduleConfig(7.4, 2, 'poly', 37), optimizer=replace(
@@ -160,8 +159,8 @@ def test_the_recipe_of_a_configuration_is_that_of_its_published_set():
     assert dataset_of(replace(v07, data=DataConfig(synthetic=True))) == 'imagenet'
 
 
-def test_the_alarm_is_rarely_false_and_finds_faults_in_published_runs():
-    """Each system is compared with the others: no false alarm, and all faults but those that drops of a rate hide."""
+def test_alarm_is_never_false_and_finds_faults_in_published_runs():
+    """Each system is compared with the others; only faults hidden by a rate drop raise no alarm."""
     found = {how: (len(t.systems), t.runs, *(t.flagged[name] for name in ('good', *FAULTS)))
              for how, t in replay(load_published()).items()}
     assert found == {'same': (24, 118, 0, 118, 118, 118), 'like': (5, 24, 0, 24, 24, 24),

@@ -1,4 +1,4 @@
-"""A report as text, JSON and CSV: what is shown, to the letter, and that a log cannot steer it."""
+"""Reports as text, JSON and CSV: exact output, and no injection from logs."""
 import csv
 import io
 import json
@@ -9,8 +9,8 @@ from helpers import CLI, ROOT, call, run
 from lines import write_set
 from made_systems import studies_of
 
-from mlperf_rn50.study.report_data import render_csv, render_evaluations_csv, render_json
-from mlperf_rn50.study.report_text import render_markdown, render_table
+from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
+from mlperf_rn50.analysis.report.text import render_markdown, render_table
 
 HOSTILE = '<script>alert(1)</script>|`=1+1\x1b[31m"'
 
@@ -35,14 +35,14 @@ sweep: Top-1 75.90 % on ImageNet
 ================================
 
 Epochs to converge and time to train
-system      nodes    accelerators    batch    converged    epochs to converge    mean epochs    time, min  which is      images/s    s/epoch    speed-up    efficiency
---------  -------  --------------  -------  -----------  --------------------  -------------  -----------  ----------  ----------  ---------  ----------  ------------
-1x4             1               4       64        2 / 2                  2, 2            2.0  2.10 ± 0.14  mean of 2       20,336      63.00         1.0         100 %
-2x4             2               8      128        1 / 2                     2            2.0         1.33  mean of 1       32,029      40.00         1.6          79 %
+system      nodes    accelerators    batch    converged    epochs to converge    mean epochs    time, min  time from      images/s    s/epoch    speed-up    efficiency
+--------  -------  --------------  -------  -----------  --------------------  -------------  -----------  -----------  ----------  ---------  ----------  ------------
+1x4             1               4       64        2 / 2                  2, 2            2.0  2.10 ± 0.14  mean of 2        20,336      63.00         1.0         100 %
+2x4             2               8      128        1 / 2                     2            2.0         1.33  mean of 1        32,029      40.00         1.6          79 %
 ''')  # noqa: E501
 
 
-def test_the_keys_are_those_of_the_documents(studies):
+def test_keys_match_the_documentation(studies):
     first, second = json.loads(render_json(studies))['systems']
     page = (ROOT / 'docs/results.md').read_text()
     section = page.partition('## The JSON report')[2].partition('\n## ')[0]
@@ -57,7 +57,7 @@ def test_the_keys_are_those_of_the_documents(studies):
                                      'other': 0.0}
 
 
-def test_a_row_is_a_run_with_the_facts_of_its_system(studies):
+def test_row_is_a_run_with_the_fields_of_its_system(studies):
     rows = rows_of(render_csv(studies))
     assert [(r['system'], r['num_nodes'], r['file'][-12:], r['status'], r['epochs_to_converge'], r['num_evaluations'])
             for r in rows] == [
@@ -67,7 +67,7 @@ def test_a_row_is_a_run_with_the_facts_of_its_system(studies):
     assert not {'None', 'null', '[]', '{}'} & {value for row in rows for value in row.values()}
 
 
-def test_a_row_is_an_evaluation_with_its_run(studies):
+def test_row_is_an_evaluation_with_its_run(studies):
     rows = rows_of(render_evaluations_csv(studies))
     assert [(r['system'], r['seed'], r['epoch'], r['accuracy'], r['time_s']) for r in rows] == [
         ('1x4', '1', '1', '0.5', '60.0'), ('1x4', '1', '2', '0.76', '120.0'), ('1x4', '2', '1', '0.5', '66.0'),
@@ -76,7 +76,7 @@ def test_a_row_is_an_evaluation_with_its_run(studies):
 
 
 @pytest.mark.parametrize('name', ['=cmd|x', '@SUM'])
-def test_a_log_steers_neither_terminal_nor_markdown_nor_spreadsheet(tmp_path, name):
+def test_log_cannot_inject_into_terminal_markdown_or_spreadsheet(tmp_path, name):
     write_set(tmp_path / name, 1, org=HOSTILE, dataset=HOSTILE, nodes=HOSTILE, opt_name2=HOSTILE)
     studies = studies_of(tmp_path)
     markdown = render_markdown(studies)
@@ -87,7 +87,7 @@ def test_a_log_steers_neither_terminal_nor_markdown_nor_spreadsheet(tmp_path, na
         assert row['system'] == f"'{name}" and float(row[accuracy]) > 0
 
 
-def test_the_command_prints_text_and_nothing_else(tmp_path, studies):
+def test_command_prints_only_the_report(tmp_path, studies):
     folder = tmp_path / 'sweep'
     for form, start in [('table', 'sweep: '), ('markdown', '## '), ('json', '{'), ('html', '<!DOCTYPE html>')]:
         done = call('report', folder, '--format', form)
@@ -101,7 +101,7 @@ def test_the_command_prints_text_and_nothing_else(tmp_path, studies):
 
 
 @pytest.mark.parametrize('name', ['prepare', 'report'])
-def test_help_does_not_wait_for_heavy_imports(name):
+def test_help_has_no_heavy_imports(name):
     done = run([CLI[0], '-X', 'importtime', *CLI[1:], name, '--help'])
     imported = {line.rpartition('|')[2].strip().partition('.')[0] for line in done.stderr.splitlines()}
     assert 'mlperf_rn50' in imported and 'examples:' in done.stdout

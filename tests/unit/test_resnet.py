@@ -1,4 +1,4 @@
-"""ResNets: names and strides, a forward pass against plain NumPy, maps of one pixel, and the network of evaluations."""
+"""ResNets: parameter names, forward pass against NumPy, maps of one pixel, and the evaluation network."""
 import re
 from pathlib import Path
 
@@ -7,11 +7,12 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from mlperf_rn50.config import Config, DataConfig, ModelConfig
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.model.describe import describe
-from mlperf_rn50.model.folded import FoldedResNet
 from mlperf_rn50.model.fused import PLAIN, fusion_of
-from mlperf_rn50.model.resnet import ResNet, units
+from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.model.resnet import FoldedResNet, ResNet, units
 from mlperf_rn50.model.zoo import build_model, count_flops
 
 pytestmark = pytest.mark.usefixtures('thin_resnets')
@@ -24,8 +25,8 @@ def net_of(num_classes=10, fusion=PLAIN, image_size=None, **model) -> ResNet:
     return net
 
 
-def teach_norms(net):
-    """Give the norms and the last layer numbers as if they had learned some."""
+def set_trained_norms(net):
+    """Give the norms and the last layer values as after training."""
     random = np.random.default_rng(1)
     for name, param in net.collect_params().items():
         if name.endswith(('gamma', 'running_var')):
@@ -34,7 +35,7 @@ def teach_norms(net):
             param.set_data(mx.nd.array(random.normal(0, 0.3, param.shape)))
 
 
-def test_names_are_those_of_the_rules_and_values_as_initialised():
+def test_names_match_the_rules_and_values_the_initialisation():
     rules = Path(mlperf_logging.__file__).parent / 'compliance_checker/training_2.1.0/closed_resnet.yaml'
     params = net_of(1000, zero_gamma=True).collect_params()
     values = {n: p.data().asnumpy() for n, p in params.items() if p.grad_req != 'null'}
@@ -48,7 +49,7 @@ def test_names_are_those_of_the_rules_and_values_as_initialised():
 
 
 @pytest.mark.parametrize('name, side, fused', [('resnet18', 4, False), ('resnet18', 17, True), ('resnet50', 32, False)])
-def test_maps_of_one_pixel_as_a_row_give_the_same_numbers(name, side, fused):
+def test_maps_of_one_pixel_as_a_row_give_the_same_results(name, side, fused):
     results = []
     fusion = fusion_of(Config(model=ModelConfig(fused_bn_relu=fused)))
     images = mx.nd.array(np.random.default_rng(1).standard_normal((16, 3, side, side)))
@@ -64,15 +65,15 @@ def test_maps_of_one_pixel_as_a_row_give_the_same_numbers(name, side, fused):
         np.testing.assert_allclose(row, plain, rtol=1e-3, atol=1e-3 * abs(plain).max())
 
 
-def test_a_network_of_one_image_size_and_a_plain_one():
+def test_network_of_one_image_size_matches_a_plain_one():
     config = Config(model=ModelConfig(name='resnet18'), data=DataConfig(num_classes=4, image_size=32))
-    own, plain = build_model(config, mx.cpu(), 1), build_model(config, mx.cpu(), 1, is_plain=True)
+    fixed, plain = build_model(config, mx.cpu(), 1), build_model(config, mx.cpu(), 1, is_plain=True)
     images = mx.nd.random.normal(shape=(2, 3, 32, 32))
-    np.testing.assert_allclose(own(images).asnumpy(), plain(images).asnumpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(fixed(images).asnumpy(), plain(images).asnumpy(), rtol=1e-4, atol=1e-5)
     assert plain(mx.nd.ones((2, 3, 64, 64))).shape == (2, 4)
-    # Of the last stage, the taps that see no pixel: of 2x2 maps the 3x3 kernel sees 4, of maps of one pixel 1.
+    # Taps of the last stage that see no pixel; the 3x3 kernel sees 4 pixels of 2x2 maps and 1 of 1x1 maps.
     unseen = 5 * 64 * 128 + 3 * 8 * 128 * 128
-    assert count_flops(plain, (3, 32, 32)) - count_flops(own, (3, 32, 32)) == 2 * unseen
+    assert count_flops(plain, (3, 32, 32)) - count_flops(fixed, (3, 32, 32)) == 2 * unseen
 
 
 # --- an independent forward pass -------------------------------------------------------------------
@@ -111,9 +112,9 @@ def resnet_forward(x, p, depth):
 
 
 @pytest.mark.parametrize('depth', [18, 50])
-def test_forward_pass_against_numpy(depth):
+def test_forward_pass_matches_numpy(depth):
     net = net_of(name=f'resnet{depth}')
-    teach_norms(net)
+    set_trained_norms(net)
     x = np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32)
     params = {n: p.data().asnumpy().astype(np.float64) for n, p in net.collect_params().items()}
     expected = resnet_forward(x.astype(np.float64), params, depth)
@@ -121,7 +122,7 @@ def test_forward_pass_against_numpy(depth):
     np.testing.assert_allclose(net(mx.nd.array(x)).asnumpy(), expected, rtol=1e-3, atol=1e-4 * abs(expected).max())
 
 
-def test_described_for_the_v05_log_layer_by_layer():
+def test_description_for_the_v05_log_has_every_layer():
     lines = describe(Config())
     tags = [tag for tag, _ in lines]
     assert tags.count('model_hp_begin_block') == tags.count('model_hp_end_block') == 16
@@ -131,21 +132,21 @@ def test_described_for_the_v05_log_layer_by_layer():
     assert [v for t, v in small if t == 'model_hp_block_type'][0] == 'basic_block'
 
 
-# --- the network of evaluations ----------------------------------------------------------------------
+# --- the evaluation network ----------------------------------------------------------------------
 
 def trained_net(name='resnet18', side=32, channels=3, **model):
-    """A network whose norms have learned something, and the one that evaluates it."""
+    """Return a network with trained norms and its evaluation network."""
     data = DataConfig(num_classes=10, image_size=side, resize_shorter=side, pad_to_4_channels=channels == 4)
     config = Config(data=data, model=ModelConfig(name=name, **model))
     net = build_model(config, mx.cpu(), 0)
-    teach_norms(net)
+    set_trained_norms(net)
     folded = FoldedResNet(config, mx.cpu())
-    folded.take(net)
+    folded.copy_weights(net)
     return net, folded
 
 
 @pytest.mark.parametrize('name, side, channels, fused', [('resnet18', 64, 4, True), ('resnet50', 32, 3, False)])
-def test_the_folded_network_follows_the_one_that_is_trained(name, side, channels, fused):
+def test_folded_network_follows_the_trained_one(name, side, channels, fused):
     net, folded = trained_net(name, side, channels, fused_bn_relu=fused)
     images, outputs = mx.nd.random.normal(shape=(4, channels, side, side)), []
     for _ in range(2):
@@ -153,13 +154,13 @@ def test_the_folded_network_follows_the_one_that_is_trained(name, side, channels
         outputs.append(folded.net(images).asnumpy())
         np.testing.assert_allclose(outputs[-1], expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
         net.collect_params()['bn0_running_mean'].set_data(mx.nd.ones((16,)))
-        folded.take(net)
+        folded.copy_weights(net)
     assert (outputs[0] != outputs[1]).any()
     shape = (channels, side, side)
-    assert count_flops(folded.net, shape) == count_flops(net, shape)  # rows leave the same taps out
+    assert count_flops(folded.net, shape) == count_flops(net, shape)  # rows omit the same taps
 
 
-def test_channels_last_is_folded_as_channels_first():
+def test_channels_last_is_folded_like_channels_first():
     first, last = (trained_net(layout=layout)[1].net.collect_params() for layout in ('NCHW', 'NHWC'))
     for name, param in first.items():
         got, array = last[name].data().asnumpy(), param.data().asnumpy()

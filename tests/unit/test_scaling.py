@@ -1,4 +1,4 @@
-"""Speed-up and efficiency, their causes, and what may be compared at all."""
+"""Speed-up and efficiency: factors, node splits, and comparability of systems."""
 import json
 
 import pytest
@@ -6,19 +6,19 @@ from helpers import PUBLISHED
 from lines import write_lines, write_set
 from made_systems import studies_of, study_of
 
+from mlperf_rn50.analysis.report.data import render_json
+from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.analysis.sets import scaling
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.study import scaling
-from mlperf_rn50.study.report_data import render_json
-from mlperf_rn50.study.report_text import render_table
 
 
 @pytest.mark.parametrize('units, rate, ideal, percent', [(4, 2425, 2504, 97), (8, 4500, 5008, 90)])
-def test_the_scaling_efficiency_of_study_3_v100(units, rate, ideal, percent):
+def test_scaling_efficiency_of_study_3_v100(units, rate, ideal, percent):
     row = scaling.scale_rate(1, 626, units, rate)
     assert (row.ideal, row.real, round(100 * row.efficiency)) == (ideal, rate, percent)
 
 
-# Study 1: 4 V100 a node; the study gives epochs and speed-ups, from which the times follow for any time of one node.
+# Study 1, with 4 V100 per node, gives epochs and speed-ups. Times follow from them for any time of one node.
 STUDY_1 = {1: (61, 1.0), 2: (62, 1.8), 4: (65, 3.3), 8: (81, 4.9)}
 
 
@@ -31,13 +31,13 @@ def test_study_1_epochs_and_speedups(tmp_path):
     assert [(s.epochs_mean, round(c.speedup, 3)) for s, c in zip(study.systems, study.comparisons)] == [
         *STUDY_1.values()]
     assert all(c.identity_error < 1e-6 for c in study.comparisons)
-    # 8 nodes: eight times the accelerators, 4.9 times as fast; 81 epochs for 61 cost a quarter, hardware the rest.
+    # 8 nodes are 4.9 times as fast; a quarter is lost to 81 instead of 61 epochs, the rest to hardware.
     last = study.comparisons[-1]
     assert last.epoch_ratio == pytest.approx(61 / 81) and last.efficiency == pytest.approx(4.9 / 8, rel=1e-3)
     assert last.throughput_gain == pytest.approx(4.9 * 81 / 61, rel=1e-3)
 
 
-def test_intervals_that_overlap_break_the_identity_and_are_said(tmp_path):
+def test_overlapping_intervals_break_the_identity_and_are_reported(tmp_path):
     write_set(tmp_path / '1x1', 1, ranks=1, accuracies=(0.5, 0.76))
     folder = write_set(tmp_path / '2x1', 1, nodes=2, ranks=2, accuracies=(0.5, 0.76))
     log = folder / 'result_0.txt'
@@ -47,7 +47,7 @@ def test_intervals_that_overlap_break_the_identity_and_are_said(tmp_path):
     log.write_text('\n'.join(lines))
     study = study_of(tmp_path)
     assert study.comparisons[1].identity_error > scaling.IDENTITY_TOLERANCE
-    assert any('intervals of its logs overlap or miss' in note for note in study.notes)
+    assert any('intervals in the logs overlap or are missing' in note for note in study.notes)
 
 
 def test_node_splits_of_the_same_accelerators(tmp_path):
@@ -60,22 +60,22 @@ def test_node_splits_of_the_same_accelerators(tmp_path):
     assert '8.5 %' in render_table([study])
 
 
-def test_a_difference_finer_than_the_grid_of_evaluations_is_weak(tmp_path):
+def test_difference_below_the_evaluation_period_is_weak(tmp_path):
     write_set(tmp_path / 'a', 3, accuracies=(0.5, 0.76), period=4)
     write_set(tmp_path / 'b', 3, accuracies=lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76), period=4, nodes=2,
               ranks=8)
-    said = 'b: 1.3 epochs from a on average, less than the 4 between two evaluations: weak evidence'
-    assert said in study_of(tmp_path).notes
+    note = 'b: weak evidence, 1.3 mean epochs from a, less than the 4 epochs between evaluations'
+    assert note in study_of(tmp_path).notes
 
 
-def test_other_targets_and_data_are_other_studies(tmp_path):
+def test_different_targets_and_data_are_different_studies(tmp_path):
     write_set(tmp_path / 'a', 1)
     write_set(tmp_path / 'b', 1, target=0.749)
     write_set(tmp_path / 'c', 1, train_samples=1437)
     assert len(studies_of(tmp_path)) == 3
 
 
-def test_the_baseline_is_the_smallest_that_converged_or_the_one_that_is_named(tmp_path):
+def test_baseline_is_the_smallest_converged_or_the_named_system(tmp_path):
     write_set(tmp_path / 's/1n', 2, status='aborted')
     write_set(tmp_path / 's/2n', 2, nodes=2, ranks=8, epoch_s=6.0)
     write_set(tmp_path / 's/4n', 2, nodes=4, ranks=16, epoch_s=3.0)
@@ -87,36 +87,36 @@ def test_the_baseline_is_the_smallest_that_converged_or_the_one_that_is_named(tm
     with pytest.raises(UserError, match='--baseline: got 3n, expected one of: 1n, 2n, 4n'):
         study_of(tmp_path, baseline='3n')
     write_set(tmp_path / 't/4n', 1, nodes=4, ranks=16)
-    for name, said in (('4n', '4n names 2 systems'), ('3n', 'expected one of: 1n, 2n, 4n$')):  # each name once
-        with pytest.raises(UserError, match=said):
+    for name, text in (('4n', '4n, which matches 2 systems'), ('3n', 'expected one of: 1n, 2n, 4n$')):  # each name once
+        with pytest.raises(UserError, match=text):
             studies_of(tmp_path, baseline=name)
 
 
-def test_a_system_without_a_log_is_shown_with_its_study(tmp_path):
+def test_system_without_a_log_is_shown_with_its_study(tmp_path):
     write_set(tmp_path / '1x4', 2)
     write_lines(tmp_path / '2x4/result_0.txt', ['killed before the first line of a log'])
     study = study_of(tmp_path)
     assert [s.name for s in study.systems] == ['1x4', '2x4'] and study.comparisons == (None, None)
     assert {(s['baseline'], s['speedup'], s['efficiency']) for s in systems_of(study).values()} == {(None, None, None)}
     text = render_table([study])
-    assert '2x4: 1 of 1 logs cannot be read: it counts as not converged' in text
+    assert '2x4: 1 of 1 logs cannot be read, counted as not converged' in text
     assert 'speed-up' not in next(line for line in text.splitlines() if line.startswith('system'))
 
 
 @pytest.mark.parametrize('names, is_alike, is_one', [
     (('unnamed', 'unnamed'), False, False), (('box', 'box'), True, True), (('1xbox', '2xbox'), True, False),
     (('2xDGX-1', '12xDGX-2H'), False, False)])
-def test_an_efficiency_between_unknown_accelerators_says_what_it_supposes(tmp_path, names, is_alike, is_one):
+def test_efficiency_of_unknown_accelerators_has_a_caution(tmp_path, names, is_alike, is_one):
     for nodes, name in zip((1, 2), names):
         write_set(tmp_path / f's/{nodes}n', 1, nodes=nodes, ranks=4 * nodes, platform=name, number_of_nodes=nodes)
     study = study_of(tmp_path)
     assert [s.num_nodes for s in study.systems] == [1, 2] and study.comparisons[1].efficiency
-    said = 'the accelerator of 1n, 2n is not known: an efficiency supposes that all are alike'
-    assert study.cautions == (() if is_alike else (said,))
-    assert [n for n in study.notes if n.startswith('all ran on')] == (['all ran on: box'] if is_one else [])
+    caution = 'the accelerator of 1n, 2n is unknown; efficiency assumes that all accelerators are the same model'
+    assert study.cautions == (() if is_alike else (caution,))
+    assert [n for n in study.notes if 'ran on' in n] == (['all systems ran on platform box'] if is_one else [])
 
 
-def test_of_many_splits_only_the_widest_is_shown_and_said(tmp_path):
+def test_of_many_splits_only_the_widest_is_shown_with_a_note(tmp_path):
     def study_with(num_systems):
         for i in range(num_systems):
             write_set(tmp_path / f'{num_systems}/{i:02d}', 1, nodes=1 + i % 2, ranks=16, epoch_s=10.0 + (i * 7) % 11)
@@ -127,17 +127,17 @@ def test_of_many_splits_only_the_widest_is_shown_and_said(tmp_path):
     fastest = max(many.systems, key=lambda s: s.images_per_s)
     slowest = min(s.images_per_s for s in many.systems if s.num_nodes != fastest.num_nodes)
     assert [x.difference for x in many.splits] == [fastest.images_per_s / slowest - 1]
-    assert ('of the 16 systems of 16 accelerators, only the fastest and the slowest on another number of nodes stand '
-            'side by side') in many.notes
+    assert ('of 16 systems with 16 accelerators, only the fastest is compared with the slowest on another number of '
+            'nodes') in many.notes
 
 
 def systems_of(*studies):
-    """As the JSON of the report has them, by name."""
+    """Return the systems of the JSON report by name."""
     return {s['system']: s for s in json.loads(render_json(studies))['systems']}
 
 
 def submission(home, models, **keys):
-    """Systems of 1, 2, 4, ... nodes of 4 accelerators, each twice as fast as the one before."""
+    """Write systems of 1, 2, 4, ... nodes of 4 accelerators, each twice as fast as the previous one."""
     (home / 'systems').mkdir(parents=True)
     for nodes, model in models.items():
         write_set(home / f'results/{nodes}n/resnet', **{
@@ -146,7 +146,7 @@ def submission(home, models, **keys):
     return home
 
 
-CAUTION = '2n: A100, not V100 as in 1n: the speed-up is of other hardware, and there is no efficiency'
+CAUTION = '2n: A100, not V100 as in 1n; the speed-up compares different hardware and has no efficiency'
 
 
 @pytest.mark.parametrize('models, efficiency, cautions', [
@@ -162,21 +162,21 @@ def test_accelerators_of_another_model_have_no_efficiency(tmp_path, models, effi
     assert [w for w in systems_of(study)['2n']['warnings'] if 'A100, not' in w] == cautions
 
 
-def test_node_splits_are_of_the_same_accelerators_on_other_nodes(tmp_path):
+def test_node_splits_compare_the_same_accelerator_model(tmp_path):
     study = study_of(submission(tmp_path / 'v1.0/us', {1: 'V100', 2: 'V100', 4: 'A100'}, ranks=16))
     assert [(x.faster.name, x.slower.name) for x in study.splits] == [('2n', '1n')]
 
 
-def test_other_rules_are_said_before_the_ratio(tmp_path):
+def test_different_rules_are_cautions(tmp_path):
     write_set(tmp_path / 'v1.0/us/results/a/resnet', 1)
     write_set(tmp_path / 'v2.0/us/results/b/resnet', 1, nodes=2, ranks=8, division='open', target=0.759)
     study = study_of(tmp_path, baseline='a')
-    assert study.cautions == ('b: rules of v2.0, not v1.0 as in a', 'b: open division, not closed as a')
+    assert study.cautions == ('b: rules of v2.0, not v1.0 as in a', 'b: open division, not closed as in a')
     assert study.comparisons[1].speedup == pytest.approx(1)
 
 
 @pytest.mark.needs_published
-def test_the_speedups_and_the_traps_of_the_published_rounds():
+def test_speedups_and_inconsistencies_of_published_rounds():
     """test_known compares the figures of each system."""
     systems = systems_of(*studies_of(PUBLISHED))
     assert len(systems) == 6
@@ -188,6 +188,6 @@ def test_the_speedups_and_the_traps_of_the_published_rounds():
         assert product == pytest.approx(system['speedup'])
     # A description of 36 nodes, and logs of 32. The batch of a v0.5 log is that of one accelerator.
     multi = systems['dgx2h_multi_ngc18.11_mxnet']
-    assert any('entry.json says 36 nodes, the 32 lines that clear a cache 32' in w for w in multi['warnings'])
+    assert any('36 nodes (entry.json), but 32 (32 cache_clear lines); 32 is used' in w for w in multi['warnings'])
     assert all(any('36 nodes' in w for w in r['warnings']) for r in multi['runs'])
     assert multi['runs'][0]['sources']['global_batch_size'].startswith('implied: input_batch_size x num_accelerators')

@@ -1,4 +1,4 @@
-"""Sets of runs: which may be pooled, their score, how weak their evidence is; a bad one is refused, others reported."""
+"""Run sets: pooling, score, strength of evidence, refusals and duplicates."""
 import csv
 import io
 import json
@@ -12,17 +12,17 @@ from helpers import ROOT, call
 from lines import mllog, run_lines, write_lines, write_set
 from made_systems import study_of
 
+from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.analysis.sets.convergence import System, score_minutes
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mlperf.copies import find_copies
-from mlperf_rn50.mlperf.run import LogWarning
-from mlperf_rn50.study.convergence import System, score_minutes
-from mlperf_rn50.study.report_text import render_table
-from mlperf_rn50.study.systems import load_systems
-from mlperf_rn50.study.time_parts import Parts
+from mlperf_rn50.mllog.package.duplicates import find_copies
+from mlperf_rn50.mllog.run import LogWarning
 
 MINUTES = 60.0
-REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt; runs that differ in it are no set: report '
-           'them apart')
+REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt, expected one value in a run set; report '
+           'them separately')
 
 
 def only(folder):
@@ -32,14 +32,14 @@ def only(folder):
 
 @pytest.mark.parametrize('times, score', [
     ([1, 2, 3, 4, 5], 3.0), ([5, 1, 4, 2, 3], 3.0), ([1, 1, 1, 1, 100], 1.0),
-    ([10, 2, 3, 4, None], 17 / 3),  # a run without convergence is the slowest: the fastest is dropped all the same
+    ([10, 2, 3, 4, None], 17 / 3),  # an unconverged run is the slowest; the fastest is still dropped
     ([1, 2, 3, None, None], None), ([None] * 5, None), ([1, 2, 3, 4], None), ([1, 2, 3, 4, 5, 6], None), ([], None)])
-def test_the_score_drops_fastest_and_slowest_of_five(times, score):
+def test_score_drops_fastest_and_slowest_of_five(times, score):
     found = score_minutes([None if t is None else MINUTES * t for t in times])
     assert found == (None if score is None else pytest.approx(score))
 
 
-def test_a_set_of_five(tmp_path):
+def test_set_of_five(tmp_path):
     system = only(write_set(tmp_path / 'study/box', epoch_s=lambda k: 10.0 + k, nodes=2, ranks=8))
     assert (system.name, system.study_name, len(system.converged)) == ('box', 'study', 5)
     assert (system.num_nodes, system.num_accelerators, system.num_units, system.global_batch_size) == (2, 8, 8, 64)
@@ -53,35 +53,35 @@ def test_a_set_of_five(tmp_path):
 def test_one_aborted_run_counts_as_the_slowest_and_two_make_the_set_invalid(tmp_path):
     one = only(write_set(tmp_path / 'one', epoch_s=lambda k: 10.0 + k,
                          status=lambda k: 'aborted' if k == 0 else 'success'))
-    # 24, 26, 28, 30 and the aborted one, which was fast but is the slowest: 26, 28, 30.
+    # 24, 26, 28, 30 and the aborted run, which was fast but counts as the slowest; 26, 28 and 30 remain.
     assert one.score_minutes == pytest.approx(28 / 60) and [r.status for r in one.runs].count('aborted') == 1
     assert '1 of 5 runs did not converge' in one.warnings
     two = only(write_set(tmp_path / 'two', epoch_s=lambda k: 10.0 + k, status=lambda k: None if k < 2 else 'success'))
     assert two.score_minutes is None and two.time_s == pytest.approx(28)
 
 
-def test_fewer_than_five_have_a_mean_and_a_spread(tmp_path):
+def test_fewer_than_five_runs_have_a_mean_and_a_spread(tmp_path):
     system = only(write_set(tmp_path / 'three', 3, epoch_s=lambda k: 10.0 + k))
     assert system.score_minutes is None and system.time_s == pytest.approx(24) and system.spread_s == pytest.approx(2)
     single = only(write_set(tmp_path / 'single', 1, first_s=30, eval_s=2, accuracies=(0.5, 0.6, 0.76)))
     assert single.spread_s is None and single.parts == Parts(4, 30, 20, 6, 0) and single.parts.on_clock_s == 56
 
 
-@pytest.mark.parametrize('num_runs, keys, said', [
-    (3, {}, ['no MLPerf score: it takes 5 runs, here are 3']),
-    (1, {}, ['no MLPerf score: it takes 5 runs, here is 1; one run says nothing about the spread']),
+@pytest.mark.parametrize('num_runs, keys, expected', [
+    (3, {}, ['no MLPerf score: got 3 runs, expected 5']),
+    (1, {}, ['no MLPerf score: got 1 run, expected 5; the spread of a single run is unknown']),
     (5, {'seed': 9}, ['5 runs have the same seed 9']),
-    (5, {'seed': None}, ['no log names a seed: nothing says that the runs differ in theirs']),
+    (5, {'seed': None}, ['no log contains a seed; the runs may have the same one']),
     (5, {'period': 4, 'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76)},
-     ['the runs differ by one evaluation, earlier or later: a finer grid would tell more']),
+     ['the runs differ by at most one evaluation; a smaller eval_period gives better resolution']),
     (5, {'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.5, 0.6, 0.76)}, []),
     (5, {'status': lambda k: 'success' if k > 1 else 'aborted'}, [
         '2 of 5 runs did not converge', 'no MLPerf score: two or more runs without convergence make the set invalid'])])
-def test_what_weakens_a_set_is_said(tmp_path, num_runs, keys, said):
-    assert list(only(write_set(tmp_path, num_runs, epoch_s=lambda k: 10.123 + k, **keys)).warnings) == said
+def test_warnings_of_weak_sets(tmp_path, num_runs, keys, expected):
+    assert list(only(write_set(tmp_path, num_runs, epoch_s=lambda k: 10.123 + k, **keys)).warnings) == expected
 
 
-def test_a_file_that_is_no_log_is_a_run_that_did_not_converge(tmp_path):
+def test_file_that_is_no_log_is_an_unconverged_run(tmp_path):
     folder = write_set(tmp_path, 4)
     (folder / 'result_4.txt').write_text('Segmentation fault\n')
     system = only(folder)
@@ -100,9 +100,9 @@ def test_a_file_that_is_no_log_is_a_run_that_did_not_converge(tmp_path):
     ('num_nodes', {'nodes': lambda k: 1 if k else 2}),
     ('target_accuracy', {'target': lambda k: 0.7 if k else 0.75}),
     ('num_accelerators', {'ranks': lambda k: 4 if k else 8})])
-def test_runs_that_differ_are_not_pooled(tmp_path, field, values):
+def test_different_runs_are_not_pooled(tmp_path, field, values):
     write_set(tmp_path, 3, **values)
-    assert re.match(f'{field} is .* in result_0.txt and .* in result_1.txt; .* report them', only(tmp_path).refusal)
+    assert re.match(f'{field} is .* in result_0.txt and .* in result_1.txt, .* report them', only(tmp_path).refusal)
     assert len(load_systems([tmp_path / 'result_1.txt'])) == 1
 
 
@@ -114,7 +114,7 @@ def test_folders_of_other_benchmarks_are_left_out(tmp_path):
         load_systems([tmp_path / 'v1.0/us/results/box/bert'])
 
 
-def test_only_numbered_results_are_looked_for(tmp_path):
+def test_only_numbered_results_are_loaded(tmp_path):
     write_lines(write_set(tmp_path, 2) / 'result_0_v0.6.txt', ['another form of result_0'])
     assert [r.path.name for r in only(tmp_path).runs] == ['result_0.txt', 'result_1.txt']
     (tmp_path / 'empty').mkdir()
@@ -124,14 +124,14 @@ def test_only_numbered_results_are_looked_for(tmp_path):
 
 @pytest.fixture
 def tree(tmp_path):
-    """A study of two sets, and a folder between them whose runs differ in their batch and end at other times."""
+    """Study of two sets, and a folder between them whose runs differ in batch and end time."""
     for nodes in (1, 2, 4):
         write_set(tmp_path / f'study/{nodes}n', nodes=nodes, ranks=4 * nodes, epoch_s=40.0 / nodes,
                   batch=lambda k, nodes=nodes: 32 if nodes == 2 and k == 3 else 64 * nodes)
     return tmp_path
 
 
-def test_a_refused_set_is_a_row_with_its_reason_and_the_others_are_reported(tree):
+def test_refused_set_is_a_row_with_its_reason_and_others_are_reported(tree):
     whole = json.loads(call('report', tree / 'study/1n', tree / 'study/4n', '--format', 'json').stdout)['systems']
     done = call('report', tree, '--format', 'json')
     assert (done.returncode, done.stderr) == (1, '')
@@ -146,11 +146,11 @@ def test_a_refused_set_is_a_row_with_its_reason_and_the_others_are_reported(tree
     assert [r['refusal'] for r in rows] == [*[''] * 10, *[REFUSAL] * 5]
 
 
-def test_a_refused_set_is_compared_with_nothing(tree):
+def test_refused_set_is_not_compared(tree):
     study = study_of(tree)
     assert [s.name for s in study.systems] == ['1n', '4n', '2n'] and study.baseline.name == '1n'
     assert study.comparisons[2] is None and study.rates[2] is None and not study.splits
-    with pytest.raises(UserError, match='--baseline: 2n is no set: global_batch_size is 128'):
+    with pytest.raises(UserError, match='--baseline: 2n is refused because global_batch_size is 128'):
         study_of(tree, baseline='2n')
     alone = study_of(tree / 'study/2n')
     text = render_table([alone])
@@ -159,21 +159,21 @@ def test_a_refused_set_is_compared_with_nothing(tree):
     assert done.returncode and REFUSAL in done.stdout + done.stderr and not (tree / 'out').exists()
 
 
-def test_a_copy_with_another_seed_is_no_run_of_its_own(tmp_path):
+def test_duplicate_with_another_seed_is_not_counted(tmp_path):
     write_set(tmp_path, epoch_s=lambda k: 10.123 + k, eval_s=1.01)
     copied = (tmp_path / 'result_1.txt').read_text().replace('"key": "seed", "value": 2', '"key": "seed", "value": 77')
     (tmp_path / 'result_3.txt').write_text(copied)
     system = only(tmp_path)
     assert (len(system.runs), len(system.counted), len(system.converged), system.score_minutes) == (5, 4, 4, None)
-    assert system.runs[3].seed == 77 and system.warnings[0].startswith('result_3.txt is a copy of result_1.txt')
-    assert 'no MLPerf score: it takes 5 runs, here are 4' in system.warnings
+    assert system.runs[3].seed == 77 and system.warnings[0].startswith('result_3.txt is a duplicate of result_1.txt')
+    assert 'no MLPerf score: got 4 runs, expected 5' in system.warnings
     assert system.time_s == pytest.approx(2 * (10.123 + (0 + 1 + 2 + 4) / 4 + 1.01))
     found = json.loads(call('report', tmp_path, '--format', 'json').stdout)['systems'][0]
     assert (found['num_runs'], found['num_converged'], found['score_minutes']) == (5, 4, None)
 
 
 def deny(monkeypatch, function, part):
-    """A function of os may not look at paths with some part in them."""
+    """Make a function of os refuse paths that contain `part`."""
     allowed = getattr(os, function)
 
     def refuse(path, **keys):
@@ -183,23 +183,23 @@ def deny(monkeypatch, function, part):
     monkeypatch.setattr(os, function, refuse)
 
 
-def test_a_folder_that_cannot_be_read_is_named(tree, monkeypatch):
+def test_unreadable_folder_is_refused(tree, monkeypatch):
     deny(monkeypatch, 'scandir', '2n')
     study = study_of(tree)
     assert study.systems[2].refusal == 'the folder cannot be read: Permission denied'
     assert study.baseline.name == '1n' and [c is None for c in study.comparisons] == [False, False, True]
-    done = call('report', tree / 'study/2n')  # alone, too
+    done = call('report', tree / 'study/2n')  # also alone
     assert (done.returncode, done.stderr) == (1, '')
     assert 'refused: the folder cannot be read: Permission denied' in done.stdout
 
 
-def test_a_description_in_a_folder_that_may_not_be_entered_is_left_out(tmp_path, monkeypatch):
+def test_description_in_an_inaccessible_folder_is_ignored(tmp_path, monkeypatch):
     folder = write_set(tmp_path / 'us/results/box/resnet', 1)
     deny(monkeypatch, 'stat', 'systems')
-    assert any('box.json cannot be read: Permission denied; left out' in w for w in only(folder).warnings)
+    assert any('box.json cannot be read: Permission denied; ignored' in w for w in only(folder).warnings)
 
 
-def test_what_is_wrong_is_said_before_what_is_weak_or_odd(tmp_path):
+def test_warnings_are_sorted_by_severity(tmp_path):
     write_set(tmp_path, 4, epoch_s=lambda k: 10.123 + k, batch=lambda k: 64 if k else 32, train_samples=1437)
     (tmp_path / 'result_4.txt').write_text((tmp_path / 'result_2.txt').read_text())
     refused = only(tmp_path)
@@ -207,15 +207,15 @@ def test_what_is_wrong_is_said_before_what_is_weak_or_odd(tmp_path):
     runs = [replace(run, path=tmp_path / f'result_{k}.txt', warnings=(LogWarning(1, 'odd'), LogWarning(k, 'no', True)))
             for k in range(2)]
     system = System('box', tmp_path, tmp_path, tuple(runs))
-    assert system.warnings == (f'{runs[1].path.name} is a copy of {runs[0].path.name}: all 10 times of epochs and '
-                               'evaluations are equal to the millisecond; it counts once', 'all 2 logs: no',
-                               'no MLPerf score: it takes 5 runs, here is 1; one run says nothing about the spread',
-                               'the data is another set, not ImageNet', 'all 2 logs: odd')
-    assert refused.warnings[0] == refused.refusal and 'is a copy of' in refused.warnings[1]
+    assert system.warnings == (f'{runs[1].path.name} is a duplicate of {runs[0].path.name}: all 10 times of epochs and '
+                               'evaluations are equal to the millisecond; counted once', 'all 2 logs: no',
+                               'no MLPerf score: got 1 run, expected 5; the spread of a single run is unknown',
+                               'the data set is unnamed, not ImageNet', 'all 2 logs: odd')
+    assert refused.warnings[0] == refused.refusal and 'is a duplicate of' in refused.warnings[1]
 
 
-def test_a_set_has_no_score_while_a_run_is_running(tmp_path):
-    # Five runs of equal whole seconds, with few different accuracies: no copies, as a coarse clock has them.
+def test_set_has_no_score_while_a_run_is_running(tmp_path):
+    # Five runs of equal whole seconds and few accuracies are no duplicates, as a coarse clock produces them.
     found = only(write_set(tmp_path, accuracies=[0.1] * 20 + [0.76]))
     system = replace(found, runs=(replace(found.runs[0], status='running'), *found.runs[1:]))
     assert found.score_minutes and system.score_minutes is None and len(system.converged) == 4
@@ -227,21 +227,21 @@ def make_socket(path):
         s.bind(os.path.relpath(path))
 
 
-@pytest.mark.parametrize('make, why', [
-    (os.mkfifo, 'it is a named pipe, not a file'), (os.mkdir, 'it is a folder, not a file'),
-    (lambda p: os.symlink('/dev/zero', p), 'it is a device, not a file'), (make_socket, 'No such device or address'),
+@pytest.mark.parametrize('make, error', [
+    (os.mkfifo, 'got a named pipe, expected a file'), (os.mkdir, 'got a folder, expected a file'),
+    (lambda p: os.symlink('/dev/zero', p), 'got a device, expected a file'), (make_socket, 'No such device or address'),
     (lambda p: os.symlink(p.name, p), 'Too many levels of symbolic links')])
-def test_what_is_no_file_is_not_waited_for(tmp_path, monkeypatch, make, why):
+def test_special_files_do_not_block(tmp_path, monkeypatch, make, error):
     write_set(tmp_path / 'runs', 2)
     monkeypatch.chdir(tmp_path)  # the name of a socket is short
     make(tmp_path / 'runs/result_2.txt')
     done = call('report', 'runs')
-    assert done.returncode == 1 and f'result_2.txt: cannot read the log: {why}' in done.stdout
+    assert done.returncode == 1 and f'result_2.txt: cannot read the log: {error}' in done.stdout
     done = call('check', 'runs/result_2.txt')
-    assert done.returncode == 2 and (f'result_2.txt: cannot read the log: {why}\n' in done.stderr or make is os.mkdir)
+    assert done.returncode == 2 and (f'result_2.txt: cannot read the log: {error}\n' in done.stderr or make is os.mkdir)
 
 
-def test_named_pipes_beside_a_log_are_not_waited_for(tmp_path):
+def test_named_pipes_beside_a_log_do_not_block(tmp_path):
     write_set(tmp_path / 'runs', 5)
     for name in ('env.json', 'metrics.jsonl', 'telemetry_0_alpha.jsonl'):
         os.mkfifo(tmp_path / 'runs' / name)
@@ -249,64 +249,61 @@ def test_named_pipes_beside_a_log_are_not_waited_for(tmp_path):
     call('package', tmp_path / 'runs', '--org', 'us', '--system', 'x', '--out', tmp_path / 'o')
 
 
-def test_paths_that_lead_nowhere_are_one_line(tmp_path):
+def test_invalid_paths_are_one_line_errors(tmp_path):
     os.symlink('loop', tmp_path / 'loop')
     os.mkfifo(tmp_path / 'pipe')
     os.symlink(tmp_path, tmp_path / 'again')  # a loop of folders is walked once
     write_set(tmp_path / 'runs', 1)
     assert len(load_systems([tmp_path])) == 1
-    for name, why in [('pipe', 'neither a file nor a folder'), ('none', 'no such folder')]:
+    for name, error in [('pipe', 'neither a file nor a folder'), ('none', 'no such folder')]:
         done = call('report', tmp_path / name)
-        assert (done.returncode, done.stdout) == (2, '') and f'{name}: {why}; expected' in done.stderr
+        assert (done.returncode, done.stdout) == (2, '') and f'{name}: {error}; expected' in done.stderr
     done = call('report', tmp_path / 'loop')
     assert done.returncode == 1 and 'Too many levels of symbolic links' in done.stdout
 
 
 @pytest.mark.parametrize('folder', ['logs', pytest.param('../shared/published', marks=pytest.mark.needs_published)])
-def test_no_real_log_is_suspected(folder):
+def test_no_real_log_is_a_duplicate(folder):
     runs = [r for s in load_systems([ROOT / folder]) for r in s.runs]
     assert len(runs) > 10 and find_copies(runs) == []
 
 
-def test_a_system_that_is_a_copy_of_another_is_said(tmp_path):
+def test_duplicate_of_another_system_is_reported(tmp_path):
     for name, epoch_s in (('a', 10), ('c', 20)):  # whole seconds, and a curve of accuracies
         write_set(tmp_path / 's' / name, epoch_s=lambda k, e=epoch_s: e + k, accuracies=(0.1, 0.2, 0.3, 0.4, 0.76))
     for path in (tmp_path / 's/a').iterdir():
         write_lines(tmp_path / 's/b' / path.name, [path.read_text().replace('"seed", "value": ', '"seed", "value": 9')])
     study = study_of(tmp_path)
-    said = 'all 5 logs have the times of logs of a: they are copies, not runs of another system'
-    assert {s.name: s.doubts for s in study.systems} == {'a': (), 'b': (said,), 'c': ()}
-    assert f'- b: {said}' in render_table([study])
-    assert {s.name for s, c in zip(study.systems, study.comparisons) if c} == {'a', 'c'}  # a ratio would say nothing
+    doubt = 'all 5 logs have the same times as logs of a; they are duplicates, not runs of another system'
+    assert {s.name: s.doubts for s in study.systems} == {'a': (), 'b': (doubt,), 'c': ()}
+    assert f'- b: {doubt}' in render_table([study])
+    assert {s.name for s, c in zip(study.systems, study.comparisons) if c} == {'a', 'c'}  # a ratio is meaningless
     assert {s.name for s, r in zip(study.systems, study.rates) if r} == {'a', 'c'}
 
 
-def test_one_log_of_another_system_is_named(tmp_path):
+def test_one_duplicate_log_of_another_system_is_named(tmp_path):
     for name, epoch_s in (('s', 10.123), ('other', 20.123)):
         write_set(tmp_path / name / 'a', epoch_s=lambda k, e=epoch_s: e + k)
     (tmp_path / 'other/a/result_3.txt').write_text((tmp_path / 's/a/result_1.txt').read_text())
     first, second = load_systems([tmp_path])
     copied = next(s for s in (first, second) if s.doubts)
     assert [len(s.doubts) for s in (first, second)] == [0, 1]
-    assert copied.doubts == (f'result_1.txt has the times of result_3.txt of {first.folder}: one is a copy of the '
-                             'other',)
+    assert copied.doubts == (f'result_1.txt has the same times as result_3.txt of {first.folder}; one is a duplicate',)
 
 
-@pytest.mark.parametrize('numbers, said', [
-    ((0, 1, 2, 3, 7), 'result_4, 5, 6 are missing: what became of those runs?'),
-    ((0, 1, 2, 3, 5), 'result_4 is missing: what became of that run?'),
-    ((1, 2, 3, 4, 5), None), ((2, 3, 4, 5, 6), 'result_1 is missing: what became of that run?'), ((7,), None),
-    ((0, 999_999_999), 'result_1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999999988 more are missing: what became of those '
-                       'runs?')])
-def test_holes_in_the_numbers_are_said(tmp_path, numbers, said):
+@pytest.mark.parametrize('numbers, missing', [
+    ((0, 1, 2, 3, 7), '4, 5, 6'), ((0, 1, 2, 3, 5), '4'), ((1, 2, 3, 4, 5), None), ((2, 3, 4, 5, 6), '1'), ((7,), None),
+    ((0, 999_999_999), '1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999999988 more')])
+def test_gaps_in_the_numbers_are_reported(tmp_path, numbers, missing):
     for k, number in enumerate(numbers):
         write_lines(tmp_path / f'result_{number}.txt', run_lines(seed=k, epoch_s=10.123 + k))
-    assert [w for w in only(tmp_path).warnings if 'missing' in w] == ([said] if said else [])
+    text = f'result_<k>.txt is missing for k = {missing}; the numbering has a gap'
+    assert [w for w in only(tmp_path).warnings if 'missing' in w] == ([text] if missing else [])
 
 
-def test_a_run_whose_clock_contradicts_itself_did_converge(tmp_path):
+def test_run_with_a_contradictory_clock_is_not_counted(tmp_path):
     path = write_set(tmp_path, epoch_s=lambda k: 100.123 + k) / 'result_4.txt'
     path.write_text(path.read_text().replace(mllog('run_start', 0), mllog('run_start', 60)))
     found = only(tmp_path)
     assert found.runs[4].status == 'failed'
-    assert '1 of 5 runs does not count: the log contradicts itself' in found.warnings
+    assert '1 of 5 runs not counted because of contradictions in the log' in found.warnings

@@ -1,4 +1,4 @@
-"""launch/setup_ngc.sh: which Python and which programs are taken for the container's."""
+"""launch/setup_ngc.sh: choice of the container's Python and programs."""
 import os
 import sys
 
@@ -7,14 +7,14 @@ from helpers import ROOT, run, write_files
 
 
 def call(function, folder, path):
-    """Calls a function of the script as launch/setup.sh does."""
+    """Call a function of the script as launch/setup.sh does."""
     script = f'set -euo pipefail; fail() {{ echo "$1" >&2; exit 2; }}; . {ROOT}/launch/setup_ngc.sh; {function}'
     return run(['bash', '-c', script], cwd=folder, env={'PATH': f'{path}:{os.defpath}'})
 
 
 @pytest.fixture
 def container(tmp_path):
-    """A Python that has what the container's has, and the .venv of a checkout beside it that has it as well."""
+    """Python with the packages of the container's, and the .venv of a checkout beside it with the same ones."""
     for folder in (tmp_path / 'container', tmp_path / '.venv'):
         assert run([sys.executable, '-m', 'venv', '--without-pip', folder]).returncode == 0
         [packages] = folder.glob('lib/python3*/site-packages')
@@ -22,20 +22,18 @@ def container(tmp_path):
     return tmp_path
 
 
-def test_an_environment_that_is_about_to_go_is_not_the_containers_python(container):
+def test_venv_of_the_checkout_is_not_the_containers_python(container):
     found = call('find_container_python', container, f'{container}/.venv/bin:{container}/container/bin')
     assert found.returncode == 0 and found.stdout.strip() == str(container / 'container/bin/python3'), found.stderr
     found = call('find_container_python', container, f'{container}/.venv/bin')
-    assert found.returncode == 2 and 'got no python3 in PATH that has mxnet' in found.stderr
+    assert found.returncode == 2 and 'got no python3 in PATH with mxnet' in found.stderr
 
 
-def test_a_program_that_the_container_lacks_is_named(tmp_path):
+def test_missing_program_of_the_container_is_named(tmp_path):
     # The environment's own programs are not the container's.
     codes = {'.venv/bin/mpirun': 2, '.venv/bin/horovodrun': 3, 'bin/mpirun': 0}
     write_files(tmp_path, {name: f'#!/bin/sh\nexit {code}' for name, code in codes.items()}, mode=0o755)
     path = f'{tmp_path}/.venv/bin:{tmp_path}/bin'
-
     done = call('link_container_programs', tmp_path, path)
-
     assert done.returncode == 2 and 'horovodrun is missing in this container' in done.stderr
     assert run([tmp_path / '.venv/bin/mpirun'], env={}).returncode == 0

@@ -1,26 +1,27 @@
-"""What reads the events of a run, on a disk that takes no more, and of a run that goes on otherwise."""
+"""Event sinks on a full disk, and of a run resumed with another configuration."""
 import json
 import logging
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from helpers import HANG_LIMIT_S
+from msgspec.structs import replace
 from tensorboardX import record_writer
 
-from mlperf_rn50.config import Config, TrainConfig
+from mlperf_rn50.config import Config
 from mlperf_rn50.errors import StorageError
-from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.mlperf.writer import RunLog
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.system import telemetry
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train import events
-from mlperf_rn50.train.changes import Change
+from mlperf_rn50.train.checkpoint.changes import Change
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder
+from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
-from mlperf_rn50.train.run_folder import RunFolder
 from mlperf_rn50.train.sinks.metrics import Metrics
 from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
 from mlperf_rn50.train.sinks.tensorboard import TensorBoard
@@ -36,11 +37,11 @@ CHANGES = [Change('schedule.base_lr', 0.02, 0.5), Change('train.max_epochs', Non
 
 def assert_named(sink, event, name):
     with pytest.raises(StorageError, match=f'{name}: cannot write: No space left on device; the disk at ') as e:
-        sink.see(event)
+        sink.handle(event)
     assert '\n' not in str(e.value)
 
 
-def test_the_configuration_on_a_full_disk(tmp_path, monkeypatch):
+def test_configuration_on_a_full_disk(tmp_path, monkeypatch):
     def fail(_):
         raise OSError(28, 'No space left on device')
     monkeypatch.setattr('os.fsync', fail)
@@ -49,14 +50,14 @@ def test_the_configuration_on_a_full_disk(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ['metrics.jsonl'] and not run.metrics.read_text()
 
 
-def test_metrics_and_the_words_of_the_terminal_on_a_full_disk(capsys):
+def test_metrics_and_terminal_log_on_a_full_disk(capsys):
     assert_named(Metrics(SimpleNamespace(metrics=FULL)), STEP, FULL)
     assert_named(Terminal(SimpleNamespace(train_log=FULL, result=Path('r'))), events.Warned('x'), FULL)
-    said = capsys.readouterr().err
-    assert said.count('\n') == 1 and 'Traceback' not in said
+    output = capsys.readouterr().err
+    assert output.count('\n') == 1 and 'Traceback' not in output
 
 
-def test_a_terminal_shows_a_bar_with_the_time_left(monkeypatch, capsys):
+def test_terminal_shows_a_bar_with_the_time_left(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, 'isatty', lambda: True, raising=False)
     progress = EpochProgress(logging.getLogger('none'), 0, 5, 2)
     progress.update(1.5, 0.1, 100.0)
@@ -69,7 +70,7 @@ def test_tensorboard_on_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb', buffering=0))
     with pytest.raises(StorageError, match=f'{tmp_path}/tensorboard: cannot write: No space left'):
         TensorBoard(tmp_path / 'tensorboard', 0)
-    monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb'))  # says it when it is flushed
+    monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb'))  # fails when it is flushed
     assert_named(TensorBoard(tmp_path / 'tensorboard', 0), STEP, tmp_path / 'tensorboard')
 
 
@@ -77,29 +78,29 @@ def test_telemetry_on_a_full_disk_ends_the_run_from_its_thread(tmp_path, monkeyp
     monkeypatch.setattr(telemetry, 'PERIOD_S', 0.0)
     sampler = Telemetry(tmp_path / 'telemetry_0_n1.jsonl')
     sink = Sampled(sampler)
-    sink.see(STEP)
+    sink.handle(STEP)
     monkeypatch.setattr(sampler._file, '_file', open(FULL, 'ab', buffering=0))
     sampler._thread.join(HANG_LIMIT_S)
     assert_named(sink, STEP, 'telemetry_0_n1.jsonl')
     sink.close()
 
 
-def test_what_a_resumed_run_does_otherwise_is_told_everywhere(tmp_path, capsys):
+def test_changes_of_a_resumed_run_are_in_every_output(tmp_path, capsys):
     run = RunFolder(tmp_path, 0)
     run.metrics.write_text('{"event": "train", "step": 40}\n{"event": "tra')
     sinks = events.Sinks([Metrics(run), Terminal(run), MlperfLog(RunLog(run.result, run.result_v06))])
-    sinks.see(RESUMED)
-    sinks.see(replace(RESUMED, changes=CHANGES))
+    sinks.handle(RESUMED)
+    sinks.handle(replace(RESUMED, changes=CHANGES))
     sinks.close()
     same, other = [json.loads(line) for line in run.metrics.read_text().splitlines()][1:]
     changed = {'schedule.base_lr': [0.02, 0.5], 'train.max_epochs': [None, 9]}
     assert 'changed' not in same and other['changed'] == changed
     for path in (run.train_log, None):
-        said = path.read_text() if path else capsys.readouterr().err
-        assert said.count('changed: schedule.base_lr 0.02 -> 0.5, train.max_epochs null -> 9') == 1
+        output = path.read_text() if path else capsys.readouterr().err
+        assert output.count('changed: schedule.base_lr 0.02 -> 0.5, train.max_epochs null -> 9') == 1
     for path in (run.result, run.result_v06):
         resumed = [line for line in path.read_text().splitlines() if 'run_resumed' in line]
         assert ['"changed"' in line for line in resumed] == [False, True]
         assert json.dumps(changed) in resumed[1]
-    assert ('the run went on with another configuration: schedule.base_lr 0.02 -> 0.5, train.max_epochs None -> 9'
+    assert ('the run was resumed with another configuration: schedule.base_lr 0.02 -> 0.5, train.max_epochs None -> 9'
             in [w.text for w in read_run(run.result).warnings])

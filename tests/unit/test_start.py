@@ -1,4 +1,4 @@
-"""The plan of a run that begins or goes on, and what the optimizer is told when it goes on."""
+"""Start and resumption of a run: plan, checkpoint, configuration changes and lock."""
 import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -9,19 +9,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mlperf_rn50.config import Config, DataConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig, to_tree
+from mlperf_rn50.config import Config, RunConfig, to_tree
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import temporary_of
-from mlperf_rn50.mlperf.writer import RunLog
-from mlperf_rn50.train import checkpoint, start
-from mlperf_rn50.train.changes import FREE, find_changes, parse_allowed
-from mlperf_rn50.train.comm import LocalComm
-from mlperf_rn50.train.loss_scale import LossScale
+from mlperf_rn50.mllog.writer import RunLog
+from mlperf_rn50.train import session
+from mlperf_rn50.train.checkpoint import checkpoint
+from mlperf_rn50.train.checkpoint.changes import FREE, find_changes, parse_allowed
+from mlperf_rn50.train.checkpoint.progress import Progress
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder, new_run
+from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.optimizer import Optimizer
+from mlperf_rn50.train.options import OptimizerConfig, ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
-from mlperf_rn50.train.progress import Progress
-from mlperf_rn50.train.run_folder import RunFolder, new_run
-from mlperf_rn50.train.start import Host, _restore, hold_run, load_resumption, nodes_of, plan_new, plan_resumed
+from mlperf_rn50.train.schedule import LossScale
+from mlperf_rn50.train.session import RankPlace, hold_run, load_resumption, nodes_of, plan_new, plan_resumed
+from mlperf_rn50.train.start import _restore
 
 
 def make_config(folder, **train) -> Config:
@@ -31,7 +35,7 @@ def make_config(folder, **train) -> Config:
 
 
 def progress_of(config, num_ranks, step):
-    """How far a run of some ranks is after a step."""
+    """Return the progress of a run after a step."""
     plan = make_plan(config, num_ranks)
     batch = plan.global_batch_size
     return Progress(step, 5, num_ranks, 0.5, 9.0, batch, batch, 640, 0, [0] * num_ranks,
@@ -39,12 +43,12 @@ def progress_of(config, num_ranks, step):
 
 
 def test_nodes_are_counted_in_the_order_of_their_first_rank():
-    hosts = [Host(name, 0, 1, '0') for name in ('b', 'a', 'b', 'c')]
+    hosts = [RankPlace(name, 0, 1, '0') for name in ('b', 'a', 'b', 'c')]
     assert nodes_of(hosts) == [0, 1, 0, 2]
 
 
-def test_a_new_run_draws_a_seed_and_knows_its_nodes(tmp_path):
-    comm = LocalComm()
+def test_new_run_draws_a_seed_and_has_its_nodes(tmp_path):
+    comm = Comm()
     comm.world_size = 4
     plan, progress = plan_new(make_config(tmp_path), comm, [0, 0, 1, 1])
     assert plan_new(make_config(tmp_path), comm, [0, 0, 1, 1])[1].seed != progress.seed
@@ -53,26 +57,26 @@ def test_a_new_run_draws_a_seed_and_knows_its_nodes(tmp_path):
 
 
 def found_of(before):
-    return checkpoint.Found(Path('none/step_00000010'), before, {})
+    return checkpoint.LoadedCheckpoint(Path('none/step_00000010'), before, {})
 
 
 def resume(before, now, num_ranks, *, is_elastic=False, allowed=(), nodes=None):
-    """Plan and record of a run that is resumed with a configuration."""
+    """Return plan and progress of a run that is resumed with a configuration."""
     return plan_resumed(now, num_ranks, nodes or [0] * num_ranks, found_of(before), is_elastic, allowed)
 
 
 def restored(found, progress, optimizer='sgd'):
-    """The trainer of a run that went back to a checkpoint."""
+    """Return the trainer of a run restored from a checkpoint."""
     shapes = {n: a.shape for n, a in found.arrays.items()}
     trainer = SimpleNamespace(restore=lambda arrays: None, array_shapes=lambda: shapes, loss_scale=LossScale(1.0),
                               optimizer=SimpleNamespace(_config=OptimizerConfig(optimizer), last_lr=None,
                                                         is_batch_new=False))
-    _restore(trainer, LocalComm(), found, progress)
+    _restore(SimpleNamespace(comm=Comm(), progress=progress), trainer, found)
     return trainer
 
 
 @pytest.mark.parametrize('name', ['sgd', 'lars'])
-def test_with_half_of_the_ranks_the_momentum_follows_the_rate_that_was_applied_last(tmp_path, name):
+def test_momentum_with_half_the_ranks_follows_the_last_applied_rate(tmp_path, name):
     config = make_config(tmp_path)
     before = progress_of(config, 4, 10)  # half an epoch
     plan, progress = resume(before, config, 2, is_elastic=True)
@@ -80,10 +84,10 @@ def test_with_half_of_the_ranks_the_momentum_follows_the_rate_that_was_applied_l
     assert (progress.last_lr, progress.num_resumes, plan.lr_scale) == (before.last_lr, 1, 0.5)
     optimizer = restored(found_of(before), progress, name).optimizer
     factor = Optimizer._momentum(optimizer, plan.learning_rate(progress.step)) / 0.9
-    assert factor == pytest.approx(0.5, abs=2e-3) and factor != 0.5  # a step further in the schedule, too
+    assert factor == pytest.approx(0.5, abs=2e-3) and factor != 0.5  # also a step further in the schedule
 
 
-def test_with_as_many_ranks_sgd_goes_on_as_if_it_had_not_stopped(tmp_path):
+def test_sgd_with_the_same_ranks_resumes_unchanged(tmp_path):
     config = make_config(tmp_path)
     before = replace(progress_of(config, 4, 10), loss_scale=512.0, num_finite_steps=7)
     trainer = restored(found_of(before), resume(before, config, 4)[1])
@@ -91,23 +95,23 @@ def test_with_as_many_ranks_sgd_goes_on_as_if_it_had_not_stopped(tmp_path):
     assert trainer.loss_scale == LossScale(512.0, 7)
 
 
-def test_an_epoch_begins_anew_where_other_nodes_shuffle_their_own_images(tmp_path):
+def test_epoch_restarts_if_the_nodes_of_a_shuffle_by_node_change(tmp_path):
     config = make_config(tmp_path)
     config = replace(config, data=replace(config.data, shuffle='node'))
     before = replace(progress_of(config, 4, 30), nodes=[0, 0, 1, 1])
     assert [resume(before, config, 4, nodes=n)[1].step for n in ([0, 0, 1, 1], [0, 1, 0, 1])] == [30, 20]
 
 
-class OtherRank(LocalComm):
-    """Rank 1 of two; said: what rank 0 shares, in turn."""
+class OtherRank(Comm):
+    """Rank 1 of two; `shared` are the values from rank 0, in order."""
 
     rank = 1
 
-    def __init__(self, *said):
-        self.said = list(said)
+    def __init__(self, *shared):
+        self.shared = list(shared)
 
     def gather_object(self, value):
-        return [self.said.pop(0), value]
+        return [self.shared.pop(0), value]
 
 
 @pytest.fixture
@@ -120,9 +124,9 @@ def run(tmp_path):
     return folder
 
 
-def test_rank_0_alone_reads_a_checkpoint_and_shares_what_it_found(run, monkeypatch):
+def test_rank_0_alone_reads_a_checkpoint_and_shares_it(run, monkeypatch):
     older, newer = checkpoint.list_checkpoints(run.checkpoints)
-    read = load_resumption(LocalComm(), run, run.checkpoints)
+    read = load_resumption(Comm(), run, run.checkpoints)
     assert (read.path, read.progress.step, set(read.arrays)) == (newer, 6, {'a'})
     monkeypatch.setattr(checkpoint, '_load', None)  # a rank that reads fails
     other = load_resumption(OtherRank(None, [str(older), vars(read.progress)]), run, run.checkpoints)
@@ -131,30 +135,30 @@ def test_rank_0_alone_reads_a_checkpoint_and_shares_what_it_found(run, monkeypat
         load_resumption(OtherRank('it is damaged'), run, run.checkpoints)
 
 
-def test_a_run_that_reached_its_target_is_not_resumed_and_its_log_not_touched(run):
+def test_converged_run_is_not_resumed_and_its_log_is_unchanged(run):
     RunLog(run.result, None, is_resumed=True).run_stop('converged')
     log = run.result.read_bytes()
-    with pytest.raises(UserError, match='a run that reached its target; there is nothing to go on with'):
-        load_resumption(LocalComm(), run, run.checkpoints)
+    with pytest.raises(UserError, match='a run that reached its target; there is nothing to resume'):
+        load_resumption(Comm(), run, run.checkpoints)
     assert run.result.read_bytes() == log
 
 
-def test_of_a_folder_the_newest_whole_one_is_taken_and_a_named_one_is_taken_at_its_word(run):
+def test_newest_intact_checkpoint_is_resumed_and_a_damaged_named_one_is_refused(run):
     older, newer = checkpoint.list_checkpoints(run.checkpoints)
     (newer / 'arrays.npz').write_bytes(b'x')
-    found = load_resumption(LocalComm(), run, run.checkpoints)
+    found = load_resumption(Comm(), run, run.checkpoints)
     assert (found.path, found.progress.step) == (older, 3)
     [(path, reason)] = found.damaged
     assert path == newer and reason.startswith(f'{newer}: ') and 'arrays.npz is damaged' in reason
     with pytest.raises(UserError, match=f'the one before it is {older}: --resume {older}'):
-        load_resumption(LocalComm(), run, newer)
-    assert checkpoint.list_checkpoints(run.checkpoints) == [older, newer]  # nothing was done yet
+        load_resumption(Comm(), run, newer)
+    assert checkpoint.list_checkpoints(run.checkpoints) == [older, newer]  # nothing is changed yet
     restored(found, found.progress)
     assert checkpoint.list_checkpoints(run.checkpoints) == [older] and not found.arrays
     assert (run.checkpoints / f'damaged_{newer.name}' / 'state.json').exists()
 
 
-def test_the_configuration_is_that_of_the_run_before_or_the_keys_are_named(tmp_path):
+def test_changed_configuration_is_refused_unless_allowed(tmp_path):
     config = make_config(tmp_path)
     before = replace(progress_of(config, 4, 10), config=to_tree(config))
     other = replace(config, schedule=replace(config.schedule, base_lr=0.5), data=replace(config.data, crop='none'),
@@ -162,8 +166,8 @@ def test_the_configuration_is_that_of_the_run_before_or_the_keys_are_named(tmp_p
     with pytest.raises(UserError) as e:
         resume(before, other, 4, allowed=['data.crop'])
     assert str(e.value).endswith(
-        'the configuration is not that of the run before: schedule.base_lr 0.4 -> 0.5; leave it as it was, or accept '
-        'just this with --allow-changed data.crop,schedule.base_lr')
+        'the configuration differs from the run before: schedule.base_lr 0.4 -> 0.5; restore it, or accept these '
+        'changes with --allow-changed data.crop,schedule.base_lr')
     plan, progress = resume(before, other, 4, allowed=['schedule.base_lr', 'data.crop'])
     assert progress.config == to_tree(plan.config) and progress.config['schedule']['base_lr'] == 0.5
     assert [str(c) for c in find_changes(before.config, plan.config)] == [
@@ -171,21 +175,21 @@ def test_the_configuration_is_that_of_the_run_before_or_the_keys_are_named(tmp_p
         'train.max_epochs null -> 9']
 
 
-def test_a_run_keeps_its_seed_its_data_its_ranks_and_its_batch(tmp_path):
+def test_resumed_run_keeps_seed_data_ranks_and_batch(tmp_path):
     config = make_config(tmp_path)
-    before = replace(progress_of(config, 4, 10), config=to_tree(config))  # of seed 5, which was drawn
+    before = replace(progress_of(config, 4, 10), config=to_tree(config))  # seed 5 was drawn
     assert resume(before, config, 4)[0].config.run.seed == 5
-    for section, key, value, num_ranks, said in (
+    for section, key, value, num_ranks, message in (
             ('run', 'seed', 6, 4, 'run.seed: got 6, the checkpoint has 5'),
             ('data', 'num_train', 320, 4, 'data.num_train: got 320, the checkpoint has 640'),
             ('run', 'seed', 5, 2, 'ranks: got 2, the checkpoint has 4; start 4 ranks'),
             ('train', 'local_batch_size', 4, 4, 'train.global_batch_size: got 16, the checkpoint has 32')):
         other = replace(config, **{section: replace(getattr(config, section), **{key: value})})
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             resume(before, other, num_ranks, allowed=[f'{section}.{key}'])
 
 
-def test_keys_that_may_change_exist():
+def test_keys_that_may_change_must_exist():
     known = {f'{name}.{key}' for name, keys in to_tree(Config()).items() for key in keys}
     assert FREE < known
     assert parse_allowed('') == () and parse_allowed('data.crop,run.dir') == ('data.crop', 'run.dir')
@@ -194,21 +198,21 @@ def test_keys_that_may_change_exist():
 
 
 def hold(run):
-    return hold_run(LocalComm(), run, SimpleNamespace(now=lambda: None))
+    return hold_run(Comm(), run, SimpleNamespace(now=lambda: None))
 
 
-def test_who_writes_a_run_holds_it_and_clears_what_a_killed_one_left(run, capsys, monkeypatch):
-    left = [run.checkpoints / '.step_00000009.1.tmp', run.checkpoints / '.step_00000003.1.old.tmp']
-    for path in left:
+def test_writer_locks_a_run_and_removes_leftovers_of_a_killed_one(run, capsys, monkeypatch):
+    leftovers = [run.checkpoints / '.step_00000009.1.tmp', run.checkpoints / '.step_00000003.1.old.tmp']
+    for path in leftovers:
         path.mkdir()
         (path / 'arrays.npz').write_bytes(b'half')
     run.weights.mkdir()
-    left += [temporary_of(p) for p in (run.weights / 'best.npz', run.weights / 'last.json', run.config, run.env)]
+    leftovers += [temporary_of(p) for p in (run.weights / 'best.npz', run.weights / 'last.json', run.config, run.env)]
     others = [temporary_of(RunFolder(run.dir, 1).config), run.dir / '.config.yaml', run.checkpoints / 'step_x']
-    for path in (*left[2:], *others):
+    for path in (*leftovers[2:], *others):
         path.write_text('half')
-    monkeypatch.setattr(start, '_LOCK_LIMIT_S', 0.0)
-    monkeypatch.setattr(start, '_LOCK_PERIOD_S', 0.01)
+    monkeypatch.setattr(session, '_LOCK_LIMIT_S', 0.0)
+    monkeypatch.setattr(session, '_LOCK_PERIOD_S', 0.01)
     with open(run.lock, 'a') as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         other.write('process 7 on h9')
@@ -216,29 +220,29 @@ def test_who_writes_a_run_holds_it_and_clears_what_a_killed_one_left(run, capsys
         with pytest.raises(UserError, match=r'\.run_0\.lock: process 7 on h9 writes this run'), hold(run):
             pass
         assert capsys.readouterr().err.count('waiting for it') == 1
-        assert all(path.exists() for path in left)  # of a writer that lives
+        assert all(path.exists() for path in leftovers)  # the writer is alive
     with hold(run):
-        assert not any(path.exists() for path in left) and all(path.exists() for path in others)
+        assert not any(path.exists() for path in leftovers) and all(path.exists() for path in others)
         with pytest.raises(UserError, match=f'process {os.getpid()} on'), hold(run):
             pass
-    with hold(run):  # given back
+    with hold(run):  # the lock was released
         pass
 
 
-def test_a_new_run_clears_what_a_killed_one_before_it_left(run, tmp_path):
-    left, written = (folder.checkpoints / '.step_00000009.1.tmp' for folder in (run, new_run(tmp_path)))
-    for path in (left, written):
+def test_new_run_removes_leftovers_of_a_killed_one(run, tmp_path):
+    leftovers, written = (folder.checkpoints / '.step_00000009.1.tmp' for folder in (run, new_run(tmp_path)))
+    for path in (leftovers, written):
         path.mkdir(parents=True)
     with open(RunFolder(tmp_path, 1).lock, 'a') as other, hold(new_run(tmp_path)):
-        assert not left.exists() and not written.exists()
+        assert not leftovers.exists() and not written.exists()
         written.mkdir()
         fcntl.flock(other, fcntl.LOCK_EX)
         with hold(new_run(tmp_path)):
-            assert written.exists()  # its writer lives
+            assert written.exists()  # the writer is alive
 
 
-def test_it_is_waited_for_until_the_other_one_ends(run, monkeypatch):
-    monkeypatch.setattr(start, '_LOCK_PERIOD_S', 0.0)
+def test_lock_is_awaited_until_the_other_writer_ends(run, monkeypatch):
+    monkeypatch.setattr(session, '_LOCK_PERIOD_S', 0.0)
     other = open(run.lock, 'a')
     fcntl.flock(other, fcntl.LOCK_EX)
     beats = []
@@ -247,42 +251,42 @@ def test_it_is_waited_for_until_the_other_one_ends(run, monkeypatch):
         beats.append(1)
         if len(beats) == 3:
             other.close()
-    with hold_run(LocalComm(), run, SimpleNamespace(now=now)):
+    with hold_run(Comm(), run, SimpleNamespace(now=now)):
         assert len(beats) == 3
 
 
-def test_a_file_system_without_locks_is_said(run, monkeypatch, capsys):
+def test_file_system_without_locks_is_a_warning(run, monkeypatch, capsys):
     def refuse(*_):
         raise OSError(95, 'Operation not supported')
     monkeypatch.setattr(fcntl, 'flock', refuse)
-    left = run.checkpoints / '.step_00000009.1.tmp'
-    left.mkdir()
+    leftovers = run.checkpoints / '.step_00000009.1.tmp'
+    leftovers.mkdir()
     with hold(run):
         assert 'this file system has no locks (Operation not supported)' in capsys.readouterr().err
-        assert left.exists()  # who knows whose
+        assert leftovers.exists()  # the owner is unknown
 
 
-def test_a_number_is_given_once(tmp_path):
+def test_run_numbers_are_unique(tmp_path):
     with ThreadPoolExecutor(16) as pool:
         runs = list(pool.map(lambda _: new_run(tmp_path), range(64)))
     assert sorted(run.index for run in runs) == list(range(64))
-    assert not list(tmp_path.glob('result*'))  # no trap for who reads logs
+    assert not list(tmp_path.glob('result*'))  # no empty log for readers
     (tmp_path / 'result_70.txt').touch()
     assert new_run(tmp_path).index == 71
 
 
 @pytest.mark.parametrize('step, kept', [(100, [40, 100]), (400, [40, 200, 300]), (200, [40, 200]), (40, [40])])
-def test_a_run_that_goes_on_finds_its_own_checkpoints_to_be_the_newest(tmp_path, step, kept):
+def test_checkpoints_of_a_resumed_run_are_the_newest(tmp_path, step, kept):
     before = progress_of(make_config(tmp_path), 1, 200)
     for number in (40, 200, 300):
         checkpoint.save(tmp_path, replace(before, step=number), {}, 9)
     origin = tmp_path / ('step_00000040' if step == 40 else 'step_00000200')
-    checkpoint.begin_again(tmp_path, origin, replace(before, step=step), {})
+    checkpoint.rewind(tmp_path, origin, replace(before, step=step), {})
     found = checkpoint.list_checkpoints(tmp_path)
     assert [checkpoint.load(p)[0].step for p in found] == kept
 
 
-def test_keys_that_are_newer_than_the_run_and_a_default_that_became_null_are_no_changes():
+def test_new_keys_and_a_default_that_became_null_are_no_changes():
     before = to_tree(Config())
     del before['optimizer']['nesterov']
     assert not find_changes(before, Config())
@@ -290,5 +294,5 @@ def test_keys_that_are_newer_than_the_run_and_a_default_that_became_null_are_no_
     assert [str(c) for c in find_changes(before, now)] == ['optimizer.nesterov false -> true']
     before['model']['fused_bn_relu'] = False
     assert [str(c) for c in find_changes(before, Config())] == ['model.fused_bn_relu false -> null']  # chosen
-    del before['model']['fused_bn_add_relu']  # which came when the default became null
+    del before['model']['fused_bn_add_relu']  # added when the default became null
     assert not find_changes(before, Config())

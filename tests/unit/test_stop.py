@@ -1,4 +1,4 @@
-"""Ctrl-C, a closed terminal and a launcher's word: asked once a run stops by itself, asked twice it ends at once."""
+"""Stop signals: the first stop request ends a run in order, the second one at once."""
 import os
 import queue
 import shutil
@@ -13,32 +13,32 @@ import psutil
 import pytest
 from helpers import CLI, HANG_LIMIT_S, own_signals, skip_for, wait_for
 
-from mlperf_rn50.train import stop
-from mlperf_rn50.train.stop import Asked
+from mlperf_rn50.train.watchdog import signals as stop_signals
+from mlperf_rn50.train.watchdog.signals import StopRequests
 
 INT, TERM, HUP, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
-# Asked to stop it ends with 75, as a run does after its checkpoint; stuck, it is in a native call for good.
+# With ASKED it exits with 75 on a stop request, as a run does after its checkpoint; with STUCK it never stops itself.
 PROGRAM = '''
 import ctypes, os, signal, sys, time
 from mlperf_rn50.cli import main
-from mlperf_rn50.cli._ranks import in_rank
+from mlperf_rn50.cli.ranks import in_rank
 from mlperf_rn50.config import Config
 def rank(position):
     print('ready', flush=True)
     {body}
     return 7
-sys.modules['mlperf_rn50.cli.report'] = sys  # a command of its own
+sys.modules['mlperf_rn50.cli.report'] = sys  # a made-up command
 sys.run = lambda _: in_rank(rank, Config(), can_stop={can_stop})
 sys.exit(main(['report']))
 '''
-ASKED = 'import itertools; next(time.sleep(0.1) for _ in itertools.count() if position.is_asked); return 75'
-# Native, so that no handler of Python's runs: a lock that is taken already.
+ASKED = 'import itertools; next(time.sleep(0.1) for _ in itertools.count() if position.is_stop_requested); return 75'
+# A native wait for a lock that is already taken, so that no Python handler runs.
 STUCK = 'lock = ctypes.create_string_buffer(64); [ctypes.CDLL(None).pthread_mutex_lock(lock) for _ in range(2)]'
-WAIT_S = 1.1  # between two signals that are not the same one
+WAIT_S = 1.1  # between two signals that count as two
 
 
 def start(body, can_stop=True, command=(), ignored=(), **variables):
-    def set_signals():  # whatever started the tests may ignore some of them, as nohup does
+    def set_signals():  # the tests may run with some of them ignored, as under nohup
         for number in (INT, TERM, HUP, USR1):
             signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     code = PROGRAM.format(body=body, can_stop=can_stop)
@@ -56,7 +56,7 @@ def end(process):
 
 
 def insist(process):
-    """Ctrl-C until it counts, which is a second after the first one was heard, whenever that was."""
+    """Send Ctrl-C until the process ends; it counts a second after the first one was handled."""
     while process.poll() is None:
         process.send_signal(INT)
         with suppress(subprocess.TimeoutExpired):
@@ -67,42 +67,41 @@ def insist(process):
     ([(INT, 0)], [False]), ([(INT, 0), (INT, 0.9)], [False, False]), ([(INT, 0), (INT, 1.5)], [False, True]),
     ([(USR1, 0), (USR1, 60)], [False, False]), ([(USR1, 0), (INT, 2)], [False, True]),
     ([(TERM, 0), (HUP, 5), (TERM, 6)], [False, False, False])])
-def test_what_means_at_once(signals, expected):
-    asked = Asked()
-    assert [asked.means_at_once(number, 100.0 + at) for number, at in signals] == expected
+def test_signals_that_force_the_end(signals, expected):
+    requests = StopRequests()
+    assert [requests.is_forced(number, 100.0 + at_s) for number, at_s in signals] == expected
 
 
 @pytest.fixture
-def heard(monkeypatch):
-    """Sends signals to a program without a watcher, in this process; what each of them leads to: 'ask', 'end' or both.
-    """
-    def hear(can_stop, *sent):
+def send_signals(monkeypatch):
+    """Send signals to this process, without a watcher, and yield the effect of each, 'ask' or 'end'."""
+    def send(can_stop, *sent):
         calls = queue.Queue()
-        monkeypatch.setattr(stop, 'end_at_once', lambda: calls.put('end'))
+        monkeypatch.setattr(stop_signals, 'end_at_once', lambda: calls.put('end'))
         with own_signals():
-            for number in stop.STOP_SIGNALS:
+            for number in stop_signals.STOP_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(INT, signal.SIG_IGN)  # as a shell in the background does
-            stop.catch(lambda *_: None, stop.END_SIGNALS)
-            with stop.alone((lambda: calls.put('ask')) if can_stop else None):
+            stop_signals.catch(lambda *_: None, stop_signals.END_SIGNALS)
+            with stop_signals.handle_in_thread((lambda: calls.put('ask')) if can_stop else None):
                 for number, now_s in sent:
                     clock = SimpleNamespace(monotonic=lambda now_s=now_s: now_s, sleep=lambda _: None)
-                    monkeypatch.setattr(stop, 'time', clock)
+                    monkeypatch.setattr(stop_signals, 'time', clock)
                     os.kill(os.getpid(), number)
                     yield calls.get(timeout=10)
-    return hear
+    return send
 
 
 @pytest.mark.parametrize('can_stop, sent, expected', [
-    # Asked once, a run stops by itself, and a command with nothing to finish ends; asked twice, it ends at once.
+    # The first request stops a run in order, and ends a command with nothing to finish; the second ends it at once.
     *((True, [(number, 0)], ['ask']) for number in (INT, TERM, HUP, USR1)),
     *((False, [(number, 0)], ['end']) for number in (INT, TERM, HUP)),
     (True, [(INT, 0), (INT, 0.5), (INT, 1.5)], ['ask', 'ask', 'end'])])
-def test_what_a_signal_leads_to(heard, can_stop, sent, expected):
-    assert list(heard(can_stop, *sent)) == expected
+def test_effect_of_signals(send_signals, can_stop, sent, expected):
+    assert list(send_signals(can_stop, *sent)) == expected
 
 
-def test_asked_in_a_process_it_stops_and_asked_twice_it_ends_wherever_it_is_but_not_by_a_hangup_under_nohup():
+def test_first_request_stops_second_ends_and_nohup_ignores_a_hangup():
     process = start(ASKED)
     process.send_signal(TERM)
     assert end(process) == (75, '')
@@ -114,17 +113,17 @@ def test_asked_in_a_process_it_stops_and_asked_twice_it_ends_wherever_it_is_but_
     assert end(process) == (130, '')
 
 
-def test_a_watched_rank_ends_with_its_watcher():
+def test_watched_rank_ends_with_its_watcher():
     process = start(STUCK, HOROVOD_RANK='0', HOROVOD_SIZE='1')
     [rank] = psutil.Process(process.pid).children()
     insist(process)
     assert end(process) == (130, '') and not rank.is_running()
     process = start(STUCK, can_stop=False, HOROVOD_RANK='0', HOROVOD_SIZE='1')
-    process.send_signal(USR1)  # nothing to finish: it is ended at once
+    process.send_signal(USR1)  # ends at once because there is nothing to finish
     assert end(process) == (130, '')
 
 
-def test_as_the_first_process_of_a_container():
+def test_stop_as_the_first_process_of_a_container():
     skip_for('' if shutil.which('unshare') and not subprocess.run(['unshare', '-pf', 'true']).returncode
              else 'a process namespace takes root')
     outer = start(ASKED, command=['unshare', '-pf', '--kill-child'])
@@ -134,7 +133,7 @@ def test_as_the_first_process_of_a_container():
 
 
 @pytest.mark.slow
-def test_a_preparation_is_interrupted_with_its_workers(tmp_path):
+def test_preparation_is_interrupted_with_its_workers(tmp_path):
     from PIL import Image
     for split, count in (('train', 2500), ('val', 1)):
         folder = tmp_path / 'source' / split / 'a'
@@ -151,12 +150,12 @@ def test_a_preparation_is_interrupted_with_its_workers(tmp_path):
     assert len(workers) >= 2
     os.killpg(process.pid, INT)  # as a terminal does
     assert end(process)[0] == 130
-    assert not list(tmp_path.glob('out/**/train_*.json'))  # no part was finished first
+    assert not list(tmp_path.glob('out/**/train_*.json'))  # no part was finished
     psutil.wait_procs(workers, timeout=HANG_LIMIT_S)
     assert not [w for w in workers if w.is_running()]
 
 
-def test_an_error_for_want_of_memory_is_one_line():
+def test_out_of_memory_error_is_one_line():
     code = '''import resource, sys
 import mlperf_rn50.cli as cli
 sys.modules['mlperf_rn50.cli.report'] = sys
@@ -167,4 +166,4 @@ sys.run = run
 sys.exit(cli.main(['report']))'''
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count('\n') == 1
-    assert 'out of memory: the address space of this process is limited to 1.6 GB (ulimit -v), of which' in done.stderr
+    assert 'out of memory: the address space of this process is limited to 1.6 GB (ulimit -v), ' in done.stderr

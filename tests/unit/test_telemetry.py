@@ -1,4 +1,4 @@
-"""Samples of a node with its counters of energy, and the way back from their file."""
+"""Telemetry: samples of a node, energy counters, reading the files."""
 import json
 import math
 import sys
@@ -10,32 +10,32 @@ from helpers import wait_for, write_files
 from lines import run_lines, write_lines
 from made_systems import study_of
 
-from mlperf_rn50.mlperf.reader import read_run
-from mlperf_rn50.mlperf.telemetry import read_node, read_telemetry
-from mlperf_rn50.study.report_picture import render_svg
-from mlperf_rn50.study.report_plots import draw_study
+from mlperf_rn50.analysis.report.picture import render_svg
+from mlperf_rn50.analysis.report.plots import draw_study
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.sidecar.telemetry import read_node, read_telemetry
 from mlperf_rn50.system import power, telemetry
-from mlperf_rn50.system.power import Integrated, Lost, Meter, Rising, energy_facts, open_gpu_energy, open_packages
+from mlperf_rn50.system.power import CounterLost, EnergyCounter, Meter, PowerIntegral, open_gpu_energy, open_packages
 from mlperf_rn50.system.telemetry import Telemetry, host_file_name, make_rates, read_counters, read_gpu
 
 
-def test_rates_are_of_bytes_per_second():
+def test_rates_are_in_bytes_per_second():
     before = {'disk_read': {'a': 100, 'b': 50}, 'net_send': {'eth0': 0}, 'infiniband_send': {}}
     after = {'disk_read': {'a': 300, 'b': 40, 'new': 900}, 'net_send': {'eth0': 10}, 'infiniband_send': {}}
     assert make_rates(before, after, 2.0) == {
         'disk_read_bytes_per_s': {'a': 100, 'b': 0, 'new': 0}, 'net_send_bytes_per_s': {'eth0': 5}}
 
 
-def test_infiniband_counts_words_of_four_bytes(tmp_path):
+def test_infiniband_counters_count_four_byte_words(tmp_path):
     write_files(tmp_path, {'class/infiniband/mlx5_0/ports/1/counters/port_rcv_data': 1000})
     found = read_counters(tmp_path)
     assert found['infiniband_receive'] == {'mlx5_0/1': 4000}
-    assert found['infiniband_send'] == {}  # not readable, which is no 0
-    assert found['disk_read'] == {}  # no block device has hardware there
+    assert found['infiniband_send'] == {}  # unreadable, not 0
+    assert found['disk_read'] == {}  # no hardware block device in this tree
     assert 'lo' in found['net_send']
 
 
-def test_names_of_hosts_are_names_of_files():
+def test_host_names_become_valid_file_names():
     assert host_file_name('../n1 x') == '.._n1_x'
 
 
@@ -49,7 +49,7 @@ def write_node(folder, host, *lines):
     return path
 
 
-def test_reading_aligns_to_the_clock_of_the_run_and_survives_rubbish(tmp_path):
+def test_samples_are_aligned_to_run_clock_and_invalid_lines_skipped(tmp_path):
     path = write_node(
         tmp_path, 'n_1', sample(-3, event='start'), sample(-2, cpu_percent=1.0),
         sample(0, event='run_start', clock_s=0.0),
@@ -60,7 +60,7 @@ def test_reading_aligns_to_the_clock_of_the_run_and_survives_rubbish(tmp_path):
         sample(60, event='run_start', clock_s=10.0), sample(61, page_cache_bytes=5))
     node = read_node(path)
     assert node.host == 'n_1' and node.times_s == pytest.approx((1, 2, 11))
-    nan = math.nan  # what a sample does not say is no 0
+    nan = math.nan  # a missing value is not 0
     assert node.rates['disk read'] == pytest.approx((8, nan, nan), nan_ok=True)
     assert node.rates['network send'] == pytest.approx((7, nan, nan), nan_ok=True)
     assert node.cpu_percent == pytest.approx((50, nan, nan), nan_ok=True)
@@ -68,11 +68,11 @@ def test_reading_aligns_to_the_clock_of_the_run_and_survives_rubbish(tmp_path):
 
 
 @pytest.mark.parametrize('lines', [[], [sample(0, event='run_start', clock_s=0)], [sample(1, cpu_percent=1.0)]])
-def test_a_file_without_samples_of_the_run_is_none(tmp_path, lines):
+def test_file_without_samples_of_run_yields_none(tmp_path, lines):
     assert read_node(write_node(tmp_path, 'n1', *lines)) is None
 
 
-def test_the_report_draws_every_node(tmp_path):
+def test_report_draws_every_node(tmp_path):
     log = write_lines(tmp_path / 'result_0.txt', run_lines())
     assert read_telemetry(read_run(log)) == []
     for host in ('n1', 'n<2'):
@@ -80,11 +80,11 @@ def test_the_report_draws_every_node(tmp_path):
                    *(sample(t, disk_read_bytes_per_s={'sda': 2e6 / t}) for t in (1, 2, 3)))
     assert [n.host for n in read_telemetry(read_run(log))] == ['n1', 'n<2']
     svg = next(render_svg(p) for p in draw_study(study_of(tmp_path)) if p.name == 'telemetry_0')
-    assert 'n1: disk write' not in svg  # no sample tells of it
+    assert 'n1: disk write' not in svg  # not in any sample
     assert 'n1: disk read, at most 2.0 MB/s' in svg and 'n&lt;2' in svg
 
 
-# --- energy: a made-up /sys tree and a made-up NVML --------------------------------------------------------
+# --- energy: fake /sys tree and fake NVML -----------------------------------------------------------------
 
 RANGE_UJ = 262_143_328_850
 
@@ -97,7 +97,7 @@ def write_zone(sys_dir, zone, name, energy_uj):
 
 @pytest.fixture
 def node(tmp_path):
-    """Two packages, and the zones that must not be counted beside them."""
+    """A /sys tree with two packages, and zones that must not be counted."""
     write_files(tmp_path, {'class/powercap/intel-rapl/enabled': 1})  # the control type itself
     first = write_zone(tmp_path, 'intel-rapl:0', 'package-0', 5_000_000)
     second = write_zone(tmp_path, 'intel-rapl:1', 'package-1', RANGE_UJ - 1_000_000)
@@ -107,7 +107,7 @@ def node(tmp_path):
     return SimpleNamespace(sys=tmp_path, first=first, second=second)
 
 
-def test_packages_are_counted_from_the_start_and_go_round(node):
+def test_package_energy_is_counted_from_start_across_wraparound(node):
     packages = open_packages(node.sys, 0.0)
     assert len(packages) == 2
     meter = Meter({'cpu': packages})
@@ -115,43 +115,43 @@ def test_packages_are_counted_from_the_start_and_go_round(node):
     node.first.write_text('65000000\n')
     node.second.write_text('9000000\n')
     assert meter.read(1.0) == {'cpu': {'package-0': 60.0, 'package-1': 10.0}}
-    node.first.write_text('')  # what cannot be read now is told later
+    node.first.write_text('')  # temporarily unreadable
     assert meter.read(1.5) == {}
-    node.first.write_text('4000000\n')  # nearly once round
+    node.first.write_text('4000000\n')  # almost a full wraparound
     assert meter.read(2.0)['cpu']['package-0'] == pytest.approx(60 - 61 + RANGE_UJ / 1e6)
 
 
-def test_a_counter_that_may_have_gone_round_twice_is_lost_with_all_of_its_kind(node):
+def test_possible_double_wraparound_loses_all_counters_of_that_kind(node):
     meter = Meter({'cpu': open_packages(node.sys, 0.0)})
     write_zone(node.sys, 'intel-rapl:0', 'package-0', 6_000_000)
     assert meter.read(130.0)['cpu']['package-0'] == 1.0
-    assert [meter.read(t) for t in (262.0, 263.0)] == [{}, {}]  # for good
+    assert [meter.read(t) for t in (262.0, 263.0)] == [{}, {}]  # permanently
 
 
-@pytest.mark.parametrize('spoil', [
+@pytest.mark.parametrize('break_package', [
     lambda node, _: node.second.unlink(), lambda node, _: node.second.write_text('many'),
-    lambda _, m: m.setattr(power, '_microjoules', Mock(side_effect=PermissionError))])  # counters for root alone
-def test_a_package_that_cannot_be_read_leaves_no_sum_of_the_others(node, monkeypatch, spoil):
-    spoil(node, monkeypatch)
+    lambda _, m: m.setattr(power, '_microjoules', Mock(side_effect=PermissionError))])  # readable by root only
+def test_unreadable_package_disables_cpu_energy(node, monkeypatch, break_package):
+    break_package(node, monkeypatch)
     assert open_packages(node.sys, 0.0) == []
 
 
-def test_a_counter_without_a_range_that_fell_is_told_no_more_when_it_rises():
+def test_counter_without_range_stays_lost_after_a_decrease():
     values = iter((5.0, 7.0, 6.0, 9.0))
-    meter = Meter({'gpu': [Rising('0', lambda: next(values), 0.0)]})
+    meter = Meter({'gpu': [EnergyCounter('0', lambda: next(values), 0.0)]})
     assert [meter.read(t) for t in (1.0, 2.0, 3.0)] == [{'gpu': {'0': 2.0}}, {}, {}]
 
 
-def test_power_is_integrated_between_readings_that_lie_close():
+def test_power_is_integrated_between_close_readings():
     values = iter((100.0, 200.0, 200.0, 0.0))
-    counter = Integrated('0', lambda: next(values), 10.0)
+    counter = PowerIntegral('0', lambda: next(values), 10.0)
     assert [counter.joules(t) for t in (11.0, 13.0)] == [150.0, 550.0]
-    with pytest.raises(Lost):
+    with pytest.raises(CounterLost):
         counter.joules(30.0)
 
 
 def fake_nvml(counted=(0, 1), powered=(0, 1)):
-    """NVML of two GPUs, of which some have the counter of energy; 50 W each, and 3 J more at each look."""
+    """NVML of two GPUs, of which some have an energy counter; 50 W each, 3 J more at each reading."""
     millijoules = [10_000, 10_000]
 
     def refuse(*_):
@@ -164,21 +164,21 @@ def fake_nvml(counted=(0, 1), powered=(0, 1)):
         NVML_CLOCK_SM=1, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=int,
         nvmlDeviceGetTotalEnergyConsumption=energy,
         nvmlDeviceGetPowerUsage=lambda handle: 50_000 if handle in powered else refuse(),
-        nvmlDeviceGetUtilizationRates=refuse,  # as of a divided GPU
+        nvmlDeviceGetUtilizationRates=refuse,  # as on a MIG device
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=10),
         nvmlDeviceGetClockInfo=lambda handle, kind: 1400)
 
 
-def test_gpus_are_counted_where_they_count_and_integrated_where_not():
+def test_gpu_energy_is_counted_if_supported_else_integrated():
     meter = Meter({'gpu': open_gpu_energy(fake_nvml(counted=(0,)), [0, 1], 0.0)})
     assert (meter.are_gpus_counted, meter.read(2.0)) == (False, {'gpu': {'0': 3.0, '1': 100.0}})
-    # One that tells neither leaves no sum of the others.
+    # A GPU without either value disables GPU energy.
     assert open_gpu_energy(fake_nvml(counted=(0,), powered=(0,)), [0, 1], 0.0) == []
-    # What a GPU does not tell is left out of its sample.
+    # Unsupported values are omitted from the sample.
     assert read_gpu(fake_nvml(), 0) == {'memory_used_bytes': 10, 'power_w': 50.0, 'sm_clock_mhz': 1400}
 
 
-def test_the_sampler_writes_joules_from_its_start_to_its_end(node, tmp_path, monkeypatch):
+def test_sampler_writes_energy_from_start_to_stop(node, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pynvml', fake_nvml())
     monkeypatch.setattr(telemetry, 'PERIOD_S', 0.01)
     monkeypatch.setattr(telemetry, 'SYS', node.sys)
@@ -191,17 +191,17 @@ def test_the_sampler_writes_joules_from_its_start_to_its_end(node, tmp_path, mon
     [meter] = [r for r in lines if r.get('event') == 'meter']
     assert meter['energy_j']['cpu'] == {'package-0': 0.0, 'package-1': 0.0} and meter['gpu_energy'] == 'counted'
     assert lines[-1]['event'] == 'stop'
-    told = [r['energy_j']['gpu']['0'] for r in lines if 'energy_j' in r]
-    assert len(told) >= 3 and told == sorted(told) and told[0] == 3.0 and told[-1] == 3.0 * len(told)
+    joules = [r['energy_j']['gpu']['0'] for r in lines if 'energy_j' in r]
+    assert len(joules) >= 3 and joules == sorted(joules) and joules[0] == 3.0 and joules[-1] == 3.0 * len(joules)
     sample = next(r for r in lines if 'cpu_percent' in r)
     assert {'time_ms', 'memory_used_bytes', 'page_cache_bytes', 'net_send_bytes_per_s'} <= sample.keys()
     found = read_node(path)
     assert found.host == 'n1' and len(found.times_s) >= 2 and 0 <= found.times_s[0] < 30
 
 
-def test_facts_count_the_devices(node, monkeypatch):
+def test_energy_facts_count_devices(node, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pynvml', fake_nvml())
-    assert energy_facts(node.sys) == {'cpu': 2, 'gpu': 2}
+    assert power.energy_facts(node.sys) == {'cpu': 2, 'gpu': 2}
     node.second.unlink()
     monkeypatch.setitem(sys.modules, 'pynvml', None)
-    assert energy_facts(node.sys) == {'cpu': 0, 'gpu': 0}
+    assert power.energy_facts(node.sys) == {'cpu': 0, 'gpu': 0}

@@ -1,4 +1,4 @@
-"""Who is bound to what, and with how many threads, on made-up machines."""
+"""Binding of ranks to cores and GPUs, and numbers of threads, on made-up machines."""
 import os
 
 import pytest
@@ -21,7 +21,7 @@ from mlperf_rn50.system.topology import (
 
 
 def node(number, first, num_cores, sibling=None):
-    """Cores first, first + 1, ...; with their second threads from `sibling` on."""
+    """A NUMA node with cores first, first + 1, ...; second threads start at `sibling`."""
     return NumaNode(number, tuple((first + i,) if sibling is None else (first + i, sibling + i)
                                   for i in range(num_cores)))
 
@@ -32,24 +32,24 @@ PLAIN = Topology((node(0, 0, 2),))
 
 
 @given(st.sets(st.integers(0, 500)))
-def test_cpu_lists_survive_both_ways(cpus):
+def test_cpu_lists_round_trip(cpus):
     assert set(parse_cpu_list(render_cpu_list(sorted(cpus)))) == cpus
     assert parse_cpu_list('0-3,8\n') == [0, 1, 2, 3, 8] and render_cpu_list([0, 1, 2, 4]) == '0-2,4'
 
 
-def test_a_rank_per_gpu_takes_its_socket():
+def test_rank_per_gpu_uses_socket_of_gpu():
     bindings = [choose_binding(C4140, r, 4, 1) for r in range(4)]
     assert [(b.gpu, b.numa_node, b.num_threads) for b in bindings] == [(0, 0, 10), (1, 0, 10), (2, 1, 10), (3, 1, 10)]
     assert bindings[0].cpus == (*range(10), *range(40, 50))
     assert bindings[3].cpus == (*range(30, 40), *range(70, 80))
-    # With a GPU per task in another order: the cores it has where all see all.
+    # One visible GPU per task, in another order, gives the cores of that GPU.
     alone = [choose_binding(C4140, r, 4, 1, place) for r, place in enumerate((2, 0, 3, 1))]
     assert [(b.cpus, b.numa_node) for b in alone] == [(bindings[p].cpus, bindings[p].numa_node) for p in (2, 0, 3, 1)]
-    # One rank on two sockets without GPUs has both.
+    # A single rank on two sockets without GPUs uses both.
     assert choose_binding(Topology((node(0, 0, 4), node(1, 4, 4))), 0, 1, 1).cpus == tuple(range(8))
 
 
-def test_pinned_threads_take_a_physical_core_each_and_keep_clear_of_the_rank_beside():
+def test_pinned_threads_use_physical_cores_first_and_avoid_neighbour_rank():
     alone, shared = choose_binding(C4140, 1, 4, 1), choose_binding(C4140, 3, 8, 2)
     assert alone.pinning == (*range(10, 20), *range(50, 60))
     assert shared.pinning == (*range(15, 20), *range(10, 15), *range(55, 60), *range(50, 55))
@@ -59,18 +59,18 @@ def test_pinned_threads_take_a_physical_core_each_and_keep_clear_of_the_rank_bes
 
 @pytest.mark.parametrize('local_size, per_device, cpus', [(1, 1, [(0, 1)]), (2, 1, [(0,), (1,)]),
                                                           (3, 1, [(0,), (0,), (1,)]), (4, 2, [(0,), (0,), (1,), (1,)])])
-def test_a_plain_machine(local_size, per_device, cpus):
+def test_machine_without_gpus(local_size, per_device, cpus):
     bindings = [choose_binding(PLAIN, r, local_size, per_device) for r in range(local_size)]
     assert [b.cpus for b in bindings] == cpus and {b.gpu for b in bindings} == {None}
 
 
 @given(nodes=st.lists(st.integers(1, 9), min_size=1, max_size=4), per_device=st.integers(1, 3),
        devices=st.integers(1, 9), has_gpus=st.booleans())
-def test_no_core_is_idle_or_crowded_while_another_is_not(nodes, per_device, devices, has_gpus):
-    made = tuple(node(i, 100 * i, n) for i, n in enumerate(nodes))
+def test_cores_are_shared_evenly(nodes, per_device, devices, has_gpus):
+    numa_nodes = tuple(node(i, 100 * i, n) for i, n in enumerate(nodes))
     gpus = tuple(d * len(nodes) // devices for d in range(devices)) if has_gpus else ()
     local_size = devices * per_device
-    bindings = [choose_binding(Topology(made, gpus), r, local_size, per_device) for r in range(local_size)]
+    bindings = [choose_binding(Topology(numa_nodes, gpus), r, local_size, per_device) for r in range(local_size)]
     for r, b in enumerate(bindings):
         assert b.cpus == bindings[r // per_device * per_device].cpus
         assert b.num_threads == max(1, len(b.cpus) // per_device)
@@ -80,7 +80,7 @@ def test_no_core_is_idle_or_crowded_while_another_is_not(nodes, per_device, devi
         assert {b.numa_node for b in bindings} == set(range(len(nodes)))
 
 
-def test_a_machine_is_read_from_sys(tmp_path):
+def test_topology_is_read_from_sys(tmp_path):
     files = {f'devices/system/node/node{n}/cpulist': cpus for n, cpus in enumerate(('0-1,4-5', '2-3,6-7'))}
     files |= {f'devices/system/cpu/cpu{n}/topology/thread_siblings_list': f'{n % 4},{n % 4 + 4}' for n in range(8)}
     write_files(tmp_path, files | {'bus/pci/devices/0000:3b:00.0/numa_node': '1'})
@@ -91,19 +91,19 @@ def test_a_machine_is_read_from_sys(tmp_path):
 
 
 @pytest.mark.parametrize('text, threads', [('2,1', 2), ('many', None)])
-def test_threads_are_set_where_the_variable_has_no_number(text, threads, monkeypatch):
+def test_omp_threads_are_set_if_variable_is_not_a_number(text, threads, monkeypatch):
     monkeypatch.setenv('OMP_NUM_THREADS', text)
     assert set_omp_threads(7) == (threads or 7)
     assert os.environ['OMP_NUM_THREADS'] == (text if threads else '7')
 
 
 @pytest.mark.parametrize('quota, local_size, threads', [(None, 2, 8), (0.5, 1, 1), (5.9, 2, 2), (64.0, 2, 8)])
-def test_threads_follow_the_share_of_a_quota(quota, local_size, threads):
+def test_threads_follow_share_of_cpu_quota(quota, local_size, threads):
     assert quota_threads(8, local_size, Limits(quota_cpus=quota)) == threads
 
 
 @pytest.mark.parametrize('num_cpus, local_size, limits, threads', [
-    (64, 4, Limits(), 16), (64, 4, Limits(quota_cpus=6.0), 1), (16, 4, Limits(), 16),  # bound by something else
+    (64, 4, Limits(), 16), (64, 4, Limits(quota_cpus=6.0), 1), (16, 4, Limits(), 16),  # bound by another program
     (4, 2, Limits(cpuset=(0, 1, 2, 3)), 2), (2, 4, Limits(cpuset=(0, 1)), 1)])
-def test_threads_of_a_rank_that_is_not_bound(num_cpus, local_size, limits, threads):
+def test_threads_of_unbound_rank(num_cpus, local_size, limits, threads):
     assert unbound_threads(range(num_cpus), 64, local_size, limits) == threads

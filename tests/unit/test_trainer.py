@@ -1,4 +1,4 @@
-"""The loss, the step, what the log says of the bits, and a warm-up that comes to every shape of the run."""
+"""Trainer: loss, steps, reproducibility notes, warm-up."""
 import os
 import sys
 from dataclasses import replace
@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from helpers import ROOT, run
 
-from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
-from mlperf_rn50.data.pipeline import eval_batches, made_up_batches, train_batches
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.batches import eval_batches, synthetic_batches, train_batches
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import RunFailed
-from mlperf_rn50.train.agreement import check_finite
-from mlperf_rn50.train.comm import LocalComm
+from mlperf_rn50.model.options import ModelConfig
+from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.rank_checks import check_finite
 from mlperf_rn50.train.evaluate import evaluate
+from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import DETERMINISM, SmoothedCrossEntropy, Trainer, device_notes
 
@@ -22,7 +25,7 @@ GPU = Config(train=TrainConfig(local_batch_size=4, device='gpu'))
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
-def test_smoothed_cross_entropy_by_hand(smoothing):
+def test_smoothed_cross_entropy_matches_reference(smoothing):
     random = np.random.default_rng(0)
     logits, labels, weights = random.normal(size=(5, 7)), random.integers(0, 7, 5), random.random(5)
     target = np.full((5, 7), smoothing / 7)
@@ -34,16 +37,16 @@ def test_smoothed_cross_entropy_by_hand(smoothing):
 
 
 @pytest.fixture
-def made(thin_resnets):
-    """The trainer of a small network, and batches of 8 of 20 images: the third step of an epoch holds 4."""
+def small_training(thin_resnets):
+    """A trainer of a small network, and batches of 8 of 20 images, so the third step of an epoch has 4."""
     data = DataConfig(num_train=20, num_val=8, num_classes=3, image_size=16, resize_shorter=16, synthetic=True)
     config = Config(data=data, model=ModelConfig(name='resnet18'), train=TrainConfig(local_batch_size=8))
     plan = make_plan(config, 1)
-    return Trainer(plan, LocalComm(), 0, None), made_up_batches(config, plan.train_shard(), None)
+    return Trainer(plan, Comm(), 0, None), synthetic_batches(config, plan.train_shard(), None)
 
 
-def test_the_last_step_takes_the_share_of_the_rate_that_its_images_fill(made, monkeypatch):
-    trainer, batches = made
+def test_learning_rate_of_partial_last_step_is_scaled_by_its_images(small_training, monkeypatch):
+    trainer, batches = small_training
     taken = []
     monkeypatch.setattr(trainer.optimizer, 'step', lambda *a: taken.append(a))
     for step in (0, 2):
@@ -51,8 +54,8 @@ def test_the_last_step_takes_the_share_of_the_rate_that_its_images_fill(made, mo
     assert taken == [(0.4, 1.0, 1.0, None), (0.4, 0.5, 2.0, None)]
 
 
-def test_an_array_that_is_not_finite_is_found_at_an_evaluation(made):
-    trainer, _ = made
+def test_non_finite_array_is_found_at_evaluation(small_training):
+    trainer, _ = small_training
     assert trainer.find_non_finite() is None
     check_finite(None, 3)
     name = next(n for n in trainer.digests() if n.endswith('running_var'))
@@ -62,34 +65,34 @@ def test_an_array_that_is_not_finite_is_found_at_an_evaluation(made):
         check_finite(name, 3)
 
 
-def test_what_is_padded_weighs_nothing(made):
-    trainer, batches = made
+def test_padding_does_not_contribute_to_loss(small_training):
+    trainer, batches = small_training
     batch = next(batches)
     losses = [trainer.forward(replace(batch, num_valid=n)).asnumpy() for n in (8, 3)]
     np.testing.assert_allclose(losses[1][:3], losses[0][:3], rtol=1e-5)
     assert not losses[1][3:].any() and losses[0].all()
 
 
-def test_the_loss_of_a_step_is_the_mean_over_its_images(made):
-    trainer, batches = made
+def test_loss_of_step_is_mean_over_its_images(small_training):
+    trainer, batches = small_training
     batch = replace(next(batches), num_valid=4)
     expected = trainer.forward(batch).asnumpy().sum() * 8 / 4
     loss, is_asked = trainer.read(trainer.step(iter([batch]), 2, 1e-9, True))
     assert loss == pytest.approx(expected, rel=1e-5) and is_asked
 
 
-# A small graph, then reads of its parameters here and in the thread of a saver; threads that each read starts.
-TEAMS = '''import os
+# Reads the parameters of a small graph in the main and a saver thread, and prints how many threads that started.
+COUNT_THREADS = '''import os
 import mxnet as mx
 from mlperf_rn50.system.topology import leave_openmp_to_engine
-from mlperf_rn50.train.saver import Saver
+from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 leave_openmp_to_engine()
 net = mx.gluon.nn.Conv2D(16, 3, in_channels=16, layout='NCHW')
 net.initialize()
 net.hybridize(static_alloc=True)
 net(mx.nd.ones((4, 16, 32, 32))).wait_to_read()
 read = lambda: [p.data().asnumpy() for p in net.collect_params().values()]
-saver = Saver()
+saver = BackgroundWriter()
 saver.submit(os.getpid)
 saver.finish()
 before = len(os.listdir('/proc/self/task'))
@@ -101,23 +104,23 @@ print(len(os.listdir('/proc/self/task')) - before)
 
 
 def test_reading_weights_starts_no_threads():
-    done = run([sys.executable, '-c', TEAMS], cwd=ROOT, env={**os.environ, 'OMP_NUM_THREADS': '2',
-                                                             'PYTHONPATH': str(ROOT)})
+    environ = {**os.environ, 'OMP_NUM_THREADS': '2', 'PYTHONPATH': str(ROOT)}
+    done = run([sys.executable, '-c', COUNT_THREADS], cwd=ROOT, env=environ)
     assert done.stdout.split() == ['0'], done.stderr
 
 
 @pytest.mark.parametrize('environ, missing', [
     ({}, f'{ENFORCED}=1 and {AUTOTUNE}=0'), ({ENFORCED: '1', AUTOTUNE: '1'}, f'{AUTOTUNE}=0'), (DETERMINISM, None)])
-def test_on_a_gpu_the_same_bits_are_promised_only_where_they_are_asked_for(environ, missing):
+def test_gpu_note_on_reproducibility_depends_on_environment(environ, missing):
     fused, *note = device_notes(GPU, environ)
     assert fused == 'fused operators: none'
     assert note == ([] if missing is None else [
-        f'resumed or repeated, this run is not promised to give the same bits; on a GPU that takes {missing}'])
+        f'results are not reproducible to the bit; on a GPU that takes {missing}'])
     assert device_notes(replace(GPU, train=TrainConfig(local_batch_size=4)), environ) == []
 
 
-def watched(net) -> set:
-    """Will hold shape and dtype of what a network is given, and whether it is taught."""
+def record_inputs(net) -> set:
+    """Return a set that collects (shape, dtype, is_recording) of every input of a network."""
     seen = set()
     net.register_forward_pre_hook(
         lambda block, inputs: seen.add((inputs[0].shape, inputs[0].dtype, mx.autograd.is_recording())))
@@ -127,22 +130,22 @@ def watched(net) -> set:
 @pytest.mark.parametrize('train', [
     {'local_batch_size': 4, 'gradient_accumulation_steps': 2}, {'global_batch_size': 6, 'eval_batch_size': 100}],
     ids=str)
-def test_the_warm_up_comes_to_every_shape_of_the_run(thin_resnets, train):
-    """19 and 9 images fill no last batch."""
+def test_warm_up_covers_every_shape_of_the_run(thin_resnets, train):
+    """The last batches of 19 and 9 images are partial."""
     data = DataConfig(num_train=19, num_val=9, num_classes=3, image_size=16, resize_shorter=16, synthetic=True)
     config = Config(data=data, model=ModelConfig(name='resnet18'), train=TrainConfig(**train))
-    plan, comm = make_plan(config, 1), LocalComm()
+    plan, comm = make_plan(config, 1), Comm()
     trainer = Trainer(plan, comm, 0, None)
-    taught, asked = watched(trainer.net), watched(trainer.eval_net)
-    trainer.warm_up(made_up_batches(config, plan.train_shard(), None),
-                    next(made_up_batches(config, plan.eval_shard(), None)), 1)
-    in_warm_up = set(taught), set(asked)
+    trained, evaluated = record_inputs(trainer.net), record_inputs(trainer.eval_net)
+    trainer.warm_up(synthetic_batches(config, plan.train_shard(), None),
+                    next(synthetic_batches(config, plan.eval_shard(), None)), 1)
+    in_warm_up = set(trained), set(evaluated)
     assert all(in_warm_up) and in_warm_up[0] != in_warm_up[1]
-    taught.clear(), asked.clear()
+    trained.clear(), evaluated.clear()
     batches = train_batches(config, plan.train_shard(), 0, 0, None)
     for step in range(plan.steps_per_epoch):
         trainer.read(trainer.step(batches, step, 0.01, False))
     trainer.average_statistics()
     trainer.fold()
     evaluate(trainer.eval_net, eval_batches(config, plan.eval_shard(), None)(), data.num_val, comm)
-    assert (taught, asked) == in_warm_up
+    assert (trained, evaluated) == in_warm_up

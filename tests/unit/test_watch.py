@@ -1,4 +1,4 @@
-"""A rank and its watcher: what is reported of a rank that dies or hangs, and that nothing is left behind."""
+"""Watcher of a rank: reports of dead and stalled ranks, and no leftover processes."""
 import json
 import os
 import signal
@@ -13,13 +13,15 @@ import pytest
 from helpers import HANG_LIMIT_S
 
 from mlperf_rn50.system import cgroup, out_of_memory
-from mlperf_rn50.train.stalled import State, explain, full_folders, read_states, stalled_folder, within
-from mlperf_rn50.train.watch import PHASES, Action, Health, Position, Watcher, assess
+from mlperf_rn50.train.watchdog import stall_report
+from mlperf_rn50.train.watchdog.position import PHASES, Position
+from mlperf_rn50.train.watchdog.stall_report import State, explain, full_folders, read_states, stalled_folder
+from mlperf_rn50.train.watchdog.watcher import Action, Health, Watcher, assess
 
 PROGRAM = '''
 import os, signal, sys, time
-from mlperf_rn50.train.watch import watched
-def rest():  # not one long sleep: a handler whose signal comes just before it would wait for its end
+from mlperf_rn50.train.watchdog.watcher import run_watched
+def rest():  # not one long sleep, which would delay the handler of a signal that arrives just before
     for _ in range(600):
         time.sleep(0.1)
 def rank(position):
@@ -27,7 +29,7 @@ def rank(position):
     position.now('training', 42)
     {body}
     return 7
-sys.exit(watched(rank, {limit}))
+sys.exit(run_watched(rank, {limit}))
 '''
 
 
@@ -42,7 +44,7 @@ def error_of(process):
 
 
 def start_ready(body, **keys):
-    """A rank that has started, with its process."""
+    """Start a rank; return the watcher and the rank process."""
     process = start(f'print(os.getpid(), flush=True); {body}', **keys)
     return process, psutil.Process(int(process.stdout.readline()))
 
@@ -68,8 +70,8 @@ def health(**keys):
     ({'stacks': '', 'phase': 'evaluation'}, 1303.0, (Action.END_AND_EXPLAIN,
                                                      'no progress for 303 s (comm.eval_limit_s)')),
     ({'orphaned_at': 1000.0}, 1015.0, (Action.WAIT, '')),
-    ({'orphaned_at': 1000.0, 'limit_s': 0}, 1015.1, (Action.END, 'its launcher is gone'))])
-def test_when_a_rank_is_ended(keys, now, expected):
+    ({'orphaned_at': 1000.0, 'limit_s': 0}, 1015.1, (Action.END, 'the launcher has ended'))])
+def test_action_for_health_of_rank(keys, now, expected):
     assert assess(health(**keys), now) == expected
 
 
@@ -77,21 +79,21 @@ def watcher_of(position, **limits_s):
     return Watcher(os.getpid(), position, {**dict.fromkeys(PHASES, 5), **limits_s}, None, False, -1, os.getppid())
 
 
-def test_a_sign_of_life_starts_the_clock_anew_and_the_limit_is_that_of_the_phase():
+def test_heartbeat_restarts_clock_with_limit_of_phase():
     position = Position()
     watcher = watcher_of(position, evaluation=9)
-    watcher._look()
+    watcher._refresh()
     before = watcher._health
-    watcher._look()
+    watcher._refresh()
     assert watcher._health == before and before.limit_s == 5
     position.now('evaluation')
     watcher._health = replace(before, stacks='of an earlier stall')
-    watcher._look()
+    watcher._refresh()
     after = watcher._health
     assert after.beat_at > before.beat_at and (after.phase, after.limit_s, after.stacks) == ('evaluation', 9, None)
 
 
-def test_a_kill_that_is_counted_while_the_rank_still_dies_is_its_own(tmp_path, monkeypatch):
+def test_oom_kill_counted_during_exit_is_attributed_to_rank(tmp_path, monkeypatch):
     (tmp_path / 'memory.events').write_text('oom_kill 3\n')
     monkeypatch.setattr(cgroup, 'memory_cgroup', lambda: tmp_path)
     watcher = watcher_of(Position())
@@ -102,21 +104,21 @@ def test_a_kill_that_is_counted_while_the_rank_still_dies_is_its_own(tmp_path, m
     assert watcher._cause(signal.SIGKILL)[0].startswith('out of memory: ')
 
 
-def test_an_abort_is_explained_by_what_was_in_use_at_the_last_look(monkeypatch):
+def test_abort_is_explained_by_last_memory_sample(monkeypatch):
     watcher = watcher_of(Position())
     watcher._memory = replace(watcher._memory, peak_address_space=0)
-    watcher._look()
+    watcher._refresh()
     monkeypatch.setattr(out_of_memory, 'soft_limit', lambda kind: 1)
-    assert watcher._cause(signal.SIGABRT)[0].startswith('out of memory: its address space is limited to ')
+    assert watcher._cause(signal.SIGABRT)[0].startswith('out of memory: the address space of the process is limited to')
 
 
-# --- who waits for whom -----------------------------------------------------------------------------
+# --- explanation of a stall -------------------------------------------------------------------------
 
 def state(rank, num_reached, doing='waiting', phase='training', time_s=0.0):
     return State(rank, f'h{rank + 1}', 11, phase, doing, num_reached, time_s)
 
 
-@pytest.mark.parametrize('own, states, size, said', [
+@pytest.mark.parametrize('own, states, size, message', [
     (0, [state(0, 20), state(1, 20), state(2, 19, 'reading data'), state(3, 20)], 4,
      'waiting in the exchange of step 12 for rank 2 on h3 (busy: reading data)'),
     (2, [state(0, 20), state(1, 20), state(2, 19, 'computing'), state(3, 20)], 4,
@@ -130,11 +132,11 @@ def state(rank, num_reached, doing='waiting', phase='training', time_s=0.0):
      'waiting in an exchange (start-up) for rank 1 on h2 (busy: start-up)'),
     (0, [state(0, 3, 'computing')], 99,
      'busy: computing; no report from ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ... 98 (98)')])
-def test_whom_a_rank_waits_for(own, states, size, said):
-    assert explain(states[own], [s for s in states if s.rank != own], size) == said
+def test_explanation_of_stalled_rank(own, states, size, message):
+    assert explain(states[own], [s for s in states if s.rank != own], size) == message
 
 
-def test_only_this_stall_is_believed(tmp_path):
+def test_outdated_and_invalid_states_are_ignored(tmp_path):
     now = time.time()
     for rank, time_s in ((0, now), (1, now - 7200)):
         (tmp_path / f'rank_{rank}.json').write_text(json.dumps(asdict(state(rank, 1, time_s=time_s))))
@@ -143,33 +145,33 @@ def test_only_this_stall_is_believed(tmp_path):
     assert [s.rank for s in read_states(tmp_path, now - 600)] == [0]
 
 
-def test_each_start_has_a_folder_of_its_own(tmp_path):
+def test_each_start_has_its_own_folder(tmp_path):
     first, second = (stalled_folder(tmp_path, {'MLPERF_RN50_JOB': job, 'SLURM_JOB_ID': '7'}) for job in ('1-2', '1-3'))
     assert first == tmp_path / 'stalled/1-2' and first != second
     assert stalled_folder(tmp_path, {'PMIX_NAMESPACE': '../x'}).parent == tmp_path / 'stalled'
 
 
-def test_the_activity_of_a_rank():
+def test_activity_of_rank():
     position = Position()
     position.now('training', 3)
-    batches = position.told(iter([1, 2]))
+    batches = position.track_reading(iter([1, 2]))
     assert next(batches) == 1 and position.state().doing == 'computing'
-    position.computed(True)
+    position.mark_exchange(True)
     assert (position.state().doing, position.state().num_reached) == ('waiting', 1)
-    position.computed(False)
+    position.mark_exchange(False)
     with position.exchange():
         assert (position.state().doing, position.state().num_reached) == ('waiting', 2)
-    assert next(position.told(iter([position.state().doing]))) == 'computing'
-    assert next(position.told(position.state().doing for _ in range(1))) == 'reading data'
+    assert next(position.track_reading(iter([position.state().doing]))) == 'computing'
+    assert next(position.track_reading(position.state().doing for _ in range(1))) == 'reading data'
 
 
-def test_work_that_hangs_is_left():
-    assert within(60, lambda: 'done') == 'done'
-    assert within(0.1, lambda: time.sleep(600) or '') is None
-    assert within(60, lambda: 1 / 0) is None
+def test_hanging_work_is_abandoned():
+    assert stall_report.run_limited(60, lambda: 'done') == 'done'
+    assert stall_report.run_limited(0.1, lambda: time.sleep(600) or '') is None
+    assert stall_report.run_limited(60, lambda: 1 / 0) is None
 
 
-def test_the_folder_that_is_full_is_named(monkeypatch):
+def test_full_folder_is_named(monkeypatch):
     monkeypatch.setattr('shutil.disk_usage',
                         lambda p: SimpleNamespace(free=0 if p == '/dev/shm' else 10**9, total=64 * 10**6))
     assert full_folders() == '/dev/shm is full (0 bytes free of 64 MB)'
@@ -177,23 +179,23 @@ def test_the_folder_that_is_full_is_named(monkeypatch):
 
 # --- with processes ---------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('status, code, said', [
+@pytest.mark.parametrize('status, code, message', [
     (7 << 8, 7, ''), (75 << 8, 75, ''), (signal.SIGTERM, 1, ''), (signal.SIGKILL, 1, 'killed by signal 9 (SIGKILL)'),
     (137 << 8, 1, 'killed by signal 9 (SIGKILL)'), (signal.SIGSEGV, 1, 'killed by signal 11 (SIGSEGV)'),
     (40, 1, 'killed by signal 40 (signal 40)')])
-def test_the_end_of_a_rank(status, code, said, capsys):  # status as waitpid has it
+def test_exit_code_and_message_of_rank(status, code, message, capsys):  # status as returned by waitpid
     assert watcher_of(Position())._exit_code(status) == code
-    assert capsys.readouterr().err == (f'mlperf-rn50: rank 0 on {os.uname().nodename}, step 0, start-up: {said}\n'
-                                       if said else '')
+    assert capsys.readouterr().err == (f'mlperf-rn50: rank 0 on {os.uname().nodename}, step 0, start-up: {message}\n'
+                                       if message else '')
 
 
-def test_stacks_and_state_of_a_silent_rank_are_written(tmp_path):
-    body = 'import ctypes; list(position.told(ctypes.PyDLL(None).sleep(1000) or 1 for _ in range(9)))'
+def test_stacks_and_state_of_stalled_rank_are_written(tmp_path):
+    body = 'import ctypes; list(position.track_reading(ctypes.PyDLL(None).sleep(1000) or 1 for _ in range(9)))'
     process = start(body, limit=f'900, {{"training": 0.5}}, __import__("pathlib").Path("{tmp_path}/stalled/4-2")',
                     HOROVOD_RANK='2', HOROVOD_SIZE='4', MLPERF_RN50_JOB='4-2')
     path = tmp_path / 'stalled/4-2/rank_2.txt'
     err = error_of(process)
-    assert f'busy: reading data; no report from ranks 0, 1, 3; its stacks: {path}\n' in err
+    assert f'busy: reading data; no report from ranks 0, 1, 3; stacks: {path}\n' in err
     assert 'step 42, training: no progress for ' in err and process.returncode == 1
     text = path.read_text()
     assert text.startswith(f'rank 2 on {os.uname().nodename}, step 42, training, reading data; ')
@@ -203,7 +205,7 @@ def test_stacks_and_state_of_a_silent_rank_are_written(tmp_path):
     assert (failure['job'], failure['rank']) == ('4-2', 2)
 
 
-def test_a_stopped_rank_is_ended_where_the_report_cannot_be_written(tmp_path):
+def test_stopped_rank_is_ended_if_report_cannot_be_written(tmp_path):
     (tmp_path / 'file').touch()
     process = start('os.kill(os.getpid(), signal.SIGSTOP)',
                     limit=f'900, {{"training": 0.5}}, __import__("pathlib").Path("{tmp_path}/file")')
@@ -211,16 +213,16 @@ def test_a_stopped_rank_is_ended_where_the_report_cannot_be_written(tmp_path):
     assert process.returncode == 1 and 'step 42, training: stopped (SIGSTOP) for ' in err and err.endswith(' s\n')
 
 
-def test_a_signal_at_the_start_waits_for_the_rank_and_is_handed_on():
+def test_early_signal_is_forwarded_to_rank():
     body = """signal.signal(signal.SIGUSR1, lambda *_: os._exit(75))
-    os.kill(os.getppid(), signal.SIGUSR1)  # as early as can be: the watcher may not have its handlers yet
+    os.kill(os.getppid(), signal.SIGUSR1)  # so early that the watcher may lack its handlers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1]); rest()"""
     code = PROGRAM.format(body=body, limit=0).replace(
         'sys.exit(', 'signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\nsys.exit(')
     assert subprocess.run([sys.executable, '-c', code], timeout=HANG_LIMIT_S).returncode == 75
 
 
-def test_without_a_launcher_the_rank_is_asked_to_stop(tmp_path):
+def test_rank_gets_stop_request_if_launcher_dies(tmp_path):
     asked = f'signal.signal(signal.SIGTERM, lambda *_: (os.mkdir("{tmp_path}/asked"), os._exit(75)))'
     body = f'{asked}; print(os.getppid(), flush=True); rest()'
     launcher = start(body, command=['sh', '-c', '"$@" & wait', 'sh'])
@@ -232,22 +234,22 @@ def test_without_a_launcher_the_rank_is_asked_to_stop(tmp_path):
 
 
 @pytest.mark.parametrize('is_asked', [False, True])
-def test_a_rank_whose_watcher_is_killed_ends_and_reports_it_unless_its_launcher_ends_it(is_asked):
+def test_rank_ends_with_killed_watcher_and_reports_unless_stop_requested(is_asked):
     process, rank = start_ready('signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n")); '
                                 'print("set", flush=True); rest()', HOROVOD_RANK='1')
     assert process.stdout.readline() == 'set\n'
-    if is_asked:  # as mpirun: SIGTERM, and SIGKILL a second later
+    if is_asked:  # like mpirun: SIGTERM, then SIGKILL a second later
         process.terminate()
         assert process.stdout.readline() == 'asked\n'
     process.kill()
     assert error_of(process) == ('' if is_asked else (
-        f'mlperf-rn50: rank 1 on {os.uname().nodename}, step 42, training: its watcher was killed (SIGKILL, or out of '
+        f'mlperf-rn50: rank 1 on {os.uname().nodename}, step 42, training: the watcher was killed (SIGKILL, or out of '
         'memory); the rank ends with it\n'))
     assert_ends(rank)
 
 
-@pytest.mark.slow  # its alarm comes after 12 s
-def test_a_rank_that_holds_pythons_lock_ends_with_its_watcher():
+@pytest.mark.slow  # the alarm takes 12 s
+def test_rank_holding_the_gil_ends_with_its_watcher():
     process, rank = start_ready('import ctypes; [ctypes.PyDLL(None).sleep(1000) for _ in range(9)]')
     process.kill()
     assert_ends(rank)

@@ -1,4 +1,4 @@
-"""mlperf-rn50 watch: what it says of runs in words, in a terminal of any size, as lines, as JSON and as a page."""
+"""mlperf-rn50 watch: facts of runs, terminal output, lines, JSON and page."""
 import json
 import os
 import re
@@ -11,10 +11,11 @@ from helpers import call
 from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live
 from rich.console import Console
 
-from mlperf_rn50.study.live import Checkpoints, Follower, LiveRun, Place, RunClock
-from mlperf_rn50.study.watch_facts import duration, facts_of, status_text
-from mlperf_rn50.study.watch_page import render_page
-from mlperf_rn50.study.watch_terminal import draw_curves, render
+from mlperf_rn50.analysis.watch.facts import duration, facts_of, status_text
+from mlperf_rn50.analysis.watch.follower import Follower
+from mlperf_rn50.analysis.watch.page import render_page
+from mlperf_rn50.analysis.watch.run_state import Checkpoints, LiveRun
+from mlperf_rn50.analysis.watch.terminal import draw_curves, render
 
 WRITTEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 HOSTILE = '\x1b[31m<script>alert(1)</script>[red]&'
@@ -22,7 +23,7 @@ HOSTILE = '\x1b[31m<script>alert(1)</script>[red]&'
 
 @pytest.fixture
 def folder(tmp_path):
-    """A run with a reference, ranks and three evaluations."""
+    """Folder of a run with a reference, ranks and three evaluations."""
     ranks = {'event': 'ranks', 'epoch': 3, 'time_s': 30.0, 'stragglers': ['rank 1 is slow: 50 % above the median'],
              'ranks': [rank(0, 1.0), rank(1, 1.5, 'n2')]}
     return write_live(tmp_path / 'run', reference(*range(1, 11)), train(10),
@@ -44,45 +45,45 @@ def text_of(runs, width=80, rows=24, encoding='utf-8', price=None):
 
 @pytest.mark.parametrize('seconds, text', [(0, '0 s'), (99, '99 s'), (99.6, '2 min'), (720, '12 min'),
                                            (5990, '1 h 40 min'), (12000, '3 h 20 min'), (183_600, '2 d 3 h')])
-def test_times_are_short(seconds, text):
+def test_durations_are_short(seconds, text):
     assert duration(seconds) == text
 
 
-def test_what_is_known_of_a_run_is_said(run):
-    assert [tuple(vars(f).values()) for f in facts_of(run, 3.0)] == [
+def test_facts_of_running_run(run):
+    assert [tuple(f) for f in facts_of(run, 3.0)] == [
         ('status', 'running, last written 3 s ago', 'good'),
         ('run', 'digits (not ImageNet), 2 nodes, 2 ranks, batch 64, sgd, seed 1', ''),
-        ('epoch', '3.50 of 10, 38 s on its clock', ''), ('Top-1', '45.00 % at epoch 3, target 74.90 %', ''),
+        ('epoch', '3.50 of 10, 38 s on the clock', ''), ('Top-1', '45.00 % at epoch 3, target 74.90 %', ''),
         ('reference', 'at epoch 3: on course: 5 of 5 reference runs', ''),
         ('speed', '128 images/s, 10 s/epoch, loss 2, learning rate 0.1', ''),
-        ('rank skew', '20.0 %: rank 1 on n2 takes 0.15 s a step itself, longer than the median one; ranks wait 0.05 s '
-                      'a step on average', 'warn'),
-        ('left', '62 s to epoch 10, where it gives up', ''),
-        ('target in', '2 s to 22 s, if it reaches it at epoch 4 to 6 as the reference runs did', ''),
+        ('rank skew', '20.0 % above the median: rank 1 on n2 takes 0.15 s per step; ranks wait 0.05 s per step on '
+                      'average', 'warn'),
+        ('left', '62 s to epoch 10, the end of the schedule', ''),
+        ('target in', '2 s to 22 s, if reached at epoch 4 to 6 as in the reference runs', ''),
         ('checkpoints', 'none', ''), ('node-hours', '0.0211 so far (cost 0.0633), 0.0556 at epoch 10 (cost 0.167)', ''),
-        ('energy', 'not measured: there is no telemetry of the run', '')]
+        ('energy', 'not measured: no telemetry of the run', '')]
 
 
 @pytest.mark.parametrize('place, changes, text', [
-    ({}, {'note': 'not begun yet'}, 'not begun yet'),
+    ({}, {'note': 'not started yet'}, 'not started yet'),
     ({'quiet_s': 720.0, 'checkpoints': Checkpoints(1, 40, 9.0)}, {'status': 'failed'},
-     'killed: its log has no end, and nothing was written for 12 min; it can go on from step 40'),
-    ({}, {'status': 'failed', 'has_end': True, 'clock': RunClock(time_s=60.0)}, 'failed, 60 s on its clock'),
+     'killed: the log has no end, and nothing was written for 12 min; resumable from step 40'),
+    ({}, {'status': 'failed', 'has_end': True, 'time_s': 60.0}, 'failed, 60 s on the clock'),
     ({'checkpoints': Checkpoints(1, 40)}, {'status': 'interrupted', 'has_end': True},
-     'interrupted; it can go on from step 40'),
+     'interrupted; resumable from step 40'),
     ({}, {'status': 'running'}, 'running')])
-def test_every_state_is_said(place, changes, text):
-    assert status_text(LiveRun(Place('x', **place), **changes)) == text
+def test_status_text_of_every_state(place, changes, text):
+    assert status_text(LiveRun('x', **place, **changes)) == text
 
 
 @pytest.mark.parametrize('size', [(80, 24), (200, 50), (130, 24)], ids=str)
-def test_a_terminal_is_filled_and_not_overfilled(run, size):
+def test_output_fits_terminal(run, size):
     lines = text_of([run], *size).splitlines()
     assert max(map(len, lines)) <= size[0]
     assert len(lines) <= size[1] and any('│' in line for line in lines)
 
 
-def test_the_curve_has_the_band_the_target_and_every_evaluation(run):
+def test_curve_shows_band_target_and_every_evaluation(run):
     lines = str(draw_curves([run], 60, 12)).splitlines()
     assert len(lines) == 12 and all(len(line) <= 60 for line in lines)
     assert lines[0] == '● Top-1  ░ 5 reference runs  ╌ target 74.90 %'
@@ -92,25 +93,25 @@ def test_the_curve_has_the_band_the_target_and_every_evaluation(run):
     assert lines[-1].startswith('epoch 0') and lines[-1].endswith('10')
 
 
-def test_a_terminal_without_unicode_has_a_curve_of_letters(run):
-    for width in (20, 40, 80):  # nor where something is cut off
+def test_output_is_ascii_without_unicode(run):
+    for width in (20, 40, 80):  # cut-off texts too
         assert text_of([run], width, 50, encoding='ascii').isascii()
         assert text_of([run, run], width, 50, encoding='ascii').isascii()
 
 
-def test_several_runs_have_a_row_each_and_marks_of_their_own(folder, run, tmp_path):
+def test_each_of_several_runs_has_a_row_and_a_marker(folder, run, tmp_path):
     other = Follower(write_live(tmp_path / 'other', evaluation(1, 70), status='success', accuracies=(0.7, 0.8)))
-    runs = [run, other.look(NOW_S), LiveRun(Place(str(tmp_path / 'late')), note='not begun yet')]
+    runs = [run, other.look(NOW_S), LiveRun(str(tmp_path / 'late'), note='not started yet')]
     text = text_of(runs, 100, 40)
     assert re.search(r'run +running +3\.50 of 10 +45\.00 % +128 +20\.0 % +62 s', text)
     assert re.search('other +converged', text)
-    assert 'late: not begun yet' in text and '● run  ◆ other  ╌ target' in text
+    assert 'late: not started yet' in text and '● run  ◆ other  ╌ target' in text
     assert '░' not in text and 'cost' not in text
-    assert str(draw_curves(runs, 60, 12)).count('◆') == 2  # in the legend, and its evaluation
+    assert str(draw_curves(runs, 60, 12)).count('◆') == 2  # the legend and one evaluation
     assert re.search(r' cost\n(.*\n)*?.* 0\.0633\n', text_of(runs, 120, 40, price=3.0))
 
 
-def test_texts_of_a_run_steer_neither_terminal_nor_page(tmp_path):
+def test_texts_of_run_are_escaped_in_terminal_and_page(tmp_path):
     folder = write_live(tmp_path / 'x[red]', course(1, text=HOSTILE), evaluation(1, 20),
                         {'event': 'ranks', 'ranks': [rank(0, 1.0, HOSTILE), rank(1, 2.0, HOSTILE)],
                          'stragglers': [HOSTILE]})
@@ -121,7 +122,7 @@ def test_texts_of_a_run_steer_neither_terminal_nor_page(tmp_path):
     assert page.count('<script') == 1 and '\x1b' not in page and '&lt;script&gt;' in page
 
 
-def test_the_page_shows_the_curve_beside_the_band_the_speed_and_the_ranks_and_is_read_again_until_the_end(run):
+def test_page_shows_curve_speed_and_ranks_and_refreshes_until_the_end(run):
     page = render_page(run, WRITTEN, 4.2)
     assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in page and '}, 5000);' in page
     assert 'Written 2026-01-02 03:04:05 UTC' in page
@@ -130,12 +131,12 @@ def test_the_page_shows_the_curve_beside_the_band_the_speed_and_the_ranks_and_is
     assert page.count('<figure>') == 3 and page.count('<title>rank ') == 6
     assert '<title>30.00 % at epoch 2</title>' in page and '5 reference runs and their mean' in page
     assert len(re.findall('stroke-dasharray: [1-9]', page)) == 2  # the mean and the target
-    assert '<title>rank 1 on n2: compute 150.0 ms a step</title>' in page
+    assert '<title>rank 1 on n2: compute 150.0 ms per step</title>' in page
     assert re.search('>'.join(rf'<td class="number">{cell}</td' for cell in (
         '3', '45.00 %', '50.00 %', '45.00 to 55.00')), page)
 
 
-def test_once_as_json(folder):
+def test_json_output(folder):
     done = call('watch', folder, folder / 'result_0.txt', '--once', '--format', 'json', '--price-per-node-hour', '2')
     first, second = json.loads(done.stdout)['runs']
     assert first['evaluations'][-1] == {'epoch': 3, 'accuracy': 0.45, 'time_s': 30.0} and len(first['band']) == 10
@@ -147,12 +148,12 @@ def test_once_as_json(folder):
     (['x', '--format', 'json'], '--format json: expected --once'), (['x', '--every', '0'], '--every: got 0, expected'),
     (['x', '--every', 'nan'], '--every: got nan'), (['x', '--price-per-node-hour', '-1'], 'got -1, expected a number'),
     ([], 'RUN_FOLDER')])
-def test_a_mistake_is_said(words, text):
+def test_usage_error_is_one_line(words, text):
     done = call('watch', *words)
     assert done.returncode == 2 and text in done.stderr and done.stderr.count('\n') == 1
 
 
-def test_what_is_piped_gets_lines_until_the_runs_are_over(tmp_path):
+def test_pipe_gets_lines_until_all_runs_are_over(tmp_path):
     a = write_live(tmp_path / 'a', evaluation(1, 20), status='success', accuracies=(0.8,))
     b = write_live(tmp_path / 'b', evaluation(1, 20), status='aborted')
     done = call('watch', a, b)
@@ -160,7 +161,7 @@ def test_what_is_piped_gets_lines_until_the_runs_are_over(tmp_path):
     assert done.returncode == 0 and 'a, run 0: converged after 1 epochs' in first and 'b, run 0: aborted' in second
 
 
-def test_the_page_is_written_beside_the_run_and_only_when_asked(folder, tmp_path):
+def test_page_is_written_into_run_folder_only_on_request(folder, tmp_path):
     before = set(os.listdir(folder))
     call('watch', folder, '--once')
     assert set(os.listdir(folder)) == before

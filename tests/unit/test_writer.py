@@ -1,4 +1,4 @@
-"""The log of a run: every event of the rules, once, in order, in every vocabulary, by the official names."""
+"""Run log: keys, order of events, resumption, write errors."""
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +8,13 @@ import pytest
 from mlperf_logging.mllog import constants
 from sample_log import SGD, write_run
 
-from mlperf_rn50.config import DataConfig, ScheduleConfig
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import StorageError
 from mlperf_rn50.files import LineFile
-from mlperf_rn50.mlperf import keys
-from mlperf_rn50.mlperf.reader import read_events
-from mlperf_rn50.mlperf.writer import RunLog
+from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.read.reader import read_events
+from mlperf_rn50.mllog.writer import RunLog
+from mlperf_rn50.train.options import ScheduleConfig
 
 
 def events(path, line_format='MLLOG'):
@@ -24,12 +25,12 @@ def values(path, key, line_format='MLLOG'):
     return [e.value for e in events(path, line_format) if e.key == key]
 
 
-def test_keys_are_the_official_ones():
-    ours = {name: value for name, value in vars(keys).items() if name.isupper()}
-    assert ours and ours == {name: getattr(constants, name, None) for name in ours}
+def test_keys_match_the_official_ones():
+    own_keys = {name: value for name, value in vars(keys).items() if name.isupper()}
+    assert own_keys and own_keys == {name: getattr(constants, name, None) for name in own_keys}
 
 
-def test_the_order_is_that_of_the_rules_and_epochs_count_from_one_and_in_v05_from_zero(tmp_path):
+def test_events_follow_the_rules_with_epochs_from_one_and_in_v05_from_zero(tmp_path):
     path = write_run(tmp_path / 'result_0.txt')
     logged, v05 = ([e.key for e in events(path, line_format)] for line_format in ('MLLOG', 'MLPv0.5.0'))
     places = [logged.index(k) for k in (
@@ -53,14 +54,13 @@ def test_the_order_is_that_of_the_rules_and_epochs_count_from_one_and_in_v05_fro
         assert {e.metadata['file'] for e in events(path, line_format)} == {'tests/sample_log.py'}
 
 
-def test_optimizer_keys_are_those_of_the_schedule_that_ran(tmp_path):
-    """test_check has those of both optimizers judged."""
+def test_optimizer_keys_match_schedule(tmp_path):
     step = write_run(tmp_path / 'log', replace(SGD, schedule=ScheduleConfig(decay='step')))
     assert values(step, 'opt_learning_rate_decay_boundary_epochs') == [[30.0, 60.0, 80.0]]
     assert not any('lars' in e.key or 'poly' in e.key for e in events(step))
 
 
-def test_the_log_says_how_the_data_is_shuffled(tmp_path):
+def test_log_contains_shuffle_mode(tmp_path):
     log = RunLog(tmp_path / 'log', None)
     for shuffle in ('global', 'node'):
         log.data(replace(SGD, data=DataConfig(shuffle=shuffle, node_rotation_epochs=3)), 8, 2)
@@ -71,10 +71,10 @@ def test_the_log_says_how_the_data_is_shuffled(tmp_path):
     assert values(tmp_path / 'log', 'input_order', 'MLPv0.5.0') == [
         'a new global permutation every epoch',
         'a new permutation every epoch of the part of each node, which gets a new part every 3 epochs']
-    assert values(tmp_path / 'log', 'eval_accuracy') == [0.5]  # a plain number
+    assert values(tmp_path / 'log', 'eval_accuracy') == [0.5]  # a plain float
 
 
-def test_nothing_reaches_the_terminal_and_other_ranks_write_nothing(tmp_path, capfd):
+def test_only_rank_0_writes_and_only_to_the_file(tmp_path, capfd):
     path = tmp_path / 'result_0.txt'
     for place in (None, path):
         log = RunLog(place, None)
@@ -89,7 +89,7 @@ def test_nothing_reaches_the_terminal_and_other_ranks_write_nothing(tmp_path, ca
     assert path.read_text() == text
 
 
-def test_a_torn_end_does_not_swallow_the_next_line_and_a_full_disk_is_an_error(tmp_path):
+def test_torn_last_line_is_removed_and_full_disk_is_an_error(tmp_path):
     path = tmp_path / 'result_0.txt'
     path.write_text('whole\n:::MLLOG {"namespace": "", "ti')
     log = RunLog(path, None, is_resumed=True)

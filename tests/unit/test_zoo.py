@@ -1,4 +1,4 @@
-"""The networks of the throughput studies: size, work, and that they can be trained."""
+"""Networks of the throughput studies: parameters, FLOPs, gradients, initialisation."""
 import math
 
 import mxnet as mx
@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
-from mlperf_rn50.config import Config, DataConfig, ModelConfig, TrainConfig
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet
 from mlperf_rn50.model.zoo import Classifier, build_model, count_flops, count_parameters, image_shape, image_size_of
+from mlperf_rn50.train.options import TrainConfig
 
 
 def config_of(name, num_classes=1000, image_size=None, **data):
@@ -18,13 +21,13 @@ def config_of(name, num_classes=1000, image_size=None, **data):
 
 
 def graph_of(config):
-    """A network without memory for its weights, and its symbol."""
+    """A network without allocated weights, and its symbol."""
     net = (ResNet if config.model.name.startswith('resnet') else Classifier)(config.model, config.data.num_classes)
     return net, net(mx.sym.var('data'))
 
 
 def parameters_of(config):
-    """Size of each trained parameter, by inference of shapes."""
+    """Size of each trained parameter, from shape inference."""
     symbol = graph_of(config)[1]
     shapes, _, _ = symbol.infer_shape(data=(1, *image_shape(config)))
     return {n: math.prod(s) for n, s in zip(symbol.list_arguments(), shapes) if n != 'data'}
@@ -43,10 +46,10 @@ def test_parameters_and_flops(name, parameters, giga_macs):
     assert sum(parameters_of(config).values()) == parameters
     assert count_flops(net, image_shape(config)) / 2e9 == pytest.approx(giga_macs, abs=0.01)
     used = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
-    assert set(net.collect_params()) == used - {'data'}  # a layer that is not connected is in no graph
+    assert set(net.collect_params()) == used - {'data'}  # no unconnected layers
 
 
-def test_parameters_are_counted_without_running_statistics(thin_resnets):
+def test_parameter_count_excludes_running_statistics(thin_resnets):
     config = config_of('resnet18', 4)
     assert count_parameters(build_model(config, mx.cpu(), 0)) == sum(parameters_of(config).values())
 
@@ -62,12 +65,12 @@ def test_every_parameter_gets_a_gradient():
     assert logits.shape == (2, 4) and logits.dtype == np.float32
     mx.nd.waitall()
     grads = {n: p.grad().asnumpy() for n, p in net.collect_params().items() if p.grad_req != 'null'}
-    # A ReLU may have died, so only weights must differ from zero.
+    # ReLUs may be dead, so only weights need non-zero gradients.
     assert all(np.isfinite(g).all() for g in grads.values())
     assert [n for n, g in grads.items() if n.endswith('weight') and not g.any()] == []
 
 
-def test_the_seed_decides_the_weights_and_nothing_their_names():
+def test_seed_determines_weights_but_not_their_names():
     config = config_of('googlenet', 4, pad_to_4_channels=True)
     nets = [build_model(config, mx.cpu(), seed).collect_params() for seed in (1, 1, 2)]
     weights = [net['googlenet_conv0_weight'].data().asnumpy() for net in nets]
@@ -76,6 +79,6 @@ def test_the_seed_decides_the_weights_and_nothing_their_names():
 
 
 @pytest.mark.parametrize('name', ['alexnet', 'inception_v4'])
-def test_images_that_are_too_small_are_refused(name):
-    with pytest.raises(ConfigError, match=f'data.image_size: got 16, too small for {name}, which was made for '):
+def test_too_small_images_are_refused(name):
+    with pytest.raises(ConfigError, match=f'data.image_size: got 16, too small for {name}, expected about '):
         build_model(config_of(name, 4, image_size=16), mx.cpu(), 0)

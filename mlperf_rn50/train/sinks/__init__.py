@@ -1,2 +1,1 @@
-"""What becomes of the events of a run: the MLPerf log, metrics.jsonl, the terminal, telemetry, TensorBoard, the
-watcher."""
+"""Sinks of events: MLPerf log, metrics.jsonl, terminal, telemetry, TensorBoard and watcher."""

@@ -1,28 +1,24 @@
-"""metrics.jsonl, config.yaml and env.json: a run for programs."""
+"""Machine-readable files of a run: metrics.jsonl, config.yaml and env.json."""
 import json
+from dataclasses import asdict
 from typing import Any
 
 from mlperf_rn50.config import render_yaml
 from mlperf_rn50.files import LineFile, write_atomically, writing
-from mlperf_rn50.study.reference import Standing, name_of
 from mlperf_rn50.system.environment import dump_environment
 from mlperf_rn50.train import events
-from mlperf_rn50.train.run_folder import RunFolder
-from mlperf_rn50.train.sinks.mlperf_log import changed, ranks_now
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder
+from mlperf_rn50.train.sinks.mlperf_log import render_changes, render_ranks
 
 
 class Metrics:
-    """Writes the files of a run that are not its log."""
-
     def __init__(self, run: RunFolder):
         self._run, self._dataset = run, ''
         self._file = LineFile(run.metrics)
 
-    def _write(self, **values: Any) -> None:
-        self._file.write(json.dumps(values))
-
-    def see(self, event: events.Event) -> None:
-        write = self._write
+    def handle(self, event: events.Event) -> None:
+        def write(**values: Any) -> None:
+            self._file.write(json.dumps(values))
         match event:
             case events.Opened():
                 with writing(self._run.config):
@@ -33,17 +29,18 @@ class Metrics:
                 self._dataset = event.plan.config.data.dataset
             case events.Resumed():
                 self._dataset = event.plan.config.data.dataset
-                write(event='resumed', step=event.step, **ranks_now(event.plan, event.num_hosts), **changed(event))
+                write(event='resumed', step=event.step, **render_ranks(event.plan, event.num_hosts),
+                      **render_changes(event))
             case events.StepDone(is_reported=True):
                 write(event='train', step=event.step, epoch=event.epoch, time_s=event.time_s, loss=event.mean_loss,
                       learning_rate=event.learning_rate, images_per_s=event.images_per_s)
             case events.Evaluated():
-                write(event='eval', epoch=event.epoch + 1, time_s=event.time_s, num_top1=event.num_top1,
-                      num_top5=event.num_top5, num_images=event.num_images, dataset=self._dataset)
+                write(event='eval', epoch=event.epoch + 1, time_s=event.time_s, **asdict(event.accuracy),
+                      dataset=self._dataset)
             case events.ReferenceFound():
-                write(event='reference', **_reference(event))
+                write(event='reference', **event.record)
             case events.Compared():
-                write(event='course', **_standing(event.standing))
+                write(event='course', **event.record)
             case events.RecordsRead():
                 write(event='epoch', epoch=event.epoch + 1, record_bytes=dict(event.num_bytes),
                       new_record_bytes=dict(event.num_new_bytes))
@@ -58,24 +55,3 @@ class Metrics:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _reference(event: events.ReferenceFound) -> dict[str, Any]:
-    """What the evaluations are compared with; accuracies as fractions, epochs as they are trained."""
-    found, ends = event.reference, event.reference_epochs
-    return {'how': found.how if found else None, 'num_reference': found.num_runs if found else 0,
-            'sources': [name_of(s) for s in found.sets] if found else [],
-            'target': found.recipe.target_accuracy if found else None,
-            'reference_epochs': [ends[0], ends[-1]] if ends else None,
-            'band': [[b.epoch, b.point, b.mean, b.low, b.high, len(b.values)] for b in event.bands],
-            'text': event.text}
-
-
-def _standing(standing: Standing) -> dict[str, Any]:
-    """Where a run stands; without a band, its numbers are null."""
-    here = standing.here
-    return {'epoch': standing.epoch, 'point': standing.point, 'accuracy': standing.accuracy,
-            'mean': here.mean if here else None, 'low': here.low if here else None, 'high': here.high if here else None,
-            'num_reference': len(here.values) if here else 0, 'below': standing.is_below, 'behind': standing.is_behind,
-            'reference_epochs': standing.reference_epochs, 'seconds_left': standing.seconds_left,
-            'text': standing.text}

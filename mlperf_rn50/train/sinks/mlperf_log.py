@@ -1,26 +1,28 @@
 """The MLPerf log of a run."""
 from typing import Any
 
-from mlperf_rn50.mlperf.writer import RunLog
+from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.describe import describe
 from mlperf_rn50.train import events
 from mlperf_rn50.train.plan import Plan
 
 
 class MlperfLog:
-    """Writes the events that the rules ask for."""
-
     def __init__(self, log: RunLog):
         self._log = log
 
-    def see(self, event: events.Event) -> None:
+    def handle(self, event: events.Event) -> None:
         log = self._log
         match event:
             case events.Opened():
                 log.submission(event.config)
                 log.cache_clear(event.is_cache_clear, event.cache_reason)
             case events.InitStarted():
-                self._init_start(event.plan, event.seed)
+                plan = event.plan
+                log.init_start()
+                log.seed(event.seed)
+                log.hyperparameters(plan.config, plan.global_batch_size, plan.local_batch_size, plan.decay_steps,
+                                    round(plan.config.schedule.warmup_epochs * plan.steps_per_epoch))
             case events.Built():
                 log.model(describe(event.plan.config), event.tensor_names)
                 if event.initial_weights:
@@ -32,7 +34,7 @@ class MlperfLog:
                 log.data(event.plan.config, event.plan.world_size, event.num_hosts)
             case events.Resumed():
                 log.run_resumed(event.step, event.step // event.plan.steps_per_epoch, event.clock_s,
-                                **ranks_now(event.plan, event.num_hosts), **changed(event))
+                                **render_ranks(event.plan, event.num_hosts), **render_changes(event))
             case events.EpochStarted():
                 if event.block_epochs:
                     log.block_start(event.epoch, event.block_epochs)
@@ -42,27 +44,21 @@ class MlperfLog:
             case events.EvalStarted():
                 log.eval_start(event.epoch)
             case events.Evaluated():
-                log.eval_stop(event.epoch, event.top1)
+                log.eval_stop(event.epoch, event.accuracy.top1)
                 log.block_stop(event.first_epoch)
             case events.Ended():
                 log.run_stop(event.status)
-
-    def _init_start(self, plan: Plan, seed: int) -> None:
-        self._log.init_start()
-        self._log.seed(seed)
-        self._log.hyperparameters(plan.config, plan.global_batch_size, plan.local_batch_size, plan.decay_steps,
-                                  round(plan.config.schedule.warmup_epochs * plan.steps_per_epoch))
 
     def close(self) -> None:
         self._log.close()
 
 
-def changed(event: events.Resumed) -> dict[str, dict[str, list[Any]]]:
-    """What the configuration of a resumed run has otherwise, by key as [before, now]; nothing where it is the same."""
+def render_changes(event: events.Resumed) -> dict[str, dict[str, list[Any]]]:
+    """Return the changed configuration keys of a resumed run as [before, now]; nothing without changes."""
     return {'changed': {c.key: [c.before, c.now] for c in event.changes}} if event.changes else {}
 
 
-def ranks_now(plan: Plan, num_hosts: int) -> dict[str, float]:
-    """With what a resumed run goes on."""
+def render_ranks(plan: Plan, num_hosts: int) -> dict[str, float]:
+    """Return the ranks, batch and learning rate factor of a resumed run."""
     return {'number_of_ranks': plan.world_size, 'number_of_nodes': num_hosts,
             'global_batch_size': plan.global_batch_size, 'lr_scale': plan.lr_scale}

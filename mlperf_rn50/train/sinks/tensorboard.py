@@ -1,4 +1,4 @@
-"""The run for TensorBoard: losses, learning rate, norms, LARS ratios, times of ranks, hyper-parameters."""
+"""TensorBoard events: losses, learning rate, norms, LARS ratios, rank times and hyperparameters."""
 import time
 from pathlib import Path
 from typing import Any
@@ -13,38 +13,37 @@ from mlperf_rn50.train import events
 
 
 class TensorBoard:
-    """Writes an event file; its step is the number of optimizer steps.
-
-    Not by way of SummaryWriter, whose thread keeps the errors of a full disk to itself.
-    """
+    """Writes an event file, without SummaryWriter because its thread hides the errors of a full disk."""
 
     def __init__(self, folder: Path, first_step: int):
-        """A run that goes on takes back what was written of later steps."""
-        self._folder, self._step = folder, 0
+        """Open the file; a resumed run invalidates events of later steps."""
+        self._folder, self._step, self._dataset = folder, 0, ''
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._writer = EventsWriter(str(folder / 'events'))
             if first_step:
                 self._put(first_step + 1, session_log=SessionLog(status=SessionLog.START))
-        self._dataset = ''
 
-    def see(self, event: events.Event) -> None:
+    def handle(self, event: events.Event) -> None:
         with writing(self._folder):
-            self._see(event)
+            self._handle(event)
 
-    def _see(self, event: events.Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         match event:
             case events.RunStarted() | events.Resumed():
                 self._start(event.plan.config)
             case events.StepDone(is_reported=True):
                 self._train(event)
             case events.Evaluated():
-                self._add(f'accuracy/top1_{self._dataset}', event.top1)
-                self._add(f'accuracy/top5_{self._dataset}', event.top5)
+                self._add(f'accuracy/top1_{self._dataset}', event.accuracy.top1)
+                self._add(f'accuracy/top5_{self._dataset}', event.accuracy.top5)
             case events.EpochDone():
                 self._add('speed/images_per_s_of_epoch', event.images_per_s)
             case events.RanksTimed():
-                self._ranks(event)
+                for rank in event.ranks:
+                    for part in ('data', 'compute', 'wait'):
+                        self._add(f'{part}_ms_per_step/rank_{rank["rank"]}_{rank["host"]}',
+                                  1000 * rank[f'{part}_s'] / max(1, rank['num_steps']))
             case events.Ended():
                 self._add('run/epochs_to_converge', event.epochs_to_converge or 0)
                 self._add('run/time_s', event.time_s)
@@ -72,12 +71,6 @@ class TensorBoard:
             self._add('train/gradient_norm', event.gradient_norm)
         for name, ratio in event.trust_ratios.items():
             self._add(f'lars_ratio/{name}', ratio)
-
-    def _ranks(self, event: events.RanksTimed) -> None:
-        for rank in event.ranks:
-            for part in ('data', 'compute', 'wait'):
-                self._add(f'{part}_ms_per_step/rank_{rank["rank"]}_{rank["host"]}',
-                          1000 * rank[f'{part}_s'] / max(1, rank['num_steps']))
 
     def close(self) -> None:
         with writing(self._folder):

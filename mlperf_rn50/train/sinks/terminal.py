@@ -1,7 +1,4 @@
-"""What the person at the terminal sees: rank 0 speaks, the others are quiet.
-
-On a terminal, a bar per epoch; otherwise plain lines. Everything that is a line also goes to train.log.
-"""
+"""Terminal output of rank 0: a bar per epoch or, without a terminal, lines. All lines also go to train.log."""
 import logging
 import sys
 import time
@@ -11,14 +8,13 @@ from tqdm import tqdm
 
 from mlperf_rn50.files import LineFile
 from mlperf_rn50.train import events
-from mlperf_rn50.train.run_folder import RunFolder
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder
 
-# Without a terminal, a line at most this often.
-_PLAIN_PERIOD_S = 30.0
+_PLAIN_PERIOD_S = 30.0  # between two progress lines without a terminal
 
 
 class _LogFile(logging.Handler):
-    """train.log, whose errors are let out."""
+    """Handler of train.log that propagates write errors, unlike those of logging."""
 
     def __init__(self, path: Path):
         super().__init__()
@@ -33,7 +29,6 @@ class _LogFile(logging.Handler):
 
 
 def _open_console(log_path: Path) -> logging.Logger:
-    """A logger that writes to stderr and to train.log."""
     logger = logging.getLogger('mlperf_rn50.train')
     logger.handlers[:] = []
     logger.propagate = False
@@ -46,15 +41,13 @@ def _open_console(log_path: Path) -> logging.Logger:
 
 
 class Terminal:
-    """Says how the run goes."""
-
     def __init__(self, run: RunFolder):
         self._run, self._console = run, _open_console(run.train_log)
         self._epoch: EpochProgress | None = None
         self._dataset, self._target = '', 0.0
 
-    def see(self, event: events.Event) -> None:
-        say = self._console.info
+    def handle(self, event: events.Event) -> None:
+        info = self._console.info
         match event:
             case events.Built():
                 self._introduce(event)
@@ -62,35 +55,34 @@ class Terminal:
                 self._start(event)
             case events.Resumed():
                 self._start(event)
-                self._resume(event)
+                self._report_resume(event)
             case events.EpochStarted():
-                self._epoch = EpochProgress(self._console, event.epoch, event.num_steps, event.first_step
-                                            % event.num_steps)
+                first_step = event.first_step % event.num_steps
+                self._epoch = EpochProgress(self._console, event.epoch, event.num_steps, first_step)
             case events.StepDone():
                 if self._epoch:
                     self._epoch.update(event.loss, event.learning_rate, event.images_per_s)
             case events.EpochDone():
                 self._end_bar()
             case events.Evaluated():
-                say('epoch %d  Top-1 %.2f %%  Top-5 %.2f %%  of %d images (%s)  target %.2f %%  %.0f s',
-                    event.epoch + 1, 100 * event.top1, 100 * event.top5, event.num_images, self._dataset,
-                    100 * self._target, event.time_s)
-            case events.ReferenceFound():
-                say('%s', event.text)
+                accuracy = event.accuracy
+                info('epoch %d  Top-1 %.2f %%  Top-5 %.2f %%  of %d images (%s)  target %.2f %%  %.0f s',
+                     event.epoch + 1, 100 * accuracy.top1, 100 * accuracy.top5, accuracy.num_images, self._dataset,
+                     100 * self._target, event.time_s)
+            case events.ReferenceFound() | events.Noted():
+                info('%s', event.text)
             case events.Compared():
-                (self._console.warning if event.is_new else say)('%s', event.standing.text)
+                (self._console.warning if event.is_new else info)('%s', event.text)
             case events.RanksTimed():
                 for text in event.stragglers:
                     self._console.warning('%s', text)
-            case events.Noted():
-                say('%s', event.text)
             case events.Warned():
                 self._console.warning('%s', event.text)
             case events.Ended():
                 self._end_bar()
-                if event.status != 'failed':  # the error says it
-                    say('%s after %.1f s, best Top-1 %.2f %% on %s', event.status, event.time_s, 100 * event.best_top1,
-                        self._dataset)
+                if event.status != 'failed':  # the error message reports it
+                    info('%s after %.1f s, best Top-1 %.2f %% on %s', event.status, event.time_s,
+                         100 * event.best_top1, self._dataset)
 
     def _start(self, event: events.RunStarted | events.Resumed) -> None:
         config = event.plan.config
@@ -107,7 +99,7 @@ class Terminal:
         if event.initial_weights:
             self._console.info('%s', '; '.join([f'starts from {event.initial_weights}', *event.notes]))
 
-    def _resume(self, event: events.Resumed) -> None:
+    def _report_resume(self, event: events.Resumed) -> None:
         plan = event.plan
         self._console.info('resumed from %s at step %d; this log can no longer be submitted', event.checkpoint,
                            event.step)
@@ -119,7 +111,6 @@ class Terminal:
             self._console.info('changed: %s', ', '.join(map(str, event.changes)))
 
     def _end_bar(self) -> None:
-        """Takes the bar of an epoch away."""
         if self._epoch:
             self._epoch.close()
             self._epoch = None
@@ -131,7 +122,7 @@ class Terminal:
 
 
 class EpochProgress:
-    """The progress of one epoch (from 0, shown from 1) on rank 0; first_step: steps of it done before a resume."""
+    """Progress of one epoch (from 0, shown from 1); first_step: steps done before a resume."""
 
     def __init__(self, console: logging.Logger, epoch: int, num_steps: int, first_step: int):
         self._console, self._epoch, self._num_steps = console, epoch, num_steps
@@ -142,7 +133,6 @@ class EpochProgress:
                          dynamic_ncols=True, disable=self._is_plain)
 
     def update(self, loss: float, lr: float, images_per_s: float) -> None:
-        """One more step is done."""
         self._done += 1
         self._bar.set_postfix_str(f'{images_per_s:.0f} img/s, loss {loss:.3f}, lr {lr:.4g}', refresh=False)
         self._bar.update()

@@ -1,20 +1,20 @@
-"""What this rank's watcher and its node's telemetry are told."""
+"""Sinks for the watcher of this rank and the telemetry of its node."""
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train import events
-from mlperf_rn50.train.watch import Position
+from mlperf_rn50.train.watchdog.position import Position
 
 
 class Watched:
-    """Signs of life of a rank."""
+    """Signs of life for the watcher."""
 
     def __init__(self, position: Position):
         self._position = position
 
-    def see(self, event: events.Event) -> None:
+    def handle(self, event: events.Event) -> None:
         match event:
             case events.StepDone():
                 self._position.now('training', event.step)
-            case events.EpochStarted():  # its first step may have to wait for the rank that writes
+            case events.EpochStarted():  # the first step may wait for rank 0, which writes the checkpoint
                 is_written = self._position.phase != 'writing a checkpoint'
                 self._position.now('training' if is_written else None, event.first_step)
             case events.EvalStarted():
@@ -29,12 +29,12 @@ class Watched:
 
 
 class Sampled:
-    """Samples of this node, on the run's clock."""
+    """Telemetry of this node, on the run's clock."""
 
     def __init__(self, telemetry: Telemetry):
         self._telemetry = telemetry
 
-    def see(self, event: events.Event) -> None:
+    def handle(self, event: events.Event) -> None:
         self._telemetry.check()
         match event:
             case events.RunStarted():

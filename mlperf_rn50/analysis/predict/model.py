@@ -1,0 +1,187 @@
+"""Model of the training time on other layouts, from a measured step and the epochs of a recipe. Pure.
+
+A step takes its computing time, proportional to the images, plus fixed costs: a ring all-reduce of all gradients over
+the slowest link, less its overlap with the backward pass, and other costs on several nodes. The other costs and the
+time outside of steps come from published systems, excluding the round of the predicted system.
+"""
+import math
+import statistics
+from collections.abc import Sequence
+
+from mlperf_rn50.analysis.predict.prediction import PUBLISHED_LINK, Base, Costs, Epochs, Layout, Link, Prediction
+from mlperf_rn50.analysis.sets.run_set import KnownSet, Recipe, load_published
+
+# The backward pass computes twice as much as the forward pass, and the exchange can overlap with it.
+BACKWARD_SHARE = 2 / 3
+# Fixed share of a step up to which the model holds.
+MAX_FIXED_SHARE = 0.5
+# Half of the 80 % interval in standard deviations: Student's t for 1, 2, ... degrees of freedom, and its limit.
+_SIGMAS, _MANY_SIGMAS = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372), 1.2816
+
+
+def base_of(known: KnownSet) -> Base | None:
+    """Return the base of a known set; None where the logs lack nodes, units or times."""
+    step_s, times = known.step_s, known.times
+    if not known.num_nodes or not known.num_units or not step_s or times is None or not known.train_samples:
+        return None
+    return Base(known.name, known.source, known.num_nodes, known.num_units, bool(known.num_accelerators),
+                known.recipe.global_batch_size, step_s, 0.0, times.evaluation_s, times.outside_s, known.train_samples,
+                known.dataset, known)
+
+
+def ring_s(num_bytes: int, num_members: int, gbit_s: float) -> float:
+    """Return the time of a ring all-reduce, in which each link carries 2 (n - 1) / n messages. Source: nccl-tests."""
+    return 2 * (num_members - 1) / num_members * num_bytes / (gbit_s * 1e9 / 8)
+
+
+def _is_alike(a: KnownSet, b: KnownSet) -> bool:
+    """Compare the kinds of accelerators; where unnamed, the accelerators per node."""
+    kinds = [(s.accelerator or '').casefold().removeprefix('nvidia').strip() for s in (a, b)]
+    per_node = [s.num_accelerators / s.num_nodes for s in (a, b) if s.num_accelerators and s.num_nodes]
+    return kinds[0] == kinds[1] and (bool(kinds[0]) or len(per_node) == 2 and per_node[0] == per_node[1])
+
+
+def is_pair(one: KnownSet, target: KnownSet) -> bool:
+    """Return whether a set is a one-node set of the same round, organisation, kind of accelerator and data."""
+    return (one.num_nodes == 1 and one.round == target.round and one.dataset == target.dataset
+            and (one.org or '').casefold() == (target.org or '').casefold() and _is_alike(one, target))
+
+
+def base_for(target: KnownSet, sets: Sequence[KnownSet]) -> Base | None:
+    """Return the paired one-node set nearest in optimizer and local batch as a base."""
+    found = [(s, base) for s in sets if is_pair(s, target) and (base := base_of(s))]
+    local = target.recipe.global_batch_size / (target.num_units or 1)
+    nearest = min(found, key=lambda pair: (pair[0].recipe.opt_name != target.recipe.opt_name,
+                                           abs(pair[1].local_batch_size - local), pair[0].name), default=None)
+    return nearest and nearest[1]
+
+
+def layout_of(known: KnownSet) -> Layout | None:
+    """Return the layout of a known set; None where the logs lack it."""
+    if not known.num_nodes or not known.num_units or known.num_units % known.num_nodes:
+        return None
+    return Layout(known.num_nodes, known.num_units // known.num_nodes, known.recipe)
+
+
+def _compute_s(base: Base, layout: Layout, link: Link, step_cost_s: float = 0.0) -> float:
+    """Return the computing time of a step: that of the base, scaled with the local batch."""
+    compute_s = base.step_s - base.exchange_s
+    if base.num_nodes > 1 and not base.exchange_s:
+        compute_s -= ring_s(link.exchange_bytes, base.num_units, link.gbit_s) + step_cost_s
+    return compute_s * layout.local_batch_size / base.local_batch_size
+
+
+def _exchange_s(base: Base, layout: Layout, link: Link) -> float:
+    """Return the exchange of a step, over the link or as measured; within one node it may be part of computing."""
+    if layout.num_nodes == 1:
+        return base.exchange_s if base.num_nodes == 1 else 0.0
+    if base.exchange_s and (base.num_nodes, base.num_units) == (layout.num_nodes, layout.num_units):
+        return base.exchange_s
+    return ring_s(link.exchange_bytes, layout.num_units, link.gbit_s)
+
+
+def _half_interval(values: Sequence[float]) -> float:
+    """Return half of the 80 % prediction interval of two or more values."""
+    freedom = len(values) - 1
+    sigmas = _SIGMAS[freedom - 1] if freedom <= len(_SIGMAS) else _MANY_SIGMAS
+    return sigmas * statistics.stdev(values)
+
+
+def _quantiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the 10th, 50th and 90th percentile."""
+    tenths = statistics.quantiles(values, n=10, method='inclusive')
+    return tenths[0], statistics.median(values), tenths[-1]
+
+
+def _step_cost_s(base: Base, target: KnownSet) -> float:
+    """Return the time of a step of a published set besides computing and the ring."""
+    layout, step_s, link = layout_of(target), target.step_s, PUBLISHED_LINK
+    assert layout and step_s  # complete in the published table
+    return step_s - _compute_s(base, layout, link) - ring_s(link.exchange_bytes, layout.num_units, link.gbit_s)
+
+
+def _has_common_run(a: KnownSet, b: KnownSet) -> bool:
+    """Return whether two sets share a run, identified by epochs and time, as copies of logs have other paths."""
+    times = {(r.epochs, round(r.time_s, 2)) for r in a.runs if r.time_s}
+    return any((r.epochs, round(r.time_s, 2)) in times for r in b.runs if r.time_s)
+
+
+def costs_without(*judged: KnownSet) -> Costs:
+    """Return the costs of published systems, excluding the rounds of the judged sets and of their published copies."""
+    published = load_published()
+    rounds = {s.round for s in judged} | {p.round for p in published for s in judged if _has_common_run(p, s)}
+    sets = [s for s in published if s.round not in rounds]
+    pairs = [(base, s) for s in sets if (s.num_nodes or 0) > 1 and s.recipe.last_eval_epoch and s.times
+             and (base := base_for(s, sets))]
+    steps = [_step_cost_s(base, s) for base, s in pairs]
+    low, middle, high = _quantiles([s.times.outside_s for _, s in pairs if s.times])
+    # Epochs to converge relative to the last evaluation within the schedule.
+    shares = [r.epochs / last for s in sets if (last := s.recipe.last_eval_epoch) for r in s.converged if r.epochs]
+    spread_s = _half_interval(steps) * math.sqrt(1 + 1 / len(steps))  # includes the uncertainty of the mean
+    source = f'{len(pairs)} pairs of published systems of {", ".join(dict.fromkeys(s.round for _, s in pairs))}'
+    return Costs(statistics.fmean(steps), spread_s, middle, low, high, _quantiles(shares)[0], source)
+
+
+def epochs_of(recipe: Recipe, costs: Costs) -> Epochs | None:
+    """Return the last evaluation within the schedule; None where the recipe declares no schedule."""
+    last = recipe.last_eval_epoch
+    return None if last is None else Epochs(
+        last, last * costs.epochs_low, last, f'last evaluation within the {recipe.decay_epochs:g}-epoch schedule')
+
+
+def _num_evaluations(recipe: Recipe, epochs: float) -> float:
+    if not recipe.eval_period or recipe.first_eval_epoch is None:
+        return epochs
+    return max(0.0, 1 + (epochs - recipe.first_eval_epoch) / recipe.eval_period)
+
+
+def _minutes(base: Base, layout: Layout, costs: Costs, epochs: Epochs, step_s: float) -> tuple[float, float, float]:
+    """Return the minutes to the target and the ends of their 80 % interval, from independent errors."""
+    steps_per_epoch = base.train_samples / layout.recipe.global_batch_size
+    evaluation_s = (base.evaluation_s or 0.0) * base.num_units / layout.num_units
+    is_measured = layout.num_nodes == base.num_nodes or costs.outside_s is None
+    outside_s = (base.outside_s or 0.0) if is_measured else costs.outside_s or 0.0
+    total = (epochs.mean * steps_per_epoch * step_s + _num_evaluations(layout.recipe, epochs.mean) * evaluation_s
+             + outside_s)
+    slope = steps_per_epoch * step_s
+    steps = 0.0 if layout.num_nodes == base.num_nodes == 1 else epochs.mean * steps_per_epoch * costs.step_spread_s
+    runs = _run_spread(base) * total
+    down = math.hypot(steps, runs, (epochs.mean - epochs.low) * slope,
+                      0.0 if is_measured else outside_s - costs.outside_low_s)
+    up = math.hypot(steps, runs, (epochs.high - epochs.mean) * slope,
+                    0.0 if is_measured else costs.outside_high_s - outside_s)
+    return total / 60, max(0.0, total - down) / 60, (total + up) / 60
+
+
+def _run_spread(base: Base) -> float:
+    """Return half of the 80 % interval of the seconds per epoch over the runs of the base, as a fraction."""
+    rates = [r.time_s / r.epochs for r in base.known.converged if r.time_s and r.epochs] if base.known else []
+    return _half_interval(rates) / statistics.fmean(rates) if len(rates) > 1 else 0.0
+
+
+def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs) -> Prediction:
+    """Predict a layout; costs: of several nodes, such as answer.costs_for(base)."""
+    if layout.recipe.global_batch_size > base.train_samples:
+        return Prediction(base, layout, f'batch {layout.recipe.global_batch_size:,} exceeds the {base.train_samples:,} '
+                                        'training images')
+    is_one_node = layout.num_nodes == 1
+    has_costs = not is_one_node and not (base.num_nodes > 1 and base.exchange_s)  # otherwise the measured step has them
+    compute_s = _compute_s(base, layout, link, costs.step_s)
+    exchange_s, other_s = _exchange_s(base, layout, link), costs.step_s if has_costs else 0.0
+    hidden_s = min(exchange_s, BACKWARD_SHARE * compute_s) if link.is_hidden else 0.0
+    fixed_s = exchange_s - hidden_s + other_s
+    if compute_s <= 0:
+        return Prediction(base, layout, 'the assumed exchange and other costs exceed the measured step')
+    share = fixed_s / (compute_s + fixed_s)
+    if share > MAX_FIXED_SHARE and base.has_accelerators and not is_one_node:
+        return Prediction(base, layout, f'fixed costs are {100 * share:.0f} % of a step; the model holds up to '
+                                        f'{100 * MAX_FIXED_SHARE:.0f} %')
+    if layout.epochs is None and layout.recipe.last_eval_epoch is None and base.dataset is None:
+        return Prediction(base, layout, 'the recipe declares no schedule, so the epochs are unknown')
+    epochs = layout.epochs or epochs_of(layout.recipe, costs)
+    times = _minutes(base, layout, costs, epochs, compute_s + fixed_s) if epochs and base.evaluation_s is not None \
+        else (None, None, None)
+    if times[0] is not None and times[0] <= 0:
+        return Prediction(base, layout, 'the predicted time is not positive, as the source runs took less time than '
+                                        'their epochs add up to')
+    return Prediction(base, layout, None, epochs, compute_s, exchange_s, hidden_s, other_s, *times)

@@ -1,0 +1,166 @@
+"""Data classes of predictions: measured base, interconnect, epochs, costs, layout and predicted times."""
+from dataclasses import dataclass
+
+from mlperf_rn50.analysis.recipe.reference import has_same_recipe
+from mlperf_rn50.analysis.sets.cost import node_hours
+from mlperf_rn50.analysis.sets.run_set import KnownSet, Recipe
+
+
+@dataclass(frozen=True)
+class Base:
+    """A measured step."""
+
+    name: str
+    source: str
+    num_nodes: int
+    num_units: int  # accelerators of all nodes, or ranks on nodes without accelerators
+    has_accelerators: bool
+    global_batch_size: int
+    step_s: float
+    exchange_s: float  # without overlap; 0 where not measured
+    evaluation_s: float | None  # None where not measured
+    outside_s: float | None  # first-epoch overhead and gaps, on the clock; None where not measured
+    train_samples: int
+    dataset: str | None  # None for ImageNet
+    known: KnownSet | None = None  # None for a bench
+
+    @property
+    def unit(self) -> str:
+        return 'accelerator' if self.has_accelerators else 'rank'
+
+    @property
+    def local_batch_size(self) -> float:
+        return self.global_batch_size / self.num_units
+
+
+@dataclass(frozen=True)
+class Link:
+    """The slowest link between nodes, per direction; is_hidden: the exchange overlaps with the backward pass."""
+
+    gbit_s: float
+    exchange_bytes: int
+    is_hidden: bool
+    source: str
+
+
+# Assumption for published systems: one port of InfiniBand EDR or 100 Gbit/s Ethernet per node. ResNet-50 has 25.56
+# million gradients, of 2 bytes each in these systems.
+PUBLISHED_LINK = Link(100.0, 51_000_000, False, 'assumption of one port per node and float16 gradients')
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Epochs to the target with the 80 % interval, and their source."""
+
+    mean: float
+    low: float
+    high: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of other systems besides computing and exchange; low and high bound the 80 % interval."""
+
+    step_s: float
+    step_spread_s: float
+    outside_s: float | None  # first-epoch overhead and gaps on several nodes; None for that of the base
+    outside_low_s: float
+    outside_high_s: float
+    epochs_low: float  # of early convergence, as a fraction of the last evaluation in the schedule
+    source: str
+
+
+NO_COSTS = Costs(0.0, 0.0, None, 0.0, 0.0, 1.0, 'none, only the exchange counts')
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Nodes, units per node and a recipe; epochs: measured ones, which take precedence over the schedule."""
+
+    num_nodes: int
+    units_per_node: int
+    recipe: Recipe
+    epochs: Epochs | None = None
+
+    @property
+    def name(self) -> str:
+        return f'{self.num_nodes}x{self.units_per_node}'
+
+    @property
+    def num_units(self) -> int:
+        return self.num_nodes * self.units_per_node
+
+    @property
+    def local_batch_size(self) -> float:
+        return self.recipe.global_batch_size / self.num_units
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted step and minutes of a layout; values are None after a refusal, or where epochs are unknown."""
+
+    base: Base
+    layout: Layout
+    refusal: str | None = None
+    epochs: Epochs | None = None
+    compute_s: float | None = None
+    exchange_s: float | None = None
+    hidden_s: float | None = None
+    other_s: float | None = None  # costs of several nodes besides computing and exchange
+    minutes: float | None = None
+    low_minutes: float | None = None  # of the 80 % interval
+    high_minutes: float | None = None
+    doubts: tuple[str, ...] = ()
+    recipe_source: str = ''
+    measured: KnownSet | None = None  # of this layout and batch, possibly of another recipe
+
+    @property
+    def step_s(self) -> float | None:
+        parts = (self.compute_s, self.exchange_s, self.other_s)
+        return None if None in parts else sum(parts) - (self.hidden_s or 0.0)  # type: ignore[arg-type]
+
+    @property
+    def images_per_s(self) -> float | None:
+        return self.layout.recipe.global_batch_size / self.step_s if self.step_s else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        return None if self.low_minutes is None or self.high_minutes is None else (self.low_minutes, self.high_minutes)
+
+    @property
+    def efficiency(self) -> float | None:
+        """Images per second per accelerator or rank, as a fraction of that of the base."""
+        rate, base = self.images_per_s, self.base
+        if rate is None:
+            return None
+        return rate / self.layout.num_units / (base.global_batch_size / base.step_s / base.num_units)
+
+    @property
+    def node_hours(self) -> float | None:
+        return None if self.minutes is None else node_hours(60 * self.minutes, self.layout.num_nodes)
+
+    @property
+    def measured_minutes(self) -> float | None:
+        """Minutes of the measured set; None where its recipe or target differs."""
+        measured, recipe = self.measured, self.layout.recipe
+        is_same = measured and (has_same_recipe(measured.recipe, recipe)
+                                and measured.recipe.target_accuracy == recipe.target_accuracy)
+        return measured.minutes if measured and is_same else None
+
+    @property
+    def measured_step_s(self) -> float | None:
+        return self.measured.step_s if self.measured else None
+
+    @property
+    def error(self) -> float | None:
+        return relative_error(self.minutes, self.measured_minutes)
+
+    @property
+    def step_error(self) -> float | None:
+        return relative_error(self.step_s, self.measured_step_s)
+
+
+def relative_error(predicted: float | None, measured: float | None) -> float | None:
+    """Return predicted / measured - 1; None without one of them."""
+    return predicted / measured - 1 if predicted and measured else None

@@ -1,0 +1,134 @@
+"""Accuracy of a run compared with its reference runs, at the same fraction of the schedule. Pure.
+
+A band is the mean of the reference runs plus and minus three times the spread expected of one more run. A run below
+its band at two evaluations in a row is behind, which raises the alarm.
+"""
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mlperf_rn50.analysis.recipe.choose import reached_epoch
+from mlperf_rn50.analysis.recipe.reference import MIN_RUNS, Reference, schedule_phase
+from mlperf_rn50.text import span
+
+# Width of the band and outliers in a row for an alarm, tuned with benchmarks/replay.py.
+SIGMAS, IN_A_ROW = 3.0, 2
+Curve = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Accuracies of the reference runs after some epochs, as fractions; low and high are None with too few runs."""
+
+    epoch: int
+    point: float | None  # fraction of the schedule; None for a schedule without length
+    values: tuple[float, ...]  # of each run that reaches this point, at least one
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def _value_at(curve: Curve, epoch: float, drops: Sequence[float]) -> float | None:
+    """Interpolate a curve; return None outside of it, and between evaluations with a learning-rate drop."""
+    for (e0, a0), (e1, a1) in zip(curve, curve[1:]):
+        if e0 < epoch < e1:
+            return None if any(e0 <= d < e1 for d in drops) else a0 + (a1 - a0) * (epoch - e0) / (e1 - e0)
+    return next((a for e, a in curve if math.isclose(e, epoch)), None)
+
+
+def _point(reference: Reference, epoch: int) -> float | None:
+    return epoch / reference.recipe.decay_epochs if reference.recipe.decay_epochs else None
+
+
+def band_at(reference: Reference, epoch: int) -> Band | None:
+    """Return the band after some epochs; None where no reference run has a value."""
+    drops = reference.recipe.step_epochs or ()
+    found = (_value_at(run.curve, epoch * scale, drops) for run, scale in reference.runs)
+    values = tuple(v for v in found if v is not None)
+    if not values:
+        return None
+    mean = statistics.fmean(values)
+    low = high = None
+    if len(values) >= MIN_RUNS:
+        phase = schedule_phase(reference.recipe, epoch)
+        typical = reference.spreads.get(phase, 0.0) if phase is not None else 0.0
+        sampling = math.sqrt(mean * (1 - mean) / reference.eval_samples) if reference.eval_samples else 0.0
+        spread = max(statistics.stdev(values), typical, sampling)
+        reach = SIGMAS * spread * math.sqrt(1 + 1 / len(values))  # includes the uncertainty of the mean
+        low, high = max(0.0, mean - reach), min(1.0, mean + reach)
+    return Band(epoch, _point(reference, epoch), values, mean, low, high)
+
+
+def band(reference: Reference, epochs: Sequence[int]) -> dict[int, Band]:
+    """Return the bands by epoch, without epochs that have no reference."""
+    return {epoch: b for epoch in epochs if (b := band_at(reference, epoch))}
+
+
+def _is_below(found: Band | None, accuracy: float) -> bool:
+    return found is not None and found.low is not None and accuracy < found.low
+
+
+def is_behind(bands: Mapping[int, Band], curve: Curve) -> bool:
+    """Return whether the last evaluations of a curve are all below their bands, by epoch."""
+    last = curve[-IN_A_ROW:]
+    return len(last) == IN_A_ROW and all(_is_below(bands.get(epoch), accuracy) for epoch, accuracy in last)
+
+
+def target_epochs(reference: Reference) -> list[int]:
+    """Return the epochs of the compared schedule at which reference runs reached the target, in ascending order."""
+    target = reference.recipe.target_accuracy or math.inf
+    found = ((reached_epoch(run, target), scale) for run, scale in reference.runs)
+    return sorted(math.ceil(epoch / scale - 1e-6) for epoch, scale in found if epoch is not None)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An evaluation compared with the reference runs; epoch and point as in Band."""
+
+    epoch: int
+    point: float | None
+    accuracy: float
+    band: Band | None
+    is_below: bool
+    is_behind: bool
+    reference_epochs: tuple[int, int] | None  # first and last at which reference runs reached the target
+    seconds_left: tuple[float, float] | None  # until then at the pace of this run; None afterwards
+    text: str
+
+
+def standing_of(reference: Reference, bands: Mapping[int, Band], curve: Curve, time_s: float) -> Standing:
+    """Compare the last of one or more evaluations with the reference runs."""
+    epoch, accuracy = curve[-1]
+    found, epochs = bands.get(epoch), target_epochs(reference)
+    ends = (epochs[0], epochs[-1]) if epochs else None
+    first_s, last_s = (max(0.0, (e - epoch) * time_s / epoch) for e in ends or (0, 0))
+    left_s = (first_s, last_s) if last_s else None
+    below, behind = _is_below(found, accuracy), is_behind(bands, curve)
+    text = f'{_place_text(reference, found, accuracy, below, behind)}; {_end_text(reference, epochs, left_s)}'
+    return Standing(epoch, _point(reference, epoch), accuracy, found, below, behind, ends, left_s, text)
+
+
+def _place_text(reference: Reference, found: Band | None, accuracy: float, below: bool, behind: bool) -> str:
+    if found is None:
+        return 'no reference run at this epoch'
+    num, points = len(found.values), 100 * (accuracy - found.mean)
+    distance = f'{abs(points):.1f} points {"below" if points < 0 else "above"}'
+    if found.low is None:
+        return f'{distance} the only reference run; an alarm needs {MIN_RUNS}'
+    if below:
+        times = f'at {IN_A_ROW} evaluations in a row' if behind else f'once; {IN_A_ROW} in a row raise the alarm'
+        return (f'{"behind" if behind else "outlier"}: {distance} the mean of {num} reference runs, more than '
+                f'{SIGMAS:g} sigma ({100 * (found.mean - found.low):.1f} points), {times}')
+    most = max(abs(accuracy - v) for v in found.values)
+    return f'on course: {num} of {reference.num_runs} reference runs within {100 * most:.1f} points'
+
+
+def _end_text(reference: Reference, epochs: Sequence[int], left_s: tuple[float, float] | None) -> str:
+    target = f'{100 * (reference.recipe.target_accuracy or 0):.2f} %'
+    if not epochs:
+        return f'none reached {target}'
+    runs = 'all converged' if len(epochs) == reference.num_runs else \
+        f'{len(epochs)} of {reference.num_runs} reached {target}'
+    when = f'epoch {epochs[0]}' if epochs[0] == epochs[-1] else f'epochs {epochs[0]} to {epochs[-1]}'
+    return f'{runs} at {when}' + (f', {span(*left_s)} from now' if left_s else '')

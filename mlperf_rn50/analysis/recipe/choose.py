@@ -1,0 +1,274 @@
+"""Choice of a recipe for a batch: from published sets, or interpolated between two batches. Pure."""
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from mlperf_rn50 import config as cfg
+from mlperf_rn50.analysis.sets.run_set import KnownRun, KnownSet, Recipe, load_published
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.text import plural
+
+# Ratio of batches that count as equal: published sets have the same learning rate, warm-up and schedule at 1,632 and
+# 1,664 images, and at 3,264 and 3,328.
+SAME_BATCH = 1.025
+_RELIABLE = 0.9  # fraction of runs of a reliable recipe that reach the target
+_GENERATIONS = ('v0.7 and later', 'v0.6', 'v0.5')
+# As declared by the submissions with step decay, which end long before.
+STEP_SCHEDULE_EPOCHS = 100.0
+
+
+def generation_of(known: KnownSet) -> str:
+    """Return the rounds with comparable recipes: v0.5, v0.6, or all later ones."""
+    return known.round if known.round in _GENERATIONS else _GENERATIONS[0]
+
+
+def reached_epoch(run: KnownRun, target: float) -> int | None:
+    """Return the epochs trained at the first evaluation at or above a target, if any."""
+    return next((epoch for epoch, accuracy in run.curve if accuracy >= target), None)
+
+
+def is_within(a: float | None, b: float | None, factor: float) -> bool:
+    """Return whether two values are known and differ by at most a factor."""
+    return bool(a and b) and max(a, b) <= factor * min(a, b)  # type: ignore[type-var, operator]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A recipe and the one or more sets trained with it; target: that of the recipe, or a lower one."""
+
+    recipe: Recipe
+    generation: str
+    sets: tuple[KnownSet, ...]
+    target: float
+
+    @cached_property
+    def runs(self) -> tuple[KnownRun, ...]:
+        return tuple(r for s in self.sets for r in s.runs)
+
+    def epochs_of(self, known: KnownSet) -> list[int | None]:
+        return [reached_epoch(r, self.target) for r in known.runs]
+
+    @cached_property
+    def epochs(self) -> tuple[int, ...]:
+        """Epochs to the target of every run that reached it, ascending."""
+        return tuple(sorted(e for s in self.sets for e in self.epochs_of(s) if e is not None))
+
+    @property
+    def mean_epochs(self) -> float:
+        return statistics.fmean(self.epochs)
+
+    @property
+    def unlogged(self) -> frozenset[str]:
+        """Fields that are not logged and come from the submitted settings."""
+        return frozenset(name for s in self.sets for name in s.unlogged)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the recipe has all values that a run needs."""
+        r = self.recipe
+        ends = r.step_epochs if r.decay == 'step' else r.decay_epochs
+        return None not in (r.opt_name, r.base_lr, r.warmup_epochs, r.decay, ends, r.weight_decay, r.momentum,
+                            r.eval_period, r.first_eval_epoch)
+
+    @property
+    def rounds(self) -> str:
+        return ', '.join(sorted({s.round for s in self.sets}))
+
+    @property
+    def text(self) -> str:
+        """Systems, rounds, batch and convergence."""
+        first, others = self.sets[0], len(self.sets) - 1
+        name, more = printable(f'{first.org or "unnamed"} {first.name}'), f' and {plural(others, "other")}'
+        return (f'{name}{more if others else ""} ({self.rounds}, batch {self.recipe.global_batch_size:,}, '
+                f'{len(self.epochs)} of {len(self.runs)} runs converged after {range_text(self.epochs)} epochs)')
+
+
+def fold(sets: Sequence[KnownSet], opt_name: str | None = None, target: float | None = None) -> list[Published]:
+    """Return the distinct recipes of converged ImageNet sets, by batch, newest first; target excludes lower ones."""
+    groups: dict[tuple[Recipe, str, float], list[KnownSet]] = {}
+    for known in sets:
+        recipe, declared = known.recipe, known.recipe.target_accuracy
+        if (known.is_imagenet and declared is not None and opt_name in (None, recipe.opt_name)
+                and declared >= (target or 0)):
+            if recipe.decay_epochs is not None:  # not exact where logs have it in steps
+                recipe = replace(recipe, decay_epochs=round(recipe.decay_epochs, 2))
+            groups.setdefault((recipe, generation_of(known), target or declared), []).append(known)
+    found = [Published(recipe, generation, tuple(members), goal)
+             for (recipe, generation, goal), members in groups.items()]
+    return sorted((p for p in found if p.epochs), key=lambda p: (p.recipe.global_batch_size, _age(p), -len(p.runs)))
+
+
+def _age(published: Published) -> int:
+    return _GENERATIONS.index(published.generation)
+
+
+def _recipes_at(recipes: Sequence[Published], batch: int) -> list[Published]:
+    """Return the recipes of a batch or an equivalent one."""
+    return [p for p in recipes if is_within(p.recipe.global_batch_size, batch, SAME_BATCH)]
+
+
+def families(recipes: Sequence[Published]) -> list[list[Published]]:
+    """Group recipes by optimizer and generation, newest generation first, then most recipes first."""
+    groups: dict[tuple[int, str | None], list[Published]] = {}
+    for p in recipes:
+        groups.setdefault((_age(p), p.recipe.opt_name), []).append(p)
+    return [groups[key] for key in sorted(groups, key=lambda k: (k[0], -len(groups[k])))]
+
+
+def _adjacent(family: Sequence[Published], batch: int) -> tuple[list[Published], list[Published]]:
+    """Return the recipes of the next batch below and of the next above."""
+    sizes = [p.recipe.global_batch_size for p in family]
+    below, above = max((s for s in sizes if s < batch), default=0), min((s for s in sizes if s > batch), default=0)
+    return ([p for p in family if p.recipe.global_batch_size == below],
+            [p for p in family if p.recipe.global_batch_size == above])
+
+
+def recipes_near(recipes: Sequence[Published], batch: int) -> tuple[list[Published], bool]:
+    """Return the recipes of a batch and True, or the adjacent ones of each optimizer and generation and False."""
+    found = _recipes_at(recipes, batch)
+    adjacent = [p for family in families(recipes) for side in _adjacent(family, batch) for p in side]
+    return (found, True) if found else (adjacent, False)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The recipe to train with at the requested batch, its sources and the expected epochs."""
+
+    recipe: Recipe
+    kind: Literal['known', 'between']
+    sources: tuple[Published, ...]  # one, or the one below and the one above
+    epochs: float
+    target: float
+
+    @property
+    def num_converged(self) -> int:
+        return sum(len(p.epochs) for p in self.sources)
+
+    @property
+    def num_runs(self) -> int:
+        return sum(len(p.runs) for p in self.sources)
+
+    @property
+    def epochs_range(self) -> tuple[int, int]:
+        """Fewest and most epochs to the target in the sources."""
+        return min(p.epochs[0] for p in self.sources), max(p.epochs[-1] for p in self.sources)
+
+    @property
+    def source_text(self) -> str:
+        return ('' if self.kind == 'known' else 'between ') + ' and '.join(p.text for p in self.sources)
+
+
+def range_text(numbers: Sequence[int]) -> str:
+    """Return a range such as '35' or '35 to 39'."""
+    low, high = min(numbers), max(numbers)
+    return f'{low:,}' if low == high else f'{low:,} to {high:,}'
+
+
+def _rank(published: Published, batch: int) -> tuple:
+    """Return a sort key: newest generation, reliable, exact batch, highest success rate, fewest epochs.
+
+    The success rate includes one added success and one added failure, so that 59 of 60 ranks above 5 of 5.
+    """
+    good, runs = len(published.epochs), len(published.runs)
+    return (_age(published), good / runs < _RELIABLE, published.recipe.global_batch_size != batch,
+            -(good + 1) / (runs + 2), published.mean_epochs, [-ord(c) for c in published.rounds])
+
+
+def _best(recipes: Sequence[Published], batch: int) -> Published | None:
+    return min((p for p in recipes if p.is_whole), key=lambda p: _rank(p, batch), default=None)
+
+
+def choose_recipe(batch: int, opt_name: str | None = None, target: float | None = None,
+                  sets: Sequence[KnownSet] | None = None) -> Choice:
+    """Return the best recipe at a batch, or one interpolated between two batches, from the published sets by default.
+
+    Raises:
+        ConfigError: no set is known at the batch or on both sides of it.
+    """
+    recipes = fold(load_published() if sets is None else sets, opt_name, target)
+    if best := _best(_recipes_at(recipes, batch), batch):
+        recipe = replace(best.recipe, global_batch_size=batch, target_accuracy=best.target)
+        return Choice(recipe, 'known', (best,), best.mean_epochs, best.target)
+    for family in families([p for p in recipes if p.is_whole]):
+        below, above = (_best(side, batch) for side in _adjacent(family, batch))
+        if below and above and below.recipe.decay == above.recipe.decay and below.target == above.target:
+            return interpolate(below, above, batch)
+    raise ConfigError(_refusal(recipes, batch, opt_name, target))
+
+
+def _refusal(recipes: Sequence[Published], batch: int, opt_name: str | None, target: float | None) -> str:
+    wanted = f'{opt_name or "any optimizer"}{"" if target is None else f", {100 * target:.4g} %"}'
+    texts = [f'{f[0].recipe.opt_name} of {f[0].generation} {range_text([p.recipe.global_batch_size for p in f])}'
+             for f in families([p for p in recipes if p.is_whole])]
+    return (f'--global-batch-size: got {batch:,} ({wanted}), expected a batch at or between those of converged '
+            f'published sets: {"; ".join(texts) or "there are none"}')
+
+
+def _mix(low: float, high: float, share: float) -> float:
+    return low + (high - low) * share
+
+
+def interpolate(below: Published, above: Published, batch: int) -> Choice:
+    """Interpolate the learning rate as a power of the batch, and warm-up, decay epochs and epochs linearly.
+
+    All other values are those of the nearer recipe. docs/recipes.md has the errors for each published batch left out.
+    """
+    low, high = below.recipe, above.recipe
+    size = low.global_batch_size, high.global_batch_size
+    power = math.log(batch / size[0]) / math.log(size[1] / size[0])
+    share = (batch - size[0]) / (size[1] - size[0])
+    nearer = low if power < 0.5 else high
+    assert low.base_lr and high.base_lr and low.warmup_epochs is not None and high.warmup_epochs is not None
+    lr = math.exp(_mix(math.log(low.base_lr), math.log(high.base_lr), power))
+    recipe = replace(
+        nearer, global_batch_size=batch, base_lr=float(f'{lr:.3g}'),
+        warmup_epochs=round(_mix(low.warmup_epochs, high.warmup_epochs, share), 1),
+        decay_epochs=None if low.decay_epochs is None or high.decay_epochs is None else
+        float(round(_mix(low.decay_epochs, high.decay_epochs, share))),
+        target_accuracy=below.target)
+    epochs = _nearest_evaluation(_mix(below.mean_epochs, above.mean_epochs, share), recipe)
+    return Choice(recipe, 'between', (below, above), epochs, below.target)
+
+
+def _nearest_evaluation(epochs: float, recipe: Recipe) -> float:
+    """Return the nearest evaluation epoch within the schedule."""
+    assert recipe.eval_period and recipe.first_eval_epoch is not None
+    num = max(0, round((epochs - recipe.first_eval_epoch) / recipe.eval_period))
+    return float(min(recipe.first_eval_epoch + num * recipe.eval_period, recipe.last_eval_epoch or math.inf))
+
+
+def make_config(choice: Choice, num_nodes: int | None = None, ranks_per_node: int | None = None) -> cfg.Config:
+    """Return the configuration of a recipe on GPUs, as in launch/configs."""
+    recipe, layout = choice.recipe, f'_{num_nodes}x{ranks_per_node}' if num_nodes and ranks_per_node else ''
+    batch = recipe.global_batch_size
+    assert recipe.eval_period and recipe.first_eval_epoch is not None
+    assert recipe.momentum is not None and recipe.weight_decay is not None
+    filled = {f.name: v for f in dataclasses.fields(cfg.ScheduleConfig)
+              if (v := getattr(recipe, f.name, None)) is not None}
+    result = cfg.Config(
+        run=cfg.RunConfig(dir=f'logs/recipe_{batch}{layout}', num_nodes=num_nodes, ranks_per_node=ranks_per_node,
+                          clear_caches=True),
+        data=cfg.DataConfig(decoder='mixed', num_threads=4, pad_to_4_channels=True),
+        model=cfg.ModelConfig(layout='NHWC'),
+        optimizer=cfg.OptimizerConfig(name=recipe.opt_name,  # type: ignore[arg-type]
+                                      momentum=recipe.momentum, weight_decay=recipe.weight_decay),
+        schedule=cfg.ScheduleConfig(**{'decay_epochs': STEP_SCHEDULE_EPOCHS, **filled}),
+        train=cfg.TrainConfig(device='gpu', precision='float16', global_batch_size=batch,
+                              label_smoothing=recipe.label_smoothing or 0.0, target_accuracy=choice.target,
+                              eval_period=recipe.eval_period,
+                              eval_offset=(recipe.first_eval_epoch - 1) % recipe.eval_period))
+    cfg.check_values(result)
+    return result
+
+
+def check_shares(batch: int, num_ranks: int) -> None:
+    """Raise ConfigError for a batch that is not divisible by the ranks."""
+    if batch % num_ranks:
+        fit = max(1, round(batch / num_ranks)) * num_ranks
+        raise ConfigError(f'--global-batch-size: got {batch} for {num_ranks} ranks (--nodes x --ranks-per-node), '
+                          f'expected a multiple of {num_ranks}, such as {fit}')

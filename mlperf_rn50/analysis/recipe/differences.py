@@ -1,0 +1,241 @@
+"""Comparison of a configuration with the published recipes, and its deviations from them. Pure."""
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, Published, fold, is_within
+from mlperf_rn50.analysis.sets.run_set import Recipe, load_published
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import IMAGENET
+from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
+
+# Ratio of batches that count as similar: the largest for one published recipe, 1,632 and 2,064 images at a rate of 7.4.
+SIMILAR_BATCH = 1.3
+_SLACK = 0.01  # relative difference of equal values
+# Values of the submissions that are not logged. Source: the code submitted with the logs, as cited in docs/recipes.md.
+_SUBMITTED: dict[str, Any] = {
+    'data.num_train': IMAGENET_TRAIN, 'data.num_val': IMAGENET_VAL, 'data.num_classes': 1000,
+    'data.image_size': 224, 'data.resize_shorter': 256, 'data.crop': 'random_resized', 'data.min_area': 0.05,
+    'data.max_area': 1.0, 'data.min_aspect': 0.75, 'data.max_aspect': 4 / 3, 'data.mirror': 'random',
+    'data.mirror_probability': 0.5, 'data.mean': (123.675, 116.28, 103.53), 'data.std': (58.395, 57.12, 57.375),
+    'data.interpolation': None, 'optimizer.nesterov': False,
+    'model.name': 'resnet50', 'model.bn_momentum': 0.9, 'model.bn_epsilon': 1e-5, 'model.zero_gamma': None}
+# Keys that cause a warning; only the learning rate may scale with the batch.
+_WARNED = ('schedule.base_lr', 'schedule.warmup_epochs', 'schedule.decay_epochs', 'optimizer.weight_decay')
+
+
+@dataclass(frozen=True)
+class RecipeValue:
+    """A value; None where unknown or, without is_used, not applicable."""
+
+    value: Any
+    is_logged: bool = True
+    is_used: bool = True
+
+    @property
+    def text(self) -> str:
+        if self.value is None:
+            return '?' if self.is_used else '-'
+        return value_text(self.value) + ('' if self.is_logged else '†')
+
+
+@dataclass(frozen=True)
+class Row:
+    """Values of a key in the compared configuration, if any, and in each recipe."""
+
+    key: str
+    config: RecipeValue | None
+    published: tuple[RecipeValue, ...]
+    is_alone: bool = False  # the configuration's value differs from all known ones of recipes with its optimizer
+
+
+def value_text(value: Any) -> str:
+    """Format a value as in a configuration file."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (tuple, list)):
+        return ' '.join(map(value_text, value))
+    return f'{value:.6g}' if isinstance(value, float) else str(value)
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return math.isclose(a, b, rel_tol=_SLACK)
+    return a == b
+
+
+def _recipe_cells(recipe: Recipe, unlogged: frozenset[str]) -> dict[str, RecipeValue]:
+    """Return the values of the logged keys."""
+    is_step, is_lars = recipe.decay == 'step', recipe.opt_name == 'lars'
+    grid = None not in (recipe.first_eval_epoch, recipe.eval_period)
+    offset = (recipe.first_eval_epoch - 1) % recipe.eval_period if grid else None  # type: ignore[operator]
+
+    def cell(name: str, is_used: bool = True) -> RecipeValue:
+        return RecipeValue(getattr(recipe, name) if is_used else None, name not in unlogged, is_used)
+    length = RecipeValue(STEP_SCHEDULE_EPOCHS, False) if is_step and not recipe.decay_epochs else cell('decay_epochs')
+    return {
+        'optimizer.name': cell('opt_name'), 'schedule.base_lr': cell('base_lr'),
+        'schedule.warmup_epochs': cell('warmup_epochs'), 'schedule.decay': cell('decay'),
+        'schedule.decay_epochs': length, 'schedule.end_lr': cell('end_lr', not is_step),
+        'schedule.poly_power': cell('poly_power', not is_step), 'schedule.step_epochs': cell('step_epochs', is_step),
+        'schedule.step_factor': RecipeValue(0.1 if is_step else None, False, is_step),
+        'optimizer.weight_decay': cell('weight_decay'),
+        'optimizer.decay_bn_and_bias': RecipeValue(False if is_lars else None, False),
+        'optimizer.momentum': cell('momentum'),
+        'optimizer.lars_eta': RecipeValue(0.001 if is_lars else None, False, is_lars),
+        'optimizer.lars_epsilon': RecipeValue(0.0 if is_lars else None, False, is_lars),
+        'train.label_smoothing': cell('label_smoothing'), 'train.target_accuracy': cell('target_accuracy'),
+        'train.eval_period': cell('eval_period'), 'train.eval_offset': RecipeValue(offset)}
+
+
+_LOGGED = tuple(_recipe_cells(Recipe(None, 1), frozenset()))
+
+
+def _published_cells(published: Published) -> dict[str, RecipeValue]:
+    """Return the values of a recipe by configuration key."""
+    precision = 'float16' if any(s.num_accelerators for s in published.sets) else None
+    submitted = {'train.precision': precision, **_SUBMITTED}
+    return _recipe_cells(published.recipe, published.unlogged) | {
+        key: RecipeValue(value, False) for key, value in submitted.items()}
+
+
+def _config_cells(config: Config) -> dict[str, RecipeValue]:
+    """Return the values of a configuration, with unused ones marked."""
+    s, is_lars = config.schedule, config.optimizer.name == 'lars'
+    unused = {'schedule.step_epochs': s.decay != 'step', 'schedule.step_factor': s.decay != 'step',
+              'schedule.end_lr': s.decay == 'step', 'schedule.poly_power': s.decay != 'poly',
+              'optimizer.lars_eta': not is_lars, 'optimizer.lars_epsilon': not is_lars, 'optimizer.nesterov': is_lars}
+    keys = [*_LOGGED, 'train.precision', *_SUBMITTED]
+    return {key: RecipeValue(None, is_used=False) if unused.get(key) else RecipeValue(attrgetter(key)(config))
+            for key in keys}
+
+
+def rows_of(recipes: Sequence[Published], config: Config | None = None) -> list[Row]:
+    """Compare recipes: their logged keys or, with a configuration, all of its keys."""
+    cells = [_published_cells(p) for p in recipes]
+    values = _config_cells(config) if config else {}
+    comparable = [c for c in cells if config and c['optimizer.name'].value == config.optimizer.name]
+    return [Row(key, values.get(key), tuple(c[key] for c in cells),
+                bool(values) and _is_alone(key, values, comparable or cells))
+            for key in values or _LOGGED if values and values[key].is_used or any(c[key].is_used for c in cells)]
+
+
+def _is_alone(key: str, values: dict[str, RecipeValue], published: Sequence[dict[str, RecipeValue]]) -> bool:
+    """Return whether no recipe has a value; schedule values are compared within one kind of schedule."""
+    value, decay = values[key], values['schedule.decay'].value
+    is_of_kind = key in ('schedule.decay_epochs', 'schedule.end_lr', 'schedule.poly_power')
+    known = [c[key].value for c in published if c[key].value is not None
+             and (not is_of_kind or c['schedule.decay'].value == decay)]
+    return value.is_used and (is_of_kind or bool(known)) and not any(_is_same(v, value.value) for v in known)
+
+
+def is_imagenet(config: Config) -> bool:
+    """Return whether a configuration trains ResNet-50 on all of ImageNet, as the published sets did."""
+    d = config.data
+    return (d.dataset == IMAGENET and not d.synthetic and d.num_train == IMAGENET_TRAIN
+            and config.model.name == 'resnet50')
+
+
+def global_batch_size(config: Config, num_ranks: int | None) -> int | None:
+    """Return the images per step of a configuration; None where it depends on an unknown number of ranks."""
+    t = config.train
+    if t.global_batch_size is not None:
+        return t.global_batch_size
+    return t.local_batch_size * t.gradient_accumulation_steps * num_ranks if t.local_batch_size and num_ranks else None
+
+
+def _range(recipes: Sequence[Published], key: str, batch: int) -> tuple[float, float] | None:
+    """Return the lowest and highest value of a key in recipes; a learning rate may also scale with the batch."""
+    known = [(v, p.recipe.global_batch_size) for p in recipes
+             if (v := getattr(p.recipe, key.partition('.')[2])) is not None]
+    values = [v for v, _ in known] + [v * batch / size for v, size in known if key == 'schedule.base_lr']
+    return (min(values), max(values)) if values else None
+
+
+def _differing(config: Config, recipes: Sequence[Published], batch: int) -> list[str]:
+    """Return the keys whose values are outside the range of the recipes of one generation."""
+    s = config.schedule
+    comparable = [p for p in recipes if p.recipe.decay == s.decay]
+    found = []
+    for key in _WARNED:
+        is_length = key == 'schedule.decay_epochs'
+        ends = _range(comparable if is_length else recipes, key, batch)
+        if ends and not (is_length and s.decay == 'step') and not (
+                ends[0] * (1 - _SLACK) <= attrgetter(key)(config) <= ends[1] * (1 + _SLACK)):
+            found.append(key)
+    if not comparable:
+        found.append('schedule.decay')
+    elif s.decay == 'step' and not any(_is_same(p.recipe.step_epochs, s.step_epochs) for p in comparable):
+        found.append('schedule.step_epochs')
+    return found
+
+
+def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
+    """Return a line for each key of an ImageNet configuration that deviates from all published sets at similar batch.
+
+    These are converged sets with the same optimizer, a batch within SIMILAR_BATCH times, and at least this target.
+    Values between two sets of one generation are no deviation, nor are learning rates scaled with the batch.
+    """
+    batch = global_batch_size(config, num_ranks)
+    if not is_imagenet(config) or batch is None:
+        return []
+    known = fold(load_published(), config.optimizer.name, config.train.target_accuracy)
+    similar = [p for p in known if is_within(p.recipe.global_batch_size, batch, SIMILAR_BATCH)]
+    if not similar:
+        return [_incomparable(config, batch, known)]
+    groups = [[p for p in similar if p.generation == g] for g in dict.fromkeys(p.generation for p in similar)]
+    differing = [_differing(config, group, batch) for group in groups]
+    if not all(differing):
+        return []
+    always = [key for key in differing[0] if all(key in keys for keys in differing)]
+    if always:
+        return [_deviation(config, key, similar, batch) for key in always]
+    fewest = min(differing, key=len)
+    return [_mixture(config, groups[differing.index(fewest)], fewest, batch)]
+
+
+def _text(cells: dict[str, RecipeValue], key: str) -> str:
+    """Format the value of a key, with the epochs for the kind of schedule."""
+    text = value_text(cells[key].value)
+    if key != 'schedule.decay':
+        return text
+    epochs = cells['schedule.step_epochs' if text == 'step' else 'schedule.decay_epochs'].value
+    return f'{text} ({value_text(epochs)} epochs)'
+
+
+def _values_text(recipes: Sequence[Published], key: str) -> str:
+    """List the values of a key, each with its published batches."""
+    batches: dict[str, set[int]] = {}
+    for p in recipes:
+        cells = _published_cells(p)
+        if cells[key].value is not None:
+            batches.setdefault(_text(cells, key), set()).add(p.recipe.global_batch_size)
+    return '; '.join(f'{text} at {", ".join(f"{b:,}" for b in sorted(sizes))}' for text, sizes in batches.items())
+
+
+def _deviation(config: Config, key: str, similar: Sequence[Published], batch: int) -> str:
+    if key == 'schedule.decay_epochs':
+        similar = [p for p in similar if p.recipe.decay == config.schedule.decay]
+    return (f'{key}: got {_text(_config_cells(config), key)} at batch {batch:,}; published '
+            f'{config.optimizer.name} sets at similar batch that reached {100 * config.train.target_accuracy:.4g} % '
+            f'have {_values_text(similar, key)}')
+
+
+def _mixture(config: Config, recipes: Sequence[Published], keys: Sequence[str], batch: int) -> str:
+    values = _config_cells(config)
+    texts = [f'{key} (got {_text(values, key)}, published {_values_text(recipes, key)})' for key in keys]
+    return (f'schedule, optimizer: got a combination of values that was never published at batches near {batch:,}; the '
+            f'nearest sets ({recipes[0].generation}) differ in {", ".join(texts)}')
+
+
+def _incomparable(config: Config, batch: int, known: Sequence[Published]) -> str:
+    sizes = [p.recipe.global_batch_size for p in known]
+    nearest = [f'{f(side):,}' for f, side in ((max, [s for s in sizes if s < batch]),
+                                              (min, [s for s in sizes if s > batch])) if side]
+    return (f'train.global_batch_size: got {batch:,}; no published {config.optimizer.name} set that reached '
+            f'{100 * config.train.target_accuracy:.4g} % has a batch within a factor of {SIMILAR_BATCH} '
+            f'(nearest: {" and ".join(nearest) or "none"}), so the recipe is not compared')

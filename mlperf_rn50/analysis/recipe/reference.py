@@ -1,0 +1,185 @@
+"""Reference runs for the evaluations of a run: those with the same or a similar recipe, or named ones. Pure."""
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+from mlperf_rn50.analysis.recipe.choose import SAME_BATCH, is_within
+from mlperf_rn50.analysis.recipe.differences import SIMILAR_BATCH
+from mlperf_rn50.analysis.sets.run_set import KnownRun, KnownSet, Recipe
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import IMAGENET
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.text import plural, some
+
+MIN_RUNS = 2  # for a spread
+# Largest ratios of learning rate per image and of schedule length between similar recipes.
+_SIMILAR_RATE, _SIMILAR_LENGTH = 1.5, 1.2
+_SAME_EPOCHS = 0.5  # schedules logged in steps are not whole epochs
+_SHOWN, _MAX_NAME = 3, 120  # names in a message, characters of a name
+
+
+def _is_equal(a: float | None, b: float | None) -> bool:
+    """Return whether two values are equal or one is unknown."""
+    return a is None or b is None or math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-9)
+
+
+def _has_same_decay(a: Recipe, b: Recipe) -> bool:
+    """Return whether two recipes have the same kind of decay and, except for step, the same length."""
+    if a.decay is None or b.decay is None:
+        return True
+    return a.decay == b.decay and a.step_epochs == b.step_epochs and (a.decay == 'step' or _has_same_length(a, b))
+
+
+def _has_same_length(a: Recipe, b: Recipe) -> bool:
+    return None in (a.decay_epochs, b.decay_epochs) or abs(
+        a.decay_epochs - b.decay_epochs) <= _SAME_EPOCHS  # type: ignore[operator]
+
+
+def has_same_recipe(a: Recipe, b: Recipe) -> bool:
+    """Return whether optimizer, batch and learning rate are known and equal, and all other known values are equal."""
+    names = ('warmup_epochs', 'poly_power', 'end_lr', 'weight_decay', 'momentum', 'nesterov', 'label_smoothing')
+    return (a.opt_name is not None and a.opt_name == b.opt_name
+            and is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
+            and a.base_lr is not None and b.base_lr is not None and _is_equal(a.base_lr, b.base_lr)
+            and _has_same_decay(a, b) and all(_is_equal(getattr(a, name), getattr(b, name)) for name in names))
+
+
+def has_similar_recipe(a: Recipe, b: Recipe) -> bool:
+    """Return whether optimizer and decay match, and batch, learning rate per image and length are similar."""
+    if (a.opt_name, a.decay, a.step_epochs) != (b.opt_name, b.decay, b.step_epochs) or not a.base_lr or not b.base_lr:
+        return False
+    rates = a.base_lr / a.global_batch_size, b.base_lr / b.global_batch_size
+    return (is_within(a.global_batch_size, b.global_batch_size, SIMILAR_BATCH) and is_within(*rates, _SIMILAR_RATE)
+            and (a.decay == 'step' or is_within(a.decay_epochs, b.decay_epochs, _SIMILAR_LENGTH)))
+
+
+def _scale(recipe: Recipe, other: Recipe) -> float:
+    """Return the epochs of the other schedule that correspond to one epoch of the first."""
+    if 'step' in (recipe.decay, other.decay) or not recipe.decay_epochs or not other.decay_epochs:
+        return 1.0
+    return 1.0 if _has_same_length(recipe, other) else other.decay_epochs / recipe.decay_epochs
+
+
+def schedule_phase(recipe: Recipe, epoch: float) -> int | None:
+    """Return the part of a schedule with a uniform spread: the tenth, or minus the interval between two drops."""
+    if recipe.decay == 'step' and recipe.step_epochs:
+        return -1 - sum(epoch > e for e in recipe.step_epochs)
+    return round(10 * min(1.0, epoch / recipe.decay_epochs)) if recipe.decay_epochs else None
+
+
+@cache
+def _variances(known: KnownSet) -> list[tuple[int, int, float]]:
+    """Return (part of the schedule, degrees of freedom, variance) of each evaluation of two or more runs."""
+    at: dict[int, list[float]] = defaultdict(list)
+    for run in known.converged:
+        for epoch, accuracy in run.curve:
+            at[epoch].append(accuracy)
+    return [(phase, len(values) - 1, statistics.variance(values)) for epoch, values in at.items()
+            if len(values) >= MIN_RUNS and (phase := schedule_phase(known.recipe, epoch)) is not None]
+
+
+def typical_spreads(sets: Sequence[KnownSet]) -> dict[int, float]:
+    """Return the standard deviation within a set, pooled over sets, by part of the schedule."""
+    found: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for known in sets:
+        for phase, freedom, variance in _variances(known):
+            found[phase].append((freedom, variance))
+    return {phase: math.sqrt(sum(n * v for n, v in pairs) / sum(n for n, _ in pairs))
+            for phase, pairs in found.items()}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Converged runs of one or more sets that a run is compared with."""
+
+    how: Literal['same', 'like', 'named']  # kind of recipe: the same, a similar one, or another one named by the user
+    recipe: Recipe  # of the compared run
+    sets: tuple[KnownSet, ...]
+    spreads: Mapping[int, float] = field(default_factory=dict)  # lower bounds, from typical_spreads
+    eval_samples: int | None = None  # images per evaluation, for the sampling error; None where spreads are known
+
+    @property
+    def runs(self) -> Iterator[tuple[KnownRun, float]]:
+        """Pairs of a run and its epochs that correspond to one epoch of the compared run."""
+        return ((run, _scale(self.recipe, known.recipe)) for known in self.sets for run in known.converged)
+
+    @property
+    def num_runs(self) -> int:
+        return sum(len(known.converged) for known in self.sets)
+
+
+def dataset_of(config: Config) -> str | None:
+    """Return the data set of a configuration; None for ImageNet, as in known sets."""
+    return None if config.data.dataset == IMAGENET and not config.data.synthetic else config.data.dataset
+
+
+def recipe_of(config: Config, global_batch_size: int) -> Recipe:
+    o, s, t = config.optimizer, config.schedule, config.train
+    return Recipe(o.name, global_batch_size, s.base_lr, s.warmup_epochs, s.decay, s.decay_epochs,
+                  s.end_lr if s.decay != 'step' else None, s.poly_power if s.decay == 'poly' else None,
+                  s.step_epochs if s.decay == 'step' else None, o.weight_decay, o.momentum, t.label_smoothing,
+                  t.target_accuracy, t.eval_period, t.eval_offset + 1, o.nesterov if o.name == 'sgd' else None)
+
+
+def find_published(recipe: Recipe, published: Sequence[KnownSet]) -> Reference | None:
+    """Return the published sets of the same recipe, or otherwise of similar ones."""
+    return _find(recipe, published, typical_spreads(published), None)
+
+
+def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Sequence[KnownSet],
+               published: Sequence[KnownSet]) -> Reference:
+    """Return the references among sets named by the user: same recipe, similar ones, or one other recipe.
+
+    On ImageNet (dataset None), the spreads of the published sets apply.
+
+    Raises:
+        UserError: none of the sets can be a reference.
+    """
+    usable = [s for s in named if s.dataset == dataset and s.converged]
+    if not usable:
+        others = sorted({s.dataset or IMAGENET for s in named if s.converged})
+        got = f'runs on {some(others, _SHOWN)}' if others else 'no converged run'
+        raise UserError(f'run.reference: got {got}, expected converged runs on {dataset or IMAGENET}')
+    spreads, samples = (typical_spreads(published), None) if dataset is None else ({}, eval_samples)
+    if found := _find(recipe, usable, spreads, samples):
+        return found
+    if not all(has_same_recipe(usable[0].recipe, s.recipe) for s in usable):
+        raise UserError(f'run.reference: got {len(usable)} sets of several recipes, expected one recipe or one similar '
+                        f'to that of this run ({describe(recipe)})')
+    return Reference('named', recipe, tuple(usable), spreads, samples)
+
+
+def _find(recipe: Recipe, sets: Sequence[KnownSet], spreads: Mapping[int, float],
+          eval_samples: int | None) -> Reference | None:
+    same, similar = (tuple(s for s in sets if s.converged and fits(recipe, s.recipe))
+                     for fits in (has_same_recipe, has_similar_recipe))
+    if not same and not similar:
+        return None
+    return Reference('same' if same else 'like', recipe, same or similar, spreads, eval_samples)
+
+
+def describe(recipe: Recipe) -> str:
+    """Format optimizer, batch, learning rate and decay of a recipe."""
+    length = '' if recipe.decay == 'step' or recipe.decay_epochs is None else f' over {recipe.decay_epochs:g} epochs'
+    rate = '' if recipe.base_lr is None else f', learning rate {recipe.base_lr:g}'
+    return f'{recipe.opt_name or "?"}, batch {recipe.global_batch_size}{rate}, {recipe.decay or "decay ?"}{length}'
+
+
+def name_of(known: KnownSet) -> str:
+    """Return the path of a set, or the name of a published one."""
+    is_folder = not known.source.startswith('published')
+    return printable((known.source if is_folder else f'{known.source} {known.org or ""} {known.name}')[-_MAX_NAME:])
+
+
+def introduce(reference: Reference) -> str:
+    """Return a line on the reference of a run."""
+    sets = f'{plural(len(reference.sets), "set")} ({some([name_of(s) for s in reference.sets], _SHOWN)})'
+    other = describe(reference.sets[0].recipe)
+    return f'reference: {plural(reference.num_runs, "run")} of {sets}, ' + {
+        'same': 'same recipe', 'like': f'similar recipes ({other}), compared at the same fraction of the schedule',
+        'named': f'another recipe ({other}), named by run.reference'}[reference.how]

@@ -1,0 +1,83 @@
+"""Batch and learning rate of each layout (nodes x ranks) of a sweep. Pure."""
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mlperf_rn50.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SweepLayout:
+    num_nodes: int
+    ranks_per_node: int
+    global_batch_size: int
+    base_lr: float
+    warmup_epochs: float
+
+    @property
+    def name(self) -> str:
+        return f'{self.num_nodes}x{self.ranks_per_node}'
+
+
+def parse_layouts(words: Sequence[str]) -> list[tuple[int, int]]:
+    """Parse words such as '2x4' into (nodes, ranks per node); raise ConfigError for other words and duplicates."""
+    result: list[tuple[int, int]] = []
+    for word in words:
+        m = re.fullmatch(r'([1-9]\d{0,8})x([1-9]\d{0,8})', word, re.ASCII)
+        if not m:
+            raise ConfigError(f'--layouts: got {word:.20}, expected nodes x ranks, such as 2x4')
+        if (int(m[1]), int(m[2])) in result:
+            raise ConfigError(f'--layouts: {word} is named twice')
+        result.append((int(m[1]), int(m[2])))
+    return result
+
+
+def parse_lr_table(text: str) -> dict[int, tuple[float, float]]:
+    """Parse lines 'global_batch base_lr warmup_epochs' into (base_lr, warmup_epochs) by global batch."""
+    table = {}
+    for line in text.splitlines():
+        words = line.partition('#')[0].split()
+        try:
+            if words:
+                batch, lr, warmup = words
+                table[int(batch)] = (float(lr), float(warmup))
+        except ValueError as e:
+            raise ConfigError(f'--lr-table: got {line!r}, expected: global_batch base_lr warmup_epochs') from e
+    return table
+
+
+def plan_layouts(splits: Sequence[tuple[int, int]], batch_size: int, is_local: bool, is_weak: bool, base_lr: float,
+                 warmup_epochs: float, lr_table: Mapping[int, tuple[float, float]] | None) -> list[SweepLayout]:
+    """Return batch, learning rate and warm-up of each layout.
+
+    The configured batch and learning rate apply to the first layout. Weak scaling keeps the images per rank, strong
+    scaling the images per step. The learning rate scales with the global batch, and the warm-up epochs stay the same.
+
+    Args:
+        splits: (nodes, ranks per node), at least one.
+        is_local: batch_size is per rank.
+        lr_table: (base_lr, warmup_epochs) by global batch size, instead of the scaled values.
+
+    Raises:
+        ConfigError: the batch is not divisible by the ranks, or missing in the table.
+    """
+    first = splits[0][0] * splits[0][1]
+    reference = batch_size * first if is_local else batch_size
+    result = []
+    for num_nodes, ranks_per_node in splits:
+        world_size = num_nodes * ranks_per_node
+        if is_weak and reference % first:
+            raise ConfigError(f'train.global_batch_size: got {reference}, expected a multiple of the {first} ranks of '
+                              'the first layout')
+        global_batch_size = reference // first * world_size if is_weak else reference
+        if global_batch_size % world_size:
+            raise ConfigError(f'train.global_batch_size: got {global_batch_size}, expected a multiple of '
+                              f'{num_nodes}x{ranks_per_node} = {world_size} ranks, or --weak')
+        lr, warmup = base_lr * global_batch_size / reference, warmup_epochs
+        if lr_table is not None:
+            if global_batch_size not in lr_table:
+                raise ConfigError(f'--lr-table: no line for a global batch of {global_batch_size} '
+                                  f'({num_nodes}x{ranks_per_node})')
+            lr, warmup = lr_table[global_batch_size]
+        result.append(SweepLayout(num_nodes, ranks_per_node, global_batch_size, lr, warmup))
+    return result

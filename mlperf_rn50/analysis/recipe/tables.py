@@ -1,0 +1,183 @@
+"""Published recipes as tables and JSON: systems, values next to a configuration, the recommended recipe."""
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+import yaml
+from tabulate import tabulate
+
+import mlperf_rn50
+from mlperf_rn50 import config as cfg
+from mlperf_rn50.analysis.recipe.choose import Choice, Published, choose_recipe, fold, range_text, recipes_near
+from mlperf_rn50.analysis.recipe.differences import Row, find_deviations, is_imagenet, rows_of
+from mlperf_rn50.analysis.sets.run_set import load_published
+from mlperf_rn50.config import Config
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.files import parse_json, read_text
+from mlperf_rn50.mllog.events import printable
+
+FORMAT = 'mlperf-rn50 recipe 1'
+
+
+@dataclass(frozen=True)
+class Recipes:
+    """Published recipes of a batch or of the adjacent ones, with a choice or a configuration to compare."""
+
+    batch: int
+    target: float | None  # None for that of each recipe
+    recipes: Sequence[Published]
+    rows: Sequence[Row]
+    is_at_batch: bool
+    choice: Choice | None = None
+    config: Config | None = None
+    deviations: Sequence[str] = ()
+
+
+def find_recipes(batch: int, opt_name: str | None, target: float | None, config: Config | None = None,
+                 num_ranks: int | None = None) -> Recipes:
+    """Return the recipes of a batch, with the recommended one or a comparison; raise ConfigError if there is none."""
+    choice = None if config else choose_recipe(batch, opt_name, target)
+    known = fold(load_published(), opt_name, target)
+    recipes, is_at_batch = recipes_near(known, batch)
+    if not recipes:
+        raise ConfigError(f'--compare: no published set reached {100 * (target or 0):.4g} %')
+    preferred = config.optimizer.name if config else None
+    newest_first = sorted(recipes, key=lambda p: p.rounds, reverse=True)
+    ordered = sorted(newest_first, key=lambda p: (p.recipe.opt_name != preferred, p.recipe.opt_name or ''))
+    return Recipes(batch, target, ordered, rows_of(ordered, config), is_at_batch, choice, config,
+                   find_deviations(config, num_ranks) if config else ())
+
+
+def _systems_table(recipes: Sequence[Published]) -> str:
+    rows = []
+    for letter, published in zip(ascii_uppercase, recipes):
+        for known in published.sets:
+            epochs, per_node = published.epochs_of(known), (known.num_accelerators or 0) // (known.num_nodes or 1)
+            layout = f'{known.num_nodes}x{per_node}' if per_node else f'{known.num_nodes}, CPUs'
+            rows.append([letter if known is published.sets[0] else '', f'{published.recipe.global_batch_size:,}',
+                         known.round, known.org or '-', known.name, layout, f'{100 * published.target:.4g} %',
+                         ' '.join('-' if e is None else str(e) for e in epochs),
+                         f'{sum(e is not None for e in epochs)} of {len(epochs)}'])
+    head = ['', 'batch', 'round', 'organisation', 'system', 'layout', 'target', 'epochs', 'converged']
+    return tabulate([[printable(text) for text in row] for row in rows], head, disable_numparse=True,
+                    colalign=['left', 'right', *['left'] * 7])
+
+
+def _values_tables(found: Recipes) -> list[str]:
+    """Return the values; with a configuration in two tables, starting with those that differ between recipes."""
+    letters = ascii_uppercase[:len(found.recipes)]  # all published recipes are fewer
+    if not found.config:
+        return [tabulate(map(_texts, found.rows), ['', *letters], disable_numparse=True)]
+    differing = [_texts(row) for row in found.rows if len({c.text for c in row.published}) > 1]
+    shared = [_texts(row)[:3] for row in found.rows if len({c.text for c in row.published}) == 1]
+    span = f'{letters[0]} to {letters[-1]}' if differing else letters[0]
+    tables = [(differing, ['', 'config', *letters]), (shared, ['', 'config', span])]
+    return [tabulate(rows, head, disable_numparse=True) for rows, head in tables if rows]
+
+
+def _texts(row: Row) -> list[str]:
+    compared = [] if row.config is None else [row.config.text + (' *' if row.is_alone else '')]
+    return [row.key, *compared, *(printable(cell.text) for cell in row.published)]
+
+
+def render_recipes(found: Recipes) -> str:
+    """Return the systems, their values and notes."""
+    title = (f'Published at batch {found.batch:,}' if found.is_at_batch else
+             f'Not published at batch {found.batch:,}; adjacent batches')
+    goal = '' if found.target is None else f', for {100 * found.target:.4g} % or more'
+    notes = ['† from the submitted settings, not logged  ? unknown  - not applicable']
+    if found.config:
+        notes += _compared_notes(found, found.config)
+    if found.choice:
+        notes += ['', *map(printable, _choice_lines(found.choice))]
+    return '\n\n'.join([f'{title}{goal}:', _systems_table(found.recipes), *_values_tables(found), '\n'.join(notes)])
+
+
+def _compared_notes(found: Recipes, config: Config) -> list[str]:
+    """Return the legend, facts beyond the keys, and the warnings of train."""
+    recipes = 'with this optimizer' if any(p.recipe.opt_name == config.optimizer.name for p in found.recipes) else \
+        'above, none of which has this optimizer,'
+    notes = [f'* no recipe {recipes} has this value (schedule end and length: among schedules of the same kind)',
+             'Colours: neither the submissions nor train change those of training images, except for mean and std.',
+             f'Files: the logs lack the storage format of the images. This configuration: {_images_of(config)}.', '']
+    if is_imagenet(config):
+        return [*notes, 'Deviations from converged published sets at similar batch:',
+                *([f'- {d}' for d in found.deviations] or ['- none; train does not warn'])]
+    data = 'synthetic images' if config.data.synthetic else config.data.dataset
+    return [*notes, f'The recipes are for ResNet-50 on ImageNet. This configuration trains {config.model.name} on '
+                    f'{config.data.num_train:,} images of {data}, so they may not apply and train does not compare.']
+
+
+def _images_of(config: Config) -> str:
+    """Return the storage format of a configuration's images, from the manifest of the data."""
+    path = Path(config.data.dir) / 'manifest.json'
+    try:
+        size = parse_json(read_text(path, 1 << 22))['resize_shorter']
+    except (OSError, ValueError, TypeError, KeyError):
+        return f'unknown, because {path} is no manifest of prepare'
+    if size is None:
+        return 'original files, byte for byte'
+    return f'resized by prepare to {printable(str(size))[:10]} pixels on the shorter side, as JPEG of quality 95'
+
+
+def _choice_lines(choice: Choice) -> list[str]:
+    r = choice.recipe
+    length = (f'step at {" ".join(f"{e:g}" for e in r.step_epochs)} epochs' if r.step_epochs else
+              f'{r.decay} over {r.decay_epochs:g} epochs')
+    lines = [f'Recipe ({choice.kind}): {r.opt_name}, learning rate {r.base_lr:g}, warm-up {r.warmup_epochs:g} '
+             f'epochs, {length}, weight decay {r.weight_decay:g}.',
+             f'Expected: {choice.epochs:.3g} epochs to {100 * choice.target:.4g} % ({range_text(choice.epochs_range)} '
+             f'in the sources); {choice.num_converged} of {choice.num_runs} source runs reached it.',
+             f'Source: {choice.source_text}.']
+    if choice.kind == 'between':
+        lines.append('No set is known at this batch; learning rate, warm-up and schedule are interpolated.')
+    return lines
+
+
+def _published_object(published: Published) -> dict[str, Any]:
+    names = ('round', 'org', 'name', 'num_nodes', 'num_accelerators', 'accelerator')
+    return {'recipe': asdict(published.recipe), 'unlogged': sorted(published.unlogged),
+            'target_accuracy': published.target, 'num_converged': len(published.epochs),
+            'num_runs': len(published.runs),
+            'systems': [{**{n: getattr(s, n) for n in names}, 'epochs': published.epochs_of(s)}
+                        for s in published.sets]}
+
+
+def recipes_object(found: Recipes) -> dict[str, Any]:
+    """Return the JSON of recipe, documented in docs/recipes.md."""
+    choice, names = found.choice, ('epochs', 'epochs_range', 'num_converged', 'num_runs')
+    rows = [{'key': row.key, 'own': row.config and row.config.value, 'is_alone': row.is_alone,
+             'published': [{'value': c.value, 'is_logged': c.is_logged} for c in row.published]} for row in found.rows]
+    return {'format': FORMAT, 'version': mlperf_rn50.__version__,
+            'global_batch_size': found.batch, 'target_accuracy': found.target, 'is_at_batch': found.is_at_batch,
+            'published': [_published_object(p) for p in found.recipes],
+            'choice': choice and {
+                'kind': choice.kind, 'recipe': asdict(choice.recipe), **{n: getattr(choice, n) for n in names},
+                'sources': [_published_object(p) for p in choice.sources]},
+            'comparison': rows if found.config else None, 'deviations': list(found.deviations)}
+
+
+def render_config(config: cfg.Config, comments: Sequence[str]) -> str:
+    """Return comments and a configuration file of the values that differ from the defaults."""
+    defaults = cfg.to_tree(cfg.Config())
+    changed = {section: {key: value for key, value in values.items() if value != defaults[section][key]}
+               for section, values in cfg.to_tree(config).items()}
+    tree = {section: values for section, values in changed.items() if values}
+    body = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=110)
+    return ''.join(f'# {printable(c)}\n' for c in comments) + body
+
+
+def comments_of(choice: Choice, command: str, num_nodes: int | None, ranks_per_node: int | None) -> list[str]:
+    """Return the header of a recipe file: command, layout, target, expected epochs and source."""
+    layout = f'{num_nodes} nodes of {ranks_per_node}, ' if num_nodes and ranks_per_node else ''
+    recipe = choice.recipe
+    lines = [command, f'{layout}ImageNet, Top-1 {100 * choice.target:.4g} %, batch {recipe.global_batch_size:,}, '
+                      f'{(recipe.opt_name or "").upper()}. Expected: {choice.epochs:.3g} epochs.',
+             f'{choice.kind.capitalize()}: MLPerf Training, {choice.source_text.removeprefix("between ")}.']
+    if choice.kind == 'between':
+        lines.append('Learning rate, warm-up and schedule are interpolated; no set was trained with them.')
+    if names := sorted(frozenset().union(*(p.unlogged for p in choice.sources))):
+        lines.append(f'Not logged, from the submitted settings: {", ".join(names)}.')
+    return lines

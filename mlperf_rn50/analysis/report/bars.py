@@ -1,0 +1,180 @@
+"""Pictures with values of systems, mostly as bars."""
+from collections.abc import Callable
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from mlperf_rn50.analysis.report import picture as drawing
+from mlperf_rn50.analysis.report.refs import unit_name
+from mlperf_rn50.analysis.report.scene import Scene, by_mark, explain_colours, explain_marks
+from mlperf_rn50.analysis.sets.convergence import System
+from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.text import plural, short
+
+_PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('first epoch', 'first_s', '#4a5f78', ''),
+          ('later epochs', 'training_s', '#b4c4d4', ''), ('evaluation', 'evaluation_s', '#9c5563', ''),
+          ('other', 'other_s', '#e3dcb4', ''))
+_MAX_RUNS = 240
+_IDEAL: dict[str, Any] = {'fill': False, 'edgecolor': drawing.GRID, 'linestyle': '--'}  # style of a bar
+
+
+def _filled(colour: str) -> dict[str, Any]:
+    return {'facecolor': (colour, 0.3), 'edgecolor': colour}
+
+
+def _bar(picture: drawing.Picture, axes: Axes, row: float, value: float, text: str, height: float = 0.5,
+         left: float = 0.0, **style) -> None:
+    picture.tip(axes.barh(row, value, height, left, **style)[0], text)
+
+
+def _end(picture: drawing.Picture, axes: Axes, row: float, value: float, text: str, size: float, colour: str) -> None:
+    """Draw only the end of a bar, because a bar on a logarithmic axis has no meaningful start."""
+    picture.tip(axes.plot(value, row, '|', color=colour, markersize=size, markeredgewidth=2.5)[0], text)
+
+
+def _draw_values(scene: Scene, name: str, title: str, unit: str, system_value: Callable[[System], float | None],
+                 run_value: Callable[[Run], float | None]) -> drawing.Picture:
+    """Draw the value of each system as a bar and that of each run as a point."""
+    picture, axes = scene.rows(name, title)
+    sampled = scene.sample_runs(picture, _MAX_RUNS)
+    sizes = [system_value(s.system) for s in scene.shown]
+    points = [[(r, v) for r in runs if (v := run_value(r)) is not None] for runs in sampled]
+    values = [v for v in (*sizes, *(v for pairs in points for _, v in pairs)) if v is not None]
+    is_log = drawing.differ_tenfold(values)
+    for row, (s, size, pairs) in enumerate(zip(scene.shown, sizes, points)):
+        if size is not None:
+            text = f'{s.label}: {size:.2f} {unit}'
+            if is_log:
+                _end(picture, axes, row, size, text, 26, s.colour)
+            else:
+                _bar(picture, axes, row, size, text, **_filled(s.colour))
+        for mark, places in by_mark([r for r, _ in pairs]).items():
+            drawn, = axes.plot([pairs[k][1] for k in places],
+                               [row + 0.38 * ((k + 0.5) / len(pairs) - 0.5) for k in places], mark, color=s.colour,
+                               markersize=4.5 if len(pairs) <= 40 else 2.5)
+            picture.tip(drawn, *(f'{s.run_name(r)}: {v:.2f} {unit}, {r.status}'
+                                 for r, v in (pairs[k] for k in places)))
+    if is_log:
+        drawing.scale_up(axes.xaxis, unit, values)
+    else:
+        axes.set(xlabel=unit, xlim=(0, max(values, default=0.0) * 1.04 or 1.0))
+    marks = explain_marks([r for pairs in points for r, _ in pairs])
+    drawing.legend(picture, [drawing.mark_of('|', 'system', 12, 2.5), *marks] if is_log else marks)
+    return picture
+
+
+def draw_time_to_train(scene: Scene) -> drawing.Picture:
+    return _draw_values(scene, 'time_to_train', 'Time to train', 'minutes',
+                        lambda s: s.time_s / 60 if s.time_s else None,
+                        lambda r: r.time_to_train_s / 60 if r.time_to_train_s is not None else None)
+
+
+def draw_epochs(scene: Scene) -> drawing.Picture:
+    return _draw_values(scene, 'epochs', 'Epochs to converge', 'epochs', lambda s: s.epochs_mean,
+                        lambda r: r.evaluations[-1].epoch if r.evaluations else None)
+
+
+def draw_speedup(scene: Scene) -> drawing.Picture | None:
+    """Draw speed-up against accelerators with the ideal line, None if nothing is compared."""
+    study = scene.study
+    known = [(s, s.system.num_units, c) for s in scene.shown
+             if (c := study.comparisons[s.place]) and s.system.num_units]
+    base = study.baseline.num_units
+    if len(known) < 2 or not base:
+        return None
+    picture, axes = scene.picture('speedup', 'Speed-up', 3.2)
+    units = sorted({u for _, u, _ in known} | {base})
+    axes.plot(units, [u / base for u in units], '--', color=drawing.GRID, linewidth=1.2)
+    for s, u, c in known:
+        share = f', efficiency {100 * c.efficiency:.0f} %' if c.efficiency is not None else ''
+        picture.tip(axes.plot(u, c.speedup, 'o', color=s.colour, markersize=6)[0],
+                    f'{s.label}: {c.speedup:.2f} times as fast on {plural(u, unit_name(study)[:-1])}{share}')
+        if len(known) <= len(drawing.COLOURS):
+            axes.annotate(f'{c.speedup:.1f}', (u, c.speedup), xytext=(6, -3), textcoords='offset points', va='top')
+    axes.set_xscale('log', base=2)
+    axes.set_yscale('log', base=2)
+    axes.yaxis.set_major_formatter(lambda value, _: f'{value:g}')
+    axes.minorticks_off()
+    axes.set_xticks(drawing.ticks(units), [f'{u:,}' for u in drawing.ticks(units)])
+    axes.margins(x=0.1, y=0.1)
+    axes.set(xlabel=f'{unit_name(study)} (logarithmic)', ylabel=f'times as fast as {short(scene.base_label, 24)}')
+    drawing.legend(picture, [Line2D([], [], color=drawing.GRID, linestyle='--', label='ideal'),
+                             *explain_colours([s for s, _, _ in known])])
+    return picture
+
+
+def draw_throughput(scene: Scene) -> drawing.Picture | None:
+    rates = [(row, s, r) for row, s in enumerate(scene.shown) if (r := scene.study.rates[s.place])]
+    values = [v for _, _, r in rates for v in (r.ideal, r.real)]
+    if not values:
+        return None
+    has_ideal, is_log = len(rates) > 1, drawing.differ_tenfold(values)
+    picture, axes = scene.rows('throughput', 'Training throughput' + (', measured and ideal' if has_ideal else ''))
+    for row, s, rate in rates:
+        share = f', {100 * rate.efficiency:.0f} % of the ideal' if has_ideal else ''
+        ideal, real = f'{s.label}: ideal {rate.ideal:,.1f} images/s', f'{s.label}: {rate.real:,.1f} images/s{share}'
+        if is_log:
+            _end(picture, axes, row, rate.ideal, ideal, 18, drawing.GRID)
+            picture.tip(axes.plot(rate.real, row, 'D', color=s.colour, markersize=6)[0], real)
+        else:
+            if has_ideal:
+                _bar(picture, axes, row, rate.ideal, ideal, **_IDEAL)
+            _bar(picture, axes, row, rate.real, real, **_filled(s.colour))
+    if is_log:
+        drawing.scale_up(axes.xaxis, 'images/s', values)
+        drawing.legend(picture, [drawing.mark_of('|', 'ideal', 10, 2.5, drawing.GRID),
+                                 drawing.mark_of('D', 'measured', 6)])
+    else:
+        axes.set_xlabel('images/s')
+        axes.xaxis.set_major_formatter(drawing.plain)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        if has_ideal:
+            drawing.legend(picture, [Patch(label='ideal', **_IDEAL), Patch(label='measured', **_filled(drawing.INK))])
+    return picture
+
+
+def draw_efficiency(scene: Scene) -> drawing.Picture | None:
+    rates = [scene.study.rates[s.place] for s in scene.shown]
+    if sum(r is not None for r in rates) < 2:
+        return None
+    picture, axes = scene.rows('efficiency', 'Efficiency')
+    for row, (s, rate) in enumerate(zip(scene.shown, rates)):
+        comparison = scene.study.comparisons[s.place]
+        if rate is not None:
+            _bar(picture, axes, row - 0.13, rate.efficiency,
+                 f'{s.label}: {100 * rate.efficiency:.1f} % of the ideal throughput', 0.24, **_filled(s.colour))
+        if comparison and comparison.efficiency is not None:
+            _bar(picture, axes, row + 0.13, comparison.efficiency,
+                 f'{s.label}: {100 * comparison.efficiency:.1f} % of the ideal speed-up', 0.24, fill=False,
+                 edgecolor=s.colour, hatch='/////')
+    axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
+    axes.set_xlabel(f'share of the ideal, against {scene.base_label}')
+    drawing.legend(picture, [Patch(label='of the throughput', **_filled(drawing.INK)),
+                             Patch(fill=False, edgecolor=drawing.INK, hatch='/////', label='of the time to train')])
+    return picture
+
+
+def draw_time_parts(scene: Scene) -> drawing.Picture | None:
+    if not any(s.system.parts for s in scene.shown):
+        return None
+    picture, axes = scene.rows('time_parts', 'Time by phase')
+    for row, s in enumerate(scene.shown):
+        if (parts := s.system.parts) is None:
+            continue
+        seconds = [max(getattr(parts, name) or 0.0, 0.0) for _, name, _, _ in _PARTS]
+        left = 0.0
+        for (kind, name, colour, hatch), part in zip(_PARTS, seconds):
+            share = part / (sum(seconds) or 1.0)
+            if getattr(parts, name) is not None:  # None is not logged, which differs from 0 s
+                _bar(picture, axes, row, share, f'{s.label}: {kind} {part:,.1f} s, {100 * share:.1f} %', left=left,
+                     facecolor=colour, edgecolor=drawing.GRID, hatch=hatch)
+            left += share
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
+    axes.set_xlabel('share of initialisation and time to train')
+    drawing.legend(picture, [Patch(facecolor=colour, edgecolor=drawing.GRID, hatch=hatch, label=kind)
+                             for kind, _, colour, hatch in _PARTS])
+    return picture

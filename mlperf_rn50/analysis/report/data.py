@@ -1,0 +1,116 @@
+"""The report for programs, as JSON with everything or as CSV with a row per run or evaluation."""
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import mlperf_rn50
+from mlperf_rn50.analysis.sets import rcp
+from mlperf_rn50.analysis.sets.convergence import System, render_warning
+from mlperf_rn50.analysis.sets.cost import kwh
+from mlperf_rn50.analysis.sets.scaling import Comparison, Study
+from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.mllog.run import Run
+
+FORMAT = 'mlperf-rn50 report 1'
+_TABLES = ('time_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')  # keys with a table or null
+# Attributes of System with the same key.
+_FACTS = ('platform', 'num_nodes', 'num_accelerators', 'accelerator', 'framework', 'num_ranks', 'global_batch_size',
+          'target_accuracy')
+_EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
+_FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ratio')  # of Comparison
+_EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')
+
+
+def _run_object(system: System, run: Run) -> dict[str, Any]:
+    energy = system.energies.get(run.path)
+    return {'file': str(run.path), 'status': run.status, 'epochs_to_converge': run.epochs_to_converge,
+            'time_to_train_s': run.time_to_train_s, 'final_accuracy': run.final_accuracy, 'seed': run.seed,
+            'last_epoch': run.last_epoch, 'age_s': run.age_s,
+            'warnings': [render_warning(run, w) for w in run.warnings],
+            'evaluations': [{name: getattr(e, name) for name in _EVALUATION} for e in run.evaluations],
+            'energy_s': energy.seconds if energy and energy.measured else None,
+            'cpu_joules': energy.cpu_joules if energy else None, 'gpu_joules': energy.gpu_joules if energy else None,
+            'energy_of_nodes': energy.nodes if energy and energy.measured else None,
+            'energy_not_measured': dict(energy.reasons) if energy else None,
+            'lines': dict(run.lines),
+            'sources': {name: f'{s.basis}: {s.text}' + (f', line {s.line}' if s.line is not None else '')
+                        for name, s in run.sources.items()}}
+
+
+def _system_object(study: Study, system: System, comparison: Comparison | None) -> dict[str, Any]:
+    """Return a system of the JSON report, without runs."""
+    parts, energy, verdict = system.parts, system.energy, rcp.check_rcp(system)
+    return {
+        'round': system.round, 'benchmark': system.runs[0].benchmark, 'org': system.org, 'system': system.name,
+        'study': study.name, **{name: getattr(system, name) for name in _FACTS},
+        'optimizer': next((dict(r.optimizer) for r in system.runs if r.optimizer and not system.refusal), {}),
+        'dataset': system.dataset, 'is_imagenet': system.is_imagenet, 'num_runs': len(system.runs),
+        'num_converged': len(system.converged), 'refusal': system.refusal, 'runs': [],
+        'epochs_to_converge_mean': system.epochs_mean, 'score_minutes': system.score_minutes,
+        'official_score_minutes': rcp.official_score_minutes(system),
+        'time_to_train_mean_s': system.time_s, 'time_to_train_spread_s': system.spread_s,
+        'images_per_s': system.images_per_s, 'seconds_per_epoch': system.epoch_s,
+        'time_parts_s': {'init': parts.init_s, 'first_epoch': parts.first_s, 'later_epochs': parts.training_s,
+                         'evaluation': parts.evaluation_s, 'other': parts.other_s} if parts else None,
+        'node_hours': system.node_hours, 'price_per_node_hour': study.price_per_node_hour, 'cost': study.cost(system),
+        'cpu_kwh': kwh(energy.cpu_joules) if energy else None, 'gpu_kwh': kwh(energy.gpu_joules) if energy else None,
+        'images_per_joule': system.images_per_joule, 'energy_not_measured': dict(energy.reasons) if energy else None,
+        'baseline': study.baseline.name if any(study.comparisons) else None,
+        **{name: getattr(comparison, name, None) for name in _FACTORS},
+        'rcp': {'ruleset': verdict.ruleset, 'reference_epochs': verdict.reference_epochs,
+                'min_epochs': verdict.min_epochs, 'passed': verdict.passed, 'text': verdict.text} if verdict else None,
+        'warnings': [*system.warnings, *study.notes_by_start.get(system.name, ())]}
+
+
+def _systems(studies: Sequence[Study]) -> Iterator[tuple[System, dict[str, Any]]]:
+    for study in studies:
+        for system, comparison in zip(study.systems, study.comparisons):
+            yield system, _system_object(study, system, comparison)
+
+
+def render_json(studies: Sequence[Study]) -> str:
+    """Return the JSON report, whose keys are described in docs/results.md."""
+    systems = [{**found, 'runs': [_run_object(s, r) for r in s.runs]} for s, found in _systems(studies)]
+    return json.dumps({'format': FORMAT, 'version': mlperf_rn50.__version__, 'systems': systems}, indent=1,
+                      allow_nan=False)
+
+
+def _spreadsheet(value: Any) -> Any:
+    """Return a value for CSV, with text quoted that a spreadsheet would run as a formula."""
+    if not isinstance(value, str):
+        return '' if value is None else value
+    return f"'{printable(value)}" if value[:1] in ('=', '+', '-', '@') else printable(value)
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that fit in a cell, which excludes lists and tables."""
+    return {k: v for k, v in values.items() if not isinstance(v, (list, dict)) and k not in _TABLES}
+
+
+def render_csv(studies: Sequence[Study]) -> str:
+    """Return a row per run with the plain values of the system, then those of the run."""
+    rows: list[dict[str, Any]] = []
+    for system, found in _systems(studies):
+        shared = _plain(found)
+        rows += ({**shared, **_plain(_run_object(system, run)), 'num_evaluations': len(run.evaluations),
+                  'num_warnings': len(run.warnings)} for run in system.runs)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(k for row in rows for k in row)), lineterminator='\n')
+    writer.writeheader()
+    writer.writerows({k: _spreadsheet(v) for k, v in row.items()} for row in rows)
+    return out.getvalue().rstrip('\n')
+
+
+def render_evaluations_csv(studies: Sequence[Study]) -> str:
+    """Return a row per evaluation with system and run, then the values of the evaluation."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator='\n')
+    writer.writerow(['study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed', *_EVALUATION])
+    for study, system in ((a, b) for a in studies for b in a.systems):
+        facts = [study.name, system.name, *(getattr(system, name) for name in _EVALUATION_FACTS)]
+        for run in system.runs:
+            shared = [_spreadsheet(v) for v in (*facts, str(run.path), run.status, run.seed)]
+            writer.writerows((*shared, *(getattr(e, name) for name in _EVALUATION)) for e in run.evaluations)
+    return out.getvalue().rstrip('\n')

@@ -1,0 +1,140 @@
+"""Tables of a study with details: scaling, node splits, phases, energy, reads, reference convergence points, runs."""
+from mlperf_rn50.analysis.report.refs import clock_refs, evaluation_refs, line_refs, time_refs, training_refs, unit_name
+from mlperf_rn50.analysis.sets import rcp
+from mlperf_rn50.analysis.sets.convergence import System, ratio
+from mlperf_rn50.analysis.sets.cost import kwh
+from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.sidecar.energy import KINDS, NO_COUNTERS, NO_TELEMETRY
+from mlperf_rn50.mllog.sidecar.metrics import read_node_reads
+from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
+from mlperf_rn50.text import data_name, duration, minutes, plural
+
+_MAX_RUNS = 500  # of a study
+
+
+def _status(run: Run) -> str:
+    """Return the status, with the progress of a run that is still running."""
+    if run.status != 'running':
+        return run.status
+    best = run.best_accuracy
+    return ', '.join(['running', *([f'epoch {run.last_epoch}'] if run.last_epoch is not None else []),
+                      *([f'best {100 * best:.2f} %'] if best is not None else []),
+                      *([f'written {duration(run.age_s)} ago'] if run.age_s is not None else [])])
+
+
+def runs_table(study: Study) -> Table:
+    """Return the table of runs; converged ones are left out first if there are too many for a page."""
+    runs = [(s, r) for s in study.systems for r in s.runs]
+    first = sorted(range(len(runs)), key=lambda i: runs[i][1].status == 'converged')[:_MAX_RUNS]
+    shown = [runs[i] for i in sorted(first)]
+    rows = tuple((Cell(s.name), Cell(r.path.name), Cell(_status(r)),
+                  number_cell(r.epochs_to_converge, refs=evaluation_refs(r)),
+                  Cell(minutes(r.time_to_train_s), r.time_to_train_s, clock_refs(r)),
+                  percent_cell(r.final_accuracy, '.2f', evaluation_refs(r)),
+                  Cell('-' if r.seed is None else str(r.seed), r.seed,
+                       ((r.path, r.sources['seed'].line or 0),) if 'seed' in r.sources else ()),
+                  Cell(str(len(r.warnings) or '-'), len(r.warnings)))
+                 for s, r in shown)
+    note = '' if len(shown) == len(runs) else (
+        f'{len(shown)} of {len(runs)} runs, preferably those that did not converge; the JSON and CSV reports have all.')
+    return Table('Runs', ('system', 'log', 'status', 'epochs', 'time, min',
+                          f'last Top-1, {data_name(study.baseline.other_dataset)}', 'seed', 'warnings'), rows, note,
+                 minor=('seed', 'warnings'))
+
+
+def scaling_table(study: Study) -> Table:
+    rows = []
+    for c in study.comparisons:
+        if c and c.system is not study.baseline:
+            times, training = time_refs(c.system, c.baseline), training_refs(c.system, c.baseline)
+            rows.append((Cell(c.system.name), number_cell(c.speedup, ',.2f', times),
+                         number_cell(c.throughput_gain, ',.2f', training),
+                         number_cell(c.epoch_ratio, ',.3f', training),
+                         number_cell(c.share_ratio, ',.3f', times + training),
+                         percent_cell(c.efficiency, '.1f', times),
+                         percent_cell(c.hardware_efficiency, '.1f', training)))
+    return Table('Speed-up = throughput gain x epoch ratio x share ratio', (
+        'system', 'speed-up', 'throughput gain', 'epoch ratio', 'share ratio', 'efficiency', 'hardware efficiency'),
+        tuple(rows),
+        f'Against {study.baseline.name}, for the scored runs. Throughput gain is due to hardware, epoch ratio to '
+        'statistics. Share ratio compares the shares of time in epochs at full speed, without first-epoch overhead, '
+        f'evaluations and gaps. Hardware efficiency is throughput gain over the ratio of {unit_name(study)}.')
+
+
+def rates_table(study: Study) -> Table:
+    rows = tuple((Cell(s.name), number_cell(r.units), number_cell(r.ideal, ',.1f', training_refs(study.baseline)),
+                  number_cell(r.real, ',.1f', training_refs(s)),
+                  percent_cell(r.efficiency, '.0f', training_refs(s, study.baseline)))
+                 for s, r in zip(study.systems, study.rates) if r and not s.refusal)
+    return Table('Scaling efficiency of throughput', ('system', unit_name(study), 'ideal images/s', 'real images/s',
+                                                      'efficiency'), rows if len(rows) > 1 else ())
+
+
+def splits_table(study: Study) -> Table:
+    rows = tuple((number_cell(x.units), Cell(f'{x.faster.name}: {plural(x.faster.num_nodes or 0, "node")}'),
+                  number_cell(x.faster.images_per_s, ',.1f', training_refs(x.faster)),
+                  Cell(f'{x.slower.name}: {plural(x.slower.num_nodes or 0, "node")}'),
+                  number_cell(x.slower.images_per_s, ',.1f', training_refs(x.slower)),
+                  percent_cell(x.difference, '.1f', training_refs(x.faster, x.slower)),
+                  percent_cell(x.time_difference, '.1f', time_refs(x.faster, x.slower)))
+                 for x in study.splits)
+    return Table(f'Equal numbers of {unit_name(study)} on different numbers of nodes', (
+        unit_name(study), 'faster', 'images/s', 'slower', 'images/s', 'faster by', 'time to train shorter by'), rows)
+
+
+def parts_table(study: Study) -> Table:
+    rows = tuple((Cell(s.name),
+                  number_cell(p.init_s, ',.1f', tuple(x for r in s.scored for x in line_refs(r, keys.INIT_STOP))),
+                  *(number_cell(seconds, ',.1f', time_refs(s) + training_refs(s))
+                    for seconds in (p.first_s, p.training_s, p.evaluation_s, p.other_s)),
+                  number_cell(p.on_clock_s, ',.1f', time_refs(s)))
+                 for s in study.systems if not s.refusal and (p := s.parts))
+    return Table('Time by phase, seconds per run', ('system', 'initialisation (before the clock)', 'first epoch',
+                                                    'later epochs', 'evaluation', 'other', 'on the clock'), rows)
+
+
+def energy_table(study: Study) -> Table:
+    known = [(s, e) for s in study.systems if not s.refusal and (e := s.energy) and e.joules and e.seconds]
+    rows = [(Cell(s.name), number_cell(e.seconds, ',.1f', time_refs(s)), figures_cell(kwh(e.joules)),
+             Cell(' and '.join(kind.upper() + 's' for kind in e.measured)),
+             figures_cell((e.joules or 0.0) / e.seconds)) for s, e in known]
+    return Table('Energy of a run', ('system', 'run, s', 'kWh', 'devices', 'mean W'), tuple(rows),
+                 'Sum of all nodes from run_start to run_stop.')
+
+
+def energy_notes(system: System) -> list[str]:
+    """Return why energy is not measured in some runs or kinds of devices."""
+    notes = []
+    for kind in KINDS:
+        found = [(p.name, e.reasons[kind]) for p, e in system.energies.items() if kind in e.reasons]
+        odd = [f for f in found if f[1] not in (NO_TELEMETRY, NO_COUNTERS) or len(found) < len(system.energies)]
+        notes += [f'{kind.upper()} energy is not measured in {len(odd)} of {len(system.runs)} runs; {name}: {reason}'
+                  for name, reason in odd[:1]]
+    return notes
+
+
+def reads_table(study: Study) -> Table:
+    """Return the bytes that each node read from the training set, in the first run with such metrics."""
+    rows = []
+    for system, node in ((s, n) for s in study.systems for n in next(filter(None, map(read_node_reads, s.runs)), [])):
+        first, later = ((node.path, node.first_line),), ((node.path, node.last_line),)
+        rows.append((Cell(system.name), Cell(node.host), number_cell(node.first_bytes / 1e6, ',.2f', first),
+                     percent_cell(ratio(node.first_new_bytes, node.first_bytes), '.1f', first),
+                     number_cell(None if node.later_bytes is None else node.later_bytes / 1e6, ',.2f', later),
+                     percent_cell(ratio(node.later_new_bytes, node.later_bytes), '.1f', later)))
+    return Table('Training records read by each node per epoch', (
+        'system', 'node', 'first epoch, MB', 'of them new', 'later epochs, MB', 'of them new'), tuple(rows),
+        'From the first run with these metrics; later epochs are a mean. New bytes were not read before by this node '
+        'since the run started or resumed; the others may come from the page cache.')
+
+
+def rcp_table(study: Study) -> Table:
+    verdicts = [(s, v) for s in study.systems if (v := rcp.check_rcp(s))]
+    rows = tuple((Cell(s.name), number_cell(s.global_batch_size),
+                  *(number_cell(epochs, ',.2f') for epochs in (v.epochs, v.reference_epochs, v.min_epochs)),
+                  Cell(f'{v.ruleset}{"" if v.is_of_round else f" ({s.round} has none)"}'), Cell(v.text))
+                 for s, v in verdicts)
+    return Table('Epochs against the reference convergence points', (
+        'system', 'global batch', 'epochs', 'reference', 'at least', 'ruleset', 'official check'), rows)

@@ -1,0 +1,146 @@
+"""The report as one self-contained HTML page, in which numbers link to their log lines."""
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+import mlperf_rn50
+from mlperf_rn50.analysis.page import page_template
+from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
+from mlperf_rn50.analysis.report.picture import Picture, dump_picture, inline_svg
+from mlperf_rn50.analysis.report.plots import draw_study
+from mlperf_rn50.analysis.report.refs import heading
+from mlperf_rn50.analysis.report.tables import notes_of, official_minutes, overview_table, tables_of
+from mlperf_rn50.analysis.report.text import render_markdown
+from mlperf_rn50.analysis.sets.convergence import System
+from mlperf_rn50.analysis.sets.scaling import Comparison, Study
+from mlperf_rn50.files import numbered_lines, write_atomically, writing_folder
+from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.table import Cell, Ref, Table
+from mlperf_rn50.text import money, plural
+
+_MAX_QUOTE = 200  # characters of a line
+_MAX_LINES = 24  # of an entry; five runs have fewer
+_MAX_ANSWERS = 8  # sentences before the table
+
+
+class _Sources:
+    """Source lines of the numbers of a page, with an entry for each distinct group."""
+
+    def __init__(self) -> None:
+        self.groups: dict[tuple[Ref, ...], str] = {}
+
+    def anchor(self, refs: tuple[Ref, ...]) -> str:
+        """Return the id of the entry for some lines."""
+        return self.groups.setdefault(refs, f'source-{len(self.groups) + 1}')
+
+    def quotes(self, folder: Path) -> list[tuple[str, list[dict], int]]:
+        """Return (id, first lines with links relative to folder, number of other lines) of each entry."""
+        wanted: dict[Path, set[int]] = {}
+        for path, line in (ref for refs in self.groups for ref in refs[:_MAX_LINES]):
+            wanted.setdefault(path, set()).add(line)
+        logs = {path: ('/'.join(path.parts[-3:] if path.parent.name == 'resnet' else path.parts[-2:]),
+                       quote(os.fsencode(os.path.relpath(path.absolute(), folder.absolute()))),  # file names are bytes
+                       _read_lines(path, lines)) for path, lines in wanted.items()}
+        return [(anchor, [{'name': name, 'href': href, 'line': line, 'text': texts.get(line, '')}
+                          for path, line in refs[:_MAX_LINES] for name, href, texts in (logs[path],)],
+                 max(0, len(refs) - _MAX_LINES)) for refs, anchor in self.groups.items()]
+
+
+def _read_lines(path: Path, wanted: set[int]) -> dict[int, str]:
+    """Return truncated lines of a file by number."""
+    found = {}
+    for number, line in itertools.islice(numbered_lines(path), max(wanted)):
+        if number in wanted:
+            text = printable(line.decode('utf-8', 'replace').strip())
+            found[number] = text if len(text) <= _MAX_QUOTE else text[:_MAX_QUOTE] + ' ...'
+    return found
+
+
+def _answer(study: Study) -> list[str]:
+    """Return a sentence per system, or sentences for the baseline and the fastest of many systems."""
+    pairs = list(zip(study.systems, study.comparisons))
+    if len(pairs) <= _MAX_ANSWERS:
+        return [_system_answer(study, s, c) for s, c in pairs]
+    fastest = min((s for s in study.systems if s.time_s), key=lambda s: s.time_s or 0.0, default=None)
+    chosen = [_system_answer(study, s, c) for s, c in pairs if s is study.baseline or s is fastest]
+    return [*chosen, f'{len(pairs)} systems: baseline and fastest are listed here, all are in the table below']
+
+
+def _system_answer(study: Study, system: System, comparison: Comparison | None) -> str:
+    if system.refusal:
+        return f'{system.name}: refused, {system.refusal}'
+    name = system.name + ('' if system.num_nodes is None else f' ({plural(system.num_nodes, "node")})')
+    num_running = sum(r.status == 'running' for r in system.runs)
+    still = f', {num_running} still running' if num_running else ''
+    if system.time_s is None or system.epochs_mean is None:
+        return f'{name}: none of {len(system.runs)} runs reached the target{still}'
+    basis = 'MLPerf score' if system.score_minutes is not None else f'mean of {len(system.converged)} runs'
+    text = f'{name}: {system.epochs_mean:.1f} epochs, {system.time_s / 60:.2f} min ({basis})'
+    if (official := official_minutes(system)) is not None:
+        text += f', official score {official:.2f} min'
+    if (cost := study.cost(system)) is not None:
+        text += f', {money(cost)} for {system.node_hours:,.3g} node-hours'
+    if comparison and system is not study.baseline:
+        text += f', {comparison.speedup:.1f} times as fast as {study.baseline.name}'
+        if comparison.efficiency is not None:
+            text += f', efficiency {100 * comparison.efficiency:.0f} %'
+    return text + still
+
+
+def _cell(cell: Cell, sources: _Sources) -> dict:
+    """Return a cell with the target of its link and its sort key, which is empty for a missing number."""
+    href = f'study-{cell.study}' if cell.study else sources.anchor(cell.refs) if cell.refs else None
+    is_number = cell.value is not None or cell.text == '-'
+    return {'text': cell.text, 'href': href, 'span': cell.span, 'is_number': is_number,
+            'key': '' if cell.value is None else cell.value, 'is_short': cell.span == 1 and len(cell.text) < 30}
+
+
+def _table(table: Table, name: str, sources: _Sources) -> dict:
+    whole = table.whole_rows
+    columns = [{'head': head, 'is_minor': head in table.minor, 'is_number': is_number}
+               for head, is_number in zip(table.head, table.are_numbers)]
+    texts = [(i, head, sorted({row[i].text for row in whole} - {'-'})) for i, head in enumerate(table.head)
+             if head in table.choices]
+    return {'id': name, 'title': table.title, 'note': table.note, 'columns': columns,
+            'has_long_names': any(len(row[0].text) > 9 for row in table.rows),
+            'has_minor': any(c['is_minor'] for c in columns), 'choices': [x for x in texts if len(x[2]) > 1],
+            'rows': [[_cell(c, sources) for c in row] for row in table.rows]}
+
+
+def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _Sources) -> dict:
+    name = f'study-{number}'
+    return {'id': name, 'title': heading(study), 'answer': _answer(study), 'notes': notes_of(study),
+            'cautions': study.cautions,
+            'pictures': [{'id': f'p{number}-{k}-', 'title': p.title, 'notes': p.notes,
+                          'svg': inline_svg(p, f'p{number}-{k}-')} for k, p in enumerate(pictures)],
+            'tables': [_table(t, f'{name}-table-{k}', sources) for k, t in enumerate(tables_of(study), start=1)]}
+
+
+def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder: Path) -> str:
+    """Return the page with the pictures of each study; links are relative to the folder that the page is for."""
+    sources = _Sources()
+    overview = overview_table(studies)
+    title = heading(studies[0]) if len(studies) == 1 else (
+        f'ResNet-50 in MLPerf logs: {sum(len(s.systems) for s in studies)} systems in {len(studies)} studies')
+    return page_template('report/page.html').render(
+        title=title, overview=_table(overview, 'systems', sources) if overview else None,
+        sections=[_section(i, s, p, sources) for i, (s, p) in enumerate(zip(studies, drawn), start=1)],
+        quotes=sources.quotes(folder), version=mlperf_rn50.__version__)
+
+
+def dump_report(studies: Sequence[Study], folder: Path) -> Path:
+    """Write the report in all formats and the pictures, return the page; raise ConfigError if writing fails."""
+    with writing_folder(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, render in (('.json', render_json), ('.csv', render_csv),
+                             ('_evaluations.csv', render_evaluations_csv), ('.md', render_markdown)):
+            write_atomically(folder / f'report{name}', render(studies) + '\n')
+        drawn = []
+        for i, study in enumerate(studies, start=1):
+            drawn.append(draw_study(study))
+            for picture in drawn[-1]:  # before the next study is drawn, because figures take much memory
+                dump_picture(picture, folder, f'study{i}_' if len(studies) > 1 else '')
+        write_atomically(folder / 'report.html', render_html(studies, drawn, folder) + '\n')
+    return folder / 'report.html'

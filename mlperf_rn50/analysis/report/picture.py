@@ -1,0 +1,179 @@
+"""A drawing with a tooltip for each mark, as SVG for pages and PNG for documents."""
+import io
+import logging
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullLocator
+
+from mlperf_rn50.mllog.events import printable
+
+# A dark page replaces INK. GRID, for ideal lines and outlines, too, has a contrast of 3:1 on white and dark paper.
+INK, GRID = '#1b1e23', '#808893'
+# The palette of Okabe and Ito for the colour-blind, adapted to a contrast of 3:1. Further systems are drawn in ink.
+COLOURS = ('#0072b2', '#d55e00', '#009e73', '#c4649b', '#a67c00', '#7a6fd0')
+WIDTH_IN = 4.6  # text is larger than 9 CSS px on a phone, where the page shows it 360 px wide
+STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 'text.color': INK,
+         'axes.edgecolor': GRID, 'axes.labelcolor': INK, 'axes.labelsize': 9.5, 'hatch.linewidth': 0.6,
+         'xtick.color': GRID, 'ytick.color': GRID, 'xtick.labelcolor': INK, 'ytick.labelcolor': INK,
+         'xtick.labelsize': 9.5, 'ytick.labelsize': 9.5, 'legend.fontsize': 9.5, 'axes.titlesize': 9.5,
+         'axes.grid': True, 'grid.color': GRID, 'grid.linewidth': 0.4, 'axes.axisbelow': True,
+         'axes.spines.top': False, 'axes.spines.right': False,
+         'legend.frameon': False, 'figure.facecolor': 'white', 'axes.facecolor': 'none',
+         'text.parse_math': False}  # log text must not be parsed as a formula
+# The first use on a machine builds a list of fonts and logs a warning about it after 5 s.
+logging.getLogger('matplotlib.font_manager').setLevel(logging.ERROR)
+_LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # of the text above a drawing
+
+
+@dataclass
+class Picture:
+    """A drawing; its files have heading and caption above it, a page shows the caption."""
+
+    name: str
+    title: str
+    heading: str
+    figure: Figure
+    notes: list[str] = field(default_factory=list)  # limits of what is drawn, and explanations
+    tips: dict[str, Sequence[str]] = field(default_factory=dict)  # of the marks, or the whole, of a group of the SVG
+
+    @property
+    def caption(self) -> str:
+        return '. '.join([self.title, *self.notes])
+
+    def tip(self, artist, *texts: str) -> None:
+        """Set the tooltips of the marks of an artist."""
+        gid = f'tip{len(self.tips)}'
+        artist.set_gid(gid)
+        self.tips[gid] = texts
+
+    @property
+    def above(self) -> list[str]:
+        return [line for text in (self.heading, self.caption)
+                for line in textwrap.wrap(printable(text), _LINE_LENGTH)][:_MAX_LINES]
+
+    @property
+    def above_in(self) -> float:
+        """Height of the lines above, in inches."""
+        return _LINE_IN * (len(self.above) + 0.5)
+
+    @cached_property
+    def svg(self) -> str:
+        """Reproducible SVG with tooltips."""
+        out = io.StringIO()
+        width, height = self.figure.get_size_inches()
+        whole = height + self.above_in
+        with matplotlib.rc_context({**STYLE, 'svg.hashsalt': self.name}):
+            self.figure.set_size_inches(width, whole)
+            self.figure.set_layout_engine('constrained', rect=(0, 0, 1, height / whole))
+            self.figure.text(0.02, 1 - 0.3 * _LINE_IN / whole, '\n'.join(self.above), va='top', gid='title')
+            self.figure.patch.set_gid('paper')
+            self.figure.savefig(out, format='svg', metadata={'Date': None, 'Creator': None})
+        self.figure.set_layout_engine('none')  # keep this layout
+        text = re.sub(r'<metadata>.*?</metadata>', '', out.getvalue(), flags=re.DOTALL)
+        # Each part but the first begins with the id of a group.
+        return '<g id="'.join(_add_titles(part, self.tips) for part in text.split('<g id="'))
+
+
+def _add_titles(part: str, tips: dict[str, Sequence[str]]) -> str:
+    """Add a title to each mark of a group, or the first title to the whole group if the numbers differ."""
+    gid, quote, rest = part.partition('"')
+    if gid not in tips:
+        return part
+    titles = [f'<title>{escape(printable(t))}</title>' for t in tips[gid]]
+    if rest.count('<use ') == len(titles):
+        ordered = iter(titles)
+        return gid + quote + re.sub(r'<use ([^>]*)/>', lambda m: f'<use {m[1]}>{next(ordered)}</use>', rest)
+    return f'{gid}{quote}{rest[0]}{titles[0]}{rest[1:]}'
+
+
+def _without(svg: str, gid: str) -> str:
+    start, depth = svg.index(f'<g id="{gid}">'), 0
+    for mark in re.finditer(r'<g\b|</g>', svg[start:]):
+        depth += 1 if mark[0] == '<g' else -1
+        if not depth:
+            return svg[:start] + svg[start + mark.end():]
+    return svg
+
+
+def render_svg(picture: Picture) -> str:
+    """Return the SVG for a page, without heading, caption and background."""
+    svg = _without(_without(picture.svg, 'title'), 'paper')
+    top = picture.above_in * 72
+    svg = svg.replace('<g id="figure_1">', f'<g id="figure_1" transform="translate(0 {-top:g})">', 1)
+    return re.sub(r'viewBox="0 0 ([\d.]+) ([\d.]+)"',
+                  lambda m: f'viewBox="0 0 {m[1]} {float(m[2]) - top:g}"', svg, count=1)
+
+
+def inline_svg(picture: Picture, prefix: str) -> str:
+    """Return the SVG element for a page, with prefixed ids and with the colours of the page."""
+    svg = render_svg(picture)
+    svg = svg[svg.index('<svg'):]
+    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
+    svg = re.sub(r'(xlink:href="#|url\(#)', rf'\g<1>{prefix}', svg)
+    svg = svg.replace(INK, 'currentColor').replace(GRID, 'var(--grid)')
+    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups()  # type: ignore[union-attr]
+    return re.sub(r'<svg [^>]*>', f'<svg viewBox="0 0 {width} {height}" role="img" aria-labelledby="{prefix}title" '
+                                  'xmlns:xlink="http://www.w3.org/1999/xlink">', svg, count=1)
+
+
+def dump_picture(picture: Picture, folder: Path, prefix: str) -> None:
+    (folder / f'{prefix}{picture.name}.svg').write_text(picture.svg)  # first, because it sets the layout
+    with matplotlib.rc_context(STYLE):
+        picture.figure.savefig(folder / f'{prefix}{picture.name}.png', dpi=150, metadata={'Software': None})
+    picture.figure.clear()  # free the memory
+
+
+def differ_tenfold(values: Sequence[float]) -> bool:
+    """Return whether all values are above 0 and the largest is at least ten times the smallest."""
+    return bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
+
+
+def plain(value: float, _: float = 0) -> str:
+    for size, letter in ((1e6, ' M'), (1e3, ' k')):
+        if abs(value) >= max(size, 1e4):
+            return f'{value / size:,.10g}{letter}'
+    return f'{value:,.10g}'
+
+
+def scale_up(axis: Axis, name: str, values: Sequence[float]) -> None:
+    """Make an axis logarithmic, with plain tick labels and a name."""
+    (axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale)('log')
+    axis.set_major_locator(LogLocator(10, (1,) if max(values) > 500 * min(values) else (1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(plain)
+    axis.set_label_text(f'{name} (logarithmic)')
+
+
+def legend(picture: Picture, handles: Sequence[Line2D | Patch]) -> None:
+    if not handles:
+        return
+    num_columns = max(1, min(len(handles), 58 // (max(len(str(h.get_label())) for h in handles) + 7)))
+    width, height = picture.figure.get_size_inches()
+    picture.figure.set_size_inches(width, height + 0.1 + 0.19 * -(-len(handles) // num_columns))
+    picture.figure.legend(handles=handles, loc='outside lower center', ncols=num_columns, columnspacing=1.2,
+                          handlelength=1.8)
+
+
+def mark_of(marker: str, label: str, size: float = 4.5, width: float = 1.0, colour: str = INK) -> Line2D:
+    return Line2D([], [], color=colour, marker=marker, markersize=size, markeredgewidth=width, linestyle='',
+                  label=label)
+
+
+def ticks(values: Sequence[int]) -> list[int]:
+    """Return those of some increasing numbers that do not overlap on a logarithmic axis."""
+    kept: list[int] = []
+    for value in values:
+        if not kept or value >= kept[-1] * max(1.3, (values[-1] / values[0]) ** 0.12):
+            kept.append(value)
+    return kept

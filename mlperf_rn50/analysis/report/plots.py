@@ -1,0 +1,20 @@
+"""All pictures of a study, in which each system has one colour, different from those of phases and devices."""
+import matplotlib
+
+from mlperf_rn50.analysis.report import bars, curves
+from mlperf_rn50.analysis.report.picture import STYLE, Picture
+from mlperf_rn50.analysis.report.scene import make_scene
+from mlperf_rn50.analysis.sets.scaling import Study
+
+
+def draw_study(study: Study) -> list[Picture]:
+    """Return the pictures of a study for which there is data."""
+    scene = make_scene(study)
+    if not scene.shown:
+        return []
+    with matplotlib.rc_context(STYLE):
+        drawn = [draw(scene) for draw in (
+            bars.draw_time_to_train, bars.draw_epochs, bars.draw_speedup, curves.draw_accuracy_over_time,
+            curves.draw_accuracy_over_epochs, bars.draw_throughput, bars.draw_efficiency, bars.draw_time_parts,
+            curves.draw_learning_rate)]
+        return [p for p in (*drawn, *curves.draw_all_telemetry(scene)) if p]

@@ -1,0 +1,46 @@
+"""Source lines of the numbers in the report, and names that tables and pictures share."""
+from collections.abc import Sequence
+from itertools import islice
+
+from mlperf_rn50.analysis.sets.convergence import System
+from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.table import Ref
+from mlperf_rn50.text import data_name
+
+
+def line_refs(run: Run, *names: str) -> tuple[Ref, ...]:
+    return tuple((run.path, run.lines[n]) for n in names if n in run.lines)
+
+
+def fact_refs(runs: Sequence[Run], field: str) -> tuple[Ref, ...]:
+    """Return the line of the first run that contains a fact."""
+    refs = ((s.path or r.path, s.line) for r in runs if (s := r.sources.get(field)) and s.line is not None)
+    return tuple(islice(refs, 1))
+
+
+def evaluation_refs(run: Run) -> tuple[Ref, ...]:
+    return ((run.path, run.evaluations[-1].line),) if run.evaluations else ()
+
+
+def clock_refs(run: Run) -> tuple[Ref, ...]:
+    return line_refs(run, keys.RUN_START, keys.RUN_STOP)
+
+
+def time_refs(*systems: System | None) -> tuple[Ref, ...]:
+    return tuple(ref for s in systems if s for r in s.scored for ref in clock_refs(r))
+
+
+def training_refs(*systems: System | None) -> tuple[Ref, ...]:
+    return tuple(ref for s in systems if s for ref in s.training_lines)
+
+
+def unit_name(study: Study) -> str:
+    return 'accelerators' if any(s.num_accelerators for s in study.systems) else 'ranks'
+
+
+def heading(study: Study) -> str:
+    target = study.baseline.target_accuracy
+    goal = f'Top-1 {100 * target:.2f} %' if target is not None else 'a target that is not logged'
+    return f'{study.name}: {goal} on {data_name(study.baseline.other_dataset)}'

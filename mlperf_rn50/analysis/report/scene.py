@@ -1,0 +1,117 @@
+"""Systems, labels, colours and marks that the pictures of a study share."""
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from mlperf_rn50.analysis.report.picture import COLOURS, INK, WIDTH_IN, Picture, mark_of
+from mlperf_rn50.analysis.report.refs import heading
+from mlperf_rn50.analysis.sets.convergence import System
+from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.text import plural, short, some, thin
+
+_MARKS = {'converged': 'o', 'running': '>'}  # by status; 'x' for any other
+_MEANINGS = {'o': 'converged', 'x': 'did not converge', '>': 'still running'}
+_MAX_SYSTEMS, _MAX_NAMES = 24, 5
+MAX_NAME = 44  # characters
+_ROW_IN = 0.46
+
+
+@dataclass(frozen=True)
+class SystemStyle:
+    """A system with its label and colour."""
+
+    place: int  # in the study
+    system: System
+    label: str
+    colour: str
+
+    def run_name(self, run: Run) -> str:
+        return f'{short(self.system.name, 100)}/{short(run.path.name, MAX_NAME)}'
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A study with the drawn systems and notes on the others."""
+
+    study: Study
+    shown: tuple[SystemStyle, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def base_label(self) -> str:
+        return next((s.label for s in self.shown if s.system is self.study.baseline),
+                    short(self.study.baseline.name, MAX_NAME))
+
+    def picture(self, name: str, title: str, height_in: float) -> tuple[Picture, Axes]:
+        figure = Figure(figsize=(WIDTH_IN, height_in))
+        return Picture(name, title, heading(self.study), figure, list(self.notes)), figure.add_subplot()
+
+    def rows(self, name: str, title: str) -> tuple[Picture, Axes]:
+        """Return a picture with a labelled row for each system."""
+        picture, axes = self.picture(name, title, _ROW_IN * len(self.shown) + 0.9)
+        for row, s in enumerate(self.shown):
+            axes.text(0, row - 0.3, s.label, transform=axes.get_yaxis_transform(), va='bottom')
+        axes.set_ylim(len(self.shown) - 0.5, -0.75)
+        axes.set_yticks([])
+        return picture, axes
+
+    def sample_runs(self, picture: Picture, most: int) -> list[Sequence[Run]]:
+        """Return the runs of each system to draw, at most this many overall; add a note if some are left out."""
+        each = max(most // max(len(self.shown), 1), 2)
+        if any(len(s.system.runs) > each for s in self.shown):
+            picture.notes.append(f'At most {each} runs of each system are drawn, evenly spaced from fastest to slowest')
+        return [thin(sorted(s.system.runs, key=lambda r: inf if r.time_to_train_s is None else r.time_to_train_s)
+                     if len(s.system.runs) > each else s.system.runs, each) for s in self.shown]
+
+
+def make_scene(study: Study) -> Scene:
+    """Return the scene of the systems that are not refused, or of a sample if there are very many."""
+    nodes = {s.num_nodes: None for s in study.systems if s.num_nodes is not None}
+    has_unique_nodes = len(nodes) == len(study.systems)
+    names = [plural(n, 'node') for n in nodes] if has_unique_nodes else [printable(s.name) for s in study.systems]
+    notes = []
+    places = [i for i, s in enumerate(study.systems) if s.refusal is None]
+    if refused := [names[i] for i, s in enumerate(study.systems) if s.refusal is not None]:
+        notes.append(f'Not drawn because they are refused: {some(refused, _MAX_NAMES)}')
+    shown = _spread(study, places, _MAX_SYSTEMS)
+    if len(shown) < len(places):
+        notes.append(f'{len(shown)} of {len(places)} systems are drawn, evenly spaced from fastest to slowest')
+    colours = dict(zip(_spread(study, shown, len(COLOURS)), COLOURS))
+    return Scene(study, tuple(SystemStyle(i, study.systems[i], short(names[i], MAX_NAME), colours.get(i, INK))
+                               for i in shown), tuple(notes))
+
+
+def _spread(study: Study, places: Sequence[int], most: int) -> list[int]:
+    """Return at most this many places, evenly spaced from fastest to slowest system, including the baseline."""
+    if len(places) <= most:
+        return list(places)
+    base = [i for i in places if study.systems[i] is study.baseline]
+    others = sorted((i for i in places if i not in base), key=lambda i: study.systems[i].time_s or inf)
+    return sorted([*base, *thin(others, most - len(base))])
+
+
+def explain_marks(runs: Sequence[Run]) -> list[Line2D]:
+    """Return the legend of the marks of runs, empty if all of them converged."""
+    found = by_mark(runs)
+    return [mark_of(mark, text) for mark, text in _MEANINGS.items() if mark in found] if found.keys() - {'o'} else []
+
+
+def by_mark(runs: Sequence[Run]) -> dict[str, list[int]]:
+    """Group the indices of runs by the marks for their status."""
+    found: dict[str, list[int]] = {}
+    for k, run in enumerate(runs):
+        found.setdefault(_MARKS.get(run.status, 'x'), []).append(k)
+    return found
+
+
+def explain_colours(shown: Sequence[SystemStyle]) -> list[Line2D]:
+    """Return the legend of the colours of systems."""
+    names = dict.fromkeys((s.colour, s.label if s.colour != INK else 'other systems') for s in shown)
+    return [Line2D([], [], color=colour, marker='o', markersize=4.5, linewidth=1, label=label)
+            for colour, label in sorted(names, key=lambda pair: pair[0] == INK)]

@@ -1,0 +1,154 @@
+"""Tables and warnings of the report, for all output formats. Pure except for reading files beside the logs."""
+import math
+from collections.abc import Sequence
+
+from mlperf_rn50.analysis.report import detail_tables as details
+from mlperf_rn50.analysis.report.refs import evaluation_refs, fact_refs, time_refs, training_refs, unit_name
+from mlperf_rn50.analysis.sets import rcp
+from mlperf_rn50.analysis.sets.convergence import System
+from mlperf_rn50.analysis.sets.cost import kwh
+from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
+from mlperf_rn50.table import Cell, Ref, Table, figures_cell, number_cell, percent_cell
+from mlperf_rn50.text import data_name, minutes, money
+
+MAX_NOTES = 200  # of a study
+_ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
+
+
+def _listed(values: Sequence[str]) -> str:
+    """Join values; equal ones become '63 x5'."""
+    return f'{values[0]} x{len(values)}' if len(values) > 2 and len(set(values)) == 1 else ', '.join(values) or '-'
+
+
+def official_minutes(system: System) -> float | None:
+    """Return the official score if it differs from the unscaled one."""
+    official, score = rcp.official_score_minutes(system), system.score_minutes
+    return official if official is not None and score is not None and not math.isclose(official, score) else None
+
+
+def _system_cells(system: System, unit: str) -> dict[str, Cell]:
+    runs, done = system.runs, system.converged
+    epoch_refs = tuple(ref for r in done for ref in evaluation_refs(r))
+    is_score = system.score_minutes is not None
+    spread = '' if is_score or system.spread_s is None else f' ± {minutes(system.spread_s)}'
+    is_count = unit == 'accelerators'
+    rate, counted, num_running = system.images_per_s, len(system.counted), sum(r.status == 'running' for r in runs)
+    still = f', {num_running} running' if num_running else ''
+    return {
+        'system': Cell(system.name),
+        'nodes': number_cell(system.num_nodes, refs=fact_refs(runs, 'num_nodes')),
+        unit: number_cell(system.num_accelerators if is_count else system.num_units,
+                      refs=fact_refs(runs, 'num_accelerators' if is_count else 'num_ranks')),
+        'batch': number_cell(system.global_batch_size, refs=fact_refs(runs, 'global_batch_size')),
+        'converged': Cell(f'{len(done)} / {counted}{still}', len(done) / max(1, counted)),
+        'epochs to converge': Cell(_listed([str(e) for e in system.epochs]), system.epochs_mean, epoch_refs),
+        'mean epochs': number_cell(system.epochs_mean, ',.1f', epoch_refs),
+        'time, min': Cell(minutes(system.time_s) + spread, system.time_s, time_refs(system)),
+        'time from': Cell('score' if is_score else f'mean of {len(done)}' if done else '-'),
+        'official score, min': number_cell(rcp.official_score_minutes(system), ',.2f', time_refs(system)),
+        'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f', training_refs(system)),
+        's/epoch': number_cell(system.epoch_s, ',.2f', training_refs(system)),
+        'accelerator': Cell(system.accelerator or '-', refs=fact_refs(runs, 'accelerator')),
+        'framework': Cell(system.framework or '-', refs=fact_refs(runs, 'framework'))}
+
+
+def _systems_table(title: str, systems: Sequence[System], rows: Sequence[dict[str, Cell]], left_out: Sequence[str],
+                   **keys) -> Table:
+    """Return a table of systems without empty columns; refused systems have the reason in place of numbers."""
+    empty = [name for name in ('accelerator', 'framework') if not any(getattr(s, name) for s in systems)]
+    if not any(map(official_minutes, systems)):
+        empty.append('official score, min')
+    head = tuple(h for h in rows[0] if h not in {*left_out, *empty})
+    return Table(title, head, tuple(
+        (row['system'], Cell(f'refused: {s.refusal}', span=len(head) - 1)) if s.refusal else
+        tuple(row[h] for h in head) for s, row in zip(systems, rows)), **keys)
+
+
+def _cost_cells(study: Study, system: System, refs: tuple[Ref, ...]) -> dict[str, Cell]:
+    energy, cost = system.energy, study.cost(system)
+    return {'node-hours': figures_cell(system.node_hours, refs),
+            'cost': Cell('-' if cost is None else money(cost), cost, refs),
+            'CPU kWh': figures_cell(kwh(energy.cpu_joules) if energy else None, refs),
+            'GPU kWh': figures_cell(kwh(energy.gpu_joules) if energy else None, refs),
+            'images/J': figures_cell(system.images_per_joule, refs)}
+
+
+def _cost_note(study: Study, left_out: Sequence[str]) -> str:
+    price = '' if 'cost' in left_out else (
+        f' Node-hours and cost are those of the time, at {study.price_per_node_hour:,g} per node-hour.')
+    return price if all(h in left_out for h in _ENERGY) else price + (
+        ' Energy is the mean of the scored runs from run_start to run_stop, for the CPU packages and GPUs of all nodes '
+        'only; images/J is over the sum of the energies shown.')
+
+
+def answer_table(study: Study) -> Table:
+    rows = []
+    for system, comparison in zip(study.systems, study.comparisons):
+        refs = time_refs(system, study.baseline)
+        cells = _system_cells(system, unit_name(study))
+        names = {h: cells.pop(h) for h in ('accelerator', 'framework')}
+        rows.append({**cells, 'speed-up': number_cell(comparison.speedup if comparison else None, ',.1f', refs),
+                     'efficiency': percent_cell(comparison.efficiency if comparison else None, '.0f', refs),
+                     **_cost_cells(study, system, time_refs(system)), **names})
+    is_compared = any(c and c.system is not study.baseline for c in study.comparisons)
+    left_out = [h for h in ('cost', *_ENERGY) if all(row[h].value is None for row in rows)]
+    left_out += ['node-hours'] if len(left_out) == 1 + len(_ENERGY) else []
+    base = study.baseline.accelerator
+    differs = any(c and c.efficiency is None and c.system.accelerator and base and c.system.accelerator != base
+                  for c in study.comparisons)
+    note = (f'Speed-up and efficiency against {study.baseline.name}. ' if is_compared else '') + (
+        'There is no efficiency between different accelerators. ' if differs else '') + (
+        'The time is the MLPerf score (five runs, fastest and slowest dropped), else the mean of the runs that '
+        'converged ± standard deviation.') + (
+        ' The official score is scaled by the reference convergence points.'
+        if any(map(official_minutes, study.systems)) else '') + _cost_note(study, left_out)
+    return _systems_table(
+        'Epochs to converge and time to train', study.systems, rows,
+        (*left_out, *(() if is_compared else ('speed-up', 'efficiency'))),
+        note=note, minor=(unit_name(study), 'batch', 'epochs to converge', 'time from', 'images/s', 's/epoch',
+                          'accelerator', 'framework'))
+
+
+def overview_table(studies: Sequence[Study]) -> Table | None:
+    """Return the table of the systems of all studies, None for a single study."""
+    if len(studies) < 2:
+        return None
+    rows = []
+    for number, study in enumerate(studies, start=1):
+        for system in study.systems:
+            cells = _system_cells(system, 'accelerators')
+            rows.append({'system': Cell(system.name, study=number), 'round': Cell(system.round),
+                         'organisation': Cell(system.org or '-', refs=fact_refs(system.runs, 'org')),
+                         **{h: cells[h] for h in ('nodes', 'accelerators', 'batch', 'converged', 'mean epochs',
+                                                  'time, min', 'time from', 'official score, min', 'accelerator',
+                                                  'framework')},
+                         'target': percent_cell(system.target_accuracy, '.2f',
+                                                fact_refs(system.runs, 'target_accuracy')),
+                         'data': Cell(data_name(system.other_dataset)), 'study': Cell(study.name)})
+    return _systems_table(
+        'All systems', [s for study in studies for s in study.systems], rows, (),
+        note='Times to different targets or on different data cannot be compared; each study below has one target.',
+        minor=('organisation', 'nodes', 'accelerator', 'framework', 'batch', 'converged', 'time from',
+               'official score, min', 'target', 'data', 'study'),
+        choices=('round', 'organisation', 'accelerator'))
+
+
+def tables_of(study: Study) -> list[Table]:
+    """Return the tables of a study that are not empty."""
+    makers = (answer_table, details.scaling_table, details.splits_table, details.rates_table, details.parts_table,
+              details.energy_table, details.reads_table, details.rcp_table, details.runs_table)
+    return [t for make in makers if (t := make(study)).rows]
+
+
+def notes_of(study: Study) -> list[str]:
+    """Return the warnings about each system, then those about the comparison."""
+    named: dict[str, list[str]] = {}
+    for system in study.systems:
+        stragglers = (f'{run.path.name}: {text}' for run in system.runs for text in read_stragglers(run))
+        warnings = (w for w in system.warnings if w != system.refusal)  # the table contains the refusal
+        for text in (*warnings, *details.energy_notes(system), *stragglers):
+            named.setdefault(text, []).append(system.name)
+    notes = [*(f'{", ".join(names)}: {text}' for text, names in named.items()), *study.notes]
+    more = [f'{len(notes) - MAX_NOTES} more warnings are in the JSON report'] * (len(notes) > MAX_NOTES)
+    return notes[:MAX_NOTES] + more

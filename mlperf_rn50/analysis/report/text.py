@@ -1,0 +1,74 @@
+"""The report as text tables, for a terminal or as Markdown."""
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tabulate import tabulate
+
+from mlperf_rn50.analysis.report.refs import heading
+from mlperf_rn50.analysis.report.tables import notes_of, overview_table, tables_of
+from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.table import Table
+
+
+def markdown_text(text: str) -> str:
+    """Escape text for Markdown, so that it cannot become a cell border, HTML, a link or a picture."""
+    text = printable(text).replace('\\', '\\\\').replace('|', '\\|').replace('[', '\\[')
+    return text.replace('<', '&lt;').replace('`', "'")
+
+
+@dataclass(frozen=True)
+class Style:
+    """Formatting of text output."""
+
+    clean: Callable[[str], str]  # escapes text from logs
+    table_format: str  # of tabulate
+    study: Callable[[str], str]  # formats a heading
+    section: Callable[[str], str]  # formats a subheading
+    gap: str  # between a table and its notes
+    status: Callable[[str], str] = str  # formats the status of a run
+
+
+def terminal_style(title: Callable[[str], str] = str, status: Callable[[str], str] = str) -> Style:
+    """Return the style of a terminal; title and status add colours to headings and statuses."""
+    return Style(printable, 'simple', lambda text: f'{title(text)}\n{"=" * len(text)}',
+                 lambda text: f'{title(text)}\n', '\n', status)
+
+
+TERMINAL = terminal_style()
+MARKDOWN = Style(markdown_text, 'github', lambda text: f'## {text}', lambda text: f'### {text}\n\n', '\n\n')
+
+
+def _render_table(table: Table, style: Style, title: Callable[[str], str]) -> str:
+    # A cell over several columns becomes a note below the table.
+    texts = [[t for c in row for t in ([c.text] if c.span == 1 else ['-'] * c.span)] for row in table.rows]
+    rows = [[style.status(style.clean(text)) if name == 'status' else style.clean(text)
+             for name, text in zip(table.head, row)] for row in texts]
+    head = [style.clean(h) for h in table.head]
+    sides = ['right' if is_number else 'left' for is_number in table.are_numbers]
+    text = tabulate(rows, head, style.table_format, disable_numparse=True, colalign=sides)
+    notes = [f'{row[0].text}: {cell.text}' for row in table.rows for cell in row if cell.span > 1] + [table.note]
+    return title(style.clean(table.title)) + ''.join([text, *(f'{style.gap}{style.clean(n)}' for n in notes if n)])
+
+
+def render_section(title: str, points: Sequence[str], tables: Sequence[Table], notes: Sequence[str],
+                   style: Style) -> str:
+    """Return tables with points above them and warnings below."""
+    parts = [style.study(style.clean(title))]
+    if points:
+        parts.append('\n'.join(f'- {style.clean(p)}' for p in points))
+    parts += [_render_table(t, style, style.section) for t in tables]
+    if notes:
+        parts.append(style.section('Warnings') + '\n'.join(f'- {style.clean(n)}' for n in notes))
+    return '\n\n'.join(parts)
+
+
+def render_table(studies: Sequence[Study], style: Style = TERMINAL) -> str:
+    overview = overview_table(studies)
+    parts = [_render_table(overview, style, lambda title: style.study(title) + '\n\n')] if overview else []
+    parts += [render_section(heading(s), s.cautions, tables_of(s), notes_of(s), style) for s in studies]
+    return '\n\n'.join(parts)
+
+
+def render_markdown(studies: Sequence[Study]) -> str:
+    return render_table(studies, MARKDOWN)

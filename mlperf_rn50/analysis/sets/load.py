@@ -1,0 +1,191 @@
+"""Discovery of logs and their grouping into run sets; runs with different settings are refused."""
+import copyreg
+import ctypes
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mlperf_rn50.analysis.sets.convergence import System
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.files import walk
+from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.package.duplicates import Copy, find_copies
+from mlperf_rn50.mllog.read.reader import OtherBenchmark, read_run
+from mlperf_rn50.mllog.run import LogWarning, Run
+
+# Facts that the runs of a set must share, in addition to the keys of the optimizer.
+_SHARED = ('global_batch_size', 'opt_name', 'target_accuracy', 'num_nodes', 'num_accelerators', 'dataset', 'round',
+           'division', 'is_imagenet', 'train_samples', 'eval_samples')
+# Facts with a default from the rules or ImageNet, and the log keys of which any one makes them known.
+_FACT_KEYS = {'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'), 'train_samples': (keys.TRAIN_SAMPLES,),
+              'eval_samples': (keys.EVAL_SAMPLES,)}
+_MAX_VALUE = 80  # maximum characters of a value quoted in a message
+# More than _MANY logs are read by several processes, in chunks of _AT_ONCE.
+_MANY, _AT_ONCE, _MAX_PROCESSES = 64, 32, 8
+
+
+def _find_logs(paths: Sequence[Path]) -> tuple[dict[Path, list[Path]], list[OSError]]:
+    """Return logs by folder, and errors of listing folders; raise UserError for a path without logs."""
+    found: dict[Path, dict[Path, None]] = {}
+    faults: dict[str, OSError] = {}
+    for path in paths:
+        errors: list[OSError] = []
+        logs = [path] if os.path.isfile(path) else sorted(
+            Path(folder, name) for folder, folders, names in walk(path, errors.append)
+            for name in (*folders, *names) if re.fullmatch(r'result_\d+\.txt', name))
+        if not logs and all(isinstance(e, (FileNotFoundError, NotADirectoryError)) for e in errors):
+            reason = ('no such folder' if not os.path.lexists(path) else 'neither a file nor a folder' if errors else
+                      'no result_<k>.txt in it or below it')
+            raise UserError(f'{path}: {reason}; expected a log or a folder of logs')
+        for log in logs:
+            found.setdefault(log.parent, {})[log] = None
+        faults.update((e.filename, e) for e in errors)
+    return ({folder: sorted(logs, key=lambda p: (len(p.name), p.name)) for folder, logs in found.items()},
+            list(faults.values()))
+
+
+def _unreadable(path: Path, *reasons: str) -> Run:
+    return Run(path, 'unknown', 'unreadable', warnings=tuple(LogWarning(None, text, True) for text in reasons))
+
+
+def _load_run(path: Path) -> Run | OtherBenchmark:
+    """Return the run of a log, with the reason as a warning if the log cannot be read."""
+    try:
+        return read_run(path)
+    except OtherBenchmark as e:
+        return e
+    except UserError as e:
+        return _unreadable(path, str(e).removeprefix(f'{path}: '))
+
+
+# Runs contain mapping proxies, which cannot be pickled by default.
+copyreg.pickle(MappingProxyType, lambda mapping: (dict, (dict(mapping),)))  # type: ignore[arg-type,return-value]
+
+
+def _num_processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
+def _follow_parent() -> None:
+    """Ignore Ctrl-C, which the parent handles, and end with the parent even if it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _load_runs(logs: Sequence[Path]) -> list[Run | OtherBenchmark]:
+    """Read logs in order; many logs are read by several processes."""
+    if len(logs) <= _MANY or _num_processors() < 2 or threading.active_count() > 1:  # threads do not survive a fork
+        return list(map(_load_run, logs))
+    try:
+        with ProcessPoolExecutor(min(_num_processors(), _MAX_PROCESSES), initializer=_follow_parent) as pool:
+            return list(pool.map(_load_run, logs, chunksize=_AT_ONCE))
+    except (BrokenExecutor, OSError):  # a worker was killed or cannot be started
+        return list(map(_load_run, logs))
+
+
+def _make_set(logs: Sequence[Path], loaded: Sequence[Run | OtherBenchmark]) -> tuple[Run, ...] | OtherBenchmark:
+    """Return the runs of a folder; a log of another benchmark among ResNet logs counts as unreadable."""
+    others = [x for x in loaded if isinstance(x, OtherBenchmark)]
+    if others and not any(isinstance(x, Run) and x.status != 'unreadable' for x in loaded):
+        return others[0]
+    return tuple(x if isinstance(x, Run) else _unreadable(log, str(x).removeprefix(f'{log}: '))
+                 for log, x in zip(logs, loaded))
+
+
+def _known_fact(run: Run, name: str) -> Any:
+    """Return a fact from log or description, or None if it has only a default."""
+    is_known = name not in _FACT_KEYS or any(key in run.lines for key in _FACT_KEYS[name])
+    return run.fact(name) if is_known else None
+
+
+def _find_difference(runs: Sequence[Run]) -> str | None:
+    """Return the first setting that differs between runs, with its values and files."""
+    runs = [r for r in runs if r.status != 'unreadable']
+    fields = [(name, [(r, _known_fact(r, name)) for r in runs]) for name in _SHARED]
+    names = dict.fromkeys(k for r in runs for k in r.optimizer)
+    fields += [(key, [(r, r.optimizer.get(key)) for r in runs]) for key in names]
+    for name, pairs in fields:
+        known = [(r, value) for r, value in pairs if value is not None]
+        other = next(((r, value) for r, value in known if value != known[0][1]), None)
+        if other:
+            first, second = (f'{str(value)[:_MAX_VALUE]} in {r.path.name}' for r, value in (known[0], other))
+            return f'{name} is {first} and {second}, expected one value in a run set; report them separately'
+    return None
+
+
+def _find_submitters(runs: Sequence[Run]) -> list[str]:
+    """Return a warning if the logs of a set contain several submitters."""
+    named: dict[str, Run] = {}
+    for run in runs:
+        if run.org:
+            named.setdefault(''.join(c for c in run.org.casefold() if c.isalnum()), run)
+    if len(named) < 2:
+        return []
+    texts = [f'{str(r.org)[:_MAX_VALUE]!r} in {r.path.name}' for r in islice(named.values(), 3)]
+    return [f'the logs contain {len(named)} submitters, expected one: {", ".join(texts)}']
+
+
+def _mark_duplicates(systems: Sequence[System]) -> list[System]:
+    """Return the systems, marked if their logs duplicate those of an earlier system."""
+    homes = {id(r): i for i, s in enumerate(systems) for r in s.runs}
+    found: dict[int, dict[int, list[Copy]]] = {i: {} for i in range(len(systems))}
+    for copy in find_copies([r for s in systems for r in s.runs]):
+        home, other = homes[id(copy.run)], homes[id(copy.original)]
+        if home != other:
+            found[home].setdefault(other, []).append(copy)
+    return [replace(s, doubts=(*s.doubts, *(_duplicate_text(s, systems[i], copies) for i, copies in found[k].items())),
+                    is_copy=sum(map(len, found[k].values())) == len(s.runs)) for k, s in enumerate(systems)]
+
+
+def _duplicate_text(system: System, other: System, copies: Sequence[Copy]) -> str:
+    name = other.name if other.name != system.name else str(other.folder)
+    if len(copies) == 1:
+        copy = copies[0]
+        return f'{copy.run.path.name} has the same times as {copy.original.path.name} of {name}; one is a duplicate'
+    count = f'all {len(copies)}' if len(copies) == len(system.runs) else f'{len(copies)} of {len(system.runs)}'
+    return f'{count} logs have the same times as logs of {name}; they are duplicates, not runs of another system'
+
+
+def _make_system(folder: Path, runs: tuple[Run, ...], refusal: str | None) -> System:
+    home = folder.absolute()
+    home = home.parent if home.name == 'resnet' else home  # <system>/resnet/result_<k>.txt of a submission
+    return System(home.name, folder, home.parent, runs, refusal, tuple(_find_submitters(runs)))
+
+
+def load_systems(paths: Sequence[Path]) -> list[System]:
+    """Return the systems with ResNet logs under some paths, ordered by size within a study.
+
+    Folders of other benchmarks are ignored. Folders that cannot be read, or whose runs differ in a setting that a set
+    must share, are systems with a refusal.
+
+    Raises:
+        UserError: a path contains no log, or no log can be read.
+    """
+    found, faults = _find_logs(paths)
+    systems = [_make_system(folder, (_unreadable(folder),), f'the folder cannot be read: {e.strerror}')
+               for e in faults for folder in (Path(e.filename),)]
+    others: list[OtherBenchmark] = []
+    loaded = iter(_load_runs([log for logs in found.values() for log in logs]))
+    for folder, logs in found.items():
+        runs = _make_set(logs, [next(loaded) for _ in logs])
+        if isinstance(runs, OtherBenchmark):
+            others.append(runs)
+        else:
+            systems.append(_make_system(folder, runs, _find_difference(runs)))
+    if not systems:
+        raise others[0]
+    if all(r.status == 'unreadable' for s in systems for r in s.runs) and not faults:
+        run = systems[0].runs[0]
+        raise UserError(f'{run.path}: {run.warnings[0].text}')
+    return _mark_duplicates(sorted(systems, key=lambda s: (str(s.study), s.num_units or 0, s.num_nodes or 0, s.name)))

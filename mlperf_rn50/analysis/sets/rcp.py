@@ -1,0 +1,99 @@
+"""Check of epochs against MLPerf's reference convergence points, with the official data and statistics."""
+import functools
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from mlperf_rn50.analysis.sets.convergence import System
+from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.run import TARGET
+
+_RULESETS = ('1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
+
+
+@dataclass(frozen=True)
+class RcpVerdict:
+    """Verdict of the official rcp_checker on a run set."""
+
+    ruleset: str  # source of the points; the newest if the round has none
+    is_of_round: bool  # the ruleset is that of the round
+    reference_epochs: float | None  # reference mean, interpolated between batch sizes
+    min_epochs: float | None  # minimum to pass
+    epochs: float  # mean without fastest and slowest run
+    passed: bool
+    scaling: float
+    text: str
+
+
+def _ruleset(system: System) -> str | None:
+    """Return the ruleset of the round, or None if it has no points."""
+    ruleset = f'{system.round[1:]}.0'
+    return ruleset if ruleset in _RULESETS else None
+
+
+def is_scaled(system: System) -> bool:
+    """Return whether result_summarizer may scale the score, as in the closed division of rounds with points."""
+    return (_ruleset(system) is not None and {r.division for r in system.runs if r.division} == {keys.CLOSED}
+            and all((r.final_accuracy or 0) >= TARGET for r in system.converged))
+
+
+def is_applicable(system: System) -> bool:
+    """Return whether there are points for a set: five runs on ImageNet to 75.9 %, of which at least four converged."""
+    return (system.is_imagenet and system.score_minutes is not None and system.global_batch_size is not None
+            and (system.target_accuracy == TARGET or is_scaled(system)))
+
+
+def olympic_epochs(system: System) -> float:
+    """Return mean epochs without the fewest and the most; a run without convergence has the most."""
+    epochs = [float('inf') if r.epochs_to_converge is None else r.epochs_to_converge for r in system.counted]
+    return statistics.fmean(sorted(epochs)[1:-1])
+
+
+@functools.cache
+def _checker(ruleset: str) -> Any:
+    """Return the official checker with its points; importing its scipy takes a second."""
+    from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
+    return RCP_Checker('training', ruleset, 'resnet', False)
+
+
+def check_rcp(system: System) -> RcpVerdict | None:
+    """Return the verdict against the pruned points; None if the set has none or mlperf-logging is missing."""
+    if not is_applicable(system):
+        return None
+    ruleset = _ruleset(system)
+    try:
+        return _verdict(ruleset or _RULESETS[-1], ruleset is not None, is_scaled(system),
+                        system.global_batch_size or 0, olympic_epochs(system))
+    except ImportError:
+        return None
+
+
+@functools.cache
+def _verdict(ruleset: str, is_of_round: bool, has_scaling: bool, batch: int, epochs: float) -> RcpVerdict:
+    checker = _checker(ruleset)
+    points = sorted(checker.pruned_rcp_data.values(), key=lambda r: r['BS'])
+    below = [r for r in points if r['BS'] <= batch]
+    above = [r for r in points if r['BS'] >= batch]
+    if not above:
+        text = f'fails: no reference for a batch of {batch}, above {points[-1]["BS"]}; one must be submitted'
+        return RcpVerdict(ruleset, is_of_round, None, None, epochs, False, 1.0, text)
+    if below and below[-1]['BS'] < batch < above[0]['BS']:
+        point = checker._create_interp_rcp(batch, below[-1], above[0])[1]
+    else:
+        point = above[0]  # of this batch size, or of the smallest one if that is larger
+    mean, least = float(point['RCP Mean']), float(point['RCP Mean'] / point['Max Speedup'])
+    if epochs < least:
+        text = f'fails: {epochs:.2f} epochs, at least {least:.2f} are credible (reference {mean:.2f})'
+        if not below:
+            text += f'; a reference for a batch of {batch} must be submitted'
+        return RcpVerdict(ruleset, is_of_round, mean, least, epochs, False, 1.0, text)
+    text, factor = f'passes: {epochs:.2f} epochs, reference {mean:.2f}, at least {least:.2f}', max(mean / epochs, 1.0)
+    if factor > 1:
+        text += f'; the score {"is" if has_scaling else "would be"} scaled by {factor:.4f}'
+    return RcpVerdict(ruleset, is_of_round, mean, least, epochs, True, factor if has_scaling else 1.0, text)
+
+
+def official_score_minutes(system: System) -> float | None:
+    """Return the score of result_summarizer, scaled if the runs took fewer epochs than the reference."""
+    verdict = check_rcp(system)
+    return system.score_minutes * verdict.scaling if system.score_minutes and verdict else system.score_minutes

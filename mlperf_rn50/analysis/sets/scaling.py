@@ -1,0 +1,268 @@
+"""Speed-up and efficiency of systems, and their factors. Pure."""
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mlperf_rn50.analysis.sets import rcp
+from mlperf_rn50.analysis.sets.convergence import System, ratio
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.text import some
+
+UNNAMED = 'unnamed'  # the default of run.submission_platform
+IDENTITY_TOLERANCE = 0.01  # larger deviations of the product of factors are due to overlapping or missing intervals
+MAX_NAMES = 8  # system names in a message
+MAX_OF_SPLITS = 8  # systems with the same number of units that are compared in pairs
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Measured and ideal throughput, as in the scaling-efficiency tables of published studies."""
+
+    units: int  # accelerators, or ranks on CPUs
+    ideal: float  # images/s at the throughput per unit of the baseline
+    real: float
+
+    @property
+    def efficiency(self) -> float:
+        return self.real / self.ideal
+
+
+def scale_rate(base_units: int, base_rate: float, units: int, rate: float) -> Rate:
+    """Return the row of the scaling-efficiency table for a number of units."""
+    return Rate(units, base_rate / base_units * units, rate)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A system against the baseline of its study; factors above 1 are faster."""
+
+    system: System
+    baseline: System
+    speedup: float  # time of the baseline over that of the system
+    efficiency: float | None  # speedup over the ratio of units, None for different kinds of units
+    throughput_gain: float | None
+    hardware_efficiency: float | None  # throughput_gain over the ratio of units
+    epoch_ratio: float | None  # epochs of the baseline over those of the system
+    share_ratio: float | None  # full_speed_share of the system over that of the baseline
+    identity_error: float | None  # |throughput_gain x epoch_ratio x share_ratio / speedup - 1|
+
+
+def full_speed_share(system: System) -> float | None:
+    """Return the share of the time to train in epochs at full speed, without first-epoch overhead and evaluations."""
+    parts, epoch_s, epochs = system.parts, system.epoch_s, system.scored_epochs_mean
+    if parts is None or epoch_s is None or epochs is None or not parts.on_clock_s:
+        return None
+    return epochs * epoch_s / parts.on_clock_s
+
+
+def has_other_units(system: System, baseline: System) -> bool:
+    """Return whether the units differ in kind: accelerators of two models, or accelerators and CPU ranks."""
+    models, counts = (system.accelerator, baseline.accelerator), (system.num_accelerators, baseline.num_accelerators)
+    return None not in models and models[0] != models[1] or None not in counts and bool(counts[0]) != bool(counts[1])
+
+
+def compare(system: System, baseline: System) -> Comparison | None:
+    """Compare a system with a baseline; return None without both times, or for a duplicate system."""
+    time_s, base_s = system.time_s, baseline.time_s
+    if not time_s or not base_s or system.is_copy and system is not baseline:
+        return None
+    units = None if has_other_units(system, baseline) else ratio(system.num_units, baseline.num_units)
+    total = base_s / time_s
+    gain = ratio(system.images_per_s, baseline.images_per_s)
+    epochs = ratio(baseline.scored_epochs_mean, system.scored_epochs_mean)
+    share = ratio(full_speed_share(system), full_speed_share(baseline))
+    error = abs(gain * epochs * share / total - 1) if gain and epochs and share else None
+    return Comparison(system, baseline, total, ratio(total, units), gain, ratio(gain, units), epochs, share, error)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Two systems with the same number of units on different numbers of nodes."""
+
+    units: int
+    faster: System
+    slower: System
+    difference: float  # relative difference of images/s
+    time_difference: float | None  # relative difference of the time to train
+
+
+def _compare_pair(a: System, b: System) -> Split | None:
+    """Compare two systems with the same number of units; return None for equal nodes or different kinds of units."""
+    rate_a, rate_b, nodes = a.images_per_s, b.images_per_s, (a.num_nodes, b.num_nodes)
+    if not a.num_units or not rate_a or not rate_b or None in nodes or nodes[0] == nodes[1] or has_other_units(a, b):
+        return None
+    fast, slow = (a, b) if rate_a >= rate_b else (b, a)
+    times = ratio(slow.time_s, fast.time_s)
+    return Split(a.num_units, fast, slow, max(rate_a, rate_b) / min(rate_a, rate_b) - 1, times - 1 if times else None)
+
+
+def _by_units(systems: Sequence[System]) -> dict[int, list[System]]:
+    """Group the systems with a throughput by number of units."""
+    groups: dict[int, list[System]] = {}
+    for system in systems:
+        if system.num_units and system.images_per_s and not system.is_copy:
+            groups.setdefault(system.num_units, []).append(system)
+    return groups
+
+
+def compare_splits(systems: Sequence[System]) -> list[Split]:
+    """Compare systems with equal units on different numbers of nodes in pairs, or the extremes of very many systems."""
+    splits: list[Split] = []
+    for group in _by_units(systems).values():
+        if len(group) > MAX_OF_SPLITS:
+            fastest = max(group, key=lambda s: s.images_per_s or 0.0)
+            found = filter(None, (_compare_pair(fastest, s) for s in group if s is not fastest))
+            splits += sorted(found, key=lambda s: -s.difference)[:1]
+        else:
+            splits += filter(None, (_compare_pair(a, b) for i, a in enumerate(group) for b in group[i + 1:]))
+    return splits
+
+
+@dataclass(frozen=True)
+class Study:
+    """Systems in one folder with the same data set and target, which can be compared."""
+
+    name: str
+    systems: tuple[System, ...]
+    baseline: System
+    comparisons: tuple[Comparison | None, ...]  # None without a time; all None if only one has a time
+    splits: tuple[Split, ...]
+    rates: tuple[Rate | None, ...]
+    cautions: tuple[str, ...]  # differences between compared systems, shown before any ratio
+    notes: tuple[str, ...]
+    price_per_node_hour: float | None = None  # in any currency
+
+    def cost(self, system: System) -> float | None:
+        """Return the cost of a system's time, or None if price, time or number of nodes is unknown."""
+        price, hours = self.price_per_node_hour, system.node_hours
+        return None if price is None or hours is None else hours * price
+
+    @cached_property
+    def notes_by_start(self) -> dict[str, list[str]]:
+        """Cautions and notes by each prefix before a colon, such as the name of a system."""
+        found: dict[str, list[str]] = {}
+        for note in (*self.cautions, *self.notes):
+            words = note.split(': ')
+            for count in range(1, len(words)):
+                found.setdefault(': '.join(words[:count]), []).append(note)
+        return found
+
+
+def _cautions_of(system: System, baseline: System) -> list[str]:
+    result = []
+    if has_other_units(system, baseline):
+        kinds = [s.accelerator or ('accelerators' if s.num_accelerators else 'ranks on CPUs')
+                 for s in (system, baseline)]
+        result.append(f'{kinds[0]}, not {kinds[1]} as in {baseline.name}; the speed-up compares different hardware and '
+                      'has no efficiency')
+    if system.round != baseline.round:
+        result.append(f'rules of {system.round}, not {baseline.round} as in {baseline.name}')
+    if system.division and baseline.division and system.division != baseline.division:
+        result.append(f'{system.division} division, not {baseline.division} as in {baseline.name}')
+    return [f'{system.name}: {text}' for text in result]
+
+
+def _machine(system: System) -> str:
+    """Return the platform without a leading number of nodes as in 2xDGX-1, or '' if unknown."""
+    platform = system.platform or UNNAMED
+    return '' if platform == UNNAMED else re.sub(r'^\d+ *x *', '', platform).casefold()
+
+
+def _unknown_accelerators(comparisons: Sequence[Comparison | None], baseline: System) -> list[str]:
+    """Return a caution if efficiencies assume that unknown accelerators are the same model."""
+    others = [c.system for c in comparisons if c and c.system is not baseline and c.efficiency is not None
+              and c.system.num_accelerators and None in (c.system.accelerator, baseline.accelerator)
+              and (not _machine(c.system) or _machine(c.system) != _machine(baseline))]
+    unknown = list(dict.fromkeys(s.name for s in (baseline, *others) if s.accelerator is None)) if others else []
+    return [f'the accelerator of {some(unknown, MAX_NAMES)} is unknown; efficiency assumes that all accelerators are '
+            'the same model'] if unknown else []
+
+
+def _notes(systems: Sequence[System], comparisons: Sequence[Comparison | None], baseline: System) -> list[str]:
+    notes = []
+    for c in comparisons:
+        if c is None or c.system is baseline:
+            continue
+        if c.identity_error is not None and c.identity_error > IDENTITY_TOLERANCE:
+            notes.append(f'{c.system.name}: the product of the factors is {100 * c.identity_error:.1f} % off the '
+                         'speed-up; intervals in the logs overlap or are missing')
+        period = max((s.eval_period or 0) for s in (c.system, baseline))
+        difference = abs((c.system.epochs_mean or 0) - (baseline.epochs_mean or 0))
+        if 0 < difference < period:
+            notes.append(f'{c.system.name}: weak evidence, {difference:.1f} mean epochs from {baseline.name}, less '
+                         f'than the {period} epochs between evaluations')
+    platforms = {s.platform for s in systems if s.platform}
+    if len(platforms) == 1 and platforms != {UNNAMED} and len({s.num_nodes for s in systems} - {None}) > 1:
+        notes.append(f'all systems ran on platform {platforms.pop()}')
+    notes += [f'of {len(group)} systems with {units} {"accelerators" if group[0].num_accelerators else "ranks"}, only '
+              'the fastest is compared with the slowest on another number of nodes'
+              for units, group in _by_units(systems).items() if len(group) > MAX_OF_SPLITS
+              and len({s.num_nodes for s in group} - {None}) > 1]
+    for system in systems:
+        score, official = system.score_minutes, rcp.official_score_minutes(system)
+        if score and official and official != score:
+            notes.append(f'{system.name}: the official score is {official:.2f} min = {score:.2f} min x '
+                         f'{official / score:.4f} because the runs took fewer epochs than the reference')
+    if any(rcp.is_applicable(s) and rcp.check_rcp(s) is None for s in systems):
+        notes.append("reference convergence points were not checked; run pip install 'mlperf-rn50[check]'")
+    return notes
+
+
+def _rate(system: System, baseline: System) -> Rate | None:
+    """Return a row of the scaling-efficiency table, or None without a rate or for different kinds of units."""
+    base_units, base_rate = baseline.num_units, baseline.images_per_s
+    units, rate = system.num_units, system.images_per_s
+    if has_other_units(system, baseline) or system.is_copy and system is not baseline:
+        return None
+    return scale_rate(base_units, base_rate, units, rate) if base_units and base_rate and units and rate else None
+
+
+def _make_study(systems: Sequence[System], baseline: System, price_per_node_hour: float | None) -> Study:
+    comparisons: tuple[Comparison | None, ...] = tuple(compare(s, baseline) for s in systems)
+    if sum(c is not None for c in comparisons) < 2:
+        comparisons = (None,) * len(systems)
+    cautions = [text for c in comparisons if c for text in _cautions_of(c.system, baseline)]
+    cautions += _unknown_accelerators(comparisons, baseline)
+    return Study(baseline.study_name, tuple(systems), baseline, comparisons, tuple(compare_splits(systems)),
+                 tuple(_rate(s, baseline) for s in systems), tuple(cautions),
+                 tuple(_notes(systems, comparisons, baseline)), price_per_node_hour)
+
+
+def _is_apart(system: System) -> bool:
+    """Return whether a system is shown but not compared because it is refused or has no readable log."""
+    return system.refusal is not None or all(r.status == 'unreadable' for r in system.runs)
+
+
+def _kind(system: System) -> tuple:
+    return system.is_imagenet, system.dataset if not system.is_imagenet else None, system.target_accuracy
+
+
+def make_studies(systems: Sequence[System], baseline: str | None = None,
+                 price_per_node_hour: float | None = None) -> list[Study]:
+    """Return the studies of systems; raise UserError for an unknown, ambiguous or refused baseline.
+
+    Args:
+        baseline: name of the baseline of all systems with the same data set and target; None for the smallest system
+            that converged in each study.
+    """
+    groups: dict[tuple, list[System]] = {}
+    chosen = [s for s in systems if s.name == baseline]
+    if baseline is not None and len(chosen) != 1:
+        names = ', '.join(sorted({s.name for s in systems}))
+        raise UserError(f'--baseline: got {baseline}, expected one of: {names}' if not chosen else
+                        f'--baseline: got {baseline}, which matches {len(chosen)} systems; report on fewer folders')
+    if chosen and chosen[0].refusal:
+        raise UserError(f'--baseline: {baseline} is refused because {chosen[0].refusal}')
+    for system in sorted(systems, key=_is_apart):
+        key: tuple = system.study, _kind(system)
+        if chosen and _kind(system) == _kind(chosen[0]):
+            key = ('chosen',)
+        elif _is_apart(system) and key not in groups:  # shown in a study of the same folder
+            key = next((k for k in groups if k[0] == system.study), key)
+        groups.setdefault(key, []).append(system)
+    studies = []
+    for key, members in groups.items():
+        base = chosen[0] if key == ('chosen',) else next((s for s in members if s.time_s), members[0])
+        studies.append(_make_study(members, base, price_per_node_hour))
+    return studies

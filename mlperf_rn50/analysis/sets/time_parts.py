@@ -1,0 +1,63 @@
+"""Time of a run split into initialisation, first epoch, later epochs, evaluation and the rest. Pure."""
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlperf_rn50.mllog.run import Run
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Time of a run by phase, in seconds; all phases but init_s are part of the time to train."""
+
+    init_s: float | None  # before run_start; None if not logged
+    first_s: float  # first epoch, or first logged block of epochs
+    training_s: float  # later epochs
+    evaluation_s: float
+    other_s: float
+
+    @property
+    def on_clock_s(self) -> float:
+        return self.first_s + self.training_s + self.evaluation_s + self.other_s
+
+
+def _covered_s(intervals: list[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals."""
+    total, end = 0.0, float('-inf')
+    for start, stop in sorted(intervals):
+        total += max(stop - max(start, end), 0.0)
+        end = max(end, stop)
+    return total
+
+
+def parts_of(run: Run) -> Parts | None:
+    """Return the time by phase, or None if the log has no epochs or no end."""
+    if not run.segments or run.time_to_train_s is None:
+        return None
+    training = [(s.start_s, s.stop_s) for s in run.segments]
+    evaluation = [(e.start_s, e.stop_s) for e in run.evaluations
+                  if e.start_s is not None and e.stop_s is not None and e.stop_s >= e.start_s]
+    first, rest = training[0], training[1:]
+    return Parts(run.init_s, first[1] - first[0], sum(b - a for a, b in rest), sum(b - a for a, b in evaluation),
+                 run.time_to_train_s - _covered_s(training + evaluation))
+
+
+def mean_parts(runs: Sequence[Run]) -> Parts | None:
+    """Return the mean time by phase, or None if it is unknown for one of the runs."""
+    parts = [p for p in map(parts_of, runs) if p]
+    if not parts or len(parts) < len(runs):
+        return None
+    inits = [p.init_s for p in parts if p.init_s is not None]
+    on_clock = ('first_s', 'training_s', 'evaluation_s', 'other_s')
+    return Parts(statistics.fmean(inits) if inits else None,
+                 *(statistics.fmean(getattr(p, name) for p in parts) for name in on_clock))
+
+
+def seconds_per_epoch(runs: Sequence[Run]) -> float | None:
+    """Return the mean seconds per epoch, without the first epoch of runs that have others."""
+    epochs, seconds = 0, 0.0
+    for run in runs:
+        for segment in run.segments[1:] or run.segments:
+            epochs += segment.num_epochs
+            seconds += segment.stop_s - segment.start_s
+    return seconds / epochs if epochs else None

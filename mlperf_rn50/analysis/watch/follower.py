@@ -1,0 +1,240 @@
+"""Follow a run folder while it is written: read incrementally, without trust, locks or writes.
+
+Times are those of the run's own clock, and the ages of its files.
+"""
+import math
+import os
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import yaml
+
+from mlperf_rn50.analysis.sets.cost import kwh
+from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, METRICS, Epochs, MetricsHistory, ResumedRecord, text
+from mlperf_rn50.analysis.watch.run_state import STARTING, Checkpoints, LiveEvaluation, LiveRun, Node, UsedEnergy
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.files import read_text, regular_file
+from mlperf_rn50.jsonl import Tail, decode, read_lines
+from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.mllog.read.description import sibling
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.mllog.read.resolve import age_s
+from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.sidecar.energy import KINDS, read_energy
+from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry, host_of
+
+_LOG = re.compile(r'result_(\d{1,9})\.txt')
+_MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256
+_TAIL_BYTES = 1 << 16  # enough for the newest sample of a node
+_UNEXPECTEDLY_QUIET_S = 60.0  # of a node's telemetry, beyond that of the other nodes
+_READ_AGAIN_S = 5.0  # period to check whether the lock of an unchanged log is still held
+# Energy is integrated over all samples, so it is read rarely, and the less often the longer it takes.
+_ENERGY_PERIOD_S, _ENERGY_SHARE = 60.0, 0.05
+_Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
+
+
+class AttemptRecord(msgspec.Struct):
+    run: int | None
+    exit_code: Annotated[int, msgspec.Meta(ge=-255, le=255)] | None = None
+    end: str | None = None
+    can_resume: bool = False
+
+
+class GpuSample(msgspec.Struct):
+    utilization_percent: _Percent | None = None
+    power_w: Annotated[float, msgspec.Meta(ge=0, le=1e5)] | None = None
+
+
+class NodeSample(msgspec.Struct):
+    event: str | None = None
+    cpu_percent: _Percent | None = None
+    gpus: list[GpuSample] = []
+
+
+class Follower:
+    """Follow the newest run of a folder, or the run of a log that is named."""
+
+    def __init__(self, path: Path):
+        """Raise UserError for a file that is not result_<k>.txt."""
+        self.path, self.folder, self._fixed = path, path, None
+        if m := _LOG.fullmatch(path.name):
+            self.folder, self._fixed = path.parent, int(m[1])
+        elif path.is_file():
+            raise UserError(f'{path}: got a file, expected a run folder, or result_<k>.txt in one')
+        self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}  # by number: signature, time of reading, content
+        self._tail, self._history, self._was_there = Tail(Path(), METRICS), MetricsHistory(), False
+        self._energy: tuple[Any, float, UsedEnergy | None] = None, 0.0, None  # key, time of the next reading, value
+
+    def look(self, now_s: float | None = None) -> LiveRun:
+        """Return the current state; now_s: seconds since 1970, None for the system clock."""
+        now_s = time.time() if now_s is None else now_s
+        try:
+            with os.scandir(self.folder) as entries:
+                numbers = sorted(int(m[1]) for e in entries if (m := _LOG.fullmatch(e.name)))
+        except FileNotFoundError:
+            return LiveRun(str(self.path), note='the folder is gone; waiting for it' if self._was_there else
+                           'not started yet: no such folder; waiting')
+        except OSError as e:
+            return LiveRun(str(self.path), note=f'cannot be read: {e.strerror}; trying again')
+        self._was_there = True
+        number = max(numbers, default=None) if self._fixed is None else self._fixed
+        others = {n: self._read(n, now_s) for n in numbers if n != number}
+        state = LiveRun(str(self.path), others=tuple(
+            (n, STARTING if isinstance(run, UserError) else run.status) for n, run in others.items()))
+        if number is None or number not in numbers:
+            return replace(state, note=_hint_for_empty_folder(self.folder), attempts=_attempts(self.folder, None))
+        return self._look_at(number, state, now_s)
+
+    def _read(self, number: int, now_s: float) -> Run | UserError:
+        """Read a log again if it was written, or to check whether a running run still holds its lock."""
+        path, signature = self.folder / f'result_{number}.txt', None
+        with suppress(OSError):
+            status = path.stat()
+            signature = status.st_ino, status.st_size, status.st_mtime_ns
+        before, read_s, run = self._logs.get(number, (None, -math.inf, UserError('')))
+        is_open = isinstance(run, UserError) or run.status == 'running' or keys.RUN_STOP not in run.lines
+        if signature == before and not (is_open and abs(now_s - read_s) >= _READ_AGAIN_S):
+            return run
+        try:
+            run = read_run(path, now_s)
+        except UserError as e:
+            run = e
+        self._logs[number] = signature, now_s, run
+        return run
+
+    def _used_energy(self, run: Run) -> UsedEnergy | None:
+        before, again_at, used = self._energy
+        now = time.monotonic()
+        is_final = run.status != 'running'
+        key = run.path, is_final
+        if before == key and (is_final or now < again_at):
+            return used
+        energy = read_energy(run)
+        reasons = dict.fromkeys(energy.reasons[kind] for kind in KINDS if kind in energy.reasons)
+        used = UsedEnergy(energy.seconds, kwh(energy.cpu_joules), kwh(energy.gpu_joules),
+                          printable('; '.join(reasons))[:MAX_TEXT])
+        self._energy = key, now + max(_ENERGY_PERIOD_S, (time.monotonic() - now) / _ENERGY_SHARE), used
+        return used
+
+    def _look_at(self, number: int, state: LiveRun, now_s: float) -> LiveRun:
+        log = self.folder / f'result_{number}.txt'
+        run, metrics = self._read(number, now_s), sibling(log, 'metrics', '.jsonl')
+        if self._tail.path != metrics:
+            self._tail, self._history = Tail(metrics, METRICS), MetricsHistory()
+        is_new, records = self._tail.read()
+        if is_new:
+            self._history = MetricsHistory()
+        for record in records:
+            self._history.add(record)
+        ages = {path: age for path in (log, metrics) if (age := age_s(path, now_s)) is not None}
+        state = replace(
+            state, number=number, quiet_s=min(ages.values(), default=None), attempts=_attempts(self.folder, number),
+            nodes=tuple(_node(p, now_s) for p in find_telemetry(self.folder).get(str(number), ())[:_MAX_NODES]),
+            checkpoints=_checkpoints(sibling(log, 'checkpoints', ''), now_s))
+        if isinstance(run, UserError):
+            return replace(state, status=STARTING, note=f'no readable log yet: {text(str(run))}')
+        state = replace(state, energy=self._used_energy(run), max_epochs=_max_epochs(sibling(log, 'config', '.yaml')))
+        return _live_run(state, run, self._history, ages.get(metrics))
+
+
+def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: float | None) -> LiveRun:
+    """Complete a state with the content of the log and the metrics."""
+    last, layout, is_running = history.last, history.layout or ResumedRecord(0), run.status == 'running'
+    evaluations = tuple(history.evaluations[e] for e in sorted(history.evaluations)) or tuple(
+        LiveEvaluation(e.epoch, e.accuracy, e.time_s) for e in run.evaluations)
+    newest = evaluations[-1] if evaluations else LiveEvaluation(0, 0.0, None)
+    epoch, epoch_s = max(last.epoch, newest.epoch), history.epoch_s
+    seen_s = max(last.time_s or 0.0, newest.time_s or 0.0)
+    since_s = (metrics_age_s or 0.0) if is_running and seen_s else 0.0
+
+    def left_s(until: float | None) -> float | None:
+        if not is_running or epoch_s is None or until is None:
+            return None
+        return max(0.0, (until - epoch) * epoch_s - since_s)
+    verdict = history.verdicts[max(history.verdicts)] if history.verdicts else None
+    ends = (verdict and verdict.reference_epochs) or history.reference.reference_epochs
+    first_s, last_s = map(left_s, ends or (None, None))
+    state = replace(
+        state, status=run.status, has_end=keys.RUN_STOP in run.lines,
+        num_resumes=max(run.num_resumes, history.num_resumes),
+        dataset=None if run.is_imagenet else text(run.dataset or '') or 'another data set', target=run.target_accuracy,
+        num_nodes=layout.number_of_nodes or run.num_nodes, num_ranks=layout.number_of_ranks or run.num_ranks,
+        global_batch_size=layout.global_batch_size or run.global_batch_size,
+        opt_name=text(run.opt_name or '') or None, seed=run.seed, train_samples=run.train_samples,
+        epoch=epoch, step=last.step, loss=last.loss, learning_rate=last.learning_rate, images_per_s=last.images_per_s,
+        time_s=seen_s + since_s if run.time_to_train_s is None else run.time_to_train_s, epoch_s=epoch_s,
+        left_s=left_s(state.max_epochs), speeds=tuple(history.speeds), evaluations=evaluations, ranks=history.ranks,
+        reference_text=text(history.reference.text), num_reference=history.reference.num_reference,
+        reference_epochs=ends, reference_left_s=None if first_s is None or last_s is None else (first_s, last_s),
+        band=tuple(history.band[e] for e in sorted(history.band)))
+    if verdict:
+        state = replace(state, verdict=text(verdict.text), verdict_epoch=verdict.epoch, is_behind=verdict.behind)
+    return replace(state, warnings=_warnings(state, run, history.stragglers))
+
+
+def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str, ...]:
+    """Return the warnings, the most important first."""
+    behind = [state.verdict or 'behind the reference runs'] if state.is_behind else []
+    ages = [n.age_s for n in state.nodes if n.age_s is not None] if run.status == 'running' else []
+    quiet = [f'telemetry of {n.host}: nothing was written for {n.age_s:.0f} s' for n in state.nodes
+             if ages and n.age_s is not None and n.age_s > _UNEXPECTEDLY_QUIET_S + min(ages)]
+    log = [text(w.text) for w in run.warnings if w.line is None or not w.text.startswith('no run_stop')]
+    return (*behind, *stragglers, *quiet, *log)[:MAX_ITEMS]
+
+
+def _hint_for_empty_folder(folder: Path) -> str:
+    """Return the note on a folder without runs, with the subfolders that contain runs."""
+    found: list[str] = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        found = sorted(e.name for e in entries if e.is_dir() and (Path(e.path) / 'result_0.txt').exists())
+    hint = f'; there are runs in {", ".join(map(printable, found[:4]))}{" ..." if found[4:] else ""} below it'
+    return f'not started yet: no log in the folder; waiting{hint if found else ""}'
+
+
+def _max_epochs(path: Path) -> int | None:
+    """Return the last epoch of the schedule in config.yaml, computed as in train/plan.py; None if unknown."""
+    with suppress(OSError, ValueError, KeyError, RecursionError, yaml.YAMLError, msgspec.MsgspecError):
+        config = msgspec.convert(yaml.safe_load(read_text(path, _MAX_CONFIG_BYTES)), dict[str, dict[str, Any]])
+        epochs = config.get('train', {}).get('max_epochs') or config['schedule']['decay_epochs']
+        return max(1, int(msgspec.convert(epochs, Epochs)))
+    return None
+
+
+def _checkpoints(folder: Path, now_s: float) -> Checkpoints:
+    """Return the complete checkpoints of a folder."""
+    found = {}
+    with suppress(OSError), os.scandir(folder) as entries:
+        found = {int(m[1]): Path(e.path) for e in entries if (m := re.fullmatch(r'step_(\d{1,12})', e.name))}
+    return Checkpoints(len(found), max(found), age_s(found[max(found)], now_s)) if found else Checkpoints()
+
+
+def _attempts(folder: Path, number: int | None) -> tuple[str, ...]:
+    """Return the ends of the launcher's attempts at a run; None for those that started no run."""
+    attempts = [a for _, a in read_lines(folder / 'attempts.jsonl', AttemptRecord) if a.run == number]
+    return tuple(f'{end} (exit code {"unknown" if a.exit_code is None else a.exit_code})'
+                 + ('' if end == 'converged' else f', {"can" if a.can_resume else "cannot"} be resumed')
+                 for a in attempts[-MAX_ITEMS:] for end in [text(a.end or '') or 'cut short'])
+
+
+def _node(path: Path, now_s: float) -> Node:
+    """Return the newest sample in the telemetry of a node."""
+    try:
+        with open(path, 'rb', opener=regular_file) as f:
+            f.seek(max(0, os.fstat(f.fileno()).st_size - _TAIL_BYTES))
+            lines = f.read(_TAIL_BYTES).splitlines(keepends=True)
+    except OSError:
+        lines = []
+    samples = (decode(line, NodeSample) for line in reversed(lines) if line.endswith(b'\n'))
+    sample = next((s for s in samples if s and s.event is None), NodeSample())
+    used = [g.utilization_percent for g in sample.gpus if g.utilization_percent is not None]
+    power = [g.power_w for g in sample.gpus if g.power_w is not None]
+    return Node(printable(host_of(path)), age_s(path, now_s), sample.cpu_percent,
+                statistics.fmean(used) if used else None, math.fsum(power) if power else None)

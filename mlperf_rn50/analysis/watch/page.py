@@ -1,0 +1,114 @@
+"""HTML page of a live run, which reloads itself until the run is over and needs no network."""
+import math
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+import mlperf_rn50
+from mlperf_rn50.analysis.page import page_template
+from mlperf_rn50.analysis.report.picture import COLOURS, GRID, INK, STYLE, WIDTH_IN, Picture, inline_svg
+from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, facts_of, heading, status_word
+from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun
+from mlperf_rn50.files import write_atomically
+from mlperf_rn50.text import percent, thin
+
+NAME = 'watch.html'
+_MAX_MARKS, _MAX_BARS, _MAX_ROWS, _BAR_IN, _HEIGHT_IN = 200, 16, 400, 0.21, 2.9
+_PARTS = (('data', '#a67c00'), ('compute', COLOURS[0]), ('wait', GRID))  # of a step
+
+
+def _picture(name: str, title: str, notes: Sequence[str], height_in: float = _HEIGHT_IN) -> tuple[Picture, Axes]:
+    figure = Figure(figsize=(WIDTH_IN, height_in))
+    return Picture(name, title, '', figure, list(notes)), figure.add_subplot()
+
+
+def _draw_accuracy(run: LiveRun) -> Picture | None:
+    """Draw Top-1 with the reference band and the target."""
+    right = max([run.max_epochs or 0] + [e.epoch for e in run.evaluations]) or 1
+    band = [(b.epoch, b.low, b.high) for b in run.band
+            if b.low is not None and b.high is not None and b.epoch <= right]
+    if not run.evaluations and not band:
+        return None
+    notes = [f'area and dashes: {run.num_reference} reference runs and their mean'] if band else []
+    picture, axes = _picture('accuracy', 'Top-1', notes)
+    axes.fill_between([e for e, _, _ in band], [low for _, low, _ in band], [high for _, _, high in band], color=GRID,
+                      alpha=0.3, linewidth=0)
+    means = [(b.epoch, b.mean) for b in run.band if b.mean is not None and b.epoch <= right]
+    axes.plot([e for e, _ in means], [mean for _, mean in means], '--', color=GRID, linewidth=1.2)
+    shown = thin(run.evaluations, _MAX_MARKS)
+    line, = axes.plot([e.epoch for e in shown], [e.accuracy for e in shown], color=COLOURS[0], linewidth=1.6,
+                      marker='o', markersize=4)
+    picture.tip(line, *(f'{percent(e.accuracy)} at epoch {e.epoch}' for e in shown))
+    if run.target is not None:
+        axes.axhline(run.target, color=INK, linewidth=1, linestyle=':')
+        axes.annotate(f'target {percent(run.target)}', (0, run.target), (4, 3), textcoords='offset points')
+    highest = max([e.accuracy for e in run.evaluations] + [high for _, _, high in band] + [run.target or 0.0])
+    axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
+    axes.set(xlabel='epoch', xlim=(0, right), ylim=(0, min(1.0, (math.floor(10 * highest) + 1) / 10)))
+    return picture
+
+
+def _draw_throughput(run: LiveRun) -> Picture | None:
+    if len(run.speeds) < 2:
+        return None
+    unit_s, unit = (3600.0, 'hours') if run.speeds[-1][0] >= 10_000 else (60.0, 'minutes')
+    picture, axes = _picture('throughput', 'Throughput', ['average over each epoch so far'])
+    shown = thin(run.speeds, _MAX_MARKS)
+    axes.plot([time_s / unit_s for time_s, _ in shown], [speed for _, speed in shown], color=COLOURS[0], linewidth=1.6)
+    axes.set(xlabel=f'time on the clock, {unit}', ylabel='images/s')
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1.1 * max(speed for _, speed in shown) or 1.0)
+    return picture
+
+
+def _draw_ranks(run: LiveRun) -> Picture | None:
+    """Draw the parts of a step of the slowest ranks."""
+    if len(run.ranks) < 2:
+        return None
+    slowest = sorted(run.ranks, key=lambda r: (-r.own_s, r.rank))[:_MAX_BARS]
+    notes = ['from the left: waiting for data, computing, exchanging gradients and waiting for other ranks']
+    if len(run.ranks) > len(slowest):
+        notes.append(f'the {len(slowest)} slowest of {len(run.ranks)}')
+    picture, axes = _picture('ranks', 'A step of each rank', notes, 0.8 + _BAR_IN * len(slowest))
+    for row, rank in enumerate(slowest):
+        left, name = 0.0, f'rank {rank.rank}{f" on {rank.host}" if rank.host else ""}'
+        for part, colour in _PARTS:
+            part_ms = 1e3 * getattr(rank, f'{part}_s')
+            bar = axes.barh(row, part_ms, 0.75, left, color=colour)[0]
+            picture.tip(bar, f'{name}: {part} {part_ms:.1f} ms per step')
+            left += part_ms
+    axes.set_yticks(range(len(slowest)), [str(r.rank) for r in slowest])
+    axes.set(xlabel='milliseconds', ylabel='rank', ylim=(len(slowest) - 0.5, -0.5))
+    return picture
+
+
+def _rows(run: LiveRun) -> list[dict[str, str]]:
+    """Return the table of evaluations beside the reference band, the newest first."""
+    band = {b.epoch: b for b in run.band}
+    pairs = [(e, band.get(e.epoch, BandPoint(e.epoch, None, None, None))) for e in run.evaluations[-_MAX_ROWS:]]
+    return [{'epoch': str(e.epoch), 'accuracy': percent(e.accuracy), 'mean': '-' if b.mean is None else percent(b.mean),
+             'band': '-' if b.low is None or b.high is None else f'{100 * b.low:.2f} to {100 * b.high:.2f}',
+             'time': '-' if e.time_s is None else f'{e.time_s / 60:.1f}'} for e, b in reversed(pairs)]
+
+
+def render_page(run: LiveRun, written: datetime, every_s: float, price: float | None = None) -> str:
+    with matplotlib.rc_context(STYLE):
+        pictures = [p for draw in (_draw_accuracy, _draw_throughput, _draw_ranks) if (p := draw(run))]
+        figures = [{'id': f'{p.name}-', 'title': p.title, 'notes': p.notes, 'svg': inline_svg(p, f'{p.name}-')}
+                   for p in pictures]
+    return page_template('watch/page.html').render(
+        title=heading(run), word=status_word(run), level=STATUS_LEVELS[run.status], facts=facts_of(run, price),
+        warnings=run.warnings, figures=figures, rows=_rows(run), has_band=bool(run.band),
+        reload_s=None if run.is_over else max(1, math.ceil(every_s)), written=f'{written:%Y-%m-%d %H:%M:%S} UTC',
+        version=mlperf_rn50.__version__)
+
+
+def dump_page(run: LiveRun, folder: Path, every_s: float, price: float | None = None) -> None:
+    """Write watch.html into a run folder if it exists; raise OSError on failure."""
+    if folder.is_dir():
+        write_atomically(folder / NAME, render_page(run, datetime.now(timezone.utc), every_s, price) + '\n')

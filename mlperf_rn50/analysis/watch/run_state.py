@@ -1,0 +1,159 @@
+"""Current state of a followed run, and its JSON."""
+import statistics
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mlperf_rn50.analysis.sets.cost import node_hours
+
+WAITING, STARTING = 'waiting', 'starting'  # no log, or none that can be read; later as in mllog.run.RunStatus
+
+
+@dataclass(frozen=True)
+class LiveEvaluation:
+    """Top-1, a fraction, after a number of epochs; time_s on the clock of the run."""
+
+    epoch: int
+    accuracy: float
+    time_s: float | None
+
+
+@dataclass(frozen=True)
+class BandPoint:
+    """Top-1 of the reference runs at an epoch, as fractions; None if too few runs have it."""
+
+    epoch: int
+    mean: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class RankTime:
+    """Seconds per step of a rank since the last evaluation; wait_s: for the other ranks."""
+
+    rank: int
+    host: str
+    data_s: float
+    compute_s: float
+    wait_s: float
+
+    @property
+    def own_s(self) -> float:
+        """Part of the step that the other ranks wait for."""
+        return self.data_s + self.compute_s
+
+
+@dataclass(frozen=True)
+class Node:
+    """Newest telemetry sample of a node."""
+
+    host: str
+    age_s: float | None
+    cpu_percent: float | None  # of all cores
+    gpu_percent: float | None
+    gpu_power_w: float | None
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Number of checkpoints, and step and age of the newest."""
+
+    count: int = 0
+    step: int | None = None
+    age_s: float | None = None
+
+
+@dataclass(frozen=True)
+class UsedEnergy:
+    """Energy of all nodes so far; None if not measured."""
+
+    seconds: float  # on the clock of the run, covered by the measurement
+    cpu_kwh: float | None
+    gpu_kwh: float | None
+    reason: str  # for a missing measurement
+
+    @property
+    def kwh(self) -> float | None:
+        known = [v for v in (self.cpu_kwh, self.gpu_kwh) if v is not None]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """State of a run; None for unknown values. The fields are the keys of the JSON."""
+
+    path: str
+    number: int | None = None
+    others: tuple[tuple[int, str], ...] = ()  # numbers and statuses of the other runs
+    quiet_s: float | None = None  # since the last write
+    nodes: tuple[Node, ...] = ()
+    checkpoints: Checkpoints = Checkpoints()
+    attempts: tuple[str, ...] = ()  # how the launcher's attempts ended
+    energy: UsedEnergy | None = None
+
+    status: str = WAITING
+    has_end: bool = False  # in the log; a failed run without it was killed
+    note: str = ''  # reason for WAITING or STARTING
+    num_resumes: int = 0
+    warnings: tuple[str, ...] = ()
+
+    dataset: str | None = None  # None for ImageNet
+    target: float | None = None  # Top-1 as a fraction
+    num_nodes: int | None = None
+    num_ranks: int | None = None
+    global_batch_size: int | None = None
+    opt_name: str | None = None
+    seed: int | None = None
+    train_samples: int | None = None
+
+    epoch: float | None = None
+    max_epochs: int | None = None
+    step: int | None = None
+    loss: float | None = None
+    learning_rate: float | None = None
+    images_per_s: float | None = None  # over the current epoch
+    time_s: float | None = None  # on the clock of the run
+    epoch_s: float | None = None  # recent duration of an epoch with its evaluation
+    left_s: float | None = None  # until max_epochs
+    speeds: tuple[tuple[float, float], ...] = ()  # (time_s, images_per_s)
+    evaluations: tuple[LiveEvaluation, ...] = ()
+    ranks: tuple[RankTime, ...] = ()
+
+    reference_text: str = ''
+    num_reference: int = 0
+    reference_epochs: tuple[float, float] | None = None  # first and last at which the reference runs converged
+    reference_left_s: tuple[float, float] | None = None  # until these epochs
+    band: tuple[BandPoint, ...] = ()
+    verdict: str = ''
+    verdict_epoch: int | None = None
+    is_behind: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """True if the log is final; an interrupted or killed run may still be resumed."""
+        return self.has_end and self.status in ('converged', 'aborted', 'failed')
+
+    @property
+    def skew(self) -> float | None:
+        """Excess of the slowest rank's own_s over the median, as a fraction; None for one rank."""
+        own_s = [r.own_s for r in self.ranks]
+        middle = statistics.median(own_s) if len(own_s) > 1 else 0.0
+        return max(own_s) / middle - 1 if middle > 0 else None
+
+    def node_hours(self, left_s: float | None = 0.0) -> float | None:
+        """Return the node-hours until now, or left_s seconds later."""
+        if self.time_s is None or left_s is None or not self.num_nodes:
+            return None
+        return node_hours(self.time_s + left_s, self.num_nodes)
+
+
+def to_json(run: LiveRun, price: float | None = None) -> dict[str, Any]:
+    """Return a run as a JSON object; price: per node-hour."""
+    hours, hours_at_end = run.node_hours(), run.node_hours(run.left_s)
+    return {**asdict(run), 'skew': run.skew, 'is_over': run.is_over, 'node_hours': hours,
+            'node_hours_at_end': hours_at_end, 'cost': cost_of(hours, price),
+            'cost_at_end': cost_of(hours_at_end, price)}
+
+
+def cost_of(hours: float | None, price: float | None) -> float | None:
+    return None if hours is None or price is None else hours * price

@@ -1,0 +1,158 @@
+"""Live runs on a terminal: facts or an overview, and accuracy curves in the remaining rows."""
+import os
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, epoch_text, facts_of, heading, status_text, status_word
+from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun, cost_of
+from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.text import duration, money, percent
+
+_STYLES = {'good': 'green', 'warn': 'yellow', 'bad': 'red', '': ''}
+_COLOURS = ('cyan', 'magenta', 'yellow', 'green', 'blue', 'red')
+_MARKS, _ASCII_MARKS = '●◆▲■▼★', '*o+x#@'
+_LEAST_ROWS, _MOST_ROWS, _FEW_ROWS, _AXIS_COLUMNS, _ROOMY, _WIDE = 5, 20, 14, 7, 100, 130
+_MAX_WARNINGS = 3  # per run; the page and --format json have all
+
+
+def _band_at(points: Sequence[BandPoint], epoch: float) -> tuple[float, float] | None:
+    """Interpolate the limits of the reference band linearly."""
+    known = [(p.epoch, p.low, p.high) for p in points if p.low is not None and p.high is not None]
+    if not known or not known[0][0] <= epoch <= known[-1][0]:
+        return None
+    right = next(i for i, p in enumerate(known) if p[0] >= epoch)
+    (e0, l0, h0), (e1, l1, h1) = known[max(right - 1, 0)], known[right]
+    share = (epoch - e0) / (e1 - e0) if e1 > e0 else 1.0
+    return l0 + share * (l1 - l0), h0 + share * (h1 - h0)
+
+
+def _targets(runs: Sequence[LiveRun]) -> list[float]:
+    return sorted({r.target for r in runs if r.target is not None})
+
+
+def _top(runs: Sequence[LiveRun]) -> float:
+    """Return the upper end of the accuracy axis, a whole tenth."""
+    values = [e.accuracy for r in runs for e in r.evaluations] + _targets(runs)
+    values += [p.high for r in runs for p in r.band if p.high is not None]
+    return min(1.0, (int(10 * max(values, default=0.9)) + 1) / 10)
+
+
+def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool = False) -> Text:
+    """Draw Top-1 against epochs, with legend and axes, in a number of columns and rows."""
+    columns, height, top = width - _AXIS_COLUMNS, rows - 2, _top(runs)
+    last = max([r.max_epochs or 0 for r in runs] + [r.evaluations[-1].epoch for r in runs if r.evaluations] + [1])
+    marks, fill, line = (_ASCII_MARKS, ':', '-') if is_ascii else (_MARKS, '░', '╌')
+    cells = [[(' ', '')] * columns for _ in range(height)]
+
+    def row(accuracy: float) -> int:
+        return min(max(round((1 - accuracy / top) * (height - 1)), 0), height - 1)
+
+    def column(epoch: float) -> int:
+        return min(max(round(epoch / last * (columns - 1)), 0), columns - 1)
+    for x in range(columns if len(runs) == 1 else 0):
+        if ends := _band_at(runs[0].band, x / (columns - 1) * last):
+            for y in range(row(ends[1]), row(ends[0]) + 1):
+                cells[y][x] = fill, 'dim'
+    for target in _targets(runs):
+        cells[row(target)] = [(line, 'dim')] * columns
+    for k, run in enumerate(runs):
+        for e in run.evaluations:
+            cells[row(e.accuracy)][column(e.epoch)] = marks[k % len(marks)], _COLOURS[k % len(_COLOURS)]
+    labels = {row(top * i / 2): f'{100 * top * i / 2:3.0f} % ' for i in range(3)}
+    text = Text(_legend(runs, marks, fill, line)[:width] + '\n', no_wrap=True)
+    for y, content in enumerate(cells):
+        text.append(labels.get(y, '').rjust(_AXIS_COLUMNS - 1) + ('|' if is_ascii else '│'), 'dim')
+        for style, same in groupby(content, key=itemgetter(1)):
+            text.append(''.join(char for char, _ in same), style)
+        text.append('\n')
+    return text.append('epoch 0' + str(last).rjust(width - len('epoch 0')), 'dim')
+
+
+def _legend(runs: Sequence[LiveRun], marks: str, fill: str, line: str) -> str:
+    parts = [f'{marks[k % len(marks)]} {"Top-1" if len(runs) == 1 else name}' for k, name in enumerate(_names(runs))
+             if runs[k].evaluations]
+    if len(runs) == 1 and any(p.low is not None for p in runs[0].band):
+        parts.append(f'{fill} {runs[0].num_reference} reference runs')
+    targets = ' and '.join(map(percent, _targets(runs)))
+    return '  '.join(parts + [f'{line} target {targets}'] * bool(targets))
+
+
+def _names(runs: Sequence[LiveRun]) -> list[str]:
+    """Return the paths of the runs without their common parent folder."""
+    paths = [os.path.normpath(printable(r.path)) for r in runs]
+    common = os.path.dirname(os.path.commonprefix(paths)) if len(set(paths)) > 1 else ''
+    return [p[len(common) + 1:] if common.strip('/') else p for p in paths]
+
+
+def _facts_table(run: LiveRun, price: float | None) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style='dim', no_wrap=True, overflow='crop')
+    table.add_column(overflow='fold')
+    for fact in facts_of(run, price):
+        table.add_row(fact.name, Text(fact.text, _STYLES[fact.level]))
+    return table
+
+
+def _overview(runs: Sequence[LiveRun], width: int, price: float | None) -> Table:
+    """Return a table with a row per run."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style='dim', width=width)
+    table.add_column('run', overflow='fold')
+    columns = ['status', 'epoch', 'Top-1', 'images/s', 'skew', 'left', *(['checkpoint'] if width >= _ROOMY else []),
+               *(['cost'] if price is not None else [])]
+    for name in columns:
+        table.add_column(name, justify='left' if name in ('status', 'epoch') else 'right', no_wrap=True,
+                         overflow='crop')
+    for run, name in zip(runs, _names(runs)):
+        last, step, cost = run.evaluations[-1:], run.checkpoints.step, cost_of(run.node_hours(), price)
+        cells: dict[str, RenderableType] = {
+            'status': Text(status_word(run), _STYLES[STATUS_LEVELS[run.status]]), 'epoch': epoch_text(run),
+            'Top-1': percent(last[0].accuracy) if last else '-',
+            'images/s': '-' if run.images_per_s is None else f'{run.images_per_s:,.0f}',
+            'skew': '-' if run.skew is None else percent(run.skew, '.1f'),
+            'left': '-' if run.left_s is None else duration(run.left_s),
+            'checkpoint': '-' if step is None else f'step {step}', 'cost': '-' if cost is None else money(cost)}
+        table.add_row(Text(name), *(cells[c] for c in columns))
+    return table
+
+
+def _warnings(runs: Sequence[LiveRun]) -> list[Text]:
+    """Return the warnings of all runs, and the unusual statuses of several."""
+    lines = []
+    for run, name in zip(runs, _names(runs)):
+        where = f'{name}: ' if len(runs) > 1 else ''
+        is_unusual = len(runs) > 1 and status_word(run) not in ('running', 'converged')
+        warnings = [status_text(run)] * is_unusual + list(run.warnings)
+        lines += [Text(f'{where}{text}', 'yellow', overflow='fold') for text in warnings[:_MAX_WARNINGS]]
+        if len(warnings) > _MAX_WARNINGS:
+            lines.append(Text(f'{where}and {len(warnings) - _MAX_WARNINGS} more', 'yellow'))
+    return lines
+
+
+def render(runs: Sequence[LiveRun], console: Console, price: float | None = None,
+           rows: int | None = None) -> RenderableType:
+    """Render the runs for a console, in at most this many rows; None for unlimited."""
+    width, is_ascii = console.width, not console.encoding.lower().startswith('utf')
+    title = heading(runs[0]) if len(runs) == 1 else f'{len(runs)} runs'
+    table = _facts_table(runs[0], price) if len(runs) == 1 else _overview(runs, width, price)
+    head: list[RenderableType] = [Text(title, 'bold', overflow='fold'), *_warnings(runs)]
+    if not any(r.evaluations or r.band for r in runs):
+        return Group(*head, table)
+
+    def room_below(*parts: RenderableType) -> int:
+        options = console.options.update(height=None)
+        used = sum(len(console.render_lines(part, options)) for part in parts)
+        return _MOST_ROWS if rows is None else min(rows - used - 1, _MOST_ROWS)
+    if width >= _WIDE and len(runs) == 1 and (room := room_below(*head)) >= _LEAST_ROWS:
+        both = Table.grid(padding=0)
+        both.add_column(width=width // 2)
+        both.add_column(width=width - width // 2)
+        both.add_row(table, draw_curves(runs, width - width // 2, room, is_ascii))
+        return Group(*head, both)
+    if (room := room_below(*head, table, '')) < _LEAST_ROWS:
+        return Group(*head, table)
+    return Group(*head, table, '', draw_curves(runs, width, room if rows else _FEW_ROWS, is_ascii))

@@ -1,0 +1,36 @@
+"""Bounds of configuration values, and the declaration and check of options."""
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlperf_rn50.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The valid range of an option, as text and as a predicate."""
+
+    text: str
+    holds: Callable[[float], bool]
+
+
+FINITE = Bounds('a finite number', lambda v: True)
+ABOVE_0 = Bounds('a number above 0', lambda v: v > 0)
+FROM_0 = Bounds('0 or more', lambda v: v >= 0)
+FROM_2 = Bounds('2 or more', lambda v: v >= 2)
+FRACTION = Bounds('a fraction from 0 to 1', lambda v: 0 <= v <= 1)
+FRACTION_ABOVE_0 = Bounds('a fraction above 0, up to 1', lambda v: 0 < v <= 1)
+FRACTION_BELOW_1 = Bounds('a fraction from 0 to below 1', lambda v: 0 <= v < 1)
+UP_TO_65535 = Bounds('0 to 65,535', lambda v: 0 <= v <= 65_535)  # the side of the largest JPEG
+INT32_FROM_0 = Bounds('0 to 2,147,483,647', lambda v: 0 <= v < 2**31)
+ACCURACY = Bounds('a fraction such as 0.749, not per cent', lambda v: 0 < v <= 1)
+
+
+def option(default: Any, bounds: Bounds, unit: str = '') -> Any:
+    """Declare a numeric option with its default, bounds and unit."""
+    return field(default=default, metadata={'bounds': bounds, 'unit': unit})
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)

@@ -1,0 +1,56 @@
+"""Configuration and start of the commands that run on every rank."""
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from mlperf_rn50.config import Config
+from mlperf_rn50.options import resolve_config
+from mlperf_rn50.system.cgroup import find_limits
+from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size
+from mlperf_rn50.system.topology import set_omp_threads, unbound_threads
+from mlperf_rn50.train.watchdog.position import PHASES, Position
+from mlperf_rn50.train.watchdog.signals import STOP_SIGNALS, handle_in_thread
+from mlperf_rn50.train.watchdog.stall_report import stalled_folder
+from mlperf_rn50.train.watchdog.watcher import run_watched
+
+
+def load_config(options: Namespace, argv: Sequence[str], parser: ArgumentParser) -> tuple[Config, Any]:
+    """Return the configuration of a run and, for --resume, the run folder and checkpoint."""
+    if options.resume:
+        from mlperf_rn50.train.checkpoint.run_folder import find_run
+        resume = find_run(Path(options.resume))
+        return resolve_config(resume[0].config, argv, parser), resume
+    return resolve_config(Path(options.config) if options.config else None, argv, parser), None
+
+
+def add_resume_options(parser: ArgumentParser) -> None:
+    parser.add_argument('--resume', metavar='DIR', type=str, help='run folder of the run to resume')
+    parser.add_argument('--elastic', action='store_true', help='allow --resume with a different number of ranks')
+    parser.add_argument('--allow-changed', metavar='KEYS', type=str,
+                        help='keys that may differ in the resumed run, such as schedule.base_lr,data.crop')
+
+
+def in_rank(program: Callable[[Position], int], config: Config, can_stop: bool = False,
+            run_dir: Path | None = None) -> int:
+    """Run this rank's part of a command, with a watchdog if a launcher started it.
+
+    A stop request ends the program at once unless can_stop; run_dir None means run.dir of the configuration.
+    """
+    launched_rank(), launched_local()  # report invalid launcher variables before anything starts
+    # MXNet reads OMP_NUM_THREADS once, on import. Unset, it starts a spinning thread per core of the machine.
+    set_omp_threads(unbound_threads(os.sched_getaffinity(0), os.cpu_count() or 1, launched_local()[1], find_limits()))
+    if config.train.device == 'cpu':  # poll only every 5 ms, so that a waiting rank leaves its core to the others
+        os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')
+    if launched_size() is None:
+        position = Position()
+        with handle_in_thread(position.request_stop if can_stop else None):  # before the imports, which take seconds
+            return program(position)
+    limits_s = {phase: getattr(config.comm, key) for phase, key in PHASES.items()}
+    folder = stalled_folder(run_dir or Path(config.run.dir), dict(os.environ))
+    # A stop request during start-up takes effect after the first step: train() unblocks the signals.
+    signal.pthread_sigmask(signal.SIG_BLOCK if can_stop else signal.SIG_UNBLOCK, STOP_SIGNALS)
+    return run_watched(program, config.comm.stall_limit_s, limits_s, folder, can_stop)

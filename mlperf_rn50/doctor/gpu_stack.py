@@ -1,0 +1,224 @@
+"""Compatibility of MXNet, GPUs, driver and CUDA libraries, and trial of the configured batches.
+
+Source: machine code in the published wheels (cuobjdump); NVIDIA's MXNet release notes 24.05 and 24.06; NVIDIA's CUDA
+compatibility guide: a driver of CUDA 12 runs every CUDA 12 program, an older one needs the compatibility package.
+"""
+import ctypes
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mlperf_rn50.doctor.check import Check, Facts, hosts_of
+from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, SET_VARIABLE, SETTINGS
+
+# Compute capabilities with machine code in the published mxnet-cu112 and mxnet-cu117 wheels; they have no PTX.
+WHEEL_ARCHITECTURES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
+WHEELS = ('mxnet-cu112', 'mxnet-cu117')
+_CONTAINER_MAJORS = range(6, 10)  # NVIDIA's container supports 6.0 to Hopper
+_LIBRARIES = {
+    11: ('libcudart.so.11.0', 'libcublas.so.11', 'libcudnn.so.8', 'libnccl.so.2', 'libcufft.so.10', 'libcurand.so.10',
+         'libcusolver.so.11', 'libnvrtc.so.11.2', 'libcuda.so.1'),
+    12: ('libcudart.so.12', 'libcublas.so.12', 'libcudnn.so.9', 'libnccl.so.2', 'libcufft.so.11', 'libcurand.so.10',
+         'libcusolver.so.11', 'libnvrtc.so.12', 'libcuda.so.1')}
+_OLDEST_DRIVERS = {11: 450, 12: 525}  # for all programs of a CUDA version on any Linux
+# NVIDIA's container needs the first for any card, or one of the others for data centre cards, with the compatibility
+# package.
+_CONTAINER_DRIVER, _DATA_CENTRE_DRIVERS = 545, ((470, 57), (525, 85), (535, 86))
+_DATA_CENTRE = re.compile(r'(NVIDIA )?(Tesla|(GH|GB|[PVTAHLB])\d+\w*\b)')
+_CONTAINER = "NVIDIA's container"
+USE_CONTAINER = ("use NVIDIA's container: docker build --build-arg VARIANT=ngc --build-arg "
+                 'BASE=nvcr.io/nvidia/mxnet:24.06-py3 . (docs/setup.md)')
+_ERROR_WORDS = ('Check failed', 'Error:', 'cuDNN', 'CUDA', 'out of memory')
+_LOWER_BATCH = 'lower train.local_batch_size or train.eval_batch_size, or set model.layout to NCHW'
+_FIXES = (  # by a part of the last line of an MXNet error
+    ('out of memory', 'lower train.local_batch_size (with train.gradient_accumulation_steps for the same global '
+     'batch) or train.eval_batch_size'),
+    ('no kernel image', "this MXNet has no code for this card; use NVIDIA's container (docs/setup.md)"),
+    ('CUDNN_STATUS_NOT_SUPPORTED', f'cuDNN has no kernel for these sizes; {_LOWER_BATCH}'),
+    ('CUDNN_STATUS_BAD_PARAM', f'cuDNN rejects these sizes; {_LOWER_BATCH}'),
+    ('insufficient for CUDA runtime', 'install a newer NVIDIA driver'))
+
+
+def mxnet_facts(packages: Mapping[str, str], env: Mapping[str, str], maps: str, has_cuda: bool,
+                has_fused_norm: bool) -> dict[str, Any]:
+    """Describe the MXNet of this process; kind is cpu, wheels, container (NVIDIA's MXNet, anywhere) or other."""
+    release = env.get('NVIDIA_MXNET_VERSION', '')
+    wheel = next((n for n in WHEELS if n in packages), '')
+    kind = 'cpu' if not has_cuda else 'container' if release or has_fused_norm else 'wheels' if wheel else 'other'
+    loaded = set(re.findall(r'/(libcudart|libcublas|libcudnn|libnccl)\.so\.([\d.]+)$', maps, re.MULTILINE))
+    return {'kind': kind, 'release': release or wheel, 'libraries': dict(sorted(loaded)) if has_cuda else {},
+            'compatibility': env.get('_CUDA_COMPAT_STATUS', '')}
+
+
+def cuda_major(mxnet: Mapping[str, Any]) -> int:
+    """Return the CUDA version of an MXNet build; 11 if unknown."""
+    version = mxnet['libraries'].get('libcudart', '')
+    return 12 if version.startswith('12.') or not version and mxnet['kind'] == 'container' else 11
+
+
+def _version_of(library: ctypes.CDLL, name: str) -> str:
+    """Return the version number of a library; '' if it has no function for it."""
+    number = ctypes.c_int()
+    if name.startswith('libcudnn'):
+        return str(library.cudnnGetVersion())
+    functions = {'libcudart': 'cudaRuntimeGetVersion', 'libnccl': 'ncclGetVersion', 'libcuda': 'cuDriverGetVersion'}
+    function = functions.get(name.partition('.')[0])
+    return str(number.value) if function and getattr(library, function)(ctypes.byref(number)) == 0 else ''
+
+
+def cuda_libraries(major: int) -> dict[str, str | None]:
+    """Return the versions of the libraries of a CUDA version; '' if unknown, None if the loader finds none."""
+    result: dict[str, str | None] = {}
+    for name in _LIBRARIES[major]:
+        try:
+            result[name] = _version_of(ctypes.CDLL(name), name)
+        except (OSError, AttributeError):
+            result[name] = None
+    return result
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    """Return the first two numbers of a version; 0 for missing ones."""
+    first, second = [*map(int, re.findall(r'\d+', version)), 0, 0][:2]
+    return first, second
+
+
+def capability_problem(kind: str, capability: str) -> tuple[str, str] | None:
+    """Return problem and fix if an MXNet, unless a custom build, has no code for a compute capability such as 8.9."""
+    major, minor = _numbers(capability)
+    if major > _CONTAINER_MAJORS[-1]:
+        return (f'neither the published wheels nor {_CONTAINER} (last release: 24.06) have code for it',
+                'use V100, A100 or H100, or build MXNet for this card')
+    if kind == 'wheels' and not any(major == a and minor >= b for a, b in WHEEL_ARCHITECTURES):
+        fix = USE_CONTAINER if major in _CONTAINER_MAJORS else 'use V100, A100 or A10, or build MXNet for this card'
+        return 'the published mxnet-cu wheels have code up to 8.6 (which also runs on 8.9)', fix
+    if kind == 'container' and major not in _CONTAINER_MAJORS:
+        return f'{_CONTAINER} has code from 6.0 on', 'install MXNet with MLPERF_RN50_VARIANT=cu117 launch/setup.sh'
+    return None
+
+
+def driver_problem(mxnet: Mapping[str, Any], name: str, version: str, cuda_driver: str) -> tuple[str, str] | None:
+    """Return problem and fix if a driver cannot run an MXNet; cuda_driver is such as 12020, or '' if unknown."""
+    (series, release), cuda = _numbers(version), cuda_major(mxnet)
+    is_container = mxnet['kind'] == 'container'
+    oldest = _CONTAINER_DRIVER if is_container else _OLDEST_DRIVERS[cuda]
+    if series >= oldest:
+        return None
+    if not is_container:
+        return f'CUDA {cuda} needs {oldest} or newer', 'install a newer driver'
+    if not any(series == a and release >= b for a, b in _DATA_CENTRE_DRIVERS) or not _DATA_CENTRE.match(name):
+        others = ', '.join(f'{a}.{b}' for a, b in _DATA_CENTRE_DRIVERS)
+        return (f'{_CONTAINER} (CUDA 12.4) needs {_CONTAINER_DRIVER} or newer; on data centre cards also {others} or '
+                'later of these series', 'install a newer driver, or use the wheels: MLPERF_RN50_VARIANT=cu117')
+    if cuda_driver.isdecimal() and int(cuda_driver) < 12000:
+        return (f'it is for CUDA {int(cuda_driver) // 1000}, and the compatibility package is not in use'
+                + (f' ({mxnet["compatibility"]})' if mxnet['compatibility'] else ''),
+                "start the container with its default entry point, or put /usr/local/cuda/compat/lib first in "
+                'LD_LIBRARY_PATH')
+    return None
+
+
+def used_gpus(row: Facts) -> list[dict[str, Any]]:
+    """Return the GPU that a rank uses; if unknown, all that it sees."""
+    device = row['device']
+    return row['gpus'] if device is None or device >= len(row['gpus']) else [row['gpus'][device]]
+
+
+def _gpu_problems(row: Facts) -> Iterator[tuple[str, str]]:
+    """Yield the problems with the GPU of a rank, and their fixes."""
+    mxnet, host = row['mxnet'], row['host']
+    if mxnet['kind'] == 'cpu':
+        yield f'MXNet on {host} is a CPU build', ('run MLPERF_RN50_VARIANT=cu117 launch/setup.sh, or for Hopper '
+                                                 "MLPERF_RN50_VARIANT=ngc launch/setup.sh in NVIDIA's container")
+    if not row['gpus']:
+        yield (f'the driver on {host} lists no GPU' if row['visible'] is None else
+               f'no GPU is visible on {host} (CUDA_VISIBLE_DEVICES={row["visible"]})',
+               'install the NVIDIA driver, give the container access to the GPUs, or correct CUDA_VISIBLE_DEVICES')
+    for gpu in used_gpus(row):
+        if found := capability_problem(mxnet['kind'], gpu['compute_cap']):
+            yield f'{gpu["name"]} on {host} has compute capability {gpu["compute_cap"]}; {found[0]}', found[1]
+        if found := driver_problem(mxnet, gpu['name'], gpu['driver_version'],
+                                   row['cuda_libraries'].get('libcuda.so.1') or ''):
+            yield f'driver {gpu["driver_version"]} on {host}; {found[0]}', found[1]
+    if row['device_problem']:
+        yield row['device_problem'], ''
+
+
+def check_gpus(rows: Sequence[Facts], device: str) -> Check:
+    """Check that every rank has a GPU that works with its MXNet and driver."""
+    if device != 'gpu':
+        return Check('GPU', 'not needed', 'train.device=cpu')
+    for problem, fix in (found for row in rows for found in _gpu_problems(row)):
+        return Check('GPU', 'failed', problem, fix)
+    used = {(r['host'], r['device'], g['uuid']): g['name'] for r in rows for g in used_gpus(r)}
+    shown = ', '.join(f'{n} x {name}' for name, n in Counter(used.values()).items())
+    mxnet, driver = rows[0]['mxnet'], used_gpus(rows[0])[0]['driver_version']
+    homes = {'container': f'{_CONTAINER} {mxnet["release"]}'.strip(), 'wheels': mxnet['release']}
+    return Check('GPU', 'ok', f'{shown}; driver {driver}; MXNet of {homes.get(mxnet["kind"], "a custom build")}')
+
+
+def check_libraries(rows: Sequence[Facts], device: str) -> Check:
+    """Check that the loader finds the libraries that MXNet's CUDA version needs."""
+    name = 'CUDA libraries'
+    if device != 'gpu':
+        return Check(name, 'not needed', 'train.device=cpu')
+    if all(row['mxnet']['kind'] == 'cpu' for row in rows):
+        return Check(name, 'not needed', 'MXNet is a CPU build')
+    for row in rows:
+        major = cuda_major(row['mxnet'])
+        missing = [n for n, version in row['cuda_libraries'].items() if version is None]
+        if missing:
+            return Check(name, 'failed', f'not found on {row["host"]} for CUDA {major}: {", ".join(missing)}',
+                         'run launch/setup.sh --check on that host; libcuda.so.1 comes with the driver')
+    found = rows[0]['cuda_libraries']
+    return Check(name, 'ok', ', '.join(f'{n} {v}'.strip() for n, v in found.items()))
+
+
+def one_line(error: str) -> str:
+    """Shorten an MXNet error to the last line that names a failure, or the first line."""
+    lines = [' '.join(line.split()) for line in error.splitlines()]
+    lines = [line for line in lines if line and not line.startswith(('Traceback', 'Stack trace', '[bt]', 'File "'))]
+    failures = [line for line in lines if any(word in line for word in _ERROR_WORDS)]
+    return (failures[-1:] or lines[:1] or ['an error without a message'])[0][:300]
+
+
+def check_trial(rows: Sequence[Facts]) -> Check:
+    """Check that a training pass and an evaluation of the configured batches ran on every GPU."""
+    name = 'trial batches'
+    tried = [r for r in rows if r['trial']]
+    for row in tried:
+        if problem := row['trial']['problem']:
+            fix = next((fix for text, fix in _FIXES if text in problem), 'try model.layout NCHW, float32 and a smaller '
+                       'batch, to find the cause')
+            return Check(name, 'failed', f'{row["trial"]["what"]} on {row["host"]}: {problem}', fix)
+    if len(tried) < len(rows):
+        return Check(name, 'not needed', f'no GPU for a trial on {hosts_of([r for r in rows if not r["trial"]])}')
+    seconds, used = (max(r['trial'][key] for r in tried) for key in ('seconds', 'used_bytes'))
+    return Check(name, 'ok', f'a training pass and an evaluation ran on every rank in at most {seconds:.0f} s; '
+                 f'afterwards up to {used / 1e9:.1f} GB of a GPU in use')
+
+
+def environment_facts(env: Mapping[str, str]) -> dict[str, list[str | None]]:
+    """Return for each setting its value in this process, None if not set, and its source: launcher or user."""
+    from_launcher = env.get(SET_VARIABLE, '').split(',')
+    return {name: [env.get(name), 'launcher' if name in from_launcher else 'user'] for name in SETTINGS}
+
+
+def check_environment(rows: Sequence[Facts]) -> Check:
+    """Check that ranks on GPUs have a complete environment, the same on all hosts."""
+    name = 'GPU environment'
+    for row in rows:
+        missing = {s: value for s, value in SETTINGS.items() if row['gpu_environment'][s][0] is None}
+        if missing:
+            return Check(name, 'warning', f'not set on {row["host"]}: {", ".join(missing)}',
+                         'start the ranks with one of launch/*.sh, or with launch/bind.sh before the program and '
+                         f'{DEVICE_VARIABLE}=gpu; or export ' + ' '.join(f'{s}={v}' for s, v in missing.items()))
+    for setting, (value, _) in rows[0]['gpu_environment'].items():
+        odd = [r for r in rows if r['gpu_environment'][setting][0] != value]
+        if odd:
+            return Check(name, 'warning', f'{setting}={odd[0]["gpu_environment"][setting][0]} on {hosts_of(odd)}, but '
+                         f'{value} on {rows[0]["host"]}', 'use the same value on all hosts')
+    groups = {label: ', '.join(f'{n}={v}' for n, (v, source) in rows[0]['gpu_environment'].items() if source == origin)
+              for origin, label in (('launcher', 'set by the launcher'), ('user', 'set by the user'))}
+    return Check(name, 'ok', '; '.join(f'{label}: {text}' for label, text in groups.items() if text))

@@ -1,0 +1,228 @@
+"""Verdicts of the rulesets on logs, and the facts in a log that no checker reports."""
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.files import walk
+from mlperf_rn50.mllog import events
+from mlperf_rn50.mllog.check.official import NotInstalled, check_official, find_long_lines
+from mlperf_rn50.mllog.events import LogEvent
+from mlperf_rn50.mllog.read.raw_log import number
+from mlperf_rn50.mllog.read.reader import read_events
+from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
+from mlperf_rn50.text import plural
+
+_BY_FORMAT = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}
+_MAX_NAMED = 20  # torn or long lines in the violations of a log
+# Keys of level 2 of the rules of v0.5.
+_LEVEL2 = ('run_clear_caches', 'train_loop', 'train_epoch', 'opt_learning_rate', 'eval_start', 'eval_size',
+           'eval_target', 'eval_accuracy', 'eval_stop', 'eval_offset', 'model_hp_initial_max_pool',
+           'model_hp_begin_block', 'model_hp_end_block', 'model_hp_block_type', 'model_hp_projection_shortcut',
+           'model_hp_shorcut_add', 'model_hp_resnet_topology')
+
+
+@dataclass(frozen=True)
+class RulesetResult:
+    ruleset: str
+    division: str
+    violations: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.violations
+
+
+@dataclass(frozen=True)
+class LogFacts:
+    """Facts in a log that no checker reports; None for those that are missing."""
+
+    formats: frozenset[str]
+    division: str | None
+    dataset: str | None
+    is_imagenet: bool  # also of published logs, which have no data set
+    num_resumes: int
+    best_top1: float | None
+    torn: tuple[str, ...]  # a message for each torn line, and one with the number of the others
+    long: tuple[str, ...]  # the same for lines over the length limit
+
+
+@dataclass(frozen=True)
+class CheckedLog:
+    path: Path
+    facts: LogFacts | None = None  # None if the log is unreadable
+    verdicts: tuple[RulesetResult, ...] = ()
+    error: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.facts is not None and all(v.passed for v in self.verdicts)
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """Rulesets and divisions that the log passes."""
+        return tuple(f'{v.ruleset} {v.division}' for v in self.verdicts if v.passed)
+
+
+def accuracy_of(event: LogEvent) -> float | None:
+    """Return the value of an eval_accuracy; None if it is not a number."""
+    value = number(event.value.get('value') if isinstance(event.value, dict) else event.value, -1e300, 1e300)
+    return None if value is None else float(value)
+
+
+def check_v05(path: Path) -> tuple[str, ...]:
+    """Return the violations of the v0.5 compliance rules of MLPerf training, levels 1 and 2, and of its target."""
+    found = [e for _, e in read_events(path) if isinstance(e, LogEvent) and e.line_format == 'MLPv0.5.0']
+    if not found:
+        return ('no :::MLPv0.5.0 line',)
+    counts, once = Counter(e.key for e in found), ['run_start', 'run_stop', 'run_final']
+    violations = [f'level 1: {key} appears {counts[key]} times, expected once' for key in once if counts[key] != 1]
+    order = [e.key for e in found if e.key in once]
+    if not violations and order != once:
+        violations.append(f'level 1: the order is {", ".join(order)}, expected {", ".join(once)}')
+    if not counts['eval_start'] and not counts['eval_stop']:
+        violations.append('level 1: eval_start and eval_stop are missing')
+    evaluations = [(e.value, accuracy_of(e)) for e in found if e.key == 'eval_accuracy']
+    for value, accuracy in evaluations:
+        if not (isinstance(value, dict) and {'epoch', 'value'} <= set(value)) or accuracy is None:
+            violations.append(f'level 1: eval_accuracy is {value!r}, expected {{"epoch": e, "value": v}}')
+    violations += [f'level 2: {key} is missing' for key in _LEVEL2 if not counts[key]]
+    best = max([a for _, a in evaluations if a is not None], default=None)
+    target = next((e.value for e in found if e.key == 'eval_target' and isinstance(e.value, (int, float))), None)
+    if best is None:
+        violations.append('level 1: eval_accuracy is missing')
+    elif target is not None and best < target:
+        violations.append(f'the target was missed: best accuracy {best:.5f}, expected at least {target}')
+    return tuple(violations)
+
+
+def find_facts(path: Path) -> LogFacts:
+    formats, torn, accuracies = set(), [], []
+    division, dataset, is_imagenet, num_resumes = None, None, True, 0
+    for line, event in read_events(path):
+        if isinstance(event, ValueError):
+            torn.append(f'torn line {line}: {event}')
+            continue
+        formats.add(event.line_format)
+        if event.key == 'submission_division' and event.value in DIVISIONS:
+            division = event.value
+        elif event.key == events.DATASET:
+            dataset, is_imagenet = str(event.value), event.metadata.get('is_imagenet') is True
+        elif event.key == events.RUN_RESUMED:
+            num_resumes += 1
+        elif event.key == 'eval_accuracy' and (accuracy := accuracy_of(event)) is not None:
+            accuracies.append(accuracy)
+    return LogFacts(frozenset(formats), division, dataset, is_imagenet, num_resumes, max(accuracies, default=None),
+                    _limited(torn, 'torn lines'), _limited(find_long_lines(path), 'long lines'))
+
+
+def _limited(texts: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return the first of many messages, and one with the number of the others."""
+    return (*texts[:_MAX_NAMED], *([f'{name}: {len(texts) - _MAX_NAMED} more'] if len(texts) > _MAX_NAMED else []))
+
+
+def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str | None = None) -> CheckedLog:
+    """Return the verdicts of rulesets, by default those of the line formats and for the logged division.
+
+    UserError if the file is unreadable or has no log line, NotInstalled if the official checker is missing.
+    """
+    facts = find_facts(path)
+    if not facts.formats:
+        reason = facts.long[0] if facts.long else 'no MLPerf log line in it'
+        raise UserError(f'{path}: {reason}; expected a result_<k>.txt')
+    if rulesets is None:
+        rulesets = [r for name in _BY_FORMAT if name in facts.formats for r in _BY_FORMAT[name]]
+    verdicts = []
+    for ruleset in rulesets:
+        violations = facts.long + facts.torn
+        if ruleset == V05:
+            violations += check_v05(path)
+        elif not facts.long:  # which the official checker would parse for minutes
+            violations += check_official(path, ruleset, division)
+        verdicts.append(RulesetResult(ruleset, division or facts.division or 'open', violations))
+    return CheckedLog(path, facts, tuple(verdicts))
+
+
+def _walk(folder: Path) -> list[Path]:
+    """Return the logs in or below a folder, and the unreadable folders there."""
+    logs: list[Path] = []
+    unreadable: list[Path] = []
+    for place, _, names in walk(folder, lambda e: unreadable.append(Path(e.filename))):
+        logs += sorted((Path(place, n) for n in names if re.fullmatch(r'result_.*\.txt', n)),
+                       key=lambda p: (len(p.name), p.name))
+    return logs + unreadable
+
+
+def find_logs(paths: Sequence[Path]) -> list[Path]:
+    """Return the named files, and the result_*.txt in or below named folders; UserError for a folder without any."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        logs = _walk(path) if path.is_dir() else [path]
+        if not logs:
+            raise UserError(f'{path}: no result_<k>.txt in it or below it; expected a log or a folder of logs')
+        found.update(dict.fromkeys(logs))
+    return list(found)
+
+
+def check_logs(paths: Sequence[Path], rulesets: Sequence[str] | None, division: str | None) -> Iterator[CheckedLog]:
+    """Check logs one by one; an unreadable one of several becomes an error, only NotInstalled ends them all."""
+    for path in paths:
+        try:
+            yield check_log(path, rulesets, division)
+        except NotInstalled:
+            raise
+        except UserError as e:
+            if len(paths) == 1:
+                raise
+            yield CheckedLog(path, error=str(e).removeprefix(f'{path}: '))
+
+
+def render_log(log: CheckedLog) -> str:
+    lines = [str(log.path)]
+    if log.facts is None:
+        lines.append(f'  FAIL: {log.error}')
+        return '\n'.join(map(events.printable, lines))
+    for v in log.verdicts:
+        level = ', levels 1 and 2' if v.ruleset == V05 else ''
+        lines.append(f'  {v.ruleset:6s} {v.division:6s} {"pass" + level if v.passed else "FAIL"}')
+        lines += [f'         - {text}' for text in v.violations]
+    lines.append(f'  can claim: {", ".join(log.claims) or "nothing"}')
+    if not log.facts.is_imagenet:
+        lines.append(f'  note: the data set is {log.facts.dataset}, not ImageNet; this checks the format only, and the '
+                     'result cannot be submitted')
+    if log.facts.num_resumes:
+        lines.append(f'  note: the run was resumed {plural(log.facts.num_resumes, "time")}; only a run without a '
+                     'resume can be submitted')
+    return '\n'.join(map(events.printable, lines))
+
+
+def count_verdicts(logs: Sequence[CheckedLog]) -> dict[str, tuple[int, int]]:
+    """Return the numbers of logs that pass and fail, by ruleset."""
+    counts = Counter((v.ruleset, v.passed) for log in logs for v in log.verdicts)
+    return {r: (counts[r, True], counts[r, False]) for r in RULESETS if counts[r, True] or counts[r, False]}
+
+
+def render_sum(logs: Sequence[CheckedLog]) -> str:
+    """Return the numbers of logs that pass and fail, a line for each ruleset."""
+    num_unreadable = sum(log.facts is None for log in logs)
+    lines = [f'{len(logs)} logs' + (f', {num_unreadable} unreadable' if num_unreadable else '')]
+    for ruleset, counts in count_verdicts(logs).items():
+        texts = [f'{count} {name}' for count, name in zip(counts, ('passed', 'failed')) if count]
+        lines.append(f'  {ruleset:6s} {", ".join(texts)}')
+    return '\n'.join(lines)
+
+
+def logs_as_json(logs: Sequence[CheckedLog]) -> dict[str, Any]:
+    """Return the verdicts as JSON with the keys of docs/results.md."""
+    names = ('best_top1', 'dataset', 'is_imagenet', 'num_resumes')
+    counts = {r: {'num_passed': passed, 'num_failed': failed} for r, (passed, failed) in count_verdicts(logs).items()}
+    return {'passed': all(log.passed for log in logs),
+            'logs': [{'file': str(log.path), 'passed': log.passed, 'error': log.error, 'can_claim': log.claims,
+                      **{name: getattr(log.facts, name, None) for name in names},
+                      'verdicts': [{'ruleset': v.ruleset, 'division': v.division, 'passed': v.passed,
+                                    'violations': v.violations} for v in log.verdicts]} for log in logs],
+            'sum': {'num_logs': len(logs), 'num_unreadable': sum(log.facts is None for log in logs),
+                    'rulesets': counts}}

@@ -1,0 +1,227 @@
+"""The official tools: the compliance checker on a log, package_checker and result_summarizer on a submission tree.
+
+The compliance checker runs in this process, and its messages are reworded. It builds file names from values of the log
+and evaluates the files it finds, and its pattern takes time quadratic in the length of a line, so values and lengths
+are checked first. The tools for a tree leave files in it, interpret characters of its path as patterns and open any
+kind of file, so they get a copy of its regular files. Source: mlperf_logging; the layouts of v1.0 and later rounds.
+"""
+import csv
+import importlib
+import json
+import logging
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.files import regular_file
+from mlperf_rn50.mllog.rulesets import DIVISIONS
+
+MAX_LINE = 8192  # characters; the longest published log line has 1256
+_MARK = ':::ML'
+NEEDED = "needs mlperf-logging: pip install 'mlperf-rn50[check]'"
+_MAX_S = 600  # for one tool, which usually takes seconds
+# Keys whose values the official checker puts into file names, and the permitted values.
+_ENQUEUED = {'submission_benchmark': ('resnet',), 'submission_division': DIVISIONS, 'opt_name': ('sgd', 'lars')}
+
+CheckResult = tuple[str, str]  # a checker and its message
+
+
+class NotInstalled(UserError):
+    """A missing package that the command needs."""
+
+
+def import_official(module: str) -> Any:
+    """Import a module of mlperf-logging, an optional and large dependency; NotInstalled without it."""
+    try:
+        return importlib.import_module(f'mlperf_logging.{module}')
+    except ImportError as e:
+        raise NotInstalled(NEEDED) from e
+
+
+def marked_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield numbered lines with the mark of a log line, split as in the official parser; UserError if unreadable."""
+    try:
+        with open(path, encoding='latin-1', newline='\n', opener=regular_file) as f:
+            for number, text in enumerate(f, start=1):
+                yield from ((number, line) for line in text.split('\r') if _MARK in line)
+    except OSError as e:
+        raise UserError(f'{path}: cannot read the log: {e.strerror}') from e
+
+
+def find_long_lines(path: Path) -> list[str]:
+    """Return a message for each line with the mark of a log line that is too long."""
+    return [f'line {number} is longer than {MAX_LINE} characters, the limit for a log line; the official checker was '
+            'not run' for number, line in marked_lines(path) if len(line) > MAX_LINE]
+
+
+def _parse(path: Path, ruleset: str) -> tuple[list[Any], list[tuple[str, Exception]]]:
+    """Return the parsed lines, as mlp_parser.parse_file does, and the lines that failed with their errors."""
+    parser = import_official(f'compliance_checker.mlp_parser.ruleset_{ruleset.replace(".", "")}')
+    lines: list[Any] = []
+    errors: list[tuple[str, Exception]] = []
+    for number, line in marked_lines(path):
+        if parser.TOKEN not in line:
+            continue
+        text = (parser.TOKEN + line.rpartition(parser.TOKEN)[2]).strip()
+        try:
+            lines.append(parser.string_to_logline(number, text))
+        except Exception as e:  # the parser assumes a JSON object of four keys
+            errors.append((text, e))
+    return lines, errors
+
+
+def _find_danger(lines: list[Any]) -> str | None:
+    """Return the violation of a line that would steer the official checker; None if there is none."""
+    for line in lines:
+        if not isinstance(line.key, str):
+            return f'a key is {line.key!r:.80}, expected a string'
+        if not isinstance(line.value, dict) or not isinstance(line.value.get('metadata'), dict):
+            return f'{line.key:.80}: its value or metadata is missing'
+        allowed = _ENQUEUED.get(line.key)
+        if allowed and line.value.get('value') not in allowed:
+            return f'{line.key}: got {line.value.get("value")!r:.200}, expected {" or ".join(allowed)}'
+    return None
+
+
+def find_danger(path: Path, ruleset: str) -> str | None:
+    """Return the violation of a line that would steer, stall or crash an official tool; None if there is none."""
+    if long := find_long_lines(path):
+        return long[0]
+    lines, errors = _parse(path, ruleset)
+    crash = next(((text, e) for text, e in errors if not isinstance(e, ValueError)), None)
+    if crash:
+        return f'the official tools crash on a line ({_short(crash[1])}): {crash[0][:80]}'
+    return _find_danger(lines)
+
+
+def _short(error: Exception) -> str:
+    return f'{type(error).__name__}: {str(error)[:100]}'
+
+
+def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str, ...]:
+    """Return the violations that the official checker of 0.6.0 to 4.0.0 finds in a log without long lines."""
+    lines, errors = _parse(path, ruleset)
+    if not lines and not errors:
+        return (f'no {":::MLL" if ruleset == "0.6.0" else ":::MLLOG"} line',)
+    if errors:
+        return tuple(f'not a log line of {ruleset} ({_short(e)}): {line[:80]}' for line, e in errors)
+    if danger := _find_danger(lines):
+        return (danger,)
+    for line in lines:
+        if line.key == 'submission_division' and division:
+            line.value['value'] = division
+    mlp_compliance = import_official('compliance_checker.mlp_compliance')
+    logging.disable(logging.CRITICAL)
+    try:
+        checker = mlp_compliance.make_checker('training', ruleset, quiet=True, werror=False)
+        mlp_compliance.enqueued_configs.clear()
+        checker.check_loglines(lines, f'training_{ruleset}/common.yaml')
+        messages = [str(m) for m in (*checker.overwritable.values(), *checker.not_overwritable)]
+    except Exception as e:  # it compares and divides values of the log
+        return (f'the official checker crashes on the log ({_short(e)})',)
+    finally:
+        logging.disable(logging.NOTSET)
+    return tuple(_explain(m, lines)[:500] for m in messages)
+
+
+def _explain(message: str, lines: list) -> str:
+    """Return an official message in plain English."""
+    message = re.sub(r"v\['(value|metadata)'\]", r'\1', message)
+    if m := re.match(r"Required EXACTLY_ONE occurrence of '(\w+)' but found (\d+)", message):
+        return f'{m[1]} appears {m[2]} times, expected once'
+    if m := re.match(r"Required AT_LEAST_ONE occurrence of (.+?)(?: but found 0)?$", message):
+        return f'{m[1]} is missing'.replace("'", '')
+    if m := re.match(r"CHECK for '(\w+)' failed in line \d+:\n(.*)\nfailed test: (.+)", message):
+        values = [line.value for line in lines if line.full_string == m[2]]
+        got = f'{values[0]["value"]!r}, {values[0]["metadata"]}' if values else m[2][:80]
+        return f'{m[1]}: got {got}, expected {m[3].strip()}'
+    if m := re.match(r'Failed checks for (\w+) : (.+)', message):
+        best = [a for line in lines if line.key == m[1] and (a := line.value['value']) is not None]
+        hint = f'the best value is {max(best)}, ' if best and all(isinstance(a, (int, float)) for a in best) else ''
+        return f'{m[1]}: {hint}expected {m[2].strip()} in at least one line'
+    if "s['sgd_decay']" in message:
+        return ('optimizer keys: expected opt_learning_rate_decay_boundary_epochs for sgd, or the decay steps, decay '
+                'power, weight decay and epsilon of lars, and no key of the other')
+    if 'initialized_tensors' in message:
+        return 'weights_initialization: expected exactly the tensors of ResNet-50 under the names in the rules'
+    return ' '.join(message.split('\ncurrent context')[0].split())[:200]
+
+
+@dataclass(frozen=True)
+class TreeVerdict:
+    problems: Sequence[str] = ()  # from package_checker
+    results: Sequence[CheckResult] = ()  # passed checks
+    scores: Mapping[str, float] = field(default_factory=dict)  # minutes by system_name, scaled by the reference
+    crash: str | None = None  # of result_summarizer
+
+
+def _official(tool: str, *arguments: str, place: Path) -> tuple[str, str | None]:
+    """Run the command of an official tool; return its output, and the last line of a crash or None."""
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        try:
+            done = subprocess.run([sys.executable, '-m', f'mlperf_logging.{tool}', *arguments], cwd=folder, text=True,
+                                  errors='replace', capture_output=True, stdin=subprocess.DEVNULL, timeout=_MAX_S)
+        except subprocess.TimeoutExpired:
+            return '', f'no answer after {_MAX_S} s'
+    last = ' '.join((done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1].split())[-300:]
+    if last.startswith('ModuleNotFoundError'):
+        raise NotInstalled(NEEDED)
+    return done.stdout + done.stderr, last if 'Traceback (most recent' in done.stderr or done.returncode < 0 else None
+
+
+def _copy(home: Path, place: Path) -> Path:
+    """Copy the files of a tree that the tools read: regular ones, outside linked folders, and no old scaling.json."""
+    def ignore(folder: str, names: list[str]) -> list[str]:
+        paths = [Path(folder, name) for name in names]
+        return [p.name for p in paths if p.name == 'scaling.json' or not (
+            p.is_file() or p.is_dir() and not p.is_symlink())]
+    for name in ('results', 'systems'):
+        if (home / name).is_dir():
+            shutil.copytree(home / name, place / name, ignore=ignore)
+    return place
+
+
+def judge_tree(home: Path, ruleset: str) -> TreeVerdict:
+    """Return the results of the official tools for a tree whose logs have passed package.judge_runs (find_danger)."""
+    with tempfile.TemporaryDirectory() as place:
+        tree = _copy(home, Path(place, 'tree'))
+        problems, results = _check_package(tree, ruleset, Path(place, 'log'))
+        if problems:
+            return TreeVerdict(problems)
+        scores, crash = _summarize(tree, ruleset, Path(place, 'summary.csv'))
+        for path in sorted(tree.glob('results/*/resnet/scaling.json')):  # from package_checker, for result_summarizer
+            factor = json.loads(path.read_text())['scaling_factor']
+            results.append(('scaling', f'{factor:.4f} for {path.parent.parent.name}: faster than the reference, within '
+                            'its bounds'))
+        return TreeVerdict((), results, scores, crash)
+
+
+def _check_package(tree: Path, ruleset: str, log: Path) -> tuple[list[str], list[CheckResult]]:
+    """Return the problems and the passed checks of package_checker."""
+    text, crash = _official('package_checker', str(tree), 'training', ruleset, '--log_output', str(log),
+                            place=log.parent)
+    lines = [' '.join(line.replace(f'{tree}/', '').split()) for line in text.splitlines()]
+    if crash:
+        return [f'package_checker crashed: {crash}'], []
+    if 'PACKAGE CHECKER FOUND NO ERRORS' not in text:
+        errors = [line.removeprefix('ERROR - ') for line in lines if line.startswith('ERROR - ')]
+        return [f'package_checker: {e}' for e in errors] or [f'package_checker: {text[-500:]}'], []
+    described = [('system description', 'passed') for line in lines if 'System description checker passed' in line]
+    converged = [('convergence', m[1]) for line in lines if (m := re.search(r'RCP Test Passed: (.*)', line))]
+    return [], [*described, *converged, ('package_checker', f'found no errors ({ruleset})')]
+
+
+def _summarize(tree: Path, ruleset: str, path: Path) -> tuple[dict[str, float], str | None]:
+    """Return the scores of result_summarizer in minutes, and its crash."""
+    _, crash = _official('result_summarizer', str(tree), 'training', ruleset, '--csv', str(path), place=path.parent)
+    rows = csv.DictReader(path.read_text().splitlines()) if path.is_file() else []
+    scores = {row['system']: float(row['resnet']) for row in rows if row.get('resnet')}
+    return scores, f'crashed: {crash}' if crash else None
+

@@ -1,0 +1,128 @@
+"""Log lines in the three formats of the rounds, decoded into events and encoded.
+
+The vocabularies are the official ones (mlperf_logging.mllog.constants, mlperf_compliance.tags) and keys of this
+program, which the checkers ignore. Epochs are as in the line: from 0 in v0.5, from 1 in the other formats.
+"""
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+LineFormat = Literal['MLPv0.5.0', 'MLL', 'MLLOG']
+
+# Keys of this program, in MLLOG and MLL lines.
+DATASET = 'dataset'                  # value: name; metadata: is_imagenet, synthetic, shuffle; mirror if not random
+TARGET_ACCURACY = 'target_accuracy'  # value: fraction
+NUM_RANKS = 'number_of_ranks'
+NUM_NODES = 'number_of_nodes'
+ACCELERATORS_PER_NODE = 'accelerators_per_node'  # 0 if the ranks train on CPUs
+RUN_RESUMED = 'run_resumed'          # value: step; metadata: epoch_num, clock_s, submittable (false),
+                                     # number_of_ranks, number_of_nodes, global_batch_size, lr_scale,
+                                     # changed (configuration keys): {key: [before, now]}
+SGD_NESTEROV = 'sgd_opt_nesterov'    # value: true or false; not in the closed division
+INITIAL_WEIGHTS = 'initial_weights'  # value: their source; metadata: notes
+TRACKED_STATS = 'tracked_stats'      # value: {"throughput": images per second, "learning_rate"}; metadata: epoch_num
+
+_V05 = re.compile(r':::MLPv0\.5\.0 (?P<benchmark>[a-z]+) (?P<time>\d+\.\d+) \((?P<file>[^: ]+):(?P<line>\d+)\) '
+                  r'(?P<key>[A-Za-z0-9_]+)\s?(?::\s+(?P<value>.+))?$')
+_V06 = re.compile(r':::MLL (?P<time>[\d.]+) (?P<key>[A-Za-z0-9_]+) ?:\s+(?P<value>.+)$')
+_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+_TOKEN = re.compile(r':::ML(?:Pv0\.5\.0|LOG|L) ')
+
+
+@dataclass(slots=True)  # never modified, but a frozen one takes three times as long to create
+class LogEvent:
+    """A log line."""
+
+    line_format: LineFormat
+    key: str
+    time_s: float  # since 1970
+    value: Any = None  # any JSON value
+    metadata: dict[str, Any] = field(default_factory=dict)  # in v0.5 file, lineno and benchmark
+
+
+def _object(value: Any, name: str) -> dict:
+    if not isinstance(value, dict):
+        raise ValueError(f'{name} is not an object')
+    return value
+
+
+def _seconds(value: Any, ticks_per_s: float = 1.0) -> float:
+    """Return a plausible time since 1970 in seconds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError('the time is not a number')
+    if not 0 <= value < 1e11 * ticks_per_s:  # NaN too
+        raise ValueError('the time is out of range')
+    return value / ticks_per_s
+
+
+def decode_events(line: str) -> list[LogEvent | ValueError]:
+    """Return the events of a line, which several processes or a progress bar may share; for a torn one its error."""
+    if line.startswith(':::MLLOG ') and '\r' not in line and line.find(':::ML', 1) < 0:  # the usual case
+        return [_try_decode(line)]
+    found = []
+    for part in line.split('\r'):
+        starts = [m.start() for m in _TOKEN.finditer(part)]
+        found += [_try_decode(part[start:end]) for start, end in zip(starts, [*starts[1:], None])]
+    return found
+
+
+def _try_decode(text: str) -> LogEvent | ValueError:
+    text = text.strip()
+    try:
+        if text.startswith(':::MLLOG'):
+            return _decode_mllog(text)
+        return _decode_v05(text) if text.startswith(':::MLPv0.5.0') else _decode_v06(text)
+    except ValueError as e:
+        return e
+    except RecursionError:
+        return ValueError('nested too deeply')
+
+
+def _parse(text: str) -> Any:
+    """Return the value in JSON; the scanner alone is faster than json.loads and suffices for whole lines."""
+    try:
+        value, end = _scan(text, 0)
+    except StopIteration:
+        end = -1
+    return value if end == len(text) else json.loads(text)
+
+
+def _decode_v05(text: str) -> LogEvent:
+    m = _V05.match(text)
+    if m is None:
+        raise ValueError('not a :::MLPv0.5.0 line')
+    value = None if m['value'] is None else _parse(m['value'])
+    return LogEvent('MLPv0.5.0', m['key'], _seconds(float(m['time'])), value,
+                    {'file': m['file'], 'lineno': int(m['line']), 'benchmark': m['benchmark']})
+
+
+def _decode_mllog(text: str) -> LogEvent:
+    record = _object(_parse(text[len(':::MLLOG '):]), 'the line')
+    try:
+        key, ticks, metadata = record['key'], record['time_ms'], record['metadata']
+    except KeyError as e:
+        raise ValueError(f'no {e.args[0]}') from e
+    if not isinstance(key, str):
+        raise ValueError('key is not a string')
+    return LogEvent('MLLOG', key, _seconds(ticks, 1e3), record.get('value'), _object(metadata, 'metadata'))
+
+
+def _decode_v06(text: str) -> LogEvent:
+    m = _V06.match(text)
+    if m is None:
+        raise ValueError('not a :::MLL line')
+    record = _object(_parse(m['value']), 'the value')
+    return LogEvent('MLL', m['key'], _seconds(float(m['time'])), record.get('value'),
+                    _object(record.get('metadata', {}), 'metadata'))
+
+
+def encode_v06(event: LogEvent) -> str:
+    """Return a 0.6.0 line; the official logger of that round is no longer published."""
+    body = json.dumps({'value': event.value, 'metadata': event.metadata}, allow_nan=False)
+    return f':::MLL {event.time_s:.3f} {event.key}: {body}'
+
+
+def printable(text: str) -> str:
+    """Return text of a log without control characters, because a log is not trusted and must not steer a terminal."""
+    return text if text.isprintable() else ''.join(c if c.isprintable() else '?' for c in text)

@@ -1,0 +1,106 @@
+"""The code folder of a submission: program, scripts required by the rules, and configuration of each run."""
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mlperf_rn50.files import dump_json
+from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.mllog.package.system_desc import data_note
+from mlperf_rn50.mllog.read.description import load_env, sibling, value_at
+from mlperf_rn50.mllog.run import Run
+
+# Files and folders of the checkout that are submitted.
+_CODE = ('mlperf_rn50', 'launch', 'setup.cfg', 'pyproject.toml', 'Dockerfile', 'README.md', 'CHANGELOG.md', 'LICENSE')
+# Files that the scripts below need.
+_CALLED = ('mlperf_rn50/__main__.py', 'setup.cfg', 'launch/setup.sh', 'launch/requirements.lock', 'launch/local.sh',
+           'launch/mpirun.sh')
+_PREPARE = '''#!/usr/bin/env bash
+# Prepares the data set of the runs. Usage: preproc_dataset.sh [OPTIONS of mlperf-rn50 prepare], such as --source DIR
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/code"
+configs=(../runs_*/config_*.yaml)
+mapfile -t data < <(.venv/bin/mlperf-rn50 train --config "${configs[0]}" --print data.dataset --print data.dir)
+exec .venv/bin/mlperf-rn50 prepare "${data[0]}" --out "${data[1]}" "$@"
+'''
+_SETUP = '''#!/usr/bin/env bash
+# Installs what the runs need.
+set -euo pipefail
+exec "$(dirname "${BASH_SOURCE[0]}")/code/launch/setup.sh"
+'''
+# Placeholders are replaced by checked names and numbers only, never by text of a log.
+_RUN = '''#!/usr/bin/env bash
+# Runs the benchmark five times. Options are those of code/launch/LAUNCHER.sh, such as --hosts h1,h2
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/code"
+exec launch/LAUNCHER.sh --config ../runs_SYSTEM/config_0.yaml --run-dir logs/SYSTEM --run.seed null --seeds 5 \\
+    --ranks-per-node RANKS --clear-caches "$@"
+'''
+
+
+def write_scripts(folder: Path, runs: Sequence[Run], system: str) -> None:
+    """Write the scripts and the README that the rules require."""
+    nodes = next((r.num_nodes for r in runs if r.num_nodes), 1)
+    ranks = next((r.num_ranks for r in runs if r.num_ranks), nodes)
+    run = _RUN.replace('LAUNCHER', 'mpirun' if nodes > 1 else 'local').replace('RANKS', str(max(ranks // nodes, 1)))
+    for name, text in {'preproc_dataset.sh': _PREPARE, f'setup_{system}.sh': _SETUP,
+                       f'run_and_time_{system}.sh': run.replace('SYSTEM', system)}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    note = data_note(runs)
+    (folder / 'README.md').write_text(
+        '# ResNet-50 v1.5 on MXNet Gluon: mlperf_rn50\n\n' + (f'**{printable(note)}**\n\n' if note else '')
+        + f'1. `setup_{system}.sh`\n2. `preproc_dataset.sh`\n3. `run_and_time_{system}.sh`\n\n'
+        '`code/` is the program, `runs_<system>/` the configuration and environment of each run.\n')
+
+
+def missing_code(home: Path) -> list[str]:
+    """Return the files missing in a checkout that the scripts of a submission need."""
+    return [name for name in _CALLED if not (home / name).is_file()]
+
+
+def _git(home: Path, *arguments: str) -> bytes | None:
+    """Return the output of git in a checkout; None if it fails or is not installed."""
+    try:
+        done = subprocess.run(['git', '-C', str(home), *arguments], capture_output=True)
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _archive(home: Path, commit: str) -> bytes | None:
+    """Return the code of a commit as tar; None if the commit is unknown or lacks files that the scripts need."""
+    names = (_git(home, 'ls-tree', '-r', '--name-only', commit) or b'').decode('utf-8', 'replace').splitlines()
+    if not set(_CALLED) <= set(names):
+        return None
+    tops = {name.partition('/')[0] for name in names}
+    return _git(home, 'archive', '--format=tar', commit, '--', *(name for name in _CODE if name in tops))
+
+
+def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
+    """Copy the program at the commit of the runs, or else as it is now; return a note on the latter."""
+    commit = value_at(env, 'git_commit')
+    if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit) and (tar := _archive(home, commit)):
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(['tar', '--extract', '--directory', str(folder)], input=tar, check=True)
+        return ''
+    for name in _CODE:
+        source = home / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns('__pycache__'))
+        elif source.is_file():
+            shutil.copy2(source, folder / name)
+    return f'the code is the current checkout, but the runs used commit {str(commit)[:50] or "unknown"}'
+
+
+def write_runs(folder: Path, runs: Sequence[Run]) -> None:
+    """Write the configuration and environment of each run."""
+    folder.mkdir()
+    for k, run in enumerate(runs):
+        config, env = sibling(run.path, 'config', '.yaml'), load_env(run.path)
+        if env:
+            dump_json(folder / f'env_{k}.json', env)
+        if config.is_file():
+            (folder / f'config_{k}.yaml').write_text(config.read_text('utf-8', 'replace'))

@@ -1,0 +1,252 @@
+"""Submission trees: rules for a run set, construction of the tree, and checks of a finished tree.
+
+Source: MLPerf training submission rules; the layout of v1.0 and later rounds.
+"""
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlperf_rn50
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.files import dump_json, writing_folder
+from mlperf_rn50.mllog.check.check import check_log
+from mlperf_rn50.mllog.check.official import CheckResult, find_danger, judge_tree
+from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.mllog.package import system_desc
+from mlperf_rn50.mllog.package.code import copy_code, missing_code, write_runs, write_scripts
+from mlperf_rn50.mllog.package.duplicates import find_copies
+from mlperf_rn50.mllog.read.description import load_env
+from mlperf_rn50.mllog.rulesets import ROUNDS
+from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.text import plural
+
+_NUM_RESULTS = 5
+_MAX_WARNINGS = 3  # of a log; report shows all
+_SAME_SCORE_MINUTES = 0.005  # a smaller difference disappears in rounding
+CODE_FOLDER = 'benchmarks/resnet/implementations/mlperf_rn50'  # in a tree
+_CHECKOUT = Path(mlperf_rn50.__file__).parent.parent
+_NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
+
+
+@dataclass(frozen=True)
+class Order:
+    org: str
+    system: str
+    round: str
+    out: Path  # parent of the organisation's tree
+    code: Path | None = None  # checkout that is submitted; None for that of the running program
+
+    @property
+    def home(self) -> Path:
+        return self.out / self.org
+
+
+@dataclass(frozen=True)
+class Package:
+    """The result of an order, or of the check of a finished tree."""
+
+    home: Path | None  # the tree; None if it was refused and not written
+    refusals: Sequence[str] = ()  # violated rules
+    warnings: Sequence[str] = ()  # about the runs
+    findings: Sequence[CheckResult] = ()  # of the checkers, for an accepted set
+    notes: Sequence[str] = ()
+    official_score_minutes: float | None = None  # from result_summarizer
+    flaws: Sequence[str] = ()  # in the descriptions of a new tree; refusals of a finished one
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the tree needs changes before it can be submitted."""
+        return bool(self.refusals or self.flaws)
+
+
+def _check_order(order: Order) -> None:
+    """Raise UserError unless the names are valid and unused, and the code is complete."""
+    for option, name in (('--org', order.org), ('--system', order.system)):
+        if not _NAME.fullmatch(name):
+            raise UserError(f'{option}: got {name!r:.100}, expected a letter or digit, then letters, digits, . _ -')
+    taken = order.home / 'results' / order.system
+    if taken.exists():
+        raise UserError(f'{taken}: exists and is not overwritten; choose another --system or --out')
+    if missing := missing_code(order.code or _CHECKOUT):
+        raise UserError(f'--code: {order.code or _CHECKOUT} lacks {", ".join(missing)}; name a checkout of '
+                        'mlperf_rn50 with --code DIR')
+
+
+def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
+    """Write the tree of a system; return notes."""
+    env = next((env for r in runs if (env := load_env(r.path))), {})
+    base = next((base for r in runs if (base := system_desc.find_base(r.path))), None)
+    description, logged = (system_desc.describe_system(runs, known, order.org, order.system, order.round, base)
+                           for known in (env, {}))
+    notes = ['the system description comes from the logs' + (' and env.json' if env else ' alone')]
+    if base:
+        description, notes = system_desc.merge_description(base, description, logged)
+    results = home / 'results' / order.system / 'resnet'
+    results.mkdir(parents=True)
+    for k, run in enumerate(runs):
+        shutil.copyfile(run.path, results / f'result_{k}.txt')
+    dump_json(home / 'systems' / f'{order.system}.json', description)
+    code = home / CODE_FOLDER
+    code.mkdir(parents=True)
+    write_scripts(code, runs, order.system)
+    write_runs(code / f'runs_{order.system}', runs)
+    notes += [copy_code(code / 'code', env, order.code or _CHECKOUT), system_desc.data_note(runs)]
+    if gaps := system_desc.find_gaps(description):
+        notes.append(f'the system description lacks {", ".join(gaps)}; complete it, then run mlperf-rn50 package '
+                     f'--check {order.home} --round {order.round}')
+    if orgs := sorted({str(r.org) for r in runs if r.org} - {order.org}):
+        notes.append(f'submission_org is {", ".join(orgs)} in the logs, not {order.org}; logs are never changed')
+    return [n for n in notes if n]
+
+
+def _merge(source: Path, target: Path) -> None:
+    """Move the tree of a system into that of its organisation, results last; existing files are not changed."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.iterdir(), key=lambda p: (p.name == 'results', p.name)):
+        place = target / path.name
+        if not place.exists():
+            path.rename(place)
+        elif path.is_dir():
+            _merge(path, place)
+
+
+def make_package(runs: Sequence[Run], order: Order) -> Package:
+    """Build and check the tree, or write nothing if a rule refuses it; UserError for invalid names or folders."""
+    _check_order(order)
+    refusals, log_result = judge_runs(runs, ROUNDS[order.round])
+    if refusals:
+        return Package(None, refusals)
+    warnings = find_warnings(runs)
+    with writing_folder(order.out):
+        order.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=order.out, prefix='.package-') as place:
+            new = Path(place) / order.org
+            notes = _write_tree(new, runs, order)
+            verdict = judge_tree(new, ROUNDS[order.round])
+            if verdict.problems:
+                return Package(None, verdict.problems, warnings, notes=notes)
+            if (order.home / CODE_FOLDER / 'code').exists():
+                notes.append(f'{CODE_FOLDER}/code exists and is not changed')
+            _merge(new, order.home)
+    score = verdict.scores.get(order.system)
+    summary = verdict.crash or ('no score' if score is None else f'{score:.2f} min')
+    findings = [log_result, *verdict.results, ('result_summarizer', summary)]
+    flaws, _ = system_desc.check_description(order.home, order.system, {r.division for r in runs} - {None})
+    return Package(order.home, (), warnings, findings, notes, score, flaws)
+
+
+def _check_set(runs: Sequence[Run]) -> list[str]:
+    refusals = []
+    if len(runs) != _NUM_RESULTS:
+        refusals.append(f'got {plural(len(runs), "run")}, expected {_NUM_RESULTS} for a ResNet result')
+    failed = [f'{r.path.name} ({r.status})' for r in runs if r.status != 'converged']
+    if len(failed) > 1:
+        refusals.append(f'got {len(failed)} failed runs, expected at most one: {", ".join(failed)}')
+    refusals += [f'{r.path.name}: is still being written' for r in runs if r.status == 'running']
+    refusals += [f'{r.path.name}: the run was resumed, expected one timed run' for r in runs if r.num_resumes]
+    refusals += [copy.text for copy in find_copies(runs)]
+    divisions = sorted({str(r.division) for r in runs if r.status != 'unreadable'})
+    if len(divisions) > 1:
+        refusals.append(f'got the divisions {", ".join(divisions)}, expected one')
+    if 'closed' in divisions and not all(r.is_imagenet for r in runs):
+        refusals.append('the closed division requires ImageNet, but these logs are of other data')
+    seeds = [r.seed for r in runs if r.seed is not None]
+    if len(set(seeds)) < len(seeds):
+        refusals.append('some runs have the same seed, expected a different one for each run')
+    return refusals + [f'{r.path.name}: is not a file' for r in runs if not r.path.is_file()]
+
+
+def judge_runs(runs: Sequence[Run], ruleset: str) -> tuple[list[str], CheckResult]:
+    """Return the violations of the set or of a dangerous log, else of the logs if more than one fails; a summary."""
+    if refusals := _check_set(runs) or [f'{r.path.name}: {danger}' for r in runs
+                                        if (danger := find_danger(r.path, ruleset))]:
+        return refusals, ('logs', 'not checked')
+    verdicts = [(r, check_log(r.path, [ruleset]).verdicts[0]) for r in runs if r.status != 'unreadable']
+    violations = [f'{r.path.name}: {text}' for r, v in verdicts for text in v.violations]
+    violations += [f'{r.path.name}: did not converge ({r.status})' for r, v in verdicts
+                   if v.passed and r.status != 'converged']
+    num_passed = sum(v.passed for _, v in verdicts)
+    num_failed = len(runs) - sum(v.passed and r.status == 'converged' for r, v in verdicts)
+    tolerated = '; one may fail' if num_passed < len(runs) else ''
+    result = 'logs', f'{num_passed} of {len(runs)} pass the rules of {ruleset}{tolerated}'
+    return violations if num_failed > 1 else [], result
+
+
+def find_warnings(runs: Sequence[Run]) -> list[str]:
+    """Return the warnings about an accepted set: a failed run, and the warnings about its logs."""
+    result = [f'1 of {len(runs)} runs did not converge ({r.path.name}: {r.status}) and counts as the slowest'
+              for r in runs if r.status != 'converged']
+    counts = Counter(text for r in runs for text in dict.fromkeys(w.text for w in r.warnings))
+    shared = [text for text, count in counts.items() if count == len(runs) > 1]
+    result += [f'all {len(runs)} logs: {text}' for text in shared]
+    for run in runs:
+        own = [w for w in run.warnings if w.text not in shared]
+        result += [f'{run.path.name}{"" if w.line is None else f":{w.line}"}: {w.text}' for w in own[:_MAX_WARNINGS]]
+        if len(own) > _MAX_WARNINGS:
+            result.append(f'{run.path.name}: {len(own) - _MAX_WARNINGS} more warnings; mlperf-rn50 report shows them')
+    return result
+
+
+def check_finished(home: Path, round_name: str, sets: Mapping[str, Sequence[Run]]) -> Package:
+    """Check a finished tree, given the runs by folder in results, with the official tools last."""
+    problems: list[str] = []
+    warnings: list[str] = []
+    notes: list[str] = []
+    findings: list[CheckResult] = []
+    for system, runs in sets.items():
+        refusals, (checker, text) = judge_runs(runs, ROUNDS[round_name])
+        flaws, gaps = system_desc.check_description(home, system, {r.division for r in runs} - {None})
+        problems += [*(f'{system}: {refusal}' for refusal in refusals), *flaws]
+        warnings += [f'{system}: {warning}' for warning in find_warnings(runs)]
+        findings.append((checker, f'{system}: {text}'))
+        notes += gaps
+    code = home / CODE_FOLDER / 'code'  # written by this module; other code is not checked
+    if missing := missing_code(code) if code.is_dir() else []:
+        problems.append(f'{CODE_FOLDER}/code lacks {", ".join(missing)}, which its scripts call')
+    scores: Mapping[str, float] = {}
+    if not problems:
+        verdict = judge_tree(home, ROUNDS[round_name])
+        problems += verdict.problems
+        scores = verdict.scores
+        findings += [*verdict.results, *([('result_summarizer', verdict.crash)] if verdict.crash else []),
+                     *(('result_summarizer', f'{name}: {minutes:.2f} min') for name, minutes in scores.items())]
+    score = next(iter(scores.values())) if len(scores) == 1 else None
+    return Package(home, problems, warnings, findings, notes, score)
+
+
+def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:
+    """Return a package as text; score_minutes is that of report."""
+    lines = [heading, *(f'  warning: {text}' for text in package.warnings)]
+    lines += [f'  - {text}' for text in (*package.refusals, *package.flaws)]
+    lines += [f'  {name:19s} {text}' for name, text in package.findings]
+    if not package.refusals and score_minutes is not None:
+        lines.append(f'  {"report score":19s} {score_minutes:.2f} min')
+    lines += [f'  warning: {text}' for text in _compare(package, score_minutes)]
+    lines += [f'  note: {text}' for text in package.notes]
+    return '\n'.join(map(printable, lines))
+
+
+def _compare(package: Package, score_minutes: float | None) -> list[str]:
+    """Return a warning if the score of result_summarizer differs from that of report without being scaled."""
+    official = package.official_score_minutes
+    if official is None or score_minutes is None or any(name == 'scaling' for name, _ in package.findings):
+        return []
+    if abs(official - score_minutes) < _SAME_SCORE_MINUTES:
+        return []
+    hint = '; see the warnings above' if package.warnings else ''
+    return [f'the scores differ: {official:.2f} min from result_summarizer, {score_minutes:.2f} min from report; the '
+            f'former is official{hint}']
+
+
+def package_as_json(package: Package, score_minutes: float | None) -> dict[str, Any]:
+    """Return a package as JSON with the keys of docs/results.md."""
+    return {'passed': not package.refusals, 'tree': str(package.home) if package.home else None,
+            'refusals': package.refusals, 'flaws': package.flaws, 'oddities': package.warnings,
+            'findings': [{'checker': name, 'text': text} for name, text in package.findings],
+            'notes': (*_compare(package, score_minutes), *package.notes), 'score_minutes': score_minutes,
+            'official_score_minutes': package.official_score_minutes}

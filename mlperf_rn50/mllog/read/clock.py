@@ -1,0 +1,181 @@
+"""Evaluations and training segments on the clock of a run, and inconsistent times. Pure."""
+import bisect
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, LinePosition, RawLog, integer, number
+from mlperf_rn50.mllog.run import Evaluation, TrainSegment
+
+SKEW_S = 2.0  # tolerated between the clocks of nodes and processes; published logs have milliseconds
+_GAP_S = 60.0  # tolerated between the last evaluation and run_stop, however short the epochs are
+_OLDEST_S = 1e9  # an earlier time is in seconds where milliseconds belong
+
+
+def renumber(log: RawLog) -> None:
+    """Count epochs from 1, and evaluations too unless one of them would precede its epoch."""
+    if min([*log.epochs, *log.blocks], default=1) != 0:  # 0 in TensorFlow of v0.7 to v1.0 and MosaicML of v2.0
+        return
+    marks = {epoch: log.eval_starts.get(epoch, mark) for epoch, (mark, _) in log.accuracies.items()}
+    is_from_0 = all(epoch <= _last_begun(log, mark) for epoch, mark in marks.items())
+    log.epochs, log.blocks = _shifted(log.epochs), _shifted(log.blocks)
+    log.epoch_stops, log.stats = _shifted(log.epoch_stops), _shifted(log.stats)
+    if is_from_0:
+        log.accuracies = _shifted(log.accuracies)
+        log.eval_starts, log.eval_stops = _shifted(log.eval_starts), _shifted(log.eval_stops)
+
+
+def _shifted(by_epoch: dict[int, Any]) -> dict[int, Any]:
+    return {epoch + 1: value for epoch, value in by_epoch.items()}
+
+
+def _last_begun(log: RawLog, mark: LinePosition) -> int:
+    """Return the last epoch, as the log counts, that begins before a mark."""
+    return max((first + count - 1 for first, (start, count) in (log.epochs or log.blocks).items()
+                if start.line < mark.line), default=0)
+
+
+def evaluations(log: RawLog) -> tuple[Evaluation, ...]:
+    """Return the evaluations in order of their epochs."""
+    return tuple(Evaluation(epoch, accuracy, mark.line, log.clock_s(mark), log.clock_s(log.eval_starts.get(epoch)),
+                            log.clock_s(log.eval_stops.get(epoch, mark)))
+                 for epoch, (mark, accuracy) in sorted(log.accuracies.items()))
+
+
+def train_segments(log: RawLog, end_s: float | None) -> tuple[TrainSegment, ...]:
+    """Return the training segments: epochs, or where the log has none, blocks up to their evaluation."""
+    starts = log.epochs or log.blocks
+    borders = sorted(t for t in [end_s, *(log.clock_s(mark) for mark, _ in starts.values()),
+                                 *map(log.clock_s, log.eval_starts.values())] if t is not None)
+    segments = []
+    for epoch, (mark, num_epochs) in sorted(starts.items()):
+        start_s, stop_s = log.clock_s(mark), log.clock_s(log.epoch_stops.get(epoch + num_epochs - 1))
+        if start_s is None:
+            continue
+        following = bisect.bisect_right(borders, start_s)
+        if stop_s is None and following < len(borders):
+            stop_s = borders[following]
+        stats = log.stats[epoch][1] if epoch in log.stats else {}
+        rate = stats.get('throughput', stats.get('imgs_sec'))
+        if stop_s is not None and stop_s >= start_s >= 0:
+            segments.append(TrainSegment(epoch, num_epochs, start_s, stop_s, number(rate, 0, 1e12), mark.line))
+    return tuple(segments)
+
+
+class Finding(NamedTuple):
+    """A warning about a line, and its summary for several such lines."""
+
+    line: int
+    text: str
+    summary: str = ''
+
+
+Moment = tuple[LinePosition, str]  # with its name
+
+
+def _train_moments(log: RawLog) -> list[Moment]:
+    return [(mark, f'{name} {k}') for name, starts in (('epoch', log.epochs), ('block', log.blocks))
+            for k, (mark, _) in starts.items()]
+
+
+def _eval_moments(log: RawLog) -> list[Moment]:
+    return [*((mark, f'evaluation {k}') for k, mark in log.eval_starts.items()),
+            *((mark, f'accuracy {k}') for k, (mark, _) in log.accuracies.items())]
+
+
+def contradictions(log: RawLog) -> list[Finding]:
+    """Return the findings that make the time to train unusable; for a resumed run, only those of its resumes."""
+    if log.resumes:
+        return list(_check_resumes(log))
+    if keys.RUN_START not in log.single:
+        return []
+    return [*_check_start(log), *_check_stop(log), *_check_order('epoch', log.epochs)]
+
+
+def _check_resumes(log: RawLog) -> Iterator[Finding]:
+    for part, (mark, event) in enumerate(log.resumes):
+        clock_s = number(event.metadata.get('clock_s'), 0, 1e9)
+        if clock_s is None:
+            yield Finding(mark.line, 'run_resumed has no clock_s, expected the seconds of the run before the resume')
+            continue
+        epoch = integer(event.metadata.get('epoch_num'), 1)
+        # An evaluation may come after the checkpoint of its epoch.
+        kept = [*((k, start) for k, (start, _) in log.epochs.items()),
+                *((k + 1, stop) for k, stop in log.epoch_stops.items()),
+                *((k + 2, accuracy) for k, (accuracy, _) in log.accuracies.items())]
+        before_s = max([log.clock_s(m) or 0.0 for k, m in kept if epoch and k <= epoch and m.part <= part], default=0.0)
+        if clock_s < before_s - SKEW_S:
+            yield Finding(mark.line, f'run_resumed has clock_s {clock_s:.1f}, less than the {before_s:.1f} s that '
+                          'its checkpoint covers', 'run_resumed has a clock_s less than what its checkpoint covers')
+        now_s = log.clock_s(mark._replace(part=part))
+        if now_s is not None and 0 <= now_s < clock_s - SKEW_S:
+            yield Finding(mark.line, f'run_resumed has clock_s {clock_s:.1f}, more than the {now_s:.1f} s since '
+                          'run_start', 'run_resumed has a clock_s of more than the time since run_start')
+
+
+def misplaced(log: RawLog) -> Iterator[Finding]:
+    """Yield the findings about evaluations and ends that leave the time to train usable."""
+    if log.resumes or keys.RUN_START not in log.single:
+        return
+    start = log.single[keys.RUN_START][0]
+    for mark, name in _eval_moments(log) if log.epochs or log.blocks else []:
+        if (early_s := start.time_s - mark.time_s) > SKEW_S:
+            yield Finding(mark.line, f'{name} is {early_s:.1f} s earlier than run_start (line {start.line})',
+                          'evaluation earlier than run_start')
+    yield from _check_order('accuracy', log.accuracies)
+    epochs, accuracies = ({k: mark for k, (mark, _) in marks.items()} for marks in (log.epochs, log.accuracies))
+    for name, starts, ends in (('epoch', epochs, log.epoch_stops), ('evaluation', log.eval_starts, accuracies)):
+        for epoch in sorted(starts.keys() & ends.keys()):
+            if (back_s := starts[epoch].time_s - ends[epoch].time_s) > SKEW_S:
+                yield Finding(ends[epoch].line, f'{name} {epoch} ends {back_s:.1f} s before it starts (line '
+                              f'{starts[epoch].line})', f'{name} ends before it starts')
+
+
+def _check_start(log: RawLog) -> Iterator[Finding]:
+    start = log.single[keys.RUN_START][0]
+    first, name = min(_train_moments(log) or _eval_moments(log), key=lambda m: m[0].time_s, default=(start, ''))
+    if (late_s := start.time_s - first.time_s) > SKEW_S:
+        yield Finding(start.line, f'run_start is {late_s:.1f} s later than {name} (line {first.line})')
+    init = log.single.get(keys.INIT_STOP)
+    if init and (early_s := init[0].time_s - start.time_s) > SKEW_S:
+        yield Finding(start.line, f'run_start is {early_s:.1f} s earlier than init_stop (line {init[0].line})')
+    if start.time_s < _OLDEST_S:
+        yield Finding(start.line, 'run_start is in or near 1970, probably in seconds; expected milliseconds')
+
+
+def _check_stop(log: RawLog) -> Iterator[Finding]:
+    if keys.RUN_STOP not in log.single:
+        return
+    stop, final = log.single[keys.RUN_STOP][0], log.single.get(RUN_FINAL)
+    ends = [*((mark, f'the end of evaluation {k}') for k, mark in log.eval_stops.items()),
+            *((mark, f'the end of epoch {k}') for k, mark in log.epoch_stops.items())]
+    if log.last_block_stop:
+        ends.append((log.last_block_stop, 'the end of a block'))
+    last, name = max([*_train_moments(log), *_eval_moments(log), *ends], key=lambda m: m[0].time_s, default=(stop, ''))
+    if (early_s := last.time_s - stop.time_s) > SKEW_S:
+        yield Finding(stop.line, f'run_stop is {early_s:.1f} s earlier than {name} (line {last.line})')
+    if final and (late_s := stop.time_s - final[0].time_s) > SKEW_S:
+        yield Finding(stop.line, f'run_stop is {late_s:.1f} s later than run_final (line {final[0].line})')
+
+
+def _check_order(name: str, starts: Mapping[int, tuple[LinePosition, float]]) -> Iterator[Finding]:
+    pairs = sorted((epoch, mark) for epoch, (mark, _) in starts.items())
+    for (before, earlier), (epoch, later) in zip(pairs, pairs[1:]):
+        if (back_s := earlier.time_s - later.time_s) > SKEW_S:
+            yield Finding(later.line, f'{name} {epoch} is {back_s:.1f} s earlier than {name} {before} (line '
+                          f'{earlier.line})', f'{name} earlier than that of the epoch before')
+
+
+def check_gap(log: RawLog, done: tuple[Evaluation, ...], segments: tuple[TrainSegment, ...]) -> Iterator[Finding]:
+    """Find a run_stop that is later than training and evaluation explain."""
+    ends = [t for e in done for t in (e.time_s, e.stop_s) if t is not None]
+    if log.resumes or not ends or not log.single.keys() >= {keys.RUN_START, keys.RUN_STOP}:
+        return
+    stop, event = log.single[keys.RUN_STOP]
+    usual_s = max([e.stop_s - e.start_s for e in done if e.start_s is not None and e.stop_s is not None], default=0.0)
+    if not log.is_success(event):  # otherwise nothing is trained after the target is reached
+        usual_s += max([(s.stop_s - s.start_s) / s.num_epochs for s in segments], default=0.0)
+    limit_s = max(_GAP_S, usual_s)
+    if (gap_s := (log.clock_s(stop) or 0.0) - max(ends)) > limit_s:
+        yield Finding(stop.line, f'run_stop is {gap_s:.1f} s later than the last evaluation, expected at most '
+                      f'{limit_s:.1f} s')

@@ -1,0 +1,173 @@
+"""The system description beside a log: entry.json (v0.5), systems/<system>.json (later), our env.json."""
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlperf_rn50.files import parse_json, regular_file
+from mlperf_rn50.mllog.run import FactSource
+
+_MAX_BYTES = 1 << 20
+
+
+class Count(NamedTuple):
+    number: int
+    source: FactSource
+
+
+def make_count(number: int | None, source: FactSource) -> Count | None:
+    return None if number is None else Count(number, source)
+
+
+@dataclass(frozen=True)
+class SystemDescription:
+    """Hardware, framework and submitter in a system description."""
+
+    org: tuple[str, FactSource] | None = None
+    nodes: Count | None = None
+    accelerators: Count | None = None  # of all nodes
+    accelerator: str | None = None
+    framework: str | None = None
+
+
+def _count(value: Any) -> int | None:
+    """Return a count, which later rounds write as text; None if it is not one."""
+    if isinstance(value, str) and re.fullmatch(r'\d{1,9}(\.0+)?', value.strip(), re.ASCII):
+        return int(float(value))
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return int(value) if is_number and 0 <= value < 10**9 and value == int(value) else None
+
+
+def _name(value: Any) -> str | None:
+    """Return a name as one line; None if it is empty or a placeholder."""
+    text = ' '.join(value[:1000].split()) if isinstance(value, str) else ''
+    return text if text.upper() not in ('', 'N/A', 'NONE', '-') else None
+
+
+def _names(values: list[Any]) -> str | None:
+    """Return the distinct names, joined; None without any."""
+    return ' + '.join(dict.fromkeys(name for v in values if (name := _name(v)))) or None
+
+
+def sibling(log: Path, stem: str, suffix: str) -> Path:
+    """Return the path of a file beside one of our logs, such as config_2.yaml for result_2.txt, config.yaml for 0."""
+    m = re.fullmatch(r'result_(\d+)(?:_v0\.6)?', log.stem)
+    return log.with_name(f'{stem}{f"_{m[1]}" if m and m[1] != "0" else ""}{suffix}')
+
+
+def system_path(log: Path) -> Path:
+    """Return the path of the system description in the submission tree of a log, systems/<system>.json."""
+    system = log.absolute().parent.parent
+    return system.parent.parent / 'systems' / f'{system.name}.json'
+
+
+def load_object(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the object in a JSON file, and its text; raise ValueError with the reason if there is none."""
+    try:
+        with open(path, encoding='utf-8', errors='replace', opener=regular_file) as f:
+            text = f.read(_MAX_BYTES + 1)
+    except OSError as e:
+        raise ValueError(e.strerror) from e
+    if len(text) > _MAX_BYTES:
+        raise ValueError(f'is larger than {_MAX_BYTES} bytes')
+    content = parse_json(text)
+    if not isinstance(content, dict):
+        raise ValueError('is not a JSON object')
+    return content, text
+
+
+def load_env(log: Path) -> dict[str, Any]:
+    """Return the env.json of one of our runs; empty if it is missing or unreadable."""
+    try:
+        return load_object(sibling(log, 'env', '.json'))[0]
+    except ValueError:
+        return {}
+
+
+def value_at(env: dict[str, Any], *names: str) -> Any:
+    """Return the value at a path of names in nested objects; '' if there is none."""
+    for name in names:
+        env = env.get(name) if isinstance(env, dict) else None  # type: ignore[assignment]
+    return '' if env is None else env
+
+
+def object_at(env: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the object at a path of names; empty if there is none."""
+    value = value_at(env, *names)
+    return value if isinstance(value, dict) else {}
+
+
+def objects_at(env: dict[str, Any], *names: str) -> list[dict[str, Any]]:
+    """Return the objects of the list at a path of names; empty if there is none."""
+    value = value_at(env, *names)
+    return [x for x in value if isinstance(x, dict)] if isinstance(value, list) else []
+
+
+def framework_of(env: dict[str, Any]) -> str | None:
+    packages = object_at(env, 'packages')
+    return next((_name(f'MXNet {v}') for k, v in packages.items() if k.startswith('mxnet')), None)
+
+
+def find_description(log: Path) -> tuple[SystemDescription, str | None]:
+    """Return the description of a log, empty without a file, and a warning about the file."""
+    log = log.absolute()
+    places = sibling(log, 'env', '.json'), log.parent.parent / 'entry.json', system_path(log)
+    try:
+        path = next((p for p in places if p.is_file()), None)
+    except OSError as e:  # no permission for a folder
+        return SystemDescription(), f'{Path(e.filename).name} cannot be read: {e.strerror}; ignored'
+    if path is None:
+        return SystemDescription(), None
+    try:
+        content, text = load_object(path)
+    except ValueError as e:
+        return SystemDescription(), f'{path.name} cannot be read: {str(e)[:200]}; ignored'
+    return _describe(path, content, text), _check_numbers(path.name, content)
+
+
+def org_of_folder(log: Path) -> tuple[str, FactSource] | None:
+    """Return the submitter from the path v0.6/<org>/results/<system>/resnet, in v0.5 perhaps with <org>/<name>."""
+    folders = [p.name for p in log.absolute().parents]
+    if folders[0] != 'resnet' or 'results' not in folders[2:3]:
+        return None
+    org = next((name for name, above in zip(folders[3:5], folders[4:6]) if round_of(above)), None)
+    return (org, FactSource('implied', 'the folder name')) if org else None
+
+
+def round_of(folder: str) -> str | None:
+    """Return the round in the name of a folder: v2.1, v1.0.0, training_results_v3.0."""
+    m = re.fullmatch(r'(?:training_results_)?(v\d\.\d)(?:\.0)?', folder)
+    return m[1] if m else None
+
+
+def _check_numbers(name: str, content: dict[str, Any]) -> str | None:
+    """Return a warning about the first count of a description that is not a number."""
+    places = [*((n, ('num_nodes', 'num_accelerators')) for n in objects_at(content, 'nodes')),
+              (content, ('number_of_nodes', 'accelerators_per_node'))]
+    bad = next(((key, d[key]) for d, keys in places for key in keys
+                if _name(str(d.get(key) or '')) and _count(d[key]) is None), None)
+    return f'{bad[0]} in {name} is {bad[1]!r:.80}, expected a number; ignored' if bad else None
+
+
+def _describe(path: Path, content: dict[str, Any], text: str) -> SystemDescription:
+    def source(key: str) -> FactSource:
+        line = next((i for i, line in enumerate(text.splitlines(), start=1) if f'"{key}"' in line), None)
+        return FactSource('described', path.name, line, path)
+    if path.name == 'entry.json':
+        nodes = objects_at(content, 'nodes')
+        counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]
+        known = [(num, num * each) for num, each in counts if num is not None and each is not None]
+        num_nodes, total = (sum(column) for column in zip(*known)) if known else (None, None)
+        return SystemDescription(
+            None, make_count(num_nodes or None, source('num_nodes')), make_count(total, source('num_accelerators')),
+            _names([n.get('accelerator') for n in nodes]), _name(content.get('framework')))
+    if path.parent.name == 'systems':
+        num_nodes, per_node = _count(content.get('number_of_nodes')), _count(content.get('accelerators_per_node'))
+        org = _name(content.get('submitter'))
+        total = num_nodes * per_node if num_nodes is not None and per_node is not None else None
+        return SystemDescription(
+            (org, source('submitter')) if org else None, make_count(num_nodes or None, source('number_of_nodes')),
+            make_count(total, source('accelerators_per_node')), _name(content.get('accelerator_model_name')),
+            _name(content.get('framework')))
+    gpus = objects_at(content, 'host', 'hardware', 'gpus')  # our env.json: the log itself counts nodes and GPUs
+    return SystemDescription(accelerator=_names([g.get('name') for g in gpus]), framework=framework_of(content))

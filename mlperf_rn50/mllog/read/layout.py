@@ -1,0 +1,96 @@
+"""Nodes, ranks, accelerators and batch of a run: as logged, else as described, else from counted lines."""
+import re
+
+from mlperf_rn50.mllog import events, keys
+from mlperf_rn50.mllog.read.description import Count, SystemDescription, make_count
+from mlperf_rn50.mllog.read.raw_log import INPUT_BATCH_SIZE, RawLog, integer
+from mlperf_rn50.mllog.run import FactSource
+
+# In v0.5 input_batch_size is the batch of an accelerator, in some logs the global one. No accelerator held so many.
+_NOT_LOCAL = 1024
+
+
+def _description_in_log(log: RawLog) -> SystemDescription | None:
+    """Return the description that a v0.6 log contains as text."""
+    text = str(log.value(keys.SUBMISSION_ENTRY))[:1000]
+    matches = [re.search(rf"'{name}': \\?'(\d{{1,9}})", text) for name in ('num_nodes', 'num_accelerators')]
+    nodes, per_node = (int(m[1]) if m else 0 for m in matches)
+    source = FactSource('described', keys.SUBMISSION_ENTRY, log.line(keys.SUBMISSION_ENTRY))
+    if not nodes or not matches[1]:
+        return None
+    return SystemDescription(None, Count(nodes, source), Count(nodes * per_node, source))
+
+
+class LayoutReader:
+    """The numbers of a run, each None if unknown; adds their sources, and warnings about other values."""
+
+    def __init__(self, log: RawLog, description: SystemDescription, sources: dict[str, FactSource]):
+        self._log, self._sources = log, sources
+        self._described = _description_in_log(log) or description
+        # v0.5 has no init_start. In later rounds some logs have one seed for the run, others one for each rank.
+        self._ranks = self._count_lines(keys.SEED if log.format == 'MLPv0.5.0' else keys.INIT_START)
+        self._cleared = self._count_lines(keys.CACHE_CLEAR)
+        self.num_nodes = self._nodes()
+        self.num_accelerators = self._accelerators()
+        self.num_ranks = self._settle('num_ranks', 'ranks', self._logged(events.NUM_RANKS), self._ranks)
+        self.global_batch_size = self._settle(keys.GLOBAL_BATCH_SIZE, 'images per step',
+                                              self._logged(keys.GLOBAL_BATCH_SIZE), self._implied_batch())
+
+    def _logged(self, key: str) -> Count | None:
+        return make_count(integer(self._log.value(key), 1), self._log.source(key))
+
+    def _count_lines(self, key: str) -> Count | None:
+        count, line = self._log.counts[key], self._log.first_lines.get(key)
+        return Count(count, FactSource('implied', f'{count} {key} lines', line)) if count > 1 else None
+
+    def _in_order(self, described: Count | None, lines: Count | None) -> list[Count | None]:
+        """Return both counts, first that of lines if two agree, as where NVIDIA's v0.5 has a wrong description."""
+        nodes, total = self._described.nodes, self._described.accelerators
+        agree = (nodes and total and self._ranks and self._cleared
+                 and self._ranks.number * nodes.number == self._cleared.number * total.number)
+        return [lines, described] if agree else [described, lines]
+
+    def _settle(self, name: str, unit: str, *values: Count | None) -> int | None:
+        """Return the first number, and warn of those that differ; for a resumed run, the last resume comes first."""
+        log, known = self._log, [v for v in values if v]
+        if log.resumes:
+            key = {'num_nodes': events.NUM_NODES, 'num_ranks': events.NUM_RANKS}.get(name, name)
+            mark, event = log.resumes[-1]
+            source = FactSource('logged', events.RUN_RESUMED, mark.line)
+            last = make_count(integer(event.metadata.get(key), 1), source)
+            known = [last] if last else known[:1]
+        if not known:
+            return None
+        used = known[0]
+        self._sources[name] = used.source
+        for v in known[1:]:
+            if v.number != used.number:
+                log.contradict(None if v.source.path else v.source.line, f'{v.number} {unit} ({v.source.text}), but '
+                               f'{used.number} ({used.source.text}); {used.number} is used')
+        return used.number
+
+    def _nodes(self) -> int | None:
+        platform = self._log.value(keys.SUBMISSION_PLATFORM)
+        factor = re.match(r'(\d{1,6})x(?=\D)', platform[:1000]) if isinstance(platform, str) else None
+        named = make_count(integer(int(factor[1]), 1) if factor else None,
+                           FactSource('implied', keys.SUBMISSION_PLATFORM, self._log.line(keys.SUBMISSION_PLATFORM)))
+        return self._settle('num_nodes', 'nodes', self._logged(events.NUM_NODES),
+                            *self._in_order(self._described.nodes, self._cleared), named)
+
+    def _accelerators(self) -> int | None:
+        """Return the accelerators of all nodes; a rank drives one if nothing else is known."""
+        per_node = integer(self._log.value(events.ACCELERATORS_PER_NODE))
+        logged = make_count(per_node * self.num_nodes if per_node is not None and self.num_nodes else None,
+                            self._log.source(events.ACCELERATORS_PER_NODE))
+        lines = self._ranks if events.NUM_RANKS not in self._log.single else None
+        return self._settle('num_accelerators', 'accelerators', logged,
+                            *self._in_order(self._described.accelerators, lines))
+
+    def _implied_batch(self) -> Count | None:
+        """Return the global batch from that of an accelerator, as logged by v0.5, unless it is too large for one."""
+        logged = self._logged(INPUT_BATCH_SIZE)
+        if logged is None or logged.number >= _NOT_LOCAL:
+            text = 'input_batch_size, too large for one accelerator'
+            return logged and Count(logged.number, FactSource('implied', text, logged.source.line))
+        return make_count(logged.number * (self.num_accelerators or 0) or None,
+                          FactSource('implied', 'input_batch_size x num_accelerators', logged.source.line))

@@ -1,0 +1,247 @@
+"""Collect the lines of a log one at a time, in memory that does not grow with the log."""
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from mlperf_rn50.mllog import events, keys
+from mlperf_rn50.mllog.events import LineFormat, LogEvent
+from mlperf_rn50.mllog.run import FactSource, Notes
+
+_MAX_KEPT = 10_000  # evaluations, epochs and so on; a real log has about a hundred
+_MAX_KEYS = 64
+_DUPLICATE_S = 2.0  # between the lines that several ranks write for one event
+_DUPLICATE = f'duplicates within {_DUPLICATE_S:g} s, as written by several ranks; the first is used'
+_MAX_EPOCH = 10**6
+_OPTIMIZER_KEY = re.compile(r'(opt|sgd|lars)_\w+|model_l2_regularization|model_bn_span|gradient_accumulation_steps')
+INPUT_BATCH_SIZE = 'input_batch_size'  # v0.5, of one accelerator
+RUN_FINAL = 'run_final'  # v0.5, after run_stop
+_ONCE = frozenset([keys.INIT_STOP, keys.RUN_START, keys.RUN_STOP])  # some logs repeat the other single keys
+_SINGLE = _ONCE | {  # one value per run, whatever the number of ranks
+    keys.SUBMISSION_ORG, keys.SUBMISSION_DIVISION, keys.SUBMISSION_STATUS, keys.SUBMISSION_PLATFORM,
+    keys.SUBMISSION_ENTRY, keys.GLOBAL_BATCH_SIZE, keys.TRAIN_SAMPLES, keys.EVAL_SAMPLES, events.TARGET_ACCURACY,
+    events.DATASET, events.NUM_NODES, events.NUM_RANKS, events.ACCELERATORS_PER_NODE, INPUT_BATCH_SIZE, RUN_FINAL}
+_COUNTED = frozenset([keys.INIT_START, keys.SEED, keys.CACHE_CLEAR])
+_V05_KEYS = {  # tags of v0.5 and the later keys of the same meaning
+    'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED, 'train_epoch': keys.EPOCH_START,
+    'preproc_num_train_examples': keys.TRAIN_SAMPLES, 'eval_size': keys.EVAL_SAMPLES,
+    'eval_target': events.TARGET_ACCURACY, 'opt_learning_rate': keys.OPT_BASE_LR}
+
+
+def number(value: Any, low: float, high: float) -> float | None:
+    """Return a value if it is a number in the range, else None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and low <= value <= high else None
+
+
+def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:
+    """Return a value if it is a whole number in the range, or text of one, else None."""
+    is_text = isinstance(value, str) and re.fullmatch(r'\d{1,12}', value, re.ASCII)
+    found = number(int(value) if is_text else value, low, high)
+    return int(found) if found is not None and found == int(found) else None
+
+
+def _epoch_number(value: Any) -> int | None:
+    """Return an epoch; some logs have a fraction of steps, slightly below or above it."""
+    near = number(value, 0, _MAX_EPOCH)
+    return round(near) if near is not None and abs(near - round(near)) <= 0.02 else integer(value, 0, _MAX_EPOCH)
+
+
+class LinePosition(NamedTuple):
+    """Time and line of an event, and the number of resumes before it (part)."""
+
+    time_s: float
+    line: int
+    part: int
+
+
+class RawLog:
+    """Content of the lines of one format. Epochs count from 1; the first line of each is used."""
+
+    def __init__(self, line_format: LineFormat):
+        self.format = line_format
+        self.single: dict[str, tuple[LinePosition, LogEvent]] = {}
+        self.optimizer: dict[str, Any] = {}
+        self.counts = dict.fromkeys(_COUNTED, 0)  # lines that every rank or node may write
+        self.first_lines: dict[str, int] = {}  # of the counted keys
+        self.first_init: LinePosition | None = None
+        self.seed: tuple[int, Any] | None = None
+        self.resumes: list[tuple[LinePosition, LogEvent]] = []
+        self.epochs: dict[int, tuple[LinePosition, int]] = {}  # first epoch: (start, number of epochs)
+        self.blocks: dict[int, tuple[LinePosition, int]] = {}
+        self.last_block_stop: LinePosition | None = None
+        self.epoch_stops: dict[int, LinePosition] = {}
+        self.eval_starts: dict[int, LinePosition] = {}
+        self.eval_stops: dict[int, LinePosition] = {}
+        self.accuracies: dict[int, tuple[LinePosition, float]] = {}
+        self.stats: dict[int, tuple[LinePosition, Mapping[str, Any]]] = {}
+        self.rates: list[tuple[LinePosition, Any]] = []  # learning rates as logged
+        self.notes = Notes()
+        self.warn, self.contradict = self.notes.warn, self.notes.contradict
+        self.has_other_end = False  # a second run_stop has another status
+        self.longest_gap_s = 0.0  # between two events
+        self.last_s: float | None = None  # time of the last event
+        self._epoch_now = 0
+        self._open_eval: list[LinePosition] = []  # v0.5: start and stop of an evaluation of yet unknown epoch
+        self._evaluated = 0
+
+    def value(self, key: str) -> Any:
+        """Return the value of a single key; None if it is missing."""
+        return self.single[key][1].value if key in self.single else None
+
+    def line(self, key: str) -> int | None:
+        """Return the line of a single key; None if it is missing."""
+        return self.single[key][0].line if key in self.single else None
+
+    def source(self, key: str) -> FactSource:
+        return FactSource('logged', key, self.line(key))
+
+    def is_success(self, event: LogEvent) -> bool:
+        """Return whether a run_stop marks success; without a status it does in v0.5, whose published logs have none."""
+        if self.format == 'MLPv0.5.0':
+            return not (isinstance(event.value, dict) and event.value.get('success') in (False, 'false'))
+        return event.metadata.get('status') == keys.SUCCESS
+
+    def clock_s(self, mark: LinePosition | None) -> float | None:
+        """Return seconds on the run's clock, which is stopped between the end of a run and its resume."""
+        if mark is None:
+            return None
+        if mark.part:
+            start, event = self.resumes[mark.part - 1]
+            before_s = number(event.metadata.get('clock_s'), 0, 1e9)
+            return mark.time_s - start.time_s + before_s if before_s is not None else None
+        if keys.RUN_START not in self.single:
+            return None
+        return mark.time_s - self.single[keys.RUN_START][0].time_s
+
+    def add(self, line: int, event: LogEvent) -> None:
+        """Add an event; raise ValueError if it begins another run."""
+        mark = LinePosition(event.time_s, line, len(self.resumes))
+        key = event.key
+        if self.format == 'MLPv0.5.0':
+            key = _V05_KEYS.get(key, key)
+        if self.last_s is not None and event.key != events.RUN_RESUMED:
+            self.longest_gap_s = max(self.longest_gap_s, event.time_s - self.last_s)
+        self.last_s = event.time_s
+        if key in _COUNTED:
+            self.counts[key] += 1
+            self.first_lines.setdefault(key, mark.line)
+            if key == keys.INIT_START and (self.first_init is None or mark.time_s < self.first_init.time_s):
+                self.first_init = mark
+            if key == keys.SEED and self.seed is None:
+                self.seed = mark.line, event.value
+        elif key in _SINGLE:
+            self._add_single(mark, key, event)
+        elif key == events.RUN_RESUMED and len(self.resumes) < _MAX_KEPT:
+            self.resumes.append((mark, event))
+            self.single.pop(keys.RUN_STOP, None)
+        elif _OPTIMIZER_KEY.fullmatch(key):
+            if len(self.optimizer) < _MAX_KEYS:
+                self.optimizer.setdefault(key, event.value)
+            if event.key == 'opt_learning_rate' and len(self.rates) < _MAX_KEPT:  # v0.5: again whenever it changes
+                self.rates.append((mark, event.value))
+        else:
+            self._add_progress(mark, key, event)
+
+    def _add_single(self, mark: LinePosition, key: str, event: LogEvent) -> None:
+        if key not in self.single:
+            self.single[key] = mark, event
+            return
+        first, before = self.single[key]
+        gap_s = mark.time_s - first.time_s
+        if key == keys.RUN_START and keys.RUN_STOP in self.single and not 0 < abs(gap_s) <= _DUPLICATE_S:
+            raise ValueError(f'got more than one run (run_stop in line {self.line(keys.RUN_STOP)}, run_start in line '
+                             f'{mark.line}), expected one run per log')
+        if key == keys.RUN_STOP and self._is_other_end(mark, event):
+            return
+        if before.value != event.value:
+            self.contradict(mark.line, f'{event.key} is {event.value!r:.80}, but {before.value!r:.80} in line '
+                            f'{first.line}; the first is used', f'{event.key} has several values; the first is used')
+        elif key in _ONCE and abs(gap_s) <= _DUPLICATE_S:
+            self.warn(mark.line, f'{key} repeats line {first.line}; the first is used', _DUPLICATE)
+        elif key in _ONCE:
+            text = f'{key} repeats line {first.line} at another time'
+            self.contradict(mark.line, f'{text} ({gap_s:+.1f} s); the first is used', f'{text}; the first is used')
+
+    def _is_other_end(self, mark: LinePosition, event: LogEvent) -> bool:
+        """Return whether a second run_stop has another status, with a warning if so."""
+        first, before = self.single[keys.RUN_STOP]
+        ends = [str(e.metadata.get('status') if self.format != 'MLPv0.5.0' else self.is_success(e))[:80]
+                for e in (before, event)]
+        if ends[0] == ends[1]:
+            return False
+        self.has_other_end = True
+        self.contradict(mark.line, f'run_stop has status {ends[1]!r}, but {ends[0]!r} in line {first.line}; the run '
+                        'counts as failed, with the time of the first')
+        return True
+
+    def _add_progress(self, mark: LinePosition, key: str, event: LogEvent) -> None:
+        epoch = self._epoch(event)
+        if key == keys.EPOCH_START:
+            if self._keep(self.epochs, epoch, (mark, 1), mark, key):
+                self._epoch_now = epoch or 0
+        elif key == keys.BLOCK_START:
+            first = _epoch_number(event.metadata.get('first_epoch_num'))
+            count = _epoch_number(event.metadata.get('epoch_count')) or 1
+            self._keep(self.blocks, first, (mark, count), mark, key)
+        elif key == keys.BLOCK_STOP:
+            self.last_block_stop = mark
+        elif self.format == 'MLPv0.5.0' and key in (keys.EVAL_START, keys.EVAL_STOP) and event.value is None:
+            if key == keys.EVAL_START:  # without an epoch, which is that of the accuracy between or after the two
+                self._open_eval = [mark]
+            elif self._open_eval:
+                self._open_eval = [self._open_eval[0], mark]
+            elif self._evaluated:
+                self.eval_stops.setdefault(self._evaluated, mark)
+        elif key in (keys.EPOCH_STOP, keys.EVAL_START, keys.EVAL_STOP):
+            marks = {keys.EPOCH_STOP: self.epoch_stops, keys.EVAL_START: self.eval_starts,
+                     keys.EVAL_STOP: self.eval_stops}[key]
+            self._keep(marks, epoch, mark, mark, key)
+        elif key == keys.EVAL_ACCURACY:
+            self._add_accuracy(mark, epoch, event)
+        elif key == events.TRACKED_STATS and isinstance(event.value, dict) and len(self.stats) < _MAX_KEPT:
+            step = integer(event.metadata.get('step'), 1, _MAX_EPOCH)  # the name of the epoch in some rounds
+            self.stats.setdefault(epoch or step or self._epoch_now, (mark, event.value))
+            if 'learning_rate' in event.value and len(self.rates) < _MAX_KEPT:
+                self.rates.append((mark, event.value['learning_rate']))
+
+    def _epoch(self, event: LogEvent) -> int | None:
+        """Return the epoch of an event; v0.5 counts from 0 and may omit the current epoch."""
+        if self.format != 'MLPv0.5.0':
+            return _epoch_number(event.metadata.get('epoch_num'))
+        value = event.value.get('epoch') if isinstance(event.value, dict) else event.value
+        epoch = _epoch_number(value)
+        return self._epoch_now if epoch is None else epoch + 1
+
+    def _add_accuracy(self, mark: LinePosition, epoch: int | None, event: LogEvent) -> None:
+        value = event.value.get('value') if isinstance(event.value, dict) else event.value
+        accuracy = number(value, 0, 1)
+        before = self.accuracies.get(epoch or 0)
+        if accuracy is None:
+            self.warn(mark.line, f'eval_accuracy is {value!r:.80}, expected a fraction from 0 to 1; ignored',
+                      'eval_accuracy is not a fraction from 0 to 1; ignored')
+        elif before and before[1] != accuracy:
+            self.contradict(mark.line, f'eval_accuracy of epoch {epoch} is {accuracy}, but {before[1]} in line '
+                            f'{before[0].line}; the first is used',
+                            'eval_accuracy of an epoch has several values; the first is used')
+        elif self._keep(self.accuracies, epoch, (mark, float(accuracy)), mark, event.key):
+            self._evaluated = epoch or 0
+            for marks, open_mark in zip((self.eval_starts, self.eval_stops), self._open_eval):
+                marks.setdefault(self._evaluated, open_mark)
+            self._open_eval = []
+
+    def _keep(self, kept: dict[int, Any], epoch: int | None, value: Any, mark: LinePosition, key: str) -> bool:
+        """Keep the first value of an epoch, and warn of any other; return whether it was kept."""
+        if epoch is None:
+            self.warn(mark.line, f'{key} has no epoch number; ignored')
+        elif epoch in kept:
+            if not self.resumes:  # a resumed run repeats the epochs after its checkpoint
+                first = kept[epoch] if isinstance(kept[epoch], LinePosition) else kept[epoch][0]
+                is_duplicate = abs(mark.time_s - first.time_s) <= _DUPLICATE_S
+                self.warn(mark.line, f'{key} of epoch {epoch} is repeated; the first is used',
+                          _DUPLICATE if is_duplicate else f'{key} of an epoch is repeated; the first is used')
+        elif len(kept) >= _MAX_KEPT:
+            self.warn(mark.line, f'more than {_MAX_KEPT} lines of {key}; the rest are ignored')
+        else:
+            kept[epoch] = value
+            return True
+        return False

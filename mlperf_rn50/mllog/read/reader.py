@@ -1,0 +1,66 @@
+"""Reading of log files of v0.5 (:::MLPv0.5.0), v0.6 (:::MLL) and v0.7 to v4.0 (:::MLLOG) into Runs.
+
+A log is not trusted. It is read as a stream, a value is used only if its type and range are right, and anything
+inconsistent becomes a warning with its line.
+"""
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.files import numbered_lines
+from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.events import LineFormat, LogEvent, decode_events
+from mlperf_rn50.mllog.read.description import find_description
+from mlperf_rn50.mllog.read.raw_log import RawLog
+from mlperf_rn50.mllog.read.resolve import RunResolver
+from mlperf_rn50.mllog.run import Notes, Run
+
+
+def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
+    """Yield the events of a file with their line numbers, for a torn line its error; UserError if it is unreadable."""
+    try:
+        for line_number, line in numbered_lines(path):
+            if b':::ML' in line:
+                for event in decode_events(line.decode('utf-8', 'replace')):
+                    yield line_number, event
+    except OSError as e:
+        raise UserError(f'{path}: cannot read the log: {e.strerror}') from e
+
+
+class OtherBenchmark(UserError):
+    """A log of another benchmark than ResNet."""
+
+
+def read_run(path: Path, now_s: float | None = None) -> Run:
+    """Return the run of a log file at a time since 1970; UserError if it is unreadable or not of one ResNet run."""
+    logs: dict[LineFormat, RawLog] = {}
+    torn, last_line = Notes(), 0
+    for last_line, event in read_events(path):
+        if isinstance(event, ValueError):
+            torn.warn(last_line, f'torn line, ignored: {str(event)[:200]}', 'torn line, ignored')
+            continue
+        benchmark = event.value if event.key == keys.SUBMISSION_BENCHMARK else keys.RESNET
+        if event.line_format == 'MLPv0.5.0':
+            benchmark = event.metadata['benchmark']
+        if benchmark != keys.RESNET:
+            raise OtherBenchmark(f'{path}: got a log of the benchmark {benchmark!r:.80}, expected resnet')
+        if (log := logs.get(event.line_format)) is None:
+            log = logs[event.line_format] = RawLog(event.line_format)
+        try:
+            log.add(last_line, event)
+        except ValueError as e:
+            raise UserError(f'{path}: {e}') from e
+    if not logs:
+        with open(path, 'rb') as f:
+            is_utf16 = f.read(2) in (b'\xff\xfe', b'\xfe\xff')  # as written by some shells
+        raise UserError(f'{path}: no MLPerf log line in it; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0'
+                        + ('; the file is UTF-16, convert it to UTF-8' if is_utf16 else ''))
+    # Our own logs hold the same run in two formats, of which the later one contains more.
+    order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
+    best = max((logs[f] for f in order if f in logs), key=lambda log: keys.RUN_START in log.single)
+    best.notes.include(torn)
+    description, warning = find_description(path)
+    if warning:
+        best.warn(None, warning)
+    return RunResolver(path, best, description, last_line, time.time() if now_s is None else now_s).run()

@@ -1,0 +1,261 @@
+"""Resolution of a log and the system description beside it into a Run: facts, their sources, and warnings."""
+import math
+import re
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mlperf_rn50.locks import is_locked
+from mlperf_rn50.mllog import events, keys
+from mlperf_rn50.mllog.events import LineFormat
+from mlperf_rn50.mllog.read import clock
+from mlperf_rn50.mllog.read.description import SystemDescription, org_of_folder, round_of
+from mlperf_rn50.mllog.read.layout import LayoutReader
+from mlperf_rn50.mllog.read.raw_log import RawLog, integer, number
+from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Run, RunStatus
+from mlperf_rn50.text import plural
+
+_AVAILABILITIES = ('cloud', 'onprem', 'preview', 'research')
+_ROUNDS: dict[LineFormat, str] = {'MLPv0.5.0': 'v0.5', 'MLL': 'v0.6', 'MLLOG': 'v0.7+'}
+_MAX_CHANGES = 20  # configuration keys changed at a resume
+# A log not written for this long is that of a dead run, unless the run itself has long gaps between events.
+_QUIET_S, _QUIET_GAPS = 600.0, 3
+_DAY_S = 86400.0  # even a slow run logs an event per day; a copy of an old log is as old as its last event
+
+
+def age_s(log: Path, now_s: float) -> float | None:
+    """Return the seconds since a log was last written; None if unknown."""
+    try:
+        return max(now_s - log.stat().st_mtime, 0.0)
+    except OSError:
+        return None
+
+
+def _text(value: Any) -> str | None:
+    return value[:1000] if isinstance(value, str) else None
+
+
+def _is_share(accuracy: float, num_images: int) -> bool:
+    """Return whether a fraction, as printed in a log, can be a whole number of images out of num_images."""
+    digits = len(repr(accuracy).partition('.')[2])
+    rounding = num_images * (0.5 * 10.0 ** -digits + 1e-7)  # of the print, and of a float32
+    return abs(accuracy * num_images - round(accuracy * num_images)) <= rounding
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is a scalar that JSON has, unlike NaN."""
+    return isinstance(value, (int, str, type(None))) or isinstance(value, float) and math.isfinite(value)
+
+
+def _normalized(name: str) -> str:
+    """Return the name of an organisation without case and punctuation."""
+    return ''.join(c for c in name.casefold() if c.isalnum())
+
+
+class RunResolver:
+    """Resolves the content of a log, in its most complete line format, and a system description into a Run."""
+
+    def __init__(self, path: Path, log: RawLog, description: SystemDescription, last_line: int, now_s: float):
+        self.path, self.log, self.description, self.last_line, self.now_s = path, log, description, last_line, now_s
+        self.sources: dict[str, FactSource] = {}
+        clock.renumber(log)
+        self.evaluations = clock.evaluations(log)
+
+    def _org(self) -> str | None:
+        """Return the submitter, from the submission or, without one, from the log."""
+        logged = _text(self.log.value(keys.SUBMISSION_ORG))
+        in_log = (logged, self.log.source(keys.SUBMISSION_ORG)) if logged else None
+        named = self.description.org or org_of_folder(self.path) or in_log
+        if named is None:
+            return None
+        org, source = named
+        self.sources['org'] = source
+        name, logged_name = _normalized(org), _normalized(logged or org)
+        if not name.startswith(logged_name) and not logged_name.startswith(name):
+            self.log.contradict(self.log.line(keys.SUBMISSION_ORG), f'submission_org is {logged!r:.80}, but '
+                                f'{org!r:.80} in {source.text}; the latter is used')
+        return org
+
+    def _target(self, round_name: str, division: str | None) -> float | None:
+        logged = number(self.log.value(events.TARGET_ACCURACY), 0, 1)
+        if logged is not None:
+            self.sources[events.TARGET_ACCURACY] = self.log.source(events.TARGET_ACCURACY)
+            return float(logged)
+        if division == keys.OPEN:
+            return None
+        self.sources[events.TARGET_ACCURACY] = FactSource('implied', f'the rules of {round_name}')
+        return V05_TARGET if round_name == 'v0.5' else TARGET
+
+    def _data(self) -> tuple[str | None, bool, int | None, int | None]:
+        """Return the name of the data set, whether it is ImageNet, and its training and evaluation images."""
+        log = self.log
+        num_train, num_val = integer(log.value(keys.TRAIN_SAMPLES), 1), integer(log.value(keys.EVAL_SAMPLES), 1)
+        is_size_of_imagenet = num_train in (None, IMAGENET_TRAIN)
+        text = f'{num_train} training images, expected {IMAGENET_TRAIN} for ImageNet; the data counts as another set'
+        if events.DATASET in log.single:
+            event = log.single[events.DATASET][1]
+            is_imagenet = event.metadata.get('is_imagenet') is True
+            if is_imagenet and not is_size_of_imagenet:
+                log.contradict(log.line(keys.TRAIN_SAMPLES), f'{text}, although dataset has is_imagenet true')
+            return _text(event.value), is_imagenet and is_size_of_imagenet, num_train, num_val
+        if not is_size_of_imagenet:
+            log.warn(log.line(keys.TRAIN_SAMPLES), text)
+            return None, False, num_train, num_val
+        if num_val not in (None, IMAGENET_VAL):
+            log.warn(log.line(keys.EVAL_SAMPLES), f'{num_val} evaluation images, expected {IMAGENET_VAL} for ImageNet')
+        return None, True, num_train or IMAGENET_TRAIN, num_val or IMAGENET_VAL
+
+    def _is_sound(self) -> bool:
+        """Return whether the times of the log are consistent; warn of those that are not."""
+        contradictions = clock.contradictions(self.log)
+        for line, text, summary in contradictions:
+            self.log.contradict(line, f'{text}; the run has no valid time to train', summary)
+        for finding in clock.misplaced(self.log):
+            self.log.contradict(*finding)
+        return not contradictions
+
+    def _status(self, target: float | None, time_s: float | None, is_sound: bool) -> RunStatus:
+        """Return how the run ended; a success must be confirmed by the evaluations."""
+        log = self.log
+        if keys.RUN_START not in log.single:
+            log.warn(None, 'no run_start; the time to train is unknown')
+        if keys.RUN_STOP not in log.single:
+            if self._is_written():
+                return 'running'
+            log.warn(self.last_line, 'no run_stop; the log ends here')
+            return 'failed'
+        mark, stop = log.single[keys.RUN_STOP]
+        reason, is_v05 = stop.metadata.get('reason'), log.format == 'MLPv0.5.0'
+        last = self.evaluations[-1].accuracy if self.evaluations else 0.0
+        if not log.is_success(stop):
+            if not is_v05 and 'status' not in stop.metadata and target is not None and last >= target:
+                log.contradict(mark.line, f'run_stop has no status, although the last accuracy, {last:g}, reaches the '
+                               f'target, {target:g}; the run does not count as converged')
+            return 'failed' if log.has_other_end else reason if reason in ('interrupted', 'failed') else 'aborted'
+        if not self.evaluations or is_sound and (time_s is None or time_s <= 0):
+            log.contradict(mark.line, 'run_stop has status success, but ' + (
+                'is not later than run_start' if self.evaluations else 'no evaluation is logged'))
+            return 'failed'
+        if target is not None and last < target:
+            log.contradict(mark.line, f'{"" if is_v05 else "run_stop has status success, but "}the last accuracy, '
+                           f'{last:g}, is below the target, {target:g}')
+            return 'aborted'
+        return 'converged' if is_sound and not log.has_other_end else 'failed'
+
+    def _is_written(self) -> bool:
+        """Return whether a log without run_stop is still being written."""
+        lock = re.fullmatch(r'result_(\d+)(?:_v0\.6)?', self.path.stem)
+        if lock and (is_held := is_locked(self.path.with_name(f'.run_{lock[1]}.lock'))) is not None:
+            return is_held
+        limit_s = max(_QUIET_S, _QUIET_GAPS * min(self.log.longest_gap_s, _DAY_S))
+        age, since_event_s = age_s(self.path, self.now_s), self.now_s - (self.log.last_s or 0.0)
+        return age is not None and age < limit_s and since_event_s < max(limit_s, _DAY_S)
+
+    def _round(self) -> str:
+        """Return the round from the line format, or from a folder for the rounds that share one."""
+        name = _ROUNDS[self.log.format]
+        named = [r for part in self.path.absolute().parts if (r := round_of(part))]
+        if named and name == 'v0.7+' and named[-1] >= 'v0.7':
+            self.sources['round'] = FactSource('implied', 'the folder name')
+            return named[-1]
+        if named and named[-1] != name:
+            self.log.contradict(None, f'the lines have the format of {name}, but the folder is {named[-1]}; {name} is '
+                                'used')
+        self.sources['round'] = FactSource('implied', 'the line format')
+        return name
+
+    def _flag_evaluations(self, target: float | None, num_val: int | None) -> None:
+        log, evaluations = self.log, self.evaluations
+        if not evaluations:
+            return
+        last = evaluations[-1]
+        early = [e for e in evaluations[:-1] if target is not None and e.accuracy >= target]
+        if early:
+            log.contradict(early[0].line, f'the target was reached in epoch {early[0].epoch}, but training continued '
+                           f'to epoch {last.epoch}, which is used')
+        trained = max((k + count - 1 for starts in (log.epochs, log.blocks) for k, (_, count) in starts.items()),
+                      default=last.epoch)
+        period = max((b.epoch - a.epoch for a, b in zip(evaluations, evaluations[1:])), default=1)
+        # A slow evaluation may end while the next epoch is trained.
+        if not trained - max(2, period) <= last.epoch <= trained:
+            log.contradict(last.line, f'the last evaluation is of epoch {last.epoch}, but the last trained epoch is '
+                           f'{trained}')
+        misfits = [e for e in evaluations if num_val and not _is_share(e.accuracy, num_val)]
+        if misfits and num_val:
+            fits = [n for n in range(num_val - num_val // 20, num_val + num_val // 10)
+                    if all(_is_share(e.accuracy, n) for e in evaluations)] if len(evaluations) <= 100 else []
+            log.warn(misfits[0].line, f'{len(misfits)} of {len(evaluations)} accuracies are not multiples of '
+                     f'1/{num_val}, expected for {num_val} evaluation images'
+                     + (f', but all are multiples of 1/{fits[0]}' if len(fits) == 1 else ''))
+
+    def _flag_resumes(self) -> None:
+        log = self.log
+        if log.resumes:
+            log.warn(log.resumes[0][0].line, f'the run was resumed {plural(len(log.resumes), "time")}; only a run '
+                     'without a resume can be submitted')
+        for mark, event in log.resumes:
+            changed = event.metadata.get('changed')
+            pairs = list(changed.items())[:_MAX_CHANGES] if isinstance(changed, dict) else []
+            texts = [f'{key[:60]} {str(values[0])[:40]} -> {str(values[1])[:40]}' for key, values in pairs
+                     if isinstance(values, list) and len(values) == 2]
+            if texts:
+                log.warn(mark.line, f'the run was resumed with another configuration: {", ".join(texts)}')
+
+    def _init_s(self) -> float | None:
+        stop, start = self.log.single.get(keys.INIT_STOP), self.log.first_init
+        if not stop or not start:
+            return None
+        seconds = stop[0].time_s - start.time_s
+        if seconds < -clock.SKEW_S:
+            self.log.contradict(stop[0].line, f'init_stop is {-seconds:.1f} s earlier than init_start (line '
+                                f'{start.line})')
+            return None
+        return max(seconds, 0.0)
+
+    def _times(self, is_sound: bool) -> dict[str, Any]:
+        """Return the fields of a Run that depend on its clock."""
+        log, stop = self.log, self.log.single.get(keys.RUN_STOP)
+        time_s = log.clock_s(stop[0]) if stop else None
+        segments = clock.train_segments(log, time_s)
+        pairs = [(log.clock_s(mark), number(rate, 0, 1e9)) for mark, rate in log.rates]
+        rates = tuple(sorted((t, rate) for t, rate in pairs if t is not None and rate is not None))
+        for finding in clock.check_gap(log, self.evaluations, segments) if is_sound else []:
+            log.contradict(*finding)
+        return {'evaluations': self.evaluations, 'segments': segments, 'learning_rates': rates,
+                'init_s': self._init_s(), 'time_to_train_s': time_s if is_sound and (time_s or 0.0) >= 0 else None,
+                'last_epoch': max([*log.epochs, *log.blocks, *log.accuracies], default=None),
+                'num_resumes': len(log.resumes)}
+
+    def run(self) -> Run:
+        log, description = self.log, self.description
+        round_name, layout, is_sound = self._round(), LayoutReader(log, description, self.sources), self._is_sound()
+        times = self._times(is_sound)
+        division = log.value(keys.SUBMISSION_DIVISION)
+        division = division if division in (keys.OPEN, keys.CLOSED) else None
+        availability = log.value(keys.SUBMISSION_STATUS)
+        target = self._target(round_name, division)
+        optimizer = {k: v if _is_plain(v) else repr(v)[:200] for k, v in sorted(log.optimizer.items())}
+        dataset, is_imagenet, num_train, num_val = self._data()
+        status = self._status(target, times['time_to_train_s'], is_sound)
+        self._flag_evaluations(target, num_val)
+        self._flag_resumes()
+        rule = V05_TARGET if round_name == 'v0.5' else TARGET
+        if target is not None and target < rule and division == keys.CLOSED and is_imagenet:
+            log.contradict(log.line(events.TARGET_ACCURACY), f'target_accuracy is {target:g}, expected at least '
+                           f'{rule:g} in the closed division of {round_name}')
+        if log.seed:
+            self.sources['seed'] = FactSource('logged', keys.SEED, log.seed[0])
+        return Run(
+            self.path, round_name, status, org=self._org(), platform=_text(log.value(keys.SUBMISSION_PLATFORM)),
+            division=division, submission_status=availability if availability in _AVAILABILITIES else None,
+            dataset=dataset, is_imagenet=is_imagenet, num_nodes=layout.num_nodes, num_ranks=layout.num_ranks,
+            num_accelerators=layout.num_accelerators, global_batch_size=layout.global_batch_size,
+            accelerator=description.accelerator if layout.num_accelerators != 0 else None,
+            framework=description.framework, opt_name=_text(optimizer.get(keys.OPT_NAME)),
+            optimizer=MappingProxyType(optimizer), seed=integer(log.seed[1], -2**63, 2**64) if log.seed else None,
+            target_accuracy=target, train_samples=num_train, eval_samples=num_val,
+            epochs_to_converge=self.evaluations[-1].epoch if status == 'converged' else None,
+            age_s=age_s(self.path, self.now_s) if status == 'running' else None,
+            sources=MappingProxyType(self.sources),
+            lines=MappingProxyType({key: mark.line for key, (mark, _) in log.single.items()}),
+            warnings=log.notes.warnings(), **times)

@@ -1,0 +1,142 @@
+"""A run as read from its log, with the sources of its facts and the warnings about it."""
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from mlperf_rn50.mllog import keys
+
+# aborted: ended below the target; interrupted: ended by a stop request; failed: the run gave up, or its log has no
+# run_stop or contradicts itself; running: no run_stop yet, and still being written; unreadable: not a log.
+RunStatus = Literal['converged', 'aborted', 'interrupted', 'failed', 'running', 'unreadable']
+
+V05_TARGET, TARGET = 0.749, 0.759  # Top-1 that the rules of the closed division require, in v0.5 and later
+IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
+MAX_WARNINGS = 50  # contradictions, and as many others
+
+
+@dataclass(frozen=True, slots=True)
+class FactSource:
+    """Source of a fact: logged, implied by logged lines, or described, in the log or in a file beside it."""
+
+    basis: Literal['logged', 'implied', 'described']
+    text: str  # the key, lines or file
+    line: int | None = None  # of the log, or of path
+    path: Path | None = None  # of the description; None for the log
+
+
+@dataclass(frozen=True, slots=True)
+class LogWarning:
+    line: int | None  # None for the whole file
+    text: str
+    is_contradiction: bool = False  # of a value that is used, which may be wrong
+
+
+class Notes:
+    """Collects warnings in memory that does not grow with the log: one for all lines of a kind, with their count."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[bool, str], LogWarning] = {}  # the first by (is_contradiction, summary)
+        self._counts: Counter[tuple[bool, str]] = Counter()
+
+    def warn(self, line: int | None, text: str, summary: str = '', is_contradiction: bool = False) -> None:
+        """Add a warning; of several with the same summary only the first is kept."""
+        kind = is_contradiction, summary or text
+        if kind not in self._kept and sum(key[0] == is_contradiction for key in self._kept) >= MAX_WARNINGS:
+            omitted = LogWarning(line, 'further warnings are omitted', is_contradiction)
+            self._kept.setdefault((is_contradiction, ''), omitted)
+            return
+        self._kept.setdefault(kind, LogWarning(line, text, is_contradiction))
+        self._counts[kind] += 1
+
+    def contradict(self, line: int | None, text: str, summary: str = '') -> None:
+        """Add a warning that contradicts a value that is used."""
+        self.warn(line, text, summary, True)
+
+    def include(self, other: 'Notes') -> None:
+        """Insert the warnings of another collection before these."""
+        self._kept, self._counts = {**other._kept, **self._kept}, other._counts + self._counts
+
+    def warnings(self) -> tuple[LogWarning, ...]:
+        """Return contradictions, then the rest, each in the order of the log."""
+        kept = sorted(self._kept.items(), key=lambda item: not item[0][0])
+        return tuple(w if (count := self._counts[kind]) < 2 else
+                     replace(w, text=f'{count} lines from line {w.line} on: {kind[1]}') for kind, w in kept)
+
+
+class Evaluation(NamedTuple):
+    """Top-1 as a fraction after a number of epochs; times in seconds since run_start."""
+
+    epoch: int
+    accuracy: float
+    line: int
+    time_s: float | None
+    start_s: float | None
+    stop_s: float | None
+
+
+class TrainSegment(NamedTuple):
+    """A logged epoch, or the epochs of a block if the log has none; first_epoch from 1, seconds since run_start."""
+
+    first_epoch: int
+    num_epochs: int
+    start_s: float
+    stop_s: float
+    images_per_s: float | None
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as read from its log; None for what neither log nor description contain."""
+
+    path: Path
+    round: str  # v0.5, v0.6, or of later ones that in the folder name, else v0.7+
+    status: RunStatus
+    benchmark: str = keys.RESNET  # the only one that is read
+    org: str | None = None
+    platform: str | None = None
+    division: str | None = None
+    submission_status: str | None = None
+    dataset: str | None = None
+    is_imagenet: bool = True
+    num_nodes: int | None = None
+    num_ranks: int | None = None
+    num_accelerators: int | None = None  # 0 for a run on CPUs
+    accelerator: str | None = None  # model, from the system description
+    framework: str | None = None  # with version, from the system description
+    global_batch_size: int | None = None
+    opt_name: str | None = None
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    target_accuracy: float | None = None
+    train_samples: int | None = None
+    eval_samples: int | None = None
+    evaluations: Sequence[Evaluation] = ()
+    segments: Sequence[TrainSegment] = ()
+    learning_rates: Sequence[tuple[float, float]] = ()  # (seconds since run_start, learning rate) as logged
+    init_s: float | None = None  # from the first init_start to init_stop
+    epochs_to_converge: int | None = None
+    last_epoch: int | None = None
+    # From run_start to run_stop, without the gaps of resumes; None if the clock contradicts itself.
+    time_to_train_s: float | None = None
+    age_s: float | None = None  # of a running run, since the last write to its log
+    num_resumes: int = 0
+    sources: Mapping[str, FactSource] = field(default_factory=dict)  # by name of the field
+    lines: Mapping[str, int] = field(default_factory=dict)  # of the single keys, such as run_start
+    warnings: tuple[LogWarning, ...] = ()  # contradictions first; one warning for all lines of a kind
+
+    def fact(self, name: str) -> Any:
+        """Return a field; None if it is implied by the lines of a log without run_stop."""
+        source = self.sources.get(name)
+        is_cut = keys.RUN_STOP not in self.lines
+        return None if is_cut and source and source.basis == 'implied' else getattr(self, name)
+
+    @property
+    def final_accuracy(self) -> float | None:
+        return self.evaluations[-1].accuracy if self.evaluations else None
+
+    @property
+    def best_accuracy(self) -> float | None:
+        return max((e.accuracy for e in self.evaluations), default=None)

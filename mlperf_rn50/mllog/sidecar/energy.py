@@ -1,0 +1,185 @@
+"""Energy of a run from the telemetry of its nodes beside the log, which is untrusted input like the log.
+
+It covers the run's clock, without gaps of resumes and repeated training, and needs samples of every node throughout.
+"""
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import NamedTuple
+
+from mlperf_rn50.jsonl import read_lines
+from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.sidecar.telemetry import TelemetryRecord, files_of, host_of
+from mlperf_rn50.text import plural
+
+KINDS = ('cpu', 'gpu')
+# Expected reasons for missing energy.
+NO_TELEMETRY, NO_COUNTERS = 'no telemetry of the run', 'no node has readable counters'
+_MAX_DEVICES, _MAX_DEVICE_W = 64, 1e4
+# Permitted distance of a sample, of which there is one a second, from an end of a part, and covered share of the part.
+_MAX_GAP_S, _MIN_SHARE = 3.0, 0.9
+
+Readings = list[tuple[float, float]]  # (seconds on the node's clock, joules), in order of the file
+Devices = dict[str, float]  # joules by name
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Energy of the devices of a run's nodes; None if it was not measured."""
+
+    seconds: float  # on the run's clock
+    cpu_joules: float | None = None  # of all CPU packages of all nodes
+    gpu_joules: float | None = None  # of all GPUs of all nodes, used or not
+    reasons: Mapping[str, str] = field(default_factory=dict)  # of missing energy, by kind
+    nodes: Mapping[str, Mapping[str, Devices]] = field(default_factory=dict)  # by host and kind
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        return tuple(kind for kind in KINDS if getattr(self, f'{kind}_joules') is not None)
+
+    @property
+    def joules(self) -> float | None:
+        """Sum over the measured kinds."""
+        return sum(getattr(self, f'{kind}_joules') for kind in self.measured) if self.measured else None
+
+
+class _Unmeasured(Exception):
+    """Reason for missing energy, for read_energy."""
+
+
+class _Session:
+    """Samples from the start of a sampler to its end."""
+
+    def __init__(self) -> None:
+        self.readings: dict[str, dict[str, Readings]] = {}
+        self.start: tuple[float, float] | None = None  # on the node's clock and the run's
+        self.last_s = 0.0
+
+    def add(self, record: TelemetryRecord) -> None:
+        if record.event == 'run_start' and self.start is None and record.clock_s is not None:
+            self.start = record.time_s, record.clock_s
+        for kind in record.energy_j.keys() & set(KINDS):
+            self.last_s = record.time_s
+            known = self.readings.setdefault(kind, {})
+            for name, joules in record.energy_j[kind].items():
+                if name in known or len(known) < _MAX_DEVICES:
+                    known.setdefault(name, []).append((record.time_s, joules))
+
+
+class _Node(NamedTuple):
+    host: str
+    boot: str | None
+    kinds: set[str]  # in any session
+    sessions: list[_Session]  # with a start, in order
+
+
+def _read_node(path: Path) -> _Node:
+    sessions, boot = [_Session()], None
+    for _, record in read_lines(path, TelemetryRecord):
+        if record.event == 'start':
+            sessions.append(_Session())
+        boot = record.boot or boot
+        sessions[-1].add(record)
+    return _Node(host_of(path), boot, {kind for s in sessions for kind in s.readings}, [s for s in sessions if s.start])
+
+
+def _joules_at(readings: Readings, time_s: float) -> float:
+    """Interpolate joules at a time between the first and the last reading."""
+    place = bisect.bisect_left(readings, time_s, key=itemgetter(0))
+    after_s, after = readings[place]
+    if place == 0 or after_s == time_s:
+        return after
+    before_s, before = readings[place - 1]
+    return before + (after - before) * (time_s - before_s) / (after_s - before_s)
+
+
+def _joules_between(readings: Readings, start_s: float, stop_s: float) -> float:
+    """Return the joules between two times, extrapolated for the short parts beyond the readings."""
+    for time_s, name in ((start_s, 'start'), (stop_s, 'end')):
+        place = bisect.bisect_left(readings, time_s, key=itemgetter(0))
+        gap_s = min(abs(t - time_s) for t, _ in readings[max(0, place - 1):place + 1])
+        if gap_s > _MAX_GAP_S:
+            raise _Unmeasured(f'the nearest sample is {gap_s:.1f} s from the {name}, expected at most {_MAX_GAP_S:g} s')
+    first_s, last_s = max(start_s, readings[0][0]), min(stop_s, readings[-1][0])
+    if last_s - first_s < _MIN_SHARE * (stop_s - start_s):
+        raise _Unmeasured(f'the samples cover {max(0.0, last_s - first_s):.1f} s of {stop_s - start_s:.1f} s')
+    joules = _joules_at(readings, last_s) - _joules_at(readings, first_s)
+    if joules > _MAX_DEVICE_W * (last_s - first_s):
+        raise _Unmeasured(f'got {joules / (last_s - first_s):,.0f} W, expected at most {_MAX_DEVICE_W:,.0f} W')
+    return joules * (stop_s - start_s) / (last_s - first_s)
+
+
+def _device_joules(parts: Sequence[tuple[_Session, float, float]], kind: str, name: str) -> float:
+    total = 0.0
+    for session, start_s, stop_s in parts:
+        readings = session.readings[kind].get(name)
+        if not readings or not session.start:
+            raise _Unmeasured('missing in a part of the run')
+        for (before_s, before), (after_s, after) in zip(readings, readings[1:]):
+            if after_s < before_s:
+                raise _Unmeasured('the sample times decrease')
+            if after < before:
+                raise _Unmeasured('the counter decreases')
+        zero_s = session.start[0] - session.start[1]
+        total += _joules_between(readings, zero_s + start_s, zero_s + stop_s)
+    if not total:
+        raise _Unmeasured('the counter does not change')
+    return total
+
+
+def _node_joules(node: _Node, kind: str, until_s: float) -> Devices:
+    starts = [s.start[1] for s in node.sessions if s.start]
+    stops = [min([until_s, *starts[i + 1:]]) for i in range(len(starts))]  # repeated training counts once
+    parts = [part for part in zip(node.sessions, starts, stops) if part[2] > part[1]]
+    if not parts or parts[0][1] > 0:
+        raise _Unmeasured(f'{node.host} has no samples from the start of the run')
+    if any(not s.readings.get(kind) for s, _, _ in parts):
+        raise _Unmeasured(f'{node.host} has no readable counters')
+    found: Devices = {}
+    for name in dict.fromkeys(n for s, _, _ in parts for n in s.readings[kind]):
+        try:
+            found[name] = _device_joules(parts, kind, name)
+        except _Unmeasured as e:
+            raise _Unmeasured(f'{node.host}, {kind} {name}: {e}') from e
+    return found
+
+
+def _last_s(node: _Node) -> float:
+    """Return the run's clock at the last reading of a node."""
+    last = node.sessions[-1] if node.sessions else None
+    return last.last_s - last.start[0] + last.start[1] if last and last.start else 0.0
+
+
+def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
+    """Raise _Unmeasured unless the sampled nodes are those of the run."""
+    if not nodes:
+        raise _Unmeasured(NO_TELEMETRY)
+    if not any(kind in n.kinds for n in nodes):
+        raise _Unmeasured(NO_COUNTERS)
+    if run.num_nodes != len(nodes):
+        raise _Unmeasured(f'telemetry of {plural(len(nodes), "node")}, but {run.num_nodes or "no number"} in the log')
+    boots: dict[str, str] = {}
+    for node in nodes:
+        if node.boot and boots.setdefault(node.boot, node.host) != node.host:
+            raise _Unmeasured(f'{boots[node.boot]} and {node.host} are the same machine, which would count twice')
+
+
+def read_energy(run: Run, files: Mapping[str, Sequence[Path]] | None = None, until_s: float | None = None) -> Energy:
+    """Return the energy up to a time, or the end of the run, or else the last time that all nodes have sampled."""
+    nodes = [_read_node(path) for path in files_of(run, files)]
+    sampled_s = max(0.0, min(map(_last_s, nodes), default=0.0))
+    seconds = next(s for s in (until_s, run.time_to_train_s, sampled_s) if s is not None)
+    found: dict[str, dict[str, Devices]] = {}
+    reasons = {}
+    for kind in KINDS:
+        try:
+            _check_nodes(run, nodes, kind)
+            found[kind] = {n.host: _node_joules(n, kind, seconds) for n in nodes}
+        except _Unmeasured as e:
+            reasons[kind] = str(e)
+    joules = {f'{kind}_joules': sum(j for devices in hosts.values() for j in devices.values())
+              for kind, hosts in found.items()}
+    by_node = {n.host: {kind: hosts[n.host] for kind, hosts in found.items()} for n in nodes} if found else {}
+    return Energy(seconds, **joules, reasons=reasons, nodes=by_node)

@@ -1,0 +1,97 @@
+"""Reader of the metrics.jsonl beside one of our logs, which is untrusted input like the log."""
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from mlperf_rn50.jsonl import read_lines
+from mlperf_rn50.mllog.read.description import sibling
+from mlperf_rn50.mllog.run import Run
+
+_MAX_NODES = 256
+Number = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Epoch = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
+Images = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+Bytes = dict[str, Annotated[int, msgspec.Meta(ge=0, le=10**18)]]  # by host
+
+
+class _Step(msgspec.Struct):
+    time_s: Number  # since run_start
+    learning_rate: Number
+
+
+class _Evaluation(msgspec.Struct):
+    epoch: Epoch
+    num_top1: Images
+    num_images: Images
+
+
+class _Reads(msgspec.Struct):
+    event: Literal['epoch']
+    epoch: Epoch
+    record_bytes: Bytes
+    new_record_bytes: Bytes = {}
+
+
+class _StragglersRecord(msgspec.Struct):
+    event: Literal['ranks']
+    stragglers: list[Annotated[str, msgspec.Meta(max_length=400)]]
+
+
+@dataclass(frozen=True)
+class NodeReads:
+    """Bytes of training records that a node read, with padding, and of those among them read for the first time."""
+
+    host: str
+    path: Path
+    first_bytes: int  # in the first logged epoch
+    first_new_bytes: int | None  # None if it is not logged
+    later_bytes: float | None  # mean of the later epochs; None with a single epoch
+    later_new_bytes: float | None
+    first_line: int  # of the metrics
+    last_line: int
+
+
+def read_learning_rates(run: Run) -> Sequence[tuple[float, float]]:
+    """Return (seconds since run_start, learning rate), from metrics.jsonl or else from the log, which has fewer."""
+    steps = read_lines(sibling(run.path, 'metrics', '.jsonl'), _Step, b'learning_rate')
+    return tuple((s.time_s, s.learning_rate) for _, s in steps) or run.learning_rates
+
+
+def read_curve(path: Path) -> list[tuple[int, float]]:
+    """Return (epochs trained, Top-1 as a fraction) of each evaluation in a metrics.jsonl; the last of repeated ones."""
+    return sorted({e.epoch: e.num_top1 / e.num_images for _, e in read_lines(path, _Evaluation, b'num_top1')
+                   if e.num_top1 <= e.num_images > 0}.items())
+
+
+def read_node_reads(run: Run) -> list[NodeReads]:
+    """Return the reads of each node, in order of names; of a repeated epoch, as after a resume, the last."""
+    path = sibling(run.path, 'metrics', '.jsonl')
+    epochs: dict[str, dict[int, tuple[int, int, int | None]]] = {}  # (line, bytes, new bytes) by host and epoch
+    for line, reads in read_lines(path, _Reads, b'record_bytes'):
+        for host, num_bytes in reads.record_bytes.items():
+            if host in epochs or len(epochs) < _MAX_NODES:
+                epochs.setdefault(host, {})[reads.epoch] = (line, num_bytes, reads.new_record_bytes.get(host))
+    result = []
+    for host, by_epoch in sorted(epochs.items()):
+        rows = [by_epoch[epoch] for epoch in sorted(by_epoch)]
+        (first_line, first, first_new), later = rows[0], rows[1:]
+        new = [n for _, _, n in later if n is not None]
+        result.append(NodeReads(
+            host, path, first, first_new, statistics.fmean(n for _, n, _ in later) if later else None,
+            statistics.fmean(new) if new and len(new) == len(later) else None, first_line, rows[-1][0]))
+    return result
+
+
+def read_stragglers(run: Run) -> list[str]:
+    """Return the last message about each straggler, and how often it was one."""
+    found: dict[str, tuple[str, int]] = {}
+    records = [r for _, r in read_lines(sibling(run.path, 'metrics', '.jsonl'), _StragglersRecord, b'stragglers')]
+    for text in (text for r in records for text in r.stragglers):
+        rank = text.partition(' is slow')[0]
+        if rank in found or len(found) < _MAX_NODES:
+            found[rank] = text, found.get(rank, ('', 0))[1] + 1
+    return [f'{text} (at {count} of {len(records)} evaluations)' for text, count in found.values()]

@@ -1,0 +1,107 @@
+"""Reader of the node telemetry beside a log, which is untrusted input like the log."""
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from mlperf_rn50.jsonl import read_lines
+from mlperf_rn50.mllog.run import Run
+
+_MAX_NODES = 256
+# Counters that are added up, by label in a plot.
+KINDS = {'disk read': ('disk_read',), 'disk write': ('disk_write',),
+         'network receive': ('net_receive', 'infiniband_receive'), 'network send': ('net_send', 'infiniband_send')}
+
+Name = Annotated[str, msgspec.Meta(max_length=64)]
+Joules = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Rates = dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e15)]]  # by device
+Gauge = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+
+
+class TelemetryRecord(msgspec.Struct):
+    """A line of a node's file: a sample, or a named event."""
+
+    time_ms: Annotated[float, msgspec.Meta(ge=0, le=1e15)]  # on the node's clock, since 1970
+    event: str | None = None
+    clock_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None  # of the run, at run_start
+    boot: Name | None = None
+    energy_j: dict[str, dict[Name, Joules]] = {}  # by kind and device
+    cpu_percent: Gauge = math.nan
+    page_cache_bytes: Gauge = math.nan
+    disk_read_bytes_per_s: Rates = {}
+    disk_write_bytes_per_s: Rates = {}
+    net_receive_bytes_per_s: Rates = {}
+    net_send_bytes_per_s: Rates = {}
+    infiniband_receive_bytes_per_s: Rates = {}
+    infiniband_send_bytes_per_s: Rates = {}
+
+    @property
+    def time_s(self) -> float:
+        return self.time_ms / 1000
+
+
+@dataclass(frozen=True)
+class NodeTelemetry:
+    """Samples of a node during a run; NaN for missing values."""
+
+    host: str
+    path: Path
+    times_s: tuple[float, ...]  # since run_start
+    rates: dict[str, tuple[float, ...]]  # bytes per second by KINDS, without the loopback interface
+    cpu_percent: tuple[float, ...]  # of all cores
+    page_cache_bytes: tuple[float, ...]
+
+
+def _rate(record: TelemetryRecord, kinds: tuple[str, ...]) -> float:
+    """Return the bytes per second of all devices in a sample."""
+    found = [value for kind in kinds for name, value in getattr(record, f'{kind}_bytes_per_s').items() if name != 'lo']
+    return sum(found) if found else math.nan
+
+
+def read_node(path: Path) -> NodeTelemetry | None:
+    """Return the samples of a node on the run's clock; None if the file has no samples or no run_start."""
+    offset_s = None
+    samples: list[tuple[float, ...]] = []
+    for _, record in read_lines(path, TelemetryRecord):
+        if record.event == 'run_start':
+            offset_s = None if record.clock_s is None else record.clock_s - record.time_s
+        elif record.event is None and offset_s is not None:
+            samples.append((record.time_s + offset_s, *(_rate(record, kinds) for kinds in KINDS.values()),
+                            record.cpu_percent, record.page_cache_bytes))
+    if not samples:
+        return None
+    times_s, *rates, cpu_percent, page_cache_bytes = zip(*samples)
+    return NodeTelemetry(host_of(path), path, times_s, dict(zip(KINDS, rates)), cpu_percent, page_cache_bytes)
+
+
+def find_telemetry(folder: Path) -> dict[str, list[Path]]:
+    """Return the telemetry files in a folder in order of names, by number of the run."""
+    found: dict[str, list[Path]] = {}
+    with suppress(OSError), os.scandir(folder) as entries:
+        for name in sorted(e.name for e in entries):
+            if m := re.fullmatch(r'telemetry_(\d+)_.+\.jsonl', name):
+                found.setdefault(m[1], []).append(folder / name)
+    return found
+
+
+def files_of(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> Sequence[Path]:
+    """Return the telemetry files of a run; files is find_telemetry of its folder, or None to call that."""
+    m = re.fullmatch(r'result_(\d+)\.txt', run.path.name)
+    found = find_telemetry(run.path.parent) if files is None else files
+    return found.get(m[1], ())[:_MAX_NODES] if m else ()
+
+
+def host_of(path: Path) -> str:
+    """Return the host in the name of a telemetry file."""
+    return path.stem.split('_', 2)[-1]
+
+
+def read_telemetry(run: Run, files: Mapping[str, Sequence[Path]] | None = None) -> list[NodeTelemetry]:
+    """Return the samples of all nodes of a run; files as in files_of."""
+    return [node for p in files_of(run, files) if (node := read_node(p))]

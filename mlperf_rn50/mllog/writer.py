@@ -1,0 +1,250 @@
+"""The log of a run, with all events that the rules require, in every vocabulary.
+
+Only rank 0 writes. The official libraries mlperf-logging (:::MLLOG) and mlperf-compliance (:::MLPv0.5.0) write to one
+file. Lines of 0.6.0 (:::MLL) go to a separate one, because the 0.6.0 checker rejects the others. Methods take epochs
+from 0 and log them as each format counts.
+"""
+import logging
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlperf_rn50
+from mlperf_rn50.config import Config
+from mlperf_rn50.data.options import IMAGENET
+from mlperf_rn50.files import LineFile
+from mlperf_rn50.mllog import events
+
+# The v0.5 package writes lines with a value to this file only, if it is set at import.
+os.environ.pop('COMPLIANCE_FILE', None)
+
+from mlperf_compliance import mlperf_log as v05  # noqa: E402
+from mlperf_compliance import tags  # noqa: E402
+from mlperf_logging.mllog import constants as keys  # noqa: E402
+from mlperf_logging.mllog.mllog import MLLogger  # noqa: E402
+
+_ROOT = re.escape(str(Path(mlperf_rn50.__file__).parent.parent))
+_DEPTH = 3  # frames between the encoder of a line and the caller of a method of RunLog
+
+
+class _Sink(logging.Handler):
+    """Writes each message as a line at once, and propagates errors."""
+
+    def __init__(self, path: Path | None, is_new: bool):
+        super().__init__()
+        self._file = LineFile(path, is_new) if path else None
+
+    def emit(self, record):
+        if self._file:
+            self._file.write(record.getMessage())
+
+    def handleError(self, record):
+        raise
+
+    def close(self):
+        if self._file:
+            self._file.close()
+        super().close()
+
+
+def _make_logger(name: str, sink: logging.Handler) -> logging.Logger:
+    """Return a logger that writes to one sink only."""
+    logger = logging.getLogger(name)
+    logger.handlers[:] = [sink]
+    logger.propagate = False
+    logger.setLevel(logging.DEBUG)
+    return logger
+
+
+class RunLog:
+    """The log of a run; with path None, as on ranks other than 0, nothing is written."""
+
+    def __init__(self, path: Path | None, v06_path: Path | None, is_resumed: bool = False):
+        """Create the files (FileExistsError if one exists), or open those of a resumed run; StorageError on failure."""
+        self._is_open = path is not None
+        self._sink, self._v06 = _Sink(path, not is_resumed), _Sink(v06_path, not is_resumed)
+        self._has_v06 = v06_path is not None
+        self._mllog = MLLogger(_make_logger('mlperf_rn50.mllog', self._sink), root_dir=_ROOT,
+                               default_stack_offset=_DEPTH)
+        _make_logger('mlperf_compliance', self._sink)
+        v05.ROOT_DIR_RESNET = _ROOT
+
+    def close(self) -> None:
+        self._sink.close()
+        self._v06.close()
+
+    def _event(self, key: str, value: Any = None, kind: str = keys.POINT_IN_TIME, **metadata: Any) -> None:
+        """Write an MLLOG line, and the same as a 0.6.0 line if there is such a log."""
+        if not self._is_open:
+            return
+        now = time.time()
+        write = {keys.POINT_IN_TIME: self._mllog.event, keys.INTERVAL_START: self._mllog.start,
+                 keys.INTERVAL_END: self._mllog.end}[kind]
+        write(key, value, metadata, time_ms=int(now * 1000))
+        if self._has_v06:
+            event = events.LogEvent('MLL', key, now, value, metadata)
+            self._v06.handle(logging.makeLogRecord({'msg': '%s', 'args': (events.encode_v06(event),)}))
+
+    def _tag(self, tag: str, value: Any = None) -> None:
+        if self._is_open:
+            v05.resnet_print(tag, value, stack_offset=_DEPTH)
+
+    def submission(self, config: Config) -> None:
+        """Log benchmark, submitter and platform."""
+        run = config.run
+        benchmark = keys.RESNET if config.model.name.startswith(keys.RESNET) else config.model.name
+        for key, value in [(keys.SUBMISSION_BENCHMARK, benchmark), (keys.SUBMISSION_ORG, run.submission_org),
+                           (keys.SUBMISSION_DIVISION, run.submission_division),
+                           (keys.SUBMISSION_STATUS, run.submission_status),
+                           (keys.SUBMISSION_PLATFORM, run.submission_platform)]:
+            self._event(key, value)
+        if self._has_v06:
+            self._event(keys.SUBMISSION_POC_NAME, run.submission_poc_name)
+            self._event(keys.SUBMISSION_ENTRY, run.submission_platform)
+
+    def cache_clear(self, was_done: bool, reason: str) -> None:
+        """Log whether the page cache was flushed on every node, and how or why not."""
+        self._event(keys.CACHE_CLEAR, was_done, reason=reason)
+        self._tag(tags.RUN_CLEAR_CACHES, was_done)
+
+    def init_start(self) -> None:
+        """Log the start of initialization, before the model is built; v0.5 starts its clock here."""
+        self._event(keys.INIT_START, kind=keys.INTERVAL_START)
+        self._tag(tags.RUN_START)
+
+    def seed(self, seed: int) -> None:
+        self._event(keys.SEED, seed)
+        self._tag(tags.RUN_SET_RANDOM_SEED, seed)
+
+    def hyperparameters(self, config: Config, global_batch_size: int, local_batch_size: int, decay_steps: int,
+                        warmup_steps: int) -> None:
+        """Log batch, optimizer and schedule, under the keys of the optimizer."""
+        o, s, t = config.optimizer, config.schedule, config.train
+        self._event(keys.GLOBAL_BATCH_SIZE, global_batch_size)
+        self._event(keys.MODEL_BN_SPAN, local_batch_size)
+        self._event(keys.GRADIENT_ACCUMULATION_STEPS, t.gradient_accumulation_steps)
+        self._event(events.TARGET_ACCURACY, t.target_accuracy)
+        self._event(keys.OPT_NAME, o.name)
+        self._event(keys.OPT_BASE_LR, s.base_lr)
+        self._event(keys.OPT_LR_WARMUP_EPOCHS, s.warmup_epochs)
+        self._event(f'{o.name}_opt_base_learning_rate', s.base_lr)
+        self._event(f'{o.name}_opt_weight_decay', o.weight_decay)
+        self._event(f'{o.name}_opt_momentum', o.momentum)
+        if o.name == 'sgd' and config.run.submission_division == 'open':  # the closed one has no Nesterov momentum
+            self._event(events.SGD_NESTEROV, o.nesterov)
+        self._event(f'{o.name}_opt_learning_rate_decay_steps', decay_steps)
+        if s.decay != 'step':
+            self._event(f'{o.name}_opt_end_learning_rate', s.end_lr)
+        if s.decay == 'poly':
+            self._event(f'{o.name}_opt_learning_rate_decay_poly_power', s.poly_power)
+        if o.name == keys.LARS:
+            self._event(keys.LARS_EPSILON, o.lars_epsilon)
+            self._event(keys.LARS_OPT_LEARNING_RATE_WARMUP_EPOCHS, s.warmup_epochs)
+        elif s.decay == 'step':
+            self._event(keys.OPT_LR_DECAY_BOUNDARY_EPOCHS, list(s.step_epochs))
+        self._tag(tags.INPUT_BATCH_SIZE, local_batch_size)
+        momentum = 'Nesterov Momentum' if o.nesterov else 'Momentum'
+        self._tag(tags.OPT_NAME, 'LARS' if o.name == keys.LARS else f'SGD with {momentum}')
+        self._tag(tags.OPT_LR, s.base_lr)
+        self._tag(tags.OPT_LR_WARMUP_STEPS, warmup_steps)
+        self._tag(tags.OPT_MOMENTUM, o.momentum)
+        self._tag(tags.MODEL_L2_REGULARIZATION, o.weight_decay)
+        self._tag(tags.MODEL_EXCLUDE_BN_FROM_L2, not o.decay_bn_and_bias)
+
+    def model(self, description: Sequence[tuple[str, Any]], tensor_names: Sequence[str]) -> None:
+        """Log the network, layer by layer as (v0.5 tag, value), and every initialized tensor."""
+        for tag, value in description:
+            self._tag(tag, value)
+        self._tag(tags.MODEL_HP_LOSS_FN, 'categorical_cross_entropy')
+        for name in tensor_names:
+            self._event(keys.WEIGHTS_INITIALIZATION, None, tensor=name)
+
+    def initial_weights(self, source: str, notes: Sequence[str]) -> None:
+        """Log that the weights were loaded instead of drawn, which only the open division permits."""
+        self._event(events.INITIAL_WEIGHTS, source, notes=list(notes))
+
+    def init_stop(self) -> None:
+        """Log the end of initialization, before any access to the data."""
+        self._event(keys.INIT_STOP, kind=keys.INTERVAL_END)
+
+    def run_start(self) -> None:
+        self._event(keys.RUN_START, kind=keys.INTERVAL_START)
+
+    def run_resumed(self, step: int, epoch: int, clock_s: float, **plan: Any) -> None:
+        """Log a resume from a checkpoint with its plan; the log is then no longer one timed run."""
+        self._event(events.RUN_RESUMED, step, epoch_num=epoch + 1, clock_s=clock_s, submittable=False, **plan)
+
+    def data(self, config: Config, num_ranks: int, num_nodes: int) -> None:
+        """Log the data set, its augmentation and order, and the ranks that share it."""
+        d, t = config.data, config.train
+        shuffle: dict[str, Any] = {'shuffle': d.shuffle}
+        if d.shuffle == 'node':
+            shuffle['node_rotation_epochs'] = d.node_rotation_epochs
+        if d.mirror != 'random':
+            shuffle['mirror'] = d.mirror
+        self._event(events.DATASET, d.dataset, is_imagenet=d.dataset == IMAGENET and not d.synthetic,
+                    synthetic=d.synthetic, **shuffle)
+        self._event(events.NUM_RANKS, num_ranks)
+        self._event(events.NUM_NODES, num_nodes)
+        per_device = num_nodes * config.run.ranks_per_device
+        self._event(events.ACCELERATORS_PER_NODE, num_ranks // per_device if config.train.device == 'gpu' else 0)
+        self._event(keys.TRAIN_SAMPLES, d.num_train)
+        self._event(keys.EVAL_SAMPLES, d.num_val)
+        self._tag(tags.PREPROC_NUM_TRAIN_EXAMPLES, d.num_train)
+        self._tag(tags.PREPROC_NUM_EVAL_EXAMPLES, d.num_val)
+        self._tag(tags.INPUT_SIZE, d.num_train)
+        self._tag(tags.INPUT_ORDER, 'a new global permutation every epoch' if d.shuffle == 'global' else
+                  'a new permutation every epoch of the part of each node, which gets a new part every '
+                  f'{d.node_rotation_epochs} epochs')
+        self._tag(tags.INPUT_SHARD, num_ranks)
+        self._tag(tags.INPUT_CENTRAL_CROP, d.resize_shorter > d.image_size)
+        if d.crop == 'random_resized':
+            self._tag(tags.INPUT_DISTORTED_CROP_RATIO_RANGE, [d.min_aspect, d.max_aspect])
+            self._tag(tags.INPUT_DISTORTED_CROP_AREA_RANGE, [d.min_area, d.max_area])
+        self._tag(tags.INPUT_MEAN_SUBTRACTION, list(d.mean))
+        self._tag(tags.INPUT_RANDOM_FLIP, d.mirror_probability)
+        self._tag(tags.INPUT_RESIZE, {'shorter_side': d.resize_shorter, 'crop': d.image_size})
+        self._tag(tags.INPUT_RESIZE_ASPECT_PRESERVING, True)
+        self._tag(tags.EVAL_EPOCH_OFFSET, t.eval_offset)
+        self._tag(tags.EVAL_SIZE, d.num_val)
+        self._tag(tags.EVAL_TARGET, t.target_accuracy)
+        self._tag(tags.TRAIN_LOOP)
+
+    def block_start(self, epoch: int, num_epochs: int) -> None:
+        self._event(keys.BLOCK_START, kind=keys.INTERVAL_START, first_epoch_num=epoch + 1, epoch_count=num_epochs)
+
+    def block_stop(self, epoch: int) -> None:
+        """Log the end of the block that began with an epoch."""
+        self._event(keys.BLOCK_STOP, kind=keys.INTERVAL_END, first_epoch_num=epoch + 1)
+
+    def epoch_start(self, epoch: int) -> None:
+        self._event(keys.EPOCH_START, kind=keys.INTERVAL_START, epoch_num=epoch + 1)
+        self._tag(tags.TRAIN_EPOCH, epoch)
+
+    def epoch_stop(self, epoch: int, images_per_s: float, learning_rate: float) -> None:
+        """Log the end of an epoch, its throughput over all ranks and its last learning rate."""
+        self._event(keys.EPOCH_STOP, kind=keys.INTERVAL_END, epoch_num=epoch + 1)
+        self._event(events.TRACKED_STATS, {'throughput': float(images_per_s), 'learning_rate': float(learning_rate)},
+                    epoch_num=epoch + 1)
+
+    def eval_start(self, epoch: int) -> None:
+        self._event(keys.EVAL_START, kind=keys.INTERVAL_START, epoch_num=epoch + 1)
+        self._tag(tags.EVAL_START, epoch)
+
+    def eval_stop(self, epoch: int, top1: float) -> None:
+        """Log the end of an evaluation, and its Top-1 as a fraction of the whole validation set."""
+        self._event(keys.EVAL_ACCURACY, float(top1), epoch_num=epoch + 1)
+        self._event(keys.EVAL_STOP, kind=keys.INTERVAL_END, epoch_num=epoch + 1)
+        self._tag(tags.EVAL_ACCURACY, {'epoch': epoch, 'value': float(top1)})
+        self._tag(tags.EVAL_STOP, epoch)
+
+    def run_stop(self, reason: str) -> None:
+        """Log the end of the run; the reason is converged, aborted, interrupted or failed."""
+        is_success = reason == 'converged'
+        self._event(keys.RUN_STOP, kind=keys.INTERVAL_END, status=keys.SUCCESS if is_success else keys.ABORTED,
+                    reason=reason)
+        self._tag(tags.RUN_STOP, {'success': is_success})
+        self._tag(tags.RUN_FINAL)

@@ -1,0 +1,45 @@
+"""Options of the network."""
+from dataclasses import dataclass
+from typing import Literal
+
+from mlperf_rn50.bounds import ABOVE_0, FRACTION_BELOW_1, option, require
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Network.
+
+    Args:
+        name: network; resnet50 (v1.5, as all depths) is the benchmark, the others are for throughput studies.
+        layout: memory layout of images and activations; a CPU supports NCHW only.
+        zero_gamma: initialise the last BatchNorm of each block with gamma = 0.
+        fused_bn_relu: BatchNorm and ReLU as one operator, on CPUs or in NVIDIA's builds for float16 with NHWC; null
+            uses it on a GPU where available, not on a CPU.
+        fused_bn_add_relu: BatchNorm, addition of the shortcut and ReLU as one operator, in NVIDIA's builds for float16
+            with NHWC; null uses it where available.
+        bn_momentum: weight of the old value in the running statistics.
+        bn_epsilon: constant added to the variance in BatchNorm.
+    """
+
+    name: Literal['resnet18', 'resnet34', 'resnet50', 'resnet101', 'resnet152', 'alexnet', 'googlenet', 'inception_v3',
+                  'inception_v4', 'vgg16', 'vgg19'] = 'resnet50'
+    layout: Literal['NCHW', 'NHWC'] = 'NCHW'
+    zero_gamma: bool = False
+    fused_bn_relu: bool | None = None
+    fused_bn_add_relu: bool | None = None
+    bn_momentum: float = option(0.9, FRACTION_BELOW_1, 'fraction')
+    bn_epsilon: float = option(1e-5, ABOVE_0)
+
+
+def check_model(m: ModelConfig, device: str, precision: str) -> None:
+    """Raise ConfigError for a network that the device does not support; device and precision as in train."""
+    require(device == 'gpu' or m.layout == 'NCHW',
+            'model.layout: got NHWC with train.device=cpu, expected NCHW; convolutions on a CPU do not support NHWC')
+    require(m.layout == 'NCHW' or m.name.startswith('resnet'),
+            f'model.layout: got NHWC with model.name={m.name}, expected NCHW; only ResNets support NHWC')
+    is_nvidia = (device, precision, m.layout) == ('gpu', 'float16', 'NHWC')
+    kind = f'train.device={device}, train.precision={precision}, model.layout={m.layout}'
+    require(is_nvidia or device == 'cpu' or not m.fused_bn_relu,
+            f'model.fused_bn_relu: got true with {kind}, expected null; a GPU supports it for float16 with NHWC')
+    require(is_nvidia or not m.fused_bn_add_relu,
+            f'model.fused_bn_add_relu: got true with {kind}, expected null; it needs gpu, float16 and NHWC')

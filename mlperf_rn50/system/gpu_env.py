@@ -1,0 +1,50 @@
+"""Environment of ranks on GPUs, where the user or NVIDIA's container has not set a variable.
+
+The launchers set MLPERF_RN50_DEVICE; launch/bind.sh then sets the missing variables of every rank, in its container.
+"""
+from collections.abc import Mapping, Sequence
+
+DEVICE_VARIABLE = 'MLPERF_RN50_DEVICE'
+SET_VARIABLE = 'MLPERF_RN50_SET_FOR_GPU'  # names of the variables set by launch/bind.sh
+
+# Default source: NVIDIA's MLPerf submissions in MXNet, v0.6 and v0.7.
+SETTINGS = {
+    # CUDA then numbers GPUs like nvidia-smi and NVML; by default the fastest is 0. Source: CUDA C++ Programming Guide.
+    'CUDA_DEVICE_ORDER': 'PCI_BUS_ID',
+    'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD': '999',  # the whole forward pass is one segment
+    'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD': '25',  # in segments, so that the exchange of gradients overlaps
+    # A graph is captured with the addresses of its arrays, and again only when MXNet's temporary space moves (MXNet
+    # 1.9.1, src/imperative/cuda_graphs.h). Batches of DALI and sums of Horovod come from outside, which is untested.
+    # Off is MXNet's default; some later recipes set 1.
+    'MXNET_ENABLE_CUDA_GRAPHS': '0',
+    # cuDNN times its convolutions once and uses the fastest within a workspace of 1 GB. Source: MXNet 1.9.1.
+    'MXNET_CUDNN_AUTOTUNE_DEFAULT': '1',
+    'HOROVOD_CYCLE_TIME': '0.1',  # gradients wait at most 0.1 ms for their exchange (5 ms on CPUs)
+    'HOROVOD_NUM_NCCL_STREAMS': '1',  # each exchange has the full bandwidth; v0.7 only
+}
+
+
+def missing_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables to add to the environment of a rank; none unless its device is a GPU."""
+    if env.get(DEVICE_VARIABLE) != 'gpu':
+        return {}
+    added = {name: value for name, value in SETTINGS.items() if name not in env}
+    return {**added, SET_VARIABLE: ','.join(added)}
+
+
+def device_of_words(words: Sequence[str]) -> str:
+    """Return the device that a command line selects; cpu if it selects none, or is invalid."""
+    def value_of(option: str) -> str | None:
+        found = [words[i + 1] if word == option else word.partition('=')[2] for i, word in enumerate(words)
+                 if word.startswith(f'{option}=') or word == option and i + 1 < len(words)]
+        return found[-1] if found else None
+    import yaml  # imported late because every rank loads this module and does not need yaml
+    device, config, run_dir = value_of('--train.device'), value_of('--config'), value_of('--resume')
+    config = f'{run_dir}/config.yaml' if config is None and run_dir is not None else config
+    if device is None and config is not None:
+        try:
+            with open(config, encoding='utf-8') as f:
+                device = yaml.safe_load(f)['train']['device']
+        except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, RecursionError):
+            pass  # the program reports the error
+    return 'gpu' if device == 'gpu' else 'cpu'

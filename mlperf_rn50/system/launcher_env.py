@@ -1,0 +1,70 @@
+"""Rank and size of this process from the launcher's environment, without communication."""
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+
+from mlperf_rn50.errors import ConfigError
+
+# Set for each process by Open MPI, MPICH, Slurm's PMI, and horovodrun with Gloo.
+_RANK = ('OMPI_COMM_WORLD_RANK', 'PMI_RANK', 'PMIX_RANK', 'HOROVOD_RANK')
+_SIZE = ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'PMIX_SIZE', 'HOROVOD_SIZE')
+_LOCAL_RANK = ('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'HOROVOD_LOCAL_RANK')
+_LOCAL_SIZE = ('OMPI_COMM_WORLD_LOCAL_SIZE', 'MPI_LOCALNRANKS', 'HOROVOD_LOCAL_SIZE')
+
+
+def environment_number(name: str, env: Mapping[str, str] = os.environ) -> int | None:
+    """Return the whole number in an environment variable; None if not set, ConfigError for anything else."""
+    text = env.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r'\s*\d{1,9}\s*', text, re.ASCII):
+        raise ConfigError(f'{name}: got {text[:40]!r} in the environment, expected a whole number')
+    return int(text)
+
+
+def omp_threads(text: str) -> int | None:
+    """Parse the first level of OMP_NUM_THREADS; None if there is no number. Source: OpenMP 5.2, 21.1.2."""
+    first = text.partition(',')[0].strip()
+    return int(first) if re.fullmatch(r'[1-9]\d{0,8}', first, re.ASCII) else None
+
+
+def _number(names: tuple[str, ...]) -> int | None:
+    return next((environment_number(n) for n in names if n in os.environ), None)
+
+
+def _slurm_number(name: str) -> int | None:
+    """Return a number of the Slurm step under srun --mpi=pmix, because PMIx sets only the rank."""
+    return environment_number(name) if 'PMIX_RANK' in os.environ else None
+
+
+def launched_size() -> int | None:
+    """Return the number of ranks, None without a launcher."""
+    size = _number(_SIZE)
+    return _slurm_number('SLURM_STEP_NUM_TASKS') if size is None else size
+
+
+def launched_rank() -> int:
+    """Return this process's rank; 0 without a launcher."""
+    return _number(_RANK) or 0
+
+
+def launched_local() -> tuple[int, int]:
+    """Return this process's rank on its node and the number of ranks there; (0, 1) without a launcher."""
+    rank, size = _number(_LOCAL_RANK), _number(_LOCAL_SIZE)
+    if rank is None and size is None and (num_tasks := _slurm_number('SLURM_STEP_NUM_TASKS')):
+        rank, size = _slurm_number('SLURM_LOCALID'), num_tasks // (_slurm_number('SLURM_STEP_NUM_NODES') or 1)
+    return rank or 0, size or 1
+
+
+def rank_name() -> str:
+    """Return the name of this process for a message, such as 'rank 2 on h3'."""
+    return f'rank {launched_rank()} on {platform.node()}'
+
+
+def say(line: str) -> None:
+    """Write a line to stderr with a single write, so that ranks do not interleave; unbuffered print() needs two."""
+    if sys.stderr:  # None if it is closed
+        sys.stderr.write(f'{line}\n')
+        sys.stderr.flush()

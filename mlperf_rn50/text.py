@@ -1,0 +1,66 @@
+"""Formatting of counts, lists, times, shares and amounts for messages and tables. Pure."""
+from collections.abc import Sequence
+from typing import TypeVar
+
+_T = TypeVar('_T')
+
+
+def plural(count: int, name: str) -> str:
+    """Return a count with a noun, which is given in the singular."""
+    return f'{count} {name}{"" if count == 1 else "s"}'
+
+
+def some(names: Sequence[object], most: int) -> str:
+    """Return the first names and the number of the others."""
+    more = f' and {len(names) - most} more' if len(names) > most else ''
+    return ', '.join(map(str, names[:most])) + more
+
+
+def thin(values: Sequence[_T], most: int) -> Sequence[_T]:
+    """Return at most this many values, evenly spaced, including the first and the last."""
+    if len(values) <= most:
+        return values
+    return [values[round(k * (len(values) - 1) / (most - 1))] for k in range(most)]
+
+
+def short(text: str, most: int) -> str:
+    """Truncate a text to at most this many characters."""
+    return text if len(text) <= most else text[:most - 1] + '…'
+
+
+def duration(seconds: float) -> str:
+    """Return a duration such as 45 s, 12 min, 3 h 20 min or 2 d 3 h."""
+    if seconds < 99.5:
+        return f'{seconds:.0f} s'
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f'{minutes} min'
+    if minutes < 2880:
+        return f'{minutes // 60} h {minutes % 60} min'
+    hours = round(seconds / 3600)
+    return f'{hours // 24} d {hours % 24} h'
+
+
+def span(first_s: float, last_s: float) -> str:
+    """Return a range of durations, or a single one if both are formatted alike."""
+    first, last = duration(first_s), duration(last_s)
+    return last if first == last else f'{first} to {last}'
+
+
+def percent(fraction: float, form: str = '.2f') -> str:
+    return f'{100 * fraction:{form}} %'
+
+
+def minutes(seconds: float | None) -> str:
+    """Return a duration in minutes as a number, '-' for None."""
+    return '-' if seconds is None else f'{seconds / 60:.2f}'
+
+
+def money(value: float) -> str:
+    """Return an amount with two decimals, or with three significant digits below 1."""
+    return f'{value:,.2f}' if value >= 1 else f'{value:.3g}'
+
+
+def data_name(dataset: str | None) -> str:
+    """Return the name of a data set (None for ImageNet), marked if it is not ImageNet."""
+    return f'{dataset} (not ImageNet)' if dataset else 'ImageNet'

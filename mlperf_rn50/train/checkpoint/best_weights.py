@@ -1,0 +1,89 @@
+"""Best and last network of a run, and the thread that writes them and checkpoints."""
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import mxnet as mx
+
+from mlperf_rn50.model.weights import BEST, LAST, describe_weights, save_weights
+from mlperf_rn50.system.topology import leave_openmp_to_engine
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder
+from mlperf_rn50.train.evaluate import Accuracy
+from mlperf_rn50.train.plan import Plan
+
+
+@dataclass(frozen=True)
+class Network:
+    """Copy of a network after a step, by parameter; accuracy is None if not evaluated."""
+
+    step: int
+    accuracy: Accuracy | None
+    arrays: dict[str, mx.nd.NDArray]
+
+
+class BestWeights:
+    """Keeps the best network on rank 0; safe to update while a thread writes the one before."""
+
+    def __init__(self, folder: RunFolder, plan: Plan, classes: Sequence[str]):
+        self._folder, self._plan, self._classes = folder.weights, plan, classes
+        self._best: Network | None = None
+        self._written: Network | None = None
+        self._last_accuracy: tuple[int, Accuracy] | None = None
+
+    def update(self, step: int, accuracy: Accuracy, is_better: bool,
+               copy: Callable[[], dict[str, mx.nd.NDArray]]) -> None:
+        """Record the accuracy after a step; keep a copy of the network if it is better or the first of the run."""
+        self._last_accuracy = step, accuracy
+        if is_better or not (self._best or (self._folder / f'{BEST}.npz').exists()):
+            self._best = Network(step, accuracy, copy())
+
+    def write_best(self) -> None:
+        """Write the best network so far unless already written; raise UserError on failure."""
+        best = self._best
+        if best and best is not self._written:
+            self._write(BEST, best, is_last=False)
+            self._written = best
+
+    def write_at_end(self, step: int, arrays: dict[str, mx.nd.NDArray]) -> None:
+        """Write best and last network of a finished run, in one file if they are the same; raise UserError."""
+        if self._best and self._best.step == step:
+            self._write(BEST, self._best, is_last=True)
+            return
+        self.write_best()
+        at, accuracy = self._last_accuracy or (step, None)
+        self._write(LAST, Network(step, accuracy if at == step else None, arrays), is_last=True)
+
+    def _write(self, stem: str, network: Network, is_last: bool) -> None:
+        config, found = self._plan.config, network.accuracy
+        description = describe_weights(
+            config, self._classes, self._plan.eval_batch_size, network.step // self._plan.steps_per_epoch,
+            config.run.seed or 0, is_best=stem == BEST, is_last=is_last,
+            counts=(found.num_top1, found.num_top5, found.num_images) if found else None)
+        save_weights(self._folder, stem, description, {n: a.asnumpy() for n, a in network.arrays.items()})
+
+
+class BackgroundWriter:
+    """Thread that writes submissions one after the other; submitting waits for the one before."""
+
+    def __init__(self, on_wait: Callable[[], None] = lambda: None):
+        """on_wait is called every second while finish waits."""
+        self._pool, self._on_wait = ThreadPoolExecutor(1, 'save', leave_openmp_to_engine), on_wait
+        self._pending: Future[object] | None = None
+
+    def submit(self, *writes: Callable[[], object]) -> None:
+        """Write in order in the background, after the submission before; raise the UserError of that one."""
+        self.finish()
+        self._pending = self._pool.submit(lambda: [write() for write in writes])
+
+    def check(self) -> None:
+        """Raise the error of a finished submission, if any."""
+        if self._pending and self._pending.done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until everything is written; raise its error."""
+        while self._pending and not wait([self._pending], timeout=1).done:
+            self._on_wait()
+        pending, self._pending = self._pending, None
+        if pending:
+            pending.result()

@@ -1,0 +1,225 @@
+"""Checkpoints, written atomically and verified when read.
+
+A checkpoint is a folder step_<n> with arrays.npz and the small state.json, which contains the SHA-256 of arrays.npz and
+of itself. Order and augmentation are functions of (seed, epoch, step), so the global step defines the data position.
+"""
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlperf_rn50 import files
+from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint
+from mlperf_rn50.files import read_bytes, read_text, temporary_of
+from mlperf_rn50.npz import check_finite, read_arrays
+from mlperf_rn50.train.checkpoint.progress import Progress, parse_progress
+
+FORMAT = 4
+_PREFIX, _ASIDE = 'step_', 'damaged_'
+_UNSEALED = (1, 2, 3)  # formats that had no SHA-256 of state.json
+_MAX_STATE_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """A checkpoint with its read-only arrays; damaged: unusable newer ones, newest first, with the reasons."""
+
+    path: Path
+    progress: Progress
+    arrays: dict[str, np.ndarray]
+    damaged: Sequence[tuple[Path, str]] = ()
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
+    """Write a new .npz and sync it to disk; return its SHA-256."""
+    with open(path, 'xb') as f:
+        hashed = files.HashedFile(f)
+        np.savez(hashed, **arrays)
+        files.sync(f)
+    return hashed.hexdigest()
+
+
+def save(folder: Path, progress: Progress, arrays: Mapping[str, np.ndarray], keep: int) -> Path:
+    """Write a checkpoint and remove all but the last `keep`; raise CheckpointError, with earlier ones untouched."""
+    final = folder / f'{_PREFIX}{progress.step:08d}'
+    temporary = temporary_of(final)
+    try:
+        temporary.mkdir(parents=True)
+        digest = _write_arrays(temporary / 'arrays.npz', arrays)
+        files.write_atomically(temporary / 'state.json', _seal(
+            {'format': FORMAT, 'state': asdict(progress), 'arrays_sha256': digest}))
+        _sync_folder(temporary)
+        if final.exists():  # written before a resume
+            _remove(final)
+        temporary.rename(final)
+        _sync_folder(folder)
+    except OSError as e:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(f'{final}: cannot write the checkpoint: {e.strerror}; earlier ones are kept, '
+                              'make room or fix the permissions and resume') from e
+    for old in list_checkpoints(folder)[:-keep]:
+        _remove(old)
+    return final
+
+
+def _seal(content: dict[str, Any]) -> str:
+    """Return the text of state.json: the content and its SHA-256."""
+    text = json.dumps(content, indent=1)
+    return json.dumps({**content, 'sha256': hashlib.sha256(text.encode()).hexdigest()}, indent=1)
+
+
+def _unseal(text: str) -> dict[str, Any]:
+    """Return the content given to _seal; raise ValueError for damage and CheckpointError for another version."""
+    content = files.parse_json(text)
+    if not isinstance(content, dict):
+        raise ValueError(f'state.json holds a {type(content).__name__}, expected an object')
+    content.pop('sha256', None)
+    is_whole, found = _seal(content) == text, content.get('format')
+    if found in _UNSEALED or is_whole and found != FORMAT:
+        raise CheckpointError(f'got format {str(found)[:20]}, expected {FORMAT}; resume with the program version '
+                              'that wrote it, or start a new run')
+    if not is_whole:
+        raise ValueError('state.json is damaged: its SHA-256 does not match')
+    return content
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; rename it first, so that no partial checkpoint is found."""
+    aside = temporary_of(path, '.old')
+    path.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def put_aside(paths: Sequence[Path]) -> None:
+    """Rename damaged checkpoints, so that list_checkpoints ignores them; raise CheckpointError on failure."""
+    for path in paths:
+        aside = path.with_name(_ASIDE + path.name)
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+        except OSError as e:
+            raise CheckpointError(f'{path}: cannot put the damaged checkpoint aside: {e.strerror}') from e
+
+
+def rewind(folder: Path, path: Path, progress: Progress, arrays: Mapping[str, np.ndarray]) -> None:
+    """Make the progress of a resumed run the newest checkpoint of a folder; raise CheckpointError on failure.
+
+    Its step may be lower than before: with a larger batch, or when resuming from an older checkpoint than the newest.
+    """
+    if not is_checkpoint_name(path.name) or progress.step < step_of(path):
+        save(folder, progress, arrays, keep=len(list_checkpoints(folder)) + 1)
+    for other in list_checkpoints(folder):
+        if step_of(other) > progress.step:
+            _remove(other)
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove temporaries of killed writers; the caller holds the lock of the run."""
+    for path in files.temporaries_in(folder, f'{_PREFIX}*'):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the finished checkpoints of a folder by their names, oldest first, without reading them."""
+    found = [p for p in folder.glob(f'{_PREFIX}*') if is_checkpoint_name(p.name) and p.is_dir()]
+    return sorted(found, key=step_of)
+
+
+def newest_step(folder: Path) -> int:
+    """Return the step of a folder's newest checkpoint by its name, or -1."""
+    return max(map(step_of, list_checkpoints(folder)), default=-1)
+
+
+def is_checkpoint_name(name: str) -> bool:
+    digits = name.removeprefix(_PREFIX)
+    return name.startswith(_PREFIX) and digits.isascii() and digits.isdecimal() and len(digits) < 20
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix(_PREFIX))
+
+
+def load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
+    """Read and verify a checkpoint; return its progress and its read-only arrays.
+
+    Raise DamagedCheckpoint with a hint to the one before, or CheckpointError for other versions and failed reads.
+    """
+    try:
+        return _load(path)
+    except DamagedCheckpoint as e:
+        raise DamagedCheckpoint(f'{e}{_previous_hint(path)}') from e
+
+
+def load_newest(folder: Path) -> LoadedCheckpoint:
+    """Load the newest intact checkpoint of a folder; raise CheckpointError if there is none or reading fails."""
+    damaged: list[tuple[Path, str]] = []
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            return LoadedCheckpoint(path, *_load(path), damaged)
+        except DamagedCheckpoint as e:
+            damaged.append((path, str(e)))
+    if not damaged:
+        raise CheckpointError(f'{folder}: contains no checkpoint')
+    raise CheckpointError(f'{folder}: none of its {len(damaged)} checkpoints is intact; the newest: {damaged[0][1]}')
+
+
+def _load(path: Path) -> tuple[Progress, dict[str, np.ndarray]]:
+    try:
+        described = _unseal(read_text(path / 'state.json', _MAX_STATE_BYTES))
+        progress = parse_progress(described['state'])
+        data, wanted = read_bytes(path / 'arrays.npz'), str(described['arrays_sha256'])
+        got = hashlib.sha256(data).hexdigest()
+        if wanted != got:
+            raise ValueError(f'arrays.npz is damaged: got SHA-256 {got[:12]}…, expected {wanted[:12]}…')
+        arrays = read_arrays(io.BytesIO(data), len(data))
+        check_finite(arrays)
+        return progress, arrays
+    except CheckpointError as e:
+        raise CheckpointError(f'{path}: {e}') from e
+    except OSError as e:
+        if e.errno not in (errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR):
+            raise CheckpointError(f'{path}: cannot read the checkpoint: {e.strerror}') from e
+        raise DamagedCheckpoint(f'{path}: {_reason(e)}') from e
+    except (ValueError, KeyError, TypeError, MemoryError) as e:
+        raise DamagedCheckpoint(f'{path}: {_reason(e)}') from e
+
+
+def check_arrays(path: Path, arrays: dict[str, np.ndarray], wanted: dict[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError unless names and shapes of the arrays match."""
+    for name in sorted(set(wanted) - set(arrays)):
+        raise CheckpointError(f'{path}: {name} is missing; this checkpoint is of another model or optimizer')
+    for name in sorted(set(arrays) - set(wanted)):
+        raise CheckpointError(f'{path}: {name} is unexpected; this checkpoint is of another model or optimizer')
+    for name, shape in wanted.items():
+        if arrays[name].shape != shape:
+            raise CheckpointError(f'{path}: {name}: got shape {arrays[name].shape}, expected {shape}; '
+                                  'this checkpoint is of another model or data set')
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f'{Path(error.filename).name} is missing'
+    if isinstance(error, OSError):
+        return f'{Path(error.filename).name if error.filename else "a file"}: {error.strerror}'
+    return f'not a checkpoint of this program ({" ".join(str(error).split())[:300] or type(error).__name__})'
+
+
+def _previous_hint(path: Path) -> str:
+    others = [p for p in list_checkpoints(path.parent) if is_checkpoint_name(path.name) and step_of(p) < step_of(path)]
+    return f'; the one before it is {others[-1]}: --resume {others[-1]}' if others else '; there is none before it'

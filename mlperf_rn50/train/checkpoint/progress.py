@@ -1,0 +1,49 @@
+"""Progress of a run, which a checkpoint contains beside the arrays."""
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+_From0 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_From1 = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+_Number = Annotated[float, Meta(ge=0, lt=2.0**63)]  # rejects NaN
+
+
+@dataclass
+class Progress:
+    """The mutable record of a run, equal on every rank."""
+
+    step: _From0
+    seed: _From0
+    world_size: _From1
+    best_top1: _Number  # a fraction
+    clock_s: _Number
+    global_batch_size: _From1
+    lr_batch_size: _From1  # images per step that the configured learning rate is for
+    num_train: _From1
+    result_index: _From0
+    nodes: list[Annotated[int, Meta(ge=0, lt=2**31)]]  # node of every rank
+    num_resumes: _From0 = 0
+    last_lr: _Number = 0.0  # 0 before the first step
+    loss_scale: _Number = 1.0
+    num_finite_steps: _From0 = 0
+    images: _From0 = 0  # this and train_s: since the start or the last resume
+    train_s: _Number = 0.0
+    config: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def images_per_s(self) -> float:
+        """Training throughput of all ranks without evaluations; 0 before the end of the first epoch."""
+        return self.images / self.train_s if self.train_s else 0.0
+
+
+def parse_progress(tree: Any) -> Progress:
+    """Return the record from a JSON value; raise ValueError for wrong keys, types or ranges."""
+    keys = [f.name for f in fields(Progress)]
+    if not isinstance(tree, dict) or set(tree) != set(keys):
+        raise ValueError(f'the state has other keys than {", ".join(keys)}')
+    progress = msgspec.convert(tree, Progress)
+    if len(progress.nodes) != progress.world_size:
+        raise ValueError(f'nodes: got {len(progress.nodes)}, expected one for each of {progress.world_size} ranks')
+    return progress

@@ -1,0 +1,24 @@
+"""Device of a rank."""
+import os
+import platform
+from dataclasses import asdict
+
+import mxnet as mx
+
+from mlperf_rn50.config import Config
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.system.gpus import VISIBLE, View, choose_gpus, find_visible_gpus, make_view
+from mlperf_rn50.train.comm.horovod import Comm
+
+
+def device_id_of(config: Config, comm: Comm) -> int | None:
+    """Return MXNet's number of the GPU of this rank, None on CPUs; all ranks call it and raise the same ConfigError."""
+    if config.train.device == 'cpu':
+        return None
+    num_gpus = mx.context.num_gpus()
+    own = make_view(platform.node(), find_visible_gpus() if num_gpus else [], num_gpus, os.environ.get(VISIBLE))
+    views = [View(v['host'], tuple(v['uuids']), v['visible']) for v in comm.gather_object(asdict(own))]
+    if not any(v.uuids for v in views):
+        raise ConfigError('train.device: got gpu, and MXNet sees none; install a GPU build (launch/setup.sh with '
+                          'MLPERF_RN50_VARIANT) and the driver, or set train.device=cpu')
+    return choose_gpus(views, config.run.ranks_per_device)[comm.rank]

@@ -1,0 +1,238 @@
+"""Communication between ranks through Horovod, and for a single process.
+
+Without a launcher (mpirun, horovodrun, srun) there is one rank and Horovod is not used, because MPI cannot always start
+alone. Ranks that share a GPU exchange in two stages, see sharing.py.
+"""
+import json
+import math
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from itertools import cycle
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.system.launcher_env import launched_size
+from mlperf_rn50.train.comm.sharing import check_places, find_sets, find_stages
+
+# More than the concurrent sums, and few enough names for Horovod's cache.
+_MAX_IN_BACKGROUND = 16
+Exchange = Callable[[], AbstractContextManager[None]]
+
+
+class Comm:
+    """The ranks of a run, which call the methods in the same order; this base class is for a single rank."""
+
+    rank, world_size, local_rank, local_size = 0, 1, 0, 1
+
+    def broadcast(self, arrays: Mapping[str, mx.nd.NDArray]) -> None:
+        """Copy the arrays of rank 0 to all ranks, in place."""
+
+    def sum_gradients(self, grads: Sequence[mx.nd.NDArray], bucket: int = 0) -> None:
+        """Sum a bucket of gradients over ranks in place, as one exchange, without waiting; buckets may overlap."""
+
+    def sum_in_background(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
+        """Return the sum over ranks of a small array, without waiting."""
+        return array
+
+    def average(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+        """Average over ranks in place."""
+
+    def sum(self, counts: Sequence[int]) -> list[int]:
+        """Return exact sums of integers over ranks."""
+        return [int(c) for c in counts]
+
+    def gather_object(self, value: Any) -> list[Any]:
+        """Return the JSON values of all ranks, in rank order."""
+        return [json.loads(json.dumps(value))]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def subset(self, size: int) -> 'Comm | None':
+        """Return the first `size` ranks, one of the sizes of open_comm; None on the others."""
+        return self
+
+
+def fp16_scale(world_size: int) -> float:
+    """Return the factor, a power of two, on gradients exchanged in 16 bits.
+
+    It is large so that small values do not flush to zero, but sums over all ranks of values up to 16 stay below 65,504,
+    the maximum of float16. Larger values are clipped.
+    """
+    return 2.0 ** max(0, 12 - math.ceil(math.log2(world_size)))
+
+
+def _copy(sources: Sequence[mx.nd.NDArray], targets: Sequence[mx.nd.NDArray]) -> None:
+    """Copy arrays into others, except into themselves, without waiting."""
+    for source, target in zip(sources, targets):
+        if source is not target:
+            source.copyto(target)
+
+
+def _set_to_minus_0(arrays: Sequence[mx.nd.NDArray]) -> None:
+    """Fill arrays with -0, which leaves every number unchanged to the bit when added."""
+    for array in arrays:
+        array[:] = 0
+        array *= -1
+
+
+def check_controller(env: Mapping[str, str], has_mpi: bool, has_gloo: bool) -> None:
+    """Raise ConfigError if Horovod was built without the controller of the launcher."""
+    if env.get('HOROVOD_CONTROLLER') == 'gloo' and not has_gloo:
+        raise ConfigError('HOROVOD_CONTROLLER: got gloo from the launcher, and Horovod was built without Gloo; start '
+                          'the ranks with launch/mpirun.sh')
+    if 'OMPI_COMM_WORLD_SIZE' in env and not has_mpi:
+        raise ConfigError('got ranks of mpirun, and Horovod was built without MPI; use launch/horovodrun.sh')
+
+
+class HorovodComm(Comm):
+    def __init__(self, compression: str = 'none', subset_sizes: Sequence[int] = (), exchange: Exchange = nullcontext,
+                 num_sharing: int = 1):
+        """Start Horovod; see open_comm."""
+        import horovod.mxnet as hvd
+        check_controller(os.environ, hvd.mpi_built(), hvd.gloo_built())
+        size = launched_size() or 1
+        wanted = [ranks for n in (size, *subset_sizes) if n <= size for ranks in find_sets(n, num_sharing)]
+        sets = {ranks: hvd.ProcessSet(list(ranks)) for ranks in wanted if len(ranks) < size}
+        with exchange():
+            hvd.init(process_sets=list(sets.values()))
+        self._exchange = exchange
+        self._hvd, self._compression, self._num_sharing = hvd, compression, num_sharing
+        self._sets = {**sets, tuple(range(size)): hvd.global_process_set}
+        self._turns = cycle(range(_MAX_IN_BACKGROUND))
+        self._host_cache: dict[str, list[mx.nd.NDArray]] = {}
+        self.rank, self.world_size = hvd.rank(), hvd.size()
+        self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
+        if num_sharing > 1:
+            check_places(self.gather_object([platform.node(), self.local_rank]), num_sharing)
+
+    def broadcast(self, arrays):
+        # Horovod's broadcast may read the name of a tensor after it was freed (0.28.1, EnqueueTensorBroadcast), so all
+        # other ranks contribute -0 to a sum that equals the array of rank 0 to the bit.
+        ordered = [array for _, array in sorted(arrays.items())]
+        if self.rank:
+            _set_to_minus_0(ordered)
+        name = f'broadcast/{min(arrays)}'
+        with self._exchange():
+            self._sum(ordered, name)
+        self._host_cache.pop(name, None)  # free host memory that is rarely needed
+
+    def sum_gradients(self, grads, bucket=0):
+        name = f'gradients/{bucket}'
+        if self._compression == 'none' or grads[0].dtype == np.float16:  # float16 gradients have the loss scale
+            self._sum(list(grads), name)
+            return
+        scale, most = fp16_scale(self.world_size), np.finfo(np.float16).max / self.world_size
+        small = [mx.nd.clip(g * scale, -most, most).astype('float16') for g in grads]
+        self._sum(small, name)
+        for grad, reduced in zip(grads, small):
+            grad[:] = reduced.astype(grad.dtype) / scale
+
+    def sum_in_background(self, array):
+        # Horovod rejects names in use, and several sums are pending if the network is slow.
+        total = array.copy()
+        self._sum([total], f'background/{next(self._turns)}')
+        return total
+
+    def average(self, arrays):
+        with self._exchange():
+            self._sum(arrays, 'average')
+        for array in arrays:
+            array /= self.world_size
+
+    def _sum(self, arrays, name):
+        """Sum device arrays over ranks in place, as one exchange, without waiting.
+
+        float16 is summed in float16 on the host, as by NCCL, so that an overflow is infinite in the sum of the leader
+        and thus on all ranks. Every rank takes the result from the last sum within its GPU.
+        """
+        sharers, leaders = find_stages(self.rank, self.world_size, self._num_sharing)
+        hosts = self._host_arrays(arrays, name) if len(sharers) > 1 else arrays
+        _copy(arrays, hosts)
+        name = f'{name}/{self.world_size}'  # subsets share process sets with all ranks
+        self._sum_among(sharers, hosts, f'{name}/sharers')
+        if len(leaders) > 1:
+            if self.rank == sharers[0]:
+                _copy(hosts, arrays)
+                self._sum_among(leaders, arrays, name)
+                _copy(arrays, hosts)
+            else:
+                _set_to_minus_0(hosts)
+            self._sum_among(sharers, hosts, f'{name}/back')
+        _copy(hosts, arrays)
+
+    def _sum_among(self, ranks, arrays, name):
+        if len(ranks) > 1:
+            self._hvd.grouped_allreduce_(arrays, op=self._hvd.Sum, process_set=self._sets[ranks], name=name)
+
+    def _host_arrays(self, arrays, name):
+        """Return host arrays like those of a device, cached by name because drivers lock new pages slowly."""
+        if arrays[0].context == mx.cpu():
+            return arrays
+        cached = self._host_cache.get(name, [])
+        if [(h.shape, h.dtype) for h in cached] != [(a.shape, a.dtype) for a in arrays]:
+            cached = [mx.nd.empty(a.shape, mx.cpu_pinned(a.context.device_id), a.dtype) for a in arrays]
+            self._host_cache[name] = cached
+        return cached
+
+    def sum(self, counts):
+        own = mx.nd.array(list(counts), dtype='int64')
+        with self._exchange():
+            total = self._hvd.allreduce(own, op=self._hvd.Sum, process_set=self._all, name='counts').asnumpy()
+        return [int(c) for c in total]
+
+    def gather_object(self, value):
+        own = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        lengths = self._gather(np.array([own.size], np.int64), 'lengths')
+        texts = self._gather(own, 'texts').tobytes()
+        ends = np.cumsum(lengths)
+        return [json.loads(texts[end - n:end]) for n, end in zip(lengths, ends)]
+
+    def _gather(self, array, name):
+        """Return the concatenated 1-D arrays of all ranks, which may differ in length."""
+        with self._exchange():
+            own = mx.nd.array(array, dtype=array.dtype)
+            return self._hvd.allgather(own, name=name, process_set=self._all).asnumpy()
+
+    @property
+    def _all(self):
+        return self._sets[tuple(range(self.world_size))]
+
+    def barrier(self):
+        self.sum([0])
+
+    def subset(self, size):
+        if size == self.world_size:
+            return self
+        if self.rank >= size:
+            return None
+        part = copy(self)
+        part._turns = cycle(range(_MAX_IN_BACKGROUND))  # names must agree within the subset
+        part.world_size = size
+        part.local_size = min(self.local_size, size - (self.rank - self.local_rank))
+        return part
+
+
+def open_comm(compression: str, subset_sizes: Sequence[int] = (), exchange: Exchange = nullcontext,
+              num_sharing: int = 1) -> Comm:
+    """Return the ranks of Horovod under a launcher, otherwise a single rank; raise ConfigError if Horovod is unusable.
+
+    Args:
+        subset_sizes: sizes that Comm.subset will be called with.
+        exchange: context of operations that wait for all ranks.
+        num_sharing: neighbouring ranks that share a GPU, see sharing_of; the last GPU may have fewer.
+    """
+    size = launched_size()
+    if size is None:
+        return Comm()
+    try:
+        return HorovodComm(compression, subset_sizes, exchange, num_sharing)
+    except ImportError as e:
+        raise ConfigError(f'horovod: got {" ".join(str(e).split())}, expected Horovod built with MXNet for {size} '
+                          'processes; run launch/setup.sh') from e

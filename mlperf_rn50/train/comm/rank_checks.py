@@ -1,0 +1,55 @@
+"""Checks that all ranks agree, and detection of stragglers."""
+import json
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median_low
+from typing import Any
+
+from mlperf_rn50.errors import RunFailed
+from mlperf_rn50.train.comm.horovod import Comm
+
+STRAGGLER_FACTOR = 1.15  # on the median compute time of all ranks
+
+
+def check_agreement(comm: Comm, digests: Mapping[str, int], epoch: int) -> None:
+    """Raise RunFailed if the arrays of the ranks differ after an epoch (from 0); all ranks call it."""
+    own = zlib.crc32(json.dumps(sorted(digests.items())).encode())
+    if len(set(comm.gather_object(own))) > 1:
+        raise RunFailed(describe_divergence(comm.gather_object(dict(digests)), epoch))
+
+
+def check_finite(name: str | None, epoch: int) -> None:
+    """Raise RunFailed if an array is named as not finite; all ranks call it after check_agreement."""
+    if name:
+        raise RunFailed(f'{name} holds values that are not finite after epoch {epoch + 1}, which a ReLU may hide from '
+                        'the loss; resume from a checkpoint before this epoch')
+
+
+def describe_divergence(digests: Sequence[Mapping[str, int]], epoch: int) -> str:
+    """Describe which ranks differ from the majority, and the first differing array; digests: by rank and name."""
+    usual = {name: Counter(d[name] for d in digests).most_common(1)[0] for name in digests[0]}
+    names = [n for n in usual if len({d[n] for d in digests}) > 1]
+    # Without a majority, the deviating rank is unknown and all are listed.
+    has_most = all(2 * count > len(digests) for _, count in usual.values())
+    ranks = [r for r, d in enumerate(digests) if not has_most or any(d[n] != usual[n][0] for n in names)]
+    return (f'the ranks no longer agree after epoch {epoch + 1}: rank {", ".join(map(str, ranks))} of {len(digests)}, '
+            f'first in {names[0]} ({len(names)} of {len(usual)} arrays differ); memory or network of a rank corrupted '
+            'data silently; test the node, then resume from a checkpoint before this epoch')
+
+
+def find_stragglers(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Describe the stragglers among the ranks of a RanksTimed event, slowest first."""
+    if len(ranks) < 2:
+        return []
+    usual_s = median_low(r['compute_s'] for r in ranks)
+    slow = sorted((r for r in ranks if usual_s and r['compute_s'] > STRAGGLER_FACTOR * usual_s),
+                  key=lambda r: -r['compute_s'])
+    return [_describe_straggler(r, usual_s) for r in slow]
+
+
+def _describe_straggler(rank: Mapping[str, Any], usual_s: float) -> str:
+    own_ms, usual_ms = (1000 * s / rank['num_steps'] for s in (rank['compute_s'], usual_s))
+    lost = (rank['compute_s'] - usual_s) / (rank['data_s'] + rank['compute_s'] + rank['wait_s'])
+    return (f'rank {rank["rank"]} on {rank["host"]} (cores {rank["cores"]}) is slow: {own_ms:.0f} ms a step to '
+            f'compute, the median is {usual_ms:.0f}; all ranks wait for it, {lost:.0%} of each step is lost')

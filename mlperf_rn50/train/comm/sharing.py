@@ -1,0 +1,67 @@
+"""Exchange of ranks that share a GPU. Pure except for sharing_of.
+
+NCCL rejects a communicator with two ranks of one GPU. Horovod creates a communicator per process set with the first
+exchange of a GPU array, and sends host arrays through MPI or Gloo. Therefore the ranks of each GPU sum in host memory,
+one of them, the leader, exchanges the sum through NCCL, and the others get the result through host memory.
+"""
+from collections.abc import Sequence
+from contextlib import suppress
+
+from mlperf_rn50.config import Config
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.system.launcher_env import launched_size
+
+
+def find_stages(rank: int, num_ranks: int, num_sharing: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ranks that share the GPU of a rank, leader first, and the leaders of all GPUs."""
+    first = rank - rank % num_sharing
+    return tuple(range(first, min(first + num_sharing, num_ranks))), tuple(range(0, num_ranks, num_sharing))
+
+
+def find_sets(num_ranks: int, num_sharing: int) -> list[tuple[int, ...]]:
+    """Return all sets of ranks that exchange arrays, the set of all ranks first."""
+    stages = [s for rank in range(0, num_ranks, num_sharing) for s in find_stages(rank, num_ranks, num_sharing)]
+    return list(dict.fromkeys([tuple(range(num_ranks)), *(s for s in stages if len(s) > 1)]))
+
+
+def check_places(places: Sequence[tuple[str, int]], num_sharing: int) -> None:
+    """Raise ConfigError if ranks that should share a GPU do not."""
+    for first in range(0, len(places), num_sharing):
+        sharers = list(enumerate(places[first:first + num_sharing], first))
+        (_, (host, local_rank)) = sharers[0]
+        for rank, (other_host, other_local_rank) in sharers:
+            if (other_host, other_local_rank // num_sharing) != (host, local_rank // num_sharing):
+                raise ConfigError(
+                    f'run.ranks_per_device: got {num_sharing}, and ranks {first} and {rank}, which are to share a GPU, '
+                    f'are number {local_rank} on {host} and number {other_local_rank} on {other_host}; start a '
+                    f'multiple of {num_sharing} ranks on every node, numbered node by node')
+
+
+def decide_sharing(device: str, ranks_per_device: int, has_nccl: bool) -> int:
+    """Return how many neighbouring ranks sum first; 1 without NCCL, where Horovod copies GPU arrays to the host."""
+    return ranks_per_device if device == 'gpu' and has_nccl else 1
+
+
+def sharing_of(config: Config) -> int:
+    """Return decide_sharing for a configuration and the installed Horovod."""
+    if launched_size() is None or decide_sharing(config.train.device, config.run.ranks_per_device, True) == 1:
+        return 1
+    with suppress(ImportError):  # open_comm reports it
+        import horovod.mxnet as hvd
+        return decide_sharing(config.train.device, config.run.ranks_per_device, bool(hvd.nccl_built()))
+    return 1
+
+
+def describe_exchange(controller: str, device: str, num_ranks: int, ranks_per_device: int, has_nccl: bool) -> str:
+    """Describe the path of gradients between the ranks of a run."""
+    if device != 'gpu':
+        return f'{controller} controller'
+    if not has_nccl:
+        return f'{controller} controller, gradients through host memory and {controller}'
+    num_sharing = decide_sharing(device, ranks_per_device, has_nccl)
+    num_gpus = -(-num_ranks // num_sharing)
+    if num_sharing == 1:
+        return f'{controller} controller, gradients of {num_gpus} GPUs through NCCL'
+    last = f', then those of {num_gpus} GPUs through NCCL' if num_gpus > 1 else ''
+    return (f'{controller} controller, gradients of {num_sharing} ranks of a GPU through host memory and '
+            f'{controller}{last}')

@@ -1,0 +1,143 @@
+"""Options of training: optimizer, schedule, steps, exchange and checkpoints."""
+from dataclasses import dataclass
+from typing import Literal
+
+from mlperf_rn50.bounds import ABOVE_0, ACCURACY, FRACTION_BELOW_1, FROM_0, option, require
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """SGD with momentum, or LARS.
+
+    Args:
+        name: sgd or lars.
+        momentum: of the velocity.
+        nesterov: use Nesterov momentum with sgd.
+        weight_decay: L2 factor.
+        decay_bn_and_bias: apply weight_decay to BatchNorm gamma and beta and to biases too.
+        lars_eta: LARS trust coefficient.
+        lars_epsilon: added to the LARS denominator; the closed division wants 0.
+    """
+
+    name: Literal['sgd', 'lars'] = 'sgd'
+    momentum: float = option(0.9, FRACTION_BELOW_1, 'fraction')
+    nesterov: bool = False
+    weight_decay: float = option(1e-4, FROM_0)
+    decay_bn_and_bias: bool = False
+    lars_eta: float = option(0.001, ABOVE_0)
+    lars_epsilon: float = option(0.0, FROM_0)
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Learning rate over the run.
+
+    Args:
+        base_lr: reached at the end of the warm-up, for the global batch.
+        warmup_epochs: linear warm-up from 0; may be fractional.
+        decay: poly, cosine or step.
+        decay_epochs: epochs of the whole schedule, warm-up included.
+        end_lr: lower end of poly and cosine, kept after decay_epochs.
+        poly_power: exponent of poly.
+        step_epochs: epochs at which decay=step multiplies by step_factor.
+        step_factor: see step_epochs.
+    """
+
+    base_lr: float = option(0.1, ABOVE_0)
+    warmup_epochs: float = option(5.0, FROM_0, 'epochs')
+    decay: Literal['poly', 'cosine', 'step'] = 'poly'
+    decay_epochs: float = option(90.0, ABOVE_0, 'epochs')
+    end_lr: float = option(1e-4, FROM_0)
+    poly_power: float = option(2.0, FROM_0)
+    step_epochs: tuple[float, ...] = option((30.0, 60.0, 80.0), ABOVE_0, 'epochs')
+    step_factor: float = option(0.1, ABOVE_0)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Steps and end of training.
+
+    Args:
+        local_batch_size: images per rank and forward pass; give this or global_batch_size.
+        global_batch_size: images per optimizer step over all ranks.
+        gradient_accumulation_steps: forward passes per optimizer step.
+        label_smoothing: probability spread evenly over all classes.
+        precision: float32, bfloat16 (CPU) or float16 with float32 master weights (GPU).
+        loss_scale: initial factor on the loss in float16; halved on overflow, doubled after 2,000 finite steps.
+        device: cpu or gpu; ranks share out the GPUs that they see, run.ranks_per_device neighbours each.
+        target_accuracy: stop when Top-1 is at least this fraction.
+        max_epochs: give up after this many epochs; null means schedule.decay_epochs.
+        eval_period: epochs between two evaluations.
+        eval_offset: evaluate after epoch e (from 0) when e modulo eval_period is this.
+        eval_batch_size: images per rank and evaluation pass; null means local_batch_size.
+        num_warmup_steps: steps on made-up images before the clock starts; the network is restored afterwards.
+        init_weights: start from kept weights (a run folder or file; --init-weights); null draws fresh ones.
+    """
+
+    local_batch_size: int | None = option(None, ABOVE_0, 'images')
+    global_batch_size: int | None = option(None, ABOVE_0, 'images')
+    gradient_accumulation_steps: int = option(1, ABOVE_0, 'passes')
+    label_smoothing: float = option(0.0, FRACTION_BELOW_1, 'fraction')
+    precision: Literal['float32', 'bfloat16', 'float16'] = 'float32'
+    loss_scale: float = option(65536.0, ABOVE_0)
+    device: Literal['cpu', 'gpu'] = 'cpu'
+    target_accuracy: float = option(0.749, ACCURACY, 'fraction')
+    max_epochs: int | None = option(None, ABOVE_0, 'epochs')
+    eval_period: int = option(4, ABOVE_0, 'epochs')
+    eval_offset: int = option(0, FROM_0, 'epochs')
+    eval_batch_size: int | None = option(None, ABOVE_0, 'images')
+    num_warmup_steps: int = option(2, FROM_0, 'steps')
+    init_weights: str | None = None
+
+
+@dataclass(frozen=True)
+class CommConfig:
+    """Gradient exchange and time limits of ranks.
+
+    Args:
+        compression: none, or fp16 (gradients travel in 16 bits).
+        num_buckets: parts in which gradients are exchanged, each as soon as backward has computed it.
+        stall_limit_s: end a run if a rank gives no sign of life for so long while training; 0 for never.
+        start_limit_s: the same before the first step; 0 for never.
+        eval_limit_s: the same in an evaluation; 0 for never.
+        checkpoint_limit_s: the same in a checkpoint and the first step after it; 0 for never.
+    """
+
+    compression: Literal['none', 'fp16'] = 'none'
+    num_buckets: int = option(8, ABOVE_0, 'buckets')
+    stall_limit_s: float = option(300.0, FROM_0, 's')
+    start_limit_s: float = option(900.0, FROM_0, 's')
+    eval_limit_s: float = option(300.0, FROM_0, 's')
+    checkpoint_limit_s: float = option(900.0, FROM_0, 's')
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Checkpoints to resume from.
+
+    Args:
+        period_epochs: write one every so many epochs; 0 writes one only at a stop request.
+        period_steps: also write one every so many steps; 0 for none.
+        keep: how many to keep.
+    """
+
+    period_epochs: int = option(1, FROM_0, 'epochs')
+    period_steps: int = option(0, FROM_0, 'steps')
+    keep: int = option(2, ABOVE_0, 'checkpoints')
+
+
+def check_training(t: TrainConfig, s: ScheduleConfig, o: OptimizerConfig) -> None:
+    """Raise ConfigError for values that exclude each other."""
+    require((t.local_batch_size is None) != (t.global_batch_size is None),
+            f'train: got local_batch_size={t.local_batch_size} and global_batch_size={t.global_batch_size}, '
+            'expected exactly one of them; set the other to null')
+    require(0 <= t.eval_offset < t.eval_period,
+            f'train.eval_offset: got {t.eval_offset}, expected 0 to {t.eval_period - 1} (train.eval_period - 1)')
+    require(t.precision != 'float16' or t.device == 'gpu',
+            'train.precision: got float16 with train.device=cpu, expected float32 or bfloat16 on a CPU')
+    require(t.precision != 'bfloat16' or t.device == 'cpu',
+            'train.precision: got bfloat16 with train.device=gpu, expected float32 or float16 on a GPU')
+    require(s.warmup_epochs < s.decay_epochs,
+            f'schedule.warmup_epochs: got {s.warmup_epochs}, expected less than decay_epochs={s.decay_epochs}')
+    require(o.name == 'sgd' or not o.nesterov,
+            f'optimizer.nesterov: got true with optimizer.name={o.name}, expected false, or name=sgd')

@@ -1,0 +1,102 @@
+"""Comparison of the evaluations of a run with reference runs, which rank 0 reads before the start."""
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlperf_rn50.analysis.recipe import band
+from mlperf_rn50.analysis.recipe import reference as reference_runs
+from mlperf_rn50.analysis.recipe.band import Band, Standing
+from mlperf_rn50.analysis.recipe.differences import global_batch_size, is_imagenet
+from mlperf_rn50.analysis.recipe.reference import Reference
+from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.run_set import KnownSet, Recipe, known_of, load_published
+from mlperf_rn50.config import Config
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.mllog.sidecar.metrics import read_curve
+from mlperf_rn50.train import events
+from mlperf_rn50.train.plan import Plan
+
+
+def _recipe_of(config: Config, world_size: int) -> Recipe:
+    return reference_runs.recipe_of(config, global_batch_size(config, world_size) or world_size)
+
+
+def _named_sets(paths: Sequence[str]) -> list[KnownSet]:
+    """Return the usable sets under some paths; raise UserError if all are refused."""
+    systems = load_systems([Path(p) for p in paths])
+    found = [known for known in map(known_of, systems) if known]
+    refused = next((s for s in systems if s.refusal), None)
+    if refused and not found:
+        raise UserError(f'run.reference: expected a set of runs, got {refused.folder}: {refused.refusal}')
+    return found
+
+
+def find_reference(config: Config, world_size: int) -> Reference | None:
+    """Return the reference of a run, None if there is none; raise UserError if the named runs are unusable."""
+    recipe = _recipe_of(config, world_size)
+    if config.run.reference:
+        return reference_runs.find_named(recipe, reference_runs.dataset_of(config), config.data.num_val,
+                                     _named_sets(config.run.reference), load_published())
+    return reference_runs.find_published(recipe, load_published()) if is_imagenet(config) else None
+
+
+@dataclass
+class ReferenceComparison:
+    """Evaluations of a run so far, and their reference."""
+
+    reference: Reference | None
+    bands: dict[int, Band] = field(default_factory=dict)
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    is_behind: bool = False
+
+    def compare(self, epochs: int, accuracy: float, time_s: float) -> events.Compared | None:
+        """Compare an evaluation, Top-1 as a fraction, with the reference; return None without one."""
+        if self.reference is None:
+            return None
+        self.curve.append((epochs, accuracy))
+        standing = band.standing_of(self.reference, self.bands, self.curve, time_s)
+        was_behind, self.is_behind = self.is_behind, standing.is_behind
+        return events.Compared(standing.text, _standing_record(standing), standing.is_behind and not was_behind)
+
+
+def open_comparison(reference: Reference | None, plan: Plan, metrics: Path, num_epochs: int) -> ReferenceComparison:
+    """Return the comparison of a run after a number of epochs, with the earlier evaluations of its metrics."""
+    if reference is None:
+        return ReferenceComparison(None)
+    curve = [(epoch, accuracy) for epoch, accuracy in read_curve(metrics) if epoch <= num_epochs]
+    planned = [e + 1 for e in range(plan.max_epochs) if plan.is_eval_epoch(e)]
+    bands = band.band(reference, sorted({*planned, *(epoch for epoch, _ in curve)}))
+    return ReferenceComparison(reference, bands, curve, band.is_behind(bands, curve))
+
+
+def reference_event(comparison: ReferenceComparison, config: Config, world_size: int) -> events.ReferenceFound | None:
+    """Return the event of the reference at the start; None without reference on other data than ImageNet."""
+    if comparison.reference:
+        return events.ReferenceFound(text := reference_runs.introduce(comparison.reference),
+                                     _reference_record(comparison.reference, list(comparison.bands.values()), text))
+    if not is_imagenet(config):
+        return None
+    recipe = reference_runs.describe(_recipe_of(config, world_size))
+    text = f'no reference: no published set has this recipe ({recipe}) or a similar one; use --run.reference PATH'
+    return events.ReferenceFound(text, _reference_record(None, [], text))
+
+
+def _reference_record(reference: Reference | None, bands: Sequence[Band], text: str) -> dict[str, Any]:
+    """Return the reference runs as a record of metrics.jsonl, with accuracies as fractions."""
+    ends = band.target_epochs(reference) if reference else []
+    return {'how': reference.how if reference else None, 'num_reference': reference.num_runs if reference else 0,
+            'sources': [reference_runs.name_of(s) for s in reference.sets] if reference else [],
+            'target': reference.recipe.target_accuracy if reference else None,
+            'reference_epochs': [ends[0], ends[-1]] if ends else None,
+            'band': [[b.epoch, b.point, b.mean, b.low, b.high, len(b.values)] for b in bands], 'text': text}
+
+
+def _standing_record(standing: Standing) -> dict[str, Any]:
+    """Return a comparison as a record of metrics.jsonl; without a band, its numbers are null."""
+    here = standing.band
+    return {'epoch': standing.epoch, 'point': standing.point, 'accuracy': standing.accuracy,
+            'mean': here.mean if here else None, 'low': here.low if here else None, 'high': here.high if here else None,
+            'num_reference': len(here.values) if here else 0, 'below': standing.is_below, 'behind': standing.is_behind,
+            'reference_epochs': standing.reference_epochs, 'seconds_left': standing.seconds_left,
+            'text': standing.text}

@@ -1,0 +1,205 @@
+"""The inputs of a run (Session) and its state while the clock runs (TrainingRun)."""
+import os
+import platform
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mlperf_rn50.config import Config, to_tree
+from mlperf_rn50.data.batches import Batch
+from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
+from mlperf_rn50.files import writing
+from mlperf_rn50.locks import FileLock
+from mlperf_rn50.system.launcher_env import say
+from mlperf_rn50.train import events
+from mlperf_rn50.train.checkpoint import checkpoint
+from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
+from mlperf_rn50.train.checkpoint.changes import check_changes, find_changes
+from mlperf_rn50.train.checkpoint.progress import Progress, parse_progress
+from mlperf_rn50.train.checkpoint.run_folder import RunFolder, check_unfinished, clear_abandoned, is_checkpoint, new_run
+from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
+from mlperf_rn50.train.reference import Reference, ReferenceComparison, find_reference
+from mlperf_rn50.train.trainer import Trainer
+from mlperf_rn50.train.watchdog.position import Position
+
+T = TypeVar('T')
+_LOCK_PERIOD_S = 0.5
+# A run that is being killed may still write its checkpoint, for which watcher and launcher together allow 35 s.
+_LOCK_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Host name, rank number and rank count on that host, and cores of a rank."""
+
+    name: str
+    local_rank: int
+    local_size: int
+    cores: str
+
+
+@dataclass(frozen=True)
+class Session:
+    """Inputs of a run on one rank; only rank 0 has the reference and the arrays of the checkpoint to resume."""
+
+    plan: Plan
+    progress: Progress
+    comm: Comm
+    hosts: Sequence[RankPlace]
+    position: Position
+    folder: RunFolder
+    resumption: checkpoint.LoadedCheckpoint | None
+    reference: Reference | None
+
+    @property
+    def nodes(self) -> list[tuple[str, int]]:
+        """Name and number of ranks of each host, in the order of their first rank."""
+        return [(h.name, h.local_size) for h in self.hosts if h.local_rank == 0]
+
+
+@dataclass(frozen=True)
+class TrainingRun(Session):
+    """A run whose clock runs; train_data is endless; clock_start: monotonic, minus the time before a resume."""
+
+    sinks: events.Sinks
+    writer: BackgroundWriter
+    best_weights: BestWeights
+    trainer: Trainer
+    train_data: Iterator[Batch]
+    eval_data: Callable[[], Iterator[Batch]]
+    comparison: ReferenceComparison
+    clock_start: float
+
+    def now_s(self) -> float:
+        return time.monotonic() - self.clock_start
+
+
+def on_rank_0(comm: Comm, make: Callable[[], T]) -> T | None:
+    """Return the result of a function on rank 0 and None elsewhere; raise its UserError on every rank."""
+    made, problem = None, None
+    if comm.rank == 0:
+        try:
+            made = make()
+        except UserError as e:
+            problem = str(e)
+    if problem := comm.gather_object(problem)[0]:
+        raise UserError(problem)
+    return made
+
+
+def from_rank_0(comm: Comm, make: Callable[[], Any]) -> Any:
+    """Return the result of a function on rank 0, a JSON value, on all ranks; see on_rank_0."""
+    return comm.gather_object(on_rank_0(comm, make))[0]
+
+
+@contextmanager
+def hold_run(comm: Comm, run: RunFolder, position: Position) -> Iterator[None]:
+    """Hold the lock of a run and remove unfinished files; raise UserError on all ranks if another program holds it."""
+    lock, attempts = FileLock(run.lock), count()
+    try:
+        while not from_rank_0(comm, lambda: _take(lock, next(attempts) * _LOCK_PERIOD_S)):
+            position.now()
+            time.sleep(_LOCK_PERIOD_S)
+        if lock.is_held:
+            run.clear_unfinished()
+            clear_abandoned(run)
+        yield
+    finally:
+        lock.close()
+
+
+def _take(lock: FileLock, waited_s: float) -> bool:
+    """Take the lock of a run; return False while another program holds it."""
+    with writing(lock.path):
+        if lock.take():
+            return True
+    if waited_s > _LOCK_LIMIT_S:
+        raise UserError(f'{lock.path}: {lock.holder()} writes this run and has not ended within {_LOCK_LIMIT_S:.0f} s; '
+                        'let it end, or stop it')
+    if not waited_s:
+        say(f'mlperf-rn50: {lock.path}: another process still writes this run; waiting for it, at most '
+            f'{_LOCK_LIMIT_S:.0f} s')
+    return False
+
+
+def load_resumption(comm: Comm, run: RunFolder, path: Path) -> checkpoint.LoadedCheckpoint:
+    """Load the newest intact checkpoint of a folder, or one checkpoint, on rank 0; share its progress or UserError."""
+    def load() -> checkpoint.LoadedCheckpoint:
+        check_unfinished(run)
+        return checkpoint.LoadedCheckpoint(path, *checkpoint.load(path)) if is_checkpoint(path) else \
+            checkpoint.load_newest(path)
+    own = on_rank_0(comm, load)
+    name, before = comm.gather_object(own and [str(own.path), asdict(own.progress)])[0]
+    return own or checkpoint.LoadedCheckpoint(Path(name), parse_progress(before), {})
+
+
+def plan_new(config: Config, comm: Comm, nodes: Sequence[int]) -> tuple[Plan, Progress]:
+    """Return plan and progress of a new run; rank 0 draws the seed and claims the run number."""
+    plan = make_plan(config, comm.world_size)
+    drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
+    seed, index = from_rank_0(comm, lambda: [drawn, new_run(Path(config.run.dir)).index])
+    plan, batch = _complete(plan, seed, nodes), plan.global_batch_size
+    return plan, Progress(0, seed, plan.world_size, 0.0, 0.0, batch, batch, config.data.num_train, index, list(nodes),
+                          config=to_tree(plan.config))
+
+
+def plan_resumed(config: Config, world_size: int, nodes: Sequence[int], resumption: checkpoint.LoadedCheckpoint,
+                 is_elastic: bool, allowed: Sequence[str] = ()) -> tuple[Plan, Progress]:
+    """Return plan and progress of a resumed run; raise UserError if configuration, ranks and checkpoint do not fit."""
+    before = resumption.progress
+    plan = make_elastic_plan(config, world_size, before.lr_batch_size) if is_elastic else make_plan(config, world_size)
+    _check_resumption(resumption, plan, is_elastic)
+    step = resumed_step(plan, before.step, before.global_batch_size, before.nodes == list(nodes))
+    if step >= plan.max_epochs * plan.steps_per_epoch:
+        raise ConfigError(f'train.max_epochs: got {plan.max_epochs}, and the checkpoint has completed all of them; '
+                          'increase it to resume')
+    check_changes(find_changes(before.config, config), allowed, str(resumption.path))
+    plan = _complete(plan, before.seed, nodes)
+    return plan, replace(
+        before, step=step, world_size=plan.world_size, global_batch_size=plan.global_batch_size,
+        nodes=list(nodes), num_resumes=before.num_resumes + 1, images=0, train_s=0.0, config=to_tree(plan.config))
+
+
+def _complete(plan: Plan, seed: int, nodes: Sequence[int]) -> Plan:
+    return replace(plan, config=replace(plan.config, run=replace(plan.config.run, seed=seed)), nodes=tuple(nodes))
+
+
+def _check_resumption(resumption: checkpoint.LoadedCheckpoint, plan: Plan, is_elastic: bool) -> None:
+    before = resumption.progress
+    seed = plan.config.run.seed
+    facts = [('data.num_train', plan.config.data.num_train, before.num_train, 'use the same data'),
+             ('run.seed', before.seed if seed is None else seed, before.seed, 'leave the seed out')]
+    if not is_elastic:
+        facts += [('ranks', plan.world_size, before.world_size,
+                   f'start {before.world_size} ranks, or resume with {plan.world_size} by --elastic'),
+                  ('train.global_batch_size', plan.global_batch_size, before.global_batch_size, 'keep the batch')]
+    for name, got, expected, fix in facts:
+        if got != expected:
+            raise CheckpointError(f'{resumption.path}: {name}: got {got}, the checkpoint has {expected}; {fix}')
+
+
+def open_session(config: Config, comm: Comm, position: Position, resume: tuple[RunFolder, Path] | None,
+                 is_elastic: bool, allowed: Sequence[str]) -> Session:
+    """Collect the inputs of a run; see loop.train."""
+    resumption = load_resumption(comm, *resume) if resume else None
+    reference = on_rank_0(comm, lambda: find_reference(config, comm.world_size))
+    cores = sorted(os.sched_getaffinity(0))
+    text = f'{cores[0]}-{cores[-1]}' if len(cores) == cores[-1] - cores[0] + 1 > 1 else ','.join(map(str, cores))
+    hosts = [RankPlace(*row) for row in comm.gather_object([platform.node(), comm.local_rank, comm.local_size, text])]
+    nodes = nodes_of(hosts)
+    plan, progress = plan_resumed(config, comm.world_size, nodes, resumption, is_elastic, allowed) if resumption else \
+        plan_new(config, comm, nodes)
+    folder = resume[0] if resume else RunFolder(Path(config.run.dir), progress.result_index)
+    return Session(plan, progress, comm, hosts, position, folder, resumption, reference)
+
+
+def nodes_of(hosts: Sequence[RankPlace]) -> list[int]:
+    """Return the node of every rank, counted from 0 in the order of first ranks."""
+    names = list(dict.fromkeys(h.name for h in hosts))
+    return [names.index(h.name) for h in hosts]

@@ -1,0 +1,91 @@
+"""Position of a rank (phase, step, activity, signs of life) in memory shared with its watcher."""
+import ctypes
+import mmap
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from mlperf_rn50.system.launcher_env import launched_rank
+from mlperf_rn50.train.watchdog import stall_report
+
+T = TypeVar('T')
+# Phases of a rank, with the key of comm that limits the time without a sign of life.
+PHASES = {'start-up': 'start_limit_s', 'training': 'stall_limit_s', 'evaluation': 'eval_limit_s',
+          'writing a checkpoint': 'checkpoint_limit_s'}
+
+
+class _Shared(ctypes.Structure):
+    """Numbers shared by a rank and its watcher; each has a single writing thread."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in (
+        'beats', 'phase', 'step', 'reading', 'calling', 'calls', 'computed', 'exchanging', 'stop_requested')]
+
+
+class Position:
+    def __init__(self) -> None:
+        self._shared = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared)))
+
+    def now(self, phase: str | None = None, step: int | None = None) -> None:
+        """Give a sign of life; None leaves phase or number of steps taken unchanged."""
+        if phase is not None:
+            self._shared.phase = list(PHASES).index(phase)
+        if step is not None:
+            self._shared.step = step
+        self._shared.beats += 1
+
+    def track_reading(self, batches: Iterator[T]) -> Iterator[T]:
+        """Yield the batches; the rank counts as reading data while it waits for one."""
+        while True:
+            self._shared.reading = 1
+            batch = next(batches, None)
+            self._shared.reading = 0
+            if batch is None:
+                return
+            yield batch
+
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Mark a section that waits for all ranks."""
+        self._shared.calls += 1
+        self._shared.calling = 1
+        try:
+            yield
+        finally:
+            self._shared.calling = 0
+
+    def mark_exchange(self, is_exchanging: bool) -> None:
+        """Record the start (True) or end of a gradient exchange, whose step has been computed."""
+        self._shared.computed += is_exchanging
+        self._shared.exchanging = is_exchanging
+
+    def request_stop(self, *_: object) -> None:
+        self._shared.stop_requested = 1
+
+    @property
+    def is_stop_requested(self) -> bool:
+        return bool(self._shared.stop_requested)
+
+    @property
+    def has_started(self) -> bool:
+        return self._shared.phase > 0
+
+    @property
+    def num_beats(self) -> int:
+        return self._shared.beats
+
+    @property
+    def phase(self) -> str:
+        return list(PHASES)[self._shared.phase]
+
+    def state(self) -> stall_report.State:
+        shared = self._shared
+        is_waiting = shared.calling or shared.exchanging
+        doing = 'reading data' if shared.reading else stall_report.WAITING if is_waiting else \
+            'computing' if self.phase in ('training', 'evaluation') else self.phase
+        return stall_report.State(launched_rank(), platform.node(), shared.step, self.phase, doing,
+                                  shared.calls + shared.computed, time.time())
+
+    def __str__(self) -> str:
+        return f'step {self._shared.step}, {self.phase}'

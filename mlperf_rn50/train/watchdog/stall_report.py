@@ -1,0 +1,155 @@
+"""Report of a stalled rank: stacks, and which rank waits for which.
+
+It goes to <run folder>/stalled/<job>/rank_<r>.txt and .json, which the watchers of other ranks read on a shared file
+system. Storage and rank may hang, so a forked process with a time limit does the work.
+"""
+import json
+import os
+import platform
+import re
+import select
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mlperf_rn50 import jsonl
+from mlperf_rn50.files import write_atomically
+from mlperf_rn50.system.launcher_env import launched_rank
+from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure
+
+# On this otherwise unused signal, faulthandler writes the stacks of the rank.
+STACK_SIGNAL = getattr(signal, 'SIGSTKFLT', 16)  # Python 3.10 has no name for it
+WAITING = 'waiting'
+_CLOCK_SKEW_S = 60
+_QUIET_S = 1.0  # without new output, after which a dump is complete
+_MAX_NAMED = 10
+# Variables that identify one start of all ranks: our launchers, Open MPI, Slurm.
+_JOBS = ('MLPERF_RN50_JOB', 'PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'SLURM_JOB_ID')
+_FULL_BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class State:
+    """State of a rank; num_reached counts exchanges, equally on all ranks; time_s: seconds since 1970."""
+
+    rank: int
+    host: str
+    step: int
+    phase: str
+    doing: str
+    num_reached: int
+    time_s: float
+
+
+def stalled_folder(run_dir: Path, variables: dict[str, str]) -> Path:
+    """Return the folder for stall reports of one start."""
+    job = next((variables[n] for n in _JOBS if n in variables), 'job')
+    return run_dir / 'stalled' / re.sub(r'[^\w.-]', '_', job)
+
+
+def run_limited(limit_s: float, work: Callable[[], str]) -> str | None:
+    """Do some work in a forked process; return None if it fails or exceeds the limit."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(writer, work().encode())
+        except BaseException:  # no error may end the watcher
+            os._exit(1)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, 'rb') as pipe:
+        is_done = bool(select.select([pipe], [], [], limit_s)[0])
+        text = pipe.read() if is_done else b''
+    if not is_done:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0 if is_done else os.WNOHANG)  # a process that waits for storage may never end
+    return text.decode() if is_done and not status else None
+
+
+def note(folder: Path, reason: str) -> str:
+    """Add this host to the failures of the run; a launcher counts them to choose hosts."""
+    note_failure(folder.parent.parent, Failure(os.environ.get('MLPERF_RN50_JOB', ''), platform.node(), reason,
+                                               launched_rank()))
+    return ''
+
+
+def record(folder: Path, state: State, pid: int, stacks: int) -> str:
+    """Write the state of a stalled rank and its stacks from the pipe `stacks`; return their path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / f'rank_{state.rank}.json', json.dumps(asdict(state)))
+    path = folder / f'rank_{state.rank}.txt'
+    when = time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(state.time_s))
+    write_atomically(path, f'rank {state.rank} on {state.host}, step {state.step}, {state.phase}, {state.doing}; {when}'
+                           f'\n\n{_dump_stacks(pid, stacks)}')
+    return str(path)
+
+
+def _dump_stacks(pid: int, stacks: int) -> str:
+    os.kill(pid, STACK_SIGNAL)
+    text, block, wait_s = b'', b'-', 3 * _QUIET_S
+    while block and select.select([stacks], [], [], wait_s)[0]:
+        block, wait_s = os.read(stacks, 1 << 16), _QUIET_S
+        text += block
+    return text.decode(errors='replace') or 'no stacks: the process did not answer\n'
+
+
+def is_stopped(pid: int) -> bool:
+    """Check whether a process is stopped by a signal or a debugger. Source: proc(5)."""
+    return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] in ('T', 't')
+
+
+def read_states(folder: Path, since_s: float) -> list[State]:
+    states = []
+    for path in folder.glob('rank_*.json'):
+        try:
+            state = jsonl.decode(path.read_bytes(), State)
+        except OSError:
+            continue
+        if state and state.time_s >= since_s - _CLOCK_SKEW_S:
+            states.append(state)
+    return sorted(states, key=lambda s: s.rank)
+
+
+def explain(own: State, others: Sequence[State], size: int) -> str:
+    """Describe which ranks a stalled rank waits for, or which wait for it; size: number of all ranks."""
+    states = sorted([own, *others], key=lambda s: s.rank)
+    front = max(s.num_reached for s in states)
+    behind = [s for s in states if s.num_reached < front]
+    waiting = _name_ranks([s.rank for s in states if s.num_reached == front])
+    silent = sorted(set(range(size)) - {s.rank for s in states})
+    exchange = (f'the exchange of step {max(s.step for s in states) + 1}' if own.phase == 'training' else
+                f'an exchange ({own.phase})')
+    if own in behind:
+        text = f'busy: {own.doing}; {waiting} waiting for it in {exchange}'
+    elif behind:
+        late = ', '.join(f'rank {s.rank} on {s.host} (busy: {s.doing})' for s in behind[:_MAX_NAMED])
+        text = f'waiting in {exchange} for {late}' + (', ...' if len(behind) > _MAX_NAMED else '')
+    elif own.doing != WAITING:
+        text = f'busy: {own.doing}'
+    else:
+        text = f'waiting in {exchange}' + ('' if silent else ', which all ranks have reached; check the network')
+    return text + (f'; no report from {_name_ranks(silent)}' if silent else '')
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as text, shortened: rank 2; ranks 0, 1, 3."""
+    names = [str(r) for r in ranks]
+    more = f', ... {names[-1]} ({len(names)})' if len(names) > _MAX_NAMED else ''
+    return f'rank{"s" if len(names) > 1 else ""} {", ".join(names[:_MAX_NAMED])}{more}'
+
+
+def full_folders() -> str:
+    """Describe full folders among those written to at a start; '' for none."""
+    found = []
+    for folder in dict.fromkeys([os.environ.get('TMPDIR', '/tmp'), '/dev/shm']):
+        try:
+            usage = shutil.disk_usage(folder)
+        except OSError:
+            continue
+        if usage.free < _FULL_BYTES:
+            found.append(f'{folder} is full ({usage.free} bytes free of {usage.total / 1e6:.0f} MB)')
+    return ' and '.join(found)

@@ -1,0 +1,249 @@
+"""Watcher process of a rank, which reports and ends a rank that dies or hangs.
+
+The launcher starts the watcher, which forks the rank before heavy imports, reads the rank's position from shared memory
+and reports the end of the rank in one line. A rank whose watcher is killed reports that.
+"""
+import ctypes
+import faulthandler
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import partial
+from pathlib import Path
+
+from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED
+from mlperf_rn50.system import cgroup, out_of_memory
+from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size, rank_name, say
+from mlperf_rn50.train.watchdog import stall_report
+from mlperf_rn50.train.watchdog.position import PHASES, Position
+from mlperf_rn50.train.watchdog.signals import STOP_SIGNALS, StopRequests, catch
+
+_GRACE_S = 15.0  # for a checkpoint after the end of the launcher
+_REPORTS_S = 3.0  # for the reports of other stalled ranks
+_RECORD_LIMIT_S = 15.0
+_READ_LIMIT_S = 5.0
+_POLL_S = 0.5
+# Samples kept, so that the oldest predates the kill of the rank, which the kernel counts before the rank ends.
+_NUM_KILL_SAMPLES = 40
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Health:
+    """State of a rank as seen by its watcher; times are in seconds on the monotonic clock.
+
+    beat_at: of the last sign of life. limit_s: 0 for none. orphaned_at: end of the launcher.
+    stacks: path of the stacks of this stall, '' for none, None before they are recorded.
+    """
+
+    rank: int
+    phase: str
+    limit_s: float
+    beat_at: float
+    num_beats: int = 0
+    orphaned_at: float | None = None
+    is_stopped: bool = False
+    stacks: str | None = None
+
+
+class Action(Enum):
+    WAIT = auto()
+    RECORD = auto()
+    END = auto()
+    END_AND_EXPLAIN = auto()
+
+
+def assess(health: Health, now: float) -> tuple[Action, str]:
+    """Return the next action for a rank, and the reason to end it. Pure."""
+    if health.orphaned_at is not None and now - health.orphaned_at > _GRACE_S:
+        return Action.END, 'the launcher has ended'
+    silent_s = now - health.beat_at
+    if not health.limit_s or silent_s < health.limit_s:
+        return Action.WAIT, ''
+    if health.stacks is None:
+        return Action.RECORD, ''
+    if health.is_stopped:
+        return Action.END, f'stopped (SIGSTOP) for {silent_s:.0f} s'
+    # The causing rank reports first; among the ranks that wait for it, the lowest.
+    if silent_s < health.limit_s + _REPORTS_S + min(health.rank, 10):
+        return Action.WAIT, ''
+    return Action.END_AND_EXPLAIN, f'no progress for {silent_s:.0f} s (comm.{PHASES[health.phase]})'
+
+
+class Watcher:
+    """Watches one rank; see run_watched. stacks: pipe of the stacks of the rank."""
+
+    def __init__(self, pid: int, position: Position, limits_s: Mapping[str, float], folder: Path | None,
+                 can_stop: bool, stacks: int, parent: int):
+        self._pid, self._position, self._limits_s, self._can_stop = pid, position, limits_s, can_stop
+        self._folder, self._stacks, self._parent = folder, stacks, parent  # the parent may have ended already
+        self._health = Health(launched_rank(), position.phase, limits_s.get(position.phase, 0), time.monotonic())
+        self._start_s = time.time()
+        self._stop_requests, self._is_ended = StopRequests(), False
+        self._cgroup = cgroup.memory_cgroup()
+        self._memory = out_of_memory.take_sample(pid, self._cgroup)
+        self._kills = deque([self._memory.num_kills], _NUM_KILL_SAMPLES)
+
+    def wait(self) -> int:
+        """Watch the rank to its end; return the exit code for the launcher."""
+        catch(self._on_signal)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        while True:
+            signal.sigtimedwait([signal.SIGCHLD], _POLL_S)
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                return self._exit_code(status)
+            self._refresh()
+            action, reason = assess(self._health, time.monotonic())
+            if action is Action.RECORD:
+                self._health = replace(self._health, stacks=self._record())
+            elif action is not Action.WAIT:
+                self._end(reason + (self._describe_stall() if action is Action.END_AND_EXPLAIN else ''))
+                return EXIT_FAILED
+
+    def _refresh(self) -> None:
+        now, position, health = time.monotonic(), self._position, self._health
+        self._sample_memory()
+        if position.num_beats != health.num_beats:
+            health = replace(health, num_beats=position.num_beats, beat_at=now, stacks=None)
+        if os.getppid() != self._parent and health.orphaned_at is None:
+            health = replace(health, orphaned_at=now)
+            position.request_stop()
+            self._signal(signal.SIGTERM)  # take a checkpoint, if the other ranks are alive
+        self._health = replace(health, phase=position.phase, limit_s=self._limits_s[position.phase],
+                               is_stopped=stall_report.is_stopped(self._pid))
+
+    def _sample_memory(self) -> None:
+        sample = out_of_memory.take_sample(self._pid, self._cgroup, self._memory)
+        self._kills.append(sample.num_kills)
+        self._memory = replace(sample, num_kills=self._kills[0])
+
+    def _on_signal(self, number: int, _: object) -> None:
+        self._position.request_stop()
+        if self._stop_requests.is_forced(number, time.monotonic()) or not self._can_stop:
+            self._is_ended = True
+            self._signal(signal.SIGKILL)
+        else:
+            self._signal(number)
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, number)
+
+    def _exit_code(self, status: int) -> int:
+        if self._is_ended:
+            return EXIT_AT_ONCE
+        code = os.waitstatus_to_exitcode(status)
+        number = 9 if code == 128 + signal.SIGKILL else -code  # from a shell between watcher and rank
+        if number <= 0:
+            return code
+        # A stop signal comes from a launcher that ends its ranks and gives the reason itself.
+        if self._health.orphaned_at is None and number not in STOP_SIGNALS:
+            self._report(': '.join([f'killed by signal {number} ({_signal_name(number)})', *self._cause(number)]))
+        return EXIT_FAILED
+
+    def _cause(self, number: int) -> list[str]:
+        after = out_of_memory.take_sample(self._pid, self._cgroup, self._memory)
+        found = [out_of_memory.explain_death(number, self._memory, after, launched_local()[1])]
+        if number == signal.SIGBUS:  # a full file system behind mapped memory
+            found.append(stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders) or '')
+        return [f for f in found if f]
+
+    def _record(self) -> str:
+        if self._folder is None or self._health.is_stopped:
+            return ''
+        return stall_report.run_limited(_RECORD_LIMIT_S, partial(
+            stall_report.record, self._folder, self._position.state(), self._pid, self._stacks)) or ''
+
+    def _describe_stall(self) -> str:
+        """Describe what the rank waits for, full folders during start-up, and the path of the stacks."""
+        stacks = self._health.stacks
+        found = stall_report.run_limited(_READ_LIMIT_S, self._explain) if self._folder and stacks else None
+        full = '' if self._position.has_started else stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders)
+        parts = [f': {found}' if found else ', waiting for another rank or for its data',
+                 f'; {full}' if full else '', f'; stacks: {stacks}' if stacks else '']
+        return ''.join(parts)
+
+    def _explain(self) -> str:
+        assert self._folder
+        own = self._position.state()
+        others = [s for s in stall_report.read_states(self._folder, self._start_s) if s.rank != own.rank]
+        return stall_report.explain(own, others, launched_size() or 1)
+
+    def _end(self, reason: str) -> None:
+        position = str(self._position)
+        self._signal(signal.SIGKILL)
+        self._report(reason, position)
+        end = time.monotonic() + _GRACE_S  # a rank that waits for storage may never end
+        while not os.waitpid(self._pid, os.WNOHANG)[0] and time.monotonic() < end:
+            time.sleep(0.05)
+
+    def _report(self, reason: str, position: str | None = None) -> None:
+        if self._folder and self._health.orphaned_at is None:
+            stall_report.run_limited(_READ_LIMIT_S, partial(stall_report.note, self._folder, reason.partition(';')[0]))
+        with suppress(OSError):  # the terminal may be gone
+            say(f'mlperf-rn50: {rank_name()}, {position or self._position}: {reason}')
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f'signal {number}'
+
+
+def run_watched(program: Callable[[Position], int], stall_limit_s: float,
+                other_limits_s: Mapping[str, float] | None = None, folder: Path | None = None,
+                can_stop: bool = True) -> int:
+    """Run a rank in a forked process and watch it; return its exit code in both processes.
+
+    The watcher forwards STOP_SIGNALS; those that the caller blocked reach the rank when it unblocks them. A forced stop
+    request ends the rank at once.
+
+    Args:
+        stall_limit_s: time without a sign of life before a rank is ended; 0 for never.
+        can_stop: whether the rank handles a stop request; otherwise a request ends it at once.
+    """
+    position, parent = Position(), os.getppid()
+    limits_s = {**dict.fromkeys(PHASES, stall_limit_s), **(other_limits_s or {})}
+    stacks_reader, stacks_writer = os.pipe()
+    reader, writer = os.pipe()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the watcher forwards them from the first moment
+    pid = os.fork()
+    if pid:
+        os.close(reader)  # the writer stays open until this process ends
+        os.close(stacks_writer)
+        return Watcher(pid, position, limits_s, folder, can_stop, stacks_reader, parent).wait()
+    os.close(writer)
+    os.close(stacks_reader)
+    _prepare_rank(position, reader, stacks_writer)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return program(position)
+
+
+def _prepare_rank(position: Position, reader: int, stacks: int) -> None:
+    """Make a rank end with its watcher, and write its stacks on a signal."""
+    libc = ctypes.CDLL(None)
+    threading.Thread(target=_end_with_watcher, args=(position, reader), name='watched', daemon=True).start()
+    # The thread cannot run while native code holds the GIL, so this signal ends the rank after 12 s: the C handler is
+    # alarm() with the signal number as argument.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    libc.signal(signal.SIGUSR2, ctypes.cast(libc.alarm, ctypes.c_void_p))
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR2)
+    faulthandler.register(stall_report.STACK_SIGNAL, file=stacks, all_threads=True)
+
+
+def _end_with_watcher(position: Position, reader: int) -> None:
+    """Wait for the end of the watcher in a thread, report it, and end the rank."""
+    os.read(reader, 1)
+    if not position.is_stop_requested and not signal.sigpending() & set(STOP_SIGNALS):  # else the launcher does
+        with suppress(OSError):  # the terminal may be gone
+            os.write(2, f'mlperf-rn50: {rank_name()}, {position}: the watcher was killed (SIGKILL, or out of memory); '
+                        'the rank ends with it\n'.encode())
+    os.kill(os.getpid(), signal.SIGKILL)
