@@ -67,7 +67,7 @@ def make_watch_pictures(browser: Browser, folder: Path) -> None:
     training = subprocess.Popen(list(map(str, _TRAIN)), start_new_session=True)
     try:
         follower = Follower(_RUN)
-        while ((run := follower.look()).clock.epoch or 0.0) < _SHOWN_EPOCH:
+        while ((run := follower.look()).epoch or 0.0) < _SHOWN_EPOCH:
             if training.poll() is not None:
                 raise SystemExit(f'the training ended with {training.returncode} before its picture was taken')
             time.sleep(0.5)
