@@ -46,7 +46,7 @@ class Source:
     gradients: tuple[int, str] | None = None  # size in bytes, and type and network
 
 
-def find_published(name: str) -> KnownSet:
+def published_by_name(name: str) -> KnownSet:
     """Return a published system by its full name or the last part of it; raise ConfigError for an unknown name."""
     whole = {f'{s.round}/{s.org}/{s.name}': s for s in load_published()}
     short = {s.name: s for s in load_published()}
@@ -138,7 +138,7 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
     """
     benches = {word: load_bench(Path(word)) for word in words if is_bench(Path(word))}
     folders = [Path(word) for word in words if word not in benches and os.path.lexists(word)]
-    published = [find_published(word) for word in words if not os.path.lexists(word)]
+    published = [published_by_name(word) for word in words if not os.path.lexists(word)]
     steps = [benches[word] for word in words if word in benches and benches[word].steps]
     exchanges = [benches[word] for word in words if word in benches and benches[word].exchange]
     if bool(folders) + len(published) + len(steps) > 1 or len(exchanges) > 1:
