@@ -15,22 +15,24 @@ from pathlib import Path
 from mlperf_rn50.analysis.recipe.band import Band, Curve, band, is_behind
 from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS
 from mlperf_rn50.analysis.recipe.reference import Reference, find_published, typical_spreads
-from mlperf_rn50.analysis.sets.load import load_systems
-from mlperf_rn50.analysis.sets.run_set import KnownRun, KnownSet, known_of, load_published
+from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.mllog.run import Run
 
 FAULT_AT = 1 / 3  # fraction of the schedule
 FAULTS = ('stuck', '3 points low', '2 points low')
 
 
-def with_recipe(known: KnownSet) -> KnownSet:
+def with_recipe(known: RunSet) -> RunSet:
     """Return a set with the recipe of the published set of the same name, because logs of v0.5 contain less of it."""
     own = next((s for s in load_published() if s.name == known.name and s.round == known.round), known)
-    return replace(known, recipe=own.recipe)
+    return replace(known, unlogged=vars(own.recipe))
 
 
-def length_of(known: KnownSet) -> float:
+def length_of(known: RunSet) -> float:
     """Return the epochs of the schedule; if undeclared, those of submissions with steps, or all trained epochs."""
-    undeclared = STEP_SCHEDULE_EPOCHS if known.recipe.decay == 'step' else max(r.curve[-1][0] for r in known.runs)
+    undeclared = STEP_SCHEDULE_EPOCHS if known.recipe.decay == 'step' else max(r.curve[-1][0] for r in known.readable)
     return known.recipe.decay_epochs or undeclared
 
 
@@ -48,12 +50,12 @@ def alarm_at(bands: Mapping[int, Band], curve: Curve) -> int | None:
     return next((curve[i - 1][0] for i in range(1, len(curve) + 1) if is_behind(bands, curve[:i])), None)
 
 
-def is_one(a: KnownSet, b: KnownSet) -> bool:
+def is_one(a: RunSet, b: RunSet) -> bool:
     """Return whether two sets are of one system: the same name, or the same runs."""
-    return a.name == b.name or {r.curve for r in a.runs} & {r.curve for r in b.runs} != set()
+    return a.name == b.name or {r.curve for r in a.readable} & {r.curve for r in b.readable} != set()
 
 
-def reference_of(known: KnownSet, run: KnownRun) -> tuple[str, Reference]:
+def reference_of(known: RunSet, run: Run) -> tuple[str, Reference]:
     """Return the kind of comparison of a run, and its reference: other systems, or else other runs of its own system.
 
     Spreads are those of the other rounds, or for systems of v0.5, whose rates drop in steps, of all others.
@@ -63,7 +65,7 @@ def reference_of(known: KnownSet, run: KnownRun) -> tuple[str, Reference]:
     spreads = typical_spreads([s for s in others if s.round != known.round or is_step])
     if found := find_published(known.recipe, others):
         return found.how, replace(found, spreads=spreads)
-    rest = replace(known, runs=tuple(r for r in known.runs if r.name != run.name))
+    rest = replace(known, runs=tuple(r for r in known.readable if r.path != run.path))
     return 'own, step' if is_step else 'own', Reference('same', known.recipe, (rest,), spreads)
 
 
@@ -76,7 +78,7 @@ class Tally:
     flagged: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     latest: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def add(self, known: KnownSet, run: KnownRun, bands: Mapping[int, Band]) -> None:
+    def add(self, known: RunSet, run: Run, bands: Mapping[int, Band]) -> None:
         self.systems.add(known.name)
         self.runs += 1
         for name, bent in faults(run.curve, length_of(known)).items():
@@ -85,11 +87,11 @@ class Tally:
             self.latest[name] = max(self.latest[name], (at or 0) / length_of(known))
 
 
-def replay(sets: Sequence[KnownSet]) -> dict[str, Tally]:
+def replay(sets: Sequence[RunSet]) -> dict[str, Tally]:
     """Return the tallies by kind of reference; 'own' for systems with only their own other runs."""
     tallies: dict[str, Tally] = defaultdict(Tally)
     for known in sets:
-        epochs = sorted({e for run in known.runs for e, _ in run.curve})
+        epochs = sorted({e for run in known.readable for e, _ in run.curve})
         for run in known.converged:
             how, reference = reference_of(known, run)
             tallies[how].add(known, run, band(reference, epochs))
@@ -101,10 +103,10 @@ NAMES = {'same': 'same recipe, other systems', 'like': 'like recipe, other syste
 
 
 def main() -> int:
-    sets: Sequence[KnownSet] = load_published()
+    sets: Sequence[RunSet] = load_published()
     if len(sys.argv) > 1:
-        systems = load_systems([Path(p) for p in sys.argv[1:]])
-        sets = [with_recipe(k) for k in map(known_of, systems) if k and k.is_imagenet]
+        systems = load_run_sets([Path(p) for p in sys.argv[1:]])
+        sets = [with_recipe(s) for s in systems if s.has_recipe and s.is_imagenet]
     print('| compared with | sets | runs | false alarms | stuck found | 3 points low | 2 points low | latest, of the '
           'schedule |')
     print('|---|---|---|---|---|---|---|---|')

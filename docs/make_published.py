@@ -8,8 +8,7 @@ import statistics
 import sys
 from itertools import groupby
 
-from mlperf_rn50.analysis.sets.convergence import score_minutes
-from mlperf_rn50.analysis.sets.run_set import make_times
+from mlperf_rn50.analysis.sets.time_parts import make_times
 from mlperf_rn50.mllog.run import TARGET, V05_TARGET
 
 SOURCE = ('MLPerf Training results, github.com/mlcommons/training_results_v0.5, v0.6, v0.7 and v1.0: the systems that '
@@ -60,14 +59,11 @@ def make_set(rows):
     converged = [(run, r) for run, r in zip(runs, rows) if run[1] == 'converged']
     times = make_times(statistics.fmean(float(r['train_epoch_mean_s']) for _, r in converged),
                        [(run[3], run[2], len(run[4]), float(r['eval_s'])) for run, r in converged])
-    minutes = score_minutes([run[3] if run[1] == 'converged' else None for run in runs])
-    mean_s = statistics.fmean(run[3] for run, _ in converged)
     return {'round': row['round'], 'org': row['org'], 'name': row['system'], 'num_nodes': int(row['nodes']),
             'num_accelerators': int(row['gpus']), 'num_ranks': number(row['ranks_in_log']),
             'accelerator': None if row['accelerator'] == 'N/A' else row['accelerator'],
             'global_batch_size': int(row['global_batch_size']), 'target_accuracy': target,
             'optimizer': make_optimizer(row), 'unlogged': make_unlogged(row),
-            'time_s': round(60 * minutes if minutes else mean_s, 3),
             'times': [round(t, 4) for t in (times.epoch_s, times.evaluation_s, times.outside_s)], 'runs': runs}
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mlperf_rn50.analysis.report.data import render_csv, render_json
 from mlperf_rn50.analysis.report.text import render_markdown, render_table
-from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.analysis.sets.time_parts import Parts, parts_of
 from mlperf_rn50.errors import UserError
@@ -39,7 +39,7 @@ def check_run(path: Path):
 
 def check_report(path: Path) -> None:
     """Check that every report can be rendered and has no control characters."""
-    studies = make_studies(load_systems([path]))
+    studies = make_studies(load_run_sets([path]))
     for render in (render_table, render_markdown, render_csv, render_json):
         text = render(studies)
         assert all(c.isprintable() or c == '\n' for c in text)

@@ -1,15 +1,19 @@
-"""Studies of folders, and systems with changed facts."""
+"""Studies of folders, run sets from a recipe and curves, and run sets with changed facts."""
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mlperf_rn50.analysis.sets.convergence import System
-from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study, make_studies
+from mlperf_rn50.analysis.sets.time_parts import RunTimes
+from mlperf_rn50.mllog.run import Evaluation, Run
 
 
 def studies_of(*paths: Path, baseline: str | None = None) -> list[Study]:
     """Return the studies of the logs under some paths."""
-    return make_studies(load_systems(paths), baseline)
+    return make_studies(load_run_sets(paths), baseline)
 
 
 def study_of(*paths: Path, baseline: str | None = None) -> Study:
@@ -18,11 +22,23 @@ def study_of(*paths: Path, baseline: str | None = None) -> Study:
     return study
 
 
-def changed(system: System, **facts) -> System:
+def made_set(name: str, recipe: Recipe, runs: Sequence[tuple[str, float, Sequence[tuple[int, float]]]],
+             times: RunTimes | None = None, **facts) -> RunSet:
+    """Return a set of runs with status, seconds and curve (epochs trained, Top-1 as a fraction)."""
+    facts = {'round': 'v0.7', 'org': 'us', 'train_samples': 1000, 'global_batch_size': recipe.global_batch_size} | facts
+    return RunSet(name, Path('/runs', name), Path('/runs'), tuple(
+        Run(Path(f'result_{k}.txt'), status=status, time_to_train_s=time_s,
+            epochs_to_converge=curve[-1][0] if status == 'converged' else None,
+            evaluations=[Evaluation(epoch, accuracy, 0, None, None, None) for epoch, accuracy in curve],
+            is_imagenet='dataset' not in facts, **facts)
+        for k, (status, time_s, curve) in enumerate(runs)), unlogged=vars(recipe), given_times=times)
+
+
+def changed(system: RunSet, **facts) -> RunSet:
     """Return a system with changed facts in all runs."""
     return replace(system, runs=tuple(replace(r, **facts) for r in system.runs))
 
 
-def refused(system: System, reason: str) -> System:
+def refused(system: RunSet, reason: str) -> RunSet:
     """Return a system whose runs are refused as a set."""
     return replace(changed(system, status='failed', epochs_to_converge=None, time_to_train_s=None), refusal=reason)

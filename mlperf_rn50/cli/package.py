@@ -23,7 +23,7 @@ from mlperf_rn50.mllog.rulesets import PACKAGED, parse_round
 from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
-    from mlperf_rn50.analysis.sets.convergence import System
+    from mlperf_rn50.analysis.sets.run_set import RunSet
     from mlperf_rn50.mllog.package.package import Package
 
 _OPEN = 'NOT ready for submission'
@@ -55,13 +55,13 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f'--check: got {", ".join(given)} too, expected only a finished tree')
     if missing and not options.check:
         parser.error(f'the following arguments are required: {", ".join(missing)}')
-    from mlperf_rn50.analysis.sets.load import load_systems
+    from mlperf_rn50.analysis.sets.load import load_run_sets
     from mlperf_rn50.mllog.package import package
     folder = options.check and options.check / 'results'
     if folder and not folder.is_dir():
         raise UserError(f'--check: {options.check} has no folder results; expected the tree of an organisation, such '
                         'as submission/us')
-    systems = load_systems([folder] if folder else [Path(p) for p in options.runs])
+    systems = load_run_sets([folder] if folder else [Path(p) for p in options.runs])
     result, heading = (_check if options.check else _build)(options, systems)
     minutes = systems[0].score_minutes if len(systems) == 1 else None
     if options.format == 'json':
@@ -71,7 +71,7 @@ def run(argv: Sequence[str]) -> int:
     return EXIT_FAILED if result.refusals else EXIT_OK
 
 
-def _build(options: Namespace, systems: Sequence[System]) -> tuple[Package, str]:
+def _build(options: Namespace, systems: Sequence[RunSet]) -> tuple[Package, str]:
     """Return the package and the heading of its text."""
     from mlperf_rn50.mllog.package import package
     if len(systems) != 1:
@@ -85,7 +85,7 @@ def _build(options: Namespace, systems: Sequence[System]) -> tuple[Package, str]
     return result, heading
 
 
-def _check(options: Namespace, systems: Sequence[System]) -> tuple[Package, str]:
+def _check(options: Namespace, systems: Sequence[RunSet]) -> tuple[Package, str]:
     from mlperf_rn50.mllog.package.package import check_finished
     result = check_finished(options.check, options.round, {s.name: s.runs for s in systems})
     return result, f'{options.check}: {options.round}, {_OPEN if result.is_open else "no errors found"}'

@@ -106,8 +106,8 @@ def _validate(options: Namespace, parser: Parser) -> int:
     if given := [name for name, value in others.items() if value]:
         raise option_error(f'--validate: got {", ".join(given)} too, expected only a TREE or nothing', parser)
     from mlperf_rn50.analysis.predict.validation import render_validation, validate_published, validate_systems
-    from mlperf_rn50.analysis.sets.load import load_systems
+    from mlperf_rn50.analysis.sets.load import load_run_sets
     validation = (validate_published() if options.validate is True else
-                  validate_systems(load_systems([Path(options.validate)])))
+                  validate_systems(load_run_sets([Path(options.validate)])))
     print(render_validation(validation, options.format == 'markdown'))
     return EXIT_OK if validation.predicted else EXIT_FAILED

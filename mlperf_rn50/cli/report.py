@@ -41,9 +41,9 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f'--rows: got --format {options.format}, expected --format csv')
     from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
     from mlperf_rn50.analysis.report.text import render_markdown, render_table, terminal_style
-    from mlperf_rn50.analysis.sets.load import load_systems
+    from mlperf_rn50.analysis.sets.load import load_run_sets
     from mlperf_rn50.analysis.sets.scaling import make_studies
-    systems = load_systems([Path(p) for p in options.paths])
+    systems = load_run_sets([Path(p) for p in options.paths])
     is_complete = not any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in systems)
     code = EXIT_OK if is_complete else EXIT_FAILED
     studies = make_studies(systems, options.baseline, options.price_per_node_hour)

@@ -134,6 +134,11 @@ class Run:
         return None if is_cut and source and source.basis == 'implied' else getattr(self, name)
 
     @property
+    def curve(self) -> tuple[tuple[int, float], ...]:
+        """Epochs trained and Top-1 as a fraction of every evaluation."""
+        return tuple((e.epoch, e.accuracy) for e in self.evaluations)
+
+    @property
     def final_accuracy(self) -> float | None:
         return self.evaluations[-1].accuracy if self.evaluations else None
 

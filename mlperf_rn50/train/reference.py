@@ -9,8 +9,10 @@ from mlperf_rn50.analysis.recipe import reference as reference_runs
 from mlperf_rn50.analysis.recipe.band import Band, Standing
 from mlperf_rn50.analysis.recipe.differences import global_batch_size, is_imagenet
 from mlperf_rn50.analysis.recipe.reference import Reference
-from mlperf_rn50.analysis.sets.load import load_systems
-from mlperf_rn50.analysis.sets.run_set import KnownSet, Recipe, known_of, load_published
+from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.sidecar.metrics import read_curve
@@ -22,10 +24,10 @@ def _recipe_of(config: Config, world_size: int) -> Recipe:
     return reference_runs.recipe_of(config, global_batch_size(config, world_size) or world_size)
 
 
-def _named_sets(paths: Sequence[str]) -> list[KnownSet]:
+def _named_sets(paths: Sequence[str]) -> list[RunSet]:
     """Return the usable sets under some paths; raise UserError if all are refused."""
-    systems = load_systems([Path(p) for p in paths])
-    found = [known for known in map(known_of, systems) if known]
+    systems = load_run_sets([Path(p) for p in paths])
+    found = [s for s in systems if s.has_recipe]
     refused = next((s for s in systems if s.refusal), None)
     if refused and not found:
         raise UserError(f'run.reference: expected a set of runs, got {refused.folder}: {refused.refusal}')

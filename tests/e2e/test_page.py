@@ -6,7 +6,7 @@ from made_systems import changed, refused
 
 from mlperf_rn50.analysis.report.page import render_html
 from mlperf_rn50.analysis.report.plots import draw_study
-from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
 
 pytestmark = pytest.mark.browser
@@ -25,7 +25,7 @@ def write_rounds(folder):
     write_set(folder / 'new/e9', 5, epoch_s=10.0)
     models = {'a-rather-long-name_of_a_system_v100': 'V100', 'b': 'V100', 'c': 'V100', 'e10': 'A100', 'e9': 'A100'}
     systems = [changed(s, accelerator=models.get(s.name), framework='MXNet 1.9.1', round='v0.7' if s.name[0] < 'e'
-                       else 'v1.0') for s in load_systems([folder])]
+                       else 'v1.0') for s in load_run_sets([folder])]
     studies = make_studies([refused(s, 'seeds are lost') if s.name == 'd' else s for s in systems])
     path = folder / 'report.html'
     path.write_text(render_html(studies, [draw_study(s) for s in studies], folder))

@@ -10,7 +10,8 @@ from mlperf_rn50.analysis.predict.answer import PredictionRequest, costs_for, ma
 from mlperf_rn50.analysis.predict.model import base_of, predict_layout
 from mlperf_rn50.analysis.predict.prediction import NO_COSTS, PUBLISHED_LINK, Base, Epochs, Layout, Link
 from mlperf_rn50.analysis.predict.source import Source
-from mlperf_rn50.analysis.sets.run_set import Recipe, load_published, make_recipe
+from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.sets.recipe import Recipe, make_recipe
 
 SECONDS = st.floats(1e-6, 1e6)
 LINKS = st.builds(Link, st.floats(1e-3, 1e6), st.integers(1, 10**12), st.booleans(), st.just('any'))

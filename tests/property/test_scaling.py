@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lines import write_set
 
-from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.analysis.sets.time_parts import parts_of
 
@@ -30,7 +30,7 @@ def test_speedup_is_product_of_throughput_epochs_and_share(folder, small, large)
     write_set(folder / 'a', **small)
     write_set(folder / 'b', nodes=2, ranks=8, batch=128, **{  # the first run has one more evaluation
         **large, 'accuracies': lambda k: (0.4,) * (k == 0) + large['accuracies']})
-    study = make_studies(load_systems([folder]))[0]
+    study = make_studies(load_run_sets([folder]))[0]
     base, c = study.comparisons
     assert (base.speedup, base.efficiency, base.throughput_gain, base.epoch_ratio, base.share_ratio) == (1, 1, 1, 1, 1)
     assert c.throughput_gain * c.epoch_ratio * c.share_ratio == pytest.approx(c.speedup, rel=1e-6)

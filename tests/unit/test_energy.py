@@ -11,7 +11,7 @@ from lines import START_S, run_lines, write_lines
 from mlperf_rn50.analysis.report.data import render_csv, render_json
 from mlperf_rn50.analysis.report.page import render_html
 from mlperf_rn50.analysis.report.text import render_table
-from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.sidecar.energy import NO_COUNTERS, NO_TELEMETRY, read_energy
@@ -134,7 +134,7 @@ def studies(tmp_path):
             for node in range({1: 1, 2: 2 - number, 4: 0, 8: 0}[nodes]):
                 write_node(tmp_path / f's/{nodes}x1', f'n{node}', steady(cpu=100 + 100 * number, gpu=300), number)
     write_node(tmp_path / 's/8x1', 'n1', [line(0, event='run_start', clock_s=0.0), line(1, cpu_percent=1.0)])
-    return lambda price=None: make_studies(load_systems([tmp_path]), None, price)
+    return lambda price=None: make_studies(load_run_sets([tmp_path]), None, price)
 
 
 def rows_of(text):

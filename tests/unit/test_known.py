@@ -6,16 +6,10 @@ from helpers import PUBLISHED
 from lines import write_set
 
 from mlperf_rn50.analysis.predict.model import base_of, layout_of
-from mlperf_rn50.analysis.sets.load import load_systems
-from mlperf_rn50.analysis.sets.run_set import (
-    Recipe,
-    RunTimes,
-    eval_grid,
-    known_of,
-    load_published,
-    make_recipe,
-    make_times,
-)
+from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.sets.recipe import Recipe, eval_grid, make_recipe
+from mlperf_rn50.analysis.sets.time_parts import RunTimes, make_times
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN
 
 V06 = {'opt_name': 'lars', 'lars_opt_base_learning_rate': 5.0, 'lars_opt_learning_rate_warmup_epochs': 5,
@@ -74,26 +68,26 @@ def test_times_of_a_set_are_means_of_its_runs():
 def test_known_set_has_recipe_and_curves(tmp_path):
     write_set(tmp_path / 'box', accuracies=(0.5, 0.7, 0.76), batch=1664, optimizer=LOGGED, target=0.759, period=4,
               ranks=8, epoch_s=lambda k: 10.0 + k)
-    [system] = load_systems([tmp_path])
-    known = known_of(system)
+    [known] = load_run_sets([tmp_path])
     assert known.recipe == replace(recipe(V07), base_lr=0.6, weight_decay=1e-4, poly_power=None)
-    assert [r.epochs for r in known.converged] == [12] * 5
+    assert list(known.epochs) == [12] * 5
     assert known.runs[0].curve == ((4, 0.5), (8, 0.7), (12, 0.76)) and known.is_imagenet
-    assert known.time_s == system.time_s and known.times.evaluation_s == pytest.approx(1)
+    assert known.times.evaluation_s == pytest.approx(1)
     assert known.times.epoch_s == pytest.approx(12)  # the mean of the middle three, like the score
     assert known.times.outside_s == pytest.approx(0)
     assert known.step_s == pytest.approx(12 * 1664 / IMAGENET_TRAIN)
-    assert known.num_units == 8 and known.unlogged == ()
+    assert known.num_units == 8 and known.unlogged == {}
 
 
 def test_unconverged_run_counts_without_epochs_and_a_refused_set_is_unknown(tmp_path):
     write_set(tmp_path / 'box', 3, status=lambda k: 'aborted' if k == 2 else 'success')
-    known = known_of(*load_systems([tmp_path]))
-    assert [(r.status, r.epochs) for r in known.runs] == [('converged', 2), ('converged', 2), ('aborted', None)]
+    [known] = load_run_sets([tmp_path])
+    assert [r.status for r in known.runs] == ['converged', 'converged', 'aborted']
+    assert [r.epochs_to_converge for r in known.runs] == [2, 2, None]
     assert len(known.converged) == 2 and known.runs[2].curve[-1] == (2, 0.76)
     write_set(tmp_path / 'box', 2, target=lambda k: 0.7 + k / 100)
-    [system] = load_systems([tmp_path])
-    assert system.refusal and system.global_batch_size == 64 and known_of(system) is None
+    [system] = load_run_sets([tmp_path])
+    assert system.refusal and system.global_batch_size == 64 and not system.has_recipe
 
 
 def test_published_table_is_complete():
@@ -107,24 +101,25 @@ def test_published_table_is_complete():
         assert unknown - known_by_kind - ({'decay_epochs'} if s.org == 'Intel' else set()) == ends, s.name
         assert not set(s.unlogged) & {'base_lr', 'weight_decay', 'opt_name'}
         assert s.converged, s.name
-        assert all(r.epochs == (r.curve[-1][0] if r.status == 'converged' else None) for r in s.runs), s.name
+        assert all(r.epochs_to_converge == (r.last_epoch if r.status == 'converged' else None) for r in s.runs), s.name
         assert all((r.curve[-1][1] >= s.recipe.target_accuracy) == (r.status == 'converged') for r in s.runs), s.name
-        assert 0 < s.times.evaluation_s < s.time_s and 0 < s.times.epoch_s * s.converged[0].epochs <= s.time_s
+        assert 0 < s.times.evaluation_s < s.time_s and 0 < s.times.epoch_s * s.epochs[0] <= s.time_s
 
 
 @pytest.mark.needs_published
 def test_published_table_matches_the_logs():
-    known = [known_of(s) for s in load_systems([PUBLISHED / 'v0.5', PUBLISHED / 'v0.6', PUBLISHED / 'v0.7'])]
+    known = load_run_sets([PUBLISHED / 'v0.5', PUBLISHED / 'v0.6', PUBLISHED / 'v0.7'])
     assert len(known) == 6
     for logged in known:
         [table] = [s for s in load_published() if (s.round, s.name) == (logged.round, logged.name)]
         for f in fields(Recipe):
             if f.name not in table.unlogged and getattr(logged.recipe, f.name) is not None:
                 assert getattr(table.recipe, f.name) == pytest.approx(getattr(logged.recipe, f.name)), f.name
-        for name in ('num_nodes', 'num_accelerators', 'num_units', 'dataset', 'train_samples'):
+        for name in ('num_nodes', 'num_accelerators', 'num_units', 'other_dataset', 'train_samples'):
             assert getattr(table, name) == getattr(logged, name), name
-        assert [(r.status, r.epochs, [e for e, _ in r.curve]) for r in table.runs] == [
-            (r.status, r.epochs, [e for e, _ in r.curve]) for r in logged.runs], logged.name
-        assert [r.time_s for r in table.runs] == pytest.approx([r.time_s for r in logged.runs], rel=1e-3)
+        assert [(r.status, r.epochs_to_converge, [e for e, _ in r.curve]) for r in table.runs] == [
+            (r.status, r.epochs_to_converge, [e for e, _ in r.curve]) for r in logged.runs], logged.name
+        times = [[r.time_to_train_s for r in s.runs] for s in (table, logged)]
+        assert times[0] == pytest.approx(times[1], rel=1e-3)
         assert table.time_s == pytest.approx(logged.time_s, rel=1e-3)
         assert table.times.epoch_s == pytest.approx(logged.times.epoch_s, rel=0.05)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from lines import START_S, mllog, run_lines, write_lines
 
-from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.set_warnings import set_warnings
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.read.description import _count, load_object
 from mlperf_rn50.mllog.read.reader import read_run
@@ -36,11 +37,11 @@ def facts_of_run(run: Run) -> dict:
 def facts_of(case: Path) -> object:
     """Return the facts of a tree of logs as decoded JSON."""
     try:
-        systems = load_systems([case])
+        systems = load_run_sets([case])
     except UserError as e:
         return {'error': type(e).__name__}
     facts = [{'folder': str(s.folder.relative_to(case)), 'is_refused': s.refusal is not None, 'is_copy': s.is_copy,
-              'num_doubts': len(s.doubts), 'num_warnings': len(s.warnings), 'score_minutes': s.score_minutes,
+              'num_doubts': len(s.doubts), 'num_warnings': len(set_warnings(s)), 'score_minutes': s.score_minutes,
               'copies': [[c.run.path.name, c.original.path.name] for c in s.copies],
               'runs': [facts_of_run(r) for r in s.runs]} for s in systems]
     return json.loads(json.dumps(facts), parse_float=lambda text: round(float(text), 6))

@@ -12,7 +12,7 @@ from mlperf_rn50.analysis.report.plots import draw_study
 from mlperf_rn50.analysis.report.tables import notes_of
 from mlperf_rn50.analysis.report.text import render_table
 from mlperf_rn50.analysis.sets import load
-from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry
 
 
@@ -54,9 +54,9 @@ def test_runs_do_not_depend_on_the_number_of_processes(two_processors, tmp_path,
     write_set(tmp_path / 'b', 30, nodes=2, status=lambda k: 'success' if k else None)
     write_lines(tmp_path / 'b/result_30.txt', ['no log'])
     write_lines(tmp_path / 'ssd/result_0.txt', [mllog('submission_benchmark', 0, 'ssd')])
-    others = load_systems([tmp_path])
+    others = load_run_sets([tmp_path])
     monkeypatch.setattr(load, '_MANY', 1000)
-    assert others == load_systems([tmp_path]) and [len(s.runs) for s in others] == [40, 31]
+    assert others == load_run_sets([tmp_path]) and [len(s.runs) for s in others] == [40, 31]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from made_systems import changed
 from mlperf_logging.rcp_checker.rcp_checker import check_directory
 from sample_log import ENV, LARS, closed, write_five
 
-from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.rcp import check_rcp, is_applicable, official_score_minutes
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.mllog.check.official import _summarize
@@ -30,7 +30,7 @@ def tree_of(tmp_path):
         home = tmp_path / round_name / 'us'
         config = closed(LARS) if division == 'closed' else LARS
         write_five(home / 'results/box/resnet', config, pace_ms=50, accuracies=(0.5,) * 16 + (0.7595,), batch=1632)
-        system, = load_systems([home])
+        system, = load_run_sets([home])
         (home / 'systems').mkdir()
         (home / 'systems/box.json').write_text(json.dumps(
             describe_system(system.runs, ENV, 'us', 'box', round_name, None)))
@@ -52,7 +52,7 @@ def test_score_matches_the_official_summarizer(tree_of, round_name, division, fa
 @pytest.mark.needs_published
 def test_score_matches_the_official_summarizer_on_published_logs(tmp_path):
     home = shutil.copytree(PUBLISHED / 'v0.7/NVIDIA', tmp_path / 'v0.7/NVIDIA')
-    systems = load_systems([home])
+    systems = load_run_sets([home])
     assert len(systems) == 2
     for system in systems:
         assert [official_score_minutes(system), system.score_minutes] == pytest.approx(
@@ -96,7 +96,7 @@ def test_without_mlperf_logging_the_score_is_unscaled_with_a_note(tree_of, monke
 def system_of(folder, batch, epochs, round_name='v4.0', **keys):
     write_set(folder / round_name / 'us/results/box/resnet', batch=batch, accuracies=(0.76,),
               period=lambda k: epochs[k], **keys)
-    return load_systems([folder])[0]
+    return load_run_sets([folder])[0]
 
 
 @pytest.mark.parametrize('batch', [512, 1632, 3264, 4096, 5000, 13056, 60000, 67840, 80000])
@@ -123,4 +123,4 @@ def test_points_of_the_round_are_preferred_and_an_unconverged_run_is_the_slowest
 
 @pytest.mark.parametrize('keys', [{'target': 0.749}, {'train_samples': 1437}, {'num_runs': 4}])
 def test_other_targets_data_sets_and_run_counts_have_no_points(tmp_path, keys):
-    assert not is_applicable(load_systems([write_set(tmp_path, **{'accuracies': (0.76,), **keys})])[0])
+    assert not is_applicable(load_run_sets([write_set(tmp_path, **{'accuracies': (0.76,), **keys})])[0])

@@ -10,7 +10,7 @@ from helpers import CLI, ROOT, call, run
 from lines import mllog
 from sample_log import ENV, LARS, SGD, closed, write_five
 
-from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.check import official
@@ -32,7 +32,7 @@ def order(tmp_path, **keys):
 
 
 def runs_of(folder):
-    return load_systems([folder])[0].runs
+    return load_run_sets([folder])[0].runs
 
 
 def append(path, *lines):
@@ -54,7 +54,7 @@ def tree(tmp_path, good):
 def test_five_real_runs_pass_the_official_checkers_and_are_labelled(good):
     label = ('Trained on digits, not ImageNet; this checks the format only, and the result cannot be submitted or '
              'compared.')
-    home, score = good.home, load_systems([DIGITS])[0].score_minutes
+    home, score = good.home, load_run_sets([DIGITS])[0].score_minutes
     assert package.render_package(good, 'heading', score).startswith('\n'.join([
         'heading', '  logs                5 of 5 pass the rules of 4.0.0', '  system description  passed',
         '  package_checker     found no errors (4.0.0)', f'  result_summarizer   {score:.2f} min',

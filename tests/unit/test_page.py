@@ -15,7 +15,7 @@ from mlperf_rn50.analysis.report.plots import draw_study
 from mlperf_rn50.analysis.report.tables import answer_table, notes_of, overview_table
 from mlperf_rn50.analysis.report.text import render_markdown, render_table
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.errors import UserError
 
@@ -69,7 +69,7 @@ def texts_of(table):
 
 
 def test_refused_set_is_a_row_with_its_reason_and_no_number(sweep):
-    systems = load_systems([sweep])
+    systems = load_run_sets([sweep])
     studies = make_studies([systems[0], refused(systems[1], 'num_nodes is 1 in <a>|and 2 in b')])
     row = answer_table(studies[0]).rows[1]
     assert [c.text for c in row] == ['2x4', 'refused: num_nodes is 1 in <a>|and 2 in b']
@@ -106,7 +106,7 @@ def check_headings(page):
 
 
 def test_running_run_shows_its_progress(sweep):
-    systems = load_systems([sweep])
+    systems = load_run_sets([sweep])
     study, = make_studies([changed(systems[0], status='running', epochs_to_converge=None, time_to_train_s=None,
                                    age_s=200.0)])
     assert {row[2].text for row in runs_table(study).rows} == {'running, epoch 2, best 76.00 %, written 3 min ago'}

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 from helpers import PUBLISHED
+from made_systems import changed, made_set
 from matplotlib.image import imread
 
 from mlperf_rn50.analysis.predict.answer import (
@@ -24,8 +25,10 @@ from mlperf_rn50.analysis.predict.prediction import NO_COSTS, Base, Epochs, Layo
 from mlperf_rn50.analysis.predict.source import Power, Source, load_source
 from mlperf_rn50.analysis.predict.tables import render_json, render_tables
 from mlperf_rn50.analysis.predict.validation import render_validation, validate, validate_systems
-from mlperf_rn50.analysis.sets.load import load_systems
-from mlperf_rn50.analysis.sets.run_set import KnownRun, KnownSet, Recipe, RunTimes, load_published
+from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.time_parts import RunTimes
 from mlperf_rn50.errors import UserError
 
 SLOW = Link(1.0, 100_000_000, False, 'measured')
@@ -74,7 +77,8 @@ def test_each_doubt_widens_the_interval(wide):
 
 
 def test_spread_of_the_runs_of_the_base_widens_the_interval():
-    runs = tuple(replace(r, time_s=r.epochs * s) for r, s in zip(DGX.runs, (9.0, 10.0, 11.0, 10.0, 10.0)))
+    rates = 9.0, 10.0, 11.0, 10.0, 10.0
+    runs = tuple(replace(r, time_to_train_s=r.epochs_to_converge * s) for r, s in zip(DGX.runs, rates))
     p = predict_layout(replace(BASE, known=replace(DGX, runs=runs)), ONE, SLOW, NO_COSTS)
     share = 1.533 * math.sqrt(0.5) / 10  # Student's t of four degrees of freedom
     assert (p.low_minutes, p.high_minutes) == pytest.approx((p.minutes * (1 - share), p.minutes * (1 + share)))
@@ -93,20 +97,20 @@ def test_unpredictable_layouts_are_refused(base, layout, link, message):
 def test_base_has_the_same_vendor_round_and_accelerator():
     many = SETS['dgxa100_n96_ngc20.06_mxnet']
     assert base_for(many, load_published()).known is DGX
-    near = replace(DGX, recipe=replace(DGX.recipe, global_batch_size=400))  # 50 images per accelerator, near the 45
+    near = changed(DGX, global_batch_size=400)  # 50 images per accelerator, near the 45
     assert base_for(many, [DGX, near]).known is near
     assert base_for(SETS['2xXE8545x4A100-SXM-80GB'], load_published()) is None
-    assert base_for(many, [replace(DGX, round='v1.0')]) is base_for(many, [replace(DGX, org='Dell')]) is None
-    many, unnamed = replace(many, accelerator=None), replace(DGX, accelerator=None)
+    assert base_for(many, [changed(DGX, round='v1.0')]) is base_for(many, [changed(DGX, org='Dell')]) is None
+    many, unnamed = changed(many, accelerator=None), changed(DGX, accelerator=None)
     assert base_for(many, [unnamed]).known is unnamed
-    assert base_for(replace(many, num_accelerators=96 * 16), [unnamed]) is None
+    assert base_for(changed(many, num_accelerators=96 * 16), [unnamed]) is None
 
 
 @pytest.mark.needs_published
 def test_duplicates_count_once(tmp_path):
     for org in ('NVIDIA', 'Other'):
         shutil.copytree(PUBLISHED / 'v0.7' / 'NVIDIA', tmp_path / org)
-    validation = validate_systems(load_systems([tmp_path]))
+    validation = validate_systems(load_run_sets([tmp_path]))
     [judged] = validation.predicted
     assert judged.target.round == 'v0.7+' and 'v0.6, v1.0' in judged.costs.source  # the folders lack the round
     text = render_validation(validation)
@@ -127,10 +131,10 @@ A100 = 'dgxa100_ngc20.06_mxnet'
 
 def known(nodes=1, batch=64, step_s=0.1, epochs=(3, 4)):
     """Set with two ranks per node, 6,400 images per epoch, evaluations of 1 s, and 2 s outside."""
-    runs = tuple(KnownRun(f'result_{k}.txt', 'converged' if e else 'aborted', e, 20.0 * (e or 9), ((e or 9, 0.8),))
-                 for k, e in enumerate(epochs))
-    return KnownSet(f'logs/{nodes}x2', 'v0.7+', 'us', f'{nodes}x2', nodes, 0, 2 * nodes, None, 'digits', 6400,
-                    replace(DIGITS, global_batch_size=batch), RunTimes(step_s * 6400 / batch, 1.0, 2.0), 60.0, runs)
+    runs = [('converged' if e else 'aborted', 20.0 * (e or 9), ((e or 9, 0.8),)) for e in epochs]
+    return made_set(f'{nodes}x2', replace(DIGITS, global_batch_size=batch), runs,
+                    RunTimes(step_s * 6400 / batch, 1.0, 2.0), num_nodes=nodes, num_accelerators=0, num_ranks=2 * nodes,
+                    dataset='digits', train_samples=6400)
 
 
 def source_of(*sets, link=LINK):
@@ -173,9 +177,9 @@ def test_recipe_of_imagenet_comes_from_the_source_or_published_sets():
 def test_base_is_predicted_as_measured_and_layout_without_a_recipe_has_only_a_step():
     row, other = answer_of(source_of(known()), (1, 2), (2, 2)).rows
     assert row.step_s == pytest.approx(0.1) and row.step_error == pytest.approx(0)
-    assert row.efficiency == pytest.approx(1) and row.measured_minutes == 1.0
+    assert row.efficiency == pytest.approx(1) and row.measured_minutes == pytest.approx(70 / 60)
     assert row.minutes == pytest.approx((3.5 * 100 * 0.1 + 3.5 + 2) / 60)
-    assert row.error == pytest.approx(row.minutes - 1) and row.node_hours == pytest.approx(row.minutes / 60)
+    assert row.error == pytest.approx(row.minutes / (70 / 60) - 1) and row.node_hours == pytest.approx(row.minutes / 60)
     assert other.step_s == pytest.approx(0.1 + 2 * 3 / 4 * 0.008) and other.minutes is other.node_hours is None
     assert other.efficiency == pytest.approx(0.1 / 0.112) and other.doubts
     [row] = answer_of(source_of(known()), (2, 2), is_strong=True).rows
@@ -235,7 +239,7 @@ def test_without_a_link_only_several_nodes_are_refused(tmp_path):
     found = json.loads(render_json(answer))
     one, two, _ = found['predictions']
     assert found['format'] == 'mlperf-rn50 predict 1' and found['link'] is found['validation'] is None
-    assert (one['layout'], one['refusal'], one['epochs'], one['measured_minutes']) == ('1x2', None, 3.5, 1.0)
+    assert (one['layout'], one['refusal'], one['epochs'], one['measured_minutes']) == ('1x2', None, 3.5, 70 / 60)
     assert one['step_s'] == pytest.approx(0.1) and one['recipe']['base_lr'] == 0.02 and one['minutes']
     assert two['minutes'] is two['recipe'] is None
     assert two['refusal'].startswith('interconnect unknown; pass --link-gbit-s or a bench')
@@ -265,9 +269,9 @@ def test_picture_shows_measured_beside_predicted_values():
     source = source_of(known(), known(2, 128), known(64, 4096))
     titles = titles_of(draw_prediction(answer_of(source, (1, 2), (2, 2), (4, 2))))
     assert '2x2: 0.39 minutes predicted, 80 % interval 0.34 to 0.44' in titles
-    assert '2x2: 1.00 minutes measured, batch 128' in titles and '1x2: 0.01 node-hours predicted' in titles
+    assert '2x2: 1.17 minutes measured, batch 128' in titles and '1x2: 0.01 node-hours predicted' in titles
     assert not any(t.startswith(('4x2', '64x2')) for t in titles)  # 4x2 has no minutes, 64x2 is not predicted
-    assert titles.count('2x2: 0.03 node-hours measured, batch 128') == 1
+    assert titles.count('2x2: 0.04 node-hours measured, batch 128') == 1
     titles = titles_of(draw_prediction(answer_of(source_of(known()), (2, 2), (4, 2))))  # without minutes: steps
     assert '2x2: 112.0 ms per step predicted' in titles and '4x2: 2,245.6 images/s predicted' in titles
 

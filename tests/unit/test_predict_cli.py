@@ -11,7 +11,7 @@ from lines import write_set
 from mlperf_rn50.analysis.predict.model import ring_s
 from mlperf_rn50.analysis.predict.prediction import PUBLISHED_LINK
 from mlperf_rn50.analysis.predict.source import Power, load_source
-from mlperf_rn50.analysis.sets.convergence import System
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.sidecar.energy import Energy
 
@@ -72,7 +72,7 @@ def test_power_of_a_node_comes_from_the_runs_or_is_unknown(monkeypatch, tmp_path
     write_set(tmp_path / '2x4', 2, nodes=2, ranks=8)
     for energy, power in ((None, None), (Energy(10.0), None),  # no telemetry, telemetry without counters
                           (Energy(10.0, cpu_joules=1000.0, gpu_joules=5000.0), Power(300.0, ('cpu', 'gpu')))):
-        monkeypatch.setattr(System, 'energy', energy)
+        monkeypatch.setattr(RunSet, 'energy', energy)
         assert load_source([str(tmp_path)]).power == power
 
 

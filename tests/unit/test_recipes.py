@@ -20,10 +20,11 @@ from mlperf_rn50.analysis.recipe.choose import (
 )
 from mlperf_rn50.analysis.recipe.differences import find_deviations
 from mlperf_rn50.analysis.recipe.tables import render_config
-from mlperf_rn50.analysis.sets.run_set import load_published
+from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.data.prepare.command import _JPEG_QUALITY
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.mllog.run import Evaluation
 from mlperf_rn50.options import resolve_config
 
 PARSER = config_parser('train')
@@ -62,7 +63,7 @@ def test_equal_recipes_are_folded_with_all_their_systems():
 
 def test_lower_target_counts_epochs_until_each_run_reached_it():
     run = SETS['dgx1_ngc19.05_mxnet'].runs[0]
-    assert reached_epoch(run, 0.759) == run.epochs == 60 and reached_epoch(run, 0.99) is None
+    assert reached_epoch(run, 0.759) == run.epochs_to_converge == 60 and reached_epoch(run, 0.99) is None
     low, high = (fold([SETS['dgx1_ngc19.05_mxnet']], target=t)[0] for t in (0.749, None))
     assert low.epochs == (52, 52, 56, 56, 56) and high.epochs == (56, 60, 60, 60, 60)
     old = [SETS['dgx1_ngc18.11_mxnet']]  # runs with target 74.9 % that ended above 75 %
@@ -84,8 +85,10 @@ def test_published_recipe_of_a_batch_is_chosen(batch, opt_name, target, lr, epoc
 
 def altered(base_lr, epochs=35, batch=1664, failed=0):
     """Return a published set with other learning rate and epochs; `failed` of its five runs miss the target."""
-    runs = tuple(replace(r, curve=((epochs, 0.5 if k < failed else 0.76),)) for k, r in enumerate(GOOD.runs))
-    return replace(GOOD, recipe=replace(GOOD.recipe, base_lr=base_lr, global_batch_size=batch), runs=runs)
+    curves = [[Evaluation(epochs, 0.5 if k < failed else 0.76, 0, None, None, None)] for k in range(len(GOOD.runs))]
+    recipe = replace(GOOD.recipe, base_lr=base_lr, global_batch_size=batch)
+    return replace(GOOD, runs=tuple(replace(r, evaluations=c) for r, c in zip(GOOD.runs, curves)),
+                   unlogged=vars(recipe))
 
 
 @pytest.mark.parametrize('batch, sets, base_lr', [

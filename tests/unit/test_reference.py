@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from helpers import ROOT
+from made_systems import made_set
 
 from mlperf_rn50.analysis.recipe.band import band, band_at, standing_of, target_epochs
 from mlperf_rn50.analysis.recipe.reference import (
@@ -16,7 +17,8 @@ from mlperf_rn50.analysis.recipe.reference import (
     recipe_of,
     typical_spreads,
 )
-from mlperf_rn50.analysis.sets.run_set import KnownRun, KnownSet, Recipe, load_published
+from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
@@ -31,8 +33,7 @@ CURVE = ((10, 0.4), (20, 0.6), (30, 0.7), (40, 0.76))
 
 
 def known(*curves, recipe=RECIPE, dataset=None, status='converged', name='s'):
-    runs = tuple(KnownRun(f'result_{k}.txt', status, c[-1][0], 60.0, tuple(c)) for k, c in enumerate(curves))
-    return KnownSet('/runs/' + name, 'v0.7', 'us', name, 1, 8, 8, None, dataset, 1000, recipe, None, None, runs)
+    return made_set(name, recipe, [(status, 60.0, c) for c in curves], **({'dataset': dataset} if dataset else {}))
 
 
 def shifted(offset):

@@ -13,8 +13,9 @@ from lines import mllog, run_lines, write_lines, write_set
 from made_systems import study_of
 
 from mlperf_rn50.analysis.report.text import render_table
-from mlperf_rn50.analysis.sets.convergence import System, score_minutes
-from mlperf_rn50.analysis.sets.load import load_systems
+from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.run_set import RunSet, score_minutes
+from mlperf_rn50.analysis.sets.set_warnings import set_warnings
 from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.package.duplicates import find_copies
@@ -26,7 +27,7 @@ REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt, exp
 
 
 def only(folder):
-    system, = load_systems([folder])
+    system, = load_run_sets([folder])
     return system
 
 
@@ -47,7 +48,7 @@ def test_set_of_five(tmp_path):
     # Two epochs of 10 to 14 s and two evaluations of 1 s: 22 to 30 s; the middle three are 24, 26, 28.
     assert system.score_minutes == pytest.approx(26 / 60) and system.time_s == pytest.approx(26)
     assert system.epoch_s == pytest.approx(12) and system.images_per_s == pytest.approx(1_281_167 / 12)
-    assert system.warnings == ()
+    assert set_warnings(system) == []
 
 
 def test_one_aborted_run_counts_as_the_slowest_and_two_make_the_set_invalid(tmp_path):
@@ -55,7 +56,7 @@ def test_one_aborted_run_counts_as_the_slowest_and_two_make_the_set_invalid(tmp_
                          status=lambda k: 'aborted' if k == 0 else 'success'))
     # 24, 26, 28, 30 and the aborted run, which was fast but counts as the slowest; 26, 28 and 30 remain.
     assert one.score_minutes == pytest.approx(28 / 60) and [r.status for r in one.runs].count('aborted') == 1
-    assert '1 of 5 runs did not converge' in one.warnings
+    assert '1 of 5 runs did not converge' in set_warnings(one)
     two = only(write_set(tmp_path / 'two', epoch_s=lambda k: 10.0 + k, status=lambda k: None if k < 2 else 'success'))
     assert two.score_minutes is None and two.time_s == pytest.approx(28)
 
@@ -78,7 +79,7 @@ def test_fewer_than_five_runs_have_a_mean_and_a_spread(tmp_path):
     (5, {'status': lambda k: 'success' if k > 1 else 'aborted'}, [
         '2 of 5 runs did not converge', 'no MLPerf score: two or more runs without convergence make the set invalid'])])
 def test_warnings_of_weak_sets(tmp_path, num_runs, keys, expected):
-    assert list(only(write_set(tmp_path, num_runs, epoch_s=lambda k: 10.123 + k, **keys)).warnings) == expected
+    assert set_warnings(only(write_set(tmp_path, num_runs, epoch_s=lambda k: 10.123 + k, **keys))) == expected
 
 
 def test_file_that_is_no_log_is_an_unconverged_run(tmp_path):
@@ -86,13 +87,13 @@ def test_file_that_is_no_log_is_an_unconverged_run(tmp_path):
     (folder / 'result_4.txt').write_text('Segmentation fault\n')
     system = only(folder)
     assert [r.status for r in system.runs] == ['converged'] * 4 + ['unreadable'] and system.score_minutes is not None
-    assert any(w.startswith('result_4.txt: no MLPerf log line in it') for w in system.warnings)
+    assert any(w.startswith('result_4.txt: no MLPerf log line in it') for w in set_warnings(system))
     with pytest.raises(UserError, match='result_4.txt: no MLPerf log line'):
-        load_systems([folder / 'result_4.txt'])
+        load_run_sets([folder / 'result_4.txt'])
     write_lines(folder / 'result_4.txt', run_lines()[:6])  # killed early
     assert [r.status for r in only(folder).runs] == ['converged'] * 4 + ['failed']
     write_lines(tmp_path / '2x1/result_0.txt', [])  # killed before its first line
-    assert sorted(len(s.runs) for s in load_systems([tmp_path])) == [1, 5]
+    assert sorted(len(s.runs) for s in load_run_sets([tmp_path])) == [1, 5]
 
 
 @pytest.mark.parametrize('field, values', [
@@ -103,7 +104,7 @@ def test_file_that_is_no_log_is_an_unconverged_run(tmp_path):
 def test_different_runs_are_not_pooled(tmp_path, field, values):
     write_set(tmp_path, 3, **values)
     assert re.match(f'{field} is .* in result_0.txt and .* in result_1.txt, .* report them', only(tmp_path).refusal)
-    assert len(load_systems([tmp_path / 'result_1.txt'])) == 1
+    assert len(load_run_sets([tmp_path / 'result_1.txt'])) == 1
 
 
 def test_folders_of_other_benchmarks_are_left_out(tmp_path):
@@ -111,7 +112,7 @@ def test_folders_of_other_benchmarks_are_left_out(tmp_path):
     write_lines(tmp_path / 'v1.0/us/results/box/bert/result_0.txt', [mllog('submission_benchmark', 0, 'bert')])
     assert len(only(tmp_path).runs) == 2
     with pytest.raises(UserError, match="benchmark 'bert', expected resnet"):
-        load_systems([tmp_path / 'v1.0/us/results/box/bert'])
+        load_run_sets([tmp_path / 'v1.0/us/results/box/bert'])
 
 
 def test_only_numbered_results_are_loaded(tmp_path):
@@ -119,7 +120,7 @@ def test_only_numbered_results_are_loaded(tmp_path):
     assert [r.path.name for r in only(tmp_path).runs] == ['result_0.txt', 'result_1.txt']
     (tmp_path / 'empty').mkdir()
     with pytest.raises(UserError, match='no result_<k>.txt in it'):
-        load_systems([tmp_path / 'empty'])
+        load_run_sets([tmp_path / 'empty'])
 
 
 @pytest.fixture
@@ -165,8 +166,9 @@ def test_duplicate_with_another_seed_is_not_counted(tmp_path):
     (tmp_path / 'result_3.txt').write_text(copied)
     system = only(tmp_path)
     assert (len(system.runs), len(system.counted), len(system.converged), system.score_minutes) == (5, 4, 4, None)
-    assert system.runs[3].seed == 77 and system.warnings[0].startswith('result_3.txt is a duplicate of result_1.txt')
-    assert 'no MLPerf score: got 4 runs, expected 5' in system.warnings
+    warnings = set_warnings(system)
+    assert system.runs[3].seed == 77 and warnings[0].startswith('result_3.txt is a duplicate of result_1.txt')
+    assert 'no MLPerf score: got 4 runs, expected 5' in warnings
     assert system.time_s == pytest.approx(2 * (10.123 + (0 + 1 + 2 + 4) / 4 + 1.01))
     found = json.loads(call('report', tmp_path, '--format', 'json').stdout)['systems'][0]
     assert (found['num_runs'], found['num_converged'], found['score_minutes']) == (5, 4, None)
@@ -196,7 +198,7 @@ def test_unreadable_folder_is_refused(tree, monkeypatch):
 def test_description_in_an_inaccessible_folder_is_ignored(tmp_path, monkeypatch):
     folder = write_set(tmp_path / 'us/results/box/resnet', 1)
     deny(monkeypatch, 'stat', 'systems')
-    assert any('box.json cannot be read: Permission denied; ignored' in w for w in only(folder).warnings)
+    assert any('box.json cannot be read: Permission denied; ignored' in w for w in set_warnings(only(folder)))
 
 
 def test_warnings_are_sorted_by_severity(tmp_path):
@@ -206,12 +208,13 @@ def test_warnings_are_sorted_by_severity(tmp_path):
     run = refused.runs[0]
     runs = [replace(run, path=tmp_path / f'result_{k}.txt', warnings=(LogWarning(1, 'odd'), LogWarning(k, 'no', True)))
             for k in range(2)]
-    system = System('box', tmp_path, tmp_path, tuple(runs))
-    assert system.warnings == (f'{runs[1].path.name} is a duplicate of {runs[0].path.name}: all 10 times of epochs and '
-                               'evaluations are equal to the millisecond; counted once', 'all 2 logs: no',
-                               'no MLPerf score: got 1 run, expected 5; the spread of a single run is unknown',
-                               'the data set is unnamed, not ImageNet', 'all 2 logs: odd')
-    assert refused.warnings[0] == refused.refusal and 'is a duplicate of' in refused.warnings[1]
+    system = RunSet('box', tmp_path, tmp_path, tuple(runs))
+    assert set_warnings(system) == [
+        f'{runs[1].path.name} is a duplicate of {runs[0].path.name}: all 10 times of epochs and evaluations are equal '
+        'to the millisecond; counted once', 'all 2 logs: no',
+        'no MLPerf score: got 1 run, expected 5; the spread of a single run is unknown',
+        'the data set is unnamed, not ImageNet', 'all 2 logs: odd']
+    assert set_warnings(refused)[0] == refused.refusal and 'is a duplicate of' in set_warnings(refused)[1]
 
 
 def test_set_has_no_score_while_a_run_is_running(tmp_path):
@@ -219,7 +222,7 @@ def test_set_has_no_score_while_a_run_is_running(tmp_path):
     found = only(write_set(tmp_path, accuracies=[0.1] * 20 + [0.76]))
     system = replace(found, runs=(replace(found.runs[0], status='running'), *found.runs[1:]))
     assert found.score_minutes and system.score_minutes is None and len(system.converged) == 4
-    assert system.warnings == ('no MLPerf score yet: 1 of 5 runs still running',)
+    assert set_warnings(system) == ['no MLPerf score yet: 1 of 5 runs still running']
 
 
 def make_socket(path):
@@ -254,7 +257,7 @@ def test_invalid_paths_are_one_line_errors(tmp_path):
     os.mkfifo(tmp_path / 'pipe')
     os.symlink(tmp_path, tmp_path / 'again')  # a loop of folders is walked once
     write_set(tmp_path / 'runs', 1)
-    assert len(load_systems([tmp_path])) == 1
+    assert len(load_run_sets([tmp_path])) == 1
     for name, error in [('pipe', 'neither a file nor a folder'), ('none', 'no such folder')]:
         done = call('report', tmp_path / name)
         assert (done.returncode, done.stdout) == (2, '') and f'{name}: {error}; expected' in done.stderr
@@ -264,7 +267,7 @@ def test_invalid_paths_are_one_line_errors(tmp_path):
 
 @pytest.mark.parametrize('folder', ['logs', pytest.param('../shared/published', marks=pytest.mark.needs_published)])
 def test_no_real_log_is_a_duplicate(folder):
-    runs = [r for s in load_systems([ROOT / folder]) for r in s.runs]
+    runs = [r for s in load_run_sets([ROOT / folder]) for r in s.runs]
     assert len(runs) > 10 and find_copies(runs) == []
 
 
@@ -285,7 +288,7 @@ def test_one_duplicate_log_of_another_system_is_named(tmp_path):
     for name, epoch_s in (('s', 10.123), ('other', 20.123)):
         write_set(tmp_path / name / 'a', epoch_s=lambda k, e=epoch_s: e + k)
     (tmp_path / 'other/a/result_3.txt').write_text((tmp_path / 's/a/result_1.txt').read_text())
-    first, second = load_systems([tmp_path])
+    first, second = load_run_sets([tmp_path])
     copied = next(s for s in (first, second) if s.doubts)
     assert [len(s.doubts) for s in (first, second)] == [0, 1]
     assert copied.doubts == (f'result_1.txt has the same times as result_3.txt of {first.folder}; one is a duplicate',)
@@ -298,7 +301,7 @@ def test_gaps_in_the_numbers_are_reported(tmp_path, numbers, missing):
     for k, number in enumerate(numbers):
         write_lines(tmp_path / f'result_{number}.txt', run_lines(seed=k, epoch_s=10.123 + k))
     text = f'result_<k>.txt is missing for k = {missing}; the numbering has a gap'
-    assert [w for w in only(tmp_path).warnings if 'missing' in w] == ([text] if missing else [])
+    assert [w for w in set_warnings(only(tmp_path)) if 'missing' in w] == ([text] if missing else [])
 
 
 def test_run_with_a_contradictory_clock_is_not_counted(tmp_path):
@@ -306,4 +309,4 @@ def test_run_with_a_contradictory_clock_is_not_counted(tmp_path):
     path.write_text(path.read_text().replace(mllog('run_start', 0), mllog('run_start', 60)))
     found = only(tmp_path)
     assert found.runs[4].status == 'failed'
-    assert '1 of 5 runs not counted because of contradictions in the log' in found.warnings
+    assert '1 of 5 runs not counted because of contradictions in the log' in set_warnings(found)

@@ -8,7 +8,8 @@ from mlperf_rn50.analysis.predict.source import Source
 from mlperf_rn50.analysis.predict.validation import Validation, validate_published
 from mlperf_rn50.analysis.recipe.choose import choose_recipe, range_text
 from mlperf_rn50.analysis.sets.cost import kwh
-from mlperf_rn50.analysis.sets.run_set import KnownSet, Recipe
+from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.text import plural
 
@@ -101,9 +102,9 @@ class Answer:
         return kwh(power.watts * row.layout.num_nodes * 60 * row.minutes)
 
 
-def measured_epochs(known: KnownSet) -> Epochs | None:
+def measured_epochs(known: RunSet) -> Epochs | None:
     """Return the epochs to converge of the runs of a set; None where no run converged."""
-    epochs = [r.epochs for r in known.converged if r.epochs]
+    epochs = known.epochs
     if not epochs:
         return None
     return Epochs(sum(epochs) / len(epochs), min(epochs), max(epochs),

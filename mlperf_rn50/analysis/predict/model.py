@@ -9,7 +9,9 @@ import statistics
 from collections.abc import Sequence
 
 from mlperf_rn50.analysis.predict.prediction import PUBLISHED_LINK, Base, Costs, Epochs, Layout, Link, Prediction
-from mlperf_rn50.analysis.sets.run_set import KnownSet, Recipe, load_published
+from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.run_set import RunSet
 
 # The backward pass computes twice as much as the forward pass, and the exchange can overlap with it.
 BACKWARD_SHARE = 2 / 3
@@ -19,14 +21,14 @@ MAX_FIXED_SHARE = 0.5
 _SIGMAS, _MANY_SIGMAS = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372), 1.2816
 
 
-def base_of(known: KnownSet) -> Base | None:
-    """Return the base of a known set; None where the logs lack nodes, units or times."""
+def base_of(known: RunSet) -> Base | None:
+    """Return the base of a run set; None where the logs lack nodes, units or times."""
     step_s, times = known.step_s, known.times
     if not known.num_nodes or not known.num_units or not step_s or times is None or not known.train_samples:
         return None
     return Base(known.name, known.source, known.num_nodes, known.num_units, bool(known.num_accelerators),
                 known.recipe.global_batch_size, step_s, 0.0, times.evaluation_s, times.outside_s, known.train_samples,
-                known.dataset, known)
+                known.other_dataset, known)
 
 
 def ring_s(num_bytes: int, num_members: int, gbit_s: float) -> float:
@@ -34,20 +36,20 @@ def ring_s(num_bytes: int, num_members: int, gbit_s: float) -> float:
     return 2 * (num_members - 1) / num_members * num_bytes / (gbit_s * 1e9 / 8)
 
 
-def _is_alike(a: KnownSet, b: KnownSet) -> bool:
+def _is_alike(a: RunSet, b: RunSet) -> bool:
     """Compare the kinds of accelerators; where unnamed, the accelerators per node."""
     kinds = [(s.accelerator or '').casefold().removeprefix('nvidia').strip() for s in (a, b)]
     per_node = [s.num_accelerators / s.num_nodes for s in (a, b) if s.num_accelerators and s.num_nodes]
     return kinds[0] == kinds[1] and (bool(kinds[0]) or len(per_node) == 2 and per_node[0] == per_node[1])
 
 
-def is_pair(one: KnownSet, target: KnownSet) -> bool:
+def is_pair(one: RunSet, target: RunSet) -> bool:
     """Return whether a set is a one-node set of the same round, organisation, kind of accelerator and data."""
-    return (one.num_nodes == 1 and one.round == target.round and one.dataset == target.dataset
+    return (one.num_nodes == 1 and one.round == target.round and one.other_dataset == target.other_dataset
             and (one.org or '').casefold() == (target.org or '').casefold() and _is_alike(one, target))
 
 
-def base_for(target: KnownSet, sets: Sequence[KnownSet]) -> Base | None:
+def base_for(target: RunSet, sets: Sequence[RunSet]) -> Base | None:
     """Return the paired one-node set nearest in optimizer and local batch as a base."""
     found = [(s, base) for s in sets if is_pair(s, target) and (base := base_of(s))]
     local = target.recipe.global_batch_size / (target.num_units or 1)
@@ -56,8 +58,8 @@ def base_for(target: KnownSet, sets: Sequence[KnownSet]) -> Base | None:
     return nearest and nearest[1]
 
 
-def layout_of(known: KnownSet) -> Layout | None:
-    """Return the layout of a known set; None where the logs lack it."""
+def layout_of(known: RunSet) -> Layout | None:
+    """Return the layout of a run set; None where the logs lack it."""
     if not known.num_nodes or not known.num_units or known.num_units % known.num_nodes:
         return None
     return Layout(known.num_nodes, known.num_units // known.num_nodes, known.recipe)
@@ -93,20 +95,20 @@ def _quantiles(values: Sequence[float]) -> tuple[float, float, float]:
     return tenths[0], statistics.median(values), tenths[-1]
 
 
-def _step_cost_s(base: Base, target: KnownSet) -> float:
+def _step_cost_s(base: Base, target: RunSet) -> float:
     """Return the time of a step of a published set besides computing and the ring."""
     layout, step_s, link = layout_of(target), target.step_s, PUBLISHED_LINK
     assert layout and step_s  # complete in the published table
     return step_s - _compute_s(base, layout, link) - ring_s(link.exchange_bytes, layout.num_units, link.gbit_s)
 
 
-def _has_common_run(a: KnownSet, b: KnownSet) -> bool:
+def _has_common_run(a: RunSet, b: RunSet) -> bool:
     """Return whether two sets share a run, identified by epochs and time, as copies of logs have other paths."""
-    times = {(r.epochs, round(r.time_s, 2)) for r in a.runs if r.time_s}
-    return any((r.epochs, round(r.time_s, 2)) in times for r in b.runs if r.time_s)
+    times = {(r.epochs_to_converge, round(r.time_to_train_s, 2)) for r in a.readable if r.time_to_train_s}
+    return any((r.epochs_to_converge, round(r.time_to_train_s, 2)) in times for r in b.readable if r.time_to_train_s)
 
 
-def costs_without(*judged: KnownSet) -> Costs:
+def costs_without(*judged: RunSet) -> Costs:
     """Return the costs of published systems, excluding the rounds of the judged sets and of their published copies."""
     published = load_published()
     rounds = {s.round for s in judged} | {p.round for p in published for s in judged if _has_common_run(p, s)}
@@ -116,7 +118,7 @@ def costs_without(*judged: KnownSet) -> Costs:
     steps = [_step_cost_s(base, s) for base, s in pairs]
     low, middle, high = _quantiles([s.times.outside_s for _, s in pairs if s.times])
     # Epochs to converge relative to the last evaluation within the schedule.
-    shares = [r.epochs / last for s in sets if (last := s.recipe.last_eval_epoch) for r in s.converged if r.epochs]
+    shares = [epochs / last for s in sets if (last := s.recipe.last_eval_epoch) for epochs in s.epochs if epochs]
     spread_s = _half_interval(steps) * math.sqrt(1 + 1 / len(steps))  # includes the uncertainty of the mean
     source = f'{len(pairs)} pairs of published systems of {", ".join(dict.fromkeys(s.round for _, s in pairs))}'
     return Costs(statistics.fmean(steps), spread_s, middle, low, high, _quantiles(shares)[0], source)
@@ -155,7 +157,8 @@ def _minutes(base: Base, layout: Layout, costs: Costs, epochs: Epochs, step_s: f
 
 def _run_spread(base: Base) -> float:
     """Return half of the 80 % interval of the seconds per epoch over the runs of the base, as a fraction."""
-    rates = [r.time_s / r.epochs for r in base.known.converged if r.time_s and r.epochs] if base.known else []
+    rates = [r.time_to_train_s / r.epochs_to_converge for r in base.known.converged
+             if r.time_to_train_s and r.epochs_to_converge] if base.known else []
     return _half_interval(rates) / statistics.fmean(rates) if len(rates) > 1 else 0.0
 
 

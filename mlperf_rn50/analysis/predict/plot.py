@@ -16,7 +16,7 @@ from mlperf_rn50.analysis.predict.tables import heading, render_json, render_tab
 from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.report.picture import COLOURS, INK, STYLE, Picture
 from mlperf_rn50.analysis.sets.cost import cost
-from mlperf_rn50.analysis.sets.run_set import KnownSet
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.files import write_atomically, writing_folder
 from mlperf_rn50.mllog.events import printable
 
@@ -32,7 +32,7 @@ class _Panel:
 
     unit: str
     of_row: Callable[[Prediction], float | None]
-    of_set: Callable[[KnownSet], float | None]
+    of_set: Callable[[RunSet], float | None]
     form: str = '.2f'
     interval: Callable[[Prediction], tuple[float, float] | None] = lambda row: None
 
@@ -73,7 +73,7 @@ def _draw_rows(picture: Picture, axes: Axes, panel: _Panel, rows: Sequence[Predi
     return [v for _, v in points] + [end for _, *span in spans for end in span if end > 0]
 
 
-def _draw_measured(picture: Picture, axes: Axes, panel: _Panel, sets: Sequence[KnownSet]) -> list[float]:
+def _draw_measured(picture: Picture, axes: Axes, panel: _Panel, sets: Sequence[RunSet]) -> list[float]:
     """Draw the measured sets; return the values."""
     points = [(k, v) for k in sets if k.num_nodes and (v := panel.of_set(k)) is not None]
     if points:
@@ -85,7 +85,7 @@ def _draw_measured(picture: Picture, axes: Axes, panel: _Panel, sets: Sequence[K
 
 
 def _draw_panel(picture: Picture, axes: Axes, panel: _Panel, series: Sequence[tuple[str, int, list[Prediction]]],
-                sets: Sequence[KnownSet]) -> None:
+                sets: Sequence[RunSet]) -> None:
     values = [v for colour, _, rows in series for v in _draw_rows(picture, axes, panel, rows, colour)]
     values += _draw_measured(picture, axes, panel, sets)
     nodes = sorted({r.layout.num_nodes for *_, rows in series for r in rows} | {k.num_nodes or 1 for k in sets})
@@ -101,7 +101,7 @@ def _draw_panel(picture: Picture, axes: Axes, panel: _Panel, series: Sequence[tu
     axes.margins(x=0.08)
 
 
-def _notes(answer: Answer, sets: Sequence[KnownSet]) -> list[str]:
+def _notes(answer: Answer, sets: Sequence[RunSet]) -> list[str]:
     refused = [r.layout.name for r in answer.rows if r.refusal]
     batches = {(k.num_nodes, k.num_units): k.recipe.global_batch_size for k in sets}
     other = [r.layout.name for r in answer.rows if (not r.measured or r.minutes and not r.measured_minutes)

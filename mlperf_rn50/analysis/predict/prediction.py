@@ -3,7 +3,8 @@ from dataclasses import dataclass
 
 from mlperf_rn50.analysis.recipe.reference import has_same_recipe
 from mlperf_rn50.analysis.sets.cost import node_hours
-from mlperf_rn50.analysis.sets.run_set import KnownSet, Recipe
+from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.run_set import RunSet
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Base:
     outside_s: float | None  # first-epoch overhead and gaps, on the clock; None where not measured
     train_samples: int
     dataset: str | None  # None for ImageNet
-    known: KnownSet | None = None  # None for a bench
+    known: RunSet | None = None  # None for a bench
 
     @property
     def unit(self) -> str:
@@ -113,7 +114,7 @@ class Prediction:
     high_minutes: float | None = None
     doubts: tuple[str, ...] = ()
     recipe_source: str = ''
-    measured: KnownSet | None = None  # of this layout and batch, possibly of another recipe
+    measured: RunSet | None = None  # of this layout and batch, possibly of another recipe
 
     @property
     def step_s(self) -> float | None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from mlperf_rn50.analysis.predict.bench_file import Bench, MeasuredExchange, MeasuredStep, is_bench, load_bench
 from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, base_for, base_of
 from mlperf_rn50.analysis.predict.prediction import PUBLISHED_LINK, Base, Link
-from mlperf_rn50.analysis.sets.convergence import System
-from mlperf_rn50.analysis.sets.load import load_systems
-from mlperf_rn50.analysis.sets.run_set import KnownSet, known_of, load_published
+from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import ConfigError, UserError, nearest
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
@@ -19,7 +19,7 @@ from mlperf_rn50.text import some
 _FLOAT32_BYTES = 4 * 25_557_032  # gradients of ResNet-50, as ranks without accelerators exchange them
 _IMAGENET_PIXELS = 224
 _MAX_NAMES = 8  # in a message
-_kind = attrgetter('round', 'org', 'dataset', 'recipe.target_accuracy', 'accelerator')  # of comparable sets
+_kind = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')  # of comparable sets
 _INCOMPLETE = ('the logs lack the number of nodes, the number of accelerators or ranks, or the time of an epoch, or no '
                'run has finished')
 _ASSUMED = (f'Interconnect unknown: assuming {PUBLISHED_LINK.gbit_s:g} Gbit/s, as for the published systems; pass '
@@ -40,13 +40,13 @@ class Source:
 
     base: Base
     link: Link | None
-    sets: tuple[KnownSet, ...] = ()
+    sets: tuple[RunSet, ...] = ()
     notes: tuple[str, ...] = ()
     power: Power | None = None  # of a node of the base
     gradients: tuple[int, str] | None = None  # size in bytes, and type and network
 
 
-def published_by_name(name: str) -> KnownSet:
+def published_by_name(name: str) -> RunSet:
     """Return a published system by its full name or the last part of it; raise ConfigError for an unknown name."""
     whole = {f'{s.round}/{s.org}/{s.name}': s for s in load_published()}
     short = {s.name: s for s in load_published()}
@@ -58,13 +58,13 @@ def published_by_name(name: str) -> KnownSet:
         hint or f'; expected a run, a study, a JSON file of bench, or a name such as {list(whole)[-1]}'))
 
 
-def _smallest(sets: Sequence[KnownSet], per_node: int | None) -> list[KnownSet]:
+def _smallest(sets: Sequence[RunSet], per_node: int | None) -> list[RunSet]:
     least = min(k.num_nodes or 0 for k in sets)
     found = [k for k in sets if k.num_nodes == least]
     return [k for k in found if k.num_units == least * (per_node or 0)] or found
 
 
-def power_of(system: System) -> Power | None:
+def power_of(system: RunSet) -> Power | None:
     """Return the power of a node of a system; None without telemetry of it."""
     energy = system.energy
     if not energy or not energy.joules or not energy.seconds or not system.num_nodes:
@@ -148,7 +148,7 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
         raise ConfigError(f'--system: got {system}, expected a SOURCE that is a folder of several systems')
     exchange = exchanges[0] if exchanges else None
     if folders:
-        source = _from_systems(load_systems(folders), system, per_node)
+        source = _from_systems(load_run_sets(folders), system, per_node)
     elif published:
         source = _from_published(published[0])
     else:
@@ -159,9 +159,9 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
     return replace(source, link=link, notes=(*source.notes, *notes))
 
 
-def _from_systems(systems: Sequence[System], name: str | None, per_node: int | None) -> Source:
+def _from_systems(systems: Sequence[RunSet], name: str | None, per_node: int | None) -> Source:
     """Return the named system, or the one with the fewest nodes, and all sets of its kind."""
-    sets = [k for s in systems if (k := known_of(s)) and base_of(k)]
+    sets = [s for s in systems if s.has_recipe and base_of(s)]
     if not sets:
         reasons = '; '.join(f'{s.name}: {s.refusal or _INCOMPLETE}' for s in systems[:3])
         raise UserError(f'no set to predict from: {printable(reasons)}')
@@ -179,11 +179,10 @@ def _from_systems(systems: Sequence[System], name: str | None, per_node: int | N
     comparable = tuple(k for k in sets if _kind(k) == _kind(known))
     notes = () if len(comparable) == 1 or name else (
         f'Predicted from {known.name}, with the fewest nodes of {len(comparable)} systems; --system selects another',)
-    power = next((power_of(s) for s in systems if str(s.folder) == known.source), None)
-    return Source(base, None, comparable, notes, power)
+    return Source(base, None, comparable, notes, power_of(known))
 
 
-def _from_published(known: KnownSet) -> Source:
+def _from_published(known: RunSet) -> Source:
     """Return a published system, and the systems that the validation predicts from it."""
     base, sets = base_of(known), load_published()
     assert base is not None  # the published table has all times

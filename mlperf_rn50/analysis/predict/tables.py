@@ -11,7 +11,7 @@ from mlperf_rn50.analysis.predict.prediction import Link, Prediction
 from mlperf_rn50.analysis.predict.source import Power
 from mlperf_rn50.analysis.predict.validation import costs_text, errors_text
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_section, terminal_style
-from mlperf_rn50.analysis.sets.run_set import Recipe
+from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, money, plural
 

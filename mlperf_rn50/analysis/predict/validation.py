@@ -9,8 +9,8 @@ from tabulate import tabulate
 from mlperf_rn50.analysis.predict.model import base_for, base_of, costs_without, is_pair, layout_of, predict_layout
 from mlperf_rn50.analysis.predict.prediction import PUBLISHED_LINK, Base, Costs, Prediction, relative_error
 from mlperf_rn50.analysis.report.text import markdown_text
-from mlperf_rn50.analysis.sets.convergence import System
-from mlperf_rn50.analysis.sets.run_set import KnownSet, known_of, load_published
+from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.mllog.events import printable
 
 
@@ -18,7 +18,7 @@ from mlperf_rn50.mllog.events import printable
 class ValidationCase:
     """A multi-node set and its prediction from a one-node set; reason: why there is no prediction."""
 
-    target: KnownSet
+    target: RunSet
     base: Base | None
     prediction: Prediction | None = None
     reason: str | None = None
@@ -70,14 +70,14 @@ class Validation:
         return sum(j.is_held for j in self.predicted)
 
 
-def _unpaired(target: KnownSet, sets: Sequence[KnownSet]) -> str:
+def _unpaired(target: RunSet, sets: Sequence[RunSet]) -> str:
     kind = f'with {target.accelerator}' if target.accelerator else 'with as many unnamed accelerators per node'
     timeless = [s.name for s in sets if is_pair(s, target) and not base_of(s)]
     exception = f' but {timeless[0]}, whose logs lack the times of a finished run' if timeless else ''
     return f'no one-node set of {target.org or "the same organisation"} {kind}{exception}'
 
 
-def _judge(target: KnownSet, sets: Sequence[KnownSet]) -> ValidationCase:
+def _judge(target: RunSet, sets: Sequence[RunSet]) -> ValidationCase:
     base, layout = base_for(target, sets), layout_of(target)
     if base is None or base.known is None:
         return ValidationCase(target, None, reason=_unpaired(target, sets))
@@ -88,7 +88,7 @@ def _judge(target: KnownSet, sets: Sequence[KnownSet]) -> ValidationCase:
     return ValidationCase(target, base, prediction, prediction.refusal, costs)
 
 
-def validate(sets: Sequence[KnownSet], left_out: Sequence[str] = ()) -> Validation:
+def validate(sets: Sequence[RunSet], left_out: Sequence[str] = ()) -> Validation:
     """Predict every multi-node ImageNet set from the one-node sets, with costs of other rounds only."""
     return Validation(tuple(_judge(s, sets) for s in sets if (s.num_nodes or 0) > 1 and s.is_imagenet), tuple(left_out))
 
@@ -98,13 +98,13 @@ def validate_published() -> Validation:
     return validate(load_published())
 
 
-def validate_systems(systems: Sequence[System]) -> Validation:
+def validate_systems(systems: Sequence[RunSet]) -> Validation:
     """Predict the sets of a tree, except refused ones and copies."""
-    known = [(s, None if s.is_copy else known_of(s)) for s in systems]
+    usable = [s for s in systems if s.has_recipe and not s.is_copy]
     copied = 'all logs are copies of those of another system'
-    return validate([k for _, k in known if k], [
+    return validate(usable, [
         f'{s.round} {s.name} left out: {copied if s.is_copy else s.refusal or "the logs lack the batch"}'
-        for s, k in known if not k])
+        for s in systems if s not in usable])
 
 
 def _cells(case: ValidationCase) -> list[str]:

@@ -8,9 +8,12 @@ from functools import cached_property
 from typing import Literal
 
 from mlperf_rn50 import config as cfg
-from mlperf_rn50.analysis.sets.run_set import KnownRun, KnownSet, Recipe, load_published
+from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import plural
 
 # Ratio of batches that count as equal: published sets have the same learning rate, warm-up and schedule at 1,632 and
@@ -22,12 +25,12 @@ _GENERATIONS = ('v0.7 and later', 'v0.6', 'v0.5')
 STEP_SCHEDULE_EPOCHS = 100.0
 
 
-def generation_of(known: KnownSet) -> str:
+def generation_of(known: RunSet) -> str:
     """Return the rounds with comparable recipes: v0.5, v0.6, or all later ones."""
     return known.round if known.round in _GENERATIONS else _GENERATIONS[0]
 
 
-def reached_epoch(run: KnownRun, target: float) -> int | None:
+def reached_epoch(run: Run, target: float) -> int | None:
     """Return the epochs trained at the first evaluation at or above a target, if any."""
     return next((epoch for epoch, accuracy in run.curve if accuracy >= target), None)
 
@@ -43,15 +46,15 @@ class Published:
 
     recipe: Recipe
     generation: str
-    sets: tuple[KnownSet, ...]
+    sets: tuple[RunSet, ...]
     target: float
 
     @cached_property
-    def runs(self) -> tuple[KnownRun, ...]:
-        return tuple(r for s in self.sets for r in s.runs)
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(r for s in self.sets for r in s.readable)
 
-    def epochs_of(self, known: KnownSet) -> list[int | None]:
-        return [reached_epoch(r, self.target) for r in known.runs]
+    def epochs_of(self, known: RunSet) -> list[int | None]:
+        return [reached_epoch(r, self.target) for r in known.readable]
 
     @cached_property
     def epochs(self) -> tuple[int, ...]:
@@ -88,9 +91,9 @@ class Published:
                 f'{len(self.epochs)} of {len(self.runs)} runs converged after {range_text(self.epochs)} epochs)')
 
 
-def fold(sets: Sequence[KnownSet], opt_name: str | None = None, target: float | None = None) -> list[Published]:
+def fold(sets: Sequence[RunSet], opt_name: str | None = None, target: float | None = None) -> list[Published]:
     """Return the distinct recipes of converged ImageNet sets, by batch, newest first; target excludes lower ones."""
-    groups: dict[tuple[Recipe, str, float], list[KnownSet]] = {}
+    groups: dict[tuple[Recipe, str, float], list[RunSet]] = {}
     for known in sets:
         recipe, declared = known.recipe, known.recipe.target_accuracy
         if (known.is_imagenet and declared is not None and opt_name in (None, recipe.opt_name)
@@ -184,7 +187,7 @@ def _best(recipes: Sequence[Published], batch: int) -> Published | None:
 
 
 def choose_recipe(batch: int, opt_name: str | None = None, target: float | None = None,
-                  sets: Sequence[KnownSet] | None = None) -> Choice:
+                  sets: Sequence[RunSet] | None = None) -> Choice:
     """Return the best recipe at a batch, or one interpolated between two batches, from the published sets by default.
 
     Raises:

@@ -6,7 +6,8 @@ from operator import attrgetter
 from typing import Any
 
 from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS, Published, fold, is_within
-from mlperf_rn50.analysis.sets.run_set import Recipe, load_published
+from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL

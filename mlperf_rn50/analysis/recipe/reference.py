@@ -9,11 +9,13 @@ from typing import Literal
 
 from mlperf_rn50.analysis.recipe.choose import SAME_BATCH, is_within
 from mlperf_rn50.analysis.recipe.differences import SIMILAR_BATCH
-from mlperf_rn50.analysis.sets.run_set import KnownRun, KnownSet, Recipe
+from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.events import printable
+from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import plural, some
 
 MIN_RUNS = 2  # for a spread
@@ -73,7 +75,7 @@ def schedule_phase(recipe: Recipe, epoch: float) -> int | None:
 
 
 @cache
-def _variances(known: KnownSet) -> list[tuple[int, int, float]]:
+def _variances(known: RunSet) -> list[tuple[int, int, float]]:
     """Return (part of the schedule, degrees of freedom, variance) of each evaluation of two or more runs."""
     at: dict[int, list[float]] = defaultdict(list)
     for run in known.converged:
@@ -83,7 +85,7 @@ def _variances(known: KnownSet) -> list[tuple[int, int, float]]:
             if len(values) >= MIN_RUNS and (phase := schedule_phase(known.recipe, epoch)) is not None]
 
 
-def typical_spreads(sets: Sequence[KnownSet]) -> dict[int, float]:
+def typical_spreads(sets: Sequence[RunSet]) -> dict[int, float]:
     """Return the standard deviation within a set, pooled over sets, by part of the schedule."""
     found: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for known in sets:
@@ -99,12 +101,12 @@ class Reference:
 
     how: Literal['same', 'like', 'named']  # kind of recipe: the same, a similar one, or another one named by the user
     recipe: Recipe  # of the compared run
-    sets: tuple[KnownSet, ...]
+    sets: tuple[RunSet, ...]
     spreads: Mapping[int, float] = field(default_factory=dict)  # lower bounds, from typical_spreads
     eval_samples: int | None = None  # images per evaluation, for the sampling error; None where spreads are known
 
     @property
-    def runs(self) -> Iterator[tuple[KnownRun, float]]:
+    def runs(self) -> Iterator[tuple[Run, float]]:
         """Pairs of a run and its epochs that correspond to one epoch of the compared run."""
         return ((run, _scale(self.recipe, known.recipe)) for known in self.sets for run in known.converged)
 
@@ -114,7 +116,7 @@ class Reference:
 
 
 def dataset_of(config: Config) -> str | None:
-    """Return the data set of a configuration; None for ImageNet, as in known sets."""
+    """Return the data set of a configuration; None for ImageNet, as other_dataset of a run set."""
     return None if config.data.dataset == IMAGENET and not config.data.synthetic else config.data.dataset
 
 
@@ -126,13 +128,13 @@ def recipe_of(config: Config, global_batch_size: int) -> Recipe:
                   t.target_accuracy, t.eval_period, t.eval_offset + 1, o.nesterov if o.name == 'sgd' else None)
 
 
-def find_published(recipe: Recipe, published: Sequence[KnownSet]) -> Reference | None:
+def find_published(recipe: Recipe, published: Sequence[RunSet]) -> Reference | None:
     """Return the published sets of the same recipe, or otherwise of similar ones."""
     return _find(recipe, published, typical_spreads(published), None)
 
 
-def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Sequence[KnownSet],
-               published: Sequence[KnownSet]) -> Reference:
+def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Sequence[RunSet],
+               published: Sequence[RunSet]) -> Reference:
     """Return the references among sets named by the user: same recipe, similar ones, or one other recipe.
 
     On ImageNet (dataset None), the spreads of the published sets apply.
@@ -140,9 +142,9 @@ def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Se
     Raises:
         UserError: none of the sets can be a reference.
     """
-    usable = [s for s in named if s.dataset == dataset and s.converged]
+    usable = [s for s in named if s.other_dataset == dataset and s.converged]
     if not usable:
-        others = sorted({s.dataset or IMAGENET for s in named if s.converged})
+        others = sorted({s.other_dataset or IMAGENET for s in named if s.converged})
         got = f'runs on {some(others, _SHOWN)}' if others else 'no converged run'
         raise UserError(f'run.reference: got {got}, expected converged runs on {dataset or IMAGENET}')
     spreads, samples = (typical_spreads(published), None) if dataset is None else ({}, eval_samples)
@@ -154,7 +156,7 @@ def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Se
     return Reference('named', recipe, tuple(usable), spreads, samples)
 
 
-def _find(recipe: Recipe, sets: Sequence[KnownSet], spreads: Mapping[int, float],
+def _find(recipe: Recipe, sets: Sequence[RunSet], spreads: Mapping[int, float],
           eval_samples: int | None) -> Reference | None:
     same, similar = (tuple(s for s in sets if s.converged and fits(recipe, s.recipe))
                      for fits in (has_same_recipe, has_similar_recipe))
@@ -170,10 +172,10 @@ def describe(recipe: Recipe) -> str:
     return f'{recipe.opt_name or "?"}, batch {recipe.global_batch_size}{rate}, {recipe.decay or "decay ?"}{length}'
 
 
-def name_of(known: KnownSet) -> str:
+def name_of(known: RunSet) -> str:
     """Return the path of a set, or the name of a published one."""
-    is_folder = not known.source.startswith('published')
-    return printable((known.source if is_folder else f'{known.source} {known.org or ""} {known.name}')[-_MAX_NAME:])
+    name = f'{known.source} {known.org or ""} {known.name}' if known.is_published else known.source
+    return printable(name[-_MAX_NAME:])
 
 
 def introduce(reference: Reference) -> str:

@@ -12,7 +12,7 @@ import mlperf_rn50
 from mlperf_rn50 import config as cfg
 from mlperf_rn50.analysis.recipe.choose import Choice, Published, choose_recipe, fold, range_text, recipes_near
 from mlperf_rn50.analysis.recipe.differences import Row, find_deviations, is_imagenet, rows_of
-from mlperf_rn50.analysis.sets.run_set import load_published
+from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import parse_json, read_text

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.report.refs import unit_name
 from mlperf_rn50.analysis.report.scene import Scene, by_mark, explain_colours, explain_marks
-from mlperf_rn50.analysis.sets.convergence import System
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import plural, short
 
@@ -35,7 +35,7 @@ def _end(picture: drawing.Picture, axes: Axes, row: float, value: float, text: s
     picture.tip(axes.plot(value, row, '|', color=colour, markersize=size, markeredgewidth=2.5)[0], text)
 
 
-def _draw_values(scene: Scene, name: str, title: str, unit: str, system_value: Callable[[System], float | None],
+def _draw_values(scene: Scene, name: str, title: str, unit: str, system_value: Callable[[RunSet], float | None],
                  run_value: Callable[[Run], float | None]) -> drawing.Picture:
     """Draw the value of each system as a bar and that of each run as a point."""
     picture, axes = scene.rows(name, title)

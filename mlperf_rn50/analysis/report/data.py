@@ -7,15 +7,16 @@ from typing import Any
 
 import mlperf_rn50
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.convergence import System, render_warning
 from mlperf_rn50.analysis.sets.cost import kwh
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
+from mlperf_rn50.analysis.sets.set_warnings import render_warning, set_warnings
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
 
 FORMAT = 'mlperf-rn50 report 1'
 _TABLES = ('time_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')  # keys with a table or null
-# Attributes of System with the same key.
+# Attributes of RunSet with the same key.
 _FACTS = ('platform', 'num_nodes', 'num_accelerators', 'accelerator', 'framework', 'num_ranks', 'global_batch_size',
           'target_accuracy')
 _EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
@@ -23,7 +24,7 @@ _FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ra
 _EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')
 
 
-def _run_object(system: System, run: Run) -> dict[str, Any]:
+def _run_object(system: RunSet, run: Run) -> dict[str, Any]:
     energy = system.energies.get(run.path)
     return {'file': str(run.path), 'status': run.status, 'epochs_to_converge': run.epochs_to_converge,
             'time_to_train_s': run.time_to_train_s, 'final_accuracy': run.final_accuracy, 'seed': run.seed,
@@ -39,7 +40,7 @@ def _run_object(system: System, run: Run) -> dict[str, Any]:
                         for name, s in run.sources.items()}}
 
 
-def _system_object(study: Study, system: System, comparison: Comparison | None) -> dict[str, Any]:
+def _system_object(study: Study, system: RunSet, comparison: Comparison | None) -> dict[str, Any]:
     """Return a system of the JSON report, without runs."""
     parts, energy, verdict = system.parts, system.energy, rcp.check_rcp(system)
     return {
@@ -61,10 +62,10 @@ def _system_object(study: Study, system: System, comparison: Comparison | None) 
         **{name: getattr(comparison, name, None) for name in _FACTORS},
         'rcp': {'ruleset': verdict.ruleset, 'reference_epochs': verdict.reference_epochs,
                 'min_epochs': verdict.min_epochs, 'passed': verdict.passed, 'text': verdict.text} if verdict else None,
-        'warnings': [*system.warnings, *study.notes_by_start.get(system.name, ())]}
+        'warnings': [*set_warnings(system), *study.notes_by_start.get(system.name, ())]}
 
 
-def _systems(studies: Sequence[Study]) -> Iterator[tuple[System, dict[str, Any]]]:
+def _systems(studies: Sequence[Study]) -> Iterator[tuple[RunSet, dict[str, Any]]]:
     for study in studies:
         for system, comparison in zip(study.systems, study.comparisons):
             yield system, _system_object(study, system, comparison)

@@ -1,8 +1,8 @@
 """Tables of a study with details: scaling, node splits, phases, energy, reads, reference convergence points, runs."""
 from mlperf_rn50.analysis.report.refs import clock_refs, evaluation_refs, line_refs, time_refs, training_refs, unit_name
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.convergence import System, ratio
 from mlperf_rn50.analysis.sets.cost import kwh
+from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.run import Run
@@ -104,7 +104,7 @@ def energy_table(study: Study) -> Table:
                  'Sum of all nodes from run_start to run_stop.')
 
 
-def energy_notes(system: System) -> list[str]:
+def energy_notes(system: RunSet) -> list[str]:
     """Return why energy is not measured in some runs or kinds of devices."""
     notes = []
     for kind in KINDS:

@@ -13,7 +13,7 @@ from mlperf_rn50.analysis.report.plots import draw_study
 from mlperf_rn50.analysis.report.refs import heading
 from mlperf_rn50.analysis.report.tables import notes_of, official_minutes, overview_table, tables_of
 from mlperf_rn50.analysis.report.text import render_markdown
-from mlperf_rn50.analysis.sets.convergence import System
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
 from mlperf_rn50.files import numbered_lines, write_atomically, writing_folder
 from mlperf_rn50.mllog.events import printable
@@ -68,7 +68,7 @@ def _answer(study: Study) -> list[str]:
     return [*chosen, f'{len(pairs)} systems: baseline and fastest are listed here, all are in the table below']
 
 
-def _system_answer(study: Study, system: System, comparison: Comparison | None) -> str:
+def _system_answer(study: Study, system: RunSet, comparison: Comparison | None) -> str:
     if system.refusal:
         return f'{system.name}: refused, {system.refusal}'
     name = system.name + ('' if system.num_nodes is None else f' ({plural(system.num_nodes, "node")})')

@@ -2,7 +2,7 @@
 from collections.abc import Sequence
 from itertools import islice
 
-from mlperf_rn50.analysis.sets.convergence import System
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.run import Run
@@ -28,11 +28,11 @@ def clock_refs(run: Run) -> tuple[Ref, ...]:
     return line_refs(run, keys.RUN_START, keys.RUN_STOP)
 
 
-def time_refs(*systems: System | None) -> tuple[Ref, ...]:
+def time_refs(*systems: RunSet | None) -> tuple[Ref, ...]:
     return tuple(ref for s in systems if s for r in s.scored for ref in clock_refs(r))
 
 
-def training_refs(*systems: System | None) -> tuple[Ref, ...]:
+def training_refs(*systems: RunSet | None) -> tuple[Ref, ...]:
     return tuple(ref for s in systems if s for ref in s.training_lines)
 
 

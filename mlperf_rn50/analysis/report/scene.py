@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from mlperf_rn50.analysis.report.picture import COLOURS, INK, WIDTH_IN, Picture, mark_of
 from mlperf_rn50.analysis.report.refs import heading
-from mlperf_rn50.analysis.sets.convergence import System
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
@@ -27,7 +27,7 @@ class SystemStyle:
     """A system with its label and colour."""
 
     place: int  # in the study
-    system: System
+    system: RunSet
     label: str
     colour: str
 

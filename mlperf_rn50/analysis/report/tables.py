@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from mlperf_rn50.analysis.report import detail_tables as details
 from mlperf_rn50.analysis.report.refs import evaluation_refs, fact_refs, time_refs, training_refs, unit_name
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.convergence import System
 from mlperf_rn50.analysis.sets.cost import kwh
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.analysis.sets.set_warnings import set_warnings
 from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
 from mlperf_rn50.table import Cell, Ref, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, minutes, money
@@ -21,13 +22,13 @@ def _listed(values: Sequence[str]) -> str:
     return f'{values[0]} x{len(values)}' if len(values) > 2 and len(set(values)) == 1 else ', '.join(values) or '-'
 
 
-def official_minutes(system: System) -> float | None:
+def official_minutes(system: RunSet) -> float | None:
     """Return the official score if it differs from the unscaled one."""
     official, score = rcp.official_score_minutes(system), system.score_minutes
     return official if official is not None and score is not None and not math.isclose(official, score) else None
 
 
-def _system_cells(system: System, unit: str) -> dict[str, Cell]:
+def _system_cells(system: RunSet, unit: str) -> dict[str, Cell]:
     runs, done = system.runs, system.converged
     epoch_refs = tuple(ref for r in done for ref in evaluation_refs(r))
     is_score = system.score_minutes is not None
@@ -53,7 +54,7 @@ def _system_cells(system: System, unit: str) -> dict[str, Cell]:
         'framework': Cell(system.framework or '-', refs=fact_refs(runs, 'framework'))}
 
 
-def _systems_table(title: str, systems: Sequence[System], rows: Sequence[dict[str, Cell]], left_out: Sequence[str],
+def _systems_table(title: str, systems: Sequence[RunSet], rows: Sequence[dict[str, Cell]], left_out: Sequence[str],
                    **keys) -> Table:
     """Return a table of systems without empty columns; refused systems have the reason in place of numbers."""
     empty = [name for name in ('accelerator', 'framework') if not any(getattr(s, name) for s in systems)]
@@ -65,7 +66,7 @@ def _systems_table(title: str, systems: Sequence[System], rows: Sequence[dict[st
         tuple(row[h] for h in head) for s, row in zip(systems, rows)), **keys)
 
 
-def _cost_cells(study: Study, system: System, refs: tuple[Ref, ...]) -> dict[str, Cell]:
+def _cost_cells(study: Study, system: RunSet, refs: tuple[Ref, ...]) -> dict[str, Cell]:
     energy, cost = system.energy, study.cost(system)
     return {'node-hours': figures_cell(system.node_hours, refs),
             'cost': Cell('-' if cost is None else money(cost), cost, refs),
@@ -146,7 +147,7 @@ def notes_of(study: Study) -> list[str]:
     named: dict[str, list[str]] = {}
     for system in study.systems:
         stragglers = (f'{run.path.name}: {text}' for run in system.runs for text in read_stragglers(run))
-        warnings = (w for w in system.warnings if w != system.refusal)  # the table contains the refusal
+        warnings = (w for w in set_warnings(system) if w != system.refusal)  # the table contains the refusal
         for text in (*warnings, *details.energy_notes(system), *stragglers):
             named.setdefault(text, []).append(system.name)
     notes = [*(f'{", ".join(names)}: {text}' for text, names in named.items()), *study.notes]

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlperf_rn50.analysis.sets.convergence import System
+from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import walk
 from mlperf_rn50.mllog import keys
@@ -136,7 +136,7 @@ def _find_submitters(runs: Sequence[Run]) -> list[str]:
     return [f'the logs contain {len(named)} submitters, expected one: {", ".join(texts)}']
 
 
-def _mark_duplicates(systems: Sequence[System]) -> list[System]:
+def _mark_duplicates(systems: Sequence[RunSet]) -> list[RunSet]:
     """Return the systems, marked if their logs duplicate those of an earlier system."""
     homes = {id(r): i for i, s in enumerate(systems) for r in s.runs}
     found: dict[int, dict[int, list[Copy]]] = {i: {} for i in range(len(systems))}
@@ -148,7 +148,7 @@ def _mark_duplicates(systems: Sequence[System]) -> list[System]:
                     is_copy=sum(map(len, found[k].values())) == len(s.runs)) for k, s in enumerate(systems)]
 
 
-def _duplicate_text(system: System, other: System, copies: Sequence[Copy]) -> str:
+def _duplicate_text(system: RunSet, other: RunSet, copies: Sequence[Copy]) -> str:
     name = other.name if other.name != system.name else str(other.folder)
     if len(copies) == 1:
         copy = copies[0]
@@ -157,13 +157,13 @@ def _duplicate_text(system: System, other: System, copies: Sequence[Copy]) -> st
     return f'{count} logs have the same times as logs of {name}; they are duplicates, not runs of another system'
 
 
-def _make_system(folder: Path, runs: tuple[Run, ...], refusal: str | None) -> System:
+def _make_system(folder: Path, runs: tuple[Run, ...], refusal: str | None) -> RunSet:
     home = folder.absolute()
     home = home.parent if home.name == 'resnet' else home  # <system>/resnet/result_<k>.txt of a submission
-    return System(home.name, folder, home.parent, runs, refusal, tuple(_find_submitters(runs)))
+    return RunSet(home.name, folder, home.parent, runs, refusal, tuple(_find_submitters(runs)))
 
 
-def load_systems(paths: Sequence[Path]) -> list[System]:
+def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
     """Return the systems with ResNet logs under some paths, ordered by size within a study.
 
     Folders of other benchmarks are ignored. Folders that cannot be read, or whose runs differ in a setting that a set

@@ -1,204 +1,242 @@
-"""Finished run sets with recipe, layout, times and curves, from logs or from published.json. Pure but for the latter.
+"""A run set, the runs of a system with different seeds, and its epochs and time to the target.
 
-docs/make_published.py writes published.json, the table of published systems.
+Pure except for reading energy.
 """
-import json
-import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
-from typing import Any
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
 
-from mlperf_rn50.analysis.sets.convergence import System
-from mlperf_rn50.mllog.read.raw_log import number
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN
+from mlperf_rn50.analysis.sets.cost import images_per_joule, mean_energy, node_hours
+from mlperf_rn50.analysis.sets.recipe import Recipe, make_recipe
+from mlperf_rn50.analysis.sets.time_parts import Parts, RunTimes, make_times, mean_parts, seconds_per_epoch
+from mlperf_rn50.mllog.package.duplicates import Copy, find_copies
+from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.sidecar.energy import Energy, read_energy
+from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry
 
-_MAX_EPOCHS = 200  # a larger end of a schedule is a number of steps
-_MAX_VALUE = 1e9
-_MAX_SCHEDULE = 10_000  # epochs of a plausible schedule in steps
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Hyperparameters of a run, None for those that are not logged."""
-
-    opt_name: str | None
-    global_batch_size: int
-    base_lr: float | None = None
-    warmup_epochs: float | None = None
-    decay: str | None = None  # 'poly', or 'step' for rates that fall at step_epochs
-    decay_epochs: float | None = None  # of the whole schedule, including warm-up
-    end_lr: float | None = None
-    poly_power: float | None = None
-    step_epochs: tuple[float, ...] | None = None  # at which the rate falls to a tenth
-    weight_decay: float | None = None
-    momentum: float | None = None
-    label_smoothing: float | None = None
-    target_accuracy: float | None = None
-    eval_period: int | None = None
-    first_eval_epoch: int | None = None  # epochs trained before the first evaluation
-    nesterov: bool | None = None
-
-    @property
-    def last_eval_epoch(self) -> int | None:
-        """Epochs trained at the last evaluation within the schedule, None if the end of the schedule is unknown."""
-        if self.decay_epochs is None or not self.eval_period or self.first_eval_epoch is None:
-            return None
-        room = math.floor(self.decay_epochs + 0.1) - self.first_eval_epoch  # an end in steps is not a whole epoch
-        return self.first_eval_epoch + room // self.eval_period * self.eval_period if room >= 0 else None
+RUNS_OF_A_SCORE = 5
+_T = TypeVar('_T')
 
 
-@dataclass(frozen=True)
-class KnownRun:
-    name: str
-    status: str
-    epochs: int | None  # to the target, None if it was not reached
-    time_s: float | None
-    curve: tuple[tuple[int, float], ...]  # (epochs trained, Top-1 as a fraction) of every evaluation
+def ratio(a: float | None, b: float | None) -> float | None:
+    """Return a / b, or None if either is missing or b is 0."""
+    return a / b if a is not None and b else None
 
 
-@dataclass(frozen=True)
-class RunTimes:
-    """Mean times of the runs of a set, in seconds."""
+def score_minutes(times_s: Sequence[float | None]) -> float | None:
+    """Return the MLPerf score of the times to train, which are None for runs that did not converge.
 
-    epoch_s: float  # an epoch at full speed, without evaluation
-    evaluation_s: float
-    outside_s: float  # the rest of the time to train: extra time of the first epoch, and gaps
+    By the MLPerf training rules, the fastest and the slowest of five runs are dropped. One run without convergence
+    counts as the slowest, two make the set invalid.
+    """
+    if len(times_s) != RUNS_OF_A_SCORE or sum(t is None for t in times_s) > 1:
+        return None
+    kept = sorted(float('inf') if t is None else t for t in times_s)[1:-1]
+    return statistics.fmean(kept) / 60
 
 
-@dataclass(frozen=True)
-class KnownSet:
-    """Runs that differ only in the seed."""
+def _shared(name: str, kind: type[_T]) -> cached_property[_T | None]:
+    """Return a property with the first known value of a fact, or None if the runs of a refused set disagree on it."""
+    def first(run_set: 'RunSet') -> _T | None:
+        known = [v for r in run_set.runs if (v := r.fact(name)) is not None]
+        return None if not known or run_set.refusal and any(v != known[0] for v in known) else known[0]
+    return cached_property(first)
 
-    source: str
-    round: str
-    org: str | None
-    name: str
-    num_nodes: int | None
-    num_accelerators: int | None  # of all nodes; 0 on CPUs
-    num_units: int | None  # accelerators, or ranks on CPUs
-    accelerator: str | None
-    dataset: str | None  # None for ImageNet
-    train_samples: int | None
-    recipe: Recipe
-    times: RunTimes | None  # None if the logs have no epochs, or no run ended
-    time_s: float | None  # MLPerf score, or mean of the converged runs
-    runs: tuple[KnownRun, ...]  # one or more
-    unlogged: tuple[str, ...] = ()  # recipe fields from the submitted settings, which the logs do not contain
 
-    @property
-    def converged(self) -> tuple[KnownRun, ...]:
-        return tuple(r for r in self.runs if r.status == 'converged')
+@dataclass(frozen=True, eq=False)
+class RunSet:
+    """Runs that differ only in the seed, and values derived from them.
 
-    @property
+    A refused set has no score, time or mean, and only facts that its runs share.
+    """
+
+    name: str  # of the system
+    folder: Path  # for a published set, its round
+    study: Path  # parent folder
+    runs: tuple[Run, ...]
+    refusal: str | None = None  # why the runs do not form a set
+    doubts: tuple[str, ...] = ()  # about the whole set, such as duplicates of other logs
+    is_copy: bool = False  # all logs duplicate those of other sets
+    is_published: bool = False  # from the packaged table
+    unlogged: Mapping[str, Any] = field(default_factory=dict)  # recipe fields, from the submitted settings
+    given_times: RunTimes | None = None  # of a published set, whose runs have no times of epochs
+
+    @cached_property
+    def copies(self) -> tuple[Copy, ...]:
+        return tuple(find_copies(self.runs))
+
+    @cached_property
+    def counted(self) -> tuple[Run, ...]:
+        """Runs without duplicates."""
+        copied = {c.run.path for c in self.copies}
+        return tuple(r for r in self.runs if r.path not in copied)
+
+    @cached_property
+    def readable(self) -> tuple[Run, ...]:
+        """Runs with a readable log, without duplicates."""
+        return tuple(r for r in self.counted if r.status != 'unreadable')
+
+    @cached_property
+    def study_name(self) -> str:
+        """Name of the parent folder, or round and organisation of a submission."""
+        return '/'.join(self.study.parts[-3:-1]) if self.study.name == 'results' else self.study.name
+
+    @cached_property
+    def round(self) -> str:
+        return next((r.round for r in self.runs if r.status != 'unreadable'), 'unknown')
+
+    org = _shared('org', str)
+    platform = _shared('platform', str)
+    division = _shared('division', str)
+    framework = _shared('framework', str)
+    accelerator = _shared('accelerator', str)
+    num_nodes = _shared('num_nodes', int)
+    num_ranks = _shared('num_ranks', int)
+    num_accelerators = _shared('num_accelerators', int)
+    global_batch_size = _shared('global_batch_size', int)
+    target_accuracy = _shared('target_accuracy', float)
+    train_samples = _shared('train_samples', int)
+    dataset = _shared('dataset', str)
+
+    @cached_property
+    def num_units(self) -> int | None:
+        """Number of accelerators, or of ranks on CPUs."""
+        return self.num_accelerators or self.num_ranks
+
+    @cached_property
     def is_imagenet(self) -> bool:
-        return self.dataset is None
+        return all(r.is_imagenet for r in self.runs)
+
+    @cached_property
+    def other_dataset(self) -> str | None:
+        """Name of the data set, None for ImageNet."""
+        return None if self.is_imagenet else self.dataset or 'another data set'
+
+    @cached_property
+    def converged(self) -> tuple[Run, ...]:
+        return tuple(r for r in self.counted if r.status == 'converged')
+
+    @cached_property
+    def score_minutes(self) -> float | None:
+        if self.refusal or any(r.status == 'running' for r in self.runs):
+            return None
+        return score_minutes([r.time_to_train_s if r.status == 'converged' else None for r in self.counted])
+
+    @cached_property
+    def scored(self) -> tuple[Run, ...]:
+        """Runs that the time is averaged over: three for an MLPerf score, else all converged runs."""
+        if self.refusal or self.score_minutes is None:
+            return () if self.refusal else self.converged
+        return tuple(sorted(self.converged, key=lambda r: r.time_to_train_s or 0.0)[1:RUNS_OF_A_SCORE - 1])
+
+    @cached_property
+    def time_s(self) -> float | None:
+        """MLPerf score, or mean of the converged runs, in seconds."""
+        times = [r.time_to_train_s for r in self.scored if r.time_to_train_s is not None]
+        return statistics.fmean(times) if times else None
+
+    @cached_property
+    def spread_s(self) -> float | None:
+        """Standard deviation of the times of all converged runs, in seconds; None for fewer than two."""
+        times = [r.time_to_train_s for r in self.converged if r.time_to_train_s is not None]
+        # The stdev of floats is rounded differently in Python 3.10.
+        return float(statistics.stdev(map(Decimal, times))) if len(times) > 1 and not self.refusal else None
+
+    @cached_property
+    def epochs(self) -> tuple[int, ...]:
+        return tuple(r.epochs_to_converge for r in self.converged if r.epochs_to_converge is not None)
+
+    @cached_property
+    def epochs_mean(self) -> float | None:
+        return statistics.fmean(self.epochs) if self.epochs and not self.refusal else None
+
+    @cached_property
+    def scored_epochs_mean(self) -> float | None:
+        epochs = [r.epochs_to_converge for r in self.scored if r.epochs_to_converge is not None]
+        return statistics.fmean(epochs) if epochs else None
+
+    @cached_property
+    def parts(self) -> Parts | None:
+        return mean_parts(self.scored)
+
+    @cached_property
+    def epoch_s(self) -> float | None:
+        return None if self.refusal else seconds_per_epoch(self.scored or self.runs)
+
+    @cached_property
+    def images_per_s(self) -> float | None:
+        """Training throughput of all ranks, without evaluations and the first epoch."""
+        return ratio(self.train_samples, self.epoch_s)
+
+    @cached_property
+    def node_hours(self) -> float | None:
+        return node_hours(self.time_s, self.num_nodes) if self.time_s is not None and self.num_nodes else None
+
+    @cached_property
+    def energies(self) -> dict[Path, Energy]:
+        """Energy of each run by log, from the files beside the log; energy so far if the run has no end."""
+        files = find_telemetry(self.folder)
+        return {r.path: read_energy(r, files) for r in self.runs if files and r.status != 'unreadable'}
+
+    @cached_property
+    def energy(self) -> Energy | None:
+        """Mean energy of the scored runs, None without telemetry."""
+        found = [self.energies[r.path] for r in self.scored if self.energies]
+        return mean_energy(found) if found else None
+
+    @cached_property
+    def images_per_joule(self) -> float | None:
+        """Training images per measured joule, over the scored runs."""
+        return images_per_joule(self.scored, self.energy) if self.energy else None
+
+    @cached_property
+    def training_lines(self) -> tuple[tuple[Path, int], ...]:
+        """Source lines of the training times: first and last epoch and last evaluation of each run."""
+        return tuple((r.path, rows[place].line) for r in self.scored or self.runs
+                     for rows, place in ((r.segments, 0), (r.segments, -1), (r.evaluations, -1)) if rows)
+
+    @cached_property
+    def eval_period(self) -> int | None:
+        """Most frequent number of epochs between two evaluations."""
+        gaps = [b.epoch - a.epoch for r in self.runs for a, b in zip(r.evaluations, r.evaluations[1:])]
+        return Counter(gaps).most_common(1)[0][0] if gaps else None
 
     @property
     def minutes(self) -> float | None:
         return self.time_s / 60 if self.time_s else None
 
     @property
+    def source(self) -> str:
+        """Folder of the logs, or round of a published set."""
+        return f'published {self.round}' if self.is_published else str(self.folder)
+
+    @property
+    def has_recipe(self) -> bool:
+        return self.refusal is None and bool(self.global_batch_size)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """Recipe of a set that has_recipe."""
+        assert self.global_batch_size, f'{self.folder}: the global batch size is unknown'
+        optimizer = {k: v for r in reversed(self.readable) for k, v in r.optimizer.items()}
+        logged = make_recipe(optimizer, self.global_batch_size, self.train_samples, self.target_accuracy,
+                             [r.curve for r in self.readable])
+        return replace(logged, **self.unlogged)
+
+    @cached_property
+    def times(self) -> RunTimes | None:
+        """Mean times of the scored runs; None if the logs have no epochs, or no run ended."""
+        return self.given_times or make_times(self.epoch_s, [(r.time_to_train_s, r.last_epoch, len(r.evaluations), sum(
+            e.stop_s - e.start_s for e in r.evaluations if e.start_s is not None and e.stop_s is not None))
+            for r in self.scored])
+
+    @property
     def step_s(self) -> float | None:
         """Seconds of a training step."""
-        batch = self.recipe.global_batch_size
-        return self.times.epoch_s * batch / self.train_samples if self.times and self.train_samples else None
-
-
-def _number(optimizer: Mapping[str, Any], *names: str) -> float | None:
-    """Return the first number among some keys."""
-    values = (number(optimizer.get(name), 0, _MAX_VALUE) for name in names)
-    return next((v for v in values if v is not None), None)
-
-
-def eval_grid(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[int | None, int | None]:
-    """Return the most frequent number of epochs between evaluations, and the number before the first one."""
-    epochs = [sorted({epoch for epoch, _ in curve}) for curve in curves]  # logs may be out of order
-    gaps = Counter(b - a for each in epochs for a, b in zip(each, each[1:]))
-    return gaps.most_common(1)[0][0] if gaps else None, min((each[0] for each in epochs if each), default=None)
-
-
-def _decay_epochs(steps: float | None, batch: int, samples: int | None, warmup: float | None) -> float | None:
-    """Return the epochs of the whole schedule from the logged number of epochs, or of steps after the warm-up.
-
-    Logs of other data sets come from this program and contain steps. None for an implausibly long schedule.
-    """
-    if steps is None or samples in (None, IMAGENET_TRAIN) and steps <= _MAX_EPOCHS:
-        return steps
-    epochs = steps / math.ceil((samples or IMAGENET_TRAIN) / batch) + (warmup or 0.0)
-    return epochs if epochs <= _MAX_SCHEDULE else None
-
-
-def make_recipe(optimizer: Mapping[str, Any], batch: int, samples: int | None, target: float | None,
-                curves: Sequence[Sequence[tuple[int, float]]]) -> Recipe:
-    """Return the recipe from the optimizer keys, whose names depend on the round."""
-    name = optimizer.get('opt_name')
-    prefix, other = ('lars', 'sgd') if name == 'lars' else ('sgd', 'lars')
-    warmup = _number(optimizer, f'{prefix}_opt_learning_rate_warmup_epochs', 'opt_learning_rate_warmup_epochs',
-                     f'{other}_opt_learning_rate_warmup_epochs')
-    steps = _number(optimizer, f'{prefix}_opt_learning_rate_decay_steps')
-    boundaries = optimizer.get('opt_learning_rate_decay_boundary_epochs')
-    falls = tuple(number(b, 0, _MAX_VALUE) for b in boundaries) if isinstance(boundaries, (list, tuple)) else ()
-    is_stepped = bool(falls) and None not in falls
-    period, first = eval_grid(curves)
-    return Recipe(
-        name if isinstance(name, str) else None, batch,
-        _number(optimizer, f'{prefix}_opt_base_learning_rate', 'opt_base_learning_rate', 'opt_learning_rate'), warmup,
-        'step' if is_stepped else 'poly' if steps is not None else None,
-        _decay_epochs(steps, batch, samples, warmup),
-        _number(optimizer, f'{prefix}_opt_end_learning_rate', f'{other}_opt_end_learning_rate'),
-        _number(optimizer, f'{prefix}_opt_learning_rate_decay_poly_power'),
-        tuple(float(b) for b in falls if b is not None) if is_stepped else None,
-        _number(optimizer, f'{prefix}_opt_weight_decay', 'model_l2_regularization'),
-        _number(optimizer, f'{prefix}_opt_momentum', 'opt_momentum'), _number(optimizer, 'label_smoothing'), target,
-        period, first, nesterov if isinstance(nesterov := optimizer.get('sgd_opt_nesterov'), bool) else None)
-
-
-def make_times(epoch_s: float | None, runs: Sequence[tuple[float | None, int | None, int, float]]) -> RunTimes | None:
-    """Return the mean of (time to train, epochs, number of evaluations, time of all evaluations), None if unknown."""
-    known = [(t, e, n, s) for t, e, n, s in runs if t is not None and e and n]
-    if not epoch_s or not known:
-        return None
-    evaluation_s = sum(s for *_, s in known) / sum(n for _, _, n, _ in known)
-    return RunTimes(epoch_s, evaluation_s, statistics.fmean(t - e * epoch_s - s for t, e, _, s in known))
-
-
-def known_of(system: System) -> KnownSet | None:
-    """Return the set of a system, or None if it is refused or the batch size is unknown."""
-    batch = system.global_batch_size
-    if system.refusal or not batch:
-        return None
-    counted = [r for r in system.counted if r.status != 'unreadable']
-    runs = tuple(KnownRun(r.path.name, r.status, r.epochs_to_converge, r.time_to_train_s,
-                          tuple((e.epoch, e.accuracy) for e in r.evaluations)) for r in counted)
-    optimizer = {k: v for r in reversed(counted) for k, v in r.optimizer.items()}
-    recipe = make_recipe(optimizer, batch, system.train_samples, system.target_accuracy, [r.curve for r in runs])
-    times = make_times(system.epoch_s, [(r.time_to_train_s, r.last_epoch, len(r.evaluations), sum(
-        e.stop_s - e.start_s for e in r.evaluations if e.start_s is not None and e.stop_s is not None))
-        for r in system.scored])
-    return KnownSet(str(system.folder), system.round, system.org, system.name, system.num_nodes,
-                    system.num_accelerators, system.num_units, system.accelerator, system.other_dataset,
-                    system.train_samples, recipe, times, system.time_s, runs)
-
-
-def _published_set(facts: Mapping[str, Any]) -> KnownSet:
-    runs = tuple(KnownRun(name, status, epochs if status == 'converged' else None, time_s, tuple(map(tuple, curve)))
-                 for name, status, epochs, time_s, curve in facts['runs'])
-    recipe = make_recipe(facts['optimizer'], facts['global_batch_size'], IMAGENET_TRAIN, facts['target_accuracy'],
-                         [r.curve for r in runs])
-    unlogged: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
-                                for name, value in facts['unlogged'].items() if getattr(recipe, name) is None}
-    recipe = replace(recipe, **unlogged, nesterov=False if recipe.opt_name == 'sgd' else None)  # by the rules
-    return KnownSet(f'published {facts["round"]}', facts['round'], facts['org'], facts['name'], facts['num_nodes'],
-                    facts['num_accelerators'], facts['num_accelerators'] or facts['num_ranks'], facts['accelerator'],
-                    None, IMAGENET_TRAIN, recipe, RunTimes(*facts['times']), facts['time_s'], runs, tuple(unlogged))
-
-
-@cache
-def load_published() -> tuple[KnownSet, ...]:
-    """Return the published ResNet-50 systems with MXNet, from github.com/mlcommons/training_results_v0.5 to v1.0."""
-    text = resources.files(__package__).joinpath('published.json').read_text(encoding='utf-8')
-    return tuple(map(_published_set, json.loads(text)['sets']))
+        batch = self.global_batch_size
+        return self.times.epoch_s * batch / self.train_samples if self.times and batch and self.train_samples else None

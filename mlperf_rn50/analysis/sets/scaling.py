@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.convergence import System, ratio
+from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.text import some
 
@@ -37,8 +37,8 @@ def scale_rate(base_units: int, base_rate: float, units: int, rate: float) -> Ra
 class Comparison:
     """A system against the baseline of its study; factors above 1 are faster."""
 
-    system: System
-    baseline: System
+    system: RunSet
+    baseline: RunSet
     speedup: float  # time of the baseline over that of the system
     efficiency: float | None  # speedup over the ratio of units, None for different kinds of units
     throughput_gain: float | None
@@ -48,7 +48,7 @@ class Comparison:
     identity_error: float | None  # |throughput_gain x epoch_ratio x share_ratio / speedup - 1|
 
 
-def full_speed_share(system: System) -> float | None:
+def full_speed_share(system: RunSet) -> float | None:
     """Return the share of the time to train in epochs at full speed, without first-epoch overhead and evaluations."""
     parts, epoch_s, epochs = system.parts, system.epoch_s, system.scored_epochs_mean
     if parts is None or epoch_s is None or epochs is None or not parts.on_clock_s:
@@ -56,13 +56,13 @@ def full_speed_share(system: System) -> float | None:
     return epochs * epoch_s / parts.on_clock_s
 
 
-def has_other_units(system: System, baseline: System) -> bool:
+def has_other_units(system: RunSet, baseline: RunSet) -> bool:
     """Return whether the units differ in kind: accelerators of two models, or accelerators and CPU ranks."""
     models, counts = (system.accelerator, baseline.accelerator), (system.num_accelerators, baseline.num_accelerators)
     return None not in models and models[0] != models[1] or None not in counts and bool(counts[0]) != bool(counts[1])
 
 
-def compare(system: System, baseline: System) -> Comparison | None:
+def compare(system: RunSet, baseline: RunSet) -> Comparison | None:
     """Compare a system with a baseline; return None without both times, or for a duplicate system."""
     time_s, base_s = system.time_s, baseline.time_s
     if not time_s or not base_s or system.is_copy and system is not baseline:
@@ -81,13 +81,13 @@ class Split:
     """Two systems with the same number of units on different numbers of nodes."""
 
     units: int
-    faster: System
-    slower: System
+    faster: RunSet
+    slower: RunSet
     difference: float  # relative difference of images/s
     time_difference: float | None  # relative difference of the time to train
 
 
-def _compare_pair(a: System, b: System) -> Split | None:
+def _compare_pair(a: RunSet, b: RunSet) -> Split | None:
     """Compare two systems with the same number of units; return None for equal nodes or different kinds of units."""
     rate_a, rate_b, nodes = a.images_per_s, b.images_per_s, (a.num_nodes, b.num_nodes)
     if not a.num_units or not rate_a or not rate_b or None in nodes or nodes[0] == nodes[1] or has_other_units(a, b):
@@ -97,16 +97,16 @@ def _compare_pair(a: System, b: System) -> Split | None:
     return Split(a.num_units, fast, slow, max(rate_a, rate_b) / min(rate_a, rate_b) - 1, times - 1 if times else None)
 
 
-def _by_units(systems: Sequence[System]) -> dict[int, list[System]]:
+def _by_units(systems: Sequence[RunSet]) -> dict[int, list[RunSet]]:
     """Group the systems with a throughput by number of units."""
-    groups: dict[int, list[System]] = {}
+    groups: dict[int, list[RunSet]] = {}
     for system in systems:
         if system.num_units and system.images_per_s and not system.is_copy:
             groups.setdefault(system.num_units, []).append(system)
     return groups
 
 
-def compare_splits(systems: Sequence[System]) -> list[Split]:
+def compare_splits(systems: Sequence[RunSet]) -> list[Split]:
     """Compare systems with equal units on different numbers of nodes in pairs, or the extremes of very many systems."""
     splits: list[Split] = []
     for group in _by_units(systems).values():
@@ -124,8 +124,8 @@ class Study:
     """Systems in one folder with the same data set and target, which can be compared."""
 
     name: str
-    systems: tuple[System, ...]
-    baseline: System
+    systems: tuple[RunSet, ...]
+    baseline: RunSet
     comparisons: tuple[Comparison | None, ...]  # None without a time; all None if only one has a time
     splits: tuple[Split, ...]
     rates: tuple[Rate | None, ...]
@@ -133,7 +133,7 @@ class Study:
     notes: tuple[str, ...]
     price_per_node_hour: float | None = None  # in any currency
 
-    def cost(self, system: System) -> float | None:
+    def cost(self, system: RunSet) -> float | None:
         """Return the cost of a system's time, or None if price, time or number of nodes is unknown."""
         price, hours = self.price_per_node_hour, system.node_hours
         return None if price is None or hours is None else hours * price
@@ -149,7 +149,7 @@ class Study:
         return found
 
 
-def _cautions_of(system: System, baseline: System) -> list[str]:
+def _cautions_of(system: RunSet, baseline: RunSet) -> list[str]:
     result = []
     if has_other_units(system, baseline):
         kinds = [s.accelerator or ('accelerators' if s.num_accelerators else 'ranks on CPUs')
@@ -163,13 +163,13 @@ def _cautions_of(system: System, baseline: System) -> list[str]:
     return [f'{system.name}: {text}' for text in result]
 
 
-def _machine(system: System) -> str:
+def _machine(system: RunSet) -> str:
     """Return the platform without a leading number of nodes as in 2xDGX-1, or '' if unknown."""
     platform = system.platform or UNNAMED
     return '' if platform == UNNAMED else re.sub(r'^\d+ *x *', '', platform).casefold()
 
 
-def _unknown_accelerators(comparisons: Sequence[Comparison | None], baseline: System) -> list[str]:
+def _unknown_accelerators(comparisons: Sequence[Comparison | None], baseline: RunSet) -> list[str]:
     """Return a caution if efficiencies assume that unknown accelerators are the same model."""
     others = [c.system for c in comparisons if c and c.system is not baseline and c.efficiency is not None
               and c.system.num_accelerators and None in (c.system.accelerator, baseline.accelerator)
@@ -179,7 +179,7 @@ def _unknown_accelerators(comparisons: Sequence[Comparison | None], baseline: Sy
             'the same model'] if unknown else []
 
 
-def _notes(systems: Sequence[System], comparisons: Sequence[Comparison | None], baseline: System) -> list[str]:
+def _notes(systems: Sequence[RunSet], comparisons: Sequence[Comparison | None], baseline: RunSet) -> list[str]:
     notes = []
     for c in comparisons:
         if c is None or c.system is baseline:
@@ -209,7 +209,7 @@ def _notes(systems: Sequence[System], comparisons: Sequence[Comparison | None], 
     return notes
 
 
-def _rate(system: System, baseline: System) -> Rate | None:
+def _rate(system: RunSet, baseline: RunSet) -> Rate | None:
     """Return a row of the scaling-efficiency table, or None without a rate or for different kinds of units."""
     base_units, base_rate = baseline.num_units, baseline.images_per_s
     units, rate = system.num_units, system.images_per_s
@@ -218,7 +218,7 @@ def _rate(system: System, baseline: System) -> Rate | None:
     return scale_rate(base_units, base_rate, units, rate) if base_units and base_rate and units and rate else None
 
 
-def _make_study(systems: Sequence[System], baseline: System, price_per_node_hour: float | None) -> Study:
+def _make_study(systems: Sequence[RunSet], baseline: RunSet, price_per_node_hour: float | None) -> Study:
     comparisons: tuple[Comparison | None, ...] = tuple(compare(s, baseline) for s in systems)
     if sum(c is not None for c in comparisons) < 2:
         comparisons = (None,) * len(systems)
@@ -229,16 +229,16 @@ def _make_study(systems: Sequence[System], baseline: System, price_per_node_hour
                  tuple(_notes(systems, comparisons, baseline)), price_per_node_hour)
 
 
-def _is_apart(system: System) -> bool:
+def _is_apart(system: RunSet) -> bool:
     """Return whether a system is shown but not compared because it is refused or has no readable log."""
     return system.refusal is not None or all(r.status == 'unreadable' for r in system.runs)
 
 
-def _kind(system: System) -> tuple:
+def _kind(system: RunSet) -> tuple:
     return system.is_imagenet, system.dataset if not system.is_imagenet else None, system.target_accuracy
 
 
-def make_studies(systems: Sequence[System], baseline: str | None = None,
+def make_studies(systems: Sequence[RunSet], baseline: str | None = None,
                  price_per_node_hour: float | None = None) -> list[Study]:
     """Return the studies of systems; raise UserError for an unknown, ambiguous or refused baseline.
 
@@ -246,7 +246,7 @@ def make_studies(systems: Sequence[System], baseline: str | None = None,
         baseline: name of the baseline of all systems with the same data set and target; None for the smallest system
             that converged in each study.
     """
-    groups: dict[tuple, list[System]] = {}
+    groups: dict[tuple, list[RunSet]] = {}
     chosen = [s for s in systems if s.name == baseline]
     if baseline is not None and len(chosen) != 1:
         names = ', '.join(sorted({s.name for s in systems}))

@@ -61,3 +61,21 @@ def seconds_per_epoch(runs: Sequence[Run]) -> float | None:
             epochs += segment.num_epochs
             seconds += segment.stop_s - segment.start_s
     return seconds / epochs if epochs else None
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """Mean times of the runs of a set, in seconds."""
+
+    epoch_s: float  # an epoch at full speed, without evaluation
+    evaluation_s: float
+    outside_s: float  # the rest of the time to train: extra time of the first epoch, and gaps
+
+
+def make_times(epoch_s: float | None, runs: Sequence[tuple[float | None, int | None, int, float]]) -> RunTimes | None:
+    """Return the mean of (time to train, epochs, number of evaluations, time of all evaluations), None if unknown."""
+    known = [(t, e, n, s) for t, e, n, s in runs if t is not None and e and n]
+    if not epoch_s or not known:
+        return None
+    evaluation_s = sum(s for *_, s in known) / sum(n for _, _, n, _ in known)
+    return RunTimes(epoch_s, evaluation_s, statistics.fmean(t - e * epoch_s - s for t, e, _, s in known))

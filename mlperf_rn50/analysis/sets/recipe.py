@@ -1,0 +1,92 @@
+"""Recipe of a run: its hyperparameters, from the optimizer keys of a log. Pure."""
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlperf_rn50.mllog.read.raw_log import number
+from mlperf_rn50.mllog.run import IMAGENET_TRAIN
+
+_MAX_EPOCHS = 200  # a larger end of a schedule is a number of steps
+_MAX_VALUE = 1e9
+_MAX_SCHEDULE = 10_000  # epochs of a plausible schedule in steps
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Hyperparameters of a run, None for those that are not logged."""
+
+    opt_name: str | None
+    global_batch_size: int
+    base_lr: float | None = None
+    warmup_epochs: float | None = None
+    decay: str | None = None  # 'poly', or 'step' for rates that fall at step_epochs
+    decay_epochs: float | None = None  # of the whole schedule, including warm-up
+    end_lr: float | None = None
+    poly_power: float | None = None
+    step_epochs: tuple[float, ...] | None = None  # at which the rate falls to a tenth
+    weight_decay: float | None = None
+    momentum: float | None = None
+    label_smoothing: float | None = None
+    target_accuracy: float | None = None
+    eval_period: int | None = None
+    first_eval_epoch: int | None = None  # epochs trained before the first evaluation
+    nesterov: bool | None = None
+
+    @property
+    def last_eval_epoch(self) -> int | None:
+        """Epochs trained at the last evaluation within the schedule, None if the end of the schedule is unknown."""
+        if self.decay_epochs is None or not self.eval_period or self.first_eval_epoch is None:
+            return None
+        room = math.floor(self.decay_epochs + 0.1) - self.first_eval_epoch  # an end in steps is not a whole epoch
+        return self.first_eval_epoch + room // self.eval_period * self.eval_period if room >= 0 else None
+
+
+def _number(optimizer: Mapping[str, Any], *names: str) -> float | None:
+    """Return the first number among some keys."""
+    values = (number(optimizer.get(name), 0, _MAX_VALUE) for name in names)
+    return next((v for v in values if v is not None), None)
+
+
+def eval_grid(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[int | None, int | None]:
+    """Return the most frequent number of epochs between evaluations, and the number before the first one."""
+    epochs = [sorted({epoch for epoch, _ in curve}) for curve in curves]  # logs may be out of order
+    gaps = Counter(b - a for each in epochs for a, b in zip(each, each[1:]))
+    return gaps.most_common(1)[0][0] if gaps else None, min((each[0] for each in epochs if each), default=None)
+
+
+def _decay_epochs(steps: float | None, batch: int, samples: int | None, warmup: float | None) -> float | None:
+    """Return the epochs of the whole schedule from the logged number of epochs, or of steps after the warm-up.
+
+    Logs of other data sets come from this program and contain steps. None for an implausibly long schedule.
+    """
+    if steps is None or samples in (None, IMAGENET_TRAIN) and steps <= _MAX_EPOCHS:
+        return steps
+    epochs = steps / math.ceil((samples or IMAGENET_TRAIN) / batch) + (warmup or 0.0)
+    return epochs if epochs <= _MAX_SCHEDULE else None
+
+
+def make_recipe(optimizer: Mapping[str, Any], batch: int, samples: int | None, target: float | None,
+                curves: Sequence[Sequence[tuple[int, float]]]) -> Recipe:
+    """Return the recipe from the optimizer keys, whose names depend on the round."""
+    name = optimizer.get('opt_name')
+    prefix, other = ('lars', 'sgd') if name == 'lars' else ('sgd', 'lars')
+    warmup = _number(optimizer, f'{prefix}_opt_learning_rate_warmup_epochs', 'opt_learning_rate_warmup_epochs',
+                     f'{other}_opt_learning_rate_warmup_epochs')
+    steps = _number(optimizer, f'{prefix}_opt_learning_rate_decay_steps')
+    boundaries = optimizer.get('opt_learning_rate_decay_boundary_epochs')
+    falls = tuple(number(b, 0, _MAX_VALUE) for b in boundaries) if isinstance(boundaries, (list, tuple)) else ()
+    is_stepped = bool(falls) and None not in falls
+    period, first = eval_grid(curves)
+    return Recipe(
+        name if isinstance(name, str) else None, batch,
+        _number(optimizer, f'{prefix}_opt_base_learning_rate', 'opt_base_learning_rate', 'opt_learning_rate'), warmup,
+        'step' if is_stepped else 'poly' if steps is not None else None,
+        _decay_epochs(steps, batch, samples, warmup),
+        _number(optimizer, f'{prefix}_opt_end_learning_rate', f'{other}_opt_end_learning_rate'),
+        _number(optimizer, f'{prefix}_opt_learning_rate_decay_poly_power'),
+        tuple(float(b) for b in falls if b is not None) if is_stepped else None,
+        _number(optimizer, f'{prefix}_opt_weight_decay', 'model_l2_regularization'),
+        _number(optimizer, f'{prefix}_opt_momentum', 'opt_momentum'), _number(optimizer, 'label_smoothing'), target,
+        period, first, nesterov if isinstance(nesterov := optimizer.get('sgd_opt_nesterov'), bool) else None)
