@@ -19,11 +19,12 @@ from mlperf_rn50.launch.attempts import MAX_STUCK, newest_run, stuck_attempts, s
 from mlperf_rn50.launch.engines import ENGINES, Engine, environment, nodes_of_slurm_job, plain_output, program_of_ranks
 from mlperf_rn50.launch.hosts import common_slots, silent_hosts
 from mlperf_rn50.launch.options import AlreadyReported, Options, make_parser, parse_options, say, usage_of, values_of
-from mlperf_rn50.launch.process import Signals, as_child, processes_of, run_engine
+from mlperf_rn50.launch.process import HOST_LOST, LAUNCHER_SIGNALS, as_child, processes_of, run_engine
 from mlperf_rn50.launch.supervisor import RunPlace, Supervisor, World
 from mlperf_rn50.locks import FileLock
 from mlperf_rn50.system.gpu_env import device_of_words
 from mlperf_rn50.system.mpi_session import SHARED_MEMORY, no_room, tmp_dir
+from mlperf_rn50.train.watchdog.signals import SignalQueue
 
 _MIN_FREE_BYTES = 16 << 20  # needed on this machine for the files of Open MPI and DALI
 # The launcher allows this much more than the start limit, which the ranks enforce themselves once they run.
@@ -40,7 +41,7 @@ class Launcher:
     script: Path
     engine: Engine
     options: Options
-    signals: Signals
+    signals: SignalQueue
 
     def settle_layout(self) -> tuple[RunPlace, float, str]:
         """Return the layout of the run (options take precedence over the configuration), its start limit and device."""
@@ -113,7 +114,7 @@ class Launcher:
                 process.terminate()
             for process in guards:
                 process.wait()
-            self.signals.forget_lost()
+            self.signals.discard(HOST_LOST)  # of the finished job
 
     def run(self) -> int:
         """Carry out the options and return the exit code."""
@@ -128,8 +129,8 @@ class Launcher:
         with folder_lock(layout.run_dir):
             code = Supervisor(world, self.options, layout, bool(self.options.hosts), batch_job, token).run_all()
         if self.options.ranks_per_device > 1:
-            replace(self, signals=Signals()).start_ranks(RunPlace(layout.run_dir, layout.hosts, 1), f'{token}-m',
-                                                         [str(self.here / 'launch/mps.sh'), 'stop'], device)
+            replace(self, signals=SignalQueue(LAUNCHER_SIGNALS)).start_ranks(
+                replace(layout, ranks_per_node=1), f'{token}-m', [str(self.here / 'launch/mps.sh'), 'stop'], device)
         return requeue(code, layout.run_dir, report) if self.engine.in_slurm else code
 
     def _print(self) -> None:
@@ -201,7 +202,7 @@ def requeue(code: int, run_dir: Path, report: Callable[[str], None]) -> int:
     return code
 
 
-def run_ranks(here: Path, script: Path, argv: Sequence[str], signals: Signals) -> int:
+def run_ranks(here: Path, script: Path, argv: Sequence[str], signals: SignalQueue) -> int:
     """Run a program with a number of ranks on this machine, for launch/ranks.sh."""
     if len(argv) < 2 or not re.fullmatch(r'0*[1-9]\d{0,5}', argv[0], re.ASCII):
         print(usage_of(script), file=sys.stderr)
@@ -219,7 +220,7 @@ def run_ranks(here: Path, script: Path, argv: Sequence[str], signals: Signals) -
 def main(argv: Sequence[str]) -> int:
     """Run a launch script, argv[0], with its options; return its exit code."""
     script, words = Path(argv[0]), argv[1:]
-    here, signals = script.parent.parent, Signals()
+    here, signals = script.parent.parent, SignalQueue(LAUNCHER_SIGNALS)
     try:
         if script.name == 'ranks.sh':
             return run_ranks(here, script, words, signals)

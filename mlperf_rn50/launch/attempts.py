@@ -104,11 +104,11 @@ def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: 
     return Attempt(run.index, exit_code, end_of(lines), step > began, step >= 0)
 
 
-def judge(attempt: Attempt, is_asked: bool, restarts_left: int, num_stuck: int) -> NextStep:
+def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, num_stuck: int) -> NextStep:
     """Decide what follows an attempt; num_stuck counts consecutive attempts without gain, this one included."""
     if attempt.end is not None:
         return NextStep('end', _ENDS[attempt.end])
-    if is_asked:
+    if is_stop_requested:
         return NextStep('end', EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED)
     if attempt.exit_code == EXIT_USAGE:
         return NextStep('end', EXIT_USAGE)

@@ -10,10 +10,10 @@ from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_U
 from mlperf_rn50.launch import attempts
 from mlperf_rn50.launch.attempts import Attempt
 from mlperf_rn50.launch.options import Options
-from mlperf_rn50.launch.process import Signals
 from mlperf_rn50.train.checkpoint.checkpoint import newest_step
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
 from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure, read_failures
+from mlperf_rn50.train.watchdog.signals import SignalQueue
 
 MAX_FAILURES = 2  # of a host in consecutive attempts without gain, after which --elastic excludes it
 _WAIT_LIMIT_S = 60.0  # for silent hosts before a restart
@@ -37,7 +37,7 @@ class World:
     start: Callable[[RunPlace, str, Sequence[str], Callable[[], bool]], int]
     silent: Callable[[Sequence[str]], list[str]]  # return the unreachable hosts
     say: Callable[[str], None]
-    signals: Signals
+    signals: SignalQueue
 
 
 @dataclass
@@ -59,9 +59,9 @@ class Supervisor:
         for is_resumed in plan_runs(self.layout.run_dir, self.options):
             code = self.run_to_end(is_resumed)
             worst = max(worst, code)
-            if self.world.signals.is_asked or code == EXIT_USAGE:
+            if self.world.signals.is_requested or code == EXIT_USAGE:
                 break
-        return EXIT_AT_ONCE if self.world.signals.is_at_once else worst
+        return EXIT_AT_ONCE if self.world.signals.is_forced else worst
 
     def run_to_end(self, is_resumed: bool) -> int:
         """Make one run with its restarts; return 0 if converged, 1 if not, 2 for a usage error, 75 if resumable."""
@@ -73,17 +73,17 @@ class Supervisor:
             job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(self.layout.run_dir)
             code = self._run_doctor(job, train_options)
             is_fit = not code
-            if not is_fit and not world.signals.is_asked and self._is_finding(job, code) and (
+            if not is_fit and not world.signals.is_requested and self._is_finding(job, code) and (
                     code == EXIT_USAGE or self._num_jobs == 1 or not restarts_left):
                 return code
-            if is_fit and not world.signals.is_asked:
+            if is_fit and not world.signals.is_requested:
                 code = self._start(job, ['train', *train_options], partial(self._has_begun, before))
             attempt = attempts.read_attempt(self.layout.run_dir, before, code, train_options[0] == '--resume')
             if attempt.end == 'interrupted' and self._has_lost_host(code):
                 attempt = replace(attempt, end=None)
             num_stuck = self._record(job, attempt)
-            verdict = attempts.judge(attempt, world.signals.is_asked, restarts_left, num_stuck)
-            if not attempt.end and not world.signals.is_asked:
+            verdict = attempts.judge(attempt, world.signals.is_requested, restarts_left, num_stuck)
+            if not attempt.end and not world.signals.is_requested:
                 self.describe_failure(job, attempt)
             if verdict.reason:
                 world.say(verdict.reason)
@@ -95,7 +95,7 @@ class Supervisor:
                 world.signals.pause(verdict.pause_s)
             if not self.regroup():
                 return EXIT_FAILED
-            if world.signals.is_asked:
+            if world.signals.is_requested:
                 return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED
             train_options = self.train_options(
                 RunFolder(self.layout.run_dir, attempt.run) if attempt.run is not None else None)
@@ -104,7 +104,7 @@ class Supervisor:
 
     def _has_lost_host(self, code: int) -> bool:
         """Return whether a lost host, whose guard sends a stop request to the ranks, interrupted a run."""
-        if self.world.signals.is_asked or not self.has_ssh:
+        if self.world.signals.is_requested or not self.has_ssh:
             return False
         return code == EXIT_FAILED or bool(self.world.silent(self.layout.hosts))
 
@@ -127,7 +127,7 @@ class Supervisor:
         return self.world.start(self.layout, job, [*words, *self.options.train, *map(str, layout)], has_begun)
 
     def _run_doctor(self, job: str, train_options: Sequence[str]) -> int:
-        if not self.options.doctor or self.world.signals.is_asked:
+        if not self.options.doctor or self.world.signals.is_requested:
             return 0
         # A separate job, so that its guards end only its processes.
         return self._start(f'{job}d', ['doctor', '--quiet', *train_options], lambda: False)
@@ -141,7 +141,7 @@ class Supervisor:
 
     def _record(self, job: str, attempt: Attempt) -> int:
         """Record an attempt; return the number of latest attempts without gain, including those before a requeue."""
-        if attempt.end or not self.world.signals.is_asked:  # a stopped attempt does not predict the next one
+        if attempt.end or not self.world.signals.is_requested:  # a stopped attempt does not predict the next one
             attempts.note_attempt(self.layout.run_dir, self.batch_job, attempt)
         self._stuck = {} if attempt.gained else {**self._stuck, job: self.layout}
         return max(len(self._stuck), attempts.stuck_attempts(self.layout.run_dir, self.batch_job))
@@ -177,7 +177,7 @@ class Supervisor:
                 self.world.say(f'excluding {" ".join(silent)}, which did not answer')
                 self._exclude(silent)
                 return True
-            if self.world.signals.is_asked:
+            if self.world.signals.is_requested:
                 return True
             if time.monotonic() >= deadline:
                 self.world.say(f'{" ".join(silent)} did not answer for {_WAIT_LIMIT_S:.0f} s; not restarted')

@@ -14,9 +14,10 @@ from mlperf_rn50.analysis.recipe.sweep_layouts import SweepLayout, parse_layouts
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_RESUMABLE, ConfigError
 from mlperf_rn50.launch.attempts import end_of, read_metrics
 from mlperf_rn50.launch.options import count, join_values, say, script_parser, values_of
-from mlperf_rn50.launch.process import Signals, as_child, run_engine
+from mlperf_rn50.launch.process import as_child, run_engine
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder, run_numbers
+from mlperf_rn50.train.watchdog.signals import SignalQueue
 
 _LAYOUT_OPTIONS = ('--train.local_batch_size', '--train.global_batch_size', '--schedule.base_lr',
                    '--schedule.warmup_epochs')
@@ -88,7 +89,7 @@ def launch_command(here: Path, o: Namespace, layout: SweepLayout, folder: Path) 
             f'--schedule.warmup_epochs={layout.warmup_epochs:.10g}']
 
 
-def run_layout(o: Namespace, layout: SweepLayout, folder: Path, command: Sequence[str], signals: Signals,
+def run_layout(o: Namespace, layout: SweepLayout, folder: Path, command: Sequence[str], signals: SignalQueue,
                report: Callable[[str], None]) -> int:
     """Make the missing runs of a layout; return the worst exit code."""
     num_complete = sum(end_of(read_metrics(RunFolder(folder, number))) in ('converged', 'aborted')
@@ -97,19 +98,19 @@ def run_layout(o: Namespace, layout: SweepLayout, folder: Path, command: Sequenc
     if missing <= 0:
         report(f'{layout.name}: complete, skipped')
     for number in range(o.seeds - missing, o.seeds):
-        if signals.is_asked:
+        if signals.is_requested:
             return worst
         report(f'{layout.name}: run {number + 1} of {o.seeds}')
         # With SIGINT as the end signal, a second Ctrl-C also ends the launcher at once.
         code = run_engine(command, os.environ, signals, f'{os.getpid()}-{secrets.token_hex(4)}',
                           end_signal=signal.SIGINT)
         worst = max(worst, code)
-        if code and not signals.is_asked:
+        if code and not signals.is_requested:
             report(f'{layout.name}: this run {"did not converge" if code == 1 else f"failed with exit code {code}"}')
     return worst
 
 
-def run(here: Path, script: Path, argv: Sequence[str], signals: Signals) -> int:
+def run(here: Path, script: Path, argv: Sequence[str], signals: SignalQueue) -> int:
     """Run launch/sweep.sh; return its exit code. Raise ConfigError for invalid options."""
     o, rest = (parser := make_parser(script)).parse_known_args(join_values(parser, argv))
     check_options(o, rest)
@@ -119,7 +120,7 @@ def run(here: Path, script: Path, argv: Sequence[str], signals: Signals) -> int:
         folder = Path('logs', o.study, layout.name)
         command = [*launch_command(here, o, layout, folder), *rest]
         worst = max(worst, run_layout(o, layout, folder, command, signals, partial(say, script)))
-        if signals.is_asked:
-            return EXIT_AT_ONCE if signals.is_at_once else EXIT_RESUMABLE
+        if signals.is_requested:
+            return EXIT_AT_ONCE if signals.is_forced else EXIT_RESUMABLE
     subprocess.run([here / '.venv/bin/mlperf-rn50', 'report', f'logs/{o.study}'], preexec_fn=as_child)
     return worst

@@ -13,7 +13,8 @@ import pytest
 from helpers import HANG_LIMIT_S, ROOT, run, skip_for
 
 from mlperf_rn50.cli import whole_parser
-from mlperf_rn50.launch import kubernetes, sweep
+from mlperf_rn50.launch import sweep
+from mlperf_rn50.launch.kubernetes import options as kubernetes
 from mlperf_rn50.launch.options import make_parser
 
 PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').glob('*.md'))]

@@ -6,7 +6,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlperf_rn50.launch.kubernetes import Training, Volume, make_parser, render_mpi_job
+from mlperf_rn50.launch.kubernetes.manifests import render_mpi_job
+from mlperf_rn50.launch.kubernetes.options import Training, Volume, make_parser
 
 # Any program argument; and texts that are special to YAML, a shell or Kubernetes.
 TEXTS = (st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\0'))

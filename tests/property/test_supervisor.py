@@ -40,16 +40,16 @@ FIT, UNFIT = one(0, begins=False), one(1, begins=False)  # results of the doctor
 class Fake:
     """A world whose ranks follow a script and then converge; writes the files that the ranks would write."""
 
-    is_at_once = False
+    is_forced = False
 
     def __init__(self, folder, script):
-        self.folder, self.script, self.is_asked, self.silent = folder, list(script), False, set()
+        self.folder, self.script, self.is_requested, self.silent = folder, list(script), False, set()
         self.messages, self.paused, self.calls = [], 0.0, []
 
     def start(self, layout, job, words, has_begun):
         self.calls.append((layout.hosts, list(words)))
         todo = self.script.pop(0) if self.script else CONVERGES
-        self.is_asked |= todo['asked']
+        self.is_requested |= todo['asked']
         self.silent = todo['silent']
         if 'blames' in todo:
             self.folder.mkdir(exist_ok=True)
@@ -130,7 +130,7 @@ def test_only_attempts_without_progress_are_limited(restarts):
 def test_earlier_stop_does_not_count_for_resumed_run(tmp_path):
     world = Fake(tmp_path / 'run', [one(75, 'interrupted', 1, asked=True), one(137, begins=False)])
     assert world.supervisor(OPTIONS).run_all() == EXIT_RESUMABLE
-    world.is_asked = False
+    world.is_requested = False
     assert world.supervisor(replace(OPTIONS, resume=True)).run_all() == EXIT_FAILED  # and not 75
 
 
@@ -182,7 +182,7 @@ def test_failed_doctor_of_restart_counts_as_attempt_without_progress():
 def test_resume_continues_the_set_of_seeds(tmp_path):
     world = Fake(tmp_path / 'run', [CONVERGES, one(75, 'interrupted', 1, asked=True)])
     assert world.supervisor(replace(OPTIONS, seeds=4)).run_all() == EXIT_RESUMABLE
-    world.is_asked = False
+    world.is_requested = False
     assert world.supervisor(replace(OPTIONS, seeds=4, resume=True)).run_all() == EXIT_OK
     assert ['--resume' in words for _, words in world.calls] == [False, False, True, False, False]
     assert len(list(world.folder.glob('result_*'))) == 4
@@ -199,6 +199,6 @@ def test_elastic_excludes_host_that_fails_twice():
 
 def test_stop_request_before_start_starts_nothing(tmp_path):
     world = Fake(tmp_path / 'run', [])
-    world.is_asked = True
+    world.is_requested = True
     assert world.supervisor(replace(OPTIONS, doctor=True)).run_all() == EXIT_FAILED
     assert not world.calls and not world.folder.exists()

@@ -6,7 +6,8 @@ import pytest
 import yaml
 from helpers import MPIJOB_SCHEMA, ROOT
 
-from mlperf_rn50.launch.kubernetes import IMAGE_CONFIGS, main, plan_training, render_mpi_job
+from mlperf_rn50.launch.kubernetes.manifests import main, render_mpi_job
+from mlperf_rn50.launch.kubernetes.options import IMAGE_CONFIGS, plan_training
 
 CONFIG = ROOT / 'launch/configs/digits_cpu.yaml'
 WORDS = ['--image', 'registry.example:5000/a/mlperf_rn50:cpu', '--config', str(CONFIG), '--volume', 'work:/shared']

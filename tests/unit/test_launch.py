@@ -24,8 +24,9 @@ from mlperf_rn50.launch.attempts import Attempt, judge, read_attempt, read_progr
 from mlperf_rn50.launch.engines import ENGINES, environment, plain_output
 from mlperf_rn50.launch.hosts import Host, common_slots, parse_hostfile, parse_hosts, silent_hosts
 from mlperf_rn50.launch.options import make_parser, parse_options
-from mlperf_rn50.launch.process import EngineEvent, Signals, Stage, processes_of, react, run_engine
+from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, EngineEvent, Stage, next_event, processes_of, react, run_engine
 from mlperf_rn50.train.checkpoint.run_folder import RunFolder
+from mlperf_rn50.train.watchdog import signals as stop_signals
 from mlperf_rn50.train.watchdog.host_failures import Failure, note_failure, read_failures
 
 
@@ -150,7 +151,7 @@ def test_torn_and_hostile_lines_are_ignored(tmp_path):
     assert attempts.place_of(run) == 'step 0, start-up'
 
 
-@pytest.mark.parametrize('attempt, is_asked, restarts_left, num_stuck, expected', [
+@pytest.mark.parametrize('attempt, is_stop_requested, restarts_left, num_stuck, expected', [
     # A run with a logged end is not restarted.
     (Attempt(0, 1, 'converged', True, True), False, 9, 0, ('end', 0)),
     (Attempt(0, 1, 'failed', True, True), False, 9, 0, ('end', 1)),
@@ -163,8 +164,8 @@ def test_torn_and_hostile_lines_are_ignored(tmp_path):
     (Attempt(0, 2, None, False, True), False, 9, 1, ('end', 2)),
     (Attempt(0, 1, None, True, True), True, 9, 0, ('end', 75)),
     (Attempt(None, 1, None, False, False), True, 9, 1, ('end', 1))])
-def test_next_step_after_an_attempt(attempt, is_asked, restarts_left, num_stuck, expected):
-    verdict = judge(attempt, is_asked, restarts_left, num_stuck)
+def test_next_step_after_an_attempt(attempt, is_stop_requested, restarts_left, num_stuck, expected):
+    verdict = judge(attempt, is_stop_requested, restarts_left, num_stuck)
     assert (verdict.what, verdict.exit_code) == expected
 
 
@@ -234,10 +235,10 @@ def test_stages_of_a_stop(events, expected):
 
 
 class ScriptedSignals:
-    """Events in the given order once the engine is up; the clock advances only if `is_late`."""
+    """Signals of events in the given order once the engine is up; the clock advances only if `is_late`."""
 
     def __init__(self, folder, events, is_late):
-        self.folder, self.events, self.is_late, self.now, self.is_at_once = folder, list(events), is_late, 0.0, False
+        self.folder, self.events, self.is_late, self.now, self.is_forced = folder, list(events), is_late, 0.0, False
 
     def monotonic(self):
         return self.now
@@ -247,8 +248,8 @@ class ScriptedSignals:
         if not (self.folder / 'up').exists():
             return None
         if self.events:
-            self.is_at_once |= self.events[0] is EngineEvent.AT_ONCE
-            return self.events.pop(0)
+            self.is_forced |= self.events[0] is EngineEvent.AT_ONCE
+            return signal.SIGUSR2 if self.events.pop(0) is EngineEvent.LOST else signal.SIGINT
         self.now += max(timeout_s, 0) * self.is_late
         return None
 
@@ -312,21 +313,22 @@ def test_events_of_signals_even_of_those_ignored_before(monkeypatch, before, sen
     with own_signals():
         for number, handler in ((INT, signal.SIG_IGN), (signal.SIGUSR1, signal.SIG_IGN), (HUP, before)):
             signal.signal(number, handler)
-        signals, events = Signals(), []
+        signals, events = stop_signals.SignalQueue(LAUNCHER_SIGNALS), []
         for number, now_s in sent:
-            monkeypatch.setattr(process, 'time', SimpleNamespace(monotonic=lambda now_s=now_s: now_s))
+            monkeypatch.setattr(stop_signals, 'time', SimpleNamespace(monotonic=lambda now_s=now_s: now_s))
             os.kill(os.getpid(), number)
-            events.append(event.name if (event := signals.next(0)) else None)
+            events.append(event.name if (event := next_event(signals, 0)) else None)
     assert events == expected
 
 
-def test_forget_lost_drops_only_the_loss_of_a_host():
+def test_signals_of_one_number_are_discarded():
     with own_signals():
-        signals = Signals()
+        signals = stop_signals.SignalQueue(LAUNCHER_SIGNALS)
+        signals.discard(USR2)
         for number in (USR2, TERM):
             os.kill(os.getpid(), number)
-        signals.forget_lost()
-        assert [signals.next(0), signals.next(0)] == [EngineEvent.STOP, None]
+        signals.discard(USR2)
+        assert [signals.next(0), signals.next(0)] == [TERM, None]
 
 
 def test_guard_forwards_a_stop_request_to_ranks_with_a_handler():
@@ -427,15 +429,16 @@ def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
 
 
 ON_A_TERMINAL = """import os
-from mlperf_rn50.launch.process import Signals, run_engine
+from mlperf_rn50.launch.process import LAUNCHER_SIGNALS, run_engine
+from mlperf_rn50.train.watchdog.signals import SignalQueue
 
-class Quick(Signals):
+class Quick(SignalQueue):
     def next(self, timeout_s):
         print('waits', flush=True)
         return super().next(min(timeout_s, 0.2))
 
 job, engine = 'terminal', 'trap "echo asked; exit 75" USR1; while [ ! -e {0} ]; do sleep 0.05; done; exit 7'
-code = run_engine(['bash', '-c', engine], dict(os.environ, MLPERF_RN50_JOB=job), Quick(), job)
+code = run_engine(['bash', '-c', engine], dict(os.environ, MLPERF_RN50_JOB=job), Quick(LAUNCHER_SIGNALS), job)
 print('ended', code, flush=True)
 """
 

@@ -69,7 +69,8 @@ def insist(process):
     ([(TERM, 0), (HUP, 5), (TERM, 6)], [False, False, False])])
 def test_signals_that_force_the_end(signals, expected):
     requests = StopRequests()
-    assert [requests.is_forced(number, 100.0 + at_s) for number, at_s in signals] == expected
+    assert [requests.add(number, 100.0 + at_s) or requests.is_forced for number, at_s in signals] == expected
+    assert requests.is_requested
 
 
 @pytest.fixture

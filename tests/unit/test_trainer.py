@@ -77,8 +77,8 @@ def test_loss_of_step_is_mean_over_its_images(small_training):
     trainer, batches = small_training
     batch = replace(next(batches), num_valid=4)
     expected = trainer.forward(batch).asnumpy().sum() * 8 / 4
-    loss, is_asked = trainer.read(trainer.step(iter([batch]), 2, 1e-9, True))
-    assert loss == pytest.approx(expected, rel=1e-5) and is_asked
+    loss, is_stop_requested = trainer.read(trainer.step(iter([batch]), 2, 1e-9, True))
+    assert loss == pytest.approx(expected, rel=1e-5) and is_stop_requested
 
 
 # Reads the parameters of a small graph in the main and a saver thread, and prints how many threads that started.

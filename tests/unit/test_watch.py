@@ -233,16 +233,16 @@ def test_rank_gets_stop_request_if_launcher_dies(tmp_path):
     assert (tmp_path / 'asked').exists()
 
 
-@pytest.mark.parametrize('is_asked', [False, True])
-def test_rank_ends_with_killed_watcher_and_reports_unless_stop_requested(is_asked):
+@pytest.mark.parametrize('is_stop_requested', [False, True])
+def test_rank_ends_with_killed_watcher_and_reports_unless_stop_requested(is_stop_requested):
     process, rank = start_ready('signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n")); '
                                 'print("set", flush=True); rest()', HOROVOD_RANK='1')
     assert process.stdout.readline() == 'set\n'
-    if is_asked:  # like mpirun: SIGTERM, then SIGKILL a second later
+    if is_stop_requested:  # like mpirun: SIGTERM, then SIGKILL a second later
         process.terminate()
         assert process.stdout.readline() == 'asked\n'
     process.kill()
-    assert error_of(process) == ('' if is_asked else (
+    assert error_of(process) == ('' if is_stop_requested else (
         f'mlperf-rn50: rank 1 on {os.uname().nodename}, step 42, training: the watcher was killed (SIGKILL, or out of '
         'memory); the rank ends with it\n'))
     assert_ends(rank)

@@ -4,6 +4,7 @@ Handlers are always set, because the first process of a container has no default
 starts background processes with SIGINT ignored.
 """
 import os
+import select
 import signal
 import sys
 import threading
@@ -21,17 +22,52 @@ _SAME_S = 1.0  # as one Ctrl-C may arrive twice, from the terminal for the proce
 
 
 class StopRequests:
-    """Counter of the stop requests to this process."""
+    """Stop requests to this process: is_requested after the first, is_forced after a Ctrl-C some time later."""
 
-    def __init__(self) -> None:
-        self._first_at: float | None = None
+    is_requested = is_forced = False
+    _first_at = 0.0
 
-    def is_forced(self, number: int, now_s: float) -> bool:
-        """Count a signal; return whether it is a Ctrl-C some time after an earlier request."""
+    def add(self, number: int, now_s: float) -> None:
         # Slurm or a closing terminal may repeat the other signals while a checkpoint is written.
-        if self._first_at is None:
-            self._first_at = now_s
-        return number == signal.SIGINT and now_s - self._first_at >= _SAME_S
+        if not self.is_requested:
+            self.is_requested, self._first_at = True, now_s
+        self.is_forced |= number == signal.SIGINT and now_s - self._first_at >= _SAME_S
+
+
+class SignalQueue(StopRequests):
+    """Signals to this process in their order; those of the given numbers have no other effect."""
+
+    def __init__(self, numbers: Sequence[signal.Signals]) -> None:
+        # Python writes the number of each signal into the pipe. sigtimedwait would be shorter, but when interrupted
+        # after its timeout, as by SIGCONT, it returns a signal that was never sent.
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # As files, the ends of the pipe are closed with this object.
+        self._reader, self._writer = open(reader, 'rb', buffering=0), open(writer, 'wb', buffering=0)
+        self._before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        catch(lambda *_: None, numbers)
+
+    def next(self, timeout_s: float | None = None) -> int | None:
+        """Wait up to timeout_s for a signal, by default until close(); return its number, if any."""
+        select.select([self._reader], [], [], None if timeout_s is None else max(0.0, timeout_s))
+        byte = self._reader.read(1)
+        if byte and byte[0] in STOP_SIGNALS:
+            self.add(byte[0], time.monotonic())
+        return byte[0] if byte else None
+
+    def discard(self, number: int) -> None:
+        """Discard pending signals of a number; other signals stay in order."""
+        if waiting := self._reader.read(select.PIPE_BUF):
+            self._writer.write(waiting.replace(bytes([number]), b''))
+
+    def pause(self, seconds: float) -> None:
+        """Wait for a time or until a stop request."""
+        end = time.monotonic() + seconds
+        while not self.is_requested and time.monotonic() < end:
+            self.next(end - time.monotonic())
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self._before)
+        self._writer.close()
 
 
 def catch(handler: Callable[[int, Any], Any], numbers: Sequence[signal.Signals] = STOP_SIGNALS,
@@ -54,27 +90,19 @@ def end_at_once(code: int = EXIT_AT_ONCE) -> NoReturn:
 @contextmanager
 def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None]:
     """Handle the signals of a process without a watcher, in a thread because native calls delay Python handlers."""
-    requests, (reader, writer) = StopRequests(), os.pipe()
-    os.set_blocking(writer, False)
+    signals = SignalQueue(STOP_SIGNALS if request_stop else ())
 
     def read_signals() -> None:
-        while byte := os.read(reader, 1):
-            if byte[0] not in STOP_SIGNALS:
-                continue
-            if requests.is_forced(byte[0], time.monotonic()):
+        while number := signals.next():
+            if signals.is_forced:
                 end_at_once()
-            if request_stop:
+            if request_stop and number in STOP_SIGNALS:
                 request_stop()
-            elif byte[0] in END_SIGNALS:  # the main thread is interrupted; end the program if that takes long
+            elif number in END_SIGNALS:  # the main thread is interrupted; end the program if that takes long
                 time.sleep(2 * _SAME_S)
                 end_at_once()
-        os.close(reader)
     threading.Thread(target=read_signals, name='signals', daemon=True).start()
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    if request_stop:
-        catch(lambda *_: None)
     try:
         yield
     finally:
-        signal.set_wakeup_fd(before)
-        os.close(writer)
+        signals.close()

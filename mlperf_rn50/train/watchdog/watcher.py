@@ -126,7 +126,8 @@ class Watcher:
 
     def _on_signal(self, number: int, _: object) -> None:
         self._position.request_stop()
-        if self._stop_requests.is_forced(number, time.monotonic()) or not self._can_stop:
+        self._stop_requests.add(number, time.monotonic())
+        if self._stop_requests.is_forced or not self._can_stop:
             self._is_ended = True
             self._signal(signal.SIGKILL)
         else:

@@ -1,23 +1,18 @@
-"""Kubernetes manifests for a training: an MPIJob of Kubeflow's operator, from the template in launch/kubernetes."""
+"""Options of launch/kubernetes.sh, their checks, and the training that they describe."""
 import argparse
-import functools
 import posixpath
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-import jinja2
-import yaml
-
 from mlperf_rn50.config import Config
-from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
-from mlperf_rn50.launch.options import count, number, say, script_parser
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.launch.options import count, number, script_parser
 from mlperf_rn50.options import add_config_options, resolve_config
 
 PROGRAM = 'launch/kubernetes.sh'
-CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[3]
 CONFIG_FOLDER = '/etc/mlperf_rn50/config'  # where the ConfigMap is mounted
 IMAGE_CONFIGS = '/opt/mlperf_rn50/launch/configs/'
 # The pods need these paths, which a volume on or above one of them would hide.
@@ -200,50 +195,3 @@ def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
         config_path=o.config if is_in_image else f'{CONFIG_FOLDER}/config.yaml',
         config_text=None if is_in_image else path.read_text(), options=(*run_dir, *options), user=o.user,
         memory=o.memory, cpus=o.cpus, shm_size=o.shm_size, grace_s=o.grace_seconds), warning
-
-
-def render_mpi_job(training: Training) -> str:
-    """Render an MPIJob as YAML for kubectl, after the ConfigMap of a configuration that is not in the image."""
-    gpus = str(training.gpus_per_node) if training.gpus_per_node else None
-    limits = {'nvidia.com/gpu': gpus, 'cpu': training.cpus, 'memory': training.memory}
-    return _template().render(
-        vars(training), config_folder=CONFIG_FOLDER, limits={k: v for k, v in limits.items() if v},
-        launcher_words=['--hostfile', '/etc/mpi/hostfile', '--resume', '--restarts', '3', '--nodes',
-                        str(training.num_nodes), '--ranks-per-node', str(training.ranks_per_node), '--config',
-                        training.config_path, *training.options])
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-    loader = jinja2.FileSystemLoader(CHECKOUT / 'launch/kubernetes')
-    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    # Kubernetes substitutes $(...) in the arguments of a pod, and turns $$ into $.
-    environment.filters.update(text=_quote, block=_block, escaped=lambda word: word.replace('$', '$$'))
-    return environment.get_template('mpi_job.yaml.j2')
-
-
-def _quote(text: str, style: str = '"') -> str:
-    """Quote a text, so that no YAML parser reads a number or a boolean."""
-    return yaml.dump(text, default_style=style, width=float('inf')).rstrip('\n')
-
-
-def _block(text: str) -> str:
-    """Render lines as a YAML block, or quote them where an empty last line would end the document."""
-    return _quote(text, '|' if '\n' in text and not f'\n{text}'.endswith('\n\n') else '"')
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; return its exit code."""
-    try:
-        training, warning = plan_training(sys.argv[1:] if argv is None else argv)
-    except UserError as e:
-        say(Path(PROGRAM), str(e))
-        return e.exit_code
-    if warning:
-        say(Path(PROGRAM), f'warning: {warning}')
-    print(render_mpi_job(training), end='')
-    return EXIT_OK
-
-
-if __name__ == '__main__':
-    sys.exit(main())

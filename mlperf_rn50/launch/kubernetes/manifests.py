@@ -1,0 +1,55 @@
+"""Kubernetes manifests of a training: an MPIJob of Kubeflow's operator, from the template in launch/kubernetes."""
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+import yaml
+
+from mlperf_rn50.errors import EXIT_OK, UserError
+from mlperf_rn50.launch.kubernetes.options import CHECKOUT, CONFIG_FOLDER, PROGRAM, Training, plan_training
+from mlperf_rn50.launch.options import say
+
+
+def render_mpi_job(training: Training) -> str:
+    """Render an MPIJob as YAML for kubectl, after the ConfigMap of a configuration that is not in the image."""
+    gpus = str(training.gpus_per_node) if training.gpus_per_node else None
+    limits = {'nvidia.com/gpu': gpus, 'cpu': training.cpus, 'memory': training.memory}
+    return _template().render(
+        vars(training), config_folder=CONFIG_FOLDER, limits={k: v for k, v in limits.items() if v},
+        launcher_words=['--hostfile', '/etc/mpi/hostfile', '--resume', '--restarts', '3', '--nodes',
+                        str(training.num_nodes), '--ranks-per-node', str(training.ranks_per_node), '--config',
+                        training.config_path, *training.options])
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(CHECKOUT / 'launch/kubernetes')
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    # Kubernetes substitutes $(...) in the arguments of a pod, and turns $$ into $.
+    environment.filters.update(text=_quote, block=_block, escaped=lambda word: word.replace('$', '$$'))
+    return environment.get_template('mpi_job.yaml.j2')
+
+
+def _quote(text: str, style: str = '"') -> str:
+    """Quote a text, so that no YAML parser reads a number or a boolean."""
+    return yaml.dump(text, default_style=style, width=float('inf')).rstrip('\n')
+
+
+def _block(text: str) -> str:
+    """Render lines as a YAML block, or quote them where an empty last line would end the document."""
+    return _quote(text, '|' if '\n' in text and not f'\n{text}'.endswith('\n\n') else '"')
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the manifests that a command line requests; return the exit code."""
+    try:
+        training, warning = plan_training(sys.argv[1:] if argv is None else argv)
+    except UserError as e:
+        say(Path(PROGRAM), str(e))
+        return e.exit_code
+    if warning:
+        say(Path(PROGRAM), f'warning: {warning}')
+    print(render_mpi_job(training), end='')
+    return EXIT_OK
