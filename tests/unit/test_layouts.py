@@ -37,7 +37,7 @@ def test_indivisible_batch_is_refused():
 
 
 @pytest.mark.parametrize('words, text', [(['4'], 'expected nodes x ranks'), (['0x4'], 'expected nodes x ranks'),
-                                         (['2x4x1'], 'expected nodes x ranks'), (['1x2', '1x2'], 'named twice')])
+                                         (['2x4x1'], 'expected nodes x ranks'), (['1x2', '1x2'], 'got 1x2 twice')])
 def test_invalid_and_duplicate_layouts_are_refused(words, text):
     with pytest.raises(ConfigError, match=text):
         parse_layouts(words)

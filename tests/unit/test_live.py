@@ -26,7 +26,7 @@ def test_folder_without_a_run_is_waiting_and_runs_below_it_are_named(tmp_path):
     assert (run.status, run.note, run.is_over) == ('waiting', 'not started yet: no such folder; waiting', False)
     assert look(tmp_path).note == 'not started yet: no log in the folder; waiting'
     write_live(tmp_path / '1x1')
-    assert look(tmp_path).note.endswith('; there are runs in 1x1 below it')
+    assert look(tmp_path).note.endswith('; subfolders with runs: 1x1')
 
 
 def test_running_run(tmp_path):

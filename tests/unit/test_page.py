@@ -136,7 +136,7 @@ def test_answer_comes_first_and_numbers_link_to_log_lines(sweep):
     check_headings(page)
     text, elements = Elements(page).text, Elements(page).found
     assert text.index('2x4 (2 nodes): 2.0 epochs, 1.20 min (MLPerf score), 1.7 times as fast as 1x4, efficiency 85 %'
-                      ) < text.index('Pictures')
+                      ) < text.index('Plots')
     assert '1 of 5 runs did not converge' in text
     ids = [a['id'] for _, a in elements if 'id' in a]
     assert len(ids) == len(set(ids))

@@ -31,7 +31,7 @@ PARSER = config_parser('train')
 SETS = {s.name: s for s in load_published()}
 GOOD = SETS['gx_V100x8_fjmxnet']
 HIGH = {'schedule': {'base_lr': 99.0}}
-CONVERGED = 'similar batch that reached 75.9 %'
+CONVERGED = 'similar batches that reached 75.9 %'
 # The learning rate of a v0.5 DGX-1 with another schedule, on two nodes of four accelerators.
 CASE = {'run': {'num_nodes': 2, 'ranks_per_node': 4}, 'optimizer': {'name': 'sgd'},
         'schedule': {'base_lr': 0.6, 'warmup_epochs': 5, 'decay': 'poly', 'decay_epochs': 100},
@@ -175,13 +175,13 @@ def test_manifest_describes_the_stored_images(tmp_path):
     path = config_of(tmp_path, {**CASE, 'data': {'dir': str(tmp_path)}})
     smaller = f'to 256 pixels on the shorter side, as JPEG of quality {_JPEG_QUALITY}'
     for content, message in (('{"resize_shorter": null}', 'byte for byte'), ('{"resize_shorter": 256}', smaller),
-                             ('[]', 'is no manifest'), ('{"resize_shorter": "\\u001b[31mred"}', '?[31mred')):
+                             ('[]', 'is not a manifest'), ('{"resize_shorter": "\\u001b[31mred"}', '?[31mred')):
         manifest.write_text(content)
         out = call('recipe', '--compare', path).stdout
         assert message in out and '\x1b' not in out
     manifest.unlink()
     os.mkfifo(manifest)  # must not block
-    assert 'is no manifest of prepare' in call('recipe', '--compare', path).stdout
+    assert 'is not a manifest written by prepare' in call('recipe', '--compare', path).stdout
 
 
 def test_command_writes_a_file_that_a_dry_run_accepts(tmp_path):

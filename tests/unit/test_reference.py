@@ -135,7 +135,7 @@ def test_named_runs_of_another_recipe_are_accepted():
     slow = replace(RECIPE, base_lr=1.5, target_accuracy=0.75)
     found = find_named(slow, 'digits', 360, [known(CURVE, dataset='digits'), known(CURVE)], load_published())
     assert (found.how, found.num_runs, found.eval_samples, found.spreads) == ('named', 1, 360, {})
-    assert introduce(found) == ('reference: 1 run of 1 set (/runs/s), another recipe (lars, batch 1664, learning '
+    assert introduce(found) == ('reference: 1 run of 1 set (/runs/s), a different recipe (lars, batch 1664, learning '
                                 'rate 7.4, poly over 40 epochs), named by run.reference')
 
 

@@ -1,7 +1,7 @@
-"""Accuracy of a run compared with its reference runs, at the same fraction of the schedule. Pure.
+"""Comparison of a run's accuracy with its reference runs at the same fraction of the schedule. Pure.
 
-A band is the mean of the reference runs plus and minus three times the spread expected of one more run. A run below
-its band at two evaluations in a row is behind, which raises the alarm.
+A band is the mean of the reference runs plus and minus three times the spread expected for one more run. A run that is
+below its band at two consecutive evaluations is behind, which raises an alarm.
 """
 import math
 import statistics
@@ -12,17 +12,17 @@ from mlperf_rn50.analysis.recipe.choose import reached_epoch
 from mlperf_rn50.analysis.recipe.reference import MIN_RUNS, Reference, schedule_phase
 from mlperf_rn50.text import span
 
-# Width of the band and outliers in a row for an alarm, tuned with benchmarks/replay.py.
+# Band width, and consecutive outliers that raise an alarm; tuned with benchmarks/replay.py.
 SIGMAS, IN_A_ROW = 3.0, 2
 Curve = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True)
 class Band:
-    """Accuracies of the reference runs after some epochs, as fractions; low and high are None with too few runs."""
+    """Accuracies of the reference runs at an epoch, as fractions; low and high are None if there are too few runs."""
 
     epoch: int
-    point: float | None  # fraction of the schedule; None for a schedule without length
+    point: float | None  # fraction of the schedule; None if its length is not set
     values: tuple[float, ...]  # of each run that reaches this point, at least one
     mean: float
     low: float | None
@@ -30,7 +30,7 @@ class Band:
 
 
 def _value_at(curve: Curve, epoch: float, drops: Sequence[float]) -> float | None:
-    """Interpolate a curve; return None outside of it, and between evaluations with a learning-rate drop."""
+    """Interpolate a curve; return None outside its range and between evaluations around a learning-rate drop."""
     for (e0, a0), (e1, a1) in zip(curve, curve[1:]):
         if e0 < epoch < e1:
             return None if any(e0 <= d < e1 for d in drops) else a0 + (a1 - a0) * (epoch - e0) / (e1 - e0)
@@ -42,7 +42,7 @@ def _point(reference: Reference, epoch: int) -> float | None:
 
 
 def band_at(reference: Reference, epoch: int) -> Band | None:
-    """Return the band after some epochs; None where no reference run has a value."""
+    """Return the band at an epoch; None if no reference run has a value there."""
     drops = reference.recipe.step_epochs or ()
     found = (_value_at(run.curve, epoch * scale, drops) for run, scale in reference.runs)
     values = tuple(v for v in found if v is not None)
@@ -61,7 +61,7 @@ def band_at(reference: Reference, epoch: int) -> Band | None:
 
 
 def band(reference: Reference, epochs: Sequence[int]) -> dict[int, Band]:
-    """Return the bands by epoch, without epochs that have no reference."""
+    """Return the bands by epoch, without epochs at which no reference run has a value."""
     return {epoch: b for epoch in epochs if (b := band_at(reference, epoch))}
 
 
@@ -70,7 +70,7 @@ def _is_below(found: Band | None, accuracy: float) -> bool:
 
 
 def is_behind(bands: Mapping[int, Band], curve: Curve) -> bool:
-    """Return whether the last evaluations of a curve are all below their bands, by epoch."""
+    """Return whether the last evaluations of a curve are all below the bands of their epochs."""
     last = curve[-IN_A_ROW:]
     return len(last) == IN_A_ROW and all(_is_below(bands.get(epoch), accuracy) for epoch, accuracy in last)
 
@@ -93,7 +93,7 @@ class Standing:
     is_below: bool
     is_behind: bool
     reference_epochs: tuple[int, int] | None  # first and last at which reference runs reached the target
-    seconds_left: tuple[float, float] | None  # until then at the pace of this run; None afterwards
+    seconds_left: tuple[float, float] | None  # until then at this run's pace; None afterwards
     text: str
 
 

@@ -1,4 +1,4 @@
-"""Choice of a recipe for a batch: from published sets, or interpolated between two batches. Pure."""
+"""Choice of a recipe for a batch, from published sets or interpolated between two batches. Pure."""
 import dataclasses
 import math
 import statistics
@@ -16,17 +16,17 @@ from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import plural
 
-# Ratio of batches that count as equal: published sets have the same learning rate, warm-up and schedule at 1,632 and
-# 1,664 images, and at 3,264 and 3,328.
+# Largest ratio of batches that count as equal. Published sets have the same learning rate, warm-up and schedule at
+# 1,632 and 1,664 images, and at 3,264 and 3,328.
 SAME_BATCH = 1.025
-_RELIABLE = 0.9  # fraction of runs of a reliable recipe that reach the target
+_RELIABLE = 0.9  # minimum fraction of a reliable recipe's runs that reach the target
 _GENERATIONS = ('v0.7 and later', 'v0.6', 'v0.5')
-# As declared by the submissions with step decay, which end long before.
+# Declared by the submissions with step decay, whose runs end long before.
 STEP_SCHEDULE_EPOCHS = 100.0
 
 
 def generation_of(known: RunSet) -> str:
-    """Return the rounds with comparable recipes: v0.5, v0.6, or all later ones."""
+    """Return the generation of rounds with comparable recipes: v0.5, v0.6 or all later rounds."""
     return known.round if known.round in _GENERATIONS else _GENERATIONS[0]
 
 
@@ -42,7 +42,7 @@ def is_within(a: float | None, b: float | None, factor: float) -> bool:
 
 @dataclass(frozen=True)
 class Published:
-    """A recipe and the one or more sets trained with it; target: that of the recipe, or a lower one."""
+    """A recipe and one or more sets trained with it; target: the recipe's target or a lower one."""
 
     recipe: Recipe
     generation: str
@@ -58,7 +58,7 @@ class Published:
 
     @cached_property
     def epochs(self) -> tuple[int, ...]:
-        """Epochs to the target of every run that reached it, ascending."""
+        """Epochs to the target, for each run that reached it, in ascending order."""
         return tuple(sorted(e for s in self.sets for e in self.epochs_of(s) if e is not None))
 
     @property
@@ -67,12 +67,12 @@ class Published:
 
     @property
     def unlogged(self) -> frozenset[str]:
-        """Fields that are not logged and come from the submitted settings."""
+        """Fields that are not logged and were taken from the submitted settings."""
         return frozenset(name for s in self.sets for name in s.unlogged)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the recipe has all values that a run needs."""
+        """True if the recipe has all values that a run needs."""
         r = self.recipe
         ends = r.step_epochs if r.decay == 'step' else r.decay_epochs
         return None not in (r.opt_name, r.base_lr, r.warmup_epochs, r.decay, ends, r.weight_decay, r.momentum,
@@ -92,13 +92,13 @@ class Published:
 
 
 def fold(sets: Sequence[RunSet], opt_name: str | None = None, target: float | None = None) -> list[Published]:
-    """Return the distinct recipes of converged ImageNet sets, by batch, newest first; target excludes lower ones."""
+    """Return distinct recipes of converged ImageNet sets, by batch, newest first; target: lowest target to include."""
     groups: dict[tuple[Recipe, str, float], list[RunSet]] = {}
     for known in sets:
         recipe, declared = known.recipe, known.recipe.target_accuracy
         if (known.is_imagenet and declared is not None and opt_name in (None, recipe.opt_name)
                 and declared >= (target or 0)):
-            if recipe.decay_epochs is not None:  # not exact where logs have it in steps
+            if recipe.decay_epochs is not None:  # inexact if logged in steps
                 recipe = replace(recipe, decay_epochs=round(recipe.decay_epochs, 2))
             groups.setdefault((recipe, generation_of(known), target or declared), []).append(known)
     found = [Published(recipe, generation, tuple(members), goal)
@@ -111,7 +111,7 @@ def _age(published: Published) -> int:
 
 
 def _recipes_at(recipes: Sequence[Published], batch: int) -> list[Published]:
-    """Return the recipes of a batch or an equivalent one."""
+    """Return the recipes at a batch or an equivalent one."""
     return [p for p in recipes if is_within(p.recipe.global_batch_size, batch, SAME_BATCH)]
 
 
@@ -124,7 +124,7 @@ def families(recipes: Sequence[Published]) -> list[list[Published]]:
 
 
 def _adjacent(family: Sequence[Published], batch: int) -> tuple[list[Published], list[Published]]:
-    """Return the recipes of the next batch below and of the next above."""
+    """Return the recipes at the next smaller batch and at the next larger batch."""
     sizes = [p.recipe.global_batch_size for p in family]
     below, above = max((s for s in sizes if s < batch), default=0), min((s for s in sizes if s > batch), default=0)
     return ([p for p in family if p.recipe.global_batch_size == below],
@@ -132,7 +132,7 @@ def _adjacent(family: Sequence[Published], batch: int) -> tuple[list[Published],
 
 
 def recipes_near(recipes: Sequence[Published], batch: int) -> tuple[list[Published], bool]:
-    """Return the recipes of a batch and True, or the adjacent ones of each optimizer and generation and False."""
+    """Return (recipes at a batch, True), or (adjacent recipes of each optimizer and generation, False)."""
     found = _recipes_at(recipes, batch)
     adjacent = [p for family in families(recipes) for side in _adjacent(family, batch) for p in side]
     return (found, True) if found else (adjacent, False)
@@ -144,7 +144,7 @@ class Choice:
 
     recipe: Recipe
     kind: Literal['known', 'between']
-    sources: tuple[Published, ...]  # one, or the one below and the one above
+    sources: tuple[Published, ...]  # one, or one at a smaller and one at a larger batch
     epochs: float
     target: float
 
@@ -158,7 +158,7 @@ class Choice:
 
     @property
     def epochs_range(self) -> tuple[int, int]:
-        """Fewest and most epochs to the target in the sources."""
+        """Fewest and most epochs to the target among the sources."""
         return min(p.epochs[0] for p in self.sources), max(p.epochs[-1] for p in self.sources)
 
     @property
@@ -191,7 +191,7 @@ def choose_recipe(batch: int, opt_name: str | None = None, target: float | None 
     """Return the best recipe at a batch, or one interpolated between two batches, from the published sets by default.
 
     Raises:
-        ConfigError: no set is known at the batch or on both sides of it.
+        ConfigError: there is no published set at the batch, nor sets on both sides of it.
     """
     recipes = fold(load_published() if sets is None else sets, opt_name, target)
     if best := _best(_recipes_at(recipes, batch), batch):
@@ -208,8 +208,8 @@ def _refusal(recipes: Sequence[Published], batch: int, opt_name: str | None, tar
     wanted = f'{opt_name or "any optimizer"}{"" if target is None else f", {100 * target:.4g} %"}'
     texts = [f'{f[0].recipe.opt_name} of {f[0].generation} {range_text([p.recipe.global_batch_size for p in f])}'
              for f in families([p for p in recipes if p.is_whole])]
-    return (f'--global-batch-size: got {batch:,} ({wanted}), expected a batch at or between those of converged '
-            f'published sets: {"; ".join(texts) or "there are none"}')
+    return (f'--global-batch-size: got {batch:,} ({wanted}), expected a batch in the range of converged published '
+            f'sets: {"; ".join(texts) or "there are none"}')
 
 
 def _mix(low: float, high: float, share: float) -> float:
@@ -219,7 +219,7 @@ def _mix(low: float, high: float, share: float) -> float:
 def interpolate(below: Published, above: Published, batch: int) -> Choice:
     """Interpolate the learning rate as a power of the batch, and warm-up, decay epochs and epochs linearly.
 
-    All other values are those of the nearer recipe. docs/recipes.md has the errors for each published batch left out.
+    All other values are from the nearer recipe. docs/recipes.md lists the errors when published batches are left out.
     """
     low, high = below.recipe, above.recipe
     size = low.global_batch_size, high.global_batch_size
@@ -246,7 +246,7 @@ def _nearest_evaluation(epochs: float, recipe: Recipe) -> float:
 
 
 def make_config(choice: Choice, num_nodes: int | None = None, ranks_per_node: int | None = None) -> cfg.Config:
-    """Return the configuration of a recipe on GPUs, as in launch/configs."""
+    """Return the configuration of a recipe for GPUs, like the files in launch/configs."""
     recipe, layout = choice.recipe, f'_{num_nodes}x{ranks_per_node}' if num_nodes and ranks_per_node else ''
     batch = recipe.global_batch_size
     assert recipe.eval_period and recipe.first_eval_epoch is not None

@@ -12,10 +12,10 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
 
-# Ratio of batches that count as similar: the largest for one published recipe, 1,632 and 2,064 images at a rate of 7.4.
+# Largest ratio of similar batches, from the published recipe with the widest range (1,632 to 2,064 images, rate 7.4).
 SIMILAR_BATCH = 1.3
-_SLACK = 0.01  # relative difference of equal values
-# Values of the submissions that are not logged. Source: the code submitted with the logs, as cited in docs/recipes.md.
+_SLACK = 0.01  # largest relative difference of equal values
+# Values of the submissions that are not logged, from the code submitted with the logs; docs/recipes.md cites it.
 _SUBMITTED: dict[str, Any] = {
     'data.num_train': IMAGENET_TRAIN, 'data.num_val': IMAGENET_VAL, 'data.num_classes': 1000,
     'data.image_size': 224, 'data.resize_shorter': 256, 'data.crop': 'random_resized', 'data.min_area': 0.05,
@@ -29,7 +29,7 @@ _WARNED = ('schedule.base_lr', 'schedule.warmup_epochs', 'schedule.decay_epochs'
 
 @dataclass(frozen=True)
 class RecipeValue:
-    """A value; None where unknown or, without is_used, not applicable."""
+    """A value; None if unknown or, without is_used, not applicable."""
 
     value: Any
     is_logged: bool = True
@@ -49,7 +49,7 @@ class Row:
     key: str
     config: RecipeValue | None
     published: tuple[RecipeValue, ...]
-    is_alone: bool = False  # the configuration's value differs from all known ones of recipes with its optimizer
+    is_alone: bool = False  # the configuration's value differs from all known values with its optimizer
 
 
 def value_text(value: Any) -> str:
@@ -116,7 +116,7 @@ def _config_cells(config: Config) -> dict[str, RecipeValue]:
 
 
 def rows_of(recipes: Sequence[Published], config: Config | None = None) -> list[Row]:
-    """Compare recipes: their logged keys or, with a configuration, all of its keys."""
+    """Compare the logged keys of recipes or, with a configuration, all of its keys."""
     cells = [_published_cells(p) for p in recipes]
     values = _config_cells(config) if config else {}
     comparable = [c for c in cells if config and c['optimizer.name'].value == config.optimizer.name]
@@ -126,7 +126,7 @@ def rows_of(recipes: Sequence[Published], config: Config | None = None) -> list[
 
 
 def _is_alone(key: str, values: dict[str, RecipeValue], published: Sequence[dict[str, RecipeValue]]) -> bool:
-    """Return whether no recipe has a value; schedule values are compared within one kind of schedule."""
+    """Return whether no recipe has this value; schedule values are compared only for the same kind of schedule."""
     value, decay = values[key], values['schedule.decay'].value
     is_of_kind = key in ('schedule.decay_epochs', 'schedule.end_lr', 'schedule.poly_power')
     known = [c[key].value for c in published if c[key].value is not None
@@ -135,14 +135,14 @@ def _is_alone(key: str, values: dict[str, RecipeValue], published: Sequence[dict
 
 
 def is_imagenet(config: Config) -> bool:
-    """Return whether a configuration trains ResNet-50 on all of ImageNet, as the published sets did."""
+    """Return whether a configuration trains ResNet-50 on all of ImageNet, like the published sets."""
     d = config.data
     return (d.dataset == IMAGENET and not d.synthetic and d.num_train == IMAGENET_TRAIN
             and config.model.name == 'resnet50')
 
 
 def global_batch_size(config: Config, num_ranks: int | None) -> int | None:
-    """Return the images per step of a configuration; None where it depends on an unknown number of ranks."""
+    """Return a configuration's images per step; None if they depend on an unknown number of ranks."""
     t = config.train
     if t.global_batch_size is not None:
         return t.global_batch_size
@@ -176,10 +176,10 @@ def _differing(config: Config, recipes: Sequence[Published], batch: int) -> list
 
 
 def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
-    """Return a line for each key of an ImageNet configuration that deviates from all published sets at similar batch.
+    """Return a line for each key of an ImageNet configuration that deviates from all similar published sets.
 
-    These are converged sets with the same optimizer, a batch within SIMILAR_BATCH times, and at least this target.
-    Values between two sets of one generation are no deviation, nor are learning rates scaled with the batch.
+    Similar sets converged with the same optimizer, a batch ratio of at most SIMILAR_BATCH, and at least this target.
+    Values between two sets of one generation do not deviate, nor do learning rates scaled with the batch.
     """
     batch = global_batch_size(config, num_ranks)
     if not is_imagenet(config) or batch is None:
@@ -200,7 +200,7 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
 
 
 def _text(cells: dict[str, RecipeValue], key: str) -> str:
-    """Format the value of a key, with the epochs for the kind of schedule."""
+    """Format the value of a key; the kind of schedule includes the epochs."""
     text = value_text(cells[key].value)
     if key != 'schedule.decay':
         return text
@@ -222,7 +222,7 @@ def _deviation(config: Config, key: str, similar: Sequence[Published], batch: in
     if key == 'schedule.decay_epochs':
         similar = [p for p in similar if p.recipe.decay == config.schedule.decay]
     return (f'{key}: got {_text(_config_cells(config), key)} at batch {batch:,}; published '
-            f'{config.optimizer.name} sets at similar batch that reached {100 * config.train.target_accuracy:.4g} % '
+            f'{config.optimizer.name} sets at similar batches that reached {100 * config.train.target_accuracy:.4g} % '
             f'have {_values_text(similar, key)}')
 
 

@@ -1,4 +1,4 @@
-"""Reference runs for the evaluations of a run: those with the same or a similar recipe, or named ones. Pure."""
+"""Reference runs to compare a run with: runs with the same or a similar recipe, or named by the user. Pure."""
 import math
 import statistics
 from collections import defaultdict
@@ -21,8 +21,8 @@ from mlperf_rn50.text import plural, some
 MIN_RUNS = 2  # for a spread
 # Largest ratios of learning rate per image and of schedule length between similar recipes.
 _SIMILAR_RATE, _SIMILAR_LENGTH = 1.5, 1.2
-_SAME_EPOCHS = 0.5  # schedules logged in steps are not whole epochs
-_SHOWN, _MAX_NAME = 3, 120  # names in a message, characters of a name
+_SAME_EPOCHS = 0.5  # tolerance, because schedules logged in steps are not whole epochs
+_SHOWN, _MAX_NAME = 3, 120  # names per message, characters per name
 
 
 def _is_equal(a: float | None, b: float | None) -> bool:
@@ -61,14 +61,14 @@ def has_similar_recipe(a: Recipe, b: Recipe) -> bool:
 
 
 def _scale(recipe: Recipe, other: Recipe) -> float:
-    """Return the epochs of the other schedule that correspond to one epoch of the first."""
+    """Return the number of epochs of the other schedule that correspond to one epoch of the first."""
     if 'step' in (recipe.decay, other.decay) or not recipe.decay_epochs or not other.decay_epochs:
         return 1.0
     return 1.0 if _has_same_length(recipe, other) else other.decay_epochs / recipe.decay_epochs
 
 
 def schedule_phase(recipe: Recipe, epoch: float) -> int | None:
-    """Return the part of a schedule with a uniform spread: the tenth, or minus the interval between two drops."""
+    """Return the part of a schedule, as its tenth or, for step decay, a negative number per interval between drops."""
     if recipe.decay == 'step' and recipe.step_epochs:
         return -1 - sum(epoch > e for e in recipe.step_epochs)
     return round(10 * min(1.0, epoch / recipe.decay_epochs)) if recipe.decay_epochs else None
@@ -99,11 +99,11 @@ def typical_spreads(sets: Sequence[RunSet]) -> dict[int, float]:
 class Reference:
     """Converged runs of one or more sets that a run is compared with."""
 
-    how: Literal['same', 'like', 'named']  # kind of recipe: the same, a similar one, or another one named by the user
+    how: Literal['same', 'like', 'named']  # same recipe, similar recipes, or a different recipe named by the user
     recipe: Recipe  # of the compared run
     sets: tuple[RunSet, ...]
     spreads: Mapping[int, float] = field(default_factory=dict)  # lower bounds, from typical_spreads
-    eval_samples: int | None = None  # images per evaluation, for the sampling error; None where spreads are known
+    eval_samples: int | None = None  # images per evaluation, for the sampling error; None if spreads are known
 
     @property
     def runs(self) -> Iterator[tuple[Run, float]]:
@@ -129,13 +129,13 @@ def recipe_of(config: Config, global_batch_size: int) -> Recipe:
 
 
 def find_published(recipe: Recipe, published: Sequence[RunSet]) -> Reference | None:
-    """Return the published sets of the same recipe, or otherwise of similar ones."""
+    """Return the published sets with the same recipe or else with similar recipes."""
     return _find(recipe, published, typical_spreads(published), None)
 
 
 def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Sequence[RunSet],
                published: Sequence[RunSet]) -> Reference:
-    """Return the references among sets named by the user: same recipe, similar ones, or one other recipe.
+    """Return the reference among sets named by the user: same recipe, similar recipes, or a single different recipe.
 
     On ImageNet (dataset None), the spreads of the published sets apply.
 
@@ -152,7 +152,7 @@ def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Se
         return found
     if not all(has_same_recipe(usable[0].recipe, s.recipe) for s in usable):
         raise UserError(f'run.reference: got {len(usable)} sets of several recipes, expected one recipe or one similar '
-                        f'to that of this run ({describe(recipe)})')
+                        f'to the recipe of this run ({describe(recipe)})')
     return Reference('named', recipe, tuple(usable), spreads, samples)
 
 
@@ -179,9 +179,9 @@ def name_of(known: RunSet) -> str:
 
 
 def introduce(reference: Reference) -> str:
-    """Return a line on the reference of a run."""
+    """Return a line that describes the reference."""
     sets = f'{plural(len(reference.sets), "set")} ({some([name_of(s) for s in reference.sets], _SHOWN)})'
     other = describe(reference.sets[0].recipe)
     return f'reference: {plural(reference.num_runs, "run")} of {sets}, ' + {
         'same': 'same recipe', 'like': f'similar recipes ({other}), compared at the same fraction of the schedule',
-        'named': f'another recipe ({other}), named by run.reference'}[reference.how]
+        'named': f'a different recipe ({other}), named by run.reference'}[reference.how]

@@ -27,7 +27,7 @@ def parse_layouts(words: Sequence[str]) -> list[tuple[int, int]]:
         if not m:
             raise ConfigError(f'--layouts: got {word:.20}, expected nodes x ranks, such as 2x4')
         if (int(m[1]), int(m[2])) in result:
-            raise ConfigError(f'--layouts: {word} is named twice')
+            raise ConfigError(f'--layouts: got {word} twice, expected different layouts')
         result.append((int(m[1]), int(m[2])))
     return result
 
@@ -59,7 +59,7 @@ def plan_layouts(splits: Sequence[tuple[int, int]], batch_size: int, is_local: b
         lr_table: (base_lr, warmup_epochs) by global batch size, instead of the scaled values.
 
     Raises:
-        ConfigError: the batch is not divisible by the ranks, or missing in the table.
+        ConfigError: the batch is not divisible by the ranks or not in the table.
     """
     first = splits[0][0] * splits[0][1]
     reference = batch_size * first if is_local else batch_size

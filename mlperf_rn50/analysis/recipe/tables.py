@@ -23,10 +23,10 @@ FORMAT = 'mlperf-rn50 recipe 1'
 
 @dataclass(frozen=True)
 class Recipes:
-    """Published recipes of a batch or of the adjacent ones, with a choice or a configuration to compare."""
+    """Published recipes at a batch or at adjacent batches, with a choice or a configuration to compare."""
 
     batch: int
-    target: float | None  # None for that of each recipe
+    target: float | None  # None for each recipe's target
     recipes: Sequence[Published]
     rows: Sequence[Row]
     is_at_batch: bool
@@ -66,8 +66,8 @@ def _systems_table(recipes: Sequence[Published]) -> str:
 
 
 def _values_tables(found: Recipes) -> list[str]:
-    """Return the values; with a configuration in two tables, starting with those that differ between recipes."""
-    letters = ascii_uppercase[:len(found.recipes)]  # all published recipes are fewer
+    """Return a table of values or, with a configuration, two: values that differ between recipes, shared values."""
+    letters = ascii_uppercase[:len(found.recipes)]  # there are more letters than published recipes
     if not found.config:
         return [tabulate(map(_texts, found.rows), ['', *letters], disable_numparse=True)]
     differing = [_texts(row) for row in found.rows if len({c.text for c in row.published}) > 1]
@@ -96,27 +96,27 @@ def render_recipes(found: Recipes) -> str:
 
 
 def _compared_notes(found: Recipes, config: Config) -> list[str]:
-    """Return the legend, facts beyond the keys, and the warnings of train."""
+    """Return the legend, facts without a configuration key, and the warnings of train."""
     recipes = 'with this optimizer' if any(p.recipe.opt_name == config.optimizer.name for p in found.recipes) else \
         'above, none of which has this optimizer,'
     notes = [f'* no recipe {recipes} has this value (schedule end and length: among schedules of the same kind)',
-             'Colours: neither the submissions nor train change those of training images, except for mean and std.',
-             f'Files: the logs lack the storage format of the images. This configuration: {_images_of(config)}.', '']
+             'Colours: training images keep their colours, apart from mean and std, in the submissions and in train.',
+             f'Files: the storage format of the images is not logged. This configuration: {_images_of(config)}.', '']
     if is_imagenet(config):
-        return [*notes, 'Deviations from converged published sets at similar batch:',
+        return [*notes, 'Deviations from converged published sets at similar batches:',
                 *([f'- {d}' for d in found.deviations] or ['- none; train does not warn'])]
     data = 'synthetic images' if config.data.synthetic else config.data.dataset
     return [*notes, f'The recipes are for ResNet-50 on ImageNet. This configuration trains {config.model.name} on '
-                    f'{config.data.num_train:,} images of {data}, so they may not apply and train does not compare.']
+                    f'{config.data.num_train:,} images of {data}, so they may not apply, and train does not warn.']
 
 
 def _images_of(config: Config) -> str:
-    """Return the storage format of a configuration's images, from the manifest of the data."""
+    """Return the storage format of a configuration's images, from the data manifest."""
     path = Path(config.data.dir) / 'manifest.json'
     try:
         size = parse_json(read_text(path, 1 << 22))['resize_shorter']
     except (OSError, ValueError, TypeError, KeyError):
-        return f'unknown, because {path} is no manifest of prepare'
+        return f'unknown, because {path} is not a manifest written by prepare'
     if size is None:
         return 'original files, byte for byte'
     return f'resized by prepare to {printable(str(size))[:10]} pixels on the shorter side, as JPEG of quality 95'
@@ -132,7 +132,7 @@ def _choice_lines(choice: Choice) -> list[str]:
              f'in the sources); {choice.num_converged} of {choice.num_runs} source runs reached it.',
              f'Source: {choice.source_text}.']
     if choice.kind == 'between':
-        lines.append('No set is known at this batch; learning rate, warm-up and schedule are interpolated.')
+        lines.append('No published set has this batch; learning rate, warm-up and schedule are interpolated.')
     return lines
 
 
@@ -146,7 +146,7 @@ def _published_object(published: Published) -> dict[str, Any]:
 
 
 def recipes_object(found: Recipes) -> dict[str, Any]:
-    """Return the JSON of recipe, documented in docs/recipes.md."""
+    """Return the JSON output of the recipe command, documented in docs/recipes.md."""
     choice, names = found.choice, ('epochs', 'epochs_range', 'num_converged', 'num_runs')
     rows = [{'key': row.key, 'own': row.config and row.config.value, 'is_alone': row.is_alone,
              'published': [{'value': c.value, 'is_logged': c.is_logged} for c in row.published]} for row in found.rows]
@@ -160,7 +160,7 @@ def recipes_object(found: Recipes) -> dict[str, Any]:
 
 
 def render_config(config: cfg.Config, comments: Sequence[str]) -> str:
-    """Return comments and a configuration file of the values that differ from the defaults."""
+    """Return a configuration file with comments and the values that differ from the defaults."""
     defaults = cfg.to_tree(cfg.Config())
     changed = {section: {key: value for key, value in values.items() if value != defaults[section][key]}
                for section, values in cfg.to_tree(config).items()}
@@ -171,7 +171,7 @@ def render_config(config: cfg.Config, comments: Sequence[str]) -> str:
 
 def comments_of(choice: Choice, command: str, num_nodes: int | None, ranks_per_node: int | None) -> list[str]:
     """Return the header of a recipe file: command, layout, target, expected epochs and source."""
-    layout = f'{num_nodes} nodes of {ranks_per_node}, ' if num_nodes and ranks_per_node else ''
+    layout = f'{num_nodes} nodes with {ranks_per_node} ranks each, ' if num_nodes and ranks_per_node else ''
     recipe = choice.recipe
     lines = [command, f'{layout}ImageNet, Top-1 {100 * choice.target:.4g} %, batch {recipe.global_batch_size:,}, '
                       f'{(recipe.opt_name or "").upper()}. Expected: {choice.epochs:.3g} epochs.',

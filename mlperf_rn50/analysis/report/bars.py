@@ -1,4 +1,4 @@
-"""Pictures with values of systems, mostly as bars."""
+"""Plots of values per system, mostly as bars."""
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +18,7 @@ _PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('firs
           ('later epochs', 'training_s', '#b4c4d4', ''), ('evaluation', 'evaluation_s', '#9c5563', ''),
           ('other', 'other_s', '#e3dcb4', ''))
 _MAX_RUNS = 240
-_IDEAL: dict[str, Any] = {'fill': False, 'edgecolor': drawing.GRID, 'linestyle': '--'}  # style of a bar
+_IDEAL: dict[str, Any] = {'fill': False, 'edgecolor': drawing.GRID, 'linestyle': '--'}  # bar style
 
 
 def _filled(colour: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def _end(picture: drawing.Picture, axes: Axes, row: float, value: float, text: s
 
 def _draw_values(scene: Scene, name: str, title: str, unit: str, system_value: Callable[[RunSet], float | None],
                  run_value: Callable[[Run], float | None]) -> drawing.Picture:
-    """Draw the value of each system as a bar and that of each run as a point."""
+    """Draw a bar for the value of each system and a point for the value of each run."""
     picture, axes = scene.rows(name, title)
     sampled = scene.sample_runs(picture, _MAX_RUNS)
     sizes = [system_value(s.system) for s in scene.shown]
@@ -78,7 +78,7 @@ def draw_epochs(scene: Scene) -> drawing.Picture:
 
 
 def draw_speedup(scene: Scene) -> drawing.Picture | None:
-    """Draw speed-up against accelerators with the ideal line, None if nothing is compared."""
+    """Draw speed-up against accelerators, with the ideal line; return None if nothing is compared."""
     study = scene.study
     known = [(s, s.system.num_units, c) for s in scene.shown
              if (c := study.comparisons[s.place]) and s.system.num_units]
@@ -151,9 +151,9 @@ def draw_efficiency(scene: Scene) -> drawing.Picture | None:
                  f'{s.label}: {100 * comparison.efficiency:.1f} % of the ideal speed-up', 0.24, fill=False,
                  edgecolor=s.colour, hatch='/////')
     axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
-    axes.set_xlabel(f'share of the ideal, against {scene.base_label}')
-    drawing.legend(picture, [Patch(label='of the throughput', **_filled(drawing.INK)),
-                             Patch(fill=False, edgecolor=drawing.INK, hatch='/////', label='of the time to train')])
+    axes.set_xlabel(f'share of the ideal, relative to {scene.base_label}')
+    drawing.legend(picture, [Patch(label='throughput', **_filled(drawing.INK)),
+                             Patch(fill=False, edgecolor=drawing.INK, hatch='/////', label='time to train')])
     return picture
 
 
@@ -168,7 +168,7 @@ def draw_time_parts(scene: Scene) -> drawing.Picture | None:
         left = 0.0
         for (kind, name, colour, hatch), part in zip(_PARTS, seconds):
             share = part / (sum(seconds) or 1.0)
-            if getattr(parts, name) is not None:  # None is not logged, which differs from 0 s
+            if getattr(parts, name) is not None:  # None means not logged, unlike 0 s
                 _bar(picture, axes, row, share, f'{s.label}: {kind} {part:,.1f} s, {100 * share:.1f} %', left=left,
                      facecolor=colour, edgecolor=drawing.GRID, hatch=hatch)
             left += share

@@ -35,18 +35,18 @@ class _Curve:
 
 def _draw_system(picture: Picture, axes: Axes, shown: SystemStyle, curves: Sequence[_Curve],
                  has_all_marks: bool) -> None:
-    """Draw the curves of a system, one artist per mark, with marks at all points or only the last ones."""
+    """Draw a system's curves, one artist per mark, with marks at all points or only at the last point of each."""
     for mark, places in by_mark([c.run for c in curves]).items():
-        found = [curves[k].points for k in places]
-        rows = [row for points in found for row in (*points, (nan, nan, ''))]  # NaN ends a curve
-        ends = [stop - 2 for stop in accumulate(len(points) + 1 for points in found)]
+        groups = [curves[k].points for k in places]
+        rows = [row for points in groups for row in (*points, (nan, nan, ''))]  # NaN ends a curve
+        ends = [stop - 2 for stop in accumulate(len(points) + 1 for points in groups)]
         line, = axes.plot([x for x, _, _ in rows], [y for _, y, _ in rows], color=shown.colour, linewidth=0.8,
                           marker=mark, markersize=3, markevery=None if has_all_marks else ends)
         picture.tip(line, *(text for k in places for _, _, text in curves[k].points[0 if has_all_marks else -1:]))
 
 
 def _draw_target(scene: Scene, axes: Axes) -> list[Line2D]:
-    """Label the axis of accuracy, and return the line of the target if there is one."""
+    """Label the accuracy axis; draw and return the target line if there is a target."""
     axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
     axes.set_ylabel(f'Top-1, {short(printable(data_name(scene.study.baseline.other_dataset)), MAX_NAME)}')
     target = scene.study.baseline.target_accuracy
@@ -57,7 +57,7 @@ def _draw_target(scene: Scene, axes: Axes) -> list[Line2D]:
 
 def _draw_curves(scene: Scene, picture: Picture, axes: Axes, points_of: Callable[[Run], _Points], x_name: str,
                  lines: Sequence[Line2D] = ()) -> list[_Curve]:
-    """Draw a curve per run, with a legend that includes other lines; return all curves with points."""
+    """Draw a curve per run, and a legend that includes the given lines; return all curves with points."""
     systems = [[_Curve(r, [(x, y, f'{s.run_name(r)}: {text}') for x, y, text in points])
                 for r in runs if (points := points_of(r))]
                for s, runs in zip(scene.shown, scene.sample_runs(picture, _MAX_CURVES))]
@@ -81,7 +81,7 @@ def _draw_curves(scene: Scene, picture: Picture, axes: Axes, points_of: Callable
 
 
 def _accuracies_at_minutes(run: Run) -> _Points:
-    """Return the points of the evaluations, none if times are missing because there is no run_start."""
+    """Return the evaluations as points; none if times are missing because run_start was not logged."""
     points = [(e.time_s / 60, e.accuracy, f'{percent(e.accuracy)} after {e.time_s / 60:.2f} min, {e.epoch} epochs')
               for e in run.evaluations if e.time_s is not None]
     return points if len(points) == len(run.evaluations) else []
@@ -112,7 +112,7 @@ def draw_accuracy_over_epochs(scene: Scene) -> Picture | None:
 
 
 def draw_learning_rate(scene: Scene) -> Picture | None:
-    """Draw the learning rate over time, None if it was not logged."""
+    """Draw the learning rate over time; return None if it was not logged."""
     picture, axes = scene.picture('learning_rate', 'Applied learning rate', 3.0)
     peaks = [max(y for _, y, _ in c.points) for c in _draw_curves(scene, picture, axes, _learning_rates, _MINUTES)]
     if differ_tenfold(peaks):
@@ -124,7 +124,7 @@ def draw_learning_rate(scene: Scene) -> Picture | None:
 
 
 def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> None:
-    """Draw the rates of a node over a run, with epochs and evaluations."""
+    """Draw a node's rates during a run, with epochs and evaluations marked."""
     times = thin(node.times_s, _MAX_SAMPLES)
     for (colour, style, width), (label, rates) in zip(_DEVICES, node.rates.items()):
         if known := [r for r in rates if not isnan(r)]:
@@ -141,7 +141,7 @@ def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> N
 
 
 def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
-    """Draw disk and network rates of the first run with telemetry, with a panel per node."""
+    """Draw disk and network rates of the first run with telemetry, one panel per node."""
     files = find_telemetry(shown.system.folder)
     runs = shown.system.runs if files else ()
     run, nodes = next(((r, nodes) for r in runs if (nodes := read_telemetry(r, files))), (None, []))
@@ -168,5 +168,5 @@ def draw_all_telemetry(scene: Scene) -> list[Picture]:
     """Draw the telemetry of the first systems that have it."""
     drawn = list(islice(filter(None, (draw_telemetry(scene, shown) for shown in scene.shown)), _MAX_TELEMETRY))
     if len(drawn) == _MAX_TELEMETRY:
-        drawn[-1].notes.append(f'At most {_MAX_TELEMETRY} systems have this picture')
+        drawn[-1].notes.append(f'At most {_MAX_TELEMETRY} systems have this plot')
     return drawn

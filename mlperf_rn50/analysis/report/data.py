@@ -1,4 +1,4 @@
-"""The report for programs, as JSON with everything or as CSV with a row per run or evaluation."""
+"""Machine-readable report: complete JSON, or CSV with a row per run or per evaluation."""
 import csv
 import io
 import json
@@ -15,8 +15,8 @@ from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.run import Run
 
 FORMAT = 'mlperf-rn50 report 1'
-_TABLES = ('time_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')  # keys with a table or null
-# Attributes of RunSet with the same key.
+_TABLES = ('time_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')  # keys whose value is an object or null
+# Attributes of RunSet that are also keys.
 _FACTS = ('platform', 'num_nodes', 'num_accelerators', 'accelerator', 'framework', 'num_ranks', 'global_batch_size',
           'target_accuracy')
 _EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
@@ -73,28 +73,28 @@ def _systems(studies: Sequence[Study]) -> Iterator[tuple[RunSet, dict[str, Any]]
 
 def render_json(studies: Sequence[Study]) -> str:
     """Return the JSON report, whose keys are described in docs/results.md."""
-    systems = [{**found, 'runs': [_run_object(s, r) for r in s.runs]} for s, found in _systems(studies)]
+    systems = [{**entry, 'runs': [_run_object(s, r) for r in s.runs]} for s, entry in _systems(studies)]
     return json.dumps({'format': FORMAT, 'version': mlperf_rn50.__version__, 'systems': systems}, indent=1,
                       allow_nan=False)
 
 
 def _spreadsheet(value: Any) -> Any:
-    """Return a value for CSV, with text quoted that a spreadsheet would run as a formula."""
+    """Return a value for CSV; quote text that a spreadsheet would run as a formula."""
     if not isinstance(value, str):
         return '' if value is None else value
     return f"'{printable(value)}" if value[:1] in ('=', '+', '-', '@') else printable(value)
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that fit in a cell, which excludes lists and tables."""
+    """Return the values that fit in a cell, without lists and objects."""
     return {k: v for k, v in values.items() if not isinstance(v, (list, dict)) and k not in _TABLES}
 
 
 def render_csv(studies: Sequence[Study]) -> str:
-    """Return a row per run with the plain values of the system, then those of the run."""
+    """Return a row per run: plain values of the system, then of the run."""
     rows: list[dict[str, Any]] = []
-    for system, found in _systems(studies):
-        shared = _plain(found)
+    for system, entry in _systems(studies):
+        shared = _plain(entry)
         rows += ({**shared, **_plain(_run_object(system, run)), 'num_evaluations': len(run.evaluations),
                   'num_warnings': len(run.warnings)} for run in system.runs)
     out = io.StringIO()
@@ -105,7 +105,7 @@ def render_csv(studies: Sequence[Study]) -> str:
 
 
 def render_evaluations_csv(studies: Sequence[Study]) -> str:
-    """Return a row per evaluation with system and run, then the values of the evaluation."""
+    """Return a row per evaluation: system, run, then the evaluation's values."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator='\n')
     writer.writerow(['study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed', *_EVALUATION])

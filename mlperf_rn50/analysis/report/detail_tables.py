@@ -1,4 +1,4 @@
-"""Tables of a study with details: scaling, node splits, phases, energy, reads, reference convergence points, runs."""
+"""Detail tables of a study: scaling, node splits, phases, energy, reads, reference convergence points, runs."""
 from mlperf_rn50.analysis.report.refs import clock_refs, evaluation_refs, line_refs, time_refs, training_refs, unit_name
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.cost import kwh
@@ -11,11 +11,11 @@ from mlperf_rn50.mllog.sidecar.metrics import read_node_reads
 from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, duration, minutes, plural
 
-_MAX_RUNS = 500  # of a study
+_MAX_RUNS = 500  # per study
 
 
 def _status(run: Run) -> str:
-    """Return the status, with the progress of a run that is still running."""
+    """Return the status and, for a run that is still running, its progress."""
     if run.status != 'running':
         return run.status
     best = run.best_accuracy
@@ -25,7 +25,7 @@ def _status(run: Run) -> str:
 
 
 def runs_table(study: Study) -> Table:
-    """Return the table of runs; converged ones are left out first if there are too many for a page."""
+    """Return the table of runs; if there are too many for a page, converged runs are omitted first."""
     runs = [(s, r) for s in study.systems for r in s.runs]
     first = sorted(range(len(runs)), key=lambda i: runs[i][1].status == 'converged')[:_MAX_RUNS]
     shown = [runs[i] for i in sorted(first)]
@@ -55,12 +55,12 @@ def scaling_table(study: Study) -> Table:
                          number_cell(c.share_ratio, ',.3f', times + training),
                          percent_cell(c.efficiency, '.1f', times),
                          percent_cell(c.hardware_efficiency, '.1f', training)))
-    return Table('Speed-up = throughput gain x epoch ratio x share ratio', (
+    return Table('Speed-up factors (throughput gain x epoch ratio x share ratio)', (
         'system', 'speed-up', 'throughput gain', 'epoch ratio', 'share ratio', 'efficiency', 'hardware efficiency'),
         tuple(rows),
-        f'Against {study.baseline.name}, for the scored runs. Throughput gain is due to hardware, epoch ratio to '
-        'statistics. Share ratio compares the shares of time in epochs at full speed, without first-epoch overhead, '
-        f'evaluations and gaps. Hardware efficiency is throughput gain over the ratio of {unit_name(study)}.')
+        f'Relative to {study.baseline.name}, for the scored runs. Throughput gain is due to hardware, epoch ratio to '
+        'statistics. Share ratio compares the share of time spent at full speed, without first-epoch overhead, '
+        f'evaluations and gaps. Hardware efficiency is throughput gain divided by the ratio of {unit_name(study)}.')
 
 
 def rates_table(study: Study) -> Table:
@@ -100,23 +100,23 @@ def energy_table(study: Study) -> Table:
     rows = [(Cell(s.name), number_cell(e.seconds, ',.1f', time_refs(s)), figures_cell(kwh(e.joules)),
              Cell(' and '.join(kind.upper() + 's' for kind in e.measured)),
              figures_cell((e.joules or 0.0) / e.seconds)) for s, e in known]
-    return Table('Energy of a run', ('system', 'run, s', 'kWh', 'devices', 'mean W'), tuple(rows),
-                 'Sum of all nodes from run_start to run_stop.')
+    return Table('Energy per run', ('system', 'run, s', 'kWh', 'devices', 'mean W'), tuple(rows),
+                 'Sum over all nodes from run_start to run_stop.')
 
 
 def energy_notes(system: RunSet) -> list[str]:
-    """Return why energy is not measured in some runs or kinds of devices."""
+    """Return why energy was not measured for some runs or kinds of devices."""
     notes = []
     for kind in KINDS:
-        found = [(p.name, e.reasons[kind]) for p, e in system.energies.items() if kind in e.reasons]
-        odd = [f for f in found if f[1] not in (NO_TELEMETRY, NO_COUNTERS) or len(found) < len(system.energies)]
-        notes += [f'{kind.upper()} energy is not measured in {len(odd)} of {len(system.runs)} runs; {name}: {reason}'
+        missing = [(p.name, e.reasons[kind]) for p, e in system.energies.items() if kind in e.reasons]
+        odd = [m for m in missing if m[1] not in (NO_TELEMETRY, NO_COUNTERS) or len(missing) < len(system.energies)]
+        notes += [f'{kind.upper()} energy was not measured in {len(odd)} of {len(system.runs)} runs; {name}: {reason}'
                   for name, reason in odd[:1]]
     return notes
 
 
 def reads_table(study: Study) -> Table:
-    """Return the bytes that each node read from the training set, in the first run with such metrics."""
+    """Return the training data read by each node, from the first run with these metrics."""
     rows = []
     for system, node in ((s, n) for s in study.systems for n in next(filter(None, map(read_node_reads, s.runs)), [])):
         first, later = ((node.path, node.first_line),), ((node.path, node.last_line),)
@@ -126,8 +126,8 @@ def reads_table(study: Study) -> Table:
                      percent_cell(ratio(node.later_new_bytes, node.later_bytes), '.1f', later)))
     return Table('Training records read by each node per epoch', (
         'system', 'node', 'first epoch, MB', 'of them new', 'later epochs, MB', 'of them new'), tuple(rows),
-        'From the first run with these metrics; later epochs are a mean. New bytes were not read before by this node '
-        'since the run started or resumed; the others may come from the page cache.')
+        'From the first run with these metrics; later epochs are averaged. The node read new bytes for the first time '
+        'since the run started or resumed. Other bytes may come from the page cache.')
 
 
 def rcp_table(study: Study) -> Table:

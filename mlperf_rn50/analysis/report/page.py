@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page, in which numbers link to their log lines."""
+"""Report as a self-contained HTML page whose numbers link to their log lines."""
 import itertools
 import os
 from collections.abc import Sequence
@@ -20,52 +20,52 @@ from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.table import Cell, Ref, Table
 from mlperf_rn50.text import money, plural
 
-_MAX_QUOTE = 200  # characters of a line
-_MAX_LINES = 24  # of an entry; five runs have fewer
+_MAX_QUOTE = 200  # characters per line
+_MAX_LINES = 24  # per entry; five runs have fewer
 _MAX_ANSWERS = 8  # sentences before the table
 
 
 class _Sources:
-    """Source lines of the numbers of a page, with an entry for each distinct group."""
+    """Source lines of a page's numbers, with one entry per distinct group of lines."""
 
     def __init__(self) -> None:
         self.groups: dict[tuple[Ref, ...], str] = {}
 
     def anchor(self, refs: tuple[Ref, ...]) -> str:
-        """Return the id of the entry for some lines."""
+        """Return the entry id for a group of lines."""
         return self.groups.setdefault(refs, f'source-{len(self.groups) + 1}')
 
     def quotes(self, folder: Path) -> list[tuple[str, list[dict], int]]:
-        """Return (id, first lines with links relative to folder, number of other lines) of each entry."""
-        wanted: dict[Path, set[int]] = {}
+        """Return (id, first lines with links relative to folder, number of omitted lines) for each entry."""
+        numbers: dict[Path, set[int]] = {}
         for path, line in (ref for refs in self.groups for ref in refs[:_MAX_LINES]):
-            wanted.setdefault(path, set()).add(line)
+            numbers.setdefault(path, set()).add(line)
         logs = {path: ('/'.join(path.parts[-3:] if path.parent.name == 'resnet' else path.parts[-2:]),
                        quote(os.fsencode(os.path.relpath(path.absolute(), folder.absolute()))),  # file names are bytes
-                       _read_lines(path, lines)) for path, lines in wanted.items()}
+                       _read_lines(path, lines)) for path, lines in numbers.items()}
         return [(anchor, [{'name': name, 'href': href, 'line': line, 'text': texts.get(line, '')}
                           for path, line in refs[:_MAX_LINES] for name, href, texts in (logs[path],)],
                  max(0, len(refs) - _MAX_LINES)) for refs, anchor in self.groups.items()]
 
 
-def _read_lines(path: Path, wanted: set[int]) -> dict[int, str]:
-    """Return truncated lines of a file by number."""
-    found = {}
-    for number, line in itertools.islice(numbered_lines(path), max(wanted)):
-        if number in wanted:
+def _read_lines(path: Path, numbers: set[int]) -> dict[int, str]:
+    """Return the lines with these numbers, truncated, by number."""
+    texts = {}
+    for number, line in itertools.islice(numbered_lines(path), max(numbers)):
+        if number in numbers:
             text = printable(line.decode('utf-8', 'replace').strip())
-            found[number] = text if len(text) <= _MAX_QUOTE else text[:_MAX_QUOTE] + ' ...'
-    return found
+            texts[number] = text if len(text) <= _MAX_QUOTE else text[:_MAX_QUOTE] + ' ...'
+    return texts
 
 
 def _answer(study: Study) -> list[str]:
-    """Return a sentence per system, or sentences for the baseline and the fastest of many systems."""
+    """Return a sentence per system; with many systems, only for the baseline and the fastest."""
     pairs = list(zip(study.systems, study.comparisons))
     if len(pairs) <= _MAX_ANSWERS:
         return [_system_answer(study, s, c) for s, c in pairs]
     fastest = min((s for s in study.systems if s.time_s), key=lambda s: s.time_s or 0.0, default=None)
     chosen = [_system_answer(study, s, c) for s, c in pairs if s is study.baseline or s is fastest]
-    return [*chosen, f'{len(pairs)} systems: baseline and fastest are listed here, all are in the table below']
+    return [*chosen, f'{len(pairs)} systems: this list has the baseline and the fastest, the table below has all']
 
 
 def _system_answer(study: Study, system: RunSet, comparison: Comparison | None) -> str:
@@ -90,7 +90,7 @@ def _system_answer(study: Study, system: RunSet, comparison: Comparison | None) 
 
 
 def _cell(cell: Cell, sources: _Sources) -> dict:
-    """Return a cell with the target of its link and its sort key, which is empty for a missing number."""
+    """Return a cell with its link target and its sort key, which is empty for a missing number."""
     href = f'study-{cell.study}' if cell.study else sources.anchor(cell.refs) if cell.refs else None
     is_number = cell.value is not None or cell.text == '-'
     return {'text': cell.text, 'href': href, 'span': cell.span, 'is_number': is_number,
@@ -119,7 +119,7 @@ def _section(number: int, study: Study, pictures: Sequence[Picture], sources: _S
 
 
 def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder: Path) -> str:
-    """Return the page with the pictures of each study; links are relative to the folder that the page is for."""
+    """Return the page with the plots of each study; links are relative to folder, where the page will be written."""
     sources = _Sources()
     overview = overview_table(studies)
     title = heading(studies[0]) if len(studies) == 1 else (
@@ -131,7 +131,7 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
 
 
 def dump_report(studies: Sequence[Study], folder: Path) -> Path:
-    """Write the report in all formats and the pictures, return the page; raise ConfigError if writing fails."""
+    """Write the report in all formats and the plots; return the page's path; raise ConfigError if writing fails."""
     with writing_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, render in (('.json', render_json), ('.csv', render_csv),
@@ -140,7 +140,7 @@ def dump_report(studies: Sequence[Study], folder: Path) -> Path:
         drawn = []
         for i, study in enumerate(studies, start=1):
             drawn.append(draw_study(study))
-            for picture in drawn[-1]:  # before the next study is drawn, because figures take much memory
+            for picture in drawn[-1]:  # frees the figures, which take much memory, before the next study
                 dump_picture(picture, folder, f'study{i}_' if len(studies) > 1 else '')
         write_atomically(folder / 'report.html', render_html(studies, drawn, folder) + '\n')
     return folder / 'report.html'

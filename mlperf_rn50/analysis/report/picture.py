@@ -1,4 +1,4 @@
-"""A drawing with a tooltip for each mark, as SVG for pages and PNG for documents."""
+"""Plot with a tooltip for each mark, as SVG for pages and PNG for documents."""
 import io
 import logging
 import re
@@ -18,11 +18,11 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from mlperf_rn50.mllog.events import printable
 
-# A dark page replaces INK. GRID, for ideal lines and outlines, too, has a contrast of 3:1 on white and dark paper.
+# A dark page replaces INK. GRID is also used for ideal lines and outlines; its contrast on light and dark paper is 3:1.
 INK, GRID = '#1b1e23', '#808893'
-# The palette of Okabe and Ito for the colour-blind, adapted to a contrast of 3:1. Further systems are drawn in ink.
+# Palette by Okabe and Ito for the colour-blind, adapted to a contrast of 3:1. Further systems are drawn in INK.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#c4649b', '#a67c00', '#7a6fd0')
-WIDTH_IN = 4.6  # text is larger than 9 CSS px on a phone, where the page shows it 360 px wide
+WIDTH_IN = 4.6  # keeps text above 9 CSS px on a phone, which shows plots 360 px wide
 STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 'text.color': INK,
          'axes.edgecolor': GRID, 'axes.labelcolor': INK, 'axes.labelsize': 9.5, 'hatch.linewidth': 0.6,
          'xtick.color': GRID, 'ytick.color': GRID, 'xtick.labelcolor': INK, 'ytick.labelcolor': INK,
@@ -31,28 +31,28 @@ STYLE = {'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 
          'axes.spines.top': False, 'axes.spines.right': False,
          'legend.frameon': False, 'figure.facecolor': 'white', 'axes.facecolor': 'none',
          'text.parse_math': False}  # log text must not be parsed as a formula
-# The first use on a machine builds a list of fonts and logs a warning about it after 5 s.
+# On first use, matplotlib builds a font list, and logs a warning if that takes more than 5 s.
 logging.getLogger('matplotlib.font_manager').setLevel(logging.ERROR)
-_LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # of the text above a drawing
+_LINE_IN, _LINE_LENGTH, _MAX_LINES = 0.17, 58, 8  # for the text above a plot
 
 
 @dataclass
 class Picture:
-    """A drawing; its files have heading and caption above it, a page shows the caption."""
+    """A plot. Its files include heading and caption; a page shows only the caption."""
 
     name: str
     title: str
     heading: str
     figure: Figure
-    notes: list[str] = field(default_factory=list)  # limits of what is drawn, and explanations
-    tips: dict[str, Sequence[str]] = field(default_factory=dict)  # of the marks, or the whole, of a group of the SVG
+    notes: list[str] = field(default_factory=list)  # explanations, and what is omitted
+    tips: dict[str, Sequence[str]] = field(default_factory=dict)  # per SVG group: one per mark, or one for the group
 
     @property
     def caption(self) -> str:
         return '. '.join([self.title, *self.notes])
 
     def tip(self, artist, *texts: str) -> None:
-        """Set the tooltips of the marks of an artist."""
+        """Set the tooltips of an artist's marks."""
         gid = f'tip{len(self.tips)}'
         artist.set_gid(gid)
         self.tips[gid] = texts
@@ -64,7 +64,7 @@ class Picture:
 
     @property
     def above_in(self) -> float:
-        """Height of the lines above, in inches."""
+        """Height of the text above the plot, in inches."""
         return _LINE_IN * (len(self.above) + 0.5)
 
     @cached_property
@@ -81,12 +81,12 @@ class Picture:
             self.figure.savefig(out, format='svg', metadata={'Date': None, 'Creator': None})
         self.figure.set_layout_engine('none')  # keep this layout
         text = re.sub(r'<metadata>.*?</metadata>', '', out.getvalue(), flags=re.DOTALL)
-        # Each part but the first begins with the id of a group.
+        # Each part except the first begins with a group id.
         return '<g id="'.join(_add_titles(part, self.tips) for part in text.split('<g id="'))
 
 
 def _add_titles(part: str, tips: dict[str, Sequence[str]]) -> str:
-    """Add a title to each mark of a group, or the first title to the whole group if the numbers differ."""
+    """Add a title to each mark of a group; if there are more or fewer marks, add the first title to the group."""
     gid, quote, rest = part.partition('"')
     if gid not in tips:
         return part
@@ -116,7 +116,7 @@ def render_svg(picture: Picture) -> str:
 
 
 def inline_svg(picture: Picture, prefix: str) -> str:
-    """Return the SVG element for a page, with prefixed ids and with the colours of the page."""
+    """Return the SVG element for a page, with prefixed ids and the page's colours."""
     svg = render_svg(picture)
     svg = svg[svg.index('<svg'):]
     svg = re.sub(r'\bid="', f'id="{prefix}', svg)
@@ -171,7 +171,7 @@ def mark_of(marker: str, label: str, size: float = 4.5, width: float = 1.0, colo
 
 
 def ticks(values: Sequence[int]) -> list[int]:
-    """Return those of some increasing numbers that do not overlap on a logarithmic axis."""
+    """Return the increasing numbers whose labels do not overlap on a logarithmic axis."""
     kept: list[int] = []
     for value in values:
         if not kept or value >= kept[-1] * max(1.3, (values[-1] / values[0]) ** 0.12):

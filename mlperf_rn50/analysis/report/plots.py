@@ -1,4 +1,4 @@
-"""All pictures of a study, in which each system has one colour, different from those of phases and devices."""
+"""All plots of a study. Each system has one colour, which no phase or device uses."""
 import matplotlib
 
 from mlperf_rn50.analysis.report import bars, curves
@@ -8,7 +8,7 @@ from mlperf_rn50.analysis.sets.scaling import Study
 
 
 def draw_study(study: Study) -> list[Picture]:
-    """Return the pictures of a study for which there is data."""
+    """Return the plots for which the study has data."""
     scene = make_scene(study)
     if not scene.shown:
         return []

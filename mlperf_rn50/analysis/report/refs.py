@@ -1,4 +1,4 @@
-"""Source lines of the numbers in the report, and names that tables and pictures share."""
+"""Source lines of the numbers in the report, and names shared by tables and plots."""
 from collections.abc import Sequence
 from itertools import islice
 
@@ -15,7 +15,7 @@ def line_refs(run: Run, *names: str) -> tuple[Ref, ...]:
 
 
 def fact_refs(runs: Sequence[Run], field: str) -> tuple[Ref, ...]:
-    """Return the line of the first run that contains a fact."""
+    """Return the source line of a fact in the first run that has one."""
     refs = ((s.path or r.path, s.line) for r in runs if (s := r.sources.get(field)) and s.line is not None)
     return tuple(islice(refs, 1))
 
@@ -42,5 +42,5 @@ def unit_name(study: Study) -> str:
 
 def heading(study: Study) -> str:
     target = study.baseline.target_accuracy
-    goal = f'Top-1 {100 * target:.2f} %' if target is not None else 'a target that is not logged'
+    goal = f'Top-1 {100 * target:.2f} %' if target is not None else 'unknown target'
     return f'{study.name}: {goal} on {data_name(study.baseline.other_dataset)}'

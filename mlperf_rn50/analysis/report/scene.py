@@ -1,4 +1,4 @@
-"""Systems, labels, colours and marks that the pictures of a study share."""
+"""Systems, labels, colours and marks shared by the plots of a study."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -37,7 +37,7 @@ class SystemStyle:
 
 @dataclass(frozen=True)
 class Scene:
-    """A study with the drawn systems and notes on the others."""
+    """A study with the systems to draw and notes on omitted systems."""
 
     study: Study
     shown: tuple[SystemStyle, ...]
@@ -53,7 +53,7 @@ class Scene:
         return Picture(name, title, heading(self.study), figure, list(self.notes)), figure.add_subplot()
 
     def rows(self, name: str, title: str) -> tuple[Picture, Axes]:
-        """Return a picture with a labelled row for each system."""
+        """Return a plot with a labelled row for each system."""
         picture, axes = self.picture(name, title, _ROW_IN * len(self.shown) + 0.9)
         for row, s in enumerate(self.shown):
             axes.text(0, row - 0.3, s.label, transform=axes.get_yaxis_transform(), va='bottom')
@@ -62,7 +62,7 @@ class Scene:
         return picture, axes
 
     def sample_runs(self, picture: Picture, most: int) -> list[Sequence[Run]]:
-        """Return the runs of each system to draw, at most this many overall; add a note if some are left out."""
+        """Return the runs to draw for each system, at most this many in total; add a note if runs are omitted."""
         each = max(most // max(len(self.shown), 1), 2)
         if any(len(s.system.runs) > each for s in self.shown):
             picture.notes.append(f'At most {each} runs of each system are drawn, evenly spaced from fastest to slowest')
@@ -71,7 +71,7 @@ class Scene:
 
 
 def make_scene(study: Study) -> Scene:
-    """Return the scene of the systems that are not refused, or of a sample if there are very many."""
+    """Return the scene with all systems that are not refused, or with a sample if there are too many."""
     nodes = {s.num_nodes: None for s in study.systems if s.num_nodes is not None}
     has_unique_nodes = len(nodes) == len(study.systems)
     names = [plural(n, 'node') for n in nodes] if has_unique_nodes else [printable(s.name) for s in study.systems]
@@ -97,21 +97,21 @@ def _spread(study: Study, places: Sequence[int], most: int) -> list[int]:
 
 
 def explain_marks(runs: Sequence[Run]) -> list[Line2D]:
-    """Return the legend of the marks of runs, empty if all of them converged."""
-    found = by_mark(runs)
-    return [mark_of(mark, text) for mark, text in _MEANINGS.items() if mark in found] if found.keys() - {'o'} else []
+    """Return legend entries for the marks of runs; empty if all runs converged."""
+    marks = by_mark(runs)
+    return [mark_of(mark, text) for mark, text in _MEANINGS.items() if mark in marks] if marks.keys() - {'o'} else []
 
 
 def by_mark(runs: Sequence[Run]) -> dict[str, list[int]]:
-    """Group the indices of runs by the marks for their status."""
-    found: dict[str, list[int]] = {}
+    """Group run indices by status mark."""
+    groups: dict[str, list[int]] = {}
     for k, run in enumerate(runs):
-        found.setdefault(_MARKS.get(run.status, 'x'), []).append(k)
-    return found
+        groups.setdefault(_MARKS.get(run.status, 'x'), []).append(k)
+    return groups
 
 
 def explain_colours(shown: Sequence[SystemStyle]) -> list[Line2D]:
-    """Return the legend of the colours of systems."""
+    """Return legend entries for the colours of systems."""
     names = dict.fromkeys((s.colour, s.label if s.colour != INK else 'other systems') for s in shown)
     return [Line2D([], [], color=colour, marker='o', markersize=4.5, linewidth=1, label=label)
             for colour, label in sorted(names, key=lambda pair: pair[0] == INK)]

@@ -1,4 +1,4 @@
-"""Tables and warnings of the report, for all output formats. Pure except for reading files beside the logs."""
+"""Tables and warnings of the report, for all output formats. Pure except for reading sidecar files of the logs."""
 import math
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
 from mlperf_rn50.table import Cell, Ref, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, minutes, money
 
-MAX_NOTES = 200  # of a study
+MAX_NOTES = 200  # per study
 _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
 
 
@@ -56,7 +56,7 @@ def _system_cells(system: RunSet, unit: str) -> dict[str, Cell]:
 
 def _systems_table(title: str, systems: Sequence[RunSet], rows: Sequence[dict[str, Cell]], left_out: Sequence[str],
                    **keys) -> Table:
-    """Return a table of systems without empty columns; refused systems have the reason in place of numbers."""
+    """Return a table of systems without empty columns; a refused system has the reason instead of numbers."""
     empty = [name for name in ('accelerator', 'framework') if not any(getattr(s, name) for s in systems)]
     if not any(map(official_minutes, systems)):
         empty.append('official score, min')
@@ -77,10 +77,10 @@ def _cost_cells(study: Study, system: RunSet, refs: tuple[Ref, ...]) -> dict[str
 
 def _cost_note(study: Study, left_out: Sequence[str]) -> str:
     price = '' if 'cost' in left_out else (
-        f' Node-hours and cost are those of the time, at {study.price_per_node_hour:,g} per node-hour.')
+        f' Node-hours and cost are based on the time shown, at {study.price_per_node_hour:,g} per node-hour.')
     return price if all(h in left_out for h in _ENERGY) else price + (
-        ' Energy is the mean of the scored runs from run_start to run_stop, for the CPU packages and GPUs of all nodes '
-        'only; images/J is over the sum of the energies shown.')
+        ' Energy is the mean over the scored runs from run_start to run_stop and covers only the CPU packages and GPUs '
+        'of all nodes; images/J uses the sum of the energies shown.')
 
 
 def answer_table(study: Study) -> Table:
@@ -98,10 +98,10 @@ def answer_table(study: Study) -> Table:
     base = study.baseline.accelerator
     differs = any(c and c.efficiency is None and c.system.accelerator and base and c.system.accelerator != base
                   for c in study.comparisons)
-    note = (f'Speed-up and efficiency against {study.baseline.name}. ' if is_compared else '') + (
-        'There is no efficiency between different accelerators. ' if differs else '') + (
-        'The time is the MLPerf score (five runs, fastest and slowest dropped), else the mean of the runs that '
-        'converged ± standard deviation.') + (
+    note = (f'Speed-up and efficiency are relative to {study.baseline.name}. ' if is_compared else '') + (
+        'Efficiency between different accelerators is not defined. ' if differs else '') + (
+        'The time is the MLPerf score (five runs, fastest and slowest dropped) or, without a score, the mean of the '
+        'converged runs ± standard deviation.') + (
         ' The official score is scaled by the reference convergence points.'
         if any(map(official_minutes, study.systems)) else '') + _cost_note(study, left_out)
     return _systems_table(
@@ -112,7 +112,7 @@ def answer_table(study: Study) -> Table:
 
 
 def overview_table(studies: Sequence[Study]) -> Table | None:
-    """Return the table of the systems of all studies, None for a single study."""
+    """Return the table of all systems; None for a single study."""
     if len(studies) < 2:
         return None
     rows = []
@@ -129,21 +129,21 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
                          'data': Cell(data_name(system.other_dataset)), 'study': Cell(study.name)})
     return _systems_table(
         'All systems', [s for study in studies for s in study.systems], rows, (),
-        note='Times to different targets or on different data cannot be compared; each study below has one target.',
+        note='Times to different targets or on different data are not comparable; each study below has one target.',
         minor=('organisation', 'nodes', 'accelerator', 'framework', 'batch', 'converged', 'time from',
                'official score, min', 'target', 'data', 'study'),
         choices=('round', 'organisation', 'accelerator'))
 
 
 def tables_of(study: Study) -> list[Table]:
-    """Return the tables of a study that are not empty."""
+    """Return the non-empty tables of a study."""
     makers = (answer_table, details.scaling_table, details.splits_table, details.rates_table, details.parts_table,
               details.energy_table, details.reads_table, details.rcp_table, details.runs_table)
     return [t for make in makers if (t := make(study)).rows]
 
 
 def notes_of(study: Study) -> list[str]:
-    """Return the warnings about each system, then those about the comparison."""
+    """Return the warnings about systems, then the warnings about the comparison."""
     named: dict[str, list[str]] = {}
     for system in study.systems:
         stragglers = (f'{run.path.name}: {text}' for run in system.runs for text in read_stragglers(run))

@@ -1,4 +1,4 @@
-"""The report as text tables, for a terminal or as Markdown."""
+"""Report as text tables, for a terminal or as Markdown."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from mlperf_rn50.table import Table
 
 
 def markdown_text(text: str) -> str:
-    """Escape text for Markdown, so that it cannot become a cell border, HTML, a link or a picture."""
+    """Escape text for Markdown, so that it cannot become a cell border, HTML, a link or an image."""
     text = printable(text).replace('\\', '\\\\').replace('|', '\\|').replace('[', '\\[')
     return text.replace('<', '&lt;').replace('`', "'")
 
@@ -40,7 +40,7 @@ MARKDOWN = Style(markdown_text, 'github', lambda text: f'## {text}', lambda text
 
 
 def _render_table(table: Table, style: Style, title: Callable[[str], str]) -> str:
-    # A cell over several columns becomes a note below the table.
+    # A cell that spans several columns becomes a note below the table.
     texts = [[t for c in row for t in ([c.text] if c.span == 1 else ['-'] * c.span)] for row in table.rows]
     rows = [[style.status(style.clean(text)) if name == 'status' else style.clean(text)
              for name, text in zip(table.head, row)] for row in texts]
@@ -53,7 +53,7 @@ def _render_table(table: Table, style: Style, title: Callable[[str], str]) -> st
 
 def render_section(title: str, points: Sequence[str], tables: Sequence[Table], notes: Sequence[str],
                    style: Style) -> str:
-    """Return tables with points above them and warnings below."""
+    """Return tables, with points above and warnings below them."""
     parts = [style.study(style.clean(title))]
     if points:
         parts.append('\n'.join(f'- {style.clean(p)}' for p in points))

@@ -1,11 +1,11 @@
-"""Facts of a live run as text, for the terminal, the page and line output."""
+"""Facts about a live run as text, for the terminal, the page and line output."""
 from typing import NamedTuple
 
 from mlperf_rn50.analysis.watch.run_state import STARTING, WAITING, LiveRun
 from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.text import data_name, duration, money, percent, plural, some, span
 
-_SLOW = 0.10  # skew that is shown as a warning
+_SLOW = 0.10  # minimum skew for a warning
 _MAX_NAMED = 6
 STATUS_LEVELS = {'converged': 'good', 'running': 'good', 'interrupted': 'warn', 'aborted': 'bad', 'failed': 'bad',
                  'unreadable': 'bad', WAITING: '', STARTING: ''}
@@ -22,7 +22,7 @@ def _known(form: str, value: float | str | None) -> str:
 
 
 def status_word(run: LiveRun) -> str:
-    """Return the status, and killed for a failed run whose log has no end."""
+    """Return the status, or killed for a failed run whose log has no end."""
     return 'killed' if run.status == 'failed' and not run.has_end else run.status
 
 
@@ -56,7 +56,7 @@ def epoch_text(run: LiveRun) -> str:
 
 
 def accuracy_text(run: LiveRun) -> str:
-    """Return the last evaluation, and the best if it is another one."""
+    """Return the last evaluation and, if different, the best."""
     if not run.evaluations:
         return 'no evaluation yet'
     last, best = run.evaluations[-1], max(run.evaluations, key=lambda e: e.accuracy)
@@ -90,7 +90,7 @@ def _skew(run: LiveRun) -> str:
 def _checkpoints(run: LiveRun) -> str:
     kept = run.checkpoints
     age = '' if kept.age_s is None else f', written {duration(kept.age_s)} ago'
-    return f'{kept.count} kept, the newest at step {kept.step}{age}' if kept.count else 'none'
+    return f'{kept.count} kept, newest at step {kept.step}{age}' if kept.count else 'none'
 
 
 def _hours(run: LiveRun, price: float | None) -> str:
@@ -149,7 +149,7 @@ def _progress(run: LiveRun, price: float | None) -> list[Fact]:
 def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
     """Return all known facts; price: per node-hour."""
     has_started = run.status not in (WAITING, STARTING)
-    attempts = f'{len(run.attempts)} by the launcher, the last: {run.attempts[-1]}' if run.attempts else ''
+    attempts = f'{len(run.attempts)} by the launcher, latest: {run.attempts[-1]}' if run.attempts else ''
     facts = [Fact('status', status_text(run), STATUS_LEVELS[run.status]),
              *(_progress(run, price) if has_started else []), Fact('nodes', '' if run.has_end else _nodes(run)),
              Fact('attempts', attempts), Fact('other runs', _others(run))]

@@ -1,6 +1,6 @@
-"""Follow a run folder while it is written: read incrementally, without trust, locks or writes.
+"""Follow a run folder while it is written. Reading is incremental, without locks or writes; the files are untrusted.
 
-Times are those of the run's own clock, and the ages of its files.
+Times are on the run's clock; only file ages use the clock of this machine.
 """
 import math
 import os
@@ -34,9 +34,9 @@ from mlperf_rn50.mllog.sidecar.telemetry import find_telemetry, host_of
 _LOG = re.compile(r'result_(\d{1,9})\.txt')
 _MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256
 _TAIL_BYTES = 1 << 16  # enough for the newest sample of a node
-_UNEXPECTEDLY_QUIET_S = 60.0  # of a node's telemetry, beyond that of the other nodes
+_UNEXPECTEDLY_QUIET_S = 60.0  # age of a node's telemetry in excess of the most recent one
 _READ_AGAIN_S = 5.0  # period to check whether the lock of an unchanged log is still held
-# Energy is integrated over all samples, so it is read rarely, and the less often the longer it takes.
+# Energy is integrated over all samples, so it is read rarely, and less often if reading takes long.
 _ENERGY_PERIOD_S, _ENERGY_SHARE = 60.0, 0.05
 _Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
 
@@ -60,7 +60,7 @@ class NodeSample(msgspec.Struct):
 
 
 class Follower:
-    """Follow the newest run of a folder, or the run of a log that is named."""
+    """Follow the newest run of a folder, or the run of a given log."""
 
     def __init__(self, path: Path):
         """Raise UserError for a file that is not result_<k>.txt."""
@@ -94,7 +94,7 @@ class Follower:
         return self._look_at(number, state, now_s)
 
     def _read(self, number: int, now_s: float) -> Run | UserError:
-        """Read a log again if it was written, or to check whether a running run still holds its lock."""
+        """Read a log if it has changed, or to check whether a running run still holds its lock."""
         path, signature = self.folder / f'result_{number}.txt', None
         with suppress(OSError):
             status = path.stat()
@@ -146,7 +146,7 @@ class Follower:
 
 
 def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: float | None) -> LiveRun:
-    """Complete a state with the content of the log and the metrics."""
+    """Complete a state with the contents of the log and the metrics."""
     last, layout, is_running = history.last, history.layout or ResumedRecord(0), run.status == 'running'
     evaluations = tuple(history.evaluations[e] for e in sorted(history.evaluations)) or tuple(
         LiveEvaluation(e.epoch, e.accuracy, e.time_s) for e in run.evaluations)
@@ -165,7 +165,7 @@ def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: 
     state = replace(
         state, status=run.status, has_end=keys.RUN_STOP in run.lines,
         num_resumes=max(run.num_resumes, history.num_resumes),
-        dataset=None if run.is_imagenet else text(run.dataset or '') or 'another data set', target=run.target_accuracy,
+        dataset=None if run.is_imagenet else text(run.dataset or '') or 'unnamed data set', target=run.target_accuracy,
         num_nodes=layout.number_of_nodes or run.num_nodes, num_ranks=layout.number_of_ranks or run.num_ranks,
         global_batch_size=layout.global_batch_size or run.global_batch_size,
         opt_name=text(run.opt_name or '') or None, seed=run.seed, train_samples=run.train_samples,
@@ -181,7 +181,7 @@ def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: 
 
 
 def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str, ...]:
-    """Return the warnings, the most important first."""
+    """Return the warnings, most important first."""
     behind = [state.verdict or 'behind the reference runs'] if state.is_behind else []
     ages = [n.age_s for n in state.nodes if n.age_s is not None] if run.status == 'running' else []
     quiet = [f'telemetry of {n.host}: nothing was written for {n.age_s:.0f} s' for n in state.nodes
@@ -191,12 +191,12 @@ def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str,
 
 
 def _hint_for_empty_folder(folder: Path) -> str:
-    """Return the note on a folder without runs, with the subfolders that contain runs."""
-    found: list[str] = []
+    """Return the note for a folder without runs; it lists subfolders that contain runs."""
+    names: list[str] = []
     with suppress(OSError), os.scandir(folder) as entries:
-        found = sorted(e.name for e in entries if e.is_dir() and (Path(e.path) / 'result_0.txt').exists())
-    hint = f'; there are runs in {", ".join(map(printable, found[:4]))}{" ..." if found[4:] else ""} below it'
-    return f'not started yet: no log in the folder; waiting{hint if found else ""}'
+        names = sorted(e.name for e in entries if e.is_dir() and (Path(e.path) / 'result_0.txt').exists())
+    hint = f'; subfolders with runs: {", ".join(map(printable, names[:4]))}{" ..." if names[4:] else ""}'
+    return f'not started yet: no log in the folder; waiting{hint if names else ""}'
 
 
 def _max_epochs(path: Path) -> int | None:
@@ -209,15 +209,15 @@ def _max_epochs(path: Path) -> int | None:
 
 
 def _checkpoints(folder: Path, now_s: float) -> Checkpoints:
-    """Return the complete checkpoints of a folder."""
-    found = {}
+    """Return the state of the complete checkpoints in a folder."""
+    steps = {}
     with suppress(OSError), os.scandir(folder) as entries:
-        found = {int(m[1]): Path(e.path) for e in entries if (m := re.fullmatch(r'step_(\d{1,12})', e.name))}
-    return Checkpoints(len(found), max(found), age_s(found[max(found)], now_s)) if found else Checkpoints()
+        steps = {int(m[1]): Path(e.path) for e in entries if (m := re.fullmatch(r'step_(\d{1,12})', e.name))}
+    return Checkpoints(len(steps), max(steps), age_s(steps[max(steps)], now_s)) if steps else Checkpoints()
 
 
 def _attempts(folder: Path, number: int | None) -> tuple[str, ...]:
-    """Return the ends of the launcher's attempts at a run; None for those that started no run."""
+    """Return how the launcher's attempts at a run ended; number None: attempts that did not start a run."""
     attempts = [a for _, a in read_lines(folder / 'attempts.jsonl', AttemptRecord) if a.run == number]
     return tuple(f'{end} (exit code {"unknown" if a.exit_code is None else a.exit_code})'
                  + ('' if end == 'converged' else f', {"can" if a.can_resume else "cannot"} be resumed')
@@ -225,7 +225,7 @@ def _attempts(folder: Path, number: int | None) -> tuple[str, ...]:
 
 
 def _node(path: Path, now_s: float) -> Node:
-    """Return the newest sample in the telemetry of a node."""
+    """Return the newest sample of a node's telemetry."""
     try:
         with open(path, 'rb', opener=regular_file) as f:
             f.seek(max(0, os.fstat(f.fileno()).st_size - _TAIL_BYTES))

@@ -9,7 +9,7 @@ from mlperf_rn50.mllog.events import printable
 from mlperf_rn50.mllog.sidecar.metrics import Epoch, Number
 
 _MAX_POINTS, _MAX_RANKS, MAX_TEXT, MAX_ITEMS = 20_000, 4096, 400, 20
-_PACE_EPOCHS = 4.0  # the last epochs, which give epoch_s
+_PACE_EPOCHS = 4.0  # most recent epochs, averaged for epoch_s
 Epochs = Annotated[float, msgspec.Meta(ge=0, le=10**6)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Whole = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
@@ -138,7 +138,7 @@ class MetricsHistory:
 
     @property
     def epoch_s(self) -> float | None:
-        """Duration of an epoch with its evaluation, averaged over the last ones."""
+        """Duration of an epoch with its evaluation, averaged over recent epochs."""
         if not self.points:
             return None
         (first, since_s), (last, now_s) = self.points[0], self.points[-1]

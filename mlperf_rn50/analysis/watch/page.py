@@ -1,4 +1,4 @@
-"""HTML page of a live run, which reloads itself until the run is over and needs no network."""
+"""Self-contained HTML page of a live run, which reloads itself until the run is over."""
 import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -34,7 +34,7 @@ def _draw_accuracy(run: LiveRun) -> Picture | None:
             if b.low is not None and b.high is not None and b.epoch <= right]
     if not run.evaluations and not band:
         return None
-    notes = [f'area and dashes: {run.num_reference} reference runs and their mean'] if band else []
+    notes = [f'shaded area and dashed line: {run.num_reference} reference runs and their mean'] if band else []
     picture, axes = _picture('accuracy', 'Top-1', notes)
     axes.fill_between([e for e, _, _ in band], [low for _, low, _ in band], [high for _, _, high in band], color=GRID,
                       alpha=0.3, linewidth=0)
@@ -57,7 +57,7 @@ def _draw_throughput(run: LiveRun) -> Picture | None:
     if len(run.speeds) < 2:
         return None
     unit_s, unit = (3600.0, 'hours') if run.speeds[-1][0] >= 10_000 else (60.0, 'minutes')
-    picture, axes = _picture('throughput', 'Throughput', ['average over each epoch so far'])
+    picture, axes = _picture('throughput', 'Throughput', ['average since the start of each epoch'])
     shown = thin(run.speeds, _MAX_MARKS)
     axes.plot([time_s / unit_s for time_s, _ in shown], [speed for _, speed in shown], color=COLOURS[0], linewidth=1.6)
     axes.set(xlabel=f'time on the clock, {unit}', ylabel='images/s')
@@ -67,14 +67,14 @@ def _draw_throughput(run: LiveRun) -> Picture | None:
 
 
 def _draw_ranks(run: LiveRun) -> Picture | None:
-    """Draw the parts of a step of the slowest ranks."""
+    """Draw the step phases of the slowest ranks."""
     if len(run.ranks) < 2:
         return None
     slowest = sorted(run.ranks, key=lambda r: (-r.own_s, r.rank))[:_MAX_BARS]
-    notes = ['from the left: waiting for data, computing, exchanging gradients and waiting for other ranks']
+    notes = ['from left to right: waiting for data, computing, exchanging gradients and waiting for other ranks']
     if len(run.ranks) > len(slowest):
-        notes.append(f'the {len(slowest)} slowest of {len(run.ranks)}')
-    picture, axes = _picture('ranks', 'A step of each rank', notes, 0.8 + _BAR_IN * len(slowest))
+        notes.append(f'the {len(slowest)} slowest of {len(run.ranks)} ranks')
+    picture, axes = _picture('ranks', 'Step time by rank', notes, 0.8 + _BAR_IN * len(slowest))
     for row, rank in enumerate(slowest):
         left, name = 0.0, f'rank {rank.rank}{f" on {rank.host}" if rank.host else ""}'
         for part, colour in _PARTS:
@@ -88,7 +88,7 @@ def _draw_ranks(run: LiveRun) -> Picture | None:
 
 
 def _rows(run: LiveRun) -> list[dict[str, str]]:
-    """Return the table of evaluations beside the reference band, the newest first."""
+    """Return the evaluations and the reference band as table rows, newest first."""
     band = {b.epoch: b for b in run.band}
     pairs = [(e, band.get(e.epoch, BandPoint(e.epoch, None, None, None))) for e in run.evaluations[-_MAX_ROWS:]]
     return [{'epoch': str(e.epoch), 'accuracy': percent(e.accuracy), 'mean': '-' if b.mean is None else percent(b.mean),

@@ -5,12 +5,12 @@ from typing import Any
 
 from mlperf_rn50.analysis.sets.cost import node_hours
 
-WAITING, STARTING = 'waiting', 'starting'  # no log, or none that can be read; later as in mllog.run.RunStatus
+WAITING, STARTING = 'waiting', 'starting'  # no log, or no readable one; then as in mllog.run.RunStatus
 
 
 @dataclass(frozen=True)
 class LiveEvaluation:
-    """Top-1, a fraction, after a number of epochs; time_s on the clock of the run."""
+    """Top-1 as a fraction after a number of epochs; time_s is on the run's clock."""
 
     epoch: int
     accuracy: float
@@ -29,7 +29,7 @@ class BandPoint:
 
 @dataclass(frozen=True)
 class RankTime:
-    """Seconds per step of a rank since the last evaluation; wait_s: for the other ranks."""
+    """A rank's seconds per step since the last evaluation; wait_s: waiting for other ranks."""
 
     rank: int
     host: str
@@ -67,7 +67,7 @@ class Checkpoints:
 class UsedEnergy:
     """Energy of all nodes so far; None if not measured."""
 
-    seconds: float  # on the clock of the run, covered by the measurement
+    seconds: float  # on the run's clock, covered by the measurement
     cpu_kwh: float | None
     gpu_kwh: float | None
     reason: str  # for a missing measurement
@@ -112,7 +112,7 @@ class LiveRun:
     loss: float | None = None
     learning_rate: float | None = None
     images_per_s: float | None = None  # over the current epoch
-    time_s: float | None = None  # on the clock of the run
+    time_s: float | None = None  # on the run's clock
     epoch_s: float | None = None  # recent duration of an epoch with its evaluation
     left_s: float | None = None  # until max_epochs
     speeds: tuple[tuple[float, float], ...] = ()  # (time_s, images_per_s)
@@ -141,7 +141,7 @@ class LiveRun:
         return max(own_s) / middle - 1 if middle > 0 else None
 
     def node_hours(self, left_s: float | None = 0.0) -> float | None:
-        """Return the node-hours until now, or left_s seconds later."""
+        """Return the node-hours so far, or left_s seconds from now."""
         if self.time_s is None or left_s is None or not self.num_nodes:
             return None
         return node_hours(self.time_s + left_s, self.num_nodes)

@@ -1,4 +1,4 @@
-"""Live runs on a terminal: facts or an overview, and accuracy curves in the remaining rows."""
+"""Live runs in a terminal: facts or an overview, and accuracy curves in the remaining rows."""
 import os
 from collections.abc import Sequence
 from itertools import groupby
@@ -17,7 +17,7 @@ _STYLES = {'good': 'green', 'warn': 'yellow', 'bad': 'red', '': ''}
 _COLOURS = ('cyan', 'magenta', 'yellow', 'green', 'blue', 'red')
 _MARKS, _ASCII_MARKS = '●◆▲■▼★', '*o+x#@'
 _LEAST_ROWS, _MOST_ROWS, _FEW_ROWS, _AXIS_COLUMNS, _ROOMY, _WIDE = 5, 20, 14, 7, 100, 130
-_MAX_WARNINGS = 3  # per run; the page and --format json have all
+_MAX_WARNINGS = 3  # per run; the page and --format json list all
 
 
 def _band_at(points: Sequence[BandPoint], epoch: float) -> tuple[float, float] | None:
@@ -36,14 +36,14 @@ def _targets(runs: Sequence[LiveRun]) -> list[float]:
 
 
 def _top(runs: Sequence[LiveRun]) -> float:
-    """Return the upper end of the accuracy axis, a whole tenth."""
+    """Return the upper end of the accuracy axis, a multiple of 10 %."""
     values = [e.accuracy for r in runs for e in r.evaluations] + _targets(runs)
     values += [p.high for r in runs for p in r.band if p.high is not None]
     return min(1.0, (int(10 * max(values, default=0.9)) + 1) / 10)
 
 
 def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool = False) -> Text:
-    """Draw Top-1 against epochs, with legend and axes, in a number of columns and rows."""
+    """Draw Top-1 against epochs, with legend and axes, at a size in columns and rows."""
     columns, height, top = width - _AXIS_COLUMNS, rows - 2, _top(runs)
     last = max([r.max_epochs or 0 for r in runs] + [r.evaluations[-1].epoch for r in runs if r.evaluations] + [1])
     marks, fill, line = (_ASCII_MARKS, ':', '-') if is_ascii else (_MARKS, '░', '╌')
@@ -121,21 +121,21 @@ def _overview(runs: Sequence[LiveRun], width: int, price: float | None) -> Table
 
 
 def _warnings(runs: Sequence[LiveRun]) -> list[Text]:
-    """Return the warnings of all runs, and the unusual statuses of several."""
+    """Return the warnings of all runs and, for several runs, unusual statuses."""
     lines = []
     for run, name in zip(runs, _names(runs)):
-        where = f'{name}: ' if len(runs) > 1 else ''
+        prefix = f'{name}: ' if len(runs) > 1 else ''
         is_unusual = len(runs) > 1 and status_word(run) not in ('running', 'converged')
         warnings = [status_text(run)] * is_unusual + list(run.warnings)
-        lines += [Text(f'{where}{text}', 'yellow', overflow='fold') for text in warnings[:_MAX_WARNINGS]]
+        lines += [Text(f'{prefix}{text}', 'yellow', overflow='fold') for text in warnings[:_MAX_WARNINGS]]
         if len(warnings) > _MAX_WARNINGS:
-            lines.append(Text(f'{where}and {len(warnings) - _MAX_WARNINGS} more', 'yellow'))
+            lines.append(Text(f'{prefix}and {len(warnings) - _MAX_WARNINGS} more', 'yellow'))
     return lines
 
 
 def render(runs: Sequence[LiveRun], console: Console, price: float | None = None,
            rows: int | None = None) -> RenderableType:
-    """Render the runs for a console, in at most this many rows; None for unlimited."""
+    """Render the runs for a console, in at most this many rows (None: unlimited)."""
     width, is_ascii = console.width, not console.encoding.lower().startswith('utf')
     title = heading(runs[0]) if len(runs) == 1 else f'{len(runs)} runs'
     table = _facts_table(runs[0], price) if len(runs) == 1 else _overview(runs, width, price)
