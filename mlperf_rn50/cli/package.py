@@ -61,9 +61,9 @@ def run(argv: Sequence[str]) -> int:
     if folder and not folder.is_dir():
         raise UserError(f'--check: {options.check} has no folder results; expected the tree of an organisation, such '
                         'as submission/us')
-    systems = load_run_sets([folder] if folder else [Path(p) for p in options.runs])
-    result, heading = (_check if options.check else _build)(options, systems)
-    minutes = systems[0].score_minutes if len(systems) == 1 else None
+    run_sets = load_run_sets([folder] if folder else [Path(p) for p in options.runs])
+    result, heading = (_check if options.check else _build)(options, run_sets)
+    minutes = run_sets[0].score_minutes if len(run_sets) == 1 else None
     if options.format == 'json':
         print(json.dumps(package.package_as_json(result, minutes), indent=1))
     else:
@@ -71,21 +71,21 @@ def run(argv: Sequence[str]) -> int:
     return EXIT_FAILED if result.refusals else EXIT_OK
 
 
-def _build(options: Namespace, systems: Sequence[RunSet]) -> tuple[Package, str]:
+def _build(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str]:
     """Return the package and the heading of its text."""
     from mlperf_rn50.mllog.package import package
-    if len(systems) != 1:
-        raise UserError(f'RUNS: got {len(systems)} sets ({", ".join(s.name for s in systems)}), expected one')
-    if systems[0].refusal:
-        raise UserError(f'{systems[0].folder}: {systems[0].refusal}')
+    if len(run_sets) != 1:
+        raise UserError(f'RUNS: got {len(run_sets)} sets ({", ".join(s.name for s in run_sets)}), expected one')
+    if run_sets[0].refusal:
+        raise UserError(f'{run_sets[0].folder}: {run_sets[0].refusal}')
     order = package.Order(options.org, options.system, options.round, Path(options.out), options.code)
-    result = package.make_package(systems[0].runs, order)
+    result = package.make_package(run_sets[0].runs, order)
     heading = (f'{result.home}: {order.system}, {order.round}' + f', {_OPEN}' * result.is_open if result.home else
                f'refused by the rules of {order.round}; nothing was written:')
     return result, heading
 
 
-def _check(options: Namespace, systems: Sequence[RunSet]) -> tuple[Package, str]:
+def _check(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str]:
     from mlperf_rn50.mllog.package.package import check_finished
-    result = check_finished(options.check, options.round, {s.name: s.runs for s in systems})
+    result = check_finished(options.check, options.round, {s.name: s.runs for s in run_sets})
     return result, f'{options.check}: {options.round}, {_OPEN if result.is_open else "no errors found"}'

@@ -43,10 +43,10 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.report.text import render_markdown, render_table, terminal_style
     from mlperf_rn50.analysis.sets.load import load_run_sets
     from mlperf_rn50.analysis.sets.scaling import make_studies
-    systems = load_run_sets([Path(p) for p in options.paths])
-    is_complete = not any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in systems)
+    run_sets = load_run_sets([Path(p) for p in options.paths])
+    is_complete = not any(s.refusal or any(r.status == 'unreadable' for r in s.runs) for s in run_sets)
     code = EXIT_OK if is_complete else EXIT_FAILED
-    studies = make_studies(systems, options.baseline, options.price_per_node_hour)
+    studies = make_studies(run_sets, options.baseline, options.price_per_node_hour)
     if options.out:
         from mlperf_rn50.analysis.report.page import dump_report
         print(f'mlperf-rn50: wrote {dump_report(studies, Path(options.out))}', file=sys.stderr)

@@ -26,9 +26,9 @@ def _recipe_of(config: Config, world_size: int) -> Recipe:
 
 def _named_sets(paths: Sequence[str]) -> list[RunSet]:
     """Return the usable sets under some paths; raise UserError if all are refused."""
-    systems = load_run_sets([Path(p) for p in paths])
-    found = [s for s in systems if s.has_recipe]
-    refused = next((s for s in systems if s.refusal), None)
+    run_sets = load_run_sets([Path(p) for p in paths])
+    found = [s for s in run_sets if s.has_recipe]
+    refused = next((s for s in run_sets if s.refusal), None)
     if refused and not found:
         raise UserError(f'run.reference: expected a set of runs, got {refused.folder}: {refused.refusal}')
     return found

@@ -102,24 +102,24 @@ class Answer:
         return kwh(power.watts * row.layout.num_nodes * 60 * row.minutes)
 
 
-def measured_epochs(known: RunSet) -> Epochs | None:
+def measured_epochs(run_set: RunSet) -> Epochs | None:
     """Return the epochs to converge of the runs of a set; None where no run converged."""
-    epochs = known.epochs
+    epochs = run_set.epochs
     if not epochs:
         return None
     return Epochs(sum(epochs) / len(epochs), min(epochs), max(epochs),
-                  f'{range_text(epochs)}, measured in {plural(len(epochs), "run")} of {known.name}')
+                  f'{range_text(epochs)}, measured in {plural(len(epochs), "run")} of {run_set.name}')
 
 
 def source_recipe(source: Source, batch: int, optimizer: str | None, target: float | None) -> LayoutRecipe | None:
     """Return the recipe that the source measured at a batch; on other data than ImageNet never None."""
     base = source.base
-    sets = sorted(source.sets, key=lambda k: k is not base.known)
-    for known in sets:
-        recipe, epochs = known.recipe, measured_epochs(known)
+    sets = sorted(source.sets, key=lambda k: k is not base.run_set)
+    for run_set in sets:
+        recipe, epochs = run_set.recipe, measured_epochs(run_set)
         if (recipe.global_batch_size == batch and optimizer in (None, recipe.opt_name)
                 and target in (None, recipe.target_accuracy) and epochs):
-            return LayoutRecipe(recipe, known.name, epochs)
+            return LayoutRecipe(recipe, run_set.name, epochs)
     if base.dataset is None:
         return None
     if not sets:  # a bench measures no epochs, as its notes explain
@@ -157,7 +157,7 @@ def _doubts(found: Prediction) -> list[str]:
         doubts.append(f'{units} accelerators per node, measured with {measured:g}; node-hours and prices differ')
     elif units > measured:
         doubts.append(f'{units} ranks per node, measured with {measured:g}; enough processors are assumed')
-    if found.minutes and (not base.known or len(base.known.converged) < 2):
+    if found.minutes and (not base.run_set or len(base.run_set.converged) < 2):
         doubts.append('fewer than two measured runs; the interval excludes run-to-run variation')
     if found.minutes and layout.num_nodes == 1 < base.num_nodes:
         doubts.append(f'derived from {base.num_nodes} nodes; the interval excludes the uncertainty of their costs')
@@ -166,9 +166,9 @@ def _doubts(found: Prediction) -> list[str]:
 
 def _predict(source: Source, layout: Layout, costs: Costs) -> Prediction:
     base, link = source.base, source.link
-    known = base.known
-    if known and layout.num_nodes > 1 and known.is_imagenet and (
-            known.recipe.decay is None or 'decay' in known.unlogged):
+    run_set = base.run_set
+    if run_set and layout.num_nodes > 1 and run_set.is_imagenet and (
+            run_set.recipe.decay is None or 'decay' in run_set.unlogged):
         return Prediction(base, layout, _NO_SCHEDULE)
     if link is None and layout.num_nodes == base.num_nodes == 1:
         link = Link(1.0, 0, False, 'not needed on one node')
@@ -178,7 +178,7 @@ def _predict(source: Source, layout: Layout, costs: Costs) -> Prediction:
 def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, per_node: int,
                    costs: Costs) -> Prediction:
     base, batch = source.base, 0
-    target = request.target or (base.known.recipe.target_accuracy if base.known else None)
+    target = request.target or (base.run_set.recipe.target_accuracy if base.run_set else None)
     try:
         batch = request.batch(base, num_nodes * per_node)
         chosen = (source_recipe(source, batch, request.optimizer, target)
@@ -195,7 +195,7 @@ def _predict_split(request: PredictionRequest, source: Source, num_nodes: int, p
 
 def costs_for(base: Base) -> Costs:
     """Return the costs of published systems for a base with accelerators."""
-    return costs_without(*([base.known] if base.known else [])) if base.has_accelerators else NO_COSTS
+    return costs_without(*([base.run_set] if base.run_set else [])) if base.has_accelerators else NO_COSTS
 
 
 def make_answer(request: PredictionRequest, source: Source) -> Answer:

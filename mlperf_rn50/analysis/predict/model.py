@@ -21,14 +21,14 @@ MAX_FIXED_SHARE = 0.5
 _SIGMAS, _MANY_SIGMAS = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372), 1.2816
 
 
-def base_of(known: RunSet) -> Base | None:
+def base_of(run_set: RunSet) -> Base | None:
     """Return the base of a run set; None where the logs lack nodes, units or times."""
-    step_s, times = known.step_s, known.times
-    if not known.num_nodes or not known.num_units or not step_s or times is None or not known.train_samples:
+    step_s, times = run_set.step_s, run_set.times
+    if not run_set.num_nodes or not run_set.num_units or not step_s or times is None or not run_set.train_samples:
         return None
-    return Base(known.name, known.source, known.num_nodes, known.num_units, bool(known.num_accelerators),
-                known.recipe.global_batch_size, step_s, 0.0, times.evaluation_s, times.outside_s, known.train_samples,
-                known.other_dataset, known)
+    return Base(run_set.name, run_set.source, run_set.num_nodes, run_set.num_units, bool(run_set.num_accelerators),
+                run_set.recipe.global_batch_size, step_s, 0.0, times.evaluation_s, times.outside_s,
+                run_set.train_samples, run_set.other_dataset, run_set)
 
 
 def ring_s(num_bytes: int, num_members: int, gbit_s: float) -> float:
@@ -58,11 +58,11 @@ def base_for(target: RunSet, sets: Sequence[RunSet]) -> Base | None:
     return nearest and nearest[1]
 
 
-def layout_of(known: RunSet) -> Layout | None:
+def layout_of(run_set: RunSet) -> Layout | None:
     """Return the layout of a run set; None where the logs lack it."""
-    if not known.num_nodes or not known.num_units or known.num_units % known.num_nodes:
+    if not run_set.num_nodes or not run_set.num_units or run_set.num_units % run_set.num_nodes:
         return None
-    return Layout(known.num_nodes, known.num_units // known.num_nodes, known.recipe)
+    return Layout(run_set.num_nodes, run_set.num_units // run_set.num_nodes, run_set.recipe)
 
 
 def _compute_s(base: Base, layout: Layout, link: Link, step_cost_s: float = 0.0) -> float:
@@ -157,8 +157,8 @@ def _minutes(base: Base, layout: Layout, costs: Costs, epochs: Epochs, step_s: f
 
 def _run_spread(base: Base) -> float:
     """Return half of the 80 % interval of the seconds per epoch over the runs of the base, as a fraction."""
-    rates = [r.time_to_train_s / r.epochs_to_converge for r in base.known.converged
-             if r.time_to_train_s and r.epochs_to_converge] if base.known else []
+    rates = [r.time_to_train_s / r.epochs_to_converge for r in base.run_set.converged
+             if r.time_to_train_s and r.epochs_to_converge] if base.run_set else []
     return _half_interval(rates) / statistics.fmean(rates) if len(rates) > 1 else 0.0
 
 

@@ -23,7 +23,7 @@ class Base:
     outside_s: float | None  # first-epoch overhead and gaps, on the clock; None where not measured
     train_samples: int
     dataset: str | None  # None for ImageNet
-    known: RunSet | None = None  # None for a bench
+    run_set: RunSet | None = None  # None for a bench
 
     @property
     def unit(self) -> str:

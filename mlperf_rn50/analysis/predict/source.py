@@ -64,12 +64,12 @@ def _smallest(sets: Sequence[RunSet], per_node: int | None) -> list[RunSet]:
     return [k for k in found if k.num_units == least * (per_node or 0)] or found
 
 
-def power_of(system: RunSet) -> Power | None:
+def power_of(run_set: RunSet) -> Power | None:
     """Return the power of a node of a system; None without telemetry of it."""
-    energy = system.energy
-    if not energy or not energy.joules or not energy.seconds or not system.num_nodes:
+    energy = run_set.energy
+    if not energy or not energy.joules or not energy.seconds or not run_set.num_nodes:
         return None
-    return Power(energy.joules / energy.seconds / system.num_nodes, energy.measured)
+    return Power(energy.joules / energy.seconds / run_set.num_nodes, energy.measured)
 
 
 def _choose_step(bench: Bench, per_node: int | None, local_batch_size: int | None) -> MeasuredStep:
@@ -159,11 +159,11 @@ def load_source(words: Sequence[str], system: str | None = None, per_node: int |
     return replace(source, link=link, notes=(*source.notes, *notes))
 
 
-def _from_systems(systems: Sequence[RunSet], name: str | None, per_node: int | None) -> Source:
+def _from_systems(run_sets: Sequence[RunSet], name: str | None, per_node: int | None) -> Source:
     """Return the named system, or the one with the fewest nodes, and all sets of its kind."""
-    sets = [s for s in systems if s.has_recipe and base_of(s)]
+    sets = [s for s in run_sets if s.has_recipe and base_of(s)]
     if not sets:
-        reasons = '; '.join(f'{s.name}: {s.refusal or _INCOMPLETE}' for s in systems[:3])
+        reasons = '; '.join(f'{s.name}: {s.refusal or _INCOMPLETE}' for s in run_sets[:3])
         raise UserError(f'no set to predict from: {printable(reasons)}')
     chosen = [k for k in sets if k.name == name] if name else _smallest(sets, per_node)
     names = [k.name for k in sets]
@@ -174,20 +174,20 @@ def _from_systems(systems: Sequence[RunSet], name: str | None, per_node: int | N
         which = ', '.join(k.source for k in chosen[:_MAX_NAMES])
         raise ConfigError(f'--system: {len(chosen)} systems match, expected one of '
                           f'{printable(some([k.name for k in chosen], _MAX_NAMES))} ({printable(which)})')
-    known, base = chosen[0], base_of(chosen[0])
+    run_set, base = chosen[0], base_of(chosen[0])
     assert base is not None  # sets without a base are excluded above
-    comparable = tuple(k for k in sets if _kind(k) == _kind(known))
+    comparable = tuple(k for k in sets if _kind(k) == _kind(run_set))
     notes = () if len(comparable) == 1 or name else (
-        f'Predicted from {known.name}, with the fewest nodes of {len(comparable)} systems; --system selects another',)
-    return Source(base, None, comparable, notes, power_of(known))
+        f'Predicted from {run_set.name}, with the fewest nodes of {len(comparable)} systems; --system selects another',)
+    return Source(base, None, comparable, notes, power_of(run_set))
 
 
-def _from_published(known: RunSet) -> Source:
+def _from_published(run_set: RunSet) -> Source:
     """Return a published system, and the systems that the validation predicts from it."""
-    base, sets = base_of(known), load_published()
+    base, sets = base_of(run_set), load_published()
     assert base is not None  # the published table has all times
-    others = [s for s in sets if (s.num_nodes or 0) > 1 and (found := base_for(s, sets)) and found.known is known]
-    return Source(base, None, (known, *others))
+    others = [s for s in sets if (s.num_nodes or 0) > 1 and (found := base_for(s, sets)) and found.run_set is run_set]
+    return Source(base, None, (run_set, *others))
 
 
 def _from_bench(steps: Bench | None, exchange: Bench | None, per_node: int | None,

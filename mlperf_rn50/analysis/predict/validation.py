@@ -79,11 +79,11 @@ def _unpaired(target: RunSet, sets: Sequence[RunSet]) -> str:
 
 def _judge(target: RunSet, sets: Sequence[RunSet]) -> ValidationCase:
     base, layout = base_for(target, sets), layout_of(target)
-    if base is None or base.known is None:
+    if base is None or base.run_set is None:
         return ValidationCase(target, None, reason=_unpaired(target, sets))
     if layout is None or target.time_s is None:
         return ValidationCase(target, base, reason='the logs lack the layout, or no run converged')
-    costs = costs_without(target, base.known)
+    costs = costs_without(target, base.run_set)
     prediction = predict_layout(base, layout, PUBLISHED_LINK, costs)
     return ValidationCase(target, base, prediction, prediction.refusal, costs)
 
@@ -98,13 +98,13 @@ def validate_published() -> Validation:
     return validate(load_published())
 
 
-def validate_systems(systems: Sequence[RunSet]) -> Validation:
+def validate_systems(run_sets: Sequence[RunSet]) -> Validation:
     """Predict the sets of a tree, except refused ones and copies."""
-    usable = [s for s in systems if s.has_recipe and not s.is_copy]
+    usable = [s for s in run_sets if s.has_recipe and not s.is_copy]
     copied = 'all logs are copies of those of another system'
     return validate(usable, [
         f'{s.round} {s.name} left out: {copied if s.is_copy else s.refusal or "the logs lack the batch"}'
-        for s in systems if s not in usable])
+        for s in run_sets if s not in usable])
 
 
 def _cells(case: ValidationCase) -> list[str]:

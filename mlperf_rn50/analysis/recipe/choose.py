@@ -25,9 +25,9 @@ _GENERATIONS = ('v0.7 and later', 'v0.6', 'v0.5')
 STEP_SCHEDULE_EPOCHS = 100.0
 
 
-def generation_of(known: RunSet) -> str:
+def generation_of(run_set: RunSet) -> str:
     """Return the generation of rounds with comparable recipes: v0.5, v0.6 or all later rounds."""
-    return known.round if known.round in _GENERATIONS else _GENERATIONS[0]
+    return run_set.round if run_set.round in _GENERATIONS else _GENERATIONS[0]
 
 
 def reached_epoch(run: Run, target: float) -> int | None:
@@ -53,8 +53,8 @@ class Published:
     def runs(self) -> tuple[Run, ...]:
         return tuple(r for s in self.sets for r in s.readable)
 
-    def epochs_of(self, known: RunSet) -> list[int | None]:
-        return [reached_epoch(r, self.target) for r in known.readable]
+    def epochs_of(self, run_set: RunSet) -> list[int | None]:
+        return [reached_epoch(r, self.target) for r in run_set.readable]
 
     @cached_property
     def epochs(self) -> tuple[int, ...]:
@@ -94,13 +94,13 @@ class Published:
 def fold(sets: Sequence[RunSet], opt_name: str | None = None, target: float | None = None) -> list[Published]:
     """Return distinct recipes of converged ImageNet sets, by batch, newest first; target: lowest target to include."""
     groups: dict[tuple[Recipe, str, float], list[RunSet]] = {}
-    for known in sets:
-        recipe, declared = known.recipe, known.recipe.target_accuracy
-        if (known.is_imagenet and declared is not None and opt_name in (None, recipe.opt_name)
+    for run_set in sets:
+        recipe, declared = run_set.recipe, run_set.recipe.target_accuracy
+        if (run_set.is_imagenet and declared is not None and opt_name in (None, recipe.opt_name)
                 and declared >= (target or 0)):
             if recipe.decay_epochs is not None:  # inexact if logged in steps
                 recipe = replace(recipe, decay_epochs=round(recipe.decay_epochs, 2))
-            groups.setdefault((recipe, generation_of(known), target or declared), []).append(known)
+            groups.setdefault((recipe, generation_of(run_set), target or declared), []).append(run_set)
     found = [Published(recipe, generation, tuple(members), goal)
              for (recipe, generation, goal), members in groups.items()]
     return sorted((p for p in found if p.epochs), key=lambda p: (p.recipe.global_batch_size, _age(p), -len(p.runs)))

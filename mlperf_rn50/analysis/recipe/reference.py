@@ -75,21 +75,21 @@ def schedule_phase(recipe: Recipe, epoch: float) -> int | None:
 
 
 @cache
-def _variances(known: RunSet) -> list[tuple[int, int, float]]:
+def _variances(run_set: RunSet) -> list[tuple[int, int, float]]:
     """Return (part of the schedule, degrees of freedom, variance) of each evaluation of two or more runs."""
     at: dict[int, list[float]] = defaultdict(list)
-    for run in known.converged:
+    for run in run_set.converged:
         for epoch, accuracy in run.curve:
             at[epoch].append(accuracy)
     return [(phase, len(values) - 1, statistics.variance(values)) for epoch, values in at.items()
-            if len(values) >= MIN_RUNS and (phase := schedule_phase(known.recipe, epoch)) is not None]
+            if len(values) >= MIN_RUNS and (phase := schedule_phase(run_set.recipe, epoch)) is not None]
 
 
 def typical_spreads(sets: Sequence[RunSet]) -> dict[int, float]:
     """Return the standard deviation within a set, pooled over sets, by part of the schedule."""
     found: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    for known in sets:
-        for phase, freedom, variance in _variances(known):
+    for run_set in sets:
+        for phase, freedom, variance in _variances(run_set):
             found[phase].append((freedom, variance))
     return {phase: math.sqrt(sum(n * v for n, v in pairs) / sum(n for n, _ in pairs))
             for phase, pairs in found.items()}
@@ -108,11 +108,11 @@ class Reference:
     @property
     def runs(self) -> Iterator[tuple[Run, float]]:
         """Pairs of a run and its epochs that correspond to one epoch of the compared run."""
-        return ((run, _scale(self.recipe, known.recipe)) for known in self.sets for run in known.converged)
+        return ((run, _scale(self.recipe, run_set.recipe)) for run_set in self.sets for run in run_set.converged)
 
     @property
     def num_runs(self) -> int:
-        return sum(len(known.converged) for known in self.sets)
+        return sum(len(run_set.converged) for run_set in self.sets)
 
 
 def dataset_of(config: Config) -> str | None:
@@ -172,9 +172,9 @@ def describe(recipe: Recipe) -> str:
     return f'{recipe.opt_name or "?"}, batch {recipe.global_batch_size}{rate}, {recipe.decay or "decay ?"}{length}'
 
 
-def name_of(known: RunSet) -> str:
+def name_of(run_set: RunSet) -> str:
     """Return the path of a set, or the name of a published one."""
-    name = f'{known.source} {known.org or ""} {known.name}' if known.is_published else known.source
+    name = f'{run_set.source} {run_set.org or ""} {run_set.name}' if run_set.is_published else run_set.source
     return printable(name[-_MAX_NAME:])
 
 

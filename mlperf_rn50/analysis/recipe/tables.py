@@ -53,11 +53,11 @@ def find_recipes(batch: int, opt_name: str | None, target: float | None, config:
 def _systems_table(recipes: Sequence[Published]) -> str:
     rows = []
     for letter, published in zip(ascii_uppercase, recipes):
-        for known in published.sets:
-            epochs, per_node = published.epochs_of(known), (known.num_accelerators or 0) // (known.num_nodes or 1)
-            layout = f'{known.num_nodes}x{per_node}' if per_node else f'{known.num_nodes}, CPUs'
-            rows.append([letter if known is published.sets[0] else '', f'{published.recipe.global_batch_size:,}',
-                         known.round, known.org or '-', known.name, layout, f'{100 * published.target:.4g} %',
+        for run_set in published.sets:
+            epochs, per_node = published.epochs_of(run_set), (run_set.num_accelerators or 0) // (run_set.num_nodes or 1)
+            layout = f'{run_set.num_nodes}x{per_node}' if per_node else f'{run_set.num_nodes}, CPUs'
+            rows.append([letter if run_set is published.sets[0] else '', f'{published.recipe.global_batch_size:,}',
+                         run_set.round, run_set.org or '-', run_set.name, layout, f'{100 * published.target:.4g} %',
                          ' '.join('-' if e is None else str(e) for e in epochs),
                          f'{sum(e is not None for e in epochs)} of {len(epochs)}'])
     head = ['', 'batch', 'round', 'organisation', 'system', 'layout', 'target', 'epochs', 'converged']

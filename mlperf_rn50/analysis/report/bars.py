@@ -40,7 +40,7 @@ def _draw_values(scene: Scene, name: str, title: str, unit: str, system_value: C
     """Draw a bar for the value of each system and a point for the value of each run."""
     picture, axes = scene.rows(name, title)
     sampled = scene.sample_runs(picture, _MAX_RUNS)
-    sizes = [system_value(s.system) for s in scene.shown]
+    sizes = [system_value(s.run_set) for s in scene.shown]
     points = [[(r, v) for r in runs if (v := run_value(r)) is not None] for runs in sampled]
     values = [v for v in (*sizes, *(v for pairs in points for _, v in pairs)) if v is not None]
     is_log = drawing.differ_tenfold(values)
@@ -80,8 +80,8 @@ def draw_epochs(scene: Scene) -> drawing.Picture:
 def draw_speedup(scene: Scene) -> drawing.Picture | None:
     """Draw speed-up against accelerators, with the ideal line; return None if nothing is compared."""
     study = scene.study
-    known = [(s, s.system.num_units, c) for s in scene.shown
-             if (c := study.comparisons[s.place]) and s.system.num_units]
+    known = [(s, s.run_set.num_units, c) for s in scene.shown
+             if (c := study.comparisons[s.place]) and s.run_set.num_units]
     base = study.baseline.num_units
     if len(known) < 2 or not base:
         return None
@@ -158,11 +158,11 @@ def draw_efficiency(scene: Scene) -> drawing.Picture | None:
 
 
 def draw_time_parts(scene: Scene) -> drawing.Picture | None:
-    if not any(s.system.parts for s in scene.shown):
+    if not any(s.run_set.parts for s in scene.shown):
         return None
     picture, axes = scene.rows('time_parts', 'Time by phase')
     for row, s in enumerate(scene.shown):
-        if (parts := s.system.parts) is None:
+        if (parts := s.run_set.parts) is None:
             continue
         seconds = [max(getattr(parts, name) or 0.0, 0.0) for _, name, _, _ in _PARTS]
         left = 0.0

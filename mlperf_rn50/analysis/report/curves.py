@@ -58,20 +58,20 @@ def _draw_target(scene: Scene, axes: Axes) -> list[Line2D]:
 def _draw_curves(scene: Scene, picture: Picture, axes: Axes, points_of: Callable[[Run], _Points], x_name: str,
                  lines: Sequence[Line2D] = ()) -> list[_Curve]:
     """Draw a curve per run, and a legend that includes the given lines; return all curves with points."""
-    systems = [[_Curve(r, [(x, y, f'{s.run_name(r)}: {text}') for x, y, text in points])
+    run_sets = [[_Curve(r, [(x, y, f'{s.run_name(r)}: {text}') for x, y, text in points])
                 for r in runs if (points := points_of(r))]
                for s, runs in zip(scene.shown, scene.sample_runs(picture, _MAX_CURVES))]
-    whole = [c for group in systems for c in group]
+    whole = [c for group in run_sets for c in group]
     if is_log := x_name == _MINUTES and differ_tenfold([c.points[-1][0] for c in whole]):  # 0 has no logarithm
-        later = [[_Curve(c.run, [p for p in c.points if p[0] > 0]) for c in group] for group in systems]
-        systems = [[c for c in group if c.points] for group in later]
-    drawn = [c for group in systems for c in group]
+        later = [[_Curve(c.run, [p for p in c.points if p[0] > 0]) for c in group] for group in run_sets]
+        run_sets = [[c for c in group if c.points] for group in later]
+    drawn = [c for group in run_sets for c in group]
     has_all_marks = sum(len(c.points) for c in drawn) <= _MAX_MARKS
     if not has_all_marks:
         picture.notes.append('Only the last point of each curve is marked')
-    for shown, group in zip(scene.shown, systems):
+    for shown, group in zip(scene.shown, run_sets):
         _draw_system(picture, axes, shown, group, has_all_marks)
-    legend(picture, [*explain_colours([s for s, group in zip(scene.shown, systems) if group]), *lines,
+    legend(picture, [*explain_colours([s for s, group in zip(scene.shown, run_sets) if group]), *lines,
                      *explain_marks([c.run for c in drawn])])
     if is_log:
         scale_up(axes.xaxis, x_name, [c.points[i][0] for c in drawn for i in (0, -1)])
@@ -142,8 +142,8 @@ def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> N
 
 def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
     """Draw disk and network rates of the first run with telemetry, one panel per node."""
-    files = find_telemetry(shown.system.folder)
-    runs = shown.system.runs if files else ()
+    files = find_telemetry(shown.run_set.folder)
+    runs = shown.run_set.runs if files else ()
     run, nodes = next(((r, nodes) for r in runs if (nodes := read_telemetry(r, files))), (None, []))
     if run is None:
         return None

@@ -24,8 +24,8 @@ _FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ra
 _EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')
 
 
-def _run_object(system: RunSet, run: Run) -> dict[str, Any]:
-    energy = system.energies.get(run.path)
+def _run_object(run_set: RunSet, run: Run) -> dict[str, Any]:
+    energy = run_set.energies.get(run.path)
     return {'file': str(run.path), 'status': run.status, 'epochs_to_converge': run.epochs_to_converge,
             'time_to_train_s': run.time_to_train_s, 'final_accuracy': run.final_accuracy, 'seed': run.seed,
             'last_epoch': run.last_epoch, 'age_s': run.age_s,
@@ -40,41 +40,41 @@ def _run_object(system: RunSet, run: Run) -> dict[str, Any]:
                         for name, s in run.sources.items()}}
 
 
-def _system_object(study: Study, system: RunSet, comparison: Comparison | None) -> dict[str, Any]:
+def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None) -> dict[str, Any]:
     """Return a system of the JSON report, without runs."""
-    parts, energy, verdict = system.parts, system.energy, rcp.check_rcp(system)
+    parts, energy, verdict = run_set.parts, run_set.energy, rcp.check_rcp(run_set)
     return {
-        'round': system.round, 'benchmark': system.runs[0].benchmark, 'org': system.org, 'system': system.name,
-        'study': study.name, **{name: getattr(system, name) for name in _FACTS},
-        'optimizer': next((dict(r.optimizer) for r in system.runs if r.optimizer and not system.refusal), {}),
-        'dataset': system.dataset, 'is_imagenet': system.is_imagenet, 'num_runs': len(system.runs),
-        'num_converged': len(system.converged), 'refusal': system.refusal, 'runs': [],
-        'epochs_to_converge_mean': system.epochs_mean, 'score_minutes': system.score_minutes,
-        'official_score_minutes': rcp.official_score_minutes(system),
-        'time_to_train_mean_s': system.time_s, 'time_to_train_spread_s': system.spread_s,
-        'images_per_s': system.images_per_s, 'seconds_per_epoch': system.epoch_s,
+        'round': run_set.round, 'benchmark': run_set.runs[0].benchmark, 'org': run_set.org, 'system': run_set.name,
+        'study': study.name, **{name: getattr(run_set, name) for name in _FACTS},
+        'optimizer': next((dict(r.optimizer) for r in run_set.runs if r.optimizer and not run_set.refusal), {}),
+        'dataset': run_set.dataset, 'is_imagenet': run_set.is_imagenet, 'num_runs': len(run_set.runs),
+        'num_converged': len(run_set.converged), 'refusal': run_set.refusal, 'runs': [],
+        'epochs_to_converge_mean': run_set.epochs_mean, 'score_minutes': run_set.score_minutes,
+        'official_score_minutes': rcp.official_score_minutes(run_set),
+        'time_to_train_mean_s': run_set.time_s, 'time_to_train_spread_s': run_set.spread_s,
+        'images_per_s': run_set.images_per_s, 'seconds_per_epoch': run_set.epoch_s,
         'time_parts_s': {'init': parts.init_s, 'first_epoch': parts.first_s, 'later_epochs': parts.training_s,
                          'evaluation': parts.evaluation_s, 'other': parts.other_s} if parts else None,
-        'node_hours': system.node_hours, 'price_per_node_hour': study.price_per_node_hour, 'cost': study.cost(system),
+        'node_hours': run_set.node_hours, 'price_per_node_hour': study.price_per_node_hour, 'cost': study.cost(run_set),
         'cpu_kwh': kwh(energy.cpu_joules) if energy else None, 'gpu_kwh': kwh(energy.gpu_joules) if energy else None,
-        'images_per_joule': system.images_per_joule, 'energy_not_measured': dict(energy.reasons) if energy else None,
+        'images_per_joule': run_set.images_per_joule, 'energy_not_measured': dict(energy.reasons) if energy else None,
         'baseline': study.baseline.name if any(study.comparisons) else None,
         **{name: getattr(comparison, name, None) for name in _FACTORS},
         'rcp': {'ruleset': verdict.ruleset, 'reference_epochs': verdict.reference_epochs,
                 'min_epochs': verdict.min_epochs, 'passed': verdict.passed, 'text': verdict.text} if verdict else None,
-        'warnings': [*set_warnings(system), *study.notes_by_start.get(system.name, ())]}
+        'warnings': [*set_warnings(run_set), *study.notes_by_start.get(run_set.name, ())]}
 
 
 def _systems(studies: Sequence[Study]) -> Iterator[tuple[RunSet, dict[str, Any]]]:
     for study in studies:
-        for system, comparison in zip(study.systems, study.comparisons):
-            yield system, _system_object(study, system, comparison)
+        for run_set, comparison in zip(study.run_sets, study.comparisons):
+            yield run_set, _system_object(study, run_set, comparison)
 
 
 def render_json(studies: Sequence[Study]) -> str:
     """Return the JSON report, whose keys are described in docs/results.md."""
-    systems = [{**entry, 'runs': [_run_object(s, r) for r in s.runs]} for s, entry in _systems(studies)]
-    return json.dumps({'format': FORMAT, 'version': mlperf_rn50.__version__, 'systems': systems}, indent=1,
+    run_sets = [{**entry, 'runs': [_run_object(s, r) for r in s.runs]} for s, entry in _systems(studies)]
+    return json.dumps({'format': FORMAT, 'version': mlperf_rn50.__version__, 'systems': run_sets}, indent=1,
                       allow_nan=False)
 
 
@@ -93,10 +93,10 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 def render_csv(studies: Sequence[Study]) -> str:
     """Return a row per run: plain values of the system, then of the run."""
     rows: list[dict[str, Any]] = []
-    for system, entry in _systems(studies):
+    for run_set, entry in _systems(studies):
         shared = _plain(entry)
-        rows += ({**shared, **_plain(_run_object(system, run)), 'num_evaluations': len(run.evaluations),
-                  'num_warnings': len(run.warnings)} for run in system.runs)
+        rows += ({**shared, **_plain(_run_object(run_set, run)), 'num_evaluations': len(run.evaluations),
+                  'num_warnings': len(run.warnings)} for run in run_set.runs)
     out = io.StringIO()
     writer = csv.DictWriter(out, list(dict.fromkeys(k for row in rows for k in row)), lineterminator='\n')
     writer.writeheader()
@@ -109,9 +109,9 @@ def render_evaluations_csv(studies: Sequence[Study]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator='\n')
     writer.writerow(['study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed', *_EVALUATION])
-    for study, system in ((a, b) for a in studies for b in a.systems):
-        facts = [study.name, system.name, *(getattr(system, name) for name in _EVALUATION_FACTS)]
-        for run in system.runs:
+    for study, run_set in ((a, b) for a in studies for b in a.run_sets):
+        facts = [study.name, run_set.name, *(getattr(run_set, name) for name in _EVALUATION_FACTS)]
+        for run in run_set.runs:
             shared = [_spreadsheet(v) for v in (*facts, str(run.path), run.status, run.seed)]
             writer.writerows((*shared, *(getattr(e, name) for name in _EVALUATION)) for e in run.evaluations)
     return out.getvalue().rstrip('\n')

@@ -26,7 +26,7 @@ def _status(run: Run) -> str:
 
 def runs_table(study: Study) -> Table:
     """Return the table of runs; if there are too many for a page, converged runs are omitted first."""
-    runs = [(s, r) for s in study.systems for r in s.runs]
+    runs = [(s, r) for s in study.run_sets for r in s.runs]
     first = sorted(range(len(runs)), key=lambda i: runs[i][1].status == 'converged')[:_MAX_RUNS]
     shown = [runs[i] for i in sorted(first)]
     rows = tuple((Cell(s.name), Cell(r.path.name), Cell(_status(r)),
@@ -47,9 +47,9 @@ def runs_table(study: Study) -> Table:
 def scaling_table(study: Study) -> Table:
     rows = []
     for c in study.comparisons:
-        if c and c.system is not study.baseline:
-            times, training = time_refs(c.system, c.baseline), training_refs(c.system, c.baseline)
-            rows.append((Cell(c.system.name), number_cell(c.speedup, ',.2f', times),
+        if c and c.run_set is not study.baseline:
+            times, training = time_refs(c.run_set, c.baseline), training_refs(c.run_set, c.baseline)
+            rows.append((Cell(c.run_set.name), number_cell(c.speedup, ',.2f', times),
                          number_cell(c.throughput_gain, ',.2f', training),
                          number_cell(c.epoch_ratio, ',.3f', training),
                          number_cell(c.share_ratio, ',.3f', times + training),
@@ -67,7 +67,7 @@ def rates_table(study: Study) -> Table:
     rows = tuple((Cell(s.name), number_cell(r.units), number_cell(r.ideal, ',.1f', training_refs(study.baseline)),
                   number_cell(r.real, ',.1f', training_refs(s)),
                   percent_cell(r.efficiency, '.0f', training_refs(s, study.baseline)))
-                 for s, r in zip(study.systems, study.rates) if r and not s.refusal)
+                 for s, r in zip(study.run_sets, study.rates) if r and not s.refusal)
     return Table('Scaling efficiency of throughput', ('system', unit_name(study), 'ideal images/s', 'real images/s',
                                                       'efficiency'), rows if len(rows) > 1 else ())
 
@@ -90,13 +90,13 @@ def parts_table(study: Study) -> Table:
                   *(number_cell(seconds, ',.1f', time_refs(s) + training_refs(s))
                     for seconds in (p.first_s, p.training_s, p.evaluation_s, p.other_s)),
                   number_cell(p.on_clock_s, ',.1f', time_refs(s)))
-                 for s in study.systems if not s.refusal and (p := s.parts))
+                 for s in study.run_sets if not s.refusal and (p := s.parts))
     return Table('Time by phase, seconds per run', ('system', 'initialisation (before the clock)', 'first epoch',
                                                     'later epochs', 'evaluation', 'other', 'on the clock'), rows)
 
 
 def energy_table(study: Study) -> Table:
-    known = [(s, e) for s in study.systems if not s.refusal and (e := s.energy) and e.joules and e.seconds]
+    known = [(s, e) for s in study.run_sets if not s.refusal and (e := s.energy) and e.joules and e.seconds]
     rows = [(Cell(s.name), number_cell(e.seconds, ',.1f', time_refs(s)), figures_cell(kwh(e.joules)),
              Cell(' and '.join(kind.upper() + 's' for kind in e.measured)),
              figures_cell((e.joules or 0.0) / e.seconds)) for s, e in known]
@@ -104,13 +104,13 @@ def energy_table(study: Study) -> Table:
                  'Sum over all nodes from run_start to run_stop.')
 
 
-def energy_notes(system: RunSet) -> list[str]:
+def energy_notes(run_set: RunSet) -> list[str]:
     """Return why energy was not measured for some runs or kinds of devices."""
     notes = []
     for kind in KINDS:
-        missing = [(p.name, e.reasons[kind]) for p, e in system.energies.items() if kind in e.reasons]
-        odd = [m for m in missing if m[1] not in (NO_TELEMETRY, NO_COUNTERS) or len(missing) < len(system.energies)]
-        notes += [f'{kind.upper()} energy was not measured in {len(odd)} of {len(system.runs)} runs; {name}: {reason}'
+        missing = [(p.name, e.reasons[kind]) for p, e in run_set.energies.items() if kind in e.reasons]
+        odd = [m for m in missing if m[1] not in (NO_TELEMETRY, NO_COUNTERS) or len(missing) < len(run_set.energies)]
+        notes += [f'{kind.upper()} energy was not measured in {len(odd)} of {len(run_set.runs)} runs; {name}: {reason}'
                   for name, reason in odd[:1]]
     return notes
 
@@ -118,9 +118,9 @@ def energy_notes(system: RunSet) -> list[str]:
 def reads_table(study: Study) -> Table:
     """Return the training data read by each node, from the first run with these metrics."""
     rows = []
-    for system, node in ((s, n) for s in study.systems for n in next(filter(None, map(read_node_reads, s.runs)), [])):
+    for run_set, node in ((s, n) for s in study.run_sets for n in next(filter(None, map(read_node_reads, s.runs)), [])):
         first, later = ((node.path, node.first_line),), ((node.path, node.last_line),)
-        rows.append((Cell(system.name), Cell(node.host), number_cell(node.first_bytes / 1e6, ',.2f', first),
+        rows.append((Cell(run_set.name), Cell(node.host), number_cell(node.first_bytes / 1e6, ',.2f', first),
                      percent_cell(ratio(node.first_new_bytes, node.first_bytes), '.1f', first),
                      number_cell(None if node.later_bytes is None else node.later_bytes / 1e6, ',.2f', later),
                      percent_cell(ratio(node.later_new_bytes, node.later_bytes), '.1f', later)))
@@ -131,7 +131,7 @@ def reads_table(study: Study) -> Table:
 
 
 def rcp_table(study: Study) -> Table:
-    verdicts = [(s, v) for s in study.systems if (v := rcp.check_rcp(s))]
+    verdicts = [(s, v) for s in study.run_sets if (v := rcp.check_rcp(s))]
     rows = tuple((Cell(s.name), number_cell(s.global_batch_size),
                   *(number_cell(epochs, ',.2f') for epochs in (v.epochs, v.reference_epochs, v.min_epochs)),
                   Cell(f'{v.ruleset}{"" if v.is_of_round else f" ({s.round} has none)"}'), Cell(v.text))

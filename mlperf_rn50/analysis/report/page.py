@@ -60,29 +60,29 @@ def _read_lines(path: Path, numbers: set[int]) -> dict[int, str]:
 
 def _answer(study: Study) -> list[str]:
     """Return a sentence per system; with many systems, only for the baseline and the fastest."""
-    pairs = list(zip(study.systems, study.comparisons))
+    pairs = list(zip(study.run_sets, study.comparisons))
     if len(pairs) <= _MAX_ANSWERS:
         return [_system_answer(study, s, c) for s, c in pairs]
-    fastest = min((s for s in study.systems if s.time_s), key=lambda s: s.time_s or 0.0, default=None)
+    fastest = min((s for s in study.run_sets if s.time_s), key=lambda s: s.time_s or 0.0, default=None)
     chosen = [_system_answer(study, s, c) for s, c in pairs if s is study.baseline or s is fastest]
     return [*chosen, f'{len(pairs)} systems: this list has the baseline and the fastest, the table below has all']
 
 
-def _system_answer(study: Study, system: RunSet, comparison: Comparison | None) -> str:
-    if system.refusal:
-        return f'{system.name}: refused, {system.refusal}'
-    name = system.name + ('' if system.num_nodes is None else f' ({plural(system.num_nodes, "node")})')
-    num_running = sum(r.status == 'running' for r in system.runs)
+def _system_answer(study: Study, run_set: RunSet, comparison: Comparison | None) -> str:
+    if run_set.refusal:
+        return f'{run_set.name}: refused, {run_set.refusal}'
+    name = run_set.name + ('' if run_set.num_nodes is None else f' ({plural(run_set.num_nodes, "node")})')
+    num_running = sum(r.status == 'running' for r in run_set.runs)
     still = f', {num_running} still running' if num_running else ''
-    if system.time_s is None or system.epochs_mean is None:
-        return f'{name}: none of {len(system.runs)} runs reached the target{still}'
-    basis = 'MLPerf score' if system.score_minutes is not None else f'mean of {len(system.converged)} runs'
-    text = f'{name}: {system.epochs_mean:.1f} epochs, {system.time_s / 60:.2f} min ({basis})'
-    if (official := official_minutes(system)) is not None:
+    if run_set.time_s is None or run_set.epochs_mean is None:
+        return f'{name}: none of {len(run_set.runs)} runs reached the target{still}'
+    basis = 'MLPerf score' if run_set.score_minutes is not None else f'mean of {len(run_set.converged)} runs'
+    text = f'{name}: {run_set.epochs_mean:.1f} epochs, {run_set.time_s / 60:.2f} min ({basis})'
+    if (official := official_minutes(run_set)) is not None:
         text += f', official score {official:.2f} min'
-    if (cost := study.cost(system)) is not None:
-        text += f', {money(cost)} for {system.node_hours:,.3g} node-hours'
-    if comparison and system is not study.baseline:
+    if (cost := study.cost(run_set)) is not None:
+        text += f', {money(cost)} for {run_set.node_hours:,.3g} node-hours'
+    if comparison and run_set is not study.baseline:
         text += f', {comparison.speedup:.1f} times as fast as {study.baseline.name}'
         if comparison.efficiency is not None:
             text += f', efficiency {100 * comparison.efficiency:.0f} %'
@@ -123,7 +123,7 @@ def render_html(studies: Sequence[Study], drawn: Sequence[list[Picture]], folder
     sources = _Sources()
     overview = overview_table(studies)
     title = heading(studies[0]) if len(studies) == 1 else (
-        f'ResNet-50 in MLPerf logs: {sum(len(s.systems) for s in studies)} systems in {len(studies)} studies')
+        f'ResNet-50 in MLPerf logs: {sum(len(s.run_sets) for s in studies)} systems in {len(studies)} studies')
     return page_template('report/page.html').render(
         title=title, overview=_table(overview, 'systems', sources) if overview else None,
         sections=[_section(i, s, p, sources) for i, (s, p) in enumerate(zip(studies, drawn), start=1)],

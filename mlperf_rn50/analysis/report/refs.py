@@ -28,16 +28,16 @@ def clock_refs(run: Run) -> tuple[Ref, ...]:
     return line_refs(run, keys.RUN_START, keys.RUN_STOP)
 
 
-def time_refs(*systems: RunSet | None) -> tuple[Ref, ...]:
-    return tuple(ref for s in systems if s for r in s.scored for ref in clock_refs(r))
+def time_refs(*run_sets: RunSet | None) -> tuple[Ref, ...]:
+    return tuple(ref for s in run_sets if s for r in s.scored for ref in clock_refs(r))
 
 
-def training_refs(*systems: RunSet | None) -> tuple[Ref, ...]:
-    return tuple(ref for s in systems if s for ref in s.training_lines)
+def training_refs(*run_sets: RunSet | None) -> tuple[Ref, ...]:
+    return tuple(ref for s in run_sets if s for ref in s.training_lines)
 
 
 def unit_name(study: Study) -> str:
-    return 'accelerators' if any(s.num_accelerators for s in study.systems) else 'ranks'
+    return 'accelerators' if any(s.num_accelerators for s in study.run_sets) else 'ranks'
 
 
 def heading(study: Study) -> str:

@@ -27,12 +27,12 @@ class SystemStyle:
     """A system with its label and colour."""
 
     place: int  # in the study
-    system: RunSet
+    run_set: RunSet
     label: str
     colour: str
 
     def run_name(self, run: Run) -> str:
-        return f'{short(self.system.name, 100)}/{short(run.path.name, MAX_NAME)}'
+        return f'{short(self.run_set.name, 100)}/{short(run.path.name, MAX_NAME)}'
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Scene:
 
     @property
     def base_label(self) -> str:
-        return next((s.label for s in self.shown if s.system is self.study.baseline),
+        return next((s.label for s in self.shown if s.run_set is self.study.baseline),
                     short(self.study.baseline.name, MAX_NAME))
 
     def picture(self, name: str, title: str, height_in: float) -> tuple[Picture, Axes]:
@@ -64,26 +64,26 @@ class Scene:
     def sample_runs(self, picture: Picture, most: int) -> list[Sequence[Run]]:
         """Return the runs to draw for each system, at most this many in total; add a note if runs are omitted."""
         each = max(most // max(len(self.shown), 1), 2)
-        if any(len(s.system.runs) > each for s in self.shown):
+        if any(len(s.run_set.runs) > each for s in self.shown):
             picture.notes.append(f'At most {each} runs of each system are drawn, evenly spaced from fastest to slowest')
-        return [thin(sorted(s.system.runs, key=lambda r: inf if r.time_to_train_s is None else r.time_to_train_s)
-                     if len(s.system.runs) > each else s.system.runs, each) for s in self.shown]
+        return [thin(sorted(s.run_set.runs, key=lambda r: inf if r.time_to_train_s is None else r.time_to_train_s)
+                     if len(s.run_set.runs) > each else s.run_set.runs, each) for s in self.shown]
 
 
 def make_scene(study: Study) -> Scene:
     """Return the scene with all systems that are not refused, or with a sample if there are too many."""
-    nodes = {s.num_nodes: None for s in study.systems if s.num_nodes is not None}
-    has_unique_nodes = len(nodes) == len(study.systems)
-    names = [plural(n, 'node') for n in nodes] if has_unique_nodes else [printable(s.name) for s in study.systems]
+    nodes = {s.num_nodes: None for s in study.run_sets if s.num_nodes is not None}
+    has_unique_nodes = len(nodes) == len(study.run_sets)
+    names = [plural(n, 'node') for n in nodes] if has_unique_nodes else [printable(s.name) for s in study.run_sets]
     notes = []
-    places = [i for i, s in enumerate(study.systems) if s.refusal is None]
-    if refused := [names[i] for i, s in enumerate(study.systems) if s.refusal is not None]:
+    places = [i for i, s in enumerate(study.run_sets) if s.refusal is None]
+    if refused := [names[i] for i, s in enumerate(study.run_sets) if s.refusal is not None]:
         notes.append(f'Not drawn because they are refused: {some(refused, _MAX_NAMES)}')
     shown = _spread(study, places, _MAX_SYSTEMS)
     if len(shown) < len(places):
         notes.append(f'{len(shown)} of {len(places)} systems are drawn, evenly spaced from fastest to slowest')
     colours = dict(zip(_spread(study, shown, len(COLOURS)), COLOURS))
-    return Scene(study, tuple(SystemStyle(i, study.systems[i], short(names[i], MAX_NAME), colours.get(i, INK))
+    return Scene(study, tuple(SystemStyle(i, study.run_sets[i], short(names[i], MAX_NAME), colours.get(i, INK))
                                for i in shown), tuple(notes))
 
 
@@ -91,8 +91,8 @@ def _spread(study: Study, places: Sequence[int], most: int) -> list[int]:
     """Return at most this many places, evenly spaced from fastest to slowest system, including the baseline."""
     if len(places) <= most:
         return list(places)
-    base = [i for i in places if study.systems[i] is study.baseline]
-    others = sorted((i for i in places if i not in base), key=lambda i: study.systems[i].time_s or inf)
+    base = [i for i in places if study.run_sets[i] is study.baseline]
+    others = sorted((i for i in places if i not in base), key=lambda i: study.run_sets[i].time_s or inf)
     return sorted([*base, *thin(others, most - len(base))])
 
 

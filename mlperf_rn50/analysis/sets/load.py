@@ -136,24 +136,24 @@ def _find_submitters(runs: Sequence[Run]) -> list[str]:
     return [f'the logs contain {len(named)} submitters, expected one: {", ".join(texts)}']
 
 
-def _mark_duplicates(systems: Sequence[RunSet]) -> list[RunSet]:
+def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
     """Return the systems, marked if their logs duplicate those of an earlier system."""
-    homes = {id(r): i for i, s in enumerate(systems) for r in s.runs}
-    found: dict[int, dict[int, list[Copy]]] = {i: {} for i in range(len(systems))}
-    for copy in find_copies([r for s in systems for r in s.runs]):
+    homes = {id(r): i for i, s in enumerate(run_sets) for r in s.runs}
+    found: dict[int, dict[int, list[Copy]]] = {i: {} for i in range(len(run_sets))}
+    for copy in find_copies([r for s in run_sets for r in s.runs]):
         home, other = homes[id(copy.run)], homes[id(copy.original)]
         if home != other:
             found[home].setdefault(other, []).append(copy)
-    return [replace(s, doubts=(*s.doubts, *(_duplicate_text(s, systems[i], copies) for i, copies in found[k].items())),
-                    is_copy=sum(map(len, found[k].values())) == len(s.runs)) for k, s in enumerate(systems)]
+    return [replace(s, doubts=(*s.doubts, *(_duplicate_text(s, run_sets[i], copies) for i, copies in found[k].items())),
+                    is_copy=sum(map(len, found[k].values())) == len(s.runs)) for k, s in enumerate(run_sets)]
 
 
-def _duplicate_text(system: RunSet, other: RunSet, copies: Sequence[Copy]) -> str:
-    name = other.name if other.name != system.name else str(other.folder)
+def _duplicate_text(run_set: RunSet, other: RunSet, copies: Sequence[Copy]) -> str:
+    name = other.name if other.name != run_set.name else str(other.folder)
     if len(copies) == 1:
         copy = copies[0]
         return f'{copy.run.path.name} has the same times as {copy.original.path.name} of {name}; one is a duplicate'
-    count = f'all {len(copies)}' if len(copies) == len(system.runs) else f'{len(copies)} of {len(system.runs)}'
+    count = f'all {len(copies)}' if len(copies) == len(run_set.runs) else f'{len(copies)} of {len(run_set.runs)}'
     return f'{count} logs have the same times as logs of {name}; they are duplicates, not runs of another system'
 
 
@@ -173,7 +173,7 @@ def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
         UserError: a path contains no log, or no log can be read.
     """
     found, faults = _find_logs(paths)
-    systems = [_make_system(folder, (_unreadable(folder),), f'the folder cannot be read: {e.strerror}')
+    run_sets = [_make_system(folder, (_unreadable(folder),), f'the folder cannot be read: {e.strerror}')
                for e in faults for folder in (Path(e.filename),)]
     others: list[OtherBenchmark] = []
     loaded = iter(_load_runs([log for logs in found.values() for log in logs]))
@@ -182,10 +182,10 @@ def load_run_sets(paths: Sequence[Path]) -> list[RunSet]:
         if isinstance(runs, OtherBenchmark):
             others.append(runs)
         else:
-            systems.append(_make_system(folder, runs, _find_difference(runs)))
-    if not systems:
+            run_sets.append(_make_system(folder, runs, _find_difference(runs)))
+    if not run_sets:
         raise others[0]
-    if all(r.status == 'unreadable' for s in systems for r in s.runs) and not faults:
-        run = systems[0].runs[0]
+    if all(r.status == 'unreadable' for s in run_sets for r in s.runs) and not faults:
+        run = run_sets[0].runs[0]
         raise UserError(f'{run.path}: {run.warnings[0].text}')
-    return _mark_duplicates(sorted(systems, key=lambda s: (str(s.study), s.num_units or 0, s.num_nodes or 0, s.name)))
+    return _mark_duplicates(sorted(run_sets, key=lambda s: (str(s.study), s.num_units or 0, s.num_nodes or 0, s.name)))

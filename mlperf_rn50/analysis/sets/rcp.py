@@ -25,27 +25,27 @@ class RcpVerdict:
     text: str
 
 
-def _ruleset(system: RunSet) -> str | None:
+def _ruleset(run_set: RunSet) -> str | None:
     """Return the ruleset of the round, or None if it has no points."""
-    ruleset = f'{system.round[1:]}.0'
+    ruleset = f'{run_set.round[1:]}.0'
     return ruleset if ruleset in _RULESETS else None
 
 
-def is_scaled(system: RunSet) -> bool:
+def is_scaled(run_set: RunSet) -> bool:
     """Return whether result_summarizer may scale the score, as in the closed division of rounds with points."""
-    return (_ruleset(system) is not None and {r.division for r in system.runs if r.division} == {keys.CLOSED}
-            and all((r.final_accuracy or 0) >= TARGET for r in system.converged))
+    return (_ruleset(run_set) is not None and {r.division for r in run_set.runs if r.division} == {keys.CLOSED}
+            and all((r.final_accuracy or 0) >= TARGET for r in run_set.converged))
 
 
-def is_applicable(system: RunSet) -> bool:
+def is_applicable(run_set: RunSet) -> bool:
     """Return whether there are points for a set: five runs on ImageNet to 75.9 %, of which at least four converged."""
-    return (system.is_imagenet and system.score_minutes is not None and system.global_batch_size is not None
-            and (system.target_accuracy == TARGET or is_scaled(system)))
+    return (run_set.is_imagenet and run_set.score_minutes is not None and run_set.global_batch_size is not None
+            and (run_set.target_accuracy == TARGET or is_scaled(run_set)))
 
 
-def olympic_epochs(system: RunSet) -> float:
+def olympic_epochs(run_set: RunSet) -> float:
     """Return mean epochs without the fewest and the most; a run without convergence has the most."""
-    epochs = [float('inf') if r.epochs_to_converge is None else r.epochs_to_converge for r in system.counted]
+    epochs = [float('inf') if r.epochs_to_converge is None else r.epochs_to_converge for r in run_set.counted]
     return statistics.fmean(sorted(epochs)[1:-1])
 
 
@@ -56,14 +56,14 @@ def _checker(ruleset: str) -> Any:
     return RCP_Checker('training', ruleset, 'resnet', False)
 
 
-def check_rcp(system: RunSet) -> RcpVerdict | None:
+def check_rcp(run_set: RunSet) -> RcpVerdict | None:
     """Return the verdict against the pruned points; None if the set has none or mlperf-logging is missing."""
-    if not is_applicable(system):
+    if not is_applicable(run_set):
         return None
-    ruleset = _ruleset(system)
+    ruleset = _ruleset(run_set)
     try:
-        return _verdict(ruleset or _RULESETS[-1], ruleset is not None, is_scaled(system),
-                        system.global_batch_size or 0, olympic_epochs(system))
+        return _verdict(ruleset or _RULESETS[-1], ruleset is not None, is_scaled(run_set),
+                        run_set.global_batch_size or 0, olympic_epochs(run_set))
     except ImportError:
         return None
 
@@ -93,7 +93,7 @@ def _verdict(ruleset: str, is_of_round: bool, has_scaling: bool, batch: int, epo
     return RcpVerdict(ruleset, is_of_round, mean, least, epochs, True, factor if has_scaling else 1.0, text)
 
 
-def official_score_minutes(system: RunSet) -> float | None:
+def official_score_minutes(run_set: RunSet) -> float | None:
     """Return the score of result_summarizer, scaled if the runs took fewer epochs than the reference."""
-    verdict = check_rcp(system)
-    return system.score_minutes * verdict.scaling if system.score_minutes and verdict else system.score_minutes
+    verdict = check_rcp(run_set)
+    return run_set.score_minutes * verdict.scaling if run_set.score_minutes and verdict else run_set.score_minutes

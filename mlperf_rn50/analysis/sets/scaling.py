@@ -37,7 +37,7 @@ def scale_rate(base_units: int, base_rate: float, units: int, rate: float) -> Ra
 class Comparison:
     """A system against the baseline of its study; factors above 1 are faster."""
 
-    system: RunSet
+    run_set: RunSet
     baseline: RunSet
     speedup: float  # time of the baseline over that of the system
     efficiency: float | None  # speedup over the ratio of units, None for different kinds of units
@@ -48,32 +48,32 @@ class Comparison:
     identity_error: float | None  # |throughput_gain x epoch_ratio x share_ratio / speedup - 1|
 
 
-def full_speed_share(system: RunSet) -> float | None:
+def full_speed_share(run_set: RunSet) -> float | None:
     """Return the share of the time to train in epochs at full speed, without first-epoch overhead and evaluations."""
-    parts, epoch_s, epochs = system.parts, system.epoch_s, system.scored_epochs_mean
+    parts, epoch_s, epochs = run_set.parts, run_set.epoch_s, run_set.scored_epochs_mean
     if parts is None or epoch_s is None or epochs is None or not parts.on_clock_s:
         return None
     return epochs * epoch_s / parts.on_clock_s
 
 
-def has_other_units(system: RunSet, baseline: RunSet) -> bool:
+def has_other_units(run_set: RunSet, baseline: RunSet) -> bool:
     """Return whether the units differ in kind: accelerators of two models, or accelerators and CPU ranks."""
-    models, counts = (system.accelerator, baseline.accelerator), (system.num_accelerators, baseline.num_accelerators)
+    models, counts = (run_set.accelerator, baseline.accelerator), (run_set.num_accelerators, baseline.num_accelerators)
     return None not in models and models[0] != models[1] or None not in counts and bool(counts[0]) != bool(counts[1])
 
 
-def compare(system: RunSet, baseline: RunSet) -> Comparison | None:
+def compare(run_set: RunSet, baseline: RunSet) -> Comparison | None:
     """Compare a system with a baseline; return None without both times, or for a duplicate system."""
-    time_s, base_s = system.time_s, baseline.time_s
-    if not time_s or not base_s or system.is_copy and system is not baseline:
+    time_s, base_s = run_set.time_s, baseline.time_s
+    if not time_s or not base_s or run_set.is_copy and run_set is not baseline:
         return None
-    units = None if has_other_units(system, baseline) else ratio(system.num_units, baseline.num_units)
+    units = None if has_other_units(run_set, baseline) else ratio(run_set.num_units, baseline.num_units)
     total = base_s / time_s
-    gain = ratio(system.images_per_s, baseline.images_per_s)
-    epochs = ratio(baseline.scored_epochs_mean, system.scored_epochs_mean)
-    share = ratio(full_speed_share(system), full_speed_share(baseline))
+    gain = ratio(run_set.images_per_s, baseline.images_per_s)
+    epochs = ratio(baseline.scored_epochs_mean, run_set.scored_epochs_mean)
+    share = ratio(full_speed_share(run_set), full_speed_share(baseline))
     error = abs(gain * epochs * share / total - 1) if gain and epochs and share else None
-    return Comparison(system, baseline, total, ratio(total, units), gain, ratio(gain, units), epochs, share, error)
+    return Comparison(run_set, baseline, total, ratio(total, units), gain, ratio(gain, units), epochs, share, error)
 
 
 @dataclass(frozen=True)
@@ -97,19 +97,19 @@ def _compare_pair(a: RunSet, b: RunSet) -> Split | None:
     return Split(a.num_units, fast, slow, max(rate_a, rate_b) / min(rate_a, rate_b) - 1, times - 1 if times else None)
 
 
-def _by_units(systems: Sequence[RunSet]) -> dict[int, list[RunSet]]:
+def _by_units(run_sets: Sequence[RunSet]) -> dict[int, list[RunSet]]:
     """Group the systems with a throughput by number of units."""
     groups: dict[int, list[RunSet]] = {}
-    for system in systems:
-        if system.num_units and system.images_per_s and not system.is_copy:
-            groups.setdefault(system.num_units, []).append(system)
+    for run_set in run_sets:
+        if run_set.num_units and run_set.images_per_s and not run_set.is_copy:
+            groups.setdefault(run_set.num_units, []).append(run_set)
     return groups
 
 
-def compare_splits(systems: Sequence[RunSet]) -> list[Split]:
+def compare_splits(run_sets: Sequence[RunSet]) -> list[Split]:
     """Compare systems with equal units on different numbers of nodes in pairs, or the extremes of very many systems."""
     splits: list[Split] = []
-    for group in _by_units(systems).values():
+    for group in _by_units(run_sets).values():
         if len(group) > MAX_OF_SPLITS:
             fastest = max(group, key=lambda s: s.images_per_s or 0.0)
             found = filter(None, (_compare_pair(fastest, s) for s in group if s is not fastest))
@@ -124,7 +124,7 @@ class Study:
     """Systems in one folder with the same data set and target, which can be compared."""
 
     name: str
-    systems: tuple[RunSet, ...]
+    run_sets: tuple[RunSet, ...]
     baseline: RunSet
     comparisons: tuple[Comparison | None, ...]  # None without a time; all None if only one has a time
     splits: tuple[Split, ...]
@@ -133,9 +133,9 @@ class Study:
     notes: tuple[str, ...]
     price_per_node_hour: float | None = None  # in any currency
 
-    def cost(self, system: RunSet) -> float | None:
+    def cost(self, run_set: RunSet) -> float | None:
         """Return the cost of a system's time, or None if price, time or number of nodes is unknown."""
-        price, hours = self.price_per_node_hour, system.node_hours
+        price, hours = self.price_per_node_hour, run_set.node_hours
         return None if price is None or hours is None else hours * price
 
     @cached_property
@@ -149,96 +149,96 @@ class Study:
         return found
 
 
-def _cautions_of(system: RunSet, baseline: RunSet) -> list[str]:
+def _cautions_of(run_set: RunSet, baseline: RunSet) -> list[str]:
     result = []
-    if has_other_units(system, baseline):
+    if has_other_units(run_set, baseline):
         kinds = [s.accelerator or ('accelerators' if s.num_accelerators else 'ranks on CPUs')
-                 for s in (system, baseline)]
+                 for s in (run_set, baseline)]
         result.append(f'{kinds[0]}, not {kinds[1]} as in {baseline.name}; the speed-up compares different hardware and '
                       'has no efficiency')
-    if system.round != baseline.round:
-        result.append(f'rules of {system.round}, not {baseline.round} as in {baseline.name}')
-    if system.division and baseline.division and system.division != baseline.division:
-        result.append(f'{system.division} division, not {baseline.division} as in {baseline.name}')
-    return [f'{system.name}: {text}' for text in result]
+    if run_set.round != baseline.round:
+        result.append(f'rules of {run_set.round}, not {baseline.round} as in {baseline.name}')
+    if run_set.division and baseline.division and run_set.division != baseline.division:
+        result.append(f'{run_set.division} division, not {baseline.division} as in {baseline.name}')
+    return [f'{run_set.name}: {text}' for text in result]
 
 
-def _machine(system: RunSet) -> str:
+def _machine(run_set: RunSet) -> str:
     """Return the platform without a leading number of nodes as in 2xDGX-1, or '' if unknown."""
-    platform = system.platform or UNNAMED
+    platform = run_set.platform or UNNAMED
     return '' if platform == UNNAMED else re.sub(r'^\d+ *x *', '', platform).casefold()
 
 
 def _unknown_accelerators(comparisons: Sequence[Comparison | None], baseline: RunSet) -> list[str]:
     """Return a caution if efficiencies assume that unknown accelerators are the same model."""
-    others = [c.system for c in comparisons if c and c.system is not baseline and c.efficiency is not None
-              and c.system.num_accelerators and None in (c.system.accelerator, baseline.accelerator)
-              and (not _machine(c.system) or _machine(c.system) != _machine(baseline))]
+    others = [c.run_set for c in comparisons if c and c.run_set is not baseline and c.efficiency is not None
+              and c.run_set.num_accelerators and None in (c.run_set.accelerator, baseline.accelerator)
+              and (not _machine(c.run_set) or _machine(c.run_set) != _machine(baseline))]
     unknown = list(dict.fromkeys(s.name for s in (baseline, *others) if s.accelerator is None)) if others else []
     return [f'the accelerator of {some(unknown, MAX_NAMES)} is unknown; efficiency assumes that all accelerators are '
             'the same model'] if unknown else []
 
 
-def _notes(systems: Sequence[RunSet], comparisons: Sequence[Comparison | None], baseline: RunSet) -> list[str]:
+def _notes(run_sets: Sequence[RunSet], comparisons: Sequence[Comparison | None], baseline: RunSet) -> list[str]:
     notes = []
     for c in comparisons:
-        if c is None or c.system is baseline:
+        if c is None or c.run_set is baseline:
             continue
         if c.identity_error is not None and c.identity_error > IDENTITY_TOLERANCE:
-            notes.append(f'{c.system.name}: the product of the factors is {100 * c.identity_error:.1f} % off the '
+            notes.append(f'{c.run_set.name}: the product of the factors is {100 * c.identity_error:.1f} % off the '
                          'speed-up; intervals in the logs overlap or are missing')
-        period = max((s.eval_period or 0) for s in (c.system, baseline))
-        difference = abs((c.system.epochs_mean or 0) - (baseline.epochs_mean or 0))
+        period = max((s.eval_period or 0) for s in (c.run_set, baseline))
+        difference = abs((c.run_set.epochs_mean or 0) - (baseline.epochs_mean or 0))
         if 0 < difference < period:
-            notes.append(f'{c.system.name}: weak evidence, {difference:.1f} mean epochs from {baseline.name}, less '
+            notes.append(f'{c.run_set.name}: weak evidence, {difference:.1f} mean epochs from {baseline.name}, less '
                          f'than the {period} epochs between evaluations')
-    platforms = {s.platform for s in systems if s.platform}
-    if len(platforms) == 1 and platforms != {UNNAMED} and len({s.num_nodes for s in systems} - {None}) > 1:
+    platforms = {s.platform for s in run_sets if s.platform}
+    if len(platforms) == 1 and platforms != {UNNAMED} and len({s.num_nodes for s in run_sets} - {None}) > 1:
         notes.append(f'all systems ran on platform {platforms.pop()}')
     notes += [f'of {len(group)} systems with {units} {"accelerators" if group[0].num_accelerators else "ranks"}, only '
               'the fastest is compared with the slowest on another number of nodes'
-              for units, group in _by_units(systems).items() if len(group) > MAX_OF_SPLITS
+              for units, group in _by_units(run_sets).items() if len(group) > MAX_OF_SPLITS
               and len({s.num_nodes for s in group} - {None}) > 1]
-    for system in systems:
-        score, official = system.score_minutes, rcp.official_score_minutes(system)
+    for run_set in run_sets:
+        score, official = run_set.score_minutes, rcp.official_score_minutes(run_set)
         if score and official and official != score:
-            notes.append(f'{system.name}: the official score is {official:.2f} min = {score:.2f} min x '
+            notes.append(f'{run_set.name}: the official score is {official:.2f} min = {score:.2f} min x '
                          f'{official / score:.4f} because the runs took fewer epochs than the reference')
-    if any(rcp.is_applicable(s) and rcp.check_rcp(s) is None for s in systems):
+    if any(rcp.is_applicable(s) and rcp.check_rcp(s) is None for s in run_sets):
         notes.append("reference convergence points were not checked; run pip install 'mlperf-rn50[check]'")
     return notes
 
 
-def _rate(system: RunSet, baseline: RunSet) -> Rate | None:
+def _rate(run_set: RunSet, baseline: RunSet) -> Rate | None:
     """Return a row of the scaling-efficiency table, or None without a rate or for different kinds of units."""
     base_units, base_rate = baseline.num_units, baseline.images_per_s
-    units, rate = system.num_units, system.images_per_s
-    if has_other_units(system, baseline) or system.is_copy and system is not baseline:
+    units, rate = run_set.num_units, run_set.images_per_s
+    if has_other_units(run_set, baseline) or run_set.is_copy and run_set is not baseline:
         return None
     return scale_rate(base_units, base_rate, units, rate) if base_units and base_rate and units and rate else None
 
 
-def _make_study(systems: Sequence[RunSet], baseline: RunSet, price_per_node_hour: float | None) -> Study:
-    comparisons: tuple[Comparison | None, ...] = tuple(compare(s, baseline) for s in systems)
+def _make_study(run_sets: Sequence[RunSet], baseline: RunSet, price_per_node_hour: float | None) -> Study:
+    comparisons: tuple[Comparison | None, ...] = tuple(compare(s, baseline) for s in run_sets)
     if sum(c is not None for c in comparisons) < 2:
-        comparisons = (None,) * len(systems)
-    cautions = [text for c in comparisons if c for text in _cautions_of(c.system, baseline)]
+        comparisons = (None,) * len(run_sets)
+    cautions = [text for c in comparisons if c for text in _cautions_of(c.run_set, baseline)]
     cautions += _unknown_accelerators(comparisons, baseline)
-    return Study(baseline.study_name, tuple(systems), baseline, comparisons, tuple(compare_splits(systems)),
-                 tuple(_rate(s, baseline) for s in systems), tuple(cautions),
-                 tuple(_notes(systems, comparisons, baseline)), price_per_node_hour)
+    return Study(baseline.study_name, tuple(run_sets), baseline, comparisons, tuple(compare_splits(run_sets)),
+                 tuple(_rate(s, baseline) for s in run_sets), tuple(cautions),
+                 tuple(_notes(run_sets, comparisons, baseline)), price_per_node_hour)
 
 
-def _is_apart(system: RunSet) -> bool:
+def _is_apart(run_set: RunSet) -> bool:
     """Return whether a system is shown but not compared because it is refused or has no readable log."""
-    return system.refusal is not None or all(r.status == 'unreadable' for r in system.runs)
+    return run_set.refusal is not None or all(r.status == 'unreadable' for r in run_set.runs)
 
 
-def _kind(system: RunSet) -> tuple:
-    return system.is_imagenet, system.dataset if not system.is_imagenet else None, system.target_accuracy
+def _kind(run_set: RunSet) -> tuple:
+    return run_set.is_imagenet, run_set.dataset if not run_set.is_imagenet else None, run_set.target_accuracy
 
 
-def make_studies(systems: Sequence[RunSet], baseline: str | None = None,
+def make_studies(run_sets: Sequence[RunSet], baseline: str | None = None,
                  price_per_node_hour: float | None = None) -> list[Study]:
     """Return the studies of systems; raise UserError for an unknown, ambiguous or refused baseline.
 
@@ -247,20 +247,20 @@ def make_studies(systems: Sequence[RunSet], baseline: str | None = None,
             that converged in each study.
     """
     groups: dict[tuple, list[RunSet]] = {}
-    chosen = [s for s in systems if s.name == baseline]
+    chosen = [s for s in run_sets if s.name == baseline]
     if baseline is not None and len(chosen) != 1:
-        names = ', '.join(sorted({s.name for s in systems}))
+        names = ', '.join(sorted({s.name for s in run_sets}))
         raise UserError(f'--baseline: got {baseline}, expected one of: {names}' if not chosen else
                         f'--baseline: got {baseline}, which matches {len(chosen)} systems; report on fewer folders')
     if chosen and chosen[0].refusal:
         raise UserError(f'--baseline: {baseline} is refused because {chosen[0].refusal}')
-    for system in sorted(systems, key=_is_apart):
-        key: tuple = system.study, _kind(system)
-        if chosen and _kind(system) == _kind(chosen[0]):
+    for run_set in sorted(run_sets, key=_is_apart):
+        key: tuple = run_set.study, _kind(run_set)
+        if chosen and _kind(run_set) == _kind(chosen[0]):
             key = ('chosen',)
-        elif _is_apart(system) and key not in groups:  # shown in a study of the same folder
-            key = next((k for k in groups if k[0] == system.study), key)
-        groups.setdefault(key, []).append(system)
+        elif _is_apart(run_set) and key not in groups:  # shown in a study of the same folder
+            key = next((k for k in groups if k[0] == run_set.study), key)
+        groups.setdefault(key, []).append(run_set)
     studies = []
     for key, members in groups.items():
         base = chosen[0] if key == ('chosen',) else next((s for s in members if s.time_s), members[0])
