@@ -1,4 +1,4 @@
-"""Invariants of the Run and the reports of any file."""
+"""Invariants of the Run and the reports that any file yields."""
 import math
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from mlperf_rn50.mllog.read.reader import read_run
 
 
 def check_run(path: Path):
-    """Read a file and check the invariants; return None if it is refused as not a log."""
+    """Read a file and check the invariants; return None if it is not a log."""
     try:
         run = read_run(path)
     except UserError as e:
@@ -38,7 +38,7 @@ def check_run(path: Path):
 
 
 def check_report(path: Path) -> None:
-    """Check that every report can be rendered and has no control characters."""
+    """Check that all reports can be rendered and contain no control characters."""
     studies = make_studies(load_systems([path]))
     for render in (render_table, render_markdown, render_csv, render_json):
         text = render(studies)

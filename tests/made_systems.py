@@ -1,4 +1,4 @@
-"""Studies of folders, and systems with changed facts."""
+"""Studies loaded from folders, and systems with changed facts."""
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,5 +24,5 @@ def changed(system: System, **facts) -> System:
 
 
 def refused(system: System, reason: str) -> System:
-    """Return a system whose runs are refused as a set."""
+    """Return the system as a refused set."""
     return replace(changed(system, status='failed', epochs_to_converge=None, time_to_train_s=None), refusal=reason)

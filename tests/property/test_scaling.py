@@ -1,4 +1,4 @@
-"""Speed-up: the product of its factors and the bounds of its parts, for any durations."""
+"""Speed-up for any durations: product of its factors, and bounds of its parts."""
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ from mlperf_rn50.analysis.sets.time_parts import parts_of
 
 
 def runs(more_s):
-    """Sets of runs with times of whole tenths of seconds plus more_s."""
+    """Return a strategy for run sets with times in tenths of seconds plus more_s."""
     seconds = st.integers(1, 5000).map(lambda n: n / 10 + more_s)
     return st.fixed_dictionaries({'epoch_s': seconds, 'first_s': seconds, 'eval_s': seconds,
                                   'num_runs': st.integers(1, 5), 'period': st.integers(1, 4),
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp('study')
 
 
-# The offsets differ, because sets with the same times count as copies and are not compared.
+# The offsets differ, because sets with equal times count as copies and are not compared.
 @given(small=runs(0.0), large=runs(0.037))
 def test_speedup_is_product_of_throughput_epochs_and_share(folder, small, large):
     for path in folder.rglob('*.txt'):

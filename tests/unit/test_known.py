@@ -38,7 +38,7 @@ def test_end_of_a_schedule_is_in_epochs_or_in_steps_after_the_warm_up():
         assert end == pytest.approx(epochs, abs=0.01)
     assert recipe({'opt_name': 'sgd'}).decay_epochs is None
     assert recipe({**V07, 'sgd_opt_learning_rate_decay_steps': 1e9}).decay_epochs is None  # implausibly long
-    # With other data the value is in steps, and an epoch of digits has 12 steps of batch 128.
+    # For data other than ImageNet the value is in steps; an epoch of digits has 12 steps of batch 128.
     assert make_recipe(V07 | {'sgd_opt_learning_rate_decay_steps': 132}, 128, 1437, None, []).decay_epochs == 11 + 5
 
 
@@ -80,7 +80,7 @@ def test_known_set_has_recipe_and_curves(tmp_path):
     assert [r.epochs for r in known.converged] == [12] * 5
     assert known.runs[0].curve == ((4, 0.5), (8, 0.7), (12, 0.76)) and known.is_imagenet
     assert known.time_s == system.time_s and known.times.evaluation_s == pytest.approx(1)
-    assert known.times.epoch_s == pytest.approx(12)  # the mean of the middle three, like the score
+    assert known.times.epoch_s == pytest.approx(12)  # the mean of the middle three, as for the score
     assert known.times.outside_s == pytest.approx(0)
     assert known.step_s == pytest.approx(12 * 1664 / IMAGENET_TRAIN)
     assert known.num_units == 8 and known.unlogged == ()
